@@ -1,0 +1,28 @@
+"""md4: two-electron integrals of high angular momentum on GPUs and CPUs.
+
+    eri = md4.int2e(mol)                    # pyscf.gto.Mole -> AO tensor
+    engine = md4.Engine(basis)              # lists of shell pairs -> blocks (ij, kl, a, b, c, d)
+"""
+
+from md4.basis import Basis, Shell
+from md4.engine import Engine
+from md4.errors import ArgumentError, BasisError, DeviceError, MD4Error, MemoryLimitError, UnsupportedError
+from md4.intor import int2e, intor
+from md4.operators import Operator
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArgumentError",
+    "Basis",
+    "BasisError",
+    "DeviceError",
+    "Engine",
+    "MD4Error",
+    "MemoryLimitError",
+    "Operator",
+    "Shell",
+    "UnsupportedError",
+    "int2e",
+    "intor",
+]

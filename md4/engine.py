@@ -1,0 +1,204 @@
+"""The engine: two-electron integrals over lists of shell pairs. Read this first.
+
+The matrix form of the McMurchie-Davidson scheme, in the paper's symbols, for every bra pair ab and ket pair cd:
+
+    1.  H[ab, p], H[cd, q]                       Hermite -> AO matrices of each pair, once
+    2.  [0]^(m)                                  of each primitive quartet: Boys function or another operator
+    3.  r[t]^(0) from [0]^(m)                    1-index recurrence
+    4.  (ab|q] = sum_p H[ab, p] [p|q]            with [p|q] = r[p+q] assembled on the fly
+    5.  (ab|cd) = sum_q (ab|q] H[cd, q]          H[cd, q] carries the sign (-1)^|q|
+
+Contraction is a longer inner dimension of 4 (bra primitives) and 5 (ket primitives).
+"""
+
+import numpy as np
+
+from md4.basis import Basis
+from md4.errors import ArgumentError, MemoryLimitError
+from md4.operators import as_operator, check_order
+from md4.pairs import shell_pairs
+
+BACKENDS = ("auto", "cuda", "cpu")
+
+
+class PreparedPairs:
+    """Shell pairs as a backend works with them, or a slice of such.
+
+    Attributes
+    ----------
+    pairs : ShellPairs
+    data
+        What `backend.upload` made of the whole list.
+    first, first_prim : int
+        Where a slice begins in the whole list, in shell pairs and in primitive pairs.
+    """
+
+    def __init__(self, pairs, backend):
+        self.pairs, self.backend = pairs, backend
+        self.data = backend.upload(pairs)
+        self.first = self.first_prim = 0
+        self._h = {}
+
+    def h(self, ket):
+        """H matrices in the role of the bra, or with the sign (-1)^|q| of the `ket`; kept until dropped."""
+        if ket not in self._h:
+            self._h[ket] = self.backend.hermite(self, ket)
+        return self._h[ket]
+
+    def drop(self):
+        """Forgets the H matrices."""
+        for h in self._h.values():
+            self.backend.release(h)
+        self._h = {}
+
+    def __getitem__(self, piece):
+        view = object.__new__(PreparedPairs)
+        view.pairs, view.backend, view.data, view._h = self.pairs[piece], self.backend, self.data, {}
+        view.first, view.first_prim = piece.start, int(self.pairs.start[piece.start])
+        return view
+
+    def __len__(self):
+        return len(self.pairs)
+
+
+def make_backend(name, operator, stream=None, max_memory=None):
+    """The backend object for 'auto', 'cuda' or 'cpu'.
+
+    Raises
+    ------
+    ArgumentError
+        Another name.
+    DeviceError
+        'cuda' where there is no usable GPU.
+    """
+    if name not in BACKENDS:
+        raise ArgumentError(f"backend {name!r} is unknown; use one of {', '.join(BACKENDS)}.")
+    if name == "auto":
+        from md4.device import gpu_available
+
+        name = "cuda" if gpu_available() else "cpu"
+    if name == "cuda":
+        from md4.gpu import GpuBackend
+
+        return GpuBackend(operator, stream, max_memory)
+    from md4.cpu import CpuBackend
+
+    return CpuBackend(operator, max_memory)
+
+
+def bra_first_flops(bra, ket):
+    """FLOP of both transforms when the bra goes first: 2 N_ab Q (P + N_cd), P and Q over all primitives."""
+    p = bra.nprim / len(bra) * bra.nherm
+    q = ket.nprim / len(ket) * ket.nherm
+    return 2 * bra.nab * q * (p + ket.nab)
+
+
+class Engine:
+    """Evaluates (ab|cd) for lists of bra and ket shell pairs.
+
+    Parameters
+    ----------
+    bra_basis, ket_basis : Basis
+        Shells that bra and ket pairs index; `ket_basis` defaults to `bra_basis`.
+    operator : Operator, str or (str, float), optional
+        Two-electron operator; Coulomb by default. See `md4.operators`.
+    backend : {'auto', 'cuda', 'cpu'}
+        'auto' takes a GPU where there is one.
+    stream : optional
+        CUDA stream to work on: an integer handle, or a Numba, CuPy or PyTorch stream. Default: one of its own.
+    max_memory : float, optional
+        Hard cap in MB on what this engine allocates, results included; by default what is free.
+
+    Raises
+    ------
+    ArgumentError
+        Unknown backend or operator.
+    DeviceError
+        ``backend='cuda'`` without a usable GPU.
+    """
+
+    def __init__(self, bra_basis, ket_basis=None, operator=None, backend="auto", stream=None, max_memory=None):
+        self.bra_basis = bra_basis
+        self.ket_basis = bra_basis if ket_basis is None else ket_basis
+        for basis in (self.bra_basis, self.ket_basis):
+            if not isinstance(basis, Basis):
+                raise ArgumentError(f"a basis must be an md4.Basis, not {type(basis).__name__}; see Basis.from_mol.")
+        self.operator = as_operator(operator)
+        self.backend = make_backend(backend, self.operator, stream, max_memory)
+
+    def compute(self, bra_pairs, ket_pairs, out=None):
+        """Integrals of all bra pairs with all ket pairs.
+
+        Parameters
+        ----------
+        bra_pairs, ket_pairs : array_like of int, shape (n, 2)
+            Shell indices; each list of one class (l_a, nctr_a, l_b, nctr_b).
+        out : array, optional
+            Where to write: C-contiguous float64 of the result's shape, a NumPy array for the CPU, any device array
+            with ``__cuda_array_interface__`` for the GPU.
+
+        Returns
+        -------
+        array, shape (n_bra, n_ket, n_a, n_b, n_c, n_d), in Hartree
+            Indexed (ij, kl, a, b, c, d), C-contiguous: the integral (ab|cd) of pairs ij and kl stands at
+            (((((ij n_ket + kl) n_a + a) n_b + b) n_c + c) n_d + d) * 8 bytes. AOs of a shell run
+            [contraction][component]. On the GPU a device array, ready once the engine's stream gets there.
+
+        Raises
+        ------
+        ArgumentError
+            Pair lists or `out` that cannot be used.
+        MemoryLimitError
+            Result and least workspace exceed `max_memory` or the memory there is.
+        """
+        bra = self.prepare(bra_pairs, self.bra_basis, "bra pair")
+        ket = self.prepare(ket_pairs, self.ket_basis, "ket pair")
+        a, b = bra.pairs, ket.pairs
+        shape = (len(a), len(b), a.na, a.nb, b.na, b.nb)
+        self.check_memory(bra, ket, 0 if out is not None else 8 * int(np.prod(shape, dtype=object)))
+        out = self.backend.result(shape, out)
+        self.evaluate(bra, ket, out)
+        bra.drop()
+        ket.drop()
+        return out
+
+    def prepare(self, pairs, basis=None, side="pair"):
+        """Pairs ready for `evaluate`; see `PreparedPairs`."""
+        return PreparedPairs(shell_pairs(basis or self.bra_basis, pairs, side), self.backend)
+
+    def check_memory(self, bra, ket, result_bytes=0):
+        """Refuses, before anything is allocated, what cannot fit."""
+        need = result_bytes + self.backend.least_workspace(bra.pairs, ket.pairs)
+        limit = self.backend.memory_left()
+        if need > limit:
+            raise MemoryLimitError(
+                f"{bra.pairs!r} with {ket.pairs!r} needs {need / 1e6:.1f} MB ({result_bytes / 1e6:.1f} MB of result), "
+                f"but {limit / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
+            )
+
+    def evaluate(self, bra, ket, out):
+        """Steps 1 to 5 for prepared pairs, cut into chunks that suit the backend's memory.
+
+        The side that costs fewer operations is transformed first; by (ab|cd) = (cd|ab) only names change.
+        """
+        check_order(bra.pairs.l + ket.pairs.l)
+        steps = self.backend
+        block = steps.block(out)
+        if bra_first_flops(ket.pairs, bra.pairs) < bra_first_flops(bra.pairs, ket.pairs):
+            bra, ket, block = ket, bra, block.swapped()
+        H_ab, H_cd = bra.h(ket=False), ket.h(ket=True)  # 1
+        for ij, kl in chunks(len(bra), len(ket), *steps.chunk_pairs(bra.pairs, ket.pairs)):
+            ab, cd = bra[ij], ket[kl]
+            r = steps.r(ab, cd)  # 2 and 3
+            abq = steps.transform_bra(H_ab, ab, cd, r)  # 4
+            steps.transform_ket(abq, H_cd, ab, cd, block[ij, kl])  # 5
+
+    def __repr__(self):
+        return f"Engine({self.bra_basis!r}, {self.ket_basis!r}, {self.operator!r}, backend={self.backend.name!r})"
+
+
+def chunks(nbra, nket, chunk_bra, chunk_ket):
+    """Slices of bra and ket pairs that cover nbra x nket."""
+    for i in range(0, nbra, chunk_bra):
+        for k in range(0, nket, chunk_ket):
+            yield slice(i, min(i + chunk_bra, nbra)), slice(k, min(k + chunk_ket, nket))

@@ -1,0 +1,220 @@
+"""Shell pairs of one class and their primitive pairs, as flat arrays.
+
+A class is (l_a, nctr_a, l_b, nctr_b): every pair of a list has equally many rows in its H matrix. Pairs may differ in
+the number of primitive pairs: those run in one flat list, and ``start`` says where each pair's begin. So contraction
+is only a longer inner dimension of the two transforms, and a screened primitive pair costs nothing.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from md4.angular import nherm
+from md4.basis import shell_letter
+from md4.errors import ArgumentError
+
+# A primitive pair is dropped when a bound on its Schwarz integral^(1/2) is below this (atomic units): its largest
+# contribution to any integral is then far below the 1e-16 of the smallest integral that matters.
+PRIMITIVE_CUTOFF = 1e-25
+
+
+@dataclass(frozen=True)
+class ShellPairs:
+    """Shell pairs of one class.
+
+    Attributes
+    ----------
+    pairs : ndarray of int64, shape (npair, 2)
+        Shell indices (a, b).
+    la, lb, nctr_a, nctr_b : int
+        Angular momenta and numbers of contracted functions.
+    ncomp_a, ncomp_b : int
+        Angular components of a and b.
+    pure : bool
+    start : ndarray of int64, shape (npair + 1,)
+        Range of each pair in the primitive arrays.
+    exponent : ndarray, shape (nprim,)
+        p = za + zb, in Bohr^-2.
+    centre, pa, pb : ndarray, shape (nprim, 3)
+        P, P - A and P - B, in Bohr.
+    coef_a : ndarray, shape (nprim, nctr_a)
+        Contraction coefficients of a's primitive, times exp(-za zb/p |A - B|^2).
+    coef_b : ndarray, shape (nprim, nctr_b)
+    """
+
+    pairs: np.ndarray
+    la: int
+    lb: int
+    nctr_a: int
+    nctr_b: int
+    ncomp_a: int
+    ncomp_b: int
+    pure: bool
+    start: np.ndarray
+    exponent: np.ndarray
+    centre: np.ndarray
+    pa: np.ndarray
+    pb: np.ndarray
+    coef_a: np.ndarray
+    coef_b: np.ndarray
+
+    @property
+    def npair(self):
+        return len(self.pairs)
+
+    @property
+    def nprim(self):
+        return len(self.exponent)
+
+    @property
+    def l(self):
+        """Total angular momentum: the degree of the highest Hermite function."""
+        return self.la + self.lb
+
+    @property
+    def nherm(self):
+        """N_p, the Hermite functions of one primitive pair."""
+        return nherm(self.l)
+
+    @property
+    def na(self):
+        return self.nctr_a * self.ncomp_a
+
+    @property
+    def nb(self):
+        return self.nctr_b * self.ncomp_b
+
+    @property
+    def nab(self):
+        """Rows of H: the function pairs of one shell pair."""
+        return self.na * self.nb
+
+    @cached_property
+    def max_prim(self):
+        """The longest list of primitive pairs of a shell pair."""
+        return int(np.diff(self.start).max(initial=0))
+
+    def __len__(self):
+        return self.npair
+
+    def __getitem__(self, piece):
+        """The pairs of a slice."""
+        first, last, step = piece.indices(self.npair)
+        if step != 1:
+            raise ArgumentError("shell pairs take slices of step 1 only.")
+        last = max(first, last)
+        prims = slice(self.start[first], self.start[last])
+        fields = {k: getattr(self, k) for k in ("la", "lb", "nctr_a", "nctr_b", "ncomp_a", "ncomp_b", "pure")}
+        arrays = {k: getattr(self, k)[prims] for k in ("exponent", "centre", "pa", "pb", "coef_a", "coef_b")}
+        start = self.start[first : last + 1] - self.start[first]
+        return ShellPairs(pairs=self.pairs[first:last], start=start, **fields, **arrays)
+
+    def __repr__(self):
+        name = shell_letter(self.la) + shell_letter(self.lb)
+        return f"ShellPairs({self.npair} {name} pairs, {self.nprim} primitive pairs, {self.nab} function pairs each)"
+
+
+def check_pairs(basis, pairs, side="pair"):
+    """Pair list as (npair, 2) int64, all of one class; ArgumentError names the first pair that is not."""
+    pairs = np.asarray(pairs)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.shape[0] == 0 or pairs.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"the {side} list must hold pairs of shell indices, shape (n, 2) with n >= 1 and integer type, "
+            f"not shape {pairs.shape} of {pairs.dtype}."
+        )
+    pairs = np.ascontiguousarray(pairs, dtype=np.int64)
+    outside = (pairs < 0) | (pairs >= basis.nshell)
+    if outside.any():
+        n, k = np.argwhere(outside)[0]
+        raise ArgumentError(
+            f"{side} {n} names shell {pairs[n, k]}, but the basis has shells 0 to {basis.nshell - 1}."
+        )
+    kinds = basis.classes[pairs].reshape(-1, 4)
+    mixed = np.flatnonzero((kinds != kinds[0]).any(axis=1))
+    if len(mixed):
+        n = mixed[0]
+        raise ArgumentError(
+            f"the {side} list mixes classes: pair 0 has (l_a, nctr_a, l_b, nctr_b) = {tuple(map(int, kinds[0]))}, "
+            f"pair {n} has {tuple(map(int, kinds[n]))}; give one list for each class."
+        )
+    return pairs
+
+
+def primitive_pairs(basis, pairs):
+    """For all primitive pairs of `pairs`: number of the pair, and flat primitive indices of a and b."""
+    counts = basis.nprims[pairs]
+    total = counts.prod(axis=1)
+    owner = np.repeat(np.arange(len(pairs)), total)
+    rank = np.arange(total.sum()) - np.repeat(np.cumsum(total) - total, total)
+    nb = counts[owner, 1]
+    return owner, basis.prim_loc[pairs[owner, 0]] + rank // nb, basis.prim_loc[pairs[owner, 1]] + rank % nb
+
+
+def schwarz_estimate(l, reduced, distance2, p, pa, pb, coef, la, lb):
+    """Logarithm of a bound on (ab|ab)^(1/2) of primitive pairs, generous by the polynomial's growth at its edges."""
+    width = np.sqrt((l + 1) / p)
+    reach = la * np.log(np.linalg.norm(pa, axis=1) + width) + lb * np.log(np.linalg.norm(pb, axis=1) + width)
+    with np.errstate(divide="ignore"):
+        return np.log(coef) - reduced * distance2 + reach + 0.5 * np.log(2 * np.pi**2.5) - 1.25 * np.log(p)
+
+
+def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
+    """`ShellPairs` of a list of shell-index pairs, negligible primitive pairs left out.
+
+    Parameters
+    ----------
+    basis : Basis
+    pairs : array_like of int, shape (npair, 2)
+    side : str
+        What error messages call a pair.
+    cutoff : float
+        Primitive pairs whose bound on (ab|ab)^(1/2) is smaller are dropped; 0 keeps all.
+
+    Raises
+    ------
+    ArgumentError
+        Wrong shape or type, a shell index out of range, or mixed classes.
+    """
+    pairs = check_pairs(basis, pairs, side)
+    (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
+    owner, ka, kb = primitive_pairs(basis, pairs)
+    za, zb = basis.exponents[ka], basis.exponents[kb]
+    centre_a, centre_b = basis.centres[pairs[owner, 0]], basis.centres[pairs[owner, 1]]
+    p = za + zb
+    ab = centre_a - centre_b
+    pa, pb = -(zb / p)[:, None] * ab, (za / p)[:, None] * ab
+    distance2 = np.einsum("ij,ij->i", ab, ab)
+    reduced = za * zb / p
+    coef_a = basis.coefficients[basis.coef_loc[ka][:, None] + np.arange(nctr_a)]
+    coef_b = basis.coefficients[basis.coef_loc[kb][:, None] + np.arange(nctr_b)]
+    largest = abs(coef_a).max(axis=1) * abs(coef_b).max(axis=1)
+    size = schwarz_estimate(la + lb, reduced, distance2, p, pa, pb, largest, la, lb)
+    keep = np.flatnonzero(size >= np.log(cutoff)) if cutoff > 0 else np.arange(len(p))
+    start = np.zeros(len(pairs) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(owner[keep], minlength=len(pairs)), out=start[1:])
+    return ShellPairs(
+        pairs=pairs, la=la, lb=lb, nctr_a=nctr_a, nctr_b=nctr_b, ncomp_a=basis.ncomp(la), ncomp_b=basis.ncomp(lb),
+        pure=basis.pure, start=start, exponent=p[keep], centre=(centre_a + pa)[keep], pa=pa[keep], pb=pb[keep],
+        coef_a=coef_a[keep] * np.exp(-reduced * distance2)[keep, None], coef_b=coef_b[keep],
+    )  # fmt: skip
+
+
+def unique_pairs_by_class(basis, rows=None, cols=None):
+    """The unordered shell pairs {a, b}, a in `rows` and b in `cols` (default: all), one list a class.
+
+    Returns
+    -------
+    list of ndarray of int64, each (npair, 2)
+        Within a pair the shell of higher (l, nctr), then of higher index, comes first; each unordered pair once.
+    """
+    every = np.arange(basis.nshell)
+    a, b = np.meshgrid(every if rows is None else rows, every if cols is None else cols, indexing="ij")
+    a, b = a.ravel(), b.ravel()
+    rank = np.lexsort((every, basis.classes[:, 1], basis.classes[:, 0])).argsort()
+    swap = rank[a] < rank[b]
+    pairs = np.unique(np.stack([np.where(swap, b, a), np.where(swap, a, b)], axis=1), axis=0)
+    kinds = basis.classes[pairs].reshape(-1, 4)
+    _, label = np.unique(kinds, axis=0, return_inverse=True)
+    label = label.reshape(-1)
+    return [pairs[label == k] for k in range(label.max() + 1)]

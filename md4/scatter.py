@@ -1,0 +1,99 @@
+"""From blocks (ij, kl, ab, cd) to AO tensors in PySCF's symmetries s1, s4 and s8.
+
+Every element of a block is taken by one thread, which finds its AO indices and writes all places of the tensor where
+the integral stands. Elements that a permutation of another element of the same launch also gives are skipped, so that
+no place is written twice and tensors are symmetric to the last bit. Device functions are plain Python.
+"""
+
+import numpy as np
+
+SYMMETRIES = ("s1", "s4", "s8")
+
+
+def is_repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, nb, nd):
+    """True for an element (ab|cd) of pairs n, m whose permutation is also in the launch (device function)."""
+    if (same_ab and a < b) or (same_cd and c < d):
+        return True
+    return same_pieces and (m > n or (m == n and c * nd + d > a * nb + b))
+
+
+def write_in_slice(i, j, k, l, value, box, out):
+    """out[i, j, k, l] = value where the slice holds it; box = i0, j0, k0, l0, ni, nj, nk, nl (device function)."""
+    i, j, k, l = i - box[0], j - box[1], k - box[2], l - box[3]
+    if 0 <= i < box[4] and 0 <= j < box[5] and 0 <= k < box[6] and 0 <= l < box[7]:
+        out[((i * box[5] + j) * box[6] + k) * box[7] + l] = value
+
+
+def triangle(i, j):
+    """Ordinal of the unordered pair {i, j}: row of the larger in a lower triangle (device function)."""
+    return i * (i + 1) // 2 + j if i >= j else j * (j + 1) // 2 + i
+
+
+def make_place(aosym, jit):
+    """Device function ``place(value, i, j, k, l, swap, box, out)`` that writes one integral wherever it stands.
+
+    `swap` says that bra and ket range over the same pairs, so that (kl|ij) is wanted too.
+    """
+    inside, tri = jit(write_in_slice), jit(triangle)
+
+    def place_s1(value, i, j, k, l, swap, box, out):
+        inside(i, j, k, l, value, box, out)
+        inside(j, i, k, l, value, box, out)
+        inside(i, j, l, k, value, box, out)
+        inside(j, i, l, k, value, box, out)
+        if swap:
+            inside(k, l, i, j, value, box, out)
+            inside(l, k, i, j, value, box, out)
+            inside(k, l, j, i, value, box, out)
+            inside(l, k, j, i, value, box, out)
+
+    def place_s4(value, i, j, k, l, swap, box, out):
+        width = box[6] * (box[6] + 1) // 2
+        ij, kl = tri(i - box[0], j - box[0]), tri(k - box[2], l - box[2])
+        out[ij * width + kl] = value
+        if swap:
+            out[kl * width + ij] = value
+
+    def place_s8(value, i, j, k, l, swap, box, out):
+        out[tri(tri(i, j), tri(k, l))] = value
+
+    return jit({"s1": place_s1, "s4": place_s4, "s8": place_s8}[aosym])
+
+
+def make_scatter_element(aosym, jit):
+    """Device function that reads one element of a block and places it.
+
+    ``element(index, block, bra, ket, ao_a, ao_b, ao_c, ao_d, dims, same_pieces, swap, box, out)``: `index` is the flat
+    position in the block; `bra`, `ket` the shell pairs; `ao_*` the first AO of each pair's shells; `dims` the block's
+    shape (n_ij, n_kl, n_a, n_b, n_c, n_d).
+    """
+    place, repeated = make_place(aosym, jit), jit(is_repeated)
+
+    def element(index, block, bra, ket, ao_bra, ao_ket, dims, same_pieces, swap, box, out):
+        rest, d = index // dims[5], index % dims[5]
+        rest, c = rest // dims[4], rest % dims[4]
+        rest, b = rest // dims[3], rest % dims[3]
+        rest, a = rest // dims[2], rest % dims[2]
+        n, m = rest // dims[1], rest % dims[1]
+        same_ab, same_cd = bra[n, 0] == bra[n, 1], ket[m, 0] == ket[m, 1]
+        if repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, dims[3], dims[5]):
+            return
+        i, j, k, l = ao_bra[n, 0] + a, ao_bra[n, 1] + b, ao_ket[m, 0] + c, ao_ket[m, 1] + d
+        place(block[index], i, j, k, l, swap, box, out)
+
+    return jit(element)
+
+
+def tensor_shape(aosym, box):
+    """Shape of the AO tensor over the AO ranges of `box`."""
+    ni, nj, nk, nl = (int(n) for n in box[4:])
+    if aosym == "s1":
+        return ni, nj, nk, nl
+    bra, ket = ni * (ni + 1) // 2, nk * (nk + 1) // 2
+    return (bra, ket) if aosym == "s4" else (bra * (bra + 1) // 2,)
+
+
+def ao_box(basis, ranges):
+    """box of `write_in_slice` for shell ranges ((i0, i1), (j0, j1), (k0, k1), (l0, l1))."""
+    ends = basis.ao_loc[np.array(ranges)]
+    return np.concatenate([ends[:, 0], ends[:, 1] - ends[:, 0]]).astype(np.int64)

@@ -1,0 +1,141 @@
+"""Whole AO tensors: every shell quartet of a molecule, class by class, block by block.
+
+The unordered shell pairs are cut into pieces of one class each; a block is one bra piece with one ket piece. With bra
+and ket over the same pairs, only pieces ket <= bra are computed and each integral is written wherever it stands.
+"""
+
+from dataclasses import dataclass
+from math import isqrt
+
+import numpy as np
+
+from md4.errors import ArgumentError
+from md4.memory import check_out
+from md4.pairs import unique_pairs_by_class
+from md4.progress import Progress
+from md4.scatter import SYMMETRIES, ao_box, tensor_shape
+
+# Share of the memory that may be used which the block, and the H matrices kept between blocks, may take.
+BLOCK_SHARE = 0.2
+HERMITE_SHARE = 0.4
+# Larger blocks than this (bytes) gain nothing.
+BLOCK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: symmetry and the shell range (first, last + 1) of each index."""
+
+    aosym: str
+    ranges: tuple
+
+    @classmethod
+    def checked(cls, basis, aosym, shls_slice):
+        """Request from user arguments; ArgumentError for an unknown symmetry or an impossible slice."""
+        if aosym not in SYMMETRIES:
+            raise ArgumentError(f"aosym {aosym!r} is unknown; use one of {', '.join(SYMMETRIES)}.")
+        if shls_slice is None:
+            return cls(aosym, ((0, basis.nshell),) * 4)
+        if aosym == "s8":
+            raise ArgumentError("aosym 's8' has no shls_slice; use 's4' or 's1' for a part of the tensor.")
+        if len(shls_slice) != 8:
+            raise ArgumentError(f"shls_slice must hold 8 shell numbers (i0, i1, ..., l0, l1), not {len(shls_slice)}.")
+        ends = np.array(shls_slice, dtype=np.int64).reshape(4, 2)
+        if np.any(ends < 0) or np.any(ends > basis.nshell) or np.any(ends[:, 0] >= ends[:, 1]):
+            raise ArgumentError(
+                f"shls_slice {tuple(shls_slice)} must hold non-empty ranges within 0..{basis.nshell} shells."
+            )
+        ranges = tuple((int(a), int(b)) for a, b in ends)
+        if aosym == "s4" and (ranges[0] != ranges[1] or ranges[2] != ranges[3]):
+            raise ArgumentError("aosym 's4' needs equal ranges for i and j, and for k and l; use 's1' otherwise.")
+        return cls(aosym, ranges)
+
+    @property
+    def swap(self):
+        """Whether bra and ket run over the same pairs."""
+        return set(self.ranges[:2]) == set(self.ranges[2:])
+
+
+def piece_size(pairs_nab, h_bytes, block_bytes, hermite_bytes):
+    """Pairs in a piece: a square block of such pieces fits `block_bytes`, its H matrices a quarter of their share."""
+    return max(1, min(isqrt(max(1, block_bytes // 8)) // pairs_nab, hermite_bytes // (4 * max(1, h_bytes))))
+
+
+def cut_pieces(engine, ranges, block_bytes, hermite_bytes):
+    """Prepared pairs over the shells of two ranges, one class each, short enough for the block."""
+    basis, pieces = engine.bra_basis, []
+    rows, cols = (np.arange(*r) for r in ranges)
+    for pairs in unique_pairs_by_class(basis, rows, cols):
+        whole = engine.prepare(pairs, basis)
+        h_bytes = engine.backend.hermite_bytes(whole.pairs) // len(whole) + 1
+        size = piece_size(whole.pairs.nab, h_bytes, block_bytes, hermite_bytes)
+        if size >= len(pairs):
+            pieces.append(whole)
+        else:
+            pieces += [engine.prepare(pairs[n : n + size], basis) for n in range(0, len(pairs), size)]
+    return pieces
+
+
+class HermiteStore:
+    """Keeps the H matrices of pieces until they exceed `limit` bytes, then drops the least recently used."""
+
+    def __init__(self, limit, backend):
+        self.limit, self.backend = limit, backend
+        self.held = []
+
+    def touch(self, piece, keep):
+        """Announces the use of `piece`; `keep` (the other side of the block) is never dropped."""
+        self.held = [p for p in self.held if p is not piece] + [piece]
+        total = sum(2 * self.backend.hermite_bytes(p.pairs) for p in self.held)
+        for old in list(self.held):
+            if total <= self.limit or old is piece or old is keep:
+                continue
+            total -= 2 * self.backend.hermite_bytes(old.pairs)
+            old.drop()
+            self.held.remove(old)
+
+
+def block_work(bra_pieces, ket_pieces, swap):
+    """(bra, ket, same) for all blocks; with `swap`, only ket <= bra."""
+    for n, bra in enumerate(bra_pieces):
+        for ket in ket_pieces[: n + 1] if swap else ket_pieces:
+            yield bra, ket, swap and bra is ket
+
+
+def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
+    """The AO tensor (ij|kl) of the engine's basis; arguments and errors as `md4.int2e`."""
+    basis, backend = engine.bra_basis, engine.backend
+    request = Request.checked(basis, aosym, shls_slice)
+    box = ao_box(basis, request.ranges)
+    shape = tensor_shape(aosym, box)
+    if out is not None and not device:
+        check_out(out, shape)
+    target = backend.target(request.aosym, box, shape, out, device, least_block(engine, request))
+    memory = backend.memory_left()
+    block_bytes, hermite_bytes = int(min(BLOCK_SHARE * memory, BLOCK_BYTES)), int(HERMITE_SHARE * memory)
+    bra_pieces = cut_pieces(engine, request.ranges[:2], block_bytes, hermite_bytes)
+    ket_pieces = (
+        bra_pieces if request.swap else cut_pieces(engine, request.ranges[2:], block_bytes, hermite_bytes)
+    )
+    store = HermiteStore(hermite_bytes, backend)
+    work = list(block_work(bra_pieces, ket_pieces, request.swap))
+    with Progress(sum(len(b) * len(k) for b, k, _ in work), enabled=progress, label="ERI quartets") as bar:
+        for bra, ket, same in work:
+            store.touch(ket, bra)
+            store.touch(bra, ket)
+            a, b = bra.pairs, ket.pairs
+            block = backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
+            engine.evaluate(bra, ket, block)
+            target.scatter(block, a, b, basis, same, request.swap)
+            bar.update(len(bra) * len(ket))
+    return target.result()
+
+
+def least_block(engine, request):
+    """Bytes of the smallest workspace that can make the tensor: one quartet of the largest class."""
+    basis = engine.bra_basis
+    used = sorted({s for r in request.ranges for s in range(*r)}, key=lambda s: tuple(basis.classes[s]))
+    sizes = [basis.shells[s].nctr * basis.ncomp(basis.shells[s].l) for s in used]
+    largest = used[int(np.argmax(sizes))]
+    pair = engine.prepare(np.array([[largest, largest]]), basis).pairs
+    return 8 * pair.nab**2 + engine.backend.least_workspace(pair, pair)
