@@ -63,7 +63,7 @@ def packed_hermite(l):
 def sum_ordinal(p, q):
     """idx(p+q) from two packed words (device function)."""
     sp, sq = (p >> 16) & 255, (q >> 16) & 255
-    lp, lq = p >> 24, q >> 24
+    lp, lq = (p >> 24) & 127, (q >> 24) & 127
     return (p & 65535) + (q & 65535) + sp * sq + ((lp * lq * (lp + lq + 2)) >> 1)
 
 

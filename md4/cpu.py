@@ -1,95 +1,147 @@
 """The CPU backend: the steps of the method on NumPy and Numba, matrix products by BLAS.
 
 H matrices are stored flat, one (nab, K N_p) block a shell pair with K its primitive pairs, so that the sum over
-primitives is part of each product's inner dimension.
+primitives is part of each product's inner dimension. A chunk's [p|q] is one matrix, rows (bra primitive, p) and columns
+(ket primitive, q): transform 1 is one product for each bra pair with all ket pairs, transform 2 one for each ket pair
+with all bra pairs, so that small classes, too, make large matrices.
 """
 
 import os
 from functools import cache
+from itertools import pairwise
+from math import isqrt
+from types import FunctionType
 
+import numba
 import numpy as np
 from numba import njit, prange
 
 from md4 import hermite, operators, recurrence, scatter
-from md4.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
+from md4.angular import cartesian_triples, component_coefficients, hermite_triples, nherm, packed_hermite, sum_ordinal
+from md4.cache import cache_folder, fingerprint
 from md4.errors import DeviceError
 from md4.memory import check_out, tensor_refusal
 
-# [p|q] of one chunk is kept near this size (bytes), so that it is still in cache when BLAS reads it.
-PQ_BYTES = 8 << 20
+# [p|q] of one chunk is kept near this size (bytes): still in cache when BLAS reads it, and work enough for each step.
+PQ_BYTES = 4 << 20
+# Ket primitives that go through the recurrence side by side: a vector register of doubles.
+LANES = 8
 
-e_coefficient = njit(hermite.e_coefficient)
-h_element = njit(hermite.h_element)
-r_step = njit(recurrence.r_step)
+# Compilation ----------------------------------------------------------------------------------------------------------
 
 
-@njit(parallel=True)
-def h_matrices(start, owner, la, lb, nt, size, exponent, pa, pb, coef_a, coef_b, table_a, table_b, triples, sign, out):
+def compiled(function, name=None, **callees):
+    """`function` compiled by Numba with its prange loops in parallel, kept on disk under `name`.
+
+    `callees` are device functions that it calls by these names. They are bound as globals, since Numba's disk cache
+    never finds a function again whose closure holds compiled ones.
+    """
+    names = {**function.__globals__, **callees}
+    bound = FunctionType(function.__code__, names, name or function.__name__)
+    bound.__qualname__, bound.__module__ = bound.__name__, function.__module__
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(cache_folder() / fingerprint())
+    try:
+        return njit(parallel=True, cache=True, error_model="numpy")(bound)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+# Compiled steps -------------------------------------------------------------------------------------------------------
+
+e_coefficient, h_element, r_step = njit(hermite.e_coefficient), njit(hermite.h_element), njit(recurrence.r_step)
+is_repeated = njit(scatter.is_repeated)
+zeros = place = None  # bound by `compiled`, for one operator or one symmetry
+
+
+@njit
+def e_coefficients(la, lb, exponent, pa, pb):
+    """E coefficients of the three axes of one primitive pair; layout as in `hermite.e_coefficient`."""
+    nt = la + lb + 1
+    size = (la + 1) * (lb + 1) * nt
+    e = np.empty(3 * size)
+    for axis in range(3):
+        base = axis * size
+        for i in range(la + 1):
+            for j in range(lb + 1):
+                for t in range(nt):
+                    value = e_coefficient(i, j, t, lb, nt, 0.5 / exponent, pa[axis], pb[axis], e, base)
+                    e[base + (i * (lb + 1) + j) * nt + t] = value
+    return e
+
+
+@njit
+def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
+    """H[ma, mb, p] of one primitive pair: Cartesian, then b and a to components by `pure_b`, `pure_a` (ncart, ncomp)."""
+    nh, nt = len(triples), la + lb + 1
+    size = (la + 1) * (lb + 1) * nt
+    ones = np.ones(max(len(powers_a), len(powers_b)))
+    h, half, cart = np.zeros((pure_a.shape[1], pure_b.shape[1], nh)), np.empty((pure_b.shape[1], nh)), np.empty(nh)
+    for a in range(len(powers_a)):
+        half[:] = 0.0
+        for b in range(len(powers_b)):
+            for p in range(nh):
+                x, y, z = triples[p]
+                value = h_element(a, a + 1, powers_a, ones, b, b + 1, powers_b, ones, x, y, z, lb, nt, size, e)
+                cart[p] = -value if ket and (x + y + z) % 2 == 1 else value
+            for m in range(pure_b.shape[1]):
+                if pure_b[b, m] != 0.0:
+                    half[m] += pure_b[b, m] * cart
+        for m in range(pure_a.shape[1]):
+            if pure_a[a, m] != 0.0:
+                h[m] += pure_a[a, m] * half
+    return h
+
+
+def h_loop(start, owner, la, lb, exponent, pa, pb, coef_a, coef_b, tables_a, tables_b, triples, ket, out):
     """Step 1 for all primitive pairs; out is flat, block of pair n at start[n] * nab * nherm."""
-    start_a, powers_a, weights_a = table_a
-    start_b, powers_b, weights_b = table_b
-    ncomp_a, ncomp_b, nctr_a, nctr_b = len(start_a) - 1, len(start_b) - 1, coef_a.shape[1], coef_b.shape[1]
-    nh = len(triples)
-    nab = nctr_a * ncomp_a * nctr_b * ncomp_b
+    (powers_a, pure_a), (powers_b, pure_b) = tables_a, tables_b
     for k in prange(len(exponent)):
-        e = np.empty(3 * size)
-        half = 0.5 / exponent[k]
-        for axis in range(3):
-            for i in range(la + 1):
-                for j in range(lb + 1):
-                    for t in range(nt):
-                        position = axis * size + (i * (lb + 1) + j) * nt + t
-                        e[position] = e_coefficient(i, j, t, lb, nt, half, pa[k, axis], pb[k, axis], e, axis * size)
+        e = e_coefficients(la, lb, exponent[k], pa[k], pb[k])
+        h = primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket)
         pair = owner[k]
-        width = (start[pair + 1] - start[pair]) * nh
-        base = start[pair] * nab * nh + (k - start[pair]) * nh
-        for ma in range(ncomp_a):
-            for mb in range(ncomp_b):
-                a0, a1, b0, b1 = start_a[ma], start_a[ma + 1], start_b[mb], start_b[mb + 1]
-                for p in range(nh):
-                    px, py, pz = triples[p]
-                    h = h_element(
-                        a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, px, py, pz, lb, nt, size, e
-                    )
-                    if sign and (px + py + pz) % 2 == 1:
-                        h = -h
-                    for ca in range(nctr_a):
-                        for cb in range(nctr_b):
-                            row = ((ca * ncomp_a + ma) * nctr_b + cb) * ncomp_b + mb
-                            out[base + row * width + p] = coef_a[k, ca] * coef_b[k, cb] * h
+        nh, primitives = len(triples), start[pair + 1] - start[pair]
+        row = start[pair] * coef_a.shape[1] * pure_a.shape[1] * coef_b.shape[1] * pure_b.shape[1] * nh
+        row += (k - start[pair]) * nh
+        for ca in range(coef_a.shape[1]):
+            for ma in range(pure_a.shape[1]):
+                for cb in range(coef_b.shape[1]):
+                    for mb in range(pure_b.shape[1]):
+                        out[row : row + nh] = coef_a[k, ca] * coef_b[k, cb] * h[ma, mb]
+                        row += primitives * nh
 
 
-@cache
-def r_integrals(kind):
-    """Compiled steps 2 and 3 of one operator."""
-    zeros = operators.zeros_function(kind, njit)
+def r_loop(l, bra_exponent, bra_centre, ket_exponent, ket_centre, parameter, table, words, r):
+    """Steps 2 and 3: r[i, k, t] for all bra primitives i and ket primitives k, LANES of k side by side."""
+    nket, size = r.shape[1], r.shape[2]
+    blocks = (nket + LANES - 1) // LANES
+    for n in prange(len(bra_exponent) * blocks):
+        i, first = n // blocks, n % blocks * LANES
+        zero = np.empty((l + 1) * LANES)
+        new, old = np.empty((size, LANES)), np.empty((size, LANES))
+        rx, ry, rz = np.empty(LANES), np.empty(LANES), np.empty(LANES)
+        for lane in range(LANES):
+            k = min(first + lane, nket - 1)
+            rx[lane] = bra_centre[i, 0] - ket_centre[k, 0]
+            ry[lane] = bra_centre[i, 1] - ket_centre[k, 1]
+            rz[lane] = bra_centre[i, 2] - ket_centre[k, 2]
+            r2 = rx[lane] * rx[lane] + ry[lane] * ry[lane] + rz[lane] * rz[lane]
+            zeros(l, bra_exponent[i], ket_exponent[k], r2, parameter, table, zero, lane, LANES)
+        for m in range(l, -1, -1):
+            new, old = old, new
+            degree = l - m
+            for lane in range(LANES):
+                new[0, lane] = zero[m * LANES + lane]
+            for t in range(1, (degree + 1) * (degree + 2) * (degree + 3) // 6):
+                indices, rule = words[t, 0], words[t, 1]
+                for lane in range(LANES):
+                    new[t, lane] = r_step(indices, rule, rx[lane], ry[lane], rz[lane], old[:, lane], 0)
+        for lane in range(min(LANES, nket - first)):
+            for t in range(size):
+                r[i, first + lane, t] = new[t, lane]
 
-    @njit(parallel=True)
-    def compute(l, bra_exponent, bra_centre, ket_exponent, ket_centre, parameter, table, words, r):
-        """r[i, k, t] for all bra primitives i and ket primitives k."""
-        nket = len(ket_exponent)
-        for n in prange(len(bra_exponent) * nket):
-            i, k = n // nket, n % nket
-            rx = bra_centre[i, 0] - ket_centre[k, 0]
-            ry = bra_centre[i, 1] - ket_centre[k, 1]
-            rz = bra_centre[i, 2] - ket_centre[k, 2]
-            zero = np.empty(l + 1)
-            zeros(l, bra_exponent[i], ket_exponent[k], rx * rx + ry * ry + rz * rz, parameter, table, zero, 0, 1)
-            new, old = np.empty(r.shape[2]), np.empty(r.shape[2])
-            new[0] = zero[l]
-            for m in range(l - 1, -1, -1):
-                new, old = old, new
-                new[0] = zero[m]
-                degree = l - m
-                for t in range(1, (degree + 1) * (degree + 2) * (degree + 3) // 6):
-                    new[t] = r_step(words[t, 0], words[t, 1], rx, ry, rz, old, 0)
-            r[i, k] = new
 
-    return compute
-
-
-@njit(parallel=True)
-def assemble(r, index, pq):
+def assemble_loop(r, index, pq):
     """pq[i N_p + p, k N_q + q] = r[i, k, idx(p+q)]."""
     nbra, nket = r.shape[:2]
     np_, nq = index.shape
@@ -100,6 +152,37 @@ def assemble(r, index, pq):
                 pq[n, k * nq + q] = r[i, k, index[p, q]]
 
 
+def scatter_loop(block, bra, ket, ao_bra, ao_ket, same_pieces, swap, box, out):
+    """A block into an AO tensor; see `md4.scatter`."""
+    nij, nkl, na, nb, nc, nd = block.shape
+    for n in prange(nij):
+        same_ab = bra[n, 0] == bra[n, 1]
+        for m in range(nkl):
+            same_cd = ket[m, 0] == ket[m, 1]
+            for a in range(na):
+                for b in range(nb):
+                    for c in range(nc):
+                        for d in range(nd):
+                            if is_repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, nb, nd):
+                                continue
+                            i, j, k, l = ao_bra[n, 0] + a, ao_bra[n, 1] + b, ao_ket[m, 0] + c, ao_ket[m, 1] + d
+                            place(block[n, m, a, b, c, d], i, j, k, l, swap, box, out)
+
+
+h_matrices = cache(lambda: compiled(h_loop))
+assemble = cache(lambda: compiled(assemble_loop))
+
+
+@cache
+def r_integrals(kind):
+    return compiled(r_loop, f"r_loop_{kind}", zeros=operators.zeros_function(kind, njit))
+
+
+@cache
+def scatter_blocks(aosym):
+    return compiled(scatter_loop, f"scatter_loop_{aosym}", place=scatter.make_place(aosym, njit))
+
+
 @cache
 def gather_index(l_bra, l_ket):
     """Shape (N_p, N_q), int32: idx(p+q)."""
@@ -108,27 +191,15 @@ def gather_index(l_bra, l_ket):
 
 
 @cache
-def scatter_blocks(aosym):
-    """Compiled writer of a block into an AO tensor; see `md4.scatter`."""
-    place, repeated = scatter.make_place(aosym, njit), njit(scatter.is_repeated)
+def angular_tables(l, pure):
+    """Packed powers of a shell's monomials (see `hermite.component_table`), and its components in terms of them."""
+    x, y, z = cartesian_triples(l).T
+    c = component_coefficients(l, pure).copy()
+    c[abs(c) < 1e-14 * abs(c).max()] = 0.0  # rounding noise where symmetry has a zero
+    return (x + (y << 8) + (z << 16)).astype(np.int32), c
 
-    @njit(parallel=True)
-    def write(block, bra, ket, ao_bra, ao_ket, same_pieces, swap, box, out):
-        nij, nkl, na, nb, nc, nd = block.shape
-        for n in prange(nij):
-            same_ab = bra[n, 0] == bra[n, 1]
-            for m in range(nkl):
-                same_cd = ket[m, 0] == ket[m, 1]
-                for a in range(na):
-                    for b in range(nb):
-                        for c in range(nc):
-                            for d in range(nd):
-                                if repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, nb, nd):
-                                    continue
-                                i, j, k, l = ao_bra[n, 0] + a, ao_bra[n, 1] + b, ao_ket[m, 0] + c, ao_ket[m, 1] + d
-                                place(block[n, m, a, b, c, d], i, j, k, l, swap, box, out)
 
-    return write
+# The backend ----------------------------------------------------------------------------------------------------------
 
 
 class HostTensor:
@@ -178,6 +249,7 @@ class CpuBackend:
         self.operator = operator
         self.table = operators.operator_table(operator)
         self.max_memory = max_memory
+        self.taken = 0  # bytes of the block that is being filled
 
     def memory_left(self):
         """Bytes that may be allocated."""
@@ -187,21 +259,29 @@ class CpuBackend:
         """Bytes of the H matrices of `pairs`."""
         return 8 * pairs.nprim * pairs.nab * pairs.nherm
 
-    def least_workspace(self, bra, ket):
-        """Bytes that one bra pair with one ket pair takes, H matrices of all of them included."""
+    def chunk_bytes(self, bra, ket):
+        """Bytes that one bra pair with one ket pair takes at most: r, [p|q], (ab|q] and (ab|cd)."""
         inner = bra.max_prim * bra.nherm, ket.max_prim * ket.nherm
         r = bra.max_prim * ket.max_prim * nherm(bra.l + ket.l)
-        chunk = inner[0] * inner[1] + max(bra.nab * inner[1], ket.nab * inner[0]) + r
-        return 8 * chunk + self.hermite_bytes(bra) + self.hermite_bytes(ket)
+        return 8 * (r + inner[0] * inner[1] + max(bra.nab * inner[1], ket.nab * inner[0]) + bra.nab * ket.nab)
+
+    def least_workspace(self, bra, ket):
+        """Bytes that one bra pair with one ket pair takes, H matrices of all of them included."""
+        return self.chunk_bytes(bra, ket) + self.hermite_bytes(bra) + self.hermite_bytes(ket)
 
     def chunk_pairs(self, bra, ket):
-        """One bra pair at a time with so many ket pairs that [p|q] stays in cache."""
-        column = 8 * max(1, bra.max_prim * bra.nherm) * max(1, ket.max_prim) * ket.nherm
-        return 1, max(1, PQ_BYTES // column)
+        """Bra and ket pairs, about as many of each, whose [p|q] stays in cache, and that leave memory to others."""
+        room = PQ_BYTES
+        if self.max_memory is not None:
+            held = self.taken + self.hermite_bytes(bra) + self.hermite_bytes(ket)
+            room = min(room, (self.memory_left() - held) // 3)
+        area = max(1, room // self.chunk_bytes(bra, ket))
+        nbra = max(1, min(len(bra), max(isqrt(area), area // len(ket))))
+        return nbra, max(1, area // nbra)
 
     def result(self, shape, out=None):
         """An array for results: `out` if given and right, or a new one."""
-        return np.empty(shape) if out is None else check_out(out, shape)
+        return self.scratch(shape) if out is None else check_out(out, shape)
 
     def target(self, aosym, box, shape, out, device, least_block):
         """The AO tensor to fill."""
@@ -216,7 +296,9 @@ class CpuBackend:
 
     def scratch(self, shape):
         """Room for one block."""
-        return np.empty(shape)
+        block = np.empty(shape)
+        self.taken = block.nbytes
+        return block
 
     def block(self, out):
         """`out` of six indices as a block (ij, kl, ab, cd)."""
@@ -235,11 +317,9 @@ class CpuBackend:
         pairs = prepared.pairs
         h = np.empty(pairs.nprim * pairs.nab * pairs.nherm)
         owner = np.repeat(np.arange(pairs.npair), np.diff(pairs.start))
-        h_matrices(
-            pairs.start, owner, pairs.la, pairs.lb, pairs.l + 1, hermite.axis_size(pairs.la, pairs.lb),
-            pairs.exponent, pairs.pa, pairs.pb, pairs.coef_a, pairs.coef_b,
-            hermite.component_table(pairs.la, pairs.pure), hermite.component_table(pairs.lb, pairs.pure),
-            hermite_triples(pairs.l), ket, h,
+        h_matrices()(
+            pairs.start, owner, pairs.la, pairs.lb, pairs.exponent, pairs.pa, pairs.pb, pairs.coef_a, pairs.coef_b,
+            angular_tables(pairs.la, pairs.pure), angular_tables(pairs.lb, pairs.pure), hermite_triples(pairs.l), ket, h,
         )  # fmt: skip
         return h
 
@@ -255,34 +335,32 @@ class CpuBackend:
         return r
 
     def transform_bra(self, h, ab, cd, r):
-        """Step 4: (ab|q], shape (bra pairs, nab, ket primitives * N_q); [p|q] is assembled a bra pair at a time."""
+        """Step 4: (ab|q], shape (bra pairs, nab, ket primitives * N_q)."""
         bra, ket = ab.pairs, cd.pairs
-        index = gather_index(bra.l, ket.l)
-        abq = np.empty((bra.npair, bra.nab, ket.nprim * ket.nherm))
-        pq = np.empty((bra.max_prim * bra.nherm, abq.shape[2]))
-        for n in range(bra.npair):
-            first, last = bra.start[n], bra.start[n + 1]
-            inner = (last - first) * bra.nherm
-            assemble(r[first:last], index, pq[:inner])
-            np.matmul(h_block(h, ab, n, n + 1)[0], pq[:inner], out=abq[n])
+        pq = np.empty((bra.nprim * bra.nherm, ket.nprim * ket.nherm))
+        assemble()(r, gather_index(bra.l, ket.l), pq)
+        abq = np.empty((bra.npair, bra.nab, pq.shape[1]))
+        for run, rows, h_ab in h_runs(h, ab):
+            np.matmul(h_ab, pq[rows].reshape(len(h_ab), h_ab.shape[2], -1), out=abq[run])
         return abq
 
     def transform_ket(self, abq, h, ab, cd, out):
         """Step 5: (ab|cd) into out, shape (bra pairs, ket pairs, nab, ncd) of any strides."""
-        ket = cd.pairs
-        nprims = np.diff(ket.start)
-        edges = np.flatnonzero(np.diff(nprims, prepend=-1, append=-1))
-        for first, last in zip(edges[:-1], edges[1:]):
-            columns = slice(ket.start[first] * ket.nherm, ket.start[last] * ket.nherm)
-            h_cd = h_block(h, cd, first, last)
-            left = abq[:, :, columns].reshape(len(abq), abq.shape[1], last - first, h_cd.shape[2])
-            np.matmul(left.transpose(0, 2, 1, 3), h_cd.transpose(0, 2, 1), out=out[:, first:last])
+        rows = abq.reshape(-1, abq.shape[2])
+        for run, columns, h_cd in h_runs(h, cd):
+            left = rows[:, columns].reshape(len(rows), len(h_cd), h_cd.shape[2])
+            block = np.matmul(left.transpose(1, 0, 2), h_cd.transpose(0, 2, 1))
+            out[:, run] = block.reshape(len(h_cd), *abq.shape[:2], -1).transpose(1, 0, 2, 3)
 
 
-def h_block(h, prepared, first, last):
-    """H of the pairs first..last of a slice, which have equally many primitives: shape (pairs, nab, K N_p)."""
+def h_runs(h, prepared):
+    """Runs of pairs with equally many primitives K: the pairs, their inner indices, H of shape (pairs, nab, K N_p)."""
     pairs = prepared.pairs
-    size = pairs.nab * pairs.nherm
-    block = h[(prepared.first_prim + pairs.start[first]) * size : (prepared.first_prim + pairs.start[last]) * size]
-    inner = int(pairs.start[first + 1] - pairs.start[first]) * pairs.nherm
-    return block.reshape(last - first, pairs.nab, inner)
+    size, start = pairs.nab * pairs.nherm, pairs.start
+    counts = start[1:] - start[:-1]
+    edges = [0, *(np.flatnonzero(counts[1:] != counts[:-1]) + 1).tolist(), len(pairs)]
+    for first, last in pairwise(edges):
+        a, b = int(start[first]), int(start[last])
+        block = h[(prepared.first_prim + a) * size : (prepared.first_prim + b) * size]
+        inner = slice(a * pairs.nherm, b * pairs.nherm)
+        yield slice(first, last), inner, block.reshape(last - first, pairs.nab, int(counts[first]) * pairs.nherm)

@@ -123,7 +123,7 @@ class Engine:
         for basis in (self.bra_basis, self.ket_basis):
             if not isinstance(basis, Basis):
                 raise ArgumentError(f"a basis must be an md4.Basis, not {type(basis).__name__}; see Basis.from_mol.")
-        self.operator = as_operator(operator)
+        self.operator = as_operator("coulomb" if operator is None else operator)
         self.backend = make_backend(backend, self.operator, stream, max_memory)
 
     def compute(self, bra_pairs, ket_pairs, out=None):

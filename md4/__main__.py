@@ -1,0 +1,139 @@
+"""The command line: `md4 eri`, `md4 validate`, `md4 info`; also `python -m md4`."""
+
+import argparse
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from md4.errors import ArgumentError, MD4Error
+
+
+def main(argv=None):
+    """Run one command; the exit status is 0, 1 where a validation fails, 2 on a usage error."""
+    args = parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except MD4Error as error:
+        print(f"md4: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def parser():
+    """The argument parser with its three commands."""
+    top = argparse.ArgumentParser(prog="md4", description="Four-centre two-electron integrals on GPU and CPU.")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    add_eri(commands.add_parser("eri", help="compute the tensor of integrals of a molecule"))
+    add_validate(commands.add_parser("validate", help="compare with PySCF's libcint, class by class"))
+    info = commands.add_parser("info", help="show the GPU, versions, and compiled kernels")
+    info.set_defaults(run=run_info)
+    return top
+
+
+def add_eri(command):
+    add_molecule(command)
+    command.add_argument("--aosym", default="s1", metavar="SYM", help="s1 (default), s4 or s8, as in PySCF")
+    command.add_argument("-o", "--output", metavar="FILE", help="write the tensor to FILE, .h5 (dataset 'eri') or .npy")
+    command.set_defaults(run=run_eri)
+
+
+def add_validate(command):
+    add_molecule(command)
+    command.add_argument("--tolerance", type=float, default=1e-12, help="of a quartet's largest element (%(default)s)")
+    command.add_argument("--abs-tolerance", type=float, default=1e-10, help="absolute (%(default)s)")
+    command.add_argument(
+        "--max-quartets", type=int, default=1000, metavar="N", help="sample of a class that has more (%(default)s)"
+    )
+    command.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
+    command.set_defaults(run=run_validate)
+
+
+def add_molecule(command):
+    """What `eri` and `validate` share: the molecule, the operator and the machine."""
+    command.add_argument("geometry", help="an .xyz or QCSchema .json file, or a PySCF atom string")
+    command.add_argument("--basis", required=True, help="basis set name, resolved as PySCF does")
+    command.add_argument("--cart", action="store_true", help="Cartesian functions")
+    command.add_argument("--charge", type=int, help="default: the file's, or 0")
+    command.add_argument("--spin", type=int, help="unpaired electrons; default: the file's, or by parity")
+    command.add_argument("--omega", type=float, help="erf(omega r)/r for > 0, erfc(|omega| r)/r for < 0")
+    command.add_argument("--backend", default="auto", help="auto (default), cuda or cpu")
+    command.add_argument("--max-memory", type=float, metavar="MB", help="hard cap on what md4 allocates")
+
+
+def molecule(args):
+    """The molecule that the arguments describe."""
+    from md4.geometry import load_molecule
+
+    return load_molecule(args.geometry, args.basis, args.charge, args.spin, args.cart)
+
+
+def run_eri(args):
+    """Compute, then write or sum up the tensor."""
+    import md4
+
+    write = writer(args.output)
+    mol = molecule(args)
+    start = perf_counter()
+    eri = md4.int2e(mol, aosym=args.aosym, omega=args.omega, backend=args.backend, max_memory=args.max_memory)
+    seconds = perf_counter() - start
+    print(f"{mol.natm} atoms, {mol.nbas} shells, {mol.nao} AOs in {args.basis}")
+    print(f"eri {args.aosym} {eri.shape} {eri.dtype}: {seconds:.2f} s, {eri.nbytes / 1e6:.1f} MB")
+    print(f"norm {np.linalg.norm(eri.reshape(-1)):.12e}, sum {eri.sum():.12e}")
+    if write:
+        write(eri)
+        print(f"wrote {args.output}")
+    return 0
+
+
+def writer(output):
+    """The function that writes a tensor to `output`, or None; refuses what it could not write, before any work."""
+    if output is None:
+        return None
+    path = Path(output)
+    if path.suffix not in (".npy", ".h5", ".hdf5"):
+        raise ArgumentError(f"cannot tell the format of {output!r}; the name must end in .npy, .h5 or .hdf5.")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into; make it first.")
+    if path.suffix == ".npy":
+        return lambda eri: np.save(path, eri)
+    try:
+        import h5py
+    except ImportError:
+        raise ArgumentError(f"writing {output!r} needs h5py; pip install h5py, or write .npy.") from None
+
+    def write(eri):
+        with h5py.File(path, "w") as file:
+            file["eri"] = eri
+
+    return write
+
+
+def run_validate(args):
+    """Print the table; the exit status says whether all classes passed."""
+    from md4.validate import format_table, validate
+
+    records = validate(
+        molecule(args),
+        backend=args.backend,
+        tolerance=args.tolerance,
+        abs_tolerance=args.abs_tolerance,
+        omega=args.omega,
+        max_quartets_per_class=args.max_quartets,
+        seed=args.seed,
+        max_memory=args.max_memory,
+    )
+    print(format_table(records))
+    return 0 if all(record.passed for record in records) else 1
+
+
+def run_info(_):
+    """Print what there is."""
+    from md4.info import format_info
+
+    print(format_info())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

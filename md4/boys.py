@@ -1,0 +1,137 @@
+"""The Boys function F_m(T) = int_0^1 t^(2m) exp(-T t^2) dt, m = 0..32, for the CPU and for the GPU.
+
+Near: an 8-term Taylor series about the nearest of a uniform grid of tabulated points,
+
+    F_m(T) = sum_k F_{m+k}(T0) (T0 - T)^k / k! ,        |T0 - T| <= 3/64: the rest is below 1e-15 of F_m.
+
+Far, T >= 45 + 2m, the interval may as well be infinite (what that adds is below 1e-16 of F_m):
+
+    F_m(T) = (2m-1)!! / (2T)^m  sqrt(pi / T) / 2 .
+
+What integrals need is scale^m F_m(T) with |scale| as large as 1e10, where scale^32 or F_32 alone leaves the range of
+double precision and their product does not. So the functions here return the product `factor scale^m F_m(T)`.
+
+Device functions are undecorated Python. A maker `make_*(jit)` binds one to its callees with `jit`: `numba.njit(...)`,
+`cuda.jit(device=True)`, or the identity for plain Python.
+"""
+
+from functools import cache
+from math import pi, sqrt
+
+import numpy as np
+
+MMAX = 32  # highest order, the sum of the four angular momenta of a quartet
+TERMS = 8  # of the Taylor series
+STEP = 3 / 32  # of the grid; exact in binary, and so are the grid points
+FAR = 45  # the asymptotic form holds from T = FAR + FAR_SLOPE m on
+FAR_SLOPE = 2
+COLUMNS = MMAX + TERMS
+ROWS = int((FAR + FAR_SLOPE * MMAX) / STEP) + 2
+FACTORIAL_ROW = ROWS  # of the table: (2m-1)!!
+
+PER_STEP = 1 / STEP
+HALF_SQRT_PI = sqrt(pi) / 2
+C2, C3, C4, C5, C6, C7 = 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 1 / 7
+
+
+@cache
+def boys_table():
+    """Shape (ROWS + 1, COLUMNS), float64: F_m(STEP i) in row i and column m, then one row of (2m-1)!!.
+
+    The highest m comes from its all-positive series, the others from the stable downward recursion, in the platform's
+    long double so that the entries are right to the last bit or so.
+    """
+    t = np.arange(ROWS, dtype=np.longdouble) * STEP
+    table = np.empty((ROWS + 1, COLUMNS))
+    column, decay = highest_column(t), np.exp(-t)
+    table[:ROWS, -1] = column
+    for m in range(COLUMNS - 1, 0, -1):
+        column = (2 * t * column + decay) / (2 * m - 1)
+        table[:ROWS, m - 1] = column
+    table[FACTORIAL_ROW] = np.cumprod([1.0, *range(1, 2 * COLUMNS - 2, 2)])
+    table.flags.writeable = False
+    return table
+
+
+def highest_column(t):
+    """F_m(T) of m = COLUMNS - 1 by exp(-T) sum_k (2T)^k / ((2m+1) (2m+3) ... (2m+2k+1))."""
+    odd = 2 * COLUMNS - 1
+    term = np.exp(-t) / odd
+    total = term.copy()
+    while np.any(term > 1e-20 * total):
+        odd += 2
+        term *= 2 * t / odd
+        total += term
+    return total
+
+
+def scaled_power(factor, x, n):
+    """factor x^n for n >= 0, by halves, so that x^n alone may overflow (device function)."""
+    half = 1.0
+    square = x
+    k = n >> 1
+    while k > 0:
+        if k & 1:
+            half *= square
+        square *= square
+        k >>= 1
+    value = factor * half * half
+    if n & 1:
+        value *= x
+    return value
+
+
+def taylor(i, m, d, table):
+    """F_m(T0 - d) of grid point i, where `d` is T0 - T (device function)."""
+    return table[i, m] + d * (
+        table[i, m + 1]
+        + C2 * d * (
+            table[i, m + 2]
+            + C3 * d * (
+                table[i, m + 3]
+                + C4 * d * (
+                    table[i, m + 4]
+                    + C5 * d * (table[i, m + 5] + C6 * d * (table[i, m + 6] + C7 * d * table[i, m + 7]))
+                )
+            )
+        )
+    )
+
+
+def make_scaled_boys(jit):
+    """The function (m, factor, scale, t, table) -> factor scale^m F_m(t) of one m, bound with `jit`."""
+    power, near = jit(scaled_power), jit(taylor)
+
+    def scaled_boys(m, factor, scale, t, table):
+        if t < FAR + FAR_SLOPE * m:
+            i = int(t * PER_STEP + 0.5)
+            return power(factor, scale, m) * near(i, m, i * STEP - t, table)
+        # scale / 2t is -1/R^2 in an integral: it stays in range where scale^m and F_m do not.
+        leading = factor * HALF_SQRT_PI / sqrt(t) * table[FACTORIAL_ROW, m]
+        return power(leading, scale / (2.0 * t), m)
+
+    return jit(scaled_boys)
+
+
+def make_scaled_boys_upto(jit):
+    """The function (mmax, factor, scale, t, table, out, offset, stride), bound with `jit`.
+
+    It writes out[offset + m stride] = factor scale^m F_m(t) for m = 0..mmax.
+    """
+    near = jit(taylor)
+
+    def scaled_boys_upto(mmax, factor, scale, t, table, out, offset, stride):
+        if t < FAR + FAR_SLOPE * mmax:
+            i = int(t * PER_STEP + 0.5)
+            d = i * STEP - t
+            for m in range(mmax + 1):
+                out[offset + m * stride] = factor * near(i, m, d, table)
+                factor *= scale
+            return
+        value = factor * HALF_SQRT_PI / sqrt(t)
+        ratio = scale / (2.0 * t)
+        for m in range(mmax + 1):
+            out[offset + m * stride] = value
+            value *= (2 * m + 1) * ratio
+
+    return jit(scaled_boys_upto)

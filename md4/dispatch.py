@@ -1,0 +1,157 @@
+"""Compiled kernel variants: made at first use, kept in memory, and on disk under a fingerprint.
+
+A variant is a factory with a frozen tuple of compile-time facts. Files of the cache are
+`<cache folder>/<fingerprint>/<variant>-sm_<cc>.kernel`; the fingerprint covers md4's own source and the versions of
+everything that takes part in compiling, so a stale kernel is never loaded.
+"""
+
+import hashlib
+import os
+import pickle
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from md4.device import cuda, current_capability
+
+TOOLCHAIN = ("numba", "numba-cuda", "llvmlite", "cuda-core", "cuda-bindings", "nvidia-cuda-nvcc", "nvidia-nvjitlink")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a factory returns: a Python function and how to compile it.
+
+    Attributes
+    ----------
+    function : callable
+        The kernel's body.
+    signature : tuple of numba types
+    launch_bounds : tuple of int, optional
+        Threads of a block, and blocks that a multiprocessor must hold at once.
+    """
+
+    function: object
+    signature: tuple
+    launch_bounds: tuple | None = None
+
+    def options(self):
+        return {} if self.launch_bounds is None else {"launch_bounds": self.launch_bounds}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel variant: a factory and its compile-time facts."""
+
+    factory: object = field(repr=False)
+    facts: tuple
+
+    @property
+    def name(self):
+        return "-".join([self.factory.__name__, *(str(f) for f in self.facts)])
+
+    def kernel(self):
+        return self.factory(*self.facts)
+
+
+def version(package):
+    """Installed version of a package, or 'none'."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+@cache
+def fingerprint():
+    """Hash of md4's source and of the toolchain's versions."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    digest.update(" ".join(version(p) for p in TOOLCHAIN).encode())
+    return digest.hexdigest()[:16]
+
+
+def cache_folder():
+    """Folder of the disk cache: `MD4_CACHE_DIR`, or 'md4' in the user's cache folder."""
+    if "MD4_CACHE_DIR" in os.environ:
+        return Path(os.environ["MD4_CACHE_DIR"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "md4"
+
+
+def cached_variants():
+    """Names of the variants on disk for this source and toolchain."""
+    return sorted(p.stem for p in (cache_folder() / fingerprint()).glob("*.kernel"))
+
+
+def load_kernel(path):
+    """The compiled kernel in `path`, or None where there is none that can be read."""
+    from numba.cuda.dispatcher import _Kernel
+
+    try:
+        return _Kernel._rebuild(**pickle.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (pickle.UnpicklingError, EOFError, TypeError, AttributeError, KeyError, ImportError):
+        return None  # a torn or foreign file: compile again
+
+
+def save_kernel(path, kernel):
+    """Writes a compiled kernel in one step, so that no other process sees half of it."""
+    from numba.cuda import serialize
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
+            f.write(serialize.dumps(kernel._reduce_states()))
+        os.replace(f.name, path)
+    except OSError:
+        pass  # a cache that cannot be written costs time, not results
+
+
+compile_count = 0  # variants that this process compiled rather than loaded
+
+
+@cache
+def compiled_for(variant, capability, device):
+    """Numba dispatcher with `variant` loaded or compiled for one device."""
+    global compile_count
+    kernel = variant.kernel()
+    dispatcher = cuda.jit(**kernel.options())(kernel.function)
+    path = cache_folder() / fingerprint() / f"{variant.name}-sm_{capability[0]}{capability[1]}.kernel"
+    compiled = load_kernel(path)
+    if compiled is None:
+        compiled = dispatcher.compile(kernel.signature)
+        compile_count += 1
+        save_kernel(path, compiled)
+    else:
+        compiled.bind()
+        dispatcher.add_overload(compiled, kernel.signature)
+    dispatcher._can_compile = False  # other argument types are a bug in a launcher
+    return dispatcher
+
+
+def launch(variant, grid, block, stream, shared, *args):
+    """Launches `variant` with `shared` bytes of dynamic shared memory."""
+    dispatcher = compiled_for(variant, current_capability(), cuda.get_current_device().id)
+    if shared > 48 << 10:
+        allow_shared(dispatcher, shared)
+    dispatcher[grid, block, stream, shared](*args)
+
+
+def allow_shared(dispatcher, size):
+    """Raises the kernel's limit of dynamic shared memory to `size` bytes where it is lower."""
+    if getattr(dispatcher, "md4_shared", 0) >= size:
+        return
+    from cuda.bindings import driver
+
+    (kernel,) = dispatcher.overloads.values()
+    function = kernel._codelibrary.get_cufunc().kernel.handle
+    device = cuda.get_current_device().id
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (error,) = driver.cuKernelSetAttribute(attribute, size, driver.CUkernel(int(function)), device)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cannot raise dynamic shared memory to {size} bytes: {error}.")
+    dispatcher.md4_shared = size

@@ -1,0 +1,237 @@
+"""The GPU backend: memory, streams, and the launch of each step; the kernels are in `md4.kernels`."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from md4.cpu import HostTensor, host_memory
+from md4.device import Pool, as_stream, cuda, current_capability, require_gpu
+from md4.errors import ArgumentError
+from md4.kernels.hermite import RECORD, launch_h_panels, pair_records, panel_size
+from md4.kernels.recurrence import launch_r
+from md4.kernels.scatter import launch_scatter
+from md4.kernels.transform import launch_bra_transform, launch_ket_transform
+from md4.memory import tensor_refusal
+from md4.tiles import CHUNK_BYTES, blocks_of_8, r_stride
+
+
+@dataclass(frozen=True)
+class DevicePairs:
+    """A pair list on the device: primitive records, their width, and each pair's range."""
+
+    records: object
+    width: int
+    start: object
+
+
+@dataclass(frozen=True)
+class DeviceBlock:
+    """Integrals (ij, kl, ab, cd) in device memory: flat array, first element, strides in elements."""
+
+    array: object
+    first: int
+    strides: tuple
+
+    def swapped(self):
+        """The same with bra and ket exchanged."""
+        ij, kl, ab, cd = self.strides
+        return replace(self, strides=(kl, ij, cd, ab))
+
+    def __getitem__(self, key):
+        ij, kl = key
+        return replace(self, first=self.first + ij.start * self.strides[0] + kl.start * self.strides[1])
+
+
+def arithmetic_unit(capability):
+    """The unit that does the transforms on a device."""
+    return "dmma16" if capability == (9, 0) or capability >= (10, 0) else "dmma8" if capability >= (8, 0) else "fma"
+
+
+class DeviceTensor:
+    """An AO tensor in device memory, filled block by block; copied to `host` at the end if there is one."""
+
+    def __init__(self, backend, aosym, box, array, host):
+        self.backend, self.aosym, self.array, self.host = backend, aosym, array, host
+        self.flat = array.reshape(array.size) if array.ndim > 1 else array
+        self.box = backend.pool.upload(box, backend.stream)
+
+    def scatter(self, block, bra, ket, basis, same_pieces, swap):
+        pool, stream = self.backend.pool, self.backend.stream
+        tables = [bra.pairs, ket.pairs, basis.ao_loc[bra.pairs], basis.ao_loc[ket.pairs]]
+        places = [pool.upload(t, stream) for t in tables]
+        dims = pool.upload(np.array(block.shape, dtype=np.int64), stream)
+        shaped = [p[: t.size].reshape(t.shape) for p, t in zip(places, tables)]
+        launch_scatter(
+            self.aosym, flat(block), block.size, shaped, dims, same_pieces, swap, self.box, self.flat, stream
+        )
+        for buffer in (*places, dims, self.backend.scratch_buffer(block)):
+            pool.release(buffer)
+
+    def result(self):
+        if self.host is None:
+            return self.array
+        self.array.copy_to_host(self.host, stream=self.backend.stream)
+        self.backend.stream.synchronize()
+        return self.host
+
+
+class StagedTensor(HostTensor):
+    """An AO tensor in host memory that the device has no room for: blocks are fetched and placed by the CPU."""
+
+    def __init__(self, backend, aosym, box, out):
+        super().__init__(aosym, box, out)
+        self.backend = backend
+
+    def scatter(self, block, *args):
+        host = block.copy_to_host(stream=self.backend.stream)
+        self.backend.stream.synchronize()
+        self.backend.pool.release(self.backend.scratch_buffer(block))
+        super().scatter(host, *args)
+
+
+def flat(array):
+    """A contiguous device array as one row."""
+    return array.reshape(array.size)
+
+
+class GpuBackend:
+    """Steps of `md4.engine` on the GPU; arrays are device arrays, work is asynchronous on `stream`."""
+
+    name = "cuda"
+
+    def __init__(self, operator, stream=None, max_memory=None):
+        require_gpu()
+        self.operator = operator
+        self.stream = as_stream(stream)
+        self.pool = Pool(max_memory)
+        self.unit = arithmetic_unit(current_capability())
+        self.loaned = {}
+
+    # memory
+
+    def memory_left(self):
+        """Bytes that may be allocated."""
+        return self.pool.left()
+
+    def hermite_bytes(self, pairs):
+        """Bytes of the H panels of `pairs`."""
+        return 8 * pairs.nprim * panel_size(pairs)
+
+    def chunk_bytes(self, bra, ket):
+        """Bytes of r and of (ab|q] of one bra pair with one ket pair, both with the most primitives."""
+        r = bra.max_prim * ket.max_prim * r_stride(bra.l + ket.l)
+        return 8 * (r + ket.max_prim * blocks_of_8(ket.nherm) * blocks_of_8(bra.nab) * 64)
+
+    def least_workspace(self, bra, ket):
+        """Bytes that one bra pair with one ket pair takes, records and H panels of all of them included."""
+        chunk = max(self.chunk_bytes(bra, ket), self.chunk_bytes(ket, bra))
+        records = sum(8 * (p.nprim * (RECORD + p.nctr_a + p.nctr_b) + p.npair + 1) for p in (bra, ket))
+        # buffers are rounded up by an eighth at most
+        return (chunk + records + self.hermite_bytes(bra) + self.hermite_bytes(ket)) * 9 // 8 + (1 << 16)
+
+    def chunk_pairs(self, bra, ket):
+        """Pairs of a chunk: about CHUNK_BYTES, or half of what is left where that is less."""
+        budget = max(1, min(CHUNK_BYTES, self.pool.left() // 2) // max(1, self.chunk_bytes(bra, ket)))
+        nket = min(len(ket), budget)
+        return max(1, min(len(bra), budget // nket)), nket
+
+    def result(self, shape, out=None):
+        """A device array for results: `out` if given and right, or a new one."""
+        if out is None:
+            size = int(np.prod(shape, dtype=object))
+            return self.pool.get(size)[:size].reshape(shape)
+        return checked_device_array(out, shape)
+
+    def target(self, aosym, box, shape, out, device, least_block):
+        """The AO tensor to fill: on the device where it fits, else on the host."""
+        size = 8 * int(np.prod(shape, dtype=object))
+        room = self.pool.left()
+        if device:
+            if out is None and size + least_block > room:
+                raise tensor_refusal(shape, size + least_block, room)
+            return DeviceTensor(self, aosym, box, self.result(shape, out), None)
+        if out is None and size > host_memory():
+            raise tensor_refusal(shape, size, host_memory())
+        if out is None and self.pool.cap is not None:
+            if size + least_block > room:
+                raise tensor_refusal(shape, size + least_block, room)
+            self.pool.cap -= size
+            room -= size
+        host = np.empty(shape) if out is None else out
+        if size + max(least_block, room // 4) > room:
+            return StagedTensor(self, aosym, box, host)
+        return DeviceTensor(self, aosym, box, self.result(shape), host)
+
+    def scratch(self, shape):
+        """Room for one block."""
+        size = int(np.prod(shape, dtype=object))
+        buffer = self.pool.get(size)
+        block = buffer[:size].reshape(shape)
+        self.loaned[block.device_ctypes_pointer.value] = buffer
+        return block
+
+    def scratch_buffer(self, block):
+        """The pool's buffer behind a block of `scratch`."""
+        return self.loaned.pop(block.device_ctypes_pointer.value)
+
+    def block(self, out):
+        """`out` of six indices as a block (ij, kl, ab, cd)."""
+        nij, nkl, na, nb, nc, nd = out.shape
+        nab, ncd = na * nb, nc * nd
+        return DeviceBlock(flat(out), 0, (nkl * nab * ncd, nab * ncd, ncd, 1))
+
+    def release(self, h):
+        """Gives H panels back."""
+        self.pool.release(h)
+
+    # the steps
+
+    def upload(self, pairs):
+        """Primitive records and ranges on the device."""
+        records, start = pair_records(pairs), np.asarray(pairs.start, dtype=np.int64)
+        return DevicePairs(
+            self.pool.upload(records, self.stream), records.shape[1], self.pool.upload(start, self.stream)
+        )
+
+    def hermite(self, prepared, ket):
+        """Step 1: H panels of all primitive pairs; for a `ket`, (-1)^|q| included."""
+        pairs = prepared.pairs
+        h = self.pool.get(max(1, pairs.nprim) * panel_size(pairs))
+        launch_h_panels(pairs, prepared.data.records, ket, h, self.stream)
+        return h
+
+    def r(self, ab, cd):
+        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk."""
+        bra, ket = ab.pairs, cd.pairs
+        l, total = bra.l + ket.l, bra.nprim * ket.nprim
+        r = self.pool.get(max(1, total) * r_stride(l))
+        sides = [(s.data.records, s.data.width, s.first_prim, s.pairs.nprim) for s in (ab, cd)]
+        launch_r(l, self.operator, *sides, total, r, self.stream)
+        return r
+
+    def transform_bra(self, h, ab, cd, r):
+        """Step 4: (ab|q] of a chunk; [p|q] is assembled in the operands."""
+        bra, ket = ab.pairs, cd.pairs
+        abq = self.pool.get(max(1, ket.nprim) * blocks_of_8(ket.nherm) * len(bra) * blocks_of_8(bra.nab) * 64)
+        if ket.nprim:
+            launch_bra_transform(self.unit, h, ab, cd, r, abq, self.stream)
+        self.pool.release(r)
+        return abq
+
+    def transform_ket(self, abq, h, ab, cd, out):
+        """Step 5: (ab|cd) of a chunk into `out`."""
+        launch_ket_transform(self.unit, abq, h, ab, cd, out, self.stream)
+        self.pool.release(abq)
+
+
+def checked_device_array(out, shape):
+    """`out` as a Numba device array; ArgumentError unless it is C-contiguous float64 of `shape` on a device."""
+    if not hasattr(out, "__cuda_array_interface__"):
+        raise ArgumentError(f"out must be a device array (with __cuda_array_interface__), not {type(out).__name__}.")
+    array = cuda.as_cuda_array(out)
+    if tuple(array.shape) != tuple(shape) or array.dtype != np.float64 or not array.is_c_contiguous():
+        raise ArgumentError(
+            f"out must be a C-contiguous float64 device array of shape {tuple(shape)}, "
+            f"not {array.dtype} of shape {tuple(array.shape)}."
+        )
+    return array

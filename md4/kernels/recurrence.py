@@ -1,0 +1,73 @@
+"""Steps 2 and 3 on the GPU: r[t] of every primitive quartet of a chunk, specialised per L and operator.
+
+A group of threads shares one quartet. Each thread makes its own [0]^(m); then r^(m) comes from r^(m+1) between two
+buffers in shared memory, m falling, and r^(0) goes to global memory.
+"""
+
+from md4 import operators, recurrence
+from md4.angular import nherm
+from md4.device import F64, F64_2D, I32_2D, cuda, jit_device, table_on_device, types
+from md4.dispatch import Kernel, Variant, launch
+from md4.tiles import R_THREADS, r_group, r_stride
+
+
+def r_integrals(l, kind):
+    """Kernel factory: (bra records, their width, first, ket records, width, first, nket, quartets, ...) -> r."""
+    zero = operators.zero_function(kind, jit_device)
+    step = jit_device(recurrence.r_step)
+    group, stride, count = r_group(l), r_stride(l), nherm(l)
+    quartets = R_THREADS // group
+    boys_width = l + 2
+
+    def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, words, r):
+        shared = cuda.shared.array(0, types.float64)
+        place, lane = cuda.threadIdx.x // group, cuda.threadIdx.x % group
+        n = types.int64(cuda.blockIdx.x) * quartets + place
+        live = n < total
+        rx = ry = rz = 0.0
+        zeros = place * boys_width
+        if live:
+            i = (bra_first + n // nket) * bra_width
+            k = (ket_first + n % nket) * ket_width
+            rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
+            for m in range(lane, l + 1, group):
+                shared[zeros + m] = zero(m, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table)
+        cuda.syncthreads()
+        old = quartets * boys_width + place * 2 * stride
+        new = old + stride
+        if lane == 0:
+            shared[old] = shared[zeros + l]
+        cuda.syncthreads()
+        for m in range(l - 1, 0, -1):
+            degree = l - m
+            if lane == 0:
+                shared[new] = shared[zeros + m]
+            for t in range(lane if lane > 0 else group, (degree + 1) * (degree + 2) * (degree + 3) // 6, group):
+                shared[new + t] = step(words[t, 0], words[t, 1], rx, ry, rz, shared, old)
+            cuda.syncthreads()
+            old, new = new, old
+        if live:
+            for t in range(lane, count, group):
+                value = shared[zeros]
+                if t > 0:
+                    value = step(words[t, 0], words[t, 1], rx, ry, rz, shared, old)
+                r[n * stride + t] = value
+
+    i64, f64 = types.int64, types.float64
+    return Kernel(kernel, (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, I32_2D, F64), (R_THREADS, 4))
+
+
+# launcher
+
+
+def launch_r(l, operator, bra, ket, total, r, stream):
+    """r of all quartets; `bra` and `ket` are (records, width, first primitive, number of primitives)."""
+    if total == 0:
+        return
+    quartets = R_THREADS // r_group(l)
+    shared = 8 * quartets * (l + 2 + 2 * r_stride(l))
+    launch(
+        Variant(r_integrals, (l, operator.kind)), -(-total // quartets), R_THREADS, stream, shared,
+        *bra[:3], *ket[:3], ket[3], total, operator.parameter,
+        table_on_device(operators.operator_table, operator), table_on_device(recurrence.recurrence_table, l), r,
+    )  # fmt: skip

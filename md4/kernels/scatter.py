@@ -1,0 +1,31 @@
+"""Blocks (ij, kl, a, b, c, d) into AO tensors on the GPU; see `md4.scatter`."""
+
+from md4 import scatter
+from md4.device import F64, I64, I64_2D, cuda, jit_device, types
+from md4.dispatch import Kernel, Variant, launch
+from md4.tiles import SCATTER_THREADS
+
+
+def scatter_block(aosym):
+    """Kernel factory: one thread an element, whatever the number of blocks."""
+    element = scatter.make_scatter_element(aosym, jit_device)
+
+    def kernel(block, total, bra, ket, ao_bra, ao_ket, dims, same_pieces, swap, box, out):
+        first = types.int64(cuda.blockIdx.x) * SCATTER_THREADS + cuda.threadIdx.x
+        for n in range(first, total, types.int64(cuda.gridDim.x) * SCATTER_THREADS):
+            element(n, block, bra, ket, ao_bra, ao_ket, dims, same_pieces, swap, box, out)
+
+    i64 = types.int64
+    return Kernel(kernel, (F64, i64, I64_2D, I64_2D, I64_2D, I64_2D, I64, types.boolean, types.boolean, I64, F64))
+
+
+# launcher
+
+MAX_BLOCKS = 1 << 20
+
+
+def launch_scatter(aosym, block, total, places, dims, same_pieces, swap, box, out, stream):
+    """Scatters `total` elements; `places` are (bra pairs, ket pairs, their AO offsets), all on the device."""
+    blocks = min(MAX_BLOCKS, -(-total // SCATTER_THREADS))
+    args = (block, total, *places, dims, same_pieces, swap, box, out)
+    launch(Variant(scatter_block, (aosym,)), blocks, SCATTER_THREADS, stream, 0, *args)

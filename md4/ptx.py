@@ -1,0 +1,321 @@
+"""PTX that Numba has no word for: FP64 tensor-core tiles, asynchronous copies, 16-byte accesses.
+
+One intrinsic is one operation on a whole register tile, unrolled while code is generated, so that a tile lives in
+registers as one UniTuple. The only file that speaks LLVM.
+
+A tile is `mt` x `nt` fragments of 16 x 8, four doubles a lane: c0, c1 in row lane/4 and columns 2(lane%4)+{0,1}, c2, c3
+eight rows below. Operands come in panels, 8 x 8 blocks in row-major order, with the inner index running along a block's
+row. An operand's lane takes the two doubles 2 lane, 2 lane + 1 of a block: row lane/4 and inner indices 2(lane%4)+{0,1}.
+The instruction's own order of the inner index differs, alike for both operands, which changes nothing in a sum.
+"""
+
+from functools import cache
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from md4.angular import sum_ordinal
+
+DOUBLE, I32, I64 = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
+PAIR = types.UniTuple(types.float64, 2)
+
+
+def call_asm(builder, result, operands, text, constraints, effects=False):
+    """Inline PTX; `effects` for anything that touches memory or must keep its place."""
+    function = ir.FunctionType(result, [o.type for o in operands])
+    if effects:
+        constraints = ",".join(filter(None, (constraints, "~{memory}")))
+    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effects), operands)
+
+
+def element_address(context, builder, array_type, array, index):
+    """Global address of array[index] (1-D, contiguous float64) as an i64."""
+    data = context.make_array(array_type)(context, builder, array).data
+    base = builder.ptrtoint(data, I64)
+    return builder.add(base, builder.mul(builder.sext(index, I64) if index.type != I64 else index, I64(8)))
+
+
+def aggregate(builder, kind, values):
+    """LLVM array value of a homogeneous tuple."""
+    tuple_value = ir.Constant(kind, ir.Undefined)
+    for n, v in enumerate(values):
+        tuple_value = builder.insert_value(tuple_value, v, n)
+    return tuple_value
+
+
+def fields(builder, value, count):
+    """The members of an LLVM aggregate."""
+    return [builder.extract_value(value, n) for n in range(count)]
+
+
+@intrinsic
+def shared_address(typingctx, array):
+    """Address of a shared-memory array within the shared window, int32."""
+
+    def codegen(context, builder, signature, args):
+        base = element_address(context, builder, signature.args[0], args[0], I64(0))
+        text = "{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }"
+        return call_asm(builder, I32, [base], text, "=r,l")
+
+    return types.int32(array), codegen
+
+
+@intrinsic
+def copy_async(typingctx, address, array, index):
+    """Starts the copy of 16 bytes from array[index] in global memory to a shared address."""
+
+    def codegen(context, builder, signature, args):
+        source = element_address(context, builder, signature.args[1], args[1], args[2])
+        text = "cp.async.cg.shared.global [$0], [$1], 16;"
+        call_asm(builder, ir.VoidType(), [args[0], source], text, "r,l", effects=True)
+        return context.get_dummy_value()
+
+    return types.void(types.int32, array, types.int64), codegen
+
+
+@intrinsic
+def commit_copies(typingctx):
+    """Closes a group of asynchronous copies."""
+
+    def codegen(context, builder, signature, args):
+        call_asm(builder, ir.VoidType(), [], "cp.async.commit_group;", "", effects=True)
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@cache
+def make_wait_copies(pending):
+    """Intrinsic that waits until at most `pending` groups of copies are under way."""
+
+    @intrinsic
+    def wait_copies(typingctx):
+        def codegen(context, builder, signature, args):
+            call_asm(builder, ir.VoidType(), [], f"cp.async.wait_group {pending};", "", effects=True)
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return wait_copies
+
+
+@cache
+def make_zeros(count):
+    """Intrinsic () -> tuple of `count` zeros."""
+    kind = types.UniTuple(types.float64, count)
+
+    @intrinsic
+    def zeros(typingctx):
+        def codegen(context, builder, signature, args):
+            return ir.Constant(context.get_value_type(kind), None)
+
+        return kind(), codegen
+
+    return zeros
+
+
+def load_block(builder, address, offset):
+    """The lane's two doubles of an 8 x 8 block in shared memory."""
+    kind = ir.LiteralStructType([DOUBLE, DOUBLE])
+    text = f"ld.shared.v2.f64 {{$0, $1}}, [$2+{offset}];"
+    return fields(builder, call_asm(builder, kind, [address], text, "=d,=d,r", effects=True), 2)
+
+
+def mma_16x8x8(builder, c, a, b):
+    """c += a b on one fragment, one instruction (compute capability 9.0)."""
+    kind = ir.LiteralStructType([DOUBLE] * 4)
+    text = (
+        "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
+        "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+    )
+    constraints = ",".join(["=d"] * 4 + ["d"] * 10)
+    return fields(builder, call_asm(builder, kind, [*a, *b, *c], text, constraints), 4)
+
+
+def mma_8x8x4(builder, c, a, b):
+    """c += a b on one fragment as four instructions of half the rows and half the inner index (from 8.0)."""
+    kind = ir.LiteralStructType([DOUBLE] * 2)
+    text = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {$0,$1}, {$2}, {$3}, {$4,$5};"
+    halves = []
+    for row in range(2):
+        half = c[2 * row : 2 * row + 2]
+        for inner in range(2):
+            operands = [a[row + 2 * inner], b[inner], *half]
+            half = fields(builder, call_asm(builder, kind, operands, text, "=d,=d,d,d,d,d"), 2)
+        halves += half
+    return halves
+
+
+@cache
+def make_mma_tile(mt, nt, wide):
+    """Intrinsic (tile, address, b) -> tile + A b for one step of 8 in the inner index.
+
+    `address`: the lane's place in the first of the 2 mt blocks of A in shared memory; `b`: two doubles a column block;
+    `wide`: m16n8k8 instructions, else m8n8k4.
+    """
+    tile, operand = types.UniTuple(types.float64, 4 * mt * nt), types.UniTuple(types.float64, 2 * nt)
+    mma = mma_16x8x8 if wide else mma_8x8x4
+
+    @intrinsic
+    def mma_tile(typingctx, acc, address, b):
+        def codegen(context, builder, signature, args):
+            c, b = fields(builder, args[0], 4 * mt * nt), fields(builder, args[2], 2 * nt)
+            for i in range(mt):
+                a0, a2 = load_block(builder, args[1], 1024 * i)
+                a1, a3 = load_block(builder, args[1], 1024 * i + 512)
+                for j in range(nt):
+                    n = 4 * (i * nt + j)
+                    c[n : n + 4] = mma(builder, c[n : n + 4], [a0, a1, a2, a3], b[2 * j : 2 * j + 2])
+            return aggregate(builder, context.get_value_type(tile), c)
+
+        return tile(tile, types.int32, operand), codegen
+
+    return mma_tile
+
+
+@cache
+def make_load_blocks(nt):
+    """Intrinsic address -> the lane's doubles of `nt` successive 8 x 8 blocks in shared memory."""
+    operand = types.UniTuple(types.float64, 2 * nt)
+
+    @intrinsic
+    def load_blocks(typingctx, address):
+        def codegen(context, builder, signature, args):
+            values = []
+            for j in range(nt):
+                values += load_block(builder, args[0], 512 * j)
+            return aggregate(builder, context.get_value_type(operand), values)
+
+        return operand(types.int32), codegen
+
+    return load_blocks
+
+
+@cache
+def make_column_state(nt):
+    """Intrinsic that finds, for the `nt` column fragments from `column` on, the lane's q and its quartet's r.
+
+    (column, ncol, k_first, nq8, r_stride, qwords, lane) -> (word of q, byte offset of r) of each fragment, where column
+    c stands for block c % nq8 of ket primitive c // nq8. Columns beyond `ncol` repeat the last one.
+    """
+    state = types.UniTuple(types.int32, 2 * nt)
+
+    @intrinsic
+    def column_state(typingctx, column, ncol, k_first, nq8, r_stride, qwords, lane):
+        def codegen(context, builder, signature, args):
+            column, ncol, k_first, nq8, r_stride, qwords, lane = args
+            data = context.make_array(signature.args[5])(context, builder, qwords).data
+            base, values = builder.ptrtoint(data, I64), []
+            for j in range(nt):
+                c = builder.add(column, I64(j))
+                c = builder.select(builder.icmp_signed("<", c, ncol), c, builder.sub(ncol, I64(1)))
+                k = builder.udiv(c, nq8)
+                q = builder.sub(c, builder.mul(k, nq8))
+                q = builder.add(builder.mul(q, I64(8)), builder.ashr(lane, I64(2)))
+                address = builder.add(base, builder.mul(q, I64(4)))
+                word = call_asm(builder, I32, [address], "ld.global.nc.b32 $0, [$1];", "=r,l")
+                offset = builder.mul(builder.sub(k, k_first), builder.mul(r_stride, I64(8)))
+                values += [word, builder.trunc(offset, I32)]
+            return aggregate(builder, context.get_value_type(state), values)
+
+        index = types.int64
+        return state(index, index, index, index, index, qwords, index), codegen
+
+    return column_state
+
+
+@cache
+def make_gather(nt):
+    """Intrinsic (address of r, p0, p1, state) -> right operand [p0|q], [p1|q] of each column fragment."""
+    operand, state = types.UniTuple(types.float64, 2 * nt), types.UniTuple(types.int32, 2 * nt)
+    ordinal = types.int64(types.int32, types.int32)
+
+    @intrinsic
+    def gather(typingctx, address, p0, p1, columns):
+        def codegen(context, builder, signature, args):
+            address, p0, p1, columns = args
+            columns, values = fields(builder, columns, 2 * nt), []
+            for j in range(nt):
+                start = builder.add(address, columns[2 * j + 1])
+                for p in (p0, p1):
+                    n = context.compile_internal(builder, sum_ordinal, ordinal, [p, columns[2 * j]])
+                    place = builder.add(start, builder.shl(builder.trunc(n, I32), I32(3)))
+                    values.append(call_asm(builder, DOUBLE, [place], "ld.shared.f64 $0, [$1];", "=d,r", effects=True))
+            return aggregate(builder, context.get_value_type(operand), values)
+
+        return operand(types.int32, types.int32, types.int32, state), codegen
+
+    return gather
+
+
+def store_pair(builder, address, values):
+    """16 bytes to global memory."""
+    operands = [address, *values]
+    call_asm(builder, ir.VoidType(), operands, "st.global.v2.f64 [$0], {$1, $2};", "l,d,d", effects=True)
+
+
+@cache
+def make_store_panels(mt, nt):
+    """Intrinsic (tile, array, first, stride, ncols, nrows): the tile as 8 x 8 blocks, columns becoming inner indices.
+
+    Block row i of block column j goes to array[first + j stride + 64 i:], for j < ncols and i < nrows; `first` holds
+    the lane's offset 2 lane.
+    """
+    tile = types.UniTuple(types.float64, 4 * mt * nt)
+
+    @intrinsic
+    def store_panels(typingctx, acc, array, first, stride, ncols, nrows):
+        def codegen(context, builder, signature, args):
+            c = fields(builder, args[0], 4 * mt * nt)
+            base = element_address(context, builder, signature.args[1], args[1], args[2])
+            step = builder.mul(args[3], I64(8))
+            for j in range(nt):
+                with builder.if_then(builder.icmp_signed(">", args[4], I64(j))):
+                    column = builder.add(base, builder.mul(step, I64(j)))
+                    for i in range(2 * mt):
+                        n = 4 * ((i // 2) * nt + j) + 2 * (i % 2)
+                        with builder.if_then(builder.icmp_signed(">", args[5], I64(i))):
+                            store_pair(builder, builder.add(column, I64(512 * i)), c[n : n + 2])
+            return context.get_dummy_value()
+
+        return types.void(tile, array, types.int64, types.int64, types.int64, types.int64), codegen
+
+    return store_panels
+
+
+@cache
+def make_store_column(mt, nt):
+    """Intrinsic (tile, j, array, first, row_stride, col_stride, nrows, ncols): fragment column j, element by element.
+
+    The lane's element of row 8 i (i = 0.. 2 mt - 1) and column e = 0, 1 goes to
+    array[first + 8 i row_stride + e col_stride] where 8 i < nrows and e < ncols: the caller subtracts the lane's own
+    row and column from `nrows` and `ncols`. `j` is a run-time number; the right fragment is selected by comparison.
+    """
+    tile = types.UniTuple(types.float64, 4 * mt * nt)
+
+    @intrinsic
+    def store_column(typingctx, acc, j, array, first, row_stride, col_stride, nrows, ncols):
+        def codegen(context, builder, signature, args):
+            c = fields(builder, args[0], 4 * mt * nt)
+            base = element_address(context, builder, signature.args[2], args[2], args[3])
+            row_step, col_step = builder.mul(args[4], I64(64)), builder.mul(args[5], I64(8))
+            for i in range(2 * mt):
+                with builder.if_then(builder.icmp_signed(">", args[6], I64(8 * i))):
+                    row = builder.add(base, builder.mul(row_step, I64(i)))
+                    for e in range(2):
+                        value = c[4 * (i // 2) * nt + 2 * (i % 2) + e]
+                        for k in range(1, nt):
+                            this = builder.icmp_signed("==", args[1], I64(k))
+                            value = builder.select(this, c[4 * ((i // 2) * nt + k) + 2 * (i % 2) + e], value)
+                        with builder.if_then(builder.icmp_signed(">", args[7], I64(e))):
+                            address = builder.add(row, builder.mul(col_step, I64(e)))
+                            call_asm(
+                                builder, ir.VoidType(), [address, value], "st.global.f64 [$0], $1;", "l,d", effects=True
+                            )
+            return context.get_dummy_value()
+
+        index = types.int64
+        return types.void(tile, index, array, index, index, index, index, index), codegen
+
+    return store_column

@@ -1,0 +1,85 @@
+"""Every tunable of the GPU kernels: tile ladders, thread counts, memory budgets."""
+
+from dataclasses import dataclass
+
+from md4.angular import nherm
+
+# Column fragments of a warp's tile for each number of row fragments: as many as 255 registers hold without spills.
+COLUMN_FRAGMENTS = {1: 8, 2: 8, 3: 6, 4: 4, 5: 4, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2, 11: 2}
+MAX_ROW_FRAGMENTS = max(COLUMN_FRAGMENTS)
+WARPS = 4
+STAGES = 3
+R_THREADS = 128
+H_THREADS = 128
+SCATTER_THREADS = 256
+# Shared memory of a block that still lets two share a multiprocessor.
+SHARED_BYTES = 112 << 10
+
+# (ab|q] and r of one chunk take about this many bytes: several waves of blocks, little beyond the L2 cache.
+CHUNK_BYTES = 256 << 20
+
+
+def blocks_of_8(n):
+    """Number of 8-wide blocks that hold n."""
+    return (n + 7) // 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A warp's register tile and the block around it.
+
+    Attributes
+    ----------
+    mt, nt : int
+        Fragments of 16 rows and of 8 columns.
+    warps : int
+        Warps of a block, side by side along the columns.
+    stages : int
+        Buffers of the ring through which the operands come.
+    unit : {'dmma16', 'dmma8', 'fma'}
+        Arithmetic: m16n8k8 (compute capability 9.0+), m8n8k4 (8.0+), or plain multiply-adds.
+    """
+
+    mt: int
+    nt: int
+    warps: int
+    stages: int
+    unit: str
+
+    @property
+    def threads(self):
+        return 32 * self.warps
+
+    @property
+    def columns(self):
+        """Column fragments of a block."""
+        return self.nt * self.warps
+
+
+def row_split(nrow):
+    """(row blocks, row fragments of each) of a matrix of `nrow` rows."""
+    fragments = (nrow + 15) // 16
+    blocks = -(-fragments // MAX_ROW_FRAGMENTS)
+    return blocks, -(-fragments // blocks)
+
+
+def panel_rows(nrow):
+    """Blocks of 8 rows that a panel of `nrow` rows is padded to."""
+    blocks, mt = row_split(nrow)
+    return 2 * blocks * mt
+
+
+def choose_tile(nrow, steps, unit):
+    """The tile for `nrow` rows and `steps` inner blocks of 8 a primitive."""
+    _, mt = row_split(nrow)
+    return Tile(mt, COLUMN_FRAGMENTS[mt], WARPS, min(STAGES, steps + 1), unit)
+
+
+def r_stride(l):
+    """Doubles from one quartet's r to the next: even, for 16-byte copies."""
+    return (nherm(l) + 1) // 2 * 2
+
+
+def r_group(l):
+    """Threads that share one quartet in the r kernel."""
+    return 8 if l <= 2 else 16 if l <= 4 else 32 if l <= 8 else 64 if l <= 13 else 128
