@@ -71,8 +71,14 @@ def e_coefficients(la, lb, exponent, pa, pb):
 
 
 @njit
+def add_scaled(target, factor, source):
+    for i in range(len(source)):
+        target[i] += factor * source[i]
+
+
+@njit
 def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
-    """H[ma, mb, p] of one primitive pair: Cartesian, then b and a to components by `pure_b`, `pure_a` (ncart, ncomp)."""
+    """H[ma, mb, p] of one primitive pair: Cartesian, then b and a to components by `pure_b` and `pure_a`."""
     nh, nt = len(triples), la + lb + 1
     size = (la + 1) * (lb + 1) * nt
     ones = np.ones(max(len(powers_a), len(powers_b)))
@@ -81,34 +87,51 @@ def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
         half[:] = 0.0
         for b in range(len(powers_b)):
             for p in range(nh):
-                x, y, z = triples[p]
+                x, y, z = triples[p, 0], triples[p, 1], triples[p, 2]
                 value = h_element(a, a + 1, powers_a, ones, b, b + 1, powers_b, ones, x, y, z, lb, nt, size, e)
                 cart[p] = -value if ket and (x + y + z) % 2 == 1 else value
             for m in range(pure_b.shape[1]):
                 if pure_b[b, m] != 0.0:
-                    half[m] += pure_b[b, m] * cart
+                    add_scaled(half[m], pure_b[b, m], cart)
         for m in range(pure_a.shape[1]):
             if pure_a[a, m] != 0.0:
-                h[m] += pure_a[a, m] * half
+                add_scaled(h[m].reshape(-1), pure_a[a, m], half.reshape(-1))
     return h
 
 
 def h_loop(start, owner, la, lb, exponent, pa, pb, coef_a, coef_b, tables_a, tables_b, triples, ket, out):
     """Step 1 for all primitive pairs; out is flat, block of pair n at start[n] * nab * nherm."""
     (powers_a, pure_a), (powers_b, pure_b) = tables_a, tables_b
+    nh = len(triples)
     for k in prange(len(exponent)):
         e = e_coefficients(la, lb, exponent[k], pa[k], pb[k])
         h = primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket)
         pair = owner[k]
-        nh, primitives = len(triples), start[pair + 1] - start[pair]
+        primitives = start[pair + 1] - start[pair]
         row = start[pair] * coef_a.shape[1] * pure_a.shape[1] * coef_b.shape[1] * pure_b.shape[1] * nh
         row += (k - start[pair]) * nh
         for ca in range(coef_a.shape[1]):
             for ma in range(pure_a.shape[1]):
                 for cb in range(coef_b.shape[1]):
                     for mb in range(pure_b.shape[1]):
-                        out[row : row + nh] = coef_a[k, ca] * coef_b[k, cb] * h[ma, mb]
+                        for p in range(nh):
+                            out[row + p] = coef_a[k, ca] * coef_b[k, cb] * h[ma, mb, p]
                         row += primitives * nh
+
+
+@njit(error_model="numpy")
+def recur(l, zero, rx, ry, rz, words, new, old):
+    """r[t]^(0) of LANES primitive quartets in the array that is returned, `new` or `old`; arrays are [m or t][lane]."""
+    for m in range(l, -1, -1):
+        new, old = old, new
+        for lane in range(LANES):
+            new[lane] = zero[m * LANES + lane]
+        degree = l - m
+        for t in range(1, (degree + 1) * (degree + 2) * (degree + 3) // 6):
+            indices, rule = words[t, 0], words[t, 1]
+            for lane in range(LANES):
+                new[t * LANES + lane] = r_step(indices, rule, rx[lane], ry[lane], rz[lane], old, lane)
+    return new
 
 
 def r_loop(l, bra_exponent, bra_centre, ket_exponent, ket_centre, parameter, table, words, r):
@@ -117,9 +140,7 @@ def r_loop(l, bra_exponent, bra_centre, ket_exponent, ket_centre, parameter, tab
     blocks = (nket + LANES - 1) // LANES
     for n in prange(len(bra_exponent) * blocks):
         i, first = n // blocks, n % blocks * LANES
-        zero = np.empty((l + 1) * LANES)
-        new, old = np.empty((size, LANES)), np.empty((size, LANES))
-        rx, ry, rz = np.empty(LANES), np.empty(LANES), np.empty(LANES)
+        rx, ry, rz, zero = np.empty(LANES), np.empty(LANES), np.empty(LANES), np.empty((l + 1) * LANES)
         for lane in range(LANES):
             k = min(first + lane, nket - 1)
             rx[lane] = bra_centre[i, 0] - ket_centre[k, 0]
@@ -127,18 +148,11 @@ def r_loop(l, bra_exponent, bra_centre, ket_exponent, ket_centre, parameter, tab
             rz[lane] = bra_centre[i, 2] - ket_centre[k, 2]
             r2 = rx[lane] * rx[lane] + ry[lane] * ry[lane] + rz[lane] * rz[lane]
             zeros(l, bra_exponent[i], ket_exponent[k], r2, parameter, table, zero, lane, LANES)
-        for m in range(l, -1, -1):
-            new, old = old, new
-            degree = l - m
-            for lane in range(LANES):
-                new[0, lane] = zero[m * LANES + lane]
-            for t in range(1, (degree + 1) * (degree + 2) * (degree + 3) // 6):
-                indices, rule = words[t, 0], words[t, 1]
-                for lane in range(LANES):
-                    new[t, lane] = r_step(indices, rule, rx[lane], ry[lane], rz[lane], old[:, lane], 0)
+        last = recur(l, zero, rx, ry, rz, words, np.empty(size * LANES), np.empty(size * LANES))
         for lane in range(min(LANES, nket - first)):
+            target = r[i, first + lane]
             for t in range(size):
-                r[i, first + lane, t] = new[t, lane]
+                target[t] = last[t * LANES + lane]
 
 
 def assemble_loop(r, index, pq):
@@ -147,9 +161,11 @@ def assemble_loop(r, index, pq):
     np_, nq = index.shape
     for n in prange(nbra * np_):
         i, p = n // np_, n % np_
+        where = index[p]
         for k in range(nket):
+            source, target = r[i, k], pq[n, k * nq : (k + 1) * nq]
             for q in range(nq):
-                pq[n, k * nq + q] = r[i, k, index[p, q]]
+                target[q] = source[where[q]]
 
 
 def scatter_loop(block, bra, ket, ao_bra, ao_ket, same_pieces, swap, box, out):
@@ -185,9 +201,17 @@ def scatter_blocks(aosym):
 
 @cache
 def gather_index(l_bra, l_ket):
-    """Shape (N_p, N_q), int32: idx(p+q)."""
+    """Shape (N_p, N_q), uint32: idx(p+q). Unsigned, since Numba would look for negative ones at every use."""
     p, q = packed_hermite(l_bra), packed_hermite(l_ket)
-    return sum_ordinal(p[:, None], q[None, :]).astype(np.int32)
+    return sum_ordinal(p[:, None], q[None, :]).astype(np.uint32)
+
+
+@cache
+def lane_table(l):
+    """`recurrence.recurrence_table` for arrays [t][lane]: its ordinals times LANES."""
+    words = recurrence.recurrence_table(l).astype(np.uint32)
+    words[:, 0] *= LANES
+    return words
 
 
 @cache
@@ -250,6 +274,7 @@ class CpuBackend:
         self.table = operators.operator_table(operator)
         self.max_memory = max_memory
         self.taken = 0  # bytes of the block that is being filled
+        self.kept = {}
 
     def memory_left(self):
         """Bytes that may be allocated."""
@@ -258,6 +283,13 @@ class CpuBackend:
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs`."""
         return 8 * pairs.nprim * pairs.nab * pairs.nherm
+
+    def workspace(self, name, shape):
+        """An array that the next call under this `name` takes again: fresh memory costs page faults."""
+        size = int(np.prod(shape))
+        if name not in self.kept or len(self.kept[name]) < size:
+            self.kept[name] = np.empty(size)
+        return self.kept[name][:size].reshape(shape)
 
     def chunk_bytes(self, bra, ket):
         """Bytes that one bra pair with one ket pair takes at most: r, [p|q], (ab|q] and (ab|cd)."""
@@ -270,13 +302,14 @@ class CpuBackend:
         return self.chunk_bytes(bra, ket) + self.hermite_bytes(bra) + self.hermite_bytes(ket)
 
     def chunk_pairs(self, bra, ket):
-        """Bra and ket pairs, about as many of each, whose [p|q] stays in cache, and that leave memory to others."""
+        """Bra and ket pairs whose [p|q] stays in cache, about as many of each but at least a few LANES of ket pairs."""
         room = PQ_BYTES
         if self.max_memory is not None:
             held = self.taken + self.hermite_bytes(bra) + self.hermite_bytes(ket)
             room = min(room, (self.memory_left() - held) // 3)
         area = max(1, room // self.chunk_bytes(bra, ket))
-        nbra = max(1, min(len(bra), max(isqrt(area), area // len(ket))))
+        nket = min(len(ket), max(isqrt(area), min(area, 2 * LANES)))
+        nbra = max(1, min(len(bra), area // nket))
         return nbra, max(1, area // nbra)
 
     def result(self, shape, out=None):
@@ -319,7 +352,7 @@ class CpuBackend:
         owner = np.repeat(np.arange(pairs.npair), np.diff(pairs.start))
         h_matrices()(
             pairs.start, owner, pairs.la, pairs.lb, pairs.exponent, pairs.pa, pairs.pb, pairs.coef_a, pairs.coef_b,
-            angular_tables(pairs.la, pairs.pure), angular_tables(pairs.lb, pairs.pure), hermite_triples(pairs.l), ket, h,
+            *(angular_tables(l, pairs.pure) for l in (pairs.la, pairs.lb)), hermite_triples(pairs.l), ket, h,
         )  # fmt: skip
         return h
 
@@ -327,19 +360,19 @@ class CpuBackend:
         """Steps 2 and 3: r[i, k, t], shape (bra primitives, ket primitives, nherm(L))."""
         bra, ket = ab.pairs, cd.pairs
         l = bra.l + ket.l
-        r = np.empty((bra.nprim, ket.nprim, nherm(l)))
+        r = self.workspace("r", (bra.nprim, ket.nprim, nherm(l)))
         r_integrals(self.operator.kind)(
             l, bra.exponent, bra.centre, ket.exponent, ket.centre,
-            self.operator.parameter, self.table, recurrence.recurrence_table(l), r,
+            self.operator.parameter, self.table, lane_table(l), r,
         )  # fmt: skip
         return r
 
     def transform_bra(self, h, ab, cd, r):
         """Step 4: (ab|q], shape (bra pairs, nab, ket primitives * N_q)."""
         bra, ket = ab.pairs, cd.pairs
-        pq = np.empty((bra.nprim * bra.nherm, ket.nprim * ket.nherm))
+        pq = self.workspace("pq", (bra.nprim * bra.nherm, ket.nprim * ket.nherm))
         assemble()(r, gather_index(bra.l, ket.l), pq)
-        abq = np.empty((bra.npair, bra.nab, pq.shape[1]))
+        abq = self.workspace("abq", (bra.npair, bra.nab, pq.shape[1]))
         for run, rows, h_ab in h_runs(h, ab):
             np.matmul(h_ab, pq[rows].reshape(len(h_ab), h_ab.shape[2], -1), out=abq[run])
         return abq

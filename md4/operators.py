@@ -148,7 +148,6 @@ LARGEST_STEP = 0.2  # of the trapezoidal rule for yukawa and slater, in ln(1/t^2
 STEP_PER_WIDTH = 0.45  # ... and in units of the peak's width; see `make_damped`
 NEGLIGIBLE = 1e-18
 MOST_STEPS = 4000  # never reached: some 600 were the most seen
-BISECTIONS = 60
 
 
 def prefactor(p, q):
@@ -239,7 +238,7 @@ def make_upper_segment(jit):
             x = length * table[NODE_ROW, i]
             s = x * (2.0 * a + x)
             total += table[WEIGHT_ROW, i] * power(exp(-t * s), 1.0 + s / theta, m)
-        decay = exp(-0.5 * t * theta)  # in two halves, since (scale theta)^m may be huge
+        decay = exp(-0.5 * t * theta)  # its square root, since (scale theta)^m may be huge
         return power(factor * length * total * decay, scale * theta, m) * decay
 
     return jit(upper_segment)
@@ -272,7 +271,7 @@ def damped_peak(m, j, t, u):
     The derivative of its logarithm in y = ln w is a cubic in w over (1+w)^2 with one sign change: it has one root.
     """
     low, high = -300.0, 300.0
-    for _ in range(BISECTIONS):
+    for _ in range(60):
         y = 0.5 * (low + high)
         w = exp(y)
         s = 1.0 / (1.0 + w)
@@ -396,5 +395,5 @@ def kind_table(kind):
         return np.zeros((1, 1))
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     rows = np.zeros((2, boys_table().shape[1]))
-    rows[0, :NODES], rows[1, :NODES] = (nodes + 1) / 2, weights / 2
+    rows[:, :NODES] = (nodes + 1) / 2, weights / 2
     return np.concatenate([boys_table(), rows])

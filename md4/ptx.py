@@ -4,9 +4,11 @@ One intrinsic is one operation on a whole register tile, unrolled while code is 
 registers as one UniTuple. The only file that speaks LLVM.
 
 A tile is `mt` x `nt` fragments of 16 x 8, four doubles a lane: c0, c1 in row lane/4 and columns 2(lane%4)+{0,1}, c2, c3
-eight rows below. Operands come in panels, 8 x 8 blocks in row-major order, with the inner index running along a block's
-row. An operand's lane takes the two doubles 2 lane, 2 lane + 1 of a block: row lane/4 and inner indices 2(lane%4)+{0,1}.
-The instruction's own order of the inner index differs, alike for both operands, which changes nothing in a sum.
+eight rows below. For one step of 8 in the inner index k, the lane's left operand is a0..a3 = (row, k), (row+8, k),
+(row, k+1), (row+8, k+1) with row = lane/4 and k = 2(lane%4), its right operand b0, b1 = (k, column), (k+1, column) with
+column = lane/4. (The instruction calls these k indices lane%4 and lane%4 + 4; a sum does not care, if both operands
+agree.) So 16 bytes of a right operand lie in a row of an 8 x 8 block [column][k], and a tile of columns is, as it
+comes out, a right operand of the next product.
 """
 
 from functools import cache
@@ -61,17 +63,25 @@ def shared_address(typingctx, array):
     return types.int32(array), codegen
 
 
-@intrinsic
-def copy_async(typingctx, address, array, index):
-    """Starts the copy of 16 bytes from array[index] in global memory to a shared address."""
+@cache
+def make_copy_async(count, stride):
+    """Intrinsic (address, array, index, limit): the thread starts `count` copies of 16 bytes to shared memory.
 
-    def codegen(context, builder, signature, args):
-        source = element_address(context, builder, signature.args[1], args[1], args[2])
-        text = "cp.async.cg.shared.global [$0], [$1], 16;"
-        call_asm(builder, ir.VoidType(), [args[0], source], text, "r,l", effects=True)
-        return context.get_dummy_value()
+    Copy n goes from array[index + 2 stride n] to address + 16 stride n, for n < limit; the others do nothing.
+    """
+    @intrinsic
+    def copies(typingctx, address, array, index, limit):
+        def codegen(context, builder, signature, args):
+            source = element_address(context, builder, signature.args[1], args[1], args[2])
+            for n in range(count):
+                text = f"cp.async.cg.shared.global [$0+{16 * stride * n}], [$1+{16 * stride * n}], 16;"
+                text = f"{{ .reg .pred p; setp.gt.s64 p, $2, {n}; @p {text} }}"
+                call_asm(builder, ir.VoidType(), [args[0], source, args[3]], text, "r,l,l", effects=True)
+            return context.get_dummy_value()
 
-    return types.void(types.int32, array, types.int64), codegen
+        return types.void(types.int32, array, types.int64, types.int64), codegen
+
+    return copies
 
 
 @intrinsic
@@ -151,7 +161,8 @@ def mma_8x8x4(builder, c, a, b):
 def make_mma_tile(mt, nt, wide):
     """Intrinsic (tile, address, b) -> tile + A b for one step of 8 in the inner index.
 
-    `address`: the lane's place in the first of the 2 mt blocks of A in shared memory; `b`: two doubles a column block;
+    `address`: the lane's place in the left operand in shared memory, per 16 rows [k half][lane][row half], 1024 bytes;
+    `b`: two doubles a column block;
     `wide`: m16n8k8 instructions, else m8n8k4.
     """
     tile, operand = types.UniTuple(types.float64, 4 * mt * nt), types.UniTuple(types.float64, 2 * nt)
@@ -162,11 +173,10 @@ def make_mma_tile(mt, nt, wide):
         def codegen(context, builder, signature, args):
             c, b = fields(builder, args[0], 4 * mt * nt), fields(builder, args[2], 2 * nt)
             for i in range(mt):
-                a0, a2 = load_block(builder, args[1], 1024 * i)
-                a1, a3 = load_block(builder, args[1], 1024 * i + 512)
+                a = load_block(builder, args[1], 1024 * i) + load_block(builder, args[1], 1024 * i + 512)
                 for j in range(nt):
                     n = 4 * (i * nt + j)
-                    c[n : n + 4] = mma(builder, c[n : n + 4], [a0, a1, a2, a3], b[2 * j : 2 * j + 2])
+                    c[n : n + 4] = mma(builder, c[n : n + 4], a, b[2 * j : 2 * j + 2])
             return aggregate(builder, context.get_value_type(tile), c)
 
         return tile(tile, types.int32, operand), codegen
@@ -285,37 +295,46 @@ def make_store_panels(mt, nt):
 
 
 @cache
-def make_store_column(mt, nt):
-    """Intrinsic (tile, j, array, first, row_stride, col_stride, nrows, ncols): fragment column j, element by element.
+def make_store_columns(mt, nt):
+    """Intrinsic that writes a tile of (ab|cd), rows cd, element by element.
 
-    The lane's element of row 8 i (i = 0.. 2 mt - 1) and column e = 0, 1 goes to
-    array[first + 8 i row_stride + e col_stride] where 8 i < nrows and e < ncols: the caller subtracts the lane's own
-    row and column from `nrows` and `ncols`. `j` is a run-time number; the right fragment is selected by comparison.
+    (tile, array, first, column, ncol, rows8, s_ij, s_ab, s_cd, ncd, nab, ab): column fragment j stands for block
+    c % rows8 of ab of bra pair c // rows8, c = column + j < ncol. `first` holds the lane's row, and `ncd` what is left
+    beyond it; `ab` is the lane's column in a fragment. Stores run along a row of 8 lanes: 64 contiguous bytes.
     """
     tile = types.UniTuple(types.float64, 4 * mt * nt)
 
     @intrinsic
-    def store_column(typingctx, acc, j, array, first, row_stride, col_stride, nrows, ncols):
+    def store_columns(typingctx, acc, array, first, column, ncol, rows8, s_ij, s_ab, s_cd, ncd, nab, ab):
         def codegen(context, builder, signature, args):
             c = fields(builder, args[0], 4 * mt * nt)
-            base = element_address(context, builder, signature.args[2], args[2], args[3])
-            row_step, col_step = builder.mul(args[4], I64(64)), builder.mul(args[5], I64(8))
-            for i in range(2 * mt):
-                with builder.if_then(builder.icmp_signed(">", args[6], I64(8 * i))):
-                    row = builder.add(base, builder.mul(row_step, I64(i)))
+            column, ncol, rows8, s_ij, s_ab, s_cd, ncd, nab, lane_ab = args[3:]
+            base = element_address(context, builder, signature.args[1], args[1], args[2])
+            row_step, ab_step = builder.mul(s_cd, I64(64)), builder.mul(s_ab, I64(8))
+            for j in range(nt):
+                this = builder.add(column, I64(j))
+                with builder.if_then(builder.icmp_signed("<", this, ncol)):
+                    ij = builder.udiv(this, rows8)
+                    block = builder.sub(this, builder.mul(ij, rows8))
+                    ab = builder.add(builder.mul(block, I64(8)), lane_ab)
+                    offset = builder.add(builder.mul(ij, s_ij), builder.mul(ab, s_ab))
+                    place = builder.add(base, builder.mul(offset, I64(8)))
                     for e in range(2):
-                        value = c[4 * (i // 2) * nt + 2 * (i % 2) + e]
-                        for k in range(1, nt):
-                            this = builder.icmp_signed("==", args[1], I64(k))
-                            value = builder.select(this, c[4 * ((i // 2) * nt + k) + 2 * (i % 2) + e], value)
-                        with builder.if_then(builder.icmp_signed(">", args[7], I64(e))):
-                            address = builder.add(row, builder.mul(col_step, I64(e)))
-                            call_asm(
-                                builder, ir.VoidType(), [address, value], "st.global.f64 [$0], $1;", "l,d", effects=True
-                            )
+                        with builder.if_then(builder.icmp_signed("<", builder.add(ab, I64(e)), nab)):
+                            address = builder.add(place, ab_step) if e else place
+                            for i in range(2 * mt):
+                                value = c[4 * ((i // 2) * nt + j) + 2 * (i % 2) + e]
+                                store_below(builder, address, value, builder.sub(ncd, I64(8 * i)))
+                                address = builder.add(address, row_step)
             return context.get_dummy_value()
 
         index = types.int64
-        return types.void(tile, index, array, index, index, index, index, index), codegen
+        return types.void(tile, *[array if n == 0 else index for n in range(11)]), codegen
 
-    return store_column
+    return store_columns
+
+
+def store_below(builder, address, value, room):
+    """A double to global memory if `room` > 0."""
+    text = "{ .reg .pred p; setp.gt.s64 p, $2, 0; @p st.global.f64 [$0], $1; }"
+    call_asm(builder, ir.VoidType(), [address, value, room], text, "l,d,l", effects=True)

@@ -81,5 +81,10 @@ def r_stride(l):
 
 
 def r_group(l):
-    """Threads that share one quartet in the r kernel."""
-    return 8 if l <= 2 else 16 if l <= 4 else 32 if l <= 8 else 64 if l <= 13 else 128
+    """Threads that share one quartet in the r kernel: each has a few of the nherm(l) triples."""
+    return 8 if l <= 4 else 32 if l <= 8 else 64 if l <= 11 else 128 if l <= 15 else 256
+
+
+def r_threads(l):
+    """Threads of a block of the r kernel."""
+    return max(R_THREADS, r_group(l))

@@ -1,8 +1,8 @@
 """Step 1 on the GPU: H matrices as panels.
 
-A panel is [p block][row block][8 rows][8 p]: 8 x 8 blocks in row-major order, zero-padded, so that staging is one
-contiguous copy and a lane's operand is 16 contiguous bytes in either transform. One block of threads makes the panel of
-one primitive pair: E coefficients of the three axes in shared memory, then element by element.
+A panel is zero-padded [p block of 8][fragment of 16 rows][p half][lane][row half], the order in which a left operand
+is read, so that staging is one contiguous copy and a lane's operand is 16 contiguous bytes. One block of threads makes
+the panel of one primitive pair: E coefficients of the three axes in shared memory, then element by element.
 """
 
 import numpy as np
@@ -29,9 +29,20 @@ def packed_triples(l):
     return (t[:, 0] + (t[:, 1] << 8) + (t[:, 2] << 16)).astype(np.int32)
 
 
+def panel_row(n):
+    """Row within its fragment of 16 of element n of a panel (device function)."""
+    return ((n >> 3) & 7) + 8 * (n & 1)
+
+
+def panel_inner(n):
+    """Inner index within its block of 8 of element n of a panel (device function)."""
+    return 2 * ((n >> 1) & 3) + ((n >> 6) & 1)
+
+
 def h_panels():
     """Kernel factory; all sizes are run-time numbers."""
     e_coefficient, h_element = jit_device(hermite.e_coefficient), jit_device(hermite.h_element)
+    row_of, inner_of = jit_device(panel_row), jit_device(panel_inner)
 
     def kernel(
         records, width, la, lb, nctr_b, start_a, powers_a, weights_a, start_b, powers_b, weights_b, triples,
@@ -55,8 +66,9 @@ def h_panels():
         nb = nctr_b * ncomp_b
         nctr_a = nab // (nb * ncomp_a)
         for n in range(tid, nk8 * nrow8 * 64, H_THREADS):
-            row = ((n >> 6) % nrow8) * 8 + ((n >> 3) & 7)
-            p = ((n >> 6) // nrow8) * 8 + (n & 7)
+            fragment = n >> 7
+            row = fragment % (nrow8 // 2) * 16 + row_of(n)
+            p = fragment // (nrow8 // 2) * 8 + inner_of(n)
             value = 0.0
             if row < nab and p < triples.size:
                 a, b = row // nb, row % nb

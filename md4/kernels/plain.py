@@ -7,6 +7,7 @@ Same operands, same result, same layouts as `md4.kernels.transform`. A block of 
 from md4.angular import sum_ordinal
 from md4.device import F64, I32, I64, cuda, jit_device, types
 from md4.dispatch import Kernel
+from md4.kernels.hermite import panel_inner, panel_row
 
 THREADS = 128
 TILE_BLOCKS = 4  # blocks of 8 along either side of the tile
@@ -24,6 +25,7 @@ def accumulate(a, b, c, row, column):
 def plain_bra_transform():
     """Kernel factory for step 4."""
     add, ordinal = jit_device(accumulate), jit_device(sum_ordinal)
+    row_of, inner_of = jit_device(panel_row), jit_device(panel_inner)
 
     def kernel(
         h, first_prim, start, first_pair, h_rows, r, r_stride, nket, pwords, qwords, np8, nq8, abq, abq_rows, npair,
@@ -42,7 +44,9 @@ def plain_bra_transform():
         for prim in range(first, last):
             for k in range(np8):
                 for n in range(tid, 256, THREADS):
-                    a[n] = h[((prim * np8 + k) * h_rows + min(first_row + n // 64, h_rows - 1)) * 64 + n % 64]
+                    fragment = min(first_row // 2 + n // 128, h_rows // 2 - 1)
+                    place = (n // 128 * 16 + row_of(n)) * 8 + inner_of(n)
+                    a[place] = h[((prim * np8 + k) * (h_rows // 2) + fragment) * 128 + n % 128]
                     this = min(first_column + n // 64, ncol - 1)
                     q = qwords[this % nq8 * 8 + n // 8 % 8]
                     source = ((prim - first_prim) * nket + this // nq8) * r_stride
@@ -63,7 +67,7 @@ def plain_bra_transform():
 
 def plain_ket_transform():
     """Kernel factory for step 5."""
-    add = jit_device(accumulate)
+    add, row_of, inner_of = jit_device(accumulate), jit_device(panel_row), jit_device(panel_inner)
 
     def kernel(
         h, first_prim, start, first_pair, h_rows, abq, abq_rows, npair, nq8, nab, ncd, out, out_first, s_ij, s_kl, s_ab,
@@ -81,7 +85,9 @@ def plain_ket_transform():
         row, column, ncol = tid // 8 * 2, tid % 8 * 4, npair * abq_rows
         for step in range(first * nq8, last * nq8):
             for n in range(tid, 256, THREADS):
-                a[n] = h[(step * h_rows + min(first_row + n // 64, h_rows - 1)) * 64 + n % 64]
+                fragment = min(first_row // 2 + n // 128, h_rows // 2 - 1)
+                place = (n // 128 * 16 + row_of(n)) * 8 + inner_of(n)
+                a[place] = h[(step * (h_rows // 2) + fragment) * 128 + n % 128]
                 this = min(first_column + n // 64, ncol - 1)
                 b[n] = abq[((step - first_prim * nq8) * ncol + this) * 64 + n % 64]
             cuda.syncthreads()

@@ -4,22 +4,29 @@ A group of threads shares one quartet. Each thread makes its own [0]^(m); then r
 buffers in shared memory, m falling, and r^(0) goes to global memory.
 """
 
+import numpy as np
+
 from md4 import operators, recurrence
 from md4.angular import nherm
-from md4.device import F64, F64_2D, I32_2D, cuda, jit_device, table_on_device, types
+from md4.device import F64, F64_2D, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.tiles import R_THREADS, r_group, r_stride
+from md4.tiles import r_group, r_stride, r_threads
+
+
+def packed_rules(l):
+    """`recurrence_table` with both words of a triple in one int64."""
+    words = recurrence.recurrence_table(l).astype(np.int64)
+    return words[:, 0] + (words[:, 1] << 32)
 
 
 def r_integrals(l, kind):
-    """Kernel factory: (bra records, their width, first, ket records, width, first, nket, quartets, ...) -> r."""
+    """Kernel factory; records of the bra and ket primitives and a chunk of them -> r."""
     zero = operators.zero_function(kind, jit_device)
     step = jit_device(recurrence.r_step)
-    group, stride, count = r_group(l), r_stride(l), nherm(l)
-    quartets = R_THREADS // group
-    boys_width = l + 2
+    group, stride, count, threads = r_group(l), r_stride(l), nherm(l), r_threads(l)
+    quartets, boys_width = threads // group, l + 2
 
-    def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, words, r):
+    def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, rules, r):
         shared = cuda.shared.array(0, types.float64)
         place, lane = cuda.threadIdx.x // group, cuda.threadIdx.x % group
         n = types.int64(cuda.blockIdx.x) * quartets + place
@@ -38,23 +45,27 @@ def r_integrals(l, kind):
         if lane == 0:
             shared[old] = shared[zeros + l]
         cuda.syncthreads()
+        reach = 1
         for m in range(l - 1, 0, -1):
-            degree = l - m
+            reach += (l - m + 1) * (l - m + 2) // 2  # triples of degree up to l - m
             if lane == 0:
                 shared[new] = shared[zeros + m]
-            for t in range(lane if lane > 0 else group, (degree + 1) * (degree + 2) * (degree + 3) // 6, group):
-                shared[new + t] = step(words[t, 0], words[t, 1], rx, ry, rz, shared, old)
+            for t in range(lane if lane > 0 else group, reach, group):
+                rule = rules[t]
+                shared[new + t] = step(types.int32(rule), types.int32(rule >> 32), rx, ry, rz, shared, old)
             cuda.syncthreads()
             old, new = new, old
         if live:
             for t in range(lane, count, group):
                 value = shared[zeros]
                 if t > 0:
-                    value = step(words[t, 0], words[t, 1], rx, ry, rz, shared, old)
+                    rule = rules[t]
+                    value = step(types.int32(rule), types.int32(rule >> 32), rx, ry, rz, shared, old)
                 r[n * stride + t] = value
 
     i64, f64 = types.int64, types.float64
-    return Kernel(kernel, (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, I32_2D, F64), (R_THREADS, 4))
+    signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, I64, F64)
+    return Kernel(kernel, signature, (threads, 1024 // threads))
 
 
 # launcher
@@ -64,10 +75,11 @@ def launch_r(l, operator, bra, ket, total, r, stream):
     """r of all quartets; `bra` and `ket` are (records, width, first primitive, number of primitives)."""
     if total == 0:
         return
-    quartets = R_THREADS // r_group(l)
+    threads = r_threads(l)
+    quartets = threads // r_group(l)
     shared = 8 * quartets * (l + 2 + 2 * r_stride(l))
     launch(
-        Variant(r_integrals, (l, operator.kind)), -(-total // quartets), R_THREADS, stream, shared,
+        Variant(r_integrals, (l, operator.kind)), -(-total // quartets), threads, stream, shared,
         *bra[:3], *ket[:3], ket[3], total, operator.parameter,
-        table_on_device(operators.operator_table, operator), table_on_device(recurrence.recurrence_table, l), r,
+        table_on_device(operators.operator_table, operator), table_on_device(packed_rules, l), r,
     )  # fmt: skip

@@ -5,7 +5,8 @@ Both transforms are one product with a panel of H on the left (rows ab or cd) an
     step 4, a bra pair:  (ab|q]  = sum_p H[ab, p] [p|q]      columns: blocks of 8 q of every ket primitive
     step 5, a ket pair:  (ab|cd) = sum_q H[cd, q] (ab|q]     columns: blocks of 8 ab of every bra pair
 
-The panel comes to shared memory through a ring of asynchronous copies and serves all warps of a block; each warp owns
+A panel is, for every 8 of the inner index, fragments of 16 rows [k half][lane][row half], see `md4.ptx`; it is
+zero-padded. The panel comes to shared memory through a ring of asynchronous copies and serves all warps of a block; each warp owns
 `nt` column fragments. In step 4 the right operand is gathered from r in shared memory, so [p|q] never exists in memory;
 in step 5 it comes through the same ring. Between the steps (ab|q] lies in memory as
 
@@ -22,12 +23,12 @@ from md4.dispatch import Kernel, Variant, launch
 from md4.kernels import plain
 from md4.ptx import (
     commit_copies,
-    copy_async,
     make_column_state,
+    make_copy_async,
     make_gather,
     make_load_blocks,
     make_mma_tile,
-    make_store_column,
+    make_store_columns,
     make_store_panels,
     make_wait_copies,
     make_zeros,
@@ -38,21 +39,34 @@ from md4.tiles import SHARED_BYTES, blocks_of_8, choose_tile, panel_rows, r_stri
 i64 = types.int64
 
 
-def make_copy(threads):
-    """Device function: the block starts to copy `count` doubles from array[index:] to a shared address."""
+def make_copy_panel(mt, threads):
+    """Device function: the block starts to copy a panel's `mt` fragments of 16 rows, 64 pieces of 16 bytes each."""
+    pieces = -(-64 * mt // threads)
+    copies = make_copy_async(pieces, threads)
 
-    def copy(address, array, index, count, tid):
+    def copy_panel(address, array, index, tid):
+        copies(types.int32(address + 16 * tid), array, i64(index + 2 * tid), (64 * mt - tid + threads - 1) // threads)
+
+    return jit_device(copy_panel)
+
+
+def make_copy_range(threads):
+    """Device function: the block starts to copy `count` doubles from array[index:]."""
+    copies = make_copy_async(1, threads)
+
+    def copy_range(address, array, index, count, tid):
         for n in range(tid, count // 2, threads):
-            copy_async(types.int32(address + 16 * n), array, types.int64(index + 2 * n))
+            copies(types.int32(address + 16 * n), array, i64(index + 2 * n), 1)
 
-    return jit_device(copy)
+    return jit_device(copy_range)
 
 
 def bra_transform(mt, nt, warps, stages, unit, r_buffers):
     """Kernel factory for step 4; `r_buffers` 2 fetches the next bra primitive's r while this one's is used."""
     threads, columns, stage_bytes = 32 * warps, nt * warps, mt * 1024
     zeros, mma, store = make_zeros(4 * mt * nt), make_mma_tile(mt, nt, unit == "dmma16"), make_store_panels(mt, nt)
-    copy, column_state, gather = make_copy(threads), make_column_state(nt), make_gather(nt)
+    copy_panel, copy_range = make_copy_panel(mt, threads), make_copy_range(threads)
+    column_state, gather = make_column_state(nt), make_gather(nt)
     wait, wait_all = make_wait_copies(stages - 2), make_wait_copies(0)
 
     def kernel(
@@ -78,36 +92,38 @@ def bra_transform(mt, nt, warps, stages, unit, r_buffers):
 
         acc = zeros()
         if steps > 0:
-            copy(r_base, r, r_source, r_count, tid)
+            copy_range(r_base, r, r_source, r_count, tid)
         for n in range(stages - 1):
             if n < steps:
-                copy(ring + n * stage_bytes, h, source + n * panel, mt * 128, tid)
+                copy_panel(ring + n * stage_bytes, h, source + n * panel, tid)
             commit_copies()
+        source += (stages - 1) * panel
         step, slot, r_address = 0, 0, r_base
         for prim in range(last - first):
             if prim > 0:
                 if r_buffers == 1:
                     cuda.syncthreads()
-                    copy(r_base, r, r_source + prim * nket * r_stride, r_count, tid)
+                    copy_range(r_base, r, r_source + prim * nket * r_stride, r_count, tid)
                     commit_copies()
                     wait_all()
                 else:
                     r_address = types.int32(r_base + (prim & 1) * (8 * r_count))
-            p0, p1 = pwords[2 * (lane & 3)], pwords[2 * (lane & 3) + 1]
+            mine = 2 * (lane & 3)
+            p0, p1 = pwords[mine], pwords[mine + 1]
             for k in range(np8):
                 wait()
                 cuda.syncthreads()
-                ahead = step + stages - 1
-                if ahead < steps:
+                if step + stages - 1 < steps:
                     filled = slot + stages - 1 if slot == 0 else slot - 1
-                    copy(ring + filled * stage_bytes, h, source + ahead * panel, mt * 128, tid)
+                    copy_panel(ring + filled * stage_bytes, h, source, tid)
                 if r_buffers == 2 and k == 0 and prim + 1 < last - first:
                     other = types.int32(r_base + ((prim + 1) & 1) * (8 * r_count))
-                    copy(other, r, r_source + (prim + 1) * nket * r_stride, r_count, tid)
+                    copy_range(other, r, r_source + (prim + 1) * nket * r_stride, r_count, tid)
                 commit_copies()
+                source += panel
                 b = gather(r_address, p0, p1, state)
-                following = min(k + 1, np8 - 1) * 8 + 2 * (lane & 3)
-                p0, p1 = pwords[following], pwords[following + 1]
+                mine = min(k + 1, np8 - 1) * 8 + 2 * (lane & 3)
+                p0, p1 = pwords[mine], pwords[mine + 1]
                 acc = mma(acc, types.int32(ring + slot * stage_bytes + 16 * lane), b)
                 step += 1
                 slot = slot + 1 if slot + 1 < stages else 0
@@ -123,8 +139,9 @@ def ket_transform(mt, nt, warps, stages, unit):
     """Kernel factory for step 5; both operands come through the ring."""
     threads, columns = 32 * warps, nt * warps
     b_offset, stage_bytes = mt * 1024, mt * 1024 + nt * warps * 512
-    zeros, mma, store = make_zeros(4 * mt * nt), make_mma_tile(mt, nt, unit == "dmma16"), make_store_column(mt, nt)
-    copy, load, wait = make_copy(threads), make_load_blocks(nt), make_wait_copies(stages - 2)
+    zeros, mma, store = make_zeros(4 * mt * nt), make_mma_tile(mt, nt, unit == "dmma16"), make_store_columns(mt, nt)
+    copy_panel, copy_columns = make_copy_panel(mt, threads), make_copy_async(nt, threads)
+    load, wait = make_load_blocks(nt), make_wait_copies(stages - 2)
 
     def kernel(
         h, first_prim, start, first_pair, h_rows, abq, abq_rows, npair, nq8, nab, ncd, out, out_first, s_ij, s_kl, s_ab,
@@ -138,37 +155,37 @@ def ket_transform(mt, nt, warps, stages, unit):
         first, last = start[first_pair + pair], start[first_pair + pair + 1]
         panel, ncol = h_rows * 64, npair * abq_rows
         source, steps = first * nq8 * panel + row_block * (mt * 128), (last - first) * nq8
-        b_source = (first - first_prim) * nq8 * ncol * 64 + first_column * 64
-        b_count = min(i64(columns), ncol - first_column) * 64
+        b_source = (first - first_prim) * nq8 * ncol * 64 + first_column * 64 + 2 * tid
+        b_pieces = (min(i64(columns), ncol - first_column) * 32 - tid + threads - 1) // threads
+        b_ring = ring + b_offset + 16 * tid
 
         acc = zeros()
         for n in range(stages - 1):
             if n < steps:
-                copy(ring + n * stage_bytes, h, source + n * panel, mt * 128, tid)
-                copy(ring + n * stage_bytes + b_offset, abq, b_source + n * ncol * 64, b_count, tid)
+                copy_panel(ring + n * stage_bytes, h, source, tid)
+                copy_columns(types.int32(b_ring + n * stage_bytes), abq, b_source, b_pieces)
             commit_copies()
+            source += panel
+            b_source += ncol * 64
         slot = 0
         for step in range(steps):
             wait()
             cuda.syncthreads()
-            ahead = step + stages - 1
-            if ahead < steps:
+            if step + stages - 1 < steps:
                 filled = slot + stages - 1 if slot == 0 else slot - 1
-                copy(ring + filled * stage_bytes, h, source + ahead * panel, mt * 128, tid)
-                copy(ring + filled * stage_bytes + b_offset, abq, b_source + ahead * ncol * 64, b_count, tid)
+                copy_panel(ring + filled * stage_bytes, h, source, tid)
+                copy_columns(types.int32(b_ring + filled * stage_bytes), abq, b_source, b_pieces)
             commit_copies()
+            source += panel
+            b_source += ncol * 64
             here = ring + slot * stage_bytes + 16 * lane
             b = load(types.int32(here + b_offset + warp * (nt * 512)))
             acc = mma(acc, types.int32(here), b)
             slot = slot + 1 if slot + 1 < stages else 0
 
-        cd = row_block * (mt * 16) + (lane >> 2)
+        cd, column = row_block * (mt * 16) + (lane >> 2), first_column + warp * nt
         base = out_first + pair * s_kl + cd * s_cd
-        for j in range(nt):
-            column = first_column + warp * nt + j
-            if column < ncol:
-                ij, ab = column // abq_rows, column % abq_rows * 8 + 2 * (lane & 3)
-                store(acc, i64(j), out, base + ij * s_ij + ab * s_ab, s_cd, s_ab, ncd - cd, nab - ab)
+        store(acc, out, base, column, ncol, abq_rows, s_ij, s_ab, s_cd, ncd - cd, nab, 2 * (lane & 3))
 
     signature = (F64, i64, I64, i64, i64, F64, *[i64] * 5, F64, *[i64] * 7)
     return Kernel(kernel, signature, (threads, max(1, 8 // warps)))

@@ -1,0 +1,156 @@
+"""What the tests of the engine share: molecules, libcint's blocks, the oracle's cases, and the transfer to the host."""
+
+import json
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, product
+from pathlib import Path
+
+import numpy as np
+from pyscf import gto
+
+from md4 import reference
+from md4.basis import Basis, Shell, shell_letter
+
+WATER = "O 0 0 0.1173; H 0 0.7572 -0.4692; H 0 -0.7572 -0.4692"
+HYDROGEN_FLUORIDE = "H 0 0 0; F 0 0 0.917"
+METHANE = "C 0 0 0; H 0.63 0.63 0.63; H -0.63 -0.63 0.63; H -0.63 0.63 -0.63; H 0.63 -0.63 -0.63"
+LMAX = 6  # i functions
+# Four centres whose shells overlap well, so that no block is small by cancellation of multipoles.
+CENTRES = np.array([[0.1, -0.2, 0.3], [-0.4, 0.5, -0.1], [0.3, 0.4, -0.5], [-0.2, -0.3, -0.6]])
+
+
+def host(result):
+    """A result of the engine as an ndarray on the host."""
+    return result.copy_to_host() if hasattr(result, "copy_to_host") else np.asarray(result)
+
+
+def molecule(atom, basis, **kwargs):
+    """A built molecule, quietly."""
+    return gto.M(atom=atom, basis=basis, verbose=0, spin=None, **kwargs)
+
+
+def relative_error(ours, theirs):
+    """Largest absolute error over the largest element."""
+    return abs(ours - theirs).max() / abs(theirs).max()
+
+
+# classes --------------------------------------------------------------------------------------------------------------
+
+
+def class_name(ls):
+    """(la, lb, lc, ld) as '(ab|cd)'."""
+    a, b, c, d = map(shell_letter, ls)
+    return f"({a}{b}|{c}{d})"
+
+
+def all_classes(lmax=LMAX):
+    """Every (la lb|lc ld) up to `lmax`, one for its eight permutations."""
+    pairs = [(a, b) for b, a in combinations_with_replacement(range(lmax + 1), 2)]
+    return [(*bra, *ket) for ket, bra in combinations_with_replacement(sorted(pairs), 2)]
+
+
+def ladder(lmax=LMAX):
+    """The families (ll|ll), (ls|ls) and (ll|ss)."""
+    return sorted({ls for l in range(lmax + 1) for ls in ((l, l, l, l), (l, 0, l, 0), (l, l, 0, 0))})
+
+
+def mixed_classes(count, lmax=LMAX, seed=0):
+    """A seeded choice of the classes that are not in `ladder`, in random order of shells."""
+    rng = np.random.default_rng(seed)
+    rest = [ls for ls in all_classes(lmax) if ls not in set(ladder(lmax))]
+    chosen = [rest[i] for i in rng.choice(len(rest), count, replace=False)]
+    return [tuple(int(l) for l in rng.permutation(ls)) for ls in chosen]
+
+
+@dataclass(frozen=True)
+class Quartet:
+    """Four shells, one on each of `CENTRES`, with `nprim[i]` primitives; the same for libcint and for md4."""
+
+    ls: tuple
+    nprim: tuple = (1, 1, 1, 1)
+    cart: bool = False
+    seed: int = 0
+
+    def mol(self):
+        rng = np.random.default_rng([self.seed, *self.ls])
+        basis = {}
+        for i, (l, n) in enumerate(zip(self.ls, self.nprim)):
+            exponents = np.geomspace(0.4, 6.0, n) * rng.uniform(0.9, 1.2) if n > 1 else [rng.uniform(0.6, 1.5)]
+            basis[f"H{i}"] = [[l, *([float(e), float(c)] for e, c in zip(exponents, rng.uniform(0.2, 1.0, n)))]]
+        atoms = [(f"H{i}", r) for i, r in enumerate(CENTRES)]
+        return gto.M(atom=atoms, basis=basis, unit="Bohr", cart=self.cart, verbose=0)
+
+
+# Contractions of K = 1, 5 and 25 primitive pairs on either side.
+NPRIM = {1: (1, 1, 1, 1), 5: (5, 1, 1, 5), 25: (5, 5, 5, 5)}
+
+
+def libcint_block(mol, shells=(0, 1, 2, 3), omega=0.0):
+    """One block of libcint's; that of erfc as Coulomb minus erf.
+
+    libcint's own erfc is good to 2e-11 only, from d functions on (md4.reference agrees with the difference).
+    """
+    name = "int2e_cart" if mol.cart else "int2e_sph"
+    with mol.with_range_coulomb(abs(omega)):
+        block = mol.intor_by_shell(name, shells)
+    if omega >= 0:
+        return block
+    with mol.with_range_coulomb(0.0):
+        return mol.intor_by_shell(name, shells) - block
+
+
+# the oracle -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OracleCase:
+    """A case of tests/data/reference.json; see make_reference.py."""
+
+    name: str
+    basis: Basis
+    operator: tuple
+    elements: list
+    values: np.ndarray
+    scale: float
+
+    def error(self, block):
+        """Largest error over the scale."""
+        ours = np.array([block[tuple(e)] for e in self.elements])
+        return abs(ours - self.values).max() / max(self.scale, np.finfo(float).tiny)
+
+
+def oracle_cases():
+    """All cases of reference.json."""
+    text = Path(__file__).with_name("data").joinpath("reference.json").read_text()
+    arrays = "exponents", "coefficients", "centre"
+    out = []
+    for case in json.loads(text):
+        shells = [Shell(s["l"], *(np.array(s[k]) for k in arrays)) for s in case["shells"]]
+        name, parameter = case["operator"]
+        out.append(
+            OracleCase(
+                case["name"], Basis(shells, case["pure"]), (name, parameter or 0.0), case["elements"],
+                np.array([float(v) for v in case["values"]]), float(case["scale"]),
+            )
+        )  # fmt: skip
+    return out
+
+
+def oracle_error(mol, ours, theirs, operator=("coulomb", None), count=3):
+    """Largest error, relative to the block's largest element, of the `count` elements where md4 and libcint differ most.
+
+    Of equal candidates those of fewest Cartesian terms come first, since mpmath takes its time.
+    """
+    worst = np.argsort(abs(ours - theirs), axis=None)[::-1][:count]
+    elements = [tuple(int(i) for i in np.unravel_index(w, ours.shape)) for w in worst]
+    shells = Basis.from_mol(mol).shells
+    values = reference.eri(shells, not mol.cart, operator, elements)
+    return max(abs(ours[e] - v) for e, v in zip(elements, values)) / abs(theirs).max()
+
+
+def rotations(ls):
+    """Shell indices of the eight permutations of (0 1|2 3), with the transpositions that bring each block back."""
+    bra, ket = ((0, 1), (1, 0)), ((2, 3), (3, 2))
+    orders = [x + y for x, y in product(bra, ket)]
+    orders += [y + x for x, y in product(bra, ket)]
+    return orders
