@@ -42,7 +42,9 @@ def compiled(function, name=None, **callees):
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(cache_folder() / fingerprint())
     try:
-        return njit(parallel=True, cache=True, error_model="numpy")(bound)
+        return njit(parallel=True, error_model="numpy", cache=True)(bound)
+    except RuntimeError:  # no folder that can be written to: costs time, not results
+        return njit(parallel=True, error_model="numpy")(bound)
     finally:
         numba.config.CACHE_DIR = before
 
@@ -175,14 +177,10 @@ def scatter_loop(block, bra, ket, ao_bra, ao_ket, same_pieces, swap, box, out):
         same_ab = bra[n, 0] == bra[n, 1]
         for m in range(nkl):
             same_cd = ket[m, 0] == ket[m, 1]
-            for a in range(na):
-                for b in range(nb):
-                    for c in range(nc):
-                        for d in range(nd):
-                            if is_repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, nb, nd):
-                                continue
-                            i, j, k, l = ao_bra[n, 0] + a, ao_bra[n, 1] + b, ao_ket[m, 0] + c, ao_ket[m, 1] + d
-                            place(block[n, m, a, b, c, d], i, j, k, l, swap, box, out)
+            for a, b, c, d in np.ndindex(na, nb, nc, nd):
+                if not is_repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, nb, nd):
+                    i, j, k, l = ao_bra[n, 0] + a, ao_bra[n, 1] + b, ao_ket[m, 0] + c, ao_ket[m, 1] + d
+                    place(block[n, m, a, b, c, d], i, j, k, l, swap, box, out)
 
 
 h_matrices = cache(lambda: compiled(h_loop))
@@ -374,16 +372,17 @@ class CpuBackend:
         assemble()(r, gather_index(bra.l, ket.l), pq)
         abq = self.workspace("abq", (bra.npair, bra.nab, pq.shape[1]))
         for run, rows, h_ab in h_runs(h, ab):
-            np.matmul(h_ab, pq[rows].reshape(len(h_ab), h_ab.shape[2], -1), out=abq[run])
+            np.matmul(h_ab, pq[rows].reshape(len(h_ab), h_ab.shape[2], pq.shape[1]), out=abq[run])
         return abq
 
     def transform_ket(self, abq, h, ab, cd, out):
         """Step 5: (ab|cd) into out, shape (bra pairs, ket pairs, nab, ncd) of any strides."""
-        rows = abq.reshape(-1, abq.shape[2])
+        nbra, nab, inner = abq.shape
+        rows = abq.reshape(nbra * nab, inner)
         for run, columns, h_cd in h_runs(h, cd):
             left = rows[:, columns].reshape(len(rows), len(h_cd), h_cd.shape[2])
             block = np.matmul(left.transpose(1, 0, 2), h_cd.transpose(0, 2, 1))
-            out[:, run] = block.reshape(len(h_cd), *abq.shape[:2], -1).transpose(1, 0, 2, 3)
+            out[:, run] = block.reshape(len(h_cd), nbra, nab, cd.pairs.nab).transpose(1, 0, 2, 3)
 
 
 def h_runs(h, prepared):

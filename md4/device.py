@@ -1,17 +1,19 @@
 """The GPU as md4 sees it: the one importer of numba.cuda's runtime, streams, and memory with a hard cap."""
 
+import weakref
 from functools import cache
+from math import prod
 
 import numpy as np
+from cuda.bindings import driver
 from numba import cuda
 from numba.cuda import types
 
+from md4.dlpack import DeviceArray
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
 
-__all__ = ["F64", "I32", "I64", "Pool", "as_stream", "cuda", "gpu_available", "jit_device", "types"]
-
 F64, F64_2D = types.float64[::1], types.float64[:, ::1]
-I32, I32_2D = types.int32[::1], types.int32[:, ::1]
+I32 = types.int32[::1]
 I64, I64_2D = types.int64[::1], types.int64[:, ::1]
 
 # Left to the driver and to kernels' local memory when md4 may take all that is free.
@@ -64,6 +66,40 @@ def as_stream(stream):
     raise ArgumentError(f"stream must be an integer handle or a Numba, CuPy or PyTorch stream, not {stream!r}.")
 
 
+class Buffer:
+    """A 1-D or 2-D C-contiguous array in device memory, as light as launches want it.
+
+    Attributes
+    ----------
+    pointer : int
+        Device address.
+    shape : tuple of int
+    itemsize : int
+        Bytes.
+    owner
+        What keeps the memory alive.
+    """
+
+    __slots__ = ("itemsize", "owner", "pointer", "shape")
+
+    def __init__(self, pointer, shape, itemsize, owner):
+        self.pointer, self.shape, self.itemsize, self.owner = pointer, shape, itemsize, owner
+
+    @property
+    def size(self):
+        return prod(self.shape)
+
+    def part(self, first, shape):
+        """The items from `first` on, in another shape."""
+        return Buffer(self.pointer + first * self.itemsize, shape, self.itemsize, self.owner)
+
+
+def as_buffer(array):
+    """A device array of any kind as one row of float64."""
+    interface = array.__cuda_array_interface__
+    return Buffer(interface["data"][0], (prod(interface["shape"]),), 8, array)
+
+
 def bucket(nbytes):
     """Size that a request is rounded up to: eight steps to the power of two."""
     step = max(512, 1 << max(0, nbytes.bit_length() - 4))
@@ -81,35 +117,34 @@ class Pool:
 
     def __init__(self, max_memory=None):
         self.cap = None if max_memory is None else int(max_memory * 1e6)
-        self.held = 0
+        self.held = self.peak = 0
         self.idle = {}
+        self.free = None
 
     def left(self):
         """Bytes that can still be handed out, idle buffers included."""
-        idle = sum(size * len(buffers) for size, buffers in self.idle.items())
-        free = max(0, cuda.current_context().get_memory_info()[0] - RESERVE_BYTES) + idle
-        return free if self.cap is None else min(free, self.cap - self.held + idle)
+        if self.free is None:
+            self.free = max(0, cuda.current_context().get_memory_info()[0] - RESERVE_BYTES)
+        idle = sum(size * len(blocks) for size, blocks in self.idle.items())
+        return self.free + idle if self.cap is None else min(self.free + idle, self.cap - self.held + idle)
 
-    def get(self, count, dtype=np.float64):
-        """A 1-D device array of at least `count` items, contents undefined.
+    def get(self, count):
+        """A buffer of `count` 8-byte items, contents undefined.
 
         Raises
         ------
         MemoryLimitError
             It would exceed the cap or the memory there is.
         """
-        itemsize = np.dtype(dtype).itemsize
-        size = bucket(int(count) * itemsize)
-        buffers = self.idle.get(size)
-        if buffers:
-            raw = buffers.pop()
-        else:
-            raw = self._allocate(size)
-        return raw.view(dtype)
+        size = bucket(8 * count)
+        blocks = self.idle.get(size)
+        memory = blocks.pop() if blocks else self._allocate(size)
+        return Buffer(memory.device_pointer_value, (count,), 8, memory)
 
     def _allocate(self, size):
         if self.cap is not None and self.held + size > self.cap:
             self.trim()
+        self.free = None  # others use the device too
         limit = self.left()
         if size > limit:
             raise MemoryLimitError(
@@ -117,29 +152,65 @@ class Pool:
                 "raise max_memory or compute less at once."
             )
         self.held += size
-        return cuda.device_array(size, np.uint8)
+        self.free -= size
+        self.peak = max(self.peak, self.held)
+        return cuda.current_context().memalloc(size)
 
-    def release(self, array):
-        """Gives a buffer of `get` back; work already on the stream may still use it."""
-        raw = array.view(np.uint8)
-        self.idle.setdefault(raw.size, []).append(raw)
+    def release(self, buffer):
+        """Takes a buffer of `get` back; work already on the stream may still use it."""
+        self.idle.setdefault(buffer.owner.size, []).append(buffer.owner)
 
     def trim(self):
         """Frees idle buffers."""
-        self.held -= sum(size * len(buffers) for size, buffers in self.idle.items())
-        self.idle = {}
+        self.held -= sum(size * len(blocks) for size, blocks in self.idle.items())
+        self.idle, self.free = {}, None
         cuda.current_context().deallocations.clear()
 
-    def upload(self, array, stream):
-        """A host array in a pool buffer."""
-        array = np.ascontiguousarray(array).reshape(-1)
-        buffer = self.get(max(1, array.size), array.dtype)
-        if array.size:
-            buffer[: array.size].copy_to_device(array, stream=stream)
-        return buffer
+    def array(self, shape):
+        """A float64 device array for a caller to keep; its share of the cap returns when it is gone."""
+        buffer = self.get(prod(shape))
+        strides = tuple(8 * prod(shape[n + 1 :]) for n in range(len(shape)))
+        array = DeviceArray(shape, strides, np.float64, gpu_data=buffer.owner)
+        weakref.finalize(array, self._forget, buffer.owner.size)
+        return array
+
+    def _forget(self, size):
+        self.held -= size
+        self.free = None
+
+    def upload(self, arrays, stream):
+        """Host arrays of 8-byte items, one after the other in one buffer, and where each begins."""
+        rows = [np.ascontiguousarray(a).reshape(-1).view(np.int64) for a in arrays]
+        packed = np.concatenate(rows)
+        buffer = self.get(max(1, packed.size))
+        copy_to_device(buffer.pointer, packed, stream)
+        edges = np.cumsum([0, *(r.size for r in rows)]).tolist()
+        return buffer, [buffer.part(e, np.shape(a)) for e, a in zip(edges, arrays)]
+
+
+def copy_to_device(pointer, array, stream):
+    """Copies a contiguous host array in stream order; the array may change once this returns."""
+    if array.nbytes:
+        (error,) = driver.cuMemcpyHtoDAsync(pointer, array.ctypes.data, array.nbytes, int(stream.handle))
+        check(error, "copying to the device")
+
+
+def copy_to_host(array, pointer, stream):
+    """Fills a contiguous host array once the stream gets there, and waits for it."""
+    (error,) = driver.cuMemcpyDtoHAsync(array.ctypes.data, pointer, array.nbytes, int(stream.handle))
+    check(error, "copying from the device")
+    stream.synchronize()
+
+
+def check(error, doing):
+    """DeviceError if a driver call failed."""
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"{doing} failed: {driver.cuGetErrorName(error)[1].decode()}.")
 
 
 @cache
 def table_on_device(make, *args):
-    """A constant table made by `make(*args)` as a device array, once a process."""
-    return cuda.to_device(np.ascontiguousarray(make(*args)))
+    """A constant table made by `make(*args)`, on the current device once a process."""
+    table = np.array(make(*args))
+    array = cuda.to_device(table)
+    return Buffer(array.device_ctypes_pointer.value, table.shape, table.itemsize, array)

@@ -5,16 +5,22 @@ A variant is a factory with a frozen tuple of compile-time facts. Files of the c
 everything that takes part in compiling, so a stale kernel is never loaded.
 """
 
+import ctypes
 import hashlib
 import os
 import pickle
+import struct
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
+from math import prod
 from pathlib import Path
 
-from md4.device import cuda, current_capability
+from cuda.bindings import driver
+
+from md4.device import Buffer, check, cuda, types
 
 TOOLCHAIN = ("numba", "numba-cuda", "llvmlite", "cuda-core", "cuda-bindings", "nvidia-cuda-nvcc", "nvidia-nvjitlink")
 
@@ -114,44 +120,75 @@ def save_kernel(path, kernel):
 compile_count = 0  # variants that this process compiled rather than loaded
 
 
+class Launcher:
+    """A compiled kernel of one device, launched by the driver with as little as possible in between.
+
+    Numba's calling convention, flattened: an array is (meminfo, parent, size, itemsize, data, *shape, *strides), all in
+    slots of 8 bytes.
+    """
+
+    def __init__(self, kernel, signature):
+        self.kernel = kernel
+        handle = int(kernel._codelibrary.get_cufunc().kernel.handle)
+        self.library_kernel, self.function = driver.CUkernel(handle), driver.CUfunction(handle)
+        self.shared = 48 << 10
+        code = ["q" * (5 + 2 * t.ndim) if hasattr(t, "ndim") else "d" if t == types.float64 else "q" for t in signature]
+        self.pack = struct.Struct("<" + "".join(code)).pack_into
+        count = sum(map(len, code))
+        self.slots = ctypes.create_string_buffer(8 * count)
+        first = ctypes.addressof(self.slots)
+        self.pointers = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
+        self.lock = threading.Lock()
+
+    def __call__(self, grid, block, stream, shared, args):
+        if shared > self.shared:
+            self.allow_shared(shared)
+        values = []
+        for arg in args:
+            if isinstance(arg, Buffer):
+                strides = (arg.itemsize,) if len(arg.shape) == 1 else (arg.shape[1] * arg.itemsize, arg.itemsize)
+                values += (0, 0, prod(arg.shape), arg.itemsize, arg.pointer, *arg.shape, *strides)
+            else:
+                values.append(arg)
+        with self.lock:
+            self.pack(self.slots, 0, *values)
+            (error,) = driver.cuLaunchKernel(
+                self.function, grid, 1, 1, block, 1, 1, shared, int(stream.handle), ctypes.addressof(self.pointers), 0
+            )
+        check(error, "launching a kernel")
+
+    def allow_shared(self, size):
+        """Raises the limit of dynamic shared memory to `size` bytes."""
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        device = cuda.current_context().device.id
+        (error,) = driver.cuKernelSetAttribute(attribute, size, self.library_kernel, device)
+        check(error, f"raising dynamic shared memory to {size} bytes")
+        self.shared = size
+
+
 @cache
-def compiled_for(variant, capability, device):
-    """Numba dispatcher with `variant` loaded or compiled for one device."""
+def launcher(variant, capability, device):
+    """`Launcher` of a variant, loaded from disk or compiled, for one device."""
     global compile_count
     kernel = variant.kernel()
-    dispatcher = cuda.jit(**kernel.options())(kernel.function)
     path = cache_folder() / fingerprint() / f"{variant.name}-sm_{capability[0]}{capability[1]}.kernel"
     compiled = load_kernel(path)
     if compiled is None:
-        compiled = dispatcher.compile(kernel.signature)
+        compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.signature)
         compile_count += 1
         save_kernel(path, compiled)
     else:
         compiled.bind()
-        dispatcher.add_overload(compiled, kernel.signature)
-    dispatcher._can_compile = False  # other argument types are a bug in a launcher
-    return dispatcher
+    return Launcher(compiled, kernel.signature)
+
+
+@cache
+def capability_of(device):
+    """Compute capability (major, minor) of a device."""
+    return tuple(cuda.gpus[device].compute_capability)
 
 
 def launch(variant, grid, block, stream, shared, *args):
-    """Launches `variant` with `shared` bytes of dynamic shared memory."""
-    dispatcher = compiled_for(variant, current_capability(), cuda.get_current_device().id)
-    if shared > 48 << 10:
-        allow_shared(dispatcher, shared)
-    dispatcher[grid, block, stream, shared](*args)
-
-
-def allow_shared(dispatcher, size):
-    """Raises the kernel's limit of dynamic shared memory to `size` bytes where it is lower."""
-    if getattr(dispatcher, "md4_shared", 0) >= size:
-        return
-    from cuda.bindings import driver
-
-    (kernel,) = dispatcher.overloads.values()
-    function = kernel._codelibrary.get_cufunc().kernel.handle
-    device = cuda.get_current_device().id
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    (error,) = driver.cuKernelSetAttribute(attribute, size, driver.CUkernel(int(function)), device)
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cannot raise dynamic shared memory to {size} bytes: {error}.")
-    dispatcher.md4_shared = size
+    """Launches `variant` with `shared` bytes of dynamic shared memory; arrays are `Buffer` objects."""
+    device = cuda.current_context().device.id
+    launcher(variant, capability_of(device), device)(grid, block, stream, shared, args)

@@ -1,11 +1,13 @@
 """The GPU backend: memory, streams, and the launch of each step; the kernels are in `md4.kernels`."""
 
+import weakref
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
 from md4.cpu import HostTensor, host_memory
-from md4.device import Pool, as_stream, cuda, current_capability, require_gpu
+from md4.device import Pool, as_buffer, as_stream, copy_to_host, cuda, current_capability, require_gpu
 from md4.errors import ArgumentError
 from md4.kernels.hermite import RECORD, launch_h_panels, pair_records, panel_size
 from md4.kernels.recurrence import launch_r
@@ -26,11 +28,19 @@ class DevicePairs:
 
 @dataclass(frozen=True)
 class DeviceBlock:
-    """Integrals (ij, kl, ab, cd) in device memory: flat array, first element, strides in elements."""
+    """Integrals (ij, kl, ab, cd) in device memory: flat buffer, first element, strides in elements."""
 
     array: object
     first: int
     strides: tuple
+    dims: tuple
+
+    @classmethod
+    def contiguous(cls, array, dims):
+        """A block of six indices `dims` in C order."""
+        _, nkl, na, nb, nc, nd = dims
+        nab, ncd = na * nb, nc * nd
+        return cls(array, 0, (nkl * nab * ncd, nab * ncd, ncd, 1), tuple(dims))
 
     def swapped(self):
         """The same with bra and ket exchanged."""
@@ -51,21 +61,19 @@ class DeviceTensor:
     """An AO tensor in device memory, filled block by block; copied to `host` at the end if there is one."""
 
     def __init__(self, backend, aosym, box, array, host):
-        self.backend, self.aosym, self.array, self.host = backend, aosym, array, host
-        self.flat = array.reshape(array.size) if array.ndim > 1 else array
-        self.box = backend.pool.upload(box, backend.stream)
+        self.backend, self.aosym, self.box, self.array, self.host = backend, aosym, box, array, host
+        self.flat = as_buffer(array)
 
     def scatter(self, block, bra, ket, basis, same_pieces, swap):
         pool, stream = self.backend.pool, self.backend.stream
-        tables = [bra.pairs, ket.pairs, basis.ao_loc[bra.pairs], basis.ao_loc[ket.pairs]]
-        places = [pool.upload(t, stream) for t in tables]
-        dims = pool.upload(np.array(block.shape, dtype=np.int64), stream)
-        shaped = [p[: t.size].reshape(t.shape) for p, t in zip(places, tables)]
+        ao_loc, dims = basis.ao_loc, np.array(block.dims)
+        tables = [bra.pairs, ket.pairs, ao_loc[bra.pairs], ao_loc[ket.pairs], dims, self.box]
+        buffer, (*places, dims, box) = pool.upload(tables, stream)
         launch_scatter(
-            self.aosym, flat(block), block.size, shaped, dims, same_pieces, swap, self.box, self.flat, stream
+            self.aosym, block.array, prod(block.dims), places, dims, same_pieces, swap, box, self.flat, stream
         )
-        for buffer in (*places, dims, self.backend.scratch_buffer(block)):
-            pool.release(buffer)
+        pool.release(buffer)
+        pool.release(block.array)
 
     def result(self):
         if self.host is None:
@@ -83,15 +91,10 @@ class StagedTensor(HostTensor):
         self.backend = backend
 
     def scatter(self, block, *args):
-        host = block.copy_to_host(stream=self.backend.stream)
-        self.backend.stream.synchronize()
-        self.backend.pool.release(self.backend.scratch_buffer(block))
+        host = np.empty(block.dims)
+        copy_to_host(host, block.array.pointer, self.backend.stream)
+        self.backend.pool.release(block.array)
         super().scatter(host, *args)
-
-
-def flat(array):
-    """A contiguous device array as one row."""
-    return array.reshape(array.size)
 
 
 class GpuBackend:
@@ -105,7 +108,6 @@ class GpuBackend:
         self.stream = as_stream(stream)
         self.pool = Pool(max_memory)
         self.unit = arithmetic_unit(current_capability())
-        self.loaned = {}
 
     # memory
 
@@ -137,14 +139,11 @@ class GpuBackend:
 
     def result(self, shape, out=None):
         """A device array for results: `out` if given and right, or a new one."""
-        if out is None:
-            size = int(np.prod(shape, dtype=object))
-            return self.pool.get(size)[:size].reshape(shape)
-        return checked_device_array(out, shape)
+        return self.pool.array(shape) if out is None else checked_device_array(out, shape)
 
     def target(self, aosym, box, shape, out, device, least_block):
         """The AO tensor to fill: on the device where it fits, else on the host."""
-        size = 8 * int(np.prod(shape, dtype=object))
+        size = 8 * prod(shape)
         room = self.pool.left()
         if device:
             if out is None and size + least_block > room:
@@ -164,21 +163,11 @@ class GpuBackend:
 
     def scratch(self, shape):
         """Room for one block."""
-        size = int(np.prod(shape, dtype=object))
-        buffer = self.pool.get(size)
-        block = buffer[:size].reshape(shape)
-        self.loaned[block.device_ctypes_pointer.value] = buffer
-        return block
-
-    def scratch_buffer(self, block):
-        """The pool's buffer behind a block of `scratch`."""
-        return self.loaned.pop(block.device_ctypes_pointer.value)
+        return DeviceBlock.contiguous(self.pool.get(prod(shape)), shape)
 
     def block(self, out):
-        """`out` of six indices as a block (ij, kl, ab, cd)."""
-        nij, nkl, na, nb, nc, nd = out.shape
-        nab, ncd = na * nb, nc * nd
-        return DeviceBlock(flat(out), 0, (nkl * nab * ncd, nab * ncd, ncd, 1))
+        """A result of six indices as a block (ij, kl, ab, cd)."""
+        return out if isinstance(out, DeviceBlock) else DeviceBlock.contiguous(as_buffer(out), out.shape)
 
     def release(self, h):
         """Gives H panels back."""
@@ -188,10 +177,11 @@ class GpuBackend:
 
     def upload(self, pairs):
         """Primitive records and ranges on the device."""
-        records, start = pair_records(pairs), np.asarray(pairs.start, dtype=np.int64)
-        return DevicePairs(
-            self.pool.upload(records, self.stream), records.shape[1], self.pool.upload(start, self.stream)
-        )
+        records = pair_records(pairs)
+        buffer, (records, start) = self.pool.upload([records, pairs.start], self.stream)
+        data = DevicePairs(records.part(0, (records.size,)), records.shape[1], start)
+        weakref.finalize(data, self.pool.release, buffer)
+        return data
 
     def hermite(self, prepared, ket):
         """Step 1: H panels of all primitive pairs; for a `ket`, (-1)^|q| included."""
