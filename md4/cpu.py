@@ -343,14 +343,18 @@ class CpuBackend:
     def release(self, h):
         """Nothing to do: H matrices go with their last reference."""
 
-    def hermite(self, prepared, ket):
-        """Step 1: flat H blocks of `prepared`; for a `ket`, (-1)^|q| included."""
+    def ket_form(self, bra, ket):
+        """There is one form of H[cd, q]."""
+        return "ket"
+
+    def hermite(self, prepared, form):
+        """Step 1: flat H blocks of `prepared`; for a 'ket', (-1)^|q| included."""
         pairs = prepared.pairs
         h = np.empty(pairs.nprim * pairs.nab * pairs.nherm)
         owner = np.repeat(np.arange(pairs.npair), np.diff(pairs.start))
         h_matrices()(
             pairs.start, owner, pairs.la, pairs.lb, pairs.exponent, pairs.pa, pairs.pb, pairs.coef_a, pairs.coef_b,
-            *(angular_tables(l, pairs.pure) for l in (pairs.la, pairs.lb)), hermite_triples(pairs.l), ket, h,
+            *(angular_tables(l, pairs.pure) for l in (pairs.la, pairs.lb)), hermite_triples(pairs.l), form == "ket", h,
         )  # fmt: skip
         return h
 

@@ -6,7 +6,6 @@ everything that takes part in compiling, so a stale kernel is never loaded.
 """
 
 import ctypes
-import hashlib
 import os
 import pickle
 import struct
@@ -14,16 +13,12 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import metadata
 from math import prod
-from pathlib import Path
 
 from cuda.bindings import driver
 
+from md4.cache import cache_folder, fingerprint
 from md4.device import Buffer, check, cuda, types
-
-TOOLCHAIN = ("numba", "numba-cuda", "llvmlite", "cuda-core", "cuda-bindings", "nvidia-cuda-nvcc", "nvidia-nvjitlink")
-
 
 @dataclass(frozen=True)
 class Kernel:
@@ -59,32 +54,6 @@ class Variant:
 
     def kernel(self):
         return self.factory(*self.facts)
-
-
-def version(package):
-    """Installed version of a package, or 'none'."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
-
-
-@cache
-def fingerprint():
-    """Hash of md4's source and of the toolchain's versions."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    digest.update(" ".join(version(p) for p in TOOLCHAIN).encode())
-    return digest.hexdigest()[:16]
-
-
-def cache_folder():
-    """Folder of the disk cache: `MD4_CACHE_DIR`, or 'md4' in the user's cache folder."""
-    if "MD4_CACHE_DIR" in os.environ:
-        return Path(os.environ["MD4_CACHE_DIR"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "md4"
 
 
 def cached_variants():

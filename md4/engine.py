@@ -39,11 +39,11 @@ class PreparedPairs:
         self.first = self.first_prim = 0
         self._h = {}
 
-    def h(self, ket):
-        """H matrices in the role of the bra, or with the sign (-1)^|q| of the `ket`; kept until dropped."""
-        if ket not in self._h:
-            self._h[ket] = self.backend.hermite(self, ket)
-        return self._h[ket]
+    def h(self, form):
+        """H matrices as 'bra', as 'ket' (with the sign (-1)^|q|), or in another form of the backend; kept until dropped."""
+        if form not in self._h:
+            self._h[form] = self.backend.hermite(self, form)
+        return self._h[form]
 
     def drop(self):
         """Forgets the H matrices."""
@@ -186,7 +186,7 @@ class Engine:
         block = steps.block(out)
         if bra_first_flops(ket.pairs, bra.pairs) < bra_first_flops(bra.pairs, ket.pairs):
             bra, ket, block = ket, bra, block.swapped()
-        H_ab, H_cd = bra.h(ket=False), ket.h(ket=True)  # 1
+        H_ab, H_cd = bra.h("bra"), ket.h(steps.ket_form(bra.pairs, ket.pairs))  # 1
         for ij, kl in chunks(len(bra), len(ket), *steps.chunk_pairs(bra.pairs, ket.pairs)):
             ab, cd = bra[ij], ket[kl]
             r = steps.r(ab, cd)  # 2 and 3

@@ -9,6 +9,7 @@ import numpy as np
 from md4.cpu import HostTensor, host_memory
 from md4.device import Pool, as_buffer, as_stream, copy_to_host, cuda, current_capability, require_gpu
 from md4.errors import ArgumentError
+from md4.kernels.fused import choose_fused, launch_fused
 from md4.kernels.hermite import RECORD, launch_h_panels, pair_records, panel_size
 from md4.kernels.recurrence import launch_r
 from md4.kernels.scatter import launch_scatter
@@ -50,6 +51,14 @@ class DeviceBlock:
     def __getitem__(self, key):
         ij, kl = key
         return replace(self, first=self.first + ij.start * self.strides[0] + kl.start * self.strides[1])
+
+
+@dataclass(frozen=True)
+class Promise:
+    """(ab|q] that the fused kernel will make on its way: its operands H[ab, p] and r."""
+
+    h: object
+    r: object
 
 
 def arithmetic_unit(capability):
@@ -183,11 +192,15 @@ class GpuBackend:
         weakref.finalize(data, self.pool.release, buffer)
         return data
 
-    def hermite(self, prepared, ket):
-        """Step 1: H panels of all primitive pairs; for a `ket`, (-1)^|q| included."""
+    def ket_form(self, bra, ket):
+        """Form of H[cd, q]: a 'right' operand for the fused kernel, else a left one."""
+        return "right" if choose_fused(self.unit, bra, ket) else "ket"
+
+    def hermite(self, prepared, form):
+        """Step 1: H panels of all primitive pairs; for a 'ket' or 'right', (-1)^|q| included."""
         pairs = prepared.pairs
-        h = self.pool.get(max(1, pairs.nprim) * panel_size(pairs))
-        launch_h_panels(pairs, prepared.data.records, ket, h, self.stream)
+        h = self.pool.get(max(1, pairs.nprim) * panel_size(pairs, form))
+        launch_h_panels(pairs, prepared.data.records, form, h, self.stream)
         return h
 
     def r(self, ab, cd):
@@ -200,8 +213,10 @@ class GpuBackend:
         return r
 
     def transform_bra(self, h, ab, cd, r):
-        """Step 4: (ab|q] of a chunk; [p|q] is assembled in the operands."""
+        """Step 4: (ab|q] of a chunk, [p|q] assembled in the operands; or a promise of it, for the fused kernel."""
         bra, ket = ab.pairs, cd.pairs
+        if choose_fused(self.unit, bra, ket):
+            return Promise(h, r)
         abq = self.pool.get(max(1, ket.nprim) * blocks_of_8(ket.nherm) * len(bra) * blocks_of_8(bra.nab) * 64)
         if ket.nprim:
             launch_bra_transform(self.unit, h, ab, cd, r, abq, self.stream)
@@ -209,9 +224,13 @@ class GpuBackend:
         return abq
 
     def transform_ket(self, abq, h, ab, cd, out):
-        """Step 5: (ab|cd) of a chunk into `out`."""
-        launch_ket_transform(self.unit, abq, h, ab, cd, out, self.stream)
-        self.pool.release(abq)
+        """Step 5: (ab|cd) of a chunk into `out`; steps 4 and 5 at once of a promise."""
+        if isinstance(abq, Promise):
+            launch_fused(self.unit, abq.h, abq.r, h, ab, cd, out, self.stream)
+            self.pool.release(abq.r)
+        else:
+            launch_ket_transform(self.unit, abq, h, ab, cd, out, self.stream)
+            self.pool.release(abq)
 
 
 def checked_device_array(out, shape):

@@ -17,7 +17,8 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.angular import sum_ordinal
+from md4.angular import nherm, sum_ordinal
+from md4.recurrence import recurrence_table
 
 DOUBLE, I32, I64 = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 PAIR = types.UniTuple(types.float64, 2)
@@ -257,6 +258,96 @@ def make_gather(nt):
         return operand(types.int32, types.int32, types.int32, state), codegen
 
     return gather
+
+
+@cache
+def make_chain(mt, nq, nc, wide):
+    """Intrinsic (tile, left, array, first, count) -> tile + left B: a finished tile as left operand.
+
+    `left` holds `nq` column fragments of 8 inner indices each, B's fragment j of 8 inner indices and `nc` column blocks
+    lies in array[first + 64 nc j:], [column][k] blocks; `first` holds the lane's offset 2 lane. Fragments from `count`
+    on count as zero.
+    """
+    tile, left = types.UniTuple(types.float64, 4 * mt * nc), types.UniTuple(types.float64, 4 * mt * nq)
+    mma = mma_16x8x8 if wide else mma_8x8x4
+
+    @intrinsic
+    def chain(typingctx, acc, operand, array, first, count):
+        def codegen(context, builder, signature, args):
+            c, left = fields(builder, args[0], 4 * mt * nc), fields(builder, args[1], 4 * mt * nq)
+            base = element_address(context, builder, signature.args[2], args[2], args[3])
+            for j in range(nq):
+                b = [load_if(builder, base, 512 * (nc * j + n), args[4], j) for n in range(nc)]
+                for i in range(mt):
+                    c0, c1, c2, c3 = left[4 * (i * nq + j) : 4 * (i * nq + j) + 4]
+                    for n in range(nc):
+                        k = 4 * (i * nc + n)
+                        c[k : k + 4] = mma(builder, c[k : k + 4], [c0, c2, c1, c3], b[n])
+            return aggregate(builder, context.get_value_type(tile), c)
+
+        return tile(tile, left, array, types.int64, types.int64), codegen
+
+    return chain
+
+
+def load_if(builder, base, offset, count, j):
+    """Two doubles of global memory if j < count, else zeros."""
+    kind = ir.LiteralStructType([DOUBLE, DOUBLE])
+    text = (
+        f"{{ .reg .pred p; setp.gt.s64 p, $3, {j}; mov.f64 $0, 0d0000000000000000; mov.f64 $1, 0d0000000000000000; "
+        f"@p ld.global.nc.v2.f64 {{$0, $1}}, [$2+{offset}]; }}"
+    )
+    return fields(builder, call_asm(builder, kind, [base, count], text, "=&d,=&d,l,l"), 2)
+
+
+@cache
+def make_straight_r(l):
+    """Intrinsic (zeros, rx, ry, rz, array, first): r of one quartet in registers, then to array[first:].
+
+    `zeros` are [0]^(0..l). The recurrence of `md4.recurrence` runs as straight-line code; 16-byte stores.
+    """
+    zeros, rules = types.UniTuple(types.float64, l + 1), recurrence_table(l).tolist()
+
+    @intrinsic
+    def straight_r(typingctx, zero, rx, ry, rz, array, first):
+        def codegen(context, builder, signature, args):
+            zero, axes = fields(builder, args[0], l + 1), args[1:4]
+            r = [zero[l]]
+            for m in range(l - 1, -1, -1):
+                old, r = r, [zero[m]]
+                for indices, rule in rules[1 : nherm(l - m)]:
+                    value = builder.fmul(axes[rule & 255], old[indices & 65535])
+                    if rule >> 8:
+                        other = builder.fmul(ir.Constant(DOUBLE, float(rule >> 8)), old[indices >> 16])
+                        value = builder.fadd(value, other, flags=["contract"])
+                    r.append(value)
+            base = element_address(context, builder, signature.args[4], args[4], args[5])
+            r += [ir.Constant(DOUBLE, 0.0)] * (len(r) % 2)
+            for n in range(0, len(r), 2):
+                store_pair(builder, builder.add(base, I64(8 * n)), r[n : n + 2])
+            return context.get_dummy_value()
+
+        kinds = (types.float64,) * 3
+        return types.void(zeros, *kinds, array, types.int64), codegen
+
+    return straight_r
+
+
+@cache
+def make_pack(count):
+    """Intrinsic local array -> tuple of its first `count` doubles."""
+    kind = types.UniTuple(types.float64, count)
+
+    @intrinsic
+    def pack(typingctx, array):
+        def codegen(context, builder, signature, args):
+            data = context.make_array(signature.args[0])(context, builder, args[0]).data
+            values = [builder.load(builder.gep(data, [I64(n)])) for n in range(count)]
+            return aggregate(builder, context.get_value_type(kind), values)
+
+        return kind(array), codegen
+
+    return pack
 
 
 def store_pair(builder, address, values):

@@ -11,9 +11,14 @@ WARPS = 4
 STAGES = 3
 R_THREADS = 128
 H_THREADS = 128
+# Up to this L one thread makes r of a quartet in registers.
+STRAIGHT_L = 8
 SCATTER_THREADS = 256
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10
+# The fused kernel: doubles of accumulators a lane, ket pairs that a warp takes one after the other.
+FUSED_DOUBLES = 80
+FUSED_KETS = 16
 
 # (ab|q] and r of one chunk take about this many bytes: several waves of blocks, little beyond the L2 cache.
 CHUNK_BYTES = 256 << 20

@@ -3,6 +3,8 @@
 A panel is zero-padded [p block of 8][fragment of 16 rows][p half][lane][row half], the order in which a left operand
 is read, so that staging is one contiguous copy and a lane's operand is 16 contiguous bytes. One block of threads makes
 the panel of one primitive pair: E coefficients of the three axes in shared memory, then element by element.
+
+The fused kernel wants H[cd, q] as a right operand instead: [q block of 8][cd block of 8][8 cd][8 q].
 """
 
 import numpy as np
@@ -46,7 +48,7 @@ def h_panels():
 
     def kernel(
         records, width, la, lb, nctr_b, start_a, powers_a, weights_a, start_b, powers_b, weights_b, triples,
-        nab, nrow8, nk8, sign, out,
+        nab, nrow8, nk8, sign, right, out,
     ):  # fmt: skip
         e = cuda.shared.array(0, types.float64)
         tid, prim = cuda.threadIdx.x, types.int64(cuda.blockIdx.x)
@@ -66,9 +68,9 @@ def h_panels():
         nb = nctr_b * ncomp_b
         nctr_a = nab // (nb * ncomp_a)
         for n in range(tid, nk8 * nrow8 * 64, H_THREADS):
-            fragment = n >> 7
-            row = fragment % (nrow8 // 2) * 16 + row_of(n)
-            p = fragment // (nrow8 // 2) * 8 + inner_of(n)
+            row, p = (n >> 6) % nrow8 * 8 + ((n >> 3) & 7), (n >> 6) // nrow8 * 8 + (n & 7)
+            if not right:
+                row, p = (n >> 7) % (nrow8 // 2) * 16 + row_of(n), (n >> 7) // (nrow8 // 2) * 8 + inner_of(n)
             value = 0.0
             if row < nab and p < triples.size:
                 a, b = row // nb, row % nb
@@ -86,15 +88,20 @@ def h_panels():
 
     i64 = types.int64
     tables = (I32, I32, F64)
-    return Kernel(kernel, (F64, i64, i64, i64, i64, *tables, *tables, I32, i64, i64, i64, i64, F64))
+    return Kernel(kernel, (F64, *[i64] * 4, *tables, *tables, I32, *[i64] * 5, F64))
 
 
 # launcher
 
 
-def panel_size(pairs):
+def form_rows(pairs, form):
+    """Blocks of 8 rows of a panel: right operands are not padded to fragments of 16."""
+    return blocks_of_8(pairs.nab) if form == "right" else panel_rows(pairs.nab)
+
+
+def panel_size(pairs, form="ket"):
     """Doubles of the panel of one primitive pair."""
-    return blocks_of_8(pairs.nherm) * panel_rows(pairs.nab) * 64
+    return blocks_of_8(pairs.nherm) * form_rows(pairs, form) * 64
 
 
 def component_tables(l, pure):
@@ -106,8 +113,8 @@ def component_part(l, pure, n):
     return hermite.component_table(l, pure)[n]
 
 
-def launch_h_panels(pairs, records, ket, out, stream):
-    """Panels of all primitive pairs into out; with `ket`, (-1)^|q| included."""
+def launch_h_panels(pairs, records, form, out, stream):
+    """Panels of all primitive pairs into out: of a 'bra', or of a 'ket' or 'right' ket with (-1)^|q| included."""
     if pairs.nprim == 0:
         return
     width = RECORD + pairs.nctr_a + pairs.nctr_b
@@ -115,6 +122,6 @@ def launch_h_panels(pairs, records, ket, out, stream):
         Variant(h_panels, ()), pairs.nprim, H_THREADS, stream, 24 * hermite.axis_size(pairs.la, pairs.lb),
         records, width, pairs.la, pairs.lb, pairs.nctr_b,
         *component_tables(pairs.la, pairs.pure), *component_tables(pairs.lb, pairs.pure),
-        table_on_device(packed_triples, pairs.l), pairs.nab, panel_rows(pairs.nab), blocks_of_8(pairs.nherm),
-        int(ket), out,
+        table_on_device(packed_triples, pairs.l), pairs.nab, form_rows(pairs, form), blocks_of_8(pairs.nherm),
+        int(form != "bra"), int(form == "right"), out,
     )  # fmt: skip

@@ -10,7 +10,8 @@ from md4 import operators, recurrence
 from md4.angular import nherm
 from md4.device import F64, F64_2D, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.tiles import r_group, r_stride, r_threads
+from md4.ptx import make_pack, make_straight_r
+from md4.tiles import R_THREADS, STRAIGHT_L, r_group, r_stride, r_threads
 
 
 def packed_rules(l):
@@ -68,6 +69,27 @@ def r_integrals(l, kind):
     return Kernel(kernel, signature, (threads, 1024 // threads))
 
 
+def straight_r_integrals(l, kind):
+    """Kernel factory for small L: a thread a quartet, r in registers."""
+    zero, straight, pack = operators.zero_function(kind, jit_device), make_straight_r(l), make_pack(l + 1)
+    stride, threads, orders = r_stride(l), R_THREADS, l + 1
+
+    def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, rules, r):
+        n = types.int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
+        if n < total:
+            i = (bra_first + n // nket) * bra_width
+            k = (ket_first + n % nket) * ket_width
+            rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
+            zeros = cuda.local.array(orders, types.float64)
+            for m in range(orders):
+                zeros[m] = zero(m, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table)
+            straight(pack(zeros), rx, ry, rz, r, n * stride)
+
+    i64, f64 = types.int64, types.float64
+    signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, I64, F64)
+    return Kernel(kernel, signature, (threads, 2))
+
+
 # launcher
 
 
@@ -75,11 +97,14 @@ def launch_r(l, operator, bra, ket, total, r, stream):
     """r of all quartets; `bra` and `ket` are (records, width, first primitive, number of primitives)."""
     if total == 0:
         return
-    threads = r_threads(l)
-    quartets = threads // r_group(l)
-    shared = 8 * quartets * (l + 2 + 2 * r_stride(l))
+    if l <= STRAIGHT_L:
+        factory, threads, quartets, shared = straight_r_integrals, R_THREADS, R_THREADS, 0
+    else:
+        factory, threads = r_integrals, r_threads(l)
+        quartets = threads // r_group(l)
+        shared = 8 * quartets * (l + 2 + 2 * r_stride(l))
     launch(
-        Variant(r_integrals, (l, operator.kind)), -(-total // quartets), threads, stream, shared,
+        Variant(factory, (l, operator.kind)), -(-total // quartets), threads, stream, shared,
         *bra[:3], *ket[:3], ket[3], total, operator.parameter,
         table_on_device(operators.operator_table, operator), table_on_device(packed_rules, l), r,
     )  # fmt: skip

@@ -1,0 +1,162 @@
+"""Steps 4 and 5 in one kernel, for classes whose (ab|q] would cost more to store than to make.
+
+A warp makes `mt` fragments of 16 ab rows of one quartet, all its cd at once. It takes the blocks of 8 q `nq` at a time:
+
+    left[ab, q] = sum_p H[ab, p] [p|q]          as in `md4.kernels.transform`, p over one bra primitive
+    acc[ab, cd] += sum_q left[ab, q] H[cd, q]   `left` as it comes out is the left operand
+
+so that neither [p|q] nor (ab|q] leaves the registers. A block of threads keeps H[ab, p] of its bra pair in shared memory
+and runs over ket pairs; each warp fetches r of its next quartet while it works on this one. H[cd, q] comes straight from
+memory, 16 bytes a lane. Bra pairs have one primitive pair at most; ket pairs any number.
+"""
+
+from dataclasses import dataclass
+
+from md4.device import F64, I32, I64, cuda, jit_device, table_on_device, types
+from md4.dispatch import Kernel, Variant, launch
+from md4.kernels.transform import make_copy_range, padded_words
+from md4.ptx import (
+    commit_copies,
+    make_chain,
+    make_column_state,
+    make_copy_async,
+    make_gather,
+    make_mma_tile,
+    make_store_columns,
+    make_wait_copies,
+    make_zeros,
+    shared_address,
+)
+from md4.tiles import FUSED_DOUBLES, FUSED_KETS, SHARED_BYTES, WARPS, blocks_of_8, panel_rows, r_stride
+
+i64 = types.int64
+
+
+def fused_transforms(mt, row_warps, nq, nc, warps, unit):
+    """Kernel factory; `row_warps` warps share a quartet's rows, `nc` is the number of blocks of 8 cd."""
+    threads, slots, wide = 32 * warps, warps // row_warps, unit == "dmma16"
+    zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide)
+    mma, store = make_mma_tile(mt, nq, wide), make_store_columns(mt, nc)
+    column_state, gather = make_column_state(nq), make_gather(nq)
+    copy_panel, copy_pieces, wait_all = make_copy_range(threads), make_copy_async(1, 32), make_wait_copies(0)
+
+    def copy_r(address, r, index, count, lane):
+        for n in range(lane, count // 2, 32):
+            copy_pieces(types.int32(address + 16 * n), r, i64(index + 2 * n), 1)
+
+    copy_r = jit_device(copy_r)
+
+    def kernel(
+        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, pwords, qwords, np8, nq8, g, g_first_prim, g_start,
+        g_first_pair, nab, ncd, npair_cd, parts, out, out_first, s_ij, s_kl, s_ab, s_cd,
+    ):  # fmt: skip
+        panel = shared_address(cuda.shared.array(0, types.float64))
+        tid = i64(cuda.threadIdx.x)
+        lane, warp = tid & 31, tid >> 5
+        pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
+        prim, live = start[first_pair + pair], start[first_pair + pair + 1] > start[first_pair + pair]
+        panel_doubles = np8 * h_rows * 64
+        if live:
+            copy_panel(panel, h, prim * panel_doubles, panel_doubles, tid)
+        commit_copies()
+        wait_all()
+        cuda.syncthreads()
+
+        rows = warp % row_warps * mt  # fragments of 16 before this warp's
+        a_address = panel + rows * 1024 + 16 * lane
+        r_bytes = 8 * r_stride
+        r_base = panel + 8 * panel_doubles + warp * 2 * r_bytes
+        r_row = (prim - first_prim) * nket
+        stride = parts * slots
+        fetched, buffer = i64(-1), 0
+        for pair_cd in range(part * slots + warp // row_warps, npair_cd, stride):
+            acc = zeros()
+            first, last = g_start[g_first_pair + pair_cd], g_start[g_first_pair + pair_cd + 1]
+            for ket in range(first, last if live else first):
+                if fetched != ket:
+                    copy_r(r_base + buffer * r_bytes, r, (r_row + ket - g_first_prim) * r_stride, r_stride, lane)
+                    commit_copies()
+                wait_all()
+                cuda.syncwarp()
+                r_address = types.int32(r_base + buffer * r_bytes)
+                buffer = 1 - buffer
+                fetched = ket + 1
+                if ket + 1 == last:
+                    following = pair_cd + stride
+                    fetched = g_start[g_first_pair + following] if following < npair_cd else i64(-1)
+                if 0 <= fetched < g_first_prim + nket:
+                    copy_r(r_base + buffer * r_bytes, r, (r_row + fetched - g_first_prim) * r_stride, r_stride, lane)
+                commit_copies()
+                for first_q in range(0, nq8, nq):
+                    state = column_state(first_q, nq8, 0, nq8, 0, qwords, lane)
+                    left = zeros_left()
+                    for k in range(np8):
+                        mine = k * 8 + 2 * (lane & 3)
+                        b = gather(r_address, pwords[mine], pwords[mine + 1], state)
+                        left = mma(left, types.int32(a_address + k * h_rows * 512), b)
+                    acc = chain(acc, left, g, (ket * nq8 + first_q) * (nc * 64) + 2 * lane, nq8 - first_q)
+            ab = rows * 16 + (lane >> 2)
+            base = out_first + pair * s_ij + pair_cd * s_kl + ab * s_ab
+            store(acc, out, base, 0, nc, nc, 0, s_cd, s_ab, nab - ab, ncd, 2 * (lane & 3))
+
+    signature = (F64, i64, I64, i64, i64, F64, i64, i64, I32, I32, i64, i64, F64, i64, I64, *[i64] * 5, F64, *[i64] * 5)
+    return Kernel(kernel, signature, (threads, 2))
+
+
+# launcher
+
+
+@dataclass(frozen=True)
+class FusedTile:
+    """Split of a class over warps: fragments of rows a warp, warps a quartet, q blocks at a time, cd blocks."""
+
+    mt: int
+    row_warps: int
+    nq: int
+    nc: int
+
+
+def fused_tile(nab, nq8, ncd):
+    """The tile for a class, or None where it does not fit the registers."""
+    fragments = (nab + 15) // 16
+    row_warps = 1 if fragments <= 2 else 2 if fragments <= 4 else 0
+    if not row_warps:
+        return None
+    mt, nc = -(-fragments // row_warps), blocks_of_8(ncd)
+    most = FUSED_DOUBLES // (4 * mt) - nc
+    if most < 1:
+        return None
+    passes = -(-nq8 // min(most, 5))
+    return FusedTile(mt, row_warps, -(-nq8 // passes), nc)
+
+
+def choose_fused(unit, bra, ket):
+    """The tile of the fused kernel for a bra and a ket list, or None where the two-kernel way serves better."""
+    if unit == "fma" or bra.max_prim > 1:
+        return None
+    tile = fused_tile(bra.nab, blocks_of_8(ket.nherm), ket.nab)
+    if tile is None or fused_shared(bra, ket) > SHARED_BYTES:
+        return None
+    return tile
+
+
+def fused_shared(bra, ket):
+    """Bytes of shared memory of a block."""
+    panel = blocks_of_8(bra.nherm) * panel_rows(bra.nab) * 512
+    return panel + WARPS * 16 * r_stride(bra.l + ket.l)
+
+
+def launch_fused(unit, h, r, g, ab, cd, block, stream):
+    """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
+    bra, ket = ab.pairs, cd.pairs
+    tile = choose_fused(unit, bra, ket)
+    slots = WARPS // tile.row_warps
+    parts = max(1, len(ket) // (slots * FUSED_KETS))
+    launch(
+        Variant(fused_transforms, (tile.mt, tile.row_warps, tile.nq, tile.nc, WARPS, unit)), len(bra) * parts,
+        32 * WARPS, stream, fused_shared(bra, ket),
+        h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), r, r_stride(bra.l + ket.l), ket.nprim,
+        table_on_device(padded_words, bra.l), table_on_device(padded_words, ket.l), blocks_of_8(bra.nherm),
+        blocks_of_8(ket.nherm), g, cd.first_prim, cd.data.start, cd.first, bra.nab, ket.nab, len(ket), parts,
+        block.array, block.first, *block.strides,
+    )  # fmt: skip
