@@ -21,6 +21,7 @@ from md4.angular import cartesian_triples, component_coefficients, hermite_tripl
 from md4.cache import cache_folder, fingerprint
 from md4.errors import DeviceError
 from md4.memory import check_out, tensor_refusal
+from md4.plan import Plan, cheaper_swapped
 
 # [p|q] of one chunk is kept near this size (bytes): still in cache when BLAS reads it, and work enough for each step.
 PQ_BYTES = 4 << 20
@@ -299,7 +300,7 @@ class CpuBackend:
         """Bytes that one bra pair with one ket pair takes, H matrices of all of them included."""
         return self.chunk_bytes(bra, ket) + self.hermite_bytes(bra) + self.hermite_bytes(ket)
 
-    def chunk_pairs(self, bra, ket):
+    def chunk_pairs(self, plan, bra, ket):
         """Bra and ket pairs whose [p|q] stays in cache, about as many of each but at least a few LANES of ket pairs."""
         room = PQ_BYTES
         if self.max_memory is not None:
@@ -343,9 +344,9 @@ class CpuBackend:
     def release(self, h):
         """Nothing to do: H matrices go with their last reference."""
 
-    def ket_form(self, bra, ket):
-        """There is one form of H[cd, q]."""
-        return "ket"
+    def plan(self, bra, ket):
+        """The cheaper side first; one way for all classes."""
+        return Plan(cheaper_swapped(bra, ket))
 
     def hermite(self, prepared, form):
         """Step 1: flat H blocks of `prepared`; for a 'ket', (-1)^|q| included."""
@@ -358,7 +359,7 @@ class CpuBackend:
         )  # fmt: skip
         return h
 
-    def r(self, ab, cd):
+    def r(self, plan, ab, cd):
         """Steps 2 and 3: r[i, k, t], shape (bra primitives, ket primitives, nherm(L))."""
         bra, ket = ab.pairs, cd.pairs
         l = bra.l + ket.l
@@ -369,7 +370,7 @@ class CpuBackend:
         )  # fmt: skip
         return r
 
-    def transform_bra(self, h, ab, cd, r):
+    def transform_bra(self, plan, h, ab, cd, r):
         """Step 4: (ab|q], shape (bra pairs, nab, ket primitives * N_q)."""
         bra, ket = ab.pairs, cd.pairs
         pq = self.workspace("pq", (bra.nprim * bra.nherm, ket.nprim * ket.nherm))
@@ -379,7 +380,7 @@ class CpuBackend:
             np.matmul(h_ab, pq[rows].reshape(len(h_ab), h_ab.shape[2], pq.shape[1]), out=abq[run])
         return abq
 
-    def transform_ket(self, abq, h, ab, cd, out):
+    def transform_ket(self, plan, abq, h, ab, cd, out):
         """Step 5: (ab|cd) into out, shape (bra pairs, ket pairs, nab, ncd) of any strides."""
         nbra, nab, inner = abq.shape
         rows = abq.reshape(nbra * nab, inner)

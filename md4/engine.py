@@ -86,13 +86,6 @@ def make_backend(name, operator, stream=None, max_memory=None):
     return CpuBackend(operator, max_memory)
 
 
-def bra_first_flops(bra, ket):
-    """FLOP of both transforms when the bra goes first: 2 N_ab Q (P + N_cd), P and Q over all primitives."""
-    p = bra.nprim / len(bra) * bra.nherm
-    q = ket.nprim / len(ket) * ket.nherm
-    return 2 * bra.nab * q * (p + ket.nab)
-
-
 class Engine:
     """Evaluates (ab|cd) for lists of bra and ket shell pairs.
 
@@ -177,21 +170,21 @@ class Engine:
             )
 
     def evaluate(self, bra, ket, out):
-        """Steps 1 to 5 for prepared pairs, cut into chunks that suit the backend's memory.
+        """Steps 1 to 5 for prepared pairs, cut into chunks that suit the backend's memory; see `md4.plan`.
 
-        The side that costs fewer operations is transformed first; by (ab|cd) = (cd|ab) only names change.
+        A backend may put steps off to a later one, where one kernel does them together.
         """
         check_order(bra.pairs.l + ket.pairs.l)
-        steps = self.backend
-        block = steps.block(out)
-        if bra_first_flops(ket.pairs, bra.pairs) < bra_first_flops(bra.pairs, ket.pairs):
+        steps, block = self.backend, self.backend.block(out)
+        plan = steps.plan(bra.pairs, ket.pairs)
+        if plan.swap:
             bra, ket, block = ket, bra, block.swapped()
-        H_ab, H_cd = bra.h("bra"), ket.h(steps.ket_form(bra.pairs, ket.pairs))  # 1
-        for ij, kl in chunks(len(bra), len(ket), *steps.chunk_pairs(bra.pairs, ket.pairs)):
+        H_ab, H_cd = bra.h(plan.bra_form), ket.h(plan.ket_form)  # 1
+        for ij, kl in chunks(len(bra), len(ket), *steps.chunk_pairs(plan, bra.pairs, ket.pairs)):
             ab, cd = bra[ij], ket[kl]
-            r = steps.r(ab, cd)  # 2 and 3
-            abq = steps.transform_bra(H_ab, ab, cd, r)  # 4
-            steps.transform_ket(abq, H_cd, ab, cd, block[ij, kl])  # 5
+            r = steps.r(plan, ab, cd)  # 2 and 3
+            abq = steps.transform_bra(plan, H_ab, ab, cd, r)  # 4
+            steps.transform_ket(plan, abq, H_cd, ab, cd, block[ij, kl])  # 5
 
     def __repr__(self):
         return f"Engine({self.bra_basis!r}, {self.ket_basis!r}, {self.operator!r}, backend={self.backend.name!r})"

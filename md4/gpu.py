@@ -10,11 +10,13 @@ from md4.cpu import HostTensor, host_memory
 from md4.device import Pool, as_buffer, as_stream, copy_to_host, cuda, current_capability, require_gpu
 from md4.errors import ArgumentError
 from md4.kernels.fused import choose_fused, launch_fused
-from md4.kernels.hermite import RECORD, launch_h_panels, pair_records, panel_size
+from md4.kernels.hermite import RECORD, form_size, launch_h, pair_records
+from md4.kernels.low import launch_low, serves
 from md4.kernels.recurrence import launch_r
 from md4.kernels.scatter import launch_scatter
 from md4.kernels.transform import launch_bra_transform, launch_ket_transform
 from md4.memory import tensor_refusal
+from md4.plan import Plan, cheaper_swapped
 from md4.tiles import CHUNK_BYTES, blocks_of_8, r_stride
 
 
@@ -25,6 +27,7 @@ class DevicePairs:
     records: object
     width: int
     start: object
+    nprim: int
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,6 @@ class DeviceBlock:
     def __getitem__(self, key):
         ij, kl = key
         return replace(self, first=self.first + ij.start * self.strides[0] + kl.start * self.strides[1])
-
-
-@dataclass(frozen=True)
-class Promise:
-    """(ab|q] that the fused kernel will make on its way: its operands H[ab, p] and r."""
-
-    h: object
-    r: object
 
 
 def arithmetic_unit(capability):
@@ -125,8 +120,8 @@ class GpuBackend:
         return self.pool.left()
 
     def hermite_bytes(self, pairs):
-        """Bytes of the H panels of `pairs`."""
-        return 8 * pairs.nprim * panel_size(pairs)
+        """Bytes of the H matrices of `pairs`."""
+        return 8 * pairs.nprim * form_size(pairs, "ket")
 
     def chunk_bytes(self, bra, ket):
         """Bytes of r and of (ab|q] of one bra pair with one ket pair, both with the most primitives."""
@@ -140,8 +135,10 @@ class GpuBackend:
         # buffers are rounded up by an eighth at most
         return (chunk + records + self.hermite_bytes(bra) + self.hermite_bytes(ket)) * 9 // 8 + (1 << 16)
 
-    def chunk_pairs(self, bra, ket):
+    def chunk_pairs(self, plan, bra, ket):
         """Pairs of a chunk: about CHUNK_BYTES, or half of what is left where that is less."""
+        if plan.kernels == "low":  # keeps nothing between steps
+            return len(bra), len(ket)
         budget = max(1, min(CHUNK_BYTES, self.pool.left() // 2) // max(1, self.chunk_bytes(bra, ket)))
         nket = min(len(ket), budget)
         return max(1, min(len(bra), budget // nket)), nket
@@ -188,23 +185,30 @@ class GpuBackend:
         """Primitive records and ranges on the device."""
         records = pair_records(pairs)
         buffer, (records, start) = self.pool.upload([records, pairs.start], self.stream)
-        data = DevicePairs(records.part(0, (records.size,)), records.shape[1], start)
+        data = DevicePairs(records.part(0, (records.size,)), records.shape[1], start, pairs.nprim)
         weakref.finalize(data, self.pool.release, buffer)
         return data
 
-    def ket_form(self, bra, ket):
-        """Form of H[cd, q]: a 'right' operand for the fused kernel, else a left one."""
-        return "right" if choose_fused(self.unit, bra, ket) else "ket"
+    def plan(self, bra, ket):
+        """The kernels for a class, and the cheaper side first."""
+        if serves(bra, ket):
+            return Plan(False, "low", "row", "column")
+        swap = cheaper_swapped(bra, ket)
+        if choose_fused(self.unit, *((ket, bra) if swap else (bra, ket))):
+            return Plan(swap, "fused", "bra", "right")
+        return Plan(swap)
 
     def hermite(self, prepared, form):
-        """Step 1: H panels of all primitive pairs; for a 'ket' or 'right', (-1)^|q| included."""
+        """Step 1: H of all primitive pairs, in the form that the kernels read."""
         pairs = prepared.pairs
-        h = self.pool.get(max(1, pairs.nprim) * panel_size(pairs, form))
-        launch_h_panels(pairs, prepared.data.records, form, h, self.stream)
+        h = self.pool.get(max(1, pairs.nprim) * form_size(pairs, form))
+        launch_h(pairs, prepared.data.records, form, h, self.stream)
         return h
 
-    def r(self, ab, cd):
+    def r(self, plan, ab, cd):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk."""
+        if plan.kernels == "low":
+            return None
         bra, ket = ab.pairs, cd.pairs
         l, total = bra.l + ket.l, bra.nprim * ket.nprim
         r = self.pool.get(max(1, total) * r_stride(l))
@@ -212,25 +216,29 @@ class GpuBackend:
         launch_r(l, self.operator, *sides, total, r, self.stream)
         return r
 
-    def transform_bra(self, h, ab, cd, r):
-        """Step 4: (ab|q] of a chunk, [p|q] assembled in the operands; or a promise of it, for the fused kernel."""
+    def transform_bra(self, plan, h, ab, cd, r):
+        """Step 4: (ab|q] of a chunk, [p|q] assembled in the operands; with one kernel for both transforms, put off."""
+        if plan.kernels != "two":
+            return h, r
         bra, ket = ab.pairs, cd.pairs
-        if choose_fused(self.unit, bra, ket):
-            return Promise(h, r)
         abq = self.pool.get(max(1, ket.nprim) * blocks_of_8(ket.nherm) * len(bra) * blocks_of_8(bra.nab) * 64)
         if ket.nprim:
             launch_bra_transform(self.unit, h, ab, cd, r, abq, self.stream)
         self.pool.release(r)
         return abq
 
-    def transform_ket(self, abq, h, ab, cd, out):
-        """Step 5: (ab|cd) of a chunk into `out`; steps 4 and 5 at once of a promise."""
-        if isinstance(abq, Promise):
-            launch_fused(self.unit, abq.h, abq.r, h, ab, cd, out, self.stream)
-            self.pool.release(abq.r)
-        else:
+    def transform_ket(self, plan, abq, h, ab, cd, out):
+        """Step 5: (ab|cd) of a chunk into `out`, and what was put off."""
+        if plan.kernels == "two":
             launch_ket_transform(self.unit, abq, h, ab, cd, out, self.stream)
             self.pool.release(abq)
+            return
+        h_ab, r = abq
+        if plan.kernels == "low":
+            launch_low(self.operator, h_ab, h, ab, cd, out, self.stream)
+        else:
+            launch_fused(self.unit, h_ab, r, h, ab, cd, out, self.stream)
+            self.pool.release(r)
 
 
 def checked_device_array(out, shape):

@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from md4.angular import cartesian_triples, component_coefficients
+from md4.angular import cartesian_triples, component_coefficients, hermite_triples
 
 
 @cache
@@ -77,3 +77,21 @@ def h_element(a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, px, py, 
                 ez = e[2 * size + (az * (lb + 1) + bz) * nt + pz]
                 total += weights_a[a] * weights_b[b] * ex * ey * ez
     return total
+
+
+@cache
+def structure(la, lb, pure):
+    """The elements (ab, p) of H that do not vanish by their powers of x, y and z, row by row, as a tuple of pairs."""
+    tables = [component_table(l, pure) for l in (la, lb)]
+    reach = [
+        [{(w & 255, (w >> 8) & 255, w >> 16) for w in powers[start[k] : start[k + 1]].tolist()} for k in range(len(start) - 1)]
+        for start, powers, _ in tables
+    ]
+    elements = []
+    for a, monomials_a in enumerate(reach[0]):
+        for b, monomials_b in enumerate(reach[1]):
+            sums = {tuple(map(sum, zip(x, y))) for x in monomials_a for y in monomials_b}
+            for p, t in enumerate(hermite_triples(la + lb).tolist()):
+                if any(all(i <= j for i, j in zip(t, total)) for total in sums):
+                    elements.append((a * len(reach[1]) + b, p))
+    return tuple(elements)

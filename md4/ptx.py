@@ -17,8 +17,10 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.angular import nherm, sum_ordinal
+from md4.angular import nherm, packed_hermite, sum_ordinal
+from md4.hermite import structure
 from md4.recurrence import recurrence_table
+from md4.tiles import LOW_TILE
 
 DOUBLE, I32, I64 = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 PAIR = types.UniTuple(types.float64, 2)
@@ -300,27 +302,37 @@ def load_if(builder, base, offset, count, j):
     return fields(builder, call_asm(builder, kind, [base, count], text, "=&d,=&d,l,l"), 2)
 
 
+def emit_r(builder, l, zero, axes):
+    """r[t] for all t as straight-line code from [0]^(0..l) and (rx, ry, rz): the recurrence of `md4.recurrence`."""
+    rules, r = recurrence_table(l).tolist(), [zero[l]]
+    for m in range(l - 1, -1, -1):
+        old, r = r, [zero[m]]
+        for indices, rule in rules[1 : nherm(l - m)]:
+            value = builder.fmul(axes[rule & 255], old[indices & 65535])
+            if rule >> 8:
+                value = multiply_add(builder, ir.Constant(DOUBLE, float(rule >> 8)), old[indices >> 16], value)
+            r.append(value)
+    return r
+
+
+def multiply_add(builder, a, b, c):
+    """a b + c, contracted; a b where `c` is None."""
+    product = builder.fmul(a, b, flags=["contract"])
+    return product if c is None else builder.fadd(product, c, flags=["contract"])
+
+
 @cache
 def make_straight_r(l):
     """Intrinsic (zeros, rx, ry, rz, array, first): r of one quartet in registers, then to array[first:].
 
-    `zeros` are [0]^(0..l). The recurrence of `md4.recurrence` runs as straight-line code; 16-byte stores.
+    `zeros` are [0]^(0..l); 16-byte stores.
     """
-    zeros, rules = types.UniTuple(types.float64, l + 1), recurrence_table(l).tolist()
+    zeros = types.UniTuple(types.float64, l + 1)
 
     @intrinsic
     def straight_r(typingctx, zero, rx, ry, rz, array, first):
         def codegen(context, builder, signature, args):
-            zero, axes = fields(builder, args[0], l + 1), args[1:4]
-            r = [zero[l]]
-            for m in range(l - 1, -1, -1):
-                old, r = r, [zero[m]]
-                for indices, rule in rules[1 : nherm(l - m)]:
-                    value = builder.fmul(axes[rule & 255], old[indices & 65535])
-                    if rule >> 8:
-                        other = builder.fmul(ir.Constant(DOUBLE, float(rule >> 8)), old[indices >> 16])
-                        value = builder.fadd(value, other, flags=["contract"])
-                    r.append(value)
+            r = emit_r(builder, l, fields(builder, args[0], l + 1), args[1:4])
             base = element_address(context, builder, signature.args[4], args[4], args[5])
             r += [ir.Constant(DOUBLE, 0.0)] * (len(r) % 2)
             for n in range(0, len(r), 2):
@@ -331,6 +343,68 @@ def make_straight_r(l):
         return types.void(zeros, *kinds, array, types.int64), codegen
 
     return straight_r
+
+
+@cache
+def make_low_quartet(la, lb, lc, ld, pure):
+    """Intrinsic (zeros, rx, ry, rz, address, array, first, stride, place, add): one primitive quartet of a small class.
+
+    Everything is straight-line code on registers, structural zeros of H left out. H[ab, p] comes from shared memory at
+    `address`, two doubles at a time; the n-th structural element of the lane's H[cd, q], ordered by q, from
+    array[first + n stride]. (ab|cd) goes to shared memory at `place`, added to what is there if `add`; a few rows ab at
+    a time, as many as the registers hold.
+    """
+    l, (bra, ket) = la + lb + lc + ld, (structure(la, lb, pure), structure(lc, ld, pure))
+    nab, ncd = bra[-1][0] + 1, ket[-1][0] + 1
+    by_q = sorted(ket, key=lambda element: element[::-1])
+    p_words, q_words = packed_hermite(la + lb).tolist(), packed_hermite(lc + ld).tolist()
+    zeros, batch = types.UniTuple(types.float64, l + 1), max(1, LOW_TILE // ncd)
+
+    def transform(builder, address, base, step, r, rows):
+        acc = {}
+        for q, word in enumerate(q_words):
+            abq = {}
+            for n in range(0, len(bra), 2):
+                if not any(row in rows for row, _ in bra[n : n + 2]):
+                    continue
+                # `effects`: read anew for every q rather than kept, for which there are no registers
+                for (row, p), h in zip(bra[n : n + 2], load_block(builder, address, 8 * n)):
+                    if row in rows:
+                        abq[row] = multiply_add(builder, h, r[sum_ordinal(p_words[p], word)], abq.get(row))
+            for n, (cd, this) in enumerate(by_q):
+                if this == q:
+                    place = builder.add(base, builder.mul(step, I64(n)))
+                    h = call_asm(builder, DOUBLE, [place], "ld.global.nc.f64 $0, [$1];", "=d,l", effects=True)
+                    for ab in rows:
+                        acc[ab, cd] = multiply_add(builder, abq[ab], h, acc.get((ab, cd)))
+        return acc
+
+    @intrinsic
+    def low_quartet(typingctx, zero, rx, ry, rz, address, array, first, stride, place, add):
+        def codegen(context, builder, signature, args):
+            r = emit_r(builder, l, fields(builder, args[0], l + 1), args[1:4])
+            base = element_address(context, builder, signature.args[5], args[5], args[6])
+            step = builder.mul(args[7], I64(8))
+            for start in range(0, nab, batch):
+                rows = range(start, min(start + batch, nab))
+                acc = transform(builder, args[4], base, step, r, rows)
+                for (ab, cd), value in acc.items():
+                    add_to_shared(builder, args[8], 8 * (ab * ncd + cd), value, args[9])
+            return context.get_dummy_value()
+
+        f64 = types.float64
+        return types.void(zeros, f64, f64, f64, types.int32, array, *[types.int64] * 2, *[types.int32] * 2), codegen
+
+    return low_quartet
+
+
+def add_to_shared(builder, address, offset, value, add):
+    """Shared double at address + offset: `value`, plus what is there if `add`."""
+    text = (
+        f"{{ .reg .pred p; .reg .f64 old; setp.ne.s32 p, $2, 0; mov.f64 old, 0d0000000000000000; "
+        f"@p ld.shared.f64 old, [$0+{offset}]; add.f64 old, old, $1; st.shared.f64 [$0+{offset}], old; }}"
+    )
+    call_asm(builder, ir.VoidType(), [address, value, add], text, "r,d,r", effects=True)
 
 
 @cache

@@ -16,12 +16,20 @@ STRAIGHT_L = 8
 SCATTER_THREADS = 256
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10
-# The fused kernel: doubles of accumulators a lane, ket pairs that a warp takes one after the other.
+# The fused kernel: fragments of rows (with more, two kernels were faster: (ff|ff) 46 against 54 ns), doubles of
+# accumulators a lane, ket pairs that a warp takes one after the other.
+FUSED_ROWS = 2
 FUSED_DOUBLES = 80
 FUSED_KETS = 16
+# The kernel for the smallest classes: threads of a block, most integrals of a quartet, integrals in registers at once,
+# fewest quartets worth a variant.
+LOW_THREADS = 128
+LOW_TILE = 36
+LOW_COMPONENTS = 81
+LOW_QUARTETS = 1 << 16
 
 # (ab|q] and r of one chunk take about this many bytes: several waves of blocks, little beyond the L2 cache.
-CHUNK_BYTES = 256 << 20
+CHUNK_BYTES = 1 << 30
 
 
 def blocks_of_8(n):

@@ -1,6 +1,6 @@
 """Steps 4 and 5 in one kernel, for classes whose (ab|q] would cost more to store than to make.
 
-A warp makes `mt` fragments of 16 ab rows of one quartet, all its cd at once. It takes the blocks of 8 q `nq` at a time:
+A warp makes one quartet, `mt` fragments of 16 rows ab and all its cd at once. It takes the blocks of 8 q `nq` at a time:
 
     left[ab, q] = sum_p H[ab, p] [p|q]          as in `md4.kernels.transform`, p over one bra primitive
     acc[ab, cd] += sum_q left[ab, q] H[cd, q]   `left` as it comes out is the left operand
@@ -27,14 +27,14 @@ from md4.ptx import (
     make_zeros,
     shared_address,
 )
-from md4.tiles import FUSED_DOUBLES, FUSED_KETS, SHARED_BYTES, WARPS, blocks_of_8, panel_rows, r_stride
+from md4.tiles import FUSED_DOUBLES, FUSED_KETS, FUSED_ROWS, SHARED_BYTES, WARPS, blocks_of_8, panel_rows, r_stride
 
 i64 = types.int64
 
 
-def fused_transforms(mt, row_warps, nq, nc, warps, unit):
-    """Kernel factory; `row_warps` warps share a quartet's rows, `nc` is the number of blocks of 8 cd."""
-    threads, slots, wide = 32 * warps, warps // row_warps, unit == "dmma16"
+def fused_transforms(mt, nq, nc, warps, unit):
+    """Kernel factory; `nc` is the number of blocks of 8 cd."""
+    threads, wide = 32 * warps, unit == "dmma16"
     zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide)
     mma, store = make_mma_tile(mt, nq, wide), make_store_columns(mt, nc)
     column_state, gather = make_column_state(nq), make_gather(nq)
@@ -62,14 +62,13 @@ def fused_transforms(mt, row_warps, nq, nc, warps, unit):
         wait_all()
         cuda.syncthreads()
 
-        rows = warp % row_warps * mt  # fragments of 16 before this warp's
-        a_address = panel + rows * 1024 + 16 * lane
+        a_address = panel + 16 * lane
         r_bytes = 8 * r_stride
         r_base = panel + 8 * panel_doubles + warp * 2 * r_bytes
         r_row = (prim - first_prim) * nket
-        stride = parts * slots
+        stride = parts * warps
         fetched, buffer = i64(-1), 0
-        for pair_cd in range(part * slots + warp // row_warps, npair_cd, stride):
+        for pair_cd in range(part * warps + warp, npair_cd, stride):
             acc = zeros()
             first, last = g_start[g_first_pair + pair_cd], g_start[g_first_pair + pair_cd + 1]
             for ket in range(first, last if live else first):
@@ -95,7 +94,7 @@ def fused_transforms(mt, row_warps, nq, nc, warps, unit):
                         b = gather(r_address, pwords[mine], pwords[mine + 1], state)
                         left = mma(left, types.int32(a_address + k * h_rows * 512), b)
                     acc = chain(acc, left, g, (ket * nq8 + first_q) * (nc * 64) + 2 * lane, nq8 - first_q)
-            ab = rows * 16 + (lane >> 2)
+            ab = lane >> 2
             base = out_first + pair * s_ij + pair_cd * s_kl + ab * s_ab
             store(acc, out, base, 0, nc, nc, 0, s_cd, s_ab, nab - ab, ncd, 2 * (lane & 3))
 
@@ -108,26 +107,23 @@ def fused_transforms(mt, row_warps, nq, nc, warps, unit):
 
 @dataclass(frozen=True)
 class FusedTile:
-    """Split of a class over warps: fragments of rows a warp, warps a quartet, q blocks at a time, cd blocks."""
+    """What a warp does: fragments of 16 rows, q blocks at a time, cd blocks."""
 
     mt: int
-    row_warps: int
     nq: int
     nc: int
 
 
 def fused_tile(nab, nq8, ncd):
     """The tile for a class, or None where it does not fit the registers."""
-    fragments = (nab + 15) // 16
-    row_warps = 1 if fragments <= 2 else 2 if fragments <= 4 else 0
-    if not row_warps:
+    mt, nc = (nab + 15) // 16, blocks_of_8(ncd)
+    if mt > FUSED_ROWS:
         return None
-    mt, nc = -(-fragments // row_warps), blocks_of_8(ncd)
     most = FUSED_DOUBLES // (4 * mt) - nc
     if most < 1:
         return None
     passes = -(-nq8 // min(most, 5))
-    return FusedTile(mt, row_warps, -(-nq8 // passes), nc)
+    return FusedTile(mt, -(-nq8 // passes), nc)
 
 
 def choose_fused(unit, bra, ket):
@@ -150,10 +146,9 @@ def launch_fused(unit, h, r, g, ab, cd, block, stream):
     """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
     bra, ket = ab.pairs, cd.pairs
     tile = choose_fused(unit, bra, ket)
-    slots = WARPS // tile.row_warps
-    parts = max(1, len(ket) // (slots * FUSED_KETS))
+    parts = max(1, len(ket) // (WARPS * FUSED_KETS))
     launch(
-        Variant(fused_transforms, (tile.mt, tile.row_warps, tile.nq, tile.nc, WARPS, unit)), len(bra) * parts,
+        Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, WARPS, unit)), len(bra) * parts,
         32 * WARPS, stream, fused_shared(bra, ket),
         h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), r, r_stride(bra.l + ket.l), ket.nprim,
         table_on_device(padded_words, bra.l), table_on_device(padded_words, ket.l), blocks_of_8(bra.nherm),

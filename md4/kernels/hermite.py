@@ -1,16 +1,22 @@
-"""Step 1 on the GPU: H matrices as panels.
+"""Step 1 on the GPU: H matrices, in the order in which the kernels read them.
 
-A panel is zero-padded [p block of 8][fragment of 16 rows][p half][lane][row half], the order in which a left operand
-is read, so that staging is one contiguous copy and a lane's operand is 16 contiguous bytes. One block of threads makes
-the panel of one primitive pair: E coefficients of the three axes in shared memory, then element by element.
+Forms of the H of a primitive pair, each a table of (row, p) by position, zero-padded:
 
-The fused kernel wants H[cd, q] as a right operand instead: [q block of 8][cd block of 8][8 cd][8 q].
+    'bra', 'ket'     left operand: [p block of 8][fragment of 16 rows][p half][lane][row half]
+    'right'          right operand: [p block of 8][row block of 8][8 rows][8 p]
+    'row', 'column'  the elements that do not vanish by symmetry, by row (bra) or by p (ket); 'column' runs over the
+                     primitive pairs fastest, so that a warp's lanes, each with its own pair, read side by side
+
+All but those of a bra carry the sign (-1)^|q|. One block of threads makes the H of one primitive pair: E coefficients
+of the three axes in shared memory, then element by element.
 """
+
+from functools import cache
 
 import numpy as np
 
 from md4 import hermite
-from md4.angular import hermite_triples
+from md4.angular import hermite_triples, nherm
 from md4.device import F64, I32, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.tiles import H_THREADS, blocks_of_8, panel_rows
@@ -32,23 +38,49 @@ def packed_triples(l):
 
 
 def panel_row(n):
-    """Row within its fragment of 16 of element n of a panel (device function)."""
+    """Row within its fragment of 16 of element n of a left operand (device function)."""
     return ((n >> 3) & 7) + 8 * (n & 1)
 
 
 def panel_inner(n):
-    """Inner index within its block of 8 of element n of a panel (device function)."""
+    """Inner index within its block of 8 of element n of a left operand (device function)."""
     return 2 * ((n >> 1) & 3) + ((n >> 6) & 1)
 
 
-def h_panels():
+def form_size(pairs, form):
+    """Doubles of the H of one primitive pair in a form."""
+    if form in ("row", "column"):
+        return (len(hermite.structure(pairs.la, pairs.lb, pairs.pure)) + 1) // 2 * 2
+    rows8 = blocks_of_8(pairs.nab) if form == "right" else panel_rows(pairs.nab)
+    return blocks_of_8(pairs.nherm) * rows8 * 64
+
+
+@cache
+def form_positions(form, la, lb, pure, nab):
+    """Shape (form_size,), int32: row + 2^16 p of every position, -1 where the form is padded."""
+    nh = nherm(la + lb)
+    if form in ("row", "column"):
+        elements = list(hermite.structure(la, lb, pure))
+        elements.sort(key=lambda e: e if form == "row" else e[::-1])
+        rows, p = np.array(elements + [(-1, -1)] * (len(elements) % 2)).T
+    else:
+        rows8 = blocks_of_8(nab) if form == "right" else panel_rows(nab)
+        n = np.arange(blocks_of_8(nh) * rows8 * 64)
+        if form == "right":
+            rows, p = (n >> 6) % rows8 * 8 + ((n >> 3) & 7), (n >> 6) // rows8 * 8 + (n & 7)
+        else:
+            rows, p = (n >> 7) % (rows8 // 2) * 16 + panel_row(n), (n >> 7) // (rows8 // 2) * 8 + panel_inner(n)
+    padding = (rows < 0) | (rows >= nab) | (p >= nh)
+    return np.where(padding, -1, rows + (p << 16)).astype(np.int32)
+
+
+def h_matrices():
     """Kernel factory; all sizes are run-time numbers."""
     e_coefficient, h_element = jit_device(hermite.e_coefficient), jit_device(hermite.h_element)
-    row_of, inner_of = jit_device(panel_row), jit_device(panel_inner)
 
     def kernel(
-        records, width, la, lb, nctr_b, start_a, powers_a, weights_a, start_b, powers_b, weights_b, triples,
-        nab, nrow8, nk8, sign, right, out,
+        records, width, la, lb, nctr_a, nctr_b, start_a, powers_a, weights_a, start_b, powers_b, weights_b, triples,
+        positions, sign, prim_stride, stride, out,
     ):  # fmt: skip
         e = cuda.shared.array(0, types.float64)
         tid, prim = cuda.threadIdx.x, types.int64(cuda.blockIdx.x)
@@ -66,16 +98,12 @@ def h_panels():
                 cuda.syncthreads()
         ncomp_a, ncomp_b = start_a.size - 1, start_b.size - 1
         nb = nctr_b * ncomp_b
-        nctr_a = nab // (nb * ncomp_a)
-        for n in range(tid, nk8 * nrow8 * 64, H_THREADS):
-            row, p = (n >> 6) % nrow8 * 8 + ((n >> 3) & 7), (n >> 6) // nrow8 * 8 + (n & 7)
-            if not right:
-                row, p = (n >> 7) % (nrow8 // 2) * 16 + row_of(n), (n >> 7) // (nrow8 // 2) * 8 + inner_of(n)
-            value = 0.0
-            if row < nab and p < triples.size:
+        for n in range(tid, positions.size, H_THREADS):
+            value, position = 0.0, positions[n]
+            if position >= 0:
+                row, t = position & 65535, triples[position >> 16]
                 a, b = row // nb, row % nb
                 ca, ma, cb, mb = a // ncomp_a, a % ncomp_a, b // ncomp_b, b % ncomp_b
-                t = triples[p]
                 px, py, pz = t & 255, (t >> 8) & 255, t >> 16
                 value = h_element(
                     start_a[ma], start_a[ma + 1], powers_a, weights_a, start_b[mb], start_b[mb + 1], powers_b,
@@ -84,24 +112,14 @@ def h_panels():
                 value *= records[record + RECORD + ca] * records[record + RECORD + nctr_a + cb]
                 if sign and (px + py + pz) & 1:
                     value = -value
-            out[prim * (nk8 * nrow8 * 64) + n] = value
+            out[prim * prim_stride + n * stride] = value
 
     i64 = types.int64
     tables = (I32, I32, F64)
-    return Kernel(kernel, (F64, *[i64] * 4, *tables, *tables, I32, *[i64] * 5, F64))
+    return Kernel(kernel, (F64, *[i64] * 5, *tables, *tables, I32, I32, *[i64] * 3, F64))
 
 
 # launcher
-
-
-def form_rows(pairs, form):
-    """Blocks of 8 rows of a panel: right operands are not padded to fragments of 16."""
-    return blocks_of_8(pairs.nab) if form == "right" else panel_rows(pairs.nab)
-
-
-def panel_size(pairs, form="ket"):
-    """Doubles of the panel of one primitive pair."""
-    return blocks_of_8(pairs.nherm) * form_rows(pairs, form) * 64
 
 
 def component_tables(l, pure):
@@ -113,15 +131,16 @@ def component_part(l, pure, n):
     return hermite.component_table(l, pure)[n]
 
 
-def launch_h_panels(pairs, records, form, out, stream):
-    """Panels of all primitive pairs into out: of a 'bra', or of a 'ket' or 'right' ket with (-1)^|q| included."""
+def launch_h(pairs, records, form, out, stream):
+    """H of all primitive pairs in a form."""
     if pairs.nprim == 0:
         return
-    width = RECORD + pairs.nctr_a + pairs.nctr_b
+    size = form_size(pairs, form)
     launch(
-        Variant(h_panels, ()), pairs.nprim, H_THREADS, stream, 24 * hermite.axis_size(pairs.la, pairs.lb),
-        records, width, pairs.la, pairs.lb, pairs.nctr_b,
+        Variant(h_matrices, ()), pairs.nprim, H_THREADS, stream, 24 * hermite.axis_size(pairs.la, pairs.lb),
+        records, RECORD + pairs.nctr_a + pairs.nctr_b, pairs.la, pairs.lb, pairs.nctr_a, pairs.nctr_b,
         *component_tables(pairs.la, pairs.pure), *component_tables(pairs.lb, pairs.pure),
-        table_on_device(packed_triples, pairs.l), pairs.nab, form_rows(pairs, form), blocks_of_8(pairs.nherm),
-        int(form != "bra"), int(form == "right"), out,
+        table_on_device(packed_triples, pairs.l),
+        table_on_device(form_positions, form, pairs.la, pairs.lb, pairs.pure, pairs.nab),
+        int(form not in ("bra", "row")), 1 if form == "column" else size, pairs.nprim if form == "column" else 1, out,
     )  # fmt: skip

@@ -71,7 +71,7 @@ def r_integrals(l, kind):
 
 def straight_r_integrals(l, kind):
     """Kernel factory for small L: a thread a quartet, r in registers."""
-    zero, straight, pack = operators.zero_function(kind, jit_device), make_straight_r(l), make_pack(l + 1)
+    zeros_upto, straight, pack = operators.zeros_function(kind, jit_device), make_straight_r(l), make_pack(l + 1)
     stride, threads, orders = r_stride(l), R_THREADS, l + 1
 
     def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, rules, r):
@@ -81,8 +81,7 @@ def straight_r_integrals(l, kind):
             k = (ket_first + n % nket) * ket_width
             rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
             zeros = cuda.local.array(orders, types.float64)
-            for m in range(orders):
-                zeros[m] = zero(m, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table)
+            zeros_upto(l, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table, zeros, 0, 1)
             straight(pack(zeros), rx, ry, rz, r, n * stride)
 
     i64, f64 = types.int64, types.float64

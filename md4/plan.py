@@ -1,0 +1,35 @@
+"""How a class is computed: which side is transformed first, by which kernels, with H matrices in which form."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a backend decides for a bra and a ket list.
+
+    Attributes
+    ----------
+    swap : bool
+        The ket is transformed first: bra and ket change names, by (ab|cd) = (cd|ab).
+    kernels : {'two', 'fused', 'low'}
+        A kernel for each transform, one for both, or one for all steps.
+    bra_form, ket_form : str
+        Forms of the H matrices of the side transformed first and second.
+    """
+
+    swap: bool
+    kernels: str = "two"
+    bra_form: str = "bra"
+    ket_form: str = "ket"
+
+
+def bra_first_flops(bra, ket):
+    """FLOP of both transforms when the bra goes first: 2 N_ab Q (P + N_cd), P and Q over all primitives."""
+    p = bra.nprim / len(bra) * bra.nherm
+    q = ket.nprim / len(ket) * ket.nherm
+    return 2 * bra.nab * q * (p + ket.nab)
+
+
+def cheaper_swapped(bra, ket):
+    """Whether transforming the ket first costs fewer operations."""
+    return bra_first_flops(ket, bra) < bra_first_flops(bra, ket)

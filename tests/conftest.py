@@ -1,0 +1,35 @@
+"""Fixtures of all tests: the two backends, and the arithmetic units of the GPU."""
+
+import pytest
+from hypothesis import settings
+
+from md4.device import gpu_available
+
+settings.register_profile("md4", deadline=None, derandomize=True, max_examples=20)
+settings.load_profile("md4")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def backend(request):
+    """Name of each backend; 'cuda' under ``-m gpu`` only."""
+    if request.param == "cuda":
+        request.getfixturevalue("gpu")
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def gpu():
+    """Skips where there is no GPU."""
+    if not gpu_available():
+        pytest.skip("no usable NVIDIA GPU")
+
+
+@pytest.fixture(params=["dmma16", "dmma8", "fma"])
+def unit(request, gpu):
+    """Each arithmetic unit that the device has."""
+    from md4.device import current_capability
+
+    least = {"dmma16": (9, 0), "dmma8": (8, 0), "fma": (0, 0)}[request.param]
+    if current_capability() < least or (request.param == "dmma16" and (9, 0) < current_capability() < (10, 0)):
+        pytest.skip(f"the GPU has no {request.param}")
+    return request.param

@@ -1,0 +1,114 @@
+"""Shells and basis sets: from PySCF, from plain arrays, and what is refused."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from molecules import WATER, molecule
+
+import md4
+from md4.basis import Basis, Shell, shell_letter
+from md4.errors import BasisError
+
+ONE = ([0], [[1.0]], [[1.0]], [[0.0, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize("name", ["sto-3g", "cc-pvtz", "ano-rcc"])
+@pytest.mark.parametrize("cart", [False, True])
+def test_from_mol(name, cart):
+    mol = molecule(WATER, name, cart=cart)
+    basis = Basis.from_mol(mol)
+    assert (basis.nshell, basis.nao, basis.pure) == (mol.nbas, mol.nao, not cart)
+    np.testing.assert_array_equal(basis.ao_loc, mol.ao_loc)
+    np.testing.assert_array_equal(basis.centres, [mol.bas_coord(i) for i in range(mol.nbas)])
+    assert [s.nctr for s in basis.shells] == [mol.bas_nctr(i) for i in range(mol.nbas)]
+
+
+def test_flat_arrays_hold_the_shells():
+    basis = Basis.from_mol(molecule(WATER, "ano-rcc"))
+    for i, shell in enumerate(basis.shells):
+        first, n = basis.prim_loc[i], basis.nprims[i]
+        np.testing.assert_array_equal(basis.exponents[first : first + n], shell.exponents)
+        flat = basis.coefficients[basis.coef_loc[first : first + n][:, None] + np.arange(shell.nctr)]
+        np.testing.assert_array_equal(flat, shell.coefficients)
+
+
+@given(
+    l=st.integers(0, 8), e=st.lists(st.floats(1e-3, 1e5), min_size=1, max_size=4, unique=True), seed=st.integers(0, 9)
+)
+def test_normalisation(l, e, seed):
+    """Contracted functions come out with unit radial norm; the second time nothing changes."""
+    c = np.random.default_rng(seed).uniform(0.1, 1, (len(e), 2))
+    shell = Basis.from_arrays([l], [e], [c], np.zeros((1, 3))).shells[0]
+    sums = np.add.outer(shell.exponents, shell.exponents)
+    overlap = np.array([[md4.basis.gamma(l + 1.5) / (2 * s ** (l + 1.5)) for s in row] for row in sums])
+    norms = np.einsum("ic,ij,jc->c", shell.coefficients, overlap, shell.coefficients)
+    np.testing.assert_allclose(norms, 1, rtol=1e-12)
+
+
+def test_from_arrays_is_from_mol():
+    """Coefficients of normalised primitives, as in basis-set files."""
+    from pyscf import gto
+
+    mol = molecule(WATER, "6-31g")
+    data = [shell for a in range(3) for shell in gto.basis.load("6-31g", mol.atom_pure_symbol(a))]
+    centres = [mol.atom_coord(a) for a in range(3) for _ in gto.basis.load("6-31g", mol.atom_pure_symbol(a))]
+    columns = [np.array(s[1:]) for s in data]
+    ours = Basis.from_arrays([s[0] for s in data], [c[:, 0] for c in columns], [c[:, 1:] for c in columns], centres)
+    for a, b in zip(ours.shells, Basis.from_mol(mol).shells):
+        np.testing.assert_allclose(a.coefficients, b.coefficients, rtol=1e-13)
+
+
+def test_coefficients_as_they_are():
+    basis = Basis.from_arrays(*ONE, normalise=False)
+    np.testing.assert_array_equal(basis.shells[0].coefficients, [[1.0]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({1: [[-1.0]]}, r"shell 0 \(l = 0\): exponent .*-1.0.* is not a positive finite number"),
+        ({1: [[0.0]]}, r"exponent .*0.0.* is not a positive"),
+        ({1: [[np.nan]]}, r"exponent .*nan.* is not a positive"),
+        ({1: [[np.inf]]}, r"exponent .*inf.* is not a positive"),
+        ({2: [[np.nan]]}, r"a contraction coefficient is not finite"),
+        ({2: [[0.0]]}, r"zero norm"),
+        ({1: [[1.0, 2.0]]}, r"2 exponents but coefficients of shape \(1, 1\)"),
+        ({1: [[]], 2: [[]]}, r"no primitives"),
+        ({0: [-1]}, r"non-negative integer"),
+        ({0: [0.5]}, r"non-negative integer"),
+        ({3: [[0.0, np.nan, 0.0]]}, r"three finite coordinates"),
+        ({3: [[0.0, 0.0]]}, r"three finite coordinates"),
+        ({0: [0, 1]}, r"one entry for each shell"),
+        ({n: [] for n in range(4)}, r"the basis has no shells"),
+    ],
+)
+def test_refusals(change, message):
+    arguments = [change.get(n, part) for n, part in enumerate(ONE)]
+    with pytest.raises(BasisError, match=message):
+        Basis.from_arrays(*arguments)
+
+
+def test_a_molecule_without_shells():
+    with pytest.raises(BasisError, match="the molecule has no shells"):
+        Basis.from_mol(molecule("ghost-He 0 0 0", {}))
+
+
+def test_shells_are_checked_however_they_come():
+    with pytest.raises(BasisError, match="is not a positive finite number"):
+        Basis([Shell(0, np.array([-2.0]), np.ones((1, 1)), np.zeros(3))])
+
+
+def test_repr():
+    assert repr(Basis.from_mol(molecule(WATER, "cc-pvdz"))) == "Basis(11 spherical shells, 24 AOs: 7s4p1d)"
+    assert [shell_letter(l) for l in (0, 6, 7, 30)] == ["s", "i", "k", "[l=30]"]
+
+
+def test_import_needs_neither_pyscf_nor_a_gpu():
+    code = (
+        "import sys, md4; sys.exit(any(m.split('.')[0] == 'pyscf' or m.startswith('numba.cuda') for m in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
