@@ -61,10 +61,10 @@ def checked_shell(index, l, exponents, coefficients, centre):
         raise BasisError(f"{where}: the angular momentum must be a non-negative integer.")
     exponents = np.ascontiguousarray(exponents, dtype=np.float64).reshape(-1)
     coefficients = np.asarray(coefficients, dtype=np.float64)
-    coefficients = np.ascontiguousarray(coefficients.reshape(len(coefficients), -1))
-    centre = np.ascontiguousarray(centre, dtype=np.float64)
     if len(exponents) == 0 or coefficients.size == 0:
         raise BasisError(f"{where} has no primitives or no contracted function; drop the shell or give it some.")
+    coefficients = np.ascontiguousarray(coefficients.reshape(len(coefficients), -1))
+    centre = np.ascontiguousarray(centre, dtype=np.float64)
     if coefficients.shape[0] != len(exponents):
         raise BasisError(
             f"{where}: {len(exponents)} exponents but coefficients of shape {coefficients.shape}; "

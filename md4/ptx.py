@@ -321,26 +321,52 @@ def multiply_add(builder, a, b, c):
     return product if c is None else builder.fadd(product, c, flags=["contract"])
 
 
-@cache
-def make_straight_r(l):
-    """Intrinsic (zeros, rx, ry, rz, array, first): r of one quartet in registers, then to array[first:].
+# Shared memory through which a warp writes r, 16 items of its 32 quartets at a time, rows padded against conflicts.
+STAGE_ITEMS, STAGE_ROW = 16, 18
+STAGE_BYTES = 32 * STAGE_ROW * 8
 
-    `zeros` are [0]^(0..l); 16-byte stores.
+
+@cache
+def make_straight_r(l, stride):
+    """Intrinsic (zeros, rx, ry, rz, array, first, nlive, stage, lane): r of a warp's 32 quartets, a lane each.
+
+    `zeros` are the lane's [0]^(0..l). r goes to array[first + lane stride:] for lanes below `nlive`, by way of shared
+    memory at `stage`, so that 8 lanes write 128 contiguous bytes.
     """
     zeros = types.UniTuple(types.float64, l + 1)
 
+    def write_out(builder, base, nlive, stage, lane, first, count):
+        """Items first..first+count of all rows: 8 lanes a row, 16 bytes each."""
+        sub = builder.and_(lane, I64(7))
+        with builder.if_then(builder.icmp_signed("<", builder.mul(sub, I64(2)), I64(count))):
+            for n in range(8):
+                row = builder.add(builder.lshr(lane, I64(3)), I64(4 * n))
+                with builder.if_then(builder.icmp_signed("<", row, nlive)):
+                    place = builder.add(builder.mul(row, I64(8 * STAGE_ROW)), builder.mul(sub, I64(16)))
+                    values = load_block(builder, builder.add(stage, builder.trunc(place, I32)), 0)
+                    target = builder.add(builder.mul(row, I64(8 * stride)), builder.mul(sub, I64(16)))
+                    store_pair(builder, builder.add(base, builder.add(target, I64(8 * first))), values)
+
     @intrinsic
-    def straight_r(typingctx, zero, rx, ry, rz, array, first):
+    def straight_r(typingctx, zero, rx, ry, rz, array, first, nlive, stage, lane):
         def codegen(context, builder, signature, args):
             r = emit_r(builder, l, fields(builder, args[0], l + 1), args[1:4])
             base = element_address(context, builder, signature.args[4], args[4], args[5])
+            nlive, stage, lane = args[6:]
             r += [ir.Constant(DOUBLE, 0.0)] * (len(r) % 2)
-            for n in range(0, len(r), 2):
-                store_pair(builder, builder.add(base, I64(8 * n)), r[n : n + 2])
+            own = builder.add(stage, builder.trunc(builder.mul(lane, I64(8 * STAGE_ROW)), I32))
+            for start in range(0, len(r), STAGE_ITEMS):
+                piece = r[start : start + STAGE_ITEMS]
+                for n in range(0, len(piece), 2):
+                    text = f"st.shared.v2.f64 [$0+{8 * n}], {{$1, $2}};"
+                    call_asm(builder, ir.VoidType(), [own, *piece[n : n + 2]], text, "r,d,d", effects=True)
+                call_asm(builder, ir.VoidType(), [], "bar.warp.sync -1;", "", effects=True)
+                write_out(builder, base, nlive, stage, lane, start, len(piece))
+                call_asm(builder, ir.VoidType(), [], "bar.warp.sync -1;", "", effects=True)
             return context.get_dummy_value()
 
-        kinds = (types.float64,) * 3
-        return types.void(zeros, *kinds, array, types.int64), codegen
+        kinds, index = (types.float64,) * 3, types.int64
+        return types.void(zeros, *kinds, array, index, index, types.int32, index), codegen
 
     return straight_r
 
@@ -497,6 +523,36 @@ def make_store_columns(mt, nt):
         return types.void(tile, *[array if n == 0 else index for n in range(11)]), codegen
 
     return store_columns
+
+
+@cache
+def make_stage_tile(mt, nt):
+    """Intrinsic (tile, address, nrow, ncol, row_stride, col_stride): the tile to shared memory, strides in bytes.
+
+    The lane's first element goes to `address`; `nrow` and `ncol` are what is left from its row and column on.
+    """
+    tile = types.UniTuple(types.float64, 4 * mt * nt)
+
+    @intrinsic
+    def stage_tile(typingctx, acc, address, nrow, ncol, row_stride, col_stride):
+        def codegen(context, builder, signature, args):
+            c, (address, nrow, ncol, row_stride, col_stride) = fields(builder, args[0], 4 * mt * nt), args[1:]
+            for j in range(nt):
+                for e in range(2):
+                    n = 8 * j + e
+                    with builder.if_then(builder.icmp_signed(">", ncol, I32(n))):
+                        place = builder.add(address, builder.mul(col_stride, I32(n)))
+                        for i in range(2 * mt):
+                            value = c[4 * ((i // 2) * nt + j) + 2 * (i % 2) + e]
+                            text = "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p st.shared.f64 [$0], $1; }"
+                            operands = [place, value, builder.sub(nrow, I32(8 * i))]
+                            call_asm(builder, ir.VoidType(), operands, text, "r,d,r", effects=True)
+                            place = builder.add(place, builder.mul(row_stride, I32(8)))
+            return context.get_dummy_value()
+
+        return types.void(tile, *[types.int32] * 5), codegen
+
+    return stage_tile
 
 
 def store_below(builder, address, value, room):

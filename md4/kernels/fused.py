@@ -1,6 +1,6 @@
 """Steps 4 and 5 in one kernel, for classes whose (ab|q] would cost more to store than to make.
 
-A warp makes one quartet, `mt` fragments of 16 rows ab and all its cd at once. It takes the blocks of 8 q `nq` at a time:
+A warp makes one quartet: `mt` fragments of 16 rows ab, all its cd at once, the blocks of 8 q `nq` at a time:
 
     left[ab, q] = sum_p H[ab, p] [p|q]          as in `md4.kernels.transform`, p over one bra primitive
     acc[ab, cd] += sum_q left[ab, q] H[cd, q]   `left` as it comes out is the left operand
@@ -12,17 +12,16 @@ memory, 16 bytes a lane. Bra pairs have one primitive pair at most; ket pairs an
 
 from dataclasses import dataclass
 
-from md4.device import F64, I32, I64, cuda, jit_device, table_on_device, types
+from md4.device import F64, I32, I64, cuda, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.kernels.transform import make_copy_range, padded_words
 from md4.ptx import (
     commit_copies,
     make_chain,
     make_column_state,
-    make_copy_async,
     make_gather,
     make_mma_tile,
-    make_store_columns,
+    make_stage_tile,
     make_wait_copies,
     make_zeros,
     shared_address,
@@ -36,21 +35,16 @@ def fused_transforms(mt, nq, nc, warps, unit):
     """Kernel factory; `nc` is the number of blocks of 8 cd."""
     threads, wide = 32 * warps, unit == "dmma16"
     zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide)
-    mma, store = make_mma_tile(mt, nq, wide), make_store_columns(mt, nc)
+    mma, stage = make_mma_tile(mt, nq, wide), make_stage_tile(mt, nc)
     column_state, gather = make_column_state(nq), make_gather(nq)
-    copy_panel, copy_pieces, wait_all = make_copy_range(threads), make_copy_async(1, 32), make_wait_copies(0)
-
-    def copy_r(address, r, index, count, lane):
-        for n in range(lane, count // 2, 32):
-            copy_pieces(types.int32(address + 16 * n), r, i64(index + 2 * n), 1)
-
-    copy_r = jit_device(copy_r)
+    copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
     def kernel(
         h, first_prim, start, first_pair, h_rows, r, r_stride, nket, pwords, qwords, np8, nq8, g, g_first_prim, g_start,
         g_first_pair, nab, ncd, npair_cd, parts, out, out_first, s_ij, s_kl, s_ab, s_cd,
     ):  # fmt: skip
-        panel = shared_address(cuda.shared.array(0, types.float64))
+        shared = cuda.shared.array(0, types.float64)
+        panel = shared_address(shared)
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
@@ -66,9 +60,12 @@ def fused_transforms(mt, nq, nc, warps, unit):
         r_bytes = 8 * r_stride
         r_base = panel + 8 * panel_doubles + warp * 2 * r_bytes
         r_row = (prim - first_prim) * nket
+        stage_first = panel_doubles + warps * 2 * r_stride + warp * nab * ncd
+        out_stage = panel + 8 * stage_first
         stride = parts * warps
         fetched, buffer = i64(-1), 0
-        for pair_cd in range(part * warps + warp, npair_cd, stride):
+        pair_cd = part * warps + warp
+        while pair_cd < npair_cd:
             acc = zeros()
             first, last = g_start[g_first_pair + pair_cd], g_start[g_first_pair + pair_cd + 1]
             for ket in range(first, last if live else first):
@@ -86,7 +83,8 @@ def fused_transforms(mt, nq, nc, warps, unit):
                 if 0 <= fetched < g_first_prim + nket:
                     copy_r(r_base + buffer * r_bytes, r, (r_row + fetched - g_first_prim) * r_stride, r_stride, lane)
                 commit_copies()
-                for first_q in range(0, nq8, nq):
+                first_q = i64(0)
+                while first_q < nq8:
                     state = column_state(first_q, nq8, 0, nq8, 0, qwords, lane)
                     left = zeros_left()
                     for k in range(np8):
@@ -94,9 +92,19 @@ def fused_transforms(mt, nq, nc, warps, unit):
                         b = gather(r_address, pwords[mine], pwords[mine + 1], state)
                         left = mma(left, types.int32(a_address + k * h_rows * 512), b)
                     acc = chain(acc, left, g, (ket * nq8 + first_q) * (nc * 64) + 2 * lane, nq8 - first_q)
-            ab = lane >> 2
-            base = out_first + pair * s_ij + pair_cd * s_kl + ab * s_ab
-            store(acc, out, base, 0, nc, nc, 0, s_cd, s_ab, nab - ab, ncd, 2 * (lane & 3))
+                    first_q += nq
+            # the quartet's integrals are contiguous in the result: put them in order in shared memory, then write
+            ab, cd = lane >> 2, 2 * (lane & 3)
+            place = out_stage + 8 * (ab * s_ab + cd * s_cd)
+            left_ab, left_cd = types.int32(nab - ab), types.int32(ncd - cd)
+            stage(acc, types.int32(place), left_ab, left_cd, types.int32(8 * s_ab), types.int32(8 * s_cd))
+            cuda.syncwarp()
+            base, n = out_first + pair * s_ij + pair_cd * s_kl, lane
+            while n < nab * ncd:
+                out[base + n] = shared[stage_first + n]
+                n += 32
+            cuda.syncwarp()
+            pair_cd += stride
 
     signature = (F64, i64, I64, i64, i64, F64, i64, i64, I32, I32, i64, i64, F64, i64, I64, *[i64] * 5, F64, *[i64] * 5)
     return Kernel(kernel, signature, (threads, 2))
@@ -139,7 +147,7 @@ def choose_fused(unit, bra, ket):
 def fused_shared(bra, ket):
     """Bytes of shared memory of a block."""
     panel = blocks_of_8(bra.nherm) * panel_rows(bra.nab) * 512
-    return panel + WARPS * 16 * r_stride(bra.l + ket.l)
+    return panel + WARPS * (16 * r_stride(bra.l + ket.l) + 8 * bra.nab * ket.nab)
 
 
 def launch_fused(unit, h, r, g, ab, cd, block, stream):

@@ -10,7 +10,7 @@ from md4 import operators, recurrence
 from md4.angular import nherm
 from md4.device import F64, F64_2D, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.ptx import make_pack, make_straight_r
+from md4.ptx import STAGE_BYTES, make_pack, make_straight_r, shared_address
 from md4.tiles import R_THREADS, STRAIGHT_L, r_group, r_stride, r_threads
 
 
@@ -38,8 +38,10 @@ def r_integrals(l, kind):
             i = (bra_first + n // nket) * bra_width
             k = (ket_first + n % nket) * ket_width
             rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
-            for m in range(lane, l + 1, group):
+            m = lane
+            while m <= l:
                 shared[zeros + m] = zero(m, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table)
+                m += group
         cuda.syncthreads()
         old = quartets * boys_width + place * 2 * stride
         new = old + stride
@@ -51,18 +53,22 @@ def r_integrals(l, kind):
             reach += (l - m + 1) * (l - m + 2) // 2  # triples of degree up to l - m
             if lane == 0:
                 shared[new] = shared[zeros + m]
-            for t in range(lane if lane > 0 else group, reach, group):
+            t = lane if lane > 0 else group
+            while t < reach:  # no `range`: it divides by its step
                 rule = rules[t]
                 shared[new + t] = step(types.int32(rule), types.int32(rule >> 32), rx, ry, rz, shared, old)
+                t += group
             cuda.syncthreads()
             old, new = new, old
         if live:
-            for t in range(lane, count, group):
+            t = lane
+            while t < count:
                 value = shared[zeros]
                 if t > 0:
                     rule = rules[t]
                     value = step(types.int32(rule), types.int32(rule >> 32), rx, ry, rz, shared, old)
                 r[n * stride + t] = value
+                t += group
 
     i64, f64 = types.int64, types.float64
     signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, I64, F64)
@@ -71,18 +77,22 @@ def r_integrals(l, kind):
 
 def straight_r_integrals(l, kind):
     """Kernel factory for small L: a thread a quartet, r in registers."""
-    zeros_upto, straight, pack = operators.zeros_function(kind, jit_device), make_straight_r(l), make_pack(l + 1)
-    stride, threads, orders = r_stride(l), R_THREADS, l + 1
+    zeros_upto, straight, pack = operators.zeros_function(kind, jit_device), make_straight_r(l, r_stride(l)), make_pack(l + 1)
+    stride, threads, orders, words = r_stride(l), R_THREADS, l + 1, R_THREADS // 32 * STAGE_BYTES // 8
 
     def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, rules, r):
-        n = types.int64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
-        if n < total:
-            i = (bra_first + n // nket) * bra_width
-            k = (ket_first + n % nket) * ket_width
-            rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
-            zeros = cuda.local.array(orders, types.float64)
-            zeros_upto(l, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table, zeros, 0, 1)
-            straight(pack(zeros), rx, ry, rz, r, n * stride)
+        stage = shared_address(cuda.shared.array(words, types.float64))
+        tid = types.int64(cuda.threadIdx.x)
+        n = types.int64(cuda.blockIdx.x) * threads + tid
+        mine = min(n, total - 1)  # idle threads repeat the last quartet
+        i = (bra_first + mine // nket) * bra_width
+        k = (ket_first + mine % nket) * ket_width
+        rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
+        zeros = cuda.local.array(orders, types.float64)
+        zeros_upto(l, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table, zeros, 0, 1)
+        lane = tid & 31
+        first, place = n - lane, types.int32(stage + (tid >> 5) * STAGE_BYTES)
+        straight(pack(zeros), rx, ry, rz, r, first * stride, total - first, place, lane)
 
     i64, f64 = types.int64, types.float64
     signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, I64, F64)

@@ -55,8 +55,10 @@ def make_copy_range(threads):
     copies = make_copy_async(1, threads)
 
     def copy_range(address, array, index, count, tid):
-        for n in range(tid, count // 2, threads):
+        n = tid
+        while n < count // 2:  # no `range`: it divides by its step
             copies(types.int32(address + 16 * n), array, i64(index + 2 * n), 1)
+            n += threads
 
     return jit_device(copy_range)
 
