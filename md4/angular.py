@@ -78,7 +78,8 @@ def solid_harmonics(l):
     for m in range(l + 1):
         norm = sqrt((2 * l + 1) / (4 * pi) * factorial(l - m) / factorial(l + m) * (2 if m else 1)) / 2**l
         for k in range((l - m) // 2 + 1):
-            legendre = (-1) ** k * comb(l, k) * comb(2 * l - 2 * k, l) * factorial(l - 2 * k) // factorial(l - 2 * k - m)
+            legendre = (-1) ** k * comb(l, k) * comb(2 * l - 2 * k, l)
+            legendre = legendre * factorial(l - 2 * k) // factorial(l - 2 * k - m)
             for j in range(k + 1):
                 for i in range(k - j + 1):
                     radial = legendre * factorial(k) // (factorial(i) * factorial(j) * factorial(k - i - j))

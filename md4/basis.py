@@ -179,8 +179,8 @@ class Basis:
         if not len(l) == len(exponents) == len(coefficients) == len(centres):
             raise BasisError("l, exponents, coefficients and centres must have one entry for each shell.")
         shells = []
-        for i, (li, e, c, r) in enumerate(zip(l, exponents, coefficients, centres)):
-            shell = checked_shell(i, li, e, c, r)
+        for i, given in enumerate(zip(l, exponents, coefficients, centres)):
+            shell = checked_shell(i, *given)
             if normalise:
                 c = normalised_coefficients(shell.l, shell.exponents, shell.coefficients)
                 shell = Shell(shell.l, shell.exponents, c, shell.centre)

@@ -20,6 +20,7 @@ from cuda.bindings import driver
 from md4.cache import cache_folder, fingerprint
 from md4.device import Buffer, check, cuda, types
 
+
 @dataclass(frozen=True)
 class Kernel:
     """What a factory returns: a Python function and how to compile it.
@@ -138,7 +139,7 @@ class Launcher:
 @cache
 def launcher(variant, capability, device):
     """`Launcher` of a variant, loaded from disk or compiled, for one device."""
-    global compile_count
+    global compile_count  # noqa: PLW0603 a count for `md4 info` and the tests
     kernel = variant.kernel()
     path = cache_folder() / fingerprint() / f"{variant.name}-sm_{capability[0]}{capability[1]}.kernel"
     compiled = load_kernel(path)

@@ -40,7 +40,7 @@ class PreparedPairs:
         self._h = {}
 
     def h(self, form):
-        """H matrices as 'bra', as 'ket' (with the sign (-1)^|q|), or in another form of the backend; kept until dropped."""
+        """H matrices in a form of the backend, all but a bra's with the sign (-1)^|q|; kept until dropped."""
         if form not in self._h:
             self._h[form] = self.backend.hermite(self, form)
         return self._h[form]

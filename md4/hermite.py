@@ -6,12 +6,13 @@ with the McMurchie-Davidson coefficients E_t^{ij} of one Cartesian axis,
 
     E_t^{i+1,j} = E_{t-1}^{ij}/(2p) + (P-A) E_t^{ij} + (t+1) E_{t+1}^{ij},      E_0^{00} = 1,
 
-(likewise for j with P-B; Eq. 4 and 5 of the paper), C the Cartesian -> solid-harmonic coefficients and c the contraction
-coefficients. Rows ab run (contracted a, component a, contracted b, component b). Device functions are plain Python:
-the CPU backend, the GPU kernel and the tests run these very ones.
+(likewise for j with P-B; Eq. 4 and 5 of the paper), C the Cartesian -> solid-harmonic coefficients and c the
+contraction coefficients. Rows ab run (contracted a, component a, contracted b, component b). Device functions are
+plain Python: the CPU backend, the GPU kernel and the tests run these very ones.
 """
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -79,14 +80,16 @@ def h_element(a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, px, py, 
     return total
 
 
+def monomials(powers):
+    """The triples of packed powers, as a set."""
+    return {(w & 255, (w >> 8) & 255, w >> 16) for w in powers.tolist()}
+
+
 @cache
 def structure(la, lb, pure):
     """The elements (ab, p) of H that do not vanish by their powers of x, y and z, row by row, as a tuple of pairs."""
     tables = [component_table(l, pure) for l in (la, lb)]
-    reach = [
-        [{(w & 255, (w >> 8) & 255, w >> 16) for w in powers[start[k] : start[k + 1]].tolist()} for k in range(len(start) - 1)]
-        for start, powers, _ in tables
-    ]
+    reach = [[monomials(powers[i:j]) for i, j in pairwise(start)] for start, powers, _ in tables]
     elements = []
     for a, monomials_a in enumerate(reach[0]):
         for b, monomials_b in enumerate(reach[1]):

@@ -188,6 +188,31 @@ def make_mma_tile(mt, nt, wide):
 
 
 @cache
+def make_table_gather(nq):
+    """Intrinsic (address of r, address of table) -> right operand [p0|q], [p1|q] of `nq` blocks of 8 q.
+
+    The table holds both byte offsets of a lane in one word, 32 words a block; `address of table` is the lane's.
+    """
+    operand = types.UniTuple(types.float64, 2 * nq)
+
+    @intrinsic
+    def table_gather(typingctx, address, table):
+        def codegen(context, builder, signature, args):
+            values = []
+            for j in range(nq):
+                text = f"ld.shared.b32 $0, [$1+{128 * j}];"
+                word = call_asm(builder, I32, [args[1]], text, "=r,r", effects=True)
+                for offset in (builder.and_(word, I32(65535)), builder.lshr(word, I32(16))):
+                    place = builder.add(args[0], offset)
+                    values.append(call_asm(builder, DOUBLE, [place], "ld.shared.f64 $0, [$1];", "=d,r", effects=True))
+            return aggregate(builder, context.get_value_type(operand), values)
+
+        return operand(types.int32, types.int32), codegen
+
+    return table_gather
+
+
+@cache
 def make_load_blocks(nt):
     """Intrinsic address -> the lane's doubles of `nt` successive 8 x 8 blocks in shared memory."""
     operand = types.UniTuple(types.float64, 2 * nt)

@@ -20,7 +20,8 @@ SHARED_BYTES = 112 << 10
 # accumulators a lane, ket pairs that a warp takes one after the other.
 FUSED_ROWS = 2
 FUSED_DOUBLES = 80
-FUSED_KETS = 16
+FUSED_BLOCKS = 2
+FUSED_KETS = 8
 # The kernel for the smallest classes: threads of a block, most integrals of a quartet, integrals in registers at once,
 # fewest quartets worth a variant.
 LOW_THREADS = 128

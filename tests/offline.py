@@ -1,5 +1,6 @@
 """Kernel variants without a GPU: which ones the launchers ask for, their machine code, and what ptxas says of it."""
 
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -7,6 +8,8 @@ import sysconfig
 import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +18,14 @@ from unittest.mock import patch
 import numpy as np
 from numba import cuda
 
+from md4 import kernels
 from md4.basis import Basis
-from md4.kernels import hermite, recurrence, scatter, transform
+from md4.engine import Engine, PreparedPairs
+from md4.gpu import GpuBackend
+from md4.kernels import scatter
 from md4.operators import OPERATORS, Operator
 from md4.pairs import shell_pairs
+from md4.scatter import SYMMETRIES
 
 # The arithmetic unit that each architecture takes; see md4.gpu.arithmetic_unit.
 UNITS = {(8, 0): "dmma8", (9, 0): "dmma16", (10, 0): "dmma16"}
@@ -98,62 +105,97 @@ def usage(job):
 # what the launchers ask for -------------------------------------------------------------------------------------------
 
 
-class Recorder:
-    """Stands in for `md4.dispatch.launch`: keeps each variant with the most dynamic shared memory asked for."""
+class Anything:
+    """Stands in for device memory: takes every attribute, call and index."""
 
-    def __init__(self):
-        self.shared = {}
+    size = 1
 
-    def __call__(self, variant, grid, block, stream, shared, *args):
-        self.shared[variant] = max(shared, self.shared.get(variant, 0))
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args, **kwargs):
+        return self
+
+    def __getitem__(self, key):
+        return self
+
+
+class Pool:
+    """Stands in for `md4.device.Pool`, with all the memory that one may want."""
+
+    cap = None
+
+    def left(self):
+        return 1 << 45
+
+    def get(self, *args, **kwargs):
+        return Anything()
+
+    def release(self, buffer):
+        pass
+
+    def upload(self, arrays, stream):
+        return Anything(), [Anything() for _ in arrays]
 
 
 @contextmanager
 def recording():
-    """A `Recorder` behind all launchers; tables are not sent anywhere."""
-    recorder = Recorder()
+    """Replaces `launch` in all kernel modules: yields a dict from each variant to the most shared memory asked for."""
+    found = {}
+
+    def launch(variant, grid, block, stream, shared, *args):
+        found[variant] = max(shared, found.get(variant, 0))
+
+    names = [m.name for m in pkgutil.iter_modules(kernels.__path__)]
+    modules = [import_module(f"md4.kernels.{name}") for name in names]
     with ExitStack() as stack:
-        for module in (hermite, recurrence, scatter, transform):
-            stack.enter_context(patch.object(module, "launch", recorder))
-            if hasattr(module, "table_on_device"):
-                stack.enter_context(patch.object(module, "table_on_device", lambda *args: None))
-        yield recorder
+        for module in modules:
+            for name, stub in (("launch", launch), ("table_on_device", Anything())):
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, stub))
+        yield found
 
 
-def pair_list(la, lb, nprim, pure):
-    """One prepared pair (la, lb) of `nprim` primitives, on one centre."""
+def fake_backend(unit, operator):
+    """A GPU backend that works on nothing."""
+    backend = object.__new__(GpuBackend)
+    backend.operator, backend.stream, backend.pool, backend.unit = operator, None, Pool(), unit
+    return backend
+
+
+def pair_list(la, lb, nprim, count, pure):
+    """`count` times the pair (la, lb), of `nprim` primitives each, on one centre."""
     one = np.ones(nprim)
     basis = Basis.from_arrays([la, lb], [one, [1.0]], [one, [1.0]], np.zeros((2, 3)), pure=pure)
-    data = SimpleNamespace(start=None, records=None, width=0)
-    return SimpleNamespace(pairs=shell_pairs(basis, [[0, 1]]), first=0, first_prim=0, data=data)
+    return shell_pairs(basis, np.repeat([[0, 1]], count, axis=0))
 
 
-def transform_variants(unit, lmax=6):
-    """Variants of both transforms, with their shared memory, for all classes up to (ll|ll) with l = `lmax`."""
+def used_variants(unit, kind="coulomb", lmax=6):
+    """Variants that `Engine.evaluate` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`.
+
+    Pair lists short and long, of one primitive pair and of more, since kernels are chosen by these, too.
+    """
     sides = [(la, lb) for la in range(lmax + 1) for lb in range(la + 1)]
-    lists = {(s, k, pure): pair_list(*s, k, pure) for s in sides for k in (1, 2) for pure in (True, False)}
-    block = SimpleNamespace(array=None, first=0, strides=(0, 0, 0, 0))
-    with recording() as recorder:
-        for bra, ket, k, pure in product(sides, sides, (1, 2), (True, False)):
-            ab, cd = lists[bra, k, pure], lists[ket, 1, pure]
-            transform.launch_bra_transform(unit, None, ab, cd, None, None, None)
-            transform.launch_ket_transform(unit, None, None, ab, cd, block, None)
-    return recorder.shared
-
-
-def other_variants(lmax=6, kinds=OPERATORS):
-    """Variants of all other kernels, with their shared memory."""
-    with recording() as recorder:
-        for kind in kinds:
-            operator = Operator(kind, 0.0 if kind == "coulomb" else 0.3)
-            for l in range(4 * lmax + 1):
-                recurrence.launch_r(l, operator, (None, 0, 0, 1), (None, 0, 0, 1), 1, None, None)
-        hermite.launch_h_panels(pair_list(lmax, lmax, 1, False).pairs, None, False, None, None)
-        for aosym in ("s1", "s4", "s8"):
+    with recording() as found:
+        backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
+        for pure, (k_bra, k_ket), count in product((True, False), ((1, 1), (2, 1), (2, 2)), (1, 300)):
+            lists = [
+                [PreparedPairs(pair_list(*side, k, count, pure), backend) for side in sides] for k in (k_bra, k_ket)
+            ]
+            for bra, ket in product(*lists):
+                shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
+                Engine.evaluate(SimpleNamespace(backend=backend), bra, ket, backend.scratch(shape))
+        for aosym in SYMMETRIES:
             scatter.launch_scatter(aosym, None, 1, [None] * 4, None, False, False, None, None, None)
-    return recorder.shared
+    return found
 
 
-def every_variant(cc):
+@cache
+def every_variant(cc, kinds=OPERATORS):
     """All variants that classes up to (ii|ii) use on an architecture, plain multiply-adds included."""
-    return transform_variants(UNITS[cc]) | transform_variants("fma") | other_variants()
+    out = used_variants("fma")
+    for kind in kinds:
+        out |= used_variants(UNITS[cc], kind)
+    return out

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from molecules import WATER, molecule
+from molecules import WATER, molecule, relative_error
 
 from md4.basis import Basis
 from md4.engine import Engine
@@ -21,11 +21,10 @@ def basis():
 
 def test_primitive_pairs(basis):
     """Written out for one pair of contracted shells."""
-    a, b = 0, basis.nshell - 6
+    a, b = 0, next(i for i, shell in enumerate(basis.shells) if shell.nprim > 1 and i > 6)
     one, two = basis.shells[a], basis.shells[b]
-    pairs = shell_pairs(basis, [[a, a], [a, b]] if two.l == 0 else [[a, b]], cutoff=0)
-    last = pairs[len(pairs) - 1 : len(pairs)]
-    assert last.nprim == one.nprim * two.nprim
+    last = shell_pairs(basis, [[a, b]], cutoff=0)
+    assert last.nprim == one.nprim * two.nprim > 1
     for n in range(last.nprim):
         i, j = divmod(n, two.nprim)
         za, zb = one.exponents[i], two.exponents[j]
@@ -55,7 +54,7 @@ def test_slices(basis, first, count):
 
 def test_slices_take_no_step(basis):
     with pytest.raises(ArgumentError, match="step 1 only"):
-        shell_pairs(basis, [[0, 0], [1, 0]])[::2]
+        shell_pairs(basis, [[0, 0], [0, 0]])[::2]
 
 
 def test_unique_pairs(basis):
@@ -84,7 +83,7 @@ def test_screening_keeps_the_integrals(monkeypatch):
     screened = Engine(far, backend="cpu").compute([[0, 1]], [[0, 1]])
     monkeypatch.setattr("md4.pairs.shell_pairs.__defaults__", ("pair", 0.0))
     full = Engine(far, backend="cpu").compute([[0, 1]], [[0, 1]])
-    assert abs(screened - full).max() < 1e-25
+    assert relative_error(screened, full) < 1e-15
 
 
 @pytest.mark.parametrize(

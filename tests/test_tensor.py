@@ -21,7 +21,7 @@ BENZENE = "; ".join(
 
 
 def check(mol, backend, factor=1):
-    """Compares 's8' tensors element by element, and as a whole; `factor` is what libcint needs beyond `tensor_error`."""
+    """Compares 's8' tensors element by element, and as a whole; `factor` is for libcint's own errors."""
     ours = md4.int2e(mol, aosym="s8", backend=backend)
     theirs = mol.intor("int2e", aosym="s8")
     assert abs(ours - theirs).max() <= 1e-10

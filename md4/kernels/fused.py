@@ -5,42 +5,54 @@ A warp makes one quartet: `mt` fragments of 16 rows ab, all its cd at once, the 
     left[ab, q] = sum_p H[ab, p] [p|q]          as in `md4.kernels.transform`, p over one bra primitive
     acc[ab, cd] += sum_q left[ab, q] H[cd, q]   `left` as it comes out is the left operand
 
-so that neither [p|q] nor (ab|q] leaves the registers. A block of threads keeps H[ab, p] of its bra pair in shared memory
-and runs over ket pairs; each warp fetches r of its next quartet while it works on this one. H[cd, q] comes straight from
-memory, 16 bytes a lane. Bra pairs have one primitive pair at most; ket pairs any number.
+so that neither [p|q] nor (ab|q] leaves the registers. A block of threads keeps H[ab, p] of its bra pair in shared
+memory and runs over ket pairs; each warp fetches r of its next quartet while it works on this one. H[cd, q] comes
+straight from memory, 16 bytes a lane. Bra pairs have one primitive pair at most; ket pairs any number.
 """
 
 from dataclasses import dataclass
 
-from md4.device import F64, I32, I64, cuda, table_on_device, types
+import numpy as np
+
+from md4.angular import sum_ordinal
+from md4.device import F64, I64, cuda, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.kernels.transform import make_copy_range, padded_words
 from md4.ptx import (
     commit_copies,
     make_chain,
-    make_column_state,
-    make_gather,
     make_mma_tile,
     make_stage_tile,
+    make_table_gather,
     make_wait_copies,
     make_zeros,
     shared_address,
 )
-from md4.tiles import FUSED_DOUBLES, FUSED_KETS, FUSED_ROWS, SHARED_BYTES, WARPS, blocks_of_8, panel_rows, r_stride
+from md4.tiles import (
+    FUSED_BLOCKS,
+    FUSED_DOUBLES,
+    FUSED_KETS,
+    FUSED_ROWS,
+    SHARED_BYTES,
+    WARPS,
+    blocks_of_8,
+    panel_rows,
+    r_stride,
+)
 
 i64 = types.int64
 
 
-def fused_transforms(mt, nq, nc, warps, unit):
+def fused_transforms(mt, nq, nc, warps, blocks, unit):
     """Kernel factory; `nc` is the number of blocks of 8 cd."""
     threads, wide = 32 * warps, unit == "dmma16"
     zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide)
     mma, stage = make_mma_tile(mt, nq, wide), make_stage_tile(mt, nc)
-    column_state, gather = make_column_state(nq), make_gather(nq)
+    gather = make_table_gather(nq)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, pwords, qwords, np8, nq8, g, g_first_prim, g_start,
+        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, offsets, np8, nq8, g, g_first_prim, g_start,
         g_first_pair, nab, ncd, npair_cd, parts, out, out_first, s_ij, s_kl, s_ab, s_cd,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
@@ -52,15 +64,17 @@ def fused_transforms(mt, nq, nc, warps, unit):
         panel_doubles = np8 * h_rows * 64
         if live:
             copy_panel(panel, h, prim * panel_doubles, panel_doubles, tid)
+        table = panel + 8 * panel_doubles
+        copy_panel(table, offsets, 0, offsets.size, tid)
         commit_copies()
         wait_all()
         cuda.syncthreads()
 
         a_address = panel + 16 * lane
         r_bytes = 8 * r_stride
-        r_base = panel + 8 * panel_doubles + warp * 2 * r_bytes
+        r_base = table + 8 * offsets.size + warp * 2 * r_bytes
         r_row = (prim - first_prim) * nket
-        stage_first = panel_doubles + warps * 2 * r_stride + warp * nab * ncd
+        stage_first = panel_doubles + offsets.size + warps * 2 * r_stride + warp * nab * ncd
         out_stage = panel + 8 * stage_first
         stride = parts * warps
         fetched, buffer = i64(-1), 0
@@ -85,11 +99,9 @@ def fused_transforms(mt, nq, nc, warps, unit):
                 commit_copies()
                 first_q = i64(0)
                 while first_q < nq8:
-                    state = column_state(first_q, nq8, 0, nq8, 0, qwords, lane)
-                    left = zeros_left()
+                    left, words = zeros_left(), table + first_q * 128 + 4 * lane
                     for k in range(np8):
-                        mine = k * 8 + 2 * (lane & 3)
-                        b = gather(r_address, pwords[mine], pwords[mine + 1], state)
+                        b = gather(r_address, types.int32(words + k * nq8 * 128))
                         left = mma(left, types.int32(a_address + k * h_rows * 512), b)
                     acc = chain(acc, left, g, (ket * nq8 + first_q) * (nc * 64) + 2 * lane, nq8 - first_q)
                     first_q += nq
@@ -106,11 +118,25 @@ def fused_transforms(mt, nq, nc, warps, unit):
             cuda.syncwarp()
             pair_cd += stride
 
-    signature = (F64, i64, I64, i64, i64, F64, i64, i64, I32, I32, i64, i64, F64, i64, I64, *[i64] * 5, F64, *[i64] * 5)
-    return Kernel(kernel, signature, (threads, 2))
+    signature = (F64, i64, I64, i64, i64, F64, i64, i64, F64, i64, i64, F64, i64, I64, *[i64] * 5, F64, *[i64] * 5)
+    return Kernel(kernel, signature, (threads, blocks))
 
 
 # launcher
+
+# Blocks of 8 q at most at a time, and so many that a table is padded by.
+PADDING = 5
+
+
+def gather_table(l_bra, l_ket):
+    """Byte offsets of r[p+q] for each lane's two p of every block of 8 p and of 8 q, a pair in 32 bits; as float64.
+
+    Order [p block][q block][lane]; p and q beyond N_p and N_q stand for 0.
+    """
+    p, q = padded_words(l_bra).reshape(-1, 1, 4, 2), padded_words(l_ket).reshape(1, -1, 8, 1)
+    offsets = [8 * sum_ordinal(p[:, :, None, :, n], q) for n in range(2)]
+    words = (offsets[0] + (offsets[1] << 16)).reshape(-1)
+    return np.concatenate([words, np.zeros(32 * PADDING, dtype=words.dtype)]).astype(np.uint32).view(np.float64)
 
 
 @dataclass(frozen=True)
@@ -130,7 +156,7 @@ def fused_tile(nab, nq8, ncd):
     most = FUSED_DOUBLES // (4 * mt) - nc
     if most < 1:
         return None
-    passes = -(-nq8 // min(most, 5))
+    passes = -(-nq8 // min(most, PADDING))
     return FusedTile(mt, -(-nq8 // passes), nc)
 
 
@@ -146,8 +172,9 @@ def choose_fused(unit, bra, ket):
 
 def fused_shared(bra, ket):
     """Bytes of shared memory of a block."""
-    panel = blocks_of_8(bra.nherm) * panel_rows(bra.nab) * 512
-    return panel + WARPS * (16 * r_stride(bra.l + ket.l) + 8 * bra.nab * ket.nab)
+    np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
+    panel, table = np8 * panel_rows(bra.nab) * 512, (np8 * nq8 + PADDING) * 128
+    return panel + table + WARPS * (16 * r_stride(bra.l + ket.l) + 8 * bra.nab * ket.nab)
 
 
 def launch_fused(unit, h, r, g, ab, cd, block, stream):
@@ -156,10 +183,10 @@ def launch_fused(unit, h, r, g, ab, cd, block, stream):
     tile = choose_fused(unit, bra, ket)
     parts = max(1, len(ket) // (WARPS * FUSED_KETS))
     launch(
-        Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, WARPS, unit)), len(bra) * parts,
+        Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, WARPS, FUSED_BLOCKS, unit)), len(bra) * parts,
         32 * WARPS, stream, fused_shared(bra, ket),
         h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), r, r_stride(bra.l + ket.l), ket.nprim,
-        table_on_device(padded_words, bra.l), table_on_device(padded_words, ket.l), blocks_of_8(bra.nherm),
-        blocks_of_8(ket.nherm), g, cd.first_prim, cd.data.start, cd.first, bra.nab, ket.nab, len(ket), parts,
-        block.array, block.first, *block.strides,
+        table_on_device(gather_table, bra.l, ket.l), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), g,
+        cd.first_prim, cd.data.start, cd.first, bra.nab, ket.nab, len(ket), parts, block.array, block.first,
+        *block.strides,
     )  # fmt: skip

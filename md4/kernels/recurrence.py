@@ -77,7 +77,8 @@ def r_integrals(l, kind):
 
 def straight_r_integrals(l, kind):
     """Kernel factory for small L: a thread a quartet, r in registers."""
-    zeros_upto, straight, pack = operators.zeros_function(kind, jit_device), make_straight_r(l, r_stride(l)), make_pack(l + 1)
+    zeros_upto, pack = operators.zeros_function(kind, jit_device), make_pack(l + 1)
+    straight = make_straight_r(l, r_stride(l))
     stride, threads, orders, words = r_stride(l), R_THREADS, l + 1, R_THREADS // 32 * STAGE_BYTES // 8
 
     def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, rules, r):
