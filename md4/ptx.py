@@ -346,6 +346,35 @@ def multiply_add(builder, a, b, c):
     return product if c is None else builder.fadd(product, c, flags=["contract"])
 
 
+@intrinsic
+def r_update(typingctx, rule, old, constants):
+    """r[t]^(m) by a word of `md4.kernels.recurrence.packed_rules`; `old` and `constants` are shared addresses."""
+
+    def codegen(context, builder, signature, args):
+        rule, old, constants = args
+
+        def load(base, shift, bits):
+            offset = builder.and_(builder.trunc(builder.lshr(rule, I64(shift)), I32), I32((1 << bits) - 1))
+            address = builder.add(base, offset)
+            return call_asm(builder, DOUBLE, [address], "ld.shared.f64 $0, [$1];", "=d,r", effects=True)
+
+        product = builder.fmul(load(constants, 32, 16), load(old, 0, 16))
+        return multiply_add(builder, load(constants, 48, 16), load(old, 16, 16), product)
+
+    return types.float64(types.int64, types.int32, types.int32), codegen
+
+
+@intrinsic
+def store_shared(typingctx, address, value):
+    """A double to a shared address."""
+
+    def codegen(context, builder, signature, args):
+        call_asm(builder, ir.VoidType(), args, "st.shared.f64 [$0], $1;", "r,d", effects=True)
+        return context.get_dummy_value()
+
+    return types.void(types.int32, types.float64), codegen
+
+
 # Shared memory through which a warp writes r, 16 items of its 32 quartets at a time, rows padded against conflicts.
 STAGE_ITEMS, STAGE_ROW = 16, 18
 STAGE_BYTES = 32 * STAGE_ROW * 8

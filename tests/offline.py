@@ -172,15 +172,16 @@ def pair_list(la, lb, nprim, count, pure):
     return shell_pairs(basis, np.repeat([[0, 1]], count, axis=0))
 
 
-def used_variants(unit, kind="coulomb", lmax=6):
-    """Variants that `Engine.evaluate` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`.
+# Primitive pairs of bra and ket, and pairs in either list: kernels are chosen by these, too.
+LENGTHS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (1, 1, 300))
 
-    Pair lists short and long, of one primitive pair and of more, since kernels are chosen by these, too.
-    """
+
+def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS):
+    """Variants that `Engine.evaluate` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`."""
     sides = [(la, lb) for la in range(lmax + 1) for lb in range(la + 1)]
     with recording() as found:
         backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
-        for pure, (k_bra, k_ket), count in product((True, False), ((1, 1), (2, 1), (2, 2)), (1, 300)):
+        for pure, (k_bra, k_ket, count) in product((True, False), lengths):
             lists = [
                 [PreparedPairs(pair_list(*side, k, count, pure), backend) for side in sides] for k in (k_bra, k_ket)
             ]
@@ -193,9 +194,9 @@ def used_variants(unit, kind="coulomb", lmax=6):
 
 
 @cache
-def every_variant(cc, kinds=OPERATORS):
+def every_variant(cc):
     """All variants that classes up to (ii|ii) use on an architecture, plain multiply-adds included."""
-    out = used_variants("fma")
-    for kind in kinds:
-        out |= used_variants(UNITS[cc], kind)
+    out = used_variants(UNITS[cc]) | used_variants("fma", lengths=LENGTHS[:1])
+    for kind in OPERATORS[1:]:
+        out |= used_variants(UNITS[cc], kind, lengths=LENGTHS[-1:])
     return out

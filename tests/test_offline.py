@@ -1,19 +1,18 @@
 """Every kernel compiles to machine code for A100, H100 and B200, within its budget, without a GPU."""
 
+import os
+import pkgutil
+import re
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
-from offline import (
-    REGISTERS,
-    SHARED_LIMIT,
-    UNITS,
-    every_variant,
-    find_ptxas,
-    other_variants,
-    transform_variants,
-    usage,
-)
+from offline import REGISTERS, SHARED_LIMIT, UNITS, every_variant, find_ptxas, usage, used_variants
+
+from md4 import kernels
+from md4.operators import OPERATORS
 
 architectures = pytest.mark.parametrize("cc", UNITS, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
 needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="ptxas is missing; it comes with the extra cu13")
@@ -58,38 +57,51 @@ def check(variants, cc, processes=1):
 
 
 def sample(cc):
-    """Some variants of every kernel: all that are one of a kind, the ends and the middle of each ladder."""
-    out = dict(transform_variants("fma"))
-    for name in ("bra_transform", "ket_transform"):
-        family = {v: s for v, s in transform_variants(UNITS[cc]).items() if v.factory.__name__ == name}
-        ordered = sorted(family, key=lambda v: v.facts)
-        out |= {v: family[v] for v in (ordered[0], ordered[len(ordered) // 2], ordered[-1])}
-    others = other_variants()
-    chosen = {(0, "coulomb"), (24, "coulomb"), (8, "erf"), (12, "erfc"), (5, "slater"), (16, "gaussian"), (3, "yukawa")}
-    return out | {v: s for v, s in others.items() if v.factory.__name__ != "r_integrals" or v.facts[:2] in chosen}
+    """Some variants of every kernel: all that are one of a kind, ends and middle of the others, and every operator."""
+    families = {}
+    for variant in sorted(used(cc), key=lambda v: [str(f).rjust(4) for f in v.facts]):
+        families.setdefault(variant.factory.__name__, []).append(variant)
+    chosen = []
+    for family in families.values():
+        chosen += family if len(family) <= 3 else [family[0], family[len(family) // 2], family[-1]]
+    out = {v: used(cc)[v] for v in chosen}
+    for kind in OPERATORS[1:]:
+        others = used_variants(UNITS[cc], kind, lmax=1)
+        out |= {v: others[v] for v in [v for v in others if kind in v.facts][-1:]}
+    return out
+
+
+@cache
+def used(cc):
+    """Variants for the Coulomb operator."""
+    return used_variants(UNITS[cc]) | used_variants("fma", lmax=1)
 
 
 @needs_ptxas
 @architectures
 def test_sample_of_every_kernel(cc):
-    variants = sample(cc)
-    kernels = {v.factory.__name__ for v in variants}
-    assert kernels == {
-        "bra_transform", "ket_transform", "plain_bra_transform", "plain_ket_transform", "r_integrals", "h_panels",
-        "scatter_block",
-    }  # fmt: skip
-    check(variants, cc)
+    check(sample(cc), cc, processes=2)
 
 
 @pytest.mark.slow
 @needs_ptxas
 @architectures
 def test_every_variant(cc):
-    check(every_variant(cc), cc, processes=2)
+    check(every_variant(cc), cc, processes=os.cpu_count())
 
 
 @architectures
 def test_shared_memory_of_every_variant(cc):
-    """What launchers ask for fits a block, of all classes up to (ii|ii) and of (kk|kk)."""
-    for shared in (every_variant(cc), transform_variants(UNITS[cc], lmax=7)):
-        assert max(shared.values()) <= SHARED_LIMIT[cc]
+    """What launchers ask for fits a block, of all classes up to (ii|ii)."""
+    assert max(used(cc).values()) <= SHARED_LIMIT[cc]
+
+
+def test_every_kernel_is_used():
+    """No factory of md4.kernels is left out of the sample."""
+    found = {v.factory.__name__ for v in sample((9, 0))}
+    made = set()
+    for module in pkgutil.iter_modules(kernels.__path__):
+        text = Path(kernels.__path__[0], f"{module.name}.py").read_text()
+        made |= set(re.findall(r"^def (\w+)\([^\n]*\):\n    \"\"\"Kernel factory", text, re.MULTILINE))
+    assert made
+    assert made <= found

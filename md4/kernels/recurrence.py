@@ -10,64 +10,70 @@ from md4 import operators, recurrence
 from md4.angular import nherm
 from md4.device import F64, F64_2D, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.ptx import STAGE_BYTES, make_pack, make_straight_r, shared_address
+from md4.ptx import STAGE_BYTES, make_pack, make_straight_r, r_update, shared_address, store_shared
 from md4.tiles import R_THREADS, STRAIGHT_L, r_group, r_stride, r_threads
 
 
 def packed_rules(l):
-    """`recurrence_table` with both words of a triple in one int64."""
-    words = recurrence.recurrence_table(l).astype(np.int64)
-    return words[:, 0] + (words[:, 1] << 32)
+    """`recurrence_table` in one int64 a triple, four byte offsets of 16 bits each.
+
+    From low to high: r[t-e_i], r[t-2e_i], R_i among a quartet's constants (R_x, R_y, R_z, 0, 1, 2, ...), t_i - 1 there.
+    """
+    table = recurrence.recurrence_table(l).astype(np.int64)
+    one, two, axis, factor = table[:, 0] & 65535, table[:, 0] >> 16, table[:, 1] & 255, table[:, 1] >> 8
+    return 8 * (one + (two << 16) + (axis << 32) + ((factor + 3) << 48))
 
 
 def r_integrals(l, kind):
     """Kernel factory; records of the bra and ket primitives and a chunk of them -> r."""
     zero = operators.zero_function(kind, jit_device)
-    step = jit_device(recurrence.r_step)
     group, stride, count, threads = r_group(l), r_stride(l), nherm(l), r_threads(l)
-    quartets, boys_width = threads // group, l + 2
+    quartets, constants, orders = threads // group, l + 4, l + 2
 
     def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, rules, r):
         shared = cuda.shared.array(0, types.float64)
         place, lane = cuda.threadIdx.x // group, cuda.threadIdx.x % group
         n = types.int64(cuda.blockIdx.x) * quartets + place
-        live = n < total
-        rx = ry = rz = 0.0
-        zeros = place * boys_width
-        if live:
-            i = (bra_first + n // nket) * bra_width
-            k = (ket_first + n % nket) * ket_width
-            rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
-            m = lane
-            while m <= l:
-                shared[zeros + m] = zero(m, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table)
-                m += group
-        cuda.syncthreads()
-        old = quartets * boys_width + place * 2 * stride
-        new = old + stride
+        mine = min(n, total - 1)  # idle groups repeat the last quartet
+        i = (bra_first + mine // nket) * bra_width
+        k = (ket_first + mine % nket) * ket_width
+        rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
+        fixed = place * (constants + orders)  # first of the quartet's constants; its [0]^(m) behind
+        zeros = fixed + constants
+        m = lane
+        while m <= l:
+            shared[zeros + m] = zero(m, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table)
+            shared[fixed + 3 + m] = float(m)
+            m += group
         if lane == 0:
-            shared[old] = shared[zeros + l]
+            shared[fixed], shared[fixed + 1], shared[fixed + 2] = rx, ry, rz
         cuda.syncthreads()
+        first = quartets * (constants + orders) + place * 2 * stride
+        if lane == 0:
+            shared[first] = shared[zeros + l]
+        cuda.syncthreads()
+        base = shared_address(shared)
+        known, old, new = base + 8 * fixed, base + 8 * first, base + 8 * (first + stride)
         reach = 1
         for m in range(l - 1, 0, -1):
             reach += (l - m + 1) * (l - m + 2) // 2  # triples of degree up to l - m
+            t = lane
             if lane == 0:
-                shared[new] = shared[zeros + m]
-            t = lane if lane > 0 else group
+                store_shared(types.int32(new), shared[zeros + m])
+                t += group
             while t < reach:  # no `range`: it divides by its step
-                rule = rules[t]
-                shared[new + t] = step(types.int32(rule), types.int32(rule >> 32), rx, ry, rz, shared, old)
+                value = r_update(rules[t], types.int32(old), types.int32(known))
+                store_shared(types.int32(new + 8 * t), value)
                 t += group
             cuda.syncthreads()
             old, new = new, old
-        if live:
+        if n < total:
             t = lane
+            if lane == 0:
+                r[n * stride] = shared[zeros]
+                t += group
             while t < count:
-                value = shared[zeros]
-                if t > 0:
-                    rule = rules[t]
-                    value = step(types.int32(rule), types.int32(rule >> 32), rx, ry, rz, shared, old)
-                r[n * stride + t] = value
+                r[n * stride + t] = r_update(rules[t], types.int32(old), types.int32(known))
                 t += group
 
     i64, f64 = types.int64, types.float64
@@ -112,7 +118,7 @@ def launch_r(l, operator, bra, ket, total, r, stream):
     else:
         factory, threads = r_integrals, r_threads(l)
         quartets = threads // r_group(l)
-        shared = 8 * quartets * (l + 2 + 2 * r_stride(l))
+        shared = 8 * quartets * (2 * l + 6 + 2 * r_stride(l))
     launch(
         Variant(factory, (l, operator.kind)), -(-total // quartets), threads, stream, shared,
         *bra[:3], *ket[:3], ket[3], total, operator.parameter,
