@@ -213,4 +213,5 @@ def table_on_device(make, *args):
     """A constant table made by `make(*args)`, on the current device once a process."""
     table = np.array(make(*args))
     array = cuda.to_device(table)
+    cuda.default_stream().synchronize()  # streams of other libraries do not wait for the default stream
     return Buffer(array.device_ctypes_pointer.value, table.shape, table.itemsize, array)

@@ -30,7 +30,8 @@ from md4.operators import Operator
 from md4.validate import Libcint
 
 BRA, KET = [[0, 1]], [[2, 3]]
-FLOOR = 8 * np.finfo(float).eps
+# Classes whose H loses digits (see FLOORS): long-range integrals of solid harmonics; 1.3e-12 seen.
+LOSSY = {((6, 4, 6, 0), False, 0.3): 5e-12}
 kinds = pytest.mark.parametrize("cart", [False, True], ids=["pure", "cartesian"])
 omegas = pytest.mark.parametrize("omega", [0.0, 0.3, -0.3])
 
@@ -50,8 +51,7 @@ def class_errors(ls, K, cart, omega, backend, unit=None):
     """(absolute, relative) error of a class.
 
     Where libcint is more than 1e-12 away, the oracle decides: libcint loses digits in blocks that are small since
-    multipoles cancel, down to 4e-10 in (is|is) with erf, where md4 is right to 3e-13. Rounding sets a floor to
-    md4, too: 8 ulps of the Schwarz bound, the scale of what cancels. (ig|is) with erf, 1.3e-12 off, comes to that.
+    multipoles cancel, down to 4e-10 in (is|is) with erf, where md4 is right to 3e-13.
     """
     mol = Quartet(ls, NPRIM[K], cart).mol()
     engine = engine_of(mol, backend, omega)
@@ -62,23 +62,18 @@ def class_errors(ls, K, cart, omega, backend, unit=None):
     if 1e-12 < relative < 1e-8:
         operator = ("coulomb", None) if not omega else ("erf" if omega > 0 else "erfc", abs(omega))
         relative = oracle_error(mol, ours, theirs, operator)
-    if absolute <= FLOOR * schwarz_bound(mol):
-        relative = min(relative, 1e-12)
     return absolute, relative
-
-
-def schwarz_bound(mol):
-    """sqrt(max |(ab|ab)| max |(cd|cd)|) with 1/r."""
-    with mol.with_range_coulomb(0.0):
-        name = "int2e_cart" if mol.cart else "int2e_sph"
-        return np.sqrt(np.prod([abs(mol.intor_by_shell(name, s)).max() for s in ((0, 1, 0, 1), (2, 3, 2, 3))]))
 
 
 def check_classes(classes, *args):
     errors = {ls: class_errors(ls, *args) for ls in classes}
     worst = max(errors, key=lambda ls: errors[ls][1])
     print(f"\n{len(errors)} classes, worst {class_name(worst)} {errors[worst][1]:.1e}", *args)
-    bad = {class_name(ls): e for ls, e in errors.items() if not (e[0] <= 1e-10 and e[1] <= 1e-12)}
+    bad = {
+        class_name(ls): (absolute, relative)
+        for ls, (absolute, relative) in errors.items()
+        if not (absolute <= 1e-10 and relative <= LOSSY.get((ls, *args[1:3]), 1e-12))
+    }
     assert not bad, bad
 
 
@@ -121,12 +116,13 @@ def test_every_unit(unit, K, cart):
 
 # against the oracle ---------------------------------------------------------------------------------------------------
 
-# Cases that rounding keeps from 1e-12 of the block's largest element: five times the error that the CPU was seen to
-# make, 1.5e-12 and 2e-8 to 5e-12. All but the first are blocks far below their Schwarz bound, of which the error is
-# below 1e-18. There charges interact as multipoles of high order k, and the lower orders, whose weights in H cancel to
-# 1e-16 instead of zero, count (2 p R^2)^(k/2) times as much.
+# Cases that miss 1e-12 of the block's largest element, with about five times the error that the CPU was seen to make.
+# Double precision is the reason in the first only: there sum |H| |[p|q]| |H| is 1.8e3 times the block, an ulp of which
+# is 4e-13 (1.5e-12 seen). In the others that sum is as large as the block and r is right to 5e-15: it is H that lost
+# digits, in the lower multipoles of solid harmonics, which cancel to 1e-16 of their terms instead of (nearly) to zero
+# and weigh (2 p R^2)^(k/2) times as much at a distance. All these blocks are below 1e-7 of their Schwarz bound.
 FLOORS = {
-    "erfc kkkk cartesian": 8e-12,  # the recurrence to L = 28; 3e-13 of the Schwarz bound
+    "erfc kkkk cartesian": 8e-12,
     "ksks at 50 Bohr, AABB": 1e-7,
     "pdfs, exponents tight": 1e-10,
     "pdfs, exponents mixed in pairs": 2e-11,
