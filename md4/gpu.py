@@ -9,10 +9,12 @@ import numpy as np
 from md4.cpu import HostTensor, host_memory
 from md4.device import Pool, as_buffer, as_stream, copy_to_host, cuda, current_capability, require_gpu
 from md4.errors import ArgumentError
+from md4.kernels import low, resident
 from md4.kernels.fused import choose_fused, launch_fused
 from md4.kernels.hermite import RECORD, form_size, launch_h, pair_records
-from md4.kernels.low import launch_low, serves
+from md4.kernels.low import launch_low
 from md4.kernels.recurrence import launch_r
+from md4.kernels.resident import launch_resident_bra
 from md4.kernels.scatter import launch_scatter
 from md4.kernels.transform import launch_bra_transform, launch_ket_transform
 from md4.memory import tensor_refusal
@@ -191,7 +193,7 @@ class GpuBackend:
 
     def plan(self, bra, ket):
         """The kernels for a class, and the cheaper side first."""
-        if serves(bra, ket):
+        if low.serves(bra, ket):
             return Plan(False, "low", "row", "column")
         swap = cheaper_swapped(bra, ket)
         if choose_fused(self.unit, *((ket, bra) if swap else (bra, ket))):
@@ -223,7 +225,8 @@ class GpuBackend:
         bra, ket = ab.pairs, cd.pairs
         abq = self.pool.get(max(1, ket.nprim) * blocks_of_8(ket.nherm) * len(bra) * blocks_of_8(bra.nab) * 64)
         if ket.nprim:
-            launch_bra_transform(self.unit, h, ab, cd, r, abq, self.stream)
+            launch = launch_resident_bra if resident.serves(self.unit, bra, ket) else launch_bra_transform
+            launch(self.unit, h, ab, cd, r, abq, self.stream)
         self.pool.release(r)
         return abq
 

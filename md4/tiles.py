@@ -16,6 +16,10 @@ STRAIGHT_L = 8
 SCATTER_THREADS = 256
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10
+# Step 4 with a resident panel of H: its most bytes, and groups of columns that a warp takes one after the other.
+RESIDENT_BYTES = 64 << 10
+RESIDENT_GROUPS = 8
+
 # The fused kernel: fragments of rows (with more, two kernels were faster: (ff|ff) 46 against 54 ns), doubles of
 # accumulators a lane, ket pairs that a warp takes one after the other.
 FUSED_ROWS = 2

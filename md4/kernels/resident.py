@@ -1,0 +1,119 @@
+"""Step 4 on FP64 tensor cores with the panel of H resident in shared memory, for classes of middle size.
+
+The product is that of `md4.kernels.transform`, with the same operands and result. A panel of one primitive pair that
+fits shared memory as a whole is fetched once; the warps of a block then run over groups of columns on their own, with
+no barrier between them, and each fetches r of its next group while it works on this one.
+"""
+
+from md4.device import F64, I32, I64, cuda, table_on_device, types
+from md4.dispatch import Kernel, Variant, launch
+from md4.kernels.transform import make_copy_range, padded_words, r_slots
+from md4.ptx import (
+    commit_copies,
+    make_column_state,
+    make_gather,
+    make_mma_tile,
+    make_store_panels,
+    make_wait_copies,
+    make_zeros,
+    shared_address,
+)
+from md4.tiles import RESIDENT_BYTES, RESIDENT_GROUPS, SHARED_BYTES, blocks_of_8, choose_tile, r_stride, row_split
+
+i64 = types.int64
+
+
+def resident_bra_transform(mt, nt, warps, unit):
+    """Kernel factory for step 4, one primitive pair a bra pair at most."""
+    threads = 32 * warps
+    zeros, mma, store = make_zeros(4 * mt * nt), make_mma_tile(mt, nt, unit == "dmma16"), make_store_panels(mt, nt)
+    copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
+    column_state, gather = make_column_state(nt), make_gather(nt)
+
+    def kernel(
+        h, first_prim, start, first_pair, r, r_stride, slots, nket, pwords, qwords, np8, nq8, abq, abq_rows, npair,
+        parts,
+    ):  # fmt: skip
+        panel = shared_address(cuda.shared.array(0, types.float64))
+        tid = i64(cuda.threadIdx.x)
+        lane, warp = tid & 31, tid >> 5
+        pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
+        prim, live = start[first_pair + pair], start[first_pair + pair + 1] > start[first_pair + pair]
+        doubles = np8 * (mt * 128)
+        steps = np8
+        if live:
+            copy_panel(panel, h, prim * doubles, doubles, tid)
+        else:
+            steps = i64(0)
+        r_bytes = slots * r_stride * 8
+        r_base = panel + 8 * doubles + warp * 2 * r_bytes
+        r_row, ncol, stride = (prim - first_prim) * nket, nket * nq8, parts * warps * nt
+        column, buffer = (part * warps + warp) * nt, 0
+        if live and column < ncol:
+            k = column // nq8
+            copy_r(r_base, r, (r_row + k) * r_stride, min(slots, nket - k) * r_stride, lane)
+        commit_copies()
+        wait_all()
+        cuda.syncthreads()
+        a_address = panel + 16 * lane
+        while column < ncol:
+            wait_all()
+            cuda.syncwarp()
+            r_address = types.int32(r_base + buffer * r_bytes)
+            buffer = 1 - buffer
+            following = column + stride
+            if live and following < ncol:
+                k = following // nq8
+                copy_r(r_base + buffer * r_bytes, r, (r_row + k) * r_stride, min(slots, nket - k) * r_stride, lane)
+            commit_copies()
+            state = column_state(column, ncol, column // nq8, nq8, r_stride, qwords, lane)
+            acc, mine = zeros(), 2 * (lane & 3)
+            for k in range(steps):
+                b = gather(r_address, pwords[mine], pwords[mine + 1], state)
+                acc = mma(acc, types.int32(a_address + k * (mt * 1024)), b)
+                mine += 8
+            destination = (column * npair + pair) * abq_rows * 64 + 2 * lane
+            store(acc, abq, destination, npair * abq_rows * 64, ncol - column, abq_rows)
+            column = following
+
+    signature = (F64, i64, I64, i64, F64, i64, i64, i64, I32, I32, i64, i64, F64, i64, i64, i64)
+    return Kernel(kernel, signature, (threads, 2))
+
+
+# launcher
+
+
+def r_buffers(bra, ket, tile):
+    """(ket primitives that a warp's columns touch, bytes of both r buffers of all warps)."""
+    slots = r_slots(tile.nt, blocks_of_8(ket.nherm))
+    return slots, 16 * tile.warps * slots * r_stride(bra.l + ket.l)
+
+
+def parts_of(ncol, tile):
+    """Blocks that share the columns of one pair: each warp takes about RESIDENT_GROUPS groups."""
+    return max(1, ncol // (tile.columns * RESIDENT_GROUPS))
+
+
+def serves(unit, bra, ket):
+    """Whether step 4 of a class runs here: one primitive pair a bra pair, and a panel that fits."""
+    row_blocks, mt = row_split(bra.nab)
+    panel = blocks_of_8(bra.nherm) * mt * 1024
+    shared = panel + r_buffers(bra, ket, choose_tile(bra.nab, 1, unit))[1]
+    small = row_blocks == 1 and panel <= RESIDENT_BYTES and shared <= SHARED_BYTES
+    return small and unit != "fma" and bra.max_prim <= 1
+
+
+def launch_resident_bra(unit, h, ab, cd, r, abq, stream):
+    """(ab|q] of a chunk; see `launch_bra_transform`."""
+    bra, ket = ab.pairs, cd.pairs
+    np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
+    tile = choose_tile(bra.nab, np8, unit)
+    slots, r_bytes = r_buffers(bra, ket, tile)
+    parts = parts_of(ket.nprim * nq8, tile)
+    launch(
+        Variant(resident_bra_transform, (tile.mt, tile.nt, tile.warps, unit)), parts * len(bra), tile.threads, stream,
+        np8 * tile.mt * 1024 + r_bytes,
+        h, ab.first_prim, ab.data.start, ab.first, r, r_stride(bra.l + ket.l), slots, ket.nprim,
+        table_on_device(padded_words, bra.l), table_on_device(padded_words, ket.l), np8, nq8,
+        abq, blocks_of_8(bra.nab), len(bra), parts,
+    )  # fmt: skip
