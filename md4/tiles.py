@@ -99,8 +99,12 @@ def r_stride(l):
 
 
 def r_group(l):
-    """Threads that share one quartet in the r kernel: each has a few of the nherm(l) triples."""
-    return 8 if l <= 4 else 32 if l <= 8 else 64 if l <= 11 else 128 if l <= 15 else 256
+    """Threads that share one quartet in the r kernel: few, so that few idle at low degrees, but enough for one block.
+
+    Measured, ns a quartet by 32, 64, 128, 256 threads: L = 12: 5.0, 5.8, 7.9, 13; L = 16: 15, 11.5, 13.5, 20;
+    L = 24: 117, 76, 61, 55.
+    """
+    return 32 if l <= 13 else 64 if l <= 17 else 128 if l <= 20 else 256
 
 
 def r_threads(l):
