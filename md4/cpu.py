@@ -20,6 +20,7 @@ from md4 import hermite, operators, recurrence, scatter
 from md4.angular import cartesian_triples, component_coefficients, hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.cache import cache_folder, fingerprint
 from md4.errors import DeviceError
+from md4.hermite import NOISE
 from md4.memory import check_out, tensor_refusal
 from md4.plan import Plan, cheaper_swapped
 
@@ -86,8 +87,10 @@ def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
     size = (la + 1) * (lb + 1) * nt
     ones = np.ones(max(len(powers_a), len(powers_b)))
     h, half, cart = np.zeros((pure_a.shape[1], pure_b.shape[1], nh)), np.empty((pure_b.shape[1], nh)), np.empty(nh)
+    size_of_terms, half_size = np.zeros_like(h), np.empty_like(half)
     for a in range(len(powers_a)):
         half[:] = 0.0
+        half_size[:] = 0.0
         for b in range(len(powers_b)):
             for p in range(nh):
                 x, y, z = triples[p, 0], triples[p, 1], triples[p, 2]
@@ -96,10 +99,12 @@ def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
             for m in range(pure_b.shape[1]):
                 if pure_b[b, m] != 0.0:
                     add_scaled(half[m], pure_b[b, m], cart)
+                    add_scaled(half_size[m], abs(pure_b[b, m]), np.abs(cart))
         for m in range(pure_a.shape[1]):
             if pure_a[a, m] != 0.0:
                 add_scaled(h[m].reshape(-1), pure_a[a, m], half.reshape(-1))
-    return h
+                add_scaled(size_of_terms[m].reshape(-1), abs(pure_a[a, m]), half_size.reshape(-1))
+    return np.where(np.abs(h) > NOISE * size_of_terms, h, 0.0)
 
 
 def h_loop(start, owner, la, lb, exponent, pa, pb, coef_a, coef_b, tables_a, tables_b, triples, ket, out):

@@ -18,6 +18,9 @@ import numpy as np
 
 from md4.angular import cartesian_triples, component_coefficients, hermite_triples
 
+# A sum of terms this much smaller than their sizes is taken for the rounding error of zero.
+NOISE = 1e-15
+
 
 @cache
 def component_table(l, pure):
@@ -64,8 +67,12 @@ def e_coefficient(i, j, t, lb, nt, half, xpa, xpb, e, base):
 
 
 def h_element(a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, px, py, pz, lb, nt, size, e):
-    """Angular part of H: sum over the monomials a0..a1 of a and b0..b1 of b at one (px, py, pz) (device function)."""
-    total = 0.0
+    """Angular part of H: sum over the monomials a0..a1 of a and b0..b1 of b at one (px, py, pz) (device function).
+
+    A sum that cancels to rounding noise is zero: solid harmonics on one centre have no low Hermite degrees, and noise
+    there would be multiplied by multipoles far larger than the shells' own.
+    """
+    total, size_of_terms = 0.0, 0.0
     for a in range(a0, a1):
         wa = powers_a[a]
         ax, ay, az = wa & 255, (wa >> 8) & 255, wa >> 16
@@ -76,8 +83,10 @@ def h_element(a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, px, py, 
                 ex = e[(ax * (lb + 1) + bx) * nt + px]
                 ey = e[size + (ay * (lb + 1) + by) * nt + py]
                 ez = e[2 * size + (az * (lb + 1) + bz) * nt + pz]
-                total += weights_a[a] * weights_b[b] * ex * ey * ez
-    return total
+                term = weights_a[a] * weights_b[b] * ex * ey * ez
+                total += term
+                size_of_terms += abs(term)
+    return total if abs(total) > NOISE * size_of_terms else 0.0
 
 
 def monomials(powers):

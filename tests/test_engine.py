@@ -30,8 +30,8 @@ from md4.operators import Operator
 from md4.validate import Libcint
 
 BRA, KET = [[0, 1]], [[2, 3]]
-# Classes whose H loses digits (see FLOORS): long-range integrals of solid harmonics; 1.3e-12 seen.
-LOSSY = {((6, 4, 6, 0), False, 0.3): 5e-12}
+# Classes whose H loses digits (see FLOORS): long-range integrals of solid harmonics; 1.5e-12 and 1.1e-12 seen.
+LOSSY = {((6, 4, 6, 0), False, 0.3): 5e-12, ((6, 5, 6, 0), False, 0.3): 5e-12}
 kinds = pytest.mark.parametrize("cart", [False, True], ids=["pure", "cartesian"])
 omegas = pytest.mark.parametrize("omega", [0.0, 0.3, -0.3])
 
@@ -123,9 +123,7 @@ def test_every_unit(unit, K, cart):
 # and weigh (2 p R^2)^(k/2) times as much at a distance. All these blocks are below 1e-7 of their Schwarz bound.
 FLOORS = {
     "erfc kkkk cartesian": 8e-12,
-    "ksks at 50 Bohr, AABB": 1e-7,
-    "pdfs, exponents tight": 1e-10,
-    "pdfs, exponents mixed in pairs": 2e-11,
+    "yukawa kkkk cartesian": 3e-11,  # GPU 6.5e-12, CPU 4e-13: r, whose terms are 1e3 times the block
     "pdfs mixed in pairs, four centres": 4e-11,
     "ddss mixed in pairs, erfc": 5e-11,
     "ddss mixed in pairs, yukawa": 1e-10,
