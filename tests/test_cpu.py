@@ -100,7 +100,7 @@ def test_lists_with_any_number_of_primitives(mixed):
 def test_chunks_do_not_matter(mixed, chunk, monkeypatch):
     basis, blocks = mixed
     work = Engine(basis, operator=Operator(), backend="cpu")
-    monkeypatch.setattr(work.backend, "chunk_pairs", lambda bra, ket: chunk)
+    monkeypatch.setattr(work.backend, "chunk_pairs", lambda plan, bra, ket: chunk)
     assert_close(work.compute(PAIRS, PAIRS[:20]), blocks[:, :20], 1e-14)
 
 
@@ -121,7 +121,8 @@ def test_chunks_shrink_with_max_memory():
     need = free.backend.least_workspace(bra.pairs, bra.pairs)
     result = 8 * 36**2 * 5**4
     tight = engine(mol, max_memory=1e-6 * (need + result))
-    assert tight.backend.chunk_pairs(bra.pairs, bra.pairs) < free.backend.chunk_pairs(bra.pairs, bra.pairs)
+    plan = free.backend.plan(bra.pairs, bra.pairs)
+    assert tight.backend.chunk_pairs(plan, bra.pairs, bra.pairs) < free.backend.chunk_pairs(plan, bra.pairs, bra.pairs)
     assert_close(tight.compute(pairs, pairs), free.compute(pairs, pairs), 1e-14)
     kept = sum(a.nbytes for a in tight.backend.kept.values())
     assert kept <= need

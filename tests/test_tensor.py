@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from molecules import HYDROGEN_FLUORIDE, METHANE, STORED, WATER, molecule, relative_error, tensor_error
+from molecules import HYDROGEN_FLUORIDE, METHANE, STORED, WATER, arbitrate, molecule, relative_error, tensor_error
 from pyscf import gto
 
 import md4
@@ -28,6 +28,10 @@ def check(mol, backend, factor=1):
     assert abs(ours - theirs).max() <= 1e-10
     assert tensor_error(ours, theirs) <= factor
     assert relative_error(ours, theirs) <= factor * 1e-12
+    if factor == SEXTUPLE:
+        for our_error, their_error in arbitrate(mol, ours, theirs):
+            print(f"against the oracle: md4 {our_error:.1e}, libcint {their_error:.1e} of what is allowed")
+            assert our_error <= 0.1 < their_error
 
 
 # Of general contractions libcint's rounding errors are multiplied by large coefficients that cancel: where they differ
@@ -35,6 +39,8 @@ def check(mol, backend, factor=1):
 ANO = 3000
 # Water in cc-pV5Z: 9.5e-12 of the Schwarz bound in libcint's tensor at an (ff|ff) where md4 is right to 1e-18.
 QUINTUPLE = 5
+# HF in cc-pV6Z: 5e-10 of the Schwarz bound, where the oracle finds libcint off and md4 right; see `check`.
+SEXTUPLE = 500
 
 
 @pytest.mark.parametrize("basis", ["cc-pvdz", "cc-pvtz", "cc-pvqz"])
@@ -122,11 +128,12 @@ def test_i_functions_on_cpu():
 @pytest.mark.parametrize("name", ["water cc-pv5z", "methane ano-rcc", "hydrogen fluoride cc-pv6z"])
 def test_large_on_gpu(gpu, name):
     mols = {
-        "water cc-pv5z": lambda: molecule(WATER, "cc-pv5z"),
-        "methane ano-rcc": lambda: molecule(METHANE, "ano-rcc"),
-        "hydrogen fluoride cc-pv6z": hydrogen_fluoride,
+        "water cc-pv5z": (lambda: molecule(WATER, "cc-pv5z"), QUINTUPLE),
+        "methane ano-rcc": (lambda: molecule(METHANE, "ano-rcc"), ANO),
+        "hydrogen fluoride cc-pv6z": (hydrogen_fluoride, SEXTUPLE),
     }
-    check(mols[name](), "cuda", ANO if "ano" in name else QUINTUPLE if "5z" in name else 1)
+    make, factor = mols[name]
+    check(make(), "cuda", factor)
 
 
 def hydrogen_fluoride():
