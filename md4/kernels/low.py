@@ -11,7 +11,8 @@ from md4.device import F64, F64_2D, I64, cuda, jit_device, table_on_device, type
 from md4.dispatch import Kernel, Variant, launch
 from md4.hermite import structure
 from md4.kernels.hermite import form_size
-from md4.ptx import make_low_quartet, make_pack, shared_address
+from md4.ptx import shared_address
+from md4.straight import make_low_quartet, make_pack
 from md4.tiles import LOW_COMPONENTS, LOW_QUARTETS, LOW_THREADS
 
 i64 = types.int64

@@ -10,7 +10,8 @@ from md4 import operators, recurrence
 from md4.angular import nherm
 from md4.device import F64, F64_2D, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.ptx import STAGE_BYTES, make_pack, make_straight_r, r_update, shared_address, store_shared
+from md4.ptx import shared_address
+from md4.straight import STAGE_BYTES, make_pack, make_straight_r, r_update, store_shared
 from md4.tiles import R_THREADS, STRAIGHT_L, r_group, r_stride, r_threads
 
 
