@@ -11,6 +11,8 @@ WARPS = 4
 STAGES = 3
 R_THREADS = 128
 H_THREADS = 128
+# With fewer primitive pairs than this, several blocks share the H of one, to fill the device.
+H_BLOCKS = 4096
 # Up to this L one thread makes r of a quartet in registers.
 STRAIGHT_L = 8
 SCATTER_THREADS = 256

@@ -7,8 +7,8 @@ Forms of the H of a primitive pair, each a table of (row, p) by position, zero-p
     'row', 'column'  the elements that do not vanish by symmetry, by row (bra) or by p (ket); 'column' runs over the
                      primitive pairs fastest, so that a warp's lanes, each with its own pair, read side by side
 
-All but those of a bra carry the sign (-1)^|q|. One block of threads makes the H of one primitive pair: E coefficients
-of the three axes in shared memory, then element by element.
+All but those of a bra carry the sign (-1)^|q|. The H of one primitive pair is made by one block of threads, or by
+several if there are few pairs: E coefficients of the three axes in shared memory, then element by element.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ from md4 import hermite
 from md4.angular import hermite_triples, nherm
 from md4.device import F64, I32, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.tiles import H_THREADS, blocks_of_8, panel_rows
+from md4.tiles import H_BLOCKS, H_THREADS, blocks_of_8, panel_rows
 
 # Doubles of a primitive pair's record: p, P, P - A, P - B, then the coefficients of a and of b.
 RECORD = 10
@@ -80,10 +80,10 @@ def h_matrices():
 
     def kernel(
         records, width, la, lb, nctr_a, nctr_b, start_a, powers_a, weights_a, start_b, powers_b, weights_b, triples,
-        positions, sign, prim_stride, stride, out,
+        positions, sign, prim_stride, stride, parts, out,
     ):  # fmt: skip
         e = cuda.shared.array(0, types.float64)
-        tid, prim = cuda.threadIdx.x, types.int64(cuda.blockIdx.x)
+        tid, prim = cuda.threadIdx.x, types.int64(cuda.blockIdx.x) // parts
         record = prim * width
         nt = la + lb + 1
         size = (la + 1) * (lb + 1) * nt
@@ -98,7 +98,8 @@ def h_matrices():
                 cuda.syncthreads()
         ncomp_a, ncomp_b = start_a.size - 1, start_b.size - 1
         nb = nctr_b * ncomp_b
-        for n in range(tid, positions.size, H_THREADS):
+        n = types.int64(cuda.blockIdx.x) % parts * H_THREADS + tid
+        while n < positions.size:
             value, position = 0.0, positions[n]
             if position >= 0:
                 row, t = position & 65535, triples[position >> 16]
@@ -113,10 +114,11 @@ def h_matrices():
                 if sign and (px + py + pz) & 1:
                     value = -value
             out[prim * prim_stride + n * stride] = value
+            n += parts * H_THREADS
 
     i64 = types.int64
     tables = (I32, I32, F64)
-    return Kernel(kernel, (F64, *[i64] * 5, *tables, *tables, I32, I32, *[i64] * 3, F64))
+    return Kernel(kernel, (F64, *[i64] * 5, *tables, *tables, I32, I32, *[i64] * 4, F64))
 
 
 # launcher
@@ -136,11 +138,13 @@ def launch_h(pairs, records, form, out, stream):
     if pairs.nprim == 0:
         return
     size = form_size(pairs, form)
+    parts = max(1, min(H_BLOCKS // pairs.nprim, size // (4 * H_THREADS)))
     launch(
-        Variant(h_matrices, ()), pairs.nprim, H_THREADS, stream, 24 * hermite.axis_size(pairs.la, pairs.lb),
+        Variant(h_matrices, ()), pairs.nprim * parts, H_THREADS, stream, 24 * hermite.axis_size(pairs.la, pairs.lb),
         records, RECORD + pairs.nctr_a + pairs.nctr_b, pairs.la, pairs.lb, pairs.nctr_a, pairs.nctr_b,
         *component_tables(pairs.la, pairs.pure), *component_tables(pairs.lb, pairs.pure),
         table_on_device(packed_triples, pairs.l),
         table_on_device(form_positions, form, pairs.la, pairs.lb, pairs.pure, pairs.nab),
-        int(form not in ("bra", "row")), 1 if form == "column" else size, pairs.nprim if form == "column" else 1, out,
+        int(form not in ("bra", "row")), 1 if form == "column" else size, pairs.nprim if form == "column" else 1,
+        parts, out,
     )  # fmt: skip
