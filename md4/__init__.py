@@ -9,6 +9,7 @@ from md4.engine import Engine
 from md4.errors import ArgumentError, BasisError, DeviceError, MD4Error, MemoryLimitError, UnsupportedError
 from md4.intor import int2e, intor
 from md4.operators import Operator
+from md4.scf import attach, detach
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,8 @@ __all__ = [
     "Operator",
     "Shell",
     "UnsupportedError",
+    "attach",
+    "detach",
     "int2e",
     "intor",
 ]
