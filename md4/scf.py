@@ -76,13 +76,13 @@ class MD4SCF:
 
             def blocks(mol, dms, _hermi, with_j, with_k, omega):
                 # PySCF says "symmetric" of the blocks for J alone, whatever they are.
-                return real_builds(jk, dms, 0, with_j, with_k, effective_omega(mol, omega), tol)
+                return build(jk, dms, 0, with_j, with_k, effective_omega(mol, omega), tol)
 
             hermi = 0 if hermi is None else hermi
             vj, vk = ghf.get_jk(mol, dm, hermi, with_j, with_k, blocks, omega)
         else:
             hermi = 1 if hermi is None else hermi
-            vj, vk = real_builds(jk, dm, hermi, with_j, with_k, effective_omega(mol, omega), tol)
+            vj, vk = build(jk, dm, hermi, with_j, with_k, effective_omega(mol, omega), tol)
         logger.timer(self, "vj and vk", *clock)
         return vj, vk
 
@@ -138,23 +138,10 @@ def check_density(dm, n):
         raise ArgumentError(f"a density matrix of this object has shape (..., {n}, {n}), not {dm.shape}.")
 
 
-def real_builds(jk, dm, hermi, with_j, with_k, omega, tol):
-    """J and K of real or complex densities of any leading shape.
-
-    Integrals are real, so J and K of real and imaginary parts make those of a complex density; one build does both.
-    The imaginary part of a Hermitian matrix is antisymmetric: hence hermi = 0.
-    """
-    split = np.iscomplexobj(dm)
-    parts = np.stack([dm.real, dm.imag]) if split else dm
-    n = parts.shape[-1]
-    dms = np.ascontiguousarray(parts, dtype=np.float64).reshape(-1, n, n)
-    found = jk.get_jk(dms, 0 if split else hermi, with_j, with_k, omega, tol)
-
-    def merged(v):
-        v = v.reshape(parts.shape)
-        return v[0] + 1j * v[1] if split else v
-
-    return tuple(None if v is None else merged(v) for v in found)
+def build(jk, dm, hermi, with_j, with_k, omega, tol):
+    """`JK.get_jk` for densities of any leading shape."""
+    stack = dm.reshape(-1, *dm.shape[-2:])
+    return [None if v is None else v.reshape(dm.shape) for v in jk.get_jk(stack, hermi, with_j, with_k, omega, tol)]
 
 
 # classes --------------------------------------------------------------------------------------------------------------
