@@ -1,5 +1,6 @@
 """What PySCF does to a mean-field object, done to one with md4's J and K: md4 stays, or goes as it should."""
 
+import copy
 import os
 import pickle
 import subprocess
@@ -161,6 +162,13 @@ def test_pickle_to_another_process(rhf, water, tmp_path):
     assert abs(float(energy) - scf.RHF(water).run(verbose=0).e_tot) < 1e-8
 
 
+def test_deepcopy(rhf, water):
+    twin = copy.deepcopy(rhf)
+    dm = density(water.nao)
+    assert_same(twin.get_jk(dm=dm), rhf.get_jk(dm=dm))
+    assert twin.md4_jk is not rhf.md4_jk
+
+
 @pytest.mark.parametrize("convert, kind", [
     ("to_uhf", scf.uhf.UHF), ("to_ghf", scf.ghf.GHF), ("to_ks", dft.rks.RKS), ("to_uks", dft.uks.UKS),
     ("to_gks", dft.gks.GKS),
@@ -188,6 +196,23 @@ def test_density_fit(rhf, water):
     assert abs(vk - exact[1]).max() < 1e-10
     assert 1e-7 < abs(vj - exact[0]).max() < 1
     assert_same(fitted.undo_df().get_jk(dm=dm), exact)
+
+
+def test_response(rhf, water):
+    """Excitation energies and stability, from transition densities."""
+    want, ours = scf.RHF(water).run(verbose=0), rhf.run()
+    assert (
+        ours.stability(external=True, return_status=True)[2:] == want.stability(external=True, return_status=True)[2:]
+    )
+    assert abs(ours.TDA().run(nstates=3).e - want.TDA().run(nstates=3).e).max() < 1e-7
+
+
+@pytest.mark.parametrize("first", ["attach", "PCM"])
+def test_solvent(rhf, water, first):
+    want = scf.RHF(water).PCM().run(verbose=0)
+    ours = rhf.PCM() if first == "attach" else md4.attach(scf.RHF(water).PCM(), backend="cpu")
+    assert abs(ours.run(verbose=0).e_tot - want.e_tot) < 1e-8
+    assert isinstance(ours.undo_solvent(), MD4SCF)
 
 
 def test_point_charges(water):
