@@ -35,13 +35,15 @@ class PreparedPairs:
         The whole list.
     first, first_prim : int
         Where a slice begins in it, in shell pairs and in primitive pairs.
+    places
+        First AOs of the pairs' shells as a backend keeps them; None before it needs them.
     """
 
     def __init__(self, pairs, backend):
         self.pairs, self.backend, self._whole = pairs, backend, None  # a reference to itself would keep it alive
         self.data = backend.upload(pairs)
         self.first = self.first_prim = 0
-        self._h = {}
+        self._h, self.places = {}, None
 
     @property
     def whole(self):

@@ -77,7 +77,7 @@ class JK:
 
     @cached_property
     def lists(self):
-        """Pair lists with their Schwarz bounds, those of the Coulomb operator, which bound all that erf and erfc have."""
+        """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc, too."""
         memory = self.engine.backend.memory_left()
         return sorted_lists(self.engine, self.direct_scf_tol, int(HERMITE_SHARE * memory) // (4 * FORMS))
 

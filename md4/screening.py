@@ -4,7 +4,7 @@ For a shell pair ab let
 
     R_ab = max( max_a sqrt(sum_b (ab|ab)), max_b sqrt(sum_a (ab|ab)) ).
 
-By the Schwarz inequality, for integrals and then for sums, what a shell quartet adds to any element of K or J is at most
+By the Schwarz inequality, for integrals and then for sums, a shell quartet adds to any element of K or J at most
 
     K_ac:  R_ab R_cd |D_bd|                      (and its permutations)
     J_ab:  R_ab R_cd 2 sqrt(min(n_c, n_d)) |D_cd|
@@ -90,8 +90,8 @@ def shell_kinds(basis):
 def pairs_by_kind(basis):
     """Unordered shell pairs as `unique_pairs_by_class`, lists split by the shells' numbers of primitives."""
     kind, lists = shell_kinds(basis), []
-    for pairs in unique_pairs_by_class(basis):
-        pairs = np.where((kind[pairs[:, 0]] < kind[pairs[:, 1]])[:, None], pairs[:, ::-1], pairs)
+    for found in unique_pairs_by_class(basis):
+        pairs = np.where((kind[found[:, 0]] < kind[found[:, 1]])[:, None], found[:, ::-1], found)
         label = kind[pairs[:, 0]] * (kind.max() + 1) + kind[pairs[:, 1]]
         lists += [pairs[label == k] for k in np.unique(label)]
     return lists
