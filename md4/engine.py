@@ -63,6 +63,8 @@ class PreparedPairs:
         self.whole._h = {}
 
     def __getitem__(self, piece):
+        if piece.stop - piece.start == len(self.pairs):
+            return self
         view = object.__new__(PreparedPairs)
         view.pairs, view.backend, view.data, view._whole = self.pairs[piece], self.backend, self.data, self.whole
         view.first, view.first_prim = self.first + piece.start, self.first_prim + int(self.pairs.start[piece.start])

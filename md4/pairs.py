@@ -67,32 +67,32 @@ class ShellPairs:
     def nprim(self):
         return len(self.exponent)
 
-    @property
+    @cached_property
     def l(self):
         """Total angular momentum: the degree of the highest Hermite function."""
         return self.la + self.lb
 
-    @property
+    @cached_property
     def nherm(self):
         """N_p, the Hermite functions of one primitive pair."""
         return nherm(self.l)
 
-    @property
+    @cached_property
     def na(self):
         return self.nctr_a * self.ncomp_a
 
-    @property
+    @cached_property
     def nb(self):
         return self.nctr_b * self.ncomp_b
 
-    @property
+    @cached_property
     def nab(self):
         """Rows of H: the function pairs of one shell pair."""
         return self.na * self.nb
 
     @cached_property
     def max_prim(self):
-        """The longest list of primitive pairs of a shell pair."""
+        """The longest list of primitive pairs of a shell pair; of a slice, what it is for the list."""
         return int(np.diff(self.start).max(initial=0))
 
     def __len__(self):
@@ -104,11 +104,16 @@ class ShellPairs:
         if step != 1:
             raise ArgumentError("shell pairs take slices of step 1 only.")
         last = max(first, last)
-        prims = slice(self.start[first], self.start[last])
-        fields = {k: getattr(self, k) for k in ("la", "lb", "nctr_a", "nctr_b", "ncomp_a", "ncomp_b", "pure")}
+        if last - first == self.npair:
+            return self
+        start = self.start[first : last + 1]
+        prims = slice(start[0], start[-1])
+        self.max_prim  # noqa: B018 computed now, it goes to the slice with all that is the same for every pair
+        view = object.__new__(ShellPairs)
+        view.__dict__.update(self.__dict__)
         arrays = {k: getattr(self, k)[prims] for k in ("exponent", "centre", "pa", "pb", "coef_a", "coef_b")}
-        start = self.start[first : last + 1] - self.start[first]
-        return ShellPairs(pairs=self.pairs[first:last], start=start, **fields, **arrays)
+        view.__dict__.update(arrays, pairs=self.pairs[first:last], start=start - start[0])
+        return view
 
     def __repr__(self):
         name = shell_letter(self.la) + shell_letter(self.lb)
