@@ -1,6 +1,7 @@
 """md4: two-electron integrals of high angular momentum on GPUs and CPUs.
 
     eri = md4.int2e(mol)                    # pyscf.gto.Mole -> AO tensor
+    vj, vk = md4.get_jk(mol, dm)            # Coulomb and exchange matrices of a density matrix
     engine = md4.Engine(basis)              # lists of shell pairs -> blocks (ij, kl, a, b, c, d)
 """
 
@@ -8,11 +9,14 @@ from md4.basis import Basis, Shell
 from md4.engine import Engine
 from md4.errors import ArgumentError, BasisError, DeviceError, MD4Error, MemoryLimitError, UnsupportedError
 from md4.intor import int2e, intor
+from md4.jk import JK, get_jk
 from md4.operators import Operator
+from md4.scf import attach, detach
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "JK",
     "ArgumentError",
     "Basis",
     "BasisError",
@@ -23,6 +27,9 @@ __all__ = [
     "Operator",
     "Shell",
     "UnsupportedError",
+    "attach",
+    "detach",
+    "get_jk",
     "int2e",
     "intor",
 ]

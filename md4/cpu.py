@@ -7,6 +7,7 @@ with all bra pairs, so that small classes, too, make large matrices.
 """
 
 import os
+from copy import copy
 from functools import cache
 from itertools import pairwise
 from math import isqrt
@@ -16,7 +17,7 @@ import numba
 import numpy as np
 from numba import njit, prange
 
-from md4 import hermite, operators, recurrence, scatter
+from md4 import digest, hermite, operators, recurrence, scatter
 from md4.angular import cartesian_triples, component_coefficients, hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.cache import cache_folder, fingerprint
 from md4.errors import DeviceError
@@ -193,6 +194,9 @@ h_matrices = cache(lambda: compiled(h_loop))
 assemble = cache(lambda: compiled(assemble_loop))
 
 
+digest_blocks = cache(lambda: compiled(digest.digest_loop))
+
+
 @cache
 def r_integrals(kind):
     return compiled(r_loop, f"r_loop_{kind}", zeros=operators.zeros_function(kind, njit))
@@ -284,6 +288,12 @@ class CpuBackend:
         """Bytes that may be allocated."""
         return int(self.max_memory * 1e6) if self.max_memory is not None else host_memory()
 
+    def with_operator(self, operator):
+        """The same with another operator; workspaces are shared."""
+        other = copy(self)
+        other.operator, other.table = operator, operators.operator_table(operator)
+        return other
+
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs`."""
         return 8 * pairs.nprim * pairs.nab * pairs.nherm
@@ -336,6 +346,23 @@ class CpuBackend:
         block = np.empty(shape)
         self.taken = block.nbytes
         return block
+
+    def pair_diagonal(self, block):
+        """(ab|ab) of a block of a pair list with itself, shape (npair, na, nb)."""
+        return np.einsum("iiabab->iab", block).copy()
+
+    def fetch_diagonal(self, diagonal):
+        """Nothing to do: it is in host memory."""
+        return diagonal
+
+    @property
+    def digest_copies(self):
+        """Copies of J and K that a build keeps: one a thread."""
+        return numba.get_num_threads()
+
+    def digest(self, densities, twice):
+        """What sums J and K of blocks; see `md4.digest.HostDigest`."""
+        return digest.HostDigest(densities, twice, digest_blocks())
 
     def block(self, out):
         """`out` of six indices as a block (ij, kl, ab, cd)."""

@@ -11,12 +11,14 @@ The matrix form of the McMurchie-Davidson scheme, in the paper's symbols, for ev
 Contraction is a longer inner dimension of 4 (bra primitives) and 5 (ket primitives).
 """
 
+from copy import copy
+
 import numpy as np
 
 from md4.basis import Basis
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.operators import as_operator, check_order
-from md4.pairs import shell_pairs
+from md4.pairs import PRIMITIVE_CUTOFF, shell_pairs
 
 BACKENDS = ("auto", "cuda", "cpu")
 
@@ -29,32 +31,41 @@ class PreparedPairs:
     pairs : ShellPairs
     data
         What `backend.upload` made of the whole list.
+    whole : PreparedPairs
+        The whole list.
     first, first_prim : int
-        Where a slice begins in the whole list, in shell pairs and in primitive pairs.
+        Where a slice begins in it, in shell pairs and in primitive pairs.
+    places
+        First AOs of the pairs' shells as a backend keeps them; None before it needs them.
     """
 
     def __init__(self, pairs, backend):
-        self.pairs, self.backend = pairs, backend
+        self.pairs, self.backend, self._whole = pairs, backend, None  # a reference to itself would keep it alive
         self.data = backend.upload(pairs)
         self.first = self.first_prim = 0
-        self._h = {}
+        self._h, self.places = {}, None
+
+    @property
+    def whole(self):
+        return self if self._whole is None else self._whole
 
     def h(self, form):
-        """H matrices in a form of the backend, all but a bra's with the sign (-1)^|q|; kept until dropped."""
-        if form not in self._h:
-            self._h[form] = self.backend.hermite(self, form)
-        return self._h[form]
+        """H matrices of the whole list in a form of the backend, all but a bra's with (-1)^|q|; kept until dropped."""
+        whole = self.whole
+        if form not in whole._h:
+            whole._h[form] = self.backend.hermite(whole, form)
+        return whole._h[form]
 
     def drop(self):
-        """Forgets the H matrices."""
-        for h in self._h.values():
+        """Forgets the H matrices of the whole list."""
+        for h in self.whole._h.values():
             self.backend.release(h)
-        self._h = {}
+        self.whole._h = {}
 
     def __getitem__(self, piece):
         view = object.__new__(PreparedPairs)
-        view.pairs, view.backend, view.data, view._h = self.pairs[piece], self.backend, self.data, {}
-        view.first, view.first_prim = piece.start, int(self.pairs.start[piece.start])
+        view.pairs, view.backend, view.data, view._whole = self.pairs[piece], self.backend, self.data, self.whole
+        view.first, view.first_prim = self.first + piece.start, self.first_prim + int(self.pairs.start[piece.start])
         return view
 
     def __len__(self):
@@ -119,6 +130,13 @@ class Engine:
         self.operator = as_operator("coulomb" if operator is None else operator)
         self.backend = make_backend(backend, self.operator, stream, max_memory)
 
+    def with_operator(self, operator):
+        """An engine that shares all but the operator with this one: pairs prepared by one serve the other."""
+        other = copy(self)
+        other.operator = as_operator(operator)
+        other.backend = self.backend.with_operator(other.operator)
+        return other
+
     def compute(self, bra_pairs, ket_pairs, out=None):
         """Integrals of all bra pairs with all ket pairs.
 
@@ -155,9 +173,9 @@ class Engine:
         ket.drop()
         return out
 
-    def prepare(self, pairs, basis=None, side="pair"):
-        """Pairs ready for `evaluate`; see `PreparedPairs`."""
-        return PreparedPairs(shell_pairs(basis or self.bra_basis, pairs, side), self.backend)
+    def prepare(self, pairs, basis=None, side="pair", cutoff=PRIMITIVE_CUTOFF):
+        """Pairs ready for `evaluate`, without primitive pairs below `cutoff`; see `PreparedPairs` and `shell_pairs`."""
+        return PreparedPairs(shell_pairs(basis or self.bra_basis, pairs, side, cutoff), self.backend)
 
     def check_memory(self, bra, ket, result_bytes=0):
         """Refuses, before anything is allocated, what cannot fit."""

@@ -1,15 +1,17 @@
 """The GPU backend: memory, streams, and the launch of each step; the kernels are in `md4.kernels`."""
 
 import weakref
+from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from md4.cpu import HostTensor, host_memory
-from md4.device import Pool, as_buffer, as_stream, copy_to_host, cuda, current_capability, require_gpu
+from md4.device import Pool, as_buffer, as_stream, copy_to_device, copy_to_host, cuda, current_capability, require_gpu
 from md4.errors import ArgumentError
 from md4.kernels import low, resident
+from md4.kernels.digest import launch_diagonal, launch_digest
 from md4.kernels.fused import choose_fused, launch_fused
 from md4.kernels.hermite import RECORD, form_size, launch_h, pair_records
 from md4.kernels.low import launch_low
@@ -119,6 +121,48 @@ class StagedTensor(HostTensor):
         super().scatter(host, *args)
 
 
+class DeviceDigest:
+    """X and Y of `md4.digest` in device memory, summed block by block.
+
+    Parameters
+    ----------
+    densities, twice : ndarray, shape (n, nao, nao)
+        As `md4.digest.HostDigest`.
+    """
+
+    def __init__(self, backend, densities, twice):
+        self.backend, self.nao, self.shapes = backend, densities.shape[-1], (densities.shape, twice.shape)
+        zeros = [np.zeros_like(densities), np.zeros_like(twice)]
+        self.buffer, parts = backend.pool.upload([densities, twice, *zeros], backend.stream)
+        self.densities, self.twice, self.x, self.y = (p.part(0, (p.shape[0], self.nao**2)) for p in parts)
+        self.places = {}
+
+    def add(self, block, bra, ket, basis, triangle):
+        """Digests one block, and forgets it; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
+        places = [self.first_aos(side.whole, basis) for side in (bra, ket)]
+        x, y = (m.part(0, (m.size,)) for m in (self.x, self.y))
+        launch_digest(
+            block, bra, ket, places, triangle, self.densities, x, self.twice, y, self.nao, self.backend.stream
+        )
+        self.backend.pool.release(block.array)
+
+    def first_aos(self, prepared, basis):
+        """First AOs of the shells of a whole list, on the device as long as the list is."""
+        if prepared.places is None:
+            buffer, (places,) = self.backend.pool.upload([basis.ao_loc[prepared.pairs.pairs]], self.backend.stream)
+            prepared.places = places
+            weakref.finalize(prepared, self.backend.pool.release, buffer)
+        return prepared.places
+
+    def result(self):
+        """(X, Y) on the host."""
+        host = [np.empty(shape) for shape in self.shapes]
+        for array, matrices in zip(host, (self.x, self.y)):
+            copy_to_host(array, matrices.pointer, self.backend.stream)
+        self.backend.pool.release(self.buffer)
+        return host
+
+
 class GpuBackend:
     """Steps of `md4.engine` on the GPU; arrays are device arrays, work is asynchronous on `stream`."""
 
@@ -136,6 +180,12 @@ class GpuBackend:
     def memory_left(self):
         """Bytes that may be allocated."""
         return self.pool.left()
+
+    def with_operator(self, operator):
+        """The same with another operator; memory and stream are shared."""
+        other = copy(self)
+        other.operator = operator
+        return other
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs`: of a panel; other forms, and columns with their padding, take less."""
@@ -195,6 +245,41 @@ class GpuBackend:
     def block(self, out):
         """A result of six indices as a block (ij, kl, ab, cd)."""
         return out if isinstance(out, DeviceBlock) else DeviceBlock.contiguous(as_buffer(out), out.shape)
+
+    # J and K
+
+    digest_copies = 1  # of J and K that a build keeps
+
+    def digest(self, densities, twice):
+        """What sums J and K of blocks."""
+        return DeviceDigest(self, densities, twice)
+
+    def pair_diagonal(self, block):
+        """(ab|ab) of a block of a pair list with itself, shape (npair, na, nb), on the device; forgets the block."""
+        npair, _, na, nb = block.dims[:4]
+        out = self.pool.get(npair * na * nb)
+        launch_diagonal(block, npair, na * nb, out, self.stream)
+        self.pool.release(block.array)
+        return out, (npair, na, nb)
+
+    def fetch_diagonal(self, diagonal):
+        """What `pair_diagonal` made, on the host."""
+        buffer, shape = diagonal
+        host = np.empty(shape)
+        copy_to_host(host, buffer.pointer, self.stream)
+        self.pool.release(buffer)
+        return host
+
+    def fetch(self, array):
+        """A device array of another library on the host."""
+        return cuda.as_cuda_array(array).copy_to_host()
+
+    def send(self, array):
+        """A host array on the device, for a caller to keep."""
+        out = self.pool.array(array.shape)
+        copy_to_device(as_buffer(out).pointer, np.ascontiguousarray(array), self.stream)
+        self.stream.synchronize()
+        return out
 
     def release(self, h):
         """Gives H panels back."""

@@ -77,22 +77,29 @@ def cut_pieces(engine, ranges, block_bytes, hermite_bytes):
 
 
 class HermiteStore:
-    """Keeps the H matrices of pieces until they exceed `limit` bytes, then drops the least recently used."""
+    """Keeps the H matrices of pieces, each in `forms` forms, until they exceed `limit` bytes; then drops the oldest."""
 
-    def __init__(self, limit, backend):
-        self.limit, self.backend = limit, backend
-        self.held = []
+    def __init__(self, limit, backend, forms=2):
+        self.limit, self.backend, self.forms = limit, backend, forms
+        self.held, self.total = [], 0
 
     def touch(self, piece, keep):
         """Announces the use of `piece`; `keep` (the other side of the block) is never dropped."""
-        self.held = [p for p in self.held if p is not piece] + [piece]
-        total = sum(2 * self.backend.hermite_bytes(p.pairs) for p in self.held)
-        for old in list(self.held):
-            if total <= self.limit or old is piece or old is keep:
+        if any(p is piece for p in self.held):
+            self.held = [p for p in self.held if p is not piece] + [piece]
+        else:
+            self.held.append(piece)
+            self.total += self.size(piece)
+        for old in list(self.held) if self.total > self.limit else ():
+            if self.total <= self.limit or old is piece or old is keep:
                 continue
-            total -= 2 * self.backend.hermite_bytes(old.pairs)
+            self.total -= self.size(old)
             old.drop()
             self.held.remove(old)
+
+    def size(self, piece):
+        """Bytes that the H matrices of a piece may take."""
+        return self.forms * self.backend.hermite_bytes(piece.pairs)
 
 
 def block_work(bra_pieces, ket_pieces, swap):

@@ -53,6 +53,18 @@ LOW_L = 4
 LOW_PRIMITIVES = 32
 LOW_QUARTETS = 1 << 16
 
+# Digestion by columns: most functions a at a time, most values of a column that wait in shared memory (two of each a
+# and b), threads of a block, blocks of a multiprocessor for each number of functions a.
+DIGEST_ROWS = 7
+DIGEST_VALUES = 24
+DIGEST_THREADS = 128
+DIGEST_BLOCKS = {1: 5, 2: 5, 3: 4, 4: 3, 5: 3, 6: 3, 7: 3}
+# Integrals that a lane takes at most by going through bra pairs one after the other, as long as there are this many
+# warps; and the largest quartet that a lane digests alone.
+DIGEST_INTEGRALS = 64
+DIGEST_WARPS = 8448
+QUARTET_INTEGRALS = 27
+
 # (ab|q] and r of one chunk take about this many bytes: several waves of blocks, little beyond the L2 cache.
 CHUNK_BYTES = 1 << 30
 
@@ -144,3 +156,17 @@ def r_group(l):
 def r_threads(l):
     """Threads of a block of the r kernel."""
     return max(R_THREADS, r_group(l))
+
+
+def digest_shape(na, nb):
+    """(functions a at a time, blocks of a multiprocessor, functions b at a time) of the digestion by columns."""
+    rows = -(-na // -(-na // DIGEST_ROWS))
+    return rows, DIGEST_BLOCKS[rows], min(nb, DIGEST_VALUES - rows)
+
+
+def bra_pairs_of_a_warp(integrals, warps):
+    """Bra pairs that a warp takes one after the other.
+
+    By the integrals of a lane for each bra pair, and the number of warps if each took one.
+    """
+    return max(1, min(DIGEST_INTEGRALS // integrals, warps // DIGEST_WARPS))

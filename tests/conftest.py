@@ -1,5 +1,6 @@
 """Fixtures of all tests: the two backends, and the arithmetic units of the GPU."""
 
+import numba
 import pytest
 from hypothesis import settings
 
@@ -33,3 +34,36 @@ def unit(request, gpu):
     if current_capability() < least or (request.param == "dmma16" and (9, 0) < current_capability() < (10, 0)):
         pytest.skip(f"the GPU has no {request.param}")
     return request.param
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Hundreds of builds of a tenth of a second: waking up threads takes longer, seconds where others use the cores."""
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def water():
+    from molecules import WATER, molecule
+
+    return molecule(WATER, "6-31g")
+
+
+@pytest.fixture(scope="module")
+def cation():
+    from molecules import WATER, molecule
+
+    return molecule(WATER, "6-31g", charge=1)
+
+
+@pytest.fixture
+def rhf(water):
+    """A solver with md4's J and K, not run."""
+    from pyscf import scf
+
+    import md4
+
+    return md4.attach(scf.RHF(water), backend="cpu")

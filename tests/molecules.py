@@ -29,9 +29,9 @@ def host(result):
 STORED = json.loads((Path(__file__).parent / "data" / "basis_sets.json").read_text())
 
 
-def molecule(atom, basis, **kwargs):
-    """A built molecule, quietly."""
-    return gto.M(atom=atom, basis=STORED[basis] if str(basis) in STORED else basis, verbose=0, spin=None, **kwargs)
+def molecule(atom, basis, spin=None, **kwargs):
+    """A built molecule, quietly; the lowest spin by default."""
+    return gto.M(atom=atom, basis=STORED[basis] if str(basis) in STORED else basis, verbose=0, spin=spin, **kwargs)
 
 
 def relative_error(ours, theirs):

@@ -23,6 +23,7 @@ from md4.basis import Basis
 from md4.engine import Engine, PreparedPairs
 from md4.gpu import GpuBackend
 from md4.kernels import scatter
+from md4.kernels.digest import launch_diagonal, launch_digest
 from md4.operators import OPERATORS, Operator
 from md4.pairs import shell_pairs
 from md4.scatter import SYMMETRIES
@@ -108,7 +109,7 @@ def usage(job):
 class Anything:
     """Stands in for device memory: takes every attribute, call and index."""
 
-    size = 1
+    size, shape = 1, (1, 1)
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -187,7 +188,10 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
             ]
             for bra, ket in product(*lists):
                 shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
-                Engine.evaluate(SimpleNamespace(backend=backend), bra, ket, backend.scratch(shape))
+                block = backend.scratch(shape)
+                Engine.evaluate(SimpleNamespace(backend=backend), bra, ket, block)
+                launch_digest(block, bra, ket, [None] * 2, False, Anything(), None, Anything(), None, 1, None)
+        launch_diagonal(block, 1, 1, None, None)
         for aosym in SYMMETRIES:
             scatter.launch_scatter(aosym, None, 1, [None] * 4, None, False, False, None, None, None)
     return found

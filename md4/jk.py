@@ -1,0 +1,242 @@
+"""Coulomb and exchange matrices from integrals that are made, digested and forgotten block by block.
+
+    J_ij = sum_kl (ij|kl) D_lk          K_il = sum_jk (ij|kl) D_jk
+
+Lists of shell pairs, their H matrices and their Schwarz bounds are made once. A build goes through all pairs of lists;
+for each, the quartets that survive (`md4.screening`) are covered by rectangles of bra and ket pairs, `Engine.evaluate`
+makes the block of each, and the backend digests it (`md4.digest`). Nothing of size nao^4 is ever stored.
+"""
+
+import time
+from functools import cached_property
+
+import numpy as np
+
+from md4.basis import Basis
+from md4.engine import Engine
+from md4.errors import ArgumentError, MemoryLimitError
+from md4.operators import Operator
+from md4.progress import Progress
+from md4.screening import DensityNorms, Statistics, sorted_lists, survivors, tiles
+from md4.tensor import HermiteStore
+
+# Bytes of one block of integrals, and share of the memory that may be used, at most.
+BLOCK_BYTES = 512 << 20
+BLOCK_SHARE = 0.15
+HERMITE_SHARE = 0.5
+# Forms in which a list's H may be kept at once.
+FORMS = 4
+
+
+class JK:
+    """J and K of a basis set, for one build or many.
+
+    Parameters
+    ----------
+    mol : pyscf.gto.Mole or Basis
+    omega : float, optional
+        Range separation in Bohr^-1: > 0 erf(omega r)/r, < 0 erfc(-omega r)/r, 0 the full 1/r. Default: `mol.omega`.
+    backend : {'auto', 'cuda', 'cpu'}
+    max_memory : float, optional
+        Hard cap in MB on what md4 allocates; by default what is free.
+    stream : optional
+        CUDA stream to work on; see `Engine`.
+    direct_scf_tol : float
+        No shell quartet is left out that could add more than this (Hartree) to an element of J or K.
+    progress : bool, optional
+        Force a progress bar on or off; by default one is shown on a terminal when the work takes long.
+
+    Attributes
+    ----------
+    stats : Statistics
+        Of the last build.
+
+    Raises
+    ------
+    ArgumentError, BasisError, DeviceError
+        As `Engine`, and a tolerance that is not positive.
+    """
+
+    def __init__(
+        self, mol, omega=None, backend="auto", max_memory=None, stream=None, direct_scf_tol=1e-13, progress=None
+    ):
+        if not 0 < direct_scf_tol < np.inf:
+            raise ArgumentError(f"direct_scf_tol must be positive and finite, not {direct_scf_tol!r}.")
+        self.omega, self.direct_scf_tol, self.progress = omega, float(direct_scf_tol), progress
+        self._options = {"backend": backend, "stream": stream, "max_memory": max_memory}
+        self.reset(mol)
+
+    def reset(self, mol=None):
+        """Forgets pairs, H matrices, bounds and densities; takes another molecule if given. Compiled code stays."""
+        if mol is not None:
+            self.mol = None if isinstance(mol, Basis) else mol
+            self.basis = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
+        self.engine = Engine(self.basis, **self._options)
+        self.__dict__.pop("lists", None)
+        self.stats, self._last = Statistics(), None
+
+    @cached_property
+    def lists(self):
+        """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc, too."""
+        memory = self.engine.backend.memory_left()
+        return sorted_lists(self.engine, self.direct_scf_tol, int(HERMITE_SHARE * memory) // (4 * FORMS))
+
+    def get_jk(self, dm, hermi=1, with_j=True, with_k=True, omega=None, direct_scf_tol=None):
+        """J and K of density matrices, as PySCF's `get_jk`.
+
+        Parameters
+        ----------
+        dm : array_like, shape (nao, nao) or (n, nao, nao)
+            Real or complex. A device array gives device arrays.
+        hermi : {0, 1, 2}
+            1: the matrices are Hermitian, 2: anti-Hermitian, 0: neither. It is trusted.
+        with_j, with_k : bool
+        omega : float, optional
+            In place of the constructor's.
+        direct_scf_tol : float, optional
+            In place of the constructor's; a smaller one makes new pair lists.
+
+        Returns
+        -------
+        vj, vk : ndarray of dm's shape, in Hartree; None where not asked for
+
+        Raises
+        ------
+        ArgumentError
+            Density matrices or options that cannot be used.
+        MemoryLimitError
+            The matrices and the least workspace exceed `max_memory`.
+        """
+        on_device = hasattr(dm, "__cuda_array_interface__")
+        densities, shape = self._checked(self.engine.backend.fetch(dm) if on_device else dm, hermi)
+        if direct_scf_tol is not None and direct_scf_tol < self.direct_scf_tol:
+            self.direct_scf_tol = float(direct_scf_tol)
+            self.__dict__.pop("lists", None)
+        tolerance = self.direct_scf_tol if direct_scf_tol is None else direct_scf_tol
+        vj, vk = self._real_or_complex(densities, hermi, with_j, with_k, self._operator(omega), tolerance)
+        results = [None if v is None else v.reshape(shape) for v in (vj, vk)]
+        return tuple(self.engine.backend.send(v) if on_device and v is not None else v for v in results)
+
+    def update(self, dm, hermi=1, with_j=True, with_k=True, omega=None):
+        """As `get_jk`, from the difference to the density matrices of the last `update`.
+
+        The smaller the difference, the fewer quartets count. Errors of the builds add up; `reset` starts anew.
+        """
+        key = (hermi, with_j, with_k, self._operator(omega), np.shape(dm))
+        dm = np.asarray(dm)
+        if self._last is None or self._last[0] != key:
+            result = self.get_jk(dm, hermi, with_j, with_k, omega)
+        else:
+            _, last, old = self._last
+            change = self.get_jk(dm - last, hermi, with_j, with_k, omega)
+            result = tuple(None if c is None else c + o for c, o in zip(change, old))
+        self._last = key, dm.copy(), result
+        return result
+
+    def _operator(self, omega):
+        own = self.omega if self.omega is not None else getattr(self.mol, "omega", 0.0)
+        return Operator.from_omega(own if omega is None else omega)
+
+    def _checked(self, dm, hermi):
+        """dm as (n, nao, nao), and its own shape."""
+        dm, nao = np.asarray(dm), self.basis.nao
+        if dm.ndim not in (2, 3) or dm.shape[-2:] != (nao, nao) or dm.dtype.kind not in "fciu" or dm.size == 0:
+            raise ArgumentError(
+                f"density matrices must have shape ({nao}, {nao}) or (n, {nao}, {nao}) and numbers, "
+                f"not shape {dm.shape} of {dm.dtype}."
+            )
+        if hermi not in (0, 1, 2):
+            raise ArgumentError(f"hermi must be 0 (general), 1 (Hermitian) or 2 (anti-Hermitian), not {hermi!r}.")
+        if not np.isfinite(dm).all():
+            raise ArgumentError("a density matrix has elements that are not finite.")
+        return dm.reshape(-1, nao, nao), dm.shape
+
+    def _real_or_complex(self, dm, hermi, *options):
+        """J and K of the real and imaginary parts, whose symmetries differ."""
+        if not np.iscomplexobj(dm):
+            return self._build(np.ascontiguousarray(dm, dtype=np.float64), hermi, *options)
+        part = self._build(np.concatenate([dm.real, dm.imag]), 0, *options)
+        n = len(dm)
+        return tuple(None if v is None else v[:n] + 1j * v[n:] for v in part)
+
+    def _build(self, dm, hermi, with_j, with_k, operator, tolerance):
+        """J and K of real density matrices, shape (n, nao, nao)."""
+        start = time.perf_counter()
+        general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
+        exchange = general if with_k else dm[:0]
+        coulomb = dm + dm.transpose(0, 2, 1) if with_j and hermi != 2 else dm[:0]
+        engine = self.engine.with_operator(operator)
+        self._check_memory(len(exchange) + len(coulomb))
+        target = engine.backend.digest(exchange, coulomb)
+        norms = DensityNorms(self.basis, dm, len(coulomb) > 0, with_k)
+        self.stats = self._digest_all(engine, target, norms, tolerance)
+        x, y = target.result()
+        vj = vk = None
+        if with_j:
+            vj = y + y.transpose(0, 2, 1) if hermi != 2 else np.zeros_like(dm)
+        if with_k:
+            other = x[len(dm) :] if hermi == 0 else x
+            vk = x[: len(dm)] + (-1 if hermi == 2 else 1) * other.transpose(0, 2, 1)
+        self.stats.seconds = time.perf_counter() - start
+        return vj, vk
+
+    def _check_memory(self, matrices):
+        """Refuses what cannot fit before it starts."""
+        backend, size = self.engine.backend, 8 * self.basis.nao**2
+        need, limit = 2 * matrices * size * backend.digest_copies, backend.memory_left()
+        if need > limit:
+            raise MemoryLimitError(
+                f"{matrices} density matrices of {self.basis.nao} AOs and their J and K take {need / 1e6:.1f} MB, but "
+                f"{limit / 1e6:.1f} MB may be used; raise max_memory or give fewer at once."
+            )
+
+    def _digest_all(self, engine, target, norms, tolerance):
+        """All surviving quartets into `target`."""
+        stats, backend = Statistics(), engine.backend
+        block_bytes = min(BLOCK_BYTES, int(BLOCK_SHARE * backend.memory_left()))
+        store = HermiteStore(int(HERMITE_SHARE * backend.memory_left()), backend, FORMS)
+        work = list(list_pairs(self.lists, norms, tolerance))
+        with Progress(sum(int(n.sum()) for _, _, n in work), enabled=self.progress, label="J/K quartets") as bar:
+            for bra, ket, n in work:
+                store.touch(ket.prepared, bra.prepared)
+                store.touch(bra.prepared, ket.prepared)
+                a, b = bra.pairs, ket.pairs
+                for ij, kl in tiles(n, max(1, block_bytes // (8 * a.nab * b.nab))):
+                    ab, cd = bra.prepared[ij], ket.prepared[kl]
+                    block = backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
+                    engine.evaluate(ab, cd, block)
+                    target.add(block, ab, cd, self.basis, bra is ket)
+                    stats.computed += len(ab) * len(cd)
+                stats.wanted += int(n.sum())
+                bar.update(int(n.sum()))
+        total = self.basis.nshell * (self.basis.nshell + 1) // 2
+        stats.skipped = total * (total + 1) // 2 - stats.wanted
+        return stats
+
+    def __repr__(self):
+        return f"JK({self.basis!r}, {self.engine.backend.name!r}, direct_scf_tol={self.direct_scf_tol:g})"
+
+
+def list_pairs(lists, norms, tolerance):
+    """(bra list, ket list, survivors) of all unordered pairs of lists; the ket has the more function pairs."""
+    own = [norms.of_pairs(this.pairs.pairs) for this in lists]
+    top = [float(n.max()) for n in own]
+    for i, one in enumerate(lists):
+        for k, two in enumerate(lists[: i + 1]):
+            bra, ket, b, c = (one, two, i, k) if two.pairs.nab >= one.pairs.nab else (two, one, k, i)
+            factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
+            n = survivors(bra, ket, factor, tolerance, i == k)
+            if n.any():
+                yield bra, ket, n
+
+
+def get_jk(
+    mol, dm, hermi=1, with_j=True, with_k=True, omega=None, backend="auto", max_memory=None, stream=None,
+    direct_scf_tol=1e-13, progress=None,
+):  # fmt: skip
+    """J and K matrices of a molecule, once; `JK` keeps what repeated builds share.
+
+    Parameters, results and errors: `JK` and `JK.get_jk`.
+    """
+    jk = JK(mol, omega, backend, max_memory, stream, direct_scf_tol, progress)
+    return jk.get_jk(dm, hermi, with_j, with_k)

@@ -1,0 +1,64 @@
+"""Survivors, tiles and bounds, against plain loops."""
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from molecules import WATER, molecule
+
+from md4 import Basis, Engine
+from md4.screening import DensityNorms, pairs_by_kind, row_norms, shell_kinds, sorted_lists, tiles
+
+lengths = st.lists(st.integers(0, 3000), min_size=1, max_size=400)
+
+
+@given(n=lengths, most=st.integers(1, 10**6))
+def test_tiles_cover_survivors_once(n, most):
+    n = np.array(n)
+    covered = np.zeros((len(n), max(1, n.max())), dtype=int)
+    for bra, ket in tiles(n, most):
+        covered[bra, ket] += 1
+        assert (bra.stop - bra.start) * (ket.stop - ket.start) <= most
+    assert covered.max() <= 1
+    assert all(row[:k].all() for row, k in zip(covered, n))
+
+
+def test_tiles_waste_little():
+    n = np.arange(1, 2001)  # a triangle
+    area = sum((b.stop - b.start) * (k.stop - k.start) for b, k in tiles(n, 10**9))
+    assert area < 1.15 * n.sum()
+
+
+def test_pairs_by_kind_are_all_pairs_once():
+    basis = Basis.from_mol(molecule(WATER, "cc-pvtz"))
+    kind, lists = shell_kinds(basis), pairs_by_kind(basis)
+    pairs = np.concatenate(lists)
+    assert len(np.unique(np.sort(pairs, axis=1), axis=0)) == len(pairs) == basis.nshell * (basis.nshell + 1) // 2
+    for one in lists:
+        assert len(np.unique(kind[one], axis=0)) == 1
+        assert np.all(basis.nprims[one] == basis.nprims[one[0]])
+
+
+def test_bounds_are_those_of_the_integrals():
+    mol = molecule(WATER, "cc-pvdz")
+    engine = Engine(Basis.from_mol(mol), backend="cpu")
+    for this in sorted_lists(engine, 1e-13, 1 << 30):
+        assert np.all(np.diff(this.bound) <= 0)
+        for pair, bound in zip(this.pairs.pairs, this.bound):
+            block = engine.compute([pair], [pair])[0, 0]
+            diagonal = np.einsum("abab->ab", block)
+            assert abs(bound - row_norms(diagonal[None])[0]) < 1e-12
+
+
+def test_density_norms():
+    mol = molecule(WATER, "cc-pvdz")
+    basis = Basis.from_mol(mol)
+    dm = np.random.default_rng(0).normal(size=(2, mol.nao, mol.nao))
+    norms, kind, loc = DensityNorms(basis, dm, True, True), shell_kinds(basis), basis.ao_loc
+    ranges = [slice(*r) for r in pairwise(loc)]
+    block = np.array([[max(np.linalg.norm(d[a, b]) for d in dm) for b in ranges] for a in ranges])
+    block = np.maximum(block, block.T)
+    for k in range(kind.max() + 1):
+        assert np.allclose(norms.exchange[k], block[:, kind == k].max(axis=1))
+    assert np.allclose(norms.coulomb[3, 0], 2 * np.sqrt(min(np.diff(loc)[[3, 0]])) * block[3, 0])
