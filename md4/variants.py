@@ -5,8 +5,9 @@ from itertools import product
 import numpy as np
 
 from md4.basis import Basis
+from md4.dispatch import Variant
 from md4.gpu import plans
-from md4.kernels import low, resident, single
+from md4.kernels import digest, low, resident, single
 from md4.kernels.fused import fused_variant
 from md4.kernels.hermite import h_variant
 from md4.kernels.recurrence import r_variant
@@ -14,6 +15,7 @@ from md4.kernels.scatter import scatter_variant
 from md4.kernels.transform import bra_variant, ket_variant
 from md4.pairs import shell_pairs
 from md4.scatter import SYMMETRIES
+from md4.tiles import QUARTET_INTEGRALS, digest_shape
 
 # Primitive pairs of a bra and a ket: how many there are decides on kernels, and on the side that goes first.
 PRIMITIVES = (1, 2, 30)
@@ -30,6 +32,7 @@ def list_variants(unit, kind, bra, ket):
     """Variants for a bra and a ket list, short or long; no general contractions."""
     if low.takes(bra, ket):
         yield low.low_variant(bra, ket, kind)
+    yield digest_variant(bra, ket)
     yield r_variant(bra.l + ket.l, kind)
     plan = next(plan for plan in plans(unit, bra, ket) if plan.kernels != "low")
     if plan.swap:
@@ -43,6 +46,13 @@ def list_variants(unit, kind, bra, ket):
     else:
         yield resident.resident_variant(unit, bra) if resident.serves(unit, bra, ket) else bra_variant(unit, bra, ket)
         yield ket_variant(unit, ket)
+
+
+def digest_variant(bra, ket):
+    """The variant that digests blocks of a class into J and K."""
+    if bra.nab * ket.nab <= QUARTET_INTEGRALS:
+        return Variant(digest.digest_quartets, (bra.nb, ket.na, ket.nb))
+    return Variant(digest.digest_blocks, digest_shape(bra.na, bra.nb)[:2])
 
 
 def all_variants(unit, kind="coulomb", lmax=6, pure=True):
@@ -60,7 +70,7 @@ def all_variants(unit, kind="coulomb", lmax=6, pure=True):
     """
     sides = [(la, lb) for la in range(lmax + 1) for lb in range(la + 1)]
     lists = [sample_pairs(la, lb, nprim, pure) for (la, lb), nprim in product(sides, PRIMITIVES)]
-    found = dict.fromkeys([h_variant(), *map(scatter_variant, SYMMETRIES)])
+    found = dict.fromkeys([h_variant(), Variant(digest.pair_diagonals, ()), *map(scatter_variant, SYMMETRIES)])
     for bra, ket in product(lists, lists):
         found.update(dict.fromkeys(list_variants(unit, kind, bra, ket)))
     return list(found)
