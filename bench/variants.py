@@ -1,7 +1,7 @@
 """Every way that a class can be computed, timed: the one that md4 takes, the best and the runner-up.
 
     python bench/variants.py 'dd|dd' 'ff|ss' --K 1 25
-    python bench/variants.py --table --csv variants.csv
+    python bench/variants.py --csv variants.csv
 
 A way is a plan of the GPU backend: the kernels, and which side they transform first; see `md4.plan`.
 """
