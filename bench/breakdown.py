@@ -38,8 +38,8 @@ class Stopwatch:
             setattr(backend, name, self.timed(getattr(backend, name), lambda *_, label=label: label))
 
     def h_label(self, prepared, form):
-        """H in the role of the bra or of the ket; the form 'right' says that one kernel does both transforms."""
-        self.fused |= form == "right"
+        """H in the role of the bra or of the ket; the forms 'right' and 'weight' say that one kernel does both."""
+        self.fused |= form in ("right", "weight")
         return "H_ab" if form == "bra" else "H_cd"
 
     def timed(self, step, label):
@@ -113,7 +113,7 @@ def rows_of(case, run, repeats, peak):
     flops = step_flops(case, *run.sample.shape[:2])
     if fused:
         for table in (flops, seconds):
-            table["both, fused"] = table.pop("(ab|q]") + table.pop("(ab|cd)")
+            table["both in one"] = table.pop("(ab|q]") + table.pop("(ab|cd)")
     everything, measured = sum(flops.values()), sum(seconds.values())
     rows = []
     for step, work in flops.items():

@@ -11,6 +11,8 @@ from libcint import Libcint
 
 import md4
 from md4.device import cuda, gpu_available
+from md4.gpu import plans as every_plan
+from md4.kernels import low
 
 THREADS = 256
 
@@ -170,22 +172,27 @@ class Run:
 
 
 def compile_case(job):
-    """A few quartets of one case, so that its kernels are in the disk cache."""
-    case, npair, backend = job
+    """A few quartets of one case, so that its kernels are in the disk cache; by every plan there is if `plans`."""
+    case, npair, backend, plans = job
+    if npair[0] * npair[1] >= low.LOW_QUARTETS:
+        low.LOW_QUARTETS = 1
     try:
         run = Run.make(case, (min(npair[0], 4), min(npair[1], 4)), backend, Output(backend))
-        run.evaluate()
+        for plan in list(every_plan(run.backend.unit, run.bra.pairs, run.ket.pairs)) if plans else [None]:
+            if plan:
+                run.backend.plan = lambda *_, plan=plan: plan
+            run.evaluate()
         synchronize(run.backend)
     except Exception as error:  # the run itself will say more
         print(f"compiling for {case.name} K={case.k} failed: {error!r}", flush=True)
 
 
-def compile_ahead(jobs, cases, backend):
+def compile_ahead(jobs, cases, backend, plans=False):
     """`compile_case` of all (case, npair) in `jobs` processes; 0 compiles as the run goes."""
     if jobs < 1:
         return
-    work = [(case, npair, backend) for case, npair in cases]
-    work += [(*cases[0], "cpu")] if backend != "cpu" else []  # the oracle of `Run.errors`
+    work = [(case, npair, backend, plans) for case, npair in cases]
+    work += [(*cases[0], "cpu", False)] if backend != "cpu" else []  # the oracle of `Run.errors`
     # neighbours share kernels: apart, fewer are compiled twice at once
     work = [work[n] for n in np.random.default_rng(0).permutation(len(work))]
     with multiprocessing.get_context("spawn").Pool(min(jobs, len(work))) as pool:

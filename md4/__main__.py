@@ -1,4 +1,4 @@
-"""The command line: `md4 eri`, `md4 validate`, `md4 info`; also `python -m md4`."""
+"""The command line: `md4 eri`, `md4 validate`, `md4 warmup`, `md4 info`; also `python -m md4`."""
 
 import argparse
 import sys
@@ -21,11 +21,12 @@ def main(argv=None):
 
 
 def parser():
-    """The argument parser with its three commands."""
+    """The argument parser with its commands."""
     top = argparse.ArgumentParser(prog="md4", description="Four-centre two-electron integrals on GPU and CPU.")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     add_eri(commands.add_parser("eri", help="compute the tensor of integrals of a molecule"))
     add_validate(commands.add_parser("validate", help="compare with PySCF's libcint, class by class"))
+    add_warmup(commands.add_parser("warmup", help="compile the GPU's kernels ahead of their first use"))
     info = commands.add_parser("info", help="show the GPU, versions, and compiled kernels")
     info.set_defaults(run=run_info)
     return top
@@ -47,6 +48,16 @@ def add_validate(command):
     )
     command.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
     command.set_defaults(run=run_validate)
+
+
+def add_warmup(command):
+    command.add_argument("--lmax", type=int, default=4, metavar="L", help="classes up to (ll|ll) (%(default)s)")
+    command.add_argument("--jobs", type=int, metavar="N", help="processes; default: one a processor")
+    command.add_argument(
+        "--operator", nargs="+", default=["coulomb"], metavar="KIND", help="coulomb (default), erf, erfc, ..."
+    )
+    command.add_argument("--cart", action="store_true", help="Cartesian functions instead of spherical ones")
+    command.set_defaults(run=run_warmup)
 
 
 def add_molecule(command):
@@ -125,6 +136,19 @@ def run_validate(args):
     )
     print(format_table(records))
     return 0 if all(record.passed for record in records) else 1
+
+
+def run_warmup(args):
+    """Compile, and say what was done."""
+    from md4.cache import cache_folder
+    from md4.warmup import warmup
+
+    start = perf_counter()
+    done = warmup(args.lmax, args.operator, args.jobs, not args.cart)
+    seconds = perf_counter() - start
+    print(f"{done.compiled} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache")
+    print(f"cache {cache_folder()}; general contractions may still compile a few of other shapes")
+    return 0
 
 
 def run_info(_):

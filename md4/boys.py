@@ -26,29 +26,30 @@ STEP = 3 / 32  # of the grid; exact in binary, and so are the grid points
 FAR = 45  # the asymptotic form holds from T = FAR + FAR_SLOPE m on
 FAR_SLOPE = 2
 COLUMNS = MMAX + TERMS
+DECAY_COLUMN = COLUMNS  # of the table: exp(-T)
 ROWS = int((FAR + FAR_SLOPE * MMAX) / STEP) + 2
 FACTORIAL_ROW = ROWS  # of the table: (2m-1)!!
 
 PER_STEP = 1 / STEP
 HALF_SQRT_PI = sqrt(pi) / 2
-C2, C3, C4, C5, C6, C7 = 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 1 / 7
+C2, C3, C4, C5, C6, C7, C8 = 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 1 / 7, 1 / 8
 
 
 @cache
 def boys_table():
-    """Shape (ROWS + 1, COLUMNS), float64: F_m(STEP i) in row i and column m, then one row of (2m-1)!!.
+    """Shape (ROWS + 1, COLUMNS + 1), float64: F_m(STEP i) in row i and column m, exp(-STEP i); a last row of (2m-1)!!.
 
     The highest m comes from its all-positive series, the others from the stable downward recursion, in the platform's
     long double so that the entries are right to the last bit or so.
     """
     t = np.arange(ROWS, dtype=np.longdouble) * STEP
-    table = np.empty((ROWS + 1, COLUMNS))
+    table = np.zeros((ROWS + 1, COLUMNS + 1))
     column, decay = highest_column(t), np.exp(-t)
-    table[:ROWS, -1] = column
+    table[:ROWS, COLUMNS - 1], table[:ROWS, DECAY_COLUMN] = column, decay
     for m in range(COLUMNS - 1, 0, -1):
         column = (2 * t * column + decay) / (2 * m - 1)
         table[:ROWS, m - 1] = column
-    table[FACTORIAL_ROW] = np.cumprod([1.0, *range(1, 2 * COLUMNS - 2, 2)])
+    table[FACTORIAL_ROW, :COLUMNS] = np.cumprod([1.0, *range(1, 2 * COLUMNS - 2, 2)])
     table.flags.writeable = False
     return table
 
@@ -113,19 +114,66 @@ def make_scaled_boys(jit):
     return jit(scaled_boys)
 
 
+def down(m, t, f, decay):
+    """F_m(t) from f = F_{m+1}(t) and exp(-t) (device function)."""
+    return (2.0 * t * f + decay) * (1.0 / (2 * m + 1))
+
+
+def make_highest(jit):
+    """The function (i, m, d, table) -> F_m(T0 - d) of grid point i: the series of `taylor` from three entries only.
+
+    F_{m+7} and exp(-T0) give the others. They weigh d and less, and so do their errors; F_m(T0) is read. Where lanes
+    of a warp have each their own T, reading is what the whole series costs.
+    """
+    below = jit(down)
+
+    def highest(i, m, d, table):
+        t, decay = i * STEP, table[i, DECAY_COLUMN]
+        f = table[i, m + 7]
+        total = C7 * d * f
+        f = below(m + 6, t, f, decay)
+        total = C6 * d * (f + total)
+        f = below(m + 5, t, f, decay)
+        total = C5 * d * (f + total)
+        f = below(m + 4, t, f, decay)
+        total = C4 * d * (f + total)
+        f = below(m + 3, t, f, decay)
+        total = C3 * d * (f + total)
+        f = below(m + 2, t, f, decay)
+        total = C2 * d * (f + total)
+        f = below(m + 1, t, f, decay)
+        return table[i, m] + d * (f + total)
+
+    return jit(highest)
+
+
+def exponential(d):
+    """exp(d) for |d| <= 3/64 by nine terms (device function)."""
+    total = 1.0 + C7 * d * (1.0 + C8 * d)
+    total = 1.0 + C4 * d * (1.0 + C5 * d * (1.0 + C6 * d * total))
+    return 1.0 + d * (1.0 + C2 * d * (1.0 + C3 * d * total))
+
+
 def make_scaled_boys_upto(jit):
     """The function (mmax, factor, scale, t, table, out, offset, stride), bound with `jit`.
 
-    It writes out[offset + m stride] = factor scale^m F_m(t) for m = 0..mmax.
+    It writes out[offset + m stride] = factor scale^m F_m(t) for m = 0..mmax: the highest from the table, the others by
+    the stable downward recursion.
     """
-    near = jit(taylor)
+    highest, below, small_exponential = make_highest(jit), jit(down), jit(exponential)
 
     def scaled_boys_upto(mmax, factor, scale, t, table, out, offset, stride):
         if t < FAR + FAR_SLOPE * mmax:
             i = int(t * PER_STEP + 0.5)
             d = i * STEP - t
+            value = highest(i, mmax, d, table)
+            out[offset + mmax * stride] = value
+            decay = table[i, DECAY_COLUMN] * small_exponential(d)
+            for m in range(mmax - 1, -1, -1):
+                value = below(m, t, value, decay)
+                out[offset + m * stride] = value
             for m in range(mmax + 1):
-                out[offset + m * stride] = factor * near(i, m, d, table)
+                out[offset + m * stride] *= factor
                 factor *= scale
             return
         value = factor * HALF_SQRT_PI / sqrt(t)

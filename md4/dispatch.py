@@ -136,12 +136,17 @@ class Launcher:
         self.shared = size
 
 
+def kernel_path(variant, capability):
+    """File of a variant in the disk cache."""
+    return cache_folder() / fingerprint() / f"{variant.name}-sm_{capability[0]}{capability[1]}.kernel"
+
+
 @cache
 def launcher(variant, capability, device):
     """`Launcher` of a variant, loaded from disk or compiled, for one device."""
     global compile_count  # noqa: PLW0603 a count for `md4 info` and the tests
     kernel = variant.kernel()
-    path = cache_folder() / fingerprint() / f"{variant.name}-sm_{capability[0]}{capability[1]}.kernel"
+    path = kernel_path(variant, capability)
     compiled = load_kernel(path)
     if compiled is None:
         compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.signature)

@@ -18,20 +18,22 @@ from md4.kernels.low import launch_low
 from md4.kernels.recurrence import launch_r
 from md4.kernels.resident import launch_resident_bra
 from md4.kernels.scatter import launch_scatter
-from md4.kernels.transform import launch_bra_transform, launch_ket_transform
+from md4.kernels.single import launch_ket_sums, launch_single, needs_sums, sums_size
+from md4.kernels.transform import abq_size, bra_form, launch_bra_transform, launch_ket_transform
 from md4.memory import tensor_refusal
-from md4.plan import Plan, cheaper_swapped
+from md4.plan import Plan, cheaper_swapped, single_swapped
 from md4.tiles import CHUNK_BYTES, blocks_of_8, r_stride
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class DevicePairs:
-    """A pair list on the device: primitive records, their width, and each pair's range."""
+    """A pair list on the device: primitive records, their width, and each pair's range; columns once they are used."""
 
     records: object
     width: int
     start: object
     nprim: int
+    columns: object = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,20 @@ class DeviceBlock:
 def arithmetic_unit(capability):
     """The unit that does the transforms on a device."""
     return "dmma16" if capability == (9, 0) or capability >= (10, 0) else "dmma8" if capability >= (8, 0) else "fma"
+
+
+def plans(unit, bra, ket):
+    """All plans that two lists can be computed by, the one that is taken first; `bench/variants.py` times them."""
+    if low.serves(bra, ket):
+        yield Plan(False, "low", "row", "column")
+    swap = single_swapped(bra, ket)
+    if swap is not None and unit != "fma":
+        yield Plan(swap, "single", "bra", "weight")
+    cheaper = cheaper_swapped(bra, ket)
+    for swap in (cheaper, not cheaper):
+        if choose_fused(unit, *((ket, bra) if swap else (bra, ket))):
+            yield Plan(swap, "fused", "bra", "right")
+        yield Plan(swap, "two", bra_form(unit, ket if swap else bra))
 
 
 class DeviceTensor:
@@ -172,13 +188,16 @@ class GpuBackend:
         return other
 
     def hermite_bytes(self, pairs):
-        """Bytes of the H matrices of `pairs`."""
+        """Bytes of the H matrices of `pairs`: of a panel; other forms, and columns with their padding, take less."""
         return 8 * pairs.nprim * form_size(pairs, "ket")
 
     def chunk_bytes(self, bra, ket):
-        """Bytes of r and of (ab|q] of one bra pair with one ket pair, both with the most primitives."""
-        r = bra.max_prim * ket.max_prim * r_stride(bra.l + ket.l)
-        return 8 * (r + ket.max_prim * blocks_of_8(ket.nherm) * blocks_of_8(bra.nab) * 64)
+        """Bytes of r and of (ab|q] (or sums of r) of one bra pair with one ket pair, both with the most primitives."""
+        stride = r_stride(bra.l + ket.l)
+        r = bra.max_prim * ket.max_prim * stride
+        if ket.nherm == 1:
+            return 8 * (r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab))
+        return 8 * (r + ket.max_prim * blocks_of_8(ket.nherm) * bra.nab * 8)
 
     def least_workspace(self, bra, ket):
         """Bytes that one bra pair with one ket pair takes, records and H panels of all of them included."""
@@ -277,20 +296,27 @@ class GpuBackend:
         return data
 
     def plan(self, bra, ket):
-        """The kernels for a class, and the cheaper side first."""
-        if low.serves(bra, ket):
-            return Plan(False, "low", "row", "column")
-        swap = cheaper_swapped(bra, ket)
-        if choose_fused(self.unit, *((ket, bra) if swap else (bra, ket))):
-            return Plan(swap, "fused", "bra", "right")
-        return Plan(swap)
+        """The kernels for a class, and the side that goes first."""
+        return next(plans(self.unit, bra, ket))
 
     def hermite(self, prepared, form):
         """Step 1: H of all primitive pairs, in the form that the kernels read."""
         pairs = prepared.pairs
-        h = self.pool.get(max(1, pairs.nprim) * form_size(pairs, form))
-        launch_h(pairs, prepared.data.records, form, h, self.stream)
+        data, count = prepared.data, pairs.nprim
+        places, stride = data.start, 1
+        if form == "column":
+            places, stride = self.columns(data, pairs)
+            count = stride
+        h = self.pool.get(max(1, count) * form_size(pairs, form))
+        launch_h(pairs, data.records, form, places, stride, h, self.stream)
         return h
+
+    def columns(self, data, pairs):
+        """(slot of each primitive, slots in all) of a whole list, whose columns are uploaded at the first call."""
+        if data.columns is None:
+            buffer, data.columns = low.upload_columns(pairs, self.pool, self.stream)
+            weakref.finalize(data, self.pool.release, buffer)
+        return data.columns.place, data.columns.slots
 
     def r(self, plan, ab, cd):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk."""
@@ -308,7 +334,7 @@ class GpuBackend:
         if plan.kernels != "two":
             return h, r
         bra, ket = ab.pairs, cd.pairs
-        abq = self.pool.get(max(1, ket.nprim) * blocks_of_8(ket.nherm) * len(bra) * blocks_of_8(bra.nab) * 64)
+        abq = self.pool.get(abq_size(bra, ket))
         if ket.nprim:
             launch = launch_resident_bra if resident.serves(self.unit, bra, ket) else launch_bra_transform
             launch(self.unit, h, ab, cd, r, abq, self.stream)
@@ -324,9 +350,21 @@ class GpuBackend:
         h_ab, r = abq
         if plan.kernels == "low":
             launch_low(self.operator, h_ab, h, ab, cd, out, self.stream)
+        elif plan.kernels == "single":
+            self.single_product(h_ab, r, h, ab, cd, out)
         else:
             launch_fused(self.unit, h_ab, r, h, ab, cd, out, self.stream)
             self.pool.release(r)
+
+    def single_product(self, h, r, weights, ab, cd, out):
+        """Steps 4 and 5 for kets of two s shells; gives r back."""
+        if needs_sums(cd.pairs):
+            sums = self.pool.get(max(1, sums_size(ab.pairs, cd.pairs)))
+            launch_ket_sums(weights, r, ab, cd, sums, self.stream)
+            self.pool.release(r)
+            r, weights = sums, None
+        launch_single(self.unit, h, r, weights, ab, cd, out, self.stream)
+        self.pool.release(r)
 
 
 def checked_device_array(out, shape):

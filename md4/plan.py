@@ -11,8 +11,9 @@ class Plan:
     ----------
     swap : bool
         The ket is transformed first: bra and ket change names, by (ab|cd) = (cd|ab).
-    kernels : {'two', 'fused', 'low'}
-        A kernel for each transform, one for both, or one for all steps.
+    kernels : {'two', 'fused', 'single', 'low'}
+        A kernel for each transform, one for both, one product where the ket has no angular momentum, or one kernel for
+        all steps.
     bra_form, ket_form : str
         Forms of the H matrices of the side transformed first and second.
     """
@@ -33,3 +34,11 @@ def bra_first_flops(bra, ket):
 def cheaper_swapped(bra, ket):
     """Whether transforming the ket first costs fewer operations."""
     return bra_first_flops(ket, bra) < bra_first_flops(bra, ket)
+
+
+def single_swapped(bra, ket):
+    """Whether the bra is the side of two s shells, with more primitives if both are; None where neither is."""
+    plain = [side.nprim / len(side) for side in (bra, ket) if side.nherm == 1]
+    if not plain:
+        return None
+    return bra.nherm == 1 and (ket.nherm > 1 or plain[0] > plain[1])

@@ -1,7 +1,7 @@
 """PTX that Numba has no word for: FP64 tensor-core tiles, asynchronous copies, 16-byte accesses.
 
 One intrinsic is one operation on a whole register tile, unrolled while code is generated, so that a tile lives in
-registers as one UniTuple. This file and `md4.straight` are the only ones that speak LLVM.
+registers as one UniTuple. This file, `md4.stores` and `md4.straight` are the ones that speak LLVM.
 
 A tile is `mt` x `nt` fragments of 16 x 8, four doubles a lane: c0, c1 in row lane/4 and columns 2(lane%4)+{0,1}, c2, c3
 eight rows below. For one step of 8 in the inner index k, the lane's left operand is a0..a3 = (row, k), (row+8, k),
@@ -81,6 +81,31 @@ def make_copy_async(count, stride):
         return types.void(types.int32, array, types.int64, types.int64), codegen
 
     return copies
+
+
+@cache
+def make_copy_rows(count, stride):
+    """Intrinsic (address, array, index, step, limit, size): the thread starts `count` copies of `size` <= 16 bytes.
+
+    Copy n goes from array[index + step n] to address + 16 stride n, for n < limit, and fills up 16 bytes with zeros.
+    """
+
+    @intrinsic
+    def copy_rows(typingctx, address, array, index, step, limit, size):
+        def codegen(context, builder, signature, args):
+            address, array, index, step, limit, size = args
+            source = element_address(context, builder, signature.args[1], array, index)
+            for n in range(count):
+                text = f"cp.async.cg.shared.global [$0+{16 * stride * n}], [$1], 16, $3;"
+                text = f"{{ .reg .pred p; setp.gt.s64 p, $2, {n}; @p {text} }}"
+                call_asm(builder, ir.VoidType(), [address, source, limit, size], text, "r,l,l,r", effects=True)
+                source = builder.add(source, builder.mul(step, I64(8)))
+            return context.get_dummy_value()
+
+        index = types.int64
+        return types.void(types.int32, array, index, index, index, types.int32), codegen
+
+    return copy_rows
 
 
 @intrinsic
@@ -181,6 +206,32 @@ def make_mma_tile(mt, nt, wide):
         return tile(tile, types.int32, operand), codegen
 
     return mma_tile
+
+
+@cache
+def make_mma_turned(mq, nb, wide):
+    """Intrinsic (tile, address, a) -> tile + A B for one step of 8 in the inner index, the gathered operand being A.
+
+    The tile has `mq` fragments of 16 rows and `nb` of 8 columns. `a`: two doubles for each of 2 mq blocks of 8 rows, as
+    right operands are; `address`: the lane's place in the right operand in shared memory, `nb` blocks [column][k].
+    """
+    tile, operand = types.UniTuple(types.float64, 4 * mq * nb), types.UniTuple(types.float64, 4 * mq)
+    mma = mma_16x8x8 if wide else mma_8x8x4
+
+    @intrinsic
+    def mma_turned(typingctx, acc, address, a):
+        def codegen(context, builder, signature, args):
+            c, a = fields(builder, args[0], 4 * mq * nb), fields(builder, args[2], 4 * mq)
+            for j in range(nb):
+                b = load_block(builder, args[1], 512 * j)
+                for i in range(mq):
+                    n, (a0, a2, a1, a3) = 4 * (i * nb + j), a[4 * i : 4 * i + 4]
+                    c[n : n + 4] = mma(builder, c[n : n + 4], [a0, a1, a2, a3], b)
+            return aggregate(builder, context.get_value_type(tile), c)
+
+        return tile(tile, types.int32, operand), codegen
+
+    return mma_turned
 
 
 @cache
@@ -321,114 +372,3 @@ def load_if(builder, base, offset, count, j):
         f"@p ld.global.nc.v2.f64 {{$0, $1}}, [$2+{offset}]; }}"
     )
     return fields(builder, call_asm(builder, kind, [base, count], text, "=&d,=&d,l,l"), 2)
-
-
-def store_pair(builder, address, values):
-    """16 bytes to global memory."""
-    operands = [address, *values]
-    call_asm(builder, ir.VoidType(), operands, "st.global.v2.f64 [$0], {$1, $2};", "l,d,d", effects=True)
-
-
-@cache
-def make_store_panels(mt, nt):
-    """Intrinsic (tile, array, first, stride, ncols, nrows): the tile as 8 x 8 blocks, columns becoming inner indices.
-
-    Block row i of block column j goes to array[first + j stride + 64 i:], for j < ncols and i < nrows; `first` holds
-    the lane's offset 2 lane.
-    """
-    tile = types.UniTuple(types.float64, 4 * mt * nt)
-
-    @intrinsic
-    def store_panels(typingctx, acc, array, first, stride, ncols, nrows):
-        def codegen(context, builder, signature, args):
-            c = fields(builder, args[0], 4 * mt * nt)
-            base = element_address(context, builder, signature.args[1], args[1], args[2])
-            step = builder.mul(args[3], I64(8))
-            for j in range(nt):
-                with builder.if_then(builder.icmp_signed(">", args[4], I64(j))):
-                    column = builder.add(base, builder.mul(step, I64(j)))
-                    for i in range(2 * mt):
-                        n = 4 * ((i // 2) * nt + j) + 2 * (i % 2)
-                        with builder.if_then(builder.icmp_signed(">", args[5], I64(i))):
-                            store_pair(builder, builder.add(column, I64(512 * i)), c[n : n + 2])
-            return context.get_dummy_value()
-
-        return types.void(tile, array, types.int64, types.int64, types.int64, types.int64), codegen
-
-    return store_panels
-
-
-@cache
-def make_store_columns(mt, nt):
-    """Intrinsic that writes a tile of (ab|cd), rows cd, element by element.
-
-    (tile, array, first, column, ncol, rows8, s_ij, s_ab, s_cd, ncd, nab, ab): column fragment j stands for block
-    c % rows8 of ab of bra pair c // rows8, c = column + j < ncol. `first` holds the lane's row, and `ncd` what is left
-    beyond it; `ab` is the lane's column in a fragment. Stores run along a row of 8 lanes: 64 contiguous bytes.
-    """
-    tile = types.UniTuple(types.float64, 4 * mt * nt)
-
-    @intrinsic
-    def store_columns(typingctx, acc, array, first, column, ncol, rows8, s_ij, s_ab, s_cd, ncd, nab, ab):
-        def codegen(context, builder, signature, args):
-            c = fields(builder, args[0], 4 * mt * nt)
-            column, ncol, rows8, s_ij, s_ab, s_cd, ncd, nab, lane_ab = args[3:]
-            base = element_address(context, builder, signature.args[1], args[1], args[2])
-            row_step, ab_step = builder.mul(s_cd, I64(64)), builder.mul(s_ab, I64(8))
-            for j in range(nt):
-                this = builder.add(column, I64(j))
-                with builder.if_then(builder.icmp_signed("<", this, ncol)):
-                    ij = builder.udiv(this, rows8)
-                    block = builder.sub(this, builder.mul(ij, rows8))
-                    ab = builder.add(builder.mul(block, I64(8)), lane_ab)
-                    offset = builder.add(builder.mul(ij, s_ij), builder.mul(ab, s_ab))
-                    place = builder.add(base, builder.mul(offset, I64(8)))
-                    for e in range(2):
-                        with builder.if_then(builder.icmp_signed("<", builder.add(ab, I64(e)), nab)):
-                            address = builder.add(place, ab_step) if e else place
-                            for i in range(2 * mt):
-                                value = c[4 * ((i // 2) * nt + j) + 2 * (i % 2) + e]
-                                store_below(builder, address, value, builder.sub(ncd, I64(8 * i)))
-                                address = builder.add(address, row_step)
-            return context.get_dummy_value()
-
-        index = types.int64
-        return types.void(tile, *[array if n == 0 else index for n in range(11)]), codegen
-
-    return store_columns
-
-
-@cache
-def make_stage_tile(mt, nt):
-    """Intrinsic (tile, address, nrow, ncol, row_stride, col_stride): the tile to shared memory, strides in bytes.
-
-    The lane's first element goes to `address`; `nrow` and `ncol` are what is left from its row and column on.
-    """
-    tile = types.UniTuple(types.float64, 4 * mt * nt)
-
-    @intrinsic
-    def stage_tile(typingctx, acc, address, nrow, ncol, row_stride, col_stride):
-        def codegen(context, builder, signature, args):
-            c, (address, nrow, ncol, row_stride, col_stride) = fields(builder, args[0], 4 * mt * nt), args[1:]
-            for j in range(nt):
-                for e in range(2):
-                    n = 8 * j + e
-                    with builder.if_then(builder.icmp_signed(">", ncol, I32(n))):
-                        place = builder.add(address, builder.mul(col_stride, I32(n)))
-                        for i in range(2 * mt):
-                            value = c[4 * ((i // 2) * nt + j) + 2 * (i % 2) + e]
-                            text = "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p st.shared.f64 [$0], $1; }"
-                            operands = [place, value, builder.sub(nrow, I32(8 * i))]
-                            call_asm(builder, ir.VoidType(), operands, text, "r,d,r", effects=True)
-                            place = builder.add(place, builder.mul(row_stride, I32(8)))
-            return context.get_dummy_value()
-
-        return types.void(tile, *[types.int32] * 5), codegen
-
-    return stage_tile
-
-
-def store_below(builder, address, value, room):
-    """A double to global memory if `room` > 0."""
-    text = "{ .reg .pred p; setp.gt.s64 p, $2, 0; @p st.global.f64 [$0], $1; }"
-    call_asm(builder, ir.VoidType(), [address, value, room], text, "l,d,l", effects=True)

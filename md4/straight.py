@@ -11,9 +11,10 @@ from numba.cuda.extending import intrinsic
 
 from md4.angular import nherm, packed_hermite, sum_ordinal
 from md4.hermite import structure
-from md4.ptx import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, load_block, store_pair
+from md4.ptx import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, load_block
 from md4.recurrence import recurrence_table
-from md4.tiles import LOW_TILE
+from md4.stores import store_pair
+from md4.tiles import LOW_ROWS, LOW_TILE
 
 
 def emit_r(builder, l, zero, axes):
@@ -120,18 +121,30 @@ def make_low_quartet(la, lb, lc, ld, pure):
 
     Everything is straight-line code on registers, structural zeros of H left out. H[ab, p] comes from shared memory at
     `address`, two doubles at a time; the n-th structural element of the lane's H[cd, q], ordered by q, from
-    array[first + n stride]. (ab|cd) goes to shared memory at `place`, added to what is there if `add`; a few rows ab at
-    a time, as many as the registers hold.
+    array[first + n stride] (offsets below 2^32 bytes). (ab|cd) goes to shared memory at `place`, added to what is there
+    if `add`; a few rows ab at a time, as many as the registers hold.
     """
     l, (bra, ket) = la + lb + lc + ld, (structure(la, lb, pure), structure(lc, ld, pure))
     nab, ncd = bra[-1][0] + 1, ket[-1][0] + 1
     by_q = sorted(ket, key=lambda element: element[::-1])
     p_words, q_words = packed_hermite(la + lb).tolist(), packed_hermite(lc + ld).tolist()
-    zeros, batch = types.UniTuple(types.float64, l + 1), max(1, LOW_TILE // ncd)
+    zeros, batch = types.UniTuple(types.float64, l + 1), max(LOW_ROWS, LOW_TILE // ncd)
+
+    def elements_of(builder, base, step, q):
+        """[(cd, H[cd, q])] of the lane's structural elements at q."""
+        values = []
+        for n, (cd, this) in enumerate(by_q):
+            if this == q:
+                # the address inside: LLVM would keep hundreds of them for the next rows
+                text = f"{{ .reg .u64 a; mad.wide.u32 a, $2, {n}, $1; ld.global.nc.f64 $0, [a]; }}"
+                values.append((cd, call_asm(builder, DOUBLE, [base, step], text, "=d,l,r", effects=True)))
+        return values
 
     def transform(builder, address, base, step, r, rows):
-        acc = {}
+        acc, following = {}, elements_of(builder, base, step, 0)
         for q, word in enumerate(q_words):
+            # those of the next q are on their way while this q is worked on
+            elements, following = following, elements_of(builder, base, step, q + 1)
             abq = {}
             for n in range(0, len(bra), 2):
                 if not any(row in rows for row, _ in bra[n : n + 2]):
@@ -140,12 +153,9 @@ def make_low_quartet(la, lb, lc, ld, pure):
                 for (row, p), h in zip(bra[n : n + 2], load_block(builder, address, 8 * n)):
                     if row in rows:
                         abq[row] = multiply_add(builder, h, r[sum_ordinal(p_words[p], word)], abq.get(row))
-            for n, (cd, this) in enumerate(by_q):
-                if this == q:
-                    place = builder.add(base, builder.mul(step, I64(n)))
-                    h = call_asm(builder, DOUBLE, [place], "ld.global.nc.f64 $0, [$1];", "=d,l", effects=True)
-                    for ab in rows:
-                        acc[ab, cd] = multiply_add(builder, abq[ab], h, acc.get((ab, cd)))
+            for cd, h in elements:
+                for ab in rows:
+                    acc[ab, cd] = multiply_add(builder, abq[ab], h, acc.get((ab, cd)))
         return acc
 
     @intrinsic
@@ -153,7 +163,7 @@ def make_low_quartet(la, lb, lc, ld, pure):
         def codegen(context, builder, signature, args):
             r = emit_r(builder, l, fields(builder, args[0], l + 1), args[1:4])
             base = element_address(context, builder, signature.args[5], args[5], args[6])
-            step = builder.mul(args[7], I64(8))
+            step = builder.trunc(builder.mul(args[7], I64(8)), I32)
             for start in range(0, nab, batch):
                 rows = range(start, min(start + batch, nab))
                 acc = transform(builder, args[4], base, step, r, rows)

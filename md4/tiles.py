@@ -6,6 +6,9 @@ from md4.angular import nherm
 
 # Column fragments of a warp's tile for each number of row fragments: as many as 255 registers hold without spills.
 COLUMN_FRAGMENTS = {1: 8, 2: 8, 3: 6, 4: 4, 5: 4, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2, 11: 2}
+# Column blocks of a warp's turned tile for each odd number of row blocks: rows not padded to 16 save up to half of
+# step 4; (ff|ff) K = 25 1.48e6 quartets/s against 1.34e6, (ff|ps) K = 1 2.37e8 against 1.95e8.
+TURNED_COLUMNS = {1: 8, 3: 8, 5: 8, 7: 6, 9: 4, 11: 4}
 MAX_ROW_FRAGMENTS = max(COLUMN_FRAGMENTS)
 WARPS = 4
 STAGES = 3
@@ -21,18 +24,33 @@ SHARED_BYTES = 112 << 10
 # Step 4 with a resident panel of H: its most bytes, and groups of columns that a warp takes one after the other.
 RESIDENT_BYTES = 64 << 10
 RESIDENT_GROUPS = 8
+# Column blocks of its turned tiles where not as above: K = 1, (ff|ff) 2.19e7 quartets/s against 2.15e7, (fd|fd) 5.28e7
+# against 5.09e7; with contracted bras, in the general kernel, 1.40e6 against 1.48e6 and 3.70e6 against 3.74e6.
+RESIDENT_TURNED_COLUMNS = {5: 6, 7: 4}
+
+# Kets of two s shells: warps of a block of the kernel that sums r over their primitives.
+SUM_WARPS = 8
 
 # The fused kernel: fragments of rows (with more, two kernels were faster: (ff|ff) 46 against 54 ns), doubles of
-# accumulators a lane, ket pairs that a warp takes one after the other.
+# accumulators a lane, most column blocks of the result, also for contracted bras of two row fragments (with more, two
+# kernels were faster: (gd|ds), (ff|ps); (fd|dd) with K = 25), blocks that share a multiprocessor, ket pairs that a warp
+# takes one after the other.
 FUSED_ROWS = 2
 FUSED_DOUBLES = 80
+FUSED_COLUMNS = 5
+FUSED_CONTRACTED_COLUMNS = 4
 FUSED_BLOCKS = 2
 FUSED_KETS = 8
-# The kernel for the smallest classes: threads of a block, most integrals of a quartet, integrals in registers at once,
-# fewest quartets worth a variant.
+# The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them
+# ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most
+# integrals and highest L of a quartet; bra primitives whose H is in shared memory at once; fewest quartets worth a
+# variant.
 LOW_THREADS = 128
-LOW_TILE = 36
+LOW_TILE = 27
+LOW_ROWS = 3
 LOW_COMPONENTS = 81
+LOW_L = 4
+LOW_PRIMITIVES = 32
 LOW_QUARTETS = 1 << 16
 
 # Digestion by columns: most functions a at a time, most values of a column that wait in shared memory (two of each a
@@ -62,21 +80,29 @@ class Tile:
 
     Attributes
     ----------
-    mt, nt : int
-        Fragments of 16 rows and of 8 columns.
+    rows8, nt : int
+        Blocks of 8 rows and of 8 columns.
     warps : int
         Warps of a block, side by side along the columns.
     stages : int
         Buffers of the ring through which the operands come.
     unit : {'dmma16', 'dmma8', 'fma'}
         Arithmetic: m16n8k8 (compute capability 9.0+), m8n8k4 (8.0+), or plain multiply-adds.
+    turned : bool
+        Rows of the product are on the side of an instruction that is 8 wide, columns on that of 16.
     """
 
-    mt: int
+    rows8: int
     nt: int
     warps: int
     stages: int
     unit: str
+    turned: bool = False
+
+    @property
+    def mt(self):
+        """Fragments of 16 rows."""
+        return self.rows8 // 2
 
     @property
     def threads(self):
@@ -104,7 +130,13 @@ def panel_rows(nrow):
 def choose_tile(nrow, steps, unit):
     """The tile for `nrow` rows and `steps` inner blocks of 8 a primitive."""
     _, mt = row_split(nrow)
-    return Tile(mt, COLUMN_FRAGMENTS[mt], WARPS, min(STAGES, steps + 1), unit)
+    return Tile(2 * mt, COLUMN_FRAGMENTS[mt], WARPS, min(STAGES, steps + 1), unit)
+
+
+def turned_tile(nrow, steps, unit):
+    """A turned tile, or None where it would not save 8 rows of padding."""
+    columns = TURNED_COLUMNS.get(blocks_of_8(nrow))
+    return None if columns is None else Tile(blocks_of_8(nrow), columns, WARPS, min(STAGES, steps + 1), unit, True)
 
 
 def r_stride(l):

@@ -177,12 +177,12 @@ def pair_list(la, lb, nprim, count, pure):
 LENGTHS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (1, 1, 300))
 
 
-def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS):
+def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells=(True, False)):
     """Variants that `Engine.evaluate` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`."""
     sides = [(la, lb) for la in range(lmax + 1) for lb in range(la + 1)]
     with recording() as found:
         backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
-        for pure, (k_bra, k_ket, count) in product((True, False), lengths):
+        for pure, (k_bra, k_ket, count) in product(kinds_of_shells, lengths):
             lists = [
                 [PreparedPairs(pair_list(*side, k, count, pure), backend) for side in sides] for k in (k_bra, k_ket)
             ]

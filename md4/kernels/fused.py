@@ -2,12 +2,13 @@
 
 A warp makes one quartet: `mt` fragments of 16 rows ab, all its cd at once, the blocks of 8 q `nq` at a time:
 
-    left[ab, q] = sum_p H[ab, p] [p|q]          as in `md4.kernels.transform`, p over one bra primitive
+    left[ab, q] = sum_p H[ab, p] [p|q]          as in `md4.kernels.transform`, p over all bra primitives
     acc[ab, cd] += sum_q left[ab, q] H[cd, q]   `left` as it comes out is the left operand
 
 so that neither [p|q] nor (ab|q] leaves the registers. A block of threads keeps H[ab, p] of its bra pair in shared
-memory and runs over ket pairs; each warp fetches r of its next quartet while it works on this one. H[cd, q] comes
-straight from memory, 16 bytes a lane. Bra pairs have one primitive pair at most; ket pairs any number.
+memory and runs over ket pairs; each warp fetches r of its next primitive quartet while it works on this one. H[cd, q]
+comes straight from memory, 16 bytes a lane. Where shared memory does not hold H of all bra primitives, they are taken
+in groups, and the integrals of later ones added.
 """
 
 from dataclasses import dataclass
@@ -22,14 +23,16 @@ from md4.ptx import (
     commit_copies,
     make_chain,
     make_mma_tile,
-    make_stage_tile,
     make_table_gather,
     make_wait_copies,
     make_zeros,
     shared_address,
 )
+from md4.stores import make_stage_tile
 from md4.tiles import (
     FUSED_BLOCKS,
+    FUSED_COLUMNS,
+    FUSED_CONTRACTED_COLUMNS,
     FUSED_DOUBLES,
     FUSED_KETS,
     FUSED_ROWS,
@@ -43,8 +46,8 @@ from md4.tiles import (
 i64 = types.int64
 
 
-def fused_transforms(mt, nq, nc, warps, blocks, unit):
-    """Kernel factory; `nc` is the number of blocks of 8 cd."""
+def fused_transforms(mt, nq, nc, warps, blocks, contracted, unit):
+    """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives."""
     threads, wide = 32 * warps, unit == "dmma16"
     zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide)
     mma, stage = make_mma_tile(mt, nq, wide), make_stage_tile(mt, nc)
@@ -52,7 +55,7 @@ def fused_transforms(mt, nq, nc, warps, blocks, unit):
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, offsets, np8, nq8, g, g_first_prim, g_start,
+        h, first_prim, start, first_pair, h_rows, group, r, r_stride, nket, offsets, np8, nq8, g, g_first_prim, g_start,
         g_first_pair, nab, ncd, npair_cd, parts, out, out_first, s_ij, s_kl, s_ab, s_cd,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
@@ -60,65 +63,78 @@ def fused_transforms(mt, nq, nc, warps, blocks, unit):
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
-        prim, live = start[first_pair + pair], start[first_pair + pair + 1] > start[first_pair + pair]
-        panel_doubles = np8 * h_rows * 64
-        if live:
-            copy_panel(panel, h, prim * panel_doubles, panel_doubles, tid)
-        table = panel + 8 * panel_doubles
+        begin, end = start[first_pair + pair], start[first_pair + pair + 1]
+        panel_doubles, panel_bytes = np8 * h_rows * 64, np8 * h_rows * 512
+        table = panel + group * panel_bytes
         copy_panel(table, offsets, 0, offsets.size, tid)
-        commit_copies()
-        wait_all()
-        cuda.syncthreads()
-
-        a_address = panel + 16 * lane
         r_bytes = 8 * r_stride
         r_base = table + 8 * offsets.size + warp * 2 * r_bytes
-        r_row = (prim - first_prim) * nket
-        stage_first = panel_doubles + offsets.size + warps * 2 * r_stride + warp * nab * ncd
-        out_stage = panel + 8 * stage_first
-        stride = parts * warps
-        fetched, buffer = i64(-1), 0
-        pair_cd = part * warps + warp
-        while pair_cd < npair_cd:
-            acc = zeros()
-            first, last = g_start[g_first_pair + pair_cd], g_start[g_first_pair + pair_cd + 1]
-            for ket in range(first, last if live else first):
-                if fetched != ket:
-                    copy_r(r_base + buffer * r_bytes, r, (r_row + ket - g_first_prim) * r_stride, r_stride, lane)
-                    commit_copies()
-                wait_all()
+        stage_first = group * panel_doubles + offsets.size + warps * 2 * r_stride + warp * nab * ncd
+        out_stage, stride = panel + 8 * stage_first, parts * warps
+        added, more = False, True
+        while more:
+            # as many primitives of the bra pair as shared memory holds
+            count = min(group, end - begin)
+            cuda.syncthreads()
+            copy_panel(panel, h, begin * panel_doubles, count * panel_doubles, tid)
+            commit_copies()
+            wait_all()
+            cuda.syncthreads()
+            r_row = (begin - first_prim) * nket - g_first_prim  # of ket primitive 0
+            fetched, buffer = i64(-1), 0
+            pair_cd = part * warps + warp
+            while pair_cd < npair_cd:
+                acc = zeros()
+                first, last = g_start[g_first_pair + pair_cd], g_start[g_first_pair + pair_cd + 1]
+                for ket in range(first, last if count > 0 else first):
+                    first_q = i64(0)
+                    while first_q < nq8:
+                        left, words = zeros_left(), table + first_q * 128 + 4 * lane
+                        a_address = panel + 16 * lane
+                        for i in range(count if contracted else 1):
+                            row = r_row + i * nket + ket
+                            if fetched != row:
+                                copy_r(r_base + buffer * r_bytes, r, row * r_stride, r_stride, lane)
+                                commit_copies()
+                            wait_all()
+                            cuda.syncwarp()
+                            r_address = types.int32(r_base + buffer * r_bytes)
+                            # fetch what comes next: another bra primitive, or the first one with the next ket primitive
+                            fetched = row + nket
+                            if not contracted or i + 1 == count:
+                                following = ket if first_q + nq < nq8 else ket + 1
+                                if following == last:
+                                    behind = pair_cd + stride
+                                    following = g_start[g_first_pair + behind] if behind < npair_cd else i64(-1)
+                                inside = 0 <= following < g_first_prim + nket
+                                fetched = r_row + following if inside else i64(-1)
+                            if fetched != row:
+                                buffer = 1 - buffer
+                                if fetched >= 0:
+                                    copy_r(r_base + buffer * r_bytes, r, fetched * r_stride, r_stride, lane)
+                            commit_copies()
+                            for k in range(np8):
+                                b = gather(r_address, types.int32(words + k * nq8 * 128))
+                                left = mma(left, types.int32(a_address + k * h_rows * 512), b)
+                            a_address += panel_bytes
+                        acc = chain(acc, left, g, (ket * nq8 + first_q) * (nc * 64) + 2 * lane, nq8 - first_q)
+                        first_q += nq
+                # the quartet's integrals are contiguous in the result: put them in order in shared memory, then write
+                ab, cd = lane >> 2, 2 * (lane & 3)
+                place = out_stage + 8 * (ab * s_ab + cd * s_cd)
+                left_ab, left_cd = types.int32(nab - ab), types.int32(ncd - cd)
+                stage(acc, types.int32(place), left_ab, left_cd, types.int32(8 * s_ab), types.int32(8 * s_cd))
                 cuda.syncwarp()
-                r_address = types.int32(r_base + buffer * r_bytes)
-                buffer = 1 - buffer
-                fetched = ket + 1
-                if ket + 1 == last:
-                    following = pair_cd + stride
-                    fetched = g_start[g_first_pair + following] if following < npair_cd else i64(-1)
-                if 0 <= fetched < g_first_prim + nket:
-                    copy_r(r_base + buffer * r_bytes, r, (r_row + fetched - g_first_prim) * r_stride, r_stride, lane)
-                commit_copies()
-                first_q = i64(0)
-                while first_q < nq8:
-                    left, words = zeros_left(), table + first_q * 128 + 4 * lane
-                    for k in range(np8):
-                        b = gather(r_address, types.int32(words + k * nq8 * 128))
-                        left = mma(left, types.int32(a_address + k * h_rows * 512), b)
-                    acc = chain(acc, left, g, (ket * nq8 + first_q) * (nc * 64) + 2 * lane, nq8 - first_q)
-                    first_q += nq
-            # the quartet's integrals are contiguous in the result: put them in order in shared memory, then write
-            ab, cd = lane >> 2, 2 * (lane & 3)
-            place = out_stage + 8 * (ab * s_ab + cd * s_cd)
-            left_ab, left_cd = types.int32(nab - ab), types.int32(ncd - cd)
-            stage(acc, types.int32(place), left_ab, left_cd, types.int32(8 * s_ab), types.int32(8 * s_cd))
-            cuda.syncwarp()
-            base, n = out_first + pair * s_ij + pair_cd * s_kl, lane
-            while n < nab * ncd:
-                out[base + n] = shared[stage_first + n]
-                n += 32
-            cuda.syncwarp()
-            pair_cd += stride
+                base, n = out_first + pair * s_ij + pair_cd * s_kl, lane
+                while n < nab * ncd:
+                    out[base + n] = shared[stage_first + n] + (out[base + n] if contracted and added else 0.0)
+                    n += 32
+                cuda.syncwarp()
+                pair_cd += stride
+            begin += group
+            added, more = True, contracted and begin < end
 
-    signature = (F64, i64, I64, i64, i64, F64, i64, i64, F64, i64, i64, F64, i64, I64, *[i64] * 5, F64, *[i64] * 5)
+    signature = (F64, i64, I64, *[i64] * 3, F64, i64, i64, F64, i64, i64, F64, i64, I64, *[i64] * 5, F64, *[i64] * 5)
     return Kernel(kernel, signature, (threads, blocks))
 
 
@@ -148,10 +164,10 @@ class FusedTile:
     nc: int
 
 
-def fused_tile(nab, nq8, ncd):
+def fused_tile(nab, nq8, ncd, contracted):
     """The tile for a class, or None where it does not fit the registers."""
     mt, nc = (nab + 15) // 16, blocks_of_8(ncd)
-    if mt > FUSED_ROWS:
+    if mt > FUSED_ROWS or nc > (FUSED_CONTRACTED_COLUMNS if contracted and mt > 1 else FUSED_COLUMNS):
         return None
     most = FUSED_DOUBLES // (4 * mt) - nc
     if most < 1:
@@ -162,31 +178,38 @@ def fused_tile(nab, nq8, ncd):
 
 def choose_fused(unit, bra, ket):
     """The tile of the fused kernel for a bra and a ket list, or None where the two-kernel way serves better."""
-    if unit == "fma" or bra.max_prim > 1:
+    if unit == "fma":
         return None
-    tile = fused_tile(bra.nab, blocks_of_8(ket.nherm), ket.nab)
-    if tile is None or fused_shared(bra, ket) > SHARED_BYTES:
+    panel, rest = fused_shared(bra, ket)
+    if panel + rest > SHARED_BYTES:
         return None
-    return tile
+    return fused_tile(bra.nab, blocks_of_8(ket.nherm), ket.nab, bra.max_prim > 1)
 
 
 def fused_shared(bra, ket):
-    """Bytes of shared memory of a block."""
+    """Bytes of shared memory: of the panel of one bra primitive, and of all else that a block has."""
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
     panel, table = np8 * panel_rows(bra.nab) * 512, (np8 * nq8 + PADDING) * 128
-    return panel + table + WARPS * (16 * r_stride(bra.l + ket.l) + 8 * bra.nab * ket.nab)
+    return panel, table + WARPS * (16 * r_stride(bra.l + ket.l) + 8 * bra.nab * ket.nab)
+
+
+def fused_variant(unit, bra, ket):
+    """Variant for a class that `choose_fused` has a tile for."""
+    tile = choose_fused(unit, bra, ket)
+    contracted = bra.max_prim > 1
+    return Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, WARPS, FUSED_BLOCKS, contracted, unit))
 
 
 def launch_fused(unit, h, r, g, ab, cd, block, stream):
     """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
     bra, ket = ab.pairs, cd.pairs
-    tile = choose_fused(unit, bra, ket)
     parts = max(1, len(ket) // (WARPS * FUSED_KETS))
+    panel, rest = fused_shared(bra, ket)
+    group = max(1, min(bra.max_prim, (SHARED_BYTES - rest) // panel))
     launch(
-        Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, WARPS, FUSED_BLOCKS, unit)), len(bra) * parts,
-        32 * WARPS, stream, fused_shared(bra, ket),
-        h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), r, r_stride(bra.l + ket.l), ket.nprim,
-        table_on_device(gather_table, bra.l, ket.l), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), g,
+        fused_variant(unit, bra, ket), len(bra) * parts, 32 * WARPS, stream, group * panel + rest,
+        h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), group, r, r_stride(bra.l + ket.l),
+        ket.nprim, table_on_device(gather_table, bra.l, ket.l), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), g,
         cd.first_prim, cd.data.start, cd.first, bra.nab, ket.nab, len(ket), parts, block.array, block.first,
         *block.strides,
     )  # fmt: skip

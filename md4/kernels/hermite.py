@@ -3,12 +3,14 @@
 Forms of the H of a primitive pair, each a table of (row, p) by position, zero-padded:
 
     'bra', 'ket'     left operand: [p block of 8][fragment of 16 rows][p half][lane][row half]
-    'right'          right operand: [p block of 8][row block of 8][8 rows][8 p]
+    'right', 'turned'  right operand: [p block of 8][row block of 8][8 rows][8 p]
+    'weight'         [row][p] as it is
     'row', 'column'  the elements that do not vanish by symmetry, by row (bra) or by p (ket); 'column' runs over the
-                     primitive pairs fastest, so that a warp's lanes, each with its own pair, read side by side
+                     slots of primitive pairs fastest, see `md4.kernels.low`
 
-All but those of a bra carry the sign (-1)^|q|. The H of one primitive pair is made by one block of threads, or by
-several if there are few pairs: E coefficients of the three axes in shared memory, then element by element.
+Those of a ket ('ket', 'right', 'weight', 'column') carry the sign (-1)^|q|. The H of one primitive pair is made by one
+block of threads, or by several if there are few pairs: E coefficients of the three axes in shared memory, then element
+by element.
 """
 
 from functools import cache
@@ -17,7 +19,7 @@ import numpy as np
 
 from md4 import hermite
 from md4.angular import hermite_triples, nherm
-from md4.device import F64, I32, cuda, jit_device, table_on_device, types
+from md4.device import F64, I32, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.tiles import H_BLOCKS, H_THREADS, blocks_of_8, panel_rows
 
@@ -51,8 +53,14 @@ def form_size(pairs, form):
     """Doubles of the H of one primitive pair in a form."""
     if form in ("row", "column"):
         return (len(hermite.structure(pairs.la, pairs.lb, pairs.pure)) + 1) // 2 * 2
-    rows8 = blocks_of_8(pairs.nab) if form == "right" else panel_rows(pairs.nab)
-    return blocks_of_8(pairs.nherm) * rows8 * 64
+    if form == "weight":
+        return pairs.nab * pairs.nherm
+    return blocks_of_8(pairs.nherm) * form_rows(pairs.nab, form) * 64
+
+
+def form_rows(nab, form):
+    """Blocks of 8 rows of an operand's form."""
+    return blocks_of_8(nab) if form in ("right", "turned") else panel_rows(nab)
 
 
 @cache
@@ -63,10 +71,12 @@ def form_positions(form, la, lb, pure, nab):
         elements = list(hermite.structure(la, lb, pure))
         elements.sort(key=lambda e: e if form == "row" else e[::-1])
         rows, p = np.array(elements + [(-1, -1)] * (len(elements) % 2)).T
+    elif form == "weight":
+        rows, p = np.divmod(np.arange(nab * nh), nh)
     else:
-        rows8 = blocks_of_8(nab) if form == "right" else panel_rows(nab)
+        rows8 = form_rows(nab, form)
         n = np.arange(blocks_of_8(nh) * rows8 * 64)
-        if form == "right":
+        if form in ("right", "turned"):
             rows, p = (n >> 6) % rows8 * 8 + ((n >> 3) & 7), (n >> 6) // rows8 * 8 + (n & 7)
         else:
             rows, p = (n >> 7) % (rows8 // 2) * 16 + panel_row(n), (n >> 7) // (rows8 // 2) * 8 + panel_inner(n)
@@ -80,7 +90,7 @@ def h_matrices():
 
     def kernel(
         records, width, la, lb, nctr_a, nctr_b, start_a, powers_a, weights_a, start_b, powers_b, weights_b, triples,
-        positions, sign, prim_stride, stride, parts, out,
+        positions, sign, places, stride, parts, out,
     ):  # fmt: skip
         e = cuda.shared.array(0, types.float64)
         tid, prim = cuda.threadIdx.x, types.int64(cuda.blockIdx.x) // parts
@@ -97,7 +107,7 @@ def h_matrices():
                     )
                 cuda.syncthreads()
         ncomp_a, ncomp_b = start_a.size - 1, start_b.size - 1
-        nb = nctr_b * ncomp_b
+        nb, target = nctr_b * ncomp_b, prim * positions.size if stride == 1 else places[prim]
         n = types.int64(cuda.blockIdx.x) % parts * H_THREADS + tid
         while n < positions.size:
             value, position = 0.0, positions[n]
@@ -113,15 +123,20 @@ def h_matrices():
                 value *= records[record + RECORD + ca] * records[record + RECORD + nctr_a + cb]
                 if sign and (px + py + pz) & 1:
                     value = -value
-            out[prim * prim_stride + n * stride] = value
+            out[target + n * stride] = value
             n += parts * H_THREADS
 
     i64 = types.int64
     tables = (I32, I32, F64)
-    return Kernel(kernel, (F64, *[i64] * 5, *tables, *tables, I32, I32, *[i64] * 4, F64))
+    return Kernel(kernel, (F64, *[i64] * 5, *tables, *tables, I32, I32, i64, I64, i64, i64, F64))
 
 
 # launcher
+
+
+def h_variant():
+    """The one variant."""
+    return Variant(h_matrices, ())
 
 
 def component_tables(l, pure):
@@ -133,18 +148,17 @@ def component_part(l, pure, n):
     return hermite.component_table(l, pure)[n]
 
 
-def launch_h(pairs, records, form, out, stream):
-    """H of all primitive pairs in a form."""
+def launch_h(pairs, records, form, places, stride, out, stream):
+    """H of all primitive pairs in a form: element n of a pair next to n - 1, or from `places` on, `stride` apart."""
     if pairs.nprim == 0:
         return
     size = form_size(pairs, form)
     parts = max(1, min(H_BLOCKS // pairs.nprim, size // (4 * H_THREADS)))
     launch(
-        Variant(h_matrices, ()), pairs.nprim * parts, H_THREADS, stream, 24 * hermite.axis_size(pairs.la, pairs.lb),
+        h_variant(), pairs.nprim * parts, H_THREADS, stream, 24 * hermite.axis_size(pairs.la, pairs.lb),
         records, RECORD + pairs.nctr_a + pairs.nctr_b, pairs.la, pairs.lb, pairs.nctr_a, pairs.nctr_b,
         *component_tables(pairs.la, pairs.pure), *component_tables(pairs.lb, pairs.pure),
         table_on_device(packed_triples, pairs.l),
         table_on_device(form_positions, form, pairs.la, pairs.lb, pairs.pure, pairs.nab),
-        int(form not in ("bra", "row")), 1 if form == "column" else size, pairs.nprim if form == "column" else 1,
-        parts, out,
+        int(form not in ("bra", "turned", "row")), places, stride, parts, out,
     )  # fmt: skip

@@ -1,19 +1,24 @@
 """Steps 2 to 5 for the smallest classes: a thread a quartet, everything in registers.
 
-Lanes of a warp share the bra pair and take ket pairs side by side: H[ab, p] of the bra is one broadcast from shared
-memory, H[cd, q] is read coalesced, and the integrals of a block of threads are one contiguous piece of the result, to
-which they go through shared memory. Code is straight-line, specialised for the four angular momenta.
+Lanes of a warp share the bra pair and take ket pairs side by side: H[ab, p] of all bra primitives is in shared memory,
+a broadcast, and the integrals of a block of threads are one contiguous piece of the result, to which they go through
+shared memory. What a lane reads of its ket primitives, H[cd, q] among it, lies in columns: the n-th primitives of 32
+successive pairs side by side, so that a warp reads whole lines however long the contractions are. Code is
+straight-line, specialised for the four angular momenta.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
+
 from md4 import operators
-from md4.angular import nherm
 from md4.device import F64, F64_2D, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.hermite import structure
 from md4.kernels.hermite import form_size
 from md4.ptx import shared_address
 from md4.straight import make_low_quartet, make_pack
-from md4.tiles import LOW_COMPONENTS, LOW_QUARTETS, LOW_THREADS
+from md4.tiles import LOW_COMPONENTS, LOW_L, LOW_PRIMITIVES, LOW_QUARTETS, LOW_THREADS
 
 i64 = types.int64
 
@@ -26,39 +31,46 @@ def low_integrals(la, lb, lc, ld, pure, kind):
     quartet = make_low_quartet(la, lb, lc, ld, pure)
 
     def kernel(
-        bra, bra_width, start, first_pair, h, h_size, ket, ket_width, g_start, g_first_pair, g, g_nprim, npair_cd,
-        parts, parameter, table, out, out_first, s_ij, shared_h,
+        bra, bra_width, start, first_pair, h, h_size, group, ket, ket_first, slots, g_start, g_first_pair, g, npair_cd,
+        parts, parameter, table, out, out_first, s_ij,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
         tid = i64(cuda.threadIdx.x)
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
         first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        address = shared_address(shared)
+        address, shared_h = shared_address(shared), 8 * group * h_size
         pair_cd = part * threads + tid
         place, zero, add = types.int32(address + shared_h + 8 * count * tid), cuda.local.array(orders, types.float64), 0
         for n in range(count):
             shared[shared_h // 8 + count * tid + n] = 0.0
-        for i in range(first, last):
+        while first < last:
+            many = min(group, last - first)
             cuda.syncthreads()
-            for n in range(tid, h_size, threads):
-                shared[n] = h[i * h_size + n]
+            for n in range(tid, many * h_size, threads):
+                shared[n] = h[first * h_size + n]
             cuda.syncthreads()
             if pair_cd < npair_cd:
-                p, x, y, z = bra[i * bra_width], bra[i * bra_width + 1], bra[i * bra_width + 2], bra[i * bra_width + 3]
-                for k in range(g_start[g_first_pair + pair_cd], g_start[g_first_pair + pair_cd + 1]):
-                    record = k * ket_width
-                    rx, ry, rz = x - ket[record + 1], y - ket[record + 2], z - ket[record + 3]
-                    r2 = rx * rx + ry * ry + rz * rz
-                    zeros_upto(orders - 1, p, ket[record], r2, parameter, table, zero, 0, 1)
-                    quartet(pack(zero), rx, ry, rz, address, g, i64(k), g_nprim, place, types.int32(add))
-                    add = 1
+                k = ket_first[g_first_pair + pair_cd]
+                for _ in range(g_start[g_first_pair + pair_cd], g_start[g_first_pair + pair_cd + 1]):
+                    q, qx, qy, qz = ket[k], ket[slots + k], ket[2 * slots + k], ket[3 * slots + k]
+                    this, record = address, first * bra_width
+                    for _ in range(many):
+                        rx, ry, rz = bra[record + 1] - qx, bra[record + 2] - qy, bra[record + 3] - qz
+                        r2 = rx * rx + ry * ry + rz * rz
+                        zeros_upto(orders - 1, bra[record], q, r2, parameter, table, zero, 0, 1)
+                        quartet(pack(zero), rx, ry, rz, types.int32(this), g, k, slots, place, types.int32(add))
+                        this += 8 * h_size
+                        record += bra_width
+                        add = 1
+                    k += COLUMN_LANES
+            first += group
         cuda.syncthreads()
         base = out_first + pair * s_ij + part * threads * count
         for n in range(tid, min(i64(threads), npair_cd - part * threads) * count, threads):
             out[base + n] = shared[shared_h // 8 + n]
 
-    signature = (F64, i64, I64, i64, F64, i64, F64, i64, I64, i64, F64, *[i64] * 3, types.float64, F64_2D, F64)
-    return Kernel(kernel, (*signature, *[i64] * 3), (threads, 1))
+    signature = (F64, i64, I64, i64, F64, i64, i64, F64, I64, i64, I64, i64, F64, *[i64] * 2, types.float64, F64_2D)
+    return Kernel(kernel, (*signature, F64, i64, i64), (threads, 1))
 
 
 def rows(la, lb, pure):
@@ -66,29 +78,85 @@ def rows(la, lb, pure):
     return structure(la, lb, pure)[-1][0] + 1
 
 
+# Pairs whose primitives stand side by side in columns.
+COLUMN_LANES = 32
+
+
+def column_places(pairs):
+    """(slot of each pair's first primitive, slot of each primitive, slots in all) of columns.
+
+    The n-th primitive of pair m of a group of 32 is in slot m + 32 n of the group; groups are as long as they need be.
+    """
+    counts = np.diff(pairs.start)
+    lengths = np.maximum.reduceat(counts, np.arange(0, len(counts), COLUMN_LANES))
+    edges = COLUMN_LANES * np.concatenate([[0], np.cumsum(lengths)])
+    m = np.arange(len(counts))
+    first = edges[m // COLUMN_LANES] + m % COLUMN_LANES
+    rank = np.arange(pairs.nprim) - np.repeat(pairs.start[:-1], counts)
+    return first, np.repeat(first, counts) + COLUMN_LANES * rank, int(edges[-1])
+
+
+@dataclass
+class Columns:
+    """Primitive pairs of a list in columns, on the device.
+
+    Attributes
+    ----------
+    records : Buffer
+        [p, P_x, P_y, P_z][slot].
+    first, place : Buffer
+        Slots of each pair's first primitive, and of each primitive.
+    slots : int
+    """
+
+    records: object
+    first: object
+    place: object
+    slots: int
+
+
+def upload_columns(pairs, pool, stream):
+    """(buffer that holds them, `Columns`) of a list."""
+    first, place, slots = column_places(pairs)
+    records = np.ones((4, slots))
+    records[0, place], records[1:, place] = pairs.exponent, pairs.centre.T
+    buffer, (records, first, place) = pool.upload([records, first, place], stream)
+    return buffer, Columns(records.part(0, (4 * slots,)), first, place, slots)
+
+
 # launcher
 
 
+def may_serve(pairs):
+    """Whether some class with these pairs on one side is for this kernel."""
+    return pairs.nctr_a * pairs.nctr_b == 1 and pairs.nab <= LOW_COMPONENTS and pairs.l <= LOW_L
+
+
+def takes(bra, ket):
+    """Whether this kernel is for a class: few enough components, one contracted function a shell."""
+    small = bra.nab * ket.nab <= LOW_COMPONENTS and bra.l + ket.l <= LOW_L
+    return small and may_serve(bra) and may_serve(ket)
+
+
 def serves(bra, ket):
-    """Whether this kernel takes a class: few enough components, one contracted function a shell, a large batch."""
-    return (
-        bra.nctr_a * bra.nctr_b * ket.nctr_a * ket.nctr_b == 1
-        and bra.nab * ket.nab <= LOW_COMPONENTS
-        and nherm(bra.l + ket.l) <= nherm(4)
-        and len(bra) * len(ket) >= LOW_QUARTETS
-    )
+    """Whether this kernel computes two lists: of such a class, and long."""
+    return takes(bra, ket) and len(bra) * len(ket) >= LOW_QUARTETS
+
+
+def low_variant(bra, ket, kind):
+    """Variant for a class."""
+    return Variant(low_integrals, (bra.la, bra.lb, ket.la, ket.lb, bra.pure, kind))
 
 
 def launch_low(operator, h, g, ab, cd, block, stream):
     """(ab|cd) of whole lists into `block`, whose ket pairs are contiguous."""
-    bra, ket = ab.pairs, cd.pairs
+    bra, ket, columns = ab.pairs, cd.pairs, cd.data.columns
     parts = -(-len(ket) // LOW_THREADS)
-    h_size = form_size(bra, "row")
-    facts = (bra.la, bra.lb, ket.la, ket.lb, bra.pure, operator.kind)
+    h_size, group = form_size(bra, "row"), max(1, min(bra.max_prim, LOW_PRIMITIVES))
     launch(
-        Variant(low_integrals, facts), len(bra) * parts, LOW_THREADS, stream,
-        8 * (h_size + LOW_THREADS * bra.nab * ket.nab),
-        ab.data.records, ab.data.width, ab.data.start, ab.first, h, h_size, cd.data.records, cd.data.width,
-        cd.data.start, cd.first, g, cd.data.nprim, len(ket), parts, operator.parameter,
-        table_on_device(operators.operator_table, operator), block.array, block.first, block.strides[0], 8 * h_size,
+        low_variant(bra, ket, operator.kind), len(bra) * parts, LOW_THREADS, stream,
+        8 * (group * h_size + LOW_THREADS * bra.nab * ket.nab),
+        ab.data.records, ab.data.width, ab.data.start, ab.first, h, h_size, group, columns.records, columns.first,
+        columns.slots, cd.data.start, cd.first, g, len(ket), parts, operator.parameter,
+        table_on_device(operators.operator_table, operator), block.array, block.first, block.strides[0],
     )  # fmt: skip

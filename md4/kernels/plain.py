@@ -28,7 +28,7 @@ def plain_bra_transform():
     row_of, inner_of = jit_device(panel_row), jit_device(panel_inner)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, pwords, qwords, np8, nq8, abq, abq_rows, npair,
+        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, pwords, qwords, np8, nq8, abq, nab, npair,
         row_blocks, column_blocks,
     ):  # fmt: skip
         a, b = cuda.shared.array(256, types.float64), cuda.shared.array(256, types.float64)
@@ -57,9 +57,8 @@ def plain_bra_transform():
         for i in range(2):
             for j in range(4):
                 this, ab = first_column + (column + j) // 8, first_row * 8 + row + i
-                if this < ncol and ab < abq_rows * 8:
-                    place = (this * npair + pair) * abq_rows * 64
-                    abq[place + ab * 8 + (column + j) % 8] = c[i, j]
+                if this < ncol and ab < nab:
+                    abq[((this * npair + pair) * nab + ab) * 8 + (column + j) % 8] = c[i, j]
 
     signature = (F64, i64, I64, i64, i64, F64, i64, i64, I32, I32, i64, i64, F64, i64, i64, i64, i64)
     return Kernel(kernel, signature, (THREADS, 1))
@@ -70,8 +69,8 @@ def plain_ket_transform():
     add, row_of, inner_of = jit_device(accumulate), jit_device(panel_row), jit_device(panel_inner)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, abq, abq_rows, npair, nq8, nab, ncd, out, out_first, s_ij, s_kl, s_ab,
-        s_cd, row_blocks, column_blocks,
+        h, first_prim, start, first_pair, h_rows, abq, npair, nq8, nab, ncd, out, out_first, s_ij, s_kl, s_ab, s_cd,
+        row_blocks, column_blocks,
     ):  # fmt: skip
         a, b = cuda.shared.array(256, types.float64), cuda.shared.array(256, types.float64)
         c = cuda.local.array((2, 4), types.float64)
@@ -82,23 +81,22 @@ def plain_ket_transform():
         first_row, rest = i64(cuda.blockIdx.x) % row_blocks * 4, i64(cuda.blockIdx.x) // row_blocks
         first_column, pair = rest % column_blocks * 4, rest // column_blocks
         first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        row, column, ncol = tid // 8 * 2, tid % 8 * 4, npair * abq_rows
+        row, column, ncol = tid // 8 * 2, tid % 8 * 4, npair * nab
         for step in range(first * nq8, last * nq8):
             for n in range(tid, 256, THREADS):
                 fragment = min(first_row // 2 + n // 128, h_rows // 2 - 1)
                 place = (n // 128 * 16 + row_of(n)) * 8 + inner_of(n)
                 a[place] = h[(step * (h_rows // 2) + fragment) * 128 + n % 128]
-                this = min(first_column + n // 64, ncol - 1)
-                b[n] = abq[((step - first_prim * nq8) * ncol + this) * 64 + n % 64]
+                this = min(first_column * 8 + n // 8, ncol - 1)
+                b[n] = abq[((step - first_prim * nq8) * ncol + this) * 8 + n % 8]
             cuda.syncthreads()
             add(a, b, c, row, column)
             cuda.syncthreads()
         for i in range(2):
             for j in range(4):
-                this, cd = first_column + (column + j) // 8, first_row * 8 + row + i
-                ij, ab = this // abq_rows, this % abq_rows * 8 + (column + j) % 8
-                if this < ncol and ab < nab and cd < ncd:
-                    out[out_first + ij * s_ij + pair * s_kl + ab * s_ab + cd * s_cd] = c[i, j]
+                this, cd = first_column * 8 + column + j, first_row * 8 + row + i
+                if this < ncol and cd < ncd:
+                    out[out_first + this // nab * s_ij + pair * s_kl + this % nab * s_ab + cd * s_cd] = c[i, j]
 
-    signature = (F64, i64, I64, i64, i64, F64, *[i64] * 5, F64, *[i64] * 7)
+    signature = (F64, i64, I64, i64, i64, F64, *[i64] * 4, F64, *[i64] * 7)
     return Kernel(kernel, signature, (THREADS, 1))

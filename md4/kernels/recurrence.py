@@ -110,18 +110,23 @@ def straight_r_integrals(l, kind):
 # launcher
 
 
+def r_variant(l, kind):
+    """Variant for r up to L = `l`."""
+    return Variant(straight_r_integrals if l <= STRAIGHT_L else r_integrals, (l, kind))
+
+
 def launch_r(l, operator, bra, ket, total, r, stream):
     """r of all quartets; `bra` and `ket` are (records, width, first primitive, number of primitives)."""
     if total == 0:
         return
     if l <= STRAIGHT_L:
-        factory, threads, quartets, shared = straight_r_integrals, R_THREADS, R_THREADS, 0
+        threads, quartets, shared = R_THREADS, R_THREADS, 0
     else:
-        factory, threads = r_integrals, r_threads(l)
+        threads = r_threads(l)
         quartets = threads // r_group(l)
         shared = 8 * quartets * (2 * l + 6 + 2 * r_stride(l))
     launch(
-        Variant(factory, (l, operator.kind)), -(-total // quartets), threads, stream, shared,
+        r_variant(l, operator.kind), -(-total // quartets), threads, stream, shared,
         *bra[:3], *ket[:3], ket[3], total, operator.parameter,
         table_on_device(operators.operator_table, operator), table_on_device(packed_rules, l), r,
     )  # fmt: skip

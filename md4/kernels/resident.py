@@ -5,41 +5,47 @@ fits shared memory as a whole is fetched once; the warps of a block then run ove
 no barrier between them, and each fetches r of its next group while it works on this one.
 """
 
+from dataclasses import replace
+
 from md4.device import F64, I32, I64, cuda, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.kernels.transform import make_copy_range, padded_words, r_slots
+from md4.kernels.transform import bra_operations, bra_tile, make_copy_range, padded_words, r_slots
 from md4.ptx import (
     commit_copies,
     make_column_state,
     make_gather,
-    make_mma_tile,
-    make_store_panels,
     make_wait_copies,
-    make_zeros,
     shared_address,
 )
-from md4.tiles import RESIDENT_BYTES, RESIDENT_GROUPS, SHARED_BYTES, blocks_of_8, choose_tile, r_stride, row_split
+from md4.tiles import (
+    RESIDENT_BYTES,
+    RESIDENT_GROUPS,
+    RESIDENT_TURNED_COLUMNS,
+    SHARED_BYTES,
+    blocks_of_8,
+    r_stride,
+)
 
 i64 = types.int64
 
 
-def resident_bra_transform(mt, nt, warps, unit):
+def resident_bra_transform(rows8, nt, warps, unit, turned):
     """Kernel factory for step 4, one primitive pair a bra pair at most."""
     threads = 32 * warps
-    zeros, mma, store = make_zeros(4 * mt * nt), make_mma_tile(mt, nt, unit == "dmma16"), make_store_panels(mt, nt)
+    zeros, mma, store, lane_place = bra_operations(rows8, nt, unit, turned)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
     column_state, gather = make_column_state(nt), make_gather(nt)
 
     def kernel(
-        h, first_prim, start, first_pair, r, r_stride, slots, nket, pwords, qwords, np8, nq8, abq, abq_rows, npair,
-        parts,
+        h, first_prim, start, first_pair, r, r_stride, slots, nket, pwords, qwords, np8, nq8, abq, nab, npair, parts,
     ):  # fmt: skip
         panel = shared_address(cuda.shared.array(0, types.float64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
         prim, live = start[first_pair + pair], start[first_pair + pair + 1] > start[first_pair + pair]
-        doubles = np8 * (mt * 128)
+        doubles = np8 * (rows8 * 64)
+        lane_row, lane_offset = lane_place(lane)
         steps = np8
         if live:
             copy_panel(panel, h, prim * doubles, doubles, tid)
@@ -70,10 +76,10 @@ def resident_bra_transform(mt, nt, warps, unit):
             acc, mine = zeros(), 2 * (lane & 3)
             for k in range(steps):
                 b = gather(r_address, pwords[mine], pwords[mine + 1], state)
-                acc = mma(acc, types.int32(a_address + k * (mt * 1024)), b)
+                acc = mma(acc, types.int32(a_address + k * (rows8 * 512)), b)
                 mine += 8
-            destination = (column * npair + pair) * abq_rows * 64 + 2 * lane
-            store(acc, abq, destination, npair * abq_rows * 64, ncol - column, abq_rows)
+            destination = (column * npair + pair) * nab * 8 + lane_offset
+            store(acc, abq, destination, npair * nab * 8, ncol - column, nab - lane_row)
             column = following
 
     signature = (F64, i64, I64, i64, F64, i64, i64, i64, I32, I32, i64, i64, F64, i64, i64, i64)
@@ -81,6 +87,12 @@ def resident_bra_transform(mt, nt, warps, unit):
 
 
 # launcher
+
+
+def resident_tile(unit, bra):
+    """The tile of step 4: that of the general kernel, or a narrower one."""
+    tile = bra_tile(unit, bra)
+    return replace(tile, nt=RESIDENT_TURNED_COLUMNS.get(tile.rows8, tile.nt)) if tile.turned else tile
 
 
 def r_buffers(bra, ket, tile):
@@ -96,24 +108,30 @@ def parts_of(ncol, tile):
 
 def serves(unit, bra, ket):
     """Whether step 4 of a class runs here: one primitive pair a bra pair, and a panel that fits."""
-    row_blocks, mt = row_split(bra.nab)
-    panel = blocks_of_8(bra.nherm) * mt * 1024
-    shared = panel + r_buffers(bra, ket, choose_tile(bra.nab, 1, unit))[1]
-    small = row_blocks == 1 and panel <= RESIDENT_BYTES and shared <= SHARED_BYTES
+    tile = resident_tile(unit, bra)
+    panel = blocks_of_8(bra.nherm) * tile.rows8 * 512
+    shared = panel + r_buffers(bra, ket, tile)[1]
+    small = blocks_of_8(bra.nab) <= tile.rows8 and panel <= RESIDENT_BYTES and shared <= SHARED_BYTES
     return small and unit != "fma" and bra.max_prim <= 1
+
+
+def resident_variant(unit, bra):
+    """Variant of step 4 for a class."""
+    tile = resident_tile(unit, bra)
+    return Variant(resident_bra_transform, (tile.rows8, tile.nt, tile.warps, unit, tile.turned))
 
 
 def launch_resident_bra(unit, h, ab, cd, r, abq, stream):
     """(ab|q] of a chunk; see `launch_bra_transform`."""
     bra, ket = ab.pairs, cd.pairs
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    tile = choose_tile(bra.nab, np8, unit)
+    tile = resident_tile(unit, bra)
     slots, r_bytes = r_buffers(bra, ket, tile)
     parts = parts_of(ket.nprim * nq8, tile)
     launch(
-        Variant(resident_bra_transform, (tile.mt, tile.nt, tile.warps, unit)), parts * len(bra), tile.threads, stream,
-        np8 * tile.mt * 1024 + r_bytes,
+        resident_variant(unit, bra), parts * len(bra), tile.threads, stream,
+        np8 * tile.rows8 * 512 + r_bytes,
         h, ab.first_prim, ab.data.start, ab.first, r, r_stride(bra.l + ket.l), slots, ket.nprim,
         table_on_device(padded_words, bra.l), table_on_device(padded_words, ket.l), np8, nq8,
-        abq, blocks_of_8(bra.nab), len(bra), parts,
+        abq, bra.nab, len(bra), parts,
     )  # fmt: skip

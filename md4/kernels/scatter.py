@@ -24,8 +24,13 @@ def scatter_block(aosym):
 MAX_BLOCKS = 1 << 20
 
 
+def scatter_variant(aosym):
+    """Variant for a symmetry."""
+    return Variant(scatter_block, (aosym,))
+
+
 def launch_scatter(aosym, block, total, places, dims, same_pieces, swap, box, out, stream):
     """Scatters `total` elements; `places` are (bra pairs, ket pairs, their AO offsets), all on the device."""
     blocks = min(MAX_BLOCKS, -(-total // SCATTER_THREADS))
     args = (block, total, *places, dims, same_pieces, swap, box, out)
-    launch(Variant(scatter_block, (aosym,)), blocks, SCATTER_THREADS, stream, 0, *args)
+    launch(scatter_variant(aosym), blocks, SCATTER_THREADS, stream, 0, *args)

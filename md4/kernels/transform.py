@@ -3,16 +3,16 @@
 Both transforms are one product with a panel of H on the left (rows ab or cd) and many columns on the right:
 
     step 4, a bra pair:  (ab|q]  = sum_p H[ab, p] [p|q]      columns: blocks of 8 q of every ket primitive
-    step 5, a ket pair:  (ab|cd) = sum_q H[cd, q] (ab|q]     columns: blocks of 8 ab of every bra pair
+    step 5, a ket pair:  (ab|cd) = sum_q H[cd, q] (ab|q]     columns: ab of every bra pair
 
 A panel is, for every 8 of the inner index, fragments of 16 rows [k half][lane][row half], see `md4.ptx`; it is
 zero-padded. The panel comes to shared memory through a ring of asynchronous copies and serves all warps of a block;
 each warp owns `nt` column fragments. In step 4 the right operand is gathered from r in shared memory, so [p|q] never
 exists in memory; in step 5 it comes through the same ring. Between the steps (ab|q] lies in memory as
 
-    abq[q block of 8][bra pair][ab block of 8][8 ab][8 q],
+    abq[q block of 8][bra pair][ab][8 q],
 
-so that a block's columns of step 5 are contiguous.
+so that columns of step 5, the (bra pair, ab) of all pairs in a row, are contiguous: fragments of 8 straddle pairs.
 """
 
 import numpy as np
@@ -21,6 +21,7 @@ from md4.angular import packed_hermite
 from md4.device import F64, I32, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.kernels import plain
+from md4.kernels.hermite import form_rows
 from md4.ptx import (
     commit_copies,
     make_column_state,
@@ -28,24 +29,25 @@ from md4.ptx import (
     make_gather,
     make_load_blocks,
     make_mma_tile,
-    make_store_columns,
-    make_store_panels,
+    make_mma_turned,
     make_wait_copies,
     make_zeros,
     shared_address,
 )
-from md4.tiles import SHARED_BYTES, blocks_of_8, choose_tile, panel_rows, r_stride, row_split
+from md4.stores import make_store_columns, make_store_panels, make_store_turned
+from md4.tiles import SHARED_BYTES, blocks_of_8, choose_tile, panel_rows, r_stride, turned_tile
 
 i64 = types.int64
 
 
-def make_copy_panel(mt, threads):
-    """Device function: the block starts to copy a panel's `mt` fragments of 16 rows, 64 pieces of 16 bytes each."""
-    pieces = -(-64 * mt // threads)
+def make_copy_panel(rows8, threads):
+    """Device function: the block starts to copy a panel's `rows8` blocks of 8 rows, 32 pieces of 16 bytes each."""
+    pieces = -(-32 * rows8 // threads)
     copies = make_copy_async(pieces, threads)
 
     def copy_panel(address, array, index, tid):
-        copies(types.int32(address + 16 * tid), array, i64(index + 2 * tid), (64 * mt - tid + threads - 1) // threads)
+        limit = (32 * rows8 - tid + threads - 1) // threads
+        copies(types.int32(address + 16 * tid), array, i64(index + 2 * tid), limit)
 
     return jit_device(copy_panel)
 
@@ -63,16 +65,32 @@ def make_copy_range(threads):
     return jit_device(copy_range)
 
 
-def bra_transform(mt, nt, warps, stages, unit, r_buffers):
+def bra_operations(rows8, nt, unit, turned):
+    """(intrinsics: zero tile, one step of the product, storing; lane -> its row and its offset) of a tile of step 4."""
+    wide = unit == "dmma16"
+    if turned:
+        mma, store = make_mma_turned(nt // 2, rows8, wide), make_store_turned(nt // 2, rows8)
+    else:
+        mma, store = make_mma_tile(rows8 // 2, nt, wide), make_store_panels(rows8 // 2, nt)
+
+    def place(lane):
+        if turned:
+            return 2 * (lane & 3), 16 * (lane & 3) + (lane >> 2)
+        return lane >> 2, 2 * lane
+
+    return make_zeros(2 * rows8 * nt), mma, store, jit_device(place)
+
+
+def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
     """Kernel factory for step 4; `r_buffers` 2 fetches the next bra primitive's r while this one's is used."""
-    threads, columns, stage_bytes = 32 * warps, nt * warps, mt * 1024
-    zeros, mma, store = make_zeros(4 * mt * nt), make_mma_tile(mt, nt, unit == "dmma16"), make_store_panels(mt, nt)
-    copy_panel, copy_range = make_copy_panel(mt, threads), make_copy_range(threads)
+    threads, columns, stage_bytes = 32 * warps, nt * warps, rows8 * 512
+    zeros, mma, store, lane_place = bra_operations(rows8, nt, unit, turned)
+    copy_panel, copy_range = make_copy_panel(rows8, threads), make_copy_range(threads)
     column_state, gather = make_column_state(nt), make_gather(nt)
     wait, wait_all = make_wait_copies(stages - 2), make_wait_copies(0)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, pwords, qwords, np8, nq8, abq, abq_rows, npair,
+        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, pwords, qwords, np8, nq8, abq, nab, npair,
         row_blocks, column_blocks,
     ):  # fmt: skip
         ring = shared_address(cuda.shared.array(0, types.float64))
@@ -82,7 +100,7 @@ def bra_transform(mt, nt, warps, stages, unit, r_buffers):
         first_column, pair = rest % column_blocks * columns, rest // column_blocks
         first, last = start[first_pair + pair], start[first_pair + pair + 1]
         panel = h_rows * 64
-        source, steps = first * np8 * panel + row_block * (mt * 128), (last - first) * np8
+        source, steps = first * np8 * panel + row_block * (rows8 * 64), (last - first) * np8
 
         # r of the ket primitives that the block's columns touch, for one bra primitive at a time
         ncol = nket * nq8
@@ -129,9 +147,10 @@ def bra_transform(mt, nt, warps, stages, unit, r_buffers):
                 acc = mma(acc, types.int32(ring + slot * stage_bytes + 16 * lane), b)
                 step += 1
                 slot = slot + 1 if slot + 1 < stages else 0
-        column = first_column + warp * nt
-        destination = (column * npair + pair) * abq_rows * 64 + row_block * (mt * 128) + 2 * lane
-        store(acc, abq, destination, npair * abq_rows * 64, ncol - column, abq_rows - row_block * (2 * mt))
+        lane_row, lane_offset = lane_place(lane)
+        column, row = first_column + warp * nt, row_block * (rows8 * 8)
+        destination = ((column * npair + pair) * nab + row) * 8 + lane_offset
+        store(acc, abq, destination, npair * nab * 8, ncol - column, nab - row - lane_row)
 
     signature = (F64, i64, I64, i64, i64, F64, i64, i64, I32, I32, i64, i64, F64, i64, i64, i64, i64)
     return Kernel(kernel, signature, (threads, max(1, 8 // warps)))
@@ -142,12 +161,12 @@ def ket_transform(mt, nt, warps, stages, unit):
     threads, columns = 32 * warps, nt * warps
     b_offset, stage_bytes = mt * 1024, mt * 1024 + nt * warps * 512
     zeros, mma, store = make_zeros(4 * mt * nt), make_mma_tile(mt, nt, unit == "dmma16"), make_store_columns(mt, nt)
-    copy_panel, copy_columns = make_copy_panel(mt, threads), make_copy_async(nt, threads)
+    copy_panel, copy_columns = make_copy_panel(2 * mt, threads), make_copy_async(nt, threads)
     load, wait = make_load_blocks(nt), make_wait_copies(stages - 2)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, abq, abq_rows, npair, nq8, nab, ncd, out, out_first, s_ij, s_kl, s_ab,
-        s_cd, row_blocks, column_blocks,
+        h, first_prim, start, first_pair, h_rows, abq, npair, nq8, nab, ncd, out, out_first, s_ij, s_kl, s_ab, s_cd,
+        row_blocks, column_blocks,
     ):  # fmt: skip
         ring = shared_address(cuda.shared.array(0, types.float64))
         tid = i64(cuda.threadIdx.x)
@@ -155,10 +174,11 @@ def ket_transform(mt, nt, warps, stages, unit):
         row_block, rest = i64(cuda.blockIdx.x) % row_blocks, i64(cuda.blockIdx.x) // row_blocks
         first_column, pair = rest % column_blocks * columns, rest // column_blocks
         first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        panel, ncol = h_rows * 64, npair * abq_rows
+        panel, ncol = h_rows * 64, npair * nab
         source, steps = first * nq8 * panel + row_block * (mt * 128), (last - first) * nq8
-        b_source = (first - first_prim) * nq8 * ncol * 64 + first_column * 64 + 2 * tid
-        b_pieces = (min(i64(columns), ncol - first_column) * 32 - tid + threads - 1) // threads
+        # the last fragment may read what lies behind its block: those columns are not stored
+        b_source = (first - first_prim) * nq8 * ncol * 8 + first_column * 64 + 2 * tid
+        b_pieces = (min(i64(columns), (ncol + 7) // 8 - first_column) * 32 - tid + threads - 1) // threads
         b_ring = ring + b_offset + 16 * tid
 
         acc = zeros()
@@ -168,7 +188,7 @@ def ket_transform(mt, nt, warps, stages, unit):
                 copy_columns(types.int32(b_ring + n * stage_bytes), abq, b_source, b_pieces)
             commit_copies()
             source += panel
-            b_source += ncol * 64
+            b_source += ncol * 8
         slot = 0
         for step in range(steps):
             wait()
@@ -179,42 +199,74 @@ def ket_transform(mt, nt, warps, stages, unit):
                 copy_columns(types.int32(b_ring + filled * stage_bytes), abq, b_source, b_pieces)
             commit_copies()
             source += panel
-            b_source += ncol * 64
+            b_source += ncol * 8
             here = ring + slot * stage_bytes + 16 * lane
             b = load(types.int32(here + b_offset + warp * (nt * 512)))
             acc = mma(acc, types.int32(here), b)
             slot = slot + 1 if slot + 1 < stages else 0
 
-        cd, column = row_block * (mt * 16) + (lane >> 2), first_column + warp * nt
-        base = out_first + pair * s_kl + cd * s_cd
-        store(acc, out, base, column, ncol, abq_rows, s_ij, s_ab, s_cd, ncd - cd, nab, 2 * (lane & 3))
+        cd, column = row_block * (mt * 16) + (lane >> 2), 8 * (first_column + warp * nt) + 2 * (lane & 3)
+        store(acc, out, out_first + pair * s_kl + cd * s_cd, column, ncol, nab, s_ij, s_ab, s_cd, ncd - cd)
 
-    signature = (F64, i64, I64, i64, i64, F64, *[i64] * 5, F64, *[i64] * 7)
+    signature = (F64, i64, I64, i64, i64, F64, *[i64] * 4, F64, *[i64] * 7)
     return Kernel(kernel, signature, (threads, max(1, 8 // warps)))
 
 
 # launchers
 
 
-def bra_variant(tile, r_buffers):
-    """Variant of step 4 for a tile."""
-    if tile.unit == "fma":
+def abq_size(bra, ket):
+    """Doubles of (ab|q] of a chunk; the last 64 are read, but not used."""
+    return ket.nprim * blocks_of_8(ket.nherm) * len(bra) * bra.nab * 8 + 64
+
+
+def bra_tile(unit, bra):
+    """The tile of step 4."""
+    steps = blocks_of_8(bra.nherm)
+    turned = turned_tile(bra.nab, steps, unit) if unit != "fma" else None
+    return turned or choose_tile(bra.nab, steps, unit)
+
+
+def bra_form(unit, bra):
+    """The form of H that step 4 reads."""
+    return "turned" if bra_tile(unit, bra).turned else "bra"
+
+
+def bra_shared(tile, bra, ket):
+    """(buffers for r, bytes of shared memory) of a block of step 4."""
+    slots = 8 * r_stride(bra.l + ket.l) * r_slots(tile.columns, blocks_of_8(ket.nherm))
+    ring = tile.stages * tile.rows8 * 512
+    r_buffers = 2 if bra.max_prim > 1 and ring + 2 * slots <= SHARED_BYTES else 1
+    return r_buffers, 0 if tile.unit == "fma" else ring + r_buffers * slots
+
+
+def bra_variant(unit, bra, ket):
+    """Variant of step 4 for a class."""
+    if unit == "fma":
         return Variant(plain.plain_bra_transform, ())
-    return Variant(bra_transform, (tile.mt, tile.nt, tile.warps, tile.stages, tile.unit, r_buffers))
+    tile = bra_tile(unit, bra)
+    r_buffers, _ = bra_shared(tile, bra, ket)
+    return Variant(bra_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned, r_buffers))
 
 
-def ket_variant(tile):
-    """Variant of step 5 for a tile."""
-    if tile.unit == "fma":
+def ket_tile(unit, ket):
+    """The tile of step 5."""
+    return choose_tile(ket.nab, blocks_of_8(ket.nherm), unit)
+
+
+def ket_variant(unit, ket):
+    """Variant of step 5 for a class."""
+    if unit == "fma":
         return Variant(plain.plain_ket_transform, ())
-    return Variant(ket_transform, (tile.mt, tile.nt, tile.warps, tile.stages, tile.unit))
+    tile = ket_tile(unit, ket)
+    return Variant(ket_transform, (tile.mt, tile.nt, tile.warps, tile.stages, unit))
 
 
 def grid(tile, nrow, ncol):
     """(row blocks, column blocks) of a product of `nrow` rows and `ncol` column fragments."""
     if tile.unit == "fma":
         return -(-blocks_of_8(nrow) // plain.TILE_BLOCKS), -(-ncol // plain.TILE_BLOCKS)
-    return row_split(nrow)[0], -(-ncol // tile.columns)
+    return -(-blocks_of_8(nrow) // tile.rows8), -(-ncol // tile.columns)
 
 
 def r_slots(columns, nq8):
@@ -231,29 +283,26 @@ def padded_words(l):
 def launch_bra_transform(unit, h, ab, cd, r, abq, stream):
     """(ab|q] of a chunk; `h` panels of the whole bra list, `r` of the chunk."""
     bra, ket = ab.pairs, cd.pairs
-    np8, nq8, stride = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), r_stride(bra.l + ket.l)
-    tile = choose_tile(bra.nab, np8, unit)
+    np8, nq8, tile = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), bra_tile(unit, bra)
     row_blocks, column_blocks = grid(tile, bra.nab, ket.nprim * nq8)
-    ring, slots = tile.stages * tile.mt * 1024, 8 * stride * r_slots(tile.columns, nq8)
-    r_buffers = 2 if bra.max_prim > 1 and ring + 2 * slots <= SHARED_BYTES else 1
     launch(
-        bra_variant(tile, r_buffers), row_blocks * column_blocks * len(bra), tile.threads, stream,
-        0 if unit == "fma" else ring + r_buffers * slots,
-        h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), r, stride, ket.nprim,
+        bra_variant(unit, bra, ket), row_blocks * column_blocks * len(bra), tile.threads, stream,
+        bra_shared(tile, bra, ket)[1],
+        h, ab.first_prim, ab.data.start, ab.first, form_rows(bra.nab, bra_form(unit, bra)), r, r_stride(bra.l + ket.l),
+        ket.nprim,
         table_on_device(padded_words, bra.l), table_on_device(padded_words, ket.l), np8, nq8,
-        abq, blocks_of_8(bra.nab), len(bra), row_blocks, column_blocks,
+        abq, bra.nab, len(bra), row_blocks, column_blocks,
     )  # fmt: skip
 
 
 def launch_ket_transform(unit, abq, h, ab, cd, block, stream):
     """(ab|cd) of a chunk into `block`; `h` panels of the whole ket list."""
     bra, ket = ab.pairs, cd.pairs
-    nq8, ab8 = blocks_of_8(ket.nherm), blocks_of_8(bra.nab)
-    tile = choose_tile(ket.nab, nq8, unit)
-    row_blocks, column_blocks = grid(tile, ket.nab, len(bra) * ab8)
+    nq8, tile = blocks_of_8(ket.nherm), ket_tile(unit, ket)
+    row_blocks, column_blocks = grid(tile, ket.nab, blocks_of_8(len(bra) * bra.nab))
     launch(
-        ket_variant(tile), row_blocks * column_blocks * len(ket), tile.threads, stream,
+        ket_variant(unit, ket), row_blocks * column_blocks * len(ket), tile.threads, stream,
         0 if unit == "fma" else tile.stages * (tile.mt * 1024 + tile.columns * 512),
-        h, cd.first_prim, cd.data.start, cd.first, panel_rows(ket.nab), abq, ab8, len(bra), nq8, bra.nab, ket.nab,
+        h, cd.first_prim, cd.data.start, cd.first, panel_rows(ket.nab), abq, len(bra), nq8, bra.nab, ket.nab,
         block.array, block.first, *block.strides, row_blocks, column_blocks,
     )  # fmt: skip

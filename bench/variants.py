@@ -1,0 +1,75 @@
+"""Every way that a class can be computed, timed: the one that md4 takes, the best and the runner-up.
+
+    python bench/variants.py 'dd|dd' 'ff|ss' --K 1 25
+    python bench/variants.py --csv variants.csv
+
+A way is a plan of the GPU backend: the kernels, and which side they transform first; see `md4.plan`.
+"""
+
+import argparse
+
+from cases import Case, batch, table_classes
+from clock import describe, median_seconds, write_csv
+from common import Output, Run, add_backend, compile_ahead, settle
+
+from md4.gpu import plans
+
+NAMES = {"two": "two products", "fused": "fused", "single": "single product", "low": "thread a quartet"}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("classes", nargs="*", help="as dd|dd; default: the table of bench/eri.py")
+    parser.add_argument("--K", nargs="+", metavar="K", default=["1", "5", "25"], help="1, 5, 25, or BRAxKET")
+    parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls (%(default)s)")
+    add_backend(parser)
+    return settle(parser.parse_args())
+
+
+def plan_name(plan):
+    """Kernels and side of a plan, in words."""
+    return NAMES[plan.kernels] + (", ket first" if plan.swap else "")
+
+
+def every_plan(run, repeats):
+    """[(name, quartets per second, error)] of all plans of a run, the one that md4 takes first."""
+    out = []
+    for plan in list(plans(run.backend.unit, run.bra.pairs, run.ket.pairs)):
+        run.backend.plan = lambda *_, plan=plan: plan
+        seconds, _ = median_seconds(run.backend, run.evaluate, repeats, 1)
+        out.append((plan_name(plan), run.sample.quartets / seconds, run.errors(2)[0]))
+    return out
+
+
+def row_of(case, found):
+    """One line of the table."""
+    best, *others = sorted(found, key=lambda way: -way[1])
+    runner = others[0] if others else ("", 0.0, 0.0)
+    return {
+        "class": case.name, "K_bra": case.k_bra, "K_ket": case.k_ket, "taken": found[0][0], "best": best[0],
+        "best_rate": best[1], "runner_up": runner[0], "runner_up_rate": runner[1], "taken_rate": found[0][1],
+        "error": max(way[2] for way in found),
+    }  # fmt: skip
+
+
+def main():
+    args = arguments()
+    cases = [Case.parse(name, k) for k in args.K for name in args.classes or table_classes()]
+    compile_ahead(args.jobs, [(case, (300, 300)) for case in cases], args.backend, plans=True)
+    output, rows = Output(args.backend), []
+    for case in cases:
+        run = Run.make(case, (batch(case, args.backend),) * 2, args.backend, output, args.seed)
+        if not rows:
+            print(describe(run.backend))
+        found = every_plan(run, args.repeats)
+        rows.append(row_of(case, found))
+        mark = "" if rows[-1]["taken"] == rows[-1]["best"] else "  <-"
+        print(f"({case.name}) {case.k_bra}x{case.k_ket} " + "; ".join(f"{n} {r:.3g}" for n, r, _ in found)
+              + f"; error {rows[-1]['error']:.1e}{mark}", flush=True)  # fmt: skip
+        if args.csv:
+            write_csv(args.csv, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Which kernel variants the classes up to an angular momentum ask for; what `md4 warmup` compiles."""
+
+from itertools import product
+
+import numpy as np
+
+from md4.basis import Basis
+from md4.dispatch import Variant
+from md4.gpu import plans
+from md4.kernels import digest, low, resident, single
+from md4.kernels.fused import fused_variant
+from md4.kernels.hermite import h_variant
+from md4.kernels.recurrence import r_variant
+from md4.kernels.scatter import scatter_variant
+from md4.kernels.transform import bra_variant, ket_variant
+from md4.pairs import shell_pairs
+from md4.scatter import SYMMETRIES
+from md4.tiles import QUARTET_INTEGRALS, digest_shape
+
+# Primitive pairs of a bra and a ket: how many there are decides on kernels, and on the side that goes first.
+PRIMITIVES = (1, 2, 30)
+
+
+def sample_pairs(la, lb, nprim, pure):
+    """A list of one pair (la, lb) with `nprim` primitive pairs."""
+    one = np.ones(nprim)
+    basis = Basis.from_arrays([la, lb], [one, [1.0]], [one, [1.0]], np.zeros((2, 3)), pure=pure)
+    return shell_pairs(basis, [[0, 1]])
+
+
+def list_variants(unit, kind, bra, ket):
+    """Variants for a bra and a ket list, short or long; no general contractions."""
+    if low.takes(bra, ket):
+        yield low.low_variant(bra, ket, kind)
+    yield digest_variant(bra, ket)
+    yield r_variant(bra.l + ket.l, kind)
+    plan = next(plan for plan in plans(unit, bra, ket) if plan.kernels != "low")
+    if plan.swap:
+        bra, ket = ket, bra
+    if plan.kernels == "single":
+        yield single.single_variant(unit, bra)
+        if single.needs_sums(ket):
+            yield single.sums_variant()
+    elif plan.kernels == "fused":
+        yield fused_variant(unit, bra, ket)
+    else:
+        yield resident.resident_variant(unit, bra) if resident.serves(unit, bra, ket) else bra_variant(unit, bra, ket)
+        yield ket_variant(unit, ket)
+
+
+def digest_variant(bra, ket):
+    """The variant that digests blocks of a class into J and K."""
+    if bra.nab * ket.nab <= QUARTET_INTEGRALS:
+        return Variant(digest.digest_quartets, (bra.nb, ket.na, ket.nb))
+    return Variant(digest.digest_blocks, digest_shape(bra.na, bra.nb)[:2])
+
+
+def all_variants(unit, kind="coulomb", lmax=6, pure=True):
+    """Variants that classes up to (ll|ll), l = `lmax`, ask for, as a list without repeats.
+
+    Parameters
+    ----------
+    unit : {'dmma16', 'dmma8', 'fma'}
+        Arithmetic; see `md4.tiles.Tile`.
+    kind : str
+        The operator's.
+    lmax : int
+    pure : bool
+        Spherical functions, else Cartesian ones.
+    """
+    sides = [(la, lb) for la in range(lmax + 1) for lb in range(la + 1)]
+    lists = [sample_pairs(la, lb, nprim, pure) for (la, lb), nprim in product(sides, PRIMITIVES)]
+    found = dict.fromkeys([h_variant(), Variant(digest.pair_diagonals, ()), *map(scatter_variant, SYMMETRIES)])
+    for bra, ket in product(lists, lists):
+        found.update(dict.fromkeys(list_variants(unit, kind, bra, ket)))
+    return list(found)

@@ -1,0 +1,77 @@
+"""Kernels compiled ahead: the list is what the launchers ask for, and a warm class compiles nothing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from offline import UNITS, used_variants
+
+from md4 import variants
+from md4.__main__ import main
+from md4.errors import ArgumentError, DeviceError
+from md4.warmup import missing, warmup
+
+# Lists as `offline.used_variants` has them: primitives of bra and ket, and pairs enough for a thread a quartet or not.
+LENGTHS = [(i, j, n) for i in variants.PRIMITIVES for j in variants.PRIMITIVES for n in (1, 300)]
+
+
+@pytest.mark.parametrize("unit", sorted({*UNITS.values(), "fma"}))
+@pytest.mark.parametrize("pure", [True, False], ids=["pure", "cartesian"])
+def test_the_list_is_what_the_launchers_ask_for(unit, pure):
+    asked = set(used_variants(unit, lmax=2, lengths=LENGTHS, kinds_of_shells=(pure,)))
+    assert set(variants.all_variants(unit, lmax=2, pure=pure)) == asked
+
+
+def test_the_list_of_an_operator():
+    coulomb, erf = (set(variants.all_variants("dmma16", kind, 1)) for kind in ("coulomb", "erf"))
+    assert coulomb != erf
+    assert {v.facts for v in erf - coulomb} == {(*v.facts[:-1], "erf") for v in coulomb - erf}
+
+
+def test_what_the_cache_holds_is_left_out(tmp_path, monkeypatch):
+    from md4.dispatch import kernel_path
+
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    first, *rest = every = variants.all_variants("dmma16", lmax=0)
+    assert missing(every, (9, 0)) == every
+    path = kernel_path(first, (9, 0))
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    assert missing(every, (9, 0)) == rest
+
+
+def test_errors(monkeypatch, capsys):
+    monkeypatch.setattr("md4.warmup.gpu_available", lambda: False)
+    with pytest.raises(DeviceError, match="there is nothing to warm up: kernels are compiled for the GPU"):
+        warmup(1)
+    assert main(["warmup", "--lmax", "1"]) == 2
+    assert "nothing to warm up" in capsys.readouterr().err
+    with pytest.raises(ArgumentError, match="lmax must be between 0 and 8"):
+        warmup(9)
+    with pytest.raises(ArgumentError, match="jobs must be 1 or more"):
+        warmup(1, jobs=0)
+    with pytest.raises(ArgumentError, match="unknown operator 'dirac'"):
+        warmup(1, ["dirac"])
+
+
+RUN = """
+import numpy, md4
+from md4 import dispatch
+basis = md4.Basis.from_arrays([1, 0, 1, 1], [[1.0, 0.5]] * 4, [[1.0, 0.3]] * 4, numpy.eye(4, 3))
+engine = md4.Engine(basis, backend="cuda")
+for bra, ket, many in (([0, 1], [2, 3], 1), ([2, 3], [1, 1], 1), ([0, 2], [3, 2], 300)):
+    engine.compute([bra] * many, [ket] * many)
+print(dispatch.compile_count)
+"""
+
+
+@pytest.mark.gpu
+def test_a_warm_class_compiles_nothing(gpu, tmp_path):
+    env = os.environ | {"MD4_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "md4", "warmup", "--lmax", "1", "--jobs", "4"]
+    first, second = (subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2))
+    assert int(first.stdout.split()[0]) > 0
+    assert "0 kernels compiled" in second.stdout
+    done = subprocess.run([sys.executable, "-c", RUN], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"]
