@@ -20,6 +20,7 @@ integrals are contracted with the density unscreened. libcint itself is wrong in
 """
 
 import argparse
+import gc
 import os
 from time import perf_counter
 
@@ -162,6 +163,7 @@ def run_all(systems, args):
     """All rows, printed as they come; a system that fails is named and left out."""
     rows = []
     for system in systems:
+        gc.collect()  # device memory of the system before
         try:
             row = measure(system, args)
         except md4.MD4Error as error:

@@ -101,8 +101,8 @@ def test_energy_without_direct_scf(water):
 
 
 def test_energy_empty_spin():
-    """A density matrix that is zero."""
-    same_scf(solver("UHF", molecule("H 0 0 0", "cc-pvtz")))
+    """A density matrix that is zero; scf.UHF would give one electron a class that needs no J and K."""
+    same_scf(scf.uhf.UHF(molecule("H 0 0 0", "cc-pvtz")))
 
 
 # J and K --------------------------------------------------------------------------------------------------------------
