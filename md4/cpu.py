@@ -360,6 +360,10 @@ class CpuBackend:
         """Copies of J and K that a build keeps: one a thread."""
         return numba.get_num_threads()
 
+    def digest_swapped(self, bra, ket):
+        """Whether bra and ket should change places for the digestion: the longer rows last."""
+        return ket.nab < bra.nab
+
     def digest(self, densities, twice):
         """What sums J and K of blocks; see `md4.digest.HostDigest`."""
         return digest.HostDigest(densities, twice, digest_blocks())

@@ -11,7 +11,7 @@ from md4.cpu import HostTensor, host_memory
 from md4.device import Pool, as_buffer, as_stream, copy_to_device, copy_to_host, cuda, current_capability, require_gpu
 from md4.errors import ArgumentError
 from md4.kernels import low, resident
-from md4.kernels.digest import launch_diagonal, launch_digest
+from md4.kernels.digest import digest_swapped, launch_diagonal, launch_digest
 from md4.kernels.fused import choose_fused, launch_fused
 from md4.kernels.hermite import RECORD, form_size, launch_h, pair_records
 from md4.kernels.low import launch_low
@@ -249,6 +249,7 @@ class GpuBackend:
     # J and K
 
     digest_copies = 1  # of J and K that a build keeps
+    digest_swapped = staticmethod(digest_swapped)
 
     def digest(self, densities, twice):
         """What sums J and K of blocks."""

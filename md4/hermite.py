@@ -12,7 +12,7 @@ plain Python: the CPU backend, the GPU kernel and the tests run these very ones.
 """
 
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -95,8 +95,20 @@ def monomials(powers):
 
 
 @cache
-def structure(la, lb, pure):
+def structure(la, lb, pure, nctr_a=1, nctr_b=1):
     """The elements (ab, p) of H that do not vanish by their powers of x, y and z, row by row, as a tuple of pairs."""
+    plain = plain_structure(la, lb, pure)
+    ncomp_a, ncomp_b = (len(component_table(l, pure)[0]) - 1 for l in (la, lb))
+    elements = []
+    for (row, p), ca, cb in product(plain, range(nctr_a), range(nctr_b)):
+        a, b = divmod(row, ncomp_b)
+        elements.append((((ca * ncomp_a + a) * nctr_b + cb) * ncomp_b + b, p))
+    return tuple(sorted(elements))
+
+
+@cache
+def plain_structure(la, lb, pure):
+    """`structure` of one contracted function a shell."""
     tables = [component_table(l, pure) for l in (la, lb)]
     reach = [[monomials(powers[i:j]) for i, j in pairwise(start)] for start, powers, _ in tables]
     elements = []

@@ -195,7 +195,7 @@ class JK:
         stats, backend = Statistics(), engine.backend
         block_bytes = min(BLOCK_BYTES, int(BLOCK_SHARE * backend.memory_left()))
         store = HermiteStore(int(HERMITE_SHARE * backend.memory_left()), backend, FORMS)
-        work = list(list_pairs(self.lists, norms, tolerance))
+        work = list(list_pairs(self.lists, norms, tolerance, backend.digest_swapped))
         with Progress(sum(int(n.sum()) for _, _, n in work), enabled=self.progress, label="J/K quartets") as bar:
             for bra, ket, n in work:
                 store.touch(ket.prepared, bra.prepared)
@@ -217,13 +217,13 @@ class JK:
         return f"JK({self.basis!r}, {self.engine.backend.name!r}, direct_scf_tol={self.direct_scf_tol:g})"
 
 
-def list_pairs(lists, norms, tolerance):
-    """(bra list, ket list, survivors) of all unordered pairs of lists; the ket has the more function pairs."""
+def list_pairs(lists, norms, tolerance, swapped):
+    """(bra list, ket list, survivors) of all unordered pairs of lists; `swapped` says which of two is the ket."""
     own = [norms.of_pairs(this.pairs.pairs) for this in lists]
     top = [float(n.max()) for n in own]
     for i, one in enumerate(lists):
         for k, two in enumerate(lists[: i + 1]):
-            bra, ket, b, c = (one, two, i, k) if two.pairs.nab >= one.pairs.nab else (two, one, k, i)
+            bra, ket, b, c = (two, one, k, i) if swapped(one.pairs, two.pairs) else (one, two, i, k)
             factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
             n = survivors(bra, ket, factor, tolerance, i == k)
             if n.any():

@@ -39,6 +39,30 @@ def load_integral(builder, place, n):
     return call_asm(builder, DOUBLE, [place], f"ld.shared.f64 $0, [$1+{8 * n}];", "=d,r", effects=True)
 
 
+@cache
+def make_stage(count):
+    """Intrinsic (address, array, first, limit): the lane starts to copy every 32nd of up to 32 `count` doubles.
+
+    Of its copies, array[first + 32 n] to address + 256 n, those with n < limit.
+    """
+
+    @intrinsic
+    def stage(typingctx, address, array, first, limit):
+        def codegen(context, builder, signature, args):
+            source = element_address(context, builder, signature.args[1], args[1], args[2])
+            for n in range(count):
+                text = (
+                    f"{{ .reg .pred p; setp.gt.s32 p, $2, {n}; "
+                    f"@p cp.async.ca.shared.global [$0+{256 * n}], [$1+{256 * n}], 8; }}"
+                )
+                call_asm(builder, ir.VoidType(), [args[0], source, args[3]], text, "r,l,r", effects=True)
+            return context.get_dummy_value()
+
+        return types.void(i32, array, i64, i32), codegen
+
+    return stage
+
+
 def row_addresses(context, builder, array_type, array, row, columns):
     """Addresses of array[row + column] for each of `columns`."""
     return [element_address(context, builder, array_type, array, builder.add(row, c)) for c in columns]

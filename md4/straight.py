@@ -116,15 +116,16 @@ def make_straight_r(l, stride):
 
 
 @cache
-def make_low_quartet(la, lb, lc, ld, pure):
+def make_low_quartet(bra_class, ket_class, pure):
     """Intrinsic (zeros, rx, ry, rz, address, array, first, stride, place, add): one primitive quartet of a small class.
 
-    Everything is straight-line code on registers, structural zeros of H left out. H[ab, p] comes from shared memory at
-    `address`, two doubles at a time; the n-th structural element of the lane's H[cd, q], ordered by q, from
-    array[first + n stride] (offsets below 2^32 bytes). (ab|cd) goes to shared memory at `place`, added to what is there
-    if `add`; a few rows ab at a time, as many as the registers hold.
+    Either class is (l_a, nctr_a, l_b, nctr_b). Everything is straight-line code on registers, structural zeros of H
+    left out. H[ab, p] comes from shared memory at `address`, two doubles at a time; the n-th structural element of the
+    lane's H[cd, q], ordered by q, from array[first + n stride] (offsets below 2^32 bytes). (ab|cd) goes to shared
+    memory at `place`, added to what is there if `add`; a few rows ab at a time, as many as the registers hold.
     """
-    l, (bra, ket) = la + lb + lc + ld, (structure(la, lb, pure), structure(lc, ld, pure))
+    (la, ca, lb, cb), (lc, cc, ld, cd) = bra_class, ket_class
+    l, bra, ket = la + lb + lc + ld, structure(la, lb, pure, ca, cb), structure(lc, ld, pure, cc, cd)
     nab, ncd = bra[-1][0] + 1, ket[-1][0] + 1
     by_q = sorted(ket, key=lambda element: element[::-1])
     p_words, q_words = packed_hermite(la + lb).tolist(), packed_hermite(lc + ld).tolist()

@@ -63,7 +63,7 @@ DIGEST_BLOCKS = {1: 5, 2: 5, 3: 4, 4: 3, 5: 3, 6: 3, 7: 3}
 # warps; and the largest quartet that a lane digests alone.
 DIGEST_INTEGRALS = 64
 DIGEST_WARPS = 8448
-QUARTET_INTEGRALS = 27
+QUARTET_INTEGRALS = 81
 
 # (ab|q] and r of one chunk take about this many bytes: several waves of blocks, little beyond the L2 cache.
 CHUNK_BYTES = 1 << 30
@@ -162,6 +162,17 @@ def digest_shape(na, nb):
     """(functions a at a time, blocks of a multiprocessor, functions b at a time) of the digestion by columns."""
     rows = -(-na // -(-na // DIGEST_ROWS))
     return rows, DIGEST_BLOCKS[rows], min(nb, DIGEST_VALUES - rows)
+
+
+def quartet_doubles(nb, nc, nd):
+    """Doubles that a thread keeps which digests a quartet: D and X of a and of all b, D and Y of the ket."""
+    return 2 * (nb + 1) * (nc + nd) + 2 * nc * nd
+
+
+def quartet_blocks(na, nb, nc, nd):
+    """Blocks of a multiprocessor that digest quartets, by registers and by shared memory."""
+    by_registers = 65536 // DIGEST_THREADS // (2 * quartet_doubles(nb, nc, nd) + 64)
+    return max(1, min(by_registers, 2 * SHARED_BYTES // (8 * na * nb * nc * nd * DIGEST_THREADS)))
 
 
 def bra_pairs_of_a_warp(integrals, warps):

@@ -15,7 +15,6 @@ from md4.kernels.scatter import scatter_variant
 from md4.kernels.transform import bra_variant, ket_variant
 from md4.pairs import shell_pairs
 from md4.scatter import SYMMETRIES
-from md4.tiles import QUARTET_INTEGRALS, digest_shape
 
 # Primitive pairs of a bra and a ket: how many there are decides on kernels, and on the side that goes first.
 PRIMITIVES = (1, 2, 30)
@@ -32,7 +31,7 @@ def list_variants(unit, kind, bra, ket):
     """Variants for a bra and a ket list, short or long; no general contractions."""
     if low.takes(bra, ket):
         yield low.low_variant(bra, ket, kind)
-    yield digest_variant(bra, ket)
+    yield digest.digest_variant(*((ket, bra) if digest.digest_swapped(bra, ket) else (bra, ket)))
     yield r_variant(bra.l + ket.l, kind)
     plan = next(plan for plan in plans(unit, bra, ket) if plan.kernels != "low")
     if plan.swap:
@@ -46,13 +45,6 @@ def list_variants(unit, kind, bra, ket):
     else:
         yield resident.resident_variant(unit, bra) if resident.serves(unit, bra, ket) else bra_variant(unit, bra, ket)
         yield ket_variant(unit, ket)
-
-
-def digest_variant(bra, ket):
-    """The variant that digests blocks of a class into J and K."""
-    if bra.nab * ket.nab <= QUARTET_INTEGRALS:
-        return Variant(digest.digest_quartets, (bra.nb, ket.na, ket.nb))
-    return Variant(digest.digest_blocks, digest_shape(bra.na, bra.nb)[:2])
 
 
 def all_variants(unit, kind="coulomb", lmax=6, pure=True):

@@ -23,7 +23,7 @@ from md4.basis import Basis
 from md4.engine import Engine, PreparedPairs
 from md4.gpu import GpuBackend
 from md4.kernels import scatter
-from md4.kernels.digest import launch_diagonal, launch_digest
+from md4.kernels.digest import digest_swapped, launch_diagonal, launch_digest
 from md4.operators import OPERATORS, Operator
 from md4.pairs import shell_pairs
 from md4.scatter import SYMMETRIES
@@ -190,7 +190,8 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
                 block = backend.scratch(shape)
                 Engine.evaluate(SimpleNamespace(backend=backend), bra, ket, block)
-                launch_digest(block, bra, ket, [None] * 2, False, Anything(), None, Anything(), None, 1, None)
+                order = (ket, bra) if digest_swapped(bra.pairs, ket.pairs) else (bra, ket)
+                launch_digest(block, *order, [None] * 2, False, Anything(), None, Anything(), None, 1, None)
         launch_diagonal(block, 1, 1, None, None)
         for aosym in SYMMETRIES:
             scatter.launch_scatter(aosym, None, 1, [None] * 4, None, False, False, None, None, None)

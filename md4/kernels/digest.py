@@ -21,7 +21,7 @@ from md4.columns import (
 from md4.device import F64, I64_2D, cuda, jit_device, types
 from md4.digest import quartet_weight
 from md4.dispatch import Kernel, Variant, launch
-from md4.ptx import make_zeros, shared_address
+from md4.ptx import commit_copies, make_wait_copies, make_zeros, shared_address
 from md4.quartets import (
     make_add_block,
     make_add_rows,
@@ -29,9 +29,18 @@ from md4.quartets import (
     make_exchange,
     make_load_block,
     make_load_rows,
+    make_stage,
 )
 from md4.straight import store_shared
-from md4.tiles import DIGEST_THREADS, QUARTET_INTEGRALS, SCATTER_THREADS, bra_pairs_of_a_warp, digest_shape
+from md4.tiles import (
+    DIGEST_THREADS,
+    QUARTET_INTEGRALS,
+    SCATTER_THREADS,
+    bra_pairs_of_a_warp,
+    digest_shape,
+    quartet_blocks,
+    quartet_doubles,
+)
 
 i32, i64 = types.int32, types.int64
 
@@ -175,29 +184,30 @@ def digest_blocks(rows, blocks):
     return Kernel(kernel, signature, (DIGEST_THREADS, blocks))
 
 
-def digest_quartets(nb, nc, nd):
-    """Kernel factory for small quartets, a thread each; a warp stages the integrals of one a at a time."""
-    size, width, words = nb * nc * nd, nc + nd, DIGEST_THREADS * nb * nc * nd
+def digest_quartets(na, nb, nc, nd):
+    """Kernel factory for small quartets, a thread each; a warp stages the integrals of 32."""
+    width, size = nc + nd, nb * nc * nd
     load_rows, add_rows, load_row, add_row = (
         make(n, nc, nd) for n in (nb, 1) for make in (make_load_rows, make_add_rows)
     )
     exchange, coulomb = make_exchange(nb, nc, nd), make_coulomb(nb, nc, nd)
     load_block, add_block = make_load_block(nc, nd), make_add_block(nc, nd)
     no_rows, no_block, warp_sums = make_zeros(nb * width), make_zeros(nc * nd), make_warp_sums(nb)
-    weight_of, warps = jit_device(quartet_weight), DIGEST_THREADS // 32
+    stage, wait_all = make_stage(na * size), make_wait_copies(0)
+    weight_of, warps, blocks = jit_device(quartet_weight), DIGEST_THREADS // 32, quartet_blocks(na, nb, nc, nd)
 
     def kernel(
-        block, nbra, nkl, first_bra, first_ket, triangle, ao_bra, ao_ket, na, densities, n_k, x, twice, n_j, y, nao,
-        passes, bra_step,
+        block, nbra, nkl, first_bra, first_ket, triangle, ao_bra, ao_ket, densities, n_k, x, twice, n_j, y, nao, passes,
+        bra_step,
     ):  # fmt: skip
-        shared = cuda.shared.array(words, types.float64)
         lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
         work = i64(cuda.blockIdx.x) * warps + warp
-        base = warp * 32 * size
-        place = i32(shared_address(shared) + 8 * (base + lane * size))
+        start = shared_address(cuda.shared.array(0, types.float64)) + warp * (256 * na * size)
+        place = i32(start + 8 * na * size * lane)
         mine = i64(cuda.brev(types.uint32(lane)) >> types.uint32(27))  # see `make_warp_sums`
         i_first, first = work // passes * bra_step, work % passes * 32
         count = min(i64(32), nkl - first)
+        limit = i32((count * (na * size) - lane + 31) >> 5)
         kl = first_ket + min(first + lane, nkl - 1)
         c, d = ao_ket[kl, 0], ao_ket[kl, 1]
         for s in range(max(n_k, n_j)):
@@ -206,40 +216,37 @@ def digest_quartets(nb, nc, nd):
             if s < n_j:
                 d_cd = load_block(twice, origin + c * nao + d, nao)
             for i in range(i_first, min(i_first + bra_step, nbra)):
+                stage(i32(start + 8 * lane), block, (i * nkl + first) * (na * size) + lane, limit)
+                commit_copies()
                 a_ao, b_ao = ao_bra[first_bra + i, 0], ao_bra[first_bra + i, 1]
                 weight = weight_of(a_ao, b_ao, c, d, triangle, first_bra + i, kl)
                 weight = weight if lane < count else 0.0
                 x_b, d_b, b_row = no_rows(), no_rows(), origin + b_ao * nao
                 if s < n_k:
                     d_b = load_rows(densities, b_row, nao, c, d)
+                wait_all()
+                cuda.syncwarp()
                 for a in range(na):
-                    a_row = origin + (a_ao + a) * nao
-                    source = ((i * nkl + first) * na + a) * size
-                    for n in range(size):
-                        m = lane + 32 * n
-                        q = m // size
-                        if q < count:
-                            shared[base + m] = block[source + q * (na * size) + m - q * size]
-                    cuda.syncwarp()
+                    a_row, here = origin + (a_ao + a) * nao, i32(place + 8 * size * a)
                     if s < n_k:
-                        done = exchange(x_b, place, d_b, load_row(densities, a_row, nao, c, d))
+                        done = exchange(x_b, here, d_b, load_row(densities, a_row, nao, c, d))
                         add_row(x, a_row, nao, c, d, done[:width], weight)
                         x_b = done[width:]
                     if s < n_j:
-                        sums = coulomb(y_cd, place, d_cd, twice, a_row + b_ao, weight)
+                        sums = coulomb(y_cd, here, d_cd, twice, a_row + b_ao, weight)
                         y_cd = sums[nb:]
                         total = warp_sums(sums[:nb], weight, lane)
                         if mine < nb:
                             add_global(y, a_row + b_ao + mine, total)
-                    cuda.syncwarp()
+                cuda.syncwarp()
                 if s < n_k:
                     add_rows(x, b_row, nao, c, d, x_b, weight)
             if s < n_j:
                 add_block(y, origin + c * nao + d, nao, y_cd)
 
     flag = types.boolean
-    signature = (F64, *[i64] * 4, flag, I64_2D, I64_2D, i64, F64, i64, F64, F64, i64, F64, *[i64] * 3)
-    return Kernel(kernel, signature, (DIGEST_THREADS, 3))
+    signature = (F64, *[i64] * 4, flag, I64_2D, I64_2D, F64, i64, F64, F64, i64, F64, *[i64] * 3)
+    return Kernel(kernel, signature, (DIGEST_THREADS, blocks))
 
 
 def pair_diagonals():
@@ -257,6 +264,26 @@ def pair_diagonals():
 # launchers
 
 
+def by_quartets(bra, ket):
+    """Whether a thread digests a quartet; where bra and ket have but one b and d, columns are faster."""
+    slender = bra.nb == ket.nb == 1 and min(bra.nab, ket.nab) > 1
+    return bra.nab * ket.nab <= QUARTET_INTEGRALS and not slender
+
+
+def digest_variant(bra, ket):
+    """The variant that digests blocks of a class into J and K."""
+    if by_quartets(bra, ket):
+        return Variant(digest_quartets, (bra.na, bra.nb, ket.na, ket.nb))
+    return Variant(digest_blocks, digest_shape(bra.na, bra.nb)[:2])
+
+
+def digest_swapped(bra, ket):
+    """Whether bra and ket should change places: few numbers a thread, or else many columns."""
+    if by_quartets(bra, ket):
+        return quartet_doubles(ket.nb, bra.na, bra.nb) < quartet_doubles(bra.nb, ket.na, ket.nb)
+    return ket.nab < bra.nab
+
+
 def launch_digest(block, ab, cd, places, triangle, densities, x, twice, y, nao, stream):
     """A block into X and Y.
 
@@ -272,19 +299,19 @@ def launch_digest(block, ab, cd, places, triangle, densities, x, twice, y, nao, 
     matrices = (
         densities.part(0, (densities.size,)), densities.shape[0], x, twice.part(0, (twice.size,)), twice.shape[0], y,
     )  # fmt: skip
-    lists = block.array, len(bra), len(ket), ab.first, cd.first, triangle, *places, bra.na
-    small = bra.nab * ket.nab <= QUARTET_INTEGRALS
+    lists = block.array, len(bra), len(ket), ab.first, cd.first, triangle, *places
+    small = by_quartets(bra, ket)
     passes = -(-len(ket) * (1 if small else ket.nab) // 32)
     bra_step = bra_pairs_of_a_warp(bra.nab * ket.nab if small else bra.nab, passes * len(bra))
     blocks = -(-passes * -(-len(bra) // bra_step) * 32 // DIGEST_THREADS)
     if small:
-        variant = Variant(digest_quartets, (bra.nb, ket.na, ket.nb))
-        launch(variant, blocks, DIGEST_THREADS, stream, 0, *lists, *matrices, nao, passes, bra_step)
-        return
-    rows, resident, b_step = digest_shape(bra.na, bra.nb)
+        shape, shared, rest = (), 8 * bra.nab * ket.nab * DIGEST_THREADS, ()
+    else:
+        rows, _, b_step = digest_shape(bra.na, bra.nb)
+        shape, shared, rest = (bra.na, bra.nb, ket.na, ket.nb), 16 * (rows + b_step) * DIGEST_THREADS, (b_step,)
     launch(
-        Variant(digest_blocks, (rows, resident)), blocks, DIGEST_THREADS, stream, 16 * (rows + b_step) * DIGEST_THREADS,
-        *lists, bra.nb, ket.na, ket.nb, *matrices, nao, passes, bra_step, b_step,
+        digest_variant(bra, ket), blocks, DIGEST_THREADS, stream, shared,
+        *lists, *shape, *matrices, nao, passes, bra_step, *rest,
     )  # fmt: skip
 
 

@@ -52,10 +52,15 @@ def panel_inner(n):
 def form_size(pairs, form):
     """Doubles of the H of one primitive pair in a form."""
     if form in ("row", "column"):
-        return (len(hermite.structure(pairs.la, pairs.lb, pairs.pure)) + 1) // 2 * 2
+        return (len(pair_structure(pairs)) + 1) // 2 * 2
     if form == "weight":
         return pairs.nab * pairs.nherm
     return blocks_of_8(pairs.nherm) * form_rows(pairs.nab, form) * 64
+
+
+def pair_structure(pairs):
+    """`md4.hermite.structure` of a list's class."""
+    return hermite.structure(pairs.la, pairs.lb, pairs.pure, pairs.nctr_a, pairs.nctr_b)
 
 
 def form_rows(nab, form):
@@ -64,11 +69,11 @@ def form_rows(nab, form):
 
 
 @cache
-def form_positions(form, la, lb, pure, nab):
+def form_positions(form, la, lb, pure, nctr_a, nctr_b, nab):
     """Shape (form_size,), int32: row + 2^16 p of every position, -1 where the form is padded."""
     nh = nherm(la + lb)
     if form in ("row", "column"):
-        elements = list(hermite.structure(la, lb, pure))
+        elements = list(hermite.structure(la, lb, pure, nctr_a, nctr_b))
         elements.sort(key=lambda e: e if form == "row" else e[::-1])
         rows, p = np.array(elements + [(-1, -1)] * (len(elements) % 2)).T
     elif form == "weight":
@@ -159,6 +164,6 @@ def launch_h(pairs, records, form, places, stride, out, stream):
         records, RECORD + pairs.nctr_a + pairs.nctr_b, pairs.la, pairs.lb, pairs.nctr_a, pairs.nctr_b,
         *component_tables(pairs.la, pairs.pure), *component_tables(pairs.lb, pairs.pure),
         table_on_device(packed_triples, pairs.l),
-        table_on_device(form_positions, form, pairs.la, pairs.lb, pairs.pure, pairs.nab),
+        table_on_device(form_positions, form, pairs.la, pairs.lb, pairs.pure, pairs.nctr_a, pairs.nctr_b, pairs.nab),
         int(form not in ("bra", "turned", "row")), places, stride, parts, out,
     )  # fmt: skip

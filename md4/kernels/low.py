@@ -8,6 +8,7 @@ straight-line, specialised for the four angular momenta.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -23,12 +24,12 @@ from md4.tiles import LOW_COMPONENTS, LOW_L, LOW_PRIMITIVES, LOW_QUARTETS, LOW_T
 i64 = types.int64
 
 
-def low_integrals(la, lb, lc, ld, pure, kind):
-    """Kernel factory for the class (la lb|lc ld), one contracted function a shell."""
-    orders, nab, ncd = la + lb + lc + ld + 1, rows(la, lb, pure), rows(lc, ld, pure)
-    count, threads = nab * ncd, LOW_THREADS
+def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
+    """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions."""
+    orders, bra_class, ket_class = la + lb + lc + ld + 1, (la, ca, lb, cb), (lc, cc, ld, cd)
+    count, threads = rows(bra_class, pure) * rows(ket_class, pure), LOW_THREADS
     zeros_upto, pack = operators.zeros_function(kind, jit_device), make_pack(orders)
-    quartet = make_low_quartet(la, lb, lc, ld, pure)
+    quartet = make_low_quartet(bra_class, ket_class, pure)
 
     def kernel(
         bra, bra_width, start, first_pair, h, h_size, group, ket, ket_first, slots, g_start, g_first_pair, g, npair_cd,
@@ -73,9 +74,10 @@ def low_integrals(la, lb, lc, ld, pure, kind):
     return Kernel(kernel, (*signature, F64, i64, i64), (threads, 1))
 
 
-def rows(la, lb, pure):
-    """Function pairs of a pair of uncontracted shells."""
-    return structure(la, lb, pure)[-1][0] + 1
+def rows(shells, pure):
+    """Function pairs of a class (l_a, nctr_a, l_b, nctr_b)."""
+    la, ca, lb, cb = shells
+    return structure(la, lb, pure, ca, cb)[-1][0] + 1
 
 
 # Pairs whose primitives stand side by side in columns.
@@ -129,11 +131,11 @@ def upload_columns(pairs, pool, stream):
 
 def may_serve(pairs):
     """Whether some class with these pairs on one side is for this kernel."""
-    return pairs.nctr_a * pairs.nctr_b == 1 and pairs.nab <= LOW_COMPONENTS and pairs.l <= LOW_L
+    return pairs.nab <= LOW_COMPONENTS and pairs.l <= LOW_L
 
 
 def takes(bra, ket):
-    """Whether this kernel is for a class: few enough components, one contracted function a shell."""
+    """Whether this kernel is for a class: few enough components."""
     small = bra.nab * ket.nab <= LOW_COMPONENTS and bra.l + ket.l <= LOW_L
     return small and may_serve(bra) and may_serve(ket)
 
@@ -145,7 +147,8 @@ def serves(bra, ket):
 
 def low_variant(bra, ket, kind):
     """Variant for a class."""
-    return Variant(low_integrals, (bra.la, bra.lb, ket.la, ket.lb, bra.pure, kind))
+    shells = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket))
+    return Variant(low_integrals, (*chain.from_iterable(shells), bra.pure, kind))
 
 
 def launch_low(operator, h, g, ab, cd, block, stream):
