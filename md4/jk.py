@@ -18,7 +18,7 @@ from md4.errors import ArgumentError, MemoryLimitError
 from md4.operators import Operator
 from md4.progress import Progress
 from md4.screening import DensityNorms, Statistics, sorted_lists, survivors, tiles
-from md4.tensor import HermiteStore
+from md4.tensor import HermiteStore, Request, least_block
 
 # Bytes of one block of integrals, and share of the memory that may be used, at most.
 BLOCK_BYTES = 512 << 20
@@ -183,11 +183,12 @@ class JK:
     def _check_memory(self, matrices):
         """Refuses what cannot fit before it starts."""
         backend, size = self.engine.backend, 8 * self.basis.nao**2
-        need, limit = 2 * matrices * size * backend.digest_copies, backend.memory_left()
+        least = least_block(self.engine, Request.checked(self.basis, "s1", None))
+        need, limit = 2 * matrices * size * backend.digest_copies + least, backend.memory_left()
         if need > limit:
             raise MemoryLimitError(
-                f"{matrices} density matrices of {self.basis.nao} AOs and their J and K take {need / 1e6:.1f} MB, but "
-                f"{limit / 1e6:.1f} MB may be used; raise max_memory or give fewer at once."
+                f"{matrices} density matrices of {self.basis.nao} AOs, their J and K and the least workspace take "
+                f"{need / 1e6:.1f} MB, but {limit / 1e6:.1f} MB may be used; raise max_memory or give fewer at once."
             )
 
     def _digest_all(self, engine, target, norms, tolerance):

@@ -10,6 +10,8 @@ from pyscf import gto, scf
 import md4
 from md4.errors import ArgumentError, MemoryLimitError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BENZENE = "\n".join(
     f"{s} {r * np.cos(np.pi * k / 3)} {r * np.sin(np.pi * k / 3)} 0"
     for s, r in (("C", 1.397), ("H", 2.481))
@@ -185,10 +187,12 @@ def test_max_memory_is_enough_for_little(backend):
         assert jk.engine.backend.pool.peak <= 20e6
 
 
-def test_too_little_memory_is_refused(backend):
-    mol = molecule(WATER, "cc-pvtz")
+@pytest.mark.parametrize("basis, count, max_memory", [("cc-pvtz", 8, 1.0), ("6-31g", 1, 0.01)])
+def test_too_little_memory_is_refused(backend, basis, count, max_memory):
+    """Of matrices, and of the least workspace."""
+    mol = molecule(WATER, basis)
     with pytest.raises(MemoryLimitError, match="raise max_memory"):
-        md4.get_jk(mol, random_densities(mol, count=4), backend=backend, max_memory=0.05)
+        md4.get_jk(mol, random_densities(mol, count=count), backend=backend, max_memory=max_memory)
 
 
 # bad input ------------------------------------------------------------------------------------------------------------

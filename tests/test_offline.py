@@ -26,6 +26,8 @@ SPILLS = {
     "fused_transforms": 500,  # 480 at 2 x 8 fragments on sm_80; most below 160
     "bra_transform": 160,
     "ket_transform": 64,
+    "digest_blocks": 100,  # 96 at two rows on sm_100
+    "digest_quartets": 64,  # at 3 x 3, 3 x 2 on sm_90
 }
 
 
