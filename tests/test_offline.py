@@ -22,9 +22,9 @@ needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="ptxas is missing;
 SPILLS = {
     "straight_r_integrals": 400,  # 328 at L = 8 on sm_80
     "r_integrals": 400,  # 300 for erfc at L = 12 on sm_90, 32 for coulomb
-    "low_integrals": 1300,  # 1288 at (ps|dp) on sm_90; all but (ps|dp) below 64
-    "fused_transforms": 500,  # 480 at 2 x 8 fragments on sm_80; most below 160
-    "bra_transform": 160,
+    "low_integrals": 64,  # none on sm_90
+    "fused_transforms": 160,  # 96 at two fragments of rows, five blocks of q and of cd, on sm_90
+    "bra_transform": 160,  # 148 turned, five blocks of rows and eight of columns, on sm_90
     "ket_transform": 64,
     "digest_blocks": 100,  # 96 at two rows on sm_100
     "digest_quartets": 64,  # at 3 x 3, 3 x 2 on sm_90

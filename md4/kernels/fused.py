@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from md4.angular import sum_ordinal
-from md4.device import F64, I64, cuda, table_on_device, types
+from md4.device import F64, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.kernels.transform import make_copy_range, padded_words
 from md4.ptx import (
@@ -46,12 +46,19 @@ from md4.tiles import (
 i64 = types.int64
 
 
+def following_primitive(ket, last, start, first_pair, pair, npair):
+    """The primitive after `ket` in a pair up to `last`, or the first of `pair`; -1 at the end (device function)."""
+    if ket + 1 < last:
+        return ket + 1
+    return start[first_pair + pair] if pair < npair else -1
+
+
 def fused_transforms(mt, nq, nc, warps, blocks, contracted, unit):
     """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives."""
     threads, wide = 32 * warps, unit == "dmma16"
     zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide)
     mma, stage = make_mma_tile(mt, nq, wide), make_stage_tile(mt, nc)
-    gather = make_table_gather(nq)
+    gather, following = make_table_gather(nq), jit_device(following_primitive)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
     def kernel(
@@ -102,12 +109,10 @@ def fused_transforms(mt, nq, nc, warps, blocks, contracted, unit):
                             # fetch what comes next: another bra primitive, or the first one with the next ket primitive
                             fetched = row + nket
                             if not contracted or i + 1 == count:
-                                following = ket if first_q + nq < nq8 else ket + 1
-                                if following == last:
-                                    behind = pair_cd + stride
-                                    following = g_start[g_first_pair + behind] if behind < npair_cd else i64(-1)
-                                inside = 0 <= following < g_first_prim + nket
-                                fetched = r_row + following if inside else i64(-1)
+                                coming = ket
+                                if first_q + nq >= nq8:
+                                    coming = following(ket, last, g_start, g_first_pair, pair_cd + stride, npair_cd)
+                                fetched = r_row + coming if 0 <= coming < g_first_prim + nket else i64(-1)
                             if fetched != row:
                                 buffer = 1 - buffer
                                 if fetched >= 0:
