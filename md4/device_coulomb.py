@@ -33,7 +33,8 @@ class DeviceCoulomb:
         size = pairs.nprim * hermite_width(pairs)
         owner = np.repeat(np.arange(len(pairs)), np.diff(pairs.start))
         zeros = np.zeros((self.shape[0], size))
-        buffer, (owner, densities, sums) = backend.pool.upload([owner, zeros, zeros], backend.stream)
+        # rows of 64 bytes first: kernels load 16 bytes at a time
+        buffer, (densities, sums, owner) = backend.pool.upload([zeros, zeros, owner], backend.stream)
         h, ao = prepared.h("right"), backend.first_aos(prepared, self.basis)
         sides = [tuple(m.part(n * size, (size,)) for m in (densities, sums)) for n in range(self.shape[0])]
         self.sides[prepared] = buffer, sides
