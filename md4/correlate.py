@@ -53,11 +53,10 @@ def add_groups(builder, values, base, lane, limit):
         call_asm(builder, ir.VoidType(), [address, total, place], text, "l,d,r", effects=True)
 
 
-def load_pair(builder, address, offset, space):
-    """Two doubles at an address."""
-    width = "l" if space.startswith("global") else "r"
-    text = f"ld.{space}.v2.f64 {{$0, $1}}, [$2+{offset}];"
-    return fields(builder, call_asm(builder, PAIR, [address], text, f"=d,=d,{width}", effects=True), 2)
+def load_pair(builder, address, offset):
+    """Two doubles of global memory that no one writes meanwhile."""
+    text = f"ld.global.nc.v2.f64 {{$0, $1}}, [$2+{offset}];"
+    return fields(builder, call_asm(builder, PAIR, [address], text, "=d,=d,l", effects=True), 2)
 
 
 @cache
@@ -84,7 +83,7 @@ def make_quartet_sums(l_bra, l_ket):
                 j_p = dict.fromkeys(group, ir.Constant(DOUBLE, 0.0))
                 for p, q in sorted(product(group, range(nq)), key=lambda x: (degree(q_words[x[1]]), x)):
                     if q == first_of_degree(q_words[q]) and p % 2 == 0:
-                        pair = load_pair(builder, source, 8 * p, "global.nc")
+                        pair = load_pair(builder, source, 8 * p)
                     d_p = minus(builder, pair[p % 2]) if degree(p_words[p]) % 2 else pair[p % 2]
                     value = r[sum_ordinal(p_words[p], q_words[q])]
                     j_q[q] = fma(builder, value, d_p, j_q[q])
@@ -164,17 +163,16 @@ class Walk:
     """Shared addresses of r[p + q] as q goes through its groups of one degree and one s, for one p.
 
     idx(p+q) = idx(p) + idx(q) + s_p s_q + l_p l_q (l_p + l_q + 2)/2, whose last term grows by
-    l_p (l_p + 2 l_q + 3)/2 from l_q to l_q + 1.
+    l_p (l_p + 2 l_q + 3)/2 from l_q to l_q + 1. Items of r are `distance` bytes apart.
     """
 
-    def __init__(self, builder, start, word):
+    def __init__(self, builder, start, word, distance):
         self.builder = builder
-        part = [builder.and_(builder.lshr(word, I32(bits)), I32(255)) for bits in (16, 24)]
+        s, l = (builder.and_(builder.lshr(word, I32(bits)), I32(255)) for bits in (16, 24))
         ordinal = builder.and_(word, I32(65535))
-        self.row = self.base = builder.add(start, builder.shl(ordinal, I32(3)))
-        self.s_step, self.growth = (builder.shl(x, I32(3)) for x in part)
-        product = builder.mul(part[1], builder.add(part[1], I32(3)))
-        self.l_step = builder.shl(product, I32(2))
+        self.row = self.base = builder.add(start, builder.mul(ordinal, I32(distance)))
+        self.s_step, self.growth = (builder.mul(x, I32(distance)) for x in (s, l))
+        self.l_step = builder.mul(builder.mul(l, builder.add(l, I32(3))), I32(distance // 2))
 
     def next_s(self):
         self.row = self.builder.add(self.row, self.s_step)
@@ -185,19 +183,20 @@ class Walk:
 
 
 @cache
-def make_correlate(l_ket, count):
-    """Intrinsic (words, r, d, d_bra, j_bra, scale, j, j_first, lane) -> j_bra, for one primitive quartet of a warp.
+def make_correlate(l_ket, count, distance=8):
+    """Intrinsic (words, r, d, d_bra, j_bra, scale, j, first, lane) -> j_bra, for one primitive quartet of a warp.
 
     A lane has `count` functions p of the bra, by their packed words, and their D_p and J_p; r of the quartet is at the
-    shared address `r`, D_q of the ket at `d`. J_p += sum_q r[p+q] D_q; and sum_p r[p+q] D_p over the warp, times
-    `scale`, is added to j[j_first:].
+    shared address `r`, items `distance` bytes apart, D_q of the ket at d[first:]. J_p += sum_q r[p+q] D_q; and
+    sum_p r[p+q] D_p over the warp, times `scale`, is added to j[first:].
     """
     bra, words, nq = types.UniTuple(f64, count), types.UniTuple(i32, count), nherm(l_ket)
 
     @intrinsic
-    def correlate(typingctx, places, r, d, d_bra, j_bra, scale, j, j_first, lane):
+    def correlate(typingctx, places, r, d, d_bra, j_bra, scale, j, first, lane):
         def codegen(context, builder, signature, args):
-            walks = [Walk(builder, args[1], word) for word in fields(builder, args[0], count)]
+            walks = [Walk(builder, args[1], word, distance) for word in fields(builder, args[0], count)]
+            source = element_address(context, builder, signature.args[2], args[2], args[7])
             d_p, j_p = (fields(builder, x, count) for x in args[3:5])
             target = element_address(context, builder, signature.args[6], *args[6:8])
             lane, sums, pair = builder.trunc(args[8], I32), [], None
@@ -206,10 +205,10 @@ def make_correlate(l_ket, count):
                     for z in range(s + 1):
                         q = hermite_ordinal(lq - s, s - z, z)
                         if q % 2 == 0:
-                            pair = load_pair(builder, args[2], 8 * q, "shared")
+                            pair = load_pair(builder, source, 8 * q)
                         total = None
                         for n, walk in enumerate(walks):
-                            value = load_double(builder, walk.row, 8 * q)
+                            value = load_double(builder, walk.row, distance * q)
                             j_p[n] = fma(builder, value, pair[q % 2], j_p[n])
                             total = builder.fmul(value, d_p[n]) if n == 0 else fma(builder, value, d_p[n], total)
                         sums.append(builder.fmul(total, args[5]))
@@ -224,7 +223,7 @@ def make_correlate(l_ket, count):
                     walk.next_degree()
             return aggregate(builder, context.get_value_type(bra), j_p)
 
-        return bra(words, i32, i32, bra, bra, f64, j, i64, i64), codegen
+        return bra(words, i32, d, bra, bra, f64, j, i64, i64), codegen
 
     return correlate
 
@@ -232,3 +231,30 @@ def make_correlate(l_ket, count):
 def load_double(builder, address, offset):
     """A double at a shared address."""
     return call_asm(builder, DOUBLE, [address], f"ld.shared.f64 $0, [$1+{offset}];", "=d,r", effects=True)
+
+
+@cache
+def make_update(distance):
+    """Intrinsic (rule, rx, ry, rz, r, factors) -> r[t]^(m) of a lane, from r^(m+1) at the shared address `r`.
+
+    `rule` is a word of `md4.kernels.recurrence.packed_rules`, the same for all lanes; items of r are `distance` bytes
+    apart, and `factors` is the address of 0, 1, 2, ...
+    """
+
+    @intrinsic
+    def update(typingctx, rule, rx, ry, rz, r, factors):
+        def codegen(context, builder, signature, args):
+            rule, rx, ry, rz, r, factors = args
+            one, two, axis, factor = (
+                builder.and_(builder.trunc(builder.lshr(rule, I64(bits)), I32), I32(65535)) for bits in (0, 16, 32, 48)
+            )
+            step = builder.select(builder.icmp_signed("==", axis, I32(0)), rx, ry)
+            step = builder.select(builder.icmp_signed("==", axis, I32(16)), rz, step)
+            places = [builder.add(r, builder.mul(x, I32(distance // 8))) for x in (one, two)]
+            first, second = (load_double(builder, place, 0) for place in places)
+            times = load_double(builder, builder.add(factors, builder.sub(factor, I32(24))), 0)
+            return fma(builder, times, second, builder.fmul(step, first))
+
+        return f64(i64, f64, f64, f64, i32, i32), codegen
+
+    return update

@@ -58,6 +58,13 @@ COULOMB_FUNCTIONS = 5
 COULOMB_WARPS = 16896
 COULOMB_KETS = 32
 COULOMB_BYTES = 256 << 20
+# Beyond, up to this L, a block makes r of 32 ket primitives itself, rows [t] padded against conflicts: its threads,
+# groups of 32 that are worth a block more, and that a block goes through at most.
+COULOMB_GROUP_L = 13
+COULOMB_GROUP_THREADS = 256
+GROUP_ROW = 33
+COULOMB_GROUP_BLOCKS = 2112
+COULOMB_GROUPS = 8
 
 # (ab|q] and r of one chunk take about this many bytes: several waves of blocks, little beyond the L2 cache.
 CHUNK_BYTES = 1 << 30
@@ -172,3 +179,14 @@ def coulomb_warps(warp_bytes):
     """(warps of a block, its shared memory): four warps, or fewer where two blocks of four would not fit."""
     warps = max(1, min(COULOMB_THREADS // 32, SHARED_BYTES // warp_bytes))
     return warps, warps * warp_bytes
+
+
+def coulomb_group_kets(nbra, nket):
+    """Ket primitives that a block goes through, 32 at a time, each block for one of `nbra` bra primitives."""
+    groups = -(-nket // 32)
+    return 32 * max(1, min(COULOMB_GROUPS, groups, groups * nbra // COULOMB_GROUP_BLOCKS))
+
+
+def coulomb_group_bytes(l):
+    """Shared memory of a block that makes r of 32 ket primitives: factors, [0]^(m) and r."""
+    return 8 * (l + 2 + GROUP_ROW * (l + 1 + nherm(l)))
