@@ -43,7 +43,7 @@ def minus(builder, value):
 
 
 def add_groups(builder, values, base, lane, limit):
-    """Warp sums of up to 32 values at a time, added to the doubles at `base`; `lane` is an i32, `limit` their number."""
+    """Warp sums of up to 32 values at a time, added to the first `limit` doubles at `base`; `lane` is an i32."""
     mine = builder.lshr(call_asm(builder, I32, [lane], "brev.b32 $0, $1;", "=r,r"), I32(27))
     for first in range(0, len(values), 32):
         total = emit_warp_sum(builder, values[first : first + 32], lane)
@@ -163,16 +163,16 @@ class Walk:
     """Shared addresses of r[p + q] as q goes through its groups of one degree and one s, for one p.
 
     idx(p+q) = idx(p) + idx(q) + s_p s_q + l_p l_q (l_p + l_q + 2)/2, whose last term grows by
-    l_p (l_p + 2 l_q + 3)/2 from l_q to l_q + 1. Items of r are `distance` bytes apart.
+    l_p (l_p + 2 l_q + 3)/2 from l_q to l_q + 1.
     """
 
-    def __init__(self, builder, start, word, distance):
+    def __init__(self, builder, start, word):
         self.builder = builder
         s, l = (builder.and_(builder.lshr(word, I32(bits)), I32(255)) for bits in (16, 24))
         ordinal = builder.and_(word, I32(65535))
-        self.row = self.base = builder.add(start, builder.mul(ordinal, I32(distance)))
-        self.s_step, self.growth = (builder.mul(x, I32(distance)) for x in (s, l))
-        self.l_step = builder.mul(builder.mul(l, builder.add(l, I32(3))), I32(distance // 2))
+        self.row = self.base = builder.add(start, builder.shl(ordinal, I32(3)))
+        self.s_step, self.growth = (builder.shl(x, I32(3)) for x in (s, l))
+        self.l_step = builder.shl(builder.mul(l, builder.add(l, I32(3))), I32(2))
 
     def next_s(self):
         self.row = self.builder.add(self.row, self.s_step)
@@ -183,19 +183,19 @@ class Walk:
 
 
 @cache
-def make_correlate(l_ket, count, distance=8):
+def make_correlate(l_ket, count):
     """Intrinsic (words, r, d, d_bra, j_bra, scale, j, first, lane) -> j_bra, for one primitive quartet of a warp.
 
     A lane has `count` functions p of the bra, by their packed words, and their D_p and J_p; r of the quartet is at the
-    shared address `r`, items `distance` bytes apart, D_q of the ket at d[first:]. J_p += sum_q r[p+q] D_q; and
-    sum_p r[p+q] D_p over the warp, times `scale`, is added to j[first:].
+    shared address `r`, D_q of the ket at d[first:]. J_p += sum_q r[p+q] D_q; and sum_p r[p+q] D_p over the warp, times
+    `scale`, is added to j[first:].
     """
     bra, words, nq = types.UniTuple(f64, count), types.UniTuple(i32, count), nherm(l_ket)
 
     @intrinsic
     def correlate(typingctx, places, r, d, d_bra, j_bra, scale, j, first, lane):
         def codegen(context, builder, signature, args):
-            walks = [Walk(builder, args[1], word, distance) for word in fields(builder, args[0], count)]
+            walks = [Walk(builder, args[1], word) for word in fields(builder, args[0], count)]
             source = element_address(context, builder, signature.args[2], args[2], args[7])
             d_p, j_p = (fields(builder, x, count) for x in args[3:5])
             target = element_address(context, builder, signature.args[6], *args[6:8])
@@ -208,7 +208,7 @@ def make_correlate(l_ket, count, distance=8):
                             pair = load_pair(builder, source, 8 * q)
                         total = None
                         for n, walk in enumerate(walks):
-                            value = load_double(builder, walk.row, distance * q)
+                            value = load_double(builder, walk.row, 8 * q)
                             j_p[n] = fma(builder, value, pair[q % 2], j_p[n])
                             total = builder.fmul(value, d_p[n]) if n == 0 else fma(builder, value, d_p[n], total)
                         sums.append(builder.fmul(total, args[5]))
@@ -231,30 +231,3 @@ def make_correlate(l_ket, count, distance=8):
 def load_double(builder, address, offset):
     """A double at a shared address."""
     return call_asm(builder, DOUBLE, [address], f"ld.shared.f64 $0, [$1+{offset}];", "=d,r", effects=True)
-
-
-@cache
-def make_update(distance):
-    """Intrinsic (rule, rx, ry, rz, r, factors) -> r[t]^(m) of a lane, from r^(m+1) at the shared address `r`.
-
-    `rule` is a word of `md4.kernels.recurrence.packed_rules`, the same for all lanes; items of r are `distance` bytes
-    apart, and `factors` is the address of 0, 1, 2, ...
-    """
-
-    @intrinsic
-    def update(typingctx, rule, rx, ry, rz, r, factors):
-        def codegen(context, builder, signature, args):
-            rule, rx, ry, rz, r, factors = args
-            one, two, axis, factor = (
-                builder.and_(builder.trunc(builder.lshr(rule, I64(bits)), I32), I32(65535)) for bits in (0, 16, 32, 48)
-            )
-            step = builder.select(builder.icmp_signed("==", axis, I32(0)), rx, ry)
-            step = builder.select(builder.icmp_signed("==", axis, I32(16)), rz, step)
-            places = [builder.add(r, builder.mul(x, I32(distance // 8))) for x in (one, two)]
-            first, second = (load_double(builder, place, 0) for place in places)
-            times = load_double(builder, builder.add(factors, builder.sub(factor, I32(24))), 0)
-            return fma(builder, times, second, builder.fmul(step, first))
-
-        return f64(i64, f64, f64, f64, i32, i32), codegen
-
-    return update

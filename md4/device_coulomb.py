@@ -7,13 +7,12 @@ from md4.engine import chunks
 from md4.kernels.coulomb import (
     hermite_width,
     launch_contraction,
-    launch_groups,
     launch_hermite_densities,
     launch_hermite_sums,
     launch_quartets,
 )
 from md4.plan import Plan
-from md4.tiles import COULOMB_BYTES, COULOMB_GROUP_L, COULOMB_STRAIGHT_L, r_stride
+from md4.tiles import COULOMB_BYTES, coulomb_straight, r_stride
 
 
 class DeviceCoulomb:
@@ -48,15 +47,11 @@ class DeviceCoulomb:
             ab, cd = cd, ab
         if ab.pairs.nprim == 0 or cd.pairs.nprim == 0:
             return
-        backend, l = self.backend, ab.pairs.l + cd.pairs.l
+        backend = self.backend
         sides = list(zip(*(self.sides[s.whole][1] for s in (ab, cd))))
-        if l <= COULOMB_STRAIGHT_L:
+        if coulomb_straight(ab.pairs.l, cd.pairs.l):
             for bra, ket in sides:
                 launch_quartets(backend.operator, ab, cd, triangle, bra, ket, backend.stream)
-            return
-        if l <= COULOMB_GROUP_L:
-            for bra, ket in sides:
-                launch_groups(backend.operator, ab, cd, triangle, bra, ket, backend.stream)
             return
         for ij, kl in chunks(len(ab), len(cd), *self.chunk_pairs(ab.pairs, cd.pairs)):
             r = backend.r(Plan(False), ab[ij], cd[kl])

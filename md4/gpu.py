@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from md4.cpu import HostTensor, host_memory
 from md4.coulomb import hermite_bytes
+from md4.cpu import HostTensor, host_memory
 from md4.device import Pool, as_buffer, as_stream, copy_to_device, copy_to_host, cuda, current_capability, require_gpu
 from md4.device_coulomb import DeviceCoulomb
 from md4.errors import ArgumentError

@@ -218,7 +218,7 @@ class JK:
     def _contract_all(self, engine, coulomb, norms, tolerance):
         """Y of all surviving quartets by way of the Hermite basis; see `md4.coulomb`."""
         if len(coulomb) == 0:  # anti-Hermitian densities have no J
-            self.stats = Statistics()
+            self._survivors(norms, tolerance, None)
             return coulomb
         sums = sum(engine.backend.coulomb_bytes(this.pairs) for this in self.lists)
         self._check_memory(len(coulomb), len(coulomb) * sums)

@@ -47,10 +47,14 @@ DIGEST_INTEGRALS = 64
 DIGEST_WARPS = 8448
 QUARTET_INTEGRALS = 27
 
-# J in the Hermite basis: up to this L a thread takes a primitive quartet in registers; threads of a block; blocks that
-# are worth more than longer runs of bra primitives, and their longest run; functions p that a lane takes at most; warps
-# that are worth more than longer runs of ket primitives, and their longest run; bytes of r of a chunk.
-COULOMB_STRAIGHT_L = 8
+# J in the Hermite basis: up to this L and N_p N_q a thread takes a primitive quartet in registers and, from L = 7 on,
+# local memory. Measured, ns so and by the other kernel, for (l_bra, l_ket): (4, 4) 2.0, 2.5; (5, 4) 3.9, 4.7;
+# (6, 4) 6.3, 5.8; (5, 5) 10.3, 5.9.
+COULOMB_STRAIGHT_L = 10
+COULOMB_PRODUCTS = 2500
+# Threads of a block; blocks that are worth more than longer runs of bra primitives, and their longest run; functions p
+# that a lane takes at most; warps that are worth more than longer runs of ket primitives, and their longest run; bytes
+# of r of a chunk.
 COULOMB_THREADS = 128
 COULOMB_BLOCKS = 4096
 COULOMB_BRAS = 64
@@ -58,13 +62,6 @@ COULOMB_FUNCTIONS = 5
 COULOMB_WARPS = 16896
 COULOMB_KETS = 32
 COULOMB_BYTES = 256 << 20
-# Beyond, up to this L, a block makes r of 32 ket primitives itself, rows [t] padded against conflicts: its threads,
-# groups of 32 that are worth a block more, and that a block goes through at most.
-COULOMB_GROUP_L = 13
-COULOMB_GROUP_THREADS = 256
-GROUP_ROW = 33
-COULOMB_GROUP_BLOCKS = 2112
-COULOMB_GROUPS = 8
 
 # (ab|q] and r of one chunk take about this many bytes: several waves of blocks, little beyond the L2 cache.
 CHUNK_BYTES = 1 << 30
@@ -181,12 +178,6 @@ def coulomb_warps(warp_bytes):
     return warps, warps * warp_bytes
 
 
-def coulomb_group_kets(nbra, nket):
-    """Ket primitives that a block goes through, 32 at a time, each block for one of `nbra` bra primitives."""
-    groups = -(-nket // 32)
-    return 32 * max(1, min(COULOMB_GROUPS, groups, groups * nbra // COULOMB_GROUP_BLOCKS))
-
-
-def coulomb_group_bytes(l):
-    """Shared memory of a block that makes r of 32 ket primitives: factors, [0]^(m) and r."""
-    return 8 * (l + 2 + GROUP_ROW * (l + 1 + nherm(l)))
+def coulomb_straight(l_bra, l_ket):
+    """Whether a thread takes a primitive quartet with J in the Hermite basis."""
+    return l_bra + l_ket <= COULOMB_STRAIGHT_L and nherm(l_bra) * nherm(l_ket) <= COULOMB_PRODUCTS

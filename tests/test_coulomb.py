@@ -1,6 +1,5 @@
 """J alone, in the Hermite basis: against the digestion's J and PySCF's on both backends, and its parts."""
 
-import numpy as np
 import pytest
 from molecules import METHANE, WATER, molecule
 from pyscf import scf

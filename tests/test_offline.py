@@ -24,6 +24,7 @@ SPILLS = {
     "r_integrals": 400,  # 300 for erfc at L = 12 on sm_90, 32 for coulomb
     "low_integrals": 1300,  # 1288 at (ps|dp) on sm_90; all but (ps|dp) below 64
     "fused_transforms": 500,  # 480 at 2 x 8 fragments on sm_80; most below 160
+    "coulomb_quartets": 16000,  # from L = 7 on r does not fit registers; (5, 4): 11992 on sm_90
     "bra_transform": 160,
     "ket_transform": 64,
 }

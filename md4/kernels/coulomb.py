@@ -10,23 +10,18 @@ and goes through ket primitives, whose r it copies to shared memory; J_q is summ
 from md4 import operators
 from md4.angular import nherm, packed_hermite
 from md4.columns import load_global, make_load_column, quotient
-from md4.correlate import make_add_column, make_correlate, make_load_words, make_quartet_sums, make_signed, make_update
+from md4.correlate import make_add_column, make_correlate, make_load_words, make_quartet_sums, make_signed
 from md4.device import F64, F64_2D, I32, I64, I64_2D, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.kernels.hermite import form_size
-from md4.kernels.recurrence import packed_rules
 from md4.kernels.transform import make_copy_range
 from md4.ptx import commit_copies, make_wait_copies, make_zeros, shared_address
-from md4.straight import make_pack, store_shared
+from md4.straight import make_pack
 from md4.tiles import (
-    COULOMB_GROUP_THREADS,
     COULOMB_THREADS,
-    GROUP_ROW,
     blocks_of_8,
     coulomb_chunk,
     coulomb_functions,
-    coulomb_group_bytes,
-    coulomb_group_kets,
     coulomb_kets,
     coulomb_warps,
     r_stride,
@@ -177,89 +172,6 @@ def coulomb_contraction(l_ket, functions):
     return Kernel(kernel, signature, (COULOMB_THREADS, 1))
 
 
-def coulomb_groups(l_ket, functions, kind):
-    """Kernel factory for middling L: as `coulomb_contraction`, but a block makes r of 32 ket primitives in its memory.
-
-    r is [t][ket primitive], in place: a warp makes the same t of all 32, the block degree after degree from the highest.
-    """
-    correlate, load, add = (
-        make_correlate(l_ket, functions, 8 * GROUP_ROW), make_load_column(functions), make_add_column(functions)
-    )  # fmt: skip
-    words_of, signed, none = make_load_words(functions), make_signed(functions), make_zeros(functions)
-    zero, update = operators.zero_function(kind, jit_device), make_update(8 * GROUP_ROW)
-    nq, warps, row = 8 * blocks_of_8(nherm(l_ket)), COULOMB_GROUP_THREADS // 32, GROUP_ROW
-
-    def kernel(
-        l, bra, bra_width, bra_first, nbra, ket, ket_width, ket_first, nket, triangle, parameter, table, rules, words,
-        np_, np8, d_bra, d_ket, j_bra, j_ket, groups, parts, step,
-    ):  # fmt: skip
-        shared = cuda.shared.array(0, types.float64)
-        tid = i64(cuda.threadIdx.x)
-        lane, warp = tid & 31, tid >> 5
-        i = quotient(i64(cuda.blockIdx.x), parts)
-        k = (i64(cuda.blockIdx.x) - i * parts) * step
-        last = min(k + step, nket)
-        if triangle:
-            last = min(last, bra_first + i - ket_first + 1)
-        factors = shared_address(shared)
-        zeros = factors + 8 * (l + 2)  # [m][ket primitive], r behind
-        r = zeros + 8 * row * (l + 1)
-        mine, r_index = i32(r + 8 * lane), (l + 2) + row * (l + 1) + lane
-        if tid <= l:
-            shared[tid] = float(tid)
-        source = (bra_first + i) * bra_width
-        p, x, y, z = bra[source], bra[source + 1], bra[source + 2], bra[source + 3]
-        team = quotient(warp, groups)
-        teams, first = quotient(i64(warps), groups), (warp - team * groups) * (32 * functions) + lane
-        own, limit = (bra_first + i) * (8 * np8) + first, (np_ - first + 31) >> 5
-        places = words_of(words, first, np_ - 1)
-        d, j = signed(load(d_bra, own, 32, limit), places), none()
-        while k < last:
-            source = (ket_first + min(k + lane, nket - 1)) * ket_width
-            rx, ry, rz = x - ket[source + 1], y - ket[source + 2], z - ket[source + 3]
-            r2, q, m = rx * rx + ry * ry + rz * rz, ket[source], warp
-            while m <= l:
-                shared[(l + 2) + row * m + lane] = zero(m, p, q, r2, parameter, table)
-                m += warps
-            cuda.syncthreads()
-            if warp == 0:
-                shared[r_index] = shared[(l + 2) + row * l + lane]
-            cuda.syncthreads()
-            m = l - 1
-            while m >= 0:
-                degree = l - m
-                start = degree * (degree + 1) * (degree + 2) // 6
-                while degree > 0:
-                    t, end = start + warp, start + (degree + 1) * (degree + 2) // 2
-                    while t < end:
-                        value = update(rules[t], rx, ry, rz, mine, i32(factors))
-                        store_shared(i32(mine + 8 * row * t), value)
-                        t += warps
-                    cuda.syncthreads()
-                    start -= degree * (degree + 1) // 2
-                    degree -= 1
-                if warp == 0:
-                    shared[r_index] = shared[(l + 2) + row * m + lane]
-                cuda.syncthreads()
-                m -= 1
-            n, count = team, min(i64(32), last - k)
-            if team >= teams:
-                n = count
-            while n < count:
-                # both sums of a quartet of a primitive pair with itself are the same one
-                scale = 0.0 if triangle and ket_first + k + n == bra_first + i else 1.0
-                j = correlate(places, i32(r + 8 * n), d_ket, d, j, scale, j_ket, (ket_first + k + n) * nq, lane)
-                n += teams
-            cuda.syncthreads()
-            k += 32
-        if team < teams:
-            add(signed(j, places), j_bra, own, 32, limit)
-
-    flag, f64 = types.boolean, types.float64
-    signature = (i64, F64, i64, i64, i64, F64, i64, i64, i64, flag, f64, F64_2D, I64, I32, i64, i64)
-    return Kernel(kernel, (*signature, *[F64] * 4, i64, i64, i64), (COULOMB_GROUP_THREADS, 2))
-
-
 # launchers
 
 
@@ -300,22 +212,6 @@ def launch_quartets(operator, ab, cd, triangle, bra, ket, stream):
         Variant(coulomb_quartets, (ab.pairs.l, cd.pairs.l, operator.kind)), blocks * parts, COULOMB_THREADS, stream, 0,
         *sides[0], *sides[1], triangle, bra[0], ket[0], bra[1], ket[1], operator.parameter,
         table_on_device(operators.operator_table, operator), parts, step,
-    )  # fmt: skip
-
-
-def launch_groups(operator, ab, cd, triangle, bra, ket, stream):
-    """J of both sides of a tile of middling L."""
-    l, nbra, nket = ab.pairs.l + cd.pairs.l, ab.pairs.nprim, cd.pairs.nprim
-    functions, groups = coulomb_functions(nherm(ab.pairs.l))
-    step = coulomb_group_kets(nbra, nket)
-    parts = -(-nket // step)
-    sides = [(s.data.records, s.data.width, s.first_prim, s.pairs.nprim) for s in (ab, cd)]
-    launch(
-        Variant(coulomb_groups, (cd.pairs.l, functions, operator.kind)), nbra * parts, COULOMB_GROUP_THREADS, stream,
-        coulomb_group_bytes(l), l, *sides[0], *sides[1], triangle, operator.parameter,
-        table_on_device(operators.operator_table, operator), table_on_device(packed_rules, l),
-        table_on_device(packed_hermite, ab.pairs.l), nherm(ab.pairs.l), blocks_of_8(nherm(ab.pairs.l)),
-        bra[0], ket[0], bra[1], ket[1], groups, parts, step,
     )  # fmt: skip
 
 
