@@ -61,10 +61,11 @@ def load_pair(builder, address, offset):
 
 @cache
 def make_quartet_sums(l_bra, l_ket):
-    """Intrinsic (zeros, weight, rx, ry, rz, bra, d, d_first, j, j_first, lane): a primitive quartet of small L a lane.
+    """Intrinsic (zeros, weight, rx, ry, rz, d_ket, j_ket, d, d_first, j, j_first, lane) -> j_ket.
 
-    The lanes of a warp share the bra primitive, whose D begins at d[d_first]; `bra` of the ket: the lane's D_q and,
-    behind, its J_q so far. Sums over the warp are added to j[j_first:]; the new J_q is returned.
+    One primitive quartet of small L a lane, r in registers; the lanes of a warp share the bra primitive. `d_ket` and
+    `j_ket` are the lane's D_q and J_q, D_p of the bra begins at d[d_first]. J_q += sum_p r[p+q] D_p; and
+    sum_q r[p+q] D_q over the warp is added to j[j_first:]. All of r is scaled by `weight`.
     """
     l, np_, nq = l_bra + l_ket, nherm(l_bra), nherm(l_ket)
     p_words, q_words = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist()
