@@ -3,7 +3,7 @@
 import pytest
 from molecules import METHANE, WATER, molecule
 from pyscf import scf
-from test_jk import BENZENE, HERMITICITY, random_densities
+from test_jk import BENZENE, CHAIN, HERMITICITY, random_densities
 
 import md4
 from md4.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
@@ -70,6 +70,15 @@ def test_statistics(backend):
     assert jk.stats.wanted <= both.wanted
     assert jk.stats.wanted + jk.stats.skipped == both.wanted + both.skipped
     assert jk.stats.computed >= jk.stats.wanted > 0
+
+
+def test_screening_is_safe(backend):
+    """The error of an element stays below the tolerance times the quartets that it takes a part of."""
+    dm, tolerance = random_densities(CHAIN), 1e-7
+    loose, exact = md4.JK(CHAIN, backend=backend, direct_scf_tol=tolerance), md4.JK(CHAIN, backend=backend)
+    ours, reference = (jk.get_jk(dm, with_k=False)[0] for jk in (loose, exact))
+    assert 0 < abs(ours - reference).max() <= tolerance * CHAIN.nbas**2
+    assert loose.stats.wanted < exact.stats.wanted
 
 
 def test_little_memory(backend):
