@@ -153,6 +153,21 @@ def shuffle_xor(builder, value, mask):
     return call_asm(builder, DOUBLE, [value], text, "=d,d", effects=True)
 
 
+def emit_warp_sum(builder, values, lane):
+    """The warp's sum of one of up to 32 values; see `make_warp_sums`."""
+    for mask in (16, 8, 4, 2, 1):
+        upper = builder.icmp_signed("!=", builder.and_(lane, I32(mask)), I32(0))
+        kept = []
+        for n in range(0, len(values) - 1, 2):
+            own = builder.select(upper, values[n + 1], values[n])
+            other = builder.select(upper, values[n], values[n + 1])
+            kept.append(builder.fadd(own, shuffle_xor(builder, other, mask)))
+        if len(values) % 2:
+            kept.append(builder.fadd(values[-1], shuffle_xor(builder, values[-1], mask)))
+        values = kept
+    return values[0]
+
+
 @cache
 def make_warp_sums(count):
     """Intrinsic (x, s, lane) -> the sum over the warp of s x_n, n the lane's number with its five bits reversed.
@@ -167,18 +182,7 @@ def make_warp_sums(count):
     def warp_sums(typingctx, x, s, lane):
         def codegen(context, builder, signature, args):
             values = [builder.fmul(x, args[1]) for x in fields(builder, args[0], count)]
-            lane = builder.trunc(args[2], I32)
-            for mask in (16, 8, 4, 2, 1):
-                upper = builder.icmp_signed("!=", builder.and_(lane, I32(mask)), I32(0))
-                kept = []
-                for n in range(0, len(values) - 1, 2):
-                    own = builder.select(upper, values[n + 1], values[n])
-                    other = builder.select(upper, values[n], values[n + 1])
-                    kept.append(builder.fadd(own, shuffle_xor(builder, other, mask)))
-                if len(values) % 2:
-                    kept.append(builder.fadd(values[-1], shuffle_xor(builder, values[-1], mask)))
-                values = kept
-            return values[0]
+            return emit_warp_sum(builder, values, builder.trunc(args[2], I32))
 
         return f64(kind, f64, i64), codegen
 

@@ -17,7 +17,7 @@ import numba
 import numpy as np
 from numba import njit, prange
 
-from md4 import digest, hermite, operators, recurrence, scatter
+from md4 import coulomb, digest, hermite, operators, recurrence, scatter
 from md4.angular import cartesian_triples, component_coefficients, hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.cache import cache_folder, fingerprint
 from md4.errors import DeviceError
@@ -195,6 +195,7 @@ assemble = cache(lambda: compiled(assemble_loop))
 
 
 digest_blocks = cache(lambda: compiled(digest.digest_loop))
+contract_r = cache(lambda: compiled(coulomb.contract_loop))
 
 
 @cache
@@ -367,6 +368,23 @@ class CpuBackend:
     def digest(self, densities, twice):
         """What sums J and K of blocks; see `md4.digest.HostDigest`."""
         return digest.HostDigest(densities, twice, digest_blocks())
+
+    def coulomb(self, basis, twice):
+        """What sums J alone; see `md4.coulomb.HostCoulomb`."""
+        return coulomb.HostCoulomb(self, basis, twice)
+
+    def coulomb_bytes(self, pairs):
+        """Bytes that it keeps of a list for one density matrix."""
+        return coulomb.hermite_bytes(pairs, pairs.nherm)
+
+    def contract(self, r, ab, cd, *args):
+        """`md4.coulomb.contract_loop` on r of a chunk."""
+        contract_r()(r, gather_index(ab.pairs.l, cd.pairs.l), *args)
+
+    def hermite_runs(self, prepared):
+        """Runs of pairs with equally many primitives: pairs, primitive pairs, H[ab, q] with (-1)^|q|."""
+        for run, inner, h in h_runs(prepared.h("ket"), prepared):
+            yield run, slice(inner.start // prepared.pairs.nherm, inner.stop // prepared.pairs.nherm), h
 
     def block(self, out):
         """`out` of six indices as a block (ij, kl, ab, cd)."""

@@ -7,10 +7,13 @@ from math import prod
 
 import numpy as np
 
+from md4.coulomb import hermite_bytes
 from md4.cpu import HostTensor, host_memory
 from md4.device import Pool, as_buffer, as_stream, copy_to_device, copy_to_host, cuda, current_capability, require_gpu
+from md4.device_coulomb import DeviceCoulomb
 from md4.errors import ArgumentError
 from md4.kernels import low, resident
+from md4.kernels.coulomb import hermite_width
 from md4.kernels.digest import digest_swapped, launch_diagonal, launch_digest
 from md4.kernels.fused import choose_fused, launch_fused
 from md4.kernels.hermite import RECORD, form_size, launch_h, pair_records
@@ -139,20 +142,12 @@ class DeviceDigest:
 
     def add(self, block, bra, ket, basis, triangle):
         """Digests one block, and forgets it; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
-        places = [self.first_aos(side.whole, basis) for side in (bra, ket)]
+        places = [self.backend.first_aos(side.whole, basis) for side in (bra, ket)]
         x, y = (m.part(0, (m.size,)) for m in (self.x, self.y))
         launch_digest(
             block, bra, ket, places, triangle, self.densities, x, self.twice, y, self.nao, self.backend.stream
         )
         self.backend.pool.release(block.array)
-
-    def first_aos(self, prepared, basis):
-        """First AOs of the shells of a whole list, on the device as long as the list is."""
-        if prepared.places is None:
-            buffer, (places,) = self.backend.pool.upload([basis.ao_loc[prepared.pairs.pairs]], self.backend.stream)
-            prepared.places = places
-            weakref.finalize(prepared, self.backend.pool.release, buffer)
-        return prepared.places
 
     def result(self):
         """(X, Y) on the host."""
@@ -254,6 +249,22 @@ class GpuBackend:
     def digest(self, densities, twice):
         """What sums J and K of blocks."""
         return DeviceDigest(self, densities, twice)
+
+    def coulomb(self, basis, twice):
+        """What sums J alone."""
+        return DeviceCoulomb(self, basis, twice)
+
+    def coulomb_bytes(self, pairs):
+        """Bytes that it keeps of a list for one density matrix."""
+        return hermite_bytes(pairs, hermite_width(pairs))
+
+    def first_aos(self, prepared, basis):
+        """First AOs of the shells of a whole list, on the device as long as the list is."""
+        if prepared.places is None:
+            buffer, (places,) = self.pool.upload([basis.ao_loc[prepared.pairs.pairs]], self.stream)
+            prepared.places = places
+            weakref.finalize(prepared, self.pool.release, buffer)
+        return prepared.places
 
     def pair_diagonal(self, block):
         """(ab|ab) of a block of a pair list with itself, shape (npair, na, nb), on the device; forgets the block."""

@@ -4,7 +4,8 @@
 
 Lists of shell pairs, their H matrices and their Schwarz bounds are made once. A build goes through all pairs of lists;
 for each, the quartets that survive (`md4.screening`) are covered by rectangles of bra and ket pairs, `Engine.evaluate`
-makes the block of each, and the backend digests it (`md4.digest`). Nothing of size nao^4 is ever stored.
+makes the block of each, and the backend digests it (`md4.digest`). Nothing of size nao^4 is ever stored. J alone needs
+no block: it is summed in the Hermite basis (`md4.coulomb`).
 """
 
 import time
@@ -24,6 +25,8 @@ from md4.tensor import HermiteStore, Request, least_block
 BLOCK_BYTES = 512 << 20
 BLOCK_SHARE = 0.15
 HERMITE_SHARE = 0.5
+# Quartets of a tile of a build of J alone, which makes no block: as many as kernels can count.
+COULOMB_QUARTETS = 1 << 28
 # Forms in which a list's H may be kept at once.
 FORMS = 4
 
@@ -167,55 +170,94 @@ class JK:
         coulomb = dm + dm.transpose(0, 2, 1) if with_j and hermi != 2 else dm[:0]
         engine = self.engine.with_operator(operator)
         self._check_memory(len(exchange) + len(coulomb))
-        target = engine.backend.digest(exchange, coulomb)
         norms = DensityNorms(self.basis, dm, len(coulomb) > 0, with_k)
-        self.stats = self._digest_all(engine, target, norms, tolerance)
-        x, y = target.result()
+        if with_k:
+            x, y = self._digest_all(engine, exchange, coulomb, norms, tolerance)
+        else:
+            y = self._contract_all(engine, coulomb, norms, tolerance)
+        self.stats.seconds = time.perf_counter() - start
         vj = vk = None
         if with_j:
             vj = y + y.transpose(0, 2, 1) if hermi != 2 else np.zeros_like(dm)
         if with_k:
             other = x[len(dm) :] if hermi == 0 else x
             vk = x[: len(dm)] + (-1 if hermi == 2 else 1) * other.transpose(0, 2, 1)
-        self.stats.seconds = time.perf_counter() - start
         return vj, vk
 
-    def _check_memory(self, matrices):
-        """Refuses what cannot fit before it starts."""
+    def _check_memory(self, matrices, more=0):
+        """Refuses what cannot fit before it starts: densities, J and K, and `more` bytes."""
         backend, size = self.engine.backend, 8 * self.basis.nao**2
         least = least_block(self.engine, Request.checked(self.basis, "s1", None))
-        need, limit = 2 * matrices * size * backend.digest_copies + least, backend.memory_left()
+        need, limit = 2 * matrices * size * backend.digest_copies + least + more, backend.memory_left()
         if need > limit:
             raise MemoryLimitError(
                 f"{matrices} density matrices of {self.basis.nao} AOs, their J and K and the least workspace take "
                 f"{need / 1e6:.1f} MB, but {limit / 1e6:.1f} MB may be used; raise max_memory or give fewer at once."
             )
 
-    def _digest_all(self, engine, target, norms, tolerance):
-        """All surviving quartets into `target`."""
-        stats, backend = Statistics(), engine.backend
+    def _digest_all(self, engine, exchange, coulomb, norms, tolerance):
+        """X and Y of all surviving quartets."""
+        backend = engine.backend
+        target = backend.digest(exchange, coulomb)
         block_bytes = min(BLOCK_BYTES, int(BLOCK_SHARE * backend.memory_left()))
         store = HermiteStore(int(HERMITE_SHARE * backend.memory_left()), backend, FORMS)
-        work = list(list_pairs(self.lists, norms, tolerance, backend.digest_swapped))
+
+        def add(bra, ket, n):
+            store.touch(ket.prepared, bra.prepared)
+            store.touch(bra.prepared, ket.prepared)
+            a, b = bra.pairs, ket.pairs
+            for ij, kl in tiles(n, max(1, block_bytes // (8 * a.nab * b.nab))):
+                ab, cd = bra.prepared[ij], ket.prepared[kl]
+                block = backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
+                engine.evaluate(ab, cd, block)
+                target.add(block, ab, cd, self.basis, bra is ket)
+                self.stats.computed += len(ab) * len(cd)
+
+        self._survivors(norms, tolerance, backend.digest_swapped, add)
+        return target.result()
+
+    def _contract_all(self, engine, coulomb, norms, tolerance):
+        """Y of all surviving quartets by way of the Hermite basis; see `md4.coulomb`."""
+        if len(coulomb) == 0:  # anti-Hermitian densities have no J
+            self._survivors(norms, tolerance, fewer_functions, None)
+            return coulomb
+        sums = sum(engine.backend.coulomb_bytes(this.pairs) for this in self.lists)
+        self._check_memory(len(coulomb), len(coulomb) * sums)
+        target = engine.backend.coulomb(self.basis, coulomb)
+        store = HermiteStore(int(HERMITE_SHARE * engine.backend.memory_left()), engine.backend, 1)
+
+        def add(bra, ket, n):
+            for ij, kl in tiles(n, COULOMB_QUARTETS):
+                target.add(bra.prepared[ij], ket.prepared[kl], bra is ket)
+                self.stats.computed += (ij.stop - ij.start) * (kl.stop - kl.start)
+
+        for this in self.lists:
+            store.touch(this.prepared, this.prepared)
+            target.load(this.prepared)
+        self._survivors(norms, tolerance, fewer_functions, add)
+        for this in self.lists:
+            store.touch(this.prepared, this.prepared)
+            target.collect(this.prepared)
+        return target.result()
+
+    def _survivors(self, norms, tolerance, swapped, add):
+        """Calls add(bra list, ket list, survivors) for all pairs of lists, with statistics and a progress bar."""
+        self.stats, work = Statistics(), list(list_pairs(self.lists, norms, tolerance, swapped))
         with Progress(sum(int(n.sum()) for _, _, n in work), enabled=self.progress, label="J/K quartets") as bar:
             for bra, ket, n in work:
-                store.touch(ket.prepared, bra.prepared)
-                store.touch(bra.prepared, ket.prepared)
-                a, b = bra.pairs, ket.pairs
-                for ij, kl in tiles(n, max(1, block_bytes // (8 * a.nab * b.nab))):
-                    ab, cd = bra.prepared[ij], ket.prepared[kl]
-                    block = backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
-                    engine.evaluate(ab, cd, block)
-                    target.add(block, ab, cd, self.basis, bra is ket)
-                    stats.computed += len(ab) * len(cd)
-                stats.wanted += int(n.sum())
+                add(bra, ket, n)
+                self.stats.wanted += int(n.sum())
                 bar.update(int(n.sum()))
         total = self.basis.nshell * (self.basis.nshell + 1) // 2
-        stats.skipped = total * (total + 1) // 2 - stats.wanted
-        return stats
+        self.stats.skipped = total * (total + 1) // 2 - self.stats.wanted
 
     def __repr__(self):
         return f"JK({self.basis!r}, {self.engine.backend.name!r}, direct_scf_tol={self.direct_scf_tol:g})"
+
+
+def fewer_functions(bra, ket):
+    """Whether a ket list has fewer function pairs than the bra list."""
+    return ket.nab < bra.nab
 
 
 def list_pairs(lists, norms, tolerance, swapped):

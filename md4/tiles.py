@@ -65,6 +65,22 @@ DIGEST_INTEGRALS = 64
 DIGEST_WARPS = 8448
 QUARTET_INTEGRALS = 81
 
+# J in the Hermite basis: up to this L and N_p N_q a thread takes a primitive quartet in registers and, from L = 7 on,
+# local memory. Measured, ns so and by the other kernel, for (l_bra, l_ket): (4, 4) 2.0, 2.5; (5, 4) 3.9, 4.7;
+# (6, 4) 6.3, 5.8; (5, 5) 10.3, 5.9.
+COULOMB_STRAIGHT_L = 10
+COULOMB_PRODUCTS = 2500
+# Threads of a block; blocks that are worth more than longer runs of bra primitives, and their longest run; functions p
+# that a lane takes at most; warps that are worth more than longer runs of ket primitives, and their longest run; bytes
+# of r of a chunk.
+COULOMB_THREADS = 128
+COULOMB_BLOCKS = 4096
+COULOMB_BRAS = 64
+COULOMB_FUNCTIONS = 5
+COULOMB_WARPS = 16896
+COULOMB_KETS = 32
+COULOMB_BYTES = 256 << 20
+
 # (ab|q] and r of one chunk take about this many bytes: several waves of blocks, little beyond the L2 cache.
 CHUNK_BYTES = 1 << 30
 
@@ -181,3 +197,30 @@ def bra_pairs_of_a_warp(integrals, warps):
     By the integrals of a lane for each bra pair, and the number of warps if each took one.
     """
     return max(1, min(DIGEST_INTEGRALS // integrals, warps // DIGEST_WARPS))
+
+
+def coulomb_chunk(nbra, blocks):
+    """Bra primitives that a block goes through, `blocks` blocks each taking other ket primitives."""
+    return max(1, min(COULOMB_BRAS, nbra, nbra * blocks // COULOMB_BLOCKS))
+
+
+def coulomb_functions(count):
+    """(functions p of a lane, warps that share the `count` functions of a bra primitive)."""
+    groups = -(-count // (32 * COULOMB_FUNCTIONS))
+    return -(-count // (32 * groups)), groups
+
+
+def coulomb_kets(nket, warps):
+    """Ket primitives that a warp goes through, `warps` warps each taking other functions of bra primitives."""
+    return max(1, min(COULOMB_KETS, nket, nket * warps // COULOMB_WARPS))
+
+
+def coulomb_warps(warp_bytes):
+    """(warps of a block, its shared memory): four warps, or fewer where two blocks of four would not fit."""
+    warps = max(1, min(COULOMB_THREADS // 32, SHARED_BYTES // warp_bytes))
+    return warps, warps * warp_bytes
+
+
+def coulomb_straight(l_bra, l_ket):
+    """Whether a thread takes a primitive quartet with J in the Hermite basis."""
+    return l_bra + l_ket <= COULOMB_STRAIGHT_L and nherm(l_bra) * nherm(l_ket) <= COULOMB_PRODUCTS

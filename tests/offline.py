@@ -20,6 +20,7 @@ from numba import cuda
 
 from md4 import kernels
 from md4.basis import Basis
+from md4.device_coulomb import DeviceCoulomb
 from md4.engine import Engine, PreparedPairs
 from md4.gpu import GpuBackend
 from md4.kernels import scatter
@@ -177,6 +178,17 @@ def pair_list(la, lb, nprim, count, pure):
 LENGTHS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (1, 1, 300))
 
 
+def launch_coulomb(backend, lists):
+    """What J alone launches for all pairs of `lists`."""
+    target = DeviceCoulomb(backend, SimpleNamespace(ao_loc=np.zeros(2, dtype=int)), np.zeros((1, 1, 1)))
+    for prepared in lists:
+        target.load(prepared)
+    for bra, ket in product(lists, repeat=2):
+        target.add(bra, ket, False)
+    for prepared in lists:
+        target.collect(prepared)
+
+
 def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells=(True, False)):
     """Variants that `Engine.evaluate` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`."""
     sides = [(la, lb) for la in range(lmax + 1) for lb in range(la + 1)]
@@ -192,6 +204,7 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 Engine.evaluate(SimpleNamespace(backend=backend), bra, ket, block)
                 order = (ket, bra) if digest_swapped(bra.pairs, ket.pairs) else (bra, ket)
                 launch_digest(block, *order, [None] * 2, False, Anything(), None, Anything(), None, 1, None)
+        launch_coulomb(backend, lists[0])
         launch_diagonal(block, 1, 1, None, None)
         for aosym in SYMMETRIES:
             scatter.launch_scatter(aosym, None, 1, [None] * 4, None, False, False, None, None, None)
