@@ -7,7 +7,7 @@ import numpy as np
 from md4.basis import Basis
 from md4.dispatch import Variant
 from md4.gpu import plans
-from md4.kernels import digest, low, resident, single
+from md4.kernels import coulomb, digest, low, resident, single
 from md4.kernels.fused import fused_variant
 from md4.kernels.hermite import h_variant
 from md4.kernels.recurrence import r_variant
@@ -32,6 +32,7 @@ def list_variants(unit, kind, bra, ket):
     if low.takes(bra, ket):
         yield low.low_variant(bra, ket, kind)
     yield digest.digest_variant(*((ket, bra) if digest.digest_swapped(bra, ket) else (bra, ket)))
+    yield coulomb.coulomb_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
     yield r_variant(bra.l + ket.l, kind)
     plan = next(plan for plan in plans(unit, bra, ket) if plan.kernels != "low")
     if plan.swap:
@@ -62,7 +63,9 @@ def all_variants(unit, kind="coulomb", lmax=6, pure=True):
     """
     sides = [(la, lb) for la in range(lmax + 1) for lb in range(la + 1)]
     lists = [sample_pairs(la, lb, nprim, pure) for (la, lb), nprim in product(sides, PRIMITIVES)]
-    found = dict.fromkeys([h_variant(), Variant(digest.pair_diagonals, ()), *map(scatter_variant, SYMMETRIES)])
+    single_kernels = (digest.pair_diagonals, coulomb.hermite_densities, coulomb.hermite_sums)
+    plain = [Variant(factory, ()) for factory in single_kernels]
+    found = dict.fromkeys([h_variant(), *plain, *map(scatter_variant, SYMMETRIES)])
     for bra, ket in product(lists, lists):
         found.update(dict.fromkeys(list_variants(unit, kind, bra, ket)))
     return list(found)

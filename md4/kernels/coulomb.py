@@ -23,6 +23,7 @@ from md4.tiles import (
     coulomb_chunk,
     coulomb_functions,
     coulomb_kets,
+    coulomb_straight,
     coulomb_warps,
     r_stride,
 )
@@ -180,6 +181,13 @@ def hermite_width(pairs):
     return 8 * blocks_of_8(pairs.nherm)
 
 
+def coulomb_variant(bra, ket, kind):
+    """The variant that contracts r of a class with the densities of both sides; the bra's l is the larger."""
+    if coulomb_straight(bra.l, ket.l):
+        return Variant(coulomb_quartets, (bra.l, ket.l, kind))
+    return Variant(coulomb_contraction, (ket.l, coulomb_functions(nherm(bra.l))[0]))
+
+
 def launch_hermite_densities(prepared, h, owner, ao, matrix, nao, out, stream):
     """D_p of a whole list from `matrix`, D + D^T of nao x nao; `h` is in the form 'right'."""
     pairs = prepared.pairs
@@ -209,7 +217,7 @@ def launch_quartets(operator, ab, cd, triangle, bra, ket, stream):
     parts = -(-ab.pairs.nprim // step)
     sides = [(s.data.records, s.data.width, s.first_prim, s.pairs.nprim) for s in (ab, cd)]
     launch(
-        Variant(coulomb_quartets, (ab.pairs.l, cd.pairs.l, operator.kind)), blocks * parts, COULOMB_THREADS, stream, 0,
+        coulomb_variant(ab.pairs, cd.pairs, operator.kind), blocks * parts, COULOMB_THREADS, stream, 0,
         *sides[0], *sides[1], triangle, bra[0], ket[0], bra[1], ket[1], operator.parameter,
         table_on_device(operators.operator_table, operator), parts, step,
     )  # fmt: skip
@@ -219,12 +227,12 @@ def launch_contraction(ab, cd, triangle, r, bra, ket, stream):
     """J of both sides of a chunk of larger L from its r."""
     l_bra, l_ket = ab.pairs.l, cd.pairs.l
     nbra, nket, stride = ab.pairs.nprim, cd.pairs.nprim, r_stride(l_bra + l_ket)
-    functions, groups = coulomb_functions(nherm(l_bra))
+    groups = coulomb_functions(nherm(l_bra))[1]
     warps, shared = coulomb_warps(16 * stride)
     step = coulomb_kets(nket, nbra * groups)
     parts = -(-nket // step)
     launch(
-        Variant(coulomb_contraction, (l_ket, functions)), -(-nbra * groups * parts // warps), 32 * warps, stream,
+        coulomb_variant(ab.pairs, cd.pairs, None), -(-nbra * groups * parts // warps), 32 * warps, stream,
         shared, table_on_device(packed_hermite, l_bra), nherm(l_bra), blocks_of_8(nherm(l_bra)), ab.first_prim, nbra,
         cd.first_prim, nket, triangle, r, stride, bra[0], ket[0], bra[1], ket[1], groups, parts, step, warps,
     )  # fmt: skip
