@@ -121,7 +121,7 @@ def test_large_bases_on_cpu():
 
 @pytest.mark.slow
 def test_i_functions_on_cpu():
-    check(hydrogen_fluoride(), "cpu")
+    check(hydrogen_fluoride(), "cpu", SEXTUPLE)
 
 
 @pytest.mark.gpu
