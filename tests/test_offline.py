@@ -26,6 +26,7 @@ SPILLS = {
     "fused_transforms": 160,  # 96 at two fragments of rows, five blocks of q and of cd, on sm_90
     "bra_transform": 160,  # 148 turned, five blocks of rows and eight of columns, on sm_90
     "coulomb_quartets": 16000,  # from L = 7 on r does not fit registers; (5, 4): 11992 on sm_90
+    "coulomb_contraction": 80,  # 68 at (6, 5) on sm_100
     "ket_transform": 64,
     "digest_blocks": 100,  # 96 at two rows on sm_100
     "digest_quartets": 64,  # at 3 x 3, 3 x 2 on sm_90

@@ -138,7 +138,7 @@ def test_get_jk_ghf(water, complex_, hermi, which, shape):
 def test_j_and_k_alone(rhf, water):
     dm = density(water.nao)
     vj, vk = rhf.get_jk(water, dm)
-    assert np.array_equal(rhf.get_j(water, dm), vj)
+    assert abs(rhf.get_j(water, dm) - vj).max() < 1e-12  # made another way, without K
     assert np.array_equal(rhf.get_k(water, dm), vk)
 
 
