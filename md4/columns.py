@@ -9,16 +9,22 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.ptx import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields
+from md4.ptx import (
+    DOUBLE,
+    I32,
+    I64,
+    add_double,
+    aggregate,
+    call_asm,
+    element_address,
+    fields,
+    fma,
+    global_double,
+    mma_8x8x4,
+    shared_double,
+)
 
 i64, f64 = types.int64, types.float64
-
-
-def fma(builder, a, b, c):
-    """a b + c, rounded once."""
-    kind = ir.FunctionType(DOUBLE, [DOUBLE] * 3)
-    function = builder.module.globals.get("llvm.fma.f64") or ir.Function(builder.module, kind, "llvm.fma.f64")
-    return builder.call(function, [a, b, c])
 
 
 @intrinsic
@@ -26,7 +32,7 @@ def load_shared(typingctx, address):
     """The double at a shared address."""
 
     def codegen(context, builder, signature, args):
-        return call_asm(builder, DOUBLE, args, "ld.shared.f64 $0, [$1];", "=d,r", effects=True)
+        return shared_double(builder, args[0])
 
     return f64(types.int32), codegen
 
@@ -37,7 +43,7 @@ def load_global(typingctx, array, index):
 
     def codegen(context, builder, signature, args):
         address = element_address(context, builder, signature.args[0], *args)
-        return call_asm(builder, DOUBLE, [address], "ld.global.nc.f64 $0, [$1];", "=d,l")
+        return global_double(builder, address)
 
     return f64(array, i64), codegen
 
@@ -48,7 +54,7 @@ def add_global(typingctx, array, index, value):
 
     def codegen(context, builder, signature, args):
         address = element_address(context, builder, signature.args[0], *args[:2])
-        call_asm(builder, ir.VoidType(), [address, args[2]], "red.global.add.f64 [$0], $1;", "l,d", effects=True)
+        add_double(builder, address, args[2])
         return context.get_dummy_value()
 
     return types.void(array, i64, f64), codegen
@@ -64,16 +70,51 @@ def quotient(typingctx, n, by):
     return i64(i64, i64), codegen
 
 
+@intrinsic
+def address_of(typingctx, array, index):
+    """Address of array[index]."""
+
+    def codegen(context, builder, signature, args):
+        return element_address(context, builder, signature.args[0], *args)
+
+    return i64(array, i64), codegen
+
+
+@intrinsic
+def address_at(typingctx, address, index, stride):
+    """address + index stride, of 32-bit numbers: one instruction."""
+
+    def codegen(context, builder, signature, args):
+        text = "mad.wide.s32 $0, $1, $2, $3;"
+        return call_asm(builder, I64, [args[1], builder.trunc(args[2], I32), args[0]], text, "=l,r,r,l")
+
+    return i64(i64, types.int32, i64), codegen
+
+
+@intrinsic
+def add_at(typingctx, address, value):
+    """Atomic addition to the double of global memory at an address."""
+
+    def codegen(context, builder, signature, args):
+        add_double(builder, *args)
+        return context.get_dummy_value()
+
+    return types.void(i64, f64), codegen
+
+
 @cache
 def make_load_column(count):
-    """Intrinsic (array, first, stride, limit) -> array[first + n stride] for n < count, 0 from n = limit on."""
+    """Intrinsic (address, stride, limit) -> the doubles of global memory at address + n stride, n < count.
+
+    No one writes them meanwhile; 0 from n = limit on.
+    """
     kind = types.UniTuple(f64, count)
 
     @intrinsic
-    def load_column(typingctx, array, first, stride, limit):
+    def load_column(typingctx, address, stride, limit):
         def codegen(context, builder, signature, args):
-            address = element_address(context, builder, signature.args[0], args[0], args[1])
-            step, limit, values = builder.mul(args[2], I64(8)), builder.trunc(args[3], I32), []
+            address, step, limit = args
+            values = []
             for n in range(count):
                 text = (
                     f"{{ .reg .pred p; setp.gt.s32 p, $2, {n}; mov.f64 $0, 0d0000000000000000; "
@@ -83,9 +124,78 @@ def make_load_column(count):
                 address = builder.add(address, step)
             return aggregate(builder, context.get_value_type(kind), values)
 
-        return kind(array, i64, i64, i64), codegen
+        return kind(i64, i64, types.int32), codegen
 
     return load_column
+
+
+@cache
+def make_copy_column(count, row):
+    """Intrinsic (target, address, stride, limit): the lane starts to copy the doubles at address + n stride, n < count.
+
+    To shared memory at target + n row; zeros from n = limit on.
+    """
+
+    @intrinsic
+    def copy_column(typingctx, target, address, stride, limit):
+        def codegen(context, builder, signature, args):
+            target, address, step, limit = args
+            for n in range(count):
+                text = (
+                    f"{{ .reg .pred p; .reg .b32 size; setp.gt.s32 p, $2, {n}; selp.b32 size, 8, 0, p; "
+                    f"cp.async.ca.shared.global [$0+{row * n}], [$1], 8, size; }}"
+                )
+                call_asm(builder, ir.VoidType(), [target, address, limit], text, "r,l,r", effects=True)
+                address = builder.add(address, step)
+            return context.get_dummy_value()
+
+        return types.void(types.int32, i64, i64, types.int32), codegen
+
+    return copy_column
+
+
+@cache
+def make_take_column(count, stride):
+    """Intrinsic address -> `count` doubles of shared memory, `stride` bytes apart."""
+    kind = types.UniTuple(f64, count)
+
+    @intrinsic
+    def take_column(typingctx, address):
+        def codegen(context, builder, signature, args):
+            values = [shared_double(builder, args[0], stride * n) for n in range(count)]
+            return aggregate(builder, context.get_value_type(kind), values)
+
+        return kind(types.int32), codegen
+
+    return take_column
+
+
+@cache
+def make_column_sums(count, row):
+    """Intrinsic (address, factors, lane, n) -> sum over 32 columns of x[n, column] factors[column].
+
+    x is in shared memory, rows `row` bytes apart, at most 8 of them; a lane gets the sum of its n, which must be lane/4
+    where that is below `count`. The tensor cores do it: the 8 columns of the product are all the same.
+    """
+    assert count <= 8
+
+    @intrinsic
+    def column_sums(typingctx, address, factors, lane, n):
+        def codegen(context, builder, signature, args):
+            address, factors, lane, n = args
+            inner = builder.mul(builder.and_(lane, I32(3)), I32(8))
+            left = builder.add(builder.add(address, inner), builder.mul(n, I32(row)))
+            right, zero = builder.add(factors, inner), ir.Constant(DOUBLE, 0.0)
+            parts = [[zero, zero], [zero, zero]]
+            for k in range(8):
+                a, b = shared_double(builder, left, 32 * k), shared_double(builder, right, 32 * k)
+                parts[k % 2] = mma_8x8x4(builder, parts[k % 2], a, b)
+            return builder.fadd(parts[0][0], parts[1][0])
+
+        i32 = types.int32
+        return f64(i32, i32, i32, i32), codegen
+
+    return column_sums
 
 
 @cache
@@ -113,10 +223,10 @@ def make_dot(count):
     @intrinsic
     def dot(typingctx, x, y, start):
         def codegen(context, builder, signature, args):
-            total = args[2]
-            for left, right in zip(fields(builder, args[0], count), fields(builder, args[1], count)):
-                total = fma(builder, left, right, total)
-            return total
+            parts = [args[2], ir.Constant(DOUBLE, 0.0)]  # two chains, since the device adds slower than it multiplies
+            for n, (left, right) in enumerate(zip(fields(builder, args[0], count), fields(builder, args[1], count))):
+                parts[n % 2] = fma(builder, left, right, parts[n % 2])
+            return builder.fadd(*parts) if count > 1 else parts[0]
 
         return f64(kind, kind, f64), codegen
 
@@ -153,6 +263,21 @@ def shuffle_xor(builder, value, mask):
     return call_asm(builder, DOUBLE, [value], text, "=d,d", effects=True)
 
 
+@intrinsic
+def warp_place(typingctx, lane):
+    """Which of up to 32 values a lane gets from `make_warp_sums`: its number with the five bits reversed."""
+
+    def codegen(context, builder, signature, args):
+        return builder.zext(emit_warp_place(builder, builder.trunc(args[0], I32)), I64)
+
+    return i64(i64), codegen
+
+
+def emit_warp_place(builder, lane):
+    """The same of an i32."""
+    return builder.lshr(call_asm(builder, I32, [lane], "brev.b32 $0, $1;", "=r,r"), I32(27))
+
+
 def emit_warp_sum(builder, values, lane):
     """The warp's sum of one of up to 32 values; see `make_warp_sums`."""
     for mask in (16, 8, 4, 2, 1):
@@ -170,7 +295,7 @@ def emit_warp_sum(builder, values, lane):
 
 @cache
 def make_warp_sums(count):
-    """Intrinsic (x, s, lane) -> the sum over the warp of s x_n, n the lane's number with its five bits reversed.
+    """Intrinsic (x, s, lane) -> the sum over the warp of s x_n with n = `warp_place` of the lane.
 
     Lanes for which that n is `count` or more get something else. Each of five rounds halves the number of values: a
     lane keeps one of two, gives the other to its partner and adds what it gets.

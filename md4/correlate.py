@@ -12,8 +12,8 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from md4.angular import hermite_ordinal, nherm, packed_hermite, sum_ordinal
-from md4.columns import emit_warp_sum, fma
-from md4.ptx import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields
+from md4.columns import emit_warp_place, emit_warp_sum
+from md4.ptx import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, fma, shared_double
 from md4.straight import emit_r
 
 i32, i64, f64 = types.int32, types.int64, types.float64
@@ -44,7 +44,7 @@ def minus(builder, value):
 
 def add_groups(builder, values, base, lane, limit):
     """Warp sums of up to 32 values at a time, added to the first `limit` doubles at `base`; `lane` is an i32."""
-    mine = builder.lshr(call_asm(builder, I32, [lane], "brev.b32 $0, $1;", "=r,r"), I32(27))
+    mine = emit_warp_place(builder, lane)
     for first in range(0, len(values), 32):
         total = emit_warp_sum(builder, values[first : first + 32], lane)
         place = builder.add(mine, I32(first))
@@ -209,7 +209,7 @@ def make_correlate(l_ket, count):
                             pair = load_pair(builder, source, 8 * q)
                         total = None
                         for n, walk in enumerate(walks):
-                            value = load_double(builder, walk.row, 8 * q)
+                            value = shared_double(builder, walk.row, 8 * q)
                             j_p[n] = fma(builder, value, pair[q % 2], j_p[n])
                             total = builder.fmul(value, d_p[n]) if n == 0 else fma(builder, value, d_p[n], total)
                         sums.append(builder.fmul(total, args[5]))
@@ -227,8 +227,3 @@ def make_correlate(l_ket, count):
         return bra(words, i32, d, bra, bra, f64, j, i64, i64), codegen
 
     return correlate
-
-
-def load_double(builder, address, offset):
-    """A double at a shared address."""
-    return call_asm(builder, DOUBLE, [address], f"ld.shared.f64 $0, [$1+{offset}];", "=d,r", effects=True)

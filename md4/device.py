@@ -123,10 +123,16 @@ class Pool:
 
     def left(self):
         """Bytes that can still be handed out, idle buffers included."""
+        return self._room() + self._idle_bytes()
+
+    def _room(self):
+        """Bytes that can be allocated beside the idle buffers."""
         if self.free is None:
             self.free = max(0, cuda.current_context().get_memory_info()[0] - RESERVE_BYTES)
-        idle = sum(size * len(blocks) for size, blocks in self.idle.items())
-        return self.free + idle if self.cap is None else min(self.free + idle, self.cap - self.held + idle)
+        return self.free if self.cap is None else min(self.free, self.cap - self.held)
+
+    def _idle_bytes(self):
+        return sum(size * len(blocks) for size, blocks in self.idle.items())
 
     def get(self, count):
         """A buffer of `count` 8-byte items, contents undefined.
@@ -142,10 +148,10 @@ class Pool:
         return Buffer(memory.device_pointer_value, (count,), 8, memory)
 
     def _allocate(self, size):
-        if self.cap is not None and self.held + size > self.cap:
-            self.trim()
         self.free = None  # others use the device too
-        limit = self.left()
+        if size > self._room():
+            self.trim()
+        limit = self._room()
         if size > limit:
             raise MemoryLimitError(
                 f"{size / 1e6:.1f} MB of device memory are needed, but {limit / 1e6:.1f} MB may be used; "
@@ -162,7 +168,7 @@ class Pool:
 
     def trim(self):
         """Frees idle buffers."""
-        self.held -= sum(size * len(blocks) for size, blocks in self.idle.items())
+        self.held -= self._idle_bytes()
         self.idle, self.free = {}, None
         cuda.current_context().deallocations.clear()
 

@@ -56,6 +56,11 @@ class PreparedPairs:
             whole._h[form] = self.backend.hermite(whole, form)
         return whole._h[form]
 
+    @property
+    def h_bytes(self):
+        """Bytes of the H matrices that are kept of the whole list."""
+        return sum(8 * h.size for h in self.whole._h.values())
+
     def drop(self):
         """Forgets the H matrices of the whole list."""
         for h in self.whole._h.values():

@@ -138,7 +138,6 @@ class DeviceDigest:
         zeros = [np.zeros_like(densities), np.zeros_like(twice)]
         self.buffer, parts = backend.pool.upload([densities, twice, *zeros], backend.stream)
         self.densities, self.twice, self.x, self.y = (p.part(0, (p.shape[0], self.nao**2)) for p in parts)
-        self.places = {}
 
     def add(self, block, bra, ket, basis, triangle):
         """Digests one block, and forgets it; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""

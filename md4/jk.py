@@ -74,8 +74,8 @@ class JK:
         if mol is not None:
             self.mol = None if isinstance(mol, Basis) else mol
             self.basis = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
+        self._forget_lists()
         self.engine = Engine(self.basis, **self._options)
-        self.__dict__.pop("lists", None)
         self.stats, self._last = Statistics(), None
 
     @cached_property
@@ -83,6 +83,18 @@ class JK:
         """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc, too."""
         memory = self.engine.backend.memory_left()
         return sorted_lists(self.engine, self.direct_scf_tol, int(HERMITE_SHARE * memory) // (4 * FORMS))
+
+    @cached_property
+    def store(self):
+        """What keeps the H matrices of the lists, from one build to the next."""
+        return HermiteStore(int(HERMITE_SHARE * self.engine.backend.memory_left()), self.engine.backend, FORMS)
+
+    def _forget_lists(self):
+        """Drops pair lists and their H matrices."""
+        if "store" in self.__dict__:
+            self.store.clear()
+        for name in ("lists", "store"):
+            self.__dict__.pop(name, None)
 
     def get_jk(self, dm, hermi=1, with_j=True, with_k=True, omega=None, direct_scf_tol=None):
         """J and K of density matrices, as PySCF's `get_jk`.
@@ -114,7 +126,7 @@ class JK:
         densities, shape = self._checked(self.engine.backend.fetch(dm) if on_device else dm, hermi)
         if direct_scf_tol is not None and direct_scf_tol < self.direct_scf_tol:
             self.direct_scf_tol = float(direct_scf_tol)
-            self.__dict__.pop("lists", None)
+            self._forget_lists()
         tolerance = self.direct_scf_tol if direct_scf_tol is None else direct_scf_tol
         vj, vk = self._real_or_complex(densities, hermi, with_j, with_k, self._operator(omega), tolerance)
         results = [None if v is None else v.reshape(shape) for v in (vj, vk)]
@@ -185,10 +197,13 @@ class JK:
         return vj, vk
 
     def _check_memory(self, matrices, more=0):
-        """Refuses what cannot fit before it starts: densities, J and K, and `more` bytes."""
+        """Refuses what cannot fit before it starts: densities, J and K, and `more` bytes; H makes room first."""
         backend, size = self.engine.backend, 8 * self.basis.nao**2
         least = least_block(self.engine, Request.checked(self.basis, "s1", None))
-        need, limit = 2 * matrices * size * backend.digest_copies + least + more, backend.memory_left()
+        need = 2 * matrices * size * backend.digest_copies + least + more
+        if need > backend.memory_left():
+            self.store.clear()
+        limit = backend.memory_left()
         if need > limit:
             raise MemoryLimitError(
                 f"{matrices} density matrices of {self.basis.nao} AOs, their J and K and the least workspace take "
@@ -199,12 +214,12 @@ class JK:
         """X and Y of all surviving quartets."""
         backend = engine.backend
         target = backend.digest(exchange, coulomb)
+        self.store.fit(HERMITE_SHARE)
         block_bytes = min(BLOCK_BYTES, int(BLOCK_SHARE * backend.memory_left()))
-        store = HermiteStore(int(HERMITE_SHARE * backend.memory_left()), backend, FORMS)
 
         def add(bra, ket, n):
-            store.touch(ket.prepared, bra.prepared)
-            store.touch(bra.prepared, ket.prepared)
+            self.store.touch(ket.prepared, bra.prepared)
+            self.store.touch(bra.prepared, ket.prepared)
             a, b = bra.pairs, ket.pairs
             for ij, kl in tiles(n, max(1, block_bytes // (8 * a.nab * b.nab))):
                 ab, cd = bra.prepared[ij], ket.prepared[kl]
@@ -224,7 +239,7 @@ class JK:
         sums = sum(engine.backend.coulomb_bytes(this.pairs) for this in self.lists)
         self._check_memory(len(coulomb), len(coulomb) * sums)
         target = engine.backend.coulomb(self.basis, coulomb)
-        store = HermiteStore(int(HERMITE_SHARE * engine.backend.memory_left()), engine.backend, 1)
+        self.store.fit(HERMITE_SHARE)
 
         def add(bra, ket, n):
             for ij, kl in tiles(n, COULOMB_QUARTETS):
@@ -232,11 +247,11 @@ class JK:
                 self.stats.computed += (ij.stop - ij.start) * (kl.stop - kl.start)
 
         for this in self.lists:
-            store.touch(this.prepared, this.prepared)
+            self.store.touch(this.prepared, this.prepared)
             target.load(this.prepared)
         self._survivors(norms, tolerance, fewer_functions, add)
         for this in self.lists:
-            store.touch(this.prepared, this.prepared)
+            self.store.touch(this.prepared, this.prepared)
             target.collect(this.prepared)
         return target.result()
 

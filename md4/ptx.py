@@ -50,6 +50,29 @@ def fields(builder, value, count):
     return [builder.extract_value(value, n) for n in range(count)]
 
 
+def fma(builder, a, b, c):
+    """a b + c, rounded once."""
+    kind = ir.FunctionType(DOUBLE, [DOUBLE] * 3)
+    function = builder.module.globals.get("llvm.fma.f64") or ir.Function(builder.module, kind, "llvm.fma.f64")
+    return builder.call(function, [a, b, c])
+
+
+def shared_double(builder, address, offset=0):
+    """The double in shared memory `offset` bytes after `address`."""
+    return call_asm(builder, DOUBLE, [address], f"ld.shared.f64 $0, [$1+{offset}];", "=d,r", effects=True)
+
+
+def global_double(builder, address, offset=0):
+    """The double in global memory `offset` bytes after `address`, which no one writes meanwhile."""
+    return call_asm(builder, DOUBLE, [address], f"ld.global.nc.f64 $0, [$1+{offset}];", "=d,l")
+
+
+def add_double(builder, address, value, offset=0):
+    """Atomic addition to the double in global memory `offset` bytes after `address`."""
+    text = f"red.global.add.f64 [$0+{offset}], $1;"
+    call_asm(builder, ir.VoidType(), [address, value], text, "l,d", effects=True)
+
+
 @intrinsic
 def shared_address(typingctx, array):
     """Address of a shared-memory array within the shared window, int32."""
@@ -168,15 +191,19 @@ def mma_16x8x8(builder, c, a, b):
 
 
 def mma_8x8x4(builder, c, a, b):
-    """c += a b on one fragment as four instructions of half the rows and half the inner index (from 8.0)."""
+    """c += a b on 8 x 8, one instruction (compute capability 8.0)."""
     kind = ir.LiteralStructType([DOUBLE] * 2)
     text = "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {$0,$1}, {$2}, {$3}, {$4,$5};"
+    return fields(builder, call_asm(builder, kind, [a, b, *c], text, "=d,=d,d,d,d,d"), 2)
+
+
+def mma_by_halves(builder, c, a, b):
+    """c += a b on one fragment as four instructions of half the rows and half the inner index (from 8.0)."""
     halves = []
     for row in range(2):
         half = c[2 * row : 2 * row + 2]
         for inner in range(2):
-            operands = [a[row + 2 * inner], b[inner], *half]
-            half = fields(builder, call_asm(builder, kind, operands, text, "=d,=d,d,d,d,d"), 2)
+            half = mma_8x8x4(builder, half, a[row + 2 * inner], b[inner])
         halves += half
     return halves
 
@@ -190,7 +217,7 @@ def make_mma_tile(mt, nt, wide):
     `wide`: m16n8k8 instructions, else m8n8k4.
     """
     tile, operand = types.UniTuple(types.float64, 4 * mt * nt), types.UniTuple(types.float64, 2 * nt)
-    mma = mma_16x8x8 if wide else mma_8x8x4
+    mma = mma_16x8x8 if wide else mma_by_halves
 
     @intrinsic
     def mma_tile(typingctx, acc, address, b):
@@ -216,7 +243,7 @@ def make_mma_turned(mq, nb, wide):
     right operands are; `address`: the lane's place in the right operand in shared memory, `nb` blocks [column][k].
     """
     tile, operand = types.UniTuple(types.float64, 4 * mq * nb), types.UniTuple(types.float64, 4 * mq)
-    mma = mma_16x8x8 if wide else mma_8x8x4
+    mma = mma_16x8x8 if wide else mma_by_halves
 
     @intrinsic
     def mma_turned(typingctx, acc, address, a):
@@ -251,7 +278,7 @@ def make_table_gather(nq):
                 word = call_asm(builder, I32, [args[1]], text, "=r,r", effects=True)
                 for offset in (builder.and_(word, I32(65535)), builder.lshr(word, I32(16))):
                     place = builder.add(args[0], offset)
-                    values.append(call_asm(builder, DOUBLE, [place], "ld.shared.f64 $0, [$1];", "=d,r", effects=True))
+                    values.append(shared_double(builder, place))
             return aggregate(builder, context.get_value_type(operand), values)
 
         return operand(types.int32, types.int32), codegen
@@ -326,7 +353,7 @@ def make_gather(nt):
                 for p in (p0, p1):
                     n = context.compile_internal(builder, sum_ordinal, ordinal, [p, columns[2 * j]])
                     place = builder.add(start, builder.shl(builder.trunc(n, I32), I32(3)))
-                    values.append(call_asm(builder, DOUBLE, [place], "ld.shared.f64 $0, [$1];", "=d,r", effects=True))
+                    values.append(shared_double(builder, place))
             return aggregate(builder, context.get_value_type(operand), values)
 
         return operand(types.int32, types.int32, types.int32, state), codegen
@@ -343,7 +370,7 @@ def make_chain(mt, nq, nc, wide):
     on count as zero.
     """
     tile, left = types.UniTuple(types.float64, 4 * mt * nc), types.UniTuple(types.float64, 4 * mt * nq)
-    mma = mma_16x8x8 if wide else mma_8x8x4
+    mma = mma_16x8x8 if wide else mma_by_halves
 
     @intrinsic
     def chain(typingctx, acc, operand, array, first, count):

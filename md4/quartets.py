@@ -12,8 +12,18 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.columns import fma
-from md4.ptx import DOUBLE, I64, aggregate, call_asm, element_address, fields
+from md4.ptx import (
+    DOUBLE,
+    I64,
+    add_double,
+    aggregate,
+    call_asm,
+    element_address,
+    fields,
+    fma,
+    global_double,
+    shared_double,
+)
 
 i64, f64, i32 = types.int64, types.float64, types.int32
 
@@ -21,22 +31,6 @@ i64, f64, i32 = types.int64, types.float64, types.int32
 def pair_rows(nb, nc, nd):
     """Numbers in the rows of all b over c and d."""
     return nb * (nc + nd)
-
-
-def load_global(builder, address, offset):
-    """A double of global memory that no one writes meanwhile."""
-    return call_asm(builder, DOUBLE, [address], f"ld.global.nc.f64 $0, [$1+{offset}];", "=d,l")
-
-
-def add_global(builder, address, offset, value):
-    """Atomic addition to a double of global memory."""
-    text = f"red.global.add.f64 [$0+{offset}], $1;"
-    call_asm(builder, ir.VoidType(), [address, value], text, "l,d", effects=True)
-
-
-def load_integral(builder, place, n):
-    """The n-th double in shared memory."""
-    return call_asm(builder, DOUBLE, [place], f"ld.shared.f64 $0, [$1+{8 * n}];", "=d,r", effects=True)
 
 
 @cache
@@ -79,8 +73,8 @@ def make_load_rows(nb, nc, nd):
             values, step = [], builder.mul(args[2], I64(8))
             at_c, at_d = row_addresses(context, builder, signature.args[0], args[0], args[1], args[3:])
             for _ in range(nb):
-                values += [load_global(builder, at_c, 8 * n) for n in range(nc)]
-                values += [load_global(builder, at_d, 8 * n) for n in range(nd)]
+                values += [global_double(builder, at_c, 8 * n) for n in range(nc)]
+                values += [global_double(builder, at_d, 8 * n) for n in range(nd)]
                 at_c, at_d = builder.add(at_c, step), builder.add(at_d, step)
             return aggregate(builder, context.get_value_type(kind), values)
 
@@ -102,9 +96,9 @@ def make_add_rows(nb, nc, nd):
             values = iter(fields(builder, args[5], pair_rows(nb, nc, nd)))
             for _ in range(nb):
                 for n in range(nc):
-                    add_global(builder, at_c, 8 * n, builder.fmul(next(values), args[6]))
+                    add_double(builder, at_c, builder.fmul(next(values), args[6]), 8 * n)
                 for n in range(nd):
-                    add_global(builder, at_d, 8 * n, builder.fmul(next(values), args[6]))
+                    add_double(builder, at_d, builder.fmul(next(values), args[6]), 8 * n)
                 at_c, at_d = builder.add(at_c, step), builder.add(at_d, step)
             return context.get_dummy_value()
 
@@ -131,7 +125,7 @@ def make_exchange(nb, nc, nd):
             d_a, x_a = fields(builder, args[3], width), [ir.Constant(DOUBLE, 0.0)] * width
             for n in range(nb * nc * nd):
                 b, c, d = n // (nc * nd), n // nd % nc, nc + n % nd
-                value = load_integral(builder, args[1], n)
+                value = shared_double(builder, args[1], 8 * n)
                 x_a[c] = fma(builder, value, d_b[b * width + d], x_a[c])
                 x_a[d] = fma(builder, value, d_b[b * width + c], x_a[d])
                 x[b * width + c] = fma(builder, value, d_a[d], x[b * width + c])
@@ -156,11 +150,11 @@ def make_coulomb(nb, nc, nd):
         def codegen(context, builder, signature, args):
             y, d_cd = fields(builder, args[0], nc * nd), fields(builder, args[2], nc * nd)
             address = element_address(context, builder, signature.args[3], args[3], args[4])
-            d_ab = [builder.fmul(load_global(builder, address, 8 * n), args[5]) for n in range(nb)]
+            d_ab = [builder.fmul(global_double(builder, address, 8 * n), args[5]) for n in range(nb)]
             y_ab = [ir.Constant(DOUBLE, 0.0)] * nb
             for n in range(nb * nc * nd):
                 b, cd = n // (nc * nd), n % (nc * nd)
-                value = load_integral(builder, args[1], n)
+                value = shared_double(builder, args[1], 8 * n)
                 y_ab[b] = fma(builder, value, d_cd[cd], y_ab[b])
                 y[cd] = fma(builder, value, d_ab[b], y[cd])
             return aggregate(builder, context.get_value_type(result), y_ab + y)
@@ -180,7 +174,7 @@ def make_load_block(nc, nd):
         def codegen(context, builder, signature, args):
             address, values = element_address(context, builder, signature.args[0], args[0], args[1]), []
             for _ in range(nc):
-                values += [load_global(builder, address, 8 * n) for n in range(nd)]
+                values += [global_double(builder, address, 8 * n) for n in range(nd)]
                 address = builder.add(address, builder.mul(args[2], I64(8)))
             return aggregate(builder, context.get_value_type(kind), values)
 
@@ -201,7 +195,7 @@ def make_add_block(nc, nd):
             values = iter(fields(builder, args[3], nc * nd))
             for _ in range(nc):
                 for n in range(nd):
-                    add_global(builder, address, 8 * n, next(values))
+                    add_double(builder, address, next(values), 8 * n)
                 address = builder.add(address, builder.mul(args[2], I64(8)))
             return context.get_dummy_value()
 

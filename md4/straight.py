@@ -11,8 +11,8 @@ from numba.cuda.extending import intrinsic
 
 from md4.angular import nherm, packed_hermite, sum_ordinal
 from md4.hermite import structure
-from md4.ptx import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, load_block
-from md4.recurrence import recurrence_table
+from md4.ptx import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, fma, load_block, shared_double
+from md4.recurrence import by_columns, recurrence_table
 from md4.stores import store_pair
 from md4.tiles import LOW_ROWS, LOW_TILE
 
@@ -46,7 +46,7 @@ def r_update(typingctx, rule, old, constants):
         def load(base, shift, bits):
             offset = builder.and_(builder.trunc(builder.lshr(rule, I64(shift)), I32), I32((1 << bits) - 1))
             address = builder.add(base, offset)
-            return call_asm(builder, DOUBLE, [address], "ld.shared.f64 $0, [$1];", "=d,r", effects=True)
+            return shared_double(builder, address)
 
         product = builder.fmul(load(constants, 32, 16), load(old, 0, 16))
         return multiply_add(builder, load(constants, 48, 16), load(old, 16, 16), product)
@@ -113,6 +113,63 @@ def make_straight_r(l, stride):
         return types.void(zeros, *kinds, array, index, index, types.int32, index), codegen
 
     return straight_r
+
+
+@cache
+def make_column_r(l):
+    """Intrinsic (zeros, rx, ry, rz, address): r of a quartet, by columns, to successive doubles of shared memory."""
+    zeros, f64 = types.UniTuple(types.float64, l + 1), types.float64
+
+    @intrinsic
+    def column_r(typingctx, zero, rx, ry, rz, address):
+        def codegen(context, builder, signature, args):
+            def number(a):
+                return ir.Constant(DOUBLE, float(a)) if isinstance(a, int) else a
+
+            def multiply(a, b):
+                return b if isinstance(a, int) and a == 1 else builder.fmul(number(a), b)
+
+            def multiply_add(a, b, c):
+                return fma(builder, number(a), b, c)
+
+            for n, value in by_columns(fields(builder, args[0], l + 1), args[1:4], multiply, multiply_add):
+                text = f"st.shared.f64 [$0+{8 * n}], $1;"
+                call_asm(builder, ir.VoidType(), [args[4], value], text, "r,d", effects=True)
+            return context.get_dummy_value()
+
+        return types.void(zeros, f64, f64, f64, types.int32), codegen
+
+    return column_r
+
+
+@cache
+def make_write_row(count):
+    """Intrinsic (address, array, first, lane): `count` doubles of shared memory at `address` to array[first:].
+
+    A warp's lanes take successive ones; `address` and `first` are the lane's own.
+    """
+
+    @intrinsic
+    def write_row(typingctx, address, array, first, lane):
+        def codegen(context, builder, signature, args):
+            target = element_address(context, builder, signature.args[1], args[1], args[2])
+
+            def store(value, offset):
+                text = f"st.global.f64 [$0+{offset}], $1;"
+                call_asm(builder, ir.VoidType(), [target, value], text, "l,d", effects=True)
+
+            rounds, rest = divmod(count, 32)
+            values = [shared_double(builder, args[0], 256 * n) for n in range(rounds)]
+            for n, value in enumerate(values):
+                store(value, 256 * n)
+            if rest:
+                with builder.if_then(builder.icmp_signed("<", args[3], I64(rest))):
+                    store(shared_double(builder, args[0], 256 * rounds), 256 * rounds)
+            return context.get_dummy_value()
+
+        return types.void(types.int32, array, types.int64, types.int64), codegen
+
+    return write_row
 
 
 @cache

@@ -80,7 +80,8 @@ class HermiteStore:
     """Keeps the H matrices of pieces, each in `forms` forms, until they exceed `limit` bytes; then drops the oldest."""
 
     def __init__(self, limit, backend, forms=2):
-        self.limit, self.backend, self.forms = limit, backend, forms
+        self.most = self.limit = limit
+        self.backend, self.forms = backend, forms
         self.held, self.total = [], 0
 
     def touch(self, piece, keep):
@@ -90,12 +91,28 @@ class HermiteStore:
         else:
             self.held.append(piece)
             self.total += self.size(piece)
+        self.shrink(piece, keep)
+
+    def shrink(self, *keep):
+        """Drops the oldest pieces, but none of `keep`, until the others fit the limit."""
         for old in list(self.held) if self.total > self.limit else ():
-            if self.total <= self.limit or old is piece or old is keep:
+            if self.total <= self.limit or any(old is piece for piece in keep):
                 continue
             self.total -= self.size(old)
             old.drop()
             self.held.remove(old)
+
+    def fit(self, share):
+        """Lowers the limit to a share of the memory there is now, that of kept H matrices included."""
+        memory = self.backend.memory_left() + sum(piece.h_bytes for piece in self.held)
+        self.limit = min(self.most, int(share * memory))
+        self.shrink()
+
+    def clear(self):
+        """Drops the H matrices of all pieces."""
+        for piece in self.held:
+            piece.drop()
+        self.held, self.total = [], 0
 
     def size(self, piece):
         """Bytes that the H matrices of a piece may take."""

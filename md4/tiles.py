@@ -18,6 +18,9 @@ H_THREADS = 128
 H_BLOCKS = 4096
 # Up to this L one thread makes r of a quartet in registers.
 STRAIGHT_L = 8
+# From and up to these L it is made by columns, in so many bytes of shared memory at most.
+COLUMN_L = (5, 18)
+R_BYTES = 75 << 10
 SCATTER_THREADS = 256
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10
@@ -58,7 +61,11 @@ LOW_QUARTETS = 1 << 16
 DIGEST_ROWS = 7
 DIGEST_VALUES = 24
 DIGEST_THREADS = 128
-DIGEST_BLOCKS = {1: 5, 2: 5, 3: 4, 4: 3, 5: 3, 6: 3, 7: 3}
+# Bytes from one row of 2 x 32 sums in shared memory to the next: not a multiple of 128, lest rows share banks.
+DIGEST_ROW_BYTES = 520
+# And from one row of 32 values that are read to the next, of which a quarter of a warp reads four at a time.
+STAGE_ROW = 288
+DIGEST_BLOCKS = {1: 5, 2: 5, 3: 4, 4: 4, 5: 4, 6: 3, 7: 3}
 # Integrals that a lane takes at most by going through bra pairs one after the other, as long as there are this many
 # warps; and the largest quartet that a lane digests alone.
 DIGEST_INTEGRALS = 64
@@ -174,10 +181,35 @@ def r_threads(l):
     return max(R_THREADS, r_group(l))
 
 
+def r_lanes(l):
+    """Quartets of a warp that makes r by columns: as many as let three warps share a multiprocessor's memory."""
+    return max(1, min(32, 1 << (R_BYTES // (8 * (nherm(l) | 1))).bit_length() - 1))
+
+
+def r_column_bytes(l):
+    """Shared memory of such a warp."""
+    return 8 * r_lanes(l) * (nherm(l) | 1)
+
+
+def r_column_blocks(l):
+    """Warps that share a multiprocessor, by shared memory and by registers."""
+    return max(1, min(8, 2 * SHARED_BYTES // r_column_bytes(l)))
+
+
 def digest_shape(na, nb):
     """(functions a at a time, blocks of a multiprocessor, functions b at a time) of the digestion by columns."""
     rows = -(-na // -(-na // DIGEST_ROWS))
     return rows, DIGEST_BLOCKS[rows], min(nb, DIGEST_VALUES - rows)
+
+
+def digest_stage(rows):
+    """Bytes that a warp reads for one b: the integrals of all a, D_bd and D_bc of 32 columns, and D + D^T of all a."""
+    return STAGE_ROW * (rows + 2) + 64
+
+
+def digest_shared(rows, b_step):
+    """Shared memory of a block: for each warp sums of 32 columns, and what is read now and next."""
+    return DIGEST_THREADS // 32 * (DIGEST_ROW_BYTES * (rows + b_step) + 2 * digest_stage(rows) + 256)
 
 
 def quartet_doubles(nb, nc, nd):

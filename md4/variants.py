@@ -31,7 +31,9 @@ def list_variants(unit, kind, bra, ket):
     """Variants for a bra and a ket list, short or long; no general contractions."""
     if low.takes(bra, ket):
         yield low.low_variant(bra, ket, kind)
-    yield digest.digest_variant(*((ket, bra) if digest.digest_swapped(bra, ket) else (bra, ket)))
+    order = (ket, bra) if digest.digest_swapped(bra, ket) else (bra, ket)
+    for coulomb_too in (True, False):
+        yield digest.digest_variant(*order, coulomb=coulomb_too)
     yield coulomb.coulomb_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
     yield r_variant(bra.l + ket.l, kind)
     plan = next(plan for plan in plans(unit, bra, ket) if plan.kernels != "low")

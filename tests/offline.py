@@ -124,6 +124,12 @@ class Anything:
         return self
 
 
+class Nothing(Anything):
+    """The same with nothing in it."""
+
+    size, shape = 0, (0, 1)
+
+
 class Pool:
     """Stands in for `md4.device.Pool`, with all the memory that one may want."""
 
@@ -203,7 +209,8 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 block = backend.scratch(shape)
                 Engine.evaluate(SimpleNamespace(backend=backend), bra, ket, block)
                 order = (ket, bra) if digest_swapped(bra.pairs, ket.pairs) else (bra, ket)
-                launch_digest(block, *order, [None] * 2, False, Anything(), None, Anything(), None, 1, None)
+                for twice in (Anything(), Nothing()):
+                    launch_digest(block, *order, [None] * 2, False, Anything(), None, twice, None, 1, None)
         launch_coulomb(backend, lists[0])
         launch_diagonal(block, 1, 1, None, None)
         for aosym in SYMMETRIES:

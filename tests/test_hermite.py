@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.polynomial.hermite import hermval
 
-from md4 import cpu, hermite
+from md4 import hermite, loops
 from md4.angular import cartesian_triples, component_coefficients, hermite_triples, nherm
 
 number = st.floats(-2, 2)
@@ -56,10 +56,10 @@ def test_cpu_h_is_h_element(la, lb, pure):
     rng = np.random.default_rng(la + 10 * lb)
     pa, pb = rng.normal(size=(2, 3))
     e = np.concatenate([axis_table(la, lb, 1.3, pa[x], pb[x]).ravel() for x in range(3)])
-    tables = cpu.angular_tables(la, pure), cpu.angular_tables(lb, pure)
+    tables = loops.angular_tables(la, pure), loops.angular_tables(lb, pure)
     (powers_a, pure_a), (powers_b, pure_b) = tables
-    h = cpu.primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, hermite_triples(la + lb), False)
-    np.testing.assert_array_equal(cpu.e_coefficients(la, lb, 1.3, pa, pb), e)
+    h = loops.primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, hermite_triples(la + lb), False)
+    np.testing.assert_array_equal(loops.e_coefficients(la, lb, 1.3, pa, pb), e)
     start_a, *terms_a = hermite.component_table(la, pure)
     start_b, *terms_b = hermite.component_table(lb, pure)
     nt, size = la + lb + 1, hermite.axis_size(la, lb)

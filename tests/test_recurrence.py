@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.polynomial.hermite import hermval
 
-from md4 import cpu
+from md4 import loops
 from md4.angular import hermite_ordinal, hermite_triples, nherm
-from md4.recurrence import r_step, recurrence_table
+from md4.recurrence import by_columns, r_step, recurrence_table
 
 number = st.floats(-2, 2)
 
@@ -42,6 +42,18 @@ def test_derivatives_of_a_gaussian(l, alpha, centre):
         np.testing.assert_allclose(r[degree == d], exact[degree == d], rtol=0, atol=1e-11 * size)
 
 
+@given(l=st.integers(0, 14), alpha=st.floats(0.1, 3), centre=st.tuples(number, number, number))
+def test_columns_give_the_same(l, alpha, centre):
+    """Axis by axis, and the last one in closed form."""
+    zeros = gaussian_zeros(l, alpha, centre).tolist()
+    found = dict(by_columns(zeros, centre, lambda a, b: a * b, lambda a, b, c: a * b + c))
+    assert sorted(found) == list(range(nherm(l)))
+    expected, degree = recurrence(l, zeros, centre), hermite_triples(l).sum(axis=1)
+    for t, value in found.items():
+        size = max(abs(expected[degree == degree[t]]).max(), (2 * alpha) ** (degree[t] / 2))
+        assert abs(value - expected[t]) < 1e-11 * size
+
+
 @pytest.mark.parametrize("l", [0, 1, 5, 12])
 def test_words_name_the_predecessors(l):
     for t, (indices, rule) in zip(hermite_triples(l).tolist()[1:], recurrence_table(l).tolist()[1:]):
@@ -58,9 +70,9 @@ def test_words_name_the_predecessors(l):
 def test_compiled_lanes(l):
     """The CPU's loop over LANES gives what the plain functions give."""
     rng = np.random.default_rng(l)
-    centres = rng.normal(size=(cpu.LANES, 3))
+    centres = rng.normal(size=(loops.LANES, 3))
     zeros = np.array([gaussian_zeros(l, 0.7, c) for c in centres])
-    work = np.empty((2, nherm(l) * cpu.LANES))
-    r = cpu.recur(l, zeros.T.ravel().copy(), *centres.T.copy(), cpu.lane_table(l), *work)
+    work = np.empty((2, nherm(l) * loops.LANES))
+    r = loops.recur(l, zeros.T.ravel().copy(), *centres.T.copy(), loops.lane_table(l), *work)
     expected = np.array([recurrence(l, z, c) for z, c in zip(zeros, centres)])
-    np.testing.assert_allclose(r.reshape(-1, cpu.LANES).T, expected, rtol=0, atol=1e-13 * abs(expected).max())
+    np.testing.assert_allclose(r.reshape(-1, loops.LANES).T, expected, rtol=0, atol=1e-13 * abs(expected).max())

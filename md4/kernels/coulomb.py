@@ -9,7 +9,7 @@ and goes through ket primitives, whose r it copies to shared memory; J_q is summ
 
 from md4 import operators
 from md4.angular import nherm, packed_hermite
-from md4.columns import load_global, make_load_column, quotient
+from md4.columns import address_of, load_global, make_load_column, quotient
 from md4.correlate import make_add_column, make_correlate, make_load_words, make_quartet_sums, make_signed
 from md4.device import F64, F64_2D, I32, I64, I64_2D, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
@@ -104,7 +104,8 @@ def coulomb_quartets(l_bra, l_ket, kind):
             i = least
         source = k * ket_width
         q, x, y, z = ket[source], ket[source + 1], ket[source + 2], ket[source + 3]
-        d, j, zero = load(d_ket, k * nq, 1, count), none(), cuda.local.array(orders, types.float64)
+        d, j = load(address_of(d_ket, k * nq), i64(8), i32(count)), none()
+        zero = cuda.local.array(orders, types.float64)
         while i < last:
             source, weight = i * bra_width, 1.0 if live else 0.0
             if triangle and k >= i:
@@ -148,7 +149,7 @@ def coulomb_contraction(l_ket, functions):
         if part < parts and k < last:
             own, limit = (bra_first + i) * (8 * np8) + first, (np_ - first + 31) >> 5
             places = words_of(words, first, np_ - 1)
-            d, j, buffer = signed(load(d_bra, own, 32, limit), places), none(), i64(0)
+            d, j, buffer = signed(load(address_of(d_bra, own), i64(256), i32(limit)), places), none(), i64(0)
             copy(base, r, (i * nket + k) * stride, stride, lane)
             commit_copies()
             while k < last:

@@ -8,11 +8,22 @@ import numpy as np
 
 from md4 import operators, recurrence
 from md4.angular import nherm
+from md4.columns import quotient
 from md4.device import F64, F64_2D, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.ptx import shared_address
-from md4.straight import STAGE_BYTES, make_pack, make_straight_r, r_update, store_shared
-from md4.tiles import R_THREADS, STRAIGHT_L, r_group, r_stride, r_threads
+from md4.straight import STAGE_BYTES, make_column_r, make_pack, make_straight_r, make_write_row, r_update, store_shared
+from md4.tiles import (
+    COLUMN_L,
+    R_THREADS,
+    STRAIGHT_L,
+    r_column_blocks,
+    r_column_bytes,
+    r_group,
+    r_lanes,
+    r_stride,
+    r_threads,
+)
 
 
 def packed_rules(l):
@@ -107,17 +118,53 @@ def straight_r_integrals(l, kind):
     return Kernel(kernel, signature, (threads, 2))
 
 
+def column_r_integrals(l, kind):
+    """Kernel factory: a lane a quartet, by columns; the warp's r is put in order in shared memory."""
+    zeros_upto, pack, column_r = operators.zeros_function(kind, jit_device), make_pack(l + 1), make_column_r(l)
+    lanes, row, stride, orders, write_row = r_lanes(l), nherm(l) | 1, r_stride(l), l + 1, make_write_row(nherm(l))
+
+    def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, r):
+        stage = shared_address(cuda.shared.array(0, types.float64))
+        lane, first = types.int64(cuda.threadIdx.x), types.int64(cuda.blockIdx.x) * lanes
+        n = min(first + lane, total - 1)
+        if lane < lanes:
+            before = quotient(n, nket)
+            i, k = (bra_first + before) * bra_width, (ket_first + n - before * nket) * ket_width
+            rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
+            zeros = cuda.local.array(orders, types.float64)
+            zeros_upto(l, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table, zeros, 0, 1)
+            column_r(pack(zeros), rx, ry, rz, types.int32(stage + lane * (8 * row)))
+        cuda.syncwarp()
+        place, target = types.int32(stage + 8 * lane), first * stride + lane
+        for _ in range(min(types.int64(lanes), total - first)):
+            write_row(place, r, target, lane)
+            place, target = types.int32(place + 8 * row), target + stride
+
+    i64, f64 = types.int64, types.float64
+    signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, F64)
+    return Kernel(kernel, signature, (32, r_column_blocks(l)))
+
+
 # launcher
 
 
 def r_variant(l, kind):
     """Variant for r up to L = `l`."""
+    if COLUMN_L[0] <= l <= COLUMN_L[1]:
+        return Variant(column_r_integrals, (l, kind))
     return Variant(straight_r_integrals if l <= STRAIGHT_L else r_integrals, (l, kind))
 
 
 def launch_r(l, operator, bra, ket, total, r, stream):
     """r of all quartets; `bra` and `ket` are (records, width, first primitive, number of primitives)."""
     if total == 0:
+        return
+    operator_table = table_on_device(operators.operator_table, operator)
+    if COLUMN_L[0] <= l <= COLUMN_L[1]:
+        launch(
+            r_variant(l, operator.kind), -(-total // r_lanes(l)), 32, stream, r_column_bytes(l),
+            *bra[:3], *ket[:3], ket[3], total, operator.parameter, operator_table, r,
+        )  # fmt: skip
         return
     if l <= STRAIGHT_L:
         threads, quartets, shared = R_THREADS, R_THREADS, 0
