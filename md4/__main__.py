@@ -51,6 +51,8 @@ def add_validate(command):
 
 
 def add_warmup(command):
+    command.add_argument("geometry", nargs="?", help="with --basis: what this molecule needs, instead of --lmax")
+    command.add_argument("--basis", help="basis set name, resolved as PySCF does")
     command.add_argument("--lmax", type=int, default=4, metavar="L", help="classes up to (ll|ll) (%(default)s)")
     command.add_argument("--jobs", type=int, metavar="N", help="processes; default: one a processor")
     command.add_argument(
@@ -144,11 +146,23 @@ def run_warmup(args):
     from md4.warmup import warmup
 
     start = perf_counter()
-    done = warmup(args.lmax, args.operator, args.jobs, not args.cart)
+    done = warmup(args.lmax, args.operator, args.jobs, not args.cart, basis=warmup_basis(args))
     seconds = perf_counter() - start
     print(f"{done.compiled} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache")
-    print(f"cache {cache_folder()}; general contractions may still compile a few of other shapes")
+    print(f"cache {cache_folder()}")
     return 0
+
+
+def warmup_basis(args):
+    """The basis that `warmup` is asked to compile for, or None."""
+    if args.geometry is None and args.basis is None:
+        return None
+    if args.geometry is None or args.basis is None:
+        raise ArgumentError("a geometry and --basis belong together; give both, or --lmax alone.")
+    from md4.basis import Basis
+    from md4.geometry import load_molecule
+
+    return Basis.from_mol(load_molecule(args.geometry, args.basis, None, None, args.cart))
 
 
 def run_info(_):

@@ -1,4 +1,4 @@
-"""Which kernel variants the classes up to an angular momentum ask for; what `md4 warmup` compiles."""
+"""Which kernel variants the classes up to an angular momentum, or of a basis, ask for; what `md4 warmup` compiles."""
 
 from itertools import product
 
@@ -13,11 +13,14 @@ from md4.kernels.hermite import h_variant
 from md4.kernels.recurrence import r_variant
 from md4.kernels.scatter import scatter_variant
 from md4.kernels.transform import bra_variant, ket_variant
-from md4.pairs import shell_pairs
+from md4.pairs import shell_pairs, unique_pairs_by_class
 from md4.scatter import SYMMETRIES
+from md4.screening import pairs_by_kind
 
 # Primitive pairs of a bra and a ket: how many there are decides on kernels, and on the side that goes first.
 PRIMITIVES = (1, 2, 30)
+# Pairs of a list of a basis that are looked at.
+SAMPLE = 1000
 
 
 def sample_pairs(la, lb, nprim, pure):
@@ -64,7 +67,17 @@ def all_variants(unit, kind="coulomb", lmax=6, pure=True):
         Spherical functions, else Cartesian ones.
     """
     sides = [(la, lb) for la in range(lmax + 1) for lb in range(la + 1)]
-    lists = [sample_pairs(la, lb, nprim, pure) for (la, lb), nprim in product(sides, PRIMITIVES)]
+    return lists_variants(unit, kind, [sample_pairs(*side, nprim, pure) for side, nprim in product(sides, PRIMITIVES)])
+
+
+def basis_variants(unit, kind, basis):
+    """Variants that tensors, J and K of a basis ask for, general contractions included; arguments as `all_variants`."""
+    lists = [pairs[:: 1 + len(pairs) // SAMPLE] for pairs in [*unique_pairs_by_class(basis), *pairs_by_kind(basis)]]
+    return lists_variants(unit, kind, [shell_pairs(basis, pairs) for pairs in lists])
+
+
+def lists_variants(unit, kind, lists):
+    """Variants for any two of some pair lists, as a list without repeats."""
     single_kernels = (digest.pair_diagonals, coulomb.hermite_densities, coulomb.hermite_sums)
     plain = [Variant(factory, ()) for factory in single_kernels]
     found = dict.fromkeys([h_variant(), *plain, *map(scatter_variant, SYMMETRIES)])

@@ -10,7 +10,7 @@ from md4.errors import ArgumentError, DeviceError
 from md4.gpu import arithmetic_unit
 from md4.operators import checked_kind
 from md4.progress import Progress
-from md4.variants import all_variants
+from md4.variants import all_variants, basis_variants
 
 LARGEST_L = 8
 
@@ -43,8 +43,8 @@ def missing(variants, capability):
     return [variant for variant in variants if not kernel_path(variant, capability).exists()]
 
 
-def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None):
-    """Compiles what classes up to (ll|ll), l = `lmax`, need, for the current device.
+def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None):
+    """Compiles what classes up to (ll|ll), l = `lmax`, need, for the current device; or what a basis needs.
 
     Parameters
     ----------
@@ -57,6 +57,8 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None):
         Spherical functions, else Cartesian ones.
     progress : bool, optional
         Show a bar; default: where stderr is a terminal.
+    basis : Basis, optional
+        In place of `lmax` and `pure`: what its shells need, general contractions included.
 
     Raises
     ------
@@ -73,7 +75,10 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None):
         )
     capability = current_capability()
     unit = arithmetic_unit(capability)
-    wanted = dict.fromkeys(v for kind in kinds for v in all_variants(unit, kind, lmax, pure))
+    if basis is None:
+        wanted = dict.fromkeys(v for kind in kinds for v in all_variants(unit, kind, lmax, pure))
+    else:
+        wanted = dict.fromkeys(v for kind in kinds for v in basis_variants(unit, kind, basis))
     todo = missing(wanted, capability)
     jobs = min(jobs or os.cpu_count(), max(1, len(todo)))
     if todo:

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from offline import UNITS, used_variants
 
+import md4
 from md4 import variants
 from md4.__main__ import main
 from md4.errors import ArgumentError, DeviceError
@@ -27,6 +29,23 @@ def test_the_list_of_an_operator():
     coulomb, erf = (set(variants.all_variants("dmma16", kind, 1)) for kind in ("coulomb", "erf"))
     assert coulomb != erf
     assert {v.facts for v in erf - coulomb} == {(*v.facts[:-1], "erf") for v in coulomb - erf}
+
+
+def test_the_list_of_a_basis():
+    """General contractions, which the list up to an l does not know, and nothing above the basis's l."""
+    coefficients = [[[1.0, 0.2], [0.3, 1.0]], [1.0, 0.4], [1.0, 0.1]]
+    basis = md4.Basis.from_arrays([0, 1, 2], [[3.0, 0.5]] * 3, coefficients, np.eye(3))
+    found = set(variants.basis_variants("dmma16", "coulomb", basis))
+    names = {v.name for v in found}
+    assert "low_integrals-0-2-0-2-0-2-0-2-True-coulomb" in names
+    assert "digest_quartets-3-2-2-2-True-True" in names
+    r_variants = {v for v in found if v.factory.__name__.endswith("r_integrals")}
+    assert r_variants <= set(variants.all_variants("dmma16", lmax=2))
+
+
+def test_geometry_and_basis_belong_together(capsys):
+    assert main(["warmup", "H 0 0 0; H 0 0 1"]) == 2
+    assert "give both" in capsys.readouterr().err
 
 
 def test_what_the_cache_holds_is_left_out(tmp_path, monkeypatch):
