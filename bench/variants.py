@@ -2,6 +2,7 @@
 
     python bench/variants.py 'dd|dd' 'ff|ss' --K 1 25
     python bench/variants.py --csv variants.csv
+    python bench/variants.py --lmax 6 --K 1 --csv variants_l6.csv      every class up to (ii|ii)
 
 A way is a plan of the GPU backend: the kernels, and which side they transform first; see `md4.plan`.
 """
@@ -12,6 +13,7 @@ from cases import Case, batch, table_classes
 from clock import describe, median_seconds, write_csv
 from common import Output, Run, add_backend, compile_ahead, settle
 
+from md4.basis import shell_letter
 from md4.gpu import plans
 
 NAMES = {"two": "two products", "fused": "fused", "single": "single product", "low": "thread a quartet"}
@@ -20,11 +22,18 @@ NAMES = {"two": "two products", "fused": "fused", "single": "single product", "l
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", help="as dd|dd; default: the table of bench/eri.py")
+    parser.add_argument("--lmax", type=int, help="every class up to this l, instead")
     parser.add_argument("--K", nargs="+", metavar="K", default=["1", "5", "25"], help="1, 5, 25, or BRAxKET")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--repeats", type=int, default=3, help="timed calls (%(default)s)")
     add_backend(parser)
     return settle(parser.parse_args())
+
+
+def every_class(lmax):
+    """Names of the classes up to (ll|ll), one for its eight permutations."""
+    pairs = [shell_letter(a) + shell_letter(b) for a in range(lmax + 1) for b in range(a + 1)]
+    return [f"{bra}|{ket}" for n, bra in enumerate(pairs) for ket in pairs[: n + 1]]
 
 
 def plan_name(plan):
@@ -55,7 +64,8 @@ def row_of(case, found):
 
 def main():
     args = arguments()
-    cases = [Case.parse(name, k) for k in args.K for name in args.classes or table_classes()]
+    classes = args.classes or (table_classes() if args.lmax is None else every_class(args.lmax))
+    cases = [Case.parse(name, k) for k in args.K for name in classes]
     compile_ahead(args.jobs, [(case, (300, 300)) for case in cases], args.backend, plans=True)
     output, rows = Output(args.backend), []
     for case in cases:

@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from md4.costs import Side, ranked
 from md4.coulomb import hermite_bytes
 from md4.cpu import HostTensor, host_memory
 from md4.device import Pool, as_buffer, as_stream, copy_to_device, copy_to_host, cuda, current_capability, require_gpu
@@ -15,16 +16,16 @@ from md4.errors import ArgumentError
 from md4.kernels import low, resident
 from md4.kernels.coulomb import hermite_width
 from md4.kernels.digest import digest_swapped, launch_diagonal, launch_digest
-from md4.kernels.fused import choose_fused, launch_fused
+from md4.kernels.fused import launch_fused
 from md4.kernels.hermite import RECORD, form_size, launch_h, pair_records
 from md4.kernels.low import launch_low
 from md4.kernels.recurrence import launch_r
 from md4.kernels.resident import launch_resident_bra
 from md4.kernels.scatter import launch_scatter
 from md4.kernels.single import launch_ket_sums, launch_single, needs_sums, sums_size
-from md4.kernels.transform import abq_size, bra_form, launch_bra_transform, launch_ket_transform
+from md4.kernels.transform import abq_size, launch_bra_transform, launch_ket_transform
 from md4.memory import tensor_refusal
-from md4.plan import Plan, cheaper_swapped, single_swapped
+from md4.plan import Plan
 from md4.tiles import CHUNK_BYTES, blocks_of_8, r_stride
 
 
@@ -74,14 +75,7 @@ def plans(unit, bra, ket):
     """All plans that two lists can be computed by, the one that is taken first; `bench/variants.py` times them."""
     if low.serves(bra, ket):
         yield Plan(False, "low", "row", "column")
-    swap = single_swapped(bra, ket)
-    if swap is not None and unit != "fma":
-        yield Plan(swap, "single", "bra", "weight")
-    cheaper = cheaper_swapped(bra, ket)
-    for swap in (cheaper, not cheaper):
-        if choose_fused(unit, *((ket, bra) if swap else (bra, ket))):
-            yield Plan(swap, "fused", "bra", "right")
-        yield Plan(swap, "two", bra_form(unit, ket if swap else bra))
+    yield from ranked(unit, Side.of(bra), Side.of(ket))
 
 
 class DeviceTensor:
@@ -355,7 +349,7 @@ class GpuBackend:
     def transform_ket(self, plan, abq, h, ab, cd, out):
         """Step 5: (ab|cd) of a chunk into `out`, and what was put off."""
         if plan.kernels == "two":
-            launch_ket_transform(self.unit, abq, h, ab, cd, out, self.stream)
+            launch_ket_transform(self.unit, abq, h, plan.ket_form, ab, cd, out, self.stream)
             self.pool.release(abq)
             return
         h_ab, r = abq

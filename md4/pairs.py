@@ -95,6 +95,11 @@ class ShellPairs:
         """The longest list of primitive pairs of a shell pair; of a slice, what it is for the list."""
         return int(np.diff(self.start).max(initial=0))
 
+    @property
+    def mean_prim(self):
+        """Primitive pairs of a shell pair on average."""
+        return self.nprim / max(1, self.npair)
+
     def __len__(self):
         return self.npair
 

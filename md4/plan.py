@@ -26,8 +26,7 @@ class Plan:
 
 def bra_first_flops(bra, ket):
     """FLOP of both transforms when the bra goes first: 2 N_ab Q (P + N_cd), P and Q over all primitives."""
-    p = bra.nprim / len(bra) * bra.nherm
-    q = ket.nprim / len(ket) * ket.nherm
+    p, q = bra.mean_prim * bra.nherm, ket.mean_prim * ket.nherm
     return 2 * bra.nab * q * (p + ket.nab)
 
 
@@ -38,7 +37,7 @@ def cheaper_swapped(bra, ket):
 
 def single_swapped(bra, ket):
     """Whether the bra is the side of two s shells, with more primitives if both are; None where neither is."""
-    plain = [side.nprim / len(side) for side in (bra, ket) if side.nherm == 1]
+    plain = [side.mean_prim for side in (bra, ket) if side.nherm == 1]
     if not plain:
         return None
     return bra.nherm == 1 and (ket.nherm > 1 or plain[0] > plain[1])

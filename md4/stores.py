@@ -116,6 +116,34 @@ def make_store_columns(mt, nt):
     return store_columns
 
 
+@cache
+def make_store_columns_turned(mq, nb):
+    """Intrinsic that does what `make_store_columns` does, of a turned tile, for contiguous columns."""
+    tile = types.UniTuple(types.float64, 4 * mq * nb)
+
+    @intrinsic
+    def store_columns(typingctx, acc, array, first, column, ncol, group, s_group, s_column, s_row, nrow):
+        def codegen(context, builder, signature, args):
+            c = fields(builder, args[0], 4 * mq * nb)
+            column, ncol, group, s_group, s_column, s_row, nrow = args[3:]
+            base = element_address(context, builder, signature.args[1], args[1], args[2])
+            step, far = builder.mul(s_row, I64(8)), builder.mul(s_row, I64(56))
+            for block in range(2 * mq):
+                this = builder.add(column, I64(8 * block))
+                with builder.if_then(builder.icmp_signed("<", this, ncol)):
+                    place = grouped_offset(builder, this, group, s_group, s_column)
+                    address = builder.add(base, builder.mul(place, I64(8)))
+                    for row in (8 * j + e for j in range(nb) for e in range(2)):
+                        value = c[4 * (block // 2 * nb + row // 8) + 2 * (block % 2) + row % 8]
+                        store_below(builder, address, value, builder.sub(nrow, I64(row)))
+                        address = builder.add(address, far if row % 8 else step)
+            return context.get_dummy_value()
+
+        return types.void(tile, *[array if n == 0 else types.int64 for n in range(9)]), codegen
+
+    return store_columns
+
+
 def grouped_offset(builder, n, group, s_group, s_item):
     """(n // group) s_group + (n % group) s_item; n below 2^31, where division takes a third of the instructions."""
     quotient = builder.zext(builder.udiv(builder.trunc(n, I32), builder.trunc(group, I32)), I64)

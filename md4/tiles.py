@@ -9,6 +9,9 @@ COLUMN_FRAGMENTS = {1: 8, 2: 8, 3: 6, 4: 4, 5: 4, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2,
 # Column blocks of a warp's turned tile for each odd number of row blocks: rows not padded to 16 save up to half of
 # step 4; (ff|ff) K = 25 1.48e6 quartets/s against 1.34e6, (ff|ps) K = 1 2.37e8 against 1.95e8.
 TURNED_COLUMNS = {1: 8, 3: 8, 5: 8, 7: 6, 9: 4, 11: 4}
+# Column blocks of a warp's turned tile in step 5, where bra and ket changed names: fewer rows of padding, and stores of
+# 64 bytes as otherwise, where lanes side by side had to stride by a row.
+KET_TURNED_COLUMNS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 6, 7: 6, 8: 4, 9: 4, 10: 4, 11: 4}
 MAX_ROW_FRAGMENTS = max(COLUMN_FRAGMENTS)
 WARPS = 4
 STAGES = 3
@@ -36,13 +39,15 @@ SUM_WARPS = 8
 
 # The fused kernel: fragments of rows (with more, two kernels were faster: (ff|ff) 46 against 54 ns), doubles of
 # accumulators a lane, most column blocks of the result, also for contracted bras of two row fragments (with more, two
-# kernels were faster: (gd|ds), (ff|ps); (fd|dd) with K = 25), blocks that share a multiprocessor, ket pairs that a warp
-# takes one after the other.
+# kernels were faster: (gd|ds), (ff|ps); (fd|dd) with K = 25), the fewest blocks that share a multiprocessor (with more
+# of small tiles (fp|ps) 5.9e8 against 4.8e8 quartets/s, (pp|pp) 9.5e8 against 8.4e8, (dp|dp) 5.9e8 against 5.4e8),
+# primitives of a bra whose H is in shared memory if it can be, ket pairs that a warp takes one after the other.
 FUSED_ROWS = 2
 FUSED_DOUBLES = 80
 FUSED_COLUMNS = 5
 FUSED_CONTRACTED_COLUMNS = 4
 FUSED_BLOCKS = 2
+FUSED_PANELS = 4
 FUSED_KETS = 8
 # The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them
 # ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most
@@ -160,6 +165,12 @@ def turned_tile(nrow, steps, unit):
     """A turned tile, or None where it would not save 8 rows of padding."""
     columns = TURNED_COLUMNS.get(blocks_of_8(nrow))
     return None if columns is None else Tile(blocks_of_8(nrow), columns, WARPS, min(STAGES, steps + 1), unit, True)
+
+
+def turned_ket_tile(nrow, steps, unit):
+    """A turned tile of step 5."""
+    rows8 = blocks_of_8(nrow)
+    return Tile(rows8, KET_TURNED_COLUMNS[rows8], WARPS, min(STAGES, steps + 1), unit, True)
 
 
 def r_stride(l):

@@ -50,7 +50,7 @@ def list_variants(unit, kind, bra, ket):
         yield fused_variant(unit, bra, ket)
     else:
         yield resident.resident_variant(unit, bra) if resident.serves(unit, bra, ket) else bra_variant(unit, bra, ket)
-        yield ket_variant(unit, ket)
+        yield ket_variant(unit, ket, plan.ket_form)
 
 
 def all_variants(unit, kind="coulomb", lmax=6, pure=True):

@@ -35,6 +35,7 @@ from md4.tiles import (
     FUSED_CONTRACTED_COLUMNS,
     FUSED_DOUBLES,
     FUSED_KETS,
+    FUSED_PANELS,
     FUSED_ROWS,
     SHARED_BYTES,
     WARPS,
@@ -181,6 +182,18 @@ def fused_tile(nab, nq8, ncd, contracted):
     return FusedTile(mt, -(-nq8 // passes), nc)
 
 
+def fused_blocks(tile, bra, ket):
+    """Blocks that share a multiprocessor: more of small tiles, as far as shared memory goes."""
+    contracted, (panel, rest) = bra.max_prim > 1, fused_shared(bra, ket)
+    load = tile.mt * (tile.nq + tile.nc)
+    if contracted:
+        by_registers = 4 if load <= 5 else 3 if load <= 8 else FUSED_BLOCKS
+    else:
+        by_registers = 4 if tile.mt == 1 else FUSED_BLOCKS
+    by_memory = 2 * SHARED_BYTES // (rest + (FUSED_PANELS if contracted else 1) * panel)
+    return max(FUSED_BLOCKS, min(by_registers, by_memory))
+
+
 def choose_fused(unit, bra, ket):
     """The tile of the fused kernel for a bra and a ket list, or None where the two-kernel way serves better."""
     if unit == "fma":
@@ -201,8 +214,8 @@ def fused_shared(bra, ket):
 def fused_variant(unit, bra, ket):
     """Variant for a class that `choose_fused` has a tile for."""
     tile = choose_fused(unit, bra, ket)
-    contracted = bra.max_prim > 1
-    return Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, WARPS, FUSED_BLOCKS, contracted, unit))
+    blocks = fused_blocks(tile, bra, ket)
+    return Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, WARPS, blocks, bra.max_prim > 1, unit))
 
 
 def launch_fused(unit, h, r, g, ab, cd, block, stream):
@@ -210,9 +223,10 @@ def launch_fused(unit, h, r, g, ab, cd, block, stream):
     bra, ket = ab.pairs, cd.pairs
     parts = max(1, len(ket) // (WARPS * FUSED_KETS))
     panel, rest = fused_shared(bra, ket)
-    group = max(1, min(bra.max_prim, (SHARED_BYTES - rest) // panel))
+    variant = fused_variant(unit, bra, ket)
+    group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // variant.facts[4] - rest) // panel))
     launch(
-        fused_variant(unit, bra, ket), len(bra) * parts, 32 * WARPS, stream, group * panel + rest,
+        variant, len(bra) * parts, 32 * WARPS, stream, group * panel + rest,
         h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), group, r, r_stride(bra.l + ket.l),
         ket.nprim, table_on_device(gather_table, bra.l, ket.l), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), g,
         cd.first_prim, cd.data.start, cd.first, bra.nab, ket.nab, len(ket), parts, block.array, block.first,

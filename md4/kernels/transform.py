@@ -34,8 +34,8 @@ from md4.ptx import (
     make_zeros,
     shared_address,
 )
-from md4.stores import make_store_columns, make_store_panels, make_store_turned
-from md4.tiles import SHARED_BYTES, blocks_of_8, choose_tile, panel_rows, r_stride, turned_tile
+from md4.stores import make_store_columns, make_store_columns_turned, make_store_panels, make_store_turned
+from md4.tiles import KET_TURNED_COLUMNS, SHARED_BYTES, blocks_of_8, choose_tile, r_stride, turned_ket_tile, turned_tile
 
 i64 = types.int64
 
@@ -156,12 +156,28 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
     return Kernel(kernel, signature, (threads, max(1, 8 // warps)))
 
 
-def ket_transform(mt, nt, warps, stages, unit):
+def ket_operations(rows8, nt, unit, turned):
+    """(intrinsics: zero tile, one step of the product, storing; lane -> its row and its column) of a tile of step 5."""
+    wide = unit == "dmma16"
+    if turned:
+        mma, store = make_mma_turned(nt // 2, rows8, wide), make_store_columns_turned(nt // 2, rows8)
+    else:
+        mma, store = make_mma_tile(rows8 // 2, nt, wide), make_store_columns(rows8 // 2, nt)
+
+    def place(lane):
+        if turned:
+            return 2 * (lane & 3), lane >> 2
+        return lane >> 2, 2 * (lane & 3)
+
+    return make_zeros(2 * rows8 * nt), mma, store, jit_device(place)
+
+
+def ket_transform(rows8, nt, warps, stages, unit, turned):
     """Kernel factory for step 5; both operands come through the ring."""
     threads, columns = 32 * warps, nt * warps
-    b_offset, stage_bytes = mt * 1024, mt * 1024 + nt * warps * 512
-    zeros, mma, store = make_zeros(4 * mt * nt), make_mma_tile(mt, nt, unit == "dmma16"), make_store_columns(mt, nt)
-    copy_panel, copy_columns = make_copy_panel(2 * mt, threads), make_copy_async(nt, threads)
+    b_offset, stage_bytes = rows8 * 512, rows8 * 512 + nt * warps * 512
+    zeros, mma, store, lane_place = ket_operations(rows8, nt, unit, turned)
+    copy_panel, copy_columns = make_copy_panel(rows8, threads), make_copy_async(nt, threads)
     load, wait = make_load_blocks(nt), make_wait_copies(stages - 2)
 
     def kernel(
@@ -175,7 +191,7 @@ def ket_transform(mt, nt, warps, stages, unit):
         first_column, pair = rest % column_blocks * columns, rest // column_blocks
         first, last = start[first_pair + pair], start[first_pair + pair + 1]
         panel, ncol = h_rows * 64, npair * nab
-        source, steps = first * nq8 * panel + row_block * (mt * 128), (last - first) * nq8
+        source, steps = first * nq8 * panel + row_block * (rows8 * 64), (last - first) * nq8
         # the last fragment may read what lies behind its block: those columns are not stored
         b_source = (first - first_prim) * nq8 * ncol * 8 + first_column * 64 + 2 * tid
         b_pieces = (min(i64(columns), (ncol + 7) // 8 - first_column) * 32 - tid + threads - 1) // threads
@@ -205,7 +221,8 @@ def ket_transform(mt, nt, warps, stages, unit):
             acc = mma(acc, types.int32(here), b)
             slot = slot + 1 if slot + 1 < stages else 0
 
-        cd, column = row_block * (mt * 16) + (lane >> 2), 8 * (first_column + warp * nt) + 2 * (lane & 3)
+        lane_row, lane_column = lane_place(lane)
+        cd, column = row_block * (rows8 * 8) + lane_row, 8 * (first_column + warp * nt) + lane_column
         store(acc, out, out_first + pair * s_kl + cd * s_cd, column, ncol, nab, s_ij, s_ab, s_cd, ncd - cd)
 
     signature = (F64, i64, I64, i64, i64, F64, *[i64] * 4, F64, *[i64] * 7)
@@ -249,17 +266,23 @@ def bra_variant(unit, bra, ket):
     return Variant(bra_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned, r_buffers))
 
 
-def ket_tile(unit, ket):
+def ket_form(unit, ket, swap):
+    """The form of H that step 5 reads: for a turned tile where bra and ket changed names, as ab is contiguous then."""
+    return "right" if swap and unit != "fma" and blocks_of_8(ket.nab) in KET_TURNED_COLUMNS else "ket"
+
+
+def ket_tile(unit, ket, form):
     """The tile of step 5."""
-    return choose_tile(ket.nab, blocks_of_8(ket.nherm), unit)
+    steps = blocks_of_8(ket.nherm)
+    return turned_ket_tile(ket.nab, steps, unit) if form == "right" else choose_tile(ket.nab, steps, unit)
 
 
-def ket_variant(unit, ket):
+def ket_variant(unit, ket, form):
     """Variant of step 5 for a class."""
     if unit == "fma":
         return Variant(plain.plain_ket_transform, ())
-    tile = ket_tile(unit, ket)
-    return Variant(ket_transform, (tile.mt, tile.nt, tile.warps, tile.stages, unit))
+    tile = ket_tile(unit, ket, form)
+    return Variant(ket_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned))
 
 
 def grid(tile, nrow, ncol):
@@ -295,14 +318,14 @@ def launch_bra_transform(unit, h, ab, cd, r, abq, stream):
     )  # fmt: skip
 
 
-def launch_ket_transform(unit, abq, h, ab, cd, block, stream):
-    """(ab|cd) of a chunk into `block`; `h` panels of the whole ket list."""
+def launch_ket_transform(unit, abq, h, form, ab, cd, block, stream):
+    """(ab|cd) of a chunk into `block`; `h` of the whole ket list in its form."""
     bra, ket = ab.pairs, cd.pairs
-    nq8, tile = blocks_of_8(ket.nherm), ket_tile(unit, ket)
+    nq8, tile = blocks_of_8(ket.nherm), ket_tile(unit, ket, form)
     row_blocks, column_blocks = grid(tile, ket.nab, blocks_of_8(len(bra) * bra.nab))
     launch(
-        ket_variant(unit, ket), row_blocks * column_blocks * len(ket), tile.threads, stream,
-        0 if unit == "fma" else tile.stages * (tile.mt * 1024 + tile.columns * 512),
-        h, cd.first_prim, cd.data.start, cd.first, panel_rows(ket.nab), abq, len(bra), nq8, bra.nab, ket.nab,
+        ket_variant(unit, ket, form), row_blocks * column_blocks * len(ket), tile.threads, stream,
+        0 if unit == "fma" else tile.stages * 512 * (tile.rows8 + tile.columns),
+        h, cd.first_prim, cd.data.start, cd.first, form_rows(ket.nab, form), abq, len(bra), nq8, bra.nab, ket.nab,
         block.array, block.first, *block.strides, row_blocks, column_blocks,
     )  # fmt: skip
