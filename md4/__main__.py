@@ -161,6 +161,9 @@ def write_report(mol, path, **options):
     print(format_table(report.records))
     failed = [check.name for check in report.checks if check.passed is False]
     print(f"{len(report.checks)} other checks: {', '.join(failed) + ' failed' if failed else 'none failed'}")
+    skipped = [check for check in report.checks if check.passed is None]
+    if skipped:
+        print(f"{len(skipped)} of them were not made: {skipped[0].note}")
     print(f"{'PASS' if report.passed else 'FAIL'}, see {path}")
     return 0 if report.passed else 1
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from md4.basis import shell_letter
 
+PADDING = "padding:.1em .7em"
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -29,17 +30,26 @@ def cell(value):
     return escape(str(value))
 
 
+def style(value):
+    """The style of a cell, or of the head above it: numbers to the right. Themes of sites leave cells without room."""
+    number = isinstance(value, (int, float, np.number))
+    return f' style="{PADDING}{";text-align:right" if number else ""}"'
+
+
 def table(head, rows, caption=None):
     """An HTML table of `rows`, each as long as `head`; all texts are escaped."""
     top = f"<caption>{escape(caption)}</caption>" if caption else ""
-    top += "<thead><tr>" + "".join(f"<th>{escape(h)}</th>" for h in head) + "</tr></thead>"
-    body = ("<tr>" + "".join(f"<td>{cell(v)}</td>" for v in row) + "</tr>" for row in rows)
+    rows = list(rows)
+    styles = map(style, rows[0]) if rows else [style("")] * len(head)
+    top += "<thead><tr>" + "".join(f"<th{s}>{escape(h)}</th>" for h, s in zip(head, styles)) + "</tr></thead>"
+    body = ("<tr>" + "".join(f"<td{style(v)}>{cell(v)}</td>" for v in row) + "</tr>" for row in rows)
     return f"<table>{top}<tbody>{''.join(body)}</tbody></table>"
 
 
 def facts(pairs):
     """An HTML table of (name, value), one a line."""
-    rows = (f'<tr><th scope="row">{escape(name)}</th><td>{cell(value)}</td></tr>' for name, value in pairs)
+    row = '<tr><th scope="row" style="{0}">{1}</th><td style="{0}">{2}</td></tr>'
+    rows = (row.format(f"{PADDING};text-align:left", escape(name), cell(value)) for name, value in pairs)
     return f"<table><tbody>{''.join(rows)}</tbody></table>"
 
 

@@ -164,6 +164,12 @@ def test_command(few, tmp_path, capsys, monkeypatch):
     assert "FAIL, see" in capsys.readouterr().out
 
 
+def test_command_says_what_was_not_checked(few, tmp_path, capsys, monkeypatch):
+    without_oracle(monkeypatch)
+    assert main(["validate", *ARGUMENTS, "--report", str(tmp_path / "report.html")]) == 0
+    assert f"7 of them were not made: {arbiter.MISSING}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("name", "message"), [("report.pdf", "must end in .html"), ("nowhere/r.html", "no folder")])
 def test_what_cannot_be_written_is_refused(name, message, capsys):
     assert main(["validate", *ARGUMENTS, "--report", name]) == 2
