@@ -21,7 +21,8 @@ p{max-width:44rem;margin:.4rem 0}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums;margin:.5rem 0}
 th,td{padding:.15rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid #eee}
 th:first-child,td:first-child,td:last-child,th:last-child{text-align:left}
-.facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}.facts th{font-weight:400;color:#555}
+.facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
+.facts th{font-weight:400;color:#555;white-space:normal}
 thead th{border-bottom:1px solid #999;white-space:normal;vertical-align:bottom}
 svg{width:100%;min-width:34rem;max-width:44rem;height:auto;font:11px system-ui,sans-serif;fill:#333}
 .grid{stroke:#e6e6e6}.level{stroke:#555;stroke-dasharray:5 4}
@@ -79,7 +80,7 @@ def summary(report):
     quartets = sum(r.quartets for r in report.records)
     yield f"{len(report.records)} classes ({quartets} quartets) and {len(made)} other checks; {len(bad)} failed."
     if bad:
-        yield "Failed: " + ", ".join(bad) + "."
+        yield "Failed: " + "; ".join(bad) + "."
     if skipped:
         yield f"{len(skipped)} checks were not made: {skipped[0].note}."
 
@@ -90,7 +91,7 @@ def verdict_of(record, report):
         return "pass" if record.passed else "FAIL"
     ruled = sum(r.label == record.label and r.exact is not None for r in report.rulings)
     if record.passed:
-        return f"pass: libcint is off, by {ruled} of {record.disputed} quartets"
+        return f"pass: libcint is off ({ruled} of {record.disputed} disputed quartets judged)"
     return f"FAIL, {record.disputed} quartets" if ruled else f"FAIL, {record.disputed} quartets not arbitrated"
 
 

@@ -88,7 +88,7 @@ def test_where_libcint_is_off_md4_passes(make, monkeypatch):
     assert all(ruling.who == "md4" for ruling in found.rulings)
     assert all(ruling.libcint_error == pytest.approx(1e-9, rel=1e-4) for ruling in found.rulings)
     assert max(sum(r.label == record.label for r in found.rulings) for record in found.records) == arbiter.MOST_RULINGS
-    assert "pass: libcint is off, by 2 of 4 quartets" in page(found)
+    assert "pass: libcint is off (2 of 4 disputed quartets judged)" in page(found)
 
 
 def test_where_md4_is_off_it_fails(make, monkeypatch):
@@ -101,7 +101,7 @@ def test_where_md4_is_off_it_fails(make, monkeypatch):
     assert failed >= {"erf(0.3)", "erfc(0.3)", "segmented, s to d", "permutations (dp|ps)", "rotation (dp|ps)"}
     text = page(found)
     assert "<title>FAIL" in text
-    assert "Failed: (ss|ss), " in text
+    assert "Failed: (ss|ss); " in text
     Page(text)
 
 
