@@ -20,7 +20,6 @@ from numba import njit, prange
 from md4 import coulomb, digest, hermite, operators, recurrence, scatter
 from md4.angular import cartesian_triples, component_coefficients, hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.cache import cache_folder, fingerprint
-from md4.display import size_text
 from md4.errors import DeviceError
 from md4.hermite import NOISE
 from md4.memory import check_out, tensor_refusal
@@ -34,9 +33,6 @@ LANES = 8
 # Compilation ----------------------------------------------------------------------------------------------------------
 
 
-loops = []  # names of the loops that this process has asked for
-
-
 def compiled(function, name=None, **callees):
     """`function` compiled by Numba with its prange loops in parallel, kept on disk under `name`.
 
@@ -47,7 +43,6 @@ def compiled(function, name=None, **callees):
     bound = FunctionType(function.__code__, names, name or function.__name__)
     bound.__qualname__, bound.__module__ = bound.__name__, function.__module__
     before = numba.config.CACHE_DIR
-    loops.append(bound.__name__)
     numba.config.CACHE_DIR = str(cache_folder() / fingerprint())
     try:
         return njit(parallel=True, error_model="numpy", cache=True)(bound)
@@ -296,10 +291,14 @@ class CpuBackend:
 
     def facts(self):
         """What there is to show of it, as (name, value); asks nothing."""
+        from md4.display import size_text
+
         cap = "none" if self.max_memory is None else f"{self.max_memory:g} MB"
         kept = sum(array.nbytes for array in self.kept.values())
+        made = (h_matrices, r_integrals, assemble, scatter_blocks, digest_blocks, contract_r)
+        loops = sum(loop.cache_info().currsize for loop in made)
         return [("threads", numba.get_num_threads()), ("workspace kept", size_text(kept)), ("memory cap", cap),
-                ("compiled loops in use", ", ".join(loops) or "none yet")]  # fmt: skip
+                ("compiled loops in use", loops)]  # fmt: skip
 
     def with_operator(self, operator):
         """The same with another operator; workspaces are shared."""
