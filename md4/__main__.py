@@ -47,6 +47,7 @@ def add_validate(command):
         "--max-quartets", type=int, default=1000, metavar="N", help="sample of a class that has more (%(default)s)"
     )
     command.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
+    command.add_argument("--report", metavar="FILE", help="check more, and write a page on it to FILE, .html")
     command.set_defaults(run=run_validate)
 
 
@@ -123,21 +124,50 @@ def writer(output):
 
 
 def run_validate(args):
-    """Print the table; the exit status says whether all classes passed."""
+    """Print the table, or write the report; the exit status says whether all passed."""
     from md4.validate import format_table, validate
 
-    records = validate(
-        molecule(args),
-        backend=args.backend,
-        tolerance=args.tolerance,
-        abs_tolerance=args.abs_tolerance,
-        omega=args.omega,
-        max_quartets_per_class=args.max_quartets,
-        seed=args.seed,
-        max_memory=args.max_memory,
-    )
-    print(format_table(records))
-    return 0 if all(record.passed for record in records) else 1
+    path = report_path(args.report)
+    options = {
+        "backend": args.backend, "tolerance": args.tolerance, "abs_tolerance": args.abs_tolerance,
+        "omega": args.omega, "max_quartets_per_class": args.max_quartets, "seed": args.seed,
+        "max_memory": args.max_memory,
+    }  # fmt: skip
+    if path is None:
+        records = validate(molecule(args), **options)
+        print(format_table(records))
+        return 0 if all(record.passed for record in records) else 1
+    return write_report(molecule(args), path, title=f"{args.geometry} in {args.basis}", **options)
+
+
+def report_path(name):
+    """The path of a report, or None; refuses what could not be written, before any work."""
+    if name is None:
+        return None
+    path = Path(name)
+    if path.suffix not in (".html", ".htm"):
+        raise ArgumentError(f"a report is a web page; the name must end in .html, not {name!r}.")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into; make it first.")
+    return path
+
+
+def write_report(mol, path, **options):
+    """Make a report, print its table and verdict, and write its page."""
+    from md4.page import page
+    from md4.report import make_report
+    from md4.validate import format_table
+
+    report = make_report(mol, **options)
+    path.write_text(page(report), encoding="utf-8")
+    print(format_table(report.records))
+    failed = [check.name for check in report.checks if check.passed is False]
+    print(f"{len(report.checks)} other checks: {', '.join(failed) + ' failed' if failed else 'none failed'}")
+    skipped = [check for check in report.checks if check.passed is None]
+    if skipped:
+        print(f"{len(skipped)} of them were not made: {skipped[0].note}")
+    print(f"{'PASS' if report.passed else 'FAIL'}, see {path}")
+    return 0 if report.passed else 1
 
 
 def run_warmup(args):

@@ -212,3 +212,8 @@ class Basis:
             f"{sum(s.nctr for s in self.shells if s.l == l)}{shell_letter(l)}" for l in range(self.lmax + 1)
         )
         return f"Basis({self.nshell} {kind} shells, {self.nao} AOs: {letters})"
+
+    def _repr_html_(self):
+        from md4.display import basis_html
+
+        return basis_html(self)

@@ -90,6 +90,17 @@ class CpuBackend:
         """Bytes that may be allocated."""
         return int(self.max_memory * 1e6) if self.max_memory is not None else host_memory()
 
+    def facts(self):
+        """What there is to show of it, as (name, value); asks nothing."""
+        from md4.display import size_text
+
+        cap = "none" if self.max_memory is None else f"{self.max_memory:g} MB"
+        kept = sum(array.nbytes for array in self.kept.values())
+        made = (h_matrices, r_integrals, assemble, scatter_blocks, digest_blocks, contract_r)
+        loops = sum(loop.cache_info().currsize for loop in made)
+        return [("threads", numba.get_num_threads()), ("workspace kept", size_text(kept)), ("memory cap", cap),
+                ("compiled loops in use", loops)]  # fmt: skip
+
     def with_operator(self, operator):
         """The same with another operator; workspaces are shared."""
         other = copy(self)

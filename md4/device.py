@@ -9,6 +9,7 @@ from cuda.bindings import driver
 from numba import cuda
 from numba.cuda import types
 
+from md4.display import size_text
 from md4.dlpack import DeviceArray
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
 
@@ -120,6 +121,11 @@ class Pool:
         self.held = self.peak = 0
         self.idle = {}
         self.free = None
+
+    def facts(self):
+        """What there is to show of it, as (name, value)."""
+        cap = "none" if self.cap is None else size_text(self.cap)
+        return [("device memory held", size_text(self.held)), ("most held", size_text(self.peak)), ("memory cap", cap)]
 
     def left(self):
         """Bytes that can still be handed out, idle buffers included."""

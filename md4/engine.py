@@ -78,6 +78,16 @@ class PreparedPairs:
     def __len__(self):
         return len(self.pairs)
 
+    def __repr__(self):
+        from md4.display import prepared_text
+
+        return prepared_text(self)
+
+    def _repr_html_(self):
+        from md4.display import prepared_html
+
+        return prepared_html(self)
+
 
 def make_backend(name, operator, stream=None, max_memory=None):
     """The backend object for 'auto', 'cuda' or 'cpu'.
@@ -213,6 +223,11 @@ class Engine:
 
     def __repr__(self):
         return f"Engine({self.bra_basis!r}, {self.ket_basis!r}, {self.operator!r}, backend={self.backend.name!r})"
+
+    def _repr_html_(self):
+        from md4.display import engine_html
+
+        return engine_html(self)
 
 
 def chunks(nbra, nket, chunk_bra, chunk_ket):

@@ -12,6 +12,7 @@ from md4.coulomb import hermite_bytes
 from md4.cpu import HostTensor, host_memory
 from md4.device import Pool, as_buffer, as_stream, copy_to_device, copy_to_host, cuda, current_capability, require_gpu
 from md4.device_coulomb import DeviceCoulomb
+from md4.dispatch import launcher
 from md4.errors import ArgumentError
 from md4.kernels import low, resident
 from md4.kernels.coulomb import hermite_width
@@ -168,6 +169,11 @@ class GpuBackend:
     def memory_left(self):
         """Bytes that may be allocated."""
         return self.pool.left()
+
+    def facts(self):
+        """What there is to show of it, as (name, value); asks the device nothing."""
+        kernels = launcher.cache_info().currsize
+        return [("arithmetic unit", self.unit), *self.pool.facts(), ("kernel variants loaded", kernels)]
 
     def with_operator(self, operator):
         """The same with another operator; memory and stream are shared."""

@@ -269,6 +269,11 @@ class JK:
     def __repr__(self):
         return f"JK({self.basis!r}, {self.engine.backend.name!r}, direct_scf_tol={self.direct_scf_tol:g})"
 
+    def _repr_html_(self):
+        from md4.display import jk_html
+
+        return jk_html(self)
+
 
 def fewer_functions(bra, ket):
     """Whether a ket list has fewer function pairs than the bra list."""

@@ -124,6 +124,11 @@ class ShellPairs:
         name = shell_letter(self.la) + shell_letter(self.lb)
         return f"ShellPairs({self.npair} {name} pairs, {self.nprim} primitive pairs, {self.nab} function pairs each)"
 
+    def _repr_html_(self):
+        from md4.display import pairs_html
+
+        return pairs_html(self)
+
 
 def check_pairs(basis, pairs, side="pair"):
     """Pair list as (npair, 2) int64, all of one class; ArgumentError names the first pair that is not."""

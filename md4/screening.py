@@ -47,7 +47,7 @@ class PairList:
     """
 
     prepared: object
-    bound: np.ndarray
+    bound: np.ndarray = field(repr=False)
     kinds: tuple
 
     @property
