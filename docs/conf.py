@@ -2,6 +2,8 @@
 
 from importlib import metadata
 
+from docutils import nodes
+
 project = "md4"
 author = "md4 developers"
 version = release = metadata.version("md4")
@@ -25,12 +27,13 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 napoleon_google_docstring = False
 napoleon_use_rtype = False
-napoleon_use_ivar = True
+napoleon_use_ivar = True  # attributes as a list
 
 # Looks
 html_theme = "furo"
 html_title = f"md4 {release}"
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 html_css_files = ["md4.css"]
 
@@ -39,6 +42,9 @@ html_css_files = ["md4.css"]
 mathjax_path = "tex-svg.js"
 mathjax_file = "sphinx-mathjax-offline/static/mathjax/tex-svg.js"
 html_static_path = ["_static", str(metadata.distribution("sphinx-mathjax-offline").locate_file(mathjax_file))]
+
+# Characters of a table's cell that is not broken into lines.
+SHORT = 20
 
 # Files of the repository that are pages here, by other names.
 PAGES = {"../bench/RESULTS.md": "benchmarks.md"}
@@ -50,5 +56,13 @@ def link_pages(app, docname, source):
         source[0] = source[0].replace(f"]({path})", f"]({page})")
 
 
+def mark_short_cells(app, doctree):
+    """Cells of tables that hold a number or a name: kept on one line by md4.css."""
+    for entry in doctree.findall(nodes.entry):
+        if len(entry.astext()) <= SHORT:
+            entry["classes"].append("short")
+
+
 def setup(app):
     app.connect("source-read", link_pages)
+    app.connect("doctree-read", mark_short_cells)
