@@ -21,6 +21,7 @@ nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # of output: with tables and equations
 
 # Docstrings
 autodoc_member_order = "bysource"

@@ -47,9 +47,7 @@ def test_page(page, one_thread):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "page, block", [(p, n) for p in PAGES for n, (gpu, _) in enumerate(blocks(p)) if gpu], ids=str
-)
+@pytest.mark.parametrize("page, block", [(p, n) for p in PAGES for n, (gpu, _) in enumerate(blocks(p)) if gpu], ids=str)
 def test_gpu_block(page, block, gpu):
     code = blocks(page)[block][1]
     for module in ("cupy", "torch"):
