@@ -58,9 +58,11 @@ def link_pages(app, docname, source):
 
 
 def mark_short_cells(app, doctree):
-    """Cells of tables that hold a number or a name: kept on one line by md4.css."""
+    """Cells of tables that hold a number, a name or some code: kept on one line by md4.css."""
     for entry in doctree.findall(nodes.entry):
-        if len(entry.astext()) <= SHORT:
+        text = entry.astext()
+        phrase = " " in text and not text[0].isdigit() and not list(entry.findall(nodes.literal))
+        if len(text) <= SHORT and not phrase:
             entry["classes"].append("short")
 
 

@@ -15,8 +15,8 @@ from md4.__main__ import parser
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"^```python( gpu)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Bases of examples that take long on a CPU, and what stands for them here.
-QUICK = {"cc-pvqz": "6-31g", "cc-pvdz": "6-31g"}
+# Bases of examples that take seconds on a CPU, and what stands for them here.
+QUICK = dict.fromkeys(("cc-pvqz", "cc-pvdz", "6-31g"), "sto-3g")
 # What a page's code takes for granted.
 GIVEN = {"docs/scf.md": "import numpy as np\ndm = np.eye(mol.nao)"}
 
