@@ -118,8 +118,10 @@ class Basis:
         First AO of each shell, and the number of AOs last.
     classes : ndarray of int64, shape (nshell, 2)
         (l, nctr) of each shell.
-    nprims, prim_loc : ndarray of int64, shape (nshell,)
-        Primitives of each shell, and the first of them in `exponents`.
+    nprims : ndarray of int64, shape (nshell,)
+        Primitives of each shell.
+    prim_loc : ndarray of int64, shape (nshell,)
+        The first of them in `exponents`.
     centres : ndarray, shape (nshell, 3)
         In Bohr.
     exponents : ndarray, shape (nprim,)

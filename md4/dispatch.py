@@ -71,8 +71,8 @@ def load_kernel(path):
 
     try:
         return _Kernel._rebuild(**pickle.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return None
+    except OSError:
+        return None  # not there, or not ours to read
     except (pickle.UnpicklingError, EOFError, TypeError, AttributeError, KeyError, ImportError):
         return None  # a torn or foreign file: compile again
 
@@ -85,6 +85,7 @@ def save_kernel(path, kernel):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
             f.write(serialize.dumps(kernel._reduce_states()))
+        os.chmod(f.name, 0o644)  # others may share the folder
         os.replace(f.name, path)
     except OSError:
         pass  # a cache that cannot be written costs time, not results

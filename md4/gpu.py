@@ -13,7 +13,7 @@ from md4.cpu import HostTensor, host_memory
 from md4.device import Pool, as_buffer, as_stream, copy_to_device, copy_to_host, cuda, current_capability, require_gpu
 from md4.device_coulomb import DeviceCoulomb
 from md4.dispatch import launcher
-from md4.errors import ArgumentError
+from md4.errors import ArgumentError, DeviceError
 from md4.kernels import low, resident
 from md4.kernels.coulomb import hermite_width
 from md4.kernels.digest import digest_swapped, launch_diagonal, launch_digest
@@ -247,11 +247,21 @@ class GpuBackend:
 
     def digest(self, densities, twice):
         """What sums J and K of blocks."""
+        self.require_asynchronous_copies()
         return DeviceDigest(self, densities, twice)
 
     def coulomb(self, basis, twice):
         """What sums J alone."""
+        self.require_asynchronous_copies()
         return DeviceCoulomb(self, basis, twice)
+
+    def require_asynchronous_copies(self):
+        """DeviceError where there are none, which all kernels of J and K use."""
+        if self.unit == "fma":
+            raise DeviceError(
+                "J and K on a GPU need compute capability 8.0 (A100) or newer; integrals are computed on older ones, "
+                "J and K with backend='cpu'."
+            )
 
     def coulomb_bytes(self, pairs):
         """Bytes that it keeps of a list for one density matrix."""

@@ -27,14 +27,14 @@ def intor(
 ):  # fmt: skip
     """Two-electron integrals of a molecule, as ``mol.intor(name, ...)`` gives them.
 
+    Parameters that are not listed here, result and errors are those of `int2e`.
+
     Parameters
     ----------
     mol : pyscf.gto.Mole
     name : str
         'int2e' (spherical or Cartesian as `mol.cart` says), 'int2e_sph', 'int2e_cart'; likewise 'int2e_yp' (Yukawa)
         and 'int2e_stg' (Slater geminal), with the exponent of ``mol.set_f12_zeta``.
-
-    Other parameters, result and errors: `int2e`.
 
     Raises
     ------

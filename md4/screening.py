@@ -69,8 +69,12 @@ class Statistics:
 
     Attributes
     ----------
-    computed, skipped, wanted : int
-        Unique shell quartets: evaluated, left out, and those of the first that had to be (the rest fills tiles).
+    computed : int
+        Unique shell quartets that were evaluated.
+    skipped : int
+        Those that were left out.
+    wanted : int
+        Those that had to be evaluated; the rest of `computed` fills tiles.
     seconds : float
         Wall time.
     """

@@ -30,9 +30,9 @@ from md4.pairs import shell_pairs
 from md4.scatter import SYMMETRIES
 
 # The arithmetic unit that each architecture takes; see md4.gpu.arithmetic_unit.
-UNITS = {(8, 0): "dmma8", (9, 0): "dmma16", (10, 0): "dmma16"}
+UNITS = {(7, 0): "fma", (7, 5): "fma", (8, 0): "dmma8", (9, 0): "dmma16", (10, 0): "dmma16"}
 # Shared memory (bytes) that one block may have.
-SHARED_LIMIT = {(8, 0): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
+SHARED_LIMIT = {(7, 0): 96 << 10, (7, 5): 64 << 10, (8, 0): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
 REGISTERS = 255
 
 
@@ -70,6 +70,15 @@ def find_ptxas():
     wheels = Path(sysconfig.get_path("purelib"), "nvidia")
     found = sorted(wheels.glob("cu*/bin/ptxas")) + sorted(wheels.glob("cuda_nvcc/bin/ptxas"))
     return str(found[-1]) if found else shutil.which("ptxas")
+
+
+@cache
+def known_architectures():
+    """What the assembler knows, such as 'sm_90'; empty without one."""
+    if find_ptxas() is None:
+        return frozenset()
+    told = subprocess.run([find_ptxas(), "--help"], capture_output=True, text=True, check=True).stdout
+    return frozenset(re.findall(r"'(sm_\d+)'", told))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Every kernel compiles to machine code for A100, H100 and B200, within its budget, without a GPU."""
+"""Every kernel compiles to machine code for A100, H100 and B200, within its budget, without a GPU.
+
+For V100 and T4 (where the toolkit still has them) all but those that copy asynchronously, which J and K need.
+"""
 
 import os
 import pkgutil
@@ -9,13 +12,28 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from offline import REGISTERS, SHARED_LIMIT, UNITS, every_variant, find_ptxas, usage, used_variants
+from offline import (
+    REGISTERS,
+    SHARED_LIMIT,
+    UNITS,
+    every_variant,
+    find_ptxas,
+    known_architectures,
+    usage,
+    used_variants,
+)
 
 from md4 import kernels
 from md4.operators import OPERATORS
 
-architectures = pytest.mark.parametrize("cc", UNITS, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
-needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="ptxas is missing; it comes with the extra cu13")
+name = "sm_{0[0]}{0[1]}".format
+architectures = pytest.mark.parametrize("cc", [cc for cc in UNITS if cc >= (8, 0)], ids=name)
+older = pytest.mark.parametrize("cc", [cc for cc in UNITS if cc < (8, 0)], ids=name)
+needs_ptxas = pytest.mark.skipif(
+    find_ptxas() is None, reason="ptxas is missing; it comes with the extra cu12, or with nvidia-cuda-nvcc"
+)
+# Kernels, by the factory's name, that copy asynchronously, for which compute capability 8.0 is needed.
+ASYNCHRONOUS = {"coulomb_contraction", "digest_quartets"}
 
 # Bytes that a thread of a kernel may spill, by the factory's name; all other kernels none. The tables come from what
 # ptxas 13.0 reports for all variants with the Coulomb operator on all three, and for the sample of the others.
@@ -89,6 +107,14 @@ def used(cc):
 @architectures
 def test_sample_of_every_kernel(cc):
     check(sample(cc), cc, processes=2)
+
+
+@needs_ptxas
+@older
+def test_sample_of_every_kernel_that_older_devices_can_run(cc):
+    if name(cc) not in known_architectures():
+        pytest.skip(f"this toolkit has no {name(cc)}")
+    check({v: shared for v, shared in sample(cc).items() if v.factory.__name__ not in ASYNCHRONOUS}, cc, processes=2)
 
 
 @pytest.mark.slow
