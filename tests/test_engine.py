@@ -51,7 +51,8 @@ def class_errors(ls, K, cart, omega, backend, unit=None):
     """(absolute, relative) error of a class.
 
     Where libcint is more than 1e-12 away, the oracle decides: libcint loses digits in blocks that are small since
-    multipoles cancel, down to 4e-10 in (is|is) with erf, where md4 is right to 3e-13.
+    multipoles cancel, down to 4e-10 in (is|is) with erf, where md4 is right to 3e-13. With contracted shells on the GPU
+    the CPU backend does, which the slow tests hold against the oracle: minutes of mpmath for each class otherwise.
     """
     mol = Quartet(ls, NPRIM[K], cart).mol()
     engine = engine_of(mol, backend, omega)
@@ -59,7 +60,9 @@ def class_errors(ls, K, cart, omega, backend, unit=None):
         engine.backend.unit = unit
     ours, theirs = host(engine.compute(BRA, KET))[0, 0], libcint_block(mol, omega=omega)
     absolute, relative = abs(ours - theirs).max(), relative_error(ours, theirs)
-    if 1e-12 < relative < 1e-8:
+    if 1e-12 < relative < 1e-8 and backend == "cuda" and K > 1:
+        relative = relative_error(ours, block_of(engine.bra_basis, "cpu", engine.operator))
+    elif 1e-12 < relative < 1e-8:
         operator = ("coulomb", None) if not omega else ("erf" if omega > 0 else "erfc", abs(omega))
         relative = oracle_error(mol, ours, theirs, operator)
     return absolute, relative

@@ -33,12 +33,11 @@ needs_ptxas = pytest.mark.skipif(
     find_ptxas() is None, reason="ptxas is missing; it comes with the extra cu12, or with nvidia-cuda-nvcc"
 )
 # Kernels, by the factory's name, that copy asynchronously, for which compute capability 8.0 is needed.
-ASYNCHRONOUS = {"coulomb_contraction", "digest_quartets"}
+ASYNCHRONOUS = {"coulomb_contraction", "digest_blocks", "digest_quartets"}
 
 # Bytes that a thread of a kernel may spill, by the factory's name; all other kernels none. The tables come from what
 # ptxas 13.0 reports for all variants with the Coulomb operator on all three, and for the sample of the others.
 SPILLS = {
-    "straight_r_integrals": 400,  # 328 at L = 8 on sm_80
     "r_integrals": 400,  # 300 for erfc at L = 12 on sm_90, 32 for coulomb
     "low_integrals": 64,  # none on sm_90
     "fused_transforms": 160,  # 96 at two fragments of rows, five blocks of q and of cd, on sm_90
