@@ -1,7 +1,7 @@
 """PTX that Numba has no word for: FP64 tensor-core tiles, asynchronous copies, 16-byte accesses.
 
 One intrinsic is one operation on a whole register tile, unrolled while code is generated, so that a tile lives in
-registers as one UniTuple. This file, `md4.stores` and `md4.straight` are the ones that speak LLVM.
+registers as one UniTuple.
 
 A tile is `mt` x `nt` fragments of 16 x 8, four doubles a lane: c0, c1 in row lane/4 and columns 2(lane%4)+{0,1}, c2, c3
 eight rows below. For one step of 8 in the inner index k, the lane's left operand is a0..a3 = (row, k), (row+8, k),
@@ -25,8 +25,7 @@ DOUBLE, I32, I64 = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 def call_asm(builder, result, operands, text, constraints, effects=False):
     """Inline PTX; `effects` for anything that touches memory or must keep its place."""
     function = ir.FunctionType(result, [o.type for o in operands])
-    if effects:
-        constraints = ",".join(filter(None, (constraints, "~{memory}")))
+    constraints = ",".join(filter(None, (constraints, "~{memory}" if effects else "")))
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effects), operands)
 
 

@@ -82,6 +82,7 @@ def test_oxygen_k_functions(gpu):
         mf = md4.attach(named_solver(f"UHF O {basis}").set(conv_tol=1e-12, direct_scf_tol=1e-15), backend="cuda")
         energies[basis] = mf.kernel()
         assert mf.converged
+        print(f"O, UHF triplet, {basis}: {energies[basis]:.10f} Hartree")
     assert 0 < energies["aug-cc-pv6z"] - energies["aug-cc-pv7z"] < 1e-3
 
 

@@ -1,7 +1,8 @@
 """Steps 2 and 3 on the GPU: r[t] of every primitive quartet of a chunk, specialised per L and operator.
 
-A group of threads shares one quartet. Each thread makes its own [0]^(m); then r^(m) comes from r^(m+1) between two
-buffers in shared memory, m falling, and r^(0) goes to global memory.
+Three kernels: for small L a thread makes r of a quartet in registers; for middle ones a lane makes it axis by axis,
+column by column, see `md4.recurrence`; for large ones a group of threads shares a quartet, r^(m) comes from r^(m+1)
+between two buffers in shared memory, m falling. All go through shared memory to write whole lines.
 """
 
 import numpy as np
@@ -99,7 +100,7 @@ def straight_r_integrals(l, kind):
     straight = make_straight_r(l, r_stride(l))
     stride, threads, orders, words = r_stride(l), R_THREADS, l + 1, R_THREADS // 32 * STAGE_BYTES // 8
 
-    def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, rules, r):
+    def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, r):
         stage = shared_address(cuda.shared.array(words, types.float64))
         tid = types.int64(cuda.threadIdx.x)
         n = types.int64(cuda.blockIdx.x) * threads + tid
@@ -114,7 +115,7 @@ def straight_r_integrals(l, kind):
         straight(pack(zeros), rx, ry, rz, r, first * stride, total - first, place, lane)
 
     i64, f64 = types.int64, types.float64
-    signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, I64, F64)
+    signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, F64)
     return Kernel(kernel, signature, (threads, 2))
 
 
@@ -150,30 +151,22 @@ def column_r_integrals(l, kind):
 
 def r_variant(l, kind):
     """Variant for r up to L = `l`."""
-    if COLUMN_L[0] <= l <= COLUMN_L[1]:
-        return Variant(column_r_integrals, (l, kind))
-    return Variant(straight_r_integrals if l <= STRAIGHT_L else r_integrals, (l, kind))
+    factory = straight_r_integrals if l <= STRAIGHT_L else column_r_integrals if l <= COLUMN_L else r_integrals
+    return Variant(factory, (l, kind))
 
 
 def launch_r(l, operator, bra, ket, total, r, stream):
     """r of all quartets; `bra` and `ket` are (records, width, first primitive, number of primitives)."""
     if total == 0:
         return
-    operator_table = table_on_device(operators.operator_table, operator)
-    if COLUMN_L[0] <= l <= COLUMN_L[1]:
-        launch(
-            r_variant(l, operator.kind), -(-total // r_lanes(l)), 32, stream, r_column_bytes(l),
-            *bra[:3], *ket[:3], ket[3], total, operator.parameter, operator_table, r,
-        )  # fmt: skip
-        return
-    if l <= STRAIGHT_L:
-        threads, quartets, shared = R_THREADS, R_THREADS, 0
-    else:
-        threads = r_threads(l)
-        quartets = threads // r_group(l)
-        shared = 8 * quartets * (2 * l + 6 + 2 * r_stride(l))
+    threads, quartets, shared, rules = R_THREADS, R_THREADS, 0, ()
+    if STRAIGHT_L < l <= COLUMN_L:
+        threads, quartets, shared = 32, r_lanes(l), r_column_bytes(l)
+    elif l > COLUMN_L:
+        threads, quartets = r_threads(l), r_threads(l) // r_group(l)
+        shared, rules = 8 * quartets * (2 * l + 6 + 2 * r_stride(l)), (table_on_device(packed_rules, l),)
     launch(
         r_variant(l, operator.kind), -(-total // quartets), threads, stream, shared,
         *bra[:3], *ket[:3], ket[3], total, operator.parameter,
-        table_on_device(operators.operator_table, operator), table_on_device(packed_rules, l), r,
+        table_on_device(operators.operator_table, operator), *rules, r,
     )  # fmt: skip
