@@ -274,6 +274,9 @@ def digest_quartets(na, nb, nc, nd, exchange, coulomb):
         limit = i32((count * (na * size) - lane + 31) >> 5)
         kl = first_ket + min(first + lane, nkl - 1)
         c, d = ao_ket[kl, 0], ao_ket[kl, 1]
+        if lane >= count:  # of no weight, but what lies in shared memory may be no number
+            for n in range(na * size):
+                store_shared(i32(place + 8 * n), 0.0)
         for s in range(first_s, last_s):
             origin = s * nao * nao
             y_cd, d_cd = no_block(), no_block()
