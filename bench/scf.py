@@ -9,9 +9,9 @@
 The density matrix is PySCF's 'minao' guess: superposed densities of atoms, projected on the basis (`systems`). The
 waters stand 3.1 Angstrom apart on a cubic lattice in random orientations (seeded).
 
-'seconds' is the wall time of `JK.get_jk` from a NumPy density to NumPy J and K, median of three (`--repeats`) after two; pairs, H
-matrices and Schwarz bounds are kept between builds, kernels are compiled. 'first' is the first build, with all of
-these (compiling where the cache is empty). 'computed' are unique shell quartets evaluated, 'skipped' those that the
+'seconds' is the wall time of `JK.get_jk` from a NumPy density to NumPy J and K, median of three (--repeats) after two;
+pairs, H matrices and Schwarz bounds are kept between builds, kernels are compiled. 'first' is the first build, with all
+of these (compiling where the cache is empty). 'computed' are unique shell quartets evaluated, 'skipped' those that the
 Schwarz bounds ruled out.
 
 'error' is the largest absolute difference of J and K from PySCF's: of all elements with --peer (where PySCF takes

@@ -40,7 +40,7 @@ ASYNCHRONOUS = {"coulomb_contraction", "digest_blocks", "digest_quartets"}
 SPILLS = {
     "r_integrals": 400,  # 300 for erfc at L = 12 on sm_90, 32 for coulomb
     "low_integrals": 64,  # none on sm_90
-    "fused_transforms": 160,  # 96 at two fragments of rows, five blocks of q and of cd, on sm_90
+    "fused_transforms": 260,  # 248 of small tiles of which four blocks share a multiprocessor, faster all the same
     "bra_transform": 160,  # 148 turned, five blocks of rows and eight of columns, on sm_90
     "coulomb_quartets": 16000,  # from L = 7 on r does not fit registers; (5, 4): 11992 on sm_90
     "coulomb_contraction": 80,  # 68 at (6, 5) on sm_100
