@@ -46,7 +46,7 @@ SPILLS = {
     "coulomb_contraction": 80,  # 68 at (6, 5) on sm_100
     "ket_transform": 64,
     "digest_blocks": 100,  # 96 at two rows on sm_100
-    "digest_quartets": 64,  # at 3 x 3, 3 x 2 on sm_90
+    "digest_quartets": 100,  # 88 at 5 x 3, 1 x 1 on sm_100
 }
 
 
