@@ -17,6 +17,8 @@ from md4.angular import ncart, npure
 from md4.errors import BasisError
 
 SPDF = "spdfghiklmnoqrtuvwxyz"
+# Columns of a general contraction stay together while they share at least this part of their primitives.
+SHARED_PRIMITIVES = 0.5
 
 
 def shell_letter(l):
@@ -95,6 +97,30 @@ def normalised_coefficients(l, exponents, coefficients):
     if np.any(norms <= 0):
         raise BasisError(f"a contracted function of l = {l} has zero norm; its coefficients must not all vanish.")
     return c / np.sqrt(norms)
+
+
+def segments(coefficients):
+    """Slices of neighbouring columns that share most of their primitives, i.e. of coefficients that are not zero."""
+    used = coefficients != 0
+    first, primitives = 0, used[:, 0]
+    for column in range(1, used.shape[1]):
+        shared, either = primitives & used[:, column], primitives | used[:, column]
+        if shared.sum() < SHARED_PRIMITIVES * either.sum():
+            yield slice(first, column)
+            first, either = column, used[:, column]
+        primitives = either
+    yield slice(first, used.shape[1])
+
+
+def segmented_shells(shell):
+    """Shells that hold the functions of `shell` in their order, without primitives that all their functions lack."""
+    parts = []
+    for columns in segments(shell.coefficients):
+        coefficients = shell.coefficients[:, columns]
+        used = np.flatnonzero(coefficients.any(axis=1))
+        used = used if len(used) else [0]  # a function that vanishes is still one
+        parts.append(Shell(shell.l, shell.exponents[used], coefficients[used], shell.centre))
+    return parts
 
 
 class Basis:
@@ -188,6 +214,18 @@ class Basis:
                 shell = Shell(shell.l, shell.exponents, c, shell.centre)
             shells.append(shell)
         return cls(shells, pure)
+
+    def segmented(self):
+        """A basis of the same AOs in the same order without needless zeros in general contractions.
+
+        Basis-set files may give all functions of one l as one shell, in which most functions have one primitive. Such
+        shells are split; functions that share at least half of their primitives stay together, as in ANO bases. A
+        basis with nothing to split is returned itself.
+        """
+        parts = [segmented_shells(shell) for shell in self.shells]
+        if all(len(p) == 1 and p[0].nprim == s.nprim for p, s in zip(parts, self.shells)):
+            return self
+        return Basis([part for shell in parts for part in shell], self.pure)
 
     def ncomp(self, l):
         """Number of angular components of a shell of angular momentum `l` in this basis."""

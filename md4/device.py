@@ -178,11 +178,12 @@ class Pool:
         self.idle, self.free = {}, None
         cuda.current_context().deallocations.clear()
 
-    def array(self, shape):
-        """A float64 device array for a caller to keep; its share of the cap returns when it is gone."""
-        buffer = self.get(prod(shape))
-        strides = tuple(8 * prod(shape[n + 1 :]) for n in range(len(shape)))
-        array = DeviceArray(shape, strides, np.float64, gpu_data=buffer.owner)
+    def array(self, shape, dtype=np.float64):
+        """A device array, real or complex, for a caller to keep; its share of the cap returns when it is gone."""
+        size = np.dtype(dtype).itemsize
+        buffer = self.get(prod(shape) * size // 8)
+        strides = tuple(size * prod(shape[n + 1 :]) for n in range(len(shape)))
+        array = DeviceArray(shape, strides, dtype, gpu_data=buffer.owner)
         weakref.finalize(array, self._forget, buffer.owner.size)
         return array
 

@@ -7,7 +7,8 @@ import ctypes
 
 from numba.cuda.cudadrv.devicearray import DeviceNDArray
 
-CUDA, FLOAT = 2, 2  # kDLCUDA, kDLFloat
+CUDA = 2  # kDLCUDA
+CODES = {"f": 2, "c": 5}  # kDLFloat, kDLComplex
 NAME, USED = b"dltensor", b"used_dltensor"
 
 
@@ -71,8 +72,8 @@ class DeviceArray(DeviceNDArray):
         shape = (ctypes.c_int64 * self.ndim)(*self.shape)
         strides = (ctypes.c_int64 * self.ndim)(*(s // self.dtype.itemsize for s in self.strides))
         managed.tensor = DLTensor(
-            self.device_ctypes_pointer.value, *self.__dlpack_device__(), self.ndim, FLOAT, 8 * self.dtype.itemsize, 1,
-            shape, strides, 0,
+            self.device_ctypes_pointer.value, *self.__dlpack_device__(), self.ndim, CODES[self.dtype.kind],
+            8 * self.dtype.itemsize, 1, shape, strides, 0,
         )  # fmt: skip
         managed.deleter = release
         address = ctypes.addressof(managed)

@@ -154,6 +154,12 @@ class Engine:
         other.backend = self.backend.with_operator(other.operator)
         return other
 
+    def with_basis(self, basis):
+        """An engine over another basis that shares all else with this one."""
+        other = copy(self)
+        other.bra_basis = other.ket_basis = basis
+        return other
+
     def compute(self, bra_pairs, ket_pairs, out=None):
         """Integrals of all bra pairs with all ket pairs.
 
@@ -205,9 +211,10 @@ class Engine:
             )
 
     def evaluate(self, bra, ket, out):
-        """Steps 1 to 5 for prepared pairs, cut into chunks that suit the backend's memory; see `md4.plan`.
+        """Steps 1 to 5 for prepared pairs, cut into chunks that suit the backend's memory.
 
-        A backend may put steps off to a later one, where one kernel does them together.
+        The backend's plan (`md4.plan.Plan`) says which side goes first, and by which kernels. Steps may be put off to a
+        later one, where one kernel does them together.
         """
         check_order(bra.pairs.l + ket.pairs.l)
         steps, block = self.backend, self.backend.block(out)

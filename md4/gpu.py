@@ -224,7 +224,7 @@ class GpuBackend:
 
     def send(self, array):
         """A host array on the device, for a caller to keep."""
-        out = self.pool.array(array.shape)
+        out = self.pool.array(array.shape, array.dtype)
         copy_to_device(as_buffer(out).pointer, np.ascontiguousarray(array), self.stream)
         self.stream.synchronize()
         return out

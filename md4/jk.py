@@ -37,6 +37,7 @@ class JK:
     Parameters
     ----------
     mol : pyscf.gto.Mole or Basis
+        General contractions are split where that saves work; see `Basis.segmented`.
     omega : float, optional
         Range separation in Bohr^-1: > 0 erf(omega r)/r, < 0 erfc(-omega r)/r, 0 the full 1/r. Default: `mol.omega`.
     backend : {'auto', 'cuda', 'cpu'}
@@ -45,7 +46,7 @@ class JK:
     stream : optional
         CUDA stream to work on; see `Engine`.
     direct_scf_tol : float
-        No shell quartet is left out that could add more than this (Hartree) to an element of J or K.
+        No shell quartet is left out that could add more than this (Hartree) to an element of J or K; 0 leaves out none.
     progress : bool, optional
         Force a progress bar on or off; by default one is shown on a terminal when the work takes long.
 
@@ -57,15 +58,14 @@ class JK:
     Raises
     ------
     ArgumentError, BasisError, DeviceError
-        As `Engine`, and a tolerance that is not positive.
+        As `Engine`, and a tolerance that is negative or not finite.
     """
 
     def __init__(
         self, mol, omega=None, backend="auto", max_memory=None, stream=None, direct_scf_tol=1e-13, progress=None
     ):
-        if not 0 < direct_scf_tol < np.inf:
-            raise ArgumentError(f"direct_scf_tol must be positive and finite, not {direct_scf_tol!r}.")
-        self.omega, self.direct_scf_tol, self.progress = omega, float(direct_scf_tol), progress
+        self.omega, self.progress = omega, progress
+        self.direct_scf_tol = self._finest = checked_tolerance(direct_scf_tol)
         self._options = {"backend": backend, "stream": stream, "max_memory": max_memory}
         self.reset(mol)
 
@@ -73,7 +73,7 @@ class JK:
         """Forgets pairs, H matrices, bounds and densities; takes another molecule if given. Compiled code stays."""
         if mol is not None:
             self.mol = None if isinstance(mol, Basis) else mol
-            self.basis = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
+            self.basis = (mol if isinstance(mol, Basis) else Basis.from_mol(mol)).segmented()
         self._forget_lists()
         self.engine = Engine(self.basis, **self._options)
         self.stats, self._last = Statistics(), None
@@ -82,7 +82,7 @@ class JK:
     def lists(self):
         """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc, too."""
         memory = self.engine.backend.memory_left()
-        return sorted_lists(self.engine, self.direct_scf_tol, int(HERMITE_SHARE * memory) // (4 * FORMS))
+        return sorted_lists(self.engine, self._finest, int(HERMITE_SHARE * memory) // (4 * FORMS))
 
     @cached_property
     def store(self):
@@ -109,7 +109,7 @@ class JK:
         omega : float, optional
             In place of the constructor's.
         direct_scf_tol : float, optional
-            In place of the constructor's; a smaller one makes new pair lists.
+            In place of the constructor's; one smaller than all before makes new pair lists.
 
         Returns
         -------
@@ -118,35 +118,48 @@ class JK:
         Raises
         ------
         ArgumentError
-            Density matrices or options that cannot be used.
+            Density matrices or options that cannot be used; a device array, but the backend is 'cpu'.
         MemoryLimitError
             The matrices and the least workspace exceed `max_memory`.
         """
-        on_device = hasattr(dm, "__cuda_array_interface__")
-        densities, shape = self._checked(self.engine.backend.fetch(dm) if on_device else dm, hermi)
-        if direct_scf_tol is not None and direct_scf_tol < self.direct_scf_tol:
-            self.direct_scf_tol = float(direct_scf_tol)
+        densities, shape = self._checked(self._fetched(dm), hermi)
+        tolerance = self.direct_scf_tol if direct_scf_tol is None else checked_tolerance(direct_scf_tol)
+        if tolerance < self._finest:
+            self._finest = tolerance
             self._forget_lists()
-        tolerance = self.direct_scf_tol if direct_scf_tol is None else direct_scf_tol
-        vj, vk = self._real_or_complex(densities, hermi, with_j, with_k, self._operator(omega), tolerance)
-        results = [None if v is None else v.reshape(shape) for v in (vj, vk)]
-        return tuple(self.engine.backend.send(v) if on_device and v is not None else v for v in results)
+        results = self._real_or_complex(densities, hermi, with_j, with_k, self._operator(omega), tolerance)
+        return self._sent([None if v is None else v.reshape(shape) for v in results], dm)
 
     def update(self, dm, hermi=1, with_j=True, with_k=True, omega=None):
         """As `get_jk`, from the difference to the density matrices of the last `update`.
 
         The smaller the difference, the fewer quartets count. Errors of the builds add up; `reset` starts anew.
         """
-        key = (hermi, with_j, with_k, self._operator(omega), np.shape(dm))
-        dm = np.asarray(dm)
+        densities, shape = self._checked(self._fetched(dm), hermi)
+        new = densities.reshape(shape).copy()
+        key = (hermi, with_j, with_k, self._operator(omega), shape)
         if self._last is None or self._last[0] != key:
-            result = self.get_jk(dm, hermi, with_j, with_k, omega)
+            result = self.get_jk(new, hermi, with_j, with_k, omega)
         else:
             _, last, old = self._last
-            change = self.get_jk(dm - last, hermi, with_j, with_k, omega)
+            change = self.get_jk(new - last, hermi, with_j, with_k, omega)
             result = tuple(None if c is None else c + o for c, o in zip(change, old))
-        self._last = key, dm.copy(), result
-        return result
+        self._last = key, new, result
+        return self._sent([None if v is None else v.copy() for v in result], dm)
+
+    def _fetched(self, dm):
+        """Density matrices on the host."""
+        if not hasattr(dm, "__cuda_array_interface__"):
+            return dm
+        if self.engine.backend.name == "cpu":
+            raise ArgumentError("the density matrix is a device array, but the backend is 'cpu'; give a NumPy array.")
+        return self.engine.backend.fetch(dm)
+
+    def _sent(self, results, dm):
+        """J and K where the density matrices are."""
+        if not hasattr(dm, "__cuda_array_interface__"):
+            return tuple(results)
+        return tuple(None if v is None else self.engine.backend.send(v) for v in results)
 
     def _operator(self, omega):
         own = self.omega if self.omega is not None else getattr(self.mol, "omega", 0.0)
@@ -273,6 +286,13 @@ class JK:
         from md4.display import jk_html
 
         return jk_html(self)
+
+
+def checked_tolerance(tolerance):
+    """`tolerance` as a float; ArgumentError for one that is negative or not finite."""
+    if not 0 <= tolerance < np.inf:
+        raise ArgumentError(f"direct_scf_tol must be finite and not negative, not {tolerance!r}.")
+    return float(tolerance)
 
 
 def fewer_functions(bra, ket):

@@ -201,7 +201,7 @@ def survivors(bra, ket, factor, tolerance, triangle):
     A quartet survives if bound_ab bound_cd factor_ab >= tolerance; with `triangle` (bra and ket the same list) only
     ket pairs up to the bra pair itself.
     """
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0, of a tolerance of 0, sorts behind all bounds
         least = tolerance / (bra.bound * factor)
     n = np.searchsorted(ket.negative, -least, side="right")
     return np.minimum(n, np.arange(1, len(n) + 1)) if triangle else n

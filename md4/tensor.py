@@ -4,7 +4,7 @@ The unordered shell pairs are cut into pieces of one class each; a block is one 
 and ket over the same pairs, only pieces ket <= bra are computed and each integral is written wherever it stands.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 
 import numpy as np
@@ -54,6 +54,16 @@ class Request:
     def swap(self):
         """Whether bra and ket run over the same pairs."""
         return set(self.ranges[:2]) == set(self.ranges[2:])
+
+
+def segmented(engine, request):
+    """Engine and request over the basis with its general contractions split where that saves work."""
+    given, basis = engine.bra_basis, engine.bra_basis.segmented()
+    if basis is given:
+        return engine, request
+    shell = np.searchsorted(basis.ao_loc, given.ao_loc)
+    ranges = tuple((int(shell[a]), int(shell[b])) for a, b in request.ranges)
+    return engine.with_basis(basis), replace(request, ranges=ranges)
 
 
 def piece_size(pairs_nab, h_bytes, block_bytes, hermite_bytes):
@@ -128,8 +138,8 @@ def block_work(bra_pieces, ket_pieces, swap):
 
 def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
     """The AO tensor (ij|kl) of the engine's basis; arguments and errors as `md4.int2e`."""
+    engine, request = segmented(engine, Request.checked(engine.bra_basis, aosym, shls_slice))
     basis, backend = engine.bra_basis, engine.backend
-    request = Request.checked(basis, aosym, shls_slice)
     box = ao_box(basis, request.ranges)
     shape = tensor_shape(aosym, box)
     if out is not None and not device:

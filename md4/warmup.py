@@ -58,7 +58,7 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
     progress : bool, optional
         Show a bar; default: where stderr is a terminal.
     basis : Basis, optional
-        In place of `lmax` and `pure`: what its shells need, general contractions included.
+        In place of `lmax` and `pure`: what its shells need in `int2e`, J and K, general contractions included.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
     if basis is None:
         wanted = dict.fromkeys(v for kind in kinds for v in all_variants(unit, kind, lmax, pure))
     else:
-        wanted = dict.fromkeys(v for kind in kinds for v in basis_variants(unit, kind, basis))
+        wanted = dict.fromkeys(v for kind in kinds for v in basis_variants(unit, kind, basis.segmented()))
     todo = missing(wanted, capability)
     jobs = min(jobs or os.cpu_count(), max(1, len(todo)))
     if todo:

@@ -34,6 +34,27 @@ def molecule(atom, basis, spin=None, **kwargs):
     return gto.M(atom=atom, basis=STORED[basis] if str(basis) in STORED else basis, verbose=0, spin=spin, **kwargs)
 
 
+def joined(basis, symbols):
+    """A basis set with all functions of one l in one shell, zeros in its coefficients, by element."""
+    return {symbol: [joined_shell(shells) for shells in by_l(gto.basis.load(basis, symbol))] for symbol in symbols}
+
+
+def by_l(shells):
+    """Shells in PySCF's format, grouped by l."""
+    return [[s for s in shells if s[0] == l] for l in sorted({s[0] for s in shells})]
+
+
+def joined_shell(shells):
+    """One shell [l, [exponent, coefficient, ...], ...] with the functions of all."""
+    rows, width = [], sum(len(s[1]) - 1 for s in shells)
+    first = 0
+    for shell in shells:
+        n = len(shell[1]) - 1
+        rows += [[row[0], *([0.0] * first), *row[1:], *([0.0] * (width - first - n))] for row in shell[1:]]
+        first += n
+    return [shells[0][0], *rows]
+
+
 def relative_error(ours, theirs):
     """Largest absolute error over the largest element."""
     return abs(ours - theirs).max() / abs(theirs).max()

@@ -92,6 +92,44 @@ def test_refusals(change, message):
         Basis.from_arrays(*arguments)
 
 
+def segmented_classes(basis):
+    """(l, nprim, nctr) of the shells of a segmented basis, whose functions are checked to be the same."""
+    split = basis.segmented()
+    assert split.nao == basis.nao
+    assert set(basis.ao_loc) <= set(split.ao_loc)
+    for ao, shell in zip(basis.ao_loc, basis.shells):
+        for c in range(shell.nctr):
+            first = ao + c * basis.ncomp(shell.l)
+            n = int(np.searchsorted(split.ao_loc, first, side="right")) - 1
+            part, column = split.shells[n], (first - split.ao_loc[n]) // basis.ncomp(shell.l)
+            used = np.flatnonzero(shell.coefficients[:, c])
+            rows = np.flatnonzero(part.coefficients[:, column])
+            assert np.array_equal(part.exponents[rows], shell.exponents[used])
+            assert np.array_equal(part.coefficients[rows, column], shell.coefficients[used, c])
+    return [(s.l, s.nprim, s.nctr) for s in split.shells]
+
+
+def test_segmented():
+    """cc-pV6Z of the Basis Set Exchange, one shell an l; in PySCF's order of functions the contracted s are apart."""
+    classes = segmented_classes(Basis.from_mol(molecule("O", "cc-pv6z")))
+    assert [c for c in classes if c[0] == 0] == [(0, n, 1) for n in (16, 1, 1, 1, 16, 1, 1)]
+    assert [c for c in classes if c[0] == 5] == [(5, 1, 1)] * 2
+
+
+@pytest.mark.parametrize("basis", ["cc-pvtz", "roosdz"])
+def test_nothing_to_split(basis):
+    """Functions that share their primitives stay in one shell."""
+    own = Basis.from_mol(molecule("C", basis))
+    assert own.segmented() is own
+    assert own.classes[:, 1].max() > 1
+
+
+def test_functions_of_different_primitives():
+    coefficients = [[1, 2, 0, 0], [1, 1, 0, 0], [1, 0, 0, 3], [0, 0, 0, 0], [0, 0, 0, 1]]
+    basis = Basis([Shell(1, np.arange(5.0, 0, -1), np.array(coefficients, float), np.zeros(3))])
+    assert segmented_classes(basis) == [(1, 3, 2), (1, 1, 1), (1, 2, 1)]
+
+
 def test_a_molecule_without_shells():
     with pytest.raises(BasisError, match="the molecule has no shells"):
         Basis.from_mol(molecule("ghost-He 0 0 0", {}))

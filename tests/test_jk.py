@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from molecules import METHANE, WATER, host, molecule
+from molecules import METHANE, WATER, host, joined, molecule
 from pyscf import gto, scf
 
 import md4
@@ -64,6 +64,13 @@ def test_diffuse_anion(backend):
 
 def test_general_contraction(backend):
     check(molecule(METHANE, "roosdz"), backend, 0)
+
+
+def test_needless_zeros_of_general_contractions(backend):
+    """All functions of one l in one shell, as the Basis Set Exchange gives them; J and K are over the split shells."""
+    mol = molecule(WATER, joined("cc-pvtz", "OH"))
+    assert mol.nbas < molecule(WATER, "cc-pvtz").nbas
+    assert len(check(mol, backend, 0).basis) == molecule(WATER, "cc-pvtz").nbas
 
 
 def test_transition_metal_complex(backend):
@@ -126,6 +133,18 @@ def test_density_difference(backend):
     assert max(abs(a - b).max() for a, b in zip(ours, theirs(mol, dm + change))) < TOLERANCE
 
 
+def test_results_of_update_are_the_callers(backend):
+    mol = molecule(WATER, "6-31g")
+    jk, dm = md4.JK(mol, backend=backend), random_densities(mol)
+    for factor in (1.0, 0.9, 0.8):
+        density = factor * dm
+        vj, vk = jk.update(density)
+        assert max(abs(a - b).max() for a, b in zip((vj, vk), theirs(mol, factor * dm))) < TOLERANCE
+        density *= np.nan
+        vj *= np.nan
+        vk *= np.nan
+
+
 def test_new_molecule(backend):
     one, two = molecule(WATER, "6-31g"), molecule("N 0 0 0; N 0 0 1.1", "cc-pvdz")
     jk = md4.JK(one, backend=backend)
@@ -170,6 +189,18 @@ def test_tighter_tolerance_than_the_constructor():
     mol = molecule(WATER, "6-31g")
     jk, dm = md4.JK(mol, backend="cpu", direct_scf_tol=1e-3), random_densities(mol)
     ours = jk.get_jk(dm, direct_scf_tol=1e-13)
+    assert max(abs(a - b).max() for a, b in zip(ours, theirs(mol, dm))) < TOLERANCE
+    assert jk.direct_scf_tol == 1e-3  # of one build alone
+
+
+@pytest.mark.parametrize("distance", [3, 40])
+def test_no_tolerance_skips_nothing(backend, distance):
+    """But products of functions far apart, which are zero in double precision."""
+    mol = molecule(f"He 0 0 0; He 0 0 {distance}", "6-31g")
+    jk, dm = md4.JK(mol, backend=backend, direct_scf_tol=0), random_densities(mol)
+    dm[..., 0] = dm[..., 0, :] = 0.0
+    ours = jk.get_jk(dm)
+    assert (jk.stats.skipped == 0) == (distance == 3)
     assert max(abs(a - b).max() for a, b in zip(ours, theirs(mol, dm))) < TOLERANCE
 
 
@@ -221,7 +252,8 @@ def test_too_little_memory_is_refused(backend, basis, count, max_memory):
         ({"dm": np.full((7, 7), np.nan)}, "not finite"),
         ({"dm": np.full((7, 7), "a")}, "numbers"),
         ({"hermi": 3}, "hermi must be"),
-        ({"direct_scf_tol": 0.0}, "positive"),
+        ({"direct_scf_tol": -1e-9}, "not negative"),
+        ({"direct_scf_tol": np.nan}, "finite"),
         ({"backend": "abacus"}, "unknown"),
     ],
 )
@@ -229,6 +261,22 @@ def test_bad_input(change, message):
     mol = molecule(WATER, "sto-3g")
     with pytest.raises(ArgumentError, match=message):
         md4.get_jk(**{"mol": mol, "dm": np.eye(7), "backend": "cpu", **change})
+
+
+@pytest.mark.parametrize("tolerance", [-1e-9, np.nan, np.inf])
+def test_bad_tolerance_of_a_build(tolerance):
+    mol = molecule(WATER, "sto-3g")
+    with pytest.raises(ArgumentError, match="direct_scf_tol"):
+        md4.JK(mol, backend="cpu").get_jk(np.eye(7), direct_scf_tol=tolerance)
+
+
+@pytest.mark.parametrize("method", ["get_jk", "update"])
+def test_device_array_without_gpu(method):
+    class DeviceArray:
+        __cuda_array_interface__ = None
+
+    with pytest.raises(ArgumentError, match="device array"):
+        getattr(md4.JK(molecule(WATER, "sto-3g"), backend="cpu"), method)(DeviceArray())
 
 
 # GPU ------------------------------------------------------------------------------------------------------------------
@@ -251,11 +299,16 @@ def test_benzene(gpu):
 
 
 @pytest.mark.gpu
-def test_device_arrays(gpu):
+@pytest.mark.parametrize("method", ["get_jk", "update"])
+@pytest.mark.parametrize("phase", [1.0, 1j], ids=["real", "complex"])
+def test_device_arrays(gpu, method, phase):
     from numba import cuda
 
     mol = molecule(WATER, "cc-pvdz")
     dm = random_densities(mol)[0]
-    vj, vk = md4.get_jk(mol, cuda.to_device(dm), backend="cuda")
-    assert hasattr(vj, "__cuda_array_interface__")
-    assert max(abs(host(a) - b).max() for a, b in zip((vj, vk), theirs(mol, dm))) < TOLERANCE
+    build = getattr(md4.JK(mol, backend="cuda"), method)
+    for factor in (1.0, 0.9):
+        ours = build(cuda.to_device(phase * factor * dm), hermi=0)
+        assert all(hasattr(v, "__cuda_array_interface__") for v in ours)
+        for mine, reference in zip(ours, theirs(mol, dm)):
+            assert abs(host(mine) - phase * factor * reference).max() < TOLERANCE
