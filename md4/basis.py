@@ -99,28 +99,32 @@ def normalised_coefficients(l, exponents, coefficients):
     return c / np.sqrt(norms)
 
 
-def segments(coefficients):
-    """Slices of neighbouring columns that share most of their primitives, i.e. of coefficients that are not zero."""
-    used = coefficients != 0
-    first, primitives = 0, used[:, 0]
-    for column in range(1, used.shape[1]):
-        shared, either = primitives & used[:, column], primitives | used[:, column]
-        if shared.sum() < SHARED_PRIMITIVES * either.sum():
-            yield slice(first, column)
-            first, either = column, used[:, column]
-        primitives = either
-    yield slice(first, used.shape[1])
+def column_groups(coefficients, apart):
+    """Columns that share most of their primitives (coefficients that are not zero); `apart`: not only neighbours.
+
+    Returns
+    -------
+    list of list of int
+    """
+    used, groups = coefficients != 0, []
+    for column in range(used.shape[1]):
+        for group in groups if apart else groups[-1:]:
+            primitives = used[:, group].any(axis=1)
+            shared, either = primitives & used[:, column], primitives | used[:, column]
+            if shared.sum() >= SHARED_PRIMITIVES * either.sum():
+                group.append(column)
+                break
+        else:
+            groups.append([column])
+    return groups
 
 
-def segmented_shells(shell):
-    """Shells that hold the functions of `shell` in their order, without primitives that all their functions lack."""
-    parts = []
-    for columns in segments(shell.coefficients):
-        coefficients = shell.coefficients[:, columns]
-        used = np.flatnonzero(coefficients.any(axis=1))
-        used = used if len(used) else [0]  # a function that vanishes is still one
-        parts.append(Shell(shell.l, shell.exponents[used], coefficients[used], shell.centre))
-    return parts
+def part_of_shell(shell, columns):
+    """The shell of some contracted functions of `shell`, without primitives that all of them lack."""
+    coefficients = shell.coefficients[:, columns]
+    used = np.flatnonzero(coefficients.any(axis=1))
+    used = used if len(used) else [0]  # a function that vanishes is still one
+    return Shell(shell.l, shell.exponents[used], coefficients[used], shell.centre)
 
 
 class Basis:
@@ -219,13 +223,31 @@ class Basis:
         """A basis of the same AOs in the same order without needless zeros in general contractions.
 
         Basis-set files may give all functions of one l as one shell, in which most functions have one primitive. Such
-        shells are split; functions that share at least half of their primitives stay together, as in ANO bases. A
-        basis with nothing to split is returned itself.
+        shells are split; neighbouring functions that share at least half of their primitives stay together, as all do
+        in ANO bases. A basis with nothing to split is returned itself.
         """
-        parts = [segmented_shells(shell) for shell in self.shells]
-        if all(len(p) == 1 and p[0].nprim == s.nprim for p, s in zip(parts, self.shells)):
-            return self
-        return Basis([part for shell in parts for part in shell], self.pure)
+        return self._split(apart=False)[0]
+
+    def regrouped(self):
+        """As `segmented`, but functions of a shell stay together also where others stand between them.
+
+        Returns
+        -------
+        basis : Basis
+        order : ndarray of int64, shape (nao,)
+            AO n of `basis` is AO order[n] of this one.
+        """
+        return self._split(apart=True)
+
+    def _split(self, apart):
+        groups = [column_groups(shell.coefficients, apart) for shell in self.shells]
+        parts, order = [], []
+        for shell, first, columns in zip(self.shells, self.ao_loc, groups):
+            aos = first + np.arange(shell.nctr * self.ncomp(shell.l)).reshape(shell.nctr, -1)
+            order += [aos[group].ravel() for group in columns]
+            parts += [part_of_shell(shell, group) for group in columns]
+        same = len(parts) == len(self) and all(p.nprim == s.nprim for p, s in zip(parts, self.shells))
+        return self if same else Basis(parts, self.pure), np.concatenate(order)
 
     def ncomp(self, l):
         """Number of angular components of a shell of angular momentum `l` in this basis."""

@@ -37,7 +37,7 @@ class JK:
     Parameters
     ----------
     mol : pyscf.gto.Mole or Basis
-        General contractions are split where that saves work; see `Basis.segmented`.
+        General contractions are split where that saves work; see `Basis.regrouped`.
     omega : float, optional
         Range separation in Bohr^-1: > 0 erf(omega r)/r, < 0 erfc(-omega r)/r, 0 the full 1/r. Default: `mol.omega`.
     backend : {'auto', 'cuda', 'cpu'}
@@ -73,7 +73,8 @@ class JK:
         """Forgets pairs, H matrices, bounds and densities; takes another molecule if given. Compiled code stays."""
         if mol is not None:
             self.mol = None if isinstance(mol, Basis) else mol
-            self.basis = (mol if isinstance(mol, Basis) else Basis.from_mol(mol)).segmented()
+            given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
+            self.basis, self._order = given.regrouped()
         self._forget_lists()
         self.engine = Engine(self.basis, **self._options)
         self.stats, self._last = Statistics(), None
@@ -190,6 +191,7 @@ class JK:
     def _build(self, dm, hermi, with_j, with_k, operator, tolerance):
         """J and K of real density matrices, shape (n, nao, nao)."""
         start = time.perf_counter()
+        dm = in_order(dm, self._order)
         general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
         exchange = general if with_k else dm[:0]
         coulomb = dm + dm.transpose(0, 2, 1) if with_j and hermi != 2 else dm[:0]
@@ -200,14 +202,16 @@ class JK:
             x, y = self._digest_all(engine, exchange, coulomb, norms, tolerance)
         else:
             y = self._contract_all(engine, coulomb, norms, tolerance)
-        self.stats.seconds = time.perf_counter() - start
         vj = vk = None
         if with_j:
             vj = y + y.transpose(0, 2, 1) if hermi != 2 else np.zeros_like(dm)
         if with_k:
             other = x[len(dm) :] if hermi == 0 else x
             vk = x[: len(dm)] + (-1 if hermi == 2 else 1) * other.transpose(0, 2, 1)
-        return vj, vk
+        back = np.argsort(self._order)
+        result = tuple(None if v is None else in_order(v, back) for v in (vj, vk))
+        self.stats.seconds = time.perf_counter() - start
+        return result
 
     def _check_memory(self, matrices, more=0):
         """Refuses what cannot fit before it starts: densities, J and K, and `more` bytes; H makes room first."""
@@ -286,6 +290,13 @@ class JK:
         from md4.display import jk_html
 
         return jk_html(self)
+
+
+def in_order(matrices, order):
+    """Matrices with rows and columns order[0], order[1], ...; themselves where that is their order."""
+    if np.array_equal(order, np.arange(len(order))):
+        return matrices
+    return np.ascontiguousarray(matrices[:, order[:, None], order])
 
 
 def checked_tolerance(tolerance):

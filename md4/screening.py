@@ -23,6 +23,9 @@ from md4.pairs import unique_pairs_by_class
 
 # Primitive pairs whose Schwarz bound is smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
+# Shells of one class that differ in their numbers of primitives share lists up to this many, where a list for each
+# number would give the GPU less to do than a launch costs; more of them run faster apart.
+MIXED_SHELLS = 40
 # Pairs whose (ab|ab) are made together: the block holds all pairs with all, of which the diagonal is used.
 SCHWARZ_PAIRS = 64
 SCHWARZ_BYTES = 64 << 20
@@ -86,13 +89,19 @@ class Statistics:
 
 
 def shell_kinds(basis):
-    """Kind of each shell, counted from 0: shells of one (l, nctr, nprim) are of one kind."""
-    _, kind = np.unique(np.column_stack([basis.classes, basis.nprims]), axis=0, return_inverse=True)
+    """Kind of each shell, counted from 0.
+
+    Shells of one (l, nctr, nprim) are of one kind; where there are few of an (l, nctr), those of any nprim.
+    """
+    _, label, count = np.unique(basis.classes, axis=0, return_inverse=True, return_counts=True)
+    label = label.reshape(-1)
+    nprim = np.where(count[label] > MIXED_SHELLS, basis.nprims, 0)
+    _, kind = np.unique(np.column_stack([basis.classes, nprim]), axis=0, return_inverse=True)
     return kind.reshape(-1)
 
 
 def pairs_by_kind(basis):
-    """Unordered shell pairs as `unique_pairs_by_class`, lists split by the shells' numbers of primitives."""
+    """Unordered shell pairs as `unique_pairs_by_class`, lists split by the shells' kinds."""
     kind, lists = shell_kinds(basis), []
     for found in unique_pairs_by_class(basis):
         pairs = np.where((kind[found[:, 0]] < kind[found[:, 1]])[:, None], found[:, ::-1], found)
@@ -148,10 +157,11 @@ def sorted_lists(engine, tolerance, hermite_bytes):
 
 
 def cut(engine, pairs, hermite_bytes):
-    """Slices of a list whose H matrices take `hermite_bytes` at most, by those of its first pairs."""
+    """Slices of a list whose H matrices take `hermite_bytes` at most, by those of the pair with most primitives."""
     if len(pairs) == 0:
         return []
-    head = engine.prepare(pairs[:1], engine.bra_basis, cutoff=0).pairs
+    most = int(np.argmax(engine.bra_basis.nprims[pairs].prod(axis=1)))
+    head = engine.prepare(pairs[most : most + 1], engine.bra_basis, cutoff=0).pairs
     size = max(1, hermite_bytes // max(1, engine.backend.hermite_bytes(head)))
     return [slice(n, n + size) for n in range(0, len(pairs), size)]
 

@@ -9,8 +9,8 @@ COLUMN_FRAGMENTS = {1: 8, 2: 8, 3: 6, 4: 4, 5: 4, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2,
 # Column blocks of a warp's turned tile for each odd number of row blocks: rows not padded to 16 save up to half of
 # step 4; (ff|ff) K = 25 1.48e6 quartets/s against 1.34e6, (ff|ps) K = 1 2.37e8 against 1.95e8.
 TURNED_COLUMNS = {1: 8, 3: 8, 5: 8, 7: 6, 9: 4, 11: 4}
-# Column blocks of a warp's turned tile in step 5, where bra and ket changed names: fewer rows of padding, and stores of
-# 64 bytes as otherwise, where lanes side by side had to stride by a row.
+# Column blocks of a warp's turned tile in step 5: where the number of row blocks is odd, and where bra and ket changed
+# names (stores of 64 bytes, where lanes side by side had to stride by a row).
 KET_TURNED_COLUMNS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 6, 7: 6, 8: 4, 9: 4, 10: 4, 11: 4}
 MAX_ROW_FRAGMENTS = max(COLUMN_FRAGMENTS)
 WARPS = 4

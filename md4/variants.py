@@ -72,8 +72,14 @@ def all_variants(unit, kind="coulomb", lmax=6, pure=True):
 
 def basis_variants(unit, kind, basis):
     """Variants that tensors, J and K of a basis ask for, general contractions included; arguments as `all_variants`."""
-    lists = [pairs[:: 1 + len(pairs) // SAMPLE] for pairs in [*unique_pairs_by_class(basis), *pairs_by_kind(basis)]]
-    return lists_variants(unit, kind, [shell_pairs(basis, pairs) for pairs in lists])
+    lists = [*unique_pairs_by_class(basis), *pairs_by_kind(basis)]
+    return lists_variants(unit, kind, [shell_pairs(basis, sample_of(basis, pairs)) for pairs in lists])
+
+
+def sample_of(basis, pairs):
+    """Some of the pairs of a list, that with most primitives among them."""
+    most = np.argmax(basis.nprims[pairs].prod(axis=1))
+    return np.concatenate([pairs[:: 1 + len(pairs) // SAMPLE], pairs[most : most + 1]])
 
 
 def lists_variants(unit, kind, lists):

@@ -45,13 +45,14 @@ def by_l(shells):
 
 
 def joined_shell(shells):
-    """One shell [l, [exponent, coefficient, ...], ...] with the functions of all."""
-    rows, width = [], sum(len(s[1]) - 1 for s in shells)
-    first = 0
-    for shell in shells:
-        n = len(shell[1]) - 1
-        rows += [[row[0], *([0.0] * first), *row[1:], *([0.0] * (width - first - n))] for row in shell[1:]]
-        first += n
+    """One shell [l, [exponent, coefficient, ...], ...] with the functions of all, the first one last."""
+    columns = [(s, k) for s, shell in enumerate(shells) for k in range(1, len(shell[1]))]
+    order = columns[1:] + columns[:1]
+    rows = [
+        [row[0], *(row[k] if n == s else 0.0 for n, k in order)]
+        for s, shell in enumerate(shells)
+        for row in shell[1:]
+    ]
     return [shells[0][0], *rows]
 
 

@@ -95,6 +95,7 @@ def test_refusals(change, message):
 def segmented_classes(basis):
     """(l, nprim, nctr) of the shells of a segmented basis, whose functions are checked to be the same."""
     split = basis.segmented()
+    assert split is basis or np.array_equal(basis._split(False)[1], np.arange(basis.nao))
     assert split.nao == basis.nao
     assert set(basis.ao_loc) <= set(split.ao_loc)
     for ao, shell in zip(basis.ao_loc, basis.shells):
@@ -116,11 +117,24 @@ def test_segmented():
     assert [c for c in classes if c[0] == 5] == [(5, 1, 1)] * 2
 
 
+def test_regrouped():
+    """The two contracted s functions of oxygen share a shell, whatever stands between them."""
+    own = Basis.from_mol(molecule("O", "cc-pv6z"))
+    basis, order = own.regrouped()
+    assert [(s.nprim, s.nctr) for s in basis.shells if s.l == 0] == [(16, 2)] + [(1, 1)] * 5
+    assert order[:7].tolist() == [0, 4, 1, 2, 3, 5, 6]
+    s = own.shells[0].coefficients
+    assert np.array_equal(basis.shells[0].coefficients, s[:, [0, 4]])
+    assert [basis.shells[n].coefficients for n in (1, 2, 3)] == [s[:, n][s[:, n] != 0] for n in (1, 2, 3)]
+    assert sorted(order) == list(range(own.nao))
+
+
 @pytest.mark.parametrize("basis", ["cc-pvtz", "roosdz"])
 def test_nothing_to_split(basis):
     """Functions that share their primitives stay in one shell."""
     own = Basis.from_mol(molecule("C", basis))
     assert own.segmented() is own
+    assert own.regrouped()[0] is own
     assert own.classes[:, 1].max() > 1
 
 

@@ -3,11 +3,12 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from molecules import WATER, molecule
 
-from md4 import Basis, Engine
+from md4 import Basis, Engine, screening
 from md4.screening import DensityNorms, pairs_by_kind, row_norms, shell_kinds, sorted_lists, tiles
 
 lengths = st.lists(st.integers(0, 3000), min_size=1, max_size=400)
@@ -30,14 +31,18 @@ def test_tiles_waste_little():
     assert area < 1.15 * n.sum()
 
 
-def test_pairs_by_kind_are_all_pairs_once():
+@pytest.mark.parametrize("mixed", [0, 40])
+def test_pairs_by_kind_are_all_pairs_once(mixed, monkeypatch):
+    """Of one class, and of one number of primitives where many shells differ in theirs."""
+    monkeypatch.setattr(screening, "MIXED_SHELLS", mixed)
     basis = Basis.from_mol(molecule(WATER, "cc-pvtz"))
     kind, lists = shell_kinds(basis), pairs_by_kind(basis)
     pairs = np.concatenate(lists)
     assert len(np.unique(np.sort(pairs, axis=1), axis=0)) == len(pairs) == basis.nshell * (basis.nshell + 1) // 2
     for one in lists:
         assert len(np.unique(kind[one], axis=0)) == 1
-        assert np.all(basis.nprims[one] == basis.nprims[one[0]])
+        assert np.all(basis.classes[one] == basis.classes[one[0]])
+        assert mixed or np.all(basis.nprims[one] == basis.nprims[one[0]])
 
 
 def test_bounds_are_those_of_the_integrals():
