@@ -13,7 +13,6 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from functools import cache
-from math import prod
 
 from cuda.bindings import driver
 
@@ -120,8 +119,7 @@ class Launcher:
         values = []
         for arg in args:
             if isinstance(arg, Buffer):
-                strides = (arg.itemsize,) if len(arg.shape) == 1 else (arg.shape[1] * arg.itemsize, arg.itemsize)
-                values += (0, 0, prod(arg.shape), arg.itemsize, arg.pointer, *arg.shape, *strides)
+                values += arg.words()
             else:
                 values.append(arg)
         with self.lock:
@@ -169,5 +167,11 @@ def capability_of(device):
 
 def launch(variant, grid, block, stream, shared, *args):
     """Launches `variant` with `shared` bytes of dynamic shared memory; arrays are `Buffer` objects."""
-    device = cuda.current_context().device.id
+    device = current_device()
     launcher(variant, capability_of(device), device)(grid, block, stream, shared, args)
+
+
+def current_device():
+    """Number of the device of this thread's context, which is made where there is none."""
+    error, device = driver.cuCtxGetDevice()
+    return cuda.current_context().device.id if error else int(device)

@@ -118,10 +118,7 @@ def make_store_columns(mt, nt):
 
 @cache
 def make_store_columns_turned(mq, nb):
-    """Intrinsic that does what `make_store_columns` does, of a turned tile of H in the form 'spread'.
-
-    Where columns are contiguous, 8 lanes store 64 contiguous bytes; where rows are, 4 lanes 32.
-    """
+    """Intrinsic that does what `make_store_columns` does, of a turned tile, for contiguous columns."""
     tile = types.UniTuple(types.float64, 4 * mq * nb)
 
     @intrinsic
@@ -130,16 +127,16 @@ def make_store_columns_turned(mq, nb):
             c = fields(builder, args[0], 4 * mq * nb)
             column, ncol, group, s_group, s_column, s_row, nrow = args[3:]
             base = element_address(context, builder, signature.args[1], args[1], args[2])
-            step = builder.mul(s_row, I64(32))
+            step, far = builder.mul(s_row, I64(8)), builder.mul(s_row, I64(56))
             for block in range(2 * mq):
                 this = builder.add(column, I64(8 * block))
                 with builder.if_then(builder.icmp_signed("<", this, ncol)):
                     place = grouped_offset(builder, this, group, s_group, s_column)
                     address = builder.add(base, builder.mul(place, I64(8)))
-                    for n in range(2 * nb):
-                        value = c[4 * (block // 2 * nb + n // 2) + 2 * (block % 2) + n % 2]
-                        store_below(builder, address, value, builder.sub(nrow, I64(4 * n)))
-                        address = builder.add(address, step)
+                    for row in (8 * j + e for j in range(nb) for e in range(2)):
+                        value = c[4 * (block // 2 * nb + row // 8) + 2 * (block % 2) + row % 8]
+                        store_below(builder, address, value, builder.sub(nrow, I64(row)))
+                        address = builder.add(address, far if row % 8 else step)
             return context.get_dummy_value()
 
         return types.void(tile, *[array if n == 0 else types.int64 for n in range(9)]), codegen

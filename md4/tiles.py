@@ -9,12 +9,14 @@ COLUMN_FRAGMENTS = {1: 8, 2: 8, 3: 6, 4: 4, 5: 4, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2,
 # Column blocks of a warp's turned tile for each odd number of row blocks: rows not padded to 16 save up to half of
 # step 4; (ff|ff) K = 25 1.48e6 quartets/s against 1.34e6, (ff|ps) K = 1 2.37e8 against 1.95e8.
 TURNED_COLUMNS = {1: 8, 3: 8, 5: 8, 7: 6, 9: 4, 11: 4}
-# Column blocks of a warp's turned tile in step 5: where the number of row blocks is odd, and where bra and ket changed
-# names (stores of 64 bytes, where lanes side by side had to stride by a row).
+# Column blocks of a warp's turned tile in step 5, where bra and ket changed names: fewer rows of padding, and stores of
+# 64 bytes as otherwise, where lanes side by side had to stride by a row.
 KET_TURNED_COLUMNS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 6, 7: 6, 8: 4, 9: 4, 10: 4, 11: 4}
 MAX_ROW_FRAGMENTS = max(COLUMN_FRAGMENTS)
 WARPS = 4
 STAGES = 3
+# Blocks that a launch should have, to fill the device: four for each multiprocessor.
+FEWEST_BLOCKS = 528
 R_THREADS = 128
 H_THREADS = 128
 # With fewer primitive pairs than this, several blocks share the H of one, to fill the device.
@@ -42,7 +44,8 @@ SUM_WARPS = 8
 # accumulators a lane, most column blocks of the result, also for contracted bras of two row fragments (with more, two
 # kernels were faster: (gd|ds), (ff|ps); (fd|dd) with K = 25), the fewest blocks that share a multiprocessor (with more
 # of small tiles (fp|ps) 5.9e8 against 4.8e8 quartets/s, (pp|pp) 9.5e8 against 8.4e8, (dp|dp) 5.9e8 against 5.4e8),
-# primitives of a bra whose H is in shared memory if it can be, ket pairs that a warp takes one after the other.
+# primitives of a bra whose H is in shared memory if it can be, ket pairs that a warp takes one after the other, most
+# primitive quartets of a quartet, which a warp goes through one after the other.
 FUSED_ROWS = 2
 FUSED_DOUBLES = 80
 FUSED_COLUMNS = 5
@@ -50,6 +53,7 @@ FUSED_CONTRACTED_COLUMNS = 4
 FUSED_BLOCKS = 2
 FUSED_PANELS = 4
 FUSED_KETS = 8
+FUSED_PRIMITIVES = 32
 # The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them
 # ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most
 # integrals and highest L of a quartet; bra primitives whose H is in shared memory at once; fewest quartets worth a

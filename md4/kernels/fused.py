@@ -30,12 +30,14 @@ from md4.ptx import (
 )
 from md4.stores import make_stage_tile
 from md4.tiles import (
+    FEWEST_BLOCKS,
     FUSED_BLOCKS,
     FUSED_COLUMNS,
     FUSED_CONTRACTED_COLUMNS,
     FUSED_DOUBLES,
     FUSED_KETS,
     FUSED_PANELS,
+    FUSED_PRIMITIVES,
     FUSED_ROWS,
     SHARED_BYTES,
     WARPS,
@@ -196,7 +198,7 @@ def fused_blocks(tile, bra, ket):
 
 def choose_fused(unit, bra, ket):
     """The tile of the fused kernel for a bra and a ket list, or None where the two-kernel way serves better."""
-    if unit == "fma":
+    if unit == "fma" or bra.max_prim * ket.max_prim > FUSED_PRIMITIVES:
         return None
     panel, rest = fused_shared(bra, ket)
     if panel + rest > SHARED_BYTES:
@@ -218,10 +220,16 @@ def fused_variant(unit, bra, ket):
     return Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, WARPS, blocks, bra.max_prim > 1, unit))
 
 
+def fused_parts(nbra, nket):
+    """Blocks that share the ket pairs of a bra pair: a warp takes several, unless that leaves too few blocks."""
+    most = -(-nket // WARPS)
+    return min(most, max(1, nket // (WARPS * FUSED_KETS), FEWEST_BLOCKS // nbra))
+
+
 def launch_fused(unit, h, r, g, ab, cd, block, stream):
     """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
     bra, ket = ab.pairs, cd.pairs
-    parts = max(1, len(ket) // (WARPS * FUSED_KETS))
+    parts = fused_parts(len(bra), len(ket))
     panel, rest = fused_shared(bra, ket)
     variant = fused_variant(unit, bra, ket)
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // variant.facts[4] - rest) // panel))

@@ -4,15 +4,13 @@ Forms of the H of a primitive pair, each a table of (row, p) by position, zero-p
 
     'bra', 'ket'     left operand: [p block of 8][fragment of 16 rows][p half][lane][row half]
     'right', 'turned'  right operand: [p block of 8][row block of 8][8 rows][8 p]
-    'spread'         the same with the 8 rows in the order 0 4 1 5 2 6 3 7: a lane's two columns of a product are 4
-                     apart, and four lanes side by side store 32 bytes in a row
     'weight'         [row][p] as it is
     'row', 'column'  the elements that do not vanish by symmetry, by row (bra) or by p (ket); 'column' runs over the
                      slots of primitive pairs fastest, see `md4.kernels.low`
 
-Those of a ket ('ket', 'right', 'spread', 'weight', 'column') carry the sign (-1)^|q|. The H of one primitive pair is
-made by one block of threads, or by several if there are few pairs: E coefficients of the three axes in shared memory,
-then element by element.
+Those of a ket ('ket', 'right', 'weight', 'column') carry the sign (-1)^|q|. The H of one primitive pair is made by one
+block of threads, or by several if there are few pairs: E coefficients of the three axes in shared memory, then element
+by element.
 """
 
 from functools import cache
@@ -27,7 +25,6 @@ from md4.tiles import H_BLOCKS, H_THREADS, blocks_of_8, panel_rows
 
 # Doubles of a primitive pair's record: p, P, P - A, P - B, then the coefficients of a and of b.
 RECORD = 10
-RIGHT_FORMS = ("right", "turned", "spread")
 
 
 def pair_records(pairs):
@@ -68,7 +65,7 @@ def pair_structure(pairs):
 
 def form_rows(nab, form):
     """Blocks of 8 rows of an operand's form."""
-    return blocks_of_8(nab) if form in RIGHT_FORMS else panel_rows(nab)
+    return blocks_of_8(nab) if form in ("right", "turned") else panel_rows(nab)
 
 
 @cache
@@ -84,10 +81,8 @@ def form_positions(form, la, lb, pure, nctr_a, nctr_b, nab):
     else:
         rows8 = form_rows(nab, form)
         n = np.arange(blocks_of_8(nh) * rows8 * 64)
-        if form in RIGHT_FORMS:
-            row = (n >> 3) & 7
-            row = (row >> 1) + 4 * (row & 1) if form == "spread" else row
-            rows, p = (n >> 6) % rows8 * 8 + row, (n >> 6) // rows8 * 8 + (n & 7)
+        if form in ("right", "turned"):
+            rows, p = (n >> 6) % rows8 * 8 + ((n >> 3) & 7), (n >> 6) // rows8 * 8 + (n & 7)
         else:
             rows, p = (n >> 7) % (rows8 // 2) * 16 + panel_row(n), (n >> 7) // (rows8 // 2) * 8 + panel_inner(n)
     padding = (rows < 0) | (rows >= nab) | (p >= nh)

@@ -166,7 +166,7 @@ def ket_operations(rows8, nt, unit, turned):
 
     def place(lane):
         if turned:
-            return lane & 3, lane >> 2
+            return 2 * (lane & 3), lane >> 2
         return lane >> 2, 2 * (lane & 3)
 
     return make_zeros(2 * rows8 * nt), mma, store, jit_device(place)
@@ -267,16 +267,14 @@ def bra_variant(unit, bra, ket):
 
 
 def ket_form(unit, ket, swap):
-    """The form of H that step 5 reads: for a turned tile where that saves rows, and where bra and ket changed names."""
-    rows8 = blocks_of_8(ket.nab)
-    turned = unit != "fma" and rows8 in KET_TURNED_COLUMNS and (swap or rows8 % 2 == 1)
-    return "spread" if turned else "ket"
+    """The form of H that step 5 reads: for a turned tile where bra and ket changed names, as ab is contiguous then."""
+    return "right" if swap and unit != "fma" and blocks_of_8(ket.nab) in KET_TURNED_COLUMNS else "ket"
 
 
 def ket_tile(unit, ket, form):
     """The tile of step 5."""
     steps = blocks_of_8(ket.nherm)
-    return turned_ket_tile(ket.nab, steps, unit) if form == "spread" else choose_tile(ket.nab, steps, unit)
+    return turned_ket_tile(ket.nab, steps, unit) if form == "right" else choose_tile(ket.nab, steps, unit)
 
 
 def ket_variant(unit, ket, form):
