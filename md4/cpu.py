@@ -78,6 +78,7 @@ class CpuBackend:
     """Steps of `md4.engine` on the CPU; arrays are NumPy arrays."""
 
     name = "cpu"
+    block_bytes = 64 << 20  # of one block of integrals of J and K, at most
 
     def __init__(self, operator, max_memory=None):
         self.operator = operator
@@ -106,6 +107,9 @@ class CpuBackend:
         other = copy(self)
         other.operator, other.table = operator, operators.operator_table(operator)
         return other
+
+    def compile_ahead(self, basis, use, progress):
+        """Nothing: Numba compiles a few loops, whatever the basis."""
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs`."""

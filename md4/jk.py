@@ -21,8 +21,7 @@ from md4.progress import Progress
 from md4.screening import DensityNorms, Statistics, sorted_lists, survivors, tiles
 from md4.tensor import HermiteStore, Request, least_block
 
-# Bytes of one block of integrals, and share of the memory that may be used, at most.
-BLOCK_BYTES = 512 << 20
+# Shares of the memory that may be used: of one block of integrals, and of the H matrices.
 BLOCK_SHARE = 0.15
 HERMITE_SHARE = 0.5
 # Quartets of a tile of a build of J alone, which makes no block: as many as kernels can count.
@@ -197,6 +196,7 @@ class JK:
         coulomb = dm + dm.transpose(0, 2, 1) if with_j and hermi != 2 else dm[:0]
         engine = self.engine.with_operator(operator)
         self._check_memory(len(exchange) + len(coulomb))
+        engine.backend.compile_ahead(self.basis, "jk" if with_k else "j", self.progress)
         norms = DensityNorms(self.basis, dm, len(coulomb) > 0, with_k)
         if with_k:
             x, y = self._digest_all(engine, exchange, coulomb, norms, tolerance)
@@ -232,7 +232,7 @@ class JK:
         backend = engine.backend
         target = backend.digest(exchange, coulomb)
         self.store.fit(HERMITE_SHARE)
-        block_bytes = min(BLOCK_BYTES, int(BLOCK_SHARE * backend.memory_left()))
+        block_bytes = min(backend.block_bytes, int(BLOCK_SHARE * backend.memory_left()))
 
         def add(bra, ket, n):
             self.store.touch(ket.prepared, bra.prepared)

@@ -59,11 +59,11 @@ class ShellPairs:
     coef_a: np.ndarray
     coef_b: np.ndarray
 
-    @property
+    @cached_property
     def npair(self):
         return len(self.pairs)
 
-    @property
+    @cached_property
     def nprim(self):
         return len(self.exponent)
 
@@ -118,6 +118,7 @@ class ShellPairs:
         view.__dict__.update(self.__dict__)
         arrays = {k: getattr(self, k)[prims] for k in ("exponent", "centre", "pa", "pb", "coef_a", "coef_b")}
         view.__dict__.update(arrays, pairs=self.pairs[first:last], start=start - start[0])
+        view.__dict__.update(npair=last - first, nprim=len(arrays["exponent"]))
         return view
 
     def __repr__(self):
@@ -223,13 +224,14 @@ def unique_pairs_by_class(basis, rows=None, cols=None):
     list of ndarray of int64, each (npair, 2)
         Within a pair the shell of higher (l, nctr), then of higher index, comes first; each unordered pair once.
     """
-    every = np.arange(basis.nshell)
+    n = basis.nshell
+    every = np.arange(n)
     a, b = np.meshgrid(every if rows is None else rows, every if cols is None else cols, indexing="ij")
     a, b = a.ravel(), b.ravel()
     rank = np.lexsort((every, basis.classes[:, 1], basis.classes[:, 0])).argsort()
     swap = rank[a] < rank[b]
-    pairs = np.unique(np.stack([np.where(swap, b, a), np.where(swap, a, b)], axis=1), axis=0)
-    kinds = basis.classes[pairs].reshape(-1, 4)
-    _, label = np.unique(kinds, axis=0, return_inverse=True)
-    label = label.reshape(-1)
-    return [pairs[label == k] for k in range(label.max() + 1)]
+    keys = np.unique(np.where(swap, b, a) * n + np.where(swap, a, b))
+    pairs = np.stack([keys // n, keys % n], axis=1)
+    _, shell_class = np.unique(basis.classes, axis=0, return_inverse=True)
+    label = shell_class.reshape(-1)[pairs] @ [n, 1]
+    return [pairs[label == k] for k in np.unique(label)]

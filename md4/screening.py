@@ -227,12 +227,13 @@ def tiles(n, most):
     most : int
         Largest number of quartets of a rectangle.
     """
-    used = np.flatnonzero(n)
+    used = n.nonzero()[0]
     if len(used) == 0:
         return []
     n = n[: used[-1] + 1]
-    if len(n) * int(n.max()) <= (1 + TILE_WASTE) * n.sum():
-        return split_tile(0, len(n), int(n.max()), most)
+    width = int(n.max())
+    if len(n) * width <= TILE_QUARTETS or len(n) * width <= (1 + TILE_WASTE) * int(n.sum()):
+        return split_tile(0, len(n), width, most)
     edges = np.arange(0, len(n), max(1, len(n) // TILE_STEPS))
     ends = [*edges[1:].tolist(), len(n)]
     out, first, width, inside = [], 0, 0, 0

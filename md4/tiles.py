@@ -99,7 +99,7 @@ COULOMB_KETS = 32
 COULOMB_BYTES = 256 << 20
 
 # (ab|q] and r of one chunk take about this many bytes: several waves of blocks, little beyond the L2 cache.
-CHUNK_BYTES = 1 << 30
+CHUNK_BYTES = 2 << 30
 
 
 def blocks_of_8(n):

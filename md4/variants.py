@@ -1,6 +1,6 @@
 """Which kernel variants the classes up to an angular momentum, or of a basis, ask for; what `md4 warmup` compiles."""
 
-from itertools import product
+from itertools import combinations_with_replacement, product
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from md4.kernels.transform import bra_variant, ket_variant
 from md4.pairs import shell_pairs, unique_pairs_by_class
 from md4.scatter import SYMMETRIES
 from md4.screening import pairs_by_kind
+from md4.tiles import LOW_QUARTETS
 
 # Primitive pairs of a bra and a ket: how many there are decides on kernels, and on the side that goes first.
 PRIMITIVES = (1, 2, 30)
@@ -31,13 +32,23 @@ def sample_pairs(la, lb, nprim, pure):
 
 
 def list_variants(unit, kind, bra, ket):
-    """Variants for a bra and a ket list, short or long; no general contractions."""
+    """Variants for a bra and a ket list, short or long, whatever is asked of them."""
     if low.takes(bra, ket):
         yield low.low_variant(bra, ket, kind)
+    yield from step_variants(unit, kind, bra, ket)
     order = (ket, bra) if digest.digest_swapped(bra, ket) else (bra, ket)
     for coulomb_too in (True, False):
         yield digest.digest_variant(*order, coulomb=coulomb_too)
-    yield coulomb.coulomb_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
+    yield coulomb_variant(bra, ket, kind)
+
+
+def coulomb_variant(bra, ket, kind):
+    """Variant of J alone."""
+    return coulomb.coulomb_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
+
+
+def step_variants(unit, kind, bra, ket):
+    """Variants of the engine's steps, but for those of a thread a quartet."""
     yield r_variant(bra.l + ket.l, kind)
     plan = next(plan for plan in plans(unit, bra, ket) if plan.kernels != "low")
     if plan.swap:
@@ -77,9 +88,31 @@ def basis_variants(unit, kind, basis):
 
 
 def sample_of(basis, pairs):
-    """Some of the pairs of a list, that with most primitives among them."""
+    """Some of the pairs of a long list, that with most primitives among them."""
+    if len(pairs) <= SAMPLE:
+        return pairs
     most = np.argmax(basis.nprims[pairs].prod(axis=1))
     return np.concatenate([pairs[:: 1 + len(pairs) // SAMPLE], pairs[most : most + 1]])
+
+
+def needed_variants(unit, kind, basis, use):
+    """Variants for what is now asked of a basis: `use` is 'tensor' (integrals), 'jk', or 'j' for J alone."""
+    found = (unique_pairs_by_class if use == "tensor" else pairs_by_kind)(basis)
+    lists = [shell_pairs(basis, sample_of(basis, pairs)) for pairs in found]
+    yield h_variant()
+    yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(digest.pair_diagonals, ())]
+    yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
+    for n, k in combinations_with_replacement(range(len(lists)), 2):
+        bra, ket, long = lists[k], lists[n], len(found[n]) * len(found[k]) >= LOW_QUARTETS
+        if use == "jk" and digest.digest_swapped(bra, ket):
+            bra, ket = ket, bra
+        if use == "j":
+            yield coulomb_variant(bra, ket, kind)
+        if use != "j" or n == k:  # of J alone the bounds (ab|ab)
+            yield from [low.low_variant(bra, ket, kind)] if long and low.takes(bra, ket) else ()
+            yield from step_variants(unit, kind, bra, ket)
+        if use == "jk":
+            yield digest.digest_variant(bra, ket, coulomb=True)
 
 
 def lists_variants(unit, kind, lists):

@@ -1,11 +1,21 @@
-"""Compiles kernels ahead of their first use, in parallel processes; see `md4 warmup`."""
+"""Compiles kernels ahead of their first use, in parallel processes.
 
-import multiprocessing
+`warmup` is for a user (`md4 warmup`). `compile_ahead` is what a first call does by itself where many kernels are
+missing: from a process of its own, since processes that a caller's starts would import the caller's script again.
+"""
+
 import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 
+from md4.cache import cache_folder
 from md4.device import cuda, current_capability, gpu_available
-from md4.dispatch import capability_of, kernel_path, launcher
+from md4.dispatch import capability_of, current_device, kernel_path, launcher
 from md4.errors import ArgumentError, DeviceError
 from md4.gpu import arithmetic_unit
 from md4.operators import checked_kind
@@ -13,6 +23,9 @@ from md4.progress import Progress
 from md4.variants import all_variants, basis_variants
 
 LARGEST_L = 8
+# Fewer missing kernels than this are compiled where they are used; most processes that compile unasked.
+WORTH_PROCESSES = 12
+MOST_PROCESSES = 16
 
 
 @dataclass(frozen=True)
@@ -32,10 +45,16 @@ class Warmup:
     jobs: int
 
 
-def compile_variant(variant):
-    """Compiles a variant for the current device into the disk cache, in a process of the pool."""
-    device = cuda.current_context().device.id
+def compile_variant(device, variant):
+    """Compiles a variant for a device into the disk cache, in a process of the pool."""
+    cuda.select_device(device)
     launcher(variant, capability_of(device), device)
+
+
+def compiled(variants, jobs, device):
+    """Compiles variants in `jobs` processes; yields as each is done."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(partial(compile_variant, device), variants)
 
 
 def missing(variants, capability):
@@ -88,13 +107,64 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
 
 
 def compile_all(variants, jobs, progress):
-    """Compiles variants in `jobs` processes."""
-    with (
-        Progress(len(variants), progress, delay=0.5, label="md4 warmup", unit="kernel") as bar,
-        multiprocessing.get_context("spawn").Pool(jobs) as pool,
-    ):
-        for _ in pool.imap_unordered(compile_variant, variants):
+    """Compiles variants in `jobs` processes, for the current device."""
+    with Progress(len(variants), progress, delay=0.5, label="md4 warmup", unit="kernel") as bar:
+        for _ in compiled(variants, jobs, current_device()):
             bar.update()
+
+
+def compile_ahead(variants, progress=None):
+    """Compiles, in parallel, what the disk cache lacks, if that is worth it; errors are left to the first use.
+
+    Parameters
+    ----------
+    variants : iterable of Variant
+    progress : bool, optional
+        Show a bar; default: where stderr is a terminal.
+    """
+    todo = missing(dict.fromkeys(variants), current_capability())
+    jobs = min(allowed_jobs(), len(todo))
+    if len(todo) < WORTH_PROCESSES or jobs < 2 or not can_keep():
+        return
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", "from md4.warmup import serve; serve()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with (
+        Progress(len(todo), progress, delay=0.5, label="md4 compiles", unit="kernel") as bar,
+        subprocess.Popen(command, env=environment, **pipes) as child,
+    ):
+        try:
+            child.stdin.write(pickle.dumps((todo, jobs, current_device())))
+            child.stdin.close()
+        except BrokenPipeError:
+            return  # it did not get as far as reading
+        for _ in child.stdout:
+            bar.update()
+
+
+def serve():
+    """The other end of `compile_ahead`: writes a line for each kernel."""
+    for _ in compiled(*pickle.load(sys.stdin.buffer)):
+        print(flush=True)
+
+
+def allowed_jobs():
+    """Processes that may compile: MD4_JOBS, or one for each processor that this one may use, 16 at most."""
+    wish = os.environ.get("MD4_JOBS")
+    if not wish:
+        return min(MOST_PROCESSES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    if not wish.isdigit() or int(wish) < 1:
+        raise ArgumentError(f"MD4_JOBS must be a number of processes, 1 or more, not {wish!r}.")
+    return int(wish)
+
+
+def can_keep():
+    """Whether the disk cache can be written."""
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(cache_folder(), os.W_OK)
 
 
 def check_arguments(lmax, kinds, jobs):

@@ -1,11 +1,15 @@
 """Fixtures of all tests: the two backends, and the arithmetic units of the GPU."""
 
+import os
+
 import numba
 import pytest
 from hypothesis import settings
 
 from md4.device import gpu_available
 
+# Kernels are compiled where they are used, unless a test says otherwise: workers of xdist are many already.
+os.environ.setdefault("MD4_JOBS", "1")
 settings.register_profile("md4", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("md4")
 

@@ -3,16 +3,24 @@
 import os
 import subprocess
 import sys
+from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from offline import UNITS, used_variants
+from molecules import WATER, molecule
+from offline import UNITS, fake_backend, recording, used_variants
 
 import md4
 from md4 import variants
 from md4.__main__ import main
+from md4.engine import Engine, PreparedPairs
 from md4.errors import ArgumentError, DeviceError
-from md4.warmup import missing, warmup
+from md4.kernels.digest import digest_swapped
+from md4.operators import Operator
+from md4.pairs import shell_pairs, unique_pairs_by_class
+from md4.screening import pairs_by_kind
+from md4.warmup import allowed_jobs, compile_ahead, missing, warmup
 
 # Lists as `offline.used_variants` has them: primitives of bra and ket, and pairs enough for a thread a quartet or not.
 LENGTHS = [(i, j, n) for i in variants.PRIMITIVES for j in variants.PRIMITIVES for n in (1, 300)]
@@ -41,6 +49,53 @@ def test_the_list_of_a_basis():
     assert "digest_quartets-3-2-2-2-True-True" in names
     r_variants = {v for v in found if v.factory.__name__.endswith("r_integrals")}
     assert r_variants <= set(variants.all_variants("dmma16", lmax=2))
+
+
+@pytest.mark.parametrize("use", ["tensor", "jk", "j"])
+def test_the_list_of_a_first_call(use):
+    """It is part of what a basis may ask for at all, and holds what the engine launches for its lists."""
+    basis = md4.Basis.from_mol(molecule(WATER, "cc-pvtz"))
+    needed = set(variants.needed_variants("dmma16", "coulomb", basis, use))
+    assert needed < set(variants.basis_variants("dmma16", "coulomb", basis))
+    digest = {v for v in needed if v.factory.__name__.startswith("digest")}
+    assert bool(digest) == (use == "jk")
+    found = (unique_pairs_by_class if use == "tensor" else pairs_by_kind)(basis)
+    lists = [shell_pairs(basis, pairs) for pairs in found]
+    with recording() as launched:
+        backend = fake_backend("dmma16", Operator("coulomb", 0.0))
+        prepared = [PreparedPairs(pairs, backend) for pairs in lists]
+        for n, k in product(range(len(lists)), repeat=2):
+            bra, ket = prepared[n], prepared[k]
+            if k > n or (use == "j" and k < n):
+                continue
+            if use == "jk" and digest_swapped(bra.pairs, ket.pairs):
+                bra, ket = ket, bra
+            shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
+            Engine.evaluate(SimpleNamespace(backend=backend), bra, ket, backend.scratch(shape))
+    assert set(launched) <= needed
+
+
+def test_allowed_jobs(monkeypatch):
+    monkeypatch.setenv("MD4_JOBS", "3")
+    assert allowed_jobs() == 3
+    monkeypatch.delenv("MD4_JOBS")
+    assert 1 <= allowed_jobs() <= 16
+    for wrong in ("0", "-1", "many"):
+        monkeypatch.setenv("MD4_JOBS", wrong)
+        with pytest.raises(ArgumentError, match="MD4_JOBS"):
+            allowed_jobs()
+
+
+def test_compiling_ahead_never_fails(monkeypatch, tmp_path):
+    """Its process cannot compile here, where there is no GPU, and says nothing."""
+    monkeypatch.setattr("md4.warmup.current_capability", lambda: (9, 0))
+    monkeypatch.setattr("md4.warmup.current_device", lambda: 99)
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MD4_JOBS", "2")
+    compile_ahead(variants.all_variants("dmma16", lmax=0))
+    assert not list(tmp_path.rglob("*.kernel"))
+    monkeypatch.setenv("MD4_CACHE_DIR", "/proc/nowhere")
+    compile_ahead(variants.all_variants("dmma16", lmax=0))
 
 
 def test_geometry_and_basis_belong_together(capsys):
@@ -83,6 +138,33 @@ for bra, ket, many in (([0, 1], [2, 3], 1), ([2, 3], [1, 1], 1), ([0, 2], [3, 2]
     engine.compute([bra] * many, [ket] * many)
 print(dispatch.compile_count)
 """
+
+
+FIRST = """
+import sys, numpy, pyscf, md4
+from md4 import dispatch
+mol = pyscf.M(atom="O 0 0 0; H 0 0 1; H 0 1 0", basis="6-31g*", verbose=0)
+if sys.argv[1] == "jk":
+    md4.get_jk(mol, numpy.eye(mol.nao), backend="cuda")
+elif sys.argv[1] == "j":
+    md4.get_jk(mol, numpy.eye(mol.nao), with_k=False, backend="cuda")
+else:
+    md4.int2e(mol, backend="cuda")
+print(dispatch.compile_count)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("use", ["tensor", "jk", "j"])
+def test_a_first_call_compiles_in_parallel(gpu, tmp_path, use):
+    """By a script without a main guard, as users write them."""
+    script = tmp_path / "first.py"
+    script.write_text(FIRST)
+    env = os.environ | {"MD4_CACHE_DIR": str(tmp_path / "cache"), "MD4_JOBS": "4"}
+    command = [sys.executable, str(script), use]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"]
+    assert len(list(tmp_path.rglob("*.kernel"))) >= 12
 
 
 @pytest.mark.gpu
