@@ -75,7 +75,7 @@ def make_quartet_sums(l_bra, l_ket):
     def quartet_sums(typingctx, zero, weight, rx, ry, rz, d_ket, j_ket, d, d_first, j, j_first, lane):
         def codegen(context, builder, signature, args):
             zero = [builder.fmul(z, args[1]) for z in fields(builder, args[0], l + 1)]
-            r = emit_r(builder, l, zero, args[2:5])
+            r = emit_r(builder, zero, args[2:5])
             d_q, j_q = (fields(builder, x, nq) for x in args[5:7])
             source = element_address(context, builder, signature.args[7], *args[7:9])
             target = element_address(context, builder, signature.args[9], *args[9:11])

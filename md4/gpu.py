@@ -79,7 +79,7 @@ def arithmetic_unit(capability):
 def plans(unit, bra, ket):
     """All plans that two lists can be computed by, the one that is taken first; `bench/variants.py` times them."""
     if low.serves(bra, ket):
-        yield Plan(False, "low", "row", "column")
+        yield Plan(low.swapped(bra, ket), "low", "row", "column")
     yield from ranked(unit, Side.of(bra), Side.of(ket))
 
 
@@ -312,7 +312,7 @@ class GpuBackend:
             return
         h_ab, r = abq
         if plan.kernels == "low":
-            launch_low(self.operator, h_ab, h, ab, cd, out, self.stream)
+            launch_low(self.operator, h_ab, h, ab, cd, plan.swap, out, self.stream)
         elif plan.kernels == "single":
             self.single_product(h_ab, r, h, ab, cd, out)
         else:

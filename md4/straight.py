@@ -1,6 +1,6 @@
 """Straight-line code: r of a quartet in the registers of one thread, and whole quartets of the smallest classes.
 
-Intrinsics unrolled from the tables of `md4.recurrence` and `md4.hermite` while code is generated.
+Intrinsics unrolled from `md4.recurrence` and the tables of `md4.hermite` while code is generated.
 """
 
 from functools import cache
@@ -9,25 +9,12 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.angular import nherm, packed_hermite, sum_ordinal
+from md4.angular import packed_hermite, sum_ordinal
 from md4.hermite import structure
 from md4.ptx import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, fma, load_block, shared_double
-from md4.recurrence import by_columns, recurrence_table
+from md4.recurrence import by_columns
 from md4.stores import store_pair
 from md4.tiles import LOW_ROWS, LOW_TILE
-
-
-def emit_r(builder, l, zero, axes):
-    """r[t] for all t as straight-line code from [0]^(0..l) and (rx, ry, rz): the recurrence of `md4.recurrence`."""
-    rules, r = recurrence_table(l).tolist(), [zero[l]]
-    for m in range(l - 1, -1, -1):
-        old, r = r, [zero[m]]
-        for indices, rule in rules[1 : nherm(l - m)]:
-            value = builder.fmul(axes[rule & 255], old[indices & 65535])
-            if rule >> 8:
-                value = multiply_add(builder, ir.Constant(DOUBLE, float(rule >> 8)), old[indices >> 16], value)
-            r.append(value)
-    return r
 
 
 def multiply_add(builder, a, b, c):
@@ -94,7 +81,7 @@ def make_straight_r(l, stride):
     @intrinsic
     def straight_r(typingctx, zero, rx, ry, rz, array, first, nlive, stage, lane):
         def codegen(context, builder, signature, args):
-            r = emit_r(builder, l, fields(builder, args[0], l + 1), args[1:4])
+            r = emit_r(builder, fields(builder, args[0], l + 1), args[1:4])
             base = element_address(context, builder, signature.args[4], args[4], args[5])
             nlive, stage, lane = args[6:]
             r += [ir.Constant(DOUBLE, 0.0)] * (len(r) % 2)
@@ -115,6 +102,26 @@ def make_straight_r(l, stride):
     return straight_r
 
 
+def emit_columns(builder, zero, axes):
+    """(n, r[n]) for all n as straight-line code, column by column: `md4.recurrence.by_columns`."""
+
+    def number(a):
+        return ir.Constant(DOUBLE, float(a)) if isinstance(a, int) else a
+
+    def multiply(a, b):
+        return b if isinstance(a, int) and a == 1 else builder.fmul(number(a), b)
+
+    def multiply_add(a, b, c):
+        return fma(builder, number(a), b, c)
+
+    return by_columns(zero, axes, multiply, multiply_add)
+
+
+def emit_r(builder, zero, axes):
+    """r[t] for all t in their order, from [0]^(m) and (rx, ry, rz)."""
+    return [value for _, value in sorted(emit_columns(builder, zero, axes), key=lambda pair: pair[0])]
+
+
 @cache
 def make_column_r(l):
     """Intrinsic (zeros, rx, ry, rz, address): r of a quartet, by columns, to successive doubles of shared memory."""
@@ -123,16 +130,7 @@ def make_column_r(l):
     @intrinsic
     def column_r(typingctx, zero, rx, ry, rz, address):
         def codegen(context, builder, signature, args):
-            def number(a):
-                return ir.Constant(DOUBLE, float(a)) if isinstance(a, int) else a
-
-            def multiply(a, b):
-                return b if isinstance(a, int) and a == 1 else builder.fmul(number(a), b)
-
-            def multiply_add(a, b, c):
-                return fma(builder, number(a), b, c)
-
-            for n, value in by_columns(fields(builder, args[0], l + 1), args[1:4], multiply, multiply_add):
+            for n, value in emit_columns(builder, fields(builder, args[0], l + 1), args[1:4]):
                 text = f"st.shared.f64 [$0+{8 * n}], $1;"
                 call_asm(builder, ir.VoidType(), [args[4], value], text, "r,d", effects=True)
             return context.get_dummy_value()
@@ -173,13 +171,14 @@ def make_write_row(count):
 
 
 @cache
-def make_low_quartet(bra_class, ket_class, pure):
+def make_low_quartet(bra_class, ket_class, pure, turned):
     """Intrinsic (zeros, rx, ry, rz, address, array, first, stride, place, add): one primitive quartet of a small class.
 
     Either class is (l_a, nctr_a, l_b, nctr_b). Everything is straight-line code on registers, structural zeros of H
     left out. H[ab, p] comes from shared memory at `address`, two doubles at a time; the n-th structural element of the
     lane's H[cd, q], ordered by q, from array[first + n stride] (offsets below 2^32 bytes). (ab|cd) goes to shared
-    memory at `place`, added to what is there if `add`; a few rows ab at a time, as many as the registers hold.
+    memory at `place`, cd running fastest (ab if `turned`), added to what is there if `add`; a few rows ab at a time, as
+    many as the registers hold.
     """
     (la, ca, lb, cb), (lc, cc, ld, cd) = bra_class, ket_class
     l, bra, ket = la + lb + lc + ld, structure(la, lb, pure, ca, cb), structure(lc, ld, pure, cc, cd)
@@ -219,14 +218,15 @@ def make_low_quartet(bra_class, ket_class, pure):
     @intrinsic
     def low_quartet(typingctx, zero, rx, ry, rz, address, array, first, stride, place, add):
         def codegen(context, builder, signature, args):
-            r = emit_r(builder, l, fields(builder, args[0], l + 1), args[1:4])
+            r = emit_r(builder, fields(builder, args[0], l + 1), args[1:4])
             base = element_address(context, builder, signature.args[5], args[5], args[6])
             step = builder.trunc(builder.mul(args[7], I64(8)), I32)
             for start in range(0, nab, batch):
                 rows = range(start, min(start + batch, nab))
                 acc = transform(builder, args[4], base, step, r, rows)
                 for (ab, cd), value in acc.items():
-                    add_to_shared(builder, args[8], 8 * (ab * ncd + cd), value, args[9])
+                    n = cd * nab + ab if turned else ab * ncd + cd
+                    add_to_shared(builder, args[8], 8 * n, value, args[9])
             return context.get_dummy_value()
 
         f64 = types.float64

@@ -34,12 +34,18 @@ def sample_pairs(la, lb, nprim, pure):
 def list_variants(unit, kind, bra, ket):
     """Variants for a bra and a ket list, short or long, whatever is asked of them."""
     if low.takes(bra, ket):
-        yield low.low_variant(bra, ket, kind)
+        yield low_variant(bra, ket, kind)
     yield from step_variants(unit, kind, bra, ket)
     order = (ket, bra) if digest.digest_swapped(bra, ket) else (bra, ket)
     for coulomb_too in (True, False):
         yield digest.digest_variant(*order, coulomb=coulomb_too)
     yield coulomb_variant(bra, ket, kind)
+
+
+def low_variant(bra, ket, kind):
+    """Variant of a thread a quartet."""
+    swap = low.swapped(bra, ket)
+    return low.low_variant(*((ket, bra) if swap else (bra, ket)), kind, swap)
 
 
 def coulomb_variant(bra, ket, kind):
@@ -109,7 +115,7 @@ def needed_variants(unit, kind, basis, use):
         if use == "j":
             yield coulomb_variant(bra, ket, kind)
         if use != "j" or n == k:  # of J alone the bounds (ab|ab)
-            yield from [low.low_variant(bra, ket, kind)] if long and low.takes(bra, ket) else ()
+            yield from [low_variant(bra, ket, kind)] if long and low.takes(bra, ket) else ()
             yield from step_variants(unit, kind, bra, ket)
         if use == "jk":
             yield digest.digest_variant(bra, ket, coulomb=True)

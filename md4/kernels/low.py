@@ -2,9 +2,9 @@
 
 Lanes of a warp share the bra pair and take ket pairs side by side: H[ab, p] of all bra primitives is in shared memory,
 a broadcast, and the integrals of a block of threads are one contiguous piece of the result, to which they go through
-shared memory. What a lane reads of its ket primitives, H[cd, q] among it, lies in columns: the n-th primitives of 32
-successive pairs side by side, so that a warp reads whole lines however long the contractions are. Code is
-straight-line, specialised for the four angular momenta.
+shared memory; where bra and ket have changed names, those of each thread are. What a lane reads of its ket primitives,
+H[cd, q] among it, lies in columns: the n-th primitives of 32 successive pairs side by side, so that a warp reads whole
+lines however long the contractions are. Code is straight-line, specialised for the four angular momenta.
 """
 
 from dataclasses import dataclass
@@ -24,16 +24,19 @@ from md4.tiles import LOW_COMPONENTS, LOW_L, LOW_PRIMITIVES, LOW_QUARTETS, LOW_T
 i64 = types.int64
 
 
-def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
-    """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions."""
+def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
+    """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
+
+    `turned`: bra and ket have changed names; ab runs faster than cd in the result.
+    """
     orders, bra_class, ket_class = la + lb + lc + ld + 1, (la, ca, lb, cb), (lc, cc, ld, cd)
     count, threads = rows(bra_class, pure) * rows(ket_class, pure), LOW_THREADS
     zeros_upto, pack = operators.zeros_function(kind, jit_device), make_pack(orders)
-    quartet = make_low_quartet(bra_class, ket_class, pure)
+    quartet = make_low_quartet(bra_class, ket_class, pure, turned)
 
     def kernel(
         bra, bra_width, start, first_pair, h, h_size, group, ket, ket_first, slots, g_start, g_first_pair, g, npair_cd,
-        parts, parameter, table, out, out_first, s_ij,
+        parts, parameter, table, out, out_first, s_ij, s_kl,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
         tid = i64(cuda.threadIdx.x)
@@ -66,12 +69,14 @@ def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
                     k += COLUMN_LANES
             first += group
         cuda.syncthreads()
-        base = out_first + pair * s_ij + part * threads * count
-        for n in range(tid, min(i64(threads), npair_cd - part * threads) * count, threads):
-            out[base + n] = shared[shared_h // 8 + n]
+        base = out_first + pair * s_ij + part * threads * s_kl
+        n, total = types.int32(tid), types.int32(min(i64(threads), npair_cd - part * threads) * count)
+        while n < total:
+            out[base + n // types.int32(count) * s_kl + n % types.int32(count)] = shared[shared_h // 8 + n]
+            n += types.int32(threads)
 
     signature = (F64, i64, I64, i64, F64, i64, i64, F64, I64, i64, I64, i64, F64, *[i64] * 2, types.float64, F64_2D)
-    return Kernel(kernel, (*signature, F64, i64, i64), (threads, 1))
+    return Kernel(kernel, (*signature, F64, *[i64] * 3), (threads, 1))
 
 
 def rows(shells, pure):
@@ -145,21 +150,26 @@ def serves(bra, ket):
     return takes(bra, ket) and len(bra) * len(ket) >= LOW_QUARTETS
 
 
-def low_variant(bra, ket, kind):
-    """Variant for a class."""
+def swapped(bra, ket):
+    """Whether bra and ket change names: H of the side with more functions is the one in shared memory."""
+    return (bra.l, bra.nab) < (ket.l, ket.nab)
+
+
+def low_variant(bra, ket, kind, swap):
+    """Variant for a class, after bra and ket have changed names if `swap`."""
     shells = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket))
-    return Variant(low_integrals, (*chain.from_iterable(shells), bra.pure, kind))
+    return Variant(low_integrals, (*chain.from_iterable(shells), bra.pure, swap, kind))
 
 
-def launch_low(operator, h, g, ab, cd, block, stream):
-    """(ab|cd) of whole lists into `block`, whose ket pairs are contiguous."""
+def launch_low(operator, h, g, ab, cd, swap, block, stream):
+    """(ab|cd) of whole lists into `block`; bra and ket have changed names if `swap`."""
     bra, ket, columns = ab.pairs, cd.pairs, cd.data.columns
     parts = -(-len(ket) // LOW_THREADS)
     h_size, group = form_size(bra, "row"), max(1, min(bra.max_prim, LOW_PRIMITIVES))
     launch(
-        low_variant(bra, ket, operator.kind), len(bra) * parts, LOW_THREADS, stream,
+        low_variant(bra, ket, operator.kind, swap), len(bra) * parts, LOW_THREADS, stream,
         8 * (group * h_size + LOW_THREADS * bra.nab * ket.nab),
         ab.data.records, ab.data.width, ab.data.start, ab.first, h, h_size, group, columns.records, columns.first,
         columns.slots, cd.data.start, cd.first, g, len(ket), parts, operator.parameter,
-        table_on_device(operators.operator_table, operator), block.array, block.first, block.strides[0],
+        table_on_device(operators.operator_table, operator), block.array, block.first, *block.strides[:2],
     )  # fmt: skip
