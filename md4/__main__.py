@@ -100,6 +100,14 @@ def run_eri(args):
     return 0
 
 
+def path_in_folder(name):
+    """`name` as a path; ArgumentError if its folder does not exist."""
+    path = Path(name)
+    if not path.parent.is_dir():
+        raise ArgumentError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into; make it first.")
+    return path
+
+
 def writer(output):
     """The function that writes a tensor to `output`, or None; refuses what it could not write, before any work."""
     if output is None:
@@ -107,8 +115,7 @@ def writer(output):
     path = Path(output)
     if path.suffix not in (".npy", ".h5", ".hdf5"):
         raise ArgumentError(f"cannot tell the format of {output!r}; the name must end in .npy, .h5 or .hdf5.")
-    if not path.parent.is_dir():
-        raise ArgumentError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into; make it first.")
+    path_in_folder(output)
     if path.suffix == ".npy":
         return lambda eri: np.save(path, eri)
     try:
@@ -144,12 +151,9 @@ def report_path(name):
     """The path of a report, or None; refuses what could not be written, before any work."""
     if name is None:
         return None
-    path = Path(name)
-    if path.suffix not in (".html", ".htm"):
+    if Path(name).suffix not in (".html", ".htm"):
         raise ArgumentError(f"a report is a web page; the name must end in .html, not {name!r}.")
-    if not path.parent.is_dir():
-        raise ArgumentError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into; make it first.")
-    return path
+    return path_in_folder(name)
 
 
 def write_report(mol, path, **options):

@@ -223,7 +223,7 @@ def make_dot(count):
     @intrinsic
     def dot(typingctx, x, y, start):
         def codegen(context, builder, signature, args):
-            parts = [args[2], ir.Constant(DOUBLE, 0.0)]  # two chains, since the device adds slower than it multiplies
+            parts = [args[2], ir.Constant(DOUBLE, 0.0)]  # two chains, for the latency of one
             for n, (left, right) in enumerate(zip(fields(builder, args[0], count), fields(builder, args[1], count))):
                 parts[n % 2] = fma(builder, left, right, parts[n % 2])
             return builder.fadd(*parts) if count > 1 else parts[0]

@@ -3,7 +3,7 @@
 A time, in ns a quartet on an H200, is a sum over what a plan has to do: multiply-adds of both products with all their
 padding, (ab|q] and r that go through memory, the result. The coefficients are a non-negative least-squares fit to the
 measured times of 616 plans of the 231 classes up to (hh|hh), K = 1 (`bench/variants.py --lmax 5`), which it reproduces
-to 10% (two kernels) and 7% (fused), root mean square. Taking the plan with the least predicted time costs 0.7% against
+to 10% (two kernels) and 7% (fused), root mean square. Taking the plan with the least predicted time costs 0.5% against
 always taking the fastest; counting operations without padding cost 8% (geometric means over the classes).
 """
 

@@ -1,6 +1,7 @@
 """The engine: two-electron integrals over lists of shell pairs. Read this first.
 
-The matrix form of the McMurchie-Davidson scheme, in the paper's symbols, for every bra pair ab and ket pair cd:
+The matrix form of the McMurchie-Davidson scheme in the symbols of the paper (arXiv:2307.03452), for every bra pair ab
+and ket pair cd:
 
     1.  H[ab, p], H[cd, q]                       Hermite -> AO matrices of each pair, once
     2.  [0]^(m)                                  of each primitive quartet: Boys function or another operator

@@ -1,6 +1,6 @@
 """1-index Hermite integrals r[t]^(m) from [0]^(m).
 
-    r[t]^(m) = (t_i - 1) r[t - 2e_i]^(m+1) + R_i r[t - e_i]^(m+1),     R = P - Q  (Eq. 15 of the paper)
+    r[t]^(m) = (t_i - 1) r[t - 2e_i]^(m+1) + R_i r[t - e_i]^(m+1),     R = P - Q  (Eq. 15 of arXiv:2307.03452)
 
 for m falling from L to 0; step m makes the triples of degree 1 to L - m. Any axis i with t_i > 0 will do.
 
@@ -9,7 +9,7 @@ by the same recurrence, the x of a column (y, z) come from its r^(m) in closed f
 
     r[x, y, z]^(0) = sum_i c(x, i) R_x^(x - 2i) r[0, y, z]^(x - i),     c(x, i) = x! / (2^i i! (x - 2i)!),
 
-so that a column takes as many steps as it has elements squared, over two, and nothing but columns is kept.
+so that a column of n elements takes some n^2 / 2 steps, and nothing but columns is kept.
 """
 
 from functools import cache

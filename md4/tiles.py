@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from md4.angular import nherm
 
-# Column fragments of a warp's tile for each number of row fragments: as many as 255 registers hold without spills.
+# Column fragments of a warp's tile for each number of row fragments: as many as 255 registers hold (few spills).
 COLUMN_FRAGMENTS = {1: 8, 2: 8, 3: 6, 4: 4, 5: 4, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2, 11: 2}
 # Column blocks of a warp's turned tile for each odd number of row blocks: rows not padded to 16 save up to half of
 # step 4; (ff|ff) K = 25 1.48e6 quartets/s against 1.34e6, (ff|ps) K = 1 2.37e8 against 1.95e8.
@@ -56,14 +56,17 @@ FUSED_KETS = 8
 FUSED_PRIMITIVES = 32
 # The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them
 # ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most
-# integrals and highest L of a quartet; bra primitives whose H is in shared memory at once; fewest quartets worth a
-# variant.
+# integrals and highest L of a quartet (at L = 6 (gs|ds) 2.0e9 quartets/s against 8.1e8 of the fused kernel, (fd|ps)
+# 1.15e9 against 4.2e8, though it spills; (fs|dp) 6.7e8 against 7.2e8); the L from which the side of higher l is made
+# the bra; bra primitives whose H is in shared memory at once, if its bytes suffice; fewest quartets worth a variant.
 LOW_THREADS = 128
 LOW_TILE = 27
 LOW_ROWS = 3
-LOW_COMPONENTS = 105
+LOW_COMPONENTS = 135
 LOW_L = 6
+LOW_SWAP_L = 5
 LOW_PRIMITIVES = 32
+LOW_SHARED = 160 << 10
 LOW_QUARTETS = 1 << 16
 
 # Digestion by columns: most functions a at a time, most values of a column that wait in shared memory (two of each a
@@ -184,16 +187,15 @@ def r_stride(l):
 
 
 def r_group(l):
-    """Threads that share one quartet in the r kernel: few, so that few idle at low degrees, but enough for one block.
+    """Threads that share one quartet in the r kernel above COLUMN_L: few, so that few idle at low degrees.
 
-    Measured, ns a quartet by 32, 64, 128, 256 threads: L = 12: 5.0, 5.8, 7.9, 13; L = 16: 15, 11.5, 13.5, 20;
-    L = 24: 117, 76, 61, 55.
+    Measured at L = 24, ns a quartet by 32, 64, 128, 256 threads: 117, 76, 61, 55.
     """
-    return 32 if l <= 13 else 64 if l <= 17 else 128 if l <= 20 else 256
+    return 128 if l <= 20 else 256
 
 
 def r_threads(l):
-    """Threads of a block of the r kernel."""
+    """Threads of a block of that kernel."""
     return max(R_THREADS, r_group(l))
 
 

@@ -190,7 +190,7 @@ def pair_list(la, lb, nprim, count, pure):
 
 
 # Primitive pairs of bra and ket, and pairs in either list: kernels are chosen by these, too.
-LENGTHS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 6, 1), (1, 1, 300))
+LENGTHS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 6, 1), (30, 1, 300), (1, 1, 300))
 
 
 def launch_coulomb(backend, lists):

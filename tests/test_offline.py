@@ -38,8 +38,8 @@ ASYNCHRONOUS = {"coulomb_contraction", "digest_blocks", "digest_quartets"}
 # Bytes that a thread of a kernel may spill, by the factory's name; all other kernels none. The tables come from what
 # ptxas 13.0 reports for all variants with the Coulomb operator on all three, and for the sample of the others.
 SPILLS = {
-    "r_integrals": 400,  # 300 for erfc at L = 12 on sm_90, 32 for coulomb
-    "low_integrals": 64,  # none on sm_90
+    "r_integrals": 260,  # 240 for erfc on sm_90, 32 for coulomb
+    "low_integrals": 7000,  # up to L = 4 64; at L = 6 faster than the fused kernel all the same
     "fused_transforms": 260,  # 248 of small tiles of which four blocks share a multiprocessor, faster all the same
     "bra_transform": 160,  # 148 turned, five blocks of rows and eight of columns, on sm_90
     "coulomb_quartets": 16000,  # from L = 7 on r does not fit registers; (5, 4): 11992 on sm_90

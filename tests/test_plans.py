@@ -56,7 +56,7 @@ def small_batches(monkeypatch):
 
 
 gpu = pytest.mark.gpu
-NAMES = ("pppp", "dpps", "psdp", "ddss", "dddd", "fdpp", "ddff", "hshs", "fpfd", "hdds", "ggps", "iffs")
+NAMES = ("pppp", "dpps", "psdp", "dpds", "psfp", "dppp", "fsfs", "ddss", "dddd", "fdpp", "ddff", "hshs", "fpfd", "hdds", "ggps", "iffs")
 CLASSES = [tuple("spdfghi".index(x) for x in name) for name in NAMES]
 
 

@@ -231,10 +231,10 @@ def launch_fused(unit, h, r, g, ab, cd, block, stream):
     bra, ket = ab.pairs, cd.pairs
     parts = fused_parts(len(bra), len(ket))
     panel, rest = fused_shared(bra, ket)
-    variant = fused_variant(unit, bra, ket)
-    group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // variant.facts[4] - rest) // panel))
+    blocks = fused_blocks(choose_fused(unit, bra, ket), bra, ket)
+    group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
     launch(
-        variant, len(bra) * parts, 32 * WARPS, stream, group * panel + rest,
+        fused_variant(unit, bra, ket), len(bra) * parts, 32 * WARPS, stream, group * panel + rest,
         h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), group, r, r_stride(bra.l + ket.l),
         ket.nprim, table_on_device(gather_table, bra.l, ket.l), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), g,
         cd.first_prim, cd.data.start, cd.first, bra.nab, ket.nab, len(ket), parts, block.array, block.first,

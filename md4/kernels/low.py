@@ -19,7 +19,16 @@ from md4.hermite import structure
 from md4.kernels.hermite import form_size
 from md4.ptx import shared_address
 from md4.straight import make_low_quartet, make_pack
-from md4.tiles import LOW_COMPONENTS, LOW_L, LOW_PRIMITIVES, LOW_QUARTETS, LOW_THREADS
+from md4.tiles import (
+    LOW_COMPONENTS,
+    LOW_L,
+    LOW_PRIMITIVES,
+    LOW_QUARTETS,
+    LOW_SHARED,
+    LOW_SWAP_L,
+    LOW_THREADS,
+    SHARED_BYTES,
+)
 
 i64 = types.int64
 
@@ -30,7 +39,8 @@ def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
     `turned`: bra and ket have changed names; ab runs faster than cd in the result.
     """
     orders, bra_class, ket_class = la + lb + lc + ld + 1, (la, ca, lb, cb), (lc, cc, ld, cd)
-    count, threads = rows(bra_class, pure) * rows(ket_class, pure), LOW_THREADS
+    count = rows(bra_class, pure) * rows(ket_class, pure)
+    threads = threads_for(count)
     zeros_upto, pack = operators.zeros_function(kind, jit_device), make_pack(orders)
     quartet = make_low_quartet(bra_class, ket_class, pure, turned)
 
@@ -69,14 +79,22 @@ def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
                     k += COLUMN_LANES
             first += group
         cuda.syncthreads()
-        base = out_first + pair * s_ij + part * threads * s_kl
-        n, total = types.int32(tid), types.int32(min(i64(threads), npair_cd - part * threads) * count)
-        while n < total:
-            out[base + n // types.int32(count) * s_kl + n % types.int32(count)] = shared[shared_h // 8 + n]
-            n += types.int32(threads)
+        base, here = out_first + pair * s_ij + part * threads * s_kl, min(i64(threads), npair_cd - part * threads)
+        if turned:
+            for row in range(tid >> 5, here, threads // 32):
+                for n in range(tid & 31, count, 32):
+                    out[base + row * s_kl + n] = shared[shared_h // 8 + row * count + n]
+        else:
+            for n in range(tid, here * count, threads):
+                out[base + n] = shared[shared_h // 8 + n]
 
     signature = (F64, i64, I64, i64, F64, i64, i64, F64, I64, i64, I64, i64, F64, *[i64] * 2, types.float64, F64_2D)
     return Kernel(kernel, (*signature, F64, *[i64] * 3), (threads, 1))
+
+
+def threads_for(count):
+    """Threads of a block for `count` integrals each, which wait in shared memory: two blocks to a multiprocessor."""
+    return LOW_THREADS if 8 * LOW_THREADS * count <= SHARED_BYTES else LOW_THREADS // 2
 
 
 def rows(shells, pure):
@@ -151,8 +169,8 @@ def serves(bra, ket):
 
 
 def swapped(bra, ket):
-    """Whether bra and ket change names: H of the side with more functions is the one in shared memory."""
-    return (bra.l, bra.nab) < (ket.l, ket.nab)
+    """Whether bra and ket change names: H of the side of higher l in shared memory leaves more registers."""
+    return bra.l + ket.l >= LOW_SWAP_L and (bra.l, bra.nab) < (ket.l, ket.nab)
 
 
 def low_variant(bra, ket, kind, swap):
@@ -164,11 +182,14 @@ def low_variant(bra, ket, kind, swap):
 def launch_low(operator, h, g, ab, cd, swap, block, stream):
     """(ab|cd) of whole lists into `block`; bra and ket have changed names if `swap`."""
     bra, ket, columns = ab.pairs, cd.pairs, cd.data.columns
-    parts = -(-len(ket) // LOW_THREADS)
-    h_size, group = form_size(bra, "row"), max(1, min(bra.max_prim, LOW_PRIMITIVES))
+    count = bra.nab * ket.nab
+    threads = threads_for(count)
+    parts = -(-len(ket) // threads)
+    h_size = form_size(bra, "row")
+    group = max(1, min(bra.max_prim, LOW_PRIMITIVES, (LOW_SHARED - 8 * threads * count) // (8 * h_size)))
     launch(
-        low_variant(bra, ket, operator.kind, swap), len(bra) * parts, LOW_THREADS, stream,
-        8 * (group * h_size + LOW_THREADS * bra.nab * ket.nab),
+        low_variant(bra, ket, operator.kind, swap), len(bra) * parts, threads, stream,
+        8 * (group * h_size + threads * count),
         ab.data.records, ab.data.width, ab.data.start, ab.first, h, h_size, group, columns.records, columns.first,
         columns.slots, cd.data.start, cd.first, g, len(ket), parts, operator.parameter,
         table_on_device(operators.operator_table, operator), block.array, block.first, *block.strides[:2],

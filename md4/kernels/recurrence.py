@@ -2,7 +2,7 @@
 
 Three kernels: for small L a thread makes r of a quartet in registers; for middle ones a lane makes it axis by axis,
 column by column, see `md4.recurrence`; for large ones a group of threads shares a quartet, r^(m) comes from r^(m+1)
-between two buffers in shared memory, m falling. All go through shared memory to write whole lines.
+between two buffers in shared memory, m falling. The first two go through shared memory to write whole lines.
 """
 
 import numpy as np
