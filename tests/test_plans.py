@@ -56,7 +56,10 @@ def small_batches(monkeypatch):
 
 
 gpu = pytest.mark.gpu
-NAMES = ("pppp", "dpps", "psdp", "dpds", "psfp", "dppp", "fsfs", "ddss", "dddd", "fdpp", "ddff", "hshs", "fpfd", "hdds", "ggps", "iffs")
+NAMES = (
+    "pppp", "dpps", "psdp", "dpds", "psfp", "dppp", "fsfs", "ddss", "dddd", "fdpp",
+    "ddff", "hshs", "fpfd", "hdds", "ggps", "iffs",
+)  # fmt: skip
 CLASSES = [tuple("spdfghi".index(x) for x in name) for name in NAMES]
 
 
