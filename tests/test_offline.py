@@ -113,7 +113,15 @@ def test_sample_of_every_kernel(cc):
 def test_sample_of_every_kernel_that_older_devices_can_run(cc):
     if name(cc) not in known_architectures():
         pytest.skip(f"this toolkit has no {name(cc)}")
-    check({v: shared for v, shared in sample(cc).items() if v.factory.__name__ not in ASYNCHRONOUS}, cc, processes=2)
+    run = {v: shared for v, shared in sample(cc).items() if v.factory.__name__ not in ASYNCHRONOUS}
+    run = {v: shared for v, shared in run.items() if not too_large(v, shared, cc)}
+    assert len(run) > 10
+    check(run, cc, processes=2)
+
+
+def too_large(variant, shared, cc):
+    """Whether a thread a quartet asks for more shared memory than an old device has; see docs/compatibility.md."""
+    return variant.factory.__name__ == "low_integrals" and shared > SHARED_LIMIT[cc]
 
 
 @pytest.mark.slow
