@@ -78,6 +78,7 @@ class CpuBackend:
     """Steps of `md4.engine` on the CPU; arrays are NumPy arrays."""
 
     name = "cpu"
+    mixed_shells = 0  # see `md4.screening.shell_kinds`
     block_bytes = 64 << 20  # of one block of integrals of J and K, at most
 
     def __init__(self, operator, max_memory=None):

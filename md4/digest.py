@@ -16,6 +16,12 @@ from numba import njit, prange
 HALF = 0.5
 
 
+def digest_flags(n_k, n_j):
+    """(exchange, coulomb) of each digestion of blocks into n_k matrices X and n_j matrices Y."""
+    both = min(n_k, n_j)
+    return tuple((first < n_k, first < n_j) for first, last in ((0, both), (both, max(n_k, n_j))) if first < last)
+
+
 def quartet_weight(a, b, c, d, triangle, i, k):
     """Weight of a quartet by the first AOs of its shells; 0 for a ket pair k beyond bra pair i of the same list.
 

@@ -114,8 +114,6 @@ class Launcher:
         self.lock = threading.Lock()
 
     def __call__(self, grid, block, stream, shared, args):
-        if shared > self.shared:
-            self.allow_shared(shared)
         values = []
         for arg in args:
             if isinstance(arg, Buffer):
@@ -123,6 +121,8 @@ class Launcher:
             else:
                 values.append(arg)
         with self.lock:
+            if shared > self.shared:
+                self.allow_shared(shared)
             self.pack(self.slots, 0, *values)
             (error,) = driver.cuLaunchKernel(
                 self.function, grid, 1, 1, block, 1, 1, shared, int(stream.handle), ctypes.addressof(self.pointers), 0

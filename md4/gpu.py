@@ -27,6 +27,7 @@ from md4.kernels.single import launch_ket_sums, launch_single, needs_sums, sums_
 from md4.kernels.transform import abq_size, launch_bra_transform, launch_ket_transform
 from md4.memory import tensor_refusal
 from md4.plan import Plan
+from md4.screening import MIXED_SHELLS
 from md4.tiles import CHUNK_BYTES, blocks_of_8, r_stride
 
 
@@ -78,7 +79,7 @@ def arithmetic_unit(capability):
 
 def plans(unit, bra, ket):
     """All plans that two lists can be computed by, the one that is taken first; `bench/variants.py` times them."""
-    if low.serves(bra, ket):
+    if low.serves(unit, bra, ket):
         yield Plan(low.swapped(bra, ket), "low", "row", "column")
     yield from ranked(unit, Side.of(bra), Side.of(ket))
 
@@ -108,6 +109,8 @@ class GpuBackend:
 
     def compile_ahead(self, basis, use, progress):
         """Compiles what a first call asks of a basis, `use` as in `md4.variants.needed_variants`."""
+        if use != "tensor":
+            self.require_asynchronous_copies()
         key = self.unit, self.operator.kind, use, basis.pure, basis.classes.tobytes(), basis.nprims.tobytes()
         if key not in seen_ahead:
             from md4.variants import needed_variants
@@ -123,7 +126,7 @@ class GpuBackend:
         return other
 
     def hermite_bytes(self, pairs):
-        """Bytes of the H matrices of `pairs`: of a panel; other forms, and columns with their padding, take less."""
+        """Bytes of the H matrices of `pairs`: of a panel; other forms take less, but for columns of mixed lists."""
         return 8 * pairs.nprim * form_size(pairs, "ket")
 
     def chunk_bytes(self, bra, ket):
@@ -183,6 +186,7 @@ class GpuBackend:
 
     # J and K
 
+    mixed_shells = MIXED_SHELLS
     block_bytes = 2 << 30  # of one block of integrals, at most: benzene cc-pV5Z 1.81 s, with 512 MB 1.87 s
     digest_copies = 1  # of J and K that a build keeps
     digest_swapped = staticmethod(digest_swapped)

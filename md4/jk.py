@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from md4.basis import Basis
+from md4.digest import digest_flags
 from md4.engine import Engine
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.operators import Operator
@@ -196,8 +197,10 @@ class JK:
         coulomb = dm + dm.transpose(0, 2, 1) if with_j and hermi != 2 else dm[:0]
         engine = self.engine.with_operator(operator)
         self._check_memory(len(exchange) + len(coulomb))
-        engine.backend.compile_ahead(self.basis, "jk" if with_k else "j", self.progress)
-        norms = DensityNorms(self.basis, dm, len(coulomb) > 0, with_k)
+        if with_k or len(coulomb):
+            flags = digest_flags(len(exchange), len(coulomb)) if with_k else "j"
+            engine.backend.compile_ahead(self.basis, flags, self.progress)
+        norms = DensityNorms(self.basis, dm, len(coulomb) > 0, with_k, engine.backend.mixed_shells)
         if with_k:
             x, y = self._digest_all(engine, exchange, coulomb, norms, tolerance)
         else:
@@ -251,7 +254,7 @@ class JK:
     def _contract_all(self, engine, coulomb, norms, tolerance):
         """Y of all surviving quartets by way of the Hermite basis; see `md4.coulomb`."""
         if len(coulomb) == 0:  # anti-Hermitian densities have no J
-            self._survivors(norms, tolerance, fewer_functions, None)
+            self._survivors(norms, tolerance, fewer_functions, lambda *_: None)
             return coulomb
         sums = sum(engine.backend.coulomb_bytes(this.pairs) for this in self.lists)
         self._check_memory(len(coulomb), len(coulomb) * sums)

@@ -23,8 +23,8 @@ from md4.pairs import unique_pairs_by_class
 
 # Primitive pairs whose Schwarz bound is smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
-# Shells of one class that differ in their numbers of primitives share lists up to this many, where a list for each
-# number would give the GPU less to do than a launch costs; more of them run faster apart.
+# On a GPU, shells of one class that differ in their numbers of primitives share lists up to this many, where a list for
+# each number would give it less to do than a launch costs; more of them run faster apart.
 MIXED_SHELLS = 40
 # Pairs whose (ab|ab) are made together: the block holds all pairs with all, of which the diagonal is used.
 SCHWARZ_PAIRS = 64
@@ -88,21 +88,21 @@ class Statistics:
     seconds: float = field(default=0.0, compare=False)
 
 
-def shell_kinds(basis):
+def shell_kinds(basis, mixed):
     """Kind of each shell, counted from 0.
 
-    Shells of one (l, nctr, nprim) are of one kind; where there are few of an (l, nctr), those of any nprim.
+    Shells of one (l, nctr, nprim) are of one kind; where there are at most `mixed` of an (l, nctr), those of any nprim.
     """
     _, label, count = np.unique(basis.classes, axis=0, return_inverse=True, return_counts=True)
     label = label.reshape(-1)
-    nprim = np.where(count[label] > MIXED_SHELLS, basis.nprims, 0)
+    nprim = np.where(count[label] > mixed, basis.nprims, 0)
     _, kind = np.unique(np.column_stack([basis.classes, nprim]), axis=0, return_inverse=True)
     return kind.reshape(-1)
 
 
-def pairs_by_kind(basis):
-    """Unordered shell pairs as `unique_pairs_by_class`, lists split by the shells' kinds."""
-    kind, lists = shell_kinds(basis), []
+def pairs_by_kind(basis, mixed):
+    """Unordered shell pairs as `unique_pairs_by_class`, lists split by the shells' kinds (see `shell_kinds`)."""
+    kind, lists = shell_kinds(basis, mixed), []
     for found in unique_pairs_by_class(basis):
         pairs = np.where((kind[found[:, 0]] < kind[found[:, 1]])[:, None], found[:, ::-1], found)
         label = kind[pairs[:, 0]] * (kind.max() + 1) + kind[pairs[:, 1]]
@@ -139,8 +139,9 @@ def sorted_lists(engine, tolerance, hermite_bytes):
     hermite_bytes : int
         Most bytes of the H matrices of one list in one form; longer lists are cut.
     """
-    basis, kind, found = engine.bra_basis, shell_kinds(engine.bra_basis), []
-    for pairs in pairs_by_kind(basis):
+    basis, mixed, found = engine.bra_basis, engine.backend.mixed_shells, []
+    kind = shell_kinds(basis, mixed)
+    for pairs in pairs_by_kind(basis, mixed):
         prepared = engine.prepare(pairs, basis, cutoff=PRIMITIVE_SHARE * tolerance)
         if prepared.pairs.nprim:
             found.append((pairs, schwarz_bounds(engine, prepared)))
@@ -175,15 +176,17 @@ class DensityNorms:
     densities : ndarray, shape (n, nao, nao)
         Of all, the largest norm counts.
     with_j, with_k : bool
+    mixed : int
+        As in `shell_kinds`.
     """
 
-    def __init__(self, basis, densities, with_j, with_k):
+    def __init__(self, basis, densities, with_j, with_k, mixed):
         first = basis.ao_loc[:-1]
         square = np.zeros((basis.nshell, basis.nshell))
         for d in densities:
             np.maximum(square, np.add.reduceat(np.add.reduceat(d * d, first, axis=0), first, axis=1), out=square)
         norm = np.sqrt(np.maximum(square, square.T))
-        kind, width = shell_kinds(basis), np.sqrt(np.diff(basis.ao_loc))
+        kind, width = shell_kinds(basis, mixed), np.sqrt(np.diff(basis.ao_loc))
         self.exchange = np.stack([norm[:, kind == k].max(axis=1) for k in range(kind.max() + 1)])
         self.coulomb = 2 * np.minimum(width[:, None], width) * norm
         if not with_k:

@@ -140,12 +140,12 @@ def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progr
     """The AO tensor (ij|kl) of the engine's basis; arguments and errors as `md4.int2e`."""
     engine, request = segmented(engine, Request.checked(engine.bra_basis, aosym, shls_slice))
     basis, backend = engine.bra_basis, engine.backend
-    backend.compile_ahead(basis, "tensor", progress)
     box = ao_box(basis, request.ranges)
     shape = tensor_shape(aosym, box)
     if out is not None and not device:
         check_out(out, shape)
     target = backend.target(request.aosym, box, shape, out, device, least_block(engine, request))
+    backend.compile_ahead(basis, "tensor", progress)
     memory = backend.memory_left()
     block_bytes, hermite_bytes = int(min(BLOCK_SHARE * memory, BLOCK_BYTES)), int(HERMITE_SHARE * memory)
     bra_pieces = cut_pieces(engine, request.ranges[:2], block_bytes, hermite_bytes)

@@ -58,13 +58,15 @@ FUSED_PRIMITIVES = 32
 # ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most
 # integrals and highest L of a quartet (at L = 6 (gs|ds) 2.0e9 quartets/s against 8.1e8 of the fused kernel, (fd|ps)
 # 1.15e9 against 4.2e8, though it spills; (fs|dp) 6.7e8 against 7.2e8); the L from which the side of higher l is made
-# the bra; bra primitives whose H is in shared memory at once, if its bytes suffice; fewest quartets worth a variant.
+# the bra; most integrals where one product would do ((ff|ss) K = 5 2.7e8 against 3.9e8); bra primitives whose H is in
+# shared memory at once, if its bytes suffice; fewest quartets worth a variant.
 LOW_THREADS = 128
 LOW_TILE = 27
 LOW_ROWS = 3
 LOW_COMPONENTS = 135
 LOW_L = 6
 LOW_SWAP_L = 5
+LOW_SINGLE = 40
 LOW_PRIMITIVES = 32
 LOW_SHARED = 160 << 10
 LOW_QUARTETS = 1 << 16

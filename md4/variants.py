@@ -15,7 +15,7 @@ from md4.kernels.scatter import scatter_variant
 from md4.kernels.transform import bra_variant, ket_variant
 from md4.pairs import shell_pairs, unique_pairs_by_class
 from md4.scatter import SYMMETRIES
-from md4.screening import pairs_by_kind
+from md4.screening import MIXED_SHELLS, pairs_by_kind
 from md4.tiles import LOW_QUARTETS
 
 # Primitive pairs of a bra and a ket: how many there are decides on kernels, and on the side that goes first.
@@ -33,7 +33,7 @@ def sample_pairs(la, lb, nprim, pure):
 
 def list_variants(unit, kind, bra, ket):
     """Variants for a bra and a ket list, short or long, whatever is asked of them."""
-    if low.takes(bra, ket):
+    if low.takes(unit, bra, ket):
         yield low_variant(bra, ket, kind)
     yield from step_variants(unit, kind, bra, ket)
     order = (ket, bra) if digest.digest_swapped(bra, ket) else (bra, ket)
@@ -89,7 +89,7 @@ def all_variants(unit, kind="coulomb", lmax=6, pure=True):
 
 def basis_variants(unit, kind, basis):
     """Variants that tensors, J and K of a basis ask for, general contractions included; arguments as `all_variants`."""
-    lists = [*unique_pairs_by_class(basis), *pairs_by_kind(basis)]
+    lists = [*unique_pairs_by_class(basis), *pairs_by_kind(basis, MIXED_SHELLS)]
     return lists_variants(unit, kind, [shell_pairs(basis, sample_of(basis, pairs)) for pairs in lists])
 
 
@@ -102,23 +102,26 @@ def sample_of(basis, pairs):
 
 
 def needed_variants(unit, kind, basis, use):
-    """Variants for what is now asked of a basis: `use` is 'tensor' (integrals), 'jk', or 'j' for J alone."""
-    found = (unique_pairs_by_class if use == "tensor" else pairs_by_kind)(basis)
+    """Variants for what is now asked of a basis.
+
+    `use` is 'tensor' (integrals), 'j' for J alone, or `md4.digest.digest_flags` of the build.
+    """
+    found = unique_pairs_by_class(basis) if use == "tensor" else pairs_by_kind(basis, MIXED_SHELLS)
     lists = [shell_pairs(basis, sample_of(basis, pairs)) for pairs in found]
     yield h_variant()
     yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(digest.pair_diagonals, ())]
     yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
     for n, k in combinations_with_replacement(range(len(lists)), 2):
         bra, ket, long = lists[k], lists[n], len(found[n]) * len(found[k]) >= LOW_QUARTETS
-        if use == "jk" and digest.digest_swapped(bra, ket):
+        if use not in ("tensor", "j") and digest.digest_swapped(bra, ket):
             bra, ket = ket, bra
         if use == "j":
             yield coulomb_variant(bra, ket, kind)
         if use != "j" or n == k:  # of J alone the bounds (ab|ab)
-            yield from [low_variant(bra, ket, kind)] if long and low.takes(bra, ket) else ()
+            yield from [low_variant(bra, ket, kind)] if long and use != "j" and low.takes(unit, bra, ket) else ()
             yield from step_variants(unit, kind, bra, ket)
-        if use == "jk":
-            yield digest.digest_variant(bra, ket, coulomb=True)
+        if use not in ("tensor", "j"):
+            yield from (digest.digest_variant(bra, ket, *flags) for flags in use)
 
 
 def lists_variants(unit, kind, lists):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 
-from md4.cache import cache_folder
+from md4.cache import cache_folder, fingerprint
 from md4.device import cuda, current_capability, gpu_available
 from md4.dispatch import capability_of, current_device, kernel_path, launcher
 from md4.errors import ArgumentError, DeviceError
@@ -122,17 +122,24 @@ def compile_ahead(variants, progress=None):
     progress : bool, optional
         Show a bar; default: where stderr is a terminal.
     """
-    todo = missing(dict.fromkeys(variants), current_capability())
-    jobs = min(allowed_jobs(), len(todo))
-    if len(todo) < WORTH_PROCESSES or jobs < 2 or not can_keep():
+    jobs = allowed_jobs()
+    if jobs < 2:
         return
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    todo = missing(dict.fromkeys(variants), current_capability())
+    jobs = min(jobs, len(todo))
+    # the interpreter of a frozen program is the program itself
+    alone = not sys.executable or getattr(sys, "frozen", False)
+    if len(todo) < WORTH_PROCESSES or alone or not can_keep():
+        return
+    paths = [path for path in sys.path if path and isinstance(path, str)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "MD4_JOBS": "1"}
     command = [sys.executable, "-c", "from md4.warmup import serve; serve()"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with (
-        Progress(len(todo), progress, delay=0.5, label="md4 compiles", unit="kernel") as bar,
-        subprocess.Popen(command, env=environment, **pipes) as child,
-    ):
+    try:
+        child = subprocess.Popen(command, env=environment, **pipes)
+    except OSError:
+        return
+    with Progress(len(todo), progress, delay=0.5, label="md4 compiles", unit="kernel") as bar, child:
         try:
             child.stdin.write(pickle.dumps((todo, jobs, current_device())))
             child.stdin.close()
@@ -143,9 +150,14 @@ def compile_ahead(variants, progress=None):
 
 
 def serve():
-    """The other end of `compile_ahead`: writes a line for each kernel."""
+    """The other end of `compile_ahead`: writes a line for each kernel.
+
+    Its own processes do not inherit the pipe: the caller would wait for them if this one were killed.
+    """
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     for _ in compiled(*pickle.load(sys.stdin.buffer)):
-        print(flush=True)
+        print(file=out, flush=True)
 
 
 def allowed_jobs():
@@ -160,11 +172,12 @@ def allowed_jobs():
 
 def can_keep():
     """Whether the disk cache can be written."""
+    folder = cache_folder() / fingerprint()
     try:
-        cache_folder().mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return False
-    return os.access(cache_folder(), os.W_OK)
+    return os.access(folder, os.W_OK)
 
 
 def check_arguments(lmax, kinds, jobs):

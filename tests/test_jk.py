@@ -193,6 +193,16 @@ def test_tighter_tolerance_than_the_constructor():
     assert jk.direct_scf_tol == 1e-3  # of one build alone
 
 
+def test_nothing_to_build(backend):
+    mol = molecule(WATER, "6-31g")
+    dm = random_densities(mol, 2)
+    for tolerance in (0, 1e-13):
+        vj, none = md4.get_jk(mol, dm, 2, with_k=False, backend=backend, direct_scf_tol=tolerance)
+        assert none is None
+        assert not vj.any()
+        assert md4.get_jk(mol, dm, 2, False, False, backend=backend, direct_scf_tol=tolerance) == (None, None)
+
+
 @pytest.mark.parametrize("distance", [3, 40])
 def test_no_tolerance_skips_nothing(backend, distance):
     """But products of functions far apart, which are zero in double precision."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from molecules import WATER, molecule
 
-from md4 import Basis, Engine, screening
+from md4 import Basis, Engine
 from md4.screening import DensityNorms, pairs_by_kind, row_norms, shell_kinds, sorted_lists, tiles
 
 lengths = st.lists(st.integers(0, 3000), min_size=1, max_size=400)
@@ -32,11 +32,10 @@ def test_tiles_waste_little():
 
 
 @pytest.mark.parametrize("mixed", [0, 40])
-def test_pairs_by_kind_are_all_pairs_once(mixed, monkeypatch):
+def test_pairs_by_kind_are_all_pairs_once(mixed):
     """Of one class, and of one number of primitives where many shells differ in theirs."""
-    monkeypatch.setattr(screening, "MIXED_SHELLS", mixed)
     basis = Basis.from_mol(molecule(WATER, "cc-pvtz"))
-    kind, lists = shell_kinds(basis), pairs_by_kind(basis)
+    kind, lists = shell_kinds(basis, mixed), pairs_by_kind(basis, mixed)
     pairs = np.concatenate(lists)
     assert len(np.unique(np.sort(pairs, axis=1), axis=0)) == len(pairs) == basis.nshell * (basis.nshell + 1) // 2
     for one in lists:
@@ -60,7 +59,7 @@ def test_density_norms():
     mol = molecule(WATER, "cc-pvdz")
     basis = Basis.from_mol(mol)
     dm = np.random.default_rng(0).normal(size=(2, mol.nao, mol.nao))
-    norms, kind, loc = DensityNorms(basis, dm, True, True), shell_kinds(basis), basis.ao_loc
+    norms, kind, loc = DensityNorms(basis, dm, True, True, 40), shell_kinds(basis, 40), basis.ao_loc
     ranges = [slice(*r) for r in pairwise(loc)]
     block = np.array([[max(np.linalg.norm(d[a, b]) for d in dm) for b in ranges] for a in ranges])
     block = np.maximum(block, block.T)

@@ -14,12 +14,13 @@ from offline import UNITS, fake_backend, recording, used_variants
 import md4
 from md4 import variants
 from md4.__main__ import main
+from md4.digest import digest_flags
 from md4.engine import Engine, PreparedPairs
 from md4.errors import ArgumentError, DeviceError
 from md4.kernels.digest import digest_swapped
 from md4.operators import Operator
 from md4.pairs import shell_pairs, unique_pairs_by_class
-from md4.screening import pairs_by_kind
+from md4.screening import MIXED_SHELLS, pairs_by_kind
 from md4.warmup import allowed_jobs, compile_ahead, missing, warmup
 
 # Lists as `offline.used_variants` has them: primitives of bra and ket, and pairs enough for a thread a quartet or not.
@@ -51,15 +52,15 @@ def test_the_list_of_a_basis():
     assert r_variants <= set(variants.all_variants("dmma16", lmax=2))
 
 
-@pytest.mark.parametrize("use", ["tensor", "jk", "j"])
+@pytest.mark.parametrize("use", ["tensor", "j", *(digest_flags(*n) for n in ((1, 1), (1, 0), (2, 1)))], ids=str)
 def test_the_list_of_a_first_call(use):
     """It is part of what a basis may ask for at all, and holds what the engine launches for its lists."""
     basis = md4.Basis.from_mol(molecule(WATER, "cc-pvtz"))
     needed = set(variants.needed_variants("dmma16", "coulomb", basis, use))
     assert needed < set(variants.basis_variants("dmma16", "coulomb", basis))
     digest = {v for v in needed if v.factory.__name__.startswith("digest")}
-    assert bool(digest) == (use == "jk")
-    found = (unique_pairs_by_class if use == "tensor" else pairs_by_kind)(basis)
+    assert {v.facts[-2:] for v in digest} == (set() if use in ("tensor", "j") else set(use))
+    found = unique_pairs_by_class(basis) if use == "tensor" else pairs_by_kind(basis, MIXED_SHELLS)
     lists = [shell_pairs(basis, pairs) for pairs in found]
     with recording() as launched:
         backend = fake_backend("dmma16", Operator("coulomb", 0.0))
@@ -68,7 +69,7 @@ def test_the_list_of_a_first_call(use):
             bra, ket = prepared[n], prepared[k]
             if k > n or (use == "j" and k < n):
                 continue
-            if use == "jk" and digest_swapped(bra.pairs, ket.pairs):
+            if use not in ("tensor", "j") and digest_swapped(bra.pairs, ket.pairs):
                 bra, ket = ket, bra
             shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
             Engine.evaluate(SimpleNamespace(backend=backend), bra, ket, backend.scratch(shape))
@@ -96,6 +97,10 @@ def test_compiling_ahead_never_fails(monkeypatch, tmp_path):
     assert not list(tmp_path.rglob("*.kernel"))
     monkeypatch.setenv("MD4_CACHE_DIR", "/proc/nowhere")
     compile_ahead(variants.all_variants("dmma16", lmax=0))
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    for executable in ("", None, "/nowhere/python"):
+        monkeypatch.setattr(sys, "executable", executable)
+        compile_ahead(variants.all_variants("dmma16", lmax=0))
 
 
 def test_geometry_and_basis_belong_together(capsys):

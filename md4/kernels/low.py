@@ -25,6 +25,7 @@ from md4.tiles import (
     LOW_PRIMITIVES,
     LOW_QUARTETS,
     LOW_SHARED,
+    LOW_SINGLE,
     LOW_SWAP_L,
     LOW_THREADS,
     SHARED_BYTES,
@@ -152,20 +153,17 @@ def upload_columns(pairs, pool, stream):
 # launcher
 
 
-def may_serve(pairs):
-    """Whether some class with these pairs on one side is for this kernel."""
-    return pairs.nab <= LOW_COMPONENTS and pairs.l <= LOW_L
+def takes(unit, bra, ket):
+    """Whether this kernel is for a class: few enough components, fewer where one product is all, and on old devices."""
+    most, l = (81, 4) if unit == "fma" else (LOW_COMPONENTS, LOW_L)
+    if 1 in (bra.nherm, ket.nherm):
+        most = LOW_SINGLE
+    return bra.nab * ket.nab <= most and bra.l + ket.l <= l
 
 
-def takes(bra, ket):
-    """Whether this kernel is for a class: few enough components."""
-    small = bra.nab * ket.nab <= LOW_COMPONENTS and bra.l + ket.l <= LOW_L
-    return small and may_serve(bra) and may_serve(ket)
-
-
-def serves(bra, ket):
+def serves(unit, bra, ket):
     """Whether this kernel computes two lists: of such a class, and long."""
-    return takes(bra, ket) and len(bra) * len(ket) >= LOW_QUARTETS
+    return takes(unit, bra, ket) and len(bra) * len(ket) >= LOW_QUARTETS
 
 
 def swapped(bra, ket):
