@@ -17,8 +17,6 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.angular import sum_ordinal
-
 DOUBLE, I32, I64 = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 
 
@@ -260,29 +258,32 @@ def make_mma_turned(mq, nb, wide):
     return mma_turned
 
 
-@cache
-def make_table_gather(nq):
-    """Intrinsic (address of r, address of table) -> right operand [p0|q], [p1|q] of `nq` blocks of 8 q.
+def gathered(builder, address, table, offset=0):
+    """The two doubles of r whose byte offsets from `address` share the word at `table` + `offset`, both shared."""
+    word = call_asm(builder, I32, [table], f"ld.shared.b32 $0, [$1+{offset}];", "=r,r", effects=True)
+    offsets = builder.and_(word, I32(65535)), builder.lshr(word, I32(16))
+    return [shared_double(builder, builder.add(address, offset)) for offset in offsets]
 
-    The table holds both byte offsets of a lane in one word, 32 words a block; `address of table` is the lane's.
+
+@cache
+def make_gather(nq):
+    """Intrinsic (address of r, address of words) -> right operand [p0|q], [p1|q] of `nq` blocks of 8 q.
+
+    Words as `gather_words` of `md4.kernels.transform`, 128 bytes a block; their address is the lane's.
     """
     operand = types.UniTuple(types.float64, 2 * nq)
 
     @intrinsic
-    def table_gather(typingctx, address, table):
+    def gather(typingctx, address, words):
         def codegen(context, builder, signature, args):
             values = []
             for j in range(nq):
-                text = f"ld.shared.b32 $0, [$1+{128 * j}];"
-                word = call_asm(builder, I32, [args[1]], text, "=r,r", effects=True)
-                for offset in (builder.and_(word, I32(65535)), builder.lshr(word, I32(16))):
-                    place = builder.add(args[0], offset)
-                    values.append(shared_double(builder, place))
+                values += gathered(builder, *args, 128 * j)
             return aggregate(builder, context.get_value_type(operand), values)
 
         return operand(types.int32, types.int32), codegen
 
-    return table_gather
+    return gather
 
 
 @cache
@@ -304,60 +305,50 @@ def make_load_blocks(nt):
 
 
 @cache
-def make_column_state(nt):
-    """Intrinsic that finds, for the `nt` column fragments from `column` on, the lane's q and its quartet's r.
+def make_column_state(nt, in_turn):
+    """Intrinsic that finds, for the `nt` column fragments from `column` on, the words and the r of their gather.
 
-    (column, ncol, k_first, nq8, r_stride, qwords, lane) -> (word of q, byte offset of r) of each fragment, where column
-    c stands for block c % nq8 of ket primitive c // nq8. Columns beyond `ncol` repeat the last one.
+    (column, ncol, k_first, nq8, r_stride) -> (offset of words, offset of r) of each fragment in bytes, where column c
+    stands for block c % nq8 of ket primitive c // nq8. Words are those of all blocks, or `in_turn` of the fragments
+    one after the other. Columns beyond `ncol` take the r of the last one.
     """
     state = types.UniTuple(types.int32, 2 * nt)
 
     @intrinsic
-    def column_state(typingctx, column, ncol, k_first, nq8, r_stride, qwords, lane):
+    def column_state(typingctx, column, ncol, k_first, nq8, r_stride):
         def codegen(context, builder, signature, args):
-            column, ncol, k_first, nq8, r_stride, qwords, lane = args
-            data = context.make_array(signature.args[5])(context, builder, qwords).data
-            base, values = builder.ptrtoint(data, I64), []
+            column, ncol, k_first, nq8, r_stride = args
+            values = []
             for j in range(nt):
                 c = builder.add(column, I64(j))
                 c = builder.select(builder.icmp_signed("<", c, ncol), c, builder.sub(ncol, I64(1)))
                 k = builder.udiv(c, nq8)
-                q = builder.sub(c, builder.mul(k, nq8))
-                q = builder.add(builder.mul(q, I64(8)), builder.ashr(lane, I64(2)))
-                address = builder.add(base, builder.mul(q, I64(4)))
-                word = call_asm(builder, I32, [address], "ld.global.nc.b32 $0, [$1];", "=r,l")
+                words = builder.mul(builder.sub(c, builder.mul(k, nq8)), I64(128))
                 offset = builder.mul(builder.sub(k, k_first), builder.mul(r_stride, I64(8)))
-                values += [word, builder.trunc(offset, I32)]
+                values += [I32(128 * j) if in_turn else builder.trunc(words, I32), builder.trunc(offset, I32)]
             return aggregate(builder, context.get_value_type(state), values)
 
-        index = types.int64
-        return state(index, index, index, index, index, qwords, index), codegen
+        return state(*[types.int64] * 5), codegen
 
     return column_state
 
 
 @cache
-def make_gather(nt):
-    """Intrinsic (address of r, p0, p1, state) -> right operand [p0|q], [p1|q] of each column fragment."""
+def make_gather_columns(nt):
+    """Intrinsic (address of r, address of words, state) -> right operand [p0|q], [p1|q] of each column fragment."""
     operand, state = types.UniTuple(types.float64, 2 * nt), types.UniTuple(types.int32, 2 * nt)
-    ordinal = types.int64(types.int32, types.int32)
 
     @intrinsic
-    def gather(typingctx, address, p0, p1, columns):
+    def gather_columns(typingctx, address, words, columns):
         def codegen(context, builder, signature, args):
-            address, p0, p1, columns = args
-            columns, values = fields(builder, columns, 2 * nt), []
+            columns, values = fields(builder, args[2], 2 * nt), []
             for j in range(nt):
-                start = builder.add(address, columns[2 * j + 1])
-                for p in (p0, p1):
-                    n = context.compile_internal(builder, sum_ordinal, ordinal, [p, columns[2 * j]])
-                    place = builder.add(start, builder.shl(builder.trunc(n, I32), I32(3)))
-                    values.append(shared_double(builder, place))
+                values += gathered(builder, *(builder.add(args[n], columns[2 * j + 1 - n]) for n in range(2)))
             return aggregate(builder, context.get_value_type(operand), values)
 
-        return operand(types.int32, types.int32, types.int32, state), codegen
+        return operand(types.int32, types.int32, state), codegen
 
-    return gather
+    return gather_columns
 
 
 @cache

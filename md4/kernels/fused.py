@@ -15,15 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from md4.angular import sum_ordinal
 from md4.device import F64, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.kernels.transform import make_copy_range, padded_words
+from md4.kernels.transform import all_words, make_copy_range
 from md4.ptx import (
     commit_copies,
     make_chain,
+    make_gather,
     make_mma_tile,
-    make_table_gather,
     make_wait_copies,
     make_zeros,
     shared_address,
@@ -61,7 +60,7 @@ def fused_transforms(mt, nq, nc, warps, blocks, contracted, unit):
     threads, wide = 32 * warps, unit == "dmma16"
     zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide)
     mma, stage = make_mma_tile(mt, nq, wide), make_stage_tile(mt, nc)
-    gather, following = make_table_gather(nq), jit_device(following_primitive)
+    gather, following = make_gather(nq), jit_device(following_primitive)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
     def kernel(
@@ -153,14 +152,8 @@ PADDING = 5
 
 
 def gather_table(l_bra, l_ket):
-    """Byte offsets of r[p+q] for each lane's two p of every block of 8 p and of 8 q, a pair in 32 bits; as float64.
-
-    Order [p block][q block][lane]; p and q beyond N_p and N_q stand for 0.
-    """
-    p, q = padded_words(l_bra).reshape(-1, 1, 4, 2), padded_words(l_ket).reshape(1, -1, 8, 1)
-    offsets = [8 * sum_ordinal(p[:, :, None, :, n], q) for n in range(2)]
-    words = (offsets[0] + (offsets[1] << 16)).reshape(-1)
-    return np.concatenate([words, np.zeros(32 * PADDING, dtype=words.dtype)]).astype(np.uint32).view(np.float64)
+    """`all_words` and PADDING blocks that are read, but not used."""
+    return np.concatenate([all_words(l_bra, l_ket), np.zeros(16 * PADDING)])
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ no barrier between them, and each fetches r of its next group while it works on 
 
 from dataclasses import replace
 
-from md4.device import F64, I32, I64, cuda, table_on_device, types
+from md4.device import F64, I64, cuda, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.kernels.transform import bra_operations, bra_tile, make_copy_range, padded_words, r_slots
+from md4.kernels.transform import all_words, bra_operations, bra_tile, make_copy_range, r_slots
 from md4.ptx import (
     commit_copies,
     make_column_state,
-    make_gather,
+    make_gather_columns,
     make_wait_copies,
     shared_address,
 )
@@ -34,10 +34,10 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
     threads = 32 * warps
     zeros, mma, store, lane_place = bra_operations(rows8, nt, unit, turned)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
-    column_state, gather = make_column_state(nt), make_gather(nt)
+    column_state, gather = make_column_state(nt, False), make_gather_columns(nt)
 
     def kernel(
-        h, first_prim, start, first_pair, r, r_stride, slots, nket, pwords, qwords, np8, nq8, abq, nab, npair, parts,
+        h, first_prim, start, first_pair, r, r_stride, slots, nket, words, np8, nq8, abq, nab, npair, parts,
     ):  # fmt: skip
         panel = shared_address(cuda.shared.array(0, types.float64))
         tid = i64(cuda.threadIdx.x)
@@ -45,14 +45,16 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
         prim, live = start[first_pair + pair], start[first_pair + pair + 1] > start[first_pair + pair]
         doubles = np8 * (rows8 * 64)
+        table = panel + 8 * doubles
         lane_row, lane_offset = lane_place(lane)
         steps = np8
         if live:
             copy_panel(panel, h, prim * doubles, doubles, tid)
+            copy_panel(table, words, 0, words.size, tid)
         else:
             steps = i64(0)
         r_bytes = slots * r_stride * 8
-        r_base = panel + 8 * doubles + warp * 2 * r_bytes
+        r_base = table + 8 * words.size + warp * 2 * r_bytes
         r_row, ncol, stride = (prim - first_prim) * nket, nket * nq8, parts * warps * nt
         column, buffer = (part * warps + warp) * nt, 0
         if live and column < ncol:
@@ -72,17 +74,17 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
                 k = following // nq8
                 copy_r(r_base + buffer * r_bytes, r, (r_row + k) * r_stride, min(slots, nket - k) * r_stride, lane)
             commit_copies()
-            state = column_state(column, ncol, column // nq8, nq8, r_stride, qwords, lane)
-            acc, mine = zeros(), 2 * (lane & 3)
+            state = column_state(column, ncol, column // nq8, nq8, r_stride)
+            acc, mine = zeros(), types.int32(table + 4 * lane)
             for k in range(steps):
-                b = gather(r_address, pwords[mine], pwords[mine + 1], state)
+                b = gather(r_address, mine, state)
                 acc = mma(acc, types.int32(a_address + k * (rows8 * 512)), b)
-                mine += 8
+                mine = types.int32(mine + nq8 * 128)
             destination = (column * npair + pair) * nab * 8 + lane_offset
             store(acc, abq, destination, npair * nab * 8, ncol - column, nab - lane_row)
             column = following
 
-    signature = (F64, i64, I64, i64, F64, i64, i64, i64, I32, I32, i64, i64, F64, i64, i64, i64)
+    signature = (F64, i64, I64, i64, F64, i64, i64, i64, F64, i64, i64, F64, i64, i64, i64)
     return Kernel(kernel, signature, (threads, 2))
 
 
@@ -95,10 +97,11 @@ def resident_tile(unit, bra):
     return replace(tile, nt=RESIDENT_TURNED_COLUMNS.get(tile.rows8, tile.nt)) if tile.turned else tile
 
 
-def r_buffers(bra, ket, tile):
-    """(ket primitives that a warp's columns touch, bytes of both r buffers of all warps)."""
-    slots = r_slots(tile.nt, blocks_of_8(ket.nherm))
-    return slots, 16 * tile.warps * slots * r_stride(bra.l + ket.l)
+def shared_parts(bra, ket, tile):
+    """(ket primitives that a warp's columns touch, bytes of the panel, bytes of all shared memory)."""
+    np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
+    slots, panel = r_slots(tile.nt, nq8), np8 * tile.rows8 * 512
+    return slots, panel, panel + np8 * nq8 * 128 + 16 * tile.warps * slots * r_stride(bra.l + ket.l)
 
 
 def parts_of(ncol, tile):
@@ -109,8 +112,7 @@ def parts_of(ncol, tile):
 def serves(unit, bra, ket):
     """Whether step 4 of a class runs here: one primitive pair a bra pair, and a panel that fits."""
     tile = resident_tile(unit, bra)
-    panel = blocks_of_8(bra.nherm) * tile.rows8 * 512
-    shared = panel + r_buffers(bra, ket, tile)[1]
+    _, panel, shared = shared_parts(bra, ket, tile)
     small = blocks_of_8(bra.nab) <= tile.rows8 and panel <= RESIDENT_BYTES and shared <= SHARED_BYTES
     return small and unit != "fma" and bra.max_prim <= 1
 
@@ -126,12 +128,10 @@ def launch_resident_bra(unit, h, ab, cd, r, abq, stream):
     bra, ket = ab.pairs, cd.pairs
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
     tile = resident_tile(unit, bra)
-    slots, r_bytes = r_buffers(bra, ket, tile)
+    slots, _, shared = shared_parts(bra, ket, tile)
     parts = parts_of(ket.nprim * nq8, tile)
     launch(
-        resident_variant(unit, bra), parts * len(bra), tile.threads, stream,
-        np8 * tile.rows8 * 512 + r_bytes,
+        resident_variant(unit, bra), parts * len(bra), tile.threads, stream, shared,
         h, ab.first_prim, ab.data.start, ab.first, r, r_stride(bra.l + ket.l), slots, ket.nprim,
-        table_on_device(padded_words, bra.l), table_on_device(padded_words, ket.l), np8, nq8,
-        abq, bra.nab, len(bra), parts,
+        table_on_device(all_words, bra.l, ket.l), np8, nq8, abq, bra.nab, len(bra), parts,
     )  # fmt: skip

@@ -17,8 +17,8 @@ so that columns of step 5, the (bra pair, ab) of all pairs in a row, are contigu
 
 import numpy as np
 
-from md4.angular import packed_hermite
-from md4.device import F64, I32, I64, cuda, jit_device, table_on_device, types
+from md4.angular import packed_hermite, sum_ordinal
+from md4.device import F64, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.kernels import plain
 from md4.kernels.hermite import form_rows
@@ -26,7 +26,7 @@ from md4.ptx import (
     commit_copies,
     make_column_state,
     make_copy_async,
-    make_gather,
+    make_gather_columns,
     make_load_blocks,
     make_mma_tile,
     make_mma_turned,
@@ -35,7 +35,16 @@ from md4.ptx import (
     shared_address,
 )
 from md4.stores import make_store_columns, make_store_columns_turned, make_store_panels, make_store_turned
-from md4.tiles import KET_TURNED_COLUMNS, SHARED_BYTES, blocks_of_8, choose_tile, r_stride, turned_ket_tile, turned_tile
+from md4.tiles import (
+    KET_TURNED_COLUMNS,
+    MAX_COLUMNS,
+    SHARED_BYTES,
+    blocks_of_8,
+    choose_tile,
+    r_stride,
+    turned_ket_tile,
+    turned_tile,
+)
 
 i64 = types.int64
 
@@ -83,14 +92,22 @@ def bra_operations(rows8, nt, unit, turned):
 
 def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
     """Kernel factory for step 4; `r_buffers` 2 fetches the next bra primitive's r while this one's is used."""
-    threads, columns, stage_bytes = 32 * warps, nt * warps, rows8 * 512
+    threads, columns, words_offset = 32 * warps, nt * warps, rows8 * 512
+    stage_bytes = words_offset + columns * 128
     zeros, mma, store, lane_place = bra_operations(rows8, nt, unit, turned)
-    copy_panel, copy_range = make_copy_panel(rows8, threads), make_copy_range(threads)
-    column_state, gather = make_column_state(nt), make_gather(nt)
+    copy_panel, copy_words = make_copy_panel(rows8, threads), make_copy_panel(columns // 4, threads)
+    copy_range = make_copy_range(threads)
+    column_state, gather = make_column_state(nt, True), make_gather_columns(nt)
     wait, wait_all = make_wait_copies(stages - 2), make_wait_copies(0)
 
+    @jit_device
+    def fill(address, h, source, words, first_word, tid):
+        """Starts to copy the panel and the words of one step."""
+        copy_panel(address, h, source, tid)
+        copy_words(address + words_offset, words, first_word, tid)
+
     def kernel(
-        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, pwords, qwords, np8, nq8, abq, nab, npair,
+        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, words, words_row, np8, nq8, abq, nab, npair,
         row_blocks, column_blocks,
     ):  # fmt: skip
         ring = shared_address(cuda.shared.array(0, types.float64))
@@ -108,16 +125,19 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         r_count = ((min(first_column + columns, ncol) - 1) // nq8 - k_first + 1) * r_stride
         r_base = types.int32(ring + stages * stage_bytes)
         r_source = ((first - first_prim) * nket + k_first) * r_stride
-        state = column_state(first_column + warp * nt, ncol, k_first, nq8, r_stride, qwords, lane)
+        state = column_state(first_column + warp * nt, ncol, k_first, nq8, r_stride)
+        first_word, filled_k = first_column % nq8 * 16, i64(0)
+        mine = ring + words_offset + warp * (nt * 128) + 4 * lane
 
         acc = zeros()
         if steps > 0:
             copy_range(r_base, r, r_source, r_count, tid)
         for n in range(stages - 1):
             if n < steps:
-                copy_panel(ring + n * stage_bytes, h, source + n * panel, tid)
+                fill(ring + n * stage_bytes, h, source, words, first_word + filled_k * words_row, tid)
             commit_copies()
-        source += (stages - 1) * panel
+            source += panel
+            filled_k = filled_k + 1 if filled_k + 1 < np8 else i64(0)
         step, slot, r_address = 0, 0, r_base
         for prim in range(last - first):
             if prim > 0:
@@ -128,22 +148,19 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
                     wait_all()
                 else:
                     r_address = types.int32(r_base + (prim & 1) * (8 * r_count))
-            mine = 2 * (lane & 3)
-            p0, p1 = pwords[mine], pwords[mine + 1]
             for k in range(np8):
                 wait()
                 cuda.syncthreads()
                 if step + stages - 1 < steps:
                     filled = slot + stages - 1 if slot == 0 else slot - 1
-                    copy_panel(ring + filled * stage_bytes, h, source, tid)
+                    fill(ring + filled * stage_bytes, h, source, words, first_word + filled_k * words_row, tid)
                 if r_buffers == 2 and k == 0 and prim + 1 < last - first:
                     other = types.int32(r_base + ((prim + 1) & 1) * (8 * r_count))
                     copy_range(other, r, r_source + (prim + 1) * nket * r_stride, r_count, tid)
                 commit_copies()
                 source += panel
-                b = gather(r_address, p0, p1, state)
-                mine = min(k + 1, np8 - 1) * 8 + 2 * (lane & 3)
-                p0, p1 = pwords[mine], pwords[mine + 1]
+                filled_k = filled_k + 1 if filled_k + 1 < np8 else i64(0)
+                b = gather(r_address, types.int32(mine + slot * stage_bytes), state)
                 acc = mma(acc, types.int32(ring + slot * stage_bytes + 16 * lane), b)
                 step += 1
                 slot = slot + 1 if slot + 1 < stages else 0
@@ -152,7 +169,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         destination = ((column * npair + pair) * nab + row) * 8 + lane_offset
         store(acc, abq, destination, npair * nab * 8, ncol - column, nab - row - lane_row)
 
-    signature = (F64, i64, I64, i64, i64, F64, i64, i64, I32, I32, i64, i64, F64, i64, i64, i64, i64)
+    signature = (F64, i64, I64, i64, i64, F64, i64, i64, F64, i64, i64, i64, F64, i64, i64, i64, i64)
     return Kernel(kernel, signature, (threads, max(1, 8 // warps)))
 
 
@@ -252,7 +269,7 @@ def bra_form(unit, bra):
 def bra_shared(tile, bra, ket):
     """(buffers for r, bytes of shared memory) of a block of step 4."""
     slots = 8 * r_stride(bra.l + ket.l) * r_slots(tile.columns, blocks_of_8(ket.nherm))
-    ring = tile.stages * tile.rows8 * 512
+    ring = tile.stages * (tile.rows8 * 512 + tile.columns * 128)
     r_buffers = 2 if bra.max_prim > 1 and ring + 2 * slots <= SHARED_BYTES else 1
     return r_buffers, 0 if tile.unit == "fma" else ring + r_buffers * slots
 
@@ -297,10 +314,32 @@ def r_slots(columns, nq8):
     return (columns - 1 + nq8 - 1) // nq8 + 1
 
 
-def padded_words(l):
+def padded_hermite(l):
     """`packed_hermite` padded by zeros to a multiple of 8."""
-    words = packed_hermite(l)
-    return np.concatenate([words, np.zeros(-len(words) % 8, dtype=np.int32)])
+    packed = packed_hermite(l)
+    return np.concatenate([packed, np.zeros(-len(packed) % 8, dtype=np.int32)])
+
+
+def gather_words(l_bra, l_ket):
+    """Byte offsets of r[p+q] for each lane's two p of every block of 8 p and of 8 q, a pair in 32 bits; as float64.
+
+    Shape (p blocks, q blocks, 16), words in order of lanes; p and q beyond N_p and N_q stand for 0.
+    """
+    p, q = padded_hermite(l_bra).reshape(-1, 1, 1, 4, 2), padded_hermite(l_ket).reshape(1, -1, 8, 1)
+    low, high = (8 * sum_ordinal(p[..., n], q) for n in range(2))
+    words = (low + (high << 16)).astype(np.uint32)
+    return words.reshape(*words.shape[:2], 32).view(np.float64)
+
+
+def all_words(l_bra, l_ket):
+    """`gather_words` in a row."""
+    return gather_words(l_bra, l_ket).reshape(-1)
+
+
+def words_in_turn(l_bra, l_ket):
+    """`gather_words` with blocks of q that begin anew, for the columns of a block of threads from any q on."""
+    words = gather_words(l_bra, l_ket)
+    return np.take(words, range(words.shape[1] + MAX_COLUMNS), axis=1, mode="wrap").reshape(-1)
 
 
 def launch_bra_transform(unit, h, ab, cd, r, abq, stream):
@@ -308,13 +347,15 @@ def launch_bra_transform(unit, h, ab, cd, r, abq, stream):
     bra, ket = ab.pairs, cd.pairs
     np8, nq8, tile = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), bra_tile(unit, bra)
     row_blocks, column_blocks = grid(tile, bra.nab, ket.nprim * nq8)
+    if unit == "fma":
+        words = table_on_device(padded_hermite, bra.l), table_on_device(padded_hermite, ket.l)
+    else:
+        words = table_on_device(words_in_turn, bra.l, ket.l), 16 * (nq8 + MAX_COLUMNS)
     launch(
         bra_variant(unit, bra, ket), row_blocks * column_blocks * len(bra), tile.threads, stream,
         bra_shared(tile, bra, ket)[1],
         h, ab.first_prim, ab.data.start, ab.first, form_rows(bra.nab, bra_form(unit, bra)), r, r_stride(bra.l + ket.l),
-        ket.nprim,
-        table_on_device(padded_words, bra.l), table_on_device(padded_words, ket.l), np8, nq8,
-        abq, bra.nab, len(bra), row_blocks, column_blocks,
+        ket.nprim, *words, np8, nq8, abq, bra.nab, len(bra), row_blocks, column_blocks,
     )  # fmt: skip
 
 
