@@ -2,7 +2,8 @@
 
     python bench/variants.py 'dd|dd' 'ff|ss' --K 1 25
     python bench/variants.py --csv variants.csv
-    python bench/variants.py --lmax 6 --K 1 --csv variants_l6.csv      every class up to (ii|ii)
+    python bench/variants.py --lmax 5 --K 1 --csv variants.csv         every class up to (hh|hh)
+    python bench/variants.py --lmin 6 --lmax 6 --K 1 --seconds 0.04    every class with i functions
 
 A way is a plan of the GPU backend: the kernels, and which side they transform first; see `md4.plan`.
 """
@@ -23,6 +24,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", help="as dd|dd; default: the table of bench/eri.py")
     parser.add_argument("--lmax", type=int, help="every class up to this l, instead")
+    parser.add_argument("--lmin", type=int, default=0, help="of these, only classes with an l of this or more")
+    parser.add_argument("--seconds", type=float, help="rough time of a batch; default: one that fills the machine")
     parser.add_argument("--K", nargs="+", metavar="K", default=["1", "5", "25"], help="1, 5, 25, or BRAxKET")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--repeats", type=int, default=3, help="timed calls (%(default)s)")
@@ -30,10 +33,11 @@ def arguments():
     return settle(parser.parse_args())
 
 
-def every_class(lmax):
-    """Names of the classes up to (ll|ll), one for its eight permutations."""
+def every_class(lmax, lmin=0):
+    """Names of the classes up to (ll|ll), one for its eight permutations, with an l of `lmin` or more among them."""
     pairs = [shell_letter(a) + shell_letter(b) for a in range(lmax + 1) for b in range(a + 1)]
-    return [f"{bra}|{ket}" for n, bra in enumerate(pairs) for ket in pairs[: n + 1]]
+    names = [f"{bra}|{ket}" for n, bra in enumerate(pairs) for ket in pairs[: n + 1]]
+    return [name for name in names if max(Case.parse(name).l) >= lmin]
 
 
 def plan_name(plan):
@@ -64,12 +68,12 @@ def row_of(case, found):
 
 def main():
     args = arguments()
-    classes = args.classes or (table_classes() if args.lmax is None else every_class(args.lmax))
+    classes = args.classes or (table_classes() if args.lmax is None else every_class(args.lmax, args.lmin))
     cases = [Case.parse(name, k) for k in args.K for name in classes]
     compile_ahead(args.jobs, [(case, (300, 300)) for case in cases], args.backend, plans=True)
     output, rows = Output(args.backend), []
     for case in cases:
-        run = Run.make(case, (batch(case, args.backend),) * 2, args.backend, output, args.seed)
+        run = Run.make(case, (batch(case, args.backend, args.seconds),) * 2, args.backend, output, args.seed)
         if not rows:
             print(describe(run.backend))
         found = every_plan(run, args.repeats)

@@ -94,7 +94,8 @@ class GpuBackend:
         self.operator = operator
         self.stream = as_stream(stream)
         self.pool = Pool(max_memory)
-        self.unit = arithmetic_unit(current_capability())
+        self.capability = current_capability()
+        self.unit = arithmetic_unit(self.capability)
 
     # memory
 
@@ -111,7 +112,7 @@ class GpuBackend:
         """Compiles what a first call asks of a basis, `use` as in `md4.variants.needed_variants`."""
         if use != "tensor":
             self.require_asynchronous_copies()
-        key = self.unit, self.operator.kind, use, basis.pure, basis.classes.tobytes(), basis.nprims.tobytes()
+        key = self.capability, self.operator.kind, use, basis.pure, basis.classes.tobytes(), basis.nprims.tobytes()
         if key not in seen_ahead:
             from md4.variants import needed_variants
             from md4.warmup import compile_ahead

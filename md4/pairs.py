@@ -143,9 +143,7 @@ def check_pairs(basis, pairs, side="pair"):
     outside = (pairs < 0) | (pairs >= basis.nshell)
     if outside.any():
         n, k = np.argwhere(outside)[0]
-        raise ArgumentError(
-            f"{side} {n} names shell {pairs[n, k]}, but the basis has shells 0 to {basis.nshell - 1}."
-        )
+        raise ArgumentError(f"{side} {n} names shell {pairs[n, k]}, but the basis has shells 0 to {basis.nshell - 1}.")
     kinds = basis.classes[pairs].reshape(-1, 4)
     mixed = np.flatnonzero((kinds != kinds[0]).any(axis=1))
     if len(mixed):
@@ -160,19 +158,23 @@ def check_pairs(basis, pairs, side="pair"):
 def primitive_pairs(basis, pairs):
     """For all primitive pairs of `pairs`: number of the pair, and flat primitive indices of a and b."""
     counts = basis.nprims[pairs]
-    total = counts.prod(axis=1)
+    total = np.multiply(*counts.T)
     owner = np.repeat(np.arange(len(pairs)), total)
     rank = np.arange(total.sum()) - np.repeat(np.cumsum(total) - total, total)
     nb = counts[owner, 1]
     return owner, basis.prim_loc[pairs[owner, 0]] + rank // nb, basis.prim_loc[pairs[owner, 1]] + rank % nb
 
 
-def schwarz_estimate(l, reduced, distance2, p, pa, pb, coef, la, lb):
+def schwarz_estimate(basis, pairs, owner, ka, kb):
     """Logarithm of a bound on (ab|ab)^(1/2) of primitive pairs, generous by the polynomial's growth at its edges."""
-    width = np.sqrt((l + 1) / p)
-    reach = la * np.log(np.linalg.norm(pa, axis=1) + width) + lb * np.log(np.linalg.norm(pb, axis=1) + width)
+    la, lb = basis.classes[pairs[0], 0]
+    za, zb = basis.exponents[ka], basis.exponents[kb]
+    p, distance = za + zb, np.linalg.norm(np.subtract(*basis.centres[pairs.T]), axis=1)[owner]
+    width = np.sqrt((la + lb + 1) / p)
+    reach = la * np.log(zb / p * distance + width) + lb * np.log(za / p * distance + width)
     with np.errstate(divide="ignore"):
-        return np.log(coef) - reduced * distance2 + reach + 0.5 * np.log(2 * np.pi**2.5) - 1.25 * np.log(p)
+        coef = np.log(np.maximum.reduceat(abs(basis.coefficients), basis.coef_loc))
+    return coef[ka] + coef[kb] - za * zb / p * distance**2 + reach + 0.5 * np.log(2 * np.pi**2.5) - 1.25 * np.log(p)
 
 
 def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
@@ -195,43 +197,49 @@ def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
     pairs = check_pairs(basis, pairs, side)
     (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
     owner, ka, kb = primitive_pairs(basis, pairs)
-    za, zb = basis.exponents[ka], basis.exponents[kb]
-    centre_a, centre_b = basis.centres[pairs[owner, 0]], basis.centres[pairs[owner, 1]]
-    p = za + zb
-    ab = centre_a - centre_b
-    pa, pb = -(zb / p)[:, None] * ab, (za / p)[:, None] * ab
-    distance2 = np.einsum("ij,ij->i", ab, ab)
-    reduced = za * zb / p
-    coef_a = basis.coefficients[basis.coef_loc[ka][:, None] + np.arange(nctr_a)]
-    coef_b = basis.coefficients[basis.coef_loc[kb][:, None] + np.arange(nctr_b)]
-    largest = abs(coef_a).max(axis=1) * abs(coef_b).max(axis=1)
-    size = schwarz_estimate(la + lb, reduced, distance2, p, pa, pb, largest, la, lb)
-    keep = np.flatnonzero(size >= np.log(cutoff)) if cutoff > 0 else np.arange(len(p))
+    if cutoff > 0:
+        keep = np.flatnonzero(schwarz_estimate(basis, pairs, owner, ka, kb) >= np.log(cutoff))
+        owner, ka, kb = owner[keep], ka[keep], kb[keep]
     start = np.zeros(len(pairs) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(owner[keep], minlength=len(pairs)), out=start[1:])
+    np.cumsum(np.bincount(owner, minlength=len(pairs)), out=start[1:])
+    za, zb = basis.exponents[ka], basis.exponents[kb]
+    p, centre_a = za + zb, basis.centres[pairs[owner, 0]]
+    ab = centre_a - basis.centres[pairs[owner, 1]]
+    pa, pb = -(zb / p)[:, None] * ab, (za / p)[:, None] * ab
+    overlap = np.exp(-(za * zb / p) * np.einsum("ij,ij->i", ab, ab))
+    coef_a = basis.coefficients[basis.coef_loc[ka][:, None] + np.arange(nctr_a)] * overlap[:, None]
+    coef_b = basis.coefficients[basis.coef_loc[kb][:, None] + np.arange(nctr_b)]
     return ShellPairs(
         pairs=pairs, la=la, lb=lb, nctr_a=nctr_a, nctr_b=nctr_b, ncomp_a=basis.ncomp(la), ncomp_b=basis.ncomp(lb),
-        pure=basis.pure, start=start, exponent=p[keep], centre=(centre_a + pa)[keep], pa=pa[keep], pb=pb[keep],
-        coef_a=coef_a[keep] * np.exp(-reduced * distance2)[keep, None], coef_b=coef_b[keep],
+        pure=basis.pure, start=start, exponent=p, centre=centre_a + pa, pa=pa, pb=pb, coef_a=coef_a, coef_b=coef_b,
     )  # fmt: skip
 
 
 def unique_pairs_by_class(basis, rows=None, cols=None):
-    """The unordered shell pairs {a, b}, a in `rows` and b in `cols` (default: all), one list a class.
+    """`unique_pairs` by the shells' classes (l, nctr)."""
+    _, label = np.unique(basis.classes, axis=0, return_inverse=True)
+    return unique_pairs(label.reshape(-1), rows, cols)
+
+
+def unique_pairs(label, rows=None, cols=None):
+    """The unordered shell pairs {a, b}, a in `rows` and b in `cols` (default: all), one list for each two labels.
+
+    Parameters
+    ----------
+    label : ndarray of int, shape (nshell,)
+        Of each shell, counted from 0.
 
     Returns
     -------
     list of ndarray of int64, each (npair, 2)
-        Within a pair the shell of higher (l, nctr), then of higher index, comes first; each unordered pair once.
+        Lists and pairs ascend. Within a pair the shell of higher label, then of higher index, comes first.
     """
-    n = basis.nshell
-    every = np.arange(n)
-    a, b = np.meshgrid(every if rows is None else rows, every if cols is None else cols, indexing="ij")
-    a, b = a.ravel(), b.ravel()
-    rank = np.lexsort((every, basis.classes[:, 1], basis.classes[:, 0])).argsort()
-    swap = rank[a] < rank[b]
-    keys = np.unique(np.where(swap, b, a) * n + np.where(swap, a, b))
-    pairs = np.stack([keys // n, keys % n], axis=1)
-    _, shell_class = np.unique(basis.classes, axis=0, return_inverse=True)
-    label = shell_class.reshape(-1)[pairs] @ [n, 1]
-    return [pairs[label == k] for k in np.unique(label)]
+    every = np.arange(len(label))
+    row, col = (np.isin(every, every if shells is None else shells) for shells in (rows, cols))
+    members, lists = [np.flatnonzero(label == k) for k in range(label.max() + 1)], []
+    for n, a in enumerate(members):
+        for b in members[: n + 1]:
+            wanted = row[a, None] & col[b] | col[a, None] & row[b]
+            i, k = np.nonzero(np.tril(wanted) if a is b else wanted)
+            lists.append(np.stack([a[i], b[k]], axis=1))
+    return [pairs for pairs in lists if len(pairs)]

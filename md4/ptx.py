@@ -310,22 +310,22 @@ def make_column_state(nt, in_turn):
 
     (column, ncol, k_first, nq8, r_stride) -> (offset of words, offset of r) of each fragment in bytes, where column c
     stands for block c % nq8 of ket primitive c // nq8. Words are those of all blocks, or `in_turn` of the fragments
-    one after the other. Columns beyond `ncol` take the r of the last one.
+    one after the other. Columns beyond `ncol`, which is below 2^31, take the r of the last one.
     """
     state = types.UniTuple(types.int32, 2 * nt)
 
     @intrinsic
     def column_state(typingctx, column, ncol, k_first, nq8, r_stride):
         def codegen(context, builder, signature, args):
-            column, ncol, k_first, nq8, r_stride = args
+            column, ncol, k_first, nq8, r_stride = (builder.trunc(arg, I32) for arg in args)
             values = []
             for j in range(nt):
-                c = builder.add(column, I64(j))
-                c = builder.select(builder.icmp_signed("<", c, ncol), c, builder.sub(ncol, I64(1)))
+                c = builder.add(column, I32(j))
+                c = builder.select(builder.icmp_signed("<", c, ncol), c, builder.sub(ncol, I32(1)))
                 k = builder.udiv(c, nq8)
-                words = builder.mul(builder.sub(c, builder.mul(k, nq8)), I64(128))
-                offset = builder.mul(builder.sub(k, k_first), builder.mul(r_stride, I64(8)))
-                values += [I32(128 * j) if in_turn else builder.trunc(words, I32), builder.trunc(offset, I32)]
+                words = builder.mul(builder.sub(c, builder.mul(k, nq8)), I32(128))
+                offset = builder.mul(builder.sub(k, k_first), builder.mul(r_stride, I32(8)))
+                values += [I32(128 * j) if in_turn else words, offset]
             return aggregate(builder, context.get_value_type(state), values)
 
         return state(*[types.int64] * 5), codegen

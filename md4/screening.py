@@ -19,7 +19,7 @@ from math import isqrt
 
 import numpy as np
 
-from md4.pairs import unique_pairs_by_class
+from md4.pairs import unique_pairs
 
 # Primitive pairs whose Schwarz bound is smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
@@ -101,13 +101,9 @@ def shell_kinds(basis, mixed):
 
 
 def pairs_by_kind(basis, mixed):
-    """Unordered shell pairs as `unique_pairs_by_class`, lists split by the shells' kinds (see `shell_kinds`)."""
-    kind, lists = shell_kinds(basis, mixed), []
-    for found in unique_pairs_by_class(basis):
-        pairs = np.where((kind[found[:, 0]] < kind[found[:, 1]])[:, None], found[:, ::-1], found)
-        label = kind[pairs[:, 0]] * (kind.max() + 1) + kind[pairs[:, 1]]
-        lists += [pairs[label == k] for k in np.unique(label)]
-    return lists
+    """`unique_pairs` by the shells' kinds (see `shell_kinds`), lists of one class one after the other."""
+    lists = unique_pairs(shell_kinds(basis, mixed))
+    return sorted(lists, key=lambda pairs: basis.classes[pairs[0]].tolist())
 
 
 def row_norms(diagonal):
@@ -161,7 +157,7 @@ def cut(engine, pairs, hermite_bytes):
     """Slices of a list whose H matrices take `hermite_bytes` at most, by those of the pair with most primitives."""
     if len(pairs) == 0:
         return []
-    most = int(np.argmax(engine.bra_basis.nprims[pairs].prod(axis=1)))
+    most = int(np.argmax(np.multiply(*engine.bra_basis.nprims[pairs].T)))
     head = engine.prepare(pairs[most : most + 1], engine.bra_basis, cutoff=0).pairs
     size = max(1, hermite_bytes // max(1, engine.backend.hermite_bytes(head)))
     return [slice(n, n + size) for n in range(0, len(pairs), size)]

@@ -34,9 +34,6 @@ SHARED_BYTES = 112 << 10
 # Step 4 with a resident panel of H: its most bytes, and groups of columns that a warp takes one after the other.
 RESIDENT_BYTES = 64 << 10
 RESIDENT_GROUPS = 8
-# Column blocks of its turned tiles where not as above: K = 1, (ff|ff) 2.19e7 quartets/s against 2.15e7, (fd|fd) 5.28e7
-# against 5.09e7; with contracted bras, in the general kernel, 1.40e6 against 1.48e6 and 3.70e6 against 3.74e6.
-RESIDENT_TURNED_COLUMNS = {5: 6, 7: 4}
 
 # Kets of two s shells: warps of a block of the kernel that sums r over their primitives.
 SUM_WARPS = 8

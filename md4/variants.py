@@ -16,7 +16,7 @@ from md4.kernels.transform import bra_variant, ket_variant
 from md4.pairs import shell_pairs, unique_pairs_by_class
 from md4.scatter import SYMMETRIES
 from md4.screening import MIXED_SHELLS, pairs_by_kind
-from md4.tiles import LOW_QUARTETS
+from md4.tiles import LOW_QUARTETS, coulomb_straight
 
 # Primitive pairs of a bra and a ket: how many there are decides on kernels, and on the side that goes first.
 PRIMITIVES = (1, 2, 30)
@@ -39,7 +39,7 @@ def list_variants(unit, kind, bra, ket):
     order = (ket, bra) if digest.digest_swapped(bra, ket) else (bra, ket)
     for coulomb_too in (True, False):
         yield digest.digest_variant(*order, coulomb=coulomb_too)
-    yield coulomb_variant(bra, ket, kind)
+    yield from coulomb_variants(bra, ket, kind)
 
 
 def low_variant(bra, ket, kind):
@@ -48,9 +48,11 @@ def low_variant(bra, ket, kind):
     return low.low_variant(*((ket, bra) if swap else (bra, ket)), kind, swap)
 
 
-def coulomb_variant(bra, ket, kind):
-    """Variant of J alone."""
-    return coulomb.coulomb_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
+def coulomb_variants(bra, ket, kind):
+    """Variants of J alone."""
+    if not coulomb_straight(bra.l, ket.l):
+        yield r_variant(bra.l + ket.l, kind)
+    yield coulomb.coulomb_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
 
 
 def step_variants(unit, kind, bra, ket):
@@ -97,7 +99,7 @@ def sample_of(basis, pairs):
     """Some of the pairs of a long list, that with most primitives among them."""
     if len(pairs) <= SAMPLE:
         return pairs
-    most = np.argmax(basis.nprims[pairs].prod(axis=1))
+    most = np.argmax(np.multiply(*basis.nprims[pairs].T))
     return np.concatenate([pairs[:: 1 + len(pairs) // SAMPLE], pairs[most : most + 1]])
 
 
@@ -116,7 +118,7 @@ def needed_variants(unit, kind, basis, use):
         if use not in ("tensor", "j") and digest.digest_swapped(bra, ket):
             bra, ket = ket, bra
         if use == "j":
-            yield coulomb_variant(bra, ket, kind)
+            yield from coulomb_variants(bra, ket, kind)
         if use != "j" or n == k:  # of J alone the bounds (ab|ab)
             yield from [low_variant(bra, ket, kind)] if long and use != "j" and low.takes(unit, bra, ket) else ()
             yield from step_variants(unit, kind, bra, ket)

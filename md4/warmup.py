@@ -11,7 +11,9 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 
 from md4.cache import cache_folder, fingerprint
 from md4.device import cuda, current_capability, gpu_available
@@ -51,9 +53,19 @@ def compile_variant(device, variant):
     launcher(variant, capability_of(device), device)
 
 
+def end_with_parent():
+    """Ends a process of the pool with the one that made the pool: it would wait for work forever, on the GPU."""
+
+    def watch():
+        wait([parent_process().sentinel])
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
 def compiled(variants, jobs, device):
     """Compiles variants in `jobs` processes; yields as each is done."""
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent) as pool:
         yield from pool.map(partial(compile_variant, device), variants)
 
 
@@ -165,7 +177,7 @@ def allowed_jobs():
     wish = os.environ.get("MD4_JOBS")
     if not wish:
         return min(MOST_PROCESSES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
-    if not wish.isdigit() or int(wish) < 1:
+    if not wish.isdecimal() or int(wish) < 1:
         raise ArgumentError(f"MD4_JOBS must be a number of processes, 1 or more, not {wish!r}.")
     return int(wish)
 

@@ -14,6 +14,7 @@ from offline import UNITS, fake_backend, recording, used_variants
 import md4
 from md4 import variants
 from md4.__main__ import main
+from md4.device_coulomb import DeviceCoulomb
 from md4.digest import digest_flags
 from md4.engine import Engine, PreparedPairs
 from md4.errors import ArgumentError, DeviceError
@@ -73,6 +74,12 @@ def test_the_list_of_a_first_call(use):
                 bra, ket = ket, bra
             shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
             Engine.evaluate(SimpleNamespace(backend=backend), bra, ket, backend.scratch(shape))
+        if use == "j":
+            target = DeviceCoulomb(backend, basis, np.zeros((1, 1, 1)))
+            for this in prepared:
+                target.load(this)
+            for bra, ket in product(prepared, repeat=2):
+                target.add(bra, ket, False)
     assert set(launched) <= needed
 
 
@@ -101,6 +108,21 @@ def test_compiling_ahead_never_fails(monkeypatch, tmp_path):
     for executable in ("", None, "/nowhere/python"):
         monkeypatch.setattr(sys, "executable", executable)
         compile_ahead(variants.all_variants("dmma16", lmax=0))
+
+
+KILLED = """
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from md4.warmup import end_with_parent
+ProcessPoolExecutor(1, get_context("spawn"), end_with_parent).submit(os.getpid).result()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_processes_end_with_the_one_that_made_them():
+    """They share its pipe: it would not end before them."""
+    assert subprocess.run([sys.executable, "-c", KILLED], capture_output=True, timeout=60, check=False).returncode == -9
 
 
 def test_geometry_and_basis_belong_together(capsys):

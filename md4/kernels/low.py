@@ -155,9 +155,10 @@ def upload_columns(pairs, pool, stream):
 
 def takes(unit, bra, ket):
     """Whether this kernel is for a class: few enough components, fewer where one product is all, and on old devices."""
-    most, l = (81, 4) if unit == "fma" else (LOW_COMPONENTS, LOW_L)
-    if 1 in (bra.nherm, ket.nherm):
-        most = LOW_SINGLE
+    if unit == "fma":
+        most, l = 81, 4
+    else:
+        most, l = LOW_SINGLE if 1 in (bra.nherm, ket.nherm) else LOW_COMPONENTS, LOW_L
     return bra.nab * ket.nab <= most and bra.l + ket.l <= l
 
 

@@ -5,8 +5,7 @@ fits shared memory as a whole is fetched once; the warps of a block then run ove
 no barrier between them, and each fetches r of its next group while it works on this one.
 """
 
-from dataclasses import replace
-
+from md4.columns import quotient
 from md4.device import F64, I64, cuda, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.kernels.transform import all_words, bra_operations, bra_tile, make_copy_range, r_slots
@@ -20,7 +19,6 @@ from md4.ptx import (
 from md4.tiles import (
     RESIDENT_BYTES,
     RESIDENT_GROUPS,
-    RESIDENT_TURNED_COLUMNS,
     SHARED_BYTES,
     blocks_of_8,
     r_stride,
@@ -50,15 +48,15 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
         steps = np8
         if live:
             copy_panel(panel, h, prim * doubles, doubles, tid)
-            copy_panel(table, words, 0, words.size, tid)
         else:
             steps = i64(0)
+        copy_panel(table, words, 0, words.size, tid)
         r_bytes = slots * r_stride * 8
         r_base = table + 8 * words.size + warp * 2 * r_bytes
         r_row, ncol, stride = (prim - first_prim) * nket, nket * nq8, parts * warps * nt
         column, buffer = (part * warps + warp) * nt, 0
         if live and column < ncol:
-            k = column // nq8
+            k = quotient(column, nq8)
             copy_r(r_base, r, (r_row + k) * r_stride, min(slots, nket - k) * r_stride, lane)
         commit_copies()
         wait_all()
@@ -71,15 +69,17 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
             buffer = 1 - buffer
             following = column + stride
             if live and following < ncol:
-                k = following // nq8
+                k = quotient(following, nq8)
                 copy_r(r_base + buffer * r_bytes, r, (r_row + k) * r_stride, min(slots, nket - k) * r_stride, lane)
             commit_copies()
-            state = column_state(column, ncol, column // nq8, nq8, r_stride)
+            state = column_state(column, ncol, quotient(column, nq8), nq8, r_stride)
             acc, mine = zeros(), types.int32(table + 4 * lane)
+            b = gather(r_address, mine, state)
             for k in range(steps):
-                b = gather(r_address, mine, state)
+                mine = types.int32(mine + (nq8 * 128 if k + 1 < steps else 0))
+                following_b = gather(r_address, mine, state)
                 acc = mma(acc, types.int32(a_address + k * (rows8 * 512)), b)
-                mine = types.int32(mine + nq8 * 128)
+                b = following_b
             destination = (column * npair + pair) * nab * 8 + lane_offset
             store(acc, abq, destination, npair * nab * 8, ncol - column, nab - lane_row)
             column = following
@@ -89,12 +89,6 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
 
 
 # launcher
-
-
-def resident_tile(unit, bra):
-    """The tile of step 4: that of the general kernel, or a narrower one."""
-    tile = bra_tile(unit, bra)
-    return replace(tile, nt=RESIDENT_TURNED_COLUMNS.get(tile.rows8, tile.nt)) if tile.turned else tile
 
 
 def shared_parts(bra, ket, tile):
@@ -111,7 +105,7 @@ def parts_of(ncol, tile):
 
 def serves(unit, bra, ket):
     """Whether step 4 of a class runs here: one primitive pair a bra pair, and a panel that fits."""
-    tile = resident_tile(unit, bra)
+    tile = bra_tile(unit, bra)
     _, panel, shared = shared_parts(bra, ket, tile)
     small = blocks_of_8(bra.nab) <= tile.rows8 and panel <= RESIDENT_BYTES and shared <= SHARED_BYTES
     return small and unit != "fma" and bra.max_prim <= 1
@@ -119,7 +113,7 @@ def serves(unit, bra, ket):
 
 def resident_variant(unit, bra):
     """Variant of step 4 for a class."""
-    tile = resident_tile(unit, bra)
+    tile = bra_tile(unit, bra)
     return Variant(resident_bra_transform, (tile.rows8, tile.nt, tile.warps, unit, tile.turned))
 
 
@@ -127,7 +121,7 @@ def launch_resident_bra(unit, h, ab, cd, r, abq, stream):
     """(ab|q] of a chunk; see `launch_bra_transform`."""
     bra, ket = ab.pairs, cd.pairs
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    tile = resident_tile(unit, bra)
+    tile = bra_tile(unit, bra)
     slots, _, shared = shared_parts(bra, ket, tile)
     parts = parts_of(ket.nprim * nq8, tile)
     launch(
