@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
-from numba import cuda
+from numba.cuda.compiler import _compile_pyfunc_with_fixup
 
 from md4 import kernels
 from md4.basis import Basis
@@ -52,17 +52,25 @@ def capability(cc):
         dispatcher.get_current_device, api.get_current_device = saved
 
 
-def compile_ptx(variant, cc):
-    """PTX of a variant."""
-    kernel = variant.kernel()
-    with capability(cc):
-        ptx, _ = cuda.compile(
-            kernel.function, kernel.signature, device=False, abi="numba", output="ptx", cc=cc, **kernel.options()
+def compile_ptx(variant, capabilities):
+    """{capability: PTX} of a variant: what `numba.cuda.compile` makes for each, but for the names of functions.
+
+    Most of the time goes into Numba's typing and lowering, the same for all capabilities, which run once.
+    """
+    kernel, first = variant.kernel(), capabilities[0]
+    with capability(first):
+        library, _ = _compile_pyfunc_with_fixup(
+            kernel.function, kernel.signature, device=False, abi="numba", cc=first, **kernel.options()
         )
-    return ptx
+    return {cc: library.get_asm_str(cc=cc) for cc in capabilities}
 
 
 # ptxas ----------------------------------------------------------------------------------------------------------------
+
+
+def sm(cc):
+    """An architecture as ptxas calls it, such as 'sm_90'."""
+    return f"sm_{cc[0]}{cc[1]}"
 
 
 def find_ptxas():
@@ -92,13 +100,12 @@ class Usage:
 
 def assemble(ptx, cc):
     """`Usage` of the machine code of a PTX text."""
-    arch = f"sm_{cc[0]}{cc[1]}"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(ptx)
-        command = [find_ptxas(), "-v", f"-arch={arch}", str(source), "-o", str(source.with_suffix(".cubin"))]
+        command = [find_ptxas(), "-v", f"-arch={sm(cc)}", str(source), "-o", str(source.with_suffix(".cubin"))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{sm(cc)}: {done.stderr}"
 
     def largest(pattern):
         return max((int(n) for n in re.findall(pattern, done.stderr)), default=0)
@@ -107,10 +114,9 @@ def assemble(ptx, cc):
     return Usage(largest(r"Used (\d+) registers"), largest(r"(\d+) bytes smem"), max(stores, loads))
 
 
-def usage(job):
-    """`Usage` of a (variant, capability)."""
-    variant, cc = job
-    return assemble(compile_ptx(variant, cc), cc)
+def usage(variant, capabilities):
+    """{capability: `Usage`} of a variant."""
+    return {cc: assemble(ptx, cc) for cc, ptx in compile_ptx(variant, capabilities).items()}
 
 
 # what the launchers ask for -------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from offline import (
     every_variant,
     find_ptxas,
     known_architectures,
+    sm,
     usage,
     used_variants,
 )
@@ -27,9 +28,8 @@ from md4 import kernels
 from md4.kernels.low import low_integrals
 from md4.operators import OPERATORS
 
-name = "sm_{0[0]}{0[1]}".format
-architectures = pytest.mark.parametrize("cc", [cc for cc in UNITS if cc >= (8, 0)], ids=name)
-older = pytest.mark.parametrize("cc", [cc for cc in UNITS if cc < (8, 0)], ids=name)
+CURRENT = [cc for cc in UNITS if cc >= (8, 0)]
+OLDER = [cc for cc in UNITS if cc < (8, 0)]
 needs_ptxas = pytest.mark.skipif(
     find_ptxas() is None, reason="ptxas is missing; it comes with the extra cu12, or with nvidia-cuda-nvcc"
 )
@@ -79,18 +79,24 @@ def excess(variant, found, dynamic, cc):
     return ", ".join(wrong)
 
 
-def check(variants, cc, processes=1):
-    """Compiles `variants`, a dict from variant to its dynamic shared memory, and checks their budgets."""
-    jobs = [(variant, cc) for variant in variants]
-    if processes == 1:
-        found = [usage(job) for job in jobs]
-    else:
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            found = list(pool.map(usage, jobs))
-    for variant, this in zip(variants, found):
-        print(f"{variant.name:<45} sm_{cc[0]}{cc[1]} {this}, {variants[variant]} dynamic")
-    wrong = {v.name: text for v, this in zip(variants, found) if (text := excess(v, this, variants[v], cc))}
-    assert not wrong, wrong
+def check(wanted, processes):
+    """Compiles `wanted`, {capability: {variant: its dynamic shared memory}}, each variant once, and checks budgets."""
+    capabilities, wrong = {}, []
+    for cc, variants in wanted.items():
+        for variant in variants:
+            capabilities.setdefault(variant, []).append(cc)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        runs = {variant: pool.submit(usage, variant, ccs) for variant, ccs in capabilities.items()}
+        for variant, run in runs.items():
+            if error := run.exception():
+                wrong.append(f"{variant.name} for {', '.join(map(sm, capabilities[variant]))}: {error}")
+                continue
+            for cc, found in run.result().items():
+                dynamic = wanted[cc][variant]
+                print(f"{variant.name:<45} {sm(cc)} {found}, {dynamic} dynamic")
+                if text := excess(variant, found, dynamic, cc):
+                    wrong.append(f"{variant.name} for {sm(cc)}: {text}")
+    assert not wrong, "\n".join(wrong)
 
 
 def sample(cc):
@@ -115,35 +121,29 @@ def used(cc):
 
 
 @needs_ptxas
-@architectures
-def test_sample_of_every_kernel(cc):
-    check(sample(cc), cc, processes=2)
+def test_sample_of_every_kernel():
+    check({cc: sample(cc) for cc in CURRENT}, processes=2)
 
 
 @needs_ptxas
-@older
-def test_sample_of_every_kernel_that_older_devices_can_run(cc):
-    if name(cc) not in known_architectures():
-        pytest.skip(f"this toolkit has no {name(cc)}")
-    run = {v: shared for v, shared in sample(cc).items() if v.factory.__name__ not in ASYNCHRONOUS}
-    # A thread a quartet asks for up to 160 KiB from L = 5 on: (fs|pp) for 105600 bytes, where 7.5 has 65536. Such
-    # batches end in DeviceError, as docs/compatibility.md says; all else must fit.
-    large = {v for v, shared in run.items() if shared > SHARED_LIMIT[cc]}
-    assert all(v.factory is low_integrals and total_l(v) >= 5 for v in large)
-    check({v: shared for v, shared in run.items() if v not in large}, cc, processes=2)
+def test_sample_of_every_kernel_that_older_devices_can_run():
+    known = [cc for cc in OLDER if sm(cc) in known_architectures()]
+    if not known:
+        pytest.skip(f"this toolkit has none of {', '.join(map(sm, OLDER))}")
+    wanted = {cc: {v: n for v, n in sample(cc).items() if v.factory.__name__ not in ASYNCHRONOUS} for cc in known}
+    check(wanted, processes=2)
 
 
 @pytest.mark.slow
 @needs_ptxas
-@architectures
-def test_every_variant(cc):
-    check(every_variant(cc), cc, processes=os.cpu_count())
+def test_every_variant():
+    check({cc: every_variant(cc) for cc in CURRENT}, processes=os.cpu_count())
 
 
-@architectures
-def test_shared_memory_of_every_variant(cc):
+def test_shared_memory_of_every_variant():
     """What launchers ask for fits a block, of all classes up to (ii|ii)."""
-    assert max(used(cc).values()) <= SHARED_LIMIT[cc]
+    large = [(v.name, sm(cc), n) for cc in CURRENT for v, n in used(cc).items() if n > SHARED_LIMIT[cc]]
+    assert not large
 
 
 def test_every_kernel_is_used():

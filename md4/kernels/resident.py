@@ -45,11 +45,9 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
         doubles = np8 * (rows8 * 64)
         table = panel + 8 * doubles
         lane_row, lane_offset = lane_place(lane)
-        steps = np8
+        steps = np8 if live else i64(0)
         if live:
             copy_panel(panel, h, prim * doubles, doubles, tid)
-        else:
-            steps = i64(0)
         copy_panel(table, words, 0, words.size, tid)
         r_bytes = slots * r_stride * 8
         r_base = table + 8 * words.size + warp * 2 * r_bytes
@@ -73,13 +71,15 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
                 copy_r(r_base + buffer * r_bytes, r, (r_row + k) * r_stride, min(slots, nket - k) * r_stride, lane)
             commit_copies()
             state = column_state(column, ncol, quotient(column, nq8), nq8, r_stride)
-            acc, mine = zeros(), types.int32(table + 4 * lane)
-            b = gather(r_address, mine, state)
-            for k in range(steps):
-                mine = types.int32(mine + (nq8 * 128 if k + 1 < steps else 0))
-                following_b = gather(r_address, mine, state)
-                acc = mma(acc, types.int32(a_address + k * (rows8 * 512)), b)
-                b = following_b
+            acc, a_here, words_here = zeros(), types.int32(a_address), types.int32(table + 4 * lane)
+            b = gather(r_address, words_here, state)
+            for _ in range(steps - 1):  # the next gather goes ahead of this step's products
+                words_here = types.int32(words_here + nq8 * 128)
+                following_b = gather(r_address, words_here, state)
+                acc = mma(acc, a_here, b)
+                a_here, b = types.int32(a_here + rows8 * 512), following_b
+            if live:
+                acc = mma(acc, a_here, b)
             destination = (column * npair + pair) * nab * 8 + lane_offset
             store(acc, abq, destination, npair * nab * 8, ncol - column, nab - lane_row)
             column = following
