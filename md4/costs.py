@@ -1,15 +1,17 @@
 """Which plan of the GPU backend is the fastest for a class: a predicted time for each.
 
 A time, in ns a quartet on an H200, is a sum over what a plan has to do: multiply-adds of both products with all their
-padding, (ab|q] and r that go through memory, the result. The coefficients are a non-negative least-squares fit to the
-measured times of 616 plans of the 231 classes up to (hh|hh), K = 1 (`bench/variants.py --lmax 5`), which it reproduces
-to 10% (two kernels) and 7% (fused), root mean square. Taking the plan with the least predicted time costs 0.5% against
-always taking the fastest; counting operations without padding cost 8% (geometric means over the classes).
+padding, (ab|q] and r that go through memory, the result. The coefficients are non-negative least-squares fits to
+measured times: of two kernels to 206 plans of 103 classes up to (ii|ii), taken at random
+(`bench/results/plans_sample.csv`), of the fused kernel to all classes up to (hh|hh) that it serves, K = 1. They
+reproduce them to 11% and 7%, root mean square. Taking the plan with the least predicted time costs 0.6% against
+always taking the fastest in those 103 classes (geometric mean).
 """
 
 from functools import cache
 from typing import NamedTuple
 
+from md4.kernels import resident
 from md4.kernels.fused import choose_fused
 from md4.kernels.transform import bra_form, bra_tile, ket_form, ket_tile
 from md4.plan import Plan, single_swapped
@@ -17,8 +19,10 @@ from md4.tiles import blocks_of_8, panel_rows, r_stride
 
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change
 # names, of r, and for each quartet
-TWO = (4.29e-5, 5.69e-5, 8.65e-5, 4.50e-5, 2.77e-4, 1.77e-3, 0.218)
-# the same with [p|q] gathered, in elements, in place of (ab|q]
+TWO = (4.67e-5, 6.06e-5, 6.25e-5, 7.84e-5, 1.65e-4, 9.51e-4, 0.534)
+# of step 4 where the panel of H is resident
+RESIDENT = 3.57e-5
+# as TWO with [p|q] gathered, in elements, in place of (ab|q]
 FUSED = (4.57e-5, 5.87e-5, 3.45e-5, 1.83e-4, 6.7e-6, 2.4e-5, 0.535)
 
 
@@ -48,6 +52,8 @@ def cost(unit, plan, bra, ket):
         rows4 = padded_rows(bra_tile(unit, bra), bra.nab)
         rows5, columns5 = padded_rows(ket_tile(unit, ket, plan.ket_form), ket.nab), bra.nab
         passed_on, factors = 64 * nq8 * bra.nab * ket.mean_prim, TWO
+        if resident.serves(unit, bra, ket):
+            factors = (RESIDENT, *TWO[1:])
     out = 8 * bra.nab * ket.nab
     amounts = (
         rows4 * 64 * np8 * nq8 * k, rows5 * columns5 * 8 * nq8 * ket.mean_prim, passed_on, out, out * plan.swap,
