@@ -9,6 +9,7 @@ order and normalisation; see `md4.angular`. AOs of a shell run [contraction c][c
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gamma
 
 import numpy as np
@@ -161,9 +162,7 @@ class Basis:
     """
 
     def __init__(self, shells, pure=True):
-        self.shells = tuple(
-            checked_shell(i, s.l, s.exponents, s.coefficients, s.centre) for i, s in enumerate(shells)
-        )
+        self.shells = tuple(checked_shell(i, s.l, s.exponents, s.coefficients, s.centre) for i, s in enumerate(shells))
         if not self.shells:
             raise BasisError("the basis has no shells; give at least one.")
         self.pure = bool(pure)
@@ -181,6 +180,12 @@ class Basis:
         self.coefficients = np.concatenate([s.coefficients.ravel() for s in self.shells])
         nctr = np.repeat(self.classes[:, 1], self.nprims)
         self.coef_loc = np.cumsum(nctr) - nctr
+
+    @cached_property
+    def log_coefficients(self):
+        """Logarithm of each primitive's largest coefficient, shape (nprim,); minus infinity where all are 0."""
+        with np.errstate(divide="ignore"):
+            return np.log(np.maximum.reduceat(abs(self.coefficients), self.coef_loc))
 
     @classmethod
     def from_mol(cls, mol):

@@ -317,7 +317,7 @@ class GpuBackend:
             return
         h_ab, r = abq
         if plan.kernels == "low":
-            launch_low(self.operator, h_ab, h, ab, cd, plan.swap, out, self.stream)
+            launch_low(self.unit, self.operator, h_ab, h, ab, cd, plan.swap, out, self.stream)
         elif plan.kernels == "single":
             self.single_product(h_ab, r, h, ab, cd, out)
         else:

@@ -172,9 +172,8 @@ def schwarz_estimate(basis, pairs, owner, ka, kb):
     p, distance = za + zb, np.linalg.norm(np.subtract(*basis.centres[pairs.T]), axis=1)[owner]
     width = np.sqrt((la + lb + 1) / p)
     reach = la * np.log(zb / p * distance + width) + lb * np.log(za / p * distance + width)
-    with np.errstate(divide="ignore"):
-        coef = np.log(np.maximum.reduceat(abs(basis.coefficients), basis.coef_loc))
-    return coef[ka] + coef[kb] - za * zb / p * distance**2 + reach + 0.5 * np.log(2 * np.pi**2.5) - 1.25 * np.log(p)
+    coef = basis.log_coefficients[ka] + basis.log_coefficients[kb]
+    return coef - za * zb / p * distance**2 + reach + 0.5 * np.log(2 * np.pi**2.5) - 1.25 * np.log(p)
 
 
 def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
@@ -236,7 +235,7 @@ def unique_pairs(label, rows=None, cols=None):
     """
     every = np.arange(len(label))
     row, col = (np.isin(every, every if shells is None else shells) for shells in (rows, cols))
-    members, lists = [np.flatnonzero(label == k) for k in range(label.max() + 1)], []
+    members, lists = [np.flatnonzero((label == k) & (row | col)) for k in range(label.max() + 1)], []
     for n, a in enumerate(members):
         for b in members[: n + 1]:
             wanted = row[a, None] & col[b] | col[a, None] & row[b]

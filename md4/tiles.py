@@ -14,7 +14,7 @@ TURNED_COLUMNS = {1: 8, 3: 8, 5: 8, 7: 6, 9: 4, 11: 4}
 KET_TURNED_COLUMNS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 6, 7: 6, 8: 4, 9: 4, 10: 4, 11: 4}
 MAX_ROW_FRAGMENTS = max(COLUMN_FRAGMENTS)
 WARPS = 4
-MAX_COLUMNS = WARPS * max(COLUMN_FRAGMENTS.values())
+MAX_COLUMNS = WARPS * max(*COLUMN_FRAGMENTS.values(), *TURNED_COLUMNS.values())
 STAGES = 3
 # Blocks that a launch should have, to fill the device: four for each multiprocessor.
 FEWEST_BLOCKS = 528
@@ -68,6 +68,8 @@ LOW_SINGLE = 40
 LOW_PRIMITIVES = 32
 LOW_SHARED = 160 << 10
 LOW_QUARTETS = 1 << 16
+# The same on devices without FP64 tensor cores, whose blocks have less shared memory: integrals, L, bytes.
+LOW_PLAIN = 54, 4, 60 << 10
 
 # Digestion by columns: most functions a at a time, most values of a column that wait in shared memory (two of each a
 # and b), threads of a block, blocks of a multiprocessor for each number of functions a.

@@ -12,6 +12,7 @@ from md4.gpu import plans
 from md4.kernels import low
 from md4.pairs import shell_pairs
 from md4.plan import single_swapped
+from md4.tiles import row_split
 
 SHELLS = 6
 
@@ -100,7 +101,16 @@ def test_chunks(gpu, monkeypatch, ls, chunk):
 
 
 @gpu
-@pytest.mark.parametrize("ls", [(3, 2, 0, 0), (2, 1, 1, 1)], ids=class_name)
+@pytest.mark.parametrize("nprims", [(1,), (1, 3)], ids=["K 1", "mixed"])
+def test_rows_in_two_blocks(gpu, nprims):
+    """More functions ab than a block of the first product keeps in registers."""
+    basis, bra, ket = sides((4, 4, 2, 2), nprims, pure=False)
+    assert row_split(shell_pairs(basis, bra).nab)[0] == 2
+    assert check(basis, bra[:7], ket[:5], kernels="two") == 2
+
+
+@gpu
+@pytest.mark.parametrize("ls", [(3, 2, 0, 0), (2, 1, 1, 1), (2, 2, 2, 2), (4, 3, 3, 2)], ids=class_name)
 def test_pairs_without_primitives(gpu, small_batches, ls):
     """Pairs that are far apart have no primitive pair left: their integrals are zero."""
     basis, bra, ket = sides(ls, (1, 3))
@@ -136,5 +146,3 @@ def test_columns():
     for n, (i, j) in enumerate(zip(pairs.start[:-1], pairs.start[1:])):
         np.testing.assert_array_equal(place[i:j], first[n] + 32 * np.arange(j - i))
     np.testing.assert_array_equal(first[:32], np.arange(32))
-
-

@@ -22,6 +22,7 @@ from md4.straight import make_low_quartet, make_pack
 from md4.tiles import (
     LOW_COMPONENTS,
     LOW_L,
+    LOW_PLAIN,
     LOW_PRIMITIVES,
     LOW_QUARTETS,
     LOW_SHARED,
@@ -156,7 +157,7 @@ def upload_columns(pairs, pool, stream):
 def takes(unit, bra, ket):
     """Whether this kernel is for a class: few enough components, fewer where one product is all, and on old devices."""
     if unit == "fma":
-        most, l = 81, 4
+        most, l, _ = LOW_PLAIN
     else:
         most, l = LOW_SINGLE if 1 in (bra.nherm, ket.nherm) else LOW_COMPONENTS, LOW_L
     return bra.nab * ket.nab <= most and bra.l + ket.l <= l
@@ -178,14 +179,14 @@ def low_variant(bra, ket, kind, swap):
     return Variant(low_integrals, (*chain.from_iterable(shells), bra.pure, swap, kind))
 
 
-def launch_low(operator, h, g, ab, cd, swap, block, stream):
+def launch_low(unit, operator, h, g, ab, cd, swap, block, stream):
     """(ab|cd) of whole lists into `block`; bra and ket have changed names if `swap`."""
     bra, ket, columns = ab.pairs, cd.pairs, cd.data.columns
     count = bra.nab * ket.nab
     threads = threads_for(count)
     parts = -(-len(ket) // threads)
-    h_size = form_size(bra, "row")
-    group = max(1, min(bra.max_prim, LOW_PRIMITIVES, (LOW_SHARED - 8 * threads * count) // (8 * h_size)))
+    h_size, shared = form_size(bra, "row"), LOW_PLAIN[2] if unit == "fma" else LOW_SHARED
+    group = max(1, min(bra.max_prim, LOW_PRIMITIVES, (shared - 8 * threads * count) // (8 * h_size)))
     launch(
         low_variant(bra, ket, operator.kind, swap), len(bra) * parts, threads, stream,
         8 * (group * h_size + threads * count),

@@ -8,7 +8,8 @@ Both transforms are one product with a panel of H on the left (rows ab or cd) an
 A panel is, for every 8 of the inner index, fragments of 16 rows [k half][lane][row half], see `md4.ptx`; it is
 zero-padded. The panel comes to shared memory through a ring of asynchronous copies and serves all warps of a block;
 each warp owns `nt` column fragments. In step 4 the right operand is gathered from r in shared memory, so [p|q] never
-exists in memory; in step 5 it comes through the same ring. Between the steps (ab|q] lies in memory as
+exists in memory; what comes through the same ring is where each lane finds its r[p+q] (`gather_words`). In step 5 it is
+the operand itself. Between the steps (ab|q] lies in memory as
 
     abq[q block of 8][bra pair][ab][8 q],
 
