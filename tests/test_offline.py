@@ -146,6 +146,13 @@ def test_shared_memory_of_every_variant():
     assert not large
 
 
+def test_shared_memory_on_older_devices():
+    """Of integrals the same, but for the r that docs/compatibility.md names."""
+    asked = [(v, cc, n) for cc in OLDER for v, n in used(cc).items() if v.factory.__name__ not in ASYNCHRONOUS]
+    large = {(v.name, cc) for v, cc, n in asked if n > SHARED_LIMIT[cc]}
+    assert large == {(f"column_r_integrals-{l}-coulomb", (7, 5)) for l in (10, 13, 17)}
+
+
 def test_every_kernel_is_used():
     """No factory of md4.kernels is left out of the sample."""
     found = {v.factory.__name__ for v in sample((9, 0))}
