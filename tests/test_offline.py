@@ -41,6 +41,7 @@ ASYNCHRONOUS = {"coulomb_contraction", "digest_blocks", "digest_quartets"}
 SPILLS = {
     "r_integrals": 260,  # 240 for erfc on sm_90, 32 for coulomb
     "fused_transforms": 260,  # 248 of small tiles of which four blocks share a multiprocessor, faster all the same
+    "resident_bra_transform": 110,  # 104 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
     "bra_transform": 160,  # 148 turned, five blocks of rows and eight of columns, on sm_90
     "coulomb_quartets": 16000,  # from L = 7 on r does not fit registers; (5, 4): 11992 on sm_90
     "coulomb_contraction": 80,  # 68 at (6, 5) on sm_100
