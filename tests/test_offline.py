@@ -51,7 +51,7 @@ SPILLS = {
 }
 
 
-# The same of a thread a quartet by L, 64 up to L = 4: 480 bytes at (dp|ds) with the Gaussian operator on sm_100, 408 with
+# The same of a thread a quartet by L, 64 up to L = 4: 480 bytes at (dp|ds), Gaussian operator, on sm_100, 408 with
 # Coulomb's, 6064 at (dp|fs) on sm_90. Faster than the fused kernel all the same but for (dp|fs) itself, 7% slower
 # (bench/results/low_l6.log).
 LOW_SPILLS = {5: 490, 6: 6100}
