@@ -1,21 +1,25 @@
 """Index maps of Hermite and Cartesian functions, and Cartesian -> real solid harmonic coefficients.
 
-Hermite triples t = (x, y, z) are ordered by l = x+y+z, then s = y+z, then z, so that the ordinal
+Hermite triples t = (i, j, k) are ordered by l = i+j+k, then s = j+k, then k, so that the ordinal
 
-    idx(t) = l(l+1)(l+2)/6 + s(s+1)/2 + z
+    idx(t) = l(l+1)(l+2)/6 + s(s+1)/2 + k
 
 is compact and nearly additive:
 
     idx(p+q) = idx(p) + idx(q) + s_p s_q + l_p l_q (l_p + l_q + 2)/2 .
 
 The last identity lets a kernel find [p+q] from the packed words of p and q with a handful of integer operations.
-Cartesian components of one l run in the same order, which is PySCF's: xx xy xz yy yz zz.
+Cartesian components of one l run in the same order of (x, y, z), which is PySCF's: xx xy xz yy yz zz. In the engine i,
+j and k count along z, y and x (`AXES`): Hermite functions of one power of z then stand in runs, see `md4.stairs`.
 """
 
 from functools import cache
 from math import comb, factorial, pi, sqrt
 
 import numpy as np
+
+# Which of x, y, z the three numbers of a Hermite triple belong to.
+AXES = [2, 1, 0]
 
 
 def ncart(l):
@@ -33,17 +37,24 @@ def nherm(l):
     return (l + 1) * (l + 2) * (l + 3) // 6
 
 
-def hermite_ordinal(x, y, z):
-    """Ordinal of the Hermite triple (x, y, z)."""
-    s = y + z
-    l = x + s
-    return l * (l + 1) * (l + 2) // 6 + s * (s + 1) // 2 + z
+def hermite_ordinal(i, j, k):
+    """Ordinal of the Hermite triple (i, j, k)."""
+    s = j + k
+    l = i + s
+    return l * (l + 1) * (l + 2) // 6 + s * (s + 1) // 2 + k
 
 
 @cache
 def cartesian_triples(l):
     """Shape (ncart(l), 3), int64: the triples of degree l in order."""
     return np.array([(l - s, s - z, z) for s in range(l + 1) for z in range(s + 1)], dtype=np.int64)
+
+
+@cache
+def packed_powers(l):
+    """Shape (ncart(l),), int32: powers i + 2^8 j + 2^16 k, along the axes of Hermite triples, of each component."""
+    i, j, k = cartesian_triples(l)[:, AXES].T
+    return (i + (j << 8) + (k << 16)).astype(np.int32)
 
 
 @cache

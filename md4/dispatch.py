@@ -50,12 +50,13 @@ class Variant:
 
     @property
     def name(self):
-        return "-".join([self.factory.__name__, *(str(f) for f in self.facts)])
+        facts = (".".join(map(str, f)) if isinstance(f, tuple) else str(f) for f in self.facts)
+        return "-".join([self.factory.__name__, *facts])
 
     def kernel(self):
         """What the factory makes, under the variant's name, by which profilers call it."""
         kernel = self.factory(*self.facts)
-        kernel.function.__name__ = kernel.function.__qualname__ = self.name.replace("-", "_")
+        kernel.function.__name__ = kernel.function.__qualname__ = self.name.replace("-", "_").replace(".", "_")
         return kernel
 
 

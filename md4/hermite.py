@@ -16,7 +16,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from md4.angular import cartesian_triples, component_coefficients, hermite_triples
+from md4.angular import component_coefficients, hermite_triples, packed_powers
 
 # A sum of terms this much smaller than their sizes is taken for the rounding error of zero.
 NOISE = 1e-15
@@ -31,16 +31,14 @@ def component_table(l, pure):
     start : ndarray of int32, shape (ncomp + 1,)
         Range of each component in the next two.
     powers : ndarray of int32, shape (nterm,)
-        x + 2^8 y + 2^16 z.
+        As `md4.angular.packed_powers`.
     weights : ndarray, shape (nterm,)
     """
     c = component_coefficients(l, pure)
-    x, y, z = cartesian_triples(l).T
-    packed = x + (y << 8) + (z << 16)
     # Coefficients that vanish by symmetry come out as rounding noise.
     terms = [np.flatnonzero(abs(column) > 1e-14 * abs(c).max()) for column in c.T]
     start = np.concatenate([[0], np.cumsum([len(t) for t in terms])]).astype(np.int32)
-    powers = np.concatenate([packed[t] for t in terms]).astype(np.int32)
+    powers = np.concatenate([packed_powers(l)[t] for t in terms])
     weights = np.concatenate([c[t, k] for k, t in enumerate(terms)])
     return start, powers, weights
 
@@ -96,7 +94,7 @@ def monomials(powers):
 
 @cache
 def structure(la, lb, pure, nctr_a=1, nctr_b=1):
-    """The elements (ab, p) of H that do not vanish by their powers of x, y and z, row by row, as a tuple of pairs."""
+    """The elements (ab, p) of H that do not vanish by their powers of z, y and x, row by row, as a tuple of pairs."""
     plain = plain_structure(la, lb, pure)
     ncomp_a, ncomp_b = (len(component_table(l, pure)[0]) - 1 for l in (la, lb))
     elements = []

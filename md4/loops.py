@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit, prange
 
 from md4 import coulomb, digest, hermite, operators, recurrence, scatter
-from md4.angular import cartesian_triples, component_coefficients, packed_hermite, sum_ordinal
+from md4.angular import component_coefficients, packed_hermite, packed_powers, sum_ordinal
 from md4.cache import cache_folder, fingerprint
 from md4.hermite import NOISE
 
@@ -204,8 +204,7 @@ def lane_table(l):
 
 @cache
 def angular_tables(l, pure):
-    """Packed powers of a shell's monomials (see `hermite.component_table`), and its components in terms of them."""
-    x, y, z = cartesian_triples(l).T
+    """Packed powers of a shell's monomials, and its components in terms of them."""
     c = component_coefficients(l, pure).copy()
     c[abs(c) < 1e-14 * abs(c).max()] = 0.0  # rounding noise where symmetry has a zero
-    return (x + (y << 8) + (z << 16)).astype(np.int32), c
+    return packed_powers(l), c

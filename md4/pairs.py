@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from md4.angular import nherm
+from md4.angular import AXES, nherm
 from md4.basis import shell_letter
 from md4.errors import ArgumentError
 
@@ -37,7 +37,7 @@ class ShellPairs:
     exponent : ndarray, shape (nprim,)
         p = za + zb, in Bohr^-2.
     centre, pa, pb : ndarray, shape (nprim, 3)
-        P, P - A and P - B, in Bohr.
+        P, P - A and P - B, in Bohr, in the order z, y, x (`md4.angular.AXES`).
     coef_a : ndarray, shape (nprim, nctr_a)
         Contraction coefficients of a's primitive, times exp(-za zb/p |A - B|^2).
     coef_b : ndarray, shape (nprim, nctr_b)
@@ -202,8 +202,9 @@ def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
     start = np.zeros(len(pairs) + 1, dtype=np.int64)
     np.cumsum(np.bincount(owner, minlength=len(pairs)), out=start[1:])
     za, zb = basis.exponents[ka], basis.exponents[kb]
-    p, centre_a = za + zb, basis.centres[pairs[owner, 0]]
-    ab = centre_a - basis.centres[pairs[owner, 1]]
+    centres = basis.centres[:, AXES]
+    p, centre_a = za + zb, centres[pairs[owner, 0]]
+    ab = centre_a - centres[pairs[owner, 1]]
     pa, pb = -(zb / p)[:, None] * ab, (za / p)[:, None] * ab
     overlap = np.exp(-(za * zb / p) * np.einsum("ij,ij->i", ab, ab))
     coef_a = basis.coefficients[basis.coef_loc[ka][:, None] + np.arange(nctr_a)] * overlap[:, None]

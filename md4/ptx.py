@@ -17,6 +17,8 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
+from md4.tiles import reach_levels
+
 DOUBLE, I32, I64 = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 
 
@@ -27,11 +29,11 @@ def call_asm(builder, result, operands, text, constraints, effects=False):
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effects), operands)
 
 
-def element_address(context, builder, array_type, array, index):
-    """Global address of array[index] (1-D, contiguous float64) as an i64."""
+def element_address(context, builder, array_type, array, index, size=8):
+    """Global address of array[index] (1-D, contiguous, items of `size` bytes) as an i64."""
     data = context.make_array(array_type)(context, builder, array).data
     base = builder.ptrtoint(data, I64)
-    return builder.add(base, builder.mul(builder.sext(index, I64) if index.type != I64 else index, I64(8)))
+    return builder.add(base, builder.mul(builder.sext(index, I64) if index.type != I64 else index, I64(size)))
 
 
 def aggregate(builder, kind, values):
@@ -62,6 +64,14 @@ def shared_double(builder, address, offset=0):
 def global_double(builder, address, offset=0):
     """The double in global memory `offset` bytes after `address`, which no one writes meanwhile."""
     return call_asm(builder, DOUBLE, [address], f"ld.global.nc.f64 $0, [$1+{offset}];", "=d,l")
+
+
+def global_int(builder, address, offset=0):
+    """The 32-bit number in global memory `offset` bytes after `address`, which no one writes meanwhile.
+
+    Loaded where it is used: kept from one turn of a loop to the next, it would cost a register.
+    """
+    return call_asm(builder, I32, [address], f"ld.global.nc.s32 $0, [$1+{offset}];", "=r,l", effects=True)
 
 
 def add_double(builder, address, value, offset=0):
@@ -205,90 +215,193 @@ def mma_by_halves(builder, c, a, b):
     return halves
 
 
+def merge(builder, values):
+    """Phi nodes in the current block of lists of doubles [(list, block), ...] that come into it."""
+    merged = []
+    for n in range(len(values[0][0])):
+        phi = builder.phi(DOUBLE)
+        for numbers, block in values:
+            phi.add_incoming(numbers[n], block)
+        merged.append(phi)
+    return merged
+
+
+def by_levels(builder, c, reach, step, count, multiply):
+    """Products of as many blocks as `reach` counts, in units of `step`; multiply(c, n) takes the first n of `count`.
+
+    Straight code for every level of `reach_levels`: with branches in between, operands are not fetched ahead.
+    """
+    results, levels, after = [], reach_levels(count), builder.append_basic_block()
+    for n, lower in zip(levels, [*levels[1:], None]):
+        if lower is not None:
+            here, further = builder.append_basic_block(), builder.append_basic_block()
+            builder.cbranch(builder.icmp_signed(">", reach, I32(lower * step)), here, further)
+            builder.position_at_end(here)
+        sums = list(c)
+        multiply(sums, n)
+        results.append((sums, builder.block))
+        builder.branch(after)
+        if lower is not None:
+            builder.position_at_end(further)
+    builder.position_at_end(after)
+    return merge(builder, results)
+
+
+def tile_products(builder, mt, nt, mma):
+    """multiply(c, address, b, n): c += A b of the first n of `mt` row fragments; see `make_mma_tile`."""
+
+    def multiply(c, address, b, count):
+        for i in range(count):
+            a = [x for half in range(2) for x in load_block(builder, address, 1024 * i + 512 * half)]
+            for j in range(nt):
+                n = 4 * (i * nt + j)
+                c[n : n + 4] = mma(builder, c[n : n + 4], a, b[2 * j : 2 * j + 2])
+
+    return multiply
+
+
+def turned_products(builder, mq, nb, mma):
+    """multiply(c, address, a, n): c += A B of the first n of `nb` blocks of rows; see `make_mma_turned`."""
+
+    def multiply(c, address, a, count):
+        for j in range(count):
+            b = load_block(builder, address, 512 * j)
+            for i in range(mq):
+                n, (a0, a2, a1, a3) = 4 * (i * nb + j), a[4 * i : 4 * i + 4]
+                c[n : n + 4] = mma(builder, c[n : n + 4], [a0, a1, a2, a3], b)
+
+    return multiply
+
+
 @cache
 def make_mma_tile(mt, nt, wide):
-    """Intrinsic (tile, address, b) -> tile + A b for one step of 8 in the inner index.
+    """Intrinsic (tile, address, b, reach) -> tile + A b for one step of 8 in the inner index.
 
     `address`: the lane's place in the left operand in shared memory, per 16 rows [k half][lane][row half], 1024 bytes;
-    `b`: two doubles a column block;
+    `b`: two doubles a column block; `reach`: blocks of 8 rows of A that count, the others are zero;
     `wide`: m16n8k8 instructions, else m8n8k4.
     """
     tile, operand = types.UniTuple(types.float64, 4 * mt * nt), types.UniTuple(types.float64, 2 * nt)
     mma = mma_16x8x8 if wide else mma_by_halves
 
     @intrinsic
-    def mma_tile(typingctx, acc, address, b):
+    def mma_tile(typingctx, acc, address, b, reach):
         def codegen(context, builder, signature, args):
             c, b = fields(builder, args[0], 4 * mt * nt), fields(builder, args[2], 2 * nt)
-            for i in range(mt):
-                a = load_block(builder, args[1], 1024 * i) + load_block(builder, args[1], 1024 * i + 512)
-                for j in range(nt):
-                    n = 4 * (i * nt + j)
-                    c[n : n + 4] = mma(builder, c[n : n + 4], a, b[2 * j : 2 * j + 2])
+            products = tile_products(builder, mt, nt, mma)
+            c = by_levels(builder, c, args[3], 2, mt, lambda c, count: products(c, args[1], b, count))
             return aggregate(builder, context.get_value_type(tile), c)
 
-        return tile(tile, types.int32, operand), codegen
+        return tile(tile, types.int32, operand, types.int32), codegen
 
     return mma_tile
 
 
 @cache
 def make_mma_turned(mq, nb, wide):
-    """Intrinsic (tile, address, a) -> tile + A B for one step of 8 in the inner index, the gathered operand being A.
+    """Intrinsic (tile, address, a, reach) -> tile + A B for one step of 8 in the inner index, B being that of H.
 
     The tile has `mq` fragments of 16 rows and `nb` of 8 columns. `a`: two doubles for each of 2 mq blocks of 8 rows, as
-    right operands are; `address`: the lane's place in the right operand in shared memory, `nb` blocks [column][k].
+    right operands are; `address`: the lane's place in the right operand in shared memory, `nb` blocks [column][k], of
+    which `reach` count, the others are zero.
     """
     tile, operand = types.UniTuple(types.float64, 4 * mq * nb), types.UniTuple(types.float64, 4 * mq)
     mma = mma_16x8x8 if wide else mma_by_halves
 
     @intrinsic
-    def mma_turned(typingctx, acc, address, a):
+    def mma_turned(typingctx, acc, address, a, reach):
         def codegen(context, builder, signature, args):
             c, a = fields(builder, args[0], 4 * mq * nb), fields(builder, args[2], 4 * mq)
-            for j in range(nb):
-                b = load_block(builder, args[1], 512 * j)
-                for i in range(mq):
-                    n, (a0, a2, a1, a3) = 4 * (i * nb + j), a[4 * i : 4 * i + 4]
-                    c[n : n + 4] = mma(builder, c[n : n + 4], [a0, a1, a2, a3], b)
+            products = turned_products(builder, mq, nb, mma)
+            c = by_levels(builder, c, args[3], 1, nb, lambda c, count: products(c, args[1], a, count))
             return aggregate(builder, context.get_value_type(tile), c)
 
-        return tile(tile, types.int32, operand), codegen
+        return tile(tile, types.int32, operand, types.int32), codegen
 
     return mma_turned
 
 
-def gathered(builder, address, table, offset=0):
-    """The two doubles of r whose byte offsets from `address` share the word at `table` + `offset`, both shared."""
-    word = call_asm(builder, I32, [table], f"ld.shared.b32 $0, [$1+{offset}];", "=r,r", effects=True)
+@cache
+def make_stair_products(rows8, nt, wide, turned, ahead):
+    """Intrinsic that adds all steps of a product to a tile, [p|q] gathered, blocks of rows as far as they count.
+
+    (tile, panel, panel_step, words, words_step, r, state, ends, steps) -> tile: addresses of the lane's place in shared
+    memory and what they move by in bytes; `state` as of `make_column_state`; with the n-th of `reach_levels` blocks of
+    rows the steps up to ends[n] are done, of `steps` in all. `ahead` gathers one step ahead of the products.
+    """
+    tile, operand = types.UniTuple(types.float64, 2 * rows8 * nt), types.UniTuple(types.int32, 2 * nt)
+    mma, blocks = mma_16x8x8 if wide else mma_by_halves, rows8 if turned else rows8 // 2
+
+    @intrinsic
+    def stair_products(typingctx, acc, panel, panel_step, words, words_step, r, state, ends, steps):
+        def codegen(context, builder, signature, args):
+            c, state = fields(builder, args[0], 2 * rows8 * nt), fields(builder, args[6], 2 * nt)
+            panel, panel_step, words, words_step, r, steps = (args[n] for n in (1, 2, 3, 4, 5, 8))
+            if turned:
+                products = turned_products(builder, nt // 2, rows8, mma)
+            else:
+                products = tile_products(builder, blocks, nt, mma)
+            table = element_address(context, builder, signature.args[7], args[7], I64(0), 4)
+
+            def gather(words):
+                values = []
+                for j in range(nt):
+                    place, offset = builder.add(words, state[2 * j]), builder.add(r, state[2 * j + 1])
+                    values += gathered(builder, offset, place)
+                return values
+
+            numbers = [*c, *(gather(words) if ahead else [])]
+            k, counters = I32(0), [panel, words]
+            for n, level in enumerate(reach_levels(blocks)):
+                end = global_int(builder, table, 4 * n)
+                before = builder.block
+                head, body, after = (builder.append_basic_block() for _ in range(3))
+                builder.branch(head)
+                builder.position_at_end(head)
+                integers = [builder.phi(I32) for _ in range(3)]
+                doubles = [builder.phi(DOUBLE) for _ in numbers]
+                for phi, value in zip([*integers, *doubles], [k, *counters, *numbers]):
+                    phi.add_incoming(value, before)
+                builder.cbranch(builder.icmp_signed("<", integers[0], end), body, after)
+                builder.position_at_end(body)
+                (k, panel, words), sums = integers, doubles[: len(c)]
+                following = builder.add(k, I32(1))
+                next_words = builder.add(words, words_step)
+                if ahead:
+                    last = builder.icmp_signed("<", following, steps)
+                    b, next_b = doubles[len(c) :], gather(builder.select(last, next_words, words))
+                else:
+                    b, next_b = gather(words), []
+                products(sums, panel, b, level)
+                values = [following, builder.add(panel, panel_step), next_words, *sums, *next_b]
+                for phi, value in zip([*integers, *doubles], values):
+                    phi.add_incoming(value, builder.block)
+                builder.branch(head)
+                builder.position_at_end(after)
+                k, *counters = integers
+                numbers = doubles
+            return aggregate(builder, context.get_value_type(tile), numbers[: len(c)])
+
+        i32 = types.int32
+        return tile(tile, i32, i32, i32, i32, i32, operand, ends, i32), codegen
+
+    return stair_products
+
+
+def gathered(builder, address, table):
+    """The two doubles of r whose byte offsets from `address` share the word at `table`, both in shared memory."""
+    word = call_asm(builder, I32, [table], "ld.shared.b32 $0, [$1];", "=r,r", effects=True)
     offsets = builder.and_(word, I32(65535)), builder.lshr(word, I32(16))
     return [shared_double(builder, builder.add(address, offset)) for offset in offsets]
 
 
 @cache
-def make_gather(nq):
-    """Intrinsic (address of r, address of words) -> right operand [p0|q], [p1|q] of `nq` blocks of 8 q.
+def make_load_blocks(nt, singly=False):
+    """Intrinsic address -> the lane's doubles of `nt` successive 8 x 8 blocks in shared memory.
 
-    Words as `gather_words` of `md4.kernels.transform`, 128 bytes a block; their address is the lane's.
+    `singly`: not the two of a block by one instruction. Where they are left operands, they are no neighbours among an
+    instruction's registers, and were copied, often once for every instruction. (Volatile loads are not joined.)
     """
-    operand = types.UniTuple(types.float64, 2 * nq)
-
-    @intrinsic
-    def gather(typingctx, address, words):
-        def codegen(context, builder, signature, args):
-            values = []
-            for j in range(nq):
-                values += gathered(builder, *args, 128 * j)
-            return aggregate(builder, context.get_value_type(operand), values)
-
-        return operand(types.int32, types.int32), codegen
-
-    return gather
-
-
-@cache
-def make_load_blocks(nt):
-    """Intrinsic address -> the lane's doubles of `nt` successive 8 x 8 blocks in shared memory."""
     operand = types.UniTuple(types.float64, 2 * nt)
 
     @intrinsic
@@ -296,7 +409,12 @@ def make_load_blocks(nt):
         def codegen(context, builder, signature, args):
             values = []
             for j in range(nt):
-                values += load_block(builder, args[0], 512 * j)
+                if singly:
+                    for n in range(2):
+                        text = f"ld.volatile.shared.f64 $0, [$1+{512 * j + 8 * n}];"
+                        values.append(call_asm(builder, DOUBLE, [args[0]], text, "=d,r", effects=True))
+                else:
+                    values += load_block(builder, args[0], 512 * j)
             return aggregate(builder, context.get_value_type(operand), values)
 
         return operand(types.int32), codegen
@@ -352,33 +470,65 @@ def make_gather_columns(nt):
 
 
 @cache
-def make_chain(mt, nq, nc, wide):
-    """Intrinsic (tile, left, array, first, count) -> tile + left B: a finished tile as left operand.
+def make_load_operand(count):
+    """Intrinsic (array, index) -> two doubles from array[index + 64 n:] for n < `count`, 16 bytes at a time."""
+    operand = types.UniTuple(types.float64, 2 * count)
+
+    @intrinsic
+    def load_operand(typingctx, array, index):
+        def codegen(context, builder, signature, args):
+            base, values = element_address(context, builder, signature.args[0], *args), []
+            for n in range(count):
+                kind, text = ir.LiteralStructType([DOUBLE, DOUBLE]), f"ld.global.nc.v2.f64 {{$0, $1}}, [$2+{512 * n}];"
+                values += fields(builder, call_asm(builder, kind, [base], text, "=d,=d,l", effects=True), 2)
+            return aggregate(builder, context.get_value_type(operand), values)
+
+        return operand(array, types.int64), codegen
+
+    return load_operand
+
+
+@cache
+def make_chain(mt, nq, nc, wide, reach):
+    """Intrinsic (tile, left, array, first, count, ahead) -> tile + left B: a finished tile as left operand.
 
     `left` holds `nq` column fragments of 8 inner indices each, B's fragment j of 8 inner indices and `nc` column blocks
-    lies in array[first + 64 nc j:], [column][k] blocks; `first` holds the lane's offset 2 lane. Fragments from `count`
-    on count as zero.
+    lies in array[first + 64 nc j:], [column][k] blocks; `first` holds the lane's offset 2 lane. Fragments
+    from `count` on count as zero; of fragment j the first reach[j] column blocks are not zero.
+    `ahead` is B's fragment 0, which `make_load_operand` has fetched.
     """
     tile, left = types.UniTuple(types.float64, 4 * mt * nc), types.UniTuple(types.float64, 4 * mt * nq)
     mma = mma_16x8x8 if wide else mma_by_halves
 
     @intrinsic
-    def chain(typingctx, acc, operand, array, first, count):
+    def chain(typingctx, acc, operand, array, first, count, ahead):
         def codegen(context, builder, signature, args):
             c, left = fields(builder, args[0], 4 * mt * nc), fields(builder, args[1], 4 * mt * nq)
             base = element_address(context, builder, signature.args[2], args[2], args[3])
+            first = fields(builder, args[5], 2 * reach[0])
             for j in range(nq):
-                b = [load_if(builder, base, 512 * (nc * j + n), args[4], j) for n in range(nc)]
+                b = [load_if(builder, base, 512 * (nc * j + n), args[4], j) for n in range(reach[j] if j else 0)]
+                b = b or [first[2 * n : 2 * n + 2] for n in range(reach[0])]
                 for i in range(mt):
-                    c0, c1, c2, c3 = left[4 * (i * nq + j) : 4 * (i * nq + j) + 4]
-                    for n in range(nc):
+                    operand = swapped(builder, left[4 * (i * nq + j) : 4 * (i * nq + j) + 4], args[4])
+                    for n in range(reach[j]):
                         k = 4 * (i * nc + n)
-                        c[k : k + 4] = mma(builder, c[k : k + 4], [c0, c2, c1, c3], b[n])
+                        c[k : k + 4] = mma(builder, c[k : k + 4], operand, b[n])
             return aggregate(builder, context.get_value_type(tile), c)
 
-        return tile(tile, left, array, types.int64, types.int64), codegen
+        return tile(tile, left, array, types.int64, types.int64, ahead), codegen
 
     return chain
+
+
+def swapped(builder, c, positive):
+    """c0, c2, c1, c3, where the compiler does not see that they change places, as `positive` might be 0.
+
+    A left operand wants them in successive registers; if it knew, the compiler would make a copy for every instruction.
+    """
+    text = "{ .reg .pred p; setp.gt.s64 p, $3, 0; selp.f64 $0, $1, $2, p; }"
+    pairs = (c[0], c[3]), (c[2], c[1]), (c[1], c[2]), (c[3], c[0])
+    return [call_asm(builder, DOUBLE, [*pair, positive], text, "=d,d,d,l") for pair in pairs]
 
 
 def load_if(builder, base, offset, count, j):

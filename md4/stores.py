@@ -1,6 +1,8 @@
 """Storing register tiles: as an operand of the next product, into results with any strides, to shared memory.
 
-Intrinsics in the manner of `md4.ptx`, whose tiles these are.
+Intrinsics in the manner of `md4.ptx`, whose tiles these are. Rows that are those of an H matrix come in the order of
+`md4.stairs` and are stored by their table: rows[first_row + n] is the place of the lane's row first_row + n, -1 for
+padding, where nothing is stored.
 """
 
 from functools import cache
@@ -9,7 +11,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.ptx import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields
+from md4.ptx import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, global_int
 
 
 def store_pair(builder, address, values):
@@ -18,65 +20,114 @@ def store_pair(builder, address, values):
     call_asm(builder, ir.VoidType(), operands, "st.global.v2.f64 [$0], {$1, $2};", "l,d,d", effects=True)
 
 
+@cache
+def make_write_out(rounds, stride, add=False):
+    """Intrinsic (array, index, address, count): doubles of shared memory to global memory, or added to what is there.
+
+    Those at address + 8 n go to array[index + n] for n = 0, `stride`, ..., `rounds` of them, as far as n < count.
+    """
+
+    @intrinsic
+    def write_out(typingctx, array, index, address, count):
+        def codegen(context, builder, signature, args):
+            target = element_address(context, builder, signature.args[0], *args[:2])
+            room = builder.trunc(args[3], I32)
+            steps = range(0, rounds * stride, stride)
+            values = []
+            for n in steps:
+                text = f"ld.shared.f64 $0, [$1+{8 * n}];"
+                text = f"{{ .reg .pred p; setp.gt.s32 p, $2, {n}; mov.f64 $0, 0d0000000000000000; @p {text} }}"
+                values.append(call_asm(builder, DOUBLE, [args[2], room], text, "=&d,r,r", effects=True))
+            for n, value in zip(steps, values):
+                text = f"@p st.global.f64 [$0+{8 * n}], $1;"
+                if add:
+                    text = f".reg .f64 x; @p ld.global.f64 x, [$0+{8 * n}]; @p add.f64 x, x, $1; "
+                    text += f"@p st.global.f64 [$0+{8 * n}], x;"
+                text = f"{{ .reg .pred p; setp.gt.s32 p, $2, {n}; {text} }}"
+                call_asm(builder, ir.VoidType(), [target, value, room], text, "l,d,r", effects=True)
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64, types.int32, types.int64), codegen
+
+    return write_out
+
+
 def store_below(builder, address, value, room):
     """A double to global memory if `room` > 0."""
     text = "{ .reg .pred p; setp.gt.s64 p, $2, 0; @p st.global.f64 [$0], $1; }"
     call_asm(builder, ir.VoidType(), [address, value, room], text, "l,d,l", effects=True)
 
 
+def places(context, builder, signature, args, array, steps):
+    """Yields (n, what a table of int32 holds n items from the lane's first on) for `steps`; arguments as in rows."""
+    base = element_address(context, builder, signature.args[array], args[array], args[array + 1], 4)
+    for n in steps:
+        yield n, global_int(builder, base, 4 * n)
+
+
+def is_place(builder, place):
+    """Whether it is none of padding."""
+    return builder.icmp_signed(">=", place, I32(0))
+
+
+def turned_rows(nb):
+    """Rows of a lane of a turned tile from its first on."""
+    return [8 * j + e for j in range(nb) for e in range(2)]
+
+
 @cache
 def make_store_panels(mt, nt):
-    """Intrinsic (tile, array, first, stride, ncols, nrows): the tile as left operand of the next product, row by row.
+    """Intrinsic (tile, array, first, stride, ncols, rows, first_row): the tile as operand of the next product.
 
     Row n of column fragment j goes to the 8 doubles array[first + j stride + 8 n:], for j < ncols; `first` holds the
-    lane's offset 2 lane, and `nrows` what is left from the lane's row on.
+    lane's offset 2 (lane%4).
     """
     tile = types.UniTuple(types.float64, 4 * mt * nt)
 
     @intrinsic
-    def store_panels(typingctx, acc, array, first, stride, ncols, nrows):
+    def store_panels(typingctx, acc, array, first, stride, ncols, rows, first_row):
         def codegen(context, builder, signature, args):
             c = fields(builder, args[0], 4 * mt * nt)
             base = element_address(context, builder, signature.args[1], args[1], args[2])
             step = builder.mul(args[3], I64(8))
-            for j in range(nt):
-                with builder.if_then(builder.icmp_signed(">", args[4], I64(j))):
-                    column = builder.add(base, builder.mul(step, I64(j)))
-                    for i in range(2 * mt):
-                        n = 4 * ((i // 2) * nt + j) + 2 * (i % 2)
-                        with builder.if_then(builder.icmp_signed(">", args[5], I64(8 * i))):
-                            store_pair(builder, builder.add(column, I64(512 * i)), c[n : n + 2])
+            for row, place in places(context, builder, signature, args, 5, range(0, 16 * mt, 8)):
+                with builder.if_then(is_place(builder, place)):
+                    here = builder.add(base, builder.mul(builder.sext(place, I64), I64(64)))
+                    for j in range(nt):
+                        n = 4 * (row // 16 * nt + j) + 2 * (row // 8 % 2)
+                        with builder.if_then(builder.icmp_signed(">", args[4], I64(j))):
+                            store_pair(builder, builder.add(here, builder.mul(step, I64(j))), c[n : n + 2])
             return context.get_dummy_value()
 
-        return types.void(tile, array, types.int64, types.int64, types.int64, types.int64), codegen
+        return types.void(tile, array, types.int64, types.int64, types.int64, rows, types.int64), codegen
 
     return store_panels
 
 
 @cache
 def make_store_turned(mq, nb):
-    """Intrinsic (tile, array, first, stride, ncols, nrows): what `make_store_panels` does, of a turned tile.
+    """Intrinsic (tile, array, first, stride, ncols, rows, first_row): what `make_store_panels` does, of a turned tile.
 
-    `first` holds the lane's offset 8 ab + q, and `nrows` what is left from the lane's ab on.
+    `first` holds the lane's q.
     """
     tile = types.UniTuple(types.float64, 4 * mq * nb)
 
     @intrinsic
-    def store_turned(typingctx, acc, array, first, stride, ncols, nrows):
+    def store_turned(typingctx, acc, array, first, stride, ncols, rows, first_row):
         def codegen(context, builder, signature, args):
             c = fields(builder, args[0], 4 * mq * nb)
             base = element_address(context, builder, signature.args[1], args[1], args[2])
             step = builder.mul(args[3], I64(8))
-            for block in range(2 * mq):
-                with builder.if_then(builder.icmp_signed(">", args[4], I64(block))):
-                    column = builder.add(base, builder.mul(step, I64(block)))
-                    for row in (8 * j + e for j in range(nb) for e in range(2)):
+            for row, place in places(context, builder, signature, args, 5, turned_rows(nb)):
+                with builder.if_then(is_place(builder, place)):
+                    here = builder.add(base, builder.mul(builder.sext(place, I64), I64(64)))
+                    for block in range(2 * mq):
                         value = c[4 * (block // 2 * nb + row // 8) + 2 * (block % 2) + row % 8]
-                        place = builder.add(column, I64(64 * row))
-                        store_below(builder, place, value, builder.sub(args[5], I64(row)))
+                        room = builder.sub(args[4], I64(block))
+                        store_below(builder, builder.add(here, builder.mul(step, I64(block))), value, room)
             return context.get_dummy_value()
 
-        return types.void(tile, array, types.int64, types.int64, types.int64, types.int64), codegen
+        return types.void(tile, array, types.int64, types.int64, types.int64, rows, types.int64), codegen
 
     return store_turned
 
@@ -117,31 +168,36 @@ def make_store_columns(mt, nt):
 
 
 @cache
-def make_store_columns_turned(mq, nb):
-    """Intrinsic that does what `make_store_columns` does, of a turned tile, for contiguous columns."""
-    tile = types.UniTuple(types.float64, 4 * mq * nb)
+def make_store_rows_turned(mq, nb):
+    """Intrinsic that writes a turned tile of (ab|cd) element by element, rows by their table, for contiguous columns.
+
+    (tile, array, first, column, ncol, group, s_group, s_column, s_row, rows, first_row), columns as in
+    `make_store_columns`; row n is at `first` + n s_row.
+    """
+    tile, i64 = types.UniTuple(types.float64, 4 * mq * nb), types.int64
 
     @intrinsic
-    def store_columns(typingctx, acc, array, first, column, ncol, group, s_group, s_column, s_row, nrow):
+    def store_rows(typingctx, acc, array, first, column, ncol, group, s_group, s_column, s_row, rows, first_row):
         def codegen(context, builder, signature, args):
-            c = fields(builder, args[0], 4 * mq * nb)
-            column, ncol, group, s_group, s_column, s_row, nrow = args[3:]
+            c, (column, ncol, group, s_group, s_column, s_row) = fields(builder, args[0], 4 * mq * nb), args[3:9]
             base = element_address(context, builder, signature.args[1], args[1], args[2])
-            step, far = builder.mul(s_row, I64(8)), builder.mul(s_row, I64(56))
+            columns = []
             for block in range(2 * mq):
                 this = builder.add(column, I64(8 * block))
-                with builder.if_then(builder.icmp_signed("<", this, ncol)):
-                    place = grouped_offset(builder, this, group, s_group, s_column)
-                    address = builder.add(base, builder.mul(place, I64(8)))
-                    for row in (8 * j + e for j in range(nb) for e in range(2)):
+                place = grouped_offset(builder, this, group, s_group, s_column)
+                columns.append((builder.add(base, builder.mul(place, I64(8))), builder.sub(ncol, this)))
+            step = builder.mul(s_row, I64(8))
+            for row, place in places(context, builder, signature, args, 9, turned_rows(nb)):
+                with builder.if_then(is_place(builder, place)):
+                    offset = builder.mul(builder.sext(place, I64), step)
+                    for block, (address, room) in enumerate(columns):
                         value = c[4 * (block // 2 * nb + row // 8) + 2 * (block % 2) + row % 8]
-                        store_below(builder, address, value, builder.sub(nrow, I64(row)))
-                        address = builder.add(address, far if row % 8 else step)
+                        store_below(builder, builder.add(address, offset), value, room)
             return context.get_dummy_value()
 
-        return types.void(tile, *[array if n == 0 else types.int64 for n in range(9)]), codegen
+        return types.void(tile, array, *[i64] * 7, rows, i64), codegen
 
-    return store_columns
+    return store_rows
 
 
 def grouped_offset(builder, n, group, s_group, s_item):
@@ -184,29 +240,31 @@ def make_scale_columns(mt, nt):
 
 @cache
 def make_stage_tile(mt, nt):
-    """Intrinsic (tile, address, nrow, ncol, row_stride, col_stride): the tile to shared memory, strides in bytes.
+    """Intrinsic (tile, address, rows, first_row, row_stride, columns, first_column, col_stride): to shared memory.
 
-    The lane's first element goes to `address`; `nrow` and `ncol` are what is left from its row and column on.
+    Element (row, column) of the tables goes to `address` + row row_stride + column col_stride, in bytes.
     """
     tile = types.UniTuple(types.float64, 4 * mt * nt)
 
     @intrinsic
-    def stage_tile(typingctx, acc, address, nrow, ncol, row_stride, col_stride):
+    def stage_tile(typingctx, acc, address, rows, first_row, row_stride, columns, first_column, col_stride):
         def codegen(context, builder, signature, args):
-            c, (address, nrow, ncol, row_stride, col_stride) = fields(builder, args[0], 4 * mt * nt), args[1:]
-            for j in range(nt):
-                for e in range(2):
-                    n = 8 * j + e
-                    with builder.if_then(builder.icmp_signed(">", ncol, I32(n))):
-                        place = builder.add(address, builder.mul(col_stride, I32(n)))
-                        for i in range(2 * mt):
-                            value = c[4 * ((i // 2) * nt + j) + 2 * (i % 2) + e]
-                            text = "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p st.shared.f64 [$0], $1; }"
-                            operands = [place, value, builder.sub(nrow, I32(8 * i))]
-                            call_asm(builder, ir.VoidType(), operands, text, "r,d,r", effects=True)
-                            place = builder.add(place, builder.mul(row_stride, I32(8)))
+            c, address, row_stride, col_stride = fields(builder, args[0], 4 * mt * nt), args[1], args[4], args[7]
+            found = []
+            for n, row in places(context, builder, signature, args, 2, range(0, 16 * mt, 8)):
+                found.append((n, builder.add(address, builder.mul(row, row_stride)), row))
+            lane_columns = [8 * j + e for j in range(nt) for e in range(2)]
+            for n, column in places(context, builder, signature, args, 5, lane_columns):
+                with builder.if_then(is_place(builder, column)):
+                    offset = builder.mul(column, col_stride)
+                    for i, place, row in found:
+                        value = c[4 * (i // 16 * nt + n // 8) + 2 * (i // 8 % 2) + n % 8]
+                        text = "{ .reg .pred p; setp.ge.s32 p, $2, 0; @p st.shared.f64 [$0], $1; }"
+                        operands = [builder.add(place, offset), value, row]
+                        call_asm(builder, ir.VoidType(), operands, text, "r,d,r", effects=True)
             return context.get_dummy_value()
 
-        return types.void(tile, *[types.int32] * 5), codegen
+        i32, i64 = types.int32, types.int64
+        return types.void(tile, i32, rows, i64, i32, columns, i64, i32), codegen
 
     return stage_tile

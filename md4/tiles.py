@@ -1,17 +1,18 @@
 """Every tunable of the GPU kernels: tile ladders, thread counts, memory budgets."""
 
 from dataclasses import dataclass
+from math import prod
 
 from md4.angular import nherm
 
 # Column fragments of a warp's tile for each number of row fragments: as many as 255 registers hold (few spills).
 COLUMN_FRAGMENTS = {1: 8, 2: 8, 3: 6, 4: 4, 5: 4, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2, 11: 2}
-# Column blocks of a warp's turned tile for each odd number of row blocks: rows not padded to 16 save up to half of
-# step 4; (ff|ff) K = 25 1.48e6 quartets/s against 1.34e6, (ff|ps) K = 1 2.37e8 against 1.95e8.
-TURNED_COLUMNS = {1: 8, 3: 8, 5: 8, 7: 6, 9: 4, 11: 4}
-# Column blocks of a warp's turned tile in step 5, where bra and ket changed names: fewer rows of padding, and stores of
-# 64 bytes as otherwise, where lanes side by side had to stride by a row.
-KET_TURNED_COLUMNS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 6, 7: 6, 8: 4, 9: 4, 10: 4, 11: 4}
+# Column blocks of a warp's turned tile for each number of row blocks: rows not padded to 16 save up to half of step 4
+# ((ff|ff) K = 25 1.48e6 quartets/s against 1.34e6, (ff|ps) K = 1 2.37e8 against 1.95e8). In step 5, where bra and ket
+# changed names, stores are of 64 bytes as otherwise, where lanes side by side had to stride by a row.
+TURNED_COLUMNS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 6, 7: 6, 8: 4, 9: 4, 10: 4, 11: 4}
+# Blocks of rows from which on step 4 is turned in any case, for a finer staircase: (ii|ii) 5.13e5 against 4.73e5.
+TURNED_ROWS = 4
 MAX_ROW_FRAGMENTS = max(COLUMN_FRAGMENTS)
 WARPS = 4
 MAX_COLUMNS = WARPS * max(*COLUMN_FRAGMENTS.values(), *TURNED_COLUMNS.values())
@@ -52,6 +53,8 @@ FUSED_BLOCKS = 2
 FUSED_PANELS = 4
 FUSED_KETS = 8
 FUSED_PRIMITIVES = 32
+# Doubles that a lane of it writes at a time; more than one by one, (dd|dd) 2.05e8 against 1.87e8 quartets/s.
+WRITE_ROUNDS = 8
 # The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them
 # ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most
 # integrals and highest L of a quartet (at L = 6 (gs|ds) 2.0e9 quartets/s against 8.1e8 of the fused kernel, (fd|ps)
@@ -68,6 +71,10 @@ LOW_SINGLE = 40
 LOW_PRIMITIVES = 32
 LOW_SHARED = 160 << 10
 LOW_QUARTETS = 1 << 16
+# Integrals of a quartet up to which, and from two on, a thread writes so many at a time: (ps|ps) 2.28e10 quartets/s
+# against 1.87e10, (ds|ps) 1.30e10 against 1.25e10; but (pp|pp) K = 25 3.25e8 against 3.84e8.
+LOW_WRITTEN = 15
+LOW_ROUNDS = 4
 # The same on devices without FP64 tensor cores, whose blocks have less shared memory: integrals, L, bytes.
 LOW_PLAIN = 54, 4, 60 << 10
 
@@ -166,6 +173,22 @@ def panel_rows(nrow):
     return 2 * blocks * mt
 
 
+def reach_levels(count):
+    """Numbers of row blocks that a tile of `count` has code for, the largest first: all of few, fewer of many."""
+    return [n for n in range(count, 0, -1) if count <= 6 or n >= count - 3 or n % 2 == 0]
+
+
+def turned_split(nrow):
+    """(row blocks, blocks of 8 rows of each) of a turned tile for `nrow` rows."""
+    blocks = -(-blocks_of_8(nrow) // MAX_ROW_FRAGMENTS)
+    return blocks, -(-blocks_of_8(nrow) // blocks)
+
+
+def turned_panel_rows(nrow):
+    """Blocks of 8 rows that a panel for turned tiles is padded to."""
+    return prod(turned_split(nrow))
+
+
 def choose_tile(nrow, steps, unit):
     """The tile for `nrow` rows and `steps` inner blocks of 8 a primitive."""
     _, mt = row_split(nrow)
@@ -173,15 +196,17 @@ def choose_tile(nrow, steps, unit):
 
 
 def turned_tile(nrow, steps, unit):
-    """A turned tile, or None where it would not save 8 rows of padding."""
-    columns = TURNED_COLUMNS.get(blocks_of_8(nrow))
-    return None if columns is None else Tile(blocks_of_8(nrow), columns, WARPS, min(STAGES, steps + 1), unit, True)
+    """A turned tile of step 4, or None where a tile of few rows would not save 8 of padding."""
+    _, rows8 = turned_split(nrow)
+    if blocks_of_8(nrow) < TURNED_ROWS and rows8 % 2 == 0:
+        return None
+    return Tile(rows8, TURNED_COLUMNS[rows8], WARPS, min(STAGES, steps + 1), unit, True)
 
 
 def turned_ket_tile(nrow, steps, unit):
     """A turned tile of step 5."""
-    rows8 = blocks_of_8(nrow)
-    return Tile(rows8, KET_TURNED_COLUMNS[rows8], WARPS, min(STAGES, steps + 1), unit, True)
+    _, rows8 = turned_split(nrow)
+    return Tile(rows8, TURNED_COLUMNS[rows8], WARPS, min(STAGES, steps + 1), unit, True)
 
 
 def r_stride(l):

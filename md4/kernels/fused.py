@@ -12,22 +12,24 @@ in groups, and the integrals of later ones added.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
-from md4.device import F64, I64, cuda, jit_device, table_on_device, types
+from md4.device import F64, I32, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.kernels.transform import all_words, make_copy_range
 from md4.ptx import (
     commit_copies,
     make_chain,
-    make_gather,
-    make_mma_tile,
+    make_load_operand,
+    make_stair_products,
     make_wait_copies,
     make_zeros,
     shared_address,
 )
-from md4.stores import make_stage_tile
+from md4.stairs import class_of, level_ends, reach, row_table
+from md4.stores import make_stage_tile, make_write_out
 from md4.tiles import (
     FEWEST_BLOCKS,
     FUSED_BLOCKS,
@@ -40,6 +42,7 @@ from md4.tiles import (
     FUSED_ROWS,
     SHARED_BYTES,
     WARPS,
+    WRITE_ROUNDS,
     blocks_of_8,
     panel_rows,
     r_stride,
@@ -55,20 +58,26 @@ def following_primitive(ket, last, start, first_pair, pair, npair):
     return start[first_pair + pair] if pair < npair else -1
 
 
-def fused_transforms(mt, nq, nc, warps, blocks, contracted, unit):
-    """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives."""
+def fused_transforms(mt, nq, nc, stair, warps, blocks, contracted, unit):
+    """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives.
+
+    `stair`: of each of the `nq` blocks of q, how many blocks of 8 cd count.
+    """
     threads, wide = 32 * warps, unit == "dmma16"
-    zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide)
-    mma, stage = make_mma_tile(mt, nq, wide), make_stage_tile(mt, nc)
-    gather, following = make_gather(nq), jit_device(following_primitive)
+    zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide, stair)
+    products, stage = make_stair_products(2 * mt, nq, wide, False, ahead=False), make_stage_tile(mt, nc)
+    ahead = mt > 1 and not contracted  # whether H of the ket is fetched early: (hs|dd) 2.66e8 if it were, else 2.92e8
+    write_out, add_out = make_write_out(WRITE_ROUNDS, 32), make_write_out(WRITE_ROUNDS, 32, add=True)
+    load_operand, following = make_load_operand(stair[0]), jit_device(following_primitive)
+    state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, group, r, r_stride, nket, offsets, np8, nq8, g, g_first_prim, g_start,
-        g_first_pair, nab, ncd, npair_cd, parts, out, out_first, s_ij, s_kl, s_ab, s_cd,
+        h, first_prim, start, first_pair, h_rows, group, ends, rows, r, r_stride, nket, offsets, np8, nq8, g,
+        g_first_prim, g_start, g_first_pair, columns, nab, ncd, npair_cd, parts, out, out_first, s_ij, s_kl,
+        s_ab, s_cd,
     ):  # fmt: skip
-        shared = cuda.shared.array(0, types.float64)
-        panel = shared_address(shared)
+        panel = shared_address(cuda.shared.array(0, types.float64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
@@ -78,8 +87,8 @@ def fused_transforms(mt, nq, nc, warps, blocks, contracted, unit):
         copy_panel(table, offsets, 0, offsets.size, tid)
         r_bytes = 8 * r_stride
         r_base = table + 8 * offsets.size + warp * 2 * r_bytes
-        stage_first = group * panel_doubles + offsets.size + warps * 2 * r_stride + warp * nab * ncd
-        out_stage, stride = panel + 8 * stage_first, parts * warps
+        out_stage = panel + 8 * (group * panel_doubles + offsets.size + warps * 2 * r_stride + warp * nab * ncd)
+        stride = parts * warps
         added, more = False, True
         while more:
             # as many primitives of the bra pair as shared memory holds
@@ -98,6 +107,9 @@ def fused_transforms(mt, nq, nc, warps, blocks, contracted, unit):
                 for ket in range(first, last if count > 0 else first):
                     first_q = i64(0)
                     while first_q < nq8:
+                        place = (ket * nq8 + first_q) * (nc * 64) + 2 * lane
+                        if ahead:
+                            g_ahead = load_operand(g, place)
                         left, words = zeros_left(), table + first_q * 128 + 4 * lane
                         a_address = panel + 16 * lane
                         for i in range(count if contracted else 1):
@@ -120,28 +132,34 @@ def fused_transforms(mt, nq, nc, warps, blocks, contracted, unit):
                                 if fetched >= 0:
                                     copy_r(r_base + buffer * r_bytes, r, fetched * r_stride, r_stride, lane)
                             commit_copies()
-                            for k in range(np8):
-                                b = gather(r_address, types.int32(words + k * nq8 * 128))
-                                left = mma(left, types.int32(a_address + k * h_rows * 512), b)
+                            left = products(
+                                left, a_address, h_rows * 512, words, nq8 * 128, r_address, state, ends, np8
+                            )  # fmt: skip
                             a_address += panel_bytes
-                        acc = chain(acc, left, g, (ket * nq8 + first_q) * (nc * 64) + 2 * lane, nq8 - first_q)
+                        if not ahead:
+                            g_ahead = load_operand(g, place)
+                        acc = chain(acc, left, g, place, nq8 - first_q, g_ahead)
                         first_q += nq
                 # the quartet's integrals are contiguous in the result: put them in order in shared memory, then write
-                ab, cd = lane >> 2, 2 * (lane & 3)
-                place = out_stage + 8 * (ab * s_ab + cd * s_cd)
-                left_ab, left_cd = types.int32(nab - ab), types.int32(ncd - cd)
-                stage(acc, types.int32(place), left_ab, left_cd, types.int32(8 * s_ab), types.int32(8 * s_cd))
+                row_bytes, column_bytes = types.int32(8 * s_ab), types.int32(8 * s_cd)
+                stage(acc, types.int32(out_stage), rows, lane >> 2, row_bytes, columns, 2 * (lane & 3), column_bytes)
                 cuda.syncwarp()
                 base, n = out_first + pair * s_ij + pair_cd * s_kl, lane
                 while n < nab * ncd:
-                    out[base + n] = shared[stage_first + n] + (out[base + n] if contracted and added else 0.0)
-                    n += 32
+                    if contracted and added:
+                        add_out(out, base + n, types.int32(out_stage + 8 * n), nab * ncd - n)
+                    else:
+                        write_out(out, base + n, types.int32(out_stage + 8 * n), nab * ncd - n)
+                    n += 32 * WRITE_ROUNDS
                 cuda.syncwarp()
                 pair_cd += stride
             begin += group
             added, more = True, contracted and begin < end
 
-    signature = (F64, i64, I64, *[i64] * 3, F64, i64, i64, F64, i64, i64, F64, i64, I64, *[i64] * 5, F64, *[i64] * 5)
+    signature = (
+        F64, i64, I64, *[i64] * 3, I32, I32, F64, i64, i64, F64, i64, i64, F64, i64, I64, i64, I32, *[i64] * 4,
+        F64, *[i64] * 5,
+    )  # fmt: skip
     return Kernel(kernel, signature, (threads, blocks))
 
 
@@ -154,6 +172,13 @@ PADDING = 5
 def gather_table(l_bra, l_ket):
     """`all_words` and PADDING blocks that are read, but not used."""
     return np.concatenate([all_words(l_bra, l_ket), np.zeros(16 * PADDING)])
+
+
+@cache
+def stair_of(shells, nq):
+    """Blocks of 8 rows of a ket that count of each of `nq` blocks of q: the most in any pass over them."""
+    found = reach(shells)
+    return tuple(int(found[n::nq].max()) for n in range(nq))
 
 
 @dataclass(frozen=True)
@@ -210,7 +235,8 @@ def fused_variant(unit, bra, ket):
     """Variant for a class that `choose_fused` has a tile for."""
     tile = choose_fused(unit, bra, ket)
     blocks = fused_blocks(tile, bra, ket)
-    return Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, WARPS, blocks, bra.max_prim > 1, unit))
+    stair = stair_of(class_of(ket), tile.nq)
+    return Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, stair, WARPS, blocks, bra.max_prim > 1, unit))
 
 
 def fused_parts(nbra, nket):
@@ -224,12 +250,15 @@ def launch_fused(unit, h, r, g, ab, cd, block, stream):
     bra, ket = ab.pairs, cd.pairs
     parts = fused_parts(len(bra), len(ket))
     panel, rest = fused_shared(bra, ket)
-    blocks = fused_blocks(choose_fused(unit, bra, ket), bra, ket)
+    tile = choose_fused(unit, bra, ket)
+    blocks = fused_blocks(tile, bra, ket)
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
     launch(
         fused_variant(unit, bra, ket), len(bra) * parts, 32 * WARPS, stream, group * panel + rest,
-        h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), group, r, r_stride(bra.l + ket.l),
-        ket.nprim, table_on_device(gather_table, bra.l, ket.l), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), g,
-        cd.first_prim, cd.data.start, cd.first, bra.nab, ket.nab, len(ket), parts, block.array, block.first,
-        *block.strides,
+        h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), group,
+        table_on_device(level_ends, class_of(bra), tile.mt, 2),
+        table_on_device(row_table, class_of(bra), panel_rows(bra.nab)), r, r_stride(bra.l + ket.l), ket.nprim,
+        table_on_device(gather_table, bra.l, ket.l), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), g, cd.first_prim,
+        cd.data.start, cd.first, table_on_device(row_table, class_of(ket), blocks_of_8(ket.nab)), bra.nab, ket.nab,
+        len(ket), parts, block.array, block.first, *block.strides,
     )  # fmt: skip

@@ -3,14 +3,17 @@
 Forms of the H of a primitive pair, each a table of (row, p) by position, zero-padded:
 
     'bra', 'ket'     left operand: [p block of 8][fragment of 16 rows][p half][lane][row half]
-    'right', 'turned'  right operand: [p block of 8][row block of 8][8 rows][8 p]
+    'right'          right operand: [p block of 8][row block of 8][8 rows][8 p]
+    'bra stairs'     'bra', rows and p in the order of `md4.stairs`
+    'bra turned', 'ket turned'  'right', likewise
+    'ket flat'       'ket', p in that order, rows as they are
     'weight'         [row][p] as it is
     'row', 'column'  the elements that do not vanish by symmetry, by row (bra) or by p (ket); 'column' runs over the
                      slots of primitive pairs fastest, see `md4.kernels.low`
 
-Those of a ket ('ket', 'right', 'weight', 'column') carry the sign (-1)^|q|. The H of one primitive pair is made by one
-block of threads, or by several if there are few pairs: E coefficients of the three axes in shared memory, then element
-by element.
+Those of a ket ('ket', 'ket ...', 'right', 'weight', 'column') carry the sign (-1)^|q|. The H of one primitive pair is
+made by one block of threads, or by several if there are few pairs: E coefficients of the three axes in shared memory,
+then element by element.
 """
 
 from functools import cache
@@ -21,7 +24,8 @@ from md4 import hermite
 from md4.angular import hermite_triples, nherm
 from md4.device import F64, I32, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.tiles import H_BLOCKS, H_THREADS, blocks_of_8, panel_rows
+from md4.stairs import gather_order, hermite_order, row_table
+from md4.tiles import H_BLOCKS, H_THREADS, blocks_of_8, panel_rows, turned_panel_rows
 
 # Doubles of a primitive pair's record: p, P, P - A, P - B, then the coefficients of a and of b.
 RECORD = 10
@@ -65,7 +69,9 @@ def pair_structure(pairs):
 
 def form_rows(nab, form):
     """Blocks of 8 rows of an operand's form."""
-    return blocks_of_8(nab) if form in ("right", "turned") else panel_rows(nab)
+    if form == "right":
+        return blocks_of_8(nab)
+    return turned_panel_rows(nab) if form.endswith("turned") else panel_rows(nab)
 
 
 @cache
@@ -81,11 +87,15 @@ def form_positions(form, la, lb, pure, nctr_a, nctr_b, nab):
     else:
         rows8 = form_rows(nab, form)
         n = np.arange(blocks_of_8(nh) * rows8 * 64)
-        if form in ("right", "turned"):
+        if form == "right" or form.endswith("turned"):
             rows, p = (n >> 6) % rows8 * 8 + ((n >> 3) & 7), (n >> 6) // rows8 * 8 + (n & 7)
         else:
             rows, p = (n >> 7) % (rows8 // 2) * 16 + panel_row(n), (n >> 7) // (rows8 // 2) * 8 + panel_inner(n)
-    padding = (rows < 0) | (rows >= nab) | (p >= nh)
+        if form not in ("bra", "ket", "right"):
+            p = (gather_order(la + lb) if form.startswith("bra") else hermite_order(la + lb))[p]
+        if form.endswith(("stairs", "turned")):
+            rows = row_table((la, lb, pure, nctr_a, nctr_b), rows8)[rows]
+    padding = (rows < 0) | (rows >= nab) | (p < 0) | (p >= nh)
     return np.where(padding, -1, rows + (p << 16)).astype(np.int32)
 
 
@@ -165,5 +175,5 @@ def launch_h(pairs, records, form, places, stride, out, stream):
         *component_tables(pairs.la, pairs.pure), *component_tables(pairs.lb, pairs.pure),
         table_on_device(packed_triples, pairs.l),
         table_on_device(form_positions, form, pairs.la, pairs.lb, pairs.pure, pairs.nctr_a, pairs.nctr_b, pairs.nab),
-        int(form not in ("bra", "turned", "row")), places, stride, parts, out,
+        int(not form.startswith(("bra", "row"))), places, stride, parts, out,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from md4.dispatch import Kernel, Variant, launch
 from md4.hermite import structure
 from md4.kernels.hermite import form_size
 from md4.ptx import shared_address
+from md4.stores import make_write_out
 from md4.straight import make_low_quartet, make_pack
 from md4.tiles import (
     LOW_COMPONENTS,
@@ -25,15 +26,16 @@ from md4.tiles import (
     LOW_PLAIN,
     LOW_PRIMITIVES,
     LOW_QUARTETS,
+    LOW_ROUNDS,
     LOW_SHARED,
     LOW_SINGLE,
     LOW_SWAP_L,
     LOW_THREADS,
+    LOW_WRITTEN,
     SHARED_BYTES,
 )
 
 i64 = types.int64
-
 
 def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
@@ -45,6 +47,7 @@ def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
     threads = threads_for(count)
     zeros_upto, pack = operators.zeros_function(kind, jit_device), make_pack(orders)
     quartet = make_low_quartet(bra_class, ket_class, pure, turned)
+    write_out, several = make_write_out(LOW_ROUNDS, threads), 1 < count <= LOW_WRITTEN
 
     def kernel(
         bra, bra_width, start, first_pair, h, h_size, group, ket, ket_first, slots, g_start, g_first_pair, g, npair_cd,
@@ -86,6 +89,11 @@ def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
             for row in range(tid >> 5, here, threads // 32):
                 for n in range(tid & 31, count, 32):
                     out[base + row * s_kl + n] = shared[shared_h // 8 + row * count + n]
+        elif several:
+            n = tid
+            while n < here * count:
+                write_out(out, base + n, types.int32(address + shared_h + 8 * n), here * count - n)
+                n += LOW_ROUNDS * threads
         else:
             for n in range(tid, here * count, threads):
                 out[base + n] = shared[shared_h // 8 + n]

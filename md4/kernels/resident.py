@@ -6,16 +6,17 @@ no barrier between them, and each fetches r of its next group while it works on 
 """
 
 from md4.columns import quotient
-from md4.device import F64, I64, cuda, table_on_device, types
+from md4.device import F64, I32, I64, cuda, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.kernels.transform import all_words, bra_operations, bra_tile, make_copy_range, r_slots
 from md4.ptx import (
     commit_copies,
     make_column_state,
-    make_gather_columns,
+    make_stair_products,
     make_wait_copies,
     shared_address,
 )
+from md4.stairs import class_of, level_ends, row_table
 from md4.tiles import (
     RESIDENT_BYTES,
     RESIDENT_GROUPS,
@@ -30,12 +31,13 @@ i64 = types.int64
 def resident_bra_transform(rows8, nt, warps, unit, turned):
     """Kernel factory for step 4, one primitive pair a bra pair at most."""
     threads = 32 * warps
-    zeros, mma, store, lane_place = bra_operations(rows8, nt, unit, turned)
+    zeros, _, store, lane_place = bra_operations(rows8, nt, unit, turned)
+    products = make_stair_products(rows8, nt, unit == "dmma16", turned, ahead=True)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
-    column_state, gather = make_column_state(nt, False), make_gather_columns(nt)
+    column_state = make_column_state(nt, False)
 
     def kernel(
-        h, first_prim, start, first_pair, r, r_stride, slots, nket, words, np8, nq8, abq, nab, npair, parts,
+        h, first_prim, start, first_pair, ends, rows, r, r_stride, slots, nket, words, np8, nq8, abq, nab, npair, parts,
     ):  # fmt: skip
         panel = shared_address(cuda.shared.array(0, types.float64))
         tid = i64(cuda.threadIdx.x)
@@ -44,8 +46,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
         prim, live = start[first_pair + pair], start[first_pair + pair + 1] > start[first_pair + pair]
         doubles = np8 * (rows8 * 64)
         table = panel + 8 * doubles
-        lane_row, lane_offset = lane_place(lane)
-        steps = np8 if live else i64(0)
+        lane_row, lane_q = lane_place(lane)
         if live:
             copy_panel(panel, h, prim * doubles, doubles, tid)
         copy_panel(table, words, 0, words.size, tid)
@@ -59,7 +60,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
         commit_copies()
         wait_all()
         cuda.syncthreads()
-        a_address = panel + 16 * lane
+        a_address, words_here, words_step = panel + 16 * lane, table + 4 * lane, nq8 * 128
         while column < ncol:
             wait_all()
             cuda.syncwarp()
@@ -71,20 +72,14 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
                 copy_r(r_base + buffer * r_bytes, r, (r_row + k) * r_stride, min(slots, nket - k) * r_stride, lane)
             commit_copies()
             state = column_state(column, ncol, quotient(column, nq8), nq8, r_stride)
-            acc, a_here, words_here = zeros(), types.int32(a_address), types.int32(table + 4 * lane)
-            b = gather(r_address, words_here, state)
-            for _ in range(steps - 1):  # the next gather goes ahead of this step's products
-                words_here = types.int32(words_here + nq8 * 128)
-                following_b = gather(r_address, words_here, state)
-                acc = mma(acc, a_here, b)
-                a_here, b = types.int32(a_here + rows8 * 512), following_b
+            acc = zeros()
             if live:
-                acc = mma(acc, a_here, b)
-            destination = (column * npair + pair) * nab * 8 + lane_offset
-            store(acc, abq, destination, npair * nab * 8, ncol - column, nab - lane_row)
+                acc = products(acc, a_address, rows8 * 512, words_here, words_step, r_address, state, ends, np8)
+            destination = (column * npair + pair) * nab * 8 + lane_q
+            store(acc, abq, destination, npair * nab * 8, ncol - column, rows, lane_row)
             column = following
 
-    signature = (F64, i64, I64, i64, F64, i64, i64, i64, F64, i64, i64, F64, i64, i64, i64)
+    signature = (F64, i64, I64, i64, I32, I32, F64, i64, i64, i64, F64, i64, i64, F64, i64, i64, i64)
     return Kernel(kernel, signature, (threads, 2))
 
 
@@ -124,8 +119,10 @@ def launch_resident_bra(unit, h, ab, cd, r, abq, stream):
     tile = bra_tile(unit, bra)
     slots, _, shared = shared_parts(bra, ket, tile)
     parts = parts_of(ket.nprim * nq8, tile)
+    shells, tables = class_of(bra), (tile.rows8, 1) if tile.turned else (tile.rows8 // 2, 2)
+    ends, rows = table_on_device(level_ends, shells, *tables), table_on_device(row_table, shells, tile.rows8)
     launch(
         resident_variant(unit, bra), parts * len(bra), tile.threads, stream, shared,
-        h, ab.first_prim, ab.data.start, ab.first, r, r_stride(bra.l + ket.l), slots, ket.nprim,
+        h, ab.first_prim, ab.data.start, ab.first, ends, rows, r, r_stride(bra.l + ket.l), slots, ket.nprim,
         table_on_device(all_words, bra.l, ket.l), np8, nq8, abq, bra.nab, len(bra), parts,
     )  # fmt: skip

@@ -73,7 +73,8 @@ def single_product(mt, nt, warps, stages, unit):
             commit_copies()
             if step >= 0:
                 here = ring + slot * stage_bytes + 16 * lane
-                acc = mma(acc, types.int32(here), load(types.int32(here + b_offset + warp * (nt * 512))))
+                b = load(types.int32(here + b_offset + warp * (nt * 512)))
+                acc = mma(acc, types.int32(here), b, types.int32(2 * mt))
             slot = slot + 1 if slot + 1 < stages else 0
             step += 1
 

@@ -6,20 +6,23 @@ Both transforms are one product with a panel of H on the left (rows ab or cd) an
     step 5, a ket pair:  (ab|cd) = sum_q H[cd, q] (ab|q]     columns: ab of every bra pair
 
 A panel is, for every 8 of the inner index, fragments of 16 rows [k half][lane][row half], see `md4.ptx`; it is
-zero-padded. The panel comes to shared memory through a ring of asynchronous copies and serves all warps of a block;
-each warp owns `nt` column fragments. In step 4 the right operand is gathered from r in shared memory, so [p|q] never
-exists in memory; what comes through the same ring is where each lane finds its r[p+q] (`gather_words`). In step 5 it is
-the operand itself. Between the steps (ab|q] lies in memory as
+zero-padded, rows and inner indices in the order of `md4.stairs`: of each block of 8 inner indices, `reach` blocks of 8
+rows count, the products with the others are left out. (Step 5 keeps the rows' own order where they are contiguous in
+the result, and leaves nothing out.) The panel comes to shared memory through a ring of asynchronous copies and serves
+all warps of a block; each warp owns `nt` column fragments. In step 4 the right operand is gathered from r in shared
+memory, so [p|q] never exists in memory; what comes through the same ring is where each lane finds its r[p+q]
+(`gather_words`). In step 5 it is the operand itself. Between the steps (ab|q] lies in memory as
 
     abq[q block of 8][bra pair][ab][8 q],
 
-so that columns of step 5, the (bra pair, ab) of all pairs in a row, are contiguous: fragments of 8 straddle pairs.
+so that columns of step 5, the (bra pair, ab) of all pairs in a row, are contiguous: fragments of 8 straddle pairs. Rows
+ab are in their own order again there, blocks of q are in that of the ket's staircase.
 """
 
 import numpy as np
 
 from md4.angular import packed_hermite, sum_ordinal
-from md4.device import F64, I64, cuda, jit_device, table_on_device, types
+from md4.device import F64, I32, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
 from md4.kernels import plain
 from md4.kernels.hermite import form_rows
@@ -35,9 +38,18 @@ from md4.ptx import (
     make_zeros,
     shared_address,
 )
-from md4.stores import make_store_columns, make_store_columns_turned, make_store_panels, make_store_turned
+from md4.stairs import (
+    class_of,
+    depths,
+    full_depths,
+    full_reach,
+    gather_order,
+    hermite_order,
+    reach,
+    row_table,
+)
+from md4.stores import make_store_columns, make_store_panels, make_store_rows_turned, make_store_turned
 from md4.tiles import (
-    KET_TURNED_COLUMNS,
     MAX_COLUMNS,
     SHARED_BYTES,
     blocks_of_8,
@@ -48,7 +60,6 @@ from md4.tiles import (
 )
 
 i64 = types.int64
-
 
 def make_copy_panel(rows8, threads):
     """Device function: the block starts to copy a panel's `rows8` blocks of 8 rows, 32 pieces of 16 bytes each."""
@@ -76,7 +87,7 @@ def make_copy_range(threads):
 
 
 def bra_operations(rows8, nt, unit, turned):
-    """(intrinsics: zero tile, one step of the product, storing; lane -> its row and its offset) of a tile of step 4."""
+    """(intrinsics: zero tile, one step of the product, storing; lane -> its row and its q) of a tile of step 4."""
     wide = unit == "dmma16"
     if turned:
         mma, store = make_mma_turned(nt // 2, rows8, wide), make_store_turned(nt // 2, rows8)
@@ -85,8 +96,8 @@ def bra_operations(rows8, nt, unit, turned):
 
     def place(lane):
         if turned:
-            return 2 * (lane & 3), 16 * (lane & 3) + (lane >> 2)
-        return lane >> 2, 2 * lane
+            return 2 * (lane & 3), lane >> 2
+        return lane >> 2, 2 * (lane & 3)
 
     return make_zeros(2 * rows8 * nt), mma, store, jit_device(place)
 
@@ -108,8 +119,8 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         copy_words(address + words_offset, words, first_word, tid)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, words, words_row, np8, nq8, abq, nab, npair,
-        row_blocks, column_blocks,
+        h, first_prim, start, first_pair, h_rows, reach, depths, rows, r, r_stride, nket, words, words_row, np8, nq8,
+        abq, nab, npair, row_blocks, column_blocks,
     ):  # fmt: skip
         ring = shared_address(cuda.shared.array(0, types.float64))
         tid = i64(cuda.threadIdx.x)
@@ -117,8 +128,8 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         row_block, rest = i64(cuda.blockIdx.x) % row_blocks, i64(cuda.blockIdx.x) // row_blocks
         first_column, pair = rest % column_blocks * columns, rest // column_blocks
         first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        panel = h_rows * 64
-        source, steps = first * np8 * panel + row_block * (rows8 * 64), (last - first) * np8
+        panel, depth, first_row = h_rows * 64, i64(depths[row_block]), row_block * rows8
+        source, steps, skipped = first * np8 * panel + first_row * 64, (last - first) * depth, (np8 - depth) * panel
 
         # r of the ket primitives that the block's columns touch, for one bra primitive at a time
         ncol = nket * nq8
@@ -138,8 +149,11 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
                 fill(ring + n * stage_bytes, h, source, words, first_word + filled_k * words_row, tid)
             commit_copies()
             source += panel
-            filled_k = filled_k + 1 if filled_k + 1 < np8 else i64(0)
-        step, slot, r_address = 0, 0, r_base
+            filled_k += 1
+            if filled_k == depth:
+                filled_k = i64(0)
+                source += skipped
+        step, slot, r_address, coming = 0, 0, r_base, reach[0]
         for prim in range(last - first):
             if prim > 0:
                 if r_buffers == 1:
@@ -149,7 +163,8 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
                     wait_all()
                 else:
                     r_address = types.int32(r_base + (prim & 1) * (8 * r_count))
-            for k in range(np8):
+            for k in range(depth):
+                count, coming = types.int32(coming - first_row), reach[k + 1 if k + 1 < depth else 0]
                 wait()
                 cuda.syncthreads()
                 if step + stages - 1 < steps:
@@ -160,47 +175,57 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
                     copy_range(other, r, r_source + (prim + 1) * nket * r_stride, r_count, tid)
                 commit_copies()
                 source += panel
-                filled_k = filled_k + 1 if filled_k + 1 < np8 else i64(0)
+                filled_k += 1
+                if filled_k == depth:
+                    filled_k = i64(0)
+                    source += skipped
                 b = gather(r_address, types.int32(mine + slot * stage_bytes), state)
-                acc = mma(acc, types.int32(ring + slot * stage_bytes + 16 * lane), b)
+                acc = mma(acc, types.int32(ring + slot * stage_bytes + 16 * lane), b, count)
                 step += 1
                 slot = slot + 1 if slot + 1 < stages else 0
-        lane_row, lane_offset = lane_place(lane)
-        column, row = first_column + warp * nt, row_block * (rows8 * 8)
-        destination = ((column * npair + pair) * nab + row) * 8 + lane_offset
-        store(acc, abq, destination, npair * nab * 8, ncol - column, nab - row - lane_row)
+        lane_row, lane_q = lane_place(lane)
+        column = first_column + warp * nt
+        destination = (column * npair + pair) * nab * 8 + lane_q
+        store(acc, abq, destination, npair * nab * 8, ncol - column, rows, 8 * first_row + lane_row)
 
-    signature = (F64, i64, I64, i64, i64, F64, i64, i64, F64, i64, i64, i64, F64, i64, i64, i64, i64)
+    signature = (F64, i64, I64, i64, i64, *[I32] * 3, F64, i64, i64, F64, i64, i64, i64, F64, i64, i64, i64, i64)
     return Kernel(kernel, signature, (threads, max(1, 8 // warps)))
 
 
 def ket_operations(rows8, nt, unit, turned):
-    """(intrinsics: zero tile, one step of the product, storing; lane -> its row and its column) of a tile of step 5."""
+    """(intrinsics: zero tile, one step of the product; device function: storing) of a tile of step 5."""
     wide = unit == "dmma16"
     if turned:
-        mma, store = make_mma_turned(nt // 2, rows8, wide), make_store_columns_turned(nt // 2, rows8)
+        mma, store = make_mma_turned(nt // 2, rows8, wide), make_store_rows_turned(nt // 2, rows8)
     else:
         mma, store = make_mma_tile(rows8 // 2, nt, wide), make_store_columns(rows8 // 2, nt)
 
-    def place(lane):
-        if turned:
-            return 2 * (lane & 3), lane >> 2
-        return lane >> 2, 2 * (lane & 3)
+    def step(acc, address, b, count):
+        return mma(acc, address, b, count if turned else types.int32(rows8))  # all rows, or else what counts
 
-    return make_zeros(2 * rows8 * nt), mma, store, jit_device(place)
+    def finish(acc, lane, out, first, row, rows, nrow, column, ncol, group, s_group, s_column, s_row):
+        if turned:
+            column += lane >> 2
+            store(acc, out, first, column, ncol, group, s_group, s_column, s_row, rows, row + 2 * (lane & 3))
+        else:
+            row += lane >> 2
+            column += 2 * (lane & 3)
+            store(acc, out, first + row * s_row, column, ncol, group, s_group, s_column, s_row, nrow - row)
+
+    return make_zeros(2 * rows8 * nt), jit_device(step), jit_device(finish)
 
 
 def ket_transform(rows8, nt, warps, stages, unit, turned):
     """Kernel factory for step 5; both operands come through the ring."""
     threads, columns = 32 * warps, nt * warps
     b_offset, stage_bytes = rows8 * 512, rows8 * 512 + nt * warps * 512
-    zeros, mma, store, lane_place = ket_operations(rows8, nt, unit, turned)
+    zeros, mma, finish = ket_operations(rows8, nt, unit, turned)
     copy_panel, copy_columns = make_copy_panel(rows8, threads), make_copy_async(nt, threads)
-    load, wait = make_load_blocks(nt), make_wait_copies(stages - 2)
+    load, wait = make_load_blocks(nt, turned), make_wait_copies(stages - 2)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, abq, npair, nq8, nab, ncd, out, out_first, s_ij, s_kl, s_ab, s_cd,
-        row_blocks, column_blocks,
+        h, first_prim, start, first_pair, h_rows, reach, depths, rows, abq, npair, nq8, nab, ncd, out, out_first, s_ij,
+        s_kl, s_ab, s_cd, row_blocks, column_blocks,
     ):  # fmt: skip
         ring = shared_address(cuda.shared.array(0, types.float64))
         tid = i64(cuda.threadIdx.x)
@@ -208,12 +233,12 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
         row_block, rest = i64(cuda.blockIdx.x) % row_blocks, i64(cuda.blockIdx.x) // row_blocks
         first_column, pair = rest % column_blocks * columns, rest // column_blocks
         first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        panel, ncol = h_rows * 64, npair * nab
-        source, steps = first * nq8 * panel + row_block * (rows8 * 64), (last - first) * nq8
+        panel, ncol, depth, first_row = h_rows * 64, npair * nab, i64(depths[row_block]), row_block * rows8
+        source, steps, skipped = first * nq8 * panel + first_row * 64, (last - first) * depth, nq8 - depth
         # the last fragment may read what lies behind its block: those columns are not stored
         b_source = (first - first_prim) * nq8 * ncol * 8 + first_column * 64 + 2 * tid
         b_pieces = (min(i64(columns), (ncol + 7) // 8 - first_column) * 32 - tid + threads - 1) // threads
-        b_ring = ring + b_offset + 16 * tid
+        b_ring, filled_k = ring + b_offset + 16 * tid, i64(0)
 
         acc = zeros()
         for n in range(stages - 1):
@@ -223,10 +248,18 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
             commit_copies()
             source += panel
             b_source += ncol * 8
-        slot = 0
+            filled_k += 1
+            if filled_k == depth:
+                filled_k = i64(0)
+                source += skipped * panel
+                b_source += skipped * ncol * 8
+        slot, k, coming = 0, i64(0), reach[0]
         for step in range(steps):
+            k = k + 1 if k + 1 < depth else i64(0)
+            count, coming = types.int32(coming - first_row), reach[k]
             wait()
             cuda.syncthreads()
+            here = ring + slot * stage_bytes + 16 * lane
             if step + stages - 1 < steps:
                 filled = slot + stages - 1 if slot == 0 else slot - 1
                 copy_panel(ring + filled * stage_bytes, h, source, tid)
@@ -234,16 +267,19 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
             commit_copies()
             source += panel
             b_source += ncol * 8
-            here = ring + slot * stage_bytes + 16 * lane
+            filled_k += 1
+            if filled_k == depth:
+                filled_k = i64(0)
+                source += skipped * panel
+                b_source += skipped * ncol * 8
             b = load(types.int32(here + b_offset + warp * (nt * 512)))
-            acc = mma(acc, types.int32(here), b)
+            acc = mma(acc, types.int32(here), b, count)
             slot = slot + 1 if slot + 1 < stages else 0
 
-        lane_row, lane_column = lane_place(lane)
-        cd, column = row_block * (rows8 * 8) + lane_row, 8 * (first_column + warp * nt) + lane_column
-        store(acc, out, out_first + pair * s_kl + cd * s_cd, column, ncol, nab, s_ij, s_ab, s_cd, ncd - cd)
+        column, base = 8 * (first_column + warp * nt), out_first + pair * s_kl
+        finish(acc, lane, out, base, 8 * first_row, rows, ncd, column, ncol, nab, s_ij, s_ab, s_cd)
 
-    signature = (F64, i64, I64, i64, i64, F64, *[i64] * 4, F64, *[i64] * 7)
+    signature = (F64, i64, I64, i64, i64, *[I32] * 3, F64, *[i64] * 4, F64, *[i64] * 7)
     return Kernel(kernel, signature, (threads, max(1, 8 // warps)))
 
 
@@ -264,7 +300,7 @@ def bra_tile(unit, bra):
 
 def bra_form(unit, bra):
     """The form of H that step 4 reads."""
-    return "turned" if bra_tile(unit, bra).turned else "bra"
+    return "bra" if unit == "fma" else "bra turned" if bra_tile(unit, bra).turned else "bra stairs"
 
 
 def bra_shared(tile, bra, ket):
@@ -286,13 +322,13 @@ def bra_variant(unit, bra, ket):
 
 def ket_form(unit, ket, swap):
     """The form of H that step 5 reads: for a turned tile where bra and ket changed names, as ab is contiguous then."""
-    return "right" if swap and unit != "fma" and blocks_of_8(ket.nab) in KET_TURNED_COLUMNS else "ket"
+    return "ket" if unit == "fma" else "ket turned" if swap else "ket flat"
 
 
 def ket_tile(unit, ket, form):
     """The tile of step 5."""
     steps = blocks_of_8(ket.nherm)
-    return turned_ket_tile(ket.nab, steps, unit) if form == "right" else choose_tile(ket.nab, steps, unit)
+    return turned_ket_tile(ket.nab, steps, unit) if form == "ket turned" else choose_tile(ket.nab, steps, unit)
 
 
 def ket_variant(unit, ket, form):
@@ -324,9 +360,11 @@ def padded_hermite(l):
 def gather_words(l_bra, l_ket):
     """Byte offsets of r[p+q] for each lane's two p of every block of 8 p and of 8 q, a pair in 32 bits; as float64.
 
-    Shape (p blocks, q blocks, 16), words in order of lanes; p and q beyond N_p and N_q stand for 0.
+    Shape (p blocks, q blocks, 16), words in order of lanes, p and q in that of `md4.stairs`; padding stands for 0.
     """
-    p, q = padded_hermite(l_bra).reshape(-1, 1, 1, 4, 2), padded_hermite(l_ket).reshape(1, -1, 8, 1)
+    p, q = packed_hermite(l_bra)[gather_order(l_bra)], packed_hermite(l_ket)[hermite_order(l_ket)]
+    p, q = np.where(gather_order(l_bra) < 0, 0, p), np.where(hermite_order(l_ket) < 0, 0, q)
+    p, q = p.reshape(-1, 1, 1, 4, 2), q.reshape(1, -1, 8, 1)
     low, high = (8 * sum_ordinal(p[..., n], q) for n in range(2))
     words = (low + (high << 16)).astype(np.uint32)
     return words.reshape(*words.shape[:2], 32).view(np.float64)
@@ -343,20 +381,35 @@ def words_in_turn(l_bra, l_ket):
     return np.take(words, range(words.shape[1] + MAX_COLUMNS), axis=1, mode="wrap").reshape(-1)
 
 
+def stair_tables(pairs, rows8, row_blocks, flat=False):
+    """Tables of a class on the device: reach and depths (see `md4.stairs`), and the places of its rows.
+
+    `flat`: for rows as they are, which all count everywhere.
+    """
+    shells = class_of(pairs)
+    return (
+        table_on_device(full_reach if flat else reach, shells),
+        table_on_device(full_depths if flat else depths, shells, rows8, row_blocks),
+        table_on_device(row_table, shells, rows8 * row_blocks),
+    )
+
+
 def launch_bra_transform(unit, h, ab, cd, r, abq, stream):
     """(ab|q] of a chunk; `h` panels of the whole bra list, `r` of the chunk."""
     bra, ket = ab.pairs, cd.pairs
     np8, nq8, tile = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), bra_tile(unit, bra)
     row_blocks, column_blocks = grid(tile, bra.nab, ket.nprim * nq8)
+    stairs = ()
     if unit == "fma":
         words = table_on_device(padded_hermite, bra.l), table_on_device(padded_hermite, ket.l)
     else:
+        stairs = stair_tables(bra, tile.rows8, row_blocks)
         words = table_on_device(words_in_turn, bra.l, ket.l), 16 * (nq8 + MAX_COLUMNS)
     launch(
         bra_variant(unit, bra, ket), row_blocks * column_blocks * len(bra), tile.threads, stream,
         bra_shared(tile, bra, ket)[1],
-        h, ab.first_prim, ab.data.start, ab.first, form_rows(bra.nab, bra_form(unit, bra)), r, r_stride(bra.l + ket.l),
-        ket.nprim, *words, np8, nq8, abq, bra.nab, len(bra), row_blocks, column_blocks,
+        h, ab.first_prim, ab.data.start, ab.first, form_rows(bra.nab, bra_form(unit, bra)), *stairs, r,
+        r_stride(bra.l + ket.l), ket.nprim, *words, np8, nq8, abq, bra.nab, len(bra), row_blocks, column_blocks,
     )  # fmt: skip
 
 
@@ -365,9 +418,10 @@ def launch_ket_transform(unit, abq, h, form, ab, cd, block, stream):
     bra, ket = ab.pairs, cd.pairs
     nq8, tile = blocks_of_8(ket.nherm), ket_tile(unit, ket, form)
     row_blocks, column_blocks = grid(tile, ket.nab, blocks_of_8(len(bra) * bra.nab))
+    stairs = () if unit == "fma" else stair_tables(ket, tile.rows8, row_blocks, form == "ket flat")
     launch(
         ket_variant(unit, ket, form), row_blocks * column_blocks * len(ket), tile.threads, stream,
         0 if unit == "fma" else tile.stages * 512 * (tile.rows8 + tile.columns),
-        h, cd.first_prim, cd.data.start, cd.first, form_rows(ket.nab, form), abq, len(bra), nq8, bra.nab, ket.nab,
-        block.array, block.first, *block.strides, row_blocks, column_blocks,
+        h, cd.first_prim, cd.data.start, cd.first, form_rows(ket.nab, form), *stairs, abq, len(bra), nq8, bra.nab,
+        ket.nab, block.array, block.first, *block.strides, row_blocks, column_blocks,
     )  # fmt: skip
