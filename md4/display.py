@@ -88,7 +88,7 @@ def pairs_name(pairs):
 
 def pairs_facts(pairs):
     """What a list of shell pairs holds, as (name, value)."""
-    arrays = (pairs.exponent, pairs.centre, pairs.pa, pairs.pb, pairs.coef_a, pairs.coef_b, pairs.pairs, pairs.start)
+    primitives = () if pairs.primitives is None else pairs.primitives.arrays
     return [
         ("class", pairs_name(pairs)),
         ("shell pairs", len(pairs)),
@@ -96,7 +96,7 @@ def pairs_facts(pairs):
         ("most primitive pairs of a shell pair", pairs.max_prim),
         ("function pairs of a shell pair, N_ab", pairs.nab),
         ("Hermite functions of a primitive pair, N_p", pairs.nherm),
-        ("memory of these arrays", size_text(total_bytes(arrays))),
+        ("host memory", size_text(total_bytes((pairs.pairs, pairs.start, *primitives)))),
     ]
 
 
