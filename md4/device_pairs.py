@@ -45,6 +45,11 @@ class DevicePairs:
     start: object
     columns: object = None
 
+    @property
+    def nbytes(self):
+        """Bytes of all but the columns."""
+        return 8 * (self.records.size + self.owner.size + self.start.size)
+
 
 @dataclass(eq=False)
 class DeviceBasis:
