@@ -187,6 +187,11 @@ class Basis:
         with np.errstate(divide="ignore"):
             return np.log(np.maximum.reduceat(abs(self.coefficients), self.coef_loc))
 
+    @cached_property
+    def class_keys(self):
+        """One number for each shell's class, ndarray of int64, shape (nshell,)."""
+        return (self.classes[:, 0] << 32) + self.classes[:, 1]
+
     @classmethod
     def from_mol(cls, mol):
         """The basis of a `pyscf.gto.Mole` (built), spherical or Cartesian as `mol.cart` says."""

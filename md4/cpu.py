@@ -30,7 +30,9 @@ from md4.loops import (
     scatter_blocks,
 )
 from md4.memory import check_out, tensor_refusal
+from md4.pairs import shell_pairs
 from md4.plan import Plan, cheaper_swapped
+from md4.screening import row_norms
 
 # [p|q] of one chunk is kept near this size (bytes): still in cache when BLAS reads it, and work enough for each step.
 PQ_BYTES = 4 << 20
@@ -165,13 +167,17 @@ class CpuBackend:
         self.taken = block.nbytes
         return block
 
-    def pair_diagonal(self, block):
-        """(ab|ab) of a block of a pair list with itself, shape (npair, na, nb)."""
-        return np.einsum("iiabab->iab", block).copy()
+    def new_bounds(self, count):
+        """Room for the Schwarz bounds of as many pairs."""
+        return np.empty(count)
 
-    def fetch_diagonal(self, diagonal):
-        """Nothing to do: it is in host memory."""
-        return diagonal
+    def store_bounds(self, block, bounds, first):
+        """R_ab of a block of a pair list with itself, to `bounds` from `first` on."""
+        bounds[first : first + len(block)] = row_norms(np.einsum("iiabab->iab", block))
+
+    def fetch_bounds(self, bounds):
+        """Nothing to do: they are in host memory."""
+        return bounds
 
     @property
     def digest_copies(self):
@@ -208,9 +214,9 @@ class CpuBackend:
         nij, nkl, na, nb, nc, nd = out.shape
         return HostBlock(out.reshape(nij, nkl, na * nb, nc * nd))
 
-    def upload(self, pairs):
-        """Nothing to do: the arrays are where they are used."""
-        return None
+    def prepare(self, basis, pairs, cutoff):
+        """`ShellPairs` of a checked list; nothing to keep beside them."""
+        return shell_pairs(basis, pairs, cutoff=cutoff), None
 
     def release(self, h):
         """Nothing to do: H matrices go with their last reference."""
@@ -221,11 +227,11 @@ class CpuBackend:
 
     def hermite(self, prepared, form):
         """Step 1: flat H blocks of `prepared`; for a 'ket', (-1)^|q| included."""
-        pairs = prepared.pairs
+        pairs, prims = prepared.pairs, prepared.pairs.primitives
         h = np.empty(pairs.nprim * pairs.nab * pairs.nherm)
         owner = np.repeat(np.arange(pairs.npair), np.diff(pairs.start))
         h_matrices()(
-            pairs.start, owner, pairs.la, pairs.lb, pairs.exponent, pairs.pa, pairs.pb, pairs.coef_a, pairs.coef_b,
+            pairs.start, owner, pairs.la, pairs.lb, prims.exponent, prims.pa, prims.pb, prims.coef_a, prims.coef_b,
             *(angular_tables(l, pairs.pure) for l in (pairs.la, pairs.lb)), hermite_triples(pairs.l), form == "ket", h,
         )  # fmt: skip
         return h
@@ -236,7 +242,7 @@ class CpuBackend:
         l = bra.l + ket.l
         r = self.workspace("r", (bra.nprim, ket.nprim, nherm(l)))
         r_integrals(self.operator.kind)(
-            l, bra.exponent, bra.centre, ket.exponent, ket.centre,
+            l, bra.primitives.exponent, bra.primitives.centre, ket.primitives.exponent, ket.primitives.centre,
             self.operator.parameter, self.table, lane_table(l), r,
         )  # fmt: skip
         return r

@@ -17,6 +17,8 @@ F64, F64_2D = types.float64[::1], types.float64[:, ::1]
 I32 = types.int32[::1]
 I64, I64_2D = types.int64[::1], types.int64[:, ::1]
 
+# Copies from host memory up to this size are asynchronous, says the CUDA programming guide; longer ones may not be.
+UNWAITED_BYTES = 64 << 10
 # Left to the driver and to kernels' local memory when md4 may take all that is free.
 RESERVE_BYTES = 512 << 20
 
@@ -65,6 +67,19 @@ def as_stream(stream):
     if isinstance(handle, int):
         return cuda.external_stream(handle) if handle else cuda.default_stream()
     raise ArgumentError(f"stream must be an integer handle or a Numba, CuPy or PyTorch stream, not {stream!r}.")
+
+
+def urgent_stream():
+    """A new stream whose kernels go before those that wait on others, and that no work on stream 0 holds up."""
+    cuda.current_context()
+    error, _, highest = driver.cuCtxGetStreamPriorityRange()
+    check(error, "asking for the priorities of streams")
+    flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+    error, handle = driver.cuStreamCreateWithPriority(flags, highest)
+    check(error, "making a stream")
+    stream = cuda.external_stream(int(handle))
+    weakref.finalize(stream, driver.cuStreamDestroy, handle)
+    return stream
 
 
 class Buffer:
@@ -160,6 +175,11 @@ class Pool:
         memory = blocks.pop() if blocks else self._allocate(size)
         return Buffer(memory.device_pointer_value, (count,), 8, memory)
 
+    def fresh(self, count):
+        """A buffer that no earlier work may still use, as `get` gives otherwise."""
+        memory = self._allocate(bucket(8 * count))
+        return Buffer(memory.device_pointer_value, (count,), 8, memory)
+
     def _allocate(self, size):
         self.free = None  # others use the device too
         if size > self._room():
@@ -176,7 +196,7 @@ class Pool:
         return cuda.current_context().memalloc(size)
 
     def release(self, buffer):
-        """Takes a buffer of `get` back; work already on the stream may still use it."""
+        """Takes a buffer of `get` or `fresh` back; work already on the stream may still use it."""
         self.idle.setdefault(buffer.owner.size, []).append(buffer.owner)
 
     def trim(self):
@@ -198,11 +218,11 @@ class Pool:
         self.held -= size
         self.free = None
 
-    def upload(self, arrays, stream):
-        """Host arrays of 8-byte items, one after the other in one buffer, and where each begins."""
+    def upload(self, arrays, stream, fresh=False):
+        """Host arrays of 8-byte items, one after the other in one buffer (see `fresh`), and where each begins."""
         rows = [np.ascontiguousarray(a).reshape(-1).view(np.int64) for a in arrays]
         packed = np.concatenate(rows)
-        buffer = self.get(max(1, packed.size))
+        buffer = (self.fresh if fresh else self.get)(max(1, packed.size))
         copy_to_device(buffer.pointer, packed, stream)
         edges = np.cumsum([0, *(r.size for r in rows)]).tolist()
         return buffer, [buffer.part(e, np.shape(a)) for e, a in zip(edges, arrays)]
@@ -213,6 +233,13 @@ def copy_to_device(pointer, array, stream):
     if array.nbytes:
         (error,) = driver.cuMemcpyHtoDAsync(pointer, array.ctypes.data, array.nbytes, int(stream.handle))
         check(error, "copying to the device")
+
+
+def copy_in_pieces(pointer, array, stream):
+    """As `copy_to_device`, in pieces so small that the driver does not wait for the stream to come to them."""
+    rows = array.reshape(-1).view(np.uint8)
+    for first in range(0, rows.size, UNWAITED_BYTES):
+        copy_to_device(pointer + first, rows[first : first + UNWAITED_BYTES], stream)
 
 
 def copy_to_host(array, pointer, stream):

@@ -31,15 +31,13 @@ class DeviceCoulomb:
         """D_q of a whole list, and zeros for J_q."""
         backend, pairs = self.backend, prepared.pairs
         size = pairs.nprim * hermite_width(pairs)
-        owner = np.repeat(np.arange(len(pairs)), np.diff(pairs.start))
         zeros = np.zeros((self.shape[0], size))
-        # rows of 64 bytes first: kernels load 16 bytes at a time
-        buffer, (densities, sums, owner) = backend.pool.upload([zeros, zeros, owner], backend.stream)
+        buffer, (densities, sums) = backend.pool.upload([zeros, zeros], backend.stream)
         h, ao = prepared.h("right"), backend.first_aos(prepared, self.basis)
         sides = [tuple(m.part(n * size, (size,)) for m in (densities, sums)) for n in range(self.shape[0])]
         self.sides[prepared] = buffer, sides
         for matrix, (density, _) in zip(self.matrices(self.twice), sides):
-            launch_hermite_densities(prepared, h, owner, ao, matrix, self.shape[1], density, backend.stream)
+            launch_hermite_densities(prepared, h, ao, matrix, self.shape[1], density, backend.stream)
 
     def add(self, ab, cd, triangle):
         """All of `ab` with all of `cd`, slices of lists that are loaded, of one list if `triangle`."""

@@ -88,7 +88,7 @@ def pairs_name(pairs):
 
 def pairs_facts(pairs):
     """What a list of shell pairs holds, as (name, value)."""
-    arrays = (pairs.exponent, pairs.centre, pairs.pa, pairs.pb, pairs.coef_a, pairs.coef_b, pairs.pairs, pairs.start)
+    primitives = () if pairs.primitives is None else pairs.primitives.arrays
     return [
         ("class", pairs_name(pairs)),
         ("shell pairs", len(pairs)),
@@ -96,7 +96,7 @@ def pairs_facts(pairs):
         ("most primitive pairs of a shell pair", pairs.max_prim),
         ("function pairs of a shell pair, N_ab", pairs.nab),
         ("Hermite functions of a primitive pair, N_p", pairs.nherm),
-        ("memory of these arrays", size_text(total_bytes(arrays))),
+        ("host memory", size_text(total_bytes((pairs.pairs, pairs.start, *primitives)))),
     ]
 
 
@@ -114,6 +114,8 @@ def prepared_text(prepared):
 def prepared_html(prepared):
     """Pairs that a backend works with, and the H matrices that are kept."""
     rows = [*pairs_facts(prepared.pairs), ("backend", prepared.backend.name)]
+    if prepared.data is not None:
+        rows.append(("primitive pairs of the list on the device", size_text(prepared.data.nbytes)))
     if prepared.whole is not prepared:
         rows.append(("slice of a list, from pair", prepared.first))
     rows += [(f"H[ab, p], form '{form}'", size_text(total_bytes([h]))) for form, h in prepared.whole._h.items()]

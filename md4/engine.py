@@ -19,7 +19,7 @@ import numpy as np
 from md4.basis import Basis
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.operators import as_operator, check_order
-from md4.pairs import PRIMITIVE_CUTOFF, shell_pairs
+from md4.pairs import PRIMITIVE_CUTOFF, check_pairs
 
 BACKENDS = ("auto", "cuda", "cpu")
 
@@ -31,7 +31,7 @@ class PreparedPairs:
     ----------
     pairs : ShellPairs
     data
-        What `backend.upload` made of the whole list.
+        What the backend keeps of the whole list beside `pairs`.
     whole : PreparedPairs
         The whole list.
     first, first_prim : int
@@ -40,9 +40,9 @@ class PreparedPairs:
         First AOs of the pairs' shells as a backend keeps them; None before it needs them.
     """
 
-    def __init__(self, pairs, backend):
-        self.pairs, self.backend, self._whole = pairs, backend, None  # a reference to itself would keep it alive
-        self.data = backend.upload(pairs)
+    def __init__(self, pairs, data, backend):
+        self.pairs, self.data, self.backend = pairs, data, backend
+        self._whole = None  # a reference to itself would keep it alive
         self.first = self.first_prim = 0
         self._h, self.places = {}, None
 
@@ -199,7 +199,8 @@ class Engine:
 
     def prepare(self, pairs, basis=None, side="pair", cutoff=PRIMITIVE_CUTOFF):
         """Pairs ready for `evaluate`, without primitive pairs below `cutoff`; see `PreparedPairs` and `shell_pairs`."""
-        return PreparedPairs(shell_pairs(basis or self.bra_basis, pairs, side, cutoff), self.backend)
+        basis = basis or self.bra_basis
+        return PreparedPairs(*self.backend.prepare(basis, check_pairs(basis, pairs, side), cutoff), self.backend)
 
     def check_memory(self, bra, ket, result_bytes=0):
         """Refuses, before anything is allocated, what cannot fit."""

@@ -12,14 +12,15 @@ from md4.coulomb import hermite_bytes
 from md4.cpu import host_memory
 from md4.device import Pool, as_buffer, as_stream, copy_to_device, copy_to_host, cuda, current_capability, require_gpu
 from md4.device_coulomb import DeviceCoulomb
+from md4.device_pairs import PairMaker
 from md4.device_tensor import DeviceDigest, DeviceTensor, StagedTensor
 from md4.dispatch import launcher
 from md4.errors import ArgumentError, DeviceError
 from md4.kernels import low, resident
 from md4.kernels.coulomb import hermite_width
-from md4.kernels.digest import digest_swapped, launch_diagonal
+from md4.kernels.digest import digest_swapped, launch_bounds
 from md4.kernels.fused import launch_fused
-from md4.kernels.hermite import RECORD, form_size, launch_h, pair_records
+from md4.kernels.hermite import RECORD, form_size, launch_h
 from md4.kernels.low import launch_low
 from md4.kernels.recurrence import launch_r
 from md4.kernels.resident import launch_resident_bra
@@ -29,17 +30,6 @@ from md4.memory import tensor_refusal
 from md4.plan import Plan
 from md4.screening import MIXED_SHELLS
 from md4.tiles import CHUNK_BYTES, blocks_of_8, r_stride
-
-
-@dataclass(eq=False)
-class DevicePairs:
-    """A pair list on the device: primitive records, their width, and each pair's range; columns once they are used."""
-
-    records: object
-    width: int
-    start: object
-    nprim: int
-    columns: object = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +84,7 @@ class GpuBackend:
         self.operator = operator
         self.stream = as_stream(stream)
         self.pool = Pool(max_memory)
+        self.pair_maker = PairMaker(self.pool, self.stream)
         self.capability = current_capability()
         self.unit = arithmetic_unit(self.capability)
 
@@ -121,7 +112,7 @@ class GpuBackend:
             seen_ahead.add(key)
 
     def with_operator(self, operator):
-        """The same with another operator; memory and stream are shared."""
+        """The same with another operator; memory, streams and what is known of pairs are shared."""
         other = copy(self)
         other.operator = operator
         return other
@@ -139,9 +130,9 @@ class GpuBackend:
         return 8 * (r + ket.max_prim * blocks_of_8(ket.nherm) * bra.nab * 8)
 
     def least_workspace(self, bra, ket):
-        """Bytes that one bra pair with one ket pair takes, records and H panels of all of them included."""
+        """Bytes that one bra pair with one ket pair takes, pair data and H panels of all of them included."""
         chunk = max(self.chunk_bytes(bra, ket), self.chunk_bytes(ket, bra))
-        records = sum(8 * (p.nprim * (RECORD + p.nctr_a + p.nctr_b) + p.npair + 1) for p in (bra, ket))
+        records = sum(8 * (p.nprim * (RECORD + p.nctr_a + p.nctr_b + 1) + 6 * p.npair + 1) for p in (bra, ket))
         # buffers are rounded up by an eighth at most
         return (chunk + records + self.hermite_bytes(bra) + self.hermite_bytes(ket)) * 9 // 8 + (1 << 16)
 
@@ -222,20 +213,20 @@ class GpuBackend:
             weakref.finalize(prepared, self.pool.release, buffer)
         return prepared.places
 
-    def pair_diagonal(self, block):
-        """(ab|ab) of a block of a pair list with itself, shape (npair, na, nb), on the device; forgets the block."""
-        npair, _, na, nb = block.dims[:4]
-        out = self.pool.get(npair * na * nb)
-        launch_diagonal(block, npair, na * nb, out, self.stream)
-        self.pool.release(block.array)
-        return out, (npair, na, nb)
+    def new_bounds(self, count):
+        """Room for the Schwarz bounds of as many pairs."""
+        return self.pool.get(count)
 
-    def fetch_diagonal(self, diagonal):
-        """What `pair_diagonal` made, on the host."""
-        buffer, shape = diagonal
-        host = np.empty(shape)
-        copy_to_host(host, buffer.pointer, self.stream)
-        self.pool.release(buffer)
+    def store_bounds(self, block, bounds, first):
+        """R_ab of a block of a pair list with itself, to `bounds` from `first` on; forgets the block."""
+        launch_bounds(block, bounds.part(first, (block.dims[0],)), self.stream)
+        self.pool.release(block.array)
+
+    def fetch_bounds(self, bounds):
+        """Bounds on the host."""
+        host = np.empty(bounds.shape)
+        copy_to_host(host, bounds.pointer, self.stream)
+        self.pool.release(bounds)
         return host
 
     def fetch(self, array):
@@ -255,13 +246,9 @@ class GpuBackend:
 
     # the steps
 
-    def upload(self, pairs):
-        """Primitive records and ranges on the device."""
-        records = pair_records(pairs)
-        buffer, (records, start) = self.pool.upload([records, pairs.start], self.stream)
-        data = DevicePairs(records.part(0, (records.size,)), records.shape[1], start, pairs.nprim)
-        weakref.finalize(data, self.pool.release, buffer)
-        return data
+    def prepare(self, basis, pairs, cutoff):
+        """`ShellPairs` and `DevicePairs` of a checked list."""
+        return self.pair_maker.prepare(basis, pairs, cutoff)
 
     def plan(self, bra, ket):
         """The kernels for a class, and the side that goes first."""
@@ -273,18 +260,11 @@ class GpuBackend:
         data, count = prepared.data, pairs.nprim
         places, stride = data.start, 1
         if form == "column":
-            places, stride = self.columns(data, pairs)
-            count = stride
+            columns = self.pair_maker.columns(pairs, data)
+            places, stride, count = columns.place, columns.slots, columns.slots
         h = self.pool.get(max(1, count) * form_size(pairs, form))
         launch_h(pairs, data.records, form, places, stride, h, self.stream)
         return h
-
-    def columns(self, data, pairs):
-        """(slot of each primitive, slots in all) of a whole list, whose columns are uploaded at the first call."""
-        if data.columns is None:
-            buffer, data.columns = low.upload_columns(pairs, self.pool, self.stream)
-            weakref.finalize(data, self.pool.release, buffer)
-        return data.columns.place, data.columns.slots
 
     def r(self, plan, ab, cd):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk."""

@@ -17,6 +17,37 @@ from md4.errors import ArgumentError
 # A primitive pair is dropped when a bound on its Schwarz integral^(1/2) is below this (atomic units): its largest
 # contribution to any integral is then far below the 1e-16 of the smallest integral that matters.
 PRIMITIVE_CUTOFF = 1e-25
+LOG_OF_UNITS = float(0.5 * np.log(2 * np.pi**2.5))
+
+
+@dataclass(frozen=True)
+class Primitives:
+    """What integrals need of primitive pairs, in host memory.
+
+    Attributes
+    ----------
+    exponent : ndarray, shape (nprim,)
+        p = za + zb, in Bohr^-2.
+    centre, pa, pb : ndarray, shape (nprim, 3)
+        P, P - A and P - B, in Bohr, in the order z, y, x (`md4.angular.AXES`).
+    coef_a : ndarray, shape (nprim, nctr_a)
+        Contraction coefficients of a's primitive, times exp(-za zb/p |A - B|^2).
+    coef_b : ndarray, shape (nprim, nctr_b)
+    """
+
+    exponent: np.ndarray
+    centre: np.ndarray
+    pa: np.ndarray
+    pb: np.ndarray
+    coef_a: np.ndarray
+    coef_b: np.ndarray
+
+    @property
+    def arrays(self):
+        return tuple(self.__dict__.values())
+
+    def __getitem__(self, piece):
+        return Primitives(*(array[piece] for array in self.arrays))
 
 
 @dataclass(frozen=True)
@@ -33,14 +64,9 @@ class ShellPairs:
         Angular components of a and b.
     pure : bool
     start : ndarray of int64, shape (npair + 1,)
-        Range of each pair in the primitive arrays.
-    exponent : ndarray, shape (nprim,)
-        p = za + zb, in Bohr^-2.
-    centre, pa, pb : ndarray, shape (nprim, 3)
-        P, P - A and P - B, in Bohr, in the order z, y, x (`md4.angular.AXES`).
-    coef_a : ndarray, shape (nprim, nctr_a)
-        Contraction coefficients of a's primitive, times exp(-za zb/p |A - B|^2).
-    coef_b : ndarray, shape (nprim, nctr_b)
+        Range of each pair in the list of primitive pairs.
+    primitives : Primitives or None
+        The primitive pairs; None where a GPU keeps them.
     """
 
     pairs: np.ndarray
@@ -52,12 +78,13 @@ class ShellPairs:
     ncomp_b: int
     pure: bool
     start: np.ndarray
-    exponent: np.ndarray
-    centre: np.ndarray
-    pa: np.ndarray
-    pb: np.ndarray
-    coef_a: np.ndarray
-    coef_b: np.ndarray
+    primitives: Primitives | None
+
+    @classmethod
+    def of_basis(cls, basis, pairs, start, primitives=None):
+        """Checked `pairs` of a basis, with what is known of their primitive pairs."""
+        (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
+        return cls(pairs, la, lb, nctr_a, nctr_b, basis.ncomp(la), basis.ncomp(lb), basis.pure, start, primitives)
 
     @cached_property
     def npair(self):
@@ -65,7 +92,7 @@ class ShellPairs:
 
     @cached_property
     def nprim(self):
-        return len(self.exponent)
+        return int(self.start[-1])
 
     @cached_property
     def l(self):
@@ -116,9 +143,9 @@ class ShellPairs:
         self.max_prim  # noqa: B018 computed now, it goes to the slice with all that is the same for every pair
         view = object.__new__(ShellPairs)
         view.__dict__.update(self.__dict__)
-        arrays = {k: getattr(self, k)[prims] for k in ("exponent", "centre", "pa", "pb", "coef_a", "coef_b")}
-        view.__dict__.update(arrays, pairs=self.pairs[first:last], start=start - start[0])
-        view.__dict__.update(npair=last - first, nprim=len(arrays["exponent"]))
+        primitives = None if self.primitives is None else self.primitives[prims]
+        view.__dict__.update(primitives=primitives, pairs=self.pairs[first:last], start=start - start[0])
+        view.__dict__.update(npair=last - first, nprim=int(start[-1] - start[0]))
         return view
 
     def __repr__(self):
@@ -140,19 +167,60 @@ def check_pairs(basis, pairs, side="pair"):
             f"not shape {pairs.shape} of {pairs.dtype}."
         )
     pairs = np.ascontiguousarray(pairs, dtype=np.int64)
-    outside = (pairs < 0) | (pairs >= basis.nshell)
-    if outside.any():
-        n, k = np.argwhere(outside)[0]
+    if pairs.min() < 0 or pairs.max() >= basis.nshell:
+        n, k = np.argwhere((pairs < 0) | (pairs >= basis.nshell))[0]
         raise ArgumentError(f"{side} {n} names shell {pairs[n, k]}, but the basis has shells 0 to {basis.nshell - 1}.")
-    kinds = basis.classes[pairs].reshape(-1, 4)
-    mixed = np.flatnonzero((kinds != kinds[0]).any(axis=1))
-    if len(mixed):
-        n = mixed[0]
+    keys = basis.class_keys[pairs]
+    mixed = keys != keys[0]
+    if mixed.any():
+        n = np.argwhere(mixed)[0, 0]
+        first, other = (tuple(basis.classes[pairs[k]].reshape(-1).tolist()) for k in (0, n))
         raise ArgumentError(
-            f"the {side} list mixes classes: pair 0 has (l_a, nctr_a, l_b, nctr_b) = {tuple(map(int, kinds[0]))}, "
-            f"pair {n} has {tuple(map(int, kinds[n]))}; give one list for each class."
+            f"the {side} list mixes classes: pair 0 has (l_a, nctr_a, l_b, nctr_b) = {first}, "
+            f"pair {n} has {other}; give one list for each class."
         )
     return pairs
+
+
+# What is computed of a primitive pair, defined once: with `numpy` in place of `lib` functions of arrays, with `math`
+# device functions of numbers for `md4.kernels.pairs`.
+
+
+def make_schwarz_estimate(lib):
+    """Logarithm of a bound on (ab|ab)^(1/2) of a primitive pair, generous by the polynomial's growth at its edges.
+
+    `coefficients` is the logarithm of the product of the largest of either primitive, `distance2` is |A - B|^2.
+    """
+
+    def schwarz_estimate(za, zb, la, lb, coefficients, distance2):
+        p, distance = za + zb, lib.sqrt(distance2)
+        width = lib.sqrt((la + lb + 1) / p)
+        reach = la * lib.log(zb / p * distance + width) + lb * lib.log(za / p * distance + width)
+        return coefficients - za * zb / p * distance2 + reach + LOG_OF_UNITS - 1.25 * lib.log(p)
+
+    return schwarz_estimate
+
+
+def make_gaussian_product(lib):
+    """(p, za/p, zb/p, exp(-za zb/p |A - B|^2)) of a primitive pair."""
+
+    def gaussian_product(za, zb, distance2):
+        p = za + zb
+        return p, za / p, zb / p, lib.exp(-(za * zb / p) * distance2)
+
+    return gaussian_product
+
+
+def product_axis(a, b, share_a, share_b):
+    """One axis of (P, P - A, P - B) from those of A and B, with za/p and zb/p."""
+    x = a - b
+    xpa = -share_b * x
+    return a + xpa, xpa, share_a * x
+
+
+def log_cutoff(cutoff):
+    """What the estimate is compared with: not below it counts."""
+    return float(np.log(cutoff)) if cutoff > 0 else -np.inf
 
 
 def primitive_pairs(basis, pairs):
@@ -163,17 +231,6 @@ def primitive_pairs(basis, pairs):
     rank = np.arange(total.sum()) - np.repeat(np.cumsum(total) - total, total)
     nb = counts[owner, 1]
     return owner, basis.prim_loc[pairs[owner, 0]] + rank // nb, basis.prim_loc[pairs[owner, 1]] + rank % nb
-
-
-def schwarz_estimate(basis, pairs, owner, ka, kb):
-    """Logarithm of a bound on (ab|ab)^(1/2) of primitive pairs, generous by the polynomial's growth at its edges."""
-    la, lb = basis.classes[pairs[0], 0]
-    za, zb = basis.exponents[ka], basis.exponents[kb]
-    p, distance = za + zb, np.linalg.norm(np.subtract(*basis.centres[pairs.T]), axis=1)[owner]
-    width = np.sqrt((la + lb + 1) / p)
-    reach = la * np.log(zb / p * distance + width) + lb * np.log(za / p * distance + width)
-    coef = basis.log_coefficients[ka] + basis.log_coefficients[kb]
-    return coef - za * zb / p * distance**2 + reach + 0.5 * np.log(2 * np.pi**2.5) - 1.25 * np.log(p)
 
 
 def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
@@ -196,23 +253,26 @@ def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
     pairs = check_pairs(basis, pairs, side)
     (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
     owner, ka, kb = primitive_pairs(basis, pairs)
-    if cutoff > 0:
-        keep = np.flatnonzero(schwarz_estimate(basis, pairs, owner, ka, kb) >= np.log(cutoff))
-        owner, ka, kb = owner[keep], ka[keep], kb[keep]
-    start = np.zeros(len(pairs) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(owner, minlength=len(pairs)), out=start[1:])
+    centre_a, centre_b = (basis.centres[shells][:, AXES] for shells in pairs.T)
+    distance2 = ((centre_a - centre_b) ** 2).sum(axis=1)[owner]
+    coefficients = basis.log_coefficients[ka] + basis.log_coefficients[kb]
     za, zb = basis.exponents[ka], basis.exponents[kb]
-    centres = basis.centres[:, AXES]
-    p, centre_a = za + zb, centres[pairs[owner, 0]]
-    ab = centre_a - centres[pairs[owner, 1]]
-    pa, pb = -(zb / p)[:, None] * ab, (za / p)[:, None] * ab
-    overlap = np.exp(-(za * zb / p) * np.einsum("ij,ij->i", ab, ab))
+    estimate = make_schwarz_estimate(np)(za, zb, la, lb, coefficients, distance2)
+    keep = np.flatnonzero(~(estimate < log_cutoff(cutoff)))
+    owner, ka, kb = owner[keep], ka[keep], kb[keep]
+    p, share_a, share_b, overlap = make_gaussian_product(np)(za[keep], zb[keep], distance2[keep])
+    axes = product_axis(centre_a[owner], centre_b[owner], share_a[:, None], share_b[:, None])
     coef_a = basis.coefficients[basis.coef_loc[ka][:, None] + np.arange(nctr_a)] * overlap[:, None]
     coef_b = basis.coefficients[basis.coef_loc[kb][:, None] + np.arange(nctr_b)]
-    return ShellPairs(
-        pairs=pairs, la=la, lb=lb, nctr_a=nctr_a, nctr_b=nctr_b, ncomp_a=basis.ncomp(la), ncomp_b=basis.ncomp(lb),
-        pure=basis.pure, start=start, exponent=p, centre=centre_a + pa, pa=pa, pb=pb, coef_a=coef_a, coef_b=coef_b,
-    )  # fmt: skip
+    start = starts_of(np.bincount(owner, minlength=len(pairs)))
+    return ShellPairs.of_basis(basis, pairs, start, Primitives(p, *axes, coef_a, coef_b))
+
+
+def starts_of(counts):
+    """Where each pair's primitive pairs begin, and their number last, from the number of each."""
+    start = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=start[1:])
+    return start
 
 
 def unique_pairs_by_class(basis, rows=None, cols=None):

@@ -19,7 +19,7 @@ from math import isqrt
 
 import numpy as np
 
-from md4.pairs import unique_pairs
+from md4.pairs import shell_pairs, unique_pairs
 
 # Primitive pairs whose Schwarz bound is smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
@@ -112,16 +112,22 @@ def row_norms(diagonal):
     return np.sqrt(np.maximum(positive.sum(axis=2).max(axis=1), positive.sum(axis=1).max(axis=1)))
 
 
+def larger(x, y):
+    """The larger of two numbers, or the one that is none (device function)."""
+    return x if x >= y or x != x else y  # noqa: PLR0124 only NaN differs from itself
+
+
 def schwarz_bounds(engine, prepared):
     """R_ab of all pairs, shape (npair,)."""
-    pairs, bounds = prepared.pairs, []
+    pairs, backend = prepared.pairs, engine.backend
+    bounds = backend.new_bounds(len(pairs))
     size = max(1, min(len(pairs), SCHWARZ_PAIRS, isqrt(SCHWARZ_BYTES // 8) // pairs.nab))
     for first in range(0, len(pairs), size):
         piece = prepared[first : min(first + size, len(pairs))]
-        block = engine.backend.scratch((len(piece), len(piece), pairs.na, pairs.nb, pairs.na, pairs.nb))
+        block = backend.scratch((len(piece), len(piece), pairs.na, pairs.nb, pairs.na, pairs.nb))
         engine.evaluate(piece, piece, block)
-        bounds.append(engine.backend.pair_diagonal(block))
-    return row_norms(np.concatenate([engine.backend.fetch_diagonal(b) for b in bounds]))
+        backend.store_bounds(block, bounds, first)
+    return backend.fetch_bounds(bounds)
 
 
 def sorted_lists(engine, tolerance, hermite_bytes):
@@ -158,7 +164,7 @@ def cut(engine, pairs, hermite_bytes):
     if len(pairs) == 0:
         return []
     most = int(np.argmax(np.multiply(*engine.bra_basis.nprims[pairs].T)))
-    head = engine.prepare(pairs[most : most + 1], engine.bra_basis, cutoff=0).pairs
+    head = shell_pairs(engine.bra_basis, pairs[most : most + 1], cutoff=0)
     size = max(1, hermite_bytes // max(1, engine.backend.hermite_bytes(head)))
     return [slice(n, n + size) for n in range(0, len(pairs), size)]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from md4.errors import ArgumentError
 from md4.memory import check_out
-from md4.pairs import unique_pairs_by_class
+from md4.pairs import shell_pairs, unique_pairs_by_class
 from md4.progress import Progress
 from md4.scatter import SYMMETRIES, ao_box, tensor_shape
 
@@ -172,5 +172,5 @@ def least_block(engine, request):
     used = sorted({s for r in request.ranges for s in range(*r)}, key=lambda s: tuple(basis.classes[s]))
     sizes = [basis.shells[s].nctr * basis.ncomp(basis.shells[s].l) for s in used]
     largest = used[int(np.argmax(sizes))]
-    pair = engine.prepare(np.array([[largest, largest]]), basis).pairs
+    pair = shell_pairs(basis, [[largest, largest]])
     return 8 * pair.nab**2 + engine.backend.least_workspace(pair, pair)

@@ -10,6 +10,7 @@ from md4.gpu import plans
 from md4.kernels import coulomb, digest, low, resident, single
 from md4.kernels.fused import fused_variant
 from md4.kernels.hermite import h_variant
+from md4.kernels.pairs import columns_variant, primitives_variant
 from md4.kernels.recurrence import r_variant
 from md4.kernels.scatter import scatter_variant
 from md4.kernels.transform import bra_variant, ket_variant
@@ -110,8 +111,9 @@ def needed_variants(unit, kind, basis, use):
     """
     found = unique_pairs_by_class(basis) if use == "tensor" else pairs_by_kind(basis, MIXED_SHELLS)
     lists = [shell_pairs(basis, sample_of(basis, pairs)) for pairs in found]
-    yield h_variant()
-    yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(digest.pair_diagonals, ())]
+    yield from (h_variant(), primitives_variant())
+    yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(digest.pair_bounds, ())]
+    yield from [columns_variant()] if use != "j" else ()
     yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
     for n, k in combinations_with_replacement(range(len(lists)), 2):
         bra, ket, long = lists[k], lists[n], len(found[n]) * len(found[k]) >= LOW_QUARTETS
@@ -128,9 +130,9 @@ def needed_variants(unit, kind, basis, use):
 
 def lists_variants(unit, kind, lists):
     """Variants for any two of some pair lists, as a list without repeats."""
-    single_kernels = (digest.pair_diagonals, coulomb.hermite_densities, coulomb.hermite_sums)
-    plain = [Variant(factory, ()) for factory in single_kernels]
-    found = dict.fromkeys([h_variant(), *plain, *map(scatter_variant, SYMMETRIES)])
+    of_matrices = (Variant(f, ()) for f in (digest.pair_bounds, coulomb.hermite_densities, coulomb.hermite_sums))
+    of_pairs = h_variant(), primitives_variant(), columns_variant()
+    found = dict.fromkeys([*of_pairs, *of_matrices, *map(scatter_variant, SYMMETRIES)])
     for bra, ket in product(lists, lists):
         found.update(dict.fromkeys(list_variants(unit, kind, bra, ket)))
     return list(found)

@@ -112,6 +112,8 @@ def test_gpu(gpu, basis):
     prepared = engine.prepare([[2, 0]])
     prepared.h("bra")
     assert "H as 'bra'" in repr(prepared)
+    assert values(prepared)["primitive pairs of the list on the device"] == display.size_text(prepared.data.nbytes)
+    assert int(values(prepared.pairs)["primitive pairs"]) == prepared.pairs.nprim
 
 
 def test_text_is_escaped():

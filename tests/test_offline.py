@@ -16,6 +16,7 @@ from offline import (
     REGISTERS,
     SHARED_LIMIT,
     UNITS,
+    compile_ptx,
     every_variant,
     find_ptxas,
     known_architectures,
@@ -26,6 +27,7 @@ from offline import (
 
 from md4 import kernels
 from md4.kernels.low import low_integrals
+from md4.kernels.pairs import primitives_variant
 from md4.operators import OPERATORS
 
 CURRENT = [cc for cc in UNITS if cc >= (8, 0)]
@@ -153,6 +155,12 @@ def test_shared_memory_on_older_devices():
     asked = [(v, cc, n) for cc in OLDER for v, n in used(cc).items() if v.factory.__name__ not in ASYNCHRONOUS]
     large = {(v.name, cc) for v, cc, n in asked if n > SHARED_LIMIT[cc]}
     assert large == {(f"column_r_integrals-{l}-coulomb", (7, 5)) for l in (10, 13, 17)}
+
+
+def test_both_passes_over_primitive_pairs_take_the_same_decision():
+    """One vote in the text: no compiler made a loop of its own for counting, whose rounding might differ."""
+    for cc, ptx in compile_ptx(primitives_variant(), CURRENT).items():
+        assert ptx.count("vote.sync.ballot") == 1, sm(cc)
 
 
 def test_every_kernel_is_used():

@@ -37,18 +37,22 @@ def poisoned(monkeypatch):
     from md4.device import Pool, as_buffer, cuda
     from md4.dispatch import Variant, launch
 
-    get, count = Pool.get, cuda.to_device(np.array([SHARED_BYTES // 8]))
+    count = cuda.to_device(np.array([SHARED_BYTES // 8]))
     stream = cuda.default_stream()
 
-    def get_poisoned(pool, size):
-        buffer = get(pool, size)
-        cuda.synchronize()
-        driver.cuMemsetD32(buffer.pointer, 0xFFFFFFFF, buffer.owner.size // 4)
-        launch(Variant(fill_shared, ()), BLOCKS, THREADS, stream, SHARED_BYTES, as_buffer(count))
-        cuda.synchronize()
-        return buffer
+    def poisoning(take):
+        def poisoned_buffer(pool, size):
+            buffer = take(pool, size)
+            cuda.synchronize()
+            driver.cuMemsetD32(buffer.pointer, 0xFFFFFFFF, buffer.owner.size // 4)
+            launch(Variant(fill_shared, ()), BLOCKS, THREADS, stream, SHARED_BYTES, as_buffer(count))
+            cuda.synchronize()
+            return buffer
 
-    monkeypatch.setattr(Pool, "get", get_poisoned)
+        return poisoned_buffer
+
+    for take in (Pool.get, Pool.fresh):
+        monkeypatch.setattr(Pool, take.__name__, poisoning(take))
 
 
 @pytest.mark.parametrize("pure", [True, False], ids=["pure", "cartesian"])

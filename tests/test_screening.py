@@ -1,5 +1,6 @@
 """Survivors, tiles and bounds, against plain loops."""
 
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from molecules import WATER, molecule
 
 from md4 import Basis, Engine
-from md4.screening import DensityNorms, pairs_by_kind, row_norms, shell_kinds, sorted_lists, tiles
+from md4.screening import DensityNorms, larger, pairs_by_kind, row_norms, shell_kinds, sorted_lists, tiles
 
 lengths = st.lists(st.integers(0, 3000), min_size=1, max_size=400)
 
@@ -53,6 +54,23 @@ def test_bounds_are_those_of_the_integrals():
             block = engine.compute([pair], [pair])[0, 0]
             diagonal = np.einsum("abab->ab", block)
             assert abs(bound - row_norms(diagonal[None])[0]) < 1e-12
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (2, 5), (1, 1)])
+def test_row_norms(shape):
+    """Written out; rounding errors below zero count as zero, what is no number stays."""
+    diagonal = np.random.default_rng(0).uniform(-0.1, 1, (4, *shape))
+    diagonal[3, 0, 0] = np.nan
+    for block, bound in zip(diagonal[:3], row_norms(diagonal)):
+        positive = [[max(v, 0.0) for v in row] for row in block.tolist()]
+        sums = [sum(row) for row in positive] + [sum(column) for column in zip(*positive)]
+        assert bound == pytest.approx(reduce(larger, sums) ** 0.5)
+    assert np.isnan(row_norms(diagonal)[3])
+
+
+@pytest.mark.parametrize("x, y", [(1.0, 2.0), (2.0, 2.0), (np.nan, 1.0), (1.0, np.nan), (np.inf, np.nan)])
+def test_larger(x, y):
+    np.testing.assert_equal(larger(x, y), np.maximum(x, y))
 
 
 def test_density_norms():

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from molecules import WATER, molecule
-from offline import UNITS, fake_backend, recording, used_variants
+from offline import UNITS, fake_backend, fake_prepared, recording, used_variants
 
 import md4
 from md4 import variants
 from md4.__main__ import main
 from md4.device_coulomb import DeviceCoulomb
 from md4.digest import digest_flags
-from md4.engine import Engine, PreparedPairs
+from md4.engine import Engine
 from md4.errors import ArgumentError, DeviceError
 from md4.kernels.digest import digest_swapped
 from md4.operators import Operator
@@ -65,7 +65,7 @@ def test_the_list_of_a_first_call(use):
     lists = [shell_pairs(basis, pairs) for pairs in found]
     with recording() as launched:
         backend = fake_backend("dmma16", Operator("coulomb", 0.0))
-        prepared = [PreparedPairs(pairs, backend) for pairs in lists]
+        prepared = [fake_prepared(pairs, backend) for pairs in lists]
         for n, k in product(range(len(lists)), repeat=2):
             bra, ket = prepared[n], prepared[k]
             if k > n or (use == "j" and k < n):

@@ -189,14 +189,14 @@ def coulomb_variant(bra, ket, kind):
     return Variant(coulomb_contraction, (ket.l, coulomb_functions(nherm(bra.l))[0]))
 
 
-def launch_hermite_densities(prepared, h, owner, ao, matrix, nao, out, stream):
+def launch_hermite_densities(prepared, h, ao, matrix, nao, out, stream):
     """D_p of a whole list from `matrix`, D + D^T of nao x nao; `h` is in the form 'right'."""
     pairs = prepared.pairs
     np8 = blocks_of_8(pairs.nherm)
     launch(
         Variant(hermite_densities, ()), -(-pairs.nprim * np8 // 4), COULOMB_THREADS, stream, 0,
-        h, form_size(pairs, "right"), blocks_of_8(pairs.nab), owner, ao, pairs.nb, pairs.nab, matrix, nao,
-        pairs.nprim, np8, out,
+        h, form_size(pairs, "right"), blocks_of_8(pairs.nab), prepared.data.owner, ao, pairs.nb, pairs.nab, matrix,
+        nao, pairs.nprim, np8, out,
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ while this one's are worked on. Y_cd needs no other lane; for Y_ab the warp redu
 of one b together, each lane ending up with the sum of one of them.
 """
 
+import math
+
 from md4.columns import (
     add_at,
     add_global,
@@ -39,12 +41,12 @@ from md4.quartets import (
     make_load_rows,
     make_stage,
 )
+from md4.screening import larger
 from md4.straight import store_shared
 from md4.tiles import (
     DIGEST_ROW_BYTES,
     DIGEST_THREADS,
     QUARTET_INTEGRALS,
-    SCATTER_THREADS,
     STAGE_ROW,
     bra_pairs_of_a_warp,
     digest_shape,
@@ -316,16 +318,30 @@ def digest_quartets(na, nb, nc, nd, exchange, coulomb):
     return Kernel(kernel, signature, (DIGEST_THREADS, blocks))
 
 
-def pair_diagonals():
-    """Kernel factory: (ab|ab) of a block of a pair list with itself."""
+def pair_bounds():
+    """Kernel factory: R_ab (see `md4.screening`) of the pairs of a block of a list with itself, a warp each."""
+    larger_of = jit_device(larger)
 
-    def kernel(block, npair, nab, out):
-        n = i64(cuda.blockIdx.x) * SCATTER_THREADS + cuda.threadIdx.x
-        if n < npair * nab:
-            i, ab = n // nab, n % nab
-            out[n] = block[((i * npair + i) * nab + ab) * nab + ab]
+    def kernel(block, npair, na, nb, out):
+        lane, pair = i64(cuda.threadIdx.x) & 31, i64(cuda.blockIdx.x) * 8 + (i64(cuda.threadIdx.x) >> 5)
+        if pair < npair:
+            nab, best = na * nb, 0.0
+            first = pair * (npair + 1) * nab * nab
+            for n in range(lane, na + nb, 32):  # a row a of the diagonal (ab|ab), or a column b
+                place, step, count = (n * nb, i64(1), nb) if n < na else (n - na, nb, na)
+                total = 0.0
+                for k in range(count):
+                    value = block[first + (place + k * step) * (nab + 1)]
+                    total += 0.0 if value < 0.0 else value  # NaN stays
+                best = larger_of(best, total)
+            other = 16
+            while other > 0:
+                best = larger_of(best, cuda.shfl_xor_sync(-1, best, other))
+                other >>= 1
+            if lane == 0:
+                out[pair] = math.sqrt(best)
 
-    return Kernel(kernel, (F64, i64, i64, F64))
+    return Kernel(kernel, (F64, i64, i64, i64, F64))
 
 
 # launchers
@@ -383,7 +399,7 @@ def launch_digest(block, ab, cd, places, triangle, densities, x, twice, y, nao, 
             launch(variant, blocks, DIGEST_THREADS, stream, shared, *args)
 
 
-def launch_diagonal(block, npair, nab, out, stream):
-    """(ab|ab) of a block into `out`, shape (npair, nab)."""
-    blocks = -(-npair * nab // SCATTER_THREADS)
-    launch(Variant(pair_diagonals, ()), blocks, SCATTER_THREADS, stream, 0, block.array, npair, nab, out)
+def launch_bounds(block, out, stream):
+    """R_ab of a block of a list with itself into `out`, shape (npair,)."""
+    npair, _, na, nb = block.dims[:4]
+    launch(Variant(pair_bounds, ()), -(-npair // 8), 256, stream, 0, block.array, npair, na, nb, out)

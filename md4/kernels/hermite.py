@@ -31,12 +31,6 @@ from md4.tiles import H_BLOCKS, H_THREADS, blocks_of_8, panel_rows, turned_panel
 RECORD = 10
 
 
-def pair_records(pairs):
-    """Shape (nprim, RECORD + nctr_a + nctr_b): what the kernels need of each primitive pair."""
-    columns = [pairs.exponent[:, None], pairs.centre, pairs.pa, pairs.pb, pairs.coef_a, pairs.coef_b]
-    return np.concatenate(columns, axis=1)
-
-
 def packed_triples(l):
     """Hermite triples as x + 2^8 y + 2^16 z, int32."""
     t = hermite_triples(l)

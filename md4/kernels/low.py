@@ -117,18 +117,16 @@ def rows(shells, pure):
 COLUMN_LANES = 32
 
 
-def column_places(pairs):
-    """(slot of each pair's first primitive, slot of each primitive, slots in all) of columns.
+def column_starts(start):
+    """(slot of each pair's first primitive, slots in all) of columns, from the pairs' ranges of primitives.
 
     The n-th primitive of pair m of a group of 32 is in slot m + 32 n of the group; groups are as long as they need be.
     """
-    counts = np.diff(pairs.start)
+    counts = np.diff(start)
     lengths = np.maximum.reduceat(counts, np.arange(0, len(counts), COLUMN_LANES))
     edges = COLUMN_LANES * np.concatenate([[0], np.cumsum(lengths)])
     m = np.arange(len(counts))
-    first = edges[m // COLUMN_LANES] + m % COLUMN_LANES
-    rank = np.arange(pairs.nprim) - np.repeat(pairs.start[:-1], counts)
-    return first, np.repeat(first, counts) + COLUMN_LANES * rank, int(edges[-1])
+    return edges[m // COLUMN_LANES] + m % COLUMN_LANES, int(edges[-1])
 
 
 @dataclass
@@ -148,15 +146,6 @@ class Columns:
     first: object
     place: object
     slots: int
-
-
-def upload_columns(pairs, pool, stream):
-    """(buffer that holds them, `Columns`) of a list."""
-    first, place, slots = column_places(pairs)
-    records = np.ones((4, slots))
-    records[0, place], records[1:, place] = pairs.exponent, pairs.centre.T
-    buffer, (records, first, place) = pool.upload([records, first, place], stream)
-    return buffer, Columns(records.part(0, (4 * slots,)), first, place, slots)
 
 
 # launcher

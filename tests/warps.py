@@ -1,0 +1,121 @@
+"""A device of plain Python: kernels of warps run on host memory, a thread of Python for each of theirs.
+
+For kernels that use no shared memory and no intrinsics but those listed in `Cuda` and `running`. It checks what they
+compute and how memory is handed around, not that they compile (tests/test_offline.py) or are fast.
+"""
+
+import ctypes
+import threading
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+
+from md4 import device, device_pairs
+from md4.device import Buffer
+from md4.kernels import digest, pairs
+
+
+class Memory:
+    """Memory as Numba's context allocates it; full of NaN."""
+
+    def __init__(self, size):
+        self.size, self.array = size, np.full(size // 8, np.nan)
+        self.device_pointer_value = self.array.ctypes.data
+
+
+class Context:
+    """What `md4.device.Pool` asks of Numba's."""
+
+    deallocations, memalloc = set(), Memory
+
+    def get_memory_info(self):
+        return 1 << 40, 1 << 40
+
+
+class Cuda:
+    """What kernels ask of `numba.cuda`."""
+
+    def __init__(self):
+        self.local, self.votes, self.barriers = threading.local(), {}, {}
+
+    threadIdx = property(lambda self: SimpleNamespace(x=self.local.thread))
+    blockIdx = property(lambda self: SimpleNamespace(x=self.local.block))
+    popc = staticmethod(lambda bits: int(bits).bit_count())
+    current_context = Context
+
+    def exchanged(self, value):
+        """`value` of all lanes of the warp."""
+        warp, lane = divmod(self.local.thread, 32)
+        self.votes[warp][lane] = value
+        self.barriers[warp].wait()
+        values = list(self.votes[warp])
+        self.barriers[warp].wait()
+        return values
+
+    def ballot_sync(self, mask, flag):
+        return sum(1 << lane for lane, vote in enumerate(self.exchanged(flag)) if vote)
+
+    def shfl_xor_sync(self, mask, value, other):
+        return self.exchanged(value)[self.local.thread % 32 ^ other]
+
+    def run(self, function, block, threads, args):
+        """One block."""
+        failed = []
+
+        def body(thread):
+            self.local.block, self.local.thread = block, thread
+            try:
+                function(*args)
+            except Exception as error:  # or the others wait forever
+                failed.append(error)
+                self.barriers[thread // 32].abort()
+
+        for warp in range(threads // 32):
+            self.votes[warp], self.barriers[warp] = [None] * 32, threading.Barrier(32)
+        work = [threading.Thread(target=body, args=(n,)) for n in range(threads)]
+        for thread in work:
+            thread.start()
+        for thread in work:
+            thread.join()
+        if failed:
+            raise next((e for e in failed if not isinstance(e, threading.BrokenBarrierError)), failed[0])
+
+    def launch(self, variant, grid, block, stream, shared, *args):
+        """As `md4.dispatch.launch`."""
+        kernel = variant.kernel()
+        args = [host_array(a, t.dtype.name) if isinstance(a, Buffer) else a for a, t in zip(args, kernel.signature)]
+        for n in range(grid):
+            self.run(kernel.function, n, block, args)
+
+
+def host_array(buffer, dtype):
+    """What a buffer of this device holds, as an array over its memory."""
+    memory = (ctypes.c_char * (8 * buffer.size)).from_address(buffer.pointer)
+    return np.frombuffer(memory, dtype).reshape(buffer.shape)
+
+
+def copy_in(pointer, array, stream):
+    ctypes.memmove(pointer, array.ctypes.data, array.nbytes)
+
+
+def copy_out(array, pointer, stream):
+    ctypes.memmove(array.ctypes.data, pointer, array.nbytes)
+
+
+@contextmanager
+def running():
+    """Kernels of pairs and of their bounds run on host memory."""
+    cuda = Cuda()
+    stream = SimpleNamespace(handle=0, synchronize=lambda: None)
+    stand_ins = {
+        "cuda": cuda, "launch": cuda.launch, "jit_device": lambda f: f, "quotient": lambda a, b: a // b, "i64": int,
+        "copy_to_device": copy_in, "copy_to_host": copy_out, "urgent_stream": lambda: stream,
+    }  # fmt: skip
+    with ExitStack() as stack:
+        for module in (device, device_pairs, digest, pairs):
+            for name, stand_in in stand_ins.items():
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, stand_in))
+        yield stream
