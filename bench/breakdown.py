@@ -35,12 +35,17 @@ class Stopwatch:
         self.fused = False
         backend.hermite = self.timed(backend.hermite, self.h_label)
         for name, label in STEPS.items():
-            setattr(backend, name, self.timed(getattr(backend, name), lambda *_, label=label: label))
+            label_of = lambda plan, *_, label=label: self.step_label(plan, label)  # noqa: E731
+            setattr(backend, name, self.timed(getattr(backend, name), label_of))
+
+    def step_label(self, plan, label):
+        """Notes whether one kernel does both transforms."""
+        self.fused |= plan.kernels in ("fused", "single")
+        return label
 
     def h_label(self, prepared, form):
-        """H in the role of the bra or of the ket; the forms 'right' and 'weight' say that one kernel does both."""
-        self.fused |= form in ("right", "weight")
-        return "H_ab" if form == "bra" else "H_cd"
+        """H in the role of the bra or of the ket."""
+        return "H_ab" if form.startswith("bra") else "H_cd"
 
     def timed(self, step, label):
         def call(*args):

@@ -16,10 +16,18 @@ from numba import njit, prange
 HALF = 0.5
 
 
+def digest_ranges(n_k, n_j):
+    """(first, last) of the matrices of each digestion of blocks into n_k matrices X and n_j matrices Y.
+
+    First those of which both are wanted, then the others' X or Y.
+    """
+    both, most = min(n_k, n_j), max(n_k, n_j)
+    return tuple(ends for ends in ((0, both), (both, most)) if ends[0] < ends[1])
+
+
 def digest_flags(n_k, n_j):
-    """(exchange, coulomb) of each digestion of blocks into n_k matrices X and n_j matrices Y."""
-    both = min(n_k, n_j)
-    return tuple((first < n_k, first < n_j) for first, last in ((0, both), (both, max(n_k, n_j))) if first < last)
+    """(exchange, coulomb) of each of `digest_ranges`."""
+    return tuple((first < n_k, first < n_j) for first, _ in digest_ranges(n_k, n_j))
 
 
 def quartet_weight(a, b, c, d, triangle, i, k):

@@ -12,7 +12,7 @@ from md4.gpu import plans
 from md4.kernels import low
 from md4.pairs import shell_pairs
 from md4.plan import single_swapped
-from md4.tiles import row_split
+from md4.tiles import turned_split
 
 SHELLS = 6
 
@@ -102,10 +102,10 @@ def test_chunks(gpu, monkeypatch, ls, chunk):
 
 @gpu
 @pytest.mark.parametrize("nprims", [(1,), (1, 3)], ids=["K 1", "mixed"])
-def test_rows_in_two_blocks(gpu, nprims):
+def test_rows_in_several_blocks(gpu, nprims):
     """More functions ab than a block of the first product keeps in registers."""
     basis, bra, ket = sides((4, 4, 2, 2), nprims, pure=False)
-    assert row_split(shell_pairs(basis, bra).nab)[0] == 2
+    assert turned_split(shell_pairs(basis, bra).nab)[0] == 3
     assert check(basis, bra[:7], ket[:5], kernels="two") == 2
 
 

@@ -29,7 +29,7 @@ from md4.columns import (
     warp_place,
 )
 from md4.device import F64, I64_2D, cuda, jit_device, types
-from md4.digest import quartet_weight
+from md4.digest import digest_flags, digest_ranges, quartet_weight
 from md4.dispatch import Kernel, Variant, launch
 from md4.ptx import commit_copies, make_wait_copies, make_zeros, shared_address
 from md4.quartets import (
@@ -391,12 +391,9 @@ def launch_digest(block, ab, cd, places, triangle, densities, x, twice, y, nao, 
         shape, shared = (bra.na, bra.nb, ket.na, ket.nb, b_step), digest_shared(rows, b_step)
     lists = block.array, len(bra), len(ket), ab.first, cd.first, triangle, *places
     matrices = densities.part(0, (densities.size,)), x, twice.part(0, (twice.size,)), y
-    both = min(n_k, n_j)  # density matrices whose J and K are both wanted; the others' K or J
-    for first, last in ((0, both), (both, max(n_k, n_j))):
-        if first < last:
-            variant = digest_variant(bra, ket, first < n_k, first < n_j)
-            args = (*lists, *matrices, first, last, nao, passes, bra_step, *shape)
-            launch(variant, blocks, DIGEST_THREADS, stream, shared, *args)
+    for (first, last), flags in zip(digest_ranges(n_k, n_j), digest_flags(n_k, n_j)):
+        args = (*lists, *matrices, first, last, nao, passes, bra_step, *shape)
+        launch(digest_variant(bra, ket, *flags), blocks, DIGEST_THREADS, stream, shared, *args)
 
 
 def launch_bounds(block, out, stream):

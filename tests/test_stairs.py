@@ -1,0 +1,155 @@
+"""Staircases of H: the orders, what is left out, and the operands that the tensor-core kernels read."""
+
+import numpy as np
+import pytest
+
+from md4 import loops
+from md4.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
+from md4.hermite import structure
+from md4.kernels.hermite import form_positions, form_rows, panel_inner, panel_row
+from md4.kernels.transform import gather_words, words_in_turn
+from md4.stairs import (
+    depths,
+    full_depths,
+    full_reach,
+    gather_order,
+    hermite_order,
+    level_ends,
+    reach,
+    row_order,
+    row_table,
+)
+from md4.tiles import MAX_COLUMNS, blocks_of_8, reach_levels, turned_split
+
+CLASSES = [
+    (0, 0, True, 1, 1), (2, 1, True, 1, 1), (2, 2, True, 1, 1), (3, 3, True, 2, 1), (5, 4, True, 1, 1),
+    (6, 6, True, 1, 1), (2, 2, False, 1, 1), (4, 4, False, 1, 2),
+]  # fmt: skip
+
+
+def rows_of(shells):
+    return len(row_order(shells))
+
+
+def dense_h(la, lb, pure):
+    """H of a random primitive pair by the CPU's loops, (nab, N_p)."""
+    rng = np.random.default_rng(la + 7 * lb)
+    pa, pb = rng.normal(size=(2, 3))
+    e = loops.e_coefficients(la, lb, 1.3, pa, pb)
+    (powers_a, c_a), (powers_b, c_b) = (loops.angular_tables(l, pure) for l in (la, lb))
+    h = loops.primitive_h(la, lb, e, powers_a, powers_b, c_a, c_b, hermite_triples(la + lb), False)
+    return h.reshape(-1, nherm(la + lb))
+
+
+@pytest.mark.parametrize("l", [0, 1, 4, 9])
+def test_orders_hold_every_function_once(l):
+    for order in (hermite_order(l), gather_order(l)):
+        assert len(order) == 8 * blocks_of_8(nherm(l))
+        assert sorted(order[order >= 0].tolist()) == list(range(nherm(l)))
+    z = hermite_triples(l)[hermite_order(l)[: nherm(l)], 0]
+    assert (np.diff(z) >= 0).all()
+    for one, other in zip(hermite_order(l).reshape(-1, 8), gather_order(l).reshape(-1, 8)):
+        assert set(one) == set(other)
+        assert other.tolist() == one[[0, 4, 1, 5, 2, 6, 3, 7]].tolist()
+
+
+@pytest.mark.parametrize("shells", CLASSES)
+def test_nothing_is_left_out_that_counts(shells):
+    """Beyond the reach of a block there are no elements; and there is none to spare."""
+    la, lb, *_ = shells
+    elements = {(row, p) for row, p in structure(*shells)}
+    rows, order = row_table(shells, blocks_of_8(rows_of(shells))), hermite_order(la + lb)
+    assert sorted(rows[rows >= 0].tolist()) == list(range(rows_of(shells)))
+    found = []
+    for n_block, count in enumerate(reach(shells)):
+        functions = order[8 * n_block : 8 * n_block + 8]
+        blocks = [rows[n : n + 8] for n in range(0, len(rows), 8)]
+        counts = [any((r, p) in elements for r in block for p in functions) for block in blocks]
+        assert not any(counts[count:])
+        found.append(max((n + 1 for n, c in enumerate(counts) if c), default=0))
+    assert (np.diff(reach(shells)) <= 0).all()
+    assert reach(shells).tolist() == [max(found[n:]) for n in range(len(found))]
+
+
+@pytest.mark.parametrize(("la", "lb", "pure"), [(2, 2, True), (4, 3, True), (6, 6, True), (3, 2, False)])
+def test_h_is_zero_beyond_the_stairs(la, lb, pure):
+    shells, h = (la, lb, pure, 1, 1), dense_h(la, lb, pure)
+    rows, order = row_order(shells), hermite_order(la + lb)
+    left_out = 0.0
+    for block, count in enumerate(reach(shells)):
+        p = order[8 * block : 8 * block + 8]
+        left_out = max(left_out, abs(h[np.ix_(rows[8 * count :], p[p >= 0])]).max(initial=0.0))
+    assert left_out == 0.0
+
+
+def test_stairs_save_a_fifth():
+    for l, most in ((2, 0.75), (3, 0.78), (4, 0.81), (5, 0.80), (6, 0.80)):
+        shells = (l, l, True, 1, 1)
+        found = reach(shells)
+        assert found.sum() <= most * len(found) * blocks_of_8(rows_of(shells))
+
+
+@pytest.mark.parametrize("shells", CLASSES)
+def test_tables_of_blocks_of_rows(shells):
+    """Depths and the ends of levels say the same as the reach."""
+    found = reach(shells)
+    row_blocks, rows8 = turned_split(rows_of(shells))
+    for block, depth in enumerate(depths(shells, rows8, row_blocks)):
+        assert depth == sum(count > block * rows8 for count in found) >= 1
+    for size in (1, 2):
+        blocks = -(-blocks_of_8(rows_of(shells)) // size)
+        ends = level_ends(shells, blocks, size)
+        assert ends[-1] == len(found)
+        for k, count in enumerate(found):
+            level = reach_levels(blocks)[int(np.argmax(ends > k))]
+            assert level * size >= count
+            lower = [n for n in reach_levels(blocks) if n < level]
+            assert not lower or lower[0] * size < count
+    assert (full_reach(shells) >= blocks_of_8(rows_of(shells))).all()
+    assert full_depths(shells, rows8, row_blocks).tolist() == [len(found)] * row_blocks
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 7, 11])
+def test_levels_end_at_all_and_at_one(count):
+    levels = reach_levels(count)
+    assert levels[0] == count
+    assert levels == sorted(set(levels), reverse=True)
+    assert levels[-1] <= 2
+
+
+@pytest.mark.parametrize("form", ["bra stairs", "bra turned", "ket flat", "ket turned"])
+@pytest.mark.parametrize("shells", [(2, 1, True, 1, 1), (3, 2, True, 2, 1), (5, 4, True, 1, 1), (4, 4, False, 1, 1)])
+def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
+    """Fragment by fragment, as lanes read them."""
+    la, lb, pure, nctr_a, nctr_b = shells
+    nab = rows_of(shells)
+    positions, rows8 = form_positions(form, la, lb, pure, nctr_a, nctr_b, nab), form_rows(nab, form)
+    inner = gather_order(la + lb) if form.startswith("bra") else hermite_order(la + lb)
+    rows = np.pad(np.arange(nab), (0, 8 * rows8 - nab), constant_values=-1)
+    if form != "ket flat":
+        rows = row_table(shells, rows8)
+    for n, position in enumerate(positions):
+        if form.endswith("turned"):
+            block, row, k = n // 64 // rows8, n // 64 % rows8 * 8 + n // 8 % 8, n % 8
+        else:
+            block, row, k = n // 128 // (rows8 // 2), n // 128 % (rows8 // 2) * 16 + panel_row(n), panel_inner(n)
+        wanted = rows[row], inner[8 * block + k]
+        assert position == (-1 if min(wanted) < 0 else wanted[0] + (int(wanted[1]) << 16))
+    assert len({p for p in positions.tolist() if p >= 0}) == nab * nherm(la + lb)
+
+
+@pytest.mark.parametrize(("l_bra", "l_ket"), [(0, 0), (1, 2), (4, 3)])
+def test_words_lead_to_r(l_bra, l_ket):
+    words = gather_words(l_bra, l_ket)
+    p_blocks, q_blocks = blocks_of_8(nherm(l_bra)), blocks_of_8(nherm(l_ket))
+    found = words.view(np.uint32).reshape(p_blocks, q_blocks, 8, 4)
+    p_words, q_words = packed_hermite(l_bra), packed_hermite(l_ket)
+    for (i, j, q, lane), word in np.ndenumerate(found):
+        this_q = hermite_order(l_ket)[8 * j + q]
+        for half in range(2):
+            this_p = gather_order(l_bra)[8 * i + 2 * lane + half]
+            offset = (int(word) >> (16 * half)) & 65535
+            pair = [int(w[n]) if n >= 0 else 0 for w, n in ((p_words, this_p), (q_words, this_q))]
+            assert offset == 8 * sum_ordinal(*pair)
+    turned = words_in_turn(l_bra, l_ket).reshape(p_blocks, q_blocks + MAX_COLUMNS, 16)
+    np.testing.assert_array_equal(turned[:, q_blocks : 2 * q_blocks], words)
