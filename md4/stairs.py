@@ -15,7 +15,7 @@ import numpy as np
 
 from md4.angular import hermite_triples
 from md4.hermite import structure
-from md4.tiles import reach_levels
+from md4.tiles import STAGES, reach_levels
 
 
 def class_of(pairs):
@@ -67,8 +67,13 @@ def reach(shells):
 
 
 def depths(shells, rows8, row_blocks):
-    """Blocks of 8 Hermite functions that count of each of `row_blocks` blocks of `rows8` blocks of 8 rows, int32."""
-    return np.sum(reach(shells) > rows8 * np.arange(row_blocks)[:, None], axis=1, dtype=np.int32)
+    """Blocks of 8 Hermite functions that count of each of `row_blocks` blocks of `rows8` blocks of 8 rows, int32.
+
+    At least as many as a ring of copies is ahead, so that what was fetched with the first step of a primitive is there
+    when the next one begins.
+    """
+    found = np.sum(reach(shells) > rows8 * np.arange(row_blocks)[:, None], axis=1, dtype=np.int32)
+    return np.maximum(found, min(STAGES - 1, len(reach(shells)))).astype(np.int32)
 
 
 def level_ends(shells, blocks, size):

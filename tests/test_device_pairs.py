@@ -188,6 +188,7 @@ def sleep(turns):
 
 
 @gpu
+@pytest.mark.filterwarnings("ignore:.*Grid size")  # what sleeps needs no more than one thread
 @pytest.mark.parametrize("count", [3, 30000])
 def test_preparing_does_not_wait(gpu, count):
     """The host has a pair list while the engine's stream is still at work, for two seconds."""

@@ -43,7 +43,7 @@ ASYNCHRONOUS = {"coulomb_contraction", "digest_blocks", "digest_quartets"}
 SPILLS = {
     "r_integrals": 320,  # 312 for erfc on sm_80, 32 for coulomb
     "fused_transforms": 260,  # 248 of small tiles of which four blocks share a multiprocessor, faster all the same
-    "resident_bra_transform": 110,  # 104 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
+    "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
     "bra_transform": 210,  # 204 turned, seven blocks of rows and six of columns, on sm_100; 28 at most on sm_90
     "coulomb_quartets": 13000,  # from L = 7 on r does not fit registers; (5, 4): 12516 on sm_100
     "coulomb_contraction": 80,  # 68 at (6, 5) on sm_100

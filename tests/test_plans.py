@@ -12,6 +12,7 @@ from md4.gpu import plans
 from md4.kernels import low
 from md4.pairs import shell_pairs
 from md4.plan import single_swapped
+from md4.stairs import class_of, depths
 from md4.tiles import turned_split
 
 SHELLS = 6
@@ -107,6 +108,15 @@ def test_rows_in_several_blocks(gpu, nprims):
     basis, bra, ket = sides((4, 4, 2, 2), nprims, pure=False)
     assert turned_split(shell_pairs(basis, bra).nab)[0] == 3
     assert check(basis, bra[:7], ket[:5], kernels="two") == 2
+
+
+@gpu
+@pytest.mark.parametrize(("ls", "nctr"), [((1, 1, 1, 1), 5), ((2, 1, 1, 0), 4)], ids=["pppp", "dpps"])
+def test_rows_of_general_contractions(gpu, ls, nctr):
+    """The last blocks of rows have less to do than the ring of copies is ahead."""
+    basis, bra, ket = sides(ls, (4, 1), nctr)
+    assert depths(class_of(shell_pairs(basis, bra)), 10, 3).tolist()[-1] < 3
+    assert check(basis, bra[:9], ket[:8], kernels="two") == 2
 
 
 @gpu

@@ -32,6 +32,7 @@ from md4.stairs import class_of, level_ends, reach, row_table
 from md4.stores import make_stage_tile, make_write_out
 from md4.tiles import (
     FEWEST_BLOCKS,
+    FUSED_AHEAD,
     FUSED_BLOCKS,
     FUSED_COLUMNS,
     FUSED_CONTRACTED_COLUMNS,
@@ -66,7 +67,7 @@ def fused_transforms(mt, nq, nc, stair, warps, blocks, contracted, unit):
     threads, wide = 32 * warps, unit == "dmma16"
     zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide, stair)
     products, stage = make_stair_products(2 * mt, nq, wide, False, ahead=False), make_stage_tile(mt, nc)
-    ahead = mt > 1 and not contracted  # whether H of the ket is fetched early: (hs|dd) 2.66e8 if it were, else 2.92e8
+    ahead = mt > 1 and not contracted and mt * (nq + nc) <= FUSED_AHEAD  # whether H of the ket is fetched early
     write_out, add_out = make_write_out(WRITE_ROUNDS, 32), make_write_out(WRITE_ROUNDS, 32, add=True)
     load_operand, following = make_load_operand(stair[0]), jit_device(following_primitive)
     state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
