@@ -470,45 +470,23 @@ def make_gather_columns(nt):
 
 
 @cache
-def make_load_operand(count):
-    """Intrinsic (array, index) -> two doubles from array[index + 64 n:] for n < `count`, 16 bytes at a time."""
-    operand = types.UniTuple(types.float64, 2 * count)
-
-    @intrinsic
-    def load_operand(typingctx, array, index):
-        def codegen(context, builder, signature, args):
-            base, values = element_address(context, builder, signature.args[0], *args), []
-            for n in range(count):
-                kind, text = ir.LiteralStructType([DOUBLE, DOUBLE]), f"ld.global.nc.v2.f64 {{$0, $1}}, [$2+{512 * n}];"
-                values += fields(builder, call_asm(builder, kind, [base], text, "=d,=d,l", effects=True), 2)
-            return aggregate(builder, context.get_value_type(operand), values)
-
-        return operand(array, types.int64), codegen
-
-    return load_operand
-
-
-@cache
 def make_chain(mt, nq, nc, wide, reach):
-    """Intrinsic (tile, left, array, first, count, ahead) -> tile + left B: a finished tile as left operand.
+    """Intrinsic (tile, left, array, first, count) -> tile + left B: a finished tile as left operand.
 
     `left` holds `nq` column fragments of 8 inner indices each, B's fragment j of 8 inner indices and `nc` column blocks
     lies in array[first + 64 nc j:], [column][k] blocks; `first` holds the lane's offset 2 lane. Fragments
     from `count` on count as zero; of fragment j the first reach[j] column blocks are not zero.
-    `ahead` is B's fragment 0, which `make_load_operand` has fetched.
     """
     tile, left = types.UniTuple(types.float64, 4 * mt * nc), types.UniTuple(types.float64, 4 * mt * nq)
     mma = mma_16x8x8 if wide else mma_by_halves
 
     @intrinsic
-    def chain(typingctx, acc, operand, array, first, count, ahead):
+    def chain(typingctx, acc, operand, array, first, count):
         def codegen(context, builder, signature, args):
             c, left = fields(builder, args[0], 4 * mt * nc), fields(builder, args[1], 4 * mt * nq)
             base = element_address(context, builder, signature.args[2], args[2], args[3])
-            first = fields(builder, args[5], 2 * reach[0])
             for j in range(nq):
-                b = [load_if(builder, base, 512 * (nc * j + n), args[4], j) for n in range(reach[j] if j else 0)]
-                b = b or [first[2 * n : 2 * n + 2] for n in range(reach[0])]
+                b = [load_if(builder, base, 512 * (nc * j + n), args[4], j) for n in range(reach[j])]
                 for i in range(mt):
                     operand = swapped(builder, left[4 * (i * nq + j) : 4 * (i * nq + j) + 4], args[4])
                     for n in range(reach[j]):
@@ -516,7 +494,7 @@ def make_chain(mt, nq, nc, wide, reach):
                         c[k : k + 4] = mma(builder, c[k : k + 4], operand, b[n])
             return aggregate(builder, context.get_value_type(tile), c)
 
-        return tile(tile, left, array, types.int64, types.int64, ahead), codegen
+        return tile(tile, left, array, types.int64, types.int64), codegen
 
     return chain
 

@@ -53,9 +53,6 @@ FUSED_BLOCKS = 2
 FUSED_PANELS = 4
 FUSED_KETS = 8
 FUSED_PRIMITIVES = 32
-# Fragments up to which H of a ket's first block of q is fetched before the first product, if there are two of rows and
-# one primitive of the bra; (hs|dd), one fragment of rows, would lose: 2.66e8 against 2.92e8 quartets/s.
-FUSED_AHEAD = 18
 # Doubles that a lane of it writes at a time; more than one by one, (dd|dd) 2.05e8 against 1.87e8 quartets/s.
 WRITE_ROUNDS = 8
 # The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them

@@ -22,7 +22,6 @@ from md4.kernels.transform import all_words, make_copy_range
 from md4.ptx import (
     commit_copies,
     make_chain,
-    make_load_operand,
     make_stair_products,
     make_wait_copies,
     make_zeros,
@@ -32,7 +31,6 @@ from md4.stairs import class_of, level_ends, reach, row_table
 from md4.stores import make_stage_tile, make_write_out
 from md4.tiles import (
     FEWEST_BLOCKS,
-    FUSED_AHEAD,
     FUSED_BLOCKS,
     FUSED_COLUMNS,
     FUSED_CONTRACTED_COLUMNS,
@@ -67,9 +65,8 @@ def fused_transforms(mt, nq, nc, stair, warps, blocks, contracted, unit):
     threads, wide = 32 * warps, unit == "dmma16"
     zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide, stair)
     products, stage = make_stair_products(2 * mt, nq, wide, False, ahead=False), make_stage_tile(mt, nc)
-    ahead = mt > 1 and not contracted and mt * (nq + nc) <= FUSED_AHEAD  # whether H of the ket is fetched early
     write_out, add_out = make_write_out(WRITE_ROUNDS, 32), make_write_out(WRITE_ROUNDS, 32, add=True)
-    load_operand, following = make_load_operand(stair[0]), jit_device(following_primitive)
+    following = jit_device(following_primitive)
     state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
@@ -108,9 +105,6 @@ def fused_transforms(mt, nq, nc, stair, warps, blocks, contracted, unit):
                 for ket in range(first, last if count > 0 else first):
                     first_q = i64(0)
                     while first_q < nq8:
-                        place = (ket * nq8 + first_q) * (nc * 64) + 2 * lane
-                        if ahead:
-                            g_ahead = load_operand(g, place)
                         left, words = zeros_left(), table + first_q * 128 + 4 * lane
                         a_address = panel + 16 * lane
                         for i in range(count if contracted else 1):
@@ -137,9 +131,8 @@ def fused_transforms(mt, nq, nc, stair, warps, blocks, contracted, unit):
                                 left, a_address, h_rows * 512, words, nq8 * 128, r_address, state, ends, np8
                             )  # fmt: skip
                             a_address += panel_bytes
-                        if not ahead:
-                            g_ahead = load_operand(g, place)
-                        acc = chain(acc, left, g, place, nq8 - first_q, g_ahead)
+                        place = (ket * nq8 + first_q) * (nc * 64) + 2 * lane
+                        acc = chain(acc, left, g, place, nq8 - first_q)
                         first_q += nq
                 # the quartet's integrals are contiguous in the result: put them in order in shared memory, then write
                 row_bytes, column_bytes = types.int32(8 * s_ab), types.int32(8 * s_cd)
