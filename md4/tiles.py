@@ -53,8 +53,8 @@ FUSED_BLOCKS = 2
 FUSED_PANELS = 4
 FUSED_KETS = 8
 FUSED_PRIMITIVES = 32
-# Doubles that a lane of it writes at a time; more than one by one, (dd|dd) 2.05e8 against 1.87e8 quartets/s.
-WRITE_ROUNDS = 8
+# Doubles that a lane of it writes at a time: (dd|dd) 2.05e8 quartets/s with 10, 2.02e8 with 8, 1.87e8 one by one.
+WRITE_ROUNDS = 10
 # The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them
 # ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most
 # integrals and highest L of a quartet (at L = 6 (gs|ds) 2.0e9 quartets/s against 8.1e8 of the fused kernel, (fd|ps)
