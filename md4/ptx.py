@@ -98,6 +98,7 @@ def make_copy_async(count, stride):
 
     Copy n goes from array[index + 2 stride n] to address + 16 stride n, for n < limit; the others do nothing.
     """
+
     @intrinsic
     def copies(typingctx, address, array, index, limit):
         def codegen(context, builder, signature, args):

@@ -3,8 +3,9 @@
 H[ab, p] vanishes unless some monomial of a times one of b has all the powers of p. A solid harmonic of order m has z to
 the power l - |m| at most, so that row (m_a, m_b) ends at p_z = l_a + l_b - |m_a| - |m_b|. With Hermite functions by
 rising p_z and rows by falling reach in z, what does not vanish is a staircase: of each block of 8 Hermite functions,
-only the first blocks of rows count. The tensor-core kernels skip the others, in both products, where that is up to a
-quarter of all multiply-adds ((ii| 20%, (ff| 22%). Cartesian functions and general contractions have staircases, too.
+only the first blocks of rows count. The tensor-core kernels leave out the others, up to a quarter of all ((ii| 20%,
+(ff| 22%): in the first product, and in the second one unless its rows must be contiguous in the result. Cartesian
+functions and general contractions have staircases, too.
 
 A class is (l_a, l_b, pure, nctr_a, nctr_b). Orders are padded by -1.
 """

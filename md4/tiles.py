@@ -11,7 +11,8 @@ COLUMN_FRAGMENTS = {1: 8, 2: 8, 3: 6, 4: 4, 5: 4, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2,
 # ((ff|ff) K = 25 1.48e6 quartets/s against 1.34e6, (ff|ps) K = 1 2.37e8 against 1.95e8). In step 5, where bra and ket
 # changed names, stores are of 64 bytes as otherwise, where lanes side by side had to stride by a row.
 TURNED_COLUMNS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 6, 7: 6, 8: 4, 9: 4, 10: 4, 11: 4}
-# Blocks of rows from which on step 4 is turned in any case, for a finer staircase: (ii|ii) 5.13e5 against 4.73e5.
+# Blocks of rows from which on step 4 is turned in any case, for a finer staircase: (gf|gf) K = 25 9.18e5 quartets/s
+# against 8.74e5; beyond 88 rows, in tiles that share them, (ii|ii) 4.89e5 against 4.73e5.
 TURNED_ROWS = 4
 MAX_ROW_FRAGMENTS = max(COLUMN_FRAGMENTS)
 WARPS = 4
@@ -53,7 +54,7 @@ FUSED_BLOCKS = 2
 FUSED_PANELS = 4
 FUSED_KETS = 8
 FUSED_PRIMITIVES = 32
-# Doubles that a lane of it writes at a time: (dd|dd) 2.05e8 quartets/s with 10, 2.02e8 with 8, 1.87e8 one by one.
+# Doubles that a lane of it writes at a time: (dd|dd) 2.05e8 quartets/s with 10, 2.02e8 with 8, 1.68e8 one by one.
 WRITE_ROUNDS = 10
 # The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them
 # ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most

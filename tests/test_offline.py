@@ -42,12 +42,12 @@ ASYNCHRONOUS = {"coulomb_contraction", "digest_blocks", "digest_quartets"}
 # ptxas 13.0 reports for all variants on all three.
 SPILLS = {
     "r_integrals": 320,  # 312 for erfc on sm_80, 32 for coulomb
-    "fused_transforms": 260,  # 248 of small tiles of which four blocks share a multiprocessor, faster all the same
+    "fused_transforms": 180,  # 172 at two fragments of rows, contracted, on sm_90; 84 at most on sm_100, 96 on sm_80
     "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
-    "bra_transform": 210,  # 204 turned, seven blocks of rows and six of columns, on sm_100; 28 at most on sm_90
+    "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
     "coulomb_quartets": 13000,  # from L = 7 on r does not fit registers; (5, 4): 12516 on sm_100
     "coulomb_contraction": 80,  # 68 at (6, 5) on sm_100
-    "ket_transform": 64,
+    "ket_transform": 20,  # 16 turned, seven blocks of rows and six of columns, on sm_100
     "digest_blocks": 64,  # at five rows on sm_80
     "digest_quartets": 100,  # 92 at 6 x 6, 1 x 1 on sm_100
 }

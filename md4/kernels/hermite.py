@@ -32,7 +32,7 @@ RECORD = 10
 
 
 def packed_triples(l):
-    """Hermite triples as x + 2^8 y + 2^16 z, int32."""
+    """Hermite triples as i + 2^8 j + 2^16 k, int32."""
     t = hermite_triples(l)
     return (t[:, 0] + (t[:, 1] << 8) + (t[:, 2] << 16)).astype(np.int32)
 

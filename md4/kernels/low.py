@@ -37,6 +37,7 @@ from md4.tiles import (
 
 i64 = types.int64
 
+
 def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
 
@@ -136,7 +137,7 @@ class Columns:
     Attributes
     ----------
     records : Buffer
-        [p, P_x, P_y, P_z][slot].
+        [p, P_z, P_y, P_x][slot].
     first, place : Buffer
         Slots of each pair's first primitive, and of each primitive.
     slots : int

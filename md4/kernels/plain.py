@@ -1,7 +1,8 @@
 """Steps 4 and 5 in plain multiply-adds: the readable baseline, and what runs where there are no FP64 tensor cores.
 
-Same operands, same result, same layouts as `md4.kernels.transform`. A block of 128 threads makes a tile of 32 rows and
-32 columns, a thread 2 x 4 of it; operands of one inner block of 8 pass through shared memory.
+Same products as in `md4.kernels.transform`, all of them, rows and inner indices in their own order. A block of 128
+threads makes a tile of 32 rows and 32 columns, a thread 2 x 4 of it; operands of one inner block of 8 pass through
+shared memory.
 """
 
 from md4.angular import sum_ordinal

@@ -7,11 +7,12 @@ Both transforms are one product with a panel of H on the left (rows ab or cd) an
 
 A panel is, for every 8 of the inner index, fragments of 16 rows [k half][lane][row half], see `md4.ptx`; it is
 zero-padded, rows and inner indices in the order of `md4.stairs`: of each block of 8 inner indices, `reach` blocks of 8
-rows count, the products with the others are left out. (Step 5 keeps the rows' own order where they are contiguous in
-the result, and leaves nothing out.) The panel comes to shared memory through a ring of asynchronous copies and serves
-all warps of a block; each warp owns `nt` column fragments. In step 4 the right operand is gathered from r in shared
-memory, so [p|q] never exists in memory; what comes through the same ring is where each lane finds its r[p+q]
-(`gather_words`). In step 5 it is the operand itself. Between the steps (ab|q] lies in memory as
+rows count, the products with the others are left out, as far as there is code for it (`md4.tiles.reach_levels`). (Step
+5 keeps the rows' own order where they are contiguous in the result, and leaves nothing out.) The panel comes to shared
+memory through a ring of asynchronous copies and serves all warps of a block; each warp owns `nt` column fragments. In
+step 4 the right operand is gathered from r in shared memory, so [p|q] never exists in memory; what comes through the
+same ring is where each lane finds its r[p+q] (`gather_words`). In step 5 it is the operand itself. A turned tile has
+the sides of its instructions exchanged, H on the right. Between the steps (ab|q] lies in memory as
 
     abq[q block of 8][bra pair][ab][8 q],
 
@@ -60,6 +61,7 @@ from md4.tiles import (
 )
 
 i64 = types.int64
+
 
 def make_copy_panel(rows8, threads):
     """Device function: the block starts to copy a panel's `rows8` blocks of 8 rows, 32 pieces of 16 bytes each."""
