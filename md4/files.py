@@ -1,7 +1,7 @@
 """Files that are there whole or not at all: written beside their place, then renamed."""
 
 import os
-import tempfile
+import secrets
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,22 +25,15 @@ def replacing(path, mode=0o666):
         The folder cannot be written to, or the disk is full.
     """
     path = Path(os.path.realpath(path))
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", suffix=".part", dir=path.parent)
-    beside = Path(name)
+    beside = path.parent / f".{path.name[:64]}.{secrets.token_hex(8)}.part"
     try:
-        os.close(handle)
+        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        if path.exists():
+            os.chmod(beside, path.stat().st_mode & 0o7777)
         yield beside
         with open(beside, "rb") as file:
             os.fsync(file.fileno())  # a full disk may show only here
-        os.chmod(beside, path.stat().st_mode & 0o7777 if path.exists() else mode & ~current_umask())
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-
-
-def current_umask():
-    """The process's umask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
