@@ -12,6 +12,7 @@ compute capability 8.0 and compute-sanitizer of the CUDA toolkit.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -22,8 +23,9 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -161,10 +163,18 @@ def free_at_once():
     Pool.release, free_at_once.working = release_and_free, True
 
 
-def work(name):
+@contextmanager
+def one_at_a_time(folder, variant):
+    """Only one process at a time is here with a variant, so that the others find it compiled."""
+    with open(Path(folder, f"{variant.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def work(name, folder):
     """Runs a family on the GPU and reports; what is left at the end is given back as usual."""
     free_at_once()
-    with counted_launches() as found:
+    with counted_launches(partial(one_at_a_time, folder)) as found:
         wrong = run(name)
     free_at_once.working = False
     launches = {variant.name: count for variant, count in found.items()}
@@ -209,7 +219,7 @@ def run_process(command, log, timeout):
 
 def outcome(args, number, tool, name):
     """Runs a family in a process of its own, under a tool unless None."""
-    command = [sys.executable, __file__, "--work", name]
+    command = [sys.executable, __file__, "--work", name, "--locks", args.locks]
     if tool:
         command = tool_command(args.sanitizer, tool, number) + command
     start = time.perf_counter()
@@ -220,9 +230,9 @@ def outcome(args, number, tool, name):
     return out
 
 
-def run_all(args, pairs):
-    """{(tool, family): Outcome} of all `pairs`, several processes at a time."""
-    with ThreadPoolExecutor(args.jobs) as pool:
+def run_all(args, pairs, jobs):
+    """{(tool, family): Outcome} of all `pairs`, `jobs` processes at a time."""
+    with ThreadPoolExecutor(jobs) as pool:
         runs = {pair: pool.submit(outcome, args, number, *pair) for number, pair in enumerate(pairs)}
     return {pair: one.result() for pair, one in runs.items()}
 
@@ -256,8 +266,10 @@ def details(found):
 def check(args):
     """Everything; the exit status."""
     start = time.perf_counter()
-    plain = run_all(args, [(None, name) for name in args.families])
-    found = run_all(args, [(tool, name) for tool in args.tools for name in args.families])
+    # all at once: most wait for kernels that others compile
+    plain = run_all(args, [(None, name) for name in args.families], max(args.jobs, len(args.families)))
+    print(f"kernels compiled, results compared: {time.perf_counter() - start:.0f} s", flush=True)
+    found = run_all(args, [(tool, name) for tool in args.tools for name in args.families], args.jobs)
     print("", *table(plain | found, [None, *args.tools], args.families), *details(plain | found), sep="\n")
     missing = never_launched(plain.values()) if set(args.families) == set(FAMILIES) else []
     if missing:
@@ -281,6 +293,7 @@ def arguments():
     parser.add_argument("--sanitizer", default=find_sanitizer(), help="path of compute-sanitizer (%(default)s)")
     parser.add_argument("--list", action="store_true", help="print the families and the number of their jobs")
     parser.add_argument("--work", choices=FAMILIES, help=argparse.SUPPRESS)
+    parser.add_argument("--locks", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -289,14 +302,13 @@ def main():
     if args.list:
         print(*(f"{name:<24} {len(jobs)}" for name, jobs in FAMILIES.items()), sep="\n")
     elif args.work:
-        work(args.work)
+        work(args.work, args.locks)
     elif args.sanitizer is None:
         raise SystemExit("compute-sanitizer is not on the path; give --sanitizer, it comes with the CUDA toolkit.")
-    elif args.out:
-        Path(args.out).mkdir(parents=True, exist_ok=True)
-        return check(args)
     else:
-        with TemporaryDirectory() as args.out:
+        with TemporaryDirectory() as args.locks:
+            args.out = args.out or args.locks
+            Path(args.out).mkdir(parents=True, exist_ok=True)
             return check(args)
     return 0
 

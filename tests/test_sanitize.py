@@ -149,7 +149,13 @@ def test_the_parent(monkeypatch, tmp_path, capsys, errors, kernels, status):
     monkeypatch.setattr(sanitize, "factories", lambda: kernels)
     monkeypatch.setattr(sanitize, "FAMILIES", {"low": []})
     args = SimpleNamespace(
-        families=["low"], tools=["memcheck", "synccheck"], jobs=2, timeout=60, out=tmp_path, sanitizer=str(stub)
+        families=["low"],
+        tools=["memcheck", "synccheck"],
+        jobs=2,
+        timeout=60,
+        out=tmp_path,
+        locks=str(tmp_path),
+        sanitizer=str(stub),
     )
     assert sanitize.check(args) == status
     told = capsys.readouterr().out
