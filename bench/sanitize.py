@@ -101,9 +101,9 @@ def parsed(text, sanitized=True):
     """`Outcome` of a process's output, of one under a tool if `sanitized`."""
     lines, out = text.splitlines(), Outcome()
     out.tail = "\n".join(lines[-8:])
-    reports = [json.loads(line[len(REPORT) :]) for line in lines if line.startswith(REPORT)]
-    if reports:
-        out.wrong, out.launches = reports[-1]["wrong"], reports[-1]["launches"]
+    if REPORT in text:  # what the tool prints may stand on the same line
+        report, _ = json.JSONDecoder().raw_decode(text.split(REPORT)[-1])
+        out.wrong, out.launches = report["wrong"], report["launches"]
         out.count = counted_errors(lines) if sanitized else 0
     out.findings = findings(lines)
     return out
