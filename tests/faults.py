@@ -46,8 +46,8 @@ def density(nao):
 
 
 # Begins every script of a child. From a restricted one that is root's goes what root may do whatever permissions say:
-# PR_CAPBSET_DROP of CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER, see prctl(2). `compilations` counts what Numba
-# compiles, by its own events, however md4 keeps the results.
+# PR_CAPBSET_DROP of CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER, see prctl(2). `compilations` counts what
+# Numba compiles, by its own events, however md4 keeps the results.
 PRELUDE = """
 import ctypes, json, os, sys, threading, time
 spec = json.loads(sys.argv[1])
