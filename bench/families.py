@@ -147,13 +147,16 @@ def matrices(basis, count, hermi, with_k=True, omega=None):
 
 
 def digestion(basis, n_k, n_j):
-    """All blocks of a basis into `n_k` matrices X and `n_j` matrices Y; see `md4.digest`."""
-    densities, twice = general(basis.nao, n_k), symmetric(basis.nao, n_j)
+    """All blocks of a basis into `n_k` matrices X and `n_j` matrices Y; see `md4.digest`.
+
+    X and Y depend on which pair is the bra, which backends choose; with their transposes added they are K and J.
+    """
+    densities, twice = symmetric(basis.nao, n_k), symmetric(basis.nao, n_j)
     both(f"digestion {n_k} {n_j}", lambda name: digested(name, basis, densities, twice))
 
 
 def digested(name, basis, densities, twice):
-    """(X, Y) by one backend."""
+    """(K, J) by one backend."""
     engine = md4.Engine(basis, backend=name)
     backend, lists = engine.backend, [engine.prepare(pairs) for pairs in unique_pairs_by_class(basis)]
     target = backend.digest(densities, twice)
@@ -164,7 +167,7 @@ def digested(name, basis, densities, twice):
             block = backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
             engine.evaluate(bra, ket, block)
             target.add(block, bra, ket, basis, bra is ket)
-    return tuple(target.result())
+    return tuple(m + m.transpose(0, 2, 1) for m in target.result())
 
 
 def general(nao, count):

@@ -99,7 +99,8 @@ class PairMaker:
             buffer, arrays = self.pool.upload(basis_arrays(basis), self.counting, fresh=True)
             self.counting.synchronize()  # the engine's stream will read it, too
             self.bases[basis] = DeviceBasis(arrays)
-            weakref.finalize(self.bases[basis], self.pool.release, buffer)
+            finalizer = weakref.finalize(self.bases[basis], self.pool.release, buffer)
+            finalizer.atexit = False  # goes with the process
         return self.bases[basis]
 
     def count(self, task, pairs):

@@ -160,6 +160,8 @@ def digest_blocks(rows, blocks, exchange, coulomb):
         of_row = min(i32(lane >> 2), i32(rows - 1))  # the lane's row of `column_sums`
         a_bytes, quartet = i64(8 * nb * ncd), i64(8 * na * nb * ncd)
         for s in range(first_s, last_s if i_first < i_last else first_s):
+            if not exchange:
+                cuda.syncwarp()  # lanes may still read what the last matrix left in shared memory
             origin, y_cd = s * nao * nao, 0.0
             at_d, at_x = address_of(densities, origin), address_of(x, origin)
             at_twice, at_y = address_of(twice, origin), address_of(y, origin)
@@ -177,6 +179,8 @@ def digest_blocks(rows, blocks, exchange, coulomb):
                 if a == 0 and b == 0:  # another bra pair
                     weight = weight_of(a_ao, b_ao, c_first, d_first, triangle, first_bra + i, first_ket + kl)
                     weight = weight if live else 0.0
+                    if not exchange:
+                        cuda.syncwarp()  # lanes may still read those of the last bra pair
                     store_shared(i32(scaled + 8 * lane), weight * d_cd)
                 if n == 0 and exchange:  # another tile of functions a and b
                     row_a = address_at(at_d, i32(a_ao + a), row_bytes)

@@ -6,9 +6,9 @@ no barrier between them, and each fetches r of its next group while it works on 
 """
 
 from md4.columns import quotient
-from md4.device import F64, I32, I64, cuda, table_on_device, types
+from md4.device import F64, I32, I64, cuda, jit_device, table_on_device, types
 from md4.dispatch import Kernel, Variant, launch
-from md4.kernels.transform import all_words, bra_operations, bra_tile, make_copy_range, r_slots
+from md4.kernels.transform import all_words, bra_operations, bra_tile, clear_end, make_copy_range, r_slots
 from md4.ptx import (
     commit_copies,
     make_column_state,
@@ -34,7 +34,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
     zeros, _, store, lane_place = bra_operations(rows8, nt, unit, turned)
     products = make_stair_products(rows8, nt, unit == "dmma16", turned, ahead=True)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
-    column_state = make_column_state(nt, False)
+    column_state, clear = make_column_state(nt, False), jit_device(clear_end)
 
     def kernel(
         h, first_prim, start, first_pair, ends, rows, r, r_stride, slots, nket, words, np8, nq8, abq, nab, npair, parts,
@@ -78,6 +78,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
             destination = (column * npair + pair) * nab * 8 + lane_q
             store(acc, abq, destination, npair * nab * 8, ncol - column, rows, lane_row)
             column = following
+        clear(abq)
 
     signature = (F64, i64, I64, i64, I32, I32, F64, i64, i64, i64, F64, i64, i64, F64, i64, i64, i64)
     return Kernel(kernel, signature, (threads, 2))

@@ -104,6 +104,18 @@ def bra_operations(rows8, nt, unit, turned):
     return make_zeros(2 * rows8 * nt), mma, store, jit_device(place)
 
 
+# Doubles behind (ab|q] that step 5 reads with its last columns.
+BEHIND = 64
+
+
+def clear_end(abq):
+    """Zeros behind (ab|q], by the first block (device function): its columns are not stored, but nothing is by chance."""
+    n = i64(cuda.threadIdx.x)
+    while n < (BEHIND if cuda.blockIdx.x == 0 else 0):
+        abq[abq.size - BEHIND + n] = 0.0
+        n += cuda.blockDim.x
+
+
 def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
     """Kernel factory for step 4; `r_buffers` 2 fetches the next bra primitive's r while this one's is used."""
     threads, columns, words_offset = 32 * warps, nt * warps, rows8 * 512
@@ -113,6 +125,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
     copy_range = make_copy_range(threads)
     column_state, gather = make_column_state(nt, True), make_gather_columns(nt)
     wait, wait_all = make_wait_copies(stages - 2), make_wait_copies(0)
+    clear = jit_device(clear_end)
 
     @jit_device
     def fill(address, h, source, words, first_word, tid):
@@ -189,6 +202,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         column = first_column + warp * nt
         destination = (column * npair + pair) * nab * 8 + lane_q
         store(acc, abq, destination, npair * nab * 8, ncol - column, rows, 8 * first_row + lane_row)
+        clear(abq)
 
     signature = (F64, i64, I64, i64, i64, *[I32] * 3, F64, i64, i64, F64, i64, i64, i64, F64, i64, i64, i64, i64)
     return Kernel(kernel, signature, (threads, max(1, 8 // warps)))
@@ -289,8 +303,8 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
 
 
 def abq_size(bra, ket):
-    """Doubles of (ab|q] of a chunk; the last 64 are read, but not used."""
-    return ket.nprim * blocks_of_8(ket.nherm) * len(bra) * bra.nab * 8 + 64
+    """Doubles of (ab|q] of a chunk; the last are read, but not used."""
+    return ket.nprim * blocks_of_8(ket.nherm) * len(bra) * bra.nab * 8 + BEHIND
 
 
 def bra_tile(unit, bra):
