@@ -16,7 +16,7 @@ from copy import copy
 
 import numpy as np
 
-from md4.arguments import checked_choice, checked_memory, checked_real, checked_stream, shown
+from md4.arguments import checked_choice, checked_memory, checked_real, checked_stream
 from md4.basis import Basis
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.operators import as_operator, check_order
@@ -94,7 +94,7 @@ class PreparedPairs:
 def check_basis(basis):
     """`basis`, or an ArgumentError if it is none."""
     if not isinstance(basis, Basis):
-        raise ArgumentError(f"a basis must be an md4.Basis, not {shown(basis)}; see Basis.from_mol.")
+        raise ArgumentError(f"a basis must be an md4.Basis, not {type(basis).__name__}; see Basis.from_mol.")
     return basis
 
 

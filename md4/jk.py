@@ -13,7 +13,15 @@ from functools import cached_property
 
 import numpy as np
 
-from md4.arguments import checked_array, checked_flag, checked_integer, checked_mol, checked_progress, checked_real
+from md4.arguments import (
+    checked_array,
+    checked_flag,
+    checked_mol,
+    checked_progress,
+    checked_real,
+    shown,
+    whole_number,
+)
 from md4.basis import Basis
 from md4.digest import digest_flags
 from md4.engine import Engine
@@ -181,7 +189,10 @@ class JK:
                 f"density matrices must have shape ({nao}, {nao}) or (n, {nao}, {nao}) and numbers, "
                 f"not shape {dm.shape} of {dm.dtype}."
             )
-        checked_integer("hermi, 0 (general), 1 (Hermitian) or 2 (anti-Hermitian),", hermi, 0, 2)
+        if whole_number(hermi) not in (0, 1, 2):
+            raise ArgumentError(
+                f"hermi must be 0 (general), 1 (Hermitian) or 2 (anti-Hermitian), not {shown(hermi)}."
+            )
         if not np.isfinite(dm).all():
             raise ArgumentError("a density matrix has elements that are not finite.")
         return dm.reshape(-1, nao, nao), dm.shape

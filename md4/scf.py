@@ -260,10 +260,11 @@ def attach(mf, backend="auto", max_memory=None, stream=None):
         of their own; shells of l > 8. Integrals that are given in ``mf._eri`` later are refused at the next build.
     """
     checked_choice("backend", backend, BACKENDS)
-    builder = Builder(backend, checked_memory(max_memory), checked_stream(stream))
+    checked_memory(max_memory)
+    checked_stream(stream)
     check_supported(mf)
     check_order(4 * int(mf.mol._bas[:, ANG_OF].max(initial=0)) if len(mf.mol._bas) else 0)
-    return attached(mf, builder)
+    return attached(mf, Builder(backend, max_memory, stream))
 
 
 def detach(mf):
