@@ -24,15 +24,16 @@ def shown(value):
 
 
 def is_scalar(value):
-    """Whether `value` can be a number: not a string, a truth value or an array of any size, but one without axes."""
-    kinds = (str, bytes, bytearray, bool, np.bool_)
-    array = getattr(value, "dtype", None) == np.bool_ or getattr(value, "shape", ()) != ()
-    return not (isinstance(value, kinds) or array)
+    """Whether `value` can be a real number: no string, no truth value, no complex number, no array but without axes."""
+    if isinstance(value, (str, bytes, bytearray, bool, np.ma.MaskedArray)):
+        return False
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return kind not in ("b", "c") and getattr(value, "shape", ()) == ()
 
 
 def real_number(value):
     """`value` as a finite float, or NaN where it is no finite real number."""
-    if not is_scalar(value) or np.iscomplexobj(value):
+    if not is_scalar(value):
         return nan
     try:
         number = float(value)
@@ -109,6 +110,12 @@ def checked_stream(stream):
         what = "an integer handle or a Numba, CuPy or PyTorch stream"
         raise ArgumentError(f"stream must be {what}, not {shown(stream)}.")
     return stream
+
+
+def as_list(values):
+    """The items of a sequence, or None for what has none: a string, a mapping, a number, an array without axes."""
+    iterable = hasattr(values, "__iter__") and getattr(values, "shape", None) != ()
+    return list(values) if iterable and not isinstance(values, (str, bytes, bytearray, dict, type)) else None
 
 
 def checked_array(name, value):

@@ -15,7 +15,7 @@ from math import gamma
 import numpy as np
 
 from md4.angular import ncart, npure
-from md4.arguments import checked_flag, checked_mol, shown, whole_number
+from md4.arguments import as_list, checked_flag, checked_mol, shown, whole_number
 from md4.errors import BasisError, UnsupportedError
 from md4.limits import LARGEST_COEFFICIENT, LARGEST_COORDINATE, MMAX, largest_exponent, smallest_exponent
 
@@ -171,21 +171,21 @@ def normalised_shell(index, l, exponents, coefficients, centre):
 
 def as_shells(shells):
     """A list of `Shell`, or a `BasisError` that says what is none."""
-    if isinstance(shells, (Shell, str, bytes, Basis)) or not hasattr(shells, "__iter__"):
+    found = as_list(shells)
+    if found is None:
         raise BasisError(f"a basis takes a sequence of md4.Shell, not {shown(shells)}; see Basis.from_mol.")
-    shells = list(shells)
-    for i, shell in enumerate(shells):
+    for i, shell in enumerate(found):
         if not isinstance(shell, Shell):
             raise BasisError(f"shell {i} of the basis must be an md4.Shell, not {shown(shell)}; see Basis.from_arrays.")
-    return shells
+    return found
 
 
 def entries(name, values):
     """One entry a shell, as a list; BasisError for what has none."""
-    iterable = hasattr(values, "__iter__") and getattr(values, "shape", None) != ()
-    if not iterable or isinstance(values, (str, bytes, dict)):
+    found = as_list(values)
+    if found is None:
         raise BasisError(f"{name} must be a sequence with one entry for each shell, not {shown(values)}.")
-    return list(values)
+    return found
 
 
 def column_groups(coefficients, apart):

@@ -9,7 +9,7 @@ from math import isqrt
 
 import numpy as np
 
-from md4.arguments import checked_choice, checked_flag, shown, whole_number
+from md4.arguments import as_list, checked_choice, checked_flag, shown, whole_number
 from md4.errors import ArgumentError
 from md4.memory import check_out
 from md4.operators import check_order
@@ -68,10 +68,9 @@ class Request:
 
 def shell_numbers(shls_slice):
     """The 8 ints of a slice; ArgumentError for anything else."""
-    iterable = hasattr(shls_slice, "__iter__") and getattr(shls_slice, "shape", None) != ()
-    given = list(shls_slice) if iterable and not isinstance(shls_slice, (str, bytes)) else []
-    if len(given) != 8:
-        what = f"{len(given)}" if given else shown(shls_slice)
+    given = as_list(shls_slice)
+    if given is None or len(given) != 8:
+        what = shown(shls_slice) if given is None else len(given)
         raise ArgumentError(f"shls_slice must hold 8 shell numbers (i0, i1, ..., l0, l1), not {what}.")
     ends = [whole_number(end) for end in given]
     if None in ends:

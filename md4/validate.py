@@ -161,8 +161,8 @@ def validate(
     """
     tolerance = checked_real("tolerance", tolerance, 0)
     abs_tolerance = checked_real("abs_tolerance", abs_tolerance, 0)
-    checked_integer("max_quartets_per_class", max_quartets_per_class, 1)
-    checked_integer("seed", seed, 0)
+    max_quartets_per_class = checked_integer("max_quartets_per_class", max_quartets_per_class, 1)
+    seed = checked_integer("seed", seed, 0)
     checked_progress(progress)
     omega = checked_mol(mol).omega if omega is None else omega
     basis = Basis.from_mol(mol)

@@ -15,7 +15,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from threading import Thread
 
-from md4.arguments import checked_flag, checked_integer, checked_progress, shown, whole_number
+from md4.arguments import as_list, checked_flag, checked_integer, checked_progress, shown, whole_number
 from md4.basis import Basis
 from md4.cache import cache_folder, fingerprint
 from md4.device import cuda, current_capability, gpu_available
@@ -109,6 +109,7 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
             "there is nothing to warm up: kernels are compiled for the GPU of this machine, and none can be used; "
             "`md4 info` shows what is found."
         )
+    lmax, jobs = whole_number(lmax), whole_number(jobs)  # Python's ints: NumPy's small ones overflow
     capability = current_capability()
     unit = arithmetic_unit(capability)
     if basis is None:
@@ -199,9 +200,10 @@ def can_keep():
 
 def checked_kinds(kinds):
     """Kinds of operators as a tuple; ArgumentError for anything else."""
-    if isinstance(kinds, (str, bytes)) or not hasattr(kinds, "__iter__"):
+    found = as_list(kinds)
+    if found is None:
         raise ArgumentError(f"kinds must be a sequence of operators such as ('coulomb',), not {shown(kinds)}.")
-    return tuple(checked_kind(kind) for kind in kinds)
+    return tuple(checked_kind(kind) for kind in found)
 
 
 def check_arguments(lmax, jobs, pure, progress, basis):
