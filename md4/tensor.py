@@ -146,6 +146,7 @@ class HermiteStore:
         """Lowers the limit to a share of the memory there is now, that of kept H matrices included."""
         memory = self.backend.memory_left() + sum(piece.h_bytes for piece in self.held)
         self.limit = min(self.most, int(share * memory))
+        self.total = sum(map(self.size, self.held))  # anew, since an interrupt may have torn it from what is held
         self.shrink()
 
     def clear(self):
@@ -169,10 +170,16 @@ def block_work(bra_pieces, ket_pieces, swap):
 def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
     """The AO tensor (ij|kl) of the engine's basis; arguments and errors as `md4.int2e`."""
     request = checked_request(engine.bra_basis, aosym, shls_slice, out, device)
+    with engine.lock:
+        return locked_tensor(engine, request, out, device, progress)
+
+
+def locked_tensor(engine, request, out, device, progress):
+    """As `ao_tensor`, for a thread that has the engine to itself."""
     engine, request = segmented(engine, request)
     basis, backend = engine.bra_basis, engine.backend
     box = ao_box(basis, request.ranges)
-    shape = tensor_shape(aosym, box)
+    shape = tensor_shape(request.aosym, box)
     target = backend.target(request.aosym, box, shape, out, device, least_block(engine, request))
     backend.compile_ahead(basis, "tensor", progress)
     memory = backend.memory_left()
@@ -191,6 +198,7 @@ def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progr
             block = backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
             engine.evaluate(bra, ket, block)
             target.scatter(block, a, b, basis, same, request.swap)
+            del block  # before there is another
             bar.update(len(bra) * len(ket))
     return target.result()
 
