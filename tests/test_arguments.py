@@ -355,7 +355,7 @@ def test_integrals_set_after_attach(idle, kind):
 )
 def test_numbers_of_all_kinds(number):
     engine = md4.Engine(basis(), backend="cpu", max_memory=number)
-    assert engine.backend.max_memory == 100
+    assert 0 < engine.backend.memory_left() <= 100e6
     assert md4.Operator("erf", number).parameter == 100
     assert md4.Operator.from_omega(-number).kind == "erfc"
     assert jk()._operator(number).parameter == 100
