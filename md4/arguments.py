@@ -5,7 +5,7 @@ value and the remedy. NumPy's scalars are as good as Python's; a truth value is 
 """
 
 import operator
-from math import isfinite, nan
+from math import inf, isfinite, nan
 
 import numpy as np
 
@@ -94,7 +94,7 @@ def checked_memory(max_memory):
     if max_memory is None:
         return None
     number = real_number(max_memory)
-    if not number > 0:
+    if not 0 < number * 1e6 < inf:  # bytes
         raise ArgumentError(
             f"max_memory must be a positive, finite number of MB, not {shown(max_memory)}; None means what is free."
         )

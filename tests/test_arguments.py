@@ -100,7 +100,7 @@ CALLS = {
 REFUSALS = [
     *[(name, {"max_memory": value}, ArgumentError, "max_memory must be a positive, finite number of MB")
       for name in ("int2e", "intor", "Engine", "JK", "get_jk", "attach", "validate")
-      for value in (nan, inf, -inf, 0, -5, "500", b"1", True, 1j, [100], np.array([1.0, 2.0]), 10**400)],
+      for value in (nan, inf, -inf, 0, -5, "500", b"1", True, 1j, [100], np.array([1.0, 2.0]), 10**400, 1e308)],
     *[(name, {"backend": value}, ArgumentError, "is unknown; use one of auto, cuda, cpu")
       for name in ("int2e", "Engine", "JK", "attach", "validate") for value in (None, ["cpu"], "CPU", b"cpu", 0)],
     *[(name, {"stream": value}, ArgumentError, "stream must be an integer handle")
