@@ -8,18 +8,22 @@ with S_{l m} the real solid harmonics of unit angular norm (or the Cartesian mon
 order and normalisation; see `md4.angular`. AOs of a shell run [contraction c][component m].
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gamma
 
 import numpy as np
 
 from md4.angular import ncart, npure
-from md4.errors import BasisError
+from md4.arguments import as_list, checked_flag, checked_mol, shown, whole_number
+from md4.errors import BasisError, UnsupportedError
+from md4.limits import LARGEST_COEFFICIENT, LARGEST_COORDINATE, MMAX, largest_exponent, smallest_exponent
 
 SPDF = "spdfghiklmnoqrtuvwxyz"
 # Columns of a general contraction stay together while they share at least this part of their primitives.
 SHARED_PRIMITIVES = 0.5
+# A norm this small beside the terms that add up to it is their rounding error.
+ZERO_NORM = 1e-14
 
 
 def shell_letter(l):
@@ -29,7 +33,7 @@ def shell_letter(l):
 
 @dataclass(frozen=True)
 class Shell:
-    """One contracted shell.
+    """One contracted shell; `Basis` checks it, and `md4.limits` says what there is to refuse.
 
     Attributes
     ----------
@@ -59,28 +63,82 @@ class Shell:
 
 def checked_shell(index, l, exponents, coefficients, centre):
     """A `Shell` from loosely typed input, or a `BasisError` that names shell `index`, the value and the remedy."""
-    where = f"shell {index} (l = {l})"
-    if int(l) != l or l < 0:
+    number = whole_number(l)
+    where = f"shell {index} (l = {shown(l)})"
+    if number is None or number < 0:
         raise BasisError(f"{where}: the angular momentum must be a non-negative integer.")
-    exponents = np.ascontiguousarray(exponents, dtype=np.float64).reshape(-1)
-    coefficients = np.asarray(coefficients, dtype=np.float64)
+    if number > MMAX:
+        raise UnsupportedError(f"{where}: the angular momenta of a quartet may add up to {MMAX}; leave out this shell.")
+    exponents = np.atleast_1d(floats(where, "the exponents", exponents))
+    coefficients = floats(where, "the coefficients", coefficients)
+    coefficients = coefficients if coefficients.ndim > 1 else coefficients.reshape(-1, 1)
+    centre = floats(where, "the centre", centre)
+    check_shapes(where, exponents, coefficients)
+    check_exponents(where, exponents, smallest_exponent(number), largest_exponent(number, number))
+    check_coefficients(where, coefficients, radial_norm(number, exponents)[:, None])
+    if centre.shape != (3,) or not np.all(np.isfinite(centre)):
+        raise BasisError(f"{where}: the centre must be three finite coordinates in Bohr, not {shown(centre)}.")
+    if np.any(abs(centre) > LARGEST_COORDINATE):
+        raise BasisError(
+            f"{where}: the centre {centre.tolist()} is further out than {LARGEST_COORDINATE:g} Bohr; "
+            "check its unit, which is Bohr."
+        )
+    return Shell(number, exponents, coefficients, centre)
+
+
+def floats(where, what, values):
+    """`values` as a contiguous array of float64; strings, truth values and complex numbers are refused."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "fiuO":
+            with np.errstate(over="ignore"):  # of long doubles; they end as infinite
+                return np.ascontiguousarray(array, dtype=np.float64).reshape(array.shape)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise BasisError(f"{where}: {what} must be real numbers, not {shown(values)}.")
+
+
+def check_shapes(where, exponents, coefficients):
+    """BasisError unless the shapes are (nprim,) and (nprim,) or (nprim, nctr), none of them 0."""
     if len(exponents) == 0 or coefficients.size == 0:
         raise BasisError(f"{where} has no primitives or no contracted function; drop the shell or give it some.")
-    coefficients = np.ascontiguousarray(coefficients.reshape(len(coefficients), -1))
-    centre = np.ascontiguousarray(centre, dtype=np.float64)
-    if coefficients.shape[0] != len(exponents):
+    if exponents.ndim > 1 or coefficients.ndim > 2 or len(coefficients) != len(exponents):
         raise BasisError(
             f"{where}: {len(exponents)} exponents but coefficients of shape {coefficients.shape}; "
-            "the shape must be (nprim, nctr)."
+            "the shapes must be (nprim,) and (nprim, nctr)."
         )
-    if not np.all(np.isfinite(exponents)) or np.any(exponents <= 0):
-        bad = exponents[~(np.isfinite(exponents) & (exponents > 0))][0]
-        raise BasisError(f"{where}: exponent {bad!r} is not a positive finite number; check the basis set.")
+
+
+def check_exponents(where, exponents, smallest, largest):
+    """BasisError for exponents that are not positive and finite, or beyond what double precision can serve."""
+    usable = np.isfinite(exponents) & (exponents > 0)
+    if not np.all(usable):
+        raise BasisError(
+            f"{where}: exponent {exponents[~usable][0]!r} is not a positive finite number; check the basis set."
+        )
+    if exponents.max() > largest:
+        raise BasisError(
+            f"{where}: exponent {exponents.max():g} is beyond {largest:.1e}, the largest in double precision for this "
+            "l and the highest l beside it; leave the primitive out, or the shells of highest l."
+        )
+    if exponents.min() < smallest:
+        raise BasisError(
+            f"{where}: exponent {exponents.min():g} is below {smallest:.1e}, the smallest in double precision for "
+            "this l; leave the primitive out."
+        )
+
+
+def check_coefficients(where, coefficients, norms):
+    """BasisError for coefficients that are not finite or, beside those of normalised primitives, beyond all use."""
     if not np.all(np.isfinite(coefficients)):
         raise BasisError(f"{where}: a contraction coefficient is not finite; check the basis set.")
-    if centre.shape != (3,) or not np.all(np.isfinite(centre)):
-        raise BasisError(f"{where}: the centre must be three finite coordinates in Bohr, not {centre!r}.")
-    return Shell(int(l), exponents, coefficients, centre)
+    with np.errstate(over="ignore"):
+        largest = abs(coefficients / norms).max()
+    if largest > LARGEST_COEFFICIENT:
+        raise BasisError(
+            f"{where}: a contraction coefficient is {largest:.1e} times that of a normalised primitive, beyond "
+            f"{LARGEST_COEFFICIENT:g}; scale the function, or pass normalise=True to Basis.from_arrays."
+        )
 
 
 def radial_norm(l, exponents):
@@ -91,13 +149,43 @@ def radial_norm(l, exponents):
 
 def normalised_coefficients(l, exponents, coefficients):
     """Coefficients of normalised primitives (as basis-set files list them) to those of `Shell.coefficients`."""
-    c = np.asarray(coefficients, dtype=float).reshape(len(exponents), -1) * radial_norm(l, exponents)[:, None]
+    c = np.asarray(coefficients, dtype=float).reshape(len(exponents), -1)
+    c = c / np.maximum(abs(c).max(axis=0), np.finfo(float).tiny) * radial_norm(l, exponents)[:, None]
     sums = np.add.outer(exponents, exponents)
     overlap = gamma(l + 1.5) / (2 * sums ** (l + 1.5))
-    norms = np.einsum("ic,ij,jc->c", c, overlap, c)
-    if np.any(norms <= 0):
-        raise BasisError(f"a contracted function of l = {l} has zero norm; its coefficients must not all vanish.")
+    norms, terms = (np.einsum("ic,ij,jc->c", x, overlap, x) for x in (c, abs(c)))
+    if np.any(norms <= ZERO_NORM * terms):
+        raise BasisError(f"a contracted function of l = {l} has zero norm; its coefficients must not all cancel.")
     return c / np.sqrt(norms)
+
+
+def normalised_shell(index, l, exponents, coefficients, centre):
+    """As `checked_shell`, from coefficients of normalised primitives, whatever their scale."""
+    where = f"shell {index} (l = {shown(l)})"
+    given = floats(where, "the coefficients", coefficients)
+    if not np.all(np.isfinite(given)):
+        raise BasisError(f"{where}: a contraction coefficient is not finite; check the basis set.")
+    shell = checked_shell(index, l, exponents, np.zeros_like(given), centre)
+    return replace(shell, coefficients=normalised_coefficients(shell.l, shell.exponents, given))
+
+
+def as_shells(shells):
+    """A list of `Shell`, or a `BasisError` that says what is none."""
+    found = as_list(shells)
+    if found is None:
+        raise BasisError(f"a basis takes a sequence of md4.Shell, not {shown(shells)}; see Basis.from_mol.")
+    for i, shell in enumerate(found):
+        if not isinstance(shell, Shell):
+            raise BasisError(f"shell {i} of the basis must be an md4.Shell, not {shown(shell)}; see Basis.from_arrays.")
+    return found
+
+
+def entries(name, values):
+    """One entry a shell, as a list; BasisError for what has none."""
+    found = as_list(values)
+    if found is None:
+        raise BasisError(f"{name} must be a sequence with one entry for each shell, not {shown(values)}.")
+    return found
 
 
 def column_groups(coefficients, apart):
@@ -140,7 +228,11 @@ class Basis:
     Raises
     ------
     BasisError
-        No shells, or a shell that cannot be used.
+        No shells, or a shell that cannot be used: what is no number or of another shape, a coordinate, a coefficient or
+        an exponent with which integrals would leave double precision (`md4.limits`: exponents from 1e-10 to 1e10 serve
+        at l = 8, from 1e-22 to 1e22 at l = 4, if no higher l is beside them).
+    UnsupportedError
+        A shell of l > 32.
 
     Attributes
     ----------
@@ -162,10 +254,15 @@ class Basis:
     """
 
     def __init__(self, shells, pure=True):
-        self.shells = tuple(checked_shell(i, s.l, s.exponents, s.coefficients, s.centre) for i, s in enumerate(shells))
+        self.shells = tuple(
+            checked_shell(i, s.l, s.exponents, s.coefficients, s.centre) for i, s in enumerate(as_shells(shells))
+        )
         if not self.shells:
             raise BasisError("the basis has no shells; give at least one.")
-        self.pure = bool(pure)
+        limits = {l: largest_exponent(l, self.lmax) for l in {s.l for s in self.shells}}
+        for i, s in enumerate(self.shells):
+            check_exponents(f"shell {i} (l = {s.l})", s.exponents, 0.0, limits[s.l])
+        self.pure = checked_flag("pure", pure)
         sizes = [s.nctr * self.ncomp(s.l) for s in self.shells]
         self.ao_loc = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._flatten()
@@ -194,8 +291,8 @@ class Basis:
 
     @classmethod
     def from_mol(cls, mol):
-        """The basis of a `pyscf.gto.Mole` (built), spherical or Cartesian as `mol.cart` says."""
-        if mol.nbas == 0:
+        """The basis of a `pyscf.gto.Mole` (built), spherical or Cartesian as `mol.cart` says; errors as `md4.int2e`."""
+        if len(checked_mol(mol)._bas) == 0:
             raise BasisError("the molecule has no shells; give it a basis set and call mol.build().")
         shells = [
             checked_shell(i, mol.bas_angular(i), mol.bas_exp(i), mol._libcint_ctr_coeff(i), mol.bas_coord(i))
@@ -218,16 +315,13 @@ class Basis:
         centres : array_like, shape (nshell, 3)
             In Bohr.
         """
-        if not len(l) == len(exponents) == len(coefficients) == len(centres):
+        normalise = checked_flag("normalise", normalise)
+        given = {"l": l, "exponents": exponents, "coefficients": coefficients, "centres": centres}
+        columns = [entries(name, values) for name, values in given.items()]
+        if len({len(column) for column in columns}) > 1:
             raise BasisError("l, exponents, coefficients and centres must have one entry for each shell.")
-        shells = []
-        for i, given in enumerate(zip(l, exponents, coefficients, centres)):
-            shell = checked_shell(i, *given)
-            if normalise:
-                c = normalised_coefficients(shell.l, shell.exponents, shell.coefficients)
-                shell = Shell(shell.l, shell.exponents, c, shell.centre)
-            shells.append(shell)
-        return cls(shells, pure)
+        make = normalised_shell if normalise else checked_shell
+        return cls([make(i, *entry) for i, entry in enumerate(zip(*columns))], pure)
 
     def segmented(self):
         """A basis of the same AOs in the same order without needless zeros in general contractions.

@@ -6,15 +6,17 @@ from collections import deque
 from functools import cache
 from itertools import count
 from math import prod
+from operator import index
 
 import numpy as np
 from cuda.bindings import driver
 from numba import cuda
 from numba.cuda import types
 
+from md4.arguments import checked_stream
 from md4.display import size_text
 from md4.dlpack import DeviceArray
-from md4.errors import ArgumentError, DeviceError, MemoryLimitError
+from md4.errors import DeviceError, MemoryLimitError
 from md4.locks import Lock, locked, once
 
 F64, F64_2D = types.float64[::1], types.float64[:, ::1]
@@ -93,12 +95,10 @@ def as_stream(stream):
     """
     if stream is None:
         return cuda.stream()
-    if hasattr(stream, "auto_synchronize"):
+    if hasattr(checked_stream(stream), "auto_synchronize"):
         return stream
-    handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
-    if isinstance(handle, int):
-        return cuda.external_stream(handle) if handle else cuda.default_stream()
-    raise ArgumentError(f"stream must be an integer handle or a Numba, CuPy or PyTorch stream, not {stream!r}.")
+    handle = index(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)))
+    return cuda.external_stream(handle) if handle else cuda.default_stream()
 
 
 def urgent_stream():

@@ -16,6 +16,7 @@ from copy import copy
 
 import numpy as np
 
+from md4.arguments import checked_choice, checked_memory, checked_real, checked_stream
 from md4.basis import Basis
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.locks import locked
@@ -91,18 +92,25 @@ class PreparedPairs:
         return prepared_html(self)
 
 
+def check_basis(basis):
+    """`basis`, or an ArgumentError if it is none."""
+    if not isinstance(basis, Basis):
+        raise ArgumentError(f"a basis must be an md4.Basis, not {type(basis).__name__}; see Basis.from_mol.")
+    return basis
+
+
 def make_backend(name, operator, stream=None, max_memory=None):
     """The backend object for 'auto', 'cuda' or 'cpu'.
 
     Raises
     ------
     ArgumentError
-        Another name.
+        Another name, or a stream or cap that is none.
     DeviceError
         'cuda' where there is no usable GPU.
     """
-    if name not in BACKENDS:
-        raise ArgumentError(f"backend {name!r} is unknown; use one of {', '.join(BACKENDS)}.")
+    checked_choice("backend", name, BACKENDS)
+    stream, max_memory = checked_stream(stream), checked_memory(max_memory)
     if name == "auto":
         from md4.device import gpu_available
 
@@ -144,8 +152,7 @@ class Engine:
         self.bra_basis = bra_basis
         self.ket_basis = bra_basis if ket_basis is None else ket_basis
         for basis in (self.bra_basis, self.ket_basis):
-            if not isinstance(basis, Basis):
-                raise ArgumentError(f"a basis must be an md4.Basis, not {type(basis).__name__}; see Basis.from_mol.")
+            check_basis(basis)
         self.operator = as_operator("coulomb" if operator is None else operator)
         self.backend = make_backend(backend, self.operator, stream, max_memory)
 
@@ -190,25 +197,40 @@ class Engine:
         ------
         ArgumentError
             Pair lists or `out` that cannot be used.
+        UnsupportedError
+            The four angular momenta add up to more than 32.
         MemoryLimitError
             Result and least workspace exceed `max_memory` or the memory there is.
         """
-        bra = self.prepare(bra_pairs, self.bra_basis, "bra pair")
-        ket = self.prepare(ket_pairs, self.ket_basis, "ket pair")
-        a, b = bra.pairs, ket.pairs
-        shape = (len(a), len(b), a.na, a.nb, b.na, b.nb)
+        bra_pairs, ket_pairs, shape = self.checked_lists(bra_pairs, ket_pairs)
+        if out is not None:
+            out = self.backend.result(shape, out)
+        bra = self._prepared(bra_pairs, self.bra_basis, PRIMITIVE_CUTOFF)
+        ket = self._prepared(ket_pairs, self.ket_basis, PRIMITIVE_CUTOFF)
         self.check_memory(bra, ket, 0 if out is not None else 8 * int(np.prod(shape, dtype=object)))
-        out = self.backend.result(shape, out)
+        out = self.backend.result(shape) if out is None else out
         self.evaluate(bra, ket, out)
         bra.drop()
         ket.drop()
         return out
 
+    def checked_lists(self, bra_pairs, ket_pairs):
+        """Both lists as `check_pairs` gives them, and the shape of their integrals; errors as `compute`."""
+        bra = self.bra_basis, check_pairs(self.bra_basis, bra_pairs, "bra pair")
+        ket = self.ket_basis, check_pairs(self.ket_basis, ket_pairs, "ket pair")
+        classes = [(basis, *row) for basis, pairs in (bra, ket) for row in basis.classes[pairs[0]].tolist()]
+        check_order(sum(l for _, l, _ in classes))
+        sizes = [nctr * basis.ncomp(l) for basis, l, nctr in classes]
+        return bra[1], ket[1], (len(bra[1]), len(ket[1]), *sizes)
+
     @locked
     def prepare(self, pairs, basis=None, side="pair", cutoff=PRIMITIVE_CUTOFF):
         """Pairs ready for `evaluate`, without primitive pairs below `cutoff`; see `PreparedPairs` and `shell_pairs`."""
-        basis = basis or self.bra_basis
-        return PreparedPairs(*self.backend.prepare(basis, check_pairs(basis, pairs, side), cutoff), self.backend)
+        basis = check_basis(self.bra_basis if basis is None else basis)
+        return self._prepared(check_pairs(basis, pairs, side), basis, checked_real("cutoff", cutoff, 0))
+
+    def _prepared(self, pairs, basis, cutoff):
+        return PreparedPairs(*self.backend.prepare(basis, pairs, cutoff), self.backend)
 
     def check_memory(self, bra, ket, result_bytes=0):
         """Refuses, before anything is allocated, what cannot fit."""

@@ -331,4 +331,6 @@ def checked_device_array(out, shape):
             f"out must be a C-contiguous float64 device array of shape {tuple(shape)}, "
             f"not {array.dtype} of shape {tuple(array.shape)}."
         )
+    if out.__cuda_array_interface__["data"][1]:
+        raise ArgumentError("out is a read-only device array; pass one that can be written to.")
     return array

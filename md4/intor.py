@@ -1,10 +1,11 @@
 """Entry points under PySCF's names: from a `pyscf.gto.Mole` to an AO tensor."""
 
+from md4.arguments import checked_mol, checked_progress, shown
 from md4.basis import Basis
 from md4.engine import Engine
 from md4.errors import ArgumentError, UnsupportedError
 from md4.operators import Operator
-from md4.tensor import ao_tensor
+from md4.tensor import ao_tensor, checked_request
 
 # libcint's slot for the exponent of the geminals, mol._env[PTR_F12_ZETA].
 PTR_F12_ZETA = 9
@@ -16,7 +17,7 @@ def mol_operator(mol, kind, omega):
     if kind == "":
         return Operator.from_omega(mol.omega if omega is None else omega)
     zeta = float(mol._env[PTR_F12_ZETA])
-    if zeta <= 0:
+    if not zeta > 0:
         raise ArgumentError(f"int2e{kind} needs the geminal's exponent; set it by mol.set_f12_zeta(zeta), zeta > 0.")
     return Operator.yukawa(zeta) if kind == "_yp" else Operator.slater(zeta)
 
@@ -41,12 +42,13 @@ def intor(
     UnsupportedError
         Another name; the message lists these.
     """
-    if name not in NAMES:
-        raise UnsupportedError(f"integral {name!r} is not offered; md4 has {', '.join(NAMES)}.")
+    if not isinstance(name, str) or name not in NAMES:
+        raise UnsupportedError(f"integral {shown(name)} is not offered; md4 has {', '.join(NAMES)}.")
     kind = "".join(k for k in ("_yp", "_stg") if k in name)
-    basis = Basis.from_mol(mol)
+    basis, progress = Basis.from_mol(checked_mol(mol)), checked_progress(progress)
     if name.endswith(("_sph", "_cart")):
         basis = Basis(basis.shells, pure=name.endswith("_sph"))
+    checked_request(basis, aosym, shls_slice, out, device)
     engine = Engine(basis, None, mol_operator(mol, kind, omega), backend, stream, max_memory)
     return ao_tensor(engine, aosym, shls_slice, out, device, progress)
 
@@ -88,6 +90,8 @@ def int2e(
     ------
     ArgumentError, BasisError
         Input that cannot be used; the message says which and why.
+    UnsupportedError
+        A periodic cell, or shells whose angular momenta add up to more than 32 in a quartet.
     MemoryLimitError
         Result and least workspace exceed `max_memory`.
     DeviceError

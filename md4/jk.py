@@ -13,12 +13,21 @@ from functools import cached_property
 
 import numpy as np
 
+from md4.arguments import (
+    checked_array,
+    checked_flag,
+    checked_mol,
+    checked_progress,
+    checked_real,
+    shown,
+    whole_number,
+)
 from md4.basis import Basis
 from md4.digest import digest_flags
 from md4.engine import Engine
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.locks import Lock, locked
-from md4.operators import Operator
+from md4.operators import Operator, check_order
 from md4.progress import Progress
 from md4.screening import DensityNorms, Statistics, sorted_lists, survivors, tiles
 from md4.tensor import HermiteStore, Request, least_block
@@ -62,23 +71,27 @@ class JK:
     ------
     ArgumentError, BasisError, DeviceError
         As `Engine`, and a tolerance that is negative or not finite.
+    UnsupportedError
+        A periodic cell, or shells of l > 8, four of which exceed l = 32.
     """
 
     def __init__(
         self, mol, omega=None, backend="auto", max_memory=None, stream=None, direct_scf_tol=1e-13, progress=None
     ):
         self.lock = Lock()
-        self.omega, self.progress = omega, progress
+        self.omega, self.progress = omega, checked_progress(progress)
+        Operator.from_omega(omega)  # refused now rather than at the first build
         self.direct_scf_tol = self._finest = checked_tolerance(direct_scf_tol)
         self._options = {"backend": backend, "stream": stream, "max_memory": max_memory}
-        self.reset(mol)
+        self.reset(checked_molecule(mol))
 
     @locked
     def reset(self, mol=None):
         """Forgets pairs, H matrices, bounds and densities; takes another molecule if given. Compiled code stays."""
         if mol is not None:
-            self.mol = None if isinstance(mol, Basis) else mol
             given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
+            check_order(4 * given.lmax)
+            self.mol = None if isinstance(mol, Basis) else mol
             self.basis, self._order = given.regrouped()
         self._forget_lists()
         self.engine = Engine(self.basis, **self._options)
@@ -130,6 +143,7 @@ class JK:
         MemoryLimitError
             The matrices and the least workspace exceed `max_memory`.
         """
+        with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
         densities, shape = self._checked(self._fetched(dm), hermi)
         tolerance = self.direct_scf_tol if direct_scf_tol is None else checked_tolerance(direct_scf_tol)
         if tolerance < self._finest:
@@ -145,6 +159,7 @@ class JK:
 
         The smaller the difference, the fewer quartets count. Errors of the builds add up; `reset` starts anew.
         """
+        with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
         densities, shape = self._checked(self._fetched(dm), hermi)
         new = densities.reshape(shape).copy()
         key = (hermi, with_j, with_k, self._operator(omega), shape)
@@ -177,14 +192,16 @@ class JK:
 
     def _checked(self, dm, hermi):
         """dm as (n, nao, nao) of float64 or complex128, and its own shape."""
-        dm, nao = np.asarray(dm), self.basis.nao
+        dm, nao = checked_array("the density matrices", dm), self.basis.nao
         if dm.ndim not in (2, 3) or dm.shape[-2:] != (nao, nao) or dm.dtype.kind not in "fciu" or dm.size == 0:
             raise ArgumentError(
                 f"density matrices must have shape ({nao}, {nao}) or (n, {nao}, {nao}) and numbers, "
                 f"not shape {dm.shape} of {dm.dtype}."
             )
-        if hermi not in (0, 1, 2):
-            raise ArgumentError(f"hermi must be 0 (general), 1 (Hermitian) or 2 (anti-Hermitian), not {hermi!r}.")
+        if whole_number(hermi) not in (0, 1, 2):
+            raise ArgumentError(
+                f"hermi must be 0 (general), 1 (Hermitian) or 2 (anti-Hermitian), not {shown(hermi)}."
+            )
         with np.errstate(over="ignore"):  # what float64 cannot hold is refused below
             values = dm.astype(np.complex128 if dm.dtype.kind == "c" else np.float64, copy=False)
         if not np.isfinite(values).all():
@@ -316,9 +333,12 @@ def in_order(matrices, order):
 
 def checked_tolerance(tolerance):
     """`tolerance` as a float; ArgumentError for one that is negative or not finite."""
-    if not 0 <= tolerance < np.inf:
-        raise ArgumentError(f"direct_scf_tol must be finite and not negative, not {tolerance!r}.")
-    return float(tolerance)
+    return checked_real("direct_scf_tol", tolerance, 0)
+
+
+def checked_molecule(mol):
+    """A molecule or a `Basis`; errors as `md4.arguments.checked_mol`."""
+    return mol if isinstance(mol, Basis) else checked_mol(mol)
 
 
 def fewer_functions(bra, ket):

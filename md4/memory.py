@@ -14,10 +14,14 @@ CGROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 
 
 def check_out(out, shape):
-    """ArgumentError unless `out` is a C-contiguous float64 NumPy array of `shape`."""
-    if not isinstance(out, np.ndarray) or out.shape != shape or out.dtype != np.float64 or not out.flags.c_contiguous:
-        what = f"{getattr(out, 'dtype', type(out).__name__)} of shape {getattr(out, 'shape', None)}"
+    """ArgumentError unless `out` is a C-contiguous float64 NumPy array of `shape` that can be written to."""
+    plain = isinstance(out, np.ndarray) and not isinstance(out, (np.ma.MaskedArray, np.matrix))
+    if not plain or out.shape != shape or out.dtype != np.float64 or not out.flags.c_contiguous:
+        what = f"{type(out).__name__} {getattr(out, 'dtype', '')} of shape {getattr(out, 'shape', None)}"
         raise ArgumentError(f"out must be a C-contiguous float64 NumPy array of shape {shape}, not {what}.")
+    if not out.flags.behaved:
+        how = "aligned" if out.flags.writeable else "writeable"
+        raise ArgumentError(f"out is not {how}; pass an array of your own, such as numpy.empty(shape).")
     return out
 
 

@@ -14,7 +14,8 @@ With c = 2 pi^(5/2) / (p q sqrt(p + q)), T = rho R^2, theta = omega^2 / (omega^2
     gaussian  exp(-omega r^2)   (pi^2 / ((p + q) (rho + omega)))^(3/2) (-2 alpha)^m exp(-alpha R^2),
                                 alpha = rho omega / (rho + omega)
 
-Orders reach m = MMAX = 32. |[0]^(m)| must stay below 1e308: it does for exponents up to 1e10 at every m.
+Orders reach m = MMAX = 32. |[0]^(m)| must stay below 1e308: it does for exponents up to 1e10 at every m, and for larger
+ones at lower m (`md4.limits`; `md4.Basis` refuses the others).
 Device functions and makers are as in `md4.boys`; `zero_function` and `zeros_function` are the seam to kernels.
 """
 
@@ -24,6 +25,7 @@ from math import exp, expm1, isfinite, pi, sqrt
 
 import numpy as np
 
+from md4.arguments import real_number, shown
 from md4.boys import FACTORIAL_ROW, MMAX, boys_table, make_scaled_boys, make_scaled_boys_upto, scaled_power
 from md4.errors import ArgumentError, UnsupportedError
 
@@ -82,9 +84,8 @@ class Operator:
     @classmethod
     def from_omega(cls, omega):
         """PySCF's convention: 0 or None is the full Coulomb operator, omega > 0 is erf, omega < 0 is erfc."""
-        if not omega:
-            return cls.coulomb()
-        return cls.erf(omega) if real_number(omega) > 0 else cls.erfc(-omega)
+        value = 0.0 if omega is None else finite_number(omega)
+        return cls.coulomb() if value == 0 else cls.erf(value) if value > 0 else cls.erfc(-value)
 
 
 def as_operator(value):
@@ -95,7 +96,8 @@ def as_operator(value):
         return Operator(value)
     if isinstance(value, (tuple, list)) and len(value) == 2:
         return Operator(*value)
-    raise ArgumentError(f"operator {value!r}: pass an Operator, 'coulomb', or (kind, parameter), kind one of {KINDS}.")
+    way = f"pass an Operator, 'coulomb', or (kind, parameter), kind one of {KINDS}"
+    raise ArgumentError(f"operator {shown(value)}: {way}.")
 
 
 def check_order(L):
@@ -110,13 +112,13 @@ def check_order(L):
 def checked_kind(kind):
     """`kind`, or an `ArgumentError` that lists the kinds."""
     if not isinstance(kind, str) or kind not in OPERATORS:
-        raise ArgumentError(f"unknown operator {kind!r}: the operators are {KINDS}.")
+        raise ArgumentError(f"unknown operator {shown(kind)}: the operators are {KINDS}.")
     return kind
 
 
 def checked_parameter(kind, parameter):
     """`parameter` as a float if `kind` can use it, else an `ArgumentError`."""
-    value = real_number(parameter)
+    value = finite_number(parameter)
     if kind == "coulomb":
         if value != 0:
             raise ArgumentError(f"operator 'coulomb' takes no parameter, but got {parameter!r}: leave it out.")
@@ -128,14 +130,11 @@ def checked_parameter(kind, parameter):
     return value
 
 
-def real_number(parameter):
+def finite_number(parameter):
     """`parameter` as a finite float, or an `ArgumentError`."""
-    try:
-        value = float(parameter)
-    except (TypeError, ValueError):
-        value = np.nan
+    value = real_number(parameter)
     if not isfinite(value):
-        raise ArgumentError(f"operator parameter {parameter!r} is not a finite real number.")
+        raise ArgumentError(f"operator parameter {shown(parameter)} is not a finite real number.")
     return value
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from md4.angular import AXES, nherm
+from md4.arguments import checked_array
 from md4.basis import shell_letter
 from md4.errors import ArgumentError
 
@@ -160,16 +161,16 @@ class ShellPairs:
 
 def check_pairs(basis, pairs, side="pair"):
     """Pair list as (npair, 2) int64, all of one class; ArgumentError names the first pair that is not."""
-    pairs = np.asarray(pairs)
+    pairs = checked_array(f"the {side} list", pairs)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.shape[0] == 0 or pairs.dtype.kind not in "iu":
         raise ArgumentError(
             f"the {side} list must hold pairs of shell indices, shape (n, 2) with n >= 1 and integer type, "
             f"not shape {pairs.shape} of {pairs.dtype}."
         )
-    pairs = np.ascontiguousarray(pairs, dtype=np.int64)
     if pairs.min() < 0 or pairs.max() >= basis.nshell:
         n, k = np.argwhere((pairs < 0) | (pairs >= basis.nshell))[0]
         raise ArgumentError(f"{side} {n} names shell {pairs[n, k]}, but the basis has shells 0 to {basis.nshell - 1}.")
+    pairs = np.ascontiguousarray(pairs, dtype=np.int64)
     keys = basis.class_keys[pairs]
     mixed = keys != keys[0]
     if mixed.any():

@@ -7,14 +7,16 @@ TDDFT, and the exchange of range-separated functionals all go through get_jk. De
 
 import sys
 
-import numpy as np
-
+from md4.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
 from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
 from md4.locks import Lock, locked
+from md4.operators import check_order, finite_number
 
 # Where mol._env begins to hold geometry and basis; the slots before (omega, gauge origin, ...) change at any time.
 PTR_ENV_START = 20
+# The column of mol._bas that holds the angular momenta.
+ANG_OF = 1
 
 
 def fingerprint(mol):
@@ -70,8 +72,9 @@ class MD4SCF:
         from pyscf.scf import ghf
 
         clock = logger.process_clock(), logger.perf_counter()
-        mol = self.mol if mol is None else mol
-        dm = np.asarray(self.make_rdm1() if dm is None else dm)
+        mol, omega = checked_mol(self.mol if mol is None else mol), None if omega is None else finite_number(omega)
+        check_no_integrals(self, omega)
+        dm = checked_array("the density matrices", self.make_rdm1() if dm is None else dm)
         jk, tol = self._md4_builder.jk(mol), self.direct_scf_tol
         generalised = isinstance(self, ghf.GHF)
         check_density(dm, mol.nao * (2 if generalised else 1))
@@ -137,8 +140,19 @@ def effective_omega(mol, omega):
 
 def check_density(dm, n):
     """ArgumentError unless `dm` is (n, n) matrices."""
-    if dm.ndim < 2 or dm.shape[-2:] != (n, n):
-        raise ArgumentError(f"a density matrix of this object has shape (..., {n}, {n}), not {dm.shape}.")
+    if dm.ndim < 2 or dm.shape[-2:] != (n, n) or dm.dtype.kind not in "fciu":
+        raise ArgumentError(
+            f"a density matrix of this object has shape (..., {n}, {n}) and numbers, not {dm.shape} of {dm.dtype}."
+        )
+
+
+def check_no_integrals(mf, omega):
+    """UnsupportedError where PySCF would contract integrals that the object was given, which md4 would ignore."""
+    if mf._eri is not None and not omega:
+        raise UnsupportedError(
+            f"mf._eri of {type(mf).__name__} holds integrals of its own, set after md4.attach, and md4 would ignore "
+            "them; call md4.detach(mf) to use them, or set mf._eri = None."
+        )
 
 
 def build(jk, dm, hermi, with_j, with_k, omega, tol):
@@ -243,14 +257,16 @@ def attach(mf, backend="auto", max_memory=None, stream=None):
     Raises
     ------
     ArgumentError
-        `mf` is no mean-field object, or the backend is unknown.
+        `mf` is no mean-field object, or an option cannot be used.
     UnsupportedError
         Periodic or relativistic four- and two-component objects, density-fitted ones, ones with integrals or a get_jk
-        of their own.
+        of their own; shells of l > 8. Integrals that are given in ``mf._eri`` later are refused at the next build.
     """
-    if backend not in BACKENDS:
-        raise ArgumentError(f"backend {backend!r} is unknown; use one of {', '.join(BACKENDS)}.")
+    checked_choice("backend", backend, BACKENDS)
+    checked_memory(max_memory)
+    checked_stream(stream)
     check_supported(mf)
+    check_order(4 * int(mf.mol._bas[:, ANG_OF].max(initial=0)) if len(mf.mol._bas) else 0)
     return attached(mf, Builder(backend, max_memory, stream))
 
 

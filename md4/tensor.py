@@ -9,8 +9,10 @@ from math import isqrt
 
 import numpy as np
 
+from md4.arguments import as_list, checked_choice, checked_flag, shown, whole_number
 from md4.errors import ArgumentError
 from md4.memory import check_out
+from md4.operators import check_order
 from md4.pairs import shell_pairs, unique_pairs_by_class
 from md4.progress import Progress
 from md4.scatter import SYMMETRIES, ao_box, tensor_shape
@@ -31,21 +33,29 @@ class Request:
 
     @classmethod
     def checked(cls, basis, aosym, shls_slice):
-        """Request from user arguments; ArgumentError for an unknown symmetry or an impossible slice."""
-        if aosym not in SYMMETRIES:
-            raise ArgumentError(f"aosym {aosym!r} is unknown; use one of {', '.join(SYMMETRIES)}.")
+        """Request from user arguments.
+
+        Raises
+        ------
+        ArgumentError
+            An unknown symmetry or an impossible slice.
+        UnsupportedError
+            Angular momenta that add up beyond the tables.
+        """
+        request = cls._of(basis, checked_choice("aosym", aosym, SYMMETRIES), shls_slice)
+        check_order(sum(int(basis.classes[first:last, 0].max()) for first, last in request.ranges))
+        return request
+
+    @classmethod
+    def _of(cls, basis, aosym, shls_slice):
         if shls_slice is None:
             return cls(aosym, ((0, basis.nshell),) * 4)
         if aosym == "s8":
             raise ArgumentError("aosym 's8' has no shls_slice; use 's4' or 's1' for a part of the tensor.")
-        if len(shls_slice) != 8:
-            raise ArgumentError(f"shls_slice must hold 8 shell numbers (i0, i1, ..., l0, l1), not {len(shls_slice)}.")
-        ends = np.array(shls_slice, dtype=np.int64).reshape(4, 2)
-        if np.any(ends < 0) or np.any(ends > basis.nshell) or np.any(ends[:, 0] >= ends[:, 1]):
-            raise ArgumentError(
-                f"shls_slice {tuple(shls_slice)} must hold non-empty ranges within 0..{basis.nshell} shells."
-            )
-        ranges = tuple((int(a), int(b)) for a, b in ends)
+        ends = shell_numbers(shls_slice)
+        ranges = tuple(zip(ends[::2], ends[1::2]))
+        if not all(0 <= first < last <= basis.nshell for first, last in ranges):
+            raise ArgumentError(f"shls_slice {tuple(ends)} must hold non-empty ranges within 0..{basis.nshell} shells.")
         if aosym == "s4" and (ranges[0] != ranges[1] or ranges[2] != ranges[3]):
             raise ArgumentError("aosym 's4' needs equal ranges for i and j, and for k and l; use 's1' otherwise.")
         return cls(aosym, ranges)
@@ -54,6 +64,26 @@ class Request:
     def swap(self):
         """Whether bra and ket run over the same pairs."""
         return set(self.ranges[:2]) == set(self.ranges[2:])
+
+
+def shell_numbers(shls_slice):
+    """The 8 ints of a slice; ArgumentError for anything else."""
+    given = as_list(shls_slice)
+    if given is None or len(given) != 8:
+        what = shown(shls_slice) if given is None else len(given)
+        raise ArgumentError(f"shls_slice must hold 8 shell numbers (i0, i1, ..., l0, l1), not {what}.")
+    ends = [whole_number(end) for end in given]
+    if None in ends:
+        raise ArgumentError(f"shls_slice must hold integers, not {shown(given[ends.index(None)])}.")
+    return ends
+
+
+def checked_request(basis, aosym, shls_slice, out, device):
+    """The `Request` of `ao_tensor`'s arguments, all of which are checked but a device array `out`."""
+    request = Request.checked(basis, aosym, shls_slice)
+    if not checked_flag("device", device) and out is not None:
+        check_out(out, tensor_shape(request.aosym, ao_box(basis, request.ranges)))
+    return request
 
 
 def segmented(engine, request):
@@ -139,18 +169,17 @@ def block_work(bra_pieces, ket_pieces, swap):
 
 def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
     """The AO tensor (ij|kl) of the engine's basis; arguments and errors as `md4.int2e`."""
+    request = checked_request(engine.bra_basis, aosym, shls_slice, out, device)
     with engine.lock:
-        return locked_tensor(engine, aosym, shls_slice, out, device, progress)
+        return locked_tensor(engine, request, out, device, progress)
 
 
-def locked_tensor(engine, aosym, shls_slice, out, device, progress):
+def locked_tensor(engine, request, out, device, progress):
     """As `ao_tensor`, for a thread that has the engine to itself."""
-    engine, request = segmented(engine, Request.checked(engine.bra_basis, aosym, shls_slice))
+    engine, request = segmented(engine, request)
     basis, backend = engine.bra_basis, engine.backend
     box = ao_box(basis, request.ranges)
-    shape = tensor_shape(aosym, box)
-    if out is not None and not device:
-        check_out(out, shape)
+    shape = tensor_shape(request.aosym, box)
     target = backend.target(request.aosym, box, shape, out, device, least_block(engine, request))
     backend.compile_ahead(basis, "tensor", progress)
     memory = backend.memory_left()

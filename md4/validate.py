@@ -28,10 +28,11 @@ from time import perf_counter
 
 import numpy as np
 
+from md4.arguments import checked_integer, checked_mol, checked_progress, checked_real
 from md4.basis import Basis, shell_letter
 from md4.engine import Engine
 from md4.errors import ArgumentError
-from md4.operators import Operator
+from md4.operators import Operator, check_order
 from md4.progress import Progress
 
 FLOOR = 32 * np.finfo(float).eps  # of the Schwarz bound
@@ -152,13 +153,22 @@ def validate(
     -------
     list of Record
         One a class, in order of angular momentum.
+
+    Raises
+    ------
+    ArgumentError, BasisError, UnsupportedError
+        Input that cannot be used, before anything is computed.
     """
-    if max_quartets_per_class < 1:
-        raise ArgumentError(f"max_quartets_per_class = {max_quartets_per_class} must be at least 1.")
-    omega = mol.omega if omega is None else omega
+    tolerance = checked_real("tolerance", tolerance, 0)
+    abs_tolerance = checked_real("abs_tolerance", abs_tolerance, 0)
+    max_quartets_per_class = checked_integer("max_quartets_per_class", max_quartets_per_class, 1)
+    seed = checked_integer("seed", seed, 0)
+    checked_progress(progress)
+    omega = checked_mol(mol).omega if omega is None else omega
     basis = Basis.from_mol(mol)
+    check_order(4 * basis.lmax)
     engine = Engine(basis, basis, operator=Operator.from_omega(omega), backend=backend, max_memory=max_memory)
-    libcint = Libcint(mol, basis, omega)
+    libcint = Libcint(mol, basis, float(omega))
     classes = quartet_classes(basis)
     records = []
     with Progress(len(classes), enabled=progress, label="validate", unit="class") as bar:

@@ -15,12 +15,14 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from threading import Thread
 
+from md4.arguments import as_list, checked_flag, checked_integer, checked_progress, shown, whole_number
+from md4.basis import Basis
 from md4.cache import cache_folder, fingerprint
 from md4.device import cuda, current_capability, current_device, gpu_available
 from md4.dispatch import capability_of, kernel_path, launcher
 from md4.errors import ArgumentError, DeviceError
 from md4.gpu import arithmetic_unit
-from md4.operators import checked_kind
+from md4.operators import check_order, checked_kind
 from md4.progress import Progress
 from md4.variants import all_variants, basis_variants
 
@@ -94,16 +96,20 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
     Raises
     ------
     ArgumentError
-        `lmax` or `jobs` out of range, or an unknown kind.
+        `lmax` or `jobs` out of range, an unknown kind, or an argument of another type.
+    UnsupportedError
+        A basis of l > 8.
     DeviceError
         No usable GPU.
     """
-    check_arguments(lmax, kinds, jobs)
+    kinds = checked_kinds(kinds)
+    check_arguments(lmax, jobs, pure, progress, basis)
     if not gpu_available():
         raise DeviceError(
             "there is nothing to warm up: kernels are compiled for the GPU of this machine, and none can be used; "
             "`md4 info` shows what is found."
         )
+    lmax, jobs = whole_number(lmax), whole_number(jobs)  # Python's ints: NumPy's small ones overflow
     capability = current_capability()
     unit = arithmetic_unit(capability)
     if basis is None:
@@ -192,11 +198,26 @@ def can_keep():
     return os.access(folder, os.W_OK)
 
 
-def check_arguments(lmax, kinds, jobs):
-    """ArgumentError for what cannot be warmed up."""
-    if not 0 <= lmax <= LARGEST_L:
-        raise ArgumentError(f"lmax must be between 0 and {LARGEST_L}, the highest of a whole quartet, not {lmax}.")
-    if jobs is not None and jobs < 1:
-        raise ArgumentError(f"jobs must be 1 or more, not {jobs}.")
-    for kind in kinds:
-        checked_kind(kind)
+def checked_kinds(kinds):
+    """Kinds of operators as a tuple; ArgumentError for anything else."""
+    found = as_list(kinds)
+    if found is None:
+        raise ArgumentError(f"kinds must be a sequence of operators such as ('coulomb',), not {shown(kinds)}.")
+    return tuple(checked_kind(kind) for kind in found)
+
+
+def check_arguments(lmax, jobs, pure, progress, basis):
+    """ArgumentError or UnsupportedError for what cannot be warmed up."""
+    checked_flag("pure", pure)
+    checked_progress(progress)
+    if jobs is not None:
+        checked_integer("jobs", jobs, 1)
+    if basis is None:
+        number = whole_number(lmax)
+        if number is None or not 0 <= number <= LARGEST_L:
+            what = f"between 0 and {LARGEST_L}, the highest of a whole quartet"
+            raise ArgumentError(f"lmax must be {what}, not {shown(lmax)}.")
+    elif not isinstance(basis, Basis):
+        raise ArgumentError(f"basis must be an md4.Basis, not {shown(basis)}; see Basis.from_mol.")
+    else:
+        check_order(4 * basis.lmax)

@@ -50,7 +50,7 @@ def test_a_fault_is_found(hf, monkeypatch, fault):
 
 
 def test_the_sample_needs_a_size(hf):
-    with pytest.raises(ArgumentError, match="at least 1"):
+    with pytest.raises(ArgumentError, match="an integer of 1 or more"):
         validate(hf, backend="cpu", max_quartets_per_class=0)
 
 

@@ -150,7 +150,7 @@ def test_errors(monkeypatch, capsys):
     assert "nothing to warm up" in capsys.readouterr().err
     with pytest.raises(ArgumentError, match="lmax must be between 0 and 8"):
         warmup(9)
-    with pytest.raises(ArgumentError, match="jobs must be 1 or more"):
+    with pytest.raises(ArgumentError, match="jobs must be an integer of 1 or more"):
         warmup(1, jobs=0)
     with pytest.raises(ArgumentError, match="unknown operator 'dirac'"):
         warmup(1, ["dirac"])
