@@ -1,6 +1,7 @@
 """The command line: `md4 eri`, `md4 validate`, `md4 warmup`, `md4 info`; also `python -m md4`."""
 
 import argparse
+import os
 import sys
 from functools import partial
 from math import prod
@@ -140,7 +141,8 @@ def write_whole(write, what, name):
         write(what)
     except OSError as error:
         raise ArgumentError(
-            f"cannot write {name!r}: {error.strerror or error}. What was there is as it was; choose another place."
+            f"cannot write {name!r}: {os.strerror(error.errno) if error.errno else error}. "
+            "What was there is as it was; choose another place."
         ) from error
 
 

@@ -1,5 +1,6 @@
 """How a command ends: signals, pipes that nobody reads, and errors, each as one line and an exit status."""
 
+import errno
 import os
 import signal
 import sys
@@ -68,19 +69,26 @@ def exit_status(command):
     except MD4Error as error:
         return complain(error)
     except MemoryError as error:
-        return complain(
-            f"out of memory ({error or 'no details'}); give a --max-memory below what this process may use, "
-            "or ask for less, e.g. by --aosym s8."
-        )
+        return out_of_memory(error)
     except KeyboardInterrupt:
         complain("interrupted.")
         return INTERRUPTED
     except BrokenPipeError:
         drop_output()
         return UNREAD
-    except OSError as error:
+    except (OSError, ImportError) as error:
         drop_output()
-        return complain(f"{error}.")
+        lacks_memory = getattr(error, "errno", None) == errno.ENOMEM or "failed to map segment" in str(error)
+        return out_of_memory(error) if lacks_memory else complain(f"{error}.")
+
+
+def out_of_memory(error):
+    """As `complain`, of an allocation that failed."""
+    details = f" ({error})" if str(error) else ""
+    return complain(
+        f"out of memory{details}; give a --max-memory below what this process may use, or ask for less, "
+        "for instance by --aosym s8."
+    )
 
 
 def complain(reason):

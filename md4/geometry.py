@@ -222,7 +222,7 @@ def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
     try:
         from pyscf import gto
         from pyscf.lib.exceptions import BasisNotFoundError
-    except ImportError:
+    except ModuleNotFoundError:  # other ImportErrors tell of a PySCF that is there and cannot be loaded
         raise ArgumentError("molecules need PySCF; pip install 'md4[pyscf]'.") from None
     check_electrons(charge, spin)
     options = {"unit": unit, "charge": charge, "spin": spin, "cart": cart, "verbose": 0}

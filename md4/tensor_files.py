@@ -67,7 +67,7 @@ class H5File:
     def __init__(self, name, size):
         try:
             import h5py  # noqa: F401
-        except ImportError:
+        except ModuleNotFoundError:
             raise ArgumentError(f"writing {name!r} needs h5py; pip install h5py, or write .npy.") from None
         self.path = checked_target(name)
         self.replaces = self.checked()
