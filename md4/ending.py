@@ -36,6 +36,37 @@ def signals_exit():
             signal.signal(number, signal.SIG_DFL)
 
 
+class HeldSignals:
+    """Signals that come inside the block wait for its end, or for `check`.
+
+    An exception that a handler raises is lost where it meets a callback of a C library, as h5py has many, and may break
+    off the cleaning up after another. Only signals with a handler in Python are held.
+    """
+
+    def __enter__(self):
+        self.came, self.before = [], {}
+        if threading.current_thread() is threading.main_thread():
+            for number in [signal.SIGINT, *SIGNALS]:
+                if callable(signal.getsignal(number)):
+                    self.before[number] = signal.signal(number, self.note)
+        return self
+
+    def note(self, number, _frame):
+        self.came.append(number)
+
+    def check(self):
+        """Lets the handler of a signal that has come do what it does, which is to raise."""
+        while self.came:
+            number = self.came.pop(0)
+            self.before[number](number, None)
+
+    def __exit__(self, kind, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        if kind is None:
+            self.check()
+
+
 @contextmanager
 def any_character():
     """Prints what the terminal's encoding lacks, such as a file name that is not text, by its number."""

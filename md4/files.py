@@ -101,5 +101,6 @@ def check_replaceable(path, target):
         raise ArgumentError(f"{str(path)!r} is a device, a pipe or the like; give the name of an ordinary file.")
     folder, user = os.stat(target.parent), os.geteuid()
     sticky = folder.st_mode & stat.S_ISVTX and user not in (0, status.st_uid, folder.st_uid)
-    if sticky or not os.access(target, os.W_OK):
+    if sticky:
         raise ArgumentError(f"{str(path)!r} is there and may not be replaced by you; choose another name.")
+    os.close(os.open(target, os.O_WRONLY))  # renaming would not ask whether the file is protected

@@ -63,7 +63,7 @@ def read_geometry(source):
     if os.path.exists(text):
         what = "a folder" if os.path.isdir(text) else "a device, a pipe or the like"
         raise ArgumentError(f"{text!r} is {what}; give {EXAMPLE}.")
-    if text.lower().endswith((".xyz", ".json")) or len(text.split()) == 1:
+    if text.lower().endswith((".xyz", ".json")) or len(re.findall(r"[^\s,;]+", text)) == 1:
         raise ArgumentError(f"no geometry file {shortened(text)}; give {EXAMPLE}.")
     return parse_atom_string(text), "Angstrom", 0, None
 
@@ -240,6 +240,8 @@ def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
         raise ArgumentError(f"PySCF cannot build the molecule: {reason}.") from error
     if mol.nbas == 0:
         raise ArgumentError(f"the molecule has no basis functions in {basis!r}; check its atoms and the basis name.")
+    if mol.nelectron < 0:
+        raise ArgumentError(f"charge {charge} leaves the molecule {mol.nelectron} electrons; check the charge.")
     check_coordinates(mol.atom_coords().ravel(), "the molecule")
     return mol
 

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 
+from md4.ending import HeldSignals
 from md4.errors import ArgumentError
 from md4.files import checked_target, replacing
 
@@ -53,11 +54,12 @@ class NpyFile:
 
     def write(self, eri):
         """Writes the tensor, without `np.save`, which does not see that a disk has no room for the last few bytes."""
-        with replacing(self.path) as beside, open(beside, "wb") as file:
+        with HeldSignals() as signals, replacing(self.path) as beside, open(beside, "wb") as file:
             header = {"descr": eri.dtype.str, "fortran_order": False, "shape": eri.shape}
             np.lib.format.write_array_header_1_0(file, header)
             data = memoryview(eri.reshape(-1)).cast("B")
             for start in range(0, len(data), CHUNK):
+                signals.check()
                 file.write(data[start : start + CHUNK])
 
 
@@ -104,10 +106,21 @@ class H5File:
         import h5py
 
         self.checked()
-        with replacing(self.path) as beside:
+        with HeldSignals() as signals, replacing(self.path) as beside:
             if self.old_size():
                 shutil.copyfile(self.path, beside)
-            with h5py.File(beside, "r+" if self.old_size() else "w") as file:
-                if DATASET in list(file):
-                    del file[DATASET]
-                file[DATASET] = eri
+            try:
+                with h5py.File(beside, "r+" if self.old_size() else "w") as file:
+                    write_dataset(file, eri, signals)
+            except RuntimeError as error:  # so h5py tells of a disk that is full when it closes the file
+                raise OSError(str(error)) from error
+
+
+def write_dataset(file, eri, signals):
+    """Puts the tensor in the place of dataset 'eri', piece by piece, so that signals are heard."""
+    if DATASET in list(file):
+        del file[DATASET]
+    data, rows = file.create_dataset(DATASET, eri.shape, eri.dtype), max(1, CHUNK * len(eri) // eri.nbytes)
+    for start in range(0, len(eri), rows):
+        signals.check()
+        data[start : start + rows] = eri[start : start + rows]
