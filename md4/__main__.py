@@ -1,23 +1,46 @@
 """The command line: `md4 eri`, `md4 validate`, `md4 warmup`, `md4 info`; also `python -m md4`."""
 
 import argparse
+import os
 import sys
+from functools import partial
+from math import prod
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from md4.errors import ArgumentError, MD4Error
+from md4.ending import exit_status
+from md4.errors import ArgumentError, DeviceError
+from md4.files import checked_target, replacing
+from md4.options import check_options
+from md4.tensor_files import tensor_file
+
+# Room on the disk that a report is sure to fit.
+REPORT_BYTES = 1 << 19
 
 
 def main(argv=None):
-    """Run one command; the exit status is 0, 1 where a validation fails, 2 on a usage error."""
-    args = parser().parse_args(argv)
-    try:
+    """Run one command.
+
+    Returns
+    -------
+    int
+        The exit status: 0; 1 where a validation fails; 2 where something cannot be done, which one line on stderr
+        tells; 130 after an interrupt; 141 where nobody reads what is printed.
+
+    Raises
+    ------
+    SystemExit
+        143 after SIGTERM, 129 after SIGHUP; 2 and 0 after a usage error and after `--help`, as argparse does.
+    """
+
+    def command():
+        args = parser().parse_args(argv)
+        check_options(vars(args))
         return args.run(args)
-    except MD4Error as error:
-        print(f"md4: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+
+    return exit_status(command)
 
 
 def parser():
@@ -86,48 +109,41 @@ def run_eri(args):
     """Compute, then write or sum up the tensor."""
     import md4
 
-    write = writer(args.output)
     mol = molecule(args)
+    file = output(args, mol.nao)
     start = perf_counter()
     eri = md4.int2e(mol, aosym=args.aosym, omega=args.omega, backend=args.backend, max_memory=args.max_memory)
     seconds = perf_counter() - start
     print(f"{mol.natm} atoms, {mol.nbas} shells, {mol.nao} AOs in {args.basis}")
     print(f"eri {args.aosym} {eri.shape} {eri.dtype}: {seconds:.2f} s, {eri.nbytes / 1e6:.1f} MB")
     print(f"norm {np.linalg.norm(eri.reshape(-1)):.12e}, sum {eri.sum():.12e}")
-    if write:
-        write(eri)
+    if file:
+        write_whole(file.write, eri, args.output)
         print(f"wrote {args.output}")
     return 0
 
 
-def path_in_folder(name):
-    """`name` as a path; ArgumentError if its folder does not exist."""
-    path = Path(name)
-    if not path.parent.is_dir():
-        raise ArgumentError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into; make it first.")
-    return path
-
-
-def writer(output):
-    """The function that writes a tensor to `output`, or None; refuses what it could not write, before any work."""
-    if output is None:
+def output(args, nao):
+    """The file that the tensor goes to, or None; refuses what cannot be written, and says what is replaced."""
+    if args.output is None:
         return None
-    path = Path(output)
-    if path.suffix not in (".npy", ".h5", ".hdf5"):
-        raise ArgumentError(f"cannot tell the format of {output!r}; the name must end in .npy, .h5 or .hdf5.")
-    path_in_folder(output)
-    if path.suffix == ".npy":
-        return lambda eri: np.save(path, eri)
+    from md4.scatter import tensor_shape
+
+    file = tensor_file(args.output, 8 * prod(tensor_shape(args.aosym, (0, 0, 0, 0, nao, nao, nao, nao))))
+    if file.replaces:
+        print(f"replaces {file.replaces}")
+    return file
+
+
+def write_whole(write, what, name):
+    """`write(what)`; ArgumentError if the system refuses."""
     try:
-        import h5py
-    except ImportError:
-        raise ArgumentError(f"writing {output!r} needs h5py; pip install h5py, or write .npy.") from None
-
-    def write(eri):
-        with h5py.File(path, "w") as file:
-            file["eri"] = eri
-
-    return write
+        write(what)
+    except OSError as error:
+        raise ArgumentError(
+            f"cannot write {name!r}: {os.strerror(error.errno) if error.errno else error}. "
+            "What was there is as it was; choose another place."
+        ) from error
 
 
 def run_validate(args):
@@ -153,7 +169,10 @@ def report_path(name):
         return None
     if Path(name).suffix not in (".html", ".htm"):
         raise ArgumentError(f"a report is a web page; the name must end in .html, not {name!r}.")
-    return path_in_folder(name)
+    path = checked_target(name, REPORT_BYTES)
+    if path.exists():
+        print(f"replaces {name}")
+    return path
 
 
 def write_report(mol, path, **options):
@@ -163,21 +182,33 @@ def write_report(mol, path, **options):
     from md4.validate import format_table
 
     report = make_report(mol, **options)
-    path.write_text(page(report), encoding="utf-8")
     print(format_table(report.records))
     failed = [check.name for check in report.checks if check.passed is False]
     print(f"{len(report.checks)} other checks: {', '.join(failed) + ' failed' if failed else 'none failed'}")
     skipped = [check for check in report.checks if check.passed is None]
     if skipped:
         print(f"{len(skipped)} of them were not made: {skipped[0].note}")
+    write_whole(partial(write_page, path), page(report), str(path))
     print(f"{'PASS' if report.passed else 'FAIL'}, see {path}")
     return 0 if report.passed else 1
+
+
+def write_page(path, text):
+    """Writes a page, whole or not at all."""
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def run_warmup(args):
     """Compile, and say what was done."""
     from md4.cache import cache_folder
-    from md4.warmup import warmup
+
+    try:
+        from md4.warmup import warmup
+    except ImportError as error:
+        raise DeviceError(
+            f"the GPU's packages are missing ({error}); pip install 'md4[cu13]' or 'md4[cu12]' to match the driver."
+        ) from None
 
     start = perf_counter()
     done = warmup(args.lmax, args.operator, args.jobs, not args.cart, basis=warmup_basis(args))

@@ -1,10 +1,30 @@
-"""Molecules from files and strings: xyz, QCSchema JSON or a PySCF atom string, to a built `pyscf.gto.Mole`."""
+"""Molecules from files and strings: xyz, QCSchema JSON or an atom string, to a built `pyscf.gto.Mole`.
+
+Atom strings are those of PySCF as far as they are plain lists or Z-matrices. PySCF evaluates what is no number as
+Python code; here it is refused.
+"""
 
 import json
+import os
+import re
+import threading
 import warnings
+from contextlib import contextmanager
+from importlib import import_module
+from math import isfinite
 from pathlib import Path
 
 from md4.errors import ArgumentError
+
+LARGEST_FILE = 1 << 26  # bytes; no molecule that anybody can compute needs more
+LARGEST_COORDINATE = 1e8
+LARGEST_CHARGE = 10**6
+# A number as PySCF, which may evaluate it, and `float` both read it: no underscores, nan or inf.
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+EXAMPLE = "an .xyz or QCSchema .json file, or an atom string like 'H 0 0 0; F 0 0 0.92'"
+# Modules of PySCF that evaluate text, unless their DISABLE_EVAL is set.
+EVALUATING = ("mole", "basis.parse_nwchem", "basis.parse_nwchem_ecp", "basis.parse_cp2k", "basis.parse_molpro")
+eval_lock = threading.Lock()
 
 
 def load_molecule(source, basis, charge=None, spin=None, cart=False):
@@ -38,26 +58,70 @@ def load_molecule(source, basis, charge=None, spin=None, cart=False):
 def read_geometry(source):
     """(atoms, unit, charge, spin) of a file or an atom string; spin None where it is not said."""
     text = str(source)
-    path = Path(text)
-    if "\n" not in text and len(text) < 4096 and path.is_file():
-        return read_file(path)
-    if path.suffix.lower() in (".xyz", ".json") or len(text.split()) == 1:
-        raise ArgumentError(
-            f"no geometry file {text!r}; give an .xyz or QCSchema .json file, "
-            "or an atom string like 'H 0 0 0; F 0 0 0.92'."
-        )
-    return text, "Angstrom", 0, None
+    if os.path.isfile(text):  # unlike Path.is_file, False for whatever is too long or odd to be a name
+        return read_file(Path(text))
+    if os.path.exists(text):
+        what = "a folder" if os.path.isdir(text) else "a device, a pipe or the like"
+        raise ArgumentError(f"{text!r} is {what}; give {EXAMPLE}.")
+    if text.lower().endswith((".xyz", ".json")) or len(re.findall(r"[^\s,;]+", text)) == 1:
+        raise ArgumentError(f"no geometry file {shortened(text)}; give {EXAMPLE}.")
+    return parse_atom_string(text), "Angstrom", 0, None
+
+
+def shortened(text):
+    """`text` in quotes, cut where a message is no place for all of it."""
+    return repr(text if len(text) <= 200 else text[:200] + " ...")
 
 
 def read_file(path):
     """Read an xyz or a QCSchema file, told apart by content: JSON begins with a brace."""
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.stat().st_size > LARGEST_FILE:
+            raise ArgumentError(f"{str(path)!r} is larger than {LARGEST_FILE >> 20} MiB, so that it is no molecule.")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"cannot read {str(path)!r}: {error}.") from error
     if text.lstrip().startswith("{"):
         return parse_qcschema(text, path)
     return parse_xyz(text, path), "Angstrom", 0, None
+
+
+def parse_atom_string(text):
+    """Atoms [(symbol, (x, y, z))] of a string, or the string itself if it is a Z-matrix, checked.
+
+    Atoms are separated by semicolons or new lines, their fields by blanks, tabs or commas; # begins a comment line.
+    """
+    lines = (line.strip() for line in text.replace(";", "\n").replace(",", " ").split("\n"))
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    if not rows:
+        raise ArgumentError(f"cannot build a molecule from {shortened(text)}, which names no atom; give {EXAMPLE}.")
+    if len(rows[0]) < 4:
+        return checked_zmatrix(rows)
+    return [plain_atom(row, n) for n, row in enumerate(rows, start=1)]
+
+
+def plain_atom(fields, n):
+    """(symbol, (x, y, z)) of the fields of atom `n` of a string."""
+    if len(fields) != 4 or not all(NUMBER.fullmatch(field) for field in fields[1:]):
+        raise ArgumentError(
+            f"cannot build the molecule: atom {n} must be 'symbol x y z', three plain numbers, "
+            f"not {shortened(' '.join(fields))}."
+        )
+    return parse_atom(fields, f"atom {n}")
+
+
+def checked_zmatrix(rows):
+    """The text of a Z-matrix: symbol, then atom and distance, atom and angle, atom and dihedral, all plain numbers."""
+    for n, row in enumerate(rows):
+        atoms, values = row[1::2], row[2::2]
+        earlier = {str(i) for i in range(1, n + 1)}
+        numbers = all(NUMBER.fullmatch(value) for value in values)
+        if len(row) != 1 + 2 * min(n, 3) or not numbers or not set(atoms) <= earlier or len(set(atoms)) < len(atoms):
+            raise ArgumentError(
+                f"cannot build the molecule: atom {n + 1}, {shortened(' '.join(row))}, is neither 'symbol x y z' nor "
+                "a line of a Z-matrix, with plain numbers and each reference to another, earlier atom."
+            )
+    return "\n".join(" ".join(row) for row in rows)
 
 
 def parse_xyz(text, name):
@@ -67,7 +131,7 @@ def parse_xyz(text, name):
         count = int(lines[0])
     except (IndexError, ValueError):
         raise ArgumentError(f"{name}: the first line of an xyz file must be the number of atoms.") from None
-    rows = [line.split() for line in lines[2 : 2 + count]]
+    rows = [line.split() for line in lines[2 : 2 + max(count, 0)]]
     if count < 1 or len(rows) != count:
         raise ArgumentError(f"{name}: the first line promises {count} atoms, but {len(rows)} lines follow the comment.")
     return [parse_atom(row, f"{name}, line {i}") for i, row in enumerate(rows, start=3)]
@@ -78,34 +142,52 @@ def parse_atom(fields, where):
     try:
         x, y, z = (float(value) for value in fields[1:4])
     except ValueError:
-        raise ArgumentError(f"{where}: expected 'symbol x y z', not {' '.join(fields)!r}.") from None
+        raise ArgumentError(f"{where}: expected 'symbol x y z', not {shortened(' '.join(fields))}.") from None
+    check_coordinates((x, y, z), where)
     return fields[0], (x, y, z)
+
+
+def check_coordinates(values, where):
+    """ArgumentError for coordinates that are not finite or beyond all molecules, where r^2 would lose its digits."""
+    for value in values:
+        if not abs(value) <= LARGEST_COORDINATE:
+            raise ArgumentError(f"{where}: the coordinate {value} is not a number below {LARGEST_COORDINATE:g}.")
 
 
 def parse_qcschema(text, name):
     """Atoms, unit, charge and spin of a QCSchema molecule, or of the molecule of a QCSchema input or result."""
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
+    except RecursionError:
+        raise ArgumentError(f"{name}: not valid JSON (nested too deeply).") from None
+    except ValueError as error:  # a syntax error, or a number of thousands of digits
         raise ArgumentError(f"{name}: not valid JSON ({error}).") from None
-    data = data.get("molecule", data)
     try:
-        symbols = [str(symbol) for symbol in data["symbols"]]
-        flat = [float(value) for value in flattened(data["geometry"])]
+        data = data.get("molecule", data)
+        symbols = [str(symbol) for symbol in listed(data["symbols"])]
+        flat = [float(value) for value in flattened(listed(data["geometry"]))]
         charge = whole(data.get("molecular_charge", 0))
         multiplicity = data.get("molecular_multiplicity")
         spin = None if multiplicity is None else whole(multiplicity) - 1
-        real = list(data.get("real") or [True] * len(symbols))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        real = listed(data.get("real") or [True] * len(symbols))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"{name}: not a QCSchema molecule ({type(error).__name__}: {error}).") from None
     if not symbols or len(flat) != 3 * len(symbols) or len(real) != len(symbols):
         raise ArgumentError(
             f"{name}: {len(symbols)} symbols need {3 * len(symbols)} coordinates and as many 'real' flags, "
             f"but there are {len(flat)} and {len(real)}."
         )
+    check_coordinates(flat, name)
     names = [symbol if is_real else f"ghost-{symbol}" for symbol, is_real in zip(symbols, real)]
     atoms = [(symbol, tuple(flat[3 * i : 3 * i + 3])) for i, symbol in enumerate(names)]
     return atoms, "Bohr", charge, spin
+
+
+def listed(value):
+    """`value` if it is a list; text and objects can be iterated over as well."""
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, not {type(value).__name__}")
+    return value
 
 
 def flattened(geometry):
@@ -115,9 +197,24 @@ def flattened(geometry):
 
 def whole(value):
     """`value` as an int; QCSchema writes charges as floats."""
-    if int(value) != value:
+    if not isfinite(value) or int(value) != value:
         raise ValueError(f"{value!r} is not a whole number")
     return int(value)
+
+
+@contextmanager
+def no_evaluation():
+    """PySCF, inside, refuses text that is no number where it would evaluate it as Python code."""
+    modules = [import_module(f"pyscf.gto.{name}") for name in EVALUATING]
+    with eval_lock:
+        before = [(module, module.DISABLE_EVAL) for module in modules if hasattr(module, "DISABLE_EVAL")]
+        try:
+            for module, _ in before:
+                module.DISABLE_EVAL = True
+            yield
+        finally:
+            for module, value in before:
+                module.DISABLE_EVAL = value
 
 
 def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
@@ -125,22 +222,38 @@ def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
     try:
         from pyscf import gto
         from pyscf.lib.exceptions import BasisNotFoundError
-    except ImportError:
+    except ModuleNotFoundError:  # other ImportErrors tell of a PySCF that is there and cannot be loaded
         raise ArgumentError("molecules need PySCF; pip install 'md4[pyscf]'.") from None
+    check_electrons(charge, spin)
     options = {"unit": unit, "charge": charge, "spin": spin, "cart": cart, "verbose": 0}
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), no_evaluation():
             # PySCF warns that the Basis Set Exchange is missing, then raises; the error below says both.
             warnings.simplefilter("ignore")
             mol = gto.M(atom=atoms, basis=basis, dump_input=False, parse_arg=False, **options)
     except BasisNotFoundError as error:
         raise ArgumentError(basis_message(basis, error)) from error
-    except Exception as error:  # PySCF evaluates atom strings as Python, so that anything may come out of it
+    except MemoryError:
+        raise
+    except Exception as error:  # PySCF checks little, so that anything may come out of it
         reason = " ".join(str(error).split()).rstrip(".") or f"charge {charge} and spin {spin} do not go together"
         raise ArgumentError(f"PySCF cannot build the molecule: {reason}.") from error
     if mol.nbas == 0:
         raise ArgumentError(f"the molecule has no basis functions in {basis!r}; check its atoms and the basis name.")
+    if mol.nelectron < 0:
+        raise ArgumentError(f"charge {charge} leaves the molecule {mol.nelectron} electrons; check the charge.")
+    check_coordinates(mol.atom_coords().ravel(), "the molecule")
     return mol
+
+
+def check_electrons(charge, spin):
+    """ArgumentError for a charge or a spin that no molecule has; whether they go together is left to PySCF."""
+    if abs(charge) > LARGEST_CHARGE:
+        raise ArgumentError(f"a charge beyond {LARGEST_CHARGE} is no molecule's; check the file and --charge.")
+    if spin is not None and spin < 0:
+        raise ArgumentError(
+            f"spin {spin} (multiplicity {spin + 1}): the number of unpaired electrons must be 0 or more."
+        )
 
 
 def basis_message(basis, error):
@@ -152,7 +265,8 @@ def basis_message(basis, error):
             f"PySCF has no basis set {basis!r} ({last_line(error)}); it may be in the Basis Set Exchange: "
             "pip install basis_set_exchange."
         )
-    return f"neither PySCF nor the Basis Set Exchange has the basis set {basis!r} ({last_line(error)})."
+    file = ", nor is there such a file" if isinstance(basis, str) and os.sep in basis else ""
+    return f"neither PySCF nor the Basis Set Exchange has the basis set {basis!r} ({last_line(error)}){file}."
 
 
 def last_line(error):

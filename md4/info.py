@@ -70,8 +70,28 @@ def cache():
 
 
 def folder_size(folder):
-    """Bytes in all files below a folder; 0 where there is none."""
-    return sum(os.path.getsize(os.path.join(root, name)) for root, _, files in os.walk(folder) for name in files)
+    """Bytes in all files below a folder; 0 where there is none. Files that vanish meanwhile count nothing."""
+    paths = [os.path.join(root, name) for root, _, files in os.walk(folder) for name in files]
+    return sum(size_of(path) for path in paths)
+
+
+def size_of(path):
+    """Bytes of a file, 0 if it cannot be asked."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def unusable(folder):
+    """Why a folder that is there cannot be used as the cache, or None."""
+    if not os.path.lexists(folder):
+        return None
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None if os.access(folder, os.X_OK) else "cannot be entered"
 
 
 def format_info():
@@ -85,9 +105,14 @@ def format_info():
 
 def cache_lines():
     """Where the kernel cache is, and what is in it."""
+    from md4.cache import cache_folder
+
     try:
+        reason = unusable(cache_folder())
+        if reason:
+            return [f"{'cache':<14}{cache_folder()} {reason}; set MD4_CACHE_DIR to a folder of yours"]
         folder, size, variants = cache()
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:  # the last where there is no home folder
         return [f"{'cache':<14}unknown ({one_line(error)})"]
     lines = [
         f"{'cache':<14}{folder} ({size / 2**20:.1f} MiB; MD4_CACHE_DIR moves it)",

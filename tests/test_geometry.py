@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,69 @@ def test_ghost_atom_in_a_string():
     assert mol.nao == 6
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["H 0 0 0; F 0 0 .92", "H,0,0,0;F,0,0,9.2E-1", "\n# HF\nH\t0 0 0\n\nF 0 0 +0.92\n", "1 0 0 0; 9 0 0 0.92",
+     "h 0. 0 0;f 0 0 0.92;", "H 0 0 0\r\nF 0 0 0.92"],
+)  # fmt: skip
+def test_separators_of_pyscf(text):
+    theirs = gto.M(atom=text, basis="sto-3g", verbose=0)
+    mol = load_molecule(text, "sto-3g")
+    assert mol.elements == theirs.elements == ["H", "F"]
+    np.testing.assert_allclose(mol.atom_coords(), theirs.atom_coords(), atol=1e-14)
+
+
+def test_zmatrix():
+    text = "O; H 1 0.96; H 1 0.96 2 104.5; ghost-H 1 0.96 2 104.5 3 120"
+    theirs = gto.M(atom=text, basis="sto-3g", verbose=0)
+    np.testing.assert_allclose(load_molecule(text, "sto-3g").atom_coords(), theirs.atom_coords(), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["H 0 0 {}", "H {} 0 0", "H; H 1 {}", "H; H {} 1", "H; H 1 1; H 1 1 2 {}", "{} 0 0 0", "H 0 0 0; {}", "[('H',{})]"],
+)
+def test_text_is_never_evaluated(text, tmp_path):
+    code = f"open({str(tmp_path / 'seen')!r},'w').write('0')"
+    with pytest.raises(ArgumentError):
+        load_molecule(text.format(code), "sto-3g")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_basis_file_is_never_evaluated(tmp_path):
+    (tmp_path / "basis.nw").write_text(f"H S\n 1.0 open({str(tmp_path / 'seen')!r},'w').write('0')\n")
+    with pytest.raises(ArgumentError):
+        load_molecule("H 0 0 0", str(tmp_path / "basis.nw"))
+    assert not (tmp_path / "seen").exists()
+
+
+@pytest.mark.parametrize("text", ["H 0 0 0 H 0 0 1", "H 0 0 nan", "H 0 0 1e9", "H; H 0 1", "H; H 1 1; H 1 1 1 90"])
+def test_atom_strings_that_are_refused(text):
+    with pytest.raises(ArgumentError, match=r"atom|coordinate"):
+        load_molecule(text, "sto-3g")
+
+
+@pytest.mark.parametrize("n", [30, 600])
+def test_long_atom_strings(n):
+    text = "; ".join(f"He 0 0 {i}" for i in range(n))
+    assert load_molecule(text, "sto-3g").natm == n
+
+
+@pytest.mark.parametrize("content", [b"1\n\nH 0 0 \xff", b"", b"\0", b"{" + b'"a":[' * 100000])
+def test_files_that_are_no_molecules(tmp_path, content):
+    (tmp_path / "a.xyz").write_bytes(content)
+    with pytest.raises(ArgumentError, match=r"a\.xyz"):
+        load_molecule(tmp_path / "a.xyz", "sto-3g")
+
+
+def test_a_huge_file_is_not_read(tmp_path):
+    path = tmp_path / "a.xyz"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ArgumentError, match="larger than 64 MiB"):
+        load_molecule(path, "sto-3g")
+
+
 def test_basis_set_exchange():
     pytest.importorskip("basis_set_exchange")
     assert load_molecule("H 0 0 0", "cc-pv6z").nao == 91
@@ -110,6 +174,10 @@ def test_missing_basis_set_exchange_is_named(monkeypatch):
         ("2\n\nH 0 0 0", "promises 2 atoms, but 1"),
         ("1\n\nH 0 0", "line 3: expected 'symbol x y z'"),
         ("1\n\nH 0 0 zero", "line 3"),
+        ("1\n\nH 0 0 inf", "line 3"),
+        ("1\n\nH 0 nan 0", "line 3"),
+        ("999999999999999999999\n\nH 0 0 0", "promises 999999999999999999999 atoms, but 1"),
+        ("-1\n\nH 0 0 0", "promises -1 atoms"),
     ],
 )
 def test_bad_xyz(text, message):
@@ -129,6 +197,13 @@ def test_extended_xyz_columns_are_ignored():
         ('{"molecule": 3}', "not a QCSchema molecule"),
         ('{"symbols": ["H"], "geometry": [0, 0]}', "1 symbols need 3 coordinates"),
         ('{"symbols": ["H"], "geometry": [0, 0, 0], "molecular_charge": 0.5}', "not a whole number"),
+        ('{"symbols": ["H"], "geometry": [0, 0, 0], "molecular_charge": 1e400}', "not a whole number"),
+        ('{"symbols": ["H"], "geometry": [0, 0, 0], "molecular_charge": NaN}', "not a whole number"),
+        ('{"symbols": ["H"], "geometry": [0, 0, 1e400]}', "coordinate inf"),
+        ('{"symbols": ["H"], "geometry": [0, 0, %s]}' % ("9" * 400), "OverflowError"),
+        ('{"symbols": ["H"], "geometry": [0, 0, %s]}' % ("9" * 5000), "not valid JSON"),
+        ('{"symbols": "H", "geometry": [0, 0, 0]}', "expected a list"),
+        ('{"a": ' * 100000, "nested too deeply"),
     ],
 )
 def test_bad_qcschema(text, message):
