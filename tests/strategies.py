@@ -141,7 +141,7 @@ def molecules(draw, most=25, kinds=None, omegas=(0.0,)):
     """A `Molecule` of 1 to 4 centres and at most `most` AOs, shells of `kinds` on them, some of them twice."""
     cart = draw(st.booleans())
     if kinds is None:
-        kinds = SHELL_KINDS + (RARE_KINDS if draw(st.integers(0, 9)) == 9 else [])
+        kinds = SHELL_KINDS + (4 * RARE_KINDS if draw(st.integers(0, 9)) == 9 else [])
     places = draw(positions(draw(st.integers(1, 4))))
     labels = [f"{draw(st.sampled_from(ATOMS))}{n}" for n in range(len(places))]
     basis, left = {}, most
