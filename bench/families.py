@@ -1,0 +1,347 @@
+"""Small work for every kernel family of md4, checked against the CPU backend; what `bench/sanitize.py` runs.
+
+A family is a list of jobs, each a function without arguments that raises `Wrong` where the GPU and the CPU differ. Jobs
+are as small as they can be and still reach padding, several blocks of rows and the edges of chunks.
+"""
+
+import pkgutil
+import re
+from collections import Counter
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+import md4
+from md4 import gpu, kernels
+from md4.basis import Basis, Shell
+from md4.kernels import fused, low
+from md4.operators import OPERATORS
+from md4.pairs import shell_pairs, unique_pairs_by_class
+from md4.tensor import ao_tensor
+
+# Errors over the largest element; they are to find what is wrong, accuracy is tested elsewhere.
+TOLERANCE = 1e-10
+PARAMETERS = {"erf": 0.4, "erfc": 0.4, "yukawa": 1.1, "slater": 1.1, "gaussian": 0.6}
+
+
+class Wrong(Exception):
+    """The GPU's numbers are not the CPU's."""
+
+
+# shells ---------------------------------------------------------------------------------------------------------------
+
+
+def crowd(l, nprims, nctr, seed, far=False):
+    """Six shells of degree l on a centre each, whose numbers of primitives run through `nprims`.
+
+    `far`: on centres so far apart that most pairs of shells lose all their primitive pairs.
+    """
+    rng = np.random.default_rng([seed, l, nctr])
+    shells = []
+    for n in range(6):
+        k = nprims[n % len(nprims)]
+        exponents, columns = rng.uniform(0.3, 3.0, k), rng.uniform(0.2, 1.0, (k, nctr))
+        centre = rng.uniform(-1.0, 1.0, 3) + far * (n % 3) * 30.0
+        shells.append(Shell(l, 4 * exponents if far else exponents, columns, centre))
+    return shells
+
+
+def quartets(ls, nprims=(1,), nctr=1, pure=True, far=False, count=(5, 7)):
+    """(basis, bra pairs, ket pairs) of the class (la lb|lc ld); shells a and c have `nprims` primitives."""
+    shells = [s for n, l in enumerate(ls) for s in crowd(l, (1,) if n % 2 else nprims, nctr, n, far)]
+    bra, ket = (np.array(list(product(range(6 * n, 6 * n + 6), range(6 * n + 6, 6 * n + 12)))) for n in (0, 2))
+    return Basis(shells, pure), bra[: count[0]], ket[: count[1]]
+
+
+def few_shells(*kinds, pure=True):
+    """A basis of shells (l, primitives, contracted functions, how many), near to each other."""
+    rng = np.random.default_rng(len(kinds))
+    shells = []
+    for l, nprim, nctr, count in kinds:
+        for _ in range(count):
+            columns = rng.uniform(0.2, 1.0, (nprim, nctr))
+            shells.append(Shell(l, rng.uniform(0.3, 3.0, nprim), columns, rng.uniform(-1.0, 1.0, 3)))
+    return Basis(shells, pure)
+
+
+# jobs -----------------------------------------------------------------------------------------------------------------
+
+
+def reference(work):
+    """What `work` gives on the CPU."""
+    return work("cpu")
+
+
+def compare(ours, right, what):
+    """`Wrong` where two results, arrays or tuples of such, differ."""
+    for mine, his in zip(ours, right) if isinstance(right, tuple) else [(ours, right)]:
+        if his is None or his.size == 0:
+            continue
+        error = abs(on_host(mine) - his).max() / (abs(his).max() or 1.0)
+        if not error < TOLERANCE:  # NaN is wrong, too
+            raise Wrong(f"{what}: error {error:.1e}")
+
+
+def on_host(array):
+    """A result as an ndarray."""
+    return array.copy_to_host() if hasattr(array, "copy_to_host") else array
+
+
+def both(what, work):
+    """`work`, a function of the backend's name, on the GPU and on the CPU."""
+    compare(work("cuda"), reference(work), what)
+
+
+def blocks(ls, kernels=None, unit=None, operator="coulomb", chunk=None, shared=None, **options):
+    """Every plan (of `kernels`) of a class, on an arithmetic `unit`; see `quartets`.
+
+    `chunk`: bytes of a chunk. `shared`: bra primitives whose H the fused kernel has room for at once.
+    """
+    basis, bra, ket = quartets(ls, **options)
+    operator = (operator, PARAMETERS[operator]) if operator in PARAMETERS else operator
+    right = reference(lambda name: md4.Engine(basis, operator=operator, backend=name).compute(bra, ket))
+    engine = md4.Engine(basis, operator=operator, backend="cuda")
+    a, b, steps = shell_pairs(basis, bra), shell_pairs(basis, ket), engine.backend
+    steps.unit = unit or steps.unit
+    panel, rest = fused.fused_shared(a, b)
+    changes = [
+        (low, "LOW_QUARTETS", 1),
+        (gpu, "CHUNK_BYTES", chunk or gpu.CHUNK_BYTES),
+        (fused, "SHARED_BYTES", shared * panel + rest if shared else fused.SHARED_BYTES),
+    ]
+    with patched(changes):
+        chosen = [plan for plan in gpu.plans(steps.unit, a, b) if kernels in (None, plan.kernels)]
+        if not chosen:
+            raise Wrong(f"no plan {kernels} for {ls} {options}")
+        for plan in chosen:
+            steps.plan = lambda *_, plan=plan: plan
+            compare(engine.compute(bra, ket), right, f"{ls} {options} {plan}")
+
+
+@contextmanager
+def patched(changes):
+    """(object, attribute, value) as long as the block runs."""
+    with ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(patch.object(*change))
+        yield
+
+
+def tensor(basis, aosym, shls_slice=None):
+    """An AO tensor."""
+    both(f"int2e {aosym}", lambda name: ao_tensor(md4.Engine(basis, backend=name), aosym, shls_slice))
+
+
+def matrices(basis, count, hermi, with_k=True, omega=None):
+    """J and K, or J alone, by way of Schwarz bounds."""
+    dm = general(basis.nao, count)
+    if hermi:
+        dm = dm + (1 if hermi == 1 else -1) * dm.transpose(0, 2, 1)
+    options = {"hermi": hermi, "with_k": with_k, "omega": omega}
+    both(f"get_jk {options}", lambda name: tuple(md4.get_jk(basis, dm, backend=name, **options)))
+
+
+def digestion(basis, n_k, n_j):
+    """All blocks of a basis into `n_k` matrices X and `n_j` matrices Y; see `md4.digest`."""
+    densities, twice = general(basis.nao, n_k), symmetric(basis.nao, n_j)
+    both(f"digestion {n_k} {n_j}", lambda name: digested(name, basis, densities, twice))
+
+
+def digested(name, basis, densities, twice):
+    """(X, Y) by one backend."""
+    engine = md4.Engine(basis, backend=name)
+    backend, lists = engine.backend, [engine.prepare(pairs) for pairs in unique_pairs_by_class(basis)]
+    target = backend.digest(densities, twice)
+    for n, one in enumerate(lists):
+        for two in lists[: n + 1]:
+            bra, ket = (two, one) if backend.digest_swapped(one.pairs, two.pairs) else (one, two)
+            a, b = bra.pairs, ket.pairs
+            block = backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
+            engine.evaluate(bra, ket, block)
+            target.add(block, bra, ket, basis, bra is ket)
+    return tuple(target.result())
+
+
+def general(nao, count):
+    """Density matrices without symmetry."""
+    return np.random.default_rng(nao).normal(size=(count, nao, nao))
+
+
+def symmetric(nao, count):
+    """Symmetric density matrices."""
+    dm = general(nao, count)
+    return dm + dm.transpose(0, 2, 1)
+
+
+# families -------------------------------------------------------------------------------------------------------------
+
+SP = few_shells((0, 3, 1, 3), (1, 2, 1, 3))
+MIXED, LONG = (1, 4, 2), (40, 1)
+
+
+def each(function, *cases, **options):
+    """A job for each case: positional arguments, the last of which may be a dict of named ones."""
+    jobs = []
+    for case in cases:
+        more = case[-1] if isinstance(case[-1], dict) else {}
+        jobs.append(partial(function, *(case[:-1] if more else case), **options, **more))
+    return jobs
+
+
+def class_of(name):
+    """(la, lb, lc, ld) of a class such as 'ddps'."""
+    return tuple("spdfghi".index(letter) for letter in name)
+
+
+def classes(text, **options):
+    """A job `blocks` for each class of a text such as 'dddd fdps'."""
+    return each(blocks, *((class_of(name),) for name in text.split()), **options)
+
+
+FAMILIES = {
+    # pair data; pairs without primitives, long contractions
+    "pairs": classes("psps fdss", far=True, nprims=(1, 3)) + classes("ssss", nprims=LONG)
+    + classes("dddd gffd", far=True, nprims=(1, 3)),
+    # r: registers up to L = 4, shared memory up to 18, a group of threads above
+    "r straight": [
+        *classes("ssss pspp", nprims=MIXED, kernels="two"),
+        *classes("ddss", kernels="two"), *classes("psss", nprims=MIXED, kernels="two"),
+        *(job for kind in OPERATORS[1:] for job in classes("psps", operator=kind, kernels="two")),
+    ],
+    "r columns": classes("ddps ddfs ddds fdff ffff gfff ggfg gggg hggg hhgg", kernels="two", count=(3, 5)),
+    "r columns by operator": [
+        job for kind in OPERATORS[1:] for job in classes("ddps", operator=kind, kernels="two")
+    ],
+    "r groups": classes("hhhg hhhh ihhh iiii", kernels="two", count=(2, 3)),
+    "r groups by operator": [
+        job for kind in OPERATORS[1:] for job in classes("hhhg", operator=kind, kernels="two", count=(1, 2))
+    ],
+    # a thread a quartet
+    "low": [
+        *classes("ssss psps pppp dsps", nprims=MIXED, kernels="low"), *classes("dsfs", nprims=MIXED, kernels="low"),
+        *classes("psps", nprims=LONG, kernels="low", count=(2, 3)), *classes("ssss", nctr=2, kernels="low"),
+        *classes("dsds", pure=False, kernels="low", count=(4, 36)), *classes("fdps", kernels="low"),
+        *classes("psps dsss", unit="fma", kernels="low"),
+    ],
+    "low by operator": [job for kind in OPERATORS[1:] for job in classes("psps", operator=kind, kernels="low")],
+    # kets of two s shells
+    "single": [
+        *classes("ssss fdss ssgg", kernels="single"), *classes("psss fdss ddss", nprims=MIXED, kernels="single"),
+        *classes("ddss", nprims=(2,), nctr=3, kernels="single"), *classes("fdss", nprims=(1, 3), chunk=1, count=(3, 5)),
+        *classes("iiss", pure=False, kernels="single", count=(2, 3)),
+        *classes("fdss ffss", nprims=MIXED, unit="dmma8", kernels="single"),
+    ],
+    # one kernel for both transforms
+    "fused": [
+        *classes("pppp dpps dddd fdpp fpfd", kernels="fused"),
+        *classes("pppp dpps dddd", nprims=(1, 3), kernels="fused"), *classes("ddds", pure=False, kernels="fused"),
+        *classes("dddd", nprims=(5, 1), kernels="fused", shared=2), *classes("dddd", chunk=300_000, kernels="fused"),
+        *classes("dddd pppp", unit="dmma8", nprims=(1, 3), kernels="fused"),
+    ],
+    # step 4 with H resident in shared memory, which is for K = 1, and step 5
+    "two, resident": [
+        *classes("pppp dddd fdpp ddff hshs ggps", kernels="two"), *classes("fddd", pure=False, kernels="two"),
+        *classes("ffff", chunk=300_000, kernels="two"), *classes("dddd", chunk=1, kernels="two", count=(3, 3)),
+        *classes("ffdd dddd", unit="dmma8", kernels="two"),
+    ],
+    # step 4 with H through a ring of copies
+    "two, ring": [
+        *classes("pppp dddd fdpp ffff", nprims=(1, 3), kernels="two"), *classes("ddds", nprims=(7,), kernels="two"),
+        *classes("ffff gggg", chunk=300_000, nprims=(1, 3), kernels="two", count=(3, 4)),
+        *classes("dpii", kernels="two", count=(2, 2)),
+        *classes("ffff fdpp", unit="dmma8", nprims=(1, 3), kernels="two"),
+    ],
+    "two, rows in blocks": [
+        *classes("ggdd", pure=False, kernels="two"), *classes("ggdd", pure=False, nprims=(1, 3), kernels="two"),
+        *classes("pppp", nprims=(4, 1), nctr=5, kernels="two"), *classes("dpps", nprims=(4, 1), nctr=4, kernels="two"),
+        *classes("iiff", kernels="two", count=(2, 3)),
+    ],
+    # plain multiply-adds
+    "plain": [
+        *classes("pppp dddd fdss", unit="fma", kernels="two"), *classes("dddd gfds", nprims=MIXED, unit="fma"),
+        *classes("ddds", nctr=2, pure=False, chunk=1, unit="fma", count=(3, 3)),
+    ],
+    "scatter": each(
+        tensor, (SP, "s1"), (SP, "s4"), (SP, "s8"), (SP, "s1", (0, 2, 1, 5, 3, 6, 0, 6)),
+        (SP, "s4", (0, 6, 0, 6, 2, 5, 2, 5)), (few_shells((2, 2, 2, 2), (0, 1, 1, 1), pure=False), "s8"),
+    ),
+    # J and K; quartets small and large
+    "digest quartets": each(
+        digestion, (SP, 1, 1), (few_shells((1, 2, 1, 4)), 2, 1), (few_shells((1, 2, 1, 4)), 0, 2),
+        (few_shells((2, 1, 1, 2), (0, 2, 1, 3)), 2, 2), (few_shells((1, 1, 1, 12)), 1, 1),
+    ),
+    "digest blocks": each(
+        digestion, (few_shells((2, 2, 1, 3)), 2, 1), (few_shells((2, 2, 1, 3)), 0, 2), (few_shells((3, 1, 1, 3)), 1, 1),
+        (few_shells((4, 1, 1, 2), (0, 1, 1, 2)), 1, 1), (few_shells((1, 2, 2, 3)), 1, 1),
+        (few_shells((0, 4, 20, 2)), 1, 1), (few_shells((0, 2, 1, 2), (0, 3, 35, 1)), 1, 1),
+    ),
+    "get_jk": each(
+        matrices, (SP, 1, 1), (SP, 2, 0), (few_shells((2, 2, 1, 2), pure=False), 1, 2),
+        (few_shells((3, 1, 1, 3)), 1, 1),
+    ),
+    # J in the Hermite basis
+    "J alone, straight": each(
+        matrices, (SP, 1, 1), (SP, 2, 1), (few_shells((2, 2, 1, 3)), 1, 1), (few_shells((1, 2, 1, 9)), 1, 1),
+        with_k=False,
+    ),
+    "J alone, by warps": each(
+        matrices, (few_shells((3, 2, 1, 3)), 2, 1), (few_shells((4, 1, 1, 2)), 1, 1),
+        (few_shells((4, 1, 1, 2), (2, 2, 1, 2)), 1, 1), with_k=False,
+    ),
+    "J alone by operator": each(
+        matrices, *((basis, 1, 1, {"omega": w}) for basis in (SP, few_shells((3, 1, 1, 3))) for w in (0.4, -0.4)),
+        with_k=False,
+    ),
+}  # fmt: skip
+
+
+# which kernels ran ----------------------------------------------------------------------------------------------------
+
+
+def kernel_modules():
+    """The modules of `md4.kernels`."""
+    return [import_module(f"md4.kernels.{m.name}") for m in pkgutil.iter_modules(kernels.__path__)]
+
+
+def factories():
+    """Names of all kernel factories, by their docstrings."""
+    texts = (Path(module.__file__).read_text() for module in kernel_modules())
+    pattern = re.compile(r'^def (\w+)\([^\n]*\):\n    """Kernel factory', re.MULTILINE)
+    return {name for text in texts for name in pattern.findall(text)}
+
+
+@contextmanager
+def counted_launches(around=lambda variant: nullcontext()):
+    """Yields a Counter of the variants launched as long as the block runs.
+
+    The first launch of each, which loads or compiles it, runs within the context manager that `around` gives.
+    """
+    found = Counter()
+
+    def counted(launch):
+        def wrapper(variant, *args):
+            found[variant] += 1
+            with around(variant) if found[variant] == 1 else nullcontext():
+                return launch(variant, *args)
+
+        return wrapper
+
+    modules = [module for module in kernel_modules() if hasattr(module, "launch")]
+    with patched([(module, "launch", counted(module.launch)) for module in modules]):
+        yield found
+
+
+def run(name):
+    """Runs a family; returns what was wrong, a list of sentences."""
+    wrong = []
+    for job in FAMILIES[name]:
+        try:
+            job()
+        except Exception as error:  # the other jobs are to run all the same
+            wrong.append(f"{type(error).__name__}: {error}")
+    return wrong
