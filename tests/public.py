@@ -90,8 +90,10 @@ def slices():
         (0, 10**30) * 4, "01010101", (0, float("nan")) * 4, 8, (0, 1j) * 4, ((0, 1),) * 8, (0, "") * 4,
     ), {
         "list": good(lambda: list(whole), lambda: whole), "array": good(lambda: np.array(whole), lambda: whole),
-        "(0, 3.0)": either(lambda: (0, 3.0) * 4, lambda: whole), "(0, True)": either(lambda: (0, True) * 4, lambda: (0, 1) * 4),
-        "4 x 2": either(lambda: np.array(whole).reshape(4, 2), lambda: whole), "uint8": good(lambda: np.array(whole, np.uint8), lambda: whole),
+        "(0, 3.0)": either(lambda: (0, 3.0) * 4, lambda: whole),
+        "(0, True)": either(lambda: (0, True) * 4, lambda: (0, 1) * 4),
+        "4 x 2": either(lambda: np.array(whole).reshape(4, 2), lambda: whole),
+        "uint8": good(lambda: np.array(whole, np.uint8), lambda: whole),
         "float array": either(lambda: np.array(whole) * 1.0, lambda: whole), "set": bad(lambda: set(range(8))),
         "dict": bad(lambda: dict.fromkeys(range(8))),
     })  # fmt: skip
@@ -133,13 +135,16 @@ def tensor_shape(a):
 
 def pair_lists():
     lists = plain("good", [[0, 0]], ((0, 0),)) | plain(
-        "bad", [[0, 9]], [[-1, 0]], [[0, 0], [0, 1]], [[]], [0, 0], [[0, 0, 0]], [[0.0, 0.0]], [["0", "0"]], [[0, 10**30]],
+        "bad", [[0, 9]], [[-1, 0]], [[0, 0], [0, 1]], [[]], [0, 0], [[0, 0, 0]], [[0.0, 0.0]], [["0", "0"]],
+        [[0, 10**30]],
         [[None, 0]], [[0], [0, 0]], [[[0, 0]]], [[0, 1j]], [[0, float("nan")]],
     )  # fmt: skip
     return zoo.zoo(lists, {
-        "array": good(lambda: np.array([[0, 1], [2, 1]], np.int8)), "uint64": good(lambda: np.array([[1, 0]], np.uint64)),
+        "array": good(lambda: np.array([[0, 1], [2, 1]], np.int8)),
+        "uint64": good(lambda: np.array([[1, 0]], np.uint64)),
         "2**63": bad(lambda: np.array([[0, 2**63]], np.uint64)), "F": good(lambda: np.asfortranarray([[0, 2], [2, 2]])),
-        "bool": either(lambda: [[False, False]], lambda: [[0, 0]]), "object": either(lambda: np.array([[0, 0]], object), lambda: [[0, 0]]),
+        "bool": either(lambda: [[False, False]], lambda: [[0, 0]]),
+        "object": either(lambda: np.array([[0, 0]], object), lambda: [[0, 0]]),
         "masked array": either(lambda: np.ma.array([[0, 0]], mask=[[0, 1]]), lambda: [[0, 0]]),
     })  # fmt: skip
 
@@ -155,11 +160,14 @@ def bases():
 
 
 def operators():
-    return zoo.zoo({"None": good(lambda: None)}, plain("good", "coulomb", ("erf", 0.3), ["erfc", 1], ("coulomb", 0)), plain(
-        "bad", "erf", "", ("erf",), ("erf", -1), ("erf", float("nan")), ("erf", "0.3"), ("coulomb", 1), ("x", 1), (None, None),
+    usable = plain("good", "coulomb", ("erf", 0.3), ["erfc", 1], ("coulomb", 0))
+    return zoo.zoo({"None": good(lambda: None)}, usable, plain(
+        "bad", "erf", "", ("erf",), ("erf", -1), ("erf", float("nan")), ("erf", "0.3"), ("coulomb", 1), ("x", 1),
+        (None, None),
         ("erf", None), ("erf", 1j), ("erf", 1e300), ("erf", 0), ("erf", []), ([], 1), {"erf": 1}, ("gaussian", 10**400),
     ), {"Operator": good(lambda: md4.Operator.erf(0.3)), "class": bad(lambda: md4.Operator), "True": bad(lambda: True),
-        "('erf', True)": either(lambda: ("erf", True), lambda: ("erf", 1)), "hostile": bad(lambda: ("erf", zoo.Hostile()))})  # fmt: skip
+        "('erf', True)": either(lambda: ("erf", True), lambda: ("erf", 1)),
+        "hostile": bad(lambda: ("erf", zoo.Hostile()))})  # fmt: skip
 
 
 def of_engine(**arguments):
@@ -200,15 +208,22 @@ def arrays_of(basis):
 def shells():
     one = md4.Shell(0, np.array([1.0]), np.array([[1.0]]), np.zeros(3))
     wrong = {
-        "l -1": {"l": -1}, "l 1.5": {"l": 1.5}, "l 'x'": {"l": "x"}, "l None": {"l": None}, "exponent nan": {"exponents": np.array([np.nan])},
-        "exponent None": {"exponents": None}, "exponents 2": {"exponents": np.ones(2)}, "coefficients nan": {"coefficients": np.array([[np.nan]])},
-        "coefficients 'x'": {"coefficients": "x"}, "coefficients empty": {"coefficients": np.zeros((1, 0))}, "centre 2": {"centre": np.zeros(2)},
-        "centre None": {"centre": None}, "centre inf": {"centre": np.full(3, np.inf)}, "centre hostile": {"centre": zoo.Hostile()},
-        "exponent 1e300": {"l": 4, "exponents": np.array([1e300])}, "l nan": {"l": np.nan}, "l inf": {"l": np.inf}, "l 10**9": {"l": 10**9},
+        "l -1": {"l": -1}, "l 1.5": {"l": 1.5}, "l 'x'": {"l": "x"}, "l None": {"l": None},
+        "exponent nan": {"exponents": np.array([np.nan])},
+        "exponent None": {"exponents": None}, "exponents 2": {"exponents": np.ones(2)},
+        "coefficients nan": {"coefficients": np.array([[np.nan]])},
+        "coefficients 'x'": {"coefficients": "x"}, "coefficients empty": {"coefficients": np.zeros((1, 0))},
+        "centre 2": {"centre": np.zeros(2)},
+        "centre None": {"centre": None}, "centre inf": {"centre": np.full(3, np.inf)},
+        "centre hostile": {"centre": zoo.Hostile()},
+        "exponent 1e300": {"l": 4, "exponents": np.array([1e300])}, "l nan": {"l": np.nan}, "l inf": {"l": np.inf},
+        "l 10**9": {"l": 10**9},
     }  # fmt: skip
     return zoo.zoo(
-        {"shells": good(lambda: [one]), "tuple": good(lambda: (one, one)), "iterator": either(lambda: iter([one]), lambda: [one]),
-         "Shell": bad(lambda: one), "[None]": bad(lambda: [None]), "class": bad(lambda: [md4.Shell]), "generator": bad(lambda: (n for n in "ab")),
+        {"shells": good(lambda: [one]), "tuple": good(lambda: (one, one)),
+         "iterator": either(lambda: iter([one]), lambda: [one]),
+         "Shell": bad(lambda: one), "[None]": bad(lambda: [None]), "class": bad(lambda: [md4.Shell]),
+         "generator": bad(lambda: (n for n in "ab")),
          "Basis": either(zoo.basis, lambda: zoo.basis().shells)},
         {text: bad(lambda c=c: [one, replace(one, **c)]) for text, c in wrong.items()},
     )  # fmt: skip
@@ -237,7 +252,8 @@ def set_up():
 def a_build():
     """Of J and K."""
     return {
-        "dm": zoo.densities(), "hermi": zoo.hermis(), "with_j": zoo.flags(), "with_k": zoo.flags(), "omega": zoo.omegas(),
+        "dm": zoo.densities(), "hermi": zoo.hermis(), "with_j": zoo.flags(), "with_k": zoo.flags(),
+        "omega": zoo.omegas(),
     }  # fmt: skip
 
 
@@ -245,7 +261,8 @@ def counts(*values):
     """Integers, not below the smallest of some."""
     return zoo.zoo(plain("good", *values), {
         "int64(1)": good(lambda: np.int64(1), lambda: 1), "True": either(lambda: True, lambda: 1),
-        "bool_": either(lambda: np.bool_(True), lambda: 1), "False": either(lambda: False, lambda: 0) if 0 in values else bad(lambda: False),
+        "bool_": either(lambda: np.bool_(True), lambda: 1),
+        "False": either(lambda: False, lambda: 0) if 0 in values else bad(lambda: False),
         "2.0": either(lambda: 2.0, lambda: 2), "10**400": either(lambda: 10**400, lambda: 10**6),
     })  # fmt: skip
 
@@ -262,25 +279,30 @@ FUNCTIONS = {
         "mol": zoo.molecules(), "name": names(), "aosym": symmetries(), "omega": zoo.omegas(), **set_up(),
     }),
     "Engine": Function(of_engine, {
-        "bra_basis": bases(), "ket_basis": {"None": good(lambda: None, zoo.basis)} | zoo.without(bases(), "None"), "operator": operators(), **set_up(),
+        "bra_basis": bases(), "ket_basis": {"None": good(lambda: None, zoo.basis)} | zoo.without(bases(), "None"),
+        "operator": operators(), **set_up(),
     }),
     "Engine.compute": Function(
         lambda **a: [md4.Engine(zoo.basis(), backend="cpu").compute(**a)],
         {"bra_pairs": pair_lists(), "ket_pairs": pair_lists(), "out": outs()}, list_shape,
     ),
     "JK": Function(of_jk, {
-        "mol": spherical() | {"Basis": good(zoo.basis), "l = 9": bad(zoo.high_basis)}, "omega": zoo.omegas(), **set_up(),
+        "mol": spherical() | {"Basis": good(zoo.basis), "l = 9": bad(zoo.high_basis)}, "omega": zoo.omegas(),
+        **set_up(),
         "direct_scf_tol": zoo.tolerances(), "progress": zoo.progress(),
     }),
-    "JK.get_jk": Function(after("get_jk"), {**a_build(), "direct_scf_tol": zoo.tolerances() | {"None": good(lambda: None, lambda: 1e-13)}}),
+    "JK.get_jk": Function(after("get_jk"),
+    {**a_build(), "direct_scf_tol": zoo.tolerances() | {"None": good(lambda: None, lambda: 1e-13)}}),
     "JK.update": Function(after("update"), a_build()),
-    "JK.reset": Function(reset, {"mol": spherical() | {"None": good(lambda: None, zoo.molecule), "l = 9": bad(zoo.high_basis)}}),
+    "JK.reset": Function(reset,
+    {"mol": spherical() | {"None": good(lambda: None, zoo.molecule), "l = 9": bad(zoo.high_basis)}}),
     "get_jk": Function(md4.get_jk, {
         "mol": spherical(), **a_build(), **set_up(), "direct_scf_tol": zoo.tolerances(), "progress": zoo.progress(),
     }),
     "attach": Function(of_attached, {"mf": zoo.fields(), **set_up()}),
     "detach": Function(lambda mf: [md4.detach(mf).mol.nao], {
-        "mf": {"attached": good(lambda: md4.attach(scf.RHF(zoo.molecule()), "cpu"))} | {t: bad(v.make) for t, v in zoo.fields().items()},
+        "mf": {"attached": good(lambda: md4.attach(scf.RHF(zoo.molecule()), "cpu"))} | {t: bad(v.make) for t,
+        v in zoo.fields().items()},
     }),
     "attached.get_jk": Function(lambda **a: md4.attach(scf.RHF(zoo.molecule()), "cpu").get_jk(**a), {
         **a_build(), "mol": spherical() | {"None": good(lambda: None, zoo.molecule)},
@@ -296,27 +318,35 @@ FUNCTIONS = {
             truth=either(lambda: [True, True], lambda: [1, 1]),
         ),
         "exponents": per_shell(
-            [1.0], [[NAN], [-1.0], [0.0], [INF], [], [1.0, 2.0], None, "x", [None], [1j], ["1.0"], [1e300], [[1.0, 2.0]], {}],
-            **{'[1, [2]]': either(lambda: [1, [2]], lambda: [[1.0], [2.0]])}, scalars=either(lambda: [1.0, 1.0], lambda: [[1.0], [1.0]]),
+            [1.0],
+            [[NAN], [-1.0], [0.0], [INF], [], [1.0, 2.0], None, "x", [None], [1j], ["1.0"], [1e300], [[1.0, 2.0]], {}],
+            **{'[1, [2]]': either(lambda: [1, [2]], lambda: [[1.0], [2.0]])},
+            scalars=either(lambda: [1.0, 1.0], lambda: [[1.0], [1.0]]),
         ),
         "coefficients": per_shell(
             [0.5], [[NAN], [], [0.5, 0.5], None, "x", [None], [1j], ["0.5"], [[[0.5]]], [[0.5], [1.0, 2.0]], [INF]],
-            **{'[1, [2]]': either(lambda: [1, [2]], lambda: [[1.0], [2.0]])}, columns=good(lambda: [[[0.5]], [[0.5]]], lambda: [[0.5], [0.5]]),
+            **{'[1, [2]]': either(lambda: [1, [2]], lambda: [[1.0], [2.0]])},
+            columns=good(lambda: [[[0.5]], [[0.5]]], lambda: [[0.5], [0.5]]),
         ),
         "centres": per_shell(
-            [0.0, 0.0, 1.0], [[0.0], [0.0] * 4, [NAN] * 3, [INF] * 3, None, "xyz", [None] * 3, [1j] * 3, ["0"] * 3, [[0.0] * 3], 0.0],
-            **{'zeros((2, 3))': good(lambda: np.zeros((2, 3)))}, array=good(lambda: np.array([[0, 0, 1], [0, 0, 1]]), lambda: [[0.0, 0.0, 1.0]] * 2),
+            [0.0, 0.0, 1.0],
+            [[0.0], [0.0] * 4, [NAN] * 3, [INF] * 3, None, "xyz", [None] * 3, [1j] * 3, ["0"] * 3, [[0.0] * 3], 0.0],
+            **{'zeros((2, 3))': good(lambda: np.zeros((2, 3)))},
+            array=good(lambda: np.array([[0, 0, 1], [0, 0, 1]]), lambda: [[0.0, 0.0, 1.0]] * 2),
         ),
         "pure": zoo.flags(), "normalise": zoo.flags(),
     }),
     "Operator": Function(lambda **a: [md4.Operator(**a).parameter], {
         "kind": zoo.zoo(plain("good", "erf", "yukawa"), plain("bad", "ERF", ["erf"], ("erf", 1))),
-        "parameter": zoo.zoo(zoo.without(zoo.numbers(), "-1", "0", "False"), plain("good", 0.3), plain("bad", 1e300, 1e-300)),
+        "parameter": zoo.zoo(zoo.without(zoo.numbers(), "-1", "0", "False"), plain("good", 0.3),
+        plain("bad", 1e300, 1e-300)),
     }),
     "Operator.from_omega": Function(lambda omega: [md4.Operator.from_omega(omega).parameter], {"omega": zoo.omegas()}),
     "validate": Function(lambda **a: [[r.quartets for r in validate(**a)]], {
-        "mol": zoo.molecules(), "backend": zoo.backends(), "tolerance": zoo.tolerances(), "abs_tolerance": zoo.tolerances(),
-        "omega": zoo.omegas(), "max_quartets_per_class": counts(4, 1), "seed": counts(0, 1), "max_memory": zoo.memories(),
+        "mol": zoo.molecules(), "backend": zoo.backends(), "tolerance": zoo.tolerances(),
+        "abs_tolerance": zoo.tolerances(),
+        "omega": zoo.omegas(), "max_quartets_per_class": counts(4, 1), "seed": counts(0, 1),
+        "max_memory": zoo.memories(),
         "progress": zoo.progress(),
     }),
 }  # fmt: skip

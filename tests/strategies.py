@@ -32,7 +32,7 @@ ECP_ATOMS = {"K": "lanl2dz"}
 
 
 def fuzz(check, strategy, examples):
-    """Runs check(case) for `examples` cases of a strategy, seeded by the name of the check; prints the first to fail."""
+    """Runs check(case) for `examples` cases of a strategy, seeded by the name of the check."""
     count = int(EXAMPLES) if EXAMPLES else examples
 
     @seed(crc32(check.__qualname__.encode()) + SEED)

@@ -1,6 +1,7 @@
 """Random arguments to every public function: each call is right, or refused by an error of md4's before any work.
 
-`zoo` says what each value means: that a good one is taken as the same call with plain values, that a bad one is refused.
+`zoo` says what each value means: that a good one is taken as the same call with plain values, that a bad
+one is refused. Other cases and more of them: see `strategies`.
 """
 
 from functools import cache

@@ -16,6 +16,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 OUT_OF_MEMORY = "refused for its memory"
 
 
+def beyond(aos, mine, exact, allowed):
+    """The message of an error that is too large."""
+    return f"AOs {aos.tolist()}: md4 {mine!r}, oracle {exact!r}, allowed {allowed:.1e}"
+
+
 # tensors --------------------------------------------------------------------------------------------------------------
 
 
@@ -170,7 +175,7 @@ def check_geminal(call):
             continue
         TALLY[check_geminal.__qualname__, "elements"] += 1
         allowed = ORACLE_TOLERANCE * scale * max(1.0, 1 / call.zeta) + NEGLIGIBLE
-        assert abs(mine - exact) <= allowed, f"AOs {aos.tolist()}: md4 {mine!r}, oracle {exact!r}, allowed {allowed:.1e}"
+        assert abs(mine - exact) <= allowed, beyond(aos, mine, exact, allowed)
 
 
 def geminal_calls():
@@ -314,14 +319,14 @@ def check_oracle(call):
         mine = block[tuple(aos - basis.ao_loc[shells])]
         allowed = 1e-12 * abs(block).max() + 1e-13 * gaussian_bound(call, bounds, aos) + 1e-25
         TALLY[check_oracle.__qualname__, "elements"] += 1
-        assert abs(mine - exact) <= allowed, f"AOs {aos.tolist()}: md4 {mine!r}, oracle {exact!r}, allowed {allowed:.1e}"
+        assert abs(mine - exact) <= allowed, beyond(aos, mine, exact, allowed)
 
 
 def gaussian_bound(call, bounds, aos):
     """Scale of the integral: Coulomb's; a kernel that is bounded itself, exp(-x), is below 1/r nearby only."""
     i, j, k, l = aos
-    factor = {"slater": 1 / call.parameter, "gaussian": call.parameter**-0.5}.get(call.kind, 1.0) if call.parameter else 1.0
-    return bounds[i, j] * bounds[k, l] * max(1.0, factor)
+    size = call.parameter or 1.0
+    return bounds[i, j] * bounds[k, l] * max(1.0, {"slater": 1 / size, "gaussian": size**-0.5}.get(call.kind, 1.0))
 
 
 def test_oracle():

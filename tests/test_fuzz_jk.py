@@ -14,7 +14,8 @@ import md4
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint64", ">i2"]
-DTYPES = [*INTEGERS, "float16", "float32", "float64", "longdouble", ">f8", "complex64", "complex128", "clongdouble", ">c8"]
+REALS = ["float16", "float32", "float64", "longdouble", ">f8"]
+DTYPES = [*INTEGERS, *REALS, "complex64", "complex128", "clongdouble", ">c8"]
 LAYOUTS = ["C", "F", "transposed", "strided", "reversed", "read-only", "broadcast", "offset", "list"]
 
 
@@ -71,27 +72,20 @@ def elements(rng, shape, dtype, size):
 
 def laid_out(d, layout):
     """The same numbers in another place of memory."""
-    if layout == "F":
-        return np.asfortranarray(d)
-    if layout == "transposed":
-        return np.ascontiguousarray(d.swapaxes(-1, -2)).swapaxes(-1, -2)
-    if layout == "strided":
-        wide = np.full((*d.shape[:-2], 2 * d.shape[-2], 3 * d.shape[-1]), 77, dtype=d.dtype)
-        wide[..., ::2, ::3] = d
-        return wide[..., ::2, ::3]
-    if layout == "reversed":
-        return np.ascontiguousarray(d[..., ::-1, ::-1])[..., ::-1, ::-1]
-    if layout == "offset":
-        raw = np.zeros(d.nbytes + 1, dtype=np.uint8)
-        view = raw[1:].view(d.dtype).reshape(d.shape)
-        view[...] = d
-        return view
-    if layout == "read-only":
-        d = d.copy()
-        d.flags.writeable = False
     if layout == "broadcast":
         return np.broadcast_to(d[0], d.shape) if d.ndim == 3 else np.broadcast_to(d, (2, *d.shape))
-    return d.tolist() if layout == "list" else d
+    if layout == "list":
+        return d.tolist()
+    wide = np.full((*d.shape[:-2], 2 * d.shape[-2], 3 * d.shape[-1]), 77, dtype=d.dtype)
+    place = {
+        "C": np.empty_like(d, order="C"), "read-only": np.empty_like(d, order="C"), "F": np.empty_like(d, order="F"),
+        "transposed": np.empty_like(d, order="C").swapaxes(-1, -2), "strided": wide[..., ::2, ::3],
+        "reversed": np.empty_like(d, order="C")[..., ::-1, ::-1],
+        "offset": np.zeros(d.nbytes + 1, dtype=np.uint8)[1:].view(d.dtype).reshape(d.shape),
+    }[layout]  # fmt: skip
+    place[...] = d
+    place.flags.writeable = layout != "read-only"
+    return place
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,11 @@ def bad(make):
 
 def plain(verdict, *values):
     """Values that mean themselves, by their repr."""
-    return {"10**400" if isinstance(v, int) and v == 10**400 else repr(v): Value(verdict, lambda v=v: v, None if verdict == "bad" else (lambda v=v: v)) for v in values}
+    found = {}
+    for v in values:
+        text = "10**400" if isinstance(v, int) and v == 10**400 else repr(v)
+        found[text] = Value(verdict, lambda v=v: v, None if verdict == "bad" else lambda v=v: v)
+    return found
 
 
 class Hostile:
@@ -69,7 +73,8 @@ def zoo(*others, **named):
     """The common zoo, all of it bad but where dictionaries of values say otherwise."""
     found = {
         **plain("bad", None, float("nan"), float("inf"), -float("inf"), -1, 0, 1, 1.9, 10**400, "", "x", "1", b"x", 1j),
-        **plain("bad", True, False, [], {}, (), set(), Decimal("0.3"), Decimal("sNaN"), Fraction(1, 3), ..., int, [1, [2]]),
+        **plain("bad", True, False, [], {}, (), set(), Decimal("0.3"), Decimal("sNaN"), Fraction(1, 3), ..., int,
+        [1, [2]]),
         "object()": bad(object), "Hostile()": bad(Hostile), "lambda": bad(lambda: lambda: 1),
         "generator": bad(lambda: (n for n in range(3))), "zeros((2, 3))": bad(lambda: np.zeros((2, 3))),
         "array('a')": bad(lambda: np.array(["a"])), "array(0.3)": bad(lambda: np.array(0.3)),
@@ -152,10 +157,13 @@ def molecules():
     return zoo(
         {
             "mol": good(molecule), "cartesian": good(lambda: molecule(cart=True)), "unbuilt": bad(gto.Mole),
-            "Mole": bad(lambda: gto.Mole), "Cell": bad(cell), "CellLike": bad(CellLike), "mf": bad(lambda: scf.RHF(molecule())),
+            "Mole": bad(lambda: gto.Mole), "Cell": bad(cell), "CellLike": bad(CellLike),
+            "mf": bad(lambda: scf.RHF(molecule())),
             "without shells": bad(lambda: gto.M(atom="ghost-H 0 0 0", basis={}, verbose=0)),
-            "NaN exponent": bad(lambda: spoilt("exponent", np.nan)), "exponent -1": bad(lambda: spoilt("exponent", -1.0)),
-            "exponent 1e300": bad(lambda: spoilt("exponent", 1e300)), "NaN centre": bad(lambda: spoilt("centre", np.nan)),
+            "NaN exponent": bad(lambda: spoilt("exponent", np.nan)),
+            "exponent -1": bad(lambda: spoilt("exponent", -1.0)),
+            "exponent 1e300": bad(lambda: spoilt("exponent", 1e300)),
+            "NaN centre": bad(lambda: spoilt("centre", np.nan)),
             "unbuilt with atoms": bad(lambda: gto.Mole(atom=ATOMS, basis=BASIS, charge=1)),
         }
     )  # fmt: skip
@@ -177,7 +185,8 @@ def flags():
     return zoo(without(other, "'s1\\0'", "read-only", "masked"), plain("good", True, False), {
         "bool_": good(lambda: np.bool_(True), lambda: True), "read-only": bad(lambda: read_only(np.zeros(3))),
         "masked": either(lambda: np.ma.masked, lambda: False),
-        "int64(1)": either(lambda: np.int64(1), lambda: True), "array(None)": either(lambda: np.array(None), lambda: False),
+        "int64(1)": either(lambda: np.int64(1), lambda: True),
+        "array(None)": either(lambda: np.array(None), lambda: False),
     })  # fmt: skip
 
 
@@ -221,24 +230,34 @@ def densities():
     d = d + d.T
     zero = {t: bad(v.make) for t, v in zoo().items()}
     return zoo(zero, {
-        "dm": good(lambda: d.copy()), "stack": good(lambda: np.stack([d, d])), "list": good(d.tolist, lambda: d),
+        "dm": good(d.copy), "stack": good(lambda: np.stack([d, d])), "list": good(d.tolist, lambda: d),
         "F": good(lambda: np.asfortranarray(d), lambda: d), "float32": good(lambda: d.astype(np.float32), lambda: d),
-        "int8": good(lambda: d.astype(np.int8), lambda: d), "complex64": good(lambda: d.astype(np.complex64), lambda: d + 0j),
-        "read-only": good(lambda: read_only(d.copy()), lambda: d), "matrix": either(lambda: d.view(np.matrix), lambda: d),
-        "masked array": either(lambda: np.ma.array(d, mask=d > 9), lambda: d), "bool": either(lambda: d > 9, lambda: (d > 9) * 1.0),
-        "object": either(lambda: d.astype(object), lambda: d), "4-D": bad(lambda: d[None, None]), "empty": bad(lambda: np.zeros((0, 5, 5))),
-        "4 x 4": bad(lambda: np.eye(4)), "5 x 4": bad(lambda: d[:, :4]), "nan": bad(lambda: d * np.nan), "inf": bad(lambda: d + np.inf),
-        "str": bad(lambda: d.astype(str)), "ragged": bad(lambda: [[1.0] * 5] * 4 + [[1.0]]), "None inside": bad(lambda: [[None] * 5] * 5),
-        "1e4000": bad(lambda: np.full((5, 5), np.longdouble("1e4000"))), "datetime": bad(lambda: d.astype(int).astype("M8[s]")),
-        "record": bad(lambda: np.zeros((5, 5), dtype=[("x", "f8")])), "timedelta": bad(lambda: d.astype(int).astype("m8[s]")),
+        "int8": good(lambda: d.astype(np.int8), lambda: d),
+        "complex64": good(lambda: d.astype(np.complex64), lambda: d + 0j),
+        "read-only": good(lambda: read_only(d.copy()), lambda: d),
+        "matrix": either(lambda: d.view(np.matrix), lambda: d),
+        "masked array": either(lambda: np.ma.array(d, mask=d > 9), lambda: d),
+        "bool": either(lambda: d > 9, lambda: (d > 9) * 1.0),
+        "object": either(lambda: d.astype(object), lambda: d), "4-D": bad(lambda: d[None, None]),
+        "empty": bad(lambda: np.zeros((0, 5, 5))),
+        "4 x 4": bad(lambda: np.eye(4)), "5 x 4": bad(lambda: d[:, :4]), "nan": bad(lambda: d * np.nan),
+        "inf": bad(lambda: d + np.inf),
+        "str": bad(lambda: d.astype(str)), "ragged": bad(lambda: [[1.0] * 5] * 4 + [[1.0]]),
+        "None inside": bad(lambda: [[None] * 5] * 5),
+        "1e4000": bad(lambda: np.full((5, 5), np.longdouble("1e4000"))),
+        "datetime": bad(lambda: d.astype(int).astype("M8[s]")),
+        "record": bad(lambda: np.zeros((5, 5), dtype=[("x", "f8")])),
+        "timedelta": bad(lambda: d.astype(int).astype("m8[s]")),
         "hostile inside": bad(lambda: [[Hostile()] * 5] * 5), "nan imaginary": bad(lambda: d + 1j * np.nan),
     })  # fmt: skip
 
 
 def hermis():
     return zoo(plain("good", 0, 1, 2), plain("bad", 3, "2", [1]), {
-        "True": either(lambda: True, lambda: 1), "False": either(lambda: False, lambda: 0), "bool_": either(lambda: np.bool_(1), lambda: 1),
-        "int64(1)": good(lambda: np.int64(1), lambda: 1), "1.0": either(lambda: 1.0, lambda: 1), "array(1)": either(lambda: np.array(1), lambda: 1),
+        "True": either(lambda: True, lambda: 1), "False": either(lambda: False, lambda: 0),
+        "bool_": either(lambda: np.bool_(1), lambda: 1),
+        "int64(1)": good(lambda: np.int64(1), lambda: 1), "1.0": either(lambda: 1.0, lambda: 1),
+        "array(1)": either(lambda: np.array(1), lambda: 1),
         "1+0j": either(lambda: 1 + 0j, lambda: 1), "array([1])": either(lambda: np.array([1]), lambda: 1),
     })  # fmt: skip
 
@@ -246,7 +265,8 @@ def hermis():
 def fields():
     """Mean-field objects for `attach`."""
     return zoo({
-        "RHF": good(lambda: scf.RHF(molecule())), "UHF": good(lambda: scf.UHF(molecule())), "RKS": good(lambda: dft.RKS(molecule())),
+        "RHF": good(lambda: scf.RHF(molecule())), "UHF": good(lambda: scf.UHF(molecule())),
+        "RKS": good(lambda: dft.RKS(molecule())),
         "GHF": good(lambda: scf.GHF(molecule())), "mol": bad(molecule), "RHF class": bad(lambda: scf.hf.RHF),
         "fitted": bad(lambda: scf.RHF(molecule()).density_fit()), "four components": bad(lambda: scf.DHF(molecule())),
         "with _eri": bad(with_eri), "of a cell": bad(lambda: __import__("pyscf.pbc.scf").pbc.scf.RHF(cell())),
