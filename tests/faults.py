@@ -46,7 +46,7 @@ def density(nao):
 
 
 # Begins every script of a child. From a restricted one that is root's goes what root may do whatever permissions say:
-# PR_CAPBSET_DROP of CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER, see prctl(2). `compilations` counts what Numba
+# From a restricted child that is root's goes what root may do whatever permissions say:
 # compiles, by its own events, however md4 keeps the results.
 PRELUDE = """
 import ctypes, json, os, sys, threading, time
