@@ -81,23 +81,23 @@ class HostCoulomb:
     """
 
     def __init__(self, backend, basis, twice):
-        self.backend, self.basis, self.twice = backend, basis, twice
-        self.y, self.sides = np.zeros_like(twice), {}
+        self.backend, self.memory, self.basis, self.twice = backend, backend.memory, basis, twice
+        self.y, self.sides = backend.memory.zeros(twice.shape), {}
 
     def load(self, prepared):
         """D_q of a whole list."""
         pairs, count = prepared.pairs, len(self.twice)
         rows, columns = pair_places(self.basis, pairs)
         values = self.twice[:, rows, columns].reshape(count, len(pairs), 1, pairs.nab) * pair_weights(pairs)[:, None]
-        density = np.empty((count, pairs.nprim, pairs.nherm))
+        density, sums = (make((count, pairs.nprim, pairs.nherm)) for make in (self.memory.empty, self.memory.zeros))
         for run, prims, h in self.backend.hermite_runs(prepared):
             density[:, prims] = np.matmul(values[:, run], h).reshape(count, -1, pairs.nherm)
-        self.sides[prepared] = density, np.zeros_like(density)
+        self.sides[prepared] = density, sums
 
     def add(self, ab, cd, triangle):
         """All of `ab` with all of `cd`, slices of lists that are loaded, of one list if `triangle`."""
         size = 8 * nherm(ab.pairs.l + cd.pairs.l) * max(1, ab.pairs.max_prim * cd.pairs.max_prim)
-        most = max(1, min(R_BYTES, self.backend.memory_left() // 4) // size)
+        most = max(1, int(min(R_BYTES, self.memory.room() / 4)) // size)
         nket = min(len(cd), isqrt(most))
         for ij, kl in chunks(len(ab), len(cd), max(1, most // nket), nket):
             self._contract(ab[ij], cd[kl], triangle)

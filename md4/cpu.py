@@ -6,7 +6,6 @@ primitives is part of each product's inner dimension. A chunk's [p|q] is one mat
 with all bra pairs, so that small classes, too, make large matrices.
 """
 
-import os
 from copy import copy
 from itertools import pairwise
 from math import isqrt
@@ -16,7 +15,7 @@ import numpy as np
 
 from md4 import coulomb, digest, operators
 from md4.angular import hermite_triples, nherm
-from md4.errors import DeviceError
+from md4.errors import DeviceError, MemoryLimitError
 from md4.loops import (
     LANES,
     angular_tables,
@@ -29,13 +28,16 @@ from md4.loops import (
     r_integrals,
     scatter_blocks,
 )
-from md4.memory import check_out, tensor_refusal
+from md4.locks import Lock
+from md4.memory import HostMemory, check_out, tensor_refusal
 from md4.pairs import shell_pairs
 from md4.plan import Plan, cheaper_swapped
 from md4.screening import row_norms
 
 # [p|q] of one chunk is kept near this size (bytes): still in cache when BLAS reads it, and work enough for each step.
 PQ_BYTES = 4 << 20
+# Of a primitive pair while `shell_pairs` sorts out which of them count: all its arrays of numbers and of indices.
+PRIMITIVE_BYTES = 400
 
 
 class HostTensor:
@@ -67,15 +69,6 @@ class HostBlock:
         return self.array[key]
 
 
-def host_memory():
-    """Bytes of memory that the operating system can still give."""
-    try:
-        with open("/proc/meminfo") as f:
-            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
-    except OSError:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 class CpuBackend:
     """Steps of `md4.engine` on the CPU; arrays are NumPy arrays."""
 
@@ -86,24 +79,27 @@ class CpuBackend:
     def __init__(self, operator, max_memory=None):
         self.operator = operator
         self.table = operators.operator_table(operator)
-        self.max_memory = max_memory
-        self.taken = 0  # bytes of the block that is being filled
+        self.memory, self.lock = HostMemory(max_memory), Lock()
         self.kept = {}
 
     def memory_left(self):
-        """Bytes that may be allocated."""
-        return int(self.max_memory * 1e6) if self.max_memory is not None else host_memory()
+        """Bytes that may be allocated, those of kept workspace included."""
+        return self.memory.left() + self.kept_bytes
+
+    @property
+    def kept_bytes(self):
+        """Bytes of workspace that is kept for the next call."""
+        return sum(array.nbytes for array in self.kept.values())
 
     def facts(self):
         """What there is to show of it, as (name, value); asks nothing."""
         from md4.display import size_text
 
-        cap = "none" if self.max_memory is None else f"{self.max_memory:g} MB"
-        kept = sum(array.nbytes for array in self.kept.values())
+        cap = "none" if self.memory.cap is None else size_text(self.memory.cap)
         made = (h_matrices, r_integrals, assemble, scatter_blocks, digest_blocks, contract_r)
-        loops = sum(loop.cache_info().currsize for loop in made)
-        return [("threads", numba.get_num_threads()), ("workspace kept", size_text(kept)), ("memory cap", cap),
-                ("compiled loops in use", loops)]  # fmt: skip
+        loops = sum(len(loop.made) for loop in made)
+        return [("threads", numba.get_num_threads()), ("workspace kept", size_text(self.kept_bytes)),
+                ("memory cap", cap), ("compiled loops in use", loops)]  # fmt: skip
 
     def with_operator(self, operator):
         """The same with another operator; workspaces are shared."""
@@ -122,26 +118,25 @@ class CpuBackend:
         """An array that the next call under this `name` takes again: fresh memory costs page faults."""
         size = int(np.prod(shape))
         if name not in self.kept or len(self.kept[name]) < size:
-            self.kept[name] = np.empty(size)
+            self.kept.pop(name, None)  # its memory first
+            self.kept[name] = self.memory.empty(size)
         return self.kept[name][:size].reshape(shape)
 
     def chunk_bytes(self, bra, ket):
-        """Bytes that one bra pair with one ket pair takes at most: r, [p|q], (ab|q] and (ab|cd)."""
+        """Bytes that one bra pair with one ket pair takes at most: r, [p|q], (ab|q], and (ab|cd) as it is made."""
         inner = bra.max_prim * bra.nherm, ket.max_prim * ket.nherm
         r = bra.max_prim * ket.max_prim * nherm(bra.l + ket.l)
-        return 8 * (r + inner[0] * inner[1] + max(bra.nab * inner[1], ket.nab * inner[0]) + bra.nab * ket.nab)
+        return 8 * (r + inner[0] * inner[1] + max(bra.nab * inner[1], ket.nab * inner[0]) + 2 * bra.nab * ket.nab)
 
     def least_workspace(self, bra, ket):
-        """Bytes that one bra pair with one ket pair takes, H matrices of all of them included."""
-        return self.chunk_bytes(bra, ket) + self.hermite_bytes(bra) + self.hermite_bytes(ket)
+        """Bytes that one bra pair with one ket pair takes, pair data and H matrices of all of them included."""
+        lists = (bra,) if bra is ket else (bra, ket)
+        return self.chunk_bytes(bra, ket) + sum(self.hermite_bytes(side) + pair_bytes(side) for side in lists)
 
     def chunk_pairs(self, plan, bra, ket):
         """Bra and ket pairs whose [p|q] stays in cache, about as many of each but at least a few LANES of ket pairs."""
-        room = PQ_BYTES
-        if self.max_memory is not None:
-            held = self.taken + self.hermite_bytes(bra) + self.hermite_bytes(ket)
-            room = min(room, (self.memory_left() - held) // 3)
-        area = max(1, room // self.chunk_bytes(bra, ket))
+        room = min(PQ_BYTES, (self.memory.room() + self.kept_bytes) / 2)
+        area = max(1, int(room) // self.chunk_bytes(bra, ket))
         nket = min(len(ket), max(isqrt(area), min(area, 2 * LANES)))
         nbra = max(1, min(len(bra), area // nket))
         return nbra, max(1, area // nbra)
@@ -157,15 +152,11 @@ class CpuBackend:
         need = least_block + (8 * int(np.prod(shape, dtype=object)) if out is None else 0)
         if need > self.memory_left():
             raise tensor_refusal(shape, need, self.memory_left())
-        if out is None and self.max_memory is not None:
-            self.max_memory -= 8e-6 * np.prod(shape, dtype=object)
-        return HostTensor(aosym, box, np.empty(shape) if out is None else out)
+        return HostTensor(aosym, box, self.memory.empty(shape) if out is None else out)
 
     def scratch(self, shape):
         """Room for one block."""
-        block = np.empty(shape)
-        self.taken = block.nbytes
-        return block
+        return self.memory.empty(shape)
 
     def new_bounds(self, count):
         """Room for the Schwarz bounds of as many pairs."""
@@ -190,7 +181,7 @@ class CpuBackend:
 
     def digest(self, densities, twice):
         """What sums J and K of blocks; see `md4.digest.HostDigest`."""
-        return digest.HostDigest(densities, twice, digest_blocks())
+        return digest.HostDigest(self.memory, densities, twice, digest_blocks())
 
     def coulomb(self, basis, twice):
         """What sums J alone; see `md4.coulomb.HostCoulomb`."""
@@ -216,7 +207,20 @@ class CpuBackend:
 
     def prepare(self, basis, pairs, cutoff):
         """`ShellPairs` of a checked list; nothing to keep beside them."""
-        return shell_pairs(basis, pairs, cutoff=cutoff), None
+        self.check_pair_memory(basis, pairs)
+        made = shell_pairs(basis, pairs, cutoff=cutoff)
+        self.memory.watch(made, pair_bytes(made))
+        return made, None
+
+    def check_pair_memory(self, basis, pairs):
+        """Refuses a list whose primitive pairs, with what finds out which of them count, do not fit."""
+        primitives = int(np.multiply(*basis.nprims[pairs].T).sum())
+        need, room = PRIMITIVE_BYTES * primitives + 64 * len(pairs), self.memory.room()
+        if need > room:
+            raise MemoryLimitError(
+                f"{primitives} primitive pairs of {len(pairs)} shell pairs take {need / 1e6:.1f} MB to be sorted out, but "
+                f"{room / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
+            )
 
     def release(self, h):
         """Nothing to do: H matrices go with their last reference."""
@@ -228,7 +232,7 @@ class CpuBackend:
     def hermite(self, prepared, form):
         """Step 1: flat H blocks of `prepared`; for a 'ket', (-1)^|q| included."""
         pairs, prims = prepared.pairs, prepared.pairs.primitives
-        h = np.empty(pairs.nprim * pairs.nab * pairs.nherm)
+        h = self.memory.empty(pairs.nprim * pairs.nab * pairs.nherm)
         owner = np.repeat(np.arange(pairs.npair), np.diff(pairs.start))
         h_matrices()(
             pairs.start, owner, pairs.la, pairs.lb, prims.exponent, prims.pa, prims.pb, prims.coef_a, prims.coef_b,
@@ -265,6 +269,12 @@ class CpuBackend:
             left = rows[:, columns].reshape(len(rows), len(h_cd), h_cd.shape[2])
             block = np.matmul(left.transpose(1, 0, 2), h_cd.transpose(0, 2, 1))
             out[:, run] = block.reshape(len(h_cd), nbra, nab, cd.pairs.nab).transpose(1, 0, 2, 3)
+
+
+def pair_bytes(pairs):
+    """Bytes of a list's arrays."""
+    arrays = (pairs.pairs, pairs.start, *pairs.primitives.arrays)
+    return sum(array.nbytes for array in arrays)
 
 
 def h_runs(h, prepared):

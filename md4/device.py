@@ -1,7 +1,10 @@
 """The GPU as md4 sees it: the one importer of numba.cuda's runtime, streams, and memory with a hard cap."""
 
+import os
 import weakref
+from collections import deque
 from functools import cache
+from itertools import count
 from math import prod
 
 import numpy as np
@@ -12,6 +15,7 @@ from numba.cuda import types
 from md4.display import size_text
 from md4.dlpack import DeviceArray
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
+from md4.locks import Lock, locked, once
 
 F64, F64_2D = types.float64[::1], types.float64[:, ::1]
 I32 = types.int32[::1]
@@ -19,6 +23,8 @@ I64, I64_2D = types.int64[::1], types.int64[:, ::1]
 
 # Copies from host memory up to this size are asynchronous, says the CUDA programming guide; longer ones may not be.
 UNWAITED_BYTES = 64 << 10
+# Of what is copied to the device.
+ITEM_BYTES = 8
 # Left to the driver and to kernels' local memory when md4 may take all that is free.
 RESERVE_BYTES = 512 << 20
 
@@ -37,8 +43,28 @@ def gpu_available():
         return False
 
 
+def note_fork():
+    """Called in a child process: had the parent used the GPU, or asked for it?"""
+    global forked_after_use  # noqa: PLW0603 what a fork finds concerns the whole process
+    forked_after_use = forked_after_use or (gpu_available.cache_info().currsize > 0 and gpu_available())
+
+
+forked_after_use = False
+os.register_at_fork(after_in_child=note_fork)
+
+
+def check_not_forked():
+    """DeviceError in a process that was forked from one that had used the GPU: CUDA would fail or hang in it."""
+    if forked_after_use:
+        raise DeviceError(
+            "this process was forked from one that had looked for the GPU, and CUDA does not work in such processes; "
+            "start processes by multiprocessing.get_context('spawn'), fork before md4 is used, or take backend='cpu'."
+        )
+
+
 def require_gpu():
     """DeviceError where there is no usable GPU."""
+    check_not_forked()
     if not gpu_available():
         raise DeviceError(
             "backend='cuda' needs an NVIDIA GPU with its driver and CUDA toolkit wheels: pip install 'md4[cu13]' or "
@@ -49,6 +75,12 @@ def require_gpu():
 def current_capability():
     """Compute capability (major, minor) of the current device."""
     return tuple(cuda.get_current_device().compute_capability)
+
+
+def current_device():
+    """Number of the device of this thread's context, which is made where there is none."""
+    error, device = driver.cuCtxGetDevice()
+    return cuda.current_context().device.id if error else int(device)
 
 
 def as_stream(stream):
@@ -80,6 +112,14 @@ def urgent_stream():
     stream = cuda.external_stream(int(handle))
     weakref.finalize(stream, driver.cuStreamDestroy, handle)
     return stream
+
+
+class DeviceLock(Lock):
+    """A lock of what works on a GPU, which a process that was forked from one that used it is refused."""
+
+    def __enter__(self):
+        check_not_forked()
+        return super().__enter__()
 
 
 class Buffer:
@@ -129,8 +169,43 @@ def bucket(nbytes):
     return -(-max(1, nbytes) // step) * step
 
 
+class Loan:
+    """Device memory on loan from a pool. It goes back when it is given back or when nobody refers to the loan any more.
+
+    The second is for what an exception or an interrupt leaves behind.
+
+    Attributes
+    ----------
+    size : int
+        Bytes.
+    """
+
+    __slots__ = ("__weakref__", "memory", "ordered", "returned", "size")
+
+    def __init__(self, memory, returned, ordered):
+        self.memory, self.size, self.returned, self.ordered = memory, memory.size, returned, ordered
+
+    def give_back(self):
+        """Gives the memory back; once."""
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            self.returned.append(memory)
+
+    def __del__(self):
+        if self.ordered:  # else another stream may be at work on it: freed instead, for which the driver waits
+            self.give_back()
+
+
+def lifetime(memory):
+    """What lives as long as device memory of Numba's is used; slices of an array are uses of the same."""
+    return memory._mem.free.__self__
+
+
 class Pool:
     """Device memory of one engine: buffers are reused in stream order, the sum never exceeds the cap.
+
+    What is allocated counts until the driver has it back: while a caller or another library refers to it, and then
+    until Numba, which puts that off, has freed it.
 
     Parameters
     ----------
@@ -140,45 +215,64 @@ class Pool:
 
     def __init__(self, max_memory=None):
         self.cap = None if max_memory is None else int(max_memory * 1e6)
-        self.held = self.peak = 0
-        self.idle = {}
-        self.free = None
+        self.peak = 0
+        self.idle, self.free, self.lock = {}, None, Lock()
+        # All three change whenever Python drops an object, in any thread: by single operations that cannot be torn.
+        self.live, self.dropped, self.returned = {}, deque(), deque()
+        self.numbers = count()
 
     def facts(self):
         """What there is to show of it, as (name, value)."""
         cap = "none" if self.cap is None else size_text(self.cap)
         return [("device memory held", size_text(self.held)), ("most held", size_text(self.peak)), ("memory cap", cap)]
 
+    @property
+    def held(self):
+        """Bytes that are allocated."""
+        return sum(list(self.live.values())) + sum(list(self.dropped))
+
+    @locked
     def left(self):
         """Bytes that can still be handed out, idle buffers included."""
-        return self._room() + self._idle_bytes()
+        return self._room() + self._idle_bytes() + sum(list(self.dropped))
 
     def _room(self):
-        """Bytes that can be allocated beside the idle buffers."""
+        """Bytes that can be allocated at once."""
         if self.free is None:
             self.free = max(0, cuda.current_context().get_memory_info()[0] - RESERVE_BYTES)
         return self.free if self.cap is None else min(self.free, self.cap - self.held)
 
     def _idle_bytes(self):
+        self._collect()
         return sum(size * len(blocks) for size, blocks in self.idle.items())
 
-    def get(self, count):
-        """A buffer of `count` 8-byte items, contents undefined.
+    def _collect(self):
+        """Sorts what was given back into the idle buffers."""
+        while self.returned:
+            memory = self.returned.popleft()
+            self.idle.setdefault(memory.size, []).append(memory)
+
+    @locked
+    def get(self, items):
+        """A buffer of 8-byte items, contents undefined.
 
         Raises
         ------
         MemoryLimitError
             It would exceed the cap or the memory there is.
         """
-        size = bucket(8 * count)
+        self._collect()
+        size = bucket(ITEM_BYTES * items)
         blocks = self.idle.get(size)
-        memory = blocks.pop() if blocks else self._allocate(size)
-        return Buffer(memory.device_pointer_value, (count,), 8, memory)
+        return self._lend(blocks.pop() if blocks else self._allocate(size), items)
 
-    def fresh(self, count):
-        """A buffer that no earlier work may still use, as `get` gives otherwise."""
-        memory = self._allocate(bucket(8 * count))
-        return Buffer(memory.device_pointer_value, (count,), 8, memory)
+    @locked
+    def fresh(self, items):
+        """A buffer that no earlier work may still use, for another stream; `get` gives any."""
+        return self._lend(self._allocate(bucket(ITEM_BYTES * items)), items, ordered=False)
+
+    def _lend(self, memory, items, ordered=True):
+        return Buffer(memory.device_pointer_value, (items,), ITEM_BYTES, Loan(memory, self.returned, ordered))
 
     def _allocate(self, size):
         self.free = None  # others use the device too
@@ -190,41 +284,64 @@ class Pool:
                 f"{size / 1e6:.1f} MB of device memory are needed, but {limit / 1e6:.1f} MB may be used; "
                 "raise max_memory or compute less at once."
             )
-        self.held += size
-        self.free -= size
+        memory, number = cuda.current_context().memalloc(size), next(self.numbers)
+        weakref.finalize(lifetime(memory), self._forget, number)
+        self.live[number] = size  # last: an interrupt before it frees the memory, and nothing has been booked
+        self.free = None
         self.peak = max(self.peak, self.held)
-        return cuda.current_context().memalloc(size)
+        return memory
+
+    def _forget(self, number):
+        """Called when Numba is about to free memory."""
+        size = self.live.pop(number, None)
+        if size is not None:
+            self.dropped.append(size)
 
     def release(self, buffer):
         """Takes a buffer of `get` or `fresh` back; work already on the stream may still use it."""
-        self.idle.setdefault(buffer.owner.size, []).append(buffer.owner)
+        buffer.owner.give_back()
 
+    @locked
     def trim(self):
-        """Frees idle buffers."""
-        self.held -= self._idle_bytes()
+        """Frees idle buffers, and what Numba has yet to free."""
+        self._collect()
         self.idle, self.free = {}, None
+        waiting = len(self.dropped)
         cuda.current_context().deallocations.clear()
+        for _ in range(waiting):
+            self.dropped.popleft()
 
     def array(self, shape, dtype=np.float64):
         """A device array, real or complex, for a caller to keep; its share of the cap returns when it is gone."""
         size = np.dtype(dtype).itemsize
-        buffer = self.get(prod(shape) * size // 8)
+        loan = self.get(max(1, prod(shape) * size // ITEM_BYTES)).owner
         strides = tuple(size * prod(shape[n + 1 :]) for n in range(len(shape)))
-        array = DeviceArray(shape, strides, dtype, gpu_data=buffer.owner)
-        weakref.finalize(array, self._forget, buffer.owner.size)
-        return array
+        memory, loan.memory = loan.memory, None  # never lent again: a caller's work on it is in no order with ours
+        return DeviceArray(shape, strides, dtype, gpu_data=memory)
 
-    def _forget(self, size):
-        self.held -= size
-        self.free = None
+    def watch(self, host):
+        """Counts an array in host memory against the cap, too, for as long as it is there."""
+        number = next(self.numbers)
+        weakref.finalize(host, self.live.pop, number, None)
+        self.live[number] = host.nbytes
+        return host
 
     def upload(self, arrays, stream, fresh=False):
-        """Host arrays of 8-byte items, one after the other in one buffer (see `fresh`), and where each begins."""
-        rows = [np.ascontiguousarray(a).reshape(-1).view(np.int64) for a in arrays]
-        packed = np.concatenate(rows)
+        """Host arrays of 8-byte items, one after the other in one buffer (see `fresh`), and where each begins.
+
+        Raises
+        ------
+        TypeError
+            Items of another size, whose bytes a kernel would misread.
+        """
+        arrays = [np.ascontiguousarray(a) for a in arrays]
+        for array in arrays:
+            if array.dtype.itemsize != ITEM_BYTES:
+                raise TypeError(f"items of {array.dtype} are not of {ITEM_BYTES} bytes.")
+        packed = np.concatenate([a.reshape(-1).view(np.int64) for a in arrays])
         buffer = (self.fresh if fresh else self.get)(max(1, packed.size))
         copy_to_device(buffer.pointer, packed, stream)
-        edges = np.cumsum([0, *(r.size for r in rows)]).tolist()
+        edges = np.cumsum([0, *(a.size for a in arrays)]).tolist()
         return buffer, [buffer.part(e, np.shape(a)) for e, a in zip(edges, arrays)]
 
 
@@ -255,9 +372,14 @@ def check(error, doing):
         raise DeviceError(f"{doing} failed: {driver.cuGetErrorName(error)[1].decode()}.")
 
 
-@cache
 def table_on_device(make, *args):
     """A constant table made by `make(*args)`, on the current device once a process."""
+    return table_on(current_device(), make, *args)
+
+
+@once
+def table_on(device, make, *args):
+    """The table on a device, which is the current one."""
     table = np.array(make(*args))
     array = cuda.to_device(table)
     cuda.default_stream().synchronize()  # streams of other libraries do not wait for the default stream

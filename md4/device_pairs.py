@@ -129,7 +129,6 @@ class PairMaker:
         records, owner = buffer.part(0, (nprim * width,)), buffer.part(nprim * width, (nprim,))
         shells = buffer.part(nprim * (width + 1), (npair, 2))
         data = DevicePairs(records, width, owner, shells.part(2 * npair, (npair + 1,)))
-        weakref.finalize(data, self.pool.release, buffer)
         copy_in_pieces(shells.pointer, np.concatenate([pairs.reshape(-1), start]), self.stream)
         if nprim:
             launch_primitives(*task, shells, data.start, (records, owner), self.stream)
@@ -142,7 +141,6 @@ class PairMaker:
             buffer = self.pool.get(4 * slots + pairs.nprim + len(pairs))
             place = buffer.part(4 * slots, (pairs.nprim,))
             data.columns = Columns(buffer.part(0, (4 * slots,)), place.part(pairs.nprim, (len(pairs),)), place, slots)
-            weakref.finalize(data, self.pool.release, buffer)
             copy_in_pieces(data.columns.first.pointer, first, self.stream)
             if pairs.nprim:
                 launch_columns(data, pairs.nprim, data.columns, self.stream)

@@ -108,6 +108,7 @@ class HostDigest:
 
     Parameters
     ----------
+    memory : md4.memory.HostMemory
     densities : ndarray, shape (n_k, nao, nao)
         Of X; none if n_k = 0.
     twice : ndarray, shape (n_j, nao, nao)
@@ -116,11 +117,11 @@ class HostDigest:
         `digest_loop`, compiled.
     """
 
-    def __init__(self, densities, twice, loop):
-        self.densities, self.twice, self.loop = densities, twice, loop
+    def __init__(self, memory, densities, twice, loop):
+        # one layout, or the loop would be compiled for each
+        self.densities, self.twice, self.loop = np.ascontiguousarray(densities), np.ascontiguousarray(twice), loop
         threads = numba.get_num_threads()
-        self.x = np.zeros((threads, *densities.shape))
-        self.y = np.zeros((threads, *twice.shape))
+        self.x, self.y = (memory.zeros((threads, *matrices.shape)) for matrices in (densities, twice))
 
     def add(self, block, bra, ket, basis, triangle):
         """Digests one block; `bra` and `ket` are `PreparedPairs`, slices of one list if `triangle`."""

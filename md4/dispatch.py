@@ -1,23 +1,21 @@
 """Compiled kernel variants: made at first use, kept in memory, and on disk under a fingerprint.
 
-A variant is a factory with a frozen tuple of compile-time facts. Files of the cache are
+A variant is a factory with a frozen tuple of compile-time facts. Files of the cache (`md4.cache`) are
 `<cache folder>/<fingerprint>/<variant>-sm_<cc>.kernel`; the fingerprint covers md4's own source and the versions of
-everything that takes part in compiling, so a stale kernel is never loaded.
+everything that takes part in compiling, so a stale kernel is never loaded. What they hold is machine code for the GPU,
+nothing that the host would execute.
 """
 
 import ctypes
-import os
-import pickle
 import struct
-import tempfile
-import threading
 from dataclasses import dataclass, field
 from functools import cache
 
 from cuda.bindings import driver
 
-from md4.cache import cache_folder, fingerprint
-from md4.device import Buffer, check, cuda, types
+from md4.cache import cache_folder, entry_path, fingerprint, load, store
+from md4.device import Buffer, check, cuda, current_device, types
+from md4.locks import Lock, once
 
 
 @dataclass(frozen=True)
@@ -65,30 +63,43 @@ def cached_variants():
     return sorted(p.stem for p in (cache_folder() / fingerprint()).glob("*.kernel"))
 
 
-def load_kernel(path):
-    """The compiled kernel in `path`, or None where there is none that can be read."""
-    from numba.cuda.dispatcher import _Kernel
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel on a device.
 
-    try:
-        return _Kernel._rebuild(**pickle.loads(path.read_bytes()))
-    except OSError:
-        return None  # not there, or not ours to read
-    except (pickle.UnpicklingError, EOFError, TypeError, AttributeError, KeyError, ImportError):
-        return None  # a torn or foreign file: compile again
+    Attributes
+    ----------
+    handle : int
+        Its CUkernel.
+    owner
+        What keeps it loaded.
+    """
+
+    handle: int
+    owner: object = field(repr=False)
 
 
-def save_kernel(path, kernel):
-    """Writes a compiled kernel in one step, so that no other process sees half of it."""
-    from numba.cuda import serialize
+def kernel_facts(variant, capability):
+    """What the cache's file of a kernel says that it holds."""
+    return {"kernel": variant.name, "capability": list(capability)}
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            f.write(serialize.dumps(kernel._reduce_states()))
-        os.chmod(f.name, 0o644)  # others may share the folder
-        os.replace(f.name, path)
-    except OSError:
-        pass  # a cache that cannot be written costs time, not results
+
+def load_kernel(variant, capability):
+    """The kernel that `save_kernel` saved, on the current device; None where there is none that can be relied on."""
+    data = load(kernel_path(variant, capability), kernel_facts(variant, capability))
+    if data is None:
+        return None
+    entry, _, cubin = data.partition(b"\n")
+    error, library = driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        return None
+    error, handle = driver.cuLibraryGetKernel(library, entry)
+    return None if error != driver.CUresult.CUDA_SUCCESS else Loaded(int(handle), library)
+
+
+def save_kernel(variant, capability, entry, cubin):
+    """Writes machine code to the cache: the name of its entry point in one line, then the cubin."""
+    store(kernel_path(variant, capability), kernel_facts(variant, capability), entry.encode() + b"\n" + cubin)
 
 
 compile_count = 0  # variants that this process compiled rather than loaded
@@ -101,10 +112,9 @@ class Launcher:
     slots of 8 bytes.
     """
 
-    def __init__(self, kernel, signature):
-        self.kernel = kernel
-        handle = int(kernel._codelibrary.get_cufunc().kernel.handle)
-        self.library_kernel, self.function = driver.CUkernel(handle), driver.CUfunction(handle)
+    def __init__(self, loaded, signature):
+        self.loaded = loaded
+        self.library_kernel, self.function = driver.CUkernel(loaded.handle), driver.CUfunction(loaded.handle)
         self.shared = 48 << 10
         code = ["q" * (5 + 2 * t.ndim) if hasattr(t, "ndim") else "d" if t == types.float64 else "q" for t in signature]
         self.pack = struct.Struct("<" + "".join(code)).pack_into
@@ -112,7 +122,7 @@ class Launcher:
         self.slots = ctypes.create_string_buffer(8 * count)
         first = ctypes.addressof(self.slots)
         self.pointers = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
-        self.lock = threading.Lock()
+        self.lock = Lock()
 
     def __call__(self, grid, block, stream, shared, args):
         values = []
@@ -141,23 +151,25 @@ class Launcher:
 
 def kernel_path(variant, capability):
     """File of a variant in the disk cache."""
-    return cache_folder() / fingerprint() / f"{variant.name}-sm_{capability[0]}{capability[1]}.kernel"
+    return entry_path(f"{variant.name}-sm_{capability[0]}{capability[1]}.kernel")
 
 
-@cache
-def launcher(variant, capability, device):
-    """`Launcher` of a variant, loaded from disk or compiled, for one device."""
+def compile_kernel(variant, capability, kernel):
+    """Compiles a kernel for the current device, and saves it."""
     global compile_count  # noqa: PLW0603 a count for `md4 info` and the tests
+    compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.signature)
+    compile_count += 1
+    code = compiled._codelibrary
+    save_kernel(variant, capability, code._entry_name, bytes(code.get_cubin().code))
+    return Loaded(int(code.get_cufunc().kernel.handle), compiled)
+
+
+@once
+def launcher(variant, capability, device):
+    """`Launcher` of a variant, loaded from disk or compiled, for one device, which is the current one."""
     kernel = variant.kernel()
-    path = kernel_path(variant, capability)
-    compiled = load_kernel(path)
-    if compiled is None:
-        compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.signature)
-        compile_count += 1
-        save_kernel(path, compiled)
-    else:
-        compiled.bind()
-    return Launcher(compiled, kernel.signature)
+    loaded = load_kernel(variant, capability) or compile_kernel(variant, capability, kernel)
+    return Launcher(loaded, kernel.signature)
 
 
 @cache
@@ -171,8 +183,3 @@ def launch(variant, grid, block, stream, shared, *args):
     device = current_device()
     launcher(variant, capability_of(device), device)(grid, block, stream, shared, args)
 
-
-def current_device():
-    """Number of the device of this thread's context, which is made where there is none."""
-    error, device = driver.cuCtxGetDevice()
-    return cuda.current_context().device.id if error else int(device)

@@ -18,6 +18,7 @@ import numpy as np
 
 from md4.basis import Basis
 from md4.errors import ArgumentError, MemoryLimitError
+from md4.locks import locked
 from md4.operators import as_operator, check_order
 from md4.pairs import PRIMITIVE_CUTOFF, check_pairs
 
@@ -64,9 +65,9 @@ class PreparedPairs:
 
     def drop(self):
         """Forgets the H matrices of the whole list."""
-        for h in self.whole._h.values():
-            self.backend.release(h)
-        self.whole._h = {}
+        kept = self.whole._h
+        while kept:
+            self.backend.release(kept.popitem()[1])  # an interrupt leaves none that has been given back
 
     def __getitem__(self, piece):
         if piece.stop - piece.start == len(self.pairs):
@@ -148,6 +149,11 @@ class Engine:
         self.operator = as_operator("coulomb" if operator is None else operator)
         self.backend = make_backend(backend, self.operator, stream, max_memory)
 
+    @property
+    def lock(self):
+        """Held by one thread at a time: engines that share a backend share its work space."""
+        return self.backend.lock
+
     def with_operator(self, operator):
         """An engine that shares all but the operator with this one: pairs prepared by one serve the other."""
         other = copy(self)
@@ -161,6 +167,7 @@ class Engine:
         other.bra_basis = other.ket_basis = basis
         return other
 
+    @locked
     def compute(self, bra_pairs, ket_pairs, out=None):
         """Integrals of all bra pairs with all ket pairs.
 
@@ -197,6 +204,7 @@ class Engine:
         ket.drop()
         return out
 
+    @locked
     def prepare(self, pairs, basis=None, side="pair", cutoff=PRIMITIVE_CUTOFF):
         """Pairs ready for `evaluate`, without primitive pairs below `cutoff`; see `PreparedPairs` and `shell_pairs`."""
         basis = basis or self.bra_basis
@@ -212,6 +220,7 @@ class Engine:
                 f"but {limit / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
             )
 
+    @locked
     def evaluate(self, bra, ket, out):
         """Steps 1 to 5 for prepared pairs, cut into chunks that suit the backend's memory.
 

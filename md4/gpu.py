@@ -1,6 +1,5 @@
 """The GPU backend: memory, streams, and the launch of each step; the kernels are in `md4.kernels`."""
 
-import weakref
 from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
@@ -9,8 +8,17 @@ import numpy as np
 
 from md4.costs import Side, ranked
 from md4.coulomb import hermite_bytes
-from md4.cpu import host_memory
-from md4.device import Pool, as_buffer, as_stream, copy_to_device, copy_to_host, cuda, current_capability, require_gpu
+from md4.device import (
+    DeviceLock,
+    Pool,
+    as_buffer,
+    as_stream,
+    copy_to_device,
+    copy_to_host,
+    cuda,
+    current_capability,
+    require_gpu,
+)
 from md4.device_coulomb import DeviceCoulomb
 from md4.device_pairs import PairMaker
 from md4.device_tensor import DeviceDigest, DeviceTensor, StagedTensor
@@ -26,7 +34,7 @@ from md4.kernels.recurrence import launch_r
 from md4.kernels.resident import launch_resident_bra
 from md4.kernels.single import launch_ket_sums, launch_single, needs_sums, sums_size
 from md4.kernels.transform import abq_size, launch_bra_transform, launch_ket_transform
-from md4.memory import tensor_refusal
+from md4.memory import host_memory, tensor_refusal
 from md4.plan import Plan
 from md4.screening import MIXED_SHELLS
 from md4.tiles import CHUNK_BYTES, blocks_of_8, r_stride
@@ -83,7 +91,7 @@ class GpuBackend:
         require_gpu()
         self.operator = operator
         self.stream = as_stream(stream)
-        self.pool = Pool(max_memory)
+        self.pool, self.lock = Pool(max_memory), DeviceLock()
         self.pair_maker = PairMaker(self.pool, self.stream)
         self.capability = current_capability()
         self.unit = arithmetic_unit(self.capability)
@@ -96,7 +104,7 @@ class GpuBackend:
 
     def facts(self):
         """What there is to show of it, as (name, value); asks the device nothing."""
-        kernels = launcher.cache_info().currsize
+        kernels = len(launcher.made)
         return [("arithmetic unit", self.unit), *self.pool.facts(), ("kernel variants loaded", kernels)]
 
     def compile_ahead(self, basis, use, progress):
@@ -161,9 +169,8 @@ class GpuBackend:
         if out is None and self.pool.cap is not None:
             if size + least_block > room:
                 raise tensor_refusal(shape, size + least_block, room)
-            self.pool.cap -= size
             room -= size
-        host = np.empty(shape) if out is None else out
+        host = self.pool.watch(np.empty(shape)) if out is None else out
         if size + max(least_block, room // 4) > room:
             return StagedTensor(self, aosym, box, host)
         return DeviceTensor(self, aosym, box, self.result(shape), host)
@@ -208,9 +215,8 @@ class GpuBackend:
     def first_aos(self, prepared, basis):
         """First AOs of the shells of a whole list, on the device as long as the list is."""
         if prepared.places is None:
-            buffer, (places,) = self.pool.upload([basis.ao_loc[prepared.pairs.pairs]], self.stream)
+            _, (places,) = self.pool.upload([basis.ao_loc[prepared.pairs.pairs]], self.stream)
             prepared.places = places
-            weakref.finalize(prepared, self.pool.release, buffer)
         return prepared.places
 
     def new_bounds(self, count):

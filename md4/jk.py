@@ -17,6 +17,7 @@ from md4.basis import Basis
 from md4.digest import digest_flags
 from md4.engine import Engine
 from md4.errors import ArgumentError, MemoryLimitError
+from md4.locks import Lock, locked
 from md4.operators import Operator
 from md4.progress import Progress
 from md4.screening import DensityNorms, Statistics, sorted_lists, survivors, tiles
@@ -33,6 +34,8 @@ FORMS = 4
 
 class JK:
     """J and K of a basis set, for one build or many.
+
+    Threads may share one: their builds go one after the other.
 
     Parameters
     ----------
@@ -64,11 +67,13 @@ class JK:
     def __init__(
         self, mol, omega=None, backend="auto", max_memory=None, stream=None, direct_scf_tol=1e-13, progress=None
     ):
+        self.lock = Lock()
         self.omega, self.progress = omega, progress
         self.direct_scf_tol = self._finest = checked_tolerance(direct_scf_tol)
         self._options = {"backend": backend, "stream": stream, "max_memory": max_memory}
         self.reset(mol)
 
+    @locked
     def reset(self, mol=None):
         """Forgets pairs, H matrices, bounds and densities; takes another molecule if given. Compiled code stays."""
         if mol is not None:
@@ -97,13 +102,15 @@ class JK:
         for name in ("lists", "store"):
             self.__dict__.pop(name, None)
 
+    @locked
     def get_jk(self, dm, hermi=1, with_j=True, with_k=True, omega=None, direct_scf_tol=None):
         """J and K of density matrices, as PySCF's `get_jk`.
 
         Parameters
         ----------
         dm : array_like, shape (nao, nao) or (n, nao, nao)
-            Real or complex. A device array gives device arrays.
+            Real or complex numbers of any precision, which are taken as float64 or complex128. A device array gives
+            device arrays.
         hermi : {0, 1, 2}
             1: the matrices are Hermitian, 2: anti-Hermitian, 0: neither. It is trusted.
         with_j, with_k : bool
@@ -114,7 +121,7 @@ class JK:
 
         Returns
         -------
-        vj, vk : ndarray of dm's shape, in Hartree; None where not asked for
+        vj, vk : ndarray of dm's shape, float64 or complex128, in Hartree; None where not asked for
 
         Raises
         ------
@@ -128,9 +135,11 @@ class JK:
         if tolerance < self._finest:
             self._finest = tolerance
             self._forget_lists()
-        results = self._real_or_complex(densities, hermi, with_j, with_k, self._operator(omega), tolerance)
+        with self.engine.lock:
+            results = self._real_or_complex(densities, hermi, with_j, with_k, self._operator(omega), tolerance)
         return self._sent([None if v is None else v.reshape(shape) for v in results], dm)
 
+    @locked
     def update(self, dm, hermi=1, with_j=True, with_k=True, omega=None):
         """As `get_jk`, from the difference to the density matrices of the last `update`.
 
@@ -167,7 +176,7 @@ class JK:
         return Operator.from_omega(own if omega is None else omega)
 
     def _checked(self, dm, hermi):
-        """dm as (n, nao, nao), and its own shape."""
+        """dm as (n, nao, nao) of float64 or complex128, and its own shape."""
         dm, nao = np.asarray(dm), self.basis.nao
         if dm.ndim not in (2, 3) or dm.shape[-2:] != (nao, nao) or dm.dtype.kind not in "fciu" or dm.size == 0:
             raise ArgumentError(
@@ -176,9 +185,11 @@ class JK:
             )
         if hermi not in (0, 1, 2):
             raise ArgumentError(f"hermi must be 0 (general), 1 (Hermitian) or 2 (anti-Hermitian), not {hermi!r}.")
-        if not np.isfinite(dm).all():
-            raise ArgumentError("a density matrix has elements that are not finite.")
-        return dm.reshape(-1, nao, nao), dm.shape
+        with np.errstate(over="ignore"):  # what float64 cannot hold is refused below
+            values = dm.astype(np.complex128 if dm.dtype.kind == "c" else np.float64, copy=False)
+        if not np.isfinite(values).all():
+            raise ArgumentError("a density matrix has elements that are not finite in double precision.")
+        return values.reshape(-1, nao, nao), dm.shape
 
     def _real_or_complex(self, dm, hermi, *options):
         """J and K of the real and imaginary parts, whose symmetries differ."""

@@ -1,43 +1,23 @@
 """The CPU's loops, compiled by Numba; see `md4.cpu`."""
 
 from functools import cache
-from types import FunctionType
 
-import numba
 import numpy as np
 from numba import njit, prange
 
 from md4 import coulomb, digest, hermite, operators, recurrence, scatter
 from md4.angular import component_coefficients, packed_hermite, packed_powers, sum_ordinal
-from md4.cache import cache_folder, fingerprint
+from md4.compiled import Loop
 from md4.hermite import NOISE
+from md4.locks import once
 
 # Ket primitives that go through the recurrence side by side: a vector register of doubles.
 LANES = 8
 
 
-def compiled(function, name=None, **callees):
-    """`function` compiled by Numba with its prange loops in parallel, kept on disk under `name`.
-
-    `callees` are device functions that it calls by these names. They are bound as globals, since Numba's disk cache
-    never finds a function again whose closure holds compiled ones.
-    """
-    names = {**function.__globals__, **callees}
-    bound = FunctionType(function.__code__, names, name or function.__name__)
-    bound.__qualname__, bound.__module__ = bound.__name__, function.__module__
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(cache_folder() / fingerprint())
-    try:
-        return njit(parallel=True, error_model="numpy", cache=True)(bound)
-    except RuntimeError:  # no folder that can be written to: costs time, not results
-        return njit(parallel=True, error_model="numpy")(bound)
-    finally:
-        numba.config.CACHE_DIR = before
-
-
 e_coefficient, h_element, r_step = njit(hermite.e_coefficient), njit(hermite.h_element), njit(recurrence.r_step)
 is_repeated = njit(scatter.is_repeated)
-zeros = place = None  # bound by `compiled`, for one operator or one symmetry
+zeros = place = None  # bound by `Loop`, for one operator or one symmetry
 
 
 @njit
@@ -171,20 +151,20 @@ def scatter_loop(block, bra, ket, ao_bra, ao_ket, same_pieces, swap, box, out):
                     place(block[n, m, a, b, c, d], i, j, k, l, swap, box, out)
 
 
-h_matrices = cache(lambda: compiled(h_loop))
-assemble = cache(lambda: compiled(assemble_loop))
-digest_blocks = cache(lambda: compiled(digest.digest_loop))
-contract_r = cache(lambda: compiled(coulomb.contract_loop))
+h_matrices = once(lambda: Loop(h_loop))
+assemble = once(lambda: Loop(assemble_loop))
+digest_blocks = once(lambda: Loop(digest.digest_loop))
+contract_r = once(lambda: Loop(coulomb.contract_loop))
 
 
-@cache
+@once
 def r_integrals(kind):
-    return compiled(r_loop, f"r_loop_{kind}", zeros=operators.zeros_function(kind, njit))
+    return Loop(r_loop, f"r_loop_{kind}", zeros=operators.zeros_function(kind, njit))
 
 
-@cache
+@once
 def scatter_blocks(aosym):
-    return compiled(scatter_loop, f"scatter_loop_{aosym}", place=scatter.make_place(aosym, njit))
+    return Loop(scatter_loop, f"scatter_loop_{aosym}", place=scatter.make_place(aosym, njit))
 
 
 @cache

@@ -1,8 +1,16 @@
-"""What both backends say of memory and of arrays to write to."""
+"""Host memory: what there is, what the CPU backend holds of it, and arrays to write to."""
+
+import os
+import resource
+import weakref
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 
 from md4.errors import ArgumentError, MemoryLimitError
+
+CGROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 
 
 def check_out(out, shape):
@@ -20,3 +28,116 @@ def tensor_refusal(shape, need, limit):
         f"the AO tensor of shape {shape} takes {size / 1e6:.1f} MB and with the least workspace {need / 1e6:.1f} MB, "
         f"but {limit / 1e6:.1f} MB may be used; raise max_memory, use a higher aosym, or take parts by shls_slice."
     )
+
+
+# What the operating system has -----------------------------------------------------------------------------------------
+
+
+def host_memory():
+    """Bytes that this process can still get: of the machine, of its control group, and of its own limit."""
+    return max(0, min(free_of_machine(), free_of_cgroups(), free_of_process()))
+
+
+def number_in(path, key=None):
+    """The number in a file of one, or after `key` in one of names and numbers; None where there is none."""
+    try:
+        text = Path(path).read_text()
+    except OSError:
+        return None
+    words = text.split() if key is None else next((s.split()[1:] for s in text.splitlines() if s.startswith(key)), [])
+    return int(words[0]) if words and words[0].isdecimal() else None
+
+
+def free_of_machine():
+    """Bytes that the operating system says are available."""
+    free = number_in(PROC / "meminfo", "MemAvailable:")
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else 1024 * free
+
+
+def free_of_process():
+    """Bytes of address space up to the limit that `ulimit -v` sets."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return float("inf")
+    return limit - (number_in(PROC / "self" / "statm") or 0) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_of_cgroups():
+    """Bytes left to the process's control groups, which containers and batch systems set limits to."""
+    return min((group_free(*files) for files in cgroup_files()), default=float("inf"))
+
+
+def group_free(limit, used, statistics, reclaimable):
+    """Bytes left to one group; file pages that it can give up count as left."""
+    most, now = number_in(limit), number_in(used)
+    if most is None or now is None:
+        return float("inf")
+    return most - now + (number_in(statistics, reclaimable) or 0)
+
+
+def cgroup_files():
+    """(limit, use, statistics, name in these) of the process's groups and those around them, of versions 1 and 2."""
+    try:
+        lines = (PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        if controllers == "":
+            root, names, key = CGROUPS, ("memory.max", "memory.current", "memory.stat"), "inactive_file "
+        elif "memory" in controllers.split(","):
+            root, key = CGROUPS / "memory", "total_inactive_file "
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+        else:
+            continue
+        group = root / place.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder == CGROUPS.parent:
+                break
+            yield *(folder / name for name in names), key
+
+
+# What the CPU backend has ----------------------------------------------------------------------------------------------
+
+
+class HostMemory:
+    """Arrays of one engine on the CPU, counted against its cap as long as they live.
+
+    Parameters
+    ----------
+    max_memory : float, optional
+        Cap in MB; without one nothing is counted.
+    """
+
+    def __init__(self, max_memory=None):
+        self.cap = None if max_memory is None else int(max_memory * 1e6)
+        self.live, self.numbers = {}, count()
+
+    @property
+    def held(self):
+        """Bytes of the arrays that are counted."""
+        return sum(list(self.live.values()))
+
+    def watch(self, array, nbytes=None):
+        """Counts an array, or another object of `nbytes`, until it is gone; returns it."""
+        if self.cap is not None:
+            number = next(self.numbers)
+            weakref.finalize(array, self.live.pop, number, None)
+            self.live[number] = array.nbytes if nbytes is None else nbytes
+        return array
+
+    def empty(self, shape):
+        """An array of float64 that counts, contents undefined."""
+        return self.watch(np.empty(shape))
+
+    def zeros(self, shape):
+        """An array of zeros that counts."""
+        return self.watch(np.zeros(shape))
+
+    def left(self):
+        """Bytes that can still be allocated."""
+        return host_memory() if self.cap is None else min(host_memory(), self.cap - self.held)
+
+    def room(self):
+        """Bytes up to the cap, infinite without one."""
+        return float("inf") if self.cap is None else self.cap - self.held

@@ -11,6 +11,7 @@ import numpy as np
 
 from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
+from md4.locks import Lock, locked
 
 # Where mol._env begins to hold geometry and basis; the slots before (omega, gauge origin, ...) change at any time.
 PTR_ENV_START = 20
@@ -33,11 +34,13 @@ class Builder:
     def __init__(self, backend="auto", max_memory=None, stream=None):
         self.options = {"backend": backend, "max_memory": max_memory, "stream": stream}
         self._jk = self._made_for = None
+        self.lock = Lock()
 
     def fresh(self):
         """The same options without a JK. Copies of an object share a builder: none may empty it for the others."""
         return Builder(**self.options)
 
+    @locked
     def jk(self, mol):
         """The JK of `mol`: the last one unless shells or geometry are others, even where `mol` is the same object."""
         from md4.jk import JK
@@ -50,7 +53,7 @@ class Builder:
 
     def __getstate__(self):
         """Options only: device data are remade, and a stream means nothing elsewhere."""
-        return {"options": {**self.options, "stream": None}, "_jk": None, "_made_for": None}
+        return {"options": {**self.options, "stream": None}, "_jk": None, "_made_for": None, "lock": Lock()}
 
     def __repr__(self):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value is not None)

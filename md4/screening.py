@@ -26,9 +26,11 @@ PRIMITIVE_SHARE = 1e-5
 # On a GPU, shells of one class that differ in their numbers of primitives share lists up to this many, where a list for
 # each number would give it less to do than a launch costs; more of them run faster apart.
 MIXED_SHELLS = 40
-# Pairs whose (ab|ab) are made together: the block holds all pairs with all, of which the diagonal is used.
+# Pairs whose (ab|ab) are made together: the block holds all pairs with all, of which the diagonal is used. It takes so
+# many bytes at most, and this share of the memory that may be used.
 SCHWARZ_PAIRS = 64
 SCHWARZ_BYTES = 64 << 20
+SCHWARZ_SHARE = 0.15
 # A tile of bra pairs is closed where computing all of it with all of its ket pairs would waste more than this share...
 TILE_WASTE = 0.1
 # ... if it has at least this many quartets, and its list is looked at in this many steps at most.
@@ -121,7 +123,8 @@ def schwarz_bounds(engine, prepared):
     """R_ab of all pairs, shape (npair,)."""
     pairs, backend = prepared.pairs, engine.backend
     bounds = backend.new_bounds(len(pairs))
-    size = max(1, min(len(pairs), SCHWARZ_PAIRS, isqrt(SCHWARZ_BYTES // 8) // pairs.nab))
+    room = min(SCHWARZ_BYTES, int(SCHWARZ_SHARE * max(0, backend.memory_left())))
+    size = max(1, min(len(pairs), SCHWARZ_PAIRS, isqrt(room // 8) // pairs.nab))
     for first in range(0, len(pairs), size):
         piece = prepared[first : min(first + size, len(pairs))]
         block = backend.scratch((len(piece), len(piece), pairs.na, pairs.nb, pairs.na, pairs.nb))

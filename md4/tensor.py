@@ -116,6 +116,7 @@ class HermiteStore:
         """Lowers the limit to a share of the memory there is now, that of kept H matrices included."""
         memory = self.backend.memory_left() + sum(piece.h_bytes for piece in self.held)
         self.limit = min(self.most, int(share * memory))
+        self.total = sum(map(self.size, self.held))  # anew, since an interrupt may have torn it from what is held
         self.shrink()
 
     def clear(self):
@@ -138,6 +139,12 @@ def block_work(bra_pieces, ket_pieces, swap):
 
 def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
     """The AO tensor (ij|kl) of the engine's basis; arguments and errors as `md4.int2e`."""
+    with engine.lock:
+        return locked_tensor(engine, aosym, shls_slice, out, device, progress)
+
+
+def locked_tensor(engine, aosym, shls_slice, out, device, progress):
+    """As `ao_tensor`, for a thread that has the engine to itself."""
     engine, request = segmented(engine, Request.checked(engine.bra_basis, aosym, shls_slice))
     basis, backend = engine.bra_basis, engine.backend
     box = ao_box(basis, request.ranges)

@@ -16,8 +16,8 @@ from multiprocessing.connection import wait
 from threading import Thread
 
 from md4.cache import cache_folder, fingerprint
-from md4.device import cuda, current_capability, gpu_available
-from md4.dispatch import capability_of, current_device, kernel_path, launcher
+from md4.device import cuda, current_capability, current_device, gpu_available
+from md4.dispatch import capability_of, kernel_path, launcher
 from md4.errors import ArgumentError, DeviceError
 from md4.gpu import arithmetic_unit
 from md4.operators import checked_kind
