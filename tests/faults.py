@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,9 +46,9 @@ def density(nao):
     return dm + dm.T
 
 
-# Begins every script of a child. From a restricted one that is root's goes what root may do whatever permissions say:
-# From a restricted child that is root's goes what root may do whatever permissions say:
-# compiles, by its own events, however md4 keeps the results.
+# Begins every script of a child. A restricted one that is root's loses what root may do whatever permissions are, by
+# PR_CAPBSET_DROP of CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER; see prctl(2). `compilations` counts what
+# Numba compiles, by its own events, however md4 keeps the results.
 PRELUDE = """
 import ctypes, json, os, sys, threading, time
 spec = json.loads(sys.argv[1])
@@ -130,6 +131,13 @@ class Child:
             [sys.executable, str(program), json.dumps(spec)], env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=Path(folder).parent,
         )  # fmt: skip
+
+    def stop(self, number):
+        """Sends a signal until the process ends: Python may lose an interrupt, in a callback or while it cleans up."""
+        while self.process.poll() is None:
+            self.process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(2)
 
     def done(self, timeout=240):
         """Waits for its end."""
