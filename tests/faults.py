@@ -229,6 +229,5 @@ def read_only(folder):
         path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
 
 
-# How a file of the cache may be spoiled; those below need root to make, and a child without root's powers.
-DAMAGES = [truncate, flip, garbage, empty, directory, loop, unreadable]
-OTHERS = [foreign]
+# How a file of the cache may be spoilt; the last needs root.
+DAMAGES = [truncate, flip, garbage, empty, directory, loop, unreadable, *([foreign] if os.geteuid() == 0 else [])]

@@ -17,14 +17,6 @@ from md4.tensor import ao_tensor
 slow = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory):
-    """A cache that holds everything that the job needs."""
-    folder = tmp_path_factory.mktemp("filled") / "cache"
-    run(folder).right()
-    return folder
-
-
 # signals --------------------------------------------------------------------------------------------------------------
 
 READY = """
@@ -122,7 +114,7 @@ def check_interrupted(filled, backend, tries, seed=0):
 
 
 def test_objects_outlive_interrupts(filled, backend):
-    check_interrupted(filled, backend, 100)
+    check_interrupted(filled, backend, 40)
 
 
 @slow
