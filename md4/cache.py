@@ -1,8 +1,8 @@
 """Where compiled code is kept: a folder of the user's, and in it one for each state of md4's source and toolchain.
 
-A file of the cache is a line with a checksum, a line of JSON that says what it holds, and the code. A file that is torn,
-that holds something else than its name says, or that somebody else may have written is as good as none: the code is
-compiled again. No trouble with a file ends a calculation.
+A file of the cache is a line with a checksum, a line of JSON that says what it holds, and the code. A file that is
+torn, that holds something else than its name says, or that somebody else may have written is as good as none: the code
+is compiled again. No trouble with a file ends a calculation.
 """
 
 import hashlib

@@ -16,6 +16,7 @@ import numpy as np
 from md4 import coulomb, digest, operators
 from md4.angular import hermite_triples, nherm
 from md4.errors import DeviceError, MemoryLimitError
+from md4.locks import Lock
 from md4.loops import (
     LANES,
     angular_tables,
@@ -28,7 +29,6 @@ from md4.loops import (
     r_integrals,
     scatter_blocks,
 )
-from md4.locks import Lock
 from md4.memory import HostMemory, check_out, tensor_refusal
 from md4.pairs import shell_pairs
 from md4.plan import Plan, cheaper_swapped
@@ -218,8 +218,8 @@ class CpuBackend:
         need, room = PRIMITIVE_BYTES * primitives + 64 * len(pairs), self.memory.room()
         if need > room:
             raise MemoryLimitError(
-                f"{primitives} primitive pairs of {len(pairs)} shell pairs take {need / 1e6:.1f} MB to be sorted out, but "
-                f"{room / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
+                f"{primitives} primitive pairs of {len(pairs)} shell pairs take {need / 1e6:.1f} MB to be sorted out, "
+                f"but {room / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
             )
 
     def release(self, h):

@@ -257,6 +257,7 @@ class JK:
                 block = backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
                 engine.evaluate(ab, cd, block)
                 target.add(block, ab, cd, self.basis, bra is ket)
+                del block  # before there is another
                 self.stats.computed += len(ab) * len(cd)
 
         self._survivors(norms, tolerance, backend.digest_swapped, add)

@@ -30,7 +30,7 @@ def tensor_refusal(shape, need, limit):
     )
 
 
-# What the operating system has -----------------------------------------------------------------------------------------
+# What the operating system has ----------------------------------------------------------------------------------------
 
 
 def host_memory():
@@ -97,7 +97,7 @@ def cgroup_files():
             yield *(folder / name for name in names), key
 
 
-# What the CPU backend has ----------------------------------------------------------------------------------------------
+# What the CPU backend has ---------------------------------------------------------------------------------------------
 
 
 class HostMemory:

@@ -130,6 +130,7 @@ def schwarz_bounds(engine, prepared):
         block = backend.scratch((len(piece), len(piece), pairs.na, pairs.nb, pairs.na, pairs.nb))
         engine.evaluate(piece, piece, block)
         backend.store_bounds(block, bounds, first)
+        del block  # before there is another
     return backend.fetch_bounds(bounds)
 
 

@@ -141,10 +141,11 @@ def make_column_r(l):
 
 
 @cache
-def make_write_row(count):
+def make_write_row(count, stride):
     """Intrinsic (address, array, first, lane): `count` doubles of shared memory at `address` to array[first:].
 
-    A warp's lanes take successive ones; `address` and `first` are the lane's own.
+    A warp's lanes take successive ones; `address` and `first` are the lane's own. A row of `stride` = count + 1 ends in
+    a zero, so that whoever copies all of it reads nothing that nobody wrote.
     """
 
     @intrinsic
@@ -163,6 +164,9 @@ def make_write_row(count):
             if rest:
                 with builder.if_then(builder.icmp_signed("<", args[3], I64(rest))):
                     store(shared_double(builder, args[0], 256 * rounds), 256 * rounds)
+            if stride > count:
+                with builder.if_then(builder.icmp_signed("==", args[3], I64(rest))):
+                    store(ir.Constant(DOUBLE, 0.0), 256 * rounds)
             return context.get_dummy_value()
 
         return types.void(types.int32, array, types.int64, types.int64), codegen

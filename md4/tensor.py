@@ -169,6 +169,7 @@ def locked_tensor(engine, aosym, shls_slice, out, device, progress):
             block = backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
             engine.evaluate(bra, ket, block)
             target.scatter(block, a, b, basis, same, request.swap)
+            del block  # before there is another
             bar.update(len(bra) * len(ket))
     return target.result()
 

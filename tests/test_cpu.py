@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from md4 import loops, reference
+from md4 import reference
 from md4.basis import Basis, Shell
 from md4.engine import Engine
 from md4.operators import Operator
@@ -126,15 +126,3 @@ def test_chunks_shrink_with_max_memory():
     assert_close(tight.compute(pairs, pairs), free.compute(pairs, pairs), 1e-14)
     kept = sum(a.nbytes for a in tight.backend.kept.values())
     assert kept <= need
-
-
-def test_compiled_functions_are_found_on_disk(tmp_path, monkeypatch):
-    """Also those bound to device functions that are compiled anew in each process."""
-    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
-    hits = []
-    for kind in ("gaussian", "gaussian"):
-        compute = loops.r_integrals.__wrapped__(kind)
-        point, one, r = np.zeros((1, 3)), np.ones(1), np.empty((1, 1, 1))
-        compute(0, one, point, one, point, 0.5, np.zeros((1, 1)), loops.lane_table(0), r)
-        hits.append(sum(compute.stats.cache_hits.values()))
-    assert hits == [0, 1]

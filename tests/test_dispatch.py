@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from md4 import dispatch
+from md4 import cache, dispatch
 from md4.dispatch import Variant, cache_folder, cached_variants, fingerprint, load_kernel
 from md4.kernels.recurrence import r_integrals
 from md4.kernels.scatter import scatter_block
@@ -51,20 +51,52 @@ def test_fingerprint_is_the_same_in_another_process():
     assert len(fingerprint()) == 16
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a pickle", b"\x80\x04\x95\x10", b"\x80\x04}."])
-def test_torn_files_are_compiled_again(tmp_path, content):
-    path = tmp_path / "x.kernel"
-    if content is not None:
-        path.write_bytes(content)
-    assert load_kernel(path) is None
+class Driver:
+    """A driver that knows one cubin, with one kernel."""
+
+    CUresult = dispatch.driver.CUresult
+
+    @staticmethod
+    def cuLibraryLoadData(code, *_):
+        known = code == b"cubin"
+        return Driver.CUresult.CUDA_SUCCESS if known else Driver.CUresult.CUDA_ERROR_INVALID_IMAGE, "library"
+
+    @staticmethod
+    def cuLibraryGetKernel(library, name):
+        known = name == b"entry"
+        return Driver.CUresult.CUDA_SUCCESS if known else Driver.CUresult.CUDA_ERROR_NOT_FOUND, 42
 
 
-def test_a_cache_that_cannot_be_written_costs_nothing(tmp_path):
-    class Kernel:
-        def _reduce_states(self):
-            return {"name": "x"}
+@pytest.mark.parametrize(
+    ("entry", "cubin", "handle"), [("entry", b"cubin", 42), ("entry", b"other", None), ("other", b"cubin", None)]
+)
+def test_kernels_from_disk(monkeypatch, tmp_path, entry, cubin, handle):
+    """What the driver does not take is compiled again."""
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(dispatch, "driver", Driver)
+    variant = Variant(r_integrals, (4, "coulomb"))
+    assert load_kernel(variant, (9, 0)) is None
+    dispatch.save_kernel(variant, (9, 0), entry, cubin)
+    loaded = load_kernel(variant, (9, 0))
+    assert (loaded and loaded.handle) == handle
+    assert load_kernel(variant, (8, 0)) is None
 
-    (tmp_path / "file").write_text("")
-    dispatch.save_kernel(tmp_path / "file" / "x.kernel", Kernel())
-    dispatch.save_kernel(tmp_path / "folder" / "x.kernel", Kernel())
-    assert [p.name for p in (tmp_path / "folder").iterdir()] == ["x.kernel"]
+
+def test_a_kernel_under_another_name_is_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(dispatch, "driver", Driver)
+    one, other = (Variant(r_integrals, (l, "coulomb")) for l in (4, 5))
+    dispatch.save_kernel(one, (9, 0), "entry", b"cubin")
+    dispatch.kernel_path(one, (9, 0)).rename(dispatch.kernel_path(other, (9, 0)))
+    assert load_kernel(other, (9, 0)) is None
+
+
+def test_kernels_hold_no_pickle(monkeypatch, tmp_path):
+    """Reading them executes nothing on the host."""
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    variant = Variant(r_integrals, (4, "coulomb"))
+    dispatch.save_kernel(variant, (9, 0), "entry", b"cubin")
+    head, facts, entry, cubin = dispatch.kernel_path(variant, (9, 0)).read_bytes().split(b"\n")
+    assert head.startswith(cache.MAGIC)
+    assert (entry, cubin) == (b"entry", b"cubin")
+    assert b"r_integrals-4-coulomb" in facts

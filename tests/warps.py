@@ -24,6 +24,11 @@ class Memory:
         self.size, self.array = size, np.full(size // 8, np.nan)
         self.device_pointer_value = self.array.ctypes.data
 
+    _mem = property(lambda self: self)
+
+    def free(self):
+        """What `md4.device.lifetime` asks of Numba's."""
+
 
 class Context:
     """What `md4.device.Pool` asks of Numba's."""

@@ -88,6 +88,8 @@ def r_integrals(l, kind):
             while t < count:
                 r[n * stride + t] = r_update(rules[t], types.int32(old), types.int32(known))
                 t += group
+            if count < stride and lane == 0:
+                r[n * stride + count] = 0.0  # read, with the rest of its row, by copies of 16 bytes
 
     i64, f64 = types.int64, types.float64
     signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, I64, F64)
@@ -122,7 +124,8 @@ def straight_r_integrals(l, kind):
 def column_r_integrals(l, kind):
     """Kernel factory: a lane a quartet, by columns; the warp's r is put in order in shared memory."""
     zeros_upto, pack, column_r = operators.zeros_function(kind, jit_device), make_pack(l + 1), make_column_r(l)
-    lanes, row, stride, orders, write_row = r_lanes(l), nherm(l) | 1, r_stride(l), l + 1, make_write_row(nherm(l))
+    lanes, row, stride, orders = r_lanes(l), nherm(l) | 1, r_stride(l), l + 1
+    write_row = make_write_row(nherm(l), stride)
 
     def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, r):
         stage = shared_address(cuda.shared.array(0, types.float64))
