@@ -71,3 +71,15 @@ def rhf(water):
     import md4
 
     return md4.attach(scf.RHF(water), backend="cpu")
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory):
+    """A cache that holds everything that the job of the fault tests needs."""
+    from faults import files, run
+
+    folder = tmp_path_factory.mktemp("filled") / "cache"
+    assert run(folder).right()["compiled"] > 0
+    assert run(folder).right()["compiled"] == 0
+    assert files(folder)
+    return folder

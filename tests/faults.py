@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,8 +46,8 @@ def density(nao):
     return dm + dm.T
 
 
-# Begins every script of a child. From a restricted one that is root's goes what root may do whatever permissions say:
-# PR_CAPBSET_DROP of CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER, see prctl(2). `compilations` counts what
+# Begins every script of a child. A restricted one that is root's loses what root may do whatever permissions are, by
+# PR_CAPBSET_DROP of CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER; see prctl(2). `compilations` counts what
 # Numba compiles, by its own events, however md4 keeps the results.
 PRELUDE = """
 import ctypes, json, os, sys, threading, time
@@ -130,6 +131,13 @@ class Child:
             [sys.executable, str(program), json.dumps(spec)], env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=Path(folder).parent,
         )  # fmt: skip
+
+    def stop(self, number):
+        """Sends a signal until the process ends: Python may lose an interrupt, in a callback or while it cleans up."""
+        while self.process.poll() is None:
+            self.process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(2)
 
     def done(self, timeout=240):
         """Waits for its end."""
@@ -221,6 +229,5 @@ def read_only(folder):
         path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
 
 
-# How a file of the cache may be spoiled; those below need root to make, and a child without root's powers.
-DAMAGES = [truncate, flip, garbage, empty, directory, loop, unreadable]
-OTHERS = [foreign]
+# How a file of the cache may be spoilt; the last needs root.
+DAMAGES = [truncate, flip, garbage, empty, directory, loop, unreadable, *([foreign] if os.geteuid() == 0 else [])]

@@ -17,14 +17,6 @@ from md4.tensor import ao_tensor
 slow = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory):
-    """A cache that holds everything that the job needs."""
-    folder = tmp_path_factory.mktemp("filled") / "cache"
-    run(folder).right()
-    return folder
-
-
 # signals --------------------------------------------------------------------------------------------------------------
 
 READY = """
@@ -42,7 +34,7 @@ def check_signalled(cache, filled, number, wait):
     child = Child(cache, READY, once=not files(cache))
     assert child.process.stdout.readline() == "ready\n"
     sleep(wait)
-    child.process.send_signal(number)
+    child.stop(number)
     assert child.done().status in (0, 1, -number)  # no crash
     run(cache).right()
     assert run(cache).right()["compiled"] == 0
@@ -82,19 +74,24 @@ INTERRUPTED = """
     options = {"backend": spec["backend"], "max_memory": spec["max_memory"]}
     engine, jk = md4.Engine(basis, **options), md4.JK(basis, **options)
 
+    fired = []
+
     def stop(*_):
+        fired.append(True)
         raise KeyboardInterrupt
 
     def interrupted(work, seconds):
+        fired.clear()
         try:
             try:
                 signal.setitimer(signal.ITIMER_REAL, seconds)
                 work()
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-        except KeyboardInterrupt:
-            return True
-        return False
+        except BaseException:  # NumPy makes a TypeError of an interrupt amid a comparison
+            if not fired:
+                raise
+        return bool(fired)
 
     def build():
         if rng.random() < 0.3:
@@ -122,7 +119,7 @@ def check_interrupted(filled, backend, tries, seed=0):
 
 
 def test_objects_outlive_interrupts(filled, backend):
-    check_interrupted(filled, backend, 100)
+    check_interrupted(filled, backend, 40)
 
 
 @slow
@@ -262,18 +259,25 @@ def test_memory_never_exceeds_the_cap(shells, name):
     work, option = WORK[name]
     right, refused, wrong = work(shells, None, option), 0, []
     for cap in CAPS:
-        tracemalloc.start()
-        try:
-            ours = work(shells, cap, option)
-        except MemoryLimitError:
+        ours, peak = traced(lambda cap=cap: work(shells, cap, option))
+        if ours is None:
             refused += 1
         else:
             assert abs(ours - right).max() < 1e-11 * abs(right).max()
-        finally:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
         if peak > cap * 1e6 + SLACK:
             wrong.append(f"cap {cap:.2f} MB, peak {peak / 1e6:.2f} MB")
-        ours = None
     assert not wrong
     assert 0 < refused < len(CAPS)
+
+
+def traced(work):
+    """(result, None where it was refused; most bytes held meanwhile)."""
+    tracemalloc.start()
+    try:
+        result = work()
+    except MemoryLimitError:
+        result = None
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return result, peak
