@@ -109,7 +109,7 @@ BEHIND = 64
 
 
 def clear_end(abq):
-    """Zeros behind (ab|q], by the first block (device function): its columns are not stored, but nothing is by chance."""
+    """Zeros behind (ab|q], by the first block, where nothing is that is stored later (device function)."""
     n = i64(cuda.threadIdx.x)
     while n < (BEHIND if cuda.blockIdx.x == 0 else 0):
         abq[abq.size - BEHIND + n] = 0.0
