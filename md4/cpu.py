@@ -129,9 +129,8 @@ class CpuBackend:
         return 8 * (r + inner[0] * inner[1] + max(bra.nab * inner[1], ket.nab * inner[0]) + 2 * bra.nab * ket.nab)
 
     def least_workspace(self, bra, ket):
-        """Bytes that one bra pair with one ket pair takes, pair data and H matrices of all of them included."""
-        lists = (bra,) if bra is ket else (bra, ket)
-        return self.chunk_bytes(bra, ket) + sum(self.hermite_bytes(side) + pair_bytes(side) for side in lists)
+        """Bytes that one bra pair with one ket pair takes, H matrices of all of them included."""
+        return self.chunk_bytes(bra, ket) + self.hermite_bytes(bra) + self.hermite_bytes(ket)
 
     def chunk_pairs(self, plan, bra, ket):
         """Bra and ket pairs whose [p|q] stays in cache, about as many of each but at least a few LANES of ket pairs."""

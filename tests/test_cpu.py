@@ -7,6 +7,7 @@ import pytest
 
 from md4 import reference
 from md4.basis import Basis, Shell
+from md4.cpu import pair_bytes
 from md4.engine import Engine
 from md4.operators import Operator
 
@@ -119,8 +120,8 @@ def test_chunks_shrink_with_max_memory():
     free = engine(mol)
     bra = free.prepare(pairs)
     need = free.backend.least_workspace(bra.pairs, bra.pairs)
-    result = 8 * 36**2 * 5**4
-    tight = engine(mol, max_memory=1e-6 * (need + result))
+    result, lists = 8 * 36**2 * 5**4, 2 * pair_bytes(bra.pairs)
+    tight = engine(mol, max_memory=1e-6 * (need + result + lists))
     plan = free.backend.plan(bra.pairs, bra.pairs)
     assert tight.backend.chunk_pairs(plan, bra.pairs, bra.pairs) < free.backend.chunk_pairs(plan, bra.pairs, bra.pairs)
     assert_close(tight.compute(pairs, pairs), free.compute(pairs, pairs), 1e-14)
