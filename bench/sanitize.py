@@ -5,7 +5,7 @@
     python bench/sanitize.py --list
 
 First every family runs without a sanitizer, which fills the kernel cache; results are compared with the CPU backend.
-Then each runs under each tool, several processes at a time on one GPU. Memory that md4 gives back is freed at once, and
+Then each runs under each tool, several processes at a time on one GPU. Memory that md4 gives back is freed, and
 every buffer is a new allocation, so that initcheck sees what nobody wrote and memcheck what is used after its end. The
 exit status is 1 if a tool found anything, a result was wrong, a process failed, or a kernel of md4 never ran. Needs
 compute capability 8.0 and compute-sanitizer of the CUDA toolkit.
@@ -149,18 +149,17 @@ def finding(record):
 # one family, in a process of its own ----------------------------------------------------------------------------------
 
 
-def free_at_once():
-    """Makes md4's pools free what is given back: every buffer is then new, and nobody has written it."""
+def new_buffers():
+    """Makes md4's pools free what was given back before they hand out more: each buffer is new, and nobody wrote it."""
     from md4.device import Pool
 
-    release = Pool.release
+    get = Pool.get
 
-    def release_and_free(pool, buffer):
-        release(pool, buffer)
-        if free_at_once.working:
-            pool.trim()
+    def get_anew(pool, items):
+        pool.trim()
+        return get(pool, items)
 
-    Pool.release, free_at_once.working = release_and_free, True
+    Pool.get = get_anew
 
 
 @contextmanager
@@ -172,11 +171,10 @@ def one_at_a_time(folder, variant):
 
 
 def work(name, folder):
-    """Runs a family on the GPU and reports; what is left at the end is given back as usual."""
-    free_at_once()
+    """Runs a family on the GPU and reports."""
+    new_buffers()
     with counted_launches(partial(one_at_a_time, folder)) as found:
         wrong = run(name)
-    free_at_once.working = False
     launches = {variant.name: count for variant, count in found.items()}
     print(REPORT + json.dumps({"wrong": wrong, "launches": launches}), flush=True)
 

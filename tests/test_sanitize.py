@@ -182,6 +182,11 @@ class Memory:
         self.size, self.array = size, np.zeros(size // 8)
         self.device_pointer_value = self.array.ctypes.data
 
+    _mem = property(lambda self: self)
+
+    def free(self):
+        """What `md4.device.lifetime` asks of Numba's."""
+
 
 class Context:
     """What pools ask of Numba's."""
@@ -235,6 +240,19 @@ def no_device(monkeypatch):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, stub))
         yield
+
+
+def test_every_buffer_is_new(no_device, monkeypatch):
+    made = []
+    monkeypatch.setattr(Context, "memalloc", lambda context, size: made.append(size) or Memory(size))
+    monkeypatch.setattr(Pool, "get", Pool.get)  # put back afterwards
+    for again, allocations in ((lambda: None, 1), (sanitize.new_buffers, 3)):
+        again()
+        pool = Pool()
+        made.clear()
+        for _ in range(3):
+            pool.release(pool.get(100))
+        assert len(made) == allocations
 
 
 def test_families_reach_everything(no_device, monkeypatch):
