@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from md4.ending import exit_status
+from md4.ending import exit_status, signals_exit
 from md4.errors import ArgumentError, DeviceError
 from md4.files import checked_target, replacing
 from md4.options import check_options
@@ -136,9 +136,10 @@ def output(args, nao):
 
 
 def write_whole(write, what, name):
-    """`write(what)`; ArgumentError if the system refuses."""
+    """`write(what)`, cleaned up after also if a signal ends it; ArgumentError if the system refuses."""
     try:
-        write(what)
+        with signals_exit():
+            write(what)
     except OSError as error:
         raise ArgumentError(
             f"cannot write {name!r}: {os.strerror(error.errno) if error.errno else error}. "

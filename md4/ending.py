@@ -22,7 +22,11 @@ def exit_by_signal(number, _frame):
 
 @contextmanager
 def signals_exit():
-    """Signals end the block by SystemExit; those that are ignored, or handled by somebody else, stay so."""
+    """Signals end the block by SystemExit; those that are ignored, or handled by somebody else, stay so.
+
+    For short blocks that write: Python handles a signal only once compiled code returns, and work that does not is to
+    be ended at once.
+    """
     ours = []
     try:
         if threading.current_thread() is threading.main_thread():
@@ -91,7 +95,7 @@ def exit_status(command):
         Takes nothing and returns an exit status.
     """
     try:
-        with signals_exit(), any_character():
+        with any_character():
             try:
                 return command()
             finally:

@@ -162,7 +162,7 @@ class JK:
         with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
         densities, shape = self._checked(self._fetched(dm), hermi)
         new = densities.reshape(shape).copy()
-        key = (hermi, with_j, with_k, self._operator(omega), shape)
+        key = (hermi, with_j, with_k, self._operator(omega), shape, new.dtype)
         if self._last is None or self._last[0] != key:
             result = self.get_jk(new, hermi, with_j, with_k, omega)
         else:

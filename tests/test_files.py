@@ -22,7 +22,7 @@ WRITER = """
 import signal
 import sys
 import numpy as np
-from md4.ending import exit_status
+from md4.ending import exit_status, signals_exit
 from md4.tensor_files import tensor_file
 
 # Whoever runs the tests in the background may ignore these for all that they start.
@@ -31,9 +31,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def command():
     file, eri = tensor_file(sys.argv[1], 1 << 21), np.arange(1 << 18, dtype=float)
-    print("ready", flush=True)
-    while True:
-        file.write(eri)
+    with signals_exit():
+        print("ready", flush=True)
+        while True:
+            file.write(eri)
 
 sys.exit(exit_status(command))
 """
