@@ -3,6 +3,7 @@
 import os
 import resource
 import weakref
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from md4.errors import ArgumentError, MemoryLimitError
 
+# Version 1 of control groups says so much of groups without a limit, nearly.
+NO_LIMIT = 1 << 60
 CGROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 
 
@@ -68,7 +71,7 @@ def free_of_process():
 
 def free_of_cgroups():
     """Bytes left to the process's control groups, which containers and batch systems set limits to."""
-    return min((group_free(*files) for files in cgroup_files()), default=float("inf"))
+    return min((group_free(*files) for files in limited_groups(PROC, CGROUPS)), default=float("inf"))
 
 
 def group_free(limit, used, statistics, reclaimable):
@@ -79,24 +82,30 @@ def group_free(limit, used, statistics, reclaimable):
     return most - now + (number_in(statistics, reclaimable) or 0)
 
 
-def cgroup_files():
+@cache
+def limited_groups(proc, cgroups):
+    """`cgroup_files` of the groups that have a limit when they are first looked at."""
+    return tuple(files for files in cgroup_files(proc, cgroups) if (number_in(files[0]) or NO_LIMIT) < NO_LIMIT)
+
+
+def cgroup_files(proc, cgroups):
     """(limit, use, statistics, name in these) of the process's groups and those around them, of versions 1 and 2."""
     try:
-        lines = (PROC / "self" / "cgroup").read_text().splitlines()
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, place = line.split(":", 2)
         if controllers == "":
-            root, names, key = CGROUPS, ("memory.max", "memory.current", "memory.stat"), "inactive_file "
+            root, names, key = cgroups, ("memory.max", "memory.current", "memory.stat"), "inactive_file "
         elif "memory" in controllers.split(","):
-            root, key = CGROUPS / "memory", "total_inactive_file "
+            root, key = cgroups / "memory", "total_inactive_file "
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
         else:
             continue
         group = root / place.lstrip("/")
         for folder in (group, *group.parents):
-            if folder == CGROUPS.parent:
+            if folder == cgroups.parent:
                 break
             yield *(folder / name for name in names), key
 

@@ -24,6 +24,7 @@ def machine(tmp_path, monkeypatch):
         path = tmp_path / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+        memory.limited_groups.cache_clear()
 
     monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path / "groups")
