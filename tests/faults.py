@@ -125,7 +125,8 @@ class Child:
         spec |= {"shells": shells, "density": density(basis.nao).tolist()}
         program = Path(folder).parent / f"job-{os.getpid()}-{id(self):x}.py"
         program.write_text(PRELUDE + textwrap.dedent(script))
-        here = {"MD4_CACHE_DIR": str(folder), "PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1"}
+        paths = os.pathsep.join(filter(None, [str(sources), os.environ.get("PYTHONPATH")]))
+        here = {"MD4_CACHE_DIR": str(folder), "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
         environment = os.environ | {"NUMBA_NUM_THREADS": "2"} | here | dict(env)
         self.process = subprocess.Popen(
             [sys.executable, str(program), json.dumps(spec)], env=environment,

@@ -39,6 +39,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
     def kernel(
         h, first_prim, start, first_pair, ends, rows, r, r_stride, slots, nket, words, np8, nq8, abq, nab, npair, parts,
     ):  # fmt: skip
+        clear(abq)
         panel = shared_address(cuda.shared.array(0, types.float64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
@@ -78,7 +79,6 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
             destination = (column * npair + pair) * nab * 8 + lane_q
             store(acc, abq, destination, npair * nab * 8, ncol - column, rows, lane_row)
             column = following
-        clear(abq)
 
     signature = (F64, i64, I64, i64, I32, I32, F64, i64, i64, i64, F64, i64, i64, F64, i64, i64, i64)
     return Kernel(kernel, signature, (threads, 2))

@@ -137,6 +137,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         h, first_prim, start, first_pair, h_rows, reach, depths, rows, r, r_stride, nket, words, words_row, np8, nq8,
         abq, nab, npair, row_blocks, column_blocks,
     ):  # fmt: skip
+        clear(abq)
         ring = shared_address(cuda.shared.array(0, types.float64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
@@ -202,7 +203,6 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         column = first_column + warp * nt
         destination = (column * npair + pair) * nab * 8 + lane_q
         store(acc, abq, destination, npair * nab * 8, ncol - column, rows, 8 * first_row + lane_row)
-        clear(abq)
 
     signature = (F64, i64, I64, i64, i64, *[I32] * 3, F64, i64, i64, F64, i64, i64, i64, F64, i64, i64, i64, i64)
     return Kernel(kernel, signature, (threads, max(1, 8 // warps)))
