@@ -114,7 +114,7 @@ def store(path, facts, code):
     rest = encoded(facts) + b"\n" + code
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, PERMISSIONS) as beside:
+        with replacing(path, PERMISSIONS, anew=True) as beside:
             beside.write_bytes(MAGIC + checksum(rest) + b"\n" + rest)
     except OSError:
         pass  # costs time, not results

@@ -16,7 +16,7 @@ def name_beside(path):
 
 
 @contextmanager
-def replacing(path, mode=0o666):
+def replacing(path, mode=0o666, anew=False):
     """Path of an empty file beside `path`, which takes its place when the block ends.
 
     If the block raises, be it on a full disk or an interrupt, that file is removed and `path` is what it was. Only a
@@ -30,17 +30,19 @@ def replacing(path, mode=0o666):
     mode : int
         Permissions of a new file, less the process's umask; one that is replaced keeps its own, and its owner where
         the system allows that.
+    anew : bool
+        Whatever stands at `path` is replaced itself, also a symbolic link, and nothing of it is kept.
 
     Raises
     ------
     OSError
         The folder cannot be written to, or the disk is full.
     """
-    path = Path(os.path.realpath(path))
+    path = Path(path if anew else os.path.realpath(path))
     beside = name_beside(path)
     try:
         os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-        if path.exists():
+        if not anew and path.exists():
             keep_owner_and_mode(path.stat(), beside)
         yield beside
         with open(beside, "rb") as file:

@@ -64,6 +64,23 @@ def test_a_file_that_others_can_write_is_not_trusted(path, mode):
     assert load(path, FACTS) is None
 
 
+@pytest.mark.parametrize("mode", [0o000, 0o666])
+def test_what_is_not_trusted_is_replaced_by_what_is(path, mode):
+    store(path, FACTS, CODE)
+    path.chmod(mode)
+    store(path, FACTS, CODE)
+    assert load(path, FACTS) == CODE
+
+
+def test_a_link_is_replaced_not_followed(path, tmp_path):
+    path.parent.mkdir()
+    (tmp_path / "mine").write_text("mine")
+    path.symlink_to(tmp_path / "mine")
+    store(path, FACTS, CODE)
+    assert load(path, FACTS) == CODE
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 @root
 def test_a_file_of_another_user_is_not_trusted(path):
     store(path, FACTS, CODE)
@@ -94,8 +111,7 @@ def test_what_is_no_file_is_none(path, kind):
         path.symlink_to(path)
     assert load(path, FACTS) is None
     store(path, FACTS, CODE)
-    if kind == "pipe":
-        assert load(path, FACTS) == CODE
+    assert load(path, FACTS) == (None if kind == "folder" else CODE)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])

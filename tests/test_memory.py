@@ -148,5 +148,5 @@ def test_engines_stay_within_the_cap(mol):
                 assert peak <= cap + OBJECTS_MB
                 del block
         except MemoryLimitError:
-            assert cap < 1.4e-6 * want.nbytes
+            assert cap < 0.2  # the least workspace
     assert engine.backend.memory.held == engine.backend.kept_bytes
