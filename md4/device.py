@@ -172,7 +172,8 @@ def bucket(nbytes):
 class Loan:
     """Device memory on loan from a pool. It goes back when it is given back or when nobody refers to the loan any more.
 
-    The second is for what an exception or an interrupt leaves behind.
+    The second is for what an exception or an interrupt leaves behind. The loan does not hold the memory, the pool does:
+    where garbage is collected in cycles, Numba would free memory that only the garbage refers to before `__del__` runs.
 
     Attributes
     ----------
@@ -180,25 +181,44 @@ class Loan:
         Bytes.
     """
 
-    __slots__ = ("__weakref__", "memory", "ordered", "returned", "size")
+    __slots__ = ("__weakref__", "number", "returned", "size", "token")
 
-    def __init__(self, memory, returned, ordered):
-        self.memory, self.size, self.returned, self.ordered = memory, memory.size, returned, ordered
+    def __init__(self, number, token, size, returned):
+        self.number, self.token, self.size, self.returned = number, token, size, returned
 
     def give_back(self):
-        """Gives the memory back; once."""
-        memory, self.memory = self.memory, None
-        if memory is not None:
-            self.returned.append(memory)
+        """Tells the pool, which takes a loan back once."""
+        self.returned.append((self.number, self.token, True))
+
+
+class FreshLoan(Loan):
+    """A loan to another stream, which may still be at work on what nobody has given back: that is freed instead."""
+
+    __slots__ = ()
 
     def __del__(self):
-        if self.ordered:  # else another stream may be at work on it: freed instead, for which the driver waits
-            self.give_back()
+        self.returned.append((self.number, self.token, False))
+
+
+class OrderedLoan(Loan):
+    """A loan to the engine's stream: whoever has the memory next uses it later."""
+
+    __slots__ = ()
+
+    def __del__(self):
+        self.returned.append((self.number, self.token, True))
 
 
 def lifetime(memory):
     """What lives as long as device memory of Numba's is used; slices of an array are uses of the same."""
     return memory._mem.free.__self__
+
+
+def forget(number, live, dropped):
+    """Called when Numba is about to free memory. It knows nothing of the pool, which could not end otherwise."""
+    size = live.pop(number, None)
+    if size is not None:
+        dropped.append(size)
 
 
 class Pool:
@@ -215,8 +235,9 @@ class Pool:
 
     def __init__(self, max_memory=None):
         self.cap = None if max_memory is None else int(max_memory * 1e6)
-        self.peak = 0
-        self.idle, self.free, self.lock = {}, None, Lock()
+        self.peak, self.free, self.lock = 0, None, Lock()
+        # Memory by its number; numbers that are on loan, with the token of the loan; idle ones by their size.
+        self.memory, self.lent, self.idle = {}, {}, {}
         # All three change whenever Python drops an object, in any thread: by single operations that cannot be torn.
         self.live, self.dropped, self.returned = {}, deque(), deque()
         self.numbers = count()
@@ -244,13 +265,18 @@ class Pool:
 
     def _idle_bytes(self):
         self._collect()
-        return sum(size * len(blocks) for size, blocks in self.idle.items())
+        return sum(size * len(numbers) for size, numbers in self.idle.items())
 
     def _collect(self):
-        """Sorts what was given back into the idle buffers."""
+        """Takes back what was returned: each loan once, however often it says so."""
         while self.returned:
-            memory = self.returned.popleft()
-            self.idle.setdefault(memory.size, []).append(memory)
+            number, token, ordered = self.returned.popleft()
+            if self.lent.get(number) == token:
+                if ordered:
+                    self.idle.setdefault(self.memory[number].size, {})[number] = None
+                else:
+                    self.memory.pop(number)
+                del self.lent[number]
 
     @locked
     def get(self, items):
@@ -263,18 +289,28 @@ class Pool:
         """
         self._collect()
         size = bucket(ITEM_BYTES * items)
-        blocks = self.idle.get(size)
-        return self._lend(blocks.pop() if blocks else self._allocate(size), items)
+        numbers = self.idle.setdefault(size, {})
+        return self._lend(next(reversed(numbers)) if numbers else self._allocate(size), items, OrderedLoan)
 
     @locked
     def fresh(self, items):
         """A buffer that no earlier work may still use, for another stream; `get` gives any."""
-        return self._lend(self._allocate(bucket(ITEM_BYTES * items)), items, ordered=False)
+        return self._lend(self._allocate(bucket(ITEM_BYTES * items)), items, FreshLoan)
 
-    def _lend(self, memory, items, ordered=True):
-        return Buffer(memory.device_pointer_value, (items,), ITEM_BYTES, Loan(memory, self.returned, ordered))
+    def _lend(self, number, items, kind):
+        """The buffer of an idle number; an interrupt leaves it idle or returned."""
+        token, memory = next(self.numbers), self.memory[number]
+        try:
+            self.lent[number] = token
+            del self.idle[memory.size][number]
+            loan = kind(number, token, memory.size, self.returned)
+            return Buffer(memory.device_pointer_value, (items,), ITEM_BYTES, loan)
+        except BaseException:
+            self.returned.append((number, token, True))
+            raise
 
     def _allocate(self, size):
+        """The number of new memory, which is idle."""
         self.free = None  # others use the device too
         if size > self._room():
             self.trim()
@@ -285,17 +321,12 @@ class Pool:
                 "raise max_memory or compute less at once."
             )
         memory, number = cuda.current_context().memalloc(size), next(self.numbers)
-        weakref.finalize(lifetime(memory), self._forget, number)
-        self.live[number] = size  # last: an interrupt before it frees the memory, and nothing has been booked
-        self.free = None
+        weakref.finalize(lifetime(memory), forget, number, self.live, self.dropped)
+        self.live[number] = size  # an interrupt before it frees the memory, and nothing has been booked
+        self.memory[number] = memory
+        self.idle.setdefault(size, {})[number] = self.free = None
         self.peak = max(self.peak, self.held)
-        return memory
-
-    def _forget(self, number):
-        """Called when Numba is about to free memory."""
-        size = self.live.pop(number, None)
-        if size is not None:
-            self.dropped.append(size)
+        return number
 
     def release(self, buffer):
         """Takes a buffer of `get` or `fresh` back; work already on the stream may still use it."""
@@ -303,20 +334,24 @@ class Pool:
 
     @locked
     def trim(self):
-        """Frees idle buffers, and what Numba has yet to free."""
+        """Frees all that is not on loan, and what Numba has yet to free."""
         self._collect()
         self.idle, self.free = {}, None
+        for number in [number for number in self.memory if number not in self.lent]:
+            self.memory.pop(number)
         waiting = len(self.dropped)
         cuda.current_context().deallocations.clear()
         for _ in range(waiting):
             self.dropped.popleft()
 
+    @locked
     def array(self, shape, dtype=np.float64):
         """A device array, real or complex, for a caller to keep; its share of the cap returns when it is gone."""
         size = np.dtype(dtype).itemsize
         loan = self.get(max(1, prod(shape) * size // ITEM_BYTES)).owner
         strides = tuple(size * prod(shape[n + 1 :]) for n in range(len(shape)))
-        memory, loan.memory = loan.memory, None  # never lent again: a caller's work on it is in no order with ours
+        memory = self.memory.pop(loan.number)
+        del self.lent[loan.number]  # never lent again: a caller's work on it is in no order with ours
         return DeviceArray(shape, strides, dtype, gpu_data=memory)
 
     def watch(self, host):

@@ -57,6 +57,71 @@ def test_what_nobody_refers_to_is_lent_again(stream):
     gc.collect()
     assert len(places) <= 2  # the last exception may keep the last buffer
     assert pool.held <= 2 * device.bucket(8000)
+    assert len(pool.lent) <= 1
+
+
+def test_buffers_in_garbage_that_refers_to_itself(stream):
+    """Numba frees what only garbage in cycles refers to before any of it is told that it goes."""
+    pool = Pool()
+
+    class Node:
+        pass
+
+    for make, idle in ((pool.get, 1), (pool.fresh, 0)):
+        node = Node()
+        node.itself, node.buffer = node, make(1000)
+        size, place = node.buffer.owner.size, node.buffer.pointer
+        del node
+        gc.collect()
+        assert pool._idle_bytes() == idle * size
+        again = pool.get(1000)
+        assert pool.memory[again.owner.number].device_pointer_value == again.pointer
+        assert again.pointer == place or not idle
+        assert sum(pool.live.values()) == size
+        del again
+        pool.trim()
+        assert not pool.live
+
+
+def test_a_pool_in_garbage_that_refers_to_itself(stream):
+    """With all that it has lent: nothing of it is touched again."""
+    pool = Pool()
+    pool.itself, pool.buffers, live = pool, [pool.get(1000), pool.fresh(50)], pool.live
+    pool.release(pool.get(70))
+    assert len(live) == 3
+    del pool
+    gc.collect()
+    assert not live
+
+
+def test_a_pool_ends_with_its_engine(stream):
+    pool = Pool()
+    buffer, live = pool.get(1000), pool.live
+    pool.release(pool.get(70))
+    del pool, buffer
+    gc.collect()
+    assert not live
+
+
+def test_an_interrupt_while_memory_is_lent(stream, monkeypatch):
+    """Wherever it comes, the memory is idle afterwards, and lent once."""
+    pool = Pool()
+    pool.release(pool.get(1000))
+    size = pool._idle_bytes()
+
+    class Interrupting:
+        def __init__(self, *_):
+            raise KeyboardInterrupt
+
+    for name in ("OrderedLoan", "Buffer"):
+        monkeypatch.setattr(device, name, Interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            pool.get(1000)
+        monkeypatch.undo()
+        gc.collect()
+        assert pool._idle_bytes() == size
+    one, two = pool.get(1000), pool.get(1000)
+    assert one.pointer != two.pointer
 
 
 def test_a_part_keeps_its_buffer(stream):

@@ -7,33 +7,31 @@ compute and how memory is handed around, not that they compile (tests/test_offli
 import ctypes
 import threading
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
+from cuda.bindings import driver
+from numba.cuda.cudadrv.driver import AutoFreePointer
 
 from md4 import device, device_pairs
 from md4.device import Buffer
 from md4.kernels import digest, pairs
 
 
-class Memory:
-    """Memory as Numba's context allocates it; full of NaN."""
-
-    def __init__(self, size):
-        self.size, self.array = size, np.full(size // 8, np.nan)
-        self.device_pointer_value = self.array.ctypes.data
-
-    _mem = property(lambda self: self)
-
-    def free(self):
-        """What `md4.device.lifetime` asks of Numba's."""
-
-
 class Context:
-    """What `md4.device.Pool` asks of Numba's."""
+    """What `md4.device.Pool` asks of Numba's: memory, full of NaN, behind Numba's own pointers to it."""
 
-    deallocations, memalloc = set(), Memory
+    deallocations, allocations = set(), {}
+
+    def memalloc(self, size):
+        array = np.full(size // 8, np.nan)
+        address = array.ctypes.data
+        free = partial(self.allocations.pop, address)
+        memory = AutoFreePointer(None, driver.CUdeviceptr(address), size, finalizer=free)
+        self.allocations[address] = memory, array
+        return memory.own()
 
     def get_memory_info(self):
         return 1 << 40, 1 << 40
