@@ -32,7 +32,7 @@ def names(folder):
 def spoil(cache, kinds, seed, share=1.0):
     """Spoils a share of a cache's files, each in one of the ways `kinds`; returns how many."""
     rng = np.random.default_rng(seed)
-    chosen = [path for path in files(cache) if rng.random() < share]
+    chosen = [path for path in files(cache) if rng.random() < share] or files(cache)[:1]
     for path in chosen:
         kinds[rng.integers(len(kinds))](path, rng)
     return len(chosen)
