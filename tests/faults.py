@@ -50,8 +50,9 @@ def density(nao):
 # PR_CAPBSET_DROP of CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER; see prctl(2). `compilations` counts what
 # Numba compiles, by its own events, however md4 keeps the results.
 PRELUDE = """
-import ctypes, json, os, sys, threading, time
+import ctypes, json, os, signal, sys, threading, time
 spec = json.loads(sys.argv[1])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs the tests in the background may ignore it
 if spec["restricted"] and os.geteuid() == 0 and not spec.get("dropped"):
     libc = ctypes.CDLL(None)
     assert not any(libc.prctl(24, c, 0, 0, 0) for c in (1, 2, 3))
@@ -80,6 +81,8 @@ def report(results, **more):
     print(json.dumps({"results": results, "compiled": len(compilations.buffer) // 2} | more), flush=True)
 """
 JOB = "report([job()])"
+# Two seconds apart.
+SIGNALS_AT_MOST = 60
 
 
 @dataclass
@@ -135,10 +138,13 @@ class Child:
 
     def stop(self, number):
         """Sends a signal until the process ends: Python may lose an interrupt, in a callback or while it cleans up."""
-        while self.process.poll() is None:
+        for _ in range(SIGNALS_AT_MOST):
             self.process.send_signal(number)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(2)
+                return
+        os.killpg(self.process.pid, signal.SIGKILL)
+        raise AssertionError(f"it did not hear signal {number}")
 
     def done(self, timeout=240):
         """Waits for its end."""
