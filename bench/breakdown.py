@@ -19,9 +19,9 @@ from clock import describe, synchronize, write_csv
 from common import Output, Run, add_backend, compile_ahead, settle
 from peaks import peaks
 
-from md4.angular import nherm
-from md4.device import cuda
-from md4.hermite import axis_size, component_table
+from md4.gpu.context import cuda
+from md4.method.angular import nherm
+from md4.method.hermite import axis_size, component_table
 
 STEPS = {"r": "[0]^(m), r", "transform_bra": "(ab|q]", "transform_ket": "(ab|cd)"}
 
@@ -60,7 +60,7 @@ class Stopwatch:
         if self.backend.name == "cpu":
             return perf_counter()
         event = cuda.event()
-        event.record(self.backend.stream)
+        event.record(self.backend.context.stream)
         return event
 
     def seconds(self):
@@ -153,7 +153,7 @@ def main():
     add_backend(parser)
     args = settle(parser.parse_args())
     if args.unfused:
-        from md4 import costs
+        from md4.gpu import predicted_times as costs
 
         costs.choose_fused = lambda *_: None
     cases = [Case.parse(name, k) for k in args.K for name in args.classes]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 import md4
-from md4.angular import nherm
-from md4.basis import SPDF
+from md4.method.angular import nherm
+from md4.support.display import SPDF
 
 SPLITS = {"1": (1, 1), "5": (5, 1), "25": (5, 5)}
 MIXED = ["gs|dp", "fd|pp", "ds|ps", "hs|dd", "if|ds", "gd|fp", "hp|hp", "ig|ds", "dp|dp", "fd|fd", "gf|gf", "hg|hg"]

@@ -7,9 +7,9 @@ from time import perf_counter
 
 import numpy as np
 
-from md4.cache import fingerprint
-from md4.device import cuda
-from md4.info import versions
+from md4.cli.info import versions
+from md4.gpu.context import cuda
+from md4.support.cache import fingerprint
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,9 +21,9 @@ def seconds_once(backend, call):
         call()
         return perf_counter() - begin
     start, stop = cuda.event(), cuda.event()
-    start.record(backend.stream)
+    start.record(backend.context.stream)
     call()
-    stop.record(backend.stream)
+    stop.record(backend.context.stream)
     stop.synchronize()
     return start.elapsed_time(stop) * 1e-3
 
@@ -50,7 +50,7 @@ def median_seconds(backend, call, repeats=5, warm=2, clock=seconds_once):
 def synchronize(backend):
     """Waits for all work of a backend."""
     if backend.name != "cpu":
-        backend.stream.synchronize()
+        backend.context.stream.synchronize()
 
 
 def one_thread():
@@ -90,7 +90,7 @@ def describe(backend):
     names = ("python", "numpy", "numba", "numba-cuda", "cuda-toolkit", "pyscf")
     parts = [device_name(backend), *(f"{n} {found[n]}" for n in names if found.get(n)), f"md4 {commit()}"]
     if backend.name != "cpu":
-            parts.insert(1, f"sm_{''.join(map(str, cuda.get_current_device().compute_capability))} {backend.unit}")
+            parts.insert(1, f"sm_{''.join(map(str, backend.context.capability))} {backend.context.unit}")
     return ", ".join(parts)
 
 

@@ -55,14 +55,14 @@ def run_classes(classes, backend):
         engine = md4.Engine(basis, backend=backend)
         engine.compute([[0, 1]], [[2, 3]])
         if engine.backend.name != "cpu":
-            engine.backend.stream.synchronize()
+            engine.backend.context.stream.synchronize()
 
 
 def kernels_compiled(backend):
     """Kernel variants that this process compiled rather than loaded; None on the CPU."""
     if backend == "cpu":
         return None
-    from md4 import dispatch
+    from md4.gpu import compile as dispatch
 
     return dispatch.compile_count
 

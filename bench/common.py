@@ -10,9 +10,9 @@ from clock import median_seconds, one_thread, synchronize, wall_seconds
 from libcint import Libcint
 
 import md4
-from md4.device import cuda, gpu_available
-from md4.gpu import plans as every_plan
-from md4.kernels import low
+from md4.gpu.context import cuda, gpu_available
+from md4.gpu.kernels import thread_quartet as low
+from md4.gpu.paths import plans as every_plan
 
 THREADS = 256
 
@@ -135,8 +135,8 @@ class Run:
         """(against the CPU backend, against libcint): largest errors of some quartets over each one's largest element.
 
         NaN where an element of the result is unwritten, where PySCF is missing, or for the CPU against itself. libcint
-        is independent, but from (gg|gg) on it is itself wrong by up to 1e-9 (by `md4.reference`); the CPU backend is
-        good to some 1e-15.
+        is independent, but from (gg|gg) on it is itself wrong by up to 1e-9 (by `md4.validation.oracle`); the CPU
+        backend is good to some 1e-15.
         """
         synchronize(self.backend)
         s = self.sample
@@ -178,7 +178,7 @@ def compile_case(job):
         low.LOW_QUARTETS = 1
     try:
         run = Run.make(case, (min(npair[0], 4), min(npair[1], 4)), backend, Output(backend))
-        for plan in list(every_plan(run.backend.unit, run.bra.pairs, run.ket.pairs)) if plans else [None]:
+        for plan in list(every_plan(run.backend.context.unit, run.bra.pairs, run.ket.pairs)) if plans else [None]:
             if plan:
                 run.backend.plan = lambda *_, plan=plan: plan
             run.evaluate()

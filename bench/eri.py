@@ -19,7 +19,7 @@ from libcint import libcint_seconds, libintx_rate
 from peaks import peaks
 
 import md4
-from md4.basis import SPDF
+from md4.support.display import SPDF
 
 COLUMNS = (
     "  class      K      quartets  seconds    ± %  quartets/s  TFLOP/s  % peak  TB/s out  % limit  bound  call s    "

@@ -17,12 +17,16 @@ from unittest.mock import patch
 import numpy as np
 
 import md4
-from md4 import gpu, kernels
-from md4.basis import Basis, Shell
-from md4.kernels import fused, low
-from md4.operators import OPERATORS
-from md4.pairs import shell_pairs, unique_pairs_by_class
-from md4.tensor import ao_tensor
+from md4.contract.tensor import ao_tensor
+from md4.gpu import backend as gpu
+from md4.gpu import kernels
+from md4.gpu.context import DeviceContext
+from md4.gpu.kernels import fused
+from md4.gpu.kernels import thread_quartet as low
+from md4.gpu.paths import plans
+from md4.method.operators import OPERATORS
+from md4.shells.basis import Basis, Shell
+from md4.shells.shell_pairs import shell_pairs, unique_pairs_by_class
 
 # Errors over the largest element; they are to find what is wrong, accuracy is tested elsewhere.
 TOLERANCE = 1e-10
@@ -107,7 +111,7 @@ def blocks(ls, kernels=None, unit=None, operator="coulomb", chunk=None, shared=N
     right = reference(lambda name: md4.Engine(basis, operator=operator, backend=name).compute(bra, ket))
     engine = md4.Engine(basis, operator=operator, backend="cuda")
     a, b, steps = shell_pairs(basis, bra), shell_pairs(basis, ket), engine.backend
-    steps.unit = unit or steps.unit
+    steps.context.unit = unit or steps.context.unit
     panel, rest = fused.fused_shared(a, b)
     changes = [
         (low, "LOW_QUARTETS", 1),
@@ -115,7 +119,7 @@ def blocks(ls, kernels=None, unit=None, operator="coulomb", chunk=None, shared=N
         (fused, "SHARED_BYTES", shared * panel + rest if shared else fused.SHARED_BYTES),
     ]
     with patched(changes):
-        chosen = [plan for plan in gpu.plans(steps.unit, a, b) if kernels in (None, plan.kernels)]
+        chosen = [plan for plan in plans(steps.context.unit, a, b) if kernels in (None, plan.kernels)]
         if not chosen:
             raise Wrong(f"no plan {kernels} for {ls} {options}")
         for plan in chosen:
@@ -147,7 +151,7 @@ def matrices(basis, count, hermi, with_k=True, omega=None):
 
 
 def digestion(basis, n_k, n_j):
-    """All blocks of a basis into `n_k` matrices X and `n_j` matrices Y; see `md4.digest`.
+    """All blocks of a basis into `n_k` matrices X and `n_j` matrices Y; see `md4.method.digestion`.
 
     X and Y depend on which pair is the bra, which backends choose; with their transposes added they are K and J.
     """
@@ -307,8 +311,8 @@ FAMILIES = {
 
 
 def kernel_modules():
-    """The modules of `md4.kernels`."""
-    return [import_module(f"md4.kernels.{m.name}") for m in pkgutil.iter_modules(kernels.__path__)]
+    """The modules of `md4.gpu.kernels`."""
+    return [import_module(f"md4.gpu.kernels.{m.name}") for m in pkgutil.iter_modules(kernels.__path__)]
 
 
 def factories():
@@ -326,16 +330,14 @@ def counted_launches(around=lambda variant: nullcontext()):
     """
     found = Counter()
 
-    def counted(launch):
-        def wrapper(variant, *args):
-            found[variant] += 1
-            with around(variant) if found[variant] == 1 else nullcontext():
-                return launch(variant, *args)
+    launch = DeviceContext.launch
 
-        return wrapper
+    def counted(context, variant, *args):
+        found[variant] += 1
+        with around(variant) if found[variant] == 1 else nullcontext():
+            return launch(context, variant, *args)
 
-    modules = [module for module in kernel_modules() if hasattr(module, "launch")]
-    with patched([(module, "launch", counted(module.launch)) for module in modules]):
+    with patched([(DeviceContext, "launch", counted)]):
         yield found
 
 

@@ -12,9 +12,9 @@ from clock import median_seconds
 from llvmlite import ir
 from numba.cuda.extending import intrinsic
 
-from md4.device import F64, cuda, types
-from md4.dispatch import Kernel
-from md4.ptx import DOUBLE, aggregate, call_asm, fields, mma_8x8x4
+from md4.gpu.compile import Kernel
+from md4.gpu.context import F64, cuda, types
+from md4.gpu.emit.instructions import DOUBLE, aggregate, call_asm, fields, mma_8x8x4
 
 ROWS, COLUMNS = 2, 4
 THREADS, STEPS, BLOCKS_PER_SM = 256, 4000, 4
@@ -113,20 +113,21 @@ def peak_kernel(unit):
             acc = step(acc, a, b)
         out[types.int64(cuda.blockIdx.x) * THREADS + tid] = total(acc)
 
-    return Kernel(kernel, (F64, types.int64, F64), (THREADS, 1))
+    return Kernel(kernel, (THREADS, 1), (F64, types.int64, F64))
 
 
 def gpu_peak(backend, repeats=7):
     """FLOP/s of the arithmetic unit that the transforms use."""
-    made = peak_kernel(backend.unit)
+    made = peak_kernel(backend.context.unit)
     kernel = cuda.jit(made.signature, **made.options())(made.function)
     blocks = BLOCKS_PER_SM * cuda.get_current_device().MULTIPROCESSOR_COUNT
     x = cuda.to_device(np.random.default_rng().uniform(0.5, 0.99, 2 * THREADS))
     out = cuda.device_array(blocks * THREADS)
-    seconds, _ = median_seconds(backend, lambda: kernel[blocks, THREADS, backend.stream](x, STEPS, out), repeats)
+    stream = backend.context.stream
+    seconds, _ = median_seconds(backend, lambda: kernel[blocks, THREADS, stream](x, STEPS, out), repeats)
     if not np.isfinite(out.copy_to_host()).all():
         raise RuntimeError("the peak kernel made numbers that are not finite.")
-    return FLOP[backend.unit] * ROWS * COLUMNS * (THREADS // 32) * blocks * STEPS / seconds
+    return FLOP[backend.context.unit] * ROWS * COLUMNS * (THREADS // 32) * blocks * STEPS / seconds
 
 
 def gpu_bandwidth(backend, size=1 << 31, repeats=9):
@@ -136,7 +137,7 @@ def gpu_bandwidth(backend, size=1 << 31, repeats=9):
     source, target = cuda.device_array(count * chunk.size), cuda.device_array(count * chunk.size)
     for n in range(count):
         source[n * chunk.size : (n + 1) * chunk.size].copy_to_device(chunk)
-    seconds, _ = median_seconds(backend, lambda: target.copy_to_device(source, stream=backend.stream), repeats)
+    seconds, _ = median_seconds(backend, lambda: target.copy_to_device(source, stream=backend.context.stream), repeats)
     return 2 * source.nbytes / seconds
 
 

@@ -151,7 +151,7 @@ def finding(record):
 
 def new_buffers():
     """Makes md4's pools free what was given back before they hand out more: each buffer is new, and nobody wrote it."""
-    from md4.device import Pool
+    from md4.gpu.pool import Pool
 
     get = Pool.get
 
@@ -236,7 +236,7 @@ def run_all(args, pairs, jobs):
 
 
 def never_launched(outcomes):
-    """Factories of md4.kernels of which no variant was launched."""
+    """Factories of md4.gpu.kernels of which no variant was launched."""
     names = {name.split("-")[0] for out in outcomes for name in out.launches}
     return sorted(factories() - names)
 

@@ -15,7 +15,7 @@ from clock import describe, median_seconds, read_csv, wall_seconds, write_csv
 from common import Output, Run, add_backend, compile_ahead, settle
 from libcint import libcint_seconds
 
-from md4.basis import SPDF
+from md4.support.display import SPDF
 
 LADDER = [f"{x}{x}|{x}{x}" for x in SPDF[:7]]
 SIDES = [1, 2, 3, 6, 10, 18, 32, 56, 100, 178, 316, 562, 1000, 1778, 3163]

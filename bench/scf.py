@@ -31,7 +31,7 @@ from plots import plot_scf
 from systems import System, guess_density
 
 import md4
-from md4.basis import SPDF
+from md4.support.display import SPDF
 
 TABLE = [
     "benzene/cc-pv5z", "8waters/cc-pvqz", "27waters/cc-pvtz", "water/cc-pv6z", "water/aug-cc-pv6z", "benzene/cc-pv6z",

@@ -14,8 +14,8 @@ from cases import Case, batch, table_classes
 from clock import describe, median_seconds, write_csv
 from common import Output, Run, add_backend, compile_ahead, settle
 
-from md4.basis import shell_letter
-from md4.gpu import plans
+from md4.gpu.paths import plans
+from md4.support.display import shell_letter
 
 NAMES = {"two": "two products", "fused": "fused", "single": "single product", "low": "thread a quartet"}
 
@@ -48,7 +48,7 @@ def plan_name(plan):
 def every_plan(run, repeats):
     """[(name, quartets per second, error)] of all plans of a run, the one that md4 takes first."""
     out = []
-    for plan in list(plans(run.backend.unit, run.bra.pairs, run.ket.pairs)):
+    for plan in list(plans(run.backend.context.unit, run.bra.pairs, run.ket.pairs)):
         run.backend.plan = lambda *_, plan=plan: plan
         seconds, _ = median_seconds(run.backend, run.evaluate, repeats, 1)
         out.append((plan_name(plan), run.sample.quartets / seconds, run.errors(2)[0]))

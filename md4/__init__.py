@@ -5,13 +5,13 @@
     engine = md4.Engine(basis)              # lists of shell pairs -> blocks (ij, kl, a, b, c, d)
 """
 
-from md4.basis import Basis, Shell
+from md4.contract.fock import JK, get_jk
 from md4.engine import Engine
 from md4.errors import ArgumentError, BasisError, DeviceError, MD4Error, MemoryLimitError, UnsupportedError
-from md4.intor import int2e, intor
-from md4.jk import JK, get_jk
-from md4.operators import Operator
-from md4.scf import attach, detach
+from md4.method.operators import Operator
+from md4.pyscf.intor import int2e, intor
+from md4.pyscf.scf import attach, detach
+from md4.shells.basis import Basis, Shell
 
 __version__ = "0.1.0"
 

@@ -16,12 +16,13 @@ from copy import copy
 
 import numpy as np
 
-from md4.arguments import checked_choice, checked_memory, checked_real, checked_stream
-from md4.basis import Basis
 from md4.errors import ArgumentError, MemoryLimitError
-from md4.locks import locked
-from md4.operators import as_operator, check_order
-from md4.pairs import PRIMITIVE_CUTOFF, check_pairs
+from md4.method.operators import as_operator, check_order
+from md4.plan import chunks
+from md4.shells.basis import Basis
+from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, check_pairs
+from md4.support.arguments import checked_choice, checked_memory, checked_real, checked_stream
+from md4.support.locks import locked
 
 BACKENDS = ("auto", "cuda", "cpu")
 
@@ -82,12 +83,12 @@ class PreparedPairs:
         return len(self.pairs)
 
     def __repr__(self):
-        from md4.display import prepared_text
+        from md4.support.display import prepared_text
 
         return prepared_text(self)
 
     def _repr_html_(self):
-        from md4.display import prepared_html
+        from md4.support.display import prepared_html
 
         return prepared_html(self)
 
@@ -112,14 +113,14 @@ def make_backend(name, operator, stream=None, max_memory=None):
     checked_choice("backend", name, BACKENDS)
     stream, max_memory = checked_stream(stream), checked_memory(max_memory)
     if name == "auto":
-        from md4.device import gpu_available
+        from md4.gpu.context import gpu_available
 
         name = "cuda" if gpu_available() else "cpu"
     if name == "cuda":
-        from md4.gpu import GpuBackend
+        from md4.gpu.backend import GpuBackend
 
         return GpuBackend(operator, stream, max_memory)
-    from md4.cpu import CpuBackend
+    from md4.cpu.backend import CpuBackend
 
     return CpuBackend(operator, max_memory)
 
@@ -132,7 +133,7 @@ class Engine:
     bra_basis, ket_basis : Basis
         Shells that bra and ket pairs index; `ket_basis` defaults to `bra_basis`.
     operator : Operator, str or (str, float), optional
-        Two-electron operator; Coulomb by default. See `md4.operators`.
+        Two-electron operator; Coulomb by default. See `md4.method.operators`.
     backend : {'auto', 'cuda', 'cpu'}
         'auto' takes a GPU where there is one.
     stream : optional
@@ -265,13 +266,8 @@ class Engine:
         return f"Engine({self.bra_basis!r}, {self.ket_basis!r}, {self.operator!r}, backend={self.backend.name!r})"
 
     def _repr_html_(self):
-        from md4.display import engine_html
+        from md4.support.display import engine_html
 
         return engine_html(self)
 
 
-def chunks(nbra, nket, chunk_bra, chunk_ket):
-    """Slices of bra and ket pairs that cover nbra x nket."""
-    for i in range(0, nbra, chunk_bra):
-        for k in range(0, nket, chunk_ket):
-            yield slice(i, min(i + chunk_bra, nbra)), slice(k, min(k + chunk_ket, nket))

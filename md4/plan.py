@@ -41,3 +41,10 @@ def single_swapped(bra, ket):
     if not plain:
         return None
     return bra.nherm == 1 and (ket.nherm > 1 or plain[0] > plain[1])
+
+
+def chunks(nbra, nket, chunk_bra, chunk_ket):
+    """Slices of bra and ket pairs that cover nbra x nket."""
+    for i in range(0, nbra, chunk_bra):
+        for k in range(0, nket, chunk_ket):
+            yield slice(i, min(i + chunk_bra, nbra)), slice(k, min(k + chunk_ket, nket))

@@ -5,14 +5,15 @@ The scale of rounding errors of (ij|kl) is B_ij B_kl with
     B_ij = sqrt((ij|ij)) , the largest over the components of the two shells' functions,
 
 over functions whose contraction coefficients are all taken as positive: where large primitives cancel, md4 and libcint
-cancel alike. Unlike the bound of `md4.validate`, contracted functions of one shell have their own.
+cancel alike. Unlike the bound of `md4.validation.libcint`, contracted functions of one shell have their own.
 """
 
 import numpy as np
 from strategies import TALLY
 
-from md4 import arbiter, reference
-from md4.basis import Basis
+from md4.shells.basis import Basis
+from md4.validation import arbiter
+from md4.validation import oracle as reference
 
 TOLERANCE = 1e-11  # of B_ij B_kl: where md4 and libcint differ by more, the oracle is asked
 ORACLE_TOLERANCE = 1e-12  # of the same: what md4 may be off from the oracle

@@ -6,7 +6,7 @@ import numba
 import pytest
 from hypothesis import settings
 
-from md4.device import gpu_available
+from md4.gpu.context import gpu_available
 
 # Kernels are compiled where they are used, unless a test says otherwise: workers of xdist are many already.
 os.environ.setdefault("MD4_JOBS", "1")
@@ -32,7 +32,7 @@ def gpu():
 @pytest.fixture(params=["dmma16", "dmma8", "fma"])
 def unit(request, gpu):
     """Each arithmetic unit that the device has."""
-    from md4.device import current_capability
+    from md4.gpu.context import current_capability
 
     least = {"dmma16": (9, 0), "dmma8": (8, 0), "fma": (0, 0)}[request.param]
     if current_capability() < least or (request.param == "dmma16" and (9, 0) < current_capability() < (10, 0)):

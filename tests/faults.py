@@ -18,7 +18,7 @@ import numpy as np
 from molecules import molecule
 
 import md4
-from md4.basis import Basis
+from md4.shells.basis import Basis
 
 SOURCES = Path(md4.__file__).parent
 TOLERANCE = 1e-12
@@ -64,8 +64,8 @@ import numba
 import numpy as np
 from numba.core import event
 import md4
-from md4.basis import Basis, Shell
-from md4.tensor import ao_tensor
+from md4.shells.basis import Basis, Shell
+from md4.contract.tensor import ao_tensor
 
 compilations = event.RecordingListener()
 event.register("numba:compile", compilations)

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from pyscf import gto
 
-from md4 import reference
-from md4.angular import cartesian_triples, component_coefficients
-from md4.basis import Basis, Shell, shell_letter
+from md4.method.angular import cartesian_triples, component_coefficients
+from md4.shells.basis import Basis, Shell
+from md4.support.display import shell_letter
+from md4.validation import oracle as reference
 
 WATER = "O 0 0 0.1173; H 0 0.7572 -0.4692; H 0 -0.7572 -0.4692"
 HYDROGEN_FLUORIDE = "H 0 0 0; F 0 0 0.917"
@@ -159,7 +160,7 @@ def arbitrate(mol, ours, theirs, count=3):
 def libcint_block(mol, shells=(0, 1, 2, 3), omega=0.0):
     """One block of libcint's; that of erfc as Coulomb minus erf.
 
-    libcint's own erfc is good to 2e-11 only, from d functions on (md4.reference agrees with the difference).
+    libcint's own erfc is good to 2e-11 only, from d functions on (md4.validation.oracle agrees with the difference).
     """
     name = "int2e_cart" if mol.cart else "int2e_sph"
     with mol.with_range_coulomb(abs(omega)):

@@ -1,6 +1,5 @@
 """Kernel variants without a GPU: which ones the launchers ask for, their machine code, and what ptxas says of it."""
 
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -9,7 +8,6 @@ import tempfile
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,19 +16,20 @@ from unittest.mock import patch
 import numpy as np
 from numba.cuda.compiler import _compile_pyfunc_with_fixup
 
-from md4 import device_pairs, kernels
-from md4.basis import Basis
-from md4.device_coulomb import DeviceCoulomb
-from md4.device_pairs import PairMaker
 from md4.engine import Engine, PreparedPairs
-from md4.gpu import GpuBackend
-from md4.kernels import scatter
-from md4.kernels.digest import digest_swapped, launch_bounds, launch_digest
-from md4.operators import OPERATORS, Operator
-from md4.pairs import shell_pairs
-from md4.scatter import SYMMETRIES
+from md4.gpu import shell_pairs as device_pairs
+from md4.gpu.backend import GpuBackend
+from md4.gpu.context import DeviceContext
+from md4.gpu.hermite_coulomb import DeviceCoulomb
+from md4.gpu.kernels import scatter
+from md4.gpu.kernels.digestion import digest_swapped, launch_bounds, launch_digest
+from md4.gpu.shell_pairs import PairMaker
+from md4.method.operators import OPERATORS, Operator
+from md4.method.scatter import SYMMETRIES
+from md4.shells.basis import Basis
+from md4.shells.shell_pairs import shell_pairs
 
-# The arithmetic unit that each architecture takes; see md4.gpu.arithmetic_unit.
+# The arithmetic unit that each architecture takes; see md4.gpu.context.arithmetic_unit.
 UNITS = {(7, 0): "fma", (7, 5): "fma", (8, 0): "dmma8", (9, 0): "dmma16", (10, 0): "dmma16"}
 # Shared memory (bytes) that one block may have.
 SHARED_LIMIT = {(7, 0): 96 << 10, (7, 5): 64 << 10, (8, 0): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
@@ -61,7 +60,7 @@ def compile_ptx(variant, capabilities):
     kernel, first = variant.kernel(), capabilities[0]
     with capability(first):
         library, _ = _compile_pyfunc_with_fixup(
-            kernel.function, kernel.signature, device=False, abi="numba", cc=first, **kernel.options()
+            kernel.function, kernel.types(), device=False, abi="numba", cc=first, **kernel.options()
         )
     return {cc: library.get_asm_str(cc=cc) for cc in capabilities}
 
@@ -147,7 +146,7 @@ class Nothing(Anything):
 
 
 class Pool:
-    """Stands in for `md4.device.Pool`, with all the memory that one may want."""
+    """Stands in for `md4.gpu.pool.Pool`, with all the memory that one may want."""
 
     cap = None
 
@@ -166,28 +165,34 @@ class Pool:
 
 @contextmanager
 def recording():
-    """Replaces `launch` in all kernel modules: yields a dict from each variant to the most shared memory asked for."""
+    """Replaces `DeviceContext.launch`: yields a dict from each variant to the most shared memory asked for."""
     found = {}
 
-    def launch(variant, grid, block, stream, shared, *args):
+    def launch(self, variant, grid, block, shared, *args):
         found[variant] = max(shared, found.get(variant, 0))
 
-    names = [m.name for m in pkgutil.iter_modules(kernels.__path__)]
-    modules = [import_module(f"md4.kernels.{name}") for name in names]
+    stubs = [
+        (DeviceContext, "launch", launch), (DeviceContext, "table", Anything()),
+        (device_pairs, "copy_in_pieces", lambda *_: None),
+    ]  # fmt: skip
     with ExitStack() as stack:
-        for module in modules:
-            for name, stub in (("launch", launch), ("table_on_device", Anything())):
-                if hasattr(module, name):
-                    stack.enter_context(patch.object(module, name, stub))
-        stack.enter_context(patch.object(device_pairs, "copy_in_pieces", lambda *_: None))
+        for stub in stubs:
+            stack.enter_context(patch.object(*stub))
         yield found
+
+
+def fake_context(unit):
+    """A device context without a device."""
+    context = object.__new__(DeviceContext)
+    context.unit, context.pool, context.stream, context.device = unit, Pool(), None, 0
+    return context
 
 
 def fake_backend(unit, operator):
     """A GPU backend that works on nothing."""
     backend = object.__new__(GpuBackend)
-    backend.operator, backend.stream, backend.pool, backend.unit = operator, None, Pool(), unit
-    backend.pair_maker = PairMaker(backend.pool, None)
+    backend.operator, backend.context = operator, fake_context(unit)
+    backend.pair_maker = PairMaker(backend.context)
     return backend
 
 
@@ -234,11 +239,11 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 Engine.evaluate(SimpleNamespace(backend=backend, lock=nullcontext()), bra, ket, block)
                 order = (ket, bra) if digest_swapped(bra.pairs, ket.pairs) else (bra, ket)
                 for twice in (Anything(), Nothing()):
-                    launch_digest(block, *order, [None] * 2, False, Anything(), None, twice, None, 1, None)
+                    launch_digest(backend.context, block, *order, [None] * 2, False, Anything(), None, twice, None, 1)
         launch_coulomb(backend, lists[0])
-        launch_bounds(block, None, None)
+        launch_bounds(backend.context, block, None)
         for aosym in SYMMETRIES:
-            scatter.launch_scatter(aosym, None, 1, [None] * 4, None, False, False, None, None, None)
+            scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
     return found
 
 

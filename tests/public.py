@@ -9,8 +9,8 @@ from pyscf import scf
 from zoo import bad, either, good, plain
 
 import md4
-from md4.cpu import CpuBackend
-from md4.validate import validate
+from md4.cpu.backend import CpuBackend
+from md4.validation.libcint import validate
 
 WORK = []  # what the CPU backend did since `counted` began
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from molecules import component_rotation, monomials
 from pyscf import gto
 
-from md4.angular import (
+from md4.method.angular import (
     cartesian_triples,
     component_coefficients,
     hermite_ordinal,

@@ -14,10 +14,10 @@ from pyscf import gto, scf
 
 import md4
 from md4 import ArgumentError, BasisError, MD4Error, UnsupportedError
-from md4.basis import Basis, Shell
-from md4.cpu import CpuBackend
-from md4.validate import validate
-from md4.warmup import warmup
+from md4.cpu.backend import CpuBackend
+from md4.gpu.warmup import warmup
+from md4.shells.basis import Basis, Shell
+from md4.validation.libcint import validate
 
 nan, inf = np.nan, np.inf
 
@@ -31,8 +31,8 @@ def idle(monkeypatch):
 
     for step in ("prepare", "hermite", "scratch", "digest", "coulomb", "r"):
         monkeypatch.setattr(CpuBackend, step, work)
-    monkeypatch.setattr("md4.tensor.least_block", work)
-    monkeypatch.setattr("md4.jk.least_block", work)
+    monkeypatch.setattr("md4.contract.tensor.least_block", work)
+    monkeypatch.setattr("md4.contract.fock.least_block", work)
 
 
 @cache

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from md4 import boys
+from md4.method import boys
 
 TOLERANCE = 1e-14
 TABLE = boys.boys_table()

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import prange
 
-from md4 import cache, loops
-from md4.cache import entry_path, load, store
-from md4.compiled import Loop
+from md4.cpu import loops
+from md4.cpu.compile import Loop
+from md4.support import cache
+from md4.support.cache import entry_path, load, store
 
 FACTS = {"kernel": "x", "capability": [9, 0]}
 CODE = bytes(range(256)) * 4
@@ -134,7 +135,7 @@ def test_edited_sources_are_not_stored_under_the_old_name(path, monkeypatch):
     assert not path.exists()
 
 
-FINGERPRINT = "from md4 import cache; print(cache.__file__, cache.fingerprint())"
+FINGERPRINT = "from md4.support import cache; print(cache.__file__, cache.fingerprint())"
 
 
 def test_the_fingerprint_follows_every_source(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from md4.__main__ import main
 from md4.errors import MemoryLimitError
-from md4.progress import Progress
+from md4.support.progress import Progress
 
 gto = pytest.importorskip("pyscf.gto")
 
@@ -64,7 +64,7 @@ def test_info(capsys):
 
 
 def test_info_shows_the_cache(capsys, tmp_path, monkeypatch):
-    pytest.importorskip("md4.dispatch")
+    pytest.importorskip("md4.gpu.compile")
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     assert main(["info"]) == 0
     printed = capsys.readouterr().out
@@ -99,7 +99,7 @@ def no_work(monkeypatch):
     def work(*_, **__):
         raise AssertionError("work was begun")
 
-    for name in ("md4.int2e", "md4.validate.compare", "md4.report.make_report"):
+    for name in ("md4.int2e", "md4.validation.libcint.compare", "md4.validation.report.make_report"):
         monkeypatch.setattr(name, work)
 
 
@@ -263,7 +263,7 @@ def test_info_on_an_unreadable_cache(monkeypatch, capsys):
 
 
 def test_jobs_of_the_environment(monkeypatch, capsys):
-    pytest.importorskip("md4.warmup")
+    pytest.importorskip("md4.gpu.warmup")
     monkeypatch.setenv("MD4_JOBS", "abc")
     assert main(["eri", "He 0 0 0", *BASIS]) == 2
     assert "MD4_JOBS must be" in capsys.readouterr().err

@@ -6,10 +6,10 @@ from pyscf import scf
 from test_jk import BENZENE, CHAIN, HERMITICITY, random_densities
 
 import md4
-from md4.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
-from md4.correlate import even_ranges
 from md4.errors import MemoryLimitError
-from md4.tiles import COULOMB_FUNCTIONS, coulomb_chunk, coulomb_functions, coulomb_kets, coulomb_warps
+from md4.gpu.emit.correlation import even_ranges
+from md4.gpu.tuning import COULOMB_FUNCTIONS, coulomb_chunk, coulomb_functions, coulomb_kets, coulomb_warps
+from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
 
 TOLERANCE = 1e-10  # largest error of an element, relative to the largest element or to 1
 
@@ -88,7 +88,7 @@ def test_little_memory(backend):
     jk = md4.JK(mol, backend=backend, max_memory=6)
     check(jk.get_jk(dm, with_k=False)[0], md4.get_jk(mol, dm, with_k=False, backend=backend)[0])
     if backend == "cuda":
-        assert jk.engine.backend.pool.peak <= 6e6
+        assert jk.engine.backend.context.pool.peak <= 6e6
 
 
 def test_too_little_memory_is_refused(backend):
@@ -102,7 +102,7 @@ def test_too_little_memory_is_refused(backend):
 
 @pytest.mark.parametrize("l_ket", range(7))
 def test_walk(l_ket):
-    """r[p+q] by steps from one group of a degree and an s of q to the next, as `md4.correlate.Walk` takes them."""
+    """r[p+q] by steps from one group of a degree and an s of q to the next, as `Walk` of `correlation` takes them."""
     words = packed_hermite(l_ket).tolist()
     for word in packed_hermite(6).tolist():
         ordinal, s, l = word & 65535, (word >> 16) & 255, word >> 24
@@ -138,7 +138,7 @@ def test_shared_memory_of_a_block():
 
 
 def test_signs():
-    from md4.coulomb import signs
+    from md4.method.hermite_coulomb import signs
 
     assert signs(3).tolist() == [(-1.0) ** t.sum() for t in hermite_triples(3)]
 

@@ -5,11 +5,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from md4 import reference
-from md4.basis import Basis, Shell
-from md4.cpu import pair_bytes
+from md4.cpu.backend import pair_bytes
 from md4.engine import Engine
-from md4.operators import Operator
+from md4.method.operators import Operator
+from md4.shells.basis import Basis, Shell
+from md4.validation import oracle as reference
 
 gto = pytest.importorskip("pyscf.gto")
 

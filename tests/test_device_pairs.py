@@ -8,16 +8,20 @@ import pytest
 import warps
 from molecules import WATER, molecule
 
-from md4 import Engine, device_pairs, screening
-from md4.basis import Basis
-from md4.device import Buffer, Pool, copy_to_host, cuda
-from md4.device_pairs import PairMaker
+from md4 import Engine
+from md4.contract import screening
+from md4.contract.screening import schwarz_bounds
 from md4.errors import MemoryLimitError
-from md4.gpu import DeviceBlock
-from md4.kernels.digest import launch_bounds
-from md4.kernels.low import COLUMN_LANES
-from md4.pairs import shell_pairs, unique_pairs_by_class
-from md4.screening import row_norms, schwarz_bounds
+from md4.gpu import shell_pairs as device_pairs
+from md4.gpu.buffers import Buffer, copy_to_host
+from md4.gpu.context import DeviceContext, cuda
+from md4.gpu.kernels.digestion import launch_bounds
+from md4.gpu.kernels.thread_quartet import COLUMN_LANES
+from md4.gpu.shell_pairs import PairMaker
+from md4.gpu.targets import DeviceBlock
+from md4.shells.basis import Basis
+from md4.shells.schwarz import row_norms
+from md4.shells.shell_pairs import shell_pairs, unique_pairs_by_class
 
 gpu = pytest.mark.gpu
 
@@ -34,10 +38,11 @@ def device(request):
             copy_to_host(array, buffer.pointer, stream)
             return array
 
-        yield lambda cap=None: PairMaker(Pool(cap), stream), read
+        yield lambda cap=None: PairMaker(DeviceContext(stream, cap)), read
     else:
         with warps.running() as stream:
-            yield lambda cap=None: PairMaker(Pool(cap), stream), lambda *args: warps.host_array(*args).copy()
+            read = warps.host_array
+            yield lambda cap=None: PairMaker(warps.new_context(stream, cap)), lambda *args: read(*args).copy()
 
 
 def basis_of(nprims, l=(1, 0), nctr=(1, 1), count=6, spread=2.0, pure=True):
@@ -154,17 +159,16 @@ def test_the_cap_holds(device):
 def test_bounds_of_a_block(device, na, nb):
     """Rounding errors below zero count as zero; what is no number is not hidden."""
     new_maker, read = device
-    pool, npair = new_maker().pool, 11
+    context, npair = new_maker().context, 11
     rng = np.random.default_rng(na)
     block = np.zeros((npair, npair, na, nb, na, nb))
     diagonal = np.einsum("iiabab->iab", block)  # a view
     diagonal[:] = rng.uniform(-0.2, 1, diagonal.shape)
     block[4, 4, -1, 0, -1, 0] = np.nan
     expected = row_norms(diagonal)
-    stream = new_maker().stream
-    _, (on_device, bounds) = pool.upload([block, np.zeros(npair)], stream)
+    _, (on_device, bounds) = context.pool.upload([block, np.zeros(npair)], context.stream)
     flat = Buffer(on_device.pointer, (block.size,), 8, on_device.owner)
-    launch_bounds(DeviceBlock.contiguous(flat, block.shape), bounds, stream)
+    launch_bounds(context, DeviceBlock.contiguous(flat, block.shape), bounds)
     assert np.isnan(expected[4])
     np.testing.assert_allclose(read(bounds, "float64"), expected, rtol=1e-14)
 
@@ -194,7 +198,7 @@ def test_preparing_does_not_wait(gpu, count):
     """The host has a pair list while the engine's stream is still at work, for two seconds."""
     basis = basis_of([3])
     engine = Engine(basis, backend="cuda")
-    pairs, stream = np.repeat([[0, 1], [2, 3], [4, 1]], count // 3, axis=0), engine.backend.stream
+    pairs, stream = np.repeat([[0, 1], [2, 3], [4, 1]], count // 3, axis=0), engine.backend.context.stream
     engine.prepare(pairs)  # the kernels are loaded, the memory is there
     sleep[1, 1, stream](1)
     stream.synchronize()
@@ -219,7 +223,7 @@ def test_lists_made_while_others_are_computed(gpu, stream):
     lists = unique_pairs_by_class(basis)
     engine, right = Engine(basis, backend="cuda", stream=stream), Engine(basis, backend="cpu")
     blocks = [[engine.compute(bra, ket) for ket in lists[-2:]] for bra in lists for _ in range(3)]
-    engine.backend.stream.synchronize()
+    engine.backend.context.stream.synchronize()
     for n, bra in enumerate(lists):
         for k, ket in enumerate(lists[-2:]):
             expected = right.compute(bra, ket)

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from md4 import cache, dispatch
-from md4.dispatch import Variant, cache_folder, cached_variants, fingerprint, load_kernel
-from md4.kernels.recurrence import r_integrals
-from md4.kernels.scatter import scatter_block
+from md4.gpu import compile as dispatch
+from md4.gpu.compile import Variant, cache_folder, cached_variants, fingerprint, load_kernel
+from md4.gpu.kernels.recurrence import r_integrals
+from md4.gpu.kernels.scatter import scatter_block
+from md4.support import cache
 
 
 def test_variants_are_known_by_factory_and_facts():
@@ -21,7 +22,7 @@ def test_variants_are_known_by_factory_and_facts():
 
 def test_kernels_state_their_signature():
     kernel = Variant(r_integrals, (4, "coulomb")).kernel()
-    assert kernel.function.__code__.co_argcount == len(kernel.signature)
+    assert kernel.function.__code__.co_argcount == len(kernel.types())
     assert set(kernel.options()) <= {"launch_bounds"}
 
 
@@ -45,7 +46,7 @@ def test_cached_variants(monkeypatch, tmp_path):
 
 
 def test_fingerprint_is_the_same_in_another_process():
-    code = "from md4.dispatch import fingerprint; print(fingerprint())"
+    code = "from md4.gpu.compile import fingerprint; print(fingerprint())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == fingerprint()
     assert len(fingerprint()) == 16

@@ -5,8 +5,9 @@ import pytest
 from pages import Page
 
 import md4
-from md4 import cpu, display
-from md4.pairs import shell_pairs
+from md4.cpu import backend as cpu
+from md4.shells.shell_pairs import shell_pairs
+from md4.support import display
 
 
 def rows(thing):
@@ -107,7 +108,7 @@ def test_gpu(gpu, basis):
     engine.compute([[2, 0]], [[1, 0]])
     shown = values(engine)
     assert shown["memory cap"] == "500 MB"
-    assert shown["device memory held"] == display.size_text(engine.backend.pool.held)
+    assert shown["device memory held"] == display.size_text(engine.backend.context.pool.held)
     assert int(shown["kernel variants loaded"]) > 0
     prepared = engine.prepare([[2, 0]])
     prepared.h("bra")

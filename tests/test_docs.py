@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from md4.__main__ import parser
+from md4.cli.commands import parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -24,10 +24,10 @@ from molecules import (
 )
 
 import md4
-from md4.basis import Basis, Shell
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError, UnsupportedError
-from md4.operators import Operator
-from md4.validate import Libcint
+from md4.method.operators import Operator
+from md4.shells.basis import Basis, Shell
+from md4.validation.libcint import Libcint
 
 BRA, KET = [[0, 1]], [[2, 3]]
 # Classes whose H loses digits (see FLOORS): long-range integrals of solid harmonics; 1.5e-12 and 1.1e-12 seen.
@@ -57,7 +57,7 @@ def class_errors(ls, K, cart, omega, backend, unit=None):
     mol = Quartet(ls, NPRIM[K], cart).mol()
     engine = engine_of(mol, backend, omega)
     if unit:
-        engine.backend.unit = unit
+        engine.backend.context.unit = unit
     ours, theirs = host(engine.compute(BRA, KET))[0, 0], libcint_block(mol, omega=omega)
     absolute, relative = abs(ours - theirs).max(), relative_error(ours, theirs)
     if 1e-12 < relative < 1e-8 and backend == "cuda" and K > 1:
@@ -170,7 +170,7 @@ def shells_of(mol, l):
 def test_lists_of_pairs(backend, crowd, ls, chunk, monkeypatch):
     """All pairs of shells of 1 to 7 primitives, in chunks of all sizes."""
     if chunk:
-        monkeypatch.setattr("md4.gpu.CHUNK_BYTES" if backend == "cuda" else "md4.cpu.PQ_BYTES", chunk)
+        monkeypatch.setattr("md4.gpu.backend.CHUNK_BYTES" if backend == "cuda" else "md4.cpu.backend.PQ_BYTES", chunk)
     groups = [shells_of(crowd, l) for l in ls]
     bra, ket = list(product(*groups[:2])), list(product(*groups[2:]))
     ours = host(engine_of(crowd, backend).compute(bra, ket))
@@ -194,7 +194,7 @@ def test_two_bases(backend, crowd):
     engine = md4.Engine(bra, ket, backend=backend)
     block = host(engine.compute([[1, 0], [4, 3]], [[2, 0]]))
     pure = host(md4.Engine(both, backend=backend).compute([[1, 0], [4, 3]], [[14, 12]]))
-    c = [md4.angular.component_coefficients(l, True) for l in (3, 2)]
+    c = [md4.method.angular.component_coefficients(l, True) for l in (3, 2)]
     assert relative_error(np.einsum("xyabCD,Cc,Dd->xyabcd", block, *c), pure) < 1e-13
 
 
@@ -352,7 +352,7 @@ def test_wrong_arguments(crowd, monkeypatch):
         md4.Engine(basis, operator="dirac", backend="cpu")
     with pytest.raises(ArgumentError, match=r"must be an md4\.Basis, not Mole"):
         md4.Engine(crowd, backend="cpu")
-    monkeypatch.setattr("md4.device.gpu_available", lambda: False)
+    monkeypatch.setattr("md4.gpu.context.gpu_available", lambda: False)
     with pytest.raises(DeviceError, match="needs an NVIDIA GPU"):
         md4.Engine(basis, backend="cuda")
     assert md4.Engine(basis).backend.name == "cpu"

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from md4.cli.tensor_files import tensor_file
 from md4.errors import ArgumentError
-from md4.files import checked_target, replacing
-from md4.tensor_files import tensor_file
+from md4.support.files import checked_target, replacing
 
 FORMATS = ["npy", "h5"]
 OLD, NEW = np.arange(10.0), np.arange(1 << 18, dtype=float)  # 2 MiB
@@ -22,8 +22,8 @@ WRITER = """
 import signal
 import sys
 import numpy as np
-from md4.ending import exit_status, signals_exit
-from md4.tensor_files import tensor_file
+from md4.cli.ending import exit_status, signals_exit
+from md4.cli.tensor_files import tensor_file
 
 # Whoever runs the tests in the background may ignore these for all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from md4.errors import ArgumentError
-from md4.geometry import load_molecule, parse_qcschema, parse_xyz
+from md4.pyscf.geometry import load_molecule, parse_qcschema, parse_xyz
 
 gto = pytest.importorskip("pyscf.gto")
 

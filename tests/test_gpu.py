@@ -9,11 +9,11 @@ import pytest
 from molecules import CENTRES, WATER, Quartet, host, molecule, relative_error, tensor_error
 
 import md4
-from md4.basis import Basis
-from md4.device import cuda
+from md4.contract.tensor import ao_tensor
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
-from md4.operators import Operator
-from md4.tensor import ao_tensor
+from md4.gpu.context import cuda
+from md4.method.operators import Operator
+from md4.shells.basis import Basis
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 BRA, KET = [[0, 1]], [[2, 3]]
@@ -53,10 +53,10 @@ def test_two_streams_at_once():
     """Two engines with different operators and classes, their work interleaved, nothing waited for."""
     parts = [(triples(l, seed=l), operator) for l, operator in ((2, "coulomb"), (4, ("erf", 0.3)))]
     engines = [md4.Engine(basis, operator=op, backend="cuda") for (basis, _), op in parts]
-    assert engines[0].backend.stream.handle != engines[1].backend.stream.handle
+    assert engines[0].backend.context.stream.handle != engines[1].backend.context.stream.handle
     results = [[e.compute(pairs, pairs) for e, ((_, pairs), _) in zip(engines, parts)] for _ in range(3)]
     for e in engines:
-        e.backend.stream.synchronize()
+        e.backend.context.stream.synchronize()
     for n, ((basis, pairs), op) in enumerate(parts):
         alone = host(md4.Engine(basis, operator=op, backend="cuda").compute(pairs, pairs))
         right = md4.Engine(basis, operator=op, backend="cpu").compute(pairs, pairs[:4])
@@ -91,7 +91,7 @@ def block():
     """A device array of `Engine.compute`, ready, and the same on the host."""
     engine = md4.Engine(Basis.from_mol(Quartet((3, 1, 2, 2)).mol()), backend="cuda")
     array = engine.compute(BRA, KET)
-    engine.backend.stream.synchronize()
+    engine.backend.context.stream.synchronize()
     return array, array.copy_to_host()
 
 
@@ -154,7 +154,7 @@ def test_out_of_all_libraries(water, library):
     basis = Basis.from_mol(Quartet((3, 1, 2, 2)).mol())
     engine, out = md4.Engine(basis, backend="cuda"), make(shape)
     engine.compute(BRA, KET, out=out)
-    engine.backend.stream.synchronize()
+    engine.backend.context.stream.synchronize()
     right = md4.Engine(basis, backend="cpu").compute(BRA, KET)
     assert relative_error(read(out), right) < 1e-13
     n = water.nao
@@ -174,7 +174,7 @@ def test_wrong_out():
 
 
 def test_no_gpu(water, monkeypatch):
-    monkeypatch.setattr("md4.device.gpu_available", lambda: False)
+    monkeypatch.setattr("md4.gpu.context.gpu_available", lambda: False)
     with pytest.raises(DeviceError, match="needs an NVIDIA GPU"):
         md4.int2e(water, backend="cuda")
     with pytest.raises(DeviceError, match="GPU"):
@@ -193,7 +193,7 @@ class Meter:
         cuda.synchronize()
         cuda.current_context().deallocations.clear()
         self.before = self.least = self.free()
-        allocate = md4.device.Pool._allocate
+        allocate = md4.gpu.pool.Pool._allocate
 
         def watched(pool, size):
             raw = allocate(pool, size)
@@ -201,7 +201,7 @@ class Meter:
             self.held = max(getattr(self, "held", 0), pool.held)
             return raw
 
-        monkeypatch.setattr(md4.device.Pool, "_allocate", watched)
+        monkeypatch.setattr(md4.gpu.pool.Pool, "_allocate", watched)
 
     @staticmethod
     def free():
@@ -259,7 +259,7 @@ def test_a_tensor_beyond_the_device_is_refused():
 
 def test_a_tensor_larger_than_its_share_is_staged(water, expected, monkeypatch):
     """Without room on the device for the tensor, blocks are placed by the host."""
-    from md4 import gpu
+    from md4.gpu import backend as gpu
 
     made = []
 
@@ -279,7 +279,7 @@ def test_a_tensor_larger_than_its_share_is_staged(water, expected, monkeypatch):
 
 RUN = """
 import numpy, md4
-from md4 import dispatch
+from md4.gpu import compile as dispatch
 from pyscf import gto
 mol = gto.M(atom="H 0 0 0; F 0 0 0.917", basis="6-31g", verbose=0)
 error = abs(md4.int2e(mol, "s8", backend="cuda") - mol.intor("int2e", aosym="s8")).max()

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.polynomial.hermite import hermval
 
-from md4 import hermite, loops
-from md4.angular import AXES, cartesian_triples, component_coefficients, hermite_triples, nherm
+from md4.cpu import loops
+from md4.method import hermite
+from md4.method.angular import AXES, cartesian_triples, component_coefficients, hermite_triples, nherm
 
 number = st.floats(-2, 2)
 exponent = st.floats(0.1, 10)

@@ -10,9 +10,9 @@ import pytest
 from faults import Child, copy_of, files, run
 
 import md4
-from md4.basis import Basis
+from md4.contract.tensor import ao_tensor
 from md4.errors import MemoryLimitError
-from md4.tensor import ao_tensor
+from md4.shells.basis import Basis
 
 slow = pytest.mark.slow
 

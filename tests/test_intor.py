@@ -5,9 +5,9 @@ import pytest
 from molecules import WATER, molecule
 
 import md4
-from md4 import reference
 from md4.errors import ArgumentError, BasisError, UnsupportedError
-from md4.intor import NAMES
+from md4.pyscf.intor import NAMES
+from md4.validation import oracle as reference
 
 
 @pytest.fixture(scope="module")

@@ -228,7 +228,7 @@ def test_max_memory_is_enough_for_little(backend):
         assert max(abs(a - b).max() for a, b in zip(ours, expected)) < TOLERANCE
         assert abs(jk.get_jk(dm, with_k=False)[0] - expected[0]).max() < TOLERANCE
     if backend == "cuda":
-        assert jk.engine.backend.pool.peak <= 20e6
+        assert jk.engine.backend.context.pool.peak <= 20e6
 
 
 @pytest.mark.gpu
@@ -240,7 +240,7 @@ def test_h_makes_room_for_more_densities():
     dm = random_densities(mol, count=int(0.6e6 * cap / (4 * 8 * mol.nao**2)))  # D of J and of K, J and K
     expected = theirs(mol, dm)
     assert max(abs(a - b).max() for a, b in zip(jk.get_jk(dm), expected)) < TOLERANCE
-    assert jk.engine.backend.pool.peak <= cap * 1e6
+    assert jk.engine.backend.context.pool.peak <= cap * 1e6
 
 
 @pytest.mark.parametrize("basis, count, max_memory", [("cc-pvtz", 8, 1.0), ("6-31g", 1, 0.01)])

@@ -6,15 +6,16 @@ from molecules import host, molecule
 from pyscf import gto
 
 import md4
-from md4 import BasisError, reference
-from md4.basis import Basis, Shell
-from md4.limits import largest_exponent, smallest_exponent
-from md4.operators import OPERATORS
+from md4 import BasisError
+from md4.method.operators import OPERATORS
+from md4.shells.basis import Basis, Shell
+from md4.shells.limits import largest_exponent, smallest_exponent
+from md4.validation import oracle as reference
 
 
 def at_limit(ls, exponents, centres, size=1.0):
     """Shells of one normalised primitive each, times `size`."""
-    norms = [md4.basis.radial_norm(l, np.array([z])) for l, z in zip(ls, exponents)]
+    norms = [md4.shells.basis.radial_norm(l, np.array([z])) for l, z in zip(ls, exponents)]
     shells = zip(ls, exponents, norms, centres)
     return Basis([Shell(l, np.array([z]), size * norm[:, None], np.array(c)) for l, z, norm, c in shells])
 

@@ -9,9 +9,9 @@ import pytest
 from molecules import WATER, molecule
 
 import md4
-from md4 import memory
 from md4.errors import MemoryLimitError
-from md4.memory import HostMemory
+from md4.support import memory
+from md4.support.memory import HostMemory
 
 GB = 1 << 30
 

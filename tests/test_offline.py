@@ -25,10 +25,10 @@ from offline import (
     used_variants,
 )
 
-from md4 import kernels
-from md4.kernels.low import low_integrals
-from md4.kernels.pairs import primitives_variant
-from md4.operators import OPERATORS
+from md4.gpu import kernels
+from md4.gpu.kernels.shell_pairs import primitives_variant
+from md4.gpu.kernels.thread_quartet import low_integrals
+from md4.method.operators import OPERATORS
 
 CURRENT = [cc for cc in UNITS if cc >= (8, 0)]
 OLDER = [cc for cc in UNITS if cc < (8, 0)]
@@ -164,7 +164,7 @@ def test_both_passes_over_primitive_pairs_take_the_same_decision():
 
 
 def test_every_kernel_is_used():
-    """No factory of md4.kernels is left out of the sample."""
+    """No factory of md4.gpu.kernels is left out of the sample."""
     found = {v.factory.__name__ for v in sample((9, 0))}
     made = set()
     for module in pkgutil.iter_modules(kernels.__path__):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from mpmath import mpf
 
-from md4 import operators
 from md4.errors import ArgumentError, UnsupportedError
-from md4.operators import MMAX, OPERATORS, Operator, as_operator, check_order
+from md4.method import operators
+from md4.method.operators import MMAX, OPERATORS, Operator, as_operator, check_order
 
 NJIT = numba.njit(error_model="numpy")
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from molecules import WATER, molecule, relative_error
 
-from md4.angular import AXES
-from md4.basis import Basis
 from md4.engine import Engine
 from md4.errors import ArgumentError
-from md4.pairs import (
+from md4.method.angular import AXES
+from md4.shells.basis import Basis
+from md4.shells.shell_pairs import (
     make_gaussian_product,
     make_schwarz_estimate,
     product_axis,

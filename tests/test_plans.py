@@ -7,13 +7,13 @@ import pytest
 from molecules import class_name, host, relative_error
 
 import md4
-from md4.basis import Basis, Shell
-from md4.gpu import plans
-from md4.kernels import low
-from md4.pairs import shell_pairs
+from md4.gpu.kernels import thread_quartet as low
+from md4.gpu.paths import plans
+from md4.gpu.staircases import class_of, reach
+from md4.gpu.tuning import STAGES, turned_split
 from md4.plan import single_swapped
-from md4.stairs import class_of, reach
-from md4.tiles import STAGES, turned_split
+from md4.shells.basis import Basis, Shell
+from md4.shells.shell_pairs import shell_pairs
 
 SHELLS = 6
 
@@ -44,7 +44,7 @@ def check(basis, bra, ket, kernels=None, operator="coulomb"):
     right = md4.Engine(basis, operator=operator, backend="cpu").compute(bra, ket)
     engine = md4.Engine(basis, operator=operator, backend="cuda")
     a, b = (engine.prepare(pairs).pairs for pairs in (bra, ket))
-    chosen = [plan for plan in plans(engine.backend.unit, a, b) if kernels in (None, plan.kernels)]
+    chosen = [plan for plan in plans(engine.backend.context.unit, a, b) if kernels in (None, plan.kernels)]
     for plan in chosen:
         engine.backend.plan = lambda *_, plan=plan: plan
         assert relative_error(host(engine.compute(bra, ket)), right) < 1e-12, plan
@@ -83,7 +83,7 @@ def test_kets_of_two_s_shells(gpu, ls, nprims, nctr, pure):
 @gpu
 def test_bra_primitives_in_groups(gpu, monkeypatch):
     """Where shared memory holds H of two primitives of the bra at a time."""
-    from md4.kernels import fused
+    from md4.gpu.kernels import fused
 
     basis, bra, ket = sides((2, 2, 2, 2), (5, 1, 4))
     pairs = [shell_pairs(basis, side) for side in (bra, ket)]
@@ -96,7 +96,7 @@ def test_bra_primitives_in_groups(gpu, monkeypatch):
 @pytest.mark.parametrize("chunk", [1, 300_000])
 @pytest.mark.parametrize("ls", [(3, 2, 0, 0), (2, 2, 2, 2), (3, 3, 3, 3)], ids=class_name)
 def test_chunks(gpu, monkeypatch, ls, chunk):
-    monkeypatch.setattr("md4.gpu.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("md4.gpu.backend.CHUNK_BYTES", chunk)
     basis, bra, ket = sides(ls, (1, 3))
     check(basis, bra[:9], ket[3:12])
 

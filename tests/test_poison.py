@@ -7,7 +7,7 @@ import pytest
 from molecules import WATER, Quartet, class_name, host, ladder, mixed_classes, molecule, relative_error, tensor_error
 
 import md4
-from md4.basis import Basis
+from md4.shells.basis import Basis
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 SHARED_BYTES, THREADS, BLOCKS = 220 << 10, 256, 1024
@@ -15,8 +15,8 @@ SHARED_BYTES, THREADS, BLOCKS = 220 << 10, 256, 1024
 
 def fill_shared():
     """Kernel factory: NaN in all shared memory of a block."""
-    from md4.device import I64, cuda, types
-    from md4.dispatch import Kernel
+    from md4.gpu.compile import Kernel
+    from md4.gpu.context import I64, cuda, types
 
     def kernel(count):
         shared = cuda.shared.array(0, types.float64)
@@ -26,7 +26,7 @@ def fill_shared():
         if shared[count[0] - 1] == 0.0:  # else the compiler drops the loop
             count[0] = 0
 
-    return Kernel(kernel, (I64,))
+    return Kernel(kernel, signature=(I64,))
 
 
 @pytest.fixture
@@ -34,8 +34,10 @@ def poisoned(monkeypatch):
     """Every buffer that the pool hands out is NaN, and so is shared memory then."""
     from cuda.bindings import driver
 
-    from md4.device import Pool, as_buffer, cuda
-    from md4.dispatch import Variant, launch
+    from md4.gpu.buffers import as_buffer
+    from md4.gpu.compile import Variant, launch
+    from md4.gpu.context import cuda
+    from md4.gpu.pool import Pool
 
     count = cuda.to_device(np.array([SHARED_BYTES // 8]))
     stream = cuda.default_stream()

@@ -10,9 +10,10 @@ import pytest
 import warps
 
 import md4
-from md4 import device
-from md4.device import Pool
 from md4.errors import DeviceError
+from md4.gpu import context as device
+from md4.gpu import pool as pool_module
+from md4.gpu.pool import Pool, bucket
 
 gpu_only = pytest.mark.gpu
 
@@ -56,7 +57,7 @@ def test_what_nobody_refers_to_is_lent_again(stream):
             interrupted()
     gc.collect()
     assert len(places) <= 2  # the last exception may keep the last buffer
-    assert pool.held <= 2 * device.bucket(8000)
+    assert pool.held <= 2 * bucket(8000)
     assert len(pool.lent) <= 1
 
 
@@ -114,7 +115,7 @@ def test_an_interrupt_while_memory_is_lent(stream, monkeypatch):
             raise KeyboardInterrupt
 
     for name in ("OrderedLoan", "Buffer"):
-        monkeypatch.setattr(device, name, Interrupting)
+        monkeypatch.setattr(pool_module, name, Interrupting)
         with pytest.raises(KeyboardInterrupt):
             pool.get(1000)
         monkeypatch.undo()
@@ -196,7 +197,7 @@ def test_what_is_given_back_in_other_threads(stream):
 def test_results_count_until_the_driver_has_them_back(gpu):
     """Numba puts off freeing; until then the cap counts what was dropped."""
     pool = Pool(20)
-    size = device.bucket(8 << 20)
+    size = bucket(8 << 20)
     array = pool.array((1 << 20,))
     view = array[100:200]
     assert pool.held == size
@@ -226,8 +227,8 @@ def test_dropped_results_do_not_lift_the_cap(gpu):
     engine = md4.Engine(basis, backend="cuda", max_memory=200)
     for _ in range(6):
         engine.compute(pairs, pairs)  # 104 MB
-        assert engine.backend.pool.held <= 200e6
-    assert engine.backend.pool.peak <= 200e6
+        assert engine.backend.context.pool.held <= 200e6
+    assert engine.backend.context.pool.peak <= 200e6
     assert free()[0] > 0
 
 
@@ -251,7 +252,7 @@ def test_interrupts_do_not_use_up_the_cap(gpu, monkeypatch):
                 engine.compute(pairs, pairs)
         monkeypatch.undo()
     np.testing.assert_array_equal(engine.compute(pairs, pairs).copy_to_host(), want)
-    assert engine.backend.pool.peak <= 60e6
+    assert engine.backend.context.pool.peak <= 60e6
 
 
 # devices and processes ------------------------------------------------------------------------------------------------
@@ -269,8 +270,9 @@ def test_each_device_has_its_own_tables(monkeypatch):
     monkeypatch.setattr(device.cuda, "default_stream", lambda: Uploaded(None))
     found = []
     for number in (0, 1, 0):
-        monkeypatch.setattr(device, "current_device", lambda number=number: number)
-        found.append(device.table_on_device(unlikely_table, 3).pointer)
+        context = object.__new__(device.DeviceContext)
+        context.device = number
+        found.append(context.table(unlikely_table, 3).pointer)
     assert found[0] == found[2] != found[1]
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.polynomial.hermite import hermval
 
-from md4 import loops
-from md4.angular import hermite_ordinal, hermite_triples, nherm
-from md4.recurrence import by_columns, r_step, recurrence_table
+from md4.cpu import loops
+from md4.method.angular import hermite_ordinal, hermite_triples, nherm
+from md4.method.recurrence import by_columns, r_step, recurrence_table
 
 number = st.floats(-2, 2)
 

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from pages import Page
 
-from md4 import arbiter, checks, report
 from md4.__main__ import main
 from md4.engine import Engine
-from md4.page import page
-from md4.report import make_report
-from md4.svg import Series, scatter
-from md4.validate import Libcint
+from md4.validation import arbiter, report
+from md4.validation import identities as checks
+from md4.validation.libcint import Libcint
+from md4.validation.page import page
+from md4.validation.report import make_report
+from md4.validation.svg import Series, scatter
 
 gto = pytest.importorskip("pyscf.gto")
 pytest.importorskip("mpmath")

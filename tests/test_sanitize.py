@@ -4,17 +4,20 @@ import ctypes
 import json
 import sys
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from md4 import device, device_coulomb, device_pairs, device_tensor, gpu
-from md4.device import Pool
-from md4.pairs import shell_pairs
+from md4.gpu import backend as gpu
+from md4.gpu import buffers, pool
+from md4.gpu import context as device
+from md4.gpu import hermite_coulomb as device_coulomb
+from md4.gpu import shell_pairs as device_pairs
+from md4.gpu import targets as device_tensor
+from md4.gpu.pool import Pool
+from md4.shells.shell_pairs import shell_pairs
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 import families
@@ -185,7 +188,7 @@ class Memory:
     _mem = property(lambda self: self)
 
     def free(self):
-        """What `md4.device.lifetime` asks of Numba's."""
+        """What `md4.gpu.pool.lifetime` asks of Numba's."""
 
 
 class Context:
@@ -220,11 +223,11 @@ def no_device(monkeypatch):
     stream = SimpleNamespace(handle=0, synchronize=lambda: None)
     stand_ins = {
         "cuda": SimpleNamespace(current_context=Context), "require_gpu": lambda: None, "as_stream": lambda _: stream,
-        "current_capability": lambda: (9, 0), "urgent_stream": lambda: stream,
+        "current_capability": lambda: (9, 0), "current_device": lambda: 0, "urgent_stream": lambda: stream,
         "copy_to_device": lambda pointer, array, stream: ctypes.memmove(pointer, array.ctypes.data, array.nbytes),
         "copy_to_host": lambda array, pointer, stream: ctypes.memmove(array.ctypes.data, pointer, array.nbytes),
     }  # fmt: skip
-    modules = [device, device_pairs, device_coulomb, device_tensor, gpu]
+    modules = [buffers, device, device_pairs, device_coulomb, device_tensor, gpu, pool]
     for module in modules:
         for name, stand_in in stand_ins.items():
             if hasattr(module, name):
@@ -234,12 +237,8 @@ def no_device(monkeypatch):
     monkeypatch.setattr(gpu.GpuBackend, "fetch_bounds", lambda backend, bounds: np.ones(bounds.shape))
     monkeypatch.setattr(gpu.GpuBackend, "compile_ahead", lambda *_: None)
     monkeypatch.setattr(families, "reference", lambda work: None)
-    with ExitStack() as stack:
-        for module in families.kernel_modules():
-            for name, stub in (("launch", lambda *_: None), ("table_on_device", lambda *_: None)):
-                if hasattr(module, name):
-                    stack.enter_context(patch.object(module, name, stub))
-        yield
+    for name in ("launch", "table"):
+        monkeypatch.setattr(device.DeviceContext, name, lambda *_: None)
 
 
 def test_every_buffer_is_new(no_device, monkeypatch):

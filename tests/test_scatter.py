@@ -5,9 +5,9 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from md4.basis import Basis
-from md4.pairs import unique_pairs_by_class
-from md4.scatter import ao_box, is_repeated, make_scatter_element, tensor_shape, triangle
+from md4.method.scatter import ao_box, is_repeated, make_scatter_element, tensor_shape, triangle
+from md4.shells.basis import Basis
+from md4.shells.shell_pairs import unique_pairs_by_class
 
 
 class Once(dict):

@@ -175,7 +175,7 @@ def test_differences(rhf, water):
 @pytest.mark.parametrize("direct", [True, False])
 def test_builds_from_differences(water, direct, monkeypatch):
     """PySCF hands over ever smaller changes of the density, unless direct_scf is off; they are what screens."""
-    from md4.jk import JK
+    from md4.contract.fock import JK
 
     sizes, get_jk = [], JK.get_jk
 
@@ -200,7 +200,7 @@ def test_results_are_the_callers(rhf, water):
 
 
 def test_direct_scf_tol(rhf, water, monkeypatch):
-    from md4.jk import JK
+    from md4.contract.fock import JK
 
     seen, get_jk = [], JK.get_jk
 

@@ -13,7 +13,7 @@ from pyscf import dft, gto, lib, scf
 from solvers import assert_same, density, solver
 
 import md4
-from md4.scf import MD4SCF
+from md4.pyscf.scf import MD4SCF
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,8 +24,8 @@ def test_attach_does_no_work(water, monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError
 
-    monkeypatch.setattr("md4.jk.JK.__init__", never)
-    monkeypatch.setattr("md4.device.gpu_available", never)
+    monkeypatch.setattr("md4.contract.fock.JK.__init__", never)
+    monkeypatch.setattr("md4.gpu.context.gpu_available", never)
     mf = scf.RHF(water)
     assert md4.attach(mf, backend="cuda", max_memory=100) is mf
     assert repr(mf) == "<MD4RHF: 3 atoms, 13 AOs, J and K by md4, backend='cuda', max_memory=100>"
@@ -105,7 +105,7 @@ def test_gradient_scanner():
 
 @pytest.mark.gpu
 def test_scanner_reuses_kernels(gpu):
-    from md4 import dispatch
+    from md4.gpu import compile as dispatch
 
     scanner = md4.attach(solver("RHF", molecule(GEOMETRIES[0], "cc-pvtz")), backend="cuda").as_scanner()
     scanner(GEOMETRIES[0])

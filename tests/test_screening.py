@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from molecules import WATER, molecule
 
 from md4 import Basis, Engine
-from md4.screening import DensityNorms, larger, pairs_by_kind, row_norms, shell_kinds, sorted_lists, tiles
+from md4.contract.screening import DensityNorms, sorted_lists, tiles
+from md4.shells.schwarz import larger, row_norms
+from md4.shells.shell_pairs import pairs_by_kind, shell_kinds
 
 lengths = st.lists(st.integers(0, 3000), min_size=1, max_size=400)
 

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from md4 import loops
-from md4.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
-from md4.hermite import structure
-from md4.kernels.hermite import form_positions, form_rows, panel_inner, panel_row
-from md4.kernels.transform import gather_words, words_in_turn
-from md4.stairs import (
+from md4.cpu import loops
+from md4.gpu.kernels.h_matrices import form_positions, form_rows, panel_inner, panel_row
+from md4.gpu.kernels.two_products import gather_words, words_in_turn
+from md4.gpu.staircases import (
     depths,
     full_depths,
     full_reach,
@@ -19,7 +17,9 @@ from md4.stairs import (
     row_order,
     row_table,
 )
-from md4.tiles import MAX_COLUMNS, STAGES, blocks_of_8, reach_levels, turned_split
+from md4.gpu.tuning import MAX_COLUMNS, STAGES, blocks_of_8, reach_levels, turned_split
+from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
+from md4.method.hermite import structure
 
 CLASSES = [
     (0, 0, True, 1, 1), (2, 1, True, 1, 1), (2, 2, True, 1, 1), (3, 3, True, 2, 1), (5, 4, True, 1, 1),

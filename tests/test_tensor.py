@@ -18,11 +18,11 @@ from molecules import (
 from pyscf import gto
 
 import md4
-from md4 import reference
-from md4.basis import Basis
+from md4.contract.tensor import Request, piece_size
 from md4.engine import Engine
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
-from md4.tensor import Request, piece_size
+from md4.shells.basis import Basis
+from md4.validation import oracle as reference
 
 BENZENE = "; ".join(
     f"{name} {r * np.cos(n * np.pi / 3):.6f} {r * np.sin(n * np.pi / 3):.6f} 0"
@@ -234,8 +234,8 @@ def test_s4_slices(backend, water, bra, ket):
 @pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
 def test_small_blocks(backend, water, aosym, monkeypatch):
     """Pieces of few pairs, H matrices dropped and made again: the same tensor."""
-    monkeypatch.setattr("md4.tensor.BLOCK_BYTES", 4000)
-    monkeypatch.setattr("md4.tensor.HERMITE_SHARE", 1e-12)
+    monkeypatch.setattr("md4.contract.tensor.BLOCK_BYTES", 4000)
+    monkeypatch.setattr("md4.contract.tensor.HERMITE_SHARE", 1e-12)
     np.testing.assert_allclose(
         md4.int2e(water, aosym, backend=backend), water.intor("int2e", aosym=aosym), rtol=0, atol=1e-13
     )
@@ -313,7 +313,7 @@ def test_tensor_beyond_all_memory(backend):
     """Refused by a message, before anything is allocated."""
     basis = Basis.from_arrays([6] * 200, [[1.0]] * 200, [[1.0]] * 200, np.arange(600.0).reshape(200, 3))
     with pytest.raises(MemoryLimitError, match=r"use a higher aosym, or take .*parts by shls_slice"):
-        md4.tensor.ao_tensor(Engine(basis, backend=backend), "s1")
+        md4.contract.tensor.ao_tensor(Engine(basis, backend=backend), "s1")
 
 
 def test_little_memory_is_enough(backend, water):

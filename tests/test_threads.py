@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import md4
-from md4.locks import Lock, once
+from md4.support.locks import Lock, once
 
 THREADS, TIMES = 8, 32
 
@@ -54,7 +54,7 @@ def test_a_shared_engine(backend):
 
     def work(n):
         block = engine.compute(lists[0][n], lists[1][n])
-        block = block.copy_to_host(stream=engine.backend.stream) if backend == "cuda" else block
+        block = block.copy_to_host(stream=engine.backend.context.stream) if backend == "cuda" else block
         return abs(block - want).max()
 
     assert together(work) < 1e-12

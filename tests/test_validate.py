@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from md4.basis import Basis
 from md4.errors import ArgumentError
-from md4.validate import Libcint, class_label, errors, format_table, quartet_classes, sample_counts, validate
+from md4.shells.basis import Basis
+from md4.validation.libcint import Libcint, class_label, errors, format_table, quartet_classes, sample_counts, validate
 
 gto = pytest.importorskip("pyscf.gto")
 

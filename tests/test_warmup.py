@@ -13,17 +13,17 @@ from molecules import WATER, molecule
 from offline import UNITS, fake_backend, fake_prepared, recording, used_variants
 
 import md4
-from md4 import variants
 from md4.__main__ import main
-from md4.device_coulomb import DeviceCoulomb
-from md4.digest import digest_flags
 from md4.engine import Engine
 from md4.errors import ArgumentError, DeviceError
-from md4.kernels.digest import digest_swapped
-from md4.operators import Operator
-from md4.pairs import shell_pairs, unique_pairs_by_class
-from md4.screening import MIXED_SHELLS, pairs_by_kind
-from md4.warmup import allowed_jobs, compile_ahead, missing, warmup
+from md4.gpu import variants
+from md4.gpu.hermite_coulomb import DeviceCoulomb
+from md4.gpu.kernels.digestion import digest_swapped
+from md4.gpu.tuning import MIXED_SHELLS
+from md4.gpu.warmup import allowed_jobs, compile_ahead, missing, warmup
+from md4.method.digestion import digest_flags
+from md4.method.operators import Operator
+from md4.shells.shell_pairs import pairs_by_kind, shell_pairs, unique_pairs_by_class
 
 # Lists as `offline.used_variants` has them: primitives of bra and ket, and pairs enough for a thread a quartet or not.
 LENGTHS = [(i, j, n) for i in variants.PRIMITIVES for j in variants.PRIMITIVES for n in (1, 300)]
@@ -97,8 +97,8 @@ def test_allowed_jobs(monkeypatch):
 
 def test_compiling_ahead_never_fails(monkeypatch, tmp_path):
     """Its process cannot compile here, where there is no GPU, and says nothing."""
-    monkeypatch.setattr("md4.warmup.current_capability", lambda: (9, 0))
-    monkeypatch.setattr("md4.warmup.current_device", lambda: 99)
+    monkeypatch.setattr("md4.gpu.warmup.current_capability", lambda: (9, 0))
+    monkeypatch.setattr("md4.gpu.warmup.current_device", lambda: 99)
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("MD4_JOBS", "2")
     compile_ahead(variants.all_variants("dmma16", lmax=0))
@@ -115,7 +115,7 @@ KILLED = """
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from md4.warmup import end_with_parent
+from md4.gpu.warmup import end_with_parent
 ProcessPoolExecutor(1, get_context("spawn"), end_with_parent).submit(os.getpid).result()
 os.kill(os.getpid(), 9)
 """
@@ -132,7 +132,7 @@ def test_geometry_and_basis_belong_together(capsys):
 
 
 def test_what_the_cache_holds_is_left_out(tmp_path, monkeypatch):
-    from md4.dispatch import kernel_path
+    from md4.gpu.compile import kernel_path
 
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     first, *rest = every = variants.all_variants("dmma16", lmax=0)
@@ -144,7 +144,7 @@ def test_what_the_cache_holds_is_left_out(tmp_path, monkeypatch):
 
 
 def test_errors(monkeypatch, capsys):
-    monkeypatch.setattr("md4.warmup.gpu_available", lambda: False)
+    monkeypatch.setattr("md4.gpu.warmup.gpu_available", lambda: False)
     with pytest.raises(DeviceError, match="there is nothing to warm up: kernels are compiled for the GPU"):
         warmup(1)
     assert main(["warmup", "--lmax", "1"]) == 2
@@ -159,7 +159,7 @@ def test_errors(monkeypatch, capsys):
 
 RUN = """
 import numpy, md4
-from md4 import dispatch
+from md4.gpu import compile as dispatch
 basis = md4.Basis.from_arrays([1, 0, 1, 1], [[1.0, 0.5]] * 4, [[1.0, 0.3]] * 4, numpy.eye(4, 3))
 engine = md4.Engine(basis, backend="cuda")
 for bra, ket, many in (([0, 1], [2, 3], 1), ([2, 3], [1, 1], 1), ([0, 2], [3, 2], 300)):
@@ -170,7 +170,7 @@ print(dispatch.compile_count)
 
 FIRST = """
 import sys, numpy, pyscf, md4
-from md4 import dispatch
+from md4.gpu import compile as dispatch
 mol = pyscf.M(atom="O 0 0 0; H 0 0 1; H 0 1 0", basis="6-31g*", verbose=0)
 if sys.argv[1] == "jk":
     md4.get_jk(mol, numpy.eye(mol.nao), backend="cuda")

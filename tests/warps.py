@@ -15,13 +15,17 @@ import numpy as np
 from cuda.bindings import driver
 from numba.cuda.cudadrv.driver import AutoFreePointer
 
-from md4 import device, device_pairs
-from md4.device import Buffer
-from md4.kernels import digest, pairs
+from md4.gpu import buffers, pool
+from md4.gpu import context as device
+from md4.gpu import shell_pairs as device_pairs
+from md4.gpu.buffers import Buffer
+from md4.gpu.context import DeviceContext
+from md4.gpu.kernels import digestion as digest
+from md4.gpu.kernels import shell_pairs as pairs
 
 
 class Context:
-    """What `md4.device.Pool` asks of Numba's: memory, full of NaN, behind Numba's own pointers to it."""
+    """What `md4.gpu.pool.Pool` asks of Numba's: memory, full of NaN, behind Numba's own pointers to it."""
 
     deallocations, allocations = set(), {}
 
@@ -85,10 +89,10 @@ class Cuda:
         if failed:
             raise next((e for e in failed if not isinstance(e, threading.BrokenBarrierError)), failed[0])
 
-    def launch(self, variant, grid, block, stream, shared, *args):
-        """As `md4.dispatch.launch`."""
+    def launch(self, variant, grid, block, shared, *args):
+        """As `md4.gpu.context.DeviceContext.launch`."""
         kernel = variant.kernel()
-        args = [host_array(a, t.dtype.name) if isinstance(a, Buffer) else a for a, t in zip(args, kernel.signature)]
+        args = [host_array(a, t.dtype.name) if isinstance(a, Buffer) else a for a, t in zip(args, kernel.types())]
         for n in range(grid):
             self.run(kernel.function, n, block, args)
 
@@ -107,18 +111,26 @@ def copy_out(array, pointer, stream):
     ctypes.memmove(array.ctypes.data, pointer, array.nbytes)
 
 
+def new_context(stream, cap=None):
+    """A device context on this device."""
+    context = object.__new__(DeviceContext)
+    context.stream, context.pool, context.unit, context.device = stream, pool.Pool(cap), "dmma16", 0
+    return context
+
+
 @contextmanager
 def running():
     """Kernels of pairs and of their bounds run on host memory."""
     cuda = Cuda()
     stream = SimpleNamespace(handle=0, synchronize=lambda: None)
     stand_ins = {
-        "cuda": cuda, "launch": cuda.launch, "jit_device": lambda f: f, "quotient": lambda a, b: a // b, "i64": int,
+        "cuda": cuda, "jit_device": lambda f: f, "quotient": lambda a, b: a // b, "i64": int,
         "copy_to_device": copy_in, "copy_to_host": copy_out, "urgent_stream": lambda: stream,
     }  # fmt: skip
     with ExitStack() as stack:
-        for module in (device, device_pairs, digest, pairs):
+        for module in (buffers, device, device_pairs, digest, pairs, pool):
             for name, stand_in in stand_ins.items():
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, stand_in))
+        stack.enter_context(patch.object(DeviceContext, "launch", cuda.launch))
         yield stream

@@ -1,4 +1,4 @@
-"""Write reference.json: quartets of every kind with values from `md4.reference`, good to 25 digits.
+"""Write reference.json: quartets of every kind with values from `md4.validation.oracle`, good to 25 digits.
 
     python tests/data/make_reference.py          (some minutes on one core; the result is reproducible)
 
@@ -6,7 +6,7 @@ Each case of the file is an object
 
     name          what is special about it
     pure          real solid harmonics (true) or Cartesians (false)
-    operator      [name, parameter or null], as `md4.reference.eri` takes it
+    operator      [name, parameter or null], as `md4.validation.oracle.eri` takes it
     shells        four of {"l", "exponents" (nprim), "coefficients" (nprim x nctr), "centre"}; the decimal numbers are
                   the shortest that name the doubles meant, coefficients are of unnormalised radial primitives
     elements      index tuples (a, b, c, d), each running [contraction][component]
@@ -26,8 +26,8 @@ from time import perf_counter
 import numpy as np
 from mpmath import mp, mpf
 
-from md4.basis import Shell, radial_norm
-from md4.reference import components, eri
+from md4.shells.basis import Shell, radial_norm
+from md4.validation.oracle import components, eri
 
 TARGET = Path(__file__).with_name("reference.json")
 SEED = 20240607

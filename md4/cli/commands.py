@@ -1,0 +1,238 @@
+"""The command line: `md4 eri`, `md4 validate`, `md4 warmup`, `md4 info`; also `python -m md4`."""
+
+import argparse
+import os
+from functools import partial
+from math import prod
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from md4.cli.ending import exit_status, signals_exit
+from md4.cli.options import check_options
+from md4.cli.tensor_files import tensor_file
+from md4.errors import ArgumentError, DeviceError
+from md4.support.files import checked_target, replacing
+
+# Room on the disk that a report is sure to fit.
+REPORT_BYTES = 1 << 19
+
+
+def main(argv=None):
+    """Run one command.
+
+    Returns
+    -------
+    int
+        The exit status: 0; 1 where a validation fails; 2 where something cannot be done, which one line on stderr
+        tells; 130 after an interrupt; 141 where nobody reads what is printed.
+
+    Raises
+    ------
+    SystemExit
+        143 after SIGTERM, 129 after SIGHUP; 2 and 0 after a usage error and after `--help`, as argparse does.
+    """
+
+    def command():
+        args = parser().parse_args(argv)
+        check_options(vars(args))
+        return args.run(args)
+
+    return exit_status(command)
+
+
+def parser():
+    """The argument parser with its commands."""
+    top = argparse.ArgumentParser(prog="md4", description="Four-centre two-electron integrals on GPU and CPU.")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    add_eri(commands.add_parser("eri", help="compute the tensor of integrals of a molecule"))
+    add_validate(commands.add_parser("validate", help="compare with PySCF's libcint, class by class"))
+    add_warmup(commands.add_parser("warmup", help="compile the GPU's kernels ahead of their first use"))
+    info = commands.add_parser("info", help="show the GPU, versions, and compiled kernels")
+    info.set_defaults(run=run_info)
+    return top
+
+
+def add_eri(command):
+    add_molecule(command)
+    command.add_argument("--aosym", default="s1", metavar="SYM", help="s1 (default), s4 or s8, as in PySCF")
+    command.add_argument("-o", "--output", metavar="FILE", help="write the tensor to FILE, .h5 (dataset 'eri') or .npy")
+    command.set_defaults(run=run_eri)
+
+
+def add_validate(command):
+    add_molecule(command)
+    command.add_argument("--tolerance", type=float, default=1e-12, help="of a quartet's largest element (%(default)s)")
+    command.add_argument("--abs-tolerance", type=float, default=1e-10, help="absolute (%(default)s)")
+    command.add_argument(
+        "--max-quartets", type=int, default=1000, metavar="N", help="sample of a class that has more (%(default)s)"
+    )
+    command.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
+    command.add_argument("--report", metavar="FILE", help="check more, and write a page on it to FILE, .html")
+    command.set_defaults(run=run_validate)
+
+
+def add_warmup(command):
+    command.add_argument("geometry", nargs="?", help="with --basis: what this molecule needs, instead of --lmax")
+    command.add_argument("--basis", help="basis set name, resolved as PySCF does")
+    command.add_argument("--lmax", type=int, default=4, metavar="L", help="classes up to (ll|ll) (%(default)s)")
+    command.add_argument("--jobs", type=int, metavar="N", help="processes; default: one a processor")
+    command.add_argument(
+        "--operator", nargs="+", default=["coulomb"], metavar="KIND", help="coulomb (default), erf, erfc, ..."
+    )
+    command.add_argument("--cart", action="store_true", help="Cartesian functions instead of spherical ones")
+    command.set_defaults(run=run_warmup)
+
+
+def add_molecule(command):
+    """What `eri` and `validate` share: the molecule, the operator and the machine."""
+    command.add_argument("geometry", help="an .xyz or QCSchema .json file, or a PySCF atom string")
+    command.add_argument("--basis", required=True, help="basis set name, resolved as PySCF does")
+    command.add_argument("--cart", action="store_true", help="Cartesian functions")
+    command.add_argument("--charge", type=int, help="default: the file's, or 0")
+    command.add_argument("--spin", type=int, help="unpaired electrons; default: the file's, or by parity")
+    command.add_argument("--omega", type=float, help="erf(omega r)/r for > 0, erfc(|omega| r)/r for < 0")
+    command.add_argument("--backend", default="auto", help="auto (default), cuda or cpu")
+    command.add_argument("--max-memory", type=float, metavar="MB", help="hard cap on what md4 allocates")
+
+
+def molecule(args):
+    """The molecule that the arguments describe."""
+    from md4.pyscf.geometry import load_molecule
+
+    return load_molecule(args.geometry, args.basis, args.charge, args.spin, args.cart)
+
+
+def run_eri(args):
+    """Compute, then write or sum up the tensor."""
+    import md4
+
+    mol = molecule(args)
+    file = output(args, mol.nao)
+    start = perf_counter()
+    eri = md4.int2e(mol, aosym=args.aosym, omega=args.omega, backend=args.backend, max_memory=args.max_memory)
+    seconds = perf_counter() - start
+    print(f"{mol.natm} atoms, {mol.nbas} shells, {mol.nao} AOs in {args.basis}")
+    print(f"eri {args.aosym} {eri.shape} {eri.dtype}: {seconds:.2f} s, {eri.nbytes / 1e6:.1f} MB")
+    print(f"norm {np.linalg.norm(eri.reshape(-1)):.12e}, sum {eri.sum():.12e}")
+    if file:
+        write_whole(file.write, eri, args.output)
+        print(f"wrote {args.output}")
+    return 0
+
+
+def output(args, nao):
+    """The file that the tensor goes to, or None; refuses what cannot be written, and says what is replaced."""
+    if args.output is None:
+        return None
+    from md4.method.scatter import tensor_shape
+
+    file = tensor_file(args.output, 8 * prod(tensor_shape(args.aosym, (0, 0, 0, 0, nao, nao, nao, nao))))
+    if file.replaces:
+        print(f"replaces {file.replaces}")
+    return file
+
+
+def write_whole(write, what, name):
+    """`write(what)`, cleaned up after also if a signal ends it; ArgumentError if the system refuses."""
+    try:
+        with signals_exit():
+            write(what)
+    except OSError as error:
+        raise ArgumentError(
+            f"cannot write {name!r}: {os.strerror(error.errno) if error.errno else error}. "
+            "What was there is as it was; choose another place."
+        ) from error
+
+
+def run_validate(args):
+    """Print the table, or write the report; the exit status says whether all passed."""
+    from md4.validation.libcint import format_table, validate
+
+    path = report_path(args.report)
+    options = {
+        "backend": args.backend, "tolerance": args.tolerance, "abs_tolerance": args.abs_tolerance,
+        "omega": args.omega, "max_quartets_per_class": args.max_quartets, "seed": args.seed,
+        "max_memory": args.max_memory,
+    }  # fmt: skip
+    if path is None:
+        records = validate(molecule(args), **options)
+        print(format_table(records))
+        return 0 if all(record.passed for record in records) else 1
+    return write_report(molecule(args), path, title=f"{args.geometry} in {args.basis}", **options)
+
+
+def report_path(name):
+    """The path of a report, or None; refuses what could not be written, before any work."""
+    if name is None:
+        return None
+    if Path(name).suffix not in (".html", ".htm"):
+        raise ArgumentError(f"a report is a web page; the name must end in .html, not {name!r}.")
+    path = checked_target(name, REPORT_BYTES)
+    if path.exists():
+        print(f"replaces {name}")
+    return path
+
+
+def write_report(mol, path, **options):
+    """Make a report, print its table and verdict, and write its page."""
+    from md4.validation.libcint import format_table
+    from md4.validation.page import page
+    from md4.validation.report import make_report
+
+    report = make_report(mol, **options)
+    print(format_table(report.records))
+    failed = [check.name for check in report.checks if check.passed is False]
+    print(f"{len(report.checks)} other checks: {', '.join(failed) + ' failed' if failed else 'none failed'}")
+    skipped = [check for check in report.checks if check.passed is None]
+    if skipped:
+        print(f"{len(skipped)} of them were not made: {skipped[0].note}")
+    write_whole(partial(write_page, path), page(report), str(path))
+    print(f"{'PASS' if report.passed else 'FAIL'}, see {path}")
+    return 0 if report.passed else 1
+
+
+def write_page(path, text):
+    """Writes a page, whole or not at all."""
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def run_warmup(args):
+    """Compile, and say what was done."""
+    from md4.support.cache import cache_folder
+
+    try:
+        from md4.gpu.warmup import warmup
+    except ImportError as error:
+        raise DeviceError(
+            f"the GPU's packages are missing ({error}); pip install 'md4[cu13]' or 'md4[cu12]' to match the driver."
+        ) from None
+
+    start = perf_counter()
+    done = warmup(args.lmax, args.operator, args.jobs, not args.cart, basis=warmup_basis(args))
+    seconds = perf_counter() - start
+    print(f"{done.compiled} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache")
+    print(f"cache {cache_folder()}")
+    return 0
+
+
+def warmup_basis(args):
+    """The basis that `warmup` is asked to compile for, or None."""
+    if args.geometry is None and args.basis is None:
+        return None
+    if args.geometry is None or args.basis is None:
+        raise ArgumentError("a geometry and --basis belong together; give both, or --lmax alone.")
+    from md4.pyscf.geometry import load_molecule
+    from md4.shells.basis import Basis
+
+    return Basis.from_mol(load_molecule(args.geometry, args.basis, None, None, args.cart))
+
+
+def run_info(_):
+    """Print what there is."""
+    from md4.cli.info import format_info
+
+    print(format_info())
+    return 0

@@ -1,0 +1,70 @@
+"""What the command line checks by itself, before anything is read or computed."""
+
+import os
+import sys
+
+from md4.errors import ArgumentError
+
+LARGEST_WHOLE = 2**63 - 1
+LARGEST_NUMBER = sys.float_info.max
+MOST_JOBS = max(64, os.cpu_count() or 1)
+# Least and largest value of each numerical option, and in words what it takes.
+LIMITS = {
+    "tolerance": (0, LARGEST_NUMBER, "a number, 0 or above"),
+    "abs_tolerance": (0, LARGEST_NUMBER, "a number, 0 or above"),
+    "max_quartets": (1, LARGEST_WHOLE, "a whole number, 1 or above, of at most 18 digits"),
+    "seed": (0, LARGEST_WHOLE, "a whole number, 0 or above, of at most 18 digits"),
+    "jobs": (1, MOST_JOBS, f"a number of processes from 1 to {MOST_JOBS}"),
+    "max_memory": (1e-6, 1e12, "a number of MB, above 0"),
+    "omega": (-LARGEST_NUMBER, LARGEST_NUMBER, "a number, positive for erf and negative for erfc"),
+    "charge": (-(10**6), 10**6, "a whole number, such as -1"),
+    "spin": (0, 10**6, "the number of unpaired electrons, 0 or above"),
+}
+
+
+def check_options(options):
+    """ArgumentError for values of a command's options that nobody can use.
+
+    Parameters
+    ----------
+    options : dict
+        Values by the names of `argparse`; None where an option was not given.
+    """
+    for name, (least, most, words) in LIMITS.items():
+        value = options.get(name)
+        if value is not None and not least <= value <= most:
+            raise ArgumentError(f"--{name.replace('_', '-')} takes {words}, not {shortened(value)}.")
+    if options.get("basis") is not None and not options["basis"].strip():
+        raise ArgumentError("--basis is empty; give the name of a basis set, such as cc-pvdz.")
+    check_names(options)
+
+
+def shortened(value):
+    """A number as text; of a whole one that is longer than anybody reads, the length."""
+    digits = abs(value).bit_length() * 0.30103 if isinstance(value, int) else 0
+    return f"one of {digits:.0f} digits" if digits > 60 else f"{value}"
+
+
+def check_names(options):
+    """ArgumentError for an unknown kind of operator, symmetry or backend, an omega out of reach, a wrong MD4_JOBS."""
+    from md4.engine import BACKENDS
+    from md4.method.operators import Operator, checked_kind
+    from md4.method.scatter import SYMMETRIES
+
+    Operator.from_omega(options.get("omega"))
+    for kind in options.get("operator") or ():
+        checked_kind(kind)
+    for name, names in (("aosym", SYMMETRIES), ("backend", BACKENDS)):
+        if options.get(name) is not None and options[name] not in names:
+            raise ArgumentError(f"--{name} {options[name]!r} is unknown; use one of {', '.join(names)}.")
+    if "backend" in options:
+        check_jobs_variable()
+
+
+def check_jobs_variable():
+    """ArgumentError if MD4_JOBS, which a first call on a GPU reads, is no number of processes."""
+    try:
+        from md4.gpu.warmup import allowed_jobs
+    except ImportError:  # without the GPU's packages, nothing is compiled ahead
+        return
+    allowed_jobs()

@@ -1,0 +1,371 @@
+"""Coulomb and exchange matrices from integrals that are made, digested and forgotten block by block.
+
+    J_ij = sum_kl (ij|kl) D_lk          K_il = sum_jk (ij|kl) D_jk
+
+Lists of shell pairs, their H matrices and their Schwarz bounds are made once. A build goes through all pairs of lists;
+for each, the quartets that survive (`md4.contract.screening`) are covered by rectangles of bra and ket pairs,
+`Engine.evaluate` makes the block of each, and the backend digests it (`md4.method.digestion`). Nothing of size nao^4 is
+ever stored. J alone needs no block: it is summed in the Hermite basis (`md4.method.hermite_coulomb`).
+"""
+
+import time
+from functools import cached_property
+
+import numpy as np
+
+from md4.contract.screening import DensityNorms, Statistics, sorted_lists, survivors, tiles
+from md4.contract.tensor import HermiteStore, Request, least_block
+from md4.engine import Engine
+from md4.errors import ArgumentError, MemoryLimitError
+from md4.method.digestion import digest_flags
+from md4.method.operators import Operator, check_order
+from md4.shells.basis import Basis
+from md4.support.arguments import (
+    checked_array,
+    checked_flag,
+    checked_mol,
+    checked_progress,
+    checked_real,
+    shown,
+    whole_number,
+)
+from md4.support.locks import Lock, locked
+from md4.support.progress import Progress
+
+# Shares of the memory that may be used: of one block of integrals, and of the H matrices.
+BLOCK_SHARE = 0.15
+HERMITE_SHARE = 0.5
+# Quartets of a tile of a build of J alone, which makes no block: as many as kernels can count.
+COULOMB_QUARTETS = 1 << 28
+# Forms in which a list's H may be kept at once.
+FORMS = 4
+
+
+class JK:
+    """J and K of a basis set, for one build or many.
+
+    Threads may share one: their builds go one after the other.
+
+    Parameters
+    ----------
+    mol : pyscf.gto.Mole or Basis
+        General contractions are split where that saves work; see `Basis.regrouped`.
+    omega : float, optional
+        Range separation in Bohr^-1: > 0 erf(omega r)/r, < 0 erfc(-omega r)/r, 0 the full 1/r. Default: `mol.omega`.
+    backend : {'auto', 'cuda', 'cpu'}
+    max_memory : float, optional
+        Hard cap in MB on what md4 allocates; by default what is free.
+    stream : optional
+        CUDA stream to work on; see `Engine`.
+    direct_scf_tol : float
+        No shell quartet is left out that could add more than this (Hartree) to an element of J or K; 0 leaves out none.
+    progress : bool, optional
+        Force a progress bar on or off; by default one is shown on a terminal when the work takes long.
+
+    Attributes
+    ----------
+    stats : Statistics
+        Of the last build.
+
+    Raises
+    ------
+    ArgumentError, BasisError, DeviceError
+        As `Engine`, and a tolerance that is negative or not finite.
+    UnsupportedError
+        A periodic cell, or shells of l > 8, four of which exceed l = 32.
+    """
+
+    def __init__(
+        self, mol, omega=None, backend="auto", max_memory=None, stream=None, direct_scf_tol=1e-13, progress=None
+    ):
+        self.lock = Lock()
+        self.omega, self.progress = omega, checked_progress(progress)
+        Operator.from_omega(omega)  # refused now rather than at the first build
+        self.direct_scf_tol = self._finest = checked_tolerance(direct_scf_tol)
+        self._options = {"backend": backend, "stream": stream, "max_memory": max_memory}
+        self.reset(checked_molecule(mol))
+
+    @locked
+    def reset(self, mol=None):
+        """Forgets pairs, H matrices, bounds and densities; takes another molecule if given. Compiled code stays."""
+        if mol is not None:
+            given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
+            check_order(4 * given.lmax)
+            self.mol = None if isinstance(mol, Basis) else mol
+            self.basis, self._order = given.regrouped()
+        self._forget_lists()
+        self.engine = Engine(self.basis, **self._options)
+        self.stats, self._last = Statistics(), None
+
+    @cached_property
+    def lists(self):
+        """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc, too."""
+        memory = self.engine.backend.memory_left()
+        return sorted_lists(self.engine, self._finest, int(HERMITE_SHARE * memory) // (4 * FORMS))
+
+    @cached_property
+    def store(self):
+        """What keeps the H matrices of the lists, from one build to the next."""
+        return HermiteStore(int(HERMITE_SHARE * self.engine.backend.memory_left()), self.engine.backend, FORMS)
+
+    def _forget_lists(self):
+        """Drops pair lists and their H matrices."""
+        if "store" in self.__dict__:
+            self.store.clear()
+        for name in ("lists", "store"):
+            self.__dict__.pop(name, None)
+
+    @locked
+    def get_jk(self, dm, hermi=1, with_j=True, with_k=True, omega=None, direct_scf_tol=None):
+        """J and K of density matrices, as PySCF's `get_jk`.
+
+        Parameters
+        ----------
+        dm : array_like, shape (nao, nao) or (n, nao, nao)
+            Real or complex numbers of any precision, which are taken as float64 or complex128. A device array gives
+            device arrays.
+        hermi : {0, 1, 2}
+            1: the matrices are Hermitian, 2: anti-Hermitian, 0: neither. It is trusted.
+        with_j, with_k : bool
+        omega : float, optional
+            In place of the constructor's.
+        direct_scf_tol : float, optional
+            In place of the constructor's; one smaller than all before makes new pair lists.
+
+        Returns
+        -------
+        vj, vk : ndarray of dm's shape, float64 or complex128, in Hartree; None where not asked for
+
+        Raises
+        ------
+        ArgumentError
+            Density matrices or options that cannot be used; a device array, but the backend is 'cpu'.
+        MemoryLimitError
+            The matrices and the least workspace exceed `max_memory`.
+        """
+        with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
+        densities, shape = self._checked(self._fetched(dm), hermi)
+        tolerance = self.direct_scf_tol if direct_scf_tol is None else checked_tolerance(direct_scf_tol)
+        if tolerance < self._finest:
+            self._finest = tolerance
+            self._forget_lists()
+        with self.engine.lock:
+            results = self._real_or_complex(densities, hermi, with_j, with_k, self._operator(omega), tolerance)
+        return self._sent([None if v is None else v.reshape(shape) for v in results], dm)
+
+    @locked
+    def update(self, dm, hermi=1, with_j=True, with_k=True, omega=None):
+        """As `get_jk`, from the difference to the density matrices of the last `update`.
+
+        The smaller the difference, the fewer quartets count. Errors of the builds add up; `reset` starts anew.
+        """
+        with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
+        densities, shape = self._checked(self._fetched(dm), hermi)
+        new = densities.reshape(shape).copy()
+        key = (hermi, with_j, with_k, self._operator(omega), shape, new.dtype)
+        if self._last is None or self._last[0] != key:
+            result = self.get_jk(new, hermi, with_j, with_k, omega)
+        else:
+            _, last, old = self._last
+            change = self.get_jk(new - last, hermi, with_j, with_k, omega)
+            result = tuple(None if c is None else c + o for c, o in zip(change, old))
+        self._last = key, new, result
+        return self._sent([None if v is None else v.copy() for v in result], dm)
+
+    def _fetched(self, dm):
+        """Density matrices on the host."""
+        if not hasattr(dm, "__cuda_array_interface__"):
+            return dm
+        if self.engine.backend.name == "cpu":
+            raise ArgumentError("the density matrix is a device array, but the backend is 'cpu'; give a NumPy array.")
+        return self.engine.backend.fetch(dm)
+
+    def _sent(self, results, dm):
+        """J and K where the density matrices are."""
+        if not hasattr(dm, "__cuda_array_interface__"):
+            return tuple(results)
+        return tuple(None if v is None else self.engine.backend.send(v) for v in results)
+
+    def _operator(self, omega):
+        own = self.omega if self.omega is not None else getattr(self.mol, "omega", 0.0)
+        return Operator.from_omega(own if omega is None else omega)
+
+    def _checked(self, dm, hermi):
+        """dm as (n, nao, nao) of float64 or complex128, and its own shape."""
+        dm, nao = checked_array("the density matrices", dm), self.basis.nao
+        if dm.ndim not in (2, 3) or dm.shape[-2:] != (nao, nao) or dm.dtype.kind not in "fciu" or dm.size == 0:
+            raise ArgumentError(
+                f"density matrices must have shape ({nao}, {nao}) or (n, {nao}, {nao}) and numbers, "
+                f"not shape {dm.shape} of {dm.dtype}."
+            )
+        if whole_number(hermi) not in (0, 1, 2):
+            raise ArgumentError(
+                f"hermi must be 0 (general), 1 (Hermitian) or 2 (anti-Hermitian), not {shown(hermi)}."
+            )
+        with np.errstate(over="ignore"):  # what float64 cannot hold is refused below
+            values = dm.astype(np.complex128 if dm.dtype.kind == "c" else np.float64, copy=False)
+        if not np.isfinite(values).all():
+            raise ArgumentError("a density matrix has elements that are not finite in double precision.")
+        return values.reshape(-1, nao, nao), dm.shape
+
+    def _real_or_complex(self, dm, hermi, *options):
+        """J and K of the real and imaginary parts, whose symmetries differ."""
+        if not np.iscomplexobj(dm):
+            return self._build(np.ascontiguousarray(dm, dtype=np.float64), hermi, *options)
+        part = self._build(np.concatenate([dm.real, dm.imag]), 0, *options)
+        n = len(dm)
+        return tuple(None if v is None else v[:n] + 1j * v[n:] for v in part)
+
+    def _build(self, dm, hermi, with_j, with_k, operator, tolerance):
+        """J and K of real density matrices, shape (n, nao, nao)."""
+        start = time.perf_counter()
+        dm = in_order(dm, self._order)
+        general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
+        exchange = general if with_k else dm[:0]
+        coulomb = dm + dm.transpose(0, 2, 1) if with_j and hermi != 2 else dm[:0]
+        engine = self.engine.with_operator(operator)
+        self._check_memory(len(exchange) + len(coulomb))
+        if with_k or len(coulomb):
+            flags = digest_flags(len(exchange), len(coulomb)) if with_k else "j"
+            engine.backend.compile_ahead(self.basis, flags, self.progress)
+        norms = DensityNorms(self.basis, dm, len(coulomb) > 0, with_k, engine.backend.mixed_shells)
+        if with_k:
+            x, y = self._digest_all(engine, exchange, coulomb, norms, tolerance)
+        else:
+            y = self._contract_all(engine, coulomb, norms, tolerance)
+        vj = vk = None
+        if with_j:
+            vj = y + y.transpose(0, 2, 1) if hermi != 2 else np.zeros_like(dm)
+        if with_k:
+            other = x[len(dm) :] if hermi == 0 else x
+            vk = x[: len(dm)] + (-1 if hermi == 2 else 1) * other.transpose(0, 2, 1)
+        back = np.argsort(self._order)
+        result = tuple(None if v is None else in_order(v, back) for v in (vj, vk))
+        self.stats.seconds = time.perf_counter() - start
+        return result
+
+    def _check_memory(self, matrices, more=0):
+        """Refuses what cannot fit before it starts: densities, J and K, and `more` bytes; H makes room first."""
+        backend, size = self.engine.backend, 8 * self.basis.nao**2
+        least = least_block(self.engine, Request.checked(self.basis, "s1", None))
+        need = 2 * matrices * size * backend.digest_copies + least + more
+        if need > backend.memory_left():
+            self.store.clear()
+        limit = backend.memory_left()
+        if need > limit:
+            raise MemoryLimitError(
+                f"{matrices} density matrices of {self.basis.nao} AOs, their J and K and the least workspace take "
+                f"{need / 1e6:.1f} MB, but {limit / 1e6:.1f} MB may be used; raise max_memory or give fewer at once."
+            )
+
+    def _digest_all(self, engine, exchange, coulomb, norms, tolerance):
+        """X and Y of all surviving quartets."""
+        backend = engine.backend
+        target = backend.digest(exchange, coulomb)
+        self.store.fit(HERMITE_SHARE)
+        block_bytes = min(backend.block_bytes, int(BLOCK_SHARE * backend.memory_left()))
+
+        def add(bra, ket, n):
+            self.store.touch(ket.prepared, bra.prepared)
+            self.store.touch(bra.prepared, ket.prepared)
+            a, b = bra.pairs, ket.pairs
+            for ij, kl in tiles(n, max(1, block_bytes // (8 * a.nab * b.nab))):
+                ab, cd = bra.prepared[ij], ket.prepared[kl]
+                block = backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
+                engine.evaluate(ab, cd, block)
+                target.add(block, ab, cd, self.basis, bra is ket)
+                del block  # before there is another
+                self.stats.computed += len(ab) * len(cd)
+
+        self._survivors(norms, tolerance, backend.digest_swapped, add)
+        return target.result()
+
+    def _contract_all(self, engine, coulomb, norms, tolerance):
+        """Y of all surviving quartets by way of the Hermite basis; see `md4.method.hermite_coulomb`."""
+        if len(coulomb) == 0:  # anti-Hermitian densities have no J
+            self._survivors(norms, tolerance, fewer_functions, lambda *_: None)
+            return coulomb
+        sums = sum(engine.backend.coulomb_bytes(this.pairs) for this in self.lists)
+        self._check_memory(len(coulomb), len(coulomb) * sums)
+        target = engine.backend.coulomb(self.basis, coulomb)
+        self.store.fit(HERMITE_SHARE)
+
+        def add(bra, ket, n):
+            for ij, kl in tiles(n, COULOMB_QUARTETS):
+                target.add(bra.prepared[ij], ket.prepared[kl], bra is ket)
+                self.stats.computed += (ij.stop - ij.start) * (kl.stop - kl.start)
+
+        for this in self.lists:
+            self.store.touch(this.prepared, this.prepared)
+            target.load(this.prepared)
+        self._survivors(norms, tolerance, fewer_functions, add)
+        for this in self.lists:
+            self.store.touch(this.prepared, this.prepared)
+            target.collect(this.prepared)
+        return target.result()
+
+    def _survivors(self, norms, tolerance, swapped, add):
+        """Calls add(bra list, ket list, survivors) for all pairs of lists, with statistics and a progress bar."""
+        self.stats, work = Statistics(), list(list_pairs(self.lists, norms, tolerance, swapped))
+        with Progress(sum(int(n.sum()) for _, _, n in work), enabled=self.progress, label="J/K quartets") as bar:
+            for bra, ket, n in work:
+                add(bra, ket, n)
+                self.stats.wanted += int(n.sum())
+                bar.update(int(n.sum()))
+        total = self.basis.nshell * (self.basis.nshell + 1) // 2
+        self.stats.skipped = total * (total + 1) // 2 - self.stats.wanted
+
+    def __repr__(self):
+        return f"JK({self.basis!r}, {self.engine.backend.name!r}, direct_scf_tol={self.direct_scf_tol:g})"
+
+    def _repr_html_(self):
+        from md4.support.display import jk_html
+
+        return jk_html(self)
+
+
+def in_order(matrices, order):
+    """Matrices with rows and columns order[0], order[1], ...; themselves where that is their order."""
+    if np.array_equal(order, np.arange(len(order))):
+        return matrices
+    return np.ascontiguousarray(matrices[:, order[:, None], order])
+
+
+def checked_tolerance(tolerance):
+    """`tolerance` as a float; ArgumentError for one that is negative or not finite."""
+    return checked_real("direct_scf_tol", tolerance, 0)
+
+
+def checked_molecule(mol):
+    """A molecule or a `Basis`; errors as `md4.support.arguments.checked_mol`."""
+    return mol if isinstance(mol, Basis) else checked_mol(mol)
+
+
+def fewer_functions(bra, ket):
+    """Whether a ket list has fewer function pairs than the bra list."""
+    return ket.nab < bra.nab
+
+
+def list_pairs(lists, norms, tolerance, swapped):
+    """(bra list, ket list, survivors) of all unordered pairs of lists; `swapped` says which of two is the ket."""
+    own = [norms.of_pairs(this.pairs.pairs) for this in lists]
+    top = [float(n.max()) for n in own]
+    for i, one in enumerate(lists):
+        for k, two in enumerate(lists[: i + 1]):
+            bra, ket, b, c = (two, one, k, i) if swapped(one.pairs, two.pairs) else (one, two, i, k)
+            factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
+            n = survivors(bra, ket, factor, tolerance, i == k)
+            if n.any():
+                yield bra, ket, n
+
+
+def get_jk(
+    mol, dm, hermi=1, with_j=True, with_k=True, omega=None, backend="auto", max_memory=None, stream=None,
+    direct_scf_tol=1e-13, progress=None,
+):  # fmt: skip
+    """J and K matrices of a molecule, once; `JK` keeps what repeated builds share.
+
+    Parameters, results and errors: `JK` and `JK.get_jk`.
+    """
+    jk = JK(mol, omega, backend, max_memory, stream, direct_scf_tol, progress)
+    return jk.get_jk(dm, hermi, with_j, with_k)

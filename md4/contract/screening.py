@@ -1,0 +1,238 @@
+"""Which shell quartets count: Schwarz bounds of shell pairs, sorted lists, and the ranges that survive.
+
+For a shell pair ab let
+
+    R_ab = max( max_a sqrt(sum_b (ab|ab)), max_b sqrt(sum_a (ab|ab)) ).
+
+By the Schwarz inequality, for integrals and then for sums, a shell quartet adds to any element of K or J at most
+
+    K_ac:  R_ab R_cd |D_bd|                      (and its permutations)
+    J_ab:  R_ab R_cd 2 sqrt(min(n_c, n_d)) |D_cd|
+
+with |D| the Frobenius norm of a block of the density matrix. A quartet is left out only if all of these are below the
+tolerance. Pair lists are sorted by falling R, so that what is left of a list beside one bra pair is its beginning.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isqrt
+
+import numpy as np
+
+from md4.shells.shell_pairs import pairs_by_kind, shell_kinds, shell_pairs
+
+# Primitive pairs whose Schwarz bound is smaller than this times the tolerance are left out of their pair.
+PRIMITIVE_SHARE = 1e-5
+# Pairs whose (ab|ab) are made together: the block holds all pairs with all, of which the diagonal is used. It takes so
+# many bytes at most, and this share of the memory that may be used.
+SCHWARZ_PAIRS = 64
+SCHWARZ_BYTES = 64 << 20
+SCHWARZ_SHARE = 0.15
+# A tile of bra pairs is closed where computing all of it with all of its ket pairs would waste more than this share...
+TILE_WASTE = 0.1
+# ... if it has at least this many quartets, and its list is looked at in this many steps at most.
+TILE_QUARTETS = 20000
+TILE_STEPS = 24
+
+
+@dataclass
+class PairList:
+    """Shell pairs of one class, sorted by falling bound.
+
+    Attributes
+    ----------
+    prepared : md4.engine.PreparedPairs
+    bound : ndarray, shape (npair,)
+        R_ab, in Hartree^(1/2).
+    kinds : tuple of int
+        Kind of shell (see `shell_kinds`) of a and of b.
+    """
+
+    prepared: object
+    bound: np.ndarray = field(repr=False)
+    kinds: tuple
+
+    @property
+    def pairs(self):
+        return self.prepared.pairs
+
+    @cached_property
+    def negative(self):
+        """-bound, rising: what `numpy.searchsorted` wants."""
+        return -self.bound
+
+    def __len__(self):
+        return len(self.bound)
+
+
+@dataclass
+class Statistics:
+    """What a build did.
+
+    Attributes
+    ----------
+    computed : int
+        Unique shell quartets that were evaluated.
+    skipped : int
+        Those that were left out.
+    wanted : int
+        Those that had to be evaluated; the rest of `computed` fills tiles.
+    seconds : float
+        Wall time.
+    """
+
+    computed: int = 0
+    skipped: int = 0
+    wanted: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+
+def schwarz_bounds(engine, prepared):
+    """R_ab of all pairs, shape (npair,)."""
+    pairs, backend = prepared.pairs, engine.backend
+    bounds = backend.new_bounds(len(pairs))
+    room = min(SCHWARZ_BYTES, int(SCHWARZ_SHARE * max(0, backend.memory_left())))
+    size = max(1, min(len(pairs), SCHWARZ_PAIRS, isqrt(room // 8) // pairs.nab))
+    for first in range(0, len(pairs), size):
+        piece = prepared[first : min(first + size, len(pairs))]
+        block = backend.scratch((len(piece), len(piece), pairs.na, pairs.nb, pairs.na, pairs.nb))
+        engine.evaluate(piece, piece, block)
+        backend.store_bounds(block, bounds, first)
+        del block  # before there is another
+    return backend.fetch_bounds(bounds)
+
+
+def sorted_lists(engine, tolerance, hermite_bytes):
+    """All pair lists of the engine's basis, by falling bound; pairs that no quartet can need are left out.
+
+    Parameters
+    ----------
+    engine : md4.Engine
+    tolerance : float
+        The smallest for which the lists will serve.
+    hermite_bytes : int
+        Most bytes of the H matrices of one list in one form; longer lists are cut.
+    """
+    basis, mixed, found = engine.bra_basis, engine.backend.mixed_shells, []
+    kind = shell_kinds(basis, mixed)
+    for pairs in pairs_by_kind(basis, mixed):
+        prepared = engine.prepare(pairs, basis, cutoff=PRIMITIVE_SHARE * tolerance)
+        if prepared.pairs.nprim:
+            found.append((pairs, schwarz_bounds(engine, prepared)))
+            prepared.drop()
+    largest = max((bound.max() for _, bound in found), default=0.0)
+    lists = []
+    for pairs, bound in found:
+        order = np.argsort(-bound, kind="stable")
+        order = order[bound[order] * largest > PRIMITIVE_SHARE * tolerance]
+        for piece in cut(engine, pairs[order], hermite_bytes):
+            prepared = engine.prepare(pairs[order[piece]], basis, cutoff=PRIMITIVE_SHARE * tolerance)
+            lists.append(PairList(prepared, bound[order[piece]], tuple(kind[pairs[0]].tolist())))
+    return lists
+
+
+def cut(engine, pairs, hermite_bytes):
+    """Slices of a list whose H matrices take `hermite_bytes` at most, by those of the pair with most primitives."""
+    if len(pairs) == 0:
+        return []
+    most = int(np.argmax(np.multiply(*engine.bra_basis.nprims[pairs].T)))
+    head = shell_pairs(engine.bra_basis, pairs[most : most + 1], cutoff=0)
+    size = max(1, hermite_bytes // max(1, engine.backend.hermite_bytes(head)))
+    return [slice(n, n + size) for n in range(0, len(pairs), size)]
+
+
+class DensityNorms:
+    """Frobenius norms of the blocks of one or more density matrices, as screening wants them.
+
+    Parameters
+    ----------
+    basis : Basis
+    densities : ndarray, shape (n, nao, nao)
+        Of all, the largest norm counts.
+    with_j, with_k : bool
+    mixed : int
+        As in `shell_kinds`.
+    """
+
+    def __init__(self, basis, densities, with_j, with_k, mixed):
+        first = basis.ao_loc[:-1]
+        square = np.zeros((basis.nshell, basis.nshell))
+        for d in densities:
+            np.maximum(square, np.add.reduceat(np.add.reduceat(d * d, first, axis=0), first, axis=1), out=square)
+        norm = np.sqrt(np.maximum(square, square.T))
+        kind, width = shell_kinds(basis, mixed), np.sqrt(np.diff(basis.ao_loc))
+        self.exchange = np.stack([norm[:, kind == k].max(axis=1) for k in range(kind.max() + 1)])
+        self.coulomb = 2 * np.minimum(width[:, None], width) * norm
+        if not with_k:
+            self.exchange[:] = 0.0
+        if not with_j:
+            self.coulomb[:] = 0.0
+
+    def of_pairs(self, pairs):
+        """Norms that J takes from the pairs of a list, shape (npair,)."""
+        return self.coulomb[pairs[:, 0], pairs[:, 1]]
+
+    def beside(self, pairs, own, kinds, other):
+        """Largest factor of each bra pair's bound with any ket pair of `kinds`, shape (npair,).
+
+        `own` is `of_pairs(pairs)`, `other` the largest of the ket list.
+        """
+        rows = np.maximum(self.exchange[kinds[0]], self.exchange[kinds[1]])
+        exchange = np.maximum(rows[pairs[:, 0]], rows[pairs[:, 1]])
+        return np.maximum(np.maximum(exchange, own), other)
+
+
+def survivors(bra, ket, factor, tolerance, triangle):
+    """Number of leading ket pairs that each bra pair needs, shape (len(bra),).
+
+    A quartet survives if bound_ab bound_cd factor_ab >= tolerance; with `triangle` (bra and ket the same list) only
+    ket pairs up to the bra pair itself.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0, of a tolerance of 0, sorts behind all bounds
+        least = tolerance / (bra.bound * factor)
+    n = np.searchsorted(ket.negative, -least, side="right")
+    return np.minimum(n, np.arange(1, len(n) + 1)) if triangle else n
+
+
+def tiles(n, most):
+    """Rectangles (bra slice, ket slice) that cover the survivors `n` with little waste.
+
+    Parameters
+    ----------
+    n : ndarray of int, shape (nbra,)
+        Leading ket pairs that each bra pair needs.
+    most : int
+        Largest number of quartets of a rectangle.
+    """
+    used = n.nonzero()[0]
+    if len(used) == 0:
+        return []
+    n = n[: used[-1] + 1]
+    width = int(n.max())
+    if len(n) * width <= TILE_QUARTETS or len(n) * width <= (1 + TILE_WASTE) * int(n.sum()):
+        return split_tile(0, len(n), width, most)
+    edges = np.arange(0, len(n), max(1, len(n) // TILE_STEPS))
+    ends = [*edges[1:].tolist(), len(n)]
+    out, first, width, inside = [], 0, 0, 0
+    for start, end, widest, total in zip(edges.tolist(), ends, *band(n, edges)):
+        if inside >= TILE_QUARTETS and (end - first) * max(width, widest) > (1 + TILE_WASTE) * (inside + total):
+            out += split_tile(first, start, width, most)
+            first, width, inside = start, 0, 0
+        width, inside = max(width, widest), inside + total
+    return out + split_tile(first, len(n), width, most)
+
+
+def band(n, edges):
+    """Largest and sum of `n` from each edge to the next."""
+    return np.maximum.reduceat(n, edges).tolist(), np.add.reduceat(n, edges).tolist()
+
+
+def split_tile(first, last, width, most):
+    """The rectangle of bra pairs first..last and `width` ket pairs in parts of `most` quartets at most."""
+    columns = min(width, most)
+    rows = max(1, most // max(1, columns))
+    return [
+        (slice(i, min(i + rows, last)), slice(k, min(k + columns, width)))
+        for i in range(first, last, rows)
+        for k in range(0, width, columns)
+    ]

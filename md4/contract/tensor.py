@@ -1,0 +1,213 @@
+"""Whole AO tensors: every shell quartet of a molecule, class by class, block by block.
+
+The unordered shell pairs are cut into pieces of one class each; a block is one bra piece with one ket piece. With bra
+and ket over the same pairs, only pieces ket <= bra are computed and each integral is written wherever it stands.
+"""
+
+from dataclasses import dataclass, replace
+from math import isqrt
+
+import numpy as np
+
+from md4.errors import ArgumentError
+from md4.method.operators import check_order
+from md4.method.scatter import SYMMETRIES, ao_box, tensor_shape
+from md4.shells.shell_pairs import shell_pairs, unique_pairs_by_class
+from md4.support.arguments import as_list, checked_choice, checked_flag, shown, whole_number
+from md4.support.memory import check_out
+from md4.support.progress import Progress
+
+# Share of the memory that may be used which the block, and the H matrices kept between blocks, may take.
+BLOCK_SHARE = 0.2
+HERMITE_SHARE = 0.4
+# Larger blocks than this (bytes) gain nothing.
+BLOCK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for: symmetry and the shell range (first, last + 1) of each index."""
+
+    aosym: str
+    ranges: tuple
+
+    @classmethod
+    def checked(cls, basis, aosym, shls_slice):
+        """Request from user arguments.
+
+        Raises
+        ------
+        ArgumentError
+            An unknown symmetry or an impossible slice.
+        UnsupportedError
+            Angular momenta that add up beyond the tables.
+        """
+        request = cls._of(basis, checked_choice("aosym", aosym, SYMMETRIES), shls_slice)
+        check_order(sum(int(basis.classes[first:last, 0].max()) for first, last in request.ranges))
+        return request
+
+    @classmethod
+    def _of(cls, basis, aosym, shls_slice):
+        if shls_slice is None:
+            return cls(aosym, ((0, basis.nshell),) * 4)
+        if aosym == "s8":
+            raise ArgumentError("aosym 's8' has no shls_slice; use 's4' or 's1' for a part of the tensor.")
+        ends = shell_numbers(shls_slice)
+        ranges = tuple(zip(ends[::2], ends[1::2]))
+        if not all(0 <= first < last <= basis.nshell for first, last in ranges):
+            raise ArgumentError(f"shls_slice {tuple(ends)} must hold non-empty ranges within 0..{basis.nshell} shells.")
+        if aosym == "s4" and (ranges[0] != ranges[1] or ranges[2] != ranges[3]):
+            raise ArgumentError("aosym 's4' needs equal ranges for i and j, and for k and l; use 's1' otherwise.")
+        return cls(aosym, ranges)
+
+    @property
+    def swap(self):
+        """Whether bra and ket run over the same pairs."""
+        return set(self.ranges[:2]) == set(self.ranges[2:])
+
+
+def shell_numbers(shls_slice):
+    """The 8 ints of a slice; ArgumentError for anything else."""
+    given = as_list(shls_slice)
+    if given is None or len(given) != 8:
+        what = shown(shls_slice) if given is None else len(given)
+        raise ArgumentError(f"shls_slice must hold 8 shell numbers (i0, i1, ..., l0, l1), not {what}.")
+    ends = [whole_number(end) for end in given]
+    if None in ends:
+        raise ArgumentError(f"shls_slice must hold integers, not {shown(given[ends.index(None)])}.")
+    return ends
+
+
+def checked_request(basis, aosym, shls_slice, out, device):
+    """The `Request` of `ao_tensor`'s arguments, all of which are checked but a device array `out`."""
+    request = Request.checked(basis, aosym, shls_slice)
+    if not checked_flag("device", device) and out is not None:
+        check_out(out, tensor_shape(request.aosym, ao_box(basis, request.ranges)))
+    return request
+
+
+def segmented(engine, request):
+    """Engine and request over the basis with its general contractions split where that saves work."""
+    given, basis = engine.bra_basis, engine.bra_basis.segmented()
+    if basis is given:
+        return engine, request
+    shell = np.searchsorted(basis.ao_loc, given.ao_loc)
+    ranges = tuple((int(shell[a]), int(shell[b])) for a, b in request.ranges)
+    return engine.with_basis(basis), replace(request, ranges=ranges)
+
+
+def piece_size(pairs_nab, h_bytes, block_bytes, hermite_bytes):
+    """Pairs in a piece: a square block of such pieces fits `block_bytes`, its H matrices a quarter of their share."""
+    return max(1, min(isqrt(max(1, block_bytes // 8)) // pairs_nab, hermite_bytes // (4 * max(1, h_bytes))))
+
+
+def cut_pieces(engine, ranges, block_bytes, hermite_bytes):
+    """Prepared pairs over the shells of two ranges, one class each, short enough for the block."""
+    basis, pieces = engine.bra_basis, []
+    rows, cols = (np.arange(*r) for r in ranges)
+    for pairs in unique_pairs_by_class(basis, rows, cols):
+        whole = engine.prepare(pairs, basis)
+        h_bytes = engine.backend.hermite_bytes(whole.pairs) // len(whole) + 1
+        size = piece_size(whole.pairs.nab, h_bytes, block_bytes, hermite_bytes)
+        if size >= len(pairs):
+            pieces.append(whole)
+        else:
+            pieces += [engine.prepare(pairs[n : n + size], basis) for n in range(0, len(pairs), size)]
+    return pieces
+
+
+class HermiteStore:
+    """Keeps the H matrices of pieces, each in `forms` forms, until they exceed `limit` bytes; then drops the oldest."""
+
+    def __init__(self, limit, backend, forms=2):
+        self.most = self.limit = limit
+        self.backend, self.forms = backend, forms
+        self.held, self.total = [], 0
+
+    def touch(self, piece, keep):
+        """Announces the use of `piece`; `keep` (the other side of the block) is never dropped."""
+        if any(p is piece for p in self.held):
+            self.held = [p for p in self.held if p is not piece] + [piece]
+        else:
+            self.held.append(piece)
+            self.total += self.size(piece)
+        self.shrink(piece, keep)
+
+    def shrink(self, *keep):
+        """Drops the oldest pieces, but none of `keep`, until the others fit the limit."""
+        for old in list(self.held) if self.total > self.limit else ():
+            if self.total <= self.limit or any(old is piece for piece in keep):
+                continue
+            self.total -= self.size(old)
+            old.drop()
+            self.held.remove(old)
+
+    def fit(self, share):
+        """Lowers the limit to a share of the memory there is now, that of kept H matrices included."""
+        memory = self.backend.memory_left() + sum(piece.h_bytes for piece in self.held)
+        self.limit = min(self.most, int(share * memory))
+        self.total = sum(map(self.size, self.held))  # anew, since an interrupt may have torn it from what is held
+        self.shrink()
+
+    def clear(self):
+        """Drops the H matrices of all pieces."""
+        for piece in self.held:
+            piece.drop()
+        self.held, self.total = [], 0
+
+    def size(self, piece):
+        """Bytes that the H matrices of a piece may take."""
+        return self.forms * self.backend.hermite_bytes(piece.pairs)
+
+
+def block_work(bra_pieces, ket_pieces, swap):
+    """(bra, ket, same) for all blocks; with `swap`, only ket <= bra."""
+    for n, bra in enumerate(bra_pieces):
+        for ket in ket_pieces[: n + 1] if swap else ket_pieces:
+            yield bra, ket, swap and bra is ket
+
+
+def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
+    """The AO tensor (ij|kl) of the engine's basis; arguments and errors as `md4.int2e`."""
+    request = checked_request(engine.bra_basis, aosym, shls_slice, out, device)
+    with engine.lock:
+        return locked_tensor(engine, request, out, device, progress)
+
+
+def locked_tensor(engine, request, out, device, progress):
+    """As `ao_tensor`, for a thread that has the engine to itself."""
+    engine, request = segmented(engine, request)
+    basis, backend = engine.bra_basis, engine.backend
+    box = ao_box(basis, request.ranges)
+    shape = tensor_shape(request.aosym, box)
+    target = backend.target(request.aosym, box, shape, out, device, least_block(engine, request))
+    backend.compile_ahead(basis, "tensor", progress)
+    memory = backend.memory_left()
+    block_bytes, hermite_bytes = int(min(BLOCK_SHARE * memory, BLOCK_BYTES)), int(HERMITE_SHARE * memory)
+    bra_pieces = cut_pieces(engine, request.ranges[:2], block_bytes, hermite_bytes)
+    ket_pieces = (
+        bra_pieces if request.swap else cut_pieces(engine, request.ranges[2:], block_bytes, hermite_bytes)
+    )
+    store = HermiteStore(hermite_bytes, backend)
+    work = list(block_work(bra_pieces, ket_pieces, request.swap))
+    with Progress(sum(len(b) * len(k) for b, k, _ in work), enabled=progress, label="ERI quartets") as bar:
+        for bra, ket, same in work:
+            store.touch(ket, bra)
+            store.touch(bra, ket)
+            a, b = bra.pairs, ket.pairs
+            block = backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
+            engine.evaluate(bra, ket, block)
+            target.scatter(block, a, b, basis, same, request.swap)
+            del block  # before there is another
+            bar.update(len(bra) * len(ket))
+    return target.result()
+
+
+def least_block(engine, request):
+    """Bytes of the smallest workspace that can make the tensor: one quartet of the largest class."""
+    basis = engine.bra_basis
+    used = sorted({s for r in request.ranges for s in range(*r)}, key=lambda s: tuple(basis.classes[s]))
+    sizes = [basis.shells[s].nctr * basis.ncomp(basis.shells[s].l) for s in used]
+    largest = used[int(np.argmax(sizes))]
+    pair = shell_pairs(basis, [[largest, largest]])
+    return 8 * pair.nab**2 + engine.backend.least_workspace(pair, pair)

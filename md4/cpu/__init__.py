@@ -1,0 +1,1 @@
+"""The CPU backend: the steps of the method on NumPy, Numba's loops and BLAS."""

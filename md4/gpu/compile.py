@@ -1,0 +1,207 @@
+"""Compiled kernel variants: made at first use, kept in memory, and on disk under a fingerprint.
+
+A variant is a factory with a frozen tuple of compile-time facts. Files of the cache (`md4.support.cache`) are
+`<cache folder>/<fingerprint>/<variant>-sm_<cc>.kernel`; the fingerprint covers md4's own source and the versions of
+everything that takes part in compiling, so a stale kernel is never loaded. What they hold is machine code for the GPU,
+nothing that the host would execute.
+"""
+
+import ctypes
+import struct
+from dataclasses import dataclass, field
+from functools import cache
+from inspect import get_annotations
+
+from cuda.bindings import driver
+
+from md4.gpu.buffers import Buffer, check
+from md4.gpu.device_code import cuda, types
+from md4.support.cache import cache_folder, entry_path, fingerprint, load, store
+from md4.support.locks import Lock, once
+
+
+def numba_type(declared):
+    """The Numba type of a declared parameter: itself, or that of a group, a NamedTuple whose fields declare theirs."""
+    if isinstance(declared, type) and issubclass(declared, tuple):
+        return types.NamedTuple([numba_type(field) for field in get_annotations(declared).values()], declared)
+    return declared
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a factory returns: a Python function and how to compile it.
+
+    Attributes
+    ----------
+    function : callable
+        The kernel's body. The annotation of each parameter is its Numba type, or a group of parameters: a NamedTuple
+        whose annotations are such in turn.
+    launch_bounds : tuple of int, optional
+        Threads of a block, and blocks that a multiprocessor must hold at once.
+    signature : tuple of numba types, optional
+        In place of annotations.
+    """
+
+    function: object
+    launch_bounds: tuple | None = None
+    signature: tuple | None = None
+
+    def types(self):
+        """Numba types of the parameters."""
+        return self.signature or tuple(map(numba_type, get_annotations(self.function).values()))
+
+    def options(self):
+        return {} if self.launch_bounds is None else {"launch_bounds": self.launch_bounds}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel variant: a factory and its compile-time facts."""
+
+    factory: object = field(repr=False)
+    facts: tuple
+
+    @property
+    def name(self):
+        facts = (".".join(map(str, f)) if isinstance(f, tuple) else str(f) for f in self.facts)
+        return "-".join([self.factory.__name__, *facts])
+
+    def kernel(self):
+        """What the factory makes, under the variant's name, by which profilers call it."""
+        kernel = self.factory(*self.facts)
+        kernel.function.__name__ = kernel.function.__qualname__ = self.name.replace("-", "_").replace(".", "_")
+        return kernel
+
+
+def cached_variants():
+    """Names of the variants on disk for this source and toolchain."""
+    return sorted(p.stem for p in (cache_folder() / fingerprint()).glob("*.kernel"))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel on a device.
+
+    Attributes
+    ----------
+    handle : int
+        Its CUkernel.
+    owner
+        What keeps it loaded.
+    """
+
+    handle: int
+    owner: object = field(repr=False)
+
+
+def kernel_facts(variant, capability):
+    """What the cache's file of a kernel says that it holds."""
+    return {"kernel": variant.name, "capability": list(capability)}
+
+
+def load_kernel(variant, capability):
+    """The kernel that `save_kernel` saved, on the current device; None where there is none that can be relied on."""
+    data = load(kernel_path(variant, capability), kernel_facts(variant, capability))
+    if data is None:
+        return None
+    entry, _, cubin = data.partition(b"\n")
+    error, library = driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        return None
+    error, handle = driver.cuLibraryGetKernel(library, entry)
+    return None if error != driver.CUresult.CUDA_SUCCESS else Loaded(int(handle), library)
+
+
+def save_kernel(variant, capability, entry, cubin):
+    """Writes machine code to the cache: the name of its entry point in one line, then the cubin."""
+    store(kernel_path(variant, capability), kernel_facts(variant, capability), entry.encode() + b"\n" + cubin)
+
+
+compile_count = 0  # variants that this process compiled rather than loaded
+
+
+def slots_of(kind):
+    """How an argument of a Numba type is packed, as `struct` has it: a character for each slot."""
+    if isinstance(kind, types.BaseTuple):
+        return "".join(map(slots_of, kind))
+    return "q" * (5 + 2 * kind.ndim) if hasattr(kind, "ndim") else "d" if kind == types.float64 else "q"
+
+
+def flatten(args, values):
+    """Appends to `values` what goes into the slots for `args`."""
+    for arg in args:
+        if isinstance(arg, Buffer):
+            values += arg.words()
+        elif isinstance(arg, tuple):
+            flatten(arg, values)
+        else:
+            values.append(arg)
+
+
+class Launcher:
+    """A compiled kernel of one device, launched by the driver with as little as possible in between.
+
+    Numba's calling convention, flattened: an array is (meminfo, parent, size, itemsize, data, *shape, *strides), all in
+    slots of 8 bytes; a tuple is its members one after the other.
+    """
+
+    def __init__(self, loaded, signature):
+        self.loaded = loaded
+        self.library_kernel, self.function = driver.CUkernel(loaded.handle), driver.CUfunction(loaded.handle)
+        self.shared = 48 << 10
+        code = "".join(map(slots_of, signature))
+        self.pack = struct.Struct("<" + code).pack_into
+        count = len(code)
+        self.slots = ctypes.create_string_buffer(8 * count)
+        first = ctypes.addressof(self.slots)
+        self.pointers = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
+        self.lock = Lock()
+
+    def __call__(self, grid, block, stream, shared, args):
+        values = []
+        flatten(args, values)
+        with self.lock:
+            if shared > self.shared:
+                self.allow_shared(shared)
+            self.pack(self.slots, 0, *values)
+            (error,) = driver.cuLaunchKernel(
+                self.function, grid, 1, 1, block, 1, 1, shared, int(stream.handle), ctypes.addressof(self.pointers), 0
+            )
+        check(error, "launching a kernel")
+
+    def allow_shared(self, size):
+        """Raises the limit of dynamic shared memory to `size` bytes."""
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        device = cuda.current_context().device.id
+        (error,) = driver.cuKernelSetAttribute(attribute, size, self.library_kernel, device)
+        check(error, f"raising dynamic shared memory to {size} bytes")
+        self.shared = size
+
+
+def kernel_path(variant, capability):
+    """File of a variant in the disk cache."""
+    return entry_path(f"{variant.name}-sm_{capability[0]}{capability[1]}.kernel")
+
+
+def compile_kernel(variant, capability, kernel):
+    """Compiles a kernel for the current device, and saves it."""
+    global compile_count  # noqa: PLW0603 a count for `md4 info` and the tests
+    compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.types())
+    compile_count += 1
+    code = compiled._codelibrary
+    save_kernel(variant, capability, code._entry_name, bytes(code.get_cubin().code))
+    return Loaded(int(code.get_cufunc().kernel.handle), compiled)
+
+
+@once
+def launcher(variant, capability, device):
+    """`Launcher` of a variant, loaded from disk or compiled, for one device, which is the current one."""
+    kernel = variant.kernel()
+    loaded = load_kernel(variant, capability) or compile_kernel(variant, capability, kernel)
+    return Launcher(loaded, kernel.types())
+
+
+@cache
+def capability_of(device):
+    """Compute capability (major, minor) of a device."""
+    return tuple(cuda.gpus[device].compute_capability)

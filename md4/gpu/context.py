@@ -1,0 +1,230 @@
+"""A device as an engine uses it: which one, on which stream, with which memory, unit and type of numbers."""
+
+import os
+import weakref
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
+from operator import index
+
+import numpy as np
+from cuda.bindings import driver
+from numba import cuda
+
+from md4.errors import DeviceError
+from md4.gpu.buffers import Buffer, check
+from md4.gpu.compile import launcher
+from md4.gpu.pool import Pool
+from md4.support.arguments import checked_stream
+from md4.support.locks import Lock, once
+
+
+@cache
+def gpu_available():
+    """Whether a usable GPU and CUDA compiler are there."""
+    try:
+        return bool(cuda.is_available())
+    except Exception:  # whatever a broken driver raises, there is no GPU
+        return False
+
+
+def note_fork():
+    """Called in a child process: had the parent used the GPU, or asked for it?"""
+    global forked_after_use  # noqa: PLW0603 what a fork finds concerns the whole process
+    forked_after_use = forked_after_use or (gpu_available.cache_info().currsize > 0 and gpu_available())
+
+
+forked_after_use = False
+os.register_at_fork(after_in_child=note_fork)
+
+
+def check_not_forked():
+    """DeviceError in a process that was forked from one that had used the GPU: CUDA would fail or hang in it."""
+    if forked_after_use:
+        raise DeviceError(
+            "this process was forked from one that had looked for the GPU, and CUDA does not work in such processes; "
+            "start processes by multiprocessing.get_context('spawn'), fork before md4 is used, or take backend='cpu'."
+        )
+
+
+def require_gpu():
+    """DeviceError where there is no usable GPU."""
+    check_not_forked()
+    if not gpu_available():
+        raise DeviceError(
+            "backend='cuda' needs an NVIDIA GPU with its driver and CUDA toolkit wheels: pip install 'md4[cu13]' or "
+            "'md4[cu12]'; `md4 info` shows what is found. backend='cpu' works without."
+        )
+
+
+def current_capability():
+    """Compute capability (major, minor) of the current device."""
+    return tuple(cuda.get_current_device().compute_capability)
+
+
+def current_device():
+    """Number of the device of this thread's context, which is made where there is none."""
+    error, device = driver.cuCtxGetDevice()
+    return cuda.current_context().device.id if error else int(device)
+
+
+def as_stream(stream):
+    """Numba stream from None (a new one), an integer handle, or a Numba, CuPy or PyTorch stream.
+
+    Raises
+    ------
+    ArgumentError
+        Anything else.
+    """
+    if stream is None:
+        return cuda.stream()
+    if hasattr(checked_stream(stream), "auto_synchronize"):
+        return stream
+    handle = index(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)))
+    return cuda.external_stream(handle) if handle else cuda.default_stream()
+
+
+def urgent_stream():
+    """A new stream whose kernels go before those that wait on others, and that no work on stream 0 holds up."""
+    cuda.current_context()
+    error, _, highest = driver.cuCtxGetStreamPriorityRange()
+    check(error, "asking for the priorities of streams")
+    flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+    error, handle = driver.cuStreamCreateWithPriority(flags, highest)
+    check(error, "making a stream")
+    stream = cuda.external_stream(int(handle))
+    weakref.finalize(stream, driver.cuStreamDestroy, handle)
+    return stream
+
+
+def arithmetic_unit(capability):
+    """The unit that does the transforms on a device."""
+    return "dmma16" if capability == (9, 0) or capability >= (10, 0) else "dmma8" if capability >= (8, 0) else "fma"
+
+
+class DeviceLock(Lock):
+    """A lock of what works on one GPU, which is the current device of the thread that holds it.
+
+    A process that was forked from one that used the GPU is refused.
+
+    Parameters
+    ----------
+    device : int, optional
+        Number of the device; by default the thread's current one stays.
+    """
+
+    def __init__(self, device=None):
+        super().__init__()
+        self.device, self.pushed = device, []
+
+    def __enter__(self):
+        check_not_forked()
+        super().__enter__()
+        try:
+            other = None if self.device in (None, current_device()) else cuda.gpus[self.device]
+            if other is not None:
+                other.__enter__()
+            self.pushed.append(other)
+        except BaseException:
+            super().__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error):
+        other = self.pushed.pop()
+        if other is not None:
+            other.__exit__(*error)
+        super().__exit__(*error)
+
+    def __reduce__(self):
+        return type(self), (self.device,)
+
+
+@dataclass(frozen=True)
+class Real:
+    """The type of the numbers that integrals are computed in.
+
+    Attributes
+    ----------
+    name : str
+        NumPy's.
+    nbytes : int
+        Bytes of one.
+    """
+
+    name: str = "float64"
+    nbytes: int = 8
+
+
+class DeviceContext:
+    """What belongs to one device, and must not be mixed with what belongs to another.
+
+    Parameters
+    ----------
+    stream : optional
+        As in `md4.Engine`.
+    max_memory : float, optional
+        Cap in MB on device memory.
+
+    Attributes
+    ----------
+    device : int
+        Number of the device, the thread's current one when the context was made.
+    capability : tuple of int
+        Its compute capability (major, minor).
+    unit : {'dmma16', 'dmma8', 'fma'}
+        The unit that does the matrix products; see `md4.gpu.tuning.Tile`.
+    real : Real
+        The type of numbers.
+    stream : numba.cuda.cudadrv.driver.Stream
+        All work is done in its order.
+    pool : md4.gpu.pool.Pool
+        Device memory.
+    lock : DeviceLock
+        Held by the one thread that works here.
+
+    Raises
+    ------
+    DeviceError
+        No usable GPU.
+    """
+
+    def __init__(self, stream=None, max_memory=None):
+        require_gpu()
+        self.device, self.capability, self.real = current_device(), current_capability(), Real()
+        self.unit = arithmetic_unit(self.capability)
+        self.stream, self.pool, self.lock = as_stream(stream), Pool(max_memory), DeviceLock(self.device)
+
+    def on(self, stream):
+        """The same with another stream."""
+        other = copy(self)
+        other.stream = stream
+        return other
+
+    def launch(self, variant, grid, block, shared, *args):
+        """Launches a kernel on the stream.
+
+        Parameters
+        ----------
+        variant : md4.gpu.compile.Variant
+        grid, block : int
+            Blocks, and threads of a block.
+        shared : int
+            Bytes of dynamic shared memory of a block.
+        *args
+            The kernel's arguments: `Buffer` objects and numbers, or tuples of them where the kernel takes a group.
+        """
+        launcher(variant, self.capability, self.device)(grid, block, self.stream, shared, args)
+
+    def table(self, make, *args):
+        """A constant table made by `make(*args)`, in this device's memory, made once a process."""
+        return table_on(self.device, make, *args)
+
+
+@once
+def table_on(device, make, *args):
+    """The table on a device, which is the current one."""
+    table = np.array(make(*args))
+    array = cuda.to_device(table)
+    cuda.default_stream().synchronize()  # streams of other libraries do not wait for the default stream
+    return Buffer(array.device_ctypes_pointer.value, table.shape, table.itemsize, array)

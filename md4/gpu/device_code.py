@@ -1,0 +1,16 @@
+"""What kernels are written with: Numba's words for device code, and the types of their arguments."""
+
+from numba import cuda
+from numba.cuda import types
+
+__all__ = ["F64", "F64_2D", "I32", "I64", "I64_2D", "cuda", "f64", "i32", "i64", "jit_device", "types"]
+
+i32, i64, f64 = types.int32, types.int64, types.float64
+F64, F64_2D = f64[::1], f64[:, ::1]
+I32 = i32[::1]
+I64, I64_2D = i64[::1], i64[:, ::1]
+
+
+def jit_device(function):
+    """A device function from plain Python."""
+    return cuda.jit(device=True)(function)

@@ -1,0 +1,230 @@
+"""Register code for J in the Hermite basis: r[p+q] times the densities of either side, for one primitive quartet.
+
+Intrinsics in the manner of `md4.gpu.emit.unrolled`, unrolled while code is generated. Densities and sums are as in
+`md4.method.hermite_coulomb`, where D_q is stored with its sign (-1)^|q|; of the bra, the sign is taken off here and put
+on again.
+"""
+
+from functools import cache
+from itertools import product
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from md4.gpu.emit.digest_columns import emit_warp_place, emit_warp_sum
+from md4.gpu.emit.instructions import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, fma, shared_double
+from md4.gpu.emit.unrolled import emit_r
+from md4.method.angular import hermite_ordinal, nherm, packed_hermite, sum_ordinal
+
+i32, i64, f64 = types.int32, types.int64, types.float64
+PAIR = ir.LiteralStructType([DOUBLE, DOUBLE])
+
+
+def first_of_degree(word):
+    """Ordinal of the first triple of the degree of a packed one."""
+    return nherm(degree(word) - 1)
+
+
+def even_ranges(count, most):
+    """Ranges of even lengths up to `most`, but for the last, that cover `count`."""
+    parts = -(-count // most)
+    size = -(-count // parts) + 1 & ~1
+    return [range(n, min(n + size, count)) for n in range(0, count, size)]
+
+
+def degree(word):
+    """Degree of a packed Hermite triple."""
+    return word >> 24
+
+
+def minus(builder, value):
+    """-value; NVVM knows no fneg."""
+    return builder.fsub(ir.Constant(DOUBLE, -0.0), value)
+
+
+def add_groups(builder, values, base, lane, limit):
+    """Warp sums of up to 32 values at a time, added to the first `limit` doubles at `base`; `lane` is an i32."""
+    mine = emit_warp_place(builder, lane)
+    for first in range(0, len(values), 32):
+        total = emit_warp_sum(builder, values[first : first + 32], lane)
+        place = builder.add(mine, I32(first))
+        address = builder.add(base, builder.mul(builder.zext(place, I64), I64(8)))
+        text = f"{{ .reg .pred p; setp.lt.s32 p, $2, {limit}; @p red.global.add.f64 [$0], $1; }}"
+        call_asm(builder, ir.VoidType(), [address, total, place], text, "l,d,r", effects=True)
+
+
+def load_pair(builder, address, offset):
+    """Two doubles of global memory that no one writes meanwhile."""
+    text = f"ld.global.nc.v2.f64 {{$0, $1}}, [$2+{offset}];"
+    return fields(builder, call_asm(builder, PAIR, [address], text, "=d,=d,l", effects=True), 2)
+
+
+@cache
+def make_quartet_sums(l_bra, l_ket):
+    """Intrinsic (zeros, weight, rx, ry, rz, d_ket, j_ket, d, d_first, j, j_first, lane) -> j_ket.
+
+    One primitive quartet of small L a lane, r in registers; the lanes of a warp share the bra primitive. `d_ket` and
+    `j_ket` are the lane's D_q and J_q, D_p of the bra begins at d[d_first]. J_q += sum_p r[p+q] D_p; and
+    sum_q r[p+q] D_q over the warp is added to j[j_first:]. All of r is scaled by `weight`.
+    """
+    l, np_, nq = l_bra + l_ket, nherm(l_bra), nherm(l_ket)
+    p_words, q_words = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist()
+    zeros, ket, groups = types.UniTuple(f64, l + 1), types.UniTuple(f64, nq), even_ranges(np_, 32)
+
+    @intrinsic
+    def quartet_sums(typingctx, zero, weight, rx, ry, rz, d_ket, j_ket, d, d_first, j, j_first, lane):
+        def codegen(context, builder, signature, args):
+            zero = [builder.fmul(z, args[1]) for z in fields(builder, args[0], l + 1)]
+            r = emit_r(builder, zero, args[2:5])
+            d_q, j_q = (fields(builder, x, nq) for x in args[5:7])
+            source = element_address(context, builder, signature.args[7], *args[7:9])
+            target = element_address(context, builder, signature.args[9], *args[9:11])
+            lane = builder.trunc(args[11], I32)
+            for group in groups:  # sums of no more functions p than a warp sum takes are kept at once
+                j_p = dict.fromkeys(group, ir.Constant(DOUBLE, 0.0))
+                for p, q in sorted(product(group, range(nq)), key=lambda x: (degree(q_words[x[1]]), x)):
+                    if q == first_of_degree(q_words[q]) and p % 2 == 0:
+                        pair = load_pair(builder, source, 8 * p)
+                    d_p = minus(builder, pair[p % 2]) if degree(p_words[p]) % 2 else pair[p % 2]
+                    value = r[sum_ordinal(p_words[p], q_words[q])]
+                    j_q[q] = fma(builder, value, d_p, j_q[q])
+                    j_p[p] = fma(builder, value, d_q[q], j_p[p])
+                sums = [minus(builder, j_p[p]) if degree(p_words[p]) % 2 else j_p[p] for p in group]
+                add_groups(builder, sums, builder.add(target, I64(8 * group[0])), lane, len(group))
+            return aggregate(builder, context.get_value_type(ket), j_q)
+
+        return ket(zeros, f64, f64, f64, f64, ket, ket, d, i64, j, i64, i64), codegen
+
+    return quartet_sums
+
+
+@cache
+def make_load_words(count):
+    """Intrinsic (words, first, last) -> words[min(first + 32 n, last)] for n < count, of an int32 array."""
+    kind = types.UniTuple(i32, count)
+
+    @intrinsic
+    def load_words(typingctx, words, first, last):
+        def codegen(context, builder, signature, args):
+            data = context.make_array(signature.args[0])(context, builder, args[0]).data
+            base, values = builder.ptrtoint(data, I64), []
+            for n in range(count):
+                place = builder.add(args[1], I64(32 * n))
+                place = builder.select(builder.icmp_signed("<", place, args[2]), place, args[2])
+                address = builder.add(base, builder.mul(place, I64(4)))
+                values.append(call_asm(builder, I32, [address], "ld.global.nc.b32 $0, [$1];", "=r,l"))
+            return aggregate(builder, context.get_value_type(kind), values)
+
+        return kind(words, i64, i64), codegen
+
+    return load_words
+
+
+@cache
+def make_signed(count):
+    """Intrinsic (x, words) -> (-1)^|p| x_p."""
+    kind, words = types.UniTuple(f64, count), types.UniTuple(i32, count)
+
+    @intrinsic
+    def signed(typingctx, x, places):
+        def codegen(context, builder, signature, args):
+            values = []
+            for value, word in zip(fields(builder, args[0], count), fields(builder, args[1], count)):
+                odd = builder.icmp_signed("!=", builder.and_(word, I32(1 << 24)), I32(0))
+                values.append(builder.select(odd, minus(builder, value), value))
+            return aggregate(builder, context.get_value_type(kind), values)
+
+        return kind(kind, words), codegen
+
+    return signed
+
+
+@cache
+def make_add_column(count):
+    """Intrinsic (x, array, first, stride, limit): array[first + n stride] += x_n atomically for n < limit."""
+    kind = types.UniTuple(f64, count)
+
+    @intrinsic
+    def add_column(typingctx, x, array, first, stride, limit):
+        def codegen(context, builder, signature, args):
+            address = element_address(context, builder, signature.args[1], args[1], args[2])
+            step, limit = builder.mul(args[3], I64(8)), builder.trunc(args[4], I32)
+            for n, value in enumerate(fields(builder, args[0], count)):
+                text = f"{{ .reg .pred p; setp.gt.s32 p, $2, {n}; @p red.global.add.f64 [$0], $1; }}"
+                call_asm(builder, ir.VoidType(), [address, value, limit], text, "l,d,r", effects=True)
+                address = builder.add(address, step)
+            return context.get_dummy_value()
+
+        return types.void(kind, array, i64, i64, i64), codegen
+
+    return add_column
+
+
+class Walk:
+    """Shared addresses of r[p + q] as q goes through its groups of one degree and one s, for one p.
+
+    idx(p+q) = idx(p) + idx(q) + s_p s_q + l_p l_q (l_p + l_q + 2)/2, whose last term grows by
+    l_p (l_p + 2 l_q + 3)/2 from l_q to l_q + 1.
+    """
+
+    def __init__(self, builder, start, word):
+        self.builder = builder
+        s, l = (builder.and_(builder.lshr(word, I32(bits)), I32(255)) for bits in (16, 24))
+        ordinal = builder.and_(word, I32(65535))
+        self.row = self.base = builder.add(start, builder.shl(ordinal, I32(3)))
+        self.s_step, self.growth = (builder.shl(x, I32(3)) for x in (s, l))
+        self.l_step = builder.shl(builder.mul(l, builder.add(l, I32(3))), I32(2))
+
+    def next_s(self):
+        self.row = self.builder.add(self.row, self.s_step)
+
+    def next_degree(self):
+        self.row = self.base = self.builder.add(self.base, self.l_step)
+        self.l_step = self.builder.add(self.l_step, self.growth)
+
+
+@cache
+def make_correlate(l_ket, count):
+    """Intrinsic (words, r, d, d_bra, j_bra, scale, j, first, lane) -> j_bra, for one primitive quartet of a warp.
+
+    A lane has `count` functions p of the bra, by their packed words, and their D_p and J_p; r of the quartet is at the
+    shared address `r`, D_q of the ket at d[first:]. J_p += sum_q r[p+q] D_q; and sum_p r[p+q] D_p over the warp, times
+    `scale`, is added to j[first:].
+    """
+    bra, words, nq = types.UniTuple(f64, count), types.UniTuple(i32, count), nherm(l_ket)
+
+    @intrinsic
+    def correlate(typingctx, places, r, d, d_bra, j_bra, scale, j, first, lane):
+        def codegen(context, builder, signature, args):
+            walks = [Walk(builder, args[1], word) for word in fields(builder, args[0], count)]
+            source = element_address(context, builder, signature.args[2], args[2], args[7])
+            d_p, j_p = (fields(builder, x, count) for x in args[3:5])
+            target = element_address(context, builder, signature.args[6], *args[6:8])
+            lane, sums, pair = builder.trunc(args[8], I32), [], None
+            for lq in range(l_ket + 1):
+                for s in range(lq + 1):
+                    for z in range(s + 1):
+                        q = hermite_ordinal(lq - s, s - z, z)
+                        if q % 2 == 0:
+                            pair = load_pair(builder, source, 8 * q)
+                        total = None
+                        for n, walk in enumerate(walks):
+                            value = shared_double(builder, walk.row, 8 * q)
+                            j_p[n] = fma(builder, value, pair[q % 2], j_p[n])
+                            total = builder.fmul(value, d_p[n]) if n == 0 else fma(builder, value, d_p[n], total)
+                        sums.append(builder.fmul(total, args[5]))
+                        if len(sums) == 32 or q == nq - 1:
+                            first = q + 1 - len(sums)
+                            place = builder.add(target, I64(8 * first))
+                            add_groups(builder, sums, place, lane, len(sums))
+                            sums = []
+                    for walk in walks:
+                        walk.next_s()
+                for walk in walks:
+                    walk.next_degree()
+            return aggregate(builder, context.get_value_type(bra), j_p)
+
+        return bra(words, i32, d, bra, bra, f64, j, i64, i64), codegen
+
+    return correlate

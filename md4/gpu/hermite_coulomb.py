@@ -1,0 +1,84 @@
+"""J in the Hermite basis on the GPU: densities and sums of pair lists in device memory.
+
+See `md4.method.hermite_coulomb`.
+"""
+
+import numpy as np
+
+from md4.gpu.buffers import copy_to_host
+from md4.gpu.kernels.hermite_coulomb import (
+    hermite_width,
+    launch_contraction,
+    launch_hermite_densities,
+    launch_hermite_sums,
+    launch_quartets,
+)
+from md4.gpu.tuning import COULOMB_BYTES, coulomb_straight, r_stride
+from md4.plan import Plan, chunks
+
+
+class DeviceCoulomb:
+    """D and J in the Hermite basis, in device memory; methods as of `md4.cpu.targets.HostCoulomb`."""
+
+    def __init__(self, backend, basis, twice):
+        self.backend, self.basis, self.shape, self.sides = backend, basis, twice.shape, {}
+        context = backend.context
+        self.buffer, (self.twice, self.y) = context.pool.upload([twice, np.zeros_like(twice)], context.stream)
+
+    def matrices(self, array):
+        """The matrices of an array (n, nao, nao) as flat buffers."""
+        size = self.shape[1] * self.shape[2]
+        return [array.part(n * size, (size,)) for n in range(self.shape[0])]
+
+    def load(self, prepared):
+        """D_q of a whole list, and zeros for J_q."""
+        backend, pairs = self.backend, prepared.pairs
+        size = pairs.nprim * hermite_width(pairs)
+        zeros = np.zeros((self.shape[0], size))
+        buffer, (densities, sums) = backend.context.pool.upload([zeros, zeros], backend.context.stream)
+        h, ao = prepared.h("right"), backend.first_aos(prepared, self.basis)
+        sides = [tuple(m.part(n * size, (size,)) for m in (densities, sums)) for n in range(self.shape[0])]
+        self.sides[prepared] = buffer, sides
+        for matrix, (density, _) in zip(self.matrices(self.twice), sides):
+            launch_hermite_densities(backend.context, prepared, h, ao, matrix, self.shape[1], density)
+
+    def add(self, ab, cd, triangle):
+        """All of `ab` with all of `cd`, slices of lists that are loaded, of one list if `triangle`."""
+        if ab.pairs.l < cd.pairs.l:
+            ab, cd = cd, ab
+        if ab.pairs.nprim == 0 or cd.pairs.nprim == 0:
+            return
+        backend = self.backend
+        sides = list(zip(*(self.sides[s.whole][1] for s in (ab, cd))))
+        if coulomb_straight(ab.pairs.l, cd.pairs.l):
+            for bra, ket in sides:
+                launch_quartets(backend.context, backend.operator, ab, cd, triangle, bra, ket)
+            return
+        for ij, kl in chunks(len(ab), len(cd), *self.chunk_pairs(ab.pairs, cd.pairs)):
+            r = backend.r(Plan(False), ab[ij], cd[kl])
+            for bra, ket in sides:
+                launch_contraction(backend.context, ab[ij], cd[kl], triangle, r, bra, ket)
+            backend.context.pool.release(r)
+
+    def chunk_pairs(self, bra, ket):
+        """Pairs of a chunk, by the bytes of its r."""
+        size = 8 * r_stride(bra.l + ket.l) * bra.max_prim * ket.max_prim
+        most = max(1, min(COULOMB_BYTES, self.backend.context.pool.left() // 2) // size)
+        nket = min(len(ket), most)
+        return max(1, most // nket), nket
+
+    def collect(self, prepared):
+        """Adds what a whole list has summed up to Y."""
+        backend = self.backend
+        buffer, sides = self.sides.pop(prepared)
+        h, ao = prepared.h("right"), backend.first_aos(prepared, self.basis)
+        for (_, sums), y in zip(sides, self.matrices(self.y)):
+            launch_hermite_sums(backend.context, prepared, h, ao, sums, self.shape[1], y)
+        backend.context.pool.release(buffer)
+
+    def result(self):
+        """Y on the host."""
+        y = np.empty(self.shape)
+        copy_to_host(y, self.y.pointer, self.backend.context.stream)
+        self.backend.context.pool.release(self.buffer)
+        return y

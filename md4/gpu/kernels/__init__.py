@@ -1,0 +1,1 @@
+"""The kernels, one step or one path a file, and the functions that launch them."""

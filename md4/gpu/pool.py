@@ -1,0 +1,238 @@
+"""Device memory with a hard cap, reused in the order of a stream."""
+
+import weakref
+from collections import deque
+from itertools import count
+from math import prod
+
+import numpy as np
+from numba import cuda
+
+from md4.errors import MemoryLimitError
+from md4.gpu.buffers import Buffer, copy_to_device
+from md4.gpu.dlpack import DeviceArray
+from md4.support.display import size_text
+from md4.support.locks import Lock, locked
+
+# Of what is copied to the device.
+ITEM_BYTES = 8
+
+# Left to the driver and to kernels' local memory when md4 may take all that is free.
+RESERVE_BYTES = 512 << 20
+
+
+def bucket(nbytes):
+    """Size that a request is rounded up to: eight steps to the power of two."""
+    step = max(512, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-max(1, nbytes) // step) * step
+
+
+class Loan:
+    """Device memory on loan from a pool. It goes back when it is given back or when nobody refers to the loan any more.
+
+    The second is for what an exception or an interrupt leaves behind. The loan does not hold the memory, the pool does:
+    where garbage is collected in cycles, Numba would free memory that only the garbage refers to before `__del__` runs.
+
+    Attributes
+    ----------
+    size : int
+        Bytes.
+    """
+
+    __slots__ = ("__weakref__", "number", "returned", "size", "token")
+
+    def __init__(self, number, token, size, returned):
+        self.number, self.token, self.size, self.returned = number, token, size, returned
+
+    def give_back(self):
+        """Tells the pool, which takes a loan back once."""
+        self.returned.append((self.number, self.token, True))
+
+
+class FreshLoan(Loan):
+    """A loan to another stream, which may still be at work on what nobody has given back: that is freed instead."""
+
+    __slots__ = ()
+
+    def __del__(self):
+        self.returned.append((self.number, self.token, False))
+
+
+class OrderedLoan(Loan):
+    """A loan to the engine's stream: whoever has the memory next uses it later."""
+
+    __slots__ = ()
+
+    def __del__(self):
+        self.returned.append((self.number, self.token, True))
+
+
+def lifetime(memory):
+    """What lives as long as device memory of Numba's is used; slices of an array are uses of the same."""
+    return memory._mem.free.__self__
+
+
+def forget(number, live, dropped):
+    """Called when Numba is about to free memory. It knows nothing of the pool, which could not end otherwise."""
+    size = live.pop(number, None)
+    if size is not None:
+        dropped.append(size)
+
+
+class Pool:
+    """Device memory of one engine: buffers are reused in stream order, the sum never exceeds the cap.
+
+    What is allocated counts until the driver has it back: while a caller or another library refers to it, and then
+    until Numba, which puts that off, has freed it.
+
+    Parameters
+    ----------
+    max_memory : float, optional
+        Cap in MB; by default what is free on the device when memory is asked for.
+    """
+
+    def __init__(self, max_memory=None):
+        self.cap = None if max_memory is None else int(max_memory * 1e6)
+        self.peak, self.free, self.lock = 0, None, Lock()
+        # Memory by its number; numbers that are on loan, with the token of the loan; idle ones by their size.
+        self.memory, self.lent, self.idle = {}, {}, {}
+        # All three change whenever Python drops an object, in any thread: by single operations that cannot be torn.
+        self.live, self.dropped, self.returned = {}, deque(), deque()
+        self.numbers = count()
+
+    def facts(self):
+        """What there is to show of it, as (name, value)."""
+        cap = "none" if self.cap is None else size_text(self.cap)
+        return [("device memory held", size_text(self.held)), ("most held", size_text(self.peak)), ("memory cap", cap)]
+
+    @property
+    def held(self):
+        """Bytes that are allocated."""
+        return sum(list(self.live.values())) + sum(list(self.dropped))
+
+    @locked
+    def left(self):
+        """Bytes that can still be handed out, idle buffers included."""
+        return self._room() + self._idle_bytes() + sum(list(self.dropped))
+
+    def _room(self):
+        """Bytes that can be allocated at once."""
+        if self.free is None:
+            self.free = max(0, cuda.current_context().get_memory_info()[0] - RESERVE_BYTES)
+        return self.free if self.cap is None else min(self.free, self.cap - self.held)
+
+    def _idle_bytes(self):
+        self._collect()
+        return sum(size * len(numbers) for size, numbers in self.idle.items())
+
+    def _collect(self):
+        """Takes back what was returned: each loan once, however often it says so."""
+        while self.returned:
+            number, token, ordered = self.returned.popleft()
+            if self.lent.get(number) == token:
+                if ordered:
+                    self.idle.setdefault(self.memory[number].size, {})[number] = None
+                else:
+                    self.memory.pop(number)
+                del self.lent[number]
+
+    @locked
+    def get(self, items):
+        """A buffer of 8-byte items, contents undefined.
+
+        Raises
+        ------
+        MemoryLimitError
+            It would exceed the cap or the memory there is.
+        """
+        self._collect()
+        size = bucket(ITEM_BYTES * items)
+        numbers = self.idle.setdefault(size, {})
+        return self._lend(next(reversed(numbers)) if numbers else self._allocate(size), items, OrderedLoan)
+
+    @locked
+    def fresh(self, items):
+        """A buffer that no earlier work may still use, for another stream; `get` gives any."""
+        return self._lend(self._allocate(bucket(ITEM_BYTES * items)), items, FreshLoan)
+
+    def _lend(self, number, items, kind):
+        """The buffer of an idle number; an interrupt leaves it idle or returned."""
+        token, memory = next(self.numbers), self.memory[number]
+        try:
+            self.lent[number] = token
+            del self.idle[memory.size][number]
+            loan = kind(number, token, memory.size, self.returned)
+            return Buffer(memory.device_pointer_value, (items,), ITEM_BYTES, loan)
+        except BaseException:
+            self.returned.append((number, token, True))
+            raise
+
+    def _allocate(self, size):
+        """The number of new memory, which is idle."""
+        self.free = None  # others use the device too
+        if size > self._room():
+            self.trim()
+        limit = self._room()
+        if size > limit:
+            raise MemoryLimitError(
+                f"{size / 1e6:.1f} MB of device memory are needed, but {limit / 1e6:.1f} MB may be used; "
+                "raise max_memory or compute less at once."
+            )
+        memory, number = cuda.current_context().memalloc(size), next(self.numbers)
+        weakref.finalize(lifetime(memory), forget, number, self.live, self.dropped)
+        self.live[number] = size  # an interrupt before it frees the memory, and nothing has been booked
+        self.memory[number] = memory
+        self.idle.setdefault(size, {})[number] = self.free = None
+        self.peak = max(self.peak, self.held)
+        return number
+
+    def release(self, buffer):
+        """Takes a buffer of `get` or `fresh` back; work already on the stream may still use it."""
+        buffer.owner.give_back()
+
+    @locked
+    def trim(self):
+        """Frees all that is not on loan, and what Numba has yet to free."""
+        self._collect()
+        self.idle, self.free = {}, None
+        for number in [number for number in self.memory if number not in self.lent]:
+            self.memory.pop(number)
+        waiting = len(self.dropped)
+        cuda.current_context().deallocations.clear()
+        for _ in range(waiting):
+            self.dropped.popleft()
+
+    @locked
+    def array(self, shape, dtype=np.float64):
+        """A device array, real or complex, for a caller to keep; its share of the cap returns when it is gone."""
+        size = np.dtype(dtype).itemsize
+        loan = self.get(max(1, prod(shape) * size // ITEM_BYTES)).owner
+        strides = tuple(size * prod(shape[n + 1 :]) for n in range(len(shape)))
+        memory = self.memory.pop(loan.number)
+        del self.lent[loan.number]  # never lent again: a caller's work on it is in no order with ours
+        return DeviceArray(shape, strides, dtype, gpu_data=memory)
+
+    def watch(self, host):
+        """Counts an array in host memory against the cap, too, for as long as it is there."""
+        number = next(self.numbers)
+        weakref.finalize(host, self.live.pop, number, None)
+        self.live[number] = host.nbytes
+        return host
+
+    def upload(self, arrays, stream, fresh=False):
+        """Host arrays of 8-byte items, one after the other in one buffer (see `fresh`), and where each begins.
+
+        Raises
+        ------
+        TypeError
+            Items of another size, whose bytes a kernel would misread.
+        """
+        arrays = [np.ascontiguousarray(a) for a in arrays]
+        for array in arrays:
+            if array.dtype.itemsize != ITEM_BYTES:
+                raise TypeError(f"items of {array.dtype} are not of {ITEM_BYTES} bytes.")
+        packed = np.concatenate([a.reshape(-1).view(np.int64) for a in arrays])
+        buffer = (self.fresh if fresh else self.get)(max(1, packed.size))
+        copy_to_device(buffer.pointer, packed, stream)
+        edges = np.cumsum([0, *(a.size for a in arrays)]).tolist()
+        return buffer, [buffer.part(e, np.shape(a)) for e, a in zip(edges, arrays)]

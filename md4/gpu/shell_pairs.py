@@ -1,0 +1,148 @@
+"""Pair lists on the GPU, made there: which primitive pairs count, and what the kernels read of them.
+
+How many primitive pairs count must come to the host, which allocates and divides work by it, and the host must not wait
+for all that is queued on the engine's stream. So they are counted on a stream of its own, in memory that the engine's
+stream never writes and waited for at once; all else is done on the engine's stream, in memory of the pool, in order.
+"""
+
+import weakref
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from md4.gpu.buffers import copy_in_pieces, copy_to_device, copy_to_host
+from md4.gpu.context import urgent_stream
+from md4.gpu.kernels.h_matrices import RECORD
+from md4.gpu.kernels.shell_pairs import launch_columns, launch_primitives
+from md4.gpu.kernels.thread_quartet import Columns, column_starts
+from md4.method.angular import AXES
+from md4.shells.shell_pairs import ShellPairs, log_cutoff, starts_of
+
+# Pairs that the memory for counting holds at least.
+LEAST_PAIRS = 1024
+
+
+@dataclass(eq=False)
+class DevicePairs:
+    """A pair list on the device.
+
+    Attributes
+    ----------
+    records : Buffer, shape (nprim width,)
+        See `md4.gpu.kernels.shell_pairs`.
+    width : int
+        Numbers of a record.
+    owner : Buffer, shape (nprim,)
+        The pair of each primitive pair.
+    start : Buffer, shape (npair + 1,)
+        Range of each pair in the primitive pairs.
+    columns : md4.gpu.kernels.thread_quartet.Columns
+        None before they are used.
+    """
+
+    records: object
+    width: int
+    owner: object
+    start: object
+    columns: object = None
+
+    @property
+    def nbytes(self):
+        """Bytes of all but the columns."""
+        return 8 * (self.records.size + self.owner.size + self.start.size)
+
+
+@dataclass(eq=False)
+class DeviceBasis:
+    """`basis_arrays` on the device."""
+
+    arrays: list
+
+
+def basis_arrays(basis):
+    """What the kernel reads of a basis, all of 8-byte items."""
+    return [
+        basis.exponents, basis.log_coefficients, basis.coefficients, basis.coef_loc, basis.prim_loc, basis.nprims,
+        basis.centres[:, AXES].reshape(-1),
+    ]  # fmt: skip
+
+
+class PairMaker:
+    """Makes the pair lists of an engine.
+
+    Parameters
+    ----------
+    context : md4.gpu.context.DeviceContext
+        The engine's.
+    """
+
+    def __init__(self, context):
+        self.context, self.pool = context, context.pool
+        self.bases, self.scratch = weakref.WeakKeyDictionary(), None
+
+    @cached_property
+    def counting(self):
+        """The engine's context on a stream where primitive pairs are counted, which the engine's does not hold up."""
+        return self.context.on(urgent_stream())
+
+    def prepare(self, basis, pairs, cutoff):
+        """(`ShellPairs`, `DevicePairs`) of a checked list, ready once the engine's stream gets there."""
+        (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
+        task = (la, lb, nctr_a, nctr_b), self.basis(basis).arrays, log_cutoff(cutoff)
+        start = starts_of(self.count(task, pairs))
+        return ShellPairs.of_basis(basis, pairs, start), self.write(task, pairs, start, RECORD + nctr_a + nctr_b)
+
+    def basis(self, basis):
+        """`DeviceBasis` of a basis, uploaded once; its memory goes back to the pool with the basis."""
+        if basis not in self.bases:
+            buffer, arrays = self.pool.upload(basis_arrays(basis), self.counting.stream, fresh=True)
+            self.counting.stream.synchronize()  # the engine's stream will read it, too
+            self.bases[basis] = DeviceBasis(arrays)
+            finalizer = weakref.finalize(self.bases[basis], self.pool.release, buffer)
+            finalizer.atexit = False  # goes with the process
+        return self.bases[basis]
+
+    def count(self, task, pairs):
+        """Primitive pairs of each pair that count, on the host."""
+        npair = len(pairs)
+        scratch = self.counting_memory(3 * npair)
+        counts = np.empty(npair, dtype=np.int64)
+        copy_to_device(scratch.pointer, pairs, self.counting.stream)
+        on_device = scratch.part(2 * npair, (npair,))
+        launch_primitives(self.counting, *task, scratch.part(0, (npair, 2)), on_device, None)
+        copy_to_host(counts, on_device.pointer, self.counting.stream)
+        return counts
+
+    def counting_memory(self, count):
+        """Memory of `count` items for the stream that counts; nothing is at work there between two lists."""
+        if self.scratch is None or self.scratch.size < count:
+            if self.scratch is not None:
+                self.pool.release(self.scratch)
+            self.scratch = None  # where the next line refuses
+            self.scratch = self.pool.fresh(max(count, 3 * LEAST_PAIRS))
+        return self.scratch
+
+    def write(self, task, pairs, start, width):
+        """`DevicePairs` of a list whose counts are known."""
+        npair, nprim = len(pairs), int(start[-1])
+        buffer = self.pool.get(nprim * (width + 1) + 3 * npair + 1)
+        records, owner = buffer.part(0, (nprim * width,)), buffer.part(nprim * width, (nprim,))
+        shells = buffer.part(nprim * (width + 1), (npair, 2))
+        data = DevicePairs(records, width, owner, shells.part(2 * npair, (npair + 1,)))
+        copy_in_pieces(shells.pointer, np.concatenate([pairs.reshape(-1), start]), self.context.stream)
+        if nprim:
+            launch_primitives(self.context, *task, shells, data.start, (records, owner))
+        return data
+
+    def columns(self, pairs, data):
+        """`Columns` of a whole list, made at the first call."""
+        if data.columns is None:
+            first, slots = column_starts(pairs.start)
+            buffer = self.pool.get(4 * slots + pairs.nprim + len(pairs))
+            place = buffer.part(4 * slots, (pairs.nprim,))
+            data.columns = Columns(buffer.part(0, (4 * slots,)), place.part(pairs.nprim, (len(pairs),)), place, slots)
+            copy_in_pieces(data.columns.first.pointer, first, self.context.stream)
+            if pairs.nprim:
+                launch_columns(self.context, data, pairs.nprim, data.columns)
+        return data.columns

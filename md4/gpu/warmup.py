@@ -1,0 +1,223 @@
+"""Compiles kernels ahead of their first use, in parallel processes.
+
+`warmup` is for a user (`md4 warmup`). `compile_ahead` is what a first call does by itself where many kernels are
+missing: from a process of its own, since processes that a caller's starts would import the caller's script again.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
+
+from md4.errors import ArgumentError, DeviceError
+from md4.gpu.compile import capability_of, kernel_path, launcher
+from md4.gpu.context import arithmetic_unit, current_capability, current_device, gpu_available
+from md4.gpu.device_code import cuda
+from md4.gpu.variants import all_variants, basis_variants
+from md4.method.operators import check_order, checked_kind
+from md4.shells.basis import Basis
+from md4.support.arguments import as_list, checked_flag, checked_integer, checked_progress, shown, whole_number
+from md4.support.cache import cache_folder, fingerprint
+from md4.support.progress import Progress
+
+LARGEST_L = 8
+# Fewer missing kernels than this are compiled where they are used; most processes that compile unasked.
+WORTH_PROCESSES = 12
+MOST_PROCESSES = 16
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """What a warm-up did.
+
+    Attributes
+    ----------
+    compiled, kept : int
+        Variants compiled, and found in the cache.
+    jobs : int
+        Processes that compiled.
+    """
+
+    compiled: int
+    kept: int
+    jobs: int
+
+
+def compile_variant(device, variant):
+    """Compiles a variant for a device into the disk cache, in a process of the pool."""
+    cuda.select_device(device)
+    launcher(variant, capability_of(device), device)
+
+
+def end_with_parent():
+    """Ends a process of the pool with the one that made the pool: it would wait for work forever, on the GPU."""
+
+    def watch():
+        wait([parent_process().sentinel])
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+def compiled(variants, jobs, device):
+    """Compiles variants in `jobs` processes; yields as each is done."""
+    with ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent) as pool:
+        yield from pool.map(partial(compile_variant, device), variants)
+
+
+def missing(variants, capability):
+    """Those that the disk cache does not hold."""
+    return [variant for variant in variants if not kernel_path(variant, capability).exists()]
+
+
+def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None):
+    """Compiles what classes up to (ll|ll), l = `lmax`, need, for the current device; or what a basis needs.
+
+    Parameters
+    ----------
+    lmax : int
+    kinds : sequence of str
+        Kinds of operators.
+    jobs : int, optional
+        Processes; default: one a processor.
+    pure : bool
+        Spherical functions, else Cartesian ones.
+    progress : bool, optional
+        Show a bar; default: where stderr is a terminal.
+    basis : Basis, optional
+        In place of `lmax` and `pure`: what its shells need in `int2e`, J and K, general contractions included.
+
+    Raises
+    ------
+    ArgumentError
+        `lmax` or `jobs` out of range, an unknown kind, or an argument of another type.
+    UnsupportedError
+        A basis of l > 8.
+    DeviceError
+        No usable GPU.
+    """
+    kinds = checked_kinds(kinds)
+    check_arguments(lmax, jobs, pure, progress, basis)
+    if not gpu_available():
+        raise DeviceError(
+            "there is nothing to warm up: kernels are compiled for the GPU of this machine, and none can be used; "
+            "`md4 info` shows what is found."
+        )
+    lmax, jobs = whole_number(lmax), whole_number(jobs)  # Python's ints: NumPy's small ones overflow
+    capability = current_capability()
+    unit = arithmetic_unit(capability)
+    if basis is None:
+        wanted = dict.fromkeys(v for kind in kinds for v in all_variants(unit, kind, lmax, pure))
+    else:
+        parts = dict.fromkeys((basis.segmented(), basis.regrouped()[0]))  # of whole tensors; of J and K
+        wanted = dict.fromkeys(v for kind in kinds for part in parts for v in basis_variants(unit, kind, part))
+    todo = missing(wanted, capability)
+    jobs = min(jobs or os.cpu_count(), max(1, len(todo)))
+    if todo:
+        compile_all(todo, jobs, progress)
+    return Warmup(len(todo), len(wanted) - len(todo), jobs)
+
+
+def compile_all(variants, jobs, progress):
+    """Compiles variants in `jobs` processes, for the current device."""
+    with Progress(len(variants), progress, delay=0.5, label="md4 warmup", unit="kernel") as bar:
+        for _ in compiled(variants, jobs, current_device()):
+            bar.update()
+
+
+def compile_ahead(variants, progress=None):
+    """Compiles, in parallel, what the disk cache lacks, if that is worth it; errors are left to the first use.
+
+    Parameters
+    ----------
+    variants : iterable of Variant
+    progress : bool, optional
+        Show a bar; default: where stderr is a terminal.
+    """
+    jobs = allowed_jobs()
+    if jobs < 2:
+        return
+    todo = missing(dict.fromkeys(variants), current_capability())
+    jobs = min(jobs, len(todo))
+    # the interpreter of a frozen program is the program itself
+    alone = not sys.executable or getattr(sys, "frozen", False)
+    if len(todo) < WORTH_PROCESSES or alone or not can_keep():
+        return
+    paths = [path for path in sys.path if path and isinstance(path, str)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "MD4_JOBS": "1"}
+    command = [sys.executable, "-c", "from md4.gpu.warmup import serve; serve()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    try:
+        child = subprocess.Popen(command, env=environment, **pipes)
+    except OSError:
+        return
+    with Progress(len(todo), progress, delay=0.5, label="md4 compiles", unit="kernel") as bar, child:
+        try:
+            child.stdin.write(pickle.dumps((todo, jobs, current_device())))
+            child.stdin.close()
+        except BrokenPipeError:
+            return  # it did not get as far as reading
+        for _ in child.stdout:
+            bar.update()
+
+
+def serve():
+    """The other end of `compile_ahead`: writes a line for each kernel.
+
+    Its own processes do not inherit the pipe: the caller would wait for them if this one were killed.
+    """
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for _ in compiled(*pickle.load(sys.stdin.buffer)):
+        print(file=out, flush=True)
+
+
+def allowed_jobs():
+    """Processes that may compile: MD4_JOBS, or one for each processor that this one may use, 16 at most."""
+    wish = os.environ.get("MD4_JOBS")
+    if not wish:
+        return min(MOST_PROCESSES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    if not wish.isdecimal() or int(wish) < 1:
+        raise ArgumentError(f"MD4_JOBS must be a number of processes, 1 or more, not {wish!r}.")
+    return int(wish)
+
+
+def can_keep():
+    """Whether the disk cache can be written."""
+    folder = cache_folder() / fingerprint()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def checked_kinds(kinds):
+    """Kinds of operators as a tuple; ArgumentError for anything else."""
+    found = as_list(kinds)
+    if found is None:
+        raise ArgumentError(f"kinds must be a sequence of operators such as ('coulomb',), not {shown(kinds)}.")
+    return tuple(checked_kind(kind) for kind in found)
+
+
+def check_arguments(lmax, jobs, pure, progress, basis):
+    """ArgumentError or UnsupportedError for what cannot be warmed up."""
+    checked_flag("pure", pure)
+    checked_progress(progress)
+    if jobs is not None:
+        checked_integer("jobs", jobs, 1)
+    if basis is None:
+        number = whole_number(lmax)
+        if number is None or not 0 <= number <= LARGEST_L:
+            what = f"between 0 and {LARGEST_L}, the highest of a whole quartet"
+            raise ArgumentError(f"lmax must be {what}, not {shown(lmax)}.")
+    elif not isinstance(basis, Basis):
+        raise ArgumentError(f"basis must be an md4.Basis, not {shown(basis)}; see Basis.from_mol.")
+    else:
+        check_order(4 * basis.lmax)

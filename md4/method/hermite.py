@@ -1,0 +1,119 @@
+"""H matrices: Hermite -> AO transformation of shell pairs.
+
+    H[ab, p] = c_a c_b exp(-za zb/p |AB|^2) sum_{xyz of a, b} C_a C_b  E_x E_y E_z
+
+with the McMurchie-Davidson coefficients E_t^{ij} of one Cartesian axis,
+
+    E_t^{i+1,j} = E_{t-1}^{ij}/(2p) + (P-A) E_t^{ij} + (t+1) E_{t+1}^{ij},      E_0^{00} = 1,
+
+(likewise for j with P-B; Eq. 4 and 5 of the paper), C the Cartesian -> solid-harmonic coefficients and c the
+contraction coefficients. Rows ab run (contracted a, component a, contracted b, component b). Device functions are
+plain Python: the CPU backend, the GPU kernel and the tests run these very ones.
+"""
+
+from functools import cache
+from itertools import pairwise, product
+
+import numpy as np
+
+from md4.method.angular import component_coefficients, hermite_triples, packed_powers
+
+# A sum of terms this much smaller than their sizes is taken for the rounding error of zero.
+NOISE = 1e-15
+
+
+@cache
+def component_table(l, pure):
+    """Cartesian monomials of each angular component of a shell.
+
+    Returns
+    -------
+    start : ndarray of int32, shape (ncomp + 1,)
+        Range of each component in the next two.
+    powers : ndarray of int32, shape (nterm,)
+        As `md4.method.angular.packed_powers`.
+    weights : ndarray, shape (nterm,)
+    """
+    c = component_coefficients(l, pure)
+    # Coefficients that vanish by symmetry come out as rounding noise.
+    terms = [np.flatnonzero(abs(column) > 1e-14 * abs(c).max()) for column in c.T]
+    start = np.concatenate([[0], np.cumsum([len(t) for t in terms])]).astype(np.int32)
+    powers = np.concatenate([packed_powers(l)[t] for t in terms])
+    weights = np.concatenate([c[t, k] for k, t in enumerate(terms)])
+    return start, powers, weights
+
+
+def axis_size(la, lb):
+    """Doubles that the E coefficients of one axis take: [i][j][t]."""
+    return (la + 1) * (lb + 1) * (la + lb + 1)
+
+
+def e_coefficient(i, j, t, lb, nt, half, xpa, xpb, e, base):
+    """E_t^{ij} of one axis from its predecessor in e[base + (i (lb+1) + j) nt + t] (device function)."""
+    if i == 0 and j == 0:
+        return 1.0 if t == 0 else 0.0
+    if j > 0:
+        previous, x = base + (i * (lb + 1) + j - 1) * nt, xpb
+    else:
+        previous, x = base + (i - 1) * (lb + 1) * nt, xpa
+    value = x * e[previous + t]
+    if t > 0:
+        value += half * e[previous + t - 1]
+    if t + 1 < nt:
+        value += (t + 1) * e[previous + t + 1]
+    return value
+
+
+def h_element(a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, px, py, pz, lb, nt, size, e):
+    """Angular part of H: sum over the monomials a0..a1 of a and b0..b1 of b at one (px, py, pz) (device function).
+
+    A sum that cancels to rounding noise is zero: solid harmonics on one centre have no low Hermite degrees, and noise
+    there would be multiplied by multipoles far larger than the shells' own.
+    """
+    total, size_of_terms = 0.0, 0.0
+    for a in range(a0, a1):
+        wa = powers_a[a]
+        ax, ay, az = wa & 255, (wa >> 8) & 255, wa >> 16
+        for b in range(b0, b1):
+            wb = powers_b[b]
+            bx, by, bz = wb & 255, (wb >> 8) & 255, wb >> 16
+            if px <= ax + bx and py <= ay + by and pz <= az + bz:
+                ex = e[(ax * (lb + 1) + bx) * nt + px]
+                ey = e[size + (ay * (lb + 1) + by) * nt + py]
+                ez = e[2 * size + (az * (lb + 1) + bz) * nt + pz]
+                term = weights_a[a] * weights_b[b] * ex * ey * ez
+                total += term
+                size_of_terms += abs(term)
+    return total if abs(total) > NOISE * size_of_terms else 0.0
+
+
+def monomials(powers):
+    """The triples of packed powers, as a set."""
+    return {(w & 255, (w >> 8) & 255, w >> 16) for w in powers.tolist()}
+
+
+@cache
+def structure(la, lb, pure, nctr_a=1, nctr_b=1):
+    """The elements (ab, p) of H that do not vanish by their powers of z, y and x, row by row, as a tuple of pairs."""
+    plain = plain_structure(la, lb, pure)
+    ncomp_a, ncomp_b = (len(component_table(l, pure)[0]) - 1 for l in (la, lb))
+    elements = []
+    for (row, p), ca, cb in product(plain, range(nctr_a), range(nctr_b)):
+        a, b = divmod(row, ncomp_b)
+        elements.append((((ca * ncomp_a + a) * nctr_b + cb) * ncomp_b + b, p))
+    return tuple(sorted(elements))
+
+
+@cache
+def plain_structure(la, lb, pure):
+    """`structure` of one contracted function a shell."""
+    tables = [component_table(l, pure) for l in (la, lb)]
+    reach = [[monomials(powers[i:j]) for i, j in pairwise(start)] for start, powers, _ in tables]
+    elements = []
+    for a, monomials_a in enumerate(reach[0]):
+        for b, monomials_b in enumerate(reach[1]):
+            sums = {tuple(map(sum, zip(x, y))) for x in monomials_a for y in monomials_b}
+            for p, t in enumerate(hermite_triples(la + lb).tolist()):
+                if any(all(i <= j for i, j in zip(t, total)) for total in sums):
+                    elements.append((a * len(reach[1]) + b, p))
+    return tuple(elements)

@@ -1,0 +1,398 @@
+"""Two-electron operators g(r12): an operator is only another [0]^(m).
+
+For Hermite Gaussians of exponents p and q at a distance R, and rho = p q / (p + q),
+
+    [0]^(m) = ((1/R) d/dR)^m [0]^(0) ,    [0]^(0) = the integral of two s Gaussians over g(r12) .
+
+With c = 2 pi^(5/2) / (p q sqrt(p + q)), T = rho R^2, theta = omega^2 / (omega^2 + rho) and U = zeta^2 / (4 rho):
+
+    coulomb   1/r               c (-2 rho)^m  int_0^1 t^(2m) exp(-T t^2) dt  =  c (-2 rho)^m F_m(T)
+    erf       erf(omega r)/r    the same over 0 < t < sqrt(theta)  =  c sqrt(theta) (-2 rho theta)^m F_m(theta T)
+    erfc      erfc(omega r)/r   the same over sqrt(theta) < t < 1
+    yukawa    exp(-zeta r)/r    the same under exp(-U (1/t^2 - 1))
+    slater    exp(-zeta r)      yukawa's integrand times (zeta / 2 rho) (1/t^2 - 1)
+    gaussian  exp(-omega r^2)   (pi^2 / ((p + q) (rho + omega)))^(3/2) (-2 alpha)^m exp(-alpha R^2),
+                                alpha = rho omega / (rho + omega)
+
+Orders reach m = MMAX = 32. |[0]^(m)| must stay below 1e308: it does for exponents up to 1e10 at every m, and for larger
+ones at lower m (`md4.shells.limits`; `md4.Basis` refuses the others).
+Device functions and makers are as in `md4.method.boys`; `zero_function` and `zeros_function` are the seam to kernels.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from math import exp, expm1, isfinite, pi, sqrt
+
+import numpy as np
+
+from md4.errors import ArgumentError, UnsupportedError
+from md4.method.boys import FACTORIAL_ROW, MMAX, boys_table, make_scaled_boys, make_scaled_boys_upto, scaled_power
+from md4.support.arguments import real_number, shown
+
+SMALLEST, LARGEST = 1e-20, 1e20  # of an operator's parameter, so that no intermediate over- or underflows
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A two-electron operator.
+
+    Attributes
+    ----------
+    kind : str
+        One of `OPERATORS`.
+    parameter : float
+        omega or zeta in atomic units; 0 for 'coulomb', which has none.
+    """
+
+    kind: str = "coulomb"
+    parameter: float = 0.0
+
+    def __post_init__(self):
+        checked_kind(self.kind)
+        object.__setattr__(self, "parameter", checked_parameter(self.kind, self.parameter))
+
+    @classmethod
+    def coulomb(cls):
+        """1/r"""
+        return cls("coulomb")
+
+    @classmethod
+    def erf(cls, omega):
+        """erf(omega r)/r, the long range"""
+        return cls("erf", omega)
+
+    @classmethod
+    def erfc(cls, omega):
+        """erfc(omega r)/r, the short range"""
+        return cls("erfc", omega)
+
+    @classmethod
+    def yukawa(cls, zeta):
+        """exp(-zeta r)/r"""
+        return cls("yukawa", zeta)
+
+    @classmethod
+    def slater(cls, zeta):
+        """exp(-zeta r)"""
+        return cls("slater", zeta)
+
+    @classmethod
+    def gaussian(cls, omega):
+        """exp(-omega r^2)"""
+        return cls("gaussian", omega)
+
+    @classmethod
+    def from_omega(cls, omega):
+        """PySCF's convention: 0 or None is the full Coulomb operator, omega > 0 is erf, omega < 0 is erfc."""
+        value = 0.0 if omega is None else finite_number(omega)
+        return cls.coulomb() if value == 0 else cls.erf(value) if value > 0 else cls.erfc(-value)
+
+
+def as_operator(value):
+    """An `Operator` from an `Operator`, a kind that needs no parameter, or a pair (kind, parameter)."""
+    if isinstance(value, Operator):
+        return value
+    if isinstance(value, str):
+        return Operator(value)
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        return Operator(*value)
+    way = f"pass an Operator, 'coulomb', or (kind, parameter), kind one of {KINDS}"
+    raise ArgumentError(f"operator {shown(value)}: {way}.")
+
+
+def check_order(L):
+    """Refuse a total angular momentum `L` beyond the tables."""
+    if L > MMAX:
+        raise UnsupportedError(
+            f"the angular momenta of a quartet add up to L = {L}, beyond the limit of {MMAX}: "
+            f"leave out the shells of highest angular momentum, so that no four of them exceed {MMAX}."
+        )
+
+
+def checked_kind(kind):
+    """`kind`, or an `ArgumentError` that lists the kinds."""
+    if not isinstance(kind, str) or kind not in OPERATORS:
+        raise ArgumentError(f"unknown operator {shown(kind)}: the operators are {KINDS}.")
+    return kind
+
+
+def checked_parameter(kind, parameter):
+    """`parameter` as a float if `kind` can use it, else an `ArgumentError`."""
+    value = finite_number(parameter)
+    if kind == "coulomb":
+        if value != 0:
+            raise ArgumentError(f"operator 'coulomb' takes no parameter, but got {parameter!r}: leave it out.")
+    elif not SMALLEST <= value <= LARGEST:
+        raise ArgumentError(
+            f"operator {kind!r} needs a positive, finite parameter (omega or zeta, between {SMALLEST:g} and "
+            f"{LARGEST:g}), but got {parameter!r}: pass e.g. Operator.{kind}(0.3)."
+        )
+    return value
+
+
+def finite_number(parameter):
+    """`parameter` as a finite float, or an `ArgumentError`."""
+    value = real_number(parameter)
+    if not isfinite(value):
+        raise ArgumentError(f"operator parameter {shown(parameter)} is not a finite real number.")
+    return value
+
+
+# Device functions -----------------------------------------------------------------------------------------------------
+
+COULOMB_FACTOR = 2 * pi**2.5
+NODES = 32  # of the Gauss-Legendre rule for erfc
+NODE_ROW, WEIGHT_ROW = FACTORIAL_ROW + 1, FACTORIAL_ROW + 2  # of erfc's table
+LARGEST_STEP = 0.2  # of the trapezoidal rule for yukawa and slater, in ln(1/t^2 - 1) ...
+STEP_PER_WIDTH = 0.45  # ... and in units of the peak's width; see `make_damped`
+NEGLIGIBLE = 1e-18
+MOST_STEPS = 4000  # never reached: some 600 were the most seen
+
+
+def prefactor(p, q):
+    """2 pi^(5/2) / (p q sqrt(p + q)) (device function)."""
+    return COULOMB_FACTOR / (p * q * sqrt(p + q))
+
+
+def make_coulomb(jit):
+    boys, factor = make_scaled_boys(jit), jit(prefactor)
+
+    def coulomb(m, p, q, r2, parameter, table):
+        rho = p * q / (p + q)
+        return boys(m, factor(p, q), -2.0 * rho, rho * r2, table)
+
+    return jit(coulomb)
+
+
+def make_coulomb_upto(jit):
+    boys, factor = make_scaled_boys_upto(jit), jit(prefactor)
+
+    def coulomb_upto(mmax, p, q, r2, parameter, table, out, offset, stride):
+        rho = p * q / (p + q)
+        boys(mmax, factor(p, q), -2.0 * rho, rho * r2, table, out, offset, stride)
+
+    return jit(coulomb_upto)
+
+
+def make_erf(jit):
+    boys, factor = make_scaled_boys(jit), jit(prefactor)
+
+    def erf(m, p, q, r2, omega, table):
+        rho = p * q / (p + q)
+        theta = 1.0 / (1.0 + rho / omega / omega)
+        narrow = rho / (1.0 + rho / omega / omega)
+        return boys(m, factor(p, q) * sqrt(theta), -2.0 * narrow, narrow * r2, table)
+
+    return jit(erf)
+
+
+def make_erf_upto(jit):
+    boys, factor = make_scaled_boys_upto(jit), jit(prefactor)
+
+    def erf_upto(mmax, p, q, r2, omega, table, out, offset, stride):
+        rho = p * q / (p + q)
+        theta = 1.0 / (1.0 + rho / omega / omega)
+        narrow = rho / (1.0 + rho / omega / omega)
+        boys(mmax, factor(p, q) * sqrt(theta), -2.0 * narrow, narrow * r2, table, out, offset, stride)
+
+    return jit(erf_upto)
+
+
+def make_erfc(jit):
+    boys, factor, segment = make_scaled_boys(jit), jit(prefactor), make_upper_segment(jit)
+
+    def erfc(m, p, q, r2, omega, table):
+        c = factor(p, q)
+        rho = p * q / (p + q)
+        theta = 1.0 / (1.0 + rho / omega / omega)
+        narrow = rho / (1.0 + rho / omega / omega)
+        full = boys(m, c, -2.0 * rho, rho * r2, table)
+        long_range = boys(m, c * sqrt(theta), -2.0 * narrow, narrow * r2, table)
+        if abs(long_range) <= 0.5 * abs(full):
+            return full - long_range
+        rest = 1.0 / (1.0 + omega / rho * omega)  # 1 - theta, with all its digits
+        return segment(m, c, -2.0 * rho, rho * r2, theta, rest, table)
+
+    return jit(erfc)
+
+
+def make_upper_segment(jit):
+    """The function -> factor scale^m int_a^1 t^(2m) exp(-T t^2) dt, a = sqrt(theta), for theta T above m or near 1.
+
+    Gauss-Legendre in t, on as much of the interval as matters: past T (t^2 - theta) = 41 + 7 sqrt(m) the rest is below
+    exp(-40) of the whole, whatever theta T > m. Every node is taken relative to t = a, where the integrand is largest
+    or nearly so.
+    """
+    power = jit(scaled_power)
+
+    def upper_segment(m, factor, scale, t, theta, rest, table):
+        a = sqrt(theta)
+        span = rest  # of t^2
+        reach = 41.0 + 7.0 * sqrt(1.0 * m)
+        if t * span > reach:
+            span = reach / t
+        length = span / (a + sqrt(theta + span))
+        total = 0.0
+        for i in range(NODES):
+            x = length * table[NODE_ROW, i]
+            s = x * (2.0 * a + x)
+            total += table[WEIGHT_ROW, i] * power(exp(-t * s), 1.0 + s / theta, m)
+        decay = exp(-0.5 * t * theta)  # its square root, since (scale theta)^m may be huge
+        return power(factor * length * total * decay, scale * theta, m) * decay
+
+    return jit(upper_segment)
+
+
+def make_yukawa(jit):
+    factor, damped = jit(prefactor), make_damped(jit)
+
+    def yukawa(m, p, q, r2, zeta, table):
+        rho = p * q / (p + q)
+        return damped(m, 1, factor(p, q), -2.0 * rho, rho * r2, 0.25 * zeta / rho * zeta)
+
+    return jit(yukawa)
+
+
+def make_slater(jit):
+    factor, damped = jit(prefactor), make_damped(jit)
+
+    def slater(m, p, q, r2, zeta, table):
+        rho = p * q / (p + q)
+        c = factor(p, q) * zeta / (2.0 * rho)
+        return damped(m, 2, c, -2.0 * rho, rho * r2, 0.25 * zeta / rho * zeta)
+
+    return jit(slater)
+
+
+def damped_peak(m, j, t, u):
+    """The w = 1/t^2 - 1 at which the integrand of `make_damped` is largest (device function).
+
+    The derivative of its logarithm in y = ln w is a cubic in w over (1+w)^2 with one sign change: it has one root.
+    """
+    low, high = -300.0, 300.0
+    for _ in range(60):
+        y = 0.5 * (low + high)
+        w = exp(y)
+        s = 1.0 / (1.0 + w)
+        if j - (m + 1.5) * w * s + t * s * w * s > u * w:
+            low = y
+        else:
+            high = y
+    return exp(0.5 * (low + high))
+
+
+def make_damped_tail(jit):
+    """The function -> sum of the integrand over one side of its peak (w0, s0), in steps `h` of y, peak = 1."""
+    power = jit(scaled_power)
+
+    def damped_tail(m, j, t, u, w0, s0, h):
+        total = 0.0
+        for n in range(1, MOST_STEPS):
+            s = 1.0 / (1.0 + w0 * exp(n * h))
+            ratio = s / s0
+            log_rest = j * n * h + w0 * expm1(n * h) * (t * s0 * s - u)  # of w^j exp(-T s - U w), relative to the peak
+            term = power(exp(log_rest) * sqrt(ratio) * ratio, ratio, m)
+            total += term
+            if term < NEGLIGIBLE * (1.0 + total):
+                break
+        return total
+
+    return jit(damped_tail)
+
+
+def make_damped(jit):
+    """The function -> factor scale^m int_0^1 w^(j-1) t^(2m) exp(-T t^2 - U w) dt, w = 1/t^2 - 1, j = 1 or 2.
+
+    In y = ln w, with s = t^2 = 1/(1+w), this is 1/2 int w^j s^(m+3/2) exp(-T s - U w) dy over the whole line. The
+    integrand has one peak, is positive, and is analytic around the real axis, so that the trapezoidal rule converges
+    exponentially, given a step that resolves the peak. Each of the three terms of its curvature counts with its
+    modulus: where they cancel, the peak is flat but the integrand still grows fast off the axis.
+    """
+    power, peak, tail = jit(scaled_power), jit(damped_peak), make_damped_tail(jit)
+
+    def damped(m, j, factor, scale, t, u):
+        w = peak(m, j, t, u)
+        s = 1.0 / (1.0 + w)
+        curvature = (m + 1.5 + t) * s * w * s + u * w
+        h = min(LARGEST_STEP, STEP_PER_WIDTH / sqrt(curvature))
+        decay = exp(-0.5 * (t * s + u * w))
+        top = power(0.5 * h * factor * decay * power(s * sqrt(s), w, j), scale * s, m) * decay
+        if top == 0.0:
+            return top
+        return top * (1.0 + tail(m, j, t, u, w, s, h) + tail(m, j, t, u, w, s, -h))
+
+    return jit(damped)
+
+
+def make_gaussian(jit):
+    power = jit(scaled_power)
+
+    def gaussian(m, p, q, r2, omega, table):
+        rho = p * q / (p + q)
+        overlap = pi / (p + q) * (pi / (rho + omega))
+        alpha = rho * (omega / (rho + omega))
+        decay = exp(-0.5 * alpha * r2)
+        return power(overlap * sqrt(overlap) * decay, -2.0 * alpha, m) * decay
+
+    return jit(gaussian)
+
+
+# The seam to kernels --------------------------------------------------------------------------------------------------
+
+
+def one_by_one(make_zero):
+    """The maker of `zeros` that calls `zero` for every m."""
+
+    def make_zeros(jit):
+        zero = make_zero(jit)
+
+        def zeros(mmax, p, q, r2, parameter, table, out, offset, stride):
+            for m in range(mmax + 1):
+                out[offset + m * stride] = zero(m, p, q, r2, parameter, table)
+
+        return jit(zeros)
+
+    return make_zeros
+
+
+MAKERS = {
+    "coulomb": (make_coulomb, make_coulomb_upto),
+    "erf": (make_erf, make_erf_upto),
+    "erfc": (make_erfc, one_by_one(make_erfc)),
+    "yukawa": (make_yukawa, one_by_one(make_yukawa)),
+    "slater": (make_slater, one_by_one(make_slater)),
+    "gaussian": (make_gaussian, one_by_one(make_gaussian)),
+}
+OPERATORS = tuple(MAKERS)
+KINDS = ", ".join(map(repr, OPERATORS))
+
+
+def zero_function(kind, jit):
+    """The function zero(m, p, q, r2, parameter, table) -> [0]^(m) of one m, bound with `jit`."""
+    return MAKERS[checked_kind(kind)][0](jit)
+
+
+def zeros_function(kind, jit):
+    """The function zeros(mmax, p, q, r2, parameter, table, out, offset, stride), bound with `jit`.
+
+    It writes out[offset + m stride] = [0]^(m) for m = 0..mmax.
+    """
+    return MAKERS[checked_kind(kind)][1](jit)
+
+
+def operator_table(operator):
+    """The `table` of an operator's device functions, float64 and two-dimensional: see `boys_table`."""
+    return kind_table(as_operator(operator).kind)
+
+
+@cache
+def kind_table(kind):
+    """`boys_table`, for erfc with a row of nodes and one of weights on (0, 1) below it, or nothing."""
+    if kind in ("coulomb", "erf"):
+        return boys_table()
+    if kind != "erfc":
+        return np.zeros((1, 1))
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    rows = np.zeros((2, boys_table().shape[1]))
+    rows[:, :NODES] = (nodes + 1) / 2, weights / 2
+    return np.concatenate([boys_table(), rows])

@@ -1,0 +1,1 @@
+"""md4 under PySCF's names: integrals, mean-field objects, geometries."""

@@ -1,0 +1,100 @@
+"""Entry points under PySCF's names: from a `pyscf.gto.Mole` to an AO tensor."""
+
+from md4.contract.tensor import ao_tensor, checked_request
+from md4.engine import Engine
+from md4.errors import ArgumentError, UnsupportedError
+from md4.method.operators import Operator
+from md4.shells.basis import Basis
+from md4.support.arguments import checked_mol, checked_progress, shown
+
+# libcint's slot for the exponent of the geminals, mol._env[PTR_F12_ZETA].
+PTR_F12_ZETA = 9
+NAMES = tuple(f"int2e{kind}{suffix}" for kind in ("", "_yp", "_stg") for suffix in ("", "_sph", "_cart"))
+
+
+def mol_operator(mol, kind, omega):
+    """Operator of integral family `kind` ('', '_yp', '_stg') with the parameters that `mol` holds."""
+    if kind == "":
+        return Operator.from_omega(mol.omega if omega is None else omega)
+    zeta = float(mol._env[PTR_F12_ZETA])
+    if not zeta > 0:
+        raise ArgumentError(f"int2e{kind} needs the geminal's exponent; set it by mol.set_f12_zeta(zeta), zeta > 0.")
+    return Operator.yukawa(zeta) if kind == "_yp" else Operator.slater(zeta)
+
+
+def intor(
+    mol, name="int2e", aosym="s1", omega=None, shls_slice=None, out=None, backend="auto", device=False,
+    max_memory=None, stream=None, progress=None,
+):  # fmt: skip
+    """Two-electron integrals of a molecule, as ``mol.intor(name, ...)`` gives them.
+
+    Parameters that are not listed here, result and errors are those of `int2e`.
+
+    Parameters
+    ----------
+    mol : pyscf.gto.Mole
+    name : str
+        'int2e' (spherical or Cartesian as `mol.cart` says), 'int2e_sph', 'int2e_cart'; likewise 'int2e_yp' (Yukawa)
+        and 'int2e_stg' (Slater geminal), with the exponent of ``mol.set_f12_zeta``.
+
+    Raises
+    ------
+    UnsupportedError
+        Another name; the message lists these.
+    """
+    if not isinstance(name, str) or name not in NAMES:
+        raise UnsupportedError(f"integral {shown(name)} is not offered; md4 has {', '.join(NAMES)}.")
+    kind = "".join(k for k in ("_yp", "_stg") if k in name)
+    basis, progress = Basis.from_mol(checked_mol(mol)), checked_progress(progress)
+    if name.endswith(("_sph", "_cart")):
+        basis = Basis(basis.shells, pure=name.endswith("_sph"))
+    checked_request(basis, aosym, shls_slice, out, device)
+    engine = Engine(basis, None, mol_operator(mol, kind, omega), backend, stream, max_memory)
+    return ao_tensor(engine, aosym, shls_slice, out, device, progress)
+
+
+def int2e(
+    mol, aosym="s1", omega=None, shls_slice=None, out=None, backend="auto", device=False, max_memory=None,
+    stream=None, progress=None,
+):  # fmt: skip
+    """The electron repulsion integrals (ij|kl) of a molecule, in Hartree.
+
+    Parameters
+    ----------
+    mol : pyscf.gto.Mole
+        Built molecule; ``mol.cart`` chooses Cartesian AOs.
+    aosym : {'s1', 's4', 's8'}
+        's1': shape (nao, nao, nao, nao); 's4': (npair, npair), npair = nao (nao + 1) / 2; 's8': one row of
+        npair (npair + 1) / 2.
+    omega : float, optional
+        Range separation in Bohr^-1: > 0 erf(omega r)/r, < 0 erfc(-omega r)/r, 0 the full 1/r. Default: `mol.omega`.
+    shls_slice : 8 ints, optional
+        Shell ranges (i0, i1, j0, j1, k0, k1, l0, l1); not with 's8'.
+    out : array, optional
+        C-contiguous float64 array of the result's shape to write to.
+    backend : {'auto', 'cuda', 'cpu'}
+    device : bool
+        Keep the result on the GPU (backend 'cuda'): a device array with ``__cuda_array_interface__`` and DLPack.
+    max_memory : float, optional
+        Hard cap in MB on what md4 allocates; by default what is free.
+    stream : optional
+        CUDA stream to work on; see `Engine`.
+    progress : bool, optional
+        Force a progress bar on or off; by default one is shown on a terminal when the work takes long.
+
+    Returns
+    -------
+    ndarray, or a device array with `device`
+
+    Raises
+    ------
+    ArgumentError, BasisError
+        Input that cannot be used; the message says which and why.
+    UnsupportedError
+        A periodic cell, or shells whose angular momenta add up to more than 32 in a quartet.
+    MemoryLimitError
+        Result and least workspace exceed `max_memory`.
+    DeviceError
+        ``backend='cuda'`` or `device` without a usable GPU.
+    """
+    return intor(mol, "int2e", aosym, omega, shls_slice, out, backend, device, max_memory, stream, progress)

@@ -1,0 +1,284 @@
+"""PySCF's mean-field objects with J and K by md4: `attach` and `detach`.
+
+`attach` puts the class `MD4SCF` in front of an object's own, as PySCF's density_fit() and newton() do, so that get_jk
+is md4's and everything else stays PySCF's. get_j, get_k, get_veff, the response functions of newton(), stability() and
+TDDFT, and the exchange of range-separated functionals all go through get_jk. Derivatives of integrals do not.
+"""
+
+import sys
+
+from md4.engine import BACKENDS
+from md4.errors import ArgumentError, UnsupportedError
+from md4.method.operators import check_order, finite_number
+from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
+from md4.support.locks import Lock, locked
+
+# Where mol._env begins to hold geometry and basis; the slots before (omega, gauge origin, ...) change at any time.
+PTR_ENV_START = 20
+# The column of mol._bas that holds the angular momenta.
+ANG_OF = 1
+
+
+def fingerprint(mol):
+    """What the integrals over the shells of `mol` depend on, comparable; the operator is not part of it."""
+    return bool(mol.cart), mol._atm.tobytes(), mol._bas.tobytes(), mol._env[PTR_ENV_START:].tobytes()
+
+
+class Builder:
+    """Options of `attach`, and the `md4.JK` of the last molecule, made when first asked for.
+
+    Attributes
+    ----------
+    options : dict
+        backend, max_memory and stream of the JK to come.
+    """
+
+    def __init__(self, backend="auto", max_memory=None, stream=None):
+        self.options = {"backend": backend, "max_memory": max_memory, "stream": stream}
+        self._jk = self._made_for = None
+        self.lock = Lock()
+
+    def fresh(self):
+        """The same options without a JK. Copies of an object share a builder: none may empty it for the others."""
+        return Builder(**self.options)
+
+    @locked
+    def jk(self, mol):
+        """The JK of `mol`: the last one unless shells or geometry are others, even where `mol` is the same object."""
+        from md4.contract.fock import JK
+
+        found = fingerprint(mol)
+        if found != self._made_for:
+            self._jk = None  # its memory first
+            self._jk, self._made_for = JK(mol, omega=0.0, **self.options), found
+        return self._jk
+
+    def __getstate__(self):
+        """Options only: device data are remade, and a stream means nothing elsewhere."""
+        return {"options": {**self.options, "stream": None}, "_jk": None, "_made_for": None, "lock": Lock()}
+
+    def __repr__(self):
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value is not None)
+
+
+class MD4SCF:
+    """Mixin in front of a PySCF SCF class; see `attach`."""
+
+    __name_mixin__ = "MD4"
+
+    def get_jk(self, mol=None, dm=None, hermi=None, with_j=True, with_k=True, omega=None):
+        """J and K by md4; arguments and result as those of the class behind."""
+        from pyscf.lib import logger
+        from pyscf.scf import ghf
+
+        clock = logger.process_clock(), logger.perf_counter()
+        mol, omega = checked_mol(self.mol if mol is None else mol), None if omega is None else finite_number(omega)
+        check_no_integrals(self, omega)
+        dm = checked_array("the density matrices", self.make_rdm1() if dm is None else dm)
+        jk, tol = self._md4_builder.jk(mol), self.direct_scf_tol
+        generalised = isinstance(self, ghf.GHF)
+        check_density(dm, mol.nao * (2 if generalised else 1))
+        if generalised:
+
+            def blocks(mol, dms, _hermi, with_j, with_k, omega):
+                # PySCF says "symmetric" of the blocks for J alone, whatever they are.
+                return build(jk, dms, 0, with_j, with_k, effective_omega(mol, omega), tol)
+
+            hermi = 0 if hermi is None else hermi
+            vj, vk = ghf.get_jk(mol, dm, hermi, with_j, with_k, blocks, omega)
+        else:
+            hermi = 1 if hermi is None else hermi
+            vj, vk = build(jk, dm, hermi, with_j, with_k, effective_omega(mol, omega), tol)
+        logger.timer(self, "vj and vk", *clock)
+        return vj, vk
+
+    @property
+    def _md4_builder(self):
+        """newton() wraps an object that does half of the builds: the two work with the same pairs."""
+        inner = self.__dict__.get("_scf")
+        return inner._md4_builder if isinstance(inner, MD4SCF) else self._md4
+
+    @property
+    def md4_jk(self):
+        """The `md4.JK` that builds J and K of `mol`; its `stats` tell of the last build."""
+        return self._md4_builder.jk(self.mol)
+
+    def reset(self, mol=None):
+        """PySCF's reset; pairs and bounds are made anew at the next build."""
+        self._md4 = self._md4.fresh()
+        return super().reset(mol)
+
+    def _transfer_attrs_(self, dst):
+        """What to_ks() and to_hf() call: the object of the other class gets its J and K from md4, too."""
+        return super()._transfer_attrs_(attached(dst, self._md4))
+
+    def dump_flags(self, verbose=None):
+        from pyscf.lib import logger
+
+        super().dump_flags(verbose)
+        logger.new_logger(self, verbose).info("J and K by md4: %r", self._md4)
+        return self
+
+    def __repr__(self):
+        size = f"{self.mol.natm} atoms, {self.mol.nao} AOs"
+        first = "by md4" if type(self).get_jk is MD4SCF.get_jk else "not by md4 alone"
+        return f"<{type(self).__name__}: {size}, J and K {first}, {self._md4!r}>"
+
+    def __reduce_ex__(self, protocol):
+        """Pickle cannot find by name a class that `lib.set_class` has made: this says which classes it is made of."""
+        return restored, (class_parts(type(self)),), self.__getstate__()
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._opt = {None: None}  # PySCF leaves None, which its own get_jk cannot use after `detach`
+
+
+def effective_omega(mol, omega):
+    """PySCF's meaning of `omega`: None is what `mol` says, be it by with_range_coulomb."""
+    return float(mol.omega if omega is None else omega)
+
+
+def check_density(dm, n):
+    """ArgumentError unless `dm` is (n, n) matrices."""
+    if dm.ndim < 2 or dm.shape[-2:] != (n, n) or dm.dtype.kind not in "fciu":
+        raise ArgumentError(
+            f"a density matrix of this object has shape (..., {n}, {n}) and numbers, not {dm.shape} of {dm.dtype}."
+        )
+
+
+def check_no_integrals(mf, omega):
+    """UnsupportedError where PySCF would contract integrals that the object was given, which md4 would ignore."""
+    if mf._eri is not None and not omega:
+        raise UnsupportedError(
+            f"mf._eri of {type(mf).__name__} holds integrals of its own, set after md4.attach, and md4 would ignore "
+            "them; call md4.detach(mf) to use them, or set mf._eri = None."
+        )
+
+
+def build(jk, dm, hermi, with_j, with_k, omega, tol):
+    """`JK.get_jk` for densities of any leading shape."""
+    stack = dm.reshape(-1, *dm.shape[-2:])
+    return [None if v is None else v.reshape(dm.shape) for v in jk.get_jk(stack, hermi, with_j, with_k, omega, tol)]
+
+
+# classes --------------------------------------------------------------------------------------------------------------
+
+
+def class_parts(cls):
+    """`cls` if it is found by its name, else (name, parts of each base) of a class that `lib.make_class` made."""
+    named = getattr(sys.modules.get(cls.__module__), cls.__qualname__, None)
+    if named is cls or "__name_mixin__" not in vars(cls):
+        return cls
+    return cls.__name__, tuple(class_parts(base) for base in cls.__bases__)
+
+
+def class_of(parts):
+    """Inverse of `class_parts`."""
+    from pyscf import lib
+
+    if isinstance(parts, type):
+        return parts
+    name, bases = parts
+    cls = lib.misc.make_class(tuple(class_of(base) for base in bases), name)
+    cls.__module__ = cls.__bases__[-1].__module__
+    return cls
+
+
+def restored(parts):
+    """An empty object of the class, for pickle to fill."""
+    cls = class_of(parts)
+    return cls.__new__(cls)
+
+
+def check_supported(mf):
+    """ArgumentError or UnsupportedError where md4's J and K would not be those that `mf` wants."""
+    from pyscf import gto
+    from pyscf.scf import ghf, hf, uhf
+
+    name = type(mf).__name__
+    if not isinstance(mf, hf.SCF):
+        raise ArgumentError(f"attach takes a mean-field object of PySCF such as scf.RHF(mol), not {name}.")
+    if not isinstance(mf.mol, gto.Mole):
+        raise UnsupportedError(f"{name} is periodic; md4 has the integrals of molecules only.")
+    if not isinstance(mf, (hf.RHF, uhf.UHF, ghf.GHF)):
+        raise UnsupportedError(
+            f"{name} has no J and K over real functions; attach takes RHF, UHF, ROHF, GHF, RKS, UKS, ROKS and GKS."
+        )
+    owner = next(cls for cls in type(mf).__mro__ if "get_jk" in vars(cls))
+    if "get_jk" in vars(mf) or owner not in (hf.SCF, hf.RHF, uhf.UHF, ghf.GHF, MD4SCF):
+        whose = "the object itself" if "get_jk" in vars(mf) else owner.__name__
+        raise UnsupportedError(
+            f"J and K of {name} are those of {whose}, which md4 would replace; undo that (undo_df() for density "
+            "fitting), or attach first and fit afterwards."
+        )
+    if mf._eri is not None and (mf.mol.incore_anyway or mf.mol.nbas == 0):
+        raise UnsupportedError(
+            f"{name} has integrals of its own in mf._eri, which md4 would ignore; set mf._eri = None and "
+            "mol.incore_anyway = False if they are not meant."
+        )
+
+
+def attached(mf, builder):
+    """`mf`, changed in place to build by `builder`."""
+    from pyscf import lib
+
+    inner = mf.__dict__.get("_scf")
+    if inner is not None:  # of newton(); another object may be using it as well
+        check_supported(inner)
+        mf._scf = attached(inner.copy(), builder)
+    mf._md4 = builder
+    mf._eri = None  # get_veff builds from differences only without it
+    return mf if isinstance(mf, MD4SCF) else lib.set_class(mf, (MD4SCF, mf.__class__))
+
+
+def attach(mf, backend="auto", max_memory=None, stream=None):
+    """Makes md4 build J and K of a mean-field object of PySCF.
+
+    Nothing is computed and no GPU is looked for before the first build. Copies, scanners, newton(), conversions such
+    as to_uhf() and to_ks(), pickles and reset() keep md4. density_fit() on the result replaces J and K, as it does
+    without md4 (with ``only_dfj=True`` K stays md4's), until undo_df().
+
+    Parameters
+    ----------
+    mf : pyscf.scf.hf.SCF
+        RHF, UHF, ROHF, GHF, RKS, UKS, ROKS or GKS of a molecule, symmetry-adapted or not; it is changed in place. Its
+        direct_scf and direct_scf_tol say what they say without md4, but `direct_scf_tol` screens in either case.
+    backend : {'auto', 'cuda', 'cpu'}
+    max_memory : float, optional
+        Hard cap in MB on what md4 allocates, by default what is free; `mf.max_memory` does not count here.
+    stream : optional
+        CUDA stream to work on; see `md4.Engine`.
+
+    Returns
+    -------
+    mf
+        The same object.
+
+    Raises
+    ------
+    ArgumentError
+        `mf` is no mean-field object, or an option cannot be used.
+    UnsupportedError
+        Periodic or relativistic four- and two-component objects, density-fitted ones, ones with integrals or a get_jk
+        of their own; shells of l > 8. Integrals that are given in ``mf._eri`` later are refused at the next build.
+    """
+    checked_choice("backend", backend, BACKENDS)
+    checked_memory(max_memory)
+    checked_stream(stream)
+    check_supported(mf)
+    check_order(4 * int(mf.mol._bas[:, ANG_OF].max(initial=0)) if len(mf.mol._bas) else 0)
+    return attached(mf, Builder(backend, max_memory, stream))
+
+
+def detach(mf):
+    """Undoes `attach` in place and returns `mf`, with PySCF's own J and K; ArgumentError if it is not attached."""
+    from pyscf import lib
+
+    if not isinstance(mf, MD4SCF):
+        raise ArgumentError(f"{type(mf).__name__} is not attached to md4; nothing to detach.")
+    inner = mf.__dict__.get("_scf")
+    if isinstance(inner, MD4SCF):
+        mf._scf = detach(inner.copy())
+    mf.__class__ = lib.misc.drop_class(mf.__class__, MD4SCF)
+    del mf._md4
+    return mf

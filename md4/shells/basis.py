@@ -1,0 +1,380 @@
+"""Shells and basis sets: what the integrals are taken over.
+
+A contracted shell of angular momentum l at centre A carries the functions
+
+    chi_{c m}(r) = sum_k  c_kc  S_{l m}(r - A)  exp(-zeta_k |r - A|^2)
+
+with S_{l m} the real solid harmonics of unit angular norm (or the Cartesian monomials of that degree) in PySCF's
+order and normalisation; see `md4.method.angular`. AOs of a shell run [contraction c][component m].
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import gamma
+
+import numpy as np
+
+from md4.errors import BasisError, UnsupportedError
+from md4.method.angular import ncart, npure
+from md4.shells.limits import LARGEST_COEFFICIENT, LARGEST_COORDINATE, MMAX, largest_exponent, smallest_exponent
+from md4.support.arguments import as_list, checked_flag, checked_mol, shown, whole_number
+from md4.support.display import shell_letter
+
+# Columns of a general contraction stay together while they share at least this part of their primitives.
+SHARED_PRIMITIVES = 0.5
+# A norm this small beside the terms that add up to it is their rounding error.
+ZERO_NORM = 1e-14
+
+
+@dataclass(frozen=True)
+class Shell:
+    """One contracted shell; `Basis` checks it, and `md4.shells.limits` says what there is to refuse.
+
+    Attributes
+    ----------
+    l : int
+        Angular momentum.
+    exponents : ndarray, shape (nprim,)
+        Primitive exponents zeta, in Bohr^-2.
+    coefficients : ndarray, shape (nprim, nctr)
+        Coefficients of the unnormalised radial primitives r^l exp(-zeta r^2), one column a contracted function.
+    centre : ndarray, shape (3,)
+        Position in Bohr.
+    """
+
+    l: int
+    exponents: np.ndarray = field(repr=False)
+    coefficients: np.ndarray = field(repr=False)
+    centre: np.ndarray
+
+    @property
+    def nprim(self):
+        return len(self.exponents)
+
+    @property
+    def nctr(self):
+        return self.coefficients.shape[1]
+
+
+def checked_shell(index, l, exponents, coefficients, centre):
+    """A `Shell` from loosely typed input, or a `BasisError` that names shell `index`, the value and the remedy."""
+    number = whole_number(l)
+    where = f"shell {index} (l = {shown(l)})"
+    if number is None or number < 0:
+        raise BasisError(f"{where}: the angular momentum must be a non-negative integer.")
+    if number > MMAX:
+        raise UnsupportedError(f"{where}: the angular momenta of a quartet may add up to {MMAX}; leave out this shell.")
+    exponents = np.atleast_1d(floats(where, "the exponents", exponents))
+    coefficients = floats(where, "the coefficients", coefficients)
+    coefficients = coefficients if coefficients.ndim > 1 else coefficients.reshape(-1, 1)
+    centre = floats(where, "the centre", centre)
+    check_shapes(where, exponents, coefficients)
+    check_exponents(where, exponents, smallest_exponent(number), largest_exponent(number, number))
+    check_coefficients(where, coefficients, radial_norm(number, exponents)[:, None])
+    if centre.shape != (3,) or not np.all(np.isfinite(centre)):
+        raise BasisError(f"{where}: the centre must be three finite coordinates in Bohr, not {shown(centre)}.")
+    if np.any(abs(centre) > LARGEST_COORDINATE):
+        raise BasisError(
+            f"{where}: the centre {centre.tolist()} is further out than {LARGEST_COORDINATE:g} Bohr; "
+            "check its unit, which is Bohr."
+        )
+    return Shell(number, exponents, coefficients, centre)
+
+
+def floats(where, what, values):
+    """`values` as a contiguous array of float64; strings, truth values and complex numbers are refused."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "fiuO":
+            with np.errstate(over="ignore"):  # of long doubles; they end as infinite
+                return np.ascontiguousarray(array, dtype=np.float64).reshape(array.shape)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise BasisError(f"{where}: {what} must be real numbers, not {shown(values)}.")
+
+
+def check_shapes(where, exponents, coefficients):
+    """BasisError unless the shapes are (nprim,) and (nprim,) or (nprim, nctr), none of them 0."""
+    if len(exponents) == 0 or coefficients.size == 0:
+        raise BasisError(f"{where} has no primitives or no contracted function; drop the shell or give it some.")
+    if exponents.ndim > 1 or coefficients.ndim > 2 or len(coefficients) != len(exponents):
+        raise BasisError(
+            f"{where}: {len(exponents)} exponents but coefficients of shape {coefficients.shape}; "
+            "the shapes must be (nprim,) and (nprim, nctr)."
+        )
+
+
+def check_exponents(where, exponents, smallest, largest):
+    """BasisError for exponents that are not positive and finite, or beyond what double precision can serve."""
+    usable = np.isfinite(exponents) & (exponents > 0)
+    if not np.all(usable):
+        raise BasisError(
+            f"{where}: exponent {exponents[~usable][0]!r} is not a positive finite number; check the basis set."
+        )
+    if exponents.max() > largest:
+        raise BasisError(
+            f"{where}: exponent {exponents.max():g} is beyond {largest:.1e}, the largest in double precision for this "
+            "l and the highest l beside it; leave the primitive out, or the shells of highest l."
+        )
+    if exponents.min() < smallest:
+        raise BasisError(
+            f"{where}: exponent {exponents.min():g} is below {smallest:.1e}, the smallest in double precision for "
+            "this l; leave the primitive out."
+        )
+
+
+def check_coefficients(where, coefficients, norms):
+    """BasisError for coefficients that are not finite or, beside those of normalised primitives, beyond all use."""
+    if not np.all(np.isfinite(coefficients)):
+        raise BasisError(f"{where}: a contraction coefficient is not finite; check the basis set.")
+    with np.errstate(over="ignore"):
+        largest = abs(coefficients / norms).max()
+    if largest > LARGEST_COEFFICIENT:
+        raise BasisError(
+            f"{where}: a contraction coefficient is {largest:.1e} times that of a normalised primitive, beyond "
+            f"{LARGEST_COEFFICIENT:g}; scale the function, or pass normalise=True to Basis.from_arrays."
+        )
+
+
+def radial_norm(l, exponents):
+    """Norms of the radial primitives r^l exp(-zeta r^2): 1 / sqrt(int r^(2l+2) exp(-2 zeta r^2) dr)."""
+    integral = gamma(l + 1.5) / (2 * (2 * np.asarray(exponents)) ** (l + 1.5))
+    return 1 / np.sqrt(integral)
+
+
+def normalised_coefficients(l, exponents, coefficients):
+    """Coefficients of normalised primitives (as basis-set files list them) to those of `Shell.coefficients`."""
+    c = np.asarray(coefficients, dtype=float).reshape(len(exponents), -1)
+    c = c / np.maximum(abs(c).max(axis=0), np.finfo(float).tiny) * radial_norm(l, exponents)[:, None]
+    sums = np.add.outer(exponents, exponents)
+    overlap = gamma(l + 1.5) / (2 * sums ** (l + 1.5))
+    norms, terms = (np.einsum("ic,ij,jc->c", x, overlap, x) for x in (c, abs(c)))
+    if np.any(norms <= ZERO_NORM * terms):
+        raise BasisError(f"a contracted function of l = {l} has zero norm; its coefficients must not all cancel.")
+    return c / np.sqrt(norms)
+
+
+def normalised_shell(index, l, exponents, coefficients, centre):
+    """As `checked_shell`, from coefficients of normalised primitives, whatever their scale."""
+    where = f"shell {index} (l = {shown(l)})"
+    given = floats(where, "the coefficients", coefficients)
+    if not np.all(np.isfinite(given)):
+        raise BasisError(f"{where}: a contraction coefficient is not finite; check the basis set.")
+    shell = checked_shell(index, l, exponents, np.zeros_like(given), centre)
+    return replace(shell, coefficients=normalised_coefficients(shell.l, shell.exponents, given))
+
+
+def as_shells(shells):
+    """A list of `Shell`, or a `BasisError` that says what is none."""
+    found = as_list(shells)
+    if found is None:
+        raise BasisError(f"a basis takes a sequence of md4.Shell, not {shown(shells)}; see Basis.from_mol.")
+    for i, shell in enumerate(found):
+        if not isinstance(shell, Shell):
+            raise BasisError(f"shell {i} of the basis must be an md4.Shell, not {shown(shell)}; see Basis.from_arrays.")
+    return found
+
+
+def entries(name, values):
+    """One entry a shell, as a list; BasisError for what has none."""
+    found = as_list(values)
+    if found is None:
+        raise BasisError(f"{name} must be a sequence with one entry for each shell, not {shown(values)}.")
+    return found
+
+
+def column_groups(coefficients, apart):
+    """Columns that share most of their primitives (coefficients that are not zero); `apart`: not only neighbours.
+
+    Returns
+    -------
+    list of list of int
+    """
+    used, groups = coefficients != 0, []
+    for column in range(used.shape[1]):
+        for group in groups if apart else groups[-1:]:
+            primitives = used[:, group].any(axis=1)
+            shared, either = primitives & used[:, column], primitives | used[:, column]
+            if shared.sum() >= SHARED_PRIMITIVES * either.sum():
+                group.append(column)
+                break
+        else:
+            groups.append([column])
+    return groups
+
+
+def part_of_shell(shell, columns):
+    """The shell of some contracted functions of `shell`, without primitives that all of them lack."""
+    coefficients = shell.coefficients[:, columns]
+    used = np.flatnonzero(coefficients.any(axis=1))
+    used = used if len(used) else [0]  # a function that vanishes is still one
+    return Shell(shell.l, shell.exponents[used], coefficients[used], shell.centre)
+
+
+class Basis:
+    """An ordered list of shells, all spherical (`pure`) or all Cartesian.
+
+    Parameters
+    ----------
+    shells : sequence of Shell
+    pure : bool
+        True for real solid harmonics (2l+1 functions), False for Cartesians ((l+1)(l+2)/2).
+
+    Raises
+    ------
+    BasisError
+        No shells, or a shell that cannot be used: what is no number or of another shape, a coordinate, a coefficient or
+        an exponent with which integrals would leave double precision (`md4.shells.limits`: exponents from 1e-10 to 1e10
+        serve at l = 8, from 1e-22 to 1e22 at l = 4, if no higher l is beside them).
+    UnsupportedError
+        A shell of l > 32.
+
+    Attributes
+    ----------
+    shells : tuple of Shell
+    ao_loc : ndarray of int64, shape (nshell + 1,)
+        First AO of each shell, and the number of AOs last.
+    classes : ndarray of int64, shape (nshell, 2)
+        (l, nctr) of each shell.
+    nprims : ndarray of int64, shape (nshell,)
+        Primitives of each shell.
+    prim_loc : ndarray of int64, shape (nshell,)
+        The first of them in `exponents`.
+    centres : ndarray, shape (nshell, 3)
+        In Bohr.
+    exponents : ndarray, shape (nprim,)
+        Of all shells, one after the other, in Bohr^-2.
+    coef_loc : ndarray of int64, shape (nprim,)
+        Where the nctr coefficients of each primitive begin in the flat array `coefficients`.
+    """
+
+    def __init__(self, shells, pure=True):
+        self.shells = tuple(
+            checked_shell(i, s.l, s.exponents, s.coefficients, s.centre) for i, s in enumerate(as_shells(shells))
+        )
+        if not self.shells:
+            raise BasisError("the basis has no shells; give at least one.")
+        limits = {l: largest_exponent(l, self.lmax) for l in {s.l for s in self.shells}}
+        for i, s in enumerate(self.shells):
+            check_exponents(f"shell {i} (l = {s.l})", s.exponents, 0.0, limits[s.l])
+        self.pure = checked_flag("pure", pure)
+        sizes = [s.nctr * self.ncomp(s.l) for s in self.shells]
+        self.ao_loc = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self._flatten()
+
+    def _flatten(self):
+        """The shells' primitives as flat arrays, for vectorised pair set-up."""
+        self.classes = np.array([(s.l, s.nctr) for s in self.shells], dtype=np.int64)
+        self.nprims = np.array([s.nprim for s in self.shells], dtype=np.int64)
+        self.prim_loc = np.cumsum(self.nprims) - self.nprims
+        self.centres = np.array([s.centre for s in self.shells])
+        self.exponents = np.concatenate([s.exponents for s in self.shells])
+        self.coefficients = np.concatenate([s.coefficients.ravel() for s in self.shells])
+        nctr = np.repeat(self.classes[:, 1], self.nprims)
+        self.coef_loc = np.cumsum(nctr) - nctr
+
+    @cached_property
+    def log_coefficients(self):
+        """Logarithm of each primitive's largest coefficient, shape (nprim,); minus infinity where all are 0."""
+        with np.errstate(divide="ignore"):
+            return np.log(np.maximum.reduceat(abs(self.coefficients), self.coef_loc))
+
+    @cached_property
+    def class_keys(self):
+        """One number for each shell's class, ndarray of int64, shape (nshell,)."""
+        return (self.classes[:, 0] << 32) + self.classes[:, 1]
+
+    @classmethod
+    def from_mol(cls, mol):
+        """The basis of a `pyscf.gto.Mole` (built), spherical or Cartesian as `mol.cart` says; errors as `md4.int2e`."""
+        if len(checked_mol(mol)._bas) == 0:
+            raise BasisError("the molecule has no shells; give it a basis set and call mol.build().")
+        shells = [
+            checked_shell(i, mol.bas_angular(i), mol.bas_exp(i), mol._libcint_ctr_coeff(i), mol.bas_coord(i))
+            for i in range(mol.nbas)
+        ]
+        return cls(shells, pure=not mol.cart)
+
+    @classmethod
+    def from_arrays(cls, l, exponents, coefficients, centres, pure=True, normalise=True):
+        """A basis from plain arrays, one entry a shell.
+
+        Parameters
+        ----------
+        l : sequence of int
+        exponents : sequence of array_like, each (nprim,)
+            In Bohr^-2.
+        coefficients : sequence of array_like, each (nprim,) or (nprim, nctr)
+            Of normalised primitives, as in basis-set files; the contracted functions are then normalised.
+            With ``normalise=False``, of the unnormalised radial primitives, used as they are.
+        centres : array_like, shape (nshell, 3)
+            In Bohr.
+        """
+        normalise = checked_flag("normalise", normalise)
+        given = {"l": l, "exponents": exponents, "coefficients": coefficients, "centres": centres}
+        columns = [entries(name, values) for name, values in given.items()]
+        if len({len(column) for column in columns}) > 1:
+            raise BasisError("l, exponents, coefficients and centres must have one entry for each shell.")
+        make = normalised_shell if normalise else checked_shell
+        return cls([make(i, *entry) for i, entry in enumerate(zip(*columns))], pure)
+
+    def segmented(self):
+        """A basis of the same AOs in the same order without needless zeros in general contractions.
+
+        Basis-set files may give all functions of one l as one shell, in which most functions have one primitive. Such
+        shells are split; neighbouring functions that share at least half of their primitives stay together, as all do
+        in ANO bases. A basis with nothing to split is returned itself.
+        """
+        return self._split(apart=False)[0]
+
+    def regrouped(self):
+        """As `segmented`, but functions of a shell stay together also where others stand between them.
+
+        Returns
+        -------
+        basis : Basis
+        order : ndarray of int64, shape (nao,)
+            AO n of `basis` is AO order[n] of this one.
+        """
+        return self._split(apart=True)
+
+    def _split(self, apart):
+        groups = [column_groups(shell.coefficients, apart) for shell in self.shells]
+        parts, order = [], []
+        for shell, first, columns in zip(self.shells, self.ao_loc, groups):
+            aos = first + np.arange(shell.nctr * self.ncomp(shell.l)).reshape(shell.nctr, -1)
+            order += [aos[group].ravel() for group in columns]
+            parts += [part_of_shell(shell, group) for group in columns]
+        same = len(parts) == len(self) and all(p.nprim == s.nprim for p, s in zip(parts, self.shells))
+        return self if same else Basis(parts, self.pure), np.concatenate(order)
+
+    def ncomp(self, l):
+        """Number of angular components of a shell of angular momentum `l` in this basis."""
+        return npure(l) if self.pure else ncart(l)
+
+    @property
+    def nshell(self):
+        return len(self.shells)
+
+    @property
+    def nao(self):
+        return int(self.ao_loc[-1])
+
+    @property
+    def lmax(self):
+        return max(s.l for s in self.shells)
+
+    def __len__(self):
+        return self.nshell
+
+    def __repr__(self):
+        kind = "spherical" if self.pure else "Cartesian"
+        letters = "".join(
+            f"{sum(s.nctr for s in self.shells if s.l == l)}{shell_letter(l)}" for l in range(self.lmax + 1)
+        )
+        return f"Basis({self.nshell} {kind} shells, {self.nao} AOs: {letters})"
+
+    def _repr_html_(self):
+        from md4.support.display import basis_html
+
+        return basis_html(self)

@@ -1,0 +1,41 @@
+"""Which shells double precision can serve: no integral of a `Basis` that exists overflows on the way to NaN.
+
+What leaves the range first is [0]^(L) of a quartet of pairs with total exponents p and q (see `md4.method.operators`),
+
+    |[0]^(L)| <= 2 pi^(5/2) / (p q sqrt(p + q)) (2 rho)^L ,    rho = p q / (p + q) ,
+
+largest and smallest, but for a factor that the margins below cover, in quartets (ab|ab): 18 p^(2 l - 5/2) with
+l = la + lb. Hence the largest exponent of a shell, given the highest l that it can be paired with, and the smallest,
+beside itself. For l = 8 that is 1e-10 to 1e10, for l = 4 1e-22 to 4e22, and for s and p functions the products p q set
+1e-100 to 1e100. Below the smallest exponent, terms underflow that count where shells are as far apart as they are wide.
+
+Coefficients count relative to normalised primitives: the Schwarz inequality bounds integrals by their fourth power.
+Powers of distances up to the 16th, of the shells of a pair, go into H matrices.
+"""
+
+from math import pi, sqrt
+
+from md4.method.boys import MMAX
+
+LARGEST_ZERO, SMALLEST_ZERO = 1e306, 1e-290  # of [0]^(L); the products with H matrices are nearer to 1
+LARGEST_EXPONENT, SMALLEST_EXPONENT = 1e100, 1e-100  # of any shell, in Bohr^-2
+LARGEST_COEFFICIENT = 1e30  # of a normalised primitive
+LARGEST_COORDINATE = 1e12  # in Bohr
+PREFACTOR = 2 * pi**2.5 / sqrt(2)
+
+
+def power(l):
+    """Of p in [0]^(2l) of a quartet (ab|ab), la + lb = l, no more than any quartet may have."""
+    return 2 * min(l, MMAX // 2) - 2.5
+
+
+def largest_exponent(l, partner):
+    """Largest exponent (Bohr^-2) of a shell of angular momentum `l` in pairs with shells up to l = `partner`."""
+    n = power(l + partner)
+    return min(LARGEST_EXPONENT, 0.5 * (LARGEST_ZERO / PREFACTOR) ** (1 / n)) if n > 0 else LARGEST_EXPONENT
+
+
+def smallest_exponent(l):
+    """Smallest exponent (Bohr^-2) of a shell of angular momentum `l`."""
+    n = power(2 * l)
+    return max(SMALLEST_EXPONENT, 0.5 * (SMALLEST_ZERO / PREFACTOR) ** (1 / n)) if n > 0 else SMALLEST_EXPONENT

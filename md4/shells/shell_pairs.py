@@ -1,0 +1,324 @@
+"""Shell pairs of one class and their primitive pairs, as flat arrays.
+
+A class is (l_a, nctr_a, l_b, nctr_b): every pair of a list has equally many rows in its H matrix. Pairs may differ in
+the number of primitive pairs: those run in one flat list, and ``start`` says where each pair's begin. So contraction
+is only a longer inner dimension of the two transforms, and a screened primitive pair costs nothing.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from md4.errors import ArgumentError
+from md4.method.angular import AXES, nherm
+from md4.support.arguments import checked_array
+from md4.support.display import shell_letter
+
+# A primitive pair is dropped when a bound on its Schwarz integral^(1/2) is below this (atomic units): its largest
+# contribution to any integral is then far below the 1e-16 of the smallest integral that matters.
+PRIMITIVE_CUTOFF = 1e-25
+LOG_OF_UNITS = float(0.5 * np.log(2 * np.pi**2.5))
+
+
+@dataclass(frozen=True)
+class Primitives:
+    """What integrals need of primitive pairs, in host memory.
+
+    Attributes
+    ----------
+    exponent : ndarray, shape (nprim,)
+        p = za + zb, in Bohr^-2.
+    centre, pa, pb : ndarray, shape (nprim, 3)
+        P, P - A and P - B, in Bohr, in the order z, y, x (`md4.method.angular.AXES`).
+    coef_a : ndarray, shape (nprim, nctr_a)
+        Contraction coefficients of a's primitive, times exp(-za zb/p |A - B|^2).
+    coef_b : ndarray, shape (nprim, nctr_b)
+    """
+
+    exponent: np.ndarray
+    centre: np.ndarray
+    pa: np.ndarray
+    pb: np.ndarray
+    coef_a: np.ndarray
+    coef_b: np.ndarray
+
+    @property
+    def arrays(self):
+        return tuple(self.__dict__.values())
+
+    def __getitem__(self, piece):
+        return Primitives(*(array[piece] for array in self.arrays))
+
+
+@dataclass(frozen=True)
+class ShellPairs:
+    """Shell pairs of one class.
+
+    Attributes
+    ----------
+    pairs : ndarray of int64, shape (npair, 2)
+        Shell indices (a, b).
+    la, lb, nctr_a, nctr_b : int
+        Angular momenta and numbers of contracted functions.
+    ncomp_a, ncomp_b : int
+        Angular components of a and b.
+    pure : bool
+    start : ndarray of int64, shape (npair + 1,)
+        Range of each pair in the list of primitive pairs.
+    primitives : Primitives or None
+        The primitive pairs; None where a GPU keeps them.
+    """
+
+    pairs: np.ndarray
+    la: int
+    lb: int
+    nctr_a: int
+    nctr_b: int
+    ncomp_a: int
+    ncomp_b: int
+    pure: bool
+    start: np.ndarray
+    primitives: Primitives | None
+
+    @classmethod
+    def of_basis(cls, basis, pairs, start, primitives=None):
+        """Checked `pairs` of a basis, with what is known of their primitive pairs."""
+        (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
+        return cls(pairs, la, lb, nctr_a, nctr_b, basis.ncomp(la), basis.ncomp(lb), basis.pure, start, primitives)
+
+    @cached_property
+    def npair(self):
+        return len(self.pairs)
+
+    @cached_property
+    def nprim(self):
+        return int(self.start[-1])
+
+    @cached_property
+    def l(self):
+        """Total angular momentum: the degree of the highest Hermite function."""
+        return self.la + self.lb
+
+    @cached_property
+    def nherm(self):
+        """N_p, the Hermite functions of one primitive pair."""
+        return nherm(self.l)
+
+    @cached_property
+    def na(self):
+        return self.nctr_a * self.ncomp_a
+
+    @cached_property
+    def nb(self):
+        return self.nctr_b * self.ncomp_b
+
+    @cached_property
+    def nab(self):
+        """Rows of H: the function pairs of one shell pair."""
+        return self.na * self.nb
+
+    @cached_property
+    def max_prim(self):
+        """The longest list of primitive pairs of a shell pair; of a slice, what it is for the list."""
+        return int(np.diff(self.start).max(initial=0))
+
+    @property
+    def mean_prim(self):
+        """Primitive pairs of a shell pair on average."""
+        return self.nprim / max(1, self.npair)
+
+    def __len__(self):
+        return self.npair
+
+    def __getitem__(self, piece):
+        """The pairs of a slice."""
+        first, last, step = piece.indices(self.npair)
+        if step != 1:
+            raise ArgumentError("shell pairs take slices of step 1 only.")
+        last = max(first, last)
+        if last - first == self.npair:
+            return self
+        start = self.start[first : last + 1]
+        prims = slice(start[0], start[-1])
+        self.max_prim  # noqa: B018 computed now, it goes to the slice with all that is the same for every pair
+        view = object.__new__(ShellPairs)
+        view.__dict__.update(self.__dict__)
+        primitives = None if self.primitives is None else self.primitives[prims]
+        view.__dict__.update(primitives=primitives, pairs=self.pairs[first:last], start=start - start[0])
+        view.__dict__.update(npair=last - first, nprim=int(start[-1] - start[0]))
+        return view
+
+    def __repr__(self):
+        name = shell_letter(self.la) + shell_letter(self.lb)
+        return f"ShellPairs({self.npair} {name} pairs, {self.nprim} primitive pairs, {self.nab} function pairs each)"
+
+    def _repr_html_(self):
+        from md4.support.display import pairs_html
+
+        return pairs_html(self)
+
+
+def check_pairs(basis, pairs, side="pair"):
+    """Pair list as (npair, 2) int64, all of one class; ArgumentError names the first pair that is not."""
+    pairs = checked_array(f"the {side} list", pairs)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.shape[0] == 0 or pairs.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"the {side} list must hold pairs of shell indices, shape (n, 2) with n >= 1 and integer type, "
+            f"not shape {pairs.shape} of {pairs.dtype}."
+        )
+    if pairs.min() < 0 or pairs.max() >= basis.nshell:
+        n, k = np.argwhere((pairs < 0) | (pairs >= basis.nshell))[0]
+        raise ArgumentError(f"{side} {n} names shell {pairs[n, k]}, but the basis has shells 0 to {basis.nshell - 1}.")
+    pairs = np.ascontiguousarray(pairs, dtype=np.int64)
+    keys = basis.class_keys[pairs]
+    mixed = keys != keys[0]
+    if mixed.any():
+        n = np.argwhere(mixed)[0, 0]
+        first, other = (tuple(basis.classes[pairs[k]].reshape(-1).tolist()) for k in (0, n))
+        raise ArgumentError(
+            f"the {side} list mixes classes: pair 0 has (l_a, nctr_a, l_b, nctr_b) = {first}, "
+            f"pair {n} has {other}; give one list for each class."
+        )
+    return pairs
+
+
+# What is computed of a primitive pair, defined once: with `numpy` in place of `lib` functions of arrays, with `math`
+# device functions of numbers for `md4.gpu.kernels.shell_pairs`.
+
+
+def make_schwarz_estimate(lib):
+    """Logarithm of a bound on (ab|ab)^(1/2) of a primitive pair, generous by the polynomial's growth at its edges.
+
+    `coefficients` is the logarithm of the product of the largest of either primitive, `distance2` is |A - B|^2.
+    """
+
+    def schwarz_estimate(za, zb, la, lb, coefficients, distance2):
+        p, distance = za + zb, lib.sqrt(distance2)
+        width = lib.sqrt((la + lb + 1) / p)
+        reach = la * lib.log(zb / p * distance + width) + lb * lib.log(za / p * distance + width)
+        return coefficients - za * zb / p * distance2 + reach + LOG_OF_UNITS - 1.25 * lib.log(p)
+
+    return schwarz_estimate
+
+
+def make_gaussian_product(lib):
+    """(p, za/p, zb/p, exp(-za zb/p |A - B|^2)) of a primitive pair."""
+
+    def gaussian_product(za, zb, distance2):
+        p = za + zb
+        return p, za / p, zb / p, lib.exp(-(za * zb / p) * distance2)
+
+    return gaussian_product
+
+
+def product_axis(a, b, share_a, share_b):
+    """One axis of (P, P - A, P - B) from those of A and B, with za/p and zb/p."""
+    x = a - b
+    xpa = -share_b * x
+    return a + xpa, xpa, share_a * x
+
+
+def log_cutoff(cutoff):
+    """What the estimate is compared with: not below it counts."""
+    return float(np.log(cutoff)) if cutoff > 0 else -np.inf
+
+
+def primitive_pairs(basis, pairs):
+    """For all primitive pairs of `pairs`: number of the pair, and flat primitive indices of a and b."""
+    counts = basis.nprims[pairs]
+    total = np.multiply(*counts.T)
+    owner = np.repeat(np.arange(len(pairs)), total)
+    rank = np.arange(total.sum()) - np.repeat(np.cumsum(total) - total, total)
+    nb = counts[owner, 1]
+    return owner, basis.prim_loc[pairs[owner, 0]] + rank // nb, basis.prim_loc[pairs[owner, 1]] + rank % nb
+
+
+def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
+    """`ShellPairs` of a list of shell-index pairs, negligible primitive pairs left out.
+
+    Parameters
+    ----------
+    basis : Basis
+    pairs : array_like of int, shape (npair, 2)
+    side : str
+        What error messages call a pair.
+    cutoff : float
+        Primitive pairs whose bound on (ab|ab)^(1/2) is smaller are dropped; 0 keeps all.
+
+    Raises
+    ------
+    ArgumentError
+        Wrong shape or type, a shell index out of range, or mixed classes.
+    """
+    pairs = check_pairs(basis, pairs, side)
+    (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
+    owner, ka, kb = primitive_pairs(basis, pairs)
+    centre_a, centre_b = (basis.centres[shells][:, AXES] for shells in pairs.T)
+    distance2 = ((centre_a - centre_b) ** 2).sum(axis=1)[owner]
+    coefficients = basis.log_coefficients[ka] + basis.log_coefficients[kb]
+    za, zb = basis.exponents[ka], basis.exponents[kb]
+    estimate = make_schwarz_estimate(np)(za, zb, la, lb, coefficients, distance2)
+    keep = np.flatnonzero(~(estimate < log_cutoff(cutoff)))
+    owner, ka, kb = owner[keep], ka[keep], kb[keep]
+    p, share_a, share_b, overlap = make_gaussian_product(np)(za[keep], zb[keep], distance2[keep])
+    axes = product_axis(centre_a[owner], centre_b[owner], share_a[:, None], share_b[:, None])
+    coef_a = basis.coefficients[basis.coef_loc[ka][:, None] + np.arange(nctr_a)] * overlap[:, None]
+    coef_b = basis.coefficients[basis.coef_loc[kb][:, None] + np.arange(nctr_b)]
+    start = starts_of(np.bincount(owner, minlength=len(pairs)))
+    return ShellPairs.of_basis(basis, pairs, start, Primitives(p, *axes, coef_a, coef_b))
+
+
+def starts_of(counts):
+    """Where each pair's primitive pairs begin, and their number last, from the number of each."""
+    start = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=start[1:])
+    return start
+
+
+def unique_pairs_by_class(basis, rows=None, cols=None):
+    """`unique_pairs` by the shells' classes (l, nctr)."""
+    _, label = np.unique(basis.classes, axis=0, return_inverse=True)
+    return unique_pairs(label.reshape(-1), rows, cols)
+
+
+def unique_pairs(label, rows=None, cols=None):
+    """The unordered shell pairs {a, b}, a in `rows` and b in `cols` (default: all), one list for each two labels.
+
+    Parameters
+    ----------
+    label : ndarray of int, shape (nshell,)
+        Of each shell, counted from 0.
+
+    Returns
+    -------
+    list of ndarray of int64, each (npair, 2)
+        Lists and pairs ascend. Within a pair the shell of higher label, then of higher index, comes first.
+    """
+    every = np.arange(len(label))
+    row, col = (np.isin(every, every if shells is None else shells) for shells in (rows, cols))
+    members, lists = [np.flatnonzero((label == k) & (row | col)) for k in range(label.max() + 1)], []
+    for n, a in enumerate(members):
+        for b in members[: n + 1]:
+            wanted = row[a, None] & col[b] | col[a, None] & row[b]
+            i, k = np.nonzero(np.tril(wanted) if a is b else wanted)
+            lists.append(np.stack([a[i], b[k]], axis=1))
+    return [pairs for pairs in lists if len(pairs)]
+
+
+def shell_kinds(basis, mixed):
+    """Kind of each shell, counted from 0.
+
+    Shells of one (l, nctr, nprim) are of one kind; where there are at most `mixed` of an (l, nctr), those of any nprim.
+    """
+    _, label, count = np.unique(basis.classes, axis=0, return_inverse=True, return_counts=True)
+    label = label.reshape(-1)
+    nprim = np.where(count[label] > mixed, basis.nprims, 0)
+    _, kind = np.unique(np.column_stack([basis.classes, nprim]), axis=0, return_inverse=True)
+    return kind.reshape(-1)
+
+
+def pairs_by_kind(basis, mixed):
+    """`unique_pairs` by the shells' kinds (see `shell_kinds`), lists of one class one after the other."""
+    lists = unique_pairs(shell_kinds(basis, mixed))
+    return sorted(lists, key=lambda pairs: basis.classes[pairs[0]].tolist())

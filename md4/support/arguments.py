@@ -1,0 +1,161 @@
+"""What every entry point asks of its arguments, before it does any work.
+
+Each `checked_*` returns the value in the form that md4 works with, or raises an error that names the argument, the
+value and the remedy. NumPy's scalars are as good as Python's; a truth value is no number, and a string is none either.
+"""
+
+import operator
+from math import inf, isfinite, nan
+
+import numpy as np
+
+from md4.errors import ArgumentError, UnsupportedError
+
+ONE_MOLECULE = "pass a built molecule, e.g. pyscf.M(atom='H 0 0 0; F 0 0 0.917', basis='cc-pvdz')"
+
+
+def shown(value):
+    """`value` as messages show it: its repr, unless that is long or fails."""
+    try:
+        text = repr(value)
+    except Exception:  # a stranger's __repr__ may raise anything
+        text = ""
+    return text if 0 < len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
+
+
+def is_scalar(value):
+    """Whether `value` can be a real number: no string, no truth value, no complex number, no array but without axes."""
+    if isinstance(value, (str, bytes, bytearray, bool, np.ma.MaskedArray)):
+        return False
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return kind not in ("b", "c") and getattr(value, "shape", ()) == ()
+
+
+def real_number(value):
+    """`value` as a finite float, or NaN where it is no finite real number."""
+    if not is_scalar(value):
+        return nan
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return nan
+    return number if isfinite(number) else nan
+
+
+def whole_number(value):
+    """`value` as an int, or None where it is none: 1.0 is a float."""
+    if not is_scalar(value):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def checked_real(name, value, least=None):
+    """A finite float, not below `least`."""
+    number = real_number(value)
+    if not (isfinite(number) and (least is None or number >= least)):
+        bound = "" if least is None else ", not negative" if least == 0 else f", {least} or more"
+        raise ArgumentError(f"{name} must be a finite real number{bound}, not {shown(value)}.")
+    return number
+
+
+def checked_integer(name, value, least, most=None):
+    """An int from `least` to `most`."""
+    number = whole_number(value)
+    if number is None or number < least or (most is not None and number > most):
+        bound = f"of {least} or more" if most is None else f"between {least} and {most}"
+        raise ArgumentError(f"{name} must be an integer {bound}, not {shown(value)}.")
+    return number
+
+
+def checked_flag(name, value):
+    """A bool; 0 and 1 are taken for one."""
+    if isinstance(value, (bool, np.bool_)) or whole_number(value) in (0, 1):
+        return bool(value)
+    raise ArgumentError(f"{name} must be True or False, not {shown(value)}.")
+
+
+def checked_progress(progress):
+    """A bool, or None: a bar where stderr is a terminal."""
+    return None if progress is None else checked_flag("progress", progress)
+
+
+def checked_choice(name, value, choices):
+    """One of some strings."""
+    if not isinstance(value, str) or value not in choices:
+        raise ArgumentError(f"{name} {shown(value)} is unknown; use one of {', '.join(choices)}.")
+    return value
+
+
+def checked_memory(max_memory):
+    """MB as a float, or None: what is free."""
+    if max_memory is None:
+        return None
+    number = real_number(max_memory)
+    if not 0 < number * 1e6 < inf:  # bytes
+        raise ArgumentError(
+            f"max_memory must be a positive, finite number of MB, not {shown(max_memory)}; None means what is free."
+        )
+    return number
+
+
+def checked_stream(stream):
+    """None, a stream of Numba, CuPy or PyTorch, or the integer handle of one; needs no GPU."""
+    if stream is None or hasattr(stream, "auto_synchronize"):
+        return stream
+    handle = whole_number(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)))
+    if isinstance(stream, type) or handle is None or not 0 <= handle < 1 << 64:
+        what = "an integer handle or a Numba, CuPy or PyTorch stream"
+        raise ArgumentError(f"stream must be {what}, not {shown(stream)}.")
+    return stream
+
+
+def as_list(values):
+    """The items of a sequence, or None for what has none: a string, a mapping, a number, an array without axes."""
+    iterable = hasattr(values, "__iter__") and getattr(values, "shape", None) != ()
+    return list(values) if iterable and not isinstance(values, (str, bytes, bytearray, dict, type)) else None
+
+
+def checked_array(name, value):
+    """An ndarray, or ArgumentError where NumPy cannot make one (rows of different lengths, a device array)."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{name} cannot be taken for an array: {error}.") from error
+
+
+def checked_mol(mol):
+    """A `pyscf.gto.Mole` or what has its methods; whether it has shells, `md4.Basis.from_mol` looks.
+
+    Raises
+    ------
+    ArgumentError
+        Something else; the message says how to come from there to a molecule.
+    UnsupportedError
+        A periodic cell. It is known by the module of its class: importing pyscf.pbc takes a second.
+    """
+    if not isinstance(mol, type) and is_periodic(mol):
+        raise UnsupportedError(
+            f"{type(mol).__name__} of PySCF is periodic; md4 has the integrals of molecules only: {ONE_MOLECULE}."
+        )
+    if isinstance(mol, type) or not all(hasattr(mol, name) for name in ("_atm", "_bas", "_env", "bas_exp", "cart")):
+        raise ArgumentError(f"mol must be a pyscf.gto.Mole, not {shown(mol)}; {way_to_mol(mol)}.")
+    return mol
+
+
+def is_periodic(mol):
+    """Whether the class of `mol` is one of pyscf.pbc or made from one."""
+    return any(cls.__module__.startswith("pyscf.pbc") for cls in type(mol).__mro__)
+
+
+def way_to_mol(mol):
+    """What to pass in place of something that is no molecule."""
+    from md4.shells.basis import Basis
+
+    if isinstance(mol, Basis):
+        return "an md4.Basis goes to md4.JK or md4.Engine"
+    if not isinstance(mol, type) and hasattr(getattr(mol, "mol", None), "_bas"):
+        return "pass its molecule, mf.mol"
+    return ONE_MOLECULE

@@ -1,0 +1,194 @@
+"""Checks of an installation that need no molecule of the caller's: oracle, contractions, symmetries.
+
+Each makes small seeded shells of its own, on four centres whose functions overlap well, so that no integral is small by
+cancellation. Errors are relative to the largest element of a block.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import numpy as np
+
+from md4.engine import Engine
+from md4.method.angular import cartesian_triples, component_coefficients
+from md4.method.operators import Operator
+from md4.shells.basis import Basis
+from md4.support.display import operator_text
+from md4.validation.arbiter import MISSING, load_oracle
+from md4.validation.libcint import class_label, host, validate
+
+CENTRES = np.array([[0.1, -0.2, 0.3], [-0.4, 0.5, -0.1], [0.3, 0.4, -0.5], [-0.2, -0.3, -0.6]])
+OPERATORS = (
+    Operator.coulomb(), Operator.erf(0.3), Operator.erfc(0.3), Operator.yukawa(0.7), Operator.slater(0.7),
+    Operator.gaussian(0.7),
+)  # fmt: skip
+SMALL_CLASSES = ((1, 0, 0, 0), (2, 1, 1, 0), (3, 2, 1, 2))
+HIGH_CLASSES = ((4, 4, 4, 4), (6, 0, 6, 0), (5, 5, 5, 5), (6, 6, 6, 6))
+SYMMETRY_CLASSES = ((1, 1, 1, 0), (2, 1, 1, 2), (3, 2, 1, 3), (4, 1, 3, 2))
+ELEMENTS = 6  # of a block that the oracle is asked for
+SHIFT = np.array([3.0, -7.0, 5.0])  # Bohr
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of a report.
+
+    Attributes
+    ----------
+    name : str
+        What was checked.
+    against : str
+        Whose numbers, or which identity.
+    count : str
+        How much was compared.
+    error : float
+        The largest error found, relative to a block's largest element; NaN where the check was not made.
+    tolerance : float
+    note : str
+    passed : bool or None
+        None where the check was not made.
+    """
+
+    name: str
+    against: str
+    count: str
+    error: float
+    tolerance: float
+    note: str = ""
+    passed: bool | None = None
+
+    @classmethod
+    def of(cls, name, against, count, error, tolerance, note=""):
+        """A check that was made; an error that is NaN fails it."""
+        return cls(name, against, count, float(error), tolerance, note, bool(error <= tolerance))
+
+
+def quartet_basis(ls, centres=CENTRES):
+    """Four primitive shells of `ls`, one a centre, with seeded exponents from 0.6 to 1.5."""
+    exponents = np.random.default_rng([7, *ls]).uniform(0.6, 1.5, (4, 1))
+    return Basis.from_arrays(ls, exponents, np.ones((4, 1)), centres)
+
+
+def quartet_block(basis, backend, operator=None, order=(0, 1, 2, 3)):
+    """(ab|cd) of four shells of a basis, shape (na, nb, nc, nd)."""
+    engine = Engine(basis, operator=operator, backend=backend)
+    return host(engine.compute([order[:2]], [order[2:]]))[0, 0]
+
+
+def relative(differences, block):
+    """The largest of some differences over the block's largest element; NaN if the block is not all finite."""
+    if not np.isfinite(block).all():
+        return np.nan
+    return np.abs(differences).max() / max(np.abs(block).max(), np.finfo(float).tiny)
+
+
+# ---- the oracle ------------------------------------------------------------------------------------------------------
+
+
+def oracle_checks(backend, tolerance):
+    """Every operator for small quartets, and 1/r for high ones, against the oracle."""
+    cases = [*product(OPERATORS, SMALL_CLASSES), *((OPERATORS[0], ls) for ls in HIGH_CLASSES)]
+    return [oracle_check(operator, ls, backend, tolerance) for operator, ls in cases]
+
+
+def oracle_check(operator, ls, backend, tolerance):
+    """One class with one operator."""
+    parameter = operator.parameter or None
+    name = f"{operator_text(operator)} {class_label(ls)}"
+    oracle = load_oracle()
+    if oracle is None:
+        return Check(name, "oracle", "0 elements", np.nan, tolerance, MISSING)
+    basis = quartet_basis(ls)
+    block = quartet_block(basis, backend, operator)
+    elements = some_elements(block.shape)
+    exact = oracle.eri(basis.shells, basis.pure, (operator.kind, parameter), elements, dps=30)
+    error = relative([block[e] - x for e, x in zip(elements, exact)], block)
+    return Check.of(name, "oracle", f"{len(elements)} elements", error, tolerance)
+
+
+def some_elements(shape):
+    """Up to ELEMENTS seeded places of a block."""
+    size = int(np.prod(shape))
+    flat = np.random.default_rng(3).choice(size, min(size, ELEMENTS), replace=False)
+    return [tuple(map(int, np.unravel_index(n, shape))) for n in np.sort(flat)]
+
+
+# ---- contractions ----------------------------------------------------------------------------------------------------
+
+
+def contracted_basis(kind):
+    """s, p and d shells in PySCF's format: 'uncontracted', 'segmented' (five primitives) or 'general' (of three)."""
+    exponents = np.geomspace(0.3, 20.0, 5)
+    shells = []
+    for l in range(3):
+        c = np.random.default_rng([11, l]).uniform(0.2, 1.0, (5, 3))
+        rows, columns = {"uncontracted": (1, 1), "segmented": (5, 1), "general": (5, 3)}[kind]
+        shells.append([l, *([float(e), *map(float, x[:columns])] for e, x in zip(exponents[:rows], c))])
+    return {"He": shells}
+
+
+def contraction_checks(backend, tolerance, abs_tolerance):
+    """The kinds of contraction against libcint."""
+    from pyscf import gto
+
+    checks = []
+    for kind in ("uncontracted", "segmented", "general"):
+        mol = gto.M(atom="He 0 0 0; He 0.3 -0.2 0.9", basis=contracted_basis(kind), verbose=0)
+        records = validate(mol, backend, tolerance, abs_tolerance, progress=False)
+        count = f"{sum(r.quartets for r in records)} quartets of {len(records)} classes"
+        error = np.max([r.max_rel for r in records])
+        checks.append(Check.of(f"{kind}, s to d", "libcint", count, error, tolerance))
+    return checks
+
+
+# ---- symmetries ------------------------------------------------------------------------------------------------------
+
+
+def symmetry_checks(backend, tolerance):
+    """Permutations of the shells, a translation and a rotation of the four centres, for a few classes."""
+    makers = (("permutations", permuted), ("translation", translated), ("rotation", rotated))
+    checks = []
+    for (name, make), ls in product(makers, SYMMETRY_CLASSES):
+        basis = quartet_basis(ls)
+        block = quartet_block(basis, backend)
+        with np.errstate(invalid="ignore"):
+            others = make(basis, ls, backend)
+            error = relative([other - block for other in others], block)
+        checks.append(Check.of(f"{name} {class_label(ls)}", "identity", f"{block.size} integrals", error, tolerance))
+    return checks
+
+
+def permuted(basis, ls, backend):
+    """The seven other orders of (ab|cd) under which an integral stays the same, brought back to this one."""
+    bra, ket = ((0, 1), (1, 0)), ((2, 3), (3, 2))
+    orders = [i + j for x, y in ((bra, ket), (ket, bra)) for i, j in product(x, y)][1:]
+    return [quartet_block(basis, backend, order=order).transpose(np.argsort(order)) for order in orders]
+
+
+def translated(basis, ls, backend):
+    """The block at shifted centres."""
+    return [quartet_block(quartet_basis(ls, CENTRES + SHIFT), backend)]
+
+
+def rotated(basis, ls, backend):
+    """The block at rotated centres, its components turned back."""
+    turn = rotation_matrix()
+    block = quartet_block(quartet_basis(ls, CENTRES @ turn.T), backend)
+    return [np.einsum("abcd,Aa,Bb,Cc,Dd->ABCD", block, *(component_rotation(l) for l in ls), optimize=True)]
+
+
+def rotation_matrix():
+    """A proper rotation that mixes all axes."""
+    q, _ = np.linalg.qr(np.random.default_rng(5).normal(size=(3, 3)))
+    return q * np.sign(np.linalg.det(q))
+
+
+@cache
+def component_rotation(l):
+    """D with S_m(x) = sum_n D_mn S_n(R x), from values at random points."""
+    points = np.random.default_rng(l).normal(size=(200, 3))
+    c = component_coefficients(l, True)
+    places = points, points @ rotation_matrix().T
+    here, there = (np.prod(x[:, None] ** cartesian_triples(l), axis=2) @ c for x in places)
+    return np.linalg.lstsq(there, here, rcond=None)[0].T

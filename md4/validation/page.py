@@ -1,0 +1,227 @@
+"""The page of a `md4.validation.report.Report`: HTML, with its style and plots inside."""
+
+from html import escape
+
+import numpy as np
+
+from md4.support.display import SPDF, facts, table
+from md4.validation.svg import Series, scatter
+
+BLUE, ORANGE, RED = "#2a6fbb", "#c96a12", "#b3261e"
+L_AXIS = "L, the sum of the four angular momenta"
+STYLE = """
+:root{color-scheme:light}
+body{font:15px/1.5 system-ui,sans-serif;color:#1c1c1c;background:#fff;margin:0 auto;max-width:60rem;padding:1rem}
+h1{font-size:1.5rem;margin:.4rem 0}h2{font-size:1.15rem;margin:2rem 0 .4rem;border-top:1px solid #ddd;padding-top:1rem}
+p{max-width:44rem;margin:.4rem 0}
+.verdict{display:inline-block;padding:.1rem .7rem;border-radius:.3rem;color:#fff;font-weight:700}
+.pass{background:#1d6f42}.fail{background:#b3261e}
+.wide{overflow-x:auto}
+table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums;margin:.5rem 0}
+th,td{padding:.15rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid #eee}
+th:first-child,td:first-child,td:last-child,th:last-child{text-align:left}
+.facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
+.facts th{font-weight:400;color:#555;white-space:normal}
+thead th{border-bottom:1px solid #999;white-space:normal;vertical-align:bottom}
+svg{width:100%;min-width:34rem;max-width:44rem;height:auto;font:11px system-ui,sans-serif;fill:#333}
+.grid{stroke:#e6e6e6}.level{stroke:#555;stroke-dasharray:5 4}
+"""
+RULED = ("class", "shells", "element", "md4", "md4 - libcint", "md4 - oracle", "libcint - oracle", "nearer")
+
+
+def page(report):
+    """The whole page of a report as one string."""
+    verdict = "PASS" if report.passed else "FAIL"
+    body = "".join([
+        head(report, verdict), section("Classes", *classes(report)), section("Arbitration", *arbitration(report)),
+        section("Operators", *operators(report)), section("Contractions", *contractions(report)),
+        section("Symmetries", *symmetries(report)), section("Worst cases", *worst(report)),
+        section("Device and versions", wide(facts(report.device), "facts")),
+    ])  # fmt: skip
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{verdict}: md4 accuracy, {escape(report.title)}</title><style>{STYLE}</style></head>"
+        f"<body>{body}</body></html>\n"
+    )
+
+
+def section(title, *parts):
+    """A titled section."""
+    return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
+
+
+def wide(text, kind=""):
+    """Something that may be wider than the screen: it scrolls by itself."""
+    return f'<div class="wide {kind}">{text}</div>'
+
+
+def paragraph(text):
+    """A paragraph of plain text."""
+    return f"<p>{escape(text)}</p>"
+
+
+def head(report, verdict):
+    """Title, verdict, a sentence each on what was found, and the options."""
+    parts = [
+        f"<h1>md4: accuracy of this installation</h1><p><span class='verdict {verdict.lower()}'>{verdict}</span></p>",
+        *map(paragraph, summary(report)),
+        wide(facts([*report.options, *report.device[:2], ("wall time / s", report.seconds)]), "facts"),
+    ]
+    return "".join(parts)
+
+
+def summary(report):
+    """Sentences on classes, checks, and what was not checked."""
+    bad = [r.label for r in report.records if not r.passed] + [c.name for c in report.checks if c.passed is False]
+    made = [c for c in report.checks if c.passed is not None]
+    skipped = [c for c in report.checks if c.passed is None]
+    quartets = sum(r.quartets for r in report.records)
+    yield f"{len(report.records)} classes ({quartets} quartets) and {len(made)} other checks; {len(bad)} failed."
+    if bad:
+        yield "Failed: " + "; ".join(bad) + "."
+    if skipped:
+        yield f"{len(skipped)} checks were not made: {skipped[0].note}."
+
+
+def verdict_of(record, report):
+    """What the table of classes says of a record."""
+    if record.disputed == 0:
+        return "pass" if record.passed else "FAIL"
+    ruled = sum(r.label == record.label and r.exact is not None for r in report.rulings)
+    if record.passed:
+        return f"pass: libcint is off ({ruled} of {record.disputed} disputed quartets judged)"
+    return f"FAIL, {record.disputed} quartets" if ruled else f"FAIL, {record.disputed} quartets not arbitrated"
+
+
+def classes(report):
+    """Text, plots and table of the classes."""
+    yield paragraph(
+        "Each class (ab|cd) stands for its eight permutations. An error is relative to the largest element of its "
+        "shell quartet; 'floor' counts quartets that are small by cancellation, where rounding sets the error of both "
+        "programs. Times are those of the same quartets, md4 warm, libcint on PySCF's threads and without its set-up."
+    )
+    yield error_plot(report)
+    yield time_plot(report)
+    rows = [
+        (r.label, r.quartets, f"{r.max_abs:.1e}", f"{r.max_rel:.1e}", r.floor or "", f"{r.md4_seconds:.4f}",
+         f"{r.libcint_seconds:.4f}", verdict_of(r, report))
+        for r in report.records
+    ]  # fmt: skip
+    errors = "largest error / Hartree", "largest relative error"
+    yield wide(table(("class", "quartets", *errors, "floor", "md4 / s", "libcint / s", "verdict"), rows))
+
+
+def total_l(record):
+    """L of a class, from its label."""
+    return sum(SPDF.find(letter) for letter in record.label if letter in SPDF)
+
+
+def l_range(report):
+    """Lowest and highest L."""
+    ls = [total_l(r) for r in report.records]
+    return min(ls), max(ls)
+
+
+def error_plot(report):
+    """Relative error of each class against L."""
+    kinds = {
+        "within tolerance": Series("within tolerance", BLUE),
+        "libcint off, by the oracle": Series("libcint off, by the oracle", ORANGE),
+        "failed": Series("failed", RED),
+    }
+    for r in report.records:
+        name = "failed" if not r.passed else "libcint off, by the oracle" if r.disputed else "within tolerance"
+        if np.isfinite(r.max_rel):
+            kinds[name].points.append((total_l(r), r.max_rel, f"{r.label} {r.max_rel:.1e}"))
+    line = report.tolerance, f"tolerance {report.tolerance:g}"
+    series = [s for s in kinds.values() if s.points]
+    if not series:
+        return ""
+    return wide(scatter(series, L_AXIS, "largest relative difference", l_range(report), line, 1e-17))
+
+
+def time_plot(report):
+    """Microseconds a quartet against L, of both programs."""
+    mine, other = Series("md4", BLUE), Series("libcint", ORANGE)
+    for r in report.records:
+        for s, seconds in ((mine, r.md4_seconds), (other, r.libcint_seconds)):
+            value = 1e6 * seconds / r.quartets
+            s.points.append((total_l(r), value, f"{r.label} {s.name} {value:.3g} us"))
+    return wide(scatter([mine, other], L_AXIS, "microseconds a quartet", l_range(report), least=1e-6))
+
+
+def ruled_rows(rulings):
+    """Rows for RULED."""
+    for r in rulings:
+        q = r.quartet
+        errors = ("", "") if r.exact is None else (f"{q.ours - r.exact:.1e}", f"{q.theirs - r.exact:.1e}")
+        place = " ".join(map(str, q.shells)), " ".join(map(str, q.element))
+        yield r.label, *place, f"{q.ours:.12e}", f"{q.ours - q.theirs:.1e}", *errors, r.who
+
+
+def arbitration(report):
+    """What the oracle says where md4 and libcint differ beyond tolerance."""
+    if not report.rulings:
+        yield paragraph("md4 and libcint agree within tolerance in every quartet; nothing to arbitrate.")
+        return
+    yield paragraph(
+        "Where md4 and libcint differ beyond tolerance, the element of the largest difference was computed with 30 "
+        "digits by another method, for the two worst quartets of a class at most. Numbers are in Hartree."
+    )
+    known = [r for r in report.rulings if r.exact is not None]
+    right = sum(r.md4_passes(report.tolerance, report.abs_tolerance) for r in known)
+    off = sum(r.libcint_error > report.tolerance * r.quartet.largest for r in known)
+    yield paragraph(
+        f"Of {len(report.rulings)} elements {len(known)} were computed: md4 is within tolerance in {right}, libcint "
+        f"beyond it in {off}."
+    )
+    yield wide(table(RULED, ruled_rows(report.rulings)))
+
+
+def check_table(checks):
+    """A table of checks."""
+    rows = [
+        (c.name, c.against, c.count, "" if c.passed is None else f"{c.error:.1e}", f"{c.tolerance:.0e}",
+         {True: "pass", False: "FAIL", None: "not made"}[c.passed] + (f": {c.note}" if c.note else ""))
+        for c in checks
+    ]  # fmt: skip
+    return wide(table(("check", "against", "compared", "largest relative error", "tolerance", "verdict"), rows))
+
+
+def operators(report):
+    """erf and erfc with the molecule, all operators with md4's own shells."""
+    yield paragraph("With the molecule, against libcint; beyond tolerance the oracle arbitrates, see above.")
+    yield check_table(report.operators)
+    yield paragraph(
+        "With primitive shells on four centres, against the oracle, which shares nothing with md4's kernels. "
+        "Parameters are in atomic units; errors are relative to the largest element of the block."
+    )
+    yield check_table(report.oracle)
+
+
+def contractions(report):
+    """Kinds of contraction."""
+    yield paragraph(
+        "Two centres with s, p and d shells: one primitive each, five primitives (segmented), and three contracted "
+        "functions of the same five primitives (general)."
+    )
+    yield check_table(report.contractions)
+
+
+def symmetries(report):
+    """Identities that integrals obey."""
+    yield paragraph(
+        "Primitive shells on four centres: the seven other orders of (ab|cd); all centres moved by (3, -7, 5) Bohr; "
+        "all centres rotated and the components turned back."
+    )
+    yield check_table(report.symmetries)
+
+
+def worst(report):
+    """The quartets where md4 and libcint differ most."""
+    yield paragraph(
+        "The quartets of the molecule where md4 and libcint differ most for what the tolerances allow. 'shells' are "
+        "numbers of shells in the molecule, 'element' is a place within them."
+    )
+    yield wide(table(RULED, ruled_rows(report.worst)))

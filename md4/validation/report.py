@@ -1,0 +1,187 @@
+"""The accuracy of this installation on this device, as one HTML page that needs nothing else.
+
+`md4 validate GEOMETRY --basis NAME --report report.html` writes it. The parts are
+
+- the classes of the molecule against libcint (`md4.validation.libcint`), where the oracle of `md4.validation.oracle`
+  arbitrates on a few
+  quartets of each class that is beyond tolerance (`md4.validation.arbiter`);
+- erf and erfc against libcint on a smaller sample of the same molecule;
+- all operators, and 1/r up to (ii|ii), against the oracle; contractions; symmetries (`md4.validation.identities`).
+
+A class beyond tolerance passes if the oracle finds md4 within tolerance in the quartets that it was asked about.
+"""
+
+import os
+import platform
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from importlib import metadata
+from time import perf_counter
+
+import numpy as np
+
+from md4.cli.info import gpus, versions
+from md4.engine import make_backend
+from md4.method.operators import Operator
+from md4.shells.basis import Basis
+from md4.support.display import operator_text
+from md4.validation.arbiter import Ruling, rule, rule_on
+from md4.validation.identities import Check, contraction_checks, oracle_checks, symmetry_checks
+from md4.validation.libcint import validate
+
+OMEGAS = (0.3, -0.3)
+OMEGA_QUARTETS = 100  # of a class, at most
+WORST_SHOWN = 8
+WORST_RULED = 3  # of those that are within tolerance
+
+
+@dataclass
+class Report:
+    """What was found, ready to be shown; see `md4.validation.page`.
+
+    Attributes
+    ----------
+    title : str
+        Molecule and basis.
+    options : list of (str, value)
+    device : list of (str, value)
+    tolerance, abs_tolerance : float
+    records : list of md4.validation.libcint.Record
+        Classes of the molecule; `passed` is the verdict, the oracle's included.
+    rulings : list of md4.validation.arbiter.Ruling
+    worst : list of md4.validation.arbiter.Ruling
+        The quartets where md4 and libcint differ most.
+    operators, oracle, contractions, symmetries : list of md4.validation.identities.Check
+    seconds : float
+        Wall time of all of it.
+    """
+
+    title: str
+    options: list
+    device: list
+    tolerance: float
+    abs_tolerance: float
+    records: list = field(default_factory=list)
+    rulings: list = field(default_factory=list)
+    worst: list = field(default_factory=list)
+    operators: list = field(default_factory=list)
+    oracle: list = field(default_factory=list)
+    contractions: list = field(default_factory=list)
+    symmetries: list = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def checks(self):
+        """All checks but the classes."""
+        return [*self.operators, *self.oracle, *self.contractions, *self.symmetries]
+
+    @property
+    def passed(self):
+        """Whether all classes and all checks that were made passed."""
+        return all(r.passed for r in self.records) and all(c.passed is not False for c in self.checks)
+
+
+def make_report(
+    mol, backend="auto", tolerance=1e-12, abs_tolerance=1e-10, omega=None, max_quartets_per_class=1000, seed=0,
+    max_memory=None, progress=None, title="molecule",
+):  # fmt: skip
+    """Validate this installation with a molecule and with shells of md4's own.
+
+    Parameters
+    ----------
+    title : str
+        What the page calls the molecule.
+
+    Other parameters as `md4.validation.libcint.validate`.
+
+    Returns
+    -------
+    Report
+    """
+    start = perf_counter()
+    omega = mol.omega if omega is None else omega
+    operator = Operator.from_omega(omega)
+    options = [
+        ("molecule", title), ("atoms, shells, AOs", f"{mol.natm}, {mol.nbas}, {mol.nao}"),
+        ("functions", "Cartesian" if mol.cart else "spherical"), ("operator", operator_text(operator)),
+        ("relative and absolute tolerance", f"{tolerance:g}, {abs_tolerance:g} Hartree"),
+        ("quartets of a class, at most", max_quartets_per_class), ("seed of the sample", seed),
+    ]  # fmt: skip
+    report = Report(title, options, device_facts(backend), tolerance, abs_tolerance)
+    shared = (backend, tolerance, abs_tolerance)
+    report.records = validate(mol, *shared, omega, max_quartets_per_class, seed, max_memory, progress)
+    report.rulings = settle(report.records, mol, operator, tolerance, abs_tolerance)
+    report.worst = worst_of_all(report, Basis.from_mol(mol), operator)
+    report.operators = [omega_check(mol, *shared, w, seed, max_memory, report) for w in OMEGAS]
+    report.contractions = contraction_checks(*shared)
+    report.symmetries = symmetry_checks(backend, tolerance)
+    report.oracle = oracle_checks(backend, tolerance)
+    report.seconds = perf_counter() - start
+    return report
+
+
+def settle(records, mol, operator, tolerance, abs_tolerance):
+    """Lets the oracle arbitrate on the records beyond tolerance, and sets their verdicts; all rulings."""
+    basis, rulings = Basis.from_mol(mol), []
+    for record in records:
+        found = rule_on(record, basis, operator)
+        if found:
+            record.passed = all(ruling.md4_passes(tolerance, abs_tolerance) for ruling in found)
+        rulings += found
+    return rulings
+
+
+def worst_of_all(report, basis, operator):
+    """The quartets of the largest excess of all classes; of those the oracle has not seen, it sees the first few."""
+    known = {id(ruling.quartet): ruling for ruling in report.rulings}
+    every = [(record.label, quartet) for record in report.records for quartet in record.worst]
+    every.sort(key=lambda item: -item[1].excess)
+    rulings, asked = [], 0
+    for label, quartet in every[:WORST_SHOWN]:
+        ruling = known.get(id(quartet))
+        if ruling is None and asked < WORST_RULED:
+            ruling, asked = rule(label, basis, operator, quartet), asked + 1
+        rulings.append(ruling or Ruling(label, quartet, reason="not asked"))
+    return rulings
+
+
+def omega_check(mol, backend, tolerance, abs_tolerance, omega, seed, max_memory, report):
+    """erf or erfc against libcint, arbitrated; rulings go to the report."""
+    operator = Operator.from_omega(omega)
+    records = validate(mol, backend, tolerance, abs_tolerance, omega, OMEGA_QUARTETS, seed, max_memory, progress=False)
+    rulings = settle(records, mol, operator, tolerance, abs_tolerance)
+    name = operator_text(operator)
+    report.rulings += [replace(ruling, label=f"{ruling.label} {name}") for ruling in rulings]
+    disputed = sum(r.disputed > 0 for r in records)
+    note = f"{disputed} classes beyond tolerance, {len(rulings)} quartets to the oracle" if disputed else ""
+    count = f"{sum(r.quartets for r in records)} quartets of {len(records)} classes"
+    error = float(np.max([r.max_rel for r in records]))
+    return Check(name, "libcint", count, error, tolerance, note, all(r.passed for r in records))
+
+
+def device_facts(backend):
+    """What the work was done on and with, as (name, value)."""
+    found, _ = gpus()
+    made = make_backend(backend, Operator.coulomb())
+    rows = [("backend", made.name), *((f"GPU {i}", text) for i, text in enumerate(found))]
+    rows += [("processor", processor()), ("CPU threads", os.cpu_count()), ("system", platform.platform())]
+    rows += [(name, version or "not installed") for name, version in versions().items()]
+    rows += [("mpmath", mpmath_version()), ("written", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))]
+    return rows
+
+
+def processor():
+    """The processor's name."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def mpmath_version():
+    """The version of the oracle's arithmetic."""
+    try:
+        return metadata.version("mpmath")
+    except metadata.PackageNotFoundError:
+        return "not installed"
