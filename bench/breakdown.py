@@ -45,7 +45,7 @@ class Stopwatch:
 
     def h_label(self, prepared, form):
         """H in the role of the bra or of the ket."""
-        return "H_ab" if form.startswith("bra") else "H_cd"
+        return "H_cd" if form.sign else "H_ab"
 
     def timed(self, step, label):
         def call(*args):

@@ -27,7 +27,7 @@ from offline import (
 
 from md4.gpu import kernels
 from md4.gpu.kernels.shell_pairs import primitives_variant
-from md4.gpu.kernels.thread_quartet import low_integrals
+from md4.gpu.kernels.thread_quartet import thread_quartet_integrals
 from md4.method.operators import OPERATORS
 
 CURRENT = [cc for cc in UNITS if cc >= (8, 0)]
@@ -61,7 +61,7 @@ LOW_SPILLS = {5: 490, 6: 6100}
 
 def budget(variant):
     """Bytes that a variant may spill."""
-    if variant.factory is low_integrals:
+    if variant.factory is thread_quartet_integrals:
         return LOW_SPILLS.get(total_l(variant), 64)
     return SPILLS.get(variant.factory.__name__, 0)
 

@@ -16,6 +16,7 @@ from md4.gpu import context as device
 from md4.gpu import hermite_coulomb as device_coulomb
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu import targets as device_tensor
+from md4.gpu.h_layout import FORMS
 from md4.gpu.pool import Pool
 from md4.shells.shell_pairs import shell_pairs
 
@@ -270,10 +271,8 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert len(compared) >= sum(map(len, families.FAMILIES.values()))
     facts = {name: [v.facts for v in found if v.factory.__name__ == name] for name in families.factories()}
     assert all(facts.values()), [name for name, variants in facts.items() if not variants]
-    assert forms == {
-        "bra", "bra turned", "bra stairs", "ket", "ket turned", "ket flat", "right", "row", "column", "weight"
-    }  # fmt: skip
-    for name in ("straight_r_integrals", "column_r_integrals", "r_integrals", "low_integrals"):
+    assert forms == set(FORMS)
+    for name in ("straight_r_integrals", "column_r_integrals", "r_integrals", "thread_quartet_integrals"):
         assert {f[-1] for f in facts[name]} == set(families.OPERATORS), name
     for name, place in (
         ("bra_transform", 4),
@@ -286,7 +285,7 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert {f[5:] for f in facts["bra_transform"]} == {(turned, n) for turned in (False, True) for n in (1, 2)}
     assert {f[5] for f in facts["ket_transform"]} == {f[4] for f in facts["resident_bra_transform"]} == {False, True}
     assert {f[6] for f in facts["fused_transforms"]} == {False, True}
-    assert {f[9] for f in facts["low_integrals"]} == {False, True}
+    assert {f[9] for f in facts["thread_quartet_integrals"]} == {False, True}
     assert {f[0] for f in facts["scatter_block"]} == {"s1", "s4", "s8"}
     for name in ("digest_quartets", "digest_blocks"):
         assert {f[-2:] for f in facts[name]} == {(True, True), (True, False), (False, True)}, name

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from md4.cpu import loops
-from md4.gpu.kernels.h_matrices import form_positions, form_rows, panel_inner, panel_row
+from md4.gpu.h_layout import (
+    BRA_STAIRS,
+    BRA_TURNED,
+    KET_FLAT,
+    KET_TURNED,
+    form_positions,
+    form_rows,
+    panel_inner,
+    panel_row,
+)
 from md4.gpu.kernels.two_products import gather_words, words_in_turn
 from md4.gpu.staircases import (
     depths,
@@ -118,19 +127,19 @@ def test_levels_begin_at_all_and_end_at_one_or_two(count):
     assert levels[-1] <= 2
 
 
-@pytest.mark.parametrize("form", ["bra stairs", "bra turned", "ket flat", "ket turned"])
+@pytest.mark.parametrize("form", [BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_TURNED], ids=str)
 @pytest.mark.parametrize("shells", [(2, 1, True, 1, 1), (3, 2, True, 2, 1), (5, 4, True, 1, 1), (4, 4, False, 1, 1)])
 def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
     """Fragment by fragment, as lanes read them."""
-    la, lb, pure, nctr_a, nctr_b = shells
+    la, lb = shells[:2]
     nab = rows_of(shells)
-    positions, rows8 = form_positions(form, la, lb, pure, nctr_a, nctr_b, nab), form_rows(nab, form)
-    inner = gather_order(la + lb) if form.startswith("bra") else hermite_order(la + lb)
+    positions, rows8 = form_positions(form, shells), form_rows(nab, form)
+    inner = gather_order(la + lb) if not form.sign else hermite_order(la + lb)
     rows = np.pad(np.arange(nab), (0, 8 * rows8 - nab), constant_values=-1)
-    if form != "ket flat":
+    if form != KET_FLAT:
         rows = row_table(shells, rows8)
     for n, position in enumerate(positions):
-        if form.endswith("turned"):
+        if form.rows == "turned":
             block, row, k = n // 64 // rows8, n // 64 % rows8 * 8 + n // 8 % 8, n % 8
         else:
             block, row, k = n // 128 // (rows8 // 2), n // 128 % (rows8 // 2) * 16 + panel_row(n), panel_inner(n)

@@ -48,7 +48,7 @@ def test_the_list_of_a_basis():
     basis = md4.Basis.from_arrays([0, 1, 2], [[3.0, 0.5]] * 3, coefficients, np.eye(3))
     found = set(variants.basis_variants("dmma16", "coulomb", basis))
     names = {v.name for v in found}
-    assert "low_integrals-0-2-0-2-0-2-0-2-True-False-coulomb" in names
+    assert "thread_quartet_integrals-0-2-0-2-0-2-0-2-True-False-coulomb" in names
     assert "digest_quartets-3-2-2-2-True-True" in names
     r_variants = {v for v in found if v.factory.__name__.endswith("r_integrals")}
     assert r_variants <= set(variants.all_variants("dmma16", lmax=2))

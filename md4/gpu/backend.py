@@ -10,16 +10,17 @@ from md4.gpu.buffers import as_buffer, copy_to_device, copy_to_host
 from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import cuda
+from md4.gpu.h_layout import KET_ELEMENTS, KET_PLAIN, form_size
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import resident
 from md4.gpu.kernels.digestion import digest_swapped, launch_bounds
 from md4.gpu.kernels.fused import launch_fused
-from md4.gpu.kernels.h_matrices import RECORD, form_size, launch_h
+from md4.gpu.kernels.h_matrices import RECORD, launch_h
 from md4.gpu.kernels.hermite_coulomb import hermite_width
-from md4.gpu.kernels.one_product import launch_ket_sums, launch_single, needs_sums, sums_size
+from md4.gpu.kernels.one_product import launch_ket_sums, launch_one_product, needs_sums, sums_size
 from md4.gpu.kernels.recurrence import launch_r
 from md4.gpu.kernels.resident import launch_resident_bra
-from md4.gpu.kernels.thread_quartet import launch_low
+from md4.gpu.kernels.thread_quartet import launch_thread_quartet
 from md4.gpu.kernels.two_products import abq_size, launch_bra_transform, launch_ket_transform
 from md4.gpu.paths import plans
 from md4.gpu.shell_pairs import PairMaker
@@ -78,7 +79,7 @@ class GpuBackend:
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs`: of a panel; other forms take less, but for columns of mixed lists."""
-        return 8 * pairs.nprim * form_size(pairs, "ket")
+        return 8 * pairs.nprim * form_size(pairs, KET_PLAIN)
 
     def chunk_bytes(self, bra, ket):
         """Bytes of r and of (ab|q] (or sums of r) of one bra pair with one ket pair, both with the most primitives."""
@@ -216,7 +217,7 @@ class GpuBackend:
         pairs = prepared.pairs
         data, count = prepared.data, pairs.nprim
         places, stride = data.start, 1
-        if form == "column":
+        if form == KET_ELEMENTS:
             columns = self.pair_maker.columns(pairs, data)
             places, stride, count = columns.place, columns.slots, columns.slots
         h = self.context.pool.get(max(1, count) * form_size(pairs, form))
@@ -254,7 +255,7 @@ class GpuBackend:
             return
         h_ab, r = abq
         if plan.kernels == "low":
-            launch_low(self.context, self.operator, h_ab, h, ab, cd, plan.swap, out)
+            launch_thread_quartet(self.context, self.operator, h_ab, h, ab, cd, plan.swap, out)
         elif plan.kernels == "single":
             self.single_product(h_ab, r, h, ab, cd, out)
         else:
@@ -268,7 +269,7 @@ class GpuBackend:
             launch_ket_sums(self.context, weights, r, ab, cd, sums)
             self.context.pool.release(r)
             r, weights = sums, None
-        launch_single(self.context, h, r, weights, ab, cd, out)
+        launch_one_product(self.context, h, r, weights, ab, cd, out)
         self.context.pool.release(r)
 
 

@@ -6,6 +6,7 @@ See `md4.method.hermite_coulomb`.
 import numpy as np
 
 from md4.gpu.buffers import copy_to_host
+from md4.gpu.h_layout import KET_BLOCKS
 from md4.gpu.kernels.hermite_coulomb import (
     hermite_width,
     launch_contraction,
@@ -36,7 +37,7 @@ class DeviceCoulomb:
         size = pairs.nprim * hermite_width(pairs)
         zeros = np.zeros((self.shape[0], size))
         buffer, (densities, sums) = backend.context.pool.upload([zeros, zeros], backend.context.stream)
-        h, ao = prepared.h("right"), backend.first_aos(prepared, self.basis)
+        h, ao = prepared.h(KET_BLOCKS), backend.first_aos(prepared, self.basis)
         sides = [tuple(m.part(n * size, (size,)) for m in (densities, sums)) for n in range(self.shape[0])]
         self.sides[prepared] = buffer, sides
         for matrix, (density, _) in zip(self.matrices(self.twice), sides):
@@ -71,7 +72,7 @@ class DeviceCoulomb:
         """Adds what a whole list has summed up to Y."""
         backend = self.backend
         buffer, sides = self.sides.pop(prepared)
-        h, ao = prepared.h("right"), backend.first_aos(prepared, self.basis)
+        h, ao = prepared.h(KET_BLOCKS), backend.first_aos(prepared, self.basis)
         for (_, sums), y in zip(sides, self.matrices(self.y)):
             launch_hermite_sums(backend.context, prepared, h, ao, sums, self.shape[1], y)
         backend.context.pool.release(buffer)

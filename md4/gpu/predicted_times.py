@@ -11,6 +11,7 @@ the fused one. They reproduce them to 10% and 7%, root mean square. Taking the p
 from functools import cache
 from typing import NamedTuple
 
+from md4.gpu.h_layout import BRA_PLAIN, BRA_STAIRS, KET_TURNED, KET_WEIGHTS
 from md4.gpu.kernels import resident
 from md4.gpu.kernels.fused import choose_fused
 from md4.gpu.kernels.two_products import bra_form, bra_tile, ket_form, ket_tile
@@ -91,7 +92,7 @@ def ranked(unit, bra, ket):
     for order in (False, True):
         first, second = (ket, bra) if order else (bra, ket)
         if choose_fused(unit, first, second):
-            found.append(Plan(order, "fused", "bra stairs", "ket turned"))
+            found.append(Plan(order, "fused", BRA_STAIRS, KET_TURNED))
         found.append(Plan(order, "two", bra_form(unit, first), ket_form(unit, second, order)))
     found.sort(key=lambda plan: cost(unit, plan, bra, ket))
-    return ([Plan(swap, "single", "bra", "weight")] if swap is not None and unit != "fma" else []) + found
+    return ([Plan(swap, "single", BRA_PLAIN, KET_WEIGHTS)] if swap is not None and unit != "fma" else []) + found

@@ -38,7 +38,7 @@ def sample_pairs(la, lb, nprim, pure):
 def list_variants(unit, kind, bra, ket):
     """Variants for a bra and a ket list, short or long, whatever is asked of them."""
     if low.takes(unit, bra, ket):
-        yield low_variant(bra, ket, kind)
+        yield thread_quartet_variant(bra, ket, kind)
     yield from step_variants(unit, kind, bra, ket)
     order = (ket, bra) if digest.digest_swapped(bra, ket) else (bra, ket)
     for coulomb_too in (True, False):
@@ -46,10 +46,10 @@ def list_variants(unit, kind, bra, ket):
     yield from coulomb_variants(bra, ket, kind)
 
 
-def low_variant(bra, ket, kind):
+def thread_quartet_variant(bra, ket, kind):
     """Variant of a thread a quartet."""
     swap = low.swapped(bra, ket)
-    return low.low_variant(*((ket, bra) if swap else (bra, ket)), kind, swap)
+    return low.thread_quartet_variant(*((ket, bra) if swap else (bra, ket)), kind, swap)
 
 
 def coulomb_variants(bra, ket, kind):
@@ -66,7 +66,7 @@ def step_variants(unit, kind, bra, ket):
     if plan.swap:
         bra, ket = ket, bra
     if plan.kernels == "single":
-        yield single.single_variant(unit, bra)
+        yield single.one_product_variant(unit, bra)
         if single.needs_sums(ket):
             yield single.sums_variant()
     elif plan.kernels == "fused":
@@ -125,7 +125,8 @@ def needed_variants(unit, kind, basis, use):
         if use == "j":
             yield from coulomb_variants(bra, ket, kind)
         if use != "j" or n == k:  # of J alone the bounds (ab|ab)
-            yield from [low_variant(bra, ket, kind)] if long and use != "j" and low.takes(unit, bra, ket) else ()
+            if long and use != "j" and low.takes(unit, bra, ket):
+                yield thread_quartet_variant(bra, ket, kind)
             yield from step_variants(unit, kind, bra, ket)
         if use not in ("tensor", "j"):
             yield from (digest.digest_variant(bra, ket, *flags) for flags in use)

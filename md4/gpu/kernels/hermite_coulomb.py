@@ -13,7 +13,7 @@ from md4.gpu.emit.correlation import make_add_column, make_correlate, make_load_
 from md4.gpu.emit.digest_columns import address_of, load_global, make_load_column, quotient
 from md4.gpu.emit.instructions import commit_copies, make_wait_copies, make_zeros, shared_address
 from md4.gpu.emit.unrolled import make_pack
-from md4.gpu.kernels.h_matrices import form_size
+from md4.gpu.h_layout import KET_BLOCKS, form_size
 from md4.gpu.kernels.two_products import make_copy_range
 from md4.gpu.tuning import (
     COULOMB_THREADS,
@@ -195,7 +195,7 @@ def launch_hermite_densities(context, prepared, h, ao, matrix, nao, out):
     np8 = blocks_of_8(pairs.nherm)
     context.launch(
         Variant(hermite_densities, ()), -(-pairs.nprim * np8 // 4), COULOMB_THREADS, 0,
-        h, form_size(pairs, "right"), blocks_of_8(pairs.nab), prepared.data.owner, ao, pairs.nb, pairs.nab, matrix,
+        h, form_size(pairs, KET_BLOCKS), blocks_of_8(pairs.nab), prepared.data.owner, ao, pairs.nb, pairs.nab, matrix,
         nao, pairs.nprim, np8, out,
     )  # fmt: skip
 
@@ -206,7 +206,7 @@ def launch_hermite_sums(context, prepared, h, ao, sums, nao, y):
     row_blocks = -(-pairs.nab // 4)
     context.launch(
         Variant(hermite_sums, ()), -(-len(pairs) * row_blocks // 4), COULOMB_THREADS, 0,
-        h, form_size(pairs, "right"), blocks_of_8(pairs.nab), prepared.data.start, ao, pairs.nb, pairs.nab, sums,
+        h, form_size(pairs, KET_BLOCKS), blocks_of_8(pairs.nab), prepared.data.start, ao, pairs.nb, pairs.nab, sums,
         blocks_of_8(pairs.nherm), len(pairs), row_blocks, nao, y,
     )  # fmt: skip
 

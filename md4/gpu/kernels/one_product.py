@@ -146,13 +146,13 @@ def launch_ket_sums(context, g, r, ab, cd, out):
         )  # fmt: skip
 
 
-def single_variant(unit, bra):
+def one_product_variant(unit, bra):
     """Variant for a class."""
     tile = choose_tile(bra.nab, blocks_of_8(bra.nherm), unit)
     return Variant(single_product, (tile.mt, tile.nt, tile.warps, tile.stages, unit))
 
 
-def launch_single(context, h, r, g, ab, cd, block):
+def launch_one_product(context, h, r, g, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `r` of the chunk, or its sums if `g` is None."""
     bra, ket = ab.pairs, cd.pairs
     np8, ncol = blocks_of_8(bra.nherm), len(ket) * ket.nab
@@ -160,7 +160,7 @@ def launch_single(context, h, r, g, ab, cd, block):
     row_blocks, column_blocks = grid(tile, bra.nab, blocks_of_8(ncol))
     weights = (context.table(unit_weight), 0, 0) if g is None else (g, cd.first_prim, 1)
     context.launch(
-        single_variant(context.unit, bra), row_blocks * column_blocks * len(bra), tile.threads,
+        one_product_variant(context.unit, bra), row_blocks * column_blocks * len(bra), tile.threads,
         tile.stages * (tile.mt * 1024 + tile.columns * 512),
         h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), r, r_stride(bra.l + ket.l), ncol, *weights,
         bra.nherm, np8, bra.nab, ket.nab, block.array, block.first, *block.strides, row_blocks, column_blocks,

@@ -7,7 +7,7 @@ shared memory.
 
 from md4.gpu.compile import Kernel
 from md4.gpu.device_code import F64, I32, I64, cuda, jit_device, types
-from md4.gpu.kernels.h_matrices import panel_inner, panel_row
+from md4.gpu.h_layout import panel_inner, panel_row
 from md4.method.angular import sum_ordinal
 
 THREADS = 128

@@ -17,7 +17,7 @@ from md4.gpu.device_code import F64, F64_2D, I64, cuda, jit_device, types
 from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.stores import make_write_out
 from md4.gpu.emit.unrolled import make_low_quartet, make_pack
-from md4.gpu.kernels.h_matrices import form_size
+from md4.gpu.h_layout import BRA_ELEMENTS, form_size
 from md4.gpu.tuning import (
     LOW_COMPONENTS,
     LOW_L,
@@ -38,7 +38,7 @@ from md4.method.hermite import structure
 i64 = types.int64
 
 
-def low_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
+def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
 
     `turned`: bra and ket have changed names; ab runs faster than cd in the result.
@@ -171,22 +171,22 @@ def swapped(bra, ket):
     return bra.l + ket.l >= LOW_SWAP_L and (bra.l, bra.nab) < (ket.l, ket.nab)
 
 
-def low_variant(bra, ket, kind, swap):
+def thread_quartet_variant(bra, ket, kind, swap):
     """Variant for a class, after bra and ket have changed names if `swap`."""
     shells = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket))
-    return Variant(low_integrals, (*chain.from_iterable(shells), bra.pure, swap, kind))
+    return Variant(thread_quartet_integrals, (*chain.from_iterable(shells), bra.pure, swap, kind))
 
 
-def launch_low(context, operator, h, g, ab, cd, swap, block):
+def launch_thread_quartet(context, operator, h, g, ab, cd, swap, block):
     """(ab|cd) of whole lists into `block`; bra and ket have changed names if `swap`."""
     bra, ket, columns = ab.pairs, cd.pairs, cd.data.columns
     count = bra.nab * ket.nab
     threads = threads_for(count)
     parts = -(-len(ket) // threads)
-    h_size, shared = form_size(bra, "row"), LOW_PLAIN[2] if context.unit == "fma" else LOW_SHARED
+    h_size, shared = form_size(bra, BRA_ELEMENTS), LOW_PLAIN[2] if context.unit == "fma" else LOW_SHARED
     group = max(1, min(bra.max_prim, LOW_PRIMITIVES, (shared - 8 * threads * count) // (8 * h_size)))
     context.launch(
-        low_variant(bra, ket, operator.kind, swap), len(bra) * parts, threads,
+        thread_quartet_variant(bra, ket, operator.kind, swap), len(bra) * parts, threads,
         8 * (group * h_size + threads * count),
         ab.data.records, ab.data.width, ab.data.start, ab.first, h, h_size, group, columns.records, columns.first,
         columns.slots, cd.data.start, cd.first, g, len(ket), parts, operator.parameter,

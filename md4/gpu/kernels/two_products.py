@@ -38,8 +38,8 @@ from md4.gpu.emit.instructions import (
     shared_address,
 )
 from md4.gpu.emit.stores import make_store_columns, make_store_panels, make_store_rows_turned, make_store_turned
+from md4.gpu.h_layout import BRA_PLAIN, BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_PLAIN, KET_TURNED, form_rows
 from md4.gpu.kernels import plain
-from md4.gpu.kernels.h_matrices import form_rows
 from md4.gpu.staircases import class_of, depths, full_depths, full_reach, gather_order, hermite_order, reach, row_table
 from md4.gpu.tuning import MAX_COLUMNS, SHARED_BYTES, blocks_of_8, choose_tile, r_stride, turned_ket_tile, turned_tile
 from md4.method.angular import packed_hermite, sum_ordinal
@@ -300,7 +300,7 @@ def bra_tile(unit, bra):
 
 def bra_form(unit, bra):
     """The form of H that step 4 reads."""
-    return "bra" if unit == "fma" else "bra turned" if bra_tile(unit, bra).turned else "bra stairs"
+    return BRA_PLAIN if unit == "fma" else BRA_TURNED if bra_tile(unit, bra).turned else BRA_STAIRS
 
 
 def bra_shared(tile, bra, ket):
@@ -322,13 +322,13 @@ def bra_variant(unit, bra, ket):
 
 def ket_form(unit, ket, swap):
     """The form of H that step 5 reads: for a turned tile where bra and ket changed names, as ab is contiguous then."""
-    return "ket" if unit == "fma" else "ket turned" if swap else "ket flat"
+    return KET_PLAIN if unit == "fma" else KET_TURNED if swap else KET_FLAT
 
 
 def ket_tile(unit, ket, form):
     """The tile of step 5."""
     steps = blocks_of_8(ket.nherm)
-    return turned_ket_tile(ket.nab, steps, unit) if form == "ket turned" else choose_tile(ket.nab, steps, unit)
+    return turned_ket_tile(ket.nab, steps, unit) if form == KET_TURNED else choose_tile(ket.nab, steps, unit)
 
 
 def ket_variant(unit, ket, form):
@@ -419,7 +419,7 @@ def launch_ket_transform(context, abq, h, form, ab, cd, block):
     bra, ket = ab.pairs, cd.pairs
     nq8, tile = blocks_of_8(ket.nherm), ket_tile(context.unit, ket, form)
     row_blocks, column_blocks = grid(tile, ket.nab, blocks_of_8(len(bra) * bra.nab))
-    stairs = () if context.unit == "fma" else stair_tables(context, ket, tile.rows8, row_blocks, form == "ket flat")
+    stairs = () if context.unit == "fma" else stair_tables(context, ket, tile.rows8, row_blocks, form == KET_FLAT)
     context.launch(
         ket_variant(context.unit, ket, form), row_blocks * column_blocks * len(ket), tile.threads,
         0 if context.unit == "fma" else tile.stages * 512 * (tile.rows8 + tile.columns),

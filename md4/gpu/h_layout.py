@@ -1,0 +1,119 @@
+"""How H matrices lie in memory on the GPU: a form for each kind of kernel that reads them.
+
+A form is a table of (row ab, Hermite function p) by position, padded by zeros to whole blocks of 8. Products on tensor
+cores want rows and Hermite functions in the order of `md4.gpu.staircases`, in which the zeros of H stand together.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from md4.gpu.staircases import class_of, gather_order, hermite_order, row_table
+from md4.gpu.tuning import blocks_of_8, panel_rows, turned_panel_rows
+from md4.method import hermite
+from md4.method.angular import nherm
+
+
+@dataclass(frozen=True)
+class HForm:
+    """A form of the H matrices of a list of shell pairs.
+
+    Attributes
+    ----------
+    layout : {'fragments', 'blocks', 'matrix', 'by row', 'by column'}
+        'fragments': a left operand, [p block of 8][fragment of 16 rows][p half][lane][row half].
+        'blocks': a right operand, [p block of 8][row block of 8][8 rows][8 p].
+        'matrix': [row][p] as it is, without padding.
+        'by row', 'by column': only elements that symmetry lets be other than zero, ordered by row or by p; 'by column'
+        runs over the slots of primitive pairs fastest, see `md4.gpu.kernels.thread_quartet`.
+    sign : bool
+        Elements carry (-1)^|q|, as those of a ket do.
+    rows : {'natural', 'stairs', 'turned'}
+        Order of the rows; 'turned' is that of staircases, padded for tiles with H on the right.
+    inner : {'natural', 'stairs', 'gather'}
+        Order of the Hermite functions: 'gather' is that of staircases as `gather_order` pairs them.
+    """
+
+    layout: str
+    sign: bool
+    rows: str = "natural"
+    inner: str = "natural"
+
+    def __str__(self):
+        parts = [self.layout, "sign" if self.sign else "", f"rows {self.rows}", f"inner {self.inner}"]
+        return ", ".join(part for part in parts if part and not part.endswith("natural"))
+
+
+# Left operands in natural order, for plain products and for one product.
+BRA_PLAIN, KET_PLAIN = HForm("fragments", False), HForm("fragments", True)
+# Step 4, as left operand or, turned, as right operand.
+BRA_STAIRS = HForm("fragments", False, "stairs", "gather")
+BRA_TURNED = HForm("blocks", False, "turned", "gather")
+# Step 5: left operand whose rows are contiguous in the result, and right operand.
+KET_FLAT = HForm("fragments", True, "natural", "stairs")
+KET_TURNED = HForm("blocks", True, "turned", "stairs")
+# J in the Hermite basis.
+KET_BLOCKS = HForm("blocks", True)
+# Weights of ket primitives where H has one column.
+KET_WEIGHTS = HForm("matrix", True)
+# A thread a quartet.
+BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
+FORMS = (
+    BRA_PLAIN, KET_PLAIN, BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, KET_WEIGHTS, BRA_ELEMENTS,
+    KET_ELEMENTS,
+)  # fmt: skip
+
+
+def panel_row(n):
+    """Row within its fragment of 16 of element n of a left operand (device function)."""
+    return ((n >> 3) & 7) + 8 * (n & 1)
+
+
+def panel_inner(n):
+    """Inner index within its block of 8 of element n of a left operand (device function)."""
+    return 2 * ((n >> 1) & 3) + ((n >> 6) & 1)
+
+
+def form_rows(nab, form):
+    """Blocks of 8 rows that a form of `nab` rows is padded to."""
+    if form.rows == "turned":
+        return turned_panel_rows(nab)
+    return blocks_of_8(nab) if form.layout == "blocks" else panel_rows(nab)
+
+
+def form_size(pairs, form):
+    """Doubles of the H of one primitive pair of a list in a form."""
+    if form.layout in ("by row", "by column"):
+        return (len(hermite.structure(*class_of(pairs))) + 1) // 2 * 2
+    if form.layout == "matrix":
+        return pairs.nab * pairs.nherm
+    return blocks_of_8(pairs.nherm) * form_rows(pairs.nab, form) * 64
+
+
+@cache
+def form_positions(form, shells):
+    """Shape (form_size,), int32: row + 2^16 p of every position, -1 where the form is padded.
+
+    `shells` is the class of a list, (l_a, l_b, pure, nctr_a, nctr_b).
+    """
+    elements, l = list(hermite.structure(*shells)), shells[0] + shells[1]
+    nab, nh = elements[-1][0] + 1, nherm(l)
+    if form.layout in ("by row", "by column"):
+        elements.sort(key=lambda e: e if form.layout == "by row" else e[::-1])
+        rows, p = np.array(elements + [(-1, -1)] * (len(elements) % 2)).T
+    elif form.layout == "matrix":
+        rows, p = np.divmod(np.arange(nab * nh), nh)
+    else:
+        rows8 = form_rows(nab, form)
+        n = np.arange(blocks_of_8(nh) * rows8 * 64)
+        if form.layout == "blocks":
+            rows, p = (n >> 6) % rows8 * 8 + ((n >> 3) & 7), (n >> 6) // rows8 * 8 + (n & 7)
+        else:
+            rows, p = (n >> 7) % (rows8 // 2) * 16 + panel_row(n), (n >> 7) // (rows8 // 2) * 8 + panel_inner(n)
+        if form.inner != "natural":
+            p = (gather_order(l) if form.inner == "gather" else hermite_order(l))[p]
+        if form.rows != "natural":
+            rows = row_table(shells, rows8)[rows]
+    padding = (rows < 0) | (rows >= nab) | (p < 0) | (p >= nh)
+    return np.where(padding, -1, rows + (p << 16)).astype(np.int32)
