@@ -11,7 +11,9 @@ counting the operations of their formulas, each evaluated once.
 
 import argparse
 from collections import defaultdict
+from dataclasses import replace
 from time import perf_counter
+from types import SimpleNamespace
 
 import numpy as np
 from cases import Case, batch
@@ -24,28 +26,33 @@ from md4.method.angular import nherm
 from md4.method.hermite import axis_size, component_table
 
 STEPS = {"r": "[0]^(m), r", "transform_bra": "(ab|q]", "transform_ket": "(ab|cd)"}
+MERGED = "both in one"
+# What backends ask of a path beside its steps.
+PATH_FACTS = ("name", "merges_steps", "keeps_chunks")
 
 
 class Stopwatch:
-    """Records the time of every call of the backend's steps, by the names of the table."""
+    """Records the time of every step, by the names of the table."""
 
     def __init__(self, backend):
         self.backend = backend
         self.marks = defaultdict(list)
-        self.fused = False
-        backend.hermite = self.timed(backend.hermite, self.h_label)
-        for name, label in STEPS.items():
-            label_of = lambda plan, *_, label=label: self.step_label(plan, label)  # noqa: E731
-            setattr(backend, name, self.timed(getattr(backend, name), label_of))
+        self.merged = False
+        backend.hermite = self.timed(backend.hermite, lambda prepared, form: "H_cd" if form.sign else "H_ab")
+        backend.r = self.timed(backend.r, lambda *_: STEPS["r"])
+        plan = backend.plan
+        backend.plan = lambda bra, ket: self.watched(plan(bra, ket))
 
-    def step_label(self, plan, label):
-        """Notes whether one kernel does both transforms."""
-        self.fused |= plan.kernels in ("fused", "single")
-        return label
-
-    def h_label(self, prepared, form):
-        """H in the role of the bra or of the ket."""
-        return "H_cd" if form.sign else "H_ab"
+    def watched(self, plan):
+        """The plan with a path whose steps are timed; of one that merges them, all but r."""
+        path = plan.path
+        self.merged |= path.merges_steps
+        names = ["run"] if path.merges_steps else ["transform_bra", "transform_ket"]
+        watched = SimpleNamespace(**{name: getattr(path, name) for name in PATH_FACTS if hasattr(path, name)})
+        for name in names:
+            label = STEPS.get(name, MERGED)
+            setattr(watched, name, self.timed(getattr(path, name), lambda *_, label=label: label))
+        return replace(plan, path=watched)
 
     def timed(self, step, label):
         def call(*args):
@@ -67,6 +74,8 @@ class Stopwatch:
         """{step: seconds} since the last call."""
         synchronize(self.backend)
         found = {name: sum(elapsed(*pair) for pair in pairs) for name, pairs in self.marks.items()}
+        if MERGED in found:
+            found[MERGED] -= found.get(STEPS["r"], 0.0)
         self.marks.clear()
         return found
 
@@ -102,23 +111,22 @@ def step_flops(case, nbra, nket):
 
 
 def breakdown(run, repeats):
-    """({step: median seconds}, median seconds of an evaluation without the stopwatch, whether it ran fused)."""
+    """({step: median seconds}, median seconds of one without the stopwatch, whether a kernel did both products)."""
     total, _ = run.seconds(repeats)
     watch = Stopwatch(run.backend)
     samples = []
     for _ in range(repeats):
         run.evaluate()
         samples.append(watch.seconds())
-    return {name: float(np.median([s[name] for s in samples])) for name in samples[0]}, total, watch.fused
+    return {name: float(np.median([s[name] for s in samples])) for name in samples[0]}, total, watch.merged
 
 
 def rows_of(case, run, repeats, peak):
     """One row a step."""
-    seconds, total, fused = breakdown(run, repeats)
+    seconds, total, merged = breakdown(run, repeats)
     flops = step_flops(case, *run.sample.shape[:2])
-    if fused:
-        for table in (flops, seconds):
-            table["both in one"] = table.pop("(ab|q]") + table.pop("(ab|cd)")
+    if merged:
+        flops[MERGED] = flops.pop("(ab|q]") + flops.pop("(ab|cd)")
     everything, measured = sum(flops.values()), sum(seconds.values())
     rows = []
     for step, work in flops.items():
@@ -153,9 +161,9 @@ def main():
     add_backend(parser)
     args = settle(parser.parse_args())
     if args.unfused:
-        from md4.gpu import predicted_times as costs
+        from md4.gpu.kernels import fused
 
-        costs.choose_fused = lambda *_: None
+        fused.choose_fused = lambda *_: None
     cases = [Case.parse(name, k) for k in args.K for name in args.classes]
     compile_ahead(args.jobs, [(case, (4, 4)) for case in cases], args.backend)
     output, every, peak = Output(args.backend), [], None

@@ -101,8 +101,8 @@ def both(what, work):
     compare(work("cuda"), reference(work), what)
 
 
-def blocks(ls, kernels=None, unit=None, operator="coulomb", chunk=None, shared=None, **options):
-    """Every plan (of `kernels`) of a class, on an arithmetic `unit`; see `quartets`.
+def blocks(ls, path=None, unit=None, operator="coulomb", chunk=None, shared=None, **options):
+    """Every plan (of `path`) of a class, on an arithmetic `unit`; see `quartets`.
 
     `chunk`: bytes of a chunk. `shared`: bra primitives whose H the fused kernel has room for at once.
     """
@@ -119,9 +119,9 @@ def blocks(ls, kernels=None, unit=None, operator="coulomb", chunk=None, shared=N
         (fused, "SHARED_BYTES", shared * panel + rest if shared else fused.SHARED_BYTES),
     ]
     with patched(changes):
-        chosen = [plan for plan in plans(steps.context.unit, a, b) if kernels in (None, plan.kernels)]
+        chosen = [plan for plan in plans(steps.context.unit, a, b) if path in (None, plan.path.name)]
         if not chosen:
-            raise Wrong(f"no plan {kernels} for {ls} {options}")
+            raise Wrong(f"no plan {path} for {ls} {options}")
         for plan in chosen:
             steps.plan = lambda *_, plan=plan: plan
             compare(engine.compute(bra, ket), right, f"{ls} {options} {plan}")
@@ -163,10 +163,10 @@ def digested(name, basis, densities, twice):
     """(K, J) by one backend."""
     engine = md4.Engine(basis, backend=name)
     backend, lists = engine.backend, [engine.prepare(pairs) for pairs in unique_pairs_by_class(basis)]
-    target = backend.digest(densities, twice)
+    target = backend.sums.digest(densities, twice)
     for n, one in enumerate(lists):
         for two in lists[: n + 1]:
-            bra, ket = (two, one) if backend.digest_swapped(one.pairs, two.pairs) else (one, two)
+            bra, ket = (two, one) if backend.sums.swapped(one.pairs, two.pairs) else (one, two)
             a, b = bra.pairs, ket.pairs
             block = backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
             engine.evaluate(bra, ket, block)
@@ -210,67 +210,72 @@ def classes(text, **options):
     return each(blocks, *((class_of(name),) for name in text.split()), **options)
 
 
+# Names of paths.
+THREAD, ONE, FUSED, TWO, PLAIN = "thread_quartet", "one_product", "fused", "two_products", "plain"
+
 FAMILIES = {
     # pair data; pairs without primitives, long contractions
     "pairs": classes("psps fdss", far=True, nprims=(1, 3)) + classes("ssss", nprims=LONG)
     + classes("dddd gffd", far=True, nprims=(1, 3)),
     # r: registers up to L = 4, shared memory up to 18, a group of threads above
     "r straight": [
-        *classes("ssss pspp", nprims=MIXED, kernels="two"),
-        *classes("ddss", kernels="two"), *classes("psss", nprims=MIXED, kernels="two"),
-        *(job for kind in OPERATORS[1:] for job in classes("psps", operator=kind, kernels="two")),
+        *classes("ssss pspp", nprims=MIXED, path=TWO),
+        *classes("ddss", path=TWO), *classes("psss", nprims=MIXED, path=TWO),
+        *(job for kind in OPERATORS[1:] for job in classes("psps", operator=kind, path=TWO)),
     ],
-    "r columns": classes("ddps ddfs ddds fdff ffff gfff ggfg gggg hggg hhgg", kernels="two", count=(3, 5)),
+    "r columns": classes("ddps ddfs ddds fdff ffff gfff ggfg gggg hggg hhgg", path=TWO, count=(3, 5)),
     "r columns by operator": [
-        job for kind in OPERATORS[1:] for job in classes("ddps", operator=kind, kernels="two")
+        job for kind in OPERATORS[1:] for job in classes("ddps", operator=kind, path=TWO)
     ],
-    "r groups": classes("hhhg hhhh ihhh iiii", kernels="two", count=(2, 3)),
+    "r groups": classes("hhhg hhhh ihhh iiii", path=TWO, count=(2, 3)),
     "r groups by operator": [
-        job for kind in OPERATORS[1:] for job in classes("hhhg", operator=kind, kernels="two", count=(1, 2))
+        job for kind in OPERATORS[1:] for job in classes("hhhg", operator=kind, path=TWO, count=(1, 2))
     ],
     # a thread a quartet
-    "low": [
-        *classes("ssss psps pppp dsps", nprims=MIXED, kernels="low"), *classes("dsfs", nprims=MIXED, kernels="low"),
-        *classes("psps", nprims=LONG, kernels="low", count=(2, 3)), *classes("ssss", nctr=2, kernels="low"),
-        *classes("dsds", pure=False, kernels="low", count=(4, 36)), *classes("fdps", kernels="low"),
-        *classes("psps dsss", unit="fma", kernels="low"),
+    "thread a quartet": [
+        *classes("ssss psps pppp dsps", nprims=MIXED, path=THREAD), *classes("dsfs", nprims=MIXED, path=THREAD),
+        *classes("psps", nprims=LONG, path=THREAD, count=(2, 3)), *classes("ssss", nctr=2, path=THREAD),
+        *classes("dsds", pure=False, path=THREAD, count=(4, 36)), *classes("fdps", path=THREAD),
+        *classes("psps dsss", unit="fma", path=THREAD),
     ],
-    "low by operator": [job for kind in OPERATORS[1:] for job in classes("psps", operator=kind, kernels="low")],
+    "thread a quartet by operator": [
+        job for kind in OPERATORS[1:] for job in classes("psps", operator=kind, path=THREAD)
+    ],
     # kets of two s shells
-    "single": [
-        *classes("ssss fdss ssgg", kernels="single"), *classes("psss fdss ddss", nprims=MIXED, kernels="single"),
-        *classes("ddss", nprims=(2,), nctr=3, kernels="single"), *classes("fdss", nprims=(1, 3), chunk=1, count=(3, 5)),
-        *classes("iiss", pure=False, kernels="single", count=(2, 3)),
-        *classes("fdss ffss", nprims=MIXED, unit="dmma8", kernels="single"),
+    "one product": [
+        *classes("ssss fdss ssgg", path=ONE), *classes("psss fdss ddss", nprims=MIXED, path=ONE),
+        *classes("ddss", nprims=(2,), nctr=3, path=ONE), *classes("fdss", nprims=(1, 3), chunk=1, count=(3, 5)),
+        *classes("iiss", pure=False, path=ONE, count=(2, 3)),
+        *classes("fdss ffss", nprims=MIXED, unit="dmma8", path=ONE),
     ],
     # one kernel for both transforms
     "fused": [
-        *classes("pppp dpps dddd fdpp fpfd", kernels="fused"),
-        *classes("pppp dpps dddd", nprims=(1, 3), kernels="fused"), *classes("ddds", pure=False, kernels="fused"),
-        *classes("dddd", nprims=(5, 1), kernels="fused", shared=2), *classes("dddd", chunk=300_000, kernels="fused"),
-        *classes("dddd pppp", unit="dmma8", nprims=(1, 3), kernels="fused"),
+        *classes("pppp dpps dddd fdpp fpfd", path=FUSED),
+        *classes("pppp dpps dddd", nprims=(1, 3), path=FUSED), *classes("ddds", pure=False, path=FUSED),
+        *classes("dddd", nprims=(5, 1), path=FUSED, shared=2), *classes("dddd", chunk=300_000, path=FUSED),
+        *classes("dddd pppp", unit="dmma8", nprims=(1, 3), path=FUSED),
     ],
     # step 4 with H resident in shared memory, which is for K = 1, and step 5
     "two, resident": [
-        *classes("pppp dddd fdpp ddff hshs ggps", kernels="two"), *classes("fddd", pure=False, kernels="two"),
-        *classes("ffff", chunk=300_000, kernels="two"), *classes("dddd", chunk=1, kernels="two", count=(3, 3)),
-        *classes("ffdd dddd", unit="dmma8", kernels="two"),
+        *classes("pppp dddd fdpp ddff hshs ggps", path=TWO), *classes("fddd", pure=False, path=TWO),
+        *classes("ffff", chunk=300_000, path=TWO), *classes("dddd", chunk=1, path=TWO, count=(3, 3)),
+        *classes("ffdd dddd", unit="dmma8", path=TWO),
     ],
     # step 4 with H through a ring of copies
     "two, ring": [
-        *classes("pppp dddd fdpp ffff", nprims=(1, 3), kernels="two"), *classes("ddds", nprims=(7,), kernels="two"),
-        *classes("ffff gggg", chunk=300_000, nprims=(1, 3), kernels="two", count=(3, 4)),
-        *classes("dpii", kernels="two", count=(2, 2)),
-        *classes("ffff fdpp", unit="dmma8", nprims=(1, 3), kernels="two"),
+        *classes("pppp dddd fdpp ffff", nprims=(1, 3), path=TWO), *classes("ddds", nprims=(7,), path=TWO),
+        *classes("ffff gggg", chunk=300_000, nprims=(1, 3), path=TWO, count=(3, 4)),
+        *classes("dpii", path=TWO, count=(2, 2)),
+        *classes("ffff fdpp", unit="dmma8", nprims=(1, 3), path=TWO),
     ],
     "two, rows in blocks": [
-        *classes("ggdd", pure=False, kernels="two"), *classes("ggdd", pure=False, nprims=(1, 3), kernels="two"),
-        *classes("pppp", nprims=(4, 1), nctr=5, kernels="two"), *classes("dpps", nprims=(4, 1), nctr=4, kernels="two"),
-        *classes("iiff", kernels="two", count=(2, 3)),
+        *classes("ggdd", pure=False, path=TWO), *classes("ggdd", pure=False, nprims=(1, 3), path=TWO),
+        *classes("pppp", nprims=(4, 1), nctr=5, path=TWO), *classes("dpps", nprims=(4, 1), nctr=4, path=TWO),
+        *classes("iiff", path=TWO, count=(2, 3)),
     ],
     # plain multiply-adds
     "plain": [
-        *classes("pppp dddd fdss", unit="fma", kernels="two"), *classes("dddd gfds", nprims=MIXED, unit="fma"),
+        *classes("pppp dddd fdss", unit="fma", path=PLAIN), *classes("dddd gfds", nprims=MIXED, unit="fma"),
         *classes("ddds", nctr=2, pure=False, chunk=1, unit="fma", count=(3, 3)),
     ],
     "scatter": each(

@@ -17,8 +17,6 @@ from common import Output, Run, add_backend, compile_ahead, settle
 from md4.gpu.paths import plans
 from md4.support.display import shell_letter
 
-NAMES = {"two": "two products", "fused": "fused", "single": "single product", "low": "thread a quartet"}
-
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -40,18 +38,13 @@ def every_class(lmax, lmin=0):
     return [name for name in names if max(Case.parse(name).l) >= lmin]
 
 
-def plan_name(plan):
-    """Kernels and side of a plan, in words."""
-    return NAMES[plan.kernels] + (", ket first" if plan.swap else "")
-
-
 def every_plan(run, repeats):
     """[(name, quartets per second, error)] of all plans of a run, the one that md4 takes first."""
     out = []
     for plan in list(plans(run.backend.context.unit, run.bra.pairs, run.ket.pairs)):
         run.backend.plan = lambda *_, plan=plan: plan
         seconds, _ = median_seconds(run.backend, run.evaluate, repeats, 1)
-        out.append((plan_name(plan), run.sample.quartets / seconds, run.errors(2)[0]))
+        out.append((str(plan), run.sample.quartets / seconds, run.errors(2)[0]))
     return out
 
 

@@ -28,7 +28,7 @@ BACKENDS = ("auto", "cuda", "cpu")
 
 
 class PreparedPairs:
-    """Shell pairs as a backend works with them, or a slice of such.
+    """Shell pairs as a backend works with them, or a slice of such a list.
 
     Attributes
     ----------
@@ -39,22 +39,20 @@ class PreparedPairs:
         The whole list.
     first, first_prim : int
         Where a slice begins in it, in shell pairs and in primitive pairs.
-    places
-        First AOs of the pairs' shells as a backend keeps them; None before it needs them.
     """
 
     def __init__(self, pairs, data, backend):
         self.pairs, self.data, self.backend = pairs, data, backend
         self._whole = None  # a reference to itself would keep it alive
         self.first = self.first_prim = 0
-        self._h, self.places = {}, None
+        self._h = {}
 
     @property
     def whole(self):
         return self if self._whole is None else self._whole
 
     def h(self, form):
-        """H matrices of the whole list in a form of the backend, all but a bra's with (-1)^|q|; kept until dropped."""
+        """H matrices of the whole list in a form of the backend; kept until dropped. Those of kets carry (-1)^|q|."""
         whole = self.whole
         if form not in whole._h:
             whole._h[form] = self.backend.hermite(whole, form)
@@ -66,10 +64,8 @@ class PreparedPairs:
         return sum(8 * h.size for h in self.whole._h.values())
 
     def drop(self):
-        """Forgets the H matrices of the whole list."""
-        kept = self.whole._h
-        while kept:
-            self.backend.release(kept.popitem()[1])  # an interrupt leaves none that has been given back
+        """Forgets the H matrices of the whole list, whose memory goes back to the backend."""
+        self.whole._h.clear()
 
     def __getitem__(self, piece):
         if piece.stop - piece.start == len(self.pairs):
@@ -245,22 +241,26 @@ class Engine:
 
     @locked
     def evaluate(self, bra, ket, out):
-        """Steps 1 to 5 for prepared pairs, cut into chunks that suit the backend's memory.
+        """Steps 1 to 5 for prepared pairs, in chunks that suit the backend's memory, into `out`.
 
-        The backend's plan (`md4.plan.Plan`) says which side goes first, and by which kernels. Steps may be put off to a
-        later one, where one kernel does them together.
+        The plan says by which path (`md4.backends.Path`), and which side is transformed first. Steps that a path merges
+        are done by one kernel; [p|q] = r[p+q] is never stored on a GPU, as step 4 gathers it from r.
         """
         check_order(bra.pairs.l + ket.pairs.l)
         steps, block = self.backend, self.backend.block(out)
         plan = steps.plan(bra.pairs, ket.pairs)
         if plan.swap:
             bra, ket, block = ket, bra, block.swapped()
+        path = plan.path
         H_ab, H_cd = bra.h(plan.bra_form), ket.h(plan.ket_form)  # 1
         for ij, kl in chunks(len(bra), len(ket), *steps.chunk_pairs(plan, bra.pairs, ket.pairs)):
-            ab, cd = bra[ij], ket[kl]
-            r = steps.r(plan, ab, cd)  # 2 and 3
-            abq = steps.transform_bra(plan, H_ab, ab, cd, r)  # 4
-            steps.transform_ket(plan, abq, H_cd, ab, cd, block[ij, kl])  # 5
+            ab, cd, abcd = bra[ij], ket[kl], block[ij, kl]
+            if path.merges_steps:
+                path.run(steps, H_ab, H_cd, ab, cd, abcd)  # 2 to 5
+                continue
+            r = steps.r(ab, cd)  # 2 and 3
+            abq = path.transform_bra(steps, H_ab, ab, cd, r)  # 4
+            path.transform_ket(steps, abq, H_cd, ab, cd, abcd)  # 5
 
     def __repr__(self):
         return f"Engine({self.bra_basis!r}, {self.ket_basis!r}, {self.operator!r}, backend={self.backend.name!r})"

@@ -1,4 +1,4 @@
-"""How a class is computed: which side is transformed first, by which kernels, with H matrices in which form."""
+"""How two lists of shell pairs are computed: by which path, which side first, with H matrices in which form."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,21 @@ class Plan:
 
     Attributes
     ----------
+    path : md4.backends.Path
+        The way through steps 2 to 5.
     swap : bool
         The ket is transformed first: bra and ket change names, by (ab|cd) = (cd|ab).
-    kernels : {'two', 'fused', 'single', 'low'}
-        A kernel for each transform, one for both, one product where the ket has no angular momentum, or one kernel for
-        all steps.
-    bra_form, ket_form : str
-        Forms of the H matrices of the side transformed first and second.
+    bra_form, ket_form
+        Forms of the H matrices of the side transformed first and second, as the backend knows them.
     """
 
+    path: object
     swap: bool
-    kernels: str = "two"
-    bra_form: str = "bra"
-    ket_form: str = "ket"
+    bra_form: object
+    ket_form: object
+
+    def __str__(self):
+        return self.path.name + (", ket first" if self.swap else "")
 
 
 def bra_first_flops(bra, ket):
@@ -33,14 +35,6 @@ def bra_first_flops(bra, ket):
 def cheaper_swapped(bra, ket):
     """Whether transforming the ket first costs fewer operations."""
     return bra_first_flops(ket, bra) < bra_first_flops(bra, ket)
-
-
-def single_swapped(bra, ket):
-    """Whether the bra is the side of two s shells, with more primitives if both are; None where neither is."""
-    plain = [side.mean_prim for side in (bra, ket) if side.nherm == 1]
-    if not plain:
-        return None
-    return bra.nherm == 1 and (ket.nherm > 1 or plain[0] > plain[1])
 
 
 def chunks(nbra, nket, chunk_bra, chunk_ket):

@@ -143,8 +143,8 @@ def test_the_fingerprint_follows_every_source(tmp_path):
     shutil.copytree(cache.SOURCES, tmp_path / "md4", ignore=shutil.ignore_patterns("__pycache__"))
     found = []
     for edit in ("", "\nX = 1\n", ""):
-        source = tmp_path / "md4" / "recurrence.py"
-        source.write_text((cache.SOURCES / "recurrence.py").read_text() + edit)
+        source = tmp_path / "md4" / "method/recurrence.py"
+        source.write_text((cache.SOURCES / "method/recurrence.py").read_text() + edit)
         env = os.environ | {"PYTHONPATH": str(tmp_path)}
         done = subprocess.run(
             [sys.executable, "-c", FINGERPRINT], env=env, cwd=tmp_path, capture_output=True, text=True, check=True

@@ -5,7 +5,9 @@ import pytest
 from pages import Page
 
 import md4
-from md4.cpu import backend as cpu
+from md4.cpu import loops
+from md4.cpu.h_matrices import UNSIGNED
+from md4.gpu.h_layout import BRA_STAIRS
 from md4.shells.shell_pairs import shell_pairs
 from md4.support import display
 
@@ -54,9 +56,9 @@ def test_shell_pairs(basis):
 def test_prepared_pairs_tell_what_is_kept(basis):
     prepared = md4.Engine(basis, backend="cpu").prepare([[2, 0], [2, 1]])
     assert "no H yet" in repr(prepared)
-    size = prepared.h("bra").nbytes
-    assert f"H as 'bra' {display.size_text(size)}" in repr(prepared)
-    assert values(prepared)["H[ab, p], form 'bra'"] == display.size_text(size)
+    size = prepared.h(UNSIGNED).nbytes
+    assert f"H as {UNSIGNED} {display.size_text(size)}" in repr(prepared)
+    assert values(prepared)[f"H[ab, p], form {UNSIGNED}"] == display.size_text(size)
     assert values(prepared[1:2])["slice of a list, from pair"] == "1"
     assert "\n" not in repr(prepared)
 
@@ -95,11 +97,10 @@ def test_jk(basis):
 
 def test_showing_compiles_nothing(basis):
     jk = md4.JK(basis, backend="cpu")
-    loops = (cpu.h_matrices, cpu.r_integrals, cpu.assemble, cpu.scatter_blocks, cpu.digest_blocks, cpu.contract_r)
-    before = [len(loop.made) for loop in loops]
+    before = [len(factory.made) for factory in loops.FACTORIES]
     for thing in (basis, jk, jk.engine):
         assert thing._repr_html_().startswith("<div>")
-    assert [len(loop.made) for loop in loops] == before
+    assert [len(factory.made) for factory in loops.FACTORIES] == before
 
 
 @pytest.mark.gpu
@@ -111,8 +112,8 @@ def test_gpu(gpu, basis):
     assert shown["device memory held"] == display.size_text(engine.backend.context.pool.held)
     assert int(shown["kernel variants loaded"]) > 0
     prepared = engine.prepare([[2, 0]])
-    prepared.h("bra")
-    assert "H as 'bra'" in repr(prepared)
+    prepared.h(BRA_STAIRS)
+    assert f"H as {BRA_STAIRS}" in repr(prepared)
     assert values(prepared)["primitive pairs of the list on the device"] == display.size_text(prepared.data.nbytes)
     assert int(values(prepared.pairs)["primitive pairs"]) == prepared.pairs.nprim
 

@@ -11,7 +11,6 @@ from md4.gpu.kernels import thread_quartet as low
 from md4.gpu.paths import plans
 from md4.gpu.staircases import class_of, reach
 from md4.gpu.tuning import STAGES, turned_split
-from md4.plan import single_swapped
 from md4.shells.basis import Basis, Shell
 from md4.shells.shell_pairs import shell_pairs
 
@@ -39,12 +38,12 @@ def sides(ls, nprims=(1,), nctr=1, pure=True):
     return Basis(shells, pure), bra, ket
 
 
-def check(basis, bra, ket, kernels=None, operator="coulomb"):
-    """Every plan (of `kernels`) gives the CPU's integrals; returns how many there were."""
+def check(basis, bra, ket, path=None, operator="coulomb"):
+    """Every plan (of `path`) gives the CPU's integrals; returns how many there were."""
     right = md4.Engine(basis, operator=operator, backend="cpu").compute(bra, ket)
     engine = md4.Engine(basis, operator=operator, backend="cuda")
     a, b = (engine.prepare(pairs).pairs for pairs in (bra, ket))
-    chosen = [plan for plan in plans(engine.backend.context.unit, a, b) if kernels in (None, plan.kernels)]
+    chosen = [plan for plan in plans(engine.backend.context.unit, a, b) if path in (None, plan.path.name)]
     for plan in chosen:
         engine.backend.plan = lambda *_, plan=plan: plan
         assert relative_error(host(engine.compute(bra, ket)), right) < 1e-12, plan
@@ -77,7 +76,7 @@ def test_every_plan(gpu, small_batches, ls, nprims):
 @pytest.mark.parametrize("ls", [(0, 0, 0, 0), (1, 0, 0, 0), (3, 2, 0, 0), (0, 0, 4, 4), (6, 6, 0, 0)], ids=class_name)
 @pytest.mark.parametrize(("nprims", "nctr"), [((1,), 1), ((1, 4, 2), 1), ((2,), 3)], ids=["K 1", "mixed", "general"])
 def test_kets_of_two_s_shells(gpu, ls, nprims, nctr, pure):
-    assert check(*sides(ls, nprims, nctr, pure), kernels="single") == 1
+    assert check(*sides(ls, nprims, nctr, pure), path="one_product") == 1
 
 
 @gpu
@@ -107,7 +106,7 @@ def test_rows_in_several_blocks(gpu, nprims):
     """More functions ab than a block of the first product keeps in registers."""
     basis, bra, ket = sides((4, 4, 2, 2), nprims, pure=False)
     assert turned_split(shell_pairs(basis, bra).nab)[0] == 3
-    assert check(basis, bra[:7], ket[:5], kernels="two") == 2
+    assert check(basis, bra[:7], ket[:5], path="two_products") == 2
 
 
 @gpu
@@ -119,7 +118,7 @@ def test_rows_of_general_contractions(gpu, ls, nctr):
     row_blocks, rows8 = turned_split(pairs.nab)
     assert row_blocks > 1
     assert np.sum(reach(class_of(pairs)) > rows8 * (row_blocks - 1)) <= STAGES - 1
-    assert check(basis, bra[:9], ket[:8], kernels="two") == 2
+    assert check(basis, bra[:9], ket[:8], path="two_products") == 2
 
 
 @gpu
@@ -137,14 +136,19 @@ def test_pairs_without_primitives(gpu, small_batches, ls):
 
 
 def test_the_side_of_two_s_shells():
+    """It is the ket of the one product; of two such sides, the one with more primitives."""
     basis, bra, ket = sides((2, 1, 0, 0), (2,))
     ab, cd = shell_pairs(basis, bra), shell_pairs(basis, ket)
     one = shell_pairs(basis, ket[:, ::-1][:1])
-    assert single_swapped(ab, cd) is False
-    assert single_swapped(cd, ab) is True
-    assert single_swapped(ab, ab) is None
-    assert single_swapped(cd, cd) is False
-    assert single_swapped(one, cd) is False
+
+    def orders(first, second):
+        return [plan.swap for plan in plans("dmma16", first, second) if plan.path.name == "one_product"]
+
+    assert orders(ab, cd) == [False]
+    assert orders(cd, ab) == [True]
+    assert orders(ab, ab) == []
+    assert orders(cd, cd) == [False]
+    assert orders(one, cd) == [False]
 
 
 def test_columns():

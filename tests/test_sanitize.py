@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from md4.gpu import backend as gpu
-from md4.gpu import buffers, pool
+from md4.gpu import buffers, pool, sums
 from md4.gpu import context as device
 from md4.gpu import hermite_coulomb as device_coulomb
 from md4.gpu import shell_pairs as device_pairs
@@ -228,14 +228,14 @@ def no_device(monkeypatch):
         "copy_to_device": lambda pointer, array, stream: ctypes.memmove(pointer, array.ctypes.data, array.nbytes),
         "copy_to_host": lambda array, pointer, stream: ctypes.memmove(array.ctypes.data, pointer, array.nbytes),
     }  # fmt: skip
-    modules = [buffers, device, device_pairs, device_coulomb, device_tensor, gpu, pool]
+    modules = [buffers, device, device_pairs, device_coulomb, device_tensor, gpu, pool, sums]
     for module in modules:
         for name, stand_in in stand_ins.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, stand_in)
     monkeypatch.setattr(Pool, "array", lambda pool, shape, dtype=None: Result(shape))
     monkeypatch.setattr(device_pairs.PairMaker, "count", counts)
-    monkeypatch.setattr(gpu.GpuBackend, "fetch_bounds", lambda backend, bounds: np.ones(bounds.shape))
+    monkeypatch.setattr(sums.DeviceBounds, "result", lambda bounds: np.ones(bounds.values.shape))
     monkeypatch.setattr(gpu.GpuBackend, "compile_ahead", lambda *_: None)
     monkeypatch.setattr(families, "reference", lambda work: None)
     for name in ("launch", "table"):

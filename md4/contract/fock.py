@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from md4.contract.screening import DensityNorms, Statistics, sorted_lists, survivors, tiles
-from md4.contract.tensor import HermiteStore, Request, least_block
+from md4.contract.workspace import HermiteStore, least_block
 from md4.engine import Engine
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.method.digestion import digest_flags
@@ -176,8 +176,6 @@ class JK:
         """Density matrices on the host."""
         if not hasattr(dm, "__cuda_array_interface__"):
             return dm
-        if self.engine.backend.name == "cpu":
-            raise ArgumentError("the density matrix is a device array, but the backend is 'cpu'; give a NumPy array.")
         return self.engine.backend.fetch(dm)
 
     def _sent(self, results, dm):
@@ -228,7 +226,7 @@ class JK:
         if with_k or len(coulomb):
             flags = digest_flags(len(exchange), len(coulomb)) if with_k else "j"
             engine.backend.compile_ahead(self.basis, flags, self.progress)
-        norms = DensityNorms(self.basis, dm, len(coulomb) > 0, with_k, engine.backend.mixed_shells)
+        norms = DensityNorms(self.basis, dm, len(coulomb) > 0, with_k, engine.backend.sums.mixed_shells)
         if with_k:
             x, y = self._digest_all(engine, exchange, coulomb, norms, tolerance)
         else:
@@ -247,8 +245,8 @@ class JK:
     def _check_memory(self, matrices, more=0):
         """Refuses what cannot fit before it starts: densities, J and K, and `more` bytes; H makes room first."""
         backend, size = self.engine.backend, 8 * self.basis.nao**2
-        least = least_block(self.engine, Request.checked(self.basis, "s1", None))
-        need = 2 * matrices * size * backend.digest_copies + least + more
+        least = least_block(self.engine, (0, self.basis.nshell))
+        need = 2 * matrices * size * backend.sums.copies + least + more
         if need > backend.memory_left():
             self.store.clear()
         limit = backend.memory_left()
@@ -261,9 +259,9 @@ class JK:
     def _digest_all(self, engine, exchange, coulomb, norms, tolerance):
         """X and Y of all surviving quartets."""
         backend = engine.backend
-        target = backend.digest(exchange, coulomb)
+        target = backend.sums.digest(exchange, coulomb)
         self.store.fit(HERMITE_SHARE)
-        block_bytes = min(backend.block_bytes, int(BLOCK_SHARE * backend.memory_left()))
+        block_bytes = min(backend.sums.block_bytes, int(BLOCK_SHARE * backend.memory_left()))
 
         def add(bra, ket, n):
             self.store.touch(ket.prepared, bra.prepared)
@@ -277,7 +275,7 @@ class JK:
                 del block  # before there is another
                 self.stats.computed += len(ab) * len(cd)
 
-        self._survivors(norms, tolerance, backend.digest_swapped, add)
+        self._survivors(norms, tolerance, backend.sums.swapped, add)
         return target.result()
 
     def _contract_all(self, engine, coulomb, norms, tolerance):
@@ -285,9 +283,9 @@ class JK:
         if len(coulomb) == 0:  # anti-Hermitian densities have no J
             self._survivors(norms, tolerance, fewer_functions, lambda *_: None)
             return coulomb
-        sums = sum(engine.backend.coulomb_bytes(this.pairs) for this in self.lists)
+        sums = sum(engine.backend.sums.coulomb_bytes(this.pairs) for this in self.lists)
         self._check_memory(len(coulomb), len(coulomb) * sums)
-        target = engine.backend.coulomb(self.basis, coulomb)
+        target = engine.backend.sums.coulomb(self.basis, coulomb)
         self.store.fit(HERMITE_SHARE)
 
         def add(bra, ket, n):

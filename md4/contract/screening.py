@@ -90,16 +90,16 @@ class Statistics:
 def schwarz_bounds(engine, prepared):
     """R_ab of all pairs, shape (npair,)."""
     pairs, backend = prepared.pairs, engine.backend
-    bounds = backend.new_bounds(len(pairs))
+    bounds = backend.bounds(len(pairs))
     room = min(SCHWARZ_BYTES, int(SCHWARZ_SHARE * max(0, backend.memory_left())))
     size = max(1, min(len(pairs), SCHWARZ_PAIRS, isqrt(room // 8) // pairs.nab))
     for first in range(0, len(pairs), size):
         piece = prepared[first : min(first + size, len(pairs))]
         block = backend.scratch((len(piece), len(piece), pairs.na, pairs.nb, pairs.na, pairs.nb))
         engine.evaluate(piece, piece, block)
-        backend.store_bounds(block, bounds, first)
+        bounds.add(block, first)
         del block  # before there is another
-    return backend.fetch_bounds(bounds)
+    return bounds.result()
 
 
 def sorted_lists(engine, tolerance, hermite_bytes):
@@ -113,7 +113,7 @@ def sorted_lists(engine, tolerance, hermite_bytes):
     hermite_bytes : int
         Most bytes of the H matrices of one list in one form; longer lists are cut.
     """
-    basis, mixed, found = engine.bra_basis, engine.backend.mixed_shells, []
+    basis, mixed, found = engine.bra_basis, engine.backend.sums.mixed_shells, []
     kind = shell_kinds(basis, mixed)
     for pairs in pairs_by_kind(basis, mixed):
         prepared = engine.prepare(pairs, basis, cutoff=PRIMITIVE_SHARE * tolerance)

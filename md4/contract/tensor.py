@@ -9,10 +9,12 @@ from math import isqrt
 
 import numpy as np
 
+from md4.contract.workspace import HermiteStore, least_block
+from md4.cpu.targets import HostTensor
 from md4.errors import ArgumentError
 from md4.method.operators import check_order
-from md4.method.scatter import SYMMETRIES, ao_box, tensor_shape
-from md4.shells.shell_pairs import shell_pairs, unique_pairs_by_class
+from md4.method.scatter import SYMMETRIES, TensorLayout, ao_box
+from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import as_list, checked_choice, checked_flag, shown, whole_number
 from md4.support.memory import check_out
 from md4.support.progress import Progress
@@ -65,6 +67,10 @@ class Request:
         """Whether bra and ket run over the same pairs."""
         return set(self.ranges[:2]) == set(self.ranges[2:])
 
+    def layout(self, basis):
+        """`TensorLayout` of the tensor over a basis."""
+        return TensorLayout(self.aosym, ao_box(basis, self.ranges), self.swap)
+
 
 def shell_numbers(shls_slice):
     """The 8 ints of a slice; ArgumentError for anything else."""
@@ -82,7 +88,7 @@ def checked_request(basis, aosym, shls_slice, out, device):
     """The `Request` of `ao_tensor`'s arguments, all of which are checked but a device array `out`."""
     request = Request.checked(basis, aosym, shls_slice)
     if not checked_flag("device", device) and out is not None:
-        check_out(out, tensor_shape(request.aosym, ao_box(basis, request.ranges)))
+        check_out(out, request.layout(basis).shape)
     return request
 
 
@@ -116,50 +122,6 @@ def cut_pieces(engine, ranges, block_bytes, hermite_bytes):
     return pieces
 
 
-class HermiteStore:
-    """Keeps the H matrices of pieces, each in `forms` forms, until they exceed `limit` bytes; then drops the oldest."""
-
-    def __init__(self, limit, backend, forms=2):
-        self.most = self.limit = limit
-        self.backend, self.forms = backend, forms
-        self.held, self.total = [], 0
-
-    def touch(self, piece, keep):
-        """Announces the use of `piece`; `keep` (the other side of the block) is never dropped."""
-        if any(p is piece for p in self.held):
-            self.held = [p for p in self.held if p is not piece] + [piece]
-        else:
-            self.held.append(piece)
-            self.total += self.size(piece)
-        self.shrink(piece, keep)
-
-    def shrink(self, *keep):
-        """Drops the oldest pieces, but none of `keep`, until the others fit the limit."""
-        for old in list(self.held) if self.total > self.limit else ():
-            if self.total <= self.limit or any(old is piece for piece in keep):
-                continue
-            self.total -= self.size(old)
-            old.drop()
-            self.held.remove(old)
-
-    def fit(self, share):
-        """Lowers the limit to a share of the memory there is now, that of kept H matrices included."""
-        memory = self.backend.memory_left() + sum(piece.h_bytes for piece in self.held)
-        self.limit = min(self.most, int(share * memory))
-        self.total = sum(map(self.size, self.held))  # anew, since an interrupt may have torn it from what is held
-        self.shrink()
-
-    def clear(self):
-        """Drops the H matrices of all pieces."""
-        for piece in self.held:
-            piece.drop()
-        self.held, self.total = [], 0
-
-    def size(self, piece):
-        """Bytes that the H matrices of a piece may take."""
-        return self.forms * self.backend.hermite_bytes(piece.pairs)
-
-
 def block_work(bra_pieces, ket_pieces, swap):
     """(bra, ket, same) for all blocks; with `swap`, only ket <= bra."""
     for n, bra in enumerate(bra_pieces):
@@ -178,9 +140,8 @@ def locked_tensor(engine, request, out, device, progress):
     """As `ao_tensor`, for a thread that has the engine to itself."""
     engine, request = segmented(engine, request)
     basis, backend = engine.bra_basis, engine.backend
-    box = ao_box(basis, request.ranges)
-    shape = tensor_shape(request.aosym, box)
-    target = backend.target(request.aosym, box, shape, out, device, least_block(engine, request))
+    least = least_block(engine, *request.ranges)
+    target = backend.tensor(request.layout(basis), out, device, least, HostTensor)
     backend.compile_ahead(basis, "tensor", progress)
     memory = backend.memory_left()
     block_bytes, hermite_bytes = int(min(BLOCK_SHARE * memory, BLOCK_BYTES)), int(HERMITE_SHARE * memory)
@@ -197,17 +158,7 @@ def locked_tensor(engine, request, out, device, progress):
             a, b = bra.pairs, ket.pairs
             block = backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
             engine.evaluate(bra, ket, block)
-            target.scatter(block, a, b, basis, same, request.swap)
+            target.add(block, bra, ket, basis, same)
             del block  # before there is another
             bar.update(len(bra) * len(ket))
     return target.result()
-
-
-def least_block(engine, request):
-    """Bytes of the smallest workspace that can make the tensor: one quartet of the largest class."""
-    basis = engine.bra_basis
-    used = sorted({s for r in request.ranges for s in range(*r)}, key=lambda s: tuple(basis.classes[s]))
-    sizes = [basis.shells[s].nctr * basis.ncomp(basis.shells[s].l) for s in used]
-    largest = used[int(np.argmax(sizes))]
-    pair = shell_pairs(basis, [[largest, largest]])
-    return 8 * pair.nab**2 + engine.backend.least_workspace(pair, pair)

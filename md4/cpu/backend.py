@@ -1,9 +1,8 @@
 """The CPU backend: the steps of the method on NumPy and Numba, matrix products by BLAS.
 
-H matrices are stored flat, one (nab, K N_p) block a shell pair with K its primitive pairs, so that the sum over
-primitives is part of each product's inner dimension. A chunk's [p|q] is one matrix, rows (bra primitive, p) and columns
-(ket primitive, q): transform 1 is one product for each bra pair with all ket pairs, transform 2 one for each ket pair
-with all bra pairs, so that small classes, too, make large matrices.
+[p|q] of a chunk is one matrix with rows (bra primitive, p) and columns (ket primitive, q). Step 4 is one product for
+each bra pair with all ket pairs, step 5 one for each ket pair with all bra pairs, so that small classes, too, make
+large matrices.
 """
 
 from copy import copy
@@ -12,26 +11,17 @@ from math import isqrt
 import numba
 import numpy as np
 
-from md4.cpu.loops import (
-    LANES,
-    angular_tables,
-    assemble,
-    contract_r,
-    digest_blocks,
-    gather_index,
-    h_matrices,
-    lane_table,
-    r_integrals,
-    scatter_blocks,
-)
-from md4.cpu.targets import HostBlock, HostCoulomb, HostDigest, HostTensor, h_runs
-from md4.errors import DeviceError, MemoryLimitError
+from md4.cpu import loops
+from md4.cpu.h_matrices import SIGNED, UNSIGNED, h_runs
+from md4.cpu.loops import LANES
+from md4.cpu.sums import HostBounds, HostSums
+from md4.cpu.targets import HostBlock
+from md4.errors import ArgumentError, DeviceError, MemoryLimitError
 from md4.method import operators
 from md4.method.angular import hermite_triples, nherm
-from md4.method.hermite_coulomb import hermite_bytes
 from md4.plan import Plan, cheaper_swapped
-from md4.shells.schwarz import row_norms
 from md4.shells.shell_pairs import shell_pairs
+from md4.support.display import size_text
 from md4.support.locks import Lock
 from md4.support.memory import HostMemory, check_out, tensor_refusal
 
@@ -45,14 +35,17 @@ class CpuBackend:
     """Steps of `md4.engine` on the CPU; arrays are NumPy arrays."""
 
     name = "cpu"
-    mixed_shells = 0  # see `md4.shells.shell_pairs.shell_kinds`
-    block_bytes = 64 << 20  # of one block of integrals of J and K, at most
 
     def __init__(self, operator, max_memory=None):
         self.operator = operator
         self.table = operators.operator_table(operator)
         self.memory, self.lock = HostMemory(max_memory), Lock()
         self.kept = {}
+
+    @property
+    def sums(self):
+        """How J and K are made."""
+        return HostSums(self)
 
     def memory_left(self):
         """Bytes that may be allocated, those of kept workspace included."""
@@ -65,13 +58,10 @@ class CpuBackend:
 
     def facts(self):
         """What there is to show of it, as (name, value); asks nothing."""
-        from md4.support.display import size_text
-
         cap = "none" if self.memory.cap is None else size_text(self.memory.cap)
-        made = (h_matrices, r_integrals, assemble, scatter_blocks, digest_blocks, contract_r)
-        loops = sum(len(loop.made) for loop in made)
+        made = sum(len(loop.made) for loop in loops.FACTORIES)
         return [("threads", numba.get_num_threads()), ("workspace kept", size_text(self.kept_bytes)),
-                ("memory cap", cap), ("compiled loops in use", loops)]  # fmt: skip
+                ("memory cap", cap), ("compiled loops in use", made)]  # fmt: skip
 
     def with_operator(self, operator):
         """The same with another operator; workspaces are shared."""
@@ -116,60 +106,30 @@ class CpuBackend:
         """An array for results: `out` if given and right, or a new one."""
         return self.scratch(shape) if out is None else check_out(out, shape)
 
-    def target(self, aosym, box, shape, out, device, least_block):
-        """The AO tensor to fill."""
+    def tensor(self, layout, out, device, least_block, host_tensor):
+        """The AO tensor to fill; see `md4.backends.Backend`."""
         if device:
             raise DeviceError("device=True keeps the result on a GPU; it needs backend='cuda'.")
-        need = least_block + (8 * int(np.prod(shape, dtype=object)) if out is None else 0)
+        need = least_block + (layout.nbytes if out is None else 0)
         if need > self.memory_left():
-            raise tensor_refusal(shape, need, self.memory_left())
-        return HostTensor(aosym, box, self.memory.empty(shape) if out is None else out)
+            raise tensor_refusal(layout.shape, need, self.memory_left())
+        return host_tensor(layout, self.memory.empty(layout.shape) if out is None else out)
 
     def scratch(self, shape):
         """Room for one block."""
         return self.memory.empty(shape)
 
-    def new_bounds(self, count):
-        """Room for the Schwarz bounds of as many pairs."""
-        return np.empty(count)
+    def bounds(self, count):
+        """Schwarz bounds of so many pairs."""
+        return HostBounds(count)
 
-    def store_bounds(self, block, bounds, first):
-        """R_ab of a block of a pair list with itself, to `bounds` from `first` on."""
-        bounds[first : first + len(block)] = row_norms(np.einsum("iiabab->iab", block))
+    def fetch(self, array):
+        """Refuses arrays of devices."""
+        raise ArgumentError("the density matrix is a device array, but the backend is 'cpu'; give a NumPy array.")
 
-    def fetch_bounds(self, bounds):
-        """Nothing to do: they are in host memory."""
-        return bounds
-
-    @property
-    def digest_copies(self):
-        """Copies of J and K that a build keeps: one a thread."""
-        return numba.get_num_threads()
-
-    def digest_swapped(self, bra, ket):
-        """Whether bra and ket should change places for the digestion: the longer rows last."""
-        return ket.nab < bra.nab
-
-    def digest(self, densities, twice):
-        """What sums J and K of blocks; see `md4.cpu.targets.HostDigest`."""
-        return HostDigest(self.memory, densities, twice, digest_blocks())
-
-    def coulomb(self, basis, twice):
-        """What sums J alone; see `md4.cpu.targets.HostCoulomb`."""
-        return HostCoulomb(self, basis, twice)
-
-    def coulomb_bytes(self, pairs):
-        """Bytes that it keeps of a list for one density matrix."""
-        return hermite_bytes(pairs, pairs.nherm)
-
-    def contract(self, r, ab, cd, *args):
-        """`md4.cpu.loops.contract_loop` on r of a chunk."""
-        contract_r()(r, gather_index(ab.pairs.l, cd.pairs.l), *args)
-
-    def hermite_runs(self, prepared):
-        """Runs of pairs with equally many primitives: pairs, primitive pairs, H[ab, q] with (-1)^|q|."""
-        for run, inner, h in h_runs(prepared.h("ket"), prepared):
-            yield run, slice(inner.start // prepared.pairs.nherm, inner.stop // prepared.pairs.nherm), h
+    def send(self, array):
+        """The array itself."""
+        return array
 
     def block(self, out):
         """`out` of six indices as a block (ij, kl, ab, cd)."""
@@ -193,58 +153,63 @@ class CpuBackend:
                 f"but {room / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
             )
 
-    def release(self, h):
-        """Nothing to do: H matrices go with their last reference."""
-
     def plan(self, bra, ket):
         """The cheaper side first; one way for all classes."""
-        return Plan(cheaper_swapped(bra, ket))
+        return Plan(PRODUCTS, cheaper_swapped(bra, ket), UNSIGNED, SIGNED)
 
     def hermite(self, prepared, form):
-        """Step 1: flat H blocks of `prepared`; for a 'ket', (-1)^|q| included."""
+        """Step 1: the H matrices of a whole list, in a `FlatH` form."""
         pairs, prims = prepared.pairs, prepared.pairs.primitives
         h = self.memory.empty(pairs.nprim * pairs.nab * pairs.nherm)
         owner = np.repeat(np.arange(pairs.npair), np.diff(pairs.start))
-        h_matrices()(
+        loops.h_matrices()(
             pairs.start, owner, pairs.la, pairs.lb, prims.exponent, prims.pa, prims.pb, prims.coef_a, prims.coef_b,
-            *(angular_tables(l, pairs.pure) for l in (pairs.la, pairs.lb)), hermite_triples(pairs.l), form == "ket", h,
+            *(loops.angular_tables(l, pairs.pure) for l in (pairs.la, pairs.lb)), hermite_triples(pairs.l),
+            form.sign, h,
         )  # fmt: skip
         return h
 
-    def r(self, plan, ab, cd):
+    def r(self, ab, cd):
         """Steps 2 and 3: r[i, k, t], shape (bra primitives, ket primitives, nherm(L))."""
         bra, ket = ab.pairs, cd.pairs
         l = bra.l + ket.l
         r = self.workspace("r", (bra.nprim, ket.nprim, nherm(l)))
-        r_integrals(self.operator.kind)(
+        loops.r_integrals(self.operator.kind)(
             l, bra.primitives.exponent, bra.primitives.centre, ket.primitives.exponent, ket.primitives.centre,
-            self.operator.parameter, self.table, lane_table(l), r,
+            self.operator.parameter, self.table, loops.lane_table(l), r,
         )  # fmt: skip
         return r
 
-    def transform_bra(self, plan, h, ab, cd, r):
+
+class Products:
+    """The path of all classes on the CPU: steps 4 and 5 as matrix products over whole chunks."""
+
+    name, merges_steps = "products", False
+
+    def transform_bra(self, steps, H_ab, ab, cd, r):
         """Step 4: (ab|q], shape (bra pairs, nab, ket primitives * N_q)."""
         bra, ket = ab.pairs, cd.pairs
-        pq = self.workspace("pq", (bra.nprim * bra.nherm, ket.nprim * ket.nherm))
-        assemble()(r, gather_index(bra.l, ket.l), pq)
-        abq = self.workspace("abq", (bra.npair, bra.nab, pq.shape[1]))
-        for run, rows, h_ab in h_runs(h, ab):
-            np.matmul(h_ab, pq[rows].reshape(len(h_ab), h_ab.shape[2], pq.shape[1]), out=abq[run])
+        pq = steps.workspace("pq", (bra.nprim * bra.nherm, ket.nprim * ket.nherm))
+        loops.assemble()(r, loops.gather_index(bra.l, ket.l), pq)
+        abq = steps.workspace("abq", (bra.npair, bra.nab, pq.shape[1]))
+        for run, rows, h in h_runs(H_ab, ab):
+            np.matmul(h, pq[rows].reshape(len(h), h.shape[2], pq.shape[1]), out=abq[run])
         return abq
 
-    def transform_ket(self, plan, abq, h, ab, cd, out):
-        """Step 5: (ab|cd) into out, shape (bra pairs, ket pairs, nab, ncd) of any strides."""
+    def transform_ket(self, steps, abq, H_cd, ab, cd, out):
+        """Step 5: (ab|cd) into a `HostBlock`."""
         nbra, nab, inner = abq.shape
         rows = abq.reshape(nbra * nab, inner)
-        for run, columns, h_cd in h_runs(h, cd):
-            left = rows[:, columns].reshape(len(rows), len(h_cd), h_cd.shape[2])
-            block = np.matmul(left.transpose(1, 0, 2), h_cd.transpose(0, 2, 1))
-            out[:, run] = block.reshape(len(h_cd), nbra, nab, cd.pairs.nab).transpose(1, 0, 2, 3)
+        for run, columns, h in h_runs(H_cd, cd):
+            left = rows[:, columns].reshape(len(rows), len(h), h.shape[2])
+            block = np.matmul(left.transpose(1, 0, 2), h.transpose(0, 2, 1))
+            out.array[:, run] = block.reshape(len(h), nbra, nab, cd.pairs.nab).transpose(1, 0, 2, 3)
+
+
+PRODUCTS = Products()
 
 
 def pair_bytes(pairs):
     """Bytes of a list's arrays."""
     arrays = (pairs.pairs, pairs.start, *pairs.primitives.arrays)
     return sum(array.nbytes for array in arrays)
-
-

@@ -270,3 +270,7 @@ def r_integrals(kind):
 @once
 def scatter_blocks(aosym):
     return Loop(scatter_loop, f"scatter_loop_{aosym}", place=scatter.make_place(aosym, njit))
+
+
+# All that make compiled loops.
+FACTORIES = (h_matrices, r_integrals, assemble, scatter_blocks, digest_blocks, contract_r)

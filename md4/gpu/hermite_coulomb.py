@@ -15,11 +15,19 @@ from md4.gpu.kernels.hermite_coulomb import (
     launch_quartets,
 )
 from md4.gpu.tuning import COULOMB_BYTES, coulomb_straight, r_stride
-from md4.plan import Plan, chunks
+from md4.plan import chunks
+
+
+def first_aos(context, prepared, basis):
+    """First AOs of the shells of a whole list, (npair, 2) on the device; kept as long as the list is."""
+    data = prepared.data
+    if data.first_aos is None:
+        _, (data.first_aos,) = context.pool.upload([basis.ao_loc[prepared.pairs.pairs]], context.stream)
+    return data.first_aos
 
 
 class DeviceCoulomb:
-    """D and J in the Hermite basis, in device memory; methods as of `md4.cpu.targets.HostCoulomb`."""
+    """D and J in the Hermite basis, in device memory; see `md4.backends.CoulombTarget`."""
 
     def __init__(self, backend, basis, twice):
         self.backend, self.basis, self.shape, self.sides = backend, basis, twice.shape, {}
@@ -37,7 +45,7 @@ class DeviceCoulomb:
         size = pairs.nprim * hermite_width(pairs)
         zeros = np.zeros((self.shape[0], size))
         buffer, (densities, sums) = backend.context.pool.upload([zeros, zeros], backend.context.stream)
-        h, ao = prepared.h(KET_BLOCKS), backend.first_aos(prepared, self.basis)
+        h, ao = prepared.h(KET_BLOCKS).array, first_aos(backend.context, prepared, self.basis)
         sides = [tuple(m.part(n * size, (size,)) for m in (densities, sums)) for n in range(self.shape[0])]
         self.sides[prepared] = buffer, sides
         for matrix, (density, _) in zip(self.matrices(self.twice), sides):
@@ -56,7 +64,7 @@ class DeviceCoulomb:
                 launch_quartets(backend.context, backend.operator, ab, cd, triangle, bra, ket)
             return
         for ij, kl in chunks(len(ab), len(cd), *self.chunk_pairs(ab.pairs, cd.pairs)):
-            r = backend.r(Plan(False), ab[ij], cd[kl])
+            r = backend.r(ab[ij], cd[kl])
             for bra, ket in sides:
                 launch_contraction(backend.context, ab[ij], cd[kl], triangle, r, bra, ket)
             backend.context.pool.release(r)
@@ -72,7 +80,7 @@ class DeviceCoulomb:
         """Adds what a whole list has summed up to Y."""
         backend = self.backend
         buffer, sides = self.sides.pop(prepared)
-        h, ao = prepared.h(KET_BLOCKS), backend.first_aos(prepared, self.basis)
+        h, ao = prepared.h(KET_BLOCKS).array, first_aos(backend.context, prepared, self.basis)
         for (_, sums), y in zip(sides, self.matrices(self.y)):
             launch_hermite_sums(backend.context, prepared, h, ao, sums, self.shape[1], y)
         backend.context.pool.release(buffer)

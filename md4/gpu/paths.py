@@ -1,14 +1,229 @@
-"""Ways to compute a class on the GPU."""
+"""Ways through steps 2 to 5 on the GPU, one object each; `best_plan` takes the fastest of those that two lists allow.
 
+    thread_quartet   a thread makes a quartet, everything in registers: the smallest classes
+    one_product      (ab|cd) = sum_p H[ab, p] s[p], where a side is of two s shells and the other product is but a sum
+    fused            both products in one kernel, (ab|q] stays in registers: small and middle classes
+    two_products     a kernel for each product, (ab|q] in memory: large classes
+    plain            the same two products in plain multiply-adds: the readable one, and for GPUs without tensor cores
 
-from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS
-from md4.gpu.kernels import thread_quartet as low
-from md4.gpu.predicted_times import Side, ranked
+A path is asked about `Sides`, two lists in the order in which they would be transformed.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from md4.gpu import predicted_times
+from md4.gpu.h_layout import (
+    BRA_ELEMENTS,
+    BRA_PLAIN,
+    BRA_STAIRS,
+    KET_ELEMENTS,
+    KET_PLAIN,
+    KET_TURNED,
+    KET_WEIGHTS,
+)
+from md4.gpu.kernels import fused, one_product, resident, thread_quartet, two_products
+from md4.gpu.kernels.recurrence import r_variant
+from md4.gpu.predicted_times import Side
 from md4.plan import Plan
 
 
+class Sides(NamedTuple):
+    """Two lists in the order in which they would be transformed.
+
+    Attributes
+    ----------
+    unit : {'dmma16', 'dmma8', 'fma'}
+        The device's arithmetic unit.
+    bra, ket : Side
+        The one that is transformed first, and the other.
+    swap : bool
+        Bra and ket have changed names.
+    long : bool
+        There are enough quartets for a thread each to fill the device.
+    """
+
+    unit: str
+    bra: Side
+    ket: Side
+    swap: bool
+    long: bool
+
+    @property
+    def given(self):
+        """The sides in the order in which they were given."""
+        return (self.ket, self.bra) if self.swap else (self.bra, self.ket)
+
+
+@dataclass(frozen=True)
+class GpuPath:
+    """What paths have in common; see `md4.backends.Path`.
+
+    Each has `supports`, whether it can compute two `Sides`; `forms`, the forms of H that it reads; `cost`, its
+    predicted time in ns a quartet on an H200; and `variants`, the kernels that it launches for two `ShellPairs`, which
+    are compiled ahead.
+    """
+
+    name: str
+    merges_steps = True
+    # Whether r and (ab|q] of a chunk are kept in memory.
+    keeps_chunks = True
+
+    def __repr__(self):
+        return self.name
+
+
+class ThreadQuartet(GpuPath):
+    """A thread a quartet: the fastest wherever there are enough quartets."""
+
+    keeps_chunks = False
+
+    def supports(self, sides):
+        """Small classes, long lists, in one order."""
+        fits = sides.long and thread_quartet.takes(sides.unit, *sides.given)
+        return fits and sides.swap == thread_quartet.swapped(*sides.given)
+
+    def forms(self, sides):
+        return BRA_ELEMENTS, KET_ELEMENTS
+
+    def cost(self, sides):
+        return 0.0
+
+    def variants(self, unit, kind, bra, ket, swap):
+        yield thread_quartet.thread_quartet_variant(bra, ket, kind, swap)
+
+    def run(self, steps, H_ab, H_cd, ab, cd, out):
+        thread_quartet.launch_thread_quartet(
+            steps.context, steps.operator, H_ab.array, H_cd.array, ab, cd, out.turned, out
+        )
+
+
+class OneProduct(GpuPath):
+    """One product, where the ket is of two s shells: the fastest after a thread a quartet."""
+
+    def supports(self, sides):
+        """A side of two s shells; if both are, the one with more primitives becomes the ket."""
+        bra, ket = sides.given
+        if sides.unit == "fma" or 1 not in (bra.nherm, ket.nherm):
+            return False
+        return sides.swap == (bra.nherm == 1 and (ket.nherm > 1 or bra.mean_prim > ket.mean_prim))
+
+    def forms(self, sides):
+        return BRA_PLAIN, KET_WEIGHTS
+
+    def cost(self, sides):
+        return 0.0
+
+    def variants(self, unit, kind, bra, ket, swap):
+        yield r_variant(bra.l + ket.l, kind)
+        yield one_product.one_product_variant(unit, bra)
+        if one_product.needs_sums(ket):
+            yield one_product.sums_variant()
+
+    def run(self, steps, H_ab, H_cd, ab, cd, out):
+        context, r, weights = steps.context, steps.r(ab, cd), H_cd.array
+        if one_product.needs_sums(cd.pairs):
+            sums = context.pool.get(max(1, one_product.sums_size(ab.pairs, cd.pairs)))
+            one_product.launch_ket_sums(context, weights, r, ab, cd, sums)
+            context.pool.release(r)
+            r, weights = sums, None
+        one_product.launch_one_product(context, H_ab.array, r, weights, ab, cd, out)
+        context.pool.release(r)
+
+
+class Fused(GpuPath):
+    """Both products in one kernel."""
+
+    def supports(self, sides):
+        return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
+
+    def forms(self, sides):
+        return BRA_STAIRS, KET_TURNED
+
+    def cost(self, sides):
+        return predicted_times.fused_time(sides.bra, sides.ket, sides.swap)
+
+    def variants(self, unit, kind, bra, ket, swap):
+        yield r_variant(bra.l + ket.l, kind)
+        yield fused.fused_variant(unit, bra, ket)
+
+    def run(self, steps, H_ab, H_cd, ab, cd, out):
+        r = steps.r(ab, cd)
+        fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
+        steps.context.pool.release(r)
+
+
+class TwoProducts(GpuPath):
+    """A kernel for each product, on tensor cores."""
+
+    merges_steps = False
+
+    def supports(self, sides):
+        return sides.unit != "fma"
+
+    def forms(self, sides):
+        return two_products.bra_form(sides.unit, sides.bra), two_products.ket_form(sides.unit, sides.ket, sides.swap)
+
+    def cost(self, sides):
+        return predicted_times.two_products_time(*sides[:4])
+
+    def variants(self, unit, kind, bra, ket, swap):
+        yield r_variant(bra.l + ket.l, kind)
+        if resident.serves(unit, bra, ket):
+            yield resident.resident_variant(unit, bra)
+        else:
+            yield two_products.bra_variant(unit, bra, ket)
+        yield two_products.ket_variant(unit, ket, two_products.ket_form(unit, ket, swap))
+
+    def transform_bra(self, steps, H_ab, ab, cd, r):
+        """Step 4: (ab|q] of a chunk, [p|q] assembled in the operands."""
+        context, bra, ket = steps.context, ab.pairs, cd.pairs
+        abq = context.pool.get(two_products.abq_size(bra, ket))
+        if ket.nprim:
+            is_resident = resident.serves(context.unit, bra, ket)
+            launch = resident.launch_resident_bra if is_resident else two_products.launch_bra_transform
+            launch(context, H_ab.array, ab, cd, r, abq)
+        context.pool.release(r)
+        return abq
+
+    def transform_ket(self, steps, abq, H_cd, ab, cd, out):
+        """Step 5: (ab|cd) of a chunk into a `DeviceBlock`."""
+        two_products.launch_ket_transform(steps.context, abq, H_cd.array, H_cd.form, ab, cd, out)
+        steps.context.pool.release(abq)
+
+
+class Plain(TwoProducts):
+    """The same in plain multiply-adds, `md4.gpu.kernels.plain`; read this one first."""
+
+    def supports(self, sides):
+        return sides.unit == "fma"
+
+    def forms(self, sides):
+        return BRA_PLAIN, KET_PLAIN
+
+
+PATHS = (
+    ThreadQuartet("thread_quartet"), OneProduct("one_product"), Fused("fused"), TwoProducts("two_products"),
+    Plain("plain"),
+)  # fmt: skip
+
+
+@cache
+def ranked(unit, bra, ket, long):
+    """All plans for two `Side`, the one with the least predicted time first."""
+    orders = (Sides(unit, bra, ket, False, long), Sides(unit, ket, bra, True, long))
+    found = [(path.cost(sides), path, sides) for path in PATHS for sides in orders if path.supports(sides)]
+    found.sort(key=lambda entry: entry[0])
+    return tuple(Plan(path, sides.swap, *path.forms(sides)) for _, path, sides in found)
+
+
 def plans(unit, bra, ket):
-    """All plans that two lists can be computed by, the one that is taken first; `bench/variants.py` times them."""
-    if low.serves(unit, bra, ket):
-        yield Plan(low.swapped(bra, ket), "low", BRA_ELEMENTS, KET_ELEMENTS)
-    yield from ranked(unit, Side.of(bra), Side.of(ket))
+    """All plans for two `ShellPairs`, the one that is taken first; `bench/variants.py` times them."""
+    return ranked(unit, Side.of(bra), Side.of(ket), thread_quartet.long_enough(bra, ket))
+
+
+def plan_variants(unit, kind, bra, ket, long):
+    """Variants of the kernels that compute two `ShellPairs`, of few or (`long`) of many pairs."""
+    plan = ranked(unit, Side.of(bra), Side.of(ket), long)[0]
+    return plan.path.variants(unit, kind, *((ket, bra) if plan.swap else (bra, ket)), plan.swap)

@@ -11,13 +11,10 @@ the fused one. They reproduce them to 10% and 7%, root mean square. Taking the p
 from functools import cache
 from typing import NamedTuple
 
-from md4.gpu.h_layout import BRA_PLAIN, BRA_STAIRS, KET_TURNED, KET_WEIGHTS
 from md4.gpu.kernels import resident
-from md4.gpu.kernels.fused import choose_fused
-from md4.gpu.kernels.two_products import bra_form, bra_tile, ket_form, ket_tile
+from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.staircases import class_of, reach
 from md4.gpu.tuning import blocks_of_8, panel_rows, r_stride
-from md4.plan import Plan, single_swapped
 
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change
 # names, of r, and for each quartet
@@ -56,23 +53,27 @@ def counted_rows(shells):
     return int(8 * found.sum()), int(16 * ((found + 1) // 2).sum())
 
 
-def cost(unit, plan, bra, ket):
-    """Predicted ns a quartet of a plan with 'two' or 'fused' kernels; `bra` and `ket` are `Side`."""
-    if plan.swap:
-        bra, ket = ket, bra
-    np8, nq8, k = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), bra.mean_prim * ket.mean_prim
-    if plan.kernels == "fused":
-        rows4, rows5 = bra.rows_by_16, ket.rows
-        columns5, passed_on, factors = (bra.nab + 15) // 16 * 16, 64 * np8 * nq8 * k, FUSED
-    else:
-        rows4 = tile_rows(bra_tile(unit, bra), bra)
-        rows5, columns5 = tile_rows(ket_tile(unit, ket, plan.ket_form), ket, not plan.swap), bra.nab
-        passed_on, factors = 64 * nq8 * bra.nab * ket.mean_prim, TWO
-        if resident.serves(unit, bra, ket):
-            factors = (RESIDENT, *TWO[1:])
-    out = 8 * bra.nab * ket.nab
+def two_products_time(unit, bra, ket, swap):
+    """Predicted ns a quartet of two kernels; `bra` is transformed first, `swap`: it was given as the ket."""
+    rows4 = tile_rows(bra_tile(unit, bra), bra)
+    rows5 = tile_rows(ket_tile(unit, ket, ket_form(unit, ket, swap)), ket, not swap)
+    factors = (RESIDENT, *TWO[1:]) if resident.serves(unit, bra, ket) else TWO
+    passed_on = 64 * blocks_of_8(ket.nherm) * bra.nab * ket.mean_prim
+    return time_of(bra, ket, swap, factors, rows4, rows5 * bra.nab, passed_on)
+
+
+def fused_time(bra, ket, swap):
+    """Predicted ns a quartet of the fused kernel; arguments as `two_products_time`."""
+    columns5 = (bra.nab + 15) // 16 * 16
+    passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
+    return time_of(bra, ket, swap, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+
+
+def time_of(bra, ket, swap, factors, rows4, area5, passed_on):
+    """Sum of all that a plan has to do, each times its coefficient."""
+    k, out = bra.mean_prim * ket.mean_prim, 8 * bra.nab * ket.nab
     amounts = (
-        rows4 * 64 * nq8 * k, rows5 * columns5 * 8 * ket.mean_prim, passed_on, out, out * plan.swap,
+        rows4 * 64 * blocks_of_8(ket.nherm) * k, area5 * 8 * ket.mean_prim, passed_on, out, out * swap,
         8 * r_stride(bra.l + ket.l) * k, 1,
     )  # fmt: skip
     return sum(factor * amount for factor, amount in zip(factors, amounts))
@@ -83,16 +84,3 @@ def tile_rows(tile, side, flat=False):
     if tile.unit == "fma" or flat:
         return 8 * panel_rows(side.nab) * blocks_of_8(side.nherm)
     return side.rows if tile.turned else side.rows_by_16
-
-
-@cache
-def ranked(unit, bra, ket):
-    """Plans of two `Side` but a thread a quartet: one product where there is one, then by predicted time."""
-    swap, found = single_swapped(bra, ket), []
-    for order in (False, True):
-        first, second = (ket, bra) if order else (bra, ket)
-        if choose_fused(unit, first, second):
-            found.append(Plan(order, "fused", BRA_STAIRS, KET_TURNED))
-        found.append(Plan(order, "two", bra_form(unit, first), ket_form(unit, second, order)))
-    found.sort(key=lambda plan: cost(unit, plan, bra, ket))
-    return ([Plan(swap, "single", BRA_PLAIN, KET_WEIGHTS)] if swap is not None and unit != "fma" else []) + found

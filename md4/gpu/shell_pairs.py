@@ -39,6 +39,8 @@ class DevicePairs:
         Range of each pair in the primitive pairs.
     columns : md4.gpu.kernels.thread_quartet.Columns
         None before they are used.
+    first_aos : Buffer, shape (npair, 2)
+        First AOs of the shells of each pair; None before they are used.
     """
 
     records: object
@@ -46,6 +48,7 @@ class DevicePairs:
     owner: object
     start: object
     columns: object = None
+    first_aos: object = None
 
     @property
     def nbytes(self):

@@ -307,3 +307,7 @@ def coulomb_straight(l_bra, l_ket):
 # On a GPU, shells of one class that differ in their numbers of primitives share lists up to this many, where a list for
 # each number would give it less to do than a launch costs; more of them run faster apart.
 MIXED_SHELLS = 40
+
+
+# Most bytes of a block of integrals of J and K.
+DIGEST_BLOCK_BYTES = 2 << 30

@@ -5,18 +5,13 @@ from itertools import combinations_with_replacement, product
 import numpy as np
 
 from md4.gpu.compile import Variant
-from md4.gpu.kernels import digestion as digest
+from md4.gpu.kernels import digestion
 from md4.gpu.kernels import hermite_coulomb as coulomb
-from md4.gpu.kernels import one_product as single
-from md4.gpu.kernels import resident
-from md4.gpu.kernels import thread_quartet as low
-from md4.gpu.kernels.fused import fused_variant
 from md4.gpu.kernels.h_matrices import h_variant
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.kernels.scatter import scatter_variant
 from md4.gpu.kernels.shell_pairs import columns_variant, primitives_variant
-from md4.gpu.kernels.two_products import bra_variant, ket_variant
-from md4.gpu.paths import plans
+from md4.gpu.paths import plan_variants
 from md4.gpu.tuning import LOW_QUARTETS, MIXED_SHELLS, coulomb_straight
 from md4.method.scatter import SYMMETRIES
 from md4.shells.basis import Basis
@@ -37,19 +32,12 @@ def sample_pairs(la, lb, nprim, pure):
 
 def list_variants(unit, kind, bra, ket):
     """Variants for a bra and a ket list, short or long, whatever is asked of them."""
-    if low.takes(unit, bra, ket):
-        yield thread_quartet_variant(bra, ket, kind)
-    yield from step_variants(unit, kind, bra, ket)
-    order = (ket, bra) if digest.digest_swapped(bra, ket) else (bra, ket)
+    for long in (True, False):
+        yield from plan_variants(unit, kind, bra, ket, long)
+    order = (ket, bra) if digestion.digest_swapped(bra, ket) else (bra, ket)
     for coulomb_too in (True, False):
-        yield digest.digest_variant(*order, coulomb=coulomb_too)
+        yield digestion.digest_variant(*order, coulomb=coulomb_too)
     yield from coulomb_variants(bra, ket, kind)
-
-
-def thread_quartet_variant(bra, ket, kind):
-    """Variant of a thread a quartet."""
-    swap = low.swapped(bra, ket)
-    return low.thread_quartet_variant(*((ket, bra) if swap else (bra, ket)), kind, swap)
 
 
 def coulomb_variants(bra, ket, kind):
@@ -57,23 +45,6 @@ def coulomb_variants(bra, ket, kind):
     if not coulomb_straight(bra.l, ket.l):
         yield r_variant(bra.l + ket.l, kind)
     yield coulomb.coulomb_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
-
-
-def step_variants(unit, kind, bra, ket):
-    """Variants of the engine's steps, but for those of a thread a quartet."""
-    yield r_variant(bra.l + ket.l, kind)
-    plan = next(plan for plan in plans(unit, bra, ket) if plan.kernels != "low")
-    if plan.swap:
-        bra, ket = ket, bra
-    if plan.kernels == "single":
-        yield single.one_product_variant(unit, bra)
-        if single.needs_sums(ket):
-            yield single.sums_variant()
-    elif plan.kernels == "fused":
-        yield fused_variant(unit, bra, ket)
-    else:
-        yield resident.resident_variant(unit, bra) if resident.serves(unit, bra, ket) else bra_variant(unit, bra, ket)
-        yield ket_variant(unit, ket, plan.ket_form)
 
 
 def all_variants(unit, kind="coulomb", lmax=6, pure=True):
@@ -115,26 +86,25 @@ def needed_variants(unit, kind, basis, use):
     found = unique_pairs_by_class(basis) if use == "tensor" else pairs_by_kind(basis, MIXED_SHELLS)
     lists = [shell_pairs(basis, sample_of(basis, pairs)) for pairs in found]
     yield from (h_variant(), primitives_variant())
-    yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(digest.pair_bounds, ())]
+    yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(digestion.pair_bounds, ())]
     yield from [columns_variant()] if use != "j" else ()
     yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
     for n, k in combinations_with_replacement(range(len(lists)), 2):
         bra, ket, long = lists[k], lists[n], len(found[n]) * len(found[k]) >= LOW_QUARTETS
-        if use not in ("tensor", "j") and digest.digest_swapped(bra, ket):
+        if use not in ("tensor", "j") and digestion.digest_swapped(bra, ket):
             bra, ket = ket, bra
         if use == "j":
             yield from coulomb_variants(bra, ket, kind)
         if use != "j" or n == k:  # of J alone the bounds (ab|ab)
-            if long and use != "j" and low.takes(unit, bra, ket):
-                yield thread_quartet_variant(bra, ket, kind)
-            yield from step_variants(unit, kind, bra, ket)
+            for many in {False, long and use != "j"}:
+                yield from plan_variants(unit, kind, bra, ket, many)
         if use not in ("tensor", "j"):
-            yield from (digest.digest_variant(bra, ket, *flags) for flags in use)
+            yield from (digestion.digest_variant(bra, ket, *flags) for flags in use)
 
 
 def lists_variants(unit, kind, lists):
     """Variants for any two of some pair lists, as a list without repeats."""
-    of_matrices = (Variant(f, ()) for f in (digest.pair_bounds, coulomb.hermite_densities, coulomb.hermite_sums))
+    of_matrices = (Variant(f, ()) for f in (digestion.pair_bounds, coulomb.hermite_densities, coulomb.hermite_sums))
     of_pairs = h_variant(), primitives_variant(), columns_variant()
     found = dict.fromkeys([*of_pairs, *of_matrices, *map(scatter_variant, SYMMETRIES)])
     for bra, ket in product(lists, lists):

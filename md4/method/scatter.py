@@ -5,6 +5,9 @@ the integral stands. Elements that a permutation of another element of the same 
 no place is written twice and tensors are symmetric to the last bit. Device functions are plain Python.
 """
 
+from dataclasses import dataclass
+from math import prod
+
 import numpy as np
 
 SYMMETRIES = ("s1", "s4", "s8")
@@ -82,6 +85,35 @@ def make_scatter_element(aosym, jit):
         place(block[index], i, j, k, l, swap, box, out)
 
     return jit(element)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorLayout:
+    """What an AO tensor holds, and where.
+
+    Attributes
+    ----------
+    aosym : {'s1', 's4', 's8'}
+        Its symmetry.
+    box : ndarray of int64, shape (8,)
+        First AO and number of AOs of each index: i0, j0, k0, l0, ni, nj, nk, nl.
+    swap : bool
+        Bra and ket run over the same pairs, so that (kl|ij) is wanted where (ij|kl) is computed.
+    """
+
+    aosym: str
+    box: np.ndarray
+    swap: bool
+
+    @property
+    def shape(self):
+        """Shape of the tensor."""
+        return tensor_shape(self.aosym, self.box)
+
+    @property
+    def nbytes(self):
+        """Bytes of the tensor."""
+        return 8 * prod(self.shape)
 
 
 def tensor_shape(aosym, box):

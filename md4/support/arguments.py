@@ -152,9 +152,7 @@ def is_periodic(mol):
 
 def way_to_mol(mol):
     """What to pass in place of something that is no molecule."""
-    from md4.shells.basis import Basis
-
-    if isinstance(mol, Basis):
+    if hasattr(mol, "segmented") and hasattr(mol, "ao_loc"):
         return "an md4.Basis goes to md4.JK or md4.Engine"
     if not isinstance(mol, type) and hasattr(getattr(mol, "mol", None), "_bas"):
         return "pass its molecule, mf.mol"

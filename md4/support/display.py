@@ -111,7 +111,7 @@ def pairs_html(pairs):
 
 def prepared_text(prepared):
     """One line for pairs that a backend works with."""
-    forms = ", ".join(f"H as {form!r} {size_text(total_bytes([h]))}" for form, h in prepared.whole._h.items())
+    forms = ", ".join(f"H as {form} {size_text(total_bytes([h]))}" for form, h in prepared.whole._h.items())
     return f"PreparedPairs({prepared.pairs!r}, {prepared.backend.name!r}, {forms or 'no H yet'})"
 
 
@@ -122,7 +122,7 @@ def prepared_html(prepared):
         rows.append(("primitive pairs of the list on the device", size_text(prepared.data.nbytes)))
     if prepared.whole is not prepared:
         rows.append(("slice of a list, from pair", prepared.first))
-    rows += [(f"H[ab, p], form '{form}'", size_text(total_bytes([h]))) for form, h in prepared.whole._h.items()]
+    rows += [(f"H[ab, p], form {form}", size_text(total_bytes([h]))) for form, h in prepared.whole._h.items()]
     return block("PreparedPairs", facts(rows))
 
 

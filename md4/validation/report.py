@@ -20,11 +20,11 @@ from time import perf_counter
 
 import numpy as np
 
-from md4.cli.info import gpus, versions
 from md4.engine import make_backend
 from md4.method.operators import Operator
 from md4.shells.basis import Basis
 from md4.support.display import operator_text
+from md4.support.environment import gpus, versions
 from md4.validation.arbiter import Ruling, rule, rule_on
 from md4.validation.identities import Check, contraction_checks, oracle_checks, symmetry_checks
 from md4.validation.libcint import validate

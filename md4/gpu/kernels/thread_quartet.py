@@ -161,9 +161,9 @@ def takes(unit, bra, ket):
     return bra.nab * ket.nab <= most and bra.l + ket.l <= l
 
 
-def serves(unit, bra, ket):
-    """Whether this kernel computes two lists: of such a class, and long."""
-    return takes(unit, bra, ket) and len(bra) * len(ket) >= LOW_QUARTETS
+def long_enough(bra, ket):
+    """Whether two lists have quartets enough for a thread each."""
+    return len(bra) * len(ket) >= LOW_QUARTETS
 
 
 def swapped(bra, ket):

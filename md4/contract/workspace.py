@@ -1,0 +1,59 @@
+"""Memory that work on many blocks takes: H matrices kept between blocks, and the least that any block needs."""
+
+import numpy as np
+
+from md4.shells.shell_pairs import shell_pairs
+
+
+class HermiteStore:
+    """Keeps the H matrices of pieces, each in `forms` forms, until they exceed `limit` bytes; then drops the oldest."""
+
+    def __init__(self, limit, backend, forms=2):
+        self.most = self.limit = limit
+        self.backend, self.forms = backend, forms
+        self.held, self.total = [], 0
+
+    def touch(self, piece, keep):
+        """Announces the use of `piece`; `keep` (the other side of the block) is never dropped."""
+        if any(p is piece for p in self.held):
+            self.held = [p for p in self.held if p is not piece] + [piece]
+        else:
+            self.held.append(piece)
+            self.total += self.size(piece)
+        self.shrink(piece, keep)
+
+    def shrink(self, *keep):
+        """Drops the oldest pieces, but none of `keep`, until the others fit the limit."""
+        for old in list(self.held) if self.total > self.limit else ():
+            if self.total <= self.limit or any(old is piece for piece in keep):
+                continue
+            self.total -= self.size(old)
+            old.drop()
+            self.held.remove(old)
+
+    def fit(self, share):
+        """Lowers the limit to a share of the memory there is now, that of kept H matrices included."""
+        memory = self.backend.memory_left() + sum(piece.h_bytes for piece in self.held)
+        self.limit = min(self.most, int(share * memory))
+        self.total = sum(map(self.size, self.held))  # anew, since an interrupt may have torn it from what is held
+        self.shrink()
+
+    def clear(self):
+        """Drops the H matrices of all pieces."""
+        for piece in self.held:
+            piece.drop()
+        self.held, self.total = [], 0
+
+    def size(self, piece):
+        """Bytes that the H matrices of a piece may take."""
+        return self.forms * self.backend.hermite_bytes(piece.pairs)
+
+
+def least_block(engine, *ranges):
+    """Bytes of one quartet of the largest class and of its least workspace, over ranges (first, last + 1) of shells."""
+    basis = engine.bra_basis
+    used = sorted({s for r in ranges for s in range(*r)}, key=lambda s: tuple(basis.classes[s]))
+    sizes = [basis.shells[s].nctr * basis.ncomp(basis.shells[s].l) for s in used]
+    largest = used[int(np.argmax(sizes))]
+    pair = shell_pairs(basis, [[largest, largest]])
+    return 8 * pair.nab**2 + engine.backend.least_workspace(pair, pair)

@@ -1,0 +1,41 @@
+"""H matrices on the CPU: flat, one (nab, K N_p) matrix a shell pair with K its primitive pairs.
+
+The sum over primitives is thus part of the inner dimension of each product.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class FlatH:
+    """The form of H matrices on the CPU.
+
+    Attributes
+    ----------
+    sign : bool
+        Elements carry (-1)^|q|, as those of a ket do.
+    """
+
+    sign: bool
+
+    def __str__(self):
+        return "flat, sign" if self.sign else "flat"
+
+
+UNSIGNED, SIGNED = FlatH(False), FlatH(True)
+
+
+def h_runs(h, prepared):
+    """Runs of pairs with equally many primitives K: the pairs, their inner indices, H of shape (pairs, nab, K N_p)."""
+    pairs = prepared.pairs
+    size, start = pairs.nab * pairs.nherm, pairs.start
+    counts = start[1:] - start[:-1]
+    edges = [0, *(np.flatnonzero(counts[1:] != counts[:-1]) + 1).tolist(), len(pairs)]
+    for first, last in pairwise(edges):
+        a, b = int(start[first]), int(start[last])
+        block = h[(prepared.first_prim + a) * size : (prepared.first_prim + b) * size]
+        inner = slice(a * pairs.nherm, b * pairs.nherm)
+        yield slice(first, last), inner, block.reshape(last - first, pairs.nab, int(counts[first]) * pairs.nherm)

@@ -1,0 +1,87 @@
+"""J and K on the GPU: sums of blocks, and Schwarz bounds; J alone is in `md4.gpu.hermite_coulomb`."""
+
+import numpy as np
+
+from md4.gpu.buffers import copy_to_host
+from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
+from md4.gpu.kernels.digestion import digest_swapped, launch_bounds, launch_digest
+from md4.gpu.kernels.hermite_coulomb import hermite_width
+from md4.gpu.tuning import DIGEST_BLOCK_BYTES, MIXED_SHELLS
+from md4.method.hermite_coulomb import hermite_bytes
+
+
+class DeviceSums:
+    """How a GPU makes J and K; see `md4.backends.Sums`."""
+
+    mixed_shells, block_bytes, copies = MIXED_SHELLS, DIGEST_BLOCK_BYTES, 1
+    swapped = staticmethod(digest_swapped)
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    def digest(self, densities, twice):
+        """Sums of J and K; see `DeviceDigest`."""
+        self.backend.require_asynchronous_copies()
+        return DeviceDigest(self.backend.context, densities, twice)
+
+    def coulomb(self, basis, twice):
+        """J alone; see `DeviceCoulomb`."""
+        self.backend.require_asynchronous_copies()
+        return DeviceCoulomb(self.backend, basis, twice)
+
+    def coulomb_bytes(self, pairs):
+        """Bytes of D and J of a list for one density matrix."""
+        return hermite_bytes(pairs, hermite_width(pairs))
+
+
+class DeviceBounds:
+    """Schwarz bounds in device memory."""
+
+    def __init__(self, context, count):
+        self.context, self.values = context, context.pool.get(count)
+
+    def add(self, block, first):
+        """R_ab of a block of pairs with themselves, from the place `first` on; forgets the block."""
+        launch_bounds(self.context, block, self.values.part(first, (block.dims[0],)))
+        self.context.pool.release(block.array)
+
+    def result(self):
+        """R_ab on the host, shape (npair,)."""
+        host = np.empty(self.values.shape)
+        copy_to_host(host, self.values.pointer, self.context.stream)
+        self.context.pool.release(self.values)
+        return host
+
+
+class DeviceDigest:
+    """X and Y of `md4.method.digestion` in device memory, summed block by block.
+
+    Parameters
+    ----------
+    context : md4.gpu.context.DeviceContext
+    densities, twice : ndarray, shape (n, nao, nao)
+        D of X, and D + D^T of Y.
+    """
+
+    def __init__(self, context, densities, twice):
+        self.context, self.nao, self.shapes = context, densities.shape[-1], (densities.shape, twice.shape)
+        zeros = [np.zeros_like(densities), np.zeros_like(twice)]
+        self.buffer, parts = context.pool.upload([densities, twice, *zeros], context.stream)
+        self.densities, self.twice, self.x, self.y = (p.part(0, (p.shape[0], self.nao**2)) for p in parts)
+
+    def add(self, block, bra, ket, basis, triangle):
+        """Digests one block, and forgets it; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
+        places = [first_aos(self.context, side.whole, basis) for side in (bra, ket)]
+        x, y = (m.part(0, (m.size,)) for m in (self.x, self.y))
+        launch_digest(
+            self.context, block, bra, ket, places, triangle, self.densities, x, self.twice, y, self.nao
+        )
+        self.context.pool.release(block.array)
+
+    def result(self):
+        """(X, Y) on the host."""
+        host = [np.empty(shape) for shape in self.shapes]
+        for array, matrices in zip(host, (self.x, self.y)):
+            copy_to_host(array, matrices.pointer, self.context.stream)
+        self.context.pool.release(self.buffer)
+        return host
