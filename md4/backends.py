@@ -123,12 +123,15 @@ class Backend(Protocol):
     operator : md4.method.operators.Operator
     lock
         Held by the one thread that uses the backend, and by those that share its memory.
+    stream
+        The CUDA stream on which it works; None on the CPU.
     sums : Sums
     """
 
     name: str
     operator: object
     lock: object
+    stream: object
     sums: Sums
 
     def with_operator(self, operator):

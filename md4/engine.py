@@ -158,6 +158,11 @@ class Engine:
         """Held by one thread at a time: engines that share a backend share its work space."""
         return self.backend.lock
 
+    @property
+    def stream(self):
+        """The CUDA stream on which the engine works, a Numba stream; None on the CPU."""
+        return self.backend.stream
+
     def with_operator(self, operator):
         """An engine that shares all but the operator with this one: pairs prepared by one serve the other."""
         other = copy(self)

@@ -16,9 +16,9 @@ SHARED_BYTES, THREADS, BLOCKS = 220 << 10, 256, 1024
 def fill_shared():
     """Kernel factory: NaN in all shared memory of a block."""
     from md4.gpu.compile import Kernel
-    from md4.gpu.context import I64, cuda, types
+    from md4.gpu.device_code import I64, cuda, types
 
-    def kernel(count):
+    def kernel(count: I64):
         shared = cuda.shared.array(0, types.float64)
         for n in range(cuda.threadIdx.x, count[0], THREADS):
             shared[n] = np.nan
@@ -26,7 +26,7 @@ def fill_shared():
         if shared[count[0] - 1] == 0.0:  # else the compiler drops the loop
             count[0] = 0
 
-    return Kernel(kernel, signature=(I64,))
+    return Kernel(kernel)
 
 
 @pytest.fixture
@@ -35,19 +35,20 @@ def poisoned(monkeypatch):
     from cuda.bindings import driver
 
     from md4.gpu.buffers import as_buffer
-    from md4.gpu.compile import Variant, launch
-    from md4.gpu.context import cuda
+    from md4.gpu.compile import Variant
+    from md4.gpu.context import DeviceContext
+    from md4.gpu.device_code import cuda
     from md4.gpu.pool import Pool
 
     count = cuda.to_device(np.array([SHARED_BYTES // 8]))
-    stream = cuda.default_stream()
+    context = DeviceContext(cuda.default_stream())
 
     def poisoning(take):
         def poisoned_buffer(pool, size):
             buffer = take(pool, size)
             cuda.synchronize()
             driver.cuMemsetD32(buffer.pointer, 0xFFFFFFFF, buffer.owner.size // 4)
-            launch(Variant(fill_shared, ()), BLOCKS, THREADS, stream, SHARED_BYTES, as_buffer(count))
+            context.launch(Variant(fill_shared, ()), BLOCKS, THREADS, SHARED_BYTES, as_buffer(count))
             cuda.synchronize()
             return buffer
 

@@ -34,7 +34,7 @@ PRIMITIVE_BYTES = 400
 class CpuBackend:
     """Steps of `md4.engine` on the CPU; arrays are NumPy arrays."""
 
-    name = "cpu"
+    name, stream = "cpu", None
 
     def __init__(self, operator, max_memory=None):
         self.operator = operator

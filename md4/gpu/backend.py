@@ -57,6 +57,11 @@ class GpuBackend:
         return self.context.lock
 
     @property
+    def stream(self):
+        """The context's stream."""
+        return self.context.stream
+
+    @property
     def sums(self):
         """How J and K are made."""
         return DeviceSums(self)
