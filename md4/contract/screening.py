@@ -100,7 +100,7 @@ def schwarz_bounds(engine, prepared):
         block = backend.scratch((len(piece), len(piece), pairs.na, pairs.nb, pairs.na, pairs.nb))
         engine.evaluate(piece, piece, block)
         bounds.add(block, first)
-        del block  # before there is another
+        del block  # before the next one is allocated
     return bounds.result()
 
 
