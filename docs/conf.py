@@ -48,7 +48,7 @@ html_static_path = ["_static", str(metadata.distribution("sphinx-mathjax-offline
 SHORT = 20
 
 # Files of the repository that are pages here, by other names.
-PAGES = {"../bench/RESULTS.md": "benchmarks.md"}
+PAGES = {"../bench/RESULTS.md": "benchmarks.md", "../CONTRIBUTING.md": "contributing.md"}
 
 
 def link_pages(app, docname, source):

@@ -7,9 +7,9 @@ and ket pair cd:
     2.  [0]^(m)                                  of each primitive quartet: Boys function or another operator
     3.  r[t]^(0) from [0]^(m)                    1-index recurrence
     4.  (ab|q] = sum_p H[ab, p] [p|q]            with [p|q] = r[p+q] assembled on the fly
-    5.  (ab|cd) = sum_q (ab|q] H[cd, q]          H[cd, q] carries the sign (-1)^|q|
+    5.  (ab|cd) = sum_q (ab|q] H[cd, q]          H[cd, q] includes the sign (-1)^|q|
 
-Contraction is a longer inner dimension of 4 (bra primitives) and 5 (ket primitives).
+Contraction makes the inner dimensions longer: in step 4 it contains the bra primitives, in step 5 the ket primitives.
 """
 
 from copy import copy
@@ -34,7 +34,7 @@ class PreparedPairs:
     ----------
     pairs : ShellPairs
     data
-        What the backend keeps of the whole list beside `pairs`.
+        What the backend keeps for the whole list, besides `pairs`.
     whole : PreparedPairs
         The whole list.
     first, first_prim : int
@@ -43,7 +43,7 @@ class PreparedPairs:
 
     def __init__(self, pairs, data, backend):
         self.pairs, self.data, self.backend = pairs, data, backend
-        self._whole = None  # a reference to itself would keep it alive
+        self._whole = None  # not `self`: a reference to itself would keep the object alive
         self.first = self.first_prim = 0
         self._h = {}
 
@@ -60,7 +60,7 @@ class PreparedPairs:
 
     @property
     def h_bytes(self):
-        """Bytes of the H matrices that are kept of the whole list."""
+        """Bytes of the H matrices that are kept for the whole list."""
         return sum(8 * h.size for h in self.whole._h.values())
 
     def drop(self):
@@ -90,7 +90,7 @@ class PreparedPairs:
 
 
 def check_basis(basis):
-    """`basis`, or an ArgumentError if it is none."""
+    """Returns `basis`; ArgumentError if it is not a `Basis`."""
     if not isinstance(basis, Basis):
         raise ArgumentError(f"a basis must be an md4.Basis, not {type(basis).__name__}; see Basis.from_mol.")
     return basis
@@ -102,9 +102,9 @@ def make_backend(name, operator, stream=None, max_memory=None):
     Raises
     ------
     ArgumentError
-        Another name, or a stream or cap that is none.
+        Another name, or a stream or a memory cap that cannot be used.
     DeviceError
-        'cuda' where there is no usable GPU.
+        'cuda', but there is no usable GPU.
     """
     checked_choice("backend", name, BACKENDS)
     stream, max_memory = checked_stream(stream), checked_memory(max_memory)
@@ -127,15 +127,15 @@ class Engine:
     Parameters
     ----------
     bra_basis, ket_basis : Basis
-        Shells that bra and ket pairs index; `ket_basis` defaults to `bra_basis`.
+        The shells to which the indices of bra and ket pairs refer; `ket_basis` defaults to `bra_basis`.
     operator : Operator, str or (str, float), optional
         Two-electron operator; Coulomb by default. See `md4.method.operators`.
     backend : {'auto', 'cuda', 'cpu'}
-        'auto' takes a GPU where there is one.
+        'auto' uses a GPU if there is one.
     stream : optional
-        CUDA stream to work on: an integer handle, or a Numba, CuPy or PyTorch stream. Default: one of its own.
+        CUDA stream to work on: an integer handle, or a stream of Numba, CuPy or PyTorch. The default is a new stream.
     max_memory : float, optional
-        Hard cap in MB on what this engine allocates, results included; by default what is free.
+        Hard cap in MB on what this engine allocates, results included. The default is what is free.
 
     Raises
     ------
@@ -155,7 +155,7 @@ class Engine:
 
     @property
     def lock(self):
-        """Held by one thread at a time: engines that share a backend share its work space."""
+        """The lock that a call holds, since engines with the same backend share its workspace."""
         return self.backend.lock
 
     @property
@@ -164,14 +164,14 @@ class Engine:
         return self.backend.stream
 
     def with_operator(self, operator):
-        """An engine that shares all but the operator with this one: pairs prepared by one serve the other."""
+        """An engine with another operator. It shares all else with this one, so pairs prepared by one serve both."""
         other = copy(self)
         other.operator = as_operator(operator)
         other.backend = self.backend.with_operator(other.operator)
         return other
 
     def with_basis(self, basis):
-        """An engine over another basis that shares all else with this one."""
+        """An engine over another basis, which shares all else with this one."""
         other = copy(self)
         other.bra_basis = other.ket_basis = basis
         return other
@@ -183,17 +183,18 @@ class Engine:
         Parameters
         ----------
         bra_pairs, ket_pairs : array_like of int, shape (n, 2)
-            Shell indices; each list of one class (l_a, nctr_a, l_b, nctr_b).
+            Shell indices. All pairs of a list belong to one class (l_a, nctr_a, l_b, nctr_b).
         out : array, optional
-            Where to write: C-contiguous float64 of the result's shape, a NumPy array for the CPU, any device array
-            with ``__cuda_array_interface__`` for the GPU.
+            Array for the result: C-contiguous float64 of the result's shape, a NumPy array for the CPU, any device
+            array with ``__cuda_array_interface__`` for the GPU.
 
         Returns
         -------
         array, shape (n_bra, n_ket, n_a, n_b, n_c, n_d), in Hartree
-            Indexed (ij, kl, a, b, c, d), C-contiguous: the integral (ab|cd) of pairs ij and kl stands at
-            (((((ij n_ket + kl) n_a + a) n_b + b) n_c + c) n_d + d) * 8 bytes. AOs of a shell run
-            [contraction][component]. On the GPU a device array, ready once the engine's stream gets there.
+            The indices are (ij, kl, a, b, c, d), in C order: the integral (ab|cd) of the pairs ij and kl is at
+            (((((ij n_ket + kl) n_a + a) n_b + b) n_c + c) n_d + d) * 8 bytes. The AOs of a shell are ordered as
+            [contraction][component]. On the GPU the result is a device array. It is ready once the engine's stream has
+            reached that point.
 
         Raises
         ------
@@ -202,7 +203,7 @@ class Engine:
         UnsupportedError
             The four angular momenta add up to more than 32.
         MemoryLimitError
-            Result and least workspace exceed `max_memory` or the memory there is.
+            The result and the least workspace exceed `max_memory` or the memory that is free.
         """
         bra_pairs, ket_pairs, shape = self.checked_lists(bra_pairs, ket_pairs)
         if out is not None:
@@ -217,7 +218,7 @@ class Engine:
         return out
 
     def checked_lists(self, bra_pairs, ket_pairs):
-        """Both lists as `check_pairs` gives them, and the shape of their integrals; errors as `compute`."""
+        """Both lists as returned by `check_pairs`, and the shape of their integrals; errors as in `compute`."""
         bra = self.bra_basis, check_pairs(self.bra_basis, bra_pairs, "bra pair")
         ket = self.ket_basis, check_pairs(self.ket_basis, ket_pairs, "ket pair")
         classes = [(basis, *row) for basis, pairs in (bra, ket) for row in basis.classes[pairs[0]].tolist()]
@@ -227,7 +228,7 @@ class Engine:
 
     @locked
     def prepare(self, pairs, basis=None, side="pair", cutoff=PRIMITIVE_CUTOFF):
-        """Pairs ready for `evaluate`, without primitive pairs below `cutoff`; see `PreparedPairs` and `shell_pairs`."""
+        """Pairs for `evaluate`, without primitive pairs below `cutoff`; see `PreparedPairs` and `shell_pairs`."""
         basis = check_basis(self.bra_basis if basis is None else basis)
         return self._prepared(check_pairs(basis, pairs, side), basis, checked_real("cutoff", cutoff, 0))
 
@@ -235,7 +236,7 @@ class Engine:
         return PreparedPairs(*self.backend.prepare(basis, pairs, cutoff), self.backend)
 
     def check_memory(self, bra, ket, result_bytes=0):
-        """Refuses, before anything is allocated, what cannot fit."""
+        """Raises MemoryLimitError, before anything is allocated, if result and least workspace do not fit."""
         need = result_bytes + self.backend.least_workspace(bra.pairs, ket.pairs)
         limit = self.backend.memory_left()
         if need > limit:

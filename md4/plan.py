@@ -12,7 +12,7 @@ class Plan:
     path : md4.backends.Path
         The way through steps 2 to 5.
     swap : bool
-        The ket is transformed first: bra and ket change names, by (ab|cd) = (cd|ab).
+        Whether the ket is transformed first. Then bra and ket change names, which (ab|cd) = (cd|ab) allows.
     bra_form, ket_form
         Forms of the H matrices of the side transformed first and second, as the backend knows them.
     """
@@ -27,7 +27,10 @@ class Plan:
 
 
 def bra_first_flops(bra, ket):
-    """FLOP of both transforms when the bra goes first: 2 N_ab Q (P + N_cd), P and Q over all primitives."""
+    """FLOP of both transforms if the bra is transformed first: 2 N_ab Q (P + N_cd).
+
+    P and Q count the Hermite functions of all primitives of a pair.
+    """
     p, q = bra.mean_prim * bra.nherm, ket.mean_prim * ket.nherm
     return 2 * bra.nab * q * (p + ket.nab)
 

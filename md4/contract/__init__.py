@@ -1,1 +1,1 @@
-"""What is made of blocks of integrals: AO tensors, Coulomb and exchange matrices."""
+"""AO tensors and Coulomb and exchange matrices, made of blocks of integrals."""

@@ -1,11 +1,11 @@
-"""Coulomb and exchange matrices from integrals that are made, digested and forgotten block by block.
+"""Coulomb and exchange matrices from blocks of integrals, which are made, digested and forgotten one by one.
 
     J_ij = sum_kl (ij|kl) D_lk          K_il = sum_jk (ij|kl) D_jk
 
-Lists of shell pairs, their H matrices and their Schwarz bounds are made once. A build goes through all pairs of lists;
-for each, the quartets that survive (`md4.contract.screening`) are covered by rectangles of bra and ket pairs,
-`Engine.evaluate` makes the block of each, and the backend digests it (`md4.method.digestion`). Nothing of size nao^4 is
-ever stored. J alone needs no block: it is summed in the Hermite basis (`md4.method.hermite_coulomb`).
+Lists of shell pairs, their H matrices and their Schwarz bounds are made once. A build goes through all pairs of lists.
+For each of them, the quartets that survive (`md4.contract.screening`) are covered by rectangles of bra and ket pairs.
+`Engine.evaluate` makes the block of each rectangle, and the backend digests it (`md4.method.digestion`). Nothing of the
+size nao^4 is stored. J alone needs no blocks: it is summed in the Hermite basis (`md4.method.hermite_coulomb`).
 """
 
 import time
@@ -35,44 +35,46 @@ from md4.support.progress import Progress
 # Shares of the memory that may be used: of one block of integrals, and of the H matrices.
 BLOCK_SHARE = 0.15
 HERMITE_SHARE = 0.5
-# Quartets of a tile of a build of J alone, which makes no block: as many as kernels can count.
+# Largest number of quartets of a rectangle of J alone, which makes no block: as many as kernels can count.
 COULOMB_QUARTETS = 1 << 28
-# Forms in which a list's H may be kept at once.
+# Largest number of forms in which the H matrices of a list are kept at the same time.
 FORMS = 4
 
 
 class JK:
     """J and K of a basis set, for one build or many.
 
-    Threads may share one: their builds go one after the other.
+    Threads may share an object. Then their builds run one after the other.
 
     Parameters
     ----------
     mol : pyscf.gto.Mole or Basis
-        General contractions are split where that saves work; see `Basis.regrouped`.
+        The molecule or its basis. General contractions are split where that saves work; see `Basis.regrouped`.
     omega : float, optional
-        Range separation in Bohr^-1: > 0 erf(omega r)/r, < 0 erfc(-omega r)/r, 0 the full 1/r. Default: `mol.omega`.
+        Range separation in Bohr^-1: erf(omega r)/r for omega > 0, erfc(-omega r)/r for omega < 0, and 1/r for 0. The
+        default is `mol.omega`.
     backend : {'auto', 'cuda', 'cpu'}
     max_memory : float, optional
-        Hard cap in MB on what md4 allocates; by default what is free.
+        Hard cap in MB on what md4 allocates. The default is what is free.
     stream : optional
         CUDA stream to work on; see `Engine`.
     direct_scf_tol : float
-        No shell quartet is left out that could add more than this (Hartree) to an element of J or K; 0 leaves out none.
+        A shell quartet is left out only if it adds less than this (Hartree) to each element of J and K. With 0 no
+        quartet is left out.
     progress : bool, optional
-        Force a progress bar on or off; by default one is shown on a terminal when the work takes long.
+        Whether to show a progress bar. By default there is one on a terminal if the work takes long.
 
     Attributes
     ----------
     stats : Statistics
-        Of the last build.
+        Statistics of the last build.
 
     Raises
     ------
     ArgumentError, BasisError, DeviceError
-        As `Engine`, and a tolerance that is negative or not finite.
+        As for `Engine`, and for a tolerance that is negative or not finite.
     UnsupportedError
-        A periodic cell, or shells of l > 8, four of which exceed l = 32.
+        A periodic cell, or shells with l > 8, of which four would exceed L = 32.
     """
 
     def __init__(
@@ -80,14 +82,14 @@ class JK:
     ):
         self.lock = Lock()
         self.omega, self.progress = omega, checked_progress(progress)
-        Operator.from_omega(omega)  # refused now rather than at the first build
+        Operator.from_omega(omega)  # an error now rather than at the first build
         self.direct_scf_tol = self._finest = checked_tolerance(direct_scf_tol)
         self._options = {"backend": backend, "stream": stream, "max_memory": max_memory}
         self.reset(checked_molecule(mol))
 
     @locked
     def reset(self, mol=None):
-        """Forgets pairs, H matrices, bounds and densities; takes another molecule if given. Compiled code stays."""
+        """Forgets pairs, H matrices, bounds and densities, and continues with `mol` if it is given."""
         if mol is not None:
             given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
             check_order(4 * given.lmax)
@@ -99,17 +101,17 @@ class JK:
 
     @cached_property
     def lists(self):
-        """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc, too."""
+        """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
         memory = self.engine.backend.memory_left()
         return sorted_lists(self.engine, self._finest, int(HERMITE_SHARE * memory) // (4 * FORMS))
 
     @cached_property
     def store(self):
-        """What keeps the H matrices of the lists, from one build to the next."""
+        """The store that keeps the H matrices of the lists from one build to the next."""
         return HermiteStore(int(HERMITE_SHARE * self.engine.backend.memory_left()), self.engine.backend, FORMS)
 
     def _forget_lists(self):
-        """Drops pair lists and their H matrices."""
+        """Drops the pair lists and their H matrices."""
         if "store" in self.__dict__:
             self.store.clear()
         for name in ("lists", "store"):
@@ -122,24 +124,24 @@ class JK:
         Parameters
         ----------
         dm : array_like, shape (nao, nao) or (n, nao, nao)
-            Real or complex numbers of any precision, which are taken as float64 or complex128. A device array gives
-            device arrays.
+            Real or complex numbers of any precision, which are converted to float64 or complex128. If it is a device
+            array, the results are device arrays.
         hermi : {0, 1, 2}
-            1: the matrices are Hermitian, 2: anti-Hermitian, 0: neither. It is trusted.
+            1: the matrices are Hermitian, 2: they are anti-Hermitian, 0: neither. This is not checked.
         with_j, with_k : bool
         omega : float, optional
-            In place of the constructor's.
+            Replaces the omega of the constructor.
         direct_scf_tol : float, optional
-            In place of the constructor's; one smaller than all before makes new pair lists.
+            Replaces the tolerance of the constructor. If it is smaller than all before, pair lists are made again.
 
         Returns
         -------
-        vj, vk : ndarray of dm's shape, float64 or complex128, in Hartree; None where not asked for
+        vj, vk : ndarray of dm's shape, float64 or complex128, in Hartree; None if not requested
 
         Raises
         ------
         ArgumentError
-            Density matrices or options that cannot be used; a device array, but the backend is 'cpu'.
+            Density matrices or options that cannot be used, or a device array with the backend 'cpu'.
         MemoryLimitError
             The matrices and the least workspace exceed `max_memory`.
         """
@@ -155,9 +157,10 @@ class JK:
 
     @locked
     def update(self, dm, hermi=1, with_j=True, with_k=True, omega=None):
-        """As `get_jk`, from the difference to the density matrices of the last `update`.
+        """As `get_jk`, but computed from the difference to the density matrices of the last `update`.
 
-        The smaller the difference, the fewer quartets count. Errors of the builds add up; `reset` starts anew.
+        The smaller the difference is, the fewer quartets survive. The errors of the builds add up; `reset` starts again
+        from zero.
         """
         with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
         densities, shape = self._checked(self._fetched(dm), hermi)
@@ -173,13 +176,13 @@ class JK:
         return self._sent([None if v is None else v.copy() for v in result], dm)
 
     def _fetched(self, dm):
-        """Density matrices on the host."""
+        """The density matrices on the host."""
         if not hasattr(dm, "__cuda_array_interface__"):
             return dm
         return self.engine.backend.fetch(dm)
 
     def _sent(self, results, dm):
-        """J and K where the density matrices are."""
+        """J and K are returned where the density matrices are."""
         if not hasattr(dm, "__cuda_array_interface__"):
             return tuple(results)
         return tuple(None if v is None else self.engine.backend.send(v) for v in results)
@@ -189,7 +192,7 @@ class JK:
         return Operator.from_omega(own if omega is None else omega)
 
     def _checked(self, dm, hermi):
-        """dm as (n, nao, nao) of float64 or complex128, and its own shape."""
+        """dm with the shape (n, nao, nao) as float64 or complex128, and the shape that it was given with."""
         dm, nao = checked_array("the density matrices", dm), self.basis.nao
         if dm.ndim not in (2, 3) or dm.shape[-2:] != (nao, nao) or dm.dtype.kind not in "fciu" or dm.size == 0:
             raise ArgumentError(
@@ -200,7 +203,7 @@ class JK:
             raise ArgumentError(
                 f"hermi must be 0 (general), 1 (Hermitian) or 2 (anti-Hermitian), not {shown(hermi)}."
             )
-        with np.errstate(over="ignore"):  # what float64 cannot hold is refused below
+        with np.errstate(over="ignore"):  # numbers beyond float64 are refused below
             values = dm.astype(np.complex128 if dm.dtype.kind == "c" else np.float64, copy=False)
         if not np.isfinite(values).all():
             raise ArgumentError("a density matrix has elements that are not finite in double precision.")
@@ -243,7 +246,7 @@ class JK:
         return result
 
     def _check_memory(self, matrices, more=0):
-        """Refuses what cannot fit before it starts: densities, J and K, and `more` bytes; H makes room first."""
+        """MemoryLimitError if densities, J, K and `more` bytes do not fit; kept H matrices are dropped first."""
         backend, size = self.engine.backend, 8 * self.basis.nao**2
         least = least_block(self.engine, (0, self.basis.nshell))
         need = 2 * matrices * size * backend.sums.copies + least + more
@@ -272,14 +275,14 @@ class JK:
                 block = backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
                 engine.evaluate(ab, cd, block)
                 target.add(block, ab, cd, self.basis, bra is ket)
-                del block  # before there is another
+                del block  # before the next one is allocated
                 self.stats.computed += len(ab) * len(cd)
 
         self._survivors(norms, tolerance, backend.sums.swapped, add)
         return target.result()
 
     def _contract_all(self, engine, coulomb, norms, tolerance):
-        """Y of all surviving quartets by way of the Hermite basis; see `md4.method.hermite_coulomb`."""
+        """Y of all surviving quartets, summed in the Hermite basis; see `md4.method.hermite_coulomb`."""
         if len(coulomb) == 0:  # anti-Hermitian densities have no J
             self._survivors(norms, tolerance, fewer_functions, lambda *_: None)
             return coulomb
@@ -303,7 +306,7 @@ class JK:
         return target.result()
 
     def _survivors(self, norms, tolerance, swapped, add):
-        """Calls add(bra list, ket list, survivors) for all pairs of lists, with statistics and a progress bar."""
+        """Calls add(bra list, ket list, survivors) for all pairs of lists, and updates statistics and progress bar."""
         self.stats, work = Statistics(), list(list_pairs(self.lists, norms, tolerance, swapped))
         with Progress(sum(int(n.sum()) for _, _, n in work), enabled=self.progress, label="J/K quartets") as bar:
             for bra, ket, n in work:
@@ -323,29 +326,29 @@ class JK:
 
 
 def in_order(matrices, order):
-    """Matrices with rows and columns order[0], order[1], ...; themselves where that is their order."""
+    """Matrices with rows and columns order[0], order[1], ...; the same object if that is their order already."""
     if np.array_equal(order, np.arange(len(order))):
         return matrices
     return np.ascontiguousarray(matrices[:, order[:, None], order])
 
 
 def checked_tolerance(tolerance):
-    """`tolerance` as a float; ArgumentError for one that is negative or not finite."""
+    """`tolerance` as a float; ArgumentError if it is negative or not finite."""
     return checked_real("direct_scf_tol", tolerance, 0)
 
 
 def checked_molecule(mol):
-    """A molecule or a `Basis`; errors as `md4.support.arguments.checked_mol`."""
+    """A molecule or a `Basis`; errors as in `md4.support.arguments.checked_mol`."""
     return mol if isinstance(mol, Basis) else checked_mol(mol)
 
 
 def fewer_functions(bra, ket):
-    """Whether a ket list has fewer function pairs than the bra list."""
+    """Whether the ket list has fewer function pairs than the bra list."""
     return ket.nab < bra.nab
 
 
 def list_pairs(lists, norms, tolerance, swapped):
-    """(bra list, ket list, survivors) of all unordered pairs of lists; `swapped` says which of two is the ket."""
+    """(bra list, ket list, survivors) of all unordered pairs of lists; `swapped` decides which of two is the ket."""
     own = [norms.of_pairs(this.pairs.pairs) for this in lists]
     top = [float(n.max()) for n in own]
     for i, one in enumerate(lists):
@@ -361,9 +364,9 @@ def get_jk(
     mol, dm, hermi=1, with_j=True, with_k=True, omega=None, backend="auto", max_memory=None, stream=None,
     direct_scf_tol=1e-13, progress=None,
 ):  # fmt: skip
-    """J and K matrices of a molecule, once; `JK` keeps what repeated builds share.
+    """J and K matrices of a molecule, in a single build. For repeated builds use `JK`, which keeps what they share.
 
-    Parameters, results and errors: `JK` and `JK.get_jk`.
+    Parameters, results and errors are those of `JK` and `JK.get_jk`.
     """
     jk = JK(mol, omega, backend, max_memory, stream, direct_scf_tol, progress)
     return jk.get_jk(dm, hermi, with_j, with_k)

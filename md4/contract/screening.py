@@ -1,16 +1,17 @@
-"""Which shell quartets count: Schwarz bounds of shell pairs, sorted lists, and the ranges that survive.
+"""Screening: Schwarz bounds of shell pairs, sorted lists, and the shell quartets that survive.
 
 For a shell pair ab let
 
     R_ab = max( max_a sqrt(sum_b (ab|ab)), max_b sqrt(sum_a (ab|ab)) ).
 
-By the Schwarz inequality, for integrals and then for sums, a shell quartet adds to any element of K or J at most
+By the Schwarz inequality, for integrals and then for sums, a shell quartet adds at most this to an element of K or J:
 
     K_ac:  R_ab R_cd |D_bd|                      (and its permutations)
     J_ab:  R_ab R_cd 2 sqrt(min(n_c, n_d)) |D_cd|
 
 with |D| the Frobenius norm of a block of the density matrix. A quartet is left out only if all of these are below the
-tolerance. Pair lists are sorted by falling R, so that what is left of a list beside one bra pair is its beginning.
+tolerance. Pair lists are sorted by falling R, so that the ket pairs that survive with a bra pair are the first of their
+list.
 """
 
 from dataclasses import dataclass, field
@@ -21,17 +22,18 @@ import numpy as np
 
 from md4.shells.shell_pairs import pairs_by_kind, shell_kinds, shell_pairs
 
-# Primitive pairs whose Schwarz bound is smaller than this times the tolerance are left out of their pair.
+# Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
-# Pairs whose (ab|ab) are made together: the block holds all pairs with all, of which the diagonal is used. It takes so
-# many bytes at most, and this share of the memory that may be used.
+# Largest number of pairs whose (ab|ab) are made together. The block has all pairs with all pairs, but only its diagonal
+# is used. Limits of its size: in bytes, and as a share of the memory that may be used.
 SCHWARZ_PAIRS = 64
 SCHWARZ_BYTES = 64 << 20
 SCHWARZ_SHARE = 0.15
-# A tile of bra pairs is closed where computing all of it with all of its ket pairs would waste more than this share...
+# A rectangle of quartets ends before the bra pairs with which more than this share of it would be computed in vain,
 TILE_WASTE = 0.1
-# ... if it has at least this many quartets, and its list is looked at in this many steps at most.
+# but it has at least this many quartets.
 TILE_QUARTETS = 20000
+# Largest number of steps in which a list of bra pairs is cut.
 TILE_STEPS = 24
 
 
@@ -58,7 +60,7 @@ class PairList:
 
     @cached_property
     def negative(self):
-        """-bound, rising: what `numpy.searchsorted` wants."""
+        """-bound, which ascends, as `numpy.searchsorted` needs it."""
         return -self.bound
 
     def __len__(self):
@@ -67,16 +69,16 @@ class PairList:
 
 @dataclass
 class Statistics:
-    """What a build did.
+    """Statistics of a build.
 
     Attributes
     ----------
     computed : int
-        Unique shell quartets that were evaluated.
+        Number of unique shell quartets that were evaluated.
     skipped : int
-        Those that were left out.
+        Number of those that were left out.
     wanted : int
-        Those that had to be evaluated; the rest of `computed` fills tiles.
+        Number of those that had to be evaluated. The others in `computed` fill up rectangles.
     seconds : float
         Wall time.
     """
@@ -88,7 +90,7 @@ class Statistics:
 
 
 def schwarz_bounds(engine, prepared):
-    """R_ab of all pairs, shape (npair,)."""
+    """R_ab of all pairs of a list, shape (npair,)."""
     pairs, backend = prepared.pairs, engine.backend
     bounds = backend.bounds(len(pairs))
     room = min(SCHWARZ_BYTES, int(SCHWARZ_SHARE * max(0, backend.memory_left())))
@@ -98,20 +100,20 @@ def schwarz_bounds(engine, prepared):
         block = backend.scratch((len(piece), len(piece), pairs.na, pairs.nb, pairs.na, pairs.nb))
         engine.evaluate(piece, piece, block)
         bounds.add(block, first)
-        del block  # before there is another
+        del block  # before the next one is allocated
     return bounds.result()
 
 
 def sorted_lists(engine, tolerance, hermite_bytes):
-    """All pair lists of the engine's basis, by falling bound; pairs that no quartet can need are left out.
+    """All pair lists of the engine's basis, sorted by falling bound, without pairs that no quartet can need.
 
     Parameters
     ----------
     engine : md4.Engine
     tolerance : float
-        The smallest for which the lists will serve.
+        The smallest tolerance for which the lists will be used.
     hermite_bytes : int
-        Most bytes of the H matrices of one list in one form; longer lists are cut.
+        Largest number of bytes of the H matrices of one list in one form; longer lists are cut.
     """
     basis, mixed, found = engine.bra_basis, engine.backend.sums.mixed_shells, []
     kind = shell_kinds(basis, mixed)
@@ -132,7 +134,7 @@ def sorted_lists(engine, tolerance, hermite_bytes):
 
 
 def cut(engine, pairs, hermite_bytes):
-    """Slices of a list whose H matrices take `hermite_bytes` at most, by those of the pair with most primitives."""
+    """Slices of a list whose H matrices take at most `hermite_bytes`, by the pair with the most primitives."""
     if len(pairs) == 0:
         return []
     most = int(np.argmax(np.multiply(*engine.bra_basis.nprims[pairs].T)))
@@ -142,13 +144,13 @@ def cut(engine, pairs, hermite_bytes):
 
 
 class DensityNorms:
-    """Frobenius norms of the blocks of one or more density matrices, as screening wants them.
+    """Frobenius norms of the blocks of one or more density matrices, as screening needs them.
 
     Parameters
     ----------
     basis : Basis
     densities : ndarray, shape (n, nao, nao)
-        Of all, the largest norm counts.
+        Density matrices; the largest norm of all of them counts.
     with_j, with_k : bool
     mixed : int
         As in `shell_kinds`.
@@ -169,13 +171,14 @@ class DensityNorms:
             self.coulomb[:] = 0.0
 
     def of_pairs(self, pairs):
-        """Norms that J takes from the pairs of a list, shape (npair,)."""
+        """Norms for J of the density blocks of the pairs of a list, shape (npair,)."""
         return self.coulomb[pairs[:, 0], pairs[:, 1]]
 
     def beside(self, pairs, own, kinds, other):
-        """Largest factor of each bra pair's bound with any ket pair of `kinds`, shape (npair,).
+        """The largest density norm by which the bounds of each bra pair and any ket pair of `kinds` are multiplied.
 
-        `own` is `of_pairs(pairs)`, `other` the largest of the ket list.
+        `own` is `of_pairs(pairs)`, and `other` is the largest of these norms of the ket list. The result has the shape
+        (npair,).
         """
         rows = np.maximum(self.exchange[kinds[0]], self.exchange[kinds[1]])
         exchange = np.maximum(rows[pairs[:, 0]], rows[pairs[:, 1]])
@@ -183,12 +186,12 @@ class DensityNorms:
 
 
 def survivors(bra, ket, factor, tolerance, triangle):
-    """Number of leading ket pairs that each bra pair needs, shape (len(bra),).
+    """The number of ket pairs, counted from the first, that each bra pair needs, shape (len(bra),).
 
-    A quartet survives if bound_ab bound_cd factor_ab >= tolerance; with `triangle` (bra and ket the same list) only
-    ket pairs up to the bra pair itself.
+    A quartet survives if bound_ab bound_cd factor_ab >= tolerance. If `triangle` is true, bra and ket are the same
+    list, and only ket pairs up to the bra pair itself count.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0, of a tolerance of 0, sorts behind all bounds
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0, from a tolerance of 0, is sorted behind all bounds
         least = tolerance / (bra.bound * factor)
     n = np.searchsorted(ket.negative, -least, side="right")
     return np.minimum(n, np.arange(1, len(n) + 1)) if triangle else n
@@ -200,7 +203,7 @@ def tiles(n, most):
     Parameters
     ----------
     n : ndarray of int, shape (nbra,)
-        Leading ket pairs that each bra pair needs.
+        The number of ket pairs, counted from the first, that each bra pair needs.
     most : int
         Largest number of quartets of a rectangle.
     """
@@ -223,12 +226,12 @@ def tiles(n, most):
 
 
 def band(n, edges):
-    """Largest and sum of `n` from each edge to the next."""
+    """Maximum and sum of `n` from each edge to the next."""
     return np.maximum.reduceat(n, edges).tolist(), np.add.reduceat(n, edges).tolist()
 
 
 def split_tile(first, last, width, most):
-    """The rectangle of bra pairs first..last and `width` ket pairs in parts of `most` quartets at most."""
+    """The rectangle of bra pairs first..last and `width` ket pairs, in parts of at most `most` quartets."""
     columns = min(width, most)
     rows = max(1, most // max(1, columns))
     return [

@@ -1,7 +1,7 @@
 """Whole AO tensors: every shell quartet of a molecule, class by class, block by block.
 
-The unordered shell pairs are cut into pieces of one class each; a block is one bra piece with one ket piece. With bra
-and ket over the same pairs, only pieces ket <= bra are computed and each integral is written wherever it stands.
+The unordered shell pairs are cut into pieces of one class each. A block is one bra piece with one ket piece. If bra and
+ket range over the same pairs, only blocks with ket <= bra are computed, and each integral is written to all its places.
 """
 
 from dataclasses import dataclass, replace
@@ -19,30 +19,30 @@ from md4.support.arguments import as_list, checked_choice, checked_flag, shown, 
 from md4.support.memory import check_out
 from md4.support.progress import Progress
 
-# Share of the memory that may be used which the block, and the H matrices kept between blocks, may take.
+# Shares of the memory that may be used: of a block, and of the H matrices that are kept between blocks.
 BLOCK_SHARE = 0.2
 HERMITE_SHARE = 0.4
-# Larger blocks than this (bytes) gain nothing.
+# Largest block in bytes; larger ones gain nothing.
 BLOCK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: symmetry and the shell range (first, last + 1) of each index."""
+    """The part of a tensor that is requested: its symmetry, and the shell range (first, last + 1) of each index."""
 
     aosym: str
     ranges: tuple
 
     @classmethod
     def checked(cls, basis, aosym, shls_slice):
-        """Request from user arguments.
+        """A request from the arguments of a user.
 
         Raises
         ------
         ArgumentError
-            An unknown symmetry or an impossible slice.
+            The symmetry is unknown or the slice impossible.
         UnsupportedError
-            Angular momenta that add up beyond the tables.
+            The angular momenta add up to more than the highest order of the tables.
         """
         request = cls._of(basis, checked_choice("aosym", aosym, SYMMETRIES), shls_slice)
         check_order(sum(int(basis.classes[first:last, 0].max()) for first, last in request.ranges))
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def swap(self):
-        """Whether bra and ket run over the same pairs."""
+        """Whether bra and ket range over the same pairs."""
         return set(self.ranges[:2]) == set(self.ranges[2:])
 
     def layout(self, basis):
@@ -73,7 +73,7 @@ class Request:
 
 
 def shell_numbers(shls_slice):
-    """The 8 ints of a slice; ArgumentError for anything else."""
+    """The 8 integers of a slice; ArgumentError if it is something else."""
     given = as_list(shls_slice)
     if given is None or len(given) != 8:
         what = shown(shls_slice) if given is None else len(given)
@@ -85,7 +85,7 @@ def shell_numbers(shls_slice):
 
 
 def checked_request(basis, aosym, shls_slice, out, device):
-    """The `Request` of `ao_tensor`'s arguments, all of which are checked but a device array `out`."""
+    """The `Request` of the arguments of `ao_tensor`. All are checked, except an `out` on the device."""
     request = Request.checked(basis, aosym, shls_slice)
     if not checked_flag("device", device) and out is not None:
         check_out(out, request.layout(basis).shape)
@@ -93,7 +93,7 @@ def checked_request(basis, aosym, shls_slice, out, device):
 
 
 def segmented(engine, request):
-    """Engine and request over the basis with its general contractions split where that saves work."""
+    """Engine and request over a basis in which general contractions are split where that saves work."""
     given, basis = engine.bra_basis, engine.bra_basis.segmented()
     if basis is given:
         return engine, request
@@ -103,12 +103,15 @@ def segmented(engine, request):
 
 
 def piece_size(pairs_nab, h_bytes, block_bytes, hermite_bytes):
-    """Pairs in a piece: a square block of such pieces fits `block_bytes`, its H matrices a quarter of their share."""
+    """Number of pairs in a piece.
+
+    A block of two such pieces fits `block_bytes`, and the H matrices of a piece fit a quarter of `hermite_bytes`.
+    """
     return max(1, min(isqrt(max(1, block_bytes // 8)) // pairs_nab, hermite_bytes // (4 * max(1, h_bytes))))
 
 
 def cut_pieces(engine, ranges, block_bytes, hermite_bytes):
-    """Prepared pairs over the shells of two ranges, one class each, short enough for the block."""
+    """Prepared pairs over the shells of two ranges, in pieces of one class that are short enough for a block."""
     basis, pieces = engine.bra_basis, []
     rows, cols = (np.arange(*r) for r in ranges)
     for pairs in unique_pairs_by_class(basis, rows, cols):
@@ -123,21 +126,21 @@ def cut_pieces(engine, ranges, block_bytes, hermite_bytes):
 
 
 def block_work(bra_pieces, ket_pieces, swap):
-    """(bra, ket, same) for all blocks; with `swap`, only ket <= bra."""
+    """(bra, ket, whether they are the same piece) of all blocks; if `swap` is true, only those with ket <= bra."""
     for n, bra in enumerate(bra_pieces):
         for ket in ket_pieces[: n + 1] if swap else ket_pieces:
             yield bra, ket, swap and bra is ket
 
 
 def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
-    """The AO tensor (ij|kl) of the engine's basis; arguments and errors as `md4.int2e`."""
+    """The AO tensor (ij|kl) of the engine's basis; arguments and errors are those of `md4.int2e`."""
     request = checked_request(engine.bra_basis, aosym, shls_slice, out, device)
     with engine.lock:
         return locked_tensor(engine, request, out, device, progress)
 
 
 def locked_tensor(engine, request, out, device, progress):
-    """As `ao_tensor`, for a thread that has the engine to itself."""
+    """As `ao_tensor`, for a thread that holds the engine's lock."""
     engine, request = segmented(engine, request)
     basis, backend = engine.bra_basis, engine.backend
     least = least_block(engine, *request.ranges)
@@ -159,6 +162,6 @@ def locked_tensor(engine, request, out, device, progress):
             block = backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
             engine.evaluate(bra, ket, block)
             target.add(block, bra, ket, basis, same)
-            del block  # before there is another
+            del block  # before the next one is allocated
             bar.update(len(bra) * len(ket))
     return target.result()

@@ -6,7 +6,7 @@ from md4.shells.shell_pairs import shell_pairs
 
 
 class HermiteStore:
-    """Keeps the H matrices of pieces, each in `forms` forms, until they exceed `limit` bytes; then drops the oldest."""
+    """Keeps the H matrices of pieces, each in up to `forms` forms. Beyond `limit` bytes it drops the oldest."""
 
     def __init__(self, limit, backend, forms=2):
         self.most = self.limit = limit
@@ -14,7 +14,7 @@ class HermiteStore:
         self.held, self.total = [], 0
 
     def touch(self, piece, keep):
-        """Announces the use of `piece`; `keep` (the other side of the block) is never dropped."""
+        """Notes that `piece` is used now. `keep`, the other side of the block, is not dropped."""
         if any(p is piece for p in self.held):
             self.held = [p for p in self.held if p is not piece] + [piece]
         else:
@@ -23,7 +23,7 @@ class HermiteStore:
         self.shrink(piece, keep)
 
     def shrink(self, *keep):
-        """Drops the oldest pieces, but none of `keep`, until the others fit the limit."""
+        """Drops the oldest pieces, but none of `keep`, until the rest fits the limit."""
         for old in list(self.held) if self.total > self.limit else ():
             if self.total <= self.limit or any(old is piece for piece in keep):
                 continue
@@ -32,10 +32,10 @@ class HermiteStore:
             self.held.remove(old)
 
     def fit(self, share):
-        """Lowers the limit to a share of the memory there is now, that of kept H matrices included."""
+        """Lowers the limit to a share of the memory that is free now, including that of kept H matrices."""
         memory = self.backend.memory_left() + sum(piece.h_bytes for piece in self.held)
         self.limit = min(self.most, int(share * memory))
-        self.total = sum(map(self.size, self.held))  # anew, since an interrupt may have torn it from what is held
+        self.total = sum(map(self.size, self.held))  # computed again, since an interrupt may have come between the two
         self.shrink()
 
     def clear(self):
@@ -45,7 +45,7 @@ class HermiteStore:
         self.held, self.total = [], 0
 
     def size(self, piece):
-        """Bytes that the H matrices of a piece may take."""
+        """Largest number of bytes of the H matrices of a piece."""
         return self.forms * self.backend.hermite_bytes(piece.pairs)
 
 

@@ -1,1 +1,1 @@
-"""The CPU backend: the steps of the method on NumPy, Numba's loops and BLAS."""
+"""The CPU backend: the steps of the method with NumPy, loops compiled by Numba, and BLAS."""

@@ -25,9 +25,10 @@ from md4.support.display import size_text
 from md4.support.locks import Lock
 from md4.support.memory import HostMemory, check_out, tensor_refusal
 
-# [p|q] of one chunk is kept near this size (bytes): still in cache when BLAS reads it, and work enough for each step.
+# Approximate size (bytes) of [p|q] of one chunk: it is still in cache when BLAS reads it, and gives each step enough
+# work.
 PQ_BYTES = 4 << 20
-# Of a primitive pair while `shell_pairs` sorts out which of them count: all its arrays of numbers and of indices.
+# Bytes of all arrays of a primitive pair while `shell_pairs` decides which of them count.
 PRIMITIVE_BYTES = 400
 
 
@@ -48,7 +49,7 @@ class CpuBackend:
         return HostSums(self)
 
     def memory_left(self):
-        """Bytes that may be allocated, those of kept workspace included."""
+        """Bytes that may be allocated, including those of the workspace that is kept."""
         return self.memory.left() + self.kept_bytes
 
     @property
@@ -57,45 +58,48 @@ class CpuBackend:
         return sum(array.nbytes for array in self.kept.values())
 
     def facts(self):
-        """What there is to show of it, as (name, value); asks nothing."""
+        """What a display of the backend shows, as (name, value)."""
         cap = "none" if self.memory.cap is None else size_text(self.memory.cap)
         made = sum(len(loop.made) for loop in loops.FACTORIES)
         return [("threads", numba.get_num_threads()), ("workspace kept", size_text(self.kept_bytes)),
                 ("memory cap", cap), ("compiled loops in use", made)]  # fmt: skip
 
     def with_operator(self, operator):
-        """The same with another operator; workspaces are shared."""
+        """The same backend with another operator; workspaces are shared."""
         other = copy(self)
         other.operator, other.table = operator, operators.operator_table(operator)
         return other
 
     def compile_ahead(self, basis, use, progress):
-        """Nothing: Numba compiles a few loops, whatever the basis."""
+        """Does nothing: the few loops are the same for all basis sets."""
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs`."""
         return 8 * pairs.nprim * pairs.nab * pairs.nherm
 
     def workspace(self, name, shape):
-        """An array that the next call under this `name` takes again: fresh memory costs page faults."""
+        """An array that the next call with this `name` uses again, because new memory costs page faults."""
         size = int(np.prod(shape))
         if name not in self.kept or len(self.kept[name]) < size:
-            self.kept.pop(name, None)  # its memory first
+            self.kept.pop(name, None)  # frees its memory first
             self.kept[name] = self.memory.empty(size)
         return self.kept[name][:size].reshape(shape)
 
     def chunk_bytes(self, bra, ket):
-        """Bytes that one bra pair with one ket pair takes at most: r, [p|q], (ab|q], and (ab|cd) as it is made."""
+        """Largest number of bytes of one bra pair with one ket pair: r, [p|q], (ab|q], and (ab|cd) with a copy."""
         inner = bra.max_prim * bra.nherm, ket.max_prim * ket.nherm
         r = bra.max_prim * ket.max_prim * nherm(bra.l + ket.l)
         return 8 * (r + inner[0] * inner[1] + max(bra.nab * inner[1], ket.nab * inner[0]) + 2 * bra.nab * ket.nab)
 
     def least_workspace(self, bra, ket):
-        """Bytes that one bra pair with one ket pair takes, H matrices of all of them included."""
+        """Bytes of one bra pair with one ket pair, including the H matrices of all pairs."""
         return self.chunk_bytes(bra, ket) + self.hermite_bytes(bra) + self.hermite_bytes(ket)
 
     def chunk_pairs(self, plan, bra, ket):
-        """Bra and ket pairs whose [p|q] stays in cache, about as many of each but at least a few LANES of ket pairs."""
+        """Numbers of bra and ket pairs of a chunk, so that its [p|q] stays in cache.
+
+        The two numbers are about equal, but there are at least a few LANES of ket pairs.
+        """
         room = min(PQ_BYTES, (self.memory.room() + self.kept_bytes) / 2)
         area = max(1, int(room) // self.chunk_bytes(bra, ket))
         nket = min(len(ket), max(isqrt(area), min(area, 2 * LANES)))
@@ -103,7 +107,7 @@ class CpuBackend:
         return nbra, max(1, area // nbra)
 
     def result(self, shape, out=None):
-        """An array for results: `out` if given and right, or a new one."""
+        """An array for results: `out`, which is checked, or a new one."""
         return self.scratch(shape) if out is None else check_out(out, shape)
 
     def tensor(self, layout, out, device, least_block, host_tensor):
@@ -116,7 +120,7 @@ class CpuBackend:
         return host_tensor(layout, self.memory.empty(layout.shape) if out is None else out)
 
     def scratch(self, shape):
-        """Room for one block."""
+        """Memory for one block of integrals."""
         return self.memory.empty(shape)
 
     def bounds(self, count):
@@ -137,14 +141,14 @@ class CpuBackend:
         return HostBlock(out.reshape(nij, nkl, na * nb, nc * nd))
 
     def prepare(self, basis, pairs, cutoff):
-        """`ShellPairs` of a checked list; nothing to keep beside them."""
+        """`ShellPairs` of a checked list, and None, because nothing else is kept."""
         self.check_pair_memory(basis, pairs)
         made = shell_pairs(basis, pairs, cutoff=cutoff)
         self.memory.watch(made, pair_bytes(made))
         return made, None
 
     def check_pair_memory(self, basis, pairs):
-        """Refuses a list whose primitive pairs, with what finds out which of them count, do not fit."""
+        """MemoryLimitError for a list whose primitive pairs do not fit while it is decided which of them count."""
         primitives = int(np.multiply(*basis.nprims[pairs].T).sum())
         need, room = PRIMITIVE_BYTES * primitives + 64 * len(pairs), self.memory.room()
         if need > room:
@@ -154,7 +158,7 @@ class CpuBackend:
             )
 
     def plan(self, bra, ket):
-        """The cheaper side first; one way for all classes."""
+        """The side whose order needs fewer operations goes first. There is one path for all classes."""
         return Plan(PRODUCTS, cheaper_swapped(bra, ket), UNSIGNED, SIGNED)
 
     def hermite(self, prepared, form):
@@ -210,6 +214,6 @@ PRODUCTS = Products()
 
 
 def pair_bytes(pairs):
-    """Bytes of a list's arrays."""
+    """Bytes of the arrays of a list."""
     arrays = (pairs.pairs, pairs.start, *pairs.primitives.arrays)
     return sum(array.nbytes for array in arrays)

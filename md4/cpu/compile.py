@@ -1,7 +1,7 @@
-"""Loops of the CPU as Numba compiles them: kept on disk by `md4.support.cache`, run by threads where threads can run.
+"""Compiled loops of the CPU: they are kept on disk by `md4.support.cache`, and run by threads if threads can run.
 
-Numba's own disk cache is not used. It looks at one source file alone, so that an edit of another is missed; its index
-can be left wrong by two processes; and it needs a folder that it can write to.
+Numba's own disk cache is not used, for three reasons. It looks at one source file only and misses an edit of another
+file. Two processes can leave its index wrong. It needs a folder to which it can write.
 """
 
 import hashlib
@@ -17,15 +17,15 @@ from numba.core.serialize import dumps
 from md4.support import cache
 from md4.support.locks import Lock
 
-# The threading layer 'workqueue' ends the process where two threads start a parallel loop at once.
+# The threading layer 'workqueue' ends the process if two threads start a parallel loop at the same time.
 one_at_a_time = Lock()
 
 
 class LoopCache:
-    """Disk cache of one function in the manner of `numba.core.caching.Cache`: a file for each signature and processor.
+    """Disk cache of one function, with the interface of `numba.core.caching.Cache`.
 
-    What is unpickled is code anyway; `md4.support.cache` sees to it that this user, or one whom this user trusts, wrote
-    it.
+    There is a file for each signature and processor. A file is a pickle, so it can execute anything when it is read.
+    `md4.support.cache` makes sure that it was written by this user, or by one whom this user trusts.
     """
 
     cache_path = None
@@ -39,24 +39,24 @@ class LoopCache:
         return cache.entry_path(f"{self.name}-{hashlib.sha256(cache.encoded(facts)).hexdigest()[:16]}.loop"), facts
 
     def load_overload(self, signature, target):
-        """What `save_overload` saved, or None."""
+        """The code that `save_overload` saved, or None."""
         target.refresh()
         data = cache.load(*self.entry(signature, target.codegen()))
         return None if data is None else CompileResult._rebuild(target, *pickle.loads(data))
 
     def save_overload(self, signature, result):
-        """Saves what Numba compiled."""
+        """Saves the code that Numba compiled."""
         if not result.library.has_dynamic_globals:
             cache.store(*self.entry(signature, result.codegen), dumps(result._reduce()))
 
     def enable(self):
-        """Nothing: it always is."""
+        """Does nothing: the cache is always enabled."""
 
     disable = flush = enable
 
 
 def forked():
-    """Whether this process was forked from one whose threads had run loops: they are not there any more."""
+    """Whether this process was forked from one whose threads had run loops. A fork does not copy these threads."""
     return os.getpid() != first_process and started_before_fork
 
 
@@ -64,8 +64,8 @@ first_process, started_before_fork = os.getpid(), False
 
 
 def note_fork():
-    """Called in a child process: have threads been started before?"""
-    global started_before_fork  # noqa: PLW0603 what a fork finds concerns the whole process
+    """Called in a child process after a fork; notes whether threads had been started before."""
+    global started_before_fork  # noqa: PLW0603 the state of the whole process
     started_before_fork = started_before_fork or layer() is not None
 
 
@@ -73,7 +73,7 @@ os.register_at_fork(after_in_child=note_fork)
 
 
 def layer():
-    """Name of Numba's threading layer; None before the first loop."""
+    """The name of Numba's threading layer; None before the first loop."""
     try:
         return numba.threading_layer()
     except ValueError:
@@ -83,17 +83,18 @@ def layer():
 class Loop:
     """A loop that is compiled at its first call for each signature.
 
-    Calls run in parallel by Numba's threads, but alone in a child process that was forked after these had started.
+    Numba's threads run it in parallel. In a child process that was forked after these threads had started, it runs on
+    one thread.
 
     Parameters
     ----------
     function : callable
-        Its prange loops are what runs in parallel.
+        The function; its prange loops run in parallel.
     name : str, optional
-        Of the files on disk, by default the function's.
+        The name of the files on disk; by default that of the function.
     callees
-        Device functions that it calls by these names. They are bound as globals: Numba's pickles would hold them if
-        they were in a closure.
+        Device functions that the function calls by these names. They are bound as globals, because Numba's pickles
+        would contain them if they were in a closure.
     """
 
     def __init__(self, function, name=None, **callees):
@@ -101,7 +102,7 @@ class Loop:
         self.dispatchers = {}
 
     def dispatcher(self, parallel):
-        """Numba's dispatcher, with or without threads."""
+        """Numba's dispatcher of the loop, with or without threads."""
         if parallel not in self.dispatchers:
             name = self.name if parallel else f"{self.name}_serial"
             names = {**self.function.__globals__, **self.callees}
@@ -123,5 +124,5 @@ class Loop:
 
     @property
     def hits(self):
-        """Signatures that were found on disk."""
+        """Number of signatures that were found on disk."""
         return sum(sum(d.stats.cache_hits.values()) for d in self.dispatchers.values())

@@ -29,7 +29,10 @@ UNSIGNED, SIGNED = FlatH(False), FlatH(True)
 
 
 def h_runs(h, prepared):
-    """Runs of pairs with equally many primitives K: the pairs, their inner indices, H of shape (pairs, nab, K N_p)."""
+    """Yields runs of pairs with the same number K of primitive pairs.
+
+    A run is a slice of pairs, a slice of inner indices, and H of the shape (pairs, nab, K N_p).
+    """
     pairs = prepared.pairs
     size, start = pairs.nab * pairs.nherm, pairs.start
     counts = start[1:] - start[:-1]

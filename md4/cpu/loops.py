@@ -1,4 +1,4 @@
-"""The CPU's loops, compiled by Numba; see `md4.cpu.backend`."""
+"""The loops of the CPU backend, which Numba compiles; see `md4.cpu.backend`."""
 
 from functools import cache
 
@@ -12,13 +12,13 @@ from md4.method.digestion import quartet_weight
 from md4.method.hermite import NOISE
 from md4.support.locks import once
 
-# Ket primitives that go through the recurrence side by side: a vector register of doubles.
+# Number of ket primitives that go through the recurrence side by side: one vector register of doubles.
 LANES = 8
 
 
 e_coefficient, h_element, r_step = njit(hermite.e_coefficient), njit(hermite.h_element), njit(recurrence.r_step)
 is_repeated = njit(scatter.is_repeated)
-zeros = place = None  # bound by `Loop`, for one operator or one symmetry
+zeros = place = None  # set by `Loop`, for one operator or one symmetry
 
 
 @njit
@@ -45,7 +45,10 @@ def add_scaled(target, factor, source):
 
 @njit
 def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
-    """H[ma, mb, p] of one primitive pair: Cartesian, then b and a to components by `pure_b` and `pure_a`."""
+    """H[ma, mb, p] of one primitive pair.
+
+    It is made for Cartesian monomials first, which `pure_b` and `pure_a` transform to components of b and a.
+    """
     nh, nt = len(triples), la + lb + 1
     size = (la + 1) * (lb + 1) * nt
     ones = np.ones(max(len(powers_a), len(powers_b)))
@@ -71,7 +74,7 @@ def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
 
 
 def h_loop(start, owner, la, lb, exponent, pa, pb, coef_a, coef_b, tables_a, tables_b, triples, ket, out):
-    """Step 1 for all primitive pairs; out is flat, block of pair n at start[n] * nab * nherm."""
+    """Step 1 for all primitive pairs. `out` is flat; the block of pair n begins at start[n] * nab * nherm."""
     (powers_a, pure_a), (powers_b, pure_b) = tables_a, tables_b
     nh = len(triples)
     for k in prange(len(exponent)):
@@ -92,7 +95,10 @@ def h_loop(start, owner, la, lb, exponent, pa, pb, coef_a, coef_b, tables_a, tab
 
 @njit(error_model="numpy")
 def recur(l, zero, rx, ry, rz, words, new, old):
-    """r[t]^(0) of LANES primitive quartets in the array that is returned, `new` or `old`; arrays are [m or t][lane]."""
+    """r[t]^(0) of LANES primitive quartets.
+
+    The array that is returned is `new` or `old`. Arrays have the layout [m or t][lane].
+    """
     for m in range(l, -1, -1):
         new, old = old, new
         for lane in range(LANES):
@@ -140,7 +146,7 @@ def assemble_loop(r, index, pq):
 
 
 def scatter_loop(block, bra, ket, ao_bra, ao_ket, same_pieces, swap, box, out):
-    """A block into an AO tensor; see `md4.method.scatter`."""
+    """Writes a block to an AO tensor; see `md4.method.scatter`."""
     nij, nkl, na, nb, nc, nd = block.shape
     for n in prange(nij):
         same_ab = bra[n, 0] == bra[n, 1]
@@ -154,14 +160,14 @@ def scatter_loop(block, bra, ket, ao_bra, ao_ket, same_pieces, swap, box, out):
 
 @cache
 def gather_index(l_bra, l_ket):
-    """Shape (N_p, N_q), uint32: idx(p+q). Unsigned, since Numba would look for negative ones at every use."""
+    """Shape (N_p, N_q), uint32: idx(p+q). It is unsigned, since Numba would handle negative indices at every use."""
     p, q = packed_hermite(l_bra), packed_hermite(l_ket)
     return sum_ordinal(p[:, None], q[None, :]).astype(np.uint32)
 
 
 @cache
 def lane_table(l):
-    """`recurrence.recurrence_table` for arrays [t][lane]: its ordinals times LANES."""
+    """`recurrence.recurrence_table` for arrays [t][lane]: the ordinals are multiplied by LANES."""
     words = recurrence.recurrence_table(l).astype(np.uint32)
     words[:, 0] *= LANES
     return words
@@ -169,9 +175,9 @@ def lane_table(l):
 
 @cache
 def angular_tables(l, pure):
-    """Packed powers of a shell's monomials, and its components in terms of them."""
+    """Packed powers of the monomials of a shell, and the coefficients of its components."""
     c = component_coefficients(l, pure).copy()
-    c[abs(c) < 1e-14 * abs(c).max()] = 0.0  # rounding noise where symmetry has a zero
+    c[abs(c) < 1e-14 * abs(c).max()] = 0.0  # rounding noise of zeros by symmetry
     return packed_powers(l), c
 
 weight_of = njit(quartet_weight)
@@ -179,7 +185,7 @@ weight_of = njit(quartet_weight)
 
 @njit(fastmath=True)
 def digest_k(integrals, weight, a0, b0, c0, d0, density, x):
-    """One quartet, shape (na, nb, nc, nd), into X for one density matrix."""
+    """Adds one quartet, shape (na, nb, nc, nd), to X of one density matrix."""
     na, nb, nc, nd = integrals.shape
     for a in range(na):
         for b in range(nb):
@@ -199,7 +205,7 @@ def digest_k(integrals, weight, a0, b0, c0, d0, density, x):
 
 @njit(fastmath=True)
 def digest_j(integrals, weight, a0, b0, c0, d0, twice, y):
-    """One quartet into Y; `twice` is D + D^T."""
+    """Adds one quartet to Y; `twice` is D + D^T."""
     na, nb, nc, nd = integrals.shape
     for a in range(na):
         for b in range(nb):
@@ -213,7 +219,10 @@ def digest_j(integrals, weight, a0, b0, c0, d0, twice, y):
 
 
 def digest_loop(block, ao_bra, ao_ket, triangle, first_bra, first_ket, densities, twice, x, y):
-    """A block into X and Y, shapes (threads, n, nao, nao); each thread sums its own, `first_*` as `quartet_weight`."""
+    """Adds a block to X and Y, shapes (threads, n, nao, nao), of which each thread has its own.
+
+    `first_bra` and `first_ket` are the places of the first pairs in their list; see `quartet_weight`.
+    """
     threads = len(y)
     for thread in prange(threads):
         for n in range(thread, len(ao_bra), threads):
@@ -230,10 +239,11 @@ def digest_loop(block, ao_bra, ao_ket, triangle, first_bra, first_ket, densities
 
 
 def contract_loop(r, index, sign, triangle, first_bra, first_ket, d_bra, d_ket, j_bra, j_ket):
-    """r[i, k, t] of a chunk with the densities of both sides.
+    """Multiplies r[i, k, t] of a chunk by the densities of both sides.
 
-    `j_bra`, shape (n, nbra, N_p), is added to; a thread's sums of the ket are added to its own of `j_ket`, shape
-    (threads, n, nket, N_q). `first_*` are places in the list, which matter if bra and ket are one (`triangle`).
+    The results are added to `j_bra`, shape (n, nbra, N_p), and to `j_ket`, shape (threads, n, nket, N_q), of which each
+    thread has its own. `first_bra` and `first_ket` are the places of the first primitive pairs in their list. They
+    matter if bra and ket are the same list (`triangle`).
     """
     threads, count, nket, nq = j_ket.shape
     for thread in prange(threads):

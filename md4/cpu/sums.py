@@ -60,7 +60,7 @@ class HostBounds:
 
 
 def hermite_runs(prepared):
-    """Runs of pairs with equally many primitives: pairs, primitive pairs, H[ab, q] with (-1)^|q|."""
+    """Yields runs of pairs with the same number of primitives: pairs, primitive pairs, H[ab, q] with (-1)^|q|."""
     for run, inner, h in h_runs(prepared.h(SIGNED), prepared):
         yield run, slice(inner.start // prepared.pairs.nherm, inner.stop // prepared.pairs.nherm), h
 
@@ -72,19 +72,19 @@ class HostDigest:
     ----------
     memory : md4.support.memory.HostMemory
     densities : ndarray, shape (n_k, nao, nao)
-        Of X; none if n_k = 0.
+        The densities of X; none if n_k = 0.
     twice : ndarray, shape (n_j, nao, nao)
         D + D^T of Y.
     """
 
     def __init__(self, memory, densities, twice):
-        # one layout, or the loop would be compiled for each
+        # always the same layout, since the loop would be compiled for each one
         self.densities, self.twice = np.ascontiguousarray(densities), np.ascontiguousarray(twice)
         threads = numba.get_num_threads()
         self.x, self.y = (memory.zeros((threads, *matrices.shape)) for matrices in (densities, twice))
 
     def add(self, block, bra, ket, basis, triangle):
-        """Digests one block; `bra` and `ket` are `PreparedPairs`, slices of one list if `triangle`."""
+        """Digests one block. `bra` and `ket` are `PreparedPairs`, and slices of the same list if `triangle` is true."""
         ao_bra, ao_ket = basis.ao_loc[bra.pairs.pairs], basis.ao_loc[ket.pairs.pairs]
         places = ao_bra, ao_ket, triangle, bra.first, ket.first
         digest_blocks()(block, *places, self.densities, self.twice, self.x, self.y)
@@ -94,7 +94,7 @@ class HostDigest:
         return self.x.sum(axis=0), self.y.sum(axis=0)
 
 
-# r of one chunk on the CPU is kept near this size (bytes).
+# Approximate size (bytes) of r of one chunk.
 R_BYTES = 4 << 20
 
 
@@ -114,7 +114,7 @@ class HostCoulomb:
         self.y, self.sides = backend.memory.zeros(twice.shape), {}
 
     def load(self, prepared):
-        """D_q of a whole list."""
+        """Makes D_q of a whole list."""
         pairs, count = prepared.pairs, len(self.twice)
         rows, columns = pair_places(self.basis, pairs)
         values = self.twice[:, rows, columns].reshape(count, len(pairs), 1, pairs.nab) * pair_weights(pairs)[:, None]
@@ -124,7 +124,7 @@ class HostCoulomb:
         self.sides[prepared] = density, sums
 
     def add(self, ab, cd, triangle):
-        """All of `ab` with all of `cd`, slices of lists that are loaded, of one list if `triangle`."""
+        """Adds all of `ab` with all of `cd`. Both are slices of loaded lists, of the same one if `triangle` is true."""
         size = 8 * nherm(ab.pairs.l + cd.pairs.l) * max(1, ab.pairs.max_prim * cd.pairs.max_prim)
         most = max(1, int(min(R_BYTES, self.memory.room() / 4)) // size)
         nket = min(len(cd), isqrt(most))
@@ -143,7 +143,7 @@ class HostCoulomb:
         j_ket += kets.sum(axis=0)
 
     def collect(self, prepared):
-        """Adds what a whole list has summed up to Y."""
+        """Adds the sums of a whole list to Y."""
         pairs, count = prepared.pairs, len(self.twice)
         sums = self.sides.pop(prepared)[1]
         values = np.zeros((count, len(pairs), 1, pairs.nab))

@@ -10,7 +10,7 @@ class HostBlock:
         self.array = array
 
     def swapped(self):
-        """The same with bra and ket exchanged."""
+        """The same integrals with bra and ket exchanged."""
         return HostBlock(self.array.transpose(1, 0, 3, 2))
 
     def __getitem__(self, key):

@@ -1,2 +1,5 @@
-"""The mathematics of the method, and nothing of a device: angular momenta, operators, E and H, the recurrence, and what
-symmetry says of integrals that are summed or stored. Device functions are plain Python."""
+"""The mathematics of the method, without anything of a device.
+
+This is angular momenta, operators, E and H, the recurrence of r, and the symmetry of integrals that are summed or
+stored. Device functions are plain Python.
+"""

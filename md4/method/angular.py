@@ -8,9 +8,9 @@ is compact and nearly additive:
 
     idx(p+q) = idx(p) + idx(q) + s_p s_q + l_p l_q (l_p + l_q + 2)/2 .
 
-The last identity lets a kernel find [p+q] from the packed words of p and q with a handful of integer operations.
-Cartesian components of one l run in the same order of (x, y, z), which is PySCF's: xx xy xz yy yz zz. In the engine i,
-j and k count along z, y and x (`AXES`): Hermite functions of one power of z then stand in runs, see
+By the last identity a kernel finds [p+q] from the packed words of p and q with a few integer operations. The Cartesian
+components of one l have the same order of (x, y, z), which is that of PySCF: xx xy xz yy yz zz. In the engine i, j and
+k count along z, y and x (`AXES`), so that Hermite functions with the same power of z have consecutive ordinals, see
 `md4.gpu.staircases`.
 """
 
@@ -19,7 +19,7 @@ from math import comb, factorial, pi, sqrt
 
 import numpy as np
 
-# Which of x, y, z the three numbers of a Hermite triple belong to.
+# The axis (0, 1, 2 for x, y, z) to which each number of a Hermite triple belongs.
 AXES = [2, 1, 0]
 
 
@@ -83,8 +83,8 @@ def sum_ordinal(p, q):
 def solid_harmonics(l):
     """Cartesian -> real solid harmonic coefficients C, shape (ncart(l), 2l+1), for unit radial functions.
 
-    Columns run m = -l..l, except that p runs x, y, z (PySCF's order). The solid harmonics have unit angular norm,
-    r^l Y_lm. Equation 15 of Schlegel and Frisch, Int. J. Quantum Chem. 54, 83 (1995), in its real form.
+    The columns have the order m = -l..l, but x, y, z for p (PySCF's order). The solid harmonics r^l Y_lm have unit
+    angular norm. This is equation 15 of Schlegel and Frisch, Int. J. Quantum Chem. 54, 83 (1995), in its real form.
     """
     c = np.zeros((ncart(l), 2 * l + 1))
     for m in range(l + 1):
@@ -107,7 +107,7 @@ def solid_harmonics(l):
 def component_coefficients(l, pure):
     """Coefficients (ncart(l), ncomp) from Cartesian monomials to the AO components of a shell.
 
-    Cartesian AOs are the bare monomials, but for s and p, which carry their angular norm (libcint's convention).
+    Cartesian AOs are monomials without a norm, but s and p include their angular norm (libcint's convention).
     """
     if pure or l < 2:
         return solid_harmonics(l)

@@ -1,18 +1,18 @@
 """The Boys function F_m(T) = int_0^1 t^(2m) exp(-T t^2) dt, m = 0..32, for the CPU and for the GPU.
 
-Near: an 8-term Taylor series about the nearest of a uniform grid of tabulated points,
+For small T, a Taylor series of 8 terms about the nearest point of a uniform grid is used, whose values are tabulated:
 
-    F_m(T) = sum_k F_{m+k}(T0) (T0 - T)^k / k! ,        |T0 - T| <= 3/64: the rest is below 1e-15 of F_m.
+    F_m(T) = sum_k F_{m+k}(T0) (T0 - T)^k / k! ,        |T0 - T| <= 3/64; the remainder is below 1e-15 F_m.
 
-Far, T >= 45 + 2m, the interval may as well be infinite (what that adds is below 1e-16 of F_m):
+For large T >= 45 + 2m, the interval may be taken as infinite, which adds less than 1e-16 F_m:
 
     F_m(T) = (2m-1)!! / (2T)^m  sqrt(pi / T) / 2 .
 
-What integrals need is scale^m F_m(T) with |scale| as large as 1e10, where scale^32 or F_32 alone leaves the range of
-double precision and their product does not. So the functions here return the product `factor scale^m F_m(T)`.
+Integrals need scale^m F_m(T) with |scale| up to 1e10. There scale^32 or F_32 alone may leave the range of double
+precision, while their product does not. Therefore the functions here return the product `factor scale^m F_m(T)`.
 
-Device functions are undecorated Python. A maker `make_*(jit)` binds one to its callees with `jit`: `numba.njit(...)`,
-`cuda.jit(device=True)`, or the identity for plain Python.
+Device functions are undecorated Python. A maker `make_*(jit)` returns such a function, compiled by `jit` together with
+all that it calls. `jit` is `numba.njit(...)`, `cuda.jit(device=True)`, or the identity for plain Python.
 """
 
 from functools import cache
@@ -37,10 +37,11 @@ C2, C3, C4, C5, C6, C7, C8 = 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6, 1 / 7, 1 / 8
 
 @cache
 def boys_table():
-    """Shape (ROWS + 1, COLUMNS + 1), float64: F_m(STEP i) in row i and column m, exp(-STEP i); a last row of (2m-1)!!.
+    """Table of shape (ROWS + 1, COLUMNS + 1), float64.
 
-    The highest m comes from its all-positive series, the others from the stable downward recursion, in the platform's
-    long double so that the entries are right to the last bit or so.
+    Row i holds F_m(STEP i) in column m, and exp(-STEP i) in its last column. The last row holds (2m-1)!! in column m.
+    The highest m is summed from its series, all of whose terms are positive. The others follow from the stable downward
+    recursion. Both use the platform's long double, so that the entries are right to about the last bit.
     """
     t = np.arange(ROWS, dtype=np.longdouble) * STEP
     table = np.zeros((ROWS + 1, COLUMNS + 1))
@@ -55,7 +56,7 @@ def boys_table():
 
 
 def highest_column(t):
-    """F_m(T) of m = COLUMNS - 1 by exp(-T) sum_k (2T)^k / ((2m+1) (2m+3) ... (2m+2k+1))."""
+    """F_m(T) for m = COLUMNS - 1 from exp(-T) sum_k (2T)^k / ((2m+1) (2m+3) ... (2m+2k+1))."""
     odd = 2 * COLUMNS - 1
     term = np.exp(-t) / odd
     total = term.copy()
@@ -67,7 +68,10 @@ def highest_column(t):
 
 
 def scaled_power(factor, x, n):
-    """factor x^n for n >= 0, by halves, so that x^n alone may overflow (device function)."""
+    """factor x^n for n >= 0 (device function).
+
+    The power is multiplied in two halves, so that the result is right also where x^n alone would overflow.
+    """
     half = 1.0
     square = x
     k = n >> 1
@@ -107,7 +111,7 @@ def make_scaled_boys(jit):
         if t < FAR + FAR_SLOPE * m:
             i = int(t * PER_STEP + 0.5)
             return power(factor, scale, m) * near(i, m, i * STEP - t, table)
-        # scale / 2t is -1/R^2 in an integral: it stays in range where scale^m and F_m do not.
+        # In an integral scale / 2t is -1/R^2, which stays in range where scale^m and F_m do not.
         leading = factor * HALF_SQRT_PI / sqrt(t) * table[FACTORIAL_ROW, m]
         return power(leading, scale / (2.0 * t), m)
 
@@ -122,8 +126,8 @@ def down(m, t, f, decay):
 def make_highest(jit):
     """The function (i, m, d, table) -> F_m(T0 - d) of grid point i: the series of `taylor` from three entries only.
 
-    F_{m+7} and exp(-T0) give the others. They weigh d and less, and so do their errors; F_m(T0) is read. Where lanes
-    of a warp have each their own T, reading is what the whole series costs.
+    The entries are F_m, F_{m+7} and exp(-T0); the other orders follow from them by recursion. These are multiplied by d
+    at least, and so are their errors. Few entries matter on a GPU, because each lane of a warp reads another row.
     """
     below = jit(down)
 
@@ -157,8 +161,8 @@ def exponential(d):
 def make_scaled_boys_upto(jit):
     """The function (mmax, factor, scale, t, table, out, offset, stride), bound with `jit`.
 
-    It writes out[offset + m stride] = factor scale^m F_m(t) for m = 0..mmax: the highest from the table, the others by
-    the stable downward recursion.
+    It writes out[offset + m stride] = factor scale^m F_m(t) for m = 0..mmax. The highest order comes from the table,
+    the others follow by the stable downward recursion.
     """
     highest, below, small_exponential = make_highest(jit), jit(down), jit(exponential)
 

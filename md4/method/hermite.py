@@ -6,9 +6,9 @@ with the McMurchie-Davidson coefficients E_t^{ij} of one Cartesian axis,
 
     E_t^{i+1,j} = E_{t-1}^{ij}/(2p) + (P-A) E_t^{ij} + (t+1) E_{t+1}^{ij},      E_0^{00} = 1,
 
-(likewise for j with P-B; Eq. 4 and 5 of the paper), C the Cartesian -> solid-harmonic coefficients and c the
-contraction coefficients. Rows ab run (contracted a, component a, contracted b, component b). Device functions are
-plain Python: the CPU backend, the GPU kernel and the tests run these very ones.
+and likewise for j with P-B (equations 4 and 5 of the paper). C are the Cartesian -> solid-harmonic coefficients and c
+the contraction coefficients. Rows ab are ordered as (contracted a, component a, contracted b, component b). Device
+functions are plain Python: the CPU backend, the GPU kernel and the tests all run these functions.
 """
 
 from functools import cache
@@ -18,24 +18,24 @@ import numpy as np
 
 from md4.method.angular import component_coefficients, hermite_triples, packed_powers
 
-# A sum of terms this much smaller than their sizes is taken for the rounding error of zero.
+# A sum is taken as zero if it is smaller than this times the sum of the moduli of its terms.
 NOISE = 1e-15
 
 
 @cache
 def component_table(l, pure):
-    """Cartesian monomials of each angular component of a shell.
+    """The Cartesian monomials of which each angular component of a shell consists.
 
     Returns
     -------
     start : ndarray of int32, shape (ncomp + 1,)
-        Range of each component in the next two.
+        Where each component begins in the next two arrays.
     powers : ndarray of int32, shape (nterm,)
         As `md4.method.angular.packed_powers`.
     weights : ndarray, shape (nterm,)
     """
     c = component_coefficients(l, pure)
-    # Coefficients that vanish by symmetry come out as rounding noise.
+    # Coefficients that vanish by symmetry are computed as rounding noise.
     terms = [np.flatnonzero(abs(column) > 1e-14 * abs(c).max()) for column in c.T]
     start = np.concatenate([[0], np.cumsum([len(t) for t in terms])]).astype(np.int32)
     powers = np.concatenate([packed_powers(l)[t] for t in terms])
@@ -44,12 +44,15 @@ def component_table(l, pure):
 
 
 def axis_size(la, lb):
-    """Doubles that the E coefficients of one axis take: [i][j][t]."""
+    """Number of doubles of the E coefficients of one axis, whose layout is [i][j][t]."""
     return (la + 1) * (lb + 1) * (la + lb + 1)
 
 
 def e_coefficient(i, j, t, lb, nt, half, xpa, xpb, e, base):
-    """E_t^{ij} of one axis from its predecessor in e[base + (i (lb+1) + j) nt + t] (device function)."""
+    """E_t^{ij} of one axis from those of smaller i or j (device function).
+
+    The coefficients are stored at e[base + (i (lb+1) + j) nt + t].
+    """
     if i == 0 and j == 0:
         return 1.0 if t == 0 else 0.0
     if j > 0:
@@ -65,10 +68,10 @@ def e_coefficient(i, j, t, lb, nt, half, xpa, xpb, e, base):
 
 
 def h_element(a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, px, py, pz, lb, nt, size, e):
-    """Angular part of H: sum over the monomials a0..a1 of a and b0..b1 of b at one (px, py, pz) (device function).
+    """Angular part of H for one (px, py, pz): the sum over monomials a0..a1 of a and b0..b1 of b (device function).
 
-    A sum that cancels to rounding noise is zero: solid harmonics on one centre have no low Hermite degrees, and noise
-    there would be multiplied by multipoles far larger than the shells' own.
+    A sum that cancels to rounding noise is set to zero. Solid harmonics on one centre have no low Hermite degrees, and
+    noise there would be multiplied by multipoles that are far larger than those of the shells.
     """
     total, size_of_terms = 0.0, 0.0
     for a in range(a0, a1):
@@ -94,7 +97,7 @@ def monomials(powers):
 
 @cache
 def structure(la, lb, pure, nctr_a=1, nctr_b=1):
-    """The elements (ab, p) of H that do not vanish by their powers of z, y and x, row by row, as a tuple of pairs."""
+    """The elements (ab, p) of H that can be nonzero by their powers of z, y and x: a tuple of pairs, row by row."""
     plain = plain_structure(la, lb, pure)
     ncomp_a, ncomp_b = (len(component_table(l, pure)[0]) - 1 for l in (la, lb))
     elements = []
@@ -106,7 +109,7 @@ def structure(la, lb, pure, nctr_a=1, nctr_b=1):
 
 @cache
 def plain_structure(la, lb, pure):
-    """`structure` of one contracted function a shell."""
+    """`structure` for one contracted function in each shell."""
     tables = [component_table(l, pure) for l in (la, lb)]
     reach = [[monomials(powers[i:j]) for i, j in pairwise(start)] for start, powers, _ in tables]
     elements = []

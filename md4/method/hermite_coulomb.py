@@ -1,12 +1,12 @@
-"""J in the Hermite basis: what a build of J alone needs, for which no integral is transformed.
+"""J in the Hermite basis: the way in which J alone is built, without transforming integrals.
 
-    D_q = sum_cd H[cd, q] w_cd (D_cd + D_dc)      densities of primitive pairs; w = 1/2 where c, d are one shell, else 1
+    D_q = sum_cd H[cd, q] w_cd (D_cd + D_dc)      of each primitive pair; w = 1/2 if c and d are the same shell, else 1
     J_p = sum_q r[p+q] D_q                        over all primitive pairs
     Y_ab = w_ab sum_p H[ab, p] J_p ,              J = Y + Y^T
 
-H carries (-1)^|q| throughout, so D and J do; of the side that plays the bra, the sign is taken off where r is used.
-Each unordered pair of primitive pairs comes once, and r[p+q] serves both: J_p += r D_q and J_q += r D_p. A primitive
-pair with itself counts half in either, and both are the same sum.
+H of both sides includes the sign (-1)^|q|, and so do D and J. For the side that is the bra, the sign is removed where r
+is used. Each unordered pair of primitive pairs is taken once, and r[p+q] is used for both: J_p += r D_q and J_q += r
+D_p. A primitive pair with itself adds half to each of the two, which are the same sum.
 """
 
 
@@ -16,12 +16,12 @@ from md4.method.angular import hermite_triples
 
 
 def hermite_bytes(pairs, width):
-    """Bytes of D and J of a list for one density matrix, `width` doubles each for a primitive pair."""
+    """Bytes of D and J of a list for one density matrix, if each has `width` doubles for a primitive pair."""
     return 16 * pairs.nprim * width
 
 
 def signs(l):
-    """(-1)^|p| of the Hermite functions up to degree l."""
+    """(-1)^|p| of the Hermite functions up to degree l, shape (nherm(l),)."""
     return 1.0 - 2.0 * (hermite_triples(l).sum(axis=1) % 2)
 
 

@@ -1,4 +1,4 @@
-"""Two-electron operators g(r12): an operator is only another [0]^(m).
+"""Two-electron operators g(r12): the integrals depend on the operator through [0]^(m) only.
 
 For Hermite Gaussians of exponents p and q at a distance R, and rho = p q / (p + q),
 
@@ -14,9 +14,9 @@ With c = 2 pi^(5/2) / (p q sqrt(p + q)), T = rho R^2, theta = omega^2 / (omega^2
     gaussian  exp(-omega r^2)   (pi^2 / ((p + q) (rho + omega)))^(3/2) (-2 alpha)^m exp(-alpha R^2),
                                 alpha = rho omega / (rho + omega)
 
-Orders reach m = MMAX = 32. |[0]^(m)| must stay below 1e308: it does for exponents up to 1e10 at every m, and for larger
-ones at lower m (`md4.shells.limits`; `md4.Basis` refuses the others).
-Device functions and makers are as in `md4.method.boys`; `zero_function` and `zeros_function` are the seam to kernels.
+The highest order is m = MMAX = 32. |[0]^(m)| must stay below 1e308. This is so for exponents up to 1e10 at every m, and
+for larger exponents at lower m (`md4.shells.limits`; `md4.Basis` refuses the others). Device functions and makers are
+as in `md4.method.boys`. Kernels get the functions of an operator from `zero_function` and `zeros_function`.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from md4.errors import ArgumentError, UnsupportedError
 from md4.method.boys import FACTORIAL_ROW, MMAX, boys_table, make_scaled_boys, make_scaled_boys_upto, scaled_power
 from md4.support.arguments import real_number, shown
 
-SMALLEST, LARGEST = 1e-20, 1e20  # of an operator's parameter, so that no intermediate over- or underflows
+SMALLEST, LARGEST = 1e-20, 1e20  # of an operator's parameter, so that no intermediate value over- or underflows
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Operator:
 
 
 def as_operator(value):
-    """An `Operator` from an `Operator`, a kind that needs no parameter, or a pair (kind, parameter)."""
+    """An `Operator`, given as an `Operator`, a kind that needs no parameter, or a pair (kind, parameter)."""
     if isinstance(value, Operator):
         return value
     if isinstance(value, str):
@@ -101,7 +101,7 @@ def as_operator(value):
 
 
 def check_order(L):
-    """Refuse a total angular momentum `L` beyond the tables."""
+    """UnsupportedError if the total angular momentum `L` exceeds the highest order of the tables."""
     if L > MMAX:
         raise UnsupportedError(
             f"the angular momenta of a quartet add up to L = {L}, beyond the limit of {MMAX}: "
@@ -110,14 +110,14 @@ def check_order(L):
 
 
 def checked_kind(kind):
-    """`kind`, or an `ArgumentError` that lists the kinds."""
+    """Returns `kind`; ArgumentError, which lists the kinds, if it is not one of them."""
     if not isinstance(kind, str) or kind not in OPERATORS:
         raise ArgumentError(f"unknown operator {shown(kind)}: the operators are {KINDS}.")
     return kind
 
 
 def checked_parameter(kind, parameter):
-    """`parameter` as a float if `kind` can use it, else an `ArgumentError`."""
+    """`parameter` as a float; ArgumentError if `kind` cannot use it."""
     value = finite_number(parameter)
     if kind == "coulomb":
         if value != 0:
@@ -131,7 +131,7 @@ def checked_parameter(kind, parameter):
 
 
 def finite_number(parameter):
-    """`parameter` as a finite float, or an `ArgumentError`."""
+    """`parameter` as a float; ArgumentError if it is not a finite real number."""
     value = real_number(parameter)
     if not isfinite(value):
         raise ArgumentError(f"operator parameter {shown(parameter)} is not a finite real number.")
@@ -143,10 +143,12 @@ def finite_number(parameter):
 COULOMB_FACTOR = 2 * pi**2.5
 NODES = 32  # of the Gauss-Legendre rule for erfc
 NODE_ROW, WEIGHT_ROW = FACTORIAL_ROW + 1, FACTORIAL_ROW + 2  # of erfc's table
-LARGEST_STEP = 0.2  # of the trapezoidal rule for yukawa and slater, in ln(1/t^2 - 1) ...
-STEP_PER_WIDTH = 0.45  # ... and in units of the peak's width; see `make_damped`
-NEGLIGIBLE = 1e-18
-MOST_STEPS = 4000  # never reached: some 600 were the most seen
+# Largest step of the trapezoidal rule for yukawa and slater in ln(1/t^2 - 1), and in units of the peak's width; see
+# `make_damped`.
+LARGEST_STEP = 0.2
+STEP_PER_WIDTH = 0.45
+NEGLIGIBLE = 1e-18  # a term this small, relative to the sum, ends it
+MOST_STEPS = 4000  # a bound that is never reached
 
 
 def prefactor(p, q):
@@ -219,9 +221,9 @@ def make_erfc(jit):
 def make_upper_segment(jit):
     """The function -> factor scale^m int_a^1 t^(2m) exp(-T t^2) dt, a = sqrt(theta), for theta T above m or near 1.
 
-    Gauss-Legendre in t, on as much of the interval as matters: past T (t^2 - theta) = 41 + 7 sqrt(m) the rest is below
-    exp(-40) of the whole, whatever theta T > m. Every node is taken relative to t = a, where the integrand is largest
-    or nearly so.
+    Gauss-Legendre quadrature in t, over the part of the interval that matters: for theta T > m, what lies beyond
+    T (t^2 - theta) = 41 + 7 sqrt(m) is below exp(-40) of the whole. The integrand at every node is computed relative to
+    that at t = a, where it is largest or nearly so.
     """
     power = jit(scaled_power)
 
@@ -237,7 +239,7 @@ def make_upper_segment(jit):
             x = length * table[NODE_ROW, i]
             s = x * (2.0 * a + x)
             total += table[WEIGHT_ROW, i] * power(exp(-t * s), 1.0 + s / theta, m)
-        decay = exp(-0.5 * t * theta)  # its square root, since (scale theta)^m may be huge
+        decay = exp(-0.5 * t * theta)  # multiplied in twice, since (scale theta)^m may be huge
         return power(factor * length * total * decay, scale * theta, m) * decay
 
     return jit(upper_segment)
@@ -267,7 +269,8 @@ def make_slater(jit):
 def damped_peak(m, j, t, u):
     """The w = 1/t^2 - 1 at which the integrand of `make_damped` is largest (device function).
 
-    The derivative of its logarithm in y = ln w is a cubic in w over (1+w)^2 with one sign change: it has one root.
+    The derivative of its logarithm with respect to y = ln w is a cubic in w, divided by (1+w)^2. The cubic has one
+    change of sign, so there is one root, which is found by bisection.
     """
     low, high = -300.0, 300.0
     for _ in range(60):
@@ -282,7 +285,7 @@ def damped_peak(m, j, t, u):
 
 
 def make_damped_tail(jit):
-    """The function -> sum of the integrand over one side of its peak (w0, s0), in steps `h` of y, peak = 1."""
+    """The function -> sum of the integrand, relative to its peak (w0, s0), over one side of it in steps `h` of y."""
     power = jit(scaled_power)
 
     def damped_tail(m, j, t, u, w0, s0, h):
@@ -303,10 +306,10 @@ def make_damped_tail(jit):
 def make_damped(jit):
     """The function -> factor scale^m int_0^1 w^(j-1) t^(2m) exp(-T t^2 - U w) dt, w = 1/t^2 - 1, j = 1 or 2.
 
-    In y = ln w, with s = t^2 = 1/(1+w), this is 1/2 int w^j s^(m+3/2) exp(-T s - U w) dy over the whole line. The
-    integrand has one peak, is positive, and is analytic around the real axis, so that the trapezoidal rule converges
-    exponentially, given a step that resolves the peak. Each of the three terms of its curvature counts with its
-    modulus: where they cancel, the peak is flat but the integrand still grows fast off the axis.
+    In y = ln w, with s = t^2 = 1/(1+w), this is 1/2 int w^j s^(m+3/2) exp(-T s - U w) dy over the whole real line. The
+    integrand is positive, has one peak, and is analytic around the real axis. Therefore the trapezoidal rule converges
+    exponentially if the step resolves the peak. The step follows from the curvature of the peak, whose three terms are
+    added with their moduli: where they cancel the peak is flat, but the integrand still grows fast off the real axis.
     """
     power, peak, tail = jit(scaled_power), jit(damped_peak), make_damped_tail(jit)
 
@@ -337,11 +340,11 @@ def make_gaussian(jit):
     return jit(gaussian)
 
 
-# The seam to kernels --------------------------------------------------------------------------------------------------
+# What kernels ask for -------------------------------------------------------------------------------------------------
 
 
 def one_by_one(make_zero):
-    """The maker of `zeros` that calls `zero` for every m."""
+    """The maker of a function of all m that calls `zero` for one m after the other."""
 
     def make_zeros(jit):
         zero = make_zero(jit)
@@ -381,13 +384,13 @@ def zeros_function(kind, jit):
 
 
 def operator_table(operator):
-    """The `table` of an operator's device functions, float64 and two-dimensional: see `boys_table`."""
+    """The `table` that an operator's device functions read, float64 and two-dimensional; see `kind_table`."""
     return kind_table(as_operator(operator).kind)
 
 
 @cache
 def kind_table(kind):
-    """`boys_table`, for erfc with a row of nodes and one of weights on (0, 1) below it, or nothing."""
+    """`boys_table` for coulomb and erf; for erfc with rows of nodes and weights on (0, 1) added; else a zero."""
     if kind in ("coulomb", "erf"):
         return boys_table()
     if kind != "erfc":

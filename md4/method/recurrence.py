@@ -2,14 +2,14 @@
 
     r[t]^(m) = (t_i - 1) r[t - 2e_i]^(m+1) + R_i r[t - e_i]^(m+1),     R = P - Q  (Eq. 15 of arXiv:2307.03452)
 
-for m falling from L to 0; step m makes the triples of degree 1 to L - m. Any axis i with t_i > 0 will do.
+for m falling from L to 0; step m makes the triples of degree 1 to L - m. Any axis i with t_i > 0 can be used.
 
-One axis after the other, only the last one needs all of the others' results: with r^(m) of (0, 0, z), then of (0, y, z)
-by the same recurrence, the x of a column (y, z) come from its r^(m) in closed form, with all m but m = 0 left out,
+The axes can also be taken one after the other. The recurrence gives r^(m) of (0, 0, z), and then of (0, y, z). Along x
+only m = 0 is needed, and for each column (y, z) it follows from the r^(m) in closed form,
 
     r[x, y, z]^(0) = sum_i c(x, i) R_x^(x - 2i) r[0, y, z]^(x - i),     c(x, i) = x! / (2^i i! (x - 2i)!),
 
-so that a column of n elements takes some n^2 / 2 steps, and nothing but columns is kept.
+so that a column of n elements takes about n^2 / 2 steps, and only columns are kept.
 """
 
 from functools import cache
@@ -52,9 +52,10 @@ def polynomial_coefficient(x, i):
 
 
 def columns(zero, axis, multiply, multiply_add):
-    """Columns r[n]^(m), m = 0..L-n, of one axis for n = 0, 1, ..., L, from those of n = 0; yields lists.
+    """Columns r[n]^(m), m = 0..L-n, of one axis for n = 0, 1, ..., L, from the column of n = 0; yields lists.
 
-    Numbers are whatever `multiply(a, b)` = a b and `multiply_add(a, b, c)` = a b + c take; a may be an integer.
+    The numbers may be of any type for which `multiply(a, b)` = a b and `multiply_add(a, b, c)` = a b + c are given; a
+    may be an integer.
     """
     before, here = None, list(zero)
     for n in range(len(zero)):
@@ -76,7 +77,7 @@ def along_column(column, axis, squared, multiply, multiply_add):
 
 
 def by_columns(zero, axes, multiply, multiply_add):
-    """Yields (ordinal, r[t]^(0)) of all triples up to L from [0]^(0..L), column by column; numbers as in `columns`."""
+    """Yields (ordinal, r[t]^(0)) of all triples up to L from [0]^(0..L), by columns; for numbers see `columns`."""
     squared = multiply(axes[0], axes[0])
     for z, at_z in enumerate(columns(zero, axes[2], multiply, multiply_add)):
         for y, at_yz in enumerate(columns(at_z, axes[1], multiply, multiply_add)):

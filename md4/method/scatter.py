@@ -1,8 +1,8 @@
 """From blocks (ij, kl, ab, cd) to AO tensors in PySCF's symmetries s1, s4 and s8.
 
-Every element of a block is taken by one thread, which finds its AO indices and writes all places of the tensor where
-the integral stands. Elements that a permutation of another element of the same launch also gives are skipped, so that
-no place is written twice and tensors are symmetric to the last bit. Device functions are plain Python.
+One thread takes an element of a block, finds its AO indices, and writes the integral to all its places in the tensor.
+An element is skipped if it is a permutation of another element of the same launch. So no place is written twice, and
+tensors are symmetric to the last bit. Device functions are plain Python.
 """
 
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ SYMMETRIES = ("s1", "s4", "s8")
 
 
 def is_repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, nb, nd):
-    """True for an element (ab|cd) of pairs n, m whose permutation is also in the launch (device function)."""
+    """True if an element (ab|cd) of pairs n and m is also given by a permutation (device function)."""
     if (same_ab and a < b) or (same_cd and c < d):
         return True
     return same_pieces and (m > n or (m == n and c * nd + d > a * nb + b))
 
 
 def write_in_slice(i, j, k, l, value, box, out):
-    """out[i, j, k, l] = value where the slice holds it; box = i0, j0, k0, l0, ni, nj, nk, nl (device function)."""
+    """out[i, j, k, l] = value if the slice contains it; box = i0, j0, k0, l0, ni, nj, nk, nl (device function)."""
     i, j, k, l = i - box[0], j - box[1], k - box[2], l - box[3]
     if 0 <= i < box[4] and 0 <= j < box[5] and 0 <= k < box[6] and 0 <= l < box[7]:
         out[((i * box[5] + j) * box[6] + k) * box[7] + l] = value
 
 
 def triangle(i, j):
-    """Ordinal of the unordered pair {i, j}: row of the larger in a lower triangle (device function)."""
+    """Ordinal of the unordered pair {i, j} in a lower triangle, whose rows belong to the larger (device function)."""
     return i * (i + 1) // 2 + j if i >= j else j * (j + 1) // 2 + i
 
 
 def make_place(aosym, jit):
-    """Device function ``place(value, i, j, k, l, swap, box, out)`` that writes one integral wherever it stands.
+    """Device function ``place(value, i, j, k, l, swap, box, out)`` that writes one integral to all its places.
 
-    `swap` says that bra and ket range over the same pairs, so that (kl|ij) is wanted too.
+    If `swap` is true, bra and ket range over the same pairs, so that (kl|ij) is written as well.
     """
     inside, tri = jit(write_in_slice), jit(triangle)
 
@@ -66,9 +66,10 @@ def make_place(aosym, jit):
 def make_scatter_element(aosym, jit):
     """Device function that reads one element of a block and places it.
 
-    ``element(index, block, bra, ket, ao_a, ao_b, ao_c, ao_d, dims, same_pieces, swap, box, out)``: `index` is the flat
-    position in the block; `bra`, `ket` the shell pairs; `ao_*` the first AO of each pair's shells; `dims` the block's
-    shape (n_ij, n_kl, n_a, n_b, n_c, n_d).
+    ``element(index, block, bra, ket, ao_bra, ao_ket, dims, same_pieces, swap, box, out)``: `index` is the flat position
+    in the block, `bra` and `ket` are the shell pairs, `ao_bra` and `ao_ket` the first AOs of their shells, and `dims`
+    is the shape of the block, (n_ij, n_kl, n_a, n_b, n_c, n_d). If `same_pieces` is true, bra and ket are the same
+    list.
     """
     place, repeated = make_place(aosym, jit), jit(is_repeated)
 
@@ -126,6 +127,6 @@ def tensor_shape(aosym, box):
 
 
 def ao_box(basis, ranges):
-    """box of `write_in_slice` for shell ranges ((i0, i1), (j0, j1), (k0, k1), (l0, l1))."""
+    """The `box` of `write_in_slice` for shell ranges ((i0, i1), (j0, j1), (k0, k1), (l0, l1))."""
     ends = basis.ao_loc[np.array(ranges)]
     return np.concatenate([ends[:, 0], ends[:, 1] - ends[:, 0]]).astype(np.int64)

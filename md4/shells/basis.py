@@ -1,11 +1,11 @@
-"""Shells and basis sets: what the integrals are taken over.
+"""Shells and basis sets.
 
 A contracted shell of angular momentum l at centre A carries the functions
 
     chi_{c m}(r) = sum_k  c_kc  S_{l m}(r - A)  exp(-zeta_k |r - A|^2)
 
 with S_{l m} the real solid harmonics of unit angular norm (or the Cartesian monomials of that degree) in PySCF's
-order and normalisation; see `md4.method.angular`. AOs of a shell run [contraction c][component m].
+order and normalisation; see `md4.method.angular`. The AOs of a shell are ordered as [contraction c][component m].
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,15 +20,15 @@ from md4.shells.limits import LARGEST_COEFFICIENT, LARGEST_COORDINATE, MMAX, lar
 from md4.support.arguments import as_list, checked_flag, checked_mol, shown, whole_number
 from md4.support.display import shell_letter
 
-# Columns of a general contraction stay together while they share at least this part of their primitives.
+# Functions of a general contraction stay together if they share at least this part of their primitives.
 SHARED_PRIMITIVES = 0.5
-# A norm this small beside the terms that add up to it is their rounding error.
+# A norm is taken as zero if it is smaller than this times the sum of the moduli of its terms.
 ZERO_NORM = 1e-14
 
 
 @dataclass(frozen=True)
 class Shell:
-    """One contracted shell; `Basis` checks it, and `md4.shells.limits` says what there is to refuse.
+    """One contracted shell. `Basis` checks it, with the limits of `md4.shells.limits`.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Shell:
     exponents : ndarray, shape (nprim,)
         Primitive exponents zeta, in Bohr^-2.
     coefficients : ndarray, shape (nprim, nctr)
-        Coefficients of the unnormalised radial primitives r^l exp(-zeta r^2), one column a contracted function.
+        Coefficients of the unnormalised radial primitives r^l exp(-zeta r^2), one column for each contracted function.
     centre : ndarray, shape (3,)
         Position in Bohr.
     """
@@ -57,7 +57,7 @@ class Shell:
 
 
 def checked_shell(index, l, exponents, coefficients, centre):
-    """A `Shell` from loosely typed input, or a `BasisError` that names shell `index`, the value and the remedy."""
+    """A `Shell` from loosely typed input; BasisError with the number of the shell, the wrong value and the remedy."""
     number = whole_number(l)
     where = f"shell {index} (l = {shown(l)})"
     if number is None or number < 0:
@@ -86,7 +86,7 @@ def floats(where, what, values):
     try:
         array = np.asarray(values)
         if array.dtype.kind in "fiuO":
-            with np.errstate(over="ignore"):  # of long doubles; they end as infinite
+            with np.errstate(over="ignore"):  # of long doubles, which become infinite
                 return np.ascontiguousarray(array, dtype=np.float64).reshape(array.shape)
     except (TypeError, ValueError, OverflowError):
         pass
@@ -94,7 +94,7 @@ def floats(where, what, values):
 
 
 def check_shapes(where, exponents, coefficients):
-    """BasisError unless the shapes are (nprim,) and (nprim,) or (nprim, nctr), none of them 0."""
+    """BasisError unless the shapes are (nprim,) and (nprim,) or (nprim, nctr), with nprim and nctr at least 1."""
     if len(exponents) == 0 or coefficients.size == 0:
         raise BasisError(f"{where} has no primitives or no contracted function; drop the shell or give it some.")
     if exponents.ndim > 1 or coefficients.ndim > 2 or len(coefficients) != len(exponents):
@@ -105,7 +105,7 @@ def check_shapes(where, exponents, coefficients):
 
 
 def check_exponents(where, exponents, smallest, largest):
-    """BasisError for exponents that are not positive and finite, or beyond what double precision can serve."""
+    """BasisError for exponents that are not positive and finite, or outside the limits of double precision."""
     usable = np.isfinite(exponents) & (exponents > 0)
     if not np.all(usable):
         raise BasisError(
@@ -124,7 +124,7 @@ def check_exponents(where, exponents, smallest, largest):
 
 
 def check_coefficients(where, coefficients, norms):
-    """BasisError for coefficients that are not finite or, beside those of normalised primitives, beyond all use."""
+    """BasisError for coefficients that are not finite, or too large relative to those of normalised primitives."""
     if not np.all(np.isfinite(coefficients)):
         raise BasisError(f"{where}: a contraction coefficient is not finite; check the basis set.")
     with np.errstate(over="ignore"):
@@ -143,7 +143,7 @@ def radial_norm(l, exponents):
 
 
 def normalised_coefficients(l, exponents, coefficients):
-    """Coefficients of normalised primitives (as basis-set files list them) to those of `Shell.coefficients`."""
+    """`Shell.coefficients` from coefficients of normalised primitives, as basis-set files list them."""
     c = np.asarray(coefficients, dtype=float).reshape(len(exponents), -1)
     c = c / np.maximum(abs(c).max(axis=0), np.finfo(float).tiny) * radial_norm(l, exponents)[:, None]
     sums = np.add.outer(exponents, exponents)
@@ -155,7 +155,7 @@ def normalised_coefficients(l, exponents, coefficients):
 
 
 def normalised_shell(index, l, exponents, coefficients, centre):
-    """As `checked_shell`, from coefficients of normalised primitives, whatever their scale."""
+    """As `checked_shell`, but from coefficients of normalised primitives, which may have any scale."""
     where = f"shell {index} (l = {shown(l)})"
     given = floats(where, "the coefficients", coefficients)
     if not np.all(np.isfinite(given)):
@@ -165,7 +165,7 @@ def normalised_shell(index, l, exponents, coefficients, centre):
 
 
 def as_shells(shells):
-    """A list of `Shell`, or a `BasisError` that says what is none."""
+    """`shells` as a list; BasisError if an item is not a `Shell`."""
     found = as_list(shells)
     if found is None:
         raise BasisError(f"a basis takes a sequence of md4.Shell, not {shown(shells)}; see Basis.from_mol.")
@@ -176,7 +176,7 @@ def as_shells(shells):
 
 
 def entries(name, values):
-    """One entry a shell, as a list; BasisError for what has none."""
+    """`values` as a list with one entry for each shell; BasisError if it is not a sequence."""
     found = as_list(values)
     if found is None:
         raise BasisError(f"{name} must be a sequence with one entry for each shell, not {shown(values)}.")
@@ -184,7 +184,9 @@ def entries(name, values):
 
 
 def column_groups(coefficients, apart):
-    """Columns that share most of their primitives (coefficients that are not zero); `apart`: not only neighbours.
+    """Groups of columns that share most of their primitives, which are those with nonzero coefficients.
+
+    If `apart` is false, only neighbouring columns can be in one group.
 
     Returns
     -------
@@ -204,10 +206,10 @@ def column_groups(coefficients, apart):
 
 
 def part_of_shell(shell, columns):
-    """The shell of some contracted functions of `shell`, without primitives that all of them lack."""
+    """A shell with some of the contracted functions of `shell`, without primitives that none of them uses."""
     coefficients = shell.coefficients[:, columns]
     used = np.flatnonzero(coefficients.any(axis=1))
-    used = used if len(used) else [0]  # a function that vanishes is still one
+    used = used if len(used) else [0]  # a function that vanishes keeps one primitive
     return Shell(shell.l, shell.exponents[used], coefficients[used], shell.centre)
 
 
@@ -223,9 +225,10 @@ class Basis:
     Raises
     ------
     BasisError
-        No shells, or a shell that cannot be used: what is no number or of another shape, a coordinate, a coefficient or
-        an exponent with which integrals would leave double precision (`md4.shells.limits`: exponents from 1e-10 to 1e10
-        serve at l = 8, from 1e-22 to 1e22 at l = 4, if no higher l is beside them).
+        There are no shells, or a shell cannot be used: a value is not a number, a shape is wrong, or a coordinate, a
+        coefficient or an exponent is so large or small that integrals would leave the range of double precision
+        (`md4.shells.limits`: exponents may be from 1e-10 to 1e10 at l = 8, and from 1e-22 to 1e22 at l = 4 if there is
+        no higher l).
     UnsupportedError
         A shell of l > 32.
 
@@ -233,13 +236,13 @@ class Basis:
     ----------
     shells : tuple of Shell
     ao_loc : ndarray of int64, shape (nshell + 1,)
-        First AO of each shell, and the number of AOs last.
+        First AO of each shell, followed by the number of AOs.
     classes : ndarray of int64, shape (nshell, 2)
         (l, nctr) of each shell.
     nprims : ndarray of int64, shape (nshell,)
-        Primitives of each shell.
+        Number of primitives of each shell.
     prim_loc : ndarray of int64, shape (nshell,)
-        The first of them in `exponents`.
+        Where the primitives of each shell begin in `exponents`.
     centres : ndarray, shape (nshell, 3)
         In Bohr.
     exponents : ndarray, shape (nprim,)
@@ -275,7 +278,7 @@ class Basis:
 
     @cached_property
     def log_coefficients(self):
-        """Logarithm of each primitive's largest coefficient, shape (nprim,); minus infinity where all are 0."""
+        """Logarithm of each primitive's largest coefficient, shape (nprim,); minus infinity if all are 0."""
         with np.errstate(divide="ignore"):
             return np.log(np.maximum.reduceat(abs(self.coefficients), self.coef_loc))
 
@@ -286,7 +289,7 @@ class Basis:
 
     @classmethod
     def from_mol(cls, mol):
-        """The basis of a `pyscf.gto.Mole` (built), spherical or Cartesian as `mol.cart` says; errors as `md4.int2e`."""
+        """The basis of a built `pyscf.gto.Mole`, Cartesian if `mol.cart`, else spherical; errors as `md4.int2e`."""
         if len(checked_mol(mol)._bas) == 0:
             raise BasisError("the molecule has no shells; give it a basis set and call mol.build().")
         shells = [
@@ -297,7 +300,7 @@ class Basis:
 
     @classmethod
     def from_arrays(cls, l, exponents, coefficients, centres, pure=True, normalise=True):
-        """A basis from plain arrays, one entry a shell.
+        """A basis from plain arrays with one entry for each shell.
 
         Parameters
         ----------
@@ -305,8 +308,8 @@ class Basis:
         exponents : sequence of array_like, each (nprim,)
             In Bohr^-2.
         coefficients : sequence of array_like, each (nprim,) or (nprim, nctr)
-            Of normalised primitives, as in basis-set files; the contracted functions are then normalised.
-            With ``normalise=False``, of the unnormalised radial primitives, used as they are.
+            Coefficients of normalised primitives, as in basis-set files; the contracted functions are then normalised.
+            With ``normalise=False`` they are those of the unnormalised radial primitives, and are used as they are.
         centres : array_like, shape (nshell, 3)
             In Bohr.
         """
@@ -319,16 +322,16 @@ class Basis:
         return cls([make(i, *entry) for i, entry in enumerate(zip(*columns))], pure)
 
     def segmented(self):
-        """A basis of the same AOs in the same order without needless zeros in general contractions.
+        """A basis of the same AOs in the same order, without unnecessary zeros in general contractions.
 
         Basis-set files may give all functions of one l as one shell, in which most functions have one primitive. Such
-        shells are split; neighbouring functions that share at least half of their primitives stay together, as all do
-        in ANO bases. A basis with nothing to split is returned itself.
+        shells are split. Neighbouring functions that share at least half of their primitives stay together; in ANO
+        bases these are all functions. If there is nothing to split, the basis itself is returned.
         """
         return self._split(apart=False)[0]
 
     def regrouped(self):
-        """As `segmented`, but functions of a shell stay together also where others stand between them.
+        """As `segmented`, but functions of a shell can stay together if other functions are between them.
 
         Returns
         -------

@@ -4,11 +4,11 @@ import numpy as np
 
 
 def row_norms(diagonal):
-    """R_ab from the diagonals (ab|ab), shape (npair, na, nb); rounding errors below zero count as zero."""
+    """R_ab, shape (npair,), from the diagonals (ab|ab), shape (npair, na, nb); negative elements count as zero."""
     positive = np.maximum(diagonal, 0.0)
     return np.sqrt(np.maximum(positive.sum(axis=2).max(axis=1), positive.sum(axis=1).max(axis=1)))
 
 
 def larger(x, y):
-    """The larger of two numbers, or the one that is none (device function)."""
+    """The maximum of two numbers; NaN propagates (device function)."""
     return x if x >= y or x != x else y  # noqa: PLR0124 only NaN differs from itself

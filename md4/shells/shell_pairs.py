@@ -1,8 +1,9 @@
 """Shell pairs of one class and their primitive pairs, as flat arrays.
 
-A class is (l_a, nctr_a, l_b, nctr_b): every pair of a list has equally many rows in its H matrix. Pairs may differ in
-the number of primitive pairs: those run in one flat list, and ``start`` says where each pair's begin. So contraction
-is only a longer inner dimension of the two transforms, and a screened primitive pair costs nothing.
+A class is (l_a, nctr_a, l_b, nctr_b), so that all pairs of a list have the same number of rows in their H matrices. The
+pairs may have different numbers of primitive pairs. All primitive pairs are in one flat list, and ``start`` says where
+those of each pair begin. So contraction only makes the inner dimensions of the two transforms longer, and a primitive
+pair that is left out costs nothing.
 """
 
 from dataclasses import dataclass
@@ -15,15 +16,15 @@ from md4.method.angular import AXES, nherm
 from md4.support.arguments import checked_array
 from md4.support.display import shell_letter
 
-# A primitive pair is dropped when a bound on its Schwarz integral^(1/2) is below this (atomic units): its largest
-# contribution to any integral is then far below the 1e-16 of the smallest integral that matters.
+# A primitive pair is dropped if a bound on (ab|ab)^(1/2) of it is below this (atomic units). Its largest contribution
+# to any integral is then far below 1e-16 times the smallest integral that matters.
 PRIMITIVE_CUTOFF = 1e-25
 LOG_OF_UNITS = float(0.5 * np.log(2 * np.pi**2.5))
 
 
 @dataclass(frozen=True)
 class Primitives:
-    """What integrals need of primitive pairs, in host memory.
+    """The data of primitive pairs from which integrals are computed, in host memory.
 
     Attributes
     ----------
@@ -32,8 +33,9 @@ class Primitives:
     centre, pa, pb : ndarray, shape (nprim, 3)
         P, P - A and P - B, in Bohr, in the order z, y, x (`md4.method.angular.AXES`).
     coef_a : ndarray, shape (nprim, nctr_a)
-        Contraction coefficients of a's primitive, times exp(-za zb/p |A - B|^2).
+        Contraction coefficients of the primitive of a, times exp(-za zb/p |A - B|^2).
     coef_b : ndarray, shape (nprim, nctr_b)
+        Contraction coefficients of the primitive of b.
     """
 
     exponent: np.ndarray
@@ -65,9 +67,9 @@ class ShellPairs:
         Angular components of a and b.
     pure : bool
     start : ndarray of int64, shape (npair + 1,)
-        Range of each pair in the list of primitive pairs.
+        Where the primitive pairs of each pair begin, followed by their number.
     primitives : Primitives or None
-        The primitive pairs; None where a GPU keeps them.
+        The primitive pairs; None if they are in the memory of a GPU.
     """
 
     pairs: np.ndarray
@@ -83,7 +85,7 @@ class ShellPairs:
 
     @classmethod
     def of_basis(cls, basis, pairs, start, primitives=None):
-        """Checked `pairs` of a basis, with what is known of their primitive pairs."""
+        """`ShellPairs` of a checked list of pairs of a basis, with their primitive pairs."""
         (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
         return cls(pairs, la, lb, nctr_a, nctr_b, basis.ncomp(la), basis.ncomp(lb), basis.pure, start, primitives)
 
@@ -102,7 +104,7 @@ class ShellPairs:
 
     @cached_property
     def nherm(self):
-        """N_p, the Hermite functions of one primitive pair."""
+        """N_p, the number of Hermite functions of one primitive pair."""
         return nherm(self.l)
 
     @cached_property
@@ -115,17 +117,17 @@ class ShellPairs:
 
     @cached_property
     def nab(self):
-        """Rows of H: the function pairs of one shell pair."""
+        """The number of function pairs of one shell pair, which is the number of rows of H."""
         return self.na * self.nb
 
     @cached_property
     def max_prim(self):
-        """The longest list of primitive pairs of a shell pair; of a slice, what it is for the list."""
+        """The largest number of primitive pairs of a shell pair; a slice has the value of the whole list."""
         return int(np.diff(self.start).max(initial=0))
 
     @property
     def mean_prim(self):
-        """Primitive pairs of a shell pair on average."""
+        """The mean number of primitive pairs of a shell pair."""
         return self.nprim / max(1, self.npair)
 
     def __len__(self):
@@ -141,7 +143,7 @@ class ShellPairs:
             return self
         start = self.start[first : last + 1]
         prims = slice(start[0], start[-1])
-        self.max_prim  # noqa: B018 computed now, it goes to the slice with all that is the same for every pair
+        self.max_prim  # noqa: B018 computed before the attributes are copied to the slice
         view = object.__new__(ShellPairs)
         view.__dict__.update(self.__dict__)
         primitives = None if self.primitives is None else self.primitives[prims]
@@ -160,7 +162,7 @@ class ShellPairs:
 
 
 def check_pairs(basis, pairs, side="pair"):
-    """Pair list as (npair, 2) int64, all of one class; ArgumentError names the first pair that is not."""
+    """A pair list of one class as int64, shape (npair, 2); ArgumentError with the first pair that cannot be used."""
     pairs = checked_array(f"the {side} list", pairs)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.shape[0] == 0 or pairs.dtype.kind not in "iu":
         raise ArgumentError(
@@ -183,14 +185,15 @@ def check_pairs(basis, pairs, side="pair"):
     return pairs
 
 
-# What is computed of a primitive pair, defined once: with `numpy` in place of `lib` functions of arrays, with `math`
-# device functions of numbers for `md4.gpu.kernels.shell_pairs`.
+# The formulas of a primitive pair. With `lib` = `numpy` they are functions of arrays. With `lib` = `math` they are
+# device functions of numbers, for `md4.gpu.kernels.shell_pairs`.
 
 
 def make_schwarz_estimate(lib):
-    """Logarithm of a bound on (ab|ab)^(1/2) of a primitive pair, generous by the polynomial's growth at its edges.
+    """The function that returns the logarithm of a bound on (ab|ab)^(1/2) of a primitive pair.
 
-    `coefficients` is the logarithm of the product of the largest of either primitive, `distance2` is |A - B|^2.
+    `coefficients` is the logarithm of the product of the largest coefficients of both primitives, `distance2` is
+    |A - B|^2. The polynomial part is bounded by its value at the edge of the Gaussian, so the bound is generous.
     """
 
     def schwarz_estimate(za, zb, la, lb, coefficients, distance2):
@@ -203,7 +206,7 @@ def make_schwarz_estimate(lib):
 
 
 def make_gaussian_product(lib):
-    """(p, za/p, zb/p, exp(-za zb/p |A - B|^2)) of a primitive pair."""
+    """The function that returns (p, za/p, zb/p, exp(-za zb/p |A - B|^2)) of a primitive pair."""
 
     def gaussian_product(za, zb, distance2):
         p = za + zb
@@ -213,19 +216,19 @@ def make_gaussian_product(lib):
 
 
 def product_axis(a, b, share_a, share_b):
-    """One axis of (P, P - A, P - B) from those of A and B, with za/p and zb/p."""
+    """(P, P - A, P - B) along one axis from A and B, with za/p and zb/p."""
     x = a - b
     xpa = -share_b * x
     return a + xpa, xpa, share_a * x
 
 
 def log_cutoff(cutoff):
-    """What the estimate is compared with: not below it counts."""
+    """The logarithm with which the estimate is compared; a primitive pair counts unless its estimate is smaller."""
     return float(np.log(cutoff)) if cutoff > 0 else -np.inf
 
 
 def primitive_pairs(basis, pairs):
-    """For all primitive pairs of `pairs`: number of the pair, and flat primitive indices of a and b."""
+    """For all primitive pairs: the number of the shell pair, and the flat indices of the primitives of a and b."""
     counts = basis.nprims[pairs]
     total = np.multiply(*counts.T)
     owner = np.repeat(np.arange(len(pairs)), total)
@@ -235,16 +238,16 @@ def primitive_pairs(basis, pairs):
 
 
 def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
-    """`ShellPairs` of a list of shell-index pairs, negligible primitive pairs left out.
+    """`ShellPairs` of a list of pairs of shell indices, without negligible primitive pairs.
 
     Parameters
     ----------
     basis : Basis
     pairs : array_like of int, shape (npair, 2)
     side : str
-        What error messages call a pair.
+        The word for a pair in error messages.
     cutoff : float
-        Primitive pairs whose bound on (ab|ab)^(1/2) is smaller are dropped; 0 keeps all.
+        Primitive pairs with a smaller bound on (ab|ab)^(1/2) are dropped; 0 keeps all.
 
     Raises
     ------
@@ -270,30 +273,30 @@ def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
 
 
 def starts_of(counts):
-    """Where each pair's primitive pairs begin, and their number last, from the number of each."""
+    """Where the primitive pairs of each pair begin, followed by their total number, from the numbers `counts`."""
     start = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=start[1:])
     return start
 
 
 def unique_pairs_by_class(basis, rows=None, cols=None):
-    """`unique_pairs` by the shells' classes (l, nctr)."""
+    """`unique_pairs` with the classes (l, nctr) of the shells as labels."""
     _, label = np.unique(basis.classes, axis=0, return_inverse=True)
     return unique_pairs(label.reshape(-1), rows, cols)
 
 
 def unique_pairs(label, rows=None, cols=None):
-    """The unordered shell pairs {a, b}, a in `rows` and b in `cols` (default: all), one list for each two labels.
+    """The unordered shell pairs {a, b}, a in `rows` and b in `cols` (default: all), with one list for each two labels.
 
     Parameters
     ----------
     label : ndarray of int, shape (nshell,)
-        Of each shell, counted from 0.
+        The label of each shell, counted from 0.
 
     Returns
     -------
     list of ndarray of int64, each (npair, 2)
-        Lists and pairs ascend. Within a pair the shell of higher label, then of higher index, comes first.
+        Lists and pairs are in ascending order. Within a pair the shell of higher label, then of higher index, is first.
     """
     every = np.arange(len(label))
     row, col = (np.isin(every, every if shells is None else shells) for shells in (rows, cols))
@@ -309,7 +312,8 @@ def unique_pairs(label, rows=None, cols=None):
 def shell_kinds(basis, mixed):
     """Kind of each shell, counted from 0.
 
-    Shells of one (l, nctr, nprim) are of one kind; where there are at most `mixed` of an (l, nctr), those of any nprim.
+    Shells with the same (l, nctr, nprim) are of one kind. If there are at most `mixed` shells of an (l, nctr), all of
+    them are of one kind, whatever their nprim.
     """
     _, label, count = np.unique(basis.classes, axis=0, return_inverse=True, return_counts=True)
     label = label.reshape(-1)
@@ -319,6 +323,6 @@ def shell_kinds(basis, mixed):
 
 
 def pairs_by_kind(basis, mixed):
-    """`unique_pairs` by the shells' kinds (see `shell_kinds`), lists of one class one after the other."""
+    """`unique_pairs` with the kinds of shells as labels (see `shell_kinds`); lists of the same class are neighbours."""
     lists = unique_pairs(shell_kinds(basis, mixed))
     return sorted(lists, key=lambda pairs: basis.classes[pairs[0]].tolist())
