@@ -1,19 +1,23 @@
 """Sphinx configuration: `sphinx-build -W --keep-going -b html docs docs/_build/html`."""
 
+import sys
 from importlib import metadata
+from pathlib import Path
 
 from docutils import nodes
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "md4"
 author = "md4 developers"
 version = release = metadata.version("md4")
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-exclude_patterns = ["_build", "jupyter_execute", "**.ipynb_checkpoints"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "walk"]
+exclude_patterns = ["_build", "_ext", "jupyter_execute", "**.ipynb_checkpoints"]
 default_role = "py:obj"  # `name` in docstrings: a link where there is such an object, else just code
 
 # Markdown
-myst_enable_extensions = ["dollarmath", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 # Notebooks are run at each build, on the CPU where there is no GPU; those of an unchanged notebook are kept.
