@@ -19,7 +19,7 @@ from numba.cuda.compiler import _compile_pyfunc_with_fixup
 from md4.engine import Engine, PreparedPairs
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.backend import GpuBackend
-from md4.gpu.context import DeviceContext
+from md4.gpu.context import DeviceContext, Real
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
 from md4.gpu.kernels.digestion import digest_swapped, launch_bounds, launch_digest
@@ -184,7 +184,7 @@ def recording():
 def fake_context(unit):
     """A device context without a device."""
     context = object.__new__(DeviceContext)
-    context.unit, context.pool, context.stream, context.device = unit, Pool(), None, 0
+    context.unit, context.pool, context.stream, context.device, context.real = unit, Pool(), None, 0, Real()
     return context
 
 

@@ -15,6 +15,7 @@ from md4.gpu.h_layout import KET_ELEMENTS, KET_PLAIN, HForm, form_size
 from md4.gpu.kernels.h_matrices import RECORD, launch_h
 from md4.gpu.kernels.recurrence import launch_r
 from md4.gpu.paths import plans
+from md4.gpu.pool import ITEM_BYTES
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums
 from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_device_array
@@ -106,20 +107,20 @@ class GpuBackend:
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs` as panels: no form takes more, but that of a thread a quartet can."""
-        return 8 * pairs.nprim * form_size(pairs, KET_PLAIN)
+        return self.context.real.nbytes * pairs.nprim * form_size(pairs, KET_PLAIN)
 
     def chunk_bytes(self, bra, ket):
         """Bytes of r and of (ab|q] (or sums of r) of one bra pair with one ket pair, both with the most primitives."""
-        stride = r_stride(bra.l + ket.l)
+        stride, real = r_stride(bra.l + ket.l), self.context.real.nbytes
         r = bra.max_prim * ket.max_prim * stride
         if ket.nherm == 1:
-            return 8 * (r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab))
-        return 8 * (r + ket.max_prim * blocks_of_8(ket.nherm) * bra.nab * 8)
+            return real * (r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab))
+        return real * (r + ket.max_prim * blocks_of_8(ket.nherm) * bra.nab * 8)
 
     def least_workspace(self, bra, ket):
         """Bytes that one bra pair with one ket pair takes, pair data and H panels of all of them included."""
         chunk = max(self.chunk_bytes(bra, ket), self.chunk_bytes(ket, bra))
-        records = sum(8 * (p.nprim * (RECORD + p.nctr_a + p.nctr_b + 1) + 6 * p.npair + 1) for p in (bra, ket))
+        records = sum(ITEM_BYTES * (p.nprim * (RECORD + p.nctr_a + p.nctr_b + 1) + 6 * p.npair + 1) for p in (bra, ket))
         # buffers are rounded up by an eighth at most
         return (chunk + records + self.hermite_bytes(bra) + self.hermite_bytes(ket)) * 9 // 8 + (1 << 16)
 
