@@ -15,6 +15,7 @@ from pyscf import gto, scf
 import md4
 from md4 import ArgumentError, BasisError, MD4Error, UnsupportedError
 from md4.cpu.backend import CpuBackend
+from md4.cpu.sums import HostSums
 from md4.gpu.warmup import warmup
 from md4.shells.basis import Basis, Shell
 from md4.validation.libcint import validate
@@ -29,8 +30,10 @@ def idle(monkeypatch):
     def work(*args, **kwargs):
         raise AssertionError("work was begun")
 
-    for step in ("prepare", "hermite", "scratch", "digest", "coulomb", "r"):
+    for step in ("prepare", "hermite", "scratch", "r"):
         monkeypatch.setattr(CpuBackend, step, work)
+    for step in ("digest", "coulomb"):
+        monkeypatch.setattr(HostSums, step, work)
     monkeypatch.setattr("md4.contract.tensor.least_block", work)
     monkeypatch.setattr("md4.contract.fock.least_block", work)
 
