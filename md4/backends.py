@@ -1,36 +1,36 @@
-"""What `md4.engine` and `md4.contract` ask of a backend: the protocol that `md4.cpu` and `md4.gpu` implement.
+"""The protocol of a backend: what `md4.engine` and `md4.contract` use, and `md4.cpu` and `md4.gpu` implement.
 
-Arrays are those of the backend: NumPy arrays on the CPU, device memory on the GPU, where work is asynchronous on the
-backend's stream. A backend's memory is its own: what a method returns may be used until the next call only where that
-is said; else it lives as long as someone refers to it.
+Arrays are those of the backend: NumPy arrays on the CPU, and device memory on the GPU, where work is asynchronous on
+the backend's stream. What a method returns lives as long as something refers to it. Where it is said, it may be used
+only until the next call, because the backend uses the memory again.
 """
 
 from typing import Protocol, runtime_checkable
 
 
 class Block(Protocol):
-    """Integrals (ij, kl, ab, cd) of bra pairs with ket pairs, of any strides: a view of a result or scratch."""
+    """Integrals (ij, kl, ab, cd) of bra pairs with ket pairs, of any strides: a view of a result or of scratch."""
 
     def swapped(self):
         """The same memory with bra and ket exchanged: (kl, ij, cd, ab)."""
 
     def __getitem__(self, key):
-        """The part of two slices, of bra pairs and of ket pairs."""
+        """The part that belongs to two slices, one of bra pairs and one of ket pairs."""
 
 
 class Path(Protocol):
-    """A way through steps 2 to 5 for two lists; it keeps nothing, and serves all engines.
+    """A way to do steps 2 to 5 for two lists. It has no state, and all engines share it.
 
     `steps` is the backend, `ab` and `cd` are slices of `PreparedPairs`, `H_ab` and `H_cd` the matrices of the whole
     lists as `Backend.hermite` made them in the forms of the plan.
     """
 
     name: str
-    # Whether one kernel does several steps: then there is `run`, else there are `transform_bra` and `transform_ket`.
+    # Whether one kernel does several steps. If so, the path has `run`, else `transform_bra` and `transform_ket`.
     merges_steps: bool
 
     def transform_bra(self, steps, H_ab, ab, cd, r):
-        """Step 4: (ab|q] = sum_p H[ab, p] r[p+q]; it may use `r` up, and is used up by `transform_ket`."""
+        """Step 4: (ab|q] = sum_p H[ab, p] r[p+q]. It may release `r`, and `transform_ket` releases its result."""
 
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
         """Step 5: (ab|cd) = sum_q (ab|q] H[cd, q], written to the block `out`."""
@@ -40,28 +40,28 @@ class Path(Protocol):
 
 
 class BlockTarget(Protocol):
-    """What takes blocks of integrals: an AO tensor, or sums of J and K."""
+    """A target of blocks of integrals: an AO tensor, or sums of J and K."""
 
     def add(self, block, bra, ket, basis, triangle):
-        """Takes a block, and forgets it.
+        """Takes a block; it does not keep it.
 
         Parameters
         ----------
         block
-            What `Backend.scratch` gave and `Engine.evaluate` filled, shape (n_bra, n_ket, n_a, n_b, n_c, n_d).
+            Memory from `Backend.scratch` that `Engine.evaluate` has filled, shape (n_bra, n_ket, n_a, n_b, n_c, n_d).
         bra, ket : PreparedPairs
-            Its lists.
+            The lists of the block.
         basis : Basis
         triangle : bool
-            Bra and ket are slices of one list, and each of its quartets counts once.
+            Whether bra and ket are slices of the same list, each unordered quartet of which counts once.
         """
 
     def result(self):
-        """What has been summed up, for the caller to keep."""
+        """The tensor or the sums, which belong to the caller."""
 
 
 class CoulombTarget(Protocol):
-    """J alone, by way of the Hermite basis; see `md4.method.hermite_coulomb`."""
+    """The target for J alone, which is summed in the Hermite basis; see `md4.method.hermite_coulomb`."""
 
     def load(self, prepared):
         """Makes the Hermite densities D_q of a whole list."""
@@ -70,30 +70,30 @@ class CoulombTarget(Protocol):
         """Adds the potentials of two slices of loaded lists to each other."""
 
     def collect(self, prepared):
-        """Transforms what a whole list has summed up, and forgets it."""
+        """Transforms the sums of a whole list back, and forgets the list."""
 
     def result(self):
         """Y, shape (n, nao, nao), a NumPy array for the caller to keep."""
 
 
 class Sums(Protocol):
-    """How a backend makes J and K."""
+    """The part of a backend that makes J and K."""
 
-    # Shells of a class share lists up to this many whatever their number of primitives; see `shell_kinds`.
+    # Classes of at most this many shells are not split by their number of primitives; see `shell_kinds`.
     mixed_shells: int
-    # Most bytes of a block of integrals.
+    # Largest number of bytes of a block of integrals.
     block_bytes: int
-    # Copies of J and K that a build keeps.
+    # Number of copies of J and K that a build keeps.
     copies: int
 
     def swapped(self, bra, ket):
-        """Whether two lists should change places before their integrals are summed."""
+        """Whether two lists change places before their integrals are summed."""
 
     def digest(self, densities, twice):
         """A `BlockTarget` for X and Y of `md4.method.digestion`.
 
-        `densities`, shape (n_k, nao, nao), and `twice` = D + D^T, shape (n_j, nao, nao), are NumPy arrays that it
-        copies; so are its results X and Y.
+        `densities`, shape (n_k, nao, nao), and `twice` = D + D^T, shape (n_j, nao, nao), are NumPy arrays, which it
+        copies. Its results X and Y are NumPy arrays, too.
         """
 
     def coulomb(self, basis, twice):
@@ -107,7 +107,7 @@ class Bounds(Protocol):
     """Schwarz bounds of a pair list."""
 
     def add(self, block, first):
-        """Takes the block of pairs from `first` on with themselves, and forgets it."""
+        """Takes the block of the pairs from `first` on with themselves; it does not keep it."""
 
     def result(self):
         """R_ab, shape (npair,), a NumPy array for the caller to keep."""
@@ -122,7 +122,7 @@ class Backend(Protocol):
     name : {'cuda', 'cpu'}
     operator : md4.method.operators.Operator
     lock
-        Held by the one thread that uses the backend, and by those that share its memory.
+        The lock that a thread holds while it uses the backend or another one that shares its memory.
     stream
         The CUDA stream on which it works; None on the CPU.
     sums : Sums
@@ -135,49 +135,49 @@ class Backend(Protocol):
     sums: Sums
 
     def with_operator(self, operator):
-        """The same backend for another operator; memory and what is known of pairs are shared."""
+        """The same backend for another operator. Memory and pair data are shared."""
 
     def facts(self):
-        """What there is to show of it: a list of (name, value); asks the device nothing."""
+        """What a display of the backend shows, as a list of (name, value). It does not access the device."""
 
     def memory_left(self):
         """Bytes that may still be allocated."""
 
     def least_workspace(self, bra, ket):
-        """Bytes that one bra pair with one ket pair of two `ShellPairs` takes, H matrices of both lists included."""
+        """Bytes for one bra pair with one ket pair of two `ShellPairs`, including the H matrices of both lists."""
 
     def hermite_bytes(self, pairs):
-        """Bytes of the H matrices of `ShellPairs` in one form, at most."""
+        """Largest number of bytes of the H matrices of `ShellPairs` in one form."""
 
     def compile_ahead(self, basis, use, progress):
-        """Compiles what integrals ('tensor'), J ('j'), or J and K (`digest_flags`) of a basis need and lack."""
+        """Compiles the missing kernels for integrals ('tensor'), J ('j'), or J and K (`digest_flags`) of a basis."""
 
     def prepare(self, basis, pairs, cutoff):
-        """(`ShellPairs`, what the backend keeps beside them) of a checked list of shell pairs, shape (npair, 2)."""
+        """(`ShellPairs`, data of the backend) of a checked list of shell pairs, shape (npair, 2)."""
 
     def plan(self, bra, ket):
         """The `Plan` for two `ShellPairs`."""
 
     def chunk_pairs(self, plan, bra, ket):
-        """Numbers of bra and of ket pairs of a chunk that suits memory and caches."""
+        """Numbers of bra and of ket pairs of a chunk, chosen for memory and caches."""
 
     def hermite(self, prepared, form):
-        """Step 1: H[ab, p] of all primitive pairs of a whole list, in a form of the plan; its reader owns it."""
+        """Step 1: H[ab, p] of all primitive pairs of a whole list, in a form of the plan. It belongs to the caller."""
 
     def r(self, ab, cd):
-        """Steps 2 and 3: r[bra primitive, ket primitive, t], t up to l_ab + l_cd; good until the next call.
+        """Steps 2 and 3: r[bra primitive, ket primitive, t], t up to l_ab + l_cd; valid until the next call.
 
-        One kernel makes [0]^(m) and r: between the steps is nothing that would be worth storing.
+        One loop or kernel makes [0]^(m) and r, so that [0]^(m) need not be stored.
         """
 
     def scratch(self, shape):
-        """Room for one block of six indices; gone with its last reference."""
+        """Memory for one block of six indices, which is freed with its last reference."""
 
     def block(self, out):
-        """A result, or a scratch, of six indices as a `Block`."""
+        """A result, or scratch memory, of six indices as a `Block`."""
 
     def result(self, shape, out=None):
-        """An array for a caller to keep, or the caller's `out` if it fits; ArgumentError if it does not."""
+        """A new array that belongs to the caller, or the caller's `out`; ArgumentError if `out` cannot be used."""
 
     def tensor(self, layout, out, device, least_block, host_tensor):
         """A `BlockTarget` for an AO tensor, on the device or on the host.
@@ -188,16 +188,16 @@ class Backend(Protocol):
         out, device
             As in `md4.int2e`.
         least_block : int
-            Bytes that are needed beside the tensor.
+            Bytes that are needed in addition to the tensor.
         host_tensor : callable
-            (layout, array) -> `BlockTarget` of NumPy blocks, for a tensor that the device has no room for.
+            (layout, array) -> `BlockTarget` of NumPy blocks, for a tensor that does not fit on the device.
         """
 
     def bounds(self, count):
-        """`Bounds` for so many pairs."""
+        """`Bounds` for `count` pairs."""
 
     def fetch(self, array):
         """A device array of another library as a NumPy array."""
 
     def send(self, array):
-        """A NumPy array as an array of the device, for a caller to keep."""
+        """A NumPy array as an array of the device, which belongs to the caller."""

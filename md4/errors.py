@@ -1,4 +1,4 @@
-"""The exceptions that md4 raises: one small tree, each also the built-in that a caller would expect."""
+"""The exceptions of md4. They form one small tree. Each is also the built-in exception that a caller would expect."""
 
 
 class MD4Error(Exception):
@@ -6,20 +6,20 @@ class MD4Error(Exception):
 
 
 class BasisError(MD4Error, ValueError):
-    """A shell or a basis set that cannot be used: it names the shell, the offending value and the remedy."""
+    """A shell or a basis set cannot be used. The message names the shell, the wrong value and the remedy."""
 
 
 class ArgumentError(MD4Error, ValueError):
-    """An argument of a call that cannot be used: pair lists, `out`, `aosym`, operator, slices."""
+    """An argument of a call cannot be used, such as a pair list, `out`, `aosym`, an operator or a slice."""
 
 
 class UnsupportedError(MD4Error, NotImplementedError):
-    """Something md4 does not offer; the message lists what it does."""
+    """Something is requested that md4 does not offer. The message says what it offers."""
 
 
 class MemoryLimitError(MD4Error, MemoryError):
-    """Work that cannot fit into `max_memory` or the memory there is; refused before anything is allocated."""
+    """The work does not fit into `max_memory` or the free memory. This is raised before anything is allocated."""
 
 
 class DeviceError(MD4Error, RuntimeError):
-    """No usable GPU, driver or CUDA compiler for `backend='cuda'`."""
+    """There is no usable GPU, driver or CUDA compiler, or the GPU cannot do what is requested."""

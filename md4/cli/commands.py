@@ -15,7 +15,7 @@ from md4.cli.tensor_files import tensor_file
 from md4.errors import ArgumentError, DeviceError
 from md4.support.files import checked_target, replacing
 
-# Room on the disk that a report is sure to fit.
+# Bytes on the disk that are enough for any report.
 REPORT_BYTES = 1 << 19
 
 
@@ -25,8 +25,8 @@ def main(argv=None):
     Returns
     -------
     int
-        The exit status: 0; 1 where a validation fails; 2 where something cannot be done, which one line on stderr
-        tells; 130 after an interrupt; 141 where nobody reads what is printed.
+        The exit status: 0; 1 if a validation fails; 2 if something cannot be done, which one line on stderr explains;
+        130 after an interrupt; 141 if no process reads the output.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def molecule(args):
 
 
 def run_eri(args):
-    """Compute, then write or sum up the tensor."""
+    """Computes the tensor, prints its size and norm, and writes it if a file is given."""
     import md4
 
     mol = molecule(args)
@@ -123,7 +123,7 @@ def run_eri(args):
 
 
 def output(args, nao):
-    """The file that the tensor goes to, or None; refuses what cannot be written, and says what is replaced."""
+    """The file for the tensor, or None. Refuses a file that cannot be written, and prints what is replaced."""
     if args.output is None:
         return None
     from md4.method.scatter import tensor_shape
@@ -135,7 +135,7 @@ def output(args, nao):
 
 
 def write_whole(write, what, name):
-    """`write(what)`, cleaned up after also if a signal ends it; ArgumentError if the system refuses."""
+    """Calls `write(what)`, with cleaning up also if a signal ends it; ArgumentError if the system refuses."""
     try:
         with signals_exit():
             write(what)
@@ -147,7 +147,7 @@ def write_whole(write, what, name):
 
 
 def run_validate(args):
-    """Print the table, or write the report; the exit status says whether all passed."""
+    """Prints the table, or writes the report. The exit status says whether all checks passed."""
     from md4.validation.libcint import format_table, validate
 
     path = report_path(args.report)
@@ -164,7 +164,7 @@ def run_validate(args):
 
 
 def report_path(name):
-    """The path of a report, or None; refuses what could not be written, before any work."""
+    """The path of a report, or None. Refuses a file that cannot be written, before any work is done."""
     if name is None:
         return None
     if Path(name).suffix not in (".html", ".htm"):
@@ -176,7 +176,7 @@ def report_path(name):
 
 
 def write_report(mol, path, **options):
-    """Make a report, print its table and verdict, and write its page."""
+    """Makes a report, prints its table and verdict, and writes its page."""
     from md4.validation.libcint import format_table
     from md4.validation.page import page
     from md4.validation.report import make_report
@@ -194,13 +194,13 @@ def write_report(mol, path, **options):
 
 
 def write_page(path, text):
-    """Writes a page, whole or not at all."""
+    """Writes a page, completely or not at all."""
     with replacing(path) as beside:
         beside.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def run_warmup(args):
-    """Compile, and say what was done."""
+    """Compiles kernels, and prints what was done."""
     from md4.support.cache import cache_folder
 
     try:
@@ -219,7 +219,7 @@ def run_warmup(args):
 
 
 def warmup_basis(args):
-    """The basis that `warmup` is asked to compile for, or None."""
+    """The basis for which `warmup` should compile, or None."""
     if args.geometry is None and args.basis is None:
         return None
     if args.geometry is None or args.basis is None:
@@ -231,7 +231,7 @@ def warmup_basis(args):
 
 
 def run_info(_):
-    """Print what there is."""
+    """Prints versions, GPUs and the cache."""
     from md4.cli.info import format_info
 
     print(format_info())

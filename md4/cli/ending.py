@@ -1,4 +1,4 @@
-"""How a command ends: signals, pipes that nobody reads, and errors, each as one line and an exit status."""
+"""The end of a command: signals, closed pipes and errors become one line on stderr and an exit status."""
 
 import errno
 import os
@@ -11,21 +11,21 @@ from md4.errors import MD4Error
 
 INTERRUPTED = 128 + signal.SIGINT
 UNREAD = 128 + signal.SIGPIPE
-# What ends a process at once unless it is handled: temporary files would stay.
+# Signals that end a process at once unless they are handled, so that temporary files would stay.
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def exit_by_signal(number, _frame):
-    """Handler: ends the process as an exception does, so that everything is cleaned up on the way."""
+    """Handler of signals: ends the process by an exception, so that everything is cleaned up."""
     raise SystemExit(128 + number)
 
 
 @contextmanager
 def signals_exit():
-    """Signals end the block by SystemExit; those that are ignored, or handled by somebody else, stay so.
+    """Signals end the block by SystemExit, unless they are ignored or handled already.
 
-    For short blocks that write: Python handles a signal only once compiled code returns, and work that does not is to
-    be ended at once.
+    This is for short blocks that write files. Python handles a signal only when compiled code returns, and long
+    computations should end at once.
     """
     ours = []
     try:
@@ -41,10 +41,10 @@ def signals_exit():
 
 
 class HeldSignals:
-    """Signals that come inside the block wait for its end, or for `check`.
+    """Signals that arrive inside the block are handled at its end, or at `check`.
 
-    An exception that a handler raises is lost where it meets a callback of a C library, as h5py has many, and may break
-    off the cleaning up after another. Only signals with a handler in Python are held.
+    An exception of a handler is lost if it is raised inside a callback of a C library (h5py has many), and it may
+    interrupt the cleaning up after another exception. Only signals with a handler in Python are held.
     """
 
     def __enter__(self):
@@ -59,7 +59,7 @@ class HeldSignals:
         self.came.append(number)
 
     def check(self):
-        """Lets the handler of a signal that has come do what it does, which is to raise."""
+        """Calls the handlers of the signals that have arrived, which raise exceptions."""
         while self.came:
             number = self.came.pop(0)
             self.before[number](number, None)
@@ -73,7 +73,7 @@ class HeldSignals:
 
 @contextmanager
 def any_character():
-    """Prints what the terminal's encoding lacks, such as a file name that is not text, by its number."""
+    """Inside this context, characters that the encoding of stdout lacks are printed as numbers."""
     stream, errors = sys.stdout, getattr(sys.stdout, "errors", None)
     if errors not in ("strict", "surrogateescape") or not hasattr(stream, "reconfigure"):
         yield
@@ -82,12 +82,12 @@ def any_character():
     try:
         yield
     finally:
-        with suppress(OSError):  # it flushes, and whoever reads may have gone
+        with suppress(OSError):  # it flushes, and the reader may be gone
             stream.reconfigure(errors=errors)
 
 
 def exit_status(command):
-    """Runs `command`; its status, or that of the error that ended it, after one line on stderr.
+    """Runs `command`. Returns its exit status, or that of an error, about which it prints one line on stderr.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def exit_status(command):
 
 
 def out_of_memory(error):
-    """As `complain`, of an allocation that failed."""
+    """As `complain`, for an allocation that failed."""
     details = f" ({error})" if str(error) else ""
     return complain(
         f"out of memory{details}; give a --max-memory below what this process may use, or ask for less, "
@@ -127,14 +127,14 @@ def out_of_memory(error):
 
 
 def complain(reason):
-    """Prints `reason` on one line; returns the exit status of a command that could not be done."""
+    """Prints `reason` on one line; returns the exit status of a command that failed."""
     with suppress(OSError):
         print(f"md4: {' '.join(str(reason).split())}", file=sys.stderr)
     return 2
 
 
 def drop_output():
-    """Sends what stdout still holds to nowhere: the interpreter would complain, on its way out, that it cannot."""
+    """Discards what stdout still holds, because the interpreter would complain at its end that it cannot write it."""
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         return

@@ -1,4 +1,4 @@
-"""What md4 finds on this machine: versions, GPUs, and the cache of compiled kernels."""
+"""The text of `md4 info`: versions, GPUs, and the cache of compiled kernels."""
 
 import os
 
@@ -14,13 +14,13 @@ def cache():
 
 
 def folder_size(folder):
-    """Bytes in all files below a folder; 0 where there is none. Files that vanish meanwhile count nothing."""
+    """Bytes in all files below a folder; 0 if there is no such folder. Files that vanish meanwhile are not counted."""
     paths = [os.path.join(root, name) for root, _, files in os.walk(folder) for name in files]
     return sum(size_of(path) for path in paths)
 
 
 def size_of(path):
-    """Bytes of a file, 0 if it cannot be asked."""
+    """Bytes of a file; 0 if they cannot be read."""
     try:
         return os.lstat(path).st_size
     except OSError:
@@ -28,7 +28,7 @@ def size_of(path):
 
 
 def unusable(folder):
-    """Why a folder that is there cannot be used as the cache, or None."""
+    """The reason why an existing folder cannot be used as the cache, or None."""
     if not os.path.lexists(folder):
         return None
     try:
@@ -39,7 +39,7 @@ def unusable(folder):
 
 
 def format_info():
-    """All of it as text, one fact a line."""
+    """All of this as text, with one fact in each line."""
     lines = [f"{name:<14}{version or 'not installed'}" for name, version in versions().items()]
     found, reason = gpus()
     lines += [f"{'GPU ' + str(i):<14}{text}" for i, text in enumerate(found)] or [f"{'GPU':<14}none ({reason})"]

@@ -1,4 +1,4 @@
-"""What the command line checks by itself, before anything is read or computed."""
+"""Checks of the command line, made before anything is read or computed."""
 
 import os
 import sys
@@ -23,12 +23,12 @@ LIMITS = {
 
 
 def check_options(options):
-    """ArgumentError for values of a command's options that nobody can use.
+    """ArgumentError for values of options that cannot be used.
 
     Parameters
     ----------
     options : dict
-        Values by the names of `argparse`; None where an option was not given.
+        Values by the names of `argparse`; None if an option was not given.
     """
     for name, (least, most, words) in LIMITS.items():
         value = options.get(name)
@@ -40,13 +40,13 @@ def check_options(options):
 
 
 def shortened(value):
-    """A number as text; of a whole one that is longer than anybody reads, the length."""
+    """A number as text, or the number of its digits if these are too many to show."""
     digits = abs(value).bit_length() * 0.30103 if isinstance(value, int) else 0
     return f"one of {digits:.0f} digits" if digits > 60 else f"{value}"
 
 
 def check_names(options):
-    """ArgumentError for an unknown kind of operator, symmetry or backend, an omega out of reach, a wrong MD4_JOBS."""
+    """ArgumentError for an unknown kind of operator, symmetry or backend, an impossible omega, or a wrong MD4_JOBS."""
     from md4.engine import BACKENDS
     from md4.method.operators import Operator, checked_kind
     from md4.method.scatter import SYMMETRIES
@@ -62,7 +62,7 @@ def check_names(options):
 
 
 def check_jobs_variable():
-    """ArgumentError if MD4_JOBS, which a first call on a GPU reads, is no number of processes."""
+    """ArgumentError if MD4_JOBS, which a first call on a GPU reads, is not a number of processes."""
     try:
         from md4.gpu.warmup import allowed_jobs
     except ImportError:  # without the GPU's packages, nothing is compiled ahead

@@ -1,4 +1,4 @@
-"""The tensor in a file: .npy, or dataset 'eri' of an HDF5 file, whose other contents are kept."""
+"""Files for the tensor: .npy, or the dataset 'eri' of an HDF5 file, whose other contents are kept."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ OVERHEAD = 4096
 
 
 def tensor_file(name, size):
-    """`NpyFile` or `H5File` by the name's ending; ArgumentError if `size` bytes could not be written to it.
+    """`NpyFile` or `H5File`, by the ending of the name; ArgumentError if `size` bytes could not be written to it.
 
     Parameters
     ----------
@@ -32,13 +32,13 @@ def tensor_file(name, size):
 
 
 class NpyFile:
-    """A .npy file to be.
+    """A .npy file that will be written.
 
     Attributes
     ----------
     path : Path
     replaces : str or None
-        What is there now and will not be any more.
+        What exists now and will be replaced.
     """
 
     def __init__(self, name, size):
@@ -46,14 +46,14 @@ class NpyFile:
         self.replaces = f"{name} {self.shape()}" if self.path.exists() else None
 
     def shape(self):
-        """Shape of the array that the file holds now, or what it is if it holds none."""
+        """Shape of the array that the file holds now, or a description if it holds no array."""
         try:
             return np.load(self.path, mmap_mode="r", allow_pickle=False).shape
         except (OSError, ValueError, EOFError, SyntaxError):
             return f"({self.path.stat().st_size} bytes, not an array)"
 
     def write(self, eri):
-        """Writes the tensor, without `np.save`, which does not see that a disk has no room for the last few bytes."""
+        """Writes the tensor. `np.save` is not used: it does not notice that a disk has no room for the last bytes."""
         with HeldSignals() as signals, replacing(self.path) as beside, open(beside, "wb") as file:
             header = {"descr": eri.dtype.str, "fortran_order": False, "shape": eri.shape}
             np.lib.format.write_array_header_1_0(file, header)
@@ -64,7 +64,7 @@ class NpyFile:
 
 
 class H5File:
-    """Dataset 'eri' of an HDF5 file, to be; attributes as `NpyFile`."""
+    """The dataset 'eri' of an HDF5 file, which will be written; attributes as `NpyFile`."""
 
     def __init__(self, name, size):
         try:
@@ -76,11 +76,11 @@ class H5File:
         checked_target(name, size + self.old_size() + OVERHEAD)
 
     def old_size(self):
-        """Bytes of the file that is there, and is copied."""
+        """Bytes of the existing file, which is copied."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def checked(self):
-        """What the file holds under the dataset's name, or None; ArgumentError where it is in the way."""
+        """What the file holds under the name of the dataset, or None; ArgumentError if it cannot be replaced."""
         import h5py
 
         if not self.old_size():  # an empty file, such as `mktemp` makes, has nothing to keep
@@ -102,7 +102,7 @@ class H5File:
             ) from error
 
     def write(self, eri):
-        """Writes the tensor to a copy of the file, which then takes the file's place."""
+        """Writes the tensor to a copy of the file, which then replaces the file."""
         import h5py
 
         self.checked()
@@ -117,7 +117,7 @@ class H5File:
 
 
 def write_dataset(file, eri, signals):
-    """Puts the tensor in the place of dataset 'eri', piece by piece, so that signals are heard."""
+    """Replaces the dataset 'eri' by the tensor, piece by piece, so that signals are handled in between."""
     if DATASET in list(file):
         del file[DATASET]
     data, rows = file.create_dataset(DATASET, eri.shape, eri.dtype), max(1, CHUNK * len(eri) // eri.nbytes)

@@ -1,4 +1,4 @@
-"""Memory that work on many blocks takes: H matrices kept between blocks, and the least that any block needs."""
+"""Memory for work on many blocks: H matrices that are kept between blocks, and the least workspace of any block."""
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class HermiteStore:
 
 
 def least_block(engine, *ranges):
-    """Bytes of one quartet of the largest class and of its least workspace, over ranges (first, last + 1) of shells."""
+    """Bytes of one quartet of the largest class with its least workspace, for ranges (first, last + 1) of shells."""
     basis = engine.bra_basis
     used = sorted({s for r in ranges for s in range(*r)}, key=lambda s: tuple(basis.classes[s]))
     sizes = [basis.shells[s].nctr * basis.ncomp(basis.shells[s].l) for s in used]

@@ -1,8 +1,8 @@
-"""The CPU backend: the steps of the method on NumPy and Numba, matrix products by BLAS.
+"""The CPU backend: the steps of the method with NumPy and Numba, and matrix products by BLAS.
 
-[p|q] of a chunk is one matrix with rows (bra primitive, p) and columns (ket primitive, q). Step 4 is one product for
-each bra pair with all ket pairs, step 5 one for each ket pair with all bra pairs, so that small classes, too, make
-large matrices.
+[p|q] of a chunk is one matrix with the rows (bra primitive, p) and the columns (ket primitive, q). Step 4 is one
+product for each bra pair with all ket pairs, and step 5 is one product for each ket pair with all bra pairs. In this
+way small classes make large matrices, too.
 """
 
 from copy import copy
@@ -124,11 +124,11 @@ class CpuBackend:
         return self.memory.empty(shape)
 
     def bounds(self, count):
-        """Schwarz bounds of so many pairs."""
+        """The target for the Schwarz bounds of `count` pairs."""
         return HostBounds(count)
 
     def fetch(self, array):
-        """Refuses arrays of devices."""
+        """Raises ArgumentError: this backend accepts no device arrays."""
         raise ArgumentError("the density matrix is a device array, but the backend is 'cpu'; give a NumPy array.")
 
     def send(self, array):
@@ -201,7 +201,7 @@ class Products:
         return abq
 
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
-        """Step 5: (ab|cd) into a `HostBlock`."""
+        """Step 5: writes (ab|cd) to a `HostBlock`."""
         nbra, nab, inner = abq.shape
         rows = abq.reshape(nbra * nab, inner)
         for run, columns, h in h_runs(H_cd, cd):

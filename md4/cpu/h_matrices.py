@@ -1,6 +1,6 @@
-"""H matrices on the CPU: flat, one (nab, K N_p) matrix a shell pair with K its primitive pairs.
+"""H matrices on the CPU: a flat array with one matrix (nab, K N_p) for each shell pair, which has K primitive pairs.
 
-The sum over primitives is thus part of the inner dimension of each product.
+So the sum over primitives is part of the inner dimension of each product.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class FlatH:
     Attributes
     ----------
     sign : bool
-        Elements carry (-1)^|q|, as those of a ket do.
+        Whether elements include the sign (-1)^|q|, as those of a ket do.
     """
 
     sign: bool

@@ -24,11 +24,11 @@ class HostSums:
 
     @property
     def copies(self):
-        """One a thread."""
+        """Number of copies of J and K: one for each thread."""
         return numba.get_num_threads()
 
     def swapped(self, bra, ket):
-        """The longer rows last."""
+        """Whether bra and ket change places, so that the longer rows are contiguous."""
         return ket.nab < bra.nab
 
     def digest(self, densities, twice):
@@ -74,7 +74,7 @@ class HostDigest:
     densities : ndarray, shape (n_k, nao, nao)
         The densities of X; none if n_k = 0.
     twice : ndarray, shape (n_j, nao, nao)
-        D + D^T of Y.
+        The D + D^T of Y.
     """
 
     def __init__(self, memory, densities, twice):

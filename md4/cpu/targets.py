@@ -32,7 +32,7 @@ class HostTensor:
         self.flat = out.reshape(-1)
 
     def add(self, block, bra, ket, basis, triangle):
-        """Writes one block wherever its integrals stand; `triangle`: `bra` and `ket` are the same pairs."""
+        """Writes a block to all places of its integrals. If `triangle` is true, bra and ket are the same pairs."""
         bra, ket = bra.pairs.pairs, ket.pairs.pairs
         ao_bra, ao_ket, layout = basis.ao_loc[bra], basis.ao_loc[ket], self.layout
         self.write(block, bra, ket, ao_bra, ao_ket, triangle, layout.swap, layout.box, self.flat)

@@ -90,16 +90,16 @@ def make_scatter_element(aosym, jit):
 
 @dataclass(frozen=True, eq=False)
 class TensorLayout:
-    """What an AO tensor holds, and where.
+    """The symmetry and the AO ranges of an AO tensor.
 
     Attributes
     ----------
     aosym : {'s1', 's4', 's8'}
-        Its symmetry.
+        The symmetry of the tensor.
     box : ndarray of int64, shape (8,)
         First AO and number of AOs of each index: i0, j0, k0, l0, ni, nj, nk, nl.
     swap : bool
-        Bra and ket run over the same pairs, so that (kl|ij) is wanted where (ij|kl) is computed.
+        Whether bra and ket range over the same pairs, so that (kl|ij) is written where (ij|kl) is computed.
     """
 
     aosym: str

@@ -1,1 +1,1 @@
-"""md4 under PySCF's names: integrals, mean-field objects, geometries."""
+"""PySCF's side of md4: integrals under PySCF's names, mean-field objects, molecules from files."""

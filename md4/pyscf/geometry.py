@@ -1,7 +1,7 @@
 """Molecules from files and strings: xyz, QCSchema JSON or an atom string, to a built `pyscf.gto.Mole`.
 
-Atom strings are those of PySCF as far as they are plain lists or Z-matrices. PySCF evaluates what is no number as
-Python code; here it is refused.
+Atom strings are those of PySCF, as long as they are lists of atoms or Z-matrices with plain numbers. PySCF evaluates
+anything that is not a number as Python code; this module refuses it.
 """
 
 import json
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from md4.errors import ArgumentError
 
-LARGEST_FILE = 1 << 26  # bytes; no molecule that anybody can compute needs more
+LARGEST_FILE = 1 << 26  # bytes; more than any molecule needs that can be computed
 LARGEST_COORDINATE = 1e8
 LARGEST_CHARGE = 10**6
-# A number as PySCF, which may evaluate it, and `float` both read it: no underscores, nan or inf.
+# Numbers that PySCF (which may evaluate them) and `float` read in the same way: no underscores, nan or inf.
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 EXAMPLE = "an .xyz or QCSchema .json file, or an atom string like 'H 0 0 0; F 0 0 0.92'"
-# Modules of PySCF that evaluate text, unless their DISABLE_EVAL is set.
+# Modules of PySCF that evaluate text unless their DISABLE_EVAL is set.
 EVALUATING = ("mole", "basis.parse_nwchem", "basis.parse_nwchem_ecp", "basis.parse_cp2k", "basis.parse_molpro")
 eval_lock = threading.Lock()
 
@@ -36,7 +36,7 @@ def load_molecule(source, basis, charge=None, spin=None, cart=False):
         A file (.xyz in Angstrom; .json in QCSchema, molecule or input, in Bohr) or a PySCF atom string
         such as ``"O 0 0 0; H 0 0.76 0.59; H 0 -0.76 0.59"`` in Angstrom. ``ghost-O`` is a ghost atom, as in PySCF.
     basis : str or anything that `Mole.basis` takes
-        Names are resolved as PySCF does; it asks the Basis Set Exchange for those that it does not know.
+        Names are resolved by PySCF, which asks the Basis Set Exchange for those that it does not know.
     charge : int, optional
         Default: the file's, or 0.
     spin : int, optional
@@ -47,7 +47,7 @@ def load_molecule(source, basis, charge=None, spin=None, cart=False):
     Raises
     ------
     ArgumentError
-        A file or string that cannot be read, an unknown element or basis name, or an impossible spin.
+        The file or string cannot be read, an element or a basis name is unknown, or the spin is impossible.
     """
     atoms, unit, file_charge, file_spin = read_geometry(source)
     charge = file_charge if charge is None else charge
@@ -56,9 +56,9 @@ def load_molecule(source, basis, charge=None, spin=None, cart=False):
 
 
 def read_geometry(source):
-    """(atoms, unit, charge, spin) of a file or an atom string; spin None where it is not said."""
+    """(atoms, unit, charge, spin) of a file or an atom string; the spin is None if it is not given."""
     text = str(source)
-    if os.path.isfile(text):  # unlike Path.is_file, False for whatever is too long or odd to be a name
+    if os.path.isfile(text):  # unlike Path.is_file, it is False for text that cannot be a name
         return read_file(Path(text))
     if os.path.exists(text):
         what = "a folder" if os.path.isdir(text) else "a device, a pipe or the like"
@@ -69,12 +69,12 @@ def read_geometry(source):
 
 
 def shortened(text):
-    """`text` in quotes, cut where a message is no place for all of it."""
+    """`text` in quotes, shortened to a length that fits a message."""
     return repr(text if len(text) <= 200 else text[:200] + " ...")
 
 
 def read_file(path):
-    """Read an xyz or a QCSchema file, told apart by content: JSON begins with a brace."""
+    """Reads an xyz or a QCSchema file. They are distinguished by their content: JSON begins with a brace."""
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise ArgumentError(f"{str(path)!r} is larger than {LARGEST_FILE >> 20} MiB, so that it is no molecule.")
@@ -87,9 +87,10 @@ def read_file(path):
 
 
 def parse_atom_string(text):
-    """Atoms [(symbol, (x, y, z))] of a string, or the string itself if it is a Z-matrix, checked.
+    """Atoms [(symbol, (x, y, z))] of a string; if it is a Z-matrix, its checked text.
 
-    Atoms are separated by semicolons or new lines, their fields by blanks, tabs or commas; # begins a comment line.
+    Atoms are separated by semicolons or new lines, and their fields by blanks, tabs or commas. A line that begins with
+    # is a comment.
     """
     lines = (line.strip() for line in text.replace(";", "\n").replace(",", " ").split("\n"))
     rows = [line.split() for line in lines if line and not line.startswith("#")]
@@ -111,7 +112,7 @@ def plain_atom(fields, n):
 
 
 def checked_zmatrix(rows):
-    """The text of a Z-matrix: symbol, then atom and distance, atom and angle, atom and dihedral, all plain numbers."""
+    """The text of a Z-matrix. Rows are: symbol, atom, distance, atom, angle, atom, dihedral."""
     for n, row in enumerate(rows):
         atoms, values = row[1::2], row[2::2]
         earlier = {str(i) for i in range(1, n + 1)}
@@ -148,7 +149,7 @@ def parse_atom(fields, where):
 
 
 def check_coordinates(values, where):
-    """ArgumentError for coordinates that are not finite or beyond all molecules, where r^2 would lose its digits."""
+    """ArgumentError for coordinates that are not finite, or so large that r^2 would lose its digits."""
     for value in values:
         if not abs(value) <= LARGEST_COORDINATE:
             raise ArgumentError(f"{where}: the coordinate {value} is not a number below {LARGEST_COORDINATE:g}.")
@@ -160,7 +161,7 @@ def parse_qcschema(text, name):
         data = json.loads(text)
     except RecursionError:
         raise ArgumentError(f"{name}: not valid JSON (nested too deeply).") from None
-    except ValueError as error:  # a syntax error, or a number of thousands of digits
+    except ValueError as error:  # a syntax error, or a number with thousands of digits
         raise ArgumentError(f"{name}: not valid JSON ({error}).") from None
     try:
         data = data.get("molecule", data)
@@ -184,14 +185,14 @@ def parse_qcschema(text, name):
 
 
 def listed(value):
-    """`value` if it is a list; text and objects can be iterated over as well."""
+    """`value` if it is a list; TypeError for text and objects, over which one can iterate as well."""
     if not isinstance(value, list):
         raise TypeError(f"expected a list, not {type(value).__name__}")
     return value
 
 
 def flattened(geometry):
-    """Coordinates one after the other, from a flat list or one of triples."""
+    """Coordinates one after the other, from a flat list or from a list of triples."""
     return [value for row in geometry for value in (row if isinstance(row, list) else [row])]
 
 
@@ -204,7 +205,7 @@ def whole(value):
 
 @contextmanager
 def no_evaluation():
-    """PySCF, inside, refuses text that is no number where it would evaluate it as Python code."""
+    """Inside this context PySCF refuses text that is not a number, instead of evaluating it as Python code."""
     modules = [import_module(f"pyscf.gto.{name}") for name in EVALUATING]
     with eval_lock:
         before = [(module, module.DISABLE_EVAL) for module in modules if hasattr(module, "DISABLE_EVAL")]
@@ -218,24 +219,24 @@ def no_evaluation():
 
 
 def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
-    """`pyscf.gto.M`, quiet, with its many exceptions turned into one that says what to do."""
+    """Calls `pyscf.gto.M` without output, and turns its many exceptions into one that says what to do."""
     try:
         from pyscf import gto
         from pyscf.lib.exceptions import BasisNotFoundError
-    except ModuleNotFoundError:  # other ImportErrors tell of a PySCF that is there and cannot be loaded
+    except ModuleNotFoundError:  # other ImportErrors are about a PySCF that is installed but cannot be loaded
         raise ArgumentError("molecules need PySCF; pip install 'md4[pyscf]'.") from None
     check_electrons(charge, spin)
     options = {"unit": unit, "charge": charge, "spin": spin, "cart": cart, "verbose": 0}
     try:
         with warnings.catch_warnings(), no_evaluation():
-            # PySCF warns that the Basis Set Exchange is missing, then raises; the error below says both.
+            # PySCF warns that the Basis Set Exchange is missing and then raises; the error below says both.
             warnings.simplefilter("ignore")
             mol = gto.M(atom=atoms, basis=basis, dump_input=False, parse_arg=False, **options)
     except BasisNotFoundError as error:
         raise ArgumentError(basis_message(basis, error)) from error
     except MemoryError:
         raise
-    except Exception as error:  # PySCF checks little, so that anything may come out of it
+    except Exception as error:  # PySCF checks little, so it may raise anything
         reason = " ".join(str(error).split()).rstrip(".") or f"charge {charge} and spin {spin} do not go together"
         raise ArgumentError(f"PySCF cannot build the molecule: {reason}.") from error
     if mol.nbas == 0:
@@ -247,7 +248,7 @@ def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
 
 
 def check_electrons(charge, spin):
-    """ArgumentError for a charge or a spin that no molecule has; whether they go together is left to PySCF."""
+    """ArgumentError for a charge or a spin that no molecule has. PySCF checks whether they fit together."""
     if abs(charge) > LARGEST_CHARGE:
         raise ArgumentError(f"a charge beyond {LARGEST_CHARGE} is no molecule's; check the file and --charge.")
     if spin is not None and spin < 0:
@@ -257,7 +258,7 @@ def check_electrons(charge, spin):
 
 
 def basis_message(basis, error):
-    """What to do about a basis set that was not found."""
+    """The message about a basis set that was not found, with the remedy."""
     try:
         import basis_set_exchange  # noqa: F401
     except ImportError:

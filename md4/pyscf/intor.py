@@ -7,13 +7,13 @@ from md4.method.operators import Operator
 from md4.shells.basis import Basis
 from md4.support.arguments import checked_mol, checked_progress, shown
 
-# libcint's slot for the exponent of the geminals, mol._env[PTR_F12_ZETA].
+# libcint keeps the exponent of the geminals in mol._env[PTR_F12_ZETA].
 PTR_F12_ZETA = 9
 NAMES = tuple(f"int2e{kind}{suffix}" for kind in ("", "_yp", "_stg") for suffix in ("", "_sph", "_cart"))
 
 
 def mol_operator(mol, kind, omega):
-    """Operator of integral family `kind` ('', '_yp', '_stg') with the parameters that `mol` holds."""
+    """The operator of the integral family `kind` ('', '_yp', '_stg') with the parameters of `mol`."""
     if kind == "":
         return Operator.from_omega(mol.omega if omega is None else omega)
     zeta = float(mol._env[PTR_F12_ZETA])
@@ -26,21 +26,21 @@ def intor(
     mol, name="int2e", aosym="s1", omega=None, shls_slice=None, out=None, backend="auto", device=False,
     max_memory=None, stream=None, progress=None,
 ):  # fmt: skip
-    """Two-electron integrals of a molecule, as ``mol.intor(name, ...)`` gives them.
+    """Two-electron integrals of a molecule, as returned by ``mol.intor(name, ...)``.
 
-    Parameters that are not listed here, result and errors are those of `int2e`.
+    The result, the errors, and the parameters that are not listed here are those of `int2e`.
 
     Parameters
     ----------
     mol : pyscf.gto.Mole
     name : str
-        'int2e' (spherical or Cartesian as `mol.cart` says), 'int2e_sph', 'int2e_cart'; likewise 'int2e_yp' (Yukawa)
-        and 'int2e_stg' (Slater geminal), with the exponent of ``mol.set_f12_zeta``.
+        'int2e' (Cartesian if `mol.cart` is set, else spherical), 'int2e_sph' or 'int2e_cart'. Likewise 'int2e_yp'
+        (Yukawa) and 'int2e_stg' (Slater geminal), with the exponent that was set by ``mol.set_f12_zeta``.
 
     Raises
     ------
     UnsupportedError
-        Another name; the message lists these.
+        Another name; the message lists the names that are offered.
     """
     if not isinstance(name, str) or name not in NAMES:
         raise UnsupportedError(f"integral {shown(name)} is not offered; md4 has {', '.join(NAMES)}.")
@@ -62,25 +62,27 @@ def int2e(
     Parameters
     ----------
     mol : pyscf.gto.Mole
-        Built molecule; ``mol.cart`` chooses Cartesian AOs.
+        A built molecule. If ``mol.cart`` is set, AOs are Cartesian.
     aosym : {'s1', 's4', 's8'}
         's1': shape (nao, nao, nao, nao); 's4': (npair, npair), npair = nao (nao + 1) / 2; 's8': one row of
         npair (npair + 1) / 2.
     omega : float, optional
-        Range separation in Bohr^-1: > 0 erf(omega r)/r, < 0 erfc(-omega r)/r, 0 the full 1/r. Default: `mol.omega`.
+        Range separation in Bohr^-1: erf(omega r)/r for omega > 0, erfc(-omega r)/r for omega < 0, and 1/r for 0. The
+        default is `mol.omega`.
     shls_slice : 8 ints, optional
-        Shell ranges (i0, i1, j0, j1, k0, k1, l0, l1); not with 's8'.
+        Shell ranges (i0, i1, j0, j1, k0, k1, l0, l1) of a part of the tensor; not with 's8'.
     out : array, optional
-        C-contiguous float64 array of the result's shape to write to.
+        C-contiguous float64 array of the result's shape, to which the result is written.
     backend : {'auto', 'cuda', 'cpu'}
     device : bool
-        Keep the result on the GPU (backend 'cuda'): a device array with ``__cuda_array_interface__`` and DLPack.
+        Whether to keep the result on the GPU (backend 'cuda'), as a device array with ``__cuda_array_interface__`` and
+        DLPack.
     max_memory : float, optional
-        Hard cap in MB on what md4 allocates; by default what is free.
+        Hard cap in MB on what md4 allocates. The default is what is free.
     stream : optional
         CUDA stream to work on; see `Engine`.
     progress : bool, optional
-        Force a progress bar on or off; by default one is shown on a terminal when the work takes long.
+        Whether to show a progress bar. By default there is one on a terminal if the work takes long.
 
     Returns
     -------
@@ -89,11 +91,11 @@ def int2e(
     Raises
     ------
     ArgumentError, BasisError
-        Input that cannot be used; the message says which and why.
+        The input cannot be used; the message says what and why.
     UnsupportedError
         A periodic cell, or shells whose angular momenta add up to more than 32 in a quartet.
     MemoryLimitError
-        Result and least workspace exceed `max_memory`.
+        The result and the least workspace exceed `max_memory`, or the memory that is free.
     DeviceError
         ``backend='cuda'`` or `device` without a usable GPU.
     """

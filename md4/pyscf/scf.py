@@ -1,8 +1,8 @@
 """PySCF's mean-field objects with J and K by md4: `attach` and `detach`.
 
-`attach` puts the class `MD4SCF` in front of an object's own, as PySCF's density_fit() and newton() do, so that get_jk
-is md4's and everything else stays PySCF's. get_j, get_k, get_veff, the response functions of newton(), stability() and
-TDDFT, and the exchange of range-separated functionals all go through get_jk. Derivatives of integrals do not.
+`attach` puts the class `MD4SCF` in front of the class of an object, as PySCF's density_fit() and newton() do. Then
+get_jk is that of md4, and everything else is that of PySCF. get_j, get_k, get_veff, the response functions of newton(),
+stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Derivatives of integrals do not.
 """
 
 import sys
@@ -13,24 +13,24 @@ from md4.method.operators import check_order, finite_number
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
 from md4.support.locks import Lock, locked
 
-# Where mol._env begins to hold geometry and basis; the slots before (omega, gauge origin, ...) change at any time.
+# Where geometry and basis begin in mol._env; what is before (omega, gauge origin, ...) may change at any time.
 PTR_ENV_START = 20
 # The column of mol._bas that holds the angular momenta.
 ANG_OF = 1
 
 
 def fingerprint(mol):
-    """What the integrals over the shells of `mol` depend on, comparable; the operator is not part of it."""
+    """All data on which the integrals over the shells of `mol` depend, except the operator; can be compared."""
     return bool(mol.cart), mol._atm.tobytes(), mol._bas.tobytes(), mol._env[PTR_ENV_START:].tobytes()
 
 
 class Builder:
-    """Options of `attach`, and the `md4.JK` of the last molecule, made when first asked for.
+    """The options of `attach`, and the `md4.JK` of the last molecule, which is made when it is first needed.
 
     Attributes
     ----------
     options : dict
-        backend, max_memory and stream of the JK to come.
+        backend, max_memory and stream of the JK that will be made.
     """
 
     def __init__(self, backend="auto", max_memory=None, stream=None):
@@ -39,22 +39,22 @@ class Builder:
         self.lock = Lock()
 
     def fresh(self):
-        """The same options without a JK. Copies of an object share a builder: none may empty it for the others."""
+        """A new builder with the same options, without a JK. The old one may be shared by copies of the object."""
         return Builder(**self.options)
 
     @locked
     def jk(self, mol):
-        """The JK of `mol`: the last one unless shells or geometry are others, even where `mol` is the same object."""
+        """The JK of `mol`. It is made again if shells or geometry have changed, even if `mol` is the same object."""
         from md4.contract.fock import JK
 
         found = fingerprint(mol)
         if found != self._made_for:
-            self._jk = None  # its memory first
+            self._jk = None  # frees its memory first
             self._jk, self._made_for = JK(mol, omega=0.0, **self.options), found
         return self._jk
 
     def __getstate__(self):
-        """Options only: device data are remade, and a stream means nothing elsewhere."""
+        """Only the options: device data are made again, and a stream has no meaning in another process."""
         return {"options": {**self.options, "stream": None}, "_jk": None, "_made_for": None, "lock": Lock()}
 
     def __repr__(self):
@@ -67,7 +67,7 @@ class MD4SCF:
     __name_mixin__ = "MD4"
 
     def get_jk(self, mol=None, dm=None, hermi=None, with_j=True, with_k=True, omega=None):
-        """J and K by md4; arguments and result as those of the class behind."""
+        """J and K by md4. Arguments and results are those of the class behind this one."""
         from pyscf.lib import logger
         from pyscf.scf import ghf
 
@@ -81,7 +81,7 @@ class MD4SCF:
         if generalised:
 
             def blocks(mol, dms, _hermi, with_j, with_k, omega):
-                # PySCF says "symmetric" of the blocks for J alone, whatever they are.
+                # For J alone PySCF calls the blocks symmetric, whether they are or not.
                 return build(jk, dms, 0, with_j, with_k, effective_omega(mol, omega), tol)
 
             hermi = 0 if hermi is None else hermi
@@ -94,22 +94,22 @@ class MD4SCF:
 
     @property
     def _md4_builder(self):
-        """newton() wraps an object that does half of the builds: the two work with the same pairs."""
+        """The builder. newton() wraps an object that does some of the builds, and both use the same pairs."""
         inner = self.__dict__.get("_scf")
         return inner._md4_builder if isinstance(inner, MD4SCF) else self._md4
 
     @property
     def md4_jk(self):
-        """The `md4.JK` that builds J and K of `mol`; its `stats` tell of the last build."""
+        """The `md4.JK` that builds J and K of `mol`; its `stats` are those of the last build."""
         return self._md4_builder.jk(self.mol)
 
     def reset(self, mol=None):
-        """PySCF's reset; pairs and bounds are made anew at the next build."""
+        """PySCF's reset; pairs and bounds are made again at the next build."""
         self._md4 = self._md4.fresh()
         return super().reset(mol)
 
     def _transfer_attrs_(self, dst):
-        """What to_ks() and to_hf() call: the object of the other class gets its J and K from md4, too."""
+        """Called by to_ks() and to_hf(): the object of the other class gets its J and K from md4, too."""
         return super()._transfer_attrs_(attached(dst, self._md4))
 
     def dump_flags(self, verbose=None):
@@ -125,21 +125,21 @@ class MD4SCF:
         return f"<{type(self).__name__}: {size}, J and K {first}, {self._md4!r}>"
 
     def __reduce_ex__(self, protocol):
-        """Pickle cannot find by name a class that `lib.set_class` has made: this says which classes it is made of."""
+        """For pickle, which cannot find a class made by `lib.set_class` by its name: the classes behind it."""
         return restored, (class_parts(type(self)),), self.__getstate__()
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        self._opt = {None: None}  # PySCF leaves None, which its own get_jk cannot use after `detach`
+        self._opt = {None: None}  # PySCF sets None, which its own get_jk cannot use after `detach`
 
 
 def effective_omega(mol, omega):
-    """PySCF's meaning of `omega`: None is what `mol` says, be it by with_range_coulomb."""
+    """`omega` with PySCF's meaning of None: the value of `mol`, which with_range_coulomb may have set."""
     return float(mol.omega if omega is None else omega)
 
 
 def check_density(dm, n):
-    """ArgumentError unless `dm` is (n, n) matrices."""
+    """ArgumentError unless `dm` consists of matrices of the shape (n, n)."""
     if dm.ndim < 2 or dm.shape[-2:] != (n, n) or dm.dtype.kind not in "fciu":
         raise ArgumentError(
             f"a density matrix of this object has shape (..., {n}, {n}) and numbers, not {dm.shape} of {dm.dtype}."
@@ -147,7 +147,7 @@ def check_density(dm, n):
 
 
 def check_no_integrals(mf, omega):
-    """UnsupportedError where PySCF would contract integrals that the object was given, which md4 would ignore."""
+    """UnsupportedError if the object was given integrals: PySCF would contract them, but md4 would ignore them."""
     if mf._eri is not None and not omega:
         raise UnsupportedError(
             f"mf._eri of {type(mf).__name__} holds integrals of its own, set after md4.attach, and md4 would ignore "
@@ -165,7 +165,7 @@ def build(jk, dm, hermi, with_j, with_k, omega, tol):
 
 
 def class_parts(cls):
-    """`cls` if it is found by its name, else (name, parts of each base) of a class that `lib.make_class` made."""
+    """`cls` if it can be found by its name; else (name, parts of each base), for a class made by `lib.make_class`."""
     named = getattr(sys.modules.get(cls.__module__), cls.__qualname__, None)
     if named is cls or "__name_mixin__" not in vars(cls):
         return cls
@@ -191,7 +191,7 @@ def restored(parts):
 
 
 def check_supported(mf):
-    """ArgumentError or UnsupportedError where md4's J and K would not be those that `mf` wants."""
+    """ArgumentError or UnsupportedError if md4's J and K would not be those that `mf` needs."""
     from pyscf import gto
     from pyscf.scf import ghf, hf, uhf
 
@@ -219,33 +219,33 @@ def check_supported(mf):
 
 
 def attached(mf, builder):
-    """`mf`, changed in place to build by `builder`."""
+    """`mf`, changed in place so that its J and K come from `builder`."""
     from pyscf import lib
 
     inner = mf.__dict__.get("_scf")
-    if inner is not None:  # of newton(); another object may be using it as well
+    if inner is not None:  # of newton(); another object may use it as well
         check_supported(inner)
         mf._scf = attached(inner.copy(), builder)
     mf._md4 = builder
-    mf._eri = None  # get_veff builds from differences only without it
+    mf._eri = None  # with integrals in it, get_veff would not build from differences
     return mf if isinstance(mf, MD4SCF) else lib.set_class(mf, (MD4SCF, mf.__class__))
 
 
 def attach(mf, backend="auto", max_memory=None, stream=None):
     """Makes md4 build J and K of a mean-field object of PySCF.
 
-    Nothing is computed and no GPU is looked for before the first build. Copies, scanners, newton(), conversions such
-    as to_uhf() and to_ks(), pickles and reset() keep md4. density_fit() on the result replaces J and K, as it does
-    without md4 (with ``only_dfj=True`` K stays md4's), until undo_df().
+    Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(), conversions such as
+    to_uhf() and to_ks(), pickles and reset() keep md4. density_fit() on the result replaces J and K until undo_df(), as
+    it does without md4; with ``only_dfj=True`` K is still that of md4.
 
     Parameters
     ----------
     mf : pyscf.scf.hf.SCF
-        RHF, UHF, ROHF, GHF, RKS, UKS, ROKS or GKS of a molecule, symmetry-adapted or not; it is changed in place. Its
-        direct_scf and direct_scf_tol say what they say without md4, but `direct_scf_tol` screens in either case.
+        RHF, UHF, ROHF, GHF, RKS, UKS, ROKS or GKS of a molecule, symmetry-adapted or not. It is changed in place. Its
+        direct_scf and direct_scf_tol have the same meaning as without md4, but direct_scf_tol is always used.
     backend : {'auto', 'cuda', 'cpu'}
     max_memory : float, optional
-        Hard cap in MB on what md4 allocates, by default what is free; `mf.max_memory` does not count here.
+        Hard cap in MB on what md4 allocates. The default is what is free; `mf.max_memory` has no effect.
     stream : optional
         CUDA stream to work on; see `md4.Engine`.
 
@@ -257,10 +257,11 @@ def attach(mf, backend="auto", max_memory=None, stream=None):
     Raises
     ------
     ArgumentError
-        `mf` is no mean-field object, or an option cannot be used.
+        `mf` is not a mean-field object, or an option cannot be used.
     UnsupportedError
-        Periodic or relativistic four- and two-component objects, density-fitted ones, ones with integrals or a get_jk
-        of their own; shells of l > 8. Integrals that are given in ``mf._eri`` later are refused at the next build.
+        The object is periodic, a relativistic four- or two-component object, density-fitted, has integrals or a get_jk
+        of its own, or has shells with l > 8. Integrals that are put into ``mf._eri`` later are refused at the next
+        build.
     """
     checked_choice("backend", backend, BACKENDS)
     checked_memory(max_memory)
@@ -271,7 +272,7 @@ def attach(mf, backend="auto", max_memory=None, stream=None):
 
 
 def detach(mf):
-    """Undoes `attach` in place and returns `mf`, with PySCF's own J and K; ArgumentError if it is not attached."""
+    """Undoes `attach` in place and returns `mf`, with PySCF's own J and K; ArgumentError if `mf` is not attached."""
     from pyscf import lib
 
     if not isinstance(mf, MD4SCF):

@@ -1,1 +1,1 @@
-"""What every part of md4 uses: checked arguments, locks, files and caches, host memory, progress bars, display."""
+"""Tools for all of md4: checks of arguments, locks, files and caches, host memory, progress bars, display."""

@@ -1,7 +1,7 @@
-"""What every entry point asks of its arguments, before it does any work.
+"""Checks of arguments, which every entry point makes before it does any work.
 
-Each `checked_*` returns the value in the form that md4 works with, or raises an error that names the argument, the
-value and the remedy. NumPy's scalars are as good as Python's; a truth value is no number, and a string is none either.
+Each `checked_*` returns the value in the form with which md4 works, or raises an error with the name of the argument,
+the value and the remedy. NumPy's scalars are accepted like Python's. Truth values and strings are not numbers.
 """
 
 import operator
@@ -15,16 +15,16 @@ ONE_MOLECULE = "pass a built molecule, e.g. pyscf.M(atom='H 0 0 0; F 0 0 0.917',
 
 
 def shown(value):
-    """`value` as messages show it: its repr, unless that is long or fails."""
+    """`value` for a message: its repr, or its type if the repr is long or fails."""
     try:
         text = repr(value)
-    except Exception:  # a stranger's __repr__ may raise anything
+    except Exception:  # the __repr__ of an unknown class may raise anything
         text = ""
     return text if 0 < len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def is_scalar(value):
-    """Whether `value` can be a real number: no string, no truth value, no complex number, no array but without axes."""
+    """Whether `value` can be a real number: not a string, truth value, complex number, or array with axes."""
     if isinstance(value, (str, bytes, bytearray, bool, np.ma.MaskedArray)):
         return False
     kind = getattr(getattr(value, "dtype", None), "kind", "")
@@ -32,7 +32,7 @@ def is_scalar(value):
 
 
 def real_number(value):
-    """`value` as a finite float, or NaN where it is no finite real number."""
+    """`value` as a float; NaN if it is not a finite real number."""
     if not is_scalar(value):
         return nan
     try:
@@ -43,7 +43,7 @@ def real_number(value):
 
 
 def whole_number(value):
-    """`value` as an int, or None where it is none: 1.0 is a float."""
+    """`value` as an int; None if it is not an integer. 1.0 is not an integer."""
     if not is_scalar(value):
         return None
     try:
@@ -71,26 +71,26 @@ def checked_integer(name, value, least, most=None):
 
 
 def checked_flag(name, value):
-    """A bool; 0 and 1 are taken for one."""
+    """A bool; 0 and 1 are accepted."""
     if isinstance(value, (bool, np.bool_)) or whole_number(value) in (0, 1):
         return bool(value)
     raise ArgumentError(f"{name} must be True or False, not {shown(value)}.")
 
 
 def checked_progress(progress):
-    """A bool, or None: a bar where stderr is a terminal."""
+    """A bool, or None, which means a bar if stderr is a terminal."""
     return None if progress is None else checked_flag("progress", progress)
 
 
 def checked_choice(name, value, choices):
-    """One of some strings."""
+    """One of the strings in `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise ArgumentError(f"{name} {shown(value)} is unknown; use one of {', '.join(choices)}.")
     return value
 
 
 def checked_memory(max_memory):
-    """MB as a float, or None: what is free."""
+    """MB as a float, or None, which means what is free."""
     if max_memory is None:
         return None
     number = real_number(max_memory)
@@ -102,7 +102,7 @@ def checked_memory(max_memory):
 
 
 def checked_stream(stream):
-    """None, a stream of Numba, CuPy or PyTorch, or the integer handle of one; needs no GPU."""
+    """None, a stream of Numba, CuPy or PyTorch, or the integer handle of a stream. The check needs no GPU."""
     if stream is None or hasattr(stream, "auto_synchronize"):
         return stream
     handle = whole_number(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)))
@@ -113,13 +113,13 @@ def checked_stream(stream):
 
 
 def as_list(values):
-    """The items of a sequence, or None for what has none: a string, a mapping, a number, an array without axes."""
+    """The items of a sequence as a list; None for a string, a mapping, a number, or an array without axes."""
     iterable = hasattr(values, "__iter__") and getattr(values, "shape", None) != ()
     return list(values) if iterable and not isinstance(values, (str, bytes, bytearray, dict, type)) else None
 
 
 def checked_array(name, value):
-    """An ndarray, or ArgumentError where NumPy cannot make one (rows of different lengths, a device array)."""
+    """`value` as an ndarray; ArgumentError if NumPy cannot make one (rows of different lengths, a device array)."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
@@ -127,14 +127,14 @@ def checked_array(name, value):
 
 
 def checked_mol(mol):
-    """A `pyscf.gto.Mole` or what has its methods; whether it has shells, `md4.Basis.from_mol` looks.
+    """A `pyscf.gto.Mole` or an object with its methods. `md4.Basis.from_mol` checks whether it has shells.
 
     Raises
     ------
     ArgumentError
-        Something else; the message says how to come from there to a molecule.
+        It is something else; the message says how to get a molecule.
     UnsupportedError
-        A periodic cell. It is known by the module of its class: importing pyscf.pbc takes a second.
+        It is a periodic cell, which is recognised by the module of its class, without importing pyscf.pbc.
     """
     if not isinstance(mol, type) and is_periodic(mol):
         raise UnsupportedError(
@@ -146,12 +146,12 @@ def checked_mol(mol):
 
 
 def is_periodic(mol):
-    """Whether the class of `mol` is one of pyscf.pbc or made from one."""
+    """Whether the class of `mol` is one of pyscf.pbc or derived from one."""
     return any(cls.__module__.startswith("pyscf.pbc") for cls in type(mol).__mro__)
 
 
 def way_to_mol(mol):
-    """What to pass in place of something that is no molecule."""
+    """What to pass in place of something that is not a molecule, for a message."""
     if hasattr(mol, "segmented") and hasattr(mol, "ao_loc"):
         return "an md4.Basis goes to md4.JK or md4.Engine"
     if not isinstance(mol, type) and hasattr(getattr(mol, "mol", None), "_bas"):

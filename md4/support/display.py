@@ -1,6 +1,6 @@
-"""How md4's objects show themselves: small HTML tables for notebooks, and units for people.
+"""Display of md4's objects: small HTML tables for notebooks, and numbers with units.
 
-Nothing here computes integrals, compiles, or asks a device anything: a table says what an object holds already.
+Nothing here computes integrals, compiles, or accesses a device. A table shows what an object holds already.
 """
 
 from html import escape
@@ -26,7 +26,7 @@ def size_text(nbytes):
 
 
 def cell(value):
-    """A value as escaped text: large whole numbers grouped, floats to three digits."""
+    """A value as escaped text: large integers with grouped digits, floats with three digits."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return f"{value:,}".replace(",", "\N{THIN SPACE}") if abs(value) >= 10000 else str(value)
     if isinstance(value, (float, np.floating)):
@@ -35,7 +35,7 @@ def cell(value):
 
 
 def style(value):
-    """The style of a cell, or of the head above it: numbers to the right. Themes of sites leave cells without room."""
+    """The style of a cell, or of the head above it. Numbers are aligned to the right, and all cells have padding."""
     number = isinstance(value, (int, float, np.number))
     return f' style="{PADDING}{";text-align:right" if number else ""}"'
 
@@ -51,24 +51,24 @@ def table(head, rows, caption=None):
 
 
 def facts(pairs):
-    """An HTML table of (name, value), one a line."""
+    """An HTML table of (name, value), with one pair in each line."""
     row = '<tr><th scope="row" style="{0}">{1}</th><td style="{0}">{2}</td></tr>'
     rows = (row.format(f"{PADDING};text-align:left", escape(name), cell(value)) for name, value in pairs)
     return f"<table><tbody>{''.join(rows)}</tbody></table>"
 
 
 def block(title, *parts):
-    """A titled piece of HTML."""
+    """A piece of HTML with a title."""
     return f"<div><strong>{escape(title)}</strong>{''.join(parts)}</div>"
 
 
 def total_bytes(arrays):
-    """Bytes of arrays of any kind that know their size and itemsize."""
+    """Bytes of arrays of any type with the attributes size and itemsize."""
     return sum(a.size * a.itemsize for a in arrays)
 
 
 def basis_rows(basis):
-    """(l, nprim, nctr, shells, AOs) of each kind of shell of a basis."""
+    """(l, nprim, nctr, number of shells, number of AOs) of each kind of shell of a basis."""
     kinds = np.column_stack([basis.classes[:, 0], basis.nprims, basis.classes[:, 1]])
     found, counts = np.unique(kinds, axis=0, return_counts=True)
     return [
@@ -85,13 +85,13 @@ def basis_html(basis):
 
 
 def pairs_name(pairs):
-    """Letters of a class of shell pairs, with the numbers of contracted functions where they are not one: 'd2p'."""
+    """Letters of a class of shell pairs, with numbers of contracted functions above one, such as 'd2p'."""
     sides = ((pairs.la, pairs.nctr_a), (pairs.lb, pairs.nctr_b))
     return "".join(shell_letter(l) + (str(n) if n > 1 else "") for l, n in sides)
 
 
 def pairs_facts(pairs):
-    """What a list of shell pairs holds, as (name, value)."""
+    """The contents of a list of shell pairs, as (name, value)."""
     primitives = () if pairs.primitives is None else pairs.primitives.arrays
     return [
         ("class", pairs_name(pairs)),
@@ -110,13 +110,13 @@ def pairs_html(pairs):
 
 
 def prepared_text(prepared):
-    """One line for pairs that a backend works with."""
+    """One line about pairs that are prepared for a backend."""
     forms = ", ".join(f"H as {form} {size_text(total_bytes([h]))}" for form, h in prepared.whole._h.items())
     return f"PreparedPairs({prepared.pairs!r}, {prepared.backend.name!r}, {forms or 'no H yet'})"
 
 
 def prepared_html(prepared):
-    """Pairs that a backend works with, and the H matrices that are kept."""
+    """Pairs that are prepared for a backend, and the H matrices that are kept."""
     rows = [*pairs_facts(prepared.pairs), ("backend", prepared.backend.name)]
     if prepared.data is not None:
         rows.append(("primitive pairs of the list on the device", size_text(prepared.data.nbytes)))
@@ -141,7 +141,7 @@ def engine_html(engine):
 
 
 def list_rows(lists):
-    """(class, pairs, primitive pairs, largest and smallest bound, memory of H) of the pair lists of a JK object."""
+    """(class, pairs, primitive pairs, largest and smallest bound, memory of H) of each pair list of a JK object."""
     return [
         (
             pairs_name(this.pairs), len(this), this.pairs.nprim, this.bound.max(initial=0.0),
@@ -152,7 +152,7 @@ def list_rows(lists):
 
 
 def jk_html(jk):
-    """Basis, options, last build and, once they are made, the pair lists of a JK object."""
+    """Basis, options, last build and, if they are made already, the pair lists of a JK object."""
     backend, stats = jk.engine.backend, jk.stats
     built = stats.seconds > 0
     rows = [

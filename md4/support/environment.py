@@ -1,4 +1,4 @@
-"""What md4 finds on this machine: versions of packages, and GPUs."""
+"""The versions of packages and the GPUs of this machine."""
 
 import platform
 from importlib import metadata
@@ -7,7 +7,7 @@ PACKAGES = ("md4", "numpy", "scipy", "numba", "numba-cuda", "llvmlite", "cuda-to
 
 
 def versions():
-    """{name: version} of Python and of the packages that md4 computes with; None where one is not installed."""
+    """{name: version} of Python and of the packages that md4 computes with; None if a package is not installed."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -18,9 +18,9 @@ def versions():
 
 
 def gpus():
-    """(list of GPU descriptions, reason); the reason says why the list is empty, else it is None.
+    """(list of GPU descriptions, reason). The reason says why the list is empty, else it is None.
 
-    Looks for the driver, so it is called on demand only, never at import.
+    This looks for the driver, so it is called only on demand, never at import.
     """
     try:
         from numba import cuda
@@ -28,7 +28,7 @@ def gpus():
         if not cuda.is_available():
             return [], driver_error()
         return [describe_gpu(device) for device in cuda.gpus], None
-    except Exception as error:  # a broken driver may raise anything; `md4 info` is there to say so
+    except Exception as error:  # a broken driver may raise anything, and `md4 info` has to report it
         return [], one_line(error)
 
 
@@ -45,7 +45,7 @@ def describe_gpu(gpu):
 
 
 def driver_error():
-    """Why there is no usable GPU, in the driver interface's own words."""
+    """The reason why there is no usable GPU, in the words of the driver interface."""
     from numba import cuda
 
     try:
@@ -56,5 +56,5 @@ def driver_error():
 
 
 def one_line(error):
-    """An exception's text on one line."""
+    """The text of an exception on one line."""
     return " ".join(str(error).split()).rstrip(" :.") or type(error).__name__

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written beside their place, then renamed."""
+"""Files that are written completely or not at all: they are written beside their final place, then renamed."""
 
 import os
 import secrets
@@ -11,27 +11,27 @@ from md4.errors import ArgumentError
 
 
 def name_beside(path):
-    """A path in the folder of `path` that nothing has yet: 64 bytes at most of its name, as a name may have 255."""
+    """A new path in the folder of `path`, which begins with 16 characters of its name."""
     return path.parent / f".{path.name[:16]}.{secrets.token_hex(8)}.part"
 
 
 @contextmanager
 def replacing(path, mode=0o666, anew=False):
-    """Path of an empty file beside `path`, which takes its place when the block ends.
+    """Path of an empty file beside `path`, which replaces `path` when the block ends.
 
-    If the block raises, be it on a full disk or an interrupt, that file is removed and `path` is what it was. Only a
-    process that is killed outright (SIGKILL) leaves its `.part` file.
+    If the block raises, for example on a full disk or by an interrupt, this file is removed and `path` stays as it was.
+    Only a process that is killed by SIGKILL leaves its `.part` file.
 
     Parameters
     ----------
     path : str or Path
-        A symbolic link stays one: the file that it points to is replaced. A hard link does not: its other names keep
-        what they had.
+        If it is a symbolic link, the file to which it points is replaced. If it is a hard link, the other names keep
+        the old content.
     mode : int
-        Permissions of a new file, less the process's umask; one that is replaced keeps its own, and its owner where
-        the system allows that.
+        Permissions of a new file, less the umask of the process. A file that is replaced keeps its permissions, and
+        its owner if the system allows that.
     anew : bool
-        Whatever stands at `path` is replaced itself, also a symbolic link, and nothing of it is kept.
+        If true, whatever is at `path` is replaced itself, even a symbolic link, and nothing of it is kept.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def replacing(path, mode=0o666, anew=False):
             keep_owner_and_mode(path.stat(), beside)
         yield beside
         with open(beside, "rb") as file:
-            os.fsync(file.fileno())  # a full disk may show only here
+            os.fsync(file.fileno())  # the error of a full disk may come only here
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
@@ -54,14 +54,14 @@ def replacing(path, mode=0o666, anew=False):
 
 
 def keep_owner_and_mode(old, path):
-    """Gives the file at `path` the owner of a file whose `stat` is `old`, if that may be done, and its permissions."""
-    with suppress(OSError):  # only root may give files away, and a group must be one's own
+    """Gives the file at `path` the permissions of the file whose `stat` is `old` and, if possible, its owner."""
+    with suppress(OSError):  # only root may change owners, and a user only to its own groups
         os.chown(path, old.st_uid, old.st_gid)
     os.chmod(path, old.st_mode & 0o777)
 
 
 def checked_target(name, size=0):
-    """`name` as a path that `replacing` can write `size` bytes to; ArgumentError, before any work, where it cannot."""
+    """`name` as a path; ArgumentError, before any work, if `replacing` could not write `size` bytes to it."""
     if "\0" in str(name):
         raise ArgumentError(f"{str(name)!r} cannot be the name of a file: it holds a zero byte.")
     path = Path(name)
@@ -87,12 +87,12 @@ def checked_target(name, size=0):
 
 
 def amount(size):
-    """A number of bytes in words."""
+    """A number of bytes as text."""
     return f"{size} bytes" if size < 1e5 else f"{size / 1e6:.1f} MB"
 
 
 def check_replaceable(path, target):
-    """ArgumentError or OSError if what stands at `target`, to which `path` leads, may not be replaced by a new file."""
+    """ArgumentError or OSError if `target`, to which `path` points, may not be replaced by a new file."""
     try:
         status = os.lstat(target)
     except FileNotFoundError:
@@ -105,4 +105,4 @@ def check_replaceable(path, target):
     sticky = folder.st_mode & stat.S_ISVTX and user not in (0, status.st_uid, folder.st_uid)
     if sticky:
         raise ArgumentError(f"{str(path)!r} is there and may not be replaced by you; choose another name.")
-    os.close(os.open(target, os.O_WRONLY))  # renaming would not ask whether the file is protected
+    os.close(os.open(target, os.O_WRONLY))  # renaming would not check whether the file is protected

@@ -1,4 +1,4 @@
-"""Locks that survive a fork, and caches that threads fill once."""
+"""Locks that survive a fork, and caches whose entries are made once, whatever the number of threads."""
 
 import os
 import threading
@@ -6,9 +6,9 @@ from functools import wraps
 
 
 class Lock:
-    """A lock that its thread may take again. In a forked process it is free, whoever held it before the fork.
+    """A lock that a thread may take repeatedly. In a forked process it is free, even if it was held before the fork.
 
-    Copies, also by pickle, are locks of their own.
+    A copy, also one by pickle, is a new lock.
     """
 
     def __init__(self):
@@ -31,9 +31,9 @@ class Lock:
 
 
 def once(function):
-    """As `functools.cache`, but threads that ask at the same time wait for one of them to make what they ask for.
+    """As `functools.cache`, but if several threads need the same value, one makes it and the others wait.
 
-    What has been made is in the dict `made` of the function that is returned, by the arguments.
+    The values are in the dict `made` of the function that is returned, with the arguments as keys.
     """
     made, lock = {}, Lock()
 
@@ -51,7 +51,7 @@ def once(function):
 
 
 def locked(method):
-    """A method that holds its object's `lock` while it runs."""
+    """Makes a method hold the `lock` of its object while it runs."""
 
     @wraps(method)
     def alone(self, *args, **options):

@@ -1,4 +1,4 @@
-"""Host memory: what there is, what the CPU backend holds of it, and arrays to write to."""
+"""Host memory: how much is free, how much the CPU backend holds, and checks of arrays to write to."""
 
 import os
 import resource
@@ -11,13 +11,13 @@ import numpy as np
 
 from md4.errors import ArgumentError, MemoryLimitError
 
-# Version 1 of control groups says so much of groups without a limit, nearly.
+# Groups of version 1 without a limit report a number above this.
 NO_LIMIT = 1 << 60
 CGROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 
 
 def check_out(out, shape):
-    """ArgumentError unless `out` is a C-contiguous float64 NumPy array of `shape` that can be written to."""
+    """Returns `out`; ArgumentError unless it is a writeable C-contiguous float64 NumPy array of `shape`."""
     plain = isinstance(out, np.ndarray) and not isinstance(out, (np.ma.MaskedArray, np.matrix))
     if not plain or out.shape != shape or out.dtype != np.float64 or not out.flags.c_contiguous:
         what = f"{type(out).__name__} {getattr(out, 'dtype', '')} of shape {getattr(out, 'shape', None)}"
@@ -29,7 +29,7 @@ def check_out(out, shape):
 
 
 def tensor_refusal(shape, need, limit):
-    """The MemoryLimitError for a tensor that cannot fit."""
+    """The MemoryLimitError for a tensor that does not fit."""
     size = 8 * int(np.prod(shape, dtype=object))
     return MemoryLimitError(
         f"the AO tensor of shape {shape} takes {size / 1e6:.1f} MB and with the least workspace {need / 1e6:.1f} MB, "
@@ -37,16 +37,16 @@ def tensor_refusal(shape, need, limit):
     )
 
 
-# What the operating system has ----------------------------------------------------------------------------------------
+# Memory of the operating system ---------------------------------------------------------------------------------------
 
 
 def host_memory():
-    """Bytes that this process can still get: of the machine, of its control group, and of its own limit."""
+    """Bytes that this process can still allocate, by the machine, its control groups and its own limit."""
     return max(0, min(free_of_machine(), free_of_cgroups(), free_of_process()))
 
 
 def number_in(path, key=None):
-    """The number in a file of one, or after `key` in one of names and numbers; None where there is none."""
+    """The number in a file, or the number after `key` in a file of names and numbers; None if there is none."""
     try:
         text = Path(path).read_text()
     except OSError:
@@ -56,7 +56,7 @@ def number_in(path, key=None):
 
 
 def free_of_machine():
-    """Bytes that the operating system says are available."""
+    """Bytes that are available, according to the operating system."""
     free = number_in(PROC / "meminfo", "MemAvailable:")
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else 1024 * free
 
@@ -70,12 +70,12 @@ def free_of_process():
 
 
 def free_of_cgroups():
-    """Bytes left to the process's control groups, which containers and batch systems set limits to."""
+    """Bytes left to the control groups of the process, by which containers and batch systems limit memory."""
     return min((group_free(*files) for files in limited_groups(PROC, CGROUPS)), default=float("inf"))
 
 
 def group_free(limit, used, statistics, reclaimable):
-    """Bytes left to one group; file pages that it can give up count as left."""
+    """Bytes left to one group, including file pages that it can give up."""
     most, now = number_in(limit), number_in(used)
     if most is None or now is None:
         return float("inf")
@@ -84,12 +84,15 @@ def group_free(limit, used, statistics, reclaimable):
 
 @cache
 def limited_groups(proc, cgroups):
-    """`cgroup_files` of the groups that have a limit when they are first looked at."""
+    """`cgroup_files` of the groups that have a limit at the first call."""
     return tuple(files for files in cgroup_files(proc, cgroups) if (number_in(files[0]) or NO_LIMIT) < NO_LIMIT)
 
 
 def cgroup_files(proc, cgroups):
-    """(limit, use, statistics, name in these) of the process's groups and those around them, of versions 1 and 2."""
+    """(file of limit, file of use, file of statistics, name in it) of the process's groups and their parents.
+
+    Both versions of control groups are known.
+    """
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -110,16 +113,16 @@ def cgroup_files(proc, cgroups):
             yield *(folder / name for name in names), key
 
 
-# What the CPU backend has ---------------------------------------------------------------------------------------------
+# Memory of the CPU backend --------------------------------------------------------------------------------------------
 
 
 class HostMemory:
-    """Arrays of one engine on the CPU, counted against its cap as long as they live.
+    """Arrays of one engine on the CPU, which count against its cap as long as they live.
 
     Parameters
     ----------
     max_memory : float, optional
-        Cap in MB; without one nothing is counted.
+        Cap in MB. Without a cap nothing is counted.
     """
 
     def __init__(self, max_memory=None):
@@ -132,7 +135,7 @@ class HostMemory:
         return sum(list(self.live.values()))
 
     def watch(self, array, nbytes=None):
-        """Counts an array, or another object of `nbytes`, until it is gone; returns it."""
+        """Counts an array, or another object of `nbytes`, until it is freed; returns it."""
         if self.cap is not None:
             number = next(self.numbers)
             weakref.finalize(array, self.live.pop, number, None)
@@ -140,11 +143,11 @@ class HostMemory:
         return array
 
     def empty(self, shape):
-        """An array of float64 that counts, contents undefined."""
+        """An array of float64 that is counted; its contents are undefined."""
         return self.watch(np.empty(shape))
 
     def zeros(self, shape):
-        """An array of zeros that counts."""
+        """An array of zeros that is counted."""
         return self.watch(np.zeros(shape))
 
     def left(self):
@@ -152,5 +155,5 @@ class HostMemory:
         return host_memory() if self.cap is None else min(host_memory(), self.cap - self.held)
 
     def room(self):
-        """Bytes up to the cap, infinite without one."""
+        """Bytes up to the cap; infinite without a cap."""
         return float("inf") if self.cap is None else self.cap - self.held

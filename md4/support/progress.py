@@ -1,4 +1,4 @@
-"""A progress bar for work longer than a couple of seconds; silent for anything shorter, and where nobody looks."""
+"""A progress bar for work of more than two seconds, shown only on a terminal by default."""
 
 import sys
 
@@ -11,9 +11,9 @@ class Progress:
     total : int
         Number of steps.
     enabled : bool, optional
-        True draws even where stderr is no terminal, False never draws. Default: where stderr is a terminal.
+        True shows the bar in any case, False never. The default is to show it if stderr is a terminal.
     delay : float
-        Seconds of silence.
+        Seconds before the bar appears.
     label : str
         Text before the bar.
     unit : str
@@ -28,12 +28,12 @@ class Progress:
             self._bar = tqdm(total=total, delay=delay, desc=label, unit=unit, leave=False, file=sys.stderr)
 
     def update(self, n=1):
-        """`n` more steps are done."""
+        """Reports that `n` more steps are done."""
         if self._bar is not None:
             self._bar.update(n)
 
     def close(self):
-        """Wipe the bar."""
+        """Removes the bar."""
         if self._bar is not None:
             self._bar.close()
 

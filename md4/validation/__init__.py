@@ -1,1 +1,1 @@
-"""What md4's integrals are checked against: an oracle of any precision, libcint, identities; and reports of it."""
+"""Checks of md4's integrals by an oracle of any precision, by libcint and by identities, and reports on them."""

@@ -1,7 +1,7 @@
-"""Who is right where md4 and libcint differ: the oracle (`md4.validation.oracle`), on single elements.
+"""Decides by the oracle (`md4.validation.oracle`) which of md4 and libcint is right where they differ.
 
-libcint's error grows with the angular momentum and, for erfc, from d functions on; so a difference says nothing by
-itself. The oracle needs mpmath, and seconds for one element, so a few quartets of a class are all it is asked for.
+The error of libcint grows with the angular momentum and, for erfc, from d functions on. Therefore a difference alone
+says nothing. The oracle needs mpmath and some seconds for an element, so it computes single elements of a few quartets.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ import numpy as np
 from md4.method.angular import component_coefficients
 from md4.validation.libcint import FLOOR
 
-MOST_RULINGS = 2  # of a class
-MOST_COST = 20000  # of one element: about 15 s
+MOST_RULINGS = 2  # largest number for a class
+MOST_COST = 20000  # largest estimated work for one element, in the unit of `cost`
 MISSING = "mpmath is not installed; pip install mpmath"
 
 
@@ -28,7 +28,7 @@ def load_oracle():
 
 @dataclass(frozen=True)
 class Ruling:
-    """What the oracle says of one element.
+    """What the oracle says about one element.
 
     Attributes
     ----------
@@ -36,8 +36,9 @@ class Ruling:
         The class.
     quartet : md4.validation.libcint.Quartet
     exact : float or None
-        The element; None where the oracle was not asked, for the `reason`.
+        The element; None if the oracle was not used.
     reason : str
+        Why the oracle was not used.
     """
 
     label: str
@@ -56,7 +57,7 @@ class Ruling:
         return np.nan if self.exact is None else abs(self.quartet.theirs - self.exact)
 
     def md4_passes(self, tolerance, abs_tolerance):
-        """Whether md4's own error is within both tolerances, or the relative one at the floor.
+        """Whether the error of md4 is within both tolerances, where the relative one includes the floor of rounding.
 
         See `md4.validation.libcint`.
         """
@@ -65,7 +66,7 @@ class Ruling:
 
     @property
     def who(self):
-        """Which of the two is nearer to the oracle."""
+        """Which of md4 and libcint is nearer to the oracle."""
         if self.exact is None:
             return f"open: {self.reason}"
         if np.isnan(self.md4_error):
@@ -76,14 +77,14 @@ class Ruling:
 
 
 def cost(shells, pure, element):
-    """Estimate of the oracle's work for one element: primitive quartets times products of monomials."""
+    """Estimate of the work of the oracle for one element: primitive quartets times products of monomials."""
     sizes = [np.count_nonzero(abs(c) > 1e-14, axis=0) for c in (component_coefficients(s.l, pure) for s in shells)]
     terms = prod(int(n[i % len(n)]) for n, i in zip(sizes, element))
     return prod(s.nprim for s in shells) * (5 + terms)
 
 
 def rule(label, basis, operator, quartet):
-    """The oracle's `Ruling` on the worst element of a quartet."""
+    """The `Ruling` on the worst element of a quartet."""
     oracle = load_oracle()
     if oracle is None:
         return Ruling(label, quartet, reason=MISSING)
@@ -96,6 +97,6 @@ def rule(label, basis, operator, quartet):
 
 
 def rule_on(record, basis, operator):
-    """Rulings on the worst of a record's disputed quartets."""
+    """Rulings on the worst disputed quartets of a record."""
     disputed = [q for q in record.worst if q.excess > 1]
     return [rule(record.label, basis, operator, q) for q in disputed[:MOST_RULINGS]]

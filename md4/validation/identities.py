@@ -1,7 +1,7 @@
-"""Checks of an installation that need no molecule of the caller's: oracle, contractions, symmetries.
+"""Checks of an installation that need no molecule of the caller: oracle, contractions, symmetries.
 
-Each makes small seeded shells of its own, on four centres whose functions overlap well, so that no integral is small by
-cancellation. Errors are relative to the largest element of a block.
+Each check makes small random shells with a fixed seed. They are on four centres whose functions overlap well, so that
+no integral is small by cancellation. Errors are relative to the largest element of a block.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ OPERATORS = (
 SMALL_CLASSES = ((1, 0, 0, 0), (2, 1, 1, 0), (3, 2, 1, 2))
 HIGH_CLASSES = ((4, 4, 4, 4), (6, 0, 6, 0), (5, 5, 5, 5), (6, 6, 6, 6))
 SYMMETRY_CLASSES = ((1, 1, 1, 0), (2, 1, 1, 2), (3, 2, 1, 3), (4, 1, 3, 2))
-ELEMENTS = 6  # of a block that the oracle is asked for
+ELEMENTS = 6  # number of elements of a block that the oracle computes
 SHIFT = np.array([3.0, -7.0, 5.0])  # Bohr
 
 
@@ -39,15 +39,15 @@ class Check:
     name : str
         What was checked.
     against : str
-        Whose numbers, or which identity.
+        The program or the identity with which md4 was compared.
     count : str
         How much was compared.
     error : float
-        The largest error found, relative to a block's largest element; NaN where the check was not made.
+        The largest error, relative to a block's largest element; NaN if the check was not made.
     tolerance : float
     note : str
     passed : bool or None
-        None where the check was not made.
+        None if the check was not made.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Check:
 
     @classmethod
     def of(cls, name, against, count, error, tolerance, note=""):
-        """A check that was made; an error that is NaN fails it."""
+        """A check that was made. It fails if the error is NaN."""
         return cls(name, against, count, float(error), tolerance, note, bool(error <= tolerance))
 
 
 def quartet_basis(ls, centres=CENTRES):
-    """Four primitive shells of `ls`, one a centre, with seeded exponents from 0.6 to 1.5."""
+    """Four primitive shells of `ls`, one on each centre, with random exponents from 0.6 to 1.5."""
     exponents = np.random.default_rng([7, *ls]).uniform(0.6, 1.5, (4, 1))
     return Basis.from_arrays(ls, exponents, np.ones((4, 1)), centres)
 
@@ -77,7 +77,7 @@ def quartet_block(basis, backend, operator=None, order=(0, 1, 2, 3)):
 
 
 def relative(differences, block):
-    """The largest of some differences over the block's largest element; NaN if the block is not all finite."""
+    """The largest difference divided by the block's largest element; NaN if an element of the block is not finite."""
     if not np.isfinite(block).all():
         return np.nan
     return np.abs(differences).max() / max(np.abs(block).max(), np.finfo(float).tiny)
@@ -108,7 +108,7 @@ def oracle_check(operator, ls, backend, tolerance):
 
 
 def some_elements(shape):
-    """Up to ELEMENTS seeded places of a block."""
+    """Up to ELEMENTS random places of a block, with a fixed seed."""
     size = int(np.prod(shape))
     flat = np.random.default_rng(3).choice(size, min(size, ELEMENTS), replace=False)
     return [tuple(map(int, np.unravel_index(n, shape))) for n in np.sort(flat)]
@@ -160,7 +160,7 @@ def symmetry_checks(backend, tolerance):
 
 
 def permuted(basis, ls, backend):
-    """The seven other orders of (ab|cd) under which an integral stays the same, brought back to this one."""
+    """The blocks of the seven other orders of (ab|cd) with the same integrals, transposed to this order."""
     bra, ket = ((0, 1), (1, 0)), ((2, 3), (3, 2))
     orders = [i + j for x, y in ((bra, ket), (ket, bra)) for i, j in product(x, y)][1:]
     return [quartet_block(basis, backend, order=order).transpose(np.argsort(order)) for order in orders]
@@ -172,7 +172,7 @@ def translated(basis, ls, backend):
 
 
 def rotated(basis, ls, backend):
-    """The block at rotated centres, its components turned back."""
+    """The block at rotated centres, with its components rotated back."""
     turn = rotation_matrix()
     block = quartet_block(quartet_basis(ls, CENTRES @ turn.T), backend)
     return [np.einsum("abcd,Aa,Bb,Cc,Dd->ABCD", block, *(component_rotation(l) for l in ls), optimize=True)]

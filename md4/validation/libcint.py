@@ -1,24 +1,24 @@
-"""Compare md4 with PySCF's libcint, class by class.
+"""Comparison of md4 with PySCF's libcint, class by class.
 
-A class (la lb|lc ld) stands for its eight permutations: la >= lb, lc >= ld, (la, lb) >= (lc, ld). Of a large class a
-seeded sample is taken: a few shells on each of the four centres, every quartet of which is compared, so that libcint
-computes them in one call. An error counts in two ways:
+A class (la lb|lc ld) represents its eight permutations: la >= lb, lc >= ld, (la, lb) >= (lc, ld). Of a large class a
+random sample with a fixed seed is taken: a few shells for each of the four centres. All quartets of these shells are
+compared, so that libcint computes them in one call. Two errors are shown:
 
 - absolute: the largest |md4 - libcint| of the class;
-- relative: for each shell quartet, its largest error over its own largest |element|; the class shows its worst quartet.
+- relative: the largest error of a shell quartet divided by its largest |element|, for the worst quartet of the class.
 
-Where a quartet is small because large terms cancel (all of it, where symmetry makes it vanish), double precision sets
-a floor to the absolute error of md4 and libcint alike: some ulps of sqrt((ab|ab) (cd|cd)), the Schwarz bound with the
-Coulomb operator, which is the scale of those terms. Quartets beyond the relative tolerance that are within 32 ulps of
-that bound are left out of the relative error and counted in a column of their own, 'floor'. So are quartets that stay
-below 1e-15 in md4 and libcint: libcint drops primitive pairs with an overlap factor below exp(-60).
+If a quartet is small because large terms cancel (for example because it vanishes by symmetry), double precision sets a
+floor to the absolute error of both programs. The floor is some ulps of the scale of these terms, which is the Schwarz
+bound sqrt((ab|ab) (cd|cd)) of the Coulomb operator. Quartets beyond the relative tolerance whose error is within 32
+ulps of that bound are left out of the relative error and counted in the column 'floor'. The same is done with quartets
+that are below 1e-15 in both programs, because libcint drops primitive pairs with an overlap factor below exp(-60).
 
 With erfc (omega = -0.3) md4 and libcint differ by up to 2e-11 in water in cc-pVTZ, from (dd|dd) and (ff|pp) on. In five
-of these quartets the worst element was compared with `md4.validation.oracle`: md4 was right to 1e-15, libcint off by
-the difference. Give a tolerance of 1e-10 there.
+of these quartets the worst element was compared with `md4.validation.oracle`: md4 was right to 1e-15, and the
+difference was the error of libcint. Use a tolerance of 1e-10 there.
 
-The time of md4 is that of a warm call (kernels compiled), with the transfer of the result to the host; that of libcint
-is without the set-up of its optimizer.
+The time of md4 is that of a call with compiled kernels, including the transfer of the result to the host. The time of
+libcint does not include the set-up of its optimizer.
 """
 
 from collections import defaultdict
@@ -36,15 +36,15 @@ from md4.support.arguments import checked_integer, checked_mol, checked_progress
 from md4.support.display import shell_letter
 from md4.support.progress import Progress
 
-FLOOR = 32 * np.finfo(float).eps  # of the Schwarz bound
-NEGLIGIBLE = 1e-15  # absolute
-MAX_BLOCK_ELEMENTS = 2**24  # 128 MB a tensor
-WORST = 3  # quartets of a class that a record keeps
+FLOOR = 32 * np.finfo(float).eps  # relative to the Schwarz bound
+NEGLIGIBLE = 1e-15  # in Hartree
+MAX_BLOCK_ELEMENTS = 2**24  # 128 MB for a tensor
+WORST = 3  # number of quartets of a class that a record keeps
 
 
 @dataclass(frozen=True)
 class Quartet:
-    """One shell quartet and the element where md4 and libcint differ most.
+    """One shell quartet, and its element with the largest difference between md4 and libcint.
 
     Attributes
     ----------
@@ -53,11 +53,11 @@ class Quartet:
     element : tuple of int
         (a, b, c, d) within the shells, [contraction][component].
     ours, theirs : float
-        That element by md4 and by libcint, in Hartree.
+        This element by md4 and by libcint, in Hartree.
     largest, bound : float
         The quartet's largest |element| and its Schwarz bound, in Hartree.
     excess : float
-        The larger of both errors over its tolerance: beyond 1, the quartet is disputed.
+        The larger of the two errors divided by their tolerances. A quartet with more than 1 is disputed.
     """
 
     shells: tuple
@@ -71,28 +71,28 @@ class Quartet:
 
 @dataclass
 class Record:
-    """What was found for one class.
+    """The comparison of one class.
 
     Attributes
     ----------
     label : str
         The class, e.g. '(dp|ss)'.
     quartets : int
-        Shell quartets compared.
+        Number of shell quartets that were compared.
     max_abs : float
         Largest absolute error.
     max_rel : float
-        Largest error of a quartet relative to that quartet's largest |element|; those of `floor` left out.
+        Largest error of a quartet relative to its largest |element|, without the quartets of `floor`.
     floor : int
-        Quartets beyond the relative tolerance, but at the floor that rounding sets.
+        Number of quartets beyond the relative tolerance, but at the floor set by rounding.
     md4_seconds, libcint_seconds : float
-        Wall time of the same quartets; libcint on as many threads as PySCF uses.
+        Wall times of the same quartets. libcint uses as many threads as PySCF.
     passed : bool
-        Both errors within their tolerances.
+        Whether both errors are within their tolerances.
     disputed : int
-        Quartets beyond a tolerance.
+        Number of quartets beyond a tolerance.
     worst : list of Quartet
-        The few of the largest excess, largest first.
+        Some quartets with the largest excess, in falling order.
     """
 
     label: str
@@ -107,7 +107,7 @@ class Record:
     worst: list = field(default_factory=list, repr=False)
 
     def add(self, quartets, max_abs, max_rel, floor, md4_seconds, libcint_seconds, disputed=0, worst=()):
-        """Add a part of the class. NaN stays: np.maximum keeps it, and no comparison below lets it pass."""
+        """Adds a part of the class. NaN propagates through np.maximum, and no comparison with a tolerance passes it."""
         self.quartets += quartets
         self.max_abs = float(np.maximum(self.max_abs, max_abs))
         self.max_rel = float(np.maximum(self.max_rel, max_rel))
@@ -129,36 +129,36 @@ def validate(
     max_memory=None,
     progress=None,
 ):
-    """Compare md4 with libcint for every class of shell quartets of a molecule.
+    """Compares md4 with libcint for every class of shell quartets of a molecule.
 
     Parameters
     ----------
     mol : pyscf.gto.Mole
     backend : {'auto', 'cuda', 'cpu'}
     tolerance : float
-        Of the relative error; see this module's head.
+        Tolerance of the relative error; see the head of this module.
     abs_tolerance : float
-        Of the absolute error.
+        Tolerance of the absolute error.
     omega : float, optional
         Range separation as in `int2e`; default `mol.omega`.
     max_quartets_per_class : int
         Classes with more quartets are sampled.
     seed : int
-        Of the sample.
+        Seed of the sample.
     max_memory : float, optional
-        MB, for the engine.
+        Cap in MB on the memory of the engine.
     progress : bool, optional
         See `md4.support.progress.Progress`.
 
     Returns
     -------
     list of Record
-        One a class, in order of angular momentum.
+        One record for each class, in order of angular momentum.
 
     Raises
     ------
     ArgumentError, BasisError, UnsupportedError
-        Input that cannot be used, before anything is computed.
+        The input cannot be used; this is found before anything is computed.
     """
     tolerance = checked_real("tolerance", tolerance, 0)
     abs_tolerance = checked_real("abs_tolerance", abs_tolerance, 0)
@@ -196,9 +196,10 @@ def class_label(ls):
 
 
 def samples(basis, ls, limit, seed):
-    """Yield four arrays of shell indices, for each combination of contraction that the class has.
+    """Yields four arrays of shell indices for each combination of contractions in the class.
 
-    All quartets of the four are to be compared; at most `limit` for the class, but one for each combination.
+    All quartets of these shells are to be compared. They are at most `limit` for the class, but at least one for each
+    combination.
     """
     groups = defaultdict(list)
     for i, shell in enumerate(basis.shells):
@@ -215,7 +216,7 @@ def samples(basis, ls, limit, seed):
 
 
 def sample_counts(counts, limit):
-    """Numbers of shells on the four centres, lowered evenly until their product is at most `limit`."""
+    """Numbers of shells for the four centres, reduced evenly until their product is at most `limit`."""
     counts = list(counts)
     while np.prod(counts, dtype=float) > limit:
         counts[int(np.argmax(counts))] -= 1
@@ -223,7 +224,7 @@ def sample_counts(counts, limit):
 
 
 def compare(engine, libcint, shells, tolerance, abs_tolerance):
-    """What `Record.add` takes, of all quartets of four lists of shells."""
+    """The arguments of `Record.add` for all quartets of four lists of shells."""
     bra, ket = (np.array(list(product(*pair))) for pair in (shells[:2], shells[2:]))
     host(engine.compute(bra[:1], ket[:1]))  # compiles
     optimizer = libcint.optimizer(shells)
@@ -264,7 +265,7 @@ def quartet_errors(ours, theirs, bounds, tolerance):
 
 
 def worst_quartets(ours, theirs, bounds, bra, ket, tolerance, abs_tolerance):
-    """Number of quartets beyond a tolerance, and the `Quartet` of each of the few worst.
+    """Number of quartets beyond a tolerance, and a `Quartet` for each of the worst.
 
     `bra` and `ket` are the shell pairs of `ours` and `theirs`, shapes (ij, 2) and (kl, 2).
     """

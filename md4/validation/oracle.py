@@ -1,4 +1,4 @@
-"""Arbitrary-precision oracle: four-centre integrals of any angular momentum, by another route than the engine's.
+"""Oracle in arbitrary precision: four-centre integrals of any angular momentum, by another method than the engine's.
 
 Every operator is a superposition of Gaussians exp(-s^2 r12^2). For one of them a primitive quartet factorises into
 x, y and z, and with  u = t^2 = s^2 / (rho + s^2)  each factor is a polynomial in u (Dupuis, Rys and King, J. Chem.
@@ -7,7 +7,7 @@ Phys. 65, 111 (1976)). Hence
     (ab|cd) = K_ab K_cd pi^3 / (pq)^(3/2)  sum_m [I_x I_y I_z]_m M_m ,      M_m = < t^2m > ,
 
 where p = a + b, q = c + d, rho = pq/(p+q), T = rho |P - Q|^2, K_ab = exp(-ab/p |A - B|^2), and only the moments M_m
-know the operator (theta = omega^2 / (rho + omega^2), U = zeta^2 / 4 rho):
+depend on the operator (theta = omega^2 / (rho + omega^2), U = zeta^2 / 4 rho):
 
     coulomb    1/r               2 sqrt(rho/pi) int_0^1            t^2m exp(-T t^2) dt
     erf        erf(omega r)/r    2 sqrt(rho/pi) int_0^sqrt(theta)  t^2m exp(-T t^2) dt
@@ -16,8 +16,8 @@ know the operator (theta = omega^2 / (rho + omega^2), U = zeta^2 / 4 rho):
     slater     exp(-zeta r)      -d/dzeta of yukawa:  zeta/(2 rho) (M_(m-1) - M_m)
     gaussian   exp(-omega r^2)   (1-theta)^(3/2) theta^m exp(-T theta),  theta = omega / (rho + omega)
 
-Nothing here is shared with the engine: no Hermite functions, no tables, not even the solid harmonics. Doubles that
-come in are taken as the exact binary numbers that they are.
+Nothing here is shared with the engine: no Hermite functions, no tables, not even the solid harmonics. Doubles in the
+input are taken as exact binary numbers.
 """
 
 from fractions import Fraction
@@ -46,11 +46,12 @@ def boys(m, T, dps=40):
 def _boys(mmax, T):
     """[F_0 .. F_mmax] at the precision in force.
 
-    Downward from the series of the last, where all terms are positive:
+    The last order is summed from its series, all of whose terms are positive, and the others follow by downward
+    recursion:
 
         F_m = exp(-T) sum_k (2T)^k / ((2m+1)(2m+3) .. (2m+2k+1)) ,     F_m = (2T F_(m+1) + exp(-T)) / (2m+1) ;
 
-    for large T upward from F_0 = sqrt(pi/T) erf(sqrt(T)) / 2.
+    For large T the recursion runs upward from F_0 = sqrt(pi/T) erf(sqrt(T)) / 2.
     """
     if T > max(SERIES_LIMIT, 2 * mmax):
         return _upward(mmax, T, mp.sqrt(mp.pi / T) / 2 * mp.erf(mp.sqrt(T)), lambda m: -mp.exp(-T))
@@ -74,9 +75,9 @@ def _upward(mmax, T, first, boundary):
 
 
 def _settled(evaluate):
-    """List `evaluate()` at the precision in force, computed with more and more digits until it no longer changes.
+    """The list `evaluate()` at the precision in force, computed with more and more digits until it no longer changes.
 
-    `evaluate` may cancel as it likes; the digits that it loses are found by trial.
+    So terms may cancel in `evaluate`: the number of digits that are lost is found by trial.
     """
     dps, tolerance = mp.dps, 4 * mp.eps
     work, old = dps + 20, None
@@ -161,7 +162,7 @@ def moments(operator, mmax, rho, T):
 
 
 def checked_operator(operator):
-    """`operator` as given, or an `MD4Error` that says what is wrong with it."""
+    """`operator` as given; MD4Error if it cannot be used."""
     name, parameter = operator
     known = ("coulomb", "erf", "erfc", "yukawa", "slater", "gaussian")
     if name not in known:
@@ -281,7 +282,7 @@ class Axis:
 
 
 class PrimitiveQuartet:
-    """Integrals of Cartesian monomials over one primitive quartet, each from the axes' polynomials and the moments.
+    """Integrals of Cartesian monomials over one primitive quartet, from the polynomials of the axes and the moments.
 
     Parameters
     ----------
@@ -324,7 +325,7 @@ class PrimitiveQuartet:
 
 
 def guard_digits(shells):
-    """Digits that the recurrences and the sums over moments may lose, from above.
+    """An upper bound on the digits that the recurrences and the sums over moments may lose.
 
     Each unit of angular momentum can turn a distance R into a width 1/sqrt(2p) by cancellation.
     """
@@ -362,11 +363,11 @@ def eri(shells, pure=True, operator=("coulomb", None), elements=None, dps=40, ex
     operator : tuple (str, float or None)
         ("coulomb", None), ("erf", omega), ("erfc", omega), ("yukawa", zeta), ("slater", zeta), ("gaussian", omega).
     elements : sequence of (a, b, c, d), optional
-        The elements wanted, each index running [contraction][component]; all of them by default.
+        The elements to compute; the order of each index is [contraction][component]. The default is all elements.
     dps : int
-        Digits to which results are good, relative to the block's largest element at least.
+        Number of correct digits, at least relative to the block's largest element.
     exact : bool
-        Return mpmath numbers (dtype object) of `dps` digits, not doubles rounded from them.
+        Whether to return mpmath numbers (dtype object) of `dps` digits, instead of doubles.
 
     Returns
     -------

@@ -52,7 +52,7 @@ def section(title, *parts):
 
 
 def wide(text, kind=""):
-    """Something that may be wider than the screen: it scrolls by itself."""
+    """A piece of HTML that may be wider than the screen, with a scroll bar of its own."""
     return f'<div class="wide {kind}">{text}</div>'
 
 
@@ -62,7 +62,7 @@ def paragraph(text):
 
 
 def head(report, verdict):
-    """Title, verdict, a sentence each on what was found, and the options."""
+    """Title, verdict, a sentence on each kind of check, and the options."""
     parts = [
         f"<h1>md4: accuracy of this installation</h1><p><span class='verdict {verdict.lower()}'>{verdict}</span></p>",
         *map(paragraph, summary(report)),
@@ -72,7 +72,7 @@ def head(report, verdict):
 
 
 def summary(report):
-    """Sentences on classes, checks, and what was not checked."""
+    """Sentences on the classes, the checks, and what was not checked."""
     bad = [r.label for r in report.records if not r.passed] + [c.name for c in report.checks if c.passed is False]
     made = [c for c in report.checks if c.passed is not None]
     skipped = [c for c in report.checks if c.passed is None]
@@ -85,7 +85,7 @@ def summary(report):
 
 
 def verdict_of(record, report):
-    """What the table of classes says of a record."""
+    """The verdict on a record in the table of classes."""
     if record.disputed == 0:
         return "pass" if record.passed else "FAIL"
     ruled = sum(r.label == record.label and r.exact is not None for r in report.rulings)
@@ -142,7 +142,7 @@ def error_plot(report):
 
 
 def time_plot(report):
-    """Microseconds a quartet against L, of both programs."""
+    """Microseconds for a quartet against L, for both programs."""
     mine, other = Series("md4", BLUE), Series("libcint", ORANGE)
     for r in report.records:
         for s, seconds in ((mine, r.md4_seconds), (other, r.libcint_seconds)):
@@ -152,7 +152,7 @@ def time_plot(report):
 
 
 def ruled_rows(rulings):
-    """Rows for RULED."""
+    """Rows of the table with the head RULED."""
     for r in rulings:
         q = r.quartet
         errors = ("", "") if r.exact is None else (f"{q.ours - r.exact:.1e}", f"{q.theirs - r.exact:.1e}")
@@ -161,7 +161,7 @@ def ruled_rows(rulings):
 
 
 def arbitration(report):
-    """What the oracle says where md4 and libcint differ beyond tolerance."""
+    """The decisions of the oracle where md4 and libcint differ beyond the tolerance."""
     if not report.rulings:
         yield paragraph("md4 and libcint agree within tolerance in every quartet; nothing to arbitrate.")
         return
@@ -219,7 +219,7 @@ def symmetries(report):
 
 
 def worst(report):
-    """The quartets where md4 and libcint differ most."""
+    """The quartets with the largest differences between md4 and libcint."""
     yield paragraph(
         "The quartets of the molecule where md4 and libcint differ most for what the tolerances allow. 'shells' are "
         "numbers of shells in the molecule, 'element' is a place within them."

@@ -1,14 +1,14 @@
-"""The accuracy of this installation on this device, as one HTML page that needs nothing else.
+"""A report on the accuracy of this installation on this device, shown as a single HTML page.
 
 `md4 validate GEOMETRY --basis NAME --report report.html` writes it. The parts are
 
-- the classes of the molecule against libcint (`md4.validation.libcint`), where the oracle of `md4.validation.oracle`
-  arbitrates on a few
-  quartets of each class that is beyond tolerance (`md4.validation.arbiter`);
+- the classes of the molecule against libcint (`md4.validation.libcint`). For each class beyond the tolerance, the
+oracle
+  decides on a few quartets (`md4.validation.arbiter`);
 - erf and erfc against libcint on a smaller sample of the same molecule;
 - all operators, and 1/r up to (ii|ii), against the oracle; contractions; symmetries (`md4.validation.identities`).
 
-A class beyond tolerance passes if the oracle finds md4 within tolerance in the quartets that it was asked about.
+A class beyond the tolerance passes if the oracle finds md4 within the tolerance in the quartets that it computed.
 """
 
 import os
@@ -37,7 +37,7 @@ WORST_RULED = 3  # of those that are within tolerance
 
 @dataclass
 class Report:
-    """What was found, ready to be shown; see `md4.validation.page`.
+    """The results, as `md4.validation.page` shows them.
 
     Attributes
     ----------
@@ -47,13 +47,13 @@ class Report:
     device : list of (str, value)
     tolerance, abs_tolerance : float
     records : list of md4.validation.libcint.Record
-        Classes of the molecule; `passed` is the verdict, the oracle's included.
+        Classes of the molecule; `passed` is the verdict, including that of the oracle.
     rulings : list of md4.validation.arbiter.Ruling
     worst : list of md4.validation.arbiter.Ruling
         The quartets where md4 and libcint differ most.
     operators, oracle, contractions, symmetries : list of md4.validation.identities.Check
     seconds : float
-        Wall time of all of it.
+        Wall time of all checks.
     """
 
     title: str
@@ -72,12 +72,12 @@ class Report:
 
     @property
     def checks(self):
-        """All checks but the classes."""
+        """All checks except the classes."""
         return [*self.operators, *self.oracle, *self.contractions, *self.symmetries]
 
     @property
     def passed(self):
-        """Whether all classes and all checks that were made passed."""
+        """Whether all classes, and all checks that were made, passed."""
         return all(r.passed for r in self.records) and all(c.passed is not False for c in self.checks)
 
 
@@ -85,12 +85,12 @@ def make_report(
     mol, backend="auto", tolerance=1e-12, abs_tolerance=1e-10, omega=None, max_quartets_per_class=1000, seed=0,
     max_memory=None, progress=None, title="molecule",
 ):  # fmt: skip
-    """Validate this installation with a molecule and with shells of md4's own.
+    """Validates this installation with a molecule and with shells of md4's own.
 
     Parameters
     ----------
     title : str
-        What the page calls the molecule.
+        The name of the molecule on the page.
 
     Other parameters as `md4.validation.libcint.validate`.
 
@@ -121,7 +121,7 @@ def make_report(
 
 
 def settle(records, mol, operator, tolerance, abs_tolerance):
-    """Lets the oracle arbitrate on the records beyond tolerance, and sets their verdicts; all rulings."""
+    """Lets the oracle decide on the records beyond the tolerance, and sets their verdicts. Returns all rulings."""
     basis, rulings = Basis.from_mol(mol), []
     for record in records:
         found = rule_on(record, basis, operator)
@@ -132,7 +132,7 @@ def settle(records, mol, operator, tolerance, abs_tolerance):
 
 
 def worst_of_all(report, basis, operator):
-    """The quartets of the largest excess of all classes; of those the oracle has not seen, it sees the first few."""
+    """The quartets with the largest excess of all classes. The oracle computes the first few that it has not seen."""
     known = {id(ruling.quartet): ruling for ruling in report.rulings}
     every = [(record.label, quartet) for record in report.records for quartet in record.worst]
     every.sort(key=lambda item: -item[1].excess)
@@ -146,7 +146,7 @@ def worst_of_all(report, basis, operator):
 
 
 def omega_check(mol, backend, tolerance, abs_tolerance, omega, seed, max_memory, report):
-    """erf or erfc against libcint, arbitrated; rulings go to the report."""
+    """Checks erf or erfc against libcint, with decisions of the oracle, which are added to the report."""
     operator = Operator.from_omega(omega)
     records = validate(mol, backend, tolerance, abs_tolerance, omega, OMEGA_QUARTETS, seed, max_memory, progress=False)
     rulings = settle(records, mol, operator, tolerance, abs_tolerance)
@@ -160,7 +160,7 @@ def omega_check(mol, backend, tolerance, abs_tolerance, omega, seed, max_memory,
 
 
 def device_facts(backend):
-    """What the work was done on and with, as (name, value)."""
+    """The device and the software, as (name, value)."""
     found, _ = gpus()
     made = make_backend(backend, Operator.coulomb())
     rows = [("backend", made.name), *((f"GPU {i}", text) for i, text in enumerate(found))]
@@ -180,7 +180,7 @@ def processor():
 
 
 def mpmath_version():
-    """The version of the oracle's arithmetic."""
+    """The version of mpmath, with which the oracle computes."""
     try:
         return metadata.version("mpmath")
     except metadata.PackageNotFoundError:

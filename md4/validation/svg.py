@@ -1,4 +1,4 @@
-"""Small scatter plots as inline SVG: a logarithmic axis up, a plain one across."""
+"""Small scatter plots as inline SVG, with a logarithmic y axis and a linear x axis."""
 
 from dataclasses import dataclass, field
 from html import escape
@@ -18,7 +18,7 @@ class Series:
 
 
 def scatter(series, x_label, y_label, x_range, line=None, least=1e-18):
-    """An SVG plot of series; y is logarithmic, and values below `least` stand at it.
+    """An SVG plot of series; y is logarithmic, and values below `least` are drawn at `least`.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def scatter(series, x_label, y_label, x_range, line=None, least=1e-18):
     x_range : (int, int)
         Lowest and highest x.
     line : (float, str), optional
-        A dashed level and its name.
+        The value and the name of a dashed horizontal line.
     least : float
     """
     values = [max(y, least) for s in series for _, y, _ in s.points] + ([line[0]] if line and line[0] > 0 else [])
@@ -69,7 +69,7 @@ def axes(x_label, y_label, x_range, powers, across, up):
 
 
 def level(line, y):
-    """A dashed level with its name at the right."""
+    """A dashed horizontal line with its name at the right."""
     return (
         f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         f'<text x="{WIDTH - RIGHT - 4}" y="{y - 5:.1f}" text-anchor="end">{escape(line[1])}</text>'
