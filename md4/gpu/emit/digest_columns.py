@@ -71,16 +71,6 @@ def quotient(typingctx, n, by):
 
 
 @intrinsic
-def address_of(typingctx, array, index):
-    """Address of array[index]."""
-
-    def codegen(context, builder, signature, args):
-        return element_address(context, builder, signature.args[0], *args)
-
-    return i64(array, i64), codegen
-
-
-@intrinsic
 def address_at(typingctx, address, index, stride):
     """address + index stride, of 32-bit numbers: one instruction."""
 

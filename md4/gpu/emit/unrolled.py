@@ -20,8 +20,8 @@ from md4.gpu.emit.instructions import (
     fma,
     load_block,
     shared_double,
+    store_pair,
 )
-from md4.gpu.emit.stores import store_pair
 from md4.gpu.tuning import LOW_ROWS, LOW_TILE
 from md4.method.angular import packed_hermite, sum_ordinal
 from md4.method.hermite import structure

@@ -39,7 +39,7 @@ from md4.gpu.emit.digest_quartets import (
     make_load_rows,
     make_stage,
 )
-from md4.gpu.emit.instructions import commit_copies, make_wait_copies, make_zeros, shared_address
+from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.tuning import (
     DIGEST_ROW_BYTES,
@@ -112,7 +112,7 @@ def add_sums(address, reach, step, row, sharing, rows_b, rows, to_b, to_a, row_b
 
 def digest_blocks(rows, blocks, exchange, coulomb):
     """Kernel factory; `rows` functions a at a time, `blocks` on a multiprocessor; whether X and whether Y is summed."""
-    load, dot, add, zeros = make_load_column(rows), make_dot(rows), make_add_scaled(rows), make_zeros(rows)
+    load, dot, add, zeros = make_load_column(rows), make_dot(rows), make_add_scaled(rows), make_empty(rows)
     copy, copy_one = make_copy_column(rows, STAGE_ROW), make_copy_column(1, STAGE_ROW)
     take, take_ab = make_take_column(rows, STAGE_ROW), make_take_column(rows, 8)
     store, column_sums, wait_older = make_store_column(rows), make_column_sums(rows, STAGE_ROW), make_wait_copies(1)
@@ -262,7 +262,7 @@ def digest_quartets(na, nb, nc, nd, exchange, coulomb):
     )
     add_exchange, add_coulomb = make_exchange(nb, nc, nd), make_coulomb(nb, nc, nd)
     load_block, add_block = make_load_block(nc, nd), make_add_block(nc, nd)
-    no_rows, no_block, warp_sums = make_zeros(nb * width), make_zeros(nc * nd), make_warp_sums(nb)
+    no_rows, no_block, warp_sums = make_empty(nb * width), make_empty(nc * nd), make_warp_sums(nb)
     stage, wait_all = make_stage(na * size), make_wait_copies(0)
     weight_of, warps, blocks = jit_device(quartet_weight), DIGEST_THREADS // 32, quartet_blocks(na, nb, nc, nd)
 

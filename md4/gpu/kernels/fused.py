@@ -18,15 +18,9 @@ import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, cuda, jit_device, types
-from md4.gpu.emit.instructions import (
-    commit_copies,
-    make_chain,
-    make_stair_products,
-    make_wait_copies,
-    make_zeros,
-    shared_address,
-)
+from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.stores import make_stage_tile, make_write_out
+from md4.gpu.emit.tile_products import make_chain, make_stair_products
 from md4.gpu.kernels.two_products import all_words, make_copy_range
 from md4.gpu.staircases import class_of, level_ends, reach, row_table
 from md4.gpu.tuning import (
@@ -63,8 +57,8 @@ def fused_transforms(mt, nq, nc, stair, warps, blocks, contracted, unit):
     `stair`: of each of the `nq` blocks of q, how many blocks of 8 cd count.
     """
     threads, wide = 32 * warps, unit == "dmma16"
-    zeros, zeros_left, chain = make_zeros(4 * mt * nc), make_zeros(4 * mt * nq), make_chain(mt, nq, nc, wide, stair)
-    products, stage = make_stair_products(2 * mt, nq, wide, False, ahead=False), make_stage_tile(mt, nc)
+    zeros, zeros_left, chain = make_empty(4 * mt * nc), make_empty(4 * mt * nq), make_chain(mt, nq, nc, wide, stair)
+    products, stage = make_stair_products(2 * mt, nq, wide, False, ahead=False), make_stage_tile(2 * mt, nc)
     write_out, add_out = make_write_out(WRITE_ROUNDS, 32), make_write_out(WRITE_ROUNDS, 32, add=True)
     following = jit_device(following_primitive)
     state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r

@@ -10,8 +10,8 @@ and goes through ket primitives, whose r it copies to shared memory; J_q is summ
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, F64_2D, I32, I64, I64_2D, cuda, jit_device, types
 from md4.gpu.emit.correlation import make_add_column, make_correlate, make_load_words, make_quartet_sums, make_signed
-from md4.gpu.emit.digest_columns import address_of, load_global, make_load_column, quotient
-from md4.gpu.emit.instructions import commit_copies, make_wait_copies, make_zeros, shared_address
+from md4.gpu.emit.digest_columns import load_global, make_load_column, quotient
+from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.unrolled import make_pack
 from md4.gpu.h_layout import KET_BLOCKS, form_size
 from md4.gpu.kernels.two_products import make_copy_range
@@ -87,7 +87,7 @@ def coulomb_quartets(l_bra, l_ket, kind):
     count, threads = nherm(l_ket), COULOMB_THREADS
     zeros_upto, pack = operators.zeros_function(kind, jit_device), make_pack(orders)
     quartet, load, add, none = (
-        make_quartet_sums(l_bra, l_ket), make_load_column(count), make_add_column(count), make_zeros(count)
+        make_quartet_sums(l_bra, l_ket), make_load_column(count), make_add_column(count), make_empty(count)
     )  # fmt: skip
 
     def kernel(
@@ -126,7 +126,7 @@ def coulomb_quartets(l_bra, l_ket, kind):
 def coulomb_contraction(l_ket, functions):
     """Kernel factory for larger L: J_p += r D_q and J_q += r D_p, r from memory, `functions` p a lane."""
     correlate, load, add = make_correlate(l_ket, functions), make_load_column(functions), make_add_column(functions)
-    words_of, signed, none = make_load_words(functions), make_signed(functions), make_zeros(functions)
+    words_of, signed, none = make_load_words(functions), make_signed(functions), make_empty(functions)
     copy, wait_one, wait_all = make_copy_range(32), make_wait_copies(1), make_wait_copies(0)
     nq = 8 * blocks_of_8(nherm(l_ket))
 

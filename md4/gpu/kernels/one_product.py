@@ -14,15 +14,15 @@ import numpy as np
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, types
 from md4.gpu.emit.instructions import (
+    address_of,
     commit_copies,
     make_copy_rows,
-    make_load_blocks,
-    make_mma_tile,
+    make_empty,
     make_wait_copies,
-    make_zeros,
     shared_address,
 )
 from md4.gpu.emit.stores import make_scale_columns, make_store_columns
+from md4.gpu.emit.tile_products import make_load_blocks, make_product_step
 from md4.gpu.kernels.two_products import grid, make_copy_panel
 from md4.gpu.tuning import SUM_WARPS, blocks_of_8, choose_tile, panel_rows, r_stride
 
@@ -33,9 +33,9 @@ def single_product(mt, nt, warps, stages, unit):
     """Kernel factory; both operands come through a ring, rows of r filled up with zeros to blocks of 8."""
     threads, columns = 32 * warps, nt * warps
     b_offset, stage_bytes = mt * 1024, mt * 1024 + nt * warps * 512
-    zeros, mma, scale = make_zeros(4 * mt * nt), make_mma_tile(mt, nt, unit == "dmma16"), make_scale_columns(mt, nt)
-    copy_panel, copy_rows = make_copy_panel(2 * mt, threads), make_copy_rows(nt, threads)
-    load, wait, store = make_load_blocks(nt), make_wait_copies(stages - 2), make_store_columns(mt, nt)
+    zeros, mma, scale = make_empty(4 * mt * nt), make_product_step(2 * mt, nt, unit == "dmma16", False), make_scale_columns(2 * mt, nt)
+    copy_panel, copy_rows = make_copy_panel(2 * mt, threads), make_copy_rows(nt, 16 * threads)
+    load, wait, store = make_load_blocks(nt), make_wait_copies(stages - 2), make_store_columns(2 * mt, nt)
 
     def kernel(
         h, first_prim, start, first_pair, h_rows, r, r_stride, ncol, weights, first_weight, weight_step, nherm, np8,
@@ -64,7 +64,7 @@ def single_product(mt, nt, warps, stages, unit):
                 filled = slot + stages - 1 if slot == 0 else slot - 1
                 copy_panel(ring + filled * stage_bytes, h, source, tid)
                 size = types.int32(8 * min(max(nherm - 8 * k - inner, i64(0)), i64(2)))
-                copy_rows(types.int32(b_ring + filled * stage_bytes), r, i64(b_source + 8 * k), b_step, b_live, size)
+                copy_rows(types.int32(b_ring + filled * stage_bytes), address_of(r, b_source + 8 * k), 8 * b_step, b_live, size)
                 source += panel
                 k += 1
                 if k == np8:

@@ -8,13 +8,8 @@ with no barrier between them, and each fetches r of its next group while it work
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, cuda, jit_device, types
 from md4.gpu.emit.digest_columns import quotient
-from md4.gpu.emit.instructions import (
-    commit_copies,
-    make_column_state,
-    make_stair_products,
-    make_wait_copies,
-    shared_address,
-)
+from md4.gpu.emit.instructions import commit_copies, make_wait_copies, shared_address
+from md4.gpu.emit.tile_products import make_column_state, make_stair_products
 from md4.gpu.kernels.two_products import all_words, bra_operations, bra_tile, clear_end, make_copy_range, r_slots
 from md4.gpu.staircases import class_of, level_ends, row_table
 from md4.gpu.tuning import RESIDENT_BYTES, RESIDENT_GROUPS, SHARED_BYTES, blocks_of_8, r_stride

@@ -26,18 +26,15 @@ import numpy as np
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, cuda, jit_device, types
 from md4.gpu.emit.instructions import (
+    address_of,
     commit_copies,
-    make_column_state,
-    make_copy_async,
-    make_gather_columns,
-    make_load_blocks,
-    make_mma_tile,
-    make_mma_turned,
+    make_copies,
+    make_empty,
     make_wait_copies,
-    make_zeros,
     shared_address,
 )
-from md4.gpu.emit.stores import make_store_columns, make_store_panels, make_store_rows_turned, make_store_turned
+from md4.gpu.emit.stores import make_store_columns, make_store_panels, make_store_rows
+from md4.gpu.emit.tile_products import Lane, make_column_state, make_gather, make_load_blocks, make_product_step
 from md4.gpu.h_layout import BRA_PLAIN, BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_PLAIN, KET_TURNED, form_rows
 from md4.gpu.kernels import plain
 from md4.gpu.staircases import class_of, depths, full_depths, full_reach, gather_order, hermite_order, reach, row_table
@@ -50,23 +47,23 @@ i64 = types.int64
 def make_copy_panel(rows8, threads):
     """Device function: the block starts to copy a panel's `rows8` blocks of 8 rows, 32 pieces of 16 bytes each."""
     pieces = -(-32 * rows8 // threads)
-    copies = make_copy_async(pieces, threads)
+    copies = make_copies(pieces, 16 * threads, 16 * threads)
 
     def copy_panel(address, array, index, tid):
         limit = (32 * rows8 - tid + threads - 1) // threads
-        copies(types.int32(address + 16 * tid), array, i64(index + 2 * tid), limit)
+        copies(types.int32(address + 16 * tid), address_of(array, index + 2 * tid), limit)
 
     return jit_device(copy_panel)
 
 
 def make_copy_range(threads):
     """Device function: the block starts to copy `count` doubles from array[index:]."""
-    copies = make_copy_async(1, threads)
+    copies = make_copies(1, 0, 0)
 
     def copy_range(address, array, index, count, tid):
         n = tid
         while n < count // 2:  # no `range`: it divides by its step
-            copies(types.int32(address + 16 * n), array, i64(index + 2 * n), 1)
+            copies(types.int32(address + 16 * n), address_of(array, index + 2 * n), 1)
             n += threads
 
     return jit_device(copy_range)
@@ -74,18 +71,8 @@ def make_copy_range(threads):
 
 def bra_operations(rows8, nt, unit, turned):
     """(intrinsics: zero tile, one step of the product, storing; lane -> its row and its q) of a tile of step 4."""
-    wide = unit == "dmma16"
-    if turned:
-        mma, store = make_mma_turned(nt // 2, rows8, wide), make_store_turned(nt // 2, rows8)
-    else:
-        mma, store = make_mma_tile(rows8 // 2, nt, wide), make_store_panels(rows8 // 2, nt)
-
-    def place(lane):
-        if turned:
-            return 2 * (lane & 3), lane >> 2
-        return lane >> 2, 2 * (lane & 3)
-
-    return make_zeros(2 * rows8 * nt), mma, store, jit_device(place)
+    step, store = make_product_step(rows8, nt, unit == "dmma16", turned), make_store_panels(rows8, nt, turned)
+    return make_empty(2 * rows8 * nt), step, store, jit_device(Lane(rows8, nt, turned).place())
 
 
 # Doubles behind (ab|q] that step 5 reads with its last columns.
@@ -107,7 +94,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
     zeros, mma, store, lane_place = bra_operations(rows8, nt, unit, turned)
     copy_panel, copy_words = make_copy_panel(rows8, threads), make_copy_panel(columns // 4, threads)
     copy_range = make_copy_range(threads)
-    column_state, gather = make_column_state(nt, True), make_gather_columns(nt)
+    column_state, gather = make_column_state(nt, True), make_gather(nt)
     wait, wait_all = make_wait_copies(stages - 2), make_wait_copies(0)
     clear = jit_device(clear_end)
 
@@ -194,11 +181,8 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
 
 def ket_operations(rows8, nt, unit, turned):
     """(intrinsics: zero tile, one step of the product; device function: storing) of a tile of step 5."""
-    wide = unit == "dmma16"
-    if turned:
-        mma, store = make_mma_turned(nt // 2, rows8, wide), make_store_rows_turned(nt // 2, rows8)
-    else:
-        mma, store = make_mma_tile(rows8 // 2, nt, wide), make_store_columns(rows8 // 2, nt)
+    mma = make_product_step(rows8, nt, unit == "dmma16", turned)
+    store = make_store_rows(rows8, nt) if turned else make_store_columns(rows8, nt)
 
     def step(acc, address, b, count):
         return mma(acc, address, b, count if turned else types.int32(rows8))  # all rows, or else what counts
@@ -212,7 +196,7 @@ def ket_operations(rows8, nt, unit, turned):
             column += 2 * (lane & 3)
             store(acc, out, first + row * s_row, column, ncol, group, s_group, s_column, s_row, nrow - row)
 
-    return make_zeros(2 * rows8 * nt), jit_device(step), jit_device(finish)
+    return make_empty(2 * rows8 * nt), jit_device(step), jit_device(finish)
 
 
 def ket_transform(rows8, nt, warps, stages, unit, turned):
@@ -220,7 +204,7 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
     threads, columns = 32 * warps, nt * warps
     b_offset, stage_bytes = rows8 * 512, rows8 * 512 + nt * warps * 512
     zeros, mma, finish = ket_operations(rows8, nt, unit, turned)
-    copy_panel, copy_columns = make_copy_panel(rows8, threads), make_copy_async(nt, threads)
+    copy_panel, copy_columns = make_copy_panel(rows8, threads), make_copies(nt, 16 * threads, 16 * threads)
     load, wait = make_load_blocks(nt, turned), make_wait_copies(stages - 2)
 
     def kernel(
@@ -244,7 +228,7 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
         for n in range(stages - 1):
             if n < steps:
                 copy_panel(ring + n * stage_bytes, h, source, tid)
-                copy_columns(types.int32(b_ring + n * stage_bytes), abq, b_source, b_pieces)
+                copy_columns(types.int32(b_ring + n * stage_bytes), address_of(abq, b_source), b_pieces)
             commit_copies()
             source += panel
             b_source += ncol * 8
@@ -263,7 +247,7 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
             if step + stages - 1 < steps:
                 filled = slot + stages - 1 if slot == 0 else slot - 1
                 copy_panel(ring + filled * stage_bytes, h, source, tid)
-                copy_columns(types.int32(b_ring + filled * stage_bytes), abq, b_source, b_pieces)
+                copy_columns(types.int32(b_ring + filled * stage_bytes), address_of(abq, b_source), b_pieces)
             commit_copies()
             source += panel
             b_source += ncol * 8
