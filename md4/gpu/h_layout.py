@@ -45,8 +45,10 @@ class HForm:
         return ", ".join(part for part in parts if part and not part.endswith("natural"))
 
 
-# Left operands in natural order, for plain products and for one product.
-BRA_PLAIN, KET_PLAIN = HForm("fragments", False), HForm("fragments", True)
+# Plain products, and weights of ket primitives where H has one column.
+BRA_MATRIX, KET_MATRIX = HForm("matrix", False), HForm("matrix", True)
+# One product: left operand in natural order.
+BRA_FLAT = HForm("fragments", False)
 # Step 4, as left operand or, turned, as right operand.
 BRA_STAIRS = HForm("fragments", False, "stairs", "gather")
 BRA_TURNED = HForm("blocks", False, "turned", "gather")
@@ -55,12 +57,10 @@ KET_FLAT = HForm("fragments", True, "natural", "stairs")
 KET_TURNED = HForm("blocks", True, "turned", "stairs")
 # J in the Hermite basis.
 KET_BLOCKS = HForm("blocks", True)
-# Weights of ket primitives where H has one column.
-KET_WEIGHTS = HForm("matrix", True)
 # A thread a quartet.
 BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
 FORMS = (
-    BRA_PLAIN, KET_PLAIN, BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, KET_WEIGHTS, BRA_ELEMENTS,
+    BRA_MATRIX, KET_MATRIX, BRA_FLAT, BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, BRA_ELEMENTS,
     KET_ELEMENTS,
 )  # fmt: skip
 

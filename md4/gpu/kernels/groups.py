@@ -6,8 +6,8 @@ signature from them. Functions marked as device functions are compiled by the ke
 
 from typing import NamedTuple
 
-from md4.gpu.device_code import F64, I64, cuda, i64
-from md4.gpu.tuning import r_stride
+from md4.gpu.device_code import F64, I32, I64, cuda, i64
+from md4.gpu.tuning import blocks_of_8, r_stride
 
 
 class PairRange(NamedTuple):
@@ -55,6 +55,58 @@ class HermiteIntegrals(NamedTuple):
     numbers: F64
     stride: i64
     nket: i64
+
+
+class Panel(NamedTuple):
+    """H of a whole list for products on tensor cores, in a form of `md4.gpu.h_layout` that is padded to blocks of 8.
+
+    Attributes
+    ----------
+    h : float64 array
+        [primitive pair][block of 8 Hermite functions][rows8 blocks of 8 rows], 64 numbers a block.
+    rows8, steps : int64
+        Blocks of 8 rows and of 8 Hermite functions.
+    """
+
+    h: F64
+    rows8: i64
+    steps: i64
+
+
+class Staircase(NamedTuple):
+    """Which products of a panel count, and in which order its rows are; see `md4.gpu.staircases`.
+
+    Attributes
+    ----------
+    reach : int32 array
+        Blocks of 8 rows that count of each block of 8 Hermite functions.
+    depths : int32 array
+        Blocks of 8 Hermite functions that count of each row block of the grid.
+    rows : int32 array
+        Place of each row, -1 for padding.
+    """
+
+    reach: I32
+    depths: I32
+    rows: I32
+
+
+class HalfTransformed(NamedTuple):
+    """(ab|q] of a chunk: numbers[((k nq8 + block) npair + ij) nab + ab][8 q] for block `block` of ket primitive k.
+
+    Attributes
+    ----------
+    numbers : float64 array
+    nq8 : int64
+        Blocks of 8 Hermite functions q.
+    npair, nab : int64
+        Bra pairs of the chunk, and functions ab.
+    """
+
+    numbers: F64
+    nq8: i64
+    npair: i64
+    nab: i64
 
 
 class Result(NamedTuple):
@@ -117,6 +169,11 @@ def records(side):
 def hermite_integrals(r, ab, cd):
     """`HermiteIntegrals` of the r of two chunks."""
     return HermiteIntegrals(r, r_stride(ab.pairs.l + cd.pairs.l), cd.pairs.nprim)
+
+
+def half_transformed(abq, ab, cd):
+    """`HalfTransformed` of the (ab|q] of two chunks."""
+    return HalfTransformed(abq, blocks_of_8(cd.pairs.nherm), len(ab), ab.pairs.nab)
 
 
 def result(block):

@@ -1,103 +1,193 @@
-"""Steps 4 and 5 in plain multiply-adds: the readable baseline, and what runs where there are no FP64 tensor cores.
+"""Steps 4 and 5 in plain multiply-adds: the ones to read first, and what runs where there are no FP64 tensor cores.
 
-Same products as in `md4.gpu.kernels.two_products`, all of them, rows and inner indices in their own order. A block of
-128 threads makes a tile of 32 rows and 32 columns, a thread 2 x 4 of it; operands of one inner block of 8 pass through
-shared memory.
+    [p|q]   = r[p + q]                        see `md4.gpu.kernels.recurrence`
+    (ab|q]  = sum_p H[ab, p] [p|q]            step 4, p of every primitive pair of the bra pair
+    (ab|cd) = sum_q H[cd, q] (ab|q]           step 5, q of every primitive pair of the ket pair
+
+Both steps multiply H from the left by a matrix of many columns: the q of every ket primitive in step 4, the ab of every
+bra pair in step 5. A block of 128 threads makes 32 rows and 32 columns of one pair, each thread 2 x 4 of them; operands
+come through shared memory, 8 Hermite functions at a time.
 """
 
-from md4.gpu.compile import Kernel
-from md4.gpu.device_code import F64, I32, I64, cuda, jit_device, types
-from md4.gpu.h_layout import panel_inner, panel_row
-from md4.method.angular import sum_ordinal
+from typing import NamedTuple
+
+from md4.gpu.compile import Kernel, Variant
+from md4.gpu.device_code import F64, I32, cuda, f64, i64, jit_device
+from md4.gpu.kernels.groups import (
+    Grid,
+    HalfTransformed,
+    HermiteIntegrals,
+    PairRange,
+    Result,
+    block_place,
+    half_transformed,
+    hermite_integrals,
+    pair_range,
+    primitives_of,
+    result,
+)
+from md4.method.angular import packed_hermite, sum_ordinal
 
 THREADS = 128
-TILE_BLOCKS = 4  # blocks of 8 along either side of the tile
-i64 = types.int64
+SIDE = 32  # rows and columns of a block
 
 
-def accumulate(a, b, c, row, column):
-    """c[2, 4] += rows of a times columns of b over one inner block of 8 (device function)."""
-    for p in range(8):
-        for i in range(2):
-            for j in range(4):
-                c[i, j] += a[(row + i) * 8 + p] * b[(column + j) * 8 + p]
+class Matrix(NamedTuple):
+    """H of a whole list, [primitive pair][row][Hermite function].
+
+    Attributes
+    ----------
+    numbers : float64 array
+    rows, functions : int64
+        Function pairs ab, and Hermite functions p.
+    """
+
+    numbers: F64
+    rows: i64
+    functions: i64
+
+
+class Powers(NamedTuple):
+    """Powers (t, u, v) of the Hermite functions p and q, packed as in `md4.method.angular.packed_hermite`."""
+
+    p: I32
+    q: I32
+
+
+def make_product(matrix):
+    """Device function (h, first, last, row, column, side, tile): adds H times a matrix to the thread's 2 x 4 `tile`.
+
+    The sum goes over the Hermite functions of the primitive pairs from `first` to `last` - 1; the block's rows and
+    columns begin at `row` and `column`. `matrix(prim, p, column, side)` is an element of the matrix on the right, zero
+    outside of it.
+    """
+    matrix = jit_device(matrix)
+
+    def product(h, first, last, row, column, side, tile):
+        left, right = cuda.shared.array((SIDE, 8), f64), cuda.shared.array((SIDE, 8), f64)
+        tid = i64(cuda.threadIdx.x)
+        own_row, own_column = tid // 8 * 2, tid % 8 * 4
+        for prim in range(first, last):
+            for step in range((h.functions + 7) // 8):
+                for n in range(tid, 8 * SIDE, THREADS):
+                    line, p = n // 8, 8 * step + n % 8
+                    inside = row + line < h.rows and p < h.functions
+                    left[line, n % 8] = h.numbers[(prim * h.rows + row + line) * h.functions + p] if inside else 0.0
+                    right[line, n % 8] = matrix(prim, p, column + line, side)
+                cuda.syncthreads()
+                for p in range(8):
+                    for i in range(2):
+                        for j in range(4):
+                            tile[i, j] += left[own_row + i, p] * right[own_column + j, p]
+                cuda.syncthreads()
+
+    return jit_device(product)
+
+
+def empty(tile):
+    """Fills a thread's tile with zeros (device function)."""
+    for i in range(2):
+        for j in range(4):
+            tile[i, j] = 0.0
 
 
 def plain_bra_transform():
-    """Kernel factory for step 4."""
-    add, ordinal = jit_device(accumulate), jit_device(sum_ordinal)
-    row_of, inner_of = jit_device(panel_row), jit_device(panel_inner)
+    """Kernel factory for step 4: (ab|q] = sum_p H[ab, p] [p|q]."""
+    ordinal = jit_device(sum_ordinal)
 
-    def kernel(
-        h, first_prim, start, first_pair, h_rows, r, r_stride, nket, pwords, qwords, np8, nq8, abq, nab, npair,
-        row_blocks, column_blocks,
-    ):  # fmt: skip
-        a, b = cuda.shared.array(256, types.float64), cuda.shared.array(256, types.float64)
-        c = cuda.local.array((2, 4), types.float64)
+    def hermite_integral(prim, p, column, side):
+        """[p|q] = r[p + q] of a bra primitive; columns are (k, q) of the ket primitives k."""
+        bra, r, powers, width = side
+        k, q = column // width, column % width
+        if k >= r.nket or p >= powers.p.size or q >= powers.q.size:
+            return 0.0
+        quartet = (prim - bra.first_prim) * r.nket + k
+        return r.numbers[quartet * r.stride + ordinal(powers.p[p], powers.q[q])]
+
+    product, clear, place, primitives = make_product(hermite_integral), *map(jit_device, (empty, block_place, primitives_of))
+
+    def kernel(h: Matrix, bra: PairRange, r: HermiteIntegrals, powers: Powers, abq: HalfTransformed, grid: Grid):
+        row_block, column_block, ij = place(grid)
+        row, column, width = SIDE * row_block, SIDE * column_block, 8 * abq.nq8
+        first, last = primitives(bra, ij)
+        tile = cuda.local.array((2, 4), f64)
+        clear(tile)
+        product(h, first, last, row, column, (bra, r, powers, width), tile)
         for i in range(2):
             for j in range(4):
-                c[i, j] = 0.0
-        tid = i64(cuda.threadIdx.x)
-        first_row, rest = i64(cuda.blockIdx.x) % row_blocks * 4, i64(cuda.blockIdx.x) // row_blocks
-        first_column, pair = rest % column_blocks * 4, rest // column_blocks
-        first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        row, column, ncol = tid // 8 * 2, tid % 8 * 4, nket * nq8
-        for prim in range(first, last):
-            for k in range(np8):
-                for n in range(tid, 256, THREADS):
-                    fragment = min(first_row // 2 + n // 128, h_rows // 2 - 1)
-                    place = (n // 128 * 16 + row_of(n)) * 8 + inner_of(n)
-                    a[place] = h[((prim * np8 + k) * (h_rows // 2) + fragment) * 128 + n % 128]
-                    this = min(first_column + n // 64, ncol - 1)
-                    q = qwords[this % nq8 * 8 + n // 8 % 8]
-                    source = ((prim - first_prim) * nket + this // nq8) * r_stride
-                    b[n] = r[source + ordinal(pwords[k * 8 + n % 8], q)]
-                cuda.syncthreads()
-                add(a, b, c, row, column)
-                cuda.syncthreads()
-        for i in range(2):
-            for j in range(4):
-                this, ab = first_column + (column + j) // 8, first_row * 8 + row + i
-                if this < ncol and ab < nab:
-                    abq[((this * npair + pair) * nab + ab) * 8 + (column + j) % 8] = c[i, j]
+                ab, kq = row + cuda.threadIdx.x // 8 * 2 + i, column + cuda.threadIdx.x % 8 * 4 + j
+                if ab < h.rows and kq < r.nket * width:
+                    abq.numbers[((kq // 8 * abq.npair + ij) * abq.nab + ab) * 8 + kq % 8] = tile[i, j]
 
-    signature = (F64, i64, I64, i64, i64, F64, i64, i64, I32, I32, i64, i64, F64, i64, i64, i64, i64)
-    return Kernel(kernel, (THREADS, 1), signature)
+    return Kernel(kernel, (THREADS, 1))
 
 
 def plain_ket_transform():
-    """Kernel factory for step 5."""
-    add, row_of, inner_of = jit_device(accumulate), jit_device(panel_row), jit_device(panel_inner)
+    """Kernel factory for step 5: (ab|cd) = sum_q H[cd, q] (ab|q]."""
 
-    def kernel(
-        h, first_prim, start, first_pair, h_rows, abq, npair, nq8, nab, ncd, out, out_first, s_ij, s_kl, s_ab, s_cd,
-        row_blocks, column_blocks,
-    ):  # fmt: skip
-        a, b = cuda.shared.array(256, types.float64), cuda.shared.array(256, types.float64)
-        c = cuda.local.array((2, 4), types.float64)
+    def half_transformed_integral(prim, q, column, side):
+        """(ab|q] of a ket primitive; columns are (ij, ab) of the bra pairs ij."""
+        ket, abq, columns = side
+        if column >= columns or q >= 8 * abq.nq8:
+            return 0.0
+        return abq.numbers[(((prim - ket.first_prim) * abq.nq8 + q // 8) * columns + column) * 8 + q % 8]
+
+    product, clear, place, primitives = (
+        make_product(half_transformed_integral), *map(jit_device, (empty, block_place, primitives_of))
+    )  # fmt: skip
+
+    def kernel(h: Matrix, ket: PairRange, abq: HalfTransformed, out: Result, grid: Grid):
+        row_block, column_block, kl = place(grid)
+        row, column, columns = SIDE * row_block, SIDE * column_block, abq.npair * abq.nab
+        first, last = primitives(ket, kl)
+        tile = cuda.local.array((2, 4), f64)
+        clear(tile)
+        product(h, first, last, row, column, (ket, abq, columns), tile)
         for i in range(2):
             for j in range(4):
-                c[i, j] = 0.0
-        tid = i64(cuda.threadIdx.x)
-        first_row, rest = i64(cuda.blockIdx.x) % row_blocks * 4, i64(cuda.blockIdx.x) // row_blocks
-        first_column, pair = rest % column_blocks * 4, rest // column_blocks
-        first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        row, column, ncol = tid // 8 * 2, tid % 8 * 4, npair * nab
-        for step in range(first * nq8, last * nq8):
-            for n in range(tid, 256, THREADS):
-                fragment = min(first_row // 2 + n // 128, h_rows // 2 - 1)
-                place = (n // 128 * 16 + row_of(n)) * 8 + inner_of(n)
-                a[place] = h[(step * (h_rows // 2) + fragment) * 128 + n % 128]
-                this = min(first_column * 8 + n // 8, ncol - 1)
-                b[n] = abq[((step - first_prim * nq8) * ncol + this) * 8 + n % 8]
-            cuda.syncthreads()
-            add(a, b, c, row, column)
-            cuda.syncthreads()
-        for i in range(2):
-            for j in range(4):
-                this, cd = first_column * 8 + column + j, first_row * 8 + row + i
-                if this < ncol and cd < ncd:
-                    out[out_first + this // nab * s_ij + pair * s_kl + this % nab * s_ab + cd * s_cd] = c[i, j]
+                cd, ij_ab = row + cuda.threadIdx.x // 8 * 2 + i, column + cuda.threadIdx.x % 8 * 4 + j
+                if cd < h.rows and ij_ab < columns:
+                    ij, ab = ij_ab // abq.nab, ij_ab % abq.nab
+                    out.numbers[out.first + ij * out.s_ij + kl * out.s_kl + ab * out.s_ab + cd * out.s_cd] = tile[i, j]
 
-    signature = (F64, i64, I64, i64, i64, F64, *[i64] * 4, F64, *[i64] * 7)
-    return Kernel(kernel, (THREADS, 1), signature)
+    return Kernel(kernel, (THREADS, 1))
+
+
+# launchers
+
+
+def blocks(nrow, ncol):
+    """`Grid` of a product of `nrow` rows and `ncol` columns."""
+    return Grid(-(-nrow // SIDE), -(-ncol // SIDE))
+
+
+def plain_bra_variant():
+    """The one variant of step 4."""
+    return Variant(plain_bra_transform, ())
+
+
+def plain_ket_variant():
+    """The one variant of step 5."""
+    return Variant(plain_ket_transform, ())
+
+
+def launch_plain_bra(context, h, ab, cd, r, abq):
+    """(ab|q] of a chunk; `h` is H of the whole bra list in the form BRA_MATRIX, `r` that of the chunk."""
+    bra, ket = ab.pairs, cd.pairs
+    group = half_transformed(abq, ab, cd)
+    grid = blocks(bra.nab, 8 * ket.nprim * group.nq8)
+    powers = Powers(context.table(packed_hermite, bra.l), context.table(packed_hermite, ket.l))
+    context.launch(
+        plain_bra_variant(), grid.row_blocks * grid.column_blocks * len(bra), THREADS, 0,
+        Matrix(h, bra.nab, bra.nherm), pair_range(ab), hermite_integrals(r, ab, cd), powers, group, grid,
+    )  # fmt: skip
+
+
+def launch_plain_ket(context, abq, h, ab, cd, block):
+    """(ab|cd) of a chunk into `block`; `h` is H of the whole ket list in the form KET_MATRIX."""
+    bra, ket = ab.pairs, cd.pairs
+    grid = blocks(ket.nab, len(bra) * bra.nab)
+    context.launch(
+        plain_ket_variant(), grid.row_blocks * grid.column_blocks * len(ket), THREADS, 0,
+        Matrix(h, ket.nab, ket.nherm), pair_range(cd), half_transformed(abq, ab, cd), result(block), grid,
+    )  # fmt: skip
