@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.cuda.extending import intrinsic
 
 from md4.gpu.compile import Kernel
-from md4.gpu.context import F64, cuda, types
+from md4.gpu.device_code import F64, cuda, types
 from md4.gpu.emit.instructions import DOUBLE, aggregate, call_asm, fields, mma_8x8x4
 
 ROWS, COLUMNS = 2, 4

@@ -10,7 +10,7 @@ import md4
 from md4.gpu.kernels import thread_quartet as low
 from md4.gpu.paths import plans
 from md4.gpu.staircases import class_of, reach
-from md4.gpu.tuning import STAGES, turned_split
+from md4.gpu.tuning import TILES, turned_split
 from md4.shells.basis import Basis, Shell
 from md4.shells.shell_pairs import shell_pairs
 
@@ -117,7 +117,7 @@ def test_rows_of_general_contractions(gpu, ls, nctr):
     pairs = shell_pairs(basis, bra)
     row_blocks, rows8 = turned_split(pairs.nab)
     assert row_blocks > 1
-    assert np.sum(reach(class_of(pairs)) > rows8 * (row_blocks - 1)) <= STAGES - 1
+    assert np.sum(reach(class_of(pairs)) > rows8 * (row_blocks - 1)) <= TILES.stages - 1
     assert check(basis, bra[:9], ket[:8], path="two_products") == 2
 
 

@@ -278,7 +278,7 @@ def test_families_reach_everything(no_device, monkeypatch):
         ("bra_transform", 4),
         ("ket_transform", 4),
         ("resident_bra_transform", 3),
-        ("single_product", 4),
+        ("one_product", 4),
     ):
         assert {f[place] for f in facts[name]} == {"dmma16", "dmma8"}, name
     assert {f[-1] for f in facts["fused_transforms"]} == {"dmma16", "dmma8"}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from md4.cpu import loops
+from md4.gpu.gather_words import gather_words, words_in_turn
 from md4.gpu.h_layout import (
     BRA_STAIRS,
     BRA_TURNED,
@@ -14,7 +15,6 @@ from md4.gpu.h_layout import (
     panel_inner,
     panel_row,
 )
-from md4.gpu.kernels.two_products import gather_words, words_in_turn
 from md4.gpu.staircases import (
     depths,
     full_depths,
@@ -26,7 +26,7 @@ from md4.gpu.staircases import (
     row_order,
     row_table,
 )
-from md4.gpu.tuning import MAX_COLUMNS, STAGES, blocks_of_8, reach_levels, turned_split
+from md4.gpu.tuning import TILES, blocks_of_8, reach_levels, turned_split
 from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.method.hermite import structure
 
@@ -105,7 +105,7 @@ def test_tables_of_blocks_of_rows(shells):
     found = reach(shells)
     row_blocks, rows8 = turned_split(rows_of(shells))
     for block, depth in enumerate(depths(shells, rows8, row_blocks)):
-        assert depth == max(sum(count > block * rows8 for count in found), min(STAGES - 1, len(found)))
+        assert depth == max(sum(count > block * rows8 for count in found), min(TILES.stages - 1, len(found)))
     for size in (1, 2):
         blocks = -(-blocks_of_8(rows_of(shells)) // size)
         ends = level_ends(shells, blocks, size)
@@ -161,5 +161,5 @@ def test_words_lead_to_r(l_bra, l_ket):
             offset = (int(word) >> (16 * half)) & 65535
             pair = [int(w[n]) if n >= 0 else 0 for w, n in ((p_words, this_p), (q_words, this_q))]
             assert offset == 8 * sum_ordinal(*pair)
-    turned = words_in_turn(l_bra, l_ket).reshape(p_blocks, q_blocks + MAX_COLUMNS, 16)
-    np.testing.assert_array_equal(turned, words[:, np.arange(q_blocks + MAX_COLUMNS) % q_blocks])
+    turned = words_in_turn(l_bra, l_ket).reshape(p_blocks, q_blocks + TILES.most_columns, 16)
+    np.testing.assert_array_equal(turned, words[:, np.arange(q_blocks + TILES.most_columns) % q_blocks])

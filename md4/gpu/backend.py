@@ -11,7 +11,7 @@ from md4.gpu.buffers import as_buffer, copy_to_device
 from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import cuda
-from md4.gpu.h_layout import KET_ELEMENTS, KET_PLAIN, HForm, form_size
+from md4.gpu.h_layout import KET_ELEMENTS, KET_FLAT, HForm, form_size
 from md4.gpu.kernels.h_matrices import RECORD, launch_h
 from md4.gpu.kernels.recurrence import launch_r
 from md4.gpu.paths import plans
@@ -107,7 +107,7 @@ class GpuBackend:
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs` as panels: no form takes more, but that of a thread a quartet can."""
-        return self.context.real.nbytes * pairs.nprim * form_size(pairs, KET_PLAIN)
+        return self.context.real.nbytes * pairs.nprim * form_size(pairs, KET_FLAT)
 
     def chunk_bytes(self, bra, ket):
         """Bytes of r and of (ab|q] (or sums of r) of one bra pair with one ket pair, both with the most primitives."""

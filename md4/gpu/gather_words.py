@@ -7,7 +7,7 @@ come to shared memory by the same copies as everything else.
 import numpy as np
 
 from md4.gpu.staircases import gather_order, hermite_order
-from md4.gpu.tuning import MAX_COLUMNS
+from md4.gpu.tuning import TILES
 from md4.method.angular import packed_hermite, sum_ordinal
 
 # Blocks of 8 q of which a kernel may read words beyond the last one, without using them.
@@ -41,7 +41,7 @@ def padded_words(l_bra, l_ket):
 def words_in_turn(l_bra, l_ket):
     """`gather_words` with blocks of q that begin anew, for the columns of a block of threads from any q on."""
     words = gather_words(l_bra, l_ket)
-    return np.take(words, range(words.shape[1] + MAX_COLUMNS), axis=1, mode="wrap").reshape(-1)
+    return np.take(words, range(words.shape[1] + TILES.most_columns), axis=1, mode="wrap").reshape(-1)
 
 
 def ket_primitives_of(columns, nq8):

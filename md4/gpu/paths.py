@@ -16,14 +16,14 @@ from typing import NamedTuple
 from md4.gpu import predicted_times
 from md4.gpu.h_layout import (
     BRA_ELEMENTS,
-    BRA_PLAIN,
+    BRA_FLAT,
+    BRA_MATRIX,
     BRA_STAIRS,
     KET_ELEMENTS,
-    KET_PLAIN,
+    KET_MATRIX,
     KET_TURNED,
-    KET_WEIGHTS,
 )
-from md4.gpu.kernels import fused, one_product, resident, thread_quartet, two_products
+from md4.gpu.kernels import fused, one_product, plain, resident, thread_quartet, two_products
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side
 from md4.plan import Plan
@@ -110,7 +110,7 @@ class OneProduct(GpuPath):
         return sides.swap == (bra.nherm == 1 and (ket.nherm > 1 or bra.mean_prim > ket.mean_prim))
 
     def forms(self, sides):
-        return BRA_PLAIN, KET_WEIGHTS
+        return BRA_FLAT, KET_MATRIX
 
     def cost(self, sides):
         return 0.0
@@ -193,14 +193,37 @@ class TwoProducts(GpuPath):
         steps.context.pool.release(abq)
 
 
-class Plain(TwoProducts):
+class Plain(GpuPath):
     """The same in plain multiply-adds, `md4.gpu.kernels.plain`; read this one first."""
+
+    merges_steps = False
 
     def supports(self, sides):
         return sides.unit == "fma"
 
     def forms(self, sides):
-        return BRA_PLAIN, KET_PLAIN
+        return BRA_MATRIX, KET_MATRIX
+
+    def cost(self, sides):
+        return predicted_times.two_products_time(*sides[:4])
+
+    def variants(self, unit, kind, bra, ket, swap):
+        yield r_variant(bra.l + ket.l, kind)
+        yield plain.plain_bra_variant()
+        yield plain.plain_ket_variant()
+
+    def transform_bra(self, steps, H_ab, ab, cd, r):
+        """Step 4: (ab|q] of a chunk."""
+        abq = steps.context.pool.get(two_products.abq_size(ab.pairs, cd.pairs))
+        if cd.pairs.nprim:
+            plain.launch_plain_bra(steps.context, H_ab.array, ab, cd, r, abq)
+        steps.context.pool.release(r)
+        return abq
+
+    def transform_ket(self, steps, abq, H_cd, ab, cd, out):
+        """Step 5: (ab|cd) of a chunk into a `DeviceBlock`."""
+        plain.launch_plain_ket(steps.context, abq, H_cd.array, ab, cd, out)
+        steps.context.pool.release(abq)
 
 
 PATHS = (

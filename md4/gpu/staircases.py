@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from md4.gpu.tuning import STAGES, reach_levels
+from md4.gpu.tuning import TILES, reach_levels
 from md4.method.angular import hermite_triples
 from md4.method.hermite import structure
 
@@ -74,7 +74,7 @@ def depths(shells, rows8, row_blocks):
     when the next one begins.
     """
     found = np.sum(reach(shells) > rows8 * np.arange(row_blocks)[:, None], axis=1, dtype=np.int32)
-    return np.maximum(found, min(STAGES - 1, len(reach(shells)))).astype(np.int32)
+    return np.maximum(found, min(TILES.stages - 1, len(reach(shells)))).astype(np.int32)
 
 
 def level_ends(shells, blocks, size):

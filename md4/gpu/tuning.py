@@ -5,19 +5,32 @@ from math import prod
 
 from md4.method.angular import nherm
 
-# Column fragments of a warp's tile for each number of row fragments: as many as 255 registers hold (few spills).
-COLUMN_FRAGMENTS = {1: 8, 2: 8, 3: 6, 4: 4, 5: 4, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2, 11: 2}
-# Column blocks of a warp's turned tile for each number of row blocks: rows not padded to 16 save up to half of step 4
-# ((ff|ff) K = 25 1.48e6 quartets/s against 1.34e6, (ff|ps) K = 1 2.37e8 against 1.95e8). In step 5, where bra and ket
-# changed names, stores are of 64 bytes as otherwise, where lanes side by side had to stride by a row.
-TURNED_COLUMNS = {1: 8, 2: 8, 3: 8, 4: 8, 5: 8, 6: 6, 7: 6, 8: 4, 9: 4, 10: 4, 11: 4}
-# Blocks of rows from which on step 4 is turned in any case, for a finer staircase: (gf|gf) K = 25 9.18e5 quartets/s
-# against 8.74e5; beyond 88 rows, in tiles that share them, (ii|ii) 4.89e5 against 4.73e5.
-TURNED_ROWS = 4
-MAX_ROW_FRAGMENTS = max(COLUMN_FRAGMENTS)
-WARPS = 4
-MAX_COLUMNS = WARPS * max(*COLUMN_FRAGMENTS.values(), *TURNED_COLUMNS.values())
-STAGES = 3
+
+@dataclass(frozen=True)
+class TileTuning:
+    """Register tiles of the products on tensor cores, and the blocks of threads that work on them."""
+
+    columns: tuple  # blocks of 8 columns of a warp for 1, 2, ... fragments of 16 rows: as many as registers hold
+    turned_columns: tuple  # the same of a turned tile for 1, 2, ... blocks of 8 rows; even numbers
+    turned_rows: int  # blocks of 8 rows from which on step 4 is turned in any case: its staircase is finer
+    warps: int  # warps of a block
+    stages: int  # steps that the ring of copies has room for
+
+    @property
+    def most_rows(self):
+        """Most fragments of 16 rows of a tile, and most blocks of 8 rows of a turned one."""
+        return len(self.columns)
+
+    @property
+    def most_columns(self):
+        """Most blocks of 8 columns of a block of threads."""
+        return self.warps * max(*self.columns, *self.turned_columns)
+
+
+TILES = TileTuning(
+    columns=(8, 8, 6, 4, 4, 3, 3, 2, 2, 2, 2), turned_columns=(8, 8, 8, 8, 8, 6, 6, 4, 4, 4, 4), turned_rows=4,
+    warps=4, stages=3,
+)  # fmt: skip
 # Blocks that a launch should have, to fill the device: four for each multiprocessor.
 FEWEST_BLOCKS = 528
 R_THREADS = 128
@@ -33,29 +46,48 @@ R_BYTES = 75 << 10
 SCATTER_THREADS = 256
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10
-# Step 4 with a resident panel of H: its most bytes, and groups of columns that a warp takes one after the other.
-RESIDENT_BYTES = 64 << 10
-RESIDENT_GROUPS = 8
 
-# Kets of two s shells: warps of a block of the kernel that sums r over their primitives.
-SUM_WARPS = 8
+@dataclass(frozen=True)
+class ResidentTuning:
+    """Step 4 with the panel of H in shared memory."""
 
-# The fused kernel: fragments of rows (with more, two kernels were faster: (ff|ff) 46 against 54 ns), doubles of
-# accumulators a lane, most column blocks of the result, also for contracted bras of two row fragments (with more, two
-# kernels were faster: (gd|ds), (ff|ps); (fd|dd) with K = 25), the fewest blocks that share a multiprocessor (with more
-# of small tiles (fp|ps) 5.9e8 against 4.8e8 quartets/s, (pp|pp) 9.5e8 against 8.4e8, (dp|dp) 5.9e8 against 5.4e8),
-# primitives of a bra whose H is in shared memory if it can be, ket pairs that a warp takes one after the other, most
-# primitive quartets of a quartet, which a warp goes through one after the other.
-FUSED_ROWS = 2
-FUSED_DOUBLES = 80
-FUSED_COLUMNS = 5
-FUSED_CONTRACTED_COLUMNS = 4
-FUSED_BLOCKS = 2
-FUSED_PANELS = 4
-FUSED_KETS = 8
-FUSED_PRIMITIVES = 32
-# Doubles that a lane of it writes at a time: (dd|dd) 2.05e8 quartets/s with 10, 2.02e8 with 8, 1.68e8 one by one.
-WRITE_ROUNDS = 10
+    panel_bytes: int  # most bytes of a panel
+    groups: int  # groups of columns that a warp takes one after the other, about
+
+
+RESIDENT = ResidentTuning(panel_bytes=64 << 10, groups=8)
+
+
+@dataclass(frozen=True)
+class SumsTuning:
+    """Sums of r over the primitives of kets of two s shells."""
+
+    warps: int  # warps of a block
+
+
+SUMS = SumsTuning(warps=8)
+
+
+@dataclass(frozen=True)
+class FusedTuning:
+    """Both products in one kernel."""
+
+    rows: int  # most fragments of 16 rows ab
+    doubles: int  # doubles of accumulators that a lane has registers for
+    columns: int  # most blocks of 8 cd
+    contracted_columns: int  # the same for contracted bras of two fragments of rows
+    blocks: int  # fewest blocks that share a multiprocessor
+    panels: int  # primitives of a bra whose H is in shared memory at once, if it can be
+    kets: int  # ket pairs that a warp takes one after the other
+    primitives: int  # most primitive quartets of a quartet, which a warp goes through one after the other
+    write_rounds: int  # doubles that a lane writes at a time
+
+
+FUSED = FusedTuning(
+    rows=2, doubles=80, columns=5, contracted_columns=4, blocks=2, panels=4, kets=8, primitives=32, write_rounds=10
+)
+
+
 # The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them
 # ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most
 # integrals and highest L of a quartet (at L = 6 (gs|ds) 2.0e9 quartets/s against 8.1e8 of the fused kernel, (fd|ps)
@@ -164,7 +196,7 @@ class Tile:
 def row_split(nrow):
     """(row blocks, row fragments of each) of a matrix of `nrow` rows."""
     fragments = (nrow + 15) // 16
-    blocks = -(-fragments // MAX_ROW_FRAGMENTS)
+    blocks = -(-fragments // TILES.most_rows)
     return blocks, -(-fragments // blocks)
 
 
@@ -181,7 +213,7 @@ def reach_levels(count):
 
 def turned_split(nrow):
     """(row blocks, blocks of 8 rows of each) of a turned tile for `nrow` rows."""
-    blocks = -(-blocks_of_8(nrow) // MAX_ROW_FRAGMENTS)
+    blocks = -(-blocks_of_8(nrow) // TILES.most_rows)
     return blocks, -(-blocks_of_8(nrow) // blocks)
 
 
@@ -193,21 +225,21 @@ def turned_panel_rows(nrow):
 def choose_tile(nrow, steps, unit):
     """The tile for `nrow` rows and `steps` inner blocks of 8 a primitive."""
     _, mt = row_split(nrow)
-    return Tile(2 * mt, COLUMN_FRAGMENTS[mt], WARPS, min(STAGES, steps + 1), unit)
+    return Tile(2 * mt, TILES.columns[mt - 1], TILES.warps, min(TILES.stages, steps + 1), unit)
 
 
 def turned_tile(nrow, steps, unit):
     """A turned tile of step 4, or None where a tile of few rows would not save 8 of padding."""
     _, rows8 = turned_split(nrow)
-    if blocks_of_8(nrow) < TURNED_ROWS and rows8 % 2 == 0:
+    if blocks_of_8(nrow) < TILES.turned_rows and rows8 % 2 == 0:
         return None
-    return Tile(rows8, TURNED_COLUMNS[rows8], WARPS, min(STAGES, steps + 1), unit, True)
+    return turned_ket_tile(nrow, steps, unit)
 
 
 def turned_ket_tile(nrow, steps, unit):
     """A turned tile of step 5."""
     _, rows8 = turned_split(nrow)
-    return Tile(rows8, TURNED_COLUMNS[rows8], WARPS, min(STAGES, steps + 1), unit, True)
+    return Tile(rows8, TILES.turned_columns[rows8 - 1], TILES.warps, min(TILES.stages, steps + 1), unit, True)
 
 
 def r_stride(l):

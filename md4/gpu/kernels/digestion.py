@@ -16,7 +16,6 @@ from md4.gpu.emit.digest_columns import (
     add_at,
     add_global,
     address_at,
-    address_of,
     load_global,
     load_shared,
     make_add_scaled,
@@ -39,7 +38,7 @@ from md4.gpu.emit.digest_quartets import (
     make_load_rows,
     make_stage,
 )
-from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
+from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.tuning import (
     DIGEST_ROW_BYTES,

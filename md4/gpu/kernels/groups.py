@@ -7,6 +7,7 @@ signature from them. Functions marked as device functions are compiled by the ke
 from typing import NamedTuple
 
 from md4.gpu.device_code import F64, I32, I64, cuda, i64
+from md4.gpu.staircases import class_of, level_ends, row_table
 from md4.gpu.tuning import blocks_of_8, r_stride
 
 
@@ -91,6 +92,21 @@ class Staircase(NamedTuple):
     rows: I32
 
 
+class Levels(NamedTuple):
+    """A staircase of a tile that holds all rows, as `md4.gpu.emit.tile_products.make_stair_products` wants it.
+
+    Attributes
+    ----------
+    ends : int32 array
+        Steps up to which each number of row blocks is needed; see `md4.gpu.staircases.level_ends`.
+    rows : int32 array
+        Place of each row, -1 for padding.
+    """
+
+    ends: I32
+    rows: I32
+
+
 class HalfTransformed(NamedTuple):
     """(ab|q] of a chunk: numbers[((k nq8 + block) npair + ij) nab + ab][8 q] for block `block` of ket primitive k.
 
@@ -169,6 +185,12 @@ def records(side):
 def hermite_integrals(r, ab, cd):
     """`HermiteIntegrals` of the r of two chunks."""
     return HermiteIntegrals(r, r_stride(ab.pairs.l + cd.pairs.l), cd.pairs.nprim)
+
+
+def levels(context, pairs, rows8, turned):
+    """`Levels` of a list for a tile of `rows8` blocks of 8 rows."""
+    shells, blocks = class_of(pairs), (rows8, 1) if turned else (rows8 // 2, 2)
+    return Levels(context.table(level_ends, shells, *blocks), context.table(row_table, shells, rows8))
 
 
 def half_transformed(abq, ab, cd):

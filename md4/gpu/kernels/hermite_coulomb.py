@@ -14,7 +14,7 @@ from md4.gpu.emit.digest_columns import load_global, make_load_column, quotient
 from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.unrolled import make_pack
 from md4.gpu.h_layout import KET_BLOCKS, form_size
-from md4.gpu.kernels.two_products import make_copy_range
+from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.tuning import (
     COULOMB_THREADS,
     blocks_of_8,

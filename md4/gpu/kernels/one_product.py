@@ -9,106 +9,145 @@ a plain product with the (kl, cd) of all ket pairs side by side as columns. Ket 
 function pair need no sum: r itself is the right operand, and the columns are weighted when they are done.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I64, cuda, types
-from md4.gpu.emit.instructions import (
-    address_of,
-    commit_copies,
-    make_copy_rows,
-    make_empty,
-    make_wait_copies,
-    shared_address,
-)
+from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.instructions import address_of, make_copy_rows, make_empty, shared_address
 from md4.gpu.emit.stores import make_scale_columns, make_store_columns
 from md4.gpu.emit.tile_products import make_load_blocks, make_product_step
-from md4.gpu.kernels.two_products import grid, make_copy_panel
-from md4.gpu.tuning import SUM_WARPS, blocks_of_8, choose_tile, panel_rows, r_stride
+from md4.gpu.h_layout import BRA_FLAT, form_rows
+from md4.gpu.kernels.groups import (
+    Grid,
+    HermiteIntegrals,
+    PairRange,
+    Panel,
+    Result,
+    Staircase,
+    block_place,
+    hermite_integrals,
+    pair_range,
+    primitives_of,
+    result,
+)
+from md4.gpu.kernels.ring import Path, make_copy_panel, make_ring
+from md4.gpu.kernels.two_products import grid_of, staircase
+from md4.gpu.tuning import SUMS, blocks_of_8, choose_tile, r_stride
 
-i64 = types.int64
+
+class Weights(NamedTuple):
+    """Weights of columns: column c has numbers[first + c step]."""
+
+    numbers: F64
+    first: i64
+    step: i64
 
 
-def single_product(mt, nt, warps, stages, unit):
-    """Kernel factory; both operands come through a ring, rows of r filled up with zeros to blocks of 8."""
-    threads, columns = 32 * warps, nt * warps
-    b_offset, stage_bytes = mt * 1024, mt * 1024 + nt * warps * 512
-    zeros, mma, scale = make_empty(4 * mt * nt), make_product_step(2 * mt, nt, unit == "dmma16", False), make_scale_columns(2 * mt, nt)
-    copy_panel, copy_rows = make_copy_panel(2 * mt, threads), make_copy_rows(nt, 16 * threads)
-    load, wait, store = make_load_blocks(nt), make_wait_copies(stages - 2), make_store_columns(2 * mt, nt)
+class Columns(NamedTuple):
+    """What the ring works on.
+
+    Attributes
+    ----------
+    h, s : float64 array
+        H of the list, and r or its sums.
+    step : int64
+        Bytes from one column that this thread copies to the next.
+    copies, inner : int64
+        Columns that this thread copies, and its first inner index.
+    nherm : int64
+        Numbers of a column that count; those behind are filled up with zeros.
+    tid : int64
+    """
+
+    h: F64
+    s: F64
+    step: i64
+    copies: i64
+    inner: i64
+    nherm: i64
+    tid: i64
+
+
+def product_ring(rows8, nt, warps, stages, unit):
+    """Device function: the ring, both operands of which come from memory, a column of r after the other."""
+    threads, columns_offset = 32 * warps, rows8 * 512
+    copy_panel, copy_rows = make_copy_panel(rows8, threads), make_copy_rows(nt, 16 * threads)
+    load, step = make_load_blocks(nt), make_product_step(rows8, nt, unit == "dmma16", False)
+
+    def fill(address, h, place, k, side):
+        copy_panel(address, side.h, h, side.tid)
+        filled = i32(8 * min(max(side.nherm - 8 * k - side.inner, i64(0)), i64(2)))
+        here = i32(address + columns_offset + 16 * side.tid)
+        copy_rows(here, address_of(side.s, place), side.step, side.copies, filled)
+
+    def multiply(tile, address, n, count, side):
+        here = address + 16 * (side.tid & 31)
+        b = load(i32(here + columns_offset + (side.tid >> 5) * (nt * 512)))
+        return step(tile, i32(here), b, i32(rows8))
+
+    return make_ring(stages, (rows8 + nt * warps) * 512, fill, multiply)
+
+
+def one_product(rows8, nt, warps, stages, unit):
+    """Kernel factory; the ket's (kl, cd) are columns, of which there are `r.nket`."""
+    columns, product = 8 * nt * warps, product_ring(rows8, nt, warps, stages, unit)
+    empty, scale, store = make_empty(2 * rows8 * nt), make_scale_columns(rows8, nt), make_store_columns(rows8, nt)
+    place, primitives = jit_device(block_place), jit_device(primitives_of)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, r, r_stride, ncol, weights, first_weight, weight_step, nherm, np8,
-        nab, ncd, out, out_first, s_ij, s_kl, s_ab, s_cd, row_blocks, column_blocks,
+        panel: Panel, bra: PairRange, stairs: Staircase, r: HermiteIntegrals, weights: Weights, nherm: i64, nab: i64,
+        ncd: i64, out: Result, grid: Grid,
     ):  # fmt: skip
-        ring = shared_address(cuda.shared.array(0, types.float64))
+        ring = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
-        row_block, rest = i64(cuda.blockIdx.x) % row_blocks, i64(cuda.blockIdx.x) // row_blocks
-        first_column, pair = rest % column_blocks * (8 * columns), rest // column_blocks
-        first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        panel = h_rows * 64
-        source, steps = first * np8 * panel + row_block * (mt * 128), (last - first) * np8
-        b_ring, inner, b_step = ring + b_offset + 16 * tid, 2 * (tid & 3), 8 * warps * r_stride
-        b_column = first_column + (tid >> 2)
-        b_source = ((first - first_prim) * ncol + b_column) * r_stride + inner
-        b_live = (ncol - b_column + 8 * warps - 1) // (8 * warps)
+        row_block, column_block, pair = place(grid)
+        first, last = primitives(bra, pair)
+        row, first_column, step = row_block * rows8, column_block * columns, panel.rows8 * 64
+        # a thread copies two inner indices of every (8 warps)th column
+        inner, own = 2 * (tid & 3), first_column + (tid >> 2)
+        copies = (r.nket - own + 8 * warps - 1) // (8 * warps)
+        path = Path(
+            last - first, panel.steps, stairs.reach, row,
+            first * panel.steps * step + row * 64, step, i64(0),
+            ((first - bra.first_prim) * r.nket + own) * r.stride + inner, i64(8), r.nket * r.stride - 8 * panel.steps,
+        )  # fmt: skip
+        side = Columns(panel.h, r.numbers, 64 * warps * r.stride, copies, inner, nherm, tid)
+        tile = product(empty(), ring, path, side)
+        ab, column = 8 * row + (lane >> 2), first_column + 8 * nt * warp + 2 * (lane & 3)
+        tile = scale(tile, weights.numbers, weights.first + column * weights.step, weights.step, r.nket - column)
+        store(
+            tile, out.numbers, out.first + pair * out.s_ij + ab * out.s_ab, column, r.nket, ncd, out.s_kl, out.s_cd,
+            out.s_ab, nab - ab,
+        )  # fmt: skip
 
-        acc, k = zeros(), i64(0)
-        slot, step = 0, i64(1 - stages)
-        while step < steps:
-            if step >= 0:
-                wait()
-                cuda.syncthreads()
-            if step + stages - 1 < steps:
-                filled = slot + stages - 1 if slot == 0 else slot - 1
-                copy_panel(ring + filled * stage_bytes, h, source, tid)
-                size = types.int32(8 * min(max(nherm - 8 * k - inner, i64(0)), i64(2)))
-                copy_rows(types.int32(b_ring + filled * stage_bytes), address_of(r, b_source + 8 * k), 8 * b_step, b_live, size)
-                source += panel
-                k += 1
-                if k == np8:
-                    k = i64(0)
-                    b_source += ncol * r_stride
-            commit_copies()
-            if step >= 0:
-                here = ring + slot * stage_bytes + 16 * lane
-                b = load(types.int32(here + b_offset + warp * (nt * 512)))
-                acc = mma(acc, types.int32(here), b, types.int32(2 * mt))
-            slot = slot + 1 if slot + 1 < stages else 0
-            step += 1
-
-        ab, column = row_block * (mt * 16) + (lane >> 2), first_column + warp * (nt * 8) + 2 * (lane & 3)
-        acc = scale(acc, weights, first_weight + column * weight_step, weight_step, ncol - column)
-        store(acc, out, out_first + pair * s_ij + ab * s_ab, column, ncol, ncd, s_kl, s_cd, s_ab, nab - ab)
-
-    signature = (F64, i64, I64, i64, i64, F64, i64, i64, F64, *[i64] * 6, F64, *[i64] * 7)
-    return Kernel(kernel, (threads, max(1, 8 // warps)), signature)
+    return Kernel(kernel, (32 * warps, max(1, 8 // warps)))
 
 
 def ket_sums():
     """Kernel factory: s[bra primitive][kl, cd][t], a warp for each bra primitive and ket pair."""
+    primitives, warps = jit_device(primitives_of), SUMS.warps
 
-    def kernel(r, r_stride, nket, weights, start, first_pair, first_prim, ncd, npair, total, out):
+    def kernel(r: HermiteIntegrals, ket: PairRange, weights: F64, ncd: i64, npair: i64, total: i64, out: F64):
         lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
-        n = i64(cuda.blockIdx.x) * SUM_WARPS + warp
+        n = i64(cuda.blockIdx.x) * warps + warp
         if n >= total:
             return
-        pair = first_pair + n % npair
-        first, last = start[pair], start[pair + 1]
-        source = (n // npair * nket + first - first_prim) * r_stride
+        first, last = primitives(ket, n % npair)
+        source = (n // npair * r.nket + first - ket.first_prim) * r.stride
         for cd in range(ncd):
             t = lane
-            while t < r_stride:
+            while t < r.stride:
                 value, place = 0.0, source + t
                 for k in range(first, last):
-                    value += weights[k * ncd + cd] * r[place]
-                    place += r_stride
-                out[(n * ncd + cd) * r_stride + t] = value
+                    value += weights[k * ncd + cd] * r.numbers[place]
+                    place += r.stride
+                out[(n * ncd + cd) * r.stride + t] = value
                 t += 32
 
-    signature = (F64, i64, i64, F64, I64, *[i64] * 5, F64)
-    return Kernel(kernel, (32 * SUM_WARPS, 1), signature)
+    return Kernel(kernel, (32 * warps, 1))
 
 
 # launchers
@@ -140,16 +179,15 @@ def launch_ket_sums(context, g, r, ab, cd, out):
     total = bra.nprim * len(ket)
     if total:
         context.launch(
-            sums_variant(), -(-total // SUM_WARPS), 32 * SUM_WARPS, 0,
-            r, r_stride(bra.l + ket.l), ket.nprim, g, cd.data.start, cd.first, cd.first_prim, ket.nab, len(ket), total,
-            out,
+            sums_variant(), -(-total // SUMS.warps), 32 * SUMS.warps, 0,
+            hermite_integrals(r, ab, cd), pair_range(cd), g, ket.nab, len(ket), total, out,
         )  # fmt: skip
 
 
 def one_product_variant(unit, bra):
     """Variant for a class."""
     tile = choose_tile(bra.nab, blocks_of_8(bra.nherm), unit)
-    return Variant(single_product, (tile.mt, tile.nt, tile.warps, tile.stages, unit))
+    return Variant(one_product, (tile.rows8, tile.nt, tile.warps, tile.stages, unit))
 
 
 def launch_one_product(context, h, r, g, ab, cd, block):
@@ -157,11 +195,12 @@ def launch_one_product(context, h, r, g, ab, cd, block):
     bra, ket = ab.pairs, cd.pairs
     np8, ncol = blocks_of_8(bra.nherm), len(ket) * ket.nab
     tile = choose_tile(bra.nab, np8, context.unit)
-    row_blocks, column_blocks = grid(tile, bra.nab, blocks_of_8(ncol))
-    weights = (context.table(unit_weight), 0, 0) if g is None else (g, cd.first_prim, 1)
+    grid = grid_of(tile, bra.nab, blocks_of_8(ncol))
+    weights = Weights(context.table(unit_weight), 0, 0) if g is None else Weights(g, cd.first_prim, 1)
     context.launch(
-        one_product_variant(context.unit, bra), row_blocks * column_blocks * len(bra), tile.threads,
-        tile.stages * (tile.mt * 1024 + tile.columns * 512),
-        h, ab.first_prim, ab.data.start, ab.first, panel_rows(bra.nab), r, r_stride(bra.l + ket.l), ncol, *weights,
-        bra.nherm, np8, bra.nab, ket.nab, block.array, block.first, *block.strides, row_blocks, column_blocks,
+        one_product_variant(context.unit, bra), grid.row_blocks * grid.column_blocks * len(bra), tile.threads,
+        tile.stages * 512 * (tile.rows8 + tile.columns),
+        Panel(h, form_rows(bra.nab, BRA_FLAT), np8), pair_range(ab),
+        staircase(context, bra, tile.rows8, grid.row_blocks, flat=True),
+        HermiteIntegrals(r, r_stride(bra.l + ket.l), ncol), weights, bra.nherm, bra.nab, ket.nab, result(block), grid,
     )  # fmt: skip

@@ -30,6 +30,7 @@ from md4.method.angular import packed_hermite, sum_ordinal
 
 THREADS = 128
 SIDE = 32  # rows and columns of a block
+SLICE = 8 * SIDE  # numbers of an operand that are in shared memory
 
 
 class Matrix(NamedTuple):
@@ -54,6 +55,14 @@ class Powers(NamedTuple):
     q: I32
 
 
+def multiply(left, right, row, column, tile):
+    """tile[i, j] += sum_p left[row + i, p] right[column + j, p] over 8 Hermite functions (device function)."""
+    for p in range(8):
+        for i in range(2):
+            for j in range(4):
+                tile[i, j] += left[(row + i) * 8 + p] * right[(column + j) * 8 + p]
+
+
 def make_product(matrix):
     """Device function (h, first, last, row, column, side, tile): adds H times a matrix to the thread's 2 x 4 `tile`.
 
@@ -61,24 +70,21 @@ def make_product(matrix):
     columns begin at `row` and `column`. `matrix(prim, p, column, side)` is an element of the matrix on the right, zero
     outside of it.
     """
-    matrix = jit_device(matrix)
+    matrix, add = jit_device(matrix), jit_device(multiply)
 
     def product(h, first, last, row, column, side, tile):
-        left, right = cuda.shared.array((SIDE, 8), f64), cuda.shared.array((SIDE, 8), f64)
+        left, right = cuda.shared.array(SLICE, f64), cuda.shared.array(SLICE, f64)
         tid = i64(cuda.threadIdx.x)
         own_row, own_column = tid // 8 * 2, tid % 8 * 4
         for prim in range(first, last):
             for step in range((h.functions + 7) // 8):
-                for n in range(tid, 8 * SIDE, THREADS):
+                for n in range(tid, SLICE, THREADS):
                     line, p = n // 8, 8 * step + n % 8
                     inside = row + line < h.rows and p < h.functions
-                    left[line, n % 8] = h.numbers[(prim * h.rows + row + line) * h.functions + p] if inside else 0.0
-                    right[line, n % 8] = matrix(prim, p, column + line, side)
+                    left[n] = h.numbers[(prim * h.rows + row + line) * h.functions + p] if inside else 0.0
+                    right[n] = matrix(prim, p, column + line, side)
                 cuda.syncthreads()
-                for p in range(8):
-                    for i in range(2):
-                        for j in range(4):
-                            tile[i, j] += left[own_row + i, p] * right[own_column + j, p]
+                add(left, right, own_row, own_column, tile)
                 cuda.syncthreads()
 
     return jit_device(product)
@@ -104,7 +110,8 @@ def plain_bra_transform():
         quartet = (prim - bra.first_prim) * r.nket + k
         return r.numbers[quartet * r.stride + ordinal(powers.p[p], powers.q[q])]
 
-    product, clear, place, primitives = make_product(hermite_integral), *map(jit_device, (empty, block_place, primitives_of))
+    product = make_product(hermite_integral)
+    clear, place, primitives = map(jit_device, (empty, block_place, primitives_of))
 
     def kernel(h: Matrix, bra: PairRange, r: HermiteIntegrals, powers: Powers, abq: HalfTransformed, grid: Grid):
         row_block, column_block, ij = place(grid)
@@ -132,9 +139,8 @@ def plain_ket_transform():
             return 0.0
         return abq.numbers[(((prim - ket.first_prim) * abq.nq8 + q // 8) * columns + column) * 8 + q % 8]
 
-    product, clear, place, primitives = (
-        make_product(half_transformed_integral), *map(jit_device, (empty, block_place, primitives_of))
-    )  # fmt: skip
+    product = make_product(half_transformed_integral)
+    clear, place, primitives = map(jit_device, (empty, block_place, primitives_of))
 
     def kernel(h: Matrix, ket: PairRange, abq: HalfTransformed, out: Result, grid: Grid):
         row_block, column_block, kl = place(grid)

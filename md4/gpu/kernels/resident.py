@@ -6,71 +6,87 @@ with no barrier between them, and each fetches r of its next group while it work
 """
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, cuda, jit_device, types
+from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.digest_columns import quotient
-from md4.gpu.emit.instructions import commit_copies, make_wait_copies, shared_address
-from md4.gpu.emit.tile_products import make_column_state, make_stair_products
-from md4.gpu.kernels.two_products import all_words, bra_operations, bra_tile, clear_end, make_copy_range, r_slots
-from md4.gpu.staircases import class_of, level_ends, row_table
-from md4.gpu.tuning import RESIDENT_BYTES, RESIDENT_GROUPS, SHARED_BYTES, blocks_of_8, r_stride
-
-i64 = types.int64
+from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
+from md4.gpu.emit.stores import make_store_panels
+from md4.gpu.emit.tile_products import Lane, make_column_state, make_stair_products
+from md4.gpu.gather_words import all_words, ket_primitives_of
+from md4.gpu.kernels.groups import (
+    HalfTransformed,
+    HermiteIntegrals,
+    Levels,
+    PairRange,
+    Panel,
+    half_transformed,
+    hermite_integrals,
+    levels,
+    pair_range,
+    primitives_of,
+)
+from md4.gpu.kernels.ring import make_copy_range
+from md4.gpu.kernels.two_products import bra_tile, clear_end
+from md4.gpu.tuning import RESIDENT, SHARED_BYTES, blocks_of_8, r_stride
 
 
 def resident_bra_transform(rows8, nt, warps, unit, turned):
     """Kernel factory for step 4, one primitive pair a bra pair at most."""
     threads = 32 * warps
-    zeros, _, store, lane_place = bra_operations(rows8, nt, unit, turned)
-    products = make_stair_products(rows8, nt, unit == "dmma16", turned, ahead=True)
+    empty, products = make_empty(2 * rows8 * nt), make_stair_products(rows8, nt, unit == "dmma16", turned, ahead=True)
+    column_state, store = make_column_state(nt, False), make_store_panels(rows8, nt, turned)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
-    column_state, clear = make_column_state(nt, False), jit_device(clear_end)
+    clear, primitives, lane_place = map(jit_device, (clear_end, primitives_of, Lane(rows8, nt, turned).place()))
 
     def kernel(
-        h, first_prim, start, first_pair, ends, rows, r, r_stride, slots, nket, words, np8, nq8, abq, nab, npair, parts,
+        panel: Panel, bra: PairRange, stairs: Levels, r: HermiteIntegrals, kets: i64, words: F64, abq: HalfTransformed,
+        parts: i64,
     ):  # fmt: skip
-        clear(abq)
-        panel = shared_address(cuda.shared.array(0, types.float64))
+        # `kets`: ket primitives for whose r a warp has room; `parts`: blocks that share the columns of a bra pair
+        clear(abq.numbers)
+        shared = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
-        prim, live = start[first_pair + pair], start[first_pair + pair + 1] > start[first_pair + pair]
-        doubles = np8 * (rows8 * 64)
-        table = panel + 8 * doubles
+        prim, last = primitives(bra, pair)
+        live, doubles = last > prim, panel.steps * (rows8 * 64)
+        table = shared + 8 * doubles
         lane_row, lane_q = lane_place(lane)
         if live:
-            copy_panel(panel, h, prim * doubles, doubles, tid)
+            copy_panel(shared, panel.h, prim * doubles, doubles, tid)
         copy_panel(table, words, 0, words.size, tid)
-        r_bytes = slots * r_stride * 8
+        r_bytes = kets * r.stride * 8
         r_base = table + 8 * words.size + warp * 2 * r_bytes
-        r_row, ncol, stride = (prim - first_prim) * nket, nket * nq8, parts * warps * nt
+        r_row, ncol, stride = (prim - bra.first_prim) * r.nket, r.nket * abq.nq8, parts * warps * nt
         column, buffer = (part * warps + warp) * nt, 0
         if live and column < ncol:
-            k = quotient(column, nq8)
-            copy_r(r_base, r, (r_row + k) * r_stride, min(slots, nket - k) * r_stride, lane)
+            k = quotient(column, abq.nq8)
+            copy_r(r_base, r.numbers, (r_row + k) * r.stride, min(kets, r.nket - k) * r.stride, lane)
         commit_copies()
         wait_all()
         cuda.syncthreads()
-        a_address, words_here, words_step = panel + 16 * lane, table + 4 * lane, nq8 * 128
+        h_address, words_address, words_step = shared + 16 * lane, table + 4 * lane, abq.nq8 * 128
         while column < ncol:
             wait_all()
             cuda.syncwarp()
-            r_address = types.int32(r_base + buffer * r_bytes)
+            r_address = i32(r_base + buffer * r_bytes)
             buffer = 1 - buffer
             following = column + stride
             if live and following < ncol:
-                k = quotient(following, nq8)
-                copy_r(r_base + buffer * r_bytes, r, (r_row + k) * r_stride, min(slots, nket - k) * r_stride, lane)
+                k = quotient(following, abq.nq8)
+                next_r = r_base + buffer * r_bytes
+                copy_r(next_r, r.numbers, (r_row + k) * r.stride, min(kets, r.nket - k) * r.stride, lane)
             commit_copies()
-            state = column_state(column, ncol, quotient(column, nq8), nq8, r_stride)
-            acc = zeros()
+            state = column_state(column, ncol, quotient(column, abq.nq8), abq.nq8, r.stride)
+            tile = empty()
             if live:
-                acc = products(acc, a_address, rows8 * 512, words_here, words_step, r_address, state, ends, np8)
-            destination = (column * npair + pair) * nab * 8 + lane_q
-            store(acc, abq, destination, npair * nab * 8, ncol - column, rows, lane_row)
+                tile = products(
+                    tile, h_address, rows8 * 512, words_address, words_step, r_address, state, stairs.ends, panel.steps
+                )  # fmt: skip
+            destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
+            store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, stairs.rows, lane_row)
             column = following
 
-    signature = (F64, i64, I64, i64, I32, I32, F64, i64, i64, i64, F64, i64, i64, F64, i64, i64, i64)
-    return Kernel(kernel, (threads, 2), signature)
+    return Kernel(kernel, (threads, 2))
 
 
 # launcher
@@ -79,20 +95,20 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
 def shared_parts(bra, ket, tile):
     """(ket primitives that a warp's columns touch, bytes of the panel, bytes of all shared memory)."""
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    slots, panel = r_slots(tile.nt, nq8), np8 * tile.rows8 * 512
-    return slots, panel, panel + np8 * nq8 * 128 + 16 * tile.warps * slots * r_stride(bra.l + ket.l)
+    kets, panel = ket_primitives_of(tile.nt, nq8), np8 * tile.rows8 * 512
+    return kets, panel, panel + np8 * nq8 * 128 + 16 * tile.warps * kets * r_stride(bra.l + ket.l)
 
 
 def parts_of(ncol, tile):
-    """Blocks that share the columns of one pair: each warp takes about RESIDENT_GROUPS groups."""
-    return max(1, ncol // (tile.columns * RESIDENT_GROUPS))
+    """Blocks that share the columns of one pair: each warp takes about `RESIDENT.groups` groups."""
+    return max(1, ncol // (tile.columns * RESIDENT.groups))
 
 
 def serves(unit, bra, ket):
     """Whether step 4 of a class runs here: one primitive pair a bra pair, and a panel that fits."""
     tile = bra_tile(unit, bra)
     _, panel, shared = shared_parts(bra, ket, tile)
-    small = blocks_of_8(bra.nab) <= tile.rows8 and panel <= RESIDENT_BYTES and shared <= SHARED_BYTES
+    small = blocks_of_8(bra.nab) <= tile.rows8 and panel <= RESIDENT.panel_bytes and shared <= SHARED_BYTES
     return small and unit != "fma" and bra.max_prim <= 1
 
 
@@ -105,14 +121,12 @@ def resident_variant(unit, bra):
 def launch_resident_bra(context, h, ab, cd, r, abq):
     """(ab|q] of a chunk; see `launch_bra_transform`."""
     bra, ket = ab.pairs, cd.pairs
-    np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
     tile = bra_tile(context.unit, bra)
-    slots, _, shared = shared_parts(bra, ket, tile)
-    parts = parts_of(ket.nprim * nq8, tile)
-    shells, tables = class_of(bra), (tile.rows8, 1) if tile.turned else (tile.rows8 // 2, 2)
-    ends, rows = context.table(level_ends, shells, *tables), context.table(row_table, shells, tile.rows8)
+    kets, _, shared = shared_parts(bra, ket, tile)
+    parts = parts_of(ket.nprim * blocks_of_8(ket.nherm), tile)
     context.launch(
         resident_variant(context.unit, bra), parts * len(bra), tile.threads, shared,
-        h, ab.first_prim, ab.data.start, ab.first, ends, rows, r, r_stride(bra.l + ket.l), slots, ket.nprim,
-        context.table(all_words, bra.l, ket.l), np8, nq8, abq, bra.nab, len(bra), parts,
+        Panel(h, tile.rows8, blocks_of_8(bra.nherm)), pair_range(ab), levels(context, bra, tile.rows8, tile.turned),
+        hermite_integrals(r, ab, cd), kets, context.table(all_words, bra.l, ket.l), half_transformed(abq, ab, cd),
+        parts,
     )  # fmt: skip

@@ -1,30 +1,31 @@
-"""Steps 4 and 5 on FP64 tensor cores.
+"""Steps 4 and 5 on FP64 tensor cores, a kernel for each, for large classes.
 
-Both transforms are one product with a panel of H on the left (rows ab or cd) and many columns on the right:
+Both are one product with a panel of H on the left (rows ab or cd) and many columns on the right:
 
     step 4, a bra pair:  (ab|q]  = sum_p H[ab, p] [p|q]      columns: blocks of 8 q of every ket primitive
     step 5, a ket pair:  (ab|cd) = sum_q H[cd, q] (ab|q]     columns: ab of every bra pair
 
-A panel is, for every 8 of the inner index, fragments of 16 rows [k half][lane][row half], see
-`md4.gpu.emit.instructions`; it is zero-padded, rows and inner indices in the order of `md4.gpu.staircases`: of each
-block of 8 inner indices, `reach` blocks of 8 rows count, the products with the others are left out, as far as there is
-code for it (`md4.gpu.tuning.reach_levels`). (Step 5 keeps the rows' own order where they are contiguous in the result,
-and leaves nothing out.) The panel comes to shared memory through a ring of asynchronous copies and serves all warps of
-a block; each warp owns `nt` column fragments. In step 4 the right operand is gathered from r in shared memory, so [p|q]
-never exists in memory; what comes through the same ring is where each lane finds its r[p+q] (`gather_words`). In step 5
-it is the operand itself. A turned tile has the sides of its instructions exchanged, H on the right. Between the steps
-(ab|q] lies in memory as
+A panel is, for every 8 of the inner index, fragments of 16 rows, see `md4.gpu.emit.tile_products`; it is padded by
+zeros, rows and inner indices in the order of `md4.gpu.staircases`: of each block of 8 inner indices, `reach` blocks of
+8 rows count, the products with the others are left out, as far as there is code for it
+(`md4.gpu.tuning.reach_levels`). Step 5 keeps the rows' own order where they are contiguous in the result, and leaves
+nothing out. The panel comes to shared memory through `md4.gpu.kernels.ring` and serves all warps of a block; each warp
+owns `nt` blocks of 8 columns.
+
+In step 4 the right operand is gathered from r in shared memory, so that [p|q] never exists in memory; what comes
+through the ring is where each lane finds its r[p+q] (`md4.gpu.gather_words`). In step 5 it is the operand itself. A
+turned tile has the sides of its instructions exchanged, H on the right. Between the steps (ab|q] lies in memory as
 
     abq[q block of 8][bra pair][ab][8 q],
 
-so that columns of step 5, the (bra pair, ab) of all pairs in a row, are contiguous: fragments of 8 straddle pairs. Rows
-ab are in their own order again there, blocks of q are in that of the ket's staircase.
+so that columns of step 5, the (bra pair, ab) of all pairs in a row, are contiguous: blocks of 8 straddle pairs. Rows ab
+are in their own order again there, blocks of q are in that of the ket's staircase.
 """
 
-import numpy as np
+from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, cuda, jit_device, types
+from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import (
     address_of,
     commit_copies,
@@ -35,236 +36,250 @@ from md4.gpu.emit.instructions import (
 )
 from md4.gpu.emit.stores import make_store_columns, make_store_panels, make_store_rows
 from md4.gpu.emit.tile_products import Lane, make_column_state, make_gather, make_load_blocks, make_product_step
-from md4.gpu.h_layout import BRA_PLAIN, BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_PLAIN, KET_TURNED, form_rows
-from md4.gpu.kernels import plain
-from md4.gpu.staircases import class_of, depths, full_depths, full_reach, gather_order, hermite_order, reach, row_table
-from md4.gpu.tuning import MAX_COLUMNS, SHARED_BYTES, blocks_of_8, choose_tile, r_stride, turned_ket_tile, turned_tile
-from md4.method.angular import packed_hermite, sum_ordinal
-
-i64 = types.int64
-
-
-def make_copy_panel(rows8, threads):
-    """Device function: the block starts to copy a panel's `rows8` blocks of 8 rows, 32 pieces of 16 bytes each."""
-    pieces = -(-32 * rows8 // threads)
-    copies = make_copies(pieces, 16 * threads, 16 * threads)
-
-    def copy_panel(address, array, index, tid):
-        limit = (32 * rows8 - tid + threads - 1) // threads
-        copies(types.int32(address + 16 * tid), address_of(array, index + 2 * tid), limit)
-
-    return jit_device(copy_panel)
-
-
-def make_copy_range(threads):
-    """Device function: the block starts to copy `count` doubles from array[index:]."""
-    copies = make_copies(1, 0, 0)
-
-    def copy_range(address, array, index, count, tid):
-        n = tid
-        while n < count // 2:  # no `range`: it divides by its step
-            copies(types.int32(address + 16 * n), address_of(array, index + 2 * n), 1)
-            n += threads
-
-    return jit_device(copy_range)
+from md4.gpu.gather_words import ket_primitives_of, words_in_turn
+from md4.gpu.h_layout import BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_TURNED, form_rows
+from md4.gpu.kernels.groups import (
+    Grid,
+    HalfTransformed,
+    HermiteIntegrals,
+    PairRange,
+    Panel,
+    Result,
+    Staircase,
+    block_place,
+    half_transformed,
+    hermite_integrals,
+    pair_range,
+    primitives_of,
+    result,
+)
+from md4.gpu.kernels.ring import Path, make_copy_panel, make_copy_range, make_ring
+from md4.gpu.staircases import class_of, depths, full_depths, full_reach, reach, row_table
+from md4.gpu.tuning import SHARED_BYTES, TILES, blocks_of_8, choose_tile, r_stride, turned_ket_tile, turned_tile
 
 
-def bra_operations(rows8, nt, unit, turned):
-    """(intrinsics: zero tile, one step of the product, storing; lane -> its row and its q) of a tile of step 4."""
-    step, store = make_product_step(rows8, nt, unit == "dmma16", turned), make_store_panels(rows8, nt, turned)
-    return make_empty(2 * rows8 * nt), step, store, jit_device(Lane(rows8, nt, turned).place())
+class WordTable(NamedTuple):
+    """`md4.gpu.gather_words.words_in_turn`, `row` numbers for each block of 8 p."""
+
+    numbers: F64
+    row: i64
+
+
+class BraOperands(NamedTuple):
+    """What the ring of step 4 works on.
+
+    Attributes
+    ----------
+    h, words : float64 array
+        H of the list, and where lanes find r[p+q].
+    word, word_step : int64
+        Place of the words of the first 8 p, and places to those of the next.
+    r : float64 array
+    r_first, r_step, r_count : int64
+        Place of the first bra primitive's r that the block needs, places to the next primitive's, numbers of each.
+    r_address : int32
+        Shared memory for r.
+    count : int64
+        Bra primitives.
+    state : tuple of int32
+        See `md4.gpu.emit.tile_products.make_column_state`.
+    tid : int64
+    """
+
+    h: F64
+    words: F64
+    word: i64
+    word_step: i64
+    r: F64
+    r_first: i64
+    r_step: i64
+    r_count: i64
+    r_address: i32
+    count: i64
+    state: types.Tuple
+    tid: i64
+
+
+class KetOperands(NamedTuple):
+    """What the ring of step 5 works on: H of the list, (ab|q], copies of this thread, and its number."""
+
+    h: F64
+    abq: F64
+    copies: i64
+    tid: i64
 
 
 # Doubles behind (ab|q] that step 5 reads with its last columns.
 BEHIND = 64
 
 
-def clear_end(abq):
+def clear_end(numbers):
     """Zeros behind (ab|q], by the first block, where nothing is that is stored later (device function)."""
     n = i64(cuda.threadIdx.x)
     while n < (BEHIND if cuda.blockIdx.x == 0 else 0):
-        abq[abq.size - BEHIND + n] = 0.0
+        numbers[numbers.size - BEHIND + n] = 0.0
         n += cuda.blockDim.x
+
+
+def bra_ring(rows8, nt, warps, stages, unit, turned, r_buffers):
+    """(device function: the ring of step 4, device function that starts to copy r, bytes of the ring)."""
+    threads, words_offset = 32 * warps, rows8 * 512
+    stage_bytes = words_offset + nt * warps * 128
+    copy_panel, copy_words = make_copy_panel(rows8, threads), make_copy_panel(nt * warps // 4, threads)
+    copy_r, wait_all = make_copy_range(threads), make_wait_copies(0)
+    gather, step = make_gather(nt), make_product_step(rows8, nt, unit == "dmma16", turned)
+
+    @jit_device
+    def r_address(n, side):
+        """Shared memory for r of the n-th bra primitive."""
+        return side.r_address if r_buffers == 1 else i32(side.r_address + (n & 1) * (8 * side.r_count))
+
+    @jit_device
+    def start_r(n, side):
+        copy_r(r_address(n, side), side.r, side.r_first + n * side.r_step, side.r_count, side.tid)
+
+    def fill(address, h, other, k, side):
+        copy_panel(address, side.h, h, side.tid)
+        copy_words(address + words_offset, side.words, side.word + k * side.word_step, side.tid)
+
+    def begin(n, side):
+        if r_buffers == 1 and n > 0:
+            cuda.syncthreads()
+            start_r(n, side)
+            commit_copies()
+            wait_all()
+
+    def fetch(n, k, side):
+        if r_buffers == 2 and k == 0 and n + 1 < side.count:
+            start_r(n + 1, side)
+
+    def multiply(tile, address, n, count, side):
+        lane, warp = side.tid & 31, side.tid >> 5
+        b = gather(r_address(n, side), i32(address + words_offset + warp * (nt * 128) + 4 * lane), side.state)
+        return step(tile, i32(address + 16 * lane), b, count)
+
+    return make_ring(stages, stage_bytes, fill, multiply, begin, fetch), start_r, stages * stage_bytes
 
 
 def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
     """Kernel factory for step 4; `r_buffers` 2 fetches the next bra primitive's r while this one's is used."""
-    threads, columns, words_offset = 32 * warps, nt * warps, rows8 * 512
-    stage_bytes = words_offset + columns * 128
-    zeros, mma, store, lane_place = bra_operations(rows8, nt, unit, turned)
-    copy_panel, copy_words = make_copy_panel(rows8, threads), make_copy_panel(columns // 4, threads)
-    copy_range = make_copy_range(threads)
-    column_state, gather = make_column_state(nt, True), make_gather(nt)
-    wait, wait_all = make_wait_copies(stages - 2), make_wait_copies(0)
-    clear = jit_device(clear_end)
-
-    @jit_device
-    def fill(address, h, source, words, first_word, tid):
-        """Starts to copy the panel and the words of one step."""
-        copy_panel(address, h, source, tid)
-        copy_words(address + words_offset, words, first_word, tid)
+    columns = nt * warps
+    product, start_r, ring_bytes = bra_ring(rows8, nt, warps, stages, unit, turned, r_buffers)
+    empty, column_state = make_empty(2 * rows8 * nt), make_column_state(nt, True)
+    store = make_store_panels(rows8, nt, turned)
+    place, primitives, clear, lane_place = map(
+        jit_device, (block_place, primitives_of, clear_end, Lane(rows8, nt, turned).place())
+    )
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, reach, depths, rows, r, r_stride, nket, words, words_row, np8, nq8,
-        abq, nab, npair, row_blocks, column_blocks,
+        panel: Panel, bra: PairRange, stairs: Staircase, r: HermiteIntegrals, words: WordTable, abq: HalfTransformed,
+        grid: Grid,
     ):  # fmt: skip
-        clear(abq)
-        ring = shared_address(cuda.shared.array(0, types.float64))
+        clear(abq.numbers)
+        ring = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
-        lane, warp = tid & 31, tid >> 5
-        row_block, rest = i64(cuda.blockIdx.x) % row_blocks, i64(cuda.blockIdx.x) // row_blocks
-        first_column, pair = rest % column_blocks * columns, rest // column_blocks
-        first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        panel, depth, first_row = h_rows * 64, i64(depths[row_block]), row_block * rows8
-        source, steps, skipped = first * np8 * panel + first_row * 64, (last - first) * depth, (np8 - depth) * panel
-
+        row_block, column_block, pair = place(grid)
+        first, last = primitives(bra, pair)
+        row, depth, step = row_block * rows8, i64(stairs.depths[row_block]), panel.rows8 * 64
         # r of the ket primitives that the block's columns touch, for one bra primitive at a time
-        ncol = nket * nq8
-        k_first = first_column // nq8
-        r_count = ((min(first_column + columns, ncol) - 1) // nq8 - k_first + 1) * r_stride
-        r_base = types.int32(ring + stages * stage_bytes)
-        r_source = ((first - first_prim) * nket + k_first) * r_stride
-        state = column_state(first_column + warp * nt, ncol, k_first, nq8, r_stride)
-        first_word, filled_k = first_column % nq8 * 16, i64(0)
-        mine = ring + words_offset + warp * (nt * 128) + 4 * lane
+        first_column, ncol = column_block * columns, r.nket * abq.nq8
+        ket = first_column // abq.nq8
+        r_count = ((min(first_column + columns, ncol) - 1) // abq.nq8 - ket + 1) * r.stride
+        column = first_column + (tid >> 5) * nt
+        side = BraOperands(
+            panel.h, words.numbers, first_column % abq.nq8 * 16, words.row,
+            r.numbers, ((first - bra.first_prim) * r.nket + ket) * r.stride, r.nket * r.stride, r_count,
+            i32(ring + ring_bytes), last - first, column_state(column, ncol, ket, abq.nq8, r.stride), tid,
+        )  # fmt: skip
+        path = Path(
+            last - first, depth, stairs.reach, row,
+            first * panel.steps * step + row * 64, step, (panel.steps - depth) * step,
+            i64(0), i64(0), i64(0),  # the words are found by their number
+        )  # fmt: skip
+        if first < last:
+            start_r(0, side)
+        tile = product(empty(), ring, path, side)
+        lane_row, lane_q = lane_place(tid & 31)
+        destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
+        store(
+            tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, stairs.rows, 8 * row + lane_row
+        )  # fmt: skip
 
-        acc = zeros()
-        if steps > 0:
-            copy_range(r_base, r, r_source, r_count, tid)
-        for n in range(stages - 1):
-            if n < steps:
-                fill(ring + n * stage_bytes, h, source, words, first_word + filled_k * words_row, tid)
-            commit_copies()
-            source += panel
-            filled_k += 1
-            if filled_k == depth:
-                filled_k = i64(0)
-                source += skipped
-        step, slot, r_address, coming = 0, 0, r_base, reach[0]
-        for prim in range(last - first):
-            if prim > 0:
-                if r_buffers == 1:
-                    cuda.syncthreads()
-                    copy_range(r_base, r, r_source + prim * nket * r_stride, r_count, tid)
-                    commit_copies()
-                    wait_all()
-                else:
-                    r_address = types.int32(r_base + (prim & 1) * (8 * r_count))
-            for k in range(depth):
-                count, coming = types.int32(coming - first_row), reach[k + 1 if k + 1 < depth else 0]
-                wait()
-                cuda.syncthreads()
-                if step + stages - 1 < steps:
-                    filled = slot + stages - 1 if slot == 0 else slot - 1
-                    fill(ring + filled * stage_bytes, h, source, words, first_word + filled_k * words_row, tid)
-                if r_buffers == 2 and k == 0 and prim + 1 < last - first:
-                    other = types.int32(r_base + ((prim + 1) & 1) * (8 * r_count))
-                    copy_range(other, r, r_source + (prim + 1) * nket * r_stride, r_count, tid)
-                commit_copies()
-                source += panel
-                filled_k += 1
-                if filled_k == depth:
-                    filled_k = i64(0)
-                    source += skipped
-                b = gather(r_address, types.int32(mine + slot * stage_bytes), state)
-                acc = mma(acc, types.int32(ring + slot * stage_bytes + 16 * lane), b, count)
-                step += 1
-                slot = slot + 1 if slot + 1 < stages else 0
-        lane_row, lane_q = lane_place(lane)
-        column = first_column + warp * nt
-        destination = (column * npair + pair) * nab * 8 + lane_q
-        store(acc, abq, destination, npair * nab * 8, ncol - column, rows, 8 * first_row + lane_row)
-
-    signature = (F64, i64, I64, i64, i64, *[I32] * 3, F64, i64, i64, F64, i64, i64, i64, F64, i64, i64, i64, i64)
-    return Kernel(kernel, (threads, max(1, 8 // warps)), signature)
+    return Kernel(kernel, (32 * warps, max(1, 8 // warps)))
 
 
-def ket_operations(rows8, nt, unit, turned):
-    """(intrinsics: zero tile, one step of the product; device function: storing) of a tile of step 5."""
-    mma = make_product_step(rows8, nt, unit == "dmma16", turned)
+def ket_ring(rows8, nt, warps, stages, unit, turned):
+    """Device function: the ring of step 5, both operands of which come from memory."""
+    threads, columns_offset = 32 * warps, rows8 * 512
+    copy_panel, copy_columns = make_copy_panel(rows8, threads), make_copies(nt, 16 * threads, 16 * threads)
+    load, step = make_load_blocks(nt, turned), make_product_step(rows8, nt, unit == "dmma16", turned)
+
+    def fill(address, h, column, k, side):
+        copy_panel(address, side.h, h, side.tid)
+        copy_columns(i32(address + columns_offset + 16 * side.tid), address_of(side.abq, column), side.copies)
+
+    def multiply(tile, address, n, count, side):
+        here = address + 16 * (side.tid & 31)
+        b = load(i32(here + columns_offset + (side.tid >> 5) * (nt * 512)))
+        # rows in their own order all count
+        return step(tile, i32(here), b, count if turned else i32(rows8))
+
+    return make_ring(stages, (rows8 + nt * warps) * 512, fill, multiply)
+
+
+def make_finish(rows8, nt, turned):
+    """Device function that stores a tile of step 5, which begins at `row` and `column`."""
+    lane_place = jit_device(Lane(rows8, nt, turned).place())
     store = make_store_rows(rows8, nt) if turned else make_store_columns(rows8, nt)
 
-    def step(acc, address, b, count):
-        return mma(acc, address, b, count if turned else types.int32(rows8))  # all rows, or else what counts
+    def by_table(tile, out, first, row, rows, nrow, column, abq, lane):
+        lane_row, lane_column = lane_place(lane)
+        store(
+            tile, out.numbers, first, column + lane_column, abq.npair * abq.nab, abq.nab, out.s_ij, out.s_ab, out.s_cd,
+            rows, row + lane_row,
+        )  # fmt: skip
 
-    def finish(acc, lane, out, first, row, rows, nrow, column, ncol, group, s_group, s_column, s_row):
-        if turned:
-            column += lane >> 2
-            store(acc, out, first, column, ncol, group, s_group, s_column, s_row, rows, row + 2 * (lane & 3))
-        else:
-            row += lane >> 2
-            column += 2 * (lane & 3)
-            store(acc, out, first + row * s_row, column, ncol, group, s_group, s_column, s_row, nrow - row)
+    def in_order(tile, out, first, row, rows, nrow, column, abq, lane):
+        lane_row, lane_column = lane_place(lane)
+        row += lane_row
+        store(
+            tile, out.numbers, first + row * out.s_cd, column + lane_column, abq.npair * abq.nab, abq.nab, out.s_ij,
+            out.s_ab, out.s_cd, nrow - row,
+        )  # fmt: skip
 
-    return make_empty(2 * rows8 * nt), jit_device(step), jit_device(finish)
+    return jit_device(by_table if turned else in_order)
 
 
 def ket_transform(rows8, nt, warps, stages, unit, turned):
-    """Kernel factory for step 5; both operands come through the ring."""
+    """Kernel factory for step 5."""
     threads, columns = 32 * warps, nt * warps
-    b_offset, stage_bytes = rows8 * 512, rows8 * 512 + nt * warps * 512
-    zeros, mma, finish = ket_operations(rows8, nt, unit, turned)
-    copy_panel, copy_columns = make_copy_panel(rows8, threads), make_copies(nt, 16 * threads, 16 * threads)
-    load, wait = make_load_blocks(nt, turned), make_wait_copies(stages - 2)
+    empty, product, finish = (
+        make_empty(2 * rows8 * nt), ket_ring(rows8, nt, warps, stages, unit, turned), make_finish(rows8, nt, turned)
+    )  # fmt: skip
+    place, primitives = jit_device(block_place), jit_device(primitives_of)
 
     def kernel(
-        h, first_prim, start, first_pair, h_rows, reach, depths, rows, abq, npair, nq8, nab, ncd, out, out_first, s_ij,
-        s_kl, s_ab, s_cd, row_blocks, column_blocks,
-    ):  # fmt: skip
-        ring = shared_address(cuda.shared.array(0, types.float64))
+        panel: Panel, ket: PairRange, stairs: Staircase, abq: HalfTransformed, ncd: i64, out: Result, grid: Grid
+    ):
+        ring = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
-        lane, warp = tid & 31, tid >> 5
-        row_block, rest = i64(cuda.blockIdx.x) % row_blocks, i64(cuda.blockIdx.x) // row_blocks
-        first_column, pair = rest % column_blocks * columns, rest // column_blocks
-        first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        panel, ncol, depth, first_row = h_rows * 64, npair * nab, i64(depths[row_block]), row_block * rows8
-        source, steps, skipped = first * nq8 * panel + first_row * 64, (last - first) * depth, nq8 - depth
-        # the last fragment may read what lies behind its block: those columns are not stored
-        b_source = (first - first_prim) * nq8 * ncol * 8 + first_column * 64 + 2 * tid
-        b_pieces = (min(i64(columns), (ncol + 7) // 8 - first_column) * 32 - tid + threads - 1) // threads
-        b_ring, filled_k = ring + b_offset + 16 * tid, i64(0)
+        row_block, column_block, pair = place(grid)
+        first, last = primitives(ket, pair)
+        row, depth, step = row_block * rows8, i64(stairs.depths[row_block]), panel.rows8 * 64
+        # the last block of columns may read what lies behind (ab|q]: those columns are not stored
+        first_column, ncol = column_block * columns, abq.npair * abq.nab
+        copies = (min(i64(columns), (ncol + 7) // 8 - first_column) * 32 - tid + threads - 1) // threads
+        path = Path(
+            last - first, depth, stairs.reach, row,
+            first * panel.steps * step + row * 64, step, (panel.steps - depth) * step,
+            (first - ket.first_prim) * panel.steps * ncol * 8 + first_column * 64 + 2 * tid, ncol * 8,
+            (panel.steps - depth) * ncol * 8,
+        )  # fmt: skip
+        tile = product(empty(), ring, path, KetOperands(panel.h, abq.numbers, copies, tid))
+        column = 8 * (first_column + (tid >> 5) * nt)
+        finish(tile, out, out.first + pair * out.s_kl, 8 * row, stairs.rows, ncd, column, abq, tid & 31)
 
-        acc = zeros()
-        for n in range(stages - 1):
-            if n < steps:
-                copy_panel(ring + n * stage_bytes, h, source, tid)
-                copy_columns(types.int32(b_ring + n * stage_bytes), address_of(abq, b_source), b_pieces)
-            commit_copies()
-            source += panel
-            b_source += ncol * 8
-            filled_k += 1
-            if filled_k == depth:
-                filled_k = i64(0)
-                source += skipped * panel
-                b_source += skipped * ncol * 8
-        slot, k, coming = 0, i64(0), reach[0]
-        for step in range(steps):
-            k = k + 1 if k + 1 < depth else i64(0)
-            count, coming = types.int32(coming - first_row), reach[k]
-            wait()
-            cuda.syncthreads()
-            here = ring + slot * stage_bytes + 16 * lane
-            if step + stages - 1 < steps:
-                filled = slot + stages - 1 if slot == 0 else slot - 1
-                copy_panel(ring + filled * stage_bytes, h, source, tid)
-                copy_columns(types.int32(b_ring + filled * stage_bytes), address_of(abq, b_source), b_pieces)
-            commit_copies()
-            source += panel
-            b_source += ncol * 8
-            filled_k += 1
-            if filled_k == depth:
-                filled_k = i64(0)
-                source += skipped * panel
-                b_source += skipped * ncol * 8
-            b = load(types.int32(here + b_offset + warp * (nt * 512)))
-            acc = mma(acc, types.int32(here), b, count)
-            slot = slot + 1 if slot + 1 < stages else 0
-
-        column, base = 8 * (first_column + warp * nt), out_first + pair * s_kl
-        finish(acc, lane, out, base, 8 * first_row, rows, ncd, column, ncol, nab, s_ij, s_ab, s_cd)
-
-    signature = (F64, i64, I64, i64, i64, *[I32] * 3, F64, *[i64] * 4, F64, *[i64] * 7)
-    return Kernel(kernel, (threads, max(1, 8 // warps)), signature)
+    return Kernel(kernel, (threads, max(1, 8 // warps)))
 
 
 # launchers
@@ -284,21 +299,19 @@ def bra_tile(unit, bra):
 
 def bra_form(unit, bra):
     """The form of H that step 4 reads."""
-    return BRA_PLAIN if unit == "fma" else BRA_TURNED if bra_tile(unit, bra).turned else BRA_STAIRS
+    return BRA_TURNED if bra_tile(unit, bra).turned else BRA_STAIRS
 
 
 def bra_shared(tile, bra, ket):
     """(buffers for r, bytes of shared memory) of a block of step 4."""
-    slots = 8 * r_stride(bra.l + ket.l) * r_slots(tile.columns, blocks_of_8(ket.nherm))
+    buffer = 8 * r_stride(bra.l + ket.l) * ket_primitives_of(tile.columns, blocks_of_8(ket.nherm))
     ring = tile.stages * (tile.rows8 * 512 + tile.columns * 128)
-    r_buffers = 2 if bra.max_prim > 1 and ring + 2 * slots <= SHARED_BYTES else 1
-    return r_buffers, 0 if tile.unit == "fma" else ring + r_buffers * slots
+    r_buffers = 2 if bra.max_prim > 1 and ring + 2 * buffer <= SHARED_BYTES else 1
+    return r_buffers, ring + r_buffers * buffer
 
 
 def bra_variant(unit, bra, ket):
     """Variant of step 4 for a class."""
-    if unit == "fma":
-        return Variant(plain.plain_bra_transform, ())
     tile = bra_tile(unit, bra)
     r_buffers, _ = bra_shared(tile, bra, ket)
     return Variant(bra_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned, r_buffers))
@@ -306,7 +319,7 @@ def bra_variant(unit, bra, ket):
 
 def ket_form(unit, ket, swap):
     """The form of H that step 5 reads: for a turned tile where bra and ket changed names, as ab is contiguous then."""
-    return KET_PLAIN if unit == "fma" else KET_TURNED if swap else KET_FLAT
+    return KET_TURNED if swap else KET_FLAT
 
 
 def ket_tile(unit, ket, form):
@@ -317,62 +330,19 @@ def ket_tile(unit, ket, form):
 
 def ket_variant(unit, ket, form):
     """Variant of step 5 for a class."""
-    if unit == "fma":
-        return Variant(plain.plain_ket_transform, ())
     tile = ket_tile(unit, ket, form)
     return Variant(ket_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned))
 
 
-def grid(tile, nrow, ncol):
-    """(row blocks, column blocks) of a product of `nrow` rows and `ncol` column fragments."""
-    if tile.unit == "fma":
-        return -(-blocks_of_8(nrow) // plain.TILE_BLOCKS), -(-ncol // plain.TILE_BLOCKS)
-    return -(-blocks_of_8(nrow) // tile.rows8), -(-ncol // tile.columns)
+def grid_of(tile, nrow, ncol):
+    """`Grid` of a product of `nrow` rows and `ncol` blocks of 8 columns."""
+    return Grid(-(-blocks_of_8(nrow) // tile.rows8), -(-ncol // tile.columns))
 
 
-def r_slots(columns, nq8):
-    """Ket primitives that `columns` successive column fragments can touch."""
-    return (columns - 1 + nq8 - 1) // nq8 + 1
-
-
-def padded_hermite(l):
-    """`packed_hermite` padded by zeros to a multiple of 8."""
-    packed = packed_hermite(l)
-    return np.concatenate([packed, np.zeros(-len(packed) % 8, dtype=np.int32)])
-
-
-def gather_words(l_bra, l_ket):
-    """Byte offsets of r[p+q] for each lane's two p of every block of 8 p and of 8 q, a pair in 32 bits; as float64.
-
-    Shape (p blocks, q blocks, 16), words in order of lanes, p and q in that of `md4.gpu.staircases`; padding stands for
-    0.
-    """
-    p, q = packed_hermite(l_bra)[gather_order(l_bra)], packed_hermite(l_ket)[hermite_order(l_ket)]
-    p, q = np.where(gather_order(l_bra) < 0, 0, p), np.where(hermite_order(l_ket) < 0, 0, q)
-    p, q = p.reshape(-1, 1, 1, 4, 2), q.reshape(1, -1, 8, 1)
-    low, high = (8 * sum_ordinal(p[..., n], q) for n in range(2))
-    words = (low + (high << 16)).astype(np.uint32)
-    return words.reshape(*words.shape[:2], 32).view(np.float64)
-
-
-def all_words(l_bra, l_ket):
-    """`gather_words` in a row."""
-    return gather_words(l_bra, l_ket).reshape(-1)
-
-
-def words_in_turn(l_bra, l_ket):
-    """`gather_words` with blocks of q that begin anew, for the columns of a block of threads from any q on."""
-    words = gather_words(l_bra, l_ket)
-    return np.take(words, range(words.shape[1] + MAX_COLUMNS), axis=1, mode="wrap").reshape(-1)
-
-
-def stair_tables(context, pairs, rows8, row_blocks, flat=False):
-    """Tables of a class on the device: reach and depths (see `md4.gpu.staircases`), and the places of its rows.
-
-    `flat`: for rows as they are, which all count everywhere.
-    """
+def staircase(context, pairs, rows8, row_blocks, flat=False):
+    """`Staircase` of a list; `flat`: for rows in their own order, which all count everywhere."""
     shells = class_of(pairs)
-    return (
+    return Staircase(
         context.table(full_reach if flat else reach, shells),
         context.table(full_depths if flat else depths, shells, rows8, row_blocks),
         context.table(row_table, shells, rows8 * row_blocks),
@@ -382,31 +352,27 @@ def stair_tables(context, pairs, rows8, row_blocks, flat=False):
 def launch_bra_transform(context, h, ab, cd, r, abq):
     """(ab|q] of a chunk; `h` panels of the whole bra list, `r` of the chunk."""
     bra, ket = ab.pairs, cd.pairs
-    np8, nq8, tile = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm), bra_tile(context.unit, bra)
-    row_blocks, column_blocks = grid(tile, bra.nab, ket.nprim * nq8)
-    stairs = ()
-    if context.unit == "fma":
-        words = context.table(padded_hermite, bra.l), context.table(padded_hermite, ket.l)
-    else:
-        stairs = stair_tables(context, bra, tile.rows8, row_blocks)
-        words = context.table(words_in_turn, bra.l, ket.l), 16 * (nq8 + MAX_COLUMNS)
+    nq8, tile = blocks_of_8(ket.nherm), bra_tile(context.unit, bra)
+    grid = grid_of(tile, bra.nab, ket.nprim * nq8)
+    words = WordTable(context.table(words_in_turn, bra.l, ket.l), 16 * (nq8 + TILES.most_columns))
     context.launch(
-        bra_variant(context.unit, bra, ket), row_blocks * column_blocks * len(bra), tile.threads,
+        bra_variant(context.unit, bra, ket), grid.row_blocks * grid.column_blocks * len(bra), tile.threads,
         bra_shared(tile, bra, ket)[1],
-        h, ab.first_prim, ab.data.start, ab.first, form_rows(bra.nab, bra_form(context.unit, bra)), *stairs, r,
-        r_stride(bra.l + ket.l), ket.nprim, *words, np8, nq8, abq, bra.nab, len(bra), row_blocks, column_blocks,
+        Panel(h, form_rows(bra.nab, bra_form(context.unit, bra)), blocks_of_8(bra.nherm)), pair_range(ab),
+        staircase(context, bra, tile.rows8, grid.row_blocks), hermite_integrals(r, ab, cd), words,
+        half_transformed(abq, ab, cd), grid,
     )  # fmt: skip
 
 
 def launch_ket_transform(context, abq, h, form, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `h` of the whole ket list in its form."""
     bra, ket = ab.pairs, cd.pairs
-    nq8, tile = blocks_of_8(ket.nherm), ket_tile(context.unit, ket, form)
-    row_blocks, column_blocks = grid(tile, ket.nab, blocks_of_8(len(bra) * bra.nab))
-    stairs = () if context.unit == "fma" else stair_tables(context, ket, tile.rows8, row_blocks, form == KET_FLAT)
+    tile = ket_tile(context.unit, ket, form)
+    grid = grid_of(tile, ket.nab, blocks_of_8(len(bra) * bra.nab))
     context.launch(
-        ket_variant(context.unit, ket, form), row_blocks * column_blocks * len(ket), tile.threads,
-        0 if context.unit == "fma" else tile.stages * 512 * (tile.rows8 + tile.columns),
-        h, cd.first_prim, cd.data.start, cd.first, form_rows(ket.nab, form), *stairs, abq, len(bra), nq8, bra.nab,
-        ket.nab, block.array, block.first, *block.strides, row_blocks, column_blocks,
+        ket_variant(context.unit, ket, form), grid.row_blocks * grid.column_blocks * len(ket), tile.threads,
+        tile.stages * 512 * (tile.rows8 + tile.columns),
+        Panel(h, form_rows(ket.nab, form), blocks_of_8(ket.nherm)), pair_range(cd),
+        staircase(context, ket, tile.rows8, grid.row_blocks, form == KET_FLAT), half_transformed(abq, ab, cd), ket.nab,
+        result(block), grid,
     )  # fmt: skip
