@@ -158,10 +158,12 @@ class Grid(NamedTuple):
 
 
 def block_place(grid):
-    """(row block, column block, pair) of this block of threads (device function)."""
-    n = i64(cuda.blockIdx.x)
-    rest = n // grid.row_blocks
-    return n % grid.row_blocks, rest % grid.column_blocks, rest // grid.column_blocks
+    """(row block, column block, pair) of this block of threads (device function).
+
+    In this order: with // before %, the compiler does not see that all threads of a warp have the same numbers.
+    """
+    row_block, rest = i64(cuda.blockIdx.x) % grid.row_blocks, i64(cuda.blockIdx.x) // grid.row_blocks
+    return row_block, rest % grid.column_blocks, rest // grid.column_blocks
 
 
 def primitives_of(pairs, n):

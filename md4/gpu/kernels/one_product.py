@@ -58,6 +58,8 @@ class Columns(NamedTuple):
         Columns that this thread copies, and its first inner index.
     nherm : int64
         Numbers of a column that count; those behind are filled up with zeros.
+    own : int64
+        Address of the lane's place in H, in the ring's first buffer.
     tid : int64
     """
 
@@ -67,6 +69,7 @@ class Columns(NamedTuple):
     copies: i64
     inner: i64
     nherm: i64
+    own: i64
     tid: i64
 
 
@@ -82,8 +85,8 @@ def product_ring(rows8, nt, warps, stages, unit):
         here = i32(address + columns_offset + 16 * side.tid)
         copy_rows(here, address_of(side.s, place), side.step, side.copies, filled)
 
-    def multiply(tile, address, n, count, side):
-        here = address + 16 * (side.tid & 31)
+    def multiply(tile, offset, n, count, side):
+        here = side.own + offset
         b = load(i32(here + columns_offset + (side.tid >> 5) * (nt * 512)))
         return step(tile, i32(here), b, i32(rows8))
 
@@ -114,7 +117,7 @@ def one_product(rows8, nt, warps, stages, unit):
             first * panel.steps * step + row * 64, step, i64(0),
             ((first - bra.first_prim) * r.nket + own) * r.stride + inner, i64(8), r.nket * r.stride - 8 * panel.steps,
         )  # fmt: skip
-        side = Columns(panel.h, r.numbers, 64 * warps * r.stride, copies, inner, nherm, tid)
+        side = Columns(panel.h, r.numbers, 64 * warps * r.stride, copies, inner, nherm, ring + 16 * lane, tid)
         tile = product(empty(), ring, path, side)
         ab, column = 8 * row + (lane >> 2), first_column + 8 * nt * warp + 2 * (lane & 3)
         tile = scale(tile, weights.numbers, weights.first + column * weights.step, weights.step, r.nket - column)

@@ -46,7 +46,9 @@ def following(h, other, k, path):
     other += path.other_step
     k += 1
     if k == path.depth:
-        return h + path.h_skip, other + path.other_skip, i64(0)
+        h += path.h_skip
+        other += path.other_skip
+        k = i64(0)
     return h, other, k
 
 
@@ -63,8 +65,8 @@ def make_ring(stages, stage_bytes, fill, multiply, begin=nothing, fetch=nothing)
     fill : callable
         (address, h, other, k, operands): starts the copies of step k of a primitive pair to shared memory.
     multiply : callable
-        (tile, address, n, count, operands) -> tile + the product of one step of the n-th primitive pair, of which
-        `count` blocks of 8 rows count.
+        (tile, offset, n, count, operands) -> tile + the product of one step of the n-th primitive pair, of which
+        `count` blocks of 8 rows count; `offset` is what the step's buffer is away from the ring's first, in bytes.
     begin : callable, optional
         (n, operands): before the first step of the n-th primitive pair.
     fetch : callable, optional
@@ -94,7 +96,7 @@ def make_ring(stages, stage_bytes, fill, multiply, begin=nothing, fetch=nothing)
                 fetch(n, k, operands)
                 commit_copies()
                 h, other, coming_k = advance(h, other, coming_k, path)
-                tile = multiply(tile, ring + slot * stage_bytes, n, count, operands)
+                tile = multiply(tile, slot * stage_bytes, n, count, operands)
                 step += 1
                 slot = slot + 1 if slot + 1 < stages else 0
         return tile

@@ -83,6 +83,8 @@ class BraOperands(NamedTuple):
         Bra primitives.
     state : tuple of int32
         See `md4.gpu.emit.tile_products.make_column_state`.
+    own_h, own_words : int64
+        Addresses of the lane's place in H and in the words, in the ring's first buffer.
     tid : int64
     """
 
@@ -97,15 +99,29 @@ class BraOperands(NamedTuple):
     r_address: i32
     count: i64
     state: types.Tuple
+    own_h: i64
+    own_words: i64
     tid: i64
 
 
 class KetOperands(NamedTuple):
-    """What the ring of step 5 works on: H of the list, (ab|q], copies of this thread, and its number."""
+    """What the ring of step 5 works on.
+
+    Attributes
+    ----------
+    h, abq : float64 array
+        H of the list, and (ab|q].
+    copies : int64
+        Pieces of (ab|q] that this thread copies.
+    own : int64
+        Address of the lane's place in H, in the ring's first buffer.
+    tid : int64
+    """
 
     h: F64
     abq: F64
     copies: i64
+    own: i64
     tid: i64
 
 
@@ -153,10 +169,9 @@ def bra_ring(rows8, nt, warps, stages, unit, turned, r_buffers):
         if r_buffers == 2 and k == 0 and n + 1 < side.count:
             start_r(n + 1, side)
 
-    def multiply(tile, address, n, count, side):
-        lane, warp = side.tid & 31, side.tid >> 5
-        b = gather(r_address(n, side), i32(address + words_offset + warp * (nt * 128) + 4 * lane), side.state)
-        return step(tile, i32(address + 16 * lane), b, count)
+    def multiply(tile, offset, n, count, side):
+        b = gather(r_address(n, side), i32(side.own_words + offset), side.state)
+        return step(tile, i32(side.own_h + offset), b, count)
 
     return make_ring(stages, stage_bytes, fill, multiply, begin, fetch), start_r, stages * stage_bytes
 
@@ -178,6 +193,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         clear(abq.numbers)
         ring = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
+        lane, warp = tid & 31, tid >> 5
         row_block, column_block, pair = place(grid)
         first, last = primitives(bra, pair)
         row, depth, step = row_block * rows8, i64(stairs.depths[row_block]), panel.rows8 * 64
@@ -185,11 +201,12 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         first_column, ncol = column_block * columns, r.nket * abq.nq8
         ket = first_column // abq.nq8
         r_count = ((min(first_column + columns, ncol) - 1) // abq.nq8 - ket + 1) * r.stride
-        column = first_column + (tid >> 5) * nt
+        column = first_column + warp * nt
         side = BraOperands(
             panel.h, words.numbers, first_column % abq.nq8 * 16, words.row,
             r.numbers, ((first - bra.first_prim) * r.nket + ket) * r.stride, r.nket * r.stride, r_count,
-            i32(ring + ring_bytes), last - first, column_state(column, ncol, ket, abq.nq8, r.stride), tid,
+            i32(ring + ring_bytes), last - first, column_state(column, ncol, ket, abq.nq8, r.stride),
+            ring + 16 * lane, ring + rows8 * 512 + warp * (nt * 128) + 4 * lane, tid,
         )  # fmt: skip
         path = Path(
             last - first, depth, stairs.reach, row,
@@ -199,7 +216,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         if first < last:
             start_r(0, side)
         tile = product(empty(), ring, path, side)
-        lane_row, lane_q = lane_place(tid & 31)
+        lane_row, lane_q = lane_place(lane)
         destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
         store(
             tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, stairs.rows, 8 * row + lane_row
@@ -218,8 +235,8 @@ def ket_ring(rows8, nt, warps, stages, unit, turned):
         copy_panel(address, side.h, h, side.tid)
         copy_columns(i32(address + columns_offset + 16 * side.tid), address_of(side.abq, column), side.copies)
 
-    def multiply(tile, address, n, count, side):
-        here = address + 16 * (side.tid & 31)
+    def multiply(tile, offset, n, count, side):
+        here = side.own + offset
         b = load(i32(here + columns_offset + (side.tid >> 5) * (nt * 512)))
         # rows in their own order all count
         return step(tile, i32(here), b, count if turned else i32(rows8))
@@ -275,7 +292,7 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
             (first - ket.first_prim) * panel.steps * ncol * 8 + first_column * 64 + 2 * tid, ncol * 8,
             (panel.steps - depth) * ncol * 8,
         )  # fmt: skip
-        tile = product(empty(), ring, path, KetOperands(panel.h, abq.numbers, copies, tid))
+        tile = product(empty(), ring, path, KetOperands(panel.h, abq.numbers, copies, ring + 16 * (tid & 31), tid))
         column = 8 * (first_column + (tid >> 5) * nt)
         finish(tile, out, out.first + pair * out.s_kl, 8 * row, stairs.rows, ncd, column, abq, tid & 31)
 
