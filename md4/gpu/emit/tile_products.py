@@ -175,7 +175,7 @@ def make_product_step(rows8, nt, wide, turned):
 
 
 @cache
-def make_stair_products(rows8, nt, wide, turned, ahead):
+def make_staircase_products(rows8, nt, wide, turned, ahead):
     """Intrinsic that adds all steps of a product to a tile, [p|q] gathered, blocks of rows as far as they count.
 
     (tile, panel, panel_step, words, words_step, r, state, ends, steps) -> tile: addresses of the lane's place in shared
@@ -185,7 +185,7 @@ def make_stair_products(rows8, nt, wide, turned, ahead):
     tile, places = tile_kind(rows8, nt), types.UniTuple(types.int32, 2 * nt)
 
     @intrinsic
-    def stair_products(typingctx, acc, panel, panel_step, words, words_step, r, state, ends, steps):
+    def staircase_products(typingctx, acc, panel, panel_step, words, words_step, r, state, ends, steps):
         def codegen(context, builder, signature, args):
             c, state = fields(builder, args[0], tile.count), fields(builder, args[6], 2 * nt)
             panel, panel_step, words, words_step, r, steps = (args[n] for n in (1, 2, 3, 4, 5, 8))
@@ -230,7 +230,7 @@ def make_stair_products(rows8, nt, wide, turned, ahead):
         i32 = types.int32
         return tile(tile, i32, i32, i32, i32, i32, places, ends, i32), codegen
 
-    return stair_products
+    return staircase_products
 
 
 def gathered(builder, r, words, state):

@@ -21,7 +21,7 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.stores import make_stage_tile, make_write_out
-from md4.gpu.emit.tile_products import make_chain, make_stair_products
+from md4.gpu.emit.tile_products import make_chain, make_staircase_products
 from md4.gpu.gather_words import PADDING, padded_words
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
@@ -109,14 +109,14 @@ def make_write_quartet(mt, nc):
     return jit_device(write_quartet)
 
 
-def fused_transforms(mt, nq, nc, stair, warps, blocks, contracted, unit):
+def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit):
     """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives.
 
-    `stair`: of each of the `nq` blocks of q, how many blocks of 8 cd count.
+    `ket_reach`: of each of the `nq` blocks of q, how many blocks of 8 cd count.
     """
     threads, wide = 32 * warps, unit == "dmma16"
-    empty, empty_left, chain = make_empty(4 * mt * nc), make_empty(4 * mt * nq), make_chain(mt, nq, nc, wide, stair)
-    products, write = make_stair_products(2 * mt, nq, wide, False, ahead=False), make_write_quartet(mt, nc)
+    empty, empty_left, chain = make_empty(4 * mt * nc), make_empty(4 * mt * nq), make_chain(mt, nq, nc, wide, ket_reach)
+    products, write = make_staircase_products(2 * mt, nq, wide, False, ahead=False), make_write_quartet(mt, nc)
     following, primitives = jit_device(following_primitive), jit_device(primitives_of)
     state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
@@ -200,7 +200,7 @@ def fused_transforms(mt, nq, nc, stair, warps, blocks, contracted, unit):
 
 
 @cache
-def stair_of(shells, nq):
+def reach_in_passes(shells, nq):
     """Blocks of 8 rows of a ket that count of each of `nq` blocks of q: the most in any pass over them."""
     found = reach(shells)
     return tuple(int(found[n::nq].max()) for n in range(nq))
@@ -260,8 +260,8 @@ def fused_variant(unit, bra, ket):
     """Variant for a class that `choose_fused` has a tile for."""
     tile = choose_fused(unit, bra, ket)
     blocks = fused_blocks(tile, bra, ket)
-    stair = stair_of(class_of(ket), tile.nq)
-    return Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, stair, TILES.warps, blocks, bra.max_prim > 1, unit))
+    ket_reach = reach_in_passes(class_of(ket), tile.nq)
+    return Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, ket_reach, TILES.warps, blocks, bra.max_prim > 1, unit))
 
 
 def fused_parts(nbra, nket):

@@ -93,7 +93,7 @@ class Staircase(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """A staircase of a tile that holds all rows, as `md4.gpu.emit.tile_products.make_stair_products` wants it.
+    """A staircase of a tile that holds all rows, as `md4.gpu.emit.tile_products.make_staircase_products` wants it.
 
     Attributes
     ----------

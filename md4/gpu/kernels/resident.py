@@ -10,7 +10,7 @@ from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.digest_columns import quotient
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.stores import make_store_panels
-from md4.gpu.emit.tile_products import Lane, make_column_state, make_stair_products
+from md4.gpu.emit.tile_products import Lane, make_column_state, make_staircase_products
 from md4.gpu.gather_words import all_words, ket_primitives_of
 from md4.gpu.kernels.groups import (
     HalfTransformed,
@@ -32,8 +32,9 @@ from md4.gpu.tuning import RESIDENT, SHARED_BYTES, blocks_of_8, r_stride
 def resident_bra_transform(rows8, nt, warps, unit, turned):
     """Kernel factory for step 4, one primitive pair a bra pair at most."""
     threads = 32 * warps
-    empty, products = make_empty(2 * rows8 * nt), make_stair_products(rows8, nt, unit == "dmma16", turned, ahead=True)
-    column_state, store = make_column_state(nt, False), make_store_panels(rows8, nt, turned)
+    products = make_staircase_products(rows8, nt, unit == "dmma16", turned, ahead=True)
+    empty, store = make_empty(2 * rows8 * nt), make_store_panels(rows8, nt, turned)
+    column_state = make_column_state(nt, False)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
     clear, primitives, lane_place = map(jit_device, (clear_end, primitives_of, Lane(rows8, nt, turned).place()))
 
@@ -41,7 +42,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
         panel: Panel, bra: PairRange, stairs: Levels, r: HermiteIntegrals, kets: i64, words: F64, abq: HalfTransformed,
         parts: i64,
     ):  # fmt: skip
-        # `kets`: ket primitives for whose r a warp has room; `parts`: blocks that share the columns of a bra pair
+        # a warp has room for r of `kets` ket primitives; `parts` blocks share the columns of a bra pair
         clear(abq.numbers)
         shared = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
