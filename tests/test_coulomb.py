@@ -8,7 +8,8 @@ from test_jk import BENZENE, CHAIN, HERMITICITY, random_densities
 import md4
 from md4.errors import MemoryLimitError
 from md4.gpu.emit.correlation import even_ranges
-from md4.gpu.tuning import COULOMB_FUNCTIONS, coulomb_chunk, coulomb_functions, coulomb_kets, coulomb_warps
+from md4.gpu.kernels.hermite_coulomb import bras_of_a_block, functions_of_a_lane, kets_of_a_warp, warps_of_a_block
+from md4.gpu.tuning import HERMITE_COULOMB
 from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
 
 TOLERANCE = 1e-10  # largest error of an element, relative to the largest element or to 1
@@ -121,20 +122,20 @@ def test_functions_of_a_warp(count):
     """Ranges and lanes cover all functions."""
     assert [n for r in even_ranges(count, 32) for n in r] == list(range(count))
     assert all(len(r) <= 32 and r[0] % 2 == 0 for r in even_ranges(count, 32))
-    functions, groups = coulomb_functions(count)
-    assert functions <= COULOMB_FUNCTIONS
+    functions, groups = functions_of_a_lane(count)
+    assert functions <= HERMITE_COULOMB.lane_functions
     assert 32 * functions * groups >= count > 32 * functions * (groups - 1)
 
 
 @pytest.mark.parametrize("count", [1, 31, 1000, 10**6])
 def test_work_of_a_block(count):
-    assert 1 <= coulomb_chunk(count, 7) <= count
-    assert 1 <= coulomb_kets(count, 7) <= count
+    assert 1 <= bras_of_a_block(count, 7) <= count
+    assert 1 <= kets_of_a_warp(count, 7) <= count
 
 
 def test_shared_memory_of_a_block():
-    assert coulomb_warps(1000) == (4, 4000)
-    assert coulomb_warps(50000) == (2, 100000)
+    assert warps_of_a_block(1000) == (4, 4000)
+    assert warps_of_a_block(50000) == (2, 100000)
 
 
 def test_signs():

@@ -15,7 +15,7 @@ from md4.errors import MemoryLimitError
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.buffers import Buffer, copy_to_host
 from md4.gpu.context import DeviceContext, cuda
-from md4.gpu.kernels.digestion import launch_bounds
+from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.thread_quartet import COLUMN_LANES
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceBlock

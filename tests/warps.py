@@ -20,7 +20,7 @@ from md4.gpu import context as device
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.buffers import Buffer
 from md4.gpu.context import DeviceContext
-from md4.gpu.kernels import digestion as digest
+from md4.gpu.kernels import bounds
 from md4.gpu.kernels import shell_pairs as pairs
 
 
@@ -128,7 +128,7 @@ def running():
         "copy_to_device": copy_in, "copy_to_host": copy_out, "urgent_stream": lambda: stream,
     }  # fmt: skip
     with ExitStack() as stack:
-        for module in (buffers, device, device_pairs, digest, pairs, pool):
+        for module in (buffers, device, device_pairs, bounds, pairs, pool):
             for name, stand_in in stand_ins.items():
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, stand_in))

@@ -9,8 +9,8 @@ import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, F64_2D, I64, cuda, jit_device, types
-from md4.gpu.emit.digest_columns import quotient
 from md4.gpu.emit.instructions import shared_address
+from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.unrolled import (
     STAGE_BYTES,
     make_column_r,

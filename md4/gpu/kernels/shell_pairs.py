@@ -12,7 +12,7 @@ import math
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, I64_2D, cuda, jit_device, types
-from md4.gpu.emit.digest_columns import quotient
+from md4.gpu.emit.scalars import quotient
 from md4.gpu.kernels.h_matrices import RECORD
 from md4.gpu.kernels.thread_quartet import COLUMN_LANES
 from md4.shells import shell_pairs as pairs
