@@ -22,8 +22,7 @@ from md4.contract.tensor import ao_tensor
 from md4.gpu import backend as gpu
 from md4.gpu import kernels
 from md4.gpu.context import DeviceContext
-from md4.gpu.kernels import fused
-from md4.gpu.kernels import thread_quartet
+from md4.gpu.kernels import fused, thread_quartet
 from md4.gpu.paths import plans
 from md4.method.operators import OPERATORS
 from md4.shells.basis import Basis, Shell

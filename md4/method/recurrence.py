@@ -5,9 +5,9 @@
 for m falling from L to 0; step m makes the triples of degree 1 to L - m. Any axis i with t_i > 0 can be used. The axes
 0, 1 and 2 of the triples are z, y and x (`md4.method.angular.AXES`), so that R = (R_z, R_y, R_x).
 
-The axes can also be taken one after the other, which keeps fewer numbers. With t = (i, j, k), the recurrence gives r^(m)
-of (0, 0, k), and then of (0, j, k). Along axis 0 only m = 0 is needed, and for each (j, k) it follows from the r^(m) in
-closed form,
+The axes can also be taken one after the other, which keeps fewer numbers. With t = (i, j, k), the recurrence gives
+r^(m) of (0, 0, k), and then of (0, j, k). Along axis 0 only m = 0 is needed, and for each (j, k) it follows from the
+r^(m) in closed form,
 
     r[i, j, k]^(0) = sum_n c(i, n) R_0^(i - 2n) r[0, j, k]^(i - n),     c(i, n) = i! / (2^n n! (i - 2n)!).
 """
