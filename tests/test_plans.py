@@ -9,7 +9,6 @@ from molecules import class_name, host, relative_error
 
 import md4
 from md4.gpu.kernels import thread_quartet
-from md4.gpu.pair_layout import slot_starts
 from md4.gpu.paths import plans
 from md4.gpu.staircases import class_of, reach
 from md4.gpu.tuning import STAGES, turned_split
@@ -151,16 +150,3 @@ def test_the_side_of_two_s_shells():
     assert orders(ab, ab) == []
     assert orders(cd, cd) == [False]
     assert orders(one, cd) == [False]
-
-
-def test_slots():
-    """Slots of a list's primitives: 32 pairs side by side, no two in one place, those of a pair 32 apart."""
-    basis, bra, _ = sides((1, 0, 0, 0), (1, 4, 2))
-    pairs = shell_pairs(basis, np.concatenate([bra, bra[::-1]]))
-    first, slots = slot_starts(pairs.start)
-    place = np.concatenate([first[n] + 32 * np.arange(k) for n, k in enumerate(np.diff(pairs.start))])
-    assert len(pairs) == 72
-    assert slots % 32 == 0
-    assert len(set(place.tolist())) == pairs.nprim
-    assert place.max() < slots
-    np.testing.assert_array_equal(first[:32], np.arange(32))

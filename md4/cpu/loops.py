@@ -59,8 +59,8 @@ def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
         half_size[:] = 0.0
         for b in range(len(powers_b)):
             for p in range(nh):
-                x, y, z = triples[p, 0], triples[p, 1], triples[p, 2]
-                value = h_element(a, a + 1, powers_a, ones, b, b + 1, powers_b, ones, x, y, z, lb, nt, size, e)
+                z, y, x = triples[p, 0], triples[p, 1], triples[p, 2]
+                value = h_element(a, a + 1, powers_a, ones, b, b + 1, powers_b, ones, z, y, x, lb, nt, size, e)
                 cart[p] = -value if ket and (x + y + z) % 2 == 1 else value
             for m in range(pure_b.shape[1]):
                 if pure_b[b, m] != 0.0:

@@ -157,10 +157,8 @@ class GpuBackend:
     def r(self, ab, cd):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles."""
         bra, ket = ab.pairs, cd.pairs
-        l, total = bra.l + ket.l, bra.nprim * ket.nprim
-        r = self.context.pool.get(max(1, total) * r_stride(l))
-        sides = [(s.data.records, s.data.width, s.first_prim, s.pairs.nprim) for s in (ab, cd)]
-        launch_r(self.context, l, self.operator, *sides, total, r)
+        r = self.context.pool.get(max(1, bra.nprim * ket.nprim) * r_stride(bra.l + ket.l))
+        launch_r(self.context, self.operator, ab, cd, r)
         return r
 
     # results and targets

@@ -97,13 +97,13 @@ def h_matrices():
                 row, t = element & 65535, positions.triples[element >> 16]
                 a, b = row // nb, row % nb
                 ca, ma, cb, mb = a // ncomp_a, a % ncomp_a, b // ncomp_b, b % ncomp_b
-                pi, pj, pk = t & 255, (t >> 8) & 255, t >> 16
+                pz, py, px = t & 255, (t >> 8) & 255, t >> 16
                 value = h_element(
                     of_a.start[ma], of_a.start[ma + 1], of_a.powers, of_a.weights, of_b.start[mb], of_b.start[mb + 1],
-                    of_b.powers, of_b.weights, pi, pj, pk, lb, nt, size, e,
+                    of_b.powers, of_b.weights, pz, py, px, lb, nt, size, e,
                 )  # fmt: skip
                 value *= pairs.numbers[record + RECORD + ca] * pairs.numbers[record + RECORD + of_a.nctr + cb]
-                if positions.sign and (pi + pj + pk) & 1:
+                if positions.sign and (pz + py + px) & 1:
                     value = -value
             out[target + n * positions.stride] = value
             n += parts * threads

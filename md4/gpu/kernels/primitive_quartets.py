@@ -8,7 +8,7 @@ from typing import NamedTuple
 from md4.gpu.device_code import F64_2D, cuda, f64, i64, jit_device, types
 from md4.gpu.emit.digest_columns import quotient
 from md4.gpu.emit.unrolled import make_pack
-from md4.gpu.kernels.groups import Records
+from md4.gpu.kernels.groups import Records, records
 from md4.method import operators
 
 
@@ -110,6 +110,12 @@ def make_zeros_upto(kind, l):
 
 
 # for launchers
+
+
+def primitive_quartets(ab, cd):
+    """`PrimitiveQuartets` of two `md4.engine.PreparedPairs`."""
+    nket = cd.pairs.nprim
+    return PrimitiveQuartets(records(ab), records(cd), ab.first_prim, cd.first_prim, nket, ab.pairs.nprim * nket)
 
 
 def operator_arguments(context, operator):

@@ -12,13 +12,13 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.unrolled import STAGE_BYTES, make_r_by_axis, make_write_r, make_write_row, r_update, store_shared
-from md4.gpu.kernels.groups import Records
 from md4.gpu.kernels.primitive_quartets import (
     OperatorArguments,
     PrimitiveQuartets,
     make_separation,
     make_zeros_upto,
     operator_arguments,
+    primitive_quartets,
 )
 from md4.gpu.tuning import RECURRENCE, r_stride
 from md4.method import operators, recurrence
@@ -135,9 +135,10 @@ def r_variant(l, kind):
     return Variant(factory, (l, kind))
 
 
-def launch_r(context, l, operator, bra, ket, total, r):
-    """r of all quartets; `bra` and `ket` are (records, width, first primitive, number of primitives)."""
-    if total == 0:
+def launch_r(context, operator, ab, cd, r):
+    """r of all primitive quartets of two chunks."""
+    l, quartets = ab.pairs.l + cd.pairs.l, primitive_quartets(ab, cd)
+    if quartets.count == 0:
         return
     threads, together, shared, rules = RECURRENCE.threads, RECURRENCE.threads, 0, ()
     if RECURRENCE.registers_l < l <= RECURRENCE.axis_l:
@@ -145,8 +146,7 @@ def launch_r(context, l, operator, bra, ket, total, r):
     elif l > RECURRENCE.axis_l:
         threads, together = RECURRENCE.group_threads(l), RECURRENCE.group_threads(l) // RECURRENCE.group(l)
         shared, rules = 8 * together * (2 * l + 6 + 2 * r_stride(l)), (context.table(packed_rules, l),)
-    quartets = PrimitiveQuartets(Records(*bra[:2]), Records(*ket[:2]), bra[2], ket[2], ket[3], total)
     context.launch(
-        r_variant(l, operator.kind), -(-total // together), threads, shared,
+        r_variant(l, operator.kind), -(-quartets.count // together), threads, shared,
         quartets, operator_arguments(context, operator), *rules, r,
     )  # fmt: skip
