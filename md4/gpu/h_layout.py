@@ -30,9 +30,9 @@ class HForm:
         'by column', primitive pairs are in slots (`md4.gpu.pair_layout`), and slots run fastest.
     sign : bool
         Elements carry (-1)^|q|, as those of a ket do.
-    rows : {'natural', 'staircase', 'turned'}
+    rows : {'natural', 'stairs', 'turned'}
         Order of the rows; 'turned' is that of staircases, too, but padded for tiles with H as right operand.
-    inner : {'natural', 'staircase', 'gather'}
+    inner : {'natural', 'stairs', 'gather'}
         Order of the Hermite functions; 'gather' is `gather_order` of staircases.
     """
 
@@ -49,11 +49,11 @@ class HForm:
 # Left operands in natural order, for plain products and for one product.
 BRA_PLAIN, KET_PLAIN = HForm("fragments", False), HForm("fragments", True)
 # Step 4, as left operand or, turned, as right operand.
-BRA_STAIRCASE = HForm("fragments", False, "staircase", "gather")
+BRA_STAIRS = HForm("fragments", False, "stairs", "gather")
 BRA_TURNED = HForm("blocks", False, "turned", "gather")
 # Step 5: left operand whose rows are contiguous in the result, and right operand.
-KET_FLAT = HForm("fragments", True, "natural", "staircase")
-KET_TURNED = HForm("blocks", True, "turned", "staircase")
+KET_FLAT = HForm("fragments", True, "natural", "stairs")
+KET_TURNED = HForm("blocks", True, "turned", "stairs")
 # J in the Hermite basis.
 KET_BLOCKS = HForm("blocks", True)
 # Weights of ket primitives where H has one column.
@@ -61,7 +61,7 @@ KET_WEIGHTS = HForm("matrix", True)
 # A thread a quartet.
 BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
 FORMS = (
-    BRA_PLAIN, KET_PLAIN, BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, KET_WEIGHTS, BRA_ELEMENTS,
+    BRA_PLAIN, KET_PLAIN, BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, KET_WEIGHTS, BRA_ELEMENTS,
     KET_ELEMENTS,
 )  # fmt: skip
 

@@ -38,7 +38,7 @@ from md4.gpu.emit.instructions import (
     shared_address,
 )
 from md4.gpu.emit.stores import make_store_columns, make_store_panels, make_store_rows_turned, make_store_turned
-from md4.gpu.h_layout import BRA_PLAIN, BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_PLAIN, KET_TURNED, form_rows
+from md4.gpu.h_layout import BRA_PLAIN, BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_PLAIN, KET_TURNED, form_rows
 from md4.gpu.kernels import plain
 from md4.gpu.staircases import class_of, depths, full_depths, full_reach, gather_order, hermite_order, reach, row_table
 from md4.gpu.tuning import MAX_COLUMNS, SHARED_BYTES, blocks_of_8, choose_tile, r_stride, turned_ket_tile, turned_tile
@@ -300,7 +300,7 @@ def bra_tile(unit, bra):
 
 def bra_form(unit, bra):
     """The form of H that step 4 reads."""
-    return BRA_PLAIN if unit == "fma" else BRA_TURNED if bra_tile(unit, bra).turned else BRA_STAIRCASE
+    return BRA_PLAIN if unit == "fma" else BRA_TURNED if bra_tile(unit, bra).turned else BRA_STAIRS
 
 
 def bra_shared(tile, bra, ket):
