@@ -198,7 +198,7 @@ def fake_backend(unit, operator):
 
 def fake_prepared(pairs, backend):
     """Pairs as `GpuBackend.prepare` makes them, of those that the host made."""
-    task = (pairs.la, pairs.lb, pairs.nctr_a, pairs.nctr_b), [Anything()], 0.0
+    task = (pairs.la, pairs.lb, pairs.nctr_a, pairs.nctr_b), [Anything()] * 7, 0.0
     return PreparedPairs(pairs, backend.pair_maker.write(task, pairs.pairs, pairs.start, 0), backend)
 
 

@@ -16,7 +16,7 @@ from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.buffers import Buffer, copy_to_host
 from md4.gpu.context import DeviceContext, cuda
 from md4.gpu.kernels.digestion import launch_bounds
-from md4.gpu.kernels.thread_quartet import COLUMN_LANES
+from md4.gpu.pair_layout import SIDE_BY_SIDE
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceBlock
 from md4.shells.basis import Basis
@@ -91,13 +91,13 @@ def test_lists_are_those_of_the_host(device, case):
     np.testing.assert_array_equal(read(data.owner, "int64"), np.repeat(np.arange(len(pairs)), counts))
     records = read(data.records, "float64").reshape(right.nprim, data.width)
     assert_same_records(records, right.primitives)
-    columns = maker.columns(ours, data)
-    assert maker.columns(ours, data) is columns
-    place, first = read(columns.place, "int64"), read(columns.first, "int64")
+    slots = maker.slots(ours, data)
+    assert maker.slots(ours, data) is slots
+    place, first = read(slots.place, "int64"), read(slots.first, "int64")
     rank = np.arange(right.nprim) - np.repeat(right.start[:-1], counts)
-    np.testing.assert_array_equal(place, np.repeat(first, counts) + COLUMN_LANES * rank)
-    in_columns = read(columns.records, "float64").reshape(4, columns.slots)
-    np.testing.assert_array_equal(in_columns[:, place], records[:, :4].T)
+    np.testing.assert_array_equal(place, np.repeat(first, counts) + SIDE_BY_SIDE * rank)
+    in_slots = read(slots.numbers, "float64").reshape(4, slots.count)
+    np.testing.assert_array_equal(in_slots[:, place], records[:, :4].T)
 
 
 def assert_same_records(records, primitives):

@@ -7,21 +7,21 @@ import pytest
 
 from md4.gpu import compile as dispatch
 from md4.gpu.compile import Variant, cache_folder, cached_variants, fingerprint, load_kernel
-from md4.gpu.kernels.recurrence import r_integrals
+from md4.gpu.kernels.recurrence import r_by_group
 from md4.gpu.kernels.scatter import scatter_block
 from md4.support import cache
 
 
 def test_variants_are_known_by_factory_and_facts():
-    one, same, other = (Variant(r_integrals, (l, "coulomb")) for l in (4, 4, 5))
+    one, same, other = (Variant(r_by_group, (l, "coulomb")) for l in (4, 4, 5))
     assert one == same != other
     assert hash(one) == hash(same)
-    assert one.name == "r_integrals-4-coulomb"
+    assert one.name == "r_by_group-4-coulomb"
     assert Variant(scatter_block, ("s8",)).name == "scatter_block-s8"
 
 
 def test_kernels_state_their_signature():
-    kernel = Variant(r_integrals, (4, "coulomb")).kernel()
+    kernel = Variant(r_by_group, (4, "coulomb")).kernel()
     assert kernel.function.__code__.co_argcount == len(kernel.types())
     assert set(kernel.options()) <= {"launch_bounds"}
 
@@ -75,7 +75,7 @@ def test_kernels_from_disk(monkeypatch, tmp_path, entry, cubin, handle):
     """What the driver does not take is compiled again."""
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(dispatch, "driver", Driver)
-    variant = Variant(r_integrals, (4, "coulomb"))
+    variant = Variant(r_by_group, (4, "coulomb"))
     assert load_kernel(variant, (9, 0)) is None
     dispatch.save_kernel(variant, (9, 0), entry, cubin)
     loaded = load_kernel(variant, (9, 0))
@@ -86,7 +86,7 @@ def test_kernels_from_disk(monkeypatch, tmp_path, entry, cubin, handle):
 def test_a_kernel_under_another_name_is_none(monkeypatch, tmp_path):
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(dispatch, "driver", Driver)
-    one, other = (Variant(r_integrals, (l, "coulomb")) for l in (4, 5))
+    one, other = (Variant(r_by_group, (l, "coulomb")) for l in (4, 5))
     dispatch.save_kernel(one, (9, 0), "entry", b"cubin")
     dispatch.kernel_path(one, (9, 0)).rename(dispatch.kernel_path(other, (9, 0)))
     assert load_kernel(other, (9, 0)) is None
@@ -95,9 +95,9 @@ def test_a_kernel_under_another_name_is_none(monkeypatch, tmp_path):
 def test_kernels_hold_no_pickle(monkeypatch, tmp_path):
     """Reading them executes nothing on the host."""
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
-    variant = Variant(r_integrals, (4, "coulomb"))
+    variant = Variant(r_by_group, (4, "coulomb"))
     dispatch.save_kernel(variant, (9, 0), "entry", b"cubin")
     head, facts, entry, cubin = dispatch.kernel_path(variant, (9, 0)).read_bytes().split(b"\n")
     assert head.startswith(cache.MAGIC)
     assert (entry, cubin) == (b"entry", b"cubin")
-    assert b"r_integrals-4-coulomb" in facts
+    assert b"r_by_group-4-coulomb" in facts

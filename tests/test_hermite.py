@@ -66,11 +66,11 @@ def test_cpu_h_is_h_element(la, lb, pure):
     nt, size = la + lb + 1, hermite.axis_size(la, lb)
     expected = [
         hermite.h_element(
-            start_a[a], start_a[a + 1], *terms_a, start_b[b], start_b[b + 1], *terms_b, x, y, z, lb, nt, size, e
+            start_a[a], start_a[a + 1], *terms_a, start_b[b], start_b[b + 1], *terms_b, z, y, x, lb, nt, size, e
         )
         for a in range(len(start_a) - 1)
         for b in range(len(start_b) - 1)
-        for x, y, z in hermite_triples(la + lb).tolist()
+        for z, y, x in hermite_triples(la + lb).tolist()
     ]
     assert h.shape[2] == nherm(la + lb)
     np.testing.assert_allclose(h.ravel(), expected, rtol=0, atol=1e-14 * abs(h).max())

@@ -41,7 +41,7 @@ ASYNCHRONOUS = {"coulomb_contraction", "digest_blocks", "digest_quartets"}
 # Bytes that a thread of a kernel may spill, by the factory's name; all other kernels none. The tables come from what
 # ptxas 13.0 reports for all variants on all three.
 SPILLS = {
-    "r_integrals": 320,  # 312 for erfc on sm_80, 32 for coulomb
+    "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
     "fused_transforms": 180,  # 172 at two fragments of rows, contracted, on sm_90; 84 at most on sm_100, 96 on sm_80
     "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
@@ -56,13 +56,13 @@ SPILLS = {
 # The same of a thread a quartet by L, 64 up to L = 4: 480 bytes at (dp|ds), Gaussian operator, on sm_100, 408 with
 # Coulomb's, 6064 at (dp|fs) on sm_90. Faster than the fused kernel all the same but for (dp|fs) itself, 7% slower
 # (bench/results/low_l6.log).
-LOW_SPILLS = {5: 490, 6: 6100}
+THREAD_QUARTET_SPILLS = {5: 490, 6: 6100}
 
 
 def budget(variant):
     """Bytes that a variant may spill."""
     if variant.factory is thread_quartet_integrals:
-        return LOW_SPILLS.get(total_l(variant), 64)
+        return THREAD_QUARTET_SPILLS.get(total_l(variant), 64)
     return SPILLS.get(variant.factory.__name__, 0)
 
 
@@ -154,7 +154,7 @@ def test_shared_memory_on_older_devices():
     """Of integrals the same, but for the r that docs/compatibility.md names."""
     asked = [(v, cc, n) for cc in OLDER for v, n in used(cc).items() if v.factory.__name__ not in ASYNCHRONOUS]
     large = {(v.name, cc) for v, cc, n in asked if n > SHARED_LIMIT[cc]}
-    assert large == {(f"column_r_integrals-{l}-coulomb", (7, 5)) for l in (10, 13, 17)}
+    assert large == {(f"r_by_axis-{l}-coulomb", (7, 5)) for l in (10, 13, 17)}
 
 
 def test_both_passes_over_primitive_pairs_take_the_same_decision():

@@ -1,5 +1,6 @@
 """Every plan of the GPU backend against the CPU backend, on lists that mix numbers of primitives."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from molecules import class_name, host, relative_error
 
 import md4
-from md4.gpu.kernels import thread_quartet as low
+from md4.gpu.kernels import thread_quartet
 from md4.gpu.paths import plans
 from md4.gpu.staircases import class_of, reach
 from md4.gpu.tuning import TILES, turned_split
@@ -53,7 +54,7 @@ def check(basis, bra, ket, path=None, operator="coulomb"):
 @pytest.fixture
 def small_batches(monkeypatch):
     """A thread a quartet for lists of any length."""
-    monkeypatch.setattr(low, "LOW_QUARTETS", 1)
+    monkeypatch.setattr(thread_quartet, "THREAD_QUARTET", replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1))
 
 
 gpu = pytest.mark.gpu
@@ -149,16 +150,3 @@ def test_the_side_of_two_s_shells():
     assert orders(ab, ab) == []
     assert orders(cd, cd) == [False]
     assert orders(one, cd) == [False]
-
-
-def test_columns():
-    """Slots of a list's primitives: 32 pairs side by side, no two in one place, those of a pair 32 apart."""
-    basis, bra, _ = sides((1, 0, 0, 0), (1, 4, 2))
-    pairs = shell_pairs(basis, np.concatenate([bra, bra[::-1]]))
-    first, slots = low.column_starts(pairs.start)
-    place = np.concatenate([first[n] + 32 * np.arange(k) for n, k in enumerate(np.diff(pairs.start))])
-    assert len(pairs) == 72
-    assert slots % 32 == 0
-    assert len(set(place.tolist())) == pairs.nprim
-    assert place.max() < slots
-    np.testing.assert_array_equal(first[:32], np.arange(32))

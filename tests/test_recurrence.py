@@ -8,7 +8,7 @@ from numpy.polynomial.hermite import hermval
 
 from md4.cpu import loops
 from md4.method.angular import hermite_ordinal, hermite_triples, nherm
-from md4.method.recurrence import by_columns, r_step, recurrence_table
+from md4.method.recurrence import by_axis, r_step, recurrence_table
 
 number = st.floats(-2, 2)
 
@@ -43,10 +43,10 @@ def test_derivatives_of_a_gaussian(l, alpha, centre):
 
 
 @given(l=st.integers(0, 14), alpha=st.floats(0.1, 3), centre=st.tuples(number, number, number))
-def test_columns_give_the_same(l, alpha, centre):
+def test_axis_by_axis_gives_the_same(l, alpha, centre):
     """Axis by axis, and the last one in closed form."""
     zeros = gaussian_zeros(l, alpha, centre).tolist()
-    found = dict(by_columns(zeros, centre, lambda a, b: a * b, lambda a, b, c: a * b + c))
+    found = dict(by_axis(zeros, centre, lambda a, b: a * b, lambda a, b, c: a * b + c))
     assert sorted(found) == list(range(nherm(l)))
     expected, degree = recurrence(l, zeros, centre), hermite_triples(l).sum(axis=1)
     for t, value in found.items():

@@ -272,7 +272,7 @@ def test_families_reach_everything(no_device, monkeypatch):
     facts = {name: [v.facts for v in found if v.factory.__name__ == name] for name in families.factories()}
     assert all(facts.values()), [name for name, variants in facts.items() if not variants]
     assert forms == set(FORMS)
-    for name in ("straight_r_integrals", "column_r_integrals", "r_integrals", "thread_quartet_integrals"):
+    for name in ("r_in_registers", "r_by_axis", "r_by_group", "thread_quartet_integrals"):
         assert {f[-1] for f in facts[name]} == set(families.OPERATORS), name
     for name, place in (
         ("bra_transform", 4),

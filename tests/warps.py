@@ -92,9 +92,19 @@ class Cuda:
     def launch(self, variant, grid, block, shared, *args):
         """As `md4.gpu.context.DeviceContext.launch`."""
         kernel = variant.kernel()
-        args = [host_array(a, t.dtype.name) if isinstance(a, Buffer) else a for a, t in zip(args, kernel.types())]
         for n in range(grid):
-            self.run(kernel.function, n, block, args)
+            self.run(kernel.function, n, block, matched(args, kernel.types()))
+
+
+def matched(args, kinds):
+    """Arguments of a kernel, buffers as arrays of their types, also within groups."""
+    out = []
+    for arg, kind in zip(args, kinds, strict=True):
+        if isinstance(arg, tuple):
+            out.append(type(arg)(*matched(arg, kind.types)))
+        else:
+            out.append(host_array(arg, kind.dtype.name) if isinstance(arg, Buffer) else arg)
+    return out
 
 
 def host_array(buffer, dtype):
