@@ -42,7 +42,7 @@ def with_given(page, codes):
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(not gpu for gpu, _ in blocks(p))])
-def test_page(page, one_thread):
+def test_page(page):
     run(page, with_given(page, [code for gpu, code in blocks(page) if not gpu]))
 
 

@@ -11,7 +11,7 @@ from pyscf import gto, scf
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 
 
-def test_scf_plain(backend, one_thread):
+def test_scf_plain(backend):
     example = runpy.run_path(str(EXAMPLES / "scf_plain.py"))
     energy, density = example["heh_cation"](backend)
     basis = {

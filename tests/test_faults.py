@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from faults import NOBODY, Child, copy_of, files, planted, read_only, run
 
+pytestmark = pytest.mark.xdist_group("faults")  # one cache for all, that of `filled`
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
 
@@ -91,7 +92,7 @@ def test_nothing_is_written_beside_the_sources(tmp_path, sources):
 @pytest.mark.slow
 def test_stale_code_is_never_used(tmp_path, sources):
     """A fault in recurrence.py shows and, once mended, is gone, where no cache can be written."""
-    cache, path = locked(tmp_path / "cache"), sources / "md4" / "recurrence.py"
+    cache, path = locked(tmp_path / "cache"), sources / "md4" / "method" / "recurrence.py"
     text = path.read_text()
     run(cache, restricted=True, sources=sources).right()
     path.write_text(spoilt_recurrence(text))

@@ -14,8 +14,6 @@ from strategies import TALLY, fuzz, report
 
 import md4
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAMES = sorted(FUNCTIONS)
 
 

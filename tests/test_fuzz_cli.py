@@ -16,8 +16,6 @@ from strategies import TALLY, fuzz, report
 
 from md4.__main__ import main
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 XYZ = "2\nwater's cousin\nHe 0.0 0.0 0.0\nH 0.0 0.0 0.9\n"
 QCSCHEMA = json.dumps({
     "schema_name": "qcschema_molecule", "schema_version": 2, "symbols": ["He", "H"],

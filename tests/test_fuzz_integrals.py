@@ -11,8 +11,6 @@ from strategies import GPU_EXAMPLES, GPU_KINDS, TALLY, Molecule, fuzz, memory_ca
 
 import md4
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 OUT_OF_MEMORY = "refused for its memory"
 
 

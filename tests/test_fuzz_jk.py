@@ -11,8 +11,6 @@ from strategies import GPU_EXAMPLES, GPU_KINDS, TALLY, Molecule, fuzz, memory_ca
 
 import md4
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint64", ">i2"]
 REALS = ["float16", "float32", "float64", "longdouble", ">f8"]
 DTYPES = [*INTEGERS, *REALS, "complex64", "complex128", "clongdouble", ">c8"]

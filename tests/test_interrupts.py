@@ -14,6 +14,7 @@ from md4.contract.tensor import ao_tensor
 from md4.errors import MemoryLimitError
 from md4.shells.basis import Basis
 
+pytestmark = pytest.mark.xdist_group("faults")  # one cache for all, that of `filled`
 slow = pytest.mark.slow
 
 
@@ -252,7 +253,6 @@ WORK = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", WORK)
 def test_memory_never_exceeds_the_cap(shells, name):
     """By what NumPy asks for; what does not fit is refused."""

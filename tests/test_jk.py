@@ -10,8 +10,6 @@ from pyscf import gto, scf
 import md4
 from md4.errors import ArgumentError, MemoryLimitError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BENZENE = "\n".join(
     f"{s} {r * np.cos(np.pi * k / 3)} {r * np.sin(np.pi * k / 3)} 0"
     for s, r in (("C", 1.397), ("H", 2.481))

@@ -1,5 +1,6 @@
 """[0]^(m) of every operator against mpmath: closed forms for conventions, wide ranges for accuracy."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import mpmath
@@ -12,12 +13,20 @@ from md4.errors import ArgumentError, UnsupportedError
 from md4.method import operators
 from md4.method.operators import MMAX, OPERATORS, Operator, as_operator, check_order
 
+# What is compiled is compiled once for all of these.
+pytestmark = pytest.mark.xdist_group("operators")
 NJIT = numba.njit(error_model="numpy")
 
 
 def plain(function):
     """The `jit` of plain Python."""
     return function
+
+
+@cache
+def compiled(kind):
+    """(`zero_function`, `zeros_function`) of an operator, compiled once for all tests."""
+    return operators.zero_function(kind, NJIT), operators.zeros_function(kind, NJIT)
 
 
 def example(kind, parameter=0.8):
@@ -141,8 +150,7 @@ def worst_errors(kind, samples, seed=0):
 
     A result that decays as exp(-x) carries at least the error x eps of its argument's rounding.
     """
-    zero, zeros = operators.zero_function(kind, NJIT), operators.zeros_function(kind, NJIT)
-    table = operators.operator_table(example(kind))
+    (zero, zeros), table = compiled(kind), operators.operator_table(example(kind))
     rng, worst = np.random.default_rng(seed), [0.0, 0.0]
     for index in range(samples):
         m, *arguments = random_arguments(rng, index)
@@ -178,7 +186,7 @@ def test_accuracy(kind, samples, digits, tolerance):
 
 def test_erfc_where_the_difference_cancels():
     """theta near 1 at all decays, and theta T either side of m, where the two formulas meet."""
-    zero, table = operators.zero_function("erfc", NJIT), operators.operator_table(("erfc", 1.0))
+    (zero, _), table = compiled("erfc"), operators.operator_table(("erfc", 1.0))
     with mpmath.workdps(80):
         for m in (0, 1, 5, 16, 32):
             for omega in (0.5, 3.0, 30.0, 1e3, 1e5):
@@ -192,7 +200,7 @@ def test_erfc_where_the_difference_cancels():
 @pytest.mark.parametrize("m", [0, 1, 7, 32])
 def test_damped_at_the_origin(kind, m):
     """R = 0, by quadrature."""
-    zero, table = operators.zero_function(kind, NJIT), operators.operator_table(example(kind))
+    (zero, _), table = compiled(kind), operators.operator_table(example(kind))
     with mpmath.workdps(30):
         for u in (1e-10, 1e-3, 1.0, 40.0, 1e4, 1e6):
             j, zeta = 1 + (kind == "slater"), 2 * float(np.sqrt(u))  # p = q = 2: rho = 1
@@ -208,7 +216,7 @@ def test_damped_at_the_origin(kind, m):
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_plain_python_is_the_compiled_function(kind):
     table = operators.operator_table(example(kind))
-    zeros = [operators.zeros_function(kind, jit) for jit in (plain, NJIT)]
+    zeros = [operators.zeros_function(kind, plain), compiled(kind)[1]]
     rng = np.random.default_rng(5)
     for index in range(20):
         _, *arguments = random_arguments(rng, index)
@@ -224,7 +232,7 @@ def test_plain_python_is_the_compiled_function(kind):
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_extremes_stay_finite(kind):
     """The corners of exponents, distances and parameters give finite numbers at m = 32."""
-    zero, table = operators.zero_function(kind, NJIT), operators.operator_table(example(kind))
+    (zero, _), table = compiled(kind), operators.operator_table(example(kind))
     for p in (1e-4, 1.0, 1e10):
         for q in (1e-4, 1.0, 1e10):
             for r2 in (0.0, 5e-324, 1e-30, 1e-8, 1.0, 1e8):

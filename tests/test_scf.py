@@ -12,9 +12,6 @@ import md4
 
 FORMALDEHYDE = "C 0 0 -0.5296; O 0 0 0.6741; H 0 0.9376 -1.1159; H 0 -0.9376 -1.1159"
 OXYGEN = "O 0 0 0; O 0 0 1.208"
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def same_scf(mf, backend="cpu"):
     """Runs PySCF's `mf` and a copy with md4, and compares; returns both."""
     ours = md4.attach(mf.copy(), backend=backend)

@@ -15,8 +15,6 @@ from solvers import assert_same, density, solver
 import md4
 from md4.pyscf.scf import MD4SCF
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_attach_does_no_work(water, monkeypatch):
     """Nor does it look for a GPU."""
