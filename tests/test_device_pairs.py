@@ -1,11 +1,12 @@
-"""Pair lists and Schwarz bounds made by kernels are those of the host, on a GPU and on a device of plain Python."""
+"""Pair lists and Schwarz bounds made by kernels are those of the host, on a GPU and on the emulated one."""
 
 import gc
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
-import warps
+from emulator import running
 from molecules import WATER, molecule
 
 from md4 import Engine
@@ -14,7 +15,7 @@ from md4.contract.screening import schwarz_bounds
 from md4.errors import MemoryLimitError
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.buffers import Buffer, copy_to_host
-from md4.gpu.context import DeviceContext, cuda
+from md4.gpu.context import DeviceContext, as_stream, cuda
 from md4.gpu.kernels.digestion import launch_bounds
 from md4.gpu.kernels.thread_quartet import COLUMN_LANES
 from md4.gpu.shell_pairs import PairMaker
@@ -29,9 +30,12 @@ gpu = pytest.mark.gpu
 @pytest.fixture(params=["python", pytest.param("cuda", marks=gpu)])
 def device(request):
     """(a new `PairMaker` for a cap on memory, reader of a buffer of a type) of each device."""
-    if request.param == "cuda":
-        request.getfixturevalue("gpu")
-        stream = cuda.stream()
+    with ExitStack() as stack:
+        if request.param == "cuda":
+            request.getfixturevalue("gpu")
+        else:
+            stack.enter_context(running())
+        stream = as_stream(None)
 
         def read(buffer, dtype):
             array = np.empty(buffer.shape, dtype)
@@ -39,10 +43,6 @@ def device(request):
             return array
 
         yield lambda cap=None: PairMaker(DeviceContext(stream, cap)), read
-    else:
-        with warps.running() as stream:
-            read = warps.host_array
-            yield lambda cap=None: PairMaker(warps.new_context(stream, cap)), lambda *args: read(*args).copy()
 
 
 def basis_of(nprims, l=(1, 0), nctr=(1, 1), count=6, spread=2.0, pure=True):
