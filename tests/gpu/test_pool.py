@@ -1,4 +1,4 @@
-"""Device memory: what is on loan, what is idle, and the cap, on a device of plain Python and on a GPU."""
+"""Device memory: what is on loan, what is idle, and the cap, on the emulated GPU and on a real one."""
 
 import gc
 import subprocess
@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-import warps
+from emulator import running
 
 import md4
 from md4.errors import DeviceError
@@ -25,8 +25,8 @@ def stream(request):
         request.getfixturevalue("gpu")
         yield device.cuda.stream()
     else:
-        with warps.running() as stream:
-            yield stream
+        with running():
+            yield device.as_stream(None)
 
 
 def test_what_is_released_is_lent_again(stream):

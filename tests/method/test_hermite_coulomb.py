@@ -1,9 +1,9 @@
 """J alone, in the Hermite basis: against the digestion's J and PySCF's on both backends, and its parts."""
 
 import pytest
+from densities import BENZENE, CHAIN, HERMITICITY, random_densities
 from molecules import METHANE, WATER, molecule
 from pyscf import scf
-from test_jk import BENZENE, CHAIN, HERMITICITY, random_densities
 
 import md4
 from md4.errors import MemoryLimitError

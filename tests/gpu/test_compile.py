@@ -1,4 +1,4 @@
-"""Variants and the cache of compiled kernels, as far as no GPU is needed; see test_gpu.py for the rest."""
+"""Variants and the cache of compiled kernels, as far as no GPU is needed; see gpu/test_backend.py for the rest."""
 
 import subprocess
 import sys

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from densities import BENZENE, CHAIN, HERMITICITY, random_densities
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from molecules import METHANE, WATER, host, joined, molecule
@@ -10,19 +11,7 @@ from pyscf import gto, scf
 import md4
 from md4.errors import ArgumentError, MemoryLimitError
 
-BENZENE = "\n".join(
-    f"{s} {r * np.cos(np.pi * k / 3)} {r * np.sin(np.pi * k / 3)} 0"
-    for s, r in (("C", 1.397), ("H", 2.481))
-    for k in range(6)
-)
 TOLERANCE = 1e-9  # largest absolute error of an element
-HERMITICITY = {0: lambda d: d, 1: lambda d: d + d.swapaxes(-1, -2), 2: lambda d: d - d.swapaxes(-1, -2)}
-
-
-def random_densities(mol, hermi=1, count=1, seed=0):
-    """Matrices of elements near 1, of a symmetry."""
-    d = np.random.default_rng(seed).normal(size=(count, mol.nao, mol.nao))
-    return HERMITICITY[hermi](d)
 
 
 def theirs(mol, dm, hermi=1, omega=None):
@@ -153,8 +142,6 @@ def test_new_molecule(backend):
 
 
 # screening ------------------------------------------------------------------------------------------------------------
-
-CHAIN = gto.M(atom=[f"H 0 {k % 2} {1.8 * k}" for k in range(12)], basis="6-31g**", verbose=0)
 
 
 @settings(max_examples=8)

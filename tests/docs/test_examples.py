@@ -3,12 +3,10 @@
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import EXAMPLES
 from pyscf import gto, scf
-
-EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 
 
 def test_scf_plain(backend):

@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from mpmath import mp, mpf
+from places import DATA
 from pyscf import gto
 
 from md4.errors import ArgumentError, UnsupportedError
@@ -243,7 +243,7 @@ def test_refusals():
 
 def test_stored_values_are_reproduced():
     """A sample of reference.json: one cheap element from every fifth case."""
-    cases = json.loads(Path(__file__).with_name("data").joinpath("reference.json").read_text())
+    cases = json.loads((DATA / "reference.json").read_text())
     for case in cases[::5]:
         if sum(s["l"] for s in case["shells"]) > 20 and case["pure"]:
             continue

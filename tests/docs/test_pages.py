@@ -6,13 +6,12 @@ A block whose fence says ``python gpu`` needs a GPU, and the blocks before it th
 import argparse
 import re
 import warnings
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from md4.cli.commands import parser
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"^```python( gpu)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Bases of examples that take seconds on a CPU, and what stands for them here.

@@ -4,11 +4,11 @@ import ctypes
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from places import ROOT
 
 from md4.gpu import backend as gpu
 from md4.gpu import buffers, pool, sums
@@ -20,7 +20,7 @@ from md4.gpu.h_layout import FORMS
 from md4.gpu.pool import Pool
 from md4.shells.shell_pairs import shell_pairs
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+sys.path.insert(0, str(ROOT / "bench"))
 import families
 import sanitize
 

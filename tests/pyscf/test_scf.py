@@ -1,10 +1,10 @@
 """Mean-field objects of PySCF with md4's J and K: the same matrices, and the same energies in the same cycles."""
 
-from pathlib import Path
 
 import numpy as np
 import pytest
 from molecules import HYDROGEN_FLUORIDE, WATER, molecule
+from places import EXAMPLES
 from pyscf import scf
 from solvers import assert_same, density, solver
 
@@ -66,7 +66,7 @@ def test_energy_large(name, gpu):
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_energy_benzene(gpu):
-    xyz = Path(__file__).parent.parent / "docs" / "examples" / "benzene.xyz"
+    xyz = EXAMPLES / "benzene.xyz"
     same_scf(solver("RHF", molecule(xyz.read_text().split("\n", 2)[2], "cc-pvtz")), "cuda")
 
 

@@ -1,12 +1,11 @@
 """Notebooks are in git as they are meant to be: no outputs, one title, stable cells. CI runs them, by nbmake."""
 
 import json
-from pathlib import Path
 
+import places
 import pytest
 
-FOLDER = Path(__file__).parent.parent / "docs" / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NOTEBOOKS = sorted(places.NOTEBOOKS.glob("*.ipynb"))
 
 
 def cells(path, kind=None):

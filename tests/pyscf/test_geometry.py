@@ -1,16 +1,15 @@
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import EXAMPLES
 
 from md4.errors import ArgumentError
 from md4.pyscf.geometry import load_molecule, parse_qcschema, parse_xyz
 
 gto = pytest.importorskip("pyscf.gto")
 
-EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 WATER = "O 0 0 0.11779; H 0 0.755453 -0.471161; H 0 -0.755453 -0.471161"
 
 

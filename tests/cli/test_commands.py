@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from places import EXAMPLES
 
 from md4.__main__ import main
 from md4.errors import MemoryLimitError
@@ -15,7 +16,7 @@ from md4.support.progress import Progress
 
 gto = pytest.importorskip("pyscf.gto")
 
-WATER = str(Path(__file__).parents[1] / "docs" / "examples" / "water.xyz")
+WATER = str(EXAMPLES / "water.xyz")
 BASIS = ["--basis", "sto-3g", "--backend", "cpu"]
 
 
