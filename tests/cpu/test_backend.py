@@ -2,9 +2,11 @@
 
 from itertools import product
 
+import numba
 import numpy as np
 import pytest
 
+import md4
 from md4.cpu.backend import pair_bytes
 from md4.engine import Engine
 from md4.method.operators import Operator
@@ -103,6 +105,23 @@ def test_chunks_do_not_matter(mixed, chunk, monkeypatch):
     work = Engine(basis, operator=Operator(), backend="cpu")
     monkeypatch.setattr(work.backend, "chunk_pairs", lambda plan, bra, ket: chunk)
     assert_close(work.compute(PAIRS, PAIRS[:20]), blocks[:, :20], 1e-14)
+
+
+def test_integrals_by_two_threads(mixed, two_threads):
+    basis, blocks = mixed
+    assert_close(Engine(basis, backend="cpu").compute(PAIRS, PAIRS), blocks, 1e-14)
+
+
+@pytest.mark.parametrize("with_k", [True, False])
+def test_sums_of_two_threads(with_k, two_threads):
+    """Each thread sums its own J and K, with K and in the Hermite basis."""
+    basis = mixed_basis()
+    dm = np.random.default_rng(0).normal(size=(3, basis.nao, basis.nao))
+    both = md4.get_jk(basis, dm, 0, with_k=with_k, backend="cpu")
+    numba.set_num_threads(1)
+    for ours, one in zip(both, md4.get_jk(basis, dm, 0, with_k=with_k, backend="cpu")):
+        if with_k or one is not None:
+            assert_close(ours, one)
 
 
 def test_bra_and_ket_exchanged():

@@ -1,5 +1,7 @@
 """J alone, in the Hermite basis: against the digestion's J and PySCF's on both backends, and its parts."""
 
+import operator
+
 import pytest
 from densities import BENZENE, CHAIN, HERMITICITY, random_densities
 from molecules import METHANE, WATER, molecule
@@ -7,9 +9,9 @@ from pyscf import scf
 
 import md4
 from md4.errors import MemoryLimitError
-from md4.gpu.emit.correlation import even_ranges
-from md4.gpu.tuning import COULOMB_FUNCTIONS, coulomb_chunk, coulomb_functions, coulomb_kets, coulomb_warps
-from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
+from md4.gpu.emit.correlation import Walk, even_ranges
+from md4.gpu.tuning import COULOMB_FUNCTIONS, coulomb_chunk, coulomb_functions, coulomb_kets
+from md4.method.angular import hermite_ordinal, hermite_triples, packed_hermite, sum_ordinal
 
 TOLERANCE = 1e-10  # largest error of an element, relative to the largest element or to 1
 
@@ -100,20 +102,25 @@ def test_too_little_memory_is_refused(backend):
 # parts ----------------------------------------------------------------------------------------------------------------
 
 
+class Numbers:
+    """Stands in for an IR builder: makes numbers, not code."""
+
+    def __getattr__(self, name):
+        operation = {"add": "add", "mul": "mul", "and_": "and_", "shl": "lshift", "lshr": "rshift"}[name]
+        return lambda *args: getattr(operator, operation)(*(getattr(x, "constant", x) for x in args))
+
+
 @pytest.mark.parametrize("l_ket", range(7))
 def test_walk(l_ket):
-    """r[p+q] by steps from one group of a degree and an s of q to the next, as `Walk` of `correlation` takes them."""
-    words = packed_hermite(l_ket).tolist()
+    """The addresses of r[p+q], from one group of a degree and an s of q to the next."""
     for word in packed_hermite(6).tolist():
-        ordinal, s, l = word & 65535, (word >> 16) & 255, word >> 24
-        base, l_step, found = ordinal, l * (l + 3) // 2, []
+        walk, found = Walk(Numbers(), 0, word), []
         for degree in range(l_ket + 1):
-            row = base
-            for n in range(degree + 1):
-                found += [row + nherm(degree - 1) + n * (n + 1) // 2 + z for z in range(n + 1)]
-                row += s
-            base, l_step = base + l_step, l_step + l
-        assert found == [sum_ordinal(word, q) for q in words]
+            for s in range(degree + 1):
+                found += [walk.row + 8 * hermite_ordinal(degree - s, s - z, z) for z in range(s + 1)]
+                walk.next_s()
+            walk.next_degree()
+        assert found == [8 * sum_ordinal(word, q) for q in packed_hermite(l_ket).tolist()]
 
 
 @pytest.mark.parametrize("count", [1, 4, 10, 20, 35, 56, 84, 120, 165, 455])
@@ -130,11 +137,6 @@ def test_functions_of_a_warp(count):
 def test_work_of_a_block(count):
     assert 1 <= coulomb_chunk(count, 7) <= count
     assert 1 <= coulomb_kets(count, 7) <= count
-
-
-def test_shared_memory_of_a_block():
-    assert coulomb_warps(1000) == (4, 4000)
-    assert coulomb_warps(50000) == (2, 100000)
 
 
 def test_signs():
