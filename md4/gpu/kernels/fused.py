@@ -260,8 +260,8 @@ def fused_variant(unit, bra, ket):
     """Variant for a class that `choose_fused` has a tile for."""
     tile = choose_fused(unit, bra, ket)
     blocks = fused_blocks(tile, bra, ket)
-    ket_reach = reach_in_passes(class_of(ket), tile.nq)
-    return Variant(fused_transforms, (tile.mt, tile.nq, tile.nc, ket_reach, TILES.warps, blocks, bra.max_prim > 1, unit))
+    facts = tile.mt, tile.nq, tile.nc, reach_in_passes(class_of(ket), tile.nq), TILES.warps, blocks
+    return Variant(fused_transforms, (*facts, bra.max_prim > 1, unit))
 
 
 def fused_parts(nbra, nket):
