@@ -31,6 +31,7 @@ TILES = TileTuning(
     columns=(8, 8, 6, 4, 4, 3, 3, 2, 2, 2, 2), turned_columns=(8, 8, 8, 8, 8, 6, 6, 4, 4, 4, 4), turned_rows=4,
     warps=4, stages=3,
 )  # fmt: skip
+
 # Blocks that a launch should have, to fill the device: four for each multiprocessor.
 FEWEST_BLOCKS = 528
 R_THREADS = 128
@@ -46,6 +47,7 @@ R_BYTES = 75 << 10
 SCATTER_THREADS = 256
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10
+
 
 @dataclass(frozen=True)
 class ResidentTuning:
@@ -86,7 +88,6 @@ class FusedTuning:
 FUSED = FusedTuning(
     rows=2, doubles=80, columns=5, contracted_columns=4, blocks=2, panels=4, kets=8, primitives=32, write_rounds=10
 )
-
 
 # The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them
 # ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most
