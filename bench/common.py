@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,7 +12,7 @@ from libcint import Libcint
 
 import md4
 from md4.gpu.context import cuda, gpu_available
-from md4.gpu.kernels import thread_quartet as low
+from md4.gpu.kernels import thread_quartet
 from md4.gpu.paths import plans as every_plan
 
 THREADS = 256
@@ -174,8 +175,8 @@ class Run:
 def compile_case(job):
     """A few quartets of one case, so that its kernels are in the disk cache; by every plan there is if `plans`."""
     case, npair, backend, plans = job
-    if npair[0] * npair[1] >= low.LOW_QUARTETS:
-        low.LOW_QUARTETS = 1
+    if npair[0] * npair[1] >= thread_quartet.THREAD_QUARTET.fewest_quartets:
+        thread_quartet.THREAD_QUARTET = replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1)
     try:
         run = Run.make(case, (min(npair[0], 4), min(npair[1], 4)), backend, Output(backend))
         for plan in list(every_plan(run.backend.context.unit, run.bra.pairs, run.ket.pairs)) if plans else [None]:

@@ -8,6 +8,7 @@ import pkgutil
 import re
 from collections import Counter
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import product
@@ -21,8 +22,7 @@ from md4.contract.tensor import ao_tensor
 from md4.gpu import backend as gpu
 from md4.gpu import kernels
 from md4.gpu.context import DeviceContext
-from md4.gpu.kernels import fused
-from md4.gpu.kernels import thread_quartet as low
+from md4.gpu.kernels import fused, thread_quartet
 from md4.gpu.paths import plans
 from md4.method.operators import OPERATORS
 from md4.shells.basis import Basis, Shell
@@ -114,7 +114,7 @@ def blocks(ls, path=None, unit=None, operator="coulomb", chunk=None, shared=None
     steps.context.unit = unit or steps.context.unit
     panel, rest = fused.fused_shared(a, b)
     changes = [
-        (low, "LOW_QUARTETS", 1),
+        (thread_quartet, "THREAD_QUARTET", replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1)),
         (gpu, "CHUNK_BYTES", chunk or gpu.CHUNK_BYTES),
         (fused, "SHARED_BYTES", shared * panel + rest if shared else fused.SHARED_BYTES),
     ]
@@ -218,17 +218,17 @@ FAMILIES = {
     "pairs": classes("psps fdss", far=True, nprims=(1, 3)) + classes("ssss", nprims=LONG)
     + classes("dddd gffd", far=True, nprims=(1, 3)),
     # r: registers up to L = 4, shared memory up to 18, a group of threads above
-    "r straight": [
+    "r in registers": [
         *classes("ssss pspp", nprims=MIXED, path=TWO),
         *classes("ddss", path=TWO), *classes("psss", nprims=MIXED, path=TWO),
         *(job for kind in OPERATORS[1:] for job in classes("psps", operator=kind, path=TWO)),
     ],
-    "r columns": classes("ddps ddfs ddds fdff ffff gfff ggfg gggg hggg hhgg", path=TWO, count=(3, 5)),
-    "r columns by operator": [
+    "r by axis": classes("ddps ddfs ddds fdff ffff gfff ggfg gggg hggg hhgg", path=TWO, count=(3, 5)),
+    "r by axis, by operator": [
         job for kind in OPERATORS[1:] for job in classes("ddps", operator=kind, path=TWO)
     ],
-    "r groups": classes("hhhg hhhh ihhh iiii", path=TWO, count=(2, 3)),
-    "r groups by operator": [
+    "r by group": classes("hhhg hhhh ihhh iiii", path=TWO, count=(2, 3)),
+    "r by group, by operator": [
         job for kind in OPERATORS[1:] for job in classes("hhhg", operator=kind, path=TWO, count=(1, 2))
     ],
     # a thread a quartet

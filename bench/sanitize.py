@@ -1,7 +1,7 @@
 """NVIDIA's compute-sanitizer over every kernel family of md4: memcheck, racecheck, synccheck and initcheck.
 
     python bench/sanitize.py
-    python bench/sanitize.py --tools racecheck --families fused low --out logs
+    python bench/sanitize.py --tools racecheck --families fused "thread a quartet" --out logs
     python bench/sanitize.py --list
 
 First every family runs without a sanitizer, which fills the kernel cache; results are compared with the CPU backend.

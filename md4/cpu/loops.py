@@ -18,7 +18,7 @@ LANES = 8
 
 e_coefficient, h_element, r_step = njit(hermite.e_coefficient), njit(hermite.h_element), njit(recurrence.r_step)
 is_repeated = njit(scatter.is_repeated)
-zeros = place = None  # set by `Loop`, for one operator or one symmetry
+zeros_upto = place = None  # set by `Loop`, for one operator or one symmetry
 
 
 @njit
@@ -59,8 +59,8 @@ def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
         half_size[:] = 0.0
         for b in range(len(powers_b)):
             for p in range(nh):
-                x, y, z = triples[p, 0], triples[p, 1], triples[p, 2]
-                value = h_element(a, a + 1, powers_a, ones, b, b + 1, powers_b, ones, x, y, z, lb, nt, size, e)
+                z, y, x = triples[p, 0], triples[p, 1], triples[p, 2]
+                value = h_element(a, a + 1, powers_a, ones, b, b + 1, powers_b, ones, z, y, x, lb, nt, size, e)
                 cart[p] = -value if ket and (x + y + z) % 2 == 1 else value
             for m in range(pure_b.shape[1]):
                 if pure_b[b, m] != 0.0:
@@ -70,7 +70,11 @@ def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
             if pure_a[a, m] != 0.0:
                 add_scaled(h[m].reshape(-1), pure_a[a, m], half.reshape(-1))
                 add_scaled(size_of_terms[m].reshape(-1), abs(pure_a[a, m]), half_size.reshape(-1))
-    return np.where(np.abs(h) > NOISE * size_of_terms, h, 0.0)
+    elements, sizes = h.reshape(-1), size_of_terms.reshape(-1)
+    for n in range(len(elements)):  # no `np.where`, which takes long to compile
+        if not abs(elements[n]) > NOISE * sizes[n]:
+            elements[n] = 0.0
+    return h
 
 
 def h_loop(start, owner, la, lb, exponent, pa, pb, coef_a, coef_b, tables_a, tables_b, triples, ket, out):
@@ -94,7 +98,7 @@ def h_loop(start, owner, la, lb, exponent, pa, pb, coef_a, coef_b, tables_a, tab
 
 
 @njit(error_model="numpy")
-def recur(l, zero, rx, ry, rz, words, new, old):
+def recur(l, zeros, rz, ry, rx, words, new, old):
     """r[t]^(0) of LANES primitive quartets.
 
     The array that is returned is `new` or `old`. Arrays have the layout [m or t][lane].
@@ -102,12 +106,12 @@ def recur(l, zero, rx, ry, rz, words, new, old):
     for m in range(l, -1, -1):
         new, old = old, new
         for lane in range(LANES):
-            new[lane] = zero[m * LANES + lane]
+            new[lane] = zeros[m * LANES + lane]
         degree = l - m
         for t in range(1, (degree + 1) * (degree + 2) * (degree + 3) // 6):
             indices, rule = words[t, 0], words[t, 1]
             for lane in range(LANES):
-                new[t * LANES + lane] = r_step(indices, rule, rx[lane], ry[lane], rz[lane], old, lane)
+                new[t * LANES + lane] = r_step(indices, rule, rz[lane], ry[lane], rx[lane], old, lane)
     return new
 
 
@@ -117,15 +121,15 @@ def r_loop(l, bra_exponent, bra_centre, ket_exponent, ket_centre, parameter, tab
     blocks = (nket + LANES - 1) // LANES
     for n in prange(len(bra_exponent) * blocks):
         i, first = n // blocks, n % blocks * LANES
-        rx, ry, rz, zero = np.empty(LANES), np.empty(LANES), np.empty(LANES), np.empty((l + 1) * LANES)
+        rz, ry, rx, zeros = np.empty(LANES), np.empty(LANES), np.empty(LANES), np.empty((l + 1) * LANES)
         for lane in range(LANES):
             k = min(first + lane, nket - 1)
-            rx[lane] = bra_centre[i, 0] - ket_centre[k, 0]
+            rz[lane] = bra_centre[i, 0] - ket_centre[k, 0]
             ry[lane] = bra_centre[i, 1] - ket_centre[k, 1]
-            rz[lane] = bra_centre[i, 2] - ket_centre[k, 2]
-            r2 = rx[lane] * rx[lane] + ry[lane] * ry[lane] + rz[lane] * rz[lane]
-            zeros(l, bra_exponent[i], ket_exponent[k], r2, parameter, table, zero, lane, LANES)
-        last = recur(l, zero, rx, ry, rz, words, np.empty(size * LANES), np.empty(size * LANES))
+            rx[lane] = bra_centre[i, 2] - ket_centre[k, 2]
+            r2 = rz[lane] * rz[lane] + ry[lane] * ry[lane] + rx[lane] * rx[lane]
+            zeros_upto(l, bra_exponent[i], ket_exponent[k], r2, parameter, table, zeros, lane, LANES)
+        last = recur(l, zeros, rz, ry, rx, words, np.empty(size * LANES), np.empty(size * LANES))
         for lane in range(min(LANES, nket - first)):
             target = r[i, first + lane]
             for t in range(size):
@@ -274,7 +278,7 @@ contract_r = once(lambda: Loop(contract_loop))
 
 @once
 def r_integrals(kind):
-    return Loop(r_loop, f"r_loop_{kind}", zeros=operators.zeros_function(kind, njit))
+    return Loop(r_loop, f"r_loop_{kind}", zeros_upto=operators.zeros_function(kind, njit))
 
 
 @once

@@ -12,8 +12,9 @@ from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import cuda
 from md4.gpu.h_layout import KET_ELEMENTS, KET_FLAT, HForm, form_size
-from md4.gpu.kernels.h_matrices import RECORD, launch_h
+from md4.gpu.kernels.h_matrices import launch_h
 from md4.gpu.kernels.recurrence import launch_r
+from md4.gpu.pair_layout import RECORD
 from md4.gpu.paths import plans
 from md4.gpu.pool import ITEM_BYTES
 from md4.gpu.shell_pairs import PairMaker
@@ -147,8 +148,8 @@ class GpuBackend:
         pairs, data = prepared.pairs, prepared.data
         places, stride, count = data.start, 1, pairs.nprim
         if form == KET_ELEMENTS:
-            columns = self.pair_maker.columns(pairs, data)
-            places, stride, count = columns.place, columns.slots, columns.slots
+            slots = self.pair_maker.slots(pairs, data)
+            places, stride, count = slots.place, slots.count, slots.count
         h = self.context.pool.get(max(1, count) * form_size(pairs, form))
         launch_h(self.context, pairs, data.records, form, places, stride, h)
         return HMatrices(h, form)
@@ -156,10 +157,8 @@ class GpuBackend:
     def r(self, ab, cd):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles."""
         bra, ket = ab.pairs, cd.pairs
-        l, total = bra.l + ket.l, bra.nprim * ket.nprim
-        r = self.context.pool.get(max(1, total) * r_stride(l))
-        sides = [(s.data.records, s.data.width, s.first_prim, s.pairs.nprim) for s in (ab, cd)]
-        launch_r(self.context, l, self.operator, *sides, total, r)
+        r = self.context.pool.get(max(1, bra.nprim * ket.nprim) * r_stride(bra.l + ket.l))
+        launch_r(self.context, self.operator, ab, cd, r)
         return r
 
     # results and targets

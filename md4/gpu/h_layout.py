@@ -1,7 +1,8 @@
 """How H matrices lie in memory on the GPU: a form for each kind of kernel that reads them.
 
-A form is a table of (row ab, Hermite function p) by position, padded by zeros to whole blocks of 8. Products on tensor
-cores want rows and Hermite functions in the order of `md4.gpu.staircases`, in which the zeros of H stand together.
+A form says which element (row ab, Hermite function p) of H stands at each position. Forms for tensor cores are padded
+by zeros to whole blocks of 8, and most of them have rows and Hermite functions in the order of `md4.gpu.staircases`, in
+which the zeros of H stand together.
 """
 
 from dataclasses import dataclass
@@ -25,14 +26,14 @@ class HForm:
         'fragments': a left operand, [p block of 8][fragment of 16 rows][p half][lane][row half].
         'blocks': a right operand, [p block of 8][row block of 8][8 rows][8 p].
         'matrix': [row][p] as it is, without padding.
-        'by row', 'by column': only elements that symmetry lets be other than zero, ordered by row or by p; 'by column'
-        runs over the slots of primitive pairs fastest, see `md4.gpu.kernels.thread_quartet`.
+        'by row', 'by column': only the elements that symmetry lets be other than zero, ordered by row or by p. With
+        'by column', primitive pairs are in slots (`md4.gpu.pair_layout`), and slots run fastest.
     sign : bool
         Elements carry (-1)^|q|, as those of a ket do.
     rows : {'natural', 'stairs', 'turned'}
-        Order of the rows; 'turned' is that of staircases, padded for tiles with H on the right.
+        Order of the rows; 'turned' is that of staircases, too, but padded for tiles with H as right operand.
     inner : {'natural', 'stairs', 'gather'}
-        Order of the Hermite functions: 'gather' is that of staircases as `gather_order` pairs them.
+        Order of the Hermite functions; 'gather' is `gather_order` of staircases.
     """
 
     layout: str

@@ -13,9 +13,8 @@ import numpy as np
 
 from md4.gpu.buffers import copy_in_pieces, copy_to_device, copy_to_host
 from md4.gpu.context import urgent_stream
-from md4.gpu.kernels.h_matrices import RECORD
-from md4.gpu.kernels.shell_pairs import launch_columns, launch_primitives
-from md4.gpu.kernels.thread_quartet import Columns, column_starts
+from md4.gpu.kernels.shell_pairs import launch_primitives, launch_slots
+from md4.gpu.pair_layout import RECORD, PairSlots, slot_starts
 from md4.method.angular import AXES
 from md4.shells.shell_pairs import ShellPairs, log_cutoff, starts_of
 
@@ -30,14 +29,14 @@ class DevicePairs:
     Attributes
     ----------
     records : Buffer, shape (nprim width,)
-        See `md4.gpu.kernels.shell_pairs`.
+        See `md4.gpu.pair_layout`.
     width : int
         Numbers of a record.
     owner : Buffer, shape (nprim,)
         The pair of each primitive pair.
     start : Buffer, shape (npair + 1,)
         Range of each pair in the primitive pairs.
-    columns : md4.gpu.kernels.thread_quartet.Columns
+    slots : md4.gpu.pair_layout.PairSlots
         None before they are used.
     first_aos : Buffer, shape (npair, 2)
         First AOs of the shells of each pair; None before they are used.
@@ -47,12 +46,12 @@ class DevicePairs:
     width: int
     owner: object
     start: object
-    columns: object = None
+    slots: object = None
     first_aos: object = None
 
     @property
     def nbytes(self):
-        """Bytes of all but the columns."""
+        """Bytes of all but the slots."""
         return 8 * (self.records.size + self.owner.size + self.start.size)
 
 
@@ -138,14 +137,14 @@ class PairMaker:
             launch_primitives(self.context, *task, shells, data.start, (records, owner))
         return data
 
-    def columns(self, pairs, data):
-        """`Columns` of a whole list, made at the first call."""
-        if data.columns is None:
-            first, slots = column_starts(pairs.start)
-            buffer = self.pool.get(4 * slots + pairs.nprim + len(pairs))
-            place = buffer.part(4 * slots, (pairs.nprim,))
-            data.columns = Columns(buffer.part(0, (4 * slots,)), place.part(pairs.nprim, (len(pairs),)), place, slots)
-            copy_in_pieces(data.columns.first.pointer, first, self.context.stream)
+    def slots(self, pairs, data):
+        """`PairSlots` of a whole list, made at the first call."""
+        if data.slots is None:
+            first, count = slot_starts(pairs.start)
+            buffer = self.pool.get(4 * count + pairs.nprim + len(pairs))
+            place = buffer.part(4 * count, (pairs.nprim,))
+            data.slots = PairSlots(buffer.part(0, (4 * count,)), place.part(pairs.nprim, (len(pairs),)), place, count)
+            copy_in_pieces(data.slots.first.pointer, first, self.context.stream)
             if pairs.nprim:
-                launch_columns(self.context, data, pairs.nprim, data.columns)
-        return data.columns
+                launch_slots(self.context, data, pairs.nprim, data.slots)
+        return data.slots

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from md4.method.angular import nherm
 
@@ -34,16 +35,6 @@ TILES = TileTuning(
 
 # Blocks that a launch should have, to fill the device: four for each multiprocessor.
 FEWEST_BLOCKS = 528
-R_THREADS = 128
-H_THREADS = 128
-# With fewer primitive pairs than this, several blocks share the H of one, to fill the device.
-H_BLOCKS = 4096
-# r is made by a thread in registers up to the first L; by columns up to the second, in so many bytes of shared memory
-# at most; by a group of threads above. Measured, ns a quartet, by columns and otherwise: L = 4: 0.23, 0.089;
-# 7: 0.28, 0.32; 9: 0.54, 2.76; 12: 1.7, 5.0; 16: 5.3, 11.4; 18: 14.3, 17.7.
-STRAIGHT_L = 4
-COLUMN_L = 18
-R_BYTES = 75 << 10
 SCATTER_THREADS = 256
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10
@@ -89,28 +80,6 @@ FUSED = FusedTuning(
     rows=2, doubles=80, columns=5, contracted_columns=4, blocks=2, panels=4, kets=8, primitives=32, write_rounds=10
 )
 
-# The kernel for the smallest classes: threads of a block; integrals in registers at once, and the fewest rows of them
-# ((pp|pp) K = 25 3.8e8 quartets/s with 27 integrals, 3.5e8 with 36; (ps|dp) spills with fewer than 3 rows); most
-# integrals and highest L of a quartet (at L = 6 (gs|ds) 2.0e9 quartets/s against 8.1e8 of the fused kernel, (fd|ps)
-# 1.15e9 against 4.2e8, though it spills; (fs|dp) 6.7e8 against 7.2e8); the L from which the side of higher l is made
-# the bra; most integrals where one product would do ((ff|ss) K = 5 2.7e8 against 3.9e8); bra primitives whose H is in
-# shared memory at once, if its bytes suffice; fewest quartets worth a variant.
-LOW_THREADS = 128
-LOW_TILE = 27
-LOW_ROWS = 3
-LOW_COMPONENTS = 135
-LOW_L = 6
-LOW_SWAP_L = 5
-LOW_SINGLE = 40
-LOW_PRIMITIVES = 32
-LOW_SHARED = 160 << 10
-LOW_QUARTETS = 1 << 16
-# Integrals of a quartet up to which, and from two on, a thread writes so many at a time: (ps|ps) 2.28e10 quartets/s
-# against 1.87e10, (ds|ps) 1.30e10 against 1.25e10; but (pp|pp) K = 25 3.25e8 against 3.84e8.
-LOW_WRITTEN = 15
-LOW_ROUNDS = 4
-# The same on devices without FP64 tensor cores, whose blocks have less shared memory: integrals, L, bytes.
-LOW_PLAIN = 54, 4, 60 << 10
 
 # Digestion by columns: most functions a at a time, most values of a column that wait in shared memory (two of each a
 # and b), threads of a block, blocks of a multiprocessor for each number of functions a.
@@ -248,32 +217,111 @@ def r_stride(l):
     return (nherm(l) + 1) // 2 * 2
 
 
-def r_group(l):
-    """Threads that share one quartet in the r kernel above COLUMN_L: few, so that few idle at low degrees.
+@dataclass(frozen=True)
+class RecurrenceTuning:
+    """How r is made: `md4.gpu.kernels.recurrence`."""
 
-    Measured at L = 24, ns a quartet by 32, 64, 128, 256 threads: 117, 76, 61, 55.
-    """
-    return 128 if l <= 20 else 256
+    registers_l: int  # highest L whose r a thread makes in registers
+    axis_l: int  # highest L whose r a lane makes axis by axis; a group of threads above
+    threads: int  # of a block, in registers
+    stage_bytes: int  # most shared memory of a warp, axis by axis: three warps share a multiprocessor's
+    small_group: int  # threads that share a quartet up to `small_group_l`: few, so that few idle at low degrees
+    large_group: int  # above
+    small_group_l: int  # highest L of the small group
+
+    def lanes(self, l):
+        """Quartets of a warp that makes r axis by axis, a power of 2."""
+        return max(1, min(32, 1 << (self.stage_bytes // (8 * (nherm(l) | 1))).bit_length() - 1))
+
+    def stage(self, l):
+        """Bytes of shared memory of such a warp."""
+        return 8 * self.lanes(l) * (nherm(l) | 1)
+
+    def warps(self, l):
+        """Such warps of a multiprocessor, by shared memory and by registers."""
+        return max(1, min(8, 2 * SHARED_BYTES // self.stage(l)))
+
+    def group(self, l):
+        """Threads that share a quartet."""
+        return self.small_group if l <= self.small_group_l else self.large_group
+
+    def group_threads(self, l):
+        """Threads of a block of such groups."""
+        return max(self.threads, self.group(l))
 
 
-def r_threads(l):
-    """Threads of a block of that kernel."""
-    return max(R_THREADS, r_group(l))
+RECURRENCE = RecurrenceTuning(
+    registers_l=4, axis_l=18, threads=128, stage_bytes=75 << 10, small_group=128, large_group=256, small_group_l=20
+)
 
 
-def r_lanes(l):
-    """Quartets of a warp that makes r by columns: as many as let three warps share a multiprocessor's memory."""
-    return max(1, min(32, 1 << (R_BYTES // (8 * (nherm(l) | 1))).bit_length() - 1))
+@dataclass(frozen=True)
+class HTuning:
+    """How H matrices are made: `md4.gpu.kernels.h_matrices`."""
+
+    threads: int  # of a block
+    blocks: int  # with fewer primitive pairs than this, several blocks share the H of one, to fill the device
 
 
-def r_column_bytes(l):
-    """Shared memory of such a warp."""
-    return 8 * r_lanes(l) * (nherm(l) | 1)
+H_MATRICES = HTuning(threads=128, blocks=4096)
 
 
-def r_column_blocks(l):
-    """Warps that share a multiprocessor, by shared memory and by registers."""
-    return max(1, min(8, 2 * SHARED_BYTES // r_column_bytes(l)))
+@dataclass(frozen=True)
+class PairTuning:
+    """How pair lists are made: `md4.gpu.kernels.shell_pairs`."""
+
+    threads: int  # of a block
+
+    @property
+    def warps(self):
+        """Warps of a block."""
+        return self.threads // 32
+
+
+SHELL_PAIRS = PairTuning(threads=128)
+
+
+class QuartetLimits(NamedTuple):
+    """Classes and memory of a thread a quartet on a kind of device."""
+
+    integrals: int  # most integrals of a quartet
+    one_product_integrals: int  # the same where one product would do, since one side has a single Hermite function
+    l: int  # highest L
+    shared: int  # bytes of shared memory of a block
+
+
+@dataclass(frozen=True)
+class ThreadQuartetTuning:
+    """A thread a quartet: `md4.gpu.kernels.thread_quartet`."""
+
+    threads: int  # of a block, half of them where integrals take more shared memory
+    integrals_at_once: int  # in registers
+    least_rows: int  # ab that are in registers at once, however many integrals that are
+    swap_l: int  # L from which on the side of higher l is made the bra
+    primitives: int  # most bra primitives whose H is in shared memory at once
+    fewest_quartets: int  # that are worth a variant
+    written: int  # integrals of a quartet up to which a thread writes `rounds` of them at a time
+    rounds: int
+    tensor: QuartetLimits  # devices with FP64 tensor cores, which make the other kernels fast
+    plain: QuartetLimits  # devices without, whose blocks also have less shared memory
+
+    def limits(self, unit):
+        """`QuartetLimits` for an arithmetic unit."""
+        return self.plain if unit == "fma" else self.tensor
+
+    def rows_at_once(self, ncd):
+        """Rows ab whose `ncd` integrals are in registers at once."""
+        return max(self.least_rows, self.integrals_at_once // ncd)
+
+    def block_threads(self, count):
+        """Threads of a block for `count` integrals each, which wait in shared memory: two blocks a multiprocessor."""
+        return self.threads if 8 * self.threads * count <= SHARED_BYTES else self.threads // 2
+
+
+THREAD_QUARTET = ThreadQuartetTuning(
+    threads=128, integrals_at_once=27, least_rows=3, swap_l=5, primitives=32, fewest_quartets=1 << 16, written=15,
+    rounds=4, tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),
+)  # fmt: skip
 
 
 def digest_shape(na, nb):

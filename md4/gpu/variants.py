@@ -10,9 +10,9 @@ from md4.gpu.kernels import hermite_coulomb as coulomb
 from md4.gpu.kernels.h_matrices import h_variant
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.kernels.scatter import scatter_variant
-from md4.gpu.kernels.shell_pairs import columns_variant, primitives_variant
+from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
 from md4.gpu.paths import plan_variants
-from md4.gpu.tuning import LOW_QUARTETS, MIXED_SHELLS, coulomb_straight
+from md4.gpu.tuning import MIXED_SHELLS, THREAD_QUARTET, coulomb_straight
 from md4.method.scatter import SYMMETRIES
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import pairs_by_kind, shell_pairs, unique_pairs_by_class
@@ -87,10 +87,10 @@ def needed_variants(unit, kind, basis, use):
     lists = [shell_pairs(basis, sample_of(basis, pairs)) for pairs in found]
     yield from (h_variant(), primitives_variant())
     yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(digestion.pair_bounds, ())]
-    yield from [columns_variant()] if use != "j" else ()
+    yield from [slots_variant()] if use != "j" else ()
     yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
     for n, k in combinations_with_replacement(range(len(lists)), 2):
-        bra, ket, long = lists[k], lists[n], len(found[n]) * len(found[k]) >= LOW_QUARTETS
+        bra, ket, long = lists[k], lists[n], len(found[n]) * len(found[k]) >= THREAD_QUARTET.fewest_quartets
         if use not in ("tensor", "j") and digestion.digest_swapped(bra, ket):
             bra, ket = ket, bra
         if use == "j":
@@ -105,7 +105,7 @@ def needed_variants(unit, kind, basis, use):
 def lists_variants(unit, kind, lists):
     """Variants for any two of some pair lists, as a list without repeats."""
     of_matrices = (Variant(f, ()) for f in (digestion.pair_bounds, coulomb.hermite_densities, coulomb.hermite_sums))
-    of_pairs = h_variant(), primitives_variant(), columns_variant()
+    of_pairs = h_variant(), primitives_variant(), slots_variant()
     found = dict.fromkeys([*of_pairs, *of_matrices, *map(scatter_variant, SYMMETRIES)])
     for bra, ket in product(lists, lists):
         found.update(dict.fromkeys(list_variants(unit, kind, bra, ket)))

@@ -67,8 +67,8 @@ def e_coefficient(i, j, t, lb, nt, half, xpa, xpb, e, base):
     return value
 
 
-def h_element(a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, px, py, pz, lb, nt, size, e):
-    """Angular part of H for one (px, py, pz): the sum over monomials a0..a1 of a and b0..b1 of b (device function).
+def h_element(a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, pz, py, px, lb, nt, size, e):
+    """Angular part of H for one p = (pz, py, px): the sum over monomials a0..a1 of a and b0..b1 of b (device function).
 
     A sum that cancels to rounding noise is set to zero. Solid harmonics on one centre have no low Hermite degrees, and
     noise there would be multiplied by multipoles that are far larger than those of the shells.
@@ -76,15 +76,15 @@ def h_element(a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, px, py, 
     total, size_of_terms = 0.0, 0.0
     for a in range(a0, a1):
         wa = powers_a[a]
-        ax, ay, az = wa & 255, (wa >> 8) & 255, wa >> 16
+        az, ay, ax = wa & 255, (wa >> 8) & 255, wa >> 16
         for b in range(b0, b1):
             wb = powers_b[b]
-            bx, by, bz = wb & 255, (wb >> 8) & 255, wb >> 16
-            if px <= ax + bx and py <= ay + by and pz <= az + bz:
-                ex = e[(ax * (lb + 1) + bx) * nt + px]
+            bz, by, bx = wb & 255, (wb >> 8) & 255, wb >> 16
+            if pz <= az + bz and py <= ay + by and px <= ax + bx:
+                ez = e[(az * (lb + 1) + bz) * nt + pz]
                 ey = e[size + (ay * (lb + 1) + by) * nt + py]
-                ez = e[2 * size + (az * (lb + 1) + bz) * nt + pz]
-                term = weights_a[a] * weights_b[b] * ex * ey * ez
+                ex = e[2 * size + (ax * (lb + 1) + bx) * nt + px]
+                term = weights_a[a] * weights_b[b] * ez * ey * ex
                 total += term
                 size_of_terms += abs(term)
     return total if abs(total) > NOISE * size_of_terms else 0.0

@@ -2,14 +2,14 @@
 
     r[t]^(m) = (t_i - 1) r[t - 2e_i]^(m+1) + R_i r[t - e_i]^(m+1),     R = P - Q  (Eq. 15 of arXiv:2307.03452)
 
-for m falling from L to 0; step m makes the triples of degree 1 to L - m. Any axis i with t_i > 0 can be used.
+for m falling from L to 0; step m makes the triples of degree 1 to L - m. Any axis i with t_i > 0 can be used. The axes
+0, 1 and 2 of the triples are z, y and x (`md4.method.angular.AXES`), so that R = (R_z, R_y, R_x).
 
-The axes can also be taken one after the other. The recurrence gives r^(m) of (0, 0, z), and then of (0, y, z). Along x
-only m = 0 is needed, and for each column (y, z) it follows from the r^(m) in closed form,
+The axes can also be taken one after the other, which keeps fewer numbers. With t = (i, j, k), the recurrence gives
+r^(m) of (0, 0, k), and then of (0, j, k). Along axis 0 only m = 0 is needed, and for each (j, k) it follows from the
+r^(m) in closed form,
 
-    r[x, y, z]^(0) = sum_i c(x, i) R_x^(x - 2i) r[0, y, z]^(x - i),     c(x, i) = x! / (2^i i! (x - 2i)!),
-
-so that a column of n elements takes about n^2 / 2 steps, and only columns are kept.
+    r[i, j, k]^(0) = sum_n c(i, n) R_0^(i - 2n) r[0, j, k]^(i - n),     c(i, n) = i! / (2^n n! (i - 2n)!).
 """
 
 from functools import cache
@@ -39,47 +39,54 @@ def recurrence_table(l):
     return words
 
 
-def r_step(indices, rule, rx, ry, rz, old, base):
+def r_step(indices, rule, rz, ry, rx, old, base):
     """r[t]^(m) from r^(m+1) in old[base:] by the two words of `recurrence_table` (device function)."""
     axis = rule & 255
-    r = rx if axis == 0 else (ry if axis == 1 else rz)
+    r = rz if axis == 0 else (ry if axis == 1 else rx)
     return (rule >> 8) * old[base + (indices >> 16)] + r * old[base + (indices & 65535)]
 
 
-def polynomial_coefficient(x, i):
-    """c(x, i) of this module's head, an integer."""
-    return factorial(x) // (2**i * factorial(i) * factorial(x - 2 * i))
+def by_axis(zeros, separation, multiply, multiply_add):
+    """Yields (ordinal of t, r[t]^(0)) of all triples up to L, one axis after the other.
 
-
-def columns(zero, axis, multiply, multiply_add):
-    """Columns r[n]^(m), m = 0..L-n, of one axis for n = 0, 1, ..., L, from the column of n = 0; yields lists.
-
-    The numbers may be of any type for which `multiply(a, b)` = a b and `multiply_add(a, b, c)` = a b + c are given; a
-    may be an integer.
+    Parameters
+    ----------
+    zeros : sequence
+        [0]^(m), m = 0..L.
+    separation : sequence
+        R_z, R_y and R_x.
+    multiply, multiply_add : callable
+        multiply(a, b) is a b, and multiply_add(a, b, c) is a b + c, of whatever stands for numbers; a may be an int.
     """
-    before, here = None, list(zero)
-    for n in range(len(zero)):
+    rz, ry, rx = separation
+    squared = multiply(rz, rz)
+    for k, of_k in enumerate(along_axis(zeros, rx, multiply, multiply_add)):
+        for j, of_jk in enumerate(along_axis(of_k, ry, multiply, multiply_add)):
+            for i, value in enumerate(along_last_axis(of_jk, rz, squared, multiply, multiply_add)):
+                yield hermite_ordinal(i, j, k), value
+
+
+def along_axis(lowest, r, multiply, multiply_add):
+    """Yields for n = 0..L the list of r[n]^(m), m = 0..L-n, where n counts along one axis and `lowest` is r[0]^(m)."""
+    before, here = None, list(lowest)
+    for n in range(len(lowest)):
         yield here
-        after = [multiply(axis, value) for value in here[1:]]
+        after = [multiply(r, value) for value in here[1:]]
         if n > 0:
             after = [multiply_add(n, low, value) for low, value in zip(before[1:], after)]
         before, here = here, after
 
 
-def along_column(column, axis, squared, multiply, multiply_add):
-    """r[x]^(0), x = 0..L, from the column r[0]^(m), m = 0..L, by Horner's rule in R_x^2; yields values."""
-    for x in range(len(column)):
-        value = column[x]
-        for i in range(1, x // 2 + 1):
-            low = multiply(polynomial_coefficient(x, i), column[x - i])
+def along_last_axis(lowest, r, squared, multiply, multiply_add):
+    """Yields r[n]^(0), n = 0..L, from `lowest`, r[0]^(m), by the closed form; Horner's rule in `squared`, r^2."""
+    for n in range(len(lowest)):
+        value = lowest[n]
+        for i in range(1, n // 2 + 1):
+            low = multiply(closed_form_coefficient(n, i), lowest[n - i])
             value = multiply_add(value, squared, low)
-        yield multiply(axis, value) if x % 2 else value
+        yield multiply(r, value) if n % 2 else value
 
 
-def by_columns(zero, axes, multiply, multiply_add):
-    """Yields (ordinal, r[t]^(0)) of all triples up to L from [0]^(0..L), by columns; for numbers see `columns`."""
-    squared = multiply(axes[0], axes[0])
-    for z, at_z in enumerate(columns(zero, axes[2], multiply, multiply_add)):
-        for y, at_yz in enumerate(columns(at_z, axes[1], multiply, multiply_add)):
-            for x, value in enumerate(along_column(at_yz, axes[0], squared, multiply, multiply_add)):
-                yield hermite_ordinal(x, y, z), value
+def closed_form_coefficient(i, n):
+    """c(i, n) of this module's docstring, an integer."""
+    return factorial(i) // (2**n * factorial(n) * factorial(i - 2 * n))

@@ -1,7 +1,7 @@
 """Limits of shells: within them, no integral of a `Basis` leaves the range of double precision.
 
 The first number to leave the range is [0]^(L) of a quartet of pairs with total exponents p and q (see
-`md4.method.operators`),
+`md4.method.zeros`),
 
     |[0]^(L)| <= 2 pi^(5/2) / (p q sqrt(p + q)) (2 rho)^L ,    rho = p q / (p + q) ,
 

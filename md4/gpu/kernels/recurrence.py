@@ -1,75 +1,100 @@
 """Steps 2 and 3 on the GPU: r[t] of every primitive quartet of a chunk, specialised per L and operator.
 
-Three kernels: for small L a thread makes r of a quartet in registers; for middle ones a lane makes it axis by axis,
-column by column, see `md4.method.recurrence`; for large ones a group of threads shares a quartet, r^(m) comes from
-r^(m+1) between two buffers in shared memory, m falling. The first two go through shared memory to write whole lines.
+There are three kernels. For small L a thread makes r of a quartet in its registers. For middle L it makes r axis by
+axis, see `md4.method.recurrence`, and puts what it has into shared memory. For large L a group of threads shares a
+quartet: r^(m) comes from r^(m+1) between two buffers in shared memory, for falling m. With the first two kernels, r
+goes to memory by way of shared memory, so that a warp writes whole lines.
 """
 
 import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, F64_2D, I64, cuda, jit_device, types
-from md4.gpu.emit.digest_columns import quotient
+from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import shared_address
-from md4.gpu.emit.unrolled import (
-    STAGE_BYTES,
-    make_column_r,
-    make_pack,
-    make_straight_r,
-    make_write_row,
-    r_update,
-    store_shared,
+from md4.gpu.emit.unrolled import STAGE_BYTES, make_r_by_axis, make_write_r, make_write_row, r_update, store_shared
+from md4.gpu.kernels.primitive_quartets import (
+    OperatorArguments,
+    PrimitiveQuartets,
+    make_separation,
+    make_zeros_upto,
+    operator_arguments,
+    primitive_quartets,
 )
-from md4.gpu.tuning import (
-    COLUMN_L,
-    R_THREADS,
-    STRAIGHT_L,
-    r_column_blocks,
-    r_column_bytes,
-    r_group,
-    r_lanes,
-    r_stride,
-    r_threads,
-)
+from md4.gpu.tuning import RECURRENCE, r_stride
 from md4.method import operators, recurrence
 from md4.method.angular import nherm
+
+
+def r_in_registers(l, kind):
+    """Kernel factory for small L: a thread a quartet, r in registers."""
+    separation, zeros_upto, write_r = make_separation(), make_zeros_upto(kind, l), make_write_r(l, r_stride(l))
+    stride, threads, words = r_stride(l), RECURRENCE.threads, RECURRENCE.threads // 32 * STAGE_BYTES // 8
+
+    def kernel(quartets: PrimitiveQuartets, operator: OperatorArguments, r: F64):
+        stage = shared_address(cuda.shared.array(words, types.float64))
+        tid = i64(cuda.threadIdx.x)
+        n = i64(cuda.blockIdx.x) * threads + tid
+        s = separation(quartets, min(n, quartets.count - 1))  # idle threads repeat the last quartet
+        zeros, lane = zeros_upto(s, operator), tid & 31
+        first, place = n - lane, i32(stage + (tid >> 5) * STAGE_BYTES)
+        write_r(zeros, s.rz, s.ry, s.rx, r, first * stride, quartets.count - first, place, lane)
+
+    return Kernel(kernel, (threads, 2))
+
+
+def r_by_axis(l, kind):
+    """Kernel factory for middle L: a lane a quartet, r axis by axis; the warp's r is put in order in shared memory."""
+    separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l)
+    lanes, row, stride = RECURRENCE.lanes(l), nherm(l) | 1, r_stride(l)
+    write_row = make_write_row(nherm(l), stride)
+
+    def kernel(quartets: PrimitiveQuartets, operator: OperatorArguments, r: F64):
+        stage = shared_address(cuda.shared.array(0, types.float64))
+        lane, first = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x) * lanes
+        if lane < lanes:
+            s = separation(quartets, min(first + lane, quartets.count - 1))  # idle lanes repeat the last quartet
+            make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, i32(stage + lane * (8 * row)))
+        cuda.syncwarp()
+        place, target = i32(stage + 8 * lane), first * stride + lane
+        for _ in range(min(i64(lanes), quartets.count - first)):
+            write_row(place, r, target, lane)
+            place, target = i32(place + 8 * row), target + stride
+
+    return Kernel(kernel, (32, RECURRENCE.warps(l)))
 
 
 def packed_rules(l):
     """`recurrence_table` in one int64 a triple, four byte offsets of 16 bits each.
 
-    From low to high: r[t-e_i], r[t-2e_i], R_i among a quartet's constants (R_x, R_y, R_z, 0, 1, 2, ...), t_i - 1 there.
+    From low to high: r[t-e_i], r[t-2e_i], R_i among a quartet's constants (R_z, R_y, R_x, 0, 1, 2, ...), t_i - 1 there.
     """
     table = recurrence.recurrence_table(l).astype(np.int64)
     one, two, axis, factor = table[:, 0] & 65535, table[:, 0] >> 16, table[:, 1] & 255, table[:, 1] >> 8
     return 8 * (one + (two << 16) + (axis << 32) + ((factor + 3) << 48))
 
 
-def r_integrals(l, kind):
-    """Kernel factory; records of the bra and ket primitives and a chunk of them -> r."""
-    zero = operators.zero_function(kind, jit_device)
-    group, stride, count, threads = r_group(l), r_stride(l), nherm(l), r_threads(l)
-    quartets, constants, orders = threads // group, l + 4, l + 2
+def r_by_group(l, kind):
+    """Kernel factory for large L: a group of threads a quartet."""
+    separation, zero_of = make_separation(), operators.zero_function(kind, jit_device)
+    group, stride, size, threads = RECURRENCE.group(l), r_stride(l), nherm(l), RECURRENCE.group_threads(l)
+    together, constants, orders = threads // group, l + 4, l + 2
 
-    def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, rules, r):
+    def kernel(quartets: PrimitiveQuartets, operator: OperatorArguments, rules: I64, r: F64):
         shared = cuda.shared.array(0, types.float64)
         place, lane = cuda.threadIdx.x // group, cuda.threadIdx.x % group
-        n = types.int64(cuda.blockIdx.x) * quartets + place
-        mine = min(n, total - 1)  # idle groups repeat the last quartet
-        i = (bra_first + mine // nket) * bra_width
-        k = (ket_first + mine % nket) * ket_width
-        rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
+        n = i64(cuda.blockIdx.x) * together + place
+        s = separation(quartets, min(n, quartets.count - 1))  # idle groups repeat the last quartet
         fixed = place * (constants + orders)  # first of the quartet's constants; its [0]^(m) behind
         zeros = fixed + constants
+        if lane == 0:
+            shared[fixed], shared[fixed + 1], shared[fixed + 2] = s.rz, s.ry, s.rx
         m = lane
         while m <= l:
-            shared[zeros + m] = zero(m, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table)
+            shared[zeros + m] = zero_of(m, s.p, s.q, s.r2, operator.parameter, operator.table)
             shared[fixed + 3 + m] = float(m)
             m += group
-        if lane == 0:
-            shared[fixed], shared[fixed + 1], shared[fixed + 2] = rx, ry, rz
         cuda.syncthreads()
-        first = quartets * (constants + orders) + place * 2 * stride
+        first = together * (constants + orders) + place * 2 * stride
         if lane == 0:
             shared[first] = shared[zeros + l]
         cuda.syncthreads()
@@ -80,81 +105,25 @@ def r_integrals(l, kind):
             reach += (l - m + 1) * (l - m + 2) // 2  # triples of degree up to l - m
             t = lane
             if lane == 0:
-                store_shared(types.int32(new), shared[zeros + m])
+                store_shared(i32(new), shared[zeros + m])
                 t += group
             while t < reach:  # no `range`: it divides by its step
-                value = r_update(rules[t], types.int32(old), types.int32(known))
-                store_shared(types.int32(new + 8 * t), value)
+                store_shared(i32(new + 8 * t), r_update(rules[t], i32(old), i32(known)))
                 t += group
             cuda.syncthreads()
             old, new = new, old
-        if n < total:
+        if n < quartets.count:
             t = lane
             if lane == 0:
                 r[n * stride] = shared[zeros]
                 t += group
-            while t < count:
-                r[n * stride + t] = r_update(rules[t], types.int32(old), types.int32(known))
+            while t < size:
+                r[n * stride + t] = r_update(rules[t], i32(old), i32(known))
                 t += group
-            if count < stride and lane == 0:
-                r[n * stride + count] = 0.0  # read, with the rest of its row, by copies of 16 bytes
+            if size < stride and lane == 0:
+                r[n * stride + size] = 0.0  # read, with the rest of its row, by copies of 16 bytes
 
-    i64, f64 = types.int64, types.float64
-    signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, I64, F64)
-    return Kernel(kernel, (threads, 1024 // threads), signature)
-
-
-def straight_r_integrals(l, kind):
-    """Kernel factory for small L: a thread a quartet, r in registers."""
-    zeros_upto, pack = operators.zeros_function(kind, jit_device), make_pack(l + 1)
-    straight = make_straight_r(l, r_stride(l))
-    stride, threads, orders, words = r_stride(l), R_THREADS, l + 1, R_THREADS // 32 * STAGE_BYTES // 8
-
-    def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, r):
-        stage = shared_address(cuda.shared.array(words, types.float64))
-        tid = types.int64(cuda.threadIdx.x)
-        n = types.int64(cuda.blockIdx.x) * threads + tid
-        mine = min(n, total - 1)  # idle threads repeat the last quartet
-        i = (bra_first + mine // nket) * bra_width
-        k = (ket_first + mine % nket) * ket_width
-        rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
-        zeros = cuda.local.array(orders, types.float64)
-        zeros_upto(l, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table, zeros, 0, 1)
-        lane = tid & 31
-        first, place = n - lane, types.int32(stage + (tid >> 5) * STAGE_BYTES)
-        straight(pack(zeros), rx, ry, rz, r, first * stride, total - first, place, lane)
-
-    i64, f64 = types.int64, types.float64
-    signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, F64)
-    return Kernel(kernel, (threads, 2), signature)
-
-
-def column_r_integrals(l, kind):
-    """Kernel factory: a lane a quartet, by columns; the warp's r is put in order in shared memory."""
-    zeros_upto, pack, column_r = operators.zeros_function(kind, jit_device), make_pack(l + 1), make_column_r(l)
-    lanes, row, stride, orders = r_lanes(l), nherm(l) | 1, r_stride(l), l + 1
-    write_row = make_write_row(nherm(l), stride)
-
-    def kernel(bra, bra_width, bra_first, ket, ket_width, ket_first, nket, total, parameter, table, r):
-        stage = shared_address(cuda.shared.array(0, types.float64))
-        lane, first = types.int64(cuda.threadIdx.x), types.int64(cuda.blockIdx.x) * lanes
-        n = min(first + lane, total - 1)
-        if lane < lanes:
-            before = quotient(n, nket)
-            i, k = (bra_first + before) * bra_width, (ket_first + n - before * nket) * ket_width
-            rx, ry, rz = bra[i + 1] - ket[k + 1], bra[i + 2] - ket[k + 2], bra[i + 3] - ket[k + 3]
-            zeros = cuda.local.array(orders, types.float64)
-            zeros_upto(l, bra[i], ket[k], rx * rx + ry * ry + rz * rz, parameter, table, zeros, 0, 1)
-            column_r(pack(zeros), rx, ry, rz, types.int32(stage + lane * (8 * row)))
-        cuda.syncwarp()
-        place, target = types.int32(stage + 8 * lane), first * stride + lane
-        for _ in range(min(types.int64(lanes), total - first)):
-            write_row(place, r, target, lane)
-            place, target = types.int32(place + 8 * row), target + stride
-
-    i64, f64 = types.int64, types.float64
-    signature = (F64, i64, i64, F64, i64, i64, i64, i64, f64, F64_2D, F64)
-    return Kernel(kernel, (32, r_column_blocks(l)), signature)
+    return Kernel(kernel, (threads, 1024 // threads))
 
 
 # launcher
@@ -162,22 +131,22 @@ def column_r_integrals(l, kind):
 
 def r_variant(l, kind):
     """Variant for r up to L = `l`."""
-    factory = straight_r_integrals if l <= STRAIGHT_L else column_r_integrals if l <= COLUMN_L else r_integrals
+    factory = r_in_registers if l <= RECURRENCE.registers_l else r_by_axis if l <= RECURRENCE.axis_l else r_by_group
     return Variant(factory, (l, kind))
 
 
-def launch_r(context, l, operator, bra, ket, total, r):
-    """r of all quartets; `bra` and `ket` are (records, width, first primitive, number of primitives)."""
-    if total == 0:
+def launch_r(context, operator, ab, cd, r):
+    """r of all primitive quartets of two chunks."""
+    l, quartets = ab.pairs.l + cd.pairs.l, primitive_quartets(ab, cd)
+    if quartets.count == 0:
         return
-    threads, quartets, shared, rules = R_THREADS, R_THREADS, 0, ()
-    if STRAIGHT_L < l <= COLUMN_L:
-        threads, quartets, shared = 32, r_lanes(l), r_column_bytes(l)
-    elif l > COLUMN_L:
-        threads, quartets = r_threads(l), r_threads(l) // r_group(l)
-        shared, rules = 8 * quartets * (2 * l + 6 + 2 * r_stride(l)), (context.table(packed_rules, l),)
+    threads, together, shared, rules = RECURRENCE.threads, RECURRENCE.threads, 0, ()
+    if RECURRENCE.registers_l < l <= RECURRENCE.axis_l:
+        threads, together, shared = 32, RECURRENCE.lanes(l), RECURRENCE.stage(l)
+    elif l > RECURRENCE.axis_l:
+        threads, together = RECURRENCE.group_threads(l), RECURRENCE.group_threads(l) // RECURRENCE.group(l)
+        shared, rules = 8 * together * (2 * l + 6 + 2 * r_stride(l)), (context.table(packed_rules, l),)
     context.launch(
-        r_variant(l, operator.kind), -(-total // quartets), threads, shared,
-        *bra[:3], *ket[:3], ket[3], total, operator.parameter,
-        context.table(operators.operator_table, operator), *rules, r,
+        r_variant(l, operator.kind), -(-quartets.count // together), threads, shared,
+        quartets, operator_arguments(context, operator), *rules, r,
     )  # fmt: skip

@@ -1,111 +1,144 @@
-"""Steps 2 to 5 for the smallest classes: a thread a quartet, everything in registers.
+"""Steps 2 to 5 for the smallest classes: a thread computes a quartet, everything in registers.
 
-Lanes of a warp share the bra pair and take ket pairs side by side: H[ab, p] of all bra primitives is in shared memory,
-a broadcast, and the integrals of a block of threads are one contiguous piece of the result, to which they go through
-shared memory; where bra and ket have changed names, those of each thread are. What a lane reads of its ket primitives,
-H[cd, q] among it, lies in columns: the n-th primitives of 32 successive pairs side by side, so that a warp reads whole
-lines however long the contractions are. Code is straight-line, specialised for the four angular momenta.
+Lanes of a warp share the bra pair and take ket pairs side by side. H[ab, p] of the bra primitives is in shared memory,
+where all lanes read the same number at once. What a lane reads of its ket primitives, H[cd, q] among it, lies in slots
+side by side (`md4.gpu.pair_layout`). The code of a primitive quartet has no loops and is specialised for the four
+angular momenta. Integrals go to the result by way of shared memory: those of a block of threads are one contiguous
+piece of it or, where bra and ket are exchanged, those of each thread.
 """
 
-from dataclasses import dataclass
 from itertools import chain
-
-import numpy as np
+from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, F64_2D, I64, cuda, jit_device, types
+from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.stores import make_write_out
-from md4.gpu.emit.unrolled import make_low_quartet, make_pack
+from md4.gpu.emit.unrolled import make_thread_quartet
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
-from md4.gpu.tuning import (
-    LOW_COMPONENTS,
-    LOW_L,
-    LOW_PLAIN,
-    LOW_PRIMITIVES,
-    LOW_QUARTETS,
-    LOW_ROUNDS,
-    LOW_SHARED,
-    LOW_SINGLE,
-    LOW_SWAP_L,
-    LOW_THREADS,
-    LOW_WRITTEN,
-    SHARED_BYTES,
+from md4.gpu.kernels.groups import PairRange, Records, Result, pair_range, primitives_of, records, result
+from md4.gpu.kernels.primitive_quartets import (
+    Charge,
+    OperatorArguments,
+    charge,
+    make_zeros_upto,
+    operator_arguments,
+    separate,
 )
-from md4.method import operators
+from md4.gpu.pair_layout import SIDE_BY_SIDE
+from md4.gpu.tuning import THREAD_QUARTET
 from md4.method.hermite import structure
 
-i64 = types.int64
+
+class BraH(NamedTuple):
+    """H[ab, p] of the bra's list in the form `BRA_ELEMENTS`.
+
+    Attributes
+    ----------
+    numbers : float64 array
+    size : int64
+        Numbers of a primitive pair.
+    group : int64
+        Primitive pairs for which shared memory has room.
+    """
+
+    numbers: F64
+    size: i64
+    group: i64
+
+
+class Slots(NamedTuple):
+    """What is in the slots of the ket's list; see `md4.gpu.pair_layout`.
+
+    Attributes
+    ----------
+    pairs, h : float64 array
+        [p, P_z, P_y, P_x][slot], and [element of H][slot] in the form `KET_ELEMENTS`.
+    first : int64 array
+        Slot of each pair's first primitive.
+    count : int64
+        Slots.
+    """
+
+    pairs: F64
+    h: F64
+    first: I64
+    count: i64
+
+
+def in_slot(slots, n):
+    """`Charge` in slot n (device function)."""
+    numbers, count = slots.pairs, slots.count
+    return Charge(numbers[n], numbers[count + n], numbers[2 * count + n], numbers[3 * count + n])
 
 
 def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
 
-    `turned`: bra and ket have changed names; ab runs faster than cd in the result.
+    `turned`: bra and ket are exchanged; ab runs faster than cd in the result.
     """
-    orders, bra_class, ket_class = la + lb + lc + ld + 1, (la, ca, lb, cb), (lc, cc, ld, cd)
+    l, bra_class, ket_class = la + lb + lc + ld, (la, ca, lb, cb), (lc, cc, ld, cd)
     count = rows(bra_class, pure) * rows(ket_class, pure)
-    threads = threads_for(count)
-    zeros_upto, pack = operators.zeros_function(kind, jit_device), make_pack(orders)
-    quartet = make_low_quartet(bra_class, ket_class, pure, turned)
-    write_out, several = make_write_out(LOW_ROUNDS, threads), 1 < count <= LOW_WRITTEN
+    threads = THREAD_QUARTET.block_threads(count)
+    quartet, zeros_upto = make_thread_quartet(bra_class, ket_class, pure, turned), make_zeros_upto(kind, l)
+    charge_at, charge_in, separation = jit_device(charge), jit_device(in_slot), jit_device(separate)
+    primitives = jit_device(primitives_of)
+    rounds, several = THREAD_QUARTET.rounds, 1 < count <= THREAD_QUARTET.written
+    write_out = make_write_out(rounds, threads)
 
     def kernel(
-        bra, bra_width, start, first_pair, h, h_size, group, ket, ket_first, slots, g_start, g_first_pair, g, npair_cd,
-        parts, parameter, table, out, out_first, s_ij, s_kl,
+        bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, npair_cd: i64, parts: i64,
+        operator: OperatorArguments, out: Result,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
         tid = i64(cuda.threadIdx.x)
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
-        first, last = start[first_pair + pair], start[first_pair + pair + 1]
-        address, shared_h = shared_address(shared), 8 * group * h_size
+        first, last = primitives(bra_pairs, pair)
+        address, h_bytes = shared_address(shared), 8 * h.group * h.size
         pair_cd = part * threads + tid
-        place, zero, add = types.int32(address + shared_h + 8 * count * tid), cuda.local.array(orders, types.float64), 0
+        place, add = i32(address + h_bytes + 8 * count * tid), 0
         for n in range(count):
-            shared[shared_h // 8 + count * tid + n] = 0.0
+            shared[h_bytes // 8 + count * tid + n] = 0.0
         while first < last:
-            many = min(group, last - first)
+            many = min(h.group, last - first)
             cuda.syncthreads()
-            for n in range(tid, many * h_size, threads):
-                shared[n] = h[first * h_size + n]
+            for n in range(tid, many * h.size, threads):
+                shared[n] = h.numbers[first * h.size + n]
             cuda.syncthreads()
             if pair_cd < npair_cd:
-                k = ket_first[g_first_pair + pair_cd]
-                for _ in range(g_start[g_first_pair + pair_cd], g_start[g_first_pair + pair_cd + 1]):
-                    q, qx, qy, qz = ket[k], ket[slots + k], ket[2 * slots + k], ket[3 * slots + k]
-                    this, record = address, first * bra_width
+                slot = ket.first[ket_pairs.first + pair_cd]
+                begin, end = primitives(ket_pairs, pair_cd)
+                for _ in range(begin, end):
+                    ket_charge, h_address = charge_in(ket, slot), address
+                    record = first * bra.width
                     for _ in range(many):
-                        rx, ry, rz = bra[record + 1] - qx, bra[record + 2] - qy, bra[record + 3] - qz
-                        r2 = rx * rx + ry * ry + rz * rz
-                        zeros_upto(orders - 1, bra[record], q, r2, parameter, table, zero, 0, 1)
-                        quartet(pack(zero), rx, ry, rz, types.int32(this), g, k, slots, place, types.int32(add))
-                        this += 8 * h_size
-                        record += bra_width
+                        s = separation(charge_at(bra.numbers, record), ket_charge)
+                        zeros = zeros_upto(s, operator)
+                        quartet(
+                            zeros, s.rz, s.ry, s.rx, i32(h_address), ket.h, slot, ket.count, place, i32(add)
+                        )  # fmt: skip
+                        h_address += 8 * h.size
+                        record += bra.width
                         add = 1
-                    k += COLUMN_LANES
-            first += group
+                    slot += SIDE_BY_SIDE
+            first += h.group
         cuda.syncthreads()
-        base, here = out_first + pair * s_ij + part * threads * s_kl, min(i64(threads), npair_cd - part * threads)
+        base = out.first + pair * out.s_ij + part * threads * out.s_kl
+        here = min(i64(threads), npair_cd - part * threads)
         if turned:
             for row in range(tid >> 5, here, threads // 32):
                 for n in range(tid & 31, count, 32):
-                    out[base + row * s_kl + n] = shared[shared_h // 8 + row * count + n]
+                    out.numbers[base + row * out.s_kl + n] = shared[h_bytes // 8 + row * count + n]
         elif several:
             n = tid
             while n < here * count:
-                write_out(out, base + n, types.int32(address + shared_h + 8 * n), here * count - n)
-                n += LOW_ROUNDS * threads
+                write_out(out.numbers, base + n, i32(address + h_bytes + 8 * n), here * count - n)
+                n += rounds * threads
         else:
             for n in range(tid, here * count, threads):
-                out[base + n] = shared[shared_h // 8 + n]
+                out.numbers[base + n] = shared[h_bytes // 8 + n]
 
-    signature = (F64, i64, I64, i64, F64, i64, i64, F64, I64, i64, I64, i64, F64, *[i64] * 2, types.float64, F64_2D)
-    return Kernel(kernel, (threads, 1), (*signature, F64, *[i64] * 3))
-
-
-def threads_for(count):
-    """Threads of a block for `count` integrals each, which wait in shared memory: two blocks to a multiprocessor."""
-    return LOW_THREADS if 8 * LOW_THREADS * count <= SHARED_BYTES else LOW_THREADS // 2
+    return Kernel(kernel, (threads, 1))
 
 
 def rows(shells, pure):
@@ -114,81 +147,43 @@ def rows(shells, pure):
     return structure(la, lb, pure, ca, cb)[-1][0] + 1
 
 
-# Pairs whose primitives stand side by side in columns.
-COLUMN_LANES = 32
-
-
-def column_starts(start):
-    """(slot of each pair's first primitive, slots in all) of columns, from the pairs' ranges of primitives.
-
-    The n-th primitive of pair m of a group of 32 is in slot m + 32 n of the group; groups are as long as they need be.
-    """
-    counts = np.diff(start)
-    lengths = np.maximum.reduceat(counts, np.arange(0, len(counts), COLUMN_LANES))
-    edges = COLUMN_LANES * np.concatenate([[0], np.cumsum(lengths)])
-    m = np.arange(len(counts))
-    return edges[m // COLUMN_LANES] + m % COLUMN_LANES, int(edges[-1])
-
-
-@dataclass
-class Columns:
-    """Primitive pairs of a list in columns, on the device.
-
-    Attributes
-    ----------
-    records : Buffer
-        [p, P_z, P_y, P_x][slot].
-    first, place : Buffer
-        Slots of each pair's first primitive, and of each primitive.
-    slots : int
-    """
-
-    records: object
-    first: object
-    place: object
-    slots: int
-
-
 # launcher
 
 
 def takes(unit, bra, ket):
-    """Whether this kernel is for a class: few enough components, fewer where one product is all, and on old devices."""
-    if unit == "fma":
-        most, l, _ = LOW_PLAIN
-    else:
-        most, l = LOW_SINGLE if 1 in (bra.nherm, ket.nherm) else LOW_COMPONENTS, LOW_L
-    return bra.nab * ket.nab <= most and bra.l + ket.l <= l
+    """Whether this kernel is for a class: few enough integrals, fewer where one product is all, and on old devices."""
+    limits = THREAD_QUARTET.limits(unit)
+    most = limits.one_product_integrals if 1 in (bra.nherm, ket.nherm) else limits.integrals
+    return bra.nab * ket.nab <= most and bra.l + ket.l <= limits.l
 
 
 def long_enough(bra, ket):
     """Whether two lists have quartets enough for a thread each."""
-    return len(bra) * len(ket) >= LOW_QUARTETS
+    return len(bra) * len(ket) >= THREAD_QUARTET.fewest_quartets
 
 
 def swapped(bra, ket):
-    """Whether bra and ket change names: H of the side of higher l in shared memory leaves more registers."""
-    return bra.l + ket.l >= LOW_SWAP_L and (bra.l, bra.nab) < (ket.l, ket.nab)
+    """Whether bra and ket are exchanged: H of the side of higher l in shared memory leaves more registers."""
+    return bra.l + ket.l >= THREAD_QUARTET.swap_l and (bra.l, bra.nab) < (ket.l, ket.nab)
 
 
 def thread_quartet_variant(bra, ket, kind, swap):
-    """Variant for a class, after bra and ket have changed names if `swap`."""
+    """Variant for a class, after bra and ket have been exchanged if `swap`."""
     shells = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket))
     return Variant(thread_quartet_integrals, (*chain.from_iterable(shells), bra.pure, swap, kind))
 
 
 def launch_thread_quartet(context, operator, h, g, ab, cd, swap, block):
-    """(ab|cd) of whole lists into `block`; bra and ket have changed names if `swap`."""
-    bra, ket, columns = ab.pairs, cd.pairs, cd.data.columns
+    """(ab|cd) of whole lists into `block`; bra and ket have been exchanged if `swap`."""
+    bra, ket, slots = ab.pairs, cd.pairs, cd.data.slots
     count = bra.nab * ket.nab
-    threads = threads_for(count)
+    threads = THREAD_QUARTET.block_threads(count)
     parts = -(-len(ket) // threads)
-    h_size, shared = form_size(bra, BRA_ELEMENTS), LOW_PLAIN[2] if context.unit == "fma" else LOW_SHARED
-    group = max(1, min(bra.max_prim, LOW_PRIMITIVES, (shared - 8 * threads * count) // (8 * h_size)))
+    size, room = form_size(bra, BRA_ELEMENTS), THREAD_QUARTET.limits(context.unit).shared - 8 * threads * count
+    group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
     context.launch(
         thread_quartet_variant(bra, ket, operator.kind, swap), len(bra) * parts, threads,
-        8 * (group * h_size + threads * count),
-        ab.data.records, ab.data.width, ab.data.start, ab.first, h, h_size, group, columns.records, columns.first,
-        columns.slots, cd.data.start, cd.first, g, len(ket), parts, operator.parameter,
-        context.table(operators.operator_table, operator), block.array, block.first, *block.strides[:2],
+        8 * (group * size + threads * count),
+        records(ab), pair_range(ab), BraH(h, size, group), Slots(slots.numbers, g, slots.first, slots.count),
+        pair_range(cd), len(ket), parts, operator_arguments(context, operator), result(block),
     )  # fmt: skip

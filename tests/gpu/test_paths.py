@@ -1,0 +1,152 @@
+"""Every plan of the GPU backend against the CPU backend, on lists that mix numbers of primitives."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from molecules import class_name, host, relative_error
+
+import md4
+from md4.gpu.kernels import thread_quartet
+from md4.gpu.paths import plans
+from md4.gpu.staircases import class_of, reach
+from md4.gpu.tuning import TILES, turned_split
+from md4.shells.basis import Basis, Shell
+from md4.shells.shell_pairs import shell_pairs
+
+SHELLS = 6
+
+
+def crowd(l, nprims, nctr=1, pure=True, seed=0):
+    """`SHELLS` shells of degree l on a centre each, whose numbers of primitives run through `nprims`."""
+    rng = np.random.default_rng([seed, l, nctr])
+    shells = []
+    for n in range(SHELLS):
+        k = nprims[n % len(nprims)]
+        columns = rng.uniform(0.2, 1.0, (k, nctr))
+        shells.append(Shell(l, rng.uniform(0.3, 3.0, k), columns, rng.uniform(-1.0, 1.0, 3)))
+    return shells
+
+
+def sides(ls, nprims=(1,), nctr=1, pure=True):
+    """A basis of four crowds, and all pairs of the first two and of the last two."""
+    shells = [s for n, l in enumerate(ls) for s in crowd(l, nprims if n % 2 == 0 else (1,), nctr, pure, n)]
+    bra, ket = (
+        np.array(list(product(range(SHELLS * n, SHELLS * n + SHELLS), range(SHELLS * (n + 1), SHELLS * (n + 2)))))
+        for n in (0, 2)
+    )
+    return Basis(shells, pure), bra, ket
+
+
+def check(basis, bra, ket, path=None, operator="coulomb"):
+    """Every plan (of `path`) gives the CPU's integrals; returns how many there were."""
+    right = md4.Engine(basis, operator=operator, backend="cpu").compute(bra, ket)
+    engine = md4.Engine(basis, operator=operator, backend="cuda")
+    a, b = (engine.prepare(pairs).pairs for pairs in (bra, ket))
+    chosen = [plan for plan in plans(engine.backend.context.unit, a, b) if path in (None, plan.path.name)]
+    for plan in chosen:
+        engine.backend.plan = lambda *_, plan=plan: plan
+        assert relative_error(host(engine.compute(bra, ket)), right) < 1e-12, plan
+    return len(chosen)
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """A thread a quartet for lists of any length."""
+    monkeypatch.setattr(thread_quartet, "THREAD_QUARTET", replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1))
+
+
+gpu = pytest.mark.gpu
+NAMES = (
+    "pppp", "dpps", "psdp", "dpds", "psfp", "dppp", "fsfs", "ddss", "dddd", "fdpp",
+    "ddff", "hshs", "fpfd", "hdds", "ggps", "iffs",
+)  # fmt: skip
+CLASSES = [tuple("spdfghi".index(x) for x in name) for name in NAMES]
+
+
+@gpu
+@pytest.mark.parametrize("nprims", [(1,), (3,), (1, 4, 2)], ids=["K 1", "K 9", "mixed"])
+@pytest.mark.parametrize("ls", CLASSES, ids=class_name)
+def test_every_plan(gpu, small_batches, ls, nprims):
+    assert check(*sides(ls, nprims)) > 1
+
+
+@gpu
+@pytest.mark.parametrize("pure", [True, False], ids=["pure", "cartesian"])
+@pytest.mark.parametrize("ls", [(0, 0, 0, 0), (1, 0, 0, 0), (3, 2, 0, 0), (0, 0, 4, 4), (6, 6, 0, 0)], ids=class_name)
+@pytest.mark.parametrize(("nprims", "nctr"), [((1,), 1), ((1, 4, 2), 1), ((2,), 3)], ids=["K 1", "mixed", "general"])
+def test_kets_of_two_s_shells(gpu, ls, nprims, nctr, pure):
+    assert check(*sides(ls, nprims, nctr, pure), path="one_product") == 1
+
+
+@gpu
+def test_bra_primitives_in_groups(gpu, monkeypatch):
+    """Where shared memory holds H of two primitives of the bra at a time."""
+    from md4.gpu.kernels import fused
+
+    basis, bra, ket = sides((2, 2, 2, 2), (5, 1, 4))
+    pairs = [shell_pairs(basis, side) for side in (bra, ket)]
+    panel, rest = fused.fused_shared(*pairs)
+    monkeypatch.setattr(fused, "SHARED_BYTES", 2 * panel + rest)
+    assert check(basis, bra, ket, "fused") == 2
+
+
+@gpu
+@pytest.mark.parametrize("chunk", [1, 300_000])
+@pytest.mark.parametrize("ls", [(3, 2, 0, 0), (2, 2, 2, 2), (3, 3, 3, 3)], ids=class_name)
+def test_chunks(gpu, monkeypatch, ls, chunk):
+    monkeypatch.setattr("md4.gpu.backend.CHUNK_BYTES", chunk)
+    basis, bra, ket = sides(ls, (1, 3))
+    check(basis, bra[:9], ket[3:12])
+
+
+@gpu
+@pytest.mark.parametrize("nprims", [(1,), (1, 3)], ids=["K 1", "mixed"])
+def test_rows_in_several_blocks(gpu, nprims):
+    """More functions ab than a block of the first product keeps in registers."""
+    basis, bra, ket = sides((4, 4, 2, 2), nprims, pure=False)
+    assert turned_split(shell_pairs(basis, bra).nab)[0] == 3
+    assert check(basis, bra[:7], ket[:5], path="two_products") == 2
+
+
+@gpu
+@pytest.mark.parametrize(("ls", "nctr"), [((1, 1, 1, 1), 5), ((2, 1, 1, 0), 4)], ids=["pppp", "dpps"])
+def test_rows_of_general_contractions(gpu, ls, nctr):
+    """The last block of rows has less to do than the ring of copies is ahead, or as much."""
+    basis, bra, ket = sides(ls, (4, 1), nctr)
+    pairs = shell_pairs(basis, bra)
+    row_blocks, rows8 = turned_split(pairs.nab)
+    assert row_blocks > 1
+    assert np.sum(reach(class_of(pairs)) > rows8 * (row_blocks - 1)) <= TILES.stages - 1
+    assert check(basis, bra[:9], ket[:8], path="two_products") == 2
+
+
+@gpu
+@pytest.mark.parametrize("ls", [(3, 2, 0, 0), (2, 1, 1, 1), (2, 2, 2, 2), (4, 3, 3, 2)], ids=class_name)
+def test_pairs_without_primitives(gpu, small_batches, ls):
+    """Pairs that are far apart have no primitive pair left: their integrals are zero."""
+    basis, bra, ket = sides(ls, (1, 3))
+    shells = enumerate(basis.shells)
+    far = Basis([Shell(s.l, 40 * s.exponents, s.coefficients, s.centre + n % 3 * 30.0) for n, s in shells], True)
+    assert np.diff(shell_pairs(far, ket).start).min() == 0
+    assert check(far, bra, ket) > 1
+
+
+# without a GPU --------------------------------------------------------------------------------------------------------
+
+
+def test_the_side_of_two_s_shells():
+    """It is the ket of the one product; of two such sides, the one with more primitives."""
+    basis, bra, ket = sides((2, 1, 0, 0), (2,))
+    ab, cd = shell_pairs(basis, bra), shell_pairs(basis, ket)
+    one = shell_pairs(basis, ket[:, ::-1][:1])
+
+    def orders(first, second):
+        return [plan.swap for plan in plans("dmma16", first, second) if plan.path.name == "one_product"]
+
+    assert orders(ab, cd) == [False]
+    assert orders(cd, ab) == [True]
+    assert orders(ab, ab) == []
+    assert orders(cd, cd) == [False]
+    assert orders(one, cd) == [False]

@@ -1,0 +1,206 @@
+"""Kernels compiled ahead: the list is what the launchers ask for, and a warm class compiles nothing."""
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from molecules import WATER, molecule
+from offline import UNITS, fake_backend, fake_prepared, recording, used_variants
+
+import md4
+from md4.__main__ import main
+from md4.engine import Engine
+from md4.errors import ArgumentError, DeviceError
+from md4.gpu import variants
+from md4.gpu.hermite_coulomb import DeviceCoulomb
+from md4.gpu.kernels.digestion import digest_swapped
+from md4.gpu.tuning import MIXED_SHELLS
+from md4.gpu.warmup import allowed_jobs, compile_ahead, missing, warmup
+from md4.method.digestion import digest_flags
+from md4.method.operators import Operator
+from md4.shells.shell_pairs import pairs_by_kind, shell_pairs, unique_pairs_by_class
+
+# Lists as `offline.used_variants` has them: primitives of bra and ket, and pairs enough for a thread a quartet or not.
+LENGTHS = [(i, j, n) for i in variants.PRIMITIVES for j in variants.PRIMITIVES for n in (1, 300)]
+
+
+@pytest.mark.parametrize("unit", sorted({*UNITS.values(), "fma"}))
+@pytest.mark.parametrize("pure", [True, False], ids=["pure", "cartesian"])
+def test_the_list_is_what_the_launchers_ask_for(unit, pure):
+    asked = set(used_variants(unit, lmax=2, lengths=LENGTHS, kinds_of_shells=(pure,)))
+    assert set(variants.all_variants(unit, lmax=2, pure=pure)) == asked
+
+
+def test_the_list_of_an_operator():
+    coulomb, erf = (set(variants.all_variants("dmma16", kind, 1)) for kind in ("coulomb", "erf"))
+    assert coulomb != erf
+    assert {v.facts for v in erf - coulomb} == {(*v.facts[:-1], "erf") for v in coulomb - erf}
+
+
+def test_the_list_of_a_basis():
+    """General contractions, which the list up to an l does not know, and nothing above the basis's l."""
+    coefficients = [[[1.0, 0.2], [0.3, 1.0]], [1.0, 0.4], [1.0, 0.1]]
+    basis = md4.Basis.from_arrays([0, 1, 2], [[3.0, 0.5]] * 3, coefficients, np.eye(3))
+    found = set(variants.basis_variants("dmma16", "coulomb", basis))
+    names = {v.name for v in found}
+    assert "thread_quartet_integrals-0-2-0-2-0-2-0-2-True-False-coulomb" in names
+    assert "digest_quartets-3-2-2-2-True-True" in names
+    r_variants = {v for v in found if v.factory.__module__ == "md4.gpu.kernels.recurrence"}
+    assert r_variants <= set(variants.all_variants("dmma16", lmax=2))
+
+
+@pytest.mark.parametrize("use", ["tensor", "j", *(digest_flags(*n) for n in ((1, 1), (1, 0), (2, 1)))], ids=str)
+def test_the_list_of_a_first_call(use):
+    """It is part of what a basis may ask for at all, and holds what the engine launches for its lists."""
+    basis = md4.Basis.from_mol(molecule(WATER, "cc-pvtz"))
+    needed = set(variants.needed_variants("dmma16", "coulomb", basis, use))
+    assert needed < set(variants.basis_variants("dmma16", "coulomb", basis))
+    digest = {v for v in needed if v.factory.__name__.startswith("digest")}
+    assert {v.facts[-2:] for v in digest} == (set() if use in ("tensor", "j") else set(use))
+    found = unique_pairs_by_class(basis) if use == "tensor" else pairs_by_kind(basis, MIXED_SHELLS)
+    lists = [shell_pairs(basis, pairs) for pairs in found]
+    with recording() as launched:
+        backend = fake_backend("dmma16", Operator("coulomb", 0.0))
+        prepared = [fake_prepared(pairs, backend) for pairs in lists]
+        for n, k in product(range(len(lists)), repeat=2):
+            bra, ket = prepared[n], prepared[k]
+            if k > n or (use == "j" and k < n):
+                continue
+            if use not in ("tensor", "j") and digest_swapped(bra.pairs, ket.pairs):
+                bra, ket = ket, bra
+            shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
+            Engine.evaluate(SimpleNamespace(backend=backend, lock=nullcontext()), bra, ket, backend.scratch(shape))
+        if use == "j":
+            target = DeviceCoulomb(backend, basis, np.zeros((1, 1, 1)))
+            for this in prepared:
+                target.load(this)
+            for bra, ket in product(prepared, repeat=2):
+                target.add(bra, ket, False)
+    assert set(launched) <= needed
+
+
+def test_allowed_jobs(monkeypatch):
+    monkeypatch.setenv("MD4_JOBS", "3")
+    assert allowed_jobs() == 3
+    monkeypatch.delenv("MD4_JOBS")
+    assert 1 <= allowed_jobs() <= 16
+    for wrong in ("0", "-1", "many"):
+        monkeypatch.setenv("MD4_JOBS", wrong)
+        with pytest.raises(ArgumentError, match="MD4_JOBS"):
+            allowed_jobs()
+
+
+def test_compiling_ahead_never_fails(monkeypatch, tmp_path):
+    """Its process cannot compile here, where there is no GPU, and says nothing."""
+    monkeypatch.setattr("md4.gpu.warmup.current_capability", lambda: (9, 0))
+    monkeypatch.setattr("md4.gpu.warmup.current_device", lambda: 99)
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MD4_JOBS", "2")
+    compile_ahead(variants.all_variants("dmma16", lmax=0))
+    assert not list(tmp_path.rglob("*.kernel"))
+    monkeypatch.setenv("MD4_CACHE_DIR", "/proc/nowhere")
+    compile_ahead(variants.all_variants("dmma16", lmax=0))
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    for executable in ("", None, "/nowhere/python"):
+        monkeypatch.setattr(sys, "executable", executable)
+        compile_ahead(variants.all_variants("dmma16", lmax=0))
+
+
+KILLED = """
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from md4.gpu.warmup import end_with_parent
+ProcessPoolExecutor(1, get_context("spawn"), end_with_parent).submit(os.getpid).result()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_processes_end_with_the_one_that_made_them():
+    """They share its pipe: it would not end before them."""
+    assert subprocess.run([sys.executable, "-c", KILLED], capture_output=True, timeout=60, check=False).returncode == -9
+
+
+def test_geometry_and_basis_belong_together(capsys):
+    assert main(["warmup", "H 0 0 0; H 0 0 1"]) == 2
+    assert "give both" in capsys.readouterr().err
+
+
+def test_what_the_cache_holds_is_left_out(tmp_path, monkeypatch):
+    from md4.gpu.compile import kernel_path
+
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    first, *rest = every = variants.all_variants("dmma16", lmax=0)
+    assert missing(every, (9, 0)) == every
+    path = kernel_path(first, (9, 0))
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    assert missing(every, (9, 0)) == rest
+
+
+def test_errors(monkeypatch, capsys):
+    monkeypatch.setattr("md4.gpu.warmup.gpu_available", lambda: False)
+    with pytest.raises(DeviceError, match="there is nothing to warm up: kernels are compiled for the GPU"):
+        warmup(1)
+    assert main(["warmup", "--lmax", "1"]) == 2
+    assert "nothing to warm up" in capsys.readouterr().err
+    with pytest.raises(ArgumentError, match="lmax must be between 0 and 8"):
+        warmup(9)
+    with pytest.raises(ArgumentError, match="jobs must be an integer of 1 or more"):
+        warmup(1, jobs=0)
+    with pytest.raises(ArgumentError, match="unknown operator 'dirac'"):
+        warmup(1, ["dirac"])
+
+
+RUN = """
+import numpy, md4
+from md4.gpu import compile as dispatch
+basis = md4.Basis.from_arrays([1, 0, 1, 1], [[1.0, 0.5]] * 4, [[1.0, 0.3]] * 4, numpy.eye(4, 3))
+engine = md4.Engine(basis, backend="cuda")
+for bra, ket, many in (([0, 1], [2, 3], 1), ([2, 3], [1, 1], 1), ([0, 2], [3, 2], 300)):
+    engine.compute([bra] * many, [ket] * many)
+print(dispatch.compile_count)
+"""
+
+
+FIRST = """
+import sys, numpy, pyscf, md4
+from md4.gpu import compile as dispatch
+mol = pyscf.M(atom="O 0 0 0; H 0 0 1; H 0 1 0", basis="6-31g*", verbose=0)
+if sys.argv[1] == "jk":
+    md4.get_jk(mol, numpy.eye(mol.nao), backend="cuda")
+elif sys.argv[1] == "j":
+    md4.get_jk(mol, numpy.eye(mol.nao), with_k=False, backend="cuda")
+else:
+    md4.int2e(mol, backend="cuda")
+print(dispatch.compile_count)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("use", ["tensor", "jk", "j"])
+def test_a_first_call_compiles_in_parallel(gpu, tmp_path, use):
+    """By a script without a main guard, as users write them."""
+    script = tmp_path / "first.py"
+    script.write_text(FIRST)
+    env = os.environ | {"MD4_CACHE_DIR": str(tmp_path / "cache"), "MD4_JOBS": "4"}
+    command = [sys.executable, str(script), use]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"]
+    assert len(list(tmp_path.rglob("*.kernel"))) >= 12
+
+
+@pytest.mark.gpu
+def test_a_warm_class_compiles_nothing(gpu, tmp_path):
+    env = os.environ | {"MD4_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "md4", "warmup", "--lmax", "1", "--jobs", "4"]
+    first, second = (subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2))
+    assert int(first.stdout.split()[0]) > 0
+    assert "0 kernels compiled" in second.stdout
+    done = subprocess.run([sys.executable, "-c", RUN], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"]

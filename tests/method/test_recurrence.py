@@ -1,0 +1,78 @@
+"""The 1-index recurrence, run as plain Python, against derivatives of a Gaussian."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.polynomial.hermite import hermval
+
+from md4.cpu import loops
+from md4.method.angular import hermite_ordinal, hermite_triples, nherm
+from md4.method.recurrence import by_axis, r_step, recurrence_table
+
+number = st.floats(-2, 2)
+
+
+def recurrence(l, zeros, centre):
+    """r[t]^(0) from the list [0]^(m), m = 0..l."""
+    words = recurrence_table(l).tolist()
+    old = [zeros[l]]
+    for m in range(l - 1, -1, -1):
+        old = [zeros[m]] + [r_step(*words[t], *centre, old, 0) for t in range(1, nherm(l - m))]
+    return np.array(old)
+
+
+def gaussian_zeros(l, alpha, centre):
+    """[0]^(m) = ((1/R) d/dR)^m exp(-alpha R^2)."""
+    return (-2 * alpha) ** np.arange(l + 1) * np.exp(-alpha * np.dot(centre, centre))
+
+
+@given(l=st.integers(0, 10), alpha=st.floats(0.1, 3), centre=st.tuples(number, number, number))
+def test_derivatives_of_a_gaussian(l, alpha, centre):
+    """For g(R) = exp(-alpha R^2), r[t] is the derivative of order t: a product of Hermite polynomials."""
+    root = np.sqrt(alpha)
+    axis = np.array([[(-root) ** n * hermval(root * x, [0] * n + [1]) for n in range(l + 1)] for x in centre])
+    x, y, z = hermite_triples(l).T
+    exact = axis[0, x] * axis[1, y] * axis[2, z] * np.exp(-alpha * np.dot(centre, centre))
+    r = recurrence(l, gaussian_zeros(l, alpha, centre), centre)
+    degree = x + y + z
+    for d in range(l + 1):
+        # By degree, since each brings in another power of alpha; at most (2 alpha)^d (d-1)!! at the origin.
+        size = max(abs(exact[degree == d]).max(), (2 * alpha) ** (d / 2))
+        np.testing.assert_allclose(r[degree == d], exact[degree == d], rtol=0, atol=1e-11 * size)
+
+
+@given(l=st.integers(0, 14), alpha=st.floats(0.1, 3), centre=st.tuples(number, number, number))
+def test_axis_by_axis_gives_the_same(l, alpha, centre):
+    """Axis by axis, and the last one in closed form."""
+    zeros = gaussian_zeros(l, alpha, centre).tolist()
+    found = dict(by_axis(zeros, centre, lambda a, b: a * b, lambda a, b, c: a * b + c))
+    assert sorted(found) == list(range(nherm(l)))
+    expected, degree = recurrence(l, zeros, centre), hermite_triples(l).sum(axis=1)
+    for t, value in found.items():
+        size = max(abs(expected[degree == degree[t]]).max(), (2 * alpha) ** (degree[t] / 2))
+        assert abs(value - expected[t]) < 1e-11 * size
+
+
+@pytest.mark.parametrize("l", [0, 1, 5, 12])
+def test_words_name_the_predecessors(l):
+    for t, (indices, rule) in zip(hermite_triples(l).tolist()[1:], recurrence_table(l).tolist()[1:]):
+        axis, factor = rule & 255, rule >> 8
+        assert factor == t[axis] - 1
+        t[axis] -= 1
+        assert indices & 65535 == hermite_ordinal(*t)
+        if factor:
+            t[axis] -= 1
+            assert indices >> 16 == hermite_ordinal(*t)
+
+
+@pytest.mark.parametrize("l", [0, 1, 4, 8])
+def test_compiled_lanes(l):
+    """The CPU's loop over LANES gives what the plain functions give."""
+    rng = np.random.default_rng(l)
+    centres = rng.normal(size=(loops.LANES, 3))
+    zeros = np.array([gaussian_zeros(l, 0.7, c) for c in centres])
+    work = np.empty((2, nherm(l) * loops.LANES))
+    r = loops.recur(l, zeros.T.ravel().copy(), *centres.T.copy(), loops.lane_table(l), *work)
+    expected = np.array([recurrence(l, z, c) for z, c in zip(zeros, centres)])
+    np.testing.assert_allclose(r.reshape(-1, loops.LANES).T, expected, rtol=0, atol=1e-13 * abs(expected).max())
