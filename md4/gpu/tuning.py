@@ -32,6 +32,7 @@ TILES = TileTuning(
     columns=(8, 8, 6, 4, 4, 3, 3, 2, 2, 2, 2), turned_columns=(8, 8, 8, 8, 8, 6, 6, 4, 4, 4, 4), turned_rows=4,
     warps=4, stages=3,
 )  # fmt: skip
+
 # Blocks that a launch should have, to fill the device: four for each multiprocessor.
 FEWEST_BLOCKS = 528
 # Shared memory of a block that still lets two share a multiprocessor.
