@@ -11,17 +11,23 @@ warp.
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, F64_2D, I32, I64, I64_2D, cuda, f64, i32, i64, jit_device, types
+from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.correlation import make_correlate, make_load_words, make_quartet_sums, make_signed
 from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.scalars import load_global, quotient
-from md4.gpu.emit.unrolled import make_pack
 from md4.gpu.emit.vectors import make_add_vector, make_load_vector
 from md4.gpu.h_layout import KET_BLOCKS, form_size
 from md4.gpu.kernels.groups import Records, records
+from md4.gpu.kernels.primitive_quartets import (
+    Charge,
+    OperatorArguments,
+    charge,
+    make_zeros_upto,
+    operator_arguments,
+    separate,
+)
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES, blocks_of_8, r_stride
-from md4.method import operators
 from md4.method.angular import nherm, packed_hermite
 
 flag = types.boolean
@@ -165,14 +171,14 @@ def hermite_sums():
 
 def correlation_by_threads(l_bra, l_ket, kind):
     """Kernel factory for small L: a thread takes a primitive quartet, J_p += r D_q and J_q += r D_p."""
-    orders, np_, nq = l_bra + l_ket + 1, 8 * blocks_of_8(nherm(l_bra)), 8 * blocks_of_8(nherm(l_ket))
+    np_, nq = 8 * blocks_of_8(nherm(l_bra)), 8 * blocks_of_8(nherm(l_ket))
     count, threads = nherm(l_ket), HERMITE_COULOMB.threads
-    zeros_upto, pack = operators.zeros_function(kind, jit_device), make_pack(orders)
+    charge_at, separation_of, zeros_of = jit_device(charge), jit_device(separate), make_zeros_upto(kind, l_bra + l_ket)
     correlate, load, add = make_quartet_sums(l_bra, l_ket), make_load_vector(count), make_add_vector(count)
     empty = make_empty(count)
 
     def kernel(
-        bra: Side, bra_records: Records, ket: Side, ket_records: Records, triangle: flag, parameter: f64, table: F64_2D,
+        bra: Side, bra_records: Records, ket: Side, ket_records: Records, triangle: flag, operator: OperatorArguments,
         parts: i64, step: i64,
     ):  # fmt: skip
         tid = i64(cuda.threadIdx.x)
@@ -183,19 +189,18 @@ def correlation_by_threads(l_bra, l_ket, kind):
         live, k = n < ket.count, ket.first + min(n, ket.count - 1)
         if triangle and i < least:
             i = least
-        p_records, q_records = bra_records.numbers, ket_records.numbers
-        source = k * ket_records.width
-        q, z, y, x = q_records[source], q_records[source + 1], q_records[source + 2], q_records[source + 3]
+        q = charge_at(ket_records.numbers, k * ket_records.width)
         d, j = load(address_of(ket.d, k * nq), i64(8), i32(count)), empty()
-        zeros = cuda.local.array(orders, types.float64)
         while i < last:
-            source, weight = i * bra_records.width, 1.0 if live else 0.0
+            weight = 1.0 if live else 0.0
             if triangle and k >= i:
                 weight *= 0.5 if k == i else 0.0
-            rz, ry, rx = p_records[source + 1] - z, p_records[source + 2] - y, p_records[source + 3] - x
-            r2 = rz * rz + ry * ry + rx * rx
-            zeros_upto(orders - 1, p_records[source], q, r2, parameter, table, zeros, 0, 1)
-            j = correlate(pack(zeros), weight, rz, ry, rx, d, j, bra.d, i * np_, bra.j, i * np_, tid & 31)
+            n, numbers = i * bra_records.width, bra_records.numbers
+            # not by `charge`, which takes more registers here
+            p = Charge(numbers[n], numbers[n + 1], numbers[n + 2], numbers[n + 3])
+            r = separation_of(p, q)
+            zeros = zeros_of(r, operator)
+            j = correlate(zeros, weight, r.rz, r.ry, r.rx, d, j, bra.d, i * np_, bra.j, i * np_, tid & 31)
             i += 1
         if live:
             add(j, ket.j, k * nq, 1, count)
@@ -328,7 +333,7 @@ def launch_quartets(context, operator, ab, cd, triangle, bra, ket):
     context.launch(
         correlation_variant(ab.pairs, cd.pairs, operator.kind), blocks * parts, HERMITE_COULOMB.threads, 0,
         Side(ab.first_prim, nbra, *bra), records(ab), Side(cd.first_prim, nket, *ket), records(cd), triangle,
-        operator.parameter, context.table(operators.operator_table, operator), parts, step,
+        operator_arguments(context, operator), parts, step,
     )  # fmt: skip
 
 
