@@ -19,12 +19,11 @@ from md4.gpu.emit.vectors import make_add_vector, make_load_vector
 from md4.gpu.h_layout import KET_BLOCKS, form_size
 from md4.gpu.kernels.groups import Records, records
 from md4.gpu.kernels.primitive_quartets import (
-    Charge,
     OperatorArguments,
+    Separation,
     charge,
     make_zeros_upto,
     operator_arguments,
-    separate,
 )
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES, blocks_of_8, r_stride
@@ -173,7 +172,7 @@ def correlation_by_threads(l_bra, l_ket, kind):
     """Kernel factory for small L: a thread takes a primitive quartet, J_p += r D_q and J_q += r D_p."""
     np_, nq = 8 * blocks_of_8(nherm(l_bra)), 8 * blocks_of_8(nherm(l_ket))
     count, threads = nherm(l_ket), HERMITE_COULOMB.threads
-    charge_at, separation_of, zeros_of = jit_device(charge), jit_device(separate), make_zeros_upto(kind, l_bra + l_ket)
+    charge_at, zeros_of = jit_device(charge), make_zeros_upto(kind, l_bra + l_ket)
     correlate, load, add = make_quartet_sums(l_bra, l_ket), make_load_vector(count), make_add_vector(count)
     empty = make_empty(count)
 
@@ -196,9 +195,9 @@ def correlation_by_threads(l_bra, l_ket, kind):
             if triangle and k >= i:
                 weight *= 0.5 if k == i else 0.0
             n, numbers = i * bra_records.width, bra_records.numbers
-            # not by `charge`, which takes more registers here
-            p = Charge(numbers[n], numbers[n + 1], numbers[n + 2], numbers[n + 3])
-            r = separation_of(p, q)
+            # not by `charge` and `separate`, which take more registers here
+            rz, ry, rx = numbers[n + 1] - q.z, numbers[n + 2] - q.y, numbers[n + 3] - q.x
+            r = Separation(numbers[n], q.p, rz, ry, rx, rz * rz + ry * ry + rx * rx)
             zeros = zeros_of(r, operator)
             j = correlate(zeros, weight, r.rz, r.ry, r.rx, d, j, bra.d, i * np_, bra.j, i * np_, tid & 31)
             i += 1
