@@ -25,7 +25,7 @@ are in their own order again there, blocks of q are in that of the ket's stairca
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device, types
+from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import (
     address_of,
     commit_copies,
@@ -98,7 +98,7 @@ class BraOperands(NamedTuple):
     r_count: i64
     r_address: i32
     count: i64
-    state: types.Tuple
+    state: tuple
     own_h: i64
     own_words: i64
     tid: i64
