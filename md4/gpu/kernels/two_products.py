@@ -37,7 +37,7 @@ from md4.gpu.emit.instructions import (
 from md4.gpu.emit.stores import make_store_columns, make_store_panels, make_store_rows
 from md4.gpu.emit.tile_products import Lane, make_column_state, make_gather, make_load_blocks, make_product_step
 from md4.gpu.gather_words import ket_primitives_of, words_in_turn
-from md4.gpu.h_layout import BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_TURNED, form_rows
+from md4.gpu.h_layout import BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, form_rows
 from md4.gpu.kernels.groups import (
     Grid,
     HalfTransformed,
@@ -316,7 +316,7 @@ def bra_tile(unit, bra):
 
 def bra_form(unit, bra):
     """The form of H that step 4 reads."""
-    return BRA_TURNED if bra_tile(unit, bra).turned else BRA_STAIRS
+    return BRA_TURNED if bra_tile(unit, bra).turned else BRA_STAIRCASE
 
 
 def bra_shared(tile, bra, ket):
