@@ -24,7 +24,7 @@ EXPRESSIONS = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "shl": "{} << {}", "and": "{} & {}", "or": "{} | {}",
     "xor": "{} ^ {}", "ashr": "{} >> {}", "fadd": "{} + {}", "fsub": "{} - {}", "fmul": "{} * {}", "fdiv": "{} / {}",
     "udiv": "{} // {}", "lshr": "{} >> {}", "urem": "{} % {}", "trunc": "{}", "sext": "{}", "ptrtoint": "{}",
-    "inttoptr": "{}", "bitcast": "{}", "addrspacecast": "{}", "select": "{1} if {0} else {2}",
+    "inttoptr": "{}", "addrspacecast": "{}", "select": "{1} if {0} else {2}",
 }  # fmt: skip
 UNSIGNED = {"udiv", "lshr", "urem"}
 WRAPPED = {"add", "sub", "mul", "shl", "trunc", *UNSIGNED}
@@ -173,6 +173,15 @@ class Translator:
         else:
             values = f"({values},)"
         return [f"m.store('{space(pointer)}', '{item(kind)}', {self.value(pointer)}, {values})"]
+
+    def on_bitcast(self, instruction, value):
+        """Between a double and its two halves, or between pointers."""
+        text = self.value(value)
+        if isinstance(instruction.type, ir.VectorType):
+            text = f"halves({text})"
+        elif isinstance(value.type, ir.VectorType):
+            text = f"joined({text})"
+        return [f"{self.names[id(instruction)]} = {text}"]
 
     def on_extractelement(self, instruction, whole, n):
         return [f"{self.names[id(instruction)]} = {self.value(whole)}[{n.constant}]"]
