@@ -30,9 +30,9 @@ class HForm:
         'by column', primitive pairs are in slots (`md4.gpu.pair_layout`), and slots run fastest.
     sign : bool
         Elements carry (-1)^|q|, as those of a ket do.
-    rows : {'natural', 'stairs', 'turned'}
+    rows : {'natural', 'staircase', 'turned'}
         Order of the rows; 'turned' is that of staircases, too, but padded for tiles with H as right operand.
-    inner : {'natural', 'stairs', 'gather'}
+    inner : {'natural', 'staircase', 'gather'}
         Order of the Hermite functions; 'gather' is `gather_order` of staircases.
     """
 
@@ -51,17 +51,17 @@ BRA_MATRIX, KET_MATRIX = HForm("matrix", False), HForm("matrix", True)
 # One product: left operand in natural order.
 BRA_FLAT = HForm("fragments", False)
 # Step 4, as left operand or, turned, as right operand.
-BRA_STAIRS = HForm("fragments", False, "stairs", "gather")
+BRA_STAIRCASE = HForm("fragments", False, "staircase", "gather")
 BRA_TURNED = HForm("blocks", False, "turned", "gather")
 # Step 5: left operand whose rows are contiguous in the result, and right operand.
-KET_FLAT = HForm("fragments", True, "natural", "stairs")
-KET_TURNED = HForm("blocks", True, "turned", "stairs")
+KET_FLAT = HForm("fragments", True, "natural", "staircase")
+KET_TURNED = HForm("blocks", True, "turned", "staircase")
 # J in the Hermite basis.
 KET_BLOCKS = HForm("blocks", True)
 # A thread a quartet.
 BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
 FORMS = (
-    BRA_MATRIX, KET_MATRIX, BRA_FLAT, BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, BRA_ELEMENTS,
+    BRA_MATRIX, KET_MATRIX, BRA_FLAT, BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, BRA_ELEMENTS,
     KET_ELEMENTS,
 )  # fmt: skip
 

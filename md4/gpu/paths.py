@@ -18,7 +18,7 @@ from md4.gpu.h_layout import (
     BRA_ELEMENTS,
     BRA_FLAT,
     BRA_MATRIX,
-    BRA_STAIRS,
+    BRA_STAIRCASE,
     KET_ELEMENTS,
     KET_MATRIX,
     KET_TURNED,
@@ -139,7 +139,7 @@ class Fused(GpuPath):
         return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
 
     def forms(self, sides):
-        return BRA_STAIRS, KET_TURNED
+        return BRA_STAIRCASE, KET_TURNED
 
     def cost(self, sides):
         return predicted_times.fused_time(sides.bra, sides.ket, sides.swap)

@@ -6,7 +6,7 @@ import pytest
 from md4.cpu import loops
 from md4.gpu.gather_words import gather_words, words_in_turn
 from md4.gpu.h_layout import (
-    BRA_STAIRS,
+    BRA_STAIRCASE,
     BRA_TURNED,
     KET_FLAT,
     KET_TURNED,
@@ -127,7 +127,7 @@ def test_levels_begin_at_all_and_end_at_one_or_two(count):
     assert levels[-1] <= 2
 
 
-@pytest.mark.parametrize("form", [BRA_STAIRS, BRA_TURNED, KET_FLAT, KET_TURNED], ids=str)
+@pytest.mark.parametrize("form", [BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED], ids=str)
 @pytest.mark.parametrize("shells", [(2, 1, True, 1, 1), (3, 2, True, 2, 1), (5, 4, True, 1, 1), (4, 4, False, 1, 1)])
 def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
     """Fragment by fragment, as lanes read them."""

@@ -7,7 +7,7 @@ from pages import Page
 import md4
 from md4.cpu import loops
 from md4.cpu.h_matrices import UNSIGNED
-from md4.gpu.h_layout import BRA_STAIRS
+from md4.gpu.h_layout import BRA_STAIRCASE
 from md4.shells.shell_pairs import shell_pairs
 from md4.support import display
 
@@ -112,8 +112,8 @@ def test_gpu(gpu, basis):
     assert shown["device memory held"] == display.size_text(engine.backend.context.pool.held)
     assert int(shown["kernel variants loaded"]) > 0
     prepared = engine.prepare([[2, 0]])
-    prepared.h(BRA_STAIRS)
-    assert f"H as {BRA_STAIRS}" in repr(prepared)
+    prepared.h(BRA_STAIRCASE)
+    assert f"H as {BRA_STAIRCASE}" in repr(prepared)
     assert values(prepared)["primitive pairs of the list on the device"] == display.size_text(prepared.data.nbytes)
     assert int(values(prepared.pairs)["primitive pairs"]) == prepared.pairs.nprim
 
