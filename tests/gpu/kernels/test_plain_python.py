@@ -1,5 +1,7 @@
 """The kernels as plain Python on the emulated GPU of `emulator`: what they compute is what the CPU computes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from emulator import host_array, running
@@ -53,7 +55,8 @@ def assert_same(ours, right):
 @pytest.fixture
 def all_classes(monkeypatch):
     """A thread a quartet is a plan for few quartets, too."""
-    monkeypatch.setattr(thread_quartet, "LOW_QUARTETS", 1)
+    few = replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1)
+    monkeypatch.setattr(thread_quartet, "THREAD_QUARTET", few)
 
 
 @pytest.mark.parametrize("unit", UNITS)
