@@ -20,20 +20,20 @@ UNITS = ("fma", *TENSOR_CORES)
 # Kernels that every class needs, and what the tests run beside them.
 ALWAYS = {"pair_primitives", "h_matrices"}
 TWO = {"bra_transform", "ket_transform"}
-ONE_QUARTET = {"thread_quartet_integrals", "pair_columns"}
-STRAIGHT, COLUMN = {"straight_r_integrals"}, {"column_r_integrals"}
+ONE_QUARTET = {"thread_quartet_integrals", "pair_slots"}
+REGISTERS, BY_AXIS = {"r_in_registers"}, {"r_by_axis"}
 PLAIN = {"plain_bra_transform", "plain_ket_transform"}
-ONE_PRODUCT = {"single_product", "ket_sums"}
+ONE_PRODUCT = {"one_product", "ket_sums"}
 RESIDENT, FUSED = {"resident_bra_transform", "ket_transform"}, {"fused_transforms"}
 
 # Angular momenta, primitives and contracted functions of the shells; kernels that compute such a class, all its plans
 # taken, on tensor cores. Elsewhere the plain ones do.
 CLASSES = {
-    "(ps|ss), K = 4": ((1, 0, 0, 0), 2, 1, ONE_QUARTET | ONE_PRODUCT | TWO | FUSED | STRAIGHT),
-    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | RESIDENT | FUSED | STRAIGHT),
-    "(pp|ps), K = 4": ((1, 1, 1, 0), 2, 1, ONE_QUARTET | TWO | FUSED | STRAIGHT),
-    "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | FUSED | COLUMN),
-    "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, TWO | FUSED | STRAIGHT),
+    "(ps|ss), K = 4": ((1, 0, 0, 0), 2, 1, ONE_QUARTET | ONE_PRODUCT | TWO | FUSED | REGISTERS),
+    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | RESIDENT | FUSED | REGISTERS),
+    "(pp|ps), K = 4": ((1, 1, 1, 0), 2, 1, ONE_QUARTET | TWO | FUSED | REGISTERS),
+    "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | FUSED | BY_AXIS),
+    "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, TWO | FUSED | REGISTERS),
 }
 DIGESTION = {"digest_blocks", "digest_quartets", "pair_bounds"}
 COULOMB = {"hermite_densities", "hermite_sums", "coulomb_quartets"}
@@ -72,7 +72,7 @@ def test_all_plans_of_a_class(unit, name, all_classes):
             engine.backend.plan = lambda ab, cd, plan=plan: plan
             assert_same(engine.compute(bra, ket).copy_to_host(), right)
     if unit == "fma":
-        kernels = PLAIN | (kernels & (STRAIGHT | COLUMN)) | (machine.kernels & ONE_QUARTET)
+        kernels = PLAIN | (kernels & (REGISTERS | BY_AXIS)) | (machine.kernels & ONE_QUARTET)
     assert machine.kernels == ALWAYS | kernels
 
 
@@ -86,7 +86,7 @@ def test_operators(kind):
 
 
 # The kernel that makes r, and the largest L of those before it.
-R_KERNELS = {"straight_r_integrals": (18, 18), "column_r_integrals": (-1, 18), "r_integrals": (-1, -1)}
+R_KERNELS = {"r_in_registers": (18, 18), "r_by_axis": (-1, 18), "r_by_group": (-1, -1)}
 
 
 @pytest.mark.parametrize("kernel", R_KERNELS)
