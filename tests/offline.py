@@ -24,7 +24,8 @@ from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext, Real
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
-from md4.gpu.kernels.digestion import digest_swapped, launch_bounds, launch_digest
+from md4.gpu.kernels.bounds import launch_bounds
+from md4.gpu.kernels.digestion import digest_swapped, launch_digest
 from md4.gpu.shell_pairs import PairMaker
 from md4.method.operators import OPERATORS, Operator
 from md4.method.scatter import SYMMETRIES

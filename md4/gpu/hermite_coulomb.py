@@ -8,13 +8,14 @@ import numpy as np
 from md4.gpu.buffers import copy_to_host
 from md4.gpu.h_layout import KET_BLOCKS
 from md4.gpu.kernels.hermite_coulomb import (
+    by_threads,
     hermite_width,
     launch_contraction,
     launch_hermite_densities,
     launch_hermite_sums,
     launch_quartets,
 )
-from md4.gpu.tuning import COULOMB_BYTES, coulomb_straight, r_stride
+from md4.gpu.tuning import HERMITE_COULOMB, r_stride
 from md4.plan import chunks
 
 
@@ -59,7 +60,7 @@ class DeviceCoulomb:
             return
         backend = self.backend
         sides = list(zip(*(self.sides[s.whole][1] for s in (ab, cd))))
-        if coulomb_straight(ab.pairs.l, cd.pairs.l):
+        if by_threads(ab.pairs.l, cd.pairs.l):
             for bra, ket in sides:
                 launch_quartets(backend.context, backend.operator, ab, cd, triangle, bra, ket)
             return
@@ -72,7 +73,7 @@ class DeviceCoulomb:
     def chunk_pairs(self, bra, ket):
         """Pairs of a chunk, by the bytes of its r."""
         size = 8 * r_stride(bra.l + ket.l) * bra.max_prim * ket.max_prim
-        most = max(1, min(COULOMB_BYTES, self.backend.context.pool.left() // 2) // size)
+        most = max(1, min(HERMITE_COULOMB.r_bytes, self.backend.context.pool.left() // 2) // size)
         nket = min(len(ket), most)
         return max(1, most // nket), nket
 

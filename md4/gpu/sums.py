@@ -4,16 +4,17 @@ import numpy as np
 
 from md4.gpu.buffers import copy_to_host
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
-from md4.gpu.kernels.digestion import digest_swapped, launch_bounds, launch_digest
+from md4.gpu.kernels.bounds import launch_bounds
+from md4.gpu.kernels.digestion import digest_swapped, launch_digest
 from md4.gpu.kernels.hermite_coulomb import hermite_width
-from md4.gpu.tuning import DIGEST_BLOCK_BYTES, MIXED_SHELLS
+from md4.gpu.tuning import DIGEST, MIXED_SHELLS
 from md4.method.hermite_coulomb import hermite_bytes
 
 
 class DeviceSums:
     """How a GPU makes J and K; see `md4.backends.Sums`."""
 
-    mixed_shells, block_bytes, copies = MIXED_SHELLS, DIGEST_BLOCK_BYTES, 1
+    mixed_shells, block_bytes, copies = MIXED_SHELLS, DIGEST.block_bytes, 1
     swapped = staticmethod(digest_swapped)
 
     def __init__(self, backend):

@@ -35,7 +35,6 @@ TILES = TileTuning(
 
 # Blocks that a launch should have, to fill the device: four for each multiprocessor.
 FEWEST_BLOCKS = 528
-SCATTER_THREADS = 256
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10
 
@@ -81,37 +80,70 @@ FUSED = FusedTuning(
 )
 
 
-# Digestion by columns: most functions a at a time, most values of a column that wait in shared memory (two of each a
-# and b), threads of a block, blocks of a multiprocessor for each number of functions a.
-DIGEST_ROWS = 7
-DIGEST_VALUES = 24
-DIGEST_THREADS = 128
-# Bytes from one row of 2 x 32 sums in shared memory to the next: not a multiple of 128, lest rows share banks.
-DIGEST_ROW_BYTES = 520
-# And from one row of 32 values that are read to the next, of which a quarter of a warp reads four at a time.
-STAGE_ROW = 288
-DIGEST_BLOCKS = {1: 5, 2: 5, 3: 4, 4: 4, 5: 4, 6: 3, 7: 3}
-# Integrals that a lane takes at most by going through bra pairs one after the other, as long as there are this many
-# warps; and the largest quartet that a lane digests alone.
-DIGEST_INTEGRALS = 64
-DIGEST_WARPS = 8448
-QUARTET_INTEGRALS = 81
 
-# J in the Hermite basis: up to this L and N_p N_q a thread takes a primitive quartet in registers and, from L = 7 on,
-# local memory. Measured, ns so and by the other kernel, for (l_bra, l_ket): (4, 4) 2.0, 2.5; (5, 4) 3.9, 4.7;
-# (6, 4) 6.3, 5.8; (5, 5) 10.3, 5.9.
-COULOMB_STRAIGHT_L = 10
-COULOMB_PRODUCTS = 2500
-# Threads of a block; blocks that are worth more than longer runs of bra primitives, and their longest run; functions p
-# that a lane takes at most; warps that are worth more than longer runs of ket primitives, and their longest run; bytes
-# of r of a chunk.
-COULOMB_THREADS = 128
-COULOMB_BLOCKS = 4096
-COULOMB_BRAS = 64
-COULOMB_FUNCTIONS = 5
-COULOMB_WARPS = 16896
-COULOMB_KETS = 32
-COULOMB_BYTES = 256 << 20
+@dataclass(frozen=True)
+class DigestTuning:
+    """Both kernels that digest blocks into J and K."""
+
+    threads: int  # threads of a block
+    integrals: int  # most integrals of a lane that make it worth to take several bra pairs one after the other
+    warps: int  # fewest warps that must be left when it does
+    block_bytes: int  # most bytes of a block of integrals
+
+
+@dataclass(frozen=True)
+class DigestRowsTuning:
+    """Digestion by warps (`md4.gpu.kernels.digest_rows`)."""
+
+    rows: int  # most functions a of a tile
+    sums: int  # most functions a and b of a tile, whose parts of X wait in shared memory
+    blocks: tuple  # blocks that share a multiprocessor, for 1, 2, ... functions a of a tile
+    sum_row: int  # bytes from one row of 2 x 32 parts of X to the next; a multiple of 128 would put them in one bank
+    stage_row: int  # bytes from one row of 32 integrals to the next; lanes read 4 values of each of 8 rows at once
+
+
+@dataclass(frozen=True)
+class DigestQuartetsTuning:
+    """Digestion by threads (`md4.gpu.kernels.digest_quartets`)."""
+
+    integrals: int  # most integrals of a quartet that a thread digests alone
+
+
+DIGEST = DigestTuning(threads=128, integrals=64, warps=8448, block_bytes=2 << 30)
+DIGEST_ROWS = DigestRowsTuning(rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288)
+DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81)
+
+
+@dataclass(frozen=True)
+class HermiteCoulombTuning:
+    """J in the Hermite basis (`md4.gpu.kernels.hermite_coulomb`)."""
+
+    threads: int  # threads of a block
+    thread_l: int  # highest L of a class of which a thread takes a primitive quartet
+    thread_products: int  # and most pairs of Hermite functions p, q
+    thread_blocks: int  # blocks that a launch should have before each takes several bra primitives
+    thread_bras: int  # most bra primitives of a block
+    lane_functions: int  # most Hermite functions p of a lane where a warp takes a bra primitive
+    warps: int  # warps that a launch should have before each takes several ket primitives
+    warp_kets: int  # most ket primitives of a warp
+    r_bytes: int  # bytes of r of a chunk
+
+
+HERMITE_COULOMB = HermiteCoulombTuning(
+    threads=128, thread_l=10, thread_products=2500, thread_blocks=4096, thread_bras=64, lane_functions=5, warps=16896,
+    warp_kets=32, r_bytes=256 << 20,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScatterTuning:
+    """Blocks into AO tensors (`md4.gpu.kernels.scatter`)."""
+
+    threads: int  # threads of a block
+    blocks: int  # most blocks of a launch
+
+
+SCATTER = ScatterTuning(threads=256, blocks=1 << 20)
 
 # (ab|q] and r of one chunk take about this many bytes, far beyond the L2 cache: short launches lose more in their tails
 # than the cache saves ((fd|gd) 10.0 ns a quartet with 1.1 GB of (ab|q], 12.6 to 16.8 with 34 MB).
@@ -324,71 +356,6 @@ THREAD_QUARTET = ThreadQuartetTuning(
 )  # fmt: skip
 
 
-def digest_shape(na, nb):
-    """(functions a at a time, blocks of a multiprocessor, functions b at a time) of the digestion by columns."""
-    rows = -(-na // -(-na // DIGEST_ROWS))
-    return rows, DIGEST_BLOCKS[rows], min(nb, DIGEST_VALUES - rows)
-
-
-def digest_stage(rows):
-    """Bytes that a warp reads for one b: the integrals of all a, D_bd and D_bc of 32 columns, and D + D^T of all a."""
-    return STAGE_ROW * (rows + 2) + 64
-
-
-def digest_shared(rows, b_step):
-    """Shared memory of a block: for each warp sums of 32 columns, and what is read now and next."""
-    return DIGEST_THREADS // 32 * (DIGEST_ROW_BYTES * (rows + b_step) + 2 * digest_stage(rows) + 256)
-
-
-def quartet_doubles(nb, nc, nd):
-    """Doubles that a thread keeps which digests a quartet: D and X of a and of all b, D and Y of the ket."""
-    return 2 * (nb + 1) * (nc + nd) + 2 * nc * nd
-
-
-def quartet_blocks(na, nb, nc, nd):
-    """Blocks of a multiprocessor that digest quartets, by registers and by shared memory."""
-    by_registers = 65536 // DIGEST_THREADS // (2 * quartet_doubles(nb, nc, nd) + 64)
-    return max(1, min(by_registers, 2 * SHARED_BYTES // (8 * na * nb * nc * nd * DIGEST_THREADS)))
-
-
-def bra_pairs_of_a_warp(integrals, warps):
-    """Bra pairs that a warp takes one after the other.
-
-    By the integrals of a lane for each bra pair, and the number of warps if each took one.
-    """
-    return max(1, min(DIGEST_INTEGRALS // integrals, warps // DIGEST_WARPS))
-
-
-def coulomb_chunk(nbra, blocks):
-    """Bra primitives that a block goes through, `blocks` blocks each taking other ket primitives."""
-    return max(1, min(COULOMB_BRAS, nbra, nbra * blocks // COULOMB_BLOCKS))
-
-
-def coulomb_functions(count):
-    """(functions p of a lane, warps that share the `count` functions of a bra primitive)."""
-    groups = -(-count // (32 * COULOMB_FUNCTIONS))
-    return -(-count // (32 * groups)), groups
-
-
-def coulomb_kets(nket, warps):
-    """Ket primitives that a warp goes through, `warps` warps each taking other functions of bra primitives."""
-    return max(1, min(COULOMB_KETS, nket, nket * warps // COULOMB_WARPS))
-
-
-def coulomb_warps(warp_bytes):
-    """(warps of a block, its shared memory): four warps, or fewer where two blocks of four would not fit."""
-    warps = max(1, min(COULOMB_THREADS // 32, SHARED_BYTES // warp_bytes))
-    return warps, warps * warp_bytes
-
-
-def coulomb_straight(l_bra, l_ket):
-    """Whether a thread takes a primitive quartet with J in the Hermite basis."""
-    return l_bra + l_ket <= COULOMB_STRAIGHT_L and nherm(l_bra) * nherm(l_ket) <= COULOMB_PRODUCTS
-
 # On a GPU, shells of one class that differ in their numbers of primitives share lists up to this many, where a list for
 # each number would give it less to do than a launch costs; more of them run faster apart.
 MIXED_SHELLS = 40
-
-
-# Most bytes of a block of integrals of J and K.
-DIGEST_BLOCK_BYTES = 2 << 30

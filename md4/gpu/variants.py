@@ -7,12 +7,13 @@ import numpy as np
 from md4.gpu.compile import Variant
 from md4.gpu.kernels import digestion
 from md4.gpu.kernels import hermite_coulomb as coulomb
+from md4.gpu.kernels.bounds import pair_bounds
 from md4.gpu.kernels.h_matrices import h_variant
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.kernels.scatter import scatter_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
 from md4.gpu.paths import plan_variants
-from md4.gpu.tuning import MIXED_SHELLS, THREAD_QUARTET, coulomb_straight
+from md4.gpu.tuning import MIXED_SHELLS, THREAD_QUARTET
 from md4.method.scatter import SYMMETRIES
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import pairs_by_kind, shell_pairs, unique_pairs_by_class
@@ -35,16 +36,16 @@ def list_variants(unit, kind, bra, ket):
     for long in (True, False):
         yield from plan_variants(unit, kind, bra, ket, long)
     order = (ket, bra) if digestion.digest_swapped(bra, ket) else (bra, ket)
-    for coulomb_too in (True, False):
-        yield digestion.digest_variant(*order, coulomb=coulomb_too)
+    for with_j in (True, False):
+        yield digestion.digest_variant(*order, with_j=with_j)
     yield from coulomb_variants(bra, ket, kind)
 
 
 def coulomb_variants(bra, ket, kind):
     """Variants of J alone."""
-    if not coulomb_straight(bra.l, ket.l):
+    if not coulomb.by_threads(bra.l, ket.l):
         yield r_variant(bra.l + ket.l, kind)
-    yield coulomb.coulomb_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
+    yield coulomb.correlation_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
 
 
 def all_variants(unit, kind="coulomb", lmax=6, pure=True):
@@ -86,7 +87,7 @@ def needed_variants(unit, kind, basis, use):
     found = unique_pairs_by_class(basis) if use == "tensor" else pairs_by_kind(basis, MIXED_SHELLS)
     lists = [shell_pairs(basis, sample_of(basis, pairs)) for pairs in found]
     yield from (h_variant(), primitives_variant())
-    yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(digestion.pair_bounds, ())]
+    yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(pair_bounds, ())]
     yield from [slots_variant()] if use != "j" else ()
     yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
     for n, k in combinations_with_replacement(range(len(lists)), 2):
@@ -104,7 +105,7 @@ def needed_variants(unit, kind, basis, use):
 
 def lists_variants(unit, kind, lists):
     """Variants for any two of some pair lists, as a list without repeats."""
-    of_matrices = (Variant(f, ()) for f in (digestion.pair_bounds, coulomb.hermite_densities, coulomb.hermite_sums))
+    of_matrices = (Variant(f, ()) for f in (pair_bounds, coulomb.hermite_densities, coulomb.hermite_sums))
     of_pairs = h_variant(), primitives_variant(), slots_variant()
     found = dict.fromkeys([*of_pairs, *of_matrices, *map(scatter_variant, SYMMETRIES)])
     for bra, ket in product(lists, lists):

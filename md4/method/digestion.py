@@ -9,7 +9,6 @@ and the others follow by transposition: J = Y + Y^T, and K[D] = X[D] + X[D^T]^T.
 for each of these that is true: a and b are the same shell, c and d are the same shell, ab and cd are the same pair.
 """
 
-
 HALF = 0.5
 
 
@@ -23,7 +22,7 @@ def digest_ranges(n_k, n_j):
 
 
 def digest_flags(n_k, n_j):
-    """Whether each of `digest_ranges` needs X and Y: tuples (exchange, coulomb)."""
+    """Whether each of `digest_ranges` needs X (for K) and Y (for J): tuples (with_k, with_j)."""
     return tuple((first < n_k, first < n_j) for first, _ in digest_ranges(n_k, n_j))
 
 

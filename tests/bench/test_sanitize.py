@@ -46,8 +46,8 @@ INITCHECK = f"""\
 """
 RACECHECK = f"""\
 ========= COMPUTE-SANITIZER
-========= Error: Race reported between Write access at digest_blocks_7_3_True_True+0x90 in digest.py:41
-=========     and Read access at digest_blocks_7_3_True_True+0x100 in digest.py:51 [508 hazards]
+========= Error: Race reported between Write access at digest_rows_7_3_True_True+0x90 in digest.py:41
+=========     and Read access at digest_rows_7_3_True_True+0x100 in digest.py:51 [508 hazards]
 =========
 ========= Warning: (Warp Level Programming) Potential RAW hazard detected at __shared__ 0x8c in block (0,0,0) :
 =========     Write Thread (35,0,0) at h_matrices+0x90
@@ -87,7 +87,7 @@ SYNCCHECK = f"""\
             RACECHECK,
             2,
             {
-                "Error: Race reported between Write access: digest_blocks_7_3_True_True": 1,
+                "Error: Race reported between Write access: digest_rows_7_3_True_True": 1,
                 "Warning: (Warp Level Programming) Potential RAW hazard detected: h_matrices": 1,
             },
         ),
@@ -287,5 +287,5 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert {f[6] for f in facts["fused_transforms"]} == {False, True}
     assert {f[9] for f in facts["thread_quartet_integrals"]} == {False, True}
     assert {f[0] for f in facts["scatter_block"]} == {"s1", "s4", "s8"}
-    for name in ("digest_quartets", "digest_blocks"):
+    for name in ("digest_quartets", "digest_rows"):
         assert {f[-2:] for f in facts[name]} == {(True, True), (True, False), (False, True)}, name

@@ -17,6 +17,7 @@ FUNCTIONS = {
     "llvm.fma.f64": "{} * {} + {}",
     "llvm.bitreverse.i32": "reversed32({})",
     "llvm.nvvm.shfl.sync.bfly.i32": "m.shuffle_xor({1}, {2})",
+    "llvm.nvvm.atomic.load.add.f64.p1f64": "m.add({}, {})",
     "llvm.nvvm.bar.warp.sync": "m.exchange('bar.warp.sync', None)",
 }
 EXPRESSIONS = {
@@ -24,7 +25,6 @@ EXPRESSIONS = {
     "xor": "{} ^ {}", "ashr": "{} >> {}", "fadd": "{} + {}", "fsub": "{} - {}", "fmul": "{} * {}", "fdiv": "{} / {}",
     "udiv": "{} // {}", "lshr": "{} >> {}", "urem": "{} % {}", "trunc": "{}", "sext": "{}", "ptrtoint": "{}",
     "inttoptr": "{}", "bitcast": "{}", "addrspacecast": "{}", "select": "{1} if {0} else {2}",
-    "getelementptr": "{} + 8 * ({})",
 }  # fmt: skip
 UNSIGNED = {"udiv", "lshr", "urem"}
 WRAPPED = {"add", "sub", "mul", "shl", "trunc", *UNSIGNED}
@@ -167,7 +167,19 @@ class Translator:
         return [f"return {self.value(value)}"]
 
     def on_store(self, instruction, value, pointer):
-        return [f"m.store('global', '{item(value.type)}', {self.value(pointer)}, ({self.value(value)},))"]
+        kind, values = value.type, self.value(value)
+        if isinstance(kind, ir.VectorType):
+            kind = kind.element
+        else:
+            values = f"({values},)"
+        return [f"m.store('{space(pointer)}', '{item(kind)}', {self.value(pointer)}, {values})"]
+
+    def on_extractelement(self, instruction, whole, n):
+        return [f"{self.names[id(instruction)]} = {self.value(whole)}[{n.constant}]"]
+
+    def on_insertelement(self, instruction, whole, part, n):
+        whole, n = self.value(whole), n.constant
+        return [f"{self.names[id(instruction)]} = {whole}[:{n}] + ({self.value(part)},) + {whole}[{n + 1}:]"]
 
     def on_extractvalue(self, instruction, whole):
         return [f"{self.names[id(instruction)]} = {self.value(whole)}[{instruction.indices[0]}]"]
@@ -186,7 +198,9 @@ class Translator:
         if name in ("icmp", "fcmp"):
             return COMPARISONS[instruction.op[-2:]].join(f" {v} " for v in values)
         if name == "load":
-            return f"m.load('global', '{item(instruction.type)}', {values[0]}, 1)[0]"
+            return f"m.load('{space(operands[0])}', '{item(instruction.type)}', {values[0]}, 1)[0]"
+        if name == "getelementptr":
+            return f"{values[0]} + {size(instruction.source_etype)} * ({values[1]})"
         if name == "zext":
             return f"({values[0]}) & {mask}"
         assert name in EXPRESSIONS, f"the emulator does not know {name}"
@@ -211,8 +225,22 @@ def item(kind):
     return "f64" if isinstance(kind, ir.DoubleType) else f"b{kind.width}"
 
 
+def size(kind):
+    """Bytes of a type of memory."""
+    if isinstance(kind, ir.VectorType):
+        return kind.count * size(kind.element)
+    return 8 if isinstance(kind, ir.DoubleType) else kind.width // 8
+
+
+def space(pointer):
+    """The address space of a pointer."""
+    return "shared" if pointer.type.addrspace == 3 else "global"
+
+
 def constant(kind, value):
     """A constant of LLVM as Python has it."""
+    if isinstance(kind, ir.VectorType):
+        return (0.0,) * kind.count
     if isinstance(kind, (ir.ArrayType, ir.LiteralStructType)):
         kinds = kind.elements if isinstance(kind, ir.LiteralStructType) else [kind.element] * kind.count
         if value is None or value is ir.Undefined:

@@ -16,7 +16,7 @@ from md4.errors import MemoryLimitError
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.buffers import Buffer, copy_to_host
 from md4.gpu.context import DeviceContext, as_stream, cuda
-from md4.gpu.kernels.digestion import launch_bounds
+from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.pair_layout import SIDE_BY_SIDE
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceBlock

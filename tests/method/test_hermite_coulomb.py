@@ -10,7 +10,8 @@ from pyscf import scf
 import md4
 from md4.errors import MemoryLimitError
 from md4.gpu.emit.correlation import Walk, even_ranges
-from md4.gpu.tuning import COULOMB_FUNCTIONS, coulomb_chunk, coulomb_functions, coulomb_kets
+from md4.gpu.kernels.hermite_coulomb import bras_of_a_block, functions_of_a_lane, kets_of_a_warp
+from md4.gpu.tuning import HERMITE_COULOMB
 from md4.method.angular import hermite_ordinal, hermite_triples, packed_hermite, sum_ordinal
 
 TOLERANCE = 1e-10  # largest error of an element, relative to the largest element or to 1
@@ -128,15 +129,15 @@ def test_functions_of_a_warp(count):
     """Ranges and lanes cover all functions."""
     assert [n for r in even_ranges(count, 32) for n in r] == list(range(count))
     assert all(len(r) <= 32 and r[0] % 2 == 0 for r in even_ranges(count, 32))
-    functions, groups = coulomb_functions(count)
-    assert functions <= COULOMB_FUNCTIONS
+    functions, groups = functions_of_a_lane(count)
+    assert functions <= HERMITE_COULOMB.lane_functions
     assert 32 * functions * groups >= count > 32 * functions * (groups - 1)
 
 
 @pytest.mark.parametrize("count", [1, 31, 1000, 10**6])
 def test_work_of_a_block(count):
-    assert 1 <= coulomb_chunk(count, 7) <= count
-    assert 1 <= coulomb_kets(count, 7) <= count
+    assert 1 <= bras_of_a_block(count, 7) <= count
+    assert 1 <= kets_of_a_warp(count, 7) <= count
 
 
 def test_signs():

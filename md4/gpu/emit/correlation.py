@@ -1,8 +1,8 @@
-"""Register code for J in the Hermite basis: r[p+q] times the densities of either side, for one primitive quartet.
+"""Code for J in the Hermite basis: r[p+q] of one primitive quartet times the Hermite densities of either side.
 
-Intrinsics in the manner of `md4.gpu.emit.unrolled`, unrolled while code is generated. Densities and sums are as in
-`md4.method.hermite_coulomb`, where D_q is stored with its sign (-1)^|q|; of the bra, the sign is taken off here and put
-on again.
+Intrinsics that are unrolled while code is generated. Densities and sums are those of `md4.method.hermite_coulomb` and
+carry the sign (-1)^|q|. Of the bra, the sign is taken off when a density is read, and put on again when a sum is
+written.
 """
 
 from functools import cache
@@ -12,13 +12,15 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.gpu.emit.digest_columns import emit_warp_place, emit_warp_sum
 from md4.gpu.emit.instructions import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, fma, shared_double
+from md4.gpu.emit.scalars import add_double_if
 from md4.gpu.emit.unrolled import emit_r
+from md4.gpu.emit.warp_sums import emit_warp_place, emit_warp_sum
 from md4.method.angular import hermite_ordinal, nherm, packed_hermite, sum_ordinal
 
 i32, i64, f64 = types.int32, types.int64, types.float64
-PAIR = ir.LiteralStructType([DOUBLE, DOUBLE])
+# Numbers that a warp sums at once; see `md4.gpu.emit.warp_sums`.
+LANES = 32
 
 
 def first_of_degree(word):
@@ -27,7 +29,7 @@ def first_of_degree(word):
 
 
 def even_ranges(count, most):
-    """Ranges of even lengths up to `most`, but for the last, that cover `count`."""
+    """Ranges that cover range(count), of at most `most` numbers each; all lengths but the last are even."""
     parts = -(-count // most)
     size = -(-count // parts) + 1 & ~1
     return [range(n, min(n + size, count)) for n in range(0, count, size)]
@@ -39,49 +41,53 @@ def degree(word):
 
 
 def minus(builder, value):
-    """-value; NVVM knows no fneg."""
+    """-value, as a difference: NVVM has no instruction fneg."""
     return builder.fsub(ir.Constant(DOUBLE, -0.0), value)
 
 
 def add_groups(builder, values, base, lane, limit):
-    """Warp sums of up to 32 values at a time, added to the first `limit` doubles at `base`; `lane` is an i32."""
+    """Adds the sums of `values` over the warp to the first `limit` doubles at `base`; `lane` is an i32."""
     mine = emit_warp_place(builder, lane)
-    for first in range(0, len(values), 32):
-        total = emit_warp_sum(builder, values[first : first + 32], lane)
+    for first in range(0, len(values), LANES):
+        total = emit_warp_sum(builder, values[first : first + LANES], lane)
         place = builder.add(mine, I32(first))
         address = builder.add(base, builder.mul(builder.zext(place, I64), I64(8)))
-        text = f"{{ .reg .pred p; setp.lt.s32 p, $2, {limit}; @p red.global.add.f64 [$0], $1; }}"
-        call_asm(builder, ir.VoidType(), [address, total, place], text, "l,d,r", effects=True)
+        add_double_if(builder, address, total, place, "lt", limit)
 
 
 def load_pair(builder, address, offset):
-    """Two doubles of global memory that no one writes meanwhile."""
+    """Two doubles of global memory that no one writes meanwhile.
+
+    PTX, so that they are loaded where they are used: kept longer, they would take registers that are missing.
+    """
     text = f"ld.global.nc.v2.f64 {{$0, $1}}, [$2+{offset}];"
-    return fields(builder, call_asm(builder, PAIR, [address], text, "=d,=d,l", effects=True), 2)
+    kind = ir.LiteralStructType([DOUBLE, DOUBLE])
+    return fields(builder, call_asm(builder, kind, [address], text, "=d,=d,l", effects=True), 2)
 
 
 @cache
 def make_quartet_sums(l_bra, l_ket):
-    """Intrinsic (zeros, weight, rx, ry, rz, d_ket, j_ket, d, d_first, j, j_first, lane) -> j_ket.
+    """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane) -> j_ket.
 
-    One primitive quartet of small L a lane, r in registers; the lanes of a warp share the bra primitive. `d_ket` and
-    `j_ket` are the lane's D_q and J_q, D_p of the bra begins at d[d_first]. J_q += sum_p r[p+q] D_p; and
-    sum_q r[p+q] D_q over the warp is added to j[j_first:]. All of r is scaled by `weight`.
+    A lane has one primitive quartet of small L, with r in registers; the lanes of a warp share the bra primitive.
+    `zeros` are its [0]^(0..L), `d_ket` and `j_ket` its D_q and J_q. D_p of the bra begins at d[d_first]. The sum over p
+    of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to j[j_first:]. All of r is scaled
+    by `weight`.
     """
     l, np_, nq = l_bra + l_ket, nherm(l_bra), nherm(l_ket)
     p_words, q_words = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist()
-    zeros, ket, groups = types.UniTuple(f64, l + 1), types.UniTuple(f64, nq), even_ranges(np_, 32)
+    orders, ket, groups = types.UniTuple(f64, l + 1), types.UniTuple(f64, nq), even_ranges(np_, LANES)
 
     @intrinsic
-    def quartet_sums(typingctx, zero, weight, rx, ry, rz, d_ket, j_ket, d, d_first, j, j_first, lane):
+    def quartet_sums(typingctx, zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane):
         def codegen(context, builder, signature, args):
-            zero = [builder.fmul(z, args[1]) for z in fields(builder, args[0], l + 1)]
-            r = emit_r(builder, zero, args[2:5])
+            zeros = [builder.fmul(zero, args[1]) for zero in fields(builder, args[0], l + 1)]
+            r = emit_r(builder, zeros, args[2:5])
             d_q, j_q = (fields(builder, x, nq) for x in args[5:7])
             source = element_address(context, builder, signature.args[7], *args[7:9])
             target = element_address(context, builder, signature.args[9], *args[9:11])
             lane = builder.trunc(args[11], I32)
-            for group in groups:  # sums of no more functions p than a warp sum takes are kept at once
+            for group in groups:  # functions p whose sums over the warp are made at once
                 j_p = dict.fromkeys(group, ir.Constant(DOUBLE, 0.0))
                 for p, q in sorted(product(group, range(nq)), key=lambda x: (degree(q_words[x[1]]), x)):
                     if q == first_of_degree(q_words[q]) and p % 2 == 0:
@@ -94,7 +100,7 @@ def make_quartet_sums(l_bra, l_ket):
                 add_groups(builder, sums, builder.add(target, I64(8 * group[0])), lane, len(group))
             return aggregate(builder, context.get_value_type(ket), j_q)
 
-        return ket(zeros, f64, f64, f64, f64, ket, ket, d, i64, j, i64, i64), codegen
+        return ket(orders, f64, f64, f64, f64, ket, ket, d, i64, j, i64, i64), codegen
 
     return quartet_sums
 
@@ -113,7 +119,9 @@ def make_load_words(count):
                 place = builder.add(args[1], I64(32 * n))
                 place = builder.select(builder.icmp_signed("<", place, args[2]), place, args[2])
                 address = builder.add(base, builder.mul(place, I64(4)))
-                values.append(call_asm(builder, I32, [address], "ld.global.nc.b32 $0, [$1];", "=r,l"))
+                word = builder.load(builder.inttoptr(address, ir.PointerType(I32, 1)), align=4, typ=I32)
+                word.set_metadata("invariant.load", builder.module.add_metadata([]))
+                values.append(word)
             return aggregate(builder, context.get_value_type(kind), values)
 
         return kind(words, i64, i64), codegen
@@ -138,27 +146,6 @@ def make_signed(count):
         return kind(kind, words), codegen
 
     return signed
-
-
-@cache
-def make_add_column(count):
-    """Intrinsic (x, array, first, stride, limit): array[first + n stride] += x_n atomically for n < limit."""
-    kind = types.UniTuple(f64, count)
-
-    @intrinsic
-    def add_column(typingctx, x, array, first, stride, limit):
-        def codegen(context, builder, signature, args):
-            address = element_address(context, builder, signature.args[1], args[1], args[2])
-            step, limit = builder.mul(args[3], I64(8)), builder.trunc(args[4], I32)
-            for n, value in enumerate(fields(builder, args[0], count)):
-                text = f"{{ .reg .pred p; setp.gt.s32 p, $2, {n}; @p red.global.add.f64 [$0], $1; }}"
-                call_asm(builder, ir.VoidType(), [address, value, limit], text, "l,d,r", effects=True)
-                address = builder.add(address, step)
-            return context.get_dummy_value()
-
-        return types.void(kind, array, i64, i64, i64), codegen
-
-    return add_column
 
 
 class Walk:
@@ -188,9 +175,9 @@ class Walk:
 def make_correlate(l_ket, count):
     """Intrinsic (words, r, d, d_bra, j_bra, scale, j, first, lane) -> j_bra, for one primitive quartet of a warp.
 
-    A lane has `count` functions p of the bra, by their packed words, and their D_p and J_p; r of the quartet is at the
-    shared address `r`, D_q of the ket at d[first:]. J_p += sum_q r[p+q] D_q; and sum_p r[p+q] D_p over the warp, times
-    `scale`, is added to j[first:].
+    A lane has `count` functions p of the bra, by their packed words, and their D_p and J_p. r of the quartet is at the
+    shared address `r`, D_q of the ket begins at d[first]. The sum over q of r[p+q] D_q is added to J_p. The sum of
+    r[p+q] D_p over the warp's functions p, times `scale`, is added to j[first:].
     """
     bra, words, nq = types.UniTuple(f64, count), types.UniTuple(i32, count), nherm(l_ket)
 
@@ -214,7 +201,7 @@ def make_correlate(l_ket, count):
                             j_p[n] = fma(builder, value, pair[q % 2], j_p[n])
                             total = builder.fmul(value, d_p[n]) if n == 0 else fma(builder, value, d_p[n], total)
                         sums.append(builder.fmul(total, args[5]))
-                        if len(sums) == 32 or q == nq - 1:
+                        if len(sums) == LANES or q == nq - 1:
                             first = q + 1 - len(sums)
                             place = builder.add(target, I64(8 * first))
                             add_groups(builder, sums, place, lane, len(sums))

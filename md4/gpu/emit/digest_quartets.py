@@ -1,9 +1,9 @@
-"""Straight-line digestion of a small quartet by one thread; the equations are in `md4.method.digestion`.
+"""Code that digests a small quartet by one thread; the equations are in `md4.method.digestion`.
 
-Intrinsics in the manner of `md4.gpu.emit.unrolled`, specialised for the numbers of functions b, c and d, one function a
-at a time. Its integrals (a b|c d) are nb nc nd successive doubles in shared memory at `place`. What a thread keeps of
-all b are rows of c and d, `pair_rows(nb, nc, nd)` numbers ordered [b][c, then d]. `row` is where the row of AO a (or of
-the first b) begins in a matrix, `c` and `d` are the first columns of its ket shells.
+Intrinsics that are unrolled while code is generated, for given numbers of functions b, c and d and one function a at a
+time. The integrals (ab|cd) of one a are nb nc nd successive doubles in shared memory at `place`. What a thread keeps of
+D and X for all b are rows over c and d, `pair_rows(nb, nc, nd)` numbers in the order [b][c, then d]. In a matrix, `row`
+is where the row of AO a, or of the first AO b, begins; `c` and `d` are the first AOs of the ket shells.
 """
 
 from functools import cache
@@ -17,7 +17,6 @@ from md4.gpu.emit.instructions import (
     I64,
     add_double,
     aggregate,
-    call_asm,
     element_address,
     fields,
     fma,
@@ -33,33 +32,9 @@ def pair_rows(nb, nc, nd):
     return nb * (nc + nd)
 
 
-@cache
-def make_stage(count):
-    """Intrinsic (address, array, first, limit): the lane starts to copy every 32nd of up to 32 `count` doubles.
-
-    Of its copies, array[first + 32 n] to address + 256 n, those with n < limit.
-    """
-
-    @intrinsic
-    def stage(typingctx, address, array, first, limit):
-        def codegen(context, builder, signature, args):
-            source = element_address(context, builder, signature.args[1], args[1], args[2])
-            for n in range(count):
-                text = (
-                    f"{{ .reg .pred p; setp.gt.s32 p, $2, {n}; "
-                    f"@p cp.async.ca.shared.global [$0+{256 * n}], [$1+{256 * n}], 8; }}"
-                )
-                call_asm(builder, ir.VoidType(), [args[0], source, args[3]], text, "r,l,r", effects=True)
-            return context.get_dummy_value()
-
-        return types.void(i32, array, i64, i32), codegen
-
-    return stage
-
-
-def row_addresses(context, builder, array_type, array, row, columns):
-    """Addresses of array[row + column] for each of `columns`."""
-    return [element_address(context, builder, array_type, array, builder.add(row, c)) for c in columns]
+def row_addresses(context, builder, array_type, array, row, aos):
+    """Addresses of array[row + ao] for each of `aos`."""
+    return [element_address(context, builder, array_type, array, builder.add(row, ao)) for ao in aos]
 
 
 @cache
@@ -108,7 +83,7 @@ def make_add_rows(nb, nc, nd):
 
 
 @cache
-def make_exchange(nb, nc, nd):
+def make_add_to_x(nb, nc, nd):
     """Intrinsic (x_b, place, d_b, d_a) -> X of one a, then X of all b with its part added.
 
     `d_b` are the density's rows of all b, `d_a` that of a; X of a is a row [c, then d].
@@ -118,7 +93,7 @@ def make_exchange(nb, nc, nd):
     result = types.UniTuple(f64, nc + nd + pair_rows(nb, nc, nd))
 
     @intrinsic
-    def exchange(typingctx, x_b, place, d_b, d_a):
+    def add_to_x(typingctx, x_b, place, d_b, d_a):
         def codegen(context, builder, signature, args):
             width = nc + nd
             x, d_b = fields(builder, args[0], nb * width), fields(builder, args[2], nb * width)
@@ -134,11 +109,11 @@ def make_exchange(nb, nc, nd):
 
         return result(rows, i32, rows, own), codegen
 
-    return exchange
+    return add_to_x
 
 
 @cache
-def make_coulomb(nb, nc, nd):
+def make_add_to_y(nb, nc, nd):
     """Intrinsic (y_cd, place, d_cd, array, row, weight) -> Y_ab of one a and all b, then Y_cd with its part added.
 
     `d_cd` are the lane's D + D^T of c and d; those of a and b are array[row:row + nb]. The weight is Y_cd's only.
@@ -146,7 +121,7 @@ def make_coulomb(nb, nc, nd):
     block, result = types.UniTuple(f64, nc * nd), types.UniTuple(f64, nb + nc * nd)
 
     @intrinsic
-    def coulomb(typingctx, y_cd, place, d_cd, array, row, weight):
+    def add_to_y(typingctx, y_cd, place, d_cd, array, row, weight):
         def codegen(context, builder, signature, args):
             y, d_cd = fields(builder, args[0], nc * nd), fields(builder, args[2], nc * nd)
             address = element_address(context, builder, signature.args[3], args[3], args[4])
@@ -161,7 +136,7 @@ def make_coulomb(nb, nc, nd):
 
         return result(block, i32, block, array, i64, f64), codegen
 
-    return coulomb
+    return add_to_y
 
 
 @cache

@@ -19,6 +19,7 @@ from md4.gpu.emit.instructions import (
     element_address,
     fields,
     fma,
+    global_pointer,
     load_block,
     shared_double,
     store_pair,
@@ -30,8 +31,8 @@ from md4.method.recurrence import by_axis
 
 i32, i64, f64 = types.int32, types.int64, types.float64
 
-# Address spaces of LLVM.
-GLOBAL, SHARED = 1, 3
+# LLVM's address space of shared memory.
+SHARED = 3
 
 
 def multiply_add(builder, a, b, c):
@@ -40,14 +41,12 @@ def multiply_add(builder, a, b, c):
     return product if c is None else builder.fadd(product, c, flags=["contract"])
 
 
-def pointer(builder, address, space, kind=DOUBLE):
-    """LLVM's pointer to an address in an address space."""
-    return builder.inttoptr(address, ir.PointerType(kind, space))
-
-
 def store_doubles(builder, address, values, offset=0):
-    """One or two doubles to shared memory, `offset` bytes after `address`, by one instruction."""
-    base = pointer(builder, address, SHARED)
+    """One or two doubles to shared memory, `offset` bytes after `address`, by one instruction.
+
+    The offset is an index of the pointer: LLVM takes an addition for work, and then unrolls the loop around it less.
+    """
+    base = builder.inttoptr(address, ir.PointerType(DOUBLE, SHARED))
     if len(values) == 1:
         builder.store(values[0], builder.gep(base, [I32(offset // 8)]))
         return
@@ -182,10 +181,10 @@ def make_write_row(count, stride):
     @intrinsic
     def write_row(typingctx, address, array, first, lane):
         def codegen(context, builder, signature, args):
-            target = pointer(builder, element_address(context, builder, signature.args[1], args[1], args[2]), GLOBAL)
+            target = element_address(context, builder, signature.args[1], args[1], args[2])
 
             def store(value, offset):
-                builder.store(value, builder.gep(target, [I64(offset // 8)]))
+                builder.store(value, global_pointer(builder, target, offset, DOUBLE))
 
             rounds, rest = divmod(count, 32)
             values = [shared_double(builder, args[0], 256 * n) for n in range(rounds)]

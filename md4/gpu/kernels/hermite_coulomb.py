@@ -1,180 +1,283 @@
 """J in the Hermite basis on the GPU; the equations are in `md4.method.hermite_coulomb`.
 
 Densities and sums of a list are stored [primitive pair][p], rows padded to blocks of 8, both with the sign (-1)^|p|.
-Two kernels make the sums. For small L a thread takes a primitive quartet, with r in its registers: the lanes of a warp
-share the bra primitive and take ket primitives side by side, whose D_q and J_q each lane keeps while it goes through
-bra primitives; J_p is summed over the warp. For larger L a warp takes a bra primitive, its lanes share the functions p,
-and goes through ket primitives, whose r it copies to shared memory; J_q is summed over the warp.
+Two kernels correlate r with the densities of both sides. For small L a thread takes a primitive quartet, with r in its
+registers: the lanes of a warp share the bra primitive and take ket primitives side by side, whose D_q and J_q each lane
+keeps while it goes through bra primitives; J_p is summed over the warp. For larger L a warp takes a bra primitive, its
+lanes share the functions p, and goes through ket primitives, whose r it copies to shared memory; J_q is summed over the
+warp.
 """
 
+from typing import NamedTuple
+
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, F64_2D, I32, I64, I64_2D, cuda, jit_device, types
-from md4.gpu.emit.correlation import make_add_column, make_correlate, make_load_words, make_quartet_sums, make_signed
-from md4.gpu.emit.digest_columns import load_global, make_load_column, quotient
+from md4.gpu.device_code import F64, F64_2D, I32, I64, I64_2D, cuda, f64, i32, i64, jit_device, types
+from md4.gpu.emit.correlation import make_correlate, make_load_words, make_quartet_sums, make_signed
 from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, make_wait_copies, shared_address
+from md4.gpu.emit.scalars import load_global, quotient
 from md4.gpu.emit.unrolled import make_pack
+from md4.gpu.emit.vectors import make_add_vector, make_load_vector
 from md4.gpu.h_layout import KET_BLOCKS, form_size
+from md4.gpu.kernels.groups import Records, records
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.tuning import (
-    COULOMB_THREADS,
-    blocks_of_8,
-    coulomb_chunk,
-    coulomb_functions,
-    coulomb_kets,
-    coulomb_straight,
-    coulomb_warps,
-    r_stride,
-)
+from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES, blocks_of_8, r_stride
 from md4.method import operators
 from md4.method.angular import nherm, packed_hermite
 
-i32, i64 = types.int32, types.int64
+flag = types.boolean
+WARPS = HERMITE_COULOMB.threads // 32
+
+
+class Panels(NamedTuple):
+    """H of all primitive pairs of a list in the form `md4.gpu.h_layout.KET_BLOCKS`.
+
+    Attributes
+    ----------
+    numbers : float64 array
+    size : int64
+        Numbers of one primitive pair.
+    rows8 : int64
+        Blocks of 8 rows ab.
+    """
+
+    numbers: F64
+    size: i64
+    rows8: i64
+
+
+class PairFunctions(NamedTuple):
+    """The functions of a list's pairs in AO matrices.
+
+    Attributes
+    ----------
+    ao : int64 array, shape (npair, 2)
+        First AOs of the two shells of each pair.
+    nb, nab, nao : int64
+    """
+
+    ao: I64_2D
+    nb: i64
+    nab: i64
+    nao: i64
+
+
+class Side(NamedTuple):
+    """A range of primitive pairs of a list, with the Hermite densities and sums of the whole list.
+
+    Attributes
+    ----------
+    first, count : int64
+    d, j : float64 array
+    """
+
+    first: i64
+    count: i64
+    d: F64
+    j: F64
+
+
+class Functions(NamedTuple):
+    """The Hermite functions of a bra.
+
+    Attributes
+    ----------
+    words : int32 array
+        `md4.method.angular.packed_hermite`.
+    count, blocks : int64
+        Their number, and blocks of 8 that hold them.
+    """
+
+    words: I32
+    count: i64
+    blocks: i64
+
+
+class Share(NamedTuple):
+    """How warps share what is to be done.
+
+    Attributes
+    ----------
+    warps : int64
+        Warps of a block of threads.
+    groups : int64
+        Warps that share the functions p of a bra primitive.
+    parts, step : int64
+        Ranges of ket primitives, and ket primitives of each.
+    """
+
+    warps: i64
+    groups: i64
+    parts: i64
+    step: i64
 
 
 def hermite_densities():
     """Kernel factory: D_p = sum_ab H[ab, p] w_ab D_ab of all primitive pairs, a warp for 8 functions p of one."""
 
-    def kernel(h, size, rows8, owner, ao, nb, nab, matrix, nao, nprim, np8, out):
-        lane, work = i64(cuda.threadIdx.x) & 31, i64(cuda.blockIdx.x) * 4 + (i64(cuda.threadIdx.x) >> 5)
+    def kernel(h: Panels, owner: I64, functions: PairFunctions, matrix: F64, nprim: i64, np8: i64, out: F64):
+        lane, work = i64(cuda.threadIdx.x) & 31, i64(cuda.blockIdx.x) * WARPS + (i64(cuda.threadIdx.x) >> 5)
         if work < nprim * np8:
             prim = quotient(work, np8)
             block = work - prim * np8
             pair = owner[prim]
-            a, b, total = ao[pair, 0], ao[pair, 1], 0.0
-            first, row = prim * size + block * rows8 * 64 + (lane & 7), lane >> 3
-            while row < nab:
-                place = quotient(row, nb)
-                total += load_global(h, first + 8 * row) * load_global(matrix, (a + place) * nao + b + row - place * nb)
+            a, b, total = functions.ao[pair, 0], functions.ao[pair, 1], 0.0
+            first, row = prim * h.size + block * h.rows8 * 64 + (lane & 7), lane >> 3
+            while row < functions.nab:
+                place = quotient(row, functions.nb)
+                d_ab = load_global(matrix, (a + place) * functions.nao + b + row - place * functions.nb)
+                total += load_global(h.numbers, first + 8 * row) * d_ab
                 row += 4
             total += cuda.shfl_xor_sync(-1, total, 8)
             total += cuda.shfl_xor_sync(-1, total, 16)
             if lane < 8:
                 out[work * 8 + lane] = 0.5 * total if a == b else total
 
-    signature = (F64, i64, i64, I64, I64_2D, i64, i64, F64, i64, i64, i64, F64)
-    return Kernel(kernel, (COULOMB_THREADS, 4), signature)
+    return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
 
 
 def hermite_sums():
     """Kernel factory: Y_ab = w_ab sum_p H[ab, p] J_p over the primitive pairs of each pair, a warp for 4 rows ab."""
 
-    def kernel(h, size, rows8, start, ao, nb, nab, sums, np8, npair, row_blocks, nao, y):
-        lane, work = i64(cuda.threadIdx.x) & 31, i64(cuda.blockIdx.x) * 4 + (i64(cuda.threadIdx.x) >> 5)
+    def kernel(
+        h: Panels, start: I64, functions: PairFunctions, sums: F64, np8: i64, npair: i64, row_blocks: i64, y: F64
+    ):
+        lane, work = i64(cuda.threadIdx.x) & 31, i64(cuda.blockIdx.x) * WARPS + (i64(cuda.threadIdx.x) >> 5)
         if work < npair * row_blocks:
             pair = quotient(work, row_blocks)
             row, total = (work - pair * row_blocks) * 4 + (lane >> 3), 0.0
             for prim in range(start[pair], start[pair + 1]):
-                block, source = i64(0), prim * size + 8 * row + (lane & 7)
+                block, source = i64(0), prim * h.size + 8 * row + (lane & 7)
                 while block < np8:
-                    if row < nab:
-                        value = load_global(h, source + block * rows8 * 64)
+                    if row < functions.nab:
+                        value = load_global(h.numbers, source + block * h.rows8 * 64)
                         total += value * load_global(sums, (prim * np8 + block) * 8 + (lane & 7))
                     block += 1
             total += cuda.shfl_xor_sync(-1, total, 1)
             total += cuda.shfl_xor_sync(-1, total, 2)
             total += cuda.shfl_xor_sync(-1, total, 4)
-            if row < nab and lane & 7 == 0:
-                a, b, place = ao[pair, 0], ao[pair, 1], quotient(row, nb)
-                y[(a + place) * nao + b + row - place * nb] = 0.5 * total if a == b else total
+            if row < functions.nab and lane & 7 == 0:
+                a, b, place = functions.ao[pair, 0], functions.ao[pair, 1], quotient(row, functions.nb)
+                place = (a + place) * functions.nao + b + row - place * functions.nb
+                y[place] = 0.5 * total if a == b else total
 
-    signature = (F64, i64, i64, I64, I64_2D, i64, i64, F64, i64, i64, i64, i64, F64)
-    return Kernel(kernel, (COULOMB_THREADS, 4), signature)
+    return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
 
 
-def coulomb_quartets(l_bra, l_ket, kind):
-    """Kernel factory for small L: a thread a primitive quartet, J_p += r D_q and J_q += r D_p."""
+def correlation_by_threads(l_bra, l_ket, kind):
+    """Kernel factory for small L: a thread takes a primitive quartet, J_p += r D_q and J_q += r D_p."""
     orders, np_, nq = l_bra + l_ket + 1, 8 * blocks_of_8(nherm(l_bra)), 8 * blocks_of_8(nherm(l_ket))
-    count, threads = nherm(l_ket), COULOMB_THREADS
+    count, threads = nherm(l_ket), HERMITE_COULOMB.threads
     zeros_upto, pack = operators.zeros_function(kind, jit_device), make_pack(orders)
-    quartet, load, add, none = (
-        make_quartet_sums(l_bra, l_ket), make_load_column(count), make_add_column(count), make_empty(count)
-    )  # fmt: skip
+    correlate, load, add = make_quartet_sums(l_bra, l_ket), make_load_vector(count), make_add_vector(count)
+    empty = make_empty(count)
 
     def kernel(
-        bra, bra_width, bra_first, nbra, ket, ket_width, ket_first, nket, triangle, d_bra, d_ket, j_bra, j_ket,
-        parameter, table, parts, step,
+        bra: Side, bra_records: Records, ket: Side, ket_records: Records, triangle: flag, parameter: f64, table: F64_2D,
+        parts: i64, step: i64,
     ):  # fmt: skip
         tid = i64(cuda.threadIdx.x)
         block = quotient(i64(cuda.blockIdx.x), parts)
-        i = bra_first + (i64(cuda.blockIdx.x) - block * parts) * step
-        last, n = min(i + step, bra_first + nbra), block * threads + tid
-        least = ket_first + n - (tid & 31)  # first ket primitive of the warp
-        live, k = n < nket, ket_first + min(n, nket - 1)
+        i = bra.first + (i64(cuda.blockIdx.x) - block * parts) * step
+        last, n = min(i + step, bra.first + bra.count), block * threads + tid
+        least = ket.first + n - (tid & 31)  # first ket primitive of the warp
+        live, k = n < ket.count, ket.first + min(n, ket.count - 1)
         if triangle and i < least:
             i = least
-        source = k * ket_width
-        q, x, y, z = ket[source], ket[source + 1], ket[source + 2], ket[source + 3]
-        d, j = load(address_of(d_ket, k * nq), i64(8), i32(count)), none()
-        zero = cuda.local.array(orders, types.float64)
+        p_records, q_records = bra_records.numbers, ket_records.numbers
+        source = k * ket_records.width
+        q, z, y, x = q_records[source], q_records[source + 1], q_records[source + 2], q_records[source + 3]
+        d, j = load(address_of(ket.d, k * nq), i64(8), i32(count)), empty()
+        zeros = cuda.local.array(orders, types.float64)
         while i < last:
-            source, weight = i * bra_width, 1.0 if live else 0.0
+            source, weight = i * bra_records.width, 1.0 if live else 0.0
             if triangle and k >= i:
                 weight *= 0.5 if k == i else 0.0
-            rx, ry, rz = bra[source + 1] - x, bra[source + 2] - y, bra[source + 3] - z
-            r2 = rx * rx + ry * ry + rz * rz
-            zeros_upto(orders - 1, bra[source], q, r2, parameter, table, zero, 0, 1)
-            j = quartet(pack(zero), weight, rx, ry, rz, d, j, d_bra, i * np_, j_bra, i * np_, tid & 31)
+            rz, ry, rx = p_records[source + 1] - z, p_records[source + 2] - y, p_records[source + 3] - x
+            r2 = rz * rz + ry * ry + rx * rx
+            zeros_upto(orders - 1, p_records[source], q, r2, parameter, table, zeros, 0, 1)
+            j = correlate(pack(zeros), weight, rz, ry, rx, d, j, bra.d, i * np_, bra.j, i * np_, tid & 31)
             i += 1
         if live:
-            add(j, j_ket, k * nq, 1, count)
+            add(j, ket.j, k * nq, 1, count)
 
-    flag, f64 = types.boolean, types.float64
-    signature = (F64, i64, i64, i64, F64, i64, i64, i64, flag, F64, F64, F64, F64, f64, F64_2D, i64, i64)
-    return Kernel(kernel, (threads, 2), signature)
+    return Kernel(kernel, (threads, 2))
 
 
-def coulomb_contraction(l_ket, functions):
-    """Kernel factory for larger L: J_p += r D_q and J_q += r D_p, r from memory, `functions` p a lane."""
-    correlate, load, add = make_correlate(l_ket, functions), make_load_column(functions), make_add_column(functions)
-    words_of, signed, none = make_load_words(functions), make_signed(functions), make_empty(functions)
+def correlation_by_warps(l_ket, count):
+    """Kernel factory for larger L: J_p += r D_q and J_q += r D_p, r from memory, `count` functions p a lane."""
+    correlate, load, add = make_correlate(l_ket, count), make_load_vector(count), make_add_vector(count)
+    words_of, signed, empty = make_load_words(count), make_signed(count), make_empty(count)
     copy, wait_one, wait_all = make_copy_range(32), make_wait_copies(1), make_wait_copies(0)
     nq = 8 * blocks_of_8(nherm(l_ket))
 
-    def kernel(
-        words, np_, np8, bra_first, nbra, ket_first, nket, triangle, r, stride, d_bra, d_ket, j_bra, j_ket, groups,
-        parts, step, warps,
-    ):  # fmt: skip
+    def kernel(functions: Functions, bra: Side, ket: Side, triangle: flag, r: F64, stride: i64, share: Share):
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
-        work = i64(cuda.blockIdx.x) * warps + warp
-        part = quotient(work, nbra * groups)
-        work -= part * nbra * groups
-        i = quotient(work, groups)
-        first = (work - i * groups) * (32 * functions) + lane
-        k, bytes_ = part * step, 8 * stride
-        last = min(k + step, nket)
+        work = i64(cuda.blockIdx.x) * share.warps + warp
+        part = quotient(work, bra.count * share.groups)
+        work -= part * bra.count * share.groups
+        i = quotient(work, share.groups)
+        first = (work - i * share.groups) * (32 * count) + lane
+        k, buffer_bytes = part * share.step, 8 * stride
+        last = min(k + share.step, ket.count)
         if triangle:
-            last = min(last, bra_first + i - ket_first + 1)
-        base = shared_address(cuda.shared.array(0, types.float64)) + warp * 2 * bytes_
-        if part < parts and k < last:
-            own, limit = (bra_first + i) * (8 * np8) + first, (np_ - first + 31) >> 5
-            places = words_of(words, first, np_ - 1)
-            d, j, buffer = signed(load(address_of(d_bra, own), i64(256), i32(limit)), places), none(), i64(0)
-            copy(base, r, (i * nket + k) * stride, stride, lane)
+            last = min(last, bra.first + i - ket.first + 1)
+        base = shared_address(cuda.shared.array(0, types.float64)) + warp * 2 * buffer_bytes
+        if part < share.parts and k < last:
+            own, limit = (bra.first + i) * (8 * functions.blocks) + first, (functions.count - first + 31) >> 5
+            words = words_of(functions.words, first, functions.count - 1)
+            d, j, buffer = signed(load(address_of(bra.d, own), i64(256), i32(limit)), words), empty(), i64(0)
+            copy(base, r, (i * ket.count + k) * stride, stride, lane)
             commit_copies()
             while k < last:
-                here = base + buffer * bytes_
+                here = base + buffer * buffer_bytes
                 buffer = 1 - buffer
                 if k + 1 < last:
-                    copy(base + buffer * bytes_, r, (i * nket + k + 1) * stride, stride, lane)
+                    copy(base + buffer * buffer_bytes, r, (i * ket.count + k + 1) * stride, stride, lane)
                     commit_copies()
                     wait_one()
                 else:
                     wait_all()
                 cuda.syncwarp()
                 # both sums of a quartet of a primitive pair with itself are the same one
-                scale = 0.0 if triangle and ket_first + k == bra_first + i else 1.0
-                j = correlate(places, i32(here), d_ket, d, j, scale, j_ket, (ket_first + k) * nq, lane)
+                scale = 0.0 if triangle and ket.first + k == bra.first + i else 1.0
+                j = correlate(words, i32(here), ket.d, d, j, scale, ket.j, (ket.first + k) * nq, lane)
                 cuda.syncwarp()
                 k += 1
-            add(signed(j, places), j_bra, own, 32, limit)
+            add(signed(j, words), bra.j, own, 32, limit)
 
-    flag = types.boolean
-    signature = (I32, *[i64] * 6, flag, F64, i64, F64, F64, F64, F64, *[i64] * 4)
-    return Kernel(kernel, (COULOMB_THREADS, 1), signature)
+    return Kernel(kernel, (HERMITE_COULOMB.threads, 1))
 
 
 # launchers
+
+
+def by_threads(l_bra, l_ket):
+    """Whether a thread takes a primitive quartet, with r in its registers."""
+    products = nherm(l_bra) * nherm(l_ket)
+    return l_bra + l_ket <= HERMITE_COULOMB.thread_l and products <= HERMITE_COULOMB.thread_products
+
+
+def bras_of_a_block(nbra, blocks):
+    """Bra primitives that a block goes through, `blocks` blocks each taking other ket primitives."""
+    return max(1, min(HERMITE_COULOMB.thread_bras, nbra, nbra * blocks // HERMITE_COULOMB.thread_blocks))
+
+
+def functions_of_a_lane(count):
+    """(functions p of a lane, warps that share the `count` functions of a bra primitive)."""
+    groups = -(-count // (32 * HERMITE_COULOMB.lane_functions))
+    return -(-count // (32 * groups)), groups
+
+
+def kets_of_a_warp(nket, warps):
+    """Ket primitives that a warp goes through, `warps` warps each taking other functions of bra primitives."""
+    return max(1, min(HERMITE_COULOMB.warp_kets, nket, nket * warps // HERMITE_COULOMB.warps))
+
+
+def warps_of_a_block(warp_bytes):
+    """(warps of a block, its shared memory): four warps, or fewer where two blocks of four would not fit."""
+    warps = max(1, min(WARPS, SHARED_BYTES // warp_bytes))
+    return warps, warps * warp_bytes
 
 
 def hermite_width(pairs):
@@ -182,21 +285,26 @@ def hermite_width(pairs):
     return 8 * blocks_of_8(pairs.nherm)
 
 
-def coulomb_variant(bra, ket, kind):
+def correlation_variant(bra, ket, kind):
     """The variant that contracts r of a class with the densities of both sides; the bra's l is the larger."""
-    if coulomb_straight(bra.l, ket.l):
-        return Variant(coulomb_quartets, (bra.l, ket.l, kind))
-    return Variant(coulomb_contraction, (ket.l, coulomb_functions(nherm(bra.l))[0]))
+    if by_threads(bra.l, ket.l):
+        return Variant(correlation_by_threads, (bra.l, ket.l, kind))
+    return Variant(correlation_by_warps, (ket.l, functions_of_a_lane(nherm(bra.l))[0]))
+
+
+def panels(pairs, h):
+    """`Panels` of a list."""
+    return Panels(h, form_size(pairs, KET_BLOCKS), blocks_of_8(pairs.nab))
 
 
 def launch_hermite_densities(context, prepared, h, ao, matrix, nao, out):
-    """D_p of a whole list from `matrix`, D + D^T of nao x nao; `h` is in the form 'right'."""
+    """D_p of a whole list from `matrix`, D + D^T of nao x nao; `h` is in the form `KET_BLOCKS`."""
     pairs = prepared.pairs
     np8 = blocks_of_8(pairs.nherm)
     context.launch(
-        Variant(hermite_densities, ()), -(-pairs.nprim * np8 // 4), COULOMB_THREADS, 0,
-        h, form_size(pairs, KET_BLOCKS), blocks_of_8(pairs.nab), prepared.data.owner, ao, pairs.nb, pairs.nab, matrix,
-        nao, pairs.nprim, np8, out,
+        Variant(hermite_densities, ()), -(-pairs.nprim * np8 // WARPS), HERMITE_COULOMB.threads, 0,
+        panels(pairs, h), prepared.data.owner, PairFunctions(ao, pairs.nb, pairs.nab, nao), matrix, pairs.nprim, np8,
+        out,
     )  # fmt: skip
 
 
@@ -205,35 +313,36 @@ def launch_hermite_sums(context, prepared, h, ao, sums, nao, y):
     pairs = prepared.pairs
     row_blocks = -(-pairs.nab // 4)
     context.launch(
-        Variant(hermite_sums, ()), -(-len(pairs) * row_blocks // 4), COULOMB_THREADS, 0,
-        h, form_size(pairs, KET_BLOCKS), blocks_of_8(pairs.nab), prepared.data.start, ao, pairs.nb, pairs.nab, sums,
-        blocks_of_8(pairs.nherm), len(pairs), row_blocks, nao, y,
+        Variant(hermite_sums, ()), -(-len(pairs) * row_blocks // WARPS), HERMITE_COULOMB.threads, 0,
+        panels(pairs, h), prepared.data.start, PairFunctions(ao, pairs.nb, pairs.nab, nao), sums,
+        blocks_of_8(pairs.nherm), len(pairs), row_blocks, y,
     )  # fmt: skip
 
 
 def launch_quartets(context, operator, ab, cd, triangle, bra, ket):
     """J of both sides of a tile of small L; `bra` and `ket` are (D, J) of the whole lists."""
-    blocks = -(-cd.pairs.nprim // COULOMB_THREADS)
-    step = coulomb_chunk(ab.pairs.nprim, blocks)
-    parts = -(-ab.pairs.nprim // step)
-    sides = [(s.data.records, s.data.width, s.first_prim, s.pairs.nprim) for s in (ab, cd)]
+    nbra, nket = ab.pairs.nprim, cd.pairs.nprim
+    blocks = -(-nket // HERMITE_COULOMB.threads)
+    step = bras_of_a_block(nbra, blocks)
+    parts = -(-nbra // step)
     context.launch(
-        coulomb_variant(ab.pairs, cd.pairs, operator.kind), blocks * parts, COULOMB_THREADS, 0,
-        *sides[0], *sides[1], triangle, bra[0], ket[0], bra[1], ket[1], operator.parameter,
-        context.table(operators.operator_table, operator), parts, step,
+        correlation_variant(ab.pairs, cd.pairs, operator.kind), blocks * parts, HERMITE_COULOMB.threads, 0,
+        Side(ab.first_prim, nbra, *bra), records(ab), Side(cd.first_prim, nket, *ket), records(cd), triangle,
+        operator.parameter, context.table(operators.operator_table, operator), parts, step,
     )  # fmt: skip
 
 
 def launch_contraction(context, ab, cd, triangle, r, bra, ket):
-    """J of both sides of a chunk of larger L from its r."""
+    """J of both sides of a chunk of larger L from its r; `bra` and `ket` are (D, J) of the whole lists."""
     l_bra, l_ket = ab.pairs.l, cd.pairs.l
     nbra, nket, stride = ab.pairs.nprim, cd.pairs.nprim, r_stride(l_bra + l_ket)
-    groups = coulomb_functions(nherm(l_bra))[1]
-    warps, shared = coulomb_warps(16 * stride)
-    step = coulomb_kets(nket, nbra * groups)
+    groups = functions_of_a_lane(nherm(l_bra))[1]
+    warps, shared = warps_of_a_block(16 * stride)
+    step = kets_of_a_warp(nket, nbra * groups)
     parts = -(-nket // step)
+    functions = Functions(context.table(packed_hermite, l_bra), nherm(l_bra), blocks_of_8(nherm(l_bra)))
     context.launch(
-        coulomb_variant(ab.pairs, cd.pairs, None), -(-nbra * groups * parts // warps), 32 * warps,
-        shared, context.table(packed_hermite, l_bra), nherm(l_bra), blocks_of_8(nherm(l_bra)), ab.first_prim, nbra,
-        cd.first_prim, nket, triangle, r, stride, bra[0], ket[0], bra[1], ket[1], groups, parts, step, warps,
+        correlation_variant(ab.pairs, cd.pairs, None), -(-nbra * groups * parts // warps), 32 * warps, shared,
+        functions, Side(ab.first_prim, nbra, *bra), Side(cd.first_prim, nket, *ket), triangle, r, stride,
+        Share(warps, groups, parts, step),
     )  # fmt: skip

@@ -6,7 +6,7 @@ Groups of parameters and device functions that the kernels of `recurrence` and `
 from typing import NamedTuple
 
 from md4.gpu.device_code import F64_2D, cuda, f64, i64, jit_device, types
-from md4.gpu.emit.digest_columns import quotient
+from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.unrolled import make_pack
 from md4.gpu.kernels.groups import Records, records
 from md4.method import operators

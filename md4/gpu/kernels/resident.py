@@ -7,8 +7,8 @@ with no barrier between them, and each fetches r of its next group while it work
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
-from md4.gpu.emit.digest_columns import quotient
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
+from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_store_panels
 from md4.gpu.emit.tile_products import Lane, make_column_state, make_staircase_products
 from md4.gpu.gather_words import all_words, ket_primitives_of

@@ -1,28 +1,27 @@
 """Blocks (ij, kl, a, b, c, d) into AO tensors on the GPU; see `md4.method.scatter`."""
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I64, I64_2D, cuda, jit_device, types
-from md4.gpu.tuning import SCATTER_THREADS
+from md4.gpu.device_code import F64, I64, I64_2D, cuda, i64, jit_device, types
+from md4.gpu.tuning import SCATTER
 from md4.method import scatter
 
 
 def scatter_block(aosym):
     """Kernel factory: one thread an element, whatever the number of blocks."""
-    element = scatter.make_scatter_element(aosym, jit_device)
+    element, threads, flag = scatter.make_scatter_element(aosym, jit_device), SCATTER.threads, types.boolean
 
-    def kernel(block, total, bra, ket, ao_bra, ao_ket, dims, same_pieces, swap, box, out):
-        first = types.int64(cuda.blockIdx.x) * SCATTER_THREADS + cuda.threadIdx.x
-        for n in range(first, total, types.int64(cuda.gridDim.x) * SCATTER_THREADS):
+    def kernel(
+        block: F64, total: i64, bra: I64_2D, ket: I64_2D, ao_bra: I64_2D, ao_ket: I64_2D, dims: I64, same_pieces: flag,
+        swap: flag, box: I64, out: F64,
+    ):  # fmt: skip
+        first = i64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
+        for n in range(first, total, i64(cuda.gridDim.x) * threads):
             element(n, block, bra, ket, ao_bra, ao_ket, dims, same_pieces, swap, box, out)
 
-    i64 = types.int64
-    flag = types.boolean
-    return Kernel(kernel, signature=(F64, i64, I64_2D, I64_2D, I64_2D, I64_2D, I64, flag, flag, I64, F64))
+    return Kernel(kernel)
 
 
 # launcher
-
-MAX_BLOCKS = 1 << 20
 
 
 def scatter_variant(aosym):
@@ -32,6 +31,6 @@ def scatter_variant(aosym):
 
 def launch_scatter(context, aosym, block, total, places, dims, same_pieces, swap, box, out):
     """Scatters `total` elements; `places` are (bra pairs, ket pairs, their AO offsets), all on the device."""
-    blocks = min(MAX_BLOCKS, -(-total // SCATTER_THREADS))
+    blocks = min(SCATTER.blocks, -(-total // SCATTER.threads))
     args = (block, total, *places, dims, same_pieces, swap, box, out)
-    context.launch(scatter_variant(aosym), blocks, SCATTER_THREADS, 0, *args)
+    context.launch(scatter_variant(aosym), blocks, SCATTER.threads, 0, *args)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, I64_2D, cuda, i64, jit_device, types
-from md4.gpu.emit.digest_columns import quotient
+from md4.gpu.emit.scalars import quotient
 from md4.gpu.kernels.groups import Records
 from md4.gpu.pair_layout import CENTRE, FROM_A, FROM_B, RECORD, SIDE_BY_SIDE
 from md4.gpu.tuning import SHELL_PAIRS

@@ -36,7 +36,7 @@ needs_ptxas = pytest.mark.skipif(
     find_ptxas() is None, reason="ptxas is missing; it comes with the extra cu12, or with nvidia-cuda-nvcc"
 )
 # Kernels, by the factory's name, that copy asynchronously, for which compute capability 8.0 is needed.
-ASYNCHRONOUS = {"coulomb_contraction", "digest_blocks", "digest_quartets"}
+ASYNCHRONOUS = {"correlation_by_warps", "digest_rows", "digest_quartets"}
 
 # Bytes that a thread of a kernel may spill, by the factory's name; all other kernels none. The tables come from what
 # ptxas 13.0 reports for all variants on all three.
@@ -45,11 +45,11 @@ SPILLS = {
     "fused_transforms": 180,  # 172 at two fragments of rows, contracted, on sm_90; 84 at most on sm_100, 96 on sm_80
     "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
-    "coulomb_quartets": 13000,  # from L = 7 on r does not fit registers; (5, 4): 12516 on sm_100
-    "coulomb_contraction": 80,  # 68 at (6, 5) on sm_100
+    "correlation_by_threads": 13000,  # from L = 7 on r does not fit registers; (5, 4): 12476 on sm_100
+    "correlation_by_warps": 80,  # 68 at (6, 5) on sm_100
     "ket_transform": 20,  # 16 turned, seven blocks of rows and six of columns, on sm_100
-    "digest_blocks": 64,  # at five rows on sm_80
-    "digest_quartets": 100,  # 92 at 6 x 6, 1 x 1 on sm_100
+    "digest_rows": 40,  # 36 at one function a on sm_100
+    "digest_quartets": 100,  # 76 at 6 x 6, 1 x 1 on sm_100
 }
 
 

@@ -10,7 +10,7 @@ from offline import factories
 import md4
 from md4.contract.tensor import ao_tensor
 from md4.gpu import tuning
-from md4.gpu.kernels import recurrence, thread_quartet
+from md4.gpu.kernels import hermite_coulomb, recurrence, thread_quartet
 from md4.gpu.paths import plans
 from md4.method.angular import nherm
 from md4.method.operators import OPERATORS, Operator
@@ -35,8 +35,8 @@ CLASSES = {
     "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | FUSED | BY_AXIS),
     "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, TWO | FUSED | REGISTERS),
 }
-DIGESTION = {"digest_blocks", "digest_quartets", "pair_bounds"}
-COULOMB = {"hermite_densities", "hermite_sums", "coulomb_quartets"}
+DIGESTION = {"digest_rows", "digest_quartets", "pair_bounds"}
+COULOMB = {"hermite_densities", "hermite_sums", "correlation_by_threads"}
 
 
 def basis_of(ls, nprim=1, nctr=1, pure=True):
@@ -55,8 +55,8 @@ def assert_same(ours, right):
 @pytest.fixture
 def all_classes(monkeypatch):
     """A thread a quartet is a plan for few quartets, too."""
-    few = replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1)
-    monkeypatch.setattr(thread_quartet, "THREAD_QUARTET", few)
+    tuning = replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1)
+    monkeypatch.setattr(thread_quartet, "THREAD_QUARTET", tuning)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -93,8 +93,9 @@ R_KERNELS = {"r_in_registers": (18, 18), "r_by_axis": (-1, 18), "r_by_group": (-
 @pytest.mark.parametrize("ls", [(0, 0, 0, 0), (2, 1, 1, 1)], ids=str)
 def test_r(kernel, ls, monkeypatch):
     """Each of the kernels for any L."""
-    for name, limit in zip(("STRAIGHT_L", "COLUMN_L"), R_KERNELS[kernel]):
-        monkeypatch.setattr(recurrence, name, limit)
+    registers_l, axis_l = R_KERNELS[kernel]
+    tuning = replace(recurrence.RECURRENCE, registers_l=registers_l, axis_l=axis_l)
+    monkeypatch.setattr(recurrence, "RECURRENCE", tuning)
     basis, l = basis_of(ls, nprim=2), sum(ls)
     cpu = md4.Engine(basis, backend="cpu")
     right = cpu.backend.r(cpu.prepare([[0, 1]]), cpu.prepare([[2, 3]]))
@@ -115,7 +116,7 @@ def densities(basis, count):
 
 @pytest.mark.parametrize("unit", TENSOR_CORES)
 def test_j_and_k(unit):
-    """By columns and by quartets, diagonal classes and others."""
+    """By rows and by quartets, diagonal classes and others."""
     basis = basis_of((1, 0))
     dm = densities(basis, 2)
     with running(unit) as machine:
@@ -125,10 +126,10 @@ def test_j_and_k(unit):
         assert_same(found, right)
 
 
-@pytest.mark.parametrize(("straight_l", "kernel"), [(10, "coulomb_quartets"), (-1, "coulomb_contraction")])
-def test_j_alone(straight_l, kernel, monkeypatch):
+@pytest.mark.parametrize(("thread_l", "kernel"), [(10, "correlation_by_threads"), (-1, "correlation_by_warps")])
+def test_j_alone(thread_l, kernel, monkeypatch):
     """A thread a primitive quartet, and a warp each."""
-    monkeypatch.setattr(tuning, "COULOMB_STRAIGHT_L", straight_l)
+    monkeypatch.setattr(hermite_coulomb, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, thread_l=thread_l))
     basis = basis_of((1, 0), nprim=2)
     dm = densities(basis, 1)
     with running() as machine:
@@ -147,5 +148,5 @@ def test_tensors(aosym):
 
 
 def test_no_kernel_is_left_out():
-    tested = ALWAYS | PLAIN | DIGESTION | COULOMB | {"coulomb_contraction", "scatter_block"} | set(R_KERNELS)
+    tested = ALWAYS | PLAIN | DIGESTION | COULOMB | {"correlation_by_warps", "scatter_block"} | set(R_KERNELS)
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()

@@ -1,0 +1,111 @@
+"""Digestion of blocks of small quartets into J and K, a thread each; the equations are in `md4.method.digestion`.
+
+A warp takes 32 ket pairs, one a lane, and a few bra pairs. It copies the integrals of its 32 quartets to shared memory
+together, where each lane reads its own; densities and sums of a quartet are in registers.
+"""
+
+from md4.gpu.compile import Kernel
+from md4.gpu.device_code import cuda, i32, i64, jit_device, types
+from md4.gpu.emit.digest_quartets import (
+    make_add_block,
+    make_add_rows,
+    make_add_to_x,
+    make_add_to_y,
+    make_load_block,
+    make_load_rows,
+)
+from md4.gpu.emit.instructions import (
+    address_of,
+    commit_copies,
+    make_copies,
+    make_empty,
+    make_wait_copies,
+    shared_address,
+)
+from md4.gpu.emit.scalars import add_global
+from md4.gpu.emit.unrolled import store_shared
+from md4.gpu.emit.warp_sums import make_warp_sums, warp_place
+from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share, share_of
+from md4.gpu.tuning import DIGEST, SHARED_BYTES
+from md4.method.digestion import quartet_weight
+
+
+def quartet_doubles(nb, nc, nd):
+    """Doubles that a thread keeps: D and X of one a and of all b, D and Y of the ket."""
+    return 2 * (nb + 1) * (nc + nd) + 2 * nc * nd
+
+
+def quartet_bytes(na, nb, nc, nd):
+    """Shared memory of a block of threads: the integrals of a quartet each."""
+    return 8 * na * nb * nc * nd * DIGEST.threads
+
+
+def quartet_blocks(na, nb, nc, nd):
+    """Blocks that share a multiprocessor, by registers and by shared memory."""
+    by_registers = 65536 // DIGEST.threads // (2 * quartet_doubles(nb, nc, nd) + 64)
+    return max(1, min(by_registers, 2 * SHARED_BYTES // quartet_bytes(na, nb, nc, nd)))
+
+
+def digest_quartets(na, nb, nc, nd, with_k, with_j):
+    """Kernel factory for shells of `na`, `nb`, `nc`, `nd` functions; sums X if `with_k`, Y if `with_j`."""
+    size, width = nb * nc * nd, nc + nd
+    load_rows, add_rows, load_row, add_row = (
+        make(n, nc, nd) for n in (nb, 1) for make in (make_load_rows, make_add_rows)
+    )
+    add_to_x, add_to_y = make_add_to_x(nb, nc, nd), make_add_to_y(nb, nc, nd)
+    load_block, add_block = make_load_block(nc, nd), make_add_block(nc, nd)
+    no_rows, no_block, warp_sums = make_empty(nb * width), make_empty(nc * nd), make_warp_sums(nb)
+    copy, wait_all = make_copies(na * size, 256, 256, 8), make_wait_copies(0)
+    weight_of, range_of, warps = jit_device(quartet_weight), jit_device(share_of), DIGEST.threads // 32
+
+    def kernel(block: Block, lists: Lists, matrices: Matrices, share: Share):
+        lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
+        work = i64(cuda.blockIdx.x) * warps + warp
+        start = shared_address(cuda.shared.array(0, types.float64)) + warp * (256 * na * size)
+        place = i32(start + 8 * na * size * lane)
+        mine = warp_place(lane)
+        (first_bra, last_bra, first), nao = range_of(share, work, block), matrices.nao
+        count = min(i64(32), block.nket - first)
+        limit = i32((count * (na * size) - lane + 31) >> 5)
+        kl = lists.first_ket + min(first + lane, block.nket - 1)
+        c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
+        if lane >= count:  # such a lane has weight 0, but what lies in shared memory may be NaN
+            for n in range(na * size):
+                store_shared(i32(place + 8 * n), 0.0)
+        for s in range(matrices.first, matrices.last):
+            origin = s * nao * nao
+            y_cd, d_cd = no_block(), no_block()
+            if with_j:
+                d_cd = load_block(matrices.twice, origin + c * nao + d, nao)
+            for i in range(first_bra, last_bra):
+                source = address_of(block.integrals, (i * block.nket + first) * (na * size) + lane)
+                copy(i32(start + 8 * lane), source, limit)
+                commit_copies()
+                ij = lists.first_bra + i
+                a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
+                weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
+                weight = weight if lane < count else 0.0
+                x_b, d_b, b_row = no_rows(), no_rows(), origin + b_ao * nao
+                if with_k:
+                    d_b = load_rows(matrices.densities, b_row, nao, c, d)
+                wait_all()
+                cuda.syncwarp()
+                for a in range(na):
+                    a_row, here = origin + (a_ao + a) * nao, i32(place + 8 * size * a)
+                    if with_k:
+                        done = add_to_x(x_b, here, d_b, load_row(matrices.densities, a_row, nao, c, d))
+                        add_row(matrices.x, a_row, nao, c, d, done[:width], weight)
+                        x_b = done[width:]
+                    if with_j:
+                        sums = add_to_y(y_cd, here, d_cd, matrices.twice, a_row + b_ao, weight)
+                        y_cd = sums[nb:]
+                        total = warp_sums(sums[:nb], weight, lane)
+                        if mine < nb:
+                            add_global(matrices.y, a_row + b_ao + mine, total)
+                cuda.syncwarp()
+                if with_k:
+                    add_rows(matrices.x, b_row, nao, c, d, x_b, weight)
+            if with_j:
+                add_block(matrices.y, origin + c * nao + d, nao, y_cd)
+
+    return Kernel(kernel, (DIGEST.threads, quartet_blocks(na, nb, nc, nd)))
