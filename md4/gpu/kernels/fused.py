@@ -30,7 +30,7 @@ from md4.gpu.kernels.groups import (
     Panel,
     Result,
     hermite_integrals,
-    levels,
+    levels_of,
     pair_range,
     primitives_of,
     result,
@@ -122,7 +122,7 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit):
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
     def kernel(
-        panel: Panel, bra: PairRange, stairs: Levels, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
+        panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
         work: Work, out: Result,
     ):  # fmt: skip
         shared = shared_address(cuda.shared.array(0, f64))
@@ -181,14 +181,14 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit):
                             commit_copies()
                             left = products(
                                 left, h_address, panel.rows8 * 512, words_address, right.nq8 * 128, r_address, state,
-                                stairs.ends, panel.steps,
+                                levels.ends, panel.steps,
                             )  # fmt: skip
                             h_address += h_bytes
                         place = (k * right.nq8 + first_q) * (nc * 64) + 2 * lane
                         tile = chain(tile, left, right.h, place, right.nq8 - first_q)
                         first_q += nq
                 first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
-                write(tile, out_stage, stairs.rows, right, work.nab, out, first_out, lane, contracted and added)
+                write(tile, out_stage, levels.rows, right, work.nab, out, first_out, lane, contracted and added)
                 pair_cd += stride
             begin += work.group
             added, more = True, contracted and begin < end
@@ -280,7 +280,7 @@ def launch_fused(context, h, r, g, ab, cd, block):
     ket_rows = context.table(row_table, class_of(ket), blocks_of_8(ket.nab))
     context.launch(
         fused_variant(context.unit, bra, ket), len(bra) * work.parts, 32 * TILES.warps, group * panel + rest,
-        Panel(h, rows8, blocks_of_8(bra.nherm)), pair_range(ab), levels(context, bra, rows8, False),
+        Panel(h, rows8, blocks_of_8(bra.nherm)), pair_range(ab), levels_of(context, bra, rows8, False),
         hermite_integrals(r, ab, cd), context.table(padded_words, bra.l, ket.l), pair_range(cd),
         KetSide(g, ket_rows, blocks_of_8(ket.nherm), ket.nab, len(ket)), work, result(block),
     )  # fmt: skip

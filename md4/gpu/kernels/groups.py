@@ -189,7 +189,7 @@ def hermite_integrals(r, ab, cd):
     return HermiteIntegrals(r, r_stride(ab.pairs.l + cd.pairs.l), cd.pairs.nprim)
 
 
-def levels(context, pairs, rows8, turned):
+def levels_of(context, pairs, rows8, turned):
     """`Levels` of a list for a tile of `rows8` blocks of 8 rows."""
     shells, blocks = class_of(pairs), (rows8, 1) if turned else (rows8 // 2, 2)
     return Levels(context.table(level_ends, shells, *blocks), context.table(row_table, shells, rows8))

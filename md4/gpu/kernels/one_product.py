@@ -33,7 +33,7 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import Path, make_copy_panel, make_ring
-from md4.gpu.kernels.two_products import grid_of, staircase
+from md4.gpu.kernels.two_products import grid_of, staircase_of
 from md4.gpu.tuning import SUMS, blocks_of_8, choose_tile, r_stride
 
 
@@ -100,7 +100,7 @@ def one_product(rows8, nt, warps, stages, unit):
     place, primitives = jit_device(block_place), jit_device(primitives_of)
 
     def kernel(
-        panel: Panel, bra: PairRange, stairs: Staircase, r: HermiteIntegrals, weights: Weights, nherm: i64, nab: i64,
+        panel: Panel, bra: PairRange, staircase: Staircase, r: HermiteIntegrals, weights: Weights, nherm: i64, nab: i64,
         ncd: i64, out: Result, grid: Grid,
     ):  # fmt: skip
         ring = shared_address(cuda.shared.array(0, f64))
@@ -113,7 +113,7 @@ def one_product(rows8, nt, warps, stages, unit):
         inner, own = 2 * (tid & 3), first_column + (tid >> 2)
         copies = (r.nket - own + 8 * warps - 1) // (8 * warps)
         path = Path(
-            last - first, panel.steps, stairs.reach, row,
+            last - first, panel.steps, staircase.reach, row,
             first * panel.steps * step + row * 64, step, i64(0),
             ((first - bra.first_prim) * r.nket + own) * r.stride + inner, i64(8), r.nket * r.stride - 8 * panel.steps,
         )  # fmt: skip
@@ -204,6 +204,6 @@ def launch_one_product(context, h, r, g, ab, cd, block):
         one_product_variant(context.unit, bra), grid.row_blocks * grid.column_blocks * len(bra), tile.threads,
         tile.stages * 512 * (tile.rows8 + tile.columns),
         Panel(h, form_rows(bra.nab, BRA_FLAT), np8), pair_range(ab),
-        staircase(context, bra, tile.rows8, grid.row_blocks, flat=True),
+        staircase_of(context, bra, tile.rows8, grid.row_blocks, flat=True),
         HermiteIntegrals(r, r_stride(bra.l + ket.l), ncol), weights, bra.nherm, bra.nab, ket.nab, result(block), grid,
     )  # fmt: skip

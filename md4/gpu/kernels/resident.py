@@ -20,7 +20,7 @@ from md4.gpu.kernels.groups import (
     Panel,
     half_transformed,
     hermite_integrals,
-    levels,
+    levels_of,
     pair_range,
     primitives_of,
 )
@@ -39,7 +39,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
     clear, primitives, lane_place = map(jit_device, (clear_end, primitives_of, Lane(rows8, nt, turned).place()))
 
     def kernel(
-        panel: Panel, bra: PairRange, stairs: Levels, r: HermiteIntegrals, kets: i64, words: F64, abq: HalfTransformed,
+        panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, kets: i64, words: F64, abq: HalfTransformed,
         parts: i64,
     ):  # fmt: skip
         # a warp has room for r of `kets` ket primitives; `parts` blocks share the columns of a bra pair
@@ -81,10 +81,10 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
             tile = empty()
             if live:
                 tile = products(
-                    tile, h_address, rows8 * 512, words_address, words_step, r_address, state, stairs.ends, panel.steps
+                    tile, h_address, rows8 * 512, words_address, words_step, r_address, state, levels.ends, panel.steps
                 )  # fmt: skip
             destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
-            store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, stairs.rows, lane_row)
+            store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, levels.rows, lane_row)
             column = following
 
     return Kernel(kernel, (threads, 2))
@@ -127,7 +127,7 @@ def launch_resident_bra(context, h, ab, cd, r, abq):
     parts = parts_of(ket.nprim * blocks_of_8(ket.nherm), tile)
     context.launch(
         resident_variant(context.unit, bra), parts * len(bra), tile.threads, shared,
-        Panel(h, tile.rows8, blocks_of_8(bra.nherm)), pair_range(ab), levels(context, bra, tile.rows8, tile.turned),
+        Panel(h, tile.rows8, blocks_of_8(bra.nherm)), pair_range(ab), levels_of(context, bra, tile.rows8, tile.turned),
         hermite_integrals(r, ab, cd), kets, context.table(all_words, bra.l, ket.l), half_transformed(abq, ab, cd),
         parts,
     )  # fmt: skip

@@ -187,7 +187,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
     )
 
     def kernel(
-        panel: Panel, bra: PairRange, stairs: Staircase, r: HermiteIntegrals, words: WordTable, abq: HalfTransformed,
+        panel: Panel, bra: PairRange, staircase: Staircase, r: HermiteIntegrals, words: WordTable, abq: HalfTransformed,
         grid: Grid,
     ):  # fmt: skip
         clear(abq.numbers)
@@ -196,7 +196,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         lane, warp = tid & 31, tid >> 5
         row_block, column_block, pair = place(grid)
         first, last = primitives(bra, pair)
-        row, depth, step = row_block * rows8, i64(stairs.depths[row_block]), panel.rows8 * 64
+        row, depth, step = row_block * rows8, i64(staircase.depths[row_block]), panel.rows8 * 64
         # r of the ket primitives that the block's columns touch, for one bra primitive at a time
         first_column, ncol = column_block * columns, r.nket * abq.nq8
         ket = first_column // abq.nq8
@@ -209,7 +209,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
             ring + 16 * lane, ring + rows8 * 512 + warp * (nt * 128) + 4 * lane, tid,
         )  # fmt: skip
         path = Path(
-            last - first, depth, stairs.reach, row,
+            last - first, depth, staircase.reach, row,
             first * panel.steps * step + row * 64, step, (panel.steps - depth) * step,
             i64(0), i64(0), i64(0),  # the words are found by their number
         )  # fmt: skip
@@ -219,7 +219,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         lane_row, lane_q = lane_place(lane)
         destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
         store(
-            tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, stairs.rows, 8 * row + lane_row
+            tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, staircase.rows, 8 * row + lane_row
         )  # fmt: skip
 
     return Kernel(kernel, (32 * warps, max(1, 8 // warps)))
@@ -276,25 +276,25 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
     place, primitives = jit_device(block_place), jit_device(primitives_of)
 
     def kernel(
-        panel: Panel, ket: PairRange, stairs: Staircase, abq: HalfTransformed, ncd: i64, out: Result, grid: Grid
+        panel: Panel, ket: PairRange, staircase: Staircase, abq: HalfTransformed, ncd: i64, out: Result, grid: Grid
     ):
         ring = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         row_block, column_block, pair = place(grid)
         first, last = primitives(ket, pair)
-        row, depth, step = row_block * rows8, i64(stairs.depths[row_block]), panel.rows8 * 64
+        row, depth, step = row_block * rows8, i64(staircase.depths[row_block]), panel.rows8 * 64
         # the last block of columns may read what lies behind (ab|q]: those columns are not stored
         first_column, ncol = column_block * columns, abq.npair * abq.nab
         copies = (min(i64(columns), (ncol + 7) // 8 - first_column) * 32 - tid + threads - 1) // threads
         path = Path(
-            last - first, depth, stairs.reach, row,
+            last - first, depth, staircase.reach, row,
             first * panel.steps * step + row * 64, step, (panel.steps - depth) * step,
             (first - ket.first_prim) * panel.steps * ncol * 8 + first_column * 64 + 2 * tid, ncol * 8,
             (panel.steps - depth) * ncol * 8,
         )  # fmt: skip
         tile = product(empty(), ring, path, KetOperands(panel.h, abq.numbers, copies, ring + 16 * (tid & 31), tid))
         column = 8 * (first_column + (tid >> 5) * nt)
-        finish(tile, out, out.first + pair * out.s_kl, 8 * row, stairs.rows, ncd, column, abq, tid & 31)
+        finish(tile, out, out.first + pair * out.s_kl, 8 * row, staircase.rows, ncd, column, abq, tid & 31)
 
     return Kernel(kernel, (threads, max(1, 8 // warps)))
 
@@ -356,7 +356,7 @@ def grid_of(tile, nrow, ncol):
     return Grid(-(-blocks_of_8(nrow) // tile.rows8), -(-ncol // tile.columns))
 
 
-def staircase(context, pairs, rows8, row_blocks, flat=False):
+def staircase_of(context, pairs, rows8, row_blocks, flat=False):
     """`Staircase` of a list; `flat`: for rows in their own order, which all count everywhere."""
     shells = class_of(pairs)
     return Staircase(
@@ -376,7 +376,7 @@ def launch_bra_transform(context, h, ab, cd, r, abq):
         bra_variant(context.unit, bra, ket), grid.row_blocks * grid.column_blocks * len(bra), tile.threads,
         bra_shared(tile, bra, ket)[1],
         Panel(h, form_rows(bra.nab, bra_form(context.unit, bra)), blocks_of_8(bra.nherm)), pair_range(ab),
-        staircase(context, bra, tile.rows8, grid.row_blocks), hermite_integrals(r, ab, cd), words,
+        staircase_of(context, bra, tile.rows8, grid.row_blocks), hermite_integrals(r, ab, cd), words,
         half_transformed(abq, ab, cd), grid,
     )  # fmt: skip
 
@@ -390,6 +390,6 @@ def launch_ket_transform(context, abq, h, form, ab, cd, block):
         ket_variant(context.unit, ket, form), grid.row_blocks * grid.column_blocks * len(ket), tile.threads,
         tile.stages * 512 * (tile.rows8 + tile.columns),
         Panel(h, form_rows(ket.nab, form), blocks_of_8(ket.nherm)), pair_range(cd),
-        staircase(context, ket, tile.rows8, grid.row_blocks, form == KET_FLAT), half_transformed(abq, ab, cd), ket.nab,
-        result(block), grid,
+        staircase_of(context, ket, tile.rows8, grid.row_blocks, form == KET_FLAT), half_transformed(abq, ab, cd),
+        ket.nab, result(block), grid,
     )  # fmt: skip
