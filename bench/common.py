@@ -11,8 +11,8 @@ from clock import median_seconds, one_thread, synchronize, wall_seconds
 from libcint import Libcint
 
 import md4
+from md4.gpu import paths
 from md4.gpu.context import cuda, gpu_available
-from md4.gpu.kernels import thread_quartet
 from md4.gpu.paths import plans as every_plan
 
 THREADS = 256
@@ -175,8 +175,8 @@ class Run:
 def compile_case(job):
     """A few quartets of one case, so that its kernels are in the disk cache; by every plan there is if `plans`."""
     case, npair, backend, plans = job
-    if npair[0] * npair[1] >= thread_quartet.THREAD_QUARTET.fewest_quartets:
-        thread_quartet.THREAD_QUARTET = replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1)
+    if npair[0] * npair[1] >= paths.THREAD_QUARTET.fewest_quartets:
+        paths.THREAD_QUARTET = replace(paths.THREAD_QUARTET, fewest_quartets=1)
     try:
         run = Run.make(case, (min(npair[0], 4), min(npair[1], 4)), backend, Output(backend))
         for plan in list(every_plan(run.backend.context.unit, run.bra.pairs, run.ket.pairs)) if plans else [None]:

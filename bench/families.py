@@ -20,9 +20,9 @@ import numpy as np
 import md4
 from md4.contract.tensor import ao_tensor
 from md4.gpu import backend as gpu
-from md4.gpu import kernels
+from md4.gpu import kernels, paths
 from md4.gpu.context import DeviceContext
-from md4.gpu.kernels import fused, thread_quartet
+from md4.gpu.kernels import fused
 from md4.gpu.paths import plans
 from md4.method.operators import OPERATORS
 from md4.shells.basis import Basis, Shell
@@ -114,7 +114,7 @@ def blocks(ls, path=None, unit=None, operator="coulomb", chunk=None, shared=None
     steps.context.unit = unit or steps.context.unit
     panel, rest = fused.fused_shared(a, b)
     changes = [
-        (thread_quartet, "THREAD_QUARTET", replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1)),
+        (paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1)),
         (gpu, "CHUNK_BYTES", chunk or gpu.CHUNK_BYTES),
         (fused, "SHARED_BYTES", shared * panel + rest if shared else fused.SHARED_BYTES),
     ]

@@ -105,7 +105,7 @@ def peak_kernel(unit):
     left, right = make_powers(na * ROWS), make_powers(nb * COLUMNS)
     zeros, step, total = make_powers(4 * ROWS * COLUMNS), make_step(unit), make_total(4 * ROWS * COLUMNS)
 
-    def kernel(x, steps, out):
+    def kernel(x: F64, steps: types.int64, out: F64):
         tid = cuda.threadIdx.x
         a, b = left(x[2 * tid], x[2 * tid + 1]), right(x[2 * tid + 1], x[2 * tid])
         acc = zeros(x[tid], 0.5)
@@ -113,7 +113,7 @@ def peak_kernel(unit):
             acc = step(acc, a, b)
         out[types.int64(cuda.blockIdx.x) * THREADS + tid] = total(acc)
 
-    return Kernel(kernel, (THREADS, 1), (F64, types.int64, F64))
+    return Kernel(kernel, (THREADS, 1))
 
 
 def gpu_peak(backend, repeats=7):

@@ -129,7 +129,7 @@ class GpuBackend:
         """Pairs of a chunk: about CHUNK_BYTES, or half of what is left where that is less."""
         if not plan.path.keeps_chunks:
             return len(bra), len(ket)
-        budget = max(1, min(CHUNK_BYTES, self.context.pool.left() // 2) // max(1, self.chunk_bytes(bra, ket)))
+        budget = max(1, self.context.pool.share(CHUNK_BYTES) // max(1, self.chunk_bytes(bra, ket)))
         nket = min(len(ket), budget)
         return max(1, min(len(bra), budget // nket)), nket
 

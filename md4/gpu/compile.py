@@ -38,17 +38,14 @@ class Kernel:
         whose annotations are such in turn.
     launch_bounds : tuple of int, optional
         Threads of a block, and blocks that a multiprocessor must hold at once.
-    signature : tuple of numba types, optional
-        In place of annotations.
     """
 
     function: object
     launch_bounds: tuple | None = None
-    signature: tuple | None = None
 
     def types(self):
         """Numba types of the parameters."""
-        return self.signature or tuple(map(numba_type, get_annotations(self.function).values()))
+        return tuple(map(numba_type, get_annotations(self.function).values()))
 
     def options(self):
         return {} if self.launch_bounds is None else {"launch_bounds": self.launch_bounds}

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from md4.gpu.staircases import class_of, gather_order, hermite_order, row_table
+from md4.gpu.staircases import gather_order, hermite_order, row_table
 from md4.gpu.tuning import blocks_of_8, panel_rows, turned_panel_rows
 from md4.method import hermite
 from md4.method.angular import nherm
@@ -86,7 +86,7 @@ def form_rows(nab, form):
 def form_size(pairs, form):
     """Doubles of the H of one primitive pair of a list in a form."""
     if form.layout in ("by row", "by column"):
-        return (len(hermite.structure(*class_of(pairs))) + 1) // 2 * 2
+        return (len(hermite.structure(*pairs.shell_class)) + 1) // 2 * 2
     if form.layout == "matrix":
         return pairs.nab * pairs.nherm
     return blocks_of_8(pairs.nherm) * form_rows(pairs.nab, form) * 64

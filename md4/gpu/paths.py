@@ -26,6 +26,7 @@ from md4.gpu.h_layout import (
 from md4.gpu.kernels import fused, one_product, plain, resident, thread_quartet, two_products
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side
+from md4.gpu.tuning import THREAD_QUARTET
 from md4.plan import Plan
 
 
@@ -243,7 +244,7 @@ def ranked(unit, bra, ket, long):
 
 def plans(unit, bra, ket):
     """All plans for two `ShellPairs`, the one that is taken first; `bench/variants.py` times them."""
-    return ranked(unit, Side.of(bra), Side.of(ket), thread_quartet.long_enough(bra, ket))
+    return ranked(unit, Side.of(bra), Side.of(ket), len(bra) * len(ket) >= THREAD_QUARTET.fewest_quartets)
 
 
 def plan_variants(unit, kind, bra, ket, long):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from md4.gpu.kernels import resident
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
-from md4.gpu.staircases import class_of, reach
+from md4.gpu.staircases import reach
 from md4.gpu.tuning import blocks_of_8, panel_rows, r_stride
 
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change
@@ -42,7 +42,7 @@ class Side(NamedTuple):
     @classmethod
     def of(cls, pairs):
         return cls(
-            pairs.l, pairs.nab, pairs.nherm, pairs.max_prim, round(pairs.mean_prim, 1), *counted_rows(class_of(pairs))
+            pairs.l, pairs.nab, pairs.nherm, pairs.max_prim, round(pairs.mean_prim, 1), *counted_rows(pairs.shell_class)
         )
 
 

@@ -19,11 +19,6 @@ from md4.method.angular import hermite_triples
 from md4.method.hermite import structure
 
 
-def class_of(pairs):
-    """The class of a list of shell pairs."""
-    return pairs.la, pairs.lb, pairs.pure, pairs.nctr_a, pairs.nctr_b
-
-
 def padded(order, count):
     """An order as an array of `count`."""
     return np.pad(order, (0, count - len(order)), constant_values=-1).astype(np.int32)

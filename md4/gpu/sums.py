@@ -68,15 +68,13 @@ class DeviceDigest:
         self.context, self.nao, self.shapes = context, densities.shape[-1], (densities.shape, twice.shape)
         zeros = [np.zeros_like(densities), np.zeros_like(twice)]
         self.buffer, parts = context.pool.upload([densities, twice, *zeros], context.stream)
-        self.densities, self.twice, self.x, self.y = (p.part(0, (p.shape[0], self.nao**2)) for p in parts)
+        d, twice_d, self.x, self.y = (part.part(0, (part.size,)) for part in parts)
+        self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
 
     def add(self, block, bra, ket, basis, triangle):
         """Digests one block, and forgets it; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
         places = [first_aos(self.context, side.whole, basis) for side in (bra, ket)]
-        x, y = (m.part(0, (m.size,)) for m in (self.x, self.y))
-        launch_digest(
-            self.context, block, bra, ket, places, triangle, self.densities, x, self.twice, y, self.nao
-        )
+        launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
         self.context.pool.release(block.array)
 
     def result(self):

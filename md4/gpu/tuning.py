@@ -1,6 +1,7 @@
 """Every tunable of the GPU kernels: tile ladders, thread counts, memory budgets."""
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
@@ -224,12 +225,14 @@ def turned_panel_rows(nrow):
     return prod(turned_split(nrow))
 
 
+@cache
 def choose_tile(nrow, steps, unit):
     """The tile for `nrow` rows and `steps` inner blocks of 8 a primitive."""
     _, mt = row_split(nrow)
     return Tile(2 * mt, TILES.columns[mt - 1], TILES.warps, min(TILES.stages, steps + 1), unit)
 
 
+@cache
 def turned_tile(nrow, steps, unit):
     """A turned tile of step 4, or None where a tile of few rows would not save 8 of padding."""
     _, rows8 = turned_split(nrow)
@@ -238,6 +241,7 @@ def turned_tile(nrow, steps, unit):
     return turned_ket_tile(nrow, steps, unit)
 
 
+@cache
 def turned_ket_tile(nrow, steps, unit):
     """A turned tile of step 5."""
     _, rows8 = turned_split(nrow)

@@ -98,6 +98,11 @@ class ShellPairs:
         return int(self.start[-1])
 
     @cached_property
+    def shell_class(self):
+        """The class (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends."""
+        return self.la, self.lb, self.pure, self.nctr_a, self.nctr_b
+
+    @cached_property
     def l(self):
         """Total angular momentum: the degree of the highest Hermite function."""
         return self.la + self.lb

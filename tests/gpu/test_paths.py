@@ -8,9 +8,9 @@ import pytest
 from molecules import class_name, host, relative_error
 
 import md4
-from md4.gpu.kernels import thread_quartet
+from md4.gpu import paths
 from md4.gpu.paths import plans
-from md4.gpu.staircases import class_of, reach
+from md4.gpu.staircases import reach
 from md4.gpu.tuning import TILES, turned_split
 from md4.shells.basis import Basis, Shell
 from md4.shells.shell_pairs import shell_pairs
@@ -54,7 +54,7 @@ def check(basis, bra, ket, path=None, operator="coulomb"):
 @pytest.fixture
 def small_batches(monkeypatch):
     """A thread a quartet for lists of any length."""
-    monkeypatch.setattr(thread_quartet, "THREAD_QUARTET", replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1))
+    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
 
 
 gpu = pytest.mark.gpu
@@ -118,7 +118,7 @@ def test_rows_of_general_contractions(gpu, ls, nctr):
     pairs = shell_pairs(basis, bra)
     row_blocks, rows8 = turned_split(pairs.nab)
     assert row_blocks > 1
-    assert np.sum(reach(class_of(pairs)) > rows8 * (row_blocks - 1)) <= TILES.stages - 1
+    assert np.sum(reach(pairs.shell_class) > rows8 * (row_blocks - 1)) <= TILES.stages - 1
     assert check(basis, bra[:9], ket[:8], path="two_products") == 2
 
 

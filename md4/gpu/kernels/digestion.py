@@ -42,7 +42,7 @@ def bra_pairs_of_a_warp(integrals, warps):
     return max(1, min(DIGEST.integrals // integrals, warps // DIGEST.warps))
 
 
-def launch_digest(context, block, ab, cd, places, triangle, densities, x, twice, y, nao):
+def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, nao):
     """A block into X and Y.
 
     Parameters
@@ -52,12 +52,13 @@ def launch_digest(context, block, ab, cd, places, triangle, densities, x, twice,
         Slices of lists, whose (npair, 2) first AOs are `places`.
     triangle : bool
         Bra and ket are slices of one list.
-    densities, x, twice, y : Buffer, shape (n, nao nao)
-        See `md4.method.digestion`; n = 0 leaves out K or J.
+    matrices : tuple of Buffer
+        D, X, D + D^T and Y of `md4.method.digestion`, each in a row.
+    counts : tuple of int
+        Numbers of matrices X and Y; 0 leaves out K or J.
     nao : int
     """
     bra, ket = ab.pairs, cd.pairs
-    n_k, n_j = densities.shape[0], twice.shape[0]
     if by_quartets(bra, ket):
         elements, lane_integrals, shape = len(ket), bra.nab * ket.nab, ()
         shared = quartet_bytes(bra.na, bra.nb, ket.na, ket.nb)
@@ -69,8 +70,7 @@ def launch_digest(context, block, ab, cd, places, triangle, densities, x, twice,
     bra_pairs = bra_pairs_of_a_warp(lane_integrals, warps * len(bra))
     blocks = -(-warps * -(-len(bra) // bra_pairs) * 32 // DIGEST.threads)
     chunk = Block(block.array, len(bra), len(ket)), Lists(ab.first, cd.first, triangle, *places)
-    matrices = densities.part(0, (densities.size,)), x, twice.part(0, (twice.size,)), y
-    for ends, flags in zip(digest_ranges(n_k, n_j), digest_flags(n_k, n_j)):
+    for ends, flags in zip(digest_ranges(*counts), digest_flags(*counts)):
         context.launch(
             digest_variant(bra, ket, *flags), blocks, DIGEST.threads, shared,
             *chunk, Matrices(*matrices, *ends, nao), Share(warps, bra_pairs), *shape,

@@ -36,7 +36,7 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.staircases import class_of, reach, row_table
+from md4.gpu.staircases import reach, row_table
 from md4.gpu.tuning import FEWEST_BLOCKS, FUSED, SHARED_BYTES, TILES, blocks_of_8, panel_rows, r_stride
 
 
@@ -259,8 +259,12 @@ def fused_shared(bra, ket):
 def fused_variant(unit, bra, ket):
     """Variant for a class that `choose_fused` has a tile for."""
     tile = choose_fused(unit, bra, ket)
-    blocks = fused_blocks(tile, bra, ket)
-    facts = tile.mt, tile.nq, tile.nc, reach_in_passes(class_of(ket), tile.nq), TILES.warps, blocks
+    return tile_variant(unit, bra, ket, tile, fused_blocks(tile, bra, ket))
+
+
+def tile_variant(unit, bra, ket, tile, blocks):
+    """Variant for a class, its tile and the blocks that share a multiprocessor."""
+    facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.shell_class, tile.nq), TILES.warps, blocks
     return Variant(fused_transforms, (*facts, bra.max_prim > 1, unit))
 
 
@@ -274,12 +278,14 @@ def launch_fused(context, h, r, g, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
     bra, ket = ab.pairs, cd.pairs
     panel, rest = fused_shared(bra, ket)
-    blocks = fused_blocks(choose_fused(context.unit, bra, ket), bra, ket)
+    tile = choose_fused(context.unit, bra, ket)
+    blocks = fused_blocks(tile, bra, ket)
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
     work, rows8 = Work(bra.nab, group, fused_parts(len(bra), len(ket))), panel_rows(bra.nab)
-    ket_rows = context.table(row_table, class_of(ket), blocks_of_8(ket.nab))
+    ket_rows = context.table(row_table, ket.shell_class, blocks_of_8(ket.nab))
     context.launch(
-        fused_variant(context.unit, bra, ket), len(bra) * work.parts, 32 * TILES.warps, group * panel + rest,
+        tile_variant(context.unit, bra, ket, tile, blocks), len(bra) * work.parts, 32 * TILES.warps,
+        group * panel + rest,
         Panel(h, rows8, blocks_of_8(bra.nherm)), pair_range(ab), levels_of(context, bra, rows8, False),
         hermite_integrals(r, ab, cd), context.table(padded_words, bra.l, ket.l), pair_range(cd),
         KetSide(g, ket_rows, blocks_of_8(ket.nherm), ket.nab, len(ket)), work, result(block),

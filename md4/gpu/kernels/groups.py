@@ -7,7 +7,7 @@ signature from them. Functions marked as device functions are compiled by the ke
 from typing import NamedTuple
 
 from md4.gpu.device_code import F64, I32, I64, cuda, i64
-from md4.gpu.staircases import class_of, level_ends, row_table
+from md4.gpu.staircases import level_ends, row_table
 from md4.gpu.tuning import blocks_of_8, r_stride
 
 
@@ -191,7 +191,7 @@ def hermite_integrals(r, ab, cd):
 
 def levels_of(context, pairs, rows8, turned):
     """`Levels` of a list for a tile of `rows8` blocks of 8 rows."""
-    shells, blocks = class_of(pairs), (rows8, 1) if turned else (rows8 // 2, 2)
+    shells, blocks = pairs.shell_class, (rows8, 1) if turned else (rows8 // 2, 2)
     return Levels(context.table(level_ends, shells, *blocks), context.table(row_table, shells, rows8))
 
 

@@ -13,7 +13,6 @@ from md4.gpu.device_code import F64, I32, I64, cuda, i64, jit_device, types
 from md4.gpu.h_layout import form_positions, form_size
 from md4.gpu.kernels.groups import Records
 from md4.gpu.pair_layout import FROM_A, FROM_B, RECORD
-from md4.gpu.staircases import class_of
 from md4.gpu.tuning import H_MATRICES
 from md4.method import hermite
 from md4.method.angular import hermite_triples
@@ -135,7 +134,7 @@ def launch_h(context, pairs, records, form, places, stride, out):
         return
     size = form_size(pairs, form)
     parts = max(1, min(H_MATRICES.blocks // pairs.nprim, size // (4 * H_MATRICES.threads)))
-    element, triples = context.table(form_positions, form, class_of(pairs)), context.table(packed_triples, pairs.l)
+    element, triples = context.table(form_positions, form, pairs.shell_class), context.table(packed_triples, pairs.l)
     context.launch(
         h_variant(), pairs.nprim * parts, H_MATRICES.threads, 24 * hermite.axis_size(pairs.la, pairs.lb),
         Records(records, RECORD + pairs.nctr_a + pairs.nctr_b), components(context, pairs.la, pairs.pure, pairs.nctr_a),

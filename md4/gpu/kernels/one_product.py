@@ -32,7 +32,7 @@ from md4.gpu.kernels.groups import (
     primitives_of,
     result,
 )
-from md4.gpu.kernels.ring import Path, make_copy_panel, make_ring
+from md4.gpu.kernels.ring import Course, make_copy_panel, make_ring
 from md4.gpu.kernels.two_products import grid_of, staircase_of
 from md4.gpu.tuning import SUMS, blocks_of_8, choose_tile, r_stride
 
@@ -112,13 +112,13 @@ def one_product(rows8, nt, warps, stages, unit):
         # a thread copies two inner indices of every (8 warps)th column
         inner, own = 2 * (tid & 3), first_column + (tid >> 2)
         copies = (r.nket - own + 8 * warps - 1) // (8 * warps)
-        path = Path(
+        course = Course(
             last - first, panel.steps, staircase.reach, row,
             first * panel.steps * step + row * 64, step, i64(0),
             ((first - bra.first_prim) * r.nket + own) * r.stride + inner, i64(8), r.nket * r.stride - 8 * panel.steps,
         )  # fmt: skip
         side = Columns(panel.h, r.numbers, 64 * warps * r.stride, copies, inner, nherm, ring + 16 * lane, tid)
-        tile = product(empty(), ring, path, side)
+        tile = product(empty(), ring, course, side)
         ab, column = 8 * row + (lane >> 2), first_column + 8 * nt * warp + 2 * (lane & 3)
         tile = scale(tile, weights.numbers, weights.first + column * weights.step, weights.step, r.nket - column)
         store(

@@ -10,7 +10,7 @@ from md4.gpu.device_code import I32, cuda, i64, jit_device, types
 from md4.gpu.emit.instructions import address_of, commit_copies, make_copies, make_wait_copies
 
 
-class Path(NamedTuple):
+class Course(NamedTuple):
     """The steps of a product, and where their operands stand in global memory.
 
     Attributes
@@ -40,14 +40,14 @@ class Path(NamedTuple):
     other_skip: i64
 
 
-def following(h, other, k, path):
+def following(h, other, k, course):
     """Places of the operands after a step, and its number in its primitive pair (device function)."""
-    h += path.h_step
-    other += path.other_step
+    h += course.h_step
+    other += course.other_step
     k += 1
-    if k == path.depth:
-        h += path.h_skip
-        other += path.other_skip
+    if k == course.depth:
+        h += course.h_skip
+        other += course.other_skip
         k = i64(0)
     return h, other, k
 
@@ -57,7 +57,7 @@ def nothing(*args):
 
 
 def make_ring(stages, stage_bytes, fill, multiply, begin=nothing, fetch=nothing):
-    """Device function (tile, ring, path, operands) -> tile + the product of all steps; `ring` is a shared address.
+    """Device function (tile, ring, course, operands) -> tile + the product of all steps; `ring` is a shared address.
 
     Parameters
     ----------
@@ -75,19 +75,19 @@ def make_ring(stages, stage_bytes, fill, multiply, begin=nothing, fetch=nothing)
     fill, multiply, begin, fetch, advance = map(jit_device, (fill, multiply, begin, fetch, following))
     wait = make_wait_copies(stages - 2)
 
-    def ring_product(tile, ring, path, operands):
-        steps, h, other, coming_k = path.count * path.depth, path.h, path.other, i64(0)
+    def ring_product(tile, ring, course, operands):
+        steps, h, other, coming_k = course.count * course.depth, course.h, course.other, i64(0)
         for n in range(stages - 1):
             if n < steps:
                 fill(ring + n * stage_bytes, h, other, coming_k, operands)
             commit_copies()
-            h, other, coming_k = advance(h, other, coming_k, path)
-        step, slot, reach = 0, 0, path.reach[0]
-        for n in range(path.count):
+            h, other, coming_k = advance(h, other, coming_k, course)
+        step, slot, reach = 0, 0, course.reach[0]
+        for n in range(course.count):
             begin(n, operands)
-            for k in range(path.depth):
+            for k in range(course.depth):
                 # the reach of the next step is fetched now
-                count, reach = types.int32(reach - path.row), path.reach[k + 1 if k + 1 < path.depth else 0]
+                count, reach = types.int32(reach - course.row), course.reach[k + 1 if k + 1 < course.depth else 0]
                 wait()
                 cuda.syncthreads()
                 if step + stages - 1 < steps:
@@ -95,7 +95,7 @@ def make_ring(stages, stage_bytes, fill, multiply, begin=nothing, fetch=nothing)
                     fill(ring + free * stage_bytes, h, other, coming_k, operands)
                 fetch(n, k, operands)
                 commit_copies()
-                h, other, coming_k = advance(h, other, coming_k, path)
+                h, other, coming_k = advance(h, other, coming_k, course)
                 tile = multiply(tile, slot * stage_bytes, n, count, operands)
                 step += 1
                 slot = slot + 1 if slot + 1 < stages else 0

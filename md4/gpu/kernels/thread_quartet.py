@@ -157,11 +157,6 @@ def takes(unit, bra, ket):
     return bra.nab * ket.nab <= most and bra.l + ket.l <= limits.l
 
 
-def long_enough(bra, ket):
-    """Whether two lists have quartets enough for a thread each."""
-    return len(bra) * len(ket) >= THREAD_QUARTET.fewest_quartets
-
-
 def swapped(bra, ket):
     """Whether bra and ket are exchanged: H of the side of higher l in shared memory leaves more registers."""
     return bra.l + ket.l >= THREAD_QUARTET.swap_l and (bra.l, bra.nab) < (ket.l, ket.nab)

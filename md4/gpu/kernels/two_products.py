@@ -53,8 +53,8 @@ from md4.gpu.kernels.groups import (
     primitives_of,
     result,
 )
-from md4.gpu.kernels.ring import Path, make_copy_panel, make_copy_range, make_ring
-from md4.gpu.staircases import class_of, depths, full_depths, full_reach, reach, row_table
+from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_ring
+from md4.gpu.staircases import depths, full_depths, full_reach, reach, row_table
 from md4.gpu.tuning import SHARED_BYTES, TILES, blocks_of_8, choose_tile, r_stride, turned_ket_tile, turned_tile
 
 
@@ -208,14 +208,14 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
             i32(ring + ring_bytes), last - first, column_state(column, ncol, ket, abq.nq8, r.stride),
             ring + 16 * lane, ring + rows8 * 512 + warp * (nt * 128) + 4 * lane, tid,
         )  # fmt: skip
-        path = Path(
+        course = Course(
             last - first, depth, staircase.reach, row,
             first * panel.steps * step + row * 64, step, (panel.steps - depth) * step,
             i64(0), i64(0), i64(0),  # the words are found by their number
         )  # fmt: skip
         if first < last:
             start_r(0, side)
-        tile = product(empty(), ring, path, side)
+        tile = product(empty(), ring, course, side)
         lane_row, lane_q = lane_place(lane)
         destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
         store(
@@ -286,13 +286,13 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
         # the last block of columns may read what lies behind (ab|q]: those columns are not stored
         first_column, ncol = column_block * columns, abq.npair * abq.nab
         copies = (min(i64(columns), (ncol + 7) // 8 - first_column) * 32 - tid + threads - 1) // threads
-        path = Path(
+        course = Course(
             last - first, depth, staircase.reach, row,
             first * panel.steps * step + row * 64, step, (panel.steps - depth) * step,
             (first - ket.first_prim) * panel.steps * ncol * 8 + first_column * 64 + 2 * tid, ncol * 8,
             (panel.steps - depth) * ncol * 8,
         )  # fmt: skip
-        tile = product(empty(), ring, path, KetOperands(panel.h, abq.numbers, copies, ring + 16 * (tid & 31), tid))
+        tile = product(empty(), ring, course, KetOperands(panel.h, abq.numbers, copies, ring + 16 * (tid & 31), tid))
         column = 8 * (first_column + (tid >> 5) * nt)
         finish(tile, out, out.first + pair * out.s_kl, 8 * row, staircase.rows, ncd, column, abq, tid & 31)
 
@@ -358,7 +358,7 @@ def grid_of(tile, nrow, ncol):
 
 def staircase_of(context, pairs, rows8, row_blocks, flat=False):
     """`Staircase` of a list; `flat`: for rows in their own order, which all count everywhere."""
-    shells = class_of(pairs)
+    shells = pairs.shell_class
     return Staircase(
         context.table(full_reach if flat else reach, shells),
         context.table(full_depths if flat else depths, shells, rows8, row_blocks),

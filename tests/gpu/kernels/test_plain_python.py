@@ -9,8 +9,8 @@ from offline import factories
 
 import md4
 from md4.contract.tensor import ao_tensor
-from md4.gpu import tuning
-from md4.gpu.kernels import hermite_coulomb, recurrence, thread_quartet
+from md4.gpu import paths, tuning
+from md4.gpu.kernels import hermite_coulomb, recurrence
 from md4.gpu.paths import plans
 from md4.method.angular import nherm
 from md4.method.operators import OPERATORS, Operator
@@ -55,8 +55,8 @@ def assert_same(ours, right):
 @pytest.fixture
 def all_classes(monkeypatch):
     """A thread a quartet is a plan for few quartets, too."""
-    tuning = replace(thread_quartet.THREAD_QUARTET, fewest_quartets=1)
-    monkeypatch.setattr(thread_quartet, "THREAD_QUARTET", tuning)
+    tuning = replace(paths.THREAD_QUARTET, fewest_quartets=1)
+    monkeypatch.setattr(paths, "THREAD_QUARTET", tuning)
 
 
 @pytest.mark.parametrize("unit", UNITS)
