@@ -119,7 +119,7 @@ def peak_kernel(unit):
 def gpu_peak(backend, repeats=7):
     """FLOP/s of the arithmetic unit that the transforms use."""
     made = peak_kernel(backend.context.unit)
-    kernel = cuda.jit(made.signature, **made.options())(made.function)
+    kernel = cuda.jit(made.types(), **made.options())(made.function)
     blocks = BLOCKS_PER_SM * cuda.get_current_device().MULTIPROCESSOR_COUNT
     x = cuda.to_device(np.random.default_rng().uniform(0.5, 0.99, 2 * THREADS))
     out = cuda.device_array(blocks * THREADS)
