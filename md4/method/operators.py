@@ -13,6 +13,8 @@ With c = 2 pi^(5/2) / (p q sqrt(p + q)), T = rho R^2, theta = omega^2 / (omega^2
     slater    exp(-zeta r)      yukawa's integrand times (zeta / 2 rho) (1/t^2 - 1)
     gaussian  exp(-omega r^2)   (pi^2 / ((p + q) (rho + omega)))^(3/2) (-2 alpha)^m exp(-alpha R^2),
                                 alpha = rho omega / (rho + omega)
+    gaussian_coulomb            with the same alpha and nu = rho - alpha = rho^2 / (rho + omega)
+              exp(-omega r^2)/r c (nu / rho) exp(-alpha R^2) sum_k binomial(m, k) (-2 alpha)^(m-k) (-2 nu)^k F_k(nu R^2)
 
 The highest order is m = MMAX = 32. |[0]^(m)| must stay below 1e308. This is so for exponents up to 1e10 at every m, and
 for larger exponents at lower m (`md4.shells.limits`; `md4.Basis` refuses the others). Device functions and makers are
@@ -80,6 +82,11 @@ class Operator:
     def gaussian(cls, omega):
         """exp(-omega r^2)"""
         return cls("gaussian", omega)
+
+    @classmethod
+    def gaussian_coulomb(cls, omega):
+        """exp(-omega r^2)/r"""
+        return cls("gaussian_coulomb", omega)
 
     @classmethod
     def from_omega(cls, omega):
@@ -340,6 +347,44 @@ def make_gaussian(jit):
     return jit(gaussian)
 
 
+def make_gaussian_coulomb(jit):
+    """The sum over k, all of whose terms have the sign (-1)^m."""
+    boys, power, prefactor_of = make_scaled_boys(jit), jit(scaled_power), jit(prefactor)
+
+    def gaussian_coulomb(m, p, q, r2, omega, table):
+        rho = p * q / (p + q)
+        theta = 1.0 / (1.0 + omega / rho)
+        nu, alpha = rho * theta, omega * theta
+        decay = exp(-0.5 * alpha * r2)
+        factor = prefactor_of(p, q) * theta * decay
+        total, binomial = 0.0, 1.0
+        for k in range(m + 1):
+            total += power(binomial * boys(k, factor, -2.0 * nu, nu * r2, table), -2.0 * alpha, m - k)
+            binomial = binomial * (m - k) / (k + 1)
+        return total * decay
+
+    return jit(gaussian_coulomb)
+
+
+def make_gaussian_coulomb_upto(jit):
+    """The sums over k for all m, in place by Pascal's rule: after n steps the values of m <= n are complete."""
+    boys, factor = make_scaled_boys_upto(jit), jit(prefactor)
+
+    def gaussian_coulomb_upto(mmax, p, q, r2, omega, table, out, offset, stride):
+        rho = p * q / (p + q)
+        theta = 1.0 / (1.0 + omega / rho)
+        nu, alpha = rho * theta, omega * theta
+        decay = exp(-0.5 * alpha * r2)
+        boys(mmax, factor(p, q) * theta * decay, -2.0 * nu, nu * r2, table, out, offset, stride)
+        for n in range(mmax):
+            for m in range(mmax, n, -1):
+                out[offset + m * stride] -= 2.0 * alpha * out[offset + (m - 1) * stride]
+        for m in range(mmax + 1):
+            out[offset + m * stride] *= decay
+
+    return jit(gaussian_coulomb_upto)
+
+
 # What kernels ask for -------------------------------------------------------------------------------------------------
 
 
@@ -358,21 +403,56 @@ def one_by_one(make_zero):
     return make_zeros
 
 
-MAKERS = {
-    "coulomb": (make_coulomb, make_coulomb_upto),
-    "erf": (make_erf, make_erf_upto),
-    "erfc": (make_erfc, one_by_one(make_erfc)),
-    "yukawa": (make_yukawa, one_by_one(make_yukawa)),
-    "slater": (make_slater, one_by_one(make_slater)),
-    "gaussian": (make_gaussian, one_by_one(make_gaussian)),
+@cache
+def no_table():
+    """The `table` of functions that read none."""
+    return np.zeros((1, 1))
+
+
+@cache
+def erfc_table():
+    """`boys_table` with a row of Gauss-Legendre nodes and one of weights on (0, 1) below it."""
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    rows = np.zeros((2, boys_table().shape[1]))
+    rows[:, :NODES] = (nodes + 1) / 2, weights / 2
+    return np.concatenate([boys_table(), rows])
+
+
+@dataclass(frozen=True)
+class Definition:
+    """All that the integrals know of an operator.
+
+    Attributes
+    ----------
+    make_zero : callable
+        jit -> the function zero(m, p, q, r2, parameter, table) -> [0]^(m), bound with `jit`.
+    make_zeros : callable
+        jit -> the function zeros(mmax, p, q, r2, parameter, table, out, offset, stride), bound with `jit`.
+    make_table : callable
+        () -> the `table` of both, float64 and two-dimensional.
+    """
+
+    make_zero: object
+    make_zeros: object
+    make_table: object
+
+
+DEFINITIONS = {
+    "coulomb": Definition(make_coulomb, make_coulomb_upto, boys_table),
+    "erf": Definition(make_erf, make_erf_upto, boys_table),
+    "erfc": Definition(make_erfc, one_by_one(make_erfc), erfc_table),
+    "yukawa": Definition(make_yukawa, one_by_one(make_yukawa), no_table),
+    "slater": Definition(make_slater, one_by_one(make_slater), no_table),
+    "gaussian": Definition(make_gaussian, one_by_one(make_gaussian), no_table),
+    "gaussian_coulomb": Definition(make_gaussian_coulomb, make_gaussian_coulomb_upto, boys_table),
 }
-OPERATORS = tuple(MAKERS)
+OPERATORS = tuple(DEFINITIONS)
 KINDS = ", ".join(map(repr, OPERATORS))
 
 
 def zero_function(kind, jit):
     """The function zero(m, p, q, r2, parameter, table) -> [0]^(m) of one m, bound with `jit`."""
-    return MAKERS[checked_kind(kind)][0](jit)
+    return DEFINITIONS[checked_kind(kind)].make_zero(jit)
 
 
 def zeros_function(kind, jit):
@@ -380,22 +460,9 @@ def zeros_function(kind, jit):
 
     It writes out[offset + m stride] = [0]^(m) for m = 0..mmax.
     """
-    return MAKERS[checked_kind(kind)][1](jit)
+    return DEFINITIONS[checked_kind(kind)].make_zeros(jit)
 
 
 def operator_table(operator):
-    """The `table` that an operator's device functions read, float64 and two-dimensional; see `kind_table`."""
-    return kind_table(as_operator(operator).kind)
-
-
-@cache
-def kind_table(kind):
-    """`boys_table` for coulomb and erf; for erfc with rows of nodes and weights on (0, 1) added; else a zero."""
-    if kind in ("coulomb", "erf"):
-        return boys_table()
-    if kind != "erfc":
-        return np.zeros((1, 1))
-    nodes, weights = np.polynomial.legendre.leggauss(NODES)
-    rows = np.zeros((2, boys_table().shape[1]))
-    rows[:, :NODES] = (nodes + 1) / 2, weights / 2
-    return np.concatenate([boys_table(), rows])
+    """The `table` of an operator's device functions, float64 and two-dimensional."""
+    return DEFINITIONS[as_operator(operator).kind].make_table()
