@@ -1,6 +1,14 @@
-"""Fixtures of all tests: the two backends, and the arithmetic units of the GPU."""
+"""Fixtures of all tests: the two backends, and the arithmetic units of the GPU; threads and workers."""
 
 import os
+
+# Workers of pytest-xdist use all cores, and threads that wait for others of a loop hold up both. So BLAS and PySCF take
+# one thread and md4's loops one of two (see `one_thread`); set before NumPy is imported, here and for the workers.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "2")
+# Kernels are compiled where they are used, unless a test says otherwise.
+os.environ.setdefault("MD4_JOBS", "1")
 
 import numba
 import pytest
@@ -8,10 +16,30 @@ from hypothesis import settings
 
 from md4.gpu.context import gpu_available
 
-# Kernels are compiled where they are used, unless a test says otherwise: workers of xdist are many already.
-os.environ.setdefault("MD4_JOBS", "1")
+MOST_WORKERS = 8  # each takes a gigabyte
 settings.register_profile("md4", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("md4")
+
+
+def pytest_xdist_auto_num_workers(config):
+    """Workers of `-n auto`: one a core that this process may use."""
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Loops of the main thread run by one thread; threads that a test starts, and `two_threads`, take two."""
+    numba.set_num_threads(1)
+
+
+@pytest.fixture
+def two_threads():
+    """Loops are shared by two threads, each with sums of its own."""
+    if numba.config.NUMBA_NUM_THREADS < 2:
+        pytest.skip("Numba may use one thread only")
+    numba.set_num_threads(2)
+    yield
+    numba.set_num_threads(1)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -38,15 +66,6 @@ def unit(request, gpu):
     if current_capability() < least or (request.param == "dmma16" and (9, 0) < current_capability() < (10, 0)):
         pytest.skip(f"the GPU has no {request.param}")
     return request.param
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """Hundreds of builds of a tenth of a second: waking up threads takes longer, seconds where others use the cores."""
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, product
-from pathlib import Path
 
 import numpy as np
+from places import DATA
 from pyscf import gto
 
 from md4.method.angular import cartesian_triples, component_coefficients
@@ -27,7 +27,7 @@ def host(result):
 
 
 # Basis sets of the Basis Set Exchange, so that tests run where it is not installed.
-STORED = json.loads((Path(__file__).parent / "data" / "basis_sets.json").read_text())
+STORED = json.loads((DATA / "basis_sets.json").read_text())
 
 
 def molecule(atom, basis, spin=None, **kwargs):
@@ -198,7 +198,7 @@ class OracleCase:
 
 def oracle_cases():
     """All cases of reference.json."""
-    text = Path(__file__).with_name("data").joinpath("reference.json").read_text()
+    text = (DATA / "reference.json").read_text()
     arrays = "exponents", "coefficients", "centre"
     out = []
     for case in json.loads(text):

@@ -1,5 +1,6 @@
 """Kernel variants without a GPU: which ones the launchers ask for, their machine code, and what ptxas says of it."""
 
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import numpy as np
 from numba.cuda.compiler import _compile_pyfunc_with_fixup
 
 from md4.engine import Engine, PreparedPairs
+from md4.gpu import kernels
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext, Real
@@ -63,6 +65,16 @@ def compile_ptx(variant, capabilities):
             kernel.function, kernel.types(), device=False, abi="numba", cc=first, **kernel.options()
         )
     return {cc: library.get_asm_str(cc=cc) for cc in capabilities}
+
+
+def factories():
+    """Names of all kernel factories of md4.gpu.kernels, as the sources have them."""
+    made = set()
+    for module in pkgutil.iter_modules(kernels.__path__):
+        text = Path(kernels.__path__[0], f"{module.name}.py").read_text()
+        made |= set(re.findall(r"^def (\w+)\([^\n]*\):\n    \"\"\"Kernel factory", text, re.MULTILINE))
+    assert made
+    return made
 
 
 # ptxas ----------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every public function with good and bad values of its arguments, for test_fuzz_arguments.py."""
+"""Every public function with good and bad values of its arguments, for fuzzing/test_arguments.py."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

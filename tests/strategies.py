@@ -1,6 +1,6 @@
 """Random molecules and options for the fuzzing suite, and how its tests are run.
 
-A property is checked on seeded random cases. In CI each takes a short sample; ``pytest -m slow tests/test_fuzz_*.py``
+A property is checked on seeded random cases. In CI each takes a short sample; ``pytest -m slow tests/fuzzing``
 takes the long run. Two environment variables change either:
 
     MD4_FUZZ_SEED=7         other cases (default 0); the same seed gives the same cases again

@@ -1,4 +1,4 @@
-"""Good and bad values of arguments, with what each means, for test_fuzz_arguments.py.
+"""Good and bad values of arguments, with what each means, for fuzzing/test_arguments.py.
 
 A `Value` is 'good' (must be taken, as `same`), 'bad' (must be refused) or 'either': it may be refused, but if it is
 taken, it must mean the same as `same`. Makers give fresh objects, so that no call can spoil those of the next.

@@ -70,7 +70,11 @@ def primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, triples, ket):
             if pure_a[a, m] != 0.0:
                 add_scaled(h[m].reshape(-1), pure_a[a, m], half.reshape(-1))
                 add_scaled(size_of_terms[m].reshape(-1), abs(pure_a[a, m]), half_size.reshape(-1))
-    return np.where(np.abs(h) > NOISE * size_of_terms, h, 0.0)
+    elements, sizes = h.reshape(-1), size_of_terms.reshape(-1)
+    for n in range(len(elements)):  # no `np.where`, which takes long to compile
+        if not abs(elements[n]) > NOISE * sizes[n]:
+            elements[n] = 0.0
+    return h
 
 
 def h_loop(start, owner, la, lb, exponent, pa, pb, coef_a, coef_b, tables_a, tables_b, triples, ket, out):

@@ -2,8 +2,8 @@
 
     python tests/data/make_basis_sets.py
 
-The format is PySCF's: {set: {element: [[l, [exponent, coefficient, ...], ...], ...]}}. tests/test_tensor.py compares
-the file with the Exchange where there is one.
+The format is PySCF's: {set: {element: [[l, [exponent, coefficient, ...], ...], ...]}}.
+tests/contract/test_tensor.py compares the file with the Exchange where there is one.
 """
 
 import json

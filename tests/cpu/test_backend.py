@@ -1,0 +1,148 @@
+"""The CPU backend against libcint and the high-precision reference."""
+
+from itertools import product
+
+import numba
+import numpy as np
+import pytest
+
+import md4
+from md4.cpu.backend import pair_bytes
+from md4.engine import Engine
+from md4.method.operators import Operator
+from md4.shells.basis import Basis, Shell
+from md4.validation import oracle as reference
+
+gto = pytest.importorskip("pyscf.gto")
+
+
+def molecule(ls, nprim=1, seed=0, cart=False):
+    """Shells of angular momenta `ls` within 2 Bohr, each contracted from `nprim` primitives."""
+    rng = np.random.default_rng(seed)
+    atoms = [[f"H{n}", rng.uniform(-1.1, 1.1, 3)] for n in range(len(ls))]
+    basis = {
+        f"H{n}": [[l, *([e, 1.0] for e in np.exp(rng.uniform(np.log(0.2), np.log(5), nprim)))]]
+        for n, l in enumerate(ls)
+    }
+    return gto.M(atom=atoms, basis=basis, unit="Bohr", cart=cart, spin=None, verbose=0)
+
+
+def engine(mol, **options):
+    return Engine(Basis.from_mol(mol), operator=Operator(), backend="cpu", **options)
+
+
+def libcint(mol, shells):
+    """The block of four shells."""
+    sizes = np.diff(mol.ao_loc)
+    slices = sum(((s, s + 1) for s in shells), ())
+    return mol.intor("int2e", shls_slice=slices).reshape(sizes[list(shells)])
+
+
+def assert_close(ours, theirs, tolerance=1e-12):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * abs(theirs).max())
+
+
+@pytest.mark.parametrize("ls", [(0, 0, 0, 0), (1, 0, 2, 1), (2, 2, 2, 2), (3, 1, 0, 0), (3, 3, 3, 3), (4, 2, 3, 1)])
+@pytest.mark.parametrize("nprim", [1, 3])
+@pytest.mark.parametrize("cart", [False, True])
+def test_one_quartet_of_a_class(ls, nprim, cart):
+    mol = molecule(ls, nprim, cart=cart)
+    tolerance = 1e-12 if max(ls) < 3 else 1e-10  # libcint itself has lost digits from (ff|ff) on
+    assert_close(engine(mol).compute([[0, 1]], [[2, 3]])[0, 0], libcint(mol, (0, 1, 2, 3)), tolerance)
+
+
+@pytest.mark.parametrize("l", [4, 5, 6])
+@pytest.mark.parametrize("cart", [False, True])
+def test_high_classes(l, cart):
+    """Against the reference, since libcint loses digits here."""
+    mol = molecule([l] * 4, seed=l, cart=cart)
+    block = engine(mol).compute([[0, 1]], [[2, 3]])[0, 0]
+    largest = tuple(int(i) for i in np.unravel_index(abs(block).argmax(), block.shape))
+    elements = [largest, (0, 1, 2, 3)]
+    exact = np.array(reference.eri(Basis.from_mol(mol).shells, not cart, elements=elements), dtype=float).ravel()
+    assert_close(np.array([block[e] for e in elements]), exact)
+
+
+def mixed_basis():
+    """Shells of one class (p, 2 contracted functions) with 1, 2, 3 primitives, one of them far from the others."""
+    rng = np.random.default_rng(5)
+    shells = [
+        Shell(1, np.geomspace(0.4, 4, n) if n > 1 else np.array([0.7]), rng.uniform(0.2, 1, (n, 2)), centre)
+        for n, centre in zip((1, 3, 3, 2, 2), rng.uniform(-1, 1, (5, 3)))
+    ]
+    shells.append(Shell(1, np.array([9.0]), np.ones((1, 2)), np.array([0.0, 0.0, 60.0])))
+    return Basis(shells)
+
+
+PAIRS = np.array(list(product(range(6), repeat=2)))
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """The mixed basis and its integrals, one quartet at a time."""
+    basis = mixed_basis()
+    one = Engine(basis, operator=Operator(), backend="cpu")
+    blocks = [[one.compute(PAIRS[i : i + 1], PAIRS[k : k + 1])[0, 0] for k in range(36)] for i in range(36)]
+    return basis, np.array(blocks)
+
+
+def test_lists_with_any_number_of_primitives(mixed):
+    """K differs from pair to pair, and all primitives of some are screened out."""
+    basis, blocks = mixed
+    work = Engine(basis, operator=Operator(), backend="cpu")
+    counts = np.diff(work.prepare(PAIRS).pairs.start)
+    assert counts.min() == 0
+    assert len(set(counts)) > 3
+    out = work.compute(PAIRS, PAIRS)
+    assert_close(out, blocks, 1e-14)
+    assert not out[counts == 0].any()
+    assert not out[:, counts == 0].any()
+
+
+@pytest.mark.parametrize("chunk", [(1, 1), (5, 7), (36, 2)])
+def test_chunks_do_not_matter(mixed, chunk, monkeypatch):
+    basis, blocks = mixed
+    work = Engine(basis, operator=Operator(), backend="cpu")
+    monkeypatch.setattr(work.backend, "chunk_pairs", lambda plan, bra, ket: chunk)
+    assert_close(work.compute(PAIRS, PAIRS[:20]), blocks[:, :20], 1e-14)
+
+
+def test_integrals_by_two_threads(mixed, two_threads):
+    basis, blocks = mixed
+    assert_close(Engine(basis, backend="cpu").compute(PAIRS, PAIRS), blocks, 1e-14)
+
+
+@pytest.mark.parametrize("with_k", [True, False])
+def test_sums_of_two_threads(with_k, two_threads):
+    """Each thread sums its own J and K, with K and in the Hermite basis."""
+    basis = mixed_basis()
+    dm = np.random.default_rng(0).normal(size=(3, basis.nao, basis.nao))
+    both = md4.get_jk(basis, dm, 0, with_k=with_k, backend="cpu")
+    numba.set_num_threads(1)
+    for ours, one in zip(both, md4.get_jk(basis, dm, 0, with_k=with_k, backend="cpu")):
+        if with_k or one is not None:
+            assert_close(ours, one)
+
+
+def test_bra_and_ket_exchanged():
+    """The cheaper side goes first, by a block with bra and ket exchanged."""
+    mol = molecule((0, 0, 3, 3))
+    work = engine(mol)
+    few, many = work.compute([[0, 1]], [[2, 3], [3, 2]]), work.compute([[2, 3], [3, 2]], [[0, 1]])
+    assert_close(few, many.transpose(1, 0, 4, 5, 2, 3), 1e-13)
+    assert_close(few[0, 0], libcint(mol, (0, 1, 2, 3)))
+
+
+def test_chunks_shrink_with_max_memory():
+    mol = molecule([2] * 6)
+    pairs = np.array(list(product(range(6), repeat=2)))
+    free = engine(mol)
+    bra = free.prepare(pairs)
+    need = free.backend.least_workspace(bra.pairs, bra.pairs)
+    result, lists = 8 * 36**2 * 5**4, 2 * pair_bytes(bra.pairs)
+    tight = engine(mol, max_memory=1e-6 * (need + result + lists))
+    plan = free.backend.plan(bra.pairs, bra.pairs)
+    assert tight.backend.chunk_pairs(plan, bra.pairs, bra.pairs) < free.backend.chunk_pairs(plan, bra.pairs, bra.pairs)
+    assert_close(tight.compute(pairs, pairs), free.compute(pairs, pairs), 1e-14)
+    kept = sum(a.nbytes for a in tight.backend.kept.values())
+    assert kept <= need

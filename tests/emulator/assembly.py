@@ -1,0 +1,158 @@
+"""Inline PTX as Python statements: the few instructions that md4 uses, each by what the PTX manual says of it."""
+
+import re
+import struct
+
+COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+INSTRUCTION = re.compile(r"(?:@(!?)(\w+)\s+)?([\w.:]+)\s*(.*)", re.DOTALL)
+
+
+def split(text):
+    """Operands of an instruction, at commas outside of brackets."""
+    return [part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text) if part.strip()]
+
+
+class Translation:
+    """Python statements for a piece of PTX.
+
+    Parameters
+    ----------
+    text, constraints : str
+        Of `llvmlite.ir.InlineAsm`.
+    inputs : list of str
+        Python expressions of the operands.
+    prefix : str
+        Begins the names of what the statements make.
+
+    Attributes
+    ----------
+    lines, outputs : list of str
+        Statements, and the names of the results.
+    """
+
+    def __init__(self, text, constraints, inputs, prefix):
+        count = sum(part.startswith("=") for part in constraints.split(","))
+        self.prefix, self.outputs = prefix, [f"{prefix}_{n}" for n in range(count)]
+        self.operands = [*self.outputs, *inputs]
+        self.lines, self.registers = [], set()
+        for statement in re.sub(r"^\s*\{|\}\s*$", "", text).split(";") if ";" in text else []:
+            if statement.strip():
+                self.instruction(statement.strip())
+
+    def value(self, text):
+        """A Python expression for a register, an operand or a number."""
+        text = text.strip()
+        if text.startswith("$"):
+            return self.operands[int(text[1:])]
+        if text.startswith("0d"):
+            return repr(struct.unpack(">d", bytes.fromhex(text[2:]))[0])
+        return f"{self.prefix}_{text}" if text in self.registers else str(int(text))
+
+    def address(self, text):
+        """The same of an address in brackets."""
+        base, _, offset = text.strip("[] ").partition("+")
+        return f"{self.value(base)} + {int(offset or 0)}"
+
+    def group(self, text):
+        """A tuple of what is in braces, or of the one that is not."""
+        return "(" + "".join(f"{self.value(part)}, " for part in text.strip("{} ").split(",")) + ")"
+
+    def instruction(self, text):
+        if text.startswith(".reg"):
+            self.registers |= {name.strip() for name in text.split(None, 2)[2].split(",")}
+            return
+        negated, predicate, opcode, rest = INSTRUCTION.fullmatch(text).groups()
+        line = self.statement(opcode.split("."), split(rest))
+        condition = f"if {'not ' if negated else ''}{self.value(predicate)}: " if predicate else ""
+        self.lines.append(condition + line)
+
+    def statement(self, opcode, operands):
+        """One instruction as one statement."""
+        name, kind = opcode[0], opcode[-1]
+        make = getattr(self, f"on_{name}", None)
+        assert make is not None, f"the emulator does not know {'.'.join(opcode)}"
+        return make(opcode, kind, operands)
+
+    def simple(self, operands, expression):
+        return f"{self.value(operands[0])} = {expression.format(*map(self.value, operands[1:]))}"
+
+    def on_ld(self, opcode, kind, operands):
+        space = "shared" if "shared" in opcode else "global"
+        count = 2 if "v2" in opcode else 1
+        return f"{self.group(operands[0])} = m.load('{space}', '{kind}', {self.address(operands[1])}, {count})"
+
+    def on_st(self, opcode, kind, operands):
+        space = "shared" if "shared" in opcode else "global"
+        return f"m.store('{space}', '{kind}', {self.address(operands[0])}, {self.group(operands[1])})"
+
+    def on_red(self, opcode, kind, operands):
+        return f"m.add({self.address(operands[0])}, {self.value(operands[1])})"
+
+    def on_cp(self, opcode, kind, operands):
+        if kind == "commit_group":
+            return "m.commit_copies()"
+        if kind == "wait_group":
+            return f"m.wait_copies({self.value(operands[0])})"
+        sizes = ", ".join(map(self.value, operands[2:]))
+        return f"m.copy({self.address(operands[0])}, {self.address(operands[1])}, {sizes})"
+
+    def on_mma(self, opcode, kind, operands):
+        d, a, b, c = map(self.group, operands)
+        return f"{d} = m.{opcode[3]}({a}, {b}, {c})"
+
+    def on_shfl(self, opcode, kind, operands):
+        assert opcode[2] == "bfly"
+        return self.simple(operands[:3], "m.shuffle_xor({}, {})")
+
+    def on_bar(self, opcode, kind, operands):
+        return "m.exchange('bar.warp.sync', None)"
+
+    def on_brev(self, opcode, kind, operands):
+        return self.simple(operands, "reversed32({})")
+
+    def on_mad(self, opcode, kind, operands):
+        product = "{} * {}" if kind == "s32" else "({} & 0xffffffff) * ({} & 0xffffffff)"
+        return self.simple(operands, f"{product} + {{}}")
+
+    def on_setp(self, opcode, kind, operands):
+        return self.simple(operands, f"{{}} {COMPARISONS[opcode[1]]} {{}}")
+
+    def on_selp(self, opcode, kind, operands):
+        return self.simple([operands[0], operands[3], operands[1], operands[2]], "{1} if {0} else {2}")
+
+    def on_mov(self, opcode, kind, operands):
+        if operands[0].startswith("{"):
+            return f"{self.group(operands[0])} = halves({self.value(operands[1])})"
+        if operands[1].startswith("{"):
+            return f"{self.value(operands[0])} = joined({self.group(operands[1])})"
+        return self.simple(operands, "{}")
+
+    def on_add(self, opcode, kind, operands):
+        return self.simple(operands, "{} + {}")
+
+    def on_cvta(self, opcode, kind, operands):
+        return self.simple(operands, "m.shared_offset({})")
+
+    def on_cvt(self, opcode, kind, operands):
+        return self.simple(operands, "{}")
+
+
+# what the statements call ---------------------------------------------------------------------------------------------
+
+
+def reversed32(x):
+    """The 32 bits of a number in the other order."""
+    return struct.unpack("<i", struct.pack("<I", int(f"{x & 0xFFFFFFFF:032b}"[::-1], 2)))[0]
+
+
+def halves(x):
+    """Low and high half of a double."""
+    return struct.unpack("<ii", struct.pack("<d", x))
+
+
+def joined(parts):
+    """The double of two halves."""
+    return struct.unpack("<d", struct.pack("<ii", *parts))[0]
+
+
+NAMES = {"reversed32": reversed32, "halves": halves, "joined": joined}

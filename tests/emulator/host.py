@@ -1,0 +1,227 @@
+"""What md4's host code asks of CUDA and of Numba, answered by the emulated device."""
+
+import ctypes
+import pkgutil
+import sys
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
+from math import prod
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+from cuda.bindings import driver
+from numba import cuda
+from numba.cuda.cudadrv.driver import AutoFreePointer
+from numba.cuda.dispatcher import CUDADispatcher
+from numba.cuda.extending import _Intrinsic
+
+import md4.gpu
+from emulator.intrinsics import called
+from emulator.machine import Machine
+from md4.gpu import compile, context
+from md4.gpu.backend import GpuBackend
+from md4.gpu.buffers import Buffer
+from md4.gpu.dlpack import DeviceArray
+
+SUCCESS = driver.CUresult.CUDA_SUCCESS
+# A capability that takes each arithmetic unit.
+CAPABILITIES = {"fma": (7, 0), "dmma8": (8, 0), "dmma16": (9, 0)}
+
+
+class Stream:
+    """A stream: everything is done at once."""
+
+    handle = auto_synchronize = 0
+
+    def synchronize(self):
+        pass
+
+
+class Context:
+    """What `md4.gpu.pool.Pool` asks of Numba's: memory behind Numba's own pointers to it."""
+
+    def __init__(self, memory):
+        self.memory, self.deallocations, self.allocations = memory, set(), {}
+        self.device = SimpleNamespace(id=0)
+
+    def memalloc(self, size):
+        address = self.memory.allocate(size).ctypes.data
+        memory = AutoFreePointer(None, driver.CUdeviceptr(address), size, finalizer=partial(self.freed, address))
+        self.allocations[address] = memory
+        return memory.own()
+
+    def freed(self, address):
+        self.memory.free(address)
+        del self.allocations[address]
+
+    def get_memory_info(self):
+        return 1 << 40, 1 << 40
+
+
+class Driver:
+    """What `md4.gpu` asks of CUDA's driver."""
+
+    CUresult, CUstream_flags = driver.CUresult, driver.CUstream_flags
+
+    @staticmethod
+    def cuCtxGetStreamPriorityRange():
+        return SUCCESS, 0, 0
+
+    @staticmethod
+    def cuStreamCreateWithPriority(flags, priority):
+        return SUCCESS, 0
+
+    @staticmethod
+    def cuStreamDestroy(handle):
+        return (SUCCESS,)
+
+    def cuMemcpyHtoDAsync(self, pointer, source, nbytes, stream):
+        ctypes.memmove(pointer, source, nbytes)
+        return (SUCCESS,)
+
+    def cuMemcpyDtoHAsync(self, target, pointer, nbytes, stream):
+        ctypes.memmove(target, pointer, nbytes)
+        return (SUCCESS,)
+
+    def cuCtxGetDevice(self):
+        return SUCCESS, 0
+
+
+class Cuda:
+    """What kernels and host code ask of `numba.cuda`."""
+
+    jit = staticmethod(cuda.jit)
+
+    def __init__(self, machine, capability):
+        self.machine, self.context = machine, Context(machine.memory)
+        self.device = SimpleNamespace(compute_capability=capability, id=0)
+        self.shared = SimpleNamespace(array=machine.shared_array)
+        self.local = SimpleNamespace(array=machine.local_array)
+        self.atomic = SimpleNamespace(add=self.add)
+
+    threadIdx = property(lambda self: SimpleNamespace(x=self.machine.thread.index))
+    blockIdx = property(lambda self: SimpleNamespace(x=self.machine.block))
+    blockDim = property(lambda self: SimpleNamespace(x=self.machine.threads))
+    gridDim = property(lambda self: SimpleNamespace(x=self.machine.grid))
+
+    def syncthreads(self):
+        self.machine.barrier()
+
+    def syncwarp(self, mask=-1):
+        self.machine.exchange("bar.warp.sync", None)
+
+    def ballot_sync(self, mask, flag):
+        return self.machine.ballot(flag)
+
+    def shfl_xor_sync(self, mask, value, other):
+        return self.machine.shuffle_xor(value, other)
+
+    def add(self, array, index, value):
+        array[index] += value
+
+    @staticmethod
+    def popc(bits):
+        return int(bits).bit_count()
+
+    @staticmethod
+    def brev(bits):
+        return int(f"{int(bits):032b}"[::-1], 2)
+
+    # the host
+
+    def current_context(self):
+        return self.context
+
+    def get_current_device(self):
+        return self.device
+
+    def stream(self):
+        return Stream()
+
+    default_stream = stream
+
+    def external_stream(self, handle):
+        return Stream()
+
+
+class Launcher:
+    """As `md4.gpu.compile.Launcher`: runs the function of a kernel."""
+
+    def __init__(self, machine, variant):
+        self.machine, self.variant = machine, variant
+
+    def __call__(self, grid, block, stream, shared, args):
+        kernel = self.variant.kernel()
+        self.machine.kernels.add(self.variant.factory.__name__)
+        self.machine.launch(kernel.function, grid, block, shared, matched(args, kernel.types()))
+
+
+def matched(args, kinds):
+    """Arguments of a kernel for Python, buffers as arrays of their types, also within groups."""
+    out = []
+    for arg, kind in zip(args, kinds, strict=True):
+        if isinstance(arg, Buffer):
+            out.append(host_array(arg, kind.dtype.name))
+        elif isinstance(arg, tuple):
+            group = matched(arg, kind.types)
+            out.append(type(arg)(*group) if hasattr(arg, "_fields") else tuple(group))
+        else:
+            out.append(arg)
+    return out
+
+
+def host_array(buffer, dtype):
+    """What a buffer of this device holds, as an array over its memory."""
+    memory = (ctypes.c_char * (np.dtype(dtype).itemsize * prod(buffer.shape))).from_address(buffer.pointer)
+    return np.frombuffer(memory, dtype).reshape(buffer.shape)
+
+
+def device_table(memory, made, number, make, *args):
+    """As `md4.gpu.context.table_on`."""
+    key = make, args
+    if key not in made:
+        table = np.array(make(*args))
+        array = memory.allocate(table.nbytes)
+        array[: table.nbytes] = np.ascontiguousarray(table).reshape(-1).view(np.uint8)
+        made[key] = Buffer(array.ctypes.data, table.shape, table.itemsize, array)
+    return made[key]
+
+
+def copied_to_host(array, out=None, stream=0):
+    """As the method of Numba's device arrays."""
+    out = np.empty(array.shape, array.dtype) if out is None else out
+    ctypes.memmove(out.ctypes.data, array.__cuda_array_interface__["data"][0], out.nbytes)
+    return out
+
+
+def holders(value):
+    """(module, name) of what the modules of md4 and the tests have imported under any name."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").partition(".")[0] == "md4":
+            for name, held in list(vars(module).items()):
+                if held is value:
+                    yield module, name
+
+
+@contextmanager
+def running(unit="dmma16"):
+    """md4 finds a GPU of this arithmetic unit, which is the emulated one; yields its `Machine`."""
+    for module in pkgutil.walk_packages(md4.gpu.__path__, "md4.gpu."):
+        import_module(module.name)
+    machine = Machine()
+    here = Cuda(machine, CAPABILITIES[unit])
+    python = {
+        cuda: here, driver: Driver(), context.table_on: partial(device_table, machine.memory, {}),
+        context.gpu_available: lambda: True, compile.launcher: lambda variant, *_: Launcher(machine, variant),
+    }  # fmt: skip
+    with ExitStack() as stack:
+        for value, stand_in in python.items():
+            for module, name in holders(value):
+                stack.enter_context(patch.object(module, name, stand_in))
+        stack.enter_context(patch.object(DeviceArray, "copy_to_host", copied_to_host, create=True))
+        stack.enter_context(patch.object(GpuBackend, "compile_ahead", lambda *args: None))
+        stack.enter_context(patch.object(_Intrinsic, "__call__", lambda self, *args: called(self, machine, args)))
+        stack.enter_context(patch.object(CUDADispatcher, "__call__", lambda self, *args: self.py_func(*args)))
+        yield machine

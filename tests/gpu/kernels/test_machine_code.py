@@ -1,0 +1,169 @@
+"""Every kernel compiles to machine code for A100, H100 and B200, within its budget, without a GPU.
+
+For V100 and T4 (where the toolkit still has them) all but those that copy asynchronously, which J and K need.
+"""
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+
+import pytest
+from offline import (
+    REGISTERS,
+    SHARED_LIMIT,
+    UNITS,
+    compile_ptx,
+    every_variant,
+    factories,
+    find_ptxas,
+    known_architectures,
+    sm,
+    usage,
+    used_variants,
+)
+
+from md4.gpu.kernels.shell_pairs import primitives_variant
+from md4.gpu.kernels.thread_quartet import thread_quartet_integrals
+from md4.method.operators import OPERATORS
+
+# What launchers ask for is found once for all of these.
+pytestmark = pytest.mark.xdist_group("offline")
+
+CURRENT = [cc for cc in UNITS if cc >= (8, 0)]
+OLDER = [cc for cc in UNITS if cc < (8, 0)]
+needs_ptxas = pytest.mark.skipif(
+    find_ptxas() is None, reason="ptxas is missing; it comes with the extra cu12, or with nvidia-cuda-nvcc"
+)
+# Kernels, by the factory's name, that copy asynchronously, for which compute capability 8.0 is needed.
+ASYNCHRONOUS = {"coulomb_contraction", "digest_blocks", "digest_quartets"}
+
+# Bytes that a thread of a kernel may spill, by the factory's name; all other kernels none. The tables come from what
+# ptxas 13.0 reports for all variants on all three.
+SPILLS = {
+    "r_integrals": 320,  # 312 for erfc on sm_80, 32 for coulomb
+    "fused_transforms": 180,  # 172 at two fragments of rows, contracted, on sm_90; 84 at most on sm_100, 96 on sm_80
+    "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
+    "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
+    "coulomb_quartets": 13000,  # from L = 7 on r does not fit registers; (5, 4): 12516 on sm_100
+    "coulomb_contraction": 80,  # 68 at (6, 5) on sm_100
+    "ket_transform": 20,  # 16 turned, seven blocks of rows and six of columns, on sm_100
+    "digest_blocks": 64,  # at five rows on sm_80
+    "digest_quartets": 100,  # 92 at 6 x 6, 1 x 1 on sm_100
+}
+
+
+# The same of a thread a quartet by L, 64 up to L = 4: 480 bytes at (dp|ds), Gaussian operator, on sm_100, 408 with
+# Coulomb's, 6064 at (dp|fs) on sm_90. Faster than the fused kernel all the same but for (dp|fs) itself, 7% slower
+# (bench/results/low_l6.log).
+LOW_SPILLS = {5: 490, 6: 6100}
+
+
+def budget(variant):
+    """Bytes that a variant may spill."""
+    if variant.factory is thread_quartet_integrals:
+        return LOW_SPILLS.get(total_l(variant), 64)
+    return SPILLS.get(variant.factory.__name__, 0)
+
+
+def total_l(variant):
+    """L of the class of a thread a quartet, whose facts begin with l and nctr of each shell."""
+    return sum(variant.facts[0:8:2])
+
+
+def excess(variant, found, dynamic, cc):
+    """What is wrong with a compiled variant; an empty string if nothing."""
+    wrong = []
+    if found.registers > REGISTERS:
+        wrong.append(f"{found.registers} registers")
+    if found.spill > budget(variant):
+        wrong.append(f"{found.spill} bytes of spills, {budget(variant)} allowed")
+    if found.shared + dynamic > SHARED_LIMIT[cc]:
+        wrong.append(f"{found.shared} + {dynamic} bytes of shared memory")
+    return ", ".join(wrong)
+
+
+def check(wanted, processes):
+    """Compiles `wanted`, {capability: {variant: its dynamic shared memory}}, each variant once, and checks budgets."""
+    capabilities, wrong = {}, []
+    for cc, variants in wanted.items():
+        for variant in variants:
+            capabilities.setdefault(variant, []).append(cc)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        runs = {variant: pool.submit(usage, variant, ccs) for variant, ccs in capabilities.items()}
+        for variant, run in runs.items():
+            if error := run.exception():
+                wrong.append(f"{variant.name} for {', '.join(map(sm, capabilities[variant]))}: {error}")
+                continue
+            for cc, found in run.result().items():
+                dynamic = wanted[cc][variant]
+                print(f"{variant.name:<45} {sm(cc)} {found}, {dynamic} dynamic")
+                if text := excess(variant, found, dynamic, cc):
+                    wrong.append(f"{variant.name} for {sm(cc)}: {text}")
+    assert not wrong, "\n".join(wrong)
+
+
+def sample(cc):
+    """Some variants of every kernel: all that are one of a kind, ends and middle of the others, and every operator."""
+    families = {}
+    for variant in sorted(used(cc), key=lambda v: [str(f).rjust(4) for f in v.facts]):
+        families.setdefault(variant.factory.__name__, []).append(variant)
+    chosen = []
+    for family in families.values():
+        chosen += family if len(family) <= 3 else [family[0], family[len(family) // 2], family[-1]]
+    out = {v: used(cc)[v] for v in chosen}
+    for kind in OPERATORS[1:]:
+        others = used_variants(UNITS[cc], kind, lmax=1)
+        out |= {v: others[v] for v in [v for v in others if kind in v.facts][-1:]}
+    return out
+
+
+def used(cc):
+    """Variants for the Coulomb operator."""
+    return used_by(UNITS[cc])
+
+
+@cache
+def used_by(unit):
+    """The same of an arithmetic unit."""
+    return used_variants(unit) | used_variants("fma", lmax=1)
+
+
+@needs_ptxas
+def test_sample_of_every_kernel():
+    """On older devices, as far as the toolkit knows them, without those that copy asynchronously."""
+    wanted = {cc: sample(cc) for cc in CURRENT}
+    for cc in OLDER:
+        if sm(cc) in known_architectures():
+            wanted[cc] = {v: n for v, n in sample(cc).items() if v.factory.__name__ not in ASYNCHRONOUS}
+    check(wanted, processes=2)
+
+
+@pytest.mark.slow
+@needs_ptxas
+def test_every_variant():
+    check({cc: every_variant(cc) for cc in CURRENT}, processes=os.cpu_count())
+
+
+def test_shared_memory_of_every_variant():
+    """What launchers ask for fits a block, of all classes up to (ii|ii)."""
+    large = [(v.name, sm(cc), n) for cc in CURRENT for v, n in used(cc).items() if n > SHARED_LIMIT[cc]]
+    assert not large
+
+
+def test_shared_memory_on_older_devices():
+    """Of integrals the same, but for the r that docs/compatibility.md names."""
+    asked = [(v, cc, n) for cc in OLDER for v, n in used(cc).items() if v.factory.__name__ not in ASYNCHRONOUS]
+    large = {(v.name, cc) for v, cc, n in asked if n > SHARED_LIMIT[cc]}
+    assert large == {(f"column_r_integrals-{l}-coulomb", (7, 5)) for l in (10, 13, 17)}
+
+
+def test_both_passes_over_primitive_pairs_take_the_same_decision():
+    """One vote in the text: no compiler made a loop of its own for counting, whose rounding might differ."""
+    for cc, ptx in compile_ptx(primitives_variant(), CURRENT).items():
+        assert ptx.count("vote.sync.ballot") == 1, sm(cc)
+
+
+def test_every_kernel_is_used():
+    """No factory of md4.gpu.kernels is left out of the sample."""
+    assert factories() <= {v.factory.__name__ for v in sample((9, 0))}

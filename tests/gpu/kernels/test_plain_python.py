@@ -1,0 +1,148 @@
+"""The kernels as plain Python on the emulated GPU of `emulator`: what they compute is what the CPU computes."""
+
+import numpy as np
+import pytest
+from emulator import host_array, running
+from offline import factories
+
+import md4
+from md4.contract.tensor import ao_tensor
+from md4.gpu import tuning
+from md4.gpu.kernels import recurrence, thread_quartet
+from md4.gpu.paths import plans
+from md4.method.angular import nherm
+from md4.method.operators import OPERATORS, Operator
+
+TENSOR_CORES = ("dmma8", "dmma16")
+UNITS = ("fma", *TENSOR_CORES)
+# Kernels that every class needs, and what the tests run beside them.
+ALWAYS = {"pair_primitives", "h_matrices"}
+TWO = {"bra_transform", "ket_transform"}
+ONE_QUARTET = {"thread_quartet_integrals", "pair_columns"}
+STRAIGHT, COLUMN = {"straight_r_integrals"}, {"column_r_integrals"}
+PLAIN = {"plain_bra_transform", "plain_ket_transform"}
+ONE_PRODUCT = {"single_product", "ket_sums"}
+RESIDENT, FUSED = {"resident_bra_transform", "ket_transform"}, {"fused_transforms"}
+
+# Angular momenta, primitives and contracted functions of the shells; kernels that compute such a class, all its plans
+# taken, on tensor cores. Elsewhere the plain ones do.
+CLASSES = {
+    "(ps|ss), K = 4": ((1, 0, 0, 0), 2, 1, ONE_QUARTET | ONE_PRODUCT | TWO | FUSED | STRAIGHT),
+    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | RESIDENT | FUSED | STRAIGHT),
+    "(pp|ps), K = 4": ((1, 1, 1, 0), 2, 1, ONE_QUARTET | TWO | FUSED | STRAIGHT),
+    "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | FUSED | COLUMN),
+    "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, TWO | FUSED | STRAIGHT),
+}
+DIGESTION = {"digest_blocks", "digest_quartets", "pair_bounds"}
+COULOMB = {"hermite_densities", "hermite_sums", "coulomb_quartets"}
+
+
+def basis_of(ls, nprim=1, nctr=1, pure=True):
+    """A shell of each angular momentum, of so many primitives and contracted functions."""
+    rng = np.random.default_rng(0)
+    exponents, coefficients = np.geomspace(0.5, 2.0, nprim), rng.uniform(0.2, 1.0, (nprim, nctr))
+    count = len(ls)
+    return md4.Basis.from_arrays(ls, [exponents] * count, [coefficients] * count, rng.normal(size=(count, 3)), pure)
+
+
+def assert_same(ours, right):
+    """But for rounding errors, relative to the largest element."""
+    np.testing.assert_allclose(ours, right, rtol=0, atol=1e-14 * abs(right).max())
+
+
+@pytest.fixture
+def all_classes(monkeypatch):
+    """A thread a quartet is a plan for few quartets, too."""
+    monkeypatch.setattr(thread_quartet, "LOW_QUARTETS", 1)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("name", CLASSES)
+def test_all_plans_of_a_class(unit, name, all_classes):
+    """Two pairs with one."""
+    ls, nprim, nctr, kernels = CLASSES[name]
+    basis, bra, ket = basis_of(ls, nprim, nctr), [[0, 1]] * 2, [[2, 3]]
+    right = md4.Engine(basis, backend="cpu").compute(bra, ket)
+    with running(unit) as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        for plan in list(plans(unit, engine.prepare(bra).pairs, engine.prepare(ket).pairs)):
+            engine.backend.plan = lambda ab, cd, plan=plan: plan
+            assert_same(engine.compute(bra, ket).copy_to_host(), right)
+    if unit == "fma":
+        kernels = PLAIN | (kernels & (STRAIGHT | COLUMN)) | (machine.kernels & ONE_QUARTET)
+    assert machine.kernels == ALWAYS | kernels
+
+
+@pytest.mark.parametrize("kind", OPERATORS[1:])
+def test_operators(kind):
+    basis, operator = basis_of((1, 0, 0, 0)), Operator(kind, 0.7)
+    right = md4.Engine(basis, operator=operator, backend="cpu").compute([[0, 1]], [[2, 3]])
+    with running():
+        ours = md4.Engine(basis, operator=operator, backend="cuda").compute([[0, 1]], [[2, 3]])
+        assert_same(ours.copy_to_host(), right)
+
+
+# The kernel that makes r, and the largest L of those before it.
+R_KERNELS = {"straight_r_integrals": (18, 18), "column_r_integrals": (-1, 18), "r_integrals": (-1, -1)}
+
+
+@pytest.mark.parametrize("kernel", R_KERNELS)
+@pytest.mark.parametrize("ls", [(0, 0, 0, 0), (2, 1, 1, 1)], ids=str)
+def test_r(kernel, ls, monkeypatch):
+    """Each of the kernels for any L."""
+    for name, limit in zip(("STRAIGHT_L", "COLUMN_L"), R_KERNELS[kernel]):
+        monkeypatch.setattr(recurrence, name, limit)
+    basis, l = basis_of(ls, nprim=2), sum(ls)
+    cpu = md4.Engine(basis, backend="cpu")
+    right = cpu.backend.r(cpu.prepare([[0, 1]]), cpu.prepare([[2, 3]]))
+    with running() as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        r = engine.backend.r(engine.prepare([[0, 1]]), engine.prepare([[2, 3]]))
+        ours = host_array(r, "float64").reshape(*right.shape[:2], -1)[..., : nherm(l)]
+        assert machine.kernels == {"pair_primitives", kernel}
+        for t in range(nherm(l)):
+            np.testing.assert_allclose(ours[..., t], right[..., t], rtol=1e-10, atol=1e-14 * abs(right).max())
+
+
+def densities(basis, count):
+    """Symmetric matrices."""
+    dm = np.random.default_rng(1).normal(size=(count, basis.nao, basis.nao))
+    return dm + dm.transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize("unit", TENSOR_CORES)
+def test_j_and_k(unit):
+    """By columns and by quartets, diagonal classes and others."""
+    basis = basis_of((1, 0))
+    dm = densities(basis, 2)
+    with running(unit) as machine:
+        ours = md4.get_jk(basis, dm, backend="cuda")
+    assert machine.kernels >= DIGESTION
+    for found, right in zip(ours, md4.get_jk(basis, dm, backend="cpu")):
+        assert_same(found, right)
+
+
+@pytest.mark.parametrize(("straight_l", "kernel"), [(10, "coulomb_quartets"), (-1, "coulomb_contraction")])
+def test_j_alone(straight_l, kernel, monkeypatch):
+    """A thread a primitive quartet, and a warp each."""
+    monkeypatch.setattr(tuning, "COULOMB_STRAIGHT_L", straight_l)
+    basis = basis_of((1, 0), nprim=2)
+    dm = densities(basis, 1)
+    with running() as machine:
+        ours, _ = md4.get_jk(basis, dm, with_k=False, backend="cuda")
+    assert machine.kernels >= {"hermite_densities", "hermite_sums", kernel}
+    assert_same(ours, md4.get_jk(basis, dm, with_k=False, backend="cpu")[0])
+
+
+@pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
+def test_tensors(aosym):
+    basis = basis_of((1, 0))
+    right = ao_tensor(md4.Engine(basis, backend="cpu"), aosym)
+    with running() as machine:
+        assert_same(ao_tensor(md4.Engine(basis, backend="cuda"), aosym), right)
+    assert "scatter_block" in machine.kernels
+
+
+def test_no_kernel_is_left_out():
+    tested = ALWAYS | PLAIN | DIGESTION | COULOMB | {"coulomb_contraction", "scatter_block"} | set(R_KERNELS)
+    assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()

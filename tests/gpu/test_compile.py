@@ -1,0 +1,103 @@
+"""Variants and the cache of compiled kernels, as far as no GPU is needed; see gpu/test_backend.py for the rest."""
+
+import subprocess
+import sys
+
+import pytest
+
+from md4.gpu import compile as dispatch
+from md4.gpu.compile import Variant, cache_folder, cached_variants, fingerprint, load_kernel
+from md4.gpu.kernels.recurrence import r_integrals
+from md4.gpu.kernels.scatter import scatter_block
+from md4.support import cache
+
+
+def test_variants_are_known_by_factory_and_facts():
+    one, same, other = (Variant(r_integrals, (l, "coulomb")) for l in (4, 4, 5))
+    assert one == same != other
+    assert hash(one) == hash(same)
+    assert one.name == "r_integrals-4-coulomb"
+    assert Variant(scatter_block, ("s8",)).name == "scatter_block-s8"
+
+
+def test_kernels_state_their_signature():
+    kernel = Variant(r_integrals, (4, "coulomb")).kernel()
+    assert kernel.function.__code__.co_argcount == len(kernel.types())
+    assert set(kernel.options()) <= {"launch_bounds"}
+
+
+def test_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path / "here"))
+    assert cache_folder() == tmp_path / "here"
+    monkeypatch.delenv("MD4_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "md4"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder().parts[-2:] == (".cache", "md4")
+
+
+def test_cached_variants(monkeypatch, tmp_path):
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    assert cached_variants() == []
+    folder = tmp_path / fingerprint()
+    folder.mkdir()
+    (folder / "h_panels-sm_90.kernel").write_bytes(b"")
+    assert cached_variants() == ["h_panels-sm_90"]
+
+
+def test_fingerprint_is_the_same_in_another_process():
+    code = "from md4.gpu.compile import fingerprint; print(fingerprint())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == fingerprint()
+    assert len(fingerprint()) == 16
+
+
+class Driver:
+    """A driver that knows one cubin, with one kernel."""
+
+    CUresult = dispatch.driver.CUresult
+
+    @staticmethod
+    def cuLibraryLoadData(code, *_):
+        known = code == b"cubin"
+        return Driver.CUresult.CUDA_SUCCESS if known else Driver.CUresult.CUDA_ERROR_INVALID_IMAGE, "library"
+
+    @staticmethod
+    def cuLibraryGetKernel(library, name):
+        known = name == b"entry"
+        return Driver.CUresult.CUDA_SUCCESS if known else Driver.CUresult.CUDA_ERROR_NOT_FOUND, 42
+
+
+@pytest.mark.parametrize(
+    ("entry", "cubin", "handle"), [("entry", b"cubin", 42), ("entry", b"other", None), ("other", b"cubin", None)]
+)
+def test_kernels_from_disk(monkeypatch, tmp_path, entry, cubin, handle):
+    """What the driver does not take is compiled again."""
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(dispatch, "driver", Driver)
+    variant = Variant(r_integrals, (4, "coulomb"))
+    assert load_kernel(variant, (9, 0)) is None
+    dispatch.save_kernel(variant, (9, 0), entry, cubin)
+    loaded = load_kernel(variant, (9, 0))
+    assert (loaded and loaded.handle) == handle
+    assert load_kernel(variant, (8, 0)) is None
+
+
+def test_a_kernel_under_another_name_is_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(dispatch, "driver", Driver)
+    one, other = (Variant(r_integrals, (l, "coulomb")) for l in (4, 5))
+    dispatch.save_kernel(one, (9, 0), "entry", b"cubin")
+    dispatch.kernel_path(one, (9, 0)).rename(dispatch.kernel_path(other, (9, 0)))
+    assert load_kernel(other, (9, 0)) is None
+
+
+def test_kernels_hold_no_pickle(monkeypatch, tmp_path):
+    """Reading them executes nothing on the host."""
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    variant = Variant(r_integrals, (4, "coulomb"))
+    dispatch.save_kernel(variant, (9, 0), "entry", b"cubin")
+    head, facts, entry, cubin = dispatch.kernel_path(variant, (9, 0)).read_bytes().split(b"\n")
+    assert head.startswith(cache.MAGIC)
+    assert (entry, cubin) == (b"entry", b"cubin")
+    assert b"r_integrals-4-coulomb" in facts

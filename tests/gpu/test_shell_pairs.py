@@ -1,0 +1,232 @@
+"""Pair lists and Schwarz bounds made by kernels are those of the host, on a GPU and on the emulated one."""
+
+import gc
+import time
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from emulator import running
+from molecules import WATER, molecule
+
+from md4 import Engine
+from md4.contract import screening
+from md4.contract.screening import schwarz_bounds
+from md4.errors import MemoryLimitError
+from md4.gpu import shell_pairs as device_pairs
+from md4.gpu.buffers import Buffer, copy_to_host
+from md4.gpu.context import DeviceContext, as_stream, cuda
+from md4.gpu.kernels.digestion import launch_bounds
+from md4.gpu.kernels.thread_quartet import COLUMN_LANES
+from md4.gpu.shell_pairs import PairMaker
+from md4.gpu.targets import DeviceBlock
+from md4.shells.basis import Basis
+from md4.shells.schwarz import row_norms
+from md4.shells.shell_pairs import shell_pairs, unique_pairs_by_class
+
+gpu = pytest.mark.gpu
+
+
+@pytest.fixture(params=["python", pytest.param("cuda", marks=gpu)])
+def device(request):
+    """(a new `PairMaker` for a cap on memory, reader of a buffer of a type) of each device."""
+    with ExitStack() as stack:
+        if request.param == "cuda":
+            request.getfixturevalue("gpu")
+        else:
+            stack.enter_context(running())
+        stream = as_stream(None)
+
+        def read(buffer, dtype):
+            array = np.empty(buffer.shape, dtype)
+            copy_to_host(array, buffer.pointer, stream)
+            return array
+
+        yield lambda cap=None: PairMaker(DeviceContext(stream, cap)), read
+
+
+def basis_of(nprims, l=(1, 0), nctr=(1, 1), count=6, spread=2.0, pure=True):
+    """Shells of two kinds in turn, of numbers of primitives that go round in `nprims`."""
+    rng = np.random.default_rng(0)
+    shells = [(l[n % 2], nctr[n % 2], nprims[n // 2 % len(nprims)]) for n in range(2 * count)]
+    return Basis.from_arrays(
+        [s[0] for s in shells],
+        [np.geomspace(0.1, 40.0, s[2]) * rng.uniform(0.9, 1.1, s[2]) for s in shells],
+        [rng.uniform(-1, 1, (s[2], s[1])) for s in shells],
+        rng.uniform(-spread, spread, (2 * count, 3)),
+        pure,
+    )
+
+
+# What a basis is made with, the cutoff, and whether pairs without any primitive pair are wanted.
+CASES = {
+    "K 1": ({"nprims": [1]}, 1e-25, False),
+    "5 x 5": ({"nprims": [5]}, 1e-25, False),
+    "5 x 5, far apart": ({"nprims": [5], "spread": 20.0}, 1e-12, True),
+    "all of 5 x 5": ({"nprims": [5], "spread": 4.0}, 0, False),
+    "one far pair": ({"nprims": [1], "spread": 30.0, "count": 2}, 1e-25, True),
+    "9 x 9, 1 x 1, 4 x 4": ({"nprims": [9, 1, 4], "spread": 5.0}, 1e-10, False),
+    "12 x 12, three passes": ({"nprims": [12], "count": 3, "spread": 5.0}, 1e-15, False),
+    "general": ({"nprims": [4, 3], "nctr": (3, 2), "l": (2, 1)}, 1e-25, False),
+    "Cartesian": ({"nprims": [2, 3], "l": (3, 2), "pure": False}, 1e-25, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lists_are_those_of_the_host(device, case):
+    options, cutoff, empty = CASES[case]
+    basis = basis_of(**options)
+    shells = np.arange(basis.nshell)
+    pairs = np.stack(np.meshgrid(shells[::2], shells[1::2]), axis=-1).reshape(-1, 2)
+    new_maker, read = device
+    maker = new_maker()
+    ours, data = maker.prepare(basis, pairs, cutoff)
+    right = shell_pairs(basis, pairs, cutoff=cutoff)
+    counts = np.diff(right.start)
+    assert (counts.min() == 0) == empty
+    assert ours.primitives is None
+    for name in ("pairs", "start", "nprim", "la", "lb", "nctr_a", "nctr_b", "na", "nb", "nherm", "pure", "max_prim"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(right, name))
+    np.testing.assert_array_equal(read(data.start, "int64"), right.start)
+    np.testing.assert_array_equal(read(data.owner, "int64"), np.repeat(np.arange(len(pairs)), counts))
+    records = read(data.records, "float64").reshape(right.nprim, data.width)
+    assert_same_records(records, right.primitives)
+    columns = maker.columns(ours, data)
+    assert maker.columns(ours, data) is columns
+    place, first = read(columns.place, "int64"), read(columns.first, "int64")
+    rank = np.arange(right.nprim) - np.repeat(right.start[:-1], counts)
+    np.testing.assert_array_equal(place, np.repeat(first, counts) + COLUMN_LANES * rank)
+    in_columns = read(columns.records, "float64").reshape(4, columns.slots)
+    np.testing.assert_array_equal(in_columns[:, place], records[:, :4].T)
+
+
+def assert_same_records(records, primitives):
+    """[p, P, P - A, P - B, coefficients of a, of b], but for rounding errors: of coordinates, of their size."""
+    expected = np.column_stack(primitives.arrays)
+    assert records.shape == expected.shape
+    bohr = np.zeros(expected.shape[1])
+    bohr[1:10] = 1e-13 * abs(primitives.centre).max(initial=1.0)
+    np.testing.assert_array_less(abs(records - expected), 1e-13 * abs(expected) + bohr + 1e-300)
+
+
+def test_memory_goes_back_in_order(device):
+    """The basis stays as long as it lives, a list's memory serves the next, that for counting serves all."""
+    maker, basis = device[0](), basis_of([2])
+    pairs = np.array([[0, 1], [2, 3], [4, 5]])
+    _, data = maker.prepare(basis, pairs, 0)
+    held, scratch = maker.pool.held, maker.scratch.pointer
+    pointer = data.records.pointer
+    del data
+    for _ in range(3):
+        _, data = maker.prepare(basis, pairs, 0)
+        assert (data.records.pointer, maker.scratch.pointer, maker.pool.held) == (pointer, scratch, held)
+        del data
+    assert len(maker.bases) == 1
+    idle, size = maker.pool._idle_bytes(), next(iter(maker.bases.values())).arrays[0].owner.size
+    del basis
+    gc.collect()
+    assert len(maker.bases) == 0
+    assert maker.pool._idle_bytes() == idle + size
+    assert maker.pool.held == held
+
+
+def test_memory_for_counting_grows(device, monkeypatch):
+    monkeypatch.setattr(device_pairs, "LEAST_PAIRS", 1)
+    new_maker, read = device
+    maker, basis = new_maker(), basis_of([2])
+    for count in (1, 40, 7, 60):
+        pairs = np.repeat([[0, 1]], count, axis=0)
+        ours, data = maker.prepare(basis, pairs, 0)
+        assert maker.scratch.size >= 3 * count
+        np.testing.assert_array_equal(read(data.start, "int64"), ours.start)
+        assert ours.nprim == 4 * count
+    assert maker.scratch.size == 3 * 60
+
+
+def test_the_cap_holds(device):
+    """Of a list that does not fit nothing stays but the basis and the memory for counting."""
+    new_maker, _ = device
+    maker, basis = new_maker(cap=0.1), basis_of([5])
+    _, data = maker.prepare(basis, np.repeat([[0, 1]], 20, axis=0), 0)
+    del data
+    with pytest.raises(MemoryLimitError, match="raise max_memory"):
+        maker.prepare(basis, np.repeat([[0, 1]], 60, axis=0), 0)
+    assert maker.pool.peak <= 100_000
+    maker.prepare(basis, np.repeat([[0, 1]], 20, axis=0), 0)
+
+
+@pytest.mark.parametrize("na, nb", [(1, 1), (3, 5), (40, 2)])
+def test_bounds_of_a_block(device, na, nb):
+    """Rounding errors below zero count as zero; what is no number is not hidden."""
+    new_maker, read = device
+    context, npair = new_maker().context, 11
+    rng = np.random.default_rng(na)
+    block = np.zeros((npair, npair, na, nb, na, nb))
+    diagonal = np.einsum("iiabab->iab", block)  # a view
+    diagonal[:] = rng.uniform(-0.2, 1, diagonal.shape)
+    block[4, 4, -1, 0, -1, 0] = np.nan
+    expected = row_norms(diagonal)
+    _, (on_device, bounds) = context.pool.upload([block, np.zeros(npair)], context.stream)
+    flat = Buffer(on_device.pointer, (block.size,), 8, on_device.owner)
+    launch_bounds(context, DeviceBlock.contiguous(flat, block.shape), bounds)
+    assert np.isnan(expected[4])
+    np.testing.assert_allclose(read(bounds, "float64"), expected, rtol=1e-14)
+
+
+@gpu
+@pytest.mark.parametrize("nctr", [(1, 1), (3, 2)])
+def test_schwarz_bounds(gpu, nctr, monkeypatch):
+    monkeypatch.setattr(screening, "SCHWARZ_PAIRS", 5)
+    basis = basis_of([2, 3], l=(2, 1), nctr=nctr, count=3)
+    for pairs in unique_pairs_by_class(basis):
+        engines = (Engine(basis, backend=name) for name in ("cuda", "cpu"))
+        ours, right = (schwarz_bounds(engine, engine.prepare(pairs)) for engine in engines)
+        np.testing.assert_allclose(ours, right, rtol=0, atol=1e-12 * right.max())
+
+
+@cuda.jit
+def sleep(turns):
+    """Keeps its stream busy for a millisecond a turn."""
+    for _ in range(turns):
+        cuda.nanosleep(1_000_000)
+
+
+@gpu
+@pytest.mark.filterwarnings("ignore:.*Grid size")  # what sleeps needs no more than one thread
+@pytest.mark.parametrize("count", [3, 30000])
+def test_preparing_does_not_wait(gpu, count):
+    """The host has a pair list while the engine's stream is still at work, for two seconds."""
+    basis = basis_of([3])
+    engine = Engine(basis, backend="cuda")
+    pairs, stream = np.repeat([[0, 1], [2, 3], [4, 1]], count // 3, axis=0), engine.backend.context.stream
+    engine.prepare(pairs)  # the kernels are loaded, the memory is there
+    sleep[1, 1, stream](1)
+    stream.synchronize()
+    done, start = cuda.event(), time.perf_counter()
+    sleep[1, 1, stream](2000)
+    done.record(stream)
+    prepared = engine.prepare(pairs)
+    finished = done.query()
+    seconds = time.perf_counter() - start
+    assert not finished, f"{seconds:.3f} s"
+    array = np.empty(len(pairs) + 1, dtype=np.int64)
+    copy_to_host(array, prepared.data.start.pointer, stream)
+    np.testing.assert_array_equal(array, prepared.pairs.start)
+    assert done.query()
+
+
+@gpu
+@pytest.mark.parametrize("stream", [None, 0])
+def test_lists_made_while_others_are_computed(gpu, stream):
+    """Nothing is waited for between them; memory goes from one to the other."""
+    basis = Basis.from_mol(molecule(WATER, "cc-pvtz"))
+    lists = unique_pairs_by_class(basis)
+    engine, right = Engine(basis, backend="cuda", stream=stream), Engine(basis, backend="cpu")
+    blocks = [[engine.compute(bra, ket) for ket in lists[-2:]] for bra in lists for _ in range(3)]
+    engine.backend.context.stream.synchronize()
+    for n, bra in enumerate(lists):
+        for k, ket in enumerate(lists[-2:]):
+            expected = right.compute(bra, ket)
+            for again in range(3):
+                ours = blocks[3 * n + again][k].copy_to_host()
+                np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12 * abs(expected).max())

@@ -1,0 +1,161 @@
+"""J alone, in the Hermite basis: against the digestion's J and PySCF's on both backends, and its parts."""
+
+import operator
+
+import pytest
+from densities import BENZENE, CHAIN, HERMITICITY, random_densities
+from molecules import METHANE, WATER, molecule
+from pyscf import scf
+
+import md4
+from md4.errors import MemoryLimitError
+from md4.gpu.emit.correlation import Walk, even_ranges
+from md4.gpu.tuning import COULOMB_FUNCTIONS, coulomb_chunk, coulomb_functions, coulomb_kets
+from md4.method.angular import hermite_ordinal, hermite_triples, packed_hermite, sum_ordinal
+
+TOLERANCE = 1e-10  # largest error of an element, relative to the largest element or to 1
+
+
+def check(ours, reference):
+    assert ours.shape == reference.shape
+    assert abs(ours - reference).max() < TOLERANCE * max(1.0, abs(reference).max())
+
+
+def check_both(mol, backend, hermi=1, count=1, omega=0.0):
+    """Against the digestion and, but for erfc, PySCF, whose own is good to 1e-10 only."""
+    dm = random_densities(mol, hermi, count)
+    jk = md4.JK(mol, backend=backend)
+    ours, none = jk.get_jk(dm, hermi, with_k=False, omega=omega)
+    assert none is None
+    check(ours, jk.get_jk(dm, hermi, omega=omega)[0])
+    if omega >= 0 and hermi != 2:
+        with mol.with_range_coulomb(omega):
+            check(ours, scf.hf.dot_eri_dm(mol.intor("int2e", aosym="s8"), dm, hermi, with_k=False)[0])
+    return jk
+
+
+@pytest.mark.parametrize("hermi", HERMITICITY)
+@pytest.mark.parametrize("cart", [False, True], ids=["spherical", "cartesian"])
+def test_water(backend, hermi, cart):
+    check_both(molecule(WATER, "cc-pvdz", cart=cart), backend, hermi, count=2)
+
+
+@pytest.mark.parametrize("omega", [0.3, -0.3])
+def test_range_separation(backend, omega):
+    check_both(molecule(WATER, "6-31g*"), backend, 0, omega=omega)
+
+
+def test_general_contraction(backend):
+    check_both(molecule(METHANE, "roosdz"), backend, 0)
+
+
+def test_higher_functions(backend):
+    """L beyond what one thread takes."""
+    mol = molecule("Sc 0 0 0; H 0 0 1.8", {"Sc": [[2, [1.3, 1.0]], [4, [0.9, 1.0]], [3, [1.1, 1.0]]], "H": "sto-3g"})
+    check_both(mol, backend, 0, count=2)
+
+
+def test_complex_density(backend):
+    mol = molecule(WATER, "6-31g")
+    real, imaginary = random_densities(mol, 1)[0], random_densities(mol, 2, seed=1)[0]
+    jk = md4.JK(mol, backend=backend)
+    check(jk.get_jk(real + 1j * imaginary, with_k=False)[0].real, jk.get_jk(real)[0])
+
+
+def test_statistics(backend):
+    """The survivors of J alone are the fewer; none is left out and counted."""
+    mol = molecule(WATER, "6-31g")
+    jk, dm = md4.JK(mol, backend=backend), random_densities(mol)
+    jk.get_jk(dm)
+    both = jk.stats
+    jk.get_jk(dm, with_k=False)
+    assert jk.stats.wanted <= both.wanted
+    assert jk.stats.wanted + jk.stats.skipped == both.wanted + both.skipped
+    assert jk.stats.computed >= jk.stats.wanted > 0
+
+
+def test_screening_is_safe(backend):
+    """The error of an element stays below the tolerance times the quartets that it takes a part of."""
+    dm, tolerance = random_densities(CHAIN), 1e-7
+    loose, exact = md4.JK(CHAIN, backend=backend, direct_scf_tol=tolerance), md4.JK(CHAIN, backend=backend)
+    ours, reference = (jk.get_jk(dm, with_k=False)[0] for jk in (loose, exact))
+    assert 0 < abs(ours - reference).max() <= tolerance * CHAIN.nbas**2
+    assert loose.stats.wanted < exact.stats.wanted
+
+
+def test_little_memory(backend):
+    """H matrices that do not fit are made anew, r comes in small chunks; the result is the same."""
+    mol = molecule(WATER, "cc-pvdz")
+    dm = random_densities(mol)
+    jk = md4.JK(mol, backend=backend, max_memory=6)
+    check(jk.get_jk(dm, with_k=False)[0], md4.get_jk(mol, dm, with_k=False, backend=backend)[0])
+    if backend == "cuda":
+        assert jk.engine.backend.context.pool.peak <= 6e6
+
+
+def test_too_little_memory_is_refused(backend):
+    mol = molecule(WATER, "cc-pvdz")
+    with pytest.raises(MemoryLimitError, match="raise max_memory"):
+        md4.get_jk(mol, random_densities(mol, count=20), with_k=False, backend=backend, max_memory=0.5)
+
+
+# parts ----------------------------------------------------------------------------------------------------------------
+
+
+class Numbers:
+    """Stands in for an IR builder: makes numbers, not code."""
+
+    def __getattr__(self, name):
+        operation = {"add": "add", "mul": "mul", "and_": "and_", "shl": "lshift", "lshr": "rshift"}[name]
+        return lambda *args: getattr(operator, operation)(*(getattr(x, "constant", x) for x in args))
+
+
+@pytest.mark.parametrize("l_ket", range(7))
+def test_walk(l_ket):
+    """The addresses of r[p+q], from one group of a degree and an s of q to the next."""
+    for word in packed_hermite(6).tolist():
+        walk, found = Walk(Numbers(), 0, word), []
+        for degree in range(l_ket + 1):
+            for s in range(degree + 1):
+                found += [walk.row + 8 * hermite_ordinal(degree - s, s - z, z) for z in range(s + 1)]
+                walk.next_s()
+            walk.next_degree()
+        assert found == [8 * sum_ordinal(word, q) for q in packed_hermite(l_ket).tolist()]
+
+
+@pytest.mark.parametrize("count", [1, 4, 10, 20, 35, 56, 84, 120, 165, 455])
+def test_functions_of_a_warp(count):
+    """Ranges and lanes cover all functions."""
+    assert [n for r in even_ranges(count, 32) for n in r] == list(range(count))
+    assert all(len(r) <= 32 and r[0] % 2 == 0 for r in even_ranges(count, 32))
+    functions, groups = coulomb_functions(count)
+    assert functions <= COULOMB_FUNCTIONS
+    assert 32 * functions * groups >= count > 32 * functions * (groups - 1)
+
+
+@pytest.mark.parametrize("count", [1, 31, 1000, 10**6])
+def test_work_of_a_block(count):
+    assert 1 <= coulomb_chunk(count, 7) <= count
+    assert 1 <= coulomb_kets(count, 7) <= count
+
+
+def test_signs():
+    from md4.method.hermite_coulomb import signs
+
+    assert signs(3).tolist() == [(-1.0) ** t.sum() for t in hermite_triples(3)]
+
+
+# GPU ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("basis", ["cc-pvqz", "cc-pv5z"])
+def test_large_bases(gpu, basis):
+    mol = molecule(WATER, basis, cart=basis == "cc-pvqz")
+    dm = random_densities(mol, 0)
+    check(*(md4.get_jk(mol, dm, 0, with_k=False, backend=b)[0] for b in ("cuda", "cpu")))
+
+
+@pytest.mark.gpu
+def test_benzene(gpu):
+    check_both(molecule(BENZENE, "cc-pvtz"), "cuda")
