@@ -30,7 +30,7 @@ from md4.shells.shell_pairs import shell_pairs, unique_pairs_by_class
 
 # Errors over the largest element; they are to find what is wrong, accuracy is tested elsewhere.
 TOLERANCE = 1e-10
-PARAMETERS = {"erf": 0.4, "erfc": 0.4, "yukawa": 1.1, "slater": 1.1, "gaussian": 0.6}
+PARAMETERS = dict.fromkeys(OPERATORS[1:], 0.6)
 
 
 class Wrong(Exception):

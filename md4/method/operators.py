@@ -64,6 +64,11 @@ class Operator:
         return cls("gaussian", omega)
 
     @classmethod
+    def gaussian_coulomb(cls, omega):
+        """exp(-omega r^2)/r"""
+        return cls("gaussian_coulomb", omega)
+
+    @classmethod
     def from_omega(cls, omega):
         """PySCF's convention: 0 or None is the full Coulomb operator, omega > 0 is erf, omega < 0 is erfc."""
         value = 0.0 if omega is None else finite_number(omega)

@@ -14,6 +14,8 @@ With c = 2 pi^(5/2) / (p q sqrt(p + q)), T = rho R^2, theta = omega^2 / (omega^2
     slater    exp(-zeta r)      yukawa's integrand times (zeta / 2 rho) (1/t^2 - 1)
     gaussian  exp(-omega r^2)   (pi^2 / ((p + q) (rho + omega)))^(3/2) (-2 alpha)^m exp(-alpha R^2),
                                 alpha = rho omega / (rho + omega)
+    gaussian_coulomb            with the same alpha and nu = rho - alpha = rho^2 / (rho + omega)
+              exp(-omega r^2)/r c (nu / rho) exp(-alpha R^2) sum_k binomial(m, k) (-2 alpha)^(m-k) (-2 nu)^k F_k(nu R^2)
 
 The highest order is m = MMAX = 32. |[0]^(m)| must stay below 1e308. This is so for exponents up to 1e10 at every m, and
 for larger exponents at lower m (`md4.shells.limits`; `md4.Basis` refuses the others).
@@ -231,6 +233,44 @@ def make_gaussian(jit):
     return jit(gaussian)
 
 
+def make_gaussian_coulomb(jit):
+    """The sum over k, all of whose terms have the sign (-1)^m."""
+    boys, power, prefactor_of = make_scaled_boys(jit), jit(scaled_power), jit(prefactor)
+
+    def gaussian_coulomb(m, p, q, r2, omega, table):
+        rho = p * q / (p + q)
+        theta = 1.0 / (1.0 + omega / rho)
+        nu, alpha = rho * theta, omega * theta
+        decay = exp(-0.5 * alpha * r2)
+        factor = prefactor_of(p, q) * theta * decay
+        total, binomial = 0.0, 1.0
+        for k in range(m + 1):
+            total += power(binomial * boys(k, factor, -2.0 * nu, nu * r2, table), -2.0 * alpha, m - k)
+            binomial = binomial * (m - k) / (k + 1)
+        return total * decay
+
+    return jit(gaussian_coulomb)
+
+
+def make_gaussian_coulomb_upto(jit):
+    """The sums over k for all m, in place by Pascal's rule: after n steps the values of m <= n are complete."""
+    boys, factor = make_scaled_boys_upto(jit), jit(prefactor)
+
+    def gaussian_coulomb_upto(mmax, p, q, r2, omega, table, out, offset, stride):
+        rho = p * q / (p + q)
+        theta = 1.0 / (1.0 + omega / rho)
+        nu, alpha = rho * theta, omega * theta
+        decay = exp(-0.5 * alpha * r2)
+        boys(mmax, factor(p, q) * theta * decay, -2.0 * nu, nu * r2, table, out, offset, stride)
+        for n in range(mmax):
+            for m in range(mmax, n, -1):
+                out[offset + m * stride] -= 2.0 * alpha * out[offset + (m - 1) * stride]
+        for m in range(mmax + 1):
+            out[offset + m * stride] *= decay
+
+    return jit(gaussian_coulomb_upto)
+
+
 # What operators there are ---------------------------------------------------------------------------------------------
 
 
@@ -289,4 +329,5 @@ DEFINITIONS = {
     "yukawa": Definition(make_yukawa, one_by_one(make_yukawa), parameter="zeta"),
     "slater": Definition(make_slater, one_by_one(make_slater), parameter="zeta"),
     "gaussian": Definition(make_gaussian, one_by_one(make_gaussian), parameter="omega"),
+    "gaussian_coulomb": Definition(make_gaussian_coulomb, make_gaussian_coulomb_upto, boys_table, "omega"),
 }

@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 
 from md4.engine import Engine
+from md4.method import operators
 from md4.method.angular import cartesian_triples, component_coefficients
 from md4.method.operators import Operator
 from md4.shells.basis import Basis
@@ -19,10 +20,7 @@ from md4.validation.arbiter import MISSING, load_oracle
 from md4.validation.libcint import class_label, host, validate
 
 CENTRES = np.array([[0.1, -0.2, 0.3], [-0.4, 0.5, -0.1], [0.3, 0.4, -0.5], [-0.2, -0.3, -0.6]])
-OPERATORS = (
-    Operator.coulomb(), Operator.erf(0.3), Operator.erfc(0.3), Operator.yukawa(0.7), Operator.slater(0.7),
-    Operator.gaussian(0.7),
-)  # fmt: skip
+OPERATORS = (Operator.coulomb(), *(Operator(kind, 0.7) for kind in operators.OPERATORS[1:]))
 SMALL_CLASSES = ((1, 0, 0, 0), (2, 1, 1, 0), (3, 2, 1, 2))
 HIGH_CLASSES = ((4, 4, 4, 4), (6, 0, 6, 0), (5, 5, 5, 5), (6, 6, 6, 6))
 SYMMETRY_CLASSES = ((1, 1, 1, 0), (2, 1, 1, 2), (3, 2, 1, 3), (4, 1, 3, 2))

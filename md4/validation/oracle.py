@@ -15,6 +15,8 @@ depend on the operator (theta = omega^2 / (rho + omega^2), U = zeta^2 / 4 rho):
     yukawa     exp(-zeta r)/r    2 sqrt(rho/pi) int_0^1  t^2m exp(-T t^2 - U (1-t^2)/t^2) dt
     slater     exp(-zeta r)      -d/dzeta of yukawa:  zeta/(2 rho) (M_(m-1) - M_m)
     gaussian   exp(-omega r^2)   (1-theta)^(3/2) theta^m exp(-T theta),  theta = omega / (rho + omega)
+    gaussian_coulomb             2 sqrt(rho/pi) (1-theta) int_0^1 u^m exp(-T u) dv,  u = theta + (1-theta) v^2,
+               exp(-omega r^2)/r                                                     theta = omega / (rho + omega)
 
 Nothing here is shared with the engine: no Hermite functions, no tables, not even the solid harmonics. Doubles in the
 input are taken as exact binary numbers.
@@ -128,13 +130,34 @@ def _slater_moments(mmax, rho, T, zeta):
     return [zeta / (2 * rho) * (j[m] - j[m + 1]) for m in range(mmax + 1)]
 
 
+def _gaussian_coulomb_moments(mmax, rho, T, omega):
+    """(1-theta) G_m with G_m = int_0^1 u^m exp(-T u) dv, u = theta + (1-theta) v^2, for m = 0..mmax upward.
+
+    Integration of d/dv [v u^m exp(-T u)] gives, since (1-theta) v^2 = u - theta,
+
+        exp(-T) = (1 + 2m + 2 theta T) G_m - 2 theta m G_(m-1) - 2T G_(m+1) .
+    """
+    theta = omega / (rho + omega)
+    if T == 0:
+        g = [mpf(1)]
+        for m in range(mmax):
+            g.append((1 + 2 * theta * (m + 1) * g[m]) / (2 * m + 3))
+    else:
+        x = (1 - theta) * T
+        g = [mp.exp(-theta * T) * mp.sqrt(mp.pi / x) / 2 * mp.erf(mp.sqrt(x))]
+        for m in range(mmax):
+            last = 2 * theta * m * g[m - 1] if m else 0
+            g.append(((1 + 2 * m + 2 * theta * T) * g[m] - last - mp.exp(-T)) / (2 * T))
+    return [(1 - theta) * value for value in g]
+
+
 def moments(operator, mmax, rho, T):
     """Moments [M_0 .. M_mmax] of an operator at the mpmath precision in force; see the module's table.
 
     Parameters
     ----------
     operator : tuple (str, float or None)
-        "coulomb", or "erf", "erfc", "yukawa", "slater", "gaussian" with their parameter.
+        "coulomb", or "erf", "erfc", "yukawa", "slater", "gaussian", "gaussian_coulomb" with their parameter.
     mmax : int
         Highest power of u = t^2.
     rho, T : mpf
@@ -147,7 +170,9 @@ def moments(operator, mmax, rho, T):
         theta = x / (rho + x)
         weight = mp.sqrt(rho / (rho + x)) ** 3 * mp.exp(-T * theta)
         return [weight * theta**m for m in range(mmax + 1)]
-    if name == "coulomb":
+    if name == "gaussian_coulomb":
+        values = _settled(lambda: _gaussian_coulomb_moments(mmax, rho, T, x))
+    elif name == "coulomb":
         values = _boys(mmax, T)
     elif name == "erf":
         theta = x**2 / (rho + x**2)
@@ -164,7 +189,7 @@ def moments(operator, mmax, rho, T):
 def checked_operator(operator):
     """`operator` as given; MD4Error if it cannot be used."""
     name, parameter = operator
-    known = ("coulomb", "erf", "erfc", "yukawa", "slater", "gaussian")
+    known = ("coulomb", "erf", "erfc", "yukawa", "slater", "gaussian", "gaussian_coulomb")
     if name not in known:
         raise UnsupportedError(f"operator {name!r} is not one of {', '.join(known)}.")
     if name != "coulomb" and (parameter is None or not parameter > 0):
@@ -361,7 +386,8 @@ def eri(shells, pure=True, operator=("coulomb", None), elements=None, dps=40, ex
     pure : bool
         Real solid harmonics, or Cartesians in libcint's normalisation.
     operator : tuple (str, float or None)
-        ("coulomb", None), ("erf", omega), ("erfc", omega), ("yukawa", zeta), ("slater", zeta), ("gaussian", omega).
+        ("coulomb", None), ("erf", omega), ("erfc", omega), ("yukawa", zeta), ("slater", zeta), ("gaussian", omega),
+        ("gaussian_coulomb", omega).
     elements : sequence of (a, b, c, d), optional
         The elements to compute; the order of each index is [contraction][component]. The default is all elements.
     dps : int

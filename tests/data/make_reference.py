@@ -143,6 +143,32 @@ def add_contractions(cases):
     cases.add("dfpg K 3, nctr 2, erf", cases.quartet((2, 3, 1, 4), nprim=3, nctr=2), True, ("erf", 0.3))
 
 
+def add_gaussian_coulomb(cases):
+    """The operator exp(-omega r^2)/r over low, mixed and high angular momenta, tight, diffuse and distant shells."""
+    near, far = (0.0, 0.0, 0.0), (12.0, 16.0, 0.0)
+    for name, ls, pure, omega in (
+        ("ssss", (0, 0, 0, 0), True, 0.7),
+        ("spds", (0, 1, 2, 0), True, 0.7),
+        ("dddd", (2, 2, 2, 2), True, 1e-3),
+        ("fdpg cartesian", (3, 2, 1, 4), False, 0.7),
+        ("iiii", (6, 6, 6, 6), False, 0.7),
+        ("kkkk cartesian", (7, 7, 7, 7), False, 20.0),
+    ):
+        cases.add(f"gaussian_coulomb {name}", cases.quartet(ls), pure, ("gaussian_coulomb", omega))
+    cases.add("gaussian_coulomb psps K 3", cases.quartet((1, 0, 1, 0), nprim=3), True, ("gaussian_coulomb", 0.7))
+    mixed = cases.quartet((1, 2, 3, 0), None, [1e5, 1e-3, 30.0, 0.2])
+    cases.add("gaussian_coulomb pdfs mixed exponents", mixed, True, ("gaussian_coulomb", 0.7))
+    distant = cases.quartet((2, 2, 1, 1), [near, near, far, far])
+    cases.add("gaussian_coulomb ddpp at 20 Bohr", distant, True, ("gaussian_coulomb", 0.01))
+
+
+# Each batch has random numbers of its own: a new batch leaves the values of the others as they are.
+BATCHES = (
+    (add_operators, add_angular, add_geometry, add_exponents, add_contractions),
+    (add_gaussian_coulomb,),
+)
+
+
 def drawn_elements(rng, shells, pure, count=16):
     """Elements: ends and middles of the components, pairs that symmetry does not kill, and random ones."""
     parts = [components(s.l, pure) for s in shells]
@@ -188,15 +214,16 @@ def evaluated(rng, name, shells, pure, operator):
 
 
 def main():
-    cases = Cases()
-    for add in (add_operators, add_angular, add_geometry, add_exponents, add_contractions):
-        add(cases)
     lines, start = [], perf_counter()
-    for case in cases.list:
-        begin = perf_counter()
-        with mp.workdps(40):
-            lines.append(json.dumps(evaluated(cases.rng, *case)))
-        print(f"{perf_counter() - begin:7.2f} s  {case[0]}", flush=True)
+    for batch in BATCHES:
+        cases = Cases()
+        for add in batch:
+            add(cases)
+        for case in cases.list:
+            begin = perf_counter()
+            with mp.workdps(40):
+                lines.append(json.dumps(evaluated(cases.rng, *case)))
+            print(f"{perf_counter() - begin:7.2f} s  {case[0]}", flush=True)
     TARGET.write_text("[\n" + ",\n".join(lines) + "\n]\n")
     print(f"{len(lines)} cases, {TARGET.stat().st_size} bytes, {perf_counter() - start:.0f} s")
 

@@ -294,7 +294,8 @@ class OracleCall:
 
 @st.composite
 def oracle_calls(draw):
-    kind = draw(st.sampled_from(["gaussian", "gaussian", "yukawa", "slater", "erf", "erfc", "coulomb"]))
+    kinds = ["gaussian", "gaussian", "gaussian_coulomb", "yukawa", "slater", "erf", "erfc", "coulomb"]
+    kind = draw(st.sampled_from(kinds))
     power = draw(st.integers(-3000, 3000))
     parameter = 0.0 if kind == "coulomb" else 10 ** (power / 1000)
     low = [(0, 2, 2), (1, 2, 1), (2, 1, 1), (3, 1, 1)]

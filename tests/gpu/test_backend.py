@@ -12,7 +12,7 @@ import md4
 from md4.contract.tensor import ao_tensor
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
 from md4.gpu.context import cuda
-from md4.method.operators import Operator
+from md4.method.operators import OPERATORS, Operator
 from md4.shells.basis import Basis
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
@@ -332,9 +332,7 @@ def test_long_contractions(l, nprim):
     assert relative_error(block, by_ket) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "operator", ["coulomb", ("erf", 0.4), ("erfc", 0.4), ("yukawa", 1.1), ("slater", 1.1), ("gaussian", 0.6)]
-)
+@pytest.mark.parametrize("operator", ["coulomb", *((kind, 0.6) for kind in OPERATORS[1:])], ids=str)
 @pytest.mark.parametrize("l", [1, 5])
 def test_operators_are_those_of_the_cpu(operator, l):
     basis, pairs = triples(l, count=3)

@@ -59,6 +59,11 @@ def closed_form(kind, p, q, r2, parameter):
         "yukawa": lambda: closed_yukawa(rho, r, x),
         "slater": lambda: -mpmath.diff(lambda zeta: closed_yukawa(rho, r, zeta), x),
         "gaussian": lambda: (rho / (rho + x)) ** mpf(1.5) * mpmath.exp(-rho * x / (rho + x) * r2),
+        "gaussian_coulomb": lambda: (
+            mpmath.sqrt(rho / (rho + x))
+            * mpmath.exp(-rho * x / (rho + x) * r2)
+            * mpmath.erf(rho / mpmath.sqrt(rho + x) * r) / r
+        ),
     }[kind]()
     return charge(p, q) * unit
 
@@ -130,6 +135,11 @@ def exact_zero(kind, m, p, q, r2, parameter):
         alpha = rho * x / (rho + x)
         overlap = (mpmath.pi**2 / ((p + q) * (rho + x))) ** mpf(1.5)
         return overlap * (-2 * alpha) ** m * mpmath.exp(-alpha * r2), alpha * r2
+    if kind == "gaussian_coulomb":
+        theta = x / (rho + x)
+        terms = (mpmath.binomial(m, k) * theta ** (m - k) * (1 - theta) ** (k + 1) * lower_boys(k, (1 - theta) * t)
+                 for k in range(m + 1))  # fmt: skip
+        return front * mpmath.exp(-theta * t) * mpmath.fsum(terms), theta * t
     decay = min(t, x * mpmath.sqrt(r2))
     return front * (damped(m, 1, t, u) if kind == "yukawa" else x / (2 * rho) * damped(m, 2, t, u)), decay
 
@@ -173,6 +183,7 @@ def worst_errors(kind, samples, seed=0):
         ("erf", 1500, 40, 1.5e-14),
         ("erfc", 1000, 60, 1.5e-14),
         ("gaussian", 1500, 40, 1.5e-14),
+        ("gaussian_coulomb", 400, 40, 1.5e-14),
         ("yukawa", 50, 25, 3e-14),
         ("slater", 50, 25, 3e-14),
     ],
@@ -269,8 +280,8 @@ def test_constructors():
     assert Operator.from_omega(0) == Operator.from_omega(None) == Operator.coulomb()
     assert Operator.from_omega(0.3) == Operator.erf(0.3) == as_operator(("erf", 0.3))
     assert Operator.from_omega(-0.3) == Operator.erfc(0.3)
-    assert {Operator.yukawa(1), Operator.slater(1), Operator.gaussian(1)} == {
-        Operator(kind, 1.0) for kind in ("yukawa", "slater", "gaussian")
+    assert {Operator.yukawa(1), Operator.slater(1), Operator.gaussian(1), Operator.gaussian_coulomb(1)} == {
+        Operator(kind, 1.0) for kind in ("yukawa", "slater", "gaussian", "gaussian_coulomb")
     }
     assert as_operator(Operator.slater(2)) == Operator.slater(2.0)
 

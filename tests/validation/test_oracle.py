@@ -13,7 +13,8 @@ from md4.errors import ArgumentError, UnsupportedError
 from md4.shells.basis import Shell
 from md4.validation import oracle as reference
 
-OPERATORS = (("coulomb", None), ("erf", 0.3), ("erfc", 0.3), ("yukawa", 1.2), ("slater", 1.2), ("gaussian", 0.7))
+OPERATORS = (("coulomb", None), ("erf", 0.3), ("erfc", 0.3), ("yukawa", 1.2), ("slater", 1.2), ("gaussian", 0.7),
+             ("gaussian_coulomb", 0.7))  # fmt: skip
 KERNELS = {
     "coulomb": lambda r, x: 1 / r,
     "erf": lambda r, x: mp.erf(x * r) / r,
@@ -21,6 +22,7 @@ KERNELS = {
     "yukawa": lambda r, x: mp.exp(-x * r) / r,
     "slater": lambda r, x: mp.exp(-x * r),
     "gaussian": lambda r, x: mp.exp(-x * r * r),
+    "gaussian_coulomb": lambda r, x: mp.exp(-x * r * r) / r,
 }
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: o[0])
 
