@@ -3,6 +3,7 @@
 Integers are kept as signed Python numbers of their width, pointers as numbers, aggregates as tuples.
 """
 
+import ctypes
 from functools import cache
 
 import numpy as np
@@ -11,14 +12,15 @@ from numba.cuda import types
 from numba.cuda.descriptor import cuda_target
 
 from emulator.assembly import NAMES, Translation
+from emulator.machine import KINDS
 
 # Functions of LLVM and NVVM that are called by name, as Python expressions of their operands.
 FUNCTIONS = {
     "llvm.fma.f64": "{} * {} + {}",
     "llvm.bitreverse.i32": "reversed32({})",
     "llvm.nvvm.shfl.sync.bfly.i32": "m.shuffle_xor({1}, {2})",
-    "llvm.nvvm.atomic.load.add.f64.p1f64": "m.add({}, {})",
     "llvm.nvvm.bar.warp.sync": "m.exchange('bar.warp.sync', None)",
+    "llvm.nvvm.atomic.load.add.f64.p1f64": "m.add({}, {})",
 }
 EXPRESSIONS = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "shl": "{} << {}", "and": "{} & {}", "or": "{} | {}",
@@ -28,6 +30,7 @@ EXPRESSIONS = {
 }  # fmt: skip
 UNSIGNED = {"udiv", "lshr", "urem"}
 WRAPPED = {"add", "sub", "mul", "shl", "trunc", *UNSIGNED}
+SHARED = 3  # LLVM's address space of shared memory
 COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 
 
@@ -167,28 +170,35 @@ class Translator:
         return [f"return {self.value(value)}"]
 
     def on_store(self, instruction, value, pointer):
-        kind, values = value.type, self.value(value)
-        if isinstance(kind, ir.VectorType):
-            kind = kind.element
-        else:
-            values = f"({values},)"
-        return [f"m.store('{space(pointer)}', '{item(kind)}', {self.value(pointer)}, {values})"]
+        kind, count = item(value.type)
+        values = self.value(value) if count > 1 else f"({self.value(value)},)"
+        return [f"m.store('{space(pointer)}', '{kind}', {self.value(pointer)}, {values})"]
+
+    def on_load(self, instruction, pointer):
+        kind, count = item(instruction.type)
+        loaded = f"m.load('{space(pointer)}', '{kind}', {self.value(pointer)}, {count})"
+        return [f"{self.names[id(instruction)]} = {loaded}{'' if count > 1 else '[0]'}"]
+
+    def on_getelementptr(self, instruction, pointer, index):
+        kind, count = item(instruction.source_etype)
+        size = ctypes.sizeof(KINDS[kind]) * count
+        return [f"{self.names[id(instruction)]} = {self.value(pointer)} + {size} * ({self.value(index)})"]
 
     def on_bitcast(self, instruction, value):
-        """Between a double and its two halves, or between pointers."""
-        text = self.value(value)
-        if isinstance(instruction.type, ir.VectorType):
-            text = f"halves({text})"
-        elif isinstance(value.type, ir.VectorType):
-            text = f"joined({text})"
-        return [f"{self.names[id(instruction)]} = {text}"]
+        """Of pointers, and of a double and its two halves."""
+        kinds = value.type, instruction.type
+        make = (
+            "halves" if isinstance(kinds[1], ir.VectorType) else "joined" if isinstance(kinds[0], ir.VectorType) else ""
+        )
+        assert make or isinstance(kinds[1], ir.PointerType), f"the emulator does not know a bitcast to {kinds[1]}"
+        return [f"{self.names[id(instruction)]} = {make}({self.value(value)})"]
 
-    def on_extractelement(self, instruction, whole, n):
-        return [f"{self.names[id(instruction)]} = {self.value(whole)}[{n.constant}]"]
-
-    def on_insertelement(self, instruction, whole, part, n):
-        whole, n = self.value(whole), n.constant
+    def on_insertelement(self, instruction, whole, part, index):
+        n, whole = index.constant, self.value(whole)
         return [f"{self.names[id(instruction)]} = {whole}[:{n}] + ({self.value(part)},) + {whole}[{n + 1}:]"]
+
+    def on_extractelement(self, instruction, whole, index):
+        return [f"{self.names[id(instruction)]} = {self.value(whole)}[{index.constant}]"]
 
     def on_extractvalue(self, instruction, whole):
         return [f"{self.names[id(instruction)]} = {self.value(whole)}[{instruction.indices[0]}]"]
@@ -206,10 +216,6 @@ class Translator:
             values = [f"(({v}) & {mask})" for v in values]
         if name in ("icmp", "fcmp"):
             return COMPARISONS[instruction.op[-2:]].join(f" {v} " for v in values)
-        if name == "load":
-            return f"m.load('{space(operands[0])}', '{item(instruction.type)}', {values[0]}, 1)[0]"
-        if name == "getelementptr":
-            return f"{values[0]} + {size(instruction.source_etype)} * ({values[1]})"
         if name == "zext":
             return f"({values[0]}) & {mask}"
         assert name in EXPRESSIONS, f"the emulator does not know {name}"
@@ -230,27 +236,20 @@ class Translator:
 
 
 def item(kind):
-    """PTX's name of a type of memory."""
-    return "f64" if isinstance(kind, ir.DoubleType) else f"b{kind.width}"
-
-
-def size(kind):
-    """Bytes of a type of memory."""
-    if isinstance(kind, ir.VectorType):
-        return kind.count * size(kind.element)
-    return 8 if isinstance(kind, ir.DoubleType) else kind.width // 8
+    """PTX's name of a type of memory, and how many of them."""
+    if isinstance(kind, (ir.VectorType, ir.ArrayType)):
+        return item(kind.element)[0], kind.count
+    return ("f64" if isinstance(kind, ir.DoubleType) else f"b{kind.width}"), 1
 
 
 def space(pointer):
-    """The address space of a pointer."""
-    return "shared" if pointer.type.addrspace == 3 else "global"
+    """The memory that a pointer points to."""
+    return "shared" if pointer.type.addrspace == SHARED else "global"
 
 
 def constant(kind, value):
     """A constant of LLVM as Python has it."""
-    if isinstance(kind, ir.VectorType):
-        return (0.0,) * kind.count
-    if isinstance(kind, (ir.ArrayType, ir.LiteralStructType)):
+    if isinstance(kind, (ir.ArrayType, ir.VectorType, ir.LiteralStructType)):
         kinds = kind.elements if isinstance(kind, ir.LiteralStructType) else [kind.element] * kind.count
         if value is None or value is ir.Undefined:
             return tuple(constant(k, value) for k in kinds)
