@@ -186,11 +186,13 @@ class Translator:
 
     def on_bitcast(self, instruction, value):
         """Of pointers, and of a double and its two halves."""
-        kinds = value.type, instruction.type
-        make = (
-            "halves" if isinstance(kinds[1], ir.VectorType) else "joined" if isinstance(kinds[0], ir.VectorType) else ""
-        )
-        assert make or isinstance(kinds[1], ir.PointerType), f"the emulator does not know a bitcast to {kinds[1]}"
+        if isinstance(instruction.type, ir.VectorType):
+            make = "halves"
+        elif isinstance(value.type, ir.VectorType):
+            make = "joined"
+        else:
+            assert isinstance(instruction.type, ir.PointerType), "the emulator does not know this bitcast"
+            make = ""
         return [f"{self.names[id(instruction)]} = {make}({self.value(value)})"]
 
     def on_insertelement(self, instruction, whole, part, index):
