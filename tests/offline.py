@@ -160,6 +160,9 @@ class Pool:
     def left(self):
         return 1 << 45
 
+    def share(self, most):
+        return most
+
     def get(self, *args, **kwargs):
         return Anything()
 
