@@ -54,15 +54,15 @@ def serve():
         work.update(backend=run.backend, call=run.evaluate, clock=seconds_once, keep=run)
         return {"values": blocks, "quartets": int(run.sample.quartets)}
 
-    def system(name):
+    def system(name, j_alone):
         work.clear()
         gc.collect()
         build = Build(System.parse(name), Namespace(backend="cuda", seed=0))
-        vj, vk = build.run()
-        backend = build.jk.engine.backend
-        work.update(backend=backend, call=build.run, clock=wall_seconds, keep=build)
-        places = np.random.default_rng(0).integers(0, vj.size, 500)
-        return {"values": [*vj.ravel()[places].tolist(), *vk.ravel()[places].tolist()], "quartets": 0}
+        call = (lambda: build.jk.get_jk(build.dm, with_k=False)) if j_alone else build.run
+        found = [v for v in call() if v is not None]
+        work.update(backend=build.jk.engine.backend, call=call, clock=wall_seconds, keep=build)
+        places = np.random.default_rng(0).integers(0, found[0].size, 500)
+        return {"values": [x for v in found for x in v.ravel()[places].tolist()], "quartets": 0}
 
     def turn(calls):
         return float(np.median([work["clock"](work["backend"], work["call"]) for _ in range(calls)]))
@@ -143,6 +143,7 @@ def main():
     parser.add_argument("--classes", nargs="+", default=[])
     parser.add_argument("--K", nargs="+", default=list(SPLITS))
     parser.add_argument("--systems", nargs="*", help="as in bench/scf.py; without names its table")
+    parser.add_argument("--j-alone", action="store_true", help="builds of J, not of J and K")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=3, help="of a turn")
     parser.add_argument("--jobs", type=int, default=16, help="processes that compile, for each checkout")
@@ -159,7 +160,7 @@ def main():
             worker.answer()
     todo = [(f"({name}) K {k}", {"do": "case", "name": name, "k": k}) for name, k in cases]
     systems = args.systems if args.systems is None or args.systems else TABLE
-    todo += [(name, {"do": "system", "name": name}) for name in systems or []]
+    todo += [(name, {"do": "system", "name": name, "j_alone": args.j_alone}) for name in systems or []]
     for name, request in todo:
         rows.append(compared(workers, name, request, args.rounds, args.calls))
         if args.csv:
