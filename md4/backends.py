@@ -26,7 +26,7 @@ class Path(Protocol):
     """
 
     name: str
-    # Whether one kernel does several steps. If so, the path has `run`, else `transform_bra` and `transform_ket`.
+    # Whether the path does steps 2 to 5 together, by `run`. Else it has `transform_bra` and `transform_ket`.
     merges_steps: bool
 
     def transform_bra(self, steps, H_ab, ab, cd, r):

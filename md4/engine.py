@@ -249,8 +249,8 @@ class Engine:
     def evaluate(self, bra, ket, out):
         """Steps 1 to 5 for prepared pairs, in chunks that suit the backend's memory, into `out`.
 
-        The plan says by which path (`md4.backends.Path`), and which side is transformed first. Steps that a path merges
-        are done by one kernel; [p|q] = r[p+q] is never stored on a GPU, as step 4 gathers it from r.
+        The plan says by which path (`md4.backends.Path`), and which side is transformed first. A path that merges
+        steps does all of 2 to 5 itself. [p|q] = r[p+q] is never stored on a GPU: step 4 gathers it from r.
         """
         check_order(bra.pairs.l + ket.pairs.l)
         steps, block = self.backend, self.backend.block(out)

@@ -1,6 +1,6 @@
-"""Ways through steps 2 to 5 on the GPU, one object each; `best_plan` takes the fastest of those that two lists allow.
+"""Ways through steps 2 to 5 on the GPU, one object each; `ranked` finds the fastest that two lists allow.
 
-    thread_quartet   a thread makes a quartet, everything in registers: the smallest classes
+    thread_quartet   a thread makes a quartet, r and (ab|q] in registers: the smallest classes
     one_product      (ab|cd) = sum_p H[ab, p] s[p], where a side is of two s shells and the other product is but a sum
     fused            both products in one kernel, (ab|q] stays in registers: small and middle classes
     two_products     a kernel for each product, (ab|q] in memory: large classes
@@ -227,6 +227,7 @@ class Plain(GpuPath):
         steps.context.pool.release(abq)
 
 
+# Where predicted times are equal, as of the first two, the earlier one is taken.
 PATHS = (
     ThreadQuartet("thread_quartet"), OneProduct("one_product"), Fused("fused"), TwoProducts("two_products"),
     Plain("plain"),

@@ -64,8 +64,8 @@ def reach(shells):
 def depths(shells, rows8, row_blocks):
     """For each of `row_blocks` tiles of `rows8` blocks of 8 rows, how many blocks of 8 Hermite functions count, int32.
 
-    At least STAGES - 1, the steps by which copies are ahead: then the next primitive's r, whose copy is started with
-    the first step of a primitive, has arrived when that primitive begins.
+    At least `TILES.stages` - 1, the steps by which copies are ahead: then the next primitive's r, whose copy is
+    started with the first step of a primitive, has arrived when that primitive begins.
     """
     found = np.sum(reach(shells) > rows8 * np.arange(row_blocks)[:, None], axis=1, dtype=np.int32)
     return np.maximum(found, min(TILES.stages - 1, len(reach(shells)))).astype(np.int32)

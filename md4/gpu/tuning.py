@@ -147,7 +147,7 @@ class ScatterTuning:
 SCATTER = ScatterTuning(threads=256, blocks=1 << 20)
 
 # (ab|q] and r of one chunk take about this many bytes, far beyond the L2 cache: short launches lose more in their tails
-# than the cache saves ((fd|gd) 10.0 ns a quartet with 1.1 GB of (ab|q], 12.6 to 16.8 with 34 MB).
+# than the cache saves.
 CHUNK_BYTES = 2 << 30
 
 

@@ -1,6 +1,6 @@
 """1-index Hermite integrals r[t]^(m) from [0]^(m).
 
-    r[t]^(m) = (t_i - 1) r[t - 2e_i]^(m+1) + R_i r[t - e_i]^(m+1),     R = P - Q  (Eq. 15 of arXiv:2307.03452)
+    r[t]^(m) = (t_i - 1) r[t - 2e_i]^(m+1) + R_i r[t - e_i]^(m+1),     R = P - Q  (Eq. 13 of arXiv:2307.03452)
 
 for m falling from L to 0; step m makes the triples of degree 1 to L - m. Any axis i with t_i > 0 can be used. The axes
 0, 1 and 2 of the triples are z, y and x (`md4.method.angular.AXES`), so that R = (R_z, R_y, R_x).

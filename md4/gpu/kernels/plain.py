@@ -49,7 +49,10 @@ class Matrix(NamedTuple):
 
 
 class Powers(NamedTuple):
-    """Powers (t, u, v) of the Hermite functions p and q, packed as in `md4.method.angular.packed_hermite`."""
+    """The Hermite functions p and q in the packed form from which `sum_ordinal` finds the place of p + q.
+
+    See `md4.method.angular.packed_hermite`.
+    """
 
     p: I32
     q: I32

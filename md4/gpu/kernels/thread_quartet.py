@@ -1,4 +1,4 @@
-"""Steps 2 to 5 for the smallest classes: a thread computes a quartet, everything in registers.
+"""Steps 2 to 5 for the smallest classes: a thread computes a quartet, r and (ab|q] in registers.
 
 Lanes of a warp share the bra pair and take ket pairs side by side. H[ab, p] of the bra primitives is in shared memory,
 where all lanes read the same number at once. What a lane reads of its ket primitives, H[cd, q] among it, lies in slots
