@@ -60,6 +60,27 @@ class BlockTarget(Protocol):
         """The tensor or the sums, which belong to the caller."""
 
 
+@runtime_checkable
+class ListTarget(Protocol):
+    """A target that takes whole pairs of lists instead of blocks: the backend makes and takes the blocks by itself.
+
+    An AO tensor, sums of J and K, or J alone. `BlockTarget.result` and what `CoulombTarget` has besides `add` stay.
+    """
+
+    def take(self, pairs, basis, tolerance=0.0, report=None):
+        """Takes the integrals of all quartets that survive, and returns how many there were.
+
+        Parameters
+        ----------
+        pairs : list of md4.plan.ListPair
+        basis : Basis
+        tolerance : float
+            Of the products of bounds, where the pairs have bounds.
+        report : callable, optional
+            Is told how many more quartets are done.
+        """
+
+
 class CoulombTarget(Protocol):
     """The target for J alone, which is summed in the Hermite basis; see `md4.method.hermite_coulomb`."""
 
@@ -89,8 +110,11 @@ class Sums(Protocol):
     def swapped(self, bra, ket):
         """Whether two lists change places before their integrals are summed."""
 
+    def coulomb_swapped(self, bra, ket):
+        """Whether two lists change places before J alone is made of them."""
+
     def digest(self, densities, twice):
-        """A `BlockTarget` for X and Y of `md4.method.digestion`.
+        """A `BlockTarget` or `ListTarget` for X and Y of `md4.method.digestion`.
 
         `densities`, shape (n_k, nao, nao), and `twice` = D + D^T, shape (n_j, nao, nao), are NumPy arrays, which it
         copies. Its results X and Y are NumPy arrays, too.
@@ -104,7 +128,7 @@ class Sums(Protocol):
 
 
 class Bounds(Protocol):
-    """Schwarz bounds of a pair list."""
+    """Schwarz bounds of a pair list, which take blocks or, if there is a method `take`, the prepared list."""
 
     def add(self, block, first):
         """Takes the block of the pairs from `first` on with themselves; it does not keep it."""
@@ -126,6 +150,8 @@ class Backend(Protocol):
     stream
         The CUDA stream on which it works; None on the CPU.
     sums : Sums
+    forms : int
+        Largest number of forms in which the H matrices of a list are kept at the same time.
     """
 
     name: str
@@ -133,6 +159,7 @@ class Backend(Protocol):
     lock: object
     stream: object
     sums: Sums
+    forms: int
 
     def with_operator(self, operator):
         """The same backend for another operator. Memory and pair data are shared."""
@@ -180,7 +207,7 @@ class Backend(Protocol):
         """A new array that belongs to the caller, or the caller's `out`; ArgumentError if `out` cannot be used."""
 
     def tensor(self, layout, out, device, least_block, host_tensor):
-        """A `BlockTarget` for an AO tensor, on the device or on the host.
+        """A `BlockTarget` or `ListTarget` for an AO tensor, on the device or on the host.
 
         Parameters
         ----------

@@ -1,6 +1,9 @@
 """How two lists of shell pairs are computed: by which path, which side first, with H matrices in which form."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,25 @@ class Plan:
 
     def __str__(self):
         return self.path.name + (", ket first" if self.swap else "")
+
+
+class ListPair(NamedTuple):
+    """All quartets of a bra list and a ket list, or those that survive screening.
+
+    Attributes
+    ----------
+    bra, ket : md4.engine.PreparedPairs
+    same : bool
+        Whether they are one list, of which each unordered quartet counts once.
+    bra_bound, ket_bound : ndarray, optional
+        A quartet survives if the bounds of its pairs multiply to the tolerance or more. Without bounds all survive.
+    """
+
+    bra: object
+    ket: object
+    same: bool
+    bra_bound: np.ndarray | None = None
+    ket_bound: np.ndarray | None = None
 
 
 def bra_first_flops(bra, ket):

@@ -13,7 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from md4.contract.screening import DensityNorms, Statistics, sorted_lists, survivors, tiles
+from md4.backends import ListTarget
+from md4.contract.screening import DensityNorms, Screened, Statistics, sorted_lists, tiles
 from md4.contract.workspace import HermiteStore, least_block
 from md4.engine import Engine
 from md4.errors import ArgumentError, MemoryLimitError
@@ -37,6 +38,8 @@ BLOCK_SHARE = 0.15
 HERMITE_SHARE = 0.5
 # Largest number of quartets of a rectangle of J alone, which makes no block: as many as kernels can count.
 COULOMB_QUARTETS = 1 << 28
+# Of the progress bar.
+LABEL = "J/K quartets"
 # Largest number of forms in which the H matrices of a list are kept at the same time.
 FORMS = 4
 
@@ -103,7 +106,7 @@ class JK:
     def lists(self):
         """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
         memory = self.engine.backend.memory_left()
-        return sorted_lists(self.engine, self._finest, int(HERMITE_SHARE * memory) // (4 * FORMS))
+        return sorted_lists(self.engine, self._finest, int(HERMITE_SHARE * memory) // (4 * self.engine.backend.forms))
 
     @cached_property
     def store(self):
@@ -278,13 +281,14 @@ class JK:
                 del block  # before the next one is allocated
                 self.stats.computed += len(ab) * len(cd)
 
-        self._survivors(norms, tolerance, backend.sums.swapped, add)
+        self._survivors(target, norms, tolerance, backend.sums.swapped, add)
         return target.result()
 
     def _contract_all(self, engine, coulomb, norms, tolerance):
         """Y of all surviving quartets, summed in the Hermite basis; see `md4.method.hermite_coulomb`."""
+        self.stats = Statistics()
         if len(coulomb) == 0:  # anti-Hermitian densities have no J
-            self._survivors(norms, tolerance, fewer_functions, lambda *_: None)
+            self.stats.skipped = self._quartets
             return coulomb
         sums = sum(engine.backend.sums.coulomb_bytes(this.pairs) for this in self.lists)
         self._check_memory(len(coulomb), len(coulomb) * sums)
@@ -299,22 +303,43 @@ class JK:
         for this in self.lists:
             self.store.touch(this.prepared, this.prepared)
             target.load(this.prepared)
-        self._survivors(norms, tolerance, fewer_functions, add)
+        self._survivors(target, norms, tolerance, engine.backend.sums.coulomb_swapped, add)
         for this in self.lists:
             self.store.touch(this.prepared, this.prepared)
             target.collect(this.prepared)
         return target.result()
 
-    def _survivors(self, norms, tolerance, swapped, add):
-        """Calls add(bra list, ket list, survivors) for all pairs of lists, and updates statistics and progress bar."""
-        self.stats, work = Statistics(), list(list_pairs(self.lists, norms, tolerance, swapped))
-        with Progress(sum(int(n.sum()) for _, _, n in work), enabled=self.progress, label="J/K quartets") as bar:
-            for bra, ket, n in work:
-                add(bra, ket, n)
-                self.stats.wanted += int(n.sum())
-                bar.update(int(n.sum()))
+    def _survivors(self, target, norms, tolerance, swapped, add):
+        """Gives all surviving quartets to the target, and updates statistics and progress bar.
+
+        A `ListTarget` takes pairs of lists. For another target this calls add(bra list, ket list, survivors).
+        """
+        self.stats = Statistics()
+        screened = list(list_pairs(self.lists, norms, tolerance, swapped))
+        if isinstance(target, ListTarget):
+            self._take(target, [this.list_pair() for this in screened], tolerance)
+        else:
+            work = [(this.bra, this.ket, this.count(tolerance)) for this in screened]
+            with Progress(sum(int(n.sum()) for _, _, n in work), enabled=self.progress, label=LABEL) as bar:
+                for bra, ket, n in work:
+                    add(bra, ket, n)
+                    self.stats.wanted += int(n.sum())
+                    bar.update(int(n.sum()))
+        self.stats.skipped = self._quartets - self.stats.wanted
+
+    def _take(self, target, pairs, tolerance):
+        """Gives pairs of lists to a target, as many at once as the store has memory for."""
+        total = sum(len(p.bra) * (len(p.bra) + 1) // 2 if p.same else len(p.bra) * len(p.ket) for p in pairs)
+        with Progress(total, enabled=self.progress, label=LABEL) as bar:
+            for batch in self.store.batches(pairs):
+                self.stats.computed += target.take(batch, self.basis, tolerance, bar.update)
+        self.stats.wanted = self.stats.computed
+
+    @property
+    def _quartets(self):
+        """Number of unique shell quartets."""
         total = self.basis.nshell * (self.basis.nshell + 1) // 2
-        self.stats.skipped = total * (total + 1) // 2 - self.stats.wanted
+        return total * (total + 1) // 2
 
     def __repr__(self):
         return f"JK({self.basis!r}, {self.engine.backend.name!r}, direct_scf_tol={self.direct_scf_tol:g})"
@@ -342,22 +367,16 @@ def checked_molecule(mol):
     return mol if isinstance(mol, Basis) else checked_mol(mol)
 
 
-def fewer_functions(bra, ket):
-    """Whether the ket list has fewer function pairs than the bra list."""
-    return ket.nab < bra.nab
-
-
 def list_pairs(lists, norms, tolerance, swapped):
-    """(bra list, ket list, survivors) of all unordered pairs of lists; `swapped` decides which of two is the ket."""
+    """`Screened` of all unordered pairs of lists that have survivors; `swapped` decides which of two is the ket."""
     own = [norms.of_pairs(this.pairs.pairs) for this in lists]
     top = [float(n.max()) for n in own]
     for i, one in enumerate(lists):
         for k, two in enumerate(lists[: i + 1]):
             bra, ket, b, c = (two, one, k, i) if swapped(one.pairs, two.pairs) else (one, two, i, k)
             factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
-            n = survivors(bra, ket, factor, tolerance, i == k)
-            if n.any():
-                yield bra, ket, n
+            if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
+                yield Screened(bra, ket, factor)
 
 
 def get_jk(

@@ -20,6 +20,7 @@ from math import isqrt
 
 import numpy as np
 
+from md4.plan import ListPair
 from md4.shells.shell_pairs import pairs_by_kind, shell_kinds, shell_pairs
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
@@ -68,6 +69,35 @@ class PairList:
 
 
 @dataclass
+class Screened:
+    """Two lists, some quartets of which survive.
+
+    Attributes
+    ----------
+    bra, ket : PairList
+    factor : ndarray, shape (len(bra),)
+        The largest density norm beside each bra pair; see `DensityNorms.beside`.
+    """
+
+    bra: PairList
+    ket: PairList
+    factor: np.ndarray = field(repr=False)
+
+    @property
+    def same(self):
+        """Whether they are one list, of which each unordered quartet counts once."""
+        return self.bra is self.ket
+
+    def count(self, tolerance):
+        """`survivors` of the two."""
+        return survivors(self.bra, self.ket, self.factor, tolerance, self.same)
+
+    def list_pair(self):
+        """`ListPair` with the bounds."""
+        return ListPair(self.bra.prepared, self.ket.prepared, self.same, self.bra.bound * self.factor, self.ket.bound)
+
+
+@dataclass
 class Statistics:
     """Statistics of a build.
 
@@ -93,6 +123,9 @@ def schwarz_bounds(engine, prepared):
     """R_ab of all pairs of a list, shape (npair,)."""
     pairs, backend = prepared.pairs, engine.backend
     bounds = backend.bounds(len(pairs))
+    if hasattr(bounds, "take"):
+        bounds.take(prepared)
+        return bounds.result()
     room = min(SCHWARZ_BYTES, int(SCHWARZ_SHARE * max(0, backend.memory_left())))
     size = max(1, min(len(pairs), SCHWARZ_PAIRS, isqrt(room // 8) // pairs.nab))
     for first in range(0, len(pairs), size):

@@ -9,11 +9,13 @@ from math import isqrt
 
 import numpy as np
 
+from md4.backends import ListTarget
 from md4.contract.workspace import HermiteStore, least_block
 from md4.cpu.targets import HostTensor
 from md4.errors import ArgumentError
 from md4.method.operators import check_order
 from md4.method.scatter import SYMMETRIES, TensorLayout, ao_box
+from md4.plan import ListPair
 from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import as_list, checked_choice, checked_flag, shown, whole_number
 from md4.support.memory import check_out
@@ -126,10 +128,10 @@ def cut_pieces(engine, ranges, block_bytes, hermite_bytes):
 
 
 def block_work(bra_pieces, ket_pieces, swap):
-    """(bra, ket, whether they are the same piece) of all blocks; if `swap` is true, only those with ket <= bra."""
+    """`ListPair` of all blocks; if `swap` is true, only those with ket <= bra."""
     for n, bra in enumerate(bra_pieces):
         for ket in ket_pieces[: n + 1] if swap else ket_pieces:
-            yield bra, ket, swap and bra is ket
+            yield ListPair(bra, ket, swap and bra is ket)
 
 
 def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
@@ -147,21 +149,32 @@ def locked_tensor(engine, request, out, device, progress):
     target = backend.tensor(request.layout(basis), out, device, least, HostTensor)
     backend.compile_ahead(basis, "tensor", progress)
     memory = backend.memory_left()
-    block_bytes, hermite_bytes = int(min(BLOCK_SHARE * memory, BLOCK_BYTES)), int(HERMITE_SHARE * memory)
+    hermite_bytes = int(HERMITE_SHARE * memory)
+    whole = isinstance(target, ListTarget)  # which needs no blocks, so that the pieces may be as long as they like
+    block_bytes = BLOCK_BYTES**2 if whole else int(min(BLOCK_SHARE * memory, BLOCK_BYTES))
     bra_pieces = cut_pieces(engine, request.ranges[:2], block_bytes, hermite_bytes)
     ket_pieces = (
         bra_pieces if request.swap else cut_pieces(engine, request.ranges[2:], block_bytes, hermite_bytes)
     )
     store = HermiteStore(hermite_bytes, backend)
-    work = list(block_work(bra_pieces, ket_pieces, request.swap))
-    with Progress(sum(len(b) * len(k) for b, k, _ in work), enabled=progress, label="ERI quartets") as bar:
-        for bra, ket, same in work:
-            store.touch(ket, bra)
-            store.touch(bra, ket)
-            a, b = bra.pairs, ket.pairs
-            block = backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
-            engine.evaluate(bra, ket, block)
-            target.add(block, bra, ket, basis, same)
-            del block  # before the next one is allocated
-            bar.update(len(bra) * len(ket))
+    pairs = list(block_work(bra_pieces, ket_pieces, request.swap))
+    with Progress(sum(len(p.bra) * len(p.ket) for p in pairs), enabled=progress, label="ERI quartets") as bar:
+        if whole:
+            for batch in store.batches(pairs):
+                target.take(batch, basis, report=bar.update)
+        else:
+            for pair in pairs:
+                add_block(engine, target, store, pair)
+                bar.update(len(pair.bra) * len(pair.ket))
     return target.result()
+
+
+def add_block(engine, target, store, pair):
+    """Makes the block of two pieces, and gives it to the target."""
+    bra, ket = pair.bra, pair.ket
+    store.touch(ket, bra)
+    store.touch(bra, ket)
+    a, b = bra.pairs, ket.pairs
+    block = engine.backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
+    engine.evaluate(bra, ket, block)
+    target.add(block, bra, ket, engine.bra_basis, pair.same)

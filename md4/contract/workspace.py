@@ -10,7 +10,7 @@ class HermiteStore:
 
     def __init__(self, limit, backend, forms=2):
         self.most = self.limit = limit
-        self.backend, self.forms = backend, forms
+        self.backend, self.forms = backend, min(forms, backend.forms)
         self.held, self.total = [], 0
 
     def touch(self, piece, keep):
@@ -37,6 +37,25 @@ class HermiteStore:
         self.limit = min(self.most, int(share * memory))
         self.total = sum(map(self.size, self.held))  # computed again, since an interrupt may have come between the two
         self.shrink()
+
+    def batches(self, pairs):
+        """Yields lists of `md4.plan.ListPair`, those of each list small enough for the limit; notes that they are used."""
+        batch, held = [], {}
+        for pair in pairs:
+            new = {id(side): side for side in pair[:2]}
+            if batch and sum(map(self.size, {**held, **new}.values())) > self.limit:
+                yield self.used(batch, held)
+                batch, held = [], {}
+            batch.append(pair)
+            held |= new
+        if batch:
+            yield self.used(batch, held)
+
+    def used(self, batch, held):
+        """Notes that all of `held` are used; returns `batch`."""
+        for piece in held.values():
+            self.touch(piece, piece)
+        return batch
 
     def clear(self):
         """Drops the H matrices of all pieces."""

@@ -1,24 +1,18 @@
-"""Compiled loops of the CPU: they are kept on disk by `md4.support.cache`, and run by threads if threads can run.
+"""Compiled loops of the CPU, which are kept on disk by `md4.support.cache`. They release the interpreter's lock.
 
 Numba's own disk cache is not used, for three reasons. It looks at one source file only and misses an edit of another
 file. Two processes can leave its index wrong. It needs a folder to which it can write.
 """
 
 import hashlib
-import os
 import pickle
 from types import FunctionType
 
-import numba
 from numba import njit
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from md4.support import cache
-from md4.support.locks import Lock
-
-# The threading layer 'workqueue' ends the process if two threads start a parallel loop at the same time.
-one_at_a_time = Lock()
 
 
 class LoopCache:
@@ -55,74 +49,49 @@ class LoopCache:
     disable = flush = enable
 
 
-def forked():
-    """Whether this process was forked from one whose threads had run loops. A fork does not copy these threads."""
-    return os.getpid() != first_process and started_before_fork
+# Compiles a function that only compiled functions call.
+helper = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+# Compiles a function whose code becomes part of the one that calls it, for the large ones that are called once.
+part = njit(nogil=True, error_model="numpy", inline="always")
 
 
-first_process, started_before_fork = os.getpid(), False
+def bound(function, name=None, cached=False, make=helper, **callees):
+    """A function compiled with some of its globals replaced by `callees`, which other compiled functions can call.
 
-
-def note_fork():
-    """Called in a child process after a fork; notes whether threads had been started before."""
-    global started_before_fork  # noqa: PLW0603 the state of the whole process
-    started_before_fork = started_before_fork or layer() is not None
-
-
-os.register_at_fork(after_in_child=note_fork)
-
-
-def layer():
-    """The name of Numba's threading layer; None before the first loop."""
-    try:
-        return numba.threading_layer()
-    except ValueError:
-        return None
+    They are globals, because Numba's pickles would contain them if they were in a closure.
+    """
+    name = name or function.__name__
+    made = FunctionType(function.__code__, {**function.__globals__, **callees}, name)
+    made.__qualname__, made.__module__ = name, function.__module__
+    if not cached:
+        return make(made)
+    dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(made)
+    dispatcher._cache = LoopCache(name)
+    return dispatcher
 
 
 class Loop:
-    """A loop that is compiled at its first call for each signature.
-
-    Numba's threads run it in parallel. In a child process that was forked after these threads had started, it runs on
-    one thread.
+    """A function that is compiled at its first call for each signature, or then read from disk.
 
     Parameters
     ----------
     function : callable
-        The function; its prange loops run in parallel.
+        The function.
     name : str, optional
-        The name of the files on disk; by default that of the function.
+        The name of its files on disk; by default that of the function.
     callees
-        Device functions that the function calls by these names. They are bound as globals, because Numba's pickles
-        would contain them if they were in a closure.
+        Compiled functions that it calls by these names; see `bound`.
     """
 
     def __init__(self, function, name=None, **callees):
-        self.function, self.name, self.callees = function, name or function.__name__, callees
-        self.dispatchers = {}
-
-    def dispatcher(self, parallel):
-        """Numba's dispatcher of the loop, with or without threads."""
-        if parallel not in self.dispatchers:
-            name = self.name if parallel else f"{self.name}_serial"
-            names = {**self.function.__globals__, **self.callees}
-            bound = FunctionType(self.function.__code__, names, name)
-            bound.__qualname__, bound.__module__ = name, self.function.__module__
-            dispatcher = njit(parallel=parallel, error_model="numpy")(bound)
-            dispatcher._cache = LoopCache(name)
-            self.dispatchers[parallel] = dispatcher
-        return self.dispatchers[parallel]
+        self.name = name or function.__name__
+        self.dispatcher = bound(function, self.name, True, **callees)
 
     def __call__(self, *args):
-        if forked():
-            return self.dispatcher(False)(*args)
-        loop = self.dispatcher(True)
-        if layer() not in ("tbb", "omp"):  # not known before the first loop
-            with one_at_a_time:
-                return loop(*args)
-        return loop(*args)
+        return self.dispatcher(*args)
 
     @property
     def hits(self):
         """Number of signatures that were found on disk."""
-        return sum(sum(d.stats.cache_hits.values()) for d in self.dispatchers.values())
+        return sum(self.dispatcher.stats.cache_hits.values())

@@ -1,44 +1,231 @@
-"""H matrices on the CPU: a flat array with one matrix (nab, K N_p) for each shell pair, which has K primitive pairs.
+"""Step 1 on the CPU: H matrices without their zeros by symmetry, of LANES primitive pairs side by side.
 
-So the sum over primitives is part of the inner dimension of each product.
+They are made in both forms that steps 4 and 5 need: by primitive pair, as numbers for all lanes, and in the lanes of
+the groups of a list, where they include the sign (-1)^|q| of a ket.
 """
 
-from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
+from md4.cpu.compile import Loop, part
+from md4.cpu.groups import aligned_empty, h_structure
+from md4.cpu.threads import number_of_threads, run_all
+from md4.cpu.vectors import LANES, add, broadcast, fma, load, magnitude, multiply, noise_removed, store
+from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples
+from md4.method.hermite import NOISE
+from md4.support.locks import once
 
-@dataclass(frozen=True)
-class FlatH:
-    """The form of H matrices on the CPU.
+
+class HMatrices(NamedTuple):
+    """H of a list: `flat`, shape (nprim, elements), and `lanes`, shape (nvector, elements, LANES)."""
+
+    flat: np.ndarray
+    lanes: np.ndarray
+
+    itemsize = 8
+
+    @property
+    def size(self):
+        """Number of doubles."""
+        return self.flat.size + self.lanes.size
+
+
+# Vectors of elements for which a further thread is worth waking.
+THREAD_ELEMENTS = 20_000
+# The name of the form in which H matrices are kept: there is only one.
+BOTH = "flat and lanes"
+
+
+def class_of(pairs):
+    """What the structure of H depends on: (la, lb, pure, nctr_a, nctr_b)."""
+    return pairs.shell_class
+
+
+class Shape(NamedTuple):
+    """What the loop of step 1 must know of a class of pairs; arrays of int64 unless said otherwise.
 
     Attributes
     ----------
-    sign : bool
-        Whether elements include the sign (-1)^|q|, as those of a ket do.
+    powers_a, powers_b : ndarray, shape (ncart, 3)
+        Powers of z, y and x of the monomials of a and b.
+    pure_a, pure_b : ndarray of float64, shape (ncart, ncomp)
+        Their coefficients in each component.
+    nherm : int
+        Number of Hermite functions.
+    ordinals : ndarray, shape (l + 1, l + 1, l + 1)
+        Ordinal of each Hermite triple of z, y and x.
+    rows, columns : ndarray of int32
+        As `h_structure` returns them.
+    signs : ndarray of float64, shape (elements,)
+        (-1)^|p| of each element.
     """
 
-    sign: bool
+    powers_a: np.ndarray
+    powers_b: np.ndarray
+    pure_a: np.ndarray
+    pure_b: np.ndarray
+    nherm: int
+    ordinals: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+    signs: np.ndarray
 
-    def __str__(self):
-        return "flat, sign" if self.sign else "flat"
+
+@cache
+def shape_of(la, lb, pure, nctr_a, nctr_b):
+    """The `Shape` of a class."""
+    rows, columns = h_structure(la, lb, pure, nctr_a, nctr_b)
+    triples = hermite_triples(la + lb)
+    ordinals = np.zeros((la + lb + 1,) * 3, dtype=np.int64)
+    ordinals[tuple(triples.T)] = np.arange(len(triples))
+    signs = 1.0 - 2.0 * (triples.sum(axis=1) % 2)
+    powers = [np.ascontiguousarray(cartesian_triples(l)[:, ::-1]) for l in (la, lb)]
+    return Shape(*powers, *(coefficients(l, pure) for l in (la, lb)), len(triples), ordinals, rows, columns, signs[columns])
 
 
-UNSIGNED, SIGNED = FlatH(False), FlatH(True)
+@cache
+def coefficients(l, pure):
+    """The coefficients of the monomials of a shell in its components, without the rounding noise of zeros."""
+    c = component_coefficients(l, pure).copy()
+    c[abs(c) < 1e-14 * abs(c).max()] = 0.0
+    return c
 
 
-def h_runs(h, prepared):
-    """Yields runs of pairs with the same number K of primitive pairs.
+@part
+def e_coefficients(la, lb, exponent, pa, pb, e):
+    """E_t^{ij} of the three axes of LANES primitive pairs; see `md4.method.hermite`. The layout is [axis][i][j][t]."""
+    nt = la + lb + 1
+    half = np.empty(LANES)
+    for lane in range(LANES):
+        half[lane] = 0.5 / exponent[lane]
+    half = load(half, 0)
+    for axis in range(3):
+        x_a, x_b = load(pa, axis * LANES), load(pb, axis * LANES)
+        for i in range(la + 1):
+            for j in range(lb + 1):
+                here = ((axis * (la + 1) + i) * (lb + 1) + j) * nt
+                below, x = (here - nt, x_b) if j > 0 else (here - (lb + 1) * nt, x_a)
+                for t in range(nt):
+                    value = broadcast(0.0)
+                    if i + j == 0:
+                        if t == 0:
+                            value = broadcast(1.0)
+                    elif t <= i + j:
+                        value = multiply(x, load(e, (below + t) * LANES))
+                        if t > 0:
+                            value = fma(half, load(e, (below + t - 1) * LANES), value)
+                        if t + 1 < nt:
+                            value = fma(broadcast(t + 1.0), load(e, (below + t + 1) * LANES), value)
+                    store(e, (here + t) * LANES, value)
 
-    A run is a slice of pairs, a slice of inner indices, and H of the shape (pairs, nab, K N_p).
+
+@part
+def add_products(shape, la, lb, a, e, half, half_sizes):
+    """E_z E_y E_x of monomial a with all monomials of b, transformed to components of b: half[mb][p].
+
+    `half_sizes` holds the sums of the moduli of the terms.
     """
-    pairs = prepared.pairs
-    size, start = pairs.nab * pairs.nherm, pairs.start
-    counts = start[1:] - start[:-1]
-    edges = [0, *(np.flatnonzero(counts[1:] != counts[:-1]) + 1).tolist(), len(pairs)]
-    for first, last in pairwise(edges):
-        a, b = int(start[first]), int(start[last])
-        block = h[(prepared.first_prim + a) * size : (prepared.first_prim + b) * size]
-        inner = slice(a * pairs.nherm, b * pairs.nherm)
-        yield slice(first, last), inner, block.reshape(last - first, pairs.nab, int(counts[first]) * pairs.nherm)
+    nb, nt, nh = shape.pure_b.shape[1], la + lb + 1, shape.nherm
+    half[: nb * nh * LANES] = 0.0
+    half_sizes[: nb * nh * LANES] = 0.0
+    az, ay, ax = shape.powers_a[a]
+    for b in range(len(shape.powers_b)):
+        bz, by, bx = shape.powers_b[b]
+        of_z = (az * (lb + 1) + bz) * nt
+        of_y = ((la + 1 + ay) * (lb + 1) + by) * nt
+        of_x = ((2 * la + 2 + ax) * (lb + 1) + bx) * nt
+        for z in range(az + bz + 1):
+            for y in range(ay + by + 1):
+                e_zy = multiply(load(e, (of_z + z) * LANES), load(e, (of_y + y) * LANES))
+                for x in range(ax + bx + 1):
+                    value, p = multiply(e_zy, load(e, (of_x + x) * LANES)), shape.ordinals[z, y, x]
+                    size = magnitude(value)
+                    for m in range(nb):
+                        c = shape.pure_b[b, m]
+                        if c != 0.0:
+                            at = (m * nh + p) * LANES
+                            store(half, at, fma(broadcast(c), value, load(half, at)))
+                            store(half_sizes, at, fma(broadcast(abs(c)), size, load(half_sizes, at)))
+
+
+@part
+def angular_h(shape, la, lb, e, half, half_sizes, h, sizes):
+    """H[ma, mb, p] without contraction coefficients; what is rounding noise of a zero is zero."""
+    na, width = shape.pure_a.shape[1], shape.pure_b.shape[1] * shape.nherm * LANES
+    h[: na * width] = 0.0
+    sizes[: na * width] = 0.0
+    for a in range(len(shape.powers_a)):
+        add_products(shape, la, lb, a, e, half, half_sizes)
+        for m in range(na):
+            c = shape.pure_a[a, m]
+            if c != 0.0:
+                for n in range(0, width, LANES):
+                    at = m * width + n
+                    store(h, at, fma(broadcast(c), load(half, n), load(h, at)))
+                    store(sizes, at, fma(broadcast(abs(c)), load(half_sizes, n), load(sizes, at)))
+    for n in range(0, na * width, LANES):
+        store(h, n, noise_removed(load(h, n), multiply(broadcast(NOISE), load(sizes, n))))
+
+
+def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes):
+    """Step 1 for the vectors `first` to `last` of a list; see `HMatrices`."""
+    exponent, pa, pb, coef_a, coef_b = primitives
+    na, nb, nh, nt = shape.pure_a.shape[1], shape.pure_b.shape[1], shape.nherm, la + lb + 1
+    nctr_a, nctr_b = coef_a.shape[1], coef_b.shape[1]
+    e = np.empty(3 * (la + 1) * (lb + 1) * nt * LANES)
+    half, half_sizes = np.empty(nb * nh * LANES), np.empty(nb * nh * LANES)
+    h, sizes = np.empty(na * nb * nh * LANES), np.empty(na * nb * nh * LANES)
+    # of the lanes: the exponent, P - A and P - B, and the contraction coefficients
+    width, from_a, from_b = np.empty(LANES), np.empty(3 * LANES), np.empty(3 * LANES)
+    of_a, of_b = np.empty(nctr_a * LANES), np.empty(nctr_b * LANES)
+    one, elements = np.empty(LANES), len(shape.columns)
+    for v in range(first, last):
+        for lane in range(LANES):
+            member = members[v, lane]
+            k = member if member >= 0 else members[v, 0]
+            width[lane] = exponent[k]
+            for axis in range(3):
+                from_a[axis * LANES + lane], from_b[axis * LANES + lane] = pa[k, axis], pb[k, axis]
+            for n in range(nctr_a):
+                of_a[n * LANES + lane] = coef_a[k, n] if member >= 0 else 0.0
+            for n in range(nctr_b):
+                of_b[n * LANES + lane] = coef_b[k, n]
+        e_coefficients(la, lb, width, from_a, from_b, e)
+        angular_h(shape, la, lb, e, half, half_sizes, h, sizes)
+        for ca in range(nctr_a):
+            for cb in range(nctr_b):
+                factor = multiply(load(of_a, ca * LANES), load(of_b, cb * LANES))
+                for ma in range(na):
+                    for mb in range(nb):
+                        row = ((ca * na + ma) * nctr_b + cb) * nb + mb
+                        for n in range(shape.rows[row], shape.rows[row + 1]):
+                            at = ((ma * nb + mb) * nh + shape.columns[n]) * LANES
+                            value = multiply(factor, load(h, at))
+                            store(one, 0, value)
+                            for lane in range(LANES):
+                                if members[v, lane] >= 0:
+                                    flat[members[v, lane] * elements + n] = one[lane]
+                            store(lanes, (v * elements + n) * LANES, multiply(broadcast(shape.signs[n]), value))
+
+
+h_matrices = once(lambda: Loop(h_loop))
+
+
+def make_h(pairs, groups, memory):
+    """Step 1: `HMatrices` of a list of `ShellPairs`, by as many threads as are worth it."""
+    shape, count = shape_of(*class_of(pairs)), len(groups.members)
+    elements = len(shape.columns)
+    flat = memory.watch(np.empty((pairs.nprim, elements)))
+    lanes = memory.watch(aligned_empty((count, elements, LANES)))
+    data = pairs.primitives
+    arguments = (data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, pairs.la, pairs.lb, shape
+    threads = int(max(1, min(number_of_threads(), count * elements // THREAD_ELEMENTS)))
+    edges = np.linspace(0, count, threads + 1).astype(np.int64).tolist()
+
+    def part_of(thread):
+        h_matrices()(*arguments, edges[thread], edges[thread + 1], flat.reshape(-1), lanes.reshape(-1))
+
+    run_all(threads, part_of)
+    return HMatrices(flat, lanes)

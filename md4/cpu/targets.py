@@ -1,6 +1,23 @@
-"""Blocks of integrals on the CPU, and the AO tensor that takes them."""
+"""What takes blocks of integrals on the CPU: AO tensors, and arrays of blocks.
 
-from md4.cpu.loops import scatter_blocks
+`fill` (`md4.cpu.integrals`) leaves blocks as [ab][cd][lane], with rows (task, place of the bra pair, ket group, place in
+memory) that say what they are.
+"""
+
+import numpy as np
+
+from md4.cpu.compile import Loop, helper
+from md4.cpu.groups import FIELD, SAME, TASK
+from md4.cpu.run import run_lists
+from md4.cpu.threads import number_of_threads, run_all
+from md4.cpu.vectors import LANES, doubles, integers
+from md4.method import scatter
+from md4.support.locks import once
+
+is_repeated = helper(scatter.is_repeated)
+place = None  # set by `Loop`, for one symmetry
+# Integrals for which a further thread is worth waking.
+THREAD_INTEGRALS = 100_000
 
 
 class HostBlock:
@@ -17,8 +34,120 @@ class HostBlock:
         return HostBlock(self.array[key])
 
 
+def scatter_lanes(items, tasks, lists, blocks, swap, box, out):
+    """Writes blocks to an AO tensor; see `md4.method.scatter`."""
+    for item in range(len(items)):
+        task = tasks[items[item, 0]]
+        bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
+        n, g, at = items[item, 1], items[item, 2], items[item, 3]
+        na, nb, nc, nd = bra[FIELD.na], bra[FIELD.nb], ket[FIELD.na], ket[FIELD.nb]
+        order_ab, order_cd = integers(bra[FIELD.order], 1), integers(ket[FIELD.order], 1)
+        aos_ab, aos_cd = integers(bra[FIELD.aos], 1), integers(ket[FIELD.aos], 1)
+        same, ab = task[TASK.same] == SAME, order_ab[n]
+        i0, j0 = aos_ab[2 * ab], aos_ab[2 * ab + 1]
+        for lane in range(min(LANES, ket[FIELD.npair] - g * LANES)):
+            m = g * LANES + lane
+            cd = order_cd[m]
+            k0, l0 = aos_cd[2 * cd], aos_cd[2 * cd + 1]
+            for a in range(na):
+                for b in range(nb):
+                    row = at + (a * nb + b) * nc * nd * LANES + lane
+                    for c in range(nc):
+                        for d in range(nd):
+                            if not is_repeated(i0 == j0, k0 == l0, same, n, m, a, b, c, d, nb, nd):
+                                value = blocks[row + (c * nd + d) * LANES]
+                                if task[TASK.swapped] == 0:
+                                    place(value, i0 + a, j0 + b, k0 + c, l0 + d, swap, box, out)
+                                else:
+                                    place(value, k0 + c, l0 + d, i0 + a, j0 + b, swap, box, out)
+
+
+def scatter_rows(block, bra, ket, ao_bra, ao_ket, same_pieces, first, last, swap, box, out):
+    """Writes the bra pairs first to last of a block (ij, kl, a, b, c, d) to an AO tensor."""
+    nij, nkl, na, nb, nc, nd = block.shape
+    for n in range(first, last):
+        same_ab = bra[n, 0] == bra[n, 1]
+        for m in range(nkl):
+            same_cd = ket[m, 0] == ket[m, 1]
+            for a, b, c, d in np.ndindex(na, nb, nc, nd):
+                if not is_repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, nb, nd):
+                    i, j, k, l = ao_bra[n, 0] + a, ao_bra[n, 1] + b, ao_ket[m, 0] + c, ao_ket[m, 1] + d
+                    place(block[n, m, a, b, c, d], i, j, k, l, swap, box, out)
+
+
+def copy_lanes(items, tasks, lists, blocks, address, strides):
+    """Copies blocks to an array (ij, kl, ab, cd) at an address, in the order in which the pairs were given."""
+    out = doubles(address, 1)
+    for item in range(len(items)):
+        task = tasks[items[item, 0]]
+        bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
+        g, at, nab, ncd = items[item, 2], items[item, 3], bra[FIELD.nab], ket[FIELD.nab]
+        order_ab, order_cd = integers(bra[FIELD.order], 1), integers(ket[FIELD.order], 1)
+        n = order_ab[items[item, 1]]
+        for lane in range(min(LANES, ket[FIELD.npair] - g * LANES)):
+            start = n * strides[0] + order_cd[g * LANES + lane] * strides[1]
+            for ab in range(nab):
+                for cd in range(ncd):
+                    out[start + ab * strides[2] + cd * strides[3]] = blocks[at + (ab * ncd + cd) * LANES + lane]
+
+
+@once
+def scatter_blocks(aosym):
+    """`scatter_lanes` for one symmetry."""
+    return Loop(scatter_lanes, f"scatter_lanes_{aosym}", place=scatter.make_place(aosym, helper))
+
+
+@once
+def scatter_rows_of(aosym):
+    """`scatter_rows` for one symmetry."""
+    return Loop(scatter_rows, f"scatter_rows_{aosym}", place=scatter.make_place(aosym, helper))
+
+
+copy_blocks = once(lambda: Loop(copy_lanes))
+
+
+class BlockWriter:
+    """Takes blocks to an array (ij, kl, ab, cd) of any strides."""
+
+    def __init__(self, out):
+        self.out, strides = out, [stride // 8 for stride in out.strides]
+        exchanged = [strides[n] for n in (1, 0, 3, 2)]
+        self.strides = np.array([strides, exchanged])  # by whether bra and ket have changed places
+
+    def __call__(self, thread, items, tasks, lists, blocks):
+        copy_blocks()(items, tasks, lists, blocks, self.out.ctypes.data, self.strides[tasks[0, TASK.swapped]])
+
+
+class ListTensor:
+    """An AO tensor in host memory that takes whole lists; see `md4.backends.ListTarget`.
+
+    Parameters
+    ----------
+    backend : md4.cpu.backend.CpuBackend
+    layout : md4.method.scatter.TensorLayout
+    out : ndarray
+        The tensor.
+    """
+
+    def __init__(self, backend, layout, out):
+        self.backend, self.layout, self.out = backend, layout, out
+        self.write, self.flat = scatter_blocks(layout.aosym), out.reshape(-1)
+
+    def take(self, pairs, basis, tolerance=0.0, report=None):
+        """Makes the integrals of all `ListPair`, and writes each to all its places."""
+        return run_lists(self.backend, pairs, self.scatter, basis.ao_loc, tolerance, report)
+
+    def scatter(self, thread, items, tasks, lists, blocks):
+        """Writes blocks; threads may do so at the same time, since no place belongs to two of them."""
+        self.write(items, tasks, lists, blocks, self.layout.swap, self.layout.box, self.flat)
+
+    def result(self):
+        """The tensor."""
+        return self.out
+
+
 class HostTensor:
-    """An AO tensor in host memory, filled block by block.
+    """An AO tensor in host memory, filled block by block: the target of a GPU's integrals that do not fit there.
 
     Parameters
     ----------
@@ -28,14 +157,21 @@ class HostTensor:
     """
 
     def __init__(self, layout, out):
-        self.write, self.layout, self.out = scatter_blocks(layout.aosym), layout, out
+        self.write, self.layout, self.out = scatter_rows_of(layout.aosym), layout, out
         self.flat = out.reshape(-1)
 
     def add(self, block, bra, ket, basis, triangle):
         """Writes a block to all places of its integrals. If `triangle` is true, bra and ket are the same pairs."""
         bra, ket = bra.pairs.pairs, ket.pairs.pairs
         ao_bra, ao_ket, layout = basis.ao_loc[bra], basis.ao_loc[ket], self.layout
-        self.write(block, bra, ket, ao_bra, ao_ket, triangle, layout.swap, layout.box, self.flat)
+        threads = int(max(1, min(number_of_threads(), len(bra), block.size // THREAD_INTEGRALS)))
+        edges = np.linspace(0, len(bra), threads + 1).astype(np.int64).tolist()
+
+        def part_of(n):
+            ends = edges[n], edges[n + 1]
+            self.write(block, bra, ket, ao_bra, ao_ket, triangle, *ends, layout.swap, layout.box, self.flat)
+
+        run_all(threads, part_of)
 
     def result(self):
         """The tensor."""

@@ -47,7 +47,7 @@ class HMatrices(NamedTuple):
 class GpuBackend:
     """`md4.backends.Backend` on a GPU; arrays are device arrays, work is asynchronous on the context's stream."""
 
-    name = "cuda"
+    name, forms = "cuda", 4
 
     def __init__(self, operator, stream=None, max_memory=None):
         self.operator, self.context = operator, DeviceContext(stream, max_memory)

@@ -17,6 +17,10 @@ class DeviceSums:
     mixed_shells, block_bytes, copies = MIXED_SHELLS, DIGEST.block_bytes, 1
     swapped = staticmethod(digest_swapped)
 
+    def coulomb_swapped(self, bra, ket):
+        """Whether the ket list has fewer function pairs than the bra list."""
+        return ket.nab < bra.nab
+
     def __init__(self, backend):
         self.backend = backend
 

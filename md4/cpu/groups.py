@@ -1,0 +1,159 @@
+"""Shell pairs in groups of LANES, side by side in vectors, and the tables by which compiled loops find their data.
+
+A pair list is sorted by falling number of primitive pairs K, and cut into groups of LANES pairs. As a ket, the pairs of
+a group go through steps 2 to 5 together, one lane each. A group has as many vectors of primitives as its first pair has
+primitive pairs; what is missing in other lanes is filled up by primitives whose H matrices are zero.
+"""
+
+from collections import namedtuple
+from functools import cache
+
+import numpy as np
+
+from md4.cpu.vectors import LANES
+from md4.method.angular import hermite_triples
+from md4.method.hermite import component_table
+
+
+def numbered(name, fields):
+    """A named tuple of the numbers 0, 1, 2, ..., the columns of a table, and their count as `size`."""
+    names = fields.split()
+    return namedtuple(name, [*names, "size"])(*range(len(names) + 1))
+
+
+# Columns of the table of lists; `most` is the largest number of primitive pairs. From `order` on they are addresses of arrays; see `Grouped`.
+FIELD = numbered(
+    "Field",
+    "l nab nherm elements npair ngroup na nb most order start vectors primitives lane_primitives columns rows triples "
+    "h lane_h shells aos",
+)
+# Columns of the table of tasks: lists of bra and ket, places of the first bra pair and after the last one, which
+# unordered quartets there are, addresses of the bounds (0: none), and whether the lists have changed places.
+TASK = numbered("Task", "bra ket first last same bra_bound ket_bound swapped")
+# Values of `same`: two different lists; the same list, of which unordered pairs of pairs count; each group of pairs of
+# a list as bra and ket of itself.
+DIFFERENT, SAME, DIAGONAL = range(3)
+# Where a thread has stopped, and how many quartets it has made.
+STATE = numbered("State", "task bra group quartets")
+# Numbers of a primitive pair: its exponent and its centre.
+PRIMITIVE = numbered("Primitive", "exponent z y x")
+
+
+def aligned(array):
+    """A copy of an array of doubles that begins on a line of the cache."""
+    place = aligned_empty(array.shape)
+    place[...] = array
+    return place
+
+
+def aligned_empty(shape):
+    """An array of doubles that begins on a line of the cache."""
+    size = int(np.prod(shape))
+    room = np.empty(size + 8)
+    first = -room.ctypes.data % 64 // 8
+    return room[first : first + size].reshape(shape)
+
+
+@cache
+def h_structure(la, lb, pure, nctr_a, nctr_b):
+    """The elements of H that can be nonzero by their powers of z, y and x: `md4.method.hermite.structure` as arrays.
+
+    Returns
+    -------
+    rows : ndarray of int32, shape (nab + 1,)
+        Where the elements of each row ab begin.
+    columns : ndarray of int32
+        p of each element.
+    """
+    of_a, of_b = (reached(l, pure) for l in (la, lb))
+    side, (z, y, x) = la + lb + 1, hermite_triples(la + lb).T
+    masks = np.zeros((len(of_a), len(of_b), side, side, side), dtype=bool)
+    for a, one in enumerate(of_a):
+        for b, two in enumerate(of_b):
+            sums = (one[:, None] + two[None, :]).reshape(-1, 3)
+            masks[a, b, sums[:, 0], sums[:, 1], sums[:, 2]] = True
+    for axis in (2, 3, 4):
+        masks = np.flip(np.logical_or.accumulate(np.flip(masks, axis), axis), axis)
+    per_row = masks[:, :, z, y, x]
+    every = np.broadcast_to(per_row[None, :, None], (nctr_a, len(of_a), nctr_b, len(of_b), len(z)))
+    flat = every.reshape(-1, len(z))
+    rows = np.concatenate([[0], np.cumsum(flat.sum(axis=1))]).astype(np.int32)
+    return rows, np.nonzero(flat)[1].astype(np.int32)
+
+
+def reached(l, pure):
+    """The triples of the monomials of each angular component of a shell, a list of arrays of shape (n, 3)."""
+    start, powers, _ = component_table(l, pure)
+    triples = np.stack([powers & 255, (powers >> 8) & 255, powers >> 16], axis=1)
+    return [triples[i:j] for i, j in zip(start[:-1], start[1:])]
+
+
+@cache
+def flat_triples(l):
+    """Shape (3 nherm(l),), int64: the triples one after the other."""
+    return np.ascontiguousarray(hermite_triples(l)).reshape(-1)
+
+
+class Groups:
+    """The groups of a list of shell pairs, with the data of their primitives.
+
+    Attributes
+    ----------
+    order : ndarray of int64, shape (npair,)
+        The pairs by falling number of primitive pairs; those of equal number stay in their order.
+    vectors : ndarray of int64, shape (ngroup + 1,)
+        Where the vectors of primitives of each group begin.
+    members : ndarray of int64, shape (nvector, LANES)
+        The primitive pair of each lane; -1 where there is none.
+    primitives : ndarray, shape (nprim, 4)
+        Exponent and centre (z, y, x) of each primitive pair.
+    lane_primitives : ndarray, shape (nvector, 4, LANES)
+        The same in lanes.
+    """
+
+    def __init__(self, pairs):
+        counts = np.diff(pairs.start)
+        self.order = np.argsort(-counts, kind="stable")
+        sorted_counts = counts[self.order]
+        most = sorted_counts[::LANES]
+        self.ngroup = len(most)
+        self.vectors = np.concatenate([[0], np.cumsum(most)])
+        slots = np.zeros((2, self.ngroup * LANES), dtype=np.int64)  # of pairs: first primitive and number of them
+        slots[:, : len(pairs)] = pairs.start[self.order], sorted_counts
+        group = np.repeat(np.arange(self.ngroup), most)
+        rank = (np.arange(len(group)) - self.vectors[group])[:, None]
+        first, count = slots.reshape(2, self.ngroup, LANES)[:, group]
+        self.members = np.where(rank < count, first + rank, -1)
+        data = pairs.primitives
+        self.primitives = np.empty((pairs.nprim, PRIMITIVE.size))
+        self.primitives[:, 0], self.primitives[:, 1:] = data.exponent, data.centre
+        # The lanes without a primitive repeat the first lane's, which there always is.
+        chosen = np.where(self.members >= 0, self.members, self.members[:, :1])
+        self.lane_primitives = aligned(self.primitives[chosen].transpose(0, 2, 1))
+
+    def primitives_of(self, start, first, last):
+        """The primitive pairs of the pairs at places first to last, one after the other; `start` is that of the list."""
+        begin, end = start[self.order[first:last]], start[self.order[first:last] + 1]
+        before = np.cumsum(end - begin) - (end - begin)
+        return np.arange((end - begin).sum()) + np.repeat(begin - before, end - begin)
+
+    @property
+    def nbytes(self):
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.__dict__.values() if isinstance(array, np.ndarray))
+
+
+def group_bytes(pairs):
+    """Bytes of the `Groups` of a list, at most."""
+    vectors = group_vectors(pairs)
+    return 8 * (2 * len(pairs) + 5 * pairs.nprim + 6 * LANES * vectors + 4)
+
+
+def group_vectors(pairs):
+    """Number of vectors of primitives of a list."""
+    return int(-np.sort(-np.diff(pairs.start))[::LANES].sum())
+
+
+def h_elements(pairs):
+    """Number of elements of H of one primitive pair that are stored."""
+    return len(h_structure(pairs.la, pairs.lb, pairs.pure, pairs.nctr_a, pairs.nctr_b)[1])

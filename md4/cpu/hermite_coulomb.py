@@ -1,0 +1,215 @@
+"""J alone on the CPU, in the Hermite basis: r of LANES primitive quartets times the densities of both sides.
+
+See `md4.method.hermite_coulomb`. The bra has no sign here: its D and J are in the basis of H without (-1)^|p|, while the
+densities of kets include it.
+"""
+
+import numpy as np
+
+from md4.cpu.compile import Loop, bound, helper, part
+from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, h_structure
+from md4.cpu.h_matrices import BOTH, class_of
+from md4.cpu.integrals import cube_places, lane_row_products, lane_zeros, quartet_count, recur, row_products, separation
+from md4.cpu.run import TASKS, THREAD_WORK, Lists, ordered, task_rows, task_sizes
+from md4.cpu.threads import number_of_threads, run_threads
+from md4.cpu.vectors import LANES, doubles, integers, load, multiply, store, total
+from md4.method import operators
+from md4.method.hermite_coulomb import pair_places, pair_weights, signs
+from md4.support.locks import Lock, once
+
+zeros_of_lanes = None  # set by `contract_r`, for one operator
+
+
+def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra, j_ket, sums, work):
+    """Multiplies r[p+q] of a task by the densities of both sides.
+
+    Parameters
+    ----------
+    d_bra, d_ket : ndarray
+        Densities of the whole lists, shapes (n, nprim, N_p) and (n, nvector, N_q, LANES).
+    j_bra, j_ket : ndarray
+        Are added to. `j_bra` has rows for the primitive pairs of the task's bra pairs only, in their sorted order.
+    sums : ndarray, shape (n, N_p, LANES)
+        Memory of this thread.
+
+    Returns
+    -------
+    int
+        Number of quartets.
+    """
+    bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
+    l, p_count, q_count = bra[FIELD.l] + ket[FIELD.l], bra[FIELD.nherm], ket[FIELD.nherm]
+    nprim, nvector, side = d_bra.shape[1], d_ket.shape[1], (l + 1) | 1
+    cube_places(bra, side, work.of_p)
+    cube_places(ket, side, work.column_q)
+    order, start, vectors = integers(bra[FIELD.order], 1), integers(bra[FIELD.start], 1), integers(ket[FIELD.vectors], 1)
+    bra_data, ket_data = doubles(bra[FIELD.primitives], 1), doubles(ket[FIELD.lane_primitives], 1)
+    same, weights = task[TASK.same] == SAME, np.empty(LANES)
+    bra_bound, ket_bound = doubles(task[TASK.bra_bound], 1), doubles(task[TASK.ket_bound], 1)
+    flat_bra, flat_ket, flat_j, flat_sums = d_bra.reshape(-1), d_ket.reshape(-1), j_ket.reshape(-1), sums.reshape(-1)
+    row = quartets = 0
+    for n in range(task[TASK.first], task[TASK.last]):
+        last_group = n // LANES + 1 if same else ket[FIELD.ngroup]
+        for i in range(start[order[n]], start[order[n] + 1]):
+            sums[:] = 0.0
+            for g in range(last_group):
+                if not bra_bound[n] * ket_bound[g] >= tolerance:
+                    continue
+                for lane in range(LANES):
+                    m = g * LANES + lane
+                    weights[lane] = 1.0 if not same or m < n else (0.5 if m == n else 0.0)
+                if i == start[order[n]]:
+                    quartets += quartet_count(n, g, ket[FIELD.npair], same)
+                weight = load(weights, 0)
+                for v in range(vectors[g], vectors[g + 1]):
+                    at_p, at_q = i * PRIMITIVE.size, v * PRIMITIVE.size * LANES
+                    zeros_of_lanes(l, bra_data, at_p, 1, 0, ket_data, at_q, parameter, table, work.zeros)
+                    for m in range(l + 1):
+                        store(work.zeros, m * LANES, multiply(weight, load(work.zeros, m * LANES)))
+                    rz = separation(bra_data, at_p, 1, False, ket_data, at_q, 0)
+                    ry = separation(bra_data, at_p, 1, False, ket_data, at_q, 1)
+                    rx = separation(bra_data, at_p, 1, False, ket_data, at_q, 2)
+                    recur(l, side, work.zeros, rz, ry, rx, work.axis, work.r)
+                    for s in range(len(d_bra)):
+                        lane_row_products(
+                            flat_ket, (s * nvector + v) * q_count * LANES, work.column_q, 0, q_count,
+                            work.r, work.of_p, p_count, flat_sums, s * p_count * LANES, LANES, True,
+                        )  # fmt: skip
+                        row_products(
+                            flat_bra, (s * nprim + i) * p_count, work.of_p, 0, p_count,
+                            work.r, work.column_q, q_count, flat_j, (s * nvector + v) * q_count * LANES, LANES, True,
+                        )  # fmt: skip
+            for s in range(len(d_bra)):
+                for p in range(p_count):
+                    j_bra[s, row, p] += total(load(flat_sums, (s * p_count + p) * LANES))
+            row += 1
+    return quartets
+
+
+@once
+def contract_r(kind):
+    """`contract_lanes` for one operator."""
+    zeros = bound(lane_zeros, make=part, zeros_upto=operators.zeros_function(kind, helper))
+    return Loop(contract_lanes, f"contract_{kind}", zeros_of_lanes=zeros)
+
+
+class Side:
+    """Densities and sums of a list in the Hermite basis: by primitive pair, and in lanes, where they have the sign."""
+
+    def __init__(self, memory, prepared, count):
+        pairs, members = prepared.pairs, prepared.data.members
+        self.density, self.j = (memory.zeros((count, pairs.nprim, pairs.nherm)) for _ in range(2))
+        shape = count, len(members), pairs.nherm, LANES
+        self.lane_density, self.lane_j = (memory.watch(aligned_empty(shape)) for _ in range(2))
+        self.lane_density[:] = self.lane_j[:] = 0.0
+
+
+def dense_h(prepared, first, last):
+    """(pair of each primitive pair, H without sign) of the primitive pairs first to last."""
+    pairs = prepared.pairs
+    rows, columns = h_structure(*class_of(pairs))
+    h = np.zeros((last - first, pairs.nab, pairs.nherm))
+    h[:, np.repeat(np.arange(pairs.nab), np.diff(rows)), columns] = prepared.h(BOTH).flat[first:last]
+    return np.searchsorted(pairs.start, np.arange(first, last), side="right") - 1, h
+
+
+# Largest number of doubles of the dense H that is made at once.
+DENSE = 1 << 17
+
+
+def pieces(pairs):
+    """(first, last) of the primitive pairs whose dense H is made at once."""
+    step = max(1, DENSE // (pairs.nab * pairs.nherm))
+    return ((n, min(n + step, pairs.nprim)) for n in range(0, pairs.nprim, step))
+
+
+class HostCoulomb:
+    """D and J in the Hermite basis, in host memory.
+
+    Parameters
+    ----------
+    backend : md4.cpu.backend.CpuBackend
+    basis : md4.Basis
+    twice : ndarray, shape (n, nao, nao)
+        D + D^T.
+    """
+
+    def __init__(self, backend, basis, twice):
+        self.backend, self.basis, self.twice = backend, basis, twice
+        self.y, self.sides, self.lock = backend.memory.zeros(twice.shape), {}, Lock()
+
+    def load(self, prepared):
+        """Makes D_q of a whole list."""
+        pairs, count = prepared.pairs, len(self.twice)
+        rows, columns = pair_places(self.basis, pairs)
+        values = self.twice[:, rows, columns].reshape(count, len(pairs), pairs.nab) * pair_weights(pairs)
+        side = self.sides[prepared] = Side(self.backend.memory, prepared, count)
+        for first, last in pieces(pairs):
+            owner, h = dense_h(prepared, first, last)
+            side.density[:, first:last] = np.einsum("ska,kap->skp", values[:, owner], h)
+        used, members = prepared.data.members >= 0, prepared.data.members
+        signed = side.density * signs(pairs.l)
+        side.lane_density.transpose(0, 1, 3, 2)[:, used] = signed[:, members[used]]
+
+    def take(self, pairs, basis, tolerance=0.0, report=None):
+        """Adds the potentials of all `ListPair` that survive; returns how many quartets there were."""
+        every = sorted((ordered(pair) for pair in pairs), key=lambda this: -this.work)
+        work, lists = sum(this.work for this in every), Lists()
+        threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
+        tasks = [(this, row) for this in every for row in task_rows(this, lists, work / (TASKS * threads))]
+        table = lists.table()
+        works = self.backend.workspaces(threads, task_sizes(table, np.array([row for _, row in tasks])))
+        tasks.reverse()
+        quartets, told = [0], 0
+
+        def worker(thread):
+            nonlocal told
+            while tasks:
+                try:
+                    this, row = tasks.pop()
+                except IndexError:  # another thread took it
+                    return
+                done = self.contract(this, np.array(row), table, tolerance, works[thread])
+                with self.lock:
+                    quartets[0] += done
+                if thread == 0 and report is not None:
+                    report(quartets[0] - told)
+                    told = quartets[0]
+
+        run_threads(len(works), worker, tasks.clear)
+        return quartets[0]
+
+    def contract(self, this, row, table, tolerance, work):
+        """One task; its sums are added to those of the lists under a lock."""
+        bra, ket, count = self.sides[this.bra], self.sides[this.ket], len(self.twice)
+        first, last = row[TASK.first], row[TASK.last]
+        prims = this.bra.data.primitives_of(this.bra.pairs.start, first, last)
+        j_bra, j_ket = np.zeros((count, len(prims), this.bra.pairs.nherm)), np.zeros(ket.lane_j.shape)
+        sums = aligned_empty((count, this.bra.pairs.nherm, LANES))
+        operator = self.backend.operator
+        quartets = contract_r(operator.kind)(
+            row, table, tolerance, operator.parameter, self.backend.table, bra.density, ket.lane_density, j_bra, j_ket,
+            sums, work,
+        )  # fmt: skip
+        with self.lock:
+            bra.j[:, prims] += j_bra
+            ket.lane_j += j_ket
+        return quartets
+
+    def collect(self, prepared):
+        """Adds the sums of a whole list to Y."""
+        pairs, side, count = prepared.pairs, self.sides.pop(prepared), len(self.twice)
+        used, members = prepared.data.members >= 0, prepared.data.members
+        side.j[:, members[used]] += side.lane_j.transpose(0, 1, 3, 2)[:, used] * signs(pairs.l)
+        values = np.zeros((count, len(pairs), pairs.nab))
+        for first, last in pieces(pairs):
+            owner, h = dense_h(prepared, first, last)
+            these = np.einsum("skp,kap->ska", side.j[:, first:last], h)
+            for s in range(count):
+                np.add.at(values[s], owner, these[s])
+        rows, columns = pair_places(self.basis, pairs)
+        self.y[:, rows, columns] += (values * pair_weights(pairs)).reshape(count, -1, pairs.na, pairs.nb)
+
+    def result(self):
+        """Y, shape (n, nao, nao)."""
+        return self.y

@@ -1,0 +1,322 @@
+"""Steps 2 to 5 on the CPU: LANES shell quartets side by side, one bra pair with a group of ket pairs.
+
+`fill` takes tasks from a table that all threads share, and makes their blocks one after the other, until the memory for
+blocks is full. Whoever called it then takes the blocks to a tensor or to J and K (`md4.cpu.targets`), and calls again.
+A block is (ab|cd) of one bra pair with the LANES ket pairs of a group, as [ab][cd][lane].
+
+The rows of H have many zeros by symmetry, which both products leave out. [p|q] is not stored: r lies in a cube, where
+the place of r[p+q] is the sum of the places of p and of q.
+"""
+
+import numpy as np
+
+from md4.cpu.compile import Loop, bound, helper, part
+from md4.cpu.groups import DIAGONAL, FIELD, PRIMITIVE, SAME, STATE, TASK
+from md4.cpu.vectors import (
+    LANES,
+    broadcast,
+    doubles,
+    fma,
+    halves,
+    integers,
+    load,
+    make_r,
+    make_row,
+    multiply,
+    store,
+    subtract,
+    take_next,
+)
+from md4.method import operators
+from md4.method.recurrence import closed_form_coefficient
+from md4.support.locks import once
+
+# Orders up to which the recurrence has code without loops.
+STRAIGHT = 6
+# Rows of (ab|q] that are made together where each bra pair has one primitive, and bytes that they should take.
+ROWS, ROW_BYTES = 8, 256 << 10
+# c(i, n) of the closed form along the last axis.
+CLOSED = np.array([[closed_form_coefficient(i, n) if 2 * n <= i else 0.0 for n in range(17)] for i in range(33)])
+
+row8, row4, row2, row1 = (make_row(width, False) for width in (8, 4, 2, 1))
+lane_row8, lane_row4, lane_row2, lane_row1 = (make_row(width, True) for width in (8, 4, 2, 1))
+r0, r1, r2, r3, r4, r5, r6 = (make_r(l) for l in range(STRAIGHT + 1))
+zeros_of_lanes = zeros_upto = None  # set by `fill_blocks`, for one operator
+
+
+@helper
+def row_products(h, h0, offsets, first, last, source, columns, count, target, place, step, more):
+    """One row of H, numbers for all lanes, times all columns; see `md4.cpu.vectors.make_row`."""
+    c = 0
+    while count - c >= 8:
+        row8(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
+        c += 8
+    if count - c >= 4:
+        row4(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
+        c += 4
+    if count - c >= 2:
+        row2(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
+        c += 2
+    if count - c >= 1:
+        row1(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
+
+
+@helper
+def lane_row_products(h, h0, offsets, first, last, source, columns, count, target, place, step, more):
+    """As `row_products`, for one row of H with numbers of its own for each lane."""
+    c = 0
+    while count - c >= 8:
+        lane_row8(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
+        c += 8
+    if count - c >= 4:
+        lane_row4(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
+        c += 4
+    if count - c >= 2:
+        lane_row2(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
+        c += 2
+    if count - c >= 1:
+        lane_row1(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
+
+
+@helper
+def raise_axis(rows, row, width, most, x):
+    """rows[n][m] for n = 1..most, m = 0..most - n from rows[0][m]: the recurrence along one axis."""
+    for n in range(most):
+        here, below, above = row + n * width, row + (n - 1) * width, row + (n + 1) * width
+        for m in range(0, (most - n) * LANES, LANES):
+            value = multiply(x, load(rows, here + m + LANES))
+            if n > 0:
+                value = fma(broadcast(float(n)), load(rows, below + m + LANES), value)
+            store(rows, above + m, value)
+
+
+@helper
+def r_by_axis(l, side, zeros, rz, ry, rx, work, r):
+    """Step 3 for any L, one axis after the other; see `md4.method.recurrence`. `work` holds 2 (L+1)^2 vectors."""
+    width = (l + 1) * LANES
+    of_y = (l + 1) * width
+    for m in range(0, width, LANES):
+        store(work, m, load(zeros, m))
+    raise_axis(work, 0, width, l, rx)
+    squared = multiply(rz, rz)
+    for k in range(l + 1):
+        for m in range(0, (l - k + 1) * LANES, LANES):
+            store(work, of_y + m, load(work, k * width + m))
+        raise_axis(work, of_y, width, l - k, ry)
+        for j in range(l - k + 1):
+            row = of_y + j * width
+            for i in range(l - k - j + 1):
+                value = load(work, row + i * LANES)
+                for n in range(1, i // 2 + 1):
+                    low = multiply(broadcast(CLOSED[i, n]), load(work, row + (i - n) * LANES))
+                    value = fma(value, squared, low)
+                if i % 2 == 1:
+                    value = multiply(rz, value)
+                store(r, ((i * side + j) * side + k) * LANES, value)
+
+
+@part
+def recur(l, side, zeros, rz, ry, rx, work, r):
+    """Step 3: the cube r[p+q] of LANES primitive quartets from [0]^(m)."""
+    if l == 0:
+        r0(zeros, rz, ry, rx, r)
+    elif l == 1:
+        r1(zeros, rz, ry, rx, r)
+    elif l == 2:
+        r2(zeros, rz, ry, rx, r)
+    elif l == 3:
+        r3(zeros, rz, ry, rx, r)
+    elif l == 4:
+        r4(zeros, rz, ry, rx, r)
+    elif l == 5:
+        r5(zeros, rz, ry, rx, r)
+    elif l == 6:
+        r6(zeros, rz, ry, rx, r)
+    else:
+        r_by_axis(l, side, zeros, rz, ry, rx, work, r)
+
+
+@part
+def cube_places(this, side, out):
+    """Where the Hermite functions of a list lie in the cube."""
+    triples = integers(this[FIELD.triples], 1)
+    for p in range(this[FIELD.nherm]):
+        out[p] = ((triples[3 * p] * side + triples[3 * p + 1]) * side + triples[3 * p + 2]) * LANES
+
+
+@part
+def set_places(bra, ket, side, work):
+    """Where the factors of each element of H lie, for a bra and a ket list: places in the cube r and in (ab|q]."""
+    p_of, q_of = halves(bra[FIELD.columns], 1), halves(ket[FIELD.columns], 1)
+    triples = integers(bra[FIELD.triples], 1)
+    for n in range(bra[FIELD.elements]):
+        p = 3 * p_of[n]
+        work.of_p[n] = ((triples[p] * side + triples[p + 1]) * side + triples[p + 2]) * LANES
+    cube_places(ket, side, work.column_q)
+    for n in range(ket[FIELD.elements]):
+        work.of_q[n] = q_of[n] * LANES
+    for ab in range(bra[FIELD.nab]):
+        work.column_ab[ab] = ab * ket[FIELD.nherm] * LANES
+
+
+@part
+def quartet_count(n, g, npair, same):
+    """How many unordered quartets a block of bra pair n with ket group g has."""
+    here = min(LANES, npair - g * LANES)
+    return min(here, n - g * LANES + 1) if same else here
+
+
+@part
+def separation(bra_data, at_p, stride, diagonal, ket_data, at_q, axis):
+    """P - Q of LANES primitive quartets along an axis; Q - P for a diagonal block (see `add_signs`)."""
+    q = load(ket_data, at_q + (1 + axis) * LANES)
+    if diagonal:
+        return subtract(q, load(bra_data, at_p + (1 + axis) * stride))
+    return subtract(broadcast(bra_data[at_p + 1 + axis]), q)
+
+
+@part
+def add_signs(abq, rows, triples, nq):
+    """Multiplies (ab|q] by (-1)^|q|.
+
+    In a diagonal block H of the bra includes (-1)^|p|, as that of the ket (-1)^|q|. Both signs go into r[p+q] if P and Q
+    change places. What is missing then is (-1)^|q|.
+    """
+    for q in range(nq):
+        if (triples[3 * q] + triples[3 * q + 1] + triples[3 * q + 2]) % 2 == 1:
+            for row in range(rows):
+                at = (row * nq + q) * LANES
+                store(abq, at, subtract(broadcast(0.0), load(abq, at)))
+
+
+def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table, work, place):
+    """Steps 2 to 5: (ab|cd) of a bra pair with a group of ket pairs, to work.out[place:].
+
+    `primitives` are the first and after the last primitive pair of the bra (vectors of them in a diagonal block), and
+    `vectors` those of the ket.
+    """
+    l, nq, nab, ncd = bra[FIELD.l] + ket[FIELD.l], ket[FIELD.nherm], bra[FIELD.nab], ket[FIELD.nab]
+    n_ab, n_cd, side = bra[FIELD.elements], ket[FIELD.elements], (l + 1) | 1
+    rows_ab, rows_cd = halves(bra[FIELD.rows], nab + 1), halves(ket[FIELD.rows], ncd + 1)
+    bra_data = doubles(bra[FIELD.lane_primitives if diagonal else FIELD.primitives], 1)
+    h_ab = doubles(bra[FIELD.lane_h if diagonal else FIELD.h], 1)
+    ket_data, h_cd = doubles(ket[FIELD.lane_primitives], 1), doubles(ket[FIELD.lane_h], 1)
+    triples = integers(ket[FIELD.triples], 1)
+    stride, lane_step = (LANES, 1) if diagonal else (1, 0)
+    (i0, i1), (k0, k1), out, r = primitives, vectors, work.out, work.r
+    if i0 == i1 or k0 == k1:
+        out[place : place + nab * ncd * LANES] = 0.0
+        return
+    rows = nab
+    if i1 - i0 == 1:
+        rows = ROWS * max(1, ROW_BYTES // (ROWS * 8 * LANES * nq))
+    for k in range(k0, k1):
+        at_q = k * PRIMITIVE.size * LANES
+        for first in range(0, nab, rows):
+            last = min(first + rows, nab)
+            for i in range(i0, i1):
+                at_p = i * PRIMITIVE.size * stride
+                if first == 0:
+                    zeros_of_lanes(l, bra_data, at_p, stride, lane_step, ket_data, at_q, parameter, table, work.zeros)
+                    rz = separation(bra_data, at_p, stride, diagonal, ket_data, at_q, 0)
+                    ry = separation(bra_data, at_p, stride, diagonal, ket_data, at_q, 1)
+                    rx = separation(bra_data, at_p, stride, diagonal, ket_data, at_q, 2)
+                    recur(l, side, work.zeros, rz, ry, rx, work.axis, r)
+                for ab in range(first, last):
+                    begin, end, at = rows_ab[ab], rows_ab[ab + 1], (ab - first) * nq * LANES
+                    if diagonal:
+                        lane_row_products(
+                            h_ab, i * n_ab * LANES, work.of_p, begin, end,
+                            r, work.column_q, nq, work.abq, at, LANES, i > i0,
+                        )  # fmt: skip
+                    else:
+                        row_products(
+                            h_ab, i * n_ab, work.of_p, begin, end,
+                            r, work.column_q, nq, work.abq, at, LANES, i > i0,
+                        )  # fmt: skip
+            if diagonal:
+                add_signs(work.abq, last - first, triples, nq)
+            for cd in range(ncd):
+                lane_row_products(
+                    h_cd, k * n_cd * LANES, work.of_q, rows_cd[cd], rows_cd[cd + 1], work.abq, work.column_ab,
+                    last - first, out, place + (first * ncd + cd) * LANES, ncd * LANES, k > k0,
+                )  # fmt: skip
+
+
+def fill(tasks, lists, counter, tolerance, parameter, table, work):
+    """Makes blocks until `work.out` is full or no task is left.
+
+    Parameters
+    ----------
+    tasks : ndarray of int64, shape (ntask, TASK.size)
+    lists : ndarray of int64, shape (nlist, FIELD.size)
+    counter : ndarray of int64, shape (1,)
+        The next task; all threads share it.
+    tolerance : float
+        A block is left out if the bound of the bra pair times that of the ket group is smaller.
+    parameter, table
+        The operator's parameter and table.
+    work : Workspace
+        Memory of this thread. Its `state` says where the last call stopped.
+
+    Returns
+    -------
+    int
+        Number of blocks: rows (task, place of the bra pair, ket group, place in `out`) of `work.items`.
+    """
+    state, items, used, count = work.state, work.items, 0, 0
+    while True:
+        if state[STATE.task] < 0:
+            state[STATE.task] = take_next(counter)
+            if state[STATE.task] < len(tasks):
+                state[STATE.bra], state[STATE.group] = tasks[state[STATE.task], TASK.first], 0
+        if state[STATE.task] >= len(tasks):
+            return count
+        task = tasks[state[STATE.task]]
+        bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
+        same, diagonal = task[TASK.same] == SAME, task[TASK.same] == DIAGONAL
+        set_places(bra, ket, (bra[FIELD.l] + ket[FIELD.l] + 1) | 1, work)
+        size = bra[FIELD.nab] * ket[FIELD.nab] * LANES
+        order, start = integers(bra[FIELD.order], 1), integers(bra[FIELD.start], 1)
+        vectors = integers(ket[FIELD.vectors], 1)
+        bounded = task[TASK.bra_bound] != 0
+        bra_bound, ket_bound = doubles(task[TASK.bra_bound], 1), doubles(task[TASK.ket_bound], 1)
+        for n in range(state[STATE.bra], task[TASK.last]):
+            first, last = state[STATE.group], ket[FIELD.ngroup]
+            state[STATE.group] = 0
+            if diagonal:
+                first, last, primitives = n, n + 1, (vectors[n], vectors[n + 1])
+            else:
+                primitives = start[order[n]], start[order[n] + 1]
+                if same:
+                    last = n // LANES + 1
+            for g in range(first, last):
+                if bounded and not bra_bound[n] * ket_bound[g] >= tolerance:
+                    continue
+                if used + size > len(work.out) or count == len(items):
+                    state[STATE.bra], state[STATE.group] = n, g
+                    return count
+                block_of_quartets(
+                    bra, ket, diagonal, primitives, (vectors[g], vectors[g + 1]), parameter, table, work, used
+                )
+                items[count, 0], items[count, 1], items[count, 2], items[count, 3] = state[STATE.task], n, g, used
+                state[STATE.quartets] += quartet_count(n, g, ket[FIELD.npair], same)
+                count, used = count + 1, used + size
+        state[STATE.task] = -1
+
+
+def lane_zeros(l, bra_data, at_p, stride, lane_step, ket_data, at_q, parameter, table, zeros):
+    """Step 2: [0]^(m) of LANES primitive quartets, one lane after the other."""
+    for lane in range(LANES):
+        at_bra, r2 = at_p + lane * lane_step, 0.0
+        for axis in range(1, 4):
+            difference = bra_data[at_bra + axis * stride] - ket_data[at_q + axis * LANES + lane]
+            r2 += difference * difference
+        zeros_upto(l, bra_data[at_bra], ket_data[at_q + lane], r2, parameter, table, zeros, lane, LANES)
+
+
+@once
+def fill_blocks(kind):
+    """`fill` for one operator."""
+    zeros = bound(lane_zeros, make=part, zeros_upto=operators.zeros_function(kind, helper))
+    return Loop(fill, f"fill_{kind}", block_of_quartets=bound(block_of_quartets, make=part, zeros_of_lanes=zeros))

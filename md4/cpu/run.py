@@ -1,0 +1,300 @@
+"""Many pairs of lists at once: tasks, which the threads take one after the other, and the memory of each thread."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from md4.cpu.groups import (
+    DIAGONAL,
+    DIFFERENT,
+    FIELD,
+    SAME,
+    STATE,
+    TASK,
+    aligned_empty,
+    flat_triples,
+    group_vectors,
+    h_elements,
+    h_structure,
+)
+from md4.cpu.h_matrices import BOTH, class_of
+from md4.cpu.integrals import ROW_BYTES, ROWS, fill_blocks
+from md4.cpu.threads import number_of_threads, run_threads
+from md4.cpu.vectors import LANES, cube_side
+from md4.method.angular import nherm
+from md4.plan import ListPair
+
+# Doubles of blocks that a thread makes before they are taken to their target; a block may be larger.
+OUT = 1 << 17
+# Blocks that a thread makes at most before they are taken to their target, and where there is little memory.
+ITEMS, FEW_ITEMS = 4096, 64
+# Work, in vector operations, for which a further thread is worth waking, and tasks that each thread should have.
+THREAD_WORK, TASKS = 300_000, 12
+
+
+class Workspace(NamedTuple):
+    """Memory of one thread, which `md4.cpu.integrals` uses.
+
+    Attributes
+    ----------
+    state : ndarray of int64, shape (STATE.size,)
+    items : ndarray of int64, shape (n, 4)
+        What the blocks are; see `fill`.
+    zeros, axis, r, abq : ndarray
+        Vectors: [0]^(m), those of the recurrence, the cube r[p+q], and (ab|q].
+    of_p, column_q, of_q, column_ab : ndarray of int32
+        Places in the cube and in (ab|q]; see `set_places`.
+    out : ndarray
+        Blocks.
+    """
+
+    state: np.ndarray
+    items: np.ndarray
+    zeros: np.ndarray
+    axis: np.ndarray
+    r: np.ndarray
+    abq: np.ndarray
+    of_p: np.ndarray
+    column_q: np.ndarray
+    of_q: np.ndarray
+    column_ab: np.ndarray
+    out: np.ndarray
+
+    def holds(self, sizes):
+        """Whether all arrays are as long as `sizes` says."""
+        return all(len(array) >= size for array, size in zip(self[1:], sizes))
+
+
+class Sizes(NamedTuple):
+    """Lengths of the arrays of a `Workspace` from `items` on."""
+
+    items: int
+    zeros: int
+    axis: int
+    r: int
+    abq: int
+    of_p: int
+    column_q: int
+    of_q: int
+    column_ab: int
+    out: int
+
+    @property
+    def nbytes(self):
+        """Bytes of a workspace."""
+        doubles = self.zeros + self.axis + self.r + self.abq + self.out
+        return 8 * (doubles + 5 * 8 + 4 * self.items + STATE.size) + 4 * sum(self[5:9])
+
+    def allocated(self, memory):
+        """A `Workspace` of these sizes."""
+        state, items = np.zeros(STATE.size, dtype=np.int64), np.empty((self.items, 4), dtype=np.int64)
+        doubles = [aligned_empty((n,)) for n in self[1:5]]
+        places = [np.empty(n, dtype=np.int32) for n in self[5:9]]
+        made = Workspace(state, items, *doubles, *places, aligned_empty((self.out,)))
+        for array in made:
+            memory.watch(array)
+        return made
+
+
+def sizes_for(bra, ket, out=OUT):
+    """`Sizes` for the bra and ket lists of some tasks.
+
+    `bra` and `ket` hold the columns l, nab, nherm, elements and most of `FIELD`, shapes (5, ntask). There is room for one
+    block, and for more in `out` doubles.
+    """
+    l, rows = bra[0] + ket[0], np.where(bra[4] == 1, np.minimum(bra[1], rows_at_once(ket[2])), bra[1])
+    highest = int(l.max())
+    vectors = highest + 1, 2 * (highest + 1) ** 2, cube_side(highest) ** 3, int((rows * ket[2]).max())
+    places = (int(column.max()) for column in (bra[3], ket[2], ket[3], bra[1]))
+    items = ITEMS if out else FEW_ITEMS
+    return Sizes(items, *(n * LANES for n in vectors), *places, max(out, int((bra[1] * ket[1]).max()) * LANES))
+
+
+def task_sizes(table, tasks):
+    """`Sizes` for a table of tasks, as a function of `out`."""
+    columns = [FIELD.l, FIELD.nab, FIELD.nherm, FIELD.elements, FIELD.most]
+    bra, ket = (table[tasks[:, side]][:, columns].T for side in (TASK.bra, TASK.ket))
+    return lambda out: sizes_for(bra, ket, out)
+
+
+def sizes_of_pairs(bra, ket, out=0):
+    """`Sizes` for two `ShellPairs`."""
+    sides = ([[p.l], [p.nab], [p.nherm], [h_elements(p)], [p.max_prim]] for p in (bra, ket))
+    return sizes_for(*map(np.array, sides), out)
+
+
+def rows_at_once(nherm):
+    """Rows of (ab|q] that are made together where each bra pair has one primitive pair; as in `block_of_quartets`."""
+    return ROWS * np.maximum(1, ROW_BYTES // (ROWS * 8 * LANES * nherm))
+
+
+class OwnList:
+    """Shell pairs with their groups and H matrices: of `md4.engine.PreparedPairs`, what tasks need."""
+
+    def __init__(self, pairs, groups, h):
+        self.pairs, self.data, self.made = pairs, groups, h
+
+    def h(self, form):
+        """The H matrices."""
+        return self.made
+
+    def __len__(self):
+        return len(self.pairs)
+
+
+# The costs of `work_of`, in vector operations: of [0]^(m) of LANES quartets, of a block, and of an integral of it.
+ZEROS_COST, BLOCK_COST, ELEMENT_COST = 60, 100, 6
+
+
+def work_of(bra, ket):
+    """Work for all quartets of two `ShellPairs`, in vector operations."""
+    vectors, groups, l = group_vectors(ket), -(-len(ket) // LANES), bra.l + ket.l
+    first = ZEROS_COST + 8 * l + 2 * nherm(l) + h_elements(bra) * ket.nherm
+    per_block = BLOCK_COST + ELEMENT_COST * bra.nab * ket.nab
+    return vectors * (bra.nprim * first + len(bra) * bra.nab * h_elements(ket)) + len(bra) * groups * per_block
+
+
+class Lists:
+    """The table of lists for compiled loops, and what its addresses point to.
+
+    Parameters
+    ----------
+    ao_loc : ndarray of int64, optional
+        First AO of each shell, for targets that need it.
+    """
+
+    def __init__(self, ao_loc=None):
+        self.ao_loc, self.rows, self.numbers, self.kept = ao_loc, [], {}, []
+
+    def number(self, prepared):
+        """The row of a prepared list, whose H matrices are made if they are missing."""
+        if prepared not in self.numbers:
+            self.numbers[prepared] = len(self.rows)
+            self.rows.append(self.row(prepared))
+        return self.numbers[prepared]
+
+    def row(self, prepared):
+        """The columns `FIELD` of a list."""
+        pairs, groups, h = prepared.pairs, prepared.data, prepared.h(BOTH)
+        rows, columns = h_structure(*class_of(pairs))
+        aos = pairs.pairs if self.ao_loc is None else self.ao_loc[pairs.pairs]
+        arrays = (
+            groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives, columns, rows,
+            flat_triples(pairs.l), h.flat, h.lanes, pairs.pairs, aos,
+        )  # fmt: skip
+        self.kept += arrays
+        sizes = pairs.l, pairs.nab, pairs.nherm, len(columns), len(pairs), groups.ngroup, pairs.na, pairs.nb, pairs.max_prim
+        return (*sizes, *(array.ctypes.data for array in arrays))
+
+    def address(self, array):
+        """The address of an array, which is kept."""
+        self.kept.append(array)
+        return array.ctypes.data
+
+    def table(self):
+        """The table, shape (nlist, FIELD.size)."""
+        return np.array(self.rows, dtype=np.int64).reshape(-1, FIELD.size)
+
+
+class Ordered(NamedTuple):
+    """A `ListPair` whose bra and ket are chosen so that there is less work."""
+
+    bra: object
+    ket: object
+    work: float
+    swapped: bool
+    pair: ListPair
+
+
+def ordered(pair):
+    """`Ordered` of a pair of lists. Bounds belong to their lists, so a pair with bounds stays as it is."""
+    here = work_of(pair.bra.pairs, pair.ket.pairs)
+    if pair.same or pair.bra_bound is not None:
+        return Ordered(pair.bra, pair.ket, here / 2 if pair.same else here, False, pair)
+    there = work_of(pair.ket.pairs, pair.bra.pairs)
+    return Ordered(pair.ket, pair.bra, there, True, pair) if there < here else Ordered(*pair[:2], here, False, pair)
+
+
+def task_rows(this, lists, most):
+    """The tasks of a pair of lists, each of at most about `most` work."""
+    bra, ket, pair = this.bra, this.ket, this.pair
+    addresses = 0, 0
+    if pair.bra_bound is not None:
+        groups = np.arange(0, len(ket), LANES)
+        of_groups = np.maximum.reduceat(pair.ket_bound[ket.data.order], groups)
+        addresses = lists.address(pair.bra_bound[bra.data.order]), lists.address(of_groups)
+    count = int(min(len(bra), max(1, -(-this.work // most))))
+    edges = [0, len(bra)]
+    if count > 1:
+        weight = np.diff(bra.pairs.start)[bra.data.order] + 1.0
+        if pair.same:
+            weight *= np.arange(1, len(bra) + 1)
+        ends = np.cumsum(weight)
+        edges = [0, *(np.searchsorted(ends, ends[-1] / count * np.arange(1, count)) + 1).tolist(), len(bra)]
+    kind = SAME if pair.same else DIFFERENT
+    numbers = lists.number(bra), lists.number(ket)
+    return [(*numbers, a, b, kind, *addresses, this.swapped) for a, b in pairwise(edges) if a < b]
+
+
+def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None):
+    """Makes all blocks of all `ListPair`, and hands them to `consume`.
+
+    Parameters
+    ----------
+    backend : md4.cpu.backend.CpuBackend
+    pairs : list of ListPair
+    consume : callable
+        (thread, items, tasks, lists, blocks): takes blocks; see `md4.cpu.targets`. It is called by several threads.
+    ao_loc : ndarray of int64, optional
+        First AO of each shell, where `consume` needs it.
+    tolerance : float
+        Blocks whose bounds multiply to less are left out.
+    report : callable, optional
+        Is told how many more quartets are done.
+
+    Returns
+    -------
+    int
+        Number of quartets.
+    """
+    every = sorted((ordered(pair) for pair in pairs), key=lambda this: -this.work)
+    work, lists = sum(this.work for this in every), Lists(ao_loc)
+    threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
+    most = work / (TASKS * threads) if threads > 1 else work
+    tasks = np.array([row for this in every for row in task_rows(this, lists, most)], dtype=np.int64)
+    return run_tasks(backend, tasks.reshape(-1, TASK.size), lists, threads, consume, tolerance, report)
+
+
+def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=None):
+    """As `run_lists`, for a table of tasks."""
+    table, counter, told = lists.table(), np.zeros(1, dtype=np.int64), 0
+    works = backend.workspaces(threads, task_sizes(table, tasks))
+    loop, arguments = fill_blocks(backend.operator.kind), (backend.operator.parameter, backend.table)
+
+    def worker(thread):
+        nonlocal told
+        mine = works[thread]
+        while count := loop(tasks, table, counter, tolerance, *arguments, mine):
+            consume(thread, mine.items[:count], tasks, table, mine.out)
+            if thread == 0 and report is not None:
+                done = sum(int(each.state[STATE.quartets]) for each in works)
+                report(done - told)
+                told = done
+
+    def stop():
+        counter[0] = len(tasks)
+
+    for each in works:
+        each.state[:] = 0
+        each.state[STATE.task] = -1
+    run_threads(len(works), worker, stop)
+    return sum(int(each.state[STATE.quartets]) for each in works)
+
+
+def diagonal(backend, prepared, consume):
+    """Makes the blocks of all groups of a list with themselves, each pair as bra and ket; see `run_lists`."""
+    lists = Lists()
+    number = lists.number(prepared)
+    tasks = np.array([[number, number, 0, prepared.data.ngroup, DIAGONAL, 0, 0, 0]], dtype=np.int64)
+    run_tasks(backend, tasks, lists, 1, consume)

@@ -1,0 +1,301 @@
+"""Vectors of LANES doubles, which the compiled loops of the CPU use as numbers, and code that is generated with them.
+
+A vector holds one number of LANES shell quartets, side by side. The intrinsics below are the operations that loops
+need. They are one machine instruction each, where LLVM could not be relied on to find it.
+"""
+
+from functools import cache
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+from md4.method.angular import hermite_triples
+from md4.method.recurrence import by_axis
+
+
+def lanes_of_host():
+    """Doubles in a vector register of this processor; at least 4, which others take as two registers."""
+    return 8 if llvm.get_host_cpu_features().get("avx512f", False) else 4
+
+
+LANES = lanes_of_host()
+DOUBLE, I32, I64 = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
+VECTOR = ir.VectorType(DOUBLE, LANES)
+
+
+class Vector(types.Type):
+    """Numba's type of LANES doubles in a register."""
+
+    def __init__(self):
+        super().__init__("Vector")
+
+
+vector = Vector()
+f64, i64 = types.float64, types.int64
+
+
+@register_model(Vector)
+class VectorModel(models.PrimitiveModel):
+    """A vector is a value of LLVM's vector type."""
+
+    def __init__(self, manager, numba_type):
+        super().__init__(manager, numba_type, VECTOR)
+
+
+# operations -----------------------------------------------------------------------------------------------------------
+
+
+def all_lanes(builder, value):
+    """A vector with `value` in all lanes."""
+    one = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), value, I32(0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
+def multiply_add(builder, a, b, c):
+    """a b + c, fused where the processor can."""
+    name = f"llvm.fmuladd.v{LANES}f64"
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), [a, b, c])
+
+
+def absolute(builder, value):
+    """The modulus."""
+    name = f"llvm.fabs.v{LANES}f64"
+    kind = ir.FunctionType(VECTOR, [VECTOR])
+    return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), [value])
+
+
+def data_of(context, builder, array_type, array):
+    """The pointer to the first element of an array."""
+    return context.make_array(array_type)(context, builder, array).data
+
+
+def load_at(builder, data, index):
+    """The vector at data[index:]."""
+    return builder.load(builder.bitcast(builder.gep(data, [index]), VECTOR.as_pointer()), align=8)
+
+
+def store_at(builder, value, data, index):
+    """data[index:] = value."""
+    builder.store(value, builder.bitcast(builder.gep(data, [index]), VECTOR.as_pointer()), align=8)
+
+
+@intrinsic
+def load(typingctx, array, index):
+    """The vector array[index : index + LANES] of a contiguous array."""
+
+    def codegen(context, builder, signature, args):
+        return load_at(builder, data_of(context, builder, signature.args[0], args[0]), args[1])
+
+    return vector(array, i64), codegen
+
+
+@intrinsic
+def store(typingctx, array, index, value):
+    """array[index : index + LANES] = value."""
+
+    def codegen(context, builder, signature, args):
+        store_at(builder, args[2], data_of(context, builder, signature.args[0], args[0]), args[1])
+        return context.get_dummy_value()
+
+    return types.void(array, i64, vector), codegen
+
+
+@intrinsic
+def broadcast(typingctx, value):
+    """A vector of equal numbers."""
+
+    def codegen(context, builder, signature, args):
+        return all_lanes(builder, args[0])
+
+    return vector(f64), codegen
+
+
+def two_operands(emit):
+    """The intrinsic of an operation of two vectors; `emit` is a method of llvmlite's builder."""
+
+    @intrinsic
+    def operation(typingctx, a, b):
+        def codegen(context, builder, signature, args):
+            return getattr(builder, emit)(*args)
+
+        return vector(vector, vector), codegen
+
+    return operation
+
+
+add, subtract, multiply, divide = map(two_operands, ("fadd", "fsub", "fmul", "fdiv"))
+
+
+@intrinsic
+def fma(typingctx, a, b, c):
+    """a b + c."""
+
+    def codegen(context, builder, signature, args):
+        return multiply_add(builder, *args)
+
+    return vector(vector, vector, vector), codegen
+
+
+@intrinsic
+def total(typingctx, value):
+    """The sum of all lanes."""
+
+    def codegen(context, builder, signature, args):
+        parts = [builder.extract_element(args[0], I32(lane)) for lane in range(LANES)]
+        while len(parts) > 1:
+            parts = [builder.fadd(a, b) for a, b in zip(parts[::2], parts[1::2])]
+        return parts[0]
+
+    return f64(vector), codegen
+
+
+@intrinsic
+def magnitude(typingctx, value):
+    """The modulus."""
+
+    def codegen(context, builder, signature, args):
+        return absolute(builder, args[0])
+
+    return vector(vector), codegen
+
+
+@intrinsic
+def noise_removed(typingctx, value, least):
+    """The value; zero where its modulus is not above `least`."""
+
+    def codegen(context, builder, signature, args):
+        above = builder.fcmp_unordered(">", absolute(builder, args[0]), args[1])
+        return builder.select(above, args[0], ir.Constant(VECTOR, None))
+
+    return vector(vector, vector), codegen
+
+
+# memory ---------------------------------------------------------------------------------------------------------------
+
+
+def array_at(element):
+    """The intrinsic (address, count) -> array of `count` elements at an address, which nobody frees."""
+    kind = types.Array(element, 1, "C")
+
+    @intrinsic
+    def array(typingctx, address, count):
+        def codegen(context, builder, signature, args):
+            made = context.make_array(kind)(context, builder)
+            data = builder.inttoptr(args[0], made.data.type)
+            size = ir.Constant(I64, context.get_abi_sizeof(context.get_data_type(element)))
+            shape, strides = (cgutils.pack_array(builder, [n]) for n in (args[1], size))
+            context.populate_array(made, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
+            return made._getvalue()
+
+        return kind(i64, i64), codegen
+
+    return array
+
+
+doubles, integers, halves = array_at(types.float64), array_at(types.int64), array_at(types.int32)
+
+
+@intrinsic
+def take_next(typingctx, counter):
+    """counter[0] += 1 by one thread at a time; what it was before."""
+
+    def codegen(context, builder, signature, args):
+        data = data_of(context, builder, signature.args[0], args[0])
+        return builder.atomic_rmw("add", data, I64(1), "monotonic")
+
+    return i64(counter), codegen
+
+
+# products -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def make_row(width, by_lane):
+    """Intrinsic that adds up one row of H times `width` columns: the inner loop of steps 4 and 5.
+
+        target[place + j step:] (+)= sum_n h_n source[columns[column + j] + offsets[n]:] ,   first <= n < last,  j < width
+
+    (h, place of h, offsets, first, last, source, columns, column, target, place, step, add). All offsets count doubles.
+    h_n is one number for all lanes, h[place of h + n], or, with `by_lane`, the vector at place of h + n LANES. What the
+    target holds is added to if `add`.
+    """
+
+    @intrinsic
+    def row(typingctx, h, h0, offsets, first, last, source, columns, column, target, place, step, more):
+        def codegen(context, builder, signature, args):
+            kinds = signature.args
+            h, offsets, source, columns, target = (
+                data_of(context, builder, kinds[n], args[n]) for n in (0, 2, 5, 6, 8)
+            )
+            (h0, first, last, column, place, step, more) = (args[n] for n in (1, 3, 4, 7, 9, 10, 11))
+            starts, places, sums = [], [], []
+            for j in range(width):
+                index = builder.load(builder.gep(columns, [builder.add(column, I64(j))]))
+                starts.append(builder.gep(source, [builder.sext(index, I64)]))
+                places.append(builder.add(place, builder.mul(step, I64(j))))
+                sums.append(cgutils.alloca_once_value(builder, ir.Constant(VECTOR, None)))
+            with builder.if_then(more):
+                for at, total_of in zip(places, sums):
+                    builder.store(load_at(builder, target, at), total_of)
+            with cgutils.for_range_slice(builder, first, last, I64(1), intp=I64) as (n, _):
+                if by_lane:
+                    factor = load_at(builder, h, builder.add(h0, builder.mul(n, I64(LANES))))
+                else:
+                    factor = all_lanes(builder, builder.load(builder.gep(h, [builder.add(h0, n)])))
+                offset = builder.sext(builder.load(builder.gep(offsets, [n])), I64)
+                for start, total_of in zip(starts, sums):
+                    value = multiply_add(builder, factor, load_at(builder, start, offset), builder.load(total_of))
+                    builder.store(value, total_of)
+            for at, total_of in zip(places, sums):
+                store_at(builder, builder.load(total_of), target, at)
+            return context.get_dummy_value()
+
+        kind = types.void(h, i64, offsets, i64, i64, source, columns, i64, target, i64, i64, types.boolean)
+        return kind, codegen
+
+    return row
+
+
+# recurrence -----------------------------------------------------------------------------------------------------------
+
+
+def cube_side(l):
+    """S, where r[i, j, k], i + j + k <= l, is the vector (i S + j) S + k; odd, so that vectors spread over a cache.
+
+    In such a cube the place of p + q is the sum of the places of p and of q.
+    """
+    return (l + 1) | 1
+
+
+@cache
+def make_r(l):
+    """Intrinsic (zeros, rz, ry, rx, r): step 3 without loops. `zeros` holds the vectors [0]^(m), `r` is a cube."""
+    side, triples = cube_side(l), hermite_triples(l).tolist()
+
+    @intrinsic
+    def write_r(typingctx, zeros, rz, ry, rx, r):
+        def codegen(context, builder, signature, args):
+            source, target = (data_of(context, builder, signature.args[n], args[n]) for n in (0, 4))
+
+            def number(a):
+                return ir.Constant(VECTOR, [float(a)] * LANES) if isinstance(a, int) else a
+
+            def times(a, b):
+                return b if isinstance(a, int) and a == 1 else builder.fmul(number(a), b)
+
+            def plus(a, b, c):
+                return multiply_add(builder, number(a), b, c)
+
+            values = [load_at(builder, source, I64(m * LANES)) for m in range(l + 1)]
+            for n, value in by_axis(values, args[1:4], times, plus):
+                i, j, k = triples[n]
+                store_at(builder, value, target, I64(((i * side + j) * side + k) * LANES))
+            return context.get_dummy_value()
+
+        return types.void(zeros, vector, vector, vector, r), codegen
+
+    return write_r
