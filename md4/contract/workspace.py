@@ -40,14 +40,17 @@ class HermiteStore:
 
     def batches(self, pairs):
         """Yields lists of `md4.plan.ListPair`, those of each list small enough for the limit; notes that they are used."""
-        batch, held = [], {}
+        batch, held, total = [], {}, 0
         for pair in pairs:
-            new = {id(side): side for side in pair[:2]}
-            if batch and sum(map(self.size, {**held, **new}.values())) > self.limit:
+            new = {id(side): side for side in pair[:2] if id(side) not in held}
+            size = sum(map(self.size, new.values()))
+            if batch and total + size > self.limit:
                 yield self.used(batch, held)
-                batch, held = [], {}
+                batch, held, total, new = [], {}, 0, {id(side): side for side in pair[:2]}
+                size = sum(map(self.size, new.values()))
             batch.append(pair)
             held |= new
+            total += size
         if batch:
             yield self.used(batch, held)
 

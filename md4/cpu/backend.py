@@ -9,9 +9,9 @@ from copy import copy
 
 import numpy as np
 
-from md4.cpu.groups import Groups, group_bytes, group_vectors, h_elements
+from md4.cpu.groups import Groups, group_vectors, h_elements
 from md4.cpu.h_matrices import BOTH, make_h
-from md4.cpu.run import OUT, OwnList, run_lists, sizes_of_pairs, work_of
+from md4.cpu.run import OUT, Extent, OwnList, run_lists, sizes_of_pairs, work_of
 from md4.cpu.sums import HostBounds, HostSums
 from md4.cpu.targets import BlockWriter, HostBlock, ListTensor
 from md4.cpu.threads import number_of_threads
@@ -153,7 +153,8 @@ class CpuBackend:
 
     def plan(self, bra, ket):
         """The side that makes less work as a bra is the bra. There is one path for all classes."""
-        return Plan(LANES_OF_QUARTETS, work_of(ket, bra) < work_of(bra, ket), BOTH, BOTH)
+        one, two = Extent.of(bra), Extent.of(ket)
+        return Plan(LANES_OF_QUARTETS, work_of(two, one) < work_of(one, two), BOTH, BOTH)
 
     def hermite(self, prepared, form):
         """Step 1: `HMatrices` of a whole list."""

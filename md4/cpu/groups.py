@@ -143,15 +143,9 @@ class Groups:
         return sum(array.nbytes for array in self.__dict__.values() if isinstance(array, np.ndarray))
 
 
-def group_bytes(pairs):
-    """Bytes of the `Groups` of a list, at most."""
-    vectors = group_vectors(pairs)
-    return 8 * (2 * len(pairs) + 5 * pairs.nprim + 6 * LANES * vectors + 4)
-
-
 def group_vectors(pairs):
     """Number of vectors of primitives of a list."""
-    return int(-np.sort(-np.diff(pairs.start))[::LANES].sum())
+    return int(pairs.falling_counts[::LANES].sum())
 
 
 def h_elements(pairs):

@@ -6,14 +6,14 @@ densities of kets include it.
 
 import numpy as np
 
-from md4.cpu.compile import Loop, bound, helper, part
+from md4.cpu.compile import Loop
 from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, h_structure
 from md4.cpu.h_matrices import BOTH, class_of
-from md4.cpu.integrals import cube_places, lane_row_products, lane_zeros, quartet_count, recur, row_products, separation
+from md4.cpu.integrals import cube_places, lane_row_products, quartet_count, recur, row_products
 from md4.cpu.run import TASKS, THREAD_WORK, Lists, ordered, task_rows, task_sizes
 from md4.cpu.threads import number_of_threads, run_threads
-from md4.cpu.vectors import LANES, doubles, integers, load, multiply, store, total
-from md4.method import operators
+from md4.cpu.vectors import LANES, broadcast, doubles, fma, integers, load, multiply, store, subtract, total
+from md4.cpu.zeros import zeros_of
 from md4.method.hermite_coulomb import pair_places, pair_weights, signs
 from md4.support.locks import Lock, once
 
@@ -63,12 +63,15 @@ def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra
                 weight = load(weights, 0)
                 for v in range(vectors[g], vectors[g + 1]):
                     at_p, at_q = i * PRIMITIVE.size, v * PRIMITIVE.size * LANES
-                    zeros_of_lanes(l, bra_data, at_p, 1, 0, ket_data, at_q, parameter, table, work.zeros)
+                    rz = subtract(broadcast(bra_data[at_p + 1]), load(ket_data, at_q + LANES))
+                    ry = subtract(broadcast(bra_data[at_p + 2]), load(ket_data, at_q + 2 * LANES))
+                    rx = subtract(broadcast(bra_data[at_p + 3]), load(ket_data, at_q + 3 * LANES))
+                    r2 = fma(rz, rz, fma(ry, ry, multiply(rx, rx)))
+                    zeros_of_lanes(
+                        l, broadcast(bra_data[at_p]), load(ket_data, at_q), r2, parameter, table, work.axis, work.zeros
+                    )
                     for m in range(l + 1):
                         store(work.zeros, m * LANES, multiply(weight, load(work.zeros, m * LANES)))
-                    rz = separation(bra_data, at_p, 1, False, ket_data, at_q, 0)
-                    ry = separation(bra_data, at_p, 1, False, ket_data, at_q, 1)
-                    rx = separation(bra_data, at_p, 1, False, ket_data, at_q, 2)
                     recur(l, side, work.zeros, rz, ry, rx, work.axis, work.r)
                     for s in range(len(d_bra)):
                         lane_row_products(
@@ -89,8 +92,7 @@ def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra
 @once
 def contract_r(kind):
     """`contract_lanes` for one operator."""
-    zeros = bound(lane_zeros, make=part, zeros_upto=operators.zeros_function(kind, helper))
-    return Loop(contract_lanes, f"contract_{kind}", zeros_of_lanes=zeros)
+    return Loop(contract_lanes, f"contract_{kind}", zeros_of_lanes=zeros_of(kind))
 
 
 class Side:

@@ -23,11 +23,12 @@ from md4.cpu.vectors import (
     make_r,
     make_row,
     multiply,
+    negative,
     store,
     subtract,
     take_next,
 )
-from md4.method import operators
+from md4.cpu.zeros import zeros_of
 from md4.method.recurrence import closed_form_coefficient
 from md4.support.locks import once
 
@@ -41,7 +42,7 @@ CLOSED = np.array([[closed_form_coefficient(i, n) if 2 * n <= i else 0.0 for n i
 row8, row4, row2, row1 = (make_row(width, False) for width in (8, 4, 2, 1))
 lane_row8, lane_row4, lane_row2, lane_row1 = (make_row(width, True) for width in (8, 4, 2, 1))
 r0, r1, r2, r3, r4, r5, r6 = (make_r(l) for l in range(STRAIGHT + 1))
-zeros_of_lanes = zeros_upto = None  # set by `fill_blocks`, for one operator
+zeros_of_lanes = None  # set by `fill_blocks`, for one operator
 
 
 @helper
@@ -167,12 +168,11 @@ def quartet_count(n, g, npair, same):
 
 
 @part
-def separation(bra_data, at_p, stride, diagonal, ket_data, at_q, axis):
-    """P - Q of LANES primitive quartets along an axis; Q - P for a diagonal block (see `add_signs`)."""
-    q = load(ket_data, at_q + (1 + axis) * LANES)
+def of_bra(data, at, stride, number, diagonal):
+    """The exponent or a coordinate of a bra primitive; in a diagonal block, of one in each lane."""
     if diagonal:
-        return subtract(q, load(bra_data, at_p + (1 + axis) * stride))
-    return subtract(broadcast(bra_data[at_p + 1 + axis]), q)
+        return load(data, at + number * stride)
+    return broadcast(data[at + number * stride])
 
 
 @part
@@ -186,7 +186,7 @@ def add_signs(abq, rows, triples, nq):
         if (triples[3 * q] + triples[3 * q + 1] + triples[3 * q + 2]) % 2 == 1:
             for row in range(rows):
                 at = (row * nq + q) * LANES
-                store(abq, at, subtract(broadcast(0.0), load(abq, at)))
+                store(abq, at, negative(load(abq, at)))
 
 
 def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table, work, place):
@@ -202,7 +202,7 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
     h_ab = doubles(bra[FIELD.lane_h if diagonal else FIELD.h], 1)
     ket_data, h_cd = doubles(ket[FIELD.lane_primitives], 1), doubles(ket[FIELD.lane_h], 1)
     triples = integers(ket[FIELD.triples], 1)
-    stride, lane_step = (LANES, 1) if diagonal else (1, 0)
+    stride = LANES if diagonal else 1
     (i0, i1), (k0, k1), out, r = primitives, vectors, work.out, work.r
     if i0 == i1 or k0 == k1:
         out[place : place + nab * ncd * LANES] = 0.0
@@ -217,10 +217,17 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
             for i in range(i0, i1):
                 at_p = i * PRIMITIVE.size * stride
                 if first == 0:
-                    zeros_of_lanes(l, bra_data, at_p, stride, lane_step, ket_data, at_q, parameter, table, work.zeros)
-                    rz = separation(bra_data, at_p, stride, diagonal, ket_data, at_q, 0)
-                    ry = separation(bra_data, at_p, stride, diagonal, ket_data, at_q, 1)
-                    rx = separation(bra_data, at_p, stride, diagonal, ket_data, at_q, 2)
+                    # P - Q, but Q - P in a diagonal block; see `add_signs`
+                    rz = subtract(of_bra(bra_data, at_p, stride, 1, diagonal), load(ket_data, at_q + LANES))
+                    ry = subtract(of_bra(bra_data, at_p, stride, 2, diagonal), load(ket_data, at_q + 2 * LANES))
+                    rx = subtract(of_bra(bra_data, at_p, stride, 3, diagonal), load(ket_data, at_q + 3 * LANES))
+                    if diagonal:
+                        rz, ry, rx = negative(rz), negative(ry), negative(rx)
+                    r2 = fma(rz, rz, fma(ry, ry, multiply(rx, rx)))
+                    zeros_of_lanes(
+                        l, of_bra(bra_data, at_p, stride, 0, diagonal), load(ket_data, at_q), r2, parameter, table,
+                        work.axis, work.zeros,
+                    )  # fmt: skip
                     recur(l, side, work.zeros, rz, ry, rx, work.axis, r)
                 for ab in range(first, last):
                     begin, end, at = rows_ab[ab], rows_ab[ab + 1], (ab - first) * nq * LANES
@@ -305,18 +312,8 @@ def fill(tasks, lists, counter, tolerance, parameter, table, work):
         state[STATE.task] = -1
 
 
-def lane_zeros(l, bra_data, at_p, stride, lane_step, ket_data, at_q, parameter, table, zeros):
-    """Step 2: [0]^(m) of LANES primitive quartets, one lane after the other."""
-    for lane in range(LANES):
-        at_bra, r2 = at_p + lane * lane_step, 0.0
-        for axis in range(1, 4):
-            difference = bra_data[at_bra + axis * stride] - ket_data[at_q + axis * LANES + lane]
-            r2 += difference * difference
-        zeros_upto(l, bra_data[at_bra], ket_data[at_q + lane], r2, parameter, table, zeros, lane, LANES)
-
-
 @once
 def fill_blocks(kind):
     """`fill` for one operator."""
-    zeros = bound(lane_zeros, make=part, zeros_upto=operators.zeros_function(kind, helper))
-    return Loop(fill, f"fill_{kind}", block_of_quartets=bound(block_of_quartets, make=part, zeros_of_lanes=zeros))
+    block = bound(block_of_quartets, make=part, zeros_of_lanes=zeros_of(kind))
+    return Loop(fill, f"fill_{kind}", block_of_quartets=block)

@@ -105,7 +105,7 @@ def sizes_for(bra, ket, out=OUT):
     """
     l, rows = bra[0] + ket[0], np.where(bra[4] == 1, np.minimum(bra[1], rows_at_once(ket[2])), bra[1])
     highest = int(l.max())
-    vectors = highest + 1, 2 * (highest + 1) ** 2, cube_side(highest) ** 3, int((rows * ket[2]).max())
+    vectors = highest + 1, max(3, 2 * (highest + 1) ** 2), cube_side(highest) ** 3, int((rows * ket[2]).max())
     places = (int(column.max()) for column in (bra[3], ket[2], ket[3], bra[1]))
     items = ITEMS if out else FEW_ITEMS
     return Sizes(items, *(n * LANES for n in vectors), *places, max(out, int((bra[1] * ket[1]).max()) * LANES))
@@ -147,12 +147,33 @@ class OwnList:
 ZEROS_COST, BLOCK_COST, ELEMENT_COST = 60, 100, 6
 
 
+class Extent(NamedTuple):
+    """What the work for a list depends on: numbers of `ShellPairs`, of their groups and of elements of H."""
+
+    l: int
+    nab: int
+    nherm: int
+    npair: int
+    nprim: int
+    ngroup: int
+    vectors: int
+    elements: int
+
+    @classmethod
+    def of(cls, pairs):
+        """The extent of `ShellPairs`, which keep it."""
+        if "extent" not in pairs.__dict__:
+            sizes = pairs.l, pairs.nab, pairs.nherm, pairs.npair, pairs.nprim, -(-pairs.npair // LANES)
+            pairs.__dict__["extent"] = cls(*sizes, group_vectors(pairs), h_elements(pairs))
+        return pairs.__dict__["extent"]
+
+
 def work_of(bra, ket):
-    """Work for all quartets of two `ShellPairs`, in vector operations."""
-    vectors, groups, l = group_vectors(ket), -(-len(ket) // LANES), bra.l + ket.l
-    first = ZEROS_COST + 8 * l + 2 * nherm(l) + h_elements(bra) * ket.nherm
+    """Work for all quartets of two lists, given by their `Extent`, in vector operations."""
+    l = bra.l + ket.l
+    first = ZEROS_COST + 8 * l + 2 * nherm(l) + bra.elements * ket.nherm
     per_block = BLOCK_COST + ELEMENT_COST * bra.nab * ket.nab
-    return vectors * (bra.nprim * first + len(bra) * bra.nab * h_elements(ket)) + len(bra) * groups * per_block
+    return ket.vectors * (bra.nprim * first + bra.npair * bra.nab * ket.elements) + bra.npair * ket.ngroup * per_block
 
 
 class Lists:
@@ -209,10 +230,11 @@ class Ordered(NamedTuple):
 
 def ordered(pair):
     """`Ordered` of a pair of lists. Bounds belong to their lists, so a pair with bounds stays as it is."""
-    here = work_of(pair.bra.pairs, pair.ket.pairs)
+    bra, ket = Extent.of(pair.bra.pairs), Extent.of(pair.ket.pairs)
+    here = work_of(bra, ket)
     if pair.same or pair.bra_bound is not None:
         return Ordered(pair.bra, pair.ket, here / 2 if pair.same else here, False, pair)
-    there = work_of(pair.ket.pairs, pair.bra.pairs)
+    there = work_of(ket, bra)
     return Ordered(pair.ket, pair.bra, there, True, pair) if there < here else Ordered(*pair[:2], here, False, pair)
 
 

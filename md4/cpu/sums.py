@@ -5,7 +5,7 @@ import numpy as np
 from md4.cpu.digestion import digest_blocks
 from md4.cpu.groups import aligned_empty
 from md4.cpu.hermite_coulomb import HostCoulomb
-from md4.cpu.run import diagonal, run_lists, work_of
+from md4.cpu.run import Extent, diagonal, run_lists, work_of
 from md4.cpu.threads import number_of_threads
 from md4.cpu.vectors import LANES
 from md4.method.hermite_coulomb import hermite_bytes
@@ -29,7 +29,8 @@ class HostSums:
 
     def swapped(self, bra, ket):
         """Whether bra and ket change places, because there is less work then."""
-        return work_of(ket, bra) < work_of(bra, ket)
+        one, two = Extent.of(bra), Extent.of(ket)
+        return work_of(two, one) < work_of(one, two)
 
     coulomb_swapped = swapped
 

@@ -56,16 +56,14 @@ def all_lanes(builder, value):
 
 def multiply_add(builder, a, b, c):
     """a b + c, fused where the processor can."""
-    name = f"llvm.fmuladd.v{LANES}f64"
-    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), [a, b, c])
+    return call_on_vectors(builder, "fmuladd", a, b, c)
 
 
-def absolute(builder, value):
-    """The modulus."""
-    name = f"llvm.fabs.v{LANES}f64"
-    kind = ir.FunctionType(VECTOR, [VECTOR])
-    return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), [value])
+def call_on_vectors(builder, name, *vectors):
+    """LLVM's function `name` of vectors, lane by lane."""
+    name = f"llvm.{name}.v{LANES}f64"
+    kind = ir.FunctionType(VECTOR, [VECTOR] * len(vectors))
+    return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), vectors)
 
 
 def data_of(context, builder, array_type, array):
@@ -131,6 +129,16 @@ add, subtract, multiply, divide = map(two_operands, ("fadd", "fsub", "fmul", "fd
 
 
 @intrinsic
+def negative(typingctx, value):
+    """The value with the other sign."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fneg(args[0])
+
+    return vector(vector), codegen
+
+
+@intrinsic
 def fma(typingctx, a, b, c):
     """a b + c."""
 
@@ -153,14 +161,58 @@ def total(typingctx, value):
     return f64(vector), codegen
 
 
+def one_operand(name):
+    """The intrinsic of a function of one vector; `name` is LLVM's."""
+
+    @intrinsic
+    def operation(typingctx, value):
+        def codegen(context, builder, signature, args):
+            return call_on_vectors(builder, name, *args)
+
+        return vector(vector), codegen
+
+    return operation
+
+
+magnitude, square_root, floor = map(one_operand, ("fabs", "sqrt", "floor"))
+
+
 @intrinsic
-def magnitude(typingctx, value):
-    """The modulus."""
+def any_above(typingctx, a, b):
+    """Whether a > b in any lane."""
 
     def codegen(context, builder, signature, args):
-        return absolute(builder, args[0])
+        bits = builder.bitcast(builder.fcmp_ordered(">", *args), ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
 
-    return vector(vector), codegen
+    return types.boolean(vector, vector), codegen
+
+
+@intrinsic
+def choose(typingctx, a, b, above, otherwise):
+    """`above` in the lanes where a > b, else `otherwise`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered(">", *args[:2]), *args[2:])
+
+    return vector(vector, vector, vector, vector), codegen
+
+
+@intrinsic
+def entries(typingctx, table, rows, column):
+    """table[row, column] of a C-contiguous table, where each lane of `rows` is a row, a whole number."""
+
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        width = builder.extract_value(array.shape, 1)
+        value, rows_of = ir.Constant(VECTOR, ir.Undefined), builder.fptosi(args[1], ir.VectorType(I64, LANES))
+        for lane in range(LANES):
+            place = builder.add(builder.mul(builder.extract_element(rows_of, I32(lane)), width), args[2])
+            number = builder.load(builder.gep(array.data, [place]))
+            value = builder.insert_element(value, number, I32(lane))
+        return value
+
+    return vector(table, vector, i64), codegen
 
 
 @intrinsic
@@ -168,7 +220,7 @@ def noise_removed(typingctx, value, least):
     """The value; zero where its modulus is not above `least`."""
 
     def codegen(context, builder, signature, args):
-        above = builder.fcmp_unordered(">", absolute(builder, args[0]), args[1])
+        above = builder.fcmp_unordered(">", call_on_vectors(builder, "fabs", args[0]), args[1])
         return builder.select(above, args[0], ir.Constant(VECTOR, None))
 
     return vector(vector, vector), codegen

@@ -126,6 +126,11 @@ class ShellPairs:
         return self.na * self.nb
 
     @cached_property
+    def falling_counts(self):
+        """The numbers of primitive pairs of the shell pairs, sorted so that they fall."""
+        return -np.sort(self.start[:-1] - self.start[1:])
+
+    @cached_property
     def max_prim(self):
         """The largest number of primitive pairs of a shell pair; a slice has the value of the whole list."""
         return int(np.diff(self.start).max(initial=0))
@@ -154,6 +159,8 @@ class ShellPairs:
         primitives = None if self.primitives is None else self.primitives[prims]
         view.__dict__.update(primitives=primitives, pairs=self.pairs[first:last], start=start - start[0])
         view.__dict__.update(npair=last - first, nprim=int(start[-1] - start[0]))
+        for of_whole_list in ("falling_counts", "extent"):
+            view.__dict__.pop(of_whole_list, None)
         return view
 
     def __repr__(self):
