@@ -161,58 +161,14 @@ def total(typingctx, value):
     return f64(vector), codegen
 
 
-def one_operand(name):
-    """The intrinsic of a function of one vector; `name` is LLVM's."""
-
-    @intrinsic
-    def operation(typingctx, value):
-        def codegen(context, builder, signature, args):
-            return call_on_vectors(builder, name, *args)
-
-        return vector(vector), codegen
-
-    return operation
-
-
-magnitude, square_root, floor = map(one_operand, ("fabs", "sqrt", "floor"))
-
-
 @intrinsic
-def any_above(typingctx, a, b):
-    """Whether a > b in any lane."""
+def magnitude(typingctx, value):
+    """The modulus."""
 
     def codegen(context, builder, signature, args):
-        bits = builder.bitcast(builder.fcmp_ordered(">", *args), ir.IntType(LANES))
-        return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
+        return call_on_vectors(builder, "fabs", args[0])
 
-    return types.boolean(vector, vector), codegen
-
-
-@intrinsic
-def choose(typingctx, a, b, above, otherwise):
-    """`above` in the lanes where a > b, else `otherwise`."""
-
-    def codegen(context, builder, signature, args):
-        return builder.select(builder.fcmp_ordered(">", *args[:2]), *args[2:])
-
-    return vector(vector, vector, vector, vector), codegen
-
-
-@intrinsic
-def entries(typingctx, table, rows, column):
-    """table[row, column] of a C-contiguous table, where each lane of `rows` is a row, a whole number."""
-
-    def codegen(context, builder, signature, args):
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        width = builder.extract_value(array.shape, 1)
-        value, rows_of = ir.Constant(VECTOR, ir.Undefined), builder.fptosi(args[1], ir.VectorType(I64, LANES))
-        for lane in range(LANES):
-            place = builder.add(builder.mul(builder.extract_element(rows_of, I32(lane)), width), args[2])
-            number = builder.load(builder.gep(array.data, [place]))
-            value = builder.insert_element(value, number, I32(lane))
-        return value
-
-    return vector(table, vector, i64), codegen
+    return vector(vector), codegen
 
 
 @intrinsic
@@ -310,6 +266,78 @@ def make_row(width, by_lane):
         return kind, codegen
 
     return row
+
+
+# formulas -------------------------------------------------------------------------------------------------------------
+
+
+class Value:
+    """A vector while code is generated: formulas of such values become instructions. Other operands are numbers."""
+
+    def __init__(self, builder, value):
+        self.builder, self.value = builder, value
+
+    def of(self, value):
+        """A `Value` of the same code."""
+        return Value(self.builder, value)
+
+    def operand(self, other):
+        """LLVM's value of an operand: a `Value`, a number, or a double of LLVM's, which all lanes get."""
+        if isinstance(other, Value):
+            return other.value
+        if isinstance(other, (int, float)):
+            return ir.Constant(VECTOR, [float(other)] * LANES)
+        return all_lanes(self.builder, other)
+
+    def __add__(self, other):
+        return self.of(self.builder.fadd(self.value, self.operand(other)))
+
+    def __sub__(self, other):
+        return self.of(self.builder.fsub(self.value, self.operand(other)))
+
+    def __mul__(self, other):
+        return self.of(self.builder.fmul(self.value, self.operand(other)))
+
+    def __truediv__(self, other):
+        return self.of(self.builder.fdiv(self.value, self.operand(other)))
+
+    def __rtruediv__(self, other):
+        return self.of(self.builder.fdiv(self.operand(other), self.value))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def times_plus(self, factor, term):
+        """self factor + term, fused where the processor can."""
+        return self.of(multiply_add(self.builder, self.value, self.operand(factor), self.operand(term)))
+
+    def function(self, name):
+        """A function of LLVM's."""
+        return self.of(call_on_vectors(self.builder, name, self.value))
+
+    def above(self, limit):
+        """Where it is larger than `limit`, for `choose` and `anywhere`."""
+        return self.builder.fcmp_ordered(">", self.value, self.operand(limit))
+
+    def choose(self, condition, otherwise):
+        """This value in the lanes where a condition holds, in the others `otherwise`."""
+        return self.of(self.builder.select(condition, self.value, self.operand(otherwise)))
+
+
+def anywhere(builder, condition):
+    """Whether a condition holds in any lane."""
+    bits = builder.bitcast(condition, ir.IntType(LANES))
+    return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
+
+
+def table_entries(builder, array, rows, column):
+    """table[row, column] of a C-contiguous table in LLVM's terms, where each lane of `rows` is a row, a whole number."""
+    width = builder.extract_value(array.shape, 1)
+    value, rows_of = ir.Constant(VECTOR, ir.Undefined), builder.fptosi(rows.value, ir.VectorType(I64, LANES))
+    for lane in range(LANES):
+        place = builder.add(builder.mul(builder.extract_element(rows_of, I32(lane)), width), column)
+        number = builder.load(builder.gep(array.data, [place]))
+        value = builder.insert_element(value, number, I32(lane))
+    return rows.of(value)
 
 
 # recurrence -----------------------------------------------------------------------------------------------------------

@@ -1,25 +1,27 @@
 """Step 2 on the CPU: [0]^(m) of LANES primitive quartets.
 
-1/r and erf(omega r)/r, which nearly all calculations need, have formulas for all lanes at once. They are those of
-`md4.method.zeros` and `md4.method.boys`. The other operators go through the functions given there, lane by lane.
+1/r and erf(omega r)/r, which nearly all calculations need, have code for all lanes at once. It is generated from the
+formulas of `md4.method.zeros` and `md4.method.boys`, which are written here for vectors. The other operators go through
+the functions of those modules, lane by lane.
 """
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from md4.cpu.compile import bound, helper, part
 from md4.cpu.vectors import (
+    I64,
     LANES,
-    add,
-    any_above,
-    broadcast,
-    choose,
-    divide,
-    entries,
-    floor,
-    fma,
-    load,
-    multiply,
-    square_root,
+    Value,
+    anywhere,
+    data_of,
+    load_at,
     store,
-    subtract,
+    store_at,
+    table_entries,
+    vector,
 )
 from md4.method import operators
 from md4.method.boys import (
@@ -30,76 +32,108 @@ from md4.method.zeros import COULOMB_FACTOR
 zeros_upto = None  # set by `zeros_of`, for one operator
 
 
-@part
-def near(l, t, table, zeros):
-    """F_m(t), m = 0..l, from the Taylor series about the nearest point of the grid; see `make_scaled_boys_upto`."""
-    row = floor(fma(t, broadcast(PER_STEP), broadcast(0.5)))
-    point = multiply(row, broadcast(STEP))
-    d, twice, decay = subtract(point, t), add(point, point), entries(table, row, DECAY_COLUMN)
-    f = entries(table, row, l + 7)
-    tail = multiply(multiply(broadcast(C7), d), f)
-    f = multiply(fma(twice, f, decay), broadcast(1.0 / (2 * l + 13)))
-    tail = multiply(multiply(broadcast(C6), d), add(f, tail))
-    f = multiply(fma(twice, f, decay), broadcast(1.0 / (2 * l + 11)))
-    tail = multiply(multiply(broadcast(C5), d), add(f, tail))
-    f = multiply(fma(twice, f, decay), broadcast(1.0 / (2 * l + 9)))
-    tail = multiply(multiply(broadcast(C4), d), add(f, tail))
-    f = multiply(fma(twice, f, decay), broadcast(1.0 / (2 * l + 7)))
-    tail = multiply(multiply(broadcast(C3), d), add(f, tail))
-    f = multiply(fma(twice, f, decay), broadcast(1.0 / (2 * l + 5)))
-    tail = multiply(multiply(broadcast(C2), d), add(f, tail))
-    f = multiply(fma(twice, f, decay), broadcast(1.0 / (2 * l + 3)))
-    f = fma(d, add(f, tail), entries(table, row, l))
-    store(zeros, l * LANES, f)
-    # exp(d), as `md4.method.boys.exponential`
-    power = fma(multiply(broadcast(C7), d), fma(broadcast(C8), d, broadcast(1.0)), broadcast(1.0))
-    power = fma(multiply(broadcast(C6), d), power, broadcast(1.0))
-    power = fma(multiply(broadcast(C5), d), power, broadcast(1.0))
-    power = fma(multiply(broadcast(C4), d), power, broadcast(1.0))
-    power = fma(multiply(broadcast(C3), d), power, broadcast(1.0))
-    power = fma(multiply(broadcast(C2), d), power, broadcast(1.0))
-    decay, twice = multiply(decay, fma(d, power, broadcast(1.0))), add(t, t)
-    for m in range(l - 1, -1, -1):
-        f = multiply(fma(twice, f, decay), broadcast(1.0 / (2 * m + 1)))
-        store(zeros, m * LANES, f)
+def coulomb(p, q, r2, omega):
+    """(factor, scale, T) of 1/r, for which [0]^(m) = factor scale^m F_m(T); all are `Value`."""
+    rho = p * q / (p + q)
+    return COULOMB_FACTOR / (p * q * (p + q).function("sqrt")), rho * -2.0, rho * r2
 
 
-@part
-def boys(l, factor, scale, t, table, zeros):
-    """factor scale^m F_m(t), m = 0..l."""
-    limit = broadcast(float(FAR + FAR_SLOPE * l))
-    near(l, choose(t, limit, broadcast(0.0), t), table, zeros)
-    power = factor
-    for m in range(l + 1):
-        store(zeros, m * LANES, multiply(power, load(zeros, m * LANES)))
-        power = multiply(power, scale)
-    if any_above(t, limit):
-        value = divide(multiply(factor, broadcast(HALF_SQRT_PI)), square_root(t))
-        ratio = divide(scale, add(t, t))
-        for m in range(l + 1):
-            store(zeros, m * LANES, choose(t, limit, value, load(zeros, m * LANES)))
-            value = multiply(value, multiply(broadcast(2.0 * m + 1.0), ratio))
+def erf(p, q, r2, omega):
+    """The same of erf(omega r)/r."""
+    factor, scale, t = coulomb(p, q, r2, omega)
+    theta = 1.0 / (p * q / (p + q) / omega / omega + 1.0)
+    return factor * theta.function("sqrt"), scale * theta, t * theta
 
 
-@part
-def coulomb_lanes(l, p, q, r2, parameter, table, numbers, zeros):
-    """[0]^(m) of 1/r."""
-    product, total = multiply(p, q), add(p, q)
-    factor = divide(broadcast(COULOMB_FACTOR), multiply(product, square_root(total)))
-    rho = divide(product, total)
-    boys(l, factor, multiply(broadcast(-2.0), rho), multiply(rho, r2), table, zeros)
+class Numbers:
+    """The vectors [0]^(m), m = 0..l, in memory, and loops over m, while code is generated."""
+
+    def __init__(self, builder, l, data):
+        self.builder, self.l, self.data = builder, l, data
+
+    def __getitem__(self, m):
+        return Value(self.builder, load_at(self.builder, self.data, self.builder.mul(m, I64(LANES))))
+
+    def __setitem__(self, m, value):
+        store_at(self.builder, value.value, self.data, self.builder.mul(m, I64(LANES)))
+
+    def loop(self, begin, step, body, *carried):
+        """For m = 0..l, or l-1..0 if `step` is -1: carried = body(m, *carried)."""
+        cells = [cgutils.alloca_once_value(self.builder, value.value) for value in carried]
+        end = self.builder.add(self.l, I64(1)) if step > 0 else I64(-1)
+        with cgutils.for_range_slice(self.builder, begin, end, I64(step), intp=I64, inc=step > 0) as (m, _):
+            values = [Value(self.builder, self.builder.load(cell)) for cell in cells]
+            for cell, value in zip(cells, body(m, *values)):
+                self.builder.store(value.value, cell)
 
 
-@part
-def erf_lanes(l, p, q, r2, omega, table, numbers, zeros):
-    """[0]^(m) of erf(omega r)/r."""
-    product, total = multiply(p, q), add(p, q)
-    factor = divide(broadcast(COULOMB_FACTOR), multiply(product, square_root(total)))
-    rho = divide(product, total)
-    theta = divide(broadcast(1.0), add(broadcast(1.0), divide(divide(rho, broadcast(omega)), broadcast(omega))))
-    narrow = multiply(rho, theta)
-    factor = multiply(factor, square_root(theta))
-    boys(l, factor, multiply(broadcast(-2.0), narrow), multiply(narrow, r2), table, zeros)
+def near(builder, l, t, table, zeros):
+    """Writes F_m(t), m = 0..l, from the Taylor series about the nearest point of the grid.
+
+    As `md4.method.boys.make_scaled_boys_upto`: the highest order from the series, the others by recursion.
+    """
+    row = (t * PER_STEP + 0.5).function("floor")
+    point = row * STEP
+    d, decay = point - t, table_entries(builder, table, row, I64(DECAY_COLUMN))
+    entry = table_entries(builder, table, row, builder.add(l, I64(7)))
+    twice_l, tail = builder.sitofp(builder.add(l, l), ir.DoubleType()), 0.0
+    for n, c in ((7, C7), (6, C6), (5, C5), (4, C4), (3, C3), (2, C2)):
+        tail = d * c * (entry + tail)
+        odd = builder.fadd(twice_l, ir.Constant(ir.DoubleType(), 2.0 * n - 1.0))  # 2 (l + n - 1) + 1
+        entry = (point * 2.0).times_plus(entry, decay) / odd
+    f = d.times_plus(entry + tail, table_entries(builder, table, row, l))
+    power = (d * C8 + 1.0).times_plus(d * C7, 1.0)
+    for c in (C6, C5, C4, C3, C2, 1.0):
+        power = power.times_plus(d * c, 1.0)
+    decay, twice = decay * power, t * 2.0
+    zeros[l] = f
+
+    def down(m, f):
+        odd = builder.sitofp(builder.add(builder.add(m, m), I64(1)), ir.DoubleType())
+        f = twice.times_plus(f, decay) * builder.fdiv(ir.Constant(ir.DoubleType(), 1.0), odd)
+        zeros[m] = f
+        return (f,)
+
+    zeros.loop(builder.sub(l, I64(1)), -1, down, f)
+
+
+def scaled_boys(builder, l, factor, scale, t, table, zeros):
+    """Writes factor scale^m F_m(t), m = 0..l."""
+    limit = builder.sitofp(builder.add(builder.mul(l, I64(FAR_SLOPE)), I64(FAR)), ir.DoubleType())
+    far = t.above(limit)
+    near(builder, l, (t * 0.0).choose(far, t), table, zeros)
+
+    def scaled(m, power):
+        zeros[m] = zeros[m] * power
+        return (power * scale,)
+
+    zeros.loop(I64(0), 1, scaled, factor)
+    with builder.if_then(anywhere(builder, far)):
+        ratio = scale / (t * 2.0)
+
+        def asymptotic(m, value):
+            zeros[m] = value.choose(far, zeros[m])
+            return (value * ratio * builder.sitofp(builder.add(builder.add(m, m), I64(1)), ir.DoubleType()),)
+
+        zeros.loop(I64(0), 1, asymptotic, factor * HALF_SQRT_PI / t.function("sqrt"))
+
+
+def make_zeros(formula):
+    """Intrinsic (l, p, q, r2, parameter, table, numbers, zeros) of an operator given by factor, scale and T."""
+
+    @intrinsic
+    def zeros_of_lanes(typingctx, l, p, q, r2, parameter, table, numbers, zeros):
+        def codegen(context, builder, signature, args):
+            values = (Value(builder, value) for value in args[1:4])
+            array = context.make_array(signature.args[5])(context, builder, args[5])
+            target = Numbers(builder, args[0], data_of(context, builder, signature.args[7], args[7]))
+            scaled_boys(builder, args[0], *formula(*values, args[4]), array, target)
+            return context.get_dummy_value()
+
+        kinds = types.int64, vector, vector, vector, types.float64, table, numbers, zeros
+        return types.void(*kinds), codegen
+
+    return zeros_of_lanes
 
 
 def one_by_one(l, p, q, r2, parameter, table, numbers, zeros):
@@ -112,10 +146,12 @@ def one_by_one(l, p, q, r2, parameter, table, numbers, zeros):
         zeros_upto(l, *exponents, numbers[2 * LANES + lane], parameter, table, zeros, lane, LANES)
 
 
+# Operators that have code for all lanes.
+FORMULAS = {"coulomb": coulomb, "erf": erf}
+
+
 def zeros_of(kind):
-    """The function (l, p, q, r2, parameter, table, numbers, zeros) of an operator; all numbers but `l` are vectors."""
-    if kind == "coulomb":
-        return coulomb_lanes
-    if kind == "erf":
-        return erf_lanes
+    """The function (l, p, q, r2, parameter, table, numbers, zeros) of an operator; p, q and r2 are vectors."""
+    if kind in FORMULAS:
+        return make_zeros(FORMULAS[kind])
     return bound(one_by_one, make=part, zeros_upto=operators.zeros_function(kind, helper))
