@@ -42,6 +42,8 @@ def intor(
     UnsupportedError
         Another name; the message lists the names that are offered.
     """
+    if isinstance(mol, str) and mol in NAMES:
+        raise ArgumentError(f"the molecule comes first: md4.intor(mol, {mol!r}).")
     if not isinstance(name, str) or name not in NAMES:
         raise UnsupportedError(f"integral {shown(name)} is not offered; md4 has {', '.join(NAMES)}.")
     kind = "".join(k for k in ("_yp", "_stg") if k in name)

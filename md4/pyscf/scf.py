@@ -10,6 +10,7 @@ import sys
 from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import check_order, finite_number
+from md4.pyscf import check_pyscf
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
 from md4.support.locks import Lock, locked
 
@@ -43,14 +44,18 @@ class Builder:
         return Builder(**self.options)
 
     @locked
-    def jk(self, mol):
-        """The JK of `mol`. It is made again if shells or geometry have changed, even if `mol` is the same object."""
+    def jk(self, mol, made=lambda jk: None):
+        """The JK of `mol`. It is made again if shells or geometry have changed, even if `mol` is the same object.
+
+        `made` is called with a JK that was made now.
+        """
         from md4.contract.fock import JK
 
         found = fingerprint(mol)
         if found != self._made_for:
             self._jk = None  # frees its memory first
             self._jk, self._made_for = JK(mol, omega=0.0, **self.options), found
+            made(self._jk)
         return self._jk
 
     def __getstate__(self):
@@ -75,7 +80,7 @@ class MD4SCF:
         mol, omega = checked_mol(self.mol if mol is None else mol), None if omega is None else finite_number(omega)
         check_no_integrals(self, omega)
         dm = checked_array("the density matrices", self.make_rdm1() if dm is None else dm)
-        jk, tol = self._md4_builder.jk(mol), self.direct_scf_tol
+        jk, tol = self._md4_builder.jk(mol, self._tell_backend), self.direct_scf_tol
         generalised = isinstance(self, ghf.GHF)
         check_density(dm, mol.nao * (2 if generalised else 1))
         if generalised:
@@ -91,6 +96,14 @@ class MD4SCF:
             vj, vk = build(jk, dm, hermi, with_j, with_k, effective_omega(mol, omega), tol)
         logger.timer(self, "vj and vk", *clock)
         return vj, vk
+
+    def _tell_backend(self, jk):
+        """Tells PySCF's log, from verbose = 4 on, by which backend a new JK computes."""
+        from pyscf.lib import logger
+
+        backend = jk.engine.backend
+        facts = ", ".join(f"{name} {value}" for name, value in backend.facts())
+        logger.info(self, "J and K by md4: backend %s chosen (%s)", backend.name, facts)
 
     @property
     def _md4_builder(self):
@@ -192,6 +205,7 @@ def restored(parts):
 
 def check_supported(mf):
     """ArgumentError or UnsupportedError if md4's J and K would not be those that `mf` needs."""
+    check_pyscf("md4.attach")
     from pyscf import gto
     from pyscf.scf import ghf, hf, uhf
 
@@ -273,10 +287,10 @@ def attach(mf, backend="auto", max_memory=None, stream=None):
 
 def detach(mf):
     """Undoes `attach` in place and returns `mf`, with PySCF's own J and K; ArgumentError if `mf` is not attached."""
-    from pyscf import lib
-
     if not isinstance(mf, MD4SCF):
         raise ArgumentError(f"{type(mf).__name__} is not attached to md4; nothing to detach.")
+    from pyscf import lib
+
     inner = mf.__dict__.get("_scf")
     if isinstance(inner, MD4SCF):
         mf._scf = detach(inner.copy())
