@@ -16,6 +16,7 @@ from copy import copy
 
 import numpy as np
 
+from md4 import gpu
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.method.operators import as_operator, check_order
 from md4.plan import chunks
@@ -109,13 +110,9 @@ def make_backend(name, operator, stream=None, max_memory=None):
     checked_choice("backend", name, BACKENDS)
     stream, max_memory = checked_stream(stream), checked_memory(max_memory)
     if name == "auto":
-        from md4.gpu.context import gpu_available
-
-        name = "cuda" if gpu_available() else "cpu"
+        name = "cuda" if gpu.available() else "cpu"
     if name == "cuda":
-        from md4.gpu.backend import GpuBackend
-
-        return GpuBackend(operator, stream, max_memory)
+        return gpu.make_backend(operator, stream, max_memory)
     from md4.cpu.backend import CpuBackend
 
     return CpuBackend(operator, max_memory)
