@@ -153,8 +153,6 @@ def run_validate(args):
     from md4.validation.libcint import format_table, validate
 
     path = report_path(args.report)
-    if path is not None:
-        announce_missing()
     options = {
         "backend": args.backend, "tolerance": args.tolerance, "abs_tolerance": args.abs_tolerance,
         "omega": args.omega, "max_quartets_per_class": args.max_quartets, "seed": args.seed,
@@ -165,14 +163,6 @@ def run_validate(args):
         print(format_table(records))
         return 0 if all(record.passed for record in records) else 1
     return write_report(molecule(args), path, title=f"{args.geometry} in {args.basis}", **options)
-
-
-def announce_missing():
-    """Says before the work, on stderr, which package a whole report lacks."""
-    from md4.validation.arbiter import MISSING, load_oracle
-
-    if load_oracle() is None:
-        print(f"md4: the report will be incomplete, because {MISSING}.", file=sys.stderr)
 
 
 def report_path(name):
@@ -189,6 +179,7 @@ def report_path(name):
 
 def write_report(mol, path, **options):
     """Makes a report, prints its table and verdict, and writes its page."""
+    announce_missing()
     from md4.validation.libcint import format_table
     from md4.validation.page import page
     from md4.validation.report import make_report
@@ -202,6 +193,14 @@ def write_report(mol, path, **options):
     not_made = f", {len(skipped)} checks not made ({skipped[0].note})" if skipped else ""
     print(f"{report.verdict}{not_made}, see {path}")
     return 0 if report.passed else 1
+
+
+def announce_missing():
+    """Says before the work, on stderr, which package a whole report lacks."""
+    from md4.validation.arbiter import MISSING, load_oracle
+
+    if load_oracle() is None:
+        print(f"md4: the report will be incomplete, because {MISSING}.", file=sys.stderr)
 
 
 def write_page(path, text):

@@ -6,6 +6,8 @@ stability() and TDDFT, and the exchange of range-separated functionals all call 
 """
 
 import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
@@ -13,7 +15,10 @@ from md4.method.operators import check_order, finite_number
 from md4.pyscf import check_pyscf
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
 from md4.support.locks import Lock, locked
+from md4.support.types import BackendName, MeanField, Stream
 
+# A class of PySCF; an object stays one of it.
+Solver = TypeVar("Solver", bound=MeanField)
 # Where geometry and basis begin in mol._env; what is before (omega, gauge origin, ...) may change at any time.
 PTR_ENV_START = 20
 # The column of mol._bas that holds the angular momenta.
@@ -70,6 +75,10 @@ class MD4SCF:
     """Mixin in front of a PySCF SCF class; see `attach`."""
 
     __name_mixin__ = "MD4"
+
+    # Of PySCF's class behind this one.
+    _scf: Any
+    copy: Callable[[], Any]
 
     def get_jk(self, mol=None, dm=None, hermi=None, with_j=True, with_k=True, omega=None):
         """J and K by md4. Arguments and results are those of the class behind this one."""
@@ -245,7 +254,9 @@ def attached(mf, builder):
     return mf if isinstance(mf, MD4SCF) else lib.set_class(mf, (MD4SCF, mf.__class__))
 
 
-def attach(mf, backend="auto", max_memory=None, stream=None):
+def attach(
+    mf: Solver, backend: BackendName = "auto", max_memory: float | None = None, stream: Stream = None
+) -> Solver:
     """Makes md4 build J and K of a mean-field object of PySCF.
 
     Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(), conversions such as
@@ -285,7 +296,7 @@ def attach(mf, backend="auto", max_memory=None, stream=None):
     return attached(mf, Builder(backend, max_memory, stream))
 
 
-def detach(mf):
+def detach(mf: Solver) -> Solver:
     """Undoes `attach` in place and returns `mf`, with PySCF's own J and K; ArgumentError if `mf` is not attached."""
     if not isinstance(mf, MD4SCF):
         raise ArgumentError(f"{type(mf).__name__} is not attached to md4; nothing to detach.")
