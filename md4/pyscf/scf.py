@@ -14,6 +14,7 @@ from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import check_order, finite_number
 from md4.pyscf import check_pyscf
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
+from md4.support.display import backend_text
 from md4.support.locks import Lock, locked
 from md4.support.types import BackendName, MeanField, Stream
 
@@ -110,9 +111,7 @@ class MD4SCF:
         """Tells PySCF's log, from verbose = 4 on, by which backend a new JK computes."""
         from pyscf.lib import logger
 
-        backend = jk.engine.backend
-        facts = ", ".join(f"{name} {value}" for name, value in backend.facts())
-        logger.info(self, "J and K by md4: backend %s chosen (%s)", backend.name, facts)
+        logger.info(self, "J and K by md4: backend %s", backend_text(jk.engine.backend))
 
     @property
     def _md4_builder(self):

@@ -3,11 +3,12 @@
 A line with an ignored error is one that a type checker must refuse: mypy complains of an ignore that is not needed.
 """
 
-from typing import Any, assert_type
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pyscf import gto, scf
+from typing_extensions import assert_type  # a dependency of mypy; Python has it from 3.11 on
 
 import md4
 
