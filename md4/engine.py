@@ -25,7 +25,9 @@ from md4.plan import chunks
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, check_pairs
 from md4.support.arguments import checked_choice, checked_memory, checked_real, checked_stream
+from md4.support.display import backend_text
 from md4.support.locks import locked
+from md4.support.log import log
 from md4.support.types import BackendName, DeviceArray, HostArray, Stream
 
 BACKENDS = ("auto", "cuda", "cpu")
@@ -115,10 +117,13 @@ def make_backend(name, operator, stream=None, max_memory=None):
     if name == "auto":
         name = "cuda" if gpu.available() else "cpu"
     if name == "cuda":
-        return gpu.make_backend(operator, stream, max_memory)
-    from md4.cpu.backend import CpuBackend
+        backend = gpu.make_backend(operator, stream, max_memory)
+    else:
+        from md4.cpu.backend import CpuBackend
 
-    return CpuBackend(operator, max_memory)
+        backend = CpuBackend(operator, max_memory)
+    log.info("backend %s", backend_text(backend))
+    return backend
 
 
 class Engine:

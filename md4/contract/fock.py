@@ -32,6 +32,7 @@ from md4.support.arguments import (
     whole_number,
 )
 from md4.support.locks import Lock, locked
+from md4.support.log import log
 from md4.support.progress import Progress
 from md4.support.types import BackendName, Densities, JKPair, Molecule, Stream
 
@@ -111,8 +112,12 @@ class JK:
     @cached_property
     def lists(self):
         """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
-        memory = self.engine.backend.memory_left()
-        return sorted_lists(self.engine, self._finest, int(HERMITE_SHARE * memory) // (4 * self.engine.backend.forms))
+        backend, start = self.engine.backend, time.perf_counter()
+        memory = int(HERMITE_SHARE * backend.memory_left())
+        lists = sorted_lists(self.engine, self._finest, memory // (4 * backend.forms))
+        count, seconds = sum(map(len, lists)), time.perf_counter() - start
+        log.info("%d lists of %d shell pairs and their bounds made in %.2f s", len(lists), count, seconds)
+        return lists
 
     @cached_property
     def store(self):
