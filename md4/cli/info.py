@@ -45,7 +45,7 @@ def format_info():
     lines = [line(name, version or "not installed") for name, version in versions().items()]
     found, reason = gpus()
     lines += [line(f"GPU {i}", text) for i, text in enumerate(found)] or [line("GPU", f"none ({reason})")]
-    lines.append(line("CPU", f"{cpu_threads()} threads of md4 on {os.cpu_count()} processors"))
+    lines.append(line("CPU", f"{os.cpu_count()} processors, threads of md4: {cpu_threads()}"))
     lines.append(line("backend", f"auto means {'cuda' if found else 'cpu'}"))
     return "\n".join(lines + cache_lines())
 
