@@ -30,7 +30,7 @@ def idle(monkeypatch):
     def work(*args, **kwargs):
         raise AssertionError("work was begun")
 
-    for step in ("prepare", "hermite", "scratch", "r"):
+    for step in ("prepare", "hermite", "scratch", "workspaces"):
         monkeypatch.setattr(CpuBackend, step, work)
     for step in ("digest", "coulomb"):
         monkeypatch.setattr(HostSums, step, work)
