@@ -9,7 +9,7 @@ from shlex import quote
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-PACKAGES = ("md4", "numpy", "scipy", "numba", "numba-cuda", "llvmlite", "cuda-toolkit", "cuda-bindings", "pyscf")
+PACKAGES = ("md4", "numpy", "numba", "numba-cuda", "llvmlite", "cuda-toolkit", "cuda-bindings", "pyscf")
 # The series of numba-cuda whose internals md4 uses; pyproject.toml requires the same.
 NUMBA_CUDA = "0.30"
 
