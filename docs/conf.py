@@ -6,11 +6,13 @@ from pathlib import Path
 
 from docutils import nodes
 
+import md4
+
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "md4"
-author = "md4 developers"
-version = release = metadata.version("md4")
+author = "The md4 developers"
+version = release = md4.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "walk"]
 exclude_patterns = ["_build", "_ext", "jupyter_execute", "**.ipynb_checkpoints"]

@@ -12,8 +12,9 @@ from md4.method.operators import Operator
 from md4.pyscf.intor import int2e, intor
 from md4.pyscf.scf import attach, detach
 from md4.shells.basis import Basis, Shell
+from md4.support.environment import version as _version
 
-__version__ = "0.1.0"
+__version__ = _version("md4") or "0+unknown"  # unknown where md4 is imported from a folder and not installed
 
 __all__ = [
     "JK",

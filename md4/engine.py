@@ -13,16 +13,22 @@ Contraction makes the inner dimensions longer: in step 4 it contains the bra pri
 """
 
 from copy import copy
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from md4 import gpu
 from md4.errors import ArgumentError, MemoryLimitError
-from md4.method.operators import as_operator, check_order
+from md4.method.operators import OperatorLike, as_operator, check_order
 from md4.plan import chunks
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, check_pairs
 from md4.support.arguments import checked_choice, checked_memory, checked_real, checked_stream
+from md4.support.display import backend_text
 from md4.support.locks import locked
+from md4.support.log import log
+from md4.support.types import BackendName, DeviceArray, HostArray, Stream
 
 BACKENDS = ("auto", "cuda", "cpu")
 
@@ -109,16 +115,15 @@ def make_backend(name, operator, stream=None, max_memory=None):
     checked_choice("backend", name, BACKENDS)
     stream, max_memory = checked_stream(stream), checked_memory(max_memory)
     if name == "auto":
-        from md4.gpu.context import gpu_available
-
-        name = "cuda" if gpu_available() else "cpu"
+        name = "cuda" if gpu.available() else "cpu"
     if name == "cuda":
-        from md4.gpu.backend import GpuBackend
+        backend = gpu.make_backend(operator, stream, max_memory)
+    else:
+        from md4.cpu.backend import CpuBackend
 
-        return GpuBackend(operator, stream, max_memory)
-    from md4.cpu.backend import CpuBackend
-
-    return CpuBackend(operator, max_memory)
+        backend = CpuBackend(operator, max_memory)
+    log.info("backend %s", backend_text(backend))
+    return backend
 
 
 class Engine:
@@ -145,7 +150,10 @@ class Engine:
         ``backend='cuda'`` without a usable GPU.
     """
 
-    def __init__(self, bra_basis, ket_basis=None, operator=None, backend="auto", stream=None, max_memory=None):
+    def __init__(
+        self, bra_basis: Basis, ket_basis: Basis | None = None, operator: OperatorLike | None = None,
+        backend: BackendName = "auto", stream: Stream = None, max_memory: float | None = None,
+    ) -> None:  # fmt: skip
         self.bra_basis = bra_basis
         self.ket_basis = bra_basis if ket_basis is None else ket_basis
         for basis in (self.bra_basis, self.ket_basis):
@@ -159,25 +167,27 @@ class Engine:
         return self.backend.lock
 
     @property
-    def stream(self):
+    def stream(self) -> Stream:
         """The CUDA stream on which the engine works, a Numba stream; None on the CPU."""
         return self.backend.stream
 
-    def with_operator(self, operator):
+    def with_operator(self, operator: OperatorLike) -> "Engine":
         """An engine with another operator. It shares all else with this one, so pairs prepared by one serve both."""
         other = copy(self)
         other.operator = as_operator(operator)
         other.backend = self.backend.with_operator(other.operator)
         return other
 
-    def with_basis(self, basis):
+    def with_basis(self, basis: Basis) -> "Engine":
         """An engine over another basis, which shares all else with this one."""
         other = copy(self)
         other.bra_basis = other.ket_basis = basis
         return other
 
     @locked
-    def compute(self, bra_pairs, ket_pairs, out=None):
+    def compute(
+        self, bra_pairs: npt.ArrayLike, ket_pairs: npt.ArrayLike, out: HostArray | DeviceArray | None = None
+    ) -> Any:
         """Integrals of all bra pairs with all ket pairs.
 
         Parameters
@@ -227,7 +237,9 @@ class Engine:
         return bra[1], ket[1], (len(bra[1]), len(ket[1]), *sizes)
 
     @locked
-    def prepare(self, pairs, basis=None, side="pair", cutoff=PRIMITIVE_CUTOFF):
+    def prepare(
+        self, pairs: npt.ArrayLike, basis: Basis | None = None, side: str = "pair", cutoff: float = PRIMITIVE_CUTOFF
+    ) -> PreparedPairs:
         """Pairs for `evaluate`, without primitive pairs below `cutoff`; see `PreparedPairs` and `shell_pairs`."""
         basis = check_basis(self.bra_basis if basis is None else basis)
         return self._prepared(check_pairs(basis, pairs, side), basis, checked_real("cutoff", cutoff, 0))
@@ -246,7 +258,7 @@ class Engine:
             )
 
     @locked
-    def evaluate(self, bra, ket, out):
+    def evaluate(self, bra: PreparedPairs, ket: PreparedPairs, out: Any) -> None:
         """Steps 1 to 5 for prepared pairs, in chunks that suit the backend's memory, into `out`.
 
         The plan says by which path (`md4.backends.Path`), and which side is transformed first. A path that merges

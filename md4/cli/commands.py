@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -9,10 +10,12 @@ from time import perf_counter
 
 import numpy as np
 
+import md4
+from md4 import gpu
 from md4.cli.ending import exit_status, signals_exit
 from md4.cli.options import check_options
 from md4.cli.tensor_files import tensor_file
-from md4.errors import ArgumentError, DeviceError
+from md4.errors import ArgumentError
 from md4.support.files import checked_target, replacing
 
 # Bytes on the disk that are enough for any report.
@@ -25,8 +28,8 @@ def main(argv=None):
     Returns
     -------
     int
-        The exit status: 0; 1 if a validation fails; 2 if something cannot be done, which one line on stderr explains;
-        130 after an interrupt; 141 if no process reads the output.
+        The exit status: 0; 1 if a validation fails or is incomplete; 2 if something cannot be done, which one line on
+        stderr explains; 130 after an interrupt; 141 if no process reads the output.
 
     Raises
     ------
@@ -45,11 +48,12 @@ def main(argv=None):
 def parser():
     """The argument parser with its commands."""
     top = argparse.ArgumentParser(prog="md4", description="Four-centre two-electron integrals on GPU and CPU.")
+    top.add_argument("--version", action="version", version=f"md4 {md4.__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     add_eri(commands.add_parser("eri", help="compute the tensor of integrals of a molecule"))
     add_validate(commands.add_parser("validate", help="compare with PySCF's libcint, class by class"))
     add_warmup(commands.add_parser("warmup", help="compile the GPU's kernels ahead of their first use"))
-    info = commands.add_parser("info", help="show the GPU, versions, and compiled kernels")
+    info = commands.add_parser("info", help="show versions, the GPU, threads, and compiled code")
     info.set_defaults(run=run_info)
     return top
 
@@ -106,8 +110,6 @@ def molecule(args):
 
 def run_eri(args):
     """Computes the tensor, prints its size and norm, and writes it if a file is given."""
-    import md4
-
     mol = molecule(args)
     file = output(args, mol.nao)
     start = perf_counter()
@@ -177,20 +179,28 @@ def report_path(name):
 
 def write_report(mol, path, **options):
     """Makes a report, prints its table and verdict, and writes its page."""
+    announce_missing()
     from md4.validation.libcint import format_table
     from md4.validation.page import page
     from md4.validation.report import make_report
 
     report = make_report(mol, **options)
     print(format_table(report.records))
-    failed = [check.name for check in report.checks if check.passed is False]
-    print(f"{len(report.checks)} other checks: {', '.join(failed) + ' failed' if failed else 'none failed'}")
-    skipped = [check for check in report.checks if check.passed is None]
-    if skipped:
-        print(f"{len(skipped)} of them were not made: {skipped[0].note}")
+    failed, skipped = [check.name for check in report.checks if check.passed is False], report.skipped
+    made = len(report.checks) - len(skipped)
+    print(f"{made} other checks made: {', '.join(failed) + ' failed' if failed else 'none failed'}")
     write_whole(partial(write_page, path), page(report), str(path))
-    print(f"{'PASS' if report.passed else 'FAIL'}, see {path}")
+    not_made = f", {len(skipped)} checks not made ({skipped[0].note})" if skipped else ""
+    print(f"{report.verdict}{not_made}, see {path}")
     return 0 if report.passed else 1
+
+
+def announce_missing():
+    """Says before the work, on stderr, which package a whole report lacks."""
+    from md4.validation.arbiter import MISSING, load_oracle
+
+    if load_oracle() is None:
+        print(f"md4: the report will be incomplete, because {MISSING}.", file=sys.stderr)
 
 
 def write_page(path, text):
@@ -201,14 +211,9 @@ def write_page(path, text):
 
 def run_warmup(args):
     """Compiles kernels, and prints what was done."""
+    gpu.check_installed()
+    from md4.gpu.warmup import warmup
     from md4.support.cache import cache_folder
-
-    try:
-        from md4.gpu.warmup import warmup
-    except ImportError as error:
-        raise DeviceError(
-            f"the GPU's packages are missing ({error}); pip install 'md4[cu13]' or 'md4[cu12]' to match the driver."
-        ) from None
 
     start = perf_counter()
     done = warmup(args.lmax, args.operator, args.jobs, not args.cart, basis=warmup_basis(args))

@@ -1,16 +1,10 @@
-"""The text of `md4 info`: versions, GPUs, and the cache of compiled kernels."""
+"""The text of `md4 info`: versions, GPUs, threads, and the cache of compiled code."""
 
 import os
+from collections import Counter
 
+from md4.support.cache import cache_folder, cached_names
 from md4.support.environment import gpus, one_line, versions
-
-
-def cache():
-    """(folder, bytes in it, list of compiled variants) of the kernel cache."""
-    from md4.gpu import compile as dispatch
-
-    folder = dispatch.cache_folder()
-    return folder, folder_size(folder), list(dispatch.cached_variants())
 
 
 def folder_size(folder):
@@ -38,28 +32,47 @@ def unusable(folder):
     return None if os.access(folder, os.X_OK) else "cannot be entered"
 
 
+def cpu_threads():
+    """Number of threads of the CPU backend."""
+    from md4.cpu.backend import CpuBackend
+    from md4.method.operators import Operator
+
+    return dict(CpuBackend(Operator.coulomb()).facts())["threads"]
+
+
 def format_info():
     """All of this as text, with one fact in each line."""
-    lines = [f"{name:<14}{version or 'not installed'}" for name, version in versions().items()]
+    lines = [line(name, version or "not installed") for name, version in versions().items()]
     found, reason = gpus()
-    lines += [f"{'GPU ' + str(i):<14}{text}" for i, text in enumerate(found)] or [f"{'GPU':<14}none ({reason})"]
-    lines.append(f"{'backend':<14}auto means {'cuda' if found else 'cpu'} on {os.cpu_count()} CPU threads")
+    lines += [line(f"GPU {i}", text) for i, text in enumerate(found)] or [line("GPU", f"none ({reason})")]
+    lines.append(line("CPU", f"{os.cpu_count()} processors, threads of md4: {cpu_threads()}"))
+    lines.append(line("backend", f"auto means {'cuda' if found else 'cpu'}"))
     return "\n".join(lines + cache_lines())
 
 
-def cache_lines():
-    """Where the kernel cache is, and what is in it."""
-    from md4.support.cache import cache_folder
+def line(name, text):
+    return f"{name:<14}{text}"
 
+
+def cache_lines():
+    """Where the cache is, and what is in it for this source and toolchain: kernels of GPUs and functions of the CPU."""
     try:
-        reason = unusable(cache_folder())
+        folder = cache_folder()
+        reason = unusable(folder)
         if reason:
-            return [f"{'cache':<14}{cache_folder()} {reason}; set MD4_CACHE_DIR to a folder of yours"]
-        folder, size, variants = cache()
-    except (ImportError, OSError, RuntimeError) as error:  # the last where there is no home folder
-        return [f"{'cache':<14}unknown ({one_line(error)})"]
-    lines = [
-        f"{'cache':<14}{folder} ({size / 2**20:.1f} MiB; MD4_CACHE_DIR moves it)",
-        f"{'kernels':<14}{len(variants)} compiled variants in the cache",
+            return [line("cache", f"{folder} {reason}; set MD4_CACHE_DIR to a folder of yours")]
+        size, kernels, functions = folder_size(folder), cached_names(".kernel"), cached_functions()
+    except (OSError, RuntimeError) as error:  # the last where there is no home folder
+        return [line("cache", f"unknown ({one_line(error)})")]
+    return [
+        line("cache", f"{folder} ({size / 2**20:.1f} MiB; MD4_CACHE_DIR moves it)"),
+        line("GPU kernels", f"{len(kernels)} compiled variants in the cache"),
+        *(line("", name) for name in kernels),
+        line("CPU functions", f"{functions.total()} compiled variants in the cache"),
+        *(line("", name if count == 1 else f"{name}, {count} variants") for name, count in sorted(functions.items())),
     ]
-    return lines + [f"{'':<14}{variant}" for variant in variants]
+
+
+def cached_functions():
+    """How many compiled variants the cache has of each function of the CPU backend, by the function's name."""
+    return Counter(name.rpartition("-")[0] for name in cached_names(".loop"))

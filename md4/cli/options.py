@@ -4,6 +4,7 @@ import os
 import sys
 
 from md4.errors import ArgumentError
+from md4.support.environment import missing_for_gpu
 
 LARGEST_WHOLE = 2**63 - 1
 LARGEST_NUMBER = sys.float_info.max
@@ -63,8 +64,8 @@ def check_names(options):
 
 def check_jobs_variable():
     """ArgumentError if MD4_JOBS, which a first call on a GPU reads, is not a number of processes."""
-    try:
-        from md4.gpu.warmup import allowed_jobs
-    except ImportError:  # without the GPU's packages, nothing is compiled ahead
+    if missing_for_gpu():  # nothing is compiled ahead
         return
+    from md4.gpu.warmup import allowed_jobs
+
     allowed_jobs()

@@ -10,6 +10,7 @@ size nao^4 is stored. J alone needs no blocks: it is summed in the Hermite basis
 
 import time
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,9 @@ from md4.support.arguments import (
     whole_number,
 )
 from md4.support.locks import Lock, locked
+from md4.support.log import log
 from md4.support.progress import Progress
+from md4.support.types import BackendName, Densities, JKPair, Molecule, Stream
 
 # Shares of the memory that may be used: of one block of integrals, and of the H matrices.
 BLOCK_SHARE = 0.15
@@ -81,8 +84,10 @@ class JK:
     """
 
     def __init__(
-        self, mol, omega=None, backend="auto", max_memory=None, stream=None, direct_scf_tol=1e-13, progress=None
-    ):
+        self, mol: Molecule | Basis, omega: float | None = None, backend: BackendName = "auto",
+        max_memory: float | None = None, stream: Stream = None, direct_scf_tol: float = 1e-13,
+        progress: bool | None = None,
+    ) -> None:  # fmt: skip
         self.lock = Lock()
         self.omega, self.progress = omega, checked_progress(progress)
         Operator.from_omega(omega)  # an error now rather than at the first build
@@ -90,8 +95,10 @@ class JK:
         self._options = {"backend": backend, "stream": stream, "max_memory": max_memory}
         self.reset(checked_molecule(mol))
 
+    _last: tuple[Any, Any, Any] | None  # what `update` was asked, the density matrices, J and K
+
     @locked
-    def reset(self, mol=None):
+    def reset(self, mol: Molecule | Basis | None = None) -> None:
         """Forgets pairs, H matrices, bounds and densities, and continues with `mol` if it is given."""
         if mol is not None:
             given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
@@ -105,8 +112,12 @@ class JK:
     @cached_property
     def lists(self):
         """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
-        memory = self.engine.backend.memory_left()
-        return sorted_lists(self.engine, self._finest, int(HERMITE_SHARE * memory) // (4 * self.engine.backend.forms))
+        backend, start = self.engine.backend, time.perf_counter()
+        memory = int(HERMITE_SHARE * backend.memory_left())
+        lists = sorted_lists(self.engine, self._finest, memory // (4 * backend.forms))
+        count, seconds = sum(map(len, lists)), time.perf_counter() - start
+        log.info("%d lists of %d shell pairs and their bounds made in %.2f s", len(lists), count, seconds)
+        return lists
 
     @cached_property
     def store(self):
@@ -121,7 +132,10 @@ class JK:
             self.__dict__.pop(name, None)
 
     @locked
-    def get_jk(self, dm, hermi=1, with_j=True, with_k=True, omega=None, direct_scf_tol=None):
+    def get_jk(
+        self, dm: Densities, hermi: int = 1, with_j: bool = True, with_k: bool = True, omega: float | None = None,
+        direct_scf_tol: float | None = None,
+    ) -> JKPair:  # fmt: skip
         """J and K of density matrices, as PySCF's `get_jk`.
 
         Parameters
@@ -159,7 +173,9 @@ class JK:
         return self._sent([None if v is None else v.reshape(shape) for v in results], dm)
 
     @locked
-    def update(self, dm, hermi=1, with_j=True, with_k=True, omega=None):
+    def update(
+        self, dm: Densities, hermi: int = 1, with_j: bool = True, with_k: bool = True, omega: float | None = None
+    ) -> JKPair:
         """As `get_jk`, but computed from the difference to the density matrices of the last `update`.
 
         The smaller the difference is, the fewer quartets survive. The errors of the builds add up; `reset` starts again
@@ -174,7 +190,8 @@ class JK:
         else:
             _, last, old = self._last
             change = self.get_jk(new - last, hermi, with_j, with_k, omega)
-            result = tuple(None if c is None else c + o for c, o in zip(change, old))
+            vj, vk = (None if c is None else c + o for c, o in zip(change, old))
+            result = vj, vk
         self._last = key, new, result
         return self._sent([None if v is None else v.copy() for v in result], dm)
 
@@ -380,9 +397,10 @@ def list_pairs(lists, norms, tolerance, swapped):
 
 
 def get_jk(
-    mol, dm, hermi=1, with_j=True, with_k=True, omega=None, backend="auto", max_memory=None, stream=None,
-    direct_scf_tol=1e-13, progress=None,
-):  # fmt: skip
+    mol: Molecule | Basis, dm: Densities, hermi: int = 1, with_j: bool = True, with_k: bool = True,
+    omega: float | None = None, backend: BackendName = "auto", max_memory: float | None = None, stream: Stream = None,
+    direct_scf_tol: float = 1e-13, progress: bool | None = None,
+) -> JKPair:  # fmt: skip
     """J and K matrices of a molecule, in a single build. For repeated builds use `JK`, which keeps what they share.
 
     Parameters, results and errors are those of `JK` and `JK.get_jk`.

@@ -18,6 +18,7 @@ from md4.method.scatter import SYMMETRIES, TensorLayout, ao_box
 from md4.plan import ListPair
 from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import as_list, checked_choice, checked_flag, shown, whole_number
+from md4.support.log import log
 from md4.support.memory import check_out
 from md4.support.progress import Progress
 
@@ -158,6 +159,7 @@ def locked_tensor(engine, request, out, device, progress):
     )
     store = HermiteStore(hermite_bytes, backend)
     pairs = list(block_work(bra_pieces, ket_pieces, request.swap))
+    log.info("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
     with Progress(sum(len(p.bra) * len(p.ket) for p in pairs), enabled=progress, label="ERI quartets") as bar:
         if whole:
             for batch in store.batches(pairs):

@@ -3,6 +3,8 @@
 import numpy as np
 
 from md4.shells.shell_pairs import shell_pairs
+from md4.support.display import size_text
+from md4.support.log import log
 
 
 class HermiteStore:
@@ -28,6 +30,7 @@ class HermiteStore:
             if self.total <= self.limit or any(old is piece for piece in keep):
                 continue
             self.total -= self.size(old)
+            log.debug("H matrices beyond %s: those of %r are given up", size_text(self.limit), old.pairs)
             old.drop()
             self.held.remove(old)
 

@@ -21,6 +21,8 @@ from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums
 from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_device_array
 from md4.gpu.tuning import CHUNK_BYTES, blocks_of_8, r_stride
+from md4.support.display import size_text
+from md4.support.log import log
 from md4.support.memory import host_memory, tensor_refusal
 
 # What `GpuBackend.compile_ahead` has looked at, by device and type of numbers.
@@ -77,7 +79,10 @@ class GpuBackend:
     def facts(self):
         """What there is to show of it, as (name, value); asks the device nothing."""
         kernels = len(launcher.made)
-        return [("arithmetic unit", self.context.unit), *self.context.pool.facts(), ("kernel variants loaded", kernels)]
+        major, minor = self.context.capability
+        device = f"{self.context.device}, sm_{major}{minor}"
+        return [("device", device), ("arithmetic unit", self.context.unit), *self.context.pool.facts(),
+                ("kernel variants loaded", kernels)]  # fmt: skip
 
     def compile_ahead(self, basis, use, progress):
         """Compiles what a first call asks of a basis, `use` as in `md4.gpu.variants.needed_variants`."""
@@ -191,6 +196,7 @@ class GpuBackend:
             room -= size
         host = pool.watch(np.empty(shape)) if out is None else out
         if size + max(least_block, room // 4) > room:
+            log.info("the device has no room for the tensor of %s, which is collected on the host", size_text(size))
             return StagedTensor(self.context, host_tensor(layout, host))
         return DeviceTensor(self.context, layout, self.result(shape), host)
 

@@ -11,13 +11,15 @@ import struct
 from dataclasses import dataclass, field
 from functools import cache
 from inspect import get_annotations
+from time import perf_counter
 
 from cuda.bindings import driver
 
 from md4.gpu.buffers import Buffer, check
 from md4.gpu.device_code import cuda, types
-from md4.support.cache import cache_folder, entry_path, fingerprint, load, store
+from md4.support.cache import entry_path, load, store
 from md4.support.locks import Lock, once
+from md4.support.log import log
 
 
 def numba_type(declared):
@@ -68,11 +70,6 @@ class Variant:
         kernel = self.factory(*self.facts)
         kernel.function.__name__ = kernel.function.__qualname__ = self.name.replace("-", "_").replace(".", "_")
         return kernel
-
-
-def cached_variants():
-    """Names of the variants on disk for this source and toolchain."""
-    return sorted(p.stem for p in (cache_folder() / fingerprint()).glob("*.kernel"))
 
 
 @dataclass(frozen=True)
@@ -182,9 +179,11 @@ def kernel_path(variant, capability):
 
 def compile_kernel(variant, capability, kernel):
     """Compiles a kernel for the current device, and saves it."""
-    global compile_count  # noqa: PLW0603 a count for `md4 info` and the tests
+    global compile_count  # noqa: PLW0603 a count for the tests
+    start = perf_counter()
     compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.types())
     compile_count += 1
+    log.debug("compiled %s in %.2f s", variant.name, perf_counter() - start)
     code = compiled._codelibrary
     save_kernel(variant, capability, code._entry_name, bytes(code.get_cubin().code))
     return Loaded(int(code.get_cufunc().kernel.handle), compiled)

@@ -16,6 +16,7 @@ from md4.gpu.buffers import Buffer, check
 from md4.gpu.compile import launcher
 from md4.gpu.pool import Pool
 from md4.support.arguments import checked_stream
+from md4.support.environment import way_to_gpu
 from md4.support.locks import Lock, once
 
 
@@ -52,8 +53,8 @@ def require_gpu():
     check_not_forked()
     if not gpu_available():
         raise DeviceError(
-            "backend='cuda' needs an NVIDIA GPU with its driver and CUDA toolkit wheels: pip install 'md4[cu13]' or "
-            "'md4[cu12]'; `md4 info` shows what is found. backend='cpu' works without."
+            "backend='cuda' needs an NVIDIA GPU, its driver and the wheels of the CUDA toolkit; `md4 info` shows what "
+            f"is found. For the wheels, {way_to_gpu()}. backend='cpu' works without."
         )
 
 

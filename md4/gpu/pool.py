@@ -13,6 +13,7 @@ from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.dlpack import DeviceArray
 from md4.support.display import size_text
 from md4.support.locks import Lock, locked
+from md4.support.log import log
 
 # Of what is copied to the device.
 ITEM_BYTES = 8
@@ -199,6 +200,7 @@ class Pool:
     def trim(self):
         """Frees all that is not on loan, and what Numba has yet to free."""
         self._collect()
+        log.debug("device memory: what is idle of %s is given back", size_text(self.held))
         self.idle, self.free = {}, None
         for number in [number for number in self.memory if number not in self.lent]:
             self.memory.pop(number)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite
+from typing import TypeAlias
 
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.boys import MMAX
@@ -29,53 +30,57 @@ class Operator:
     kind: str = "coulomb"
     parameter: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         checked_kind(self.kind)
         object.__setattr__(self, "parameter", checked_parameter(self.kind, self.parameter))
 
     @classmethod
-    def coulomb(cls):
+    def coulomb(cls) -> "Operator":
         """1/r"""
         return cls("coulomb")
 
     @classmethod
-    def erf(cls, omega):
+    def erf(cls, omega: float) -> "Operator":
         """erf(omega r)/r, the long range"""
         return cls("erf", omega)
 
     @classmethod
-    def erfc(cls, omega):
+    def erfc(cls, omega: float) -> "Operator":
         """erfc(omega r)/r, the short range"""
         return cls("erfc", omega)
 
     @classmethod
-    def yukawa(cls, zeta):
+    def yukawa(cls, zeta: float) -> "Operator":
         """exp(-zeta r)/r"""
         return cls("yukawa", zeta)
 
     @classmethod
-    def slater(cls, zeta):
+    def slater(cls, zeta: float) -> "Operator":
         """exp(-zeta r)"""
         return cls("slater", zeta)
 
     @classmethod
-    def gaussian(cls, omega):
+    def gaussian(cls, omega: float) -> "Operator":
         """exp(-omega r^2)"""
         return cls("gaussian", omega)
 
     @classmethod
-    def gaussian_coulomb(cls, omega):
+    def gaussian_coulomb(cls, omega: float) -> "Operator":
         """exp(-omega r^2)/r"""
         return cls("gaussian_coulomb", omega)
 
     @classmethod
-    def from_omega(cls, omega):
+    def from_omega(cls, omega: float | None) -> "Operator":
         """PySCF's convention: 0 or None is the full Coulomb operator, omega > 0 is erf, omega < 0 is erfc."""
         value = 0.0 if omega is None else finite_number(omega)
         return cls.coulomb() if value == 0 else cls.erf(value) if value > 0 else cls.erfc(-value)
 
 
-def as_operator(value):
+# What `as_operator` takes.
+OperatorLike: TypeAlias = Operator | str | tuple[str, float]
+
+
+def as_operator(value: OperatorLike) -> Operator:
     """An `Operator`, given as an `Operator`, a kind that needs no parameter, or a pair (kind, parameter)."""
     if isinstance(value, Operator):
         return value

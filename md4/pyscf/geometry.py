@@ -15,6 +15,7 @@ from math import isfinite
 from pathlib import Path
 
 from md4.errors import ArgumentError
+from md4.pyscf import check_pyscf
 
 LARGEST_FILE = 1 << 26  # bytes; more than any molecule needs that can be computed
 LARGEST_COORDINATE = 1e8
@@ -220,11 +221,10 @@ def no_evaluation():
 
 def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
     """Calls `pyscf.gto.M` without output, and turns its many exceptions into one that says what to do."""
-    try:
-        from pyscf import gto
-        from pyscf.lib.exceptions import BasisNotFoundError
-    except ModuleNotFoundError:  # other ImportErrors are about a PySCF that is installed but cannot be loaded
-        raise ArgumentError("molecules need PySCF; pip install 'md4[pyscf]'.") from None
+    check_pyscf("a molecule from a file or a string")
+    from pyscf import gto
+    from pyscf.lib.exceptions import BasisNotFoundError
+
     check_electrons(charge, spin)
     options = {"unit": unit, "charge": charge, "spin": spin, "cart": cart, "verbose": 0}
     try:

@@ -1,11 +1,15 @@
 """Entry points under PySCF's names: from a `pyscf.gto.Mole` to an AO tensor."""
 
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
 from md4.contract.tensor import ao_tensor, checked_request
 from md4.engine import Engine
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import Operator
 from md4.shells.basis import Basis
 from md4.support.arguments import checked_mol, checked_progress, shown
+from md4.support.types import BackendName, DeviceArray, HostArray, Molecule, Stream, Symmetry
 
 # libcint keeps the exponent of the geminals in mol._env[PTR_F12_ZETA].
 PTR_F12_ZETA = 9
@@ -23,9 +27,11 @@ def mol_operator(mol, kind, omega):
 
 
 def intor(
-    mol, name="int2e", aosym="s1", omega=None, shls_slice=None, out=None, backend="auto", device=False,
-    max_memory=None, stream=None, progress=None,
-):  # fmt: skip
+    mol: Molecule, name: str = "int2e", aosym: Symmetry = "s1", omega: float | None = None,
+    shls_slice: Sequence[int] | None = None, out: HostArray | DeviceArray | None = None,
+    backend: BackendName = "auto", device: bool = False,
+    max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
+) -> Any:  # fmt: skip
     """Two-electron integrals of a molecule, as returned by ``mol.intor(name, ...)``.
 
     The result, the errors, and the parameters that are not listed here are those of `int2e`.
@@ -42,6 +48,8 @@ def intor(
     UnsupportedError
         Another name; the message lists the names that are offered.
     """
+    if isinstance(mol, str) and mol in NAMES:
+        raise ArgumentError(f"the molecule comes first: md4.intor(mol, {mol!r}).")
     if not isinstance(name, str) or name not in NAMES:
         raise UnsupportedError(f"integral {shown(name)} is not offered; md4 has {', '.join(NAMES)}.")
     kind = "".join(k for k in ("_yp", "_stg") if k in name)
@@ -53,10 +61,27 @@ def intor(
     return ao_tensor(engine, aosym, shls_slice, out, device, progress)
 
 
+@overload
 def int2e(
-    mol, aosym="s1", omega=None, shls_slice=None, out=None, backend="auto", device=False, max_memory=None,
-    stream=None, progress=None,
-):  # fmt: skip
+    mol: Molecule, aosym: Symmetry = "s1", omega: float | None = None, shls_slice: Sequence[int] | None = None,
+    out: HostArray | DeviceArray | None = None, backend: BackendName = "auto", device: Literal[False] = False,
+    max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
+) -> HostArray: ...  # fmt: skip
+
+
+@overload
+def int2e(
+    mol: Molecule, aosym: Symmetry = "s1", omega: float | None = None, shls_slice: Sequence[int] | None = None,
+    out: HostArray | DeviceArray | None = None, backend: BackendName = "auto", *, device: Literal[True],
+    max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
+) -> DeviceArray: ...  # fmt: skip
+
+
+def int2e(
+    mol: Molecule, aosym: Symmetry = "s1", omega: float | None = None, shls_slice: Sequence[int] | None = None,
+    out: HostArray | DeviceArray | None = None, backend: BackendName = "auto", device: bool = False,
+    max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
+) -> HostArray | DeviceArray:  # fmt: skip
     """The electron repulsion integrals (ij|kl) of a molecule, in Hartree.
 
     Parameters

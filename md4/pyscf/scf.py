@@ -6,13 +6,20 @@ stability() and TDDFT, and the exchange of range-separated functionals all call 
 """
 
 import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import check_order, finite_number
+from md4.pyscf import check_pyscf
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
+from md4.support.display import backend_text
 from md4.support.locks import Lock, locked
+from md4.support.types import BackendName, MeanField, Stream
 
+# A class of PySCF; an object stays one of it.
+Solver = TypeVar("Solver", bound=MeanField)
 # Where geometry and basis begin in mol._env; what is before (omega, gauge origin, ...) may change at any time.
 PTR_ENV_START = 20
 # The column of mol._bas that holds the angular momenta.
@@ -43,14 +50,18 @@ class Builder:
         return Builder(**self.options)
 
     @locked
-    def jk(self, mol):
-        """The JK of `mol`. It is made again if shells or geometry have changed, even if `mol` is the same object."""
+    def jk(self, mol, made=lambda jk: None):
+        """The JK of `mol`. It is made again if shells or geometry have changed, even if `mol` is the same object.
+
+        `made` is called with a JK that was made now.
+        """
         from md4.contract.fock import JK
 
         found = fingerprint(mol)
         if found != self._made_for:
             self._jk = None  # frees its memory first
             self._jk, self._made_for = JK(mol, omega=0.0, **self.options), found
+            made(self._jk)
         return self._jk
 
     def __getstate__(self):
@@ -66,6 +77,10 @@ class MD4SCF:
 
     __name_mixin__ = "MD4"
 
+    # Of PySCF's class behind this one.
+    _scf: Any
+    copy: Callable[[], Any]
+
     def get_jk(self, mol=None, dm=None, hermi=None, with_j=True, with_k=True, omega=None):
         """J and K by md4. Arguments and results are those of the class behind this one."""
         from pyscf.lib import logger
@@ -75,7 +90,7 @@ class MD4SCF:
         mol, omega = checked_mol(self.mol if mol is None else mol), None if omega is None else finite_number(omega)
         check_no_integrals(self, omega)
         dm = checked_array("the density matrices", self.make_rdm1() if dm is None else dm)
-        jk, tol = self._md4_builder.jk(mol), self.direct_scf_tol
+        jk, tol = self._md4_builder.jk(mol, self._tell_backend), self.direct_scf_tol
         generalised = isinstance(self, ghf.GHF)
         check_density(dm, mol.nao * (2 if generalised else 1))
         if generalised:
@@ -91,6 +106,12 @@ class MD4SCF:
             vj, vk = build(jk, dm, hermi, with_j, with_k, effective_omega(mol, omega), tol)
         logger.timer(self, "vj and vk", *clock)
         return vj, vk
+
+    def _tell_backend(self, jk):
+        """Tells PySCF's log, from verbose = 4 on, by which backend a new JK computes."""
+        from pyscf.lib import logger
+
+        logger.info(self, "J and K by md4: backend %s", backend_text(jk.engine.backend))
 
     @property
     def _md4_builder(self):
@@ -192,6 +213,7 @@ def restored(parts):
 
 def check_supported(mf):
     """ArgumentError or UnsupportedError if md4's J and K would not be those that `mf` needs."""
+    check_pyscf("md4.attach")
     from pyscf import gto
     from pyscf.scf import ghf, hf, uhf
 
@@ -231,7 +253,9 @@ def attached(mf, builder):
     return mf if isinstance(mf, MD4SCF) else lib.set_class(mf, (MD4SCF, mf.__class__))
 
 
-def attach(mf, backend="auto", max_memory=None, stream=None):
+def attach(
+    mf: Solver, backend: BackendName = "auto", max_memory: float | None = None, stream: Stream = None
+) -> Solver:
     """Makes md4 build J and K of a mean-field object of PySCF.
 
     Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(), conversions such as
@@ -271,12 +295,12 @@ def attach(mf, backend="auto", max_memory=None, stream=None):
     return attached(mf, Builder(backend, max_memory, stream))
 
 
-def detach(mf):
+def detach(mf: Solver) -> Solver:
     """Undoes `attach` in place and returns `mf`, with PySCF's own J and K; ArgumentError if `mf` is not attached."""
-    from pyscf import lib
-
     if not isinstance(mf, MD4SCF):
         raise ArgumentError(f"{type(mf).__name__} is not attached to md4; nothing to detach.")
+    from pyscf import lib
+
     inner = mf.__dict__.get("_scf")
     if isinstance(inner, MD4SCF):
         mf._scf = detach(inner.copy())

@@ -8,17 +8,20 @@ with S_{l m} the real solid harmonics of unit angular norm (or the Cartesian mon
 order and normalisation; see `md4.method.angular`. The AOs of a shell are ordered as [contraction c][component m].
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gamma
 
 import numpy as np
+import numpy.typing as npt
 
 from md4.errors import BasisError, UnsupportedError
 from md4.method.angular import ncart, npure
 from md4.shells.limits import LARGEST_COEFFICIENT, LARGEST_COORDINATE, MMAX, largest_exponent, smallest_exponent
 from md4.support.arguments import as_list, checked_flag, checked_mol, shown, whole_number
 from md4.support.display import shell_letter
+from md4.support.types import HostArray, Molecule
 
 # Functions of a general contraction stay together if they share at least this part of their primitives.
 SHARED_PRIMITIVES = 0.5
@@ -43,16 +46,16 @@ class Shell:
     """
 
     l: int
-    exponents: np.ndarray = field(repr=False)
-    coefficients: np.ndarray = field(repr=False)
-    centre: np.ndarray
+    exponents: HostArray = field(repr=False)
+    coefficients: HostArray = field(repr=False)
+    centre: HostArray
 
     @property
-    def nprim(self):
+    def nprim(self) -> int:
         return len(self.exponents)
 
     @property
-    def nctr(self):
+    def nctr(self) -> int:
         return self.coefficients.shape[1]
 
 
@@ -251,7 +254,7 @@ class Basis:
         Where the nctr coefficients of each primitive begin in the flat array `coefficients`.
     """
 
-    def __init__(self, shells, pure=True):
+    def __init__(self, shells: Iterable[Shell], pure: bool = True) -> None:
         self.shells = tuple(
             checked_shell(i, s.l, s.exponents, s.coefficients, s.centre) for i, s in enumerate(as_shells(shells))
         )
@@ -288,7 +291,7 @@ class Basis:
         return (self.classes[:, 0] << 32) + self.classes[:, 1]
 
     @classmethod
-    def from_mol(cls, mol):
+    def from_mol(cls, mol: Molecule) -> "Basis":
         """The basis of a built `pyscf.gto.Mole`, Cartesian if `mol.cart`, else spherical; errors as `md4.int2e`."""
         if len(checked_mol(mol)._bas) == 0:
             raise BasisError("the molecule has no shells; give it a basis set and call mol.build().")
@@ -299,7 +302,10 @@ class Basis:
         return cls(shells, pure=not mol.cart)
 
     @classmethod
-    def from_arrays(cls, l, exponents, coefficients, centres, pure=True, normalise=True):
+    def from_arrays(
+        cls, l: Sequence[int], exponents: Sequence[npt.ArrayLike], coefficients: Sequence[npt.ArrayLike],
+        centres: npt.ArrayLike, pure: bool = True, normalise: bool = True,
+    ) -> "Basis":  # fmt: skip
         """A basis from plain arrays with one entry for each shell.
 
         Parameters
@@ -321,7 +327,7 @@ class Basis:
         make = normalised_shell if normalise else checked_shell
         return cls([make(i, *entry) for i, entry in enumerate(zip(*columns))], pure)
 
-    def segmented(self):
+    def segmented(self) -> "Basis":
         """A basis of the same AOs in the same order, without unnecessary zeros in general contractions.
 
         Basis-set files may give all functions of one l as one shell, in which most functions have one primitive. Such
@@ -330,7 +336,7 @@ class Basis:
         """
         return self._split(apart=False)[0]
 
-    def regrouped(self):
+    def regrouped(self) -> "tuple[Basis, npt.NDArray[np.int64]]":
         """As `segmented`, but functions of a shell can stay together if other functions are between them.
 
         Returns
@@ -351,26 +357,26 @@ class Basis:
         same = len(parts) == len(self) and all(p.nprim == s.nprim for p, s in zip(parts, self.shells))
         return self if same else Basis(parts, self.pure), np.concatenate(order)
 
-    def ncomp(self, l):
+    def ncomp(self, l: int) -> int:
         """Number of angular components of a shell of angular momentum `l` in this basis."""
         return npure(l) if self.pure else ncart(l)
 
     @property
-    def nshell(self):
+    def nshell(self) -> int:
         return len(self.shells)
 
     @property
-    def nao(self):
+    def nao(self) -> int:
         return int(self.ao_loc[-1])
 
     @property
-    def lmax(self):
+    def lmax(self) -> int:
         return max(s.l for s in self.shells)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.nshell
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         kind = "spherical" if self.pure else "Cartesian"
         letters = "".join(
             f"{sum(s.nctr for s in self.shells if s.l == l)}{shell_letter(l)}" for l in range(self.lmax + 1)

@@ -5,6 +5,7 @@ the value and the remedy. NumPy's scalars are accepted like Python's. Truth valu
 """
 
 import operator
+import re
 from math import inf, isfinite, nan
 
 import numpy as np
@@ -12,15 +13,18 @@ import numpy as np
 from md4.errors import ArgumentError, UnsupportedError
 
 ONE_MOLECULE = "pass a built molecule, e.g. pyscf.M(atom='H 0 0 0; F 0 0 0.917', basis='cc-pvdz')"
+# The repr of an object whose class has none of its own.
+BARE_REPR = re.compile(r"<.* at 0x[0-9a-fA-F]+>")
 
 
 def shown(value):
-    """`value` for a message: its repr, or its type if the repr is long or fails."""
+    """`value` for a message: its repr, or its type if the repr is long, says no more, or fails."""
     try:
         text = repr(value)
     except Exception:  # the __repr__ of an unknown class may raise anything
         text = ""
-    return text if 0 < len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
+    telling = 0 < len(text) <= 80 and "\n" not in text and not BARE_REPR.fullmatch(text)
+    return text if telling else f"an object of type {type(value).__name__}"
 
 
 def is_scalar(value):
@@ -120,6 +124,8 @@ def as_list(values):
 
 def checked_array(name, value):
     """`value` as an ndarray; ArgumentError if NumPy cannot make one (rows of different lengths, a device array)."""
+    if hasattr(value, "make_rdm1"):
+        raise ArgumentError(f"{name} must be arrays, not {shown(value)}; pass mf.make_rdm1().")
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
@@ -155,5 +161,7 @@ def way_to_mol(mol):
     if hasattr(mol, "segmented") and hasattr(mol, "ao_loc"):
         return "an md4.Basis goes to md4.JK or md4.Engine"
     if not isinstance(mol, type) and hasattr(getattr(mol, "mol", None), "_bas"):
-        return "pass its molecule, mf.mol"
+        return "pass its molecule, mf.mol; md4.attach(mf) gives a mean-field object md4's J and K"
+    if isinstance(mol, str):
+        return f"text becomes a molecule by pyscf.M(atom={shown(mol)}, basis='cc-pvdz')"
     return ONE_MOLECULE

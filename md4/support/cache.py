@@ -11,9 +11,9 @@ import os
 import stat
 import sys
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
+from md4.support.environment import version
 from md4.support.files import replacing
 
 TOOLCHAIN = (
@@ -24,14 +24,6 @@ MAGIC = b"md4 cache 2 "
 # Others may read the files of this user, but must not change them.
 PERMISSIONS = 0o644
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-
-
-def version(package):
-    """The installed version of a package, or 'none'."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 def hash_of_sources():
@@ -52,7 +44,7 @@ IMPORTED = hash_of_sources()
 @cache
 def fingerprint():
     """Hash of md4's source and of the versions of Python and of all packages that take part in compiling."""
-    parts = [sys.version, str(IMPORTED), *(version(package) for package in TOOLCHAIN)]
+    parts = [sys.version, str(IMPORTED), *(version(package) or "none" for package in TOOLCHAIN)]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
@@ -66,6 +58,11 @@ def cache_folder():
 def entry_path(name):
     """The file of the entry `name` for this source and toolchain."""
     return cache_folder() / fingerprint() / name
+
+
+def cached_names(suffix):
+    """Names of the entries with a suffix, such as '.kernel', that are there for this source and toolchain."""
+    return sorted(path.stem for path in (cache_folder() / fingerprint()).glob(f"*{suffix}"))
 
 
 def is_trusted(status):

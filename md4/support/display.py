@@ -10,6 +10,8 @@ import numpy as np
 PADDING = "padding:.1em .7em"
 SPDF = "spdfghiklmnoqrtuvwxyz"
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+# Those facts of a backend that do not change while it works.
+SET_UP = ("threads", "device", "arithmetic unit", "memory cap")
 
 
 def shell_letter(l):
@@ -129,6 +131,12 @@ def prepared_html(prepared):
 def operator_text(operator):
     """An operator and its parameter."""
     return f"{operator.kind}({operator.parameter:g})" if operator.parameter else operator.kind
+
+
+def backend_text(backend):
+    """A backend on one line: where it computes, and up to how much memory."""
+    told = [f"{name} {value}" for name, value in backend.facts() if name in SET_UP]
+    return f"{backend.name} ({', '.join(told)})"
 
 
 def engine_html(engine):

@@ -1,20 +1,75 @@
-"""The versions of packages and the GPUs of this machine."""
+"""The versions of packages, the GPUs of this machine, and how md4 is installed with an extra."""
 
+import json
+import os
 import platform
-from importlib import metadata
+from functools import cache
+from importlib import metadata, util
+from shlex import quote
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
-PACKAGES = ("md4", "numpy", "scipy", "numba", "numba-cuda", "llvmlite", "cuda-toolkit", "cuda-bindings", "pyscf")
+PACKAGES = ("md4", "numpy", "numba", "numba-cuda", "llvmlite", "cuda-toolkit", "cuda-bindings", "pyscf")
+# The series of numba-cuda whose internals md4 uses; pyproject.toml requires the same.
+NUMBA_CUDA = "0.30"
+
+
+def version(package):
+    """The installed version of a package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def versions():
     """{name: version} of Python and of the packages that md4 computes with; None if a package is not installed."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def installed_from():
+    """What pip takes to install md4 again, without extras: options and a requirement; None if that is not known.
+
+    pip writes down where a package came from unless this was a package index (PEP 610).
+    """
+    try:
+        origin = json.loads(metadata.distribution("md4").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    if not origin:
+        return [], "md4"
+    folder = url2pathname(urlsplit(origin.get("url", "")).path)
+    if "dir_info" not in origin or not os.path.isfile(os.path.join(folder, "pyproject.toml")):
+        return None
+    return ["-e"] if origin["dir_info"].get("editable") else [], folder
+
+
+def way_to_extra(extra):
+    """How this md4 gets an extra, as the end of a sentence. A command is given only where it is known to work."""
+    found = installed_from()
+    if found is None:
+        return f"install md4 with its extra {extra}, as its README shows"
+    options, name = found
+    return f"run `{' '.join(['pip install', *options, quote(f'{name}[{extra}]')])}`"
+
+
+def way_to_gpu():
+    """How md4 gets its packages for GPUs, as the end of a sentence."""
+    return f"{way_to_extra('cu13')}, with cu12 in place of cu13 for a driver older than 580"
+
+
+@cache
+def missing_for_gpu():
+    """The reason why md4 has no packages for GPUs, with the remedy; None if it has them.
+
+    Numba has a module `numba.cuda` of its own, so that an import alone would not show that numba-cuda is missing.
+    """
+    found = version("numba-cuda") if util.find_spec("numba_cuda") else None
+    if found is None:
+        return f"numba-cuda is not installed; {way_to_gpu()}"
+    if not found.startswith(f"{NUMBA_CUDA}."):
+        return f"numba-cuda {found} is installed, but md4 needs {NUMBA_CUDA}; {way_to_gpu()}"
+    return None
 
 
 def gpus():
@@ -22,6 +77,9 @@ def gpus():
 
     This looks for the driver, so it is called only on demand, never at import.
     """
+    reason = missing_for_gpu()
+    if reason:
+        return [], reason
     try:
         from numba import cuda
 
@@ -52,7 +110,7 @@ def driver_error():
         len(cuda.gpus)
     except Exception as error:  # as above
         return one_line(error)
-    return "no usable CUDA driver or toolkit; pip install 'md4[cu13]' or 'md4[cu12]' to match the driver"
+    return f"no usable CUDA driver or toolkit; {way_to_gpu()}"
 
 
 def one_line(error):

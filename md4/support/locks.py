@@ -2,7 +2,9 @@
 
 import os
 import threading
+from collections.abc import Callable
 from functools import wraps
+from typing import Any, TypeVar, cast
 
 
 class Lock:
@@ -50,7 +52,10 @@ def once(function):
     return asked
 
 
-def locked(method):
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def locked(method: Method) -> Method:
     """Makes a method hold the `lock` of its object while it runs."""
 
     @wraps(method)
@@ -58,4 +63,4 @@ def locked(method):
         with self.lock:
             return method(self, *args, **options)
 
-    return alone
+    return cast(Method, alone)

@@ -15,7 +15,7 @@ body{font:15px/1.5 system-ui,sans-serif;color:#1c1c1c;background:#fff;margin:0 a
 h1{font-size:1.5rem;margin:.4rem 0}h2{font-size:1.15rem;margin:2rem 0 .4rem;border-top:1px solid #ddd;padding-top:1rem}
 p{max-width:44rem;margin:.4rem 0}
 .verdict{display:inline-block;padding:.1rem .7rem;border-radius:.3rem;color:#fff;font-weight:700}
-.pass{background:#1d6f42}.fail{background:#b3261e}
+.pass{background:#1d6f42}.fail{background:#b3261e}.incomplete{background:#8a5a00}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums;margin:.5rem 0}
 th,td{padding:.15rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid #eee}
@@ -31,7 +31,7 @@ RULED = ("class", "shells", "element", "md4", "md4 - libcint", "md4 - oracle", "
 
 def page(report):
     """The whole page of a report as one string."""
-    verdict = "PASS" if report.passed else "FAIL"
+    verdict = report.verdict
     body = "".join([
         head(report, verdict), section("Classes", *classes(report)), section("Arbitration", *arbitration(report)),
         section("Operators", *operators(report)), section("Contractions", *contractions(report)),
@@ -73,11 +73,10 @@ def head(report, verdict):
 
 def summary(report):
     """Sentences on the classes, the checks, and what was not checked."""
-    bad = [r.label for r in report.records if not r.passed] + [c.name for c in report.checks if c.passed is False]
-    made = [c for c in report.checks if c.passed is not None]
-    skipped = [c for c in report.checks if c.passed is None]
+    bad, skipped = report.failed, report.skipped
+    made = len(report.checks) - len(skipped)
     quartets = sum(r.quartets for r in report.records)
-    yield f"{len(report.records)} classes ({quartets} quartets) and {len(made)} other checks; {len(bad)} failed."
+    yield f"{len(report.records)} classes ({quartets} quartets) and {made} other checks; {len(bad)} failed."
     if bad:
         yield "Failed: " + "; ".join(bad) + "."
     if skipped:

@@ -76,9 +76,24 @@ class Report:
         return [*self.operators, *self.oracle, *self.contractions, *self.symmetries]
 
     @property
+    def skipped(self):
+        """The checks that were not made."""
+        return [check for check in self.checks if check.passed is None]
+
+    @property
+    def failed(self):
+        """Names of the classes and checks that failed."""
+        return [r.label for r in self.records if not r.passed] + [c.name for c in self.checks if c.passed is False]
+
+    @property
     def passed(self):
-        """Whether all classes, and all checks that were made, passed."""
-        return all(r.passed for r in self.records) and all(c.passed is not False for c in self.checks)
+        """Whether all checks were made, and all classes and checks passed."""
+        return not self.failed and not self.skipped
+
+    @property
+    def verdict(self):
+        """PASS, FAIL, or INCOMPLETE if nothing failed but not all checks were made."""
+        return "FAIL" if self.failed else "INCOMPLETE" if self.skipped else "PASS"
 
 
 def make_report(

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import EXAMPLES
 
+import md4
 from md4.__main__ import main
 from md4.errors import MemoryLimitError
+from md4.support.cache import fingerprint
 from md4.support.progress import Progress
 
 gto = pytest.importorskip("pyscf.gto")
@@ -57,20 +59,33 @@ def test_validate(capsys):
     assert "FAILED" in capsys.readouterr().out
 
 
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"md4 {md4.__version__}\n"
+
+
 def test_info(capsys):
     assert main(["info"]) == 0
     printed = capsys.readouterr().out
-    for name in ("python", "numba-cuda", "llvmlite", "GPU", "backend", "cache"):
+    for name in ("python", "numba-cuda", "llvmlite", "GPU", "threads of md4", "backend", "cache"):
         assert name in printed
 
 
 def test_info_shows_the_cache(capsys, tmp_path, monkeypatch):
-    pytest.importorskip("md4.gpu.compile")
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    folder = tmp_path / fingerprint()
+    folder.mkdir()
+    for name in ("h_panels-sm_90.kernel", "sums-0123.loop", "r_erf-45.loop", "r_erf-67.loop"):
+        (folder / name).touch()
     assert main(["info"]) == 0
-    printed = capsys.readouterr().out
-    assert str(tmp_path) in printed
-    assert "compiled variants" in printed
+    lines = capsys.readouterr().out.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("cache"))
+    assert str(tmp_path) in lines[start]
+    assert [line.split(maxsplit=0 if line[0] == " " else 2)[-1].strip() for line in lines[start + 1 :]] == [
+        "1 compiled variants in the cache", "h_panels-sm_90", "3 compiled variants in the cache", "r_erf, 2 variants",
+        "sums",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

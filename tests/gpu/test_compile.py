@@ -6,10 +6,11 @@ import sys
 import pytest
 
 from md4.gpu import compile as dispatch
-from md4.gpu.compile import Variant, cache_folder, cached_variants, fingerprint, load_kernel
+from md4.gpu.compile import Variant, load_kernel
 from md4.gpu.kernels.recurrence import r_by_group
 from md4.gpu.kernels.scatter import scatter_block
 from md4.support import cache
+from md4.support.cache import cache_folder, cached_names, fingerprint
 
 
 def test_variants_are_known_by_factory_and_facts():
@@ -36,17 +37,19 @@ def test_cache_folder(monkeypatch, tmp_path):
     assert cache_folder().parts[-2:] == (".cache", "md4")
 
 
-def test_cached_variants(monkeypatch, tmp_path):
+def test_cached_names(monkeypatch, tmp_path):
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
-    assert cached_variants() == []
+    assert cached_names(".kernel") == []
     folder = tmp_path / fingerprint()
     folder.mkdir()
-    (folder / "h_panels-sm_90.kernel").write_bytes(b"")
-    assert cached_variants() == ["h_panels-sm_90"]
+    for name in ("h_panels-sm_90.kernel", "r-0123.loop"):
+        (folder / name).write_bytes(b"")
+    assert cached_names(".kernel") == ["h_panels-sm_90"]
+    assert cached_names(".loop") == ["r-0123"]
 
 
 def test_fingerprint_is_the_same_in_another_process():
-    code = "from md4.gpu.compile import fingerprint; print(fingerprint())"
+    code = "from md4.support.cache import fingerprint; print(fingerprint())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == fingerprint()
     assert len(fingerprint()) == 16

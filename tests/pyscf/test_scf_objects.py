@@ -1,6 +1,7 @@
 """What PySCF does to a mean-field object, done to one with md4's J and K: md4 stays, or goes as it should."""
 
 import copy
+import io
 import os
 import pickle
 import subprocess
@@ -13,6 +14,8 @@ from pyscf import dft, gto, lib, scf
 from solvers import assert_same, density, solver
 
 import md4
+from md4.errors import ArgumentError
+from md4.pyscf.geometry import load_molecule
 from md4.pyscf.scf import MD4SCF
 
 
@@ -288,3 +291,20 @@ def test_unknown_backend(water):
 def test_import_needs_no_pyscf():
     code = "import sys, md4; md4.attach; assert not [m for m in sys.modules if m.startswith('pyscf')]"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("verbose", "told"), [(3, False), (4, True)])
+def test_the_log_tells_the_backend_once(water, verbose, told):
+    mf = md4.attach(scf.RHF(water), backend="auto")
+    mf.verbose, mf.stdout = verbose, io.StringIO()
+    for _ in range(2):
+        mf.get_jk(dm=np.eye(water.nao))
+    name = mf.md4_jk.engine.backend.name
+    assert mf.stdout.getvalue().count(f"J and K by md4: backend {name} (") == told
+
+
+@pytest.mark.parametrize("use", [lambda: md4.attach(None), lambda: load_molecule("H 0 0 0; H 0 0 1", "sto-3g")])
+def test_without_pyscf(use, monkeypatch):
+    monkeypatch.setattr("md4.pyscf.util.find_spec", lambda name: None)
+    with pytest.raises(ArgumentError, match=r"needs PySCF, which is not installed; .*pyscf"):
+        use()

@@ -30,7 +30,7 @@ def idle(monkeypatch):
     def work(*args, **kwargs):
         raise AssertionError("work was begun")
 
-    for step in ("prepare", "hermite", "scratch", "r"):
+    for step in ("prepare", "hermite", "scratch", "workspaces"):
         monkeypatch.setattr(CpuBackend, step, work)
     for step in ("digest", "coulomb"):
         monkeypatch.setattr(HostSums, step, work)
@@ -218,10 +218,10 @@ def unbuilt():
 
 MOLECULES = {
     "nothing": (lambda: None, ArgumentError, r"must be a pyscf.gto.Mole, not None; pass a built molecule"),
-    "atoms": (lambda: "H 0 0 0; H 0 0 1", ArgumentError, r"not 'H 0 0 0; H 0 0 1'; pass .* pyscf\.M\(atom="),
+    "atoms": (lambda: "H 0 0 0; H 0 0 1", ArgumentError, r"by pyscf\.M\(atom='H 0 0 0; H 0 0 1', basis="),
     "class": (lambda: gto.Mole, ArgumentError, "must be a pyscf.gto.Mole"),
     "number": (lambda: 5, ArgumentError, "must be a pyscf.gto.Mole, not 5"),
-    "solver": (solver, ArgumentError, r"pass its molecule, mf\.mol"),
+    "solver": (solver, ArgumentError, r"not an object of type RHF; pass its molecule, mf\.mol; md4\.attach\(mf\)"),
     "cell": (cell, UnsupportedError, "Cell of PySCF is periodic; md4 has the integrals of molecules only"),
     "not built": (unbuilt, BasisError, r"no shells; give it a basis set and call mol\.build"),
     "no basis": (lambda: molecule("ghost-He 0 0 0", {}), BasisError, "has no shells"),
@@ -247,6 +247,17 @@ def test_reset_to_what_is_no_molecule(idle, what):
         builder.reset(make())
     assert builder.mol is hydrogen()
     assert builder.basis.nao == 2
+
+
+@pytest.mark.parametrize("name", ["JK.get_jk", "JK.update", "get_jk", "attached get_jk"])
+def test_a_solver_is_no_density(idle, name):
+    with pytest.raises(ArgumentError, match=r"must be arrays, not an object of type RHF; pass mf\.make_rdm1\(\)"):
+        CALLS[name]({"dm": solver()})
+
+
+def test_the_name_of_an_integral_is_no_molecule(idle):
+    with pytest.raises(ArgumentError, match=r"the molecule comes first: md4\.intor\(mol, 'int2e'\)"):
+        md4.intor("int2e", hydrogen())
 
 
 @pytest.mark.parametrize("name", ["int2e", "validate"])

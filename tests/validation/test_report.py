@@ -123,9 +123,11 @@ def without_oracle(monkeypatch):
 def test_without_mpmath_the_page_says_so(make, monkeypatch):
     without_oracle(monkeypatch)
     found = make()
-    assert found.passed
+    assert not found.passed
+    assert (found.failed, found.verdict) == ([], "INCOMPLETE")
     assert all(check.passed is None for check in found.oracle)
     text = page(found)
+    assert "<title>INCOMPLETE: md4 accuracy" in text
     assert f"{len(checks.OPERATORS) + 1} checks were not made: {arbiter.MISSING}." in text
     assert "not made: mpmath" in text
 
@@ -167,8 +169,12 @@ def test_command(few, tmp_path, capsys, monkeypatch):
 
 def test_command_says_what_was_not_checked(few, tmp_path, capsys, monkeypatch):
     without_oracle(monkeypatch)
-    assert main(["validate", *ARGUMENTS, "--report", str(tmp_path / "report.html")]) == 0
-    assert f"{len(checks.OPERATORS) + 1} of them were not made: {arbiter.MISSING}" in capsys.readouterr().out
+    path = tmp_path / "report.html"
+    assert main(["validate", *ARGUMENTS, "--report", str(path)]) == 1
+    printed = capsys.readouterr()
+    number = len(checks.OPERATORS) + 1
+    assert printed.out.splitlines()[-1] == f"INCOMPLETE, {number} checks not made ({arbiter.MISSING}), see {path}"
+    assert printed.err == f"md4: the report will be incomplete, because {arbiter.MISSING}.\n"
 
 
 @pytest.mark.parametrize(("name", "message"), [("report.pdf", "must end in .html"), ("nowhere/r.html", "no folder")])

@@ -1,0 +1,43 @@
+"""What `import md4` offers: names, types and a version."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import md4
+
+
+def functions():
+    """Name and function of all that is public: functions, and the public methods and properties of classes."""
+    for name in md4.__all__:
+        thing = getattr(md4, name)
+        if inspect.isfunction(thing):
+            yield name, thing
+        elif not issubclass(thing, Exception):
+            for method, value in vars(thing).items():
+                function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                if inspect.isfunction(function) and (method == "__init__" or not method.startswith("_")):
+                    yield f"{name}.{method}", function
+
+
+FUNCTIONS = dict(functions())
+# Public to md4's own modules only; docs/api.md does not show them.
+INTERNAL = {"Engine.check_memory", "Engine.checked_lists", "Engine.lock"}
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - INTERNAL))
+def test_all_that_is_public_has_types(name):
+    signature = inspect.signature(FUNCTIONS[name])
+    assert signature.return_annotation is not inspect.Signature.empty
+    parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    assert [p.name for p in parameters if p.annotation is p.empty] == []
+
+
+def test_type_checkers_are_told():
+    assert (Path(md4.__file__).parent / "py.typed").is_file()
+
+
+def test_names():
+    assert {"int2e", "JK.get_jk", "Basis.from_arrays", "Basis.nao", "Engine.compute", "Operator.erf"} <= set(FUNCTIONS)
+    assert md4.__version__[0].isdigit()
