@@ -9,7 +9,8 @@ import numpy as np
 from md4.cpu.compile import Loop
 from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, h_structure
 from md4.cpu.h_matrices import BOTH, class_of
-from md4.cpu.integrals import cube_places, lane_row_products, quartet_count, recur, row_products
+from md4.cpu.integrals import cube_places, lane_row_products, quartet_count, row_products
+from md4.cpu.recurrence import recur
 from md4.cpu.run import TASKS, THREAD_WORK, Lists, ordered, task_rows, task_sizes
 from md4.cpu.threads import number_of_threads, run_threads
 from md4.cpu.vectors import LANES, broadcast, doubles, fma, integers, load, multiply, store, subtract, total

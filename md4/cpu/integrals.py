@@ -8,10 +8,9 @@ The rows of H have many zeros by symmetry, which both products leave out. [p|q] 
 the place of r[p+q] is the sum of the places of p and of q.
 """
 
-import numpy as np
-
 from md4.cpu.compile import Loop, bound, helper, part
 from md4.cpu.groups import DIAGONAL, FIELD, PRIMITIVE, SAME, STATE, TASK
+from md4.cpu.recurrence import recur
 from md4.cpu.vectors import (
     LANES,
     broadcast,
@@ -20,7 +19,6 @@ from md4.cpu.vectors import (
     halves,
     integers,
     load,
-    make_r,
     make_row,
     multiply,
     negative,
@@ -29,19 +27,12 @@ from md4.cpu.vectors import (
     take_next,
 )
 from md4.cpu.zeros import zeros_of
-from md4.method.recurrence import closed_form_coefficient
 from md4.support.locks import once
 
-# Orders up to which the recurrence has code without loops.
-STRAIGHT = 6
 # Rows of (ab|q] that are made together where each bra pair has one primitive, and bytes that they should take.
 ROWS, ROW_BYTES = 8, 256 << 10
-# c(i, n) of the closed form along the last axis.
-CLOSED = np.array([[closed_form_coefficient(i, n) if 2 * n <= i else 0.0 for n in range(17)] for i in range(33)])
-
 row8, row4, row2, row1 = (make_row(width, False) for width in (8, 4, 2, 1))
 lane_row8, lane_row4, lane_row2, lane_row1 = (make_row(width, True) for width in (8, 4, 2, 1))
-r0, r1, r2, r3, r4, r5, r6 = (make_r(l) for l in range(STRAIGHT + 1))
 zeros_of_lanes = None  # set by `fill_blocks`, for one operator
 
 
@@ -77,64 +68,6 @@ def lane_row_products(h, h0, offsets, first, last, source, columns, count, targe
         c += 2
     if count - c >= 1:
         lane_row1(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
-
-
-@helper
-def raise_axis(rows, row, width, most, x):
-    """rows[n][m] for n = 1..most, m = 0..most - n from rows[0][m]: the recurrence along one axis."""
-    for n in range(most):
-        here, below, above = row + n * width, row + (n - 1) * width, row + (n + 1) * width
-        for m in range(0, (most - n) * LANES, LANES):
-            value = multiply(x, load(rows, here + m + LANES))
-            if n > 0:
-                value = fma(broadcast(float(n)), load(rows, below + m + LANES), value)
-            store(rows, above + m, value)
-
-
-@helper
-def r_by_axis(l, side, zeros, rz, ry, rx, work, r):
-    """Step 3 for any L, one axis after the other; see `md4.method.recurrence`. `work` holds 2 (L+1)^2 vectors."""
-    width = (l + 1) * LANES
-    of_y = (l + 1) * width
-    for m in range(0, width, LANES):
-        store(work, m, load(zeros, m))
-    raise_axis(work, 0, width, l, rx)
-    squared = multiply(rz, rz)
-    for k in range(l + 1):
-        for m in range(0, (l - k + 1) * LANES, LANES):
-            store(work, of_y + m, load(work, k * width + m))
-        raise_axis(work, of_y, width, l - k, ry)
-        for j in range(l - k + 1):
-            row = of_y + j * width
-            for i in range(l - k - j + 1):
-                value = load(work, row + i * LANES)
-                for n in range(1, i // 2 + 1):
-                    low = multiply(broadcast(CLOSED[i, n]), load(work, row + (i - n) * LANES))
-                    value = fma(value, squared, low)
-                if i % 2 == 1:
-                    value = multiply(rz, value)
-                store(r, ((i * side + j) * side + k) * LANES, value)
-
-
-@part
-def recur(l, side, zeros, rz, ry, rx, work, r):
-    """Step 3: the cube r[p+q] of LANES primitive quartets from [0]^(m)."""
-    if l == 0:
-        r0(zeros, rz, ry, rx, r)
-    elif l == 1:
-        r1(zeros, rz, ry, rx, r)
-    elif l == 2:
-        r2(zeros, rz, ry, rx, r)
-    elif l == 3:
-        r3(zeros, rz, ry, rx, r)
-    elif l == 4:
-        r4(zeros, rz, ry, rx, r)
-    elif l == 5:
-        r5(zeros, rz, ry, rx, r)
-    elif l == 6:
-        r6(zeros, rz, ry, rx, r)
-    else:
-        r_by_axis(l, side, zeros, rz, ry, rx, work, r)
 
 
 @part

@@ -21,7 +21,8 @@ from md4.cpu.groups import (
 from md4.cpu.h_matrices import BOTH, class_of
 from md4.cpu.integrals import ROW_BYTES, ROWS, fill_blocks
 from md4.cpu.threads import number_of_threads, run_threads
-from md4.cpu.vectors import LANES, cube_side
+from md4.cpu.recurrence import cube_side
+from md4.cpu.vectors import LANES
 from md4.method.angular import nherm
 from md4.plan import ListPair
 
@@ -105,7 +106,7 @@ def sizes_for(bra, ket, out=OUT):
     """
     l, rows = bra[0] + ket[0], np.where(bra[4] == 1, np.minimum(bra[1], rows_at_once(ket[2])), bra[1])
     highest = int(l.max())
-    vectors = highest + 1, max(3, 2 * (highest + 1) ** 2), cube_side(highest) ** 3, int((rows * ket[2]).max())
+    vectors = highest + 1, 3 * (highest + 1) ** 2, cube_side(highest) ** 3, int((rows * ket[2]).max())
     places = (int(column.max()) for column in (bra[3], ket[2], ket[3], bra[1]))
     items = ITEMS if out else FEW_ITEMS
     return Sizes(items, *(n * LANES for n in vectors), *places, max(out, int((bra[1] * ket[1]).max()) * LANES))

@@ -4,6 +4,7 @@ A vector holds one number of LANES shell quartets, side by side. The intrinsics 
 need. They are one machine instruction each, where LLVM could not be relied on to find it.
 """
 
+from contextlib import contextmanager
 from functools import cache
 
 import llvmlite.binding as llvm
@@ -11,9 +12,6 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
-
-from md4.method.angular import hermite_triples
-from md4.method.recurrence import by_axis
 
 
 def lanes_of_host():
@@ -329,6 +327,30 @@ def anywhere(builder, condition):
     return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
 
 
+class Memory:
+    """Vectors in memory, one after the other, while code is generated."""
+
+    def __init__(self, builder, data):
+        self.builder, self.data = builder, data
+
+    def __getitem__(self, n):
+        return Value(self.builder, load_at(self.builder, self.data, self.builder.mul(n, I64(LANES))))
+
+    def __setitem__(self, n, value):
+        store_at(self.builder, value.value, self.data, self.builder.mul(n, I64(LANES)))
+
+    def from_here(self, n):
+        """The vectors from the n-th on."""
+        return Memory(self.builder, self.builder.gep(self.data, [self.builder.mul(n, I64(LANES))]))
+
+
+@contextmanager
+def loop(builder, first, last):
+    """Code that is repeated for n = first, ..., last - 1."""
+    with cgutils.for_range_slice(builder, first, last, I64(1), intp=I64) as (n, _):
+        yield n
+
+
 def table_entries(builder, array, rows, column):
     """table[row, column] of a C-contiguous table in LLVM's terms, where each lane of `rows` is a row, a whole number."""
     width = builder.extract_value(array.shape, 1)
@@ -338,44 +360,3 @@ def table_entries(builder, array, rows, column):
         number = builder.load(builder.gep(array.data, [place]))
         value = builder.insert_element(value, number, I32(lane))
     return rows.of(value)
-
-
-# recurrence -----------------------------------------------------------------------------------------------------------
-
-
-def cube_side(l):
-    """S, where r[i, j, k], i + j + k <= l, is the vector (i S + j) S + k; odd, so that vectors spread over a cache.
-
-    In such a cube the place of p + q is the sum of the places of p and of q.
-    """
-    return (l + 1) | 1
-
-
-@cache
-def make_r(l):
-    """Intrinsic (zeros, rz, ry, rx, r): step 3 without loops. `zeros` holds the vectors [0]^(m), `r` is a cube."""
-    side, triples = cube_side(l), hermite_triples(l).tolist()
-
-    @intrinsic
-    def write_r(typingctx, zeros, rz, ry, rx, r):
-        def codegen(context, builder, signature, args):
-            source, target = (data_of(context, builder, signature.args[n], args[n]) for n in (0, 4))
-
-            def number(a):
-                return ir.Constant(VECTOR, [float(a)] * LANES) if isinstance(a, int) else a
-
-            def times(a, b):
-                return b if isinstance(a, int) and a == 1 else builder.fmul(number(a), b)
-
-            def plus(a, b, c):
-                return multiply_add(builder, number(a), b, c)
-
-            values = [load_at(builder, source, I64(m * LANES)) for m in range(l + 1)]
-            for n, value in by_axis(values, args[1:4], times, plus):
-                i, j, k = triples[n]
-                store_at(builder, value, target, I64(((i * side + j) * side + k) * LANES))
-            return context.get_dummy_value()
-
-        return types.void(zeros, vector, vector, vector, r), codegen
-
-    return write_r

@@ -14,12 +14,11 @@ from md4.cpu.compile import bound, helper, part
 from md4.cpu.vectors import (
     I64,
     LANES,
+    Memory,
     Value,
     anywhere,
     data_of,
-    load_at,
     store,
-    store_at,
     table_entries,
     vector,
 )
@@ -45,17 +44,12 @@ def erf(p, q, r2, omega):
     return factor * theta.function("sqrt"), scale * theta, t * theta
 
 
-class Numbers:
-    """The vectors [0]^(m), m = 0..l, in memory, and loops over m, while code is generated."""
+class Numbers(Memory):
+    """The vectors [0]^(m), m = 0..l, and loops over m, while code is generated."""
 
     def __init__(self, builder, l, data):
-        self.builder, self.l, self.data = builder, l, data
-
-    def __getitem__(self, m):
-        return Value(self.builder, load_at(self.builder, self.data, self.builder.mul(m, I64(LANES))))
-
-    def __setitem__(self, m, value):
-        store_at(self.builder, value.value, self.data, self.builder.mul(m, I64(LANES)))
+        super().__init__(builder, data)
+        self.l = l
 
     def loop(self, begin, step, body, *carried):
         """For m = 0..l, or l-1..0 if `step` is -1: carried = body(m, *carried)."""
