@@ -17,9 +17,10 @@ What is timed, md4's call and that with which it is compared:
 
 A process with OMP_NUM_THREADS and NUMBA_NUM_THREADS set does all of it. 'first' is md4's first call of a row: what it
 compiles or loads for this row is part of it, what rows before have compiled is not. Then both take turns; the seconds
-are medians of these, and 'ratio' is md4's over the other's. 'cores' is md4's processor time over its wall time.
-'difference' is the largest one of the results over the largest element. The density is a random symmetric matrix, or
-the converged one with --density scf.
+are medians of these, and 'ratio' is md4's over the other's. 'cores' is md4's processor time over its wall time,
+'others' the same of all other processes of the machine. Turns in which others compute do not count, unless all are so
+or --busy asks for it. 'difference' is the largest one of the results over the largest element. The density is a random
+symmetric matrix, or the converged one with --density scf.
 
 With --cold each row is a process of its own that makes md4's call once: with an empty MD4_CACHE_DIR, then with what the
 first process has left there. 'import' is the time of `import md4`, 'process' that of the whole process.
@@ -37,6 +38,7 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter, process_time, sleep
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,8 +51,10 @@ SCF_SYSTEMS = ["water/cc-pvdz", "water/cc-pvtz", "water/cc-pvqz"]
 CLASSES = {"g": 8, "i": 6}
 CH = 1.087 / 3**0.5  # Angstrom
 METHANE = [("C", (0, 0, 0))] + [("H", (x * CH, y * CH, x * y * CH)) for x in (1, -1) for y in (1, -1)]
-# A row has at least so many turns and lasts so many seconds, but no turn begins after the last number of seconds.
-TURNS, SHORT, LONG = 5, 1.0, 12.0
+# A row has so many turns that count, and lasts so many seconds. No turn begins after --patience seconds.
+TURNS, SECONDS = 5, 1.0
+# A turn is quiet if other processes use less than this many seconds and this many cores together.
+TICKS, OTHERS = 0.03, 0.05
 # Seconds before each call, in which threads of the other one that still wait for work go to sleep.
 PAUSE = 0.02
 # Elements that are compared at once.
@@ -189,12 +193,46 @@ MAKERS = {"int2e": int2e, "jk": jk, "jk-fresh": jk_fresh, "scf": scf, "class": s
 
 
 def timed(call):
-    """(seconds, cores, result) of a call."""
+    """(seconds, processor seconds, result) of a call."""
     sleep(PAUSE)
     wall, processor = perf_counter(), process_time()
     result = call()
-    wall, processor = perf_counter() - wall, process_time() - processor
-    return wall, processor / wall, result
+    return perf_counter() - wall, process_time() - processor, result
+
+
+def machine_time():
+    """Processor seconds that all processes together have used since the machine was started."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+class Turn(NamedTuple):
+    """A call of md4 and one of the other: their seconds, md4's cores, and what the rest of the machine used meanwhile.
+
+    `others` are cores, `quiet` says that they are none, as far as the clock of the machine can tell.
+    """
+
+    seconds: float
+    libcint: float
+    cores: float
+    others: float
+    quiet: bool
+
+    @classmethod
+    def take(cls, ours, theirs):
+        begin, own, total = perf_counter(), process_time(), machine_time()
+        (mine, processor, _), (other, _, _) = timed(ours), timed(theirs)
+        wall, rest = perf_counter() - begin, machine_time() - total - (process_time() - own)
+        return cls(mine, other, processor / mine, max(0.0, rest / wall), rest < TICKS + OTHERS * wall)
+
+
+def turns_of(ours, theirs, request):
+    """The turns that count, for a row."""
+    begin, turns, quiet = perf_counter(), [], []
+    while not turns or perf_counter() - begin < (SECONDS if len(quiet) >= TURNS else request["patience"]):
+        turns.append(Turn.take(ours, theirs))
+        quiet = [turn for turn in turns if turn.quiet or request["busy"]]
+    return quiet or turns
 
 
 def difference(ours, theirs):
@@ -211,30 +249,27 @@ def flat_difference(a, b):
     return float(max(abs(a[p] - b[p]).max() for p in pieces) / max(abs(b[p]).max() for p in pieces))
 
 
-def measured(kind, system, which):
+def measured(kind, system, request):
     """One row."""
-    ours, theirs = MAKERS[kind](system, which)
+    ours, theirs = MAKERS[kind](system, request["density"])
     first, _, mine = timed(ours)
     theirs_first, _, other = timed(theirs)
     worst = difference(mine, other)
     del mine, other
-    begin, turns = perf_counter(), []
-    while not turns or perf_counter() - begin < (LONG if len(turns) < TURNS else SHORT):
-        turns.append((*timed(ours)[:2], timed(theirs)[0]))
-    seconds, cores, libcint = map(float, np.median(turns, axis=0))
+    turns = turns_of(ours, theirs, request)
+    median = {name: float(np.median([getattr(turn, name) for turn in turns])) for name in Turn._fields[:4]}
     return {
-        "first": first, "seconds": seconds, "libcint_first": theirs_first, "libcint": libcint,
-        "ratio": seconds / libcint, "turns": len(turns), "cores": cores, "difference": worst,
-        "quartets": CLASSES[system] ** 4 if kind == "class" else "",
+        "first": first, "libcint_first": theirs_first, **median, "ratio": median["seconds"] / median["libcint"],
+        "turns": len(turns), "difference": worst, "quartets": CLASSES[system] ** 4 if kind == "class" else "",
     }  # fmt: skip
 
 
-def first_call(kind, system, which):
+def first_call(kind, system, request):
     """A row of --cold: imports, then md4's call once."""
     import pyscf  # noqa: F401 its time is not md4's
 
     imported, _, _ = timed(lambda: __import__("md4"))
-    ours, _ = MAKERS[kind](system, which)
+    ours, _ = MAKERS[kind](system, request["density"])
     return {"import": imported, "first": timed(ours)[0]}
 
 
@@ -242,11 +277,11 @@ def work(request):
     """Measures the rows of a request; prints a line of JSON for each."""
     make = first_call if request["cold"] else measured
     for kind, system in request["rows"]:
-        row = {"kind": kind, "system": system, **make(kind, system, request["density"])}
-        print(SIGN + json.dumps(row | where(request["threads"])), flush=True)
+        row = {"kind": kind, "system": system, **make(kind, system, request)}
+        print(SIGN + json.dumps(row | where(request)), flush=True)
 
 
-def where(threads):
+def where(request):
     """Commit, processor and versions of this process."""
     from importlib.metadata import version
     from platform import python_version
@@ -257,7 +292,9 @@ def where(threads):
     return {
         "commit": commit(Path(md4.__file__).parent),
         "processor": models[0].partition(":")[2].strip() if models else "unknown",
-        "processors": len(os.sched_getaffinity(0)), "threads": threads, "python": python_version(),
+        "processors": len(os.sched_getaffinity(0)),
+        **{name: request[name] for name in ("threads", "busy", "density")},
+        "python": python_version(),
         **{name: version(name) for name in ("numpy", "numba", "pyscf")},
     }  # fmt: skip
 
@@ -285,13 +322,14 @@ def run(rows, args, threads, cache=None, cold=False):
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(args.checkout), os.environ.get("PYTHONPATH")]))
     if cache is not None:
         environment["MD4_CACHE_DIR"] = str(cache)
-    request = {"rows": rows, "threads": threads, "density": args.density, "cold": cold}
+    request = {"rows": rows, "threads": threads, "cold": cold}
+    request |= {name: getattr(args, name) for name in ("busy", "density", "patience")}
     command = [sys.executable, __file__, "--worker", json.dumps(request)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}  # no terminal, so that no bar is drawn
     with subprocess.Popen(command, env=environment, text=True, **pipes) as child:
         for line in child.stdout:
             if line.startswith(SIGN):
-                yield json.loads(line.removeprefix(SIGN)) | {"busy": args.busy}
+                yield json.loads(line.removeprefix(SIGN))
             else:
                 print(line, end="", file=sys.stderr)
     if child.returncode:
@@ -304,7 +342,7 @@ def busy_processes(count):
     command = [sys.executable, "-c", "while True: pass"]
     children = [subprocess.Popen(command) for _ in range(count)]
     try:
-        yield
+        yield children
     finally:
         for child in children:
             child.kill()
@@ -319,8 +357,8 @@ def name_of(row):
 
 
 HEADER = """
-| | | first s | s | libcint s | ratio | cores | difference |
-|---|---|---|---|---|---|---|---|"""
+| | | first s | s | libcint s | ratio | cores | others | difference |
+|---|---|---|---|---|---|---|---|---|"""
 COLD_HEADER = """
 | | | empty: import s | first s | process s | filled: import s | first s | process s |
 |---|---|---|---|---|---|---|---|"""
@@ -328,10 +366,11 @@ COLD_HEADER = """
 
 def line(row):
     """A row of the Markdown table; of a class with the rates."""
-    numbers = (f"{row[key]:.3g}" for key in ("first", "seconds", "libcint", "ratio", "cores"))
+    numbers = (f"{row[key]:.3g}" for key in ("first", "seconds", "libcint", "ratio"))
+    cores = (f"{row[key]:.2f}" for key in ("cores", "others"))
     rates = [f"{row['quartets'] / row[key]:.3g}" for key in ("seconds", "libcint") if row["quartets"]]
     note = f" ({' and '.join(rates)} quartets/s)" if rates else ""
-    return f"| {' | '.join([row['kind'], name_of(row), *numbers])} | {row['difference']:.1e}{note} |"
+    return f"| {' | '.join([row['kind'], name_of(row), *numbers, *cores])} | {row['difference']:.1e}{note} |"
 
 
 def measure(tasks, args):
@@ -395,6 +434,9 @@ def main(argv=None):
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both (%(default)s)")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="busy processes beside (%(default)s)")
     parser.add_argument("--density", choices=("random", "scf"), default="random", help="of J and K (%(default)s)")
+    parser.add_argument(
+        "--patience", type=float, default=12.0, metavar="SECONDS", help="for quiet turns of a row (%(default)s)"
+    )
     parser.add_argument("--checkout", type=Path, default=ROOT, help="whose md4 is measured (this one)")
     parser.add_argument("--cold", action="store_true", help="first calls with an empty and with a filled cache")
     parser.add_argument("--csv", metavar="FILE", help="append the rows to FILE")
