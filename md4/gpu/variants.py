@@ -255,9 +255,8 @@ def basis_variants(unit, kind, basis):
 def all_lists(lmax, pure):
     """`ListKind` of all pairs of shells up to `lmax`, also of the general contractions of common basis sets."""
     shells = [*((l, 1) for l in range(lmax + 1)), *(shell for shell in GENERAL_CONTRACTIONS if shell[0] <= lmax)]
-    for a, b in combinations_with_replacement(sorted(shells), 2):
-        segmented = a[1] == b[1] == 1
-        yield ListKind((b, a), pure, 1, (1, 2, FUSED.primitives, MOST_PRIMITIVES)[0 if segmented else 1 :])
+    pairs = combinations_with_replacement(sorted(shells), 2)
+    return [ListKind((b, a), pure, 1, (1, 2, FUSED.primitives, MOST_PRIMITIVES)) for a, b in pairs]
 
 
 def all_variants(unit, kind="coulomb", lmax=6, pure=True):
@@ -271,7 +270,7 @@ def all_variants(unit, kind="coulomb", lmax=6, pure=True):
     pure : bool
         Spherical functions, else Cartesian ones.
     """
-    lists, sums = list(all_lists(lmax, pure)), kind in JK_KINDS
+    lists, sums = all_lists(lmax, pure), kind in JK_KINDS
     found = dict.fromkeys(v for use in USES if sums or use == "tensor" for v in common_variants(use))
     for bra, ket in product(lists, lists):
         for long in (True, False):
