@@ -1,4 +1,6 @@
-"""Kernel variants without a GPU: which ones the launchers ask for, their machine code, and what ptxas says of it."""
+"""Kernel variants without a GPU: which ones the launchers and whole builds ask for, their machine code, and what ptxas
+says of it.
+"""
 
 import pkgutil
 import re
@@ -9,7 +11,7 @@ import tempfile
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import combinations_with_replacement, product
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -17,8 +19,10 @@ from unittest.mock import patch
 import numpy as np
 from numba.cuda.compiler import _compile_pyfunc_with_fixup
 
+from md4 import engine
+from md4.contract import screening
 from md4.engine import Engine, PreparedPairs
-from md4.gpu import kernels
+from md4.gpu import hermite_coulomb, kernels, sums, targets
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext, Real
@@ -27,6 +31,7 @@ from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
 from md4.gpu.shell_pairs import PairMaker
+from md4.gpu.targets import DeviceTensor
 from md4.method.operators import OPERATORS, Operator
 from md4.method.scatter import SYMMETRIES
 from md4.shells.basis import Basis
@@ -212,10 +217,10 @@ def fake_prepared(pairs, backend):
     return PreparedPairs(pairs, backend.pair_maker.write(task, pairs.pairs, pairs.start, 0), backend)
 
 
-def pair_list(la, lb, nprim, count, pure):
-    """`count` times the pair (la, lb), of `nprim` primitives each, on one centre."""
-    one = np.ones(nprim)
-    basis = Basis.from_arrays([la, lb], [one, [1.0]], [one, [1.0]], np.zeros((2, 3)), pure=pure)
+def pair_list(a, b, nprim, count, pure):
+    """`count` times the pair of shells a = (l, nctr) and b, of `nprim` primitives each, on one centre."""
+    coefficients = [np.ones((n, nctr)) for n, (_, nctr) in ((nprim, a), (1, b))]
+    basis = Basis.from_arrays([a[0], b[0]], [np.ones(nprim), [1.0]], coefficients, np.zeros((2, 3)), pure=pure)
     return shell_pairs(basis, np.repeat([[0, 1]], count, axis=0))
 
 
@@ -234,9 +239,13 @@ def launch_coulomb(backend, lists):
         target.collect(prepared)
 
 
-def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells=(True, False)):
-    """Variants that `Engine.evaluate` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`."""
-    sides = [(la, lb) for la in range(lmax + 1) for lb in range(la + 1)]
+def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells=(True, False), general=()):
+    """Variants that `Engine.evaluate` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`.
+
+    `general` are shells (l, nctr) besides those of one contracted function.
+    """
+    shells = sorted([*((l, 1) for l in range(lmax + 1)), *general])
+    sides = [(b, a) for a, b in combinations_with_replacement(shells, 2)]
     with recording() as found:
         backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
         for pure, (k_bra, k_ket, count) in product(kinds_of_shells, lengths):
@@ -264,3 +273,49 @@ def every_variant(cc):
     for kind in OPERATORS[1:]:
         out |= used_variants(UNITS[cc], kind, lengths=LENGTHS[-1:])
     return out
+
+
+# what whole tensors and builds ask for --------------------------------------------------------------------------------
+
+
+def host_list(self, basis, pairs, cutoff):
+    """Stands in for `PairMaker.prepare`: primitive pairs are counted on the host."""
+    made = shell_pairs(basis, pairs, cutoff=cutoff)
+    task = (made.la, made.lb, made.nctr_a, made.nctr_b), [Anything()] * 7, 0.0
+    return made, self.write(task, made.pairs, made.start, 0)
+
+
+def rough_bounds(pairs):
+    """Numbers that fall with distance and exponents as the Schwarz bounds of `ShellPairs` do, shape (npair,)."""
+    of = pairs.primitives
+    size = abs(of.coef_a).max(axis=1) * abs(of.coef_b).max(axis=1) * of.exponent**-1.25
+    return np.array([part.max(initial=0.0) for part in np.split(size, pairs.start[1:-1])])
+
+
+@contextmanager
+def devices_without_memory(unit, left=1 << 45):
+    """Lets `backend="cuda"` go through all that a call does, without a device; yields the variants it would launch.
+
+    Results mean nothing. `left` are the bytes that seem to be free.
+    """
+    real_bounds, real_backend = screening.schwarz_bounds, engine.make_backend
+
+    def bounds(this, prepared):
+        real_bounds(this, prepared)
+        return rough_bounds(prepared.pairs)
+
+    def backend(name, operator, *options):
+        return fake_backend(unit, operator) if name == "cuda" else real_backend(name, operator, *options)
+
+    stubs = [
+        (screening, "schwarz_bounds", bounds), (engine, "make_backend", backend), (PairMaker, "prepare", host_list),
+        (Pool, "left", lambda _: left), (GpuBackend, "lock", nullcontext()),
+        (GpuBackend, "compile_ahead", lambda *_: None),
+        (GpuBackend, "tensor", lambda self, layout, *_: DeviceTensor(self.context, layout, Anything(), None)),
+        *((module, "copy_to_host", lambda *_: None) for module in (sums, hermite_coulomb)),
+        (targets, "as_buffer", lambda array: array),
+    ]  # fmt: skip
+    with ExitStack() as stack, recording() as found:
+        for stub in stubs:
+            stack.enter_context(patch.object(*stub))
+        yield found

@@ -234,13 +234,18 @@ PATHS = (
 )  # fmt: skip
 
 
-@cache
-def ranked(unit, bra, ket, long):
-    """All plans for two `Side`, the one with the least predicted time first."""
+def timed_plans(unit, bra, ket, long):
+    """(predicted time, plan) of all plans for two `Side`, the one with the least time first."""
     orders = (Sides(unit, bra, ket, False, long), Sides(unit, ket, bra, True, long))
     found = [(path.cost(sides), path, sides) for path in PATHS for sides in orders if path.supports(sides)]
     found.sort(key=lambda entry: entry[0])
-    return tuple(Plan(path, sides.swap, *path.forms(sides)) for _, path, sides in found)
+    return [(time, Plan(path, sides.swap, *path.forms(sides))) for time, path, sides in found]
+
+
+@cache
+def ranked(unit, bra, ket, long):
+    """The plans of `timed_plans`, in the same order."""
+    return tuple(plan for _, plan in timed_plans(unit, bra, ket, long))
 
 
 def plans(unit, bra, ket):
@@ -248,7 +253,6 @@ def plans(unit, bra, ket):
     return ranked(unit, Side.of(bra), Side.of(ket), len(bra) * len(ket) >= THREAD_QUARTET.fewest_quartets)
 
 
-def plan_variants(unit, kind, bra, ket, long):
-    """Variants of the kernels that compute two `ShellPairs`, of few or (`long`) of many pairs."""
-    plan = ranked(unit, Side.of(bra), Side.of(ket), long)[0]
+def plan_variants(plan, unit, kind, bra, ket):
+    """Variants of the kernels by which a plan computes two `ShellPairs`."""
     return plan.path.variants(unit, kind, *((ket, bra) if plan.swap else (bra, ket)), plan.swap)

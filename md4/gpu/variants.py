@@ -1,6 +1,15 @@
-"""Which kernel variants the classes up to an angular momentum, or of a basis, ask for; what `md4 warmup` compiles."""
+"""Which kernel variants a basis, or all classes up to an angular momentum, ask for; what `md4 warmup` compiles.
 
+Kernels depend on the classes of a bra and a ket list, on the largest number of primitive pairs of a shell pair in each,
+and, by the plan, on the mean numbers. Whole lists have one mean, but builds of J and K take slices of lists that are
+sorted by their Schwarz bounds, and a slice has another mean. So plans are looked for in whole ranges of the means. A
+predicted time is linear in either mean, so the difference of two of them on a rectangle is largest and smallest in its
+corners: a plan that another one beats in all four corners is never taken inside.
+"""
+
+from functools import cache
 from itertools import combinations_with_replacement, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,63 +21,169 @@ from md4.gpu.kernels.h_matrices import h_variant
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.kernels.scatter import scatter_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
-from md4.gpu.paths import plan_variants
-from md4.gpu.tuning import MIXED_SHELLS, THREAD_QUARTET
+from md4.gpu.paths import plan_variants, timed_plans
+from md4.gpu.predicted_times import Side
+from md4.gpu.tuning import FUSED, MIXED_SHELLS, THREAD_QUARTET
+from md4.method.digestion import digest_flags
 from md4.method.scatter import SYMMETRIES
 from md4.shells.basis import Basis
-from md4.shells.shell_pairs import pairs_by_kind, shell_pairs, unique_pairs_by_class
+from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, pairs_by_kind, shell_pairs, unique_pairs_by_class
 
-# Primitive pairs of a bra and a ket: how many there are decides on kernels, and on the side that goes first.
-PRIMITIVES = (1, 2, 30)
+# Shells of general contractions in the correlation-consistent basis sets of the elements up to argon, as (l, nctr).
+# Segmented basis sets, as those of Pople and of Ahlrichs, have none.
+GENERAL_CONTRACTIONS = ((0, 2), (0, 3), (1, 2))
+# Most primitive pairs of a shell pair in such basis sets: two shells of 21 primitives.
+MOST_PRIMITIVES = 441
 # Pairs of a list of a basis that are looked at.
 SAMPLE = 1000
+# J and K leave out more primitive pairs than a tensor; no tolerance that is of use leaves out more than this.
+LOOSE_CUTOFF = 1e-15
+# Ratio of two means of primitive pairs between which predicted times are compared at both ends only.
+STEP = 4
+# Operators of J and K, whose Schwarz bounds are those of Coulomb.
+JK_KINDS = ("coulomb", "erf", "erfc")
+# What `needed_variants` may be asked for, all builds of J and K included.
+USES = ("tensor", "j", digest_flags(2, 1))
 
 
-def sample_pairs(la, lb, nprim, pure):
-    """A list of one pair (la, lb) with `nprim` primitive pairs."""
-    one = np.ones(nprim)
-    basis = Basis.from_arrays([la, lb], [one, [1.0]], [one, [1.0]], np.zeros((2, 3)), pure=pure)
-    return shell_pairs(basis, [[0, 1]])
+class ListKind(NamedTuple):
+    """What decides on the kernels for a pair list.
+
+    Attributes
+    ----------
+    shells : tuple
+        (l_a, nctr_a), (l_b, nctr_b) of the pairs.
+    pure : bool
+    fewest : int
+        A lower bound on the mean number of primitive pairs of a shell pair in any slice.
+    most : tuple of int
+        What the largest number of primitive pairs of a shell pair in the list may be.
+    """
+
+    shells: tuple
+    pure: bool
+    fewest: int
+    most: tuple
 
 
-def list_variants(unit, kind, bra, ket):
-    """Variants for a bra and a ket list, short or long, whatever is asked of them."""
-    for long in (True, False):
-        yield from plan_variants(unit, kind, bra, ket, long)
-    order = (ket, bra) if digestion.digest_swapped(bra, ket) else (bra, ket)
-    for with_j in (True, False):
-        yield digestion.digest_variant(*order, with_j=with_j)
-    yield from coulomb_variants(bra, ket, kind)
+@cache
+def sample_pairs(a, b, nprim, pure):
+    """A list of one pair of shells a = (l, nctr) and b with `nprim` primitive pairs."""
+    (la, _), (lb, _) = a, b
+    coefficients = [np.ones((n, nctr)) for n, (_, nctr) in ((nprim, a), (1, b))]
+    basis = Basis.from_arrays([la, lb], [np.ones(nprim), [1.0]], coefficients, np.zeros((2, 3)), pure=pure)
+    return shell_pairs(basis, [[0, 1]], cutoff=0)
 
 
-def coulomb_variants(bra, ket, kind):
-    """Variants of J alone."""
+# plans ----------------------------------------------------------------------------------------------------------------
+
+
+def steps_between(fewest, most):
+    """Means of primitive pairs from `fewest` to `most`, between which predicted times are compared."""
+    inner, mean = [], max(1, fewest) * STEP
+    while mean < most:
+        inner.append(mean)
+        mean *= STEP
+    return sorted({fewest, *inner, most})
+
+
+def possible_plans(unit, bra, ket, long, fewest):
+    """The plans that slices of two lists may take, as a list.
+
+    Parameters
+    ----------
+    unit, long
+        As in `md4.gpu.paths.Sides`.
+    bra, ket : ShellPairs
+        Lists with the most primitive pairs that a pair may have.
+    fewest : tuple of int
+        The least mean numbers of primitive pairs of slices of bra and of ket.
+    """
+    sides = [Side.of(pairs) for pairs in (bra, ket)]
+    ends = [sorted({min(n, side.max_prim), side.max_prim}) for n, side in zip(fewest, sides)]
+    corners = {
+        means: timed_plans(unit, *(side._replace(mean_prim=n) for side, n in zip(sides, means)), long)
+        for means in product(*ends)
+    }
+    first = list(dict.fromkeys(plans[0][1] for plans in corners.values()))
+    if all(plans[0][0] == 0.0 for plans in corners.values()):
+        return first
+    everywhere = set.intersection(*({plan for _, plan in plans} for plans in corners.values()))
+    times = np.array([[dict(map(reversed, corners[m]))[plan] for m in product(*ends)] for plan in everywhere])
+    grid = times_between(times.reshape(len(everywhere), *map(len, ends)), ends)
+    return list(dict.fromkeys([*first, *(plan for plan, taken in zip(everywhere, least_somewhere(grid)) if taken)]))
+
+
+def times_between(times, ends):
+    """Times at all `steps_between`, shape (nplan, nbra, nket), from those at the ends: they are linear in either mean.
+
+    Parameters
+    ----------
+    times : ndarray, shape (nplan, number of ends of bra, number of ends of ket)
+    ends : list of list of int
+        The one or two ends of bra and of ket.
+    """
+    for axis, end in enumerate(ends, start=1):
+        weight = (np.array(steps_between(end[0], end[-1])) - end[0]) / max(1, end[-1] - end[0])
+        low, high = np.take(times, 0, axis), np.take(times, -1, axis)
+        times = np.stack([(1 - w) * low + w * high for w in weight], axis=axis)
+    return times
+
+
+def least_somewhere(grid):
+    """Whether each plan can be the fastest in some rectangle of a grid of means, shape (nplan, nbra, nket)."""
+    grid = np.pad(grid, [(0, 0), *((0, 1 if n == 1 else 0) for n in grid.shape[1:])], mode="edge")
+    slower = (grid[:, None] > grid[None]).astype(bool)  # plan n than plan k
+    everywhere = slower[..., :-1, :-1] & slower[..., 1:, :-1] & slower[..., :-1, 1:] & slower[..., 1:, 1:]
+    return ~everywhere.any(axis=1).all(axis=(1, 2))
+
+
+# lists ----------------------------------------------------------------------------------------------------------------
+
+
+def prim_pairs(bra, ket):
+    """Numbers of primitive pairs in which two lists may differ for kernels, the most of each kind.
+
+    A kernel asks whether the list of its bra, and of its ket, has contracted pairs, and the fused one whether a quartet
+    of the most primitives has at most `FUSED.primitives`.
+    """
+    found = {}
+    for n, k in product(bra.most, ket.most):
+        facts = n > 1, k > 1, n * k <= FUSED.primitives
+        found[facts] = tuple(map(max, found.get(facts, (n, k)), (n, k)))
+    return list(found.values())
+
+
+def integral_variants(unit, kind, bra, ket, long):
+    """Variants for the integrals of two `ListKind`, in this order; `long` as in `md4.gpu.paths.Sides`."""
+    for counts in prim_pairs(bra, ket):
+        lists = [sample_pairs(*side.shells, n, side.pure) for side, n in zip((bra, ket), counts)]
+        for plan in possible_plans(unit, *lists, long, (bra.fewest, ket.fewest)):
+            yield from plan_variants(plan, unit, kind, *lists)
+
+
+def pair_of(side):
+    """One pair of a `ListKind`."""
+    return sample_pairs(*side.shells, 1, side.pure)
+
+
+def coulomb_variants(kind, bra, ket):
+    """Variants of J alone for two `ListKind`."""
+    bra, ket = pair_of(bra), pair_of(ket)
     if not coulomb.by_threads(bra.l, ket.l):
         yield r_variant(bra.l + ket.l, kind)
     yield coulomb.correlation_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
 
 
-def all_variants(unit, kind="coulomb", lmax=6, pure=True):
-    """Variants that classes up to (ll|ll), l = `lmax`, ask for, as a list without repeats.
-
-    Parameters
-    ----------
-    unit : {'dmma16', 'dmma8', 'fma'}
-        Arithmetic; see `md4.gpu.tuning.Tile`.
-    kind : str
-        The operator's.
-    lmax : int
-    pure : bool
-        Spherical functions, else Cartesian ones.
-    """
-    sides = [(la, lb) for la in range(lmax + 1) for lb in range(la + 1)]
-    return lists_variants(unit, kind, [sample_pairs(*side, nprim, pure) for side, nprim in product(sides, PRIMITIVES)])
+def common_variants(use):
+    """Variants that do not depend on classes; `use` as in `needed_variants`."""
+    yield from (h_variant(), primitives_variant())
+    yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(pair_bounds, ())]
+    yield from [slots_variant()] if use != "j" else ()
+    yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
 
 
-def basis_variants(unit, kind, basis):
-    """Variants that tensors, J and K of a basis ask for, general contractions included; arguments as `all_variants`."""
-    lists = [*unique_pairs_by_class(basis), *pairs_by_kind(basis, MIXED_SHELLS)]
-    return lists_variants(unit, kind, [shell_pairs(basis, sample_of(basis, pairs)) for pairs in lists])
+# what is asked of a basis ---------------------------------------------------------------------------------------------
 
 
 def sample_of(basis, pairs):
@@ -79,35 +194,97 @@ def sample_of(basis, pairs):
     return np.concatenate([pairs[:: 1 + len(pairs) // SAMPLE], pairs[most : most + 1]])
 
 
-def needed_variants(unit, kind, basis, use):
-    """Variants for what is now asked of a basis.
+def list_kind(basis, pairs, cut):
+    """`ListKind` of a list of a basis; `cut` as in `needed_variants`."""
+    sample = sample_of(basis, pairs)
+    most, fewest = shell_pairs(basis, sample, cutoff=PRIMITIVE_CUTOFF), shell_pairs(basis, sample, cutoff=LOOSE_CUTOFF)
+    least = int(np.diff(fewest.start).min())
+    found = {max(1, most.max_prim), max(1, fewest.max_prim)}
+    if cut:
+        largest = int(np.multiply(*basis.nprims[sample].T).max())
+        found |= {largest, max(1, least), min(2, largest)}
+    shells = tuple(tuple(shell) for shell in basis.classes[pairs[0]].tolist())
+    return ListKind(shells, basis.pure, least, tuple(sorted(found)))
 
-    `use` is 'tensor' (integrals), 'j' for J alone, or `md4.method.digestion.digest_flags` of the build.
+
+def needed_variants(unit, kind, basis, use, cut=False):
+    """Variants for what is asked of a basis.
+
+    Parameters
+    ----------
+    unit : {'dmma16', 'dmma8', 'fma'}
+        Arithmetic; see `md4.gpu.tuning.Tile`.
+    kind : str
+        The operator's.
+    basis : Basis
+    use : {'tensor', 'j'} or tuple
+        Integrals, J alone, or `md4.method.digestion.digest_flags` of a build of J and K.
+    cut : bool
+        Whether lists may be cut for want of memory, so that any of their pairs may be a list of its own.
     """
     found = unique_pairs_by_class(basis) if use == "tensor" else pairs_by_kind(basis, MIXED_SHELLS)
-    lists = [shell_pairs(basis, sample_of(basis, pairs)) for pairs in found]
-    yield from (h_variant(), primitives_variant())
-    yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(pair_bounds, ())]
-    yield from [slots_variant()] if use != "j" else ()
-    yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
+    lists = [list_kind(basis, pairs, cut) for pairs in found]
+    yield from common_variants(use)
     for n, k in combinations_with_replacement(range(len(lists)), 2):
         bra, ket, long = lists[k], lists[n], len(found[n]) * len(found[k]) >= THREAD_QUARTET.fewest_quartets
-        if use not in ("tensor", "j") and digestion.digest_swapped(bra, ket):
+        if use not in ("tensor", "j") and digestion.digest_swapped(pair_of(bra), pair_of(ket)):
             bra, ket = ket, bra
+        if use != "tensor" and n == k:  # the bounds (ab|ab)
+            yield from integral_variants(unit, "coulomb", bra, ket, False)
         if use == "j":
-            yield from coulomb_variants(bra, ket, kind)
-        if use != "j" or n == k:  # of J alone the bounds (ab|ab)
-            for many in {False, long and use != "j"}:
-                yield from plan_variants(unit, kind, bra, ket, many)
-        if use not in ("tensor", "j"):
-            yield from (digestion.digest_variant(bra, ket, *flags) for flags in use)
+            yield from coulomb_variants(kind, bra, ket)
+            continue
+        for many in {False, long}:
+            yield from integral_variants(unit, kind, bra, ket, many)
+        if use != "tensor":
+            yield from (digestion.digest_variant(pair_of(bra), pair_of(ket), *flags) for flags in use)
 
 
-def lists_variants(unit, kind, lists):
-    """Variants for any two of some pair lists, as a list without repeats."""
-    of_matrices = (Variant(f, ()) for f in (pair_bounds, coulomb.hermite_densities, coulomb.hermite_sums))
-    of_pairs = h_variant(), primitives_variant(), slots_variant()
-    found = dict.fromkeys([*of_pairs, *of_matrices, *map(scatter_variant, SYMMETRIES)])
-    for bra, ket in product(lists, lists):
-        found.update(dict.fromkeys(list_variants(unit, kind, bra, ket)))
+def basis_variants(unit, kind, basis):
+    """Variants of all that can be asked of a basis, as a list without repeats; arguments as in `needed_variants`."""
+    found = {}
+    for use in USES if kind in JK_KINDS else USES[:1]:
+        part = basis.segmented() if use == "tensor" else basis.regrouped()[0]
+        found.update(dict.fromkeys(needed_variants(unit, kind, part, use, cut=True)))
     return list(found)
+
+
+# all classes up to an angular momentum --------------------------------------------------------------------------------
+
+
+def all_lists(lmax, pure):
+    """`ListKind` of all pairs of shells up to `lmax`, also of the general contractions of common basis sets."""
+    shells = [*((l, 1) for l in range(lmax + 1)), *(shell for shell in GENERAL_CONTRACTIONS if shell[0] <= lmax)]
+    pairs = combinations_with_replacement(sorted(shells), 2)
+    return [ListKind((b, a), pure, 1, (1, 2, FUSED.primitives, MOST_PRIMITIVES)) for a, b in pairs]
+
+
+def all_variants(unit, kind="coulomb", lmax=6, pure=True):
+    """Variants that classes up to (ll|ll), l = `lmax`, ask for, as a list without repeats.
+
+    Parameters
+    ----------
+    unit, kind
+        As in `needed_variants`.
+    lmax : int
+    pure : bool
+        Spherical functions, else Cartesian ones.
+    """
+    lists, sums = all_lists(lmax, pure), kind in JK_KINDS
+    found = dict.fromkeys(v for use in USES if sums or use == "tensor" for v in common_variants(use))
+    for bra, ket in product(lists, lists):
+        for long in (True, False):
+            found.update(dict.fromkeys(integral_variants(unit, kind, bra, ket, long)))
+        if sums:
+            found.update(dict.fromkeys(jk_variants(unit, kind, bra, ket)))
+    return list(found)
+
+
+def jk_variants(unit, kind, bra, ket):
+    """Variants for two `ListKind` that J and K need besides the integrals."""
+    if bra is ket:
+        yield from integral_variants(unit, "coulomb", bra, ket, False)
+    one, other = pair_of(bra), pair_of(ket)
+    order = (other, one) if digestion.digest_swapped(one, other) else (one, other)
+    yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])
+    yield from coulomb_variants(kind, bra, ket)

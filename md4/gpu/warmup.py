@@ -116,8 +116,7 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
     if basis is None:
         wanted = dict.fromkeys(v for kind in kinds for v in all_variants(unit, kind, lmax, pure))
     else:
-        parts = dict.fromkeys((basis.segmented(), basis.regrouped()[0]))  # of whole tensors; of J and K
-        wanted = dict.fromkeys(v for kind in kinds for part in parts for v in basis_variants(unit, kind, part))
+        wanted = dict.fromkeys(v for kind in kinds for v in basis_variants(unit, kind, basis))
     todo = missing(wanted, capability)
     jobs = min(jobs or os.cpu_count(), max(1, len(todo)))
     if todo:

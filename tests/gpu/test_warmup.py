@@ -3,85 +3,13 @@
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
-from itertools import product
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from molecules import WATER, molecule
-from offline import UNITS, fake_backend, fake_prepared, recording, used_variants
 
-import md4
 from md4.__main__ import main
-from md4.engine import Engine
 from md4.errors import ArgumentError, DeviceError
 from md4.gpu import variants
-from md4.gpu.hermite_coulomb import DeviceCoulomb
-from md4.gpu.kernels.digestion import digest_swapped
-from md4.gpu.tuning import MIXED_SHELLS
 from md4.gpu.warmup import allowed_jobs, compile_ahead, missing, warmup
-from md4.method.digestion import digest_flags
-from md4.method.operators import Operator
-from md4.shells.shell_pairs import pairs_by_kind, shell_pairs, unique_pairs_by_class
-
-# Lists as `offline.used_variants` has them: primitives of bra and ket, and pairs enough for a thread a quartet or not.
-LENGTHS = [(i, j, n) for i in variants.PRIMITIVES for j in variants.PRIMITIVES for n in (1, 300)]
-
-
-@pytest.mark.parametrize("unit", sorted({*UNITS.values(), "fma"}))
-@pytest.mark.parametrize("pure", [True, False], ids=["pure", "cartesian"])
-def test_the_list_is_what_the_launchers_ask_for(unit, pure):
-    asked = set(used_variants(unit, lmax=2, lengths=LENGTHS, kinds_of_shells=(pure,)))
-    assert set(variants.all_variants(unit, lmax=2, pure=pure)) == asked
-
-
-def test_the_list_of_an_operator():
-    coulomb, erf = (set(variants.all_variants("dmma16", kind, 1)) for kind in ("coulomb", "erf"))
-    assert coulomb != erf
-    assert {v.facts for v in erf - coulomb} == {(*v.facts[:-1], "erf") for v in coulomb - erf}
-
-
-def test_the_list_of_a_basis():
-    """General contractions, which the list up to an l does not know, and nothing above the basis's l."""
-    coefficients = [[[1.0, 0.2], [0.3, 1.0]], [1.0, 0.4], [1.0, 0.1]]
-    basis = md4.Basis.from_arrays([0, 1, 2], [[3.0, 0.5]] * 3, coefficients, np.eye(3))
-    found = set(variants.basis_variants("dmma16", "coulomb", basis))
-    names = {v.name for v in found}
-    assert "thread_quartet_integrals-0-2-0-2-0-2-0-2-True-False-coulomb" in names
-    assert "digest_quartets-3-2-2-2-True-True" in names
-    r_variants = {v for v in found if v.factory.__module__ == "md4.gpu.kernels.recurrence"}
-    assert r_variants <= set(variants.all_variants("dmma16", lmax=2))
-
-
-@pytest.mark.parametrize("use", ["tensor", "j", *(digest_flags(*n) for n in ((1, 1), (1, 0), (2, 1)))], ids=str)
-def test_the_list_of_a_first_call(use):
-    """It is part of what a basis may ask for at all, and holds what the engine launches for its lists."""
-    basis = md4.Basis.from_mol(molecule(WATER, "cc-pvtz"))
-    needed = set(variants.needed_variants("dmma16", "coulomb", basis, use))
-    assert needed < set(variants.basis_variants("dmma16", "coulomb", basis))
-    digest = {v for v in needed if v.factory.__name__.startswith("digest")}
-    assert {v.facts[-2:] for v in digest} == (set() if use in ("tensor", "j") else set(use))
-    found = unique_pairs_by_class(basis) if use == "tensor" else pairs_by_kind(basis, MIXED_SHELLS)
-    lists = [shell_pairs(basis, pairs) for pairs in found]
-    with recording() as launched:
-        backend = fake_backend("dmma16", Operator("coulomb", 0.0))
-        prepared = [fake_prepared(pairs, backend) for pairs in lists]
-        for n, k in product(range(len(lists)), repeat=2):
-            bra, ket = prepared[n], prepared[k]
-            if k > n or (use == "j" and k < n):
-                continue
-            if use not in ("tensor", "j") and digest_swapped(bra.pairs, ket.pairs):
-                bra, ket = ket, bra
-            shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
-            Engine.evaluate(SimpleNamespace(backend=backend, lock=nullcontext()), bra, ket, backend.scratch(shape))
-        if use == "j":
-            target = DeviceCoulomb(backend, basis, np.zeros((1, 1, 1)))
-            for this in prepared:
-                target.load(this)
-            for bra, ket in product(prepared, repeat=2):
-                target.add(bra, ket, False)
-    assert set(launched) <= needed
 
 
 def test_allowed_jobs(monkeypatch):

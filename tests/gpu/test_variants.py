@@ -1,0 +1,179 @@
+"""What is compiled ahead: all that whole tensors and builds of J and K launch, and little else."""
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from molecules import METHANE, WATER, molecule
+from offline import UNITS, devices_without_memory, used_variants
+
+import md4
+from md4.gpu import variants
+from md4.gpu.paths import timed_plans
+from md4.gpu.predicted_times import Side
+from md4.gpu.variants import possible_plans, sample_pairs, steps_between
+from md4.method.digestion import digest_flags
+
+TENSOR_CORES = sorted({*UNITS.values()} - {"fma"})
+# Primitives of bra and ket, and pairs in either list, as `offline.used_variants` has them.
+NPRIM = (1, 2, 6, 30, 200)
+LENGTHS = [*((i, k, 1) for i in NPRIM for k in NPRIM), (1, 1, 300), (2, 2, 300)]
+
+CHAIN = "; ".join(f"O 0 {3 * n} 0; H 0 {3 * n} 0.96; H 0.93 {3 * n} -0.24" for n in range(9))
+ELEMENTS = "; ".join(f"{e} {3 * (n % 4)} {3 * (n // 4)} 0" for n, e in enumerate("OCNHSiSClPF"))
+SYSTEMS = {
+    "water cc-pvtz": (WATER, "cc-pvtz"), "methane aug-cc-pvdz": (METHANE, "aug-cc-pvdz"),
+    "water def2-tzvp": (WATER, "def2-tzvp"), "methane 6-311++g**": (METHANE, "6-311++g**"),
+    "9 waters cc-pvdz": (CHAIN, "cc-pvdz"), "9 waters 6-31g*": (CHAIN, "6-31g*"),
+    "Cl2 cc-pvqz": ("Cl 0 0 0; Cl 0 0 2", "cc-pvqz"), "SiP cc-pcvdz": ("Si 0 0 0; P 0 0 2", "cc-pcvdz"),
+}  # fmt: skip
+ANO = {"water ano": (WATER, "ano"), "TiO cc-pvdz": ("Ti 0 0 0; O 0 0 1.6", "cc-pvdz")}
+# Bytes that are free: plenty, and so few that lists are cut.
+MEMORY = {"plenty": 1 << 45, "little": 3 << 26}
+
+
+@cache
+def system(name):
+    return molecule(*{**SYSTEMS, **ANO}[name])
+
+
+@cache
+def of_all_classes(unit, lmax, pure=True):
+    return set(variants.all_variants(unit, lmax=lmax, pure=pure))
+
+
+def launched(unit, name, use, left, omega=None):
+    """Variants that a call with md4's public functions launches."""
+    mol = system(name)
+    dm = np.random.default_rng(0).standard_normal((mol.nao, mol.nao))
+    with devices_without_memory(unit, left) as found:
+        if use in ("s1", "s4", "s8"):
+            md4.int2e(mol, aosym=use, omega=omega, backend="cuda")
+        else:
+            options = {"jk": {}, "j": {"with_k": False}, "k": {"with_j": False}, "general": {"hermi": 0}}[use]
+            md4.get_jk(mol, dm, omega=omega, backend="cuda", **options)
+    return set(found)
+
+
+CALLS = ("s1", "s4", "s8", "jk", "j", "k", "general")
+
+
+# Each molecule with one of the units and with one of the memories.
+CASES = [(name, TENSOR_CORES[n % 2], list(MEMORY)[n // 2 % 2]) for n, name in enumerate([*SYSTEMS, *ANO])]
+
+
+@pytest.mark.parametrize(("name", "unit", "memory"), CASES)
+def test_nothing_is_left_to_compile(name, unit, memory):
+    """After `md4 warmup GEOMETRY --basis NAME`, for any use and however much memory there is.
+
+    For basis sets of Dunning, Pople and Ahlrichs, and elements up to argon, `md4 warmup --lmax` does as well.
+    """
+    basis = md4.Basis.from_mol(system(name))
+    warm = [set(variants.basis_variants(unit, "coulomb", basis))]
+    warm += [of_all_classes(unit, basis.lmax)] if name in SYSTEMS else []
+    for use, found in product(CALLS, warm):
+        missing = launched(unit, name, use, MEMORY[memory]) - found
+        assert not missing, f"{use}: {sorted(v.name for v in missing)}"
+
+
+def test_other_contractions_are_not_in_the_list_of_all_classes():
+    """So `md4 warmup` has to be given the molecule."""
+    assert launched("dmma16", "water ano", "jk", MEMORY["plenty"]) - of_all_classes("dmma16", 4)
+
+
+@pytest.mark.parametrize("omega", [0.3, -0.3])
+def test_range_separation(omega):
+    """J and K of erf and erfc need the Schwarz bounds of Coulomb, besides kernels of their own."""
+    kind, basis = "erf" if omega > 0 else "erfc", md4.Basis.from_mol(system("water def2-tzvp"))
+    warm = set(variants.basis_variants("dmma16", kind, basis))
+    every = set(variants.all_variants("dmma16", kind, basis.lmax))
+    for use in CALLS:
+        found = launched("dmma16", "water def2-tzvp", use, MEMORY["plenty"], omega)
+        assert found <= warm
+        assert found <= every
+
+
+@pytest.mark.parametrize("kind", ["yukawa", "slater", "gaussian", "gaussian_coulomb"])
+def test_operators_without_j_and_k(kind):
+    basis = md4.Basis.from_mol(system("water def2-tzvp"))
+    for found in (variants.basis_variants("dmma16", kind, basis), variants.all_variants("dmma16", kind, 1)):
+        names = {v.factory.__name__ for v in found}
+        assert "scatter_block" in names
+        assert not {n for n in names if n.startswith(("digest", "correlation", "hermite", "pair_bounds"))}
+        assert {v.facts[-1] for v in found if v.factory.__name__.startswith(("r_", "thread"))} == {kind}
+
+
+@pytest.mark.parametrize("name", ["water cc-pvtz", "9 waters 6-31g*"])
+def test_a_molecule_needs_little_else(name):
+    """Not more than twice what is launched with plenty of memory."""
+    warm = set(variants.basis_variants("dmma16", "coulomb", md4.Basis.from_mol(system(name))))
+    used = set().union(*(launched("dmma16", name, use, MEMORY["plenty"]) for use in CALLS))
+    assert len(warm) <= 2 * len(used)
+
+
+@pytest.mark.parametrize("unit", [*TENSOR_CORES, "fma"])
+@pytest.mark.parametrize("pure", [True, False], ids=["pure", "cartesian"])
+def test_the_list_of_all_classes_is_what_the_launchers_ask_for(unit, pure):
+    """Besides plans for lists whose pairs differ in their numbers of primitives, which are not among those here."""
+    general = [shell for shell in variants.GENERAL_CONTRACTIONS if shell[0] <= 1]
+    asked = set(used_variants(unit, lmax=1, lengths=LENGTHS, kinds_of_shells=(pure,), general=general))
+    found = of_all_classes(unit, 1, pure)
+    assert asked <= found
+    assert len(found - asked) <= 2
+
+
+@pytest.mark.parametrize("use", ["tensor", "j", *(digest_flags(*n) for n in ((1, 1), (1, 0), (2, 1)))], ids=str)
+@pytest.mark.parametrize("name", ["water cc-pvtz", "9 waters cc-pvdz", "methane 6-311++g**"])
+def test_what_a_first_call_needs(name, use):
+    """It is part of what can be asked of a basis at all, and holds what the call launches."""
+    basis = md4.Basis.from_mol(system(name))
+    part = basis.segmented() if use == "tensor" else basis.regrouped()[0]
+    needed = set(variants.needed_variants("dmma16", "coulomb", part, use))
+    assert needed < set(variants.basis_variants("dmma16", "coulomb", basis))
+    digest = {v for v in needed if v.factory.__name__.startswith("digest")}
+    assert {v.facts[-2:] for v in digest} == (set() if use in ("tensor", "j") else set(use))
+    calls = {"tensor": ("s1", "s4", "s8"), "j": ("j",), digest_flags(1, 1): ("jk",), digest_flags(1, 0): ("k",)}
+    for call in calls.get(use, ("general",)):
+        assert launched("dmma16", name, call, MEMORY["plenty"]) <= needed
+
+
+def test_a_general_contraction_of_a_basis():
+    """Classes that the list up to an l does not know, and nothing above the basis's l."""
+    coefficients = [np.random.default_rng(0).uniform(0.2, 1.0, (4, 4)), [1.0, 0.4], [1.0, 0.1]]
+    exponents = [[9.0, 3.0, 1.0, 0.5], [3.0, 0.5], [3.0, 0.5]]
+    basis = md4.Basis.from_arrays([0, 1, 2], exponents, coefficients, np.eye(3))
+    found = set(variants.basis_variants("dmma16", "coulomb", basis))
+    assert {v.name for v in found - of_all_classes("dmma16", 2)} >= {"digest_rows-4-4-True-True"}
+    r_variants = {v for v in found if v.factory.__module__ == "md4.gpu.kernels.recurrence"}
+    assert r_variants <= of_all_classes("dmma16", 2)
+
+
+# plans ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shells", [((1, 1), (0, 1)), ((2, 1), (2, 1)), ((3, 1), (2, 1)), ((0, 2), (0, 1))], ids=str)
+@pytest.mark.parametrize("other", [((0, 1), (0, 1)), ((4, 1), (0, 1)), ((3, 1), (3, 1))], ids=str)
+def test_the_fastest_plan_of_any_means_is_possible(shells, other):
+    rng = np.random.default_rng(0)
+    for most in ((4, 5), (30, 1), (60, 40)):
+        lists = [sample_pairs(*side, n, True) for side, n in zip((shells, other), most)]
+        for long in (True, False):
+            found = possible_plans("dmma16", *lists, long, (1, 0))
+            for _ in range(30):
+                means = [round(rng.uniform(min(1, n), n), 1) for n in most]
+                sides = [Side.of(pairs)._replace(mean_prim=mean) for pairs, mean in zip(lists, means)]
+                assert timed_plans("dmma16", *sides, long)[0][1] in found
+
+
+def test_a_plan_that_is_always_slower_is_not_possible():
+    """Of two uncontracted lists there is one mean, and one plan."""
+    lists = [sample_pairs(*side, 1, True) for side in (((3, 1), (2, 1)), ((2, 1), (1, 1)))]
+    assert len(timed_plans("dmma16", *map(Side.of, lists), False)) > 1
+    assert len(possible_plans("dmma16", *lists, False, (1, 1))) == 1
+
+
+def test_steps():
+    assert steps_between(1, 1) == [1]
+    assert steps_between(0, 30) == [0, 4, 16, 30]
+    assert steps_between(3, 9) == [3, 9]
