@@ -42,7 +42,7 @@ class HermiteStore:
         self.shrink()
 
     def batches(self, pairs):
-        """Yields lists of `md4.plan.ListPair`, those of each list small enough for the limit; notes that they are used."""
+        """Yields lists of `md4.plan.ListPair`, each small enough for the limit; notes that their pieces are used."""
         batch, held, total = [], {}, 0
         for pair in pairs:
             new = {id(side): side for side in pair[:2] if id(side) not in held}

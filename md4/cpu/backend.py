@@ -1,21 +1,21 @@
 """The CPU backend: LANES shell quartets side by side in vectors, on threads of its own.
 
-Work is a table of tasks (`md4.cpu.run`): a bra list with a ket list, or a part of them. A thread makes blocks of one bra
-pair with LANES ket pairs (`md4.cpu.integrals`) until it has some for the target, an AO tensor (`md4.cpu.targets`) or J
-and K (`md4.cpu.sums`), and goes on. So even small lists need few calls from Python.
+Work is a table of tasks (`md4.cpu.run`): a bra list with a ket list, or a part of them. A thread makes blocks of one
+bra pair with LANES ket pairs (`md4.cpu.integrals`) until it has some for the target, an AO tensor (`md4.cpu.targets`)
+or J and K (`md4.cpu.sums`), and goes on. So even small lists need few calls from Python.
 """
 
 from copy import copy
 
 import numpy as np
 
+from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import Groups, group_vectors, h_elements
 from md4.cpu.h_matrices import BOTH, make_h
 from md4.cpu.run import OUT, Extent, OwnList, run_lists, sizes_of_pairs, work_of
 from md4.cpu.sums import HostBounds, HostSums
 from md4.cpu.targets import BlockWriter, HostBlock, ListTensor
 from md4.cpu.threads import number_of_threads
-from md4.cpu.vectors import LANES
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
 from md4.method import operators
 from md4.plan import ListPair, Plan
@@ -68,7 +68,10 @@ class CpuBackend:
         return other
 
     def compile_ahead(self, basis, use, progress):
-        """Does nothing: the few loops are the same for all basis sets."""
+        """Compiles the loops for some use, which are the same for all basis sets; see `md4.cpu.warmup`."""
+        from md4.cpu.warmup import compile_ahead, names_for
+
+        compile_ahead(names_for(use, self.operator.kind), progress)
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs`, by primitive pair and in lanes."""

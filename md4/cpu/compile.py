@@ -8,7 +8,7 @@ import hashlib
 import pickle
 from types import FunctionType
 
-from numba import njit
+from numba import njit, typeof
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
@@ -90,6 +90,18 @@ class Loop:
 
     def __call__(self, *args):
         return self.dispatcher(*args)
+
+    def compile(self, args):
+        """Compiles the function for arguments of these types, or reads it from disk."""
+        self.dispatcher.compile(tuple(map(typeof, args)))
+
+    def is_kept(self, args):
+        """Whether this process or the disk cache has it for arguments of these types."""
+        signature = tuple(map(typeof, args))
+        if signature in self.dispatcher.overloads:
+            return True
+        codegen = self.dispatcher.targetdescr.target_context.codegen()
+        return self.dispatcher._cache.entry(signature, codegen)[0].exists()
 
     @property
     def hits(self):

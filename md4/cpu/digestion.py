@@ -8,8 +8,8 @@ Y; see `md4.method.digestion` for what they are.
 import numpy as np
 
 from md4.cpu.compile import Loop, helper, part
+from md4.cpu.emit.vectors import LANES, broadcast, fma, integers, load, multiply, store, total
 from md4.cpu.groups import FIELD, SAME, TASK
-from md4.cpu.vectors import LANES, add, broadcast, fma, integers, load, multiply, store, total
 from md4.method.digestion import quartet_weight
 from md4.support.locks import once
 
@@ -37,7 +37,9 @@ def scatter(values, row, rows, columns, count, lanes, matrix):
 
 
 @part
-def digest_one(blocks, at, weights, sizes, with_j, d_ac, d_ad, d_bc, d_bd, d_cd, twice, a0, b0, x_ac, x_ad, x_bc, x_bd, y_cd, y):
+def digest_one(
+    blocks, at, weights, sizes, with_j, d_ac, d_ad, d_bc, d_bd, d_cd, twice, a0, b0, x_ac, x_ad, x_bc, x_bd, y_cd, y
+):  # fmt: skip
     """Adds a block to X and Y of one density matrix, all in lanes but `twice`, D + D^T, and `y`."""
     na, nb, nc, nd = sizes
     weight = load(weights, 0)

@@ -7,10 +7,11 @@ primitive pairs; what is missing in other lanes is filled up by primitives whose
 
 from collections import namedtuple
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
-from md4.cpu.vectors import LANES
+from md4.cpu.emit.vectors import LANES
 from md4.method.angular import hermite_triples
 from md4.method.hermite import component_table
 
@@ -21,7 +22,8 @@ def numbered(name, fields):
     return namedtuple(name, [*names, "size"])(*range(len(names) + 1))
 
 
-# Columns of the table of lists; `most` is the largest number of primitive pairs. From `order` on they are addresses of arrays; see `Grouped`.
+# Columns of the table of lists; `most` is the largest number of primitive pairs. From `order` on they are addresses of
+# arrays.
 FIELD = numbered(
     "Field",
     "l nab nherm elements npair ngroup na nb most order start vectors primitives lane_primitives columns rows triples "
@@ -85,7 +87,7 @@ def reached(l, pure):
     """The triples of the monomials of each angular component of a shell, a list of arrays of shape (n, 3)."""
     start, powers, _ = component_table(l, pure)
     triples = np.stack([powers & 255, (powers >> 8) & 255, powers >> 16], axis=1)
-    return [triples[i:j] for i, j in zip(start[:-1], start[1:])]
+    return [triples[i:j] for i, j in pairwise(start)]
 
 
 @cache
@@ -132,7 +134,7 @@ class Groups:
         self.lane_primitives = aligned(self.primitives[chosen].transpose(0, 2, 1))
 
     def primitives_of(self, start, first, last):
-        """The primitive pairs of the pairs at places first to last, one after the other; `start` is that of the list."""
+        """The primitive pairs of the pairs at places first to last in order; `start` is that of the list."""
         begin, end = start[self.order[first:last]], start[self.order[first:last] + 1]
         before = np.cumsum(end - begin) - (end - begin)
         return np.arange((end - begin).sum()) + np.repeat(begin - before, end - begin)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.cpu.compile import Loop, part
+from md4.cpu.emit.vectors import LANES, broadcast, fma, load, magnitude, multiply, noise_removed, store
 from md4.cpu.groups import aligned_empty, h_structure
 from md4.cpu.threads import number_of_threads, run_all
-from md4.cpu.vectors import LANES, add, broadcast, fma, load, magnitude, multiply, noise_removed, store
 from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples
 from md4.method.hermite import NOISE
 from md4.support.locks import once
@@ -82,7 +82,8 @@ def shape_of(la, lb, pure, nctr_a, nctr_b):
     ordinals[tuple(triples.T)] = np.arange(len(triples))
     signs = 1.0 - 2.0 * (triples.sum(axis=1) % 2)
     powers = [np.ascontiguousarray(cartesian_triples(l)[:, ::-1]) for l in (la, lb)]
-    return Shape(*powers, *(coefficients(l, pure) for l in (la, lb)), len(triples), ordinals, rows, columns, signs[columns])
+    of_monomials = (coefficients(l, pure) for l in (la, lb))
+    return Shape(*powers, *of_monomials, len(triples), ordinals, rows, columns, signs[columns])
 
 
 @cache

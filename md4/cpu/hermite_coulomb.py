@@ -1,20 +1,20 @@
 """J alone on the CPU, in the Hermite basis: r of LANES primitive quartets times the densities of both sides.
 
-See `md4.method.hermite_coulomb`. The bra has no sign here: its D and J are in the basis of H without (-1)^|p|, while the
-densities of kets include it.
+See `md4.method.hermite_coulomb`. The bra has no sign here: its D and J are in the basis of H without (-1)^|p|, while
+the densities of kets include it.
 """
 
 import numpy as np
 
 from md4.cpu.compile import Loop
+from md4.cpu.emit.recurrence import recur
+from md4.cpu.emit.vectors import LANES, broadcast, doubles, fma, integers, load, multiply, store, subtract, total
+from md4.cpu.emit.zeros import zeros_of
 from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, h_structure
 from md4.cpu.h_matrices import BOTH, class_of
 from md4.cpu.integrals import cube_places, lane_row_products, quartet_count, row_products
-from md4.cpu.recurrence import recur
 from md4.cpu.run import TASKS, THREAD_WORK, Lists, ordered, task_rows, task_sizes
 from md4.cpu.threads import number_of_threads, run_threads
-from md4.cpu.vectors import LANES, broadcast, doubles, fma, integers, load, multiply, store, subtract, total
-from md4.cpu.zeros import zeros_of
 from md4.method.hermite_coulomb import pair_places, pair_weights, signs
 from md4.support.locks import Lock, once
 
@@ -43,7 +43,8 @@ def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra
     nprim, nvector, side = d_bra.shape[1], d_ket.shape[1], (l + 1) | 1
     cube_places(bra, side, work.of_p)
     cube_places(ket, side, work.column_q)
-    order, start, vectors = integers(bra[FIELD.order], 1), integers(bra[FIELD.start], 1), integers(ket[FIELD.vectors], 1)
+    order, start = integers(bra[FIELD.order], 1), integers(bra[FIELD.start], 1)
+    vectors = integers(ket[FIELD.vectors], 1)
     bra_data, ket_data = doubles(bra[FIELD.primitives], 1), doubles(ket[FIELD.lane_primitives], 1)
     same, weights = task[TASK.same] == SAME, np.empty(LANES)
     bra_bound, ket_bound = doubles(task[TASK.bra_bound], 1), doubles(task[TASK.ket_bound], 1)

@@ -9,9 +9,8 @@ the place of r[p+q] is the sum of the places of p and of q.
 """
 
 from md4.cpu.compile import Loop, bound, helper, part
-from md4.cpu.groups import DIAGONAL, FIELD, PRIMITIVE, SAME, STATE, TASK
-from md4.cpu.recurrence import recur
-from md4.cpu.vectors import (
+from md4.cpu.emit.recurrence import recur
+from md4.cpu.emit.vectors import (
     LANES,
     broadcast,
     doubles,
@@ -26,7 +25,8 @@ from md4.cpu.vectors import (
     subtract,
     take_next,
 )
-from md4.cpu.zeros import zeros_of
+from md4.cpu.emit.zeros import zeros_of
+from md4.cpu.groups import DIAGONAL, FIELD, PRIMITIVE, SAME, STATE, TASK
 from md4.support.locks import once
 
 # Rows of (ab|q] that are made together where each bra pair has one primitive, and bytes that they should take.
@@ -38,7 +38,7 @@ zeros_of_lanes = None  # set by `fill_blocks`, for one operator
 
 @helper
 def row_products(h, h0, offsets, first, last, source, columns, count, target, place, step, more):
-    """One row of H, numbers for all lanes, times all columns; see `md4.cpu.vectors.make_row`."""
+    """One row of H, numbers for all lanes, times all columns; see `md4.cpu.emit.vectors.make_row`."""
     c = 0
     while count - c >= 8:
         row8(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
@@ -112,8 +112,8 @@ def of_bra(data, at, stride, number, diagonal):
 def add_signs(abq, rows, triples, nq):
     """Multiplies (ab|q] by (-1)^|q|.
 
-    In a diagonal block H of the bra includes (-1)^|p|, as that of the ket (-1)^|q|. Both signs go into r[p+q] if P and Q
-    change places. What is missing then is (-1)^|q|.
+    In a diagonal block H of the bra includes (-1)^|p|, as that of the ket (-1)^|q|. Both signs go into r[p+q] if P and
+    Q change places. What is missing then is (-1)^|q|.
     """
     for q in range(nq):
         if (triples[3 * q] + triples[3 * q + 1] + triples[3 * q + 2]) % 2 == 1:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from md4.cpu.emit.recurrence import cube_side
+from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import (
     DIAGONAL,
     DIFFERENT,
@@ -21,8 +23,6 @@ from md4.cpu.groups import (
 from md4.cpu.h_matrices import BOTH, class_of
 from md4.cpu.integrals import ROW_BYTES, ROWS, fill_blocks
 from md4.cpu.threads import number_of_threads, run_threads
-from md4.cpu.recurrence import cube_side
-from md4.cpu.vectors import LANES
 from md4.method.angular import nherm
 from md4.plan import ListPair
 
@@ -101,8 +101,8 @@ class Sizes(NamedTuple):
 def sizes_for(bra, ket, out=OUT):
     """`Sizes` for the bra and ket lists of some tasks.
 
-    `bra` and `ket` hold the columns l, nab, nherm, elements and most of `FIELD`, shapes (5, ntask). There is room for one
-    block, and for more in `out` doubles.
+    `bra` and `ket` hold the columns l, nab, nherm, elements and most of `FIELD`, shapes (5, ntask). There is room for
+    one block, and for more in `out` doubles.
     """
     l, rows = bra[0] + ket[0], np.where(bra[4] == 1, np.minimum(bra[1], rows_at_once(ket[2])), bra[1])
     highest = int(l.max())
@@ -206,8 +206,8 @@ class Lists:
             flat_triples(pairs.l), h.flat, h.lanes, pairs.pairs, aos,
         )  # fmt: skip
         self.kept += arrays
-        sizes = pairs.l, pairs.nab, pairs.nherm, len(columns), len(pairs), groups.ngroup, pairs.na, pairs.nb, pairs.max_prim
-        return (*sizes, *(array.ctypes.data for array in arrays))
+        sizes = pairs.l, pairs.nab, pairs.nherm, len(columns), len(pairs), groups.ngroup
+        return (*sizes, pairs.na, pairs.nb, pairs.max_prim, *(array.ctypes.data for array in arrays))
 
     def address(self, array):
         """The address of an array, which is kept."""

@@ -3,11 +3,11 @@
 import numpy as np
 
 from md4.cpu.digestion import digest_blocks
+from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import aligned_empty
 from md4.cpu.hermite_coulomb import HostCoulomb
 from md4.cpu.run import Extent, diagonal, run_lists, work_of
 from md4.cpu.threads import number_of_threads
-from md4.cpu.vectors import LANES
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.shells.schwarz import row_norms
 

@@ -1,16 +1,16 @@
 """What takes blocks of integrals on the CPU: AO tensors, and arrays of blocks.
 
-`fill` (`md4.cpu.integrals`) leaves blocks as [ab][cd][lane], with rows (task, place of the bra pair, ket group, place in
-memory) that say what they are.
+`fill` (`md4.cpu.integrals`) leaves blocks as [ab][cd][lane], with rows (task, place of the bra pair, ket group, place
+in memory) that say what they are.
 """
 
 import numpy as np
 
 from md4.cpu.compile import Loop, helper
+from md4.cpu.emit.vectors import LANES, doubles, integers
 from md4.cpu.groups import FIELD, SAME, TASK
 from md4.cpu.run import run_lists
 from md4.cpu.threads import number_of_threads, run_all
-from md4.cpu.vectors import LANES, doubles, integers
 from md4.method import scatter
 from md4.support.locks import once
 
@@ -64,7 +64,7 @@ def scatter_lanes(items, tasks, lists, blocks, swap, box, out):
 
 def scatter_rows(block, bra, ket, ao_bra, ao_ket, same_pieces, first, last, swap, box, out):
     """Writes the bra pairs first to last of a block (ij, kl, a, b, c, d) to an AO tensor."""
-    nij, nkl, na, nb, nc, nd = block.shape
+    _, nkl, na, nb, nc, nd = block.shape
     for n in range(first, last):
         same_ab = bra[n, 0] == bra[n, 1]
         for m in range(nkl):

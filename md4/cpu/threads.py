@@ -45,9 +45,19 @@ def run_threads(count, work, stop):
     If one of them fails, `stop()` must make the others return soon. Those that have not begun when work(0) returns are
     left out: there is nothing left to do, or other calculations use the threads.
     """
-    others = [workers().submit(work, n) for n in range(1, count)] if count > 1 else []
+    others = []
+
+    def guarded(n):
+        try:
+            work(n)
+        except BaseException:
+            stop()
+            raise
+
     try:
-        work(0)
+        for n in range(1, count):
+            others.append(workers().submit(guarded, n))
+        guarded(0)
     except BaseException:
         stop()
         raise

@@ -23,14 +23,13 @@ from md4.gpu.variants import all_variants, basis_variants
 from md4.method.operators import check_order, checked_kind
 from md4.shells.basis import Basis
 from md4.support.arguments import as_list, checked_flag, checked_integer, checked_progress, shown, whole_number
-from md4.support.cache import cache_folder, fingerprint
 from md4.support.log import log
+from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
 from md4.support.progress import Progress
 
 LARGEST_L = 8
-# Fewer missing kernels than this are compiled where they are used; most processes that compile unasked.
+# Fewer missing kernels than this are compiled where they are used.
 WORTH_PROCESSES = 12
-MOST_PROCESSES = 16
 
 
 @dataclass(frozen=True)
@@ -146,16 +145,11 @@ def compile_ahead(variants, progress=None):
         return
     todo = missing(dict.fromkeys(variants), current_capability())
     jobs = min(jobs, len(todo))
-    # the interpreter of a frozen program is the program itself
-    alone = not sys.executable or getattr(sys, "frozen", False)
-    if len(todo) < WORTH_PROCESSES or alone or not can_keep():
+    if len(todo) < WORTH_PROCESSES or not can_start() or not can_keep():
         return
-    paths = [path for path in sys.path if path and isinstance(path, str)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "MD4_JOBS": "1"}
-    command = [sys.executable, "-c", "from md4.gpu.warmup import serve; serve()"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     try:
-        child = subprocess.Popen(command, env=environment, **pipes)
+        child = subprocess.Popen(command("from md4.gpu.warmup import serve; serve()"), env=environment(), **pipes)
     except OSError:
         return
     log.info("%d kernels are compiled by %d processes", len(todo), jobs)
@@ -178,26 +172,6 @@ def serve():
     os.dup2(2, 1)
     for _ in compiled(*pickle.load(sys.stdin.buffer)):
         print(file=out, flush=True)
-
-
-def allowed_jobs():
-    """Processes that may compile: MD4_JOBS, or one for each processor that this one may use, 16 at most."""
-    wish = os.environ.get("MD4_JOBS")
-    if not wish:
-        return min(MOST_PROCESSES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
-    if not wish.isdecimal() or int(wish) < 1:
-        raise ArgumentError(f"MD4_JOBS must be a number of processes, 1 or more, not {wish!r}.")
-    return int(wish)
-
-
-def can_keep():
-    """Whether the disk cache can be written."""
-    folder = cache_folder() / fingerprint()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
 
 
 def checked_kinds(kinds):

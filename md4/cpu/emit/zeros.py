@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from md4.cpu.compile import bound, helper, part
-from md4.cpu.vectors import (
+from md4.cpu.emit.vectors import (
     I64,
     LANES,
     Memory,
@@ -24,7 +24,19 @@ from md4.cpu.vectors import (
 )
 from md4.method import operators
 from md4.method.boys import (
-    C2, C3, C4, C5, C6, C7, C8, DECAY_COLUMN, FAR, FAR_SLOPE, HALF_SQRT_PI, PER_STEP, STEP,
+    C2,
+    C3,
+    C4,
+    C5,
+    C6,
+    C7,
+    C8,
+    DECAY_COLUMN,
+    FAR,
+    FAR_SLOPE,
+    HALF_SQRT_PI,
+    PER_STEP,
+    STEP,
 )  # fmt: skip
 from md4.method.zeros import COULOMB_FACTOR
 

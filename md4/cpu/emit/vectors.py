@@ -223,7 +223,7 @@ def take_next(typingctx, counter):
 def make_row(width, by_lane):
     """Intrinsic that adds up one row of H times `width` columns: the inner loop of steps 4 and 5.
 
-        target[place + j step:] (+)= sum_n h_n source[columns[column + j] + offsets[n]:] ,   first <= n < last,  j < width
+        target[place + j step:] (+)= sum_n h_n source[columns[column + j] + offsets[n]:],   first <= n < last, j < width
 
     (h, place of h, offsets, first, last, source, columns, column, target, place, step, add). All offsets count doubles.
     h_n is one number for all lanes, h[place of h + n], or, with `by_lane`, the vector at place of h + n LANES. What the
@@ -352,7 +352,7 @@ def loop(builder, first, last):
 
 
 def table_entries(builder, array, rows, column):
-    """table[row, column] of a C-contiguous table in LLVM's terms, where each lane of `rows` is a row, a whole number."""
+    """table[row, column] of a C-contiguous table, while code is generated; each lane of `rows` is a whole number."""
     width = builder.extract_value(array.shape, 1)
     value, rows_of = ir.Constant(VECTOR, ir.Undefined), builder.fptosi(rows.value, ir.VectorType(I64, LANES))
     for lane in range(LANES):

@@ -1,14 +1,14 @@
 """Step 3 on the CPU: r[p+q] of LANES primitive quartets, in a cube, by code that is generated.
 
-In the cube r[i, j, k], i + j + k <= L, is the vector (i S + j) S + k, so the place of p + q is the sum of the places of p
-and of q. The equations are those of `md4.method.recurrence`, one axis after the other.
+In the cube r[i, j, k], i + j + k <= L, is the vector (i S + j) S + k, so the place of p + q is the sum of the places of
+p and of q. The equations are those of `md4.method.recurrence`, one axis after the other.
 """
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from md4.cpu.vectors import DOUBLE, I64, LANES, VECTOR, Memory, Value, data_of, loop, multiply_add, vector
+from md4.cpu.emit.vectors import DOUBLE, I64, LANES, VECTOR, Memory, Value, data_of, loop, multiply_add, vector
 from md4.method.angular import hermite_triples
 from md4.method.recurrence import by_axis
 

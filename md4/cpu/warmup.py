@@ -1,0 +1,159 @@
+"""Compiles the loops of the CPU ahead of their first use, some of them in a second process.
+
+There are few: their code is the same for all shells, and depends on the operator and the target only. They are compiled
+for the types of examples, which are those of a call for two s shells.
+"""
+
+import subprocess
+from functools import cache
+
+import numpy as np
+
+from md4.cpu.digestion import digest_blocks
+from md4.cpu.groups import FIELD, STATE, TASK, Groups, aligned_empty
+from md4.cpu.h_matrices import class_of, h_matrices, shape_of
+from md4.cpu.hermite_coulomb import contract_r
+from md4.cpu.integrals import fill_blocks
+from md4.cpu.run import Sizes
+from md4.cpu.targets import copy_blocks, scatter_blocks
+from md4.method.operators import kind_table
+from md4.method.scatter import SYMMETRIES
+from md4.shells.basis import Basis
+from md4.shells.shell_pairs import shell_pairs
+from md4.support.log import log
+from md4.support.memory import HostMemory
+from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
+from md4.support.progress import Progress
+
+# Loops by name, and about how long each takes to compile, in units of one that copies.
+COSTS = {"h": 8, "fill": 12, "copy": 1, "scatter": 2, "digest": 6, "contract": 9}
+# How much a second process takes to start, in the same unit.
+START = 3
+
+ready = set()  # names of loops that this process has compiled or read
+
+
+def names_for(use, kind):
+    """Names of the loops for integrals ('tensor' or 'blocks'), J alone ('j'), or J and K (anything else)."""
+    names = ["h", f"fill {kind}"]
+    if use == "blocks":
+        return [*names, "copy"]
+    if use == "tensor":
+        return [*names, *(f"scatter {aosym}" for aosym in SYMMETRIES)]
+    return [*names, f"contract {kind}" if use == "j" else "digest"]
+
+
+def every_name(kinds=("coulomb",)):
+    """Names of all loops for some operators."""
+    uses = "blocks", "tensor", "j", "jk"
+    return list(dict.fromkeys(name for kind in kinds for use in uses for name in names_for(use, kind)))
+
+
+@cache
+def examples():
+    """Arrays and numbers as in a call: a dict."""
+    basis = Basis.from_arrays(l=[0, 0], exponents=[[1.0]] * 2, coefficients=[[1.0]] * 2, centres=np.zeros((2, 3)))
+    pairs = shell_pairs(basis, [[1, 0]])
+    groups, data = Groups(pairs), pairs.primitives
+    matrices = np.zeros((1, 2, 2))
+    return {
+        "h": ((data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, 0, 0,
+              shape_of(*class_of(pairs)), 0, 1, np.empty(1), aligned_empty((1,))),
+        "tasks": np.zeros((1, TASK.size), dtype=np.int64), "lists": np.zeros((1, FIELD.size), dtype=np.int64),
+        "items": np.zeros((1, 4), dtype=np.int64), "matrices": matrices, "numbers": np.zeros(1),
+        "integers": np.zeros(STATE.size, dtype=np.int64), "four": np.zeros((1, 1, 1, 1)),
+        "work": Sizes(*[1] * 10).allocated(HostMemory()),
+    }  # fmt: skip
+
+
+def arguments(name):
+    """(loop, arguments) of a name."""
+    name, _, kind = name.partition(" ")
+    of = examples()
+    items, tasks, lists, numbers = of["items"], of["tasks"], of["lists"], of["numbers"]
+    matrices, integers = of["matrices"], of["integers"]
+    if name == "h":
+        return h_matrices(), of["h"]
+    if name == "fill":
+        return fill_blocks(kind), (tasks, lists, integers, 0.0, 0.0, kind_table(kind), of["work"])
+    if name == "copy":
+        return copy_blocks(), (items, tasks, lists, numbers, 0, integers)
+    if name == "scatter":
+        return scatter_blocks(kind), (items, tasks, lists, numbers, True, integers, numbers)
+    if name == "digest":
+        return digest_blocks(), (items, tasks, lists, numbers, matrices, matrices, numbers, matrices, matrices)
+    more = matrices, of["four"], matrices, of["four"], matrices, of["work"]
+    return contract_r(kind), (integers, lists, 0.0, 0.0, kind_table(kind), *more)
+
+
+def compile_ahead(names, progress=None):
+    """Compiles the loops that neither this process nor the disk cache has.
+
+    Half of them are left to a second process, where there is a processor for it and a cache by which it can hand them
+    over. Errors there are left to the first use.
+    """
+    if ready.issuperset(names):
+        return 0
+    todo = []
+    for name in names:
+        loop, these = arguments(name)
+        if name not in ready and not loop.is_kept(these):
+            todo.append(name)
+    ready.update(names)
+    if len(todo) == 0:
+        return 0
+    here, there = shared(todo) if allowed_jobs() > 1 and can_start() and can_keep() else (todo, [])
+    log.info("%d functions are compiled for the CPU, once for this version of md4: %s", len(todo), ", ".join(todo))
+    with Progress(len(todo), progress, delay=0.5, label="md4 compiles, once", unit="function") as bar:
+        child = second_process(there) if there else None
+        try:
+            for name in here:
+                compile_one(name)
+                bar.update()
+            for _ in child.stdout if child else ():
+                bar.update()
+        finally:
+            if child:
+                child.kill()
+                child.wait()
+                child.stdout.close()
+    return len(todo)
+
+
+def compile_one(name):
+    """Compiles or reads the loop of a name."""
+    loop, these = arguments(name)
+    loop.compile(these)
+
+
+def shared(names):
+    """Two lists of names that take about equally long, the second in a process that has to start first."""
+    lists, times = ([], []), [0, START]
+    for name in sorted(names, key=lambda name: -COSTS[name.partition(" ")[0]]):
+        n = int(times[1] < times[0])
+        lists[n].append(name)
+        times[n] += COSTS[name.partition(" ")[0]]
+    return lists
+
+
+def second_process(names):
+    """A process that compiles loops, and writes a line for each; None if it cannot be started."""
+    code = f"from md4.cpu.warmup import serve; serve({names!r})"
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    try:
+        return subprocess.Popen(command(code), env=environment(), **pipes)
+    except OSError:
+        return None
+
+
+def serve(names):
+    """The other end of `second_process`."""
+    for name in names:
+        compile_one(name)
+        print(flush=True)
+
+
+def warmup(kinds=("coulomb",), progress=None):
+    """Compiles all loops for some kinds of operators; returns how many were missing, and how many there are."""
+    names = every_name(kinds)
+    return compile_ahead(names, progress), len(names)
