@@ -159,7 +159,7 @@ def test_progress_is_told(engine, lists, monkeypatch):
 
 @pytest.mark.parametrize(("out", "items"), [(1, 4096), (700, 4096), (1 << 17, 1), (1 << 17, 7)])
 def test_where_a_thread_stops_does_not_matter(out, items, monkeypatch):
-    """The memory for blocks is full amid a task and amid a bra pair; integrals, J and K are the same to the last bit."""
+    """The memory for blocks may be full at any group of kets; integrals, J and K are the same to the last bit."""
     basis = two_classes()
     dm = np.random.default_rng(0).normal(size=(2, basis.nao, basis.nao))
 
