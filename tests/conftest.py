@@ -2,8 +2,8 @@
 
 import os
 
-# Workers of pytest-xdist use all cores, and threads that wait for others of a loop hold up both. So BLAS and PySCF take
-# one thread and md4's loops one of two (see `one_thread`); set before NumPy is imported, here and for the workers.
+# Workers of pytest-xdist use all cores. So BLAS, PySCF and md4 take one thread, and md4 two where a test says so (see
+# `two_threads`); set before NumPy is imported, here and for the workers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_NUM_THREADS", "2")
@@ -14,6 +14,7 @@ os.environ.setdefault("MD4_JOBS", "1")
 import numba
 import pytest
 from hypothesis import settings
+from places import LEAST_WORK
 
 from md4.gpu.context import gpu_available
 
@@ -27,20 +28,14 @@ def pytest_xdist_auto_num_workers(config):
     return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    """Loops of the main thread run by one thread; threads that a test starts, and `two_threads`, take two."""
-    numba.set_num_threads(1)
-
-
 @pytest.fixture
-def two_threads():
-    """Loops are shared by two threads, each with sums of its own."""
+def two_threads(monkeypatch):
+    """Two threads share all work of the CPU backend, however small it is."""
     if numba.config.NUMBA_NUM_THREADS < 2:
-        pytest.skip("Numba may use one thread only")
-    numba.set_num_threads(2)
-    yield
-    numba.set_num_threads(1)
+        pytest.skip("md4 may use one thread only")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    for module, least in LEAST_WORK:
+        monkeypatch.setattr(f"md4.cpu.{module}.{least}", 1)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from molecules import molecule
+from places import LEAST_WORK
 
 import md4
 from md4.shells.basis import Basis
@@ -47,10 +48,10 @@ def density(nao):
 
 
 # Begins every script of a child. A restricted one that is root's loses what root may do whatever permissions are, by
-# PR_CAPBSET_DROP of CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER; see prctl(2). `compilations` counts what
-# Numba compiles, by its own events, however md4 keeps the results.
+# PR_CAPBSET_DROP of CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER; see prctl(2). Two threads share all work,
+# however small it is. `compilations` counts what Numba compiles, by its own events, however md4 keeps the results.
 PRELUDE = """
-import ctypes, json, os, signal, sys, threading, time
+import ctypes, importlib, json, os, signal, sys, threading, time
 spec = json.loads(sys.argv[1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs the tests in the background may ignore it
 if spec["restricted"] and os.geteuid() == 0 and not spec.get("dropped"):
@@ -67,6 +68,8 @@ import md4
 from md4.shells.basis import Basis, Shell
 from md4.contract.tensor import ao_tensor
 
+for module, least in spec["least_work"]:
+    setattr(importlib.import_module(f"md4.cpu.{module}"), least, 1)
 compilations = event.RecordingListener()
 event.register("numba:compile", compilations)
 basis = Basis([Shell(l, np.array(e), np.array(c), np.array(r)) for l, e, c, r in spec["shells"]], True)
@@ -125,13 +128,13 @@ class Child:
         basis = Basis.from_mol(small_molecule())
         shells = [(s.l, s.exponents.tolist(), s.coefficients.tolist(), s.centre.tolist()) for s in basis.shells]
         spec = {"restricted": restricted, "file_bytes": file_bytes, "backend": "cpu"} | more
-        spec |= {"shells": shells, "density": density(basis.nao).tolist()}
+        spec |= {"shells": shells, "density": density(basis.nao).tolist(), "least_work": LEAST_WORK}
         program = Path(folder).parent / f"job-{os.getpid()}-{id(self):x}.py"
         program.write_text(PRELUDE + textwrap.dedent(script))
         paths = os.pathsep.join(filter(None, [str(sources), os.environ.get("PYTHONPATH")]))
         here = {"MD4_CACHE_DIR": str(folder), "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
         # compiled in four fifths of the time; without any optimization nothing would be kept on disk
-        numba = {"NUMBA_NUM_THREADS": "2", "NUMBA_OPT": "1"}
+        numba = {"NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "NUMBA_OPT": "1"}
         environment = os.environ | numba | here | dict(env)
         self.process = subprocess.Popen(
             [sys.executable, str(program), json.dumps(spec)], env=environment,

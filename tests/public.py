@@ -9,6 +9,7 @@ from pyscf import scf
 from zoo import bad, either, good, plain
 
 import md4
+from md4.cpu import run
 from md4.cpu.backend import CpuBackend
 from md4.validation.libcint import validate
 
@@ -18,22 +19,22 @@ WORK = []  # what the CPU backend did since `counted` began
 @contextmanager
 def counted():
     """Meanwhile, `WORK` gets a name whenever pairs are prepared or integrals begun."""
-    prepare, r = CpuBackend.prepare, CpuBackend.r
+    prepare, run_tasks = CpuBackend.prepare, run.run_tasks
 
     def counted_prepare(self, *args):
         WORK.append("prepare")
         return prepare(self, *args)
 
-    def counted_r(self, *args):
-        WORK.append("r")
-        return r(self, *args)
+    def counted_tasks(*args):
+        WORK.append("tasks")
+        return run_tasks(*args)
 
-    CpuBackend.prepare, CpuBackend.r = counted_prepare, counted_r
+    CpuBackend.prepare, run.run_tasks = counted_prepare, counted_tasks
     WORK.clear()
     try:
         yield WORK
     finally:
-        CpuBackend.prepare, CpuBackend.r = prepare, r
+        CpuBackend.prepare, run.run_tasks = prepare, run_tasks
 
 
 class Shaped:

@@ -170,7 +170,7 @@ def shells_of(mol, l):
 def test_lists_of_pairs(backend, crowd, ls, chunk, monkeypatch):
     """All pairs of shells of 1 to 7 primitives, in chunks of all sizes."""
     if chunk:
-        monkeypatch.setattr("md4.gpu.backend.CHUNK_BYTES" if backend == "cuda" else "md4.cpu.backend.PQ_BYTES", chunk)
+        monkeypatch.setattr("md4.gpu.backend.CHUNK_BYTES" if backend == "cuda" else "md4.cpu.backend.OUT", chunk)
     groups = [shells_of(crowd, l) for l in ls]
     bra, ket = list(product(*groups[:2])), list(product(*groups[2:]))
     ours = host(engine_of(crowd, backend).compute(bra, ket))

@@ -5,24 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.polynomial.hermite import hermval
+from plain_h import axis_table, plain_h
 
-from md4.cpu import loops
 from md4.method import hermite
 from md4.method.angular import AXES, cartesian_triples, component_coefficients, hermite_triples, nherm
 
 number = st.floats(-2, 2)
 exponent = st.floats(0.1, 10)
-
-
-def axis_table(la, lb, p, xpa, xpb):
-    """E_t^{ij} of one axis as [i][j][t], filled in the order that `e_coefficient` needs."""
-    nt = la + lb + 1
-    e = np.zeros(hermite.axis_size(la, lb))
-    for i in range(la + 1):
-        for j in range(lb + 1):
-            for t in range(nt):
-                e[(i * (lb + 1) + j) * nt + t] = hermite.e_coefficient(i, j, t, lb, nt, 0.5 / p, xpa, xpb, e, 0)
-    return e.reshape(la + 1, lb + 1, nt)
 
 
 def hermite_gaussian(t, p, x):
@@ -52,25 +41,18 @@ def test_component_table_is_the_coefficient_matrix(l, pure):
 
 @pytest.mark.parametrize("la, lb", [(0, 0), (1, 0), (1, 1), (2, 1), (3, 2)])
 @pytest.mark.parametrize("pure", [True, False])
-def test_cpu_h_is_h_element(la, lb, pure):
-    """The CPU goes by Cartesian functions, `h_element` straight to components."""
+def test_h_is_the_expansion_of_products_of_components(la, lb, pure):
+    """Over Cartesian functions and with the coefficient matrices; and what `structure` leaves out is zero."""
     rng = np.random.default_rng(la + 10 * lb)
     pa, pb = rng.normal(size=(2, 3))
-    e = np.concatenate([axis_table(la, lb, 1.3, pa[x], pb[x]).ravel() for x in range(3)])
-    tables = loops.angular_tables(la, pure), loops.angular_tables(lb, pure)
-    (powers_a, pure_a), (powers_b, pure_b) = tables
-    h = loops.primitive_h(la, lb, e, powers_a, powers_b, pure_a, pure_b, hermite_triples(la + lb), False)
-    np.testing.assert_array_equal(loops.e_coefficients(la, lb, 1.3, pa, pb), e)
-    start_a, *terms_a = hermite.component_table(la, pure)
-    start_b, *terms_b = hermite.component_table(lb, pure)
-    nt, size = la + lb + 1, hermite.axis_size(la, lb)
-    expected = [
-        hermite.h_element(
-            start_a[a], start_a[a + 1], *terms_a, start_b[b], start_b[b + 1], *terms_b, z, y, x, lb, nt, size, e
-        )
-        for a in range(len(start_a) - 1)
-        for b in range(len(start_b) - 1)
-        for z, y, x in hermite_triples(la + lb).tolist()
-    ]
-    assert h.shape[2] == nherm(la + lb)
-    np.testing.assert_allclose(h.ravel(), expected, rtol=0, atol=1e-14 * abs(h).max())
+    e = [axis_table(la, lb, 1.3, pa[x], pb[x]) for x in range(3)]
+    shape = len(cartesian_triples(la)), len(cartesian_triples(lb)), nherm(la + lb)
+    cartesian = np.ones(shape)
+    for axis in range(3):
+        of_a, of_b = (cartesian_triples(l)[:, AXES][:, axis] for l in (la, lb))
+        cartesian *= e[axis][of_a[:, None, None], of_b[:, None], hermite_triples(la + lb)[:, axis]]
+    a, b = (component_coefficients(l, pure) for l in (la, lb))
+    expected = np.einsum("abp,ac,bd->cdp", cartesian, a, b).reshape(-1, shape[2])
+    found = plain_h(la, lb, pure, 1.3, pa, pb, np.ndindex(expected.shape)).reshape(expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14 * abs(expected).max())
+    assert set(zip(*found.nonzero())) <= set(hermite.structure(la, lb, pure))

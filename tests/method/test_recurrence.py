@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.polynomial.hermite import hermval
 
-from md4.cpu import loops
 from md4.method.angular import hermite_ordinal, hermite_triples, nherm
 from md4.method.recurrence import by_axis, r_step, recurrence_table
 
@@ -64,15 +63,3 @@ def test_words_name_the_predecessors(l):
         if factor:
             t[axis] -= 1
             assert indices >> 16 == hermite_ordinal(*t)
-
-
-@pytest.mark.parametrize("l", [0, 1, 4, 8])
-def test_compiled_lanes(l):
-    """The CPU's loop over LANES gives what the plain functions give."""
-    rng = np.random.default_rng(l)
-    centres = rng.normal(size=(loops.LANES, 3))
-    zeros = np.array([gaussian_zeros(l, 0.7, c) for c in centres])
-    work = np.empty((2, nherm(l) * loops.LANES))
-    r = loops.recur(l, zeros.T.ravel().copy(), *centres.T.copy(), loops.lane_table(l), *work)
-    expected = np.array([recurrence(l, z, c) for z, c in zip(zeros, centres)])
-    np.testing.assert_allclose(r.reshape(-1, loops.LANES).T, expected, rtol=0, atol=1e-13 * abs(expected).max())

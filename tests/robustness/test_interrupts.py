@@ -1,6 +1,5 @@
 """Work that is interrupted, forked, shared by threads, or held to little memory: right afterwards, or a clear error."""
 
-import importlib
 import signal
 import tracemalloc
 from time import sleep
@@ -131,31 +130,19 @@ def test_objects_outlive_many_interrupts(filled, seed):
 
 # forks and threads ----------------------------------------------------------------------------------------------------
 
-# Numba's threading layers, and the modules that they need.
-LAYERS = {"default": None, "omp": "omppool", "workqueue": "workqueue", "tbb": "tbbpool"}
-
-
-def layer_options(layer):
-    """Environment for one of Numba's threading layers; skips where it is not installed."""
-    if layer == "default":
-        return {}
-    try:
-        importlib.import_module(f"numba.np.ufunc.{LAYERS[layer]}")
-    except ImportError:
-        pytest.skip(f"Numba has no threading layer {layer} here")
-    return {"NUMBA_THREADING_LAYER": layer}
-
-
 FORK = """
+    from md4.cpu import threads
+
     results, (read, write) = [job()], os.pipe()
+    assert threads.pool is not None  # the threads have run
     child = os.fork()
     if child == 0:
         try:
-            os.write(write, json.dumps(job()).encode())
+            assert threads.pool is None
+            done = job()
+            assert threads.pool is not None
+            os.write(write, json.dumps(done).encode())
             os._exit(0)
-        except md4.errors.MD4Error as error:
-            print(error, file=sys.stderr)
-            os._exit(7)
         except BaseException as error:
             print(repr(error), file=sys.stderr)
             os._exit(8)
@@ -168,33 +155,29 @@ FORK = """
 """
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_fork_after_use(filled, layer):
-    """The child is right, or refuses with md4's own error; it neither dies nor hangs, nor does its parent."""
-    done = run(filled, FORK, env=layer_options(layer), timeout=60)
+def test_a_fork_after_use(filled):
+    """The child, which has none of the threads, starts its own; it neither dies nor hangs, nor does its parent."""
+    done = run(filled, FORK, timeout=60)
     told = done.right()
-    assert told["status"] in (0, 7), done.errors
-    assert len(told["results"]) == (3 if told["status"] == 0 else 2)
+    assert told["status"] == 0, done.errors
+    assert len(told["results"]) == 3
 
 
 POOL = """
     import multiprocessing
 
-    def attempt(_):
-        try:
-            return job()
-        except md4.errors.MD4Error:
-            return None
+    def one(_):
+        return job()
 
     results = [job()]
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        told = pool.map(attempt, range(4))
-    report([*results, *(one for one in told if one), job()])
+        told = pool.map(one, range(4))
+    report([*results, *told, job()])
 """
 
 
 def test_a_pool_of_forks_after_use(filled):
-    run(filled, POOL, timeout=60).right()
+    assert len(run(filled, POOL, timeout=60).right()["results"]) == 6
 
 
 TOGETHER = """
@@ -214,10 +197,9 @@ TOGETHER = """
 """
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_threads_at_once(filled, layer):
-    """Each with objects of its own, whatever threads Numba takes."""
-    assert len(run(filled, TOGETHER, env=layer_options(layer), timeout=120).right()["results"]) == 81
+def test_threads_at_once(filled):
+    """Each with objects of its own, and with md4's threads for all of them."""
+    assert len(run(filled, TOGETHER, timeout=120).right()["results"]) == 81
 
 
 # memory ---------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Bad arguments of every public function: each is refused by an error of md4, before any work.
 
-`idle` makes the first steps of all work fail: preparing pair lists, H matrices, a block. A refusal comes before them.
+`idle` makes the first steps of all work fail: preparing pair lists, H matrices, memory of threads. A refusal comes
+before them.
 """
 
 from decimal import Decimal

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numba import prange
 
-from md4.cpu import loops
-from md4.cpu.compile import Loop
+from md4.cpu.compile import Loop, helper
+from md4.cpu.integrals import lane_zeros
+from md4.cpu.vectors import LANES
+from md4.method.operators import zeros_function
 from md4.support import cache
 from md4.support.cache import entry_path, load, store
 
@@ -159,7 +160,7 @@ def test_the_fingerprint_follows_every_source(tmp_path):
 
 
 def add_loop(array, amount):
-    for n in prange(len(array)):
+    for n in range(len(array)):
         array[n] += amount
 
 
@@ -179,10 +180,11 @@ def test_compiled_loops_are_found_on_disk(path):
 def test_device_functions_that_are_compiled_anew_in_each_process_are_no_obstacle(path):
     hits = []
     for _ in range(2):
-        compute = loops.r_integrals.__wrapped__("gaussian")
-        point, one, r = np.zeros((1, 3)), np.ones(1), np.empty((1, 1, 1))
-        compute(0, one, point, one, point, 0.5, np.zeros((1, 1)), loops.lane_table(0), r)
-        hits.append(compute.hits)
+        loop = Loop(lane_zeros, "zeros_of_lanes", zeros_upto=zeros_function("gaussian", helper))
+        pair, lanes, zeros = np.array([1.0, 0.0, 0.0, 0.0]), np.repeat([1.0, 0.0, 0.0, 0.0], LANES), np.empty(LANES)
+        loop(0, pair, 0, 1, 0, lanes, 0, 0.5, np.zeros((1, 1)), zeros)
+        assert len(set(zeros)) == 1
+        hits.append(loop.hits)
     assert hits == [0, 1]
 
 

@@ -5,8 +5,9 @@ import pytest
 from pages import Page
 
 import md4
-from md4.cpu import loops
-from md4.cpu.h_matrices import UNSIGNED
+from md4.cpu import digestion, h_matrices, hermite_coulomb, integrals, targets
+from md4.cpu.h_matrices import BOTH
+from md4.cpu.vectors import LANES
 from md4.gpu.h_layout import BRA_STAIRCASE
 from md4.shells.shell_pairs import shell_pairs
 from md4.support import display
@@ -56,9 +57,9 @@ def test_shell_pairs(basis):
 def test_prepared_pairs_tell_what_is_kept(basis):
     prepared = md4.Engine(basis, backend="cpu").prepare([[2, 0], [2, 1]])
     assert "no H yet" in repr(prepared)
-    size = prepared.h(UNSIGNED).nbytes
-    assert f"H as {UNSIGNED} {display.size_text(size)}" in repr(prepared)
-    assert values(prepared)[f"H[ab, p], form {UNSIGNED}"] == display.size_text(size)
+    size = sum(array.nbytes for array in prepared.h(BOTH))
+    assert f"H as {BOTH} {display.size_text(size)}" in repr(prepared)
+    assert values(prepared)[f"H[ab, p], form {BOTH}"] == display.size_text(size)
     assert values(prepared[1:2])["slice of a list, from pair"] == "1"
     assert "\n" not in repr(prepared)
 
@@ -72,8 +73,9 @@ def test_engine(basis):
     assert "\n" not in repr(engine)
     engine.compute([[2, 0]], [[1, 0]])
     shown = values(engine)
-    assert shown["workspace kept"] == display.size_text(sum(a.nbytes for a in engine.backend.kept.values()))
-    assert int(shown["compiled loops in use"]) >= 3  # H, r of erf, and [p|q]
+    assert shown["workspace kept"] == display.size_text(sum(a.nbytes for a in engine.backend.kept[0]))
+    assert int(shown["quartets side by side"]) == LANES
+    assert int(shown["threads"]) >= 1
 
 
 def test_engine_shows_both_basis_sets(basis):
@@ -95,12 +97,18 @@ def test_jk(basis):
     assert "array" not in repr(jk.lists[0])
 
 
+FACTORIES = (
+    h_matrices.h_matrices, integrals.fill_blocks, hermite_coulomb.contract_r, digestion.digest_blocks,
+    targets.scatter_blocks, targets.copy_blocks,
+)  # fmt: skip
+
+
 def test_showing_compiles_nothing(basis):
     jk = md4.JK(basis, backend="cpu")
-    before = [len(factory.made) for factory in loops.FACTORIES]
+    before = [len(factory.made) for factory in FACTORIES]
     for thing in (basis, jk, jk.engine):
         assert thing._repr_html_().startswith("<div>")
-    assert [len(factory.made) for factory in loops.FACTORIES] == before
+    assert [len(factory.made) for factory in FACTORIES] == before
 
 
 @pytest.mark.gpu

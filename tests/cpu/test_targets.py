@@ -1,0 +1,105 @@
+"""What takes blocks on the CPU: arrays of blocks of any strides, and AO tensors, of whole lists and block by block."""
+
+import numpy as np
+import pytest
+from pair_lists import pairs_of, two_classes
+
+from md4.contract.tensor import Request, add_block, ao_tensor, block_work, cut_pieces
+from md4.contract.workspace import HermiteStore
+from md4.cpu.run import run_lists
+from md4.cpu.targets import BlockWriter, HostBlock, HostTensor
+from md4.engine import Engine
+from md4.plan import ListPair
+
+S, P = range(12), range(12, 20)
+# Symmetry and slice of a tensor; both have shells of both classes in all indices.
+PARTS = [("s1", None), ("s4", None), ("s8", None), ("s1", (3, 15, 0, 14, 10, 20, 11, 13)), ("s4", (9, 14) * 4)]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(two_classes(), backend="cpu")
+
+
+@pytest.fixture(scope="module")
+def tensor(engine):
+    """The integrals of all AOs, shell quartet by shell quartet, from lists of single pairs."""
+    basis = engine.bra_basis
+    full, places = np.empty((basis.nao,) * 4), [slice(*basis.ao_loc[n : n + 2]) for n in range(basis.nshell)]
+    ranges = (S, S), (P, S), (P, P)
+    for bra in ranges:
+        for ket in ranges:
+            one, two = pairs_of(*bra), pairs_of(*ket)
+            block = engine.compute(one, two)
+            for (n, m), values in zip(np.ndindex(block.shape[:2]), block.reshape(-1, *block.shape[2:])):
+                i, j, k, l = (places[shell] for shell in (*one[n], *two[m]))
+                full[i, j, k, l] = values
+                full[j, i, k, l] = values.transpose(1, 0, 2, 3)
+                full[i, j, l, k] = values.transpose(0, 1, 3, 2)
+                full[j, i, l, k] = values.transpose(1, 0, 3, 2)
+    return full
+
+
+def part_of(basis, full, aosym, shls_slice):
+    """The part of the full tensor in a symmetry."""
+    ends = shls_slice or (0, basis.nshell) * 4
+    part = full[tuple(slice(*basis.ao_loc[list(ends[n : n + 2])]) for n in (0, 2, 4, 6))]
+    if aosym == "s1":
+        return part
+    (i, j), (k, l) = (np.tril_indices(part.shape[n]) for n in (0, 2))
+    pairs = part[i[:, None], j[:, None], k, l]
+    return pairs if aosym == "s4" else pairs[np.tril_indices(len(i))]
+
+
+def by_blocks(engine, aosym, shls_slice):
+    """The tensor by `HostTensor`, which a GPU's blocks fill."""
+    request = Request.checked(engine.bra_basis, aosym, shls_slice)
+    layout = request.layout(engine.bra_basis)
+    target = HostTensor(layout, np.full(layout.shape, np.nan))
+    pieces = [cut_pieces(engine, ranges, 40_000, 1 << 30) for ranges in (request.ranges[:2], request.ranges[2:])]
+    if request.swap:
+        pieces[1] = pieces[0]
+    work = list(block_work(*pieces, request.swap))
+    assert any(pair.same for pair in work) == request.swap
+    for pair in work:
+        add_block(engine, target, HermiteStore(1 << 30, engine.backend), pair)
+    return target.result()
+
+
+@pytest.mark.parametrize(("aosym", "shls_slice"), PARTS)
+def test_tensors(engine, tensor, aosym, shls_slice, two_threads):
+    """By whole lists and by blocks, each place is written, and with the right integral."""
+    expected = part_of(engine.bra_basis, tensor, aosym, shls_slice)
+    for found in (ao_tensor(engine, aosym, shls_slice), by_blocks(engine, aosym, shls_slice)):
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * abs(expected).max())
+
+
+def test_threads_write_the_same_tensor(engine, two_threads, monkeypatch):
+    """To the last bit, by whole lists and by blocks."""
+    found = ao_tensor(engine, "s1"), by_blocks(engine, "s1", None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    np.testing.assert_array_equal(found[0], ao_tensor(engine, "s1"))
+    np.testing.assert_array_equal(found[1], by_blocks(engine, "s1", None))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 3, 2), (3, 1, 0, 2), (2, 3, 1, 0)])
+@pytest.mark.parametrize("ranges", [((S, S), (P, P)), ((P, P), (S, S)), ((P, S), (P, S))], ids=["sspp", "ppss", "psps"])
+def test_blocks_of_any_strides(engine, ranges, order):
+    """Into arrays whose axes lie in memory in any order, part of larger ones, whichever side is the bra."""
+    bra, ket = (engine.prepare(pairs_of(*these)) for these in ranges)
+    expected = engine.compute(bra.pairs.pairs, ket.pairs.pairs)
+    expected = expected.reshape(len(bra), len(ket), bra.pairs.nab, ket.pairs.nab)
+    large = np.full([n + 2 for n in np.array(expected.shape)[list(order)]], np.nan)
+    out = large[1:-1, 1:-1, 1:-1, 1:-1].transpose(np.argsort(order))
+    run_lists(engine.backend, [ListPair(bra, ket, False)], BlockWriter(out))
+    np.testing.assert_array_equal(out, expected)
+    assert np.isfinite(large).sum() == expected.size
+
+
+def test_blocks_swapped_and_cut():
+    array = np.arange(120.0).reshape(2, 3, 4, 5)
+    block = HostBlock(array)
+    np.testing.assert_array_equal(block.swapped().array, array.transpose(1, 0, 3, 2))
+    np.testing.assert_array_equal(block[1:2, 0:2].array, array[1:2, :2])
+    assert np.shares_memory(block.swapped()[0:1, 0:1].array, array)
