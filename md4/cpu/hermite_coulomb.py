@@ -188,7 +188,8 @@ class HostCoulomb:
         bra, ket, count = self.sides[this.bra], self.sides[this.ket], len(self.twice)
         first, last = row[TASK.first], row[TASK.last]
         prims = this.bra.data.primitives_of(this.bra.pairs.start, first, last)
-        j_bra, j_ket = np.zeros((count, len(prims), this.bra.pairs.nherm)), np.zeros(ket.lane_j.shape)
+        memory = self.backend.memory
+        j_bra, j_ket = memory.zeros((count, len(prims), this.bra.pairs.nherm)), memory.zeros(ket.lane_j.shape)
         sums = aligned_empty((count, this.bra.pairs.nherm, LANES))
         operator = self.backend.operator
         quartets = contract_r(operator.kind)(

@@ -4,7 +4,7 @@ import numpy as np
 
 from md4.cpu.digestion import digest_blocks
 from md4.cpu.emit.vectors import LANES
-from md4.cpu.groups import aligned_empty
+from md4.cpu.groups import aligned_empty, group_vectors
 from md4.cpu.hermite_coulomb import HostCoulomb
 from md4.cpu.run import Extent, diagonal, run_lists, work_of
 from md4.cpu.threads import number_of_threads
@@ -43,8 +43,9 @@ class HostSums:
         return HostCoulomb(self.backend, basis, twice)
 
     def coulomb_bytes(self, pairs):
-        """Bytes of D and J of a list for one density matrix."""
-        return 2 * hermite_bytes(pairs, pairs.nherm)
+        """Bytes of D and J of a list for one density matrix, also in lanes, where each thread has a J of its own."""
+        in_lanes = 8 * pairs.nherm * LANES * group_vectors(pairs)
+        return hermite_bytes(pairs, pairs.nherm) + (2 + number_of_threads()) * in_lanes
 
 
 class HostBounds:
