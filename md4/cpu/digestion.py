@@ -17,20 +17,20 @@ weight_of = helper(quartet_weight)
 
 
 @helper
-def gather(matrix, row, rows, columns, count, lanes, out):
-    """out[r][n][lane] = matrix[row + r, columns[lane] + n]."""
+def gather(matrix, row, rows, columns, count, lanes, width, out):
+    """out[r][n][lane] = matrix[row + r, columns[lane] + n] for every `width`-th lane."""
     for r in range(rows):
-        for lane in range(lanes):
+        for lane in range(0, lanes, width):
             for n in range(count):
                 out[(r * count + n) * LANES + lane] = matrix[row + r, columns[lane] + n]
 
 
 @helper
-def scatter(values, row, rows, columns, count, lanes, matrix):
-    """matrix[row + r, columns[lane] + n] += values[r][n][lane]; the values become zero."""
+def scatter(values, row, rows, columns, count, lanes, width, matrix):
+    """matrix[row + r, columns[lane] + n] += values[r][n][lane] for every `width`-th lane; the values become zero."""
     for r in range(rows):
         for n in range(count):
-            for lane in range(lanes):
+            for lane in range(0, lanes, width):
                 at = (r * count + n) * LANES + lane
                 matrix[row + r, columns[lane] + n] += values[at]
                 values[at] = 0.0
@@ -93,22 +93,25 @@ def digest_lanes(items, tasks, lists, blocks, densities, twice, lanes_of, x, y):
         aos_ab, aos_cd = integers(bra[FIELD.aos], 1), integers(ket[FIELD.aos], 1)
         same, ab = task[TASK.same] == SAME, order_ab[n]
         a0, b0 = aos_ab[2 * ab], aos_ab[2 * ab + 1]
-        lanes = min(LANES, ket[FIELD.npair] - g * LANES)
+        width = ket[FIELD.width]
+        per_group = LANES // width
+        lanes = min(per_group, ket[FIELD.npair] - g * per_group) * width
         for lane in range(LANES):
             weights[lane] = 0.0
-        for lane in range(lanes):
-            cd = order_cd[g * LANES + lane]
+        for lane in range(0, lanes, width):
+            m = g * per_group + lane // width
+            cd = order_cd[m]
             first_c[lane], first_d[lane] = aos_cd[2 * cd], aos_cd[2 * cd + 1]
-            weights[lane] = weight_of(a0, b0, first_c[lane], first_d[lane], same, n, g * LANES + lane)
+            weights[lane] = weight_of(a0, b0, first_c[lane], first_d[lane], same, n, m)
         for s in range(len(densities)):
             density, with_j = densities[s], s < len(twice)
-            gather(density, a0, na, first_c, nc, lanes, d_ac)
-            gather(density, a0, na, first_d, nd, lanes, d_ad)
-            gather(density, b0, nb, first_c, nc, lanes, d_bc)
-            gather(density, b0, nb, first_d, nd, lanes, d_bd)
+            gather(density, a0, na, first_c, nc, lanes, width, d_ac)
+            gather(density, a0, na, first_d, nd, lanes, width, d_ad)
+            gather(density, b0, nb, first_c, nc, lanes, width, d_bc)
+            gather(density, b0, nb, first_d, nd, lanes, width, d_bd)
             t = s if with_j else 0
             if with_j:
-                for lane in range(lanes):
+                for lane in range(0, lanes, width):
                     for c in range(nc):
                         for d in range(nd):
                             d_cd[(c * nd + d) * LANES + lane] = twice[t, first_c[lane] + c, first_d[lane] + d]
@@ -116,14 +119,14 @@ def digest_lanes(items, tasks, lists, blocks, densities, twice, lanes_of, x, y):
                 blocks, at, weights, (na, nb, nc, nd), with_j, d_ac, d_ad, d_bc, d_bd, d_cd, twice[t], a0, b0,
                 x_ac, x_ad, x_bc, x_bd, y_cd, y[t],
             )  # fmt: skip
-            scatter(x_ac, a0, na, first_c, nc, lanes, x[s])
-            scatter(x_ad, a0, na, first_d, nd, lanes, x[s])
-            scatter(x_bc, b0, nb, first_c, nc, lanes, x[s])
-            scatter(x_bd, b0, nb, first_d, nd, lanes, x[s])
+            scatter(x_ac, a0, na, first_c, nc, lanes, width, x[s])
+            scatter(x_ad, a0, na, first_d, nd, lanes, width, x[s])
+            scatter(x_bc, b0, nb, first_c, nc, lanes, width, x[s])
+            scatter(x_bd, b0, nb, first_d, nd, lanes, width, x[s])
             if with_j:
                 for c in range(nc):
                     for d in range(nd):
-                        for lane in range(lanes):
+                        for lane in range(0, lanes, width):
                             y[t, first_c[lane] + c, first_d[lane] + d] += y_cd[(c * nd + d) * LANES + lane]
                             y_cd[(c * nd + d) * LANES + lane] = 0.0
 

@@ -1,13 +1,15 @@
 """Shell pairs in groups of LANES, side by side in vectors, and the tables by which compiled loops find their data.
 
-A pair list is sorted by falling number of primitive pairs K, and cut into groups of LANES pairs. As a ket, the pairs of
-a group go through steps 2 to 5 together, one lane each. A group has as many vectors of primitives as its first pair has
-primitive pairs; what is missing in other lanes is filled up by primitives whose H matrices are zero.
+A pair list is sorted by falling number of primitive pairs K, and cut into groups. As a ket, the pairs of a group go
+through steps 2 to 5 together, one lane each. A group has as many vectors of primitives as its first pair has primitive
+pairs; what is missing in other lanes is filled up by primitives whose H matrices are zero. Where there are few pairs of
+many primitives, a pair takes several lanes, and its integrals are summed over them at the end.
 """
 
 from collections import namedtuple
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,12 +24,12 @@ def numbered(name, fields):
     return namedtuple(name, [*names, "size"])(*range(len(names) + 1))
 
 
-# Columns of the table of lists; `most` is the largest number of primitive pairs. From `order` on they are addresses of
-# arrays.
+# Columns of the table of lists; `most` is the largest number of primitive pairs, and `width` the lanes of a pair. From
+# `order` on they are addresses of arrays.
 FIELD = numbered(
     "Field",
-    "l nab nherm elements npair ngroup na nb most order start vectors primitives lane_primitives columns rows triples "
-    "h lane_h shells aos",
+    "l nab nherm elements npair ngroup na nb most width "
+    "order start vectors primitives lane_primitives columns rows triples h lane_h shells aos",
 )
 # Columns of the table of tasks: lists of bra and ket, places of the first bra pair and after the last one, which
 # unordered quartets there are, addresses of the bounds (0: none), and whether the lists have changed places.
@@ -37,6 +39,11 @@ TASK = numbered("Task", "bra ket first last same bra_bound ket_bound swapped")
 DIFFERENT, SAME, DIAGONAL = range(3)
 # Where a thread has stopped, and how many quartets it has made.
 STATE = numbered("State", "task bra group quartets")
+# Hermite functions whose elements of H are neighbours; see `h_structure`.
+BLOCK = 64
+# Lanes that a pair may take.
+LANE_NUMBERS = np.arange(LANES)
+WIDTHS = tuple(1 << n for n in range(LANES.bit_length()))
 # Numbers of a primitive pair: its exponent and its centre.
 PRIMITIVE = numbered("Primitive", "exponent z y x")
 
@@ -60,10 +67,13 @@ def aligned_empty(shape):
 def h_structure(la, lb, pure, nctr_a, nctr_b):
     """The elements of H that can be nonzero by their powers of z, y and x: `md4.method.hermite.structure` as arrays.
 
+    Elements are ordered by blocks of BLOCK functions p, and in a block by rows: what a product needs of r or of (ab|q]
+    for a block stays in the first cache.
+
     Returns
     -------
-    rows : ndarray of int32, shape (nab + 1,)
-        Where the elements of each row ab begin.
+    rows : ndarray of int32, shape (nblock * nab + 1,)
+        Where the elements of each row ab of each block begin.
     columns : ndarray of int32
         p of each element.
     """
@@ -79,8 +89,13 @@ def h_structure(la, lb, pure, nctr_a, nctr_b):
     per_row = masks[:, :, z, y, x]
     every = np.broadcast_to(per_row[None, :, None], (nctr_a, len(of_a), nctr_b, len(of_b), len(z)))
     flat = every.reshape(-1, len(z))
-    rows = np.concatenate([[0], np.cumsum(flat.sum(axis=1))]).astype(np.int32)
-    return rows, np.nonzero(flat)[1].astype(np.int32)
+    counts, columns = [], []
+    for first in range(0, len(z), BLOCK):
+        block = flat[:, first : first + BLOCK]
+        counts.append(block.sum(axis=1))
+        columns.append(np.nonzero(block)[1] + first)
+    rows = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+    return rows.astype(np.int32), np.concatenate(columns).astype(np.int32)
 
 
 def reached(l, pure):
@@ -96,8 +111,55 @@ def flat_triples(l):
     return np.ascontiguousarray(hermite_triples(l)).reshape(-1)
 
 
+class LaneLayout(NamedTuple):
+    """How the pairs of a list share the lanes.
+
+    Attributes
+    ----------
+    width : int
+        Lanes of a pair, 1, 2, ... or LANES, among which its primitive pairs are divided.
+    ngroup : int
+        Number of groups, each of LANES / width pairs.
+    vectors : int
+        Number of vectors of primitives.
+    """
+
+    width: int
+    ngroup: int
+    vectors: int
+
+
+# What a group costs in comparison with a vector of primitives.
+GROUP_COST = 0.25
+
+
+def lane_layout(pairs):
+    """The `LaneLayout` of `ShellPairs` with the least work; they keep it.
+
+    A pair of many primitives takes several lanes where there are too few pairs to fill them.
+    """
+    if "lanes" not in pairs.__dict__:
+        most, options = pairs.max_prim, []
+        for width in WIDTHS if most > 1 else (1,):
+            of_groups = -(-pairs.falling_counts[:: LANES // width] // width)
+            options.append(LaneLayout(width, len(of_groups), int(of_groups.sum())))
+        pairs.__dict__["lanes"] = min(options, key=lambda this: this.vectors + GROUP_COST * this.ngroup)
+    return pairs.__dict__["lanes"]
+
+
+def plain_layout(pairs):
+    """The `LaneLayout` with a lane for each pair."""
+    of_groups = pairs.falling_counts[::LANES]
+    return LaneLayout(1, len(of_groups), int(of_groups.sum()))
+
+
 class Groups:
     """The groups of a list of shell pairs, with the data of their primitives.
+
+    Parameters
+    ----------
+    pairs : ShellPairs
+    layout : LaneLayout, optional
 
     Attributes
     ----------
@@ -111,20 +173,23 @@ class Groups:
         Exponent and centre (z, y, x) of each primitive pair.
     lane_primitives : ndarray, shape (nvector, 4, LANES)
         The same in lanes.
+    width, ngroup, per_group : int
+        Lanes of a pair, number of groups, and pairs of a group.
     """
 
-    def __init__(self, pairs):
-        counts = np.diff(pairs.start)
+    def __init__(self, pairs, layout=None):
+        self.width, self.ngroup, _ = lane_layout(pairs) if layout is None else layout
+        self.per_group = LANES // self.width
+        counts = pairs.start[1:] - pairs.start[:-1]
         self.order = np.argsort(-counts, kind="stable")
         sorted_counts = counts[self.order]
-        most = sorted_counts[::LANES]
-        self.ngroup = len(most)
+        most = -(-sorted_counts[:: self.per_group] // self.width)
         self.vectors = np.concatenate([[0], np.cumsum(most)])
-        slots = np.zeros((2, self.ngroup * LANES), dtype=np.int64)  # of pairs: first primitive and number of them
-        slots[:, : len(pairs)] = pairs.start[self.order], sorted_counts
+        slots = np.zeros((2, self.ngroup * self.per_group), dtype=np.int64)  # of pairs: first primitive, and how many
+        slots[0, : len(pairs)], slots[1, : len(pairs)] = pairs.start[self.order], sorted_counts
         group = np.repeat(np.arange(self.ngroup), most)
-        rank = (np.arange(len(group)) - self.vectors[group])[:, None]
-        first, count = slots.reshape(2, self.ngroup, LANES)[:, group]
+        rank = (np.arange(len(group)) - self.vectors[group])[:, None] * self.width + LANE_NUMBERS % self.width
+        first, count = slots.reshape(2, self.ngroup, self.per_group)[:, group][:, :, LANE_NUMBERS // self.width]
         self.members = np.where(rank < count, first + rank, -1)
         data = pairs.primitives
         self.primitives = np.empty((pairs.nprim, PRIMITIVE.size))
@@ -143,11 +208,6 @@ class Groups:
     def nbytes(self):
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.__dict__.values() if isinstance(array, np.ndarray))
-
-
-def group_vectors(pairs):
-    """Number of vectors of primitives of a list."""
-    return int(pairs.falling_counts[::LANES].sum())
 
 
 def h_elements(pairs):

@@ -201,14 +201,15 @@ def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes):
                 for ma in range(na):
                     for mb in range(nb):
                         row = ((ca * na + ma) * nctr_b + cb) * nb + mb
-                        for n in range(shape.rows[row], shape.rows[row + 1]):
-                            at = ((ma * nb + mb) * nh + shape.columns[n]) * LANES
-                            value = multiply(factor, load(h, at))
-                            store(one, 0, value)
-                            for lane in range(LANES):
-                                if members[v, lane] >= 0:
-                                    flat[members[v, lane] * elements + n] = one[lane]
-                            store(lanes, (v * elements + n) * LANES, multiply(broadcast(shape.signs[n]), value))
+                        for segment in range(row, len(shape.rows) - 1, nctr_a * na * nctr_b * nb):
+                            for n in range(shape.rows[segment], shape.rows[segment + 1]):
+                                at = ((ma * nb + mb) * nh + shape.columns[n]) * LANES
+                                value = multiply(factor, load(h, at))
+                                store(one, 0, value)
+                                for lane in range(LANES):
+                                    if members[v, lane] >= 0:
+                                        flat[members[v, lane] * elements + n] = one[lane]
+                                store(lanes, (v * elements + n) * LANES, multiply(broadcast(shape.signs[n]), value))
 
 
 h_matrices = once(lambda: Loop(h_loop))

@@ -12,7 +12,7 @@ from md4.cpu.emit.vectors import LANES, broadcast, doubles, fma, integers, load,
 from md4.cpu.emit.zeros import zeros_of
 from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, h_structure
 from md4.cpu.h_matrices import BOTH, class_of
-from md4.cpu.integrals import cube_places, lane_row_products, quartet_count, row_products
+from md4.cpu.integrals import cube_places, lane_products, products, quartet_count
 from md4.cpu.run import TASKS, THREAD_WORK, Lists, ordered, task_rows, task_sizes
 from md4.cpu.threads import number_of_threads, run_threads
 from md4.method.hermite_coulomb import pair_places, pair_weights, signs
@@ -49,19 +49,22 @@ def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra
     same, weights = task[TASK.same] == SAME, np.empty(LANES)
     bra_bound, ket_bound = doubles(task[TASK.bra_bound], 1), doubles(task[TASK.ket_bound], 1)
     flat_bra, flat_ket, flat_j, flat_sums = d_bra.reshape(-1), d_ket.reshape(-1), j_ket.reshape(-1), sums.reshape(-1)
-    row = quartets = 0
+    all_p, all_q = np.array([0, p_count], dtype=np.int32), np.array([0, q_count], dtype=np.int32)  # one row
+    width, row, quartets = ket[FIELD.width], 0, 0
+    per_group = LANES // width
+    one, zero, step, more = np.int64(1), np.int64(0), np.int64(LANES), l >= 0  # see `block_of_quartets`
     for n in range(task[TASK.first], task[TASK.last]):
-        last_group = n // LANES + 1 if same else ket[FIELD.ngroup]
+        last_group = n // per_group + 1 if same else ket[FIELD.ngroup]
         for i in range(start[order[n]], start[order[n] + 1]):
             sums[:] = 0.0
             for g in range(last_group):
                 if not bra_bound[n] * ket_bound[g] >= tolerance:
                     continue
                 for lane in range(LANES):
-                    m = g * LANES + lane
+                    m = g * per_group + lane // width
                     weights[lane] = 1.0 if not same or m < n else (0.5 if m == n else 0.0)
                 if i == start[order[n]]:
-                    quartets += quartet_count(n, g, ket[FIELD.npair], same)
+                    quartets += quartet_count(n, g, ket[FIELD.npair], per_group, same)
                 weight = load(weights, 0)
                 for v in range(vectors[g], vectors[g + 1]):
                     at_p, at_q = i * PRIMITIVE.size, v * PRIMITIVE.size * LANES
@@ -76,13 +79,13 @@ def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra
                         store(work.zeros, m * LANES, multiply(weight, load(work.zeros, m * LANES)))
                     recur(l, side, work.zeros, rz, ry, rx, work.axis, work.r)
                     for s in range(len(d_bra)):
-                        lane_row_products(
-                            flat_ket, (s * nvector + v) * q_count * LANES, work.column_q, 0, q_count,
-                            work.r, work.of_p, p_count, flat_sums, s * p_count * LANES, LANES, True,
+                        lane_products(
+                            flat_ket, (s * nvector + v) * q_count * step, work.column_q, all_q, one, p_count, work.r,
+                            work.of_p, flat_sums, s * p_count * step, zero, step, more,
                         )  # fmt: skip
-                        row_products(
-                            flat_bra, (s * nprim + i) * p_count, work.of_p, 0, p_count,
-                            work.r, work.column_q, q_count, flat_j, (s * nvector + v) * q_count * LANES, LANES, True,
+                        products(
+                            flat_bra, (s * nprim + i) * p_count, work.of_p, all_p, one, q_count, work.r,
+                            work.column_q, flat_j, (s * nvector + v) * q_count * step, zero, step, more,
                         )  # fmt: skip
             for s in range(len(d_bra)):
                 for p in range(p_count):
@@ -113,7 +116,8 @@ def dense_h(prepared, first, last):
     pairs = prepared.pairs
     rows, columns = h_structure(*class_of(pairs))
     h = np.zeros((last - first, pairs.nab, pairs.nherm))
-    h[:, np.repeat(np.arange(pairs.nab), np.diff(rows)), columns] = prepared.h(BOTH).flat[first:last]
+    row = np.repeat(np.arange(len(rows) - 1) % pairs.nab, np.diff(rows))
+    h[:, row, columns] = prepared.h(BOTH).flat[first:last]
     return np.searchsorted(pairs.start, np.arange(first, last), side="right") - 1, h
 
 

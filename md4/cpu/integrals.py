@@ -8,6 +8,8 @@ The rows of H have many zeros by symmetry, which both products leave out. [p|q] 
 the place of r[p+q] is the sum of the places of p and of q.
 """
 
+import numpy as np
+
 from md4.cpu.compile import Loop, bound, helper, part
 from md4.cpu.emit.recurrence import recur
 from md4.cpu.emit.vectors import (
@@ -18,6 +20,7 @@ from md4.cpu.emit.vectors import (
     halves,
     integers,
     load,
+    make_add_lanes,
     make_row,
     multiply,
     negative,
@@ -26,48 +29,63 @@ from md4.cpu.emit.vectors import (
     take_next,
 )
 from md4.cpu.emit.zeros import zeros_of
-from md4.cpu.groups import DIAGONAL, FIELD, PRIMITIVE, SAME, STATE, TASK
+from md4.cpu.groups import BLOCK, DIAGONAL, FIELD, PRIMITIVE, SAME, STATE, TASK
 from md4.support.locks import once
 
 # Rows of (ab|q] that are made together where each bra pair has one primitive, and bytes that they should take.
 ROWS, ROW_BYTES = 8, 256 << 10
 row8, row4, row2, row1 = (make_row(width, False) for width in (8, 4, 2, 1))
 lane_row8, lane_row4, lane_row2, lane_row1 = (make_row(width, True) for width in (8, 4, 2, 1))
+add_lanes1, add_lanes2, add_lanes4 = (make_add_lanes(distance) for distance in (1, 2, 4))
 zeros_of_lanes = None  # set by `fill_blocks`, for one operator
 
 
 @helper
-def row_products(h, h0, offsets, first, last, source, columns, count, target, place, step, more):
-    """One row of H, numbers for all lanes, times all columns; see `md4.cpu.emit.vectors.make_row`."""
+def products(h, h0, offsets, rows, nrow, ncolumn, source, columns, target, place, row_step, column_step, more):
+    """A block of H, numbers for all lanes, times all columns; see `md4.cpu.emit.vectors.make_row`.
+
+    `rows[row]` and `rows[row + 1]` are the first and after the last element of a row. The results of a column follow
+    those of the column before after `column_step`, those of a row after `row_step`.
+    """
     c = 0
-    while count - c >= 8:
-        row8(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
-        c += 8
-    if count - c >= 4:
-        row4(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
-        c += 4
-    if count - c >= 2:
-        row2(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
-        c += 2
-    if count - c >= 1:
-        row1(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
+    while c < ncolumn:
+        left = ncolumn - c
+        width = 8 if left >= 8 else (4 if left >= 4 else (2 if left >= 2 else 1))
+        at = place + c * column_step
+        for row in range(nrow):
+            first, last = rows[row], rows[row + 1]
+            if width == 8:
+                row8(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
+            elif width == 4:
+                row4(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
+            elif width == 2:
+                row2(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
+            else:
+                row1(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
+            at += row_step
+        c += width
 
 
 @helper
-def lane_row_products(h, h0, offsets, first, last, source, columns, count, target, place, step, more):
-    """As `row_products`, for one row of H with numbers of its own for each lane."""
+def lane_products(h, h0, offsets, rows, nrow, ncolumn, source, columns, target, place, row_step, column_step, more):
+    """As `products`, for a block of H with numbers of its own for each lane."""
     c = 0
-    while count - c >= 8:
-        lane_row8(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
-        c += 8
-    if count - c >= 4:
-        lane_row4(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
-        c += 4
-    if count - c >= 2:
-        lane_row2(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
-        c += 2
-    if count - c >= 1:
-        lane_row1(h, h0, offsets, first, last, source, columns, c, target, place + c * step, step, more)
+    while c < ncolumn:
+        left = ncolumn - c
+        width = 8 if left >= 8 else (4 if left >= 4 else (2 if left >= 2 else 1))
+        at = place + c * column_step
+        for row in range(nrow):
+            first, last = rows[row], rows[row + 1]
+            if width == 8:
+                lane_row8(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
+            elif width == 4:
+                lane_row4(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
+            elif width == 2:
+                lane_row2(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
+            else:
+                lane_row1(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
+            at += row_step
+        c += width
 
 
 @part
@@ -94,10 +112,10 @@ def set_places(bra, ket, side, work):
 
 
 @part
-def quartet_count(n, g, npair, same):
+def quartet_count(n, g, npair, per_group, same):
     """How many unordered quartets a block of bra pair n with ket group g has."""
-    here = min(LANES, npair - g * LANES)
-    return min(here, n - g * LANES + 1) if same else here
+    here = min(per_group, npair - g * per_group)
+    return min(here, n - g * per_group + 1) if same else here
 
 
 @part
@@ -130,12 +148,15 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
     """
     l, nq, nab, ncd = bra[FIELD.l] + ket[FIELD.l], ket[FIELD.nherm], bra[FIELD.nab], ket[FIELD.nab]
     n_ab, n_cd, side = bra[FIELD.elements], ket[FIELD.elements], (l + 1) | 1
-    rows_ab, rows_cd = halves(bra[FIELD.rows], nab + 1), halves(ket[FIELD.rows], ncd + 1)
+    blocks_ab, blocks_cd = (bra[FIELD.nherm] + BLOCK - 1) // BLOCK, (nq + BLOCK - 1) // BLOCK
+    rows_ab = halves(bra[FIELD.rows], blocks_ab * nab + 1)
+    rows_cd = halves(ket[FIELD.rows], blocks_cd * ncd + 1)
     bra_data = doubles(bra[FIELD.lane_primitives if diagonal else FIELD.primitives], 1)
     h_ab = doubles(bra[FIELD.lane_h if diagonal else FIELD.h], 1)
     ket_data, h_cd = doubles(ket[FIELD.lane_primitives], 1), doubles(ket[FIELD.lane_h], 1)
     triples = integers(ket[FIELD.triples], 1)
     stride = LANES if diagonal else 1
+    zero, step = np.int64(0), np.int64(LANES)  # not literals, for each of which a function would be compiled anew
     (i0, i1), (k0, k1), out, r = primitives, vectors, work.out, work.r
     if i0 == i1 or k0 == k1:
         out[place : place + nab * ncd * LANES] = 0.0
@@ -162,25 +183,40 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
                         work.axis, work.zeros,
                     )  # fmt: skip
                     recur(l, side, work.zeros, rz, ry, rx, work.axis, r)
-                for ab in range(first, last):
-                    begin, end, at = rows_ab[ab], rows_ab[ab + 1], (ab - first) * nq * LANES
+                for block in range(blocks_ab):
+                    segment = rows_ab[block * nab + first :]
                     if diagonal:
-                        lane_row_products(
-                            h_ab, i * n_ab * LANES, work.of_p, begin, end,
-                            r, work.column_q, nq, work.abq, at, LANES, i > i0,
+                        lane_products(
+                            h_ab, i * n_ab * step, work.of_p, segment, last - first, nq, r, work.column_q,
+                            work.abq, zero, nq * step, step, i > i0 or block > 0,
                         )  # fmt: skip
                     else:
-                        row_products(
-                            h_ab, i * n_ab, work.of_p, begin, end,
-                            r, work.column_q, nq, work.abq, at, LANES, i > i0,
+                        products(
+                            h_ab, i * n_ab, work.of_p, segment, last - first, nq, r, work.column_q,
+                            work.abq, zero, nq * step, step, i > i0 or block > 0,
                         )  # fmt: skip
             if diagonal:
                 add_signs(work.abq, last - first, triples, nq)
-            for cd in range(ncd):
-                lane_row_products(
-                    h_cd, k * n_cd * LANES, work.of_q, rows_cd[cd], rows_cd[cd + 1], work.abq, work.column_ab,
-                    last - first, out, place + (first * ncd + cd) * LANES, ncd * LANES, k > k0,
+            for block in range(blocks_cd):
+                segment = rows_cd[block * ncd :]
+                lane_products(
+                    h_cd, k * n_cd * step, work.of_q, segment, ncd, last - first, work.abq, work.column_ab,
+                    out, place + first * ncd * step, step, ncd * step, k > k0 or block > 0,
                 )  # fmt: skip
+    if ket[FIELD.width] > 1:
+        add_up_lanes(out, place, place + nab * ncd * LANES, ket[FIELD.width])
+
+
+@part
+def add_up_lanes(out, first, last, width):
+    """Sums a block over the lanes of each pair; all of them get the sum."""
+    for at in range(first, last, LANES):
+        value = add_lanes1(load(out, at))
+        if width >= 4:
+            value = add_lanes2(value)
+        if width >= 8:
+            value = add_lanes4(value)
+        store(out, at, value)
 
 
 def fill(tasks, lists, counter, tolerance, parameter, table, work):
@@ -218,7 +254,7 @@ def fill(tasks, lists, counter, tolerance, parameter, table, work):
         set_places(bra, ket, (bra[FIELD.l] + ket[FIELD.l] + 1) | 1, work)
         size = bra[FIELD.nab] * ket[FIELD.nab] * LANES
         order, start = integers(bra[FIELD.order], 1), integers(bra[FIELD.start], 1)
-        vectors = integers(ket[FIELD.vectors], 1)
+        vectors, per_group = integers(ket[FIELD.vectors], 1), LANES // ket[FIELD.width]
         bounded = task[TASK.bra_bound] != 0
         bra_bound, ket_bound = doubles(task[TASK.bra_bound], 1), doubles(task[TASK.ket_bound], 1)
         for n in range(state[STATE.bra], task[TASK.last]):
@@ -229,7 +265,7 @@ def fill(tasks, lists, counter, tolerance, parameter, table, work):
             else:
                 primitives = start[order[n]], start[order[n] + 1]
                 if same:
-                    last = n // LANES + 1
+                    last = n // per_group + 1
             for g in range(first, last):
                 if bounded and not bra_bound[n] * ket_bound[g] >= tolerance:
                     continue
@@ -240,7 +276,7 @@ def fill(tasks, lists, counter, tolerance, parameter, table, work):
                     bra, ket, diagonal, primitives, (vectors[g], vectors[g + 1]), parameter, table, work, used
                 )
                 items[count, 0], items[count, 1], items[count, 2], items[count, 3] = state[STATE.task], n, g, used
-                state[STATE.quartets] += quartet_count(n, g, ket[FIELD.npair], same)
+                state[STATE.quartets] += quartet_count(n, g, ket[FIELD.npair], per_group, same)
                 count, used = count + 1, used + size
         state[STATE.task] = -1
 

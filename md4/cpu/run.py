@@ -16,9 +16,9 @@ from md4.cpu.groups import (
     TASK,
     aligned_empty,
     flat_triples,
-    group_vectors,
     h_elements,
     h_structure,
+    lane_layout,
 )
 from md4.cpu.h_matrices import BOTH, class_of
 from md4.cpu.integrals import ROW_BYTES, ROWS, fill_blocks
@@ -164,8 +164,8 @@ class Extent(NamedTuple):
     def of(cls, pairs):
         """The extent of `ShellPairs`, which keep it."""
         if "extent" not in pairs.__dict__:
-            sizes = pairs.l, pairs.nab, pairs.nherm, pairs.npair, pairs.nprim, -(-pairs.npair // LANES)
-            pairs.__dict__["extent"] = cls(*sizes, group_vectors(pairs), h_elements(pairs))
+            sizes, layout = (pairs.l, pairs.nab, pairs.nherm, pairs.npair, pairs.nprim), lane_layout(pairs)
+            pairs.__dict__["extent"] = cls(*sizes, layout.ngroup, layout.vectors, h_elements(pairs))
         return pairs.__dict__["extent"]
 
 
@@ -207,7 +207,7 @@ class Lists:
         )  # fmt: skip
         self.kept += arrays
         sizes = pairs.l, pairs.nab, pairs.nherm, len(columns), len(pairs), groups.ngroup
-        return (*sizes, pairs.na, pairs.nb, pairs.max_prim, *(array.ctypes.data for array in arrays))
+        return (*sizes, pairs.na, pairs.nb, pairs.max_prim, groups.width, *(array.ctypes.data for array in arrays))
 
     def address(self, array):
         """The address of an array, which is kept."""
@@ -244,7 +244,7 @@ def task_rows(this, lists, most):
     bra, ket, pair = this.bra, this.ket, this.pair
     addresses = 0, 0
     if pair.bra_bound is not None:
-        groups = np.arange(0, len(ket), LANES)
+        groups = np.arange(0, len(ket), ket.data.per_group)
         of_groups = np.maximum.reduceat(pair.ket_bound[ket.data.order], groups)
         addresses = lists.address(pair.bra_bound[bra.data.order]), lists.address(of_groups)
     count = int(min(len(bra), max(1, -(-this.work // most))))

@@ -4,9 +4,10 @@ import numpy as np
 
 from md4.cpu.digestion import digest_blocks
 from md4.cpu.emit.vectors import LANES
-from md4.cpu.groups import aligned_empty, group_vectors
+from md4.cpu.groups import Groups, aligned_empty, lane_layout, plain_layout
+from md4.cpu.h_matrices import make_h
 from md4.cpu.hermite_coulomb import HostCoulomb
-from md4.cpu.run import Extent, diagonal, run_lists, work_of
+from md4.cpu.run import Extent, OwnList, diagonal, run_lists, work_of
 from md4.cpu.threads import number_of_threads
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.shells.schwarz import row_norms
@@ -44,7 +45,7 @@ class HostSums:
 
     def coulomb_bytes(self, pairs):
         """Bytes of D and J of a list for one density matrix, also in lanes, where each thread has a J of its own."""
-        in_lanes = 8 * pairs.nherm * LANES * group_vectors(pairs)
+        in_lanes = 8 * pairs.nherm * LANES * lane_layout(pairs).vectors
         return hermite_bytes(pairs, pairs.nherm) + (2 + number_of_threads()) * in_lanes
 
 
@@ -56,7 +57,11 @@ class HostBounds:
 
     def take(self, prepared):
         """R_ab of all pairs of a prepared list."""
-        pairs, order = prepared.pairs, prepared.data.order
+        pairs, plain = prepared.pairs, prepared
+        if prepared.data.width > 1:  # a pair needs all of its primitives in the same lane here
+            groups = Groups(pairs, plain_layout(pairs))
+            plain = OwnList(pairs, groups, make_h(pairs, groups, self.backend.memory))
+        order = plain.data.order
 
         def keep(thread, items, tasks, lists, blocks):
             size, rows = pairs.nab, np.arange(pairs.nab)
@@ -66,7 +71,7 @@ class HostBounds:
                 values = block[rows, rows].T.reshape(LANES, pairs.na, pairs.nb)[: len(these)]
                 self.values[these] = row_norms(values)
 
-        diagonal(self.backend, prepared, keep)
+        diagonal(self.backend, plain, keep)
 
     def result(self):
         """R_ab, shape (npair,)."""

@@ -43,23 +43,24 @@ def scatter_lanes(items, tasks, lists, blocks, swap, box, out):
         na, nb, nc, nd = bra[FIELD.na], bra[FIELD.nb], ket[FIELD.na], ket[FIELD.nb]
         order_ab, order_cd = integers(bra[FIELD.order], 1), integers(ket[FIELD.order], 1)
         aos_ab, aos_cd = integers(bra[FIELD.aos], 1), integers(ket[FIELD.aos], 1)
-        same, ab = task[TASK.same] == SAME, order_ab[n]
-        i0, j0 = aos_ab[2 * ab], aos_ab[2 * ab + 1]
-        for lane in range(min(LANES, ket[FIELD.npair] - g * LANES)):
-            m = g * LANES + lane
-            cd = order_cd[m]
-            k0, l0 = aos_cd[2 * cd], aos_cd[2 * cd + 1]
-            for a in range(na):
-                for b in range(nb):
-                    row = at + (a * nb + b) * nc * nd * LANES + lane
-                    for c in range(nc):
+        same, swapped, ab = task[TASK.same] == SAME, task[TASK.swapped] != 0, order_ab[n]
+        i0, j0, width = aos_ab[2 * ab], aos_ab[2 * ab + 1], ket[FIELD.width]
+        first = g * (LANES // width)
+        count = min(LANES // width, ket[FIELD.npair] - first)
+        for a in range(na):
+            for b in range(nb):
+                for c in range(nc):
+                    for pair in range(count):
+                        m = first + pair
+                        k0, l0 = aos_cd[2 * order_cd[m]], aos_cd[2 * order_cd[m] + 1]
                         for d in range(nd):
                             if not is_repeated(i0 == j0, k0 == l0, same, n, m, a, b, c, d, nb, nd):
-                                value = blocks[row + (c * nd + d) * LANES]
-                                if task[TASK.swapped] == 0:
-                                    place(value, i0 + a, j0 + b, k0 + c, l0 + d, swap, box, out)
-                                else:
+                                value = blocks[at + d * LANES + pair * width]
+                                if swapped:
                                     place(value, k0 + c, l0 + d, i0 + a, j0 + b, swap, box, out)
+                                else:
+                                    place(value, i0 + a, j0 + b, k0 + c, l0 + d, swap, box, out)
+                    at += nd * LANES
 
 
 def scatter_rows(block, bra, ket, ao_bra, ao_ket, same_pieces, first, last, swap, box, out):
@@ -84,11 +85,15 @@ def copy_lanes(items, tasks, lists, blocks, address, strides):
         g, at, nab, ncd = items[item, 2], items[item, 3], bra[FIELD.nab], ket[FIELD.nab]
         order_ab, order_cd = integers(bra[FIELD.order], 1), integers(ket[FIELD.order], 1)
         n = order_ab[items[item, 1]]
-        for lane in range(min(LANES, ket[FIELD.npair] - g * LANES)):
-            start = n * strides[0] + order_cd[g * LANES + lane] * strides[1]
-            for ab in range(nab):
-                for cd in range(ncd):
-                    out[start + ab * strides[2] + cd * strides[3]] = blocks[at + (ab * ncd + cd) * LANES + lane]
+        width = ket[FIELD.width]
+        first = g * (LANES // width)
+        count = min(LANES // width, ket[FIELD.npair] - first)
+        for ab in range(nab):
+            for cd in range(ncd):
+                start = n * strides[0] + ab * strides[2] + cd * strides[3]
+                for pair in range(count):
+                    out[start + order_cd[first + pair] * strides[1]] = blocks[at + pair * width]
+                at += LANES
 
 
 @once

@@ -159,7 +159,7 @@ class ShellPairs:
         primitives = None if self.primitives is None else self.primitives[prims]
         view.__dict__.update(primitives=primitives, pairs=self.pairs[first:last], start=start - start[0])
         view.__dict__.update(npair=last - first, nprim=int(start[-1] - start[0]))
-        for of_whole_list in ("falling_counts", "extent"):
+        for of_whole_list in ("falling_counts", "extent", "lanes"):
             view.__dict__.pop(of_whole_list, None)
         return view
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from pair_lists import PAIRS, TRIANGLE, mixed_basis
 
-from md4.cpu.groups import Groups, aligned_empty, group_vectors, h_elements, h_structure
 from md4.cpu.emit.vectors import LANES
+from md4.cpu.groups import Groups, aligned_empty, group_vectors, h_elements, h_structure
 from md4.method.hermite import structure
 from md4.shells.shell_pairs import shell_pairs
 

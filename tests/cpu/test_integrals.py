@@ -7,9 +7,9 @@ import pytest
 from numba import njit
 from pair_lists import PAIRS, TRIANGLE, mixed_basis, random_pair
 
+from md4.cpu.emit.vectors import LANES, cube_side, load
 from md4.cpu.integrals import STRAIGHT, recur
 from md4.cpu.run import diagonal
-from md4.cpu.emit.vectors import LANES, cube_side, load
 from md4.engine import Engine
 from md4.method.angular import hermite_triples, nherm
 from md4.method.recurrence import r_step, recurrence_table

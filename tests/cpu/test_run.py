@@ -7,9 +7,9 @@ import pytest
 from pair_lists import TRIANGLE, mixed_basis, pairs_of, two_classes
 
 import md4
+from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import FIELD, SAME, STATE, TASK
 from md4.cpu.run import Lists, ordered, run_lists, sizes_of_pairs, task_rows, work_of
-from md4.cpu.emit.vectors import LANES
 from md4.engine import Engine
 from md4.plan import ListPair
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from md4.cpu.compile import Loop, helper
-from md4.cpu.integrals import lane_zeros
 from md4.cpu.emit.vectors import LANES
+from md4.cpu.integrals import lane_zeros
 from md4.method.operators import zeros_function
 from md4.support import cache
 from md4.support.cache import entry_path, load, store

@@ -6,8 +6,8 @@ from pages import Page
 
 import md4
 from md4.cpu import digestion, h_matrices, hermite_coulomb, integrals, targets
-from md4.cpu.h_matrices import BOTH
 from md4.cpu.emit.vectors import LANES
+from md4.cpu.h_matrices import BOTH
 from md4.gpu.h_layout import BRA_STAIRCASE
 from md4.shells.shell_pairs import shell_pairs
 from md4.support import display

@@ -159,6 +159,21 @@ def total(typingctx, value):
     return f64(vector), codegen
 
 
+@cache
+def make_add_lanes(distance):
+    """Intrinsic that adds to each lane the one whose number differs in the bit `distance`."""
+    order = ir.Constant(ir.VectorType(I32, LANES), [lane ^ distance for lane in range(LANES)])
+
+    @intrinsic
+    def add_lanes(typingctx, value):
+        def codegen(context, builder, signature, args):
+            return builder.fadd(args[0], builder.shuffle_vector(args[0], args[0], order))
+
+        return vector(vector), codegen
+
+    return add_lanes
+
+
 @intrinsic
 def magnitude(typingctx, value):
     """The modulus."""
