@@ -83,13 +83,12 @@ class CpuBackend:
         `sizes` is a function of the number of doubles that a thread should have for blocks. What is kept from the last
         call is used again, because new memory costs page faults.
         """
-        wanted = sizes(OUT)
+        wanted, share = sizes(OUT), WORKSPACE_SHARE * (self.memory.room() + self.kept_bytes)
+        threads = int(min(threads, share // wanted.nbytes))
+        if threads < 1:
+            wanted, threads = sizes(0), 1
         if len(self.kept) < threads or not all(work.holds(wanted) for work in self.kept):
             self.kept.clear()
-            share = WORKSPACE_SHARE * self.memory.room()
-            threads = int(min(threads, share // wanted.nbytes))
-            if threads < 1:
-                wanted, threads = sizes(0), 1
             self.kept += [wanted.allocated(self.memory) for _ in range(threads)]
         return self.kept[:threads]
 

@@ -18,6 +18,8 @@ from md4.cpu.threads import number_of_threads, run_threads
 from md4.method.hermite_coulomb import pair_places, pair_weights, signs
 from md4.support.locks import Lock, once
 
+# Most work of a task, in vector operations: an interrupt waits for its end.
+TASK_WORK = 3e8
 zeros_of_lanes = None  # set by `contract_r`, for one operator
 
 
@@ -164,7 +166,7 @@ class HostCoulomb:
         every = sorted((ordered(pair) for pair in pairs), key=lambda this: -this.work)
         work, lists = sum(this.work for this in every), Lists()
         threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
-        tasks = [(this, row) for this in every for row in task_rows(this, lists, work / (TASKS * threads))]
+        tasks = [(this, row) for this in every for row in task_rows(this, lists, min(work / (TASKS * threads), TASK_WORK))]
         table = lists.table()
         works = self.backend.workspaces(threads, task_sizes(table, np.array([row for _, row in tasks])))
         tasks.reverse()

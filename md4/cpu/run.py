@@ -292,13 +292,14 @@ def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None):
 def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=None):
     """As `run_lists`, for a table of tasks."""
     table, counter, told = lists.table(), np.zeros(1, dtype=np.int64), 0
+    stopped = False
     works = backend.workspaces(threads, task_sizes(table, tasks))
     loop, arguments = fill_blocks(backend.operator.kind), (backend.operator.parameter, backend.table)
 
     def worker(thread):
         nonlocal told
         mine = works[thread]
-        while count := loop(tasks, table, counter, tolerance, *arguments, mine):
+        while not stopped and (count := loop(tasks, table, counter, tolerance, *arguments, mine)):
             consume(thread, mine.items[:count], tasks, table, mine.out)
             if thread == 0 and report is not None:
                 done = sum(int(each.state[STATE.quartets]) for each in works)
@@ -306,7 +307,8 @@ def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=Non
                 told = done
 
     def stop():
-        counter[0] = len(tasks)
+        nonlocal stopped
+        stopped, counter[0] = True, len(tasks)
 
     for each in works:
         each.state[:] = 0

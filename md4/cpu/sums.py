@@ -13,6 +13,10 @@ from md4.method.hermite_coulomb import hermite_bytes
 from md4.shells.schwarz import row_norms
 
 
+# Share of the memory up to the cap that H matrices for Schwarz bounds may take.
+H_SHARE = 0.2
+
+
 class HostSums:
     """How the CPU makes J and K; see `md4.backends.Sums`."""
 
@@ -56,12 +60,17 @@ class HostBounds:
         self.backend, self.values = backend, np.empty(count)
 
     def take(self, prepared):
-        """R_ab of all pairs of a prepared list."""
-        pairs, plain = prepared.pairs, prepared
-        if prepared.data.width > 1:  # a pair needs all of its primitives in the same lane here
-            groups = Groups(pairs, plain_layout(pairs))
-            plain = OwnList(pairs, groups, make_h(pairs, groups, self.backend.memory))
-        order = plain.data.order
+        """R_ab of all pairs of a prepared list, in pieces whose H matrices fit the memory."""
+        pairs, memory = prepared.pairs, self.backend.memory
+        share = H_SHARE * memory.room() / (self.backend.hermite_bytes(pairs) + 1)
+        size = max(1, int(min(len(pairs), len(pairs) * share)))
+        for first in range(0, len(pairs), size):
+            piece = pairs[first : first + size]
+            groups = Groups(piece, plain_layout(piece))  # a pair needs all of its primitives in the same lane here
+            self._take_piece(OwnList(piece, groups, make_h(piece, groups, memory)), first)
+
+    def _take_piece(self, piece, first):
+        pairs, order = piece.pairs, piece.data.order
 
         def keep(thread, items, tasks, lists, blocks):
             size, rows = pairs.nab, np.arange(pairs.nab)
@@ -69,9 +78,9 @@ class HostBounds:
                 block = blocks[place : place + size * size * LANES].reshape(size, size, LANES)
                 these = order[group * LANES : (group + 1) * LANES]
                 values = block[rows, rows].T.reshape(LANES, pairs.na, pairs.nb)[: len(these)]
-                self.values[these] = row_norms(values)
+                self.values[first + these] = row_norms(values)
 
-        diagonal(self.backend, plain, keep)
+        diagonal(self.backend, piece, keep)
 
     def result(self):
         """R_ab, shape (npair,)."""

@@ -5,6 +5,7 @@ Threads that have nothing to do sleep. They are started when they are first need
 
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 
 import numba
 
@@ -55,8 +56,9 @@ def run_threads(count, work, stop):
             raise
 
     try:
-        for n in range(1, count):
-            others.append(workers().submit(guarded, n))
+        with suppress(RuntimeError):  # no thread can be started, or no longer: the others do all of the work
+            for n in range(1, count):
+                others.append(workers().submit(guarded, n))
         guarded(0)
     except BaseException:
         stop()
