@@ -9,7 +9,7 @@ from pair_lists import TRIANGLE, mixed_basis, pairs_of, two_classes
 import md4
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import FIELD, SAME, STATE, TASK
-from md4.cpu.run import Lists, ordered, run_lists, sizes_of_pairs, task_rows, work_of
+from md4.cpu.run import Extent, Lists, ordered, run_lists, sizes_of_pairs, task_rows, work_of
 from md4.engine import Engine
 from md4.plan import ListPair
 
@@ -115,7 +115,8 @@ def test_the_side_with_less_work_is_the_bra(lists):
         if pair.same:
             assert not this.swapped
             continue
-        assert this.work == min(work_of(pair.bra.pairs, pair.ket.pairs), work_of(pair.ket.pairs, pair.bra.pairs))
+        one, two = (Extent.of(side.pairs) for side in pair[:2])
+        assert this.work == min(work_of(one, two), work_of(two, one))
         assert (this.bra, this.ket) == ((pair.ket, pair.bra) if this.swapped else (pair.bra, pair.ket))
 
 

@@ -9,26 +9,16 @@ import numpy as np
 import pytest
 from molecules import WATER, molecule
 from numba import njit
+from places import ROOT
 
 import md4
-from md4.cpu import vectors
-from md4.cpu.vectors import LANES, cube_side, lanes_of_host
+from md4.cpu.emit import vectors
+from md4.cpu.emit.vectors import LANES, lanes_of_host
 
 
 def test_lanes_fill_a_register():
     assert LANES == lanes_of_host()
     assert LANES == (8 if llvm.get_host_cpu_features().get("avx512f", False) else 4)
-
-
-@pytest.mark.parametrize("l", range(33))
-def test_places_in_a_cube_add_up(l):
-    """The place of p + q is the sum of those of p and of q, and places differ."""
-    side = cube_side(l)
-    assert side > l
-    assert side % 2 == 1
-    places = [(i * side + j) * side + k for i in range(l + 1) for j in range(l + 1 - i) for k in range(l + 1 - i - j)]
-    assert len(set(places)) == len(places)
-    assert max(places) < side**3
 
 
 def test_operations():
@@ -93,7 +83,7 @@ for name in list(features):
         features[name] = False
 llvm.get_host_cpu_features = lambda: features
 import numpy, md4
-from md4.cpu.vectors import LANES
+from md4.cpu.emit.vectors import LANES
 sys.path.insert(0, sys.argv[2])
 from molecules import WATER, molecule
 water = molecule(WATER, "6-31g*")
@@ -106,9 +96,8 @@ numpy.savez(sys.argv[1], lanes=LANES, tensor=tensor, j=j, k=k, alone=alone)
 
 def test_narrow_registers(tmp_path):
     """Processors without AVX-512 have four lanes."""
-    folder = os.path.dirname(__file__)
-    command = [sys.executable, "-c", NARROW, str(tmp_path / "results.npz"), os.path.dirname(folder)]
-    env = os.environ | {"MD4_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_OPT": "1"}
+    command = [sys.executable, "-c", NARROW, str(tmp_path / "results.npz"), str(ROOT / "tests")]
+    env = os.environ | {"MD4_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "results.npz")
