@@ -5,7 +5,9 @@ import pytest
 from pair_lists import PAIRS, TRIANGLE, mixed_basis, random_pair
 
 from md4.cpu.emit.vectors import LANES
-from md4.cpu.run import diagonal
+from md4.cpu.groups import Groups, plain_layout
+from md4.cpu.h_matrices import make_h
+from md4.cpu.run import OwnList, diagonal
 from md4.engine import Engine
 from md4.shells.basis import Basis, Shell
 from md4.validation import oracle
@@ -40,8 +42,10 @@ def test_diagonal_blocks_of_a_list(l, pairs):
 
 def assert_diagonal(engine, pairs):
     """The diagonal blocks of a list are those that are computed one by one."""
-    prepared = engine.prepare(pairs)
-    nab, order, found = prepared.pairs.nab, prepared.data.order, {}
+    pairs_made = engine.prepare(pairs).pairs
+    groups = Groups(pairs_made, plain_layout(pairs_made))
+    prepared = OwnList(pairs_made, groups, make_h(pairs_made, groups, engine.backend.memory))
+    nab, order, found = pairs_made.nab, groups.order, {}
 
     def keep(thread, items, tasks, lists, blocks):
         for _, n, group, place in items.tolist():

@@ -29,13 +29,15 @@ def test_lanes_of_another_processor(features, lanes, monkeypatch):
 
 
 def test_operations():
+    neighbour, far = vectors.make_add_lanes(1), vectors.make_add_lanes(2)
+
     @njit
     def all_of_them(a, b, c, out):
         x, y, z = vectors.load(a, 1), vectors.load(b, 0), vectors.load(c, 0)
         results = (
             vectors.add(x, y), vectors.subtract(x, y), vectors.multiply(x, y), vectors.divide(x, y),
             vectors.fma(x, y, z), vectors.magnitude(x), vectors.noise_removed(x, vectors.magnitude(y)),
-            vectors.broadcast(2.5),
+            vectors.broadcast(2.5), neighbour(x), far(x),
         )  # fmt: skip
         for n in range(len(results)):
             vectors.store(out, n * vectors.LANES, results[n])
@@ -43,11 +45,14 @@ def test_operations():
 
     rng = np.random.default_rng(0)
     a, b, c = rng.normal(size=LANES + 1), rng.normal(size=LANES), rng.normal(size=LANES)
-    out, x = np.empty((8, LANES)), a[1:]
+    out, x, lanes = np.empty((10, LANES)), a[1:], np.arange(LANES)
     b[0] = x[0]  # not above its own modulus, so noise
     total = all_of_them(a, b, c, out.reshape(-1))
     np.testing.assert_allclose(total, x.sum(), rtol=1e-14)
-    expected = x + b, x - b, x * b, x / b, x * b + c, abs(x), np.where(abs(x) > abs(b), x, 0.0), np.full(LANES, 2.5)
+    expected = (
+        x + b, x - b, x * b, x / b, x * b + c, abs(x), np.where(abs(x) > abs(b), x, 0.0), np.full(LANES, 2.5),
+        x + x[lanes ^ 1], x + x[lanes ^ 2],
+    )  # fmt: skip
     np.testing.assert_allclose(out, expected, rtol=1e-14, atol=1e-14)
     assert out[6, 0] == 0.0
 
