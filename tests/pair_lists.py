@@ -24,14 +24,24 @@ PAIRS = np.array(list(product(range(6), repeat=2)))
 TRIANGLE = PAIRS[PAIRS[:, 0] >= PAIRS[:, 1]]
 
 
-def two_classes():
-    """12 s and 8 p shells near each other, with one to four primitives."""
-    rng = np.random.default_rng(2)
+def s_and_p(count_s, count_p, counts):
+    """s shells and then p shells near each other, with numbers of primitives that repeat `counts`."""
+    rng, ls = np.random.default_rng(2), [0] * count_s + [1] * count_p
     shells = [
         Shell(l, rng.uniform(0.3, 4, n), rng.uniform(0.2, 1, (n, 1)), centre)
-        for l, n, centre in zip([0] * 12 + [1] * 8, [1, 2, 3, 4] * 5, rng.uniform(-1, 1, (20, 3)))
+        for l, n, centre in zip(ls, np.resize(counts, len(ls)), rng.uniform(-1, 1, (len(ls), 3)))
     ]
     return Basis(shells)
+
+
+def two_classes():
+    """12 s and 8 p shells with one to four primitives: most pairs take one lane each."""
+    return s_and_p(12, 8, [1, 2, 3, 4])
+
+
+def few_shells():
+    """Two s and two p shells with four to six primitives: pairs take several lanes each."""
+    return s_and_p(2, 2, [6, 4, 5])
 
 
 def pairs_of(rows, columns):

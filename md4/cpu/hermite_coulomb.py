@@ -166,7 +166,8 @@ class HostCoulomb:
         every = sorted((ordered(pair) for pair in pairs), key=lambda this: -this.work)
         work, lists = sum(this.work for this in every), Lists()
         threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
-        tasks = [(this, row) for this in every for row in task_rows(this, lists, min(work / (TASKS * threads), TASK_WORK))]
+        most = min(work / (TASKS * threads), TASK_WORK)
+        tasks = [(this, row) for this in every for row in task_rows(this, lists, most)]
         table = lists.table()
         works = self.backend.workspaces(threads, task_sizes(table, np.array([row for _, row in tasks])))
         tasks.reverse()

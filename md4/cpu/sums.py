@@ -12,7 +12,6 @@ from md4.cpu.threads import number_of_threads
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.shells.schwarz import row_norms
 
-
 # Share of the memory up to the cap that H matrices for Schwarz bounds may take.
 H_SHARE = 0.2
 

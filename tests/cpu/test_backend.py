@@ -4,12 +4,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from pair_lists import PAIRS, mixed_basis
 
 import md4
 from md4.cpu.backend import pair_bytes
 from md4.engine import Engine
 from md4.method.operators import Operator
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
 from md4.validation import oracle as reference
 
 gto = pytest.importorskip("pyscf.gto")
@@ -62,20 +63,6 @@ def test_high_classes(l, cart):
     assert_close(np.array([block[e] for e in elements]), exact)
 
 
-def mixed_basis():
-    """Shells of one class (p, 2 contracted functions) with 1, 2, 3 primitives, one of them far from the others."""
-    rng = np.random.default_rng(5)
-    shells = [
-        Shell(1, np.geomspace(0.4, 4, n) if n > 1 else np.array([0.7]), rng.uniform(0.2, 1, (n, 2)), centre)
-        for n, centre in zip((1, 3, 3, 2, 2), rng.uniform(-1, 1, (5, 3)))
-    ]
-    shells.append(Shell(1, np.array([9.0]), np.ones((1, 2)), np.array([0.0, 0.0, 60.0])))
-    return Basis(shells)
-
-
-PAIRS = np.array(list(product(range(6), repeat=2)))
-
-
 @pytest.fixture(scope="module")
 def mixed():
     """The mixed basis and its integrals, one quartet at a time."""
@@ -96,6 +83,12 @@ def test_lists_with_any_number_of_primitives(mixed):
     assert_close(out, blocks, 1e-14)
     assert not out[counts == 0].any()
     assert not out[:, counts == 0].any()
+
+
+def test_lists_may_lie_in_memory_in_any_order(mixed):
+    basis, blocks = mixed
+    bra, ket = np.asfortranarray(PAIRS), np.repeat(PAIRS, 2, axis=0)[::2].astype(np.int32)
+    assert_close(Engine(basis, backend="cpu").compute(bra, ket), blocks, 1e-14)
 
 
 @pytest.mark.parametrize("chunk", [(1, 1), (5, 7), (36, 2)])

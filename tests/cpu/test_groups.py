@@ -2,11 +2,23 @@
 
 import numpy as np
 import pytest
-from pair_lists import PAIRS, TRIANGLE, mixed_basis
+from pair_lists import PAIRS, TRIANGLE, few_shells, mixed_basis
 
 from md4.cpu.emit.vectors import LANES
-from md4.cpu.groups import Groups, aligned_empty, group_vectors, h_elements, h_structure
+from md4.cpu.groups import (
+    BLOCK,
+    GROUP_COST,
+    WIDTHS,
+    Groups,
+    LaneLayout,
+    aligned_empty,
+    h_elements,
+    h_structure,
+    lane_layout,
+    plain_layout,
+)
 from md4.method.hermite import structure
+from md4.shells.basis import Basis
 from md4.shells.shell_pairs import shell_pairs
 
 CLASSES = [
@@ -17,9 +29,13 @@ CLASSES = [
 
 @pytest.mark.parametrize("shells", CLASSES)
 def test_structure_as_arrays(shells):
+    """Block by block of BLOCK functions, and in a block row by row."""
     rows, columns = h_structure(*shells)
-    owners = np.repeat(np.arange(len(rows) - 1), np.diff(rows))
-    assert tuple(zip(owners.tolist(), columns.tolist())) == structure(*shells)
+    nab = 1 + max(row for row, _ in structure(*shells))
+    block, owner = np.divmod(np.repeat(np.arange(len(rows) - 1), np.diff(rows)), nab)
+    assert (len(rows) - 1) % nab == 0
+    expected = sorted((p // BLOCK, row, p) for row, p in structure(*shells))
+    assert list(zip(block.tolist(), owner.tolist(), columns.tolist())) == expected
 
 
 @pytest.fixture(scope="module", params=[PAIRS, TRIANGLE, PAIRS[:1], PAIRS[:LANES], PAIRS[: LANES + 1]], ids=len)
@@ -28,26 +44,61 @@ def pairs(request):
     return shell_pairs(mixed_basis(), request.param)
 
 
-def test_each_primitive_pair_has_a_lane(pairs):
-    """That of its pair, in as many vectors as the first pair of the group has primitive pairs."""
-    groups, counts = Groups(pairs), np.diff(pairs.start)
+def layout_of(pairs, width):
+    """The `LaneLayout` with `width` lanes for each pair."""
+    counts = sorted(np.diff(pairs.start).tolist(), reverse=True)
+    of_groups = [-(-most // width) for most in counts[:: LANES // width]]
+    return LaneLayout(width, len(of_groups), sum(of_groups))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_each_primitive_pair_has_a_lane(pairs, width):
+    """One of its pair, in as many vectors as the first pair of the group needs."""
+    groups, counts = Groups(pairs, layout_of(pairs, width)), np.diff(pairs.start)
     assert sorted(groups.order.tolist()) == list(range(len(pairs)))
     assert (np.diff(counts[groups.order]) <= 0).all()
-    assert groups.ngroup == len(groups.vectors) - 1 == -(-len(pairs) // LANES)
+    assert groups.per_group * groups.width == LANES
+    assert groups.ngroup == len(groups.vectors) - 1 == -(-len(pairs) // groups.per_group)
     for g in range(groups.ngroup):
-        here = groups.order[g * LANES : (g + 1) * LANES]
+        here = groups.order[g * groups.per_group : (g + 1) * groups.per_group]
         vectors = groups.members[groups.vectors[g] : groups.vectors[g + 1]]
-        assert len(vectors) == counts[here].max()
-        for lane in range(LANES):
-            pair = here[lane] if lane < len(here) else None
-            own = list(range(pairs.start[pair], pairs.start[pair + 1])) if pair is not None else []
-            assert vectors[:, lane].tolist() == own + [-1] * (len(vectors) - len(own))
-    assert group_vectors(pairs) == len(groups.members)
+        assert len(vectors) == -(-counts[here].max() // width)
+        expected = np.full((len(vectors), groups.per_group, width), -1)
+        for place, pair in enumerate(here):
+            for n, member in enumerate(range(pairs.start[pair], pairs.start[pair + 1])):
+                expected[n // width, place, n % width] = member
+        np.testing.assert_array_equal(vectors, expected.reshape(-1, LANES))
+    assert len(groups.members) == layout_of(pairs, width).vectors
 
 
-def test_primitives_in_lanes(pairs):
+def test_the_layout_is_that_of_least_work(pairs):
+    found, options = lane_layout(pairs), [layout_of(pairs, width) for width in WIDTHS]
+    assert found in options
+    assert found.vectors + GROUP_COST * found.ngroup == min(o.vectors + GROUP_COST * o.ngroup for o in options)
+    assert plain_layout(pairs) == options[0]
+    assert (Groups(pairs).width, Groups(pairs).ngroup) == found[:2]
+
+
+def test_few_pairs_take_several_lanes():
+    """And many pairs, or those of one primitive pair each, one."""
+    few = few_shells()
+    assert lane_layout(shell_pairs(few, [[0, 1]])).width == LANES
+    assert lane_layout(shell_pairs(few, [[2, 0], [3, 1]])).width > 1
+    assert lane_layout(shell_pairs(few, [[0, 1]] * 3 * LANES)).width == 1
+    one = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
+    assert lane_layout(shell_pairs(one, [[1, 0]])).width == 1
+
+
+def test_a_slice_has_a_layout_of_its_own(pairs):
+    whole, part = lane_layout(pairs), pairs[: 1 + len(pairs) // 2]
+    assert lane_layout(part) == lane_layout(shell_pairs(mixed_basis(), part.pairs))
+    assert lane_layout(pairs) == whole
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_primitives_in_lanes(pairs, width):
     """Lanes without a primitive pair repeat that of the first lane, so that none holds what is no number."""
-    groups, data = Groups(pairs), pairs.primitives
+    groups, data = Groups(pairs, layout_of(pairs, width)), pairs.primitives
     np.testing.assert_array_equal(groups.primitives, np.column_stack([data.exponent, data.centre]))
     used = np.where(groups.members >= 0, groups.members, groups.members[:, :1])
     np.testing.assert_array_equal(groups.lane_primitives, groups.primitives[used].transpose(0, 2, 1))

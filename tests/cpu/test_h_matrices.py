@@ -5,30 +5,26 @@ import pytest
 from pair_lists import PAIRS, mixed_basis, random_pair
 from plain_h import plain_h
 
-from md4.cpu.groups import Groups
+from md4.cpu.groups import Groups, h_structure
 from md4.cpu.h_matrices import BOTH, make_h
 from md4.method.angular import hermite_triples
-from md4.method.hermite import structure
 from md4.shells.shell_pairs import shell_pairs
 from md4.support.memory import HostMemory
 
 CLASSES = [
     (0, 0, True, 1, 1), (1, 0, True, 2, 1), (0, 2, True, 1, 3), (2, 1, True, 2, 2), (3, 2, True, 1, 1),
-    (4, 3, True, 1, 1), (1, 1, False, 1, 2), (2, 2, False, 2, 1), (3, 3, False, 1, 1),
+    (4, 3, True, 1, 1), (5, 4, True, 1, 1), (1, 1, False, 1, 2), (2, 2, False, 2, 1), (3, 3, False, 1, 1),
 ]  # fmt: skip
 
 
 def former_h(pairs):
-    """(nprim, elements): the elements of `structure`, one by one, with contraction coefficients."""
+    """(nprim, elements): the elements one by one, with contraction coefficients, in the order of `h_structure`."""
     la, lb, pure, nctr_a, nctr_b = pairs.shell_class
-    ncomp_b, data = pairs.nb // nctr_b, pairs.primitives
-    found = []
-    rows = []
-    for row, p in structure(*pairs.shell_class):
-        a, b = divmod(row, pairs.nb)
-        (ca, ma), (cb, mb) = divmod(a, pairs.na // nctr_a), divmod(b, ncomp_b)
-        rows.append((ca, cb, ma * ncomp_b + mb, p))
-    ca, cb, row, p = np.array(rows).T
+    ncomp_b, data, found = pairs.nb // nctr_b, pairs.primitives, []
+    rows, p = h_structure(*pairs.shell_class)
+    a, b = np.divmod(np.repeat(np.arange(len(rows) - 1) % pairs.nab, np.diff(rows)), pairs.nb)
+    (ca, ma), (cb, mb) = np.divmod(a, pairs.na // nctr_a), np.divmod(b, ncomp_b)
+    row = ma * ncomp_b + mb
     for k in range(pairs.nprim):
         angular = plain_h(la, lb, pure, data.exponent[k], data.pa[k], data.pb[k], zip(row.tolist(), p.tolist()))
         found.append(data.coef_a[k, ca] * data.coef_b[k, cb] * angular)
@@ -37,7 +33,7 @@ def former_h(pairs):
 
 def assert_lanes(pairs, groups, h):
     """The lanes hold the same numbers with (-1)^|p|, and zeros where there is no primitive pair."""
-    signs = (-1.0) ** hermite_triples(pairs.l).sum(axis=1)[[p for _, p in structure(*pairs.shell_class)]]
+    signs = (-1.0) ** hermite_triples(pairs.l).sum(axis=1)[h_structure(*pairs.shell_class)[1]]
     lanes, used = h.lanes.transpose(0, 2, 1), groups.members >= 0
     np.testing.assert_array_equal(lanes[used], h.flat[groups.members[used]] * signs)
     assert not lanes[~used].any()

@@ -1,52 +1,16 @@
-"""The compiled steps 3 to 5 on the CPU: the recurrence in vectors, blocks, and diagonal blocks."""
-
-from fractions import Fraction
+"""Blocks on the CPU: the highest order, and diagonal blocks."""
 
 import numpy as np
 import pytest
-from numba import njit
 from pair_lists import PAIRS, TRIANGLE, mixed_basis, random_pair
 
-from md4.cpu.emit.vectors import LANES, cube_side, load
-from md4.cpu.integrals import STRAIGHT, recur
-from md4.cpu.run import diagonal
+from md4.cpu.emit.vectors import LANES
+from md4.cpu.groups import Groups, plain_layout
+from md4.cpu.h_matrices import make_h
+from md4.cpu.run import OwnList, diagonal
 from md4.engine import Engine
-from md4.method.angular import hermite_triples, nherm
-from md4.method.recurrence import r_step, recurrence_table
 from md4.shells.basis import Basis, Shell
 from md4.validation import oracle
-
-
-@njit
-def compiled_r(l, side, zeros, r_z, r_y, r_x, work, r):
-    recur(l, side, zeros, load(r_z, 0), load(r_y, 0), load(r_x, 0), work, r)
-
-
-def plain_r(l, zeros, centre):
-    """r[t]^(0) by one step of the recurrence after the other, for any kind of numbers."""
-    words = recurrence_table(l).tolist()
-    old = [zeros[l]]
-    for m in range(l - 1, -1, -1):
-        old = [zeros[m]] + [r_step(*words[t], *centre, old, 0) for t in range(1, nherm(l - m))]
-    return old
-
-
-@pytest.mark.parametrize("l", [*range(STRAIGHT + 4), 12, 19, 32])
-def test_recurrence_in_lanes(l):
-    """Straight code for low orders, axis by axis for others; errors in units of the sum of the moduli of the terms."""
-    rng = np.random.default_rng(l)
-    zeros = rng.normal(size=(l + 1, LANES)) * (-1.4) ** np.arange(l + 1)[:, None]
-    centre, side = rng.normal(size=(3, LANES)), cube_side(l)
-    r = np.full((side**3, LANES), np.nan)
-    compiled_r(l, side, zeros.ravel(), *centre, np.empty(2 * (l + 1) ** 2 * LANES), r.reshape(-1))
-    z, y, x = hermite_triples(l).T
-    found = r[(z * side + y) * side + x].T
-    for lane in range(LANES) if l < 16 else (0, LANES - 1):
-        numbers = zeros[:, lane].tolist(), centre[:, lane].tolist()
-        exact = plain_r(l, *([Fraction(number) for number in these] for these in numbers))
-        sizes = plain_r(l, *(abs(np.array(these)).tolist() for these in numbers))
-        errors = [abs(float(Fraction(one) - two)) for one, two in zip(found[lane].tolist(), exact)]
-        assert (np.array(errors) <= 2 * (l + 1) * np.finfo(float).eps * np.array(sizes)).all()
 
 
 def test_highest_order():
@@ -78,8 +42,10 @@ def test_diagonal_blocks_of_a_list(l, pairs):
 
 def assert_diagonal(engine, pairs):
     """The diagonal blocks of a list are those that are computed one by one."""
-    prepared = engine.prepare(pairs)
-    nab, order, found = prepared.pairs.nab, prepared.data.order, {}
+    pairs_made = engine.prepare(pairs).pairs
+    groups = Groups(pairs_made, plain_layout(pairs_made))
+    prepared = OwnList(pairs_made, groups, make_h(pairs_made, groups, engine.backend.memory))
+    nab, order, found = pairs_made.nab, groups.order, {}
 
     def keep(thread, items, tasks, lists, blocks):
         for _, n, group, place in items.tolist():

@@ -4,27 +4,26 @@ import threading
 
 import numpy as np
 import pytest
-from pair_lists import TRIANGLE, mixed_basis, pairs_of, two_classes
+from pair_lists import TRIANGLE, few_shells, mixed_basis, pairs_of, two_classes
 
 import md4
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import FIELD, SAME, STATE, TASK
-from md4.cpu.run import Lists, ordered, run_lists, sizes_of_pairs, task_rows, work_of
+from md4.cpu.run import Extent, Lists, ordered, run_lists, sizes_of_pairs, task_rows, work_of
 from md4.engine import Engine
 from md4.plan import ListPair
 
-S, P = range(12), range(12, 20)
 
-
-@pytest.fixture(scope="module")
-def engine():
-    return Engine(two_classes(), backend="cpu")
+@pytest.fixture(scope="module", params=[two_classes, few_shells])
+def engine(request):
+    return Engine(request.param(), backend="cpu")
 
 
 @pytest.fixture(scope="module")
 def lists(engine):
     """Prepared lists of ss, ps and pp pairs."""
-    return [engine.prepare(pairs_of(*ranges)) for ranges in ((S, S), (P, S), (P, P))]
+    s, p = (np.flatnonzero(engine.bra_basis.classes[:, 0] == l).tolist() for l in (0, 1))
+    return [engine.prepare(pairs_of(*ranges)) for ranges in ((s, s), (p, s), (p, p))]
 
 
 def all_pairs(lists):
@@ -44,11 +43,12 @@ class Quartets:
             one, two = (self.lists[number] for number in (bra, ket))
             block = blocks[place : place + one.pairs.nab * two.pairs.nab * LANES]
             block = block.reshape(one.pairs.nab, two.pairs.nab, LANES).copy()
-            for lane, pair in enumerate(two.data.order[group * LANES : (group + 1) * LANES].tolist()):
-                if tasks[n, TASK.same] != SAME or group * LANES + lane <= row:
+            first = group * two.data.per_group
+            for m, pair in enumerate(two.data.order[first : first + two.data.per_group].tolist()):
+                if tasks[n, TASK.same] != SAME or first + m <= row:
                     key = bra, int(one.data.order[row]), ket, pair
                     assert key not in self.made
-                    self.made[key] = block[..., lane]
+                    self.made[key] = block[..., m * two.data.width]
         if thread not in self.threads:
             self.threads.add(thread)
             if self.wait is not None:
@@ -87,7 +87,7 @@ def test_many_tasks_and_threads_make_the_same(engine, lists, monkeypatch, two_th
     run_lists(engine.backend, all_pairs(lists), one)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setattr("md4.cpu.run.TASKS", 40)
-    monkeypatch.setattr("md4.cpu.run.ITEMS", 20)  # so that no thread takes all tasks at once
+    monkeypatch.setattr("md4.cpu.run.ITEMS", 2)  # so that no thread takes all tasks at once
     engine.backend.kept.clear()
     run_lists(engine.backend, all_pairs(lists), two)
     assert one.threads == {0}
@@ -115,7 +115,8 @@ def test_the_side_with_less_work_is_the_bra(lists):
         if pair.same:
             assert not this.swapped
             continue
-        assert this.work == min(work_of(pair.bra.pairs, pair.ket.pairs), work_of(pair.ket.pairs, pair.bra.pairs))
+        one, two = (Extent.of(side.pairs) for side in pair[:2])
+        assert this.work == min(work_of(one, two), work_of(two, one))
         assert (this.bra, this.ket) == ((pair.ket, pair.bra) if this.swapped else (pair.bra, pair.ket))
 
 
@@ -129,15 +130,16 @@ def test_bounds(engine, lists, same, tolerance):
     rng = np.random.default_rng(7)
     bra, ket = lists[0], lists[0] if same else lists[2]
     bounds = [10 ** rng.uniform(-5, 0, len(this)) for this in (bra, ket)]
-    bounds[0][3] = 0.0
+    bounds[0][1] = 0.0
     take, order = Quartets(lists), ket.data.order
     done = run_lists(engine.backend, [ListPair(bra, ket, same, *bounds)], take, tolerance=tolerance)
-    of_groups = [bounds[1][order[n : n + LANES]].max() for n in range(0, len(ket), LANES)]
+    size = ket.data.per_group
+    of_groups = [bounds[1][order[n : n + size]].max() for n in range(0, len(ket), size)]
     expected = {
         (lists.index(bra), int(bra.data.order[n]), lists.index(ket), int(order[m]))
         for n in range(len(bra))
         for m in range(n + 1 if same else len(ket))
-        if bounds[0][bra.data.order[n]] * of_groups[m // LANES] >= tolerance
+        if bounds[0][bra.data.order[n]] * of_groups[m // size] >= tolerance
     }
     assert take.made.keys() == expected
     assert done == len(expected)
@@ -145,7 +147,7 @@ def test_bounds(engine, lists, same, tolerance):
 
 
 def test_progress_is_told(engine, lists, monkeypatch):
-    monkeypatch.setattr("md4.cpu.run.ITEMS", 16)
+    monkeypatch.setattr("md4.cpu.run.ITEMS", 1)
     engine.backend.kept.clear()
     told = []
     done = run_lists(engine.backend, all_pairs(lists), Quartets(lists), report=told.append)
@@ -158,14 +160,16 @@ def test_progress_is_told(engine, lists, monkeypatch):
 
 
 @pytest.mark.parametrize(("out", "items"), [(1, 4096), (700, 4096), (1 << 17, 1), (1 << 17, 7)])
-def test_where_a_thread_stops_does_not_matter(out, items, monkeypatch):
+@pytest.mark.parametrize("make", [two_classes, few_shells])
+def test_where_a_thread_stops_does_not_matter(make, out, items, monkeypatch):
     """The memory for blocks may be full at any group of kets; integrals, J and K are the same to the last bit."""
-    basis = two_classes()
+    basis = make()
     dm = np.random.default_rng(0).normal(size=(2, basis.nao, basis.nao))
 
     def results():
         engine = Engine(basis, backend="cpu")
-        block = engine.compute(pairs_of(P, S), pairs_of(P, P))
+        s, p = (np.flatnonzero(basis.classes[:, 0] == l).tolist() for l in (0, 1))
+        block = engine.compute(pairs_of(p, s), pairs_of(p, p))
         tensor = md4.contract.tensor.ao_tensor(engine, "s8")
         return block, tensor, *md4.get_jk(basis, dm, 0, backend="cpu")
 

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from pair_lists import PAIRS, TRIANGLE, mixed_basis, two_classes
+from pair_lists import PAIRS, TRIANGLE, few_shells, mixed_basis, two_classes
 
 import md4
 from md4.contract.screening import schwarz_bounds
@@ -13,7 +13,10 @@ from md4.cpu.sums import HostDigest
 from md4.engine import Engine
 from md4.shells.schwarz import row_norms
 
-BASES = {"two classes": two_classes, "general contractions": mixed_basis, "d shells": lambda: mixed_basis(2)}
+BASES = {
+    "two classes": two_classes, "general contractions": mixed_basis, "d shells": lambda: mixed_basis(2),
+    "few shells": few_shells,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=BASES)

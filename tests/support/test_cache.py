@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from md4.cpu.compile import Loop, helper
-from md4.cpu.emit.vectors import LANES
-from md4.cpu.integrals import lane_zeros
 from md4.method.operators import zeros_function
 from md4.support import cache
 from md4.support.cache import entry_path, load, store
@@ -177,13 +175,21 @@ def test_compiled_loops_are_found_on_disk(path):
     assert [p.suffix for p in path.parent.iterdir()] == [".loop"] * 2
 
 
+zeros_upto = None  # set by `Loop`
+
+
+def zeros_of_points(r2, omega, table, zeros):
+    for n in range(len(r2)):
+        zeros_upto(0, 1.0, 1.0, r2[n], omega, table, zeros, n, 1)
+
+
 def test_device_functions_that_are_compiled_anew_in_each_process_are_no_obstacle(path):
     hits = []
     for _ in range(2):
-        loop = Loop(lane_zeros, "zeros_of_lanes", zeros_upto=zeros_function("gaussian", helper))
-        pair, lanes, zeros = np.array([1.0, 0.0, 0.0, 0.0]), np.repeat([1.0, 0.0, 0.0, 0.0], LANES), np.empty(LANES)
-        loop(0, pair, 0, 1, 0, lanes, 0, 0.5, np.zeros((1, 1)), zeros)
-        assert len(set(zeros)) == 1
+        zeros_upto, zeros = zeros_function("gaussian", helper), np.empty(5)
+        loop = Loop(zeros_of_points, "zeros_of_points", zeros_upto=zeros_upto)
+        loop(np.linspace(0, 1, 5), 0.5, np.zeros((1, 1)), zeros)
+        assert (np.diff(zeros) < 0).all()
         hits.append(loop.hits)
     assert hits == [0, 1]
 

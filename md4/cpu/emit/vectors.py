@@ -7,16 +7,21 @@ need. They are one machine instruction each, where LLVM could not be relied on t
 from contextlib import contextmanager
 from functools import cache
 
-import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic, models, register_model
 
 
 def lanes_of_host():
-    """Doubles in a vector register of this processor; at least 4, which others take as two registers."""
-    return 8 if llvm.get_host_cpu_features().get("avx512f", False) else 4
+    """Doubles in a vector register of the processor for which Numba compiles; at least 4, of which others make two.
+
+    That may be an older processor than this one (`NUMBA_CPU_NAME`), for a cache that several machines share. Compiled
+    code is kept under the features of the processor, so code with other lanes is never taken.
+    """
+    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return 8 if "+avx512f" in features.split(",") else 4
 
 
 LANES = lanes_of_host()

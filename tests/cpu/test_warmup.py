@@ -1,0 +1,136 @@
+"""Compiling ahead: what is missing, shared by two processes, and nothing left for the first calls."""
+
+import subprocess
+
+import pytest
+from faults import files, run
+
+from md4.cpu import warmup
+from md4.method.operators import OPERATORS
+from md4.method.scatter import SYMMETRIES
+
+
+def test_names():
+    """Each use has its loops, and every loop is known by one name."""
+    assert warmup.names_for("blocks", "erf") == ["h", "fill erf", "copy"]
+    assert warmup.names_for("j", "erf") == ["h", "fill erf", "contract erf"]
+    assert warmup.names_for((1, 2), "erf") == ["h", "fill erf", "digest"]
+    assert warmup.names_for("tensor", "erf") == ["h", "fill erf", *(f"scatter {aosym}" for aosym in SYMMETRIES)]
+    names = warmup.every_name(OPERATORS)
+    assert len(names) == len(set(names)) == 3 + len(SYMMETRIES) + 2 * len(OPERATORS)
+    loops = {id(warmup.arguments(name)[0]) for name in names}
+    assert len(loops) == len(names)
+
+
+@pytest.mark.parametrize("kinds", [("coulomb",), OPERATORS])
+def test_shares(kinds):
+    """Each loop is compiled by one of the two processes, which take about equally long."""
+    names = warmup.every_name(kinds)
+    here, there = warmup.shared(names)
+    assert sorted(here + there) == sorted(names)
+    here, there = (sum(warmup.COSTS[name.partition(" ")[0]] for name in these) for these in (here, there))
+    assert abs(here - there - warmup.START) <= max(warmup.COSTS.values())
+    assert warmup.shared(["copy"]) == (["copy"], [])
+
+
+class Loops:
+    """Stands for all loops; notes what is compiled here and what another process shall compile."""
+
+    def __init__(self, monkeypatch, command):
+        self.here, self.there, self.kept = [], [], set()
+        monkeypatch.setattr(warmup, "ready", set())
+        monkeypatch.setattr(warmup, "arguments", lambda name: (self, name))
+        monkeypatch.setattr(warmup, "can_keep", lambda: True)
+        monkeypatch.setattr(warmup, "command", lambda code: self.there.append(code) or command)
+
+    def is_kept(self, name):
+        return name in self.kept
+
+    def compile(self, name):
+        self.here.append(name)
+
+
+@pytest.mark.parametrize("command", [["echo"], ["false"], ["/no/such/program"]])
+def test_the_second_process_may_fail(command, monkeypatch):
+    """What it does not compile is left to the first use."""
+    monkeypatch.setenv("MD4_JOBS", "2")
+    loops, names = Loops(monkeypatch, command), warmup.every_name()
+    assert warmup.compile_ahead(names) == len(names)
+    here, there = warmup.shared(names)
+    assert loops.here == here
+    assert [f"serve({there!r})" in code for code in loops.there] == [True]
+    assert warmup.compile_ahead(names) == 0
+    assert loops.here == here
+
+
+@pytest.mark.parametrize("why", ["jobs", "cache", "interpreter"])
+def test_one_process_does_it_all(why, monkeypatch):
+    """Where another one is not allowed, or could not hand anything over."""
+    monkeypatch.setenv("MD4_JOBS", "1" if why == "jobs" else "2")
+    loops, names = Loops(monkeypatch, ["echo"]), warmup.every_name()
+    if why != "jobs":
+        monkeypatch.setattr(warmup, {"cache": "can_keep", "interpreter": "can_start"}[why], lambda: False)
+    warmup.compile_ahead(names)
+    assert sorted(loops.here) == sorted(names)
+    assert not loops.there
+
+
+def test_only_what_is_missing(monkeypatch):
+    monkeypatch.setenv("MD4_JOBS", "1")
+    loops = Loops(monkeypatch, ["echo"])
+    loops.kept = {"h", "fill coulomb"}
+    assert warmup.compile_ahead(warmup.names_for("tensor", "coulomb")) == len(SYMMETRIES)
+    assert loops.here == [f"scatter {aosym}" for aosym in SYMMETRIES]
+    assert warmup.compile_ahead(warmup.names_for("blocks", "coulomb")) == 1
+    assert loops.here[-1] == "copy"
+
+
+def test_an_error_ends_the_second_process(monkeypatch):
+    monkeypatch.setenv("MD4_JOBS", "2")
+    loops, started, popen = Loops(monkeypatch, ["sleep", "600"]), [], subprocess.Popen
+
+    def fail(name):
+        raise KeyboardInterrupt
+
+    loops.compile = fail
+
+    def noted_popen(*args, **options):
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(warmup.subprocess, "Popen", noted_popen)
+    with pytest.raises(KeyboardInterrupt):
+        warmup.compile_ahead(warmup.every_name())
+    assert [process.poll() is not None for process in started] == [True]
+
+
+FIRST_CALLS = """
+    from md4.cpu import warmup
+
+    asked, second_process = [], warmup.second_process
+    warmup.second_process = lambda names: asked.extend(names) or second_process(names)
+    missing, total = warmup.warmup(progress=False)
+    before = len(compilations.buffer)
+    results = [job()]
+    general = np.random.default_rng(0).normal(size=(3, len(dm), len(dm)))
+    jk = md4.JK(basis, backend="cpu")
+    for densities, hermi in ((dm, 1), (general, 0), (general + 1j, 0), (general - general.transpose(0, 2, 1), 2)):
+        for options in ({}, {"with_j": False}, {"with_k": False}):
+            jk.get_jk(densities, hermi, **options)
+    jk.update(dm)
+    engine = md4.Engine(basis, backend="cpu")
+    engine.compute([[0, 0]], [[1, 0], [3, 2]])
+    ao_tensor(engine, "s4")
+    ao_tensor(engine, "s1", shls_slice=(0, 2, 0, 2, 1, 3, 0, 4))
+    ao_tensor(engine, "s1", out=np.empty((8,) * 4))
+    report(results, missing=missing, total=total, later=len(compilations.buffer) - before, again=warmup.warmup()[0],
+           asked=asked)
+"""
+
+
+def test_the_first_calls_find_everything(tmp_path):
+    """The types of the examples are those of calls, and what another process has compiled is found."""
+    told = run(tmp_path / "cache", FIRST_CALLS, env={"MD4_JOBS": "2"}).right()
+    assert told["missing"] == told["total"] == len(warmup.every_name()) == len(files(tmp_path / "cache"))
+    assert told["asked"] == warmup.shared(warmup.every_name())[1]
+    assert told["later"] == told["again"] == 0
