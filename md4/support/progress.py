@@ -10,7 +10,7 @@ from time import time
 
 from md4.support.locks import Lock
 
-COMPILING = "md4 compiles kernels, once"
+COMPILING = "md4 compiles, once"
 
 
 class Clocks:
@@ -105,26 +105,24 @@ class Progress:
 
 
 @contextmanager
-def compiling(total, enabled=None, label=COMPILING):
-    """A bar for kernels that are compiled together, while the clocks of bars around it stand still.
+def compiling(total, enabled=None, unit="kernel"):
+    """A bar for code that is compiled ahead, while the clocks of bars around it stand still.
 
     Parameters
     ----------
     total : int
-        Number of kernels.
-    enabled : bool, optional
+        Number of kernels, or of functions.
+    enabled, unit
         As for `Progress`.
-    label : str
-        Text before the bar.
 
     Yields
     ------
     Progress
-        Its `update` is called after each kernel.
+        Its `update` is called after each of them.
     """
     clocks.stop("")
     try:
-        with Progress(total, enabled, delay=0.5, label=label, unit="kernel") as bar:
+        with Progress(total, enabled, delay=0.5, label=COMPILING, unit=unit) as bar:
             yield bar
     finally:
         clocks.go()
