@@ -36,6 +36,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from time import perf_counter, process_time, sleep
 from typing import NamedTuple
@@ -282,7 +283,7 @@ def work(request):
 
 
 def where(request):
-    """Commit, processor and versions of this process."""
+    """Commit, processor and versions of this process, and what was asked for."""
     from importlib.metadata import version
     from platform import python_version
 
@@ -300,16 +301,20 @@ def where(request):
 
 
 def commit(folder):
-    """Short commit of the checkout that `folder` is in, with '+' if md4 has changes; else 'unknown'."""
+    """Short commit of the checkout of a package, '+' where the package has changes; and a hash of its source."""
+    digest = sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
 
     def git(*args):
         done = subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
+        head = git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        head = "unknown"
+    return f"{head}/{digest.hexdigest()[:8]}"
 
 
 # the process that asks ------------------------------------------------------------------------------------------------
@@ -357,7 +362,7 @@ def name_of(row):
 
 
 HEADER = """
-| | | first s | s | libcint s | ratio | cores | others | difference |
+| | | first s | s | PySCF s | ratio | cores | others | difference |
 |---|---|---|---|---|---|---|---|---|"""
 COLD_HEADER = """
 | | | empty: import s | first s | process s | filled: import s | first s | process s |

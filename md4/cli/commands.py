@@ -11,7 +11,6 @@ from time import perf_counter
 import numpy as np
 
 import md4
-from md4 import gpu
 from md4.cli.ending import exit_status, signals_exit
 from md4.cli.options import check_options
 from md4.cli.tensor_files import tensor_file
@@ -52,7 +51,7 @@ def parser():
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     add_eri(commands.add_parser("eri", help="compute the tensor of integrals of a molecule"))
     add_validate(commands.add_parser("validate", help="compare with PySCF's libcint, class by class"))
-    add_warmup(commands.add_parser("warmup", help="compile the GPU's kernels ahead of their first use"))
+    add_warmup(commands.add_parser("warmup", help="compile code for the GPU or the CPU ahead of its first use"))
     info = commands.add_parser("info", help="show versions, the GPU, threads, and compiled code")
     info.set_defaults(run=run_info)
     return top
@@ -86,6 +85,7 @@ def add_warmup(command):
         "--operator", nargs="+", default=["coulomb"], metavar="KIND", help="coulomb (default), erf, erfc, ..."
     )
     command.add_argument("--cart", action="store_true", help="Cartesian functions instead of spherical ones")
+    command.add_argument("--backend", default="auto", help="auto (default), cuda or cpu")
     command.set_defaults(run=run_warmup)
 
 
@@ -210,15 +210,11 @@ def write_page(path, text):
 
 
 def run_warmup(args):
-    """Compiles kernels, and prints what was done."""
-    gpu.check_installed()
-    from md4.gpu.warmup import warmup
+    """Compiles what a calculation would compile at its first calls, and prints what was done."""
+    from md4.cli.warmup import warm_up
     from md4.support.cache import cache_folder
 
-    start = perf_counter()
-    done = warmup(args.lmax, args.operator, args.jobs, not args.cart, basis=warmup_basis(args))
-    seconds = perf_counter() - start
-    print(f"{done.compiled} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache")
+    print(warm_up(args.backend, args.lmax, args.operator, args.jobs, not args.cart, warmup_basis(args)))
     print(f"cache {cache_folder()}")
     return 0
 

@@ -15,6 +15,7 @@ LIMITS = {
     "abs_tolerance": (0, LARGEST_NUMBER, "a number, 0 or above"),
     "max_quartets": (1, LARGEST_WHOLE, "a whole number, 1 or above, of at most 18 digits"),
     "seed": (0, LARGEST_WHOLE, "a whole number, 0 or above, of at most 18 digits"),
+    "lmax": (0, 8, "the highest l of a class, from 0 to 8"),
     "jobs": (1, MOST_JOBS, f"a number of processes from 1 to {MOST_JOBS}"),
     "max_memory": (1e-6, 1e12, "a number of MB, above 0"),
     "omega": (-LARGEST_NUMBER, LARGEST_NUMBER, "a number, positive for erf and negative for erfc"),

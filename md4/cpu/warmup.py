@@ -23,7 +23,7 @@ from md4.shells.shell_pairs import shell_pairs
 from md4.support.log import log
 from md4.support.memory import HostMemory
 from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
-from md4.support.progress import Progress
+from md4.support.progress import compiling
 
 # Loops by name, and about how long each takes to compile, in units of one that copies.
 COSTS = {"h": 8, "fill": 12, "copy": 1, "scatter": 2, "digest": 6, "contract": 9}
@@ -104,7 +104,7 @@ def compile_ahead(names, progress=None):
         return 0
     here, there = shared(todo) if allowed_jobs() > 1 and can_start() and can_keep() else (todo, [])
     log.info("%d functions are compiled for the CPU, once for this version of md4: %s", len(todo), ", ".join(todo))
-    with Progress(len(todo), progress, delay=0.5, label="md4 compiles, once", unit="function") as bar:
+    with compiling(len(todo), progress, unit="function") as bar:
         child = second_process(there) if there else None
         try:
             for name in here:

@@ -20,6 +20,7 @@ from md4.gpu.device_code import cuda, types
 from md4.support.cache import entry_path, load, store
 from md4.support.locks import Lock, once
 from md4.support.log import log
+from md4.support.progress import compiling_one
 
 
 def numba_type(declared):
@@ -181,7 +182,8 @@ def compile_kernel(variant, capability, kernel):
     """Compiles a kernel for the current device, and saves it."""
     global compile_count  # noqa: PLW0603 a count for the tests
     start = perf_counter()
-    compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.types())
+    with compiling_one(compile_count + 1):
+        compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.types())
     compile_count += 1
     log.debug("compiled %s in %.2f s", variant.name, perf_counter() - start)
     code = compiled._codelibrary

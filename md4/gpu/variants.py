@@ -142,16 +142,20 @@ def least_somewhere(grid):
 
 
 def prim_pairs(bra, ket):
-    """Numbers of primitive pairs in which two lists may differ for kernels, the most of each kind.
+    """Numbers of primitive pairs of two `ListKind` in which kernels may differ, the largest of each kind.
 
     A kernel asks whether the list of its bra, and of its ket, has contracted pairs, and the fused one whether a quartet
     of the most primitives has at most `FUSED.primitives`.
     """
     found = {}
     for n, k in product(bra.most, ket.most):
-        facts = n > 1, k > 1, n * k <= FUSED.primitives
-        found[facts] = tuple(map(max, found.get(facts, (n, k)), (n, k)))
-    return list(found.values())
+        found.setdefault((n > 1, k > 1, n * k <= FUSED.primitives), []).append((n, k))
+    return [this for alike in found.values() for this in alike if not any(larger(other, this) for other in alike)]
+
+
+def larger(one, other):
+    """Whether a pair of numbers is not smaller than another one in any way, and not the same."""
+    return one != other and one[0] >= other[0] and one[1] >= other[1]
 
 
 def integral_variants(unit, kind, bra, ket, long):

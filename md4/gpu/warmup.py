@@ -25,7 +25,7 @@ from md4.shells.basis import Basis
 from md4.support.arguments import as_list, checked_flag, checked_integer, checked_progress, shown, whole_number
 from md4.support.log import log
 from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
-from md4.support.progress import Progress
+from md4.support.progress import compiling
 
 LARGEST_L = 8
 # Fewer missing kernels than this are compiled where they are used.
@@ -126,7 +126,7 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
 def compile_all(variants, jobs, progress):
     """Compiles variants in `jobs` processes, for the current device."""
     log.info("%d kernels are compiled by %d processes", len(variants), jobs)
-    with Progress(len(variants), progress, delay=0.5, label="md4 warmup", unit="kernel") as bar:
+    with compiling(len(variants), progress) as bar:
         for _ in compiled(variants, jobs, current_device()):
             bar.update()
 
@@ -153,7 +153,7 @@ def compile_ahead(variants, progress=None):
     except OSError:
         return
     log.info("%d kernels are compiled by %d processes", len(todo), jobs)
-    with Progress(len(todo), progress, delay=0.5, label="md4 compiles", unit="kernel") as bar, child:
+    with compiling(len(todo), progress) as bar, child:
         try:
             child.stdin.write(pickle.dumps((todo, jobs, current_device())))
             child.stdin.close()

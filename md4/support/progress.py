@@ -1,6 +1,62 @@
-"""A progress bar for work of more than two seconds, shown only on a terminal by default."""
+"""Progress bars for work of more than two seconds, shown only on a terminal by default, and kernels that they wait for.
+
+Kernels are compiled once, so the time for them says nothing about the rest of the work. While they are compiled, the
+clocks of all bars stand still, and a bar of their own or a note says what is going on.
+"""
 
 import sys
+from contextlib import contextmanager
+from time import time
+
+from md4.support.locks import Lock
+
+COMPILING = "md4 compiles, once"
+
+
+class Clocks:
+    """The bars that are shown, and the time since which their clocks stand still.
+
+    Attributes
+    ----------
+    bars : list of tqdm.tqdm
+    count : int
+        How often they have been stopped and not let go.
+    since : float
+        The time of the first of these stops.
+    """
+
+    def __init__(self):
+        self.bars, self.lock = [], Lock()
+        self.count, self.since = 0, 0.0
+
+    def stop(self, note):
+        """Stops the clocks, as often as `go` will be called; `note` is shown behind the bars."""
+        with self.lock:
+            self.count += 1
+            if self.count == 1:
+                self.since = time()
+            self.show(note)
+
+    def go(self):
+        """Lets the clocks go on."""
+        with self.lock:
+            self.count -= 1
+            if self.count:
+                return
+            lost = time() - self.since
+            for bar in self.bars:
+                begin = min(lost, time() - bar.start_t)  # of a bar that was made meanwhile
+                bar.start_t += begin
+                bar.last_print_t += begin
+            self.show("")
+
+    def show(self, note):
+        """Writes a note behind each bar, or removes it."""
+        for bar in self.bars:
+            bar.set_postfix_str(note, refresh=bool(note))
+
+
+clocks = Clocks()
 
 
 class Progress:
@@ -26,6 +82,8 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(total=total, delay=delay, desc=label, unit=unit, leave=False, file=sys.stderr)
+            with clocks.lock:
+                clocks.bars.append(self._bar)
 
     def update(self, n=1):
         """Reports that `n` more steps are done."""
@@ -35,6 +93,8 @@ class Progress:
     def close(self):
         """Removes the bar."""
         if self._bar is not None:
+            with clocks.lock:
+                clocks.bars = [bar for bar in clocks.bars if bar is not self._bar]
             self._bar.close()
 
     def __enter__(self):
@@ -42,3 +102,40 @@ class Progress:
 
     def __exit__(self, *_):
         self.close()
+
+
+@contextmanager
+def compiling(total, enabled=None, unit="kernel"):
+    """A bar for code that is compiled ahead, while the clocks of bars around it stand still.
+
+    Parameters
+    ----------
+    total : int
+        Number of kernels, or of functions.
+    enabled, unit
+        As for `Progress`.
+
+    Yields
+    ------
+    Progress
+        Its `update` is called after each of them.
+    """
+    clocks.stop("")
+    try:
+        with Progress(total, enabled, delay=0.5, label=COMPILING, unit=unit) as bar:
+            yield bar
+    finally:
+        clocks.go()
+
+
+@contextmanager
+def compiling_one(number):
+    """As `compiling`, for a kernel that is found missing while the work goes on: bars show a note meanwhile.
+
+    `number` counts the kernels that this process has compiled.
+    """
+    clocks.stop(f"compiling kernel {number}, once")
+    try:
+        yield
+    finally:
+        clocks.go()

@@ -147,8 +147,8 @@ def no_work(monkeypatch):
         (["eri", WATER, *BASIS, "-o", "/dev/full"], "must end in .npy"),
         (["warmup", "--jobs", "0"], "--jobs takes"),
         (["warmup", "--jobs", "9" * 9], "--jobs takes"),
-        (["warmup", "--lmax", "-1"], "lmax must be"),
-        (["warmup", "--lmax", "99"], "lmax must be"),
+        (["warmup", "--lmax", "-1"], "--lmax takes"),
+        (["warmup", "--lmax", "99"], "--lmax takes"),
         (["warmup", "--operator", "abacus"], "abacus"),
     ],
 )

@@ -173,6 +173,20 @@ def test_a_plan_that_is_always_slower_is_not_possible():
     assert len(possible_plans("dmma16", *lists, False, (1, 1))) == 1
 
 
+@pytest.mark.parametrize(
+    ("bra", "ket", "pairs"),
+    [
+        ((1,), (1,), {(1, 1)}),
+        ((2, 8), (2, 8), {(2, 8), (8, 2), (8, 8)}),  # 16 and 64 primitive quartets
+        ((1, 2, 30), (1, 4), {(1, 1), (1, 4), (30, 1), (2, 4), (30, 4)}),
+    ],
+)
+def test_numbers_of_primitives(bra, ket, pairs):
+    """The largest with and without contraction, and of few and of many primitive quartets."""
+    sides = (variants.ListKind(((0, 1), (0, 1)), True, 1, most) for most in (bra, ket))
+    assert set(variants.prim_pairs(*sides)) == pairs
+
+
 def test_steps():
     assert steps_between(1, 1) == [1]
     assert steps_between(0, 30) == [0, 4, 16, 30]

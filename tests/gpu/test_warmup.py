@@ -75,7 +75,7 @@ def test_errors(monkeypatch, capsys):
     monkeypatch.setattr("md4.gpu.warmup.gpu_available", lambda: False)
     with pytest.raises(DeviceError, match="there is nothing to warm up: kernels are compiled for the GPU"):
         warmup(1)
-    assert main(["warmup", "--lmax", "1"]) == 2
+    assert main(["warmup", "--lmax", "1", "--backend", "cuda"]) == 2
     assert "nothing to warm up" in capsys.readouterr().err
     with pytest.raises(ArgumentError, match="lmax must be between 0 and 8"):
         warmup(9)
@@ -132,3 +132,36 @@ def test_a_warm_class_compiles_nothing(gpu, tmp_path):
     assert "0 kernels compiled" in second.stdout
     done = subprocess.run([sys.executable, "-c", RUN], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0"]
+
+
+ALL = """
+import sys, numpy, pyscf, md4
+from md4.gpu import compile as dispatch
+mol = pyscf.M(atom=sys.argv[1], basis=sys.argv[2], verbose=0)
+dm = numpy.eye(mol.nao)
+for aosym in ("s1", "s4", "s8"):
+    md4.int2e(mol, aosym=aosym, backend="cuda")
+    print(aosym, dispatch.compile_count)
+for flags in ({}, {"with_k": False}, {"with_j": False}, {"hermi": 0}):
+    md4.get_jk(mol, dm, backend="cuda", **flags)
+    print(flags, dispatch.compile_count)
+md4.attach(mol.RHF(), backend="cuda").kernel()
+print("scf", dispatch.compile_count)
+"""
+FLUORIDE = "H 0 0 0; F 0 0 0.917"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("arguments", [[FLUORIDE, "--basis", "cc-pvdz"], ["--lmax", "2"]], ids=["molecule", "lmax"])
+def test_a_warm_molecule_compiles_nothing(gpu, tmp_path, arguments):
+    """Neither for integrals nor for J and K, with the general contractions of cc-pVDZ."""
+    env = os.environ | {"MD4_CACHE_DIR": str(tmp_path), "MD4_JOBS": "8"}
+    warm = [sys.executable, "-m", "md4", "warmup", "--jobs", "8", *arguments]
+    done = subprocess.run(warm, env=env, capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[0]) > 0
+    kernels = set(tmp_path.rglob("*.kernel"))
+    done = subprocess.run(
+        [sys.executable, "-c", ALL, FLUORIDE, "cc-pvdz"], env=env, capture_output=True, text=True, check=True
+    )
+    assert {line.split()[-1] for line in done.stdout.splitlines()} == {"0"}, done.stdout
+    assert set(tmp_path.rglob("*.kernel")) == kernels

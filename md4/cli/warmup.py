@@ -1,0 +1,30 @@
+"""The work of `md4 warmup`: code is compiled ahead of its first use, for the GPU or for the CPU."""
+
+import sys
+from time import perf_counter
+
+from md4 import gpu
+
+
+def warm_up(backend, lmax, kinds, jobs, pure, basis):
+    """Compiles what is missing, and returns a sentence on what was done; arguments and errors as `md4.gpu.warmup`.
+
+    `backend` is 'cuda', 'cpu', or 'auto' for that which calculations take. On the CPU the code is the same for all
+    shells, so only the kinds of operators count.
+    """
+    if backend == "auto" and not gpu.available():
+        print("md4: no GPU can be used (`md4 info` says why), so this is a warm-up of the CPU.", file=sys.stderr)
+        backend = "cpu"
+    start = perf_counter()
+    if backend == "cpu":
+        from md4.cpu.warmup import warmup
+
+        made, every = warmup(tuple(kinds))
+        seconds = perf_counter() - start
+        return f"{made} functions of the CPU compiled in {seconds:.1f} s, {every - made} were in the cache"
+    gpu.check_installed()
+    from md4.gpu.warmup import warmup
+
+    done = warmup(lmax, kinds, jobs, pure, basis=basis)
+    seconds = perf_counter() - start
+    return f"{done.compiled} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache"

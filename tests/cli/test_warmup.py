@@ -1,0 +1,85 @@
+"""`md4 warmup` on the CPU, and which backend it takes."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from md4.__main__ import main
+
+USES = """
+import numpy, pyscf, md4
+mol = pyscf.M(atom="O 0 0 0; H 0 0 1; H 0 1 0", basis="6-31g*", cart=CART, verbose=0)
+for aosym in ("s1", "s4", "s8"):
+    md4.int2e(mol, aosym=aosym, backend="cpu")
+md4.int2e(mol, shls_slice=(0, 2, 1, 4, 0, 3, 2, 3), backend="cpu")
+dm = numpy.eye(mol.nao)
+for flags in ({}, {"with_k": False}, {"with_j": False}, {"hermi": 0}, {"hermi": 2}):
+    md4.get_jk(mol, dm, backend="cpu", **flags)
+md4.get_jk(mol, numpy.array([dm, dm + 1j]), backend="cpu")
+md4.attach(mol.RHF(), backend="cpu").kernel()
+basis = md4.Basis.from_mol(mol)
+md4.Engine(basis, backend="cpu").compute([[0, 0]], [[0, 0]])
+"""
+
+
+def functions(folder):
+    """The compiled functions of a cache."""
+    return {path.name for path in folder.rglob("*.loop")}
+
+
+def test_a_warm_process_compiles_nothing(tmp_path):
+    """For anything that the public functions do on the CPU."""
+    env = os.environ | {"MD4_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "md4", "warmup", "--backend", "cpu"]
+    first, second = (subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2))
+    warm = functions(tmp_path)
+    assert first.stdout.startswith(f"{len(warm)} functions of the CPU compiled in")
+    assert second.stdout.startswith("0 functions of the CPU compiled in")
+    assert f"{len(warm)} were in the cache" in second.stdout
+    for cart in ("True", "False"):
+        subprocess.run([sys.executable, "-c", USES.replace("CART", cart)], env=env, check=True)
+    assert functions(tmp_path) == warm
+
+
+@pytest.fixture
+def warmed(monkeypatch):
+    """The kinds for which the CPU was warmed up; no work is done."""
+    kinds = []
+    monkeypatch.setattr("md4.cpu.warmup.warmup", lambda given: kinds.append(given) or (3, 7))
+    monkeypatch.setattr("md4.gpu.available", lambda: False)
+    monkeypatch.setattr("md4.gpu.warmup.gpu_available", lambda: False)
+    return kinds
+
+
+def test_without_a_gpu_it_is_the_cpu(warmed, capsys):
+    assert main(["warmup", "--operator", "erf"]) == 0
+    printed = capsys.readouterr()
+    assert re.match(r"3 functions of the CPU compiled in \d+\.\d s, 4 were in the cache\n", printed.out)
+    assert "no GPU can be used" in printed.err
+    assert main(["warmup", "--backend", "cpu", "He 0 0 0", "--basis", "sto-3g"]) == 0
+    assert capsys.readouterr().err == ""
+    assert warmed == [("erf",), ("coulomb",)]
+
+
+def test_the_gpu_is_not_replaced_by_the_cpu(warmed, capsys):
+    assert main(["warmup", "--backend", "cuda"]) == 2
+    assert "nothing to warm up" in capsys.readouterr().err
+    assert warmed == []
+
+
+def test_the_backend_of_a_machine_with_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr("md4.gpu.available", lambda: True)
+    asked = []
+
+    def compiled(*args, **options):
+        asked.append((args, options))
+        return warmup_result
+
+    warmup_result = type("Done", (), {"compiled": 5, "kept": 6, "jobs": 7})
+    monkeypatch.setattr("md4.gpu.warmup.warmup", compiled)
+    assert main(["warmup", "--lmax", "2", "--jobs", "7"]) == 0
+    assert asked == [((2, ["coulomb"], 7, True), {"basis": None})]
+    assert "5 kernels compiled in" in capsys.readouterr().out
