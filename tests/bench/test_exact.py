@@ -83,11 +83,12 @@ def test_order_of_tight_and_diffuse():
 
 def test_tables_and_figure(quartet, capsys, tmp_path):
     found = exact.judged([quartet], SERIAL)
-    rows = [exact.row(kind, 3, *found, "tight first") for kind in ("random", "worst", "distance")]
+    cartesian = exact.largest_cartesian(quartet[0].basis, "cpu")
+    rows = [exact.row(kind, 3, *found, "tight first", cartesian) for kind in ("random", "worst", "distance")]
     exact.print_tables(rows)
     printed = capsys.readouterr().out
-    assert f"| p | 1 | {float(rows[0]['md4']):.1e} |" in printed
-    assert printed.count("(ps\\|pp)") == 2
+    assert f"| p | 1 | {float(rows[0]['md4']):.0e} |" in printed
+    assert printed.count("(ps\\|pp)") == 4
     pytest.importorskip("matplotlib")
     exact.plot(rows, tmp_path / "exact.png")
     assert (tmp_path / "exact.png").stat().st_size > 1000
