@@ -99,6 +99,15 @@ class Quartet:
         """Largest difference between md4 and libcint, over the largest element."""
         return abs(self.ours - self.theirs).max() / self.largest
 
+    def orders(self):
+        """The same for libcint's (ab|cd), (ba|cd), (ab|dc) and (ba|dc), as text."""
+        libcint, found = Libcint(self.basis), []
+        for ket, bra in product((1, -1), repeat=2):
+            block = libcint.quartet((0, 1)[::bra], (2, 3)[::ket])
+            axes = [*(0, 1)[::bra], *(2, 3)[::ket]]
+            found.append(abs(block.transpose(axes) - self.ours).max() / self.largest)
+        return " ".join(f"{x:.0e}" for x in found)
+
     def elements(self, rng):
         """The three elements that the oracle judges."""
         suspects = [np.argmax(abs(self.ours - other)) for other in (self.theirs, self.turned)]
@@ -149,9 +158,10 @@ def row(kind, number, found, note="", cartesian=""):
     a, b, c, d = (s.centre for s in shells)
     return {
         "kind": kind, "l": max(s.l for s in shells), "class": label(tuple(s.l for s in shells)), "number": number,
-        "primitives": " ".join(str(s.nprim) for s in shells), "ab": round(float(np.linalg.norm(a - b)), 3),
-        "cd": round(float(np.linalg.norm(c - d)), 3), "largest": f"{quartet.largest:.3e}", "md4": f"{ours:.2e}",
-        "libcint": f"{theirs:.2e}", "note": note, "cartesian": cartesian,
+        "exponents": "; ".join(" ".join(f"{x:.3g}" for x in s.exponents) for s in shells),
+        "ab": round(float(np.linalg.norm(a - b)), 3), "cd": round(float(np.linalg.norm(c - d)), 3),
+        "largest": f"{quartet.largest:.3e}", "md4": f"{ours:.2e}", "libcint": f"{theirs:.2e}", "note": note,
+        "cartesian": cartesian,
     }  # fmt: skip
 
 
@@ -173,7 +183,7 @@ def search(args, pool):
         drawn = (draw(ls, n, args.seed, args.backend) for n in range(args.search))
         worst.append(max(enumerate(drawn), key=lambda entry: entry[1][0].difference))
     found = judged([entry for _, entry in worst], pool)
-    return [row("worst", number, result) for (number, _), result in zip(worst, found)]
+    return [row("worst", number, result, result[0].orders()) for (number, _), result in zip(worst, found)]
 
 
 # ---- tight beside diffuse --------------------------------------------------------------------------------------------
@@ -238,7 +248,7 @@ def print_random(rows):
 def print_worst(rows):
     """The quartets in which libcint was worst."""
     if rows:
-        names = ("class", "number", "primitives", "ab", "cd", "largest", "md4", "libcint")
+        names = ("class", "number", "exponents", "ab", "cd", "largest", "md4", "libcint", "note")
         print(f"\n| {' | '.join(names)} |\n|" + "---|" * len(names))
     for r in rows:
         print("| " + " | ".join(escaped(str(r[n])) for n in names) + " |")
@@ -300,6 +310,8 @@ def draw_distance(axis, rows):
     for (color, l), (note, style) in product(enumerate(ls, 2), styles):
         mine = [r for r in rows if r["l"] == l and r["note"] == note]
         for name, marker in (("libcint", "s"), ("md4", "o")):
+            if name == "md4" and style == "--":  # as with the tight function first
+                continue
             axis.plot([float(r["ab"]) for r in mine], np.maximum([float(r[name]) for r in mine], 1e-17), style,
                       marker=marker, ms=3, color=f"C{color}", alpha=1 if name == "libcint" else 0.45,
                       label=f"{name}, {SPDF[l]}, {note}")  # fmt: skip

@@ -68,6 +68,13 @@ def test_a_copy_that_differs_is_found():
     assert spread == 0.5
 
 
+def test_orders_of_the_same_block(quartet):
+    """libcint's four permutations of a quartet are compared with the same block."""
+    differences = [float(x) for x in quartet[0].orders().split()]
+    assert len(differences) == 4
+    assert max(differences) < 1e-11
+
+
 def test_order_of_tight_and_diffuse():
     """libcint, not md4, loses digits with the tight function first."""
     errors = {
