@@ -335,7 +335,8 @@ def main():
     if args.plot:
         plot(read_csv(args.plot), Path(args.figure))
         return
-    print(describe(md4.Engine(beside(0, (1.0, 1.0), 1.0), backend=args.backend).backend))
+    backend = md4.Engine(beside(0, (1.0, 1.0), 1.0), backend=args.backend).backend
+    print(describe(backend).replace(", one core", ""))  # all cores of the CPU
     with get_context("spawn").Pool(args.jobs) as pool:
         rows = sample(args, pool)
         rows += search(args, pool) if args.search else []

@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--verbose", type=int, default=0, help="PySCF's; 4 shows every cycle")
     args = parser.parse_args()
     mf = md4.attach(solver(args), backend=args.backend)
-    print(describe(mf.md4_jk.engine.backend))
+    print(describe(mf.md4_jk.engine.backend).replace(", one core", ""))  # all cores of the CPU
     print(f"O, {args.method}, {args.basis}: {mf.mol.nao} AOs, "
           f"l up to {max(mf.mol.bas_angular(n) for n in range(mf.mol.nbas))}")  # fmt: skip
     energy = report("md4", mf)

@@ -174,7 +174,8 @@ def main():
         plot(read_csv(args.plot), Path(args.figure))
         return
     begin, rows = perf_counter(), []
-    print(describe(md4.attach(SYSTEMS[0].solver("aug-cc-pvdz"), backend=args.backend).md4_jk.engine.backend))
+    backend = md4.attach(SYSTEMS[0].solver("aug-cc-pvdz"), backend=args.backend).md4_jk.engine.backend
+    print(describe(backend).replace(", one core", ""))  # all cores of the CPU
     for nao, system, basis in jobs(args):
         if perf_counter() - begin > args.limit:
             print(f"no time for {system.name} in {basis}, {nao} AOs")
