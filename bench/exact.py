@@ -83,11 +83,11 @@ class Quartet:
         Largest difference between copies of the block that md4 computed at once.
     """
 
-    def __init__(self, basis, backend):
+    def __init__(self, basis, backend, alone=False):
         self.basis = basis
         engine = md4.Engine(basis, backend=backend)
         size, name = 8 * np.prod([2 * s.l + 1 for s in basis.shells]), engine.backend.name
-        copies = min(COPIES[name], int((OUTPUT[name] / size) ** 0.5))
+        copies = 1 if alone else min(COPIES[name], int((OUTPUT[name] / size) ** 0.5))
         block = engine.compute([[0, 1]] * copies, [[2, 3]] * copies)
         self.ours, self.spread = first_and_spread(block)
         self.turned = host(engine.compute([[3, 2]], [[1, 0]]))[0, 0].transpose(3, 2, 1, 0)
@@ -129,11 +129,11 @@ def first_and_spread(blocks):
     return first, max(abs(host(blocks[i : i + 1])[0] - first).max() for i in range(n))
 
 
-def draw(ls, number, seed, backend):
-    """Quartet `number` of a class, and the generator that made it."""
+def draw(ls, number, seed, backend, alone=False):
+    """Quartet `number` of a class, computed several times at once or `alone`, and the generator that made it."""
     rng = np.random.default_rng([seed, *ls, number])
     while True:
-        quartet = Quartet(random_shells(rng, ls), backend)
+        quartet = Quartet(random_shells(rng, ls), backend, alone)
         if quartet.largest > NEGLIGIBLE:
             return quartet, rng
 
@@ -180,7 +180,7 @@ def search(args, pool):
     """Of the first quartets of each class, the one in which md4 and libcint differ most."""
     worst = []
     for ls in classes(args.lmax):
-        drawn = (draw(ls, n, args.seed, args.backend) for n in range(args.search))
+        drawn = (draw(ls, n, args.seed, args.backend, alone=True) for n in range(args.search))
         worst.append(max(enumerate(drawn), key=lambda entry: entry[1][0].difference))
     found = judged([entry for _, entry in worst], pool)
     return [row("worst", number, result, result[0].orders()) for (number, _), result in zip(worst, found)]
