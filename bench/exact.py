@@ -161,7 +161,7 @@ def row(kind, number, found, note="", cartesian=""):
         "exponents": "; ".join(" ".join(f"{x:.3g}" for x in s.exponents) for s in shells),
         "ab": round(float(np.linalg.norm(a - b)), 3), "cd": round(float(np.linalg.norm(c - d)), 3),
         "largest": f"{quartet.largest:.3e}", "md4": f"{ours:.2e}", "libcint": f"{theirs:.2e}", "note": note,
-        "cartesian": cartesian,
+        "cartesian": cartesian, "distance": "",
     }  # fmt: skip
 
 
@@ -199,6 +199,12 @@ def beside(l, exponents, distance):
     return md4.Basis.from_arrays([l, l, 0, 0], [[*exponents][:1], [*exponents][1:], [0.5], [0.5]], [[1.0]] * 4, centres)
 
 
+def one_centre(l, distance):
+    """The same exponents in (ll|ll), with a and b on one centre, c and d on another."""
+    centres = [place * DIRECTION for place in (0.0, 0.0, distance, distance)]
+    return md4.Basis.from_arrays([l] * 4, [[TIGHT], [DIFFUSE]] * 2, [[1.0]] * 4, centres)
+
+
 def largest_cartesian(basis, backend):
     """Largest element of (ab|cd) over Cartesian functions instead of solid harmonics."""
     block = md4.Engine(md4.Basis(basis.shells, pure=False), backend=backend).compute([[0, 1]], [[2, 3]])
@@ -206,13 +212,19 @@ def largest_cartesian(basis, backend):
 
 
 def distance_rows(args, pool):
-    """(ll|ss) with one tight and one diffuse function in the bra, in either order."""
+    """(ll|ss) with one tight and one diffuse function in the bra, in either order; two equal ones; (ll|ll)."""
+    makers = {
+        "tight first": lambda l, r: beside(l, (TIGHT, DIFFUSE), r),
+        "diffuse first": lambda l, r: beside(l, (DIFFUSE, TIGHT), r),
+        "equal": lambda l, r: beside(l, (1.0, 1.0), r),
+        "one centre": one_centre,
+    }
     rows = []
-    orders = {"tight first": (TIGHT, DIFFUSE), "diffuse first": (DIFFUSE, TIGHT), "equal": (1.0, 1.0)}
-    for (note, exponents), l in product(orders.items(), (2, 4, 6)):
-        quartets = [(Quartet(beside(l, exponents, r), args.backend), np.random.default_rng(0)) for r in DISTANCES]
-        for n, found in enumerate(judged(quartets, pool)):
-            rows.append(row("distance", n, found, note, largest_cartesian(found[0].basis, args.backend)))
+    for (note, make), l in product(makers.items(), (2, 4, 6)):
+        quartets = [(Quartet(make(l, r), args.backend), np.random.default_rng(0)) for r in DISTANCES]
+        for n, (found, r) in enumerate(zip(judged(quartets, pool), DISTANCES)):
+            cartesian = largest_cartesian(found[0].basis, args.backend)
+            rows.append(row("distance", n, found, note, cartesian) | {"distance": r})
     return rows
 
 
@@ -257,11 +269,11 @@ def print_worst(rows):
 def print_distances(rows):
     """Errors of libcint and of md4 by distance, and md4's relative to the largest Cartesian element."""
     if rows:
-        places = sorted({float(r["ab"]) for r in rows})
+        places = sorted({float(r["distance"]) for r in rows})
         print(f"\n| class | order | error of | {' | '.join(f'{x:g} Bohr' for x in places)} |\n|---|---|---|"
               + "---|" * len(places))  # fmt: skip
     for note, kind in sorted({(r["note"], r["class"]) for r in rows}):
-        mine = sorted((r for r in rows if (r["note"], r["class"]) == (note, kind)), key=lambda r: float(r["ab"]))
+        mine = sorted((r for r in rows if (r["note"], r["class"]) == (note, kind)), key=lambda r: float(r["distance"]))
         scale = [float(r["largest"]) / float(r["cartesian"]) for r in mine]
         for name, factors in (("libcint", [1] * len(mine)), ("md4", [1] * len(mine)), ("md4, Cartesian", scale)):
             cells = [f"{float(r[name.partition(',')[0]]) * f:.0e}" for r, f in zip(mine, factors)]
@@ -312,7 +324,7 @@ def draw_distance(axis, rows):
         for name, marker in (("libcint", "s"), ("md4", "o")):
             if name == "md4" and style == "--":  # as with the tight function first
                 continue
-            axis.plot([float(r["ab"]) for r in mine], np.maximum([float(r[name]) for r in mine], 1e-17), style,
+            axis.plot([float(r["distance"]) for r in mine], np.maximum([float(r[name]) for r in mine], 1e-17), style,
                       marker=marker, ms=3, color=f"C{color}", alpha=1 if name == "libcint" else 0.45,
                       label=f"{name}, {SPDF[l]}, {note}")  # fmt: skip
     axis.set_xscale("log")

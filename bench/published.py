@@ -126,13 +126,25 @@ def violations(rows):
     return found
 
 
-def print_table(rows):
-    """The energies by system."""
-    names = ("system", "method", "basis", "l", "aos", "energy", "above", "cycles", "seconds")
-    print(f"\n| {' | '.join(names)} |\n|" + "---|" * len(names))
-    order = [s.name for s in SYSTEMS]
-    for row in sorted(rows, key=lambda r: (order.index(r["system"]), int(r["aos"]))):
-        print("| " + " | ".join(str(row[n]) for n in names) + " |")
+def print_tables(rows):
+    """Energies in the same basis set, and energies above the limits."""
+    energies = {(r["system"], r["basis"]): r for r in rows}
+    for system in (s for s in SYSTEMS if not s.limit):
+        print(f"\n| {system.name} | AOs | energy / Hartree |\n|---|---|---|")
+        for row in (energies[system.name, b] for b in system.bases if (system.name, b) in energies):
+            print(f"| {row['basis']} | {row['aos']} | {row['energy']} |")
+        for source, value in system.published.items():
+            print(f"| {system.bases[-1]}, {source} | | {value} |")
+    names = [basis.removeprefix("cc-pv").upper() for basis in CC]
+    print(f"\n| system | R / Bohr | limit / Hartree | {' | '.join(names)} | beyond |\n|" + "---|" * (4 + len(names)))
+    for system in (s for s in SYSTEMS if s.limit):
+        source, value = next(iter(system.published.items()))
+        found = {
+            b: f"{float(energies[system.name, b]['above']):.1e}" for b in system.bases if (system.name, b) in energies
+        }
+        beyond = ", ".join(f"{found[b]} in {b}" for b in system.bases if b in found and b not in CC)
+        cells = [system.name, f"{system.distance:g}" if system.distance else "", f"{value}, {source}"]
+        print("| " + " | ".join([*cells, *(found.get(b, "") for b in CC), beyond]) + " |")
 
 
 def plot(rows, path):
@@ -185,7 +197,7 @@ def main():
         rows.append(row)
         if args.csv:
             write_csv(args.csv, rows)
-    print_table(rows)
+    print_tables(rows)
     wrong = violations(rows)
     print("\n" + ("\n".join(wrong) if wrong else "All energies fall with the basis set and stay above the limits."))
     sys.exit(bool(wrong))
