@@ -13,9 +13,12 @@ from pyscf import gto
 
 SETS = {
     "x2c-svpall": ("I", "H"),
-    "cc-pv6z": ("H", "C", "O", "F"),
+    "cc-pv6z": ("H", "He", "Be", "C", "N", "O", "F", "Ne"),
+    "cc-pv8z": ("Ne",),
     "aug-cc-pv6z": ("H", "O"),
-    "aug-cc-pv7z": ("O",),
+    "aug-cc-pv7z": ("C", "N", "O"),
+    "aug-mcc-pv7z": ("H",),
+    "aug-mcc-pv8z": ("H",),
 }
 
 
