@@ -8,7 +8,7 @@
 from pathlib import Path
 
 from clock import ROOT
-from tables import builds, classes, cpu_rows, formula
+from tables import builds, by_system, classes, idle_rows
 
 SERIES = (("seconds", "o-", "md4"), ("pyscf", "s--", "PySCF"))
 FIGURES = ROOT / "docs" / "figures"
@@ -17,7 +17,8 @@ LOOKS = {
     "md4": ("o", "#1f6fb4"), "GPU4PySCF": ("s", "#d9822b"), "PySCF": ("^", "#555555"), "libcint": ("^", "#555555"),
     "LibintX": ("s", "#d9822b"),
 }  # fmt: skip
-TASKS = {"int2e": "tensor, s8", "jk": "J and K, direct"}
+# Panels of cpu.svg: title, and the program beside md4.
+KINDS = {"int2e": ("tensor", "libcint"), "jk": ("J and K", "PySCF")}
 
 
 def plot_scf(rows, folder):
@@ -159,18 +160,20 @@ def plot_classes(plt):
 
 
 def plot_cpu(plt):
-    """Whole molecules on the CPU beside PySCF, a panel for each task."""
-    found = [r for r in cpu_rows() if r["task"] in TASKS]
-    if not found:
+    """Molecules on the CPU beside libcint and PySCF, a panel for each kind of work."""
+    rows = idle_rows()
+    if not rows:
         return
-    most = max(r["threads"] for r in found)
-    figure, axes = plt.subplots(1, len(TASKS), figsize=(6.4, 3.2), layout="constrained", sharey=True)
-    for axis, (task, title) in zip(axes, TASKS.items()):
-        mine = [r for r in found if r["task"] == task and r["threads"] == most]
-        dots(axis, [(f"{formula(r['system'])} {r['basis']}", {"md4": (r["md4"], True), "PySCF": (r["peer"], True)})
-                    for r in mine])  # fmt: skip
-        axis.set(title=title, xlabel=f"seconds, {most:.0f} threads")
-    axes[0].legend(fontsize=8, frameon=False)
+    figure, axes = plt.subplots(1, len(KINDS), figsize=(6.4, 3.2), layout="constrained", sharey=True)
+    for axis, (kind, (title, other)) in zip(axes, KINDS.items()):
+        mine = {(name, threads): found[kind] for (name, threads), found in by_system(rows).items() if kind in found}
+        several = len({threads for _, threads in mine}) > 1
+        dots(axis, [
+            (f"{name}, {threads}" if several else name, {"md4": (r["seconds"], True), other: (r["libcint"], True)})
+            for (name, threads), r in mine.items()
+        ])  # fmt: skip
+        axis.set(title=title, xlabel="seconds")
+        axis.legend(fontsize=8, frameon=False)
     write(figure, "cpu")
 
 
