@@ -117,6 +117,7 @@ def dots(axis, rows):
     axis.set_ylim(-0.5, len(rows) - 0.4)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("")
     axis.grid(axis="x", alpha=0.3)
 
 
@@ -173,7 +174,7 @@ def plot_cpu(plt):
             for (name, threads), r in mine.items()
         ])  # fmt: skip
         axis.set(title=title, xlabel="seconds")
-        axis.legend(fontsize=8, frameon=False)
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=8, frameon=False)
     write(figure, "cpu")
 
 

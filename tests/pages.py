@@ -1,8 +1,13 @@
 """What tests of pages share: a strict reader of HTML's tables, and what a Markdown page's code prints."""
 
+import contextlib
+import io
 import re
+import sys
 from html.parser import HTMLParser
 from itertools import zip_longest
+
+import pytest
 
 VOID = ("br", "img", "meta", "hr")
 
@@ -37,6 +42,26 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if self.open and self.open[-1] in ("td", "th"):
             self.rows[-1][-1] += data
+
+
+class Stdout:
+    """The standard output of the moment."""
+
+    def write(self, text):
+        sys.stdout.write(text)
+
+    def flush(self):
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def printing():
+    """What is printed, also by PySCF's objects, which took their stdout when PySCF was imported."""
+    from pyscf.gto.mole import MoleBase
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MoleBase, "stdout", Stdout())
+        yield printed
 
 
 def same_word(printed, shown):

@@ -5,15 +5,12 @@ shows what the Python block before it prints.
 """
 
 import argparse
-import contextlib
-import io
 import re
 import warnings
 
 import pytest
-from pages import same_output
+from pages import printing, same_output
 from places import ROOT
-from pyscf.gto.mole import MoleBase
 
 from md4.cli.commands import parser
 
@@ -25,14 +22,6 @@ def blocks(page):
     """(needs a GPU, code, what it prints or None) of each Python block of a page."""
     found = FENCE.findall((ROOT / page).read_text())
     return [(bool(gpu), code, output or None) for gpu, code, output in found]
-
-
-@contextlib.contextmanager
-def printing():
-    """What is printed, also by PySCF's objects, which took their stdout when PySCF was imported."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MoleBase, "stdout", printed)
-        yield printed
 
 
 def run(page, codes):
