@@ -24,6 +24,11 @@ class Checker(doctest.OutputChecker):
         return same_output(got, want)
 
 
+def test_objects_have_examples():
+    missing = {n for n in md4.__all__ if not n.endswith("Error")} - {t.name.removeprefix("md4.") for t in EXAMPLES}
+    assert not missing
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_example(example):
     said = []
