@@ -1,5 +1,7 @@
 """Sphinx configuration: `sphinx-build -W --keep-going -b html docs docs/_build/html`."""
 
+import posixpath
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -54,13 +56,34 @@ html_static_path = ["_static", str(metadata.distribution("sphinx-mathjax-offline
 SHORT = 20
 
 # Files of the repository that are pages here, by other names.
-PAGES = {"../bench/RESULTS.md": "benchmarks.md", "../CONTRIBUTING.md": "contributing.md"}
+PAGES = {
+    "bench/RESULTS.md": "docs/benchmarks.md",
+    "bench/LAB_NOTES.md": "docs/lab-notes.md",
+    "CONTRIBUTING.md": "docs/contributing.md",
+}
+LINK = re.compile(r"\]\(([^)#:\s]+)")
 
 
-def link_pages(app, docname, source):
-    """Links to files outside this folder that are included in pages lead to those pages."""
-    for path, page in PAGES.items():
-        source[0] = source[0].replace(f"]({path})", f"]({page})")
+def relinked(text, folder, page_folder):
+    """A text in `folder` of the repository with links that are right on a page in `page_folder`."""
+
+    def link(match):
+        path = posixpath.normpath(posixpath.join(folder, match[1]))
+        if path in PAGES or folder != page_folder:
+            return "](" + posixpath.relpath(PAGES.get(path, path), page_folder)
+        return match[0]
+
+    return LINK.sub(link, text)
+
+
+def link_page(app, docname, source):
+    folder = posixpath.dirname(f"docs/{docname}")
+    source[0] = relinked(source[0], folder, folder)
+
+
+def link_included(app, path, docname, source):
+    folder = posixpath.normpath(posixpath.join("docs", posixpath.dirname(path.as_posix())))
+    source[0] = relinked(source[0], "" if folder == "." else folder, "docs")
 
 
 def mark_short_cells(app, doctree):
@@ -73,5 +96,6 @@ def mark_short_cells(app, doctree):
 
 
 def setup(app):
-    app.connect("source-read", link_pages)
+    app.connect("source-read", link_page)
+    app.connect("include-read", link_included)
     app.connect("doctree-read", mark_short_cells)

@@ -148,6 +148,17 @@ class Engine:
         Unknown backend or operator.
     DeviceError
         ``backend='cuda'`` without a usable GPU.
+
+    Examples
+    --------
+    >>> import md4, pyscf
+    >>> basis = md4.Basis.from_mol(pyscf.M(atom="H 0 0 0; F 0 0 0.917", basis="cc-pvtz"))
+    >>> basis.classes[:3]  # (l, nctr): three s shells of hydrogen
+    array([[0, 1], [0, 1], [0, 1]])
+    >>> engine = md4.Engine(basis)
+    >>> engine.compute([[1, 0], [2, 0]], [[14, 14]]).shape  # (ss|ff), twice
+    (2, 1, 1, 1, 7, 7)
+    >>> long_range = engine.with_operator(("erf", 0.3)).compute([[1, 0], [2, 0]], [[14, 14]])
     """
 
     def __init__(

@@ -81,6 +81,23 @@ class JK:
         As for `Engine`, and for a tolerance that is negative or not finite.
     UnsupportedError
         A periodic cell, or shells with l > 8, of which four would exceed L = 32.
+
+    Examples
+    --------
+    >>> import md4, pyscf
+    >>> mol = pyscf.M(atom="H 0 0 0; F 0 0 0.917", basis="6-31g")
+    >>> dm = mol.RHF().get_init_guess()
+    >>> jk = md4.JK(mol)
+    >>> vj, vk = jk.get_jk(dm)
+    >>> vj.shape
+    (11, 11)
+
+    The next density, by its change:
+
+    >>> vj, vk = jk.update(dm)
+    >>> vj, vk = jk.update(1.01 * dm)
+    >>> jk.stats.wanted + jk.stats.skipped  # shell quartets
+    406
     """
 
     def __init__(
@@ -404,6 +421,16 @@ def get_jk(
     """J and K matrices of a molecule, in a single build. For repeated builds use `JK`, which keeps what they share.
 
     Parameters, results and errors are those of `JK` and `JK.get_jk`.
+
+    Examples
+    --------
+    >>> import md4, pyscf
+    >>> mol = pyscf.M(atom="H 0 0 0; F 0 0 0.917", basis="6-31g")
+    >>> mf = mol.RHF()
+    >>> dm = mf.get_init_guess()
+    >>> vj, vk = md4.get_jk(mol, dm)
+    >>> print(abs(vj - mf.get_jk(mol, dm)[0]).max())
+    1e-14
     """
     jk = JK(mol, omega, backend, max_memory, stream, direct_scf_tol, progress)
     return jk.get_jk(dm, hermi, with_j, with_k)

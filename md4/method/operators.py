@@ -25,6 +25,16 @@ class Operator:
         One of `OPERATORS`.
     parameter : float
         omega or zeta in atomic units; 0 for operators that have none.
+
+    Examples
+    --------
+    >>> import md4
+    >>> md4.Operator.erf(0.3)
+    Operator(kind='erf', parameter=0.3)
+    >>> md4.Operator("yukawa", 1.2)
+    Operator(kind='yukawa', parameter=1.2)
+    >>> md4.Operator.from_omega(-0.3)
+    Operator(kind='erfc', parameter=0.3)
     """
 
     kind: str = "coulomb"

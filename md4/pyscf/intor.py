@@ -47,6 +47,14 @@ def intor(
     ------
     UnsupportedError
         Another name; the message lists the names that are offered.
+
+    Examples
+    --------
+    >>> import md4, pyscf
+    >>> mol = pyscf.M(atom="H 0 0 0; F 0 0 0.917", basis="6-31g")
+    >>> mol.set_f12_zeta(1.2)
+    >>> md4.intor(mol, "int2e_stg", aosym="s4").shape
+    (66, 66)
     """
     if isinstance(mol, str) and mol in NAMES:
         raise ArgumentError(f"the molecule comes first: md4.intor(mol, {mol!r}).")
@@ -123,5 +131,21 @@ def int2e(
         The result and the least workspace exceed `max_memory`, or the memory that is free.
     DeviceError
         ``backend='cuda'`` or `device` without a usable GPU.
+
+    Examples
+    --------
+    >>> import md4, pyscf
+    >>> mol = pyscf.M(atom="H 0 0 0; F 0 0 0.917", basis="6-31g")
+    >>> eri = md4.int2e(mol)
+    >>> eri.shape
+    (11, 11, 11, 11)
+    >>> print(abs(eri - mol.intor("int2e")).max())
+    1.3e-14
+
+    Two s shells with all pairs, and the long range alone:
+
+    >>> md4.int2e(mol, shls_slice=(0, 2, 0, 2, 0, mol.nbas, 0, mol.nbas)).shape
+    (2, 2, 11, 11)
+    >>> long_range = md4.int2e(mol, aosym="s8", omega=0.3)
     """
     return intor(mol, "int2e", aosym, omega, shls_slice, out, backend, device, max_memory, stream, progress)

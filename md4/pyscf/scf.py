@@ -286,6 +286,16 @@ def attach(
         The object is periodic, a relativistic four- or two-component object, density-fitted, has integrals or a get_jk
         of its own, or has shells with l > 8. Integrals that are put into ``mf._eri`` later are refused at the next
         build.
+
+    Examples
+    --------
+    >>> import md4, pyscf
+    >>> mol = pyscf.M(atom="H 0 0 0; F 0 0 0.917", basis="6-31g")
+    >>> mf = md4.attach(mol.RHF())
+    >>> energy = mf.kernel()
+    converged SCF energy = -99.98...
+    >>> mf.md4_jk.stats.skipped
+    0
     """
     checked_choice("backend", backend, BACKENDS)
     checked_memory(max_memory)
@@ -296,7 +306,16 @@ def attach(
 
 
 def detach(mf: Solver) -> Solver:
-    """Undoes `attach` in place and returns `mf`, with PySCF's own J and K; ArgumentError if `mf` is not attached."""
+    """Undoes `attach` in place and returns `mf`, with PySCF's own J and K; ArgumentError if `mf` is not attached.
+
+    Examples
+    --------
+    >>> import md4, pyscf
+    >>> mf = md4.attach(pyscf.M(atom="He 0 0 0", basis="6-31g").RHF())
+    >>> mf = md4.detach(mf)
+    >>> type(mf).__name__
+    'RHF'
+    """
     if not isinstance(mf, MD4SCF):
         raise ArgumentError(f"{type(mf).__name__} is not attached to md4; nothing to detach.")
     from pyscf import lib

@@ -43,6 +43,13 @@ class Shell:
         Coefficients of the unnormalised radial primitives r^l exp(-zeta r^2), one column for each contracted function.
     centre : ndarray, shape (3,)
         Position in Bohr.
+
+    Examples
+    --------
+    >>> import md4, pyscf
+    >>> basis = md4.Basis.from_mol(pyscf.M(atom="He 0 0 0", basis="cc-pvdz"))
+    >>> [(shell.l, shell.nprim, shell.nctr) for shell in basis.shells]
+    [(0, 3, 1), (0, 1, 1), (1, 1, 1)]
     """
 
     l: int
@@ -52,10 +59,12 @@ class Shell:
 
     @property
     def nprim(self) -> int:
+        """Number of primitives."""
         return len(self.exponents)
 
     @property
     def nctr(self) -> int:
+        """Number of contracted functions."""
         return self.coefficients.shape[1]
 
 
@@ -252,6 +261,17 @@ class Basis:
         Of all shells, one after the other, in Bohr^-2.
     coef_loc : ndarray of int64, shape (nprim,)
         Where the nctr coefficients of each primitive begin in the flat array `coefficients`.
+
+    Examples
+    --------
+    >>> import md4, pyscf
+    >>> basis = md4.Basis.from_mol(pyscf.M(atom="H 0 0 0; F 0 0 0.917", basis="cc-pvtz"))
+    >>> basis
+    Basis(15 spherical shells, 44 AOs: 7s5p3d1f)
+    >>> basis.nshell, basis.nao, basis.lmax
+    (15, 44, 3)
+    >>> basis.classes[-1]
+    array([3, 1])
     """
 
     def __init__(self, shells: Iterable[Shell], pure: bool = True) -> None:
@@ -292,7 +312,14 @@ class Basis:
 
     @classmethod
     def from_mol(cls, mol: Molecule) -> "Basis":
-        """The basis of a built `pyscf.gto.Mole`, Cartesian if `mol.cart`, else spherical; errors as `md4.int2e`."""
+        """The basis of a built `pyscf.gto.Mole`, Cartesian if `mol.cart`, else spherical; errors as `md4.int2e`.
+
+        Examples
+        --------
+        >>> import md4, pyscf
+        >>> md4.Basis.from_mol(pyscf.M(atom="He 0 0 0", basis="cc-pvdz"))
+        Basis(3 spherical shells, 5 AOs: 2s1p)
+        """
         if len(checked_mol(mol)._bas) == 0:
             raise BasisError("the molecule has no shells; give it a basis set and call mol.build().")
         shells = [
@@ -318,6 +345,17 @@ class Basis:
             With ``normalise=False`` they are those of the unnormalised radial primitives, and are used as they are.
         centres : array_like, shape (nshell, 3)
             In Bohr.
+
+        Examples
+        --------
+        >>> import md4
+        >>> md4.Basis.from_arrays(
+        ...     l=[0, 6],
+        ...     exponents=[[5.0, 0.8], [1.1]],
+        ...     coefficients=[[0.4, 0.7], [1.0]],
+        ...     centres=[[0.0, 0.0, 0.0], [0.0, 0.0, 1.8]],
+        ... )
+        Basis(2 spherical shells, 14 AOs: 1s0p0d0f0g0h1i)
         """
         normalise = checked_flag("normalise", normalise)
         given = {"l": l, "exponents": exponents, "coefficients": coefficients, "centres": centres}
@@ -363,14 +401,17 @@ class Basis:
 
     @property
     def nshell(self) -> int:
+        """Number of shells."""
         return len(self.shells)
 
     @property
     def nao(self) -> int:
+        """Number of AOs."""
         return int(self.ao_loc[-1])
 
     @property
     def lmax(self) -> int:
+        """Highest angular momentum of a shell."""
         return max(s.l for s in self.shells)
 
     def __len__(self) -> int:

@@ -1,6 +1,7 @@
-"""The Python code of README and of the site's pages runs, in the order in which it stands on a page.
+"""The Python code of README and of the site's pages runs as it stands there, and prints what the pages say.
 
-A block whose fence says ``python gpu`` needs a GPU, and the blocks before it that need none.
+A block whose fence says ``python gpu`` needs a GPU, and the blocks before it that need none. A block ``text output``
+shows what the Python block before it prints, and ``text output roughly`` what depends on the backend.
 """
 
 import argparse
@@ -8,66 +9,70 @@ import re
 import warnings
 
 import pytest
+from pages import ROUGHLY, TOLERANCE, printing, same_output
 from places import ROOT
 
 from md4.cli.commands import parser
 
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-FENCE = re.compile(r"^```python( gpu)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Bases of examples that take seconds on a CPU, and what stands for them here.
-QUICK = dict.fromkeys(("cc-pvqz", "cc-pvdz", "6-31g"), "sto-3g")
-# What a page's code takes for granted.
-GIVEN = {"docs/scf.md": "import numpy as np\ndm = np.eye(mol.nao)"}
+FENCE = re.compile(
+    r"^```python( gpu)?\n(.*?)^```$(?:\n+```text output( roughly)?\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+)
 
 
 def blocks(page):
-    """(needs a GPU, code) of each Python block of a page, with smaller bases."""
-    text = (ROOT / page).read_text()
-    for slow, quick in QUICK.items():
-        text = text.replace(f'basis="{slow}"', f'basis="{quick}"')
-    return [(bool(gpu), code) for gpu, code in FENCE.findall(text)]
+    """(needs a GPU, code, what it prints with the tolerance of its numbers, or None) of a page's Python blocks."""
+    found = FENCE.findall((ROOT / page).read_text())
+    return [
+        (bool(gpu), code, (output, ROUGHLY if roughly else TOLERANCE) if output else None)
+        for gpu, code, roughly, output in found
+    ]
 
 
 def run(page, codes):
-    """Runs codes one after the other with the same names."""
+    """Runs (code, output of `blocks`) one after the other with the same names."""
     names = {}
-    for n, code in enumerate(codes):
-        exec(compile(code, f"{page}, code {n + 1}", "exec"), names)
+    for n, (code, output) in enumerate(codes):
+        with printing() as printed:
+            exec(compile(code, f"{page}, code {n + 1}", "exec"), names)
+        if output is not None:
+            assert same_output(printed.getvalue(), *output), f"{page}, code {n + 1} printed:\n{printed.getvalue()}"
 
 
-def with_given(page, codes):
-    """The codes, what they take for granted after the first."""
-    return [*codes[:1], GIVEN[page], *codes[1:]] if page in GIVEN else codes
+def test_words_of_output():
+    assert same_output("energy = -1.00000000001, (2, 3)", "energy = -1.0,  (2, 3)")
+    assert same_output("seconds=0.123) 4e-16", "seconds=...) 1e-15")
+    assert same_output("120 quartets", "100 quartets", ROUGHLY)
+    assert not same_output("140 quartets", "100 quartets", ROUGHLY)
+    for other in ("energy = -1.0, (2, 4)", "energy = -1.001, (2, 3)", "energy = -1.0, (2, 3) x", "energy = -1.0,"):
+        assert not same_output("energy = -1.0, (2, 3)", other)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(not gpu for gpu, _ in blocks(p))])
+def test_every_output_belongs_to_code():
+    for page in PAGES:
+        shown = (ROOT / page).read_text().count("```text output")
+        assert shown == sum(output is not None for *_, output in blocks(page)), page
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(not gpu for gpu, *_ in blocks(p))])
 def test_page(page):
-    run(page, with_given(page, [code for gpu, code in blocks(page) if not gpu]))
+    run(page, [(code, output) for gpu, code, output in blocks(page) if not gpu])
+
+
+GPU_BLOCKS = [(page, n) for page in PAGES for n, (gpu, *_) in enumerate(blocks(page)) if gpu]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("page, block", [(p, n) for p in PAGES for n, (gpu, _) in enumerate(blocks(p)) if gpu], ids=str)
+@pytest.mark.parametrize("page, block", GPU_BLOCKS, ids=str)
 def test_gpu_block(page, block, gpu):
-    code = blocks(page)[block][1]
+    _, code, output = blocks(page)[block]
     for module in ("cupy", "torch"):
         if f"import {module}" in code:
             pytest.importorskip(module)
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # of other libraries
-        run(page, [c for on_gpu, c in blocks(page)[:block] if not on_gpu] + [code])
-
-
-def test_printed_message_of_memory():
-    """The page shows what md4 says."""
-    import pyscf
-
-    import md4
-
-    mol = pyscf.M(atom="O 0 0 0.118; H 0 0.755 -0.471; H 0 -0.755 -0.471", basis="cc-pvdz", verbose=0)
-    with pytest.raises(md4.MemoryLimitError) as caught:
-        md4.int2e(mol, backend="cpu", max_memory=2)
-    text = " ".join((ROOT / "docs/memory.md").read_text().split())
-    assert " ".join(str(caught.value).split()) in text
+        before = [(code, None) for on_gpu, code, _ in blocks(page)[:block] if not on_gpu]
+        run(page, [*before, (code, output)])
 
 
 def test_options_of_the_command_line():

@@ -1,0 +1,208 @@
+"""Tables of README.md and bench/RESULTS.md, from the CSV files in bench/results.
+
+    python bench/tables.py
+
+writes them anew between the lines '<!-- table NAME -->' and '<!-- end of table -->' of these pages, so that no number
+is copied by hand. A test compares pages and files.
+
+scf.csv, scf-scaling.csv    J and K on the GPU, PySCF of the same run (bench/scf.py)
+scf-peers.csv               J and K of other programs, of other runs on the same kind of machine
+eri.csv                     classes on the GPU (bench/eri.py)
+cpu.csv, cpu-cold.csv       the CPU beside libcint and PySCF, and first calls (bench/cpu.py)
+"""
+
+import csv
+import re
+from pathlib import Path
+
+from clock import ROOT, number, read_csv
+
+RESULTS = ROOT / "bench" / "results"
+PAGES = (ROOT / "README.md", ROOT / "bench" / "RESULTS.md")
+MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+OTHER_RUN = "*"  # marks a time that is of another run than the others of its row
+# Columns of bench/cpu.py that say where a row comes from.
+ORIGIN = ("commit", "processor", "processors", "python", "numpy", "numba", "pyscf")
+MISSING = "**To be measured** by `bench/cpu.py`; then `python bench/tables.py` and `python bench/plots.py`."
+
+
+def formula(name):
+    """'8 waters' as a chemist writes it."""
+    number = re.match(r"(\d+) waters$", name)
+    return f"(H2O){number[1]}" if number else name
+
+
+def basis_name(basis):
+    """'aug-cc-pv5z' as the literature writes it."""
+    return re.sub(r"cc-pv(.)z", lambda m: f"cc-pV{m[1].upper()}Z", basis)
+
+
+def builds():
+    """Systems of the front table of J and K: dictionaries with 'label', 'nao' and {program: (seconds, same run)}."""
+    peers = read_csv(RESULTS / "scf-peers.csv")
+    largest = [r for r in read_csv(RESULTS / "scf-scaling.csv") if r["basis"] == "cc-pv6z"]
+    found = []
+    for row in [*read_csv(RESULTS / "scf.csv"), *largest]:
+        times = {"md4": (row["seconds"], True)}
+        times |= {"PySCF": (row["pyscf"], True)} if row["pyscf"] != "" else {}
+        same = [p for p in peers if (p["system"], p["basis"]) == (row["system"], row["basis"])]
+        times |= {p["program"]: (p["seconds"], False) for p in same}
+        found.append(
+            {"label": f"{formula(row['system'])} {basis_name(row['basis'])}", "nao": int(row["nao"]), "times": times}
+        )
+    return sorted(found, key=lambda row: row["nao"])
+
+
+def seconds(time):
+    """A cell of (seconds, same run), or of None."""
+    return "" if time is None else f"{time[0]:.3g}" + ("" if time[1] else f" {OTHER_RUN}")
+
+
+def table(columns, rows):
+    """Markdown."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [columns, ["---"] * len(columns), *rows])
+
+
+def build_table():
+    programs = {"md4": "md4, H200", "GPU4PySCF": "GPU4PySCF 1.9, H200", "PySCF": "PySCF, 16 cores"}
+    rows = [[r["label"], str(r["nao"]), *(seconds(r["times"].get(p)) for p in programs)] for r in builds()]
+    return table(["system", "functions", *programs.values()], rows)
+
+
+def classes():
+    """Rows of eri.csv of the (ll|ll) classes with K = 1."""
+    return [r for r in read_csv(RESULTS / "eri.csv") if r["K"] == 1 and len(set(r["class"]) - {"|"}) == 1]
+
+
+def class_table():
+    rows = [
+        [rf"({r['class']})".replace("|", r"\|"), f"{r['quartets_per_s']:.3g}", f"{r['tflops']:.3g}",
+         f"{100 * r['share_of_peak']:.0f}%", f"{r['times_libcint']:.0f}x", f"{r['times_libintx']:.1f}x"]
+        for r in classes()
+    ]  # fmt: skip
+    names = ["class", "quartets/s", "useful TFLOP/s", "share of FP64 peak", "one core of libcint", "LibintX, H200"]
+    return table(names, rows)
+
+
+# on CPUs --------------------------------------------------------------------------------------------------------------
+
+
+def cpu_rows(name="cpu.csv"):
+    """Rows of a file of bench/cpu.py, or nothing before it was measured."""
+    path = RESULTS / name
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        # A commit such as 12e4567 is no number.
+        return [{k: v if k in ORIGIN else number(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def idle_rows():
+    """Those measured without other work beside."""
+    return [row for row in cpu_rows() if not row["busy"]]
+
+
+def subject(row):
+    """What a row of bench/cpu.py is about: a molecule and its basis, or a class of primitive shells."""
+    if row["kind"] == "class":
+        return rf"({2 * row['system']}\|{2 * row['system']})"
+    name, basis = row["system"].split("/")
+    return f"{name} {basis_name(basis)}"
+
+
+def by_system(rows):
+    """{(subject, threads): {kind: row}} in the order of the rows."""
+    found = {}
+    for row in rows:
+        found.setdefault((subject(row), int(row["threads"])), {})[row["kind"]] = row
+    return found
+
+
+def cpu_cells(row):
+    """md4's seconds, those of the other program, and their ratio."""
+    return ["", "", ""] if row is None else [f"{row['seconds']:.3g}", f"{row['libcint']:.3g}", f"{row['ratio']:.2g}"]
+
+
+def origin(rows):
+    """A sentence on each machine and commit that rows are from."""
+    text = ""
+    for commit, processor, count, *versions in dict.fromkeys(tuple(row[key] for key in ORIGIN) for row in rows):
+        python, numpy, numba, pyscf = versions
+        text += f"Commit {commit}; {processor}, {count} processors; "
+        text += f"Python {python}, NumPy {numpy}, Numba {numba}, PySCF {pyscf}.\n"
+    return text
+
+
+def cpu_short():
+    """Ratios of the molecules, as README shows them."""
+    rows = [row for row in idle_rows() if row["kind"] != "class"]
+    names = {"int2e": "tensor, libcint = 1", "jk": "J and K, PySCF = 1", "scf": "SCF, PySCF = 1"}
+    lines = [
+        [label, str(threads), *(f"{row['ratio']:.2g}" if (row := found.get(kind)) else "" for kind in names)]
+        for (label, threads), found in by_system(rows).items()
+    ]
+    return table(["system", "threads", *names.values()], lines) + "\n" + origin(rows) if rows else MISSING
+
+
+def cpu_table():
+    """Seconds of md4 and of libcint or PySCF, a line for each molecule or class."""
+    rows = idle_rows()
+    names = ["tensor, md4", "libcint", "ratio", "J and K, md4", "PySCF", "ratio"]
+    lines = [
+        [label, str(threads), *cpu_cells(found.get("int2e", found.get("class"))), *cpu_cells(found.get("jk"))]
+        for (label, threads), found in by_system(rows).items()
+    ]
+    return table(["system", "threads", *names], lines) + "\n" + origin(rows) if rows else MISSING
+
+
+def cpu_details():
+    """All rows, also those measured beside busy processes."""
+    rows = cpu_rows()
+    names = ["", "system", "threads", "busy beside", "first s", "s", "libcint or PySCF s", "ratio", "commit"]
+    lines = [
+        [row["kind"], subject(row), f"{row['threads']:.0f}", f"{row['busy']:.0f}", f"{row['first']:.3g}",
+         *cpu_cells(row), row["commit"]]
+        for row in rows
+    ]  # fmt: skip
+    return table(names, lines) if rows else MISSING
+
+
+def cpu_cold():
+    """First calls with an empty and with a filled cache."""
+    rows = cpu_rows("cpu-cold.csv")
+    found = {}
+    for row in rows:
+        found.setdefault((row["kind"], subject(row), int(row["threads"])), {})[row["cache"]] = row
+    cells = [("empty", "first"), ("empty", "process"), ("filled", "first"), ("filled", "process")]
+    lines = [
+        [kind, label, str(threads), *(f"{states[cache][key]:.3g}" for cache, key in cells)]
+        for (kind, label, threads), states in found.items()
+    ]
+    names = ["empty: first call s", "process s", "filled: first call s", "process s"]
+    return table(["", "system", "threads", *names], lines) + "\n" + origin(rows) if rows else MISSING
+
+
+def cpu_figure():
+    """The plot of cpu.csv as bench/RESULTS.md shows it, once there is one."""
+    return "![Seconds of md4 beside libcint and PySCF on the CPU](../docs/figures/cpu.svg)" if idle_rows() else MISSING
+
+
+TABLES = {
+    "builds": build_table, "classes": class_table, "cpu": cpu_table, "cpu-short": cpu_short, "cpu-figure": cpu_figure,
+    "cpu-details": cpu_details, "cpu-cold": cpu_cold,
+}  # fmt: skip
+
+
+def filled(text):
+    """A page with its tables made anew."""
+    return MARK.sub(lambda m: f"{m[1]}\n{TABLES[m[2]]().rstrip()}\n\n{m[3]}", text)
+
+
+def main():
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
+        print(f"wrote the tables of {Path(page).relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
