@@ -15,21 +15,19 @@ from typing import Any
 import numpy as np
 
 from md4.backends import ListTarget
-from md4.contract.screening import DensityNorms, Screened, Statistics, sorted_lists, tiles
+from md4.contract.densities import checked_densities, in_order
+from md4.contract.screening import DensityNorms, Statistics, list_pairs, sorted_lists, tiles
 from md4.contract.workspace import HermiteStore, least_block
 from md4.engine import Engine
-from md4.errors import ArgumentError, MemoryLimitError
+from md4.errors import MemoryLimitError
 from md4.method.digestion import digest_flags
 from md4.method.operators import Operator, check_order
 from md4.shells.basis import Basis
 from md4.support.arguments import (
-    checked_array,
     checked_flag,
     checked_mol,
     checked_progress,
     checked_real,
-    shown,
-    whole_number,
 )
 from md4.support.locks import Lock, locked
 from md4.support.log import log
@@ -180,7 +178,7 @@ class JK:
             The matrices and the least workspace exceed `max_memory`.
         """
         with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
-        densities, shape = self._checked(self._fetched(dm), hermi)
+        densities, shape = checked_densities(self._fetched(dm), hermi, self.basis.nao)
         tolerance = self.direct_scf_tol if direct_scf_tol is None else checked_tolerance(direct_scf_tol)
         if tolerance < self._finest:
             self._finest = tolerance
@@ -199,7 +197,7 @@ class JK:
         from zero.
         """
         with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
-        densities, shape = self._checked(self._fetched(dm), hermi)
+        densities, shape = checked_densities(self._fetched(dm), hermi, self.basis.nao)
         new = densities.reshape(shape).copy()
         key = (hermi, with_j, with_k, self._operator(omega), shape, new.dtype)
         if self._last is None or self._last[0] != key:
@@ -227,24 +225,6 @@ class JK:
     def _operator(self, omega):
         own = self.omega if self.omega is not None else getattr(self.mol, "omega", 0.0)
         return Operator.from_omega(own if omega is None else omega)
-
-    def _checked(self, dm, hermi):
-        """dm with the shape (n, nao, nao) as float64 or complex128, and the shape that it was given with."""
-        dm, nao = checked_array("the density matrices", dm), self.basis.nao
-        if dm.ndim not in (2, 3) or dm.shape[-2:] != (nao, nao) or dm.dtype.kind not in "fciu" or dm.size == 0:
-            raise ArgumentError(
-                f"density matrices must have shape ({nao}, {nao}) or (n, {nao}, {nao}) and numbers, "
-                f"not shape {dm.shape} of {dm.dtype}."
-            )
-        if whole_number(hermi) not in (0, 1, 2):
-            raise ArgumentError(
-                f"hermi must be 0 (general), 1 (Hermitian) or 2 (anti-Hermitian), not {shown(hermi)}."
-            )
-        with np.errstate(over="ignore"):  # numbers beyond float64 are refused below
-            values = dm.astype(np.complex128 if dm.dtype.kind == "c" else np.float64, copy=False)
-        if not np.isfinite(values).all():
-            raise ArgumentError("a density matrix has elements that are not finite in double precision.")
-        return values.reshape(-1, nao, nao), dm.shape
 
     def _real_or_complex(self, dm, hermi, *options):
         """J and K of the real and imaginary parts, whose symmetries differ."""
@@ -384,13 +364,6 @@ class JK:
         return jk_html(self)
 
 
-def in_order(matrices, order):
-    """Matrices with rows and columns order[0], order[1], ...; the same object if that is their order already."""
-    if np.array_equal(order, np.arange(len(order))):
-        return matrices
-    return np.ascontiguousarray(matrices[:, order[:, None], order])
-
-
 def checked_tolerance(tolerance):
     """`tolerance` as a float; ArgumentError if it is negative or not finite."""
     return checked_real("direct_scf_tol", tolerance, 0)
@@ -399,18 +372,6 @@ def checked_tolerance(tolerance):
 def checked_molecule(mol):
     """A molecule or a `Basis`; errors as in `md4.support.arguments.checked_mol`."""
     return mol if isinstance(mol, Basis) else checked_mol(mol)
-
-
-def list_pairs(lists, norms, tolerance, swapped):
-    """`Screened` of all unordered pairs of lists that have survivors; `swapped` decides which of two is the ket."""
-    own = [norms.of_pairs(this.pairs.pairs) for this in lists]
-    top = [float(n.max()) for n in own]
-    for i, one in enumerate(lists):
-        for k, two in enumerate(lists[: i + 1]):
-            bra, ket, b, c = (two, one, k, i) if swapped(one.pairs, two.pairs) else (one, two, i, k)
-            factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
-            if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
-                yield Screened(bra, ket, factor)
 
 
 def get_jk(

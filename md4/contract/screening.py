@@ -218,6 +218,18 @@ class DensityNorms:
         return np.maximum(np.maximum(exchange, own), other)
 
 
+def list_pairs(lists, norms, tolerance, swapped):
+    """`Screened` of all unordered pairs of lists that have survivors; `swapped` decides which of two is the ket."""
+    own = [norms.of_pairs(this.pairs.pairs) for this in lists]
+    top = [float(n.max()) for n in own]
+    for i, one in enumerate(lists):
+        for k, two in enumerate(lists[: i + 1]):
+            bra, ket, b, c = (two, one, k, i) if swapped(one.pairs, two.pairs) else (one, two, i, k)
+            factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
+            if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
+                yield Screened(bra, ket, factor)
+
+
 def survivors(bra, ket, factor, tolerance, triangle):
     """The number of ket pairs, counted from the first, that each bra pair needs, shape (len(bra),).
 

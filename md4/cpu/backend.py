@@ -137,6 +137,9 @@ class CpuBackend:
 
     def prepare(self, basis, pairs, cutoff):
         """(`ShellPairs`, `Groups`) of a checked list."""
+        from md4.cpu.warmup import compile_ahead, names_for
+
+        compile_ahead(names_for("lists", self.operator.kind))
         self.check_pair_memory(basis, pairs)
         made = shell_pairs(basis, pairs, cutoff=cutoff)
         self.memory.watch(made, pair_bytes(made))

@@ -34,8 +34,10 @@ ready = set()  # names of loops that this process has compiled or read
 
 
 def names_for(use, kind):
-    """Names of the loops for integrals ('tensor' or 'blocks'), J alone ('j'), or J and K (anything else)."""
+    """Names of the loops for integrals ('tensor' or 'blocks'), J alone ('j'), or J and K; for 'lists' those of all."""
     names = ["h", f"fill {kind}"]
+    if use == "lists":
+        return names
     if use == "blocks":
         return [*names, "copy"]
     if use == "tensor":
