@@ -1,4 +1,4 @@
-"""Tables of README.md and bench/RESULTS.md, from the CSV files in bench/results.
+"""Tables of README.md, bench/RESULTS.md and bench/LAB_NOTES.md, from the CSV files in bench/results.
 
     python bench/tables.py
 
@@ -8,17 +8,18 @@ is copied by hand. A test compares pages and files.
 scf.csv, scf-scaling.csv    J and K on the GPU, PySCF of the same run (bench/scf.py)
 scf-peers.csv               J and K of other programs, of other runs on the same kind of machine
 eri.csv                     classes on the GPU (bench/eri.py)
-cpu.csv, cpu-cold.csv       the CPU beside libcint and PySCF, and first calls (bench/cpu.py)
+cpu.csv, cpu-before.csv, cpu-cold.csv       the CPU beside libcint and PySCF, and first calls (bench/cpu.py)
 """
 
 import csv
 import re
+from functools import partial
 from pathlib import Path
 
 from clock import ROOT, number, read_csv
 
 RESULTS = ROOT / "bench" / "results"
-PAGES = (ROOT / "README.md", ROOT / "bench" / "RESULTS.md")
+PAGES = (ROOT / "README.md", ROOT / "bench" / "RESULTS.md", ROOT / "bench" / "LAB_NOTES.md")
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 OTHER_RUN = "*"  # marks a time that is of another run than the others of its row
 # Columns of bench/cpu.py that say where a row comes from.
@@ -155,9 +156,9 @@ def cpu_table():
     return table(["system", "threads", *names], lines) + "\n" + origin(rows) if rows else MISSING
 
 
-def cpu_details():
-    """All rows, also those measured beside busy processes."""
-    rows = cpu_rows()
+def cpu_details(name="cpu.csv"):
+    """All rows of a file, also those measured beside busy processes."""
+    rows = cpu_rows(name)
     names = ["", "system", "threads", "busy beside", "first s", "s", "libcint or PySCF s", "ratio", "commit"]
     lines = [
         [row["kind"], subject(row), f"{row['threads']:.0f}", f"{row['busy']:.0f}", f"{row['first']:.3g}",
@@ -189,7 +190,7 @@ def cpu_figure():
 
 TABLES = {
     "builds": build_table, "classes": class_table, "cpu": cpu_table, "cpu-short": cpu_short, "cpu-figure": cpu_figure,
-    "cpu-details": cpu_details, "cpu-cold": cpu_cold,
+    "cpu-details": cpu_details, "cpu-cold": cpu_cold, "cpu-before": partial(cpu_details, "cpu-before.csv"),
 }  # fmt: skip
 
 
