@@ -116,26 +116,44 @@ def test_threads_that_are_busy_are_not_waited_for():
         busy.wait(60)
         go.wait(60)
 
-    held = [threads.workers().submit(hold, n) for n in range(others)]
+    held = [threads.Share(hold, n) for n in range(others)]
+    for share in held:
+        threads.workers(others).queue.put(share)
     busy.wait(60)
     work = Work(20)
     run_threads(1 + others, work, work.stop)
     assert set(work.taken) == {0}
     go.set()
-    for each in held:
-        each.result(60)
+    for share in held:
+        share.wait()
+        assert share.error is None
 
 
 def test_where_no_thread_can_be_started(monkeypatch):
     """The caller does all of the work, as at the end of a process."""
-    ended = ThreadPoolExecutor(1)
-    ended.shutdown()
-    monkeypatch.setattr(threads, "workers", lambda: ended)
+
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "pool", None)
+    monkeypatch.setattr(threading.Thread, "start", refused)
     work, parts = Work(20), []
     run_threads(3, work, work.stop)
     run_all(5, parts.append)
     assert set(work.taken) == {0}
     assert sorted(parts) == list(range(5))
+
+
+def test_a_share_that_nobody_began_is_never_done(monkeypatch):
+    """A thread that finds it later, when its memory belongs to another call, leaves it."""
+    monkeypatch.setattr(threads, "workers", lambda count: idle)
+    idle, work = threads.Pool(), Work(20)
+    run_threads(2, work, work.stop)
+    share = idle.queue.get()
+    work.left = 20
+    share.run()
+    assert set(work.taken) == {0}
+    assert work.left == 20
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
