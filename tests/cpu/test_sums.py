@@ -76,6 +76,14 @@ def test_one_density_after_another_is_all_at_once(basis):
                 assert_close(ours[n], alone)
 
 
+def test_j_alone_from_short_tasks(basis, monkeypatch):
+    """Tasks are short, so that an interrupt need not wait long; they give what long ones give."""
+    dm, jk = densities(basis, 1), md4.JK(basis, backend="cpu")
+    expected = jk.get_jk(dm, with_k=False)[0]
+    monkeypatch.setattr("md4.cpu.hermite_coulomb.TASK_WORK", 1)
+    assert_close(jk.get_jk(dm, with_k=False)[0], expected)
+
+
 def test_sums_of_threads_are_added(two_threads, monkeypatch):
     """Both threads digest blocks, each to sums of its own."""
     basis, start, threads = two_classes(), threading.Barrier(2), set()
@@ -102,9 +110,13 @@ def test_sums_of_threads_are_added(two_threads, monkeypatch):
 @pytest.mark.parametrize("pairs", [PAIRS, TRIANGLE[2:3]], ids=len)
 @pytest.mark.parametrize("l", [0, 2])
 @pytest.mark.parametrize("operator", ["coulomb", ("erf", 0.4)], ids=["coulomb", "erf"])
-def test_schwarz_bounds(pairs, l, operator):
-    engine = Engine(mixed_basis(l), backend="cpu", operator=operator)
+@pytest.mark.parametrize("share", [0.0, 1e-3])
+def test_schwarz_bounds(pairs, l, operator, share, monkeypatch):
+    """From the diagonal blocks of the whole list, or of pieces of it where there is little memory."""
+    engine = Engine(mixed_basis(l), backend="cpu", operator=operator, max_memory=1000)
     found = schwarz_bounds(engine, engine.prepare(pairs))
+    monkeypatch.setattr("md4.cpu.sums.H_SHARE", share)
+    np.testing.assert_allclose(schwarz_bounds(engine, engine.prepare(pairs)), found, rtol=1e-14, atol=0)
     for pair, bound in zip(pairs, found):
         block = engine.compute([pair], [pair])[0, 0]
         diagonal = np.einsum("abab->ab", block)

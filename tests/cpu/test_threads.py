@@ -116,14 +116,44 @@ def test_threads_that_are_busy_are_not_waited_for():
         busy.wait(60)
         go.wait(60)
 
-    held = [threads.workers().submit(hold, n) for n in range(others)]
+    held = [threads.Share(hold, n) for n in range(others)]
+    for share in held:
+        threads.workers(others).queue.put(share)
     busy.wait(60)
     work = Work(20)
     run_threads(1 + others, work, work.stop)
     assert set(work.taken) == {0}
     go.set()
-    for each in held:
-        each.result(60)
+    for share in held:
+        share.wait()
+        assert share.error is None
+
+
+def test_where_no_thread_can_be_started(monkeypatch):
+    """The caller does all of the work, as at the end of a process."""
+
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "pool", None)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    work, parts = Work(20), []
+    run_threads(3, work, work.stop)
+    run_all(5, parts.append)
+    assert set(work.taken) == {0}
+    assert sorted(parts) == list(range(5))
+
+
+def test_a_share_that_nobody_began_is_never_done(monkeypatch):
+    """A thread that finds it later, when its memory belongs to another call, leaves it."""
+    monkeypatch.setattr(threads, "workers", lambda count: idle)
+    idle, work = threads.Pool(), Work(20)
+    run_threads(2, work, work.stop)
+    share = idle.queue.get()
+    work.left = 20
+    share.run()
+    assert set(work.taken) == {0}
+    assert work.left == 20
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
@@ -176,6 +206,27 @@ def test_a_backend_is_right_after_an_error(which, kind, two_threads, monkeypatch
     monkeypatch.setattr(ListTensor, "scatter", scatter)
     for ours, theirs in zip((ao_tensor(engine, "s8"), *jk.get_jk(dm)), expected):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13 * abs(theirs).max())
+
+
+def test_an_error_ends_the_others_amid_their_tasks(two_threads, monkeypatch):
+    """They do not go on to the end of a task, which may take long."""
+    monkeypatch.setattr("md4.cpu.run.ITEMS", 1)
+    monkeypatch.setattr("md4.cpu.run.TASKS", 1)
+    calls, failed = [], threading.Event()
+
+    def taken(self, thread, *args):
+        both_run(thread)
+        calls.append(thread)
+        if thread == 0:
+            failed.set()
+            raise FaultError
+        assert failed.wait(60)
+        time.sleep(0.2)  # until the error has reached `stop`
+
+    monkeypatch.setattr(ListTensor, "scatter", taken)
+    with pytest.raises(FaultError):
+        ao_tensor(Engine(two_classes(), backend="cpu"), "s8")
+    assert sorted(calls) == [0, 1]
 
 
 def test_an_error_in_j_alone(two_threads, monkeypatch):

@@ -239,9 +239,23 @@ WORK = {
 def test_memory_never_exceeds_the_cap(shells, name):
     """By what NumPy asks for; what does not fit is refused."""
     work, option = WORK[name]
-    right, refused, wrong = work(shells, None, option), 0, []
-    for cap in CAPS:
-        ours, peak = traced(lambda cap=cap: work(shells, cap, option))
+    check_caps(CAPS, lambda cap: work(shells, cap, option))
+
+
+@pytest.mark.parametrize("with_k", [True, False])
+def test_memory_for_h_matrices_never_exceeds_the_cap(with_k):
+    """16 contracted f shells: H matrices of all pairs take many times what the density matrices take."""
+    rng = np.random.default_rng(0)
+    numbers = rng.uniform(0.4, 2.0, (16, 2)), np.ones((16, 2)), rng.uniform(-2, 2, (16, 3))
+    basis = Basis.from_arrays([3] * 16, *numbers)
+    check_caps((0.5, 5, 10, 20, 40), lambda cap: matrix_work(basis, cap, with_k))
+
+
+def check_caps(caps, work):
+    """`work(cap)` is refused or right within the cap, for `caps` in MB; the first is too small, the last is not."""
+    right, refused, wrong = work(None), 0, []
+    for cap in caps:
+        ours, peak = traced(lambda cap=cap: work(cap))
         if ours is None:
             refused += 1
         else:
@@ -249,7 +263,7 @@ def test_memory_never_exceeds_the_cap(shells, name):
         if peak > cap * 1e6 + SLACK:
             wrong.append(f"cap {cap:.2f} MB, peak {peak / 1e6:.2f} MB")
     assert not wrong
-    assert 0 < refused < len(CAPS)
+    assert 0 < refused < len(caps)
 
 
 def traced(work):
