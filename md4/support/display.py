@@ -121,7 +121,7 @@ def prepared_html(prepared):
     """Pairs that are prepared for a backend, and the H matrices that are kept."""
     rows = [*pairs_facts(prepared.pairs), ("backend", prepared.backend.name)]
     if prepared.data is not None:
-        rows.append(("primitive pairs of the list on the device", size_text(prepared.data.nbytes)))
+        rows.append(("data of primitive pairs", size_text(prepared.data.nbytes)))
     if prepared.whole is not prepared:
         rows.append(("slice of a list, from pair", prepared.first))
     rows += [(f"H[ab, p], form {form}", size_text(total_bytes([h]))) for form, h in prepared.whole._h.items()]

@@ -122,7 +122,7 @@ def test_gpu(gpu, basis):
     prepared = engine.prepare([[2, 0]])
     prepared.h(BRA_STAIRCASE)
     assert f"H as {BRA_STAIRCASE}" in repr(prepared)
-    assert values(prepared)["primitive pairs of the list on the device"] == display.size_text(prepared.data.nbytes)
+    assert values(prepared)["data of primitive pairs"] == display.size_text(prepared.data.nbytes)
     assert int(values(prepared.pairs)["primitive pairs"]) == prepared.pairs.nprim
 
 
