@@ -194,7 +194,8 @@ class Backend(Protocol):
     def r(self, ab, cd):
         """Steps 2 and 3: r[bra primitive, ket primitive, t], t up to l_ab + l_cd; valid until the next call.
 
-        One loop or kernel makes [0]^(m) and r, so that [0]^(m) need not be stored.
+        Only a backend with paths that do not merge steps has it. One kernel makes [0]^(m) and r, so that [0]^(m) need
+        not be stored.
         """
 
     def scratch(self, shape):

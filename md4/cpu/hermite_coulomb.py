@@ -188,6 +188,8 @@ class HostCoulomb:
                     told = quartets[0]
 
         run_threads(len(works), worker, tasks.clear)
+        if report is not None:
+            report(quartets[0] - told)  # those of other threads, since the first one told last
         return quartets[0]
 
     def contract(self, this, row, table, tolerance, work):

@@ -314,7 +314,10 @@ def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=Non
         each.state[:] = 0
         each.state[STATE.task] = -1
     run_threads(len(works), worker, stop)
-    return sum(int(each.state[STATE.quartets]) for each in works)
+    quartets = sum(int(each.state[STATE.quartets]) for each in works)
+    if report is not None:
+        report(quartets - told)  # those of other threads, since the first one told last
+    return quartets
 
 
 def diagonal(backend, prepared, consume):

@@ -13,7 +13,9 @@ from md4.gpu import paths, tuning
 from md4.gpu.kernels import hermite_coulomb, recurrence
 from md4.gpu.paths import plans
 from md4.method.angular import nherm
-from md4.method.operators import OPERATORS, Operator
+from md4.method.operators import OPERATORS, Operator, kind_table, zero_function
+from md4.method.recurrence import by_axis
+from md4.shells.shell_pairs import shell_pairs
 
 TENSOR_CORES = ("dmma8", "dmma16")
 UNITS = ("fma", *TENSOR_CORES)
@@ -89,6 +91,19 @@ def test_operators(kind):
         assert_same(ours.copy_to_host(), right)
 
 
+def plain_r(bra, ket, l):
+    """r[bra primitive, ket primitive, t] of 1/r by the plain functions."""
+    zero, table = zero_function("coulomb", lambda function: function), kind_table("coulomb")
+    right = np.empty((len(bra.exponent), len(ket.exponent), nherm(l)))
+    for i, k in np.ndindex(right.shape[:2]):
+        separation = bra.centre[i] - ket.centre[k]
+        arguments = bra.exponent[i], ket.exponent[k], separation @ separation, 0.0, table
+        zeros = [zero(m, *arguments) for m in range(l + 1)]
+        for t, value in by_axis(zeros, separation, lambda a, b: a * b, lambda a, b, c: a * b + c):
+            right[i, k, t] = value
+    return right
+
+
 # The kernel that makes r, and the largest L of those before it.
 R_KERNELS = {"r_in_registers": (18, 18), "r_by_axis": (-1, 18), "r_by_group": (-1, -1)}
 
@@ -101,8 +116,7 @@ def test_r(kernel, ls, monkeypatch):
     tuning = replace(recurrence.RECURRENCE, registers_l=registers_l, axis_l=axis_l)
     monkeypatch.setattr(recurrence, "RECURRENCE", tuning)
     basis, l = basis_of(ls, nprim=2), sum(ls)
-    cpu = md4.Engine(basis, backend="cpu")
-    right = cpu.backend.r(cpu.prepare([[0, 1]]), cpu.prepare([[2, 3]]))
+    right = plain_r(shell_pairs(basis, [[0, 1]]).primitives, shell_pairs(basis, [[2, 3]]).primitives, l)
     with running() as machine:
         engine = md4.Engine(basis, backend="cuda")
         r = engine.backend.r(engine.prepare([[0, 1]]), engine.prepare([[2, 3]]))
