@@ -57,11 +57,6 @@ def bra_first_flops(bra, ket):
     return 2 * bra.nab * q * (p + ket.nab)
 
 
-def cheaper_swapped(bra, ket):
-    """Whether transforming the ket first costs fewer operations."""
-    return bra_first_flops(ket, bra) < bra_first_flops(bra, ket)
-
-
 def chunks(nbra, nket, chunk_bra, chunk_ket):
     """Slices of bra and ket pairs that cover nbra x nket."""
     for i in range(0, nbra, chunk_bra):

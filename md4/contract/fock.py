@@ -4,8 +4,9 @@
 
 Lists of shell pairs, their H matrices and their Schwarz bounds are made once. A build goes through all pairs of lists.
 For each of them, the quartets that survive (`md4.contract.screening`) are covered by rectangles of bra and ket pairs.
-`Engine.evaluate` makes the block of each rectangle, and the backend digests it (`md4.method.digestion`). Nothing of the
-size nao^4 is stored. J alone needs no blocks: it is summed in the Hermite basis (`md4.method.hermite_coulomb`).
+`Engine.evaluate` makes the block of each rectangle, and the backend digests it (`md4.method.digestion`). A backend
+whose target is a `ListTarget` does both by itself for whole lists. Nothing of the size nao^4 is stored. J alone needs
+no blocks: it is summed in the Hermite basis (`md4.method.hermite_coulomb`).
 """
 
 import time

@@ -2,6 +2,7 @@
 
 The unordered shell pairs are cut into pieces of one class each. A block is one bra piece with one ket piece. If bra and
 ket range over the same pairs, only blocks with ket <= bra are computed, and each integral is written to all its places.
+A `ListTarget` takes whole pieces, and makes blocks as it likes.
 """
 
 from dataclasses import dataclass, replace

@@ -29,7 +29,7 @@ def numbered(name, fields):
 FIELD = numbered(
     "Field",
     "l nab nherm elements npair ngroup na nb most width "
-    "order start vectors primitives lane_primitives columns rows triples h lane_h shells aos",
+    "order start vectors primitives lane_primitives columns rows triples h lane_h aos",
 )
 # Columns of the table of tasks: lists of bra and ket, places of the first bra pair and after the last one, which
 # unordered quartets there are, addresses of the bounds (0: none), and whether the lists have changed places.

@@ -38,11 +38,6 @@ THREAD_ELEMENTS = 20_000
 BOTH = "flat and lanes"
 
 
-def class_of(pairs):
-    """What the structure of H depends on: (la, lb, pure, nctr_a, nctr_b)."""
-    return pairs.shell_class
-
-
 class Shape(NamedTuple):
     """What the loop of step 1 must know of a class of pairs; arrays of int64 unless said otherwise.
 
@@ -217,7 +212,7 @@ h_matrices = once(lambda: Loop(h_loop))
 
 def make_h(pairs, groups, memory):
     """Step 1: `HMatrices` of a list of `ShellPairs`, by as many threads as are worth it."""
-    shape, count = shape_of(*class_of(pairs)), len(groups.members)
+    shape, count = shape_of(*pairs.shell_class), len(groups.members)
     elements = len(shape.columns)
     flat = memory.watch(np.empty((pairs.nprim, elements)))
     lanes = memory.watch(aligned_empty((count, elements, LANES)))

@@ -11,8 +11,8 @@ from md4.cpu.emit.recurrence import recur
 from md4.cpu.emit.vectors import LANES, broadcast, doubles, fma, integers, load, multiply, store, subtract, total
 from md4.cpu.emit.zeros import zeros_of
 from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, h_structure
-from md4.cpu.h_matrices import BOTH, class_of
-from md4.cpu.integrals import cube_places, lane_products, products, quartet_count
+from md4.cpu.h_matrices import BOTH
+from md4.cpu.integrals import cube_places, lane_products, products, quartet_count, side_of_cube
 from md4.cpu.run import TASKS, THREAD_WORK, Lists, ordered, task_rows, task_sizes
 from md4.cpu.threads import number_of_threads, run_threads
 from md4.method.hermite_coulomb import pair_places, pair_weights, signs
@@ -42,7 +42,7 @@ def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra
     """
     bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
     l, p_count, q_count = bra[FIELD.l] + ket[FIELD.l], bra[FIELD.nherm], ket[FIELD.nherm]
-    nprim, nvector, side = d_bra.shape[1], d_ket.shape[1], (l + 1) | 1
+    nprim, nvector, side = d_bra.shape[1], d_ket.shape[1], side_of_cube(l)
     cube_places(bra, side, work.of_p)
     cube_places(ket, side, work.column_q)
     order, start = integers(bra[FIELD.order], 1), integers(bra[FIELD.start], 1)
@@ -116,7 +116,7 @@ class Side:
 def dense_h(prepared, first, last):
     """(pair of each primitive pair, H without sign) of the primitive pairs first to last."""
     pairs = prepared.pairs
-    rows, columns = h_structure(*class_of(pairs))
+    rows, columns = h_structure(*pairs.shell_class)
     h = np.zeros((last - first, pairs.nab, pairs.nherm))
     row = np.repeat(np.arange(len(rows) - 1) % pairs.nab, np.diff(rows))
     h[:, row, columns] = prepared.h(BOTH).flat[first:last]

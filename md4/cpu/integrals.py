@@ -10,8 +10,8 @@ the place of r[p+q] is the sum of the places of p and of q.
 
 import numpy as np
 
-from md4.cpu.compile import Loop, bound, helper, part
-from md4.cpu.emit.recurrence import recur
+from md4.cpu.compile import Loop, bound, part
+from md4.cpu.emit.recurrence import cube_side, recur
 from md4.cpu.emit.vectors import (
     LANES,
     broadcast,
@@ -34,15 +34,13 @@ from md4.support.locks import once
 
 # Rows of (ab|q] that are made together where each bra pair has one primitive, and bytes that they should take.
 ROWS, ROW_BYTES = 8, 256 << 10
-row8, row4, row2, row1 = (make_row(width, False) for width in (8, 4, 2, 1))
-lane_row8, lane_row4, lane_row2, lane_row1 = (make_row(width, True) for width in (8, 4, 2, 1))
 add_lanes1, add_lanes2, add_lanes4 = (make_add_lanes(distance) for distance in (1, 2, 4))
 zeros_of_lanes = None  # set by `fill_blocks`, for one operator
+row8 = row4 = row2 = row1 = None  # set by `make_products`
 
 
-@helper
-def products(h, h0, offsets, rows, nrow, ncolumn, source, columns, target, place, row_step, column_step, more):
-    """A block of H, numbers for all lanes, times all columns; see `md4.cpu.emit.vectors.make_row`.
+def block_products(h, h0, offsets, rows, nrow, ncolumn, source, columns, target, place, row_step, column_step, more):
+    """A block of H times all columns; see `md4.cpu.emit.vectors.make_row`.
 
     `rows[row]` and `rows[row + 1]` are the first and after the last element of a row. The results of a column follow
     those of the column before after `column_step`, those of a row after `row_step`.
@@ -66,26 +64,13 @@ def products(h, h0, offsets, rows, nrow, ncolumn, source, columns, target, place
         c += width
 
 
-@helper
-def lane_products(h, h0, offsets, rows, nrow, ncolumn, source, columns, target, place, row_step, column_step, more):
-    """As `products`, for a block of H with numbers of its own for each lane."""
-    c = 0
-    while c < ncolumn:
-        left = ncolumn - c
-        width = 8 if left >= 8 else (4 if left >= 4 else (2 if left >= 2 else 1))
-        at = place + c * column_step
-        for row in range(nrow):
-            first, last = rows[row], rows[row + 1]
-            if width == 8:
-                lane_row8(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
-            elif width == 4:
-                lane_row4(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
-            elif width == 2:
-                lane_row2(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
-            else:
-                lane_row1(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
-            at += row_step
-        c += width
+def make_products(name, by_lane):
+    """`block_products` for H that is the same in all lanes, or that each lane has of its own."""
+    return bound(block_products, name, **{f"row{width}": make_row(width, by_lane) for width in (8, 4, 2, 1)})
+
+
+products, lane_products = make_products("products", False), make_products("lane_products", True)
+side_of_cube = part(cube_side)
 
 
 @part
@@ -147,7 +132,7 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
     `vectors` those of the ket.
     """
     l, nq, nab, ncd = bra[FIELD.l] + ket[FIELD.l], ket[FIELD.nherm], bra[FIELD.nab], ket[FIELD.nab]
-    n_ab, n_cd, side = bra[FIELD.elements], ket[FIELD.elements], (l + 1) | 1
+    n_ab, n_cd, side = bra[FIELD.elements], ket[FIELD.elements], side_of_cube(l)
     blocks_ab, blocks_cd = (bra[FIELD.nherm] + BLOCK - 1) // BLOCK, (nq + BLOCK - 1) // BLOCK
     rows_ab = halves(bra[FIELD.rows], blocks_ab * nab + 1)
     rows_cd = halves(ket[FIELD.rows], blocks_cd * ncd + 1)
@@ -251,7 +236,7 @@ def fill(tasks, lists, counter, tolerance, parameter, table, work):
         task = tasks[state[STATE.task]]
         bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
         same, diagonal = task[TASK.same] == SAME, task[TASK.same] == DIAGONAL
-        set_places(bra, ket, (bra[FIELD.l] + ket[FIELD.l] + 1) | 1, work)
+        set_places(bra, ket, side_of_cube(bra[FIELD.l] + ket[FIELD.l]), work)
         size = bra[FIELD.nab] * ket[FIELD.nab] * LANES
         order, start = integers(bra[FIELD.order], 1), integers(bra[FIELD.start], 1)
         vectors, per_group = integers(ket[FIELD.vectors], 1), LANES // ket[FIELD.width]

@@ -20,7 +20,7 @@ from md4.cpu.groups import (
     h_structure,
     lane_layout,
 )
-from md4.cpu.h_matrices import BOTH, class_of
+from md4.cpu.h_matrices import BOTH
 from md4.cpu.integrals import ROW_BYTES, ROWS, fill_blocks
 from md4.cpu.threads import number_of_threads, run_threads
 from md4.method.angular import nherm
@@ -199,11 +199,11 @@ class Lists:
     def row(self, prepared):
         """The columns `FIELD` of a list."""
         pairs, groups, h = prepared.pairs, prepared.data, prepared.h(BOTH)
-        rows, columns = h_structure(*class_of(pairs))
+        rows, columns = h_structure(*pairs.shell_class)
         aos = pairs.pairs if self.ao_loc is None else self.ao_loc[pairs.pairs]
         arrays = (
             groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives, columns, rows,
-            flat_triples(pairs.l), h.flat, h.lanes, pairs.pairs, aos,
+            flat_triples(pairs.l), h.flat, h.lanes, aos,
         )  # fmt: skip
         self.kept += arrays
         sizes = pairs.l, pairs.nab, pairs.nherm, len(columns), len(pairs), groups.ngroup

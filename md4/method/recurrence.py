@@ -22,7 +22,7 @@ from md4.method.angular import hermite_ordinal, hermite_triples
 
 @cache
 def recurrence_table(l):
-    """Shape (nherm(l), 2), int32: what `r_step` needs for each triple t.
+    """Shape (nherm(l), 2), int32: one step of the recurrence for each triple t.
 
     Word 0: idx(t - e_i) + 2^16 idx(t - 2e_i); word 1: axis i + 2^8 (t_i - 1).
     """
@@ -37,13 +37,6 @@ def recurrence_table(l):
         second = hermite_ordinal(*two) if t[axis] > 1 else 0
         words[n] = hermite_ordinal(*one) + (second << 16), axis + ((t[axis] - 1) << 8)
     return words
-
-
-def r_step(indices, rule, rz, ry, rx, old, base):
-    """r[t]^(m) from r^(m+1) in old[base:] by the two words of `recurrence_table` (device function)."""
-    axis = rule & 255
-    r = rz if axis == 0 else (ry if axis == 1 else rx)
-    return (rule >> 8) * old[base + (indices >> 16)] + r * old[base + (indices & 65535)]
 
 
 def by_axis(zeros, separation, multiply, multiply_add):

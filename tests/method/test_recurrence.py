@@ -5,20 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.polynomial.hermite import hermval
+from plain_r import plain_r
 
 from md4.method.angular import hermite_ordinal, hermite_triples, nherm
-from md4.method.recurrence import by_axis, r_step, recurrence_table
+from md4.method.recurrence import by_axis, recurrence_table
 
 number = st.floats(-2, 2)
 
 
 def recurrence(l, zeros, centre):
-    """r[t]^(0) from the list [0]^(m), m = 0..l."""
-    words = recurrence_table(l).tolist()
-    old = [zeros[l]]
-    for m in range(l - 1, -1, -1):
-        old = [zeros[m]] + [r_step(*words[t], *centre, old, 0) for t in range(1, nherm(l - m))]
-    return np.array(old)
+    """r[t]^(0) as an array."""
+    return np.array(plain_r(l, zeros, centre))
 
 
 def gaussian_zeros(l, alpha, centre):

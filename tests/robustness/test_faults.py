@@ -103,12 +103,11 @@ def test_stale_code_is_never_used(tmp_path, sources):
 
 
 def spoilt_recurrence(text):
-    """The source with a wrong factor in the step of the recurrence."""
-    assert text.count("return ") >= 1
-    head, tail = text.split("def r_step", 1)
+    """The source with a wrong factor in the recurrence along the last axis."""
+    head, tail = text.split("def closed_form_coefficient", 1)
     place = tail.index("return ") + len("return ")
     end = tail.index("\n", place)
-    return f"{head}def r_step{tail[:place]}1.5 * ({tail[place:end]}){tail[end:]}"
+    return f"{head}def closed_form_coefficient{tail[:place]}2 * ({tail[place:end]}){tail[end:]}"
 
 
 @pytest.mark.parametrize("size", [3000, pytest.param(1, marks=pytest.mark.slow)])

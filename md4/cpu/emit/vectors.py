@@ -128,7 +128,7 @@ def two_operands(emit):
     return operation
 
 
-add, subtract, multiply, divide = map(two_operands, ("fadd", "fsub", "fmul", "fdiv"))
+subtract, multiply = map(two_operands, ("fsub", "fmul"))
 
 
 @intrinsic

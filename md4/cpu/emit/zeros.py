@@ -37,7 +37,7 @@ from md4.method.boys import (
     HALF_SQRT_PI,
     PER_STEP,
     STEP,
-)  # fmt: skip
+)
 from md4.method.zeros import COULOMB_FACTOR
 
 zeros_upto = None  # set by `zeros_of`, for one operator

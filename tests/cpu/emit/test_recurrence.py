@@ -5,25 +5,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from numba import njit
+from plain_r import plain_r
 
 from md4.cpu.emit.recurrence import STRAIGHT, cube_side, recur
 from md4.cpu.emit.vectors import LANES, load
-from md4.method.angular import hermite_triples, nherm
-from md4.method.recurrence import r_step, recurrence_table
+from md4.method.angular import hermite_triples
 
 
 @njit
 def compiled_r(l, side, zeros, r_z, r_y, r_x, work, r):
     recur(l, side, zeros, load(r_z, 0), load(r_y, 0), load(r_x, 0), work, r)
-
-
-def plain_r(l, zeros, centre):
-    """r[t]^(0) by one step of the recurrence after the other, for any kind of numbers."""
-    words = recurrence_table(l).tolist()
-    old = [zeros[l]]
-    for m in range(l - 1, -1, -1):
-        old = [zeros[m]] + [r_step(*words[t], *centre, old, 0) for t in range(1, nherm(l - m))]
-    return old
 
 
 @pytest.mark.parametrize("l", [*range(STRAIGHT + 4), 12, 19, 32])

@@ -35,7 +35,7 @@ def test_operations():
     def all_of_them(a, b, c, out):
         x, y, z = vectors.load(a, 1), vectors.load(b, 0), vectors.load(c, 0)
         results = (
-            vectors.add(x, y), vectors.subtract(x, y), vectors.multiply(x, y), vectors.divide(x, y),
+            vectors.subtract(x, y), vectors.multiply(x, y), vectors.negative(x),
             vectors.fma(x, y, z), vectors.magnitude(x), vectors.noise_removed(x, vectors.magnitude(y)),
             vectors.broadcast(2.5), neighbour(x), far(x),
         )  # fmt: skip
@@ -45,16 +45,16 @@ def test_operations():
 
     rng = np.random.default_rng(0)
     a, b, c = rng.normal(size=LANES + 1), rng.normal(size=LANES), rng.normal(size=LANES)
-    out, x, lanes = np.empty((10, LANES)), a[1:], np.arange(LANES)
+    out, x, lanes = np.empty((9, LANES)), a[1:], np.arange(LANES)
     b[0] = x[0]  # not above its own modulus, so noise
     total = all_of_them(a, b, c, out.reshape(-1))
     np.testing.assert_allclose(total, x.sum(), rtol=1e-14)
     expected = (
-        x + b, x - b, x * b, x / b, x * b + c, abs(x), np.where(abs(x) > abs(b), x, 0.0), np.full(LANES, 2.5),
+        x - b, x * b, -x, x * b + c, abs(x), np.where(abs(x) > abs(b), x, 0.0), np.full(LANES, 2.5),
         x + x[lanes ^ 1], x + x[lanes ^ 2],
     )  # fmt: skip
     np.testing.assert_allclose(out, expected, rtol=1e-14, atol=1e-14)
-    assert out[6, 0] == 0.0
+    assert out[5, 0] == 0.0
 
 
 @pytest.mark.parametrize("by_lane", [True, False])
