@@ -19,20 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from md4 import gpu
-from md4.errors import ArgumentError, DeviceError, MemoryLimitError
+from md4.errors import ArgumentError, MemoryLimitError
+from md4.gpu.devices import chosen
 from md4.method.operators import OperatorLike, as_operator, check_order
 from md4.plan import chunks
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, check_pairs
-from md4.support.arguments import (
-    as_list,
-    checked_choice,
-    checked_memory,
-    checked_real,
-    checked_stream,
-    shown,
-    whole_number,
-)
+from md4.support.arguments import checked_choice, checked_memory, checked_real, checked_stream
 from md4.support.display import backend_text
 from md4.support.locks import locked
 from md4.support.log import log
@@ -134,42 +127,6 @@ def make_backend(name, operator, stream=None, max_memory=None, device=None):
     return backend
 
 
-def chosen_devices(devices, backend="auto", rank=None):
-    """The devices of a call, one for each worker, as numbers of GPUs; [None] is the current GPU or the CPU.
-
-    Parameters
-    ----------
-    devices : None, 'all', int or sequence of int
-        What the caller asks for.
-    backend : {'auto', 'cuda', 'cpu'}
-    rank : int, optional
-        Of this process on its node, if there are several: without `devices`, each takes its GPU in turn.
-
-    Raises
-    ------
-    ArgumentError
-        Something else, a device twice, or devices for the CPU.
-    DeviceError
-        A device that does not exist.
-    """
-    checked_choice("backend", backend, BACKENDS)
-    count = 0 if backend == "cpu" else gpu.device_count()
-    if devices is None:
-        return [None] if rank is None or count == 0 else [rank % count]
-    if isinstance(devices, str) and devices == "all" and backend != "cpu":
-        return list(range(count)) or [None]
-    given = as_list(devices if whole_number(devices) is None else [devices])
-    numbers = [whole_number(n) for n in given or [None]]
-    if None in numbers or len(set(numbers)) < len(numbers) or backend == "cpu":
-        remedy = "the CPU backend has none" if backend == "cpu" else "give 'all', or different numbers of GPUs as [0, 1]"
-        raise ArgumentError(f"devices cannot be {shown(devices)}: {remedy}.")
-    missing = [n for n in numbers if not 0 <= n < count]
-    if missing:
-        there = f"the GPUs here are 0 to {count - 1}" if count else "there is no usable GPU; see `md4 info`"
-        raise DeviceError(f"there is no GPU {missing[0]}: {there}.")
-    return numbers
-
-
 class Engine:
     """Evaluates (ab|cd) for lists of bra and ket shell pairs.
 
@@ -217,7 +174,7 @@ class Engine:
         for basis in (self.bra_basis, self.ket_basis):
             check_basis(basis)
         self.operator = as_operator("coulomb" if operator is None else operator)
-        (device,) = [None] if device is None else chosen_devices([device], backend)
+        (device,) = [None] if device is None else chosen([device], backend)
         self.backend = make_backend(backend, self.operator, stream, max_memory, device)
 
     @property

@@ -33,7 +33,7 @@ class Share:
         return self.owner.setdefault("is", "caller") == "caller"
 
     def wait(self, begun=False):
-        """Waits for its end, for one that no thread has `begun` only if told so; may be interrupted, and called again."""
+        """Waits for its end; may be interrupted, and called again. One that has not begun is taken back or `begun`."""
         while not (self.ended or (not begun and self.taken_back())):
             self.running.acquire()  # which nobody gets before it has ended
 
@@ -74,7 +74,7 @@ def raise_first(shares):
 
 
 def run_each(count, work, stop=lambda: None):
-    """Calls work(0), ..., work(count - 1) at the same time, each in a thread of its own, the first in the one that calls.
+    """Calls work(0), ..., work(count - 1) at the same time, each in a thread of its own, the first in the caller's.
 
     If one of them fails, `stop()` should make the others return soon. Their errors are raised here, the first one of
     the first that has one.
