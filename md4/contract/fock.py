@@ -102,13 +102,13 @@ class JK:
     def __init__(
         self, mol: Molecule | Basis, omega: float | None = None, backend: BackendName = "auto",
         max_memory: float | None = None, stream: Stream = None, direct_scf_tol: float = 1e-13,
-        progress: bool | None = None,
+        progress: bool | None = None, devices: Devices = None, comm: Any = None,
     ) -> None:  # fmt: skip
-        self.lock = Lock()
+        self.lock, self.ranks = Lock(), ranks_of(comm)
         self.omega, self.progress = omega, checked_progress(progress)
         Operator.from_omega(omega)  # an error now rather than at the first build
         self.direct_scf_tol = self._finest = checked_tolerance(direct_scf_tol)
-        self._options = {"backend": backend, "stream": stream, "max_memory": max_memory}
+        self._options, self._devices = {"backend": backend, "stream": stream, "max_memory": max_memory}, devices
         self.reset(checked_molecule(mol))
 
     _last: tuple[Any, Any, Any] | None  # what `update` was asked, the density matrices, J and K
@@ -125,27 +125,21 @@ class JK:
         self.engine = Engine(self.basis, **self._options)
         self.stats, self._last = Statistics(), None
 
-    @cached_property
+    @property
+    def engine(self):
+        """The engine, that of the first of several devices."""
+        return self.team.engine
+
+    @property
     def lists(self):
         """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
-        backend, start = self.engine.backend, time.perf_counter()
-        memory = int(HERMITE_SHARE * backend.memory_left())
-        lists = sorted_lists(self.engine, self._finest, memory // (4 * backend.forms))
-        count, seconds = sum(map(len, lists)), time.perf_counter() - start
-        log.info("%d lists of %d shell pairs and their bounds made in %.2f s", len(lists), count, seconds)
-        return lists
-
-    @cached_property
-    def store(self):
-        """The store that keeps the H matrices of the lists from one build to the next."""
-        return HermiteStore(int(HERMITE_SHARE * self.engine.backend.memory_left()), self.engine.backend, FORMS)
-
-    def _forget_lists(self):
-        """Drops the pair lists and their H matrices."""
-        if "store" in self.__dict__:
-            self.store.clear()
-        for name in ("lists", "store"):
-            self.__dict__.pop(name, None)
+        if not self.team.lists:
+            start = time.perf_counter()
+            self.team.make_lists(self._finest)
+            lists, seconds = self.team.lists, time.perf_counter() - start
+            count = sum(map(len, lists))
+            log.info("%d lists of %d shell pairs and their bounds made in %.2f s", len(lists), count, seconds)
+        return self.team.lists
 
     @locked
     def get_jk(
@@ -242,16 +236,7 @@ class JK:
         general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
         exchange = general if with_k else dm[:0]
         coulomb = dm + dm.transpose(0, 2, 1) if with_j and hermi != 2 else dm[:0]
-        engine = self.engine.with_operator(operator)
-        self._check_memory(len(exchange) + len(coulomb))
-        if with_k or len(coulomb):
-            flags = digest_flags(len(exchange), len(coulomb)) if with_k else "j"
-            engine.backend.compile_ahead(self.basis, flags, self.progress)
-        norms = DensityNorms(self.basis, dm, len(coulomb) > 0, with_k, engine.backend.sums.mixed_shells)
-        if with_k:
-            x, y = self._digest_all(engine, exchange, coulomb, norms, tolerance)
-        else:
-            y = self._contract_all(engine, coulomb, norms, tolerance)
+        x, y = self._sums(Build(operator, tolerance, exchange, coulomb, with_k), dm)
         vj = vk = None
         if with_j:
             vj = y + y.transpose(0, 2, 1) if hermi != 2 else np.zeros_like(dm)
@@ -263,92 +248,20 @@ class JK:
         self.stats.seconds = time.perf_counter() - start
         return result
 
-    def _check_memory(self, matrices, more=0):
-        """MemoryLimitError if densities, J, K and `more` bytes do not fit; kept H matrices are dropped first."""
-        backend, size = self.engine.backend, 8 * self.basis.nao**2
-        least = least_block(self.engine, (0, self.basis.nshell))
-        need = 2 * matrices * size * backend.sums.copies + least + more
-        if need > backend.memory_left():
-            self.store.clear()
-        limit = backend.memory_left()
-        if need > limit:
-            raise MemoryLimitError(
-                f"{matrices} density matrices of {self.basis.nao} AOs, their J and K and the least workspace take "
-                f"{need / 1e6:.1f} MB, but {limit / 1e6:.1f} MB may be used; raise max_memory or give fewer at once."
-            )
-
-    def _digest_all(self, engine, exchange, coulomb, norms, tolerance):
-        """X and Y of all surviving quartets."""
-        backend = engine.backend
-        target = backend.sums.digest(exchange, coulomb)
-        self.store.fit(HERMITE_SHARE)
-        block_bytes = min(backend.sums.block_bytes, int(BLOCK_SHARE * backend.memory_left()))
-
-        def add(bra, ket, n):
-            self.store.touch(ket.prepared, bra.prepared)
-            self.store.touch(bra.prepared, ket.prepared)
-            a, b = bra.pairs, ket.pairs
-            for ij, kl in tiles(n, max(1, block_bytes // (8 * a.nab * b.nab))):
-                ab, cd = bra.prepared[ij], ket.prepared[kl]
-                block = backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
-                engine.evaluate(ab, cd, block)
-                target.add(block, ab, cd, self.basis, bra is ket)
-                del block  # before the next one is allocated
-                self.stats.computed += len(ab) * len(cd)
-
-        self._survivors(target, norms, tolerance, backend.sums.swapped, add)
-        return target.result()
-
-    def _contract_all(self, engine, coulomb, norms, tolerance):
-        """Y of all surviving quartets, summed in the Hermite basis; see `md4.method.hermite_coulomb`."""
-        self.stats = Statistics()
-        if len(coulomb) == 0:  # anti-Hermitian densities have no J
-            self.stats.skipped = self._quartets
-            return coulomb
-        sums = sum(engine.backend.sums.coulomb_bytes(this.pairs) for this in self.lists)
-        self._check_memory(len(coulomb), len(coulomb) * sums)
-        target = engine.backend.sums.coulomb(self.basis, coulomb)
-        self.store.fit(HERMITE_SHARE)
-
-        def add(bra, ket, n):
-            for ij, kl in tiles(n, COULOMB_QUARTETS):
-                target.add(bra.prepared[ij], ket.prepared[kl], bra is ket)
-                self.stats.computed += (ij.stop - ij.start) * (kl.stop - kl.start)
-
-        for this in self.lists:
-            self.store.touch(this.prepared, this.prepared)
-            target.load(this.prepared)
-        self._survivors(target, norms, tolerance, engine.backend.sums.coulomb_swapped, add)
-        for this in self.lists:
-            self.store.touch(this.prepared, this.prepared)
-            target.collect(this.prepared)
-        return target.result()
-
-    def _survivors(self, target, norms, tolerance, swapped, add):
-        """Gives all surviving quartets to the target, and updates statistics and progress bar.
-
-        A `ListTarget` takes pairs of lists. For another target this calls add(bra list, ket list, survivors).
-        """
-        self.stats = Statistics()
-        screened = list(list_pairs(self.lists, norms, tolerance, swapped))
-        if isinstance(target, ListTarget):
-            self._take(target, [this.list_pair() for this in screened], tolerance)
-        else:
-            work = [(this.bra, this.ket, this.count(tolerance)) for this in screened]
-            with Progress(sum(int(n.sum()) for _, _, n in work), enabled=self.progress, label=LABEL) as bar:
-                for bra, ket, n in work:
-                    add(bra, ket, n)
-                    self.stats.wanted += int(n.sum())
-                    bar.update(int(n.sum()))
+    def _sums(self, build, dm):
+        """X and Y of a build (`md4.method.digestion`); without exchange, X has no matrices."""
+        if build.matrices == 0:  # J of anti-Hermitian densities is zero
+            self.stats = Statistics(skipped=self._quartets)
+            return build.exchange, build.coulomb
+        self.team.check_memory(build)
+        self.team.compile_ahead(build, self.progress)
+        lists, sums = self.lists, self.engine.backend.sums
+        norms = DensityNorms(self.basis, dm, len(build.coulomb) > 0, build.with_k, sums.mixed_shells)
+        swapped = sums.swapped if build.with_k else sums.coulomb_swapped
+        build.screened = list(list_pairs(lists, norms, build.tolerance, swapped))
+        found, self.stats = self.team.run(build, self.progress)
         self.stats.skipped = self._quartets - self.stats.wanted
-
-    def _take(self, target, pairs, tolerance):
-        """Gives pairs of lists to a target, as many at once as the store has memory for."""
-        total = sum(len(p.bra) * (len(p.bra) + 1) // 2 if p.same else len(p.bra) * len(p.ket) for p in pairs)
-        with Progress(total, enabled=self.progress, label=LABEL) as bar:
-            for batch in self.store.batches(pairs):
-                self.stats.computed += target.take(batch, self.basis, tolerance, bar.update)
-        self.stats.wanted = self.stats.computed
+        return found if build.with_k else (build.exchange, *found)
 
     @property
     def _quartets(self):
