@@ -337,6 +337,11 @@ def attribute():
     return sys.modules["mpi4py.MPI"].Comm.Create_keyval(delete_fn=lambda _comm, _key, made: made.close())
 
 
+def ranks_of(comm):
+    """`Ranks` of a communicator, or `Alone` without one."""
+    return Alone() if comm is None else Ranks(comm)
+
+
 def checked_comm(comm):
     """`comm`; ArgumentError if it is not an intracommunicator of mpi4py that can be used.
 

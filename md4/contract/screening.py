@@ -21,7 +21,7 @@ from math import isqrt
 import numpy as np
 
 from md4.plan import ListPair
-from md4.shells.shell_pairs import pairs_by_kind, shell_kinds, shell_pairs
+from md4.shells.shell_pairs import shell_kinds, shell_pairs
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5

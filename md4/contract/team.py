@@ -70,7 +70,7 @@ class Team:
     def facts(self):
         """What has to be the same in all processes, or they would divide the work in different ways."""
         backends = {worker.backend.division_facts() for worker in self.workers}
-        return {"backend": " and ".join(sorted(backends))}
+        return {"the backend": " and ".join(sorted(backends))}
 
     def each(self, work, stop=lambda: None):
         """[work(worker) for all workers], at the same time, each on its device."""
@@ -151,7 +151,7 @@ class Team:
         total = self.total(build) * len(self.workers) // self.size
         with (
             Progress(total, enabled=progress if self.ranks.rank == 0 else False, label=LABEL) as bar,
-            self.ranks.counter() as counter,
+            self.ranks.counter(len(self.workers)) as counter,
         ):
             build.report = self.reporter(bar)
 
@@ -202,7 +202,7 @@ class Team:
         results = self.ranks.together(lambda: self.each(lambda worker: places[worker].result()))
         for other in results[1:]:
             for total, array in zip(results[0], other):
-                total += array
+                np.add(total, array, out=total)
         self.ranks.sum(results[0])
         return results[0]
 

@@ -74,7 +74,7 @@ def make_tasks(seconds, rows, workers):
 
 
 def divide(tasks, workers):
-    """The `Division` of tasks: the longest are dealt out, each to the worker that has least, the others are the rest."""
+    """The `Division` of tasks. Long ones are dealt out, each to the worker that has least; the others are the rest."""
     if workers == 1:
         return Division([list(tasks)], [])
     order = sorted(range(len(tasks)), key=lambda n: -tasks[n].seconds)

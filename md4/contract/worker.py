@@ -139,7 +139,7 @@ class PartialSums:
                 self.target.load(this.prepared)
 
     def run(self, tasks, next_bundle=None):
-        """Adds the integrals of `tasks`, then of the bundles of tasks that `next_bundle()` returns, until it is None."""
+        """Adds the integrals of `tasks`, and then of the bundles of tasks from `next_bundle()`, until there is none."""
         self.add(tasks, paced=next_bundle is not None)
         while next_bundle is not None and (bundle := self.in_time(next_bundle)) is not None:
             self.add(bundle, paced=True)

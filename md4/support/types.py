@@ -1,5 +1,6 @@
 """Types of what the public functions take and return, for type checkers; md4 checks arguments by itself."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -10,6 +11,8 @@ Symmetry: TypeAlias = Literal["s1", "s4", "s8"]
 HostArray: TypeAlias = npt.NDArray[np.float64]
 # A handle, or a stream of Numba, CuPy or PyTorch, none of which has types for it.
 Stream: TypeAlias = Any
+# None for the current GPU or the CPU, "all", or numbers of GPUs.
+Devices: TypeAlias = Literal["all"] | int | Sequence[int] | None
 # J and K: arrays on the host or on a device, as the density matrices are; None for one that is not asked for.
 JKPair: TypeAlias = tuple[Any, Any]
 
