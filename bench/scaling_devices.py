@@ -38,6 +38,7 @@ from time import perf_counter
 import numpy as np
 from clock import describe, write_csv
 from systems import System, guess_density
+from task_times import Fit, TaskTimes, listed, trace
 
 import md4
 from md4 import gpu
@@ -292,6 +293,20 @@ def measure_all(args):
     print(f"\n{rows[0]['machine']}")
 
 
+def make_tasks_file(args):
+    """--trace or --list of one system."""
+    if len(args.systems) != 1:
+        raise SystemExit("give one system: --systems 64waters/cc-pvtz.")
+    system, with_k, workers = System.parse(args.systems[0]), args.matrices != ["J"], (args.workers or [8])[0]
+    times = listed(system, with_k, args) if args.list else trace(system, workers, with_k, args)
+    times.save(args.trace or args.list)
+    for name, value in times.facts.items():
+        print(f"{name:12}{value:.4g}" if isinstance(value, float) else f"{name:12}{value}")
+    seconds = sum(row["seconds"] for row in times.rows) if times.measured else np.nan
+    total = sum(row["predicted"] for row in times.rows)
+    print(f"{len(times.rows)} tasks: {seconds:.4g} s, predicted {total:.4g} s")
+
+
 def parsed(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help=f"default: {' '.join(SYSTEMS)}")
@@ -306,6 +321,10 @@ def parsed(arguments=None):
     parser.add_argument("--backend", default="auto", choices=("auto", "cuda", "cpu"), help="cpu: one thread a rank")
     parser.add_argument("--seed", type=int, default=0, help="of the waters' orientations")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--trace", metavar="FILE", help="measure the tasks of one system into a file")
+    parser.add_argument("--list", metavar="FILE", help="the same without times, and without a device")
+    parser.add_argument("--fit", metavar="FILE", help="fit predicted times to a file of --trace")
+    parser.add_argument("--workers", nargs="+", type=int, help="of --simulate; the first one of --trace (8)")
     args = parser.parse_args(arguments)
     args.systems = [args.weak] if args.weak else args.systems or SYSTEMS
     if args.backend == "auto":
@@ -317,6 +336,10 @@ def main():
     args = parsed()
     if args.inside:
         return inside(args)
+    if args.fit:
+        return print(Fit(TaskTimes.load(args.fit)))
+    if args.trace or args.list:
+        return make_tasks_file(args)
     measure_all(args)
 
 
