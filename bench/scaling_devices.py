@@ -37,6 +37,7 @@ from time import perf_counter
 
 import numpy as np
 from clock import describe, write_csv
+from simulation import WORKERS, Costs, simulate
 from systems import System, guess_density
 from task_times import Fit, TaskTimes, listed, trace
 
@@ -307,6 +308,15 @@ def make_tasks_file(args):
     print(f"{len(times.rows)} tasks: {seconds:.4g} s, predicted {total:.4g} s")
 
 
+def simulate_files(args):
+    """--simulate."""
+    like = TaskTimes.load(args.like) if args.like else None
+    costs = Costs(*(getattr(args, name) for name in Costs._fields))
+    rows = simulate([TaskTimes.load(path) for path in args.simulate], like, args.workers or WORKERS, costs)
+    if args.csv:
+        write_csv(args.csv, rows)
+
+
 def parsed(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help=f"default: {' '.join(SYSTEMS)}")
@@ -324,6 +334,10 @@ def parsed(arguments=None):
     parser.add_argument("--trace", metavar="FILE", help="measure the tasks of one system into a file")
     parser.add_argument("--list", metavar="FILE", help="the same without times, and without a device")
     parser.add_argument("--fit", metavar="FILE", help="fit predicted times to a file of --trace")
+    parser.add_argument("--simulate", nargs="+", metavar="FILE", help="divide the tasks of files among --workers")
+    parser.add_argument("--like", metavar="FILE", help="measured tasks, for those of --simulate that are not")
+    for name, default in Costs._field_defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help="of --simulate (%(default)g)")
     parser.add_argument("--workers", nargs="+", type=int, help="of --simulate; the first one of --trace (8)")
     args = parser.parse_args(arguments)
     args.systems = [args.weak] if args.weak else args.systems or SYSTEMS
@@ -340,6 +354,8 @@ def main():
         return print(Fit(TaskTimes.load(args.fit)))
     if args.trace or args.list:
         return make_tasks_file(args)
+    if args.simulate:
+        return simulate_files(args)
     measure_all(args)
 
 
