@@ -294,6 +294,8 @@ def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None):
 
 def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=None):
     """As `run_lists`, for a table of tasks."""
+    if len(tasks) == 0:  # parts of lists may be empty
+        return 0
     table, counter, told = lists.table(), np.zeros(1, dtype=np.int64), 0
     stopped = False
     works = backend.workspaces(threads, task_sizes(table, tasks))
