@@ -53,6 +53,11 @@ MATRICES = {"J": {"with_k": False}, "J, K": {}}
 # Longest time of one process or one mpiexec, in seconds.
 LIMIT = 1500
 BESIDE = Path(sys.executable).with_name("mpiexec")
+# Without these, Open MPI starts neither as root nor with more ranks than cores.
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}  # fmt: skip
 
 
 # one process, or one rank ---------------------------------------------------------------------------------------------
@@ -264,7 +269,7 @@ def start(form, count, folder, args):
     if form == "ranks":
         command = [mpiexec(), "-n", str(count), *command]
     threads = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"} if args.backend == "cpu" else {}
-    process = subprocess.Popen(command, env=os.environ | threads)
+    process = subprocess.Popen(command, env=os.environ | OPEN_MPI | threads)
     try:
         status = process.wait(args.limit)
     except subprocess.TimeoutExpired:
