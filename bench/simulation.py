@@ -4,8 +4,9 @@ The tasks are cut and divided by `md4.contract.work`, as a build does it: by pre
 comes from a file of `task_times.py`. A part of a pair of lists takes its share of the measured time of the whole pair,
 and besides what a task takes at least: the shortest one of the file. All devices are equally fast.
 
-A worker takes its fixed share, then bundles from the counter. It asks for the next one when its device has at most
-`AHEAD` tasks left. The answer takes --latency, and the counter needs --served for each number, one after the other.
+A worker takes its fixed share, then tasks from the counter. It asks for the next one when its device has at most
+`AHEAD` left, of which the share counts as one. The answer takes --latency, and the counter needs --served for each
+number, one after the other.
 
 The sums are added up in a ring or a tree, whichever is faster, of --bandwidth GB/s a device, --network GB/s if the
 workers are more than --node, with --step seconds for each of its steps. What precedes the first and follows the last
@@ -135,10 +136,11 @@ def class_of(row):
 
 
 def class_ratios(times):
-    """{class: measured over predicted seconds}, and of all classes under None."""
+    """{class: measured seconds, but for the least of a task, over predicted ones}, and of all classes under None."""
     found, total = {}, np.zeros(2)
+    least = min(row["seconds"] for row in times.rows)
     for row in times.rows:
-        both = np.array([row["seconds"], row["predicted"]])
+        both = np.array([row["seconds"] - least, row["predicted"]])
         found[class_of(row)] = found.get(class_of(row), 0) + both
         total = total + both
     return {key: float(measured / predicted) for key, (measured, predicted) in [*found.items(), (None, total)]}
@@ -154,22 +156,17 @@ def finish_times(division, seconds, costs, ahead):
         Of a task.
     costs : Costs
     ahead : int
-        Tasks that the device still has when a worker asks for the next bundle.
+        Tasks that the device still has when a worker asks for the next one; its share counts as one.
     """
-    ends = []
-    for share in division.shares:
-        ends.append([0.0] * (ahead + 1))
-        for task in share:
-            ends[-1].append(ends[-1][-1] + seconds(task))
+    ends = [[0.0] * ahead + [sum(map(seconds, share))] for share in division.shares]
     asking = [(mine[-1 - ahead], worker) for worker, mine in enumerate(ends)]
     heapify(asking)
     free = 0.0
-    for bundle in division.rest:
+    for task in division.rest:
         asked, worker = heappop(asking)
         free = max(asked, free) + costs.served
         mine, given = ends[worker], free + costs.latency
-        for task in bundle:
-            mine.append(max(mine[-1], given) + seconds(task))
+        mine.append(max(mine[-1], given) + seconds(task))
         heappush(asking, (mine[-1 - ahead], worker))
     return np.array([mine[-1] for mine in ends])
 
@@ -193,7 +190,7 @@ def simulated(work, workers, costs):
     limit = max(lost, key=lost.get)
     return {
         "system": work.facts["system"], "basis": work.facts["basis"], "matrices": work.facts["matrices"],
-        "workers": workers, "tasks": len(tasks), "bundles": len(division.rest), "seconds": total,
+        "workers": workers, "tasks": len(tasks), "asked": len(division.rest), "seconds": total,
         "first": total + first_build(work.facts, workers), "efficiency": (once + work.beside) / (workers * total),
         "longest": longest, **lost, "limit": "longest task" if limit == "uneven" and longest > mean else limit,
     }  # fmt: skip
@@ -206,7 +203,7 @@ def first_build(facts, workers):
     return facts["bounds"] / workers + facts["lists"] - facts["bounds"] + facts["hermite"]
 
 
-HEADER = """| workers | seconds | first s | speed-up | efficiency | uneven | cutting | sums | beside | limited by | tasks | bundles | longest task s |
+HEADER = """| workers | seconds | first s | speed-up | efficiency | uneven | cutting | sums | beside | limited by | tasks | by counter | longest task s |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
 
 
@@ -216,7 +213,7 @@ def line(row):
     cells = [
         row["workers"], f"{row['seconds']:.4g}", f"{row['first']:.3g}", f"{row['workers'] * row['efficiency']:.4g}",
         f"{100 * row['efficiency']:.1f}%", *shares, row["limit"] if row["workers"] > 1 else "", row["tasks"],
-        row["bundles"], f"{row['longest']:.2g}",
+        row["asked"], f"{row['longest']:.2g}",
     ]  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
 

@@ -1,14 +1,14 @@
 """The tasks into which a build of J and K is cut for several workers, and the time of each; predicted times fitted.
 
 `bench/scaling_devices.py` has the options. A file of tasks is a CSV below lines of '# name: value'. A row is a task
-(`md4.contract.work.Task`): its pair of lists, both classes, mean primitives and sizes, its shell quartets, the
-predicted seconds, and the measured ones. 'seconds' is the time from before the task's first kernel to the end of its
+(`md4.contract.work.Task`): its pair of lists, both classes, mean primitives and sizes, its shell quartets, the seconds
+predicted for these, and the measured ones. 'seconds' is the time from before the task's first kernel to the end of its
 last one, with nothing else on the device; 'host' that until the call returned. Files of --list have neither.
 
 The lines above it are seconds of one build with one worker that are not in the tasks:
 
 build           an ordinary build, all of it
-before          until the pairs of lists are known: order of AOs, density norms, screening of lists
+before          until the pairs of lists are known: order of AOs, D + D^T, density norms, screening of lists
 counting        survivors of each pair of lists
 dividing        predicted times, cutting and division for `workers` workers
 start           densities to the device
@@ -30,8 +30,8 @@ from systems import guess_density
 
 import md4
 from md4.contract.densities import in_order
-from md4.contract.screening import DensityNorms, Statistics, list_pairs, pair_bounds, sorted_lists
-from md4.contract.work import divide
+from md4.contract.screening import DensityNorms, Statistics, counts, list_pairs, pair_bounds, sorted_lists
+from md4.contract.work import EACH, Task, divide
 from md4.contract.worker import AHEAD, HERMITE_SHARE, PartialSums
 from md4.gpu.h_layout import KET_FLAT, form_size
 from md4.gpu.kernels.digestion import digest_swapped
@@ -101,7 +101,7 @@ def columns(this, task, quartets, seconds="", host=""):
     return {
         "pair": task.pair, "part": task.part, "parts": task.parts, **side_columns(this.bra.pairs, "ab"),
         **side_columns(this.ket.pairs, "cd"), "pure": int(this.bra.pairs.pure), "same": int(this.same),
-        "quartets": int(quartets), "predicted": task.seconds, "seconds": seconds, "host": host,
+        "quartets": int(quartets), "predicted": task.seconds - EACH, "seconds": seconds, "host": host,
     }  # fmt: skip
 
 
@@ -141,7 +141,7 @@ class Tracer:
     def tasks(self, build):
         """The tasks for so many workers; notes the times of what precedes them."""
         begin = perf_counter()
-        build.counts = [this.count(build.tolerance) for this in build.screened]
+        counts(build.screened, build.tolerance)
         counted = perf_counter()
         self.team.size = self.workers
         try:
@@ -272,10 +272,10 @@ def listed(system, with_k, args):
     screened = list(list_pairs(lists, norms, TOLERANCE, swapped))
     clock["before"] = perf_counter() - begin
     begin = perf_counter()
-    quartets = [int(this.count(TOLERANCE).sum()) for this in screened]
+    quartets = [int(n.sum()) for n in counts(screened, TOLERANCE)]
     clock["counting"] = perf_counter() - begin
     rows = [
-        columns(this, SimpleNamespace(pair=n, part=0, parts=1, seconds=count * predicted(this, with_k)), count)
+        columns(this, Task(n, 0, 1, count * predicted(this, with_k) + EACH), count)
         for n, (this, count) in enumerate(zip(screened, quartets))
     ]
     facts = {"system": system.name, "basis": system.basis, "nao": mol.nao, "matrices": "J, K" if with_k else "J"}
@@ -307,20 +307,19 @@ def terms(row, unit, with_k):
 
     'plan' is the time of a plan by `predicted_times`, which other fits have settled; its coefficient should be 1.
     'low ...', 'digest' and 'coulomb ...' are those of `low_time`, `digest_time` and `coulomb_time`, and 'task' is what
-    a task takes besides its quartets.
+    a task takes besides its quartets. 'low result' and 'digest' differ in classes with a plan only.
     """
     bra, ket = Known(row, "ab"), Known(row, "cd")
-    primitives, functions = bra.mean_prim * ket.mean_prim, bra.nab * ket.nab
-    r = primitives * nherm(bra.l + ket.l)
+    primitives, functions, matrices = bra.mean_prim * ket.mean_prim, bra.nab * ket.nab, 2 if with_k else 1
+    r, products = primitives * nherm(bra.l + ket.l), primitives * bra.nherm * ket.nherm
     found = {"task": 1 / row["quartets"]}
     if not with_k:
-        product = primitives * bra.nherm * ket.nherm
-        return found | {"coulomb primitives": primitives, "coulomb r": r, "coulomb contraction": product}
-    found["digest"] = 2 * functions
+        return found | {"coulomb primitives": primitives, "coulomb contraction": products * matrices}
+    found["digest"] = functions * matrices
     plan = timed_plans(unit, Side.of(bra), Side.of(ket), True)[0][0]
     if plan:
         return found | {"plan": plan}
-    return found | {"low primitives": primitives, "low r": r, "low result": 8 * functions}
+    return found | {"low quartet": 1, "low r": r, "low products": products, "low result": functions}
 
 
 class Fit:
