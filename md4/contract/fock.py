@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from md4.contract.densities import checked_densities, in_order
+from md4.contract.densities import checked_densities, in_order, plus_transposed
 from md4.contract.ranks import ranks_of
 from md4.contract.screening import DensityNorms, Statistics, list_pairs
 from md4.contract.team import Team
@@ -263,14 +263,14 @@ class JK:
         dm = in_order(dm, self._order)
         general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
         exchange = general if with_k else dm[:0]
-        coulomb = dm + dm.transpose(0, 2, 1) if with_j and hermi != 2 else dm[:0]
+        coulomb = plus_transposed(dm) if with_j and hermi != 2 else dm[:0]
         x, y = self._sums(Build(operator, tolerance, exchange, coulomb, with_k), dm)
         vj = vk = None
         if with_j:
-            vj = y + y.transpose(0, 2, 1) if hermi != 2 else np.zeros_like(dm)
+            vj = plus_transposed(y) if hermi != 2 else np.zeros_like(dm)
         if with_k:
             other = x[len(dm) :] if hermi == 0 else x
-            vk = x[: len(dm)] + (-1 if hermi == 2 else 1) * other.transpose(0, 2, 1)
+            vk = plus_transposed(x[: len(dm)], other, -1 if hermi == 2 else 1)
         back = np.argsort(self._order)
         result = tuple(None if v is None else in_order(v, back) for v in (vj, vk))
         self.stats.seconds = time.perf_counter() - start

@@ -20,6 +20,7 @@ from math import isqrt
 
 import numpy as np
 
+from md4.cpu.threads import in_threads
 from md4.plan import ListPair
 from md4.shells.shell_pairs import shell_kinds, shell_pairs
 
@@ -30,6 +31,8 @@ PRIMITIVE_SHARE = 1e-5
 SCHWARZ_PAIRS = 64
 SCHWARZ_BYTES = 64 << 20
 SCHWARZ_SHARE = 0.15
+# Rows of a density matrix whose norms are made together.
+NORM_ROWS = 64
 # A rectangle of quartets ends before the bra pairs with which more than this share of it would be computed in vain,
 TILE_WASTE = 0.1
 # but it has at least this many quartets.
@@ -194,6 +197,22 @@ def cut(engine, pairs, hermite_bytes):
     return [slice(n, n + size) for n in range(0, len(pairs), size)]
 
 
+def largest_norms(basis, densities):
+    """The largest Frobenius norm |D_ab| or |D_ba| of the blocks of some densities, shape (nshell, nshell)."""
+    square, loc = np.zeros((basis.nshell, basis.nshell)), basis.ao_loc
+    shells = -(-NORM_ROWS * basis.nshell // basis.nao)  # whose rows stay in a cache
+
+    def rows(n):
+        a, b = n * shells, min((n + 1) * shells, basis.nshell)
+        for d in densities:
+            part = d[loc[a] : loc[b]]
+            of_rows = np.add.reduceat(part * part, loc[:-1], axis=1)
+            np.maximum(square[a:b], np.add.reduceat(of_rows, loc[a:b] - loc[a], axis=0), out=square[a:b])
+
+    in_threads(-(-basis.nshell // shells), rows)
+    return np.sqrt(np.maximum(square, square.T))
+
+
 class DensityNorms:
     """Frobenius norms of the blocks of one or more density matrices, as screening needs them.
 
@@ -208,11 +227,7 @@ class DensityNorms:
     """
 
     def __init__(self, basis, densities, with_j, with_k, mixed):
-        first = basis.ao_loc[:-1]
-        square = np.zeros((basis.nshell, basis.nshell))
-        for d in densities:
-            np.maximum(square, np.add.reduceat(np.add.reduceat(d * d, first, axis=0), first, axis=1), out=square)
-        norm = np.sqrt(np.maximum(square, square.T))
+        norm = largest_norms(basis, densities)
         kind, width = shell_kinds(basis, mixed), np.sqrt(np.diff(basis.ao_loc))
         self.exchange = np.stack([norm[:, kind == k].max(axis=1) for k in range(kind.max() + 1)])
         self.coulomb = 2 * np.minimum(width[:, None], width) * norm
@@ -234,6 +249,17 @@ class DensityNorms:
         rows = np.maximum(self.exchange[kinds[0]], self.exchange[kinds[1]])
         exchange = np.maximum(rows[pairs[:, 0]], rows[pairs[:, 1]])
         return np.maximum(np.maximum(exchange, own), other)
+
+
+def counts(screened, tolerance):
+    """`Screened.count` of each, by several threads."""
+    found = [None] * len(screened)
+
+    def count(n):
+        found[n] = screened[n].count(tolerance)
+
+    in_threads(len(screened), count)
+    return found
 
 
 def list_pairs(lists, norms, tolerance, swapped):

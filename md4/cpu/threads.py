@@ -88,6 +88,17 @@ def run_threads(count, work, stop):
     raise_first(shares)
 
 
+def in_threads(count, work):
+    """Calls work(0), ..., work(count - 1), each once, by as many threads as there are; for NumPy's long functions."""
+    threads = min(number_of_threads(), count)
+
+    def some(thread):
+        for n in range(thread, count, threads):
+            work(n)
+
+    run_all(threads, some)
+
+
 def run_all(count, work):
     """Calls work(0), ..., work(count - 1), each once, on several threads where they are free."""
     left = list(range(count))
