@@ -216,12 +216,12 @@ class Ranks:
         channel = self._channel
         self.together(lambda: check_threads(channel.mpi, workers))
         window = channel.mpi.Win.Allocate(8 if self.rank == 0 else 0, 8, comm=channel.comm)
+        # Without a check, which would be an answer of rank 0: nobody takes an exclusive lock.
+        window.Lock_all(channel.mpi.MODE_NOCHECK)
         if self.rank == 0:
-            window.Lock(0)
             window.Put(np.zeros(1, np.int64), 0)
-            window.Unlock(0)
+            window.Flush(0)
         channel.wait()
-        window.Lock_all()
         try:
             with channel.attended():
                 yield SharedCounter(channel, window)
@@ -272,7 +272,6 @@ class Channel:
         self.mpi, self.lock = mpi, Lock()
         self.comm = comm.Dup()
         self.node = self.comm.Split_type(mpi.COMM_TYPE_SHARED, key=self.comm.rank)
-        self._several_nodes = min(self.comm.allgather(self.node.size)) < self.comm.size
 
     def wait(self):
         """Waits for all ranks. Inside MPI a waiting rank would keep a core busy, which others on the node may need."""
@@ -283,12 +282,13 @@ class Channel:
 
     @contextmanager
     def attended(self):
-        """While the context is open, a thread of rank 0 lets MPI answer the ranks of other nodes.
+        """While the context is open, a thread of rank 0 lets MPI answer the other ranks.
 
         Within a node they reach the counter through shared memory. But a network that cannot add by itself needs a call
         of MPI on rank 0, which may be in compiled code or wait for its GPU. Where MPI allows no thread, they wait.
         """
-        needed = self._several_nodes and self.comm.rank == 0 and self.mpi.Query_thread() >= self.mpi.THREAD_SERIALIZED
+        allowed = self.mpi.Query_thread() >= self.mpi.THREAD_SERIALIZED
+        needed = allowed and self.comm.rank == 0 and self.comm.size > 1
         done = threading.Event()
         thread = threading.Thread(target=self._attend, args=(done,), name="md4 counter", daemon=True)
         if needed:
