@@ -103,11 +103,11 @@ def test_a_failure_of_one_rank_is_one_of_all(tmp_path):
     assert [result for _, result in (first, second, third)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("together", ["inside", "around"])
-def test_a_failure_while_others_count(tmp_path, together):
+@pytest.mark.parametrize("place", ["inside", "around", "counter"])
+def test_a_failure_while_others_count(tmp_path, place):
     """The rank that fails stops the counter, so the others end."""
     reports = run(tmp_path, 3, f"""
-        ranks, together = Ranks(comm), {together!r}
+        ranks, place = Ranks(comm), {place!r}
 
         def work(counter):
             try:
@@ -121,11 +121,81 @@ def test_a_failure_while_others_count(tmp_path, together):
 
         def build():
             with ranks.counter() as counter:
-                return ranks.together(lambda: work(counter)) if together == "inside" else work(counter)
+                return ranks.together(lambda: work(counter)) if place == "inside" else work(counter)
 
-        report([caught(build if together == "inside" else lambda: ranks.together(build)), ranks.gather(comm.rank)])
+        report([caught(lambda: ranks.together(build) if place == "around" else build()), ranks.gather(comm.rank)])
         """).reports  # fmt: skip
     assert reports == [["ValueError: bad", [0, 1, 2]]] + 2 * [["RankError: rank 0: ValueError: bad", [0, 1, 2]]]
+
+
+@pytest.mark.parametrize("where", range(8))
+def test_a_failure_anywhere_in_nested_work(tmp_path, where):
+    """Rank 1 fails at different places of a work that calls all methods. The others raise its message, wherever."""
+    reports = run(tmp_path, 3, f"""
+        ranks = Ranks(comm)
+
+        def step(n):
+            if comm.rank == 1 and n == {where}:
+                raise OSError("disk full")
+
+        def inner():
+            step(1)
+            ranks.gather(0)
+            step(2)
+            ranks.together(lambda: step(3))
+            step(4)
+
+        def work():
+            step(0)
+            ranks.together(inner)
+            with ranks.counter() as counter:
+                step(5)
+                counter.next()
+            ranks.once_a_node(lambda: step(6))
+            ranks.broadcast(np.zeros(3))
+            step(7)
+            return "done"
+
+        report([caught(ranks.together, work), ranks.gather(comm.rank), ranks.together(lambda: 5)])
+        """).reports  # fmt: skip
+    message = "OSError: disk full"
+    others = [f"RankError: rank 1: {message}", [0, 1, 2], 5]
+    assert reports == [others, [message, [0, 1, 2], 5], others]
+
+
+def test_an_end_that_comes_early(tmp_path):
+    """A rank that leaves its work while others go on is an error on all."""
+    reports = run(tmp_path, 2, """
+        ranks = Ranks(comm)
+
+        def work():
+            for _ in range(3 - comm.rank):
+                ranks.together(lambda: None)
+
+        report([caught(ranks.together, work, "loop"), ranks.first(lambda: comm.rank)])
+        """).reports  # fmt: skip
+    assert reports[0] == reports[1]
+    assert "rank 0: end of a step (level 2); rank 1: loop (level 1)" in reports[0][0]
+    assert reports[0][1] == 0
+
+
+def test_the_first_for_all(tmp_path):
+    reports = run(tmp_path, 3, """
+        ranks, called = Ranks(comm), []
+
+        def work():
+            called.append(comm.rank)
+            return {"rank": comm.rank, "array": np.full((500, 700), 1.5)}
+
+        def bad():
+            raise OSError("disk full")
+
+        found = ranks.first(work)
+        assert found["array"].shape == (500, 700) and (found["array"] == 1.5).all()
+        report([called, found["rank"], caught(ranks.first, bad)])
+        """).reports  # fmt: skip
+    message = "OSError: disk full"
+    assert reports == [[[0], 0, message], *2 * [[[], 0, f"RankError: rank 0: {message}"]]]
 
 
 def test_different_calls(tmp_path):
@@ -145,7 +215,7 @@ def test_different_calls(tmp_path):
     *messages, last = reports[0]
     assert last is None
     assert all(message.startswith("ArgumentError: the call differs between the ranks") for message in messages)
-    assert "rank 0: same; rank 1: gather" in messages[0]
+    assert "rank 0: comparison; rank 1: gather" in messages[0]
     assert "(3, 2) and type float64; rank 1: broadcast of an array of shape (2, 2)" in messages[2]
     assert "type float64; rank 1: sum of arrays of shape (3, 2) and type int64" in messages[3]
 
