@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from md4.contract.densities import checked_densities, in_order, plus_transposed
-from md4.contract.ranks import ranks_of
+from md4.contract.ranks import collective, ranks_of
 from md4.contract.screening import DensityNorms, Statistics, list_pairs
 from md4.contract.team import Team
 from md4.contract.worker import Build
@@ -116,6 +116,7 @@ class JK:
     _last: tuple[Any, Any, Any] | None  # what `update` was asked, the density matrices, J and K
 
     @locked
+    @collective
     def reset(self, mol: Molecule | Basis | None = None) -> None:
         """Forgets pairs, H matrices, bounds and densities, and continues with `mol` if it is given."""
 
@@ -156,6 +157,7 @@ class JK:
         return self.team.lists
 
     @locked
+    @collective
     def get_jk(
         self, dm: Densities, hermi: int = 1, with_j: bool = True, with_k: bool = True, omega: float | None = None,
         direct_scf_tol: float | None = None,
@@ -213,6 +215,7 @@ class JK:
         return tuple(None if v is None else v.reshape(shape) for v in results)
 
     @locked
+    @collective
     def update(
         self, dm: Densities, hermi: int = 1, with_j: bool = True, with_k: bool = True, omega: float | None = None
     ) -> JKPair:
