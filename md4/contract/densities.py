@@ -48,7 +48,7 @@ def plus_transposed(matrices, others=None, sign=1):
             a, b = matrices[:, these, those], others[:, those, these].transpose(0, 2, 1)
             (np.add if sign > 0 else np.subtract)(a, b, out=out[:, these, those])
 
-    in_threads(-(-nao // BLOCK), rows)
+    in_threads(-(-nao // BLOCK), rows, matrices.size)
     return out
 
 

@@ -288,7 +288,7 @@ class JK:
         lists, sums = self.lists, self.engine.backend.sums
         norms = DensityNorms(self.basis, dm, len(build.coulomb) > 0, build.with_k, sums.mixed_shells)
         swapped = sums.swapped if build.with_k else sums.coulomb_swapped
-        build.screened = list(list_pairs(lists, norms, build.tolerance, swapped))
+        build.screened = list_pairs(lists, norms, build.tolerance, swapped)
         found, self.stats = self.team.run(build, self.progress)
         self.stats.skipped = self._quartets - self.stats.wanted
         return found if build.with_k else (build.exchange, *found)

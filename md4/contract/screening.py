@@ -209,7 +209,7 @@ def largest_norms(basis, densities):
             of_rows = np.add.reduceat(part * part, loc[:-1], axis=1)
             np.maximum(square[a:b], np.add.reduceat(of_rows, loc[a:b] - loc[a], axis=0), out=square[a:b])
 
-    in_threads(-(-basis.nshell // shells), rows)
+    in_threads(-(-basis.nshell // shells), rows, densities.size)
     return np.sqrt(np.maximum(square, square.T))
 
 
@@ -258,20 +258,27 @@ def counts(screened, tolerance):
     def count(n):
         found[n] = screened[n].count(tolerance)
 
-    in_threads(len(screened), count)
+    in_threads(len(screened), count, 8 * sum(len(this.bra) for this in screened))
     return found
 
 
 def list_pairs(lists, norms, tolerance, swapped):
-    """`Screened` of all unordered pairs of lists that have survivors; `swapped` decides which of two is the ket."""
+    """List of `Screened` of all unordered pairs of lists that have survivors; `swapped` decides which is the ket."""
     own = [norms.of_pairs(this.pairs.pairs) for this in lists]
     top = [float(n.max()) for n in own]
-    for i, one in enumerate(lists):
-        for k, two in enumerate(lists[: i + 1]):
-            bra, ket, b, c = (two, one, k, i) if swapped(one.pairs, two.pairs) else (one, two, i, k)
-            factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
-            if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
-                yield Screened(bra, ket, factor, (b, c))
+    numbers = [(i, k) for i in range(len(lists)) for k in range(i + 1)]
+    found = [None] * len(numbers)
+
+    def screen(n):
+        i, k = numbers[n]
+        b, c = (k, i) if swapped(lists[i].pairs, lists[k].pairs) else (i, k)
+        bra, ket = lists[b], lists[c]
+        factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
+        if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
+            found[n] = Screened(bra, ket, factor, (b, c))
+
+    in_threads(len(numbers), screen, 4 * len(lists) * sum(map(len, lists)))
+    return [each for each in found if each is not None]
 
 
 def survivors(bra, ket, factor, tolerance, triangle):

@@ -150,7 +150,9 @@ def test_an_exception_between_the_steps_of_a_build(tmp_path):
 
 DIFFERENT = {
     "molecules": ("made(mol=molecule(METHANE if one else WATER, '6-31g'))", "the molecule or its basis"),
-    "geometries": ("made(mol=molecule(WATER.replace('3', '4') if one else WATER, '6-31g'))", "the molecule or its basis"),
+    "geometries": (
+        "made(mol=molecule(WATER.replace('3', '4') if one else WATER, '6-31g'))", "the molecule or its basis",
+    ),
     "basis sets": ("made(mol=molecule(WATER, '6-31g*' if one else '6-31g'))", "the molecule or its basis"),
     "operators": ("made(omega=0.3 if one else 0.0)", "the operator"),
     "tolerances": ("made(direct_scf_tol=1e-10 if one else 1e-13)", "direct_scf_tol"),
