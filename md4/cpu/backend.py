@@ -10,7 +10,7 @@ from copy import copy
 import numpy as np
 
 from md4.cpu.emit.vectors import LANES
-from md4.cpu.groups import Groups, h_elements, lane_layout
+from md4.cpu.groups import Groups, h_elements, lane_layout, make_groups
 from md4.cpu.h_matrices import BOTH, make_h
 from md4.cpu.run import OUT, Extent, OwnList, run_lists, sizes_of_pairs, work_of
 from md4.cpu.sums import HostBounds, HostSums
@@ -19,13 +19,15 @@ from md4.cpu.threads import number_of_threads
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
 from md4.method import operators
 from md4.plan import ListPair, Plan
-from md4.shells.shell_pairs import shell_pairs
+from md4.shells.shell_pairs import shell_pair_lists, starts_of
 from md4.support.display import size_text
 from md4.support.locks import Lock
 from md4.support.memory import HostMemory, check_out, tensor_refusal
 
-# Bytes of all arrays of a primitive pair while `shell_pairs` decides which of them count.
+# Bytes of all arrays of a primitive pair while `shell_pair_lists` decides which of them count.
 PRIMITIVE_BYTES = 400
+# Primitive pairs of lists that are made together: few enough that their arrays stay in the cache.
+TOGETHER = 1 << 13
 # Share of the memory up to the cap that the threads may have beyond what one thread must have.
 WORKSPACE_SHARE = 0.2
 
@@ -147,26 +149,40 @@ class CpuBackend:
         nij, nkl, na, nb, nc, nd = out.shape
         return HostBlock(out.reshape(nij, nkl, na * nb, nc * nd))
 
-    def prepare(self, basis, pairs, cutoff):
-        """(`ShellPairs`, `Groups`) of a checked list."""
+    def prepare(self, basis, lists, cutoff):
+        """Yields (`ShellPairs`, `Groups`) of checked lists; short ones are made together."""
         from md4.cpu.warmup import compile_ahead, names_for
 
         compile_ahead(names_for("lists", self.operator.kind))
-        self.check_pair_memory(basis, pairs)
-        made = shell_pairs(basis, pairs, cutoff=cutoff)
-        self.memory.watch(made, pair_bytes(made))
-        groups = Groups(made)
-        return made, self.memory.watch(groups, groups.nbytes)
+        for some in self.together(basis, lists):
+            made = shell_pair_lists(basis, some, cutoff)
+            for pairs in made:
+                self.memory.watch(pairs, pair_bytes(pairs))
+            for pairs, groups in zip(made, make_groups(made)):
+                yield pairs, self.memory.watch(groups, groups.nbytes)
 
-    def check_pair_memory(self, basis, pairs):
-        """MemoryLimitError for a list whose primitive pairs do not fit while it is decided which of them count."""
-        primitives = int(np.multiply(*basis.nprims[pairs].T).sum())
-        need, room = PRIMITIVE_BYTES * primitives + 64 * len(pairs), self.memory.room()
-        if need > room:
-            raise MemoryLimitError(
-                f"{primitives} primitive pairs of {len(pairs)} shell pairs take {need / 1e6:.1f} MB to be sorted out, "
-                f"but {room / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
-            )
+    def together(self, basis, lists):
+        """Yields the lists, several at once, as long as they have at most TOGETHER primitive pairs.
+
+        MemoryLimitError for a list whose primitive pairs do not fit while it is decided which of them count.
+        """
+        pairs, first = np.concatenate(lists), starts_of([len(this) for this in lists])
+        counts = np.add.reduceat(basis.nprims[pairs[:, 0]] * basis.nprims[pairs[:, 1]], first[:-1])
+        some, total = [], 0
+        for this, primitives in zip(lists, counts.tolist()):
+            need, room = PRIMITIVE_BYTES * primitives + 64 * len(this), self.memory.room()
+            if need > room:
+                raise MemoryLimitError(
+                    f"{primitives} primitive pairs of {len(this)} shell pairs take {need / 1e6:.1f} MB to be sorted "
+                    f"out, but {room / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
+                )
+            if some and (total + primitives > TOGETHER or PRIMITIVE_BYTES * (total + primitives) > room):
+                yield some
+                some, total = [], 0
+            some.append(this)
+            total += primitives
+        if some:
+            yield some
 
     def plan(self, bra, ket):
         """The side that makes less work as a bra is the bra. There is one path for all classes."""
@@ -193,7 +209,7 @@ def own_list(steps, side, h):
     """A prepared list, or a slice of one, which has groups of its own."""
     if side is side.whole:
         return OwnList(side.pairs, side.data, h)
-    groups = Groups(side.pairs)
+    groups = Groups.of(side.pairs)
     return OwnList(side.pairs, groups, make_h(side.pairs, groups, steps.memory))
 
 
