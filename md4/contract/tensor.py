@@ -135,6 +135,13 @@ def block_work(bra_pieces, ket_pieces, swap):
             yield ListPair(bra, ket, swap and bra is ket)
 
 
+def quartet_count(bra_pieces, ket_pieces, swap):
+    """Number of the quartets of all blocks."""
+    bra, ket = ([len(piece) for piece in pieces] for pieces in (bra_pieces, ket_pieces))
+    products = np.outer(bra, ket)
+    return int((np.tril(products) if swap else products).sum())
+
+
 def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
     """The AO tensor (ij|kl) of the engine's basis; arguments and errors are those of `md4.int2e`."""
     request = checked_request(engine.bra_basis, aosym, shls_slice, out, device)
@@ -160,7 +167,8 @@ def locked_tensor(engine, request, out, device, progress):
     store = HermiteStore(hermite_bytes, backend)
     pairs = list(block_work(bra_pieces, ket_pieces, request.swap))
     log.info("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
-    with Progress(sum(len(p.bra) * len(p.ket) for p in pairs), enabled=progress, label="ERI quartets") as bar:
+    total = quartet_count(bra_pieces, ket_pieces, request.swap)
+    with Progress(total, enabled=progress, label="ERI quartets") as bar:
         if whole:
             for batch in store.batches(pairs):
                 target.take(batch, basis, report=bar.update)

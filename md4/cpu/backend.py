@@ -157,9 +157,9 @@ class CpuBackend:
         for some in self.together(basis, lists):
             made = shell_pair_lists(basis, some, cutoff)
             for pairs in made:
-                self.memory.watch(pairs, pair_bytes(pairs))
+                self.memory.watch(pairs)
             for pairs, groups in zip(made, make_groups(made)):
-                yield pairs, self.memory.watch(groups, groups.nbytes)
+                yield pairs, self.memory.watch(groups)
 
     def together(self, basis, lists):
         """Yields the lists, several at once, as long as they have at most TOGETHER primitive pairs.
@@ -214,9 +214,3 @@ def own_list(steps, side, h):
 
 
 LANES_OF_QUARTETS = LanesOfQuartets()
-
-
-def pair_bytes(pairs):
-    """Bytes of the arrays of a list."""
-    arrays = (pairs.pairs, pairs.start, *pairs.primitives.arrays)
-    return sum(array.nbytes for array in arrays)

@@ -18,7 +18,7 @@ import numpy as np
 from md4.cpu.emit.vectors import LANES
 from md4.method.angular import hermite_triples
 from md4.method.hermite import component_table
-from md4.shells.shell_pairs import spans, starts_of
+from md4.shells.shell_pairs import slices, spans, starts_of
 
 
 def numbered(name, fields):
@@ -267,8 +267,7 @@ def make_groups(lists, layouts=None):
     orders = ranking.order - ranking.first[ranking.owner]
     vectors, edges = starts_of(most), (ranking.first, starts_of(ngroup), starts_of(nvector), first_prim)
     made = []
-    for n, layout in enumerate(layouts):
-        of_pairs, of_groups, of_vectors, of_prims = (slice(*edge[n : n + 2].tolist()) for edge in edges)
+    for layout, (of_pairs, of_groups, of_vectors, of_prims) in zip(layouts, zip(*map(slices, edges))):
         begins = vectors[of_groups.start : of_groups.stop + 1] - of_vectors.start
         made.append(Groups(
             layout.width, layout.ngroup, orders[of_pairs], begins, members[of_vectors], primitives[of_prims],

@@ -87,8 +87,9 @@ class ShellPairs:
     @classmethod
     def of_basis(cls, basis, pairs, start, primitives=None):
         """`ShellPairs` of a checked list of pairs of a basis, with their primitive pairs."""
-        (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
-        return cls(pairs, la, lb, nctr_a, nctr_b, basis.ncomp(la), basis.ncomp(lb), basis.pure, start, primitives)
+        a, b = (basis.shells[shell] for shell in pairs[0].tolist())
+        ncomp_a, ncomp_b = basis.ncomp(a.l), basis.ncomp(b.l)
+        return cls(pairs, a.l, b.l, a.nctr, b.nctr, ncomp_a, ncomp_b, basis.pure, start, primitives)
 
     @property
     def npair(self):
@@ -135,6 +136,12 @@ class ShellPairs:
     def mean_prim(self):
         """The mean number of primitive pairs of a shell pair."""
         return self.nprim / max(1, self.npair)
+
+    @property
+    def nbytes(self):
+        """Bytes of all arrays in host memory."""
+        primitives = () if self.primitives is None else self.primitives.arrays
+        return sum(array.nbytes for array in (self.pairs, self.start, *primitives))
 
     def __len__(self):
         return self.npair
@@ -296,17 +303,20 @@ def shell_pair_lists(basis, lists, cutoff):
     coef_a = basis.coefficients[spans(basis.coef_loc[ka], counts_a)] * np.repeat(overlap, counts_a)
     coef_b = basis.coefficients[spans(basis.coef_loc[kb], counts_b)]
     start = starts_of(np.bincount(owner, minlength=len(pairs)))
-    made, first_a, first_b = [], 0, 0
-    for n, this in enumerate(lists):
-        ends = start[first_pair[n] : first_pair[n + 1] + 1]
-        first, last = ends[[0, -1]].tolist()
-        (_, of_a), (_, of_b) = basis.classes[this[0]].tolist()
-        last_a, last_b = first_a + (last - first) * of_a, first_b + (last - first) * of_b
-        contracted = coef_a[first_a:last_a].reshape(-1, of_a), coef_b[first_b:last_b].reshape(-1, of_b)
-        primitives = Primitives(p[first:last], *(axis[first:last] for axis in axes), *contracted)
-        made.append(ShellPairs.of_basis(basis, this, ends - first, primitives))
-        first_a, first_b = last_a, last_b
+    ends = start[first_pair]  # of the lists, in primitive pairs
+    places = zip(*map(slices, (first_pair, ends, starts_of(counts_a)[ends], starts_of(counts_b)[ends])))
+    made = []
+    for this, (here, prims, of_a, of_b) in zip(lists, places):
+        contracted = coef_a[of_a].reshape(-1, nctr_a[here.start]), coef_b[of_b].reshape(-1, nctr_b[here.start])
+        primitives = Primitives(p[prims], *(axis[prims] for axis in axes), *contracted)
+        of_pairs = start[here.start : here.stop + 1] - prims.start
+        made.append(ShellPairs.of_basis(basis, this, of_pairs, primitives))
     return made
+
+
+def slices(start):
+    """The slices between the numbers of `starts_of`."""
+    return [slice(first, last) for first, last in pairwise(start.tolist())]
 
 
 def starts_of(counts):

@@ -7,7 +7,6 @@ import pytest
 from pair_lists import PAIRS, mixed_basis
 
 import md4
-from md4.cpu.backend import pair_bytes
 from md4.engine import Engine
 from md4.method.operators import Operator
 from md4.shells.basis import Basis
@@ -143,7 +142,7 @@ def test_workspaces_shrink_with_max_memory():
     free = engine(mol)
     bra = free.prepare(pairs)
     need = free.backend.least_workspace(bra.pairs, bra.pairs)
-    result, lists = 8 * 36**2 * 5**4, 2 * (pair_bytes(bra.pairs) + bra.data.nbytes)
+    result, lists = 8 * 36**2 * 5**4, 2 * (bra.pairs.nbytes + bra.data.nbytes)
     tight = engine(mol, max_memory=1e-6 * (need + result + lists))
     np.testing.assert_array_equal(tight.compute(pairs, pairs), free.compute(pairs, pairs))
     assert tight.backend.kept_bytes <= need < free.backend.kept_bytes
