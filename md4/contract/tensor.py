@@ -117,7 +117,7 @@ def piece_size(pairs_nab, h_bytes, block_bytes, hermite_bytes):
 def cut_pieces(engine, ranges, block_bytes, hermite_bytes):
     """Prepared pairs over the shells of two ranges, in pieces of one class that are short enough for a block."""
     basis, pieces = engine.bra_basis, []
-    lists = unique_pairs_by_class(basis, *(np.arange(*r) for r in ranges))
+    lists = unique_pairs_by_class(basis, *(None if r == (0, basis.nshell) else np.arange(*r) for r in ranges))
     for pairs, whole in zip(lists, engine.prepare_lists(lists, basis)):
         h_bytes = engine.backend.hermite_bytes(whole.pairs) // len(whole) + 1
         size = piece_size(whole.pairs.nab, h_bytes, block_bytes, hermite_bytes)

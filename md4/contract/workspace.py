@@ -46,14 +46,15 @@ class HermiteStore:
         batch, held, total = [], {}, 0
         for pair in pairs:
             new = {id(side): side for side in pair[:2] if id(side) not in held}
-            size = sum(map(self.size, new.values()))
-            if batch and total + size > self.limit:
-                yield self.used(batch, held)
-                batch, held, total, new = [], {}, 0, {id(side): side for side in pair[:2]}
+            if new:
                 size = sum(map(self.size, new.values()))
+                if batch and total + size > self.limit:
+                    yield self.used(batch, held)
+                    batch, held, total, new = [], {}, 0, {id(side): side for side in pair[:2]}
+                    size = sum(map(self.size, new.values()))
+                held |= new
+                total += size
             batch.append(pair)
-            held |= new
-            total += size
         if batch:
             yield self.used(batch, held)
 

@@ -167,9 +167,8 @@ class Ranking:
         of_groups = np.where(begins, -(-self.counts[:, None] // widths), 0)
         vectors = np.add.reduceat(of_groups, self.first[:-1])
         ngroup = -(-self.sizes[:, None] // per_group)
-        best = np.argmin(vectors + GROUP_COST * ngroup, axis=1)[:, None]
-        columns = (np.take_along_axis(numbers, best, axis=1)[:, 0].tolist() for numbers in (ngroup, vectors))
-        return [LaneLayout(*numbers) for numbers in zip(widths[best[:, 0]].tolist(), *columns)]
+        every, best = np.arange(len(vectors)), np.argmin(vectors + GROUP_COST * ngroup, axis=1)
+        return list(map(LaneLayout, *map(np.ndarray.tolist, (widths[best], ngroup[every, best], vectors[every, best]))))
 
 
 def lane_layout(pairs):
@@ -236,13 +235,13 @@ class Groups:
 def make_groups(lists, layouts=None):
     """`Groups` of several lists of `ShellPairs`, which are made together; their arrays are slices.
 
-    Without `layouts` they have those with the least work, which the lists keep.
+    Without `layouts` they have those with the least work, which the lists keep, as they do `max_prim`.
     """
     ranking = Ranking(lists)
     if layouts is None:
         layouts = ranking.layouts()
-        for pairs, layout in zip(lists, layouts):
-            pairs.__dict__["lanes"] = layout
+        for pairs, layout, most in zip(lists, layouts, ranking.counts[ranking.first[:-1]].tolist()):
+            pairs.__dict__.update(lanes=layout, max_prim=most)
     widths, ngroup, nvector = np.array(layouts).T
     first_prim = starts_of([pairs.nprim for pairs in lists])
     primitives = np.empty((first_prim[-1], PRIMITIVE.size))

@@ -242,18 +242,19 @@ def by_work(pairs):
 
     Bounds belong to their lists, so a pair with bounds stays as it is.
     """
-    if not pairs:
-        return []
-    one, two = (Extent(*np.array([Extent.of(pair[side].pairs) for pair in pairs], dtype=float).T) for side in (0, 1))
-    same, fixed = np.array([(pair.same, pair.same or pair.bra_bound is not None) for pair in pairs]).T
-    here, there = work_of(one, two), work_of(two, one)
-    swapped = ~fixed & (there < here)
-    work = np.where(swapped, there, np.where(same, here / 2, here))
+    lists = {id(side): side.pairs for pair in pairs for side in pair[:2]}
+    numbers = dict(zip(lists, range(len(lists))))
+    extents = np.array([Extent.of(this) for this in lists.values()], dtype=float).reshape(-1, len(Extent._fields)).T
+    one, two = (Extent(*extents[:, [numbers[id(pair[side])] for pair in pairs]]) for side in (0, 1))
     made = []
-    for n in np.argsort(-work, kind="stable").tolist():
-        bra, ket = pairs[n][1::-1] if swapped[n] else pairs[n][:2]
-        made.append(Ordered(bra, ket, float(work[n]), bool(swapped[n]), pairs[n]))
-    return made
+    for pair, here, there in zip(pairs, work_of(one, two).tolist(), work_of(two, one).tolist()):
+        if pair.same:
+            made.append(Ordered(pair.bra, pair.ket, here / 2, False, pair))
+        elif pair.bra_bound is None and there < here:
+            made.append(Ordered(pair.ket, pair.bra, there, True, pair))
+        else:
+            made.append(Ordered(pair.bra, pair.ket, here, False, pair))
+    return sorted(made, key=lambda this: -this.work)
 
 
 def task_rows(this, lists, most):

@@ -349,14 +349,20 @@ def unique_pairs(label, rows=None, cols=None):
     places = np.stack(np.tril_indices(len(shells)), axis=1)
     pairs = shells[places]
     if rows is not None or cols is not None:
-        every = np.arange(len(label))
-        row, col = (np.isin(every, every if chosen is None else chosen)[pairs] for chosen in (rows, cols))
+        row, col = (chosen_of(len(label), chosen)[pairs] for chosen in (rows, cols))
         pairs = pairs[row[:, 0] & col[:, 1] | col[:, 0] & row[:, 1]]
     of_pairs = label[pairs]
     key = of_pairs[:, 0] * len(label) + of_pairs[:, 1]
     order = np.argsort(key, kind="stable")
     pairs, ends = pairs[order], np.flatnonzero(np.diff(key[order])) + 1
     return [pairs[i:j] for i, j in pairwise([0, *ends.tolist(), len(pairs)]) if i < j]
+
+
+def chosen_of(count, chosen):
+    """Whether each of `count` shells is among the chosen ones, of which None means all."""
+    among = np.zeros(count, dtype=bool)
+    among[slice(None) if chosen is None else chosen] = True
+    return among
 
 
 def shell_kinds(basis, mixed):
