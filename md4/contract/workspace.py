@@ -43,6 +43,11 @@ class HermiteStore:
 
     def batches(self, pairs):
         """Yields lists of `md4.plan.ListPair`, each small enough for the limit; notes that their pieces are used."""
+        every = {id(side): side for pair in pairs for side in pair[:2]}
+        if sum(map(self.size, every.values())) <= self.limit:
+            if pairs:
+                yield self.used(pairs, every)
+            return
         batch, held, total = [], {}, 0
         for pair in pairs:
             new = {id(side): side for side in pair[:2] if id(side) not in held}

@@ -108,8 +108,8 @@ class CpuBackend:
 
     def least_workspace(self, bra, ket):
         """Bytes of one bra pair with one ket pair, including the H matrices of all pairs."""
-        least = max(sizes_of_pairs(bra, ket).nbytes, sizes_of_pairs(ket, bra).nbytes)
-        return least + self.hermite_bytes(bra) + self.hermite_bytes(ket)
+        orders = [(bra, ket)] if bra is ket else [(bra, ket), (ket, bra)]
+        return max(sizes_of_pairs(*two).nbytes for two in orders) + self.hermite_bytes(bra) + self.hermite_bytes(ket)
 
     def chunk_pairs(self, plan, bra, ket):
         """Whole lists: the path takes no memory that grows with them."""

@@ -243,9 +243,10 @@ def by_work(pairs):
     Bounds belong to their lists, so a pair with bounds stays as it is.
     """
     lists = {id(side): side.pairs for pair in pairs for side in pair[:2]}
-    numbers = dict(zip(lists, range(len(lists))))
     extents = np.array([Extent.of(this) for this in lists.values()], dtype=float).reshape(-1, len(Extent._fields)).T
-    one, two = (Extent(*extents[:, [numbers[id(pair[side])] for pair in pairs]]) for side in (0, 1))
+    numbers = dict(zip(lists, range(len(lists))))
+    bra, ket = [numbers[id(pair.bra)] for pair in pairs], [numbers[id(pair.ket)] for pair in pairs]
+    one, two = Extent(*extents[:, bra]), Extent(*extents[:, ket])
     made = []
     for pair, here, there in zip(pairs, work_of(one, two).tolist(), work_of(two, one).tolist()):
         if pair.same:

@@ -81,10 +81,8 @@ def typed_shell(index, l, exponents, coefficients, centre):
         raise BasisError(f"{where}: the angular momentum must be a non-negative integer.")
     if number > MMAX:
         raise UnsupportedError(f"{where}: the angular momenta of a quartet may add up to {MMAX}; leave out this shell.")
-    exponents, coefficients, centre = (
-        floats(where, what, values)
-        for what, values in (("the exponents", exponents), ("the coefficients", coefficients), ("the centre", centre))
-    )
+    exponents, coefficients = floats(where, "the exponents", exponents), floats(where, "the coefficients", coefficients)
+    centre = floats(where, "the centre", centre)
     exponents = exponents if exponents.ndim else exponents.reshape(1)
     coefficients = coefficients if coefficients.ndim > 1 else coefficients.reshape(-1, 1)
     check_shapes(where, exponents, coefficients)
