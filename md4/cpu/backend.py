@@ -166,6 +166,8 @@ class CpuBackend:
 
         MemoryLimitError for a list whose primitive pairs do not fit while it is decided which of them count.
         """
+        if not lists:
+            return
         pairs, first = np.concatenate(lists), starts_of([len(this) for this in lists])
         counts = np.add.reduceat(basis.nprims[pairs[:, 0]] * basis.nprims[pairs[:, 1]], first[:-1])
         some, total = [], 0

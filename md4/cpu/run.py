@@ -249,9 +249,9 @@ def by_work(pairs):
     one, two = Extent(*extents[:, bra]), Extent(*extents[:, ket])
     made = []
     for pair, here, there in zip(pairs, work_of(one, two).tolist(), work_of(two, one).tolist()):
-        if pair.same:
-            made.append(Ordered(pair.bra, pair.ket, here / 2, False, pair))
-        elif pair.bra_bound is None and there < here:
+        if pair.same or pair.bra_bound is not None:
+            made.append(Ordered(pair.bra, pair.ket, here / (2 if pair.same else 1) / pair.parts, False, pair))
+        elif there < here:
             made.append(Ordered(pair.ket, pair.bra, there, True, pair))
         else:
             made.append(Ordered(pair.bra, pair.ket, here, False, pair))
