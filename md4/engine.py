@@ -12,6 +12,7 @@ and ket pair cd:
 Contraction makes the inner dimensions longer: in step 4 it contains the bra primitives, in step 5 the ket primitives.
 """
 
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -261,7 +262,9 @@ class Engine:
         (made,) = self.prepare_lists([check_pairs(basis, pairs, side)], basis, checked_real("cutoff", cutoff, 0))
         return made
 
-    def prepare_lists(self, lists, basis, cutoff=PRIMITIVE_CUTOFF):
+    def prepare_lists(
+        self, lists: Sequence[npt.ArrayLike], basis: Basis, cutoff: float = PRIMITIVE_CUTOFF
+    ) -> Iterator[PreparedPairs]:
         """Yields the `PreparedPairs` of many lists, which takes less time than `prepare` for one after the other.
 
         The lists are those of `check_pairs` or of `unique_pairs`, and the thread that calls holds the engine's lock.
