@@ -84,7 +84,7 @@ class PreparedPairs:
         return view
 
     def __len__(self):
-        return len(self.pairs)
+        return len(self.pairs.pairs)
 
     def __repr__(self):
         from md4.support.display import prepared_text

@@ -10,7 +10,7 @@ from copy import copy
 import numpy as np
 
 from md4.cpu.emit.vectors import LANES
-from md4.cpu.groups import Groups, h_elements, lane_layout, make_groups
+from md4.cpu.groups import Groups, make_groups
 from md4.cpu.h_matrices import BOTH, make_h
 from md4.cpu.run import OUT, Extent, OwnList, run_lists, sizes_of_pairs, work_of
 from md4.cpu.sums import HostBounds, HostSums
@@ -89,7 +89,8 @@ class CpuBackend:
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs`, by primitive pair and in lanes."""
-        return 8 * h_elements(pairs) * (pairs.nprim + LANES * lane_layout(pairs).vectors)
+        this = Extent.of(pairs)
+        return 8 * this.elements * (this.nprim + LANES * this.vectors)
 
     def workspaces(self, threads, sizes):
         """Memory for up to `threads` threads, fewer if there is not enough; see `md4.cpu.run.Workspace`.

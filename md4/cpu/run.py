@@ -180,10 +180,10 @@ def work_of(bra, ket):
 
 @cache
 def class_addresses(shell_class):
-    """Number of elements of H, and the addresses of the columns, rows and triples of `FIELD`, which are kept."""
+    """The addresses of the columns, rows and triples of `FIELD`: of arrays that are kept for good."""
     rows, columns = h_structure(*shell_class)
     la, lb, *_ = shell_class
-    return len(columns), *(array.ctypes.data for array in (columns, rows, flat_triples(la + lb)))
+    return tuple(array.ctypes.data for array in (columns, rows, flat_triples(la + lb)))
 
 
 class Lists:
@@ -208,12 +208,12 @@ class Lists:
     def row(self, prepared):
         """The columns `FIELD` of a list."""
         pairs, groups, h = prepared.pairs, prepared.data, prepared.h(BOTH)
-        elements, *of_class = class_addresses(pairs.shell_class)
         aos = pairs.pairs if self.ao_loc is None else self.ao_loc[pairs.pairs]
-        sizes = pairs.l, pairs.nab, pairs.nherm, elements, len(pairs), groups.ngroup
+        this = Extent.of(pairs)
         of_list = groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives
         return (
-            *sizes, pairs.na, pairs.nb, pairs.max_prim, groups.width, *map(self.address, of_list), *of_class,
+            this.l, this.nab, this.nherm, this.elements, this.npair, groups.ngroup, pairs.na, pairs.nb, pairs.max_prim,
+            groups.width, *map(self.address, of_list), *class_addresses(pairs.shell_class),
             *map(self.address, (h.flat, h.lanes, aos)),
         )  # fmt: skip
 

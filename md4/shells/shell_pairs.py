@@ -144,7 +144,7 @@ class ShellPairs:
         return sum(array.nbytes for array in (self.pairs, self.start, *primitives))
 
     def __len__(self):
-        return self.npair
+        return len(self.pairs)
 
     def __getitem__(self, piece):
         """The pairs of a slice."""
