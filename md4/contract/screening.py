@@ -21,7 +21,7 @@ from math import isqrt
 import numpy as np
 
 from md4.plan import ListPair
-from md4.shells.shell_pairs import shell_kinds, shell_pairs
+from md4.shells.shell_pairs import ShellPairs, shell_kinds
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
@@ -184,8 +184,9 @@ def cut(engine, pairs, hermite_bytes):
     """Slices of a list whose H matrices take at most `hermite_bytes`, by the pair with the most primitives."""
     if len(pairs) == 0:
         return []
-    most = int(np.argmax(np.multiply(*engine.bra_basis.nprims[pairs].T)))
-    head = shell_pairs(engine.bra_basis, pairs[most : most + 1], cutoff=0)
+    counts = np.multiply(*engine.bra_basis.nprims[pairs].T)
+    most = int(np.argmax(counts))
+    head = ShellPairs.of_basis(engine.bra_basis, pairs[most : most + 1], np.array([0, counts[most]]))
     size = max(1, hermite_bytes // max(1, engine.backend.hermite_bytes(head)))
     return [slice(n, n + size) for n in range(0, len(pairs), size)]
 
