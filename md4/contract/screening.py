@@ -22,7 +22,7 @@ import numpy as np
 
 from md4.cpu.threads import in_threads
 from md4.plan import ListPair
-from md4.shells.shell_pairs import shell_kinds, shell_pairs
+from md4.shells.shell_pairs import ShellPairs, shell_kinds
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
@@ -146,16 +146,13 @@ def schwarz_bounds(engine, prepared):
 
 def pair_bounds(engine, every, tolerance, worker=0, workers=1):
     """R_ab of all lists in `every` (`pairs_by_kind`), or the part of one of several workers, as a list of arrays."""
-    bounds = []
-    for whole in every:
-        pairs = whole[len(whole) * worker // workers : len(whole) * (worker + 1) // workers]
-        bound = np.zeros(len(pairs))
-        if len(pairs):
-            prepared = engine.prepare(pairs, engine.bra_basis, cutoff=PRIMITIVE_SHARE * tolerance)
-            if prepared.pairs.nprim:
-                bound = schwarz_bounds(engine, prepared)
-                prepared.drop()
-        bounds.append(bound)
+    parts = [pairs[len(pairs) * worker // workers : len(pairs) * (worker + 1) // workers] for pairs in every]
+    bounds, used = [np.zeros(len(pairs)) for pairs in parts], [n for n, pairs in enumerate(parts) if len(pairs)]
+    lists = engine.prepare_lists([parts[n] for n in used], engine.bra_basis, PRIMITIVE_SHARE * tolerance)
+    for n, prepared in zip(used, lists):
+        if prepared.pairs.nprim:
+            bounds[n] = schwarz_bounds(engine, prepared)
+            prepared.drop()
     return bounds
 
 
@@ -177,22 +174,22 @@ def sorted_lists(engine, every, bounds, tolerance, hermite_bytes):
     basis = engine.bra_basis
     kind = shell_kinds(basis, engine.backend.sums.mixed_shells)
     largest = max((bound.max() for bound in bounds), default=0.0)
-    lists = []
+    chosen = []
     for pairs, bound in zip(every, bounds):
         order = np.argsort(-bound, kind="stable")
         order = order[bound[order] * largest > PRIMITIVE_SHARE * tolerance]
-        for piece in cut(engine, pairs[order], hermite_bytes):
-            prepared = engine.prepare(pairs[order[piece]], basis, cutoff=PRIMITIVE_SHARE * tolerance)
-            lists.append(PairList(prepared, bound[order[piece]], tuple(kind[pairs[0]].tolist())))
-    return lists
+        chosen += [(pairs[order[piece]], bound[order[piece]]) for piece in cut(engine, pairs[order], hermite_bytes)]
+    prepared = engine.prepare_lists([pairs for pairs, _ in chosen], basis, PRIMITIVE_SHARE * tolerance)
+    return [PairList(one, bound, tuple(kind[pairs[0]].tolist())) for one, (pairs, bound) in zip(prepared, chosen)]
 
 
 def cut(engine, pairs, hermite_bytes):
     """Slices of a list whose H matrices take at most `hermite_bytes`, by the pair with the most primitives."""
     if len(pairs) == 0:
         return []
-    most = int(np.argmax(np.multiply(*engine.bra_basis.nprims[pairs].T)))
-    head = shell_pairs(engine.bra_basis, pairs[most : most + 1], cutoff=0)
+    counts = np.multiply(*engine.bra_basis.nprims[pairs].T)
+    most = int(np.argmax(counts))
+    head = ShellPairs.of_basis(engine.bra_basis, pairs[most : most + 1], np.array([0, counts[most]]))
     size = max(1, hermite_bytes // max(1, engine.backend.hermite_bytes(head)))
     return [slice(n, n + size) for n in range(0, len(pairs), size)]
 
