@@ -12,6 +12,7 @@ and ket pair cd:
 Contraction makes the inner dimensions longer: in step 4 it contains the bra primitives, in step 5 the ket primitives.
 """
 
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any
 
@@ -83,7 +84,7 @@ class PreparedPairs:
         return view
 
     def __len__(self):
-        return len(self.pairs)
+        return len(self.pairs.pairs)
 
     def __repr__(self):
         from md4.support.display import prepared_text
@@ -234,8 +235,8 @@ class Engine:
         bra_pairs, ket_pairs, shape = self.checked_lists(bra_pairs, ket_pairs)
         if out is not None:
             out = self.backend.result(shape, out)
-        bra = self._prepared(bra_pairs, self.bra_basis, PRIMITIVE_CUTOFF)
-        ket = self._prepared(ket_pairs, self.ket_basis, PRIMITIVE_CUTOFF)
+        (bra,) = self.prepare_lists([bra_pairs], self.bra_basis)
+        (ket,) = self.prepare_lists([ket_pairs], self.ket_basis)
         self.check_memory(bra, ket, 0 if out is not None else 8 * int(np.prod(shape, dtype=object)))
         out = self.backend.result(shape) if out is None else out
         self.evaluate(bra, ket, out)
@@ -258,10 +259,18 @@ class Engine:
     ) -> PreparedPairs:
         """Pairs for `evaluate`, without primitive pairs below `cutoff`; see `PreparedPairs` and `shell_pairs`."""
         basis = check_basis(self.bra_basis if basis is None else basis)
-        return self._prepared(check_pairs(basis, pairs, side), basis, checked_real("cutoff", cutoff, 0))
+        (made,) = self.prepare_lists([check_pairs(basis, pairs, side)], basis, checked_real("cutoff", cutoff, 0))
+        return made
 
-    def _prepared(self, pairs, basis, cutoff):
-        return PreparedPairs(*self.backend.prepare(basis, pairs, cutoff), self.backend)
+    def prepare_lists(
+        self, lists: Sequence[npt.ArrayLike], basis: Basis, cutoff: float = PRIMITIVE_CUTOFF
+    ) -> Iterator[PreparedPairs]:
+        """Yields the `PreparedPairs` of many lists, which takes less time than `prepare` for one after the other.
+
+        The lists are those of `check_pairs` or of `unique_pairs`, and the thread that calls holds the engine's lock.
+        """
+        for pairs, data in self.backend.prepare(basis, lists, cutoff):
+            yield PreparedPairs(pairs, data, self.backend)
 
     def check_memory(self, bra, ket, result_bytes=0):
         """Raises MemoryLimitError, before anything is allocated, if result and least workspace do not fit."""

@@ -117,15 +117,14 @@ def piece_size(pairs_nab, h_bytes, block_bytes, hermite_bytes):
 def cut_pieces(engine, ranges, block_bytes, hermite_bytes):
     """Prepared pairs over the shells of two ranges, in pieces of one class that are short enough for a block."""
     basis, pieces = engine.bra_basis, []
-    rows, cols = (np.arange(*r) for r in ranges)
-    for pairs in unique_pairs_by_class(basis, rows, cols):
-        whole = engine.prepare(pairs, basis)
+    lists = unique_pairs_by_class(basis, *(None if r == (0, basis.nshell) else np.arange(*r) for r in ranges))
+    for pairs, whole in zip(lists, engine.prepare_lists(lists, basis)):
         h_bytes = engine.backend.hermite_bytes(whole.pairs) // len(whole) + 1
         size = piece_size(whole.pairs.nab, h_bytes, block_bytes, hermite_bytes)
         if size >= len(pairs):
             pieces.append(whole)
         else:
-            pieces += [engine.prepare(pairs[n : n + size], basis) for n in range(0, len(pairs), size)]
+            pieces += engine.prepare_lists([pairs[n : n + size] for n in range(0, len(pairs), size)], basis)
     return pieces
 
 
@@ -134,6 +133,13 @@ def block_work(bra_pieces, ket_pieces, swap):
     for n, bra in enumerate(bra_pieces):
         for ket in ket_pieces[: n + 1] if swap else ket_pieces:
             yield ListPair(bra, ket, swap and bra is ket)
+
+
+def quartet_count(bra_pieces, ket_pieces, swap):
+    """Number of the quartets of all blocks."""
+    bra, ket = ([len(piece) for piece in pieces] for pieces in (bra_pieces, ket_pieces))
+    products = np.outer(bra, ket)
+    return int((np.tril(products) if swap else products).sum())
 
 
 def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
@@ -161,7 +167,8 @@ def locked_tensor(engine, request, out, device, progress):
     store = HermiteStore(hermite_bytes, backend)
     pairs = list(block_work(bra_pieces, ket_pieces, request.swap))
     log.info("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
-    with Progress(sum(len(p.bra) * len(p.ket) for p in pairs), enabled=progress, label="ERI quartets") as bar:
+    total = quartet_count(bra_pieces, ket_pieces, request.swap)
+    with Progress(total, enabled=progress, label="ERI quartets") as bar:
         if whole:
             for batch in store.batches(pairs):
                 target.take(batch, basis, report=bar.update)

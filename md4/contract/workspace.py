@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from md4.shells.shell_pairs import shell_pairs
+from md4.shells.shell_pairs import ShellPairs
 from md4.support.display import size_text
 from md4.support.log import log
 
@@ -14,6 +14,10 @@ class HermiteStore:
         self.most = self.limit = limit
         self.backend, self.forms = backend, min(forms, backend.forms)
         self.held, self.total = [], 0
+
+    def holds(self, pieces):
+        """Whether the H matrices of all pieces fit the limit."""
+        return sum(map(self.size, pieces)) <= self.limit
 
     def touch(self, piece, keep):
         """Notes that `piece` is used now. `keep`, the other side of the block, is not dropped."""
@@ -43,17 +47,23 @@ class HermiteStore:
 
     def batches(self, pairs):
         """Yields lists of `md4.plan.ListPair`, each small enough for the limit; notes that their pieces are used."""
+        every = {id(side): side for pair in pairs for side in pair[:2]}
+        if sum(map(self.size, every.values())) <= self.limit:
+            if pairs:
+                yield self.used(pairs, every)
+            return
         batch, held, total = [], {}, 0
         for pair in pairs:
             new = {id(side): side for side in pair[:2] if id(side) not in held}
-            size = sum(map(self.size, new.values()))
-            if batch and total + size > self.limit:
-                yield self.used(batch, held)
-                batch, held, total, new = [], {}, 0, {id(side): side for side in pair[:2]}
+            if new:
                 size = sum(map(self.size, new.values()))
+                if batch and total + size > self.limit:
+                    yield self.used(batch, held)
+                    batch, held, total, new = [], {}, 0, {id(side): side for side in pair[:2]}
+                    size = sum(map(self.size, new.values()))
+                held |= new
+                total += size
             batch.append(pair)
-            held |= new
-            total += size
         if batch:
             yield self.used(batch, held)
 
@@ -77,8 +87,8 @@ class HermiteStore:
 def least_block(engine, *ranges):
     """Bytes of one quartet of the largest class with its least workspace, for ranges (first, last + 1) of shells."""
     basis = engine.bra_basis
-    used = sorted({s for r in ranges for s in range(*r)}, key=lambda s: tuple(basis.classes[s]))
-    sizes = [basis.shells[s].nctr * basis.ncomp(basis.shells[s].l) for s in used]
-    largest = used[int(np.argmax(sizes))]
-    pair = shell_pairs(basis, [[largest, largest]])
+    used = np.array(sorted({s for r in ranges for s in range(*r)}))
+    largest = used[np.lexsort((basis.class_keys[used], -np.diff(basis.ao_loc)[used]))[0]]
+    # as if all of its primitive pairs counted, which is so unless a coefficient vanishes
+    pair = ShellPairs.of_basis(basis, np.array([[largest, largest]]), np.array([0, basis.nprims[largest] ** 2]))
     return 8 * pair.nab**2 + engine.backend.least_workspace(pair, pair)

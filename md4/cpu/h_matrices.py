@@ -218,11 +218,14 @@ def make_h(pairs, groups, memory):
     lanes = memory.watch(aligned_empty((count, elements, LANES)))
     data = pairs.primitives
     arguments = (data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, pairs.la, pairs.lb, shape
-    threads = int(max(1, min(number_of_threads(), count * elements // THREAD_ELEMENTS)))
-    edges = np.linspace(0, count, threads + 1).astype(np.int64).tolist()
+    results, threads = (flat.reshape(-1), lanes.reshape(-1)), count * elements // THREAD_ELEMENTS
+    if threads < 2:
+        h_matrices()(*arguments, 0, count, *results)
+        return HMatrices(flat, lanes)
+    threads = min(threads, number_of_threads())
 
     def part_of(thread):
-        h_matrices()(*arguments, edges[thread], edges[thread + 1], flat.reshape(-1), lanes.reshape(-1))
+        h_matrices()(*arguments, count * thread // threads, count * (thread + 1) // threads, *results)
 
     run_all(threads, part_of)
     return HMatrices(flat, lanes)

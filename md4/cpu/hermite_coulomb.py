@@ -13,7 +13,7 @@ from md4.cpu.emit.zeros import zeros_of
 from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, h_structure
 from md4.cpu.h_matrices import BOTH
 from md4.cpu.integrals import cube_places, lane_products, products, quartet_count, side_of_cube
-from md4.cpu.run import TASKS, THREAD_WORK, Lists, ordered, task_rows, task_sizes
+from md4.cpu.run import TASKS, THREAD_WORK, Lists, by_work, task_rows, task_sizes
 from md4.cpu.threads import number_of_threads, run_threads
 from md4.method.hermite_coulomb import pair_places, pair_weights, signs
 from md4.support.locks import Lock, once
@@ -163,7 +163,7 @@ class HostCoulomb:
 
     def take(self, pairs, basis, tolerance=0.0, report=None):
         """Adds the potentials of all `ListPair` that survive; returns how many quartets there were."""
-        every = sorted((ordered(pair) for pair in pairs), key=lambda this: -this.work)
+        every = by_work(pairs)
         work, lists = sum(this.work for this in every), Lists()
         threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
         most = min(work / (TASKS * threads), TASK_WORK)

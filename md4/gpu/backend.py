@@ -165,9 +165,9 @@ class GpuBackend:
 
     # the steps
 
-    def prepare(self, basis, pairs, cutoff):
-        """`ShellPairs` and `DevicePairs` of a checked list."""
-        return self.pair_maker.prepare(basis, pairs, cutoff)
+    def prepare(self, basis, lists, cutoff):
+        """`ShellPairs` and `DevicePairs` of checked lists, one after the other."""
+        return (self.pair_maker.prepare(basis, pairs, cutoff) for pairs in lists)
 
     def plan(self, bra, ket):
         """The path for a class, and the side that goes first."""

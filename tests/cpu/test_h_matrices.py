@@ -52,12 +52,12 @@ def test_elements_are_those_of_plain_python(shells):
 def test_lists_with_empty_lanes(two_threads):
     """Pairs with no, one and many primitive pairs; the threads make what one thread makes."""
     pairs = shell_pairs(mixed_basis(), PAIRS)
-    groups = Groups(pairs)
+    groups = Groups.of(pairs)
     assert (groups.members < 0).any()
     h = make_h(pairs, groups, HostMemory())
     assert_lanes(pairs, groups, h)
     for n, (first, last) in enumerate(zip(pairs.start[:-1], pairs.start[1:])):
         one = pairs[n : n + 1]
         if first < last:
-            np.testing.assert_array_equal(make_h(one, Groups(one), HostMemory()).flat, h.flat[first:last])
+            np.testing.assert_array_equal(make_h(one, Groups.of(one), HostMemory()).flat, h.flat[first:last])
     assert h.size == h.flat.size + h.lanes.size
