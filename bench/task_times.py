@@ -235,12 +235,12 @@ class HostLists:
         self.bra_basis = basis
         self.backend = SimpleNamespace(sums=SimpleNamespace(mixed_shells=MIXED_SHELLS), hermite_bytes=hermite_bytes)
 
-    def prepare(self, pairs, basis, cutoff):
+    def prepare_lists(self, lists, basis, cutoff):
         """Pairs with their numbers of primitives."""
-        counts = [
-            np.diff(shell_pairs(basis, pairs[n : n + PIECE], cutoff=cutoff).start) for n in range(0, len(pairs), PIECE)
-        ]
-        return SimpleNamespace(pairs=ShellPairs.of_basis(basis, pairs, starts_of(np.concatenate(counts))))
+        for pairs in lists:
+            pieces = [shell_pairs(basis, pairs[n : n + PIECE], cutoff=cutoff) for n in range(0, len(pairs), PIECE)]
+            start = starts_of(np.concatenate([np.diff(piece.start) for piece in pieces]))
+            yield SimpleNamespace(pairs=ShellPairs.of_basis(basis, pairs, start))
 
 
 def hermite_bytes(pairs):
@@ -269,7 +269,7 @@ def listed(system, with_k, args):
     begin = perf_counter()
     norms = DensityNorms(basis, dm, True, with_k, MIXED_SHELLS)
     swapped = digest_swapped if with_k else lambda bra, ket: ket.nab < bra.nab
-    screened = list(list_pairs(lists, norms, TOLERANCE, swapped))
+    screened = list_pairs(lists, norms, TOLERANCE, swapped)
     clock["before"] = perf_counter() - begin
     begin = perf_counter()
     quartets = [int(n.sum()) for n in counts(screened, TOLERANCE)]
