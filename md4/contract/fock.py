@@ -19,9 +19,10 @@ import numpy as np
 
 from md4.contract.densities import checked_densities, in_order, plus_transposed
 from md4.contract.ranks import collective, ranks_of
-from md4.contract.screening import DensityNorms, Statistics, list_pairs
+from md4.contract.screening import DensityNorms, PairList, Statistics, list_pairs
 from md4.contract.team import Team
 from md4.contract.worker import Build
+from md4.engine import Engine
 from md4.method.operators import Operator, check_order
 from md4.shells.basis import Basis
 from md4.support.arguments import (
@@ -141,12 +142,12 @@ class JK:
             self.team.forget()
 
     @property
-    def engine(self):
+    def engine(self) -> Engine:
         """The engine, that of the first of several devices."""
         return self.team.engine
 
     @property
-    def lists(self):
+    def lists(self) -> list[PairList]:
         """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
         if not self.team.lists:
             start = time.perf_counter()
