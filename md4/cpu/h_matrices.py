@@ -51,6 +51,8 @@ class Shape(NamedTuple):
         Number of Hermite functions.
     ordinals : ndarray, shape (l + 1, l + 1, l + 1)
         Ordinal of each Hermite triple of z, y and x.
+    places : ndarray of int64, shape (nab,)
+        Where each row ab is among those that are stored.
     rows, columns : ndarray of int32
         As `h_structure` returns them.
     signs : ndarray of float64, shape (elements,)
@@ -63,6 +65,7 @@ class Shape(NamedTuple):
     pure_b: np.ndarray
     nherm: int
     ordinals: np.ndarray
+    places: np.ndarray
     rows: np.ndarray
     columns: np.ndarray
     signs: np.ndarray
@@ -71,14 +74,14 @@ class Shape(NamedTuple):
 @cache
 def shape_of(la, lb, pure, nctr_a, nctr_b):
     """The `Shape` of a class."""
-    rows, columns = h_structure(la, lb, pure, nctr_a, nctr_b)
+    sequence, rows, columns = h_structure(la, lb, pure, nctr_a, nctr_b)
     triples = hermite_triples(la + lb)
     ordinals = np.zeros((la + lb + 1,) * 3, dtype=np.int64)
     ordinals[tuple(triples.T)] = np.arange(len(triples))
     signs = 1.0 - 2.0 * (triples.sum(axis=1) % 2)
     powers = [np.ascontiguousarray(cartesian_triples(l)[:, ::-1]) for l in (la, lb)]
     of_monomials = (coefficients(l, pure) for l in (la, lb))
-    return Shape(*powers, *of_monomials, len(triples), ordinals, rows, columns, signs[columns])
+    return Shape(*powers, *of_monomials, len(triples), ordinals, np.argsort(sequence), rows, columns, signs[columns])
 
 
 @cache
@@ -195,7 +198,7 @@ def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes):
                 factor = multiply(load(of_a, ca * LANES), load(of_b, cb * LANES))
                 for ma in range(na):
                     for mb in range(nb):
-                        row = ((ca * na + ma) * nctr_b + cb) * nb + mb
+                        row = shape.places[((ca * na + ma) * nctr_b + cb) * nb + mb]
                         for segment in range(row, len(shape.rows) - 1, nctr_a * na * nctr_b * nb):
                             for n in range(shape.rows[segment], shape.rows[segment + 1]):
                                 at = ((ma * nb + mb) * nh + shape.columns[n]) * LANES

@@ -116,9 +116,9 @@ class Side:
 def dense_h(prepared, first, last):
     """(pair of each primitive pair, H without sign) of the primitive pairs first to last."""
     pairs = prepared.pairs
-    rows, columns = h_structure(*pairs.shell_class)
+    sequence, rows, columns = h_structure(*pairs.shell_class)
     h = np.zeros((last - first, pairs.nab, pairs.nherm))
-    row = np.repeat(np.arange(len(rows) - 1) % pairs.nab, np.diff(rows))
+    row = np.repeat(sequence[np.arange(len(rows) - 1) % pairs.nab], np.diff(rows))
     h[:, row, columns] = prepared.h(BOTH).flat[first:last]
     return np.searchsorted(pairs.start, np.arange(first, last), side="right") - 1, h
 

@@ -46,6 +46,8 @@ class Workspace(NamedTuple):
         Vectors: [0]^(m), those of the recurrence, the cube r[p+q], and (ab|q].
     of_p, column_q, of_q, column_ab : ndarray of int32
         Places in the cube and in (ab|q]; see `set_places`.
+    numbers : ndarray of int64
+        0, 1, 2, ...
     out : ndarray
         Blocks.
     """
@@ -60,6 +62,7 @@ class Workspace(NamedTuple):
     column_q: np.ndarray
     of_q: np.ndarray
     column_ab: np.ndarray
+    numbers: np.ndarray
     out: np.ndarray
 
     def holds(self, sizes):
@@ -79,20 +82,21 @@ class Sizes(NamedTuple):
     column_q: int
     of_q: int
     column_ab: int
+    numbers: int
     out: int
 
     @property
     def nbytes(self):
         """Bytes of a workspace."""
         doubles = self.zeros + self.axis + self.r + self.abq + self.out
-        return 8 * (doubles + 5 * 8 + 4 * self.items + STATE.size) + 4 * sum(self[5:9])
+        return 8 * (doubles + 5 * 8 + 4 * self.items + self.numbers + STATE.size) + 4 * sum(self[5:9])
 
     def allocated(self, memory):
         """A `Workspace` of these sizes."""
         state, items = np.zeros(STATE.size, dtype=np.int64), np.empty((self.items, 4), dtype=np.int64)
         doubles = [aligned_empty((n,)) for n in self[1:5]]
         places = [np.empty(n, dtype=np.int32) for n in self[5:9]]
-        made = Workspace(state, items, *doubles, *places, aligned_empty((self.out,)))
+        made = Workspace(state, items, *doubles, *places, np.arange(self.numbers), aligned_empty((self.out,)))
         for array in made:
             memory.watch(array)
         return made
@@ -107,9 +111,9 @@ def sizes_for(bra, ket, out=OUT):
     l, rows = bra[0] + ket[0], np.where(bra[4] == 1, np.minimum(bra[1], rows_at_once(ket[2])), bra[1])
     highest = int(l.max())
     vectors = highest + 1, 3 * (highest + 1) ** 2, cube_side(highest) ** 3, int((rows * ket[2]).max())
-    places = (int(column.max()) for column in (bra[3], ket[2], ket[3], bra[1]))
+    places = tuple(int(column.max()) for column in (bra[3], ket[2], ket[3], bra[1]))
     items = ITEMS if out else FEW_ITEMS
-    return Sizes(items, *(n * LANES for n in vectors), *places, max(out, int((bra[1] * ket[1]).max()) * LANES))
+    return Sizes(items, *(n * LANES for n in vectors), *places, max(places[1], places[3]), max(out, int((bra[1] * ket[1]).max()) * LANES))
 
 
 def task_sizes(table, tasks):
@@ -199,11 +203,11 @@ class Lists:
     def row(self, prepared):
         """The columns `FIELD` of a list."""
         pairs, groups, h = prepared.pairs, prepared.data, prepared.h(BOTH)
-        rows, columns = h_structure(*pairs.shell_class)
+        sequence, rows, columns = h_structure(*pairs.shell_class)
         aos = pairs.pairs if self.ao_loc is None else self.ao_loc[pairs.pairs]
         arrays = (
-            groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives, columns, rows,
-            flat_triples(pairs.l), h.flat, h.lanes, aos,
+            groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives, sequence,
+            columns, rows, flat_triples(pairs.l), h.flat, h.lanes, aos,
         )  # fmt: skip
         self.kept += arrays
         sizes = pairs.l, pairs.nab, pairs.nherm, len(columns), len(pairs), groups.ngroup

@@ -240,50 +240,68 @@ def take_next(typingctx, counter):
 
 
 @cache
-def make_row(width, by_lane):
-    """Intrinsic that adds up one row of H times `width` columns: the inner loop of steps 4 and 5.
+def make_tile(height, width, by_lane):
+    """Intrinsic that adds up `height` rows of H times `width` columns: the inner loop of steps 4 and 5.
 
-        target[place + j step:] (+)= sum_n h_n source[columns[column + j] + offsets[n]:],   first <= n < last, j < width
+        target[place + a[row + i] da + b[column + j] db:] (+)= sum_n h_in source[columns[column + j] + offsets[n]:]
 
-    (h, place of h, offsets, first, last, source, columns, column, target, place, step, add). All offsets count doubles.
-    h_n is one number for all lanes, h[place of h + n], or, with `by_lane`, the vector at place of h + n LANES. What the
-    target holds is added to if `add`.
+    for i < height, j < width and first <= n < last. The arguments are
+
+        (h, place of h, offsets, first, last, source, columns, column, target, place, a, row, da, b, db, add)
+
+    and all offsets count doubles. The rows have elements of the same columns, one row's after the other's. h_in is one
+    number for all lanes, h[place of h + n + i (last - first)], or, with `by_lane`, the vector at LANES times that place.
+    What the target holds is added to if `add`.
     """
 
     @intrinsic
-    def row(typingctx, h, h0, offsets, first, last, source, columns, column, target, place, step, more):
+    def tile(typingctx, h, h0, offsets, first, last, source, columns, column, target, place, a, row, da, b, db, more):
         def codegen(context, builder, signature, args):
-            kinds = signature.args
-            h, offsets, source, columns, target = (
-                data_of(context, builder, kinds[n], args[n]) for n in (0, 2, 5, 6, 8)
+            arrays = {n: data_of(context, builder, signature.args[n], args[n]) for n in (0, 2, 5, 6, 8, 10, 13)}
+            h, h0, offsets, first, last, source, columns, column, target, place, a, row, da, b, db, more = (
+                arrays.get(n, arg) for n, arg in enumerate(args)
             )
-            (h0, first, last, column, place, step, more) = (args[n] for n in (1, 3, 4, 7, 9, 10, 11))
-            starts, places, sums = [], [], []
+
+            def entry(array, at):
+                return builder.sext(builder.load(builder.gep(array, [at])), I64)
+
+            at_rows = [builder.mul(entry(a, builder.add(row, I64(i))), da) for i in range(height)]
+            at_rows = [builder.add(place, at) for at in at_rows]
+            of_rows = [builder.mul(builder.sub(last, first), I64(i)) for i in range(height)]
+            starts, cells = [], []
             for j in range(width):
-                index = builder.load(builder.gep(columns, [builder.add(column, I64(j))]))
-                starts.append(builder.gep(source, [builder.sext(index, I64)]))
-                places.append(builder.add(place, builder.mul(step, I64(j))))
-                sums.append(cgutils.alloca_once_value(builder, ir.Constant(VECTOR, None)))
+                here = builder.add(column, I64(j))
+                starts.append(builder.gep(source, [entry(columns, here)]))
+                at_column = builder.mul(entry(b, here), db)
+                for at in at_rows:
+                    zero = ir.Constant(VECTOR, None)
+                    cells.append((builder.add(at, at_column), cgutils.alloca_once_value(builder, zero)))
+            sums = [cell for _, cell in cells]
             with builder.if_then(more):
-                for at, total_of in zip(places, sums):
-                    builder.store(load_at(builder, target, at), total_of)
+                for at, cell in cells:
+                    builder.store(load_at(builder, target, at), cell)
             with cgutils.for_range_slice(builder, first, last, I64(1), intp=I64) as (n, _):
-                if by_lane:
-                    factor = load_at(builder, h, builder.add(h0, builder.mul(n, I64(LANES))))
-                else:
-                    factor = all_lanes(builder, builder.load(builder.gep(h, [builder.add(h0, n)])))
-                offset = builder.sext(builder.load(builder.gep(offsets, [n])), I64)
-                for start, total_of in zip(starts, sums):
-                    value = multiply_add(builder, factor, load_at(builder, start, offset), builder.load(total_of))
-                    builder.store(value, total_of)
-            for at, total_of in zip(places, sums):
-                store_at(builder, builder.load(total_of), target, at)
+                factors = []
+                for offset in of_rows:
+                    at = builder.add(n, offset)
+                    if by_lane:
+                        factors.append(load_at(builder, h, builder.mul(builder.add(at, h0), I64(LANES))))
+                    else:
+                        factors.append(all_lanes(builder, builder.load(builder.gep(h, [builder.add(h0, at)]))))
+                offset = entry(offsets, n)
+                for j, start in enumerate(starts):
+                    value = load_at(builder, start, offset)
+                    for i, factor in enumerate(factors):
+                        cell = sums[j * height + i]
+                        builder.store(multiply_add(builder, factor, value, builder.load(cell)), cell)
+            for at, cell in cells:
+                store_at(builder, builder.load(cell), target, at)
             return context.get_dummy_value()
 
-        kind = types.void(h, i64, offsets, i64, i64, source, columns, i64, target, i64, i64, types.boolean)
-        return kind, codegen
+        arrays = h, i64, offsets, i64, i64, source, columns, i64, target, i64
+        return types.void(*arrays, a, i64, i64, b, i64, types.boolean), codegen
 
-    return row
+    return tile
 
 
 # formulas -------------------------------------------------------------------------------------------------------------
