@@ -82,12 +82,13 @@ def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra
                     recur(l, side, work.zeros, rz, ry, rx, work.axis, work.r)
                     for s in range(len(d_bra)):
                         lane_products(
-                            flat_ket, (s * nvector + v) * q_count * step, work.column_q, all_q, one, p_count, work.r,
-                            work.of_p, flat_sums, s * p_count * step, zero, step, more,
+                            flat_ket, (s * nvector + v) * q_count, work.column_q, all_q, one, p_count, work.r,
+                            work.of_p, flat_sums, s * p_count * step, work.numbers, zero, work.numbers, step, more,
                         )  # fmt: skip
                         products(
                             flat_bra, (s * nprim + i) * p_count, work.of_p, all_p, one, q_count, work.r,
-                            work.column_q, flat_j, (s * nvector + v) * q_count * step, zero, step, more,
+                            work.column_q, flat_j, (s * nvector + v) * q_count * step, work.numbers, zero, work.numbers,
+                            step, more,
                         )  # fmt: skip
             for s in range(len(d_bra)):
                 for p in range(p_count):

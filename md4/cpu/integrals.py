@@ -33,7 +33,7 @@ from md4.cpu.groups import BLOCK, DIAGONAL, FIELD, PRIMITIVE, ROWS_OF_TILE, SAME
 from md4.support.locks import once
 
 # Rows of (ab|q] that are made together where each bra pair has one primitive, and bytes that they should take.
-ROWS, ROW_BYTES = 8, 256 << 10
+ROWS, ROW_BYTES = 8, 768 << 10
 add_lanes1, add_lanes2, add_lanes4 = (make_add_lanes(distance) for distance in (1, 2, 4))
 zeros_of_lanes = None  # set by `fill_blocks`, for one operator
 tile8 = tile4 = tile2 = tile1 = row8 = row4 = row2 = row1 = None  # set by `make_products`

@@ -111,9 +111,10 @@ def sizes_for(bra, ket, out=OUT):
     l, rows = bra[0] + ket[0], np.where(bra[4] == 1, np.minimum(bra[1], rows_at_once(ket[2])), bra[1])
     highest = int(l.max())
     vectors = highest + 1, 3 * (highest + 1) ** 2, cube_side(highest) ** 3, int((rows * ket[2]).max())
-    places = tuple(int(column.max()) for column in (bra[3], ket[2], ket[3], bra[1]))
+    places = (int(column.max()) for column in (bra[3], ket[2], ket[3], bra[1]))
     items = ITEMS if out else FEW_ITEMS
-    return Sizes(items, *(n * LANES for n in vectors), *places, max(places[1], places[3]), max(out, int((bra[1] * ket[1]).max()) * LANES))
+    block, numbers = int((bra[1] * ket[1]).max()) * LANES, int(max(bra[1:3].max(), ket[2].max()))
+    return Sizes(items, *(n * LANES for n in vectors), *places, numbers, max(out, block))
 
 
 def task_sizes(table, tasks):

@@ -239,6 +239,27 @@ def take_next(typingctx, counter):
 # products -------------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def walk(builder, first, last, other, step):
+    """Code that is repeated for two pointers: from `first` to before `last`, and from `other` on by `step` elements.
+
+    An index instead would take more of the few registers for addresses.
+    """
+    head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
+    before = builder.block
+    builder.branch(head)
+    builder.position_at_end(head)
+    here, there = builder.phi(first.type), builder.phi(other.type)
+    builder.cbranch(builder.icmp_unsigned("!=", here, last), body, after)
+    builder.position_at_end(body)
+    yield here, there
+    for pointer, start, by in ((here, first, 1), (there, other, step)):
+        pointer.add_incoming(start, before)
+        pointer.add_incoming(builder.gep(pointer, [I64(by)]), builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+
+
 @cache
 def make_tile(height, width, by_lane):
     """Intrinsic that adds up `height` rows of H times `width` columns: the inner loop of steps 4 and 5.
@@ -249,9 +270,9 @@ def make_tile(height, width, by_lane):
 
         (h, place of h, offsets, first, last, source, columns, column, target, place, a, row, da, b, db, add)
 
-    and all offsets count doubles. The rows have elements of the same columns, one row's after the other's. h_in is one
-    number for all lanes, h[place of h + n + i (last - first)], or, with `by_lane`, the vector at LANES times that place.
-    What the target holds is added to if `add`.
+    and all offsets count doubles. All rows have the same columns, and the elements of a row follow those of the row
+    before: h_in is element `place of h` + n + i (last - first) of h. An element is one number for all lanes, or, with
+    `by_lane`, a vector. What the target holds is added to if `add`.
     """
 
     @intrinsic
@@ -267,7 +288,6 @@ def make_tile(height, width, by_lane):
 
             at_rows = [builder.mul(entry(a, builder.add(row, I64(i))), da) for i in range(height)]
             at_rows = [builder.add(place, at) for at in at_rows]
-            of_rows = [builder.mul(builder.sub(last, first), I64(i)) for i in range(height)]
             starts, cells = [], []
             for j in range(width):
                 here = builder.add(column, I64(j))
@@ -280,15 +300,16 @@ def make_tile(height, width, by_lane):
             with builder.if_then(more):
                 for at, cell in cells:
                     builder.store(load_at(builder, target, at), cell)
-            with cgutils.for_range_slice(builder, first, last, I64(1), intp=I64) as (n, _):
+            step = LANES if by_lane else 1
+            below = builder.mul(builder.sub(last, first), I64(step))  # from an element to that of the next row
+            h = builder.gep(h, [builder.mul(builder.add(h0, first), I64(step))])
+            ends = builder.gep(offsets, [first]), builder.gep(offsets, [last])
+            with walk(builder, *ends, h, step) as (of_offset, of_h):
                 factors = []
-                for offset in of_rows:
-                    at = builder.add(n, offset)
-                    if by_lane:
-                        factors.append(load_at(builder, h, builder.mul(builder.add(at, h0), I64(LANES))))
-                    else:
-                        factors.append(all_lanes(builder, builder.load(builder.gep(h, [builder.add(h0, at)]))))
-                offset = entry(offsets, n)
+                for i in range(height):
+                    at = builder.gep(of_h, [builder.mul(below, I64(i))])
+                    factors.append(load_at(builder, at, I64(0)) if by_lane else all_lanes(builder, builder.load(at)))
+                offset = builder.sext(builder.load(of_offset), I64)
                 for j, start in enumerate(starts):
                     value = load_at(builder, start, offset)
                     for i, factor in enumerate(factors):
