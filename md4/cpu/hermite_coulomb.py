@@ -12,7 +12,7 @@ from md4.cpu.emit.vectors import LANES, broadcast, doubles, fma, integers, load,
 from md4.cpu.emit.zeros import zeros_of
 from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, h_structure
 from md4.cpu.h_matrices import BOTH
-from md4.cpu.integrals import cube_places, lane_products, products, quartet_count, side_of_cube
+from md4.cpu.integrals import cube_places, make_products, quartet_count, side_of_cube
 from md4.cpu.run import TASKS, THREAD_WORK, Lists, ordered, task_rows, task_sizes
 from md4.cpu.threads import number_of_threads, run_threads
 from md4.method.hermite_coulomb import pair_places, pair_weights, signs
@@ -20,6 +20,7 @@ from md4.support.locks import Lock, once
 
 # Most work of a task, in vector operations: an interrupt waits for its end.
 TASK_WORK = 3e8
+products, lane_products = make_products("row", False, 1), make_products("lane_row", True, 1)
 zeros_of_lanes = None  # set by `contract_r`, for one operator
 
 

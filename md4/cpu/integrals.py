@@ -36,53 +36,40 @@ from md4.support.locks import once
 ROWS, ROW_BYTES = 8, 768 << 10
 add_lanes1, add_lanes2, add_lanes4 = (make_add_lanes(distance) for distance in (1, 2, 4))
 zeros_of_lanes = None  # set by `fill_blocks`, for one operator
-tile8 = tile4 = tile2 = tile1 = row8 = row4 = row2 = row1 = None  # set by `make_products`
+height = tile8 = tile4 = tile1 = None  # set by `make_products`
 
 
-def block_products(h, h0, offsets, rows, nrow, ncolumn, source, columns, target, place, a, da, b, db, more):
+def block_products(h, h0, offsets, rows, nrow, ncolumn, source, columns, out, place, a, da, b, db, more):
     """A block of H times all columns; see `md4.cpu.emit.vectors.make_tile`.
 
     `rows[row]` and `rows[row + 1]` are the first and after the last element of a row. The result of a row and a column
-    goes to `place` + a[row] da + b[column] db.
+    goes to `place` + a[row] da + b[column] db. What is left of an odd number of rows is a tile of the same row twice.
     """
     c = 0
     while c < ncolumn:
         left = ncolumn - c
-        width = 8 if left >= 8 else (4 if left >= 4 else (2 if left >= 2 else 1))
-        row = 0
-        while row < nrow:
-            first, last, height = rows[row], rows[row + 1], min(ROWS_OF_TILE, nrow - row)
-            if height == ROWS_OF_TILE:
-                if width == 8:
-                    tile8(h, h0, offsets, first, last, source, columns, c, target, place, a, row, da, b, db, more)
-                elif width == 4:
-                    tile4(h, h0, offsets, first, last, source, columns, c, target, place, a, row, da, b, db, more)
-                elif width == 2:
-                    tile2(h, h0, offsets, first, last, source, columns, c, target, place, a, row, da, b, db, more)
-                else:
-                    tile1(h, h0, offsets, first, last, source, columns, c, target, place, a, row, da, b, db, more)
-                row += ROWS_OF_TILE
+        width = 8 if left >= 8 else (4 if left >= 4 else 1)
+        for row in range(0, nrow, height):
+            after = min(row + height, nrow) - 1
+            begin, end, below = rows[row], rows[row + 1], rows[after] - rows[row]
+            if width == 8:
+                tile8(h, h0, offsets, begin, end, below, source, columns, c, out, place, a, row, after, da, b, db, more)
+            elif width == 4:
+                tile4(h, h0, offsets, begin, end, below, source, columns, c, out, place, a, row, after, da, b, db, more)
             else:
-                if width == 8:
-                    row8(h, h0, offsets, first, last, source, columns, c, target, place, a, row, da, b, db, more)
-                elif width == 4:
-                    row4(h, h0, offsets, first, last, source, columns, c, target, place, a, row, da, b, db, more)
-                elif width == 2:
-                    row2(h, h0, offsets, first, last, source, columns, c, target, place, a, row, da, b, db, more)
-                else:
-                    row1(h, h0, offsets, first, last, source, columns, c, target, place, a, row, da, b, db, more)
-                row += 1
+                tile1(h, h0, offsets, begin, end, below, source, columns, c, out, place, a, row, after, da, b, db, more)
         c += width
 
 
-def make_products(name, by_lane):
-    """`block_products` for H that is the same in all lanes, or that each lane has of its own."""
-    tiles = {f"tile{width}": make_tile(ROWS_OF_TILE, width, by_lane) for width in (8, 4, 2, 1)}
-    rows = {f"row{width}": make_tile(1, width, by_lane) for width in (8, 4, 2, 1)}
-    return bound(block_products, name, **tiles, **rows)
+def make_products(name, by_lane, rows):
+    """`block_products` of `rows` rows at a time, for H that is the same in all lanes, or that each lane has."""
+    return bound(
+        block_products, name, height=rows, **{f"tile{width}": make_tile(rows, width, by_lane) for width in (8, 4, 1)}
+    )
 
 
-products, lane_products = make_products("products", False), make_products("lane_products", True)
+products = make_products("products", False, ROWS_OF_TILE)
+lane_products = make_products("lane_products", True, ROWS_OF_TILE)
 side_of_cube = part(cube_side)
 
 

@@ -262,32 +262,36 @@ def walk(builder, first, last, other, step):
 
 @cache
 def make_tile(height, width, by_lane):
-    """Intrinsic that adds up `height` rows of H times `width` columns: the inner loop of steps 4 and 5.
+    """Intrinsic that adds up one or two rows of H times `width` columns: the inner loop of steps 4 and 5.
 
-        target[place + a[row + i] da + b[column + j] db:] (+)= sum_n h_in source[columns[column + j] + offsets[n]:]
+        target[place + a[i] da + b[column + j] db:] (+)= sum_n h_in source[columns[column + j] + offsets[n]:]
 
-    for i < height, j < width and first <= n < last. The arguments are
+    for i = row and, if `height` is 2, other; j < width and first <= n < last. The arguments are
 
-        (h, place of h, offsets, first, last, source, columns, column, target, place, a, row, da, b, db, add)
+        (h, place of h, offsets, first, last, below, source, columns, column, target, place, a, row, other, da, b, db,
+         add)
 
-    and all offsets count doubles. All rows have the same columns, and the elements of a row follow those of the row
-    before: h_in is element `place of h` + n + i (last - first) of h. An element is one number for all lanes, or, with
-    `by_lane`, a vector. What the target holds is added to if `add`.
+    and all offsets count doubles. Both rows have the same columns: h_in is element `place of h` + n of h, or that after
+    `below` further elements for the other row. The other row may be the same. An element is one number for all lanes,
+    or, with `by_lane`, a vector. What the target holds is added to if `add`.
     """
 
     @intrinsic
-    def tile(typingctx, h, h0, offsets, first, last, source, columns, column, target, place, a, row, da, b, db, more):
+    def tile(
+        typingctx, h, h0, offsets, first, last, below, source, columns, column, target, place, a, row, other, da, b, db,
+        more,
+    ):  # fmt: skip
         def codegen(context, builder, signature, args):
-            arrays = {n: data_of(context, builder, signature.args[n], args[n]) for n in (0, 2, 5, 6, 8, 10, 13)}
-            h, h0, offsets, first, last, source, columns, column, target, place, a, row, da, b, db, more = (
+            arrays = {n: data_of(context, builder, signature.args[n], args[n]) for n in (0, 2, 6, 7, 9, 11, 15)}
+            h, h0, offsets, first, last, below, source, columns, column, target, place, a, *numbers = (
                 arrays.get(n, arg) for n, arg in enumerate(args)
             )
+            row, other, da, b, db, more = numbers
 
             def entry(array, at):
                 return builder.sext(builder.load(builder.gep(array, [at])), I64)
 
-            at_rows = [builder.mul(entry(a, builder.add(row, I64(i))), da) for i in range(height)]
-            at_rows = [builder.add(place, at) for at in at_rows]
+            at_rows = [builder.add(place, builder.mul(entry(a, this), da)) for this in (row, other)[:height]]
             starts, cells = [], []
             for j in range(width):
                 here = builder.add(column, I64(j))
@@ -301,7 +305,7 @@ def make_tile(height, width, by_lane):
                 for at, cell in cells:
                     builder.store(load_at(builder, target, at), cell)
             step = LANES if by_lane else 1
-            below = builder.mul(builder.sub(last, first), I64(step))  # from an element to that of the next row
+            below = builder.mul(below, I64(step))
             h = builder.gep(h, [builder.mul(builder.add(h0, first), I64(step))])
             ends = builder.gep(offsets, [first]), builder.gep(offsets, [last])
             with walk(builder, *ends, h, step) as (of_offset, of_h):
@@ -319,8 +323,8 @@ def make_tile(height, width, by_lane):
                 store_at(builder, builder.load(cell), target, at)
             return context.get_dummy_value()
 
-        arrays = h, i64, offsets, i64, i64, source, columns, i64, target, i64
-        return types.void(*arrays, a, i64, i64, b, i64, types.boolean), codegen
+        kinds = h, i64, offsets, i64, i64, i64, source, columns, i64, target, i64, a, i64, i64, i64, b, i64
+        return types.void(*kinds, types.boolean), codegen
 
     return tile
 

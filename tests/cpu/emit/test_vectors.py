@@ -59,7 +59,7 @@ def test_operations():
 
 @pytest.mark.parametrize("by_lane", [True, False])
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
-@pytest.mark.parametrize("height", [1, 2, 3])
+@pytest.mark.parametrize("height", [1, 2])
 def test_tiles(height, width, by_lane):
     """Sums over some elements of rows of H, which replace what is there or are added to it."""
     tile, rng, count = vectors.make_tile(height, width, by_lane), np.random.default_rng(width), 5
@@ -70,9 +70,10 @@ def test_tiles(height, width, by_lane):
     a, b = rng.permutation(height + 1), rng.permutation(width + 2)
 
     @njit
-    def run(h, offsets, source, columns, target, a, b, first, last, more):
+    def run(h, offsets, source, columns, target, a, b, first, last, other, more):
         lanes, da = vectors.LANES, len(b) * vectors.LANES
-        tile(h, 1, offsets, first, last, source, columns, 2, target, lanes, a, 1, da, b, lanes, more)
+        below = (other - 1) * (last - first)
+        tile(h, 1, offsets, first, last, below, source, columns, 2, target, lanes, a, 1, other, da, b, lanes, more)
 
     for more in (False, True):
         for here in (count, 0):  # the place of h is that of the second element, and the first element of a row is 1
@@ -85,7 +86,8 @@ def test_tiles(height, width, by_lane):
                     for n in range(1, 1 + here):
                         sums = sums + h[1 + n + i * here] * source[(columns[2 + j] + offsets[n]) // LANES]
                     expected[place] = sums
-            run(h.reshape(-1), offsets, source.reshape(-1), columns, target.reshape(-1), a, b, 1, 1 + here, more)
+            arrays = h.reshape(-1), offsets, source.reshape(-1), columns, target.reshape(-1), a, b
+            run(*arrays, 1, 1 + here, height, more)
             np.testing.assert_allclose(target, expected, rtol=0, atol=1e-13)
 
 
