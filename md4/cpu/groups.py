@@ -32,7 +32,7 @@ def numbered(name, fields):
 FIELD = numbered(
     "Field",
     "l nab nherm elements npair ngroup na nb most width "
-    "order start vectors primitives lane_primitives columns rows triples h lane_h aos",
+    "order start vectors primitives lane_primitives sequence columns rows triples h lane_h aos",
 )
 # Columns of the table of tasks: lists of bra and ket, places of the first bra pair and after the last one, which
 # unordered quartets there are, addresses of the bounds (0: none), and whether the lists have changed places.
@@ -44,6 +44,8 @@ DIFFERENT, SAME, DIAGONAL = range(3)
 STATE = numbered("State", "task bra group quartets")
 # Hermite functions whose elements of H are neighbours; see `h_structure`.
 BLOCK = 64
+# Rows of H that a product takes at a time.
+ROWS_OF_TILE = 2
 # Lanes that a pair may take.
 LANE_NUMBERS = np.arange(LANES)
 WIDTHS = tuple(1 << n for n in range(LANES.bit_length()))
@@ -71,12 +73,15 @@ def h_structure(la, lb, pure, nctr_a, nctr_b):
     """The elements of H that can be nonzero by their powers of z, y and x: `md4.method.hermite.structure` as arrays.
 
     Elements are ordered by blocks of BLOCK functions p, and in a block by rows: what a product needs of r or of (ab|q]
-    for a block stays in the first cache.
+    for a block stays in the first cache. Products take ROWS_OF_TILE rows at a time, so rows with similar zeros are made
+    neighbours, and all rows of a tile have the elements that one of them needs.
 
     Returns
     -------
+    sequence : ndarray of int64, shape (nab,)
+        The rows ab in the order in which they are stored.
     rows : ndarray of int32, shape (nblock * nab + 1,)
-        Where the elements of each row ab of each block begin.
+        Where the elements of each stored row of each block begin.
     columns : ndarray of int32
         p of each element.
     """
@@ -92,13 +97,17 @@ def h_structure(la, lb, pure, nctr_a, nctr_b):
     per_row = masks[:, :, z, y, x]
     every = np.broadcast_to(per_row[None, :, None], (nctr_a, len(of_a), nctr_b, len(of_b), len(z)))
     flat = every.reshape(-1, len(z))
+    sequence = np.lexsort(flat.T[::-1])
+    flat = flat[sequence]
+    for first in range(0, len(flat) - ROWS_OF_TILE + 1, ROWS_OF_TILE):
+        flat[first : first + ROWS_OF_TILE] = flat[first : first + ROWS_OF_TILE].any(axis=0)
     counts, columns = [], []
     for first in range(0, len(z), BLOCK):
         block = flat[:, first : first + BLOCK]
         counts.append(block.sum(axis=1))
         columns.append(np.nonzero(block)[1] + first)
     rows = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
-    return rows.astype(np.int32), np.concatenate(columns).astype(np.int32)
+    return sequence, rows.astype(np.int32), np.concatenate(columns).astype(np.int32)
 
 
 def reached(l, pure):
@@ -299,4 +308,4 @@ def make_groups(lists, layouts=None):
 
 def h_elements(pairs):
     """Number of elements of H of one primitive pair that are stored."""
-    return len(h_structure(pairs.la, pairs.lb, pairs.pure, pairs.nctr_a, pairs.nctr_b)[1])
+    return len(h_structure(pairs.la, pairs.lb, pairs.pure, pairs.nctr_a, pairs.nctr_b)[2])

@@ -47,6 +47,8 @@ class Workspace(NamedTuple):
         Vectors: [0]^(m), those of the recurrence, the cube r[p+q], and (ab|q].
     of_p, column_q, of_q, column_ab : ndarray of int32
         Places in the cube and in (ab|q]; see `set_places`.
+    numbers : ndarray of int64
+        0, 1, 2, ...
     out : ndarray
         Blocks.
     """
@@ -61,6 +63,7 @@ class Workspace(NamedTuple):
     column_q: np.ndarray
     of_q: np.ndarray
     column_ab: np.ndarray
+    numbers: np.ndarray
     out: np.ndarray
 
     def holds(self, sizes):
@@ -80,20 +83,21 @@ class Sizes(NamedTuple):
     column_q: int
     of_q: int
     column_ab: int
+    numbers: int
     out: int
 
     @property
     def nbytes(self):
         """Bytes of a workspace."""
         doubles = self.zeros + self.axis + self.r + self.abq + self.out
-        return 8 * (doubles + 5 * 8 + 4 * self.items + STATE.size) + 4 * sum(self[5:9])
+        return 8 * (doubles + 5 * 8 + 4 * self.items + self.numbers + STATE.size) + 4 * sum(self[5:9])
 
     def allocated(self, memory):
         """A `Workspace` of these sizes."""
         state, items = np.zeros(STATE.size, dtype=np.int64), np.empty((self.items, 4), dtype=np.int64)
         doubles = [aligned_empty((n,)) for n in self[1:5]]
         places = [np.empty(n, dtype=np.int32) for n in self[5:9]]
-        made = Workspace(state, items, *doubles, *places, aligned_empty((self.out,)))
+        made = Workspace(state, items, *doubles, *places, np.arange(self.numbers), aligned_empty((self.out,)))
         for array in made:
             memory.watch(array)
         return made
@@ -110,7 +114,8 @@ def sizes_for(bra, ket, out=OUT):
     vectors = highest + 1, 3 * (highest + 1) ** 2, cube_side(highest) ** 3, int((rows * ket[2]).max())
     places = (int(column.max()) for column in (bra[3], ket[2], ket[3], bra[1]))
     items = ITEMS if out else FEW_ITEMS
-    return Sizes(items, *(n * LANES for n in vectors), *places, max(out, int((bra[1] * ket[1]).max()) * LANES))
+    block, numbers = int((bra[1] * ket[1]).max()) * LANES, int(max(bra[1:3].max(), ket[2].max()))
+    return Sizes(items, *(n * LANES for n in vectors), *places, numbers, max(out, block))
 
 
 def task_sizes(table, tasks):
@@ -180,10 +185,10 @@ def work_of(bra, ket):
 
 @cache
 def class_addresses(shell_class):
-    """The addresses of the columns, rows and triples of `FIELD`: of arrays that are kept for good."""
-    rows, columns = h_structure(*shell_class)
+    """The addresses of the sequence, columns, rows and triples of `FIELD`: of arrays that are kept for good."""
+    sequence, rows, columns = h_structure(*shell_class)
     la, lb, *_ = shell_class
-    return tuple(array.ctypes.data for array in (columns, rows, flat_triples(la + lb)))
+    return tuple(array.ctypes.data for array in (sequence, columns, rows, flat_triples(la + lb)))
 
 
 class Lists:

@@ -64,7 +64,7 @@ def examples():
         "tasks": np.zeros((1, TASK.size), dtype=np.int64), "lists": np.zeros((1, FIELD.size), dtype=np.int64),
         "items": np.zeros((1, 4), dtype=np.int64), "matrices": matrices, "numbers": np.zeros(1),
         "integers": np.zeros(STATE.size, dtype=np.int64), "four": np.zeros((1, 1, 1, 1)),
-        "work": Sizes(*[1] * 10).allocated(HostMemory()),
+        "work": Sizes(*[1] * 11).allocated(HostMemory()),
     }  # fmt: skip
 
 

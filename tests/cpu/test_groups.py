@@ -8,6 +8,7 @@ from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import (
     BLOCK,
     GROUP_COST,
+    ROWS_OF_TILE,
     WIDTHS,
     Groups,
     LaneLayout,
@@ -30,13 +31,25 @@ CLASSES = [
 
 @pytest.mark.parametrize("shells", CLASSES)
 def test_structure_as_arrays(shells):
-    """Block by block of BLOCK functions, and in a block row by row."""
-    rows, columns = h_structure(*shells)
+    """Block by block of BLOCK functions, and in a block row by row; the rows of a tile have the same elements."""
+    sequence, rows, columns = h_structure(*shells)
     nab = 1 + max(row for row, _ in structure(*shells))
-    block, owner = np.divmod(np.repeat(np.arange(len(rows) - 1), np.diff(rows)), nab)
+    assert sorted(sequence.tolist()) == list(range(nab))
+    block, place = np.divmod(np.repeat(np.arange(len(rows) - 1), np.diff(rows)), nab)
     assert (len(rows) - 1) % nab == 0
-    expected = sorted((p // BLOCK, row, p) for row, p in structure(*shells))
-    assert list(zip(block.tolist(), owner.tolist(), columns.tolist())) == expected
+    tile_of = np.arange(nab) // ROWS_OF_TILE
+    tile_of[nab // ROWS_OF_TILE * ROWS_OF_TILE :] = np.arange(nab, nab + nab % ROWS_OF_TILE)  # what is left, one by one
+    needed = {(tile_of[sequence.tolist().index(row)], p) for row, p in structure(*shells)}
+    expected = sorted((p // BLOCK, n, p) for n in range(nab) for tile, p in needed if tile == tile_of[n])
+    assert list(zip(block.tolist(), place.tolist(), columns.tolist())) == expected
+
+
+def test_tiles_hold_few_zeros():
+    """Rows with similar zeros are neighbours."""
+    for l, most in ((3, 1.1), (4, 1.03), (5, 1.03), (6, 1.02)):
+        assert len(h_structure(l, l, True, 1, 1)[2]) < most * len(structure(l, l, True, 1, 1))
+    one, many = (h_structure(2, 1, True, nctr, 2)[2] for nctr in (1, 3))
+    assert len(many) == 3 * len(one)  # contracted functions have the same zeros
 
 
 @pytest.fixture(scope="module", params=[PAIRS, TRIANGLE, PAIRS[:1], PAIRS[:LANES], PAIRS[: LANES + 1]], ids=len)
@@ -132,7 +145,7 @@ def test_bytes(pairs):
     groups = Groups.of(pairs)
     arrays = (groups.order, groups.vectors, groups.members, groups.primitives, groups.lane_primitives)
     assert groups.nbytes == sum(array.nbytes for array in arrays)
-    assert h_elements(pairs) == len(structure(*pairs.shell_class))
+    assert h_elements(pairs) == len(h_structure(*pairs.shell_class)[2])
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 7, 4)])
