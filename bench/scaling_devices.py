@@ -26,6 +26,7 @@ The density is that of `systems.guess_density`.
 """
 
 import argparse
+import csv
 import json
 import os
 import shutil
@@ -283,9 +284,17 @@ def start(form, count, folder, args):
         print(f"{count} devices in {form}: exit status {status}", flush=True)
 
 
+def kept(args):
+    """Rows of the CSV with --append, as they stand there."""
+    if not args.append or not Path(args.csv).exists():
+        return []
+    with open(args.csv, newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def measure_all(args):
     """The table, and the CSV after each process."""
-    these = forms(args)
+    these, before = forms(args), kept(args)
     print(HEADER, flush=True)
     with tempfile.TemporaryDirectory(prefix="md4-scaling-") as folder:
         for form, count in these:
@@ -293,7 +302,7 @@ def measure_all(args):
             file = Path(folder) / "rows"
             rows = [json.loads(text) for text in file.read_text().splitlines()] if file.exists() else []
             if args.csv and rows:
-                write_csv(args.csv, rows)
+                write_csv(args.csv, before + rows)
     if not rows:
         raise SystemExit("nothing was measured.")
     print(f"\n{rows[0]['machine']}")
@@ -333,6 +342,7 @@ def parsed(arguments=None):
     parser.add_argument("--warm", type=int, default=2, help="builds before (%(default)s)")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of a process or of mpiexec (%(default)s)")
     parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--append", action="store_true", help="keep the rows that the CSV has")
     parser.add_argument("--backend", default="auto", choices=("auto", "cuda", "cpu"), help="cpu: one thread a rank")
     parser.add_argument("--seed", type=int, default=0, help="of the waters' orientations")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
@@ -346,6 +356,8 @@ def parsed(arguments=None):
     parser.add_argument("--workers", nargs="+", type=int, help="of --simulate; the first one of --trace (8)")
     args = parser.parse_args(arguments)
     args.systems = [args.weak] if args.weak else args.systems or SYSTEMS
+    if args.append and not args.csv:
+        parser.error("--append needs --csv.")
     if args.backend == "auto":
         args.backend = "cuda" if gpu.available() else "cpu"
     return args

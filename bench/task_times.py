@@ -3,7 +3,8 @@
 `bench/scaling_devices.py` has the options. A file of tasks is a CSV below lines of '# name: value'. A row is a task
 (`md4.contract.work.Task`): its pair of lists, both classes, mean primitives and sizes, its shell quartets, the seconds
 predicted for these, and the measured ones. 'seconds' is the time from before the task's first kernel to the end of its
-last one, with nothing else on the device; 'host' that until the call returned. Files of --list have neither.
+last one, with nothing else on the device; 'host' that until the call returned. Files of --list have neither. Those of a
+GPU are predicted anew when a file is read, by the formulas as they are now.
 
 The lines above it are seconds of one build with one worker that are not in the tasks:
 
@@ -70,7 +71,15 @@ class TaskTimes:
         heads = [text[2:].partition(": ") for text in lines if text.startswith("# ")]
         body = csv.DictReader(lines[len(heads) :])
         rows = [{name: number(value) for name, value in row.items()} for row in body]
-        return cls({name: number(value) for name, _, value in heads}, rows)
+        found = cls({name: number(value) for name, _, value in heads}, rows)
+        found.predict()
+        return found
+
+    def predict(self):
+        """Predicts the times of a GPU anew."""
+        unit, with_k = self.facts["unit"], self.facts["matrices"] == "J, K"
+        for row in self.rows if unit != "cpu" else ():
+            row["predicted"] = row["quartets"] * predicted(unit, Known(row, "ab"), Known(row, "cd"), with_k)
 
     def save(self, path):
         path = Path(path)
@@ -275,7 +284,7 @@ def listed(system, with_k, args):
     quartets = [int(n.sum()) for n in counts(screened, TOLERANCE)]
     clock["counting"] = perf_counter() - begin
     rows = [
-        columns(this, Task(n, 0, 1, count * predicted(this, with_k) + EACH), count)
+        columns(this, Task(n, 0, 1, count * predicted(UNIT, this.bra.pairs, this.ket.pairs, with_k) + EACH), count)
         for n, (this, count) in enumerate(zip(screened, quartets))
     ]
     facts = {"system": system.name, "basis": system.basis, "nao": mol.nao, "matrices": "J, K" if with_k else "J"}
@@ -283,10 +292,10 @@ def listed(system, with_k, args):
     return TaskTimes(facts | {"machine": describe(md4.Engine(basis, backend="cpu").backend)}, rows)
 
 
-def predicted(this, with_k):
-    """Predicted seconds of a quartet of a `Screened` on a GPU."""
-    bra, ket = Side.of(this.bra.pairs), Side.of(this.ket.pairs)
-    return 1e-9 * (build_time(UNIT, bra, ket, 2) if with_k else coulomb_time(bra, ket, 1))
+def predicted(unit, bra, ket, with_k):
+    """Predicted seconds of a quartet of two `ShellPairs` or `Known` on a GPU."""
+    bra, ket = Side.of(bra), Side.of(ket)
+    return 1e-9 * (build_time(unit, bra, ket, 2) if with_k else coulomb_time(bra, ket, 1))
 
 
 # predicted times fitted -----------------------------------------------------------------------------------------------

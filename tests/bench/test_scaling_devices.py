@@ -167,6 +167,15 @@ def test_parts_are_put_together(traced):
     assert len(these.seconds) == len({row["pair"] for row in traced.rows})
 
 
+@pytest.mark.parametrize("with_k", [False, True])
+def test_listed_tasks_are_predicted_anew(with_k, tmp_path):
+    """From their columns, with the same result."""
+    tasks = listed(System.parse("water/cc-pvtz"), with_k, NO_GPU)
+    tasks.save(tmp_path / "tasks.csv")
+    for one, two in zip(tasks.rows, TaskTimes.load(tmp_path / "tasks.csv").rows, strict=True):
+        assert two == one | {"predicted": pytest.approx(one["predicted"], rel=0.05, abs=1e-16)}
+
+
 def test_listed_tasks_are_corrected_class_by_class():
     """Measured were half of the predicted time in one class, and twice that in the others."""
     tasks = listed(System.parse("2waters/cc-pvdz"), True, NO_GPU)
@@ -233,14 +242,15 @@ def check(rows):
 
 def test_a_table_of_one_process(tmp_path):
     path = tmp_path / "rows.csv"
-    printed = run("--systems", "water/sto-3g", "--counts", "1", "--csv", path, "--repeats", "1", "--warm", "1")
+    once = ["--systems", "water/sto-3g", "--counts", "1", "--csv", path, "--append", "--repeats", "1", "--warm", "1"]
+    assert run(*once, "--matrices", "J").count("| water | sto-3g | 7 |") == 1
+    assert run(*once, "--matrices", "J, K").count("| water | sto-3g | 7 |") == 1
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     check(rows)
     assert [(row["matrices"], row["form"], row["efficiency"]) for row in rows] == [
         ("J", "process", "1.0"), ("J, K", "process", "1.0"),
     ]  # fmt: skip
-    assert printed.count("| water | sto-3g | 7 |") == 2
 
 
 @pytest.mark.xdist_group("mpi")
