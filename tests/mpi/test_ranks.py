@@ -1,7 +1,9 @@
 """The ranks of a communicator: what they agree on, share and sum, and that none waits in vain."""
 
 import pytest
-from mpi_jobs import EACH_A_NODE, TWO_NODES, pytestmark, run  # noqa: F401
+from mpi_jobs import EACH_A_NODE, MARKS, TWO_NODES, run
+
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -1,7 +1,9 @@
 """Mean-field objects of PySCF on several ranks: the same energies in the same cycles as one process, on all ranks."""
 
 import pytest
-from mpi_jobs import pytestmark, run  # noqa: F401
+from mpi_jobs import MARKS, run
+
+pytestmark = MARKS
 
 BEGIN = """
     import copy, pickle
