@@ -118,12 +118,18 @@ class Statistics:
         Number of those that had to be evaluated. The others in `computed` fill up rectangles.
     seconds : float
         Wall time.
+    busy : tuple of float
+        Seconds of each worker, which is a device or a process, from its first quartet until it was done with its last.
+    sums : float
+        Seconds in which what the workers have summed was added up and fetched, after the last of them was done.
     """
 
     computed: int = 0
     skipped: int = 0
     wanted: int = 0
     seconds: float = field(default=0.0, compare=False)
+    busy: tuple = field(default=(), compare=False, repr=False)
+    sums: float = field(default=0.0, compare=False, repr=False)
 
 
 def schwarz_bounds(engine, prepared):

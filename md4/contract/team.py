@@ -5,6 +5,7 @@ workers have GPUs of their own, else on the host, and then over the processes.
 """
 
 from functools import cached_property
+from time import perf_counter
 
 import numpy as np
 
@@ -165,9 +166,11 @@ class Team:
                 return part
 
             parts = self.ranks.together(lambda: self.each(work, counter.stop))
-        counts = self.ranks.gather([(part.stats.computed, part.stats.wanted) for part in parts])
-        computed, wanted = (sum(column) for column in zip(*(each for of_rank in counts for each in of_rank)))
-        return self.total_of(parts), Statistics(computed, 0, wanted)
+        found = self.ranks.gather([(part.stats.computed, part.stats.wanted, part.stats.seconds) for part in parts])
+        computed, wanted, busy = zip(*(each for of_rank in found for each in of_rank))
+        start = perf_counter()
+        total = self.total_of(parts)
+        return total, Statistics(sum(computed), 0, sum(wanted), busy=busy, sums=perf_counter() - start)
 
     def total(self, build):
         """Number of quartets for the progress bar."""

@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,7 @@ class PartialSums:
 
     def run(self, tasks, next_task=None):
         """Adds the integrals of `tasks`, and then of the tasks from `next_task()`, until there is none."""
+        self.start = perf_counter()
         self.add(tasks)
         while next_task is not None and (task := self.in_time(next_task)) is not None:
             self.add([task])
@@ -213,11 +215,13 @@ class PartialSums:
         self.target.add(block, ab, cd, self.engine.bra_basis, same)
 
     def end(self):
-        """Ends the sums of this worker."""
+        """Ends the sums of this worker, and waits for its device."""
         if not self.build.with_k:
             for this in self.worker.lists:
                 self.store.touch(this.prepared, this.prepared)
                 self.target.collect(this.prepared)
+        self.backend.mark()()
+        self.stats.seconds = perf_counter() - self.start
 
     def result(self):
         """[X, Y], or [Y] without exchange, as NumPy arrays."""

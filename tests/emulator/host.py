@@ -39,6 +39,16 @@ class Stream:
         pass
 
 
+class Event:
+    """A mark in a stream, which has come to it at once."""
+
+    def record(self, stream):
+        pass
+
+    def synchronize(self):
+        pass
+
+
 class Context:
     """What `md4.gpu.pool.Pool` asks of Numba's: memory behind Numba's own pointers to it."""
 
@@ -102,6 +112,7 @@ class Cuda:
     def __init__(self, machine, capability):
         self.machine, self.context = machine, Context(machine.memory)
         self.device = SimpleNamespace(compute_capability=capability, id=0)
+        self.gpus = [self.device]
         self.shared = SimpleNamespace(array=machine.shared_array)
         self.local = SimpleNamespace(array=machine.local_array)
         self.atomic = SimpleNamespace(add=self.add)
@@ -149,6 +160,9 @@ class Cuda:
 
     def external_stream(self, handle):
         return Stream()
+
+    def event(self, timing=True):
+        return Event()
 
 
 class Launcher:
