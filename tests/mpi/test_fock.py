@@ -1,7 +1,9 @@
 """J and K of several ranks on the CPU: as those of one process, and a clear end of all if one of them fails."""
 
 import pytest
-from mpi_jobs import pytestmark, run  # noqa: F401
+from mpi_jobs import MARKS, run
+
+pytestmark = MARKS
 
 # Small tasks, so that each rank has some. `tasks` are those of this rank.
 BEGIN = """
