@@ -130,7 +130,7 @@ def output(args, nao):
         return None
     from md4.method.scatter import tensor_shape
 
-    file = tensor_file(args.output, 8 * prod(tensor_shape(args.aosym, (0, 0, 0, 0, nao, nao, nao, nao))))
+    file = tensor_file(args.output, 8 * prod(tensor_shape(args.aosym, (nao,) * 4)))
     if file.replaces:
         print(f"replaces {file.replaces}")
     return file

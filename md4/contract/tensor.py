@@ -15,7 +15,7 @@ from md4.contract.workspace import HermiteStore, least_block
 from md4.cpu.targets import HostTensor
 from md4.errors import ArgumentError
 from md4.method.operators import check_order
-from md4.method.scatter import SYMMETRIES, TensorLayout, ao_box
+from md4.method.scatter import SYMMETRIES, TensorLayout, ao_ranges
 from md4.plan import ListPair
 from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import as_list, checked_choice, checked_flag, shown, whole_number
@@ -73,7 +73,7 @@ class Request:
 
     def layout(self, basis):
         """`TensorLayout` of the tensor over a basis."""
-        return TensorLayout(self.aosym, ao_box(basis, self.ranges), self.swap)
+        return TensorLayout(self.aosym, ao_ranges(basis, self.ranges), self.swap)
 
 
 def shell_numbers(shls_slice):
