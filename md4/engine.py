@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from md4 import gpu
 from md4.errors import ArgumentError, MemoryLimitError
+from md4.gpu.devices import chosen
 from md4.method.operators import OperatorLike, as_operator, check_order
 from md4.plan import chunks
 from md4.shells.basis import Basis
@@ -102,8 +103,8 @@ def check_basis(basis):
     return basis
 
 
-def make_backend(name, operator, stream=None, max_memory=None):
-    """The backend object for 'auto', 'cuda' or 'cpu'.
+def make_backend(name, operator, stream=None, max_memory=None, device=None):
+    """The backend object for 'auto', 'cuda' or 'cpu', on a device with a number, or on the current one.
 
     Raises
     ------
@@ -117,7 +118,7 @@ def make_backend(name, operator, stream=None, max_memory=None):
     if name == "auto":
         name = "cuda" if gpu.available() else "cpu"
     if name == "cuda":
-        backend = gpu.make_backend(operator, stream, max_memory)
+        backend = gpu.make_backend(operator, stream, max_memory, device)
     else:
         from md4.cpu.backend import CpuBackend
 
@@ -141,13 +142,15 @@ class Engine:
         CUDA stream to work on: an integer handle, or a stream of Numba, CuPy or PyTorch. The default is a new stream.
     max_memory : float, optional
         Hard cap in MB on what this engine allocates, results included. The default is what is free.
+    device : int, optional
+        Number of the GPU; by default the current one of the thread.
 
     Raises
     ------
     ArgumentError
         Unknown backend or operator.
     DeviceError
-        ``backend='cuda'`` without a usable GPU.
+        ``backend='cuda'`` without a usable GPU, or a device that does not exist.
 
     Examples
     --------
@@ -164,13 +167,15 @@ class Engine:
     def __init__(
         self, bra_basis: Basis, ket_basis: Basis | None = None, operator: OperatorLike | None = None,
         backend: BackendName = "auto", stream: Stream = None, max_memory: float | None = None,
+        device: int | None = None,
     ) -> None:  # fmt: skip
         self.bra_basis = bra_basis
         self.ket_basis = bra_basis if ket_basis is None else ket_basis
         for basis in (self.bra_basis, self.ket_basis):
             check_basis(basis)
         self.operator = as_operator("coulomb" if operator is None else operator)
-        self.backend = make_backend(backend, self.operator, stream, max_memory)
+        (device,) = [None] if device is None else chosen([device], backend)
+        self.backend = make_backend(backend, self.operator, stream, max_memory, device)
 
     @property
     def lock(self):

@@ -1,8 +1,7 @@
 """Threads of the CPU backend: Python's own, which run compiled loops without the interpreter's lock.
 
-Threads that have nothing to do sleep. They are started when they are first needed, and kept. An interrupt may come
-between any two steps of Python, also amid a method of `concurrent.futures`, whose locks would then stay taken. So all
-that threads share is made in C, each step of it as a whole: a queue, locks, and dictionaries.
+Threads that have nothing to do sleep. They are started when they are first needed, and kept. They may be interrupted at
+any step, as those of `md4.support.threads`; so their queue is made in C, too.
 """
 
 import os
@@ -13,6 +12,7 @@ from queue import SimpleQueue
 import numba
 
 from md4.support.locks import Lock
+from md4.support.threads import Share, finish, guarded, raise_first
 
 lock = Lock()
 pool = None
@@ -65,36 +65,6 @@ def workers(count):
         return pool
 
 
-class Share:
-    """work(n), for another thread than the caller's, unless the caller takes it back before it has begun."""
-
-    def __init__(self, work, n):
-        self.work, self.n, self.error, self.owner, self.ended = work, n, None, {}, False
-        self.running = threading.Lock()
-        self.running.acquire()
-
-    def run(self):
-        """Called by a thread of the pool."""
-        if self.owner.setdefault("is", "thread") != "thread":
-            return
-        try:
-            self.work(self.n)
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.ended = True
-            self.running.release()
-
-    def taken_back(self):
-        """Whether no thread has begun it, and none will."""
-        return self.owner.setdefault("is", "caller") == "caller"
-
-    def wait(self):
-        """Waits for its end; may be interrupted, and called again."""
-        while not (self.ended or self.taken_back()):
-            self.running.acquire()  # which nobody gets before it has ended
-
-
 def run_threads(count, work, stop):
     """Calls work(0), ..., work(count - 1) at the same time, the first in the thread that calls.
 
@@ -102,28 +72,20 @@ def run_threads(count, work, stop):
     left out: there is nothing left to do, or other calculations use the threads.
     """
 
-    def guarded(n):
-        try:
-            work(n)
-        except BaseException:
-            stop()
-            raise
-
-    shares = [Share(guarded, n) for n in range(1, count)]
+    call = guarded(work, stop)
+    shares = [Share(call, n) for n in range(1, count)]
     try:
         if shares:
             queue = workers(len(shares)).queue
             for share in shares:
                 queue.put(share)
-        guarded(0)
+        call(0)
     except BaseException:
         stop()
         raise
     finally:
         finish(shares, stop)
-    for share in shares:
-        if share.error is not None:
-            raise share.error
+    raise_first(shares)
 
 
 def run_all(count, work):
@@ -139,18 +101,3 @@ def run_all(count, work):
             work(n)
 
     run_threads(count, worker, left.clear)
-
-
-def finish(shares, stop):
-    """Waits for other threads, also if that is interrupted: they use memory of the one that calls."""
-    interrupt = None
-    while True:
-        try:
-            for share in shares:
-                share.wait()
-            break
-        except BaseException as error:
-            interrupt = error
-            stop()
-    if interrupt is not None:
-        raise interrupt

@@ -26,9 +26,18 @@ def available():
     return gpu_available()
 
 
-def make_backend(operator, stream, max_memory):
-    """A `md4.gpu.backend.GpuBackend`; DeviceError where there can be none."""
+def device_count():
+    """Number of usable GPUs of this process."""
+    if not available():
+        return 0
+    from md4.gpu.context import device_count as count
+
+    return count()
+
+
+def make_backend(operator, stream, max_memory, device=None):
+    """A `md4.gpu.backend.GpuBackend` on a device, the current one by default; DeviceError where there can be none."""
     check_installed()
     from md4.gpu.backend import GpuBackend
 
-    return GpuBackend(operator, stream, max_memory)
+    return GpuBackend(operator, stream, max_memory, device)

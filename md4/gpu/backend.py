@@ -51,8 +51,8 @@ class GpuBackend:
 
     name, forms = "cuda", 4
 
-    def __init__(self, operator, stream=None, max_memory=None):
-        self.operator, self.context = operator, DeviceContext(stream, max_memory)
+    def __init__(self, operator, stream=None, max_memory=None, device=None):
+        self.operator, self.context = operator, DeviceContext(stream, max_memory, device)
         self.pair_maker = PairMaker(self.context)
 
     @property

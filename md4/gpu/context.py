@@ -58,6 +58,11 @@ def require_gpu():
         )
 
 
+def device_count():
+    """Number of GPUs that this process sees."""
+    return len(cuda.gpus) if gpu_available() else 0
+
+
 def current_capability():
     """Compute capability (major, minor) of the current device."""
     return tuple(cuda.get_current_device().compute_capability)
@@ -166,11 +171,13 @@ class DeviceContext:
         As in `md4.Engine`.
     max_memory : float, optional
         Cap in MB on device memory.
+    device : int, optional
+        Number of the device; the thread's current one by default.
 
     Attributes
     ----------
     device : int
-        Number of the device, the thread's current one when the context was made.
+        Number of the device.
     capability : tuple of int
         Its compute capability (major, minor).
     unit : {'dmma16', 'dmma8', 'fma'}
@@ -190,11 +197,14 @@ class DeviceContext:
         No usable GPU.
     """
 
-    def __init__(self, stream=None, max_memory=None):
+    def __init__(self, stream=None, max_memory=None, device=None):
         require_gpu()
-        self.device, self.capability, self.real = current_device(), current_capability(), Real()
-        self.unit = arithmetic_unit(self.capability)
-        self.stream, self.pool, self.lock = as_stream(stream), Pool(max_memory), DeviceLock(self.device)
+        self.device, self.real = current_device() if device is None else device, Real()
+        self.lock = DeviceLock(self.device)
+        with self.lock:
+            self.capability = current_capability()
+            self.unit = arithmetic_unit(self.capability)
+            self.stream, self.pool = as_stream(stream), Pool(max_memory)
 
     def on(self, stream):
         """The same with another stream."""

@@ -1,0 +1,95 @@
+"""Threads of Python's own for compiled work, which an interrupt may meet at any step.
+
+An interrupt may come between any two steps of Python, also amid a method of `concurrent.futures`, whose locks would
+then stay taken. So all that threads share is made in C, each step of it as a whole: locks and dictionaries.
+"""
+
+import _thread
+import threading
+
+
+class Share:
+    """work(n), for another thread than the caller's, unless the caller takes it back before it has begun."""
+
+    def __init__(self, work, n):
+        self.work, self.n, self.error, self.owner, self.ended = work, n, None, {}, False
+        self.running = threading.Lock()
+        self.running.acquire()
+
+    def run(self):
+        """Called by the other thread."""
+        if self.owner.setdefault("is", "thread") != "thread":
+            return
+        try:
+            self.work(self.n)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended = True
+            self.running.release()
+
+    def taken_back(self):
+        """Whether no thread has begun it, and none will."""
+        return self.owner.setdefault("is", "caller") == "caller"
+
+    def wait(self, begun=False):
+        """Waits for its end, and takes it back if it has not begun, unless it is known to have `begun`; can be repeated."""
+        while not (self.ended or (not begun and self.taken_back())):
+            self.running.acquire()  # which nobody gets before it has ended
+
+
+def finish(shares, stop):
+    """Waits for other threads, also if that is interrupted: they use memory of the one that calls."""
+    interrupt = None
+    while True:
+        try:
+            for share in shares:
+                share.wait()
+            break
+        except BaseException as error:
+            interrupt = error
+            stop()
+    if interrupt is not None:
+        raise interrupt
+
+
+def guarded(work, stop):
+    """`work`, after whose errors `stop()` is called."""
+
+    def call(n):
+        try:
+            work(n)
+        except BaseException:
+            stop()
+            raise
+
+    return call
+
+
+def raise_first(shares):
+    """Raises the error of the first share that has one."""
+    for share in shares:
+        if share.error is not None:
+            raise share.error
+
+
+def run_each(count, work, stop=lambda: None):
+    """Calls work(0), ..., work(count - 1) at the same time, each in a thread of its own, the first in the caller's.
+
+    If one of them fails, `stop()` should make the others return soon. Their errors are raised here, the first one of
+    the first that has one.
+    """
+    call = guarded(work, stop)
+    shares = [Share(call, n) for n in range(1, count)]
+    try:
+        for share in shares:
+            _thread.start_new_thread(share.run, ())
+        call(0)
+        for share in shares:
+            share.wait(begun=True)
+    except BaseException:
+        stop()
+        raise
+    finally:
+        finish(shares, stop)
+    raise_first(shares)
