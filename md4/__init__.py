@@ -7,7 +7,15 @@
 
 from md4.contract.fock import JK, get_jk
 from md4.engine import Engine
-from md4.errors import ArgumentError, BasisError, DeviceError, MD4Error, MemoryLimitError, UnsupportedError
+from md4.errors import (
+    ArgumentError,
+    BasisError,
+    DeviceError,
+    MD4Error,
+    MemoryLimitError,
+    RankError,
+    UnsupportedError,
+)
 from md4.method.operators import Operator
 from md4.pyscf.intor import int2e, intor
 from md4.pyscf.scf import attach, detach
@@ -26,6 +34,7 @@ __all__ = [
     "MD4Error",
     "MemoryLimitError",
     "Operator",
+    "RankError",
     "Shell",
     "UnsupportedError",
     "attach",

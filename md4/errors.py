@@ -23,3 +23,7 @@ class MemoryLimitError(MD4Error, MemoryError):
 
 class DeviceError(MD4Error, RuntimeError):
     """There is no usable GPU, driver or CUDA compiler, or the GPU cannot do what is requested."""
+
+
+class RankError(MD4Error, RuntimeError):
+    """Another rank of the communicator failed, so this one cannot go on. The message has its number and its error."""

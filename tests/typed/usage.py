@@ -67,4 +67,4 @@ def errors() -> None:
     except md4.MD4Error as error:
         assert_type(error, md4.MD4Error)
     caught: type[ValueError] = md4.ArgumentError
-    print(caught, md4.BasisError, md4.DeviceError, md4.UnsupportedError, md4.__version__)
+    print(caught, md4.BasisError, md4.DeviceError, md4.RankError, md4.UnsupportedError, md4.__version__)
