@@ -13,6 +13,7 @@ import numpy as np
 
 from md4.backends import ListTarget
 from md4.contract.slices import slice_pairs
+from md4.contract.stores import checked_store
 from md4.contract.workspace import HermiteStore, least_block
 from md4.cpu.targets import HostTensor
 from md4.errors import ArgumentError
@@ -21,7 +22,6 @@ from md4.method.scatter import SYMMETRIES, TensorLayout, ao_ranges
 from md4.plan import ListPair
 from md4.support.arguments import as_list, checked_choice, checked_flag, shown, whole_number
 from md4.support.log import log
-from md4.support.memory import check_out
 from md4.support.progress import Progress
 
 # Shares of the memory that may be used: of a block, and of the H matrices that are kept between blocks.
@@ -93,7 +93,7 @@ def checked_request(basis, aosym, shls_slice, out, device):
     """The `Request` of the arguments of `ao_tensor`. All are checked, except an `out` on the device."""
     request = Request.checked(basis, aosym, shls_slice)
     if not checked_flag("device", device) and out is not None:
-        check_out(out, request.layout(basis).shape)
+        checked_store(out, request.layout(basis).shape)
     return request
 
 

@@ -1,5 +1,6 @@
 """Types of what the public functions take and return, for type checkers; md4 checks arguments by itself."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -10,6 +11,8 @@ Symmetry: TypeAlias = Literal["s1", "s4", "s8"]
 HostArray: TypeAlias = npt.NDArray[np.float64]
 # A handle, or a stream of Numba, CuPy or PyTorch, none of which has types for it.
 Stream: TypeAlias = Any
+# Numbers of GPUs; None is the current one.
+Devices: TypeAlias = Literal["all"] | int | Sequence[int] | None
 # J and K: arrays on the host or on a device, as the density matrices are; None for one that is not asked for.
 JKPair: TypeAlias = tuple[Any, Any]
 
@@ -22,6 +25,21 @@ class DeviceArray(Protocol):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
+class Dataset(Protocol):
+    """A dataset of h5py."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def file(self) -> Any: ...
+
+    def __setitem__(self, args: Any, val: Any, /) -> None: ...
 
 
 # Density matrices, shape (nao, nao) or (n, nao, nao).
