@@ -106,6 +106,14 @@ class Sums(Protocol):
     block_bytes: int
     # Number of copies of J and K that a build keeps.
     copies: int
+    # Whether its targets are `ListTarget`.
+    takes_lists: bool
+
+    def seconds(self, bra, ket, matrices):
+        """Predicted time of a quartet of two lists in J and K, for a number of density matrices."""
+
+    def coulomb_seconds(self, bra, ket, matrices):
+        """Predicted time of a quartet of two lists in J alone."""
 
     def swapped(self, bra, ket):
         """Whether two lists change places before their integrals are summed."""
@@ -166,6 +174,19 @@ class Backend(Protocol):
 
     def facts(self):
         """What a display of the backend shows, as a list of (name, value). It does not access the device."""
+
+    def division_facts(self):
+        """What must be the same for all that divide work among them (`md4.contract.work`), as a short text."""
+
+    def mark(self):
+        """A function that waits until all work so far is done."""
+
+    def place(self):
+        """What tells the device from all others, if it can add up sums with them by itself; else None.
+
+        Then there are `new_group()`, the identity of a new group of devices; `join(identity, number, size)`, by which
+        all devices become its members at the same time; and `add_up(group)` of the targets of J and K.
+        """
 
     def memory_left(self):
         """Bytes that may still be allocated."""

@@ -39,6 +39,8 @@ class ListPair(NamedTuple):
         Whether they are one list, of which each unordered quartet counts once.
     bra_bound, ket_bound : ndarray, optional
         A quartet survives if the bounds of its pairs multiply to the tolerance or more. Without bounds all survive.
+    part, parts : int
+        Only one of so many parts is meant, which are bra pairs of about the same work; 0 of 1 are all.
     """
 
     bra: object
@@ -46,6 +48,8 @@ class ListPair(NamedTuple):
     same: bool
     bra_bound: np.ndarray | None = None
     ket_bound: np.ndarray | None = None
+    part: int = 0
+    parts: int = 1
 
 
 def bra_first_flops(bra, ket):
@@ -62,3 +66,16 @@ def chunks(nbra, nket, chunk_bra, chunk_ket):
     for i in range(0, nbra, chunk_bra):
         for k in range(0, nket, chunk_ket):
             yield slice(i, min(i + chunk_bra, nbra)), slice(k, min(k + chunk_ket, nket))
+
+
+def part_of(weights, part, parts):
+    """(first, last + 1) of the rows of a part. The parts are disjoint and together all rows; some may be empty.
+
+    `weights` are integers that are not negative, one for each row. Their sums are the same for all parts, about.
+    """
+    if parts == 1:
+        return 0, len(weights)
+    ends = np.cumsum(weights, dtype=np.int64)
+    total = int(ends[-1])
+    inner = [int(np.searchsorted(ends, total * k // parts, side="left")) for k in (part, part + 1)]
+    return (0 if part == 0 else inner[0]), (len(weights) if part == parts - 1 else inner[1])

@@ -7,21 +7,21 @@ For each of them, the quartets that survive (`md4.contract.screening`) are cover
 `Engine.evaluate` makes the block of each rectangle, and the backend digests it (`md4.method.digestion`). A backend
 whose target is a `ListTarget` does both by itself for whole lists. Nothing of the size nao^4 is stored. J alone needs
 no blocks: it is summed in the Hermite basis (`md4.method.hermite_coulomb`).
+
+Several devices and processes share a build: `md4.contract.team` says how, `md4.contract.worker` what each one does.
 """
 
 import time
-from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
-from md4.backends import ListTarget
 from md4.contract.densities import checked_densities, in_order
-from md4.contract.screening import DensityNorms, Statistics, list_pairs, sorted_lists, tiles
-from md4.contract.workspace import HermiteStore, least_block
-from md4.engine import Engine
-from md4.errors import MemoryLimitError
-from md4.method.digestion import digest_flags
+from md4.contract.ranks import collective, ranks_of
+from md4.contract.screening import DensityNorms, Statistics, list_pairs
+from md4.contract.team import Team
+from md4.contract.worker import Build
 from md4.method.operators import Operator, check_order
 from md4.shells.basis import Basis
 from md4.support.arguments import (
@@ -30,20 +30,10 @@ from md4.support.arguments import (
     checked_progress,
     checked_real,
 )
+from md4.support.cache import IMPORTED
 from md4.support.locks import Lock, locked
 from md4.support.log import log
-from md4.support.progress import Progress
-from md4.support.types import BackendName, Densities, JKPair, Molecule, Stream
-
-# Shares of the memory that may be used: of one block of integrals, and of the H matrices.
-BLOCK_SHARE = 0.15
-HERMITE_SHARE = 0.5
-# Largest number of quartets of a rectangle of J alone, which makes no block: as many as kernels can count.
-COULOMB_QUARTETS = 1 << 28
-# Of the progress bar.
-LABEL = "J/K quartets"
-# Largest number of forms in which the H matrices of a list are kept at the same time.
-FORMS = 4
+from md4.support.types import BackendName, Densities, Devices, JKPair, Molecule, Stream
 
 
 class JK:
@@ -68,6 +58,12 @@ class JK:
         quartet is left out.
     progress : bool, optional
         Whether to show a progress bar. By default there is one on a terminal if the work takes long.
+    devices : 'all', int or list of int, optional
+        GPUs that share each build, by their numbers. The default is the current one, or under MPI one for each rank.
+        `max_memory` is that of each device.
+    comm : mpi4py.MPI.Intracomm, optional
+        Communicator whose ranks share each build. All ranks call the same methods with the same arguments, and get the
+        same J and K. The densities are those of rank 0. See the page "Several GPUs and nodes".
 
     Attributes
     ----------
@@ -77,7 +73,9 @@ class JK:
     Raises
     ------
     ArgumentError, BasisError, DeviceError
-        As for `Engine`, and for a tolerance that is negative or not finite.
+        As for `Engine`, and for a tolerance that is negative or not finite, or ranks that do not do the same.
+    RankError
+        Another rank failed. Its message is that rank's.
     UnsupportedError
         A periodic cell, or shells with l > 8, of which four would exceed L = 32.
 
@@ -102,52 +100,64 @@ class JK:
     def __init__(
         self, mol: Molecule | Basis, omega: float | None = None, backend: BackendName = "auto",
         max_memory: float | None = None, stream: Stream = None, direct_scf_tol: float = 1e-13,
-        progress: bool | None = None,
+        progress: bool | None = None, devices: Devices = None, comm: Any = None,
     ) -> None:  # fmt: skip
-        self.lock = Lock()
-        self.omega, self.progress = omega, checked_progress(progress)
-        Operator.from_omega(omega)  # an error now rather than at the first build
-        self.direct_scf_tol = self._finest = checked_tolerance(direct_scf_tol)
-        self._options = {"backend": backend, "stream": stream, "max_memory": max_memory}
-        self.reset(checked_molecule(mol))
+        self.lock, self.ranks = Lock(), ranks_of(comm)
+
+        def check():
+            self.omega, self.progress = omega, checked_progress(progress)
+            Operator.from_omega(omega)  # an error now rather than at the first build
+            self.direct_scf_tol = self._finest = checked_tolerance(direct_scf_tol)
+            self._options, self._devices = {"backend": backend, "stream": stream, "max_memory": max_memory}, devices
+            return checked_molecule(mol)
+
+        self.reset(self.ranks.together(check))
 
     _last: tuple[Any, Any, Any] | None  # what `update` was asked, the density matrices, J and K
 
     @locked
+    @collective
     def reset(self, mol: Molecule | Basis | None = None) -> None:
         """Forgets pairs, H matrices, bounds and densities, and continues with `mol` if it is given."""
-        if mol is not None:
-            given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
-            check_order(4 * given.lmax)
-            self.mol = None if isinstance(mol, Basis) else mol
-            self.basis, self._order = given.regrouped()
-        self._forget_lists()
-        self.engine = Engine(self.basis, **self._options)
+
+        def make():
+            if mol is not None:
+                given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
+                check_order(4 * given.lmax)
+                self.mol = None if isinstance(mol, Basis) else mol
+                self.basis, self._order = given.regrouped()
+            self._forget_lists()
+            return Team(self.basis, self._options, self._devices, self.ranks)
+
+        self.team = self.ranks.together(make)
+        own = {"the operator": self._operator(None), "direct_scf_tol": self.direct_scf_tol}
+        self.ranks.same({**common_facts(self.basis), **self.team.facts(), **own})
+        self.team.count()
         self.stats, self._last = Statistics(), None
-
-    @cached_property
-    def lists(self):
-        """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
-        backend, start = self.engine.backend, time.perf_counter()
-        memory = int(HERMITE_SHARE * backend.memory_left())
-        lists = sorted_lists(self.engine, self._finest, memory // (4 * backend.forms))
-        count, seconds = sum(map(len, lists)), time.perf_counter() - start
-        log.info("%d lists of %d shell pairs and their bounds made in %.2f s", len(lists), count, seconds)
-        return lists
-
-    @cached_property
-    def store(self):
-        """The store that keeps the H matrices of the lists from one build to the next."""
-        return HermiteStore(int(HERMITE_SHARE * self.engine.backend.memory_left()), self.engine.backend, FORMS)
 
     def _forget_lists(self):
         """Drops the pair lists and their H matrices."""
-        if "store" in self.__dict__:
-            self.store.clear()
-        for name in ("lists", "store"):
-            self.__dict__.pop(name, None)
+        if hasattr(self, "team"):
+            self.team.forget()
+
+    @property
+    def engine(self):
+        """The engine, that of the first of several devices."""
+        return self.team.engine
+
+    @property
+    def lists(self):
+        """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
+        if not self.team.lists:
+            start = time.perf_counter()
+            self.team.make_lists(self._finest)
+            lists, seconds = self.team.lists, time.perf_counter() - start
+            count = sum(map(len, lists))
+            log.info("%d lists of %d shell pairs and their bounds made in %.2f s", len(lists), count, seconds)
+        return self.team.lists
 
     @locked
+    @collective
     def get_jk(
         self, dm: Densities, hermi: int = 1, with_j: bool = True, with_k: bool = True, omega: float | None = None,
         direct_scf_tol: float | None = None,
@@ -178,17 +188,34 @@ class JK:
         MemoryLimitError
             The matrices and the least workspace exceed `max_memory`.
         """
-        with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
-        densities, shape = checked_densities(self._fetched(dm), hermi, self.basis.nao)
-        tolerance = self.direct_scf_tol if direct_scf_tol is None else checked_tolerance(direct_scf_tol)
+        given = self._agreed("get_jk", dm, hermi, with_j, with_k, omega, direct_scf_tol)
+        return self._sent(self._get_jk(*given), dm)
+
+    def _agreed(self, name, dm, hermi, with_j, with_k, omega, direct_scf_tol=None):
+        """The arguments of `_get_jk`, which are checked, and for which all ranks have the densities of rank 0."""
+
+        def check():
+            flags = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
+            densities, shape = checked_densities(self._fetched(dm), hermi, self.basis.nao)
+            tolerance = self.direct_scf_tol if direct_scf_tol is None else checked_tolerance(direct_scf_tol)
+            return densities, shape, hermi, *flags, self._operator(omega), tolerance
+
+        densities, *options = self.ranks.together(check)
+        facts = ("the shape of the densities", "hermi", "with_j", "with_k", "the operator", "direct_scf_tol")
+        self.ranks.same({"the call": name, "the type of the densities": densities.dtype, **dict(zip(facts, options))})
+        return self.ranks.broadcast(densities), *options
+
+    def _get_jk(self, densities, shape, hermi, with_j, with_k, operator, tolerance):
+        """J and K on the host, of checked densities with the shape (n, nao, nao), in another shape."""
         if tolerance < self._finest:
             self._finest = tolerance
             self._forget_lists()
         with self.engine.lock:
-            results = self._real_or_complex(densities, hermi, with_j, with_k, self._operator(omega), tolerance)
-        return self._sent([None if v is None else v.reshape(shape) for v in results], dm)
+            results = self._real_or_complex(densities, hermi, with_j, with_k, operator, tolerance)
+        return tuple(None if v is None else v.reshape(shape) for v in results)
 
     @locked
+    @collective
     def update(
         self, dm: Densities, hermi: int = 1, with_j: bool = True, with_k: bool = True, omega: float | None = None
     ) -> JKPair:
@@ -197,17 +224,15 @@ class JK:
         The smaller the difference is, the fewer quartets survive. The errors of the builds add up; `reset` starts again
         from zero.
         """
-        with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
-        densities, shape = checked_densities(self._fetched(dm), hermi, self.basis.nao)
-        new = densities.reshape(shape).copy()
-        key = (hermi, with_j, with_k, self._operator(omega), shape, new.dtype)
+        name = "update, first" if self._last is None else "update"
+        densities, *options = self._agreed(name, dm, hermi, with_j, with_k, omega)
+        new, key = densities.copy(), (*options, densities.dtype)
         if self._last is None or self._last[0] != key:
-            result = self.get_jk(new, hermi, with_j, with_k, omega)
+            result = self._get_jk(new, *options)
         else:
             _, last, old = self._last
-            change = self.get_jk(new - last, hermi, with_j, with_k, omega)
-            vj, vk = (None if c is None else c + o for c, o in zip(change, old))
-            result = vj, vk
+            change = self._get_jk(new - last, *options)
+            result = tuple(None if c is None else c + o for c, o in zip(change, old))
         self._last = key, new, result
         return self._sent([None if v is None else v.copy() for v in result], dm)
 
@@ -242,16 +267,7 @@ class JK:
         general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
         exchange = general if with_k else dm[:0]
         coulomb = dm + dm.transpose(0, 2, 1) if with_j and hermi != 2 else dm[:0]
-        engine = self.engine.with_operator(operator)
-        self._check_memory(len(exchange) + len(coulomb))
-        if with_k or len(coulomb):
-            flags = digest_flags(len(exchange), len(coulomb)) if with_k else "j"
-            engine.backend.compile_ahead(self.basis, flags, self.progress)
-        norms = DensityNorms(self.basis, dm, len(coulomb) > 0, with_k, engine.backend.sums.mixed_shells)
-        if with_k:
-            x, y = self._digest_all(engine, exchange, coulomb, norms, tolerance)
-        else:
-            y = self._contract_all(engine, coulomb, norms, tolerance)
+        x, y = self._sums(Build(operator, tolerance, exchange, coulomb, with_k), dm)
         vj = vk = None
         if with_j:
             vj = y + y.transpose(0, 2, 1) if hermi != 2 else np.zeros_like(dm)
@@ -263,92 +279,19 @@ class JK:
         self.stats.seconds = time.perf_counter() - start
         return result
 
-    def _check_memory(self, matrices, more=0):
-        """MemoryLimitError if densities, J, K and `more` bytes do not fit; kept H matrices are dropped first."""
-        backend, size = self.engine.backend, 8 * self.basis.nao**2
-        least = least_block(self.engine, (0, self.basis.nshell))
-        need = 2 * matrices * size * backend.sums.copies + least + more
-        if need > backend.memory_left():
-            self.store.clear()
-        limit = backend.memory_left()
-        if need > limit:
-            raise MemoryLimitError(
-                f"{matrices} density matrices of {self.basis.nao} AOs, their J and K and the least workspace take "
-                f"{need / 1e6:.1f} MB, but {limit / 1e6:.1f} MB may be used; raise max_memory or give fewer at once."
-            )
-
-    def _digest_all(self, engine, exchange, coulomb, norms, tolerance):
-        """X and Y of all surviving quartets."""
-        backend = engine.backend
-        target = backend.sums.digest(exchange, coulomb)
-        self.store.fit(HERMITE_SHARE)
-        block_bytes = min(backend.sums.block_bytes, int(BLOCK_SHARE * backend.memory_left()))
-
-        def add(bra, ket, n):
-            self.store.touch(ket.prepared, bra.prepared)
-            self.store.touch(bra.prepared, ket.prepared)
-            a, b = bra.pairs, ket.pairs
-            for ij, kl in tiles(n, max(1, block_bytes // (8 * a.nab * b.nab))):
-                ab, cd = bra.prepared[ij], ket.prepared[kl]
-                block = backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
-                engine.evaluate(ab, cd, block)
-                target.add(block, ab, cd, self.basis, bra is ket)
-                del block  # before the next one is allocated
-                self.stats.computed += len(ab) * len(cd)
-
-        self._survivors(target, norms, tolerance, backend.sums.swapped, add)
-        return target.result()
-
-    def _contract_all(self, engine, coulomb, norms, tolerance):
-        """Y of all surviving quartets, summed in the Hermite basis; see `md4.method.hermite_coulomb`."""
-        self.stats = Statistics()
-        if len(coulomb) == 0:  # anti-Hermitian densities have no J
-            self.stats.skipped = self._quartets
-            return coulomb
-        sums = sum(engine.backend.sums.coulomb_bytes(this.pairs) for this in self.lists)
-        self._check_memory(len(coulomb), len(coulomb) * sums)
-        target = engine.backend.sums.coulomb(self.basis, coulomb)
-        self.store.fit(HERMITE_SHARE)
-
-        def add(bra, ket, n):
-            for ij, kl in tiles(n, COULOMB_QUARTETS):
-                target.add(bra.prepared[ij], ket.prepared[kl], bra is ket)
-                self.stats.computed += (ij.stop - ij.start) * (kl.stop - kl.start)
-
-        for this in self.lists:
-            self.store.touch(this.prepared, this.prepared)
-            target.load(this.prepared)
-        self._survivors(target, norms, tolerance, engine.backend.sums.coulomb_swapped, add)
-        for this in self.lists:
-            self.store.touch(this.prepared, this.prepared)
-            target.collect(this.prepared)
-        return target.result()
-
-    def _survivors(self, target, norms, tolerance, swapped, add):
-        """Gives all surviving quartets to the target, and updates statistics and progress bar.
-
-        A `ListTarget` takes pairs of lists. For another target this calls add(bra list, ket list, survivors).
-        """
-        self.stats = Statistics()
-        screened = list(list_pairs(self.lists, norms, tolerance, swapped))
-        if isinstance(target, ListTarget):
-            self._take(target, [this.list_pair() for this in screened], tolerance)
-        else:
-            work = [(this.bra, this.ket, this.count(tolerance)) for this in screened]
-            with Progress(sum(int(n.sum()) for _, _, n in work), enabled=self.progress, label=LABEL) as bar:
-                for bra, ket, n in work:
-                    add(bra, ket, n)
-                    self.stats.wanted += int(n.sum())
-                    bar.update(int(n.sum()))
+    def _sums(self, build, dm):
+        """X and Y of a build (`md4.method.digestion`); without exchange, X has no matrices."""
+        if build.matrices == 0:  # J of anti-Hermitian densities is zero
+            self.stats = Statistics(skipped=self._quartets)
+            return build.exchange, build.coulomb
+        self.team.compile_ahead(build, self.progress)
+        lists, sums = self.lists, self.engine.backend.sums
+        norms = DensityNorms(self.basis, dm, len(build.coulomb) > 0, build.with_k, sums.mixed_shells)
+        swapped = sums.swapped if build.with_k else sums.coulomb_swapped
+        build.screened = list(list_pairs(lists, norms, build.tolerance, swapped))
+        found, self.stats = self.team.run(build, self.progress)
         self.stats.skipped = self._quartets - self.stats.wanted
-
-    def _take(self, target, pairs, tolerance):
-        """Gives pairs of lists to a target, as many at once as the store has memory for."""
-        total = sum(len(p.bra) * (len(p.bra) + 1) // 2 if p.same else len(p.bra) * len(p.ket) for p in pairs)
-        with Progress(total, enabled=self.progress, label=LABEL) as bar:
-            for batch in self.store.batches(pairs):
-                self.stats.computed += target.take(batch, self.basis, tolerance, bar.update)
-        self.stats.wanted = self.stats.computed
+        return found if build.with_k else (build.exchange, *found)
 
     @property
     def _quartets(self):
@@ -365,6 +308,15 @@ class JK:
         return jk_html(self)
 
 
+def common_facts(basis):
+    """What has to be the same in all processes that share builds: md4's source, and the basis."""
+    digest = sha256(repr((basis.pure, basis.classes.tolist(), basis.nprims.tolist())).encode())
+    for array in (basis.centres, basis.exponents, basis.coefficients):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    molecule = f"{basis.nshell} shells, {basis.nao} AOs, {digest.hexdigest()[:8]}"
+    return {"the source of md4": IMPORTED, "the molecule or its basis": molecule}
+
+
 def checked_tolerance(tolerance):
     """`tolerance` as a float; ArgumentError if it is negative or not finite."""
     return checked_real("direct_scf_tol", tolerance, 0)
@@ -378,7 +330,7 @@ def checked_molecule(mol):
 def get_jk(
     mol: Molecule | Basis, dm: Densities, hermi: int = 1, with_j: bool = True, with_k: bool = True,
     omega: float | None = None, backend: BackendName = "auto", max_memory: float | None = None, stream: Stream = None,
-    direct_scf_tol: float = 1e-13, progress: bool | None = None,
+    direct_scf_tol: float = 1e-13, progress: bool | None = None, devices: Devices = None, comm: Any = None,
 ) -> JKPair:  # fmt: skip
     """J and K matrices of a molecule, in a single build. For repeated builds use `JK`, which keeps what they share.
 
@@ -394,5 +346,5 @@ def get_jk(
     >>> print(abs(vj - mf.get_jk(mol, dm)[0]).max())
     1e-14
     """
-    jk = JK(mol, omega, backend, max_memory, stream, direct_scf_tol, progress)
+    jk = JK(mol, omega, backend, max_memory, stream, direct_scf_tol, progress, devices, comm)
     return jk.get_jk(dm, hermi, with_j, with_k)

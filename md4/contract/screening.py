@@ -21,7 +21,7 @@ from math import isqrt
 import numpy as np
 
 from md4.plan import ListPair
-from md4.shells.shell_pairs import pairs_by_kind, shell_kinds, shell_pairs
+from md4.shells.shell_pairs import shell_kinds, shell_pairs
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
@@ -77,11 +77,14 @@ class Screened:
     bra, ket : PairList
     factor : ndarray, shape (len(bra),)
         The largest density norm beside each bra pair; see `DensityNorms.beside`.
+    numbers : tuple of int
+        Where bra and ket are among all lists.
     """
 
     bra: PairList
     ket: PairList
     factor: np.ndarray = field(repr=False)
+    numbers: tuple
 
     @property
     def same(self):
@@ -92,9 +95,10 @@ class Screened:
         """`survivors` of the two."""
         return survivors(self.bra, self.ket, self.factor, tolerance, self.same)
 
-    def list_pair(self):
-        """`ListPair` with the bounds."""
-        return ListPair(self.bra.prepared, self.ket.prepared, self.same, self.bra.bound * self.factor, self.ket.bound)
+    def list_pair(self, lists, part, parts):
+        """`ListPair` with the bounds, of another worker's `lists`; a part of it."""
+        bra, ket = (lists[n].prepared for n in self.numbers)
+        return ListPair(bra, ket, self.same, self.bra.bound * self.factor, self.ket.bound, part, parts)
 
 
 @dataclass
@@ -137,27 +141,41 @@ def schwarz_bounds(engine, prepared):
     return bounds.result()
 
 
-def sorted_lists(engine, tolerance, hermite_bytes):
-    """All pair lists of the engine's basis, sorted by falling bound, without pairs that no quartet can need.
+def pair_bounds(engine, every, tolerance, worker=0, workers=1):
+    """R_ab of all lists in `every` (`pairs_by_kind`), or the part of one of several workers, as a list of arrays."""
+    bounds = []
+    for whole in every:
+        pairs = whole[len(whole) * worker // workers : len(whole) * (worker + 1) // workers]
+        bound = np.zeros(len(pairs))
+        if len(pairs):
+            prepared = engine.prepare(pairs, engine.bra_basis, cutoff=PRIMITIVE_SHARE * tolerance)
+            if prepared.pairs.nprim:
+                bound = schwarz_bounds(engine, prepared)
+                prepared.drop()
+        bounds.append(bound)
+    return bounds
+
+
+def sorted_lists(engine, every, bounds, tolerance, hermite_bytes):
+    """`PairList` of all lists, sorted by falling bound, without pairs that no quartet can need.
 
     Parameters
     ----------
     engine : md4.Engine
+    every : list of ndarray
+        The lists of the engine's basis by `pairs_by_kind`.
+    bounds : list of ndarray
+        Their R_ab by `pair_bounds`.
     tolerance : float
         The smallest tolerance for which the lists will be used.
     hermite_bytes : int
         Largest number of bytes of the H matrices of one list in one form; longer lists are cut.
     """
-    basis, mixed, found = engine.bra_basis, engine.backend.sums.mixed_shells, []
-    kind = shell_kinds(basis, mixed)
-    for pairs in pairs_by_kind(basis, mixed):
-        prepared = engine.prepare(pairs, basis, cutoff=PRIMITIVE_SHARE * tolerance)
-        if prepared.pairs.nprim:
-            found.append((pairs, schwarz_bounds(engine, prepared)))
-            prepared.drop()
-    largest = max((bound.max() for _, bound in found), default=0.0)
+    basis = engine.bra_basis
+    kind = shell_kinds(basis, engine.backend.sums.mixed_shells)
+    largest = max((bound.max() for bound in bounds), default=0.0)
     lists = []
-    for pairs, bound in found:
+    for pairs, bound in zip(every, bounds):
         order = np.argsort(-bound, kind="stable")
         order = order[bound[order] * largest > PRIMITIVE_SHARE * tolerance]
         for piece in cut(engine, pairs[order], hermite_bytes):
@@ -227,7 +245,7 @@ def list_pairs(lists, norms, tolerance, swapped):
             bra, ket, b, c = (two, one, k, i) if swapped(one.pairs, two.pairs) else (one, two, i, k)
             factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
             if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
-                yield Screened(bra, ket, factor)
+                yield Screened(bra, ket, factor, (b, c))
 
 
 def survivors(bra, ket, factor, tolerance, triangle):

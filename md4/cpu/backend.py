@@ -56,6 +56,18 @@ class CpuBackend:
         """Bytes of the workspaces that are kept for the next call."""
         return sum(array.nbytes for work in self.kept for array in work)
 
+    def division_facts(self):
+        """What decides how work is divided: the lanes, on which groups of pairs depend."""
+        return f"cpu ({LANES} lanes)"
+
+    def mark(self):
+        """A function that waits for nothing: all work is done when a call returns."""
+        return lambda: None
+
+    def place(self):
+        """None: the sums of processes are added up by MPI."""
+        return None
+
     def facts(self):
         """What a display of the backend shows, as (name, value)."""
         cap = "none" if self.memory.cap is None else size_text(self.memory.cap)

@@ -168,6 +168,8 @@ class HostCoulomb:
         threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
         most = min(work / (TASKS * threads), TASK_WORK)
         tasks = [(this, row) for this in every for row in task_rows(this, lists, most)]
+        if not tasks:  # parts of lists may be empty
+            return 0
         table = lists.table()
         works = self.backend.workspaces(threads, task_sizes(table, np.array([row for _, row in tasks])))
         tasks.reverse()

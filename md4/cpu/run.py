@@ -24,7 +24,7 @@ from md4.cpu.h_matrices import BOTH
 from md4.cpu.integrals import ROW_BYTES, ROWS, fill_blocks
 from md4.cpu.threads import number_of_threads, run_threads
 from md4.method.angular import nherm
-from md4.plan import ListPair
+from md4.plan import ListPair, part_of
 
 # Doubles of blocks that a thread makes before they are taken to their target; a block may be larger.
 OUT = 1 << 17
@@ -234,13 +234,13 @@ def ordered(pair):
     bra, ket = Extent.of(pair.bra.pairs), Extent.of(pair.ket.pairs)
     here = work_of(bra, ket)
     if pair.same or pair.bra_bound is not None:
-        return Ordered(pair.bra, pair.ket, here / 2 if pair.same else here, False, pair)
+        return Ordered(pair.bra, pair.ket, here / (2 if pair.same else 1) / pair.parts, False, pair)
     there = work_of(ket, bra)
     return Ordered(pair.ket, pair.bra, there, True, pair) if there < here else Ordered(*pair[:2], here, False, pair)
 
 
 def task_rows(this, lists, most):
-    """The tasks of a pair of lists, each of at most about `most` work."""
+    """The tasks of a pair of lists, or of its part, each of at most about `most` work."""
     bra, ket, pair = this.bra, this.ket, this.pair
     addresses = 0, 0
     if pair.bra_bound is not None:
@@ -248,13 +248,16 @@ def task_rows(this, lists, most):
         of_groups = np.maximum.reduceat(pair.ket_bound[ket.data.order], groups)
         addresses = lists.address(pair.bra_bound[bra.data.order]), lists.address(of_groups)
     count = int(min(len(bra), max(1, -(-this.work // most))))
-    edges = [0, len(bra)]
-    if count > 1:
-        weight = np.diff(bra.pairs.start)[bra.data.order] + 1.0
+    first, last = 0, len(bra)
+    edges = [first, last]
+    if count > 1 or pair.parts > 1:
+        weight = np.diff(bra.pairs.start)[bra.data.order] + 1
         if pair.same:
             weight *= np.arange(1, len(bra) + 1)
-        ends = np.cumsum(weight)
-        edges = [0, *(np.searchsorted(ends, ends[-1] / count * np.arange(1, count)) + 1).tolist(), len(bra)]
+        first, last = part_of(weight, pair.part, pair.parts)
+        ends = np.cumsum(weight[first:last])
+        share = ends[-1] / count if len(ends) else 0.0
+        edges = [first, *(first + np.searchsorted(ends, share * np.arange(1, count)) + 1).tolist(), last]
     kind = SAME if pair.same else DIFFERENT
     numbers = lists.number(bra), lists.number(ket)
     return [(*numbers, a, b, kind, *addresses, this.swapped) for a, b in pairwise(edges) if a < b]
@@ -291,6 +294,8 @@ def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None):
 
 def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=None):
     """As `run_lists`, for a table of tasks."""
+    if len(tasks) == 0:  # parts of lists may be empty
+        return 0
     table, counter, told = lists.table(), np.zeros(1, dtype=np.int64), 0
     stopped = False
     works = backend.workspaces(threads, task_sizes(table, tasks))

@@ -12,6 +12,8 @@ from md4.cpu.threads import number_of_threads
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.shells.schwarz import row_norms
 
+# Seconds of a vector operation, about.
+WORK_SECONDS = 5e-10
 # Share of the memory up to the cap that H matrices for Schwarz bounds may take.
 H_SHARE = 0.2
 
@@ -21,7 +23,7 @@ class HostSums:
 
     # Lists of few pairs would leave lanes empty, so those of all primitive counts are one list.
     mixed_shells = 1 << 62
-    block_bytes = 0
+    block_bytes, takes_lists = 0, True
 
     def __init__(self, backend):
         self.backend = backend
@@ -37,6 +39,12 @@ class HostSums:
         return work_of(two, one) < work_of(one, two)
 
     coulomb_swapped = swapped
+
+    def seconds(self, bra, ket, matrices):
+        """Predicted time of a quartet of two lists in one thread."""
+        return WORK_SECONDS * work_of(Extent.of(bra), Extent.of(ket)) / (len(bra) * len(ket))
+
+    coulomb_seconds = seconds
 
     def digest(self, densities, twice):
         """Sums of J and K; see `HostDigest`."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.errors import DeviceError
+from md4.gpu import collectives
 from md4.gpu.buffers import as_buffer, copy_to_device
 from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
@@ -83,6 +84,30 @@ class GpuBackend:
         device = f"{self.context.device}, sm_{major}{minor}"
         return [("device", device), ("arithmetic unit", self.context.unit), *self.context.pool.facts(),
                 ("kernel variants loaded", kernels)]  # fmt: skip
+
+    # several devices
+
+    def division_facts(self):
+        """What decides how work is divided: the unit, on which plans depend."""
+        return f"cuda ({self.context.unit})"
+
+    def mark(self):
+        """A function that waits until the device has done what it was given so far."""
+        event = cuda.event(timing=False)
+        event.record(self.context.stream)
+        return event.synchronize
+
+    def place(self):
+        """The GPU, if NCCL can add up its sums; see `md4.gpu.collectives`."""
+        return collectives.place(self.context.device)
+
+    def new_group(self):
+        """The identity of a new group."""
+        return collectives.new_identity()
+
+    def join(self, identity, number, size):
+        """Becomes a member of a group."""
+        return collectives.Group(identity, number, size, self.context.stream)
 
     def compile_ahead(self, basis, use, progress):
         """Compiles what a first call asks of a basis, `use` as in `md4.gpu.variants.needed_variants`."""

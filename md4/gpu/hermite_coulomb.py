@@ -86,6 +86,10 @@ class DeviceCoulomb:
             launch_hermite_sums(backend.context, prepared, h, ao, sums, self.shape[1], y)
         backend.context.pool.release(buffer)
 
+    def add_up(self, group):
+        """Replaces Y by that of all members of a `md4.gpu.collectives.Group`."""
+        group.add_up((self.y.part(0, (self.y.size,)),))
+
     def result(self):
         """Y on the host."""
         y = np.empty(self.shape)

@@ -243,6 +243,13 @@ def timed_plans(unit, bra, ket, long):
 
 
 @cache
+def build_time(unit, bra, ket, matrices):
+    """Predicted ns of a quartet of two `Side` of long lists in J and K: the integrals, and their digestion."""
+    time = timed_plans(unit, bra, ket, True)[0][0] or predicted_times.low_time(bra, ket)
+    return time + predicted_times.digest_time(bra, ket, matrices)
+
+
+@cache
 def ranked(unit, bra, ket, long):
     """The plans of `timed_plans`, in the same order."""
     return tuple(plan for _, plan in timed_plans(unit, bra, ket, long))

@@ -15,6 +15,7 @@ from md4.gpu.kernels import resident
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.staircases import reach
 from md4.gpu.tuning import blocks_of_8, panel_rows, r_stride
+from md4.method.angular import nherm
 
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change
 # names, of r, and for each quartet
@@ -77,6 +78,22 @@ def time_of(bra, ket, swap, factors, rows4, area5, passed_on):
         8 * r_stride(bra.l + ket.l) * k, 1,
     )  # fmt: skip
     return sum(factor * amount for factor, amount in zip(factors, amounts))
+
+
+def low_time(bra, ket):
+    """Predicted ns a quartet of the paths of small classes, about: r of each primitive quartet, and the result."""
+    return bra.mean_prim * ket.mean_prim * (0.009 + 0.002 * nherm(bra.l + ket.l)) + 2.8e-4 * 8 * bra.nab * ket.nab
+
+
+def digest_time(bra, ket, matrices):
+    """Predicted ns for a quartet's digestion with some density matrices."""
+    return 3.2e-3 * bra.nab * ket.nab * matrices
+
+
+def coulomb_time(bra, ket, matrices):
+    """Predicted ns a quartet of J in the Hermite basis, about: r of each primitive quartet, times both densities."""
+    contraction = 2e-4 * bra.nherm * ket.nherm * matrices
+    return bra.mean_prim * ket.mean_prim * (0.009 + 0.002 * nherm(bra.l + ket.l) + contraction)
 
 
 def tile_rows(tile, side, flat=False):

@@ -7,6 +7,8 @@ from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
 from md4.gpu.kernels.hermite_coulomb import hermite_width
+from md4.gpu.paths import build_time
+from md4.gpu.predicted_times import Side, coulomb_time
 from md4.gpu.tuning import DIGEST, MIXED_SHELLS
 from md4.method.hermite_coulomb import hermite_bytes
 
@@ -14,8 +16,16 @@ from md4.method.hermite_coulomb import hermite_bytes
 class DeviceSums:
     """How a GPU makes J and K; see `md4.backends.Sums`."""
 
-    mixed_shells, block_bytes, copies = MIXED_SHELLS, DIGEST.block_bytes, 1
+    mixed_shells, block_bytes, copies, takes_lists = MIXED_SHELLS, DIGEST.block_bytes, 1, False
     swapped = staticmethod(digest_swapped)
+
+    def seconds(self, bra, ket, matrices):
+        """Predicted time of a quartet of two lists in J and K."""
+        return 1e-9 * build_time(self.backend.context.unit, Side.of(bra), Side.of(ket), matrices)
+
+    def coulomb_seconds(self, bra, ket, matrices):
+        """Predicted time of a quartet of two lists in J alone."""
+        return 1e-9 * coulomb_time(Side.of(bra), Side.of(ket), matrices)
 
     def coulomb_swapped(self, bra, ket):
         """Whether the ket list has fewer function pairs than the bra list."""
@@ -80,6 +90,10 @@ class DeviceDigest:
         places = [first_aos(self.context, side.whole, basis) for side in (bra, ket)]
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
         self.context.pool.release(block.array)
+
+    def add_up(self, group):
+        """Replaces the sums by those of all members of a `md4.gpu.collectives.Group`."""
+        group.add_up((self.x, self.y))
 
     def result(self):
         """(X, Y) on the host."""

@@ -160,7 +160,7 @@ def list_rows(lists):
 
 
 def jk_html(jk):
-    """Basis, options, last build and, if they are made already, the pair lists of a JK object."""
+    """Basis, options, last build and, if they are made already, the pair lists of a JK object, of its first device."""
     backend, stats = jk.engine.backend, jk.stats
     built = stats.seconds > 0
     rows = [
@@ -168,13 +168,14 @@ def jk_html(jk):
         ("direct_scf_tol / Hartree", f"{jk.direct_scf_tol:g}"),
         ("backend", backend.name),
         *backend.facts(),
+        ("devices and processes that share a build", jk.team.size),
         ("last build / s", stats.seconds if built else "none yet"),
     ]
     if built:
         rows += [("quartets computed", stats.computed), ("quartets skipped", stats.skipped)]
     parts = [facts(rows), basis_html(jk.basis)]
-    lists = jk.__dict__.get("lists")
-    if lists is not None:
+    lists = jk.team.lists
+    if lists:
         head = ("class", "pairs", "primitive pairs", "largest bound", "smallest bound", "H kept")
         parts.append(table(head, list_rows(lists), "Pair lists; bounds in Hartree^(1/2)"))
     return block("JK", *parts)

@@ -33,7 +33,7 @@ class Share:
         return self.owner.setdefault("is", "caller") == "caller"
 
     def wait(self, begun=False):
-        """Waits for its end, and takes it back if it has not begun, unless it is known to have `begun`; can be repeated."""
+        """Waits for its end; can be called again. Where no thread need have `begun`, it is taken back instead."""
         while not (self.ended or (not begun and self.taken_back())):
             self.running.acquire()  # which nobody gets before it has ended
 

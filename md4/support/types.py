@@ -11,7 +11,7 @@ Symmetry: TypeAlias = Literal["s1", "s4", "s8"]
 HostArray: TypeAlias = npt.NDArray[np.float64]
 # A handle, or a stream of Numba, CuPy or PyTorch, none of which has types for it.
 Stream: TypeAlias = Any
-# Numbers of GPUs; None is the current one.
+# None for the current GPU or the CPU, "all", or numbers of GPUs.
 Devices: TypeAlias = Literal["all"] | int | Sequence[int] | None
 # J and K: arrays on the host or on a device, as the density matrices are; None for one that is not asked for.
 JKPair: TypeAlias = tuple[Any, Any]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from molecules import WATER, molecule
 
 from md4 import Basis, Engine
-from md4.contract.screening import DensityNorms, sorted_lists, tiles
+from md4.contract.screening import DensityNorms, pair_bounds, sorted_lists, tiles
 from md4.shells.schwarz import larger, row_norms
 from md4.shells.shell_pairs import pairs_by_kind, shell_kinds
 
@@ -50,7 +50,8 @@ def test_pairs_by_kind_are_all_pairs_once(mixed):
 def test_bounds_are_those_of_the_integrals():
     mol = molecule(WATER, "cc-pvdz")
     engine = Engine(Basis.from_mol(mol), backend="cpu")
-    for this in sorted_lists(engine, 1e-13, 1 << 30):
+    every = pairs_by_kind(engine.bra_basis, engine.backend.sums.mixed_shells)
+    for this in sorted_lists(engine, every, pair_bounds(engine, every, 1e-13), 1e-13, 1 << 30):
         assert np.all(np.diff(this.bound) <= 0)
         for pair, bound in zip(this.pairs.pairs, this.bound):
             block = engine.compute([pair], [pair])[0, 0]

@@ -1,0 +1,223 @@
+"""Who builds J and K: the workers of this process, one for each device, and the processes beside it.
+
+Every worker makes sums X and Y of the tasks that are its own (`md4.contract.work`). They are added up by NCCL where all
+workers have GPUs of their own, else on the host, and then over the processes.
+"""
+
+from functools import cached_property
+
+import numpy as np
+
+from md4.contract.screening import Statistics, pair_bounds, sorted_lists
+from md4.contract.work import divide, make_tasks
+from md4.contract.worker import PartialSums, Worker
+from md4.engine import Engine
+from md4.errors import ArgumentError
+from md4.gpu.devices import chosen
+from md4.method.digestion import digest_flags
+from md4.shells.shell_pairs import pairs_by_kind
+from md4.support.locks import Lock
+from md4.support.log import log
+from md4.support.progress import Progress
+from md4.support.threads import run_each
+
+# Of the progress bar.
+LABEL = "J/K quartets"
+# Bytes of sums from which on NCCL is worth its start, which takes about a second.
+NCCL_BYTES = 32 << 20
+
+
+class Team:
+    """The workers of this process.
+
+    Parameters
+    ----------
+    basis : Basis
+    options : dict
+        backend, stream and max_memory of each worker's engine.
+    devices
+        As in `md4.JK`.
+    ranks : md4.contract.ranks.Ranks or md4.contract.ranks.Alone
+        The processes that build together.
+
+    Attributes
+    ----------
+    workers : list of Worker
+    size : int
+        Number of the workers of all processes.
+    """
+
+    def __init__(self, basis, options, devices, ranks):
+        self.basis, self.ranks = basis, ranks
+        numbers = chosen(devices, options["backend"], ranks.node_rank if ranks.size > 1 else None)
+        if options["stream"] is not None and len(numbers) > 1:
+            raise ArgumentError("a stream belongs to one device; leave it out where there are several devices.")
+        self.workers = [Worker(Engine(basis, device=device, **options)) for device in numbers]
+        self.size = len(numbers)
+
+    def count(self):
+        """Numbers the workers of all processes; every process calls it."""
+        counts = self.ranks.gather(len(self.workers))
+        first, self.size = sum(counts[: self.ranks.rank]), sum(counts)
+        for n, worker in enumerate(self.workers):
+            worker.number = first + n
+
+    @property
+    def engine(self):
+        """The engine of the first worker."""
+        return self.workers[0].engine
+
+    def facts(self):
+        """What has to be the same in all processes, or they would divide the work in different ways."""
+        backends = {worker.backend.division_facts() for worker in self.workers}
+        return {"the backend": " and ".join(sorted(backends))}
+
+    def each(self, work, stop=lambda: None):
+        """[work(worker) for all workers], at the same time, each on its device."""
+        results = [None] * len(self.workers)
+
+        def one(n):
+            with self.workers[n].engine.lock:
+                results[n] = work(self.workers[n])
+
+        run_each(len(self.workers), one, stop)
+        return results
+
+    # pair lists
+
+    def make_lists(self, tolerance):
+        """Makes the pair lists of all workers; each makes its part of the Schwarz bounds."""
+        every = pairs_by_kind(self.basis, self.engine.backend.sums.mixed_shells)
+
+        def bounds(worker):
+            return pair_bounds(worker.engine, every, tolerance, worker.number, self.size), worker.list_bytes()
+
+        found = self.ranks.gather(self.ranks.together(lambda: self.each(bounds)))
+        parts, limits = zip(*(each for of_rank in found for each in of_rank))
+        whole = [np.concatenate(pieces) for pieces in zip(*parts)]
+
+        def prepare(worker):
+            worker.lists = sorted_lists(worker.engine, every, whole, tolerance, min(limits))
+
+        self.ranks.together(lambda: self.each(prepare))
+
+    @property
+    def lists(self):
+        """The pair lists of the first worker; empty before they are made."""
+        return self.workers[0].lists
+
+    def forget(self):
+        """Drops all pair lists."""
+        for worker in self.workers:
+            worker.forget()
+
+    # builds
+
+    def compile_ahead(self, build, progress):
+        """Compiles the missing kernels of a build, on the first rank of each node before the others."""
+        flags = digest_flags(len(build.exchange), len(build.coulomb)) if build.with_k else "j"
+
+        def compile_all():
+            for worker in self.workers:
+                with worker.engine.lock:
+                    worker.engine.with_operator(build.operator).backend.compile_ahead(self.basis, flags, progress)
+
+        self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
+
+    def tasks(self, build):
+        """The `md4.contract.work.Task` of a build; counts the survivors where that is needed."""
+        sums, tolerance = self.engine.backend.sums, build.tolerance
+        if self.size > 1 or not sums.takes_lists:
+            build.counts = [this.count(tolerance) for this in build.screened]
+        if self.size == 1:
+            return make_tasks([0.0] * len(build.screened), (), 1)
+        seconds = sums.seconds if build.with_k else sums.coulomb_seconds
+        times = [
+            seconds(this.bra.pairs, this.ket.pairs, build.matrices) * float(n.sum())
+            for this, n in zip(build.screened, build.counts)
+        ]
+        return make_tasks(times, [len(this.bra) for this in build.screened], self.size)
+
+    def run(self, build, progress):
+        """(sums, `Statistics`) of a build: the list [X, Y], or [Y] without exchange.
+
+        Parameters
+        ----------
+        build : md4.contract.worker.Build
+        progress : bool or None
+            As in `md4.JK`. Processes beside the first one show no bar.
+        """
+        division = divide(self.tasks(build), self.size)
+        total = self.total(build) * len(self.workers) // self.size
+        with (
+            Progress(total, enabled=progress if self.ranks.rank == 0 else False, label=LABEL) as bar,
+            self.ranks.counter(len(self.workers)) as counter,
+        ):
+            build.report = self.reporter(bar)
+
+            def next_bundle():
+                n = counter.next()
+                return division.rest[n] if n < len(division.rest) else None
+
+            def work(worker):
+                part = PartialSums(worker, build)
+                part.run(division.shares[worker.number], next_bundle if self.size > 1 else None)
+                part.end()
+                return part
+
+            parts = self.ranks.together(lambda: self.each(work, counter.stop))
+        counts = self.ranks.gather([(part.stats.computed, part.stats.wanted) for part in parts])
+        computed, wanted = (sum(column) for column in zip(*(each for of_rank in counts for each in of_rank)))
+        return self.total_of(parts), Statistics(computed, 0, wanted)
+
+    def total(self, build):
+        """Number of quartets for the progress bar."""
+        if build.counts is not None:
+            return sum(int(n.sum()) for n in build.counts)
+        lengths = [(len(this.bra), len(this.ket), this.same) for this in build.screened]
+        return sum(bra * (bra + 1) // 2 if same else bra * ket for bra, ket, same in lengths)
+
+    def reporter(self, bar):
+        """`bar.update` for one thread at a time."""
+        if len(self.workers) == 1:
+            return bar.update
+        lock = Lock()
+
+        def report(n):
+            with lock:
+                bar.update(n)
+
+        return report
+
+    def total_of(self, parts):
+        """The sums of all workers added up, as NumPy arrays."""
+        places = dict(zip(self.workers, parts))
+        if self.size > 1 and parts[0].nbytes >= NCCL_BYTES and self.joined:
+            self.each(lambda worker: places[worker].target.add_up(worker.group))
+
+            def fetch(worker):
+                return parts[0].result() if worker is self.workers[0] else worker.backend.mark()()
+
+            return self.ranks.together(lambda: self.each(fetch)[0])
+        results = self.ranks.together(lambda: self.each(lambda worker: places[worker].result()))
+        for other in results[1:]:
+            for total, array in zip(results[0], other):
+                np.add(total, array, out=total)
+        self.ranks.sum(results[0])
+        return results[0]
+
+    @cached_property
+    def joined(self):
+        """Whether the workers of all processes are a group whose sums NCCL adds up; they become one when asked."""
+        places = self.ranks.gather(self.each(lambda worker: worker.backend.place()))
+        places = [place for of_rank in places for place in of_rank]
+        if None in places or len(set(places)) < len(places):
+            return False
+        identity = self.ranks.gather(self.engine.backend.new_group() if self.ranks.rank == 0 else None)[0]
+
+        def join(worker):
+            worker.group = worker.backend.join(identity, worker.number, self.size)
+
+        self.each(join)
+        log.info("the sums of %d GPUs are added up by NCCL", self.size)
+        return True

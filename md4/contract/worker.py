@@ -1,0 +1,235 @@
+"""What one device does in a build of J and K: its pair lists, their H matrices, and its part of the sums."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from md4.contract.screening import Statistics, tiles
+from md4.contract.workspace import HermiteStore, least_block
+from md4.errors import MemoryLimitError
+from md4.plan import part_of
+from md4.support.log import log
+
+# Shares of the memory that may be used: of one block of integrals, and of the H matrices.
+BLOCK_SHARE = 0.15
+HERMITE_SHARE = 0.5
+# Largest number of quartets of a rectangle of J alone, which makes no block: as many as kernels can count.
+COULOMB_QUARTETS = 1 << 28
+# Number of bundles of tasks that a worker may have begun, but not ended, when it takes the next one.
+AHEAD = 2
+
+
+@dataclass
+class Build:
+    """What is to be built: sums over all surviving quartets.
+
+    Attributes
+    ----------
+    operator : md4.method.operators.Operator
+    tolerance : float
+    exchange, coulomb : ndarray, shapes (n_k, nao, nao) and (n_j, nao, nao)
+        D of X, and D + D^T of Y (`md4.method.digestion`). Without exchange, Y is summed in the Hermite basis.
+    with_k : bool
+    screened : list of md4.contract.screening.Screened
+        Pairs of lists.
+    counts : list of ndarray, or None
+        The survivors of each (`survivors`), where they are counted.
+    report : callable
+        Is told how many more quartets are done.
+    """
+
+    operator: Any
+    tolerance: float
+    exchange: np.ndarray = field(repr=False)
+    coulomb: np.ndarray = field(repr=False)
+    with_k: bool
+    screened: list = field(repr=False, default_factory=list)
+    counts: list | None = field(repr=False, default=None)
+    report: Any = field(repr=False, default=None)
+
+    @property
+    def matrices(self):
+        """Number of density matrices."""
+        return len(self.exchange) + len(self.coulomb)
+
+
+class Worker:
+    """Builds on one device: an engine, the pair lists of the basis set with their bounds, and their H matrices.
+
+    Attributes
+    ----------
+    engine : md4.Engine
+    number : int
+        Of this worker among those of all processes.
+    lists : list of md4.contract.screening.PairList
+    store : md4.contract.workspace.HermiteStore
+        Keeps the H matrices of the lists from one build to the next.
+    group
+        What it has joined by `Backend.join`, if it has.
+    """
+
+    def __init__(self, engine):
+        self.engine, self.number, self.lists, self.group = engine, 0, [], None
+
+    @property
+    def backend(self):
+        return self.engine.backend
+
+    @cached_property
+    def store(self):
+        backend = self.backend
+        return HermiteStore(int(HERMITE_SHARE * backend.memory_left()), backend, backend.forms)
+
+    def list_bytes(self):
+        """Largest number of bytes of the H matrices of one list in one form, for the memory that is free now."""
+        return int(HERMITE_SHARE * self.backend.memory_left()) // (4 * self.backend.forms)
+
+    def forget(self):
+        """Drops pair lists and H matrices."""
+        if "store" in self.__dict__:
+            self.store.clear()
+            del self.store
+        self.lists = []
+
+    def check_memory(self, build):
+        """MemoryLimitError if densities, J, K and least workspace do not fit; kept H matrices are dropped first."""
+        backend, basis = self.backend, self.engine.bra_basis
+        least = least_block(self.engine, (0, basis.nshell))
+        need = 2 * build.matrices * 8 * basis.nao**2 * backend.sums.copies + least
+        if not build.with_k:
+            need += len(build.coulomb) * sum(backend.sums.coulomb_bytes(this.pairs) for this in self.lists)
+        if need > backend.memory_left():
+            self.store.clear()
+        limit = backend.memory_left()
+        if need > limit:
+            raise MemoryLimitError(
+                f"{build.matrices} density matrices of {basis.nao} AOs, their J and K and the least workspace take "
+                f"{need / 1e6:.1f} MB, but {limit / 1e6:.1f} MB may be used; raise max_memory or give fewer at once."
+            )
+
+
+class PartialSums:
+    """What a worker adds up in one build.
+
+    Parameters
+    ----------
+    worker : Worker
+    build : Build
+    """
+
+    def __init__(self, worker, build):
+        self.worker, self.build, self.store = worker, build, worker.store
+        self.engine = worker.engine.with_operator(build.operator)
+        self.backend, self.stats = self.engine.backend, Statistics()
+        worker.check_memory(build)
+        sums, basis = self.backend.sums, self.engine.bra_basis
+        if build.with_k:
+            self.target = sums.digest(build.exchange, build.coulomb)
+        else:
+            self.target = sums.coulomb(basis, build.coulomb)
+        self.store.fit(HERMITE_SHARE)
+        self.block_bytes = min(sums.block_bytes, int(BLOCK_SHARE * self.backend.memory_left()))
+        self.begun = deque()
+        if not build.with_k:
+            for this in worker.lists:
+                self.store.touch(this.prepared, this.prepared)
+                self.target.load(this.prepared)
+
+    def run(self, tasks, next_bundle=None):
+        """Adds the integrals of `tasks`, and then of the bundles of tasks from `next_bundle()`, until there is none."""
+        self.add(tasks, paced=next_bundle is not None)
+        while next_bundle is not None and (bundle := self.in_time(next_bundle)) is not None:
+            self.add(bundle, paced=True)
+
+    def in_time(self, next_bundle):
+        """The next bundle, when the device has at most AHEAD tasks left: others may be done with theirs earlier."""
+        while len(self.begun) > AHEAD:
+            self.begun.popleft()()
+        return next_bundle()
+
+    def add(self, tasks, paced=False):
+        """Adds the integrals of tasks; on a GPU, these are on their way when it returns, and noted if it is `paced`."""
+        if self.backend.sums.takes_lists:
+            self.take(tasks)
+            return
+        for task in tasks:
+            self.add_task(task)
+            if paced:
+                self.begun.append(self.backend.mark())
+
+    def take(self, tasks):
+        """Gives pairs of lists to a `ListTarget`, as many at once as the store has memory for."""
+        build, basis, report = self.build, self.engine.bra_basis, self.build.report
+        pairs = [build.screened[task.pair].list_pair(self.worker.lists, task.part, task.parts) for task in tasks]
+        for batch in self.store.batches(pairs):
+            count = self.target.take(batch, basis, build.tolerance, report)
+            self.stats.computed += count
+            self.stats.wanted += count
+
+    def add_task(self, task):
+        """Gives the rectangles of quartets that cover a task to a target of blocks."""
+        this, n = self.build.screened[task.pair], self.build.counts[task.pair]
+        bra, ket = (self.worker.lists[number] for number in this.numbers)
+        first, last = part_of(n, task.part, task.parts)
+        n = n[first:last]
+        if self.build.with_k:
+            self.store.touch(ket.prepared, bra.prepared)
+            self.store.touch(bra.prepared, ket.prepared)
+            most = max(1, self.block_bytes // (8 * bra.pairs.nab * ket.pairs.nab))
+        else:
+            most = COULOMB_QUARTETS
+        for ij, kl in tiles(n, most):
+            ab, cd = bra.prepared[first + ij.start : first + ij.stop], ket.prepared[kl]
+            if self.build.with_k:
+                self.add_rectangle(ab, cd, this.same)
+            else:
+                self.target.add(ab, cd, this.same)
+            self.stats.computed += len(ab) * len(cd)
+        wanted = int(n.sum())
+        self.stats.wanted += wanted
+        self.build.report(wanted)
+
+    def add_rectangle(self, ab, cd, same):
+        """Adds a rectangle of quartets, in halves where there is no memory for the whole."""
+        try:
+            self.add_block(ab, cd, same)
+        except MemoryLimitError:
+            if len(ab) * len(cd) == 1:
+                raise
+            self.store.clear()
+            log.info("no memory for %r with %r at once; they are made in halves", ab.pairs, cd.pairs)
+            for half in halves(max(ab, cd, key=len)):
+                self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same)
+
+    def add_block(self, ab, cd, same):
+        """Makes the block of two slices, and gives it to the target."""
+        a, b = ab.pairs, cd.pairs
+        block = self.backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
+        self.engine.evaluate(ab, cd, block)
+        self.target.add(block, ab, cd, self.engine.bra_basis, same)
+
+    def end(self):
+        """Ends the sums of this worker."""
+        if not self.build.with_k:
+            for this in self.worker.lists:
+                self.store.touch(this.prepared, this.prepared)
+                self.target.collect(this.prepared)
+
+    def result(self):
+        """[X, Y], or [Y] without exchange, as NumPy arrays."""
+        found = self.target.result()
+        return list(found) if self.build.with_k else [found]
+
+    @property
+    def nbytes(self):
+        """Bytes of the result."""
+        return 8 * (len(self.build.exchange) + len(self.build.coulomb)) * self.engine.bra_basis.nao**2
+
+
+def halves(side):
+    """A list, or a slice of one, in two slices."""
+    middle = len(side) // 2
+    return side[0:middle], side[middle : len(side)]

@@ -1,0 +1,71 @@
+"""Division of work: every quartet is computed once, whoever does it, and predicted times are shared fairly."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from md4.contract.work import FIXED_SHARE, SHORTEST, TASKS, divide, make_tasks
+from md4.plan import part_of
+
+times = st.lists(st.floats(0, 10), min_size=1, max_size=60)
+team_sizes = st.integers(1, 40)
+
+
+def everything(division):
+    """All tasks of a division."""
+    return [task for tasks in (*division.shares, *division.rest) for task in tasks]
+
+
+@given(seconds=times, workers=team_sizes, data=st.data())
+def test_tasks_are_disjoint_and_complete(seconds, workers, data):
+    rows = [data.draw(st.integers(1, 50)) for _ in seconds]
+    division = divide(make_tasks(seconds, rows, workers), workers)
+    assert len(division.shares) == workers
+    done = Counter(task[:3] for task in everything(division))
+    assert set(done.values()) == {1}
+    for pair, most in enumerate(rows):
+        parts = [task for task in done if task[0] == pair]
+        assert 1 <= len(parts) <= most
+        assert sorted(parts) == [(pair, k, len(parts)) for k in range(len(parts))]
+
+
+@given(weights=st.lists(st.integers(0, 1000), min_size=1, max_size=300), parts=st.integers(1, 50))
+def test_parts_are_disjoint_and_complete(weights, parts):
+    rows = [range(*part_of(np.array(weights), k, parts)) for k in range(parts)]
+    assert [n for part in rows for n in part] == list(range(len(weights)))
+
+
+@given(weights=st.lists(st.integers(1, 1000), min_size=50, max_size=300), parts=st.integers(2, 5))
+def test_parts_are_equal(weights, parts):
+    sums = [sum(weights[slice(*part_of(np.array(weights), k, parts))]) for k in range(parts)]
+    assert max(abs(s - sum(weights) / parts) for s in sums) <= 2 * max(weights)
+
+
+@given(seconds=st.lists(st.floats(0.01, 10), min_size=1, max_size=60), workers=st.integers(2, 40))
+def test_shares_are_fair(seconds, workers):
+    """If any task can be cut, no share is longer than another by more than the longest task."""
+    tasks = make_tasks(seconds, [10**6] * len(seconds), workers)
+    longest = max(sum(seconds) / (TASKS * workers), SHORTEST)
+    assert max(task.seconds for task in tasks) <= longest * (1 + 1e-9)
+    division = divide(tasks, workers)
+    shares = [sum(task.seconds for task in share) for share in division.shares]
+    assert max(shares) - min(shares) <= longest * (1 + 1e-9)
+    assert sum(shares) == pytest.approx(FIXED_SHARE * sum(seconds), abs=longest)
+
+
+def test_the_rest_is_handed_out_in_bundles_that_fall():
+    """Long ones first, so that all end at about the same time, and tiny ones together."""
+    division = divide(make_tasks([1.0] * 64 + [1e-6] * 1000, [1000] * 1064, 4), 4)
+    lengths = [sum(task.seconds for task in bundle) for bundle in division.rest]
+    assert len(lengths) < 64
+    assert all(a >= 0.9 * b for a, b in itertools.pairwise(lengths))
+
+
+def test_one_worker_does_all_in_order():
+    division = divide(make_tasks([3.0, 1.0, 2.0], [5, 5, 5], 1), 1)
+    assert [task[:3] for task in division.shares[0]] == [(0, 0, 1), (1, 0, 1), (2, 0, 1)]
+    assert division.rest == []
