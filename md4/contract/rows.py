@@ -5,13 +5,13 @@ them one after the other (`md4.contract.slices`). So a worker needs memory for o
 share is the number of the next slice.
 """
 
-from hashlib import sha256
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from md4 import gpu
+from md4.contract.fock import common_facts
 from md4.contract.ranks import STOPPED
 from md4.contract.slices import Cuts, halves
 from md4.contract.stores import MemoryStore, checked_store
@@ -21,9 +21,7 @@ from md4.engine import Engine
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.gpu.devices import chosen
 from md4.method.scatter import first_row
-from md4.support.cache import fingerprint
 from md4.support.display import size_text
-from md4.support.environment import version
 from md4.support.locks import Lock
 from md4.support.log import log
 from md4.support.memory import host_memory
@@ -67,18 +65,6 @@ def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks)
     return [Engine(basis, None, operator, backend, stream, max_memory, device) for device in numbers]
 
 
-def facts(engine, **others):
-    """What must be the same on all ranks, as a dict for `Ranks.same`."""
-    basis = engine.bra_basis
-    arrays = basis.classes, basis.nprims, basis.centres, basis.exponents, basis.coefficients
-    digest = sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:12]
-    return {
-        "the version of md4": version("md4"), "the source of md4": fingerprint(),
-        "the molecule or its basis set": f"{basis!r}, {digest}", "the operator": engine.operator,
-        "the backend": engine.backend.name, **others,
-    }  # fmt: skip
-
-
 def check_shared(engines, ranks, out, device, gather):
     """ArgumentError for arguments that do not go together."""
     if device and len(engines) > 1:
@@ -88,33 +74,38 @@ def check_shared(engines, ranks, out, device, gather):
     if device and out is not None and ranks.size > 1:
         raise ArgumentError("with device=True and comm, each rank gets a new array of its rows; leave out `out`.")
     if gather and out is not None:
-        raise ArgumentError("gather=True returns the tensor on rank 0; leave out `out`, to which ranks write their rows.")
+        raise ArgumentError("gather=True returns the tensor on rank 0; leave out `out`, to which all ranks write.")
 
 
 def shared_tensor(engines, request, ranks, out=None, device=False, gather=False, progress=None):
     """The AO tensor of engines over the same basis, one a device, and of all ranks; results as in `md4.int2e`.
 
+    If it fails on one rank, the caller has to see to it that it fails on all; see `Ranks.together`.
+
     Parameters
     ----------
     engines : list of Engine
-        The workers of this rank.
+        Of the workers of this rank.
     request : md4.contract.tensor.Request
     ranks : md4.contract.ranks.Alone or md4.contract.ranks.Ranks
     out, device, gather, progress
         As in `md4.int2e`.
     """
-    ranks.together(lambda: check_shared(engines, ranks, out, device, gather))
-    team = Team(engines, request, ranks)
+    check_shared(engines, ranks, out, device, gather)
+    options = {"aosym": request.aosym, "shls_slice": request.ranges, "device": device, "gather": gather}
+    common = {"the backend": engines[0].backend.name, "the operator": engines[0].operator, "out": out is not None}
+    ranks.same({**common_facts(engines[0].bra_basis), **common, **options})
+    team = TensorTeam(engines, request, ranks)
     if device:
-        return ranks.together(lambda: team.on_device(out, progress))
-    store = ranks.together(lambda: team.store(out, gather))
+        return team.on_device(out, progress)
+    store = team.store(out, gather)
     ranks.once_a_node(lambda: team.compile_ahead(progress))
     with ranks.counter(len(engines)) as counter:
-        ranks.together(lambda: team.fill(store, counter, progress))
+        team.fill(store, counter, progress)
     return team.result(store, out, gather)
 
 
-class Team:
+class TensorTeam:
     """The workers of a rank, which make its rows of a tensor.
 
     Attributes
@@ -187,7 +178,7 @@ class Team:
                     bar.update(integrals)
 
             def work(n):
-                worker = Worker(self.engines[n], self.request, store, report)
+                worker = TensorWorker(self.engines[n], self.request, store, report)
                 while (number := next(numbers)) < len(slices) and counter.next() < STOPPED:
                     worker.make(slices[number])
 
@@ -215,7 +206,7 @@ class Team:
             return TensorRows(*self.mine.rows, target.result())
 
 
-class Worker:
+class TensorWorker:
     """A device that makes slices, and its memory on the host for rows that go to a file.
 
     Parameters

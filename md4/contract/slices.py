@@ -52,7 +52,7 @@ def slice_pairs(basis, request, ends=None):
 
 
 def shells_of(basis, shells, ends):
-    """The shells (first, last + 1) of a range to which the AOs `ends` of the range belong; all of them without `ends`."""
+    """The shells (first, last + 1) of a range to which its AOs `ends` belong; all of them without `ends`."""
     if ends is None:
         return shells
     start = basis.ao_loc[shells[0]]

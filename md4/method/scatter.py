@@ -33,7 +33,7 @@ def write_in_box(i, j, k, l, value, box, out):
 
 
 def write_in_slice(place, value, box, out):
-    """Writes to a place of the whole packed tensor if the slice contains it; see `TensorLayout.box` (device function)."""
+    """Writes to a place of the whole packed tensor if the slice contains it: `TensorLayout.box` (device function)."""
     if box[8] <= place < box[9]:
         out[place - box[8]] = value
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
-from md4.contract.ranks import Alone, Ranks
-from md4.contract.rows import TensorRows, facts, shared_engines, shared_tensor
+from md4.contract.ranks import ranks_of
+from md4.contract.rows import TensorRows, shared_engines, shared_tensor
 from md4.contract.stores import is_file
 from md4.contract.tensor import ao_tensor, checked_request
 from md4.errors import ArgumentError, UnsupportedError
@@ -72,23 +72,18 @@ def intor(
     >>> md4.intor(mol, "int2e_stg", aosym="s4").shape
     (66, 66)
     """
-    ranks = Alone() if comm is None else Ranks(comm)
+    ranks = ranks_of(comm)
 
-    def checked():
+    def made():
         basis, operator = name_basis_operator(mol, name, omega)
         request = checked_request(basis, aosym, shls_slice, out, device)
-        options = checked_flag("gather", gather), checked_progress(progress)
+        collected, shown_progress = checked_flag("gather", gather), checked_progress(progress)
         engines = shared_engines(basis, operator, backend, stream, max_memory, devices, ranks)
-        return engines, request, *options
+        if devices is None and comm is None and not is_file(out):
+            return ao_tensor(engines[0], aosym, shls_slice, out, device, shown_progress)
+        return shared_tensor(engines, request, ranks, out, bool(device), collected, shown_progress)
 
-    engines, request, collected, shown_progress = ranks.together(checked)
-    if devices is None and comm is None and not is_file(out):
-        return ao_tensor(engines[0], aosym, shls_slice, out, device, shown_progress)
-    ranks.same(
-        facts(engines[0], name=name, aosym=aosym, shls_slice=request.ranges, device=bool(device), gather=collected)
-        | {"whether there is an out": out is not None}
-    )
-    result = shared_tensor(engines, request, ranks, out, device, collected, shown_progress)
+    result = ranks.together(made, "md4.intor")
     return result.array if comm is None and isinstance(result, TensorRows) else result
 
 

@@ -9,7 +9,7 @@ from molecules import WATER, molecule
 import md4
 from md4.contract import rows
 from md4.contract.ranks import Alone
-from md4.contract.rows import Team, TensorRows, Worker, shared_tensor
+from md4.contract.rows import TensorRows, TensorTeam, TensorWorker, shared_tensor
 from md4.contract.tensor import Request
 from md4.engine import Engine
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
@@ -40,13 +40,13 @@ def engines(basis, count, **options):
 @pytest.fixture
 def computed(monkeypatch):
     """The slices that are computed, with the threads that did it."""
-    found, compute = [], Worker.compute
+    found, compute = [], TensorWorker.compute
 
     def noted(self, layout):
         found.append((layout.ends, threading.get_ident()))
         compute(self, layout)
 
-    monkeypatch.setattr(Worker, "compute", noted)
+    monkeypatch.setattr(TensorWorker, "compute", noted)
     return found
 
 
@@ -68,14 +68,14 @@ def test_tensors(basis, right, computed, aosym, workers):
 
 def test_each_worker_has_its_thread(basis, computed, monkeypatch):
     """Both make slices at the same time."""
-    meeting, compute = threading.Barrier(2, timeout=60), Worker.compute
+    meeting, compute = threading.Barrier(2, timeout=60), TensorWorker.compute
 
     def met(self, layout):
         if len(computed) < 2:
             meeting.wait()
         compute(self, layout)
 
-    monkeypatch.setattr(Worker, "compute", met)
+    monkeypatch.setattr(TensorWorker, "compute", met)
     shared(basis, "s8")
     assert len({thread for _, thread in computed}) == 2
 
@@ -101,8 +101,8 @@ def test_file(basis, right, tmp_path):
 
 def test_memory_for_rows_is_used_again(basis, tmp_path):
     request, out = Request.checked(basis, "s1", None), np.lib.format.open_memmap(tmp_path / "a", "w+", "f8", (24,) * 4)
-    team = Team(engines(basis, 1), request, Alone())
-    worker = Worker(team.engines[0], team.request, team.store(out, False), lambda _: None)
+    team = TensorTeam(engines(basis, 1), request, Alone())
+    worker = TensorWorker(team.engines[0], team.request, team.store(out, False), lambda _: None)
     worker.make(team.cuts.layout.slice(3, 6))
     kept = worker.buffer
     assert len(kept) == 3 * 24**3
@@ -113,14 +113,14 @@ def test_memory_for_rows_is_used_again(basis, tmp_path):
 
 
 def test_a_worker_that_runs_out_of_memory_makes_smaller_slices(basis, right, computed, monkeypatch):
-    compute = Worker.compute
+    compute = TensorWorker.compute
 
     def limited(self, layout):
         if layout.ends[1] - layout.ends[0] > 2:
             raise MemoryLimitError("too much")
         compute(self, layout)
 
-    monkeypatch.setattr(Worker, "compute", limited)
+    monkeypatch.setattr(TensorWorker, "compute", limited)
     found = shared(basis, "s8").array
     np.testing.assert_allclose(found, right["s8"], rtol=0, atol=1e-14)
     ends = sorted(ends for ends, _ in computed)
@@ -128,14 +128,14 @@ def test_a_worker_that_runs_out_of_memory_makes_smaller_slices(basis, right, com
 
 
 def test_an_error_of_one_worker_ends_all(basis, computed, monkeypatch):
-    compute = Worker.compute
+    compute = TensorWorker.compute
 
     def failing(self, layout):
         if len(computed) == 3:
             raise DeviceError("the device is gone")
         compute(self, layout)
 
-    monkeypatch.setattr(Worker, "compute", failing)
+    monkeypatch.setattr(TensorWorker, "compute", failing)
     with pytest.raises(DeviceError, match="the device is gone"):
         shared(basis, "s1")
     assert len(computed) < 12

