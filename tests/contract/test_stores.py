@@ -66,7 +66,7 @@ def test_tensor_larger_than_the_memory_that_may_be_used(water, file):
     mol = molecule(WATER, "6-31g**")
     theirs = mol.intor("int2e", aosym="s1")
     assert theirs.nbytes > 2.6e6
-    with pytest.raises(MemoryLimitError, match="takes 2.7 MB"):
+    with pytest.raises(MemoryLimitError, match=r"takes 2\.7 MB"):
         md4.int2e(mol, backend="cpu", max_memory=2)
     out = file.create_dataset("eri", theirs.shape, "f8")
     md4.int2e(mol, out=out, backend="cpu", max_memory=2)
