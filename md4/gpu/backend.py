@@ -208,22 +208,25 @@ class GpuBackend:
     def tensor(self, layout, out, device, least_block, host_tensor):
         """The AO tensor to fill: on the device where it fits, else on the host; see `md4.backends.Backend`."""
         pool, shape, size = self.context.pool, layout.shape, layout.nbytes
-        room = pool.left()
         if device:
-            if out is None and size + least_block > room:
-                raise tensor_refusal(shape, size + least_block, room)
+            if out is None and size + least_block > pool.left():
+                raise tensor_refusal(shape, size + least_block, pool.left())
             return DeviceTensor(self.context, layout, self.result(shape, out), None)
-        if out is None and size > host_memory():
-            raise tensor_refusal(shape, size, host_memory())
-        if out is None and pool.cap is not None:
-            if size + least_block > room:
-                raise tensor_refusal(shape, size + least_block, room)
-            room -= size
-        host = pool.watch(np.empty(shape)) if out is None else out
+        host = self.host_array(shape, least_block) if out is None else out
+        room = pool.left()
         if size + max(least_block, room // 4) > room:
             log.info("the device has no room for the tensor of %s, which is collected on the host", size_text(size))
             return StagedTensor(self.context, host_tensor(layout, host))
         return DeviceTensor(self.context, layout, self.result(shape), host)
+
+    def host_array(self, shape, least_block):
+        """An array on the host for results, which counts against the cap."""
+        pool, size = self.context.pool, 8 * prod(shape)
+        if size > host_memory():
+            raise tensor_refusal(shape, size, host_memory())
+        if pool.cap is not None and size + least_block > pool.left():
+            raise tensor_refusal(shape, size + least_block, pool.left())
+        return pool.watch(np.empty(shape))
 
     def bounds(self, count):
         """Schwarz bounds of so many pairs."""
