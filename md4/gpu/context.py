@@ -186,6 +186,8 @@ class DeviceContext:
         The type of numbers.
     stream : numba.cuda.cudadrv.driver.Stream
         All work is done in its order.
+    handle : int
+        The stream's, as the driver knows it.
     pool : md4.gpu.pool.Pool
         Device memory.
     lock : DeviceLock
@@ -205,11 +207,12 @@ class DeviceContext:
             self.capability = current_capability()
             self.unit = arithmetic_unit(self.capability)
             self.stream, self.pool = as_stream(stream), Pool(max_memory)
+            self.handle = int(self.stream.handle)
 
     def on(self, stream):
         """The same with another stream."""
         other = copy(self)
-        other.stream = stream
+        other.stream, other.handle = stream, int(stream.handle)
         return other
 
     def launch(self, variant, grid, block, shared, *args):
@@ -225,7 +228,7 @@ class DeviceContext:
         *args
             The kernel's arguments: `Buffer` objects and numbers, or tuples of them where the kernel takes a group.
         """
-        launcher(variant, self.capability, self.device)(grid, block, self.stream, shared, args)
+        launcher(variant, self.capability, self.device)(grid, block, self.handle, shared, args)
 
     def table(self, make, *args):
         """A constant table made by `make(*args)`, in this device's memory, made once a process."""
