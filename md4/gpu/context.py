@@ -207,7 +207,7 @@ class DeviceContext:
             self.capability = current_capability()
             self.unit = arithmetic_unit(self.capability)
             self.stream, self.pool = as_stream(stream), Pool(max_memory)
-            self.handle = int(self.stream.handle)
+            self.handle, self.known = int(self.stream.handle), {}
 
     def on(self, stream):
         """The same with another stream."""
@@ -229,6 +229,15 @@ class DeviceContext:
             The kernel's arguments: `Buffer` objects and numbers, or tuples of them where the kernel takes a group.
         """
         launcher(variant, self.capability, self.device)(grid, block, self.handle, shared, args)
+
+    def fixed(self, make, *args):
+        """make(self, *args), made once: what all launches for the same `args` have in common."""
+        key = make, args
+        try:
+            return self.known[key]
+        except KeyError:
+            found = self.known[key] = make(self, *args)
+            return found
 
     def table(self, make, *args):
         """A constant table made by `make(*args)`, in this device's memory, made once a process."""

@@ -42,9 +42,20 @@ class Side(NamedTuple):
 
     @classmethod
     def of(cls, pairs):
-        return cls(
-            pairs.l, pairs.nab, pairs.nherm, pairs.max_prim, round(pairs.mean_prim, 1), *counted_rows(pairs.shell_class)
-        )
+        """Of `ShellPairs` or `PreparedPairs`, or of slices of them."""
+        return cls.of_facts(pairs.facts, rounded_mean(pairs))
+
+    @classmethod
+    @cache
+    def of_facts(cls, facts, mean_prim):
+        """Of `ListFacts` and a `rounded_mean`."""
+        rows = counted_rows(facts.shell_class)
+        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows)
+
+
+def rounded_mean(pairs):
+    """Mean number of primitive pairs, in steps in which predicted times are told apart."""
+    return round(pairs.mean_prim, 1)
 
 
 @cache
