@@ -78,9 +78,10 @@ class PreparedPairs:
     def h(self, form):
         """H matrices of the whole list in a form of the backend; kept until dropped. Those of kets carry (-1)^|q|."""
         whole = self.whole
-        if form not in whole._h:
-            whole._h[form] = self.backend.hermite(whole, form)
-        return whole._h[form]
+        found = whole._h.get(form)
+        if found is None:
+            found = whole._h[form] = self.backend.hermite(whole, form)
+        return found
 
     @property
     def h_bytes(self):

@@ -187,7 +187,7 @@ class PartialSums:
                 self.add_rectangle(ab, cd, this.same)
             else:
                 self.target.add(ab, cd, this.same)
-            self.stats.computed += len(ab) * len(cd)
+            self.stats.computed += ab.npair * cd.npair
         wanted = int(n.sum())
         self.stats.wanted += wanted
         self.build.report(wanted)
@@ -206,8 +206,8 @@ class PartialSums:
 
     def add_block(self, ab, cd, same):
         """Makes the block of two slices, and gives it to the target."""
-        a, b = ab.pairs, cd.pairs
-        block = self.backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
+        a, b = ab.facts, cd.facts
+        block = self.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
         self.engine.evaluate(ab, cd, block)
         self.target.add(block, ab, cd, self.engine.bra_basis, same)
 

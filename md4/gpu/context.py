@@ -127,7 +127,8 @@ class DeviceLock(Lock):
         check_not_forked()
         super().__enter__()
         try:
-            other = None if self.device in (None, current_device()) else cuda.gpus[self.device]
+            held = self.device is None or bool(self.pushed) or self.device == current_device()
+            other = None if held else cuda.gpus[self.device]
             if other is not None:
                 other.__enter__()
             self.pushed.append(other)
