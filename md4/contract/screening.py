@@ -30,10 +30,8 @@ PRIMITIVE_SHARE = 1e-5
 SCHWARZ_PAIRS = 64
 SCHWARZ_BYTES = 64 << 20
 SCHWARZ_SHARE = 0.15
-# A rectangle of quartets ends before the bra pairs with which more than this share of it would be computed in vain,
+# A rectangle of quartets ends before the bra pairs with which more than this share of it would be computed in vain.
 TILE_WASTE = 0.1
-# but it has at least this many quartets.
-TILE_QUARTETS = 20000
 # Largest number of steps in which a list of bra pairs is cut.
 TILE_STEPS = 24
 
@@ -256,28 +254,28 @@ def survivors(bra, ket, factor, tolerance, triangle):
     return np.minimum(n, np.arange(1, len(n) + 1)) if triangle else n
 
 
-def tiles(n, most):
+def tiles(n, most, least):
     """Rectangles (bra slice, ket slice) that cover the survivors `n` with little waste.
 
     Parameters
     ----------
     n : ndarray of int, shape (nbra,)
         The number of ket pairs, counted from the first, that each bra pair needs.
-    most : int
-        Largest number of quartets of a rectangle.
+    most, least : int
+        Largest number of quartets of a rectangle, and the number below which it does not end whatever it wastes.
     """
     used = n.nonzero()[0]
     if len(used) == 0:
         return []
     n = n[: used[-1] + 1]
     width = int(n.max())
-    if len(n) * width <= TILE_QUARTETS or len(n) * width <= (1 + TILE_WASTE) * int(n.sum()):
+    if len(n) * width <= least or len(n) * width <= (1 + TILE_WASTE) * int(n.sum()):
         return split_tile(0, len(n), width, most)
     edges = np.arange(0, len(n), max(1, len(n) // TILE_STEPS))
     ends = [*edges[1:].tolist(), len(n)]
     out, first, width, inside = [], 0, 0, 0
     for start, end, widest, total in zip(edges.tolist(), ends, *band(n, edges)):
-        if inside >= TILE_QUARTETS and (end - first) * max(width, widest) > (1 + TILE_WASTE) * (inside + total):
+        if inside >= least and (end - first) * max(width, widest) > (1 + TILE_WASTE) * (inside + total):
             out += split_tile(first, start, width, most)
             first, width, inside = start, 0, 0
         width, inside = max(width, widest), inside + total

@@ -18,6 +18,9 @@ BLOCK_SHARE = 0.15
 HERMITE_SHARE = 0.5
 # Largest number of quartets of a rectangle of J alone, which makes no block: as many as kernels can count.
 COULOMB_QUARTETS = 1 << 28
+# Predicted time from which on a rectangle may end to waste less. The host needs a part of it to have a rectangle made,
+# less for J alone.
+RECTANGLE_SECONDS, COULOMB_SECONDS = 1e-4, 2.5e-5
 # Number of bundles of tasks that a worker may have begun, but not ended, when it takes the next one.
 AHEAD = 2
 
@@ -174,14 +177,16 @@ class PartialSums:
         this, n = self.build.screened[task.pair], self.build.counts[task.pair]
         bra, ket = (self.worker.lists[number] for number in this.numbers)
         first, last = part_of(n, task.part, task.parts)
-        n = n[first:last]
+        n, sums = n[first:last], self.backend.sums
         if self.build.with_k:
             self.store.touch(ket.prepared, bra.prepared)
             self.store.touch(bra.prepared, ket.prepared)
             most = max(1, self.block_bytes // (8 * bra.pairs.nab * ket.pairs.nab))
+            least = RECTANGLE_SECONDS / sums.seconds(bra.pairs, ket.pairs, self.build.matrices)
         else:
             most = COULOMB_QUARTETS
-        for ij, kl in tiles(n, most):
+            least = COULOMB_SECONDS / sums.coulomb_seconds(bra.pairs, ket.pairs, self.build.matrices)
+        for ij, kl in tiles(n, most, least):
             ab, cd = bra.prepared[first + ij.start : first + ij.stop], ket.prepared[kl]
             if self.build.with_k:
                 self.add_rectangle(ab, cd, this.same)
