@@ -4,8 +4,9 @@ Both classes have the same methods, so that what divides work asks no further qu
 uses mpi4py, and only if the caller gives a communicator. So `import md4` does not start MPI.
 
 All methods except `next` and `stop` of a counter are collective: every rank calls them, in the same order and from one
-thread at a time. Each of them first exchanges what the ranks are about to do. If that differs, all ranks raise an
-exception, and none waits in vain.
+thread at a time. Each of them first exchanges what the ranks are about to do, and whether the work of one has failed
+(`Ranks.together`). If it has, or if they are about to do different things, all ranks raise an exception. So none waits
+in vain, wherever in the work of `together` the failure is and whatever the others do meanwhile.
 
 md4 sends its messages through a duplicate of the caller's communicator, so that they never meet the caller's own. The
 duplicate belongs to the communicator: it is made once, however many objects use it, and freed by `comm.Free()`, which
@@ -17,13 +18,15 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import wraps
+from typing import cast
 
 import numpy as np
 
 from md4.errors import ArgumentError, RankError
 from md4.support.arguments import shown
 from md4.support.environment import way_to_extra
-from md4.support.locks import Lock, once
+from md4.support.locks import Lock, Method, once
 
 # Bytes of one message, which caches hold and every MPI can count.
 MESSAGE_BYTES = 1 << 24
@@ -42,7 +45,10 @@ class Alone:
     def same(self, facts):
         pass
 
-    def together(self, work):
+    def together(self, work, name="end of a step"):
+        return work()
+
+    def first(self, work):
         return work()
 
     def once_a_node(self, work):
@@ -104,12 +110,20 @@ class Ranks:
         self.rank, self.size = self._channel.comm.rank, self._channel.comm.size
         self.node_rank, self.node_size = self._channel.node.rank, self._channel.node.size
 
-    def _exchange(self, what, value=None):
-        """The values of all ranks; ArgumentError on all ranks if `what` they do is not the same."""
+    def _exchange(self, what, value=None, failure=None):
+        """The values of all ranks.
+
+        All ranks raise an exception if one of them comes with a failure, which is its own exception, or if `what` they
+        do is not the same.
+        """
         self._channel.wait()
-        found = self._channel.comm.allgather((what, value))
-        self._compare("the call", [this for this, _ in found], "call the same functions in the same order on all ranks")
-        return [value for _, value in found]
+        found = self._channel.comm.allgather((what, value, failure and f"{type(failure).__name__}: {failure}"))
+        failed = [rank for rank, (*_, text) in enumerate(found) if text is not None]
+        if failed:
+            more = f" ({ranks_text(failed[1:])} failed as well)" if failed[1:] else ""
+            raise known_to_all(failure or RankError(f"rank {failed[0]}: {found[failed[0]][2]}{more}"))
+        self._compare("the call", [this[0] for this in found], "call the same functions in the same order on all ranks")
+        return [value for _, value, _ in found]
 
     def _compare(self, name, values, remedy):
         """ArgumentError if the values of the ranks differ."""
@@ -118,7 +132,7 @@ class Ranks:
             groups.setdefault(value, []).append(rank)
         if len(groups) > 1:
             text = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in groups.items())
-            raise ArgumentError(f"{name} differs between the ranks of comm ({text}); {remedy}.")
+            raise known_to_all(ArgumentError(f"{name} differs between the ranks of comm ({text}); {remedy}."))
 
     def same(self, facts):
         """Compares what must be the same on all ranks.
@@ -133,32 +147,39 @@ class Ranks:
         ArgumentError
             On all ranks, if a value differs. The message has the name, the ranks and their values.
         """
-        found = self._exchange("same", {name: repr(value) for name, value in facts.items()})
+        found = self._exchange("comparison", {name: repr(value) for name, value in facts.items()})
         for name in dict.fromkeys(name for one in found for name in one):
             self._compare(name, [one.get(name, "not known") for one in found], "give all ranks the same")
 
-    def together(self, work):
+    def together(self, work, name="end of a step"):
         """Returns work(). If it raises an exception on any rank, all ranks raise one.
+
+        `work` may itself call collective methods, also this one. `name` says in messages what ends with it.
 
         Raises
         ------
         RankError
-            On the ranks whose own work was done, if that of another rank failed. Ranks that failed raise the exception
+            On the ranks whose own work did not fail, if that of another rank did. Ranks that failed raise the exception
             of their work.
         """
-        failure = result = None
+        channel = self._channel
+        channel.depth += 1
+        what = f"{name} (level {channel.depth})"
         try:
             result = work()
         except Exception as error:
-            failure = error
-        texts = self._exchange("together", None if failure is None else f"{type(failure).__name__}: {failure}")
-        if failure is not None:
-            raise failure
-        failed = [rank for rank, text in enumerate(texts) if text is not None]
-        if failed:
-            more = f" ({ranks_text(failed[1:])} failed as well)" if failed[1:] else ""
-            raise RankError(f"rank {failed[0]}: {texts[failed[0]]}{more}")
+            if not is_known_to_all(error):
+                self._exchange(what, failure=error)
+            raise
+        finally:
+            channel.depth -= 1
+        self._exchange(what)
         return result
+
+    def first(self, work):
+        """work() of rank 0, for all ranks. The others do not call it, and wait for its result, which is pickled."""
+        result = self.together(work if self.rank == 0 else lambda: None, "work of rank 0")
+        return self._channel.large.bcast(result, root=0)
 
     def once_a_node(self, work):
         """work() on the first rank of each node, and then on the others, which find what the first ones cached."""
@@ -205,8 +226,7 @@ class Ranks:
     def counter(self, workers=1):
         """Context manager with a `SharedCounter`, from which `workers` threads of this process take numbers.
 
-        Entering and leaving are collective. A rank that fails inside may leave early, by `Exception`; the others must
-        not wait for it before they leave, except in `together`.
+        Entering and leaving are collective. If a rank fails inside, all ranks raise an exception.
 
         Raises
         ------
@@ -214,21 +234,26 @@ class Ranks:
             `workers` threads may not call MPI as it was started.
         """
         channel = self._channel
-        self.together(lambda: check_threads(channel.mpi, workers))
+        self.together(lambda: check_threads(channel.mpi, workers), "start of a counter")
         window = channel.mpi.Win.Allocate(8 if self.rank == 0 else 0, 8, comm=channel.comm)
+        # Without a check, which would be an answer of rank 0: nobody takes an exclusive lock.
+        window.Lock_all(channel.mpi.MODE_NOCHECK)
         if self.rank == 0:
-            window.Lock(0)
             window.Put(np.zeros(1, np.int64), 0)
-            window.Unlock(0)
+            window.Flush(0)
         channel.wait()
-        window.Lock_all()
         try:
             with channel.attended():
                 yield SharedCounter(channel, window)
-        except Exception:
-            channel.free(window)
+            self._exchange("end of a counter")
+        except Exception as error:
+            try:
+                if not is_known_to_all(error):
+                    self._exchange("end of a counter", failure=error)
+            finally:
+                free(window)
             raise
-        channel.free(window)
+        free(window)
 
     def __repr__(self):
         return f"Ranks({self.rank} of {self.size}, {self.node_rank} of {self.node_size} on this node)"
@@ -262,17 +287,23 @@ class Channel:
     Attributes
     ----------
     comm, node : mpi4py.MPI.Intracomm
+    large : mpi4py.util.pkl5.Intracomm
+        `comm` for objects of any size.
     mpi : module
         mpi4py.MPI
     lock
         Held by a thread while it calls MPI and other threads may do so as well.
+    depth : int
+        How many calls of `together` are open, one inside the other.
     """
 
     def __init__(self, mpi, comm):
-        self.mpi, self.lock = mpi, Lock()
+        from mpi4py.util import pkl5
+
+        self.mpi, self.lock, self.depth = mpi, Lock(), 0
         self.comm = comm.Dup()
+        self.large = pkl5.Intracomm(self.comm)
         self.node = self.comm.Split_type(mpi.COMM_TYPE_SHARED, key=self.comm.rank)
-        self._several_nodes = min(self.comm.allgather(self.node.size)) < self.comm.size
 
     def wait(self):
         """Waits for all ranks. Inside MPI a waiting rank would keep a core busy, which others on the node may need."""
@@ -283,12 +314,13 @@ class Channel:
 
     @contextmanager
     def attended(self):
-        """While the context is open, a thread of rank 0 lets MPI answer the ranks of other nodes.
+        """While the context is open, a thread of rank 0 lets MPI answer the other ranks.
 
         Within a node they reach the counter through shared memory. But a network that cannot add by itself needs a call
         of MPI on rank 0, which may be in compiled code or wait for its GPU. Where MPI allows no thread, they wait.
         """
-        needed = self._several_nodes and self.comm.rank == 0 and self.mpi.Query_thread() >= self.mpi.THREAD_SERIALIZED
+        allowed = self.mpi.Query_thread() >= self.mpi.THREAD_SERIALIZED
+        needed = allowed and self.comm.rank == 0 and self.comm.size > 1
         done = threading.Event()
         thread = threading.Thread(target=self._attend, args=(done,), name="md4 counter", daemon=True)
         if needed:
@@ -304,12 +336,6 @@ class Channel:
         while not done.wait(PAUSE):
             with self.lock:
                 self.comm.Iprobe(self.mpi.ANY_SOURCE, self.mpi.ANY_TAG)
-
-    def free(self, window):
-        """Ends the use of the memory of a counter, and frees it; collective."""
-        window.Unlock_all()
-        self.wait()
-        window.Free()
 
     def close(self):
         """Frees both communicators; collective."""
@@ -368,6 +394,35 @@ def check_threads(mpi, workers):
             f"{workers} devices of one process need an MPI that was started for several threads; set "
             "mpi4py.rc.thread_level = 'serialized' before MPI is imported, or start one rank a device."
         )
+
+
+def free(window):
+    """Ends the use of the memory of a counter, and frees it; collective."""
+    window.Unlock_all()
+    window.Free()
+
+
+def known_to_all(error):
+    """`error`, marked: all ranks raise an exception at this place, so nobody need be told of it."""
+    error.md4_known_to_all = True
+    return error
+
+
+def is_known_to_all(error):
+    """Whether an error, or one that was its cause, is marked by `known_to_all`."""
+    while error is not None and not getattr(error, "md4_known_to_all", False):
+        error = error.__cause__
+    return error is not None
+
+
+def collective(method: Method) -> Method:
+    """If a method of an object with `ranks` fails on one rank, it fails on all."""
+
+    @wraps(method)
+    def together(self, *args, **options):
+        return self.ranks.together(lambda: method(self, *args, **options), method.__name__)
+
+    return cast(Method, together)
 
 
 def parts(flat):

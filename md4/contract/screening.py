@@ -20,8 +20,9 @@ from math import isqrt
 
 import numpy as np
 
+from md4.cpu.threads import in_threads
 from md4.plan import ListPair
-from md4.shells.shell_pairs import shell_kinds, shell_pairs
+from md4.shells.shell_pairs import ShellPairs, shell_kinds
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
@@ -30,6 +31,8 @@ PRIMITIVE_SHARE = 1e-5
 SCHWARZ_PAIRS = 64
 SCHWARZ_BYTES = 64 << 20
 SCHWARZ_SHARE = 0.15
+# Rows of a density matrix whose norms are made together.
+NORM_ROWS = 64
 # A rectangle of quartets ends before the bra pairs with which more than this share of it would be computed in vain.
 TILE_WASTE = 0.1
 # Largest number of steps in which a list of bra pairs is cut.
@@ -182,10 +185,27 @@ def cut(engine, pairs, hermite_bytes):
     """Slices of a list whose H matrices take at most `hermite_bytes`, by the pair with the most primitives."""
     if len(pairs) == 0:
         return []
-    most = int(np.argmax(np.multiply(*engine.bra_basis.nprims[pairs].T)))
-    head = shell_pairs(engine.bra_basis, pairs[most : most + 1], cutoff=0)
+    counts = np.multiply(*engine.bra_basis.nprims[pairs].T)
+    most = int(np.argmax(counts))
+    head = ShellPairs.of_basis(engine.bra_basis, pairs[most : most + 1], np.array([0, counts[most]]))
     size = max(1, hermite_bytes // max(1, engine.backend.hermite_bytes(head)))
     return [slice(n, n + size) for n in range(0, len(pairs), size)]
+
+
+def largest_norms(basis, densities):
+    """The largest Frobenius norm |D_ab| or |D_ba| of the blocks of some densities, shape (nshell, nshell)."""
+    square, loc = np.zeros((basis.nshell, basis.nshell)), basis.ao_loc
+    shells = -(-NORM_ROWS * basis.nshell // basis.nao)  # whose rows stay in a cache
+
+    def rows(n):
+        a, b = n * shells, min((n + 1) * shells, basis.nshell)
+        for d in densities:
+            part = d[loc[a] : loc[b]]
+            of_rows = np.add.reduceat(part * part, loc[:-1], axis=1)
+            np.maximum(square[a:b], np.add.reduceat(of_rows, loc[a:b] - loc[a], axis=0), out=square[a:b])
+
+    in_threads(-(-basis.nshell // shells), rows, densities.size)
+    return np.sqrt(np.maximum(square, square.T))
 
 
 class DensityNorms:
@@ -202,11 +222,7 @@ class DensityNorms:
     """
 
     def __init__(self, basis, densities, with_j, with_k, mixed):
-        first = basis.ao_loc[:-1]
-        square = np.zeros((basis.nshell, basis.nshell))
-        for d in densities:
-            np.maximum(square, np.add.reduceat(np.add.reduceat(d * d, first, axis=0), first, axis=1), out=square)
-        norm = np.sqrt(np.maximum(square, square.T))
+        norm = largest_norms(basis, densities)
         kind, width = shell_kinds(basis, mixed), np.sqrt(np.diff(basis.ao_loc))
         self.exchange = np.stack([norm[:, kind == k].max(axis=1) for k in range(kind.max() + 1)])
         self.coulomb = 2 * np.minimum(width[:, None], width) * norm
@@ -230,16 +246,34 @@ class DensityNorms:
         return np.maximum(np.maximum(exchange, own), other)
 
 
+def counts(screened, tolerance):
+    """`Screened.count` of each, by several threads."""
+    found = [None] * len(screened)
+
+    def count(n):
+        found[n] = screened[n].count(tolerance)
+
+    in_threads(len(screened), count, 8 * sum(len(this.bra) for this in screened))
+    return found
+
+
 def list_pairs(lists, norms, tolerance, swapped):
-    """`Screened` of all unordered pairs of lists that have survivors; `swapped` decides which of two is the ket."""
+    """List of `Screened` of all unordered pairs of lists that have survivors; `swapped` decides which is the ket."""
     own = [norms.of_pairs(this.pairs.pairs) for this in lists]
     top = [float(n.max()) for n in own]
-    for i, one in enumerate(lists):
-        for k, two in enumerate(lists[: i + 1]):
-            bra, ket, b, c = (two, one, k, i) if swapped(one.pairs, two.pairs) else (one, two, i, k)
-            factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
-            if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
-                yield Screened(bra, ket, factor, (b, c))
+    numbers = [(i, k) for i in range(len(lists)) for k in range(i + 1)]
+    found = [None] * len(numbers)
+
+    def screen(n):
+        i, k = numbers[n]
+        b, c = (k, i) if swapped(lists[i].pairs, lists[k].pairs) else (i, k)
+        bra, ket = lists[b], lists[c]
+        factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
+        if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
+            found[n] = Screened(bra, ket, factor, (b, c))
+
+    in_threads(len(numbers), screen, 4 * len(lists) * sum(map(len, lists)))
+    return [each for each in found if each is not None]
 
 
 def survivors(bra, ket, factor, tolerance, triangle):

@@ -21,7 +21,7 @@ COULOMB_QUARTETS = 1 << 28
 # Predicted time from which on a rectangle may end to waste less. The host needs a part of it to have a rectangle made,
 # less for J alone.
 RECTANGLE_SECONDS, COULOMB_SECONDS = 1e-4, 2.5e-5
-# Number of bundles of tasks that a worker may have begun, but not ended, when it takes the next one.
+# Number of tasks that a worker may have begun, but not ended, when it takes the next one.
 AHEAD = 2
 
 
@@ -141,27 +141,28 @@ class PartialSums:
                 self.store.touch(this.prepared, this.prepared)
                 self.target.load(this.prepared)
 
-    def run(self, tasks, next_bundle=None):
-        """Adds the integrals of `tasks`, and then of the bundles of tasks from `next_bundle()`, until there is none."""
-        self.add(tasks, paced=next_bundle is not None)
-        while next_bundle is not None and (bundle := self.in_time(next_bundle)) is not None:
-            self.add(bundle, paced=True)
+    def run(self, tasks, next_task=None):
+        """Adds the integrals of `tasks`, and then of the tasks from `next_task()`, until there is none."""
+        self.add(tasks)
+        while next_task is not None and (task := self.in_time(next_task)) is not None:
+            self.add([task])
 
-    def in_time(self, next_bundle):
-        """The next bundle, when the device has at most AHEAD tasks left: others may be done with theirs earlier."""
-        while len(self.begun) > AHEAD:
+    def in_time(self, next_task):
+        """The next task, when the device has at most AHEAD left: others may be done with theirs earlier."""
+        self.begun.append(self.backend.mark())
+        if len(self.begun) > AHEAD:
             self.begun.popleft()()
-        return next_bundle()
+        return next_task()
 
-    def add(self, tasks, paced=False):
-        """Adds the integrals of tasks; on a GPU, these are on their way when it returns, and noted if it is `paced`."""
+    def add(self, tasks):
+        """Adds the integrals of tasks; on a GPU, these are on their way when it returns."""
         if self.backend.sums.takes_lists:
             self.take(tasks)
             return
+        if not self.store.holds(this.prepared for this in self.worker.lists):
+            tasks = sorted(tasks)  # so that H matrices are used one after the other
         for task in tasks:
             self.add_task(task)
-            if paced:
-                self.begun.append(self.backend.mark())
 
     def take(self, tasks):
         """Gives pairs of lists to a `ListTarget`, as many at once as the store has memory for."""
@@ -182,10 +183,10 @@ class PartialSums:
             self.store.touch(ket.prepared, bra.prepared)
             self.store.touch(bra.prepared, ket.prepared)
             most = max(1, self.block_bytes // (8 * bra.pairs.nab * ket.pairs.nab))
-            least = RECTANGLE_SECONDS / sums.seconds(bra.pairs, ket.pairs, self.build.matrices)
+            least = RECTANGLE_SECONDS / max(1e-12, sums.seconds(bra.pairs, ket.pairs, self.build.matrices))
         else:
             most = COULOMB_QUARTETS
-            least = COULOMB_SECONDS / sums.coulomb_seconds(bra.pairs, ket.pairs, self.build.matrices)
+            least = COULOMB_SECONDS / max(1e-12, sums.coulomb_seconds(bra.pairs, ket.pairs, self.build.matrices))
         for ij, kl in tiles(n, most, least):
             ab, cd = bra.prepared[first + ij.start : first + ij.stop], ket.prepared[kl]
             if self.build.with_k:

@@ -15,6 +15,10 @@ class HermiteStore:
         self.backend, self.forms = backend, min(forms, backend.forms)
         self.held, self.total = [], 0
 
+    def holds(self, pieces):
+        """Whether the H matrices of all pieces fit the limit."""
+        return sum(map(self.size, pieces)) <= self.limit
+
     def touch(self, piece, keep):
         """Notes that `piece` is used now. `keep`, the other side of the block, is not dropped."""
         if any(p is piece for p in self.held):

@@ -168,7 +168,41 @@ class Ranking:
         vectors = np.add.reduceat(of_groups, self.first[:-1])
         ngroup = -(-self.sizes[:, None] // per_group)
         every, best = np.arange(len(vectors)), np.argmin(vectors + GROUP_COST * ngroup, axis=1)
-        return list(map(LaneLayout, *map(np.ndarray.tolist, (widths[best], ngroup[every, best], vectors[every, best]))))
+        columns = widths[best], ngroup[every, best], vectors[every, best]
+        return [LaneLayout(*numbers) for numbers in np.stack(columns, axis=1).tolist()]
+
+    def members(self, layouts, first):
+        """Which primitive pair of its list each lane has, for the groups of all lists.
+
+        Parameters
+        ----------
+        layouts : list of LaneLayout
+        first : ndarray of int64, shape (npair,)
+            The first primitive pair of the shell pair at each place.
+
+        Returns
+        -------
+        most : ndarray of int64, shape (ngroup,)
+            Vectors of each group.
+        owner : ndarray of int64, shape (nvector, 1)
+            The list of each vector.
+        members : ndarray of int64, shape (nvector, LANES)
+            As in `Groups`.
+        """
+        widths, ngroup, _ = np.array(layouts).T
+        # of each group: its list, and the place of its first pair
+        of_group = np.repeat(np.arange(len(ngroup)), ngroup)
+        head = self.first[of_group] + spans(np.zeros_like(ngroup), ngroup) * (LANES // widths)[of_group]
+        most = -(-self.counts[head] // widths[of_group])
+        # of each vector, as columns: its group, its list, the lanes of a pair, and which vector of the group it is
+        group = np.repeat(np.arange(len(most)), most)[:, None]
+        owner, step = of_group[group], spans(np.zeros_like(most), most)[:, None]
+        width = widths[owner]
+        # of each lane: the place of its pair, and which primitive pair of that it has
+        place, rank = head[group] + LANE_NUMBERS // width, step * width + LANE_NUMBERS % width
+        inside = place < self.first[owner + 1]
+        place[~inside] = 0
+        return most, owner, np.where(inside & (rank < self.counts[place]), first[place] + rank, -1)
 
 
 def lane_layout(pairs):
@@ -242,31 +276,19 @@ def make_groups(lists, layouts=None):
         layouts = ranking.layouts()
         for pairs, layout, most in zip(lists, layouts, ranking.counts[ranking.first[:-1]].tolist()):
             pairs.__dict__.update(lanes=layout, max_prim=most)
-    widths, ngroup, nvector = np.array(layouts).T
     first_prim = starts_of([pairs.nprim for pairs in lists])
     primitives = np.empty((first_prim[-1], PRIMITIVE.size))
     primitives[:, 0] = np.concatenate([pairs.primitives.exponent for pairs in lists])
     primitives[:, 1:] = np.concatenate([pairs.primitives.centre for pairs in lists])
-    # of each group: its list, the place of its first pair, and how many vectors it has
-    owner, per_group = np.repeat(np.arange(len(lists)), ngroup), LANES // widths
-    head = np.repeat(ranking.first[:-1], ngroup) + spans(np.zeros_like(ngroup), ngroup) * per_group[owner]
-    most = -(-ranking.counts[head] // widths[owner])
-    # of each vector, as columns: its list, the lanes of a pair, and which vector of its group it is
-    group = np.repeat(np.arange(len(owner)), most)[:, None]
-    here, step = owner[group], spans(np.zeros_like(most), most)[:, None]
-    width = widths[here]
-    # of each lane: the place of its pair, and which primitive of the pair it has
-    place, rank = head[group] + LANE_NUMBERS // width, step * width + LANE_NUMBERS % width
-    inside = place < ranking.first[here + 1]
-    place[~inside] = 0
     first = np.concatenate([pairs.start[:-1] for pairs in lists])[ranking.order]
-    members = np.where(inside & (rank < ranking.counts[place]), first[place] + rank, -1)
-    chosen = np.where(members >= 0, members, members[:, :1]) + first_prim[here]
+    most, owner, members = ranking.members(layouts, first)
+    chosen = np.where(members >= 0, members, members[:, :1]) + first_prim[owner]
     lane_primitives = aligned(primitives[chosen].transpose(0, 2, 1))
     orders = ranking.order - ranking.first[ranking.owner]
-    vectors, edges = starts_of(most), (ranking.first, starts_of(ngroup), starts_of(nvector), first_prim)
+    vectors, (_, ngroup, nvector) = starts_of(most), zip(*layouts)
+    places = zip(*map(slices, (ranking.first, starts_of(ngroup), starts_of(nvector), first_prim)))
     made = []
-    for layout, (of_pairs, of_groups, of_vectors, of_prims) in zip(layouts, zip(*map(slices, edges))):
+    for layout, (of_pairs, of_groups, of_vectors, of_prims) in zip(layouts, places):
         begins = vectors[of_groups.start : of_groups.stop + 1] - of_vectors.start
         made.append(Groups(
             layout.width, layout.ngroup, orders[of_pairs], begins, members[of_vectors], primitives[of_prims],

@@ -276,7 +276,9 @@ def task_rows(this, lists, most):
         weight *= np.arange(1, len(bra) + 1)
     first, last = part_of(weight, pair.part, pair.parts)
     ends = np.cumsum(weight[first:last])
-    share = ends[-1] / count if len(ends) else 0.0
+    if len(ends) == 0:
+        return []
+    share = ends[-1] / count
     edges = [first, *(first + np.searchsorted(ends, share * np.arange(1, count)) + 1).tolist(), last]
     return [(*of_lists, a, b, *of_task) for a, b in pairwise(edges) if a < b]
 

@@ -52,6 +52,13 @@ def copy_to_device(pointer, array, stream):
         check(error, "copying to the device")
 
 
+def clear(buffer, stream):
+    """Sets all items of a buffer to zero, in stream order."""
+    if buffer.size:
+        (error,) = driver.cuMemsetD8Async(buffer.pointer, 0, buffer.size * buffer.itemsize, int(stream.handle))
+        check(error, "clearing device memory")
+
+
 def copy_in_pieces(pointer, array, stream):
     """As `copy_to_device`, in pieces so small that the driver does not wait for the stream to come to them."""
     rows = array.reshape(-1).view(np.uint8)

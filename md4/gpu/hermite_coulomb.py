@@ -5,7 +5,7 @@ See `md4.method.hermite_coulomb`.
 
 import numpy as np
 
-from md4.gpu.buffers import copy_to_host
+from md4.gpu.buffers import clear, copy_to_device, copy_to_host
 from md4.gpu.h_layout import KET_BLOCKS
 from md4.gpu.kernels.hermite_coulomb import (
     by_threads,
@@ -33,7 +33,10 @@ class DeviceCoulomb:
     def __init__(self, backend, basis, twice):
         self.backend, self.basis, self.shape, self.sides = backend, basis, twice.shape, {}
         context = backend.context
-        self.buffer, (self.twice, self.y) = context.pool.upload([twice, np.zeros_like(twice)], context.stream)
+        size, self.buffer = twice.size, context.pool.get(2 * twice.size)
+        self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))
+        copy_to_device(self.twice.pointer, np.ascontiguousarray(twice), context.stream)
+        clear(self.y, context.stream)
 
     def matrices(self, array):
         """The matrices of an array (n, nao, nao) as flat buffers."""
@@ -44,8 +47,10 @@ class DeviceCoulomb:
         """D_q of a whole list, and zeros for J_q."""
         backend, pairs = self.backend, prepared.pairs
         size = pairs.nprim * hermite_width(pairs)
-        zeros = np.zeros((self.shape[0], size))
-        buffer, (densities, sums) = backend.context.pool.upload([zeros, zeros], backend.context.stream)
+        total = self.shape[0] * size
+        buffer = backend.context.pool.get(max(1, 2 * total))
+        clear(buffer, backend.context.stream)
+        densities, sums = buffer.part(0, (total,)), buffer.part(total, (total,))
         h, ao = prepared.h(KET_BLOCKS).array, first_aos(backend.context, prepared, self.basis)
         sides = [tuple(m.part(n * size, (size,)) for m in (densities, sums)) for n in range(self.shape[0])]
         self.sides[prepared] = buffer, sides
@@ -90,7 +95,7 @@ class DeviceCoulomb:
 
     def add_up(self, group):
         """Replaces Y by that of all members of a `md4.gpu.collectives.Group`."""
-        group.add_up((self.y.part(0, (self.y.size,)),))
+        group.add_up((self.y,))
 
     def result(self):
         """Y on the host."""

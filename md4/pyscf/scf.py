@@ -3,20 +3,25 @@
 `attach` puts the class `MD4SCF` in front of the class of an object, as PySCF's density_fit() and newton() do. Then
 get_jk is that of md4, and everything else is that of PySCF. get_j, get_k, get_veff, the response functions of newton(),
 stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Derivatives of integrals do not.
+
+With a communicator of MPI, every rank runs the same calculation. Its ranks build J and K together, and what decides how
+PySCF goes on is that of rank 0 on all of them: the guess, orbitals, energies and gradients. So they cannot drift apart.
 """
 
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from md4.contract.ranks import Alone, ranks_of
 from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
+from md4.gpu.devices import chosen
 from md4.method.operators import check_order, finite_number
 from md4.pyscf import check_pyscf
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
 from md4.support.display import backend_text
 from md4.support.locks import Lock, locked
-from md4.support.types import BackendName, MeanField, Stream
+from md4.support.types import BackendName, Devices, MeanField, Stream
 
 # A class of PySCF; an object stays one of it.
 Solver = TypeVar("Solver", bound=MeanField)
@@ -24,6 +29,11 @@ Solver = TypeVar("Solver", bound=MeanField)
 PTR_ENV_START = 20
 # The column of mol._bas that holds the angular momenta.
 ANG_OF = 1
+# What decides which builds PySCF asks for, and how it continues.
+SETTINGS = (
+    "conv_tol", "conv_tol_grad", "conv_check", "max_cycle", "direct_scf", "direct_scf_tol", "diis_space", "diis_damp",
+    "level_shift", "init_guess", "xc",
+)  # fmt: skip
 
 
 def fingerprint(mol):
@@ -37,11 +47,15 @@ class Builder:
     Attributes
     ----------
     options : dict
-        backend, max_memory and stream of the JK that will be made.
+        backend, max_memory, stream, devices and comm of the JK that will be made.
+    ranks : md4.contract.ranks.Ranks or md4.contract.ranks.Alone
+        The ranks of comm.
+    solo : bool
+        Whether rank 0 is at work for all.
     """
 
-    def __init__(self, backend="auto", max_memory=None, stream=None):
-        self.options = {"backend": backend, "max_memory": max_memory, "stream": stream}
+    def __init__(self, **options):
+        self.options, self.ranks, self.solo = options, ranks_of(options["comm"]), False
         self._jk = self._made_for = None
         self.lock = Lock()
 
@@ -64,12 +78,32 @@ class Builder:
             made(self._jk)
         return self._jk
 
+    def first(self, work):
+        """work() of rank 0 alone, for all ranks."""
+        if self.solo:
+            return work()
+
+        def alone():
+            self.solo = True
+            try:
+                return work()
+            finally:
+                self.solo = False
+
+        return self.ranks.first(alone)
+
+    def same_on_all(self, value):
+        """`value` of rank 0, for all ranks."""
+        return value if self.solo else self.ranks.first(lambda: value)
+
     def __getstate__(self):
-        """Only the options: device data are made again, and a stream has no meaning in another process."""
-        return {"options": {**self.options, "stream": None}, "_jk": None, "_made_for": None, "lock": Lock()}
+        """Only the options. Device data are made again; a stream and a communicator belong to this process."""
+        options = {**self.options, "stream": None, "comm": None}
+        return {"options": options, "ranks": Alone(), "solo": False, "_jk": None, "_made_for": None, "lock": Lock()}
 
     def __repr__(self):
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value is not None)
+        options = self.options | {"comm": None if self.options["comm"] is None else self.ranks}
+        return ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
 
 
 class MD4SCF:
@@ -84,28 +118,30 @@ class MD4SCF:
     def get_jk(self, mol=None, dm=None, hermi=None, with_j=True, with_k=True, omega=None):
         """J and K by md4. Arguments and results are those of the class behind this one."""
         from pyscf.lib import logger
-        from pyscf.scf import ghf
 
         clock = logger.process_clock(), logger.perf_counter()
+        ranks = self._md4_builder.ranks
+        vj, vk = ranks.together(lambda: self._md4_get_jk(mol, dm, hermi, with_j, with_k, omega), "mf.get_jk")
+        logger.timer(self, "vj and vk", *clock)
+        return vj, vk
+
+    def _md4_get_jk(self, mol, dm, hermi, with_j, with_k, omega):
+        from pyscf.scf import ghf
+
         mol, omega = checked_mol(self.mol if mol is None else mol), None if omega is None else finite_number(omega)
         check_no_integrals(self, omega)
         dm = checked_array("the density matrices", self.make_rdm1() if dm is None else dm)
         jk, tol = self._md4_builder.jk(mol, self._tell_backend), self.direct_scf_tol
         generalised = isinstance(self, ghf.GHF)
         check_density(dm, mol.nao * (2 if generalised else 1))
-        if generalised:
+        if not generalised:
+            return build(jk, dm, 1 if hermi is None else hermi, with_j, with_k, effective_omega(mol, omega), tol)
 
-            def blocks(mol, dms, _hermi, with_j, with_k, omega):
-                # For J alone PySCF calls the blocks symmetric, whether they are or not.
-                return build(jk, dms, 0, with_j, with_k, effective_omega(mol, omega), tol)
+        def blocks(mol, dms, _hermi, with_j, with_k, omega):
+            # For J alone PySCF calls the blocks symmetric, whether they are or not.
+            return build(jk, dms, 0, with_j, with_k, effective_omega(mol, omega), tol)
 
-            hermi = 0 if hermi is None else hermi
-            vj, vk = ghf.get_jk(mol, dm, hermi, with_j, with_k, blocks, omega)
-        else:
-            hermi = 1 if hermi is None else hermi
-            vj, vk = build(jk, dm, hermi, with_j, with_k, effective_omega(mol, omega), tol)
-        logger.timer(self, "vj and vk", *clock)
-        return vj, vk
+        return ghf.get_jk(mol, dm, 0 if hermi is None else hermi, with_j, with_k, blocks, omega)
 
     def _tell_backend(self, jk):
         """Tells PySCF's log, from verbose = 4 on, by which backend a new JK computes."""
@@ -123,6 +159,66 @@ class MD4SCF:
     def md4_jk(self):
         """The `md4.JK` that builds J and K of `mol`; its `stats` are those of the last build."""
         return self._md4_builder.jk(self.mol)
+
+    # ranks of a communicator
+
+    def scf(self, *args, **options):
+        """PySCF's scf, which kernel() calls. If it fails on one rank, it fails on all."""
+        return self._md4_builder.ranks.together(lambda: super(MD4SCF, self).scf(*args, **options), "mf.kernel")
+
+    def build(self, *args, **options):
+        """PySCF's build; compares the settings of the ranks."""
+        result = super().build(*args, **options)
+        if not self._md4_builder.solo:
+            self._md4_builder.ranks.same({"the object": type(self).__name__, **settings(self)})
+        return result
+
+    def get_init_guess(self, *args, **options):
+        return self._md4_builder.first(lambda: super(MD4SCF, self).get_init_guess(*args, **options))
+
+    def init_guess_by_chkfile(self, *args, **options):
+        return self._md4_builder.first(lambda: super(MD4SCF, self).init_guess_by_chkfile(*args, **options))
+
+    def eig(self, *args, **options):
+        return self._md4_builder.first(lambda: super(MD4SCF, self).eig(*args, **options))
+
+    def canonicalize(self, *args, **options):
+        return self._md4_builder.first(lambda: super(MD4SCF, self).canonicalize(*args, **options))
+
+    def energy_elec(self, *args, **options):
+        return self._md4_builder.same_on_all(super().energy_elec(*args, **options))
+
+    def energy_tot(self, *args, **options):
+        return self._md4_builder.same_on_all(super().energy_tot(*args, **options))
+
+    def get_grad(self, *args, **options):
+        return self._md4_builder.same_on_all(super().get_grad(*args, **options))
+
+    @property
+    def chkfile(self):
+        """PySCF's attribute on rank 0. On the others None: they would write to the same file."""
+        return self._md4_of_first("chkfile")
+
+    @chkfile.setter
+    def chkfile(self, value):
+        self.__dict__["chkfile"] = value
+
+    @property
+    def diis_file(self):
+        """As `chkfile`."""
+        return self._md4_of_first("diis_file")
+
+    @diis_file.setter
+    def diis_file(self, value):
+        self.__dict__["diis_file"] = value
+
+    def _md4_of_first(self, name):
+        """The value of an attribute if this is rank 0."""
+        return self.__dict__.get(name) if self._md4_builder.ranks.rank == 0 else None
+
+    def dump_chk(self, *args, **options):
+        """PySCF's dump_chk on rank 0."""
+        return super().dump_chk(*args, **options) if self._md4_builder.ranks.rank == 0 else self
 
     def reset(self, mol=None):
         """PySCF's reset; pairs and bounds are made again at the next build."""
@@ -152,6 +248,14 @@ class MD4SCF:
     def __setstate__(self, state):
         super().__setstate__(state)
         self._opt = {None: None}  # PySCF sets None, which its own get_jk cannot use after `detach`
+
+
+def settings(mf):
+    """The settings of a mean-field object that all ranks must share."""
+    found = {name: getattr(mf, name, None) for name in SETTINGS}
+    if "_scf" in vars(mf):  # newton() diagonalises once more if it tells that much
+        found["verbose of 5 or more"] = mf.verbose >= 5
+    return found
 
 
 def effective_omega(mol, omega):
@@ -254,8 +358,9 @@ def attached(mf, builder):
 
 
 def attach(
-    mf: Solver, backend: BackendName = "auto", max_memory: float | None = None, stream: Stream = None
-) -> Solver:
+    mf: Solver, backend: BackendName = "auto", max_memory: float | None = None, stream: Stream = None,
+    devices: Devices = None, comm: Any = None,
+) -> Solver:  # fmt: skip
     """Makes md4 build J and K of a mean-field object of PySCF.
 
     Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(), conversions such as
@@ -272,6 +377,12 @@ def attach(
         Hard cap in MB on what md4 allocates. The default is what is free; `mf.max_memory` has no effect.
     stream : optional
         CUDA stream to work on; see `md4.Engine`.
+    devices : 'all', int or list of int, optional
+        GPUs that share each build; see `md4.JK`.
+    comm : mpi4py.MPI.Intracomm, optional
+        Communicator whose ranks share each build; see `md4.JK`. Every rank runs the same script. Guess, orbitals,
+        energies and gradients are those of rank 0, which alone writes `mf.chkfile`; on the other ranks it is None.
+        Pickles and deep copies have no communicator.
 
     Returns
     -------
@@ -281,7 +392,9 @@ def attach(
     Raises
     ------
     ArgumentError
-        `mf` is not a mean-field object, or an option cannot be used.
+        `mf` is not a mean-field object, or an option cannot be used, or ranks do not do the same.
+    RankError
+        Another rank failed. Its message is that rank's.
     UnsupportedError
         The object is periodic, a relativistic four- or two-component object, density-fitted, has integrals or a get_jk
         of its own, or has shells with l > 8. Integrals that are put into ``mf._eri`` later are refused at the next
@@ -297,12 +410,20 @@ def attach(
     >>> mf.md4_jk.stats.skipped
     0
     """
-    checked_choice("backend", backend, BACKENDS)
-    checked_memory(max_memory)
-    checked_stream(stream)
-    check_supported(mf)
-    check_order(4 * int(mf.mol._bas[:, ANG_OF].max(initial=0)) if len(mf.mol._bas) else 0)
-    return attached(mf, Builder(backend, max_memory, stream))
+    builder = Builder(backend=backend, max_memory=max_memory, stream=stream, devices=devices, comm=comm)
+
+    def check():
+        checked_choice("backend", backend, BACKENDS)
+        checked_memory(max_memory)
+        checked_stream(stream)
+        if backend == "cpu":
+            chosen(devices, backend)
+        check_supported(mf)
+        check_order(4 * int(mf.mol._bas[:, ANG_OF].max(initial=0)) if len(mf.mol._bas) else 0)
+
+    builder.ranks.together(check, "md4.attach")
+    builder.ranks.same({"the object": type(mf).__name__})
+    return attached(mf, builder)
 
 
 def detach(mf: Solver) -> Solver:

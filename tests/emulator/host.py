@@ -77,6 +77,11 @@ class Driver:
     def cuStreamDestroy(handle):
         return (SUCCESS,)
 
+    @staticmethod
+    def cuMemsetD8Async(pointer, value, nbytes, stream):
+        ctypes.memset(int(pointer), value, nbytes)
+        return (SUCCESS,)
+
     def cuMemcpyHtoDAsync(self, pointer, source, nbytes, stream):
         ctypes.memmove(pointer, source, nbytes)
         return (SUCCESS,)
