@@ -118,6 +118,14 @@ class PreparedPairs:
         return prepared_html(self)
 
 
+def pieces(bra, ket, block, chunk_bra, chunk_ket):
+    """Slices of two lists of at most so many pairs, and their parts of a block."""
+    if chunk_bra >= bra.npair and chunk_ket >= ket.npair:
+        return [(bra, ket, block)]
+    every = chunks(bra.npair, ket.npair, chunk_bra, chunk_ket)
+    return ((bra[ij], ket[kl], block[ij, kl]) for ij, kl in every)
+
+
 def check_basis(basis):
     """Returns `basis`; ArgumentError if it is not a `Basis`."""
     if not isinstance(basis, Basis):
@@ -317,8 +325,7 @@ class Engine:
             bra, ket, block = ket, bra, block.swapped()
         path = plan.path
         H_ab, H_cd = bra.h(plan.bra_form), ket.h(plan.ket_form)  # 1
-        for ij, kl in chunks(bra.npair, ket.npair, *steps.chunk_pairs(plan, bra, ket)):
-            ab, cd, abcd = bra[ij], ket[kl], block[ij, kl]
+        for ab, cd, abcd in pieces(bra, ket, block, *steps.chunk_pairs(plan, bra, ket)):
             if path.merges_steps:
                 path.run(steps, H_ab, H_cd, ab, cd, abcd)  # 2 to 5
                 continue

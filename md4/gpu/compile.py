@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import get_annotations
+from itertools import count
 from time import perf_counter
 
 from cuda.bindings import driver
@@ -131,28 +132,34 @@ class Packing:
 
     def __init__(self, signature):
         # Places of the slots, by their order; in the memory there are the constants first, then the variables.
-        self.constants, self.variables, self.code, self.slots = [0], [], "", []
-        for n, kind in enumerate(signature):
-            self.add(kind, f"args[{n}]")
-        first, count = len(self.constants), len(self.constants) + len(self.variables)
-        self.memory = ctypes.create_string_buffer(8 * count)
+        self.constants, self.variables, self.code, self.slots, self.names = [0], [], "", [], count()
+        names = self.add_all(signature)
+        first = len(self.constants)
+        self.memory = ctypes.create_string_buffer(8 * (first + len(self.variables)))
         struct.pack_into(f"<{first}q", self.memory, 0, *self.constants)
         base = ctypes.addressof(self.memory)
         places = [base + 8 * (first + n if variable else n) for variable, n in self.slots]
         self.pointers = (ctypes.c_void_p * len(places))(*places)
         pack = partial(struct.Struct("<" + self.code).pack_into, self.memory, 8 * first)
-        # A function of its own for each signature, since packing happens at every launch.
-        self.write = eval(f"lambda args: pack({', '.join(self.variables)})", {"pack": pack})
+        # A function of its own for each signature, since arguments are packed at every launch.
+        made = {"pack": pack}
+        exec(f"def write(args):\n    {names} = args\n    pack({', '.join(self.variables)})", made)
+        self.write = made["write"]
 
-    def add(self, kind, name):
-        """Adds the slots of a parameter, which is the Python expression `name`."""
+    def add_all(self, kinds):
+        """Adds the slots of several parameters; returns names for them, to which a tuple of them can be assigned."""
+        return "[" + ", ".join(map(self.add, kinds)) + "]"
+
+    def add(self, kind):
+        """Adds the slots of a parameter; returns a name for it, or names for its members."""
         if isinstance(kind, types.BaseTuple):
-            for n, member in enumerate(kind):
-                self.add(member, f"{name}[{n}]")
-        elif hasattr(kind, "ndim"):
+            return self.add_all(kind)
+        name = f"arg{next(self.names)}"
+        if hasattr(kind, "ndim"):
             self.add_array(kind, name)
         else:
             self.slots.append(self.variable(name, "d" if kind == types.float64 else "q"))
+        return name
 
     def add_array(self, kind, name):
         """Adds the slots of a `Buffer` of one or two axes."""
@@ -161,7 +168,7 @@ class Packing:
         shape = [self.variable(f"{name}.shape[{axis}]") for axis in range(kind.ndim)]
         size, strides = shape[0], [item]
         if kind.ndim == 2:
-            size = self.variable(f"{name}.size")
+            size = self.variable(f"{name}.shape[0] * {name}.shape[1]")
             strides = [self.variable(f"{name}.shape[1] * {kind.dtype.bitwidth // 8}"), item]
         self.slots += [nothing, nothing, size, item, data, *shape, *strides]
 

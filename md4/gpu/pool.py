@@ -117,7 +117,6 @@ class Pool:
         """Bytes that can still be handed out, idle buffers included."""
         return self._room() + self._idle_bytes() + sum(list(self.dropped))
 
-    @locked
     def share(self, most):
         """Half of the bytes that can still be handed out, `most` at most; quick where there is plenty."""
         return most if self._room() >= 2 * most else min(most, self.left() // 2)
