@@ -312,7 +312,7 @@ def tiles(n, most, least):
         if inside >= least and (end - first) * max(width, widest) > (1 + TILE_WASTE) * (inside + total):
             out += split_tile(first, start, width, most)
             first, width, inside = start, 0, 0
-        width, inside = max(width, widest), inside + total
+        width, inside = widest if widest > width else width, inside + total
     return out + split_tile(first, len(n), width, most)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from md4.contract.screening import Statistics, tiles
+from md4.contract.work import EACH
 from md4.contract.workspace import HermiteStore, least_block
 from md4.errors import MemoryLimitError
 from md4.plan import part_of
@@ -178,15 +179,17 @@ class PartialSums:
         this, n = self.build.screened[task.pair], self.build.counts[task.pair]
         bra, ket = (self.worker.lists[number] for number in this.numbers)
         first, last = part_of(n, task.part, task.parts)
-        n, sums = n[first:last], self.backend.sums
+        n = n[first:last]
+        wanted = int(n.sum())
+        rate = wanted / max(1e-9, task.seconds - EACH)  # quartets a second
         if self.build.with_k:
             self.store.touch(ket.prepared, bra.prepared)
             self.store.touch(bra.prepared, ket.prepared)
             most = max(1, self.block_bytes // (8 * bra.pairs.nab * ket.pairs.nab))
-            least = RECTANGLE_SECONDS / max(1e-12, sums.seconds(bra.pairs, ket.pairs, self.build.matrices))
+            least = rate * RECTANGLE_SECONDS
         else:
             most = COULOMB_QUARTETS
-            least = COULOMB_SECONDS / max(1e-12, sums.coulomb_seconds(bra.pairs, ket.pairs, self.build.matrices))
+            least = rate * COULOMB_SECONDS
         for ij, kl in tiles(n, most, least):
             ab, cd = bra.prepared[first + ij.start : first + ij.stop], ket.prepared[kl]
             if self.build.with_k:
@@ -194,7 +197,6 @@ class PartialSums:
             else:
                 self.target.add(ab, cd, this.same)
             self.stats.computed += ab.npair * cd.npair
-        wanted = int(n.sum())
         self.stats.wanted += wanted
         self.build.report(wanted)
 
