@@ -298,7 +298,7 @@ def tiles(n, most, least):
     most, least : int
         Largest number of quartets of a rectangle, and the number below which it does not end whatever it wastes.
     """
-    used = n.nonzero()[0]
+    used, least = n.nonzero()[0], max(1, least)
     if len(used) == 0:
         return []
     n = n[: used[-1] + 1]
@@ -323,6 +323,8 @@ def band(n, edges):
 
 def split_tile(first, last, width, most):
     """The rectangle of bra pairs first..last and `width` ket pairs, in parts of at most `most` quartets."""
+    if (last - first) * width <= most:
+        return [(slice(first, last), slice(0, width))]
     columns = min(width, most)
     rows = max(1, most // max(1, columns))
     return [

@@ -177,21 +177,22 @@ class PartialSums:
     def add_task(self, task):
         """Gives the rectangles of quartets that cover a task to a target of blocks."""
         this, n = self.build.screened[task.pair], self.build.counts[task.pair]
-        bra, ket = (self.worker.lists[number] for number in this.numbers)
+        one, two = this.numbers
+        bra, ket = self.worker.lists[one].prepared, self.worker.lists[two].prepared
         first, last = part_of(n, task.part, task.parts)
         n = n[first:last]
         wanted = int(n.sum())
         rate = wanted / max(1e-9, task.seconds - EACH)  # quartets a second
         if self.build.with_k:
-            self.store.touch(ket.prepared, bra.prepared)
-            self.store.touch(bra.prepared, ket.prepared)
-            most = max(1, self.block_bytes // (8 * bra.pairs.nab * ket.pairs.nab))
+            self.store.touch(ket, bra)
+            self.store.touch(bra, ket)
+            most = max(1, self.block_bytes // (8 * bra.facts.nab * ket.facts.nab))
             least = rate * RECTANGLE_SECONDS
         else:
             most = COULOMB_QUARTETS
             least = rate * COULOMB_SECONDS
         for ij, kl in tiles(n, most, least):
-            ab, cd = bra.prepared[first + ij.start : first + ij.stop], ket.prepared[kl]
+            ab, cd = bra[first + ij.start : first + ij.stop], ket[kl]
             if self.build.with_k:
                 self.add_rectangle(ab, cd, this.same)
             else:

@@ -14,6 +14,7 @@ from functools import cache, partial
 from inspect import get_annotations
 from itertools import count
 from time import perf_counter
+from typing import ClassVar
 
 from cuda.bindings import driver
 
@@ -56,12 +57,34 @@ class Kernel:
         return {} if self.launch_bounds is None else {"launch_bounds": self.launch_bounds}
 
 
-@dataclass(frozen=True)
 class Variant:
-    """One kernel variant: a factory and its compile-time facts."""
+    """One kernel variant: a factory and its compile-time facts. The same ones are one object, which is a quick key.
 
-    factory: object = field(repr=False)
-    facts: tuple
+    Attributes
+    ----------
+    factory : callable
+        Makes a `Kernel`.
+    facts : tuple
+        Its arguments.
+    """
+
+    __slots__ = ("factory", "facts")
+    known: ClassVar[dict] = {}
+
+    def __new__(cls, factory, facts):
+        key = factory, facts
+        found = cls.known.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.factory, found.facts = key
+            found = cls.known.setdefault(key, found)
+        return found
+
+    def __reduce__(self):
+        return Variant, (self.factory, self.facts)
+
+    def __repr__(self):
+        return f"Variant({self.name!r})"
 
     @property
     def name(self):

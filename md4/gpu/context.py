@@ -208,7 +208,7 @@ class DeviceContext:
             self.capability = current_capability()
             self.unit = arithmetic_unit(self.capability)
             self.stream, self.pool = as_stream(stream), Pool(max_memory)
-            self.handle, self.known = int(self.stream.handle), {}
+            self.handle, self.kernels, self.known = int(self.stream.handle), {}, {}
 
     def on(self, stream):
         """The same with another stream."""
@@ -229,7 +229,10 @@ class DeviceContext:
         *args
             The kernel's arguments: `Buffer` objects and numbers, or tuples of them where the kernel takes a group.
         """
-        launcher(variant, self.capability, self.device)(grid, block, self.handle, shared, args)
+        kernel = self.kernels.get(variant)
+        if kernel is None:
+            kernel = self.kernels[variant] = launcher(variant, self.capability, self.device)
+        kernel(grid, block, self.handle, shared, args)
 
     def fixed(self, make, *args):
         """make(self, *args), made once: what all launches for the same `args` have in common."""

@@ -24,7 +24,7 @@ RESERVE_BYTES = 512 << 20
 
 def bucket(nbytes):
     """Size that a request is rounded up to: eight steps to the power of two."""
-    step = max(512, 1 << max(0, nbytes.bit_length() - 4))
+    step = 1 << max(9, nbytes.bit_length() - 4)
     return -(-max(1, nbytes) // step) * step
 
 
