@@ -70,11 +70,6 @@ class PreparedPairs:
             self._pairs = self._whole.pairs[self.first : self.first + self.npair]
         return self._pairs
 
-    @property
-    def mean_prim(self):
-        """The mean number of primitive pairs of a shell pair."""
-        return self.nprim / max(1, self.npair)
-
     def h(self, form):
         """H matrices of the whole list in a form of the backend; kept until dropped. Those of kets carry (-1)^|q|."""
         whole = self.whole

@@ -20,10 +20,10 @@ from md4.plan import chunks
 
 
 def first_aos(context, prepared, basis):
-    """First AOs of the shells of a whole list, (npair, 2) on the device; kept as long as the list is."""
+    """First AOs of the shells of the whole list, (npair, 2) on the device; kept as long as the list is."""
     data = prepared.data
     if data.first_aos is None:
-        _, (data.first_aos,) = context.pool.upload([basis.ao_loc[prepared.pairs.pairs]], context.stream)
+        _, (data.first_aos,) = context.pool.upload([basis.ao_loc[prepared.whole.pairs.pairs]], context.stream)
     return data.first_aos
 
 

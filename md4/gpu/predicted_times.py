@@ -54,8 +54,9 @@ class Side(NamedTuple):
 
 
 def rounded_mean(pairs):
-    """Mean number of primitive pairs, in steps in which predicted times are told apart."""
-    return round(pairs.mean_prim, 1)
+    """Mean number of primitive pairs to the nearest tenth: means that differ by less are not told apart."""
+    npair = max(1, pairs.npair)
+    return (20 * pairs.nprim + npair) // (2 * npair) / 10
 
 
 @cache
