@@ -208,7 +208,7 @@ class DeviceContext:
             self.capability = current_capability()
             self.unit = arithmetic_unit(self.capability)
             self.stream, self.pool = as_stream(stream), Pool(max_memory)
-            self.handle, self.kernels, self.known = int(self.stream.handle), {}, {}
+            self.handle, (self.kernels, self.known) = int(self.stream.handle), kept_on(self.device)
 
     def on(self, stream):
         """The same with another stream."""
@@ -235,7 +235,7 @@ class DeviceContext:
         kernel(grid, block, self.handle, shared, args)
 
     def fixed(self, make, *args):
-        """make(self, *args), made once: what all launches for the same `args` have in common."""
+        """make(self, *args), made once for a device: what all launches for the same `args` have in common."""
         key = make, args
         try:
             return self.known[key]
@@ -246,6 +246,12 @@ class DeviceContext:
     def table(self, make, *args):
         """A constant table made by `make(*args)`, in this device's memory, made once a process."""
         return table_on(self.device, make, *args)
+
+
+@once
+def kept_on(device):
+    """What all contexts of a device share: launchers of variants, and what `DeviceContext.fixed` has made."""
+    return {}, {}
 
 
 @once
