@@ -204,7 +204,7 @@ class Backend(Protocol):
         """Yields (`ShellPairs`, data of the backend) of checked lists of shell pairs, each of shape (npair, 2)."""
 
     def plan(self, bra, ket):
-        """The `Plan` for two `ShellPairs`."""
+        """The `Plan` for two `PreparedPairs`."""
 
     def chunk_pairs(self, plan, bra, ket):
         """Numbers of bra and of ket pairs of a chunk, chosen for memory and caches."""

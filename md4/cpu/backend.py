@@ -198,7 +198,7 @@ class CpuBackend:
 
     def plan(self, bra, ket):
         """The side that makes less work as a bra is the bra. There is one path for all classes."""
-        one, two = Extent.of(bra), Extent.of(ket)
+        one, two = Extent.of(bra.pairs), Extent.of(ket.pairs)
         return Plan(LANES_OF_QUARTETS, work_of(two, one) < work_of(one, two), BOTH, BOTH)
 
     def hermite(self, prepared, form):
