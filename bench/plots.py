@@ -1,6 +1,7 @@
 """Figures of the site from the CSV files in bench/results, and those that bench/scf.py draws.
 
-    python bench/plots.py      writes docs/figures/builds.svg, classes.svg and, if there is a cpu.csv, cpu.svg
+    python bench/plots.py      writes docs/figures/builds.svg, classes.svg and, if there are such files, cpu.svg
+                               and scaling-devices.svg
 
 `bench/tables.py` says which file has what.
 """
@@ -8,7 +9,7 @@
 from pathlib import Path
 
 from clock import ROOT
-from tables import builds, by_system, classes, idle_rows
+from tables import builds, by_system, classes, device_rows, idle_rows, molecule
 
 SERIES = (("seconds", "o-", "md4"), ("pyscf", "s--", "PySCF"))
 FIGURES = ROOT / "docs" / "figures"
@@ -178,9 +179,32 @@ def plot_cpu(plt):
     write(figure, "cpu")
 
 
+def plot_devices(plt):
+    """Efficiency of builds of J and K on several GPUs: simulated as lines, measured as points of the same colour."""
+    rows = [r for name in ("scaling-simulated.csv", "scaling-devices.csv") for r in device_rows(name)]
+    rows = [r for r in rows if r["matrices"] == "J, K"]
+    if not rows:
+        return
+    figure, axis = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    for n, name in enumerate(dict.fromkeys(map(molecule, rows))):
+        mine, colour = [r for r in rows if molecule(r) == name], f"C{n}"
+        line = [(r["workers"], 100 * r["efficiency"]) for r in mine if "workers" in r]
+        axis.plot(*zip(*line), color=colour, lw=1, label=f"{name}, simulated") if line else None
+        for form, marker, text in (("process", "o", "one process"), ("ranks", "s", "MPI ranks")):
+            found = [(r["devices"], 100 * r["efficiency"]) for r in mine if r.get("form") == form and r["devices"] > 1]
+            if found:
+                axis.plot(*zip(*found), marker, color=colour, ms=5, mfc="none", label=f"{name}, {text}")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set(xlabel="GPUs", ylabel="efficiency / %", ylim=(0, 105))
+    axis.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=7, frameon=False)
+    write(figure, "scaling-devices")
+
+
 def main():
     plt = settled()
-    for draw in (plot_builds, plot_classes, plot_cpu):
+    for draw in (plot_builds, plot_classes, plot_cpu, plot_devices):
         draw(plt)
 
 

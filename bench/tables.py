@@ -9,6 +9,7 @@ scf.csv, scf-scaling.csv    J and K on the GPU, PySCF of the same run (bench/scf
 scf-peers.csv               J and K of other programs, of other runs on the same kind of machine
 eri.csv                     classes on the GPU (bench/eri.py)
 cpu.csv, cpu-before.csv, cpu-cold.csv       the CPU beside libcint and PySCF, and first calls (bench/cpu.py)
+scaling-devices.csv, scaling-simulated.csv  J and K on several GPUs, measured and simulated (bench/scaling_devices.py)
 """
 
 import csv
@@ -24,6 +25,7 @@ MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end of table -->)", re.D
 OTHER_RUN = "*"  # marks a time that is of another run than the others of its row
 # Columns of bench/cpu.py that say where a row comes from.
 ORIGIN = ("commit", "processor", "processors", "python", "numpy", "numba", "pyscf")
+MISSING_DEVICES = "**To be measured** by `bench/scaling_devices.py`; then `bench/tables.py` and `bench/plots.py`."
 MISSING = "**To be measured** by `bench/cpu.py`; then `python bench/tables.py` and `python bench/plots.py`."
 
 
@@ -188,9 +190,89 @@ def cpu_figure():
     return "![Seconds of md4 beside libcint and PySCF on the CPU](../docs/figures/cpu.svg)" if idle_rows() else MISSING
 
 
+# on several GPUs ------------------------------------------------------------------------------------------------------
+
+
+def device_rows(name="scaling-devices.csv"):
+    """Rows of a file of bench/scaling_devices.py, or nothing before it was made."""
+    path = RESULTS / name
+    return read_csv(path) if path.exists() else []
+
+
+def molecule(row):
+    """'(H2O)64 cc-pVTZ'."""
+    return f"{formula(row['system'])} {basis_name(row['basis'])}"
+
+
+def way(row):
+    """What a row was measured on."""
+    count = int(row["devices"])
+    return f"{count} GPUs, {'one process' if row['form'] == 'process' else 'ranks'}" if count > 1 else "1 GPU"
+
+
+def device_table():
+    """Seconds on one device, and speed-up on several."""
+    rows, found = device_rows(), {}
+    for row in rows:
+        found.setdefault((molecule(row), row["matrices"]), {})[way(row)] = row
+    ways = list(dict.fromkeys(map(way, sorted(rows, key=lambda row: (row["devices"], row["form"])))))
+    lines = [
+        [name, matrices, *(speed(mine.get(this)) for this in ways)] for (name, matrices), mine in found.items()
+    ]
+    return table(["system", "matrices", *ways], lines) + device_origin(rows) if rows else MISSING_DEVICES
+
+
+def speed(row):
+    """A cell: seconds, and the speed-up where there are several devices."""
+    if row is None:
+        return ""
+    text = f"{row['seconds']:.3g} s"
+    return text if row["devices"] == 1 else f"{text}, {row['speedup']:.2f}x, {100 * row['efficiency']:.0f}%"
+
+
+def device_origin(rows):
+    """A line for each machine and commit."""
+    return "".join(f"\n{machine}.\n" for machine in dict.fromkeys(row["machine"] for row in rows))
+
+
+def device_details():
+    """All columns."""
+    rows = device_rows()
+    names = ["difference", "lists s", "uneven", "sums", "beside", "peak GB of each"]
+    lines = [
+        [molecule(row), row["matrices"], way(row), f"{row['seconds']:.3g}", f"{100 * row['spread']:.0f}",
+         f"{row['difference']:.1e}", f"{row['lists']:.2g}",
+         *(f"{100 * row[share]:.1f}%" for share in ("uneven", "sums", "beside")), str(row["peak_gb"])]
+        for row in rows
+    ]  # fmt: skip
+    return table(["system", "matrices", "on", "seconds", "± %", *names], lines) if rows else MISSING_DEVICES
+
+
+def simulated_table():
+    """Efficiency by the number of workers."""
+    rows = device_rows("scaling-simulated.csv")
+    lines = [
+        [molecule(row), row["matrices"], f"{row['workers']:.0f}", f"{row['seconds']:.3g}",
+         f"{row['workers'] * row['efficiency']:.4g}", f"{100 * row['efficiency']:.0f}%",
+         *(f"{100 * row[share]:.1f}%" for share in ("uneven", "cutting", "sums", "beside")),
+         row["limit"] if row["workers"] > 1 else ""]
+        for row in rows
+    ]  # fmt: skip
+    names = ["GPUs", "seconds", "speed-up", "efficiency", "uneven", "cutting", "sums", "beside", "limited by"]
+    return table(["system", "matrices", *names], lines) if rows else MISSING_DEVICES
+
+
+def device_figure():
+    """The plot, once there is one."""
+    there = device_rows() or device_rows("scaling-simulated.csv")
+    return "![Efficiency of builds on several GPUs](../docs/figures/scaling-devices.svg)" if there else MISSING_DEVICES
+
+
 TABLES = {
     "builds": build_table, "classes": class_table, "cpu": cpu_table, "cpu-short": cpu_short, "cpu-figure": cpu_figure,
     "cpu-details": cpu_details, "cpu-cold": cpu_cold, "cpu-before": partial(cpu_details, "cpu-before.csv"),
+    "devices": device_table, "devices-details": device_details, "devices-simulated": simulated_table,
+    "devices-figure": device_figure,
 }  # fmt: skip
 
 

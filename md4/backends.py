@@ -200,11 +200,11 @@ class Backend(Protocol):
     def compile_ahead(self, basis, use, progress):
         """Compiles the missing kernels for integrals ('tensor'), J ('j'), or J and K (`digest_flags`) of a basis."""
 
-    def prepare(self, basis, pairs, cutoff):
-        """(`ShellPairs`, data of the backend) of a checked list of shell pairs, shape (npair, 2)."""
+    def prepare(self, basis, lists, cutoff):
+        """Yields (`ShellPairs`, data of the backend) of checked lists of shell pairs, each of shape (npair, 2)."""
 
     def plan(self, bra, ket):
-        """The `Plan` for two `ShellPairs`."""
+        """The `Plan` for two `PreparedPairs`."""
 
     def chunk_pairs(self, plan, bra, ket):
         """Numbers of bra and of ket pairs of a chunk, chosen for memory and caches."""

@@ -20,14 +20,14 @@ SOURCES, TESTS = Path(md4.__file__).parent.parent, Path(__file__).parent
 BESIDE = Path(sys.executable).with_name("mpiexec")
 MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
 # One job at a time: each has several processes. No test waits longer than its limit, even if ranks wait in vain.
-pytestmark = [
+MARKS = [
     pytest.mark.xdist_group("mpi"),
     pytest.mark.skipif(
         find_spec("mpi4py") is None or MPIEXEC is None,
         reason="tests of MPI need mpi4py and mpiexec: pip install mpi4py mpich",
     ),
 ]
-SECONDS = 120
+SECONDS = 300
 # Open MPI starts neither as root nor with more ranks than cores unless it is told to. MPICH ignores these.
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -72,10 +72,14 @@ class Done:
     folder: Path
     size: int
 
+    def check(self):
+        """AssertionError where the job failed or was killed."""
+        assert self.status == 0, f"exit status {self.status} of mpiexec\n{self.printed[-4000:]}"
+
     @property
     def reports(self):
-        """What each rank reported; AssertionError where the job failed or was killed."""
-        assert self.status == 0, f"exit status {self.status} of mpiexec\n{self.printed[-4000:]}"
+        """What each rank reported; AssertionError as for `check`."""
+        self.check()
         return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(self.size)]
 
     @property
@@ -84,13 +88,20 @@ class Done:
         return [int(path.read_text()) for path in self.folder.glob("*.pid")]
 
 
-def run(folder, size, script, seconds=SECONDS, env=(), threads="multiple", before=()):
-    """Runs a script after `PRELUDE` on `size` ranks. What is left after `seconds` is killed.
+def needs_mpi(test):
+    """A test that needs MPI. Modules say ``pytestmark = MARKS``."""
+    for mark in MARKS:
+        test = mark(test)
+    return test
+
+
+def run(folder, size, script, seconds=SECONDS, env=(), threads="multiple", before=(), prelude=PRELUDE):
+    """Runs a script after `prelude` on `size` ranks. What is left after `seconds` is killed.
 
     `threads` is the level of threads of MPI, and `before` what stands before the script, such as ["-m", "mpi4py"].
     """
     program = folder / "job.py"
-    program.write_text(PRELUDE.format(threads=threads) + textwrap.dedent(script))
+    program.write_text(prelude.format(threads=threads) + textwrap.dedent(script))
     paths = os.pathsep.join(filter(None, [str(SOURCES), str(TESTS), os.environ.get("PYTHONPATH")]))
     one_thread = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "MD4_JOBS": "1"}
     command = [MPIEXEC, "-n", str(size), sys.executable, *before, str(program), str(folder), str(size)]

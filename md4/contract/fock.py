@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from md4.contract.densities import checked_densities, in_order
+from md4.contract.densities import checked_densities, in_order, plus_transposed
 from md4.contract.ranks import collective, ranks_of
-from md4.contract.screening import DensityNorms, Statistics, list_pairs
+from md4.contract.screening import DensityNorms, PairList, Statistics, list_pairs
 from md4.contract.team import Team
 from md4.contract.worker import Build
+from md4.engine import Engine
 from md4.method.operators import Operator, check_order
 from md4.shells.basis import Basis
 from md4.support.arguments import (
@@ -141,12 +142,12 @@ class JK:
             self.team.forget()
 
     @property
-    def engine(self):
+    def engine(self) -> Engine:
         """The engine, that of the first of several devices."""
         return self.team.engine
 
     @property
-    def lists(self):
+    def lists(self) -> list[PairList]:
         """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
         if not self.team.lists:
             start = time.perf_counter()
@@ -266,14 +267,14 @@ class JK:
         dm = in_order(dm, self._order)
         general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
         exchange = general if with_k else dm[:0]
-        coulomb = dm + dm.transpose(0, 2, 1) if with_j and hermi != 2 else dm[:0]
+        coulomb = plus_transposed(dm) if with_j and hermi != 2 else dm[:0]
         x, y = self._sums(Build(operator, tolerance, exchange, coulomb, with_k), dm)
         vj = vk = None
         if with_j:
-            vj = y + y.transpose(0, 2, 1) if hermi != 2 else np.zeros_like(dm)
+            vj = plus_transposed(y) if hermi != 2 else np.zeros_like(dm)
         if with_k:
             other = x[len(dm) :] if hermi == 0 else x
-            vk = x[: len(dm)] + (-1 if hermi == 2 else 1) * other.transpose(0, 2, 1)
+            vk = plus_transposed(x[: len(dm)], other, -1 if hermi == 2 else 1)
         back = np.argsort(self._order)
         result = tuple(None if v is None else in_order(v, back) for v in (vj, vk))
         self.stats.seconds = time.perf_counter() - start
@@ -288,7 +289,7 @@ class JK:
         lists, sums = self.lists, self.engine.backend.sums
         norms = DensityNorms(self.basis, dm, len(build.coulomb) > 0, build.with_k, sums.mixed_shells)
         swapped = sums.swapped if build.with_k else sums.coulomb_swapped
-        build.screened = list(list_pairs(lists, norms, build.tolerance, swapped))
+        build.screened = list_pairs(lists, norms, build.tolerance, swapped)
         found, self.stats = self.team.run(build, self.progress)
         self.stats.skipped = self._quartets - self.stats.wanted
         return found if build.with_k else (build.exchange, *found)

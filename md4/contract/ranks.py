@@ -20,6 +20,7 @@ import time
 from contextlib import contextmanager
 from functools import wraps
 from typing import cast
+from zlib import crc32
 
 import numpy as np
 
@@ -119,7 +120,8 @@ class Ranks:
         All ranks raise an exception if one of them comes with a failure, which is its own exception, or if `what` they
         do is not the same.
         """
-        self._channel.wait()
+        if not self._channel.differ(what, more=value is not None or failure is not None):
+            return [None] * self.size
         found = self._channel.comm.allgather((what, value, failure and f"{type(failure).__name__}: {failure}"))
         failed = [rank for rank, (*_, text) in enumerate(found) if text is not None]
         if failed:
@@ -263,7 +265,7 @@ class Ranks:
         if self.rank == 0:
             window.Put(np.zeros(1, np.int64), 0)
             window.Flush(0)
-        channel.wait()
+        channel.wait(channel.comm.Ibarrier())
         try:
             with channel.attended():
                 yield SharedCounter(channel, window)
@@ -327,9 +329,15 @@ class Channel:
         self.large = pkl5.Intracomm(self.comm)
         self.node = self.comm.Split_type(mpi.COMM_TYPE_SHARED, key=self.comm.rank)
 
-    def wait(self):
-        """Waits for all ranks. Inside MPI a waiting rank would keep a core busy, which others on the node may need."""
-        request, start = self.comm.Ibarrier(), time.perf_counter()
+    def differ(self, what, more):
+        """Whether the ranks are about to do different things, or one of them has `more` to say."""
+        own, found = np.array([crc32(what.encode()), more], np.int64), np.empty((self.comm.size, 2), np.int64)
+        self.wait(self.comm.Iallgather(own, found))
+        return bool(found[:, 1].any() or (found[:, 0] != own[0]).any())
+
+    def wait(self, request):
+        """Waits for the other ranks. Inside MPI this would keep a core busy, which ranks of the node may need."""
+        start = time.perf_counter()
         while not request.Test():
             if time.perf_counter() - start > EAGER:
                 time.sleep(PAUSE)

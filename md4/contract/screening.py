@@ -20,8 +20,9 @@ from math import isqrt
 
 import numpy as np
 
+from md4.cpu.threads import in_threads
 from md4.plan import ListPair
-from md4.shells.shell_pairs import shell_kinds, shell_pairs
+from md4.shells.shell_pairs import ShellPairs, shell_kinds
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
@@ -30,10 +31,10 @@ PRIMITIVE_SHARE = 1e-5
 SCHWARZ_PAIRS = 64
 SCHWARZ_BYTES = 64 << 20
 SCHWARZ_SHARE = 0.15
-# A rectangle of quartets ends before the bra pairs with which more than this share of it would be computed in vain,
+# Rows of a density matrix whose norms are made together.
+NORM_ROWS = 64
+# A rectangle of quartets ends before the bra pairs with which more than this share of it would be computed in vain.
 TILE_WASTE = 0.1
-# but it has at least this many quartets.
-TILE_QUARTETS = 20000
 # Largest number of steps in which a list of bra pairs is cut.
 TILE_STEPS = 24
 
@@ -115,12 +116,18 @@ class Statistics:
         Number of those that had to be evaluated. The others in `computed` fill up rectangles.
     seconds : float
         Wall time.
+    busy : tuple of float
+        Seconds of each worker, which is a device or a process, from its first quartet until it was done with its last.
+    sums : float
+        Seconds in which what the workers have summed was added up and fetched, after the last of them was done.
     """
 
     computed: int = 0
     skipped: int = 0
     wanted: int = 0
     seconds: float = field(default=0.0, compare=False)
+    busy: tuple = field(default=(), compare=False, repr=False)
+    sums: float = field(default=0.0, compare=False, repr=False)
 
 
 def schwarz_bounds(engine, prepared):
@@ -143,16 +150,13 @@ def schwarz_bounds(engine, prepared):
 
 def pair_bounds(engine, every, tolerance, worker=0, workers=1):
     """R_ab of all lists in `every` (`pairs_by_kind`), or the part of one of several workers, as a list of arrays."""
-    bounds = []
-    for whole in every:
-        pairs = whole[len(whole) * worker // workers : len(whole) * (worker + 1) // workers]
-        bound = np.zeros(len(pairs))
-        if len(pairs):
-            prepared = engine.prepare(pairs, engine.bra_basis, cutoff=PRIMITIVE_SHARE * tolerance)
-            if prepared.pairs.nprim:
-                bound = schwarz_bounds(engine, prepared)
-                prepared.drop()
-        bounds.append(bound)
+    parts = [pairs[len(pairs) * worker // workers : len(pairs) * (worker + 1) // workers] for pairs in every]
+    bounds, used = [np.zeros(len(pairs)) for pairs in parts], [n for n, pairs in enumerate(parts) if len(pairs)]
+    lists = engine.prepare_lists([parts[n] for n in used], engine.bra_basis, PRIMITIVE_SHARE * tolerance)
+    for n, prepared in zip(used, lists):
+        if prepared.pairs.nprim:
+            bounds[n] = schwarz_bounds(engine, prepared)
+            prepared.drop()
     return bounds
 
 
@@ -174,24 +178,40 @@ def sorted_lists(engine, every, bounds, tolerance, hermite_bytes):
     basis = engine.bra_basis
     kind = shell_kinds(basis, engine.backend.sums.mixed_shells)
     largest = max((bound.max() for bound in bounds), default=0.0)
-    lists = []
+    chosen = []
     for pairs, bound in zip(every, bounds):
         order = np.argsort(-bound, kind="stable")
         order = order[bound[order] * largest > PRIMITIVE_SHARE * tolerance]
-        for piece in cut(engine, pairs[order], hermite_bytes):
-            prepared = engine.prepare(pairs[order[piece]], basis, cutoff=PRIMITIVE_SHARE * tolerance)
-            lists.append(PairList(prepared, bound[order[piece]], tuple(kind[pairs[0]].tolist())))
-    return lists
+        chosen += [(pairs[order[piece]], bound[order[piece]]) for piece in cut(engine, pairs[order], hermite_bytes)]
+    prepared = engine.prepare_lists([pairs for pairs, _ in chosen], basis, PRIMITIVE_SHARE * tolerance)
+    return [PairList(one, bound, tuple(kind[pairs[0]].tolist())) for one, (pairs, bound) in zip(prepared, chosen)]
 
 
 def cut(engine, pairs, hermite_bytes):
     """Slices of a list whose H matrices take at most `hermite_bytes`, by the pair with the most primitives."""
     if len(pairs) == 0:
         return []
-    most = int(np.argmax(np.multiply(*engine.bra_basis.nprims[pairs].T)))
-    head = shell_pairs(engine.bra_basis, pairs[most : most + 1], cutoff=0)
+    counts = np.multiply(*engine.bra_basis.nprims[pairs].T)
+    most = int(np.argmax(counts))
+    head = ShellPairs.of_basis(engine.bra_basis, pairs[most : most + 1], np.array([0, counts[most]]))
     size = max(1, hermite_bytes // max(1, engine.backend.hermite_bytes(head)))
     return [slice(n, n + size) for n in range(0, len(pairs), size)]
+
+
+def largest_norms(basis, densities):
+    """The largest Frobenius norm |D_ab| or |D_ba| of the blocks of some densities, shape (nshell, nshell)."""
+    square, loc = np.zeros((basis.nshell, basis.nshell)), basis.ao_loc
+    shells = -(-NORM_ROWS * basis.nshell // basis.nao)  # whose rows stay in a cache
+
+    def rows(n):
+        a, b = n * shells, min((n + 1) * shells, basis.nshell)
+        for d in densities:
+            part = d[loc[a] : loc[b]]
+            of_rows = np.add.reduceat(part * part, loc[:-1], axis=1)
+            np.maximum(square[a:b], np.add.reduceat(of_rows, loc[a:b] - loc[a], axis=0), out=square[a:b])
+
+    in_threads(-(-basis.nshell // shells), rows, densities.size)
+    return np.sqrt(np.maximum(square, square.T))
 
 
 class DensityNorms:
@@ -208,11 +228,7 @@ class DensityNorms:
     """
 
     def __init__(self, basis, densities, with_j, with_k, mixed):
-        first = basis.ao_loc[:-1]
-        square = np.zeros((basis.nshell, basis.nshell))
-        for d in densities:
-            np.maximum(square, np.add.reduceat(np.add.reduceat(d * d, first, axis=0), first, axis=1), out=square)
-        norm = np.sqrt(np.maximum(square, square.T))
+        norm = largest_norms(basis, densities)
         kind, width = shell_kinds(basis, mixed), np.sqrt(np.diff(basis.ao_loc))
         self.exchange = np.stack([norm[:, kind == k].max(axis=1) for k in range(kind.max() + 1)])
         self.coulomb = 2 * np.minimum(width[:, None], width) * norm
@@ -236,16 +252,34 @@ class DensityNorms:
         return np.maximum(np.maximum(exchange, own), other)
 
 
+def counts(screened, tolerance):
+    """`Screened.count` of each, by several threads."""
+    found = [None] * len(screened)
+
+    def count(n):
+        found[n] = screened[n].count(tolerance)
+
+    in_threads(len(screened), count, 8 * sum(len(this.bra) for this in screened))
+    return found
+
+
 def list_pairs(lists, norms, tolerance, swapped):
-    """`Screened` of all unordered pairs of lists that have survivors; `swapped` decides which of two is the ket."""
+    """List of `Screened` of all unordered pairs of lists that have survivors; `swapped` decides which is the ket."""
     own = [norms.of_pairs(this.pairs.pairs) for this in lists]
     top = [float(n.max()) for n in own]
-    for i, one in enumerate(lists):
-        for k, two in enumerate(lists[: i + 1]):
-            bra, ket, b, c = (two, one, k, i) if swapped(one.pairs, two.pairs) else (one, two, i, k)
-            factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
-            if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
-                yield Screened(bra, ket, factor, (b, c))
+    numbers = [(i, k) for i in range(len(lists)) for k in range(i + 1)]
+    found = [None] * len(numbers)
+
+    def screen(n):
+        i, k = numbers[n]
+        b, c = (k, i) if swapped(lists[i].pairs, lists[k].pairs) else (i, k)
+        bra, ket = lists[b], lists[c]
+        factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
+        if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
+            found[n] = Screened(bra, ket, factor, (b, c))
+
+    in_threads(len(numbers), screen, 4 * len(lists) * sum(map(len, lists)))
+    return [each for each in found if each is not None]
 
 
 def survivors(bra, ket, factor, tolerance, triangle):
@@ -260,31 +294,31 @@ def survivors(bra, ket, factor, tolerance, triangle):
     return np.minimum(n, np.arange(1, len(n) + 1)) if triangle else n
 
 
-def tiles(n, most):
+def tiles(n, most, least):
     """Rectangles (bra slice, ket slice) that cover the survivors `n` with little waste.
 
     Parameters
     ----------
     n : ndarray of int, shape (nbra,)
         The number of ket pairs, counted from the first, that each bra pair needs.
-    most : int
-        Largest number of quartets of a rectangle.
+    most, least : int
+        Largest number of quartets of a rectangle, and the number below which it does not end whatever it wastes.
     """
-    used = n.nonzero()[0]
+    used, least = n.nonzero()[0], max(1, least)
     if len(used) == 0:
         return []
     n = n[: used[-1] + 1]
     width = int(n.max())
-    if len(n) * width <= TILE_QUARTETS or len(n) * width <= (1 + TILE_WASTE) * int(n.sum()):
+    if len(n) * width <= least or len(n) * width <= (1 + TILE_WASTE) * int(n.sum()):
         return split_tile(0, len(n), width, most)
     edges = np.arange(0, len(n), max(1, len(n) // TILE_STEPS))
     ends = [*edges[1:].tolist(), len(n)]
     out, first, width, inside = [], 0, 0, 0
     for start, end, widest, total in zip(edges.tolist(), ends, *band(n, edges)):
-        if inside >= TILE_QUARTETS and (end - first) * max(width, widest) > (1 + TILE_WASTE) * (inside + total):
+        if inside >= least and (end - first) * max(width, widest) > (1 + TILE_WASTE) * (inside + total):
             out += split_tile(first, start, width, most)
             first, width, inside = start, 0, 0
-        width, inside = max(width, widest), inside + total
+        width, inside = widest if widest > width else width, inside + total
     return out + split_tile(first, len(n), width, most)
 
 
@@ -295,6 +329,8 @@ def band(n, edges):
 
 def split_tile(first, last, width, most):
     """The rectangle of bra pairs first..last and `width` ket pairs, in parts of at most `most` quartets."""
+    if (last - first) * width <= most:
+        return [(slice(first, last), slice(0, width))]
     columns = min(width, most)
     rows = max(1, most // max(1, columns))
     return [

@@ -38,6 +38,9 @@ class SlicePairs(NamedTuple):
 def slice_pairs(basis, request, ends=None):
     """The `SlicePairs` of a request, or of its AOs (first, last + 1) of index i, counted from the first of them."""
     first, last = shells_of(basis, request.ranges[0], ends)
+    if request.swap and (first, last) == request.ranges[0]:  # the whole: every ket pair is one of the bra pairs
+        whole = (None if r == (0, basis.nshell) else np.arange(*r) for r in request.ranges[:2])
+        return SlicePairs(unique_pairs_by_class(basis, *whole), [], True)
     rows, cols = np.arange(first, last), np.arange(*request.ranges[1])
     if request.aosym != "s1":
         cols = cols[cols < last]

@@ -5,10 +5,11 @@ workers have GPUs of their own, else on the host, and then over the processes.
 """
 
 from functools import cached_property
+from time import perf_counter
 
 import numpy as np
 
-from md4.contract.screening import Statistics, pair_bounds, sorted_lists
+from md4.contract.screening import Statistics, counts, pair_bounds, sorted_lists
 from md4.contract.work import divide, make_tasks
 from md4.contract.worker import PartialSums, Worker
 from md4.engine import Engine
@@ -126,17 +127,16 @@ class Team:
 
     def tasks(self, build):
         """The `md4.contract.work.Task` of a build; counts the survivors where that is needed."""
-        sums, tolerance = self.engine.backend.sums, build.tolerance
-        if self.size > 1 or not sums.takes_lists:
-            build.counts = [this.count(tolerance) for this in build.screened]
-        if self.size == 1:
-            return make_tasks([0.0] * len(build.screened), (), 1)
+        sums, screened = self.engine.backend.sums, build.screened
+        if self.size == 1 and sums.takes_lists:
+            return make_tasks([0.0] * len(screened), [1] * len(screened), 1)
+        build.counts = counts(screened, build.tolerance)
         seconds = sums.seconds if build.with_k else sums.coulomb_seconds
         times = [
             seconds(this.bra.pairs, this.ket.pairs, build.matrices) * float(n.sum())
-            for this, n in zip(build.screened, build.counts)
+            for this, n in zip(screened, build.counts)
         ]
-        return make_tasks(times, [len(this.bra) for this in build.screened], self.size)
+        return make_tasks(times, [len(this.bra) for this in screened], self.size)
 
     def run(self, build, progress):
         """(sums, `Statistics`) of a build: the list [X, Y], or [Y] without exchange.
@@ -155,20 +155,22 @@ class Team:
         ):
             build.report = self.reporter(bar)
 
-            def next_bundle():
+            def next_task():
                 n = counter.next()
                 return division.rest[n] if n < len(division.rest) else None
 
             def work(worker):
                 part = PartialSums(worker, build)
-                part.run(division.shares[worker.number], next_bundle if self.size > 1 else None)
+                part.run(division.shares[worker.number], next_task if division.rest else None)
                 part.end()
                 return part
 
             parts = self.ranks.together(lambda: self.each(work, counter.stop))
-        counts = self.ranks.gather([(part.stats.computed, part.stats.wanted) for part in parts])
-        computed, wanted = (sum(column) for column in zip(*(each for of_rank in counts for each in of_rank)))
-        return self.total_of(parts), Statistics(computed, 0, wanted)
+        found = self.ranks.gather([(part.stats.computed, part.stats.wanted, part.stats.seconds) for part in parts])
+        computed, wanted, busy = zip(*(each for of_rank in found for each in of_rank))
+        start = perf_counter()
+        total = self.total_of(parts)
+        return total, Statistics(sum(computed), 0, sum(wanted), busy=busy, sums=perf_counter() - start)
 
     def total(self, build):
         """Number of quartets for the progress bar."""

@@ -118,14 +118,13 @@ def piece_size(pairs_nab, h_bytes, block_bytes, hermite_bytes):
 def cut_pieces(engine, lists, block_bytes, hermite_bytes):
     """Prepared pairs of lists of one class each, in pieces that are short enough for a block."""
     basis, pieces = engine.bra_basis, []
-    for pairs in lists:
-        whole = engine.prepare(pairs, basis)
+    for pairs, whole in zip(lists, engine.prepare_lists(lists, basis)):
         h_bytes = engine.backend.hermite_bytes(whole.pairs) // len(whole) + 1
         size = piece_size(whole.pairs.nab, h_bytes, block_bytes, hermite_bytes)
         if size >= len(pairs):
             pieces.append(whole)
         else:
-            pieces += [engine.prepare(pairs[n : n + size], basis) for n in range(0, len(pairs), size)]
+            pieces += engine.prepare_lists([pairs[n : n + size] for n in range(0, len(pairs), size)], basis)
     return pieces
 
 

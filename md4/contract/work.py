@@ -2,7 +2,7 @@
 
 The work of a build are pairs of lists of shell pairs (`md4.contract.screening.Screened`), for each of which a time is
 predicted. Long ones are cut into parts. Every worker, which is a device or a process, gets a fixed share of these
-tasks, chosen so that the predicted times are the same. The rest are small tasks, which workers take one after the other
+tasks, chosen so that the predicted times are the same. The rest are short tasks, which workers take one after the other
 from a counter that all share when they are done with their shares. So wrong predictions cost little, and the counter is
 asked rarely.
 
@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 # Share of the predicted time that is divided beforehand.
 FIXED_SHARE = 0.75
-# Number of tasks for each worker if all were of the same length, and the shortest task that a long one is cut into.
-TASKS, SHORTEST = 32, 1e-3
+# Number of tasks for each worker if all were of the same length.
+TASKS = 32
+# Seconds: the shortest task that a long one is cut into, or that the counter is asked for; and what any task costs.
+SHORTEST, EACH = 1e-3, 1e-4
 
 
 class Task(NamedTuple):
@@ -43,9 +45,9 @@ class Division(NamedTuple):
     Attributes
     ----------
     shares : list of list of Task
-        Of each worker.
-    rest : list of list of Task
-        Bundles, which are taken one by one, in this order.
+        Of each worker, the longest first.
+    rest : list of Task
+        Are taken one by one, in this order.
     """
 
     shares: list
@@ -53,7 +55,7 @@ class Division(NamedTuple):
 
 
 def make_tasks(seconds, rows, workers):
-    """The tasks for pairs of lists, in their order.
+    """The tasks for pairs of lists, the longest first.
 
     Parameters
     ----------
@@ -63,45 +65,34 @@ def make_tasks(seconds, rows, workers):
         The largest number of parts of each.
     workers : int
     """
-    if workers == 1:
-        return [Task(n, 0, 1, s) for n, s in enumerate(seconds)]
     longest = max(SHORTEST, sum(seconds) / (TASKS * workers))
     tasks = []
     for n, (s, most) in enumerate(zip(seconds, rows)):
-        parts = max(1, min(ceil(s / longest), most))
-        tasks += [Task(n, k, parts, s / parts) for k in range(parts)]
-    return tasks
+        parts = max(1, min(ceil(s / longest), most)) if workers > 1 else 1
+        tasks += [Task(n, k, parts, s / parts + EACH) for k in range(parts)]
+    return sorted(tasks, key=lambda task: -task.seconds)
 
 
 def divide(tasks, workers):
-    """The `Division` of tasks. Long ones are dealt out, each to the worker that has least; the others are the rest."""
+    """The `Division` of tasks that are sorted by `make_tasks`.
+
+    The rest are the shortest ones that are worth asking for. All others are dealt out, each to the worker that has
+    least.
+    """
     if workers == 1:
-        return Division([list(tasks)], [])
-    order = sorted(range(len(tasks)), key=lambda n: -tasks[n].seconds)
-    fixed, total, so_far = [], sum(task.seconds for task in tasks), 0.0
-    for n in order:
-        if so_far >= FIXED_SHARE * total:
+        return Division([tasks], [])
+    worth = [n for n, task in enumerate(tasks) if task.seconds >= SHORTEST]
+    wanted, so_far, rest = (1 - FIXED_SHARE) * sum(task.seconds for task in tasks), 0.0, set()
+    for n in reversed(worth):
+        if so_far >= wanted:
             break
-        fixed.append(n)
+        rest.add(n)
         so_far += tasks[n].seconds
     shares, heap = [[] for _ in range(workers)], [(0.0, worker) for worker in range(workers)]
     heapify(heap)
-    for n in fixed:
-        load, worker = heap[0]
-        shares[worker].append(n)
-        heapreplace(heap, (load + tasks[n].seconds, worker))
-    # In the order of the lists, so that their H matrices are used one after the other.
-    least = min(SHORTEST, total / (4 * TASKS * workers))
-    return Division([[tasks[n] for n in sorted(share)] for share in shares], bundles(tasks, order[len(fixed) :], least))
-
-
-def bundles(tasks, order, least):
-    """Tasks by their numbers in `order`, in bundles of at least so many seconds, except for the last one."""
-    out, seconds = [], 0.0
-    for n in order:
-        if not out or seconds >= least:
-            out.append([])
-            seconds = 0.0
-        out[-1].append(tasks[n])
-        seconds += tasks[n].seconds
-    return out
+    for n, task in enumerate(tasks):
+        if n not in rest:
+            load, worker = heap[0]
+            shares[worker].append(task)
+            heapreplace(heap, (load + task.seconds, worker))
+    return Division(shares, [tasks[n] for n in sorted(rest)])

@@ -1,8 +1,10 @@
 """Memory for work on many blocks: H matrices that are kept between blocks, and the least workspace of any block."""
 
+from collections import OrderedDict
+
 import numpy as np
 
-from md4.shells.shell_pairs import shell_pairs
+from md4.shells.shell_pairs import ShellPairs
 from md4.support.display import size_text
 from md4.support.log import log
 
@@ -13,14 +15,19 @@ class HermiteStore:
     def __init__(self, limit, backend, forms=2):
         self.most = self.limit = limit
         self.backend, self.forms = backend, min(forms, backend.forms)
-        self.held, self.total = [], 0
+        # The oldest first.
+        self.held, self.total = OrderedDict(), 0
+
+    def holds(self, pieces):
+        """Whether the H matrices of all pieces fit the limit."""
+        return sum(map(self.size, pieces)) <= self.limit
 
     def touch(self, piece, keep):
         """Notes that `piece` is used now. `keep`, the other side of the block, is not dropped."""
-        if any(p is piece for p in self.held):
-            self.held = [p for p in self.held if p is not piece] + [piece]
+        if piece in self.held:
+            self.held.move_to_end(piece)
         else:
-            self.held.append(piece)
+            self.held[piece] = None
             self.total += self.size(piece)
         self.shrink(piece, keep)
 
@@ -32,7 +39,7 @@ class HermiteStore:
             self.total -= self.size(old)
             log.debug("H matrices beyond %s: those of %r are given up", size_text(self.limit), old.pairs)
             old.drop()
-            self.held.remove(old)
+            del self.held[old]
 
     def fit(self, share):
         """Lowers the limit to a share of the memory that is free now, including that of kept H matrices."""
@@ -43,17 +50,23 @@ class HermiteStore:
 
     def batches(self, pairs):
         """Yields lists of `md4.plan.ListPair`, each small enough for the limit; notes that their pieces are used."""
+        every = {id(side): side for pair in pairs for side in pair[:2]}
+        if sum(map(self.size, every.values())) <= self.limit:
+            if pairs:
+                yield self.used(pairs, every)
+            return
         batch, held, total = [], {}, 0
         for pair in pairs:
             new = {id(side): side for side in pair[:2] if id(side) not in held}
-            size = sum(map(self.size, new.values()))
-            if batch and total + size > self.limit:
-                yield self.used(batch, held)
-                batch, held, total, new = [], {}, 0, {id(side): side for side in pair[:2]}
+            if new:
                 size = sum(map(self.size, new.values()))
+                if batch and total + size > self.limit:
+                    yield self.used(batch, held)
+                    batch, held, total, new = [], {}, 0, {id(side): side for side in pair[:2]}
+                    size = sum(map(self.size, new.values()))
+                held |= new
+                total += size
             batch.append(pair)
-            held |= new
-            total += size
         if batch:
             yield self.used(batch, held)
 
@@ -67,7 +80,7 @@ class HermiteStore:
         """Drops the H matrices of all pieces."""
         for piece in self.held:
             piece.drop()
-        self.held, self.total = [], 0
+        self.held, self.total = OrderedDict(), 0
 
     def size(self, piece):
         """Largest number of bytes of the H matrices of a piece."""
@@ -77,8 +90,8 @@ class HermiteStore:
 def least_block(engine, *ranges):
     """Bytes of one quartet of the largest class with its least workspace, for ranges (first, last + 1) of shells."""
     basis = engine.bra_basis
-    used = sorted({s for r in ranges for s in range(*r)}, key=lambda s: tuple(basis.classes[s]))
-    sizes = [basis.shells[s].nctr * basis.ncomp(basis.shells[s].l) for s in used]
-    largest = used[int(np.argmax(sizes))]
-    pair = shell_pairs(basis, [[largest, largest]])
+    used = np.array(sorted({s for r in ranges for s in range(*r)}))
+    largest = used[np.lexsort((basis.class_keys[used], -np.diff(basis.ao_loc)[used]))[0]]
+    # as if all of its primitive pairs counted, which is so unless a coefficient vanishes
+    pair = ShellPairs.of_basis(basis, np.array([[largest, largest]]), np.array([0, basis.nprims[largest] ** 2]))
     return 8 * pair.nab**2 + engine.backend.least_workspace(pair, pair)

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from md4.cpu.emit.vectors import LANES
-from md4.cpu.groups import Groups, h_elements, lane_layout
+from md4.cpu.groups import Groups, make_groups
 from md4.cpu.h_matrices import BOTH, make_h
 from md4.cpu.run import OUT, Extent, OwnList, run_lists, sizes_of_pairs, work_of
 from md4.cpu.sums import HostBounds, HostSums
@@ -20,13 +20,15 @@ from md4.cpu.threads import number_of_threads
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
 from md4.method import operators
 from md4.plan import ListPair, Plan
-from md4.shells.shell_pairs import shell_pairs
+from md4.shells.shell_pairs import shell_pair_lists, starts_of
 from md4.support.display import size_text
 from md4.support.locks import Lock
 from md4.support.memory import HostMemory, check_out, tensor_refusal
 
-# Bytes of all arrays of a primitive pair while `shell_pairs` decides which of them count.
+# Bytes of all arrays of a primitive pair while `shell_pair_lists` decides which of them count.
 PRIMITIVE_BYTES = 400
+# Primitive pairs of lists that are made together: few enough that their arrays stay in the cache.
+TOGETHER = 1 << 13
 # Share of the memory up to the cap that the threads may have beyond what one thread must have.
 WORKSPACE_SHARE = 0.2
 
@@ -88,7 +90,8 @@ class CpuBackend:
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs`, by primitive pair and in lanes."""
-        return 8 * h_elements(pairs) * (pairs.nprim + LANES * lane_layout(pairs).vectors)
+        this = Extent.of(pairs)
+        return 8 * this.elements * (this.nprim + LANES * this.vectors)
 
     def workspaces(self, threads, sizes):
         """Memory for up to `threads` threads, fewer if there is not enough; see `md4.cpu.run.Workspace`.
@@ -107,8 +110,8 @@ class CpuBackend:
 
     def least_workspace(self, bra, ket):
         """Bytes of one bra pair with one ket pair, including the H matrices of all pairs."""
-        least = max(sizes_of_pairs(bra, ket).nbytes, sizes_of_pairs(ket, bra).nbytes)
-        return least + self.hermite_bytes(bra) + self.hermite_bytes(ket)
+        orders = [(bra, ket)] if bra is ket else [(bra, ket), (ket, bra)]
+        return max(sizes_of_pairs(*two).nbytes for two in orders) + self.hermite_bytes(bra) + self.hermite_bytes(ket)
 
     def chunk_pairs(self, plan, bra, ket):
         """Whole lists: the path takes no memory that grows with them."""
@@ -156,30 +159,46 @@ class CpuBackend:
         nij, nkl, na, nb, nc, nd = out.shape
         return HostBlock(out.reshape(nij, nkl, na * nb, nc * nd))
 
-    def prepare(self, basis, pairs, cutoff):
-        """(`ShellPairs`, `Groups`) of a checked list."""
+    def prepare(self, basis, lists, cutoff):
+        """Yields (`ShellPairs`, `Groups`) of checked lists; short ones are made together."""
         from md4.cpu.warmup import compile_ahead, names_for
 
         compile_ahead(names_for("lists", self.operator.kind))
-        self.check_pair_memory(basis, pairs)
-        made = shell_pairs(basis, pairs, cutoff=cutoff)
-        self.memory.watch(made, pair_bytes(made))
-        groups = Groups(made)
-        return made, self.memory.watch(groups, groups.nbytes)
+        for some in self.together(basis, lists):
+            made = shell_pair_lists(basis, some, cutoff)
+            for pairs in made:
+                self.memory.watch(pairs)
+            for pairs, groups in zip(made, make_groups(made)):
+                yield pairs, self.memory.watch(groups)
 
-    def check_pair_memory(self, basis, pairs):
-        """MemoryLimitError for a list whose primitive pairs do not fit while it is decided which of them count."""
-        primitives = int(np.multiply(*basis.nprims[pairs].T).sum())
-        need, room = PRIMITIVE_BYTES * primitives + 64 * len(pairs), self.memory.room()
-        if need > room:
-            raise MemoryLimitError(
-                f"{primitives} primitive pairs of {len(pairs)} shell pairs take {need / 1e6:.1f} MB to be sorted out, "
-                f"but {room / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
-            )
+    def together(self, basis, lists):
+        """Yields the lists, several at once, as long as they have at most TOGETHER primitive pairs.
+
+        MemoryLimitError for a list whose primitive pairs do not fit while it is decided which of them count.
+        """
+        if not lists:
+            return
+        pairs, first = np.concatenate(lists), starts_of([len(this) for this in lists])
+        counts = np.add.reduceat(basis.nprims[pairs[:, 0]] * basis.nprims[pairs[:, 1]], first[:-1])
+        some, total = [], 0
+        for this, primitives in zip(lists, counts.tolist()):
+            need, room = PRIMITIVE_BYTES * primitives + 64 * len(this), self.memory.room()
+            if need > room:
+                raise MemoryLimitError(
+                    f"{primitives} primitive pairs of {len(this)} shell pairs take {need / 1e6:.1f} MB to be sorted "
+                    f"out, but {room / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
+                )
+            if some and (total + primitives > TOGETHER or PRIMITIVE_BYTES * (total + primitives) > room):
+                yield some
+                some, total = [], 0
+            some.append(this)
+            total += primitives
+        if some:
+            yield some
 
     def plan(self, bra, ket):
         """The side that makes less work as a bra is the bra. There is one path for all classes."""
-        one, two = Extent.of(bra), Extent.of(ket)
+        one, two = Extent.of(bra.pairs), Extent.of(ket.pairs)
         return Plan(LANES_OF_QUARTETS, work_of(two, one) < work_of(one, two), BOTH, BOTH)
 
     def hermite(self, prepared, form):
@@ -202,14 +221,8 @@ def own_list(steps, side, h):
     """A prepared list, or a slice of one, which has groups of its own."""
     if side is side.whole:
         return OwnList(side.pairs, side.data, h)
-    groups = Groups(side.pairs)
+    groups = Groups.of(side.pairs)
     return OwnList(side.pairs, groups, make_h(side.pairs, groups, steps.memory))
 
 
 LANES_OF_QUARTETS = LanesOfQuartets()
-
-
-def pair_bytes(pairs):
-    """Bytes of the arrays of a list."""
-    arrays = (pairs.pairs, pairs.start, *pairs.primitives.arrays)
-    return sum(array.nbytes for array in arrays)

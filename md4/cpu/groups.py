@@ -7,8 +7,10 @@ many primitives, a pair takes several lanes, and its integrals are summed over t
 """
 
 from collections import namedtuple
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy as np
 from md4.cpu.emit.vectors import LANES
 from md4.method.angular import hermite_triples
 from md4.method.hermite import component_table
+from md4.shells.shell_pairs import slices, spans, starts_of
 
 
 def numbered(name, fields):
@@ -29,7 +32,7 @@ def numbered(name, fields):
 FIELD = numbered(
     "Field",
     "l nab nherm elements npair ngroup na nb most width "
-    "order start vectors primitives lane_primitives columns rows triples h lane_h aos",
+    "order start vectors primitives lane_primitives sequence columns rows triples h lane_h aos",
 )
 # Columns of the table of tasks: lists of bra and ket, places of the first bra pair and after the last one, which
 # unordered quartets there are, addresses of the bounds (0: none), and whether the lists have changed places.
@@ -41,6 +44,8 @@ DIFFERENT, SAME, DIAGONAL = range(3)
 STATE = numbered("State", "task bra group quartets")
 # Hermite functions whose elements of H are neighbours; see `h_structure`.
 BLOCK = 64
+# Rows of H that a product takes at a time.
+ROWS_OF_TILE = 2
 # Lanes that a pair may take.
 LANE_NUMBERS = np.arange(LANES)
 WIDTHS = tuple(1 << n for n in range(LANES.bit_length()))
@@ -57,7 +62,7 @@ def aligned(array):
 
 def aligned_empty(shape):
     """An array of doubles that begins on a line of the cache."""
-    size = int(np.prod(shape))
+    size = prod(shape)
     room = np.empty(size + 8)
     first = -room.ctypes.data % 64 // 8
     return room[first : first + size].reshape(shape)
@@ -68,12 +73,15 @@ def h_structure(la, lb, pure, nctr_a, nctr_b):
     """The elements of H that can be nonzero by their powers of z, y and x: `md4.method.hermite.structure` as arrays.
 
     Elements are ordered by blocks of BLOCK functions p, and in a block by rows: what a product needs of r or of (ab|q]
-    for a block stays in the first cache.
+    for a block stays in the first cache. Products take ROWS_OF_TILE rows at a time, so rows with similar zeros are made
+    neighbours, and all rows of a tile have the elements that one of them needs.
 
     Returns
     -------
+    sequence : ndarray of int64, shape (nab,)
+        The rows ab in the order in which they are stored.
     rows : ndarray of int32, shape (nblock * nab + 1,)
-        Where the elements of each row ab of each block begin.
+        Where the elements of each stored row of each block begin.
     columns : ndarray of int32
         p of each element.
     """
@@ -89,13 +97,17 @@ def h_structure(la, lb, pure, nctr_a, nctr_b):
     per_row = masks[:, :, z, y, x]
     every = np.broadcast_to(per_row[None, :, None], (nctr_a, len(of_a), nctr_b, len(of_b), len(z)))
     flat = every.reshape(-1, len(z))
+    sequence = np.lexsort(flat.T[::-1])
+    flat = flat[sequence]
+    for first in range(0, len(flat) - ROWS_OF_TILE + 1, ROWS_OF_TILE):
+        flat[first : first + ROWS_OF_TILE] = flat[first : first + ROWS_OF_TILE].any(axis=0)
     counts, columns = [], []
     for first in range(0, len(z), BLOCK):
         block = flat[:, first : first + BLOCK]
         counts.append(block.sum(axis=1))
         columns.append(np.nonzero(block)[1] + first)
     rows = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
-    return rows.astype(np.int32), np.concatenate(columns).astype(np.int32)
+    return sequence, rows.astype(np.int32), np.concatenate(columns).astype(np.int32)
 
 
 def reached(l, pure):
@@ -133,36 +145,95 @@ class LaneLayout(NamedTuple):
 GROUP_COST = 0.25
 
 
-def lane_layout(pairs):
-    """The `LaneLayout` of `ShellPairs` with the least work; they keep it.
+class Ranking:
+    """The shell pairs of some lists, list after list, and in a list by falling number of primitive pairs.
 
-    A pair of many primitives takes several lanes where there are too few pairs to fill them.
+    Attributes
+    ----------
+    sizes, first : ndarray of int64, shapes (nlist,) and (nlist + 1,)
+        Number of pairs of each list, and the place where they begin.
+    owner, order, counts : ndarray of int64, shape (npair,)
+        For each place: the number of the list, the pair by its number among those of all lists, and how many primitive
+        pairs it has. Pairs of equal number stay in their order.
     """
+
+    def __init__(self, lists):
+        self.sizes = np.array([len(pairs) for pairs in lists])
+        self.first = starts_of(self.sizes)
+        self.owner = np.repeat(np.arange(len(lists)), self.sizes)
+        counts = np.concatenate([pairs.start[1:] - pairs.start[:-1] for pairs in lists])
+        self.order = np.lexsort((-counts, self.owner))
+        self.counts = counts[self.order]
+
+    def layouts(self, widths=WIDTHS):
+        """The `LaneLayout` of each list with the least work.
+
+        A pair of many primitives takes several lanes where there are too few pairs to fill them.
+        """
+        widths = np.array(widths)
+        per_group = LANES // widths
+        begins = (np.arange(len(self.owner)) - self.first[self.owner])[:, None] % per_group == 0
+        of_groups = np.where(begins, -(-self.counts[:, None] // widths), 0)
+        vectors = np.add.reduceat(of_groups, self.first[:-1])
+        ngroup = -(-self.sizes[:, None] // per_group)
+        every, best = np.arange(len(vectors)), np.argmin(vectors + GROUP_COST * ngroup, axis=1)
+        columns = widths[best], ngroup[every, best], vectors[every, best]
+        return [LaneLayout(*numbers) for numbers in np.stack(columns, axis=1).tolist()]
+
+    def members(self, layouts, first):
+        """Which primitive pair of its list each lane has, for the groups of all lists.
+
+        Parameters
+        ----------
+        layouts : list of LaneLayout
+        first : ndarray of int64, shape (npair,)
+            The first primitive pair of the shell pair at each place.
+
+        Returns
+        -------
+        most : ndarray of int64, shape (ngroup,)
+            Vectors of each group.
+        owner : ndarray of int64, shape (nvector, 1)
+            The list of each vector.
+        members : ndarray of int64, shape (nvector, LANES)
+            As in `Groups`.
+        """
+        widths, ngroup, _ = np.array(layouts).T
+        # of each group: its list, and the place of its first pair
+        of_group = np.repeat(np.arange(len(ngroup)), ngroup)
+        head = self.first[of_group] + spans(np.zeros_like(ngroup), ngroup) * (LANES // widths)[of_group]
+        most = -(-self.counts[head] // widths[of_group])
+        # of each vector, as columns: its group, its list, the lanes of a pair, and which vector of the group it is
+        group = np.repeat(np.arange(len(most)), most)[:, None]
+        owner, step = of_group[group], spans(np.zeros_like(most), most)[:, None]
+        width = widths[owner]
+        # of each lane: the place of its pair, and which primitive pair of that it has
+        place, rank = head[group] + LANE_NUMBERS // width, step * width + LANE_NUMBERS % width
+        inside = place < self.first[owner + 1]
+        place[~inside] = 0
+        return most, owner, np.where(inside & (rank < self.counts[place]), first[place] + rank, -1)
+
+
+def lane_layout(pairs):
+    """The `LaneLayout` of `ShellPairs` with the least work; they keep it."""
     if "lanes" not in pairs.__dict__:
-        most, options = pairs.max_prim, []
-        for width in WIDTHS if most > 1 else (1,):
-            of_groups = -(-pairs.falling_counts[:: LANES // width] // width)
-            options.append(LaneLayout(width, len(of_groups), int(of_groups.sum())))
-        pairs.__dict__["lanes"] = min(options, key=lambda this: this.vectors + GROUP_COST * this.ngroup)
+        pairs.__dict__["lanes"] = Ranking([pairs]).layouts()[0]
     return pairs.__dict__["lanes"]
 
 
 def plain_layout(pairs):
     """The `LaneLayout` with a lane for each pair."""
-    of_groups = pairs.falling_counts[::LANES]
-    return LaneLayout(1, len(of_groups), int(of_groups.sum()))
+    return Ranking([pairs]).layouts(widths=(1,))[0]
 
 
+@dataclass(frozen=True, eq=False)
 class Groups:
     """The groups of a list of shell pairs, with the data of their primitives.
 
-    Parameters
-    ----------
-    pairs : ShellPairs
-    layout : LaneLayout, optional
-
     Attributes
     ----------
+    width, ngroup : int
+        Lanes of a pair, and number of groups.
     order : ndarray of int64, shape (npair,)
         The pairs by falling number of primitive pairs; those of equal number stay in their order.
     vectors : ndarray of int64, shape (ngroup + 1,)
@@ -172,37 +243,31 @@ class Groups:
     primitives : ndarray, shape (nprim, 4)
         Exponent and centre (z, y, x) of each primitive pair.
     lane_primitives : ndarray, shape (nvector, 4, LANES)
-        The same in lanes.
-    width, ngroup, per_group : int
-        Lanes of a pair, number of groups, and pairs of a group.
+        The same in lanes. Those without a primitive repeat the first lane's, which there always is.
     """
 
-    def __init__(self, pairs, layout=None):
-        self.width, self.ngroup, _ = lane_layout(pairs) if layout is None else layout
-        self.per_group = LANES // self.width
-        counts = pairs.start[1:] - pairs.start[:-1]
-        self.order = np.argsort(-counts, kind="stable")
-        sorted_counts = counts[self.order]
-        most = -(-sorted_counts[:: self.per_group] // self.width)
-        self.vectors = np.concatenate([[0], np.cumsum(most)])
-        slots = np.zeros((2, self.ngroup * self.per_group), dtype=np.int64)  # of pairs: first primitive, and how many
-        slots[0, : len(pairs)], slots[1, : len(pairs)] = pairs.start[self.order], sorted_counts
-        group = np.repeat(np.arange(self.ngroup), most)
-        rank = (np.arange(len(group)) - self.vectors[group])[:, None] * self.width + LANE_NUMBERS % self.width
-        first, count = slots.reshape(2, self.ngroup, self.per_group)[:, group][:, :, LANE_NUMBERS // self.width]
-        self.members = np.where(rank < count, first + rank, -1)
-        data = pairs.primitives
-        self.primitives = np.empty((pairs.nprim, PRIMITIVE.size))
-        self.primitives[:, 0], self.primitives[:, 1:] = data.exponent, data.centre
-        # The lanes without a primitive repeat the first lane's, which there always is.
-        chosen = np.where(self.members >= 0, self.members, self.members[:, :1])
-        self.lane_primitives = aligned(self.primitives[chosen].transpose(0, 2, 1))
+    width: int
+    ngroup: int
+    order: np.ndarray
+    vectors: np.ndarray
+    members: np.ndarray
+    primitives: np.ndarray
+    lane_primitives: np.ndarray
+
+    @classmethod
+    def of(cls, pairs, layout=None):
+        """The groups of `ShellPairs`, by default in the layout with the least work."""
+        return make_groups([pairs], None if layout is None else [layout])[0]
+
+    @property
+    def per_group(self):
+        """Pairs of a group."""
+        return LANES // self.width
 
     def primitives_of(self, start, first, last):
         """The primitive pairs of the pairs at places first to last in order; `start` is that of the list."""
         begin, end = start[self.order[first:last]], start[self.order[first:last] + 1]
-        before = np.cumsum(end - begin) - (end - begin)
-        return np.arange((end - begin).sum()) + np.repeat(begin - before, end - begin)
+        return spans(begin, end - begin)
 
     @property
     def nbytes(self):
@@ -210,6 +275,37 @@ class Groups:
         return sum(array.nbytes for array in self.__dict__.values() if isinstance(array, np.ndarray))
 
 
+def make_groups(lists, layouts=None):
+    """`Groups` of several lists of `ShellPairs`, which are made together; their arrays are slices.
+
+    Without `layouts` they have those with the least work, which the lists keep, as they do `max_prim`.
+    """
+    ranking = Ranking(lists)
+    if layouts is None:
+        layouts = ranking.layouts()
+        for pairs, layout, most in zip(lists, layouts, ranking.counts[ranking.first[:-1]].tolist()):
+            pairs.__dict__.update(lanes=layout, max_prim=most)
+    first_prim = starts_of([pairs.nprim for pairs in lists])
+    primitives = np.empty((first_prim[-1], PRIMITIVE.size))
+    primitives[:, 0] = np.concatenate([pairs.primitives.exponent for pairs in lists])
+    primitives[:, 1:] = np.concatenate([pairs.primitives.centre for pairs in lists])
+    first = np.concatenate([pairs.start[:-1] for pairs in lists])[ranking.order]
+    most, owner, members = ranking.members(layouts, first)
+    chosen = np.where(members >= 0, members, members[:, :1]) + first_prim[owner]
+    lane_primitives = aligned(primitives[chosen].transpose(0, 2, 1))
+    orders = ranking.order - ranking.first[ranking.owner]
+    vectors, (_, ngroup, nvector) = starts_of(most), zip(*layouts)
+    places = zip(*map(slices, (ranking.first, starts_of(ngroup), starts_of(nvector), first_prim)))
+    made = []
+    for layout, (of_pairs, of_groups, of_vectors, of_prims) in zip(layouts, places):
+        begins = vectors[of_groups.start : of_groups.stop + 1] - of_vectors.start
+        made.append(Groups(
+            layout.width, layout.ngroup, orders[of_pairs], begins, members[of_vectors], primitives[of_prims],
+            lane_primitives[of_vectors],
+        ))  # fmt: skip
+    return made
+
+
 def h_elements(pairs):
     """Number of elements of H of one primitive pair that are stored."""
-    return len(h_structure(pairs.la, pairs.lb, pairs.pure, pairs.nctr_a, pairs.nctr_b)[1])
+    return len(h_structure(pairs.la, pairs.lb, pairs.pure, pairs.nctr_a, pairs.nctr_b)[2])

@@ -51,6 +51,8 @@ class Shape(NamedTuple):
         Number of Hermite functions.
     ordinals : ndarray, shape (l + 1, l + 1, l + 1)
         Ordinal of each Hermite triple of z, y and x.
+    places : ndarray of int64, shape (nab,)
+        Where each row ab is among those that are stored.
     rows, columns : ndarray of int32
         As `h_structure` returns them.
     signs : ndarray of float64, shape (elements,)
@@ -63,6 +65,7 @@ class Shape(NamedTuple):
     pure_b: np.ndarray
     nherm: int
     ordinals: np.ndarray
+    places: np.ndarray
     rows: np.ndarray
     columns: np.ndarray
     signs: np.ndarray
@@ -71,14 +74,14 @@ class Shape(NamedTuple):
 @cache
 def shape_of(la, lb, pure, nctr_a, nctr_b):
     """The `Shape` of a class."""
-    rows, columns = h_structure(la, lb, pure, nctr_a, nctr_b)
+    sequence, rows, columns = h_structure(la, lb, pure, nctr_a, nctr_b)
     triples = hermite_triples(la + lb)
     ordinals = np.zeros((la + lb + 1,) * 3, dtype=np.int64)
     ordinals[tuple(triples.T)] = np.arange(len(triples))
     signs = 1.0 - 2.0 * (triples.sum(axis=1) % 2)
     powers = [np.ascontiguousarray(cartesian_triples(l)[:, ::-1]) for l in (la, lb)]
     of_monomials = (coefficients(l, pure) for l in (la, lb))
-    return Shape(*powers, *of_monomials, len(triples), ordinals, rows, columns, signs[columns])
+    return Shape(*powers, *of_monomials, len(triples), ordinals, np.argsort(sequence), rows, columns, signs[columns])
 
 
 @cache
@@ -118,51 +121,52 @@ def e_coefficients(la, lb, exponent, pa, pb, e):
 
 
 @part
-def add_products(shape, la, lb, a, e, half, half_sizes):
-    """E_z E_y E_x of monomial a with all monomials of b, transformed to components of b: half[mb][p].
+def add_products(shape, la, lb, m, e, half, half_sizes):
+    """E_z E_y E_x of all monomials a with component m of b: half[a][p].
 
     `half_sizes` holds the sums of the moduli of the terms.
     """
-    nb, nt, nh = shape.pure_b.shape[1], la + lb + 1, shape.nherm
-    half[: nb * nh * LANES] = 0.0
-    half_sizes[: nb * nh * LANES] = 0.0
-    az, ay, ax = shape.powers_a[a]
+    nt, nh = la + lb + 1, shape.nherm
+    half[:] = 0.0
+    half_sizes[:] = 0.0
     for b in range(len(shape.powers_b)):
+        c = shape.pure_b[b, m]
+        if c == 0.0:
+            continue
         bz, by, bx = shape.powers_b[b]
-        of_z = (az * (lb + 1) + bz) * nt
-        of_y = ((la + 1 + ay) * (lb + 1) + by) * nt
-        of_x = ((2 * la + 2 + ax) * (lb + 1) + bx) * nt
-        for z in range(az + bz + 1):
-            for y in range(ay + by + 1):
-                e_zy = multiply(load(e, (of_z + z) * LANES), load(e, (of_y + y) * LANES))
-                for x in range(ax + bx + 1):
-                    value, p = multiply(e_zy, load(e, (of_x + x) * LANES)), shape.ordinals[z, y, x]
-                    size = magnitude(value)
-                    for m in range(nb):
-                        c = shape.pure_b[b, m]
-                        if c != 0.0:
-                            at = (m * nh + p) * LANES
-                            store(half, at, fma(broadcast(c), value, load(half, at)))
-                            store(half_sizes, at, fma(broadcast(abs(c)), size, load(half_sizes, at)))
+        for a in range(len(shape.powers_a)):
+            az, ay, ax = shape.powers_a[a]
+            of_z = (az * (lb + 1) + bz) * nt
+            of_y = ((la + 1 + ay) * (lb + 1) + by) * nt
+            of_x = ((2 * la + 2 + ax) * (lb + 1) + bx) * nt
+            for z in range(az + bz + 1):
+                for y in range(ay + by + 1):
+                    e_zy = multiply(load(e, (of_z + z) * LANES), load(e, (of_y + y) * LANES))
+                    for x in range(ax + bx + 1):
+                        value = multiply(e_zy, load(e, (of_x + x) * LANES))
+                        at = (a * nh + shape.ordinals[z, y, x]) * LANES
+                        store(half, at, fma(broadcast(c), value, load(half, at)))
+                        store(half_sizes, at, fma(broadcast(abs(c)), magnitude(value), load(half_sizes, at)))
 
 
 @part
-def angular_h(shape, la, lb, e, half, half_sizes, h, sizes):
-    """H[ma, mb, p] without contraction coefficients; what is rounding noise of a zero is zero."""
-    na, width = shape.pure_a.shape[1], shape.pure_b.shape[1] * shape.nherm * LANES
-    h[: na * width] = 0.0
-    sizes[: na * width] = 0.0
+def angular_row(shape, m, half, half_sizes, used, h):
+    """H[p] of component m of a, without contraction coefficients; what is rounding noise of a zero is zero.
+
+    `used` has room for the monomials of the component.
+    """
+    nh, count = shape.nherm, 0
     for a in range(len(shape.powers_a)):
-        add_products(shape, la, lb, a, e, half, half_sizes)
-        for m in range(na):
-            c = shape.pure_a[a, m]
-            if c != 0.0:
-                for n in range(0, width, LANES):
-                    at = m * width + n
-                    store(h, at, fma(broadcast(c), load(half, n), load(h, at)))
-                    store(sizes, at, fma(broadcast(abs(c)), load(half_sizes, n), load(sizes, at)))
-    for n in range(0, na * width, LANES):
-        store(h, n, noise_removed(load(h, n), multiply(broadcast(NOISE), load(sizes, n))))
+        if shape.pure_a[a, m] != 0.0:
+            used[count] = a
+            count += 1
+    for p in range(nh):
+        value, size = broadcast(0.0), broadcast(0.0)
+        for n in range(count):
+            c, at = shape.pure_a[used[n], m], (used[n] * nh + p) * LANES
+            value = fma(broadcast(c), load(half, at), value)
+            size = fma(broadcast(abs(c)), load(half_sizes, at), size)
+        store(h, p * LANES, noise_removed(value, multiply(broadcast(NOISE), size)))
 
 
 def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes):
@@ -171,8 +175,9 @@ def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes):
     na, nb, nh, nt = shape.pure_a.shape[1], shape.pure_b.shape[1], shape.nherm, la + lb + 1
     nctr_a, nctr_b = coef_a.shape[1], coef_b.shape[1]
     e = np.empty(3 * (la + 1) * (lb + 1) * nt * LANES)
-    half, half_sizes = np.empty(nb * nh * LANES), np.empty(nb * nh * LANES)
-    h, sizes = np.empty(na * nb * nh * LANES), np.empty(na * nb * nh * LANES)
+    ncart = len(shape.powers_a)
+    half, half_sizes = np.empty(ncart * nh * LANES), np.empty(ncart * nh * LANES)
+    used, h = np.empty(ncart, dtype=np.int64), np.empty(nh * LANES)
     # of the lanes: the exponent, P - A and P - B, and the contraction coefficients
     width, from_a, from_b = np.empty(LANES), np.empty(3 * LANES), np.empty(3 * LANES)
     of_a, of_b = np.empty(nctr_a * LANES), np.empty(nctr_b * LANES)
@@ -189,17 +194,17 @@ def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes):
             for n in range(nctr_b):
                 of_b[n * LANES + lane] = coef_b[k, n]
         e_coefficients(la, lb, width, from_a, from_b, e)
-        angular_h(shape, la, lb, e, half, half_sizes, h, sizes)
-        for ca in range(nctr_a):
-            for cb in range(nctr_b):
-                factor = multiply(load(of_a, ca * LANES), load(of_b, cb * LANES))
-                for ma in range(na):
-                    for mb in range(nb):
-                        row = ((ca * na + ma) * nctr_b + cb) * nb + mb
+        for mb in range(nb):
+            add_products(shape, la, lb, mb, e, half, half_sizes)
+            for ma in range(na):
+                angular_row(shape, ma, half, half_sizes, used, h)
+                for ca in range(nctr_a):
+                    for cb in range(nctr_b):
+                        factor = multiply(load(of_a, ca * LANES), load(of_b, cb * LANES))
+                        row = shape.places[((ca * na + ma) * nctr_b + cb) * nb + mb]
                         for segment in range(row, len(shape.rows) - 1, nctr_a * na * nctr_b * nb):
                             for n in range(shape.rows[segment], shape.rows[segment + 1]):
-                                at = ((ma * nb + mb) * nh + shape.columns[n]) * LANES
-                                value = multiply(factor, load(h, at))
+                                value = multiply(factor, load(h, shape.columns[n] * LANES))
                                 store(one, 0, value)
                                 for lane in range(LANES):
                                     if members[v, lane] >= 0:
@@ -218,11 +223,14 @@ def make_h(pairs, groups, memory):
     lanes = memory.watch(aligned_empty((count, elements, LANES)))
     data = pairs.primitives
     arguments = (data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, pairs.la, pairs.lb, shape
-    threads = int(max(1, min(number_of_threads(), count * elements // THREAD_ELEMENTS)))
-    edges = np.linspace(0, count, threads + 1).astype(np.int64).tolist()
+    results, threads = (flat.reshape(-1), lanes.reshape(-1)), count * elements // THREAD_ELEMENTS
+    if threads < 2:
+        h_matrices()(*arguments, 0, count, *results)
+        return HMatrices(flat, lanes)
+    threads = min(threads, number_of_threads())
 
     def part_of(thread):
-        h_matrices()(*arguments, edges[thread], edges[thread + 1], flat.reshape(-1), lanes.reshape(-1))
+        h_matrices()(*arguments, count * thread // threads, count * (thread + 1) // threads, *results)
 
     run_all(threads, part_of)
     return HMatrices(flat, lanes)

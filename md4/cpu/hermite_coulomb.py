@@ -12,14 +12,15 @@ from md4.cpu.emit.vectors import LANES, broadcast, doubles, fma, integers, load,
 from md4.cpu.emit.zeros import zeros_of
 from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, h_structure
 from md4.cpu.h_matrices import BOTH
-from md4.cpu.integrals import cube_places, lane_products, products, quartet_count, side_of_cube
-from md4.cpu.run import TASKS, THREAD_WORK, Lists, ordered, task_rows, task_sizes
+from md4.cpu.integrals import cube_places, make_products, quartet_count, side_of_cube
+from md4.cpu.run import TASKS, THREAD_WORK, Lists, by_work, task_rows, task_sizes
 from md4.cpu.threads import number_of_threads, run_threads
 from md4.method.hermite_coulomb import pair_places, pair_weights, signs
 from md4.support.locks import Lock, once
 
 # Most work of a task, in vector operations: an interrupt waits for its end.
 TASK_WORK = 3e8
+products, lane_products = make_products("row", False, 1), make_products("lane_row", True, 1)
 zeros_of_lanes = None  # set by `contract_r`, for one operator
 
 
@@ -82,12 +83,13 @@ def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra
                     recur(l, side, work.zeros, rz, ry, rx, work.axis, work.r)
                     for s in range(len(d_bra)):
                         lane_products(
-                            flat_ket, (s * nvector + v) * q_count * step, work.column_q, all_q, one, p_count, work.r,
-                            work.of_p, flat_sums, s * p_count * step, zero, step, more,
+                            flat_ket, (s * nvector + v) * q_count, work.column_q, all_q, one, p_count, work.r,
+                            work.of_p, flat_sums, s * p_count * step, work.numbers, zero, work.numbers, step, more,
                         )  # fmt: skip
                         products(
                             flat_bra, (s * nprim + i) * p_count, work.of_p, all_p, one, q_count, work.r,
-                            work.column_q, flat_j, (s * nvector + v) * q_count * step, zero, step, more,
+                            work.column_q, flat_j, (s * nvector + v) * q_count * step, work.numbers, zero, work.numbers,
+                            step, more,
                         )  # fmt: skip
             for s in range(len(d_bra)):
                 for p in range(p_count):
@@ -116,9 +118,9 @@ class Side:
 def dense_h(prepared, first, last):
     """(pair of each primitive pair, H without sign) of the primitive pairs first to last."""
     pairs = prepared.pairs
-    rows, columns = h_structure(*pairs.shell_class)
+    sequence, rows, columns = h_structure(*pairs.shell_class)
     h = np.zeros((last - first, pairs.nab, pairs.nherm))
-    row = np.repeat(np.arange(len(rows) - 1) % pairs.nab, np.diff(rows))
+    row = np.repeat(sequence[np.arange(len(rows) - 1) % pairs.nab], np.diff(rows))
     h[:, row, columns] = prepared.h(BOTH).flat[first:last]
     return np.searchsorted(pairs.start, np.arange(first, last), side="right") - 1, h
 
@@ -163,7 +165,7 @@ class HostCoulomb:
 
     def take(self, pairs, basis, tolerance=0.0, report=None):
         """Adds the potentials of all `ListPair` that survive; returns how many quartets there were."""
-        every = sorted((ordered(pair) for pair in pairs), key=lambda this: -this.work)
+        every = by_work(pairs)
         work, lists = sum(this.work for this in every), Lists()
         threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
         most = min(work / (TASKS * threads), TASK_WORK)

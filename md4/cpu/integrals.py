@@ -21,7 +21,7 @@ from md4.cpu.emit.vectors import (
     integers,
     load,
     make_add_lanes,
-    make_row,
+    make_tile,
     multiply,
     negative,
     store,
@@ -29,47 +29,47 @@ from md4.cpu.emit.vectors import (
     take_next,
 )
 from md4.cpu.emit.zeros import zeros_of
-from md4.cpu.groups import BLOCK, DIAGONAL, FIELD, PRIMITIVE, SAME, STATE, TASK
+from md4.cpu.groups import BLOCK, DIAGONAL, FIELD, PRIMITIVE, ROWS_OF_TILE, SAME, STATE, TASK
 from md4.support.locks import once
 
 # Rows of (ab|q] that are made together where each bra pair has one primitive, and bytes that they should take.
-ROWS, ROW_BYTES = 8, 256 << 10
+ROWS, ROW_BYTES = 8, 768 << 10
 add_lanes1, add_lanes2, add_lanes4 = (make_add_lanes(distance) for distance in (1, 2, 4))
 zeros_of_lanes = None  # set by `fill_blocks`, for one operator
-row8 = row4 = row2 = row1 = None  # set by `make_products`
+height = tile8 = tile4 = tile1 = None  # set by `make_products`
 
 
-def block_products(h, h0, offsets, rows, nrow, ncolumn, source, columns, target, place, row_step, column_step, more):
-    """A block of H times all columns; see `md4.cpu.emit.vectors.make_row`.
+def block_products(h, h0, offsets, rows, nrow, ncolumn, source, columns, out, place, a, da, b, db, more):
+    """A block of H times all columns; see `md4.cpu.emit.vectors.make_tile`.
 
-    `rows[row]` and `rows[row + 1]` are the first and after the last element of a row. The results of a column follow
-    those of the column before after `column_step`, those of a row after `row_step`.
+    `rows[row]` and `rows[row + 1]` are the first and after the last element of a row. The result of a row and a column
+    goes to `place` + a[row] da + b[column] db. What is left of an odd number of rows is a tile of the same row twice.
     """
     c = 0
     while c < ncolumn:
         left = ncolumn - c
-        width = 8 if left >= 8 else (4 if left >= 4 else (2 if left >= 2 else 1))
-        at = place + c * column_step
-        for row in range(nrow):
-            first, last = rows[row], rows[row + 1]
+        width = 8 if left >= 8 else (4 if left >= 4 else 1)
+        for row in range(0, nrow, height):
+            after = min(row + height, nrow) - 1
+            begin, end, below = rows[row], rows[row + 1], rows[after] - rows[row]
             if width == 8:
-                row8(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
+                tile8(h, h0, offsets, begin, end, below, source, columns, c, out, place, a, row, after, da, b, db, more)
             elif width == 4:
-                row4(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
-            elif width == 2:
-                row2(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
+                tile4(h, h0, offsets, begin, end, below, source, columns, c, out, place, a, row, after, da, b, db, more)
             else:
-                row1(h, h0, offsets, first, last, source, columns, c, target, at, column_step, more)
-            at += row_step
+                tile1(h, h0, offsets, begin, end, below, source, columns, c, out, place, a, row, after, da, b, db, more)
         c += width
 
 
-def make_products(name, by_lane):
-    """`block_products` for H that is the same in all lanes, or that each lane has of its own."""
-    return bound(block_products, name, **{f"row{width}": make_row(width, by_lane) for width in (8, 4, 2, 1)})
+def make_products(name, by_lane, rows):
+    """`block_products` of `rows` rows at a time, for H that is the same in all lanes, or that each lane has."""
+    return bound(
+        block_products, name, height=rows, **{f"tile{width}": make_tile(rows, width, by_lane) for width in (8, 4, 1)}
+    )
 
 
-products, lane_products = make_products("products", False), make_products("lane_products", True)
+products = make_products("products", False, ROWS_OF_TILE)
+lane_products = make_products("lane_products", True, ROWS_OF_TILE)
 side_of_cube = part(cube_side)
 
 
@@ -141,6 +141,7 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
     ket_data, h_cd = doubles(ket[FIELD.lane_primitives], 1), doubles(ket[FIELD.lane_h], 1)
     triples = integers(ket[FIELD.triples], 1)
     stride = LANES if diagonal else 1
+    sequence_ab, sequence_cd = integers(bra[FIELD.sequence], nab), integers(ket[FIELD.sequence], ncd)
     zero, step = np.int64(0), np.int64(LANES)  # not literals, for each of which a function would be compiled anew
     (i0, i1), (k0, k1), out, r = primitives, vectors, work.out, work.r
     if i0 == i1 or k0 == k1:
@@ -172,21 +173,21 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
                     segment = rows_ab[block * nab + first :]
                     if diagonal:
                         lane_products(
-                            h_ab, i * n_ab * step, work.of_p, segment, last - first, nq, r, work.column_q,
-                            work.abq, zero, nq * step, step, i > i0 or block > 0,
+                            h_ab, i * n_ab, work.of_p, segment, last - first, nq, r, work.column_q,
+                            work.abq, zero, work.numbers, nq * step, work.numbers, step, i > i0 or block > 0,
                         )  # fmt: skip
                     else:
                         products(
                             h_ab, i * n_ab, work.of_p, segment, last - first, nq, r, work.column_q,
-                            work.abq, zero, nq * step, step, i > i0 or block > 0,
+                            work.abq, zero, work.numbers, nq * step, work.numbers, step, i > i0 or block > 0,
                         )  # fmt: skip
             if diagonal:
                 add_signs(work.abq, last - first, triples, nq)
             for block in range(blocks_cd):
                 segment = rows_cd[block * ncd :]
                 lane_products(
-                    h_cd, k * n_cd * step, work.of_q, segment, ncd, last - first, work.abq, work.column_ab,
-                    out, place + first * ncd * step, step, ncd * step, k > k0 or block > 0,
+                    h_cd, k * n_cd, work.of_q, segment, ncd, last - first, work.abq, work.column_ab,
+                    out, place, sequence_cd, step, sequence_ab[first:], ncd * step, k > k0 or block > 0,
                 )  # fmt: skip
     if ket[FIELD.width] > 1:
         add_up_lanes(out, place, place + nab * ncd * LANES, ket[FIELD.width])

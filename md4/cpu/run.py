@@ -1,5 +1,6 @@
 """Many pairs of lists at once: tasks, which the threads take one after the other, and the memory of each thread."""
 
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -46,6 +47,8 @@ class Workspace(NamedTuple):
         Vectors: [0]^(m), those of the recurrence, the cube r[p+q], and (ab|q].
     of_p, column_q, of_q, column_ab : ndarray of int32
         Places in the cube and in (ab|q]; see `set_places`.
+    numbers : ndarray of int64
+        0, 1, 2, ...
     out : ndarray
         Blocks.
     """
@@ -60,6 +63,7 @@ class Workspace(NamedTuple):
     column_q: np.ndarray
     of_q: np.ndarray
     column_ab: np.ndarray
+    numbers: np.ndarray
     out: np.ndarray
 
     def holds(self, sizes):
@@ -79,20 +83,21 @@ class Sizes(NamedTuple):
     column_q: int
     of_q: int
     column_ab: int
+    numbers: int
     out: int
 
     @property
     def nbytes(self):
         """Bytes of a workspace."""
         doubles = self.zeros + self.axis + self.r + self.abq + self.out
-        return 8 * (doubles + 5 * 8 + 4 * self.items + STATE.size) + 4 * sum(self[5:9])
+        return 8 * (doubles + 5 * 8 + 4 * self.items + self.numbers + STATE.size) + 4 * sum(self[5:9])
 
     def allocated(self, memory):
         """A `Workspace` of these sizes."""
         state, items = np.zeros(STATE.size, dtype=np.int64), np.empty((self.items, 4), dtype=np.int64)
         doubles = [aligned_empty((n,)) for n in self[1:5]]
         places = [np.empty(n, dtype=np.int32) for n in self[5:9]]
-        made = Workspace(state, items, *doubles, *places, aligned_empty((self.out,)))
+        made = Workspace(state, items, *doubles, *places, np.arange(self.numbers), aligned_empty((self.out,)))
         for array in made:
             memory.watch(array)
         return made
@@ -109,7 +114,8 @@ def sizes_for(bra, ket, out=OUT):
     vectors = highest + 1, 3 * (highest + 1) ** 2, cube_side(highest) ** 3, int((rows * ket[2]).max())
     places = (int(column.max()) for column in (bra[3], ket[2], ket[3], bra[1]))
     items = ITEMS if out else FEW_ITEMS
-    return Sizes(items, *(n * LANES for n in vectors), *places, max(out, int((bra[1] * ket[1]).max()) * LANES))
+    block, numbers = int((bra[1] * ket[1]).max()) * LANES, int(max(bra[1:3].max(), ket[2].max()))
+    return Sizes(items, *(n * LANES for n in vectors), *places, numbers, max(out, block))
 
 
 def task_sizes(table, tasks):
@@ -177,6 +183,14 @@ def work_of(bra, ket):
     return ket.vectors * (bra.nprim * first + bra.npair * bra.nab * ket.elements) + bra.npair * ket.ngroup * per_block
 
 
+@cache
+def class_addresses(shell_class):
+    """The addresses of the sequence, columns, rows and triples of `FIELD`: of arrays that are kept for good."""
+    sequence, rows, columns = h_structure(*shell_class)
+    la, lb, *_ = shell_class
+    return tuple(array.ctypes.data for array in (sequence, columns, rows, flat_triples(la + lb)))
+
+
 class Lists:
     """The table of lists for compiled loops, and what its addresses point to.
 
@@ -199,15 +213,14 @@ class Lists:
     def row(self, prepared):
         """The columns `FIELD` of a list."""
         pairs, groups, h = prepared.pairs, prepared.data, prepared.h(BOTH)
-        rows, columns = h_structure(*pairs.shell_class)
         aos = pairs.pairs if self.ao_loc is None else self.ao_loc[pairs.pairs]
-        arrays = (
-            groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives, columns, rows,
-            flat_triples(pairs.l), h.flat, h.lanes, aos,
+        this = Extent.of(pairs)
+        of_list = groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives
+        return (
+            this.l, this.nab, this.nherm, this.elements, this.npair, groups.ngroup, pairs.na, pairs.nb, pairs.max_prim,
+            groups.width, *map(self.address, of_list), *class_addresses(pairs.shell_class),
+            *map(self.address, (h.flat, h.lanes, aos)),
         )  # fmt: skip
-        self.kept += arrays
-        sizes = pairs.l, pairs.nab, pairs.nherm, len(columns), len(pairs), groups.ngroup
-        return (*sizes, pairs.na, pairs.nb, pairs.max_prim, groups.width, *(array.ctypes.data for array in arrays))
 
     def address(self, array):
         """The address of an array, which is kept."""
@@ -229,14 +242,25 @@ class Ordered(NamedTuple):
     pair: ListPair
 
 
-def ordered(pair):
-    """`Ordered` of a pair of lists. Bounds belong to their lists, so a pair with bounds stays as it is."""
-    bra, ket = Extent.of(pair.bra.pairs), Extent.of(pair.ket.pairs)
-    here = work_of(bra, ket)
-    if pair.same or pair.bra_bound is not None:
-        return Ordered(pair.bra, pair.ket, here / (2 if pair.same else 1) / pair.parts, False, pair)
-    there = work_of(ket, bra)
-    return Ordered(pair.ket, pair.bra, there, True, pair) if there < here else Ordered(*pair[:2], here, False, pair)
+def by_work(pairs):
+    """`Ordered` of all `ListPair`, those of most work first.
+
+    Bounds belong to their lists, so a pair with bounds stays as it is.
+    """
+    lists = {id(side): side.pairs for pair in pairs for side in pair[:2]}
+    extents = np.array([Extent.of(this) for this in lists.values()], dtype=float).reshape(-1, len(Extent._fields)).T
+    numbers = dict(zip(lists, range(len(lists))))
+    bra, ket = [numbers[id(pair.bra)] for pair in pairs], [numbers[id(pair.ket)] for pair in pairs]
+    one, two = Extent(*extents[:, bra]), Extent(*extents[:, ket])
+    made = []
+    for pair, here, there in zip(pairs, work_of(one, two).tolist(), work_of(two, one).tolist()):
+        if pair.same or pair.bra_bound is not None:
+            made.append(Ordered(pair.bra, pair.ket, here / (2 if pair.same else 1) / pair.parts, False, pair))
+        elif there < here:
+            made.append(Ordered(pair.ket, pair.bra, there, True, pair))
+        else:
+            made.append(Ordered(pair.bra, pair.ket, here, False, pair))
+    return sorted(made, key=lambda this: -this.work)
 
 
 def task_rows(this, lists, most):
@@ -247,20 +271,21 @@ def task_rows(this, lists, most):
         groups = np.arange(0, len(ket), ket.data.per_group)
         of_groups = np.maximum.reduceat(pair.ket_bound[ket.data.order], groups)
         addresses = lists.address(pair.bra_bound[bra.data.order]), lists.address(of_groups)
+    of_lists = lists.number(bra), lists.number(ket)
+    of_task = SAME if pair.same else DIFFERENT, *addresses, this.swapped
+    if this.work <= most and pair.parts == 1:
+        return [(*of_lists, 0, len(bra), *of_task)]
     count = int(min(len(bra), max(1, -(-this.work // most))))
-    first, last = 0, len(bra)
-    edges = [first, last]
-    if count > 1 or pair.parts > 1:
-        weight = np.diff(bra.pairs.start)[bra.data.order] + 1
-        if pair.same:
-            weight *= np.arange(1, len(bra) + 1)
-        first, last = part_of(weight, pair.part, pair.parts)
-        ends = np.cumsum(weight[first:last])
-        share = ends[-1] / count if len(ends) else 0.0
-        edges = [first, *(first + np.searchsorted(ends, share * np.arange(1, count)) + 1).tolist(), last]
-    kind = SAME if pair.same else DIFFERENT
-    numbers = lists.number(bra), lists.number(ket)
-    return [(*numbers, a, b, kind, *addresses, this.swapped) for a, b in pairwise(edges) if a < b]
+    weight = np.diff(bra.pairs.start)[bra.data.order] + 1
+    if pair.same:
+        weight *= np.arange(1, len(bra) + 1)
+    first, last = part_of(weight, pair.part, pair.parts)
+    ends = np.cumsum(weight[first:last])
+    if len(ends) == 0:
+        return []
+    share = ends[-1] / count
+    edges = [first, *(first + np.searchsorted(ends, share * np.arange(1, count)) + 1).tolist(), last]
+    return [(*of_lists, a, b, *of_task) for a, b in pairwise(edges) if a < b]
 
 
 def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None):
@@ -284,7 +309,7 @@ def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None):
     int
         Number of quartets.
     """
-    every = sorted((ordered(pair) for pair in pairs), key=lambda this: -this.work)
+    every = by_work(pairs)
     work, lists = sum(this.work for this in every), Lists(ao_loc)
     threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
     most = work / (TASKS * threads) if threads > 1 else work

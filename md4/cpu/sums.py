@@ -73,7 +73,7 @@ class HostBounds:
         size = max(1, int(min(len(pairs), len(pairs) * share)))
         for first in range(0, len(pairs), size):
             piece = pairs[first : first + size]
-            groups = Groups(piece, plain_layout(piece))  # a pair needs all of its primitives in the same lane here
+            groups = Groups.of(piece, plain_layout(piece))  # a pair needs all of its primitives in the same lane here
             self._take_piece(OwnList(piece, groups, make_h(piece, groups, memory)), first)
 
     def _take_piece(self, piece, first):

@@ -96,11 +96,11 @@ def copy_lanes(items, tasks, lists, blocks, address, strides):
         first = g * (LANES // width)
         count = min(LANES // width, ket[FIELD.npair] - first)
         for ab in range(nab):
-            for cd in range(ncd):
-                start = n * strides[0] + ab * strides[2] + cd * strides[3]
-                for pair in range(count):
-                    out[start + order_cd[first + pair] * strides[1]] = blocks[at + pair * width]
-                at += LANES
+            for pair in range(count):
+                start = n * strides[0] + order_cd[first + pair] * strides[1] + ab * strides[2]
+                for cd in range(ncd):
+                    out[start + cd * strides[3]] = blocks[at + cd * LANES + pair * width]
+            at += ncd * LANES
 
 
 @once

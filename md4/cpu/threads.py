@@ -14,6 +14,9 @@ import numba
 from md4.support.locks import Lock
 from md4.support.threads import Share, finish, guarded, raise_first
 
+# Elements for which a further thread is worth waking.
+THREAD_ELEMENTS = 1 << 18
+
 lock = Lock()
 pool = None
 
@@ -86,6 +89,20 @@ def run_threads(count, work, stop):
     finally:
         finish(shares, stop)
     raise_first(shares)
+
+
+def in_threads(count, work, elements):
+    """Calls work(0), ..., work(count - 1), each once, by several threads if they go through enough elements of arrays.
+
+    For long functions of NumPy, which let other threads run meanwhile.
+    """
+    threads = max(1, min(number_of_threads(), count, elements // THREAD_ELEMENTS))
+
+    def some(thread):
+        for n in range(thread, count, threads):
+            work(n)
+
+    run_all(threads, some)
 
 
 def run_all(count, work):

@@ -56,7 +56,7 @@ def examples():
     """Arrays and numbers as in a call: a dict."""
     basis = Basis.from_arrays(l=[0, 0], exponents=[[1.0]] * 2, coefficients=[[1.0]] * 2, centres=np.zeros((2, 3)))
     pairs = shell_pairs(basis, [[1, 0]])
-    groups, data = Groups(pairs), pairs.primitives
+    groups, data = Groups.of(pairs), pairs.primitives
     matrices = np.zeros((1, 2, 2))
     return {
         "h": ((data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, 0, 0,
@@ -64,7 +64,7 @@ def examples():
         "tasks": np.zeros((1, TASK.size), dtype=np.int64), "lists": np.zeros((1, FIELD.size), dtype=np.int64),
         "items": np.zeros((1, 4), dtype=np.int64), "matrices": matrices, "numbers": np.zeros(1),
         "integers": np.zeros(STATE.size, dtype=np.int64), "four": np.zeros((1, 1, 1, 1)),
-        "work": Sizes(*[1] * 10).allocated(HostMemory()),
+        "work": Sizes(*[1] * 11).allocated(HostMemory()),
     }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The GPU backend: its memory, the steps of the method, and what takes blocks; paths are in `md4.gpu.paths`."""
 
 from copy import copy
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
@@ -45,6 +46,16 @@ class HMatrices(NamedTuple):
     def itemsize(self):
         """Bytes of each."""
         return self.array.itemsize
+
+
+@cache
+def chunk_size(bra, ket):
+    """Numbers of r and of (ab|q] (or sums of r) of one bra pair with one ket pair of two `ListFacts`."""
+    stride = r_stride(bra.l + ket.l)
+    r = bra.max_prim * ket.max_prim * stride
+    if ket.nherm == 1:
+        return r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab)
+    return r + ket.max_prim * blocks_of_8(ket.nherm) * bra.nab * 8
 
 
 class GpuBackend:
@@ -142,11 +153,7 @@ class GpuBackend:
 
     def chunk_bytes(self, bra, ket):
         """Bytes of r and of (ab|q] (or sums of r) of one bra pair with one ket pair, both with the most primitives."""
-        stride, real = r_stride(bra.l + ket.l), self.context.real.nbytes
-        r = bra.max_prim * ket.max_prim * stride
-        if ket.nherm == 1:
-            return real * (r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab))
-        return real * (r + ket.max_prim * blocks_of_8(ket.nherm) * bra.nab * 8)
+        return self.context.real.nbytes * chunk_size(bra.facts, ket.facts)
 
     def least_workspace(self, bra, ket):
         """Bytes that one bra pair with one ket pair takes, pair data and H panels of all of them included."""
@@ -158,16 +165,16 @@ class GpuBackend:
     def chunk_pairs(self, plan, bra, ket):
         """Pairs of a chunk: about CHUNK_BYTES, or half of what is left where that is less."""
         if not plan.path.keeps_chunks:
-            return len(bra), len(ket)
+            return bra.npair, ket.npair
         budget = max(1, self.context.pool.share(CHUNK_BYTES) // max(1, self.chunk_bytes(bra, ket)))
-        nket = min(len(ket), budget)
-        return max(1, min(len(bra), budget // nket)), nket
+        nket = min(ket.npair, budget)
+        return max(1, min(bra.npair, budget // nket)), nket
 
     # the steps
 
-    def prepare(self, basis, pairs, cutoff):
-        """`ShellPairs` and `DevicePairs` of a checked list."""
-        return self.pair_maker.prepare(basis, pairs, cutoff)
+    def prepare(self, basis, lists, cutoff):
+        """`ShellPairs` and `DevicePairs` of checked lists, one after the other."""
+        return (self.pair_maker.prepare(basis, pairs, cutoff) for pairs in lists)
 
     def plan(self, bra, ket):
         """The path for a class, and the side that goes first."""
@@ -186,8 +193,7 @@ class GpuBackend:
 
     def r(self, ab, cd):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles."""
-        bra, ket = ab.pairs, cd.pairs
-        r = self.context.pool.get(max(1, bra.nprim * ket.nprim) * r_stride(bra.l + ket.l))
+        r = self.context.pool.get(max(1, ab.nprim * cd.nprim) * r_stride(ab.facts.l + cd.facts.l))
         launch_r(self.context, self.operator, ab, cd, r)
         return r
 

@@ -34,13 +34,6 @@ class Buffer:
     def size(self):
         return prod(self.shape)
 
-    def words(self):
-        """What a kernel takes for it in Numba's calling convention; see `md4.gpu.compile.Launcher`."""
-        shape, item = self.shape, self.itemsize
-        if len(shape) == 1:
-            return 0, 0, shape[0], item, self.pointer, shape[0], item
-        return 0, 0, shape[0] * shape[1], item, self.pointer, *shape, shape[1] * item, item
-
     def part(self, first, shape):
         """The items from `first` on, in another shape."""
         return Buffer(self.pointer + first * self.itemsize, shape, self.itemsize, self.owner)
@@ -57,6 +50,13 @@ def copy_to_device(pointer, array, stream):
     if array.nbytes:
         (error,) = driver.cuMemcpyHtoDAsync(pointer, array.ctypes.data, array.nbytes, int(stream.handle))
         check(error, "copying to the device")
+
+
+def clear(buffer, stream):
+    """Sets all items of a buffer to zero, in stream order."""
+    if buffer.size:
+        (error,) = driver.cuMemsetD8Async(buffer.pointer, 0, buffer.size * buffer.itemsize, int(stream.handle))
+        check(error, "clearing device memory")
 
 
 def copy_in_pieces(pointer, array, stream):

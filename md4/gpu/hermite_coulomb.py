@@ -5,7 +5,7 @@ See `md4.method.hermite_coulomb`.
 
 import numpy as np
 
-from md4.gpu.buffers import copy_to_host
+from md4.gpu.buffers import clear, copy_to_device, copy_to_host
 from md4.gpu.h_layout import KET_BLOCKS
 from md4.gpu.kernels.hermite_coulomb import (
     by_threads,
@@ -20,10 +20,10 @@ from md4.plan import chunks
 
 
 def first_aos(context, prepared, basis):
-    """First AOs of the shells of a whole list, (npair, 2) on the device; kept as long as the list is."""
+    """First AOs of the shells of the whole list, (npair, 2) on the device; kept as long as the list is."""
     data = prepared.data
     if data.first_aos is None:
-        _, (data.first_aos,) = context.pool.upload([basis.ao_loc[prepared.pairs.pairs]], context.stream)
+        _, (data.first_aos,) = context.pool.upload([basis.ao_loc[prepared.whole.pairs.pairs]], context.stream)
     return data.first_aos
 
 
@@ -33,7 +33,10 @@ class DeviceCoulomb:
     def __init__(self, backend, basis, twice):
         self.backend, self.basis, self.shape, self.sides = backend, basis, twice.shape, {}
         context = backend.context
-        self.buffer, (self.twice, self.y) = context.pool.upload([twice, np.zeros_like(twice)], context.stream)
+        size, self.buffer = twice.size, context.pool.get(2 * twice.size)
+        self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))
+        copy_to_device(self.twice.pointer, np.ascontiguousarray(twice), context.stream)
+        clear(self.y, context.stream)
 
     def matrices(self, array):
         """The matrices of an array (n, nao, nao) as flat buffers."""
@@ -44,8 +47,10 @@ class DeviceCoulomb:
         """D_q of a whole list, and zeros for J_q."""
         backend, pairs = self.backend, prepared.pairs
         size = pairs.nprim * hermite_width(pairs)
-        zeros = np.zeros((self.shape[0], size))
-        buffer, (densities, sums) = backend.context.pool.upload([zeros, zeros], backend.context.stream)
+        total = self.shape[0] * size
+        buffer = backend.context.pool.get(max(1, 2 * total))
+        clear(buffer, backend.context.stream)
+        densities, sums = buffer.part(0, (total,)), buffer.part(total, (total,))
         h, ao = prepared.h(KET_BLOCKS).array, first_aos(backend.context, prepared, self.basis)
         sides = [tuple(m.part(n * size, (size,)) for m in (densities, sums)) for n in range(self.shape[0])]
         self.sides[prepared] = buffer, sides
@@ -54,27 +59,29 @@ class DeviceCoulomb:
 
     def add(self, ab, cd, triangle):
         """All of `ab` with all of `cd`, slices of lists that are loaded, of one list if `triangle`."""
-        if ab.pairs.l < cd.pairs.l:
+        if ab.facts.l < cd.facts.l:
             ab, cd = cd, ab
-        if ab.pairs.nprim == 0 or cd.pairs.nprim == 0:
+        if ab.nprim == 0 or cd.nprim == 0:
             return
         backend = self.backend
-        sides = list(zip(*(self.sides[s.whole][1] for s in (ab, cd))))
-        if by_threads(ab.pairs.l, cd.pairs.l):
+        sides = zip(self.sides[ab.whole][1], self.sides[cd.whole][1])
+        if by_threads(ab.facts.l, cd.facts.l):
             for bra, ket in sides:
                 launch_quartets(backend.context, backend.operator, ab, cd, triangle, bra, ket)
             return
-        for ij, kl in chunks(len(ab), len(cd), *self.chunk_pairs(ab.pairs, cd.pairs)):
-            r = backend.r(ab[ij], cd[kl])
+        sides = list(sides)
+        for ij, kl in chunks(ab.npair, cd.npair, *self.chunk_pairs(ab, cd)):
+            one, two = ab[ij], cd[kl]
+            r = backend.r(one, two)
             for bra, ket in sides:
-                launch_contraction(backend.context, ab[ij], cd[kl], triangle, r, bra, ket)
+                launch_contraction(backend.context, one, two, triangle, r, bra, ket)
             backend.context.pool.release(r)
 
     def chunk_pairs(self, bra, ket):
         """Pairs of a chunk, by the bytes of its r."""
-        size = 8 * r_stride(bra.l + ket.l) * bra.max_prim * ket.max_prim
-        most = max(1, min(HERMITE_COULOMB.r_bytes, self.backend.context.pool.left() // 2) // size)
-        nket = min(len(ket), most)
+        size = 8 * r_stride(bra.facts.l + ket.facts.l) * bra.facts.max_prim * ket.facts.max_prim
+        most = max(1, self.backend.context.pool.share(HERMITE_COULOMB.r_bytes) // size)
+        nket = min(ket.npair, most)
         return max(1, most // nket), nket
 
     def collect(self, prepared):
@@ -88,7 +95,7 @@ class DeviceCoulomb:
 
     def add_up(self, group):
         """Replaces Y by that of all members of a `md4.gpu.collectives.Group`."""
-        group.add_up((self.y.part(0, (self.y.size,)),))
+        group.add_up((self.y,))
 
     def result(self):
         """Y on the host."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from md4.gpu.buffers import copy_to_host
+from md4.gpu.buffers import clear, copy_to_device, copy_to_host
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
@@ -80,14 +80,18 @@ class DeviceDigest:
 
     def __init__(self, context, densities, twice):
         self.context, self.nao, self.shapes = context, densities.shape[-1], (densities.shape, twice.shape)
-        zeros = [np.zeros_like(densities), np.zeros_like(twice)]
-        self.buffer, parts = context.pool.upload([densities, twice, *zeros], context.stream)
-        d, twice_d, self.x, self.y = (part.part(0, (part.size,)) for part in parts)
+        n, m = densities.size, twice.size
+        self.buffer = context.pool.get(max(1, 2 * (n + m)))
+        places = (0, n), (n, m), (n + m, n), (2 * n + m, m)
+        d, twice_d, self.x, self.y = (self.buffer.part(first, (size,)) for first, size in places)
+        copy_to_device(d.pointer, np.ascontiguousarray(densities), context.stream)
+        copy_to_device(twice_d.pointer, np.ascontiguousarray(twice), context.stream)
+        clear(self.buffer.part(n + m, (n + m,)), context.stream)
         self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
 
     def add(self, block, bra, ket, basis, triangle):
         """Digests one block, and forgets it; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
-        places = [first_aos(self.context, side.whole, basis) for side in (bra, ket)]
+        places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
         self.context.pool.release(block.array)
 

@@ -27,6 +27,8 @@ from md4.support.types import HostArray, Molecule
 SHARED_PRIMITIVES = 0.5
 # A norm is taken as zero if it is smaller than this times the sum of the moduli of its terms.
 ZERO_NORM = 1e-14
+# Gamma(l + 3/2) for each l.
+GAMMA = np.array([gamma(l + 1.5) for l in range(MMAX + 1)])
 
 
 @dataclass(frozen=True)
@@ -68,33 +70,45 @@ class Shell:
         return self.coefficients.shape[1]
 
 
-def checked_shell(index, l, exponents, coefficients, centre):
-    """A `Shell` from loosely typed input; BasisError with the number of the shell, the wrong value and the remedy."""
+def typed_shell(index, l, exponents, coefficients, centre):
+    """A `Shell` from loosely typed input, whose types and shapes are checked; its numbers are not.
+
+    BasisError with the number of the shell, the wrong value and the remedy.
+    """
     number = whole_number(l)
-    where = f"shell {index} (l = {shown(l)})"
+    where = f"shell {index} (l = {shown(l) if number is None else number})"
     if number is None or number < 0:
         raise BasisError(f"{where}: the angular momentum must be a non-negative integer.")
     if number > MMAX:
         raise UnsupportedError(f"{where}: the angular momenta of a quartet may add up to {MMAX}; leave out this shell.")
-    exponents = np.atleast_1d(floats(where, "the exponents", exponents))
-    coefficients = floats(where, "the coefficients", coefficients)
-    coefficients = coefficients if coefficients.ndim > 1 else coefficients.reshape(-1, 1)
+    exponents, coefficients = floats(where, "the exponents", exponents), floats(where, "the coefficients", coefficients)
     centre = floats(where, "the centre", centre)
+    exponents = exponents if exponents.ndim else exponents.reshape(1)
+    coefficients = coefficients if coefficients.ndim > 1 else coefficients.reshape(-1, 1)
     check_shapes(where, exponents, coefficients)
-    check_exponents(where, exponents, smallest_exponent(number), largest_exponent(number, number))
-    check_coefficients(where, coefficients, radial_norm(number, exponents)[:, None])
-    if centre.shape != (3,) or not np.all(np.isfinite(centre)):
+    if centre.shape != (3,):
+        raise BasisError(f"{where}: the centre must be three finite coordinates in Bohr, not {shown(centre)}.")
+    return Shell(number, exponents, coefficients, centre)
+
+
+def check_numbers(index, shell, lmax):
+    """BasisError for a number of a shell that cannot be used, in a basis with shells up to l = `lmax`."""
+    where, l, centre = f"shell {index} (l = {shell.l})", shell.l, shell.centre
+    check_exponents(where, shell.exponents, smallest_exponent(l), largest_exponent(l, lmax))
+    check_coefficients(where, shell.coefficients, radial_norm(l, shell.exponents)[:, None])
+    if not np.all(np.isfinite(centre)):
         raise BasisError(f"{where}: the centre must be three finite coordinates in Bohr, not {shown(centre)}.")
     if np.any(abs(centre) > LARGEST_COORDINATE):
         raise BasisError(
             f"{where}: the centre {centre.tolist()} is further out than {LARGEST_COORDINATE:g} Bohr; "
             "check its unit, which is Bohr."
         )
-    return Shell(number, exponents, coefficients, centre)
 
 
 def floats(where, what, values):
     """`values` as a contiguous array of float64; strings, truth values and complex numbers are refused."""
+    if type(values) is np.ndarray and values.dtype == np.float64 and values.flags.c_contiguous:
+        return values
     try:
         array = np.asarray(values)
         if array.dtype.kind in "fiuO":
@@ -150,7 +164,7 @@ def check_coefficients(where, coefficients, norms):
 
 def radial_norm(l, exponents):
     """Norms of the radial primitives r^l exp(-zeta r^2): 1 / sqrt(int r^(2l+2) exp(-2 zeta r^2) dr)."""
-    integral = gamma(l + 1.5) / (2 * (2 * np.asarray(exponents)) ** (l + 1.5))
+    integral = GAMMA[l] / (2 * (2 * np.asarray(exponents)) ** (l + 1.5))
     return 1 / np.sqrt(integral)
 
 
@@ -159,7 +173,7 @@ def normalised_coefficients(l, exponents, coefficients):
     c = np.asarray(coefficients, dtype=float).reshape(len(exponents), -1)
     c = c / np.maximum(abs(c).max(axis=0), np.finfo(float).tiny) * radial_norm(l, exponents)[:, None]
     sums = np.add.outer(exponents, exponents)
-    overlap = gamma(l + 1.5) / (2 * sums ** (l + 1.5))
+    overlap = GAMMA[l] / (2 * sums ** (l + 1.5))
     norms, terms = (np.einsum("ic,ij,jc->c", x, overlap, x) for x in (c, abs(c)))
     if np.any(norms <= ZERO_NORM * terms):
         raise BasisError(f"a contracted function of l = {l} has zero norm; its coefficients must not all cancel.")
@@ -167,12 +181,13 @@ def normalised_coefficients(l, exponents, coefficients):
 
 
 def normalised_shell(index, l, exponents, coefficients, centre):
-    """As `checked_shell`, but from coefficients of normalised primitives, which may have any scale."""
+    """As `typed_shell`, but from coefficients of normalised primitives, which may have any scale."""
     where = f"shell {index} (l = {shown(l)})"
     given = floats(where, "the coefficients", coefficients)
     if not np.all(np.isfinite(given)):
         raise BasisError(f"{where}: a contraction coefficient is not finite; check the basis set.")
-    shell = checked_shell(index, l, exponents, np.zeros_like(given), centre)
+    shell = typed_shell(index, l, exponents, np.zeros_like(given), centre)
+    check_numbers(index, shell, shell.l)
     return replace(shell, coefficients=normalised_coefficients(shell.l, shell.exponents, given))
 
 
@@ -276,17 +291,17 @@ class Basis:
 
     def __init__(self, shells: Iterable[Shell], pure: bool = True) -> None:
         self.shells = tuple(
-            checked_shell(i, s.l, s.exponents, s.coefficients, s.centre) for i, s in enumerate(as_shells(shells))
+            typed_shell(i, s.l, s.exponents, s.coefficients, s.centre) for i, s in enumerate(as_shells(shells))
         )
         if not self.shells:
             raise BasisError("the basis has no shells; give at least one.")
-        limits = {l: largest_exponent(l, self.lmax) for l in {s.l for s in self.shells}}
-        for i, s in enumerate(self.shells):
-            check_exponents(f"shell {i} (l = {s.l})", s.exponents, 0.0, limits[s.l])
+        self._flatten()
+        if not self._numbers_are_usable():
+            for i, shell in enumerate(self.shells):
+                check_numbers(i, shell, self.lmax)
         self.pure = checked_flag("pure", pure)
         sizes = [s.nctr * self.ncomp(s.l) for s in self.shells]
         self.ao_loc = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self._flatten()
 
     def _flatten(self):
         """The shells' primitives as flat arrays, for vectorised pair set-up."""
@@ -299,11 +314,26 @@ class Basis:
         nctr = np.repeat(self.classes[:, 1], self.nprims)
         self.coef_loc = np.cumsum(nctr) - nctr
 
+    def _numbers_are_usable(self):
+        """Whether all shells pass `check_numbers`, all at once; false also for some at the very limit."""
+        l, lmax = np.repeat(self.classes[:, 0], self.nprims), self.lmax
+        smallest = np.array([smallest_exponent(n) for n in range(lmax + 1)])[l]
+        largest = np.array([largest_exponent(n, lmax) for n in range(lmax + 1)])[l]
+        with np.errstate(all="ignore"):
+            most = LARGEST_COEFFICIENT * radial_norm(l, self.exponents)
+            usable = (smallest <= self.exponents) & (self.exponents <= largest) & (self.largest_coefficients < most)
+        return bool(usable.all() and (abs(self.centres) <= LARGEST_COORDINATE).all())
+
+    @cached_property
+    def largest_coefficients(self):
+        """Modulus of each primitive's largest coefficient, shape (nprim,)."""
+        return np.maximum.reduceat(abs(self.coefficients), self.coef_loc)
+
     @cached_property
     def log_coefficients(self):
         """Logarithm of each primitive's largest coefficient, shape (nprim,); minus infinity if all are 0."""
         with np.errstate(divide="ignore"):
-            return np.log(np.maximum.reduceat(abs(self.coefficients), self.coef_loc))
+            return np.log(self.largest_coefficients)
 
     @cached_property
     def class_keys(self):
@@ -323,7 +353,7 @@ class Basis:
         if len(checked_mol(mol)._bas) == 0:
             raise BasisError("the molecule has no shells; give it a basis set and call mol.build().")
         shells = [
-            checked_shell(i, mol.bas_angular(i), mol.bas_exp(i), mol._libcint_ctr_coeff(i), mol.bas_coord(i))
+            Shell(mol.bas_angular(i), mol.bas_exp(i), mol._libcint_ctr_coeff(i), mol.bas_coord(i))
             for i in range(mol.nbas)
         ]
         return cls(shells, pure=not mol.cart)
@@ -362,7 +392,7 @@ class Basis:
         columns = [entries(name, values) for name, values in given.items()]
         if len({len(column) for column in columns}) > 1:
             raise BasisError("l, exponents, coefficients and centres must have one entry for each shell.")
-        make = normalised_shell if normalise else checked_shell
+        make = normalised_shell if normalise else typed_shell
         return cls([make(i, *entry) for i, entry in enumerate(zip(*columns))], pure)
 
     def segmented(self) -> "Basis":
@@ -386,6 +416,8 @@ class Basis:
         return self._split(apart=True)
 
     def _split(self, apart):
+        if self.coefficients.all():
+            return self, np.arange(self.nao)
         groups = [column_groups(shell.coefficients, apart) for shell in self.shells]
         parts, order = [], []
         for shell, first, columns in zip(self.shells, self.ao_loc, groups):

@@ -15,6 +15,7 @@ Coefficients are limited relative to those of normalised primitives, because the
 their fourth power. Coordinates are limited because H matrices contain powers of distances up to the 16th.
 """
 
+from functools import cache
 from math import pi, sqrt
 
 from md4.method.boys import MMAX
@@ -31,12 +32,14 @@ def power(l):
     return 2 * min(l, MMAX // 2) - 2.5
 
 
+@cache
 def largest_exponent(l, partner):
     """Largest exponent (Bohr^-2) of a shell of angular momentum `l` in pairs with shells up to l = `partner`."""
     n = power(l + partner)
     return min(LARGEST_EXPONENT, 0.5 * (LARGEST_ZERO / PREFACTOR) ** (1 / n)) if n > 0 else LARGEST_EXPONENT
 
 
+@cache
 def smallest_exponent(l):
     """Smallest exponent (Bohr^-2) of a shell of angular momentum `l`."""
     n = power(2 * l)

@@ -7,7 +7,8 @@ pair that is left out costs nothing.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -53,6 +54,40 @@ class Primitives:
         return Primitives(*(array[piece] for array in self.arrays))
 
 
+@dataclass(frozen=True, eq=False)
+class ListFacts:
+    """What all pairs of a list have in common. Lists that have the same facts have one object, from `list_facts`.
+
+    Attributes
+    ----------
+    shell_class : tuple
+        (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends.
+    la, lb, l, nctr_a, nctr_b, na, nb, nab, nherm, max_prim : int
+    pure : bool
+        As those of `ShellPairs`.
+    """
+
+    shell_class: tuple
+    la: int
+    lb: int
+    l: int
+    nctr_a: int
+    nctr_b: int
+    na: int
+    nb: int
+    nab: int
+    nherm: int
+    max_prim: int
+    pure: bool
+
+
+@cache
+def list_facts(la, lb, pure, nctr_a, nctr_b, na, nb, max_prim):
+    """The `ListFacts` of lists."""
+    shells, l = (la, lb, pure, nctr_a, nctr_b), la + lb
+    return ListFacts(shells, la, lb, l, nctr_a, nctr_b, na, nb, na * nb, nherm(l), max_prim, pure)
+
+
 @dataclass(frozen=True)
 class ShellPairs:
     """Shell pairs of one class.
@@ -86,62 +121,69 @@ class ShellPairs:
     @classmethod
     def of_basis(cls, basis, pairs, start, primitives=None):
         """`ShellPairs` of a checked list of pairs of a basis, with their primitive pairs."""
-        (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
-        return cls(pairs, la, lb, nctr_a, nctr_b, basis.ncomp(la), basis.ncomp(lb), basis.pure, start, primitives)
+        a, b = (basis.shells[shell] for shell in pairs[0].tolist())
+        ncomp_a, ncomp_b = basis.ncomp(a.l), basis.ncomp(b.l)
+        return cls(pairs, a.l, b.l, a.nctr, b.nctr, ncomp_a, ncomp_b, basis.pure, start, primitives)
 
-    @cached_property
+    @property
     def npair(self):
         return len(self.pairs)
 
-    @cached_property
+    @property
     def nprim(self):
         return int(self.start[-1])
 
-    @cached_property
+    @property
     def shell_class(self):
         """The class (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends."""
         return self.la, self.lb, self.pure, self.nctr_a, self.nctr_b
 
-    @cached_property
+    @property
     def l(self):
         """Total angular momentum: the degree of the highest Hermite function."""
         return self.la + self.lb
 
-    @cached_property
+    @property
     def nherm(self):
         """N_p, the number of Hermite functions of one primitive pair."""
         return nherm(self.l)
 
-    @cached_property
+    @property
     def na(self):
         return self.nctr_a * self.ncomp_a
 
-    @cached_property
+    @property
     def nb(self):
         return self.nctr_b * self.ncomp_b
 
-    @cached_property
+    @property
     def nab(self):
         """The number of function pairs of one shell pair, which is the number of rows of H."""
         return self.na * self.nb
-
-    @cached_property
-    def falling_counts(self):
-        """The numbers of primitive pairs of the shell pairs, sorted so that they fall."""
-        return -np.sort(self.start[:-1] - self.start[1:])
 
     @cached_property
     def max_prim(self):
         """The largest number of primitive pairs of a shell pair; a slice has the value of the whole list."""
         return int(np.diff(self.start).max(initial=0))
 
+    @cached_property
+    def facts(self):
+        """The `ListFacts` of the list; those of a slice are of the whole list."""
+        return list_facts(*self.shell_class, self.na, self.nb, self.max_prim)
+
     @property
     def mean_prim(self):
         """The mean number of primitive pairs of a shell pair."""
         return self.nprim / max(1, self.npair)
 
+    @property
+    def nbytes(self):
+        """Bytes of all arrays in host memory."""
+        primitives = () if self.primitives is None else self.primitives.arrays
+        return sum(array.nbytes for array in (self.pairs, self.start, *primitives))
+
     def __len__(self):
-        return self.npair
+        return len(self.pairs)
 
     def __getitem__(self, piece):
         """The pairs of a slice."""
@@ -158,8 +200,7 @@ class ShellPairs:
         view.__dict__.update(self.__dict__)
         primitives = None if self.primitives is None else self.primitives[prims]
         view.__dict__.update(primitives=primitives, pairs=self.pairs[first:last], start=start - start[0])
-        view.__dict__.update(npair=last - first, nprim=int(start[-1] - start[0]))
-        for of_whole_list in ("falling_counts", "extent", "lanes"):
+        for of_whole_list in ("extent", "lanes"):
             view.__dict__.pop(of_whole_list, None)
         return view
 
@@ -239,14 +280,19 @@ def log_cutoff(cutoff):
     return float(np.log(cutoff)) if cutoff > 0 else -np.inf
 
 
+def spans(first, counts):
+    """The integers first[n], first[n] + 1, ..., counts[n] of them, one span after the other."""
+    return np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+
+
 def primitive_pairs(basis, pairs):
     """For all primitive pairs: the number of the shell pair, and the flat indices of the primitives of a and b."""
     counts = basis.nprims[pairs]
-    total = np.multiply(*counts.T)
-    owner = np.repeat(np.arange(len(pairs)), total)
-    rank = np.arange(total.sum()) - np.repeat(np.cumsum(total) - total, total)
-    nb = counts[owner, 1]
-    return owner, basis.prim_loc[pairs[owner, 0]] + rank // nb, basis.prim_loc[pairs[owner, 1]] + rank % nb
+    total = counts[:, 0] * counts[:, 1]
+    owner, rank = np.repeat(np.arange(len(pairs)), total), spans(np.zeros_like(total), total)
+    of_a, of_b = np.divmod(rank, counts[owner, 1])
+    first = basis.prim_loc[pairs][owner]
+    return owner, first[:, 0] + of_a, first[:, 1] + of_b
 
 
 def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
@@ -266,22 +312,50 @@ def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
     ArgumentError
         Wrong shape or type, a shell index out of range, or mixed classes.
     """
-    pairs = check_pairs(basis, pairs, side)
-    (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
+    return shell_pair_lists(basis, [check_pairs(basis, pairs, side)], cutoff)[0]
+
+
+def shell_pair_lists(basis, lists, cutoff):
+    """As `shell_pairs`, for checked lists, whose primitive pairs are made together.
+
+    A molecule has many lists, most of them short. What NumPy does for one of them takes as long as for all.
+
+    Returns
+    -------
+    list of ShellPairs
+        Their arrays are slices of arrays of all lists.
+    """
+    pairs, first_pair = np.concatenate(lists), starts_of([len(this) for this in lists])
     owner, ka, kb = primitive_pairs(basis, pairs)
-    centre_a, centre_b = (basis.centres[shells][:, AXES] for shells in pairs.T)
+    centres = basis.centres.take(AXES, axis=1)
+    centre_a, centre_b = centres[pairs[:, 0]], centres[pairs[:, 1]]
     distance2 = ((centre_a - centre_b) ** 2).sum(axis=1)[owner]
+    (la, lb), (nctr_a, nctr_b) = basis.classes[pairs].T
     coefficients = basis.log_coefficients[ka] + basis.log_coefficients[kb]
     za, zb = basis.exponents[ka], basis.exponents[kb]
-    estimate = make_schwarz_estimate(np)(za, zb, la, lb, coefficients, distance2)
+    estimate = make_schwarz_estimate(np)(za, zb, la[owner], lb[owner], coefficients, distance2)
     keep = np.flatnonzero(~(estimate < log_cutoff(cutoff)))
     owner, ka, kb = owner[keep], ka[keep], kb[keep]
     p, share_a, share_b, overlap = make_gaussian_product(np)(za[keep], zb[keep], distance2[keep])
     axes = product_axis(centre_a[owner], centre_b[owner], share_a[:, None], share_b[:, None])
-    coef_a = basis.coefficients[basis.coef_loc[ka][:, None] + np.arange(nctr_a)] * overlap[:, None]
-    coef_b = basis.coefficients[basis.coef_loc[kb][:, None] + np.arange(nctr_b)]
+    counts_a, counts_b = nctr_a[owner], nctr_b[owner]
+    coef_a = basis.coefficients[spans(basis.coef_loc[ka], counts_a)] * np.repeat(overlap, counts_a)
+    coef_b = basis.coefficients[spans(basis.coef_loc[kb], counts_b)]
     start = starts_of(np.bincount(owner, minlength=len(pairs)))
-    return ShellPairs.of_basis(basis, pairs, start, Primitives(p, *axes, coef_a, coef_b))
+    ends = start[first_pair]  # of the lists, in primitive pairs
+    places = zip(*map(slices, (first_pair, ends, starts_of(counts_a)[ends], starts_of(counts_b)[ends])))
+    made = []
+    for this, (here, prims, of_a, of_b) in zip(lists, places):
+        contracted = coef_a[of_a].reshape(-1, nctr_a[here.start]), coef_b[of_b].reshape(-1, nctr_b[here.start])
+        primitives = Primitives(p[prims], *(axis[prims] for axis in axes), *contracted)
+        of_pairs = start[here.start : here.stop + 1] - prims.start
+        made.append(ShellPairs.of_basis(basis, this, of_pairs, primitives))
+    return made
+
+
+def slices(start):
+    """The slices between the numbers of `starts_of`."""
+    return [slice(first, last) for first, last in pairwise(start.tolist())]
 
 
 def starts_of(counts):
@@ -293,8 +367,8 @@ def starts_of(counts):
 
 def unique_pairs_by_class(basis, rows=None, cols=None):
     """`unique_pairs` with the classes (l, nctr) of the shells as labels."""
-    _, label = np.unique(basis.classes, axis=0, return_inverse=True)
-    return unique_pairs(label.reshape(-1), rows, cols)
+    _, label = np.unique(basis.class_keys, return_inverse=True)
+    return unique_pairs(label, rows, cols)
 
 
 def unique_pairs(label, rows=None, cols=None):
@@ -310,15 +384,24 @@ def unique_pairs(label, rows=None, cols=None):
     list of ndarray of int64, each (npair, 2)
         Lists and pairs are in ascending order. Within a pair the shell of higher label, then of higher index, is first.
     """
-    every = np.arange(len(label))
-    row, col = (np.isin(every, every if shells is None else shells) for shells in (rows, cols))
-    members, lists = [np.flatnonzero((label == k) & (row | col)) for k in range(label.max() + 1)], []
-    for n, a in enumerate(members):
-        for b in members[: n + 1]:
-            wanted = row[a, None] & col[b] | col[a, None] & row[b]
-            i, k = np.nonzero(np.tril(wanted) if a is b else wanted)
-            lists.append(np.stack([a[i], b[k]], axis=1))
-    return [pairs for pairs in lists if len(pairs)]
+    shells = np.argsort(label, kind="stable")
+    places = np.stack(np.tril_indices(len(shells)), axis=1)
+    pairs = shells[places]
+    if rows is not None or cols is not None:
+        row, col = (chosen_of(len(label), chosen)[pairs] for chosen in (rows, cols))
+        pairs = pairs[row[:, 0] & col[:, 1] | col[:, 0] & row[:, 1]]
+    of_pairs = label[pairs]
+    key = of_pairs[:, 0] * len(label) + of_pairs[:, 1]
+    order = np.argsort(key, kind="stable")
+    pairs, ends = pairs[order], np.flatnonzero(np.diff(key[order])) + 1
+    return [pairs[i:j] for i, j in pairwise([0, *ends.tolist(), len(pairs)]) if i < j]
+
+
+def chosen_of(count, chosen):
+    """Whether each of `count` shells is among the chosen ones, of which None means all."""
+    among = np.zeros(count, dtype=bool)
+    among[slice(None) if chosen is None else chosen] = True
+    return among
 
 
 def shell_kinds(basis, mixed):
@@ -327,11 +410,9 @@ def shell_kinds(basis, mixed):
     Shells with the same (l, nctr, nprim) are of one kind. If there are at most `mixed` shells of an (l, nctr), all of
     them are of one kind, whatever their nprim.
     """
-    _, label, count = np.unique(basis.classes, axis=0, return_inverse=True, return_counts=True)
-    label = label.reshape(-1)
+    _, label, count = np.unique(basis.class_keys, return_inverse=True, return_counts=True)
     nprim = np.where(count[label] > mixed, basis.nprims, 0)
-    _, kind = np.unique(np.column_stack([basis.classes, nprim]), axis=0, return_inverse=True)
-    return kind.reshape(-1)
+    return np.unique(label * (nprim.max() + 1) + nprim, return_inverse=True)[1]
 
 
 def pairs_by_kind(basis, mixed):

@@ -94,7 +94,6 @@ def pairs_name(pairs):
 
 def pairs_facts(pairs):
     """The contents of a list of shell pairs, as (name, value)."""
-    primitives = () if pairs.primitives is None else pairs.primitives.arrays
     return [
         ("class", pairs_name(pairs)),
         ("shell pairs", len(pairs)),
@@ -102,7 +101,7 @@ def pairs_facts(pairs):
         ("most primitive pairs of a shell pair", pairs.max_prim),
         ("function pairs of a shell pair, N_ab", pairs.nab),
         ("Hermite functions of a primitive pair, N_p", pairs.nherm),
-        ("host memory", size_text(total_bytes((pairs.pairs, pairs.start, *primitives)))),
+        ("host memory", size_text(pairs.nbytes)),
     ]
 
 

@@ -41,8 +41,10 @@ def once(function):
 
     @wraps(function)
     def asked(*args):
-        if args in made:
+        try:
             return made[args]
+        except KeyError:
+            pass
         with lock:
             if args not in made:
                 made[args] = function(*args)

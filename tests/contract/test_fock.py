@@ -277,6 +277,15 @@ def test_device_array_without_gpu(method):
 # GPU ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("with_k", [False, True])
+def test_times_of_a_build(backend, with_k):
+    mol = molecule(WATER, "sto-3g")
+    jk = md4.JK(mol, backend=backend)
+    jk.get_jk(random_densities(mol)[0], with_k=with_k)
+    (busy,) = jk.stats.busy
+    assert 0 < busy < busy + jk.stats.sums < jk.stats.seconds
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("basis", ["cc-pvqz", "cc-pv5z"])
 @pytest.mark.parametrize("hermi", [0, 1])

@@ -44,9 +44,9 @@ def test_both_workers_work(two, monkeypatch):
     """Each has a share of its own, and together they take all bundles."""
     taken = {}
 
-    def watched(part, tasks, paced=False):
+    def watched(part, tasks):
         taken.setdefault(part.worker.number, []).extend(tasks)
-        return add(part, tasks, paced)
+        return add(part, tasks)
 
     add = PartialSums.add
     monkeypatch.setattr(PartialSums, "add", watched)
@@ -74,10 +74,10 @@ def test_an_error_of_one_worker_ends_the_build(two, number, fault, monkeypatch):
     jk = md4.JK(mol, **two)
     expected = jk.get_jk(dm)
 
-    def fails(part, tasks, paced=False):
+    def fails(part, tasks):
         if part.worker.number == number:
             raise fault("in a worker")
-        return add(part, tasks, paced)
+        return add(part, tasks)
 
     add = PartialSums.add
     monkeypatch.setattr(PartialSums, "add", fails)

@@ -7,7 +7,6 @@ import pytest
 from pair_lists import PAIRS, mixed_basis
 
 import md4
-from md4.cpu.backend import pair_bytes
 from md4.engine import Engine
 from md4.method.operators import Operator
 from md4.shells.basis import Basis
@@ -91,6 +90,18 @@ def test_lists_may_lie_in_memory_in_any_order(mixed):
     assert_close(Engine(basis, backend="cpu").compute(bra, ket), blocks, 1e-14)
 
 
+@pytest.mark.parametrize(("limit", "sizes"), [(1, [1, 1, 1]), (100, [2, 1]), (1 << 13, [3])])
+def test_how_many_lists_are_made_together_does_not_matter(mixed, limit, sizes, monkeypatch):
+    basis, _ = mixed
+    work, lists = Engine(basis, backend="cpu"), [PAIRS[:20], PAIRS[20:21], PAIRS[21:]]
+    expected = [work.prepare(pairs) for pairs in lists]
+    monkeypatch.setattr("md4.cpu.backend.TOGETHER", limit)
+    assert [len(some) for some in work.backend.together(basis, lists)] == sizes
+    for made, alone in zip(work.prepare_lists(lists, basis), expected):
+        np.testing.assert_array_equal(made.pairs.pairs, alone.pairs.pairs)
+        np.testing.assert_array_equal(made.data.lane_primitives, alone.data.lane_primitives)
+
+
 @pytest.mark.parametrize("chunk", [(1, 1), (5, 7), (36, 2)])
 def test_chunks_do_not_matter(mixed, chunk, monkeypatch):
     basis, blocks = mixed
@@ -131,7 +142,7 @@ def test_workspaces_shrink_with_max_memory():
     free = engine(mol)
     bra = free.prepare(pairs)
     need = free.backend.least_workspace(bra.pairs, bra.pairs)
-    result, lists = 8 * 36**2 * 5**4, 2 * (pair_bytes(bra.pairs) + bra.data.nbytes)
-    tight = engine(mol, max_memory=1e-6 * (need + result + lists))
+    result, lists = 8 * 36**2 * 5**4, 2 * (bra.pairs.nbytes + bra.data.nbytes)
+    tight = engine(mol, max_memory=1e-6 * (need + result + lists + 0.5))
     np.testing.assert_array_equal(tight.compute(pairs, pairs), free.compute(pairs, pairs))
     assert tight.backend.kept_bytes <= need < free.backend.kept_bytes

@@ -8,6 +8,7 @@ from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import (
     BLOCK,
     GROUP_COST,
+    ROWS_OF_TILE,
     WIDTHS,
     Groups,
     LaneLayout,
@@ -15,6 +16,7 @@ from md4.cpu.groups import (
     h_elements,
     h_structure,
     lane_layout,
+    make_groups,
     plain_layout,
 )
 from md4.method.hermite import structure
@@ -29,13 +31,25 @@ CLASSES = [
 
 @pytest.mark.parametrize("shells", CLASSES)
 def test_structure_as_arrays(shells):
-    """Block by block of BLOCK functions, and in a block row by row."""
-    rows, columns = h_structure(*shells)
+    """Block by block of BLOCK functions, and in a block row by row; the rows of a tile have the same elements."""
+    sequence, rows, columns = h_structure(*shells)
     nab = 1 + max(row for row, _ in structure(*shells))
-    block, owner = np.divmod(np.repeat(np.arange(len(rows) - 1), np.diff(rows)), nab)
+    assert sorted(sequence.tolist()) == list(range(nab))
+    block, place = np.divmod(np.repeat(np.arange(len(rows) - 1), np.diff(rows)), nab)
     assert (len(rows) - 1) % nab == 0
-    expected = sorted((p // BLOCK, row, p) for row, p in structure(*shells))
-    assert list(zip(block.tolist(), owner.tolist(), columns.tolist())) == expected
+    tile_of = np.arange(nab) // ROWS_OF_TILE
+    tile_of[nab // ROWS_OF_TILE * ROWS_OF_TILE :] = np.arange(nab, nab + nab % ROWS_OF_TILE)  # what is left, one by one
+    needed = {(tile_of[sequence.tolist().index(row)], p) for row, p in structure(*shells)}
+    expected = sorted((p // BLOCK, n, p) for n in range(nab) for tile, p in needed if tile == tile_of[n])
+    assert list(zip(block.tolist(), place.tolist(), columns.tolist())) == expected
+
+
+def test_tiles_hold_few_zeros():
+    """Rows with similar zeros are neighbours."""
+    for l, most in ((3, 1.1), (4, 1.03), (5, 1.03), (6, 1.02)):
+        assert len(h_structure(l, l, True, 1, 1)[2]) < most * len(structure(l, l, True, 1, 1))
+    one, many = (h_structure(2, 1, True, nctr, 2)[2] for nctr in (1, 3))
+    assert len(many) == 3 * len(one)  # contracted functions have the same zeros
 
 
 @pytest.fixture(scope="module", params=[PAIRS, TRIANGLE, PAIRS[:1], PAIRS[:LANES], PAIRS[: LANES + 1]], ids=len)
@@ -54,7 +68,7 @@ def layout_of(pairs, width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_each_primitive_pair_has_a_lane(pairs, width):
     """One of its pair, in as many vectors as the first pair of the group needs."""
-    groups, counts = Groups(pairs, layout_of(pairs, width)), np.diff(pairs.start)
+    groups, counts = Groups.of(pairs, layout_of(pairs, width)), np.diff(pairs.start)
     assert sorted(groups.order.tolist()) == list(range(len(pairs)))
     assert (np.diff(counts[groups.order]) <= 0).all()
     assert groups.per_group * groups.width == LANES
@@ -76,7 +90,20 @@ def test_the_layout_is_that_of_least_work(pairs):
     assert found in options
     assert found.vectors + GROUP_COST * found.ngroup == min(o.vectors + GROUP_COST * o.ngroup for o in options)
     assert plain_layout(pairs) == options[0]
-    assert (Groups(pairs).width, Groups(pairs).ngroup) == found[:2]
+    assert (Groups.of(pairs).width, Groups.of(pairs).ngroup) == found[:2]
+
+
+def test_lists_together_are_as_each_alone():
+    """Also lists of different classes, and with layouts that are given."""
+    basis = mixed_basis()
+    lists = [shell_pairs(basis, pairs) for pairs in (PAIRS, PAIRS[7:8], TRIANGLE, PAIRS[: LANES + 1])]
+    lists.append(shell_pairs(few_shells(), [[2, 0], [3, 1]]))
+    for layouts in (None, [plain_layout(pairs) for pairs in lists]):
+        for n, made in enumerate(make_groups(lists, layouts)):
+            alone = Groups.of(lists[n], None if layouts is None else layouts[n])
+            for name, value in vars(alone).items():
+                np.testing.assert_array_equal(getattr(made, name), value)
+            assert made.lane_primitives.ctypes.data % 64 == 0
 
 
 def test_few_pairs_take_several_lanes():
@@ -98,7 +125,7 @@ def test_a_slice_has_a_layout_of_its_own(pairs):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_primitives_in_lanes(pairs, width):
     """Lanes without a primitive pair repeat that of the first lane, so that none holds what is no number."""
-    groups, data = Groups(pairs, layout_of(pairs, width)), pairs.primitives
+    groups, data = Groups.of(pairs, layout_of(pairs, width)), pairs.primitives
     np.testing.assert_array_equal(groups.primitives, np.column_stack([data.exponent, data.centre]))
     used = np.where(groups.members >= 0, groups.members, groups.members[:, :1])
     np.testing.assert_array_equal(groups.lane_primitives, groups.primitives[used].transpose(0, 2, 1))
@@ -107,7 +134,7 @@ def test_primitives_in_lanes(pairs, width):
 
 
 def test_primitives_of_some_pairs(pairs):
-    groups = Groups(pairs)
+    groups = Groups.of(pairs)
     for first, last in ((0, len(pairs)), (0, 1), (len(pairs) // 3, 1 + len(pairs) // 2), (0, 0)):
         found = groups.primitives_of(pairs.start, first, last)
         ends = [(pairs.start[n], pairs.start[n + 1]) for n in groups.order[first:last]]
@@ -115,10 +142,10 @@ def test_primitives_of_some_pairs(pairs):
 
 
 def test_bytes(pairs):
-    groups = Groups(pairs)
+    groups = Groups.of(pairs)
     arrays = (groups.order, groups.vectors, groups.members, groups.primitives, groups.lane_primitives)
     assert groups.nbytes == sum(array.nbytes for array in arrays)
-    assert h_elements(pairs) == len(structure(*pairs.shell_class))
+    assert h_elements(pairs) == len(h_structure(*pairs.shell_class)[2])
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 7, 4)])

@@ -21,8 +21,9 @@ def former_h(pairs):
     """(nprim, elements): the elements one by one, with contraction coefficients, in the order of `h_structure`."""
     la, lb, pure, nctr_a, nctr_b = pairs.shell_class
     ncomp_b, data, found = pairs.nb // nctr_b, pairs.primitives, []
-    rows, p = h_structure(*pairs.shell_class)
-    a, b = np.divmod(np.repeat(np.arange(len(rows) - 1) % pairs.nab, np.diff(rows)), pairs.nb)
+    sequence, rows, p = h_structure(*pairs.shell_class)
+    row = np.repeat(sequence[np.arange(len(rows) - 1) % pairs.nab], np.diff(rows))
+    a, b = np.divmod(row, pairs.nb)
     (ca, ma), (cb, mb) = np.divmod(a, pairs.na // nctr_a), np.divmod(b, ncomp_b)
     row = ma * ncomp_b + mb
     for k in range(pairs.nprim):
@@ -33,7 +34,7 @@ def former_h(pairs):
 
 def assert_lanes(pairs, groups, h):
     """The lanes hold the same numbers with (-1)^|p|, and zeros where there is no primitive pair."""
-    signs = (-1.0) ** hermite_triples(pairs.l).sum(axis=1)[h_structure(*pairs.shell_class)[1]]
+    signs = (-1.0) ** hermite_triples(pairs.l).sum(axis=1)[h_structure(*pairs.shell_class)[2]]
     lanes, used = h.lanes.transpose(0, 2, 1), groups.members >= 0
     np.testing.assert_array_equal(lanes[used], h.flat[groups.members[used]] * signs)
     assert not lanes[~used].any()
@@ -52,12 +53,12 @@ def test_elements_are_those_of_plain_python(shells):
 def test_lists_with_empty_lanes(two_threads):
     """Pairs with no, one and many primitive pairs; the threads make what one thread makes."""
     pairs = shell_pairs(mixed_basis(), PAIRS)
-    groups = Groups(pairs)
+    groups = Groups.of(pairs)
     assert (groups.members < 0).any()
     h = make_h(pairs, groups, HostMemory())
     assert_lanes(pairs, groups, h)
     for n, (first, last) in enumerate(zip(pairs.start[:-1], pairs.start[1:])):
         one = pairs[n : n + 1]
         if first < last:
-            np.testing.assert_array_equal(make_h(one, Groups(one), HostMemory()).flat, h.flat[first:last])
+            np.testing.assert_array_equal(make_h(one, Groups.of(one), HostMemory()).flat, h.flat[first:last])
     assert h.size == h.flat.size + h.lanes.size

@@ -43,7 +43,7 @@ def test_diagonal_blocks_of_a_list(l, pairs):
 def assert_diagonal(engine, pairs):
     """The diagonal blocks of a list are those that are computed one by one."""
     pairs_made = engine.prepare(pairs).pairs
-    groups = Groups(pairs_made, plain_layout(pairs_made))
+    groups = Groups.of(pairs_made, plain_layout(pairs_made))
     prepared = OwnList(pairs_made, groups, make_h(pairs_made, groups, engine.backend.memory))
     nab, order, found = pairs_made.nab, groups.order, {}
 

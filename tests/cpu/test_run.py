@@ -9,7 +9,7 @@ from pair_lists import TRIANGLE, few_shells, mixed_basis, pairs_of, two_classes
 import md4
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import FIELD, SAME, STATE, TASK
-from md4.cpu.run import Extent, Lists, ordered, run_lists, sizes_of_pairs, task_rows, work_of
+from md4.cpu.run import Extent, Lists, by_work, run_lists, sizes_of_pairs, task_rows, work_of
 from md4.engine import Engine
 from md4.plan import ListPair
 
@@ -100,7 +100,7 @@ def test_many_tasks_and_threads_make_the_same(engine, lists, monkeypatch, two_th
 @pytest.mark.parametrize("most", [1, 1e3, 1e5, 1e9])
 def test_tasks_cover_each_bra_pair_once(lists, most):
     for pair in all_pairs(lists):
-        this, table = ordered(pair), Lists()
+        (this,), table = by_work([pair]), Lists()
         rows = task_rows(this, table, most)
         ends = [(row[TASK.first], row[TASK.last]) for row in rows]
         assert [n for first, last in ends for n in range(first, last)] == list(range(len(this.bra)))
@@ -111,7 +111,7 @@ def test_tasks_cover_each_bra_pair_once(lists, most):
 
 def test_the_side_with_less_work_is_the_bra(lists):
     for pair in all_pairs(lists):
-        this = ordered(pair)
+        (this,) = by_work([pair])
         if pair.same:
             assert not this.swapped
             continue

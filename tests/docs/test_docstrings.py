@@ -12,7 +12,7 @@ import md4
 
 CLASSES = [name for name in md4.__all__ if inspect.isclass(getattr(md4, name))]
 # Properties that are no part of the interface.
-HIDDEN = {"Engine": {"lock"}}
+HIDDEN = {"Engine": {"lock"}, "JK": {"lists"}}
 FINDER = doctest.DocTestFinder(exclude_empty=True)
 EXAMPLES = [t for name in md4.__all__ for t in FINDER.find(getattr(md4, name), f"md4.{name}") if t.examples]
 

@@ -1,14 +1,17 @@
 """The Python code of README and of the site's pages runs as it stands there, and prints what the pages say.
 
-A block whose fence says ``python gpu`` needs a GPU, and the blocks before it that need none. A block ``text output``
-shows what the Python block before it prints, and ``text output roughly`` what depends on the backend.
+A block whose fence says ``python gpu`` needs a GPU, and the blocks before it that need none. A block ``python mpi`` is
+a program for mpiexec. A block ``text output`` shows what the Python block before it prints, and ``text output roughly``
+what depends on the backend.
 """
 
 import argparse
 import re
 import warnings
 
+import mpi_jobs
 import pytest
+from mpi_jobs import needs_mpi
 from pages import ROUGHLY, TOLERANCE, printing, same_output
 from places import ROOT
 
@@ -16,16 +19,16 @@ from md4.cli.commands import parser
 
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(
-    r"^```python( gpu)?\n(.*?)^```$(?:\n+```text output( roughly)?\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+    r"^```python( gpu| mpi)?\n(.*?)^```$(?:\n+```text output( roughly)?\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
 
 
 def blocks(page):
-    """(needs a GPU, code, what it prints with the tolerance of its numbers, or None) of a page's Python blocks."""
+    """("gpu", "mpi" or "", code, what it prints with the tolerance of its numbers, or None) of Python blocks."""
     found = FENCE.findall((ROOT / page).read_text())
     return [
-        (bool(gpu), code, (output, ROUGHLY if roughly else TOLERANCE) if output else None)
-        for gpu, code, roughly, output in found
+        (kind.strip(), code, (output, ROUGHLY if roughly else TOLERANCE) if output else None)
+        for kind, code, roughly, output in found
     ]
 
 
@@ -54,12 +57,15 @@ def test_every_output_belongs_to_code():
         assert shown == sum(output is not None for *_, output in blocks(page)), page
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(not gpu for gpu, *_ in blocks(p))])
+@pytest.mark.parametrize("page", [p for p in PAGES if any(not kind for kind, *_ in blocks(p))])
 def test_page(page):
-    run(page, [(code, output) for gpu, code, output in blocks(page) if not gpu])
+    run(page, [(code, output) for kind, code, output in blocks(page) if not kind])
 
 
-GPU_BLOCKS = [(page, n) for page in PAGES for n, (gpu, *_) in enumerate(blocks(page)) if gpu]
+GPU_BLOCKS, MPI_BLOCKS = (
+    [(page, n) for page in PAGES for n, (kind, *_) in enumerate(blocks(page)) if kind == wanted]
+    for wanted in ("gpu", "mpi")
+)
 
 
 @pytest.mark.gpu
@@ -71,8 +77,17 @@ def test_gpu_block(page, block, gpu):
             pytest.importorskip(module)
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # of other libraries
-        before = [(code, None) for on_gpu, code, _ in blocks(page)[:block] if not on_gpu]
+        before = [(code, None) for kind, code, _ in blocks(page)[:block] if not kind]
         run(page, [*before, (code, output)])
+
+
+@pytest.mark.parametrize("page, block", MPI_BLOCKS, ids=str)
+@needs_mpi
+def test_mpi_block(page, block, tmp_path):
+    _, code, output = blocks(page)[block]
+    done = mpi_jobs.run(tmp_path, 2, code, prelude="")
+    done.check()
+    assert same_output(done.printed, *output), done.printed
 
 
 def test_options_of_the_command_line():

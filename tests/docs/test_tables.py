@@ -43,3 +43,23 @@ def test_tables_of_the_cpu(tmp_path, monkeypatch):
     assert found[5].startswith("Commit abc1234; Some CPU, 2 processors; Python 3.12.3")
     assert tables.cpu_short().splitlines()[2] == "| water cc-pVDZ | 2 | 2 | 0.5 |  |"
     assert tables.cpu_details().splitlines()[-1] == "| jk | water cc-pVDZ | 2 | 2 | 1 | 9 | 1 | 9 | abc1234 |"
+
+
+def test_tables_of_several_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    names = [name for name in tables.TABLES if name.startswith("devices")]
+    assert all(tables.TABLES[name]() == tables.MISSING_DEVICES for name in names)
+    columns = "system,basis,matrices,form,devices,seconds,spread,speedup,efficiency,difference,lists,uneven,sums,beside"
+    rows = [
+        '8 waters,cc-pvtz,"J, K",process,1,4,0.01,1,1,0,0.3,0,0.01,0.02,3.10,A machine',
+        '8 waters,cc-pvtz,"J, K",process,2,2.5,0.01,1.6,0.8,1e-14,0.2,0.1,0.01,0.02,3.10 3.20,A machine',
+        '8 waters,cc-pvtz,"J, K",ranks,2,2,0.01,2,1,1e-14,0.2,0.1,0.01,0.02,3.10 3.20,A machine',
+    ]
+    (tmp_path / "scaling-devices.csv").write_text("\n".join([f"{columns},peak_gb,machine", *rows]))
+    found = tables.device_table().splitlines()
+    assert found[0] == "| system | matrices | 1 GPU | 2 GPUs, one process | 2 GPUs, ranks |"
+    assert found[2] == "| (H2O)8 cc-pVTZ | J, K | 4 s | 2.5 s, 1.60x, 80% | 2 s, 2.00x, 100% |"
+    assert found[-1] == "A machine."
+    begin, end = "| (H2O)8 cc-pVTZ | J, K | 2 GPUs, ranks | 2 | 1 | 1.0e-14", "0.2 | 10.0% | 1.0% | 2.0% | 3.10 3.20 |"
+    assert tables.device_details().splitlines()[-1] == f"{begin} | {end}"
+    assert "scaling-devices.svg" in tables.device_figure()

@@ -39,6 +39,16 @@ class Stream:
         pass
 
 
+class Event:
+    """A mark in a stream, which has come to it at once."""
+
+    def record(self, stream):
+        pass
+
+    def synchronize(self):
+        pass
+
+
 class Context:
     """What `md4.gpu.pool.Pool` asks of Numba's: memory behind Numba's own pointers to it."""
 
@@ -77,6 +87,11 @@ class Driver:
     def cuStreamDestroy(handle):
         return (SUCCESS,)
 
+    @staticmethod
+    def cuMemsetD8Async(pointer, value, nbytes, stream):
+        ctypes.memset(int(pointer), value, nbytes)
+        return (SUCCESS,)
+
     def cuMemcpyHtoDAsync(self, pointer, source, nbytes, stream):
         ctypes.memmove(pointer, source, nbytes)
         return (SUCCESS,)
@@ -97,6 +112,7 @@ class Cuda:
     def __init__(self, machine, capability):
         self.machine, self.context = machine, Context(machine.memory)
         self.device = SimpleNamespace(compute_capability=capability, id=0)
+        self.gpus = [self.device]
         self.shared = SimpleNamespace(array=machine.shared_array)
         self.local = SimpleNamespace(array=machine.local_array)
         self.atomic = SimpleNamespace(add=self.add)
@@ -144,6 +160,9 @@ class Cuda:
 
     def external_stream(self, handle):
         return Stream()
+
+    def event(self, timing=True):
+        return Event()
 
 
 class Launcher:
@@ -224,6 +243,7 @@ def running(unit="dmma16"):
     here = Cuda(machine, CAPABILITIES[unit])
     python = {
         cuda: here, driver: Driver(), context.table_on: partial(device_table, machine.memory, {}),
+        context.kept_on: lambda device: ({}, {}),
         context.gpu_available: lambda: True, compile.launcher: launchers(machine),
     }  # fmt: skip
     with ExitStack() as stack:

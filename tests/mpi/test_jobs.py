@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mpi_jobs
 
-pytestmark = mpi_jobs.pytestmark
+pytestmark = mpi_jobs.MARKS
 
 
 def test_a_job_that_waits_in_vain_is_killed(tmp_path):

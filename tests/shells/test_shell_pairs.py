@@ -17,6 +17,7 @@ from md4.shells.shell_pairs import (
     make_gaussian_product,
     make_schwarz_estimate,
     product_axis,
+    shell_pair_lists,
     shell_pairs,
     unique_pairs_by_class,
 )
@@ -127,6 +128,19 @@ def test_an_axis_of_a_product(za, zb, a, b):
     at = 0.7  # the product of two Gaussians is the one at P
     left = math.exp(-za * (at - a) ** 2 - zb * (at - b) ** 2)
     assert overlap * math.exp(-p * (at - x) ** 2) == pytest.approx(left, rel=1e-8, abs=1e-300)
+
+
+@pytest.mark.parametrize("cutoff", [0, 1e-25, 1e-3])
+def test_lists_together_are_as_each_alone(basis, cutoff):
+    lists = unique_pairs_by_class(basis)
+    assert len(lists) > 3
+    for pairs, made in zip(lists, shell_pair_lists(basis, lists, cutoff)):
+        alone = shell_pairs(basis, pairs, cutoff=cutoff)
+        assert made.shell_class == alone.shell_class
+        arrays, expected = ((this.pairs, this.start, *this.primitives.arrays) for this in (made, alone))
+        for array, one in zip(arrays, expected):
+            np.testing.assert_array_equal(array, one)
+            assert array.flags.c_contiguous
 
 
 def test_cutoff_of_zero_keeps_all():

@@ -239,51 +239,94 @@ def take_next(typingctx, counter):
 # products -------------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def walk(builder, first, last, other, step):
+    """Code that is repeated for two pointers: from `first` to before `last`, and from `other` on by `step` elements.
+
+    An index instead would take more of the few registers for addresses.
+    """
+    head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
+    before = builder.block
+    builder.branch(head)
+    builder.position_at_end(head)
+    here, there = builder.phi(first.type), builder.phi(other.type)
+    builder.cbranch(builder.icmp_unsigned("!=", here, last), body, after)
+    builder.position_at_end(body)
+    yield here, there
+    for pointer, start, by in ((here, first, 1), (there, other, step)):
+        pointer.add_incoming(start, before)
+        pointer.add_incoming(builder.gep(pointer, [I64(by)]), builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+
+
 @cache
-def make_row(width, by_lane):
-    """Intrinsic that adds up one row of H times `width` columns: the inner loop of steps 4 and 5.
+def make_tile(height, width, by_lane):
+    """Intrinsic that adds up one or two rows of H times `width` columns: the inner loop of steps 4 and 5.
 
-        target[place + j step:] (+)= sum_n h_n source[columns[column + j] + offsets[n]:],   first <= n < last, j < width
+        target[place + a[i] da + b[column + j] db:] (+)= sum_n h_in source[columns[column + j] + offsets[n]:]
 
-    (h, place of h, offsets, first, last, source, columns, column, target, place, step, add). All offsets count doubles.
-    h_n is one number for all lanes, h[place of h + n], or, with `by_lane`, the vector at place of h + n LANES. What the
-    target holds is added to if `add`.
+    for i = row and, if `height` is 2, other; j < width and first <= n < last. The arguments are
+
+        (h, place of h, offsets, first, last, below, source, columns, column, target, place, a, row, other, da, b, db,
+         add)
+
+    and all offsets count doubles. Both rows have the same columns: h_in is element `place of h` + n of h, or that after
+    `below` further elements for the other row. The other row may be the same. An element is one number for all lanes,
+    or, with `by_lane`, a vector. What the target holds is added to if `add`.
     """
 
     @intrinsic
-    def row(typingctx, h, h0, offsets, first, last, source, columns, column, target, place, step, more):
+    def tile(
+        typingctx, h, h0, offsets, first, last, below, source, columns, column, target, place, a, row, other, da, b, db,
+        more,
+    ):  # fmt: skip
         def codegen(context, builder, signature, args):
-            kinds = signature.args
-            h, offsets, source, columns, target = (
-                data_of(context, builder, kinds[n], args[n]) for n in (0, 2, 5, 6, 8)
+            arrays = {n: data_of(context, builder, signature.args[n], args[n]) for n in (0, 2, 6, 7, 9, 11, 15)}
+            h, h0, offsets, first, last, below, source, columns, column, target, place, a, *numbers = (
+                arrays.get(n, arg) for n, arg in enumerate(args)
             )
-            (h0, first, last, column, place, step, more) = (args[n] for n in (1, 3, 4, 7, 9, 10, 11))
-            starts, places, sums = [], [], []
+            row, other, da, b, db, more = numbers
+
+            def entry(array, at):
+                return builder.sext(builder.load(builder.gep(array, [at])), I64)
+
+            at_rows = [builder.add(place, builder.mul(entry(a, this), da)) for this in (row, other)[:height]]
+            starts, cells = [], []
             for j in range(width):
-                index = builder.load(builder.gep(columns, [builder.add(column, I64(j))]))
-                starts.append(builder.gep(source, [builder.sext(index, I64)]))
-                places.append(builder.add(place, builder.mul(step, I64(j))))
-                sums.append(cgutils.alloca_once_value(builder, ir.Constant(VECTOR, None)))
+                here = builder.add(column, I64(j))
+                starts.append(builder.gep(source, [entry(columns, here)]))
+                at_column = builder.mul(entry(b, here), db)
+                for at in at_rows:
+                    zero = ir.Constant(VECTOR, None)
+                    cells.append((builder.add(at, at_column), cgutils.alloca_once_value(builder, zero)))
+            sums = [cell for _, cell in cells]
             with builder.if_then(more):
-                for at, total_of in zip(places, sums):
-                    builder.store(load_at(builder, target, at), total_of)
-            with cgutils.for_range_slice(builder, first, last, I64(1), intp=I64) as (n, _):
-                if by_lane:
-                    factor = load_at(builder, h, builder.add(h0, builder.mul(n, I64(LANES))))
-                else:
-                    factor = all_lanes(builder, builder.load(builder.gep(h, [builder.add(h0, n)])))
-                offset = builder.sext(builder.load(builder.gep(offsets, [n])), I64)
-                for start, total_of in zip(starts, sums):
-                    value = multiply_add(builder, factor, load_at(builder, start, offset), builder.load(total_of))
-                    builder.store(value, total_of)
-            for at, total_of in zip(places, sums):
-                store_at(builder, builder.load(total_of), target, at)
+                for at, cell in cells:
+                    builder.store(load_at(builder, target, at), cell)
+            step = LANES if by_lane else 1
+            below = builder.mul(below, I64(step))
+            h = builder.gep(h, [builder.mul(builder.add(h0, first), I64(step))])
+            ends = builder.gep(offsets, [first]), builder.gep(offsets, [last])
+            with walk(builder, *ends, h, step) as (of_offset, of_h):
+                factors = []
+                for i in range(height):
+                    at = builder.gep(of_h, [builder.mul(below, I64(i))])
+                    factors.append(load_at(builder, at, I64(0)) if by_lane else all_lanes(builder, builder.load(at)))
+                offset = builder.sext(builder.load(of_offset), I64)
+                for j, start in enumerate(starts):
+                    value = load_at(builder, start, offset)
+                    for i, factor in enumerate(factors):
+                        cell = sums[j * height + i]
+                        builder.store(multiply_add(builder, factor, value, builder.load(cell)), cell)
+            for at, cell in cells:
+                store_at(builder, builder.load(cell), target, at)
             return context.get_dummy_value()
 
-        kind = types.void(h, i64, offsets, i64, i64, source, columns, i64, target, i64, i64, types.boolean)
-        return kind, codegen
+        kinds = h, i64, offsets, i64, i64, i64, source, columns, i64, target, i64, a, i64, i64, i64, b, i64
+        return types.void(*kinds, types.boolean), codegen
 
-    return row
+    return tile
 
 
 # formulas -------------------------------------------------------------------------------------------------------------

@@ -59,30 +59,36 @@ def test_operations():
 
 @pytest.mark.parametrize("by_lane", [True, False])
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
-def test_rows(width, by_lane):
-    """Sums over some elements of H, which replace what is there or are added to it."""
-    row, rng = vectors.make_row(width, by_lane), np.random.default_rng(width)
-    h = rng.normal(size=(7, LANES)) if by_lane else rng.normal(size=7)
+@pytest.mark.parametrize("height", [1, 2])
+def test_tiles(height, width, by_lane):
+    """Sums over some elements of rows of H, which replace what is there or are added to it."""
+    tile, rng, count = vectors.make_tile(height, width, by_lane), np.random.default_rng(width), 5
+    h = rng.normal(size=(2 + height * count, LANES) if by_lane else 2 + height * count)
     offsets = rng.integers(0, 9, 7).astype(np.int32) * LANES
     columns = np.arange(width + 3, dtype=np.int32)[::-1] * 9 * LANES
     source = rng.normal(size=(9 * (width + 3), LANES))
+    a, b = rng.permutation(height + 1), rng.permutation(width + 2)
 
     @njit
-    def run(h, offsets, source, columns, target, more):
-        row(h, len(h) // 7, offsets, 1, 6, source, columns, 2, target, vectors.LANES, 2 * vectors.LANES, more)
+    def run(h, offsets, source, columns, target, a, b, first, last, other, more):
+        lanes, da = vectors.LANES, len(b) * vectors.LANES
+        below = (other - 1) * (last - first)
+        tile(h, 1, offsets, first, last, below, source, columns, 2, target, lanes, a, 1, other, da, b, lanes, more)
 
-    start = len(h.reshape(-1)) // 7  # the place of h is that of the second element
     for more in (False, True):
-        target = rng.normal(size=(2 * width + 2, LANES))
-        expected = target.copy()
-        for j in range(width):
-            sums = expected[1 + 2 * j] if more else np.zeros(LANES)
-            for n in range(1, 6):
-                factor = h.reshape(-1)[start + n * LANES : start + (n + 1) * LANES] if by_lane else h[start + n]
-                sums = sums + factor * source[(columns[2 + j] + offsets[n]) // LANES]
-            expected[1 + 2 * j] = sums
-        run(h.reshape(-1), offsets, source.reshape(-1), columns, target.reshape(-1), more)
-        np.testing.assert_allclose(target, expected, rtol=0, atol=1e-13)
+        for here in (count, 0):  # the place of h is that of the second element, and the first element of a row is 1
+            target = rng.normal(size=(1 + len(a) * len(b), LANES))
+            expected = target.copy()
+            for i in range(height):
+                for j in range(width):
+                    place = 1 + a[1 + i] * len(b) + b[2 + j]
+                    sums = expected[place] if more else np.zeros(LANES)
+                    for n in range(1, 1 + here):
+                        sums = sums + h[1 + n + i * here] * source[(columns[2 + j] + offsets[n]) // LANES]
+                    expected[place] = sums
+            arrays = h.reshape(-1), offsets, source.reshape(-1), columns, target.reshape(-1), a, b
+            run(*arrays, 1, 1 + here, height, more)
+            np.testing.assert_allclose(target, expected, rtol=0, atol=1e-13)
 
 
 NARROW = """
