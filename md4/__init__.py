@@ -6,6 +6,7 @@
 """
 
 from md4.contract.fock import JK, get_jk
+from md4.contract.rows import TensorRows
 from md4.engine import Engine
 from md4.errors import (
     ArgumentError,
@@ -36,6 +37,7 @@ __all__ = [
     "Operator",
     "RankError",
     "Shell",
+    "TensorRows",
     "UnsupportedError",
     "attach",
     "detach",

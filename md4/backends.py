@@ -204,7 +204,7 @@ class Backend(Protocol):
         """Yields (`ShellPairs`, data of the backend) of checked lists of shell pairs, each of shape (npair, 2)."""
 
     def plan(self, bra, ket):
-        """The `Plan` for two `ShellPairs`."""
+        """The `Plan` for two `PreparedPairs`."""
 
     def chunk_pairs(self, plan, bra, ket):
         """Numbers of bra and of ket pairs of a chunk, chosen for memory and caches."""
@@ -240,6 +240,12 @@ class Backend(Protocol):
             Bytes that are needed in addition to the tensor.
         host_tensor : callable
             (layout, array) -> `BlockTarget` of NumPy blocks, for a tensor that does not fit on the device.
+        """
+
+    def host_array(self, shape, least_block):
+        """A NumPy array for results, which belongs to the caller and counts against the cap as long as it is there.
+
+        MemoryLimitError if it does not fit together with `least_block` bytes.
         """
 
     def bounds(self, count):

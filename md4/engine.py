@@ -40,31 +40,43 @@ class PreparedPairs:
 
     Attributes
     ----------
-    pairs : ShellPairs
+    facts : ListFacts
+        What all pairs of the list have in common.
     data
         What the backend keeps for the whole list, besides `pairs`.
     whole : PreparedPairs
         The whole list.
     first, first_prim : int
         Where a slice begins in it, in shell pairs and in primitive pairs.
+    npair, nprim : int
+        Numbers of shell pairs and of primitive pairs, of the slice if it is one.
     """
 
     def __init__(self, pairs, data, backend):
-        self.pairs, self.data, self.backend = pairs, data, backend
-        self._whole = None  # not `self`: a reference to itself would keep the object alive
+        self.data, self.backend, self.facts = data, backend, pairs.facts
+        self._pairs, self._whole = pairs, None  # not `self`: a reference to itself would keep the object alive
         self.first = self.first_prim = 0
+        self.npair, self.nprim = pairs.npair, pairs.nprim
         self._h = {}
 
     @property
     def whole(self):
         return self if self._whole is None else self._whole
 
+    @property
+    def pairs(self):
+        """`ShellPairs`, those of a slice made when they are asked for: work on a slice seldom needs them."""
+        if self._pairs is None:
+            self._pairs = self._whole.pairs[self.first : self.first + self.npair]
+        return self._pairs
+
     def h(self, form):
         """H matrices of the whole list in a form of the backend; kept until dropped. Those of kets carry (-1)^|q|."""
         whole = self.whole
-        if form not in whole._h:
-            whole._h[form] = self.backend.hermite(whole, form)
-        return whole._h[form]
+        found = whole._h.get(form)
+        if found is None:
+            found = whole._h[form] = self.backend.hermite(whole, form)
+        return found
 
     @property
     def h_bytes(self):
@@ -76,15 +88,20 @@ class PreparedPairs:
         self.whole._h.clear()
 
     def __getitem__(self, piece):
-        if piece.stop - piece.start == len(self.pairs):
+        npair = piece.stop - piece.start
+        if npair == self.npair:
             return self
-        view = object.__new__(PreparedPairs)
-        view.pairs, view.backend, view.data, view._whole = self.pairs[piece], self.backend, self.data, self.whole
-        view.first, view.first_prim = self.first + piece.start, self.first_prim + int(self.pairs.start[piece.start])
+        view, whole = object.__new__(PreparedPairs), self.whole
+        view.data, view.backend, view.facts, view._pairs, view._whole = self.data, self.backend, self.facts, None, whole
+        first = self.first + piece.start
+        view.first, view.npair = first, npair
+        start = whole._pairs.start
+        view.first_prim = start.item(first)
+        view.nprim = start.item(first + npair) - view.first_prim
         return view
 
     def __len__(self):
-        return len(self.pairs.pairs)
+        return self.npair
 
     def __repr__(self):
         from md4.support.display import prepared_text
@@ -95,6 +112,14 @@ class PreparedPairs:
         from md4.support.display import prepared_html
 
         return prepared_html(self)
+
+
+def pieces(bra, ket, block, chunk_bra, chunk_ket):
+    """Slices of two lists of at most so many pairs, and their parts of a block."""
+    if chunk_bra >= bra.npair and chunk_ket >= ket.npair:
+        return [(bra, ket, block)]
+    every = chunks(bra.npair, ket.npair, chunk_bra, chunk_ket)
+    return ((bra[ij], ket[kl], block[ij, kl]) for ij, kl in every)
 
 
 def check_basis(basis):
@@ -289,15 +314,14 @@ class Engine:
         The plan says by which path (`md4.backends.Path`), and which side is transformed first. A path that merges
         steps does all of 2 to 5 itself. [p|q] = r[p+q] is never stored on a GPU: step 4 gathers it from r.
         """
-        check_order(bra.pairs.l + ket.pairs.l)
+        check_order(bra.facts.l + ket.facts.l)
         steps, block = self.backend, self.backend.block(out)
-        plan = steps.plan(bra.pairs, ket.pairs)
+        plan = steps.plan(bra, ket)
         if plan.swap:
             bra, ket, block = ket, bra, block.swapped()
         path = plan.path
         H_ab, H_cd = bra.h(plan.bra_form), ket.h(plan.ket_form)  # 1
-        for ij, kl in chunks(len(bra), len(ket), *steps.chunk_pairs(plan, bra.pairs, ket.pairs)):
-            ab, cd, abcd = bra[ij], ket[kl], block[ij, kl]
+        for ab, cd, abcd in pieces(bra, ket, block, *steps.chunk_pairs(plan, bra, ket)):
             if path.merges_steps:
                 path.run(steps, H_ab, H_cd, ab, cd, abcd)  # 2 to 5
                 continue

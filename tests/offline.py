@@ -200,6 +200,7 @@ def fake_context(unit):
     """A device context without a device."""
     context = object.__new__(DeviceContext)
     context.unit, context.pool, context.stream, context.device, context.real = unit, Pool(), None, 0, Real()
+    context.known = {}
     return context
 
 

@@ -1,19 +1,12 @@
 """The command line: `md4 eri`, `md4 validate`, `md4 warmup`, `md4 info`; also `python -m md4`."""
 
 import argparse
-import os
 import sys
-from functools import partial
-from math import prod
 from pathlib import Path
-from time import perf_counter
-
-import numpy as np
 
 import md4
-from md4.cli.ending import exit_status, signals_exit
+from md4.cli.ending import exit_status, writing
 from md4.cli.options import check_options
-from md4.cli.tensor_files import tensor_file
 from md4.errors import ArgumentError
 from md4.support.files import checked_target, replacing
 
@@ -61,6 +54,8 @@ def add_eri(command):
     add_molecule(command)
     command.add_argument("--aosym", default="s1", metavar="SYM", help="s1 (default), s4 or s8, as in PySCF")
     command.add_argument("-o", "--output", metavar="FILE", help="write the tensor to FILE, .h5 (dataset 'eri') or .npy")
+    command.add_argument("--devices", metavar="LIST", help="GPUs that share the work: all, or numbers such as 0,1")
+    command.add_argument("--mpi", action="store_true", help="share the work with all ranks that mpiexec has started")
     command.set_defaults(run=run_eri)
 
 
@@ -109,43 +104,10 @@ def molecule(args):
 
 
 def run_eri(args):
-    """Computes the tensor, prints its size and norm, and writes it if a file is given."""
-    mol = molecule(args)
-    file = output(args, mol.nao)
-    start = perf_counter()
-    eri = md4.int2e(mol, aosym=args.aosym, omega=args.omega, backend=args.backend, max_memory=args.max_memory)
-    seconds = perf_counter() - start
-    print(f"{mol.natm} atoms, {mol.nbas} shells, {mol.nao} AOs in {args.basis}")
-    print(f"eri {args.aosym} {eri.shape} {eri.dtype}: {seconds:.2f} s, {eri.nbytes / 1e6:.1f} MB")
-    print(f"norm {np.linalg.norm(eri.reshape(-1)):.12e}, sum {eri.sum():.12e}")
-    if file:
-        write_whole(file.write, eri, args.output)
-        print(f"wrote {args.output}")
-    return 0
+    """The command `eri`; see `md4.cli.eri`."""
+    from md4.cli.eri import run_eri
 
-
-def output(args, nao):
-    """The file for the tensor, or None. Refuses a file that cannot be written, and prints what is replaced."""
-    if args.output is None:
-        return None
-    from md4.method.scatter import tensor_shape
-
-    file = tensor_file(args.output, 8 * prod(tensor_shape(args.aosym, (0, 0, 0, 0, nao, nao, nao, nao))))
-    if file.replaces:
-        print(f"replaces {file.replaces}")
-    return file
-
-
-def write_whole(write, what, name):
-    """Calls `write(what)`, with cleaning up also if a signal ends it; ArgumentError if the system refuses."""
-    try:
-        with signals_exit():
-            write(what)
-    except OSError as error:
-        raise ArgumentError(
-            f"cannot write {name!r}: {os.strerror(error.errno) if error.errno else error}. "
-            "What was there is as it was; choose another place."
-        ) from error
+    return run_eri(args)
 
 
 def run_validate(args):
@@ -189,7 +151,8 @@ def write_report(mol, path, **options):
     failed, skipped = [check.name for check in report.checks if check.passed is False], report.skipped
     made = len(report.checks) - len(skipped)
     print(f"{made} other checks made: {', '.join(failed) + ' failed' if failed else 'none failed'}")
-    write_whole(partial(write_page, path), page(report), str(path))
+    with writing(str(path)):
+        write_page(path, page(report))
     not_made = f", {len(skipped)} checks not made ({skipped[0].note})" if skipped else ""
     print(f"{report.verdict}{not_made}, see {path}")
     return 0 if report.passed else 1

@@ -7,7 +7,7 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 
-from md4.errors import MD4Error
+from md4.errors import ArgumentError, MD4Error
 
 INTERRUPTED = 128 + signal.SIGINT
 UNREAD = 128 + signal.SIGPIPE
@@ -24,7 +24,7 @@ def exit_by_signal(number, _frame):
 def signals_exit():
     """Signals end the block by SystemExit, unless they are ignored or handled already.
 
-    This is for short blocks that write files. Python handles a signal only when compiled code returns, and long
+    This is for blocks that write files. Python handles a signal only when compiled code returns, and other long
     computations should end at once.
     """
     ours = []
@@ -38,6 +38,19 @@ def signals_exit():
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def writing(name):
+    """For a block that writes a file, which a signal ends with cleaning up; ArgumentError if the system refuses."""
+    try:
+        with signals_exit():
+            yield
+    except OSError as error:
+        raise ArgumentError(
+            f"cannot write {name!r}: {os.strerror(error.errno) if error.errno else error}. "
+            "What was there is as it was; choose another place."
+        ) from error
 
 
 class HeldSignals:

@@ -39,6 +39,17 @@ def check_options(options):
     if options.get("basis") is not None and not options["basis"].strip():
         raise ArgumentError("--basis is empty; give the name of a basis set, such as cc-pvdz.")
     check_names(options)
+    chosen_devices(options.get("devices"))
+
+
+def chosen_devices(text):
+    """What `--devices` names, as `md4.int2e` takes it."""
+    if text is None or text == "all":
+        return text
+    numbers = text.split(",")
+    if not all(number.isascii() and number.isdecimal() and len(number) < 9 for number in numbers):
+        raise ArgumentError(f"--devices takes all, or numbers of GPUs such as 0,1, not {text!r}.")
+    return [int(number) for number in numbers]
 
 
 def shortened(value):

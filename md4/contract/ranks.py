@@ -64,6 +64,9 @@ class Alone:
     def gather(self, value):
         return [value]
 
+    def collect(self, array, rows):
+        pass
+
     @contextmanager
     def counter(self, workers=1):
         yield LocalCounter()
@@ -223,6 +226,25 @@ class Ranks:
     def gather(self, value):
         """List of each rank's value, which must be small."""
         return self._exchange("gather", value)
+
+    def collect(self, array, rows):
+        """Collects large arrays on rank 0.
+
+        Parameters
+        ----------
+        array : ndarray, C-contiguous
+            On rank 0 the whole, to which the rows of the other ranks are written. On other ranks, their own rows.
+        rows : list of int
+            Rank r has the rows rows[r] to rows[r + 1] - 1.
+        """
+        self._exchange(f"collection of the rows {rows}")
+        if self.rank > 0:
+            for part in parts(array.reshape(-1)):
+                self._channel.comm.Send(part.view(np.uint8), dest=0)
+            return
+        for other in range(1, self.size):
+            for part in parts(array[rows[other] : rows[other + 1]].reshape(-1)):
+                self._channel.comm.Recv(part.view(np.uint8), source=other)
 
     @contextmanager
     def counter(self, workers=1):

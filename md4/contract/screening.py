@@ -33,10 +33,8 @@ SCHWARZ_BYTES = 64 << 20
 SCHWARZ_SHARE = 0.15
 # Rows of a density matrix whose norms are made together.
 NORM_ROWS = 64
-# A rectangle of quartets ends before the bra pairs with which more than this share of it would be computed in vain,
+# A rectangle of quartets ends before the bra pairs with which more than this share of it would be computed in vain.
 TILE_WASTE = 0.1
-# but it has at least this many quartets.
-TILE_QUARTETS = 20000
 # Largest number of steps in which a list of bra pairs is cut.
 TILE_STEPS = 24
 
@@ -296,31 +294,31 @@ def survivors(bra, ket, factor, tolerance, triangle):
     return np.minimum(n, np.arange(1, len(n) + 1)) if triangle else n
 
 
-def tiles(n, most):
+def tiles(n, most, least):
     """Rectangles (bra slice, ket slice) that cover the survivors `n` with little waste.
 
     Parameters
     ----------
     n : ndarray of int, shape (nbra,)
         The number of ket pairs, counted from the first, that each bra pair needs.
-    most : int
-        Largest number of quartets of a rectangle.
+    most, least : int
+        Largest number of quartets of a rectangle, and the number below which it does not end whatever it wastes.
     """
-    used = n.nonzero()[0]
+    used, least = n.nonzero()[0], max(1, least)
     if len(used) == 0:
         return []
     n = n[: used[-1] + 1]
     width = int(n.max())
-    if len(n) * width <= TILE_QUARTETS or len(n) * width <= (1 + TILE_WASTE) * int(n.sum()):
+    if len(n) * width <= least or len(n) * width <= (1 + TILE_WASTE) * int(n.sum()):
         return split_tile(0, len(n), width, most)
     edges = np.arange(0, len(n), max(1, len(n) // TILE_STEPS))
     ends = [*edges[1:].tolist(), len(n)]
     out, first, width, inside = [], 0, 0, 0
     for start, end, widest, total in zip(edges.tolist(), ends, *band(n, edges)):
-        if inside >= TILE_QUARTETS and (end - first) * max(width, widest) > (1 + TILE_WASTE) * (inside + total):
+        if inside >= least and (end - first) * max(width, widest) > (1 + TILE_WASTE) * (inside + total):
             out += split_tile(first, start, width, most)
             first, width, inside = start, 0, 0
-        width, inside = max(width, widest), inside + total
+        width, inside = widest if widest > width else width, inside + total
     return out + split_tile(first, len(n), width, most)
 
 
@@ -331,6 +329,8 @@ def band(n, edges):
 
 def split_tile(first, last, width, most):
     """The rectangle of bra pairs first..last and `width` ket pairs, in parts of at most `most` quartets."""
+    if (last - first) * width <= most:
+        return [(slice(first, last), slice(0, width))]
     columns = min(width, most)
     rows = max(1, most // max(1, columns))
     return [

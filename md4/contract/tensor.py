@@ -2,7 +2,8 @@
 
 The unordered shell pairs are cut into pieces of one class each. A block is one bra piece with one ket piece. If bra and
 ket range over the same pairs, only blocks with ket <= bra are computed, and each integral is written to all its places.
-A `ListTarget` takes whole pieces, and makes blocks as it likes.
+A `ListTarget` takes whole pieces, and makes blocks as it likes. A slice of a tensor (`md4.contract.slices`) is made in
+the same way, of the pairs that it needs.
 """
 
 from dataclasses import dataclass, replace
@@ -11,16 +12,16 @@ from math import isqrt
 import numpy as np
 
 from md4.backends import ListTarget
+from md4.contract.slices import slice_pairs
+from md4.contract.stores import checked_store
 from md4.contract.workspace import HermiteStore, least_block
 from md4.cpu.targets import HostTensor
 from md4.errors import ArgumentError
 from md4.method.operators import check_order
-from md4.method.scatter import SYMMETRIES, TensorLayout, ao_box
+from md4.method.scatter import SYMMETRIES, TensorLayout, ao_ranges
 from md4.plan import ListPair
-from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import as_list, checked_choice, checked_flag, shown, whole_number
 from md4.support.log import log
-from md4.support.memory import check_out
 from md4.support.progress import Progress
 
 # Shares of the memory that may be used: of a block, and of the H matrices that are kept between blocks.
@@ -73,7 +74,7 @@ class Request:
 
     def layout(self, basis):
         """`TensorLayout` of the tensor over a basis."""
-        return TensorLayout(self.aosym, ao_box(basis, self.ranges), self.swap)
+        return TensorLayout(self.aosym, ao_ranges(basis, self.ranges), self.swap)
 
 
 def shell_numbers(shls_slice):
@@ -92,7 +93,7 @@ def checked_request(basis, aosym, shls_slice, out, device):
     """The `Request` of the arguments of `ao_tensor`. All are checked, except an `out` on the device."""
     request = Request.checked(basis, aosym, shls_slice)
     if not checked_flag("device", device) and out is not None:
-        check_out(out, request.layout(basis).shape)
+        checked_store(out, request.layout(basis).shape)
     return request
 
 
@@ -114,10 +115,9 @@ def piece_size(pairs_nab, h_bytes, block_bytes, hermite_bytes):
     return max(1, min(isqrt(max(1, block_bytes // 8)) // pairs_nab, hermite_bytes // (4 * max(1, h_bytes))))
 
 
-def cut_pieces(engine, ranges, block_bytes, hermite_bytes):
-    """Prepared pairs over the shells of two ranges, in pieces of one class that are short enough for a block."""
+def cut_pieces(engine, lists, block_bytes, hermite_bytes):
+    """Prepared pairs of lists of one class each, in pieces that are short enough for a block."""
     basis, pieces = engine.bra_basis, []
-    lists = unique_pairs_by_class(basis, *(None if r == (0, basis.nshell) else np.arange(*r) for r in ranges))
     for pairs, whole in zip(lists, engine.prepare_lists(lists, basis)):
         h_bytes = engine.backend.hermite_bytes(whole.pairs) // len(whole) + 1
         size = piece_size(whole.pairs.nab, h_bytes, block_bytes, hermite_bytes)
@@ -135,13 +135,6 @@ def block_work(bra_pieces, ket_pieces, swap):
             yield ListPair(bra, ket, swap and bra is ket)
 
 
-def quartet_count(bra_pieces, ket_pieces, swap):
-    """Number of the quartets of all blocks."""
-    bra, ket = ([len(piece) for piece in pieces] for pieces in (bra_pieces, ket_pieces))
-    products = np.outer(bra, ket)
-    return int((np.tril(products) if swap else products).sum())
-
-
 def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progress=None):
     """The AO tensor (ij|kl) of the engine's basis; arguments and errors are those of `md4.int2e`."""
     request = checked_request(engine.bra_basis, aosym, shls_slice, out, device)
@@ -152,31 +145,80 @@ def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progr
 def locked_tensor(engine, request, out, device, progress):
     """As `ao_tensor`, for a thread that holds the engine's lock."""
     engine, request = segmented(engine, request)
+    layout = request.layout(engine.bra_basis)
+    target = slice_target(engine, request, layout, out, device)
+    engine.backend.compile_ahead(engine.bra_basis, "tensor", progress)
+    with Progress(layout.nbytes // 8, enabled=progress, label="ERI", unit="integral") as bar:
+        add_slice(engine, request, layout, target, bar.update)
+    return target.result()
+
+
+def slice_target(engine, request, layout, out=None, device=False):
+    """The backend's target for a tensor or a slice of it; MemoryLimitError if it does not fit."""
+    return engine.backend.tensor(layout, out, device, least_block(engine, *request.ranges), HostTensor)
+
+
+def add_slice(engine, request, layout, target, report):
+    """Computes a tensor or a slice of it into a target.
+
+    Parameters
+    ----------
+    engine, request
+        As `segmented` returns them.
+    layout : TensorLayout
+    target
+        From `slice_target`.
+    report : callable
+        Is told how many more integrals of the slice are done, about.
+    """
     basis, backend = engine.bra_basis, engine.backend
-    least = least_block(engine, *request.ranges)
-    target = backend.tensor(request.layout(basis), out, device, least, HostTensor)
-    backend.compile_ahead(basis, "tensor", progress)
     memory = backend.memory_left()
     hermite_bytes = int(HERMITE_SHARE * memory)
     whole = isinstance(target, ListTarget)  # which needs no blocks, so that the pieces may be as long as they like
     block_bytes = BLOCK_BYTES**2 if whole else int(min(BLOCK_SHARE * memory, BLOCK_BYTES))
-    bra_pieces = cut_pieces(engine, request.ranges[:2], block_bytes, hermite_bytes)
-    ket_pieces = (
-        bra_pieces if request.swap else cut_pieces(engine, request.ranges[2:], block_bytes, hermite_bytes)
-    )
-    store = HermiteStore(hermite_bytes, backend)
-    pairs = list(block_work(bra_pieces, ket_pieces, request.swap))
+    needed = slice_pairs(basis, request, layout.ends)
+    bra, ket = (cut_pieces(engine, lists, block_bytes, hermite_bytes) for lists in needed[:2])
+    pairs = [*(block_work(bra, bra, True) if needed.triangle else ()), *block_work(bra, ket, False)]
     log.info("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
-    total = quartet_count(bra_pieces, ket_pieces, request.swap)
-    with Progress(total, enabled=progress, label="ERI quartets") as bar:
-        if whole:
-            for batch in store.batches(pairs):
-                target.take(batch, basis, report=bar.update)
-        else:
-            for pair in pairs:
-                add_block(engine, target, store, pair)
-                bar.update(len(pair.bra) * len(pair.ket))
-    return target.result()
+    store = HermiteStore(hermite_bytes, backend)
+    told = Share(layout.nbytes // 8, sum(len(p.bra) * len(p.ket) for p in pairs), report)
+    if whole:
+        for batch in store.batches(pairs):
+            target.take(batch, basis, report=told.update)
+    else:
+        for pair in pairs:
+            add_block(engine, target, store, pair)
+            told.update(len(pair.bra) * len(pair.ket))
+    told.end()
+
+
+class Share:
+    """Tells of quartets as the same share of the integrals.
+
+    Parameters
+    ----------
+    integrals, quartets : int
+        How many there are.
+    report : callable
+        Is told how many more integrals are done.
+    """
+
+    def __init__(self, integrals, quartets, report):
+        self.integrals, self.quartets, self.report = integrals, quartets, report
+        self.done = self.told = 0
+
+    def update(self, quartets):
+        """So many more quartets are done."""
+        self.done += quartets
+        self._tell(self.integrals * min(self.done, self.quartets) // self.quartets)
+
+    def end(self):
+        """All are done: of a list with itself, fewer quartets are counted than it has."""
+        self._tell(self.integrals)
+
+    def _tell(self, now):
+        self.report(now - self.told)
+        self.told = now
 
 
 def add_block(engine, target, store, pair):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from md4.contract.screening import Statistics, tiles
+from md4.contract.work import EACH
 from md4.contract.workspace import HermiteStore, least_block
 from md4.errors import MemoryLimitError
 from md4.plan import part_of
@@ -19,6 +20,9 @@ BLOCK_SHARE = 0.15
 HERMITE_SHARE = 0.5
 # Largest number of quartets of a rectangle of J alone, which makes no block: as many as kernels can count.
 COULOMB_QUARTETS = 1 << 28
+# Predicted time from which on a rectangle may end to waste less. The host needs a part of it to have a rectangle made,
+# less for J alone.
+RECTANGLE_SECONDS, COULOMB_SECONDS = 1e-4, 2.5e-5
 # Number of tasks that a worker may have begun, but not ended, when it takes the next one.
 AHEAD = 2
 
@@ -175,23 +179,27 @@ class PartialSums:
     def add_task(self, task):
         """Gives the rectangles of quartets that cover a task to a target of blocks."""
         this, n = self.build.screened[task.pair], self.build.counts[task.pair]
-        bra, ket = (self.worker.lists[number] for number in this.numbers)
+        one, two = this.numbers
+        bra, ket = self.worker.lists[one].prepared, self.worker.lists[two].prepared
         first, last = part_of(n, task.part, task.parts)
         n = n[first:last]
+        wanted = int(n.sum())
+        rate = wanted / max(1e-9, task.seconds - EACH)  # quartets a second
         if self.build.with_k:
-            self.store.touch(ket.prepared, bra.prepared)
-            self.store.touch(bra.prepared, ket.prepared)
-            most = max(1, self.block_bytes // (8 * bra.pairs.nab * ket.pairs.nab))
+            self.store.touch(ket, bra)
+            self.store.touch(bra, ket)
+            most = max(1, self.block_bytes // (8 * bra.facts.nab * ket.facts.nab))
+            least = rate * RECTANGLE_SECONDS
         else:
             most = COULOMB_QUARTETS
-        for ij, kl in tiles(n, most):
-            ab, cd = bra.prepared[first + ij.start : first + ij.stop], ket.prepared[kl]
+            least = rate * COULOMB_SECONDS
+        for ij, kl in tiles(n, most, least):
+            ab, cd = bra[first + ij.start : first + ij.stop], ket[kl]
             if self.build.with_k:
                 self.add_rectangle(ab, cd, this.same)
             else:
                 self.target.add(ab, cd, this.same)
-            self.stats.computed += len(ab) * len(cd)
-        wanted = int(n.sum())
+            self.stats.computed += ab.npair * cd.npair
         self.stats.wanted += wanted
         self.build.report(wanted)
 
@@ -209,8 +217,8 @@ class PartialSums:
 
     def add_block(self, ab, cd, same):
         """Makes the block of two slices, and gives it to the target."""
-        a, b = ab.pairs, cd.pairs
-        block = self.backend.scratch((len(ab), len(cd), a.na, a.nb, b.na, b.nb))
+        a, b = ab.facts, cd.facts
+        block = self.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
         self.engine.evaluate(ab, cd, block)
         self.target.add(block, ab, cd, self.engine.bra_basis, same)
 

@@ -1,5 +1,7 @@
 """Memory for work on many blocks: H matrices that are kept between blocks, and the least workspace of any block."""
 
+from collections import OrderedDict
+
 import numpy as np
 
 from md4.shells.shell_pairs import ShellPairs
@@ -13,7 +15,8 @@ class HermiteStore:
     def __init__(self, limit, backend, forms=2):
         self.most = self.limit = limit
         self.backend, self.forms = backend, min(forms, backend.forms)
-        self.held, self.total = [], 0
+        # The oldest first.
+        self.held, self.total = OrderedDict(), 0
 
     def holds(self, pieces):
         """Whether the H matrices of all pieces fit the limit."""
@@ -21,10 +24,10 @@ class HermiteStore:
 
     def touch(self, piece, keep):
         """Notes that `piece` is used now. `keep`, the other side of the block, is not dropped."""
-        if any(p is piece for p in self.held):
-            self.held = [p for p in self.held if p is not piece] + [piece]
+        if piece in self.held:
+            self.held.move_to_end(piece)
         else:
-            self.held.append(piece)
+            self.held[piece] = None
             self.total += self.size(piece)
         self.shrink(piece, keep)
 
@@ -36,7 +39,7 @@ class HermiteStore:
             self.total -= self.size(old)
             log.debug("H matrices beyond %s: those of %r are given up", size_text(self.limit), old.pairs)
             old.drop()
-            self.held.remove(old)
+            del self.held[old]
 
     def fit(self, share):
         """Lowers the limit to a share of the memory that is free now, including that of kept H matrices."""
@@ -77,7 +80,7 @@ class HermiteStore:
         """Drops the H matrices of all pieces."""
         for piece in self.held:
             piece.drop()
-        self.held, self.total = [], 0
+        self.held, self.total = OrderedDict(), 0
 
     def size(self, piece):
         """Largest number of bytes of the H matrices of a piece."""

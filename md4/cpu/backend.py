@@ -6,6 +6,7 @@ or J and K (`md4.cpu.sums`), and goes on. So even small lists need few calls fro
 """
 
 from copy import copy
+from math import prod
 
 import numpy as np
 
@@ -124,10 +125,18 @@ class CpuBackend:
         """The AO tensor to fill; see `md4.backends.Backend`."""
         if device:
             raise DeviceError("device=True keeps the result on a GPU; it needs backend='cuda'.")
-        need = least_block + (layout.nbytes if out is None else 0)
+        if out is None:
+            out = self.host_array(layout.shape, least_block)
+        elif least_block > self.memory_left():
+            raise tensor_refusal(layout.shape, least_block, self.memory_left())
+        return ListTensor(self, layout, out)
+
+    def host_array(self, shape, least_block):
+        """An array for results, which counts against the cap."""
+        need = least_block + 8 * prod(shape)
         if need > self.memory_left():
-            raise tensor_refusal(layout.shape, need, self.memory_left())
-        return ListTensor(self, layout, self.memory.empty(layout.shape) if out is None else out)
+            raise tensor_refusal(shape, need, self.memory_left())
+        return self.memory.empty(shape)
 
     def scratch(self, shape):
         """Memory for one block of integrals."""
@@ -189,7 +198,7 @@ class CpuBackend:
 
     def plan(self, bra, ket):
         """The side that makes less work as a bra is the bra. There is one path for all classes."""
-        one, two = Extent.of(bra), Extent.of(ket)
+        one, two = Extent.of(bra.pairs), Extent.of(ket.pairs)
         return Plan(LANES_OF_QUARTETS, work_of(two, one) < work_of(one, two), BOTH, BOTH)
 
     def hermite(self, prepared, form):

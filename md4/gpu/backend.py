@@ -1,6 +1,7 @@
 """The GPU backend: its memory, the steps of the method, and what takes blocks; paths are in `md4.gpu.paths`."""
 
 from copy import copy
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
@@ -45,6 +46,16 @@ class HMatrices(NamedTuple):
     def itemsize(self):
         """Bytes of each."""
         return self.array.itemsize
+
+
+@cache
+def chunk_size(bra, ket):
+    """Numbers of r and of (ab|q] (or sums of r) of one bra pair with one ket pair of two `ListFacts`."""
+    stride = r_stride(bra.l + ket.l)
+    r = bra.max_prim * ket.max_prim * stride
+    if ket.nherm == 1:
+        return r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab)
+    return r + ket.max_prim * blocks_of_8(ket.nherm) * bra.nab * 8
 
 
 class GpuBackend:
@@ -142,11 +153,7 @@ class GpuBackend:
 
     def chunk_bytes(self, bra, ket):
         """Bytes of r and of (ab|q] (or sums of r) of one bra pair with one ket pair, both with the most primitives."""
-        stride, real = r_stride(bra.l + ket.l), self.context.real.nbytes
-        r = bra.max_prim * ket.max_prim * stride
-        if ket.nherm == 1:
-            return real * (r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab))
-        return real * (r + ket.max_prim * blocks_of_8(ket.nherm) * bra.nab * 8)
+        return self.context.real.nbytes * chunk_size(bra.facts, ket.facts)
 
     def least_workspace(self, bra, ket):
         """Bytes that one bra pair with one ket pair takes, pair data and H panels of all of them included."""
@@ -158,10 +165,10 @@ class GpuBackend:
     def chunk_pairs(self, plan, bra, ket):
         """Pairs of a chunk: about CHUNK_BYTES, or half of what is left where that is less."""
         if not plan.path.keeps_chunks:
-            return len(bra), len(ket)
+            return bra.npair, ket.npair
         budget = max(1, self.context.pool.share(CHUNK_BYTES) // max(1, self.chunk_bytes(bra, ket)))
-        nket = min(len(ket), budget)
-        return max(1, min(len(bra), budget // nket)), nket
+        nket = min(ket.npair, budget)
+        return max(1, min(bra.npair, budget // nket)), nket
 
     # the steps
 
@@ -186,8 +193,7 @@ class GpuBackend:
 
     def r(self, ab, cd):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles."""
-        bra, ket = ab.pairs, cd.pairs
-        r = self.context.pool.get(max(1, bra.nprim * ket.nprim) * r_stride(bra.l + ket.l))
+        r = self.context.pool.get(max(1, ab.nprim * cd.nprim) * r_stride(ab.facts.l + cd.facts.l))
         launch_r(self.context, self.operator, ab, cd, r)
         return r
 
@@ -208,22 +214,25 @@ class GpuBackend:
     def tensor(self, layout, out, device, least_block, host_tensor):
         """The AO tensor to fill: on the device where it fits, else on the host; see `md4.backends.Backend`."""
         pool, shape, size = self.context.pool, layout.shape, layout.nbytes
-        room = pool.left()
         if device:
-            if out is None and size + least_block > room:
-                raise tensor_refusal(shape, size + least_block, room)
+            if out is None and size + least_block > pool.left():
+                raise tensor_refusal(shape, size + least_block, pool.left())
             return DeviceTensor(self.context, layout, self.result(shape, out), None)
-        if out is None and size > host_memory():
-            raise tensor_refusal(shape, size, host_memory())
-        if out is None and pool.cap is not None:
-            if size + least_block > room:
-                raise tensor_refusal(shape, size + least_block, room)
-            room -= size
-        host = pool.watch(np.empty(shape)) if out is None else out
+        host = self.host_array(shape, least_block) if out is None else out
+        room = pool.left()
         if size + max(least_block, room // 4) > room:
             log.info("the device has no room for the tensor of %s, which is collected on the host", size_text(size))
             return StagedTensor(self.context, host_tensor(layout, host))
         return DeviceTensor(self.context, layout, self.result(shape), host)
+
+    def host_array(self, shape, least_block):
+        """An array on the host for results, which counts against the cap."""
+        pool, size = self.context.pool, 8 * prod(shape)
+        if size > host_memory():
+            raise tensor_refusal(shape, size, host_memory())
+        if pool.cap is not None and size + least_block > pool.left():
+            raise tensor_refusal(shape, size + least_block, pool.left())
+        return pool.watch(np.empty(shape))
 
     def bounds(self, count):
         """Schwarz bounds of so many pairs."""

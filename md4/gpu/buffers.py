@@ -34,13 +34,6 @@ class Buffer:
     def size(self):
         return prod(self.shape)
 
-    def words(self):
-        """What a kernel takes for it in Numba's calling convention; see `md4.gpu.compile.Launcher`."""
-        shape, item = self.shape, self.itemsize
-        if len(shape) == 1:
-            return 0, 0, shape[0], item, self.pointer, shape[0], item
-        return 0, 0, shape[0] * shape[1], item, self.pointer, *shape, shape[1] * item, item
-
     def part(self, first, shape):
         """The items from `first` on, in another shape."""
         return Buffer(self.pointer + first * self.itemsize, shape, self.itemsize, self.owner)

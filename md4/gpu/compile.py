@@ -8,17 +8,20 @@ nothing that the host would execute.
 
 import ctypes
 import struct
+import threading
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from inspect import get_annotations
+from itertools import count
 from time import perf_counter
+from typing import ClassVar
 
 from cuda.bindings import driver
 
-from md4.gpu.buffers import Buffer, check
+from md4.gpu.buffers import check
 from md4.gpu.device_code import cuda, types
 from md4.support.cache import entry_path, load, store
-from md4.support.locks import Lock, once
+from md4.support.locks import once
 from md4.support.log import log
 from md4.support.progress import compiling_one
 
@@ -54,12 +57,34 @@ class Kernel:
         return {} if self.launch_bounds is None else {"launch_bounds": self.launch_bounds}
 
 
-@dataclass(frozen=True)
 class Variant:
-    """One kernel variant: a factory and its compile-time facts."""
+    """One kernel variant: a factory and its compile-time facts. The same ones are one object, which is a quick key.
 
-    factory: object = field(repr=False)
-    facts: tuple
+    Attributes
+    ----------
+    factory : callable
+        Makes a `Kernel`.
+    facts : tuple
+        Its arguments.
+    """
+
+    __slots__ = ("factory", "facts")
+    known: ClassVar[dict] = {}
+
+    def __new__(cls, factory, facts):
+        key = factory, facts
+        found = cls.known.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.factory, found.facts = key
+            found = cls.known.setdefault(key, found)
+        return found
+
+    def __reduce__(self):
+        return Variant, (self.factory, self.facts)
+
+    def __repr__(self):
+        return f"Variant({self.name!r})"
 
     @property
     def name(self):
@@ -115,54 +140,96 @@ def save_kernel(variant, capability, entry, cubin):
 compile_count = 0  # variants that this process compiled rather than loaded
 
 
-def slots_of(kind):
-    """How an argument of a Numba type is packed, as `struct` has it: a character for each slot."""
-    if isinstance(kind, types.BaseTuple):
-        return "".join(map(slots_of, kind))
-    return "q" * (5 + 2 * kind.ndim) if hasattr(kind, "ndim") else "d" if kind == types.float64 else "q"
+class Packing:
+    """How the arguments of a kernel are written to memory, where the driver finds them.
 
+    Numba's calling convention, flattened: an array is (meminfo, parent, size, itemsize, data, *shape, *strides), all in
+    slots of 8 bytes; a tuple is its members one after the other. The driver is told where each slot is. Slots that are
+    always the same number share one place, and what never changes is written once.
 
-def flatten(args, values):
-    """Appends to `values` what goes into the slots for `args`."""
-    for arg in args:
-        if isinstance(arg, Buffer):
-            values += arg.words()
-        elif isinstance(arg, tuple):
-            flatten(arg, values)
+    Parameters
+    ----------
+    signature : sequence of Numba types
+        Of the parameters.
+    """
+
+    def __init__(self, signature):
+        # Places of the slots, by their order; in the memory there are the constants first, then the variables.
+        self.constants, self.variables, self.code, self.slots, self.names = [0], [], "", [], count()
+        names = self.add_all(signature)
+        first = len(self.constants)
+        self.memory = ctypes.create_string_buffer(8 * (first + len(self.variables)))
+        struct.pack_into(f"<{first}q", self.memory, 0, *self.constants)
+        base = ctypes.addressof(self.memory)
+        places = [base + 8 * (first + n if variable else n) for variable, n in self.slots]
+        self.pointers = (ctypes.c_void_p * len(places))(*places)
+        pack = partial(struct.Struct("<" + self.code).pack_into, self.memory, 8 * first)
+        # A function of its own for each signature, since arguments are packed at every launch.
+        made = {"pack": pack}
+        exec(f"def write(args):\n    {names} = args\n    pack({', '.join(self.variables)})", made)
+        self.write = made["write"]
+
+    def add_all(self, kinds):
+        """Adds the slots of several parameters; returns names for them, to which a tuple of them can be assigned."""
+        return "[" + ", ".join(map(self.add, kinds)) + "]"
+
+    def add(self, kind):
+        """Adds the slots of a parameter; returns a name for it, or names for its members."""
+        if isinstance(kind, types.BaseTuple):
+            return self.add_all(kind)
+        name = f"arg{next(self.names)}"
+        if hasattr(kind, "ndim"):
+            self.add_array(kind, name)
         else:
-            values.append(arg)
+            self.slots.append(self.variable(name, "d" if kind == types.float64 else "q"))
+        return name
+
+    def add_array(self, kind, name):
+        """Adds the slots of a `Buffer` of one or two axes."""
+        nothing, item = self.constant(0), self.constant(kind.dtype.bitwidth // 8)
+        data = self.variable(f"{name}.pointer")
+        shape = [self.variable(f"{name}.shape[{axis}]") for axis in range(kind.ndim)]
+        size, strides = shape[0], [item]
+        if kind.ndim == 2:
+            size = self.variable(f"{name}.shape[0] * {name}.shape[1]")
+            strides = [self.variable(f"{name}.shape[1] * {kind.dtype.bitwidth // 8}"), item]
+        self.slots += [nothing, nothing, size, item, data, *shape, *strides]
+
+    def variable(self, expression, code="q"):
+        """A new place, into which every launch writes."""
+        self.variables.append(expression)
+        self.code += code
+        return True, len(self.variables) - 1
+
+    def constant(self, value):
+        """The place of a constant."""
+        if value not in self.constants:
+            self.constants.append(value)
+        return False, self.constants.index(value)
 
 
 class Launcher:
-    """A compiled kernel of one device, launched by the driver with as little as possible in between.
-
-    Numba's calling convention, flattened: an array is (meminfo, parent, size, itemsize, data, *shape, *strides), all in
-    slots of 8 bytes; a tuple is its members one after the other.
-    """
+    """A compiled kernel of one device, launched by the driver with as little as possible in between."""
 
     def __init__(self, loaded, signature):
         self.loaded = loaded
         self.library_kernel, self.function = driver.CUkernel(loaded.handle), driver.CUfunction(loaded.handle)
-        self.shared = 48 << 10
-        code = "".join(map(slots_of, signature))
-        self.pack = struct.Struct("<" + code).pack_into
-        count = len(code)
-        self.slots = ctypes.create_string_buffer(8 * count)
-        first = ctypes.addressof(self.slots)
-        self.pointers = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
-        self.lock = Lock()
+        self.shared, packing = 48 << 10, Packing(signature)
+        self.write, self.packing, self.pointers = packing.write, packing, ctypes.addressof(packing.pointers)
+        # Launches are refused in forked processes, so that this lock needs no care of them.
+        self.lock = threading.Lock()
 
     def __call__(self, grid, block, stream, shared, args):
-        values = []
-        flatten(args, values)
+        """Launches it on the stream with the handle `stream`; see `md4.gpu.context.DeviceContext.launch`."""
         with self.lock:
             if shared > self.shared:
                 self.allow_shared(shared)
-            self.pack(self.slots, 0, *values)
+            self.write(args)
             (error,) = driver.cuLaunchKernel(
-                self.function, grid, 1, 1, block, 1, 1, shared, int(stream.handle), ctypes.addressof(self.pointers), 0
-            )
-        check(error, "launching a kernel")
+                self.function, grid, 1, 1, block, 1, 1, shared, stream, self.pointers, 0
+            )  # fmt: skip
+        if error:
+            check(error, "launching a kernel")
 
     def allow_shared(self, size):
         """Raises the limit of dynamic shared memory to `size` bytes."""

@@ -127,7 +127,8 @@ class DeviceLock(Lock):
         check_not_forked()
         super().__enter__()
         try:
-            other = None if self.device in (None, current_device()) else cuda.gpus[self.device]
+            held = self.device is None or bool(self.pushed) or self.device == current_device()
+            other = None if held else cuda.gpus[self.device]
             if other is not None:
                 other.__enter__()
             self.pushed.append(other)
@@ -186,6 +187,8 @@ class DeviceContext:
         The type of numbers.
     stream : numba.cuda.cudadrv.driver.Stream
         All work is done in its order.
+    handle : int
+        The stream's, as the driver knows it.
     pool : md4.gpu.pool.Pool
         Device memory.
     lock : DeviceLock
@@ -205,11 +208,12 @@ class DeviceContext:
             self.capability = current_capability()
             self.unit = arithmetic_unit(self.capability)
             self.stream, self.pool = as_stream(stream), Pool(max_memory)
+            self.handle, (self.kernels, self.known) = int(self.stream.handle), kept_on(self.device)
 
     def on(self, stream):
         """The same with another stream."""
         other = copy(self)
-        other.stream = stream
+        other.stream, other.handle = stream, int(stream.handle)
         return other
 
     def launch(self, variant, grid, block, shared, *args):
@@ -225,11 +229,29 @@ class DeviceContext:
         *args
             The kernel's arguments: `Buffer` objects and numbers, or tuples of them where the kernel takes a group.
         """
-        launcher(variant, self.capability, self.device)(grid, block, self.stream, shared, args)
+        kernel = self.kernels.get(variant)
+        if kernel is None:
+            kernel = self.kernels[variant] = launcher(variant, self.capability, self.device)
+        kernel(grid, block, self.handle, shared, args)
+
+    def fixed(self, make, *args):
+        """make(self, *args), made once for a device: what all launches for the same `args` have in common."""
+        key = make, args
+        try:
+            return self.known[key]
+        except KeyError:
+            found = self.known[key] = make(self, *args)
+            return found
 
     def table(self, make, *args):
         """A constant table made by `make(*args)`, in this device's memory, made once a process."""
         return table_on(self.device, make, *args)
+
+
+@once
+def kept_on(device):
+    """What all contexts of a device share: launchers of variants, and what `DeviceContext.fixed` has made."""
+    return {}, {}
 
 
 @once

@@ -20,10 +20,10 @@ from md4.plan import chunks
 
 
 def first_aos(context, prepared, basis):
-    """First AOs of the shells of a whole list, (npair, 2) on the device; kept as long as the list is."""
+    """First AOs of the shells of the whole list, (npair, 2) on the device; kept as long as the list is."""
     data = prepared.data
     if data.first_aos is None:
-        _, (data.first_aos,) = context.pool.upload([basis.ao_loc[prepared.pairs.pairs]], context.stream)
+        _, (data.first_aos,) = context.pool.upload([basis.ao_loc[prepared.whole.pairs.pairs]], context.stream)
     return data.first_aos
 
 
@@ -59,27 +59,29 @@ class DeviceCoulomb:
 
     def add(self, ab, cd, triangle):
         """All of `ab` with all of `cd`, slices of lists that are loaded, of one list if `triangle`."""
-        if ab.pairs.l < cd.pairs.l:
+        if ab.facts.l < cd.facts.l:
             ab, cd = cd, ab
-        if ab.pairs.nprim == 0 or cd.pairs.nprim == 0:
+        if ab.nprim == 0 or cd.nprim == 0:
             return
         backend = self.backend
-        sides = list(zip(*(self.sides[s.whole][1] for s in (ab, cd))))
-        if by_threads(ab.pairs.l, cd.pairs.l):
+        sides = zip(self.sides[ab.whole][1], self.sides[cd.whole][1])
+        if by_threads(ab.facts.l, cd.facts.l):
             for bra, ket in sides:
                 launch_quartets(backend.context, backend.operator, ab, cd, triangle, bra, ket)
             return
-        for ij, kl in chunks(len(ab), len(cd), *self.chunk_pairs(ab.pairs, cd.pairs)):
-            r = backend.r(ab[ij], cd[kl])
+        sides = list(sides)
+        for ij, kl in chunks(ab.npair, cd.npair, *self.chunk_pairs(ab, cd)):
+            one, two = ab[ij], cd[kl]
+            r = backend.r(one, two)
             for bra, ket in sides:
-                launch_contraction(backend.context, ab[ij], cd[kl], triangle, r, bra, ket)
+                launch_contraction(backend.context, one, two, triangle, r, bra, ket)
             backend.context.pool.release(r)
 
     def chunk_pairs(self, bra, ket):
         """Pairs of a chunk, by the bytes of its r."""
-        size = 8 * r_stride(bra.l + ket.l) * bra.max_prim * ket.max_prim
-        most = max(1, min(HERMITE_COULOMB.r_bytes, self.backend.context.pool.left() // 2) // size)
-        nket = min(len(ket), most)
+        size = 8 * r_stride(bra.facts.l + ket.facts.l) * bra.facts.max_prim * ket.facts.max_prim
+        most = max(1, self.backend.context.pool.share(HERMITE_COULOMB.r_bytes) // size)
+        nket = min(ket.npair, most)
         return max(1, most // nket), nket
 
     def collect(self, prepared):

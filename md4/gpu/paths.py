@@ -25,7 +25,7 @@ from md4.gpu.h_layout import (
 )
 from md4.gpu.kernels import fused, one_product, plain, resident, thread_quartet, two_products
 from md4.gpu.kernels.recurrence import r_variant
-from md4.gpu.predicted_times import Side
+from md4.gpu.predicted_times import Side, rounded_mean
 from md4.gpu.tuning import THREAD_QUARTET
 from md4.plan import Plan
 
@@ -124,8 +124,8 @@ class OneProduct(GpuPath):
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         context, r, weights = steps.context, steps.r(ab, cd), H_cd.array
-        if one_product.needs_sums(cd.pairs):
-            sums = context.pool.get(max(1, one_product.sums_size(ab.pairs, cd.pairs)))
+        if one_product.needs_sums(cd):
+            sums = context.pool.get(max(1, one_product.sums_size(ab, cd)))
             one_product.launch_ket_sums(context, weights, r, ab, cd, sums)
             context.pool.release(r)
             r, weights = sums, None
@@ -179,10 +179,10 @@ class TwoProducts(GpuPath):
 
     def transform_bra(self, steps, H_ab, ab, cd, r):
         """Step 4: (ab|q] of a chunk, [p|q] assembled in the operands."""
-        context, bra, ket = steps.context, ab.pairs, cd.pairs
-        abq = context.pool.get(two_products.abq_size(bra, ket))
-        if ket.nprim:
-            is_resident = resident.serves(context.unit, bra, ket)
+        context = steps.context
+        abq = context.pool.get(two_products.abq_size(ab, cd))
+        if cd.nprim:
+            is_resident = resident.serves(context.unit, ab.facts, cd.facts)
             launch = resident.launch_resident_bra if is_resident else two_products.launch_bra_transform
             launch(context, H_ab.array, ab, cd, r, abq)
         context.pool.release(r)
@@ -215,8 +215,8 @@ class Plain(GpuPath):
 
     def transform_bra(self, steps, H_ab, ab, cd, r):
         """Step 4: (ab|q] of a chunk."""
-        abq = steps.context.pool.get(two_products.abq_size(ab.pairs, cd.pairs))
-        if cd.pairs.nprim:
+        abq = steps.context.pool.get(two_products.abq_size(ab, cd))
+        if cd.nprim:
             plain.launch_plain_bra(steps.context, H_ab.array, ab, cd, r, abq)
         steps.context.pool.release(r)
         return abq
@@ -256,8 +256,15 @@ def ranked(unit, bra, ket, long):
 
 
 def plans(unit, bra, ket):
-    """All plans for two `ShellPairs`, the one that is taken first; `bench/variants.py` times them."""
-    return ranked(unit, Side.of(bra), Side.of(ket), len(bra) * len(ket) >= THREAD_QUARTET.fewest_quartets)
+    """All plans for two `ShellPairs` or slices, the one that is taken first; `bench/variants.py` times them."""
+    means, long = map(rounded_mean, (bra, ket)), bra.npair * ket.npair >= THREAD_QUARTET.fewest_quartets
+    return ranked_by_facts(unit, bra.facts, ket.facts, *means, long)
+
+
+@cache
+def ranked_by_facts(unit, bra, ket, mean_bra, mean_ket, long):
+    """`ranked` for two `ListFacts` and mean numbers of primitive pairs."""
+    return ranked(unit, Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket), long)
 
 
 def plan_variants(plan, unit, kind, bra, ket):

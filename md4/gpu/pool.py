@@ -24,8 +24,12 @@ RESERVE_BYTES = 512 << 20
 
 def bucket(nbytes):
     """Size that a request is rounded up to: eight steps to the power of two."""
-    step = max(512, 1 << max(0, nbytes.bit_length() - 4))
+    step = 1 << max(9, nbytes.bit_length() - 4)
     return -(-max(1, nbytes) // step) * step
+
+
+# Is told, and keeps nothing.
+NOBODY = deque(maxlen=0)
 
 
 class Loan:
@@ -48,6 +52,7 @@ class Loan:
     def give_back(self):
         """Tells the pool, which takes a loan back once."""
         self.returned.append((self.number, self.token, True))
+        self.returned = NOBODY  # the pool need not hear it again
 
 
 class FreshLoan(Loan):
@@ -95,8 +100,9 @@ class Pool:
     def __init__(self, max_memory=None):
         self.cap = None if max_memory is None else int(max_memory * 1e6)
         self.peak, self.free, self.lock = 0, None, Lock()
-        # Memory by its number; numbers that are on loan, with the token of the loan; idle ones by their size.
-        self.memory, self.lent, self.idle = {}, {}, {}
+        # Memory by its number, and its address and size; numbers that are on loan, with the token of the loan; idle
+        # ones by their size.
+        self.memory, self.places, self.lent, self.idle = {}, {}, {}, {}
         # All three change whenever Python drops an object, in any thread: by single operations that cannot be torn.
         self.live, self.dropped, self.returned = {}, deque(), deque()
         self.numbers = count()
@@ -116,7 +122,6 @@ class Pool:
         """Bytes that can still be handed out, idle buffers included."""
         return self._room() + self._idle_bytes() + sum(list(self.dropped))
 
-    @locked
     def share(self, most):
         """Half of the bytes that can still be handed out, `most` at most; quick where there is plenty."""
         return most if self._room() >= 2 * most else min(most, self.left() // 2)
@@ -137,9 +142,9 @@ class Pool:
             number, token, ordered = self.returned.popleft()
             if self.lent.get(number) == token:
                 if ordered:
-                    self.idle.setdefault(self.memory[number].size, {})[number] = None
+                    self.idle.setdefault(self.places[number][1], {})[number] = None
                 else:
-                    self.memory.pop(number)
+                    del self.memory[number], self.places[number]
                 del self.lent[number]
 
     @locked
@@ -163,12 +168,11 @@ class Pool:
 
     def _lend(self, number, items, kind):
         """The buffer of an idle number; an interrupt leaves it idle or returned."""
-        token, memory = next(self.numbers), self.memory[number]
+        token, (address, size) = next(self.numbers), self.places[number]
         try:
             self.lent[number] = token
-            del self.idle[memory.size][number]
-            loan = kind(number, token, memory.size, self.returned)
-            return Buffer(memory.device_pointer_value, (items,), ITEM_BYTES, loan)
+            del self.idle[size][number]
+            return Buffer(address, (items,), ITEM_BYTES, kind(number, token, size, self.returned))
         except BaseException:
             self.returned.append((number, token, True))
             raise
@@ -187,6 +191,7 @@ class Pool:
         memory, number = cuda.current_context().memalloc(size), next(self.numbers)
         weakref.finalize(lifetime(memory), forget, number, self.live, self.dropped)
         self.live[number] = size  # an interrupt before it frees the memory, and nothing has been booked
+        self.places[number] = memory.device_pointer_value, memory.size
         self.memory[number] = memory
         self.idle.setdefault(size, {})[number] = self.free = None
         self.peak = max(self.peak, self.held)
@@ -203,7 +208,7 @@ class Pool:
         log.debug("device memory: what is idle of %s is given back", size_text(self.held))
         self.idle, self.free = {}, None
         for number in [number for number in self.memory if number not in self.lent]:
-            self.memory.pop(number)
+            del self.memory[number], self.places[number]
         waiting = len(self.dropped)
         cuda.current_context().deallocations.clear()
         for _ in range(waiting):
@@ -215,7 +220,7 @@ class Pool:
         size = np.dtype(dtype).itemsize
         loan = self.get(max(1, prod(shape) * size // ITEM_BYTES)).owner
         strides = tuple(size * prod(shape[n + 1 :]) for n in range(len(shape)))
-        memory = self.memory.pop(loan.number)
+        memory, _ = self.memory.pop(loan.number), self.places.pop(loan.number)
         del self.lent[loan.number]  # never lent again: a caller's work on it is in no order with ours
         return DeviceArray(shape, strides, dtype, gpu_data=memory)
 

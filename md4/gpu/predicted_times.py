@@ -42,9 +42,21 @@ class Side(NamedTuple):
 
     @classmethod
     def of(cls, pairs):
-        return cls(
-            pairs.l, pairs.nab, pairs.nherm, pairs.max_prim, round(pairs.mean_prim, 1), *counted_rows(pairs.shell_class)
-        )
+        """Of `ShellPairs` or `PreparedPairs`, or of slices of them."""
+        return cls.of_facts(pairs.facts, rounded_mean(pairs))
+
+    @classmethod
+    @cache
+    def of_facts(cls, facts, mean_prim):
+        """Of `ListFacts` and a `rounded_mean`."""
+        rows = counted_rows(facts.shell_class)
+        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows)
+
+
+def rounded_mean(pairs):
+    """Mean number of primitive pairs to the nearest tenth: means that differ by less are not told apart."""
+    npair = max(1, pairs.npair)
+    return (20 * pairs.nprim + npair) // (2 * npair) / 10
 
 
 @cache

@@ -91,7 +91,7 @@ class DeviceDigest:
 
     def add(self, block, bra, ket, basis, triangle):
         """Digests one block, and forgets it; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
-        places = [first_aos(self.context, side.whole, basis) for side in (bra, ket)]
+        places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
         self.context.pool.release(block.array)
 

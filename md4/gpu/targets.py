@@ -1,6 +1,5 @@
 """Blocks of integrals on the device, and the AO tensors that take them."""
 
-from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -11,7 +10,6 @@ from md4.gpu.device_code import cuda
 from md4.gpu.kernels.scatter import launch_scatter
 
 
-@dataclass(frozen=True)
 class DeviceBlock:
     """Integrals (ij, kl, ab, cd) in device memory.
 
@@ -29,11 +27,10 @@ class DeviceBlock:
         Bra and ket have changed names: ab runs faster than cd.
     """
 
-    array: object
-    first: int
-    strides: tuple
-    dims: tuple
-    turned: bool = False
+    __slots__ = ("array", "dims", "first", "strides", "turned")
+
+    def __init__(self, array, first, strides, dims, turned=False):
+        self.array, self.first, self.strides, self.dims, self.turned = array, first, strides, dims, turned
 
     @classmethod
     def contiguous(cls, array, dims):
@@ -45,11 +42,12 @@ class DeviceBlock:
     def swapped(self):
         """The same with bra and ket exchanged."""
         ij, kl, ab, cd = self.strides
-        return replace(self, strides=(kl, ij, cd, ab), turned=not self.turned)
+        return DeviceBlock(self.array, self.first, (kl, ij, cd, ab), self.dims, not self.turned)
 
     def __getitem__(self, key):
         ij, kl = key
-        return replace(self, first=self.first + ij.start * self.strides[0] + kl.start * self.strides[1])
+        first = self.first + ij.start * self.strides[0] + kl.start * self.strides[1]
+        return DeviceBlock(self.array, first, self.strides, self.dims, self.turned)
 
 
 def checked_device_array(out, shape):

@@ -3,9 +3,14 @@
 One thread takes an element of a block, finds its AO indices, and writes the integral to all its places in the tensor.
 An element is skipped if it is a permutation of another element of the same launch. So no place is written twice, and
 tensors are symmetric to the last bit. Device functions are plain Python.
+
+A tensor can be made in slices, which are ranges of its first index. In each symmetry the rows that belong to a range of
+AOs i (in s4 and s8: the larger AO of the first pair) are neighbours in memory. Of the places of an integral, those
+outside of the slice are left out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -20,8 +25,8 @@ def is_repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, nb, nd):
     return same_pieces and (m > n or (m == n and c * nd + d > a * nb + b))
 
 
-def write_in_slice(i, j, k, l, value, box, out):
-    """out[i, j, k, l] = value if the slice contains it; box = i0, j0, k0, l0, ni, nj, nk, nl (device function)."""
+def write_in_box(i, j, k, l, value, box, out):
+    """out[i, j, k, l] = value if the AO ranges of the box contain it; see `TensorLayout.box` (device function)."""
     i, j, k, l = i - box[0], j - box[1], k - box[2], l - box[3]
     if 0 <= i < box[4] and 0 <= j < box[5] and 0 <= k < box[6] and 0 <= l < box[7]:
         out[((i * box[5] + j) * box[6] + k) * box[7] + l] = value
@@ -37,7 +42,7 @@ def make_place(aosym, jit):
 
     If `swap` is true, bra and ket range over the same pairs, so that (kl|ij) is written as well.
     """
-    inside, tri = jit(write_in_slice), jit(triangle)
+    inside, tri = jit(write_in_box), jit(triangle)
 
     def place_s1(value, i, j, k, l, swap, box, out):
         inside(i, j, k, l, value, box, out)
@@ -53,12 +58,17 @@ def make_place(aosym, jit):
     def place_s4(value, i, j, k, l, swap, box, out):
         width = box[6] * (box[6] + 1) // 2
         ij, kl = tri(i - box[0], j - box[0]), tri(k - box[2], l - box[2])
-        out[ij * width + kl] = value
-        if swap:
-            out[kl * width + ij] = value
+        place, first, last = ij * width + kl, box[8], box[9]
+        if first <= place < last:
+            out[place - first] = value
+        place = kl * width + ij
+        if swap and first <= place < last:
+            out[place - first] = value
 
     def place_s8(value, i, j, k, l, swap, box, out):
-        out[tri(tri(i, j), tri(k, l))] = value
+        place, first, last = tri(tri(i, j), tri(k, l)), box[8], box[9]
+        if first <= place < last:
+            out[place - first] = value
 
     return jit({"s1": place_s1, "s4": place_s4, "s8": place_s8}[aosym])
 
@@ -90,43 +100,77 @@ def make_scatter_element(aosym, jit):
 
 @dataclass(frozen=True, eq=False)
 class TensorLayout:
-    """The symmetry and the AO ranges of an AO tensor.
+    """The symmetry and the AO ranges of an AO tensor, or of a slice of it.
 
     Attributes
     ----------
     aosym : {'s1', 's4', 's8'}
         The symmetry of the tensor.
-    box : ndarray of int64, shape (8,)
-        First AO and number of AOs of each index: i0, j0, k0, l0, ni, nj, nk, nl.
+    aos : ndarray of int64, shape (8,)
+        First AO and number of AOs of each index of the whole tensor: i0, j0, k0, l0, ni, nj, nk, nl.
     swap : bool
         Whether bra and ket range over the same pairs, so that (kl|ij) is written where (ij|kl) is computed.
+    ends : tuple of int, optional
+        The AOs (first, last + 1) of index i that the slice contains, counted from i0. The default is all.
     """
 
     aosym: str
-    box: np.ndarray
+    aos: np.ndarray
     swap: bool
+    ends: tuple | None = None
+
+    def slice(self, first, last):
+        """The layout of the rows that belong to the AOs first to last - 1 of index i, counted from i0."""
+        return replace(self, ends=(first, last))
+
+    @property
+    def rows(self):
+        """The rows (first, last + 1) of the whole tensor that the slice contains."""
+        first, last = (0, int(self.aos[4])) if self.ends is None else self.ends
+        return first_row(self.aosym, first), first_row(self.aosym, last)
 
     @property
     def shape(self):
-        """Shape of the tensor."""
-        return tensor_shape(self.aosym, self.box)
+        """Shape of the tensor, or of the slice."""
+        first, last = self.rows
+        return last - first, *tensor_shape(self.aosym, self.aos[4:])[1:]
 
     @property
     def nbytes(self):
-        """Bytes of the tensor."""
+        """Bytes of the tensor, or of the slice."""
         return 8 * prod(self.shape)
 
+    @cached_property
+    def box(self):
+        """What `make_place` reads, ndarray of int64, shape (10,).
 
-def tensor_shape(aosym, box):
-    """Shape of the AO tensor over the AO ranges of `box`."""
-    ni, nj, nk, nl = (int(n) for n in box[4:])
+        As `aos`, for the AOs i of the slice in s1. In s4 and s8 the last two numbers are the first place of the slice
+        in the whole tensor, and the place after its last one.
+        """
+        aos, (first, last) = self.aos.copy(), self.rows
+        if self.aosym == "s1":
+            aos[[0, 4]] = aos[0] + first, last - first
+        width = prod(self.shape[1:])
+        places = (min(row * width, np.iinfo(np.int64).max) for row in (first, last))
+        return np.array([*aos.tolist(), *places], dtype=np.int64)
+
+
+def first_row(aosym, n):
+    """The row of a tensor with which those of AO n of index i begin, counted from the first AO of this index."""
     if aosym == "s1":
-        return ni, nj, nk, nl
-    bra, ket = ni * (ni + 1) // 2, nk * (nk + 1) // 2
-    return (bra, ket) if aosym == "s4" else (bra * (bra + 1) // 2,)
+        return n
+    pairs = n * (n + 1) // 2
+    return pairs if aosym == "s4" else pairs * (pairs + 1) // 2
 
 
-def ao_box(basis, ranges):
-    """The `box` of `write_in_slice` for shell ranges ((i0, i1), (j0, j1), (k0, k1), (l0, l1))."""
+def tensor_shape(aosym, counts):
+    """Shape of the AO tensor with `counts` = (ni, nj, nk, nl) AOs of each index."""
+    ni, nj, nk, nl = (int(n) for n in counts)
+    rows = first_row(aosym, ni)
+    return {"s1": (rows, nj, nk, nl), "s4": (rows, nk * (nk + 1) // 2), "s8": (rows,)}[aosym]
+
+
+def ao_ranges(basis, ranges):
+    """`TensorLayout.aos` for shell ranges ((i0, i1), (j0, j1), (k0, k1), (l0, l1))."""
     ends = basis.ao_loc[np.array(ranges)]
     return np.concatenate([ends[:, 0], ends[:, 1] - ends[:, 0]]).astype(np.int64)

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
+from md4.contract.ranks import ranks_of
+from md4.contract.rows import TensorRows, shared_engines, shared_tensor
+from md4.contract.stores import is_file
 from md4.contract.tensor import ao_tensor, checked_request
-from md4.engine import Engine
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import Operator
 from md4.shells.basis import Basis
-from md4.support.arguments import checked_mol, checked_progress, shown
-from md4.support.types import BackendName, DeviceArray, HostArray, Molecule, Stream, Symmetry
+from md4.support.arguments import checked_flag, checked_mol, checked_progress, shown
+from md4.support.types import BackendName, Dataset, DeviceArray, Devices, HostArray, Molecule, Stream, Symmetry
 
 # libcint keeps the exponent of the geminals in mol._env[PTR_F12_ZETA].
 PTR_F12_ZETA = 9
@@ -26,11 +28,25 @@ def mol_operator(mol, kind, omega):
     return Operator.yukawa(zeta) if kind == "_yp" else Operator.slater(zeta)
 
 
+def name_basis_operator(mol, name, omega):
+    """The basis and the operator of an integral by PySCF's name; errors as in `intor`."""
+    if isinstance(mol, str) and mol in NAMES:
+        raise ArgumentError(f"the molecule comes first: md4.intor(mol, {mol!r}).")
+    if not isinstance(name, str) or name not in NAMES:
+        raise UnsupportedError(f"integral {shown(name)} is not offered; md4 has {', '.join(NAMES)}.")
+    kind = "".join(k for k in ("_yp", "_stg") if k in name)
+    basis = Basis.from_mol(checked_mol(mol))
+    if name.endswith(("_sph", "_cart")):
+        basis = Basis(basis.shells, pure=name.endswith("_sph"))
+    return basis, mol_operator(mol, kind, omega)
+
+
 def intor(
     mol: Molecule, name: str = "int2e", aosym: Symmetry = "s1", omega: float | None = None,
-    shls_slice: Sequence[int] | None = None, out: HostArray | DeviceArray | None = None,
+    shls_slice: Sequence[int] | None = None, out: HostArray | DeviceArray | Dataset | None = None,
     backend: BackendName = "auto", device: bool = False,
     max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
+    devices: Devices = None, comm: Any = None, gather: bool = False,
 ) -> Any:  # fmt: skip
     """Two-electron integrals of a molecule, as returned by ``mol.intor(name, ...)``.
 
@@ -56,17 +72,19 @@ def intor(
     >>> md4.intor(mol, "int2e_stg", aosym="s4").shape
     (66, 66)
     """
-    if isinstance(mol, str) and mol in NAMES:
-        raise ArgumentError(f"the molecule comes first: md4.intor(mol, {mol!r}).")
-    if not isinstance(name, str) or name not in NAMES:
-        raise UnsupportedError(f"integral {shown(name)} is not offered; md4 has {', '.join(NAMES)}.")
-    kind = "".join(k for k in ("_yp", "_stg") if k in name)
-    basis, progress = Basis.from_mol(checked_mol(mol)), checked_progress(progress)
-    if name.endswith(("_sph", "_cart")):
-        basis = Basis(basis.shells, pure=name.endswith("_sph"))
-    checked_request(basis, aosym, shls_slice, out, device)
-    engine = Engine(basis, None, mol_operator(mol, kind, omega), backend, stream, max_memory)
-    return ao_tensor(engine, aosym, shls_slice, out, device, progress)
+    ranks = ranks_of(comm)
+
+    def made():
+        basis, operator = name_basis_operator(mol, name, omega)
+        request = checked_request(basis, aosym, shls_slice, out, device)
+        collected, shown_progress = checked_flag("gather", gather), checked_progress(progress)
+        engines = shared_engines(basis, operator, backend, stream, max_memory, devices, ranks)
+        if devices is None and comm is None and not is_file(out):
+            return ao_tensor(engines[0], aosym, shls_slice, out, device, shown_progress)
+        return shared_tensor(engines, request, ranks, out, bool(device), collected, shown_progress)
+
+    result = ranks.together(made, "md4.intor")
+    return result.array if comm is None and isinstance(result, TensorRows) else result
 
 
 @overload
@@ -74,6 +92,7 @@ def int2e(
     mol: Molecule, aosym: Symmetry = "s1", omega: float | None = None, shls_slice: Sequence[int] | None = None,
     out: HostArray | DeviceArray | None = None, backend: BackendName = "auto", device: Literal[False] = False,
     max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
+    devices: Devices = None, comm: None = None, gather: bool = False,
 ) -> HostArray: ...  # fmt: skip
 
 
@@ -82,14 +101,25 @@ def int2e(
     mol: Molecule, aosym: Symmetry = "s1", omega: float | None = None, shls_slice: Sequence[int] | None = None,
     out: HostArray | DeviceArray | None = None, backend: BackendName = "auto", *, device: Literal[True],
     max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
+    devices: Devices = None, comm: None = None, gather: bool = False,
 ) -> DeviceArray: ...  # fmt: skip
+
+
+@overload
+def int2e(
+    mol: Molecule, aosym: Symmetry = "s1", omega: float | None = None, shls_slice: Sequence[int] | None = None,
+    out: HostArray | DeviceArray | Dataset | None = None, backend: BackendName = "auto", device: bool = False,
+    max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
+    devices: Devices = None, comm: Any = None, gather: bool = False,
+) -> HostArray | DeviceArray | Dataset | TensorRows | None: ...  # fmt: skip
 
 
 def int2e(
     mol: Molecule, aosym: Symmetry = "s1", omega: float | None = None, shls_slice: Sequence[int] | None = None,
-    out: HostArray | DeviceArray | None = None, backend: BackendName = "auto", device: bool = False,
+    out: HostArray | DeviceArray | Dataset | None = None, backend: BackendName = "auto", device: bool = False,
     max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
-) -> HostArray | DeviceArray:  # fmt: skip
+    devices: Devices = None, comm: Any = None, gather: bool = False,
+) -> HostArray | DeviceArray | Dataset | TensorRows | None:  # fmt: skip
     """The electron repulsion integrals (ij|kl) of a molecule, in Hartree.
 
     Parameters
@@ -104,33 +134,45 @@ def int2e(
         default is `mol.omega`.
     shls_slice : 8 ints, optional
         Shell ranges (i0, i1, j0, j1, k0, k1, l0, l1) of a part of the tensor; not with 's8'.
-    out : array, optional
-        C-contiguous float64 array of the result's shape, to which the result is written.
+    out : array, numpy.memmap or h5py.Dataset, optional
+        Where the result is written: float64 of the result's shape. Arrays must be C-contiguous. To a dataset or a
+        memory map, complete rows are written one after the other, so that it may be larger than the memory.
     backend : {'auto', 'cuda', 'cpu'}
     device : bool
         Whether to keep the result on the GPU (backend 'cuda'), as a device array with ``__cuda_array_interface__`` and
         DLPack.
     max_memory : float, optional
-        Hard cap in MB on what md4 allocates. The default is what is free.
+        Hard cap in MB on what md4 allocates, for each device. The default is what is free.
     stream : optional
         CUDA stream to work on; see `Engine`.
     progress : bool, optional
         Whether to show a progress bar. By default there is one on a terminal if the work takes long.
+    devices : 'all', int or sequence of int, optional
+        GPUs that make the tensor together, by their numbers. The default is the current one; with `comm`, each rank of
+        a node takes the next.
+    comm : mpi4py.MPI.Intracomm, optional
+        Ranks that make the tensor together. All of them call this function with the same arguments.
+    gather : bool
+        Whether rank 0 of `comm` gets the whole tensor.
 
     Returns
     -------
     ndarray, or a device array with `device`
+        Or `out`, if it is given. With `comm` and without `out`, each rank gets its rows as `TensorRows`, or with
+        `gather` rank 0 the whole tensor as an ndarray, and the other ranks None.
 
     Raises
     ------
     ArgumentError, BasisError
-        The input cannot be used; the message says what and why.
+        The input cannot be used; the message says what and why. Or it is not the same on all ranks.
     UnsupportedError
         A periodic cell, or shells whose angular momenta add up to more than 32 in a quartet.
     MemoryLimitError
         The result and the least workspace exceed `max_memory`, or the memory that is free.
     DeviceError
-        ``backend='cuda'`` or `device` without a usable GPU.
+        ``backend='cuda'`` or `device` without a usable GPU, or a device that does not exist.
+    RankError
+        Another rank has failed; the message says which one, and why.
 
     Examples
     --------
@@ -148,4 +190,7 @@ def int2e(
     (2, 2, 11, 11)
     >>> long_range = md4.int2e(mol, aosym="s8", omega=0.3)
     """
-    return intor(mol, "int2e", aosym, omega, shls_slice, out, backend, device, max_memory, stream, progress)
+    return intor(
+        mol, "int2e", aosym, omega, shls_slice, out, backend, device, max_memory, stream, progress, devices, comm,
+        gather,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ pair that is left out costs nothing.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -52,6 +52,40 @@ class Primitives:
 
     def __getitem__(self, piece):
         return Primitives(*(array[piece] for array in self.arrays))
+
+
+@dataclass(frozen=True, eq=False)
+class ListFacts:
+    """What all pairs of a list have in common. Lists that have the same facts have one object, from `list_facts`.
+
+    Attributes
+    ----------
+    shell_class : tuple
+        (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends.
+    la, lb, l, nctr_a, nctr_b, na, nb, nab, nherm, max_prim : int
+    pure : bool
+        As those of `ShellPairs`.
+    """
+
+    shell_class: tuple
+    la: int
+    lb: int
+    l: int
+    nctr_a: int
+    nctr_b: int
+    na: int
+    nb: int
+    nab: int
+    nherm: int
+    max_prim: int
+    pure: bool
+
+
+@cache
+def list_facts(la, lb, pure, nctr_a, nctr_b, na, nb, max_prim):
+    """The `ListFacts` of lists."""
+    shells, l = (la, lb, pure, nctr_a, nctr_b), la + lb
+    return ListFacts(shells, la, lb, l, nctr_a, nctr_b, na, nb, na * nb, nherm(l), max_prim, pure)
 
 
 @dataclass(frozen=True)
@@ -131,6 +165,11 @@ class ShellPairs:
     def max_prim(self):
         """The largest number of primitive pairs of a shell pair; a slice has the value of the whole list."""
         return int(np.diff(self.start).max(initial=0))
+
+    @cached_property
+    def facts(self):
+        """The `ListFacts` of the list; those of a slice are of the whole list."""
+        return list_facts(*self.shell_class, self.na, self.nb, self.max_prim)
 
     @property
     def mean_prim(self):

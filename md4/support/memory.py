@@ -33,7 +33,8 @@ def tensor_refusal(shape, need, limit):
     size = 8 * int(np.prod(shape, dtype=object))
     return MemoryLimitError(
         f"the AO tensor of shape {shape} takes {size / 1e6:.1f} MB and with the least workspace {need / 1e6:.1f} MB, "
-        f"but {limit / 1e6:.1f} MB may be used; raise max_memory, use a higher aosym, or take parts by shls_slice."
+        f"but {limit / 1e6:.1f} MB may be used; raise max_memory, use a higher aosym, take parts by "
+        "shls_slice, or write to a file by out (numpy.memmap or h5py.Dataset)."
     )
 
 

@@ -27,6 +27,21 @@ class DeviceArray(Protocol):
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 
+class Dataset(Protocol):
+    """A dataset of h5py."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def file(self) -> Any: ...
+
+    def __setitem__(self, args: Any, val: Any, /) -> None: ...
+
+
 # Density matrices, shape (nao, nao) or (n, nao, nao).
 Densities: TypeAlias = npt.ArrayLike | DeviceArray
 

@@ -1,4 +1,5 @@
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -41,6 +42,92 @@ def test_eri_h5_with_omega(tmp_path, water):
     assert main(["eri", WATER, *BASIS, "--omega", "-0.3", "-o", str(path)]) == 0
     with water.with_range_coulomb(-0.3), h5py.File(path) as file:
         np.testing.assert_allclose(file["eri"][:], water.intor("int2e"), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["eri.npy", "eri.h5"])
+def test_eri_larger_than_the_memory(tmp_path, water, name, capsys, monkeypatch):
+    """Row by row into the file, which holds the same as one that is written as a whole, and so do norm and sum."""
+    h5py = pytest.importorskip("h5py")
+    monkeypatch.setattr("md4.cli.eri.AT_ONCE", 1000)
+    monkeypatch.setattr("md4.contract.rows.SLICE_SHARE", 0.01)
+    path = tmp_path / name
+    arguments = ["eri", WATER, *BASIS, "-o", str(path)]
+    assert main(arguments) == 0
+    whole, before = capsys.readouterr().out, path.stat()
+    monkeypatch.setattr("md4.cli.eri.LARGE", 0.01)
+    assert main([*arguments, "--max-memory", "1"]) == 0
+    replaces, *printed = capsys.readouterr().out.splitlines(keepends=True)
+    assert replaces.startswith("replaces ")
+    assert without_times(printed) == without_times(whole.splitlines(keepends=True))
+    assert path.stat().st_ino != before.st_ino
+    assert name == "eri.h5" or path.stat().st_size == before.st_size
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+    if name == "eri.npy":
+        np.testing.assert_allclose(np.load(path), water.intor("int2e"), atol=1e-12)
+    else:
+        with h5py.File(path) as file:
+            np.testing.assert_allclose(file["eri"][:], water.intor("int2e"), atol=1e-12)
+
+
+def without_times(lines):
+    """Lines of the command's output without the seconds."""
+    return [re.sub(r": [0-9.]+ s,", "", line) for line in lines]
+
+
+@pytest.mark.parametrize("name", ["eri.npy", "eri.h5"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryLimitError("too much")])
+def test_what_is_there_stays_if_a_large_tensor_fails(tmp_path, name, error, monkeypatch, capsys):
+    pytest.importorskip("h5py")
+    path = tmp_path / name
+    assert main(["eri", "He 0 0 0", *BASIS, "-o", str(path)]) == 0
+    before = path.read_bytes()
+
+    def fail(*_, out, **__):
+        out[...] = 1.0
+        raise error
+
+    monkeypatch.setattr("md4.int2e", fail)
+    assert main(["eri", WATER, *BASIS, "-o", str(path), "--max-memory", "0.03"]) == 2
+    assert ("No space left on device. What was there" in capsys.readouterr().err) == isinstance(error, OSError)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_a_disk_without_room_is_known_before_the_work(tmp_path, monkeypatch, capsys):
+    """A memory map could not tell of it."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    monkeypatch.setattr("md4.int2e", None)
+    assert main(["eri", WATER, *BASIS, "-o", str(tmp_path / "eri.npy"), "--max-memory", "0.03"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_devices_go_to_int2e(water, monkeypatch, capsys):
+    asked, tensor = [], water.intor("int2e")
+
+    def int2e(mol, **options):
+        asked.append(options["devices"])
+        return tensor
+
+    monkeypatch.setattr("md4.int2e", int2e)
+    for devices in (["--devices", "all"], ["--devices", "0,12"], ["--devices", "1"], []):
+        assert main(["eri", WATER, "--basis", "sto-3g", *devices]) == 0
+    assert asked == ["all", [0, 12], [1], None]
+
+
+def test_devices_of_the_cpu(capsys):
+    assert main(["eri", "He 0 0 0", *BASIS, "--devices", "0,1"]) == 2
+    assert "the CPU backend has none" in capsys.readouterr().err
+
+
+def test_mpi_is_asked_for_where_it_is_missing(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    assert main(["eri", "He 0 0 0", *BASIS, "--mpi"]) == 2
+    assert "--mpi needs mpi4py and an MPI library" in capsys.readouterr().err
 
 
 def test_eri_prints_shape_and_norm(water, capsys):
@@ -145,6 +232,7 @@ def no_work(monkeypatch):
         (["eri", "/dev/null", *BASIS], "is a device"),
         (["eri", "H 0 0 0; " * 600 + "H 0 0", *BASIS], "atom 601"),
         (["eri", WATER, *BASIS, "-o", "/dev/full"], "must end in .npy"),
+        *[(["eri", WATER, *BASIS, "--devices", text], "--devices takes all") for text in ("", "0,", "-1", "a", "0 1")],
         (["warmup", "--jobs", "0"], "--jobs takes"),
         (["warmup", "--jobs", "9" * 9], "--jobs takes"),
         (["warmup", "--lmax", "-1"], "--lmax takes"),
@@ -163,7 +251,8 @@ def test_bad_values_are_refused_before_work(arguments, message, capsys):
 
 ODD = st.sampled_from(["nan", "inf", "-1", "0", "1e400", "", "x", "\0", "\ud800", "9" * 5000, "1e-320", "[]", "../.."])
 OPTIONS = ["--basis", "--charge", "--spin", "--omega", "--backend", "--max-memory", "--aosym", "-o", "--tolerance",
-           "--abs-tolerance", "--max-quartets", "--seed", "--report", "--jobs", "--lmax", "--operator"]  # fmt: skip
+           "--abs-tolerance", "--max-quartets", "--seed", "--report", "--jobs", "--lmax", "--operator",
+           "--devices"]  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_work")

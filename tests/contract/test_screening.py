@@ -17,21 +17,22 @@ from md4.shells.shell_pairs import pairs_by_kind, shell_kinds
 lengths = st.lists(st.integers(0, 3000), min_size=1, max_size=400)
 
 
-@given(n=lengths, most=st.integers(1, 10**6))
-def test_tiles_cover_survivors_once(n, most):
+@given(n=lengths, most=st.integers(1, 10**6), least=st.sampled_from([0, 20000, 10**7]))
+def test_tiles_cover_survivors_once(n, most, least):
     n = np.array(n)
     covered = np.zeros((len(n), max(1, n.max())), dtype=int)
-    for bra, ket in tiles(n, most):
+    for bra, ket in tiles(n, most, least):
         covered[bra, ket] += 1
         assert (bra.stop - bra.start) * (ket.stop - ket.start) <= most
     assert covered.max() <= 1
     assert all(row[:k].all() for row, k in zip(covered, n))
 
 
-def test_tiles_waste_little():
+def test_tiles_waste_little_unless_they_are_short():
     n = np.arange(1, 2001)  # a triangle
-    area = sum((b.stop - b.start) * (k.stop - k.start) for b, k in tiles(n, 10**9))
+    area = sum((b.stop - b.start) * (k.stop - k.start) for b, k in tiles(n, 10**9, 20000))
     assert area < 1.15 * n.sum()
+    assert tiles(n, 10**9, 10**7) == [(slice(0, 2000), slice(0, 2000))]
 
 
 @pytest.mark.parametrize("mixed", [0, 40])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from pair_lists import few_shells, pairs_of, two_classes
 
+from md4.contract.slices import slice_pairs
 from md4.contract.tensor import Request, add_block, ao_tensor, block_work, cut_pieces
 from md4.contract.workspace import HermiteStore
 from md4.cpu.run import run_lists
@@ -64,10 +65,9 @@ def by_blocks(engine, aosym, shls_slice):
     request = Request.checked(engine.bra_basis, aosym, shls_slice)
     layout = request.layout(engine.bra_basis)
     target = HostTensor(layout, np.full(layout.shape, np.nan))
-    pieces = [cut_pieces(engine, ranges, 40_000, 1 << 30) for ranges in (request.ranges[:2], request.ranges[2:])]
-    if request.swap:
-        pieces[1] = pieces[0]
-    work = list(block_work(*pieces, request.swap))
+    bra, ket, triangle = slice_pairs(engine.bra_basis, request)
+    bra, ket = (cut_pieces(engine, lists, 40_000, 1 << 30) for lists in (bra, ket))
+    work = list(block_work(bra, bra, True) if triangle else block_work(bra, ket, False))
     assert any(pair.same for pair in work) == request.swap
     for pair in work:
         add_block(engine, target, HermiteStore(1 << 30, engine.backend), pair)

@@ -243,6 +243,7 @@ def running(unit="dmma16"):
     here = Cuda(machine, CAPABILITIES[unit])
     python = {
         cuda: here, driver: Driver(), context.table_on: partial(device_table, machine.memory, {}),
+        context.kept_on: lambda device: ({}, {}),
         context.gpu_available: lambda: True, compile.launcher: launchers(machine),
     }  # fmt: skip
     with ExitStack() as stack:

@@ -1,12 +1,18 @@
 """Variants and the cache of compiled kernels, as far as no GPU is needed; see gpu/test_backend.py for the rest."""
 
+import ctypes
+import pickle
+import struct
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 
 from md4.gpu import compile as dispatch
-from md4.gpu.compile import Variant, load_kernel
+from md4.gpu.buffers import Buffer
+from md4.gpu.compile import Packing, Variant, load_kernel, numba_type
+from md4.gpu.device_code import F64, I32, I64_2D, f64, i64, types
 from md4.gpu.kernels.recurrence import r_by_group
 from md4.gpu.kernels.scatter import scatter_block
 from md4.support import cache
@@ -15,8 +21,8 @@ from md4.support.cache import cache_folder, cached_names, fingerprint
 
 def test_variants_are_known_by_factory_and_facts():
     one, same, other = (Variant(r_by_group, (l, "coulomb")) for l in (4, 4, 5))
-    assert one == same != other
-    assert hash(one) == hash(same)
+    assert one is same is not other
+    assert pickle.loads(pickle.dumps(one)) is one
     assert one.name == "r_by_group-4-coulomb"
     assert Variant(scatter_block, ("s8",)).name == "scatter_block-s8"
 
@@ -69,6 +75,39 @@ class Driver:
     def cuLibraryGetKernel(library, name):
         known = name == b"entry"
         return Driver.CUresult.CUDA_SUCCESS if known else Driver.CUresult.CUDA_ERROR_NOT_FOUND, 42
+
+
+class Pairs(NamedTuple):
+    places: I64_2D
+    count: i64
+
+
+class Side(NamedTuple):
+    numbers: F64
+    pairs: Pairs
+    flag: types.boolean
+
+
+def packed(packing, count):
+    """What the driver reads in each slot."""
+    slots = [ctypes.string_at(packing.pointers[n], 8) for n in range(count)]
+    assert len(packing.pointers) == count
+    return [struct.unpack("<q", slot)[0] for slot in slots]
+
+
+def test_arguments_are_packed_as_numba_takes_them():
+    """An array is (meminfo, parent, size, itemsize, data, *shape, *strides), a group its members in a row."""
+    packing = Packing([numba_type(kind) for kind in (Side, f64, I32)])
+    for pointer, size, rows, count, flag, real in ((512, 7, 3, -5, True, 0.3), (1024, 0, 1, 2**40, False, -1e300)):
+        numbers, places = Buffer(pointer, (size,), 8, None), Buffer(pointer + 8, (rows, 2), 8, None)
+        words = Buffer(pointer + 16, (size + 1,), 4, None)
+        packing.write((Side(numbers, Pairs(places, count), flag), real, words))
+        assert packed(packing, 26) == [
+            0, 0, size, 8, pointer, size, 8,
+            0, 0, 2 * rows, 8, pointer + 8, rows, 2, 16, 8,
+            count, flag, struct.unpack("<q", struct.pack("<d", real))[0],
+            0, 0, size + 1, 4, pointer + 16, size + 1, 4,
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

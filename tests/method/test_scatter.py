@@ -5,7 +5,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from md4.method.scatter import ao_box, is_repeated, make_scatter_element, tensor_shape, triangle
+from md4.method.scatter import TensorLayout, ao_ranges, is_repeated, make_scatter_element, triangle
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import unique_pairs_by_class
 
@@ -39,11 +39,12 @@ def full(basis):
     return np.array(numbers, dtype=float).reshape((n,) * 4)
 
 
-def scattered(basis, full, aosym, ranges):
-    """What the blocks of all pieces of `full` leave in a tensor."""
+def scattered(basis, full, aosym, ranges, ends=None):
+    """What the blocks of all pieces of `full` leave in a tensor, or in a slice of it."""
     aos = [np.arange(a, b) for a, b in pairwise(basis.ao_loc)]
-    element, box, out = make_scatter_element(aosym, plain), ao_box(basis, ranges), Once()
     swap = set(ranges[:2]) == set(ranges[2:])
+    layout = TensorLayout(aosym, ao_ranges(basis, ranges), swap, ends)
+    element, box, out = make_scatter_element(aosym, plain), layout.box, Once()
     bras, kets = (unique_pairs_by_class(basis, np.arange(*a), np.arange(*b)) for a, b in (ranges[:2], ranges[2:]))
     for (n, bra), (m, ket) in product(enumerate(bras), enumerate(kets)):
         if swap and m > n:
@@ -52,8 +53,9 @@ def scattered(basis, full, aosym, ranges):
         firsts = basis.ao_loc[bra], basis.ao_loc[ket]
         for index in range(block.size):
             element(index, block.ravel(), bra, ket, *firsts, block.shape, swap and n == m, swap, box, out)
-    assert sorted(out) == list(range(np.prod(tensor_shape(aosym, box))))
-    return np.array([out[i] for i in range(len(out))]).reshape(tensor_shape(aosym, box))
+    assert sorted(out) == list(range(np.prod(layout.shape)))
+    assert layout.nbytes == 8 * len(out)
+    return np.array([out[i] for i in range(len(out))]).reshape(layout.shape)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,21 @@ def test_s8_writes_every_place_once(basis, full):
     tensor = scattered(basis, full, "s8", ((0, 4),) * 4)
     np.testing.assert_array_equal(tensor, np.arange(tensor.size))
     assert Once.writes == tensor.size
+
+
+@pytest.mark.parametrize("edges", [(0, 1, 4, 8), (0, 3, 5, 6, 8)], ids=["of shells", "within shells"])
+@pytest.mark.parametrize(
+    ("aosym", "ranges"),
+    [("s1", ((0, 4),) * 4), ("s1", ((0, 4), (2, 4), (1, 3), (0, 4))), ("s4", ((0, 4),) * 4), ("s8", ((0, 4),) * 4)],
+)
+def test_slices_put_together_are_the_tensor(basis, full, aosym, ranges, edges):
+    whole = TensorLayout(aosym, ao_ranges(basis, ranges), True)
+    parts = [scattered(basis, full, aosym, ranges, ends) for ends in pairwise(edges)]
+    np.testing.assert_array_equal(np.concatenate(parts), scattered(basis, full, aosym, ranges))
+    rows = [whole.slice(*ends).rows for ends in pairwise(edges)]
+    assert [last - first for first, last in rows] == [len(part) for part in parts]
+    assert rows[0][0] == 0
+    assert all(one[1] == next_one[0] for one, next_one in pairwise(rows))
 
 
 def test_repeated_elements_within_a_diagonal_pair():

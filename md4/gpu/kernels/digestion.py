@@ -4,6 +4,8 @@ Where a quartet is small, a thread digests it alone (`md4.gpu.kernels.digest_qua
 through the rows ab (`md4.gpu.kernels.digest_rows`). The equations are in `md4.method.digestion`.
 """
 
+from typing import NamedTuple
+
 from md4.gpu.compile import Variant
 from md4.gpu.kernels.digest_lanes import Shape
 from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share
@@ -42,6 +44,40 @@ def bra_pairs_of_a_warp(integrals, warps):
     return max(1, min(DIGEST.integrals // integrals, warps // DIGEST.warps))
 
 
+class DigestLaunch(NamedTuple):
+    """What launches for two classes and the same numbers of matrices have in common.
+
+    Attributes
+    ----------
+    shared : int
+        Bytes of shared memory of a block.
+    elements, integrals : int
+        Elements of a ket pair, and integrals of a lane for each bra pair.
+    shape : tuple
+        Last arguments of the kernel: a `Shape` where a warp goes through rows.
+    ranges : list of (Variant, tuple of int)
+        Which matrices each kernel works on.
+    """
+
+    shared: int
+    elements: int
+    integrals: int
+    shape: tuple
+    ranges: list
+
+
+def digest_launch(context, bra, ket, counts):
+    """`DigestLaunch` of two `ListFacts`."""
+    ranges = [
+        (digest_variant(bra, ket, *flags), ends) for ends, flags in zip(digest_ranges(*counts), digest_flags(*counts))
+    ]
+    if by_quartets(bra, ket):
+        return DigestLaunch(quartet_bytes(bra.na, bra.nb, ket.na, ket.nb), 1, bra.nab * ket.nab, (), ranges)
+    rows, b_step = tile_shape(bra.na, bra.nb)
+    shape = Shape(bra.na, bra.nb, ket.na, ket.nb, b_step)
+    return DigestLaunch(DIGEST.threads // 32 * warp_bytes(rows, b_step), ket.nab, bra.nab, (shape,), ranges)
+
+
 def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, nao):
     """A block into X and Y.
 
@@ -58,20 +94,13 @@ def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, na
         Numbers of matrices X and Y; 0 leaves out K or J.
     nao : int
     """
-    bra, ket = ab.pairs, cd.pairs
-    if by_quartets(bra, ket):
-        elements, lane_integrals, shape = len(ket), bra.nab * ket.nab, ()
-        shared = quartet_bytes(bra.na, bra.nb, ket.na, ket.nb)
-    else:
-        rows, b_step = tile_shape(bra.na, bra.nb)
-        elements, lane_integrals, shape = len(ket) * ket.nab, bra.nab, (Shape(bra.na, bra.nb, ket.na, ket.nb, b_step),)
-        shared = DIGEST.threads // 32 * warp_bytes(rows, b_step)
-    warps = -(-elements // 32)
-    bra_pairs = bra_pairs_of_a_warp(lane_integrals, warps * len(bra))
-    blocks = -(-warps * -(-len(bra) // bra_pairs) * 32 // DIGEST.threads)
-    chunk = Block(block.array, len(bra), len(ket)), Lists(ab.first, cd.first, triangle, *places)
-    for ends, flags in zip(digest_ranges(*counts), digest_flags(*counts)):
+    fixed = context.fixed(digest_launch, ab.facts, cd.facts, counts)
+    warps = -(-cd.npair * fixed.elements // 32)
+    bra_pairs = bra_pairs_of_a_warp(fixed.integrals, warps * ab.npair)
+    blocks = -(-warps * -(-ab.npair // bra_pairs) * 32 // DIGEST.threads)
+    chunk = Block(block.array, ab.npair, cd.npair), Lists(ab.first, cd.first, triangle, *places)
+    for variant, ends in fixed.ranges:
         context.launch(
-            digest_variant(bra, ket, *flags), blocks, DIGEST.threads, shared,
-            *chunk, Matrices(*matrices, *ends, nao), Share(warps, bra_pairs), *shape,
+            variant, blocks, DIGEST.threads, fixed.shared,
+            *chunk, Matrices(*matrices, *ends, nao), Share(warps, bra_pairs), *fixed.shape,
         )  # fmt: skip

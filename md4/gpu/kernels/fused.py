@@ -274,19 +274,40 @@ def fused_parts(nbra, nket):
     return min(most, max(1, nket // (TILES.warps * FUSED.kets), FEWEST_BLOCKS // nbra))
 
 
-def launch_fused(context, h, r, g, ab, cd, block):
-    """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
-    bra, ket = ab.pairs, cd.pairs
+class FusedLaunch(NamedTuple):
+    """What launches for two classes have in common: a variant, shared memory, and arguments of the kernel."""
+
+    variant: Variant
+    shared: int
+    rows8: int
+    steps: int
+    levels: Levels
+    words: object
+    ket_rows: object
+    nq8: int
+    group: int
+
+
+def fused_launch(context, bra, ket):
+    """`FusedLaunch` of two `ListFacts`."""
     panel, rest = fused_shared(bra, ket)
     tile = choose_fused(context.unit, bra, ket)
     blocks = fused_blocks(tile, bra, ket)
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
-    work, rows8 = Work(bra.nab, group, fused_parts(len(bra), len(ket))), panel_rows(bra.nab)
-    ket_rows = context.table(row_table, ket.shell_class, blocks_of_8(ket.nab))
+    rows8 = panel_rows(bra.nab)
+    return FusedLaunch(
+        tile_variant(context.unit, bra, ket, tile, blocks), group * panel + rest, rows8, blocks_of_8(bra.nherm),
+        levels_of(context, bra, rows8, False), context.table(padded_words, bra.l, ket.l),
+        context.table(row_table, ket.shell_class, blocks_of_8(ket.nab)), blocks_of_8(ket.nherm), group,
+    )  # fmt: skip
+
+
+def launch_fused(context, h, r, g, ab, cd, block):
+    """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
+    fixed, parts = context.fixed(fused_launch, ab.facts, cd.facts), fused_parts(ab.npair, cd.npair)
     context.launch(
-        tile_variant(context.unit, bra, ket, tile, blocks), len(bra) * work.parts, 32 * TILES.warps,
-        group * panel + rest,
-        Panel(h, rows8, blocks_of_8(bra.nherm)), pair_range(ab), levels_of(context, bra, rows8, False),
-        hermite_integrals(r, ab, cd), context.table(padded_words, bra.l, ket.l), pair_range(cd),
-        KetSide(g, ket_rows, blocks_of_8(ket.nherm), ket.nab, len(ket)), work, result(block),
+        fixed.variant, ab.npair * parts, 32 * TILES.warps, fixed.shared,
+        Panel(h, fixed.rows8, fixed.steps), pair_range(ab), fixed.levels, hermite_integrals(r, ab, cd), fixed.words,
+        pair_range(cd), KetSide(g, fixed.ket_rows, fixed.nq8, cd.facts.nab, cd.npair),
+        Work(ab.facts.nab, fixed.group, parts), result(block),
     )  # fmt: skip

@@ -186,7 +186,7 @@ def records(side):
 
 def hermite_integrals(r, ab, cd):
     """`HermiteIntegrals` of the r of two chunks."""
-    return HermiteIntegrals(r, r_stride(ab.pairs.l + cd.pairs.l), cd.pairs.nprim)
+    return HermiteIntegrals(r, r_stride(ab.facts.l + cd.facts.l), cd.nprim)
 
 
 def levels_of(context, pairs, rows8, turned):
@@ -197,7 +197,7 @@ def levels_of(context, pairs, rows8, turned):
 
 def half_transformed(abq, ab, cd):
     """`HalfTransformed` of the (ab|q] of two chunks."""
-    return HalfTransformed(abq, blocks_of_8(cd.pairs.nherm), len(ab), ab.pairs.nab)
+    return HalfTransformed(abq, blocks_of_8(cd.facts.nherm), ab.npair, ab.facts.nab)
 
 
 def result(block):

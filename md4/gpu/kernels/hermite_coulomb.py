@@ -8,6 +8,7 @@ lanes share the functions p, and goes through ket primitives, whose r it copies 
 warp.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
@@ -256,6 +257,7 @@ def correlation_by_warps(l_ket, count):
 # launchers
 
 
+@cache
 def by_threads(l_bra, l_ket):
     """Whether a thread takes a primitive quartet, with r in its registers."""
     products = nherm(l_bra) * nherm(l_ket)
@@ -323,30 +325,44 @@ def launch_hermite_sums(context, prepared, h, ao, sums, nao, y):
     )  # fmt: skip
 
 
+def quartets_launch(context, operator, bra, ket):
+    """What launches for two `ListFacts` of small L have in common: (variant, arguments of the operator)."""
+    return correlation_variant(bra, ket, operator.kind), operator_arguments(context, operator)
+
+
 def launch_quartets(context, operator, ab, cd, triangle, bra, ket):
     """J of both sides of a tile of small L; `bra` and `ket` are (D, J) of the whole lists."""
-    nbra, nket = ab.pairs.nprim, cd.pairs.nprim
+    nbra, nket = ab.nprim, cd.nprim
     blocks = -(-nket // HERMITE_COULOMB.threads)
     step = bras_of_a_block(nbra, blocks)
     parts = -(-nbra // step)
+    variant, arguments = context.fixed(quartets_launch, operator, ab.facts, cd.facts)
     context.launch(
-        correlation_variant(ab.pairs, cd.pairs, operator.kind), blocks * parts, HERMITE_COULOMB.threads, 0,
+        variant, blocks * parts, HERMITE_COULOMB.threads, 0,
         Side(ab.first_prim, nbra, *bra), records(ab), Side(cd.first_prim, nket, *ket), records(cd), triangle,
-        operator_arguments(context, operator), parts, step,
+        arguments, parts, step,
     )  # fmt: skip
+
+
+def contraction_launch(context, bra, ket):
+    """What launches for two `ListFacts` of larger L have in common.
+
+    (variant, warps of a block, its shared memory, `Functions`, warps that share those of a bra primitive, stride of r).
+    """
+    count, stride = nherm(bra.l), r_stride(bra.l + ket.l)
+    functions = Functions(context.table(packed_hermite, bra.l), count, blocks_of_8(count))
+    groups = functions_of_a_lane(count)[1]
+    return correlation_variant(bra, ket, None), *warps_of_a_block(16 * stride), functions, groups, stride
 
 
 def launch_contraction(context, ab, cd, triangle, r, bra, ket):
     """J of both sides of a chunk of larger L from its r; `bra` and `ket` are (D, J) of the whole lists."""
-    l_bra, l_ket = ab.pairs.l, cd.pairs.l
-    nbra, nket, stride = ab.pairs.nprim, cd.pairs.nprim, r_stride(l_bra + l_ket)
-    groups = functions_of_a_lane(nherm(l_bra))[1]
-    warps, shared = warps_of_a_block(16 * stride)
+    nbra, nket = ab.nprim, cd.nprim
+    variant, warps, shared, functions, groups, stride = context.fixed(contraction_launch, ab.facts, cd.facts)
     step = kets_of_a_warp(nket, nbra * groups)
     parts = -(-nket // step)
-    functions = Functions(context.table(packed_hermite, l_bra), nherm(l_bra), blocks_of_8(nherm(l_bra)))
     context.launch(
-        correlation_variant(ab.pairs, cd.pairs, None), -(-nbra * groups * parts // warps), 32 * warps, shared,
+        variant, -(-nbra * groups * parts // warps), 32 * warps, shared,
         functions, Side(ab.first_prim, nbra, *bra), Side(cd.first_prim, nket, *ket), triangle, r, stride,
         Share(warps, groups, parts, step),
     )  # fmt: skip

@@ -162,13 +162,13 @@ def unit_weight():
 
 
 def needs_sums(ket):
-    """Whether columns of a ket list are sums of several r, or of none."""
-    return ket.nab > 1 or ket.max_prim > 1 or ket.nprim < len(ket)
+    """Whether columns of a ket list or slice are sums of several r, or of none."""
+    return ket.facts.nab > 1 or ket.facts.max_prim > 1 or ket.nprim < ket.npair
 
 
 def sums_size(bra, ket):
-    """Doubles of s of a chunk."""
-    return bra.nprim * len(ket) * ket.nab * r_stride(bra.l + ket.l)
+    """Doubles of s of two slices."""
+    return bra.nprim * ket.npair * ket.facts.nab * r_stride(bra.facts.l + ket.facts.l)
 
 
 def sums_variant():
@@ -178,12 +178,11 @@ def sums_variant():
 
 def launch_ket_sums(context, g, r, ab, cd, out):
     """s of a chunk from its r; `g` weights of the whole ket list."""
-    bra, ket = ab.pairs, cd.pairs
-    total = bra.nprim * len(ket)
+    total = ab.nprim * cd.npair
     if total:
         context.launch(
             sums_variant(), -(-total // SUMS.warps), 32 * SUMS.warps, 0,
-            hermite_integrals(r, ab, cd), pair_range(cd), g, ket.nab, len(ket), total, out,
+            hermite_integrals(r, ab, cd), pair_range(cd), g, cd.facts.nab, cd.npair, total, out,
         )  # fmt: skip
 
 
@@ -193,17 +192,29 @@ def one_product_variant(unit, bra):
     return Variant(one_product, (tile.rows8, tile.nt, tile.warps, tile.stages, unit))
 
 
+def one_product_launch(context, bra):
+    """What launches for a class have in common.
+
+    (variant, tile, shared memory of a block, blocks of 8 rows and of 8 Hermite functions of H, `Staircase`).
+    """
+    np8 = blocks_of_8(bra.nherm)
+    tile = choose_tile(bra.nab, np8, context.unit)
+    row_blocks = grid_of(tile, bra.nab, 0).row_blocks
+    return (
+        one_product_variant(context.unit, bra), tile, tile.stages * 512 * (tile.rows8 + tile.columns),
+        (form_rows(bra.nab, BRA_FLAT), np8), staircase_of(context, bra, tile.rows8, row_blocks, flat=True),
+    )  # fmt: skip
+
+
 def launch_one_product(context, h, r, g, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `r` of the chunk, or its sums if `g` is None."""
-    bra, ket = ab.pairs, cd.pairs
-    np8, ncol = blocks_of_8(bra.nherm), len(ket) * ket.nab
-    tile = choose_tile(bra.nab, np8, context.unit)
+    bra, ket = ab.facts, cd.facts
+    variant, tile, shared, panel, staircase = context.fixed(one_product_launch, bra)
+    ncol = cd.npair * ket.nab
     grid = grid_of(tile, bra.nab, blocks_of_8(ncol))
     weights = Weights(context.table(unit_weight), 0, 0) if g is None else Weights(g, cd.first_prim, 1)
     context.launch(
-        one_product_variant(context.unit, bra), grid.row_blocks * grid.column_blocks * len(bra), tile.threads,
-        tile.stages * 512 * (tile.rows8 + tile.columns),
-        Panel(h, form_rows(bra.nab, BRA_FLAT), np8), pair_range(ab),
-        staircase_of(context, bra, tile.rows8, grid.row_blocks, flat=True),
-        HermiteIntegrals(r, r_stride(bra.l + ket.l), ncol), weights, bra.nherm, bra.nab, ket.nab, result(block), grid,
+        variant, grid.row_blocks * grid.column_blocks * ab.npair, tile.threads, shared,
+        Panel(h, *panel), pair_range(ab), staircase, HermiteIntegrals(r, r_stride(bra.l + ket.l), ncol), weights,
+        bra.nherm, bra.nab, ket.nab, result(block), grid,
     )  # fmt: skip

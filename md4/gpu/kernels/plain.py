@@ -182,21 +182,21 @@ def plain_ket_variant():
 
 def launch_plain_bra(context, h, ab, cd, r, abq):
     """(ab|q] of a chunk; `h` is H of the whole bra list in the form BRA_MATRIX, `r` that of the chunk."""
-    bra, ket = ab.pairs, cd.pairs
+    bra, ket = ab.facts, cd.facts
     group = half_transformed(abq, ab, cd)
-    grid = blocks(bra.nab, 8 * ket.nprim * group.nq8)
+    grid = blocks(bra.nab, 8 * cd.nprim * group.nq8)
     powers = Powers(context.table(packed_hermite, bra.l), context.table(packed_hermite, ket.l))
     context.launch(
-        plain_bra_variant(), grid.row_blocks * grid.column_blocks * len(bra), THREADS, 0,
+        plain_bra_variant(), grid.row_blocks * grid.column_blocks * ab.npair, THREADS, 0,
         Matrix(h, bra.nab, bra.nherm), pair_range(ab), hermite_integrals(r, ab, cd), powers, group, grid,
     )  # fmt: skip
 
 
 def launch_plain_ket(context, abq, h, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `h` is H of the whole ket list in the form KET_MATRIX."""
-    bra, ket = ab.pairs, cd.pairs
-    grid = blocks(ket.nab, len(bra) * bra.nab)
+    bra, ket = ab.facts, cd.facts
+    grid = blocks(ket.nab, ab.npair * bra.nab)
     context.launch(
-        plain_ket_variant(), grid.row_blocks * grid.column_blocks * len(ket), THREADS, 0,
+        plain_ket_variant(), grid.row_blocks * grid.column_blocks * cd.npair, THREADS, 0,
         Matrix(h, ket.nab, ket.nherm), pair_range(cd), half_transformed(abq, ab, cd), result(block), grid,
     )  # fmt: skip

@@ -114,8 +114,7 @@ def make_zeros_upto(kind, l):
 
 def primitive_quartets(ab, cd):
     """`PrimitiveQuartets` of two `md4.engine.PreparedPairs`."""
-    nket = cd.pairs.nprim
-    return PrimitiveQuartets(records(ab), records(cd), ab.first_prim, cd.first_prim, nket, ab.pairs.nprim * nket)
+    return PrimitiveQuartets(records(ab), records(cd), ab.first_prim, cd.first_prim, cd.nprim, ab.nprim * cd.nprim)
 
 
 def operator_arguments(context, operator):

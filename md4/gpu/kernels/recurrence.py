@@ -135,18 +135,24 @@ def r_variant(l, kind):
     return Variant(factory, (l, kind))
 
 
-def launch_r(context, operator, ab, cd, r):
-    """r of all primitive quartets of two chunks."""
-    l, quartets = ab.pairs.l + cd.pairs.l, primitive_quartets(ab, cd)
-    if quartets.count == 0:
-        return
+def r_launch(context, operator, l):
+    """What launches up to L = `l` have in common.
+
+    (variant, quartets of a block, its threads, its shared memory, arguments between quartets and r).
+    """
     threads, together, shared, rules = RECURRENCE.threads, RECURRENCE.threads, 0, ()
     if RECURRENCE.registers_l < l <= RECURRENCE.axis_l:
         threads, together, shared = 32, RECURRENCE.lanes(l), RECURRENCE.stage(l)
     elif l > RECURRENCE.axis_l:
         threads, together = RECURRENCE.group_threads(l), RECURRENCE.group_threads(l) // RECURRENCE.group(l)
         shared, rules = 8 * together * (2 * l + 6 + 2 * r_stride(l)), (context.table(packed_rules, l),)
-    context.launch(
-        r_variant(l, operator.kind), -(-quartets.count // together), threads, shared,
-        quartets, operator_arguments(context, operator), *rules, r,
-    )  # fmt: skip
+    return r_variant(l, operator.kind), together, threads, shared, (operator_arguments(context, operator), *rules)
+
+
+def launch_r(context, operator, ab, cd, r):
+    """r of all primitive quartets of two chunks."""
+    quartets = primitive_quartets(ab, cd)
+    if quartets.count == 0:
+        return
+    variant, together, *sizes, between = context.fixed(r_launch, operator, ab.facts.l + cd.facts.l)
+    context.launch(variant, -(-quartets.count // together), *sizes, quartets, *between, r)

@@ -119,15 +119,24 @@ def resident_variant(unit, bra):
     return Variant(resident_bra_transform, (tile.rows8, tile.nt, tile.warps, unit, tile.turned))
 
 
-def launch_resident_bra(context, h, ab, cd, r, abq):
-    """(ab|q] of a chunk; see `launch_bra_transform`."""
-    bra, ket = ab.pairs, cd.pairs
+def resident_launch(context, bra, ket):
+    """What launches for two classes have in common.
+
+    (variant, tile, shared memory of a block, `Levels`, ket primitives that a warp's columns touch, words).
+    """
     tile = bra_tile(context.unit, bra)
     kets, _, shared = shared_parts(bra, ket, tile)
-    parts = parts_of(ket.nprim * blocks_of_8(ket.nherm), tile)
+    levels, words = levels_of(context, bra, tile.rows8, tile.turned), context.table(all_words, bra.l, ket.l)
+    return resident_variant(context.unit, bra), tile, shared, levels, kets, words
+
+
+def launch_resident_bra(context, h, ab, cd, r, abq):
+    """(ab|q] of a chunk; see `launch_bra_transform`."""
+    bra, ket = ab.facts, cd.facts
+    variant, tile, shared, levels, kets, words = context.fixed(resident_launch, bra, ket)
+    parts = parts_of(cd.nprim * blocks_of_8(ket.nherm), tile)
     context.launch(
-        resident_variant(context.unit, bra), parts * len(bra), tile.threads, shared,
-        Panel(h, tile.rows8, blocks_of_8(bra.nherm)), pair_range(ab), levels_of(context, bra, tile.rows8, tile.turned),
-        hermite_integrals(r, ab, cd), kets, context.table(all_words, bra.l, ket.l), half_transformed(abq, ab, cd),
-        parts,
+        variant, parts * ab.npair, tile.threads, shared,
+        Panel(h, tile.rows8, blocks_of_8(bra.nherm)), pair_range(ab), levels, hermite_integrals(r, ab, cd), kets,
+        words, half_transformed(abq, ab, cd), parts,
     )  # fmt: skip

@@ -168,17 +168,26 @@ def thread_quartet_variant(bra, ket, kind, swap):
     return Variant(thread_quartet_integrals, (*chain.from_iterable(shells), bra.pure, swap, kind))
 
 
-def launch_thread_quartet(context, operator, h, g, ab, cd, swap, block):
-    """(ab|cd) of whole lists into `block`; bra and ket have been exchanged if `swap`."""
-    bra, ket, slots = ab.pairs, cd.pairs, cd.data.slots
+def quartet_launch(context, operator, bra, ket, swap):
+    """What launches for two classes have in common.
+
+    (variant, threads of a block, its shared memory, size and group of `BraH`, arguments of the operator).
+    """
     count = bra.nab * ket.nab
     threads = THREAD_QUARTET.block_threads(count)
-    parts = -(-len(ket) // threads)
     size, room = form_size(bra, BRA_ELEMENTS), THREAD_QUARTET.limits(context.unit).shared - 8 * threads * count
     group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
+    variant, shared = thread_quartet_variant(bra, ket, operator.kind, swap), 8 * (group * size + threads * count)
+    return variant, threads, shared, size, group, operator_arguments(context, operator)
+
+
+def launch_thread_quartet(context, operator, h, g, ab, cd, swap, block):
+    """(ab|cd) of two slices into `block`; bra and ket have been exchanged if `swap`."""
+    slots, fixed = cd.data.slots, context.fixed(quartet_launch, operator, ab.facts, cd.facts, swap)
+    variant, threads, shared, size, group, operator = fixed
+    parts = -(-cd.npair // threads)
     context.launch(
-        thread_quartet_variant(bra, ket, operator.kind, swap), len(bra) * parts, threads,
-        8 * (group * size + threads * count),
+        variant, ab.npair * parts, threads, shared,
         records(ab), pair_range(ab), BraH(h, size, group), Slots(slots.numbers, g, slots.first, slots.count),
-        pair_range(cd), len(ket), parts, operator_arguments(context, operator), result(block),
+        pair_range(cd), cd.npair, parts, operator, result(block),
     )  # fmt: skip

@@ -303,8 +303,8 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
 
 
 def abq_size(bra, ket):
-    """Doubles of (ab|q] of a chunk; the last are read, but not used."""
-    return ket.nprim * blocks_of_8(ket.nherm) * len(bra) * bra.nab * 8 + BEHIND
+    """Doubles of (ab|q] of two slices; the last are read, but not used."""
+    return ket.nprim * blocks_of_8(ket.facts.nherm) * bra.npair * bra.facts.nab * 8 + BEHIND
 
 
 def bra_tile(unit, bra):
@@ -366,30 +366,72 @@ def staircase_of(context, pairs, rows8, row_blocks, flat=False):
     )
 
 
+class ProductLaunch(NamedTuple):
+    """What launches of a product for the same classes have in common.
+
+    Attributes
+    ----------
+    variant : Variant
+    tile : md4.gpu.tuning.Tile
+    shared : int
+        Bytes of shared memory of a block.
+    panel : tuple of int
+        Blocks of 8 rows and of 8 Hermite functions of H.
+    staircase : Staircase
+    words : WordTable
+        Of step 4.
+    """
+
+    variant: Variant
+    tile: object
+    shared: int
+    panel: tuple
+    staircase: Staircase
+    words: WordTable | None
+
+
+def bra_launch(context, bra, ket):
+    """`ProductLaunch` of step 4 for two `ListFacts`."""
+    unit, tile = context.unit, bra_tile(context.unit, bra)
+    row_blocks = grid_of(tile, bra.nab, 0).row_blocks
+    return ProductLaunch(
+        bra_variant(unit, bra, ket), tile, bra_shared(tile, bra, ket)[1],
+        (form_rows(bra.nab, bra_form(unit, bra)), blocks_of_8(bra.nherm)),
+        staircase_of(context, bra, tile.rows8, row_blocks),
+        WordTable(context.table(words_in_turn, bra.l, ket.l), 16 * (blocks_of_8(ket.nherm) + TILES.most_columns)),
+    )  # fmt: skip
+
+
 def launch_bra_transform(context, h, ab, cd, r, abq):
     """(ab|q] of a chunk; `h` panels of the whole bra list, `r` of the chunk."""
-    bra, ket = ab.pairs, cd.pairs
-    nq8, tile = blocks_of_8(ket.nherm), bra_tile(context.unit, bra)
-    grid = grid_of(tile, bra.nab, ket.nprim * nq8)
-    words = WordTable(context.table(words_in_turn, bra.l, ket.l), 16 * (nq8 + TILES.most_columns))
+    bra, ket = ab.facts, cd.facts
+    fixed = context.fixed(bra_launch, bra, ket)
+    grid = grid_of(fixed.tile, bra.nab, cd.nprim * blocks_of_8(ket.nherm))
     context.launch(
-        bra_variant(context.unit, bra, ket), grid.row_blocks * grid.column_blocks * len(bra), tile.threads,
-        bra_shared(tile, bra, ket)[1],
-        Panel(h, form_rows(bra.nab, bra_form(context.unit, bra)), blocks_of_8(bra.nherm)), pair_range(ab),
-        staircase_of(context, bra, tile.rows8, grid.row_blocks), hermite_integrals(r, ab, cd), words,
+        fixed.variant, grid.row_blocks * grid.column_blocks * ab.npair, fixed.tile.threads, fixed.shared,
+        Panel(h, *fixed.panel), pair_range(ab), fixed.staircase, hermite_integrals(r, ab, cd), fixed.words,
         half_transformed(abq, ab, cd), grid,
+    )  # fmt: skip
+
+
+def ket_launch(context, ket, form):
+    """`ProductLaunch` of step 5 for the `ListFacts` of the ket and the form of its H."""
+    tile = ket_tile(context.unit, ket, form)
+    row_blocks = grid_of(tile, ket.nab, 0).row_blocks
+    return ProductLaunch(
+        ket_variant(context.unit, ket, form), tile, tile.stages * 512 * (tile.rows8 + tile.columns),
+        (form_rows(ket.nab, form), blocks_of_8(ket.nherm)),
+        staircase_of(context, ket, tile.rows8, row_blocks, form == KET_FLAT), None,
     )  # fmt: skip
 
 
 def launch_ket_transform(context, abq, h, form, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `h` of the whole ket list in its form."""
-    bra, ket = ab.pairs, cd.pairs
-    tile = ket_tile(context.unit, ket, form)
-    grid = grid_of(tile, ket.nab, blocks_of_8(len(bra) * bra.nab))
+    bra, ket = ab.facts, cd.facts
+    fixed = context.fixed(ket_launch, ket, form)
+    grid = grid_of(fixed.tile, ket.nab, blocks_of_8(ab.npair * bra.nab))
     context.launch(
-        ket_variant(context.unit, ket, form), grid.row_blocks * grid.column_blocks * len(ket), tile.threads,
-        tile.stages * 512 * (tile.rows8 + tile.columns),
-        Panel(h, form_rows(ket.nab, form), blocks_of_8(ket.nherm)), pair_range(cd),
-        staircase_of(context, ket, tile.rows8, grid.row_blocks, form == KET_FLAT), half_transformed(abq, ab, cd),
-        ket.nab, result(block), grid,
+        fixed.variant, grid.row_blocks * grid.column_blocks * cd.npair, fixed.tile.threads, fixed.shared,
+        Panel(h, *fixed.panel), pair_range(cd), fixed.staircase, half_transformed(abq, ab, cd), ket.nab, result(block),
+        grid,
     )  # fmt: skip

@@ -8,7 +8,9 @@ from emulator import host_array, running
 from offline import factories
 
 import md4
-from md4.contract.tensor import ao_tensor
+from md4.contract import rows
+from md4.contract.ranks import Alone
+from md4.contract.tensor import Request, ao_tensor
 from md4.gpu import paths, tuning
 from md4.gpu.kernels import hermite_coulomb, recurrence
 from md4.gpu.paths import plans
@@ -163,6 +165,17 @@ def test_tensors(aosym):
     with running() as machine:
         assert_same(ao_tensor(md4.Engine(basis, backend="cuda"), aosym), right)
     assert "scatter_block" in machine.kernels
+
+
+@pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
+def test_tensors_in_slices(aosym, monkeypatch):
+    """Also slices within a shell."""
+    basis = basis_of((1, 0))
+    right = ao_tensor(md4.Engine(basis, backend="cpu"), aosym)
+    monkeypatch.setattr(rows.TensorTeam, "most", lambda team, store: right.nbytes // 2)
+    with running():
+        found = rows.shared_tensor([md4.Engine(basis, backend="cuda")], Request.checked(basis, aosym, None), Alone())
+    assert_same(found.array, right)
 
 
 def test_no_kernel_is_left_out():
