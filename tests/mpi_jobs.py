@@ -27,7 +27,7 @@ MARKS = [
         reason="tests of MPI need mpi4py and mpiexec: pip install mpi4py mpich",
     ),
 ]
-SECONDS = 300
+SECONDS, KILL_SECONDS = 300, 20
 # Open MPI starts neither as root nor with more ranks than cores unless it is told to. MPICH ignores these.
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -113,6 +113,10 @@ def run(folder, size, script, seconds=SECONDS, env=(), threads="multiple", befor
         printed, _ = process.communicate(timeout=seconds)
         return Done(process.returncode, printed, folder, size)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the ranks are ended by mpiexec's helper, which notices it
-        printed, _ = process.communicate()
+        process.terminate()  # mpiexec then ends the ranks
+        try:
+            printed, _ = process.communicate(timeout=KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            printed, _ = process.communicate()
         return Done(None, printed, folder, size)

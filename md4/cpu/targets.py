@@ -6,7 +6,7 @@ in memory) that say what they are.
 
 import numpy as np
 
-from md4.cpu.compile import Loop, helper
+from md4.cpu.compile import Loop, helper, part
 from md4.cpu.emit.vectors import LANES, doubles, integers
 from md4.cpu.groups import FIELD, SAME, TASK
 from md4.cpu.run import run_lists
@@ -18,6 +18,12 @@ is_repeated = helper(scatter.is_repeated)
 place = None  # set by `Loop`, for one symmetry
 # Integrals for which a further thread is worth waking.
 THREAD_INTEGRALS = 100_000
+
+
+@part
+def numbers_of(box):
+    """A box as numbers. A compiler that sees writes to an array would read the box again after each of them."""
+    return box[0], box[1], box[2], box[3], box[4], box[5], box[6], box[7], box[8], box[9]
 
 
 class HostBlock:
@@ -36,6 +42,7 @@ class HostBlock:
 
 def scatter_lanes(items, tasks, lists, blocks, swap, box, out):
     """Writes blocks to an AO tensor; see `md4.method.scatter`."""
+    box = numbers_of(box)
     for item in range(len(items)):
         task = tasks[items[item, 0]]
         bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
@@ -55,17 +62,17 @@ def scatter_lanes(items, tasks, lists, blocks, swap, box, out):
                         k0, l0 = aos_cd[2 * order_cd[m]], aos_cd[2 * order_cd[m] + 1]
                         for d in range(nd):
                             if not is_repeated(i0 == j0, k0 == l0, same, n, m, a, b, c, d, nb, nd):
-                                value = blocks[at + d * LANES + pair * width]
+                                i, j, k, l = i0 + a, j0 + b, k0 + c, l0 + d
                                 if swapped:
-                                    place(value, k0 + c, l0 + d, i0 + a, j0 + b, swap, box, out)
-                                else:
-                                    place(value, i0 + a, j0 + b, k0 + c, l0 + d, swap, box, out)
+                                    i, j, k, l = k, l, i, j
+                                place(blocks[at + d * LANES + pair * width], i, j, k, l, swap, box, out)
                     at += nd * LANES
 
 
 def scatter_rows(block, bra, ket, ao_bra, ao_ket, same_pieces, first, last, swap, box, out):
     """Writes the bra pairs first to last of a block (ij, kl, a, b, c, d) to an AO tensor."""
     _, nkl, na, nb, nc, nd = block.shape
+    box = numbers_of(box)
     for n in range(first, last):
         same_ab = bra[n, 0] == bra[n, 1]
         for m in range(nkl):
@@ -99,13 +106,13 @@ def copy_lanes(items, tasks, lists, blocks, address, strides):
 @once
 def scatter_blocks(aosym):
     """`scatter_lanes` for one symmetry."""
-    return Loop(scatter_lanes, f"scatter_lanes_{aosym}", place=scatter.make_place(aosym, helper))
+    return Loop(scatter_lanes, f"scatter_lanes_{aosym}", place=scatter.make_place(aosym, part))
 
 
 @once
 def scatter_rows_of(aosym):
     """`scatter_rows` for one symmetry."""
-    return Loop(scatter_rows, f"scatter_rows_{aosym}", place=scatter.make_place(aosym, helper))
+    return Loop(scatter_rows, f"scatter_rows_{aosym}", place=scatter.make_place(aosym, part))
 
 
 copy_blocks = once(lambda: Loop(copy_lanes))

@@ -32,12 +32,6 @@ def write_in_box(i, j, k, l, value, box, out):
         out[((i * box[5] + j) * box[6] + k) * box[7] + l] = value
 
 
-def write_in_slice(place, value, box, out):
-    """Writes to a place of the whole packed tensor if the slice contains it: `TensorLayout.box` (device function)."""
-    if box[8] <= place < box[9]:
-        out[place - box[8]] = value
-
-
 def triangle(i, j):
     """Ordinal of the unordered pair {i, j} in a lower triangle, whose rows belong to the larger (device function)."""
     return i * (i + 1) // 2 + j if i >= j else j * (j + 1) // 2 + i
@@ -48,7 +42,7 @@ def make_place(aosym, jit):
 
     If `swap` is true, bra and ket range over the same pairs, so that (kl|ij) is written as well.
     """
-    inside, packed, tri = jit(write_in_box), jit(write_in_slice), jit(triangle)
+    inside, tri = jit(write_in_box), jit(triangle)
 
     def place_s1(value, i, j, k, l, swap, box, out):
         inside(i, j, k, l, value, box, out)
@@ -64,12 +58,17 @@ def make_place(aosym, jit):
     def place_s4(value, i, j, k, l, swap, box, out):
         width = box[6] * (box[6] + 1) // 2
         ij, kl = tri(i - box[0], j - box[0]), tri(k - box[2], l - box[2])
-        packed(ij * width + kl, value, box, out)
-        if swap:
-            packed(kl * width + ij, value, box, out)
+        place, first, last = ij * width + kl, box[8], box[9]
+        if first <= place < last:
+            out[place - first] = value
+        place = kl * width + ij
+        if swap and first <= place < last:
+            out[place - first] = value
 
     def place_s8(value, i, j, k, l, swap, box, out):
-        packed(tri(tri(i, j), tri(k, l)), value, box, out)
+        place, first, last = tri(tri(i, j), tri(k, l)), box[8], box[9]
+        if first <= place < last:
+            out[place - first] = value
 
     return jit({"s1": place_s1, "s4": place_s4, "s8": place_s8}[aosym])
 
