@@ -303,8 +303,8 @@ def tiles(n, most, least):
     if len(used) == 0:
         return []
     n = n[: used[-1] + 1]
-    width = int(n.max())
-    if len(n) * width <= least or len(n) * width <= (1 + TILE_WASTE) * int(n.sum()):
+    width, wanted = int(n.max()), int(n.sum())
+    if wanted <= least or len(n) * width <= (1 + TILE_WASTE) * wanted:
         return split_tile(0, len(n), width, most)
     edges = np.arange(0, len(n), max(1, len(n) // TILE_STEPS))
     ends = [*edges[1:].tolist(), len(n)]
