@@ -207,7 +207,7 @@ class Backend(Protocol):
         """The `Plan` for two `PreparedPairs`."""
 
     def chunk_pairs(self, plan, bra, ket):
-        """Numbers of bra and of ket pairs of a chunk, chosen for memory and caches."""
+        """Numbers of bra and of ket pairs of a chunk of two `PreparedPairs`, chosen for memory and caches."""
 
     def hermite(self, prepared, form):
         """Step 1: H[ab, p] of all primitive pairs of a whole list, in a form of the plan. It belongs to the caller."""

@@ -95,8 +95,9 @@ class PreparedPairs:
         view.data, view.backend, view.facts, view._pairs, view._whole = self.data, self.backend, self.facts, None, whole
         first = self.first + piece.start
         view.first, view.npair = first, npair
-        view.first_prim = int(whole._pairs.start[first])
-        view.nprim = int(whole._pairs.start[first + npair]) - view.first_prim
+        start = whole._pairs.start
+        view.first_prim = start.item(first)
+        view.nprim = start.item(first + npair) - view.first_prim
         return view
 
     def __len__(self):

@@ -28,6 +28,10 @@ def bucket(nbytes):
     return -(-max(1, nbytes) // step) * step
 
 
+# Is told, and keeps nothing.
+NOBODY = deque(maxlen=0)
+
+
 class Loan:
     """Device memory on loan from a pool. It goes back when it is given back or when nobody refers to the loan any more.
 
@@ -48,6 +52,7 @@ class Loan:
     def give_back(self):
         """Tells the pool, which takes a loan back once."""
         self.returned.append((self.number, self.token, True))
+        self.returned = NOBODY  # the pool need not hear it again
 
 
 class FreshLoan(Loan):

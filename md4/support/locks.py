@@ -7,6 +7,16 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 
+def note_fork():
+    """Called in a child process: locks that its parent made count as held by nobody."""
+    global forks  # noqa: PLW0603 a fork concerns the whole process
+    forks += 1
+
+
+forks = 0
+os.register_at_fork(after_in_child=note_fork)
+
+
 class Lock:
     """A lock that a thread may take repeatedly. In a forked process it is free, even if it was held before the fork.
 
@@ -17,10 +27,10 @@ class Lock:
         self._made()
 
     def _made(self):
-        self.process, self.lock = os.getpid(), threading.RLock()
+        self.forks, self.lock = forks, threading.RLock()
 
     def __enter__(self):
-        if self.process != os.getpid():
+        if self.forks != forks:
             self._made()
         self.lock.acquire()
         return self

@@ -8,7 +8,6 @@ lanes share the functions p, and goes through ket primitives, whose r it copies 
 warp.
 """
 
-from functools import cache
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
@@ -257,11 +256,10 @@ def correlation_by_warps(l_ket, count):
 # launchers
 
 
-@cache
 def by_threads(l_bra, l_ket):
     """Whether a thread takes a primitive quartet, with r in its registers."""
-    products = nherm(l_bra) * nherm(l_ket)
-    return l_bra + l_ket <= HERMITE_COULOMB.thread_l and products <= HERMITE_COULOMB.thread_products
+    limits = HERMITE_COULOMB
+    return l_bra + l_ket <= limits.thread_l and nherm(l_bra) * nherm(l_ket) <= limits.thread_products
 
 
 def bras_of_a_block(nbra, blocks):
