@@ -184,7 +184,7 @@ def simulated(work, workers, costs):
     once = float(work.seconds.sum()) + len(work.seconds) * work.least
     mean = sum(seconds[task.pair, task.parts] for task in tasks) / workers
     lost = {
-        "uneven": (busy - mean) / total, "cutting": (mean - once / workers) / total, "sums": adding / total,
+        "uneven": (busy - mean) / total, "cutting": max(0.0, mean - once / workers) / total, "sums": adding / total,
         "beside": (work.beside + dividing - work.beside / workers) / total,
     }  # fmt: skip
     limit = max(lost, key=lost.get)
@@ -233,12 +233,20 @@ def told(work, costs):
     return text + f"Assumed: {costs}\nTimes of {facts['machine']}\n"
 
 
+def launching(times):
+    """What the host does for the devices, of which threads of one process do one at a time."""
+    if not times.measured or times.facts["unit"] == "cpu":
+        return ""
+    host = sum(row["host"] for row in times.rows)
+    return f"Launches of all tasks keep a thread busy for {host:.3g} s; one process is not faster than that.\n"
+
+
 def simulate(files, like, counts, costs):
     """Prints a table for each `TaskTimes`; returns all rows."""
     rows = []
     for times in files:
         work = Work.of(times, like)
-        print(told(work, costs), HEADER, sep="\n")
+        print(told(work, costs) + launching(times), HEADER, sep="\n")
         for workers in counts:
             rows.append(simulated(work, workers, costs))
             print(line(rows[-1]), flush=True)

@@ -44,6 +44,16 @@ class TensorRows(NamedTuple):
         first axis. The rows of rank n + 1 begin where those of rank n end. A rank may have none.
     array : ndarray, shape (last - first, ...)
         The rows, in Hartree; a device array with ``device=True``.
+
+    Examples
+    --------
+    Three rows, as a rank would get them:
+
+    >>> import md4, pyscf
+    >>> eri = md4.int2e(pyscf.M(atom="He 0 0 0", basis="cc-pvdz"), aosym="s4")
+    >>> first, last, array = md4.TensorRows(3, 6, eri[3:6])
+    >>> last - first, array.shape
+    (3, (3, 15))
     """
 
     first: int

@@ -266,20 +266,15 @@ def counts(screened, tolerance):
 def list_pairs(lists, norms, tolerance, swapped):
     """List of `Screened` of all unordered pairs of lists that have survivors; `swapped` decides which is the ket."""
     own = [norms.of_pairs(this.pairs.pairs) for this in lists]
-    top = [float(n.max()) for n in own]
-    numbers = [(i, k) for i in range(len(lists)) for k in range(i + 1)]
-    found = [None] * len(numbers)
-
-    def screen(n):
-        i, k = numbers[n]
-        b, c = (k, i) if swapped(lists[i].pairs, lists[k].pairs) else (i, k)
-        bra, ket = lists[b], lists[c]
-        factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
-        if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
-            found[n] = Screened(bra, ket, factor, (b, c))
-
-    in_threads(len(numbers), screen, 4 * len(lists) * sum(map(len, lists)))
-    return [each for each in found if each is not None]
+    top, found = [float(n.max()) for n in own], []
+    for i, one in enumerate(lists):
+        for k, two in enumerate(lists[: i + 1]):
+            b, c = (k, i) if swapped(one.pairs, two.pairs) else (i, k)
+            bra, ket = lists[b], lists[c]
+            factor = norms.beside(bra.pairs.pairs, own[b], ket.kinds, top[c])
+            if (bra.bound * factor).max() * ket.bound[0] >= tolerance:
+                found.append(Screened(bra, ket, factor, (b, c)))
+    return found
 
 
 def survivors(bra, ket, factor, tolerance, triangle):

@@ -14,8 +14,8 @@ import numba
 from md4.support.locks import Lock
 from md4.support.threads import Share, finish, guarded, raise_first
 
-# Elements for which a further thread is worth waking.
-THREAD_ELEMENTS = 1 << 18
+# Elements for which a further thread of Python is worth waking, and how many there are at most: they share one lock.
+THREAD_ELEMENTS, MOST_IN_PYTHON = 1 << 18, 8
 
 lock = Lock()
 pool = None
@@ -96,7 +96,7 @@ def in_threads(count, work, elements):
 
     For long functions of NumPy, which let other threads run meanwhile.
     """
-    threads = max(1, min(number_of_threads(), count, elements // THREAD_ELEMENTS))
+    threads = max(1, min(number_of_threads(), count, elements // THREAD_ELEMENTS, MOST_IN_PYTHON))
 
     def some(thread):
         for n in range(thread, count, threads):

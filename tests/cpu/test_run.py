@@ -80,6 +80,18 @@ def test_all_quartets_once(engine, lists):
         assert abs(block - expected).max() <= 1e-13 * abs(expected).max()
 
 
+@pytest.mark.parametrize("parts", [3, 50])
+def test_parts_of_all_pairs_are_all_quartets_once(two_threads, engine, lists, parts):
+    """Also where a pair of lists has fewer rows than parts."""
+    take, pairs = Quartets(lists), all_pairs(lists)
+    done = [
+        run_lists(engine.backend, [pair._replace(part=part, parts=parts) for pair in pairs], take)
+        for part in range(parts)
+    ]
+    assert sum(done) == len(take.made)
+    assert {frozenset([key[:2], key[2:]]) for key in take.made} == set().union(*(quartets_of(lists, p) for p in pairs))
+
+
 def test_many_tasks_and_threads_make_the_same(engine, lists, monkeypatch, two_threads):
     """To the last bit: a block does not depend on what is made beside it."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

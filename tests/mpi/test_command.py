@@ -7,8 +7,10 @@ import sys
 import numpy as np
 import pytest
 from molecules import molecule
-from mpi_jobs import MPIEXEC, OPEN_MPI, SECONDS, SOURCES, pytestmark  # noqa: F401
+from mpi_jobs import MARKS, MPIEXEC, OPEN_MPI, SECONDS, SOURCES
 from places import EXAMPLES
+
+pytestmark = MARKS
 
 WATER = str(EXAMPLES / "water.xyz")
 

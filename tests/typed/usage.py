@@ -42,6 +42,8 @@ def matrices(mol: gto.Mole, dm: Floats) -> None:
 
 def solvers(mol: gto.Mole) -> None:
     mf: scf.hf.RHF = md4.attach(scf.RHF(mol), backend="cuda", max_memory=1000.0)
+    md4.attach(mf, devices=[0, 1])
+    md4.attach(mf, devices="every")  # type: ignore[arg-type]
     md4.detach(mf)
     md4.attach("RHF")  # type: ignore[type-var]
 
