@@ -189,6 +189,8 @@ def recording():
     stubs = [
         (DeviceContext, "launch", launch), (DeviceContext, "table", Anything()),
         (device_pairs, "copy_in_pieces", lambda *_: None),
+        *((module, "copy_to_device", lambda *_: None) for module in (sums, hermite_coulomb)),
+        *((module, "clear", lambda *_: None) for module in (sums, hermite_coulomb)),
     ]  # fmt: skip
     with ExitStack() as stack:
         for stub in stubs:
@@ -311,7 +313,7 @@ def devices_without_memory(unit, left=1 << 45):
     stubs = [
         (screening, "schwarz_bounds", bounds), (engine, "make_backend", backend), (PairMaker, "prepare", host_list),
         (Pool, "left", lambda _: left), (GpuBackend, "lock", nullcontext()),
-        (GpuBackend, "compile_ahead", lambda *_: None),
+        (GpuBackend, "compile_ahead", lambda *_: None), (GpuBackend, "mark", lambda _: lambda: None),
         (GpuBackend, "tensor", lambda self, layout, *_: DeviceTensor(self.context, layout, Anything(), None)),
         *((module, "copy_to_host", lambda *_: None) for module in (sums, hermite_coulomb)),
         (targets, "as_buffer", lambda array: array),
