@@ -62,17 +62,18 @@ class TensorRows(NamedTuple):
     array: Any
 
 
-def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks):
+def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks, gather=False):
     """The engines of a rank, one a device; errors as in `md4.int2e`.
 
-    Ranks of a node that work on the CPU have equal shares of the memory that is free, unless `max_memory` is given.
+    Ranks of a node that work on the CPU have equal shares of the memory that is free, unless `max_memory` is given. If
+    they `gather`, rank 0 needs more than the others, and no rank has a limit of its own.
     """
     checked_choice("backend", backend, BACKENDS)
     numbers = chosen(devices, backend, None if ranks.size == 1 else ranks.node_rank)
     if stream is not None and len(numbers) > 1:
         raise ArgumentError(f"a stream belongs to one device, but devices names {len(numbers)}; leave one out.")
     on_cpu = backend == "cpu" or (backend == "auto" and not gpu.available())
-    if max_memory is None and on_cpu and ranks.node_size > 1:
+    if max_memory is None and on_cpu and ranks.node_size > 1 and not gather:
         max_memory = host_memory() / ranks.node_size / 1e6
     return [Engine(basis, None, operator, backend, stream, max_memory, device) for device in numbers]
 

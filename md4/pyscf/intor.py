@@ -78,7 +78,7 @@ def intor(
         basis, operator = name_basis_operator(mol, name, omega)
         request = checked_request(basis, aosym, shls_slice, out, device)
         collected, shown_progress = checked_flag("gather", gather), checked_progress(progress)
-        engines = shared_engines(basis, operator, backend, stream, max_memory, devices, ranks)
+        engines = shared_engines(basis, operator, backend, stream, max_memory, devices, ranks, collected)
         if devices is None and comm is None and not is_file(out):
             return ao_tensor(engines[0], aosym, shls_slice, out, device, shown_progress)
         return shared_tensor(engines, request, ranks, out, bool(device), collected, shown_progress)
