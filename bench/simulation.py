@@ -10,8 +10,8 @@ number, one after the other.
 
 The sums are added up in a ring or a tree, whichever is faster, of --bandwidth GB/s a device, --network GB/s if the
 workers are more than --node, with --step seconds for each of its steps. What precedes the first and follows the last
-task is the same for all workers, which all do it: it is taken from the file, but for the division among N workers,
-which is timed here.
+task is the same for all workers, which all do it: it is taken from the file, or scaled from that of --like, but for the
+division among N workers, which is timed here.
 
 Efficiency is the time with one worker over N times that with N. What is lost, as shares of the time with N workers:
 'uneven' are devices that wait for the slowest one, 'cutting' the least times of more tasks, 'sums', and 'beside' what
@@ -109,9 +109,9 @@ class Work(NamedTuple):
         factor = np.array([ratios.get(class_of(rows[0]), ratios[None]) for rows in pairs.values()])
         known = sum(p for p, rows in zip(predicted, pairs.values()) if class_of(rows[0]) in ratios) / sum(predicted)
         name = f"{like.facts['system']} {like.facts['basis']}"
-        source = f"predicted, each class corrected by measured / predicted of {name} ({100 * known:.0f}% of the time)"
-        scale = (times.facts["nao"] / like.facts["nao"]) ** 2
-        facts = {**{key: scale * like.facts[key] for key in COPIES}, **times.facts}
+        source = f"predicted, each class corrected by measured / predicted of {name} ({100 * known:.0f}% of the time), "
+        source += "and what is beside the tasks scaled from there"
+        facts = {**times.facts, **scaled_facts(times, like)}
         return cls(facts, predicted, factor * predicted, most, min(row["seconds"] for row in like.rows), source)
 
     @property
@@ -128,6 +128,17 @@ class Work(NamedTuple):
         """(tasks for so many workers, seconds of each by (pair, parts))."""
         tasks = make_tasks(self.predicted.tolist(), self.rows, workers)
         return tasks, {(t.pair, t.parts): self.least + float(self.seconds[t.pair]) / t.parts for t in tasks}
+
+
+def scaled_facts(times, like):
+    """Seconds of what is beside the tasks, on the machine of `like`.
+
+    Norms, copies and sums of matrices go with the square of the number of AOs, survivors with that of bra pairs.
+    """
+    bra_pairs = [sum({row["pair"]: row["pairs_ab"] for row in these.rows}.values()) for these in (times, like)]
+    square = (times.facts["nao"] / like.facts["nao"]) ** 2
+    found = {name: square * like.facts[name] for name in ("before", *COPIES)}
+    return found | {"counting": bra_pairs[0] / bra_pairs[1] * like.facts["counting"]}
 
 
 def class_of(row):

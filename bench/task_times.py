@@ -37,7 +37,7 @@ from md4.contract.worker import AHEAD, HERMITE_SHARE, PartialSums
 from md4.gpu.h_layout import KET_FLAT, form_size
 from md4.gpu.kernels.digestion import digest_swapped
 from md4.gpu.paths import build_time, timed_plans
-from md4.gpu.predicted_times import Side, coulomb_time
+from md4.gpu.predicted_times import Side, coulomb_time, counted_rows
 from md4.gpu.tuning import MIXED_SHELLS
 from md4.method.angular import nherm
 from md4.shells.basis import Basis
@@ -79,7 +79,7 @@ class TaskTimes:
         """Predicts the times of a GPU anew."""
         unit, with_k = self.facts["unit"], self.facts["matrices"] == "J, K"
         for row in self.rows if unit != "cpu" else ():
-            row["predicted"] = row["quartets"] * predicted(unit, Known(row, "ab"), Known(row, "cd"), with_k)
+            row["predicted"] = row["quartets"] * predicted(unit, side(row, "ab"), side(row, "cd"), with_k)
 
     def save(self, path):
         path = Path(path)
@@ -283,32 +283,29 @@ def listed(system, with_k, args):
     begin = perf_counter()
     quartets = [int(n.sum()) for n in counts(screened, TOLERANCE)]
     clock["counting"] = perf_counter() - begin
-    rows = [
-        columns(this, Task(n, 0, 1, count * predicted(UNIT, this.bra.pairs, this.ket.pairs, with_k) + EACH), count)
-        for n, (this, count) in enumerate(zip(screened, quartets))
-    ]
+    rows = []
+    for n, (this, count) in enumerate(zip(screened, quartets)):
+        seconds = count * predicted(UNIT, Side.of(this.bra.pairs), Side.of(this.ket.pairs), with_k)
+        rows.append(columns(this, Task(n, 0, 1, seconds + EACH), count))
     facts = {"system": system.name, "basis": system.basis, "nao": mol.nao, "matrices": "J, K" if with_k else "J"}
     facts |= {"unit": UNIT, "workers": 1, "ahead": AHEAD, **clock}
     return TaskTimes(facts | {"machine": describe(md4.Engine(basis, backend="cpu").backend)}, rows)
 
 
 def predicted(unit, bra, ket, with_k):
-    """Predicted seconds of a quartet of two `ShellPairs` or `Known` on a GPU."""
-    bra, ket = Side.of(bra), Side.of(ket)
+    """Predicted seconds of a quartet of two `Side` on a GPU."""
     return 1e-9 * (build_time(unit, bra, ket, 2) if with_k else coulomb_time(bra, ket, 1))
 
 
 # predicted times fitted -----------------------------------------------------------------------------------------------
 
 
-class Known:
-    """What the formulas of `md4.gpu.predicted_times` need of a row, for one side."""
-
-    def __init__(self, row, names):
-        a, b = (int(row[f"l{name}"]) for name in names)
-        shells = a, b, bool(row["pure"]), *(int(row[f"nctr_{name}"]) for name in names)
-        self.l, self.nherm, self.nab = a + b, nherm(a + b), int(row[f"n{names}"])
-        self.max_prim, self.mean_prim, self.shell_class = int(row[f"most_prim_{names}"]), row[f"prim_{names}"], shells
+def side(row, names):
+    """`Side` of the bra ('ab') or the ket ('cd') of a row."""
+    a, b = (int(row[f"l{name}"]) for name in names)
+    shells = a, b, bool(row["pure"]), *(int(row[f"nctr_{name}"]) for name in names)
+    primitives = int(row[f"most_prim_{names}"]), round(row[f"prim_{names}"], 1)
+    return Side(a + b, int(row[f"n{names}"]), nherm(a + b), *primitives, *counted_rows(shells))
 
 
 def terms(row, unit, with_k):
@@ -318,14 +315,14 @@ def terms(row, unit, with_k):
     'low ...', 'digest' and 'coulomb ...' are those of `low_time`, `digest_time` and `coulomb_time`, and 'task' is what
     a task takes besides its quartets. 'low result' and 'digest' differ in classes with a plan only.
     """
-    bra, ket = Known(row, "ab"), Known(row, "cd")
+    bra, ket = side(row, "ab"), side(row, "cd")
     primitives, functions, matrices = bra.mean_prim * ket.mean_prim, bra.nab * ket.nab, 2 if with_k else 1
     r, products = primitives * nherm(bra.l + ket.l), primitives * bra.nherm * ket.nherm
     found = {"task": 1 / row["quartets"]}
     if not with_k:
         return found | {"coulomb primitives": primitives, "coulomb contraction": products * matrices}
     found["digest"] = functions * matrices
-    plan = timed_plans(unit, Side.of(bra), Side.of(ket), True)[0][0]
+    plan = timed_plans(unit, bra, ket, True)[0][0]
     if plan:
         return found | {"plan": plan}
     return found | {"low quartet": 1, "low r": r, "low products": products, "low result": functions}

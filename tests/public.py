@@ -119,6 +119,7 @@ def tensor_arguments():
         "device": zoo.flags() | {"True": bad(lambda: True), "bool_": bad(lambda: np.bool_(True))}
                         | {t: bad(v.make) for t, v in zoo.flags().items() if v.same and v.same() is True},
         "max_memory": zoo.memories(), "stream": zoo.ignored(None), "progress": zoo.progress(),
+        "devices": zoo.ignored(None), "comm": zoo.zoo({"None": good(lambda: None)}), "gather": zoo.flags(),
     }  # fmt: skip
 
 

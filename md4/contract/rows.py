@@ -17,10 +17,11 @@ from md4.contract.slices import Cuts, halves
 from md4.contract.stores import MemoryStore, checked_store
 from md4.contract.tensor import add_slice, segmented, slice_target
 from md4.contract.workspace import least_block
-from md4.engine import Engine
+from md4.engine import BACKENDS, Engine
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.gpu.devices import chosen
 from md4.method.scatter import first_row
+from md4.support.arguments import checked_choice
 from md4.support.display import size_text
 from md4.support.locks import Lock
 from md4.support.log import log
@@ -66,6 +67,7 @@ def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks)
 
     Ranks of a node that work on the CPU have equal shares of the memory that is free, unless `max_memory` is given.
     """
+    checked_choice("backend", backend, BACKENDS)
     numbers = chosen(devices, backend, None if ranks.size == 1 else ranks.node_rank)
     if stream is not None and len(numbers) > 1:
         raise ArgumentError(f"a stream belongs to one device, but devices names {len(numbers)}; leave one out.")

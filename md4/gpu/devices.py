@@ -23,15 +23,16 @@ def chosen(devices, backend="auto", rank=None):
     DeviceError
         A device that does not exist.
     """
-    count = 0 if backend == "cpu" else device_count()
+    on_cpu = isinstance(backend, str) and backend == "cpu"  # the backend is checked where it is made
+    count = 0 if on_cpu else device_count()
     if devices is None:
         return [None] if rank is None or count == 0 else [rank % count]
-    if isinstance(devices, str) and devices == "all" and backend != "cpu":
+    if isinstance(devices, str) and devices == "all" and not on_cpu:
         return list(range(count)) or [None]
     given = as_list(devices if whole_number(devices) is None else [devices])
     numbers = [whole_number(n) for n in given or [None]]
-    if None in numbers or len(set(numbers)) < len(numbers) or backend == "cpu":
-        remedy = "the CPU backend has none" if backend == "cpu" else "give 'all', or numbers of GPUs such as [0, 1]"
+    if None in numbers or len(set(numbers)) < len(numbers) or on_cpu:
+        remedy = "the CPU backend has none" if on_cpu else "give 'all', or numbers of GPUs such as [0, 1]"
         raise ArgumentError(f"devices cannot be {shown(devices)}: {remedy}.")
     missing = [n for n in numbers if not 0 <= n < count]
     if missing:

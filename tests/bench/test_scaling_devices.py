@@ -186,8 +186,9 @@ def test_listed_tasks_are_corrected_class_by_class():
     for row in like.rows:
         row["seconds"] = 1e-5 + row["predicted"] * (0.5 if simulation.class_of(row) == odd else 2.0)
     like.rows[0]["seconds"] = 1e-5
-    like.facts |= dict.fromkeys(simulation.COPIES, 0.0)
+    like.facts |= dict.fromkeys(("before", *simulation.COPIES), 0.5) | {"nao": 24, "counting": 0.1}
     these = Work.of(tasks, like)
+    assert these.beside == pytest.approx(5 * 0.5 * (48 / 24) ** 2 + 0.1)
     assert "corrected" in these.source
     assert "100% of the time" in these.source
     expected = [0.5 if simulation.class_of(row) == odd else 2.0 for row in tasks.rows]

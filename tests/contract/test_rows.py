@@ -68,16 +68,18 @@ def test_tensors(basis, right, computed, aosym, workers):
 
 def test_each_worker_has_its_thread(basis, computed, monkeypatch):
     """Both make slices at the same time."""
-    meeting, compute = threading.Barrier(2, timeout=60), TensorWorker.compute
+    meeting, here, compute = threading.Barrier(2, timeout=60), set(), TensorWorker.compute
 
     def met(self, layout):
-        if len(computed) < 2:
+        if threading.get_ident() not in here:
+            here.add(threading.get_ident())
             meeting.wait()
         compute(self, layout)
 
     monkeypatch.setattr(TensorWorker, "compute", met)
     shared(basis, "s8")
-    assert len({thread for _, thread in computed}) == 2
+    assert {thread for _, thread in computed} == here
+    assert len(here) == 2
 
 
 def test_out(basis, right):

@@ -22,6 +22,11 @@ def tensors(mol: gto.Mole) -> None:
     assert_type(on_device.shape, tuple[int, ...])
     md4.get_jk(mol, on_device)
     md4.int2e(mol, out=part)
+    assert_type(md4.int2e(mol, devices="all"), Floats)
+    rows = md4.int2e(mol, comm=object())
+    if isinstance(rows, md4.TensorRows):
+        print(rows.first, rows.array)
+    md4.int2e(mol, devices="both")  # type: ignore[arg-type]
     md4.int2e("H 0 0 0")  # type: ignore[call-overload]
     md4.int2e(mol, aosym="s2")  # type: ignore[call-overload]
     md4.int2e(mol, backend="gpu")  # type: ignore[call-overload]
