@@ -211,15 +211,15 @@ class Team:
     @cached_property
     def joined(self):
         """Whether the workers of all processes are a group whose sums NCCL adds up; they become one when asked."""
-        places = self.ranks.gather(self.each(lambda worker: worker.backend.place()))
+        places = self.ranks.gather(self.ranks.together(lambda: self.each(lambda worker: worker.backend.place())))
         places = [place for of_rank in places for place in of_rank]
         if None in places or len(set(places)) < len(places):
             return False
-        identity = self.ranks.gather(self.engine.backend.new_group() if self.ranks.rank == 0 else None)[0]
+        identity = self.ranks.first(self.engine.backend.new_group)
 
         def join(worker):
             worker.group = worker.backend.join(identity, worker.number, self.size)
 
-        self.each(join)
+        self.ranks.together(lambda: self.each(join))
         log.info("the sums of %d GPUs are added up by NCCL", self.size)
         return True
