@@ -8,7 +8,6 @@ many primitives, a pair takes several lanes, and its integrals are summed over t
 
 from collections import namedtuple
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from md4.cpu.emit.vectors import LANES
 from md4.method.angular import hermite_triples
 from md4.method.hermite import component_table
 from md4.shells.shell_pairs import slices, spans, starts_of
+from md4.support.locks import once
 
 
 def numbered(name, fields):
@@ -68,7 +68,7 @@ def aligned_empty(shape):
     return room[first : first + size].reshape(shape)
 
 
-@cache
+@once  # compiled loops get its address, so there must not be a second one that another thread made
 def h_structure(la, lb, pure, nctr_a, nctr_b):
     """The elements of H that can be nonzero by their powers of z, y and x: `md4.method.hermite.structure` as arrays.
 
@@ -117,7 +117,7 @@ def reached(l, pure):
     return [triples[i:j] for i, j in pairwise(start)]
 
 
-@cache
+@once  # as `h_structure`
 def flat_triples(l):
     """Shape (3 nherm(l),), int64: the triples one after the other."""
     return np.ascontiguousarray(hermite_triples(l)).reshape(-1)

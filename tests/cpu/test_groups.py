@@ -1,5 +1,7 @@
 """Groups of LANES shell pairs, and the elements of H that are kept."""
 
+import threading
+
 import numpy as np
 import pytest
 from pair_lists import PAIRS, TRIANGLE, few_shells, mixed_basis
@@ -13,6 +15,7 @@ from md4.cpu.groups import (
     Groups,
     LaneLayout,
     aligned_empty,
+    flat_triples,
     h_elements,
     h_structure,
     lane_layout,
@@ -155,3 +158,21 @@ def test_memory_begins_on_a_line_of_the_cache(shape):
     assert array.ctypes.data % 64 == 0
     assert array.flags.c_contiguous
     assert array.flags.writeable
+
+
+def test_threads_share_the_arrays_whose_addresses_loops_get():
+    """If each of several threads made its own, all but one would be freed while loops read them."""
+    for table, facts in ((h_structure, (6, 1, False, 1, 3)), (flat_triples, (17,))):  # which no other test needs
+        assert facts not in table.made
+        found, together = [], threading.Barrier(4)
+
+        def ask(table=table, facts=facts, found=found, together=together):
+            together.wait(60)
+            found.append(table(*facts))
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({id(one) for one in found}) == 1
