@@ -226,6 +226,7 @@ def no_device(monkeypatch):
         "cuda": SimpleNamespace(current_context=Context), "require_gpu": lambda: None, "as_stream": lambda _: stream,
         "current_capability": lambda: (9, 0), "current_device": lambda: 0, "urgent_stream": lambda: stream,
         "copy_to_device": lambda pointer, array, stream: ctypes.memmove(pointer, array.ctypes.data, array.nbytes),
+        "clear": lambda buffer, stream: ctypes.memset(buffer.pointer, 0, buffer.size * buffer.itemsize),
         "copy_to_host": lambda array, pointer, stream: ctypes.memmove(array.ctypes.data, pointer, array.nbytes),
     }  # fmt: skip
     modules = [buffers, device, device_pairs, device_coulomb, device_tensor, gpu, pool, sums]
@@ -237,6 +238,7 @@ def no_device(monkeypatch):
     monkeypatch.setattr(device_pairs.PairMaker, "count", counts)
     monkeypatch.setattr(sums.DeviceBounds, "result", lambda bounds: np.ones(bounds.values.shape))
     monkeypatch.setattr(gpu.GpuBackend, "compile_ahead", lambda *_: None)
+    monkeypatch.setattr(gpu.GpuBackend, "mark", lambda backend: lambda: None)
     monkeypatch.setattr(families, "reference", lambda work: None)
     for name in ("launch", "table"):
         monkeypatch.setattr(device.DeviceContext, name, lambda *_: None)

@@ -50,8 +50,8 @@ def test_both_workers_work(two, monkeypatch):
 
     add = PartialSums.add
     monkeypatch.setattr(PartialSums, "add", watched)
-    jk = md4.JK(CHAIN, **two)
-    jk.get_jk(random_densities(CHAIN)[0])
+    mol = molecule(METHANE, "cc-pvtz")
+    md4.JK(mol, **two).get_jk(random_densities(mol)[0])
     assert set(taken) == {0, 1}
     tasks = [task[:3] for of_worker in taken.values() for task in of_worker]
     assert len(set(tasks)) == len(tasks) > 20

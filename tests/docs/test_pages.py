@@ -95,7 +95,7 @@ def test_options_of_the_command_line():
     commands = next(a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
     real = {o for c in commands.values() for a in c._actions for o in a.option_strings if o not in ("-h", "--help")}
     text = (ROOT / "docs/cli.md").read_text()
-    assert set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text)) - {"--help", "--version", "-m"} == real
+    assert set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text)) - {"--help", "--version", "-m", "-n"} == real
     assert set(re.findall(r"^## md4 (\w+)", text, re.MULTILINE)) == set(commands)
 
 

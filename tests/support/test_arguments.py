@@ -36,7 +36,7 @@ def idle(monkeypatch):
     for step in ("digest", "coulomb"):
         monkeypatch.setattr(HostSums, step, work)
     monkeypatch.setattr("md4.contract.tensor.least_block", work)
-    monkeypatch.setattr("md4.contract.fock.least_block", work)
+    monkeypatch.setattr("md4.contract.worker.least_block", work)
 
 
 @cache
