@@ -235,8 +235,8 @@ class DeviceContext:
         kernel(grid, block, self.handle, shared, args)
 
     def fixed(self, make, *args):
-        """make(self, *args), made once for a device: what all launches for the same `args` have in common."""
-        key = make, args
+        """make(self, *args), made once for a device and a unit: what all launches for the same `args` have in common."""
+        key = make, self.unit, args
         try:
             return self.known[key]
         except KeyError:
