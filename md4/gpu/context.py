@@ -235,7 +235,7 @@ class DeviceContext:
         kernel(grid, block, self.handle, shared, args)
 
     def fixed(self, make, *args):
-        """make(self, *args), made once for a device and a unit: what all launches for the same `args` have in common."""
+        """make(self, *args), made once for a device and its unit: what launches with the same `args` have in common."""
         key = make, self.unit, args
         try:
             return self.known[key]
