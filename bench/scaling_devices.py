@@ -54,10 +54,11 @@ MATRICES = {"J": {"with_k": False}, "J, K": {}}
 # Longest time of one process or one mpiexec, in seconds.
 LIMIT = 1500
 BESIDE = Path(sys.executable).with_name("mpiexec")
-# Without these, Open MPI starts neither as root nor with more ranks than cores.
+# Without these, Open MPI starts neither as root nor with more ranks than cores, and holds each rank at one core.
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_hwloc_base_binding_policy": "none", "PRTE_MCA_hwloc_default_binding_policy": "none",
 }  # fmt: skip
 
 
