@@ -43,11 +43,12 @@ def basis_name(basis):
 def builds():
     """Systems of the front table of J and K: dictionaries with 'label', 'nao' and {program: (seconds, same run)}."""
     peers = read_csv(RESULTS / "scf-peers.csv")
-    largest = [r for r in read_csv(RESULTS / "scf-scaling.csv") if r["basis"] == "cc-pv6z"]
+    of_devices = read_csv(RESULTS / "scaling-devices.csv")
+    largest = [r for r in of_devices if r["basis"] == "cc-pv6z" and r["devices"] == 1 and r["matrices"] == "J, K"]
     found = []
     for row in [*read_csv(RESULTS / "scf.csv"), *largest]:
         times = {"md4": (row["seconds"], True)}
-        times |= {"PySCF": (row["pyscf"], True)} if row["pyscf"] != "" else {}
+        times |= {"PySCF": (row["pyscf"], True)} if row.get("pyscf", "") != "" else {}
         same = [p for p in peers if (p["system"], p["basis"]) == (row["system"], row["basis"])]
         times |= {p["program"]: (p["seconds"], False) for p in same}
         found.append(
@@ -67,7 +68,7 @@ def table(columns, rows):
 
 
 def build_table():
-    programs = {"md4": "md4, H200", "GPU4PySCF": "GPU4PySCF 1.9, H200", "PySCF": "PySCF, 16 cores"}
+    programs = {"md4": "md4, H200", "GPU4PySCF": "GPU4PySCF 1.9, H200", "PySCF": "PySCF, 16 threads"}
     rows = [[r["label"], str(r["nao"]), *(seconds(r["times"].get(p)) for p in programs)] for r in builds()]
     return table(["system", "functions", *programs.values()], rows)
 
