@@ -129,6 +129,9 @@ class CpuBackend:
             out = self.host_array(layout.shape, least_block)
         elif least_block > self.memory_left():
             raise tensor_refusal(layout.shape, least_block, self.memory_left())
+        from md4.cpu.warmup import compile_ahead, names_for, scatter_name
+
+        compile_ahead([*names_for("tensor", self.operator.kind), scatter_name(layout.aosym)])
         return ListTensor(self, layout, out)
 
     def host_array(self, shape, least_block):

@@ -26,7 +26,7 @@ from md4.support.processes import allowed_jobs, can_keep, can_start, command, en
 from md4.support.progress import compiling
 
 # Loops by name, and about how long each takes to compile, in units of one that copies.
-COSTS = {"h": 8, "fill": 12, "copy": 1, "scatter": 2, "digest": 6, "contract": 9}
+COSTS = {"h": 6, "fill": 12, "copy": 2, "scatter": 4, "digest": 6, "contract": 9}
 # How much a second process takes to start, in the same unit.
 START = 3
 
@@ -34,21 +34,28 @@ ready = set()  # names of loops that this process has compiled or read
 
 
 def names_for(use, kind):
-    """Names of the loops for integrals ('tensor' or 'blocks'), J alone ('j'), or J and K; for 'lists' those of all."""
+    """Names of the loops for blocks of integrals ('blocks'), J alone ('j'), or J and K.
+
+    For 'tensor' and 'lists' those that all of them need. A tensor also needs `scatter_name`, which takes long for s1.
+    """
     names = ["h", f"fill {kind}"]
-    if use == "lists":
+    if use in ("lists", "tensor"):
         return names
     if use == "blocks":
         return [*names, "copy"]
-    if use == "tensor":
-        return [*names, *(f"scatter {aosym}" for aosym in SYMMETRIES)]
     return [*names, f"contract {kind}" if use == "j" else "digest"]
+
+
+def scatter_name(aosym):
+    """Name of the loop that writes a tensor of a symmetry."""
+    return f"scatter {aosym}"
 
 
 def every_name(kinds=("coulomb",)):
     """Names of all loops for some operators."""
-    uses = "blocks", "tensor", "j", "jk"
-    return list(dict.fromkeys(name for kind in kinds for use in uses for name in names_for(use, kind)))
+    uses = "blocks", "j", "jk"
+    names = [name for kind in kinds for use in uses for name in names_for(use, kind)]
+    return list(dict.fromkeys([*names, *map(scatter_name, SYMMETRIES)]))
 
 
 @cache
