@@ -119,21 +119,25 @@ class JK:
     @locked
     @collective
     def reset(self, mol: Molecule | Basis | None = None) -> None:
-        """Forgets pairs, H matrices, bounds and densities, and continues with `mol` if it is given."""
+        """Forgets pairs, H matrices, bounds and densities, and continues with `mol` if it is given.
 
-        def make():
-            if mol is not None:
-                given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
-                check_order(4 * given.lmax)
-                self.mol = None if isinstance(mol, Basis) else mol
-                self.basis, self._order = given.regrouped()
-            self._forget_lists()
-            return Team(self.basis, self._options, self._devices, self.ranks)
+        If that fails, the object stays as it was, without lists.
+        """
 
-        self.team = self.ranks.together(make)
-        own = {"the operator": self._operator(None), "direct_scf_tol": self.direct_scf_tol}
-        self.ranks.same({**common_facts(self.basis), **self.team.facts(), **own})
-        self.team.count()
+        def read():
+            if mol is None:
+                return self.mol, self.basis, self._order
+            given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
+            check_order(4 * given.lmax)
+            return None if isinstance(mol, Basis) else mol, *given.regrouped()
+
+        molecule, basis, order = self.ranks.together(read)
+        self._forget_lists()
+        team = self.ranks.together(lambda: Team(basis, self._options, self._devices, self.ranks))
+        own = {"the operator": self._operator_of(molecule), "direct_scf_tol": self.direct_scf_tol}
+        self.ranks.same({**common_facts(basis), **team.facts(), **own})
+        team.count()
+        self.mol, self.basis, self._order, self.team = molecule, basis, order, team
         self.stats, self._last = Statistics(), None
 
     def _forget_lists(self):
@@ -250,7 +254,11 @@ class JK:
         return tuple(None if v is None else self.engine.backend.send(v) for v in results)
 
     def _operator(self, omega):
-        own = self.omega if self.omega is not None else getattr(self.mol, "omega", 0.0)
+        return self._operator_of(self.mol, omega)
+
+    def _operator_of(self, mol, omega=None):
+        """The operator for an argument `omega` and a molecule, which is None for a basis."""
+        own = self.omega if self.omega is not None else getattr(mol, "omega", 0.0)
         return Operator.from_omega(own if omega is None else omega)
 
     def _real_or_complex(self, dm, hermi, *options):

@@ -1,12 +1,13 @@
 """The processes that share a build: those of an MPI communicator (`Ranks`), or this one only (`Alone`).
 
 Both classes have the same methods, so that what divides work asks no further question. This is the only module that
-uses mpi4py, and only if the caller gives a communicator. So `import md4` does not start MPI.
+uses mpi4py, besides the command line, and only if the caller gives a communicator. So `import md4` does not start MPI.
 
 All methods except `next` and `stop` of a counter are collective: every rank calls them, in the same order and from one
 thread at a time. Each of them first exchanges what the ranks are about to do, and whether the work of one has failed
 (`Ranks.together`). If it has, or if they are about to do different things, all ranks raise an exception. So none waits
-in vain, wherever in the work of `together` the failure is and whatever the others do meanwhile.
+in vain, wherever in the work of `together` the failure is and whatever the others do meanwhile. Only a failure of MPI
+itself amid a message is beyond this.
 
 md4 sends its messages through a duplicate of the caller's communicator, so that they never meet the caller's own. The
 duplicate belongs to the communicator: it is made once, however many objects use it, and freed by `comm.Free()`, which
@@ -14,6 +15,7 @@ is collective. It is not freed by `__del__`, since ranks may collect garbage at 
 """
 
 import itertools
+import pickle
 import sys
 import threading
 import time
@@ -122,7 +124,8 @@ class Ranks:
         """
         if not self._channel.differ(what, more=value is not None or failure is not None):
             return [None] * self.size
-        found = self._channel.comm.allgather((what, value, failure and f"{type(failure).__name__}: {failure}"))
+        with self._channel.lock:
+            found = self._channel.comm.allgather((what, value, failure and f"{type(failure).__name__}: {failure}"))
         failed = [rank for rank, (*_, text) in enumerate(found) if text is not None]
         if failed:
             more = f" ({ranks_text(failed[1:])} failed as well)" if failed[1:] else ""
@@ -183,8 +186,15 @@ class Ranks:
 
     def first(self, work):
         """work() of rank 0, for all ranks. The others do not call it, and wait for its result, which is pickled."""
-        result = self.together(work if self.rank == 0 else lambda: None, "work of rank 0")
-        return self._channel.large.bcast(result, root=0)
+
+
+        def pickled():
+            result = work()
+            return result, pickle.dumps(result, protocol=5)
+
+        own, data = self.together(pickled if self.rank == 0 else lambda: (None, None), "work of rank 0")
+        data = self._channel.large.bcast(data, root=0)
+        return own if self.rank == 0 else pickle.loads(data)
 
     def once_a_node(self, work):
         """work() on the first rank of each node, and then on the others, which find what the first ones cached."""
@@ -224,7 +234,7 @@ class Ranks:
         comm.Allgatherv(own, [part, counts])
 
     def gather(self, value):
-        """List of each rank's value, which must be small."""
+        """List of each rank's value, which is pickled."""
         return self._exchange("gather", value)
 
     def collect(self, array, rows):
@@ -332,13 +342,18 @@ class Channel:
     def differ(self, what, more):
         """Whether the ranks are about to do different things, or one of them has `more` to say."""
         own, found = np.array([crc32(what.encode()), more], np.int64), np.empty((self.comm.size, 2), np.int64)
-        self.wait(self.comm.Iallgather(own, found))
+        with self.lock:
+            request = self.comm.Iallgather(own, found)
+        self.wait(request)
         return bool(found[:, 1].any() or (found[:, 0] != own[0]).any())
 
     def wait(self, request):
         """Waits for the other ranks. Inside MPI this would keep a core busy, which ranks of the node may need."""
         start = time.perf_counter()
-        while not request.Test():
+        while True:
+            with self.lock:
+                if request.Test():
+                    return
             if time.perf_counter() - start > EAGER:
                 time.sleep(PAUSE)
 

@@ -10,18 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from md4 import gpu
 from md4.contract.fock import common_facts
 from md4.contract.ranks import STOPPED
 from md4.contract.slices import Cuts, halves
 from md4.contract.stores import MemoryStore, checked_store
 from md4.contract.tensor import add_slice, segmented, slice_target
 from md4.contract.workspace import least_block
-from md4.engine import BACKENDS, Engine
 from md4.errors import ArgumentError, MemoryLimitError
-from md4.gpu.devices import chosen
 from md4.method.scatter import first_row
-from md4.support.arguments import checked_choice
 from md4.support.display import size_text
 from md4.support.locks import Lock
 from md4.support.log import log
@@ -60,22 +56,6 @@ class TensorRows(NamedTuple):
     first: int
     last: int
     array: Any
-
-
-def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks, gather=False):
-    """The engines of a rank, one a device; errors as in `md4.int2e`.
-
-    Ranks of a node that work on the CPU have equal shares of the memory that is free, unless `max_memory` is given. If
-    they `gather`, rank 0 needs more than the others, and no rank has a limit of its own.
-    """
-    checked_choice("backend", backend, BACKENDS)
-    numbers = chosen(devices, backend, None if ranks.size == 1 else ranks.node_rank)
-    if stream is not None and len(numbers) > 1:
-        raise ArgumentError(f"a stream belongs to one device, but devices names {len(numbers)}; leave one out.")
-    on_cpu = backend == "cpu" or (backend == "auto" and not gpu.available())
-    if max_memory is None and on_cpu and ranks.node_size > 1 and not gather:
-        max_memory = host_memory() / ranks.node_size / 1e6
-    return [Engine(basis, None, operator, backend, stream, max_memory, device) for device in numbers]
 
 
 def check_shared(engines, ranks, out, device, gather):

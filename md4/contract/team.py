@@ -1,24 +1,28 @@
 """Who builds J and K: the workers of this process, one for each device, and the processes beside it.
 
-Every worker makes sums X and Y of the tasks that are its own (`md4.contract.work`). They are added up by NCCL where all
-workers have GPUs of their own, else on the host, and then over the processes.
+Every worker makes sums X and Y of the tasks that are its own (`md4.contract.work`). They are added up by NCCL, through
+CuPy, if they are large and each worker has a GPU of its own; else on the host, and then over the processes.
 """
 
 from functools import cached_property
 from time import perf_counter
+from zlib import crc32
 
 import numpy as np
 
+from md4 import gpu
 from md4.contract.screening import Statistics, counts, pair_bounds, sorted_lists
 from md4.contract.work import divide, make_tasks
 from md4.contract.worker import PartialSums, Worker
-from md4.engine import Engine
+from md4.engine import BACKENDS, Engine
 from md4.errors import ArgumentError
 from md4.gpu.devices import chosen
 from md4.method.digestion import digest_flags
 from md4.shells.shell_pairs import pairs_by_kind
+from md4.support.arguments import checked_choice
 from md4.support.locks import Lock
 from md4.support.log import log
+from md4.support.memory import host_memory
 from md4.support.progress import Progress
 from md4.support.threads import run_each
 
@@ -26,6 +30,22 @@ from md4.support.threads import run_each
 LABEL = "J/K quartets"
 # Bytes of sums from which on NCCL is worth its start, which takes about a second.
 NCCL_BYTES = 32 << 20
+
+
+def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks, gather=False):
+    """The engines of a rank, one a device; errors as in `md4.int2e`.
+
+    Ranks of a node that work on the CPU have equal shares of the memory that is free, unless `max_memory` is given. If
+    they `gather`, rank 0 needs more than the others, and no rank has a limit of its own.
+    """
+    checked_choice("backend", backend, BACKENDS)
+    numbers = chosen(devices, backend, None if ranks.size == 1 else ranks.node_rank)
+    if stream is not None and len(numbers) > 1:
+        raise ArgumentError(f"a stream belongs to one device, but devices names {len(numbers)}; leave one out.")
+    on_cpu = backend == "cpu" or (backend == "auto" and not gpu.available())
+    if max_memory is None and on_cpu and ranks.node_size > 1 and not gather:
+        max_memory = host_memory() / ranks.node_size / 1e6
+    return [Engine(basis, None, operator, backend, stream, max_memory, device) for device in numbers]
 
 
 class Team:
@@ -50,11 +70,9 @@ class Team:
 
     def __init__(self, basis, options, devices, ranks):
         self.basis, self.ranks = basis, ranks
-        numbers = chosen(devices, options["backend"], ranks.node_rank if ranks.size > 1 else None)
-        if options["stream"] is not None and len(numbers) > 1:
-            raise ArgumentError("a stream belongs to one device; leave it out where there are several devices.")
-        self.workers = [Worker(Engine(basis, device=device, **options)) for device in numbers]
-        self.size = len(numbers)
+        engines = shared_engines(basis, None, **options, devices=devices, ranks=ranks)
+        self.workers = [Worker(engine) for engine in engines]
+        self.size = len(self.workers)
 
     def count(self):
         """Numbers the workers of all processes; every process calls it."""
@@ -98,9 +116,11 @@ class Team:
         whole = [np.concatenate(pieces) for pieces in zip(*parts)]
 
         def prepare(worker):
-            worker.lists = sorted_lists(worker.engine, every, whole, tolerance, min(limits))
+            return sorted_lists(worker.engine, every, whole, tolerance, min(limits))
 
-        self.ranks.together(lambda: self.each(prepare))
+        # The first worker is the last to get its lists: `lists` asks it whether all have theirs.
+        for worker, lists in reversed([*zip(self.workers, self.ranks.together(lambda: self.each(prepare)))]):
+            worker.lists = lists
 
     @property
     def lists(self):
@@ -147,7 +167,10 @@ class Team:
         progress : bool or None
             As in `md4.JK`. Processes beside the first one show no bar.
         """
-        division = divide(self.tasks(build), self.size)
+        tasks = self.tasks(build)
+        if self.ranks.size > 1:
+            self.ranks.same({"the division of the work": self.checksum(build, tasks)})
+        division = divide(tasks, self.size)
         total = self.total(build) * len(self.workers) // self.size
         with (
             Progress(total, enabled=progress if self.ranks.rank == 0 else False, label=LABEL) as bar,
@@ -171,6 +194,11 @@ class Team:
         start = perf_counter()
         total = self.total_of(parts)
         return total, Statistics(sum(computed), 0, sum(wanted), busy=busy, sums=perf_counter() - start)
+
+    def checksum(self, build, tasks):
+        """A number that differs, in all likelihood, if two processes have not the same tasks, survivors and lists."""
+        numbers = [[task.pair, task.part, task.parts] for task in tasks], [int(n.sum()) for n in build.counts]
+        return crc32(repr((*numbers, [this.pairs.nprim for this in self.lists])).encode())
 
     def total(self, build):
         """Number of quartets for the progress bar."""

@@ -68,7 +68,7 @@ def make_tasks(seconds, rows, workers):
     longest = max(SHORTEST, sum(seconds) / (TASKS * workers))
     tasks = []
     for n, (s, most) in enumerate(zip(seconds, rows)):
-        parts = max(1, min(ceil(s / longest), most)) if workers > 1 else 1
+        parts = max(1, min(ceil(s / longest), int(s / SHORTEST), most)) if workers > 1 else 1
         tasks += [Task(n, k, parts, s / parts + EACH) for k in range(parts)]
     return sorted(tasks, key=lambda task: -task.seconds)
 

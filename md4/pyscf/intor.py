@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 from md4.contract.ranks import ranks_of
-from md4.contract.rows import TensorRows, shared_engines, shared_tensor
+from md4.contract.rows import TensorRows, shared_tensor
 from md4.contract.stores import is_file
+from md4.contract.team import shared_engines
 from md4.contract.tensor import ao_tensor, checked_request
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import Operator

@@ -104,6 +104,38 @@ def test_the_attached_object(backend, two, with_k):
     assert cycles == theirs
 
 
+def test_lists_are_made_for_all_workers_or_for_none(two, monkeypatch):
+    """After an error of the second worker, the next build begins anew."""
+    from md4.contract import team
+
+    jk, dm = md4.JK(CHAIN, **two), random_densities(CHAIN)[0]
+    expected = md4.JK(CHAIN, backend=two["backend"]).get_jk(dm)
+
+    def fails(engine, *options):
+        if engine is jk.team.workers[1].engine:
+            raise MemoryLimitError("the second device is full")
+        return sorted_lists(engine, *options)
+
+    sorted_lists = team.sorted_lists
+    monkeypatch.setattr(team, "sorted_lists", fails)
+    with pytest.raises(MemoryLimitError, match="the second device is full"):
+        jk.get_jk(dm)
+    monkeypatch.setattr(team, "sorted_lists", sorted_lists)
+    for mine, right in zip(jk.get_jk(dm), expected):
+        assert abs(mine - right).max() < 1e-12
+
+
+def test_a_reset_that_fails_changes_nothing(two, monkeypatch):
+    jk, dm = md4.JK(CHAIN, **two), random_densities(CHAIN)[0]
+    expected = jk.get_jk(dm)
+    monkeypatch.setattr(type(jk.ranks), "same", lambda ranks, facts: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        jk.reset(molecule(METHANE, "6-31g"))
+    monkeypatch.undo()
+    for mine, right in zip(jk.get_jk(dm), expected):
+        assert abs(mine - right).max() < 1e-12
+
+
 def test_devices_that_cannot_be():
     for devices, error in (("both", ArgumentError), ([0, 0], ArgumentError), ([99], DeviceError), (1.5, ArgumentError)):
         with pytest.raises(error, match="GPU"):
