@@ -5,10 +5,12 @@
 
 from time import perf_counter
 
+from clock import describe
 from systems import System
 
 import md4
 
+print(describe("cuda"))
 mol = System.parse("27waters/cc-pvtz").mol()
 for devices in ([0], "all"):
     mf, cycles = md4.attach(mol.RHF(), devices=devices), []
