@@ -52,15 +52,6 @@ class ListPair(NamedTuple):
     parts: int = 1
 
 
-def bra_first_flops(bra, ket):
-    """FLOP of both transforms if the bra is transformed first: 2 N_ab Q (P + N_cd).
-
-    P and Q count the Hermite functions of all primitives of a pair.
-    """
-    p, q = bra.mean_prim * bra.nherm, ket.mean_prim * ket.nherm
-    return 2 * bra.nab * q * (p + ket.nab)
-
-
 def chunks(nbra, nket, chunk_bra, chunk_ket):
     """Slices of bra and ket pairs that cover nbra x nket."""
     for i in range(0, nbra, chunk_bra):

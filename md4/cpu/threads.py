@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import numba
 
 from md4.support.locks import Lock
-from md4.support.threads import Share, finish, guarded, raise_first
+from md4.support.threads import Share, complete, guarded
 
 # Elements for which a further thread of Python is worth waking, and how many there are at most: they share one lock.
 THREAD_ELEMENTS, MOST_IN_PYTHON = 1 << 18, 8
@@ -74,21 +74,17 @@ def run_threads(count, work, stop):
     If one of them fails, `stop()` must make the others return soon. Those that have not begun when work(0) returns are
     left out: there is nothing left to do, or other calculations use the threads.
     """
-
     call = guarded(work, stop)
     shares = [Share(call, n) for n in range(1, count)]
-    try:
+
+    def work_here():
         if shares:
             queue = workers(len(shares)).queue
             for share in shares:
                 queue.put(share)
         call(0)
-    except BaseException:
-        stop()
-        raise
-    finally:
-        finish(shares, stop)
-    raise_first(shares)
+
+    complete(shares, stop, work_here)
 
 
 def in_threads(count, work, elements):

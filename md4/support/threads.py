@@ -66,8 +66,15 @@ def guarded(work, stop):
     return call
 
 
-def raise_first(shares):
-    """Raises the error of the first share that has one."""
+def complete(shares, stop, work_here):
+    """work_here(), and then the end of all shares; raises its error, or that of the first share that has one."""
+    try:
+        work_here()
+    except BaseException:
+        stop()
+        raise
+    finally:
+        finish(shares, stop)
     for share in shares:
         if share.error is not None:
             raise share.error
@@ -81,15 +88,12 @@ def run_each(count, work, stop=lambda: None):
     """
     call = guarded(work, stop)
     shares = [Share(call, n) for n in range(1, count)]
-    try:
+
+    def work_here():
         for share in shares:
             _thread.start_new_thread(share.run, ())
         call(0)
         for share in shares:
             share.wait(begun=True)
-    except BaseException:
-        stop()
-        raise
-    finally:
-        finish(shares, stop)
-    raise_first(shares)
+
+    complete(shares, stop, work_here)
