@@ -4,6 +4,7 @@ Numba's own disk cache is not used, for three reasons. It looks at one source fi
 file. Two processes can leave its index wrong. It needs a folder to which it can write.
 """
 
+import _thread
 import hashlib
 import pickle
 from types import FunctionType
@@ -13,6 +14,7 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from md4.support import cache
+from md4.support.threads import Share
 
 
 class LoopCache:
@@ -68,7 +70,27 @@ def bound(function, name=None, cached=False, make=helper, **callees):
         return make(made)
     dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(made)
     dispatcher._cache = LoopCache(name)
+    dispatcher.compile = in_own_thread(dispatcher.compile)
     return dispatcher
+
+
+def in_own_thread(compile_for):
+    """`compile_for` in another thread, which an interrupt cannot reach.
+
+    Numba's lock has an `__enter__` in Python; an interrupt at its end would leave it taken, and other threads would
+    wait for it without end. After an interrupt the other thread finishes its work, whose result is kept.
+    """
+
+    def compile_there(signature):
+        made = []
+        share = Share(lambda _: made.append(compile_for(signature)), 0)
+        _thread.start_new_thread(share.run, ())
+        share.wait(begun=True)
+        if share.error is not None:
+            raise share.error
+        return made[0]
+
+    return compile_there
 
 
 class Loop:

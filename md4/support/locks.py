@@ -1,45 +1,37 @@
 """Locks that survive a fork, and caches whose entries are made once, whatever the number of threads."""
 
+import _thread
 import os
-import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 
-def note_fork():
-    """Called in a child process: locks that its parent made count as held by nobody."""
-    global forks  # noqa: PLW0603 a fork concerns the whole process
-    forks += 1
-
-
-forks = 0
-os.register_at_fork(after_in_child=note_fork)
-
-
-class Lock:
+class Lock(_thread.RLock):
     """A lock that a thread may take repeatedly. In a forked process it is free, even if it was held before the fork.
 
-    A copy, also one by pickle, is a new lock.
+    A copy, also one by pickle, is a new lock. `__enter__` must be that of C: an interrupt at the end of one in Python
+    would leave the lock taken for good, and other threads would wait for it without end.
     """
 
     def __init__(self):
-        self._made()
-
-    def _made(self):
-        self.forks, self.lock = forks, threading.RLock()
-
-    def __enter__(self):
-        if self.forks != forks:
-            self._made()
-        self.lock.acquire()
-        return self
-
-    def __exit__(self, *_):
-        self.lock.release()
+        locks.add(self)
 
     def __reduce__(self):
         return type(self), ()
+
+
+locks: WeakSet[Lock] = WeakSet()
+
+
+def free_all():
+    """Called in a child process after a fork, which does not copy the threads that hold locks."""
+    for lock in locks:
+        lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=free_all)
 
 
 def once(function):

@@ -1,6 +1,7 @@
 """Locks in forked processes, and caches that threads fill once."""
 
 import os
+import signal
 import threading
 
 from md4.support.locks import Lock, once
@@ -26,6 +27,35 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_forked_process():
     leave.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_an_interrupt_leaves_no_lock_taken():
+    class Interrupt(Exception):
+        pass
+
+    def stop(*_):
+        raise Interrupt
+
+    def others():
+        free.append(all(lock.acquire(blocking=False) for lock in taken))
+
+    lock, free, count = Lock(), [], 0
+    taken, before = [lock], signal.signal(signal.SIGALRM, stop)
+    try:
+        for n in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + 1e-7 * n)
+                while True:
+                    with lock:
+                        pass
+            except Interrupt:
+                count += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    thread = threading.Thread(target=others)
+    thread.start()
+    thread.join()
+    assert (count, free) == (300, [True])
 
 
 def test_threads_wait_for_what_one_of_them_makes():
