@@ -18,6 +18,7 @@ from md4.errors import (
     UnsupportedError,
 )
 from md4.method.operators import Operator
+from md4.pyscf.few_centres import int2c2e, int3c2e
 from md4.pyscf.intor import int2e, intor
 from md4.pyscf.scf import attach, detach
 from md4.shells.basis import Basis, Shell
@@ -42,6 +43,8 @@ __all__ = [
     "attach",
     "detach",
     "get_jk",
+    "int2c2e",
     "int2e",
+    "int3c2e",
     "intor",
 ]

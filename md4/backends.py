@@ -197,8 +197,11 @@ class Backend(Protocol):
     def hermite_bytes(self, pairs):
         """Largest number of bytes of the H matrices of `ShellPairs` in one form."""
 
-    def compile_ahead(self, basis, use, progress):
-        """Compiles the missing kernels for integrals ('tensor'), J ('j'), or J and K (`digest_flags`) of a basis."""
+    def compile_ahead(self, basis, use, progress, few=None):
+        """Compiles the missing kernels for integrals ('tensor'), J ('j'), or J and K (`digest_flags`) of a basis.
+
+        `few`, `md4.contract.slices.SlicePairs`, holds the pair lists of a tensor that does not need all of the basis.
+        """
 
     def prepare(self, basis, lists, cutoff):
         """Yields (`ShellPairs`, data of the backend) of checked lists of shell pairs, each of shape (npair, 2)."""
@@ -224,6 +227,12 @@ class Backend(Protocol):
 
     def block(self, out):
         """A result, or scratch memory, of six indices as a `Block`."""
+
+    def matrix_block(self, out, row, column, shape):
+        """A part of a matrix as a `Block`: rows are (kl, cd), columns (ij, ab), `shape` is that of the six indices.
+
+        `out` is C-contiguous; `row` and `column` are those of the first element.
+        """
 
     def result(self, shape, out=None):
         """A new array that belongs to the caller, or the caller's `out`; ArgumentError if `out` cannot be used."""

@@ -14,9 +14,9 @@ Contraction makes the inner dimensions longer: in step 4 it contains the bra pri
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from math import prod
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from md4 import gpu
@@ -25,7 +25,7 @@ from md4.gpu.devices import chosen
 from md4.method.operators import OperatorLike, as_operator, check_order
 from md4.plan import chunks
 from md4.shells.basis import Basis
-from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, check_pairs
+from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, check_side
 from md4.support.arguments import checked_choice, checked_memory, checked_real, checked_stream
 from md4.support.display import backend_text
 from md4.support.locks import locked
@@ -127,6 +127,20 @@ def check_basis(basis):
     if not isinstance(basis, Basis):
         raise ArgumentError(f"a basis must be an md4.Basis, not {type(basis).__name__}; see Basis.from_mol.")
     return basis
+
+
+def result_shape(bra, ket):
+    """The shape of the integrals of two (basis, pairs): as the user sees it, and with all six indices.
+
+    The user sees no index of the unit function.
+    """
+    sizes = [
+        (shell == basis.unit, nctr * basis.ncomp(l))
+        for basis, pairs in (bra, ket)
+        for shell, (l, nctr) in zip(pairs[0].tolist(), basis.classes[pairs[0]].tolist())
+    ]
+    counts = len(bra[1]), len(ket[1])
+    return (*counts, *(size for is_unit, size in sizes if not is_unit)), (*counts, *(size for _, size in sizes))
 
 
 def make_backend(name, operator, stream=None, max_memory=None, device=None):
@@ -234,8 +248,9 @@ class Engine:
 
         Parameters
         ----------
-        bra_pairs, ket_pairs : array_like of int, shape (n, 2)
-            Shell indices. All pairs of a list belong to one class (l_a, nctr_a, l_b, nctr_b).
+        bra_pairs, ket_pairs : array_like of int, shape (n, 2) or (n,)
+            Shell indices. All pairs of a list belong to one class (l_a, nctr_a, l_b, nctr_b). A list of shape (n,)
+            holds single shells of one class (l_a, nctr_a), for integrals over three or two centres.
         out : array, optional
             Array for the result: C-contiguous float64 of the result's shape, a NumPy array for the CPU, any device
             array with ``__cuda_array_interface__`` for the GPU.
@@ -245,8 +260,9 @@ class Engine:
         array, shape (n_bra, n_ket, n_a, n_b, n_c, n_d), in Hartree
             The indices are (ij, kl, a, b, c, d), in C order: the integral (ab|cd) of the pairs ij and kl is at
             (((((ij n_ket + kl) n_a + a) n_b + b) n_c + c) n_d + d) * 8 bytes. The AOs of a shell are ordered as
-            [contraction][component]. On the GPU the result is a device array. It is ready once the engine's stream has
-            reached that point.
+            [contraction][component]. A list of single shells has one such index instead of two: (ab|c) of pairs with
+            single shells has the shape (n_bra, n_ket, n_a, n_b, n_c). On the GPU the result is a device array. It is
+            ready once the engine's stream has reached that point.
 
         Raises
         ------
@@ -257,34 +273,35 @@ class Engine:
         MemoryLimitError
             The result and the least workspace exceed `max_memory` or the memory that is free.
         """
-        bra_pairs, ket_pairs, shape = self.checked_lists(bra_pairs, ket_pairs)
+        bra, ket = self.checked_lists(bra_pairs, ket_pairs)
+        shape, whole = result_shape(bra, ket)
         if out is not None:
             out = self.backend.result(shape, out)
-        (bra,) = self.prepare_lists([bra_pairs], self.bra_basis)
-        (ket,) = self.prepare_lists([ket_pairs], self.ket_basis)
-        self.check_memory(bra, ket, 0 if out is not None else 8 * int(np.prod(shape, dtype=object)))
+        (bra,), (ket,) = (self.prepare_lists([pairs], basis) for basis, pairs in (bra, ket))
+        self.check_memory(bra, ket, 0 if out is not None else 8 * prod(shape))
         out = self.backend.result(shape) if out is None else out
-        self.evaluate(bra, ket, out)
+        all_indices: Any = out
+        self.evaluate(bra, ket, out if shape == whole else all_indices.reshape(whole))
         bra.drop()
         ket.drop()
         return out
 
     def checked_lists(self, bra_pairs, ket_pairs):
-        """Both lists as returned by `check_pairs`, and the shape of their integrals; errors as in `compute`."""
-        bra = self.bra_basis, check_pairs(self.bra_basis, bra_pairs, "bra pair")
-        ket = self.ket_basis, check_pairs(self.ket_basis, ket_pairs, "ket pair")
-        classes = [(basis, *row) for basis, pairs in (bra, ket) for row in basis.classes[pairs[0]].tolist()]
-        check_order(sum(l for _, l, _ in classes))
-        sizes = [nctr * basis.ncomp(l) for basis, l, nctr in classes]
-        return bra[1], ket[1], (len(bra[1]), len(ket[1]), *sizes)
+        """(basis, pairs) of both sides as `check_side` returns them; errors as in `compute`."""
+        bra, ket = check_side(self.bra_basis, bra_pairs, "bra pair"), check_side(self.ket_basis, ket_pairs, "ket pair")
+        check_order(sum(int(basis.classes[pairs[0], 0].sum()) for basis, pairs in (bra, ket)))
+        return bra, ket
 
     @locked
     def prepare(
         self, pairs: npt.ArrayLike, basis: Basis | None = None, side: str = "pair", cutoff: float = PRIMITIVE_CUTOFF
     ) -> PreparedPairs:
-        """Pairs for `evaluate`, without primitive pairs below `cutoff`; see `PreparedPairs` and `shell_pairs`."""
-        basis = check_basis(self.bra_basis if basis is None else basis)
-        (made,) = self.prepare_lists([check_pairs(basis, pairs, side)], basis, checked_real("cutoff", cutoff, 0))
+        """Pairs for `evaluate`, without primitive pairs below `cutoff`; see `PreparedPairs` and `shell_pairs`.
+
+        A list of shape (n,) holds single shells.
+        """
+        basis, pairs = check_side(check_basis(self.bra_basis if basis is None else basis), pairs, side)
+        (made,) = self.prepare_lists([pairs], basis, checked_real("cutoff", cutoff, 0))
         return made
 
     def prepare_lists(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.method.angular import nherm
+from md4.method.scatter import ROW_BY_ROW
 from md4.shells.shell_pairs import shell_kinds, unique_pairs_by_class
 
 
@@ -34,6 +35,11 @@ class SlicePairs(NamedTuple):
     ket: list
     triangle: bool
 
+    @property
+    def key(self):
+        """What tells the lists from others of the same basis."""
+        return (*(tuple(pairs.tobytes() for pairs in lists) for lists in self[:2]), self.triangle)
+
 
 def slice_pairs(basis, request, ends=None):
     """The `SlicePairs` of a request, or of its AOs (first, last + 1) of index i, counted from the first of them."""
@@ -42,7 +48,7 @@ def slice_pairs(basis, request, ends=None):
         whole = (None if r == (0, basis.nshell) else np.arange(*r) for r in request.ranges[:2])
         return SlicePairs(unique_pairs_by_class(basis, *whole), [], True)
     rows, cols = np.arange(first, last), np.arange(*request.ranges[1])
-    if request.aosym != "s1":
+    if request.aosym not in ROW_BY_ROW:
         cols = cols[cols < last]
     bra = unique_pairs_by_class(basis, rows, cols)
     if not request.swap:

@@ -147,7 +147,8 @@ def locked_tensor(engine, request, out, device, progress):
     engine, request = segmented(engine, request)
     layout = request.layout(engine.bra_basis)
     target = slice_target(engine, request, layout, out, device)
-    engine.backend.compile_ahead(engine.bra_basis, "tensor", progress)
+    few = None if request.aosym in SYMMETRIES else slice_pairs(engine.bra_basis, request)
+    engine.backend.compile_ahead(engine.bra_basis, "tensor", progress, few)
     with Progress(layout.nbytes // 8, enabled=progress, label="ERI", unit="integral") as bar:
         add_slice(engine, request, layout, target, bar.update)
     return target.result()

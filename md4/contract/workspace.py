@@ -88,10 +88,25 @@ class HermiteStore:
 
 
 def least_block(engine, *ranges):
-    """Bytes of one quartet of the largest class with its least workspace, for ranges (first, last + 1) of shells."""
-    basis = engine.bra_basis
-    used = np.array(sorted({s for r in ranges for s in range(*r)}))
-    largest = used[np.lexsort((basis.class_keys[used], -np.diff(basis.ao_loc)[used]))[0]]
-    # as if all of its primitive pairs counted, which is so unless a coefficient vanishes
-    pair = ShellPairs.of_basis(basis, np.array([[largest, largest]]), np.array([0, basis.nprims[largest] ** 2]))
-    return 8 * pair.nab**2 + engine.backend.least_workspace(pair, pair)
+    """Bytes of one quartet of the largest class with its least workspace.
+
+    Parameters
+    ----------
+    engine : md4.engine.Engine
+    ranges : tuple of int
+        Ranges (first, last + 1) of shells: of all indices, of those of bra and ket (4), or one for all of them.
+    """
+    basis, sides = engine.bra_basis, [ranges[:2], ranges[2:]] if len(ranges) == 4 else [ranges * 2] * 2
+    bra, ket = (largest_pair(basis, [largest_shell(basis, *r) for r in side]) for side in sides)
+    return 8 * bra.nab * ket.nab + engine.backend.least_workspace(bra, ket)
+
+
+def largest_shell(basis, first, last):
+    """The shell of most AOs in a range, of the highest class if there are several."""
+    return first + int(np.lexsort((basis.class_keys[first:last], np.diff(basis.ao_loc)[first:last]))[-1])
+
+
+def largest_pair(basis, shells):
+    """`ShellPairs` of one pair as if all of its primitive pairs counted, as they do unless a coefficient vanishes."""
+    a, b = sorted(shells, key=lambda shell: -basis.class_keys[shell])
+    return ShellPairs.of_basis(basis, np.array([[a, b]]), np.array([0, basis.nprims[a] * basis.nprims[b]]))

@@ -82,7 +82,7 @@ class CpuBackend:
         other.operator, other.table = operator, operators.operator_table(operator)
         return other
 
-    def compile_ahead(self, basis, use, progress):
+    def compile_ahead(self, basis, use, progress, few=None):
         """Compiles the loops for some use, which are the same for all basis sets; see `md4.cpu.warmup`."""
         from md4.cpu.warmup import compile_ahead, names_for
 
@@ -159,8 +159,17 @@ class CpuBackend:
 
     def block(self, out):
         """`out` of six indices as a block (ij, kl, ab, cd)."""
+        if isinstance(out, HostBlock):
+            return out
         nij, nkl, na, nb, nc, nd = out.shape
         return HostBlock(out.reshape(nij, nkl, na * nb, nc * nd))
+
+    def matrix_block(self, out, row, column, shape):
+        """A part of a matrix as a block; see `md4.backends.Backend`."""
+        nij, nkl, na, nb, nc, nd = shape
+        nab, ncd = na * nb, nc * nd
+        part = out[row : row + nkl * ncd, column : column + nij * nab]
+        return HostBlock(part.reshape(nkl, ncd, nij, nab).transpose(2, 0, 3, 1))
 
     def prepare(self, basis, lists, cutoff):
         """Yields (`ShellPairs`, `Groups`) of checked lists; short ones are made together."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from md4.cpu.emit.vectors import LANES
 from md4.method.angular import hermite_triples
-from md4.method.hermite import component_table
+from md4.method.hermite import component_table, single_reach
 from md4.shells.shell_pairs import slices, spans, starts_of
 from md4.support.locks import once
 
@@ -68,8 +68,40 @@ def aligned_empty(shape):
     return room[first : first + size].reshape(shape)
 
 
+def reach(la, lb, pure, single):
+    """Which of all Hermite functions each pair of angular components of a and b reaches, shape (na, nb, nherm)."""
+    if single:
+        return single_reach(la, pure)[:, None]
+    of_a, of_b = (reached(l, pure) for l in (la, lb))
+    side, (z, y, x) = la + lb + 1, hermite_triples(la + lb).T
+    masks = np.zeros((len(of_a), len(of_b), side, side, side), dtype=bool)
+    for a, one in enumerate(of_a):
+        for b, two in enumerate(of_b):
+            sums = (one[:, None] + two[None, :]).reshape(-1, 3)
+            masks[a, b, sums[:, 0], sums[:, 1], sums[:, 2]] = True
+    for axis in (2, 3, 4):
+        masks = np.flip(np.logical_or.accumulate(np.flip(masks, axis), axis), axis)
+    return masks[:, :, z, y, x]
+
+
 @once  # compiled loops get its address, so there must not be a second one that another thread made
-def h_structure(la, lb, pure, nctr_a, nctr_b):
+def hermite_functions(la, lb, pure, single):
+    """Ordinals of the Hermite functions that a class of pairs reaches, and their triples; arrays of int64.
+
+    Pairs reach all up to |p| = l_a + l_b, spherical single shells those of |p| = l only. On the CPU, no other ones are
+    computed, and p and q count these.
+
+    Returns
+    -------
+    ordinals : ndarray, shape (nherm,)
+    triples : ndarray, shape (3 nherm,)
+    """
+    ordinals = np.flatnonzero(reach(la, lb, pure, single).any(axis=(0, 1)))
+    return ordinals, np.ascontiguousarray(hermite_triples(la + lb)[ordinals]).reshape(-1)
+
+
+@once  # as `hermite_functions`
+def h_structure(la, lb, pure, nctr_a, nctr_b, single):
     """The elements of H that can be nonzero by their powers of z, y and x: `md4.method.hermite.structure` as arrays.
 
     Elements are ordered by blocks of BLOCK functions p, and in a block by rows: what a product needs of r or of (ab|q]
@@ -83,26 +115,18 @@ def h_structure(la, lb, pure, nctr_a, nctr_b):
     rows : ndarray of int32, shape (nblock * nab + 1,)
         Where the elements of each stored row of each block begin.
     columns : ndarray of int32
-        p of each element.
+        p of each element, counted among `hermite_functions`.
     """
-    of_a, of_b = (reached(l, pure) for l in (la, lb))
-    side, (z, y, x) = la + lb + 1, hermite_triples(la + lb).T
-    masks = np.zeros((len(of_a), len(of_b), side, side, side), dtype=bool)
-    for a, one in enumerate(of_a):
-        for b, two in enumerate(of_b):
-            sums = (one[:, None] + two[None, :]).reshape(-1, 3)
-            masks[a, b, sums[:, 0], sums[:, 1], sums[:, 2]] = True
-    for axis in (2, 3, 4):
-        masks = np.flip(np.logical_or.accumulate(np.flip(masks, axis), axis), axis)
-    per_row = masks[:, :, z, y, x]
-    every = np.broadcast_to(per_row[None, :, None], (nctr_a, len(of_a), nctr_b, len(of_b), len(z)))
-    flat = every.reshape(-1, len(z))
+    per_row = reach(la, lb, pure, single)[:, :, hermite_functions(la, lb, pure, single)[0]]
+    na, nb, nherm = per_row.shape
+    every = np.broadcast_to(per_row[None, :, None], (nctr_a, na, nctr_b, nb, nherm))
+    flat = every.reshape(-1, nherm)
     sequence = np.lexsort(flat.T[::-1])
     flat = flat[sequence]
     for first in range(0, len(flat) - ROWS_OF_TILE + 1, ROWS_OF_TILE):
         flat[first : first + ROWS_OF_TILE] = flat[first : first + ROWS_OF_TILE].any(axis=0)
     counts, columns = [], []
-    for first in range(0, len(z), BLOCK):
+    for first in range(0, nherm, BLOCK):
         block = flat[:, first : first + BLOCK]
         counts.append(block.sum(axis=1))
         columns.append(np.nonzero(block)[1] + first)
@@ -115,12 +139,6 @@ def reached(l, pure):
     start, powers, _ = component_table(l, pure)
     triples = np.stack([powers & 255, (powers >> 8) & 255, powers >> 16], axis=1)
     return [triples[i:j] for i, j in pairwise(start)]
-
-
-@once  # as `h_structure`
-def flat_triples(l):
-    """Shape (3 nherm(l),), int64: the triples one after the other."""
-    return np.ascontiguousarray(hermite_triples(l)).reshape(-1)
 
 
 class LaneLayout(NamedTuple):
@@ -306,6 +324,16 @@ def make_groups(lists, layouts=None):
     return made
 
 
+def structure_of(pairs):
+    """The `h_structure` of `ShellPairs`."""
+    return h_structure(*pairs.shell_class, pairs.single)
+
+
+def functions_of(pairs):
+    """The `hermite_functions` of `ShellPairs`."""
+    return hermite_functions(pairs.la, pairs.lb, pairs.pure, pairs.single)
+
+
 def h_elements(pairs):
     """Number of elements of H of one primitive pair that are stored."""
-    return len(h_structure(pairs.la, pairs.lb, pairs.pure, pairs.nctr_a, pairs.nctr_b)[2])
+    return len(structure_of(pairs)[2])

@@ -11,7 +11,7 @@ import numpy as np
 
 from md4.cpu.compile import Loop, part
 from md4.cpu.emit.vectors import LANES, broadcast, fma, load, magnitude, multiply, noise_removed, store
-from md4.cpu.groups import aligned_empty, h_structure
+from md4.cpu.groups import aligned_empty, h_structure, hermite_functions
 from md4.cpu.threads import number_of_threads, run_all
 from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples
 from md4.method.hermite import NOISE
@@ -53,8 +53,10 @@ class Shape(NamedTuple):
         Ordinal of each Hermite triple of z, y and x.
     places : ndarray of int64, shape (nab,)
         Where each row ab is among those that are stored.
-    rows, columns : ndarray of int32
+    rows : ndarray of int32
         As `h_structure` returns them.
+    columns : ndarray of int32
+        The Hermite function of each element, by its ordinal among all of them.
     signs : ndarray of float64, shape (elements,)
         (-1)^|p| of each element.
     """
@@ -72,9 +74,10 @@ class Shape(NamedTuple):
 
 
 @cache
-def shape_of(la, lb, pure, nctr_a, nctr_b):
+def shape_of(la, lb, pure, nctr_a, nctr_b, single):
     """The `Shape` of a class."""
-    sequence, rows, columns = h_structure(la, lb, pure, nctr_a, nctr_b)
+    sequence, rows, of_used = h_structure(la, lb, pure, nctr_a, nctr_b, single)
+    columns = hermite_functions(la, lb, pure, single)[0][of_used].astype(np.int32)
     triples = hermite_triples(la + lb)
     ordinals = np.zeros((la + lb + 1,) * 3, dtype=np.int64)
     ordinals[tuple(triples.T)] = np.arange(len(triples))
@@ -217,7 +220,7 @@ h_matrices = once(lambda: Loop(h_loop))
 
 def make_h(pairs, groups, memory):
     """Step 1: `HMatrices` of a list of `ShellPairs`, by as many threads as are worth it."""
-    shape, count = shape_of(*pairs.shell_class), len(groups.members)
+    shape, count = shape_of(*pairs.shell_class, pairs.single), len(groups.members)
     elements = len(shape.columns)
     flat = memory.watch(np.empty((pairs.nprim, elements)))
     lanes = memory.watch(aligned_empty((count, elements, LANES)))

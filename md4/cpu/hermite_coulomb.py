@@ -10,7 +10,7 @@ from md4.cpu.compile import Loop
 from md4.cpu.emit.recurrence import recur
 from md4.cpu.emit.vectors import LANES, broadcast, doubles, fma, integers, load, multiply, store, subtract, total
 from md4.cpu.emit.zeros import zeros_of
-from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, h_structure
+from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, structure_of
 from md4.cpu.h_matrices import BOTH
 from md4.cpu.integrals import cube_places, make_products, quartet_count, side_of_cube
 from md4.cpu.run import TASKS, THREAD_WORK, Lists, by_work, task_rows, task_sizes
@@ -118,7 +118,7 @@ class Side:
 def dense_h(prepared, first, last):
     """(pair of each primitive pair, H without sign) of the primitive pairs first to last."""
     pairs = prepared.pairs
-    sequence, rows, columns = h_structure(*pairs.shell_class)
+    sequence, rows, columns = structure_of(pairs)
     h = np.zeros((last - first, pairs.nab, pairs.nherm))
     row = np.repeat(sequence[np.arange(len(rows) - 1) % pairs.nab], np.diff(rows))
     h[:, row, columns] = prepared.h(BOTH).flat[first:last]

@@ -1,6 +1,5 @@
 """Many pairs of lists at once: tasks, which the threads take one after the other, and the memory of each thread."""
 
-from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,10 +15,10 @@ from md4.cpu.groups import (
     STATE,
     TASK,
     aligned_empty,
-    flat_triples,
+    functions_of,
     h_elements,
-    h_structure,
     lane_layout,
+    structure_of,
 )
 from md4.cpu.h_matrices import BOTH
 from md4.cpu.integrals import ROW_BYTES, ROWS, fill_blocks
@@ -127,7 +126,7 @@ def task_sizes(table, tasks):
 
 def sizes_of_pairs(bra, ket, out=0):
     """`Sizes` for two `ShellPairs`."""
-    sides = ([[p.l], [p.nab], [p.nherm], [h_elements(p)], [p.max_prim]] for p in (bra, ket))
+    sides = ([[p.l], [p.nab], [len(functions_of(p)[0])], [h_elements(p)], [p.max_prim]] for p in (bra, ket))
     return sizes_for(*map(np.array, sides), out)
 
 
@@ -170,7 +169,8 @@ class Extent(NamedTuple):
     def of(cls, pairs):
         """The extent of `ShellPairs`, which keep it."""
         if "extent" not in pairs.__dict__:
-            sizes, layout = (pairs.l, pairs.nab, pairs.nherm, pairs.npair, pairs.nprim), lane_layout(pairs)
+            count, layout = len(functions_of(pairs)[0]), lane_layout(pairs)
+            sizes = pairs.l, pairs.nab, count, pairs.npair, pairs.nprim
             pairs.__dict__["extent"] = cls(*sizes, layout.ngroup, layout.vectors, h_elements(pairs))
         return pairs.__dict__["extent"]
 
@@ -183,12 +183,10 @@ def work_of(bra, ket):
     return ket.vectors * (bra.nprim * first + bra.npair * bra.nab * ket.elements) + bra.npair * ket.ngroup * per_block
 
 
-@cache
-def class_addresses(shell_class):
+def class_addresses(pairs):
     """The addresses of the sequence, columns, rows and triples of `FIELD`: of arrays that are kept for good."""
-    sequence, rows, columns = h_structure(*shell_class)
-    la, lb, *_ = shell_class
-    return tuple(array.ctypes.data for array in (sequence, columns, rows, flat_triples(la + lb)))
+    sequence, rows, columns = structure_of(pairs)
+    return tuple(array.ctypes.data for array in (sequence, columns, rows, functions_of(pairs)[1]))
 
 
 class Lists:
@@ -218,7 +216,7 @@ class Lists:
         of_list = groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives
         return (
             this.l, this.nab, this.nherm, this.elements, this.npair, groups.ngroup, pairs.na, pairs.nb, pairs.max_prim,
-            groups.width, *map(self.address, of_list), *class_addresses(pairs.shell_class),
+            groups.width, *map(self.address, of_list), *class_addresses(pairs),
             *map(self.address, (h.flat, h.lanes, aos)),
         )  # fmt: skip
 

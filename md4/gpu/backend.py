@@ -120,17 +120,17 @@ class GpuBackend:
         """Becomes a member of a group."""
         return collectives.Group(identity, number, size, self.context.stream)
 
-    def compile_ahead(self, basis, use, progress):
-        """Compiles what a first call asks of a basis, `use` as in `md4.gpu.variants.needed_variants`."""
+    def compile_ahead(self, basis, use, progress, few=None):
+        """Compiles what a first call asks of a basis, `use` and `few` as in `md4.gpu.variants.needed_variants`."""
         if use != "tensor":
             self.require_asynchronous_copies()
-        shells = basis.pure, basis.classes.tobytes(), basis.nprims.tobytes()
+        shells = basis.pure, basis.classes.tobytes(), basis.nprims.tobytes(), few and few.key
         key = self.context.device, self.context.real, self.operator.kind, use, *shells
         if key not in seen_ahead:
             from md4.gpu.variants import needed_variants
             from md4.gpu.warmup import compile_ahead
 
-            compile_ahead(needed_variants(self.context.unit, self.operator.kind, basis, use), progress)
+            compile_ahead(needed_variants(self.context.unit, self.operator.kind, basis, use, few=few), progress)
             seen_ahead.add(key)
 
     def require_asynchronous_copies(self):
@@ -206,6 +206,12 @@ class GpuBackend:
     def block(self, out):
         """A result of six indices as a block (ij, kl, ab, cd)."""
         return out if isinstance(out, DeviceBlock) else DeviceBlock.contiguous(as_buffer(out), out.shape)
+
+    def matrix_block(self, out, row, column, shape):
+        """A part of a matrix as a block; see `md4.backends.Backend`."""
+        (_, _, na, nb, nc, nd), width = shape, out.shape[1]
+        strides = na * nb, nc * nd * width, 1, width
+        return DeviceBlock(as_buffer(out), row * width + column, strides, tuple(shape), turned=True)
 
     def result(self, shape, out=None):
         """A device array for results: `out` if given and right, or a new one."""

@@ -25,7 +25,7 @@ from md4.gpu.paths import plan_variants, timed_plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.tuning import FUSED, MIXED_SHELLS, THREAD_QUARTET
 from md4.method.digestion import digest_flags
-from md4.method.scatter import SYMMETRIES
+from md4.method.scatter import EVERY_SYMMETRY
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, pairs_by_kind, shell_pairs, unique_pairs_by_class
 
@@ -182,7 +182,7 @@ def coulomb_variants(kind, bra, ket):
 def common_variants(use):
     """Variants that do not depend on classes; `use` as in `needed_variants`."""
     yield from (h_variant(), primitives_variant())
-    yield from map(scatter_variant, SYMMETRIES) if use == "tensor" else [Variant(pair_bounds, ())]
+    yield from map(scatter_variant, EVERY_SYMMETRY) if use == "tensor" else [Variant(pair_bounds, ())]
     yield from [slots_variant()] if use != "j" else ()
     yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
 
@@ -211,7 +211,7 @@ def list_kind(basis, pairs, cut):
     return ListKind(shells, basis.pure, least, tuple(sorted(found)))
 
 
-def needed_variants(unit, kind, basis, use, cut=False):
+def needed_variants(unit, kind, basis, use, cut=False, few=None):
     """Variants for what is asked of a basis.
 
     Parameters
@@ -225,7 +225,12 @@ def needed_variants(unit, kind, basis, use, cut=False):
         Integrals, J alone, or `md4.method.digestion.digest_flags` of a build of J and K.
     cut : bool
         Whether lists may be cut for want of memory, so that any of their pairs may be a list of its own.
+    few : md4.contract.slices.SlicePairs, optional
+        The pair lists of a tensor that does not need all of the basis.
     """
+    if few is not None:
+        yield from tensor_variants(unit, kind, basis, few)
+        return
     found = unique_pairs_by_class(basis) if use == "tensor" else pairs_by_kind(basis, MIXED_SHELLS)
     lists = [list_kind(basis, pairs, cut) for pairs in found]
     yield from common_variants(use)
@@ -242,6 +247,16 @@ def needed_variants(unit, kind, basis, use, cut=False):
             yield from integral_variants(unit, kind, bra, ket, many)
         if use != "tensor":
             yield from (digestion.digest_variant(pair_of(bra), pair_of(ket), *flags) for flags in use)
+
+
+def tensor_variants(unit, kind, basis, few):
+    """As `needed_variants`, for the integrals of some pair lists."""
+    sides = [[(list_kind(basis, pairs, False), len(pairs)) for pairs in lists] for lists in (few.bra, few.ket)]
+    yield from common_variants("tensor")
+    combined = [*product(*sides), *(combinations_with_replacement(sides[0], 2) if few.triangle else ())]
+    for (bra, nbra), (ket, nket) in combined:
+        for many in {False, nbra * nket >= THREAD_QUARTET.fewest_quartets}:
+            yield from integral_variants(unit, kind, bra, ket, many)
 
 
 def basis_variants(unit, kind, basis):

@@ -90,6 +90,24 @@ def h_element(a0, a1, powers_a, weights_a, b0, b1, powers_b, weights_b, pz, py, 
     return total if abs(total) > NOISE * size_of_terms else 0.0
 
 
+@cache
+def single_reach(l, pure):
+    """Which Hermite functions each angular component of a single shell reaches, shape (ncomp, nherm(l)) of bool.
+
+    A solid harmonic of degree l of x, y and z is, on its own centre, the same solid harmonic of derivatives of an s
+    function, times (2 zeta)^-l: only |q| = l, and its monomials. A Cartesian monomial also reaches lower powers of the
+    same parity along each axis.
+    """
+    start, powers, _ = component_table(l, pure)
+    triples = hermite_triples(l)
+    reached = np.zeros((len(start) - 1, len(triples)), dtype=bool)
+    for component, (i, j) in enumerate(pairwise(start)):
+        for power in monomials(powers[i:j]):
+            below = (triples <= power) & ((np.array(power) - triples) % 2 == 0)
+            reached[component] |= (triples == power).all(axis=1) if pure else below.all(axis=1)
+    return reached
+
+
 def monomials(powers):
     """The triples of packed powers, as a set."""
     return {(w & 255, (w >> 8) & 255, w >> 16) for w in powers.tolist()}

@@ -1,4 +1,4 @@
-"""From blocks (ij, kl, ab, cd) to AO tensors in PySCF's symmetries s1, s4 and s8.
+"""From blocks (ij, kl, ab, cd) to AO tensors in PySCF's symmetries: s1, s4 and s8, and those of fewer centres.
 
 One thread takes an element of a block, finds its AO indices, and writes the integral to all its places in the tensor.
 An element is skipped if it is a permutation of another element of the same launch. So no place is written twice, and
@@ -7,6 +7,9 @@ tensors are symmetric to the last bit. Device functions are plain Python.
 A tensor can be made in slices, which are ranges of its first index. In each symmetry the rows that belong to a range of
 AOs i (in s4 and s8: the larger AO of the first pair) are neighbours in memory. Of the places of an integral, those
 outside of the slice are left out.
+
+Tensors over three centres, (ij|k), and over two, (i|k), have the unit function (`md4.shells.basis.Basis.joined`) in
+place of the other indices, which have no place in the tensor.
 """
 
 from dataclasses import dataclass, replace
@@ -16,6 +19,11 @@ from math import prod
 import numpy as np
 
 SYMMETRIES = ("s1", "s4", "s8")
+# Of (ij|k) in s1 and in s2ij, and of (i|k).
+THREE_CENTRE, TWO_CENTRE = {"s1": "three_s1", "s2ij": "three_s2ij"}, "two"
+EVERY_SYMMETRY = (*SYMMETRIES, *THREE_CENTRE.values(), TWO_CENTRE)
+# Those whose rows are the functions i, not pairs of them.
+ROW_BY_ROW = ("s1", "three_s1", "two")
 
 
 def is_repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, nb, nd):
@@ -70,7 +78,27 @@ def make_place(aosym, jit):
         if first <= place < last:
             out[place - first] = value
 
-    return jit({"s1": place_s1, "s4": place_s4, "s8": place_s8}[aosym])
+    def place_three_s1(value, i, j, k, l, swap, box, out):
+        i, j, k = i - box[0], j - box[1], k - box[2]
+        if 0 <= i < box[4] and 0 <= j < box[5]:
+            out[(i * box[5] + j) * box[6] + k] = value
+        i, j = j + box[1] - box[0], i + box[0] - box[1]
+        if 0 <= i < box[4] and 0 <= j < box[5]:
+            out[(i * box[5] + j) * box[6] + k] = value
+
+    def place_three_s2ij(value, i, j, k, l, swap, box, out):
+        place, first, last = tri(i - box[0], j - box[0]) * box[6] + k - box[2], box[8], box[9]
+        if first <= place < last:
+            out[place - first] = value
+
+    def place_two(value, i, j, k, l, swap, box, out):
+        out[(i - box[0]) * box[6] + k - box[2]] = value
+        if swap:
+            out[(k - box[0]) * box[6] + i - box[2]] = value
+
+    places = {"s1": place_s1, "s4": place_s4, "s8": place_s8}
+    places |= {"three_s1": place_three_s1, "three_s2ij": place_three_s2ij, "two": place_two}
+    return jit(places[aosym])
 
 
 def make_scatter_element(aosym, jit):
@@ -104,8 +132,8 @@ class TensorLayout:
 
     Attributes
     ----------
-    aosym : {'s1', 's4', 's8'}
-        The symmetry of the tensor.
+    aosym : str
+        The symmetry of the tensor, one of `EVERY_SYMMETRY`.
     aos : ndarray of int64, shape (8,)
         First AO and number of AOs of each index of the whole tensor: i0, j0, k0, l0, ni, nj, nk, nl.
     swap : bool
@@ -144,11 +172,11 @@ class TensorLayout:
     def box(self):
         """What `make_place` reads, ndarray of int64, shape (10,).
 
-        As `aos`, for the AOs i of the slice in s1. In s4 and s8 the last two numbers are the first place of the slice
-        in the whole tensor, and the place after its last one.
+        As `aos`, for the AOs i of the slice in s1. In other symmetries the last two numbers are the first place of the
+        slice in the whole tensor, and the place after its last one.
         """
         aos, (first, last) = self.aos.copy(), self.rows
-        if self.aosym == "s1":
+        if self.aosym in ROW_BY_ROW:
             aos[[0, 4]] = aos[0] + first, last - first
         width = prod(self.shape[1:])
         places = (min(row * width, np.iinfo(np.int64).max) for row in (first, last))
@@ -157,17 +185,18 @@ class TensorLayout:
 
 def first_row(aosym, n):
     """The row of a tensor with which those of AO n of index i begin, counted from the first AO of this index."""
-    if aosym == "s1":
+    if aosym in ROW_BY_ROW:
         return n
     pairs = n * (n + 1) // 2
-    return pairs if aosym == "s4" else pairs * (pairs + 1) // 2
+    return pairs * (pairs + 1) // 2 if aosym == "s8" else pairs
 
 
 def tensor_shape(aosym, counts):
     """Shape of the AO tensor with `counts` = (ni, nj, nk, nl) AOs of each index."""
     ni, nj, nk, nl = (int(n) for n in counts)
     rows = first_row(aosym, ni)
-    return {"s1": (rows, nj, nk, nl), "s4": (rows, nk * (nk + 1) // 2), "s8": (rows,)}[aosym]
+    shapes = {"s1": (rows, nj, nk, nl), "s4": (rows, nk * (nk + 1) // 2), "s8": (rows,)}
+    return (shapes | {"three_s1": (rows, nj, nk), "three_s2ij": (rows, nk), "two": (rows, nk)})[aosym]
 
 
 def ao_ranges(basis, ranges):

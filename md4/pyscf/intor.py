@@ -10,13 +10,26 @@ from md4.contract.team import shared_engines
 from md4.contract.tensor import ao_tensor, checked_request
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import Operator
+from md4.pyscf.few_centres import INDICES, few_centre_tensor
 from md4.shells.basis import Basis
 from md4.support.arguments import checked_flag, checked_mol, checked_progress, shown
-from md4.support.types import BackendName, Dataset, DeviceArray, Devices, HostArray, Molecule, Stream, Symmetry
+from md4.support.types import (
+    BackendName,
+    Dataset,
+    DeviceArray,
+    Devices,
+    HostArray,
+    Molecule,
+    PairSymmetry,
+    Stream,
+    Symmetry,
+)
 
 # libcint keeps the exponent of the geminals in mol._env[PTR_F12_ZETA].
 PTR_F12_ZETA = 9
-NAMES = tuple(f"int2e{kind}{suffix}" for kind in ("", "_yp", "_stg") for suffix in ("", "_sph", "_cart"))
+SUFFIXES = ("", "_sph", "_cart")
+FEW_CENTRES = {f"{name}{suffix}": count for name, count in INDICES.items() for suffix in SUFFIXES}
+NAMES = (*(f"int2e{kind}{suffix}" for kind in ("", "_yp", "_stg") for suffix in SUFFIXES), *FEW_CENTRES)
 
 
 def mol_operator(mol, kind, omega):
@@ -43,7 +56,7 @@ def name_basis_operator(mol, name, omega):
 
 
 def intor(
-    mol: Molecule, name: str = "int2e", aosym: Symmetry = "s1", omega: float | None = None,
+    mol: Molecule, name: str = "int2e", aosym: Symmetry | PairSymmetry = "s1", omega: float | None = None,
     shls_slice: Sequence[int] | None = None, out: HostArray | DeviceArray | Dataset | None = None,
     backend: BackendName = "auto", device: bool = False,
     max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
@@ -58,7 +71,9 @@ def intor(
     mol : pyscf.gto.Mole
     name : str
         'int2e' (Cartesian if `mol.cart` is set, else spherical), 'int2e_sph' or 'int2e_cart'. Likewise 'int2e_yp'
-        (Yukawa) and 'int2e_stg' (Slater geminal), with the exponent that was set by ``mol.set_f12_zeta``.
+        (Yukawa) and 'int2e_stg' (Slater geminal), with the exponent that was set by ``mol.set_f12_zeta``; 'int3c2e',
+        with all three indices over the shells of `mol`, which may be those of two molecules (``pyscf.gto.conc_mol``);
+        and 'int2c2e'. The options of these two are those of `int3c2e` and `int2c2e`.
 
     Raises
     ------
@@ -73,6 +88,12 @@ def intor(
     >>> md4.intor(mol, "int2e_stg", aosym="s4").shape
     (66, 66)
     """
+    if isinstance(name, str) and name in FEW_CENTRES:
+        if devices is not None or comm is not None or gather:
+            raise ArgumentError(f"{name} is made by one device: leave out devices, comm and gather.")
+        basis, operator = name_basis_operator(mol, name, omega)
+        options = aosym, shls_slice, out, backend, device, max_memory, stream, progress
+        return few_centre_tensor(Basis.joined([basis]), operator, FEW_CENTRES[name], (0, basis.nshell), *options)
     ranks = ranks_of(comm)
 
     def made():

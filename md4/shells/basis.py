@@ -11,12 +11,12 @@ order and normalisation; see `md4.method.angular`. The AOs of a shell are ordere
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import gamma
+from math import gamma, pi, sqrt
 
 import numpy as np
 import numpy.typing as npt
 
-from md4.errors import BasisError, UnsupportedError
+from md4.errors import ArgumentError, BasisError, UnsupportedError
 from md4.method.angular import ncart, npure
 from md4.shells.limits import LARGEST_COEFFICIENT, LARGEST_COORDINATE, MMAX, largest_exponent, smallest_exponent
 from md4.support.arguments import as_list, checked_flag, checked_mol, shown, whole_number
@@ -27,6 +27,8 @@ from md4.support.types import HostArray, Molecule
 SHARED_PRIMITIVES = 0.5
 # A norm is taken as zero if it is smaller than this times the sum of the moduli of its terms.
 ZERO_NORM = 1e-14
+# The coefficient by which an s shell of exponent 0 is 1 everywhere: 1 / S_00.
+UNIT_COEFFICIENT = sqrt(4 * pi)
 # Gamma(l + 3/2) for each l.
 GAMMA = np.array([gamma(l + 1.5) for l in range(MMAX + 1)])
 
@@ -276,6 +278,10 @@ class Basis:
         Of all shells, one after the other, in Bohr^-2.
     coef_loc : ndarray of int64, shape (nprim,)
         Where the nctr coefficients of each primitive begin in the flat array `coefficients`.
+    unit : int or None
+        Number of the unit function, the last shell of a basis from `joined`.
+    parts : tuple of Basis
+        The bases of which `joined` made it.
 
     Examples
     --------
@@ -289,6 +295,9 @@ class Basis:
     array([3, 1])
     """
 
+    unit: int | None = None
+    parts: "tuple[Basis, ...]" = ()
+
     def __init__(self, shells: Iterable[Shell], pure: bool = True) -> None:
         self.shells = tuple(
             typed_shell(i, s.l, s.exponents, s.coefficients, s.centre) for i, s in enumerate(as_shells(shells))
@@ -300,8 +309,42 @@ class Basis:
             for i, shell in enumerate(self.shells):
                 check_numbers(i, shell, self.lmax)
         self.pure = checked_flag("pure", pure)
+        self._number_aos()
+
+    def _number_aos(self):
+        """Where the AOs of each shell begin."""
         sizes = [s.nctr * self.ncomp(s.l) for s in self.shells]
         self.ao_loc = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @classmethod
+    def joined(cls, bases: "Sequence[Basis]") -> "Basis":
+        """The shells of some bases, one basis after the other, followed by the *unit function*, which is 1 everywhere.
+
+        The unit function is an s shell of exponent 0. A single shell P is the shell pair of P with it, so that
+        integrals over two or three centres are integrals over shell pairs: (ij|P) = (ij|P 1).
+
+        Raises
+        ------
+        ArgumentError
+            Some of the bases are spherical, others Cartesian.
+        """
+        if len({basis.pure for basis in bases}) > 1:
+            raise ArgumentError(
+                "basis sets of an integral must be all spherical or all Cartesian; give the molecules the same cart."
+            )
+        made = cls.__new__(cls)
+        unit = Shell(0, np.zeros(1), np.full((1, 1), UNIT_COEFFICIENT), np.zeros(3))
+        made.parts, made.pure = tuple(bases), bases[0].pure
+        made.shells = (*(shell for basis in bases for shell in basis.shells), unit)
+        made.unit = len(made.shells) - 1
+        made._flatten()
+        made._number_aos()
+        return made
+
+    @cached_property
+    def with_unit(self) -> "Basis":
+        """This basis followed by the unit function; see `joined`."""
+        return self if self.unit is not None else Basis.joined([self])
 
     def _flatten(self):
         """The shells' primitives as flat arrays, for vectorised pair set-up."""
@@ -337,8 +380,14 @@ class Basis:
 
     @cached_property
     def class_keys(self):
-        """One number for each shell's class, ndarray of int64, shape (nshell,)."""
-        return (self.classes[:, 0] << 32) + self.classes[:, 1]
+        """One number for each shell's class, ndarray of int64, shape (nshell,).
+
+        That of the unit function is the lowest, so that it is the second of each of its pairs; see `unique_pairs`.
+        """
+        keys = (self.classes[:, 0] << 32) + self.classes[:, 1]
+        if self.unit is not None:
+            keys[self.unit] = 0
+        return keys
 
     @classmethod
     def from_mol(cls, mol: Molecule) -> "Basis":
@@ -402,6 +451,9 @@ class Basis:
         shells are split. Neighbouring functions that share at least half of their primitives stay together; in ANO
         bases these are all functions. If there is nothing to split, the basis itself is returned.
         """
+        if self.parts:
+            split = [basis.segmented() for basis in self.parts]
+            return self if all(one is other for one, other in zip(split, self.parts)) else Basis.joined(split)
         return self._split(apart=False)[0]
 
     def regrouped(self) -> "tuple[Basis, npt.NDArray[np.int64]]":

@@ -63,7 +63,7 @@ class ListFacts:
     shell_class : tuple
         (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends.
     la, lb, l, nctr_a, nctr_b, na, nb, nab, nherm, max_prim : int
-    pure : bool
+    pure, single : bool
         As those of `ShellPairs`.
     """
 
@@ -79,13 +79,14 @@ class ListFacts:
     nherm: int
     max_prim: int
     pure: bool
+    single: bool
 
 
 @cache
-def list_facts(la, lb, pure, nctr_a, nctr_b, na, nb, max_prim):
+def list_facts(la, lb, pure, nctr_a, nctr_b, na, nb, max_prim, single):
     """The `ListFacts` of lists."""
     shells, l = (la, lb, pure, nctr_a, nctr_b), la + lb
-    return ListFacts(shells, la, lb, l, nctr_a, nctr_b, na, nb, na * nb, nherm(l), max_prim, pure)
+    return ListFacts(shells, la, lb, l, nctr_a, nctr_b, na, nb, na * nb, nherm(l), max_prim, pure, single)
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class ShellPairs:
         Where the primitive pairs of each pair begin, followed by their number.
     primitives : Primitives or None
         The primitive pairs; None if they are in the memory of a GPU.
+    single : bool
+        Whether b is the unit function in all pairs, so that they are single shells; see `Basis.joined`.
     """
 
     pairs: np.ndarray
@@ -117,13 +120,15 @@ class ShellPairs:
     pure: bool
     start: np.ndarray
     primitives: Primitives | None
+    single: bool = False
 
     @classmethod
     def of_basis(cls, basis, pairs, start, primitives=None):
         """`ShellPairs` of a checked list of pairs of a basis, with their primitive pairs."""
         a, b = (basis.shells[shell] for shell in pairs[0].tolist())
         ncomp_a, ncomp_b = basis.ncomp(a.l), basis.ncomp(b.l)
-        return cls(pairs, a.l, b.l, a.nctr, b.nctr, ncomp_a, ncomp_b, basis.pure, start, primitives)
+        single = basis.unit is not None and int(pairs[0, 1]) == basis.unit
+        return cls(pairs, a.l, b.l, a.nctr, b.nctr, ncomp_a, ncomp_b, basis.pure, start, primitives, single)
 
     @property
     def npair(self):
@@ -169,7 +174,7 @@ class ShellPairs:
     @cached_property
     def facts(self):
         """The `ListFacts` of the list; those of a slice are of the whole list."""
-        return list_facts(*self.shell_class, self.na, self.nb, self.max_prim)
+        return list_facts(*self.shell_class, self.na, self.nb, self.max_prim, self.single)
 
     @property
     def mean_prim(self):
@@ -205,6 +210,9 @@ class ShellPairs:
         return view
 
     def __repr__(self):
+        if self.single:
+            shells = f"{self.npair} single {shell_letter(self.la)} shells"
+            return f"ShellPairs({shells}, {self.nprim} primitives, {self.nab} functions each)"
         name = shell_letter(self.la) + shell_letter(self.lb)
         return f"ShellPairs({self.npair} {name} pairs, {self.nprim} primitive pairs, {self.nab} function pairs each)"
 
@@ -212,6 +220,22 @@ class ShellPairs:
         from md4.support.display import pairs_html
 
         return pairs_html(self)
+
+
+def check_side(basis, given, side="pair"):
+    """(basis, pair list) of a list of shell pairs or of single shells, which are pairs with the unit function.
+
+    The basis of single shells is `basis.with_unit`. Errors as in `check_pairs`.
+    """
+    shells = checked_array(f"the {side} list", given)
+    if shells.ndim != 1 or shells.dtype.kind not in "iu":
+        return basis, check_pairs(basis, shells, side)
+    pairs = check_pairs(basis, np.stack([shells, shells], axis=1), side)
+    basis = basis.with_unit
+    if (pairs == basis.unit).any():
+        raise ArgumentError(f"the {side} list holds the unit function, shell {basis.unit}, as a single shell.")
+    pairs[:, 1] = basis.unit
+    return basis, pairs
 
 
 def check_pairs(basis, pairs, side="pair"):

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 BackendName: TypeAlias = Literal["auto", "cuda", "cpu"]
 Symmetry: TypeAlias = Literal["s1", "s4", "s8"]
+PairSymmetry: TypeAlias = Literal["s1", "s2ij"]
 HostArray: TypeAlias = npt.NDArray[np.float64]
 # A handle, or a stream of Numba, CuPy or PyTorch, none of which has types for it.
 Stream: TypeAlias = Any

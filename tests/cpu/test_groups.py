@@ -15,12 +15,13 @@ from md4.cpu.groups import (
     Groups,
     LaneLayout,
     aligned_empty,
-    flat_triples,
     h_elements,
     h_structure,
+    hermite_functions,
     lane_layout,
     make_groups,
     plain_layout,
+    structure_of,
 )
 from md4.method.hermite import structure
 from md4.shells.basis import Basis
@@ -35,7 +36,7 @@ CLASSES = [
 @pytest.mark.parametrize("shells", CLASSES)
 def test_structure_as_arrays(shells):
     """Block by block of BLOCK functions, and in a block row by row; the rows of a tile have the same elements."""
-    sequence, rows, columns = h_structure(*shells)
+    sequence, rows, columns = h_structure(*shells, False)
     nab = 1 + max(row for row, _ in structure(*shells))
     assert sorted(sequence.tolist()) == list(range(nab))
     block, place = np.divmod(np.repeat(np.arange(len(rows) - 1), np.diff(rows)), nab)
@@ -148,7 +149,7 @@ def test_bytes(pairs):
     groups = Groups.of(pairs)
     arrays = (groups.order, groups.vectors, groups.members, groups.primitives, groups.lane_primitives)
     assert groups.nbytes == sum(array.nbytes for array in arrays)
-    assert h_elements(pairs) == len(h_structure(*pairs.shell_class)[2])
+    assert h_elements(pairs) == len(structure_of(pairs)[2])
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 7, 4)])
@@ -162,7 +163,8 @@ def test_memory_begins_on_a_line_of_the_cache(shape):
 
 def test_threads_share_the_arrays_whose_addresses_loops_get():
     """If each of several threads made its own, all but one would be freed while loops read them."""
-    for table, facts in ((h_structure, (6, 1, False, 1, 3)), (flat_triples, (17,))):  # which no other test needs
+    asked = (h_structure, (6, 1, False, 1, 3, False)), (hermite_functions, (9, 0, True, True))  # by no other test
+    for table, facts in asked:
         assert facts not in table.made
         found, together = [], threading.Barrier(4)
 

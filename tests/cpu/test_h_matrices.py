@@ -5,7 +5,7 @@ import pytest
 from pair_lists import PAIRS, mixed_basis, random_pair
 from plain_h import plain_h
 
-from md4.cpu.groups import Groups, h_structure
+from md4.cpu.groups import Groups, structure_of
 from md4.cpu.h_matrices import BOTH, make_h
 from md4.method.angular import hermite_triples
 from md4.shells.shell_pairs import shell_pairs
@@ -21,7 +21,7 @@ def former_h(pairs):
     """(nprim, elements): the elements one by one, with contraction coefficients, in the order of `h_structure`."""
     la, lb, pure, nctr_a, nctr_b = pairs.shell_class
     ncomp_b, data, found = pairs.nb // nctr_b, pairs.primitives, []
-    sequence, rows, p = h_structure(*pairs.shell_class)
+    sequence, rows, p = structure_of(pairs)
     row = np.repeat(sequence[np.arange(len(rows) - 1) % pairs.nab], np.diff(rows))
     a, b = np.divmod(row, pairs.nb)
     (ca, ma), (cb, mb) = np.divmod(a, pairs.na // nctr_a), np.divmod(b, ncomp_b)
@@ -34,7 +34,7 @@ def former_h(pairs):
 
 def assert_lanes(pairs, groups, h):
     """The lanes hold the same numbers with (-1)^|p|, and zeros where there is no primitive pair."""
-    signs = (-1.0) ** hermite_triples(pairs.l).sum(axis=1)[h_structure(*pairs.shell_class)[2]]
+    signs = (-1.0) ** hermite_triples(pairs.l).sum(axis=1)[structure_of(pairs)[2]]
     lanes, used = h.lanes.transpose(0, 2, 1), groups.members >= 0
     np.testing.assert_array_equal(lanes[used], h.flat[groups.members[used]] * signs)
     assert not lanes[~used].any()

@@ -1,0 +1,265 @@
+"""Integrals over three and two centres, (ij|P) and (P|Q), of the shells of a basis and of an auxiliary basis.
+
+A single shell P is a shell pair of P with the unit function (`md4.shells.basis.Basis.joined`), so that they are blocks
+of pairs like all others, only with fewer indices. `tensor_request` is for tensors in PySCF's order. `ThreeCentre` is
+for density fitting: it makes a matrix whose columns are in the order of the blocks, so that kernels write them there.
+"""
+
+from functools import cached_property
+from itertools import combinations_with_replacement
+
+import numpy as np
+
+from md4.contract.screening import schwarz_bounds
+from md4.contract.slices import SlicePairs
+from md4.contract.tensor import Request
+from md4.contract.workspace import HermiteStore, least_block
+from md4.engine import Engine, check_basis
+from md4.errors import ArgumentError, MemoryLimitError
+from md4.method.operators import check_order
+from md4.method.scatter import THREE_CENTRE, TWO_CENTRE
+from md4.shells.basis import Basis
+from md4.shells.shell_pairs import unique_pairs_by_class
+from md4.support.arguments import as_list, checked_choice, checked_real, shown, whole_number
+from md4.support.display import size_text
+
+# Share of the memory that may be used which the H matrices that are kept between blocks may take.
+HERMITE_SHARE = 0.2
+# Operators whose integrals are bounded by those of 1/r.
+BELOW_COULOMB = ("coulomb", "erf", "erfc")
+
+
+def tensor_request(basis, aosym, shls_slice, ranges):
+    """The `Request` for (ij|k), or for (i|k), over a basis from `Basis.joined`.
+
+    Parameters
+    ----------
+    basis : Basis
+    aosym : str
+        's1' or 's2ij'; only 's1' for two centres.
+    shls_slice : sequence of int or None
+        Ranges (i0, i1, j0, j1, k0, k1) of shells, or (i0, i1, k0, k1).
+    ranges : tuple
+        What it is by default, as (first, last + 1) of each index.
+
+    Raises
+    ------
+    ArgumentError
+        The symmetry is unknown or the slice impossible.
+    UnsupportedError
+        The angular momenta add up to more than the highest order of the tables.
+    """
+    two = len(ranges) == 2
+    aosym = checked_choice("aosym", aosym, ("s1",) if two else tuple(THREE_CENTRE))
+    if shls_slice is not None:
+        ranges = checked_ranges(basis, shls_slice, len(ranges))
+    if aosym == "s2ij" and ranges[0] != ranges[1]:
+        raise ArgumentError("aosym 's2ij' needs equal ranges for i and j; use 's1' otherwise.")
+    check_order(sum(int(basis.classes[first:last, 0].max()) for first, last in ranges))
+    unit = basis.unit, basis.unit + 1
+    every = (ranges[0], unit, ranges[1], unit) if two else (*ranges, unit)
+    return Request(TWO_CENTRE if two else THREE_CENTRE[aosym], every)
+
+
+def checked_ranges(basis, shls_slice, count):
+    """The ranges of a slice of a tensor of `count` indices; ArgumentError if it is something else."""
+    given, shells = as_list(shls_slice), basis.unit
+    if given is None or len(given) != 2 * count:
+        what = shown(shls_slice) if given is None else len(given)
+        raise ArgumentError(f"shls_slice must hold {2 * count} shell numbers, two for each index, not {what}.")
+    ends = [whole_number(end) for end in given]
+    if None in ends:
+        raise ArgumentError(f"shls_slice must hold integers, not {shown(given[ends.index(None)])}.")
+    ranges = tuple(zip(ends[::2], ends[1::2]))
+    if not all(0 <= first < last <= shells for first, last in ranges):
+        raise ArgumentError(f"shls_slice {tuple(ends)} must hold non-empty ranges within 0..{shells} shells.")
+    return ranges
+
+
+class ThreeCentre:
+    """(P|ij) as a matrix: a row for each auxiliary function P, a column for each product of AOs i and j.
+
+    Parameters
+    ----------
+    basis, auxiliary : Basis
+        Both spherical, or both Cartesian.
+    operator, backend, stream, max_memory, device
+        As those of `md4.Engine`.
+    cutoff : float
+        Shell pairs ij are left out if no |(ij|P)| can reach it, by the Schwarz inequality; of 1/r, erf and erfc.
+
+    Attributes
+    ----------
+    engine : Engine
+        Over the joined basis; its lock is held by calls.
+    naux, ncol : int
+        Numbers of rows and of columns.
+    rows, cols : ndarray of int64, shape (ncol,)
+        AO indices i and j of each column. Columns run shell pair by shell pair, in a pair as [a][b]. A pair of two
+        shells is there once, all products of a shell with itself are, so (i, j) and (j, i) both.
+    weights : ndarray, shape (ncol,)
+        1 for a column of a shell with itself, else 2: sum_ij D_ij (ij|P) = sum_c weights[c] D[rows[c], cols[c]] T[P, c]
+        for a symmetric D.
+    auxiliary_order : ndarray of int64, shape (naux,)
+        The auxiliary function of each row.
+    edges : ndarray of int64, shape (npair + 1,)
+        First column of each shell pair, and the number of columns.
+
+    Raises
+    ------
+    ArgumentError
+        Basis sets that do not go together, or a cutoff with another operator.
+    UnsupportedError
+        Angular momenta that add up to more than 32.
+    """
+
+    def __init__(
+        self, basis, auxiliary, operator=None, backend="auto", stream=None, max_memory=None, device=None, cutoff=0.0
+    ):
+        joined = Basis.joined([check_basis(this).segmented() for this in (basis, auxiliary)])
+        self.engine = Engine(joined, None, operator, backend, stream, max_memory, device)
+        check_order(2 * max(2 * joined.parts[0].lmax, joined.parts[1].lmax) if cutoff else self.order)
+        self.basis, self.nao, self.naux = joined, basis.nao, auxiliary.nao
+        shells, orbital = np.arange(joined.unit), np.arange(len(joined.parts[0]))
+        self.single = unique_pairs_by_class(joined, shells[len(orbital) :], [joined.unit])
+        self.pairs = unique_pairs_by_class(joined, orbital, orbital)
+        if checked_real("cutoff", cutoff, 0):
+            self.screen(cutoff)
+        counts = np.diff(joined.ao_loc)
+        sizes = [int(counts[pairs[0, 0]] * counts[pairs[0, 1]]) for pairs in self.pairs]
+        self.edges = np.cumsum([0, *np.repeat(sizes, [len(pairs) for pairs in self.pairs])])
+        self.ncol = int(self.edges[-1])
+        self.auxiliary_order = self.aos_of([pairs[:, :1] for pairs in self.single])[0] - self.nao
+        self.rows, self.cols = self.aos_of(self.pairs)
+        same = [np.repeat(pairs[:, 0] == pairs[:, 1], size) for pairs, size in zip(self.pairs, sizes)]
+        self.weights = np.where(np.concatenate([np.zeros(0, dtype=bool), *same]), 1.0, 2.0)
+
+    @property
+    def order(self):
+        """Largest sum of angular momenta."""
+        one, other = self.engine.bra_basis.parts
+        return max(2 * one.lmax + other.lmax, 2 * other.lmax)
+
+    def aos_of(self, lists):
+        """The AOs of each index of all function products of pair lists, or of functions of shells: shape (n, count)."""
+        loc, found = self.basis.ao_loc, []
+        for shells in lists:
+            sizes = [int(loc[shell + 1] - loc[shell]) for shell in shells[0].tolist()]
+            places = np.stack([place.ravel() for place in np.indices(sizes)])
+            found.append((loc[shells].T[:, :, None] + places[:, None]).reshape(len(sizes), -1))
+        return np.concatenate(found, axis=1) if found else np.zeros((2, 0), dtype=np.int64)
+
+    def screen(self, cutoff):
+        """Leaves out shell pairs whose integrals are all below the cutoff."""
+        kind = self.engine.operator.kind
+        if kind not in BELOW_COULOMB:
+            raise ArgumentError(f"a cutoff needs one of the operators {', '.join(BELOW_COULOMB)}, not {kind}.")
+        engine = self.engine.with_operator("coulomb")
+        with engine.lock:
+            largest = max((bounds.max() for _, bounds in bounds_of(engine, self.single)), default=0.0)
+            kept = [pairs[bounds * largest >= cutoff] for pairs, bounds in bounds_of(engine, self.pairs)]
+        self.pairs = [pairs for pairs in kept if len(pairs)]
+
+    @cached_property
+    def prepared(self):
+        """`PreparedPairs` of all lists: of pairs, and of single shells."""
+        return [list(self.engine.prepare_lists(lists, self.basis)) for lists in (self.pairs, self.single)]
+
+    @cached_property
+    def store(self):
+        """Keeps H matrices between blocks."""
+        return HermiteStore(int(HERMITE_SHARE * self.engine.backend.memory_left()), self.engine.backend)
+
+    def compile_ahead(self, progress=None):
+        """Compiles what is missing for `integrals` and `metric`."""
+        for few in (SlicePairs(self.pairs, self.single, False), SlicePairs(self.single, [], True)):
+            self.engine.backend.compile_ahead(self.basis, "tensor", progress, few)
+
+    def integrals(self, first=0, last=None, out=None):
+        """(P|ij) of the columns first to last - 1, both of which must be among `edges`.
+
+        Parameters
+        ----------
+        first, last : int
+        out : array, optional
+            Where they are written: C-contiguous float64 of the result's shape, as that of `md4.Engine.compute`.
+
+        Returns
+        -------
+        array, shape (naux, last - first), in Hartree
+            On the GPU a device array, ready once the engine's stream has reached that point.
+
+        Raises
+        ------
+        ArgumentError
+            Columns that are no edges.
+        MemoryLimitError
+            The result and the least workspace exceed the memory that may be used.
+        """
+        last = self.ncol if last is None else last
+        place = np.searchsorted(self.edges, (first, last))
+        if not 0 <= first <= last <= self.ncol or (self.edges[place] != (first, last)).any():
+            raise ArgumentError(f"columns {first} to {last} must be edges of shell pairs, from 0 to {self.ncol}.")
+        backend = self.engine.backend
+        with self.engine.lock:
+            out = self.result((self.naux, last - first), out)
+            for bra, column in self.parts(*place.tolist()):
+                row = 0
+                for ket in self.prepared[1]:
+                    self.store.touch(ket, bra.whole)
+                    self.store.touch(bra.whole, ket)
+                    self.engine.evaluate(bra, ket, backend.matrix_block(out, row, column, block_shape(bra, ket)))
+                    row += len(ket) * ket.facts.nab
+        return out
+
+    def parts(self, first, last):
+        """(slice of a prepared list, its first column) of the shell pairs first to last - 1, counted over all lists."""
+        begin, column = 0, 0
+        for prepared in self.prepared[0]:
+            here, end = max(first - begin, 0), min(last - begin, len(prepared))
+            if here < end:
+                yield prepared[here:end], column
+                column += (end - here) * prepared.facts.nab
+            begin += len(prepared)
+
+    def metric(self):
+        """(P|Q), an array of shape (naux, naux) as from `integrals`; rows and columns are in `auxiliary_order`.
+
+        Only the lower triangle, row >= column, is meant: blocks above it are not written.
+        """
+        backend, lists = self.engine.backend, self.prepared[1]
+        first = np.cumsum([0, *(len(this) * this.facts.nab for this in lists)]).tolist()
+        with self.engine.lock:
+            out = self.result((self.naux, self.naux), None)
+            for (n, bra), (m, ket) in combinations_with_replacement(enumerate(lists), 2):
+                self.store.touch(ket, bra)
+                self.store.touch(bra, ket)
+                self.engine.evaluate(bra, ket, backend.matrix_block(out, first[m], first[n], block_shape(bra, ket)))
+        return out
+
+    def result(self, shape, out):
+        """`out`, which is checked, or a new array; MemoryLimitError if it does not fit."""
+        backend = self.engine.backend
+        if out is not None:
+            return backend.result(shape, out)
+        one, other = (len(part) for part in self.basis.parts)
+        ranges = (0, one), (0, one), (one, one + other), (self.basis.unit, self.basis.unit + 1)
+        need, room = 8 * shape[0] * shape[1] + least_block(self.engine, *ranges), backend.memory_left()
+        if need > room:
+            raise MemoryLimitError(
+                f"{shape[0]} x {shape[1]} integrals over three centres and the least workspace take "
+                f"{size_text(need)}, but {size_text(room)} may be used; ask for fewer columns or raise max_memory."
+            )
+        return backend.result(shape)
+
+
+def bounds_of(engine, lists):
+    """Yields each pair list with its Schwarz bounds."""
+    for pairs, prepared in zip(lists, engine.prepare_lists(lists, engine.bra_basis)):
+        yield pairs, schwarz_bounds(engine, prepared)
+        prepared.drop()
+
+
+def block_shape(bra, ket):
+    """Shape (n_ij, n_kl, n_a, n_b, n_c, n_d) of the integrals of two lists."""
+    return len(bra), len(ket), bra.facts.na, bra.facts.nb, ket.facts.na, ket.facts.nb
