@@ -225,17 +225,34 @@ class ShellPairs:
 def check_side(basis, given, side="pair"):
     """(basis, pair list) of a list of shell pairs or of single shells, which are pairs with the unit function.
 
-    The basis of single shells is `basis.with_unit`. Errors as in `check_pairs`.
+    The basis of single shells is `basis.with_unit`.
+
+    Raises
+    ------
+    ArgumentError
+        For the first pair or shell that cannot be used.
     """
     shells = checked_array(f"the {side} list", given)
-    if shells.ndim != 1 or shells.dtype.kind not in "iu":
+    if shells.ndim != 1 or shells.dtype.kind not in "iu" or len(shells) == 0:
         return basis, check_pairs(basis, shells, side)
-    pairs = check_pairs(basis, np.stack([shells, shells], axis=1), side)
+    check_range(basis, shells[:, None], side)
+    mixed = basis.class_keys[shells] != basis.class_keys[shells[0]]
+    if mixed.any():
+        n = int(np.argmax(mixed))
+        first, other = (tuple(basis.classes[shells[k]].tolist()) for k in (0, n))
+        raise ArgumentError(
+            f"the {side} list mixes classes of single shells: shell {shells[0]} has (l, nctr) = {first}, "
+            f"shell {shells[n]} has {other}; give one list for each class."
+        )
     basis = basis.with_unit
-    if (pairs == basis.unit).any():
-        raise ArgumentError(f"the {side} list holds the unit function, shell {basis.unit}, as a single shell.")
-    pairs[:, 1] = basis.unit
-    return basis, pairs
+    return basis, np.stack([shells, np.full_like(shells, basis.unit)], axis=1).astype(np.int64)
+
+
+def check_range(basis, shells, side):
+    """ArgumentError unless all shells of a list, shape (n, 1 or 2), are among those of the basis."""
+    if shells.min() < 0 or shells.max() >= basis.nshell:
+        n, k = np.argwhere((shells < 0) | (shells >= basis.nshell))[0]
+        raise ArgumentError(f"{side} {n} names shell {shells[n, k]}, but the basis has shells 0 to {basis.nshell - 1}.")
 
 
 def check_pairs(basis, pairs, side="pair"):
@@ -243,12 +260,10 @@ def check_pairs(basis, pairs, side="pair"):
     pairs = checked_array(f"the {side} list", pairs)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.shape[0] == 0 or pairs.dtype.kind not in "iu":
         raise ArgumentError(
-            f"the {side} list must hold pairs of shell indices, shape (n, 2) with n >= 1 and integer type, "
-            f"not shape {pairs.shape} of {pairs.dtype}."
+            f"the {side} list must hold pairs of shell indices, shape (n, 2) with n >= 1 and integer type, or single "
+            f"shells, shape (n,), not shape {pairs.shape} of {pairs.dtype}."
         )
-    if pairs.min() < 0 or pairs.max() >= basis.nshell:
-        n, k = np.argwhere((pairs < 0) | (pairs >= basis.nshell))[0]
-        raise ArgumentError(f"{side} {n} names shell {pairs[n, k]}, but the basis has shells 0 to {basis.nshell - 1}.")
+    check_range(basis, pairs, side)
     pairs = np.ascontiguousarray(pairs, dtype=np.int64)
     keys = basis.class_keys[pairs]
     mixed = keys != keys[0]

@@ -51,8 +51,8 @@ def test_structure_as_arrays(shells):
 def test_tiles_hold_few_zeros():
     """Rows with similar zeros are neighbours."""
     for l, most in ((3, 1.1), (4, 1.03), (5, 1.03), (6, 1.02)):
-        assert len(h_structure(l, l, True, 1, 1)[2]) < most * len(structure(l, l, True, 1, 1))
-    one, many = (h_structure(2, 1, True, nctr, 2)[2] for nctr in (1, 3))
+        assert len(h_structure(l, l, True, 1, 1, False)[2]) < most * len(structure(l, l, True, 1, 1))
+    one, many = (h_structure(2, 1, True, nctr, 2, False)[2] for nctr in (1, 3))
     assert len(many) == 3 * len(one)  # contracted functions have the same zeros
 
 
