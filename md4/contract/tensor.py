@@ -33,10 +33,21 @@ BLOCK_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Request:
-    """The part of a tensor that is requested: its symmetry, and the shell range (first, last + 1) of each index."""
+    """The part of a tensor that is requested.
+
+    Attributes
+    ----------
+    aosym : str
+        Its symmetry.
+    ranges : tuple
+        The shells (first, last + 1) of each index.
+    ends : tuple of int, optional
+        As those of `TensorLayout`: the AOs of the first index, if they are fewer.
+    """
 
     aosym: str
     ranges: tuple
+    ends: tuple | None = None
 
     @classmethod
     def checked(cls, basis, aosym, shls_slice):
@@ -74,7 +85,7 @@ class Request:
 
     def layout(self, basis):
         """`TensorLayout` of the tensor over a basis."""
-        return TensorLayout(self.aosym, ao_ranges(basis, self.ranges), self.swap)
+        return TensorLayout(self.aosym, ao_ranges(basis, self.ranges), self.swap, self.ends)
 
 
 def shell_numbers(shls_slice):
@@ -147,7 +158,7 @@ def locked_tensor(engine, request, out, device, progress):
     engine, request = segmented(engine, request)
     layout = request.layout(engine.bra_basis)
     target = slice_target(engine, request, layout, out, device)
-    few = None if request.aosym in SYMMETRIES else slice_pairs(engine.bra_basis, request)
+    few = None if request.aosym in SYMMETRIES else slice_pairs(engine.bra_basis, request, layout.ends)
     engine.backend.compile_ahead(engine.bra_basis, "tensor", progress, few)
     with Progress(layout.nbytes // 8, enabled=progress, label="ERI", unit="integral") as bar:
         add_slice(engine, request, layout, target, bar.update)

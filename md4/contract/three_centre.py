@@ -40,7 +40,7 @@ def tensor_request(basis, aosym, shls_slice, ranges):
     shls_slice : sequence of int or None
         Ranges (i0, i1, j0, j1, k0, k1) of shells, or (i0, i1, k0, k1).
     ranges : tuple
-        What it is by default, as (first, last + 1) of each index.
+        The shells (first, last + 1) that each index may have, from the first of which a slice counts.
 
     Raises
     ------
@@ -52,28 +52,35 @@ def tensor_request(basis, aosym, shls_slice, ranges):
     two = len(ranges) == 2
     aosym = checked_choice("aosym", aosym, ("s1",) if two else tuple(THREE_CENTRE))
     if shls_slice is not None:
-        ranges = checked_ranges(basis, shls_slice, len(ranges))
-    if aosym == "s2ij" and ranges[0] != ranges[1]:
-        raise ArgumentError("aosym 's2ij' needs equal ranges for i and j; use 's1' otherwise.")
+        ranges = checked_ranges(shls_slice, ranges)
     check_order(sum(int(basis.classes[first:last, 0].max()) for first, last in ranges))
-    unit = basis.unit, basis.unit + 1
-    every = (ranges[0], unit, ranges[1], unit) if two else (*ranges, unit)
-    return Request(TWO_CENTRE if two else THREE_CENTRE[aosym], every)
+    unit, ends = (basis.unit, basis.unit + 1), None
+    if two:
+        return Request(TWO_CENTRE, (ranges[0], unit, ranges[1], unit))
+    if aosym == "s2ij" and ranges[0] != ranges[1]:
+        (first, last), whole = ranges[0], (0, ranges[0][1])
+        if ranges[1][0] > 0 or ranges[1][1] < last:
+            raise ArgumentError("aosym 's2ij' needs a range of j that is that of i, or all j <= i; use 's1' otherwise.")
+        ranges, ends = (whole, *ranges[1:]), tuple(basis.ao_loc[[first, last]].tolist())
+    return Request(THREE_CENTRE[aosym], (*ranges, unit), ends)
 
 
-def checked_ranges(basis, shls_slice, count):
-    """The ranges of a slice of a tensor of `count` indices; ArgumentError if it is something else."""
-    given, shells = as_list(shls_slice), basis.unit
-    if given is None or len(given) != 2 * count:
+def checked_ranges(shls_slice, ranges):
+    """The ranges of a slice of a tensor whose indices have these ranges; ArgumentError if it is something else."""
+    given, count = as_list(shls_slice), 2 * len(ranges)
+    if given is None or len(given) != count:
         what = shown(shls_slice) if given is None else len(given)
-        raise ArgumentError(f"shls_slice must hold {2 * count} shell numbers, two for each index, not {what}.")
+        raise ArgumentError(f"shls_slice must hold {count} shell numbers, two for each index, not {what}.")
     ends = [whole_number(end) for end in given]
     if None in ends:
         raise ArgumentError(f"shls_slice must hold integers, not {shown(given[ends.index(None)])}.")
-    ranges = tuple(zip(ends[::2], ends[1::2]))
-    if not all(0 <= first < last <= shells for first, last in ranges):
-        raise ArgumentError(f"shls_slice {tuple(ends)} must hold non-empty ranges within 0..{shells} shells.")
-    return ranges
+    asked, shells = list(zip(ends[::2], ends[1::2])), [last - first for first, last in ranges]
+    if not all(0 <= first < last <= most for (first, last), most in zip(asked, shells)):
+        raise ArgumentError(
+            f"shls_slice {tuple(ends)} must hold non-empty ranges; the indices have "
+            f"{', '.join(map(str, shells))} shells."
+        )
+    return tuple((begin + first, begin + last) for (begin, _), (first, last) in zip(ranges, asked))
 
 
 class ThreeCentre:

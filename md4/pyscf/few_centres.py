@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Literal, overload
 
-from md4.contract.stores import checked_store
 from md4.contract.tensor import locked_tensor
 from md4.contract.three_centre import tensor_request
 from md4.engine import Engine
 from md4.method.operators import Operator
 from md4.shells.basis import Basis
 from md4.support.arguments import checked_flag, checked_mol, checked_progress
+from md4.support.memory import check_out
 from md4.support.types import BackendName, DeviceArray, HostArray, Molecule, PairSymmetry, Stream
 
 # Number of indices of each integral.
@@ -27,7 +27,7 @@ def few_centre_tensor(
     ranges = *((0, len(basis.parts[0])),) * (indices - 1), last
     request = tensor_request(basis, aosym, shls_slice, ranges)
     if not checked_flag("device", device) and out is not None:
-        checked_store(out, request.layout(basis).shape)
+        check_out(out, request.layout(basis).shape)
     engine = Engine(basis, None, operator, backend, stream, max_memory)
     with engine.lock:
         return locked_tensor(engine, request, out, device, checked_progress(progress))
@@ -73,8 +73,8 @@ def int3c2e(
     omega : float, optional
         Range separation as in `int2e`; the default is `mol.omega`.
     shls_slice : 6 ints, optional
-        Shell ranges (i0, i1, j0, j1, k0, k1) of a part of the tensor. The shells of `auxmol` are counted after those of
-        `mol`, as PySCF does.
+        Shell ranges (i0, i1, j0, j1, k0, k1) of a part of the tensor, the last two of `auxmol`. With 's2ij', j may have
+        the range of i, or from 0 at least that of all j <= i: rows of the triangle, as PySCF has it.
     out : array, optional
         Where the result is written: C-contiguous float64 of the result's shape.
     backend : {'auto', 'cuda', 'cpu'}
