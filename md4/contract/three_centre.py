@@ -6,7 +6,7 @@ for density fitting: it makes a matrix whose columns are in the order of the blo
 """
 
 from functools import cached_property
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from md4.engine import Engine, check_basis
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.method.operators import check_order
 from md4.method.scatter import THREE_CENTRE, TWO_CENTRE
+from md4.plan import ListPair
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import as_list, checked_choice, checked_real, shown, whole_number
@@ -207,17 +208,29 @@ class ThreeCentre:
         place = np.searchsorted(self.edges, (first, last))
         if not 0 <= first <= last <= self.ncol or (self.edges[place] != (first, last)).any():
             raise ArgumentError(f"columns {first} to {last} must be edges of shell pairs, from 0 to {self.ncol}.")
-        backend = self.engine.backend
         with self.engine.lock:
-            out = self.result((self.naux, last - first), out)
-            for bra, column in self.parts(*place.tolist()):
-                row = 0
-                for ket in self.prepared[1]:
-                    self.store.touch(ket, bra.whole)
-                    self.store.touch(bra.whole, ket)
-                    self.engine.evaluate(bra, ket, backend.matrix_block(out, row, column, block_shape(bra, ket)))
-                    row += len(ket) * ket.facts.nab
+            out, columns = self.result((self.naux, last - first), out), dict(self.parts(*place.tolist()))
+            pairs = [ListPair(bra, ket, same=False) for bra, ket in product(columns, self.single_rows)]
+            for batch in self.store.batches(pairs):
+                self.fill(out, batch, columns)
         return out
+
+    def fill(self, out, pairs, columns):
+        """Makes the blocks of some pairs of lists."""
+        backend, rows = self.engine.backend, self.single_rows
+        if hasattr(backend, "fill_matrix"):
+            used = {pair.bra: columns[pair.bra] for pair in pairs}, {pair.ket: rows[pair.ket] for pair in pairs}
+            backend.fill_matrix(out, pairs, *used)
+            return
+        for bra, ket, *_ in pairs:
+            block = backend.matrix_block(out, rows[ket], columns[bra], block_shape(bra, ket))
+            self.engine.evaluate(bra, ket, block)
+
+    @cached_property
+    def single_rows(self):
+        """The first row of each prepared list of single shells, a dict."""
+        lists = self.prepared[1]
+        return dict(zip(lists, np.cumsum([0, *(len(this) * this.facts.nab for this in lists)]).tolist()))
 
     def parts(self, first, last):
         """(slice of a prepared list, its first column) of the shell pairs first to last - 1, counted over all lists."""
@@ -234,14 +247,13 @@ class ThreeCentre:
 
         Only the lower triangle, row >= column, is meant: blocks above it are not written.
         """
-        backend, lists = self.engine.backend, self.prepared[1]
-        first = np.cumsum([0, *(len(this) * this.facts.nab for this in lists)]).tolist()
+        backend = self.engine.backend
         with self.engine.lock:
             out = self.result((self.naux, self.naux), None)
-            for (n, bra), (m, ket) in combinations_with_replacement(enumerate(lists), 2):
+            for (bra, column), (ket, row) in combinations_with_replacement(self.single_rows.items(), 2):
                 self.store.touch(ket, bra)
                 self.store.touch(bra, ket)
-                self.engine.evaluate(bra, ket, backend.matrix_block(out, first[m], first[n], block_shape(bra, ket)))
+                self.engine.evaluate(bra, ket, backend.matrix_block(out, row, column, block_shape(bra, ket)))
         return out
 
     def result(self, shape, out):

@@ -117,6 +117,16 @@ class CpuBackend:
         """Whole lists: the path takes no memory that grows with them."""
         return len(bra), len(ket)
 
+    def fill_matrix(self, out, pairs, columns, rows):
+        """Makes the blocks of many `ListPair` as parts of a matrix; see `md4.backends.Backend`."""
+        sides, width, places = {}, out.shape[1], {}
+        for first, step in ((columns, 1), (rows, width)):
+            for prepared, place in first.items():
+                sides[prepared] = this = own_list(self, prepared, prepared.h(BOTH))
+                places[this] = place * step, this.pairs.nab * step, step
+        lists = [ListPair(sides[pair.bra], sides[pair.ket], same=False) for pair in pairs]
+        run_lists(self, lists, BlockWriter(out), places=places)
+
     def result(self, shape, out=None):
         """An array for results: `out`, which is checked, or a new one."""
         return self.scratch(shape) if out is None else check_out(out, shape)
@@ -225,8 +235,10 @@ class LanesOfQuartets:
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         """Steps 2 to 5 into a `HostBlock`."""
-        lists = (own_list(steps, side, h) for side, h in ((ab, H_ab), (cd, H_cd)))
-        run_lists(steps, [ListPair(*lists, same=False)], BlockWriter(out.array))
+        bra, ket = (own_list(steps, side, h) for side, h in ((ab, H_ab), (cd, H_cd)))
+        ij, kl, of_ab, of_cd = (stride // 8 for stride in out.array.strides)
+        places = {bra: (0, ij, of_ab), ket: (0, kl, of_cd)}
+        run_lists(steps, [ListPair(bra, ket, same=False)], BlockWriter(out.array), places=places)
 
 
 def own_list(steps, side, h):

@@ -27,11 +27,12 @@ def numbered(name, fields):
     return namedtuple(name, [*names, "size"])(*range(len(names) + 1))
 
 
-# Columns of the table of lists; `most` is the largest number of primitive pairs, and `width` the lanes of a pair. From
-# `order` on they are addresses of arrays.
+# Columns of the table of lists; `most` is the largest number of primitive pairs, and `width` the lanes of a pair. Where
+# blocks are copied to an array, (ab|cd) goes to the sum of the places of ab and of cd; that of ab of pair n is `first` +
+# n `of_pair` + ab `of_function`. From `order` on they are addresses of arrays.
 FIELD = numbered(
     "Field",
-    "l nab nherm elements npair ngroup na nb most width "
+    "l nab nherm elements npair ngroup na nb most width first of_pair of_function "
     "order start vectors primitives lane_primitives sequence columns rows triples h lane_h aos",
 )
 # Columns of the table of tasks: lists of bra and ket, places of the first bra pair and after the last one, which

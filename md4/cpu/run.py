@@ -196,10 +196,12 @@ class Lists:
     ----------
     ao_loc : ndarray of int64, optional
         First AO of each shell, for targets that need it.
+    places : dict, optional
+        (first, of_pair, of_function) of `FIELD` for each prepared list, for targets that need it.
     """
 
-    def __init__(self, ao_loc=None):
-        self.ao_loc, self.rows, self.numbers, self.kept = ao_loc, [], {}, []
+    def __init__(self, ao_loc=None, places=None):
+        self.ao_loc, self.places, self.rows, self.numbers, self.kept = ao_loc, places or {}, [], {}, []
 
     def number(self, prepared):
         """The row of a prepared list, whose H matrices are made if they are missing."""
@@ -216,7 +218,7 @@ class Lists:
         of_list = groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives
         return (
             this.l, this.nab, this.nherm, this.elements, this.npair, groups.ngroup, pairs.na, pairs.nb, pairs.max_prim,
-            groups.width, *map(self.address, of_list), *class_addresses(pairs),
+            groups.width, *self.places.get(prepared, (0, 0, 0)), *map(self.address, of_list), *class_addresses(pairs),
             *map(self.address, (h.flat, h.lanes, aos)),
         )  # fmt: skip
 
@@ -286,7 +288,7 @@ def task_rows(this, lists, most):
     return [(*of_lists, a, b, *of_task) for a, b in pairwise(edges) if a < b]
 
 
-def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None):
+def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None, places=None):
     """Makes all blocks of all `ListPair`, and hands them to `consume`.
 
     Parameters
@@ -295,8 +297,8 @@ def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None):
     pairs : list of ListPair
     consume : callable
         (thread, items, tasks, lists, blocks): takes blocks; see `md4.cpu.targets`. It is called by several threads.
-    ao_loc : ndarray of int64, optional
-        First AO of each shell, where `consume` needs it.
+    ao_loc, places : optional
+        What `Lists` is to hold for `consume`.
     tolerance : float
         Blocks whose bounds multiply to less are left out.
     report : callable, optional
@@ -308,7 +310,7 @@ def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None):
         Number of quartets.
     """
     every = by_work(pairs)
-    work, lists = sum(this.work for this in every), Lists(ao_loc)
+    work, lists = sum(this.work for this in every), Lists(ao_loc, places)
     threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
     most = work / (TASKS * threads) if threads > 1 else work
     tasks = np.array([row for this in every for row in task_rows(this, lists, most)], dtype=np.int64)

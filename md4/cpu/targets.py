@@ -83,23 +83,23 @@ def scatter_rows(block, bra, ket, ao_bra, ao_ket, same_pieces, first, last, swap
                     place(block[n, m, a, b, c, d], i, j, k, l, swap, box, out)
 
 
-def copy_lanes(items, tasks, lists, blocks, address, strides):
-    """Copies blocks to an array (ij, kl, ab, cd) at an address, in the order in which the pairs were given."""
+def copy_lanes(items, tasks, lists, blocks, address):
+    """Copies blocks to an array at an address, to the places that `FIELD` describes."""
     out = doubles(address, 1)
     for item in range(len(items)):
         task = tasks[items[item, 0]]
         bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
         g, at, nab, ncd = items[item, 2], items[item, 3], bra[FIELD.nab], ket[FIELD.nab]
         order_ab, order_cd = integers(bra[FIELD.order], 1), integers(ket[FIELD.order], 1)
-        n = order_ab[items[item, 1]]
-        width = ket[FIELD.width]
+        width, step = ket[FIELD.width], ket[FIELD.of_function]
+        begin = bra[FIELD.first] + ket[FIELD.first] + order_ab[items[item, 1]] * bra[FIELD.of_pair]
         first = g * (LANES // width)
         count = min(LANES // width, ket[FIELD.npair] - first)
         for ab in range(nab):
             for pair in range(count):
-                start = n * strides[0] + order_cd[first + pair] * strides[1] + ab * strides[2]
+                start = begin + ab * bra[FIELD.of_function] + order_cd[first + pair] * ket[FIELD.of_pair]
                 for cd in range(ncd):
-                    out[start + cd * strides[3]] = blocks[at + cd * LANES + pair * width]
+                    out[start + cd * step] = blocks[at + cd * LANES + pair * width]
             at += ncd * LANES
 
 
@@ -119,15 +119,13 @@ copy_blocks = once(lambda: Loop(copy_lanes))
 
 
 class BlockWriter:
-    """Takes blocks to an array (ij, kl, ab, cd) of any strides."""
+    """Takes blocks to an array, to the places that the table of lists describes."""
 
     def __init__(self, out):
-        self.out, strides = out, [stride // 8 for stride in out.strides]
-        exchanged = [strides[n] for n in (1, 0, 3, 2)]
-        self.strides = np.array([strides, exchanged])  # by whether bra and ket have changed places
+        self.out = out
 
     def __call__(self, thread, items, tasks, lists, blocks):
-        copy_blocks()(items, tasks, lists, blocks, self.out.ctypes.data, self.strides[tasks[0, TASK.swapped]])
+        copy_blocks()(items, tasks, lists, blocks, self.out.ctypes.data)
 
 
 class ListTensor:

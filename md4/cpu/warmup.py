@@ -86,7 +86,7 @@ def arguments(name):
     if name == "fill":
         return fill_blocks(kind), (tasks, lists, integers, 0.0, 0.0, kind_table(kind), of["work"])
     if name == "copy":
-        return copy_blocks(), (items, tasks, lists, numbers, 0, integers)
+        return copy_blocks(), (items, tasks, lists, numbers, 0)
     if name == "scatter":
         return scatter_blocks(kind), (items, tasks, lists, numbers, True, integers, numbers)
     if name == "digest":
