@@ -28,8 +28,8 @@ def numbered(name, fields):
 
 
 # Columns of the table of lists; `most` is the largest number of primitive pairs, and `width` the lanes of a pair. Where
-# blocks are copied to an array, (ab|cd) goes to the sum of the places of ab and of cd; that of ab of pair n is `first` +
-# n `of_pair` + ab `of_function`. From `order` on they are addresses of arrays.
+# blocks are copied to an array, (ab|cd) goes to the sum of the places of ab and of cd; that of ab of pair n is `first`
+# + n `of_pair` + ab `of_function`. From `order` on they are addresses of arrays.
 FIELD = numbered(
     "Field",
     "l nab nherm elements npair ngroup na nb most width first of_pair of_function "
