@@ -209,14 +209,15 @@ class ThreeCentre:
         if not 0 <= first <= last <= self.ncol or (self.edges[place] != (first, last)).any():
             raise ArgumentError(f"columns {first} to {last} must be edges of shell pairs, from 0 to {self.ncol}.")
         with self.engine.lock:
-            out, columns = self.result((self.naux, last - first), out), dict(self.parts(*place.tolist()))
-            pairs = [ListPair(bra, ket, same=False) for bra, ket in product(columns, self.single_rows)]
+            out = self.result((self.naux, last - first), out)
+            parts = {part.whole: (part, column) for part, column in self.parts(*place.tolist())}
+            pairs = [ListPair(bra, ket, same=False) for bra, ket in product(parts, self.single_rows)]
             for batch in self.store.batches(pairs):
-                self.fill(out, batch, columns)
+                self.fill(out, [pair._replace(bra=parts[pair.bra][0]) for pair in batch], dict(parts.values()))
         return out
 
     def fill(self, out, pairs, columns):
-        """Makes the blocks of some pairs of lists."""
+        """Makes the blocks of some pairs of lists; `columns` holds the first column of each bra list."""
         backend, rows = self.engine.backend, self.single_rows
         if hasattr(backend, "fill_matrix"):
             used = {pair.bra: columns[pair.bra] for pair in pairs}, {pair.ket: rows[pair.ket] for pair in pairs}

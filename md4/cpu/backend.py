@@ -122,7 +122,8 @@ class CpuBackend:
         sides, width, places = {}, out.shape[1], {}
         for first, step in ((columns, 1), (rows, width)):
             for prepared, place in first.items():
-                sides[prepared] = this = own_list(self, prepared, prepared.h(BOTH))
+                h = prepared.h(BOTH) if prepared is prepared.whole else None
+                sides[prepared] = this = own_list(self, prepared, h)
                 places[this] = place * step, this.pairs.nab * step, step
         lists = [ListPair(sides[pair.bra], sides[pair.ket], same=False) for pair in pairs]
         run_lists(self, lists, BlockWriter(out), places=places)
@@ -242,7 +243,7 @@ class LanesOfQuartets:
 
 
 def own_list(steps, side, h):
-    """A prepared list, or a slice of one, which has groups of its own."""
+    """A prepared list with its H matrices, or a slice of one, which has groups and matrices of its own."""
     if side is side.whole:
         return OwnList(side.pairs, side.data, h)
     groups = Groups.of(side.pairs)
