@@ -14,34 +14,40 @@ from md4.method.angular import packed_hermite, sum_ordinal
 PADDING = 5
 
 
-def gather_words(l_bra, l_ket):
-    """Words of every block of 8 p and of 8 q.
+def gather_words(l_bra, l_ket, first_p=0, first_q=0):
+    """Words of every block of 8 p and of 8 q, from `first_p` and `first_q` on.
 
     Shape (p blocks, q blocks, 16), words in order of lanes, p and q in that of `md4.gpu.staircases`; padding stands for
     0.
     """
-    p, q = packed_hermite(l_bra)[gather_order(l_bra)], packed_hermite(l_ket)[hermite_order(l_ket)]
-    p, q = np.where(gather_order(l_bra) < 0, 0, p), np.where(hermite_order(l_ket) < 0, 0, q)
+    order_p, order_q = gather_order(l_bra, first_p), hermite_order(l_ket, first_q)
+    p, q = packed_hermite(l_bra)[order_p], packed_hermite(l_ket)[order_q]
+    p, q = np.where(order_p < 0, 0, p), np.where(order_q < 0, 0, q)
     p, q = p.reshape(-1, 1, 1, 4, 2), q.reshape(1, -1, 8, 1)
     low, high = (8 * sum_ordinal(p[..., n], q) for n in range(2))
     words = (low + (high << 16)).astype(np.uint32)
     return words.reshape(*words.shape[:2], 32).view(np.float64)
 
 
-def all_words(l_bra, l_ket):
+def all_words(*sides):
     """`gather_words` in a row."""
-    return gather_words(l_bra, l_ket).reshape(-1)
+    return gather_words(*sides).reshape(-1)
 
 
-def padded_words(l_bra, l_ket):
+def padded_words(*sides):
     """`all_words`, and PADDING blocks that are read but not used."""
-    return np.concatenate([all_words(l_bra, l_ket), np.zeros(16 * PADDING)])
+    return np.concatenate([all_words(*sides), np.zeros(16 * PADDING)])
 
 
-def words_in_turn(l_bra, l_ket):
+def words_in_turn(*sides):
     """`gather_words` with blocks of q that begin anew, for the columns of a block of threads from any q on."""
-    words = gather_words(l_bra, l_ket)
+    words = gather_words(*sides)
     return np.take(words, range(words.shape[1] + TILES.most_columns), axis=1, mode="wrap").reshape(-1)
+
+
+def words_of(bra, ket):
+    """The arguments of `gather_words` for two `ListFacts`."""
+    return bra.l, ket.l, bra.first, ket.first
 
 
 def ket_primitives_of(columns, nq8):

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from md4.gpu.staircases import gather_order, hermite_order, row_table
+from md4.gpu.staircases import first_of, gather_order, hermite_order, row_table
 from md4.gpu.tuning import blocks_of_8, panel_rows, turned_panel_rows
 from md4.method import hermite
 from md4.method.angular import nherm
@@ -33,7 +33,8 @@ class HForm:
     rows : {'natural', 'staircase', 'turned'}
         Order of the rows; 'turned' is that of staircases, too, but padded for tiles with H as right operand.
     inner : {'natural', 'staircase', 'gather'}
-        Order of the Hermite functions; 'gather' is `gather_order` of staircases.
+        Order of the Hermite functions; 'gather' is `gather_order` of staircases. The natural order of 'fragments' and
+        'blocks' begins with an even ordinal.
     """
 
     layout: str
@@ -86,25 +87,31 @@ def form_rows(nab, form):
 def form_size(pairs, form):
     """Doubles of the H of one primitive pair of a list in a form."""
     if form.layout in ("by row", "by column"):
-        return (len(hermite.structure(*pairs.shell_class)) + 1) // 2 * 2
+        return (len(hermite.structure(*pairs.h_class)) + 1) // 2 * 2
     if form.layout == "matrix":
         return pairs.nab * pairs.nherm
     return blocks_of_8(pairs.nherm) * form_rows(pairs.nab, form) * 64
+
+
+def even(n):
+    """The even number that is not above n: rows of r are copied by 16 bytes."""
+    return n & ~1
 
 
 @cache
 def form_positions(form, shells):
     """Shape (form_size,), int32: row + 2^16 p of every position, -1 where the form is padded.
 
-    `shells` is the class of a list, (l_a, l_b, pure, nctr_a, nctr_b).
+    `shells` is the class of a list as in `md4.gpu.staircases`.
     """
-    elements, l = list(hermite.structure(*shells)), shells[0] + shells[1]
-    nab, nh = elements[-1][0] + 1, nherm(l)
+    elements, l, first = list(hermite.structure(*shells)), shells[0] + shells[1], first_of(shells)
+    nab, nh = elements[-1][0] + 1, nherm(l) - first
     if form.layout in ("by row", "by column"):
         elements.sort(key=lambda e: e if form.layout == "by row" else e[::-1])
         rows, p = np.array(elements + [(-1, -1)] * (len(elements) % 2)).T
     elif form.layout == "matrix":
         rows, p = np.divmod(np.arange(nab * nh), nh)
+        p = p + first
     else:
         rows8 = form_rows(nab, form)
         n = np.arange(blocks_of_8(nh) * rows8 * 64)
@@ -112,9 +119,11 @@ def form_positions(form, shells):
             rows, p = (n >> 6) % rows8 * 8 + ((n >> 3) & 7), (n >> 6) // rows8 * 8 + (n & 7)
         else:
             rows, p = (n >> 7) % (rows8 // 2) * 16 + panel_row(n), (n >> 7) // (rows8 // 2) * 8 + panel_inner(n)
-        if form.inner != "natural":
-            p = (gather_order(l) if form.inner == "gather" else hermite_order(l))[p]
+        if form.inner == "natural":
+            p = p + even(first)
+        else:
+            p = (gather_order if form.inner == "gather" else hermite_order)(l, first)[p]
         if form.rows != "natural":
             rows = row_table(shells, rows8)[rows]
-    padding = (rows < 0) | (rows >= nab) | (p < 0) | (p >= nh)
+    padding = (rows < 0) | (rows >= nab) | (p < first) | (p >= nherm(l))
     return np.where(padding, -1, rows + (p << 16)).astype(np.int32)

@@ -49,7 +49,7 @@ class Side(NamedTuple):
     @cache
     def of_facts(cls, facts, mean_prim):
         """Of `ListFacts` and a `rounded_mean`."""
-        rows = counted_rows(facts.shell_class)
+        rows = counted_rows(facts.h_class)
         return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows)
 
 

@@ -7,7 +7,9 @@ staircase: of each block of 8 Hermite functions, only the first blocks of rows c
 out the other blocks, which are 20% of all for (ii| and 22% for (ff|. They do so in the first product, and in the second
 one unless its rows must be contiguous in the result. Cartesian functions and general contractions have staircases, too.
 
-A class is (l_a, l_b, pure, nctr_a, nctr_b). An order is a list of indices, padded by -1.
+A class is (l_a, l_b, pure, nctr_a, nctr_b), followed by whether its shells are single ones. These have Hermite
+functions of degree l only, if they are spherical: `first` is the ordinal of the first that counts. An order is a list
+of indices, padded by -1.
 """
 
 from functools import cache
@@ -16,7 +18,13 @@ import numpy as np
 
 from md4.gpu.tuning import TILES, reach_levels
 from md4.method.angular import hermite_triples
-from md4.method.hermite import structure
+from md4.method.hermite import first_function, structure
+
+
+def first_of(shells):
+    """Ordinal of the first Hermite function of a class."""
+    la, lb, pure, _, _, single = (*shells, False)[:6]
+    return first_function(la + lb, pure, single)
 
 
 def padded(order, count):
@@ -25,20 +33,20 @@ def padded(order, count):
 
 
 @cache
-def hermite_order(l):
-    """Hermite functions by rising z, in blocks of 8."""
-    order = np.argsort(hermite_triples(l)[:, 0], kind="stable")
+def hermite_order(l, first=0):
+    """Hermite functions from `first` on up to degree l by rising z, in blocks of 8."""
+    order = first + np.argsort(hermite_triples(l)[first:, 0], kind="stable")
     return padded(order, -(-len(order) // 8) * 8)
 
 
 @cache
-def gather_order(l):
+def gather_order(l, first=0):
     """The same order, but with each block of 8 as p_0 p_4 p_1 p_5 p_2 p_6 p_3 p_7.
 
     A lane gathers r[p+q] of two neighbours of this order, and four lanes gather at the same time those of successive p.
     For successive p, more of these are one and the same number, and fewer of the others share a bank of shared memory.
     """
-    return hermite_order(l).reshape(-1, 2, 4).swapaxes(1, 2).reshape(-1)
+    return hermite_order(l, first).reshape(-1, 2, 4).swapaxes(1, 2).reshape(-1)
 
 
 @cache
@@ -53,11 +61,12 @@ def row_order(shells):
 @cache
 def reach(shells):
     """For each block of 8 Hermite functions, how many blocks of 8 rows count; shape (nblock,), int32."""
-    rows, order = row_order(shells), hermite_order(shells[0] + shells[1])
+    first = first_of(shells)
+    rows, order = row_order(shells), hermite_order(shells[0] + shells[1], first)
     row, p = np.array(structure(*shells)).T
     inverse = [np.argsort(o[o >= 0]) for o in (rows, order)]
     out = np.zeros(len(order) // 8, dtype=np.int32)
-    np.maximum.at(out, inverse[1][p] // 8, inverse[0][row] // 8 + 1)
+    np.maximum.at(out, inverse[1][p - first] // 8, inverse[0][row] // 8 + 1)
     return np.maximum.accumulate(out[::-1])[::-1]
 
 

@@ -114,9 +114,18 @@ def monomials(powers):
 
 
 @cache
-def structure(la, lb, pure, nctr_a=1, nctr_b=1):
-    """The elements (ab, p) of H that can be nonzero by their powers of z, y and x: a tuple of pairs, row by row."""
-    plain = plain_structure(la, lb, pure)
+def first_function(l, pure, single):
+    """Ordinal of the first Hermite function that counts for shell pairs of degree l, or for single shells."""
+    return int(single_reach(l, pure).any(axis=0).argmax()) if single else 0
+
+
+@cache
+def structure(la, lb, pure, nctr_a=1, nctr_b=1, single=False):
+    """The elements (ab, p) of H that can be nonzero by their powers of z, y and x: a tuple of pairs, row by row.
+
+    `single`: of single shells a; b is the unit function.
+    """
+    plain = [tuple(e) for e in np.argwhere(single_reach(la, pure)).tolist()] if single else plain_structure(la, lb, pure)
     ncomp_a, ncomp_b = (len(component_table(l, pure)[0]) - 1 for l in (la, lb))
     elements = []
     for (row, p), ca, cb in product(plain, range(nctr_a), range(nctr_b)):

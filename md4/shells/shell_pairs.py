@@ -14,6 +14,7 @@ import numpy as np
 
 from md4.errors import ArgumentError
 from md4.method.angular import AXES, nherm
+from md4.method.hermite import first_function
 from md4.support.arguments import checked_array
 from md4.support.display import shell_letter
 
@@ -62,12 +63,15 @@ class ListFacts:
     ----------
     shell_class : tuple
         (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends.
-    la, lb, l, nctr_a, nctr_b, na, nb, nab, nherm, max_prim : int
+    h_class : tuple
+        (l_a, l_b, pure, nctr_a, nctr_b, single): the same with what makes H of single shells another one.
+    la, lb, l, nctr_a, nctr_b, na, nb, nab, first, nherm, max_prim : int
     pure, single : bool
         As those of `ShellPairs`.
     """
 
     shell_class: tuple
+    h_class: tuple
     la: int
     lb: int
     l: int
@@ -76,6 +80,7 @@ class ListFacts:
     na: int
     nb: int
     nab: int
+    first: int
     nherm: int
     max_prim: int
     pure: bool
@@ -85,8 +90,9 @@ class ListFacts:
 @cache
 def list_facts(la, lb, pure, nctr_a, nctr_b, na, nb, max_prim, single):
     """The `ListFacts` of lists."""
-    shells, l = (la, lb, pure, nctr_a, nctr_b), la + lb
-    return ListFacts(shells, la, lb, l, nctr_a, nctr_b, na, nb, na * nb, nherm(l), max_prim, pure, single)
+    shells, l, first = (la, lb, pure, nctr_a, nctr_b), la + lb, first_function(la + lb, pure, single)
+    sizes = na, nb, na * nb, first, nherm(l) - first, max_prim
+    return ListFacts(shells, (*shells, single and l > 0), la, lb, l, nctr_a, nctr_b, *sizes, pure, single)
 
 
 @dataclass(frozen=True)
@@ -149,9 +155,20 @@ class ShellPairs:
         return self.la + self.lb
 
     @property
+    def h_class(self):
+        """(l_a, l_b, pure, nctr_a, nctr_b, single): all that the structure of H depends on; of s shells it is that of a
+        pair."""
+        return (*self.shell_class, self.single and self.l > 0)
+
+    @property
+    def first(self):
+        """Ordinal of the first Hermite function that counts: of spherical single shells only those of degree l do."""
+        return first_function(self.l, self.pure, self.single)
+
+    @property
     def nherm(self):
-        """N_p, the number of Hermite functions of one primitive pair."""
-        return nherm(self.l)
+        """N_p, the number of Hermite functions of one primitive pair, from the first that counts up to degree l."""
+        return nherm(self.l) - self.first
 
     @property
     def na(self):

@@ -238,19 +238,19 @@ def store_shared(typingctx, address, value):
 
 
 @cache
-def make_thread_quartet(bra_class, ket_class, pure, turned):
+def make_thread_quartet(bra_class, ket_class, turned):
     """Intrinsic (zeros, rz, ry, rx, address, array, first, stride, place, add): steps 3 to 5 of one primitive quartet.
 
-    Either class is (l_a, nctr_a, l_b, nctr_b). Structural zeros of H are left out. H[ab, p] comes from shared memory at
+    Classes are as in `md4.gpu.staircases`. Structural zeros of H are left out. H[ab, p] comes from shared memory at
     `address`, two doubles at a time; the n-th structural element of the lane's H[cd, q], ordered by q, from
     array[first + n stride] (offsets below 2^32 bytes). (ab|cd) goes to shared memory at `place`, cd running fastest (ab
     if `turned`), added to what is there if `add`; a few rows ab at a time, as many as the registers hold.
     """
-    (la, ca, lb, cb), (lc, cc, ld, cd) = bra_class, ket_class
-    l, bra, ket = la + lb + lc + ld, structure(la, lb, pure, ca, cb), structure(lc, ld, pure, cc, cd)
+    l_bra, l_ket, bra, ket = sum(bra_class[:2]), sum(ket_class[:2]), structure(*bra_class), structure(*ket_class)
+    l = l_bra + l_ket
     nab, ncd = bra[-1][0] + 1, ket[-1][0] + 1
     by_q = sorted(ket, key=lambda element: element[::-1])
-    p_words, q_words = packed_hermite(la + lb).tolist(), packed_hermite(lc + ld).tolist()
+    p_words, q_words, used = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist(), sorted({q for _, q in ket})
     zeros_type, batch = types.UniTuple(f64, l + 1), THREAD_QUARTET.rows_at_once(ncd)
 
     def elements_of(builder, base, step, q):
@@ -264,10 +264,10 @@ def make_thread_quartet(bra_class, ket_class, pure, turned):
         return values
 
     def transform(builder, address, base, step, r, rows):
-        acc, following = {}, elements_of(builder, base, step, 0)
-        for q, word in enumerate(q_words):
+        acc, following = {}, elements_of(builder, base, step, used[0])
+        for q, after in zip(used, [*used[1:], None]):
             # those of the next q are on their way while this q is worked on
-            elements, following = following, elements_of(builder, base, step, q + 1)
+            elements, following, word = following, elements_of(builder, base, step, after), q_words[q]
             abq = {}
             for n in range(0, len(bra), 2):
                 if not any(row in rows for row, _ in bra[n : n + 2]):

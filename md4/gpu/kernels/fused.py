@@ -22,7 +22,7 @@ from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.stores import make_stage_tile, make_write_out
 from md4.gpu.emit.tile_products import make_chain, make_staircase_products
-from md4.gpu.gather_words import PADDING, padded_words
+from md4.gpu.gather_words import PADDING, padded_words, words_of
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
     Levels,
@@ -264,7 +264,7 @@ def fused_variant(unit, bra, ket):
 
 def tile_variant(unit, bra, ket, tile, blocks):
     """Variant for a class, its tile and the blocks that share a multiprocessor."""
-    facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.shell_class, tile.nq), TILES.warps, blocks
+    facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), TILES.warps, blocks
     return Variant(fused_transforms, (*facts, bra.max_prim > 1, unit))
 
 
@@ -297,8 +297,8 @@ def fused_launch(context, bra, ket):
     rows8 = panel_rows(bra.nab)
     return FusedLaunch(
         tile_variant(context.unit, bra, ket, tile, blocks), group * panel + rest, rows8, blocks_of_8(bra.nherm),
-        levels_of(context, bra, rows8, False), context.table(padded_words, bra.l, ket.l),
-        context.table(row_table, ket.shell_class, blocks_of_8(ket.nab)), blocks_of_8(ket.nherm), group,
+        levels_of(context, bra, rows8, False), context.table(padded_words, *words_of(bra, ket)),
+        context.table(row_table, ket.h_class, blocks_of_8(ket.nab)), blocks_of_8(ket.nherm), group,
     )  # fmt: skip
 
 

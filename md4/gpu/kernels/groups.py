@@ -191,7 +191,7 @@ def hermite_integrals(r, ab, cd):
 
 def levels_of(context, pairs, rows8, turned):
     """`Levels` of a list for a tile of `rows8` blocks of 8 rows."""
-    shells, blocks = pairs.shell_class, (rows8, 1) if turned else (rows8 // 2, 2)
+    shells, blocks = pairs.h_class, (rows8, 1) if turned else (rows8 // 2, 2)
     return Levels(context.table(level_ends, shells, *blocks), context.table(row_table, shells, rows8))
 
 

@@ -134,7 +134,7 @@ def launch_h(context, pairs, records, form, places, stride, out):
         return
     size = form_size(pairs, form)
     parts = max(1, min(H_MATRICES.blocks // pairs.nprim, size // (4 * H_MATRICES.threads)))
-    element, triples = context.table(form_positions, form, pairs.shell_class), context.table(packed_triples, pairs.l)
+    element, triples = context.table(form_positions, form, pairs.h_class), context.table(packed_triples, pairs.l)
     context.launch(
         h_variant(), pairs.nprim * parts, H_MATRICES.threads, 24 * hermite.axis_size(pairs.la, pairs.lb),
         Records(records, RECORD + pairs.nctr_a + pairs.nctr_b), components(context, pairs.la, pairs.pure, pairs.nctr_a),

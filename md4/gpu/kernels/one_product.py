@@ -18,7 +18,7 @@ from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import address_of, make_copy_rows, make_empty, shared_address
 from md4.gpu.emit.stores import make_scale_columns, make_store_columns
 from md4.gpu.emit.tile_products import make_load_blocks, make_product_step
-from md4.gpu.h_layout import BRA_FLAT, form_rows
+from md4.gpu.h_layout import BRA_FLAT, even, form_rows
 from md4.gpu.kernels.groups import (
     Grid,
     HermiteIntegrals,
@@ -213,8 +213,10 @@ def launch_one_product(context, h, r, g, ab, cd, block):
     ncol = cd.npair * ket.nab
     grid = grid_of(tile, bra.nab, blocks_of_8(ncol))
     weights = Weights(context.table(unit_weight), 0, 0) if g is None else Weights(g, cd.first_prim, 1)
+    first, stride = even(bra.first), r_stride(bra.l + ket.l)
+    columns = HermiteIntegrals(r.part(first, (r.size - first,)), stride, ncol)
     context.launch(
         variant, grid.row_blocks * grid.column_blocks * ab.npair, tile.threads, shared,
-        Panel(h, *panel), pair_range(ab), staircase, HermiteIntegrals(r, r_stride(bra.l + ket.l), ncol), weights,
-        bra.nherm, bra.nab, ket.nab, result(block), grid,
+        Panel(h, *panel), pair_range(ab), staircase, columns, weights, bra.nherm + bra.first - first, bra.nab, ket.nab,
+        result(block), grid,
     )  # fmt: skip

@@ -170,6 +170,11 @@ def blocks(nrow, ncol):
     return Grid(-(-nrow // SIDE), -(-ncol // SIDE))
 
 
+def packed_from(l, first):
+    """`packed_hermite` from a Hermite function on."""
+    return packed_hermite(l)[first:]
+
+
 def plain_bra_variant():
     """The one variant of step 4."""
     return Variant(plain_bra_transform, ())
@@ -185,7 +190,7 @@ def launch_plain_bra(context, h, ab, cd, r, abq):
     bra, ket = ab.facts, cd.facts
     group = half_transformed(abq, ab, cd)
     grid = blocks(bra.nab, 8 * cd.nprim * group.nq8)
-    powers = Powers(context.table(packed_hermite, bra.l), context.table(packed_hermite, ket.l))
+    powers = Powers(*(context.table(packed_from, side.l, side.first) for side in (bra, ket)))
     context.launch(
         plain_bra_variant(), grid.row_blocks * grid.column_blocks * ab.npair, THREADS, 0,
         Matrix(h, bra.nab, bra.nherm), pair_range(ab), hermite_integrals(r, ab, cd), powers, group, grid,

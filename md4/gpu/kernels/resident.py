@@ -11,7 +11,7 @@ from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copie
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_store_panels
 from md4.gpu.emit.tile_products import Lane, make_column_state, make_staircase_products
-from md4.gpu.gather_words import all_words, ket_primitives_of
+from md4.gpu.gather_words import all_words, ket_primitives_of, words_of
 from md4.gpu.kernels.groups import (
     HalfTransformed,
     HermiteIntegrals,
@@ -126,7 +126,7 @@ def resident_launch(context, bra, ket):
     """
     tile = bra_tile(context.unit, bra)
     kets, _, shared = shared_parts(bra, ket, tile)
-    levels, words = levels_of(context, bra, tile.rows8, tile.turned), context.table(all_words, bra.l, ket.l)
+    levels, words = levels_of(context, bra, tile.rows8, tile.turned), context.table(all_words, *words_of(bra, ket))
     return resident_variant(context.unit, bra), tile, shared, levels, kets, words
 
 

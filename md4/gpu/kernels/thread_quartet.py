@@ -72,15 +72,16 @@ def in_slot(slots, n):
     return Charge(numbers[n], numbers[count + n], numbers[2 * count + n], numbers[3 * count + n])
 
 
-def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind):
+def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind, singles=(False, False)):
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
 
-    `turned`: bra and ket are exchanged; ab runs faster than cd in the result.
+    `turned`: bra and ket are exchanged; ab runs faster than cd in the result. `singles`: whether a and c are single
+    shells, with the unit function as b and d.
     """
-    l, bra_class, ket_class = la + lb + lc + ld, (la, ca, lb, cb), (lc, cc, ld, cd)
-    count = rows(bra_class, pure) * rows(ket_class, pure)
+    bra_class, ket_class = (la, lb, pure, ca, cb, singles[0]), (lc, ld, pure, cc, cd, singles[1])
+    count = rows(bra_class) * rows(ket_class)
     threads = THREAD_QUARTET.block_threads(count)
-    quartet, zeros_upto = make_thread_quartet(bra_class, ket_class, pure, turned), make_zeros_upto(kind, l)
+    quartet, zeros_upto = make_thread_quartet(bra_class, ket_class, turned), make_zeros_upto(kind, la + lb + lc + ld)
     charge_at, charge_in, separation = jit_device(charge), jit_device(in_slot), jit_device(separate)
     primitives = jit_device(primitives_of)
     rounds, several = THREAD_QUARTET.rounds, 1 < count <= THREAD_QUARTET.written
@@ -141,10 +142,9 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind)
     return Kernel(kernel, (threads, 1))
 
 
-def rows(shells, pure):
-    """Function pairs of a class (l_a, nctr_a, l_b, nctr_b)."""
-    la, ca, lb, cb = shells
-    return structure(la, lb, pure, ca, cb)[-1][0] + 1
+def rows(shells):
+    """Function pairs of a class."""
+    return structure(*shells)[-1][0] + 1
 
 
 # launcher
@@ -164,8 +164,9 @@ def swapped(bra, ket):
 
 def thread_quartet_variant(bra, ket, kind, swap):
     """Variant for a class, after bra and ket have been exchanged if `swap`."""
-    shells = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket))
-    return Variant(thread_quartet_integrals, (*chain.from_iterable(shells), bra.pure, swap, kind))
+    shells, singles = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), (bra.h_class[-1], ket.h_class[-1])
+    facts = *chain.from_iterable(shells), bra.pure, swap, kind
+    return Variant(thread_quartet_integrals, (*facts, singles) if any(singles) else facts)
 
 
 def quartet_launch(context, operator, bra, ket, swap):

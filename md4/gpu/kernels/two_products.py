@@ -36,7 +36,7 @@ from md4.gpu.emit.instructions import (
 )
 from md4.gpu.emit.stores import make_store_columns, make_store_panels, make_store_rows
 from md4.gpu.emit.tile_products import Lane, make_column_state, make_gather, make_load_blocks, make_product_step
-from md4.gpu.gather_words import ket_primitives_of, words_in_turn
+from md4.gpu.gather_words import ket_primitives_of, words_in_turn, words_of
 from md4.gpu.h_layout import BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, form_rows
 from md4.gpu.kernels.groups import (
     Grid,
@@ -358,7 +358,7 @@ def grid_of(tile, nrow, ncol):
 
 def staircase_of(context, pairs, rows8, row_blocks, flat=False):
     """`Staircase` of a list; `flat`: for rows in their own order, which all count everywhere."""
-    shells = pairs.shell_class
+    shells = pairs.h_class
     return Staircase(
         context.table(full_reach if flat else reach, shells),
         context.table(full_depths if flat else depths, shells, rows8, row_blocks),
@@ -398,7 +398,7 @@ def bra_launch(context, bra, ket):
         bra_variant(unit, bra, ket), tile, bra_shared(tile, bra, ket)[1],
         (form_rows(bra.nab, bra_form(unit, bra)), blocks_of_8(bra.nherm)),
         staircase_of(context, bra, tile.rows8, row_blocks),
-        WordTable(context.table(words_in_turn, bra.l, ket.l), 16 * (blocks_of_8(ket.nherm) + TILES.most_columns)),
+        WordTable(context.table(words_in_turn, *words_of(bra, ket)), 16 * (blocks_of_8(ket.nherm) + TILES.most_columns)),
     )  # fmt: skip
 
 
