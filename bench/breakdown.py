@@ -41,7 +41,7 @@ class Stopwatch:
         backend.hermite = self.timed(backend.hermite, lambda prepared, form: "H_cd" if form.sign else "H_ab")
         backend.r = self.timed(backend.r, lambda *_: STEPS["r"])
         plan = backend.plan
-        backend.plan = lambda bra, ket: self.watched(plan(bra, ket))
+        backend.plan = lambda *args: self.watched(plan(*args))
 
     def watched(self, plan):
         """The plan with a path whose steps are timed; of one that merges them, all but r."""

@@ -333,7 +333,7 @@ class Engine:
         """
         check_order(bra.facts.l + ket.facts.l)
         steps, block = self.backend, self.backend.block(out)
-        plan = steps.plan(bra, ket)
+        plan = steps.plan(bra, ket, block)
         if plan.swap:
             bra, ket, block = ket, bra, block.swapped()
         path = plan.path

@@ -18,12 +18,15 @@ class Plan:
         Whether the ket is transformed first. Then bra and ket change names, which (ab|cd) = (cd|ab) allows.
     bra_form, ket_form
         Forms of the H matrices of the side transformed first and second, as the backend knows them.
+    matrix : bool
+        Whether the integrals are a part of a matrix, so that those of a quartet are not contiguous.
     """
 
     path: object
     swap: bool
     bra_form: object
     ket_form: object
+    matrix: bool = False
 
     def __str__(self):
         return self.path.name + (", ket first" if self.swap else "")

@@ -19,7 +19,7 @@ from md4.shells.shell_pairs import shell_kinds, unique_pairs_by_class
 
 
 class SlicePairs(NamedTuple):
-    """The shell pairs of a slice; each field is a list of arrays of one class, shape (npair, 2).
+    """The shell pairs of a slice as lists of arrays of one class, shape (npair, 2), or of integrals of another kind.
 
     Attributes
     ----------
@@ -29,16 +29,20 @@ class SlicePairs(NamedTuple):
         The pairs with which all of `bra` are combined.
     triangle : bool
         Whether, in addition, all of `bra` are combined with each other.
+    target : {'tensor', 'matrix', 'bounds'}
+        What takes the integrals: a tensor, the matrix of `md4.contract.three_centre.ThreeCentre`, or bounds, for which
+        each list of `bra` is combined with itself.
     """
 
     bra: list
     ket: list
     triangle: bool
+    target: str = "tensor"
 
     @property
     def key(self):
         """What tells the lists from others of the same basis."""
-        return (*(tuple(pairs.tobytes() for pairs in lists) for lists in self[:2]), self.triangle)
+        return (*(tuple(pairs.tobytes() for pairs in lists) for lists in self[:2]), *self[2:])
 
 
 def slice_pairs(basis, request, ends=None):

@@ -162,8 +162,9 @@ class ThreeCentre:
         kind = self.engine.operator.kind
         if kind not in BELOW_COULOMB:
             raise ArgumentError(f"a cutoff needs one of the operators {', '.join(BELOW_COULOMB)}, not {kind}.")
-        engine = self.engine.with_operator("coulomb")
+        engine, few = self.engine.with_operator("coulomb"), SlicePairs([*self.pairs, *self.single], [], False, "bounds")
         with engine.lock:
+            engine.backend.compile_ahead(self.basis, "tensor", None, few)
             largest = max((bounds.max() for _, bounds in bounds_of(engine, self.single)), default=0.0)
             kept = [pairs[bounds * largest >= cutoff] for pairs, bounds in bounds_of(engine, self.pairs)]
         self.pairs = [pairs for pairs in kept if len(pairs)]
@@ -180,7 +181,8 @@ class ThreeCentre:
 
     def compile_ahead(self, progress=None):
         """Compiles what is missing for `integrals` and `metric`."""
-        for few in (SlicePairs(self.pairs, self.single, False), SlicePairs(self.single, [], True)):
+        for lists in ((self.pairs, self.single, False), (self.single, [], True)):
+            few = SlicePairs(*lists, "matrix")
             self.engine.backend.compile_ahead(self.basis, "tensor", progress, few)
 
     def integrals(self, first=0, last=None, out=None):

@@ -219,7 +219,7 @@ class CpuBackend:
         if some:
             yield some
 
-    def plan(self, bra, ket):
+    def plan(self, bra, ket, block=None):
         """The side that makes less work as a bra is the bra. There is one path for all classes."""
         one, two = Extent.of(bra.pairs), Extent.of(ket.pairs)
         return Plan(LANES_OF_QUARTETS, work_of(two, one) < work_of(one, two), BOTH, BOTH)

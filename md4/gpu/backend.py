@@ -176,9 +176,9 @@ class GpuBackend:
         """`ShellPairs` and `DevicePairs` of checked lists, one after the other."""
         return (self.pair_maker.prepare(basis, pairs, cutoff) for pairs in lists)
 
-    def plan(self, bra, ket):
+    def plan(self, bra, ket, block=None):
         """The path for a class, and the side that goes first."""
-        return plans(self.context.unit, bra, ket)[0]
+        return plans(self.context.unit, bra, ket, block is not None and block.matrix)[0]
 
     def hermite(self, prepared, form):
         """Step 1: H of all primitive pairs of a whole list, as `HMatrices` in a form."""
@@ -211,7 +211,7 @@ class GpuBackend:
         """A part of a matrix as a block; see `md4.backends.Backend`."""
         (_, _, na, nb, nc, nd), width = shape, out.shape[1]
         strides = na * nb, nc * nd * width, 1, width
-        return DeviceBlock(as_buffer(out), row * width + column, strides, tuple(shape), turned=True)
+        return DeviceBlock(as_buffer(out), row * width + column, strides, tuple(shape), turned=True, matrix=True)
 
     def result(self, shape, out=None):
         """A device array for results: `out` if given and right, or a new one."""

@@ -43,6 +43,8 @@ class Sides(NamedTuple):
         Bra and ket have changed names.
     long : bool
         There are enough quartets for a thread each to fill the device.
+    matrix : bool
+        The integrals are a part of a matrix; see `md4.gpu.targets.DeviceBlock`.
     """
 
     unit: str
@@ -50,6 +52,12 @@ class Sides(NamedTuple):
     ket: Side
     swap: bool
     long: bool
+    matrix: bool
+
+    @property
+    def turned(self):
+        """Whether functions ab of the side that is transformed first run fastest in the result."""
+        return self.swap != self.matrix
 
     @property
     def given(self):
@@ -81,9 +89,9 @@ class ThreadQuartet(GpuPath):
     keeps_chunks = False
 
     def supports(self, sides):
-        """Small classes, long lists, in one order."""
+        """Small classes, long lists, in one order: of a matrix, lanes take columns."""
         fits = sides.long and thread_quartet.takes(sides.unit, *sides.given)
-        return fits and sides.swap == thread_quartet.swapped(*sides.given)
+        return fits and sides.swap == (sides.matrix or thread_quartet.swapped(*sides.given))
 
     def forms(self, sides):
         return BRA_ELEMENTS, KET_ELEMENTS
@@ -91,12 +99,12 @@ class ThreadQuartet(GpuPath):
     def cost(self, sides):
         return 0.0
 
-    def variants(self, unit, kind, bra, ket, swap):
-        yield thread_quartet.thread_quartet_variant(bra, ket, kind, swap)
+    def variants(self, unit, kind, bra, ket, plan):
+        yield thread_quartet.thread_quartet_variant(bra, ket, kind, plan.swap != plan.matrix, plan.matrix)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         thread_quartet.launch_thread_quartet(
-            steps.context, steps.operator, H_ab.array, H_cd.array, ab, cd, out.turned, out
+            steps.context, steps.operator, H_ab.array, H_cd.array, ab, cd, out
         )
 
 
@@ -116,7 +124,7 @@ class OneProduct(GpuPath):
     def cost(self, sides):
         return 0.0
 
-    def variants(self, unit, kind, bra, ket, swap):
+    def variants(self, unit, kind, bra, ket, plan):
         yield r_variant(bra.l + ket.l, kind)
         yield one_product.one_product_variant(unit, bra)
         if one_product.needs_sums(ket):
@@ -143,11 +151,11 @@ class Fused(GpuPath):
         return BRA_STAIRCASE, KET_TURNED
 
     def cost(self, sides):
-        return predicted_times.fused_time(sides.bra, sides.ket, sides.swap)
+        return predicted_times.fused_time(sides.bra, sides.ket, sides.turned)
 
-    def variants(self, unit, kind, bra, ket, swap):
+    def variants(self, unit, kind, bra, ket, plan):
         yield r_variant(bra.l + ket.l, kind)
-        yield fused.fused_variant(unit, bra, ket)
+        yield fused.fused_variant(unit, bra, ket, plan.matrix)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         r = steps.r(ab, cd)
@@ -164,18 +172,18 @@ class TwoProducts(GpuPath):
         return sides.unit != "fma"
 
     def forms(self, sides):
-        return two_products.bra_form(sides.unit, sides.bra), two_products.ket_form(sides.unit, sides.ket, sides.swap)
+        return two_products.bra_form(sides.unit, sides.bra), two_products.ket_form(sides.turned)
 
     def cost(self, sides):
-        return predicted_times.two_products_time(*sides[:4])
+        return predicted_times.two_products_time(*sides[:3], sides.turned)
 
-    def variants(self, unit, kind, bra, ket, swap):
+    def variants(self, unit, kind, bra, ket, plan):
         yield r_variant(bra.l + ket.l, kind)
         if resident.serves(unit, bra, ket):
             yield resident.resident_variant(unit, bra)
         else:
             yield two_products.bra_variant(unit, bra, ket)
-        yield two_products.ket_variant(unit, ket, two_products.ket_form(unit, ket, swap))
+        yield two_products.ket_variant(unit, ket, plan.ket_form)
 
     def transform_bra(self, steps, H_ab, ab, cd, r):
         """Step 4: (ab|q] of a chunk, [p|q] assembled in the operands."""
@@ -206,9 +214,9 @@ class Plain(GpuPath):
         return BRA_MATRIX, KET_MATRIX
 
     def cost(self, sides):
-        return predicted_times.two_products_time(*sides[:4])
+        return predicted_times.two_products_time(*sides[:3], sides.turned)
 
-    def variants(self, unit, kind, bra, ket, swap):
+    def variants(self, unit, kind, bra, ket, plan):
         yield r_variant(bra.l + ket.l, kind)
         yield plain.plain_bra_variant()
         yield plain.plain_ket_variant()
@@ -234,12 +242,12 @@ PATHS = (
 )  # fmt: skip
 
 
-def timed_plans(unit, bra, ket, long):
+def timed_plans(unit, bra, ket, long, matrix=False):
     """(predicted time, plan) of all plans for two `Side`, the one with the least time first."""
-    orders = (Sides(unit, bra, ket, False, long), Sides(unit, ket, bra, True, long))
+    orders = (Sides(unit, bra, ket, False, long, matrix), Sides(unit, ket, bra, True, long, matrix))
     found = [(path.cost(sides), path, sides) for path in PATHS for sides in orders if path.supports(sides)]
     found.sort(key=lambda entry: entry[0])
-    return [(time, Plan(path, sides.swap, *path.forms(sides))) for time, path, sides in found]
+    return [(time, Plan(path, sides.swap, *path.forms(sides), matrix)) for time, path, sides in found]
 
 
 @cache
@@ -250,23 +258,23 @@ def build_time(unit, bra, ket, matrices):
 
 
 @cache
-def ranked(unit, bra, ket, long):
+def ranked(unit, bra, ket, long, matrix):
     """The plans of `timed_plans`, in the same order."""
-    return tuple(plan for _, plan in timed_plans(unit, bra, ket, long))
+    return tuple(plan for _, plan in timed_plans(unit, bra, ket, long, matrix))
 
 
-def plans(unit, bra, ket):
+def plans(unit, bra, ket, matrix=False):
     """All plans for two `ShellPairs` or slices, the one that is taken first; `bench/variants.py` times them."""
     means, long = map(rounded_mean, (bra, ket)), bra.npair * ket.npair >= THREAD_QUARTET.fewest_quartets
-    return ranked_by_facts(unit, bra.facts, ket.facts, *means, long)
+    return ranked_by_facts(unit, bra.facts, ket.facts, *means, long, matrix)
 
 
 @cache
-def ranked_by_facts(unit, bra, ket, mean_bra, mean_ket, long):
+def ranked_by_facts(unit, bra, ket, mean_bra, mean_ket, long, matrix):
     """`ranked` for two `ListFacts` and mean numbers of primitive pairs."""
-    return ranked(unit, Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket), long)
+    return ranked(unit, Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket), long, matrix)
 
 
 def plan_variants(plan, unit, kind, bra, ket):
     """Variants of the kernels by which a plan computes two `ShellPairs`."""
-    return plan.path.variants(unit, kind, *((ket, bra) if plan.swap else (bra, ket)), plan.swap)
+    return plan.path.variants(unit, kind, *((ket, bra) if plan.swap else (bra, ket)), plan)

@@ -29,6 +29,8 @@ FUSED = (2.93e-5, 7.95e-5, 1.63e-4, 9.39e-5, 2.26e-5, 2.38e-4, 0.34)
 class Side(NamedTuple):
     """What counts of a pair list: l, functions, Hermite functions, most and mean primitives of a pair, its staircase.
 
+    `single`: it is a list of single shells.
+
     `rows` and `rows_by_16`: sum over blocks of 8 Hermite functions of the rows that count, in blocks of 8 and of 16.
     """
 
@@ -39,6 +41,7 @@ class Side(NamedTuple):
     mean_prim: float
     rows: int
     rows_by_16: int
+    single: bool = False
 
     @classmethod
     def of(cls, pairs):
@@ -50,7 +53,7 @@ class Side(NamedTuple):
     def of_facts(cls, facts, mean_prim):
         """Of `ListFacts` and a `rounded_mean`."""
         rows = counted_rows(facts.h_class)
-        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows)
+        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows, facts.single)
 
 
 def rounded_mean(pairs):
@@ -66,27 +69,27 @@ def counted_rows(shells):
     return int(8 * found.sum()), int(16 * ((found + 1) // 2).sum())
 
 
-def two_products_time(unit, bra, ket, swap):
-    """Predicted ns a quartet of two kernels; `bra` is transformed first, `swap`: it was given as the ket."""
+def two_products_time(unit, bra, ket, turned):
+    """Predicted ns a quartet of two kernels; `bra` is transformed first, `turned`: it runs fastest in the result."""
     rows4 = tile_rows(bra_tile(unit, bra), bra)
-    rows5 = tile_rows(ket_tile(unit, ket, ket_form(unit, ket, swap)), ket, not swap)
+    rows5 = tile_rows(ket_tile(unit, ket, ket_form(turned)), ket, not turned)
     factors = (RESIDENT, *TWO[1:]) if resident.serves(unit, bra, ket) else TWO
     passed_on = 64 * blocks_of_8(ket.nherm) * bra.nab * ket.mean_prim
-    return time_of(bra, ket, swap, factors, rows4, rows5 * bra.nab, passed_on)
+    return time_of(bra, ket, turned, factors, rows4, rows5 * bra.nab, passed_on)
 
 
-def fused_time(bra, ket, swap):
+def fused_time(bra, ket, turned):
     """Predicted ns a quartet of the fused kernel; arguments as `two_products_time`."""
     columns5 = (bra.nab + 15) // 16 * 16
     passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
-    return time_of(bra, ket, swap, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+    return time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
 
 
-def time_of(bra, ket, swap, factors, rows4, area5, passed_on):
+def time_of(bra, ket, turned, factors, rows4, area5, passed_on):
     """Sum of all that a plan has to do, each times its coefficient."""
     k, out = bra.mean_prim * ket.mean_prim, 8 * bra.nab * ket.nab
     amounts = (
-        rows4 * 64 * blocks_of_8(ket.nherm) * k, area5 * 8 * ket.mean_prim, passed_on, out, out * swap,
+        rows4 * 64 * blocks_of_8(ket.nherm) * k, area5 * 8 * ket.mean_prim, passed_on, out, out * turned,
         8 * r_stride(bra.l + ket.l) * k, 1,
     )  # fmt: skip
     return sum(factor * amount for factor, amount in zip(factors, amounts))

@@ -25,12 +25,16 @@ class DeviceBlock:
         Shape (n_ij, n_kl, n_a, n_b, n_c, n_d) of the whole, as it was made.
     turned : bool
         Bra and ket have changed names: ab runs faster than cd.
+    matrix : bool
+        It is a part of a matrix with longer rows: the integrals of a quartet are not contiguous. Then (ij, ab) are its
+        columns if it is turned, its rows if not.
     """
 
-    __slots__ = ("array", "dims", "first", "strides", "turned")
+    __slots__ = ("array", "dims", "first", "matrix", "strides", "turned")
 
-    def __init__(self, array, first, strides, dims, turned=False):
-        self.array, self.first, self.strides, self.dims, self.turned = array, first, strides, dims, turned
+    def __init__(self, array, first, strides, dims, turned=False, matrix=False):
+        self.array, self.first, self.strides, self.dims = array, first, strides, dims
+        self.turned, self.matrix = turned, matrix
 
     @classmethod
     def contiguous(cls, array, dims):
@@ -42,12 +46,12 @@ class DeviceBlock:
     def swapped(self):
         """The same with bra and ket exchanged."""
         ij, kl, ab, cd = self.strides
-        return DeviceBlock(self.array, self.first, (kl, ij, cd, ab), self.dims, not self.turned)
+        return DeviceBlock(self.array, self.first, (kl, ij, cd, ab), self.dims, not self.turned, self.matrix)
 
     def __getitem__(self, key):
         ij, kl = key
         first = self.first + ij.start * self.strides[0] + kl.start * self.strides[1]
-        return DeviceBlock(self.array, first, self.strides, self.dims, self.turned)
+        return DeviceBlock(self.array, first, self.strides, self.dims, self.turned, self.matrix)
 
 
 def checked_device_array(out, shape):

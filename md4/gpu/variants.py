@@ -52,7 +52,7 @@ class ListKind(NamedTuple):
     Attributes
     ----------
     shells : tuple
-        (l_a, nctr_a), (l_b, nctr_b) of the pairs.
+        (l_a, nctr_a), (l_b, nctr_b) of the pairs; None instead of the second for single shells.
     pure : bool
     fewest : int
         A lower bound on the mean number of primitive pairs of a shell pair in any slice.
@@ -68,11 +68,11 @@ class ListKind(NamedTuple):
 
 @cache
 def sample_pairs(a, b, nprim, pure):
-    """A list of one pair of shells a = (l, nctr) and b with `nprim` primitive pairs."""
-    (la, _), (lb, _) = a, b
-    coefficients = [np.ones((n, nctr)) for n, (_, nctr) in ((nprim, a), (1, b))]
+    """A list of one pair of shells a = (l, nctr) and b with `nprim` primitive pairs; of a single shell if b is None."""
+    (la, _), (lb, _) = a, b or (0, 1)
+    coefficients = [np.ones((n, nctr)) for n, (_, nctr) in ((nprim, a), (1, b or (0, 1)))]
     basis = Basis.from_arrays([la, lb], [np.ones(nprim), [1.0]], coefficients, np.zeros((2, 3)), pure=pure)
-    return shell_pairs(basis, [[0, 1]], cutoff=0)
+    return shell_pairs(basis, [[0, 1]], cutoff=0) if b else shell_pairs(basis.with_unit, [[0, 2]], cutoff=0)
 
 
 # plans ----------------------------------------------------------------------------------------------------------------
@@ -87,12 +87,12 @@ def steps_between(fewest, most):
     return sorted({fewest, *inner, most})
 
 
-def possible_plans(unit, bra, ket, long, fewest):
+def possible_plans(unit, bra, ket, long, fewest, matrix=False):
     """The plans that slices of two lists may take, as a list.
 
     Parameters
     ----------
-    unit, long
+    unit, long, matrix
         As in `md4.gpu.paths.Sides`.
     bra, ket : ShellPairs
         Lists with the most primitive pairs that a pair may have.
@@ -102,7 +102,7 @@ def possible_plans(unit, bra, ket, long, fewest):
     sides = [Side.of(pairs) for pairs in (bra, ket)]
     ends = [sorted({min(n, side.max_prim), side.max_prim}) for n, side in zip(fewest, sides)]
     corners = {
-        means: timed_plans(unit, *(side._replace(mean_prim=n) for side, n in zip(sides, means)), long)
+        means: timed_plans(unit, *(side._replace(mean_prim=n) for side, n in zip(sides, means)), long, matrix)
         for means in product(*ends)
     }
     first = list(dict.fromkeys(plans[0][1] for plans in corners.values()))
@@ -158,11 +158,11 @@ def larger(one, other):
     return one != other and one[0] >= other[0] and one[1] >= other[1]
 
 
-def integral_variants(unit, kind, bra, ket, long):
-    """Variants for the integrals of two `ListKind`, in this order; `long` as in `md4.gpu.paths.Sides`."""
+def integral_variants(unit, kind, bra, ket, long, matrix=False):
+    """Variants for the integrals of two `ListKind`, in this order; `long`, `matrix` as in `md4.gpu.paths.Sides`."""
     for counts in prim_pairs(bra, ket):
         lists = [sample_pairs(*side.shells, n, side.pure) for side, n in zip((bra, ket), counts)]
-        for plan in possible_plans(unit, *lists, long, (bra.fewest, ket.fewest)):
+        for plan in possible_plans(unit, *lists, long, (bra.fewest, ket.fewest), matrix):
             yield from plan_variants(plan, unit, kind, *lists)
 
 
@@ -207,7 +207,8 @@ def list_kind(basis, pairs, cut):
     if cut:
         largest = int(np.multiply(*basis.nprims[sample].T).max())
         found |= {largest, max(1, least), min(2, largest)}
-    shells = tuple(tuple(shell) for shell in basis.classes[pairs[0]].tolist())
+    one, other = (tuple(shell) for shell in basis.classes[pairs[0]].tolist())
+    shells = one, None if most.single else other
     return ListKind(shells, basis.pure, least, tuple(sorted(found)))
 
 
@@ -251,12 +252,21 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
 
 def tensor_variants(unit, kind, basis, few):
     """As `needed_variants`, for the integrals of some pair lists."""
-    sides = [[(list_kind(basis, pairs, False), len(pairs)) for pairs in lists] for lists in (few.bra, few.ket)]
+    sides, matrix = [[(list_kind(basis, pairs, False), len(pairs)) for pairs in lists] for lists in few[:2]], False
+    if few.target == "bounds":
+        yield from (h_variant(), primitives_variant(), Variant(pair_bounds, ()))
+        for side, _ in sides[0]:
+            yield from integral_variants(unit, kind, side, side, False)
+        return
     yield from common_variants("tensor")
-    combined = [*product(*sides), *(combinations_with_replacement(sides[0], 2) if few.triangle else ())]
-    for (bra, nbra), (ket, nket) in combined:
+    triangle = [*combinations_with_replacement(sides[0], 2)] if few.triangle else []
+    if few.target == "matrix":
+        matrix = True
+    else:  # where the later list is the bra
+        triangle = [two[::-1] for two in triangle]
+    for (bra, nbra), (ket, nket) in [*product(*sides), *triangle]:
         for many in {False, nbra * nket >= THREAD_QUARTET.fewest_quartets}:
-            yield from integral_variants(unit, kind, bra, ket, many)
+            yield from integral_variants(unit, kind, bra, ket, many, matrix)
 
 
 def basis_variants(unit, kind, basis):

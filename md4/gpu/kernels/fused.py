@@ -20,6 +20,7 @@ import numpy as np
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
+from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_stage_tile, make_write_out
 from md4.gpu.emit.tile_products import make_chain, make_staircase_products
 from md4.gpu.gather_words import PADDING, padded_words, words_of
@@ -88,7 +89,7 @@ def following_primitive(k, last, ket, pair, npair):
 def make_write_quartet(mt, nc):
     """Device function that writes a quartet, whose integrals are contiguous, or adds it to what is there if `added`.
 
-    They are put in order in shared memory at `address` first.
+    They are put in order in shared memory at `address` first. See `make_write_rows` for parts of a matrix.
     """
     stage, rounds = make_stage_tile(2 * mt, nc), FUSED.write_rounds
     write_out, add_out = make_write_out(rounds, 32), make_write_out(rounds, 32, add=True)
@@ -109,14 +110,41 @@ def make_write_quartet(mt, nc):
     return jit_device(write_quartet)
 
 
-def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit):
+def make_write_rows(mt, nc):
+    """As `make_write_quartet`, where the integrals of a quartet are a part of a matrix, contiguous within rows."""
+    stage, write_one, add_one = make_stage_tile(2 * mt, nc), make_write_out(1, 32), make_write_out(1, 32, add=True)
+
+    def write_rows(tile, address, rows, right, nab, out, first, lane, added):
+        # (ij, ab) are columns, or (kl, cd)
+        turned = out.s_ab == 1
+        run, step = (nab, out.s_cd) if turned else (right.ncd, out.s_ab)
+        row_bytes, column_bytes = (i32(8), i32(8 * nab)) if turned else (i32(8 * right.ncd), i32(8))
+        stage(tile, i32(address), rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes)
+        cuda.syncwarp()
+        n, count = lane, nab * right.ncd
+        while n < count:
+            row = quotient(n, run)
+            place = first + row * step + n - row * run
+            if added:
+                add_one(out.numbers, place, i32(address + 8 * n), count - n)
+            else:
+                write_one(out.numbers, place, i32(address + 8 * n), count - n)
+            n += 32
+        cuda.syncwarp()
+
+    return jit_device(write_rows)
+
+
+def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, matrix=False):
     """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives.
 
-    `ket_reach`: of each of the `nq` blocks of q, how many blocks of 8 cd count.
+    `ket_reach`: of each of the `nq` blocks of q, how many blocks of 8 cd count. `matrix`: the result is a part of a
+    matrix.
     """
     threads, wide = 32 * warps, unit == "dmma16"
     empty, empty_left, chain = make_empty(4 * mt * nc), make_empty(4 * mt * nq), make_chain(mt, nq, nc, wide, ket_reach)
-    products, write = make_staircase_products(2 * mt, nq, wide, False, ahead=False), make_write_quartet(mt, nc)
+    products = make_staircase_products(2 * mt, nq, wide, False, ahead=False)
+    write = (make_write_rows if matrix else make_write_quartet)(mt, nc)
     following, primitives = jit_device(following_primitive), jit_device(primitives_of)
     state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
@@ -256,16 +284,16 @@ def fused_shared(bra, ket):
     return panel, table + TILES.warps * (16 * r_stride(bra.l + ket.l) + 8 * bra.nab * ket.nab)
 
 
-def fused_variant(unit, bra, ket):
+def fused_variant(unit, bra, ket, matrix):
     """Variant for a class that `choose_fused` has a tile for."""
     tile = choose_fused(unit, bra, ket)
-    return tile_variant(unit, bra, ket, tile, fused_blocks(tile, bra, ket))
+    return tile_variant(unit, bra, ket, tile, fused_blocks(tile, bra, ket), matrix)
 
 
-def tile_variant(unit, bra, ket, tile, blocks):
+def tile_variant(unit, bra, ket, tile, blocks, matrix):
     """Variant for a class, its tile and the blocks that share a multiprocessor."""
     facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), TILES.warps, blocks
-    return Variant(fused_transforms, (*facts, bra.max_prim > 1, unit))
+    return Variant(fused_transforms, (*facts, bra.max_prim > 1, unit, *([True] if matrix else ())))
 
 
 def fused_parts(nbra, nket):
@@ -288,7 +316,7 @@ class FusedLaunch(NamedTuple):
     group: int
 
 
-def fused_launch(context, bra, ket):
+def fused_launch(context, bra, ket, matrix):
     """`FusedLaunch` of two `ListFacts`."""
     panel, rest = fused_shared(bra, ket)
     tile = choose_fused(context.unit, bra, ket)
@@ -296,7 +324,7 @@ def fused_launch(context, bra, ket):
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
     rows8 = panel_rows(bra.nab)
     return FusedLaunch(
-        tile_variant(context.unit, bra, ket, tile, blocks), group * panel + rest, rows8, blocks_of_8(bra.nherm),
+        tile_variant(context.unit, bra, ket, tile, blocks, matrix), group * panel + rest, rows8, blocks_of_8(bra.nherm),
         levels_of(context, bra, rows8, False), context.table(padded_words, *words_of(bra, ket)),
         context.table(row_table, ket.h_class, blocks_of_8(ket.nab)), blocks_of_8(ket.nherm), group,
     )  # fmt: skip
@@ -304,7 +332,8 @@ def fused_launch(context, bra, ket):
 
 def launch_fused(context, h, r, g, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
-    fixed, parts = context.fixed(fused_launch, ab.facts, cd.facts), fused_parts(ab.npair, cd.npair)
+    fixed = context.fixed(fused_launch, ab.facts, cd.facts, block.matrix)
+    parts = fused_parts(ab.npair, cd.npair)
     context.launch(
         fixed.variant, ab.npair * parts, 32 * TILES.warps, fixed.shared,
         Panel(h, fixed.rows8, fixed.steps), pair_range(ab), fixed.levels, hermite_integrals(r, ab, cd), fixed.words,

@@ -72,14 +72,15 @@ def in_slot(slots, n):
     return Charge(numbers[n], numbers[count + n], numbers[2 * count + n], numbers[3 * count + n])
 
 
-def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind, singles=(False, False)):
+def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind, singles=(False, False), matrix=False):
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
 
     `turned`: bra and ket are exchanged; ab runs faster than cd in the result. `singles`: whether a and c are single
-    shells, with the unit function as b and d.
+    shells, with the unit function as b and d. `matrix`: the result is a part of a matrix with rows (ij, ab).
     """
     bra_class, ket_class = (la, lb, pure, ca, cb, singles[0]), (lc, ld, pure, cc, cd, singles[1])
-    count = rows(bra_class) * rows(ket_class)
+    nab, ncd = rows(bra_class), rows(ket_class)
+    count = nab * ncd
     threads = THREAD_QUARTET.block_threads(count)
     quartet, zeros_upto = make_thread_quartet(bra_class, ket_class, turned), make_zeros_upto(kind, la + lb + lc + ld)
     charge_at, charge_in, separation = jit_device(charge), jit_device(in_slot), jit_device(separate)
@@ -126,7 +127,13 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
         cuda.syncthreads()
         base = out.first + pair * out.s_ij + part * threads * out.s_kl
         here = min(i64(threads), npair_cd - part * threads)
-        if turned:
+        if matrix:
+            for ab in range(nab):
+                for n in range(tid, here * ncd, threads):
+                    pair_n = n // ncd
+                    place = h_bytes // 8 + pair_n * count + ab * ncd + n - pair_n * ncd
+                    out.numbers[base + ab * out.s_ab + n] = shared[place]
+        elif turned:
             for row in range(tid >> 5, here, threads // 32):
                 for n in range(tid & 31, count, 32):
                     out.numbers[base + row * out.s_kl + n] = shared[h_bytes // 8 + row * count + n]
@@ -159,17 +166,19 @@ def takes(unit, bra, ket):
 
 def swapped(bra, ket):
     """Whether bra and ket are exchanged: H of the side of higher l in shared memory leaves more registers."""
+    if bra.single != ket.single:  # lanes take pairs: there are more of them
+        return ket.single
     return bra.l + ket.l >= THREAD_QUARTET.swap_l and (bra.l, bra.nab) < (ket.l, ket.nab)
 
 
-def thread_quartet_variant(bra, ket, kind, swap):
-    """Variant for a class, after bra and ket have been exchanged if `swap`."""
+def thread_quartet_variant(bra, ket, kind, turned, matrix):
+    """Variant for a class; `turned` if bra and ket have been exchanged, and for blocks as in the factory."""
     shells, singles = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), (bra.h_class[-1], ket.h_class[-1])
-    facts = *chain.from_iterable(shells), bra.pure, swap, kind
-    return Variant(thread_quartet_integrals, (*facts, singles) if any(singles) else facts)
+    facts, few = (*chain.from_iterable(shells), bra.pure, turned, kind), (singles, matrix)
+    return Variant(thread_quartet_integrals, (*facts, *few) if matrix or any(singles) else facts)
 
 
-def quartet_launch(context, operator, bra, ket, swap):
+def quartet_launch(context, operator, bra, ket, turned, matrix):
     """What launches for two classes have in common.
 
     (variant, threads of a block, its shared memory, size and group of `BraH`, arguments of the operator).
@@ -178,13 +187,14 @@ def quartet_launch(context, operator, bra, ket, swap):
     threads = THREAD_QUARTET.block_threads(count)
     size, room = form_size(bra, BRA_ELEMENTS), THREAD_QUARTET.limits(context.unit).shared - 8 * threads * count
     group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
-    variant, shared = thread_quartet_variant(bra, ket, operator.kind, swap), 8 * (group * size + threads * count)
+    variant, shared = thread_quartet_variant(bra, ket, operator.kind, turned, matrix), 8 * (group * size + threads * count)
     return variant, threads, shared, size, group, operator_arguments(context, operator)
 
 
-def launch_thread_quartet(context, operator, h, g, ab, cd, swap, block):
-    """(ab|cd) of two slices into `block`; bra and ket have been exchanged if `swap`."""
-    slots, fixed = cd.data.slots, context.fixed(quartet_launch, operator, ab.facts, cd.facts, swap)
+def launch_thread_quartet(context, operator, h, g, ab, cd, block):
+    """(ab|cd) of two slices into `block`."""
+    facts = ab.facts, cd.facts, block.turned, block.matrix
+    slots, fixed = cd.data.slots, context.fixed(quartet_launch, operator, *facts)
     variant, threads, shared, size, group, operator = fixed
     parts = -(-cd.npair // threads)
     context.launch(

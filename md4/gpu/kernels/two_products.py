@@ -334,9 +334,9 @@ def bra_variant(unit, bra, ket):
     return Variant(bra_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned, r_buffers))
 
 
-def ket_form(unit, ket, swap):
-    """The form of H that step 5 reads: for a turned tile where bra and ket changed names, as ab is contiguous then."""
-    return KET_TURNED if swap else KET_FLAT
+def ket_form(turned):
+    """The form of H that step 5 reads: for a turned tile where functions ab run fastest in the result."""
+    return KET_TURNED if turned else KET_FLAT
 
 
 def ket_tile(unit, ket, form):
