@@ -207,8 +207,7 @@ class Backend(Protocol):
         """Yields (`ShellPairs`, data of the backend) of checked lists of shell pairs, each of shape (npair, 2)."""
 
     def plan(self, bra, ket, block=None):
-        """The `Plan` for two `PreparedPairs`, whose integrals go to a `Block`; by default to one of contiguous quartets.
-        """
+        """The `Plan` for two `PreparedPairs`, whose integrals go to `block`, by default one of contiguous quartets."""
 
     def chunk_pairs(self, plan, bra, ket):
         """Numbers of bra and of ket pairs of a chunk of two `PreparedPairs`, chosen for memory and caches."""

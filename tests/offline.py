@@ -22,6 +22,7 @@ from numba.cuda.compiler import _compile_pyfunc_with_fixup
 from md4 import engine
 from md4.contract import screening
 from md4.engine import Engine, PreparedPairs
+from md4.gpu import backend as gpu_backend
 from md4.gpu import hermite_coulomb, kernels, sums, targets
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.backend import GpuBackend
@@ -33,7 +34,7 @@ from md4.gpu.kernels.digestion import digest_swapped, launch_digest
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceTensor
 from md4.method.operators import OPERATORS, Operator
-from md4.method.scatter import SYMMETRIES
+from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import shell_pairs
 
@@ -188,7 +189,7 @@ def recording():
 
     stubs = [
         (DeviceContext, "launch", launch), (DeviceContext, "table", Anything()),
-        (device_pairs, "copy_in_pieces", lambda *_: None),
+        (device_pairs, "copy_in_pieces", lambda *_: None), (gpu_backend, "as_buffer", lambda array: array),
         *((module, "copy_to_device", lambda *_: None) for module in (sums, hermite_coulomb)),
         *((module, "clear", lambda *_: None) for module in (sums, hermite_coulomb)),
     ]  # fmt: skip
@@ -265,6 +266,41 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
         launch_coulomb(backend, lists[0])
         launch_bounds(backend.context, block, None)
         for aosym in SYMMETRIES:
+            scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
+    return found
+
+
+def single_list(l, nprim, count, pure):
+    """`count` times the same single shell of degree l."""
+    basis = Basis.from_arrays([l], [np.ones(nprim)], [np.ones(nprim)], np.zeros((1, 3)), pure=pure).with_unit
+    return shell_pairs(basis, np.repeat([[0, basis.unit]], count, axis=0))
+
+
+# Primitive pairs of pairs and primitives of single shells, and their numbers.
+FEW_LENGTHS = ((1, 1, 1), (2, 1, 1), (1, 1, 300), (2, 2, 300))
+
+
+def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LENGTHS, pure=True, matrix=None):
+    """As `used_variants`, for (ab|P) and (P|Q) with a and b up to l = `lmax`, P and Q up to `single_l`.
+
+    `matrix`: only those of `ThreeCentre`, or of tensors.
+    """
+    shells = [(l, 1) for l in range(lmax + 1)]
+    with recording() as found:
+        backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
+        for k_pairs, k_single, count in lengths:
+            pairs = [
+                fake_prepared(pair_list(b, a, k_pairs, count, pure), backend)
+                for a, b in combinations_with_replacement(shells, 2)
+            ]
+            singles = [fake_prepared(single_list(l, k_single, count, pure), backend) for l in range(single_l + 1)]
+            for (bra, ket), rows in product(
+                [*product(pairs, singles), *product(singles, singles)], (False, True) if matrix is None else (matrix,)
+            ):
+                shape = (len(bra), len(ket), bra.facts.na, bra.facts.nb, ket.facts.na, ket.facts.nb)
+                block = backend.matrix_block(Anything(), 0, 0, shape) if rows else backend.scratch(shape)
+                Engine.evaluate(SimpleNamespace(backend=backend, lock=nullcontext()), bra, ket, block)
+        for aosym in EVERY_SYMMETRY:
             scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
     return found
 

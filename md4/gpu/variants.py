@@ -25,7 +25,7 @@ from md4.gpu.paths import plan_variants, timed_plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.tuning import FUSED, MIXED_SHELLS, THREAD_QUARTET
 from md4.method.digestion import digest_flags
-from md4.method.scatter import EVERY_SYMMETRY
+from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, pairs_by_kind, shell_pairs, unique_pairs_by_class
 
@@ -179,10 +179,11 @@ def coulomb_variants(kind, bra, ket):
     yield coulomb.correlation_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
 
 
-def common_variants(use):
-    """Variants that do not depend on classes; `use` as in `needed_variants`."""
+def common_variants(use, symmetries=SYMMETRIES):
+    """Variants that do not depend on classes; `use` as in `needed_variants`, with the symmetries that tensors may have.
+    """
     yield from (h_variant(), primitives_variant())
-    yield from map(scatter_variant, EVERY_SYMMETRY) if use == "tensor" else [Variant(pair_bounds, ())]
+    yield from map(scatter_variant, symmetries) if use == "tensor" else [Variant(pair_bounds, ())]
     yield from [slots_variant()] if use != "j" else ()
     yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
 
@@ -252,19 +253,17 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
 
 def tensor_variants(unit, kind, basis, few):
     """As `needed_variants`, for the integrals of some pair lists."""
-    sides, matrix = [[(list_kind(basis, pairs, False), len(pairs)) for pairs in lists] for lists in few[:2]], False
+    sides = [[(list_kind(basis, pairs, False), len(pairs)) for pairs in lists] for lists in few[:2]]
     if few.target == "bounds":
-        yield from (h_variant(), primitives_variant(), Variant(pair_bounds, ()))
+        yield from common_variants("bounds")
         for side, _ in sides[0]:
             yield from integral_variants(unit, kind, side, side, False)
         return
-    yield from common_variants("tensor")
-    triangle = [*combinations_with_replacement(sides[0], 2)] if few.triangle else []
-    if few.target == "matrix":
-        matrix = True
-    else:  # where the later list is the bra
-        triangle = [two[::-1] for two in triangle]
-    for (bra, nbra), (ket, nket) in [*product(*sides), *triangle]:
+    matrix = few.target == "matrix"
+    yield from common_variants("tensor", () if matrix else [s for s in EVERY_SYMMETRY if s not in SYMMETRIES])
+    triangle = combinations_with_replacement(sides[0], 2) if few.triangle else ()
+    # the bra is the earlier list where a matrix is made, the later one where a tensor is
+    for (bra, nbra), (ket, nket) in [*product(*sides), *(two if matrix else two[::-1] for two in triangle)]:
         for many in {False, nbra * nket >= THREAD_QUARTET.fewest_quartets}:
             yield from integral_variants(unit, kind, bra, ket, many, matrix)
 

@@ -125,7 +125,7 @@ def structure(la, lb, pure, nctr_a=1, nctr_b=1, single=False):
 
     `single`: of single shells a; b is the unit function.
     """
-    plain = [tuple(e) for e in np.argwhere(single_reach(la, pure)).tolist()] if single else plain_structure(la, lb, pure)
+    plain = map(tuple, np.argwhere(single_reach(la, pure)).tolist()) if single else plain_structure(la, lb, pure)
     ncomp_a, ncomp_b = (len(component_table(l, pure)[0]) - 1 for l in (la, lb))
     elements = []
     for (row, p), ca, cb in product(plain, range(nctr_a), range(nctr_b)):

@@ -187,7 +187,8 @@ def quartet_launch(context, operator, bra, ket, turned, matrix):
     threads = THREAD_QUARTET.block_threads(count)
     size, room = form_size(bra, BRA_ELEMENTS), THREAD_QUARTET.limits(context.unit).shared - 8 * threads * count
     group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
-    variant, shared = thread_quartet_variant(bra, ket, operator.kind, turned, matrix), 8 * (group * size + threads * count)
+    variant = thread_quartet_variant(bra, ket, operator.kind, turned, matrix)
+    shared = 8 * (group * size + threads * count)
     return variant, threads, shared, size, group, operator_arguments(context, operator)
 
 

@@ -398,7 +398,9 @@ def bra_launch(context, bra, ket):
         bra_variant(unit, bra, ket), tile, bra_shared(tile, bra, ket)[1],
         (form_rows(bra.nab, bra_form(unit, bra)), blocks_of_8(bra.nherm)),
         staircase_of(context, bra, tile.rows8, row_blocks),
-        WordTable(context.table(words_in_turn, *words_of(bra, ket)), 16 * (blocks_of_8(ket.nherm) + TILES.most_columns)),
+        WordTable(
+            context.table(words_in_turn, *words_of(bra, ket)), 16 * (blocks_of_8(ket.nherm) + TILES.most_columns)
+        ),
     )  # fmt: skip
 
 
