@@ -89,9 +89,9 @@ class ThreadQuartet(GpuPath):
     keeps_chunks = False
 
     def supports(self, sides):
-        """Small classes, long lists, in one order: of a matrix, lanes take columns."""
+        """Small classes, long lists, in one order."""
         fits = sides.long and thread_quartet.takes(sides.unit, *sides.given)
-        return fits and sides.swap == (sides.matrix or thread_quartet.swapped(*sides.given))
+        return fits and sides.swap == thread_quartet.swapped(*sides.given)
 
     def forms(self, sides):
         return BRA_ELEMENTS, KET_ELEMENTS

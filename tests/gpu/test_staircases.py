@@ -8,10 +8,13 @@ from plain_h import plain_h
 
 from md4.gpu.gather_words import gather_words, words_in_turn
 from md4.gpu.h_layout import (
+    BRA_FLAT,
     BRA_STAIRCASE,
     BRA_TURNED,
+    KET_BLOCKS,
     KET_FLAT,
     KET_TURNED,
+    even,
     form_positions,
     form_rows,
     panel_inner,
@@ -19,6 +22,7 @@ from md4.gpu.h_layout import (
 )
 from md4.gpu.staircases import (
     depths,
+    first_of,
     full_depths,
     full_reach,
     gather_order,
@@ -34,7 +38,8 @@ from md4.method.hermite import structure
 
 CLASSES = [
     (0, 0, True, 1, 1), (2, 1, True, 1, 1), (2, 2, True, 1, 1), (3, 3, True, 2, 1), (5, 4, True, 1, 1),
-    (6, 6, True, 1, 1), (2, 2, False, 1, 1), (4, 4, False, 1, 2),
+    (6, 6, True, 1, 1), (2, 2, False, 1, 1), (4, 4, False, 1, 2), (2, 0, True, 1, 1, True), (5, 0, True, 2, 1, True),
+    (9, 0, True, 1, 1, True), (3, 0, False, 1, 1, True),
 ]  # fmt: skip
 
 
@@ -59,7 +64,7 @@ def test_nothing_is_left_out_that_counts(shells):
     """Beyond the reach of a block there are no elements; and there is none to spare."""
     la, lb, *_ = shells
     elements = {(row, p) for row, p in structure(*shells)}
-    rows, order = row_table(shells, blocks_of_8(rows_of(shells))), hermite_order(la + lb)
+    rows, order = row_table(shells, blocks_of_8(rows_of(shells))), hermite_order(la + lb, first_of(shells))
     assert sorted(rows[rows >= 0].tolist()) == list(range(rows_of(shells)))
     found = []
     for n_block, count in enumerate(reach(shells)):
@@ -122,13 +127,12 @@ def test_levels_begin_at_all_and_end_at_one_or_two(count):
 
 
 @pytest.mark.parametrize("form", [BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED], ids=str)
-@pytest.mark.parametrize("shells", [(2, 1, True, 1, 1), (3, 2, True, 2, 1), (5, 4, True, 1, 1), (4, 4, False, 1, 1)])
+@pytest.mark.parametrize("shells", CLASSES)
 def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
     """Fragment by fragment, as lanes read them."""
-    la, lb = shells[:2]
-    nab = rows_of(shells)
+    l, first, nab = sum(shells[:2]), first_of(shells), rows_of(shells)
     positions, rows8 = form_positions(form, shells), form_rows(nab, form)
-    inner = gather_order(la + lb) if not form.sign else hermite_order(la + lb)
+    inner = (hermite_order if form.sign else gather_order)(l, first)
     rows = np.pad(np.arange(nab), (0, 8 * rows8 - nab), constant_values=-1)
     if form != KET_FLAT:
         rows = row_table(shells, rows8)
@@ -139,21 +143,55 @@ def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
             block, row, k = n // 128 // (rows8 // 2), n // 128 % (rows8 // 2) * 16 + panel_row(n), panel_inner(n)
         wanted = rows[row], inner[8 * block + k]
         assert position == (-1 if min(wanted) < 0 else wanted[0] + (int(wanted[1]) << 16))
-    assert len({p for p in positions.tolist() if p >= 0}) == nab * nherm(la + lb)
+    assert len({p for p in positions.tolist() if p >= 0}) == nab * (nherm(l) - first)
 
 
-@pytest.mark.parametrize(("l_bra", "l_ket"), [(0, 0), (1, 2), (4, 3)])
-def test_words_lead_to_r(l_bra, l_ket):
-    words = gather_words(l_bra, l_ket)
-    p_blocks, q_blocks = blocks_of_8(nherm(l_bra)), blocks_of_8(nherm(l_ket))
+@pytest.mark.parametrize("form", [BRA_FLAT, KET_BLOCKS])
+@pytest.mark.parametrize("shells", CLASSES)
+def test_the_natural_order_begins_with_an_even_ordinal(form, shells):
+    """Every element is there once, where the product with r as it lies in memory looks for it."""
+    nab, first, l = rows_of(shells), first_of(shells), sum(shells[:2])
+    inner = even(first) + np.arange(8 * blocks_of_8(nherm(l) - first))
+    rows8, found = form_rows(nab, form), form_positions(form, shells)
+    for n, position in enumerate(found):
+        if form.layout == "blocks":
+            row, p = n // 64 % rows8 * 8 + n // 8 % 8, inner[n // 64 // rows8 * 8 + n % 8]
+        else:
+            row, p = n // 128 % (rows8 // 2) * 16 + panel_row(n), inner[n // 128 // (rows8 // 2) * 8 + panel_inner(n)]
+        assert position == (row + (int(p) << 16) if row < nab and first <= p < nherm(l) else -1)
+    assert np.count_nonzero(found >= 0) == nab * (nherm(l) - first)
+
+
+def test_functions_of_single_shells():
+    """Spherical ones have those of degree l, a component its own monomials; Cartesian ones every second power."""
+    assert [first_of((l, 0, True, 1, 1, True)) for l in range(4)] == [0, 1, 4, 10]
+    assert [first_of((l, 0, False, 1, 1, True)) for l in range(4)] == [0, 1, 0, 1]
+    assert {p for _, p in structure(3, 0, True, 1, 1, True)} == set(range(10, 20))
+    of_s, of_d = (len(structure(l, 0, True, 1, 1, True)) for l in (0, 2))
+    assert (of_s, of_d) == (1, 8)
+
+
+@pytest.mark.parametrize(("l", "pure"), [(1, True), (4, True), (7, True), (2, False), (5, False)])
+def test_h_of_single_shells_is_zero_elsewhere(l, pure):
+    """In plain Python, by the coefficients of a pair with an s shell whose exponent is 0."""
+    inside = set(structure(l, 0, pure, 1, 1, True))
+    every = list(np.ndindex(max(row for row, _ in inside) + 1, nherm(l)))
+    found = dict(zip(every, plain_h(l, 0, pure, 1.3, np.zeros(3), np.ones(3), every)))
+    assert {element for element, value in found.items() if value != 0.0} == inside
+
+
+@pytest.mark.parametrize(("l_bra", "l_ket", "firsts"), [(0, 0, (0, 0)), (1, 2, (0, 0)), (4, 3, (0, 10)), (2, 5, (4, 35))])
+def test_words_lead_to_r(l_bra, l_ket, firsts):
+    words = gather_words(l_bra, l_ket, *firsts)
+    p_blocks, q_blocks = (blocks_of_8(nherm(l) - first) for l, first in zip((l_bra, l_ket), firsts))
     found = words.view(np.uint32).reshape(p_blocks, q_blocks, 8, 4)
     p_words, q_words = packed_hermite(l_bra), packed_hermite(l_ket)
     for (i, j, q, lane), word in np.ndenumerate(found):
-        this_q = hermite_order(l_ket)[8 * j + q]
+        this_q = hermite_order(l_ket, firsts[1])[8 * j + q]
         for half in range(2):
-            this_p = gather_order(l_bra)[8 * i + 2 * lane + half]
+            this_p = gather_order(l_bra, firsts[0])[8 * i + 2 * lane + half]
             offset = (int(word) >> (16 * half)) & 65535
             pair = [int(w[n]) if n >= 0 else 0 for w, n in ((p_words, this_p), (q_words, this_q))]
             assert offset == 8 * sum_ordinal(*pair)
-    turned = words_in_turn(l_bra, l_ket).reshape(p_blocks, q_blocks + TILES.most_columns, 16)
+    turned = words_in_turn(l_bra, l_ket, *firsts).reshape(p_blocks, q_blocks + TILES.most_columns, 16)
     np.testing.assert_array_equal(turned, words[:, np.arange(q_blocks + TILES.most_columns) % q_blocks])

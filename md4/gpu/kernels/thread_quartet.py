@@ -76,7 +76,8 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
 
     `turned`: bra and ket are exchanged; ab runs faster than cd in the result. `singles`: whether a and c are single
-    shells, with the unit function as b and d. `matrix`: the result is a part of a matrix with rows (ij, ab).
+    shells, with the unit function as b and d. `matrix`: the result is a part of a matrix, with columns (ij, ab) if
+    `turned`, else (kl, cd).
     """
     bra_class, ket_class = (la, lb, pure, ca, cb, singles[0]), (lc, ld, pure, cc, cd, singles[1])
     nab, ncd = rows(bra_class), rows(ket_class)
@@ -127,12 +128,16 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
         cuda.syncthreads()
         base = out.first + pair * out.s_ij + part * threads * out.s_kl
         here = min(i64(threads), npair_cd - part * threads)
-        if matrix:
+        if matrix and turned:
+            for n in range(tid, here * count, threads):
+                row = n // nab
+                target = base + row // ncd * out.s_kl + row % ncd * out.s_cd + n % nab
+                out.numbers[target] = shared[h_bytes // 8 + n]
+        elif matrix:
             for ab in range(nab):
                 for n in range(tid, here * ncd, threads):
-                    pair_n = n // ncd
-                    place = h_bytes // 8 + pair_n * count + ab * ncd + n - pair_n * ncd
-                    out.numbers[base + ab * out.s_ab + n] = shared[place]
+                    place = n // ncd * count + ab * ncd + n % ncd
+                    out.numbers[base + ab * out.s_ab + n] = shared[h_bytes // 8 + place]
         elif turned:
             for row in range(tid >> 5, here, threads // 32):
                 for n in range(tid & 31, count, 32):
@@ -165,10 +170,13 @@ def takes(unit, bra, ket):
 
 
 def swapped(bra, ket):
-    """Whether bra and ket are exchanged: H of the side of higher l in shared memory leaves more registers."""
-    if bra.single != ket.single:  # lanes take pairs: there are more of them
-        return ket.single
-    return bra.l + ket.l >= THREAD_QUARTET.swap_l and (bra.l, bra.nab) < (ket.l, ket.nab)
+    """Whether bra and ket are exchanged: H of the side of higher l in shared memory leaves more registers.
+
+    H of single shells is small whatever their l; then it is the side of more functions.
+    """
+    if bra.l + ket.l < THREAD_QUARTET.swap_l:
+        return False
+    return bra.nab < ket.nab if bra.single != ket.single else (bra.l, bra.nab) < (ket.l, ket.nab)
 
 
 def thread_quartet_variant(bra, ket, kind, turned, matrix):
