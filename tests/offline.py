@@ -20,7 +20,7 @@ import numpy as np
 from numba.cuda.compiler import _compile_pyfunc_with_fixup
 
 from md4 import engine
-from md4.contract import screening
+from md4.contract import screening, three_centre
 from md4.engine import Engine, PreparedPairs
 from md4.gpu import backend as gpu_backend
 from md4.gpu import hermite_coulomb, kernels, sums, targets
@@ -172,6 +172,8 @@ class Pool:
     def get(self, *args, **kwargs):
         return Anything()
 
+    array = get
+
     def release(self, buffer):
         pass
 
@@ -307,11 +309,11 @@ def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LE
 
 @cache
 def every_variant(cc):
-    """All variants that classes up to (ii|ii) use on an architecture, plain multiply-adds included."""
+    """All variants that classes up to (ii|ii), and (ii|l = 8), use on an architecture, plain multiply-adds included."""
     out = used_variants(UNITS[cc]) | used_variants("fma", lengths=LENGTHS[:1])
     for kind in OPERATORS[1:]:
         out |= used_variants(UNITS[cc], kind, lengths=LENGTHS[-1:])
-    return out
+    return out | used_by_few_centres(UNITS[cc]) | used_by_few_centres(UNITS[cc], pure=False, single_l=6)
 
 
 # what whole tensors and builds ask for --------------------------------------------------------------------------------
@@ -347,7 +349,8 @@ def devices_without_memory(unit, left=1 << 45):
         return fake_backend(unit, operator) if name == "cuda" else real_backend(name, operator, *options)
 
     stubs = [
-        (screening, "schwarz_bounds", bounds), (engine, "make_backend", backend), (PairMaker, "prepare", host_list),
+        *((module, "schwarz_bounds", bounds) for module in (screening, three_centre)),
+        (engine, "make_backend", backend), (PairMaker, "prepare", host_list),
         (Pool, "left", lambda _: left), (GpuBackend, "lock", nullcontext()),
         (GpuBackend, "compile_ahead", lambda *_: None), (GpuBackend, "mark", lambda _: lambda: None),
         (GpuBackend, "tensor", lambda self, layout, *_: DeviceTensor(self.context, layout, Anything(), None)),

@@ -8,12 +8,15 @@ import pytest
 from molecules import class_name, host, relative_error
 
 import md4
+from md4.contract.three_centre import ThreeCentre
 from md4.gpu import paths
+from md4.gpu.device_code import cuda
+from md4.gpu.h_layout import KET_FLAT, KET_TURNED
 from md4.gpu.paths import plans
 from md4.gpu.staircases import reach
 from md4.gpu.tuning import TILES, turned_split
 from md4.shells.basis import Basis, Shell
-from md4.shells.shell_pairs import shell_pairs
+from md4.shells.shell_pairs import check_side, shell_pairs
 
 SHELLS = 6
 
@@ -133,7 +136,87 @@ def test_pairs_without_primitives(gpu, small_batches, ls):
     assert check(far, bra, ket) > 1
 
 
+# Shells of pairs, and single shells.
+FEW_CENTRES = (
+    "ss s", "ps p", "ss h", "pp d", "ds p", "dp f", "dd f", "dd i", "fp g", "ff g", "gs h", "gd h", "gg i", "ii k",
+)  # fmt: skip
+
+
+def few_sides(name, nprims=(1,), pure=True):
+    """A basis of three crowds, all pairs of the first two, and the single shells of the third."""
+    (la, lb), l = (["spdfghik".index(letter) for letter in part] for part in name.split())
+    shells = [*crowd(la, nprims, 1, pure, 0), *crowd(lb, (1,), 1, pure, 1), *crowd(*l, nprims, 1, pure, 2)]
+    pairs = np.array(list(product(range(SHELLS), range(SHELLS, 2 * SHELLS))))
+    return Basis(shells, pure), pairs, np.arange(2 * SHELLS, 3 * SHELLS)
+
+
+@gpu
+@pytest.mark.parametrize("nprims", [(1,), (3,), (1, 4, 2)], ids=["K 1", "K 9", "mixed"])
+@pytest.mark.parametrize("name", FEW_CENTRES)
+def test_every_plan_of_few_centres(gpu, small_batches, name, nprims):
+    """Of pairs with single shells, single shells with pairs, and single shells with each other."""
+    basis, pairs, singles = few_sides(name, nprims)
+    assert check(basis, pairs, singles) > 1
+    assert check(basis, singles, pairs[:5]) > 1
+    assert check(basis, singles, singles[:5]) > 1
+
+
+@gpu
+@pytest.mark.parametrize("name", ["ps p", "pp d", "dp f", "ds g"])
+def test_cartesian_functions_of_few_centres(gpu, small_batches, name):
+    basis, pairs, singles = few_sides(name, (1, 3), pure=False)
+    assert check(basis, pairs, singles) > 1
+    assert check(basis, singles, singles) > 1
+
+
+@gpu
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("nprims", [(1,), (1, 4, 2)], ids=["K 1", "mixed"])
+@pytest.mark.parametrize("name", FEW_CENTRES)
+def test_every_plan_of_a_matrix(gpu, small_batches, name, nprims, number):
+    """The first plan of each class, the second, and so on; every element is written."""
+    whole, *_ = few_sides(name, nprims)
+    basis, auxiliary = (Basis(whole.shells[first:last], True) for first, last in ((0, 2 * SHELLS), (2 * SHELLS, None)))
+    right, ours = (ThreeCentre(basis, auxiliary, backend=backend) for backend in ("cpu", "cuda"))
+
+    def plan(bra, ket, block=None):
+        every = plans(ours.engine.backend.context.unit, bra, ket, block is not None and block.matrix)
+        return every[min(number, len(every) - 1)]
+
+    ours.engine.backend.plan = plan
+    first = int(ours.edges[len(ours.edges) // 3])
+    for columns in ((0, ours.ncol), (first, ours.ncol)):
+        out = cuda.to_device(np.full((ours.naux, columns[1] - columns[0]), np.nan))
+        ours.integrals(*columns, out)
+        ours.engine.stream.synchronize()
+        assert relative_error(host(out), right.integrals(*columns)) < 1e-12
+    below = np.tril_indices(ours.naux)
+    metric = ours.metric()
+    ours.engine.stream.synchronize()
+    assert relative_error(host(metric)[below], right.metric()[below]) < 1e-12
+
+
 # without a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("matrix", [False, True])
+def test_single_shells_are_transformed_first_where_that_is_less_work(matrix):
+    """[p|P) first: of (ii|k), 15 rows where the pairs have 169."""
+    basis, pairs, singles = few_sides("ii k")
+    bra, ket = shell_pairs(basis, pairs), shell_pairs(*check_side(basis, singles))
+    assert (ket.nherm, ket.first) == (36, 84)
+    assert plans("dmma16", bra, ket, matrix)[0].swap
+    assert not plans("dmma16", ket, bra, matrix)[0].swap
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_rows_that_are_contiguous_in_the_result(swap):
+    """The second product writes along them: in a block functions cd, in a matrix (ij, ab)."""
+    basis, pairs, singles = few_sides("ff g")
+    bra, ket = shell_pairs(basis, pairs), shell_pairs(*check_side(basis, singles))
+    for matrix in (False, True):
+        (plan,) = (p for p in plans("dmma16", bra, ket, matrix) if (p.path.name, p.swap) == ("two_products", swap))
+        assert plan.ket_form == (KET_TURNED if swap != matrix else KET_FLAT)
 
 
 def test_the_side_of_two_s_shells():

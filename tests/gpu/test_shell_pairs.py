@@ -100,6 +100,26 @@ def test_lists_are_those_of_the_host(device, case):
     np.testing.assert_array_equal(in_slots[:, place], records[:, :4].T)
 
 
+@pytest.mark.parametrize("nctr", [(1, 1), (3, 2)])
+def test_single_shells(device, nctr):
+    """Pairs with the unit function, whose exponent is 0: p and P are those of the shell to the last bit."""
+    basis = basis_of([3, 1], l=(4, 2), nctr=nctr).with_unit
+    shells = np.arange(0, basis.unit, 2)
+    pairs = np.stack([shells, np.full_like(shells, basis.unit)], axis=1)
+    new_maker, read = device
+    ours, data = new_maker().prepare(basis, pairs, 1e-25)
+    right = shell_pairs(basis, pairs, cutoff=1e-25)
+    assert ours.single
+    assert ours.facts is right.facts
+    np.testing.assert_array_equal(ours.start, right.start)
+    records = read(data.records, "float64").reshape(right.nprim, data.width)
+    assert np.isfinite(records).all()
+    assert_same_records(records, right.primitives)
+    np.testing.assert_array_equal(records[:, 0], np.concatenate([basis.shells[n].exponents for n in shells]))
+    np.testing.assert_array_equal(records[:, 1:4], np.repeat(basis.centres[shells][:, ::-1], [3, 1] * 3, axis=0))
+    np.testing.assert_array_equal(records[:, 4:7], 0.0)
+
+
 def assert_same_records(records, primitives):
     """[p, P, P - A, P - B, coefficients of a, of b], but for rounding errors: of coordinates, of their size."""
     expected = np.column_stack(primitives.arrays)
@@ -173,12 +193,17 @@ def test_bounds_of_a_block(device, na, nb):
     np.testing.assert_allclose(read(bounds, "float64"), expected, rtol=1e-14)
 
 
+def shells_by_class(basis):
+    """Lists of single shells."""
+    return [np.flatnonzero(basis.class_keys == key) for key in np.unique(basis.class_keys)]
+
+
 @gpu
 @pytest.mark.parametrize("nctr", [(1, 1), (3, 2)])
 def test_schwarz_bounds(gpu, nctr, monkeypatch):
     monkeypatch.setattr(screening, "SCHWARZ_PAIRS", 5)
     basis = basis_of([2, 3], l=(2, 1), nctr=nctr, count=3)
-    for pairs in unique_pairs_by_class(basis):
+    for pairs in (*unique_pairs_by_class(basis), *shells_by_class(basis)):
         engines = (Engine(basis, backend=name) for name in ("cuda", "cpu"))
         ours, right = (schwarz_bounds(engine, engine.prepare(pairs)) for engine in engines)
         np.testing.assert_allclose(ours, right, rtol=0, atol=1e-12 * right.max())

@@ -180,7 +180,9 @@ def test_h_of_single_shells_is_zero_elsewhere(l, pure):
     assert {element for element, value in found.items() if value != 0.0} == inside
 
 
-@pytest.mark.parametrize(("l_bra", "l_ket", "firsts"), [(0, 0, (0, 0)), (1, 2, (0, 0)), (4, 3, (0, 10)), (2, 5, (4, 35))])
+@pytest.mark.parametrize(
+    ("l_bra", "l_ket", "firsts"), [(0, 0, (0, 0)), (1, 2, (0, 0)), (4, 3, (0, 10)), (2, 5, (4, 35))]
+)
 def test_words_lead_to_r(l_bra, l_ket, firsts):
     words = gather_words(l_bra, l_ket, *firsts)
     p_blocks, q_blocks = (blocks_of_8(nherm(l) - first) for l, first in zip((l_bra, l_ket), firsts))

@@ -9,7 +9,9 @@ from molecules import METHANE, WATER, molecule
 from offline import UNITS, devices_without_memory, used_variants
 
 import md4
+from md4.contract.three_centre import ThreeCentre
 from md4.gpu import variants
+from md4.gpu.backend import GpuBackend
 from md4.gpu.paths import timed_plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.variants import possible_plans, sample_pairs, steps_between
@@ -102,6 +104,56 @@ def test_operators_without_j_and_k(kind):
         assert "scatter_block" in names
         assert not {n for n in names if n.startswith(("digest", "correlation", "hermite", "pair_bounds"))}
         assert {v.facts[-1] for v in found if v.factory.__name__.startswith(("r_", "thread"))} == {kind}
+
+
+FEW_CENTRES = {
+    "water cc-pvtz": ("water cc-pvtz", "cc-pvtz-jkfit"), "9 waters 6-31g*": ("9 waters 6-31g*", "weigend"),
+    "Cl2 cc-pvqz": ("Cl2 cc-pvqz", "cc-pvqz-jkfit"),
+}  # fmt: skip
+
+
+def launched_and_asked(unit, call, monkeypatch):
+    """Variants that a call launches, and those that it has compiled ahead, of a device without memory."""
+    asked = set()
+
+    def compile_ahead(self, basis, use, progress, few=None):
+        assert few is not None
+        asked.update(variants.needed_variants(self.context.unit, self.operator.kind, basis, use, few=few))
+
+    with devices_without_memory(unit) as found, monkeypatch.context() as patches:
+        patches.setattr(GpuBackend, "compile_ahead", compile_ahead)
+        call()
+    return set(found), asked
+
+
+@pytest.mark.parametrize("unit", [*TENSOR_CORES, "fma"])
+@pytest.mark.parametrize("name", FEW_CENTRES)
+def test_what_integrals_of_few_centres_need(name, unit, monkeypatch):
+    """They have compiled ahead all that they launch, and little else: nothing of four shells."""
+    from pyscf import df
+
+    mol = system(FEW_CENTRES[name][0])
+    auxmol = df.make_auxmol(mol, FEW_CENTRES[name][1])
+    basis, auxiliary = map(md4.Basis.from_mol, (mol, auxmol))
+
+    def matrix():
+        three = ThreeCentre(basis, auxiliary, backend="cuda", cutoff=1e-10)
+        three.compile_ahead()
+        three.integrals()
+        three.integrals(0, int(three.edges[len(three.edges) // 2]))
+        three.metric()
+
+    calls = {
+        "int3c2e": lambda: md4.int3c2e(mol, auxmol, backend="cuda"), "matrix": matrix,
+        "int2c2e": lambda: md4.int2c2e(auxmol, omega=0.3, backend="cuda"),
+    }  # fmt: skip
+    for what, call in calls.items():
+        launched, asked = launched_and_asked(unit, call, monkeypatch)
+        assert launched <= asked, f"{what}: {sorted(v.name for v in launched - asked)}"
+        assert len(asked) <= 2 * len(launched) + 2
+        highest = 2 * auxiliary.lmax if what == "int2c2e" else 2 * basis.lmax + max(2 * basis.lmax, auxiliary.lmax)
+        assert max(v.facts[0] for v in asked if v.factory.__name__.startswith("r_")) <= highest
+        assert not {v for v in asked if v.factory.__name__.startswith(("digest", "correlation", "hermite"))}
 
 
 @pytest.mark.parametrize("name", ["water cc-pvtz", "9 waters 6-31g*"])

@@ -20,6 +20,7 @@ from offline import (
     known_architectures,
     sm,
     usage,
+    used_by_few_centres,
     used_variants,
 )
 
@@ -118,6 +119,13 @@ def sample(cc):
     return out
 
 
+def sample_of_few_centres(cc):
+    """Some of the variants that only integrals over three and two centres use."""
+    of_few = used_by_few_centres(UNITS[cc])
+    found = sorted(of_few.keys() - used(cc).keys(), key=lambda v: v.name)
+    return {v: of_few[v] for v in found[:: max(1, len(found) // 12)]}
+
+
 def used(cc):
     """Variants for the Coulomb operator."""
     return used_by(UNITS[cc])
@@ -139,6 +147,11 @@ def test_sample_of_every_kernel():
     check(wanted, processes=2)
 
 
+@needs_ptxas
+def test_sample_of_few_centres():
+    check({cc: sample_of_few_centres(cc) for cc in CURRENT}, processes=2)
+
+
 @pytest.mark.slow
 @needs_ptxas
 def test_every_variant():
@@ -147,7 +160,8 @@ def test_every_variant():
 
 def test_shared_memory_of_every_variant():
     """What launchers ask for fits a block, of all classes up to (ii|ii)."""
-    large = [(v.name, sm(cc), n) for cc in CURRENT for v, n in used(cc).items() if n > SHARED_LIMIT[cc]]
+    of_all = ((cc, used(cc) | used_by_few_centres(UNITS[cc])) for cc in CURRENT)
+    large = [(v.name, sm(cc), n) for cc, found in of_all for v, n in found.items() if n > SHARED_LIMIT[cc]]
     assert not large
 
 

@@ -10,7 +10,8 @@ from offline import factories
 import md4
 from md4.contract import rows
 from md4.contract.ranks import Alone
-from md4.contract.tensor import Request, ao_tensor
+from md4.contract.tensor import Request, ao_tensor, locked_tensor
+from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.gpu import paths, tuning
 from md4.gpu.kernels import hermite_coulomb, recurrence
 from md4.gpu.paths import plans
@@ -82,6 +83,72 @@ def test_all_plans_of_a_class(unit, name, all_classes):
     if unit == "fma":
         kernels = PLAIN | (kernels & (REGISTERS | BY_AXIS)) | (machine.kernels & ONE_QUARTET)
     assert machine.kernels == ALWAYS | kernels
+
+
+# Angular momenta of the shells of a pair and of the single shells, primitives, spherical or not.
+FEW_CENTRES = {
+    "(pp|d)": ((1, 1), (2, 2), 1, True),
+    "(ps|p), K = 4": ((1, 0), (1, 1), 2, True),
+    "(ps|h)": ((1, 0), (5, 5), 1, True),
+    "(ps|f), Cartesian": ((1, 0), (3, 3), 1, False),
+}
+FEW_CASES = [(unit, name) for name in FEW_CENTRES for unit in UNITS if unit != "dmma8" or name == "(ps|p), K = 4"]
+
+
+@pytest.mark.parametrize("unit, name", FEW_CASES)
+def test_all_plans_of_a_class_of_few_centres(unit, name, all_classes):
+    """Two pairs with two single shells, single shells with a pair, and with each other."""
+    ls, of_single, nprim, pure = FEW_CENTRES[name]
+    basis, pairs, singles = basis_of((*ls, *of_single), nprim, pure=pure), [[0, 1]] * 2, [2, 3]
+    paths_taken = set()
+    with running(unit):
+        engine = md4.Engine(basis, backend="cuda")
+        for bra, ket in ((pairs, singles), (singles, pairs[:1]), (singles, singles)):
+            right = md4.Engine(basis, backend="cpu").compute(bra, ket)
+            for plan in list(plans(unit, engine.prepare(bra).pairs, engine.prepare(ket).pairs)):
+                engine.backend.plan = lambda *_, plan=plan: plan
+                assert_same(engine.compute(bra, ket).copy_to_host(), right)
+                paths_taken.add(plan.path.name)
+    assert paths_taken >= ({"plain"} if unit == "fma" else {"thread_quartet", "fused", "two_products"})
+
+
+@pytest.mark.parametrize("unit, name, number", [
+    *(("dmma16", name, number) for name in list(FEW_CENTRES)[:3] for number in range(5)), ("fma", "(pp|d)", 1)
+])  # fmt: skip
+def test_parts_of_a_matrix(unit, name, number, all_classes):
+    """Each list with each by its first plan, its second, and so on: all columns, the last ones, and (P|Q)."""
+    ls, of_single, nprim, pure = FEW_CENTRES[name]
+    basis, auxiliary = (basis_of(shells, nprim, pure=pure) for shells in (ls, of_single))
+    right = ThreeCentre(basis, auxiliary, backend="cpu", cutoff=1e-14)
+
+    def plan(bra, ket, block=None):
+        every = plans(unit, bra, ket, block is not None and block.matrix)
+        return every[min(number, len(every) - 1)]
+
+    with running(unit) as machine:
+        ours = ThreeCentre(basis, auxiliary, backend="cuda", cutoff=1e-14)
+        ours.engine.backend.plan = plan
+        first = int(ours.edges[1])
+        assert_same(ours.integrals().copy_to_host(), right.integrals())
+        assert_same(ours.integrals(first, ours.ncol).copy_to_host(), right.integrals(first, right.ncol))
+        below = np.tril_indices(ours.naux)
+        assert_same(ours.metric().copy_to_host()[below], right.metric()[below])
+    assert "pair_bounds" in machine.kernels
+
+
+@pytest.mark.parametrize("name", ["int3c2e", "int2c2e"])
+def test_tensors_of_few_centres(name):
+    """In the order of PySCF, with two shells of each class."""
+    basis = basis_of((1, 0, 1, 0))
+    count = 3 if name == "int3c2e" else 2
+    joined, shells = md4.Basis.joined([basis]), (0, basis.nshell)
+    for aosym in ("s1", "s2ij")[: count - 1]:
+        request = tensor_request(joined, aosym, None, (shells,) * count)
+        right = locked_tensor(md4.Engine(joined, backend="cpu"), request, None, False, False)
+        with running() as machine:
+            ours = locked_tensor(md4.Engine(joined, backend="cuda"), request, None, False, False)
+        assert_same(ours, right)
+        assert "scatter_block" in machine.kernels
 
 
 @pytest.mark.parametrize("kind", OPERATORS[1:])
