@@ -18,7 +18,8 @@ from unittest.mock import patch
 import numpy as np
 
 import md4
-from md4.contract.tensor import ao_tensor
+from md4.contract.tensor import ao_tensor, locked_tensor
+from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.gpu import backend as gpu
 from md4.gpu import kernels, paths
 from md4.gpu.context import DeviceContext
@@ -26,7 +27,7 @@ from md4.gpu.kernels import fused
 from md4.gpu.paths import plans
 from md4.method.operators import OPERATORS
 from md4.shells.basis import Basis, Shell
-from md4.shells.shell_pairs import shell_pairs, unique_pairs_by_class
+from md4.shells.shell_pairs import check_side, shell_pairs, unique_pairs_by_class
 
 # Errors over the largest element; they are to find what is wrong, accuracy is tested elsewhere.
 TOLERANCE = 1e-10
@@ -56,9 +57,13 @@ def crowd(l, nprims, nctr, seed, far=False):
 
 
 def quartets(ls, nprims=(1,), nctr=1, pure=True, far=False, count=(5, 7)):
-    """(basis, bra pairs, ket pairs) of the class (la lb|lc ld); shells a and c have `nprims` primitives."""
+    """(basis, bra pairs, ket pairs) of the class (la lb|lc ld), with single shells c of (la lb|lc).
+
+    Shells a and c have `nprims` primitives.
+    """
     shells = [s for n, l in enumerate(ls) for s in crowd(l, (1,) if n % 2 else nprims, nctr, n, far)]
-    bra, ket = (np.array(list(product(range(6 * n, 6 * n + 6), range(6 * n + 6, 6 * n + 12)))) for n in (0, 2))
+    sides = [np.array(list(product(range(6 * n, 6 * n + 6), range(6 * n + 6, 6 * n + 12)))) for n in (0, 2)]
+    bra, ket = sides if len(ls) == 4 else (sides[0], np.arange(12, 18))
     return Basis(shells, pure), bra[: count[0]], ket[: count[1]]
 
 
@@ -102,7 +107,7 @@ def both(what, work):
 
 
 def blocks(ls, path=None, unit=None, operator="coulomb", chunk=None, shared=None, **options):
-    """Every plan (of `path`) of a class, on an arithmetic `unit`; see `quartets`.
+    """Every plan (of `path`) of a class of three or four shells, on an arithmetic `unit`; see `quartets`.
 
     `chunk`: bytes of a chunk. `shared`: bra primitives whose H the fused kernel has room for at once.
     """
@@ -110,7 +115,7 @@ def blocks(ls, path=None, unit=None, operator="coulomb", chunk=None, shared=None
     operator = (operator, PARAMETERS[operator]) if operator in PARAMETERS else operator
     right = reference(lambda name: md4.Engine(basis, operator=operator, backend=name).compute(bra, ket))
     engine = md4.Engine(basis, operator=operator, backend="cuda")
-    a, b, steps = shell_pairs(basis, bra), shell_pairs(basis, ket), engine.backend
+    (a, b), steps = (shell_pairs(*check_side(basis, side)) for side in (bra, ket)), engine.backend
     steps.context.unit = unit or steps.context.unit
     panel, rest = fused.fused_shared(a, b)
     changes = [
@@ -134,6 +139,35 @@ def patched(changes):
         for change in changes:
             stack.enter_context(patch.object(*change))
         yield
+
+
+def matrix(ls, path, nprims=(1,), pure=True):
+    """(P|ab) as a matrix, by a path, or by the first plan of a class that it does not serve; (P|Q) as well."""
+    basis, *_ = quartets(ls, nprims, pure=pure)
+    parts = [Basis(basis.shells[first:last], pure) for first, last in ((0, 12), (12, 18))]
+
+    def plan(bra, ket, block):
+        every = plans(three.engine.backend.context.unit, bra, ket, block.matrix)
+        return next((plan for plan in every if plan.path.name == path), every[0])
+
+    def made(name):
+        return ThreeCentre(*parts, backend=name).integrals()
+
+    right = reference(made)
+    three = ThreeCentre(*parts, backend="cuda")
+    three.engine.backend.plan = plan
+    with patched([(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))]):
+        compare(three.integrals(), right, f"matrix {ls} {path}")
+        three.metric()
+
+
+def few_centres(basis):
+    """Tensors of three and of two centres."""
+    joined, shells = md4.Basis.joined([basis]), (0, basis.nshell)
+    for aosym, count in (("s1", 3), ("s2ij", 3), ("s1", 2)):
+        request = tensor_request(joined, aosym, None, (shells,) * count)
+        both(f"{count} centres {aosym}", lambda name, request=request: locked_tensor(
+            md4.Engine(joined, backend=name), request, None, False, False))  # fmt: skip
 
 
 def tensor(basis, aosym, shls_slice=None):
@@ -277,6 +311,18 @@ FAMILIES = {
     "plain": [
         *classes("pppp dddd fdss", unit="fma", path=PLAIN), *classes("dddd gfds", nprims=MIXED, unit="fma"),
         *classes("ddds", nctr=2, pure=False, chunk=1, unit="fma", count=(3, 3)),
+    ],
+    # single shells, and parts of a matrix
+    "single shells": [
+        *classes("psp ppd dpf", nprims=MIXED, path=THREAD), *classes("psh", path=THREAD),
+        *classes("ppd ddf", path=FUSED), *classes("ppd", nprims=(1, 3), path=FUSED), *classes("fds ssd", path=ONE),
+        *classes("ddf ffg", path=TWO), *classes("dpf", nprims=(1, 3), path=TWO),
+        *classes("dpd", pure=False, path=TWO), *classes("ppd", unit="fma", path=PLAIN), *each(few_centres, (SP,)),
+    ],
+    "matrix": [
+        *(partial(matrix, class_of(name), THREAD, nprims=MIXED) for name in ("psp", "ppd", "psh")),
+        *(partial(matrix, class_of(name), FUSED, nprims=(1, 3)) for name in ("ppd", "ddf")),
+        *(partial(matrix, class_of(name), TWO) for name in ("ffg", "dpf")), partial(matrix, class_of("fds"), ONE),
     ],
     "scatter": each(
         tensor, (SP, "s1"), (SP, "s4"), (SP, "s8"), (SP, "s1", (0, 2, 1, 5, 3, 6, 0, 6)),

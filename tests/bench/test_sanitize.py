@@ -18,6 +18,7 @@ from md4.gpu import shell_pairs as device_pairs
 from md4.gpu import targets as device_tensor
 from md4.gpu.h_layout import FORMS
 from md4.gpu.pool import Pool
+from md4.method.scatter import EVERY_SYMMETRY
 from md4.shells.shell_pairs import shell_pairs
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -211,6 +212,9 @@ class Result:
     def copy_to_host(self, out=None, stream=None):
         return self.memory
 
+    def reshape(self, shape):
+        return Result(shape)
+
 
 def counts(maker, task, pairs):
     """As `PairMaker.count`, by the host."""
@@ -274,8 +278,9 @@ def test_families_reach_everything(no_device, monkeypatch):
     facts = {name: [v.facts for v in found if v.factory.__name__ == name] for name in families.factories()}
     assert all(facts.values()), [name for name, variants in facts.items() if not variants]
     assert forms == set(FORMS)
-    for name in ("r_in_registers", "r_by_axis", "r_by_group", "thread_quartet_integrals"):
+    for name in ("r_in_registers", "r_by_axis", "r_by_group"):
         assert {f[-1] for f in facts[name]} == set(families.OPERATORS), name
+    assert {f[10] for f in facts["thread_quartet_integrals"]} == set(families.OPERATORS)
     for name, place in (
         ("bra_transform", 4),
         ("ket_transform", 4),
@@ -283,11 +288,13 @@ def test_families_reach_everything(no_device, monkeypatch):
         ("one_product", 4),
     ):
         assert {f[place] for f in facts[name]} == {"dmma16", "dmma8"}, name
-    assert {f[-1] for f in facts["fused_transforms"]} == {"dmma16", "dmma8"}
+    assert {f[7] for f in facts["fused_transforms"]} == {"dmma16", "dmma8"}
+    assert any(f[8:] for f in facts["fused_transforms"])
+    assert {f[9] for f in facts["thread_quartet_integrals"] if f[12:] == (True,)} == {False, True}
     assert {f[5:] for f in facts["bra_transform"]} == {(turned, n) for turned in (False, True) for n in (1, 2)}
     assert {f[5] for f in facts["ket_transform"]} == {f[4] for f in facts["resident_bra_transform"]} == {False, True}
     assert {f[6] for f in facts["fused_transforms"]} == {False, True}
     assert {f[9] for f in facts["thread_quartet_integrals"]} == {False, True}
-    assert {f[0] for f in facts["scatter_block"]} == {"s1", "s4", "s8"}
+    assert {f[0] for f in facts["scatter_block"]} == set(EVERY_SYMMETRY)
     for name in ("digest_quartets", "digest_rows"):
         assert {f[-2:] for f in facts[name]} == {(True, True), (True, False), (False, True)}, name
