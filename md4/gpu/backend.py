@@ -55,6 +55,8 @@ def chunk_size(bra, ket):
     r = bra.max_prim * ket.max_prim * stride
     if ket.nherm == 1:
         return r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab)
+    if ket.single:
+        r += bra.max_prim * stride * ket.nctr_a
     return r + ket.max_prim * blocks_of_8(ket.nherm) * bra.nab * 8
 
 

@@ -6,6 +6,7 @@ come to shared memory by the same copies as everything else.
 
 import numpy as np
 
+from md4.gpu.h_layout import solid_terms
 from md4.gpu.staircases import gather_order, hermite_order
 from md4.gpu.tuning import TILES
 from md4.method.angular import packed_hermite, sum_ordinal
@@ -43,6 +44,16 @@ def words_in_turn(*sides):
     """`gather_words` with blocks of q that begin anew, for the columns of a block of threads from any q on."""
     words = gather_words(*sides)
     return np.take(words, range(words.shape[1] + TILES.most_columns), axis=1, mode="wrap").reshape(-1)
+
+
+def words_of_terms(l_bra, l_ket, first_p=0):
+    """Words for solid harmonics of degree `l_ket`: [p block][monomial][component][4 lanes] in a row, see `solid_terms`.
+    """
+    order = gather_order(l_bra, first_p)
+    p = np.where(order < 0, 0, packed_hermite(l_bra)[order]).reshape(-1, 1, 1, 4, 2)
+    q = packed_hermite(l_ket)[solid_terms(l_ket)[1]][None, :, :, None]
+    low, high = (8 * sum_ordinal(p[..., n], q) for n in range(2))
+    return (low + (high << 16)).astype(np.uint32).reshape(-1).view(np.float64)
 
 
 def words_of(bra, ket):

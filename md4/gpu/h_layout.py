@@ -7,13 +7,14 @@ which the zeros of H stand together.
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
 from md4.gpu.staircases import first_of, gather_order, hermite_order, row_table
 from md4.gpu.tuning import blocks_of_8, panel_rows, turned_panel_rows
 from md4.method import hermite
-from md4.method.angular import nherm
+from md4.method.angular import hermite_ordinal, nherm
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,12 @@ class HForm:
 
     Attributes
     ----------
-    layout : {'fragments', 'blocks', 'matrix', 'by row', 'by column'}
+    layout : {'fragments', 'blocks', 'matrix', 'weights', 'by row', 'by column'}
         'fragments': a left operand, [p block of 8][fragment of 16 rows][p half][lane][row half].
         'blocks': a right operand, [p block of 8][row block of 8][8 rows][8 p].
         'matrix': [row][p] as it is, without padding.
+        'weights': of spherical single shells, one element for each contracted function, which all others are in
+        proportion to; see `solid_terms`.
         'by row', 'by column': only the elements that symmetry lets be other than zero, ordered by row or by p. With
         'by column', primitive pairs are in slots (`md4.gpu.pair_layout`), and slots run fastest.
     sign : bool
@@ -57,14 +60,41 @@ BRA_TURNED = HForm("blocks", False, "turned", "gather")
 # Step 5: left operand whose rows are contiguous in the result, and right operand.
 KET_FLAT = HForm("fragments", True, "natural", "staircase")
 KET_TURNED = HForm("blocks", True, "turned", "staircase")
+# One product with sums over the monomials of solid harmonics: left operand, whose rows are contiguous in a matrix.
+BRA_ROWS, KET_WEIGHTS = HForm("fragments", False, "natural", "gather"), HForm("weights", True)
 # J in the Hermite basis.
 KET_BLOCKS = HForm("blocks", True)
 # A thread a quartet.
 BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
 FORMS = (
     BRA_MATRIX, KET_MATRIX, BRA_FLAT, BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, BRA_ELEMENTS,
-    KET_ELEMENTS,
+    KET_ELEMENTS, BRA_ROWS, KET_WEIGHTS,
 )  # fmt: skip
+
+
+@cache
+def solid_terms(l):
+    """Spherical single shells of degree l as sums of monomials: H[m, q] is C[m, q] times the weight of a primitive.
+
+    Returns
+    -------
+    coefficients : ndarray, shape (nterm, 2l + 1)
+        C[m, q] of each monomial of component m, 0 behind the last one. One element is 1, and H there is the weight.
+    functions : ndarray of int64, shape (nterm, 2l + 1)
+        q of each.
+    reference : tuple of int
+        (m, q) of the element that is 1.
+    """
+    start, powers, weights = hermite.component_table(l, True)
+    nterm = int(np.diff(start).max())
+    coefficients, functions = np.zeros((nterm, 2 * l + 1)), np.full((nterm, 2 * l + 1), nherm(l - 1))
+    for m, (first, last) in enumerate(pairwise(start.tolist())):
+        coefficients[: last - first, m] = weights[first:last]
+        functions[: last - first, m] = [
+            hermite_ordinal(w & 255, (w >> 8) & 255, w >> 16) for w in powers[first:last].tolist()
+        ]
+    n = int(np.argmax(abs(coefficients[:, 0])))
+    return coefficients / coefficients[n, 0], functions, (0, int(functions[n, 0]))
 
 
 def panel_row(n):
@@ -90,6 +120,8 @@ def form_size(pairs, form):
         return (len(hermite.structure(*pairs.h_class)) + 1) // 2 * 2
     if form.layout == "matrix":
         return pairs.nab * pairs.nherm
+    if form.layout == "weights":
+        return pairs.nctr_a
     return blocks_of_8(pairs.nherm) * form_rows(pairs.nab, form) * 64
 
 
@@ -109,6 +141,9 @@ def form_positions(form, shells):
     if form.layout in ("by row", "by column"):
         elements.sort(key=lambda e: e if form.layout == "by row" else e[::-1])
         rows, p = np.array(elements + [(-1, -1)] * (len(elements) % 2)).T
+    elif form.layout == "weights":
+        m, q = solid_terms(l)[2]
+        rows, p = (2 * l + 1) * np.arange(shells[3]) + m, np.full(shells[3], q)
     elif form.layout == "matrix":
         rows, p = np.divmod(np.arange(nab * nh), nh)
         p = p + first

@@ -2,6 +2,7 @@
 
     thread_quartet   a thread makes a quartet, r and (ab|q] in registers: the smallest classes
     one_product      (ab|cd) = sum_p H[ab, p] s[p], where a side is of two s shells and the other product is but a sum
+    single_product   (ab|P) = sum_p H[ab, p] [p|P), where the ket is of single shells and [p|P) a sum over few functions
     fused            both products in one kernel, (ab|q] stays in registers: small and middle classes
     two_products     a kernel for each product, (ab|q] in memory: large classes
     plain            the same two products in plain multiply-adds: the readable one, and for GPUs without tensor cores
@@ -18,12 +19,14 @@ from md4.gpu.h_layout import (
     BRA_ELEMENTS,
     BRA_FLAT,
     BRA_MATRIX,
+    BRA_ROWS,
     BRA_STAIRCASE,
     KET_ELEMENTS,
     KET_MATRIX,
     KET_TURNED,
+    KET_WEIGHTS,
 )
-from md4.gpu.kernels import fused, one_product, plain, resident, thread_quartet, two_products
+from md4.gpu.kernels import fused, one_product, plain, resident, single_product, thread_quartet, two_products
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side, rounded_mean
 from md4.gpu.tuning import THREAD_QUARTET
@@ -134,10 +137,40 @@ class OneProduct(GpuPath):
         context, r, weights = steps.context, steps.r(ab, cd), H_cd.array
         if one_product.needs_sums(cd):
             sums = context.pool.get(max(1, one_product.sums_size(ab, cd)))
-            one_product.launch_ket_sums(context, weights, r, ab, cd, sums)
+            one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nab, sums)
             context.pool.release(r)
             r, weights = sums, None
         one_product.launch_one_product(context, H_ab.array, r, weights, ab, cd, out)
+        context.pool.release(r)
+
+
+class SingleProduct(GpuPath):
+    """One product, where the ket is of spherical single shells, whose H is the same for all but for a factor."""
+
+    def supports(self, sides):
+        _, bra, ket, *_ = sides
+        return sides.unit != "fma" and ket.solid and bool(single_product.single_tile(sides.unit, bra, ket))
+
+    def forms(self, sides):
+        return BRA_ROWS, KET_WEIGHTS
+
+    def cost(self, sides):
+        return predicted_times.single_product_time(sides.bra, sides.ket, sides.turned)
+
+    def variants(self, unit, kind, bra, ket, plan):
+        yield r_variant(bra.l + ket.l, kind)
+        yield single_product.single_product_variant(unit, bra.facts, ket.facts)
+        if single_product.needs_sums(ket):
+            yield one_product.sums_variant()
+
+    def run(self, steps, H_ab, H_cd, ab, cd, out):
+        context, r, weights = steps.context, steps.r(ab, cd), H_cd.array
+        if single_product.needs_sums(cd):
+            sums = context.pool.get(max(1, single_product.sums_size(ab, cd)))
+            one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nctr_a, sums)
+            context.pool.release(r)
+            r, weights = sums, None
+        single_product.launch_single_product(context, H_ab.array, r, weights, ab, cd, out)
         context.pool.release(r)
 
 
@@ -237,8 +270,8 @@ class Plain(GpuPath):
 
 # Where predicted times are equal, as of the first two, the earlier one is taken.
 PATHS = (
-    ThreadQuartet("thread_quartet"), OneProduct("one_product"), Fused("fused"), TwoProducts("two_products"),
-    Plain("plain"),
+    ThreadQuartet("thread_quartet"), OneProduct("one_product"), SingleProduct("single_product"), Fused("fused"),
+    TwoProducts("two_products"), Plain("plain"),
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ the fused one. They reproduce them to 10% and 7%, root mean square. Taking the p
 from functools import cache
 from typing import NamedTuple
 
+from md4.gpu.h_layout import solid_terms
 from md4.gpu.kernels import resident
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.staircases import reach
@@ -29,7 +30,7 @@ FUSED = (2.93e-5, 7.95e-5, 1.63e-4, 9.39e-5, 2.26e-5, 2.38e-4, 0.34)
 class Side(NamedTuple):
     """What counts of a pair list: l, functions, Hermite functions, most and mean primitives of a pair, its staircase.
 
-    `single`: it is a list of single shells.
+    `single`: it is a list of single shells. `solid`: of spherical ones with l > 0.
 
     `rows` and `rows_by_16`: sum over blocks of 8 Hermite functions of the rows that count, in blocks of 8 and of 16.
     """
@@ -42,6 +43,7 @@ class Side(NamedTuple):
     rows: int
     rows_by_16: int
     single: bool = False
+    solid: bool = False
 
     @classmethod
     def of(cls, pairs):
@@ -53,7 +55,8 @@ class Side(NamedTuple):
     def of_facts(cls, facts, mean_prim):
         """Of `ListFacts` and a `rounded_mean`."""
         rows = counted_rows(facts.h_class)
-        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows, facts.single)
+        solid = facts.h_class[-1] and facts.pure
+        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows, facts.single, solid)
 
 
 def rounded_mean(pairs):
@@ -83,6 +86,21 @@ def fused_time(bra, ket, turned):
     columns5 = (bra.nab + 15) // 16 * 16
     passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
     return time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+
+
+def single_product_time(bra, ket, turned):
+    """Predicted ns a quartet of one product with single shells; its parts are those of step 4 and of the fused kernel.
+
+    What is gathered counts as in the fused kernel, everything else as with two products. It was not fitted to
+    measurements.
+    """
+    terms, nm = solid_terms(ket.l)[0].shape
+    inner, functions = 8 * blocks_of_8(bra.nherm) * bra.mean_prim, nm * (ket.nab // nm)
+    k, out = bra.mean_prim * ket.mean_prim, 8 * bra.nab * ket.nab
+    amounts = (
+        8 * panel_rows(bra.nab) * inner * functions, 0, 0, out, out * (not turned), 8 * r_stride(bra.l + ket.l) * k, 1
+    )  # fmt: skip
+    return FUSED[2] * inner * functions * terms + sum(factor * amount for factor, amount in zip(TWO, amounts))
 
 
 def time_of(bra, ket, turned, factors, rows4, area5, passed_on):

@@ -176,13 +176,13 @@ def sums_variant():
     return Variant(ket_sums, ())
 
 
-def launch_ket_sums(context, g, r, ab, cd, out):
-    """s of a chunk from its r; `g` weights of the whole ket list."""
+def launch_ket_sums(context, g, r, ab, cd, ncd, out):
+    """s of a chunk from its r; `g` weights of the whole ket list, `ncd` of each primitive."""
     total = ab.nprim * cd.npair
     if total:
         context.launch(
             sums_variant(), -(-total // SUMS.warps), 32 * SUMS.warps, 0,
-            hermite_integrals(r, ab, cd), pair_range(cd), g, cd.facts.nab, cd.npair, total, out,
+            hermite_integrals(r, ab, cd), pair_range(cd), g, ncd, cd.npair, total, out,
         )  # fmt: skip
 
 
