@@ -6,10 +6,10 @@ come to shared memory by the same copies as everything else.
 
 import numpy as np
 
-from md4.gpu.h_layout import solid_terms
 from md4.gpu.staircases import gather_order, hermite_order
 from md4.gpu.tuning import TILES
 from md4.method.angular import packed_hermite, sum_ordinal
+from md4.method.hermite import solid_terms
 
 # Blocks of 8 q of which a kernel may read words beyond the last one, without using them.
 PADDING = 5

@@ -7,14 +7,13 @@ which the zeros of H stand together.
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 
 from md4.gpu.staircases import first_of, gather_order, hermite_order, row_table
 from md4.gpu.tuning import blocks_of_8, panel_rows, turned_panel_rows
 from md4.method import hermite
-from md4.method.angular import hermite_ordinal, nherm
+from md4.method.angular import nherm
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class HForm:
         'blocks': a right operand, [p block of 8][row block of 8][8 rows][8 p].
         'matrix': [row][p] as it is, without padding.
         'weights': of spherical single shells, one element for each contracted function, which all others are in
-        proportion to; see `solid_terms`.
+        proportion to; see `md4.method.hermite.solid_terms`.
         'by row', 'by column': only the elements that symmetry lets be other than zero, ordered by row or by p. With
         'by column', primitive pairs are in slots (`md4.gpu.pair_layout`), and slots run fastest.
     sign : bool
@@ -70,31 +69,6 @@ FORMS = (
     BRA_MATRIX, KET_MATRIX, BRA_FLAT, BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, BRA_ELEMENTS,
     KET_ELEMENTS, BRA_ROWS, KET_WEIGHTS,
 )  # fmt: skip
-
-
-@cache
-def solid_terms(l):
-    """Spherical single shells of degree l as sums of monomials: H[m, q] is C[m, q] times the weight of a primitive.
-
-    Returns
-    -------
-    coefficients : ndarray, shape (nterm, 2l + 1)
-        C[m, q] of each monomial of component m, 0 behind the last one. One element is 1, and H there is the weight.
-    functions : ndarray of int64, shape (nterm, 2l + 1)
-        q of each.
-    reference : tuple of int
-        (m, q) of the element that is 1.
-    """
-    start, powers, weights = hermite.component_table(l, True)
-    nterm = int(np.diff(start).max())
-    coefficients, functions = np.zeros((nterm, 2 * l + 1)), np.full((nterm, 2 * l + 1), nherm(l - 1))
-    for m, (first, last) in enumerate(pairwise(start.tolist())):
-        coefficients[: last - first, m] = weights[first:last]
-        functions[: last - first, m] = [
-            hermite_ordinal(w & 255, (w >> 8) & 255, w >> 16) for w in powers[first:last].tolist()
-        ]
-    n = int(np.argmax(abs(coefficients[:, 0])))
-    return coefficients / coefficients[n, 0], functions, (0, int(functions[n, 0]))
 
 
 def panel_row(n):
@@ -142,7 +116,7 @@ def form_positions(form, shells):
         elements.sort(key=lambda e: e if form.layout == "by row" else e[::-1])
         rows, p = np.array(elements + [(-1, -1)] * (len(elements) % 2)).T
     elif form.layout == "weights":
-        m, q = solid_terms(l)[2]
+        m, q = hermite.solid_terms(l)[2]
         rows, p = (2 * l + 1) * np.arange(shells[3]) + m, np.full(shells[3], q)
     elif form.layout == "matrix":
         rows, p = np.divmod(np.arange(nab * nh), nh)

@@ -11,12 +11,12 @@ the fused one. They reproduce them to 10% and 7%, root mean square. Taking the p
 from functools import cache
 from typing import NamedTuple
 
-from md4.gpu.h_layout import solid_terms
 from md4.gpu.kernels import resident
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.staircases import reach
 from md4.gpu.tuning import blocks_of_8, panel_rows, r_stride
 from md4.method.angular import nherm
+from md4.method.hermite import solid_terms
 
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change
 # names, of r, and for each quartet

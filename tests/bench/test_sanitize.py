@@ -286,6 +286,7 @@ def test_families_reach_everything(no_device, monkeypatch):
         ("ket_transform", 4),
         ("resident_bra_transform", 3),
         ("one_product", 4),
+        ("single_product", 4),
     ):
         assert {f[place] for f in facts[name]} == {"dmma16", "dmma8"}, name
     assert {f[7] for f in facts["fused_transforms"]} == {"dmma16", "dmma8"}

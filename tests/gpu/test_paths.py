@@ -201,12 +201,23 @@ def test_every_plan_of_a_matrix(gpu, small_batches, name, nprims, number):
 
 @pytest.mark.parametrize("matrix", [False, True])
 def test_single_shells_are_transformed_first_where_that_is_less_work(matrix):
-    """[p|P) first: of (ii|k), 15 rows where the pairs have 169."""
+    """Of (ii|k), whose single shell has 15 rows where a pair has 169."""
     basis, pairs, singles = few_sides("ii k")
     bra, ket = shell_pairs(basis, pairs), shell_pairs(*check_side(basis, singles))
     assert (ket.nherm, ket.first) == (36, 84)
-    assert plans("dmma16", bra, ket, matrix)[0].swap
-    assert not plans("dmma16", ket, bra, matrix)[0].swap
+    for first, second, swap in ((bra, ket, True), (ket, bra, False)):
+        of_two = [p.swap for p in plans("dmma16", first, second, matrix) if p.path.name == "two_products"]
+        assert of_two == [swap, not swap]
+
+
+def test_one_product_is_for_spherical_single_shells():
+    for pure, found in ((True, [False, True]), (False, [])):
+        basis, pairs, singles = few_sides("dp f", pure=pure)
+        bra, ket = shell_pairs(basis, pairs), shell_pairs(*check_side(basis, singles))
+        for first, second, swap in ((bra, ket, False), (ket, bra, True), (ket, ket, None), (bra, bra, None)):
+            taken = [p.swap for p in plans("dmma16", first, second) if p.path.name == "single_product"]
+            expected = [] if first is bra is second else found if first is second else [s for s in found if s == swap]
+            assert sorted(taken) == expected
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from plain_h import plain_h
 
-from md4.gpu.gather_words import gather_words, words_in_turn
+from md4.gpu.gather_words import gather_words, words_in_turn, words_of_terms
 from md4.gpu.h_layout import (
     BRA_FLAT,
+    BRA_ROWS,
     BRA_STAIRCASE,
     BRA_TURNED,
     KET_BLOCKS,
     KET_FLAT,
     KET_TURNED,
+    KET_WEIGHTS,
     even,
     form_positions,
     form_rows,
@@ -34,7 +36,7 @@ from md4.gpu.staircases import (
 )
 from md4.gpu.tuning import TILES, blocks_of_8, reach_levels, turned_split
 from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
-from md4.method.hermite import structure
+from md4.method.hermite import solid_terms, structure
 
 CLASSES = [
     (0, 0, True, 1, 1), (2, 1, True, 1, 1), (2, 2, True, 1, 1), (3, 3, True, 2, 1), (5, 4, True, 1, 1),
@@ -126,7 +128,7 @@ def test_levels_begin_at_all_and_end_at_one_or_two(count):
     assert levels[-1] <= 2
 
 
-@pytest.mark.parametrize("form", [BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED], ids=str)
+@pytest.mark.parametrize("form", [BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, BRA_ROWS], ids=str)
 @pytest.mark.parametrize("shells", CLASSES)
 def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
     """Fragment by fragment, as lanes read them."""
@@ -134,7 +136,7 @@ def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
     positions, rows8 = form_positions(form, shells), form_rows(nab, form)
     inner = (hermite_order if form.sign else gather_order)(l, first)
     rows = np.pad(np.arange(nab), (0, 8 * rows8 - nab), constant_values=-1)
-    if form != KET_FLAT:
+    if form.rows != "natural":
         rows = row_table(shells, rows8)
     for n, position in enumerate(positions):
         if form.rows == "turned":
@@ -169,6 +171,38 @@ def test_functions_of_single_shells():
     assert {p for _, p in structure(3, 0, True, 1, 1, True)} == set(range(10, 20))
     of_s, of_d = (len(structure(l, 0, True, 1, 1, True)) for l in (0, 2))
     assert (of_s, of_d) == (1, 8)
+
+
+@pytest.mark.parametrize("l", [1, 2, 5, 8])
+def test_solid_harmonics_as_sums_of_monomials(l):
+    """H of any single shell is that of its reference element times the coefficients; what fills them up is zero."""
+    coefficients, functions, reference = solid_terms(l)
+    shells = (l, 0, True, 3, 1, True)
+    every = list(np.ndindex(2 * l + 1, nherm(l)))
+    h = plain_h(l, 0, True, 0.7, np.zeros(3), np.ones(3), every).reshape(2 * l + 1, -1)
+    h[:, : nherm(l - 1)] = 0.0  # but for rounding errors
+    found = np.zeros_like(h)
+    for (_, m), q, factor in zip(np.ndindex(functions.shape), functions.ravel(), coefficients.ravel()):
+        found[m, q] += factor * h[reference]
+    np.testing.assert_allclose(found, h, rtol=0, atol=1e-14 * abs(h).max())
+    assert np.count_nonzero(coefficients) == len(structure(l, 0, True, 1, 1, True))
+    positions = form_positions(KET_WEIGHTS, shells)
+    assert [(n & 65535, n >> 16) for n in positions.tolist()] == [
+        ((2 * l + 1) * c + reference[0], reference[1]) for c in range(3)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("l_bra", "l_ket", "first_p"), [(2, 2, 0), (4, 3, 0), (5, 1, 35)])
+def test_words_of_monomials_lead_to_r(l_bra, l_ket, first_p):
+    functions, order = solid_terms(l_ket)[1], gather_order(l_bra, first_p)
+    words = words_of_terms(l_bra, l_ket, first_p).view(np.uint32).reshape(-1, *functions.shape, 4)
+    p_words, q_words = packed_hermite(l_bra), packed_hermite(l_ket)
+    assert len(words) == len(order) // 8
+    for (i, term, m, lane), word in np.ndenumerate(words):
+        for half in range(2):
+            p = order[8 * i + 2 * lane + half]
+            right = 8 * sum_ordinal(int(p_words[p]) if p >= 0 else 0, int(q_words[functions[term, m]]))
+            assert (int(word) >> (16 * half)) & 65535 == right
 
 
 @pytest.mark.parametrize(("l", "pure"), [(1, True), (4, True), (7, True), (2, False), (5, False)])

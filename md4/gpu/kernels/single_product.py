@@ -30,7 +30,7 @@ from md4.gpu.emit.tile_products import (
     make_scale,
 )
 from md4.gpu.gather_words import words_of_terms
-from md4.gpu.h_layout import BRA_ROWS, form_rows, solid_terms
+from md4.gpu.h_layout import BRA_ROWS, form_rows
 from md4.gpu.kernels.groups import (
     Grid,
     HermiteIntegrals,
@@ -47,6 +47,7 @@ from md4.gpu.kernels.one_product import Weights, unit_weight
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_ring
 from md4.gpu.kernels.two_products import grid_of, staircase_of
 from md4.gpu.tuning import SHARED_BYTES, blocks_of_8, choose_tile, r_stride
+from md4.method.hermite import solid_terms
 
 
 class Terms(NamedTuple):

@@ -110,6 +110,27 @@ def test_all_plans_of_a_class_of_few_centres(unit, name, all_classes):
                 assert_same(engine.compute(bra, ket).copy_to_host(), right)
                 paths_taken.add(plan.path.name)
     assert paths_taken >= ({"plain"} if unit == "fma" else {"thread_quartet", "fused", "two_products"})
+    assert ("single_product" in paths_taken) == (unit != "fma" and pure)
+
+
+@pytest.mark.parametrize("nprims, nctr, unit", [((2, 1, 3), 2, "dmma16"), ((1,), 1, "dmma8")])
+def test_one_product_of_many_single_shells(nprims, nctr, unit):
+    """Columns of several blocks of threads, contracted bras, general contractions, chunks."""
+    rng, count, shells = np.random.default_rng(3), 24, []
+    for n in range(2 + count):
+        l, k, functions = (1, 2, 1) if n < 2 else (2, nprims[n % len(nprims)], nctr)
+        columns = rng.uniform(0.2, 1.0, (k, functions))
+        shells.append(md4.Shell(l, rng.uniform(0.4, 3.0, k), columns, rng.normal(size=3)))
+    basis, pairs, singles = md4.Basis(shells), [[0, 1], [1, 0]], np.arange(2, 2 + count)
+    right = md4.Engine(basis, backend="cpu").compute(pairs, singles)
+    with running(unit) as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        every = plans(unit, engine.prepare(pairs).pairs, engine.prepare(singles).pairs)
+        (plan,) = (plan for plan in every if plan.path.name == "single_product")
+        engine.backend.plan = lambda *_: plan
+        engine.backend.chunk_pairs = lambda *_: (2, 20)
+        assert_same(engine.compute(pairs, singles).copy_to_host(), right)
+    assert machine.kernels >= {"single_product"} | ({"ket_sums"} if nctr > 1 else set())
 
 
 @pytest.mark.parametrize("unit, name, number", [
@@ -246,5 +267,6 @@ def test_tensors_in_slices(aosym, monkeypatch):
 
 
 def test_no_kernel_is_left_out():
-    tested = ALWAYS | PLAIN | DIGESTION | COULOMB | {"correlation_by_warps", "scatter_block"} | set(R_KERNELS)
+    tested = ALWAYS | PLAIN | DIGESTION | COULOMB | set(R_KERNELS)
+    tested |= {"correlation_by_warps", "scatter_block", "single_product"}
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()
