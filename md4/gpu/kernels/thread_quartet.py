@@ -88,6 +88,8 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
     primitives = jit_device(primitives_of)
     rounds, several = THREAD_QUARTET.rounds, 1 < count <= THREAD_QUARTET.written
     write_out = make_write_out(rounds, threads)
+    # by how much the pair, cd and ab of an integral change from one that a thread writes to its next
+    pairs_ahead, rows_ahead, ahead = threads // count, threads % count // nab, threads % count % nab
 
     def kernel(
         bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, npair_cd: i64, parts: i64,
@@ -129,15 +131,25 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
         base = out.first + pair * out.s_ij + part * threads * out.s_kl
         here = min(i64(threads), npair_cd - part * threads)
         if matrix and turned:
-            for n in range(tid, here * count, threads):
-                row = n // nab
-                target = base + row // ncd * out.s_kl + row % ncd * out.s_cd + n % nab
-                out.numbers[target] = shared[h_bytes // 8 + n]
+            row, ab, n = tid // nab, tid % nab, tid
+            own, cd = row // ncd, row % ncd
+            while n < here * count:
+                out.numbers[base + own * out.s_kl + cd * out.s_cd + ab] = shared[h_bytes // 8 + n]
+                n += threads
+                own, cd, ab = own + pairs_ahead, cd + rows_ahead, ab + ahead
+                if ab >= nab:
+                    cd, ab = cd + 1, ab - nab
+                if cd >= ncd:
+                    own, cd = own + 1, cd - ncd
         elif matrix:
             for ab in range(nab):
-                for n in range(tid, here * ncd, threads):
-                    place = n // ncd * count + ab * ncd + n % ncd
-                    out.numbers[base + ab * out.s_ab + n] = shared[h_bytes // 8 + place]
+                own, cd, n = tid // ncd, tid % ncd, tid
+                while n < here * ncd:
+                    out.numbers[base + ab * out.s_ab + n] = shared[h_bytes // 8 + own * count + ab * ncd + cd]
+                    n += threads
+                    own, cd = own + threads // ncd, cd + threads % ncd
+                    if cd >= ncd:
+                        own, cd = own + 1, cd - ncd
         elif turned:
             for row in range(tid >> 5, here, threads // 32):
                 for n in range(tid & 31, count, 32):
