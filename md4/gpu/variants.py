@@ -231,7 +231,7 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
         The pair lists of a tensor that does not need all of the basis.
     """
     if few is not None:
-        yield from tensor_variants(unit, kind, basis, few)
+        yield from tensor_variants(unit, kind, basis, *few)
         return
     found = unique_pairs_by_class(basis) if use == "tensor" else pairs_by_kind(basis, MIXED_SHELLS)
     lists = [list_kind(basis, pairs, cut) for pairs in found]
@@ -251,21 +251,34 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
             yield from (digestion.digest_variant(pair_of(bra), pair_of(ket), *flags) for flags in use)
 
 
-def tensor_variants(unit, kind, basis, few):
-    """As `needed_variants`, for the integrals of some pair lists."""
-    sides = [[(list_kind(basis, pairs, False), len(pairs)) for pairs in lists] for lists in few[:2]]
-    if few.target == "bounds":
+def tensor_variants(unit, kind, basis, bra, ket, triangle, target, cut=False):
+    """As `needed_variants`, for the integrals of some pair lists; see `md4.contract.slices.SlicePairs`."""
+    sides = [[(list_kind(basis, pairs, cut), len(pairs)) for pairs in lists] for lists in (bra, ket)]
+    if target == "bounds":
         yield from common_variants("bounds")
         for side, _ in sides[0]:
             yield from integral_variants(unit, kind, side, side, False)
         return
-    matrix = few.target == "matrix"
+    matrix = target == "matrix"
     yield from common_variants("tensor", () if matrix else [s for s in EVERY_SYMMETRY if s not in SYMMETRIES])
-    triangle = combinations_with_replacement(sides[0], 2) if few.triangle else ()
+    triangle = combinations_with_replacement(sides[0], 2) if triangle else ()
     # the bra is the earlier list where a matrix is made, the later one where a tensor is
-    for (bra, nbra), (ket, nket) in [*product(*sides), *(two if matrix else two[::-1] for two in triangle)]:
-        for many in {False, nbra * nket >= THREAD_QUARTET.fewest_quartets}:
-            yield from integral_variants(unit, kind, bra, ket, many, matrix)
+    for (one, count), (other, partners) in [*product(*sides), *(two if matrix else two[::-1] for two in triangle)]:
+        for many in {False, count * partners >= THREAD_QUARTET.fewest_quartets}:
+            yield from integral_variants(unit, kind, one, other, many, matrix)
+
+
+def fitting_variants(unit, kind, basis, auxiliary):
+    """Variants of all integrals over three and two centres of two basis sets; arguments as in `needed_variants`."""
+    joined = Basis.joined([part.segmented() for part in (basis, auxiliary)])
+    orbital, shells = len(joined.parts[0]), np.arange(joined.unit)
+    pairs = unique_pairs_by_class(joined, shells[:orbital], shells[:orbital])
+    singles = unique_pairs_by_class(joined, shells[orbital:], [joined.unit])
+    for target in ("tensor", "matrix"):
+        yield from tensor_variants(unit, kind, joined, pairs, singles, False, target, cut=True)
+        yield from tensor_variants(unit, kind, joined, singles, [], True, target, cut=True)
+    if kind in JK_KINDS:
+        yield from tensor_variants(unit, "coulomb", joined, [*pairs, *singles], [], False, "bounds", cut=True)
 
 
 def basis_variants(unit, kind, basis):

@@ -19,7 +19,7 @@ from md4.errors import ArgumentError, DeviceError
 from md4.gpu.compile import capability_of, kernel_path, launcher
 from md4.gpu.context import arithmetic_unit, current_capability, current_device, gpu_available
 from md4.gpu.device_code import cuda
-from md4.gpu.variants import all_variants, basis_variants
+from md4.gpu.variants import all_variants, basis_variants, fitting_variants
 from md4.method.operators import check_order, checked_kind
 from md4.shells.basis import Basis
 from md4.support.arguments import as_list, checked_flag, checked_integer, checked_progress, shown, whole_number
@@ -76,7 +76,7 @@ def missing(variants, capability):
     return [variant for variant in variants if not kernel_path(variant, capability).exists()]
 
 
-def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None):
+def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None, auxiliary=None):
     """Compiles what classes up to (ll|ll), l = `lmax`, need, for the current device; or what a basis needs.
 
     Parameters
@@ -92,6 +92,8 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
         Show a bar; default: where stderr is a terminal.
     basis : Basis, optional
         In place of `lmax` and `pure`: what its shells need in `int2e`, J and K, general contractions included.
+    auxiliary : Basis, optional
+        With `basis`: what density fitting with these auxiliary functions needs, `int3c2e` and `int2c2e`, and no more.
 
     Raises
     ------
@@ -103,7 +105,7 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
         No usable GPU.
     """
     kinds = checked_kinds(kinds)
-    check_arguments(lmax, jobs, pure, progress, basis)
+    check_arguments(lmax, jobs, pure, progress, basis, auxiliary)
     if not gpu_available():
         raise DeviceError(
             "there is nothing to warm up: kernels are compiled for the GPU of this machine, and none can be used; "
@@ -114,8 +116,10 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
     unit = arithmetic_unit(capability)
     if basis is None:
         wanted = dict.fromkeys(v for kind in kinds for v in all_variants(unit, kind, lmax, pure))
-    else:
+    elif auxiliary is None:
         wanted = dict.fromkeys(v for kind in kinds for v in basis_variants(unit, kind, basis))
+    else:
+        wanted = dict.fromkeys(v for kind in kinds for v in fitting_variants(unit, kind, basis, auxiliary))
     todo = missing(wanted, capability)
     jobs = min(jobs or os.cpu_count(), max(1, len(todo)))
     if todo:
@@ -182,7 +186,7 @@ def checked_kinds(kinds):
     return tuple(checked_kind(kind) for kind in found)
 
 
-def check_arguments(lmax, jobs, pure, progress, basis):
+def check_arguments(lmax, jobs, pure, progress, basis, auxiliary):
     """ArgumentError or UnsupportedError for what cannot be warmed up."""
     checked_flag("pure", pure)
     checked_progress(progress)
@@ -193,7 +197,15 @@ def check_arguments(lmax, jobs, pure, progress, basis):
         if number is None or not 0 <= number <= LARGEST_L:
             what = f"between 0 and {LARGEST_L}, the highest of a whole quartet"
             raise ArgumentError(f"lmax must be {what}, not {shown(lmax)}.")
-    elif not isinstance(basis, Basis):
-        raise ArgumentError(f"basis must be an md4.Basis, not {shown(basis)}; see Basis.from_mol.")
-    else:
+        if auxiliary is not None:
+            raise ArgumentError("an auxiliary basis needs the basis that it belongs to; give both.")
+        return
+    for name, given in (("basis", basis), ("auxiliary", basis if auxiliary is None else auxiliary)):
+        if not isinstance(given, Basis):
+            raise ArgumentError(f"{name} must be an md4.Basis, not {shown(given)}; see Basis.from_mol.")
+    if auxiliary is None:
         check_order(4 * basis.lmax)
+    elif basis.pure != auxiliary.pure:
+        raise ArgumentError("the basis sets of an integral must be all spherical or all Cartesian.")
+    else:
+        check_order(2 * max(2 * basis.lmax, auxiliary.lmax))

@@ -112,6 +112,9 @@ FEW_CENTRES = {
 }  # fmt: skip
 
 
+FEW_CASES = list(zip(FEW_CENTRES, [*TENSOR_CORES, "fma"], [*MEMORY, "little"]))
+
+
 def launched_and_asked(unit, call, monkeypatch):
     """Variants that a call launches, and those that it has compiled ahead, of a device without memory."""
     asked = set()
@@ -124,6 +127,27 @@ def launched_and_asked(unit, call, monkeypatch):
         patches.setattr(GpuBackend, "compile_ahead", compile_ahead)
         call()
     return set(found), asked
+
+
+@pytest.mark.parametrize(("name", "unit", "memory"), FEW_CASES)
+def test_nothing_is_left_to_compile_for_density_fitting(name, unit, memory):
+    """After a warm-up with the auxiliary basis, whatever is screened and however much memory there is."""
+    from pyscf import df
+
+    mol = system(FEW_CENTRES[name][0])
+    auxmol = df.make_auxmol(mol, FEW_CENTRES[name][1])
+    basis, auxiliary = map(md4.Basis.from_mol, (mol, auxmol))
+    warm = set(variants.fitting_variants(unit, "coulomb", basis, auxiliary))
+    with devices_without_memory(unit, MEMORY[memory]) as found:
+        md4.int3c2e(mol, auxmol, "s2ij", backend="cuda")
+        md4.int3c2e(mol, auxmol, backend="cuda")
+        md4.int2c2e(auxmol, backend="cuda")
+        for cutoff in (0.0, 1e-10, 1e-2):
+            three = ThreeCentre(basis, auxiliary, backend="cuda", cutoff=cutoff)
+            three.metric()
+            for first, last in zip(three.edges[:-1:7].tolist(), [*three.edges[7::7].tolist(), three.ncol]):
+                three.integrals(first, last)
+    assert not set(found) - warm, sorted(v.name for v in set(found) - warm)
 
 
 @pytest.mark.parametrize("unit", [*TENSOR_CORES, "fma"])

@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import md4
 from md4.__main__ import main
 from md4.errors import ArgumentError, DeviceError
 from md4.gpu import variants
@@ -83,6 +85,15 @@ def test_errors(monkeypatch, capsys):
         warmup(1, jobs=0)
     with pytest.raises(ArgumentError, match="unknown operator 'dirac'"):
         warmup(1, ["dirac"])
+    basis, cartesian = (md4.Basis.from_arrays([1], [[1.0]], [[1.0]], np.zeros((1, 3)), pure) for pure in (True, False))
+    for wrong, message in (
+        ({"basis": 3}, "basis must be an md4.Basis, not 3"),
+        ({"auxiliary": basis}, "needs the basis that it belongs to"),
+        ({"basis": basis, "auxiliary": 3}, "auxiliary must be an md4.Basis, not 3"),
+        ({"basis": basis, "auxiliary": cartesian}, "must be all spherical or all Cartesian"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=message):
+            warmup(1, **wrong)
 
 
 RUN = """
