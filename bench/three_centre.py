@@ -3,6 +3,7 @@
     python bench/three_centre.py                          classes from (ss|s) to (ii|k), and molecules
     python bench/three_centre.py 'pp|d' 'ff|g' --K 1 25   some classes
     python bench/three_centre.py --plans 'dd|f'           every plan of a class, the one that md4 takes first
+    python bench/three_centre.py 'ff|g' --chunk 24        r and (ab|q] in chunks that stay in the L2 cache
     python bench/three_centre.py --systems 8waters,cc-pvqz,cc-pvqz-jkfit taxol.xyz,def2-tzvpp,def2-universal-jkfit
 
 A timed call of a class makes the H matrices, r and both products, and leaves the integrals in device memory: as a
@@ -63,6 +64,7 @@ def arguments(argv=None):
     parser.add_argument("--molecules", type=Path, default=ROOT / "shared" / "molecules", help="folder of xyz files")
     parser.add_argument("--cutoff", type=float, default=1e-12, help="of pairs of a molecule (%(default)s)")
     parser.add_argument("--gb", type=float, default=60.0, help="memory for columns (%(default)s)")
+    parser.add_argument("--chunk", type=float, metavar="MB", help="of r and (ab|q] (GPU; default: that of md4)")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls (%(default)s)")
     parser.add_argument("--csv", metavar="FILE", help="rows of classes; those of molecules go to *.systems.csv")
     add_backend(parser)
@@ -70,6 +72,10 @@ def arguments(argv=None):
     everything = not args.classes and args.systems is None
     args.classes, args.systems = args.classes or (CLASSES if everything else ()), args.systems or []
     args.systems = SYSTEMS if everything else args.systems
+    if args.chunk is not None:
+        from md4.gpu import backend
+
+        backend.CHUNK_BYTES = int(args.chunk * 1e6)
     return args
 
 
@@ -227,7 +233,7 @@ def class_row(run, machine, args):
         "share_of_copy": write * rate, "share_of_limit": max(compute, write) * rate,
         "bound": "compute" if compute > write else "write", "error": run.error(),
         "peak_tflops": machine["peak"] / 1e12, "copy_tbs": machine["copy"] / 1e12, "device": machine["device"],
-        "commit": machine["commit"], "seed": args.seed,
+        "commit": machine["commit"], "seed": args.seed, "chunk_mb": args.chunk or "",
     }  # fmt: skip
 
 
