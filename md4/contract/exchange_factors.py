@@ -1,0 +1,86 @@
+"""Density matrices as products of few columns, from which the exchange matrix of density fitting is made.
+
+    D = sum_o s_o L_o R_o^T ,   s_o = 1 or -1 ,       K = sum_Qo s_o (B_Q L_o) (B_Q R_o)^T
+
+L = R are the occupied orbitals times the roots of their occupations where these are known, and the eigenvectors of a
+symmetric matrix where not. Singular vectors are L and R of any other matrix: a transition density has few of them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# Largest deviation of a density from its own orbitals, relative to its largest element. Orbitals that do not fit are
+# left alone: the density may have been changed since.
+ORBITAL_TOLERANCE = 1e-10
+
+
+@dataclass
+class Factors:
+    """L, R and s of a density matrix.
+
+    Attributes
+    ----------
+    left, right : array, shape (nao, n)
+        On the device; the same object for a symmetric matrix.
+    signs : array, shape (n,), or None
+        On the device; None where all are 1.
+    """
+
+    left: Any
+    right: Any
+    signs: Any = None
+
+    @property
+    def symmetric(self):
+        return self.right is self.left
+
+    @property
+    def rank(self):
+        return self.left.shape[1]
+
+    def __getitem__(self, piece):
+        """The same of some of the columns."""
+        left = self.left[:, piece]
+        right = left if self.symmetric else self.right[:, piece]
+        return Factors(left, right, None if self.signs is None else self.signs[piece])
+
+
+def occupied(density, coefficients, occupations):
+    """C n^1/2 of the occupied orbitals, shape (nao, nocc); None if these are not the orbitals of the density."""
+    if not np.isrealobj(coefficients) or coefficients.shape != (len(density), len(occupations)):
+        return None
+    filled = occupations > 0
+    found = coefficients[:, filled] * np.sqrt(occupations[filled])
+    scale = abs(density).max(initial=0)
+    return found if abs(found @ found.T - density).max(initial=0) <= ORBITAL_TOLERANCE * scale else None
+
+
+def factors(density, symmetric, algebra, orbitals=None):
+    """The `Factors` of a density matrix.
+
+    Parameters
+    ----------
+    density : ndarray, shape (nao, nao)
+    symmetric : bool
+        Whether the caller says so.
+    algebra : md4.backends.Algebra
+    orbitals : (coefficients, occupations), optional
+        Arrays of the shapes (nao, nmo) and (nmo,).
+    """
+    found = None if orbitals is None else occupied(density, *orbitals)
+    if found is not None:
+        left = algebra.send(np.ascontiguousarray(found))
+        return Factors(left, left)
+    xp, matrix = algebra.xp, algebra.send(np.ascontiguousarray(density))
+    small = len(density) * np.finfo(float).eps
+    if not symmetric:
+        left, values, right = algebra.svd(matrix)
+        kept = int((values > small * values.max()).sum())
+        return Factors(left[:, :kept] * values[:kept], xp.ascontiguousarray(right[:kept].T))
+    values, vectors = algebra.eigh(matrix)
+    kept = abs(values) > small * abs(values).max()
+    values = values[kept]
+    left = vectors[:, kept] * xp.sqrt(abs(values))
+    return Factors(left, left, None if bool((values > 0).all()) else xp.sign(values))
