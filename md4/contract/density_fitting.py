@@ -166,7 +166,7 @@ class DensityFitting:
         dm : array_like, shape (nao, nao) or (n, nao, nao)
             Real or complex.
         hermi : {0, 1, 2}
-            1: the matrices are Hermitian, 2: they are anti-Hermitian, 0: neither.
+            As for `md4.JK.get_jk`; the matrices are looked at, so it does not matter.
         with_j, with_k : bool
         orbitals : list of (coefficients, occupations), optional
             One for each matrix, shapes (nao, nmo) and (nmo,), or None. They are used where they make up the matrix.
@@ -185,17 +185,13 @@ class DensityFitting:
         with self.engine.lock, self.algebra.working():
             dm, shape = checked_densities(dm, hermi, self.nao)
             if not np.iscomplexobj(dm):
-                vj, vk = self._real(dm, [hermi] * len(dm), with_j, with_k, orbitals)
+                vj, vk = self._real(dm, with_j, with_k, orbitals)
             else:
-                parts = np.concatenate([dm.real, dm.imag])
-                symmetries = [hermi] * len(dm) + [{0: 0, 1: 2, 2: 1}[hermi]] * len(dm)
-                vj, vk = (
-                    None if v is None else v[: len(dm)] + 1j * v[len(dm) :]
-                    for v in self._real(parts, symmetries, with_j, with_k, None)
-                )
+                parts = self._real(np.concatenate([dm.real, dm.imag]), with_j, with_k, None)
+                vj, vk = (None if v is None else v[: len(dm)] + 1j * v[len(dm) :] for v in parts)
         return tuple(None if v is None else v.reshape(shape) for v in (vj, vk))
 
-    def _real(self, dm, symmetries, with_j, with_k, orbitals):
+    def _real(self, dm, with_j, with_k, orbitals):
         """J and K of real matrices, shape (n, nao, nao), on the host."""
         nao, width = self.nao, self.three.ncol + 1
         orbitals = [None] * len(dm) if orbitals is None else orbitals
@@ -203,12 +199,11 @@ class DensityFitting:
         coulomb = self._zeros((len(dm) if with_j else 0, width))
         if with_j:
             rows, cols, weights = self.three.rows, self.three.cols, self.three.weights
-            for row, matrix, hermi in zip(coulomb, dm, symmetries):
-                if hermi != 2:
-                    row[:-1] = self.algebra.send(weights * (matrix[rows, cols] + matrix[cols, rows]) / 2)
+            for row, matrix in zip(coulomb, dm):
+                row[:-1] = self.algebra.send(weights * (matrix[rows, cols] + matrix[cols, rows]) / 2)
         exchange = []
         if with_k:
-            exchange = [factors(d, s == 1, self.algebra, o) for d, s, o in zip(dm, symmetries, orbitals)]
+            exchange = [factors(d, self.algebra, o) for d, o in zip(dm, orbitals)]
         request = Request(coulomb, exchange, self._zeros(coulomb.shape), self._zeros((len(exchange), nao, nao)))
         if self.table is None:
             self._direct(request)

@@ -14,6 +14,8 @@ import numpy as np
 # Largest deviation of a density from its own orbitals, relative to its largest element. Orbitals that do not fit are
 # left alone: the density may have been changed since.
 ORBITAL_TOLERANCE = 1e-10
+# The same of a symmetric matrix from its transposed one.
+SYMMETRY_TOLERANCE = 1e-14
 
 
 @dataclass
@@ -57,14 +59,18 @@ def occupied(density, coefficients, occupations):
     return found if abs(found @ found.T - density).max(initial=0) <= ORBITAL_TOLERANCE * scale else None
 
 
-def factors(density, symmetric, algebra, orbitals=None):
+def is_symmetric(density):
+    """Whether a matrix is, but for rounding. Callers of PySCF say so of matrices that are not."""
+    deviation = abs(density - density.T).max(initial=0)
+    return deviation <= SYMMETRY_TOLERANCE * abs(density).max(initial=0)
+
+
+def factors(density, algebra, orbitals=None):
     """The `Factors` of a density matrix.
 
     Parameters
     ----------
     density : ndarray, shape (nao, nao)
-    symmetric : bool
-        Whether the caller says so.
     algebra : md4.backends.Algebra
     orbitals : (coefficients, occupations), optional
         Arrays of the shapes (nao, nmo) and (nmo,).
@@ -75,7 +81,7 @@ def factors(density, symmetric, algebra, orbitals=None):
         return Factors(left, left)
     xp, matrix = algebra.xp, algebra.send(np.ascontiguousarray(density))
     small = len(density) * np.finfo(float).eps
-    if not symmetric:
+    if not is_symmetric(density):
         left, values, right = algebra.svd(matrix)
         kept = int((values > small * values.max()).sum())
         return Factors(left[:, :kept] * values[:kept], xp.ascontiguousarray(right[:kept].T))

@@ -17,7 +17,7 @@ from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
 from md4.gpu.devices import chosen
 from md4.method.operators import check_order, finite_number
-from md4.pyscf import check_pyscf
+from md4.pyscf import check_density, check_pyscf, effective_omega, fingerprint
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
 from md4.support.display import backend_text
 from md4.support.locks import Lock, locked
@@ -25,8 +25,6 @@ from md4.support.types import BackendName, Devices, MeanField, Stream
 
 # A class of PySCF; an object stays one of it.
 Solver = TypeVar("Solver", bound=MeanField)
-# Where geometry and basis begin in mol._env; what is before (omega, gauge origin, ...) may change at any time.
-PTR_ENV_START = 20
 # The column of mol._bas that holds the angular momenta.
 ANG_OF = 1
 # What decides which builds PySCF asks for, and how it continues.
@@ -34,11 +32,6 @@ SETTINGS = (
     "conv_tol", "conv_tol_grad", "conv_check", "max_cycle", "direct_scf", "direct_scf_tol", "diis_space", "diis_damp",
     "level_shift", "init_guess", "xc",
 )  # fmt: skip
-
-
-def fingerprint(mol):
-    """All data on which the integrals over the shells of `mol` depend, except the operator; can be compared."""
-    return bool(mol.cart), mol._atm.tobytes(), mol._bas.tobytes(), mol._env[PTR_ENV_START:].tobytes()
 
 
 class Builder:
@@ -256,19 +249,6 @@ def settings(mf):
     if "_scf" in vars(mf):  # newton() diagonalises once more if it tells that much
         found["verbose of 5 or more"] = mf.verbose >= 5
     return found
-
-
-def effective_omega(mol, omega):
-    """`omega` with PySCF's meaning of None: the value of `mol`, which with_range_coulomb may have set."""
-    return float(mol.omega if omega is None else omega)
-
-
-def check_density(dm, n):
-    """ArgumentError unless `dm` consists of matrices of the shape (n, n)."""
-    if dm.ndim < 2 or dm.shape[-2:] != (n, n) or dm.dtype.kind not in "fciu":
-        raise ArgumentError(
-            f"a density matrix of this object has shape (..., {n}, {n}) and numbers, not {dm.shape} of {dm.dtype}."
-        )
 
 
 def check_no_integrals(mf, omega):
