@@ -1,4 +1,4 @@
-"""Density matrices as products of few columns, from which the exchange matrix of density fitting is made.
+"""Density matrices as products of few columns, and the exchange matrix of density fitting that is made of them.
 
     D = sum_o s_o L_o R_o^T ,   s_o = 1 or -1 ,       K = sum_Qo s_o (B_Q L_o) (B_Q R_o)^T
 
@@ -90,3 +90,35 @@ def factors(density, algebra, orbitals=None):
     values = values[kept]
     left = vectors[:, kept] * xp.sqrt(abs(values))
     return Factors(left, left, None if bool((values > 0).all()) else xp.sign(values))
+
+
+def half_transformed(xp, block, f, work):
+    """B_Q L and B_Q R with the signs, both as (nao, Q o), in memory of `work`; one array twice where they are the same.
+
+    Parameters
+    ----------
+    block : array, shape (rows, nao, nao)
+    f : Factors
+    work : list of arrays
+        Four of rows * nao * rank numbers at least.
+    """
+    rows, nao, _ = block.shape
+    size, shape = rows * nao * f.rank, (nao, rows, f.rank)
+
+    def one(vectors, n):
+        made = work[n][:size].reshape(rows * nao, f.rank)
+        xp.matmul(block.reshape(rows * nao, nao), vectors, out=made)
+        turned = work[n + 1][:size].reshape(shape)
+        turned[...] = made.reshape(rows, nao, f.rank).transpose(1, 0, 2)
+        return turned
+
+    left = one(f.left, 0)
+    right = left if f.symmetric else one(f.right, 2)
+    if f.signs is not None:
+        right = xp.multiply(left, f.signs, out=work[0][:size].reshape(shape))
+    return left.reshape(nao, -1), right.reshape(nao, -1)
+
+
+def add_exchange(k, left, right, xp):
+    """Adds left right^T to K."""
+    k += xp.matmul(left, right.T)

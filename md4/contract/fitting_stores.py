@@ -5,6 +5,8 @@ B[Q, c] = sum_P W[Q, P] (P|c) with W of `md4.contract.metric`; c is a pair of AO
 has one more column, of zeros, to which all pairs refer that are left out.
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 from md4.errors import MemoryLimitError
@@ -15,6 +17,17 @@ STORES = ("auto", "device", "host", "direct")
 CHUNK_BYTES = 256 << 20
 # Of the memory that is left: what a table leaves to the products, and what these take at most at once.
 WORK_SHARE = 0.5
+
+
+def block_rows(algebra, row_bytes, most=None):
+    """How many rows of the tensor to work on at once, for so many bytes a row; MemoryLimitError if not even one fits."""
+    left = algebra.memory_left()
+    if row_bytes > left:
+        raise MemoryLimitError(
+            f"density fitting needs {size_text(row_bytes)} for each auxiliary function at least, but {size_text(left)} "
+            "may be used; raise max_memory."
+        )
+    return max(1, int(min(algebra.block_bytes if most is None else most, WORK_SHARE * left) // row_bytes))
 
 
 class Columns:
@@ -44,7 +57,7 @@ class Columns:
         while cuts[-1] < edges[-1]:
             after = np.searchsorted(edges, cuts[-1], side="right")
             cuts.append(int(edges[max(after, np.searchsorted(edges, cuts[-1] + most, side="right") - 1)]))
-        return list(zip(cuts, cuts[1:]))
+        return list(pairwise(cuts))
 
     def chunks(self):
         """Yields (first, last, (P|ij)) with P in the order of the auxiliary basis; valid until the next one."""
@@ -128,10 +141,10 @@ def chosen_store(store, algebra, shape, work):
     if store == "auto":
         return "device" if fits["device"] else "host" if algebra.has_host_memory and fits["host"] else "direct"
     if store in fits and not fits[store]:
-        others = " or ".join(repr(name) for name in ("device", "host", "direct") if name != store and fits.get(name, True))
+        others = [repr(name) for name in ("device", "host", "direct") if name != store and fits.get(name, True)]
         raise MemoryLimitError(
             f"the three-centre tensor of {shape[0]} auxiliary functions and {shape[1]} pairs of AOs takes "
-            f"{size_text(need)} and its builds {size_text(work)}, but {size_text(here)} may be used for store={store!r}; "
-            f"raise max_memory, or use store={others}."
+            f"{size_text(need)} and its builds {size_text(work)}, but {size_text(here)} may be used for "
+            f"store={store!r}; raise max_memory, or use store={' or '.join(others)}."
         )
     return store

@@ -54,7 +54,7 @@ class Metric:
             first = int(np.argmax(kept))  # eigenvalues ascend
             xp = algebra.xp
             self.vectors = xp.ascontiguousarray((vectors[:, first:] / xp.sqrt(values[first:])).T)
-            log.info("the metric of %d auxiliary functions is singular; %d eigenvectors are kept", *self.vectors.shape[::-1])
+            log.info("the metric is singular: %d eigenvectors of %d stay", *self.vectors.shape)
         self.size = self.naux if self.vectors is None else len(self.vectors)
 
     @property
@@ -66,7 +66,10 @@ class Metric:
         """W times a C-contiguous array (naux, n), which is overwritten; shape (size, n)."""
         if self.vectors is None:
             return self.algebra.solve_lower(self.lower, array)
-        array[: self.size] = self.algebra.xp.matmul(self.vectors, array)
+        step = max(1, self.algebra.block_bytes // (8 * self.naux))
+        for first in range(0, array.shape[1], step):
+            these = slice(first, first + step)
+            array[: self.size, these] = self.algebra.xp.matmul(self.vectors, array[:, these])
         return array[: self.size]
 
     def apply_transposed(self, array):

@@ -19,7 +19,7 @@ class HostAlgebra:
         Its memory counts what is allocated here.
     """
 
-    xp, has_host_memory, block_bytes = np, False, 16 << 20
+    xp, has_host_memory, block_bytes = np, False, 64 << 20
 
     def __init__(self, backend):
         self.backend = backend

@@ -1,10 +1,12 @@
 """Linear algebra on a GPU by CuPy, that is cuBLAS and cuSOLVER, on the stream of md4."""
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 
 from md4.errors import DeviceError, MemoryLimitError
+from md4.gpu.pool import ITEM_BYTES
+from md4.support.display import size_text
 from md4.support.environment import way_to_cupy
 from md4.support.memory import host_memory
 
@@ -27,10 +29,12 @@ def cupy_module():
 class DeviceAlgebra:
     """`md4.backends.Algebra` on a GPU; its arrays are CuPy arrays, work is asynchronous on the context's stream.
 
+    All memory that CuPy asks for meanwhile is lent by md4's pool: the cap counts it, and it is used again in the order
+    of the stream.
+
     Parameters
     ----------
     backend : md4.gpu.backend.GpuBackend
-        Large arrays are from its pool, whose cap counts them.
     """
 
     has_host_memory, block_bytes = True, 2 << 30
@@ -43,11 +47,16 @@ class DeviceAlgebra:
 
     @contextmanager
     def working(self):
-        """Makes the device and the stream CuPy's current ones."""
-        with ExitStack() as stack:
-            stack.enter_context(self.xp.cuda.Device(self.context.device))
-            stack.enter_context(self.stream)
+        """Makes the device, the stream and md4's memory CuPy's current ones."""
+        cuda = self.xp.cuda
+        with cuda.Device(self.context.device), self.stream, cuda.using_allocator(self.allocated):
             yield
+
+    def allocated(self, size):
+        """Memory of md4's pool as CuPy takes it; it goes back when CuPy drops it."""
+        cuda = self.xp.cuda
+        buffer = self.context.pool.get(max(1, -(-size // ITEM_BYTES)))
+        return cuda.MemoryPointer(cuda.UnownedMemory(buffer.pointer, size, buffer.owner), 0)
 
     # arrays
 
@@ -55,7 +64,7 @@ class DeviceAlgebra:
         return self.backend.memory_left()
 
     def empty(self, shape):
-        return self.xp.asarray(self.backend.result(shape))
+        return self.xp.empty(shape)
 
     def send(self, array):
         return self.xp.asarray(array)
@@ -74,7 +83,7 @@ class DeviceAlgebra:
 
         size, left = 8 * int(np.prod(shape, dtype=object)), self.host_left()
         if size > left:
-            raise MemoryLimitError(f"{size / 1e6:.1f} MB of host memory are needed, but {left / 1e6:.1f} MB may be used.")
+            raise MemoryLimitError(f"{size_text(size)} of host memory are needed, but {size_text(left)} may be used.")
         return self.context.pool.watch(cupyx.empty_pinned(shape))
 
     def host_left(self):

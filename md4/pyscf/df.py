@@ -1,8 +1,8 @@
 """`md4.DF`: density fitting by md4 behind the interface of PySCF's `df.DF`.
 
-PySCF's mean-field objects, MP2, RPA, CASSCF and CCSD ask a `DF` for J and K, for rows of the three-centre tensor, or for
-integrals over orbitals made of these rows. An `md4.DF` is a `pyscf.df.DF`, whose class is put together when the first
-one is made, since PySCF is not imported before.
+PySCF's mean-field objects, MP2, RPA, CASSCF and CCSD ask a `DF` for J and K, for rows of the three-centre tensor, or
+for integrals over orbitals made of these rows. An `md4.DF` is a `pyscf.df.DF`, whose class is put together when the
+first one is made, since PySCF is not imported before.
 """
 
 from contextlib import contextmanager, redirect_stdout
@@ -77,7 +77,7 @@ class Tensors:
             if cap is not None:
                 cap -= sum(made.nbytes for made in self.made.values()) / 1e6
             options = {**self.options, "max_memory": cap}
-            options["device"] = one_device(options.pop("devices"), options["backend"], options.pop("rank"))
+            options["device"] = chosen(options.pop("devices"), options["backend"], options.pop("rank"))[0]
             bases = Basis.from_mol(mol), Basis.from_mol(auxmol)
             self.made[omega] = DensityFitting(*bases, Operator.from_omega(omega), **options)
         return self.made[omega]
@@ -218,8 +218,8 @@ class DF:
     ) -> None:  # fmt: skip
         checked_choice("backend", backend, BACKENDS)
         checked_choice("store", store, STORES)
-        if backend == "cpu" or devices != "all":
-            one_device(devices, backend)
+        if len(chosen(devices, backend) if backend == "cpu" or devices != "all" else []) > 1:
+            raise UnsupportedError("density fitting works on one GPU; give the number of one for devices.")
         self._md4 = Tensors(
             backend=backend, max_memory=checked_memory(max_memory), stream=checked_stream(stream), devices=devices,
             store=store, cutoff=checked_real("cutoff", cutoff, 0), rank=None,
@@ -378,14 +378,6 @@ class DF:
         return restored, (), self.__getstate__()
 
 
-def one_device(devices, backend, rank=None):
-    """The device of a fitting; UnsupportedError for several."""
-    numbers = chosen(devices, backend, rank)
-    if len(numbers) > 1:
-        raise UnsupportedError(f"density fitting uses one GPU, but devices names {len(numbers)}; give the number of one.")
-    return numbers[0]
-
-
 def tagged_orbitals(dm, count):
     """(coefficients, occupations) of each of `count` matrices, from PySCF's tags; None where there are none.
 
@@ -411,25 +403,27 @@ def tagged_orbitals(dm, count):
 # mean-field objects ---------------------------------------------------------------------------------------------------
 
 
-def by_md4(with_df, **options):
-    """A `DF` in place of PySCF's, with the same molecule, auxiliary basis and output.
-
-    Raises
-    ------
-    UnsupportedError
-        It is another kind of density fitting, or has a tensor of its own.
-    """
+def check_replaceable(with_df):
+    """UnsupportedError for another kind of density fitting, or one with a tensor of its own."""
     from pyscf import df
 
+    if not isinstance(with_df, DF) and type(with_df) is not df.DF:
+        raise UnsupportedError(
+            f"with_df is of the class {type(with_df).__name__}, and md4 replaces pyscf.df.DF only; use undo_df() first."
+        )
+    if not isinstance(with_df, DF) and with_df._cderi is not None and with_df.auxmol is None:
+        raise UnsupportedError(
+            "with_df holds a tensor of its own, which md4 would ignore; set with_df._cderi = None if it is not meant."
+        )
+
+
+def by_md4(with_df, **options):
+    """A `DF` in place of PySCF's, with the same molecule, auxiliary basis and output."""
     if isinstance(with_df, DF):
         return with_df
-    if type(with_df) is not df.DF:
-        raise UnsupportedError(f"with_df is {type(with_df).__name__}; md4 replaces pyscf.df.DF only.")
-    if with_df._cderi is not None and with_df.auxmol is None:
-        raise UnsupportedError("with_df holds a tensor of its own, which md4 would ignore; set with_df._cderi = None.")
-    made = object.__new__(combined())
-    made._md4 = Tensors(**{"store": "auto", "cutoff": CUTOFF, "rank": None, **options})
-    kept = {name: value for name, value in vars(with_df).items() if name not in ("_cderi", "auxmol", "_vjopt", "_rsh_df")}
+    made = restored()
+    made._md4 = Tensors(**{"store": "auto", "cutoff": CUTOFF, **options})
+    kept = {name: value for name, value in vars(with_df).items() if name not in ("_cderi", "auxmol")}
     made.__dict__.update(kept, auxmol=None, _vjopt=None, _rsh_df={})
     return made
 
