@@ -109,6 +109,8 @@ class DensityFitting:
                 work = max(self.columns.least_bytes(), self._row_bytes(self.nao))
                 self.store = chosen_store(store, self.algebra, shape, work)
                 self.table = None if self.store == "direct" else Table(self.columns, self.store)
+                if self.table is not None:
+                    three.store.clear()  # H matrices, which nothing needs any more
                 self.engine.backend.mark()()
         log.info(
             "density fitting: %d auxiliary functions, %d columns for %d AOs, metric by %s, tensor of %s %s, %.2f s",

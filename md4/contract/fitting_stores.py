@@ -20,7 +20,7 @@ WORK_SHARE = 0.5
 
 
 def block_rows(algebra, row_bytes, most=None):
-    """How many rows of the tensor to work on at once, for so many bytes a row; MemoryLimitError if not even one fits."""
+    """How many rows of the tensor to work on at once, of so many bytes each; MemoryLimitError if not even one fits."""
     left = algebra.memory_left()
     if row_bytes > left:
         raise MemoryLimitError(
@@ -137,7 +137,7 @@ def chosen_store(store, algebra, shape, work):
     """
     need, left = table_bytes(*shape), algebra.memory_left()
     here = min(left, algebra.host_left()) if store == "host" else left
-    fits = {"device": need + work <= left, "host": need <= algebra.host_left() and work <= left}
+    fits = {"device": need + work <= left, "host": need + work <= algebra.host_left() and work <= left}
     if store == "auto":
         return "device" if fits["device"] else "host" if algebra.has_host_memory and fits["host"] else "direct"
     if store in fits and not fits[store]:

@@ -52,8 +52,8 @@ class Metric:
                     "another auxiliary basis."
                 )
             first = int(np.argmax(kept))  # eigenvalues ascend
-            xp = algebra.xp
-            self.vectors = xp.ascontiguousarray((vectors[:, first:] / xp.sqrt(values[first:])).T)
+            self.vectors = algebra.empty((self.naux - first, self.naux))
+            self.vectors[...] = (vectors[:, first:] / algebra.xp.sqrt(values[first:])).T
             log.info("the metric is singular: %d eigenvectors of %d stay", *self.vectors.shape)
         self.size = self.naux if self.vectors is None else len(self.vectors)
 

@@ -1,6 +1,7 @@
 """Linear algebra of the CPU backend: NumPy and SciPy, whose BLAS has threads of its own."""
 
 from contextlib import nullcontext
+from math import prod
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class HostAlgebra:
         return self.backend.memory_left()
 
     def empty(self, shape):
+        if 8 * prod(shape) > self.backend.memory.left():
+            self.backend.kept.clear()  # workspaces, which `memory_left` calls free
         return self.backend.result(shape)
 
     def send(self, array):
@@ -49,7 +52,7 @@ class HostAlgebra:
         return out
 
     def host_table(self, shape):
-        return self.backend.result(shape)
+        return self.empty(shape)
 
     def host_left(self):
         return self.backend.memory_left()
@@ -82,10 +85,12 @@ class HostAlgebra:
     def cholesky(self, matrix):
         from scipy import linalg
 
+        lower = self.empty(matrix.shape)  # which is counted
         try:
-            return np.ascontiguousarray(linalg.cholesky(matrix, lower=True, check_finite=False))
+            lower[...] = linalg.cholesky(matrix, lower=True, check_finite=False)
         except linalg.LinAlgError:
             return None
+        return lower
 
     def eigh(self, matrix):
         from scipy import linalg

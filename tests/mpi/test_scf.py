@@ -156,7 +156,7 @@ def test_faults(tmp_path):
         caught(run_of(check_convergence=early)),
         caught(lambda: attached(solver("UHF" if one else "RHF", water))),
         caught(lambda: attached(solver("RHF", molecule(WATER, "6-31g*" if one else "6-31g"))).kernel()),
-        caught(lambda: attached(solver("RHF", water).density_fit() if one else solver("RHF", water))),
+        caught(lambda: attached(solver("RHF", water).COSX() if one else solver("RHF", water))),
         caught(lambda: attached(solver("RHF", water), backend="gpu" if one else "cpu")),
         caught(lambda: attached(solver("RHF", water), devices=0 if one else None)),
         caught(wrong_density),
