@@ -106,7 +106,7 @@ class DensityFitting:
                 self._make_places()
                 self.columns = Columns(three, self.metric, self.algebra)
                 shape = self.metric.size, three.ncol
-                work = max(self.columns.least_bytes(), self._row_bytes(self.nao))
+                work = max(self.columns.least_bytes, self._row_bytes(self.nao))
                 self.store = chosen_store(store, self.algebra, shape, work)
                 self.table = None if self.store == "direct" else Table(self.columns, self.store)
                 if self.table is not None:

@@ -48,7 +48,7 @@ class DirectBuild:
     def groups(self, exchange):
         """Lists of (number of the density, some of its columns) whose half-transformed integrals fit into memory."""
         column = 8 * self.three.naux * self.three.nao
-        left = self.algebra.memory_left() - 2 * self.columns.least_bytes()
+        left = self.algebra.memory_left() - self.columns.least_bytes
         budget = int(WORK_SHARE * left) // column
         least = 2 if any(not f.symmetric for f in exchange) else 1
         if exchange and budget < least:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from md4.contract.workspace import least_block
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
 
@@ -43,15 +44,16 @@ class Columns:
     def __init__(self, three, metric, algebra):
         self.three, self.metric, self.algebra = three, metric, algebra
         self.places = algebra.send(np.argsort(three.auxiliary_order))
-
-    def least_bytes(self):
-        """Bytes of the two buffers for the longest chunk that cannot be cut."""
-        return 16 * self.three.naux * int(np.diff(self.three.edges).max(initial=0))
+        one, other = (len(part) for part in three.basis.parts)
+        ranges = (0, one), (0, one), (one, one + other), (three.basis.unit, three.basis.unit + 1)
+        # Bytes that the engine needs, and those of the two buffers for the longest chunk that cannot be cut.
+        self.workspace = least_block(three.engine, *ranges)
+        self.least_bytes = self.workspace + 16 * three.naux * int(np.diff(three.edges).max(initial=0))
 
     def cuts(self):
         """Where chunks begin and end: at edges, of about CHUNK_BYTES, or what there is memory for."""
         edges = np.asarray(self.three.edges)
-        budget = min(CHUNK_BYTES, WORK_SHARE * self.algebra.memory_left())
+        budget = min(CHUNK_BYTES, WORK_SHARE * (self.algebra.memory_left() - self.workspace))
         most = max(1, int(budget) // (16 * max(1, self.three.naux)))
         cuts = [0]
         while cuts[-1] < edges[-1]:
@@ -62,11 +64,11 @@ class Columns:
     def chunks(self):
         """Yields (first, last, (P|ij)) with P in the order of the auxiliary basis; valid until the next one."""
         cuts, naux = self.cuts(), self.three.naux
-        least = self.least_bytes()
-        if least > self.algebra.memory_left():
+        if self.least_bytes > self.algebra.memory_left():
             raise MemoryLimitError(
                 f"the three-centre integrals of one pair of shells with {naux} auxiliary functions take "
-                f"{size_text(least)}, but {size_text(self.algebra.memory_left())} may be used; raise max_memory."
+                f"{size_text(self.least_bytes)} with the least workspace, but "
+                f"{size_text(self.algebra.memory_left())} may be used; raise max_memory."
             )
         longest = max((last - first for first, last in cuts), default=0)
         made, sorted_ = self.algebra.empty((naux * longest,)), self.algebra.empty((naux * longest,))
