@@ -218,7 +218,7 @@ class DF:
     ) -> None:  # fmt: skip
         checked_choice("backend", backend, BACKENDS)
         checked_choice("store", store, STORES)
-        if len(chosen(devices, backend) if backend == "cpu" or devices != "all" else []) > 1:
+        if devices is not None and len(chosen(devices, backend)) > 1:
             raise UnsupportedError("density fitting works on one GPU; give the number of one for devices.")
         self._md4 = Tensors(
             backend=backend, max_memory=checked_memory(max_memory), stream=checked_stream(stream), devices=devices,
