@@ -5,6 +5,7 @@ for integrals over orbitals made of these rows. An `md4.DF` is a `pyscf.df.DF`, 
 first one is made, since PySCF is not imported before.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from io import StringIO
@@ -205,9 +206,14 @@ class DF:
     """
 
     _md4: Tensors
+    # Of PySCF's class behind this one.
     mol: Any
     auxmol: Any
     auxbasis: Any
+    blockdim: int
+    check_sanity: Any
+    copy: Any
+    _cderi_to_save: Any
 
     def __new__(cls, *args: Any, **options: Any) -> "DF":
         return object.__new__(combined() if cls is DF else cls)
@@ -248,7 +254,7 @@ class DF:
         )  # fmt: skip
 
     @property
-    def store(self):
+    def store(self) -> str:
         """Where the tensor is: 'device', 'host' or 'direct'; what was asked for as long as there is none."""
         made = next(iter(self._md4.made.values()), None)
         return self._md4.options["store"] if made is None else made.store
@@ -291,10 +297,11 @@ class DF:
                 data[first : first + len(rows)] = rows
                 first += len(rows)
 
-    def reset(self, mol=None):
+    def reset(self, mol: Molecule | None = None) -> "DF":
         """PySCF's reset; tensors are made again when they are needed."""
         self._md4 = self._md4.fresh()
-        return super().reset(mol)
+        super().reset(mol)  # type: ignore[misc]
+        return self
 
     def get_naoaux(self) -> int:
         """Number of rows of the tensor."""
@@ -349,7 +356,7 @@ class DF:
         return vj, vk
 
     @contextmanager
-    def range_coulomb(self, omega):
+    def range_coulomb(self, omega: float | None) -> Iterator[Any]:
         """Within it, `mol` and the object that it yields have the operator of `omega`."""
         if self._md4_pyscf is not None:
             with self._md4_pyscf.range_coulomb(omega) as other:
@@ -363,10 +370,11 @@ class DF:
         finally:
             mol.omega, auxmol.omega = before
 
-    def dump_flags(self, verbose=None):
+    def dump_flags(self, verbose: Any = None) -> "DF":
+        """PySCF's, and md4's options."""
         from pyscf.lib import logger
 
-        super().dump_flags(verbose)
+        super().dump_flags(verbose)  # type: ignore[misc]
         logger.new_logger(self, verbose).info("density fitting by md4: %r", self._md4)
         return self
 
