@@ -156,13 +156,14 @@ class Algebra(Protocol):
         The array library: NumPy, or CuPy, which has the same functions.
     has_host_memory : bool
         Whether the memory of the host is another than that of the device.
-    block_bytes : int
-        Bytes that products should work on at a time.
+    block_bytes, chunk_bytes : int
+        Bytes that products should work on at a time, and those of integrals that should be made at a time.
     """
 
     xp: object
     has_host_memory: bool
     block_bytes: int
+    chunk_bytes: int
 
     def working(self):
         """A context in which the device and the backend's stream are those of `xp`."""

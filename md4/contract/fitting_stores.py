@@ -14,8 +14,6 @@ from md4.errors import MemoryLimitError
 from md4.support.display import size_text
 
 STORES = ("auto", "device", "host", "direct")
-# Of a chunk of columns while B is made.
-CHUNK_BYTES = 256 << 20
 # Of the memory that is left: what a table leaves to the products, and what these take at most at once.
 WORK_SHARE = 0.5
 
@@ -51,9 +49,9 @@ class Columns:
         self.least_bytes = self.workspace + 16 * three.naux * int(np.diff(three.edges).max(initial=0))
 
     def cuts(self):
-        """Where chunks begin and end: at edges, of about CHUNK_BYTES, or what there is memory for."""
+        """Where chunks begin and end: at edges, of about `chunk_bytes`, or what there is memory for."""
         edges = np.asarray(self.three.edges)
-        budget = min(CHUNK_BYTES, WORK_SHARE * (self.algebra.memory_left() - self.workspace))
+        budget = min(self.algebra.chunk_bytes, WORK_SHARE * (self.algebra.memory_left() - self.workspace))
         most = max(1, int(budget) // (16 * max(1, self.three.naux)))
         cuts = [0]
         while cuts[-1] < edges[-1]:

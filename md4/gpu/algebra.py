@@ -37,7 +37,7 @@ class DeviceAlgebra:
     backend : md4.gpu.backend.GpuBackend
     """
 
-    has_host_memory, block_bytes = True, 2 << 30
+    has_host_memory, block_bytes, chunk_bytes = True, 2 << 30, 2 << 30
 
     def __init__(self, backend):
         self.xp = cupy_module()

@@ -152,7 +152,7 @@ def test_no_auxiliary_function_left(water):
 
 def test_small_blocks(water, theirs, monkeypatch):
     """Many chunks of columns, blocks of rows, and passes through the integrals."""
-    monkeypatch.setattr("md4.contract.fitting_stores.CHUNK_BYTES", 1 << 15)
+    monkeypatch.setattr(HostAlgebra, "chunk_bytes", 1 << 15)
     monkeypatch.setattr(HostAlgebra, "block_bytes", 1 << 15)
     dm = random_densities(water, 0, 2)
     dm[1] += dm[1].T
