@@ -1,6 +1,7 @@
 """J and K by density fitting against PySCF's: densities of any symmetry, each store, little memory."""
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from pyscf import df, scf
 
 import md4
 from md4.contract.density_fitting import DensityFitting
-from md4.contract.fitting_stores import Columns
+from md4.contract.fitting_stores import Columns, chosen_store
 from md4.cpu.algebra import HostAlgebra
 
 AUXILIARY = "cc-pvdz-jkfit"
@@ -187,6 +188,21 @@ def test_store_follows_memory(water):
             fitting(water, store=store, max_memory=0.45)
     with pytest.raises(md4.MemoryLimitError, match="the metric of 116 auxiliary functions"):
         fitting(water, max_memory=0.2)
+
+
+@pytest.mark.parametrize("store, device, host, chosen", [
+    ("auto", 900, 0, "device"), ("auto", 800, 2000, "host"), ("auto", 800, 800, "direct"), ("auto", 50, 2000, "direct"),
+    ("host", 800, 2000, "host"), ("direct", 9000, 9000, "direct"), ("device", 800, 2000, "store='host' or 'direct'"),
+    ("host", 2000, 800, "store='device' or 'direct'"), ("device", 800, 0, "store='direct'"),
+])  # fmt: skip
+def test_chosen_store(store, device, host, chosen):
+    """A table of 10 rows with 9 columns and one of zeros takes 800 bytes, the builds 100 beside it."""
+    algebra = SimpleNamespace(memory_left=lambda: device, host_left=lambda: host, has_host_memory=True)
+    if not chosen.startswith("store="):
+        assert chosen_store(store, algebra, (10, 9), 100) == chosen
+        return
+    with pytest.raises(md4.MemoryLimitError, match=f"800 B and its builds 100 B.* or use {chosen}"):
+        chosen_store(store, algebra, (10, 9), 100)
 
 
 def test_too_many_densities(water):
