@@ -9,7 +9,6 @@ import sys
 from contextlib import contextmanager, nullcontext
 from math import prod
 from types import ModuleType, SimpleNamespace
-from unittest.mock import patch
 
 import numpy as np
 from scipy.linalg import blas
@@ -126,7 +125,8 @@ class Library:
 
         def call(*args, **options):
             for arg in (*args, *options.values()):
-                assert not isinstance(arg, np.ndarray) or isinstance(arg, Array), f"{function.__name__} of an array of the host"
+                on_host = isinstance(arg, np.ndarray) and not isinstance(arg, Array)
+                assert not on_host, f"{function.__name__} of an array of the host"
             found = function(*(plain(arg) for arg in args), **{key: plain(arg) for key, arg in options.items()})
             return tuple(map(ours, found)) if isinstance(found, tuple) else ours(found)
 
@@ -203,5 +203,13 @@ class Library:
 def cupy():
     """`import cupy` finds the stand-in; yields its `Library`."""
     library = Library()
-    with patch.dict(sys.modules, library.modules):
+    before = {name: sys.modules.get(name) for name in library.modules}
+    sys.modules.update(library.modules)  # what is imported meanwhile stays
+    try:
         yield library
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
