@@ -151,11 +151,13 @@ class DensityFitting:
         return xp.ascontiguousarray(metric[places][:, places])
 
     def _make_places(self):
-        """The column of each pair (i, j): `places`, shape (nao, nao), and its lower triangle, row by row."""
+        """The column of each pair (i, j), shape (nao, nao); the same of a lower triangle; the pair of each column."""
         three, nao = self.three, self.nao
         places = np.full((nao, nao), three.ncol)
         places[three.cols, three.rows] = places[three.rows, three.cols] = np.arange(three.ncol)
         self.places = self.algebra.send(places)
+        self.columns_of = self.algebra.send(three.rows * nao + three.cols)
+        self.weights = self.algebra.send(three.weights)
         self.triangle = self.algebra.send(places[np.tril_indices(nao)])
 
     # J and K
@@ -200,11 +202,13 @@ class DensityFitting:
         orbitals = [None] * len(dm) if orbitals is None else orbitals
         self._check_densities(len(dm), with_j, with_k)
         coulomb = self._zeros((len(dm) if with_j else 0, width))
-        if with_j:
-            rows, cols, weights = self.three.rows, self.three.cols, self.three.weights
-            for row, matrix in zip(coulomb, dm):
-                row[:-1] = self.algebra.send(weights * (matrix[rows, cols] + matrix[cols, rows]) / 2)
-        exchange = [factors(d, self.algebra, o) for d, o in zip(dm, orbitals)] if with_k else []
+        exchange = []
+        for n, (matrix, of_matrix) in enumerate(zip(dm, orbitals)):
+            density = self.algebra.send(np.ascontiguousarray(matrix))
+            if with_j:
+                coulomb[n, :-1] = (density + density.T).reshape(-1)[self.columns_of] * (0.5 * self.weights)
+            if with_k:
+                exchange.append(factors(density, self.algebra, of_matrix))
         request = Request(coulomb, exchange, self._zeros(coulomb.shape), self._zeros((len(exchange), nao, nao)))
         if self.table is None:
             DirectBuild(self.columns, request).run()

@@ -49,20 +49,19 @@ class Factors:
         return Factors(left, right, None if self.signs is None else self.signs[piece])
 
 
-def occupied(density, coefficients, occupations):
+def occupied(density, coefficients, occupations, algebra):
     """C n^1/2 of the occupied orbitals, shape (nao, nocc); None if these are not the orbitals of the density."""
     if not np.isrealobj(coefficients) or coefficients.shape != (len(density), len(occupations)):
         return None
     filled = occupations > 0
-    found = coefficients[:, filled] * np.sqrt(occupations[filled])
-    scale = abs(density).max(initial=0)
-    return found if abs(found @ found.T - density).max(initial=0) <= ORBITAL_TOLERANCE * scale else None
+    found = algebra.send(np.ascontiguousarray(coefficients[:, filled] * np.sqrt(occupations[filled])))
+    deviation = abs(algebra.xp.matmul(found, found.T) - density).max()
+    return found if float(deviation) <= ORBITAL_TOLERANCE * float(abs(density).max()) else None
 
 
 def is_symmetric(density):
     """Whether a matrix is, but for rounding. Callers of PySCF say so of matrices that are not."""
-    deviation = abs(density - density.T).max(initial=0)
-    return deviation <= SYMMETRY_TOLERANCE * abs(density).max(initial=0)
+    return float(abs(density - density.T).max()) <= SYMMETRY_TOLERANCE * float(abs(density).max())
 
 
 def factors(density, algebra, orbitals=None):
@@ -70,22 +69,21 @@ def factors(density, algebra, orbitals=None):
 
     Parameters
     ----------
-    density : ndarray, shape (nao, nao)
+    density : array, shape (nao, nao)
+        On the device.
     algebra : md4.backends.Algebra
     orbitals : (coefficients, occupations), optional
-        Arrays of the shapes (nao, nmo) and (nmo,).
+        NumPy arrays of the shapes (nao, nmo) and (nmo,).
     """
-    found = None if orbitals is None else occupied(density, *orbitals)
-    if found is not None:
-        left = algebra.send(np.ascontiguousarray(found))
+    left = None if orbitals is None else occupied(density, *orbitals, algebra)
+    if left is not None:
         return Factors(left, left)
-    xp, matrix = algebra.xp, algebra.send(np.ascontiguousarray(density))
-    small = len(density) * np.finfo(float).eps
+    xp, small = algebra.xp, len(density) * np.finfo(float).eps
     if not is_symmetric(density):
-        left, values, right = algebra.svd(matrix)
+        left, values, right = algebra.svd(density)
         kept = int((values > small * values.max()).sum())
         return Factors(left[:, :kept] * values[:kept], xp.ascontiguousarray(right[:kept].T))
-    values, vectors = algebra.eigh(matrix)
+    values, vectors = algebra.eigh(density)
     kept = abs(values) > small * abs(values).max()
     values = values[kept]
     left = vectors[:, kept] * xp.sqrt(abs(values))
