@@ -112,7 +112,9 @@ class DirectBuild:
             block = algebra.gather(chunk[these], places, dense[:count])
             if mask is not None:
                 block *= mask
-            half[these, i] += xp.matmul(block, some, out=sums[:count])
+            made = sums[:count]
+            xp.matmul(block.reshape(-1, block.shape[2]), some, out=made.reshape(-1, shape[1]))
+            half[these, i] += made
 
     def add_group(self, group, half):
         """Adds K of a group from the products B_Q L, shape (size, nao, n), in blocks of rows."""
