@@ -31,6 +31,7 @@ SOLVERS = {
     "GHF": "solver('GHF', cation)", "RKS": "solver('RKS', water, 'hse06')", "UKS": "solver('UKS', cation, 'pbe0')",
     "newton": "solver('UHF', cation).newton()", "smearing": "solver('UHF', cation).smearing(0.01)",
     "symmetry": "solver('RHF', molecule(WATER, '6-31g', symmetry=True))",
+    "fitted": "solver('RHF', water).density_fit()", "fitted J": "solver('RHF', water).density_fit(only_dfj=True)",
 }  # fmt: skip
 
 

@@ -351,6 +351,12 @@ def test_gradient(pair):
     assert abs(ours - theirs).max() < 1e-6
 
 
+def test_cartesian_functions():
+    mol = molecule(WATER, "6-31g*", cart=True)
+    dm = density(mol.nao)
+    assert_same(md4.DF(mol, AUXILIARY, backend="cpu").get_jk(dm), df.DF(mol, AUXILIARY).get_jk(dm))
+
+
 def test_high_angular_momentum():
     """An i shell in the auxiliary basis; PySCF's MP2 energy of both."""
     mol = gto.M(atom="Ne 0 0 0", basis="6-31g", verbose=0)
