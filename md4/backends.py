@@ -174,6 +174,9 @@ class Algebra(Protocol):
     def host_left(self):
         """Bytes that may still be allocated on the host."""
 
+    def held_bytes(self, nbytes):
+        """Bytes that an array of so many bytes takes on the device."""
+
     def empty(self, shape):
         """An array of `xp` that counts against the cap as long as it is there."""
 

@@ -29,6 +29,8 @@ from md4.support.log import log
 
 # Pairs of AOs whose Schwarz bound with every auxiliary function is below this (Hartree) are left out.
 CUTOFF = 1e-13
+# Rows of the tensor that builds have room for at once where md4 chooses the store.
+ROWS_BY_ITSELF = 16
 # For the log.
 WHERE = {"device": "in the memory of the backend", "host": "in host memory", "direct": "made in each build"}
 
@@ -106,7 +108,8 @@ class DensityFitting:
                 self._make_places()
                 self.columns = Columns(three, self.metric, self.algebra)
                 shape = self.metric.size, three.ncol
-                work = max(self.columns.least_bytes, self._row_bytes(self.nao))
+                rows = ROWS_BY_ITSELF if store == "auto" else 1
+                work = max(self.columns.least_bytes, rows * self._row_bytes(self.nao))
                 self.store = chosen_store(store, self.algebra, shape, work)
                 self.table = None if self.store == "direct" else Table(self.columns, self.store)
                 if self.table is not None:
@@ -249,7 +252,7 @@ class DensityFitting:
         work = [algebra.empty((most * nao * max(1, rank),)) for _ in range(4)] if request.exchange else []
         for _, rows in self.table.blocks(0, self.size, most):
             if len(request.coulomb):
-                request.j += xp.matmul(xp.matmul(request.coulomb, rows.T), rows)
+                add_coulomb(request, rows, xp)
             if request.exchange:
                 block = algebra.gather(rows, self.places, dense[: len(rows)])
                 for k, f in zip(request.k, request.exchange):
@@ -279,3 +282,11 @@ class DensityFitting:
         for start, stop, part in self.columns.solved():
             some = once[start:stop]
             out[:, place[start:stop][some]] = self.algebra.fetch(part[first:last])[:, some]
+
+
+def add_coulomb(request, rows, xp):
+    """Adds to J what rows of the tensor are of it; one density is a vector, which is read faster than a matrix."""
+    if len(request.coulomb) == 1:
+        request.j[0] += xp.matmul(xp.matmul(rows, request.coulomb[0]), rows)
+    else:
+        request.j += xp.matmul(xp.matmul(request.coulomb, rows.T), rows)

@@ -137,7 +137,8 @@ def chosen_store(store, algebra, shape, work):
     """
     need, left = table_bytes(*shape), algebra.memory_left()
     here = min(left, algebra.host_left()) if store == "host" else left
-    fits = {"device": need + work <= left, "host": need + work <= algebra.host_left() and work <= left}
+    on_host = need + work <= algebra.host_left() and work <= left
+    fits = {"device": algebra.held_bytes(need) + work <= left, "host": on_host}
     if store == "auto":
         return "device" if fits["device"] else "host" if algebra.has_host_memory and fits["host"] else "direct"
     if store in fits and not fits[store]:

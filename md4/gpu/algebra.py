@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from md4.errors import DeviceError, MemoryLimitError
-from md4.gpu.pool import ITEM_BYTES
+from md4.gpu.pool import ITEM_BYTES, bucket
 from md4.support.display import size_text
 from md4.support.environment import way_to_cupy
 from md4.support.memory import host_memory
@@ -17,6 +17,9 @@ def cupy_module():
         import cupy
         import cupyx  # noqa: F401 it registers what the modules of CuPy need of each other
         from cupy.cuda import cublas, cusolver  # noqa: F401 wheels without the CUDA toolkit fail here
+
+        if not hasattr(cupy.cuda.Stream, "from_external"):
+            raise ImportError(f"CuPy {cupy.__version__} is older than 14")
     except Exception as error:  # an installation that does not fit the driver fails in many ways
         raise DeviceError(
             f"density fitting on a GPU needs CuPy with cuBLAS and cuSOLVER ({type(error).__name__}: "
@@ -24,6 +27,16 @@ def cupy_module():
             "without."
         ) from error
     return cupy
+
+
+class Handle:
+    """A stream of md4 by the protocol of CUDA's libraries."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __cuda_stream__(self):
+        return 0, int(self.stream.handle)
 
 
 class DeviceAlgebra:
@@ -42,7 +55,7 @@ class DeviceAlgebra:
     def __init__(self, backend):
         self.xp = cupy_module()
         self.backend, self.context = backend, backend.context
-        self.stream = self.xp.cuda.ExternalStream(int(self.context.stream.handle))
+        self.stream = self.xp.cuda.Stream.from_external(Handle(self.context.stream))
         self.copies = None
 
     @contextmanager
@@ -62,6 +75,9 @@ class DeviceAlgebra:
 
     def memory_left(self):
         return self.backend.memory_left()
+
+    def held_bytes(self, nbytes):
+        return bucket(nbytes)
 
     def empty(self, shape):
         return self.xp.empty(shape)

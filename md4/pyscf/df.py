@@ -33,6 +33,7 @@ from md4.support.arguments import (
 )
 from md4.support.display import backend_text
 from md4.support.locks import Lock, locked
+from md4.support.log import log
 from md4.support.memory import host_memory
 from md4.support.types import BackendName, Devices, JKPair, Molecule, Store, Stream
 
@@ -78,7 +79,9 @@ class Tensors:
             if cap is not None:
                 cap -= sum(made.nbytes for made in self.made.values()) / 1e6
             options = {**self.options, "max_memory": cap}
-            options["device"] = chosen(options.pop("devices"), options["backend"], options.pop("rank"))[0]
+            options["device"], *others = chosen(options.pop("devices"), options["backend"], options.pop("rank"))
+            if others:
+                log.info("density fitting works on GPU %d alone", options["device"])
             bases = Basis.from_mol(mol), Basis.from_mol(auxmol)
             self.made[omega] = DensityFitting(*bases, Operator.from_omega(omega), **options)
         return self.made[omega]

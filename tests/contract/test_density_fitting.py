@@ -197,7 +197,9 @@ def test_store_follows_memory(water):
 ])  # fmt: skip
 def test_chosen_store(store, device, host, chosen):
     """A table of 10 rows with 9 columns and one of zeros takes 800 bytes, the builds 100 beside it."""
-    algebra = SimpleNamespace(memory_left=lambda: device, host_left=lambda: host, has_host_memory=True)
+    algebra = SimpleNamespace(
+        memory_left=lambda: device, host_left=lambda: host, has_host_memory=True, held_bytes=lambda n: n
+    )
     if not chosen.startswith("store="):
         assert chosen_store(store, algebra, (10, 9), 100) == chosen
         return

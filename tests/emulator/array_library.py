@@ -58,10 +58,15 @@ class Array(np.ndarray):
 
 
 class Stream:
-    """A stream, which is never behind; also CuPy's `ExternalStream`."""
+    """A stream, which is never behind."""
 
-    def __init__(self, handle=0, non_blocking=False):
-        self.ptr = handle
+    def __init__(self, non_blocking=False):
+        self.ptr = 0
+
+    @classmethod
+    def from_external(cls, other):
+        assert other.__cuda_stream__() == (0, 0)
+        return cls()
 
     def __enter__(self):
         return self
@@ -104,7 +109,7 @@ class Library:
         self.constants = vars(cublas)
         cuda = ModuleType("cupy.cuda")
         vars(cuda).update(
-            runtime=runtime, device=device, cublas=cublas, cusolver=None, Stream=Stream, ExternalStream=Stream,
+            runtime=runtime, device=device, cublas=cublas, cusolver=None, Stream=Stream,
             Event=Event, Device=lambda number: nullcontext(), using_allocator=self.using_allocator,
             MemoryPointer=lambda memory, offset: memory,
             UnownedMemory=lambda pointer, size, owner: SimpleNamespace(pointer=pointer, size=size, owner=owner),
