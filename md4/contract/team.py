@@ -180,6 +180,7 @@ class Team:
         if self.ranks.size > 1:
             self.ranks.same({"the division of the work": self.checksum(build, tasks)})
         division = divide(tasks, self.size)
+        by_nccl = self.size > 1 and build.nbytes >= NCCL_BYTES and self.joined
         total = build.survivors.total * len(self.workers) // self.size
         with (
             Progress(total, enabled=progress if self.ranks.rank == 0 else False, label=LABEL) as bar,
@@ -194,14 +195,14 @@ class Team:
             def work(worker):
                 part = PartialSums(worker, build)
                 part.run(division.shares[worker.number], next_task if division.rest else None)
-                part.end()
+                part.end(fetched=not by_nccl or worker is self.workers[0])
                 return part
 
             parts = self.ranks.together(lambda: self.each(work, counter.stop))
         found = self.ranks.gather([(part.stats.computed, part.stats.wanted, part.stats.seconds) for part in parts])
         computed, wanted, busy = zip(*(each for of_rank in found for each in of_rank))
         start = perf_counter()
-        total = self.total_of(parts)
+        total = self.total_of(parts, by_nccl)
         return total, Statistics(sum(computed), 0, sum(wanted), busy=busy, sums=perf_counter() - start)
 
     def checksum(self, build, tasks):
@@ -221,10 +222,10 @@ class Team:
 
         return report
 
-    def total_of(self, parts):
+    def total_of(self, parts, by_nccl):
         """The sums of all workers added up, as NumPy arrays."""
         places = dict(zip(self.workers, parts))
-        if self.size > 1 and parts[0].nbytes >= NCCL_BYTES and self.joined:
+        if by_nccl:
             self.each(lambda worker: places[worker].target.add_up(worker.group))
 
             def fetch(worker):

@@ -57,6 +57,11 @@ class Build:
         """Number of density matrices."""
         return len(self.exchange) + len(self.coulomb)
 
+    @property
+    def nbytes(self):
+        """Bytes of the sums of a worker."""
+        return self.exchange.nbytes + self.coulomb.nbytes
+
 
 class Worker:
     """Builds on one device: an engine, the pair lists of the basis set with their bounds, and their H matrices.
@@ -219,12 +224,14 @@ class PartialSums:
         self.engine.evaluate(ab, cd, block)
         self.target.add(block, ab, cd, self.engine.bra_basis, same)
 
-    def end(self):
-        """Ends the sums of this worker, and waits for its device."""
+    def end(self, fetched=True):
+        """Ends the sums of this worker, and waits for its device; are they `fetched` then?"""
         if not self.build.with_k:
             for this in self.worker.lists:
                 self.store.touch(this.prepared, this.prepared)
                 self.target.collect(this.prepared)
+        if fetched and not self.backend.sums.takes_lists:
+            self.target.expect_result()
         self.backend.mark()()
         self.stats.seconds = perf_counter() - self.start
 
@@ -232,11 +239,6 @@ class PartialSums:
         """[X, Y], or [Y] without exchange, as NumPy arrays."""
         found = self.target.result()
         return list(found) if self.build.with_k else [found]
-
-    @property
-    def nbytes(self):
-        """Bytes of the result."""
-        return 8 * (len(self.build.exchange) + len(self.build.coulomb)) * self.engine.bra_basis.nao**2
 
 
 def halves(side):

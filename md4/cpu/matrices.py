@@ -12,20 +12,20 @@ BLOCK = 32
 ROWS = 4 * BLOCK
 
 
-def add_transposed(matrix, other, sign, symmetric, first, end, out):
-    """out = matrix + sign * other^T for the rows from `first` on; `out` may be `matrix`.
+def add_transposed(matrix, other, sign, in_place, first, end, out):
+    """out = matrix + sign * other^T for the rows from `first` on.
 
-    If the two are one matrix, `symmetric` is true. Then the rows are done from the diagonal on, and the columns below
+    `in_place` says that the three are one matrix. Then the rows are done from the diagonal on, and the columns below
     with them.
     """
     nao = len(matrix)
     for top in range(first, end, BLOCK):
-        for left in range(top if symmetric else 0, nao, BLOCK):
+        for left in range(top if in_place else 0, nao, BLOCK):
             for i in range(top, min(top + BLOCK, end)):
-                for j in range(max(left, i) if symmetric else left, min(left + BLOCK, nao)):
+                for j in range(max(left, i) if in_place else left, min(left + BLOCK, nao)):
                     value = matrix[i, j] + sign * other[j, i]
                     out[i, j] = value
-                    if symmetric:
+                    if in_place:
                         out[j, i] = sign * value
 
 
@@ -35,17 +35,17 @@ transposed_sum = once(lambda: Loop(add_transposed))
 def plus_transposed(matrices, others=None, sign=1, out=None):
     """`matrices` + sign times the transposed `others`, which are themselves by default; shapes (n, nao, nao).
 
-    The result is written to `out`, which may be `matrices`.
+    The result is written to `out`, which may be `matrices` if there are no `others`.
     """
-    symmetric = others is None
-    others, out = matrices if symmetric else others, np.empty_like(matrices) if out is None else out
+    in_place = out is matrices
+    others, out = matrices if others is None else others, np.empty_like(matrices) if out is None else out
     count, nao = matrices.shape[:2]
     pieces = -(-nao // ROWS)
 
     def rows(n):
         k, piece = divmod(n, pieces)
         ends = piece * ROWS, min((piece + 1) * ROWS, nao)
-        transposed_sum()(matrices[k], others[k], float(sign), symmetric, *ends, out[k])
+        transposed_sum()(matrices[k], others[k], float(sign), in_place, *ends, out[k])
 
     in_threads(count * pieces, rows, matrices.size)
     return out
