@@ -39,13 +39,13 @@ class Norms(NamedTuple):
         The largest |D_ab| of a shell with all shells of a kind, for K.
     own : ndarray, shape (npair,)
         2 sqrt(min(n_a, n_b)) |D_ab| of each pair of all lists, for J.
-    top : ndarray, shape (nlist,)
-        The largest of these numbers of each list.
+    beyond : ndarray, shape (npair,)
+        The largest of these numbers times bounds R, of a pair and all that follow it in its list.
     """
 
     exchange: np.ndarray
     own: np.ndarray
-    top: np.ndarray
+    beyond: np.ndarray
 
 
 class ListPairs:
@@ -108,7 +108,7 @@ class ListPairs:
         basis, kind, (lists, _) = self.basis, self.kind, self.table
         square, width = np.zeros((basis.nshell, basis.nshell)), np.sqrt(np.diff(basis.ao_loc))
         exchange, own = np.zeros((kind.max() + 1, basis.nshell)), np.zeros(len(self.bounds))
-        top, shells = np.zeros(len(self.lists)), -(-NORM_ROWS * basis.nshell // basis.nao)
+        beyond, shells = np.zeros(len(self.bounds)), -(-NORM_ROWS * basis.nshell // basis.nao)
 
         def rows(n):
             for density in densities:
@@ -116,11 +116,11 @@ class ListPairs:
                 norms_of_blocks()(density, basis.ao_loc, n * shells, end, square)
 
         in_threads(-(-basis.nshell // shells), rows, densities.size)
-        norms_of_density()(square, kind, width, lists[:-1], self.shells, exchange, own, top)
-        for unused, arrays in ((not with_j, (own, top)), (not with_k, (exchange,))):
+        norms_of_density()(square, kind, width, lists[:-1], self.shells, self.bounds, exchange, own, beyond)
+        for unused, arrays in ((not with_j, (own, beyond)), (not with_k, (exchange,))):
             for array in arrays if unused else ():
                 array[:] = 0.0
-        return Norms(exchange, own, top)
+        return Norms(exchange, own, beyond)
 
     def survivors(self, norms, tolerance, with_products):
         """`Survivors` of a tolerance."""

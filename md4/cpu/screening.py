@@ -18,6 +18,10 @@ PAIR = numbered("Pair", "bra ket first")
 FOUND = numbered("Found", "quartets rows width")
 
 
+# With this factor a quotient, times its divisor, is not less than its dividend.
+ABOVE_ONE = 1 + 1e-15
+
+
 def codes_of(bounds):
     """Codes of falling doubles >= 0, integers that fall with them, and the bits of doubles that codes leave out.
 
@@ -44,7 +48,7 @@ def block_norms(density, loc, first, end, square):
             square[a, b] = max(square[a, b], row[b])
 
 
-def density_norms(square, kind, width, lists, shells, exchange, own, top):
+def density_norms(square, kind, width, lists, shells, bounds, exchange, own, beyond):
     """The norms of `md4.contract.survivors.Norms` from the squares of `block_norms`, which become norms.
 
     `width` is the square root of the number of AOs of each shell.
@@ -58,33 +62,34 @@ def density_norms(square, kind, width, lists, shells, exchange, own, top):
             exchange[kind[a], b] = max(exchange[kind[a], b], norm)
     for n in range(len(lists)):
         highest = 0.0
-        for i in range(lists[n, LIST.first], lists[n, LIST.end]):
+        for i in range(lists[n, LIST.end] - 1, lists[n, LIST.first] - 1, -1):
             a, b = shells[i, 0], shells[i, 1]
             own[i] = 2 * min(width[a], width[b]) * square[a, b]
-            highest = max(highest, own[i])
-        top[n] = highest
+            highest = max(highest, bounds[i] * own[i])
+            beyond[i] = highest
 
 
 def count_survivors(
-    lists, pairs, first, end, shells, bounds, places, exchange, own, top, tolerance, counts, found, products
+    lists, pairs, first, end, shells, bounds, places, exchange, own, beyond, tolerance, counts, found, products
 ):  # fmt: skip
     """Counts the ket pairs that survive with each bra pair, for the pairs of lists from `first` on.
 
-    Bounds of a list fall, so the ket pairs that survive are the first of their list. `places` has, for each code down
-    from that of a list's largest bound, how many of its bounds have a higher code. `products`, unless it is empty, are
-    the bounds of the bra pairs times the norms beside them.
+    Bounds of a list fall, so the ket pairs that survive are the first of their list. They end where neither the norms
+    of the bra pair nor those of the ket pairs that follow make quartets count. `places` has, for each code down from
+    that of a list's largest bound, how many of its bounds have a higher code. `products`, unless it is empty, become
+    bounds of the bra pairs whose products with those of the ket pairs tell the same.
     """
     for n in range(first, end):
         bra, ket, at = pairs[n, PAIR.bra], pairs[n, PAIR.ket], pairs[n, PAIR.first]
         start, c, d = lists[bra, LIST.first], lists[ket, LIST.kind_a], lists[ket, LIST.kind_b]
         ket_first, nket = lists[ket, LIST.first], lists[ket, LIST.end] - lists[ket, LIST.first]
         table, highest, shift = lists[ket, LIST.places], lists[ket, LIST.highest], lists[ket, LIST.shift]
-        last, norm = lists[ket + 1, LIST.places] - table - 2, top[ket]
+        last, reached = lists[ket + 1, LIST.places] - table - 2, nket
         total, rows, width = 0, 0, 0
         for i in range(lists[bra, LIST.end] - start):
             a, b = shells[start + i, 0], shells[start + i, 1]
             beside = max(exchange[c, a], exchange[c, b], exchange[d, a], exchange[d, b])
-            product = bounds[start + i] * max(beside, own[start + i], norm)
+            product = bounds[start + i] * max(beside, own[start + i])
             least = tolerance / product
             count = nket
             if least > 0:  # else the tolerance is 0, and all survive
@@ -99,6 +104,10 @@ def count_survivors(
                             low = middle + 1
                         else:
                             count = middle
+            while reached > count and bounds[start + i] * beyond[ket_first + reached - 1] < tolerance:
+                reached -= 1
+            if reached > count:
+                count, product = reached, tolerance / bounds[ket_first + reached - 1] * ABOVE_ONE
             if bra == ket and count > i + 1:
                 count = i + 1
             counts[at + i] = count

@@ -113,7 +113,7 @@ def beside(name):
     loop, these = {
         "transpose": (transposed_sum, (matrix, matrix, 1.0, True, 0, 0, matrix)),
         "blocks": (norms_of_blocks, (matrix, indices, 0, 0, matrix)),
-        "norms": (norms_of_density, (matrix, indices, numbers, table, table, *norms)),
+        "norms": (norms_of_density, (matrix, indices, numbers, table, table, numbers, *norms)),
         "count": (survivors, (table, table, 0, 0, table, numbers, small, *norms, 0.0, small, table, numbers)),
         "cover": (covering, (small, 0.0, 0, table)),
     }[name]

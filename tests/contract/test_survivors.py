@@ -80,32 +80,41 @@ def test_density_norms():
     for k in range(pairs.kind.max() + 1):
         assert np.allclose(norms.exchange[k], norm[:, pairs.kind == k].max(axis=1))
     width, first = np.diff(pairs.basis.ao_loc), 0
-    for this, top in zip(pairs.lists, norms.top):
-        own = [2 * min(width[a], width[b]) ** 0.5 * norm[a, b] for a, b in this.pairs.pairs]
+    for this in pairs.lists:
+        own = np.array([2 * min(width[a], width[b]) ** 0.5 * norm[a, b] for a, b in this.pairs.pairs])
         assert np.allclose(norms.own[first : first + len(this)], own)
-        assert top == norms.own[first : first + len(this)].max()
+        beyond = [(this.bound * own)[i:].max() for i in range(len(this))]
+        assert np.allclose(norms.beyond[first : first + len(this)], beyond)
         first += len(this)
     assert not pairs.norms(dm, True, False).exchange.any()
-    assert not pairs.norms(dm, False, True).own.any()
+    without_j = pairs.norms(dm, False, True)
+    assert not without_j.own.any()
+    assert not without_j.beyond.any()
 
 
 @pytest.mark.parametrize("tolerance", [1e-13, 1e-9, 1e-4, 1.0, 1e3, 0.0])
 @pytest.mark.parametrize("flags", [(True, True), (True, False), (False, True)])
 def test_survivors(tolerance, flags):
-    """Each bra pair has the ket pairs with which bounds and norms multiply to the tolerance or more, and no other."""
+    """Each bra pair has the ket pairs with which bounds and norms multiply to the tolerance, and those before them."""
     pairs = list_pairs_of(CHAIN)
     norms, lists = pairs.norms(random_densities(CHAIN), *flags), pairs.lists
     found = pairs.survivors(norms, tolerance, True)
     firsts = np.cumsum([0, *map(len, lists)])
     for n, (bra, ket) in enumerate(pairs.numbers):
-        (c, d), counts, top = lists[ket].kinds, found.counts(n), norms.top[ket]
-        own = norms.own[firsts[bra] :]
+        (c, d), counts, products = lists[ket].kinds, found.counts(n), found._of(found._products, n)
+        own, theirs = (norms.own[firsts[side] : firsts[side + 1]] for side in (bra, ket))
         for i, ((a, b), bound) in enumerate(zip(lists[bra].pairs.pairs, lists[bra].bound)):
-            product = bound * max(*norms.exchange[[c, c, d, d], [a, b, a, b]], own[i], top)
-            wanted = sum(tolerance == 0 or other >= tolerance / product for other in lists[ket].bound if product)
-            wanted = len(lists[ket]) if tolerance == 0 else wanted
-            assert counts[i] == (min(wanted, i + 1) if bra == ket else wanted)
-            assert found._of(found._products, n)[i] == product
+            largest = max(*norms.exchange[[c, c, d, d], [a, b, a, b]], own[i])
+            quartets = bound * lists[ket].bound * np.maximum(largest, theirs)
+            certain, possible = (
+                np.flatnonzero(quartets >= factor * tolerance).max(initial=-1) + 1 for factor in (1 + 1e-12, 1 - 1e-12)
+            )
+            most = i + 1 if bra == ket else len(lists[ket])
+            assert min(certain, most) <= counts[i] <= min(possible, most)
+            if tolerance:
+                by_products = np.sum(products[i] * lists[ket].bound >= tolerance)
+                last = lists[ket].bound[possible - 1] if possible else np.inf  # others may have the same bound
+                assert certain <= by_products <= np.sum(lists[ket].bound >= (1 - 1e-12) * last)
         assert found.quartets[n] == counts.sum()
         assert found.same(n) == (bra == ket)
         whole = found.tiles(n, 0, len(counts), 10**9, 1e12)
