@@ -26,8 +26,8 @@ from md4.plan import ListPair
 NORM_ROWS = 256
 # Bra pairs whose survivors are counted together.
 COUNT_ROWS = 1 << 15
-# Steps in which the rows of a pair of lists are cut, about.
-TILE_STEPS = 48
+# Steps in which the rows of a pair of lists are cut, at least.
+TILE_STEPS = 96
 
 
 class Norms(NamedTuple):
