@@ -93,6 +93,9 @@ class CoulombTarget(Protocol):
     def collect(self, prepared):
         """Transforms the sums of a whole list back, and forgets the list."""
 
+    def expect_result(self):
+        """As in `Sums.digest`."""
+
     def result(self):
         """Y, shape (n, nao, nao), a NumPy array for the caller to keep."""
 
@@ -125,7 +128,8 @@ class Sums(Protocol):
         """A `BlockTarget` or `ListTarget` for X and Y of `md4.method.digestion`.
 
         `densities`, shape (n_k, nao, nao), and `twice` = D + D^T, shape (n_j, nao, nao), are NumPy arrays, which it
-        copies. Its results X and Y are NumPy arrays, too.
+        copies. Its results X and Y are NumPy arrays, too. A `BlockTarget` has `expect_result()` besides, which may be
+        called before `result` and does what of it can be done while the device is at work.
         """
 
     def coulomb(self, basis, twice):
