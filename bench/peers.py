@@ -42,6 +42,7 @@ from scf import TOLERANCE, sampled_error
 from systems import NAMES, System, guess_density
 
 import md4
+from md4.gpu.context import cuda
 
 TABLE = [
     "8waters/cc-pvtz", "27waters/cc-pvtz", "benzene/cc-pvqz", "64waters/cc-pvdz", "8waters/cc-pvqz",
@@ -58,7 +59,7 @@ NOT_RUN = "not run"
 
 
 class MD4:
-    """md4."""
+    """md4 with one of its backends, 'cuda' or 'cpu'."""
 
     def __init__(self, backend):
         self.backend = backend
@@ -80,8 +81,10 @@ class MD4:
         }
 
     def release(self):
-        """Gives back device memory."""
+        """Gives back device memory, also what Numba would free later."""
         gc.collect()
+        if self.backend != "cpu":
+            cuda.current_context().deallocations.clear()
 
 
 class GPU4PySCF:
@@ -110,10 +113,11 @@ class GPU4PySCF:
         fit = self.df.DF(mol, auxbasis=auxbasis).build()
         self.cupy.cuda.Device().synchronize()
 
-        def build(**which):
+        def build(with_j=True, with_k=True):
             send = self.cupy.asarray
             sent = self.tagged(send(np.asarray(dm)), mo_coeff=send(dm.mo_coeff), mo_occ=send(dm.mo_occ))
-            return [v.get() for v in fit.get_jk(sent, hermi=1, **which) if v is not None]
+            found = fit.get_jk(sent, hermi=1, with_j=with_j, with_k=with_k)
+            return [v.get() for v, wanted in zip(found, (with_j, with_k)) if wanted]
 
         return {"J, K": build, "J": lambda: build(with_k=False), "K": lambda: build(with_j=False)}
 
@@ -306,9 +310,10 @@ def main():
     args = parser.parse_args()
     jobs = chosen(args)
     peer, text = find_peer()
-    args.machine = f"{describe(md4.JK(System('water', 'sto-3g').mol(), backend=args.backend).engine.backend)}, {text}"
+    backend = md4.JK(System("water", "sto-3g").mol(), backend=args.backend).engine.backend
+    args.machine = f"{describe(backend).replace(', one core', '')}, {text}"  # all cores of the CPU
     print(args.machine)
-    run_all(jobs, MD4(args.backend), peer, args)
+    run_all(jobs, MD4(backend.name), peer, args)
 
 
 if __name__ == "__main__":
