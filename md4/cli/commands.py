@@ -67,6 +67,9 @@ def add_validate(command):
         "--max-quartets", type=int, default=1000, metavar="N", help="sample of a class that has more (%(default)s)"
     )
     command.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
+    command.add_argument(
+        "--df", nargs="?", const=True, metavar="AUXBASIS", help="the integrals of density fitting; default: PySCF's"
+    )
     command.add_argument("--report", metavar="FILE", help="check more, and write a page on it to FILE, .html")
     command.set_defaults(run=run_validate)
 
@@ -103,6 +106,15 @@ def molecule(args):
     return load_molecule(args.geometry, args.basis, args.charge, args.spin, args.cart)
 
 
+def auxiliary(mol, name):
+    """The auxiliary molecule for the value of `--df`: the name of a basis set, or True."""
+    from md4.pyscf.geometry import load_auxiliary
+
+    auxmol, text = load_auxiliary(mol, None if name is True else name)
+    print(f"auxiliary basis {text}: {auxmol.nbas} shells, {auxmol.nao} functions")
+    return auxmol
+
+
 def run_eri(args):
     """The command `eri`; see `md4.cli.eri`."""
     from md4.cli.eri import run_eri
@@ -112,19 +124,31 @@ def run_eri(args):
 
 def run_validate(args):
     """Prints the table, or writes the report. The exit status says whether all checks passed."""
-    from md4.validation.libcint import format_table, validate
-
     path = report_path(args.report)
     options = {
         "backend": args.backend, "tolerance": args.tolerance, "abs_tolerance": args.abs_tolerance,
         "omega": args.omega, "max_quartets_per_class": args.max_quartets, "seed": args.seed,
         "max_memory": args.max_memory,
     }  # fmt: skip
-    if path is None:
-        records = validate(molecule(args), **options)
+    mol = molecule(args)
+    auxmol = None if args.df is None else auxiliary(mol, args.df)
+    if path is not None:
+        return write_report(mol, path, title=f"{args.geometry} in {args.basis}", auxmol=auxmol, **options)
+    return print_classes(mol, auxmol, options)
+
+
+def print_classes(mol, auxmol, options):
+    """Prints the table of classes, of four centres or of density fitting."""
+    from md4.validation.libcint import format_table, validate
+    from md4.validation.report import settled_fitting
+
+    if auxmol is None:
+        records = validate(mol, **options)
         print(format_table(records))
-        return 0 if all(record.passed for record in records) else 1
-    return write_report(molecule(args), path, title=f"{args.geometry} in {args.basis}", **options)
+    else:
+        records, _ = settled_fitting(mol, auxmol, **options)
+        print(format_table(records, "blocks"))
+    return 0 if all(record.passed for record in records) else 1
 
 
 def report_path(name):
@@ -148,6 +172,8 @@ def write_report(mol, path, **options):
 
     report = make_report(mol, **options)
     print(format_table(report.records))
+    if report.fitting:
+        print(format_table(report.fitting, "blocks"))
     failed, skipped = [check.name for check in report.checks if check.passed is False], report.skipped
     made = len(report.checks) - len(skipped)
     print(f"{made} other checks made: {', '.join(failed) + ' failed' if failed else 'none failed'}")
