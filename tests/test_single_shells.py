@@ -161,8 +161,11 @@ def test_operators(backend, kind, ls):
 
 @st.composite
 def any_basis(draw, most=4):
-    """Two or three shells of any exponents from 1e-4 to 1e8, some on one centre, contractions with cancellation."""
-    shells, centres = [], [np.zeros(3)]
+    """Two or three shells of any exponents from 1e-4 to 1e8, contractions with cancellation.
+
+    A centre is where the one before is, as far away as the steepest function there reaches, or anywhere.
+    """
+    shells, centres, reach = [], [np.zeros(3)], 1.0
     coordinate = st.integers(-2000, 2000).map(lambda n: n / 1000)
     for _ in range(draw(st.integers(2, 3))):
         nprim, nctr, l = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(0, most))
@@ -170,7 +173,9 @@ def any_basis(draw, most=4):
         given = st.sampled_from([1.0, -0.4, 0.0, 30.0, 1e-3])
         rows = [[draw(given) for _ in range(nctr - 1)] + [1.0] for _ in range(nprim)]
         rows[0] = [row or 1.0 for row in rows[0]]
-        centres.append(np.array([draw(coordinate) for _ in range(3)]) if draw(st.booleans()) else centres[-1])
+        distance = draw(st.sampled_from([reach, reach, 1.0, 0.0]))
+        centres.append(centres[-1] + distance * np.array([draw(coordinate) for _ in range(3)]))
+        reach = max(exponents) ** -0.5
         shells.append((l, exponents, rows, centres[-1]))
     columns = zip(*shells)
     try:
