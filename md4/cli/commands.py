@@ -52,7 +52,8 @@ def parser():
 
 def add_eri(command):
     add_molecule(command)
-    command.add_argument("--aosym", default="s1", metavar="SYM", help="s1 (default), s4 or s8, as in PySCF")
+    command.add_argument("--aosym", metavar="SYM", help="s1 (default), s4 or s8, as in PySCF; with --df s2ij or s1")
+    add_df(command)
     command.add_argument("-o", "--output", metavar="FILE", help="write the tensor to FILE, .h5 (dataset 'eri') or .npy")
     command.add_argument("--devices", metavar="LIST", help="GPUs that share the work: all, or numbers such as 0,1")
     command.add_argument("--mpi", action="store_true", help="share the work with all ranks that mpiexec has started")
@@ -67,9 +68,7 @@ def add_validate(command):
         "--max-quartets", type=int, default=1000, metavar="N", help="sample of a class that has more (%(default)s)"
     )
     command.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
-    command.add_argument(
-        "--df", nargs="?", const=True, metavar="AUXBASIS", help="the integrals of density fitting; default: PySCF's"
-    )
+    add_df(command)
     command.add_argument("--report", metavar="FILE", help="check more, and write a page on it to FILE, .html")
     command.set_defaults(run=run_validate)
 
@@ -85,6 +84,13 @@ def add_warmup(command):
     command.add_argument("--cart", action="store_true", help="Cartesian functions instead of spherical ones")
     command.add_argument("--backend", default="auto", help="auto (default), cuda or cpu")
     command.set_defaults(run=run_warmup)
+
+
+def add_df(command):
+    command.add_argument(
+        "--df", nargs="?", const=True, metavar="AUXBASIS",
+        help="the integrals of density fitting in place of (ij|kl); auxiliary basis set, by default as PySCF chooses",
+    )  # fmt: skip
 
 
 def add_molecule(command):
@@ -116,10 +122,14 @@ def auxiliary(mol, name):
 
 
 def run_eri(args):
-    """The command `eri`; see `md4.cli.eri`."""
-    from md4.cli.eri import run_eri
+    """The command `eri`; see `md4.cli.eri` and `md4.cli.fitting`."""
+    if args.df is None:
+        from md4.cli.eri import run_eri
 
-    return run_eri(args)
+        return run_eri(args)
+    from md4.cli.fitting import run_fitting
+
+    return run_fitting(args)
 
 
 def run_validate(args):

@@ -280,7 +280,7 @@ def load_auxiliary(mol, basis=None):
         try:
             return df.make_auxmol(mol, gto.format_basis(dict.fromkeys(symbols, basis))), basis
         except BasisNotFoundError as error:
-            raise ArgumentError(basis_message(basis, error)) from error
+            raise ArgumentError(f"{basis_message(basis, error)} Without a name PySCF's choice is taken.") from error
 
 
 def auxiliary_text(names):
