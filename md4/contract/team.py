@@ -15,7 +15,6 @@ from md4.contract.screening import Statistics, pair_bounds, sorted_lists
 from md4.contract.survivors import ListPairs
 from md4.contract.work import divide, make_tasks
 from md4.contract.worker import PartialSums, Worker
-from md4.cpu.warmup import BESIDE, compile_ahead
 from md4.engine import BACKENDS, Engine
 from md4.errors import ArgumentError
 from md4.gpu.devices import chosen
@@ -148,6 +147,8 @@ class Team:
 
     def compile_ahead(self, build, progress):
         """Compiles the missing kernels of a build, on the first rank of each node before the others."""
+        from md4.cpu.warmup import BESIDE, compile_ahead
+
         flags = digest_flags(len(build.exchange), len(build.coulomb)) if build.with_k else "j"
         beside = BESIDE[:-1] if self.engine.backend.sums.takes_lists else BESIDE
 
