@@ -17,14 +17,15 @@ made by the J engine of GPU4PySCF, and by that of md4. 'fitting' builds take the
 occupied orbitals of the density with it. The density is that of `bench/scf.py`; for fitting it is the closed shell of
 its natural orbitals of the highest occupation. Auxiliary functions are the JKFIT set of the basis, or def2-universal.
 
-Seconds are wall times from NumPy matrices to NumPy matrices: the median of some builds (--repeats) after one, which
-makes pairs and bounds and compiles. 'Set-up' is the time to make the integrals, the metric and the tensor of density
-fitting, after it was done once to compile. 'Ratio' is GPU4PySCF's time over md4's, so above 1 md4 is faster.
-'Difference' is the largest one of any element of the matrices, in Hartree. --check contracts libcint's integrals
-with the density, for blocks of a few pairs of shells, and gives the largest difference of each program from that.
+Seconds are wall times from NumPy matrices to NumPy matrices: the median of some builds after one, which makes pairs and
+bounds and compiles. There are --repeats of them, but no more than two once they have taken two seconds. 'Set-up' is the
+time to make the integrals, the metric and the tensor of density fitting, after it was done once to compile. 'Ratio' is
+GPU4PySCF's time over md4's, so above 1 md4 is faster. 'Difference' is the largest one of any element of the matrices,
+in Hartree. --check contracts libcint's integrals with the density, for blocks of a few pairs of shells, and gives the
+largest difference of each program from that.
 
-GPU4PySCF computes shells above g on the CPU. Without cuTENSOR, its density fitting uses CuPy's einsum, which is slower;
-the line of versions tells which one it is.
+GPU4PySCF computes shells above g on the CPU. Without cuTENSOR, it multiplies the tensors of density fitting by CuPy's
+einsum instead; the line of versions tells which one it is.
 """
 
 import argparse
@@ -51,6 +52,7 @@ TABLE = [
 FITTED = ["27waters/cc-pvtz", "8waters/cc-pvqz", "benzene/cc-pvqz", "vitaminc/def2-tzvpp", "tamoxifen/def2-tzvpp"]
 METHODS = "direct", "fitting"
 MATRICES = "J, K", "J", "K"
+LONG = 2.0  # seconds of timed builds after which two are enough
 NOT_RUN = "not run"
 
 
@@ -170,12 +172,11 @@ def auxiliary(basis):
 
 def timed(call, repeats):
     """(median, spread as in `clock.median_seconds`, result) of a call, after a first one."""
-    result = call()
-    times = np.empty(repeats)
-    for n in range(repeats):
+    result, times = call(), []
+    while len(times) < repeats and (len(times) < 2 or sum(times) < LONG):
         begin = perf_counter()
         result = call()
-        times[n] = perf_counter() - begin
+        times.append(perf_counter() - begin)
     median = float(np.median(times))
     return median, float(np.ptp(times)) / median, result
 
@@ -301,7 +302,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help=NAMES)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--repeats", type=int, default=3, help="timed builds (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="timed builds at most (%(default)s)")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which no system begins (%(default)g)")
     parser.add_argument("--check", action="store_true", help="errors of direct builds against libcint, in some blocks")
     parser.add_argument("--csv", metavar="FILE")

@@ -190,6 +190,16 @@ def test_wrong_matrices_are_seen():
     assert np.isnan(peers.difference(wrong[0], right["J, K"].matrices[0]))
 
 
+@pytest.mark.parametrize(("seconds", "count"), [(0.01, 5), (0.8, 3), (1.5, 2), (9, 2)])
+def test_long_builds_are_repeated_less(monkeypatch, seconds, count):
+    clock, calls = iter(np.arange(20) * seconds), []
+    monkeypatch.setattr(peers, "perf_counter", lambda: next(clock))
+    median, spread, result = peers.timed(lambda: calls.append(0) or len(calls), 5)
+    assert len(calls) == result == 1 + count
+    assert median == pytest.approx(seconds)
+    assert spread == pytest.approx(0, abs=1e-12)
+
+
 def test_closed_shell():
     mol = System.parse("2waters/cc-pvdz").mol()
     dm, overlap = peers.closed_shell(mol, systems.guess_density(mol)), mol.intor("int1e_ovlp")
