@@ -149,9 +149,10 @@ class DensityFitting:
         """(P|Q) in the order of the auxiliary basis."""
         places = self.algebra.send(np.argsort(self.three.auxiliary_order))
         xp = self.algebra.xp
-        lower = xp.tril(self.algebra.wrapped(self.three.metric()))  # what is above is not written
-        metric = lower + xp.tril(lower, -1).T
-        return xp.ascontiguousarray(metric[places][:, places])
+        metric = xp.tril(self.algebra.wrapped(self.three.metric()))  # what is above is not written
+        metric += xp.tril(metric, -1).T
+        metric = metric[places]
+        return xp.ascontiguousarray(metric[:, places])
 
     def _make_places(self):
         """The column of each pair (i, j), shape (nao, nao); the same of a lower triangle; the pair of each column."""
