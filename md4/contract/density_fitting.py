@@ -149,9 +149,10 @@ class DensityFitting:
         """(P|Q) in the order of the auxiliary basis."""
         places = self.algebra.send(np.argsort(self.three.auxiliary_order))
         xp = self.algebra.xp
-        lower = xp.tril(self.algebra.wrapped(self.three.metric()))  # what is above is not written
-        metric = lower + xp.tril(lower, -1).T
-        return xp.ascontiguousarray(metric[places][:, places])
+        metric = xp.tril(self.algebra.wrapped(self.three.metric()))  # what is above is not written
+        metric += xp.tril(metric, -1).T
+        metric = metric[places]
+        return xp.ascontiguousarray(metric[:, places])
 
     def _make_places(self):
         """The column of each pair (i, j), shape (nao, nao); the same of a lower triangle; the pair of each column."""
@@ -237,8 +238,8 @@ class DensityFitting:
             )
 
     def _row_bytes(self, rank):
-        """Bytes for a row of B in K: the row itself, the matrix it stands for, and products with `rank` columns."""
-        return 8 * (self.three.ncol + 1 + self.nao * (self.nao + 4 * rank))
+        """Bytes for a row of B in K: the row twice, the matrix it stands for, and products with `rank` columns."""
+        return 8 * (2 * self.three.ncol + 2 + self.nao * (self.nao + 4 * rank))
 
     def _from_table(self, request):
         """J and K from blocks of rows of the table."""
@@ -247,7 +248,7 @@ class DensityFitting:
         if request.exchange:
             most = min(self.size, block_rows(algebra, self._row_bytes(rank)))
         else:
-            most = block_rows(algebra, 8 * (self.three.ncol + 1), algebra.block_bytes // 8)
+            most = block_rows(algebra, 16 * (self.three.ncol + 1), algebra.block_bytes // 4)
         dense = algebra.empty((most, nao, nao)) if request.exchange else None
         work = [algebra.empty((most * nao * max(1, rank),)) for _ in range(4)] if request.exchange else []
         for _, rows in self.table.blocks(0, self.size, most):
@@ -269,7 +270,7 @@ class DensityFitting:
             if self.table is None:
                 self._direct_rows(first, last, out)
                 return out
-            most = block_rows(self.algebra, 8 * (self.three.ncol + 1 + out.shape[1]))
+            most = block_rows(self.algebra, 8 * (2 * self.three.ncol + 2 + out.shape[1]))
             for start, rows in self.table.blocks(first, last, most):
                 self.algebra.gather_to_host(rows, self.triangle, out[start - first : start - first + len(rows)])
         return out

@@ -74,39 +74,54 @@ class DeviceAlgebra:
     # arrays
 
     def memory_left(self):
+        """Bytes that may be allocated."""
         return self.backend.memory_left()
 
     def held_bytes(self, nbytes):
+        """What the pool lends for so many."""
         return bucket(nbytes)
 
     def empty(self, shape):
+        """An array in memory of the pool."""
         return self.xp.empty(shape)
 
     def send(self, array):
+        """A copy on the device."""
         return self.xp.asarray(array)
 
     def wrapped(self, array):
+        """A view of a device array of md4."""
         return self.xp.asarray(array)
 
     def fetch(self, array, out=None):
+        """A copy on the host, which is complete."""
         found = array.get(stream=self.stream, out=out)
         self.stream.synchronize()
         return found
 
     def host_table(self, shape):
-        """Pinned memory: copies run at full speed beside the work of the device."""
-        import cupyx
+        """Pinned memory: copies run at full speed beside the work of the device.
 
-        size, left = 8 * int(np.prod(shape, dtype=object)), self.host_left()
+        It is not from CuPy's pool, which rounds sizes up to a power of two.
+        """
+        cuda, size, left = self.xp.cuda, 8 * int(np.prod(shape, dtype=object)), self.host_left()
         if size > left:
             raise MemoryLimitError(f"{size_text(size)} of host memory are needed, but {size_text(left)} may be used.")
-        return self.context.pool.watch(cupyx.empty_pinned(shape))
+        try:
+            memory = cuda.PinnedMemoryPointer(cuda.PinnedMemory(max(1, size)), 0)
+        except cuda.runtime.CUDARuntimeError as error:
+            raise MemoryLimitError(
+                f"the system does not give {size_text(size)} of pinned host memory ({error}); use store='direct'."
+            ) from error
+        return self.context.pool.watch(np.ndarray(shape, buffer=memory))
 
     def host_left(self):
+        """Bytes of host memory that may be allocated; the cap counts these as well."""
         pool = self.context.pool
         return host_memory() if pool.cap is None else min(host_memory(), pool.left())
 
     def put_columns(self, part, table, first):
+        """Copies columns to a table on the host."""
         runtime = self.xp.cuda.runtime
         rows, columns = part.shape
         if rows * columns:
@@ -145,17 +160,21 @@ class DeviceAlgebra:
             self.copies.synchronize()  # nothing may write to the buffers once they are given back
 
     def sorted_rows(self, array, places, out):
+        """Rows in another order."""
         return self.xp.take(array, places, axis=0, out=out)
 
     def gather(self, table, columns, out):
+        """Columns of each row."""
         return self.xp.take(table, columns, axis=1, out=out)
 
     def gather_to_host(self, table, columns, out):
+        """As `gather`, and a copy to the host."""
         self.fetch(self.gather(table, columns, self.empty(out.shape)), out)
 
     # factorisations
 
     def cholesky(self, matrix):
+        """L, or None."""
         import cupyx
 
         try:
@@ -165,12 +184,15 @@ class DeviceAlgebra:
             return None
 
     def eigh(self, matrix):
+        """Eigenvalues and eigenvectors."""
         return self.xp.linalg.eigh(matrix)
 
     def svd(self, matrix):
+        """Singular values and vectors."""
         return self.xp.linalg.svd(matrix, full_matrices=False)
 
     def solve_lower(self, lower, array, transposed=False):
+        """Triangular equations by cuBLAS, in place."""
         from cupy.cuda import cublas, device
 
         # cuBLAS sees the transposed arrays: X^T L^T = A^T, or X^T L = A^T.

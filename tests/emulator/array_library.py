@@ -18,6 +18,8 @@ SAME = (
     "ascontiguousarray", "concatenate", "matmul", "multiply", "sign", "sqrt", "tril",
 )  # fmt: skip
 FACTORISATIONS = "cholesky", "eigh", "svd"
+# Host memory that can be pinned.
+PINNED_BYTES = 1 << 30
 
 
 def plain(value):
@@ -99,7 +101,7 @@ class Library:
 
     def __init__(self):
         self.allocator = None
-        runtime = SimpleNamespace(memcpyDeviceToHost=2, memcpy2DAsync=self.copy_2d)
+        runtime = SimpleNamespace(memcpyDeviceToHost=2, memcpy2DAsync=self.copy_2d, CUDARuntimeError=RuntimeError)
         device = ModuleType("cupy.cuda.device")
         device.get_cublas_handle = lambda: 0
         cublas = ModuleType("cupy.cuda.cublas")
@@ -111,6 +113,7 @@ class Library:
         vars(cuda).update(
             runtime=runtime, device=device, cublas=cublas, cusolver=None, Stream=Stream,
             Event=Event, Device=lambda number: nullcontext(), using_allocator=self.using_allocator,
+            PinnedMemory=self.pinned, PinnedMemoryPointer=lambda memory, offset: memory,
             MemoryPointer=lambda memory, offset: memory,
             UnownedMemory=lambda pointer, size, owner: SimpleNamespace(pointer=pointer, size=size, owner=owner),
         )  # fmt: skip
@@ -120,7 +123,7 @@ class Library:
             take=self.take, zeros=self.zeros,
             linalg=SimpleNamespace(**{name: self.named(getattr(np.linalg, name)) for name in FACTORISATIONS}),
         )  # fmt: skip
-        vars(cupyx).update(empty_pinned=np.empty, errstate=lambda linalg: nullcontext())
+        vars(cupyx).update(errstate=lambda linalg: nullcontext())
         self.modules = {
             "cupy": cupy, "cupyx": cupyx, "cupy.cuda": cuda, "cupy.cuda.cublas": cublas, "cupy.cuda.device": device,
         }  # fmt: skip
@@ -155,6 +158,12 @@ class Library:
         found = np.frombuffer(held, float).reshape(shape).view(Array)
         held.memory = memory  # as long as an array refers to it
         return found
+
+    @staticmethod
+    def pinned(size):
+        if size > PINNED_BYTES:
+            raise RuntimeError("cudaErrorMemoryAllocation")
+        return bytearray(size)
 
     def zeros(self, shape):
         found = self.empty(shape)

@@ -101,6 +101,12 @@ def test_memory_goes_back(emulated, host_integrals):
         assert len(pool.lent) == before
 
 
+def test_no_pinned_memory(emulated, host_integrals, monkeypatch):
+    monkeypatch.setattr("emulator.array_library.PINNED_BYTES", 100)
+    with pytest.raises(md4.MemoryLimitError, match=r"pinned host memory \(cudaError.*store='direct'"):
+        fitting(MORE, AUXILIARY, "cuda", store="host")
+
+
 def test_without_cupy(emulated, monkeypatch):
     """The message has the remedy."""
     monkeypatch.setitem(sys.modules, "cupy", None)

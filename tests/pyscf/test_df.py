@@ -15,8 +15,8 @@ from pyscf.mp.dfmp2 import DFMP2
 from solvers import assert_same, density, solver
 
 import md4
-from md4.pyscf.df import Rows
 from md4.pyscf.scf import MD4SCF
+from md4.pyscf.tensors import Rows
 
 AUXILIARY = "cc-pvdz-jkfit"
 
@@ -167,6 +167,7 @@ def test_file(ours, theirs, water, tmp_path):
     assert_same(given.get_jk(dm), theirs.get_jk(dm))
     assert sum(map(len, given.loop())) == 116
     assert not given._md4.made
+    assert "_cderi" not in given.__getstate__()
 
 
 @pytest.mark.parametrize("make, error, match", [

@@ -13,7 +13,7 @@ from md4.contract.ranks import Alone
 from md4.contract.tensor import Request, ao_tensor, locked_tensor
 from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.gpu import paths, tuning
-from md4.gpu.kernels import hermite_coulomb, recurrence
+from md4.gpu.kernels import hermite_coulomb, recurrence, single_product
 from md4.gpu.paths import plans
 from md4.method.angular import nherm
 from md4.method.operators import OPERATORS, Operator, kind_table, zero_function
@@ -131,6 +131,29 @@ def test_one_product_of_many_single_shells(nprims, nctr, unit):
         engine.backend.chunk_pairs = lambda *_: (2, 20)
         assert_same(engine.compute(pairs, singles).copy_to_host(), right)
     assert machine.kernels >= {"single_product"} | ({"ket_sums"} if nctr > 1 else set())
+
+
+def test_shared_memory_of_one_product_with_single_shells(monkeypatch):
+    """Two buffers for s and three steps of the ring, one buffer, and two steps; nothing where that is too much."""
+    basis = basis_of((1, 1, 2, 2), nprim=2)
+    right, found = md4.Engine(basis, backend="cpu").compute([[0, 1]], [2, 3]), []
+    with running("dmma16"):
+        engine = md4.Engine(basis, backend="cuda")
+        bra, ket = engine.prepare([[0, 1]]), engine.prepare([2, 3])
+        (plan,) = (p for p in plans("dmma16", bra.pairs, ket.pairs) if p.path.name == "single_product")
+        engine.backend.plan = lambda *_: plan
+        while True:
+            single_product.single_tile.cache_clear()
+            made = single_product.single_tile("dmma16", bra.facts, ket.facts)
+            if made is None:
+                break
+            tile, buffers, _, shared = made
+            found.append((buffers, tile.stages))
+            engine.backend.context.known.clear()
+            assert_same(engine.compute([[0, 1]], [2, 3]).copy_to_host(), right)
+            monkeypatch.setattr(single_product, "SHARED_BYTES", shared - 1)
+    single_product.single_tile.cache_clear()
+    assert found == [(2, 3), (1, 3), (1, 2)]
 
 
 @pytest.mark.parametrize("unit, name, number", [
