@@ -133,6 +133,21 @@ def test_one_product_of_many_single_shells(nprims, nctr, unit):
     assert machine.kernels >= {"single_product"} | ({"ket_sums"} if nctr > 1 else set())
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_pairs_without_primitives_in_a_matrix(number, all_classes):
+    """Shells far apart: the integrals of their pair are zeros, which are written."""
+    centres = np.array([[0.0, 0.0, 0.0], [0.4, 0.1, -0.3], [0.0, 30.0, 0.0]])
+    basis = md4.Basis.from_arrays([1, 1, 1], [[3.0]] * 3, [[1.0]] * 3, centres)
+    auxiliary = basis_of((2, 2))
+    right = ThreeCentre(basis, auxiliary, backend="cpu").integrals()
+    with running():
+        ours = ThreeCentre(basis, auxiliary, backend="cuda")
+        ours.engine.backend.plan = lambda bra, ket, block: plans("dmma16", bra, ket, block.matrix)[number]
+        assert_same(ours.integrals().copy_to_host(), right)
+    assert not right.any(axis=0).all()
+    assert right.any()
+
+
 def test_shared_memory_of_one_product_with_single_shells(monkeypatch):
     """Two buffers for s and three steps of the ring, one buffer, and two steps; nothing where that is too much."""
     basis = basis_of((1, 1, 2, 2), nprim=2)
