@@ -282,7 +282,7 @@ class Backend(Protocol):
     def compile_ahead(self, basis, use, progress, few=None):
         """Compiles the missing kernels for integrals ('tensor'), J ('j'), or J and K (`digest_flags`) of a basis.
 
-        `few`, `md4.contract.slices.SlicePairs`, holds the pair lists of a tensor that does not need all of the basis.
+        `few`, `md4.contract.slices.FewPairs`, holds the pair lists of a tensor that does not need all of the basis.
         """
 
     def prepare(self, basis, lists, cutoff):
