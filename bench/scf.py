@@ -28,7 +28,7 @@ import numpy as np
 from clock import describe, median_seconds, read_csv, wall_seconds, write_csv
 from common import settle
 from plots import plot_scf
-from systems import System, guess_density
+from systems import NAMES, System, guess_density
 
 import md4
 from md4.support.display import SPDF
@@ -182,7 +182,7 @@ def run_all(systems, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help="benzene/BASIS, water/BASIS, NUMBERwaters/BASIS")
+    parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help=NAMES)
     parser.add_argument("--scaling", action="store_true", help="against the number of waters and against the basis")
     parser.add_argument("--peer", action="store_true", help="time and compare with PySCF's whole J and K")
     parser.add_argument("--no-check", action="store_true", help="no comparison with libcint: it takes longer from i on")

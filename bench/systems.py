@@ -14,6 +14,9 @@ from pyscf import gto, scf
 
 SPACING = 3.1  # Angstrom, between oxygens on the lattice
 WATER = np.array([[0.0, 0.0, 0.0], [0.7572, 0.0, 0.5865], [-0.7572, 0.0, 0.5865]])  # O, H, H in Angstrom
+MOLECULES = {"benzene": ROOT / "docs" / "examples" / "benzene.xyz"}
+MOLECULES |= {name: ROOT / "bench" / "molecules" / f"{name}.xyz" for name in ("vitaminc", "tamoxifen", "taxol")}
+NAMES = f"{'/BASIS, '.join(MOLECULES)}/BASIS, water/BASIS or NUMBERwaters/BASIS"
 
 
 def rotation(quaternion):
@@ -42,16 +45,16 @@ def water_cluster(n, seed=0):
     return atoms
 
 
-def benzene():
-    """As `water_cluster`."""
-    lines = (ROOT / "docs" / "examples" / "benzene.xyz").read_text().splitlines()[2:]
+def stored(name):
+    """As `water_cluster`, of one of `MOLECULES`."""
+    lines = MOLECULES[name].read_text().splitlines()[2:]
     return [(element, tuple(map(float, place))) for element, *place in map(str.split, filter(str.strip, lines))]
 
 
 def basis_set(name, elements):
     """What gto.M takes as basis: the stored set where there is one for all elements, else the name."""
-    stored = json.loads((ROOT / "tests" / "data" / "basis_sets.json").read_text()).get(name.lower(), {})
-    return {e: stored[e] for e in elements} if set(elements) <= set(stored) else name
+    found = json.loads((ROOT / "tests" / "data" / "basis_sets.json").read_text()).get(name.lower(), {})
+    return {e: found[e] for e in elements} if set(elements) <= set(found) else name
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class System:
     Attributes
     ----------
     name : str
-        'benzene' or a number of waters, as 'water' or '27 waters'.
+        One of `MOLECULES` or a number of waters, as 'water' or '27 waters'.
     basis : str
     """
 
@@ -72,23 +75,25 @@ class System:
     def parse(cls, text):
         """From 'benzene/cc-pv5z', 'water/cc-pv6z' or '27waters/cc-pvtz'."""
         name, slash, basis = text.partition("/")
+        if slash and name in MOLECULES:
+            return cls(name, basis)
+        if not slash or not name.removesuffix("s").endswith("water"):
+            raise SystemExit(f"{text!r} is no system; write {NAMES}.")
         digits = name.removesuffix("s").removesuffix("water").strip()
-        if not slash or not (name == "benzene" or name.removesuffix("s").endswith("water")):
-            raise SystemExit(f"{text!r} is no system; write benzene/BASIS, water/BASIS or NUMBERwaters/BASIS.")
-        if digits in ("", "1") and name != "benzene":
+        if digits in ("", "1"):
             return cls("water", basis)
-        if name != "benzene" and not digits.isdigit():
+        if not digits.isdigit():
             raise SystemExit(f"{text!r}: {digits!r} is no number of waters.")
-        return cls(name if name == "benzene" else f"{digits} waters", basis)
+        return cls(f"{digits} waters", basis)
 
     @property
     def waters(self):
-        """Number of waters, 0 for benzene."""
-        return 0 if self.name == "benzene" else 1 if self.name == "water" else int(self.name.split()[0])
+        """Number of waters, 0 for another molecule."""
+        return 0 if self.name in MOLECULES else 1 if self.name == "water" else int(self.name.split()[0])
 
     def mol(self, seed=0):
         """The built molecule."""
-        atoms = water_cluster(self.waters, seed) if self.waters else benzene()
+        atoms = water_cluster(self.waters, seed) if self.waters else stored(self.name)
         basis = basis_set(self.basis, {element for element, _ in atoms})
         return gto.M(atom=atoms, basis=basis, verbose=0)
 

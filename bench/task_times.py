@@ -9,7 +9,7 @@ GPU are predicted anew when a file is read, by the formulas as they are now.
 The lines above it are seconds of one build with one worker that are not in the tasks:
 
 build           an ordinary build, all of it
-before          until the pairs of lists are known: order of AOs, D + D^T, density norms, screening of lists
+before          until survivors are counted: order of AOs, D + D^T, density norms
 counting        survivors of each pair of lists
 dividing        predicted times, cutting and division for `workers` workers
 start           densities to the device
@@ -31,7 +31,8 @@ from systems import guess_density
 
 import md4
 from md4.contract.densities import in_order
-from md4.contract.screening import DensityNorms, Statistics, counts, list_pairs, pair_bounds, sorted_lists
+from md4.contract.screening import Statistics, pair_bounds, sorted_lists
+from md4.contract.survivors import ListPairs
 from md4.contract.work import EACH, Task, divide
 from md4.contract.worker import AHEAD, HERMITE_SHARE, PartialSums
 from md4.gpu.h_layout import KET_FLAT, form_size
@@ -105,11 +106,12 @@ def side_columns(pairs, names):
     }  # fmt: skip
 
 
-def columns(this, task, quartets, seconds="", host=""):
-    """The row of a task of a `Screened`."""
+def columns(pairs, task, quartets, seconds="", host=""):
+    """The row of a task of some `ListPairs`."""
+    bra, ket = (pairs.lists[n].pairs for n in pairs.numbers[task.pair])
     return {
-        "pair": task.pair, "part": task.part, "parts": task.parts, **side_columns(this.bra.pairs, "ab"),
-        **side_columns(this.ket.pairs, "cd"), "pure": int(this.bra.pairs.pure), "same": int(this.same),
+        "pair": task.pair, "part": task.part, "parts": task.parts, **side_columns(bra, "ab"),
+        **side_columns(ket, "cd"), "pure": int(bra.pure), "same": int(bra is ket),
         "quartets": int(quartets), "predicted": task.seconds - EACH, "seconds": seconds, "host": host,
     }  # fmt: skip
 
@@ -147,19 +149,27 @@ class Tracer:
         self.finish = perf_counter()
         return found, Statistics(part.stats.computed, 0, part.stats.wanted)
 
+    def counted(self, survivors):
+        """`ListPairs.survivors`, whose time is noted."""
+
+        def timed(*given):
+            begin = perf_counter()
+            found = survivors(*given)
+            self.facts["counting"] = perf_counter() - begin
+            return found
+
+        return timed
+
     def tasks(self, build):
-        """The tasks for so many workers; notes the times of what precedes them."""
+        """The tasks for so many workers; notes the time that they take."""
         begin = perf_counter()
-        counts(build.screened, build.tolerance)
-        counted = perf_counter()
         self.team.size = self.workers
         try:
-            tasks = self.team.tasks(build)  # counts again
+            tasks = self.team.tasks(build)
         finally:
             self.team.size = 1
         divide(tasks, self.workers)
-        self.facts["counting"] = counted - begin
-        self.facts["dividing"] = max(0.0, perf_counter() - counted - (counted - begin))
+        self.facts["dividing"] = perf_counter() - begin
         return tasks
 
     def timed(self, name, call, worker):
@@ -181,8 +191,8 @@ class Tracer:
 
         part.backend.mark()()
         seconds = seconds_once(part.backend, call)
-        this = part.build.screened[task.pair]
-        self.rows.append(columns(this, task, part.stats.wanted - before, seconds, host[0]))
+        pairs = part.build.survivors.pairs
+        self.rows.append(columns(pairs, task, part.stats.wanted - before, seconds, host[0]))
 
 
 def trace(system, workers, with_k, args):
@@ -196,16 +206,18 @@ def trace(system, workers, with_k, args):
     backend = jk.engine.backend
     facts |= {"unit": getattr(getattr(backend, "context", None), "unit", "cpu"), "workers": workers}
     facts |= {"ahead": 0 if backend.sums.takes_lists else AHEAD, **around(jk, dm, with_k)}
-    tracer, run = Tracer(jk.team, workers), jk.team.run
-    jk.team.run = tracer.run
+    tracer, run, pairs = Tracer(jk.team, workers), jk.team.run, jk.team.list_pairs(with_k)
+    jk.team.run, pairs.survivors = tracer.run, tracer.counted(pairs.survivors)
     try:
         begin = perf_counter()
         found = jk.get_jk(dm, with_k=with_k)
         end = perf_counter()
     finally:
         jk.team.run = run
+        del pairs.survivors
     difference = max(float(abs(a - b).max()) for a, b in zip(found, expected) if a is not None)
-    facts |= {"before": tracer.begin - begin, **tracer.facts, "after": end - tracer.finish, "difference": difference}
+    before = tracer.begin - begin - tracer.facts["counting"]
+    facts |= {"before": before, **tracer.facts, "after": end - tracer.finish, "difference": difference}
     return TaskTimes(facts | {"machine": describe(backend)}, tracer.rows)
 
 
@@ -276,17 +288,17 @@ def listed(system, with_k, args):
     lists = sorted_lists(HostLists(basis), every, bounds, TOLERANCE, int(HERMITE_SHARE * DEVICE_BYTES) // 16)
     clock["lists"] = perf_counter() - begin
     begin = perf_counter()
-    norms = DensityNorms(basis, dm, True, with_k, MIXED_SHELLS)
-    swapped = digest_swapped if with_k else lambda bra, ket: ket.nab < bra.nab
-    screened = list_pairs(lists, norms, TOLERANCE, swapped)
+    pairs = ListPairs(lists, basis, digest_swapped if with_k else lambda bra, ket: ket.nab < bra.nab)
+    norms = pairs.norms(dm, True, with_k)
     clock["before"] = perf_counter() - begin
     begin = perf_counter()
-    quartets = [int(n.sum()) for n in counts(screened, TOLERANCE)]
+    quartets = pairs.survivors(norms, TOLERANCE, False).quartets
     clock["counting"] = perf_counter() - begin
     rows = []
-    for n, (this, count) in enumerate(zip(screened, quartets)):
-        seconds = count * predicted(UNIT, Side.of(this.bra.pairs), Side.of(this.ket.pairs), with_k)
-        rows.append(columns(this, Task(n, 0, 1, seconds + EACH), count))
+    for n, count in enumerate(quartets):
+        if count:
+            sides = (Side.of(lists[side].pairs) for side in pairs.numbers[n])
+            rows.append(columns(pairs, Task(n, 0, 1, count * predicted(UNIT, *sides, with_k) + EACH), count))
     facts = {"system": system.name, "basis": system.basis, "nao": mol.nao, "matrices": "J, K" if with_k else "J"}
     facts |= {"unit": UNIT, "workers": 1, "ahead": AHEAD, **clock}
     return TaskTimes(facts | {"machine": describe(md4.Engine(basis, backend="cpu").backend)}, rows)

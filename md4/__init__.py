@@ -2,6 +2,7 @@
 
     eri = md4.int2e(mol)                    # pyscf.gto.Mole -> AO tensor
     vj, vk = md4.get_jk(mol, dm)            # Coulomb and exchange matrices of a density matrix
+    fit = md4.DF(mol)                       # density fitting, as pyscf.df.DF
     engine = md4.Engine(basis)              # lists of shell pairs -> blocks (ij, kl, a, b, c, d)
 """
 
@@ -18,6 +19,7 @@ from md4.errors import (
     UnsupportedError,
 )
 from md4.method.operators import Operator
+from md4.pyscf.df import DF
 from md4.pyscf.few_centres import int2c2e, int3c2e
 from md4.pyscf.intor import int2e, intor
 from md4.pyscf.scf import attach, detach
@@ -27,6 +29,7 @@ from md4.support.environment import version as _version
 __version__ = _version("md4") or "0+unknown"  # unknown where md4 is imported from a folder and not installed
 
 __all__ = [
+    "DF",
     "JK",
     "ArgumentError",
     "Basis",

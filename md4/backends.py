@@ -93,6 +93,9 @@ class CoulombTarget(Protocol):
     def collect(self, prepared):
         """Transforms the sums of a whole list back, and forgets the list."""
 
+    def expect_result(self):
+        """As in `Sums.digest`."""
+
     def result(self):
         """Y, shape (n, nao, nao), a NumPy array for the caller to keep."""
 
@@ -125,7 +128,8 @@ class Sums(Protocol):
         """A `BlockTarget` or `ListTarget` for X and Y of `md4.method.digestion`.
 
         `densities`, shape (n_k, nao, nao), and `twice` = D + D^T, shape (n_j, nao, nao), are NumPy arrays, which it
-        copies. Its results X and Y are NumPy arrays, too.
+        copies. Its results X and Y are NumPy arrays, too. A `BlockTarget` has `expect_result()` besides, which may be
+        called before `result` and does what of it can be done while the device is at work.
         """
 
     def coulomb(self, basis, twice):
@@ -143,6 +147,81 @@ class Bounds(Protocol):
 
     def result(self):
         """R_ab, shape (npair,), a NumPy array for the caller to keep."""
+
+
+class Algebra(Protocol):
+    """Dense linear algebra on the device of a backend, for density fitting.
+
+    All arrays are float64, and C-contiguous where nothing else is said. A method is called within ``with working():``.
+
+    Attributes
+    ----------
+    xp
+        The array library: NumPy, or CuPy, which has the same functions.
+    has_host_memory : bool
+        Whether the memory of the host is another than that of the device.
+    block_bytes, chunk_bytes : int
+        Bytes that products should work on at a time, and those of integrals that should be made at a time.
+    """
+
+    xp: object
+    has_host_memory: bool
+    block_bytes: int
+    chunk_bytes: int
+
+    def working(self):
+        """A context in which the device and the backend's stream are those of `xp`."""
+
+    def memory_left(self):
+        """Bytes that may still be allocated on the device."""
+
+    def host_left(self):
+        """Bytes that may still be allocated on the host."""
+
+    def held_bytes(self, nbytes):
+        """Bytes that an array of so many bytes takes on the device."""
+
+    def empty(self, shape):
+        """An array of `xp` that counts against the cap as long as it is there."""
+
+    def host_table(self, shape):
+        """A NumPy array from which copies to the device are fast; it counts against the cap."""
+
+    def send(self, array):
+        """A NumPy array of any type as an array of `xp`."""
+
+    def wrapped(self, array):
+        """An array of the backend as an array of `xp`, which shares its memory."""
+
+    def fetch(self, array, out=None):
+        """An array of `xp` on the host, in `out` if it is given; waits for it."""
+
+    def put_columns(self, part, table, first):
+        """Copies `part`, shape (rows, n), to columns first to first + n of a host table."""
+
+    def row_blocks(self, table, blocks):
+        """Yields (first, rows of a host table on the device) of blocks (first, last); valid until the next one."""
+
+    def sorted_rows(self, array, places, out):
+        """out[n] = array[places[n]]"""
+
+    def gather(self, table, columns, out):
+        """out[n, ...] = table[n, columns[...]]"""
+
+    def gather_to_host(self, table, columns, out):
+        """The same into a NumPy array."""
+
+    def cholesky(self, matrix):
+        """L of L L^T, with zeros above the diagonal; None if the matrix is not positive definite."""
+
+    def eigh(self, matrix):
+        """Eigenvalues in ascending order, and eigenvectors as columns, of a symmetric matrix."""
+
+    def svd(self, matrix):
+        """U, s and V^T, with s in descending order."""
+
+    def solve_lower(self, lower, array, transposed=False):
+        """L^-1 or L^-T times `array`, which is overwritten and returned."""
 
 
 @runtime_checkable
@@ -178,6 +257,9 @@ class Backend(Protocol):
     def division_facts(self):
         """What must be the same for all that divide work among them (`md4.contract.work`), as a short text."""
 
+    def algebra(self):
+        """The `Algebra` of the device; DeviceError where a package for it is missing."""
+
     def mark(self):
         """A function that waits until all work so far is done."""
 
@@ -200,7 +282,7 @@ class Backend(Protocol):
     def compile_ahead(self, basis, use, progress, few=None):
         """Compiles the missing kernels for integrals ('tensor'), J ('j'), or J and K (`digest_flags`) of a basis.
 
-        `few`, `md4.contract.slices.SlicePairs`, holds the pair lists of a tensor that does not need all of the basis.
+        `few`, `md4.contract.slices.FewPairs`, holds the pair lists of a tensor that does not need all of the basis.
         """
 
     def prepare(self, basis, lists, cutoff):

@@ -257,7 +257,7 @@ def fields():
         "RHF": good(lambda: scf.RHF(molecule())), "UHF": good(lambda: scf.UHF(molecule())),
         "RKS": good(lambda: dft.RKS(molecule())),
         "GHF": good(lambda: scf.GHF(molecule())), "mol": bad(molecule), "RHF class": bad(lambda: scf.hf.RHF),
-        "fitted": bad(lambda: scf.RHF(molecule()).density_fit()), "four components": bad(lambda: scf.DHF(molecule())),
+        "fitted": good(lambda: scf.RHF(molecule()).density_fit()), "four components": bad(lambda: scf.DHF(molecule())),
         "with _eri": bad(with_eri), "of a cell": bad(lambda: __import__("pyscf.pbc.scf").pbc.scf.RHF(cell())),
     })  # fmt: skip
 

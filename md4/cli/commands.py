@@ -52,7 +52,8 @@ def parser():
 
 def add_eri(command):
     add_molecule(command)
-    command.add_argument("--aosym", default="s1", metavar="SYM", help="s1 (default), s4 or s8, as in PySCF")
+    command.add_argument("--aosym", metavar="SYM", help="s1 (default), s4 or s8, as in PySCF; with --df s2ij or s1")
+    add_df(command)
     command.add_argument("-o", "--output", metavar="FILE", help="write the tensor to FILE, .h5 (dataset 'eri') or .npy")
     command.add_argument("--devices", metavar="LIST", help="GPUs that share the work: all, or numbers such as 0,1")
     command.add_argument("--mpi", action="store_true", help="share the work with all ranks that mpiexec has started")
@@ -67,6 +68,7 @@ def add_validate(command):
         "--max-quartets", type=int, default=1000, metavar="N", help="sample of a class that has more (%(default)s)"
     )
     command.add_argument("--seed", type=int, default=0, help="of the sample (%(default)s)")
+    add_df(command)
     command.add_argument("--report", metavar="FILE", help="check more, and write a page on it to FILE, .html")
     command.set_defaults(run=run_validate)
 
@@ -82,6 +84,13 @@ def add_warmup(command):
     command.add_argument("--cart", action="store_true", help="Cartesian functions instead of spherical ones")
     command.add_argument("--backend", default="auto", help="auto (default), cuda or cpu")
     command.set_defaults(run=run_warmup)
+
+
+def add_df(command):
+    command.add_argument(
+        "--df", nargs="?", const=True, metavar="AUXBASIS",
+        help="the integrals of density fitting in place of (ij|kl); auxiliary basis set, by default as PySCF chooses",
+    )  # fmt: skip
 
 
 def add_molecule(command):
@@ -103,28 +112,53 @@ def molecule(args):
     return load_molecule(args.geometry, args.basis, args.charge, args.spin, args.cart)
 
 
-def run_eri(args):
-    """The command `eri`; see `md4.cli.eri`."""
-    from md4.cli.eri import run_eri
+def auxiliary(mol, name):
+    """The auxiliary molecule for the value of `--df`: the name of a basis set, or True."""
+    from md4.pyscf.geometry import load_auxiliary
 
-    return run_eri(args)
+    auxmol, text = load_auxiliary(mol, None if name is True else name)
+    print(f"auxiliary basis {text}: {auxmol.nbas} shells, {auxmol.nao} functions")
+    return auxmol
+
+
+def run_eri(args):
+    """The command `eri`; see `md4.cli.eri` and `md4.cli.fitting`."""
+    if args.df is None:
+        from md4.cli.eri import run_eri
+
+        return run_eri(args)
+    from md4.cli.fitting import run_fitting
+
+    return run_fitting(args)
 
 
 def run_validate(args):
     """Prints the table, or writes the report. The exit status says whether all checks passed."""
-    from md4.validation.libcint import format_table, validate
-
     path = report_path(args.report)
     options = {
         "backend": args.backend, "tolerance": args.tolerance, "abs_tolerance": args.abs_tolerance,
         "omega": args.omega, "max_quartets_per_class": args.max_quartets, "seed": args.seed,
         "max_memory": args.max_memory,
     }  # fmt: skip
-    if path is None:
-        records = validate(molecule(args), **options)
+    mol = molecule(args)
+    auxmol = None if args.df is None else auxiliary(mol, args.df)
+    if path is not None:
+        return write_report(mol, path, title=f"{args.geometry} in {args.basis}", auxmol=auxmol, **options)
+    return print_classes(mol, auxmol, options)
+
+
+def print_classes(mol, auxmol, options):
+    """Prints the table of classes, of four centres or of density fitting."""
+    from md4.validation.libcint import format_table, validate
+    from md4.validation.report import settled_fitting
+
+    if auxmol is None:
+        records = validate(mol, **options)
         print(format_table(records))
-        return 0 if all(record.passed for record in records) else 1
-    return write_report(molecule(args), path, title=f"{args.geometry} in {args.basis}", **options)
+    else:
+        records, _ = settled_fitting(mol, auxmol, **options)
+        print(format_table(records, "blocks"))
+    return 0 if all(record.passed for record in records) else 1
 
 
 def report_path(name):
@@ -148,6 +182,8 @@ def write_report(mol, path, **options):
 
     report = make_report(mol, **options)
     print(format_table(report.records))
+    if report.fitting:
+        print(format_table(report.fitting, "blocks"))
     failed, skipped = [check.name for check in report.checks if check.passed is False], report.skipped
     made = len(report.checks) - len(skipped)
     print(f"{made} other checks made: {', '.join(failed) + ' failed' if failed else 'none failed'}")

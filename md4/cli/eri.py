@@ -7,7 +7,7 @@ from time import perf_counter
 import md4
 from md4.cli.ending import writing
 from md4.cli.options import chosen_devices
-from md4.cli.tensor_files import tensor_file
+from md4.cli.tensor_files import DATASET, tensor_file
 from md4.contract.ranks import ranks_of
 from md4.errors import ArgumentError
 from md4.method.scatter import tensor_shape
@@ -23,6 +23,7 @@ AT_ONCE = 1 << 23
 
 def run_eri(args):
     """Computes the tensor, prints its size and norm, and writes it if a file is given."""
+    args.aosym = args.aosym or "s1"
     comm = world() if args.mpi else None
     ranks = ranks_of(comm)
     return ranks.together(lambda: eri(args, comm, ranks), "md4 eri")
@@ -56,7 +57,7 @@ def eri(args, comm, ranks):
                 file.write(rows)
     else:
         with writing(args.output), ExitStack() as stack:
-            place = ranks.first(lambda: stack.enter_context(file.begun(shape)))
+            place = ranks.first(lambda: stack.enter_context(file.begun({DATASET: shape})))
             out = ranks.together(lambda: stack.enter_context(file.opened(place, comm)))
             md4.int2e(mol, out=out, **options)
             seconds = perf_counter() - start
@@ -76,11 +77,11 @@ def memory(args):
     return min(host_memory(), float("inf") if args.max_memory is None else 1e6 * args.max_memory)
 
 
-def output(args, size):
-    """The file for a tensor of `size` bytes, or None; checks that it can be written, and prints what is replaced."""
+def output(args, size, tensors=(DATASET,)):
+    """The file for tensors of `size` bytes, or None; checks that it can be written, and prints what is replaced."""
     if args.output is None:
         return None
-    file = tensor_file(args.output, size, args.mpi)
+    file = tensor_file(args.output, size, args.mpi, tensors)
     if file.replaces:
         print(f"replaces {file.replaces}")
     return file

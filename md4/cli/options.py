@@ -36,8 +36,11 @@ def check_options(options):
         value = options.get(name)
         if value is not None and not least <= value <= most:
             raise ArgumentError(f"--{name.replace('_', '-')} takes {words}, not {shortened(value)}.")
-    if options.get("basis") is not None and not options["basis"].strip():
-        raise ArgumentError("--basis is empty; give the name of a basis set, such as cc-pvdz.")
+    for name, example in (("basis", "cc-pvdz"), ("df", "cc-pvdz-jkfit")):
+        if isinstance(options.get(name), str) and not options[name].strip():
+            raise ArgumentError(f"--{name} is empty; give the name of a basis set, such as {example}.")
+    if options.get("df") is not None and (options.get("mpi") or options.get("devices") is not None):
+        raise ArgumentError("--df is for one process and one device: leave out --mpi and --devices.")
     check_names(options)
     chosen_devices(options.get("devices"))
 
@@ -62,12 +65,13 @@ def check_names(options):
     """ArgumentError for an unknown kind of operator, symmetry or backend, an impossible omega, or a wrong MD4_JOBS."""
     from md4.engine import BACKENDS
     from md4.method.operators import Operator, checked_kind
-    from md4.method.scatter import SYMMETRIES
+    from md4.method.scatter import SYMMETRIES, THREE_CENTRE
 
     Operator.from_omega(options.get("omega"))
     for kind in options.get("operator") or ():
         checked_kind(kind)
-    for name, names in (("aosym", SYMMETRIES), ("backend", BACKENDS)):
+    symmetries = SYMMETRIES if options.get("df") is None else tuple(THREE_CENTRE)
+    for name, names in (("aosym", symmetries), ("backend", BACKENDS)):
         if options.get(name) is not None and options[name] not in names:
             raise ArgumentError(f"--{name} {options[name]!r} is unknown; use one of {', '.join(names)}.")
     if "backend" in options:

@@ -1,11 +1,12 @@
 """Files for the tensor: .npy, or the dataset 'eri' of an HDF5 file, whose other contents are kept.
 
-A tensor is written as a whole (`write`), or row by row by one process or several (`begun` and `opened`).
+A tensor is written as a whole (`write`), or row by row by one process or several (`begun` and `opened`). Tensors of
+other names become datasets of these names, or a .npy file each.
 """
 
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
 
 import numpy as np
@@ -20,51 +21,53 @@ CHUNK = 1 << 24  # bytes written at once: a signal waits for no more
 OVERHEAD = 4096
 
 
-def tensor_file(name, size, shared=False):
+def tensor_file(name, size, shared=False, tensors=(DATASET,)):
     """`NpyFile` or `H5File`, by the ending of the name; ArgumentError if `size` bytes could not be written to it.
 
     Parameters
     ----------
     name : str
     size : int
-        Bytes of the tensor.
+        Bytes of the tensor, or of all tensors.
     shared : bool
         Whether the ranks of MPI will write to it.
+    tensors : sequence of str
+        Names of the tensors.
     """
     kinds = {".npy": NpyFile, ".h5": H5File, ".hdf5": H5File}
     kind = kinds.get(os.path.splitext(name)[1])
     if kind is None:
         raise ArgumentError(f"cannot tell the format of {name!r}; the name must end in .npy, .h5 or .hdf5.")
-    file = kind(name, size)
+    file = kind(name, size, tensors)
     if shared:
         file.check_shared()
     return file
 
 
 class NpyFile:
-    """A .npy file that will be written.
+    """A .npy file that will be written: NAME.npy, or of several tensors NAME.TENSOR.npy each.
 
     Attributes
     ----------
-    path : Path
+    paths : dict
+        Path of each tensor.
+    names : list of str
+        What is written, for a message.
     replaces : str or None
         What exists now and will be replaced.
     """
 
-    def __init__(self, name, size):
-        self.path = checked_target(name, size + OVERHEAD)
-        self.replaces = f"{name} {self.shape()}" if self.path.exists() else None
-
-    def shape(self):
-        """Shape of the array that the file holds now, or a description if it holds no array."""
-        try:
-            return np.load(self.path, mmap_mode="r", allow_pickle=False).shape
-        except (OSError, ValueError, EOFError, SyntaxError):
-            return f"({self.path.stat().st_size} bytes, not an array)"
+    def __init__(self, name, size, tensors=(DATASET,)):
+        stem, end = os.path.splitext(name)
+        names = {tensor: f"{stem}.{tensor}{end}" if len(tensors) > 1 else name for tensor in tensors}
+        self.paths = {tensor: checked_target(own, size + OVERHEAD) for tensor, own in names.items()}
+        self.names = list(names.values())
+        old = [f"{names[tensor]} {shape_in(path)}" for tensor, path in self.paths.items() if path.exists()]
+        self.replaces = ", ".join(old) or None
 
     def write(self, eri):
         """Writes the tensor. `np.save` is not used: it does not notice that a disk has no room for the last bytes."""
-        with HeldSignals() as signals, replacing(self.path) as beside, open(beside, "wb") as file:
+        with HeldSignals() as signals, replacing(self.paths[DATASET]) as beside, open(beside, "wb") as file:
             header = {"descr": eri.dtype.str, "fortran_order": False, "shape": eri.shape}
             np.lib.format.write_array_header_1_0(file, header)
             data = memoryview(eri.reshape(-1)).cast("B")
@@ -72,41 +75,59 @@ class NpyFile:
                 signals.check()
                 file.write(data[start : start + CHUNK])
 
-
     def check_shared(self):
         """Several processes can write to a memory map of the file."""
 
     @contextmanager
-    def begun(self, shape):
-        """Path of a file for a tensor of `shape`, which replaces this one when the block ends.
+    def begun(self, shapes):
+        """Paths of files for tensors of `shapes`, both by name, which replace these ones when the block ends.
 
-        It has its whole size on the disk, since a memory map cannot tell that the disk is full.
+        They have their whole size on the disk, since a memory map cannot tell that the disk is full.
         """
-        with replacing(self.path) as beside:
-            with open(beside, "wb") as file:
-                header = {"descr": np.dtype(np.float64).str, "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(file, header)
-                file.flush()
-                os.posix_fallocate(file.fileno(), 0, file.tell() + 8 * prod(shape))
+        with ExitStack() as stack:
+            beside = {tensor: stack.enter_context(replacing(self.paths[tensor])) for tensor in shapes}
+            for tensor, shape in shapes.items():
+                with open(beside[tensor], "wb") as file:
+                    header = {"descr": np.dtype(np.float64).str, "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(file, header)
+                    file.flush()
+                    os.posix_fallocate(file.fileno(), 0, file.tell() + 8 * prod(shape))
             yield beside
 
     @contextmanager
-    def opened(self, beside, comm):
+    def opened(self, beside, comm=None, tensor=DATASET):
         """The tensor in a file that `begun` has made, as a memory map."""
-        out = np.load(beside, mmap_mode="r+")
+        out = np.load(beside[tensor], mmap_mode="r+")
         yield out
         out.flush()
 
 
-class H5File:
-    """The dataset 'eri' of an HDF5 file, which will be written; attributes as `NpyFile`."""
+def shape_in(path):
+    """Shape of the array that a .npy file holds, or a description if it holds no array."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False).shape
+    except (OSError, ValueError, EOFError, SyntaxError):
+        return f"({path.stat().st_size} bytes, not an array)"
 
-    def __init__(self, name, size):
+
+class H5File:
+    """The dataset 'eri' of an HDF5 file, or datasets of other names, which will be written.
+
+    Attributes
+    ----------
+    path : Path
+    names : list of str
+        What is written, for a message.
+    replaces : str or None
+        What exists now and will be replaced.
+    """
+
+    def __init__(self, name, size, tensors=(DATASET,)):
         try:
             import h5py  # noqa: F401
         except ModuleNotFoundError:
             raise ArgumentError(f"writing {name!r} needs h5py; pip install h5py, or write .npy.") from None
-        self.path = checked_target(name)
+        self.path, self.tensors, self.names = checked_target(name), tensors, [name]
         self.replaces = self.checked()
         checked_target(name, size + self.old_size() + OVERHEAD)
 
@@ -115,26 +136,33 @@ class H5File:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def checked(self):
-        """What the file holds under the name of the dataset, or None; ArgumentError if it cannot be replaced."""
+        """What the file holds under the names of the datasets, or None; ArgumentError if it cannot be replaced."""
         import h5py
 
         if not self.old_size():  # an empty file, such as `mktemp` makes, has nothing to keep
             return None
         try:
             with h5py.File(self.path, "r") as file:
-                old = file.get(DATASET)
-                if isinstance(old, (h5py.Group, h5py.Datatype)):
-                    raise ArgumentError(
-                        f"{str(self.path)!r} holds a {type(old).__name__.lower()} {DATASET!r}, which is no dataset and "
-                        "is not replaced; choose another file."
-                    )
-                if old is None:
-                    return f"the broken link {DATASET!r} of {self.path}" if DATASET in list(file) else None
-                return f"dataset {DATASET!r} of {self.path} {old.shape}"
+                old = [self.old_dataset(file, tensor) for tensor in self.tensors]
+                return ", ".join(filter(None, old)) or None
         except (OSError, RuntimeError) as error:
             raise ArgumentError(
                 f"{str(self.path)!r} is there, but cannot be used as an HDF5 file ({error}); choose another name."
             ) from error
+
+    def old_dataset(self, file, tensor):
+        """As `checked`, for one dataset."""
+        import h5py
+
+        old = file.get(tensor)
+        if isinstance(old, (h5py.Group, h5py.Datatype)):
+            raise ArgumentError(
+                f"{str(self.path)!r} holds a {type(old).__name__.lower()} {tensor!r}, which is no dataset and is not "
+                "replaced; choose another file."
+            )
+        if old is None:
+            return f"the broken link {tensor!r} of {self.path}" if tensor in list(file) else None
+        return f"dataset {tensor!r} of {self.path} {old.shape}"
 
     def check_shared(self):
         """ArgumentError where this h5py cannot write from several processes."""
@@ -149,7 +177,7 @@ class H5File:
     def write(self, eri):
         """Writes the tensor to a copy of the file, which then replaces the file."""
         with HeldSignals() as signals, self.copied() as beside, self.changed(beside) as file:
-            write_rows(new_dataset(file, eri.shape), eri, signals)
+            write_rows(new_dataset(file, DATASET, eri.shape), eri, signals)
 
     @contextmanager
     def copied(self):
@@ -169,21 +197,22 @@ class H5File:
             yield file
 
     @contextmanager
-    def begun(self, shape):
-        """As `NpyFile.begun`."""
+    def begun(self, shapes):
+        """As `NpyFile.begun`, but the path is one for all."""
         with self.copied() as beside:
             with self.changed(beside) as file:
-                new_dataset(file, shape)
+                for tensor, shape in shapes.items():
+                    new_dataset(file, tensor, shape)
             yield beside
 
     @contextmanager
-    def opened(self, beside, comm):
+    def opened(self, beside, comm=None, tensor=DATASET):
         """The tensor in a file that `begun` has made, as a dataset for one process or for all ranks of `comm`."""
         import h5py
 
         options = {} if comm is None else {"driver": "mpio", "comm": comm}
         with errors_of_disk(), h5py.File(beside, "r+", **options) as file:
-            yield file[DATASET]
+            yield file[tensor]
 
 
 @contextmanager
@@ -197,16 +226,20 @@ def errors_of_disk():
         raise OSError(str(error)) from error
 
 
-def new_dataset(file, shape):
-    """An empty dataset 'eri', in the place of what has this name."""
-    if DATASET in list(file):
-        del file[DATASET]
-    return file.create_dataset(DATASET, shape, np.float64)
+def new_dataset(file, tensor, shape):
+    """An empty dataset, in the place of what has this name."""
+    if tensor in list(file):
+        del file[tensor]
+    return file.create_dataset(tensor, shape, np.float64)
 
 
-def write_rows(data, eri, signals):
-    """Writes a tensor to a dataset, piece by piece, so that signals are handled in between."""
+def write_rows(data, eri, signals, first=0):
+    """Writes rows of a tensor, the first of which is row `first`, to a dataset or a memory map.
+
+    This is done piece by piece, so that signals are handled in between.
+    """
     rows = max(1, CHUNK * len(eri) // eri.nbytes)
     for start in range(0, len(eri), rows):
         signals.check()
-        data[start : start + rows] = eri[start : start + rows]
+        piece = eri[start : start + rows]
+        data[first + start : first + start + len(piece)] = piece

@@ -23,8 +23,10 @@ def warm_up(backend, lmax, kinds, jobs, pure, basis):
         seconds = perf_counter() - start
         return f"{made} functions of the CPU compiled in {seconds:.1f} s, {every - made} were in the cache"
     gpu.check_installed()
+    from md4.cpu.warmup import BESIDE, compile_ahead
     from md4.gpu.warmup import warmup
 
     done = warmup(lmax, kinds, jobs, pure, basis=basis)
+    compile_ahead(BESIDE)
     seconds = perf_counter() - start
     return f"{done.compiled} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache"

@@ -2,12 +2,9 @@
 
 import numpy as np
 
-from md4.cpu.threads import in_threads
+from md4.cpu.matrices import all_finite
 from md4.errors import ArgumentError
 from md4.support.arguments import checked_array, shown, whole_number
-
-# Rows and columns of a block of a transposed matrix.
-BLOCK = 128
 
 
 def checked_densities(dm, hermi, nao):
@@ -28,28 +25,9 @@ def checked_densities(dm, hermi, nao):
         raise ArgumentError(f"hermi must be 0 (general), 1 (Hermitian) or 2 (anti-Hermitian), not {shown(hermi)}.")
     with np.errstate(over="ignore"):  # numbers beyond float64 are refused below
         values = dm.astype(np.complex128 if dm.dtype.kind == "c" else np.float64, copy=False)
-    if not np.isfinite(values).all():
+    if not all_finite(values):
         raise ArgumentError("a density matrix has elements that are not finite in double precision.")
     return values.reshape(-1, nao, nao), dm.shape
-
-
-def plus_transposed(matrices, others=None, sign=1):
-    """`matrices` + sign times the transposed `others`, which are themselves by default; shapes (n, nao, nao).
-
-    Block by block, since rows of one and columns of the other would not stay in a cache together.
-    """
-    others = matrices if others is None else others
-    out, nao = np.empty_like(matrices), matrices.shape[-1]
-
-    def rows(n):
-        these = slice(n * BLOCK, (n + 1) * BLOCK)
-        for first in range(0, nao, BLOCK):
-            those = slice(first, first + BLOCK)
-            a, b = matrices[:, these, those], others[:, those, these].transpose(0, 2, 1)
-            (np.add if sign > 0 else np.subtract)(a, b, out=out[:, these, those])
-
-    in_threads(-(-nao // BLOCK), rows, matrices.size)
-    return out
 
 
 def in_order(matrices, order):

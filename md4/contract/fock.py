@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from md4.contract.densities import checked_densities, in_order, plus_transposed
+from md4.contract.densities import checked_densities, in_order
 from md4.contract.ranks import collective, ranks_of
-from md4.contract.screening import DensityNorms, PairList, Statistics, list_pairs
+from md4.contract.screening import PairList, Statistics
 from md4.contract.team import Team
 from md4.contract.worker import Build
+from md4.cpu.matrices import by_elements, plus_transposed
 from md4.engine import Engine
 from md4.method.operators import Operator, check_order
 from md4.shells.basis import Basis
@@ -35,6 +36,9 @@ from md4.support.cache import IMPORTED
 from md4.support.locks import Lock, locked
 from md4.support.log import log
 from md4.support.types import BackendName, Densities, Devices, JKPair, Molecule, Stream
+
+# Of arrays for compiled loops, which are compiled for each layout.
+LAYOUT = ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"]
 
 
 class JK:
@@ -141,7 +145,8 @@ class JK:
         self.stats, self._last = Statistics(), None
 
     def _forget_lists(self):
-        """Drops the pair lists and their H matrices."""
+        """Drops the pair lists, their H matrices, and memory that is kept."""
+        self._kept = np.empty((0, 0, 0))
         if hasattr(self, "team"):
             self.team.forget()
 
@@ -153,13 +158,17 @@ class JK:
     @property
     def lists(self) -> list[PairList]:
         """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
+        self._make_lists()
+        return self.team.lists
+
+    def _make_lists(self):
+        """Makes the pair lists where there are none."""
         if not self.team.lists:
             start = time.perf_counter()
             self.team.make_lists(self._finest)
             lists, seconds = self.team.lists, time.perf_counter() - start
             count = sum(map(len, lists))
             log.info("%d lists of %d shell pairs and their bounds made in %.2f s", len(lists), count, seconds)
-        return self.team.lists
 
     @locked
     @collective
@@ -231,15 +240,15 @@ class JK:
         """
         name = "update, first" if self._last is None else "update"
         densities, *options = self._agreed(name, dm, hermi, with_j, with_k, omega)
-        new, key = densities.copy(), (*options, densities.dtype)
+        new, key = by_elements(np.positive, densities), (*options, densities.dtype)
         if self._last is None or self._last[0] != key:
             result = self._get_jk(new, *options)
         else:
             _, last, old = self._last
-            change = self._get_jk(new - last, *options)
-            result = tuple(None if c is None else c + o for c, o in zip(change, old))
+            change = self._get_jk(by_elements(np.subtract, new, last), *options)
+            result = tuple(None if c is None else by_elements(np.add, c, o, out=c) for c, o in zip(change, old))
         self._last = key, new, result
-        return self._sent([None if v is None else v.copy() for v in result], dm)
+        return self._sent([None if v is None else by_elements(np.positive, v) for v in result], dm)
 
     def _fetched(self, dm):
         """The density matrices on the host."""
@@ -264,7 +273,7 @@ class JK:
     def _real_or_complex(self, dm, hermi, *options):
         """J and K of the real and imaginary parts, whose symmetries differ."""
         if not np.iscomplexobj(dm):
-            return self._build(np.ascontiguousarray(dm, dtype=np.float64), hermi, *options)
+            return self._build(np.require(dm, np.float64, LAYOUT), hermi, *options)
         part = self._build(np.concatenate([dm.real, dm.imag]), 0, *options)
         n = len(dm)
         return tuple(None if v is None else v[:n] + 1j * v[n:] for v in part)
@@ -275,18 +284,25 @@ class JK:
         dm = in_order(dm, self._order)
         general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
         exchange = general if with_k else dm[:0]
-        coulomb = plus_transposed(dm) if with_j and hermi != 2 else dm[:0]
+        coulomb = plus_transposed(dm, out=self._twice(dm)) if with_j and hermi != 2 else dm[:0]
         x, y = self._sums(Build(operator, tolerance, exchange, coulomb, with_k), dm)
         vj = vk = None
         if with_j:
-            vj = plus_transposed(y) if hermi != 2 else np.zeros_like(dm)
-        if with_k:
-            other = x[len(dm) :] if hermi == 0 else x
-            vk = plus_transposed(x[: len(dm)], other, -1 if hermi == 2 else 1)
+            vj = plus_transposed(y, out=y) if hermi != 2 else np.zeros_like(dm)
+        if with_k and hermi == 0:
+            vk = plus_transposed(x[: len(dm)], x[len(dm) :])
+        elif with_k:
+            vk = plus_transposed(x, sign=-1 if hermi == 2 else 1, out=x)
         back = np.argsort(self._order)
         result = tuple(None if v is None else in_order(v, back) for v in (vj, vk))
         self.stats.seconds = time.perf_counter() - start
         return result
+
+    def _twice(self, dm):
+        """Memory for D + D^T, which is kept: to write new memory takes longer than the sum."""
+        if self._kept.shape != dm.shape:
+            self._kept = np.empty_like(dm)
+        return self._kept
 
     def _sums(self, build, dm):
         """X and Y of a build (`md4.method.digestion`); without exchange, X has no matrices."""
@@ -294,10 +310,10 @@ class JK:
             self.stats = Statistics(skipped=self._quartets)
             return build.exchange, build.coulomb
         self.team.compile_ahead(build, self.progress)
-        lists, sums = self.lists, self.engine.backend.sums
-        norms = DensityNorms(self.basis, dm, len(build.coulomb) > 0, build.with_k, sums.mixed_shells)
-        swapped = sums.swapped if build.with_k else sums.coulomb_swapped
-        build.screened = list_pairs(lists, norms, build.tolerance, swapped)
+        self._make_lists()
+        pairs, takes_lists = self.team.list_pairs(build.with_k), self.engine.backend.sums.takes_lists
+        norms = pairs.norms(dm, len(build.coulomb) > 0, build.with_k)
+        build.survivors = pairs.survivors(norms, build.tolerance, takes_lists)
         found, self.stats = self.team.run(build, self.progress)
         self.stats.skipped = self._quartets - self.stats.wanted
         return found if build.with_k else (build.exchange, *found)

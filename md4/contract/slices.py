@@ -19,7 +19,7 @@ from md4.shells.shell_pairs import shell_kinds, unique_pairs_by_class
 
 
 class SlicePairs(NamedTuple):
-    """The shell pairs of a slice as lists of arrays of one class, shape (npair, 2), or of integrals of another kind.
+    """The shell pairs of a slice; each field is a list of arrays of one class, shape (npair, 2).
 
     Attributes
     ----------
@@ -29,6 +29,20 @@ class SlicePairs(NamedTuple):
         The pairs with which all of `bra` are combined.
     triangle : bool
         Whether, in addition, all of `bra` are combined with each other.
+    """
+
+    bra: list
+    ket: list
+    triangle: bool
+
+
+class FewPairs(NamedTuple):
+    """The shell pairs of integrals that need only some of a basis, for `md4.backends.Backend.compile_ahead`.
+
+    Attributes
+    ----------
+    bra, ket, triangle
+        As those of `SlicePairs`.
     target : {'tensor', 'matrix', 'bounds'}
         What takes the integrals: a tensor, the matrix of `md4.contract.three_centre.ThreeCentre`, or bounds, for which
         each list of `bra` is combined with itself.
@@ -37,7 +51,7 @@ class SlicePairs(NamedTuple):
     bra: list
     ket: list
     triangle: bool
-    target: str = "tensor"
+    target: str
 
     @property
     def key(self):

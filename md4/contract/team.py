@@ -11,7 +11,8 @@ from zlib import crc32
 import numpy as np
 
 from md4 import gpu
-from md4.contract.screening import Statistics, counts, pair_bounds, sorted_lists
+from md4.contract.screening import Statistics, pair_bounds, sorted_lists
+from md4.contract.survivors import ListPairs
 from md4.contract.work import divide, make_tasks
 from md4.contract.worker import PartialSums, Worker
 from md4.engine import BACKENDS, Engine
@@ -69,7 +70,7 @@ class Team:
     """
 
     def __init__(self, basis, options, devices, ranks):
-        self.basis, self.ranks = basis, ranks
+        self.basis, self.ranks, self._list_pairs = basis, ranks, {}
         engines = shared_engines(basis, None, **options, devices=devices, ranks=ranks)
         self.workers = [Worker(engine) for engine in engines]
         self.size = len(self.workers)
@@ -119,6 +120,7 @@ class Team:
             return sorted_lists(worker.engine, every, whole, tolerance, min(limits))
 
         # The first worker is the last to get its lists: `lists` asks it whether all have theirs.
+        self._list_pairs = {}
         for worker, lists in reversed([*zip(self.workers, self.ranks.together(lambda: self.each(prepare)))]):
             worker.lists = lists
 
@@ -129,16 +131,29 @@ class Team:
 
     def forget(self):
         """Drops all pair lists."""
+        self._list_pairs = {}
         for worker in self.workers:
             worker.forget()
+
+    def list_pairs(self, with_k):
+        """`ListPairs` of the lists, for J alone or also for K; they are kept as long as the lists."""
+        if with_k not in self._list_pairs:
+            sums = self.engine.backend.sums
+            swapped = sums.swapped if with_k else sums.coulomb_swapped
+            self._list_pairs[with_k] = ListPairs(self.lists, self.basis, swapped)
+        return self._list_pairs[with_k]
 
     # builds
 
     def compile_ahead(self, build, progress):
         """Compiles the missing kernels of a build, on the first rank of each node before the others."""
+        from md4.cpu.warmup import BESIDE, compile_ahead
+
         flags = digest_flags(len(build.exchange), len(build.coulomb)) if build.with_k else "j"
+        beside = BESIDE[:-1] if self.engine.backend.sums.takes_lists else BESIDE
 
         def compile_all():
+            compile_ahead(beside, progress)
             for worker in self.workers:
                 with worker.engine.lock:
                     worker.engine.with_operator(build.operator).backend.compile_ahead(self.basis, flags, progress)
@@ -146,17 +161,12 @@ class Team:
         self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
 
     def tasks(self, build):
-        """The `md4.contract.work.Task` of a build; counts the survivors where that is needed."""
-        sums, screened = self.engine.backend.sums, build.screened
-        if self.size == 1 and sums.takes_lists:
-            return make_tasks([0.0] * len(screened), [1] * len(screened), 1)
-        build.counts = counts(screened, build.tolerance)
-        seconds = sums.seconds if build.with_k else sums.coulomb_seconds
-        times = [
-            seconds(this.bra.pairs, this.ket.pairs, build.matrices) * float(n.sum())
-            for this, n in zip(screened, build.counts)
-        ]
-        return make_tasks(times, [len(this.bra) for this in screened], self.size)
+        """The `md4.contract.work.Task` of a build."""
+        sums, survivors = self.engine.backend.sums, build.survivors
+        if self.size == 1 and sums.takes_lists:  # in which order it takes them does not matter
+            return make_tasks([0.0] * len(survivors), survivors.used, 1)
+        seconds = survivors.pairs.seconds(sums.seconds if build.with_k else sums.coulomb_seconds, build.matrices)
+        return make_tasks((seconds * survivors.quartets).tolist(), survivors.used, self.size)
 
     def run(self, build, progress):
         """(sums, `Statistics`) of a build: the list [X, Y], or [Y] without exchange.
@@ -171,7 +181,8 @@ class Team:
         if self.ranks.size > 1:
             self.ranks.same({"the division of the work": self.checksum(build, tasks)})
         division = divide(tasks, self.size)
-        total = self.total(build) * len(self.workers) // self.size
+        by_nccl = self.size > 1 and build.nbytes >= NCCL_BYTES and self.joined
+        total = build.survivors.total * len(self.workers) // self.size
         with (
             Progress(total, enabled=progress if self.ranks.rank == 0 else False, label=LABEL) as bar,
             self.ranks.counter(len(self.workers)) as counter,
@@ -185,27 +196,20 @@ class Team:
             def work(worker):
                 part = PartialSums(worker, build)
                 part.run(division.shares[worker.number], next_task if division.rest else None)
-                part.end()
+                part.end(fetched=not by_nccl or worker is self.workers[0])
                 return part
 
             parts = self.ranks.together(lambda: self.each(work, counter.stop))
         found = self.ranks.gather([(part.stats.computed, part.stats.wanted, part.stats.seconds) for part in parts])
         computed, wanted, busy = zip(*(each for of_rank in found for each in of_rank))
         start = perf_counter()
-        total = self.total_of(parts)
+        total = self.total_of(parts, by_nccl)
         return total, Statistics(sum(computed), 0, sum(wanted), busy=busy, sums=perf_counter() - start)
 
     def checksum(self, build, tasks):
         """A number that differs, in all likelihood, if two processes have not the same tasks, survivors and lists."""
-        numbers = [[task.pair, task.part, task.parts] for task in tasks], [int(n.sum()) for n in build.counts]
+        numbers = [[task.pair, task.part, task.parts] for task in tasks], build.survivors.quartets
         return crc32(repr((*numbers, [this.pairs.nprim for this in self.lists])).encode())
-
-    def total(self, build):
-        """Number of quartets for the progress bar."""
-        if build.counts is not None:
-            return sum(int(n.sum()) for n in build.counts)
-        lengths = [(len(this.bra), len(this.ket), this.same) for this in build.screened]
-        return sum(bra * (bra + 1) // 2 if same else bra * ket for bra, ket, same in lengths)
 
     def reporter(self, bar):
         """`bar.update` for one thread at a time."""
@@ -219,10 +223,10 @@ class Team:
 
         return report
 
-    def total_of(self, parts):
+    def total_of(self, parts, by_nccl):
         """The sums of all workers added up, as NumPy arrays."""
         places = dict(zip(self.workers, parts))
-        if self.size > 1 and parts[0].nbytes >= NCCL_BYTES and self.joined:
+        if by_nccl:
             self.each(lambda worker: places[worker].target.add_up(worker.group))
 
             def fetch(worker):

@@ -12,7 +12,7 @@ from math import isqrt
 import numpy as np
 
 from md4.backends import ListTarget
-from md4.contract.slices import slice_pairs
+from md4.contract.slices import FewPairs, slice_pairs
 from md4.contract.stores import checked_store
 from md4.contract.workspace import HermiteStore, least_block
 from md4.cpu.targets import HostTensor
@@ -158,7 +158,9 @@ def locked_tensor(engine, request, out, device, progress):
     engine, request = segmented(engine, request)
     layout = request.layout(engine.bra_basis)
     target = slice_target(engine, request, layout, out, device)
-    few = None if request.aosym in SYMMETRIES else slice_pairs(engine.bra_basis, request, layout.ends)
+    few = None
+    if request.aosym not in SYMMETRIES:
+        few = FewPairs(*slice_pairs(engine.bra_basis, request, layout.ends), "tensor")
     engine.backend.compile_ahead(engine.bra_basis, "tensor", progress, few)
     with Progress(layout.nbytes // 8, enabled=progress, label="ERI", unit="integral") as bar:
         add_slice(engine, request, layout, target, bar.update)

@@ -11,7 +11,7 @@ from itertools import combinations_with_replacement, product
 import numpy as np
 
 from md4.contract.screening import schwarz_bounds
-from md4.contract.slices import SlicePairs
+from md4.contract.slices import FewPairs
 from md4.contract.tensor import Request
 from md4.contract.workspace import HermiteStore, least_block
 from md4.engine import Engine, check_basis
@@ -162,7 +162,7 @@ class ThreeCentre:
         kind = self.engine.operator.kind
         if kind not in BELOW_COULOMB:
             raise ArgumentError(f"a cutoff needs one of the operators {', '.join(BELOW_COULOMB)}, not {kind}.")
-        engine, few = self.engine.with_operator("coulomb"), SlicePairs([*self.pairs, *self.single], [], False, "bounds")
+        engine, few = self.engine.with_operator("coulomb"), FewPairs([*self.pairs, *self.single], [], False, "bounds")
         with engine.lock:
             engine.backend.compile_ahead(self.basis, "tensor", None, few)
             largest = max((bounds.max() for _, bounds in bounds_of(engine, self.single)), default=0.0)
@@ -182,7 +182,7 @@ class ThreeCentre:
     def compile_ahead(self, progress=None):
         """Compiles what is missing for `integrals` and `metric`."""
         for lists in ((self.pairs, self.single, False), (self.single, [], True)):
-            few = SlicePairs(*lists, "matrix")
+            few = FewPairs(*lists, "matrix")
             self.engine.backend.compile_ahead(self.basis, "tensor", progress, few)
 
     def integrals(self, first=0, last=None, out=None):

@@ -1,6 +1,6 @@
 """Division of work among devices and processes.
 
-The work of a build are pairs of lists of shell pairs (`md4.contract.screening.Screened`), for each of which a time is
+The work of a build are pairs of lists of shell pairs (`md4.contract.survivors.ListPairs`), for each of which a time is
 predicted. Long ones are cut into parts. Every worker, which is a device or a process, gets a fixed share of these
 tasks, chosen so that the predicted times are the same. The rest are short tasks, which workers take one after the other
 from a counter that all share when they are done with their shares. So wrong predictions cost little, and the counter is
@@ -62,14 +62,14 @@ def make_tasks(seconds, rows, workers):
     seconds : sequence of float
         Predicted time of each pair of lists.
     rows : sequence of int
-        The largest number of parts of each.
+        The largest number of parts of each; 0 where there is nothing to do.
     workers : int
     """
     longest = max(SHORTEST, sum(seconds) / (TASKS * workers))
     tasks = []
     for n, (s, most) in enumerate(zip(seconds, rows)):
         parts = max(1, min(ceil(s / longest), int(s / SHORTEST), most)) if workers > 1 else 1
-        tasks += [Task(n, k, parts, s / parts + EACH) for k in range(parts)]
+        tasks += [Task(n, k, parts, s / parts + EACH) for k in range(parts if most else 0)]
     return sorted(tasks, key=lambda task: -task.seconds)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from md4.contract.screening import Statistics, tiles
+from md4.contract.screening import Statistics
 from md4.contract.work import EACH
 from md4.contract.workspace import HermiteStore, least_block
 from md4.errors import MemoryLimitError
@@ -20,9 +20,9 @@ BLOCK_SHARE = 0.15
 HERMITE_SHARE = 0.5
 # Largest number of quartets of a rectangle of J alone, which makes no block: as many as kernels can count.
 COULOMB_QUARTETS = 1 << 28
-# Predicted time from which on a rectangle may end to waste less. The host needs a part of it to have a rectangle made,
-# less for J alone.
-RECTANGLE_SECONDS, COULOMB_SECONDS = 1e-4, 2.5e-5
+# What a rectangle costs, about, beside its quartets: for launches and for what of the device they leave idle. J alone
+# has fewer of them.
+RECTANGLE_SECONDS, COULOMB_SECONDS = 3e-5, 1e-5
 # Number of tasks that a worker may have begun, but not ended, when it takes the next one.
 AHEAD = 2
 
@@ -38,10 +38,8 @@ class Build:
     exchange, coulomb : ndarray, shapes (n_k, nao, nao) and (n_j, nao, nao)
         D of X, and D + D^T of Y (`md4.method.digestion`). Without exchange, Y is summed in the Hermite basis.
     with_k : bool
-    screened : list of md4.contract.screening.Screened
-        Pairs of lists.
-    counts : list of ndarray, or None
-        The survivors of each (`survivors`), where they are counted.
+    survivors : md4.contract.survivors.Survivors
+        The quartets to compute.
     report : callable
         Is told how many more quartets are done.
     """
@@ -51,14 +49,18 @@ class Build:
     exchange: np.ndarray = field(repr=False)
     coulomb: np.ndarray = field(repr=False)
     with_k: bool
-    screened: list = field(repr=False, default_factory=list)
-    counts: list | None = field(repr=False, default=None)
+    survivors: Any = field(repr=False, default=None)
     report: Any = field(repr=False, default=None)
 
     @property
     def matrices(self):
         """Number of density matrices."""
         return len(self.exchange) + len(self.coulomb)
+
+    @property
+    def nbytes(self):
+        """Bytes of the sums of a worker."""
+        return self.exchange.nbytes + self.coulomb.nbytes
 
 
 class Worker:
@@ -170,7 +172,7 @@ class PartialSums:
     def take(self, tasks):
         """Gives pairs of lists to a `ListTarget`, as many at once as the store has memory for."""
         build, basis, report = self.build, self.engine.bra_basis, self.build.report
-        pairs = [build.screened[task.pair].list_pair(self.worker.lists, task.part, task.parts) for task in tasks]
+        pairs = [build.survivors.list_pair(self.worker.lists, task) for task in tasks]
         for batch in self.store.batches(pairs):
             count = self.target.take(batch, basis, build.tolerance, report)
             self.stats.computed += count
@@ -178,27 +180,27 @@ class PartialSums:
 
     def add_task(self, task):
         """Gives the rectangles of quartets that cover a task to a target of blocks."""
-        this, n = self.build.screened[task.pair], self.build.counts[task.pair]
-        one, two = this.numbers
-        bra, ket = self.worker.lists[one].prepared, self.worker.lists[two].prepared
+        survivors, pair, wanted = self.build.survivors, task.pair, self.build.survivors.quartets[task.pair]
+        bra, ket = (self.worker.lists[n].prepared for n in survivors.pairs.numbers[pair])
+        same, n = survivors.same(pair), survivors.counts(pair)
         first, last = part_of(n, task.part, task.parts)
-        n = n[first:last]
-        wanted = int(n.sum())
+        if task.parts > 1:
+            wanted = int(n[first:last].sum(dtype=np.int64))
         rate = wanted / max(1e-9, task.seconds - EACH)  # quartets a second
         if self.build.with_k:
             self.store.touch(ket, bra)
             self.store.touch(bra, ket)
             most = max(1, self.block_bytes // (8 * bra.facts.nab * ket.facts.nab))
-            least = rate * RECTANGLE_SECONDS
+            price = rate * RECTANGLE_SECONDS
         else:
             most = COULOMB_QUARTETS
-            least = rate * COULOMB_SECONDS
-        for ij, kl in tiles(n, most, least):
+            price = rate * COULOMB_SECONDS
+        for ij, kl in survivors.tiles(pair, first, last, most, price):
             ab, cd = bra[first + ij.start : first + ij.stop], ket[kl]
             if self.build.with_k:
-                self.add_rectangle(ab, cd, this.same)
+                self.add_rectangle(ab, cd, same)
             else:
-                self.target.add(ab, cd, this.same)
+                self.target.add(ab, cd, same)
             self.stats.computed += ab.npair * cd.npair
         self.stats.wanted += wanted
         self.build.report(wanted)
@@ -222,12 +224,14 @@ class PartialSums:
         self.engine.evaluate(ab, cd, block)
         self.target.add(block, ab, cd, self.engine.bra_basis, same)
 
-    def end(self):
-        """Ends the sums of this worker, and waits for its device."""
+    def end(self, fetched=True):
+        """Ends the sums of this worker, and waits for its device; are they `fetched` then?"""
         if not self.build.with_k:
             for this in self.worker.lists:
                 self.store.touch(this.prepared, this.prepared)
                 self.target.collect(this.prepared)
+        if fetched and not self.backend.sums.takes_lists:
+            self.target.expect_result()
         self.backend.mark()()
         self.stats.seconds = perf_counter() - self.start
 
@@ -235,11 +239,6 @@ class PartialSums:
         """[X, Y], or [Y] without exchange, as NumPy arrays."""
         found = self.target.result()
         return list(found) if self.build.with_k else [found]
-
-    @property
-    def nbytes(self):
-        """Bytes of the result."""
-        return 8 * (len(self.build.exchange) + len(self.build.coulomb)) * self.engine.bra_basis.nao**2
 
 
 def halves(side):

@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from md4.cpu.algebra import HostAlgebra
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import Groups, make_groups
 from md4.cpu.h_matrices import BOTH, make_h
@@ -61,6 +62,10 @@ class CpuBackend:
     def division_facts(self):
         """What decides how work is divided: the lanes, on which groups of pairs depend."""
         return f"cpu ({LANES} lanes)"
+
+    def algebra(self):
+        """Products and factorisations of matrices by NumPy and SciPy."""
+        return HostAlgebra(self)
 
     def mark(self):
         """A function that waits for nothing: all work is done when a call returns."""

@@ -14,7 +14,9 @@ from md4.cpu.groups import FIELD, STATE, TASK, Groups, aligned_empty
 from md4.cpu.h_matrices import h_matrices, shape_of
 from md4.cpu.hermite_coulomb import contract_r
 from md4.cpu.integrals import fill_blocks
+from md4.cpu.matrices import transposed_sum
 from md4.cpu.run import Sizes
+from md4.cpu.screening import covering, norms_of_blocks, norms_of_density, survivors
 from md4.cpu.targets import copy_blocks, scatter_blocks
 from md4.method.operators import kind_table
 from md4.method.scatter import SYMMETRIES
@@ -26,7 +28,10 @@ from md4.support.processes import allowed_jobs, can_keep, can_start, command, en
 from md4.support.progress import compiling
 
 # Loops by name, and about how long each takes to compile, in units of one that copies.
-COSTS = {"h": 6, "fill": 12, "copy": 2, "scatter": 4, "digest": 6, "contract": 9}
+COSTS = {"h": 6, "fill": 12, "copy": 2, "scatter": 4, "digest": 6, "contract": 9, "transpose": 2,
+         "blocks": 2, "norms": 2, "count": 3, "cover": 3}  # fmt: skip
+# Those of J and K besides, for each backend. The last one is for GPUs.
+BESIDE = ["transpose", "blocks", "norms", "count", "cover"]
 # How much a second process takes to start, in the same unit.
 START = 3
 
@@ -55,7 +60,7 @@ def every_name(kinds=("coulomb",)):
     """Names of all loops for some operators."""
     uses = "blocks", "j", "jk"
     names = [name for kind in kinds for use in uses for name in names_for(use, kind)]
-    return list(dict.fromkeys([*names, *map(scatter_name, SYMMETRIES)]))
+    return list(dict.fromkeys([*names, *map(scatter_name, SYMMETRIES), *BESIDE]))
 
 
 @cache
@@ -71,13 +76,18 @@ def examples():
         "tasks": np.zeros((1, TASK.size), dtype=np.int64), "lists": np.zeros((1, FIELD.size), dtype=np.int64),
         "items": np.zeros((1, 4), dtype=np.int64), "matrices": matrices, "numbers": np.zeros(1),
         "integers": np.zeros(STATE.size, dtype=np.int64), "four": np.zeros((1, 1, 1, 1)),
-        "work": Sizes(*[1] * 11).allocated(HostMemory()),
+        "work": Sizes(*[1] * 11).allocated(HostMemory()), "indices": np.zeros(1, dtype=np.int64),
+        "small": np.zeros(1, dtype=np.int32), "matrix": matrices[0],
     }  # fmt: skip
 
 
 def arguments(name):
     """(loop, arguments) of a name."""
-    name, _, kind = name.partition(" ")
+    return beside(name) if name in BESIDE else of_integrals(*name.partition(" ")[::2])
+
+
+def of_integrals(name, kind):
+    """(loop, arguments) of a name and a kind of operator or symmetry."""
     of = examples()
     items, tasks, lists, numbers = of["items"], of["tasks"], of["lists"], of["numbers"]
     matrices, integers = of["matrices"], of["integers"]
@@ -93,6 +103,21 @@ def arguments(name):
         return digest_blocks(), (items, tasks, lists, numbers, matrices, matrices, numbers, matrices, matrices)
     more = matrices, of["four"], matrices, of["four"], matrices, of["work"]
     return contract_r(kind), (integers, lists, 0.0, 0.0, kind_table(kind), *more)
+
+
+def beside(name):
+    """(loop, arguments) of a name in `BESIDE`."""
+    of = examples()
+    matrix, numbers, table, indices, small = (of[key] for key in ("matrix", "numbers", "tasks", "indices", "small"))
+    norms = matrix, numbers, numbers
+    loop, these = {
+        "transpose": (transposed_sum, (matrix, matrix, 1.0, True, 0, 0, matrix)),
+        "blocks": (norms_of_blocks, (matrix, indices, 0, 0, matrix)),
+        "norms": (norms_of_density, (matrix, indices, numbers, table, table, numbers, *norms)),
+        "count": (survivors, (table, table, 0, 0, table, numbers, small, *norms, 0.0, small, table, numbers)),
+        "cover": (covering, (small, 0.0, 0, table)),
+    }[name]
+    return loop(), these
 
 
 def compile_ahead(names, progress=None):

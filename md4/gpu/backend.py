@@ -9,6 +9,7 @@ import numpy as np
 
 from md4.errors import DeviceError
 from md4.gpu import collectives
+from md4.gpu.algebra import DeviceAlgebra
 from md4.gpu.buffers import as_buffer, copy_to_device
 from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
@@ -121,6 +122,10 @@ class GpuBackend:
     def join(self, identity, number, size):
         """Becomes a member of a group."""
         return collectives.Group(identity, number, size, self.context.stream)
+
+    def algebra(self):
+        """Products and factorisations of matrices by CuPy; DeviceError without it."""
+        return DeviceAlgebra(self)
 
     def compile_ahead(self, basis, use, progress, few=None):
         """Compiles what a first call asks of a basis, `use` and `few` as in `md4.gpu.variants.needed_variants`."""

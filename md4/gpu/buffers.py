@@ -73,6 +73,13 @@ def copy_to_host(array, pointer, stream):
     stream.synchronize()
 
 
+def written_array(shape):
+    """Host memory that has been written: the system gives pages at the first write, which a copy would wait for."""
+    array = np.empty(shape)
+    array.fill(0.0)
+    return array
+
+
 def check(error, doing):
     """DeviceError if a driver call failed."""
     if error != driver.CUresult.CUDA_SUCCESS:

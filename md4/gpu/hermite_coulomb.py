@@ -5,7 +5,7 @@ See `md4.method.hermite_coulomb`.
 
 import numpy as np
 
-from md4.gpu.buffers import clear, copy_to_device, copy_to_host
+from md4.gpu.buffers import clear, copy_to_device, copy_to_host, written_array
 from md4.gpu.h_layout import KET_BLOCKS
 from md4.gpu.kernels.hermite_coulomb import (
     by_threads,
@@ -37,6 +37,7 @@ class DeviceCoulomb:
         self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))
         copy_to_device(self.twice.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.y, context.stream)
+        self.host = None
 
     def matrices(self, array):
         """The matrices of an array (n, nao, nao) as flat buffers."""
@@ -97,9 +98,14 @@ class DeviceCoulomb:
         """Replaces Y by that of all members of a `md4.gpu.collectives.Group`."""
         group.add_up((self.y,))
 
+    def expect_result(self):
+        """Makes host memory for the result while the device is at work."""
+        self.host = written_array(self.shape)
+
     def result(self):
         """Y on the host."""
-        y = np.empty(self.shape)
-        copy_to_host(y, self.y.pointer, self.backend.context.stream)
+        if self.host is None:
+            self.expect_result()
+        copy_to_host(self.host, self.y.pointer, self.backend.context.stream)
         self.backend.context.pool.release(self.buffer)
-        return y
+        return self.host

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from md4.gpu.buffers import clear, copy_to_device, copy_to_host
+from md4.gpu.buffers import clear, copy_to_device, copy_to_host, written_array
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
@@ -88,6 +88,7 @@ class DeviceDigest:
         copy_to_device(twice_d.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.buffer.part(n + m, (n + m,)), context.stream)
         self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
+        self.host = None
 
     def add(self, block, bra, ket, basis, triangle):
         """Digests one block, and forgets it; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
@@ -99,10 +100,15 @@ class DeviceDigest:
         """Replaces the sums by those of all members of a `md4.gpu.collectives.Group`."""
         group.add_up((self.x, self.y))
 
+    def expect_result(self):
+        """Makes host memory for the result while the device is at work."""
+        self.host = [written_array(shape) for shape in self.shapes]
+
     def result(self):
         """(X, Y) on the host."""
-        host = [np.empty(shape) for shape in self.shapes]
-        for array, matrices in zip(host, (self.x, self.y)):
+        if self.host is None:
+            self.expect_result()
+        for array, matrices in zip(self.host, (self.x, self.y)):
             copy_to_host(array, matrices.pointer, self.context.stream)
         self.context.pool.release(self.buffer)
-        return host
+        return self.host

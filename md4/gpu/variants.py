@@ -227,7 +227,7 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
         Integrals, J alone, or `md4.method.digestion.digest_flags` of a build of J and K.
     cut : bool
         Whether lists may be cut for want of memory, so that any of their pairs may be a list of its own.
-    few : md4.contract.slices.SlicePairs, optional
+    few : md4.contract.slices.FewPairs, optional
         The pair lists of a tensor that does not need all of the basis.
     """
     if few is not None:
@@ -252,7 +252,7 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
 
 
 def tensor_variants(unit, kind, basis, bra, ket, triangle, target, cut=False):
-    """As `needed_variants`, for the integrals of some pair lists; see `md4.contract.slices.SlicePairs`."""
+    """As `needed_variants`, for the integrals of some pair lists; see `md4.contract.slices.FewPairs`."""
     sides = [[(list_kind(basis, pairs, cut), len(pairs)) for pairs in lists] for lists in (bra, ket)]
     if target == "bounds":
         yield from common_variants("bounds")

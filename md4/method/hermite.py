@@ -163,12 +163,14 @@ def structure(la, lb, pure, nctr_a=1, nctr_b=1, single=False):
 def plain_structure(la, lb, pure):
     """`structure` for one contracted function in each shell."""
     tables = [component_table(l, pure) for l in (la, lb)]
-    reach = [[monomials(powers[i:j]) for i, j in pairwise(start)] for start, powers, _ in tables]
-    elements = []
+    reach = [[np.array([*monomials(powers[i:j])]) for i, j in pairwise(start)] for start, powers, _ in tables]
+    elements, triples = [], hermite_triples(la + lb)
     for a, monomials_a in enumerate(reach[0]):
         for b, monomials_b in enumerate(reach[1]):
-            sums = {tuple(map(sum, zip(x, y))) for x in monomials_a for y in monomials_b}
-            for p, t in enumerate(hermite_triples(la + lb).tolist()):
-                if any(all(i <= j for i, j in zip(t, total)) for total in sums):
-                    elements.append((a * len(reach[1]) + b, p))
+            below = np.zeros((la + lb + 1,) * 3, dtype=bool)
+            below[tuple((monomials_a[:, None] + monomials_b).reshape(-1, 3).T)] = True
+            for axis in range(3):  # true where a sum of powers is as high or higher in all directions
+                below = np.flip(np.logical_or.accumulate(np.flip(below, axis), axis), axis)
+            found = np.flatnonzero(below[tuple(triples.T)])
+            elements += [(a * len(reach[1]) + b, p) for p in found.tolist()]
     return tuple(elements)

@@ -162,10 +162,10 @@ def int2c2e(
     --------
     >>> import md4, pyscf
     >>> from pyscf import df
-    >>> auxmol = df.make_auxmol(pyscf.M(atom="He 0 0 0", basis="cc-pvtz"), "cc-pvtz-jkfit")
+    >>> auxmol = df.make_auxmol(pyscf.M(atom="He 0 0 0", basis="cc-pvtz"), "cc-pvtz-ri")
     >>> metric = md4.int2c2e(auxmol)
     >>> print(metric.shape, abs(metric - auxmol.intor("int2c2e")).max() < 1e-12)
-    (23, 23) True
+    (27, 27) True
     """
     operator, basis = operator_of(checked_mol(auxmol), omega), Basis.from_mol(auxmol)
     options = "s1", shls_slice, out, backend, device, max_memory, stream, progress

@@ -247,6 +247,50 @@ def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
     return mol
 
 
+def load_auxiliary(mol, basis=None):
+    """The auxiliary molecule of a molecule for density fitting.
+
+    Parameters
+    ----------
+    mol : pyscf.gto.Mole
+    basis : str, optional
+        Name of an auxiliary basis set. By default those are taken that PySCF takes for the orbital basis of each
+        element: the set that was optimised for it, or even-tempered functions where there is none.
+
+    Returns
+    -------
+    auxmol : pyscf.gto.Mole
+    text : str
+        The name of the basis, or what was taken for each element.
+
+    Raises
+    ------
+    ArgumentError
+        The basis set is unknown, or it lacks an element.
+    """
+    from pyscf import df, gto
+    from pyscf.lib.exceptions import BasisNotFoundError
+
+    symbols = sorted({atom[0] for atom in mol._atom})
+    with warnings.catch_warnings(), no_evaluation():
+        warnings.simplefilter("ignore")
+        if basis is None:
+            names = df.make_auxbasis(mol)
+            return df.make_auxmol(mol, names), auxiliary_text(names)
+        try:
+            return df.make_auxmol(mol, gto.format_basis(dict.fromkeys(symbols, basis))), basis
+        except BasisNotFoundError as error:
+            raise ArgumentError(f"{basis_message(basis, error)} Without a name PySCF's choice is taken.") from error
+
+
+def auxiliary_text(names):
+    """What PySCF has chosen for each element, as one name if it is the same."""
+    texts = {symbol: name if isinstance(name, str) else "even-tempered" for symbol, name in names.items()}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return ", ".join(f"{text} ({symbol})" for symbol, text in sorted(texts.items()))
+
+
 def check_electrons(charge, spin):
     """ArgumentError for a charge or a spin that no molecule has. PySCF checks whether they fit together."""
     if abs(charge) > LARGEST_CHARGE:

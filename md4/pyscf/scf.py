@@ -1,14 +1,14 @@
 """PySCF's mean-field objects with J and K by md4: `attach` and `detach`.
 
 `attach` puts the class `MD4SCF` in front of the class of an object, as PySCF's density_fit() and newton() do. Then
-get_jk is that of md4, and everything else is that of PySCF. get_j, get_k, get_veff, the response functions of newton(),
+get_jk is that of md4, and everything else is that of PySCF. With density fitting, whose class stays in front, J and K
+are those of an `md4.DF`, which replaces PySCF's. get_j, get_k, get_veff, the response functions of newton(),
 stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Derivatives of integrals do not.
 
 With a communicator of MPI, every rank runs the same calculation. Its ranks build J and K together, and what decides how
 PySCF goes on is that of rank 0 on all of them: the guess, orbitals, energies and gradients. So they cannot drift apart.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,7 +17,9 @@ from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
 from md4.gpu.devices import chosen
 from md4.method.operators import check_order, finite_number
-from md4.pyscf import check_pyscf
+from md4.pyscf import check_density, check_pyscf, effective_omega, fingerprint
+from md4.pyscf.classes import class_parts, restored, with_mixin
+from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
 from md4.support.display import backend_text
 from md4.support.locks import Lock, locked
@@ -25,8 +27,6 @@ from md4.support.types import BackendName, Devices, MeanField, Stream
 
 # A class of PySCF; an object stays one of it.
 Solver = TypeVar("Solver", bound=MeanField)
-# Where geometry and basis begin in mol._env; what is before (omega, gauge origin, ...) may change at any time.
-PTR_ENV_START = 20
 # The column of mol._bas that holds the angular momenta.
 ANG_OF = 1
 # What decides which builds PySCF asks for, and how it continues.
@@ -34,11 +34,6 @@ SETTINGS = (
     "conv_tol", "conv_tol_grad", "conv_check", "max_cycle", "direct_scf", "direct_scf_tol", "diis_space", "diis_damp",
     "level_shift", "init_guess", "xc",
 )  # fmt: skip
-
-
-def fingerprint(mol):
-    """All data on which the integrals over the shells of `mol` depend, except the operator; can be compared."""
-    return bool(mol.cart), mol._atm.tobytes(), mol._bas.tobytes(), mol._env[PTR_ENV_START:].tobytes()
 
 
 class Builder:
@@ -62,6 +57,12 @@ class Builder:
     def fresh(self):
         """A new builder with the same options, without a JK. The old one may be shared by copies of the object."""
         return Builder(**self.options)
+
+    @property
+    def fitting_options(self):
+        """Options of the `md4.DF` of the same object. Each rank has one of its own."""
+        rank = None if self.ranks.size == 1 else self.ranks.node_rank
+        return {name: self.options[name] for name in ("backend", "max_memory", "stream", "devices")} | {"rank": rank}
 
     @locked
     def jk(self, mol, made=lambda jk: None):
@@ -220,6 +221,16 @@ class MD4SCF:
         """PySCF's dump_chk on rank 0."""
         return super().dump_chk(*args, **options) if self._md4_builder.ranks.rank == 0 else self
 
+    def density_fit(self, *args, **options):
+        """PySCF's density_fit. An `md4.DF` makes J and K unless the caller gives an object of his own for `with_df`."""
+        from pyscf import df
+
+        fitted = super().density_fit(*args, **options)
+        given = options.get("with_df", args[1] if len(args) > 1 else None)
+        if given is None and type(fitted.with_df) is df.DF:
+            fitted.with_df = by_md4(fitted.with_df, **self._md4_builder.fitting_options)
+        return fitted
+
     def reset(self, mol=None):
         """PySCF's reset; pairs and bounds are made again at the next build."""
         self._md4 = self._md4.fresh()
@@ -238,7 +249,7 @@ class MD4SCF:
 
     def __repr__(self):
         size = f"{self.mol.natm} atoms, {self.mol.nao} AOs"
-        first = "by md4" if type(self).get_jk is MD4SCF.get_jk else "not by md4 alone"
+        first = "by md4" if by_md4_alone(self) else "not by md4 alone"
         return f"<{type(self).__name__}: {size}, J and K {first}, {self._md4!r}>"
 
     def __reduce_ex__(self, protocol):
@@ -250,25 +261,28 @@ class MD4SCF:
         self._opt = {None: None}  # PySCF sets None, which its own get_jk cannot use after `detach`
 
 
+def is_fitted(mf):
+    """Whether PySCF's density fitting makes J, or J and K, of an object."""
+    from pyscf.df.df_jk import _DFHF
+
+    return isinstance(mf, _DFHF) and bool(mf.with_df)
+
+
+def by_md4_alone(mf):
+    """Whether both J and K are those of md4."""
+    from pyscf.df.df_jk import _DFHF
+
+    return type(mf).get_jk is (_DFHF.get_jk if is_fitted(mf) else MD4SCF.get_jk) and (
+        not is_fitted(mf) or isinstance(mf.with_df, DF)
+    )
+
+
 def settings(mf):
     """The settings of a mean-field object that all ranks must share."""
     found = {name: getattr(mf, name, None) for name in SETTINGS}
     if "_scf" in vars(mf):  # newton() diagonalises once more if it tells that much
         found["verbose of 5 or more"] = mf.verbose >= 5
     return found
-
-
-def effective_omega(mol, omega):
-    """`omega` with PySCF's meaning of None: the value of `mol`, which with_range_coulomb may have set."""
-    return float(mol.omega if omega is None else omega)
-
-
-def check_density(dm, n):
-    """ArgumentError unless `dm` consists of matrices of the shape (n, n)."""
-    if dm.ndim < 2 or dm.shape[-2:] != (n, n) or dm.dtype.kind not in "fciu":
-        raise ArgumentError(
-            f"a density matrix of this object has shape (..., {n}, {n}) and numbers, not {dm.shape} of {dm.dtype}."
-        )
 
 
 def check_no_integrals(mf, omega):
@@ -286,39 +300,11 @@ def build(jk, dm, hermi, with_j, with_k, omega, tol):
     return [None if v is None else v.reshape(dm.shape) for v in jk.get_jk(stack, hermi, with_j, with_k, omega, tol)]
 
 
-# classes --------------------------------------------------------------------------------------------------------------
-
-
-def class_parts(cls):
-    """`cls` if it can be found by its name; else (name, parts of each base), for a class made by `lib.make_class`."""
-    named = getattr(sys.modules.get(cls.__module__), cls.__qualname__, None)
-    if named is cls or "__name_mixin__" not in vars(cls):
-        return cls
-    return cls.__name__, tuple(class_parts(base) for base in cls.__bases__)
-
-
-def class_of(parts):
-    """Inverse of `class_parts`."""
-    from pyscf import lib
-
-    if isinstance(parts, type):
-        return parts
-    name, bases = parts
-    cls = lib.misc.make_class(tuple(class_of(base) for base in bases), name)
-    cls.__module__ = cls.__bases__[-1].__module__
-    return cls
-
-
-def restored(parts):
-    """An empty object of the class, for pickle to fill."""
-    cls = class_of(parts)
-    return cls.__new__(cls)
-
-
 def check_supported(mf):
     """ArgumentError or UnsupportedError if md4's J and K would not be those that `mf` needs."""
     check_pyscf("md4.attach")
     from pyscf import gto
+    from pyscf.df.df_jk import _DFHF
     from pyscf.scf import ghf, hf, uhf
 
     name = type(mf).__name__
@@ -330,13 +316,12 @@ def check_supported(mf):
         raise UnsupportedError(
             f"{name} has no J and K over real functions; attach takes RHF, UHF, ROHF, GHF, RKS, UKS, ROKS and GKS."
         )
-    owner = next(cls for cls in type(mf).__mro__ if "get_jk" in vars(cls))
+    owner = next(cls for cls in type(mf).__mro__ if "get_jk" in vars(cls) and cls is not _DFHF)
     if "get_jk" in vars(mf) or owner not in (hf.SCF, hf.RHF, uhf.UHF, ghf.GHF, MD4SCF):
         whose = "the object itself" if "get_jk" in vars(mf) else owner.__name__
-        raise UnsupportedError(
-            f"J and K of {name} are those of {whose}, which md4 would replace; undo that (undo_df() for density "
-            "fitting), or attach first and fit afterwards."
-        )
+        raise UnsupportedError(f"J and K of {name} are those of {whose}, which md4 would replace; undo that first.")
+    if is_fitted(mf):
+        check_replaceable(mf.with_df)
     if mf._eri is not None and (mf.mol.incore_anyway or mf.mol.nbas == 0):
         raise UnsupportedError(
             f"{name} has integrals of its own in mf._eri, which md4 would ignore; set mf._eri = None and "
@@ -346,15 +331,18 @@ def check_supported(mf):
 
 def attached(mf, builder):
     """`mf`, changed in place so that its J and K come from `builder`."""
-    from pyscf import lib
-
     inner = mf.__dict__.get("_scf")
     if inner is not None:  # of newton(); another object may use it as well
         check_supported(inner)
         mf._scf = attached(inner.copy(), builder)
+    if is_fitted(mf):
+        shared = inner is not None and is_fitted(inner) and inner.with_df is mf.with_df
+        mf.with_df = mf._scf.with_df if shared else by_md4(mf.with_df, **builder.fitting_options)
     mf._md4 = builder
     mf._eri = None  # with integrals in it, get_veff would not build from differences
-    return mf if isinstance(mf, MD4SCF) else lib.set_class(mf, (MD4SCF, mf.__class__))
+    if not isinstance(mf, MD4SCF):
+        mf.__class__ = with_mixin(type(mf), MD4SCF)
+    return mf
 
 
 def attach(
@@ -364,8 +352,9 @@ def attach(
     """Makes md4 build J and K of a mean-field object of PySCF.
 
     Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(), conversions such as
-    to_uhf() and to_ks(), pickles and reset() keep md4. density_fit() on the result replaces J and K until undo_df(), as
-    it does without md4; with ``only_dfj=True`` K is still that of md4.
+    to_uhf() and to_ks(), pickles and reset() keep md4. With density_fit(), before or after, J and K are those of an
+    `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df`` is used as it
+    is.
 
     Parameters
     ----------
@@ -378,7 +367,7 @@ def attach(
     stream : optional
         CUDA stream to work on; see `md4.Engine`.
     devices : 'all', int or list of int, optional
-        GPUs that share each build; see `md4.JK`.
+        GPUs that share each build; see `md4.JK`. Density fitting uses the first one.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator whose ranks share each build; see `md4.JK`. Every rank runs the same script. Guess, orbitals,
         energies and gradients are those of rank 0, which alone writes `mf.chkfile`; on the other ranks it is None.
@@ -396,9 +385,9 @@ def attach(
     RankError
         Another rank failed. Its message is that rank's.
     UnsupportedError
-        The object is periodic, a relativistic four- or two-component object, density-fitted, has integrals or a get_jk
-        of its own, or has shells with l > 8. Integrals that are put into ``mf._eri`` later are refused at the next
-        build.
+        The object is periodic, a relativistic four- or two-component object, has integrals, fitted integrals or a
+        get_jk of its own, or has shells with l > 8. Integrals that are put into ``mf._eri`` later are refused at the
+        next build.
 
     Examples
     --------
@@ -444,6 +433,8 @@ def detach(mf: Solver) -> Solver:
     inner = mf.__dict__.get("_scf")
     if isinstance(inner, MD4SCF):
         mf._scf = detach(inner.copy())
+    if is_fitted(mf):
+        mf.with_df = by_pyscf(mf.with_df)
     mf.__class__ = lib.misc.drop_class(mf.__class__, MD4SCF)
     del mf._md4
     return mf

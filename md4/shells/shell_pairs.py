@@ -262,6 +262,8 @@ def check_side(basis, given, side="pair"):
             f"shell {shells[n]} has {other}; give one list for each class."
         )
     basis = basis.with_unit
+    if (shells == basis.unit).any():
+        raise ArgumentError(f"the {side} list has shell {basis.unit}, the unit function, which has no integrals.")
     return basis, np.stack([shells, np.full_like(shells, basis.unit)], axis=1).astype(np.int64)
 
 

@@ -58,6 +58,11 @@ def way_to_gpu():
     return f"{way_to_extra('cu13')}, with cu12 in place of cu13 for a driver older than 580"
 
 
+def way_to_cupy():
+    """How md4 gets CuPy with the libraries it uses, as the end of a sentence."""
+    return f"{way_to_extra('df-cu13')}, with df-cu12 in place of df-cu13 for a driver older than 580"
+
+
 @cache
 def missing_for_gpu():
     """The reason why md4 has no packages for GPUs, with the remedy; None if it has them.

@@ -9,6 +9,8 @@ import numpy.typing as npt
 BackendName: TypeAlias = Literal["auto", "cuda", "cpu"]
 Symmetry: TypeAlias = Literal["s1", "s4", "s8"]
 PairSymmetry: TypeAlias = Literal["s1", "s2ij"]
+# Where density fitting keeps its tensor.
+Store: TypeAlias = Literal["auto", "device", "host", "direct"]
 HostArray: TypeAlias = npt.NDArray[np.float64]
 # A handle, or a stream of Numba, CuPy or PyTorch, none of which has types for it.
 Stream: TypeAlias = Any

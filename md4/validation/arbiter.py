@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from md4.method.angular import component_coefficients
-from md4.validation.libcint import FLOOR
+from md4.validation.libcint import FLOOR, sides
 
 MOST_RULINGS = 2  # largest number for a class
 MOST_COST = 20000  # largest estimated work for one element, in the unit of `cost`
@@ -83,6 +83,12 @@ def cost(shells, pure, element):
     return prod(s.nprim for s in shells) * (5 + terms)
 
 
+def as_quartet(items, one):
+    """What belongs to (ab|cd), (ab|c) or (a|b), as four items for (ab|cd), (ab|c 1) or (a 1|b 1)."""
+    bra, ket = sides(items)
+    return [*bra, *[one] * (2 - len(bra)), *ket, *[one] * (2 - len(ket))]
+
+
 def rule(label, basis, operator, quartet):
     """The `Ruling` on the worst element of a quartet."""
     oracle = load_oracle()
@@ -92,7 +98,8 @@ def rule(label, basis, operator, quartet):
     if cost(shells, basis.pure, quartet.element) > MOST_COST:
         return Ruling(label, quartet, reason="too many primitives for the oracle")
     parameter = operator.parameter or None
-    exact = oracle.eri(shells, basis.pure, (operator.kind, parameter), [quartet.element], dps=30)[0]
+    shells, element = as_quartet(shells, None), as_quartet(quartet.element, 0)
+    exact = oracle.eri(shells, basis.pure, (operator.kind, parameter), [element], dps=30)[0]
     return Ruling(label, quartet, float(exact))
 
 

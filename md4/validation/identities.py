@@ -16,13 +16,14 @@ from md4.method.angular import cartesian_triples, component_coefficients
 from md4.method.operators import Operator
 from md4.shells.basis import Basis
 from md4.support.display import operator_text
-from md4.validation.arbiter import MISSING, load_oracle
-from md4.validation.libcint import class_label, host, validate
+from md4.validation.arbiter import MISSING, as_quartet, load_oracle
+from md4.validation.libcint import class_label, host, sides, validate
 
 CENTRES = np.array([[0.1, -0.2, 0.3], [-0.4, 0.5, -0.1], [0.3, 0.4, -0.5], [-0.2, -0.3, -0.6]])
 OPERATORS = (Operator.coulomb(), *(Operator(kind, 0.7) for kind in operators.OPERATORS[1:]))
-SMALL_CLASSES = ((1, 0, 0, 0), (2, 1, 1, 0), (3, 2, 1, 2))
-HIGH_CLASSES = ((4, 4, 4, 4), (6, 0, 6, 0), (5, 5, 5, 5), (6, 6, 6, 6))
+# Of four centres, and of three and two, (ab|c) and (a|b).
+SMALL_CLASSES = ((1, 0, 0, 0), (2, 1, 1, 0), (3, 2, 1, 2), (2, 1, 3), (3, 2))
+HIGH_CLASSES = ((4, 4, 4, 4), (6, 0, 6, 0), (5, 5, 5, 5), (6, 6, 6, 6), (6, 6, 7), (3, 2, 10), (8, 8))
 SYMMETRY_CLASSES = ((1, 1, 1, 0), (2, 1, 1, 2), (3, 2, 1, 3), (4, 1, 3, 2))
 ELEMENTS = 6  # number of elements of a block that the oracle computes
 SHIFT = np.array([3.0, -7.0, 5.0])  # Bohr
@@ -63,15 +64,17 @@ class Check:
 
 
 def quartet_basis(ls, centres=CENTRES):
-    """Four primitive shells of `ls`, one on each centre, with random exponents from 0.6 to 1.5."""
-    exponents = np.random.default_rng([7, *ls]).uniform(0.6, 1.5, (4, 1))
-    return Basis.from_arrays(ls, exponents, np.ones((4, 1)), centres)
+    """Primitive shells of two, three or four `ls`, one on each centre, with random exponents from 0.6 to 1.5."""
+    count = len(ls)
+    exponents = np.random.default_rng([7, *ls]).uniform(0.6, 1.5, (count, 1))
+    return Basis.from_arrays(ls, exponents, np.ones((count, 1)), centres[:count])
 
 
-def quartet_block(basis, backend, operator=None, order=(0, 1, 2, 3)):
-    """(ab|cd) of four shells of a basis, shape (na, nb, nc, nd)."""
+def quartet_block(basis, backend, operator=None, order=None):
+    """(ab|cd), (ab|c) or (a|b) of the shells of a basis in an order, shape (na, nb, nc, nd) and the like."""
     engine = Engine(basis, operator=operator, backend=backend)
-    return host(engine.compute([order[:2]], [order[2:]]))[0, 0]
+    bra, ket = ([side] if len(side) == 2 else side for side in sides(range(len(basis)) if order is None else order))
+    return host(engine.compute(bra, ket))[0, 0]
 
 
 def relative(differences, block):
@@ -100,7 +103,8 @@ def oracle_check(operator, ls, backend, tolerance):
     basis = quartet_basis(ls)
     block = quartet_block(basis, backend, operator)
     elements = some_elements(block.shape)
-    exact = oracle.eri(basis.shells, basis.pure, (operator.kind, parameter), elements, dps=30)
+    shells, places = as_quartet(basis.shells, None), [as_quartet(e, 0) for e in elements]
+    exact = oracle.eri(shells, basis.pure, (operator.kind, parameter), places, dps=30)
     error = relative([block[e] - x for e, x in zip(elements, exact)], block)
     return Check.of(name, "oracle", f"{len(elements)} elements", error, tolerance)
 

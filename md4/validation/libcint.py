@@ -19,11 +19,15 @@ difference was the error of libcint. Use a tolerance of 1e-10 there.
 
 The time of md4 is that of a call with compiled kernels, including the transfer of the result to the host. The time of
 libcint does not include the set-up of its optimizer.
+
+`md4.validation.fitting` does the same for integrals of three and of two centres. So the functions below that are given
+shells, one array of indices for each centre, take four, three or two of them: (ab|cd), (ab|c) or (a|b).
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement, product
+from math import prod
 from time import perf_counter
 
 import numpy as np
@@ -39,6 +43,7 @@ from md4.support.progress import Progress
 FLOOR = 32 * np.finfo(float).eps  # relative to the Schwarz bound
 NEGLIGIBLE = 1e-15  # in Hartree
 MAX_BLOCK_ELEMENTS = 2**24  # 128 MB for a tensor
+INTORS = {2: "int2c2e", 3: "int3c2e", 4: "int2e"}  # libcint's names of the integrals of so many centres
 WORST = 3  # number of quartets of a class that a record keeps
 
 
@@ -46,10 +51,12 @@ WORST = 3  # number of quartets of a class that a record keeps
 class Quartet:
     """One shell quartet, and its element with the largest difference between md4 and libcint.
 
+    Likewise three shells (ab|c), or two (a|b).
+
     Attributes
     ----------
     shells : tuple of int
-        Numbers of the four shells.
+        Numbers of the shells.
     element : tuple of int
         (a, b, c, d) within the shells, [contraction][component].
     ours, theirs : float
@@ -160,22 +167,30 @@ def validate(
     ArgumentError, BasisError, UnsupportedError
         The input cannot be used; this is found before anything is computed.
     """
-    tolerance = checked_real("tolerance", tolerance, 0)
-    abs_tolerance = checked_real("abs_tolerance", abs_tolerance, 0)
-    max_quartets_per_class = checked_integer("max_quartets_per_class", max_quartets_per_class, 1)
-    seed = checked_integer("seed", seed, 0)
+    tolerances = checked_tolerances(tolerance, abs_tolerance)
+    most, seed = checked_integer("max_quartets_per_class", max_quartets_per_class, 1), checked_integer("seed", seed, 0)
     checked_progress(progress)
     omega = checked_mol(mol).omega if omega is None else omega
     basis = Basis.from_mol(mol)
     check_order(4 * basis.lmax)
     engine = Engine(basis, basis, operator=Operator.from_omega(omega), backend=backend, max_memory=max_memory)
-    libcint = Libcint(mol, basis, float(omega))
-    classes = quartet_classes(basis)
+    libcint = Libcint(mol, float(omega))
+    classes = [(class_label(ls), samples(basis, ls, most, seed)) for ls in quartet_classes(basis)]
+    return compare_classes(engine, libcint, classes, *tolerances, progress)
+
+
+def checked_tolerances(tolerance, abs_tolerance):
+    """Both tolerances; ArgumentError if one cannot be used."""
+    return checked_real("tolerance", tolerance, 0), checked_real("abs_tolerance", abs_tolerance, 0)
+
+
+def compare_classes(engine, libcint, classes, tolerance, abs_tolerance, progress):
+    """One `Record` for each class, a pair of its label and of what `samples` yields."""
     records = []
     with Progress(len(classes), enabled=progress, label="validate", unit="class") as bar:
-        for ls in classes:
-            record = Record(class_label(ls))
-            for shells in samples(basis, ls, max_quartets_per_class, seed):
+        for label, sample in classes:
+            record = Record(label)
+            for shells in sample:
                 record.add(*compare(engine, libcint, shells, tolerance, abs_tolerance))
             record.passed = bool(record.max_abs <= abs_tolerance and record.max_rel <= tolerance)
             records.append(record)
@@ -189,34 +204,46 @@ def quartet_classes(basis):
     return [(*bra, *ket) for ket, bra in combinations_with_replacement(sorted(pairs), 2)]
 
 
+def sides(items):
+    """The bra's and the ket's of two, three or four items, which belong to the shells of (a|b), (ab|c) or (ab|cd)."""
+    first = (len(items) + 1) // 2
+    return items[:first], items[first:]
+
+
 def class_label(ls):
-    """(la, lb, lc, ld) as '(ab|cd)'."""
-    a, b, c, d = map(shell_letter, ls)
-    return f"({a}{b}|{c}{d})"
+    """(la, lb, lc, ld) as '(ab|cd)'; three as '(ab|c)', two as '(a|b)'."""
+    bra, ket = sides([shell_letter(l) for l in ls])
+    return f"({''.join(bra)}|{''.join(ket)})"
 
 
-def samples(basis, ls, limit, seed):
-    """Yields four arrays of shell indices for each combination of contractions in the class.
+def samples(basis, ls, limit, seed, ranges=None):
+    """Yields an array of shell indices for each centre, for each combination of contractions in the class.
 
     All quartets of these shells are to be compared. They are at most `limit` for the class, but at least one for each
-    combination.
+    combination. `ranges` has the shells that each centre may take, by default all.
     """
-    groups = defaultdict(list)
-    for i, shell in enumerate(basis.shells):
-        groups[shell.l, shell.nctr].append(i)
-    contractions = [[n for l, n in sorted(groups) if l == wanted] for wanted in ls]
+    groups = [shells_by_class(basis, shells) for shells in ranges or [range(basis.nshell)] * len(ls)]
+    contractions = [[n for l, n in sorted(group) if l == wanted] for group, wanted in zip(groups, ls)]
     combinations = list(product(*contractions))
     rng = np.random.default_rng([seed, *ls])
     for nctr in combinations:
-        pools = [groups[key] for key in zip(ls, nctr)]
+        pools = [group[key] for group, key in zip(groups, zip(ls, nctr))]
         size = int(np.prod([basis.ncomp(l) * n for l, n in zip(ls, nctr)]))
         most = min(limit // len(combinations), MAX_BLOCK_ELEMENTS // size)
         counts = sample_counts([len(pool) for pool in pools], max(1, most))
         yield [np.sort(rng.choice(pool, count, replace=False)) for pool, count in zip(pools, counts)]
 
 
+def shells_by_class(basis, shells):
+    """Those numbers `shells` of shells that have the same (l, nctr), by it."""
+    groups = defaultdict(list)
+    for i in shells:
+        groups[basis.shells[i].l, basis.shells[i].nctr].append(i)
+    return groups
+
+
 def sample_counts(counts, limit):
-    """Numbers of shells for the four centres, reduced evenly until their product is at most `limit`."""
+    """Numbers of shells for the centres, reduced evenly until their product is at most `limit`."""
     counts = list(counts)
     while np.prod(counts, dtype=float) > limit:
         counts[int(np.argmax(counts))] -= 1
@@ -224,8 +251,8 @@ def sample_counts(counts, limit):
 
 
 def compare(engine, libcint, shells, tolerance, abs_tolerance):
-    """The arguments of `Record.add` for all quartets of four lists of shells."""
-    bra, ket = (np.array(list(product(*pair))) for pair in (shells[:2], shells[2:]))
+    """The arguments of `Record.add` for all quartets of the lists of shells."""
+    bra, ket = (np.array(list(product(*side))) if len(side) == 2 else side[0] for side in sides(shells))
     host(engine.compute(bra[:1], ket[:1]))  # compiles
     optimizer = libcint.optimizer(shells)
     start = perf_counter()
@@ -247,7 +274,8 @@ def host(result):
 def errors(ours, theirs, bounds, tolerance):
     """Largest absolute error, largest relative one of the blocks above the floor, and number of those at it.
 
-    `ours` and `theirs` have shape (ij, kl, a, b, c, d), `bounds` (ij, kl) is the Schwarz bound of each block.
+    `ours` and `theirs` have shape (ij, kl, a, b, c, d), or fewer axes of functions, and `bounds` (ij, kl) is the
+    Schwarz bound of each block.
     """
     error, relative, at_floor = quartet_errors(ours, theirs, bounds, tolerance)
     return error.max(), np.max(relative[~at_floor], initial=0.0), int(at_floor.sum())
@@ -257,8 +285,9 @@ def quartet_errors(ours, theirs, bounds, tolerance):
     """Absolute and relative error of each quartet, and whether it is at the floor; all of shape (ij, kl)."""
     if ours.shape != theirs.shape:
         raise ArgumentError(f"the engine's result has shape {ours.shape}, libcint's {theirs.shape}.")
-    error = np.abs(ours - theirs).max(axis=(2, 3, 4, 5))
-    largest = np.abs(theirs).max(axis=(2, 3, 4, 5))
+    functions = tuple(range(2, ours.ndim))
+    error = np.abs(ours - theirs).max(axis=functions)
+    largest = np.abs(theirs).max(axis=functions)
     relative = error / np.maximum(largest, np.finfo(float).tiny)
     at_floor = (error <= FLOOR * bounds) | (np.maximum(largest, error) <= NEGLIGIBLE)
     return error, relative, at_floor & (relative > tolerance)
@@ -267,7 +296,7 @@ def quartet_errors(ours, theirs, bounds, tolerance):
 def worst_quartets(ours, theirs, bounds, bra, ket, tolerance, abs_tolerance):
     """Number of quartets beyond a tolerance, and a `Quartet` for each of the worst.
 
-    `bra` and `ket` are the shell pairs of `ours` and `theirs`, shapes (ij, 2) and (kl, 2).
+    `bra` and `ket` are the shell pairs of `ours` and `theirs`, shapes (ij, 2) and (kl, 2), or single shells.
     """
     tiny = np.finfo(float).tiny
     error, relative, at_floor = quartet_errors(ours, theirs, bounds, tolerance)
@@ -282,8 +311,9 @@ def worst_quartets(ours, theirs, bounds, bra, ket, tolerance, abs_tolerance):
         difference = np.abs(mine - other)
         difference[np.isnan(difference)] = np.inf
         element = np.unravel_index(np.argmax(difference), mine.shape)
+        shells = *np.ravel(bra[place[0]]).tolist(), *np.ravel(ket[place[1]]).tolist()
         worst.append(Quartet(
-            shells=(*bra[place[0]].tolist(), *ket[place[1]].tolist()), element=tuple(map(int, element)),
+            shells=shells, element=tuple(map(int, element)),
             ours=float(mine[element]), theirs=float(other[element]), largest=float(np.abs(other).max()),
             bound=float(bounds[place]), excess=float(excess[place]),
         ))  # fmt: skip
@@ -291,56 +321,64 @@ def worst_quartets(ours, theirs, bounds, bra, ket, tolerance, abs_tolerance):
 
 
 class Libcint:
-    """libcint's integrals over lists of shells of one molecule, through PySCF."""
+    """libcint's integrals over lists of shells of a molecule, or of two, through PySCF."""
 
-    def __init__(self, mol, basis, omega):
-        from pyscf.gto import PTR_RANGE_OMEGA
+    def __init__(self, mol, omega, auxmol=None):
+        from pyscf.gto import PTR_RANGE_OMEGA, conc_env
 
-        self.basis = basis
-        self.intor = "int2e_cart" if mol.cart else "int2e_sph"
-        self.atm, self.bas, self.env = mol._atm, mol._bas, mol._env.copy()
-        self.env[PTR_RANGE_OMEGA] = omega
-        self.coulomb_env = mol._env.copy()
-        self.coulomb_env[PTR_RANGE_OMEGA] = 0
+        arrays = mol._atm, mol._bas, mol._env
+        if auxmol is not None:
+            arrays = conc_env(*arrays, auxmol._atm, auxmol._bas, auxmol._env)
+        self.suffix = "cart" if mol.cart else "sph"
+        self.atm, self.bas, self.env = arrays
+        self.env, self.coulomb_env = self.env.copy(), self.env.copy()
+        self.env[PTR_RANGE_OMEGA], self.coulomb_env[PTR_RANGE_OMEGA] = omega, 0
         self._schwarz = {}
 
+    def intor(self, centres):
+        """The name of the integrals of two, three or four centres."""
+        return f"{INTORS[centres]}_{self.suffix}"
+
     def optimizer(self, shells):
-        """libcint's tables for four index arrays, which take longer than a few integrals of high l."""
+        """libcint's tables for index arrays, which take longer than a few integrals of high l."""
         from pyscf.gto.moleintor import make_cintopt
 
-        return make_cintopt(self.atm, self.bas[np.concatenate(shells)], self.env, self.intor)
+        return make_cintopt(self.atm, self.bas[np.concatenate(shells)], self.env, self.intor(len(shells)))
 
     def blocks(self, shells, optimizer=None):
-        """All quartets of four index arrays, each of one (l, nctr); shape (ij, kl, a, b, c, d)."""
+        """All quartets of four index arrays, each of one (l, nctr); shape (ij, kl, a, b, c, d).
+
+        Of three arrays the shape is (ij, k, a, b, c), and of two (i, j, a, b).
+        """
         from pyscf.gto.moleintor import getints
 
         counts = [len(group) for group in shells]
         ends = np.cumsum(counts)
         slices = [int(edge) for n, end in zip(counts, ends) for edge in (end - n, end)]
         bas = self.bas[np.concatenate(shells)]
-        tensor = getints(self.intor, self.atm, bas, self.env, tuple(slices), cintopt=optimizer)
+        tensor = getints(self.intor(len(shells)), self.atm, bas, self.env, tuple(slices), cintopt=optimizer)
         sizes = [side // n for n, side in zip(counts, tensor.shape)]
         split = tensor.reshape([extent for pair in zip(counts, sizes) for extent in pair])
-        i, j, k, l = counts
-        return split.transpose(0, 2, 4, 6, 1, 3, 5, 7).reshape(i * j, k * l, *sizes)
+        axes = *range(0, split.ndim, 2), *range(1, split.ndim, 2)
+        return split.transpose(axes).reshape(*(prod(side) for side in sides(counts)), *sizes)
 
     def schwarz(self, pairs):
-        """sqrt(max |(ab|ab)|) of each shell pair with 1/r, shape (npair,); each pair is computed once."""
-        return np.array([self._bound(int(i), int(j)) for i, j in pairs])
+        """sqrt(max |(ab|ab)|) of each shell pair with 1/r, or sqrt(max |(a|a)|) of each shell; each computed once."""
+        return np.array([self._bound(tuple(sorted(np.ravel(pair).tolist()))) for pair in pairs])
 
-    def _bound(self, i, j):
+    def _bound(self, shells):
         from pyscf.gto.moleintor import getints_by_shell
 
-        key = (max(i, j), min(i, j))
-        if key not in self._schwarz:
-            block = getints_by_shell(self.intor, (i, j, i, j), self.atm, self.bas, self.coulomb_env)
-            self._schwarz[key] = np.sqrt(np.abs(block).max())
-        return self._schwarz[key]
+        if shells not in self._schwarz:
+            name = self.intor(2 * len(shells))
+            block = getints_by_shell(name, shells * 2, self.atm, self.bas, self.coulomb_env)
+            self._schwarz[shells] = np.sqrt(np.abs(block).max())
+        return self._schwarz[shells]
 
 
-def format_table(records):
-    """The records as a table, one line a class, and a closing line."""
-    head = f"{'class':<10}{'quartets':>10}{'max abs':>11}{'max rel':>11}{'floor':>7}{'md4 / s':>10}{'libcint / s':>13}"
+def format_table(records, counted="quartets"):
+    """The records as a table, one line a class, and a closing line; `counted` is what is compared."""
+    head = f"{'class':<10}{counted:>10}{'max abs':>11}{'max rel':>11}{'floor':>7}{'md4 / s':>10}{'libcint / s':>13}"
     lines = [head, "-" * len(head)]
     for r in records:
         lines.append(
@@ -352,5 +390,5 @@ def format_table(records):
     verdict = "all within tolerance" if not failed else f"{failed} beyond tolerance"
     if settled:
         verdict = f"{verdict}; {settled} where the oracle found libcint off"
-    lines.append(f"{len(records)} classes, {sum(r.quartets for r in records)} quartets: {verdict}")
+    lines.append(f"{len(records)} classes, {sum(r.quartets for r in records)} {counted}: {verdict}")
     return "\n".join(lines)

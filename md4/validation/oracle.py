@@ -1,4 +1,4 @@
-"""Oracle in arbitrary precision: four-centre integrals of any angular momentum, by another method than the engine's.
+"""Oracle in arbitrary precision: integrals of two to four centres, of any l, by another method than the engine's.
 
 Every operator is a superposition of Gaussians exp(-s^2 r12^2). For one of them a primitive quartet factorises into
 x, y and z, and with  u = t^2 = s^2 / (rho + s^2)  each factor is a polynomial in u (Dupuis, Rys and King, J. Chem.
@@ -17,6 +17,8 @@ depend on the operator (theta = omega^2 / (rho + omega^2), U = zeta^2 / 4 rho):
     gaussian   exp(-omega r^2)   (1-theta)^(3/2) theta^m exp(-T theta),  theta = omega / (rho + omega)
     gaussian_coulomb             2 sqrt(rho/pi) (1-theta) int_0^1 u^m exp(-T u) dv,  u = theta + (1-theta) v^2,
                exp(-omega r^2)/r                                                     theta = omega / (rho + omega)
+
+All of this holds for the function 1 as well, an s function of exponent 0: (ab|P) = (ab|P 1) and (P|Q) = (P 1|Q 1).
 
 Nothing here is shared with the engine: no Hermite functions, no tables, not even the solid harmonics. Doubles in the
 input are taken as exact binary numbers.
@@ -261,11 +263,7 @@ def _combine(*terms):
 class Axis:
     """The polynomials I(a, b, c, d)(u) along one axis of a primitive quartet, each computed once.
 
-    Parameters
-    ----------
-    exponents : sequence of four mpf
-    A, B, C, D : mpf
-        Coordinates of the four centres along this axis.
+    `exponents` are four mpf; A, B, C and D are the coordinates of the four centres along this axis.
     """
 
     def __init__(self, exponents, A, B, C, D):
@@ -309,13 +307,7 @@ class Axis:
 class PrimitiveQuartet:
     """Integrals of Cartesian monomials over one primitive quartet, from the polynomials of the axes and the moments.
 
-    Parameters
-    ----------
-    exponents : sequence of four mpf
-    centres : sequence of four sequences of three mpf
-    degree : int
-        Sum of the four angular momenta.
-    operator : tuple
+    `exponents` and `centres` are those of the four functions, as mpf; `degree` is the sum of their angular momenta.
     """
 
     def __init__(self, exponents, centres, degree, operator):
@@ -349,6 +341,15 @@ class PrimitiveQuartet:
 # ---- contracted quartets ---------------------------------------------------------------------------------------------
 
 
+class One:
+    """The function 1 as a shell. Its centre does not matter, so it has that of the other function of its pair."""
+
+    l, exponents, coefficients = 0, (0.0,), ((1.0,),)
+
+    def __init__(self, other):
+        self.centre = other.centre
+
+
 def guard_digits(shells):
     """An upper bound on the digits that the recurrences and the sums over moments may lose.
 
@@ -376,13 +377,14 @@ def split_elements(shells, parts, elements):
 
 
 def eri(shells, pure=True, operator=("coulomb", None), elements=None, dps=40, exact=False):
-    """Electron repulsion integrals (ab|cd) of four shells in high precision.
+    """Electron repulsion integrals (ab|cd), (ab|P) and (P|Q) in high precision.
 
     Parameters
     ----------
     shells : sequence of four
         Objects like `md4.shells.basis.Shell`: ``l``, ``exponents`` (nprim,), ``coefficients`` (nprim, nctr) of
-        unnormalised radial primitives, ``centre`` (3,) in Bohr.
+        unnormalised radial primitives, ``centre`` (3,) in Bohr. None stands for the function 1: (a, b, P, None) gives
+        (ab|P), and (P, None, Q, None) gives (P|Q).
     pure : bool
         Real solid harmonics, or Cartesians in libcint's normalisation.
     operator : tuple (str, float or None)
@@ -400,8 +402,9 @@ def eri(shells, pure=True, operator=("coulomb", None), elements=None, dps=40, ex
     ndarray, shape (na, nb, nc, nd), or (len(elements),)
     """
     checked_operator(operator)
+    shells = [One(shells[n ^ 1]) if s is None else s for n, s in enumerate(shells)]
     with mp.workdps(dps + guard_digits(shells)):
-        parts = [components(s.l, pure) for s in shells]
+        parts = [[{(0, 0, 0): mpf(1)}] if isinstance(s, One) else components(s.l, pure) for s in shells]
         shape, wanted = split_elements(shells, parts, elements)
         values = _contracted(shells, parts, operator, wanted)
     with mp.workdps(dps):

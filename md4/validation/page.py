@@ -34,6 +34,7 @@ def page(report):
     verdict = report.verdict
     body = "".join([
         head(report, verdict), section("Classes", *classes(report)), section("Arbitration", *arbitration(report)),
+        section("Density fitting", *fitting(report)) if report.fitting else "",
         section("Operators", *operators(report)), section("Contractions", *contractions(report)),
         section("Symmetries", *symmetries(report)), section("Worst cases", *worst(report)),
         section("Device and versions", wide(facts(report.device), "facts")),
@@ -75,22 +76,23 @@ def summary(report):
     """Sentences on the classes, the checks, and what was not checked."""
     bad, skipped = report.failed, report.skipped
     made = len(report.checks) - len(skipped)
-    quartets = sum(r.quartets for r in report.records)
-    yield f"{len(report.records)} classes ({quartets} quartets) and {made} other checks; {len(bad)} failed."
+    quartets, blocks = (sum(r.quartets for r in records) for records in (report.records, report.fitting))
+    more = f", {len(report.fitting)} classes of density fitting ({blocks} blocks)" if report.fitting else ""
+    yield f"{len(report.records)} classes ({quartets} quartets){more} and {made} other checks; {len(bad)} failed."
     if bad:
         yield "Failed: " + "; ".join(bad) + "."
     if skipped:
         yield f"{len(skipped)} checks were not made: {skipped[0].note}."
 
 
-def verdict_of(record, report):
-    """The verdict on a record in the table of classes."""
+def verdict_of(record, rulings, counted="quartets"):
+    """The verdict on a record in the table of classes; `counted` is what was compared."""
     if record.disputed == 0:
         return "pass" if record.passed else "FAIL"
-    ruled = sum(r.label == record.label and r.exact is not None for r in report.rulings)
+    ruled = sum(r.label == record.label and r.exact is not None for r in rulings)
     if record.passed:
-        return f"pass: libcint is off ({ruled} of {record.disputed} disputed quartets judged)"
-    return f"FAIL, {record.disputed} quartets" if ruled else f"FAIL, {record.disputed} quartets not arbitrated"
+        return f"pass: libcint is off ({ruled} of {record.disputed} disputed {counted} judged)"
+    return f"FAIL, {record.disputed} {counted}" if ruled else f"FAIL, {record.disputed} {counted} not arbitrated"
 
 
 def classes(report):
@@ -102,13 +104,30 @@ def classes(report):
     )
     yield error_plot(report)
     yield time_plot(report)
+    yield class_table(report.records, report.rulings)
+
+
+def class_table(records, rulings, counted="quartets"):
+    """The table of classes."""
     rows = [
         (r.label, r.quartets, f"{r.max_abs:.1e}", f"{r.max_rel:.1e}", r.floor or "", f"{r.md4_seconds:.4f}",
-         f"{r.libcint_seconds:.4f}", verdict_of(r, report))
-        for r in report.records
+         f"{r.libcint_seconds:.4f}", verdict_of(r, rulings, counted))
+        for r in records
     ]  # fmt: skip
     errors = "largest error / Hartree", "largest relative error"
-    yield wide(table(("class", "quartets", *errors, "floor", "md4 / s", "libcint / s", "verdict"), rows))
+    return wide(table(("class", counted, *errors, "floor", "md4 / s", "libcint / s", "verdict"), rows))
+
+
+def fitting(report):
+    """The classes of density fitting, and what the oracle says about them."""
+    yield paragraph(
+        "Integrals over three centres, (ab|P), and over two, (P|Q), with shells P and Q of the auxiliary basis. Errors "
+        "and times are those of the classes of four centres, for blocks of three and of two shells."
+    )
+    yield class_table(report.fitting, report.fitting_rulings, "blocks")
+    if report.fitting_rulings:
+        yield paragraph("Blocks where md4 and libcint differ beyond tolerance; the oracle computed an element of each.")
+        yield wide(table(RULED, ruled_rows(report.fitting_rulings)))
 
 
 def total_l(record):
@@ -193,7 +212,7 @@ def operators(report):
     yield paragraph("With the molecule, against libcint; beyond tolerance the oracle arbitrates, see above.")
     yield check_table(report.operators)
     yield paragraph(
-        "With primitive shells on four centres, against the oracle, which shares nothing with md4's kernels. "
+        "With primitive shells on two to four centres, against the oracle, which shares nothing with md4's kernels. "
         "Parameters are in atomic units; errors are relative to the largest element of the block."
     )
     yield check_table(report.oracle)

@@ -3,10 +3,11 @@
 `md4 validate GEOMETRY --basis NAME --report report.html` writes it. The parts are
 
 - the classes of the molecule against libcint (`md4.validation.libcint`). For each class beyond the tolerance, the
-oracle
-  decides on a few quartets (`md4.validation.arbiter`);
+  oracle decides on a few quartets (`md4.validation.arbiter`);
+- with an auxiliary molecule, the classes of density fitting, likewise (`md4.validation.fitting`);
 - erf and erfc against libcint on a smaller sample of the same molecule;
-- all operators, and 1/r up to (ii|ii), against the oracle; contractions; symmetries (`md4.validation.identities`).
+- all operators, and 1/r up to (ii|ii) and (ii|k), against the oracle; contractions; symmetries
+  (`md4.validation.identities`).
 
 A class beyond the tolerance passes if the oracle finds md4 within the tolerance in the quartets that it computed.
 """
@@ -26,6 +27,7 @@ from md4.shells.basis import Basis
 from md4.support.display import operator_text
 from md4.support.environment import gpus, versions
 from md4.validation.arbiter import Ruling, rule, rule_on
+from md4.validation.fitting import fitting_basis, validate_fitting
 from md4.validation.identities import Check, contraction_checks, oracle_checks, symmetry_checks
 from md4.validation.libcint import validate
 
@@ -51,6 +53,8 @@ class Report:
     rulings : list of md4.validation.arbiter.Ruling
     worst : list of md4.validation.arbiter.Ruling
         The quartets where md4 and libcint differ most.
+    fitting, fitting_rulings : list of Record, list of Ruling
+        As `records` and `rulings`, of the classes (ab|P) and (P|Q) of density fitting.
     operators, oracle, contractions, symmetries : list of md4.validation.identities.Check
     seconds : float
         Wall time of all checks.
@@ -64,6 +68,8 @@ class Report:
     records: list = field(default_factory=list)
     rulings: list = field(default_factory=list)
     worst: list = field(default_factory=list)
+    fitting: list = field(default_factory=list)
+    fitting_rulings: list = field(default_factory=list)
     operators: list = field(default_factory=list)
     oracle: list = field(default_factory=list)
     contractions: list = field(default_factory=list)
@@ -83,7 +89,8 @@ class Report:
     @property
     def failed(self):
         """Names of the classes and checks that failed."""
-        return [r.label for r in self.records if not r.passed] + [c.name for c in self.checks if c.passed is False]
+        classes = [record.label for record in (*self.records, *self.fitting) if not record.passed]
+        return classes + [check.name for check in self.checks if check.passed is False]
 
     @property
     def passed(self):
@@ -98,7 +105,7 @@ class Report:
 
 def make_report(
     mol, backend="auto", tolerance=1e-12, abs_tolerance=1e-10, omega=None, max_quartets_per_class=1000, seed=0,
-    max_memory=None, progress=None, title="molecule",
+    max_memory=None, progress=None, title="molecule", auxmol=None,
 ):  # fmt: skip
     """Validates this installation with a molecule and with shells of md4's own.
 
@@ -106,6 +113,8 @@ def make_report(
     ----------
     title : str
         The name of the molecule on the page.
+    auxmol : pyscf.gto.Mole, optional
+        Its auxiliary molecule, for the integrals of density fitting.
 
     Other parameters as `md4.validation.libcint.validate`.
 
@@ -125,8 +134,13 @@ def make_report(
     report = Report(title, options, device_facts(backend), tolerance, abs_tolerance)
     shared = (backend, tolerance, abs_tolerance)
     report.records = validate(mol, *shared, omega, max_quartets_per_class, seed, max_memory, progress)
-    report.rulings = settle(report.records, mol, operator, tolerance, abs_tolerance)
-    report.worst = worst_of_all(report, Basis.from_mol(mol), operator)
+    basis = Basis.from_mol(mol)
+    report.rulings = settle(report.records, basis, operator, tolerance, abs_tolerance)
+    report.worst = worst_of_all(report, basis, operator)
+    if auxmol is not None:
+        report.fitting, report.fitting_rulings = settled_fitting(
+            mol, auxmol, *shared, omega, max_quartets_per_class, seed, max_memory, progress
+        )
     report.operators = [omega_check(mol, *shared, w, seed, max_memory, report) for w in OMEGAS]
     report.contractions = contraction_checks(*shared)
     report.symmetries = symmetry_checks(backend, tolerance)
@@ -135,9 +149,16 @@ def make_report(
     return report
 
 
-def settle(records, mol, operator, tolerance, abs_tolerance):
+def settled_fitting(mol, auxmol, backend, tolerance, abs_tolerance, omega, *args, **options):
+    """The records of `validate_fitting`, which has these parameters, with the oracle's verdicts; and its rulings."""
+    records = validate_fitting(mol, auxmol, backend, tolerance, abs_tolerance, omega, *args, **options)
+    operator = Operator.from_omega(mol.omega if omega is None else omega)
+    return records, settle(records, fitting_basis(mol, auxmol), operator, tolerance, abs_tolerance)
+
+
+def settle(records, basis, operator, tolerance, abs_tolerance):
     """Lets the oracle decide on the records beyond the tolerance, and sets their verdicts. Returns all rulings."""
-    basis, rulings = Basis.from_mol(mol), []
+    rulings = []
     for record in records:
         found = rule_on(record, basis, operator)
         if found:
@@ -164,7 +185,7 @@ def omega_check(mol, backend, tolerance, abs_tolerance, omega, seed, max_memory,
     """Checks erf or erfc against libcint, with decisions of the oracle, which are added to the report."""
     operator = Operator.from_omega(omega)
     records = validate(mol, backend, tolerance, abs_tolerance, omega, OMEGA_QUARTETS, seed, max_memory, progress=False)
-    rulings = settle(records, mol, operator, tolerance, abs_tolerance)
+    rulings = settle(records, Basis.from_mol(mol), operator, tolerance, abs_tolerance)
     name = operator_text(operator)
     report.rulings += [replace(ruling, label=f"{ruling.label} {name}") for ruling in rulings]
     disputed = sum(r.disputed > 0 for r in records)

@@ -202,8 +202,8 @@ def no_work(monkeypatch):
     def work(*_, **__):
         raise AssertionError("work was begun")
 
-    for name in ("md4.int2e", "md4.validation.libcint.compare", "md4.validation.report.make_report"):
-        monkeypatch.setattr(name, work)
+    for name in ("int2e", "int2c2e", "int3c2e", "validation.libcint.compare", "validation.report.make_report"):
+        monkeypatch.setattr(f"md4.{name}", work)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -252,7 +252,7 @@ def test_bad_values_are_refused_before_work(arguments, message, capsys):
 ODD = st.sampled_from(["nan", "inf", "-1", "0", "1e400", "", "x", "\0", "\ud800", "9" * 5000, "1e-320", "[]", "../.."])
 OPTIONS = ["--basis", "--charge", "--spin", "--omega", "--backend", "--max-memory", "--aosym", "-o", "--tolerance",
            "--abs-tolerance", "--max-quartets", "--seed", "--report", "--jobs", "--lmax", "--operator",
-           "--devices"]  # fmt: skip
+           "--devices", "--df"]  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_work")

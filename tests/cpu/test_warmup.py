@@ -17,7 +17,7 @@ def test_names():
     assert warmup.names_for((1, 2), "erf") == ["h", "fill erf", "digest"]
     assert warmup.names_for("tensor", "erf") == warmup.names_for("lists", "erf") == ["h", "fill erf"]
     names = warmup.every_name(OPERATORS)
-    assert len(names) == len(set(names)) == 3 + len(SYMMETRIES) + 2 * len(OPERATORS)
+    assert len(names) == len(set(names)) == 3 + len(SYMMETRIES) + 2 * len(OPERATORS) + len(warmup.BESIDE)
     loops = {id(warmup.arguments(name)[0]) for name in names}
     assert len(loops) == len(names)
 

@@ -147,6 +147,15 @@ class Cuda:
 
     # the host
 
+    @staticmethod
+    def as_cuda_array(array):
+        """An array of another library; it is C-contiguous here."""
+        interface = array.__cuda_array_interface__
+        return SimpleNamespace(
+            shape=interface["shape"], dtype=np.dtype(interface["typestr"]), is_c_contiguous=lambda: True, owner=array,
+            __cuda_array_interface__=interface,
+        )  # fmt: skip
+
     def current_context(self):
         return self.context
 

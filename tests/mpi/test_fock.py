@@ -128,9 +128,9 @@ def test_an_exception_amid_a_build(tmp_path):
 def test_an_exception_between_the_steps_of_a_build(tmp_path):
     """Wherever rank 0 fails: while pair lists, bounds or norms are made, or when its sums are given back."""
     reports = run(tmp_path, 2, FAULTY + """
-    import md4.contract.fock, md4.contract.team
+    import md4.contract.fock, md4.contract.survivors, md4.contract.team
     messages, where = [], ((md4.contract.team, "pairs_by_kind"), (md4.contract.team, "sorted_lists"),
-        (md4.contract.fock, "DensityNorms"), (md4.contract.fock, "list_pairs"), (md4.contract.fock, "in_order"),
+        (md4.contract.team, "ListPairs"), (md4.contract.survivors, "Norms"), (md4.contract.fock, "in_order"),
         (md4.contract.team, "divide"), (PartialSums, "result"))
     for module, name in where:
         real = getattr(module, name)

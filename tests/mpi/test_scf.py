@@ -31,6 +31,7 @@ SOLVERS = {
     "GHF": "solver('GHF', cation)", "RKS": "solver('RKS', water, 'hse06')", "UKS": "solver('UKS', cation, 'pbe0')",
     "newton": "solver('UHF', cation).newton()", "smearing": "solver('UHF', cation).smearing(0.01)",
     "symmetry": "solver('RHF', molecule(WATER, '6-31g', symmetry=True))",
+    "fitted": "solver('RHF', water).density_fit()", "fitted J": "solver('RHF', water).density_fit(only_dfj=True)",
 }  # fmt: skip
 
 
@@ -156,7 +157,7 @@ def test_faults(tmp_path):
         caught(run_of(check_convergence=early)),
         caught(lambda: attached(solver("UHF" if one else "RHF", water))),
         caught(lambda: attached(solver("RHF", molecule(WATER, "6-31g*" if one else "6-31g"))).kernel()),
-        caught(lambda: attached(solver("RHF", water).density_fit() if one else solver("RHF", water))),
+        caught(lambda: attached(solver("RHF", water).COSX() if one else solver("RHF", water))),
         caught(lambda: attached(solver("RHF", water), backend="gpu" if one else "cpu")),
         caught(lambda: attached(solver("RHF", water), devices=0 if one else None)),
         caught(wrong_density),

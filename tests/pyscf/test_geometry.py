@@ -6,7 +6,7 @@ import pytest
 from places import EXAMPLES
 
 from md4.errors import ArgumentError
-from md4.pyscf.geometry import load_molecule, parse_qcschema, parse_xyz
+from md4.pyscf.geometry import auxiliary_text, load_auxiliary, load_molecule, parse_qcschema, parse_xyz
 
 gto = pytest.importorskip("pyscf.gto")
 
@@ -208,3 +208,26 @@ def test_extended_xyz_columns_are_ignored():
 def test_bad_qcschema(text, message):
     with pytest.raises(ArgumentError, match=message):
         parse_qcschema(text, "a.json")
+
+
+@pytest.mark.parametrize("cart", [False, True])
+def test_auxiliary_molecule(cart):
+    """By name, and PySCF's choice: optimised for the orbital basis, or even-tempered."""
+    df = pytest.importorskip("pyscf.df")
+    mol = load_molecule(f"ghost-{WATER}", "cc-pvdz", cart=cart)
+    for name, text in (("cc-pvtz-ri", "cc-pvtz-ri"), (None, "cc-pvdz-jkfit")):
+        auxmol, found = load_auxiliary(mol, name)
+        assert (found, auxmol.cart) == (text, cart)
+        np.testing.assert_array_equal(auxmol.intor("int2c2e"), df.make_auxmol(mol, text).intor("int2c2e"))
+    auxmol, found = load_auxiliary(load_molecule(WATER, "pc-1"))
+    assert found == "even-tempered"
+    assert auxmol.nao == df.make_auxmol(load_molecule(WATER, "pc-1")).nao
+    assert auxiliary_text({"O": "cc-pvdz-jkfit", "U": [[0, [1.0, 1.0]]]}) == "cc-pvdz-jkfit (O), even-tempered (U)"
+
+
+@pytest.mark.parametrize("name", ["no-such", "cc-pvtz-ri", "__import__('os').abort()"])
+def test_unknown_auxiliary_basis(name, capsys):
+    """PySCF prints a page in this case, and md4 raises an error."""
+    with pytest.raises(ArgumentError, match="Without a name PySCF's choice is taken"):
+        load_auxiliary(load_molecule("Xe 0 0 0", "def2-svp"), name)
+    assert capsys.readouterr().out == ""

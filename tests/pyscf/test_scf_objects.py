@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from molecules import WATER, molecule
-from pyscf import dft, gto, lib, scf
+from pyscf import df, dft, gto, lib, scf
 from solvers import assert_same, density, solver
 
 import md4
@@ -194,21 +194,6 @@ def test_conversions(rhf, convert, kind):
     assert isinstance(rhf, scf.hf.RHF)
 
 
-def test_density_fit(rhf, water):
-    """Asked for, it wins; undone, md4 is back; K alone stays md4's."""
-    fitted = rhf.density_fit()
-    assert abs(fitted.kernel() - scf.RHF(water).density_fit().run(verbose=0).e_tot) < 1e-9
-    assert rhf._md4._jk is None
-    assert "not by md4 alone" in repr(fitted)
-    assert isinstance(fitted.to_ks("hf"), MD4SCF)
-    dm = density(water.nao)
-    vj, vk = rhf.density_fit(only_dfj=True).get_jk(dm=dm)
-    exact = scf.hf.dot_eri_dm(water.intor("int2e"), dm)
-    assert abs(vk - exact[1]).max() < 1e-10
-    assert 1e-7 < abs(vj - exact[0]).max() < 1
-    assert_same(fitted.undo_df().get_jk(dm=dm), exact)
-
-
 def test_response(rhf, water):
     """Excitation energies and stability, from transition densities."""
     want, ours = scf.RHF(water).run(verbose=0), rhf.run()
@@ -262,13 +247,24 @@ def overridden():
     return mf
 
 
+class Fitting(df.DF):
+    """Another kind of density fitting."""
+
+    def __init__(self):
+        super().__init__(molecule(WATER, "sto-3g"))
+
+
+def fitting():
+    """With a tensor that its user gave it."""
+    return df.DF(molecule(WATER, "sto-3g")).set(_cderi=np.zeros((5, 28)))
+
+
 @pytest.mark.parametrize("make, error, match", [
     (periodic, md4.UnsupportedError, "periodic"),
     (lambda: scf.DHF(molecule(WATER, "sto-3g")), md4.UnsupportedError, "over real functions"),
     (lambda: scf.X2C(molecule(WATER, "sto-3g")), md4.UnsupportedError, "over real functions"),
-    (lambda: scf.RHF(molecule(WATER, "sto-3g")).density_fit(), md4.UnsupportedError, "undo_df"),
-    (lambda: scf.RHF(molecule(WATER, "sto-3g")).density_fit().newton(), md4.UnsupportedError, "undo_df"),
-    (lambda: scf.RHF(molecule(WATER, "sto-3g")).newton().density_fit(), md4.UnsupportedError, "undo_df"),
+    (lambda: scf.RHF(molecule(WATER, "sto-3g")).density_fit(with_df=fitting()), md4.UnsupportedError, "of its own"),
+    (lambda: scf.RHF(molecule(WATER, "sto-3g")).density_fit(with_df=Fitting()), md4.UnsupportedError, "class Fitting"),
     (lambda: scf.RHF(molecule(WATER, "sto-3g")).COSX(), md4.UnsupportedError, "undo"),
     (model, md4.UnsupportedError, "of its own"),
     (overridden, md4.UnsupportedError, "the object itself"),

@@ -32,6 +32,17 @@ def tensors(mol: gto.Mole) -> None:
     md4.int2e(mol, backend="gpu")  # type: ignore[call-overload]
 
 
+def fitted(mol: gto.Mole, dm: Floats) -> None:
+    fit = md4.DF(mol, "cc-pvdz-jkfit", backend="cpu", max_memory=100, store="direct").build()
+    assert_type(fit.get_naoaux(), int)
+    vj, vk = fit.get_jk(dm, hermi=1, omega=0.3)
+    print(vj + vk, fit.store, next(fit.loop(10)))
+    with fit.range_coulomb(0.3) as long_range:
+        long_range.get_jk(dm)
+    md4.attach(scf.RHF(mol).density_fit(with_df=fit.reset(mol)))
+    md4.DF(mol, store="disk")  # type: ignore[arg-type]
+
+
 def matrices(mol: gto.Mole, dm: Floats) -> None:
     vj, vk = md4.get_jk(mol, dm, direct_scf_tol=1e-12)
     print(vj + vk)

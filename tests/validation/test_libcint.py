@@ -75,15 +75,14 @@ def test_libcint_blocks_are_those_of_the_tensor(hf, cart):
     mol.build(False, False)
     basis = Basis.from_mol(mol)
     shells = [np.array(group) for group in ([0, 4], [2], [3], [5, 6])]
-    blocks = Libcint(mol, basis, 0.0).blocks(shells)
+    blocks = Libcint(mol, 0.0).blocks(shells)
     tensor = mol.intor("int2e")
     ao = [slice(basis.ao_loc[i], basis.ao_loc[i + 1]) for i in range(basis.nshell)]
     np.testing.assert_allclose(blocks[1, 1], tensor[ao[4], ao[2], ao[3], ao[6]], atol=1e-14)
 
 
 def test_schwarz_is_a_bound(hf):
-    basis = Basis.from_mol(hf)
-    libcint = Libcint(hf, basis, 0.0)
+    libcint = Libcint(hf, 0.0)
     pairs = np.array([[0, 4], [4, 0], [2, 2]])
     bounds = libcint.schwarz(pairs)
     assert bounds[0] == bounds[1]

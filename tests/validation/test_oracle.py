@@ -76,6 +76,24 @@ def test_libcint(ls, count, cart):
 
 
 @pytest.mark.parametrize("cart", [False, True], ids=["pure", "cartesian"])
+@pytest.mark.parametrize("omega", [0.0, 2.5])
+@pytest.mark.parametrize("ls", [(0, 0, 0), (1, 0, 2), (2, 3, 1), (4, 2, 4), (5, 6, 3), (6, 6, 6)])
+def test_libcint_of_three_and_two_centres(ls, omega, cart):
+    """(ij|P) and (j|P) to i functions; libcint's erf is good to 1e-10 there, and that of Coulomb to 1e-12."""
+    mol, (i, j, P, _) = molecule((*ls, 0), cart, nprim=2 if sum(ls) < 8 else 1)
+    operator = ("erf", omega) if omega else ("coulomb", None)
+    kind = "cart" if cart else "sph"
+    for name, numbers, shells in (("int3c2e", (0, 1, 2), (i, j, P, None)), ("int2c2e", (1, 2), (j, None, P, None))):
+        with mol.with_range_coulomb(omega):
+            block = mol.intor_by_shell(f"{name}_{kind}", numbers)
+        places = np.random.default_rng(8).choice(block.size, min(block.size, 12), replace=False)
+        elements = [np.unravel_index(n, block.shape) for n in (*places, np.argmax(abs(block)))]
+        full = [(*e, 0) if len(e) == 3 else (e[0], 0, e[1], 0) for e in elements]
+        values = reference.eri(shells, not cart, operator, full)
+        assert abs(values - [block[e] for e in elements]).max() <= (1e-10 if omega else 1e-12) * abs(block).max()
+
+
+@pytest.mark.parametrize("cart", [False, True], ids=["pure", "cartesian"])
 @pytest.mark.parametrize("omega", [0.3, -0.3])
 @pytest.mark.parametrize(("ls", "count"), [((0, 0, 0, 0), None), ((1, 2, 0, 1), None), ((3, 2, 2, 3), 15)])
 def test_libcint_range_separated(ls, count, omega, cart):
@@ -145,10 +163,14 @@ def test_moments_keep_their_digits(operator, rho, T):
 
 
 @by_operator
-def test_ssss_is_a_radial_integral(operator):
-    """(ss|ss) = S_ab S_cd sqrt(rho/pi)/R int f(r) r [exp(-rho (r-R)^2) - exp(-rho (r+R)^2)] dr, from the kernel."""
+@pytest.mark.parametrize("ones", [(), (3,), (1, 3)], ids=["(ss|ss)", "(ss|s)", "(s|s)"])
+def test_s_functions_give_a_radial_integral(operator, ones):
+    """(ss|ss) = S_ab S_cd sqrt(rho/pi)/R int f(r) r [exp(-rho (r-R)^2) - exp(-rho (r+R)^2)] dr, from the kernel.
+
+    Of three and of two functions it is the same with exponents of 0.
+    """
     shells = random_shells((0, 0, 0, 0), seed=3)
-    a, b, c, d = (mpf(s.exponents[0]) for s in shells)
+    a, b, c, d = (mpf(0 if n in ones else s.exponents[0]) for n, s in enumerate(shells))
     A, B, C, D = (mp.matrix(s.centre.tolist()) for s in shells)
     with mp.workdps(30):
         p, q = a + b, c + d
@@ -160,8 +182,9 @@ def test_ssss_is_a_radial_integral(operator):
             lambda r: kernel(r, operator[1]) * r * (mp.exp(-rho * (r - R) ** 2) - mp.exp(-rho * (r + R) ** 2)),
             [0, R, R + 2, R + 5, R + 20],
         )
-        norm = mp.fprod(mpf(s.coefficients[0, 0]) for s in shells) / (4 * mp.pi) ** 2
-        expected = norm * overlaps * mp.sqrt(rho / mp.pi) / R * integral
+        factors = (s.coefficients[0, 0] / mp.sqrt(4 * mp.pi) for n, s in enumerate(shells) if n not in ones)
+        expected = mp.fprod(factors) * overlaps * mp.sqrt(rho / mp.pi) / R * integral
+    shells = [None if n in ones else s for n, s in enumerate(shells)]
     value = reference.eri(shells, True, operator, exact=True)[0, 0, 0, 0]
     assert abs(value / expected - 1) < mpf("1e-22")
 
@@ -213,6 +236,19 @@ def test_p_is_the_derivative_of_s(operator):
     slope = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * mpf(h))
     p = reference.eri([replace(shells[0], l=1), *shells[1:]], True, operator, exact=True)[0, 0, 0, 0]
     assert abs(2 * shells[0].exponents[0] * p / mp.sqrt(3) / slope - 1) < mpf("1e-14")
+
+
+@by_operator
+def test_one_is_the_limit_of_a_diffuse_function(operator):
+    """An s function of exponent 1e-40 and value 1 in the place of 1, at another centre."""
+    shells, where = random_shells((3, 2, 10), seed=9), np.array([0.3, -0.2, 0.5])
+    diffuse = Shell(0, np.array([1e-40]), np.ones((1, 1)), where)
+    elements = [(1, 2, 7, 0), (6, 0, 20, 0), (3, 3, 10, 0)]
+    exact = reference.eri([*shells, None], True, operator, elements, exact=True)
+    limit = reference.eri([*shells, diffuse], True, operator, elements, dps=60, exact=True) * mp.sqrt(4 * mp.pi)
+    assert all(abs(x / y - 1) < mpf("1e-36") for x, y in zip(limit, exact))
+    swapped = reference.eri([None, *shells[2::-1]], True, operator, [e[::-1] for e in elements], exact=True)
+    assert all(abs(x / y - 1) < mpf("1e-38") for x, y in zip(swapped, exact))
 
 
 def test_erf_and_erfc_add_up_to_coulomb():

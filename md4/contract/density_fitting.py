@@ -1,0 +1,293 @@
+"""J and K by density fitting: products of matrices with the three-centre tensor B.
+
+    (ij|kl) ~ sum_Q B[Q, ij] B[Q, kl] ,    B[Q, ij] = sum_P W[Q, P] (P|ij) ,    W^T W = (P|Q)^-1
+
+    J_ij = sum_Q B[Q, ij] rho_Q ,          rho_Q = sum_kl B[Q, kl] D_lk
+    K_il = sum_Qo s_o (B_Q L_o)_i (B_Q R_o)_l             D = sum_o s_o L_o R_o^T
+
+W is of `md4.contract.metric`, B is kept by `md4.contract.fitting_stores`, and L and R are of
+`md4.contract.exchange_factors`. From a table, all is made in blocks of its rows; `md4.contract.direct_fitting` does
+without one.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from md4.contract.densities import checked_densities
+from md4.contract.direct_fitting import DirectBuild
+from md4.contract.exchange_factors import add_exchange, factors, half_transformed
+from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store
+from md4.contract.metric import Metric
+from md4.contract.three_centre import ThreeCentre
+from md4.errors import MemoryLimitError
+from md4.support.arguments import checked_choice
+from md4.support.display import size_text
+from md4.support.locks import Lock, locked
+from md4.support.log import log
+
+# Pairs of AOs whose Schwarz bound with every auxiliary function is below this (Hartree) are left out.
+CUTOFF = 1e-13
+# Rows of the tensor that builds have room for at once where md4 chooses the store.
+ROWS_BY_ITSELF = 16
+# For the log.
+WHERE = {"device": "in the memory of the backend", "host": "in host memory", "direct": "made in each build"}
+
+
+@dataclass
+class Request:
+    """What a build makes, on the device.
+
+    Attributes
+    ----------
+    coulomb : array, shape (n_j, ncol + 1)
+        Symmetric parts of densities as rows over the columns, times their weights. There are none without J.
+    exchange : list of Factors
+        Of the densities whose K is asked for.
+    j : array, shape (n_j, ncol + 1)
+    k : array, shape (n_k, nao, nao)
+    """
+
+    coulomb: object
+    exchange: list
+    j: object
+    k: object
+
+
+class DensityFitting:
+    """J and K of a basis with an auxiliary basis, for one operator.
+
+    Threads may share an object. Then their calls run one after the other.
+
+    Parameters
+    ----------
+    basis, auxiliary : Basis
+    operator : Operator, optional
+    backend, stream, max_memory, device
+        As for `md4.Engine`.
+    store : {'auto', 'device', 'host', 'direct'}
+        Where B is kept: on the device (on the CPU this is host memory), in pinned host memory, from which it is copied
+        beside the products, or nowhere, so that each build makes the integrals anew. 'auto' takes the first one that
+        fits.
+    cutoff : float
+        Hartree. Pairs of shells are left out whose Schwarz bound with every auxiliary function is below it.
+
+    Attributes
+    ----------
+    three : ThreeCentre
+    metric : Metric
+    store : str
+        What was chosen.
+    size : int
+        Number of rows of B: of the auxiliary functions, fewer if these are linearly dependent.
+
+    Raises
+    ------
+    ArgumentError, BasisError
+    DeviceError
+        A GPU without CuPy.
+    MemoryLimitError
+        The tensor or the least workspace does not fit.
+    """
+
+    def __init__(
+        self, basis, auxiliary, operator=None, backend="auto", stream=None, max_memory=None, device=None, store="auto",
+        cutoff=CUTOFF, progress=None,
+    ):  # fmt: skip
+        checked_choice("store", store, STORES)
+        start = time.perf_counter()
+        self.lock, self.nao = Lock(), basis.nao
+        self.three = three = ThreeCentre(basis, auxiliary, operator, backend, stream, max_memory, device, cutoff)
+        with self.engine.lock:
+            self.algebra = self.engine.backend.algebra()
+            with self.algebra.working():
+                three.compile_ahead(progress)
+                self._check_metric_memory()
+                self.metric = Metric(self._sorted_metric(), self.algebra)
+                self._make_places()
+                self.columns = Columns(three, self.metric, self.algebra)
+                shape = self.metric.size, three.ncol
+                rows = ROWS_BY_ITSELF if store == "auto" else 1
+                work = max(self.columns.least_bytes, rows * self._row_bytes(self.nao))
+                self.store = chosen_store(store, self.algebra, shape, work)
+                self.table = None if self.store == "direct" else Table(self.columns, self.store)
+                if self.table is not None:
+                    three.store.clear()  # H matrices, which nothing needs any more
+                self.engine.backend.mark()()
+        log.info(
+            "density fitting: %d auxiliary functions, %d columns for %d AOs, metric by %s, tensor of %s %s, %.2f s",
+            three.naux, three.ncol, self.nao, self.metric.how, size_text(8 * self.size * three.ncol),
+            WHERE[self.store], time.perf_counter() - start,
+        )  # fmt: skip
+
+    @property
+    def engine(self):
+        return self.three.engine
+
+    @property
+    def size(self):
+        return self.metric.size
+
+    @property
+    def nbytes(self):
+        """Bytes that are kept between builds."""
+        return 8 * self.three.naux * self.size + (0 if self.table is None else self.table.table.nbytes)
+
+    # set-up
+
+    def _check_metric_memory(self):
+        """The metric, its factor, and what a factorisation needs."""
+        need, left = 24 * self.three.naux**2, self.algebra.memory_left()
+        if need > left:
+            raise MemoryLimitError(
+                f"the metric of {self.three.naux} auxiliary functions and its factors take {size_text(need)}, but "
+                f"{size_text(left)} may be used; raise max_memory."
+            )
+
+    def _sorted_metric(self):
+        """(P|Q) in the order of the auxiliary basis."""
+        places = self.algebra.send(np.argsort(self.three.auxiliary_order))
+        xp = self.algebra.xp
+        metric = xp.tril(self.algebra.wrapped(self.three.metric()))  # what is above is not written
+        metric += xp.tril(metric, -1).T
+        metric = metric[places]
+        return xp.ascontiguousarray(metric[:, places])
+
+    def _make_places(self):
+        """The column of each pair (i, j), shape (nao, nao); the same of a lower triangle; the pair of each column."""
+        three, nao = self.three, self.nao
+        places = np.full((nao, nao), three.ncol)
+        places[three.cols, three.rows] = places[three.rows, three.cols] = np.arange(three.ncol)
+        self.places = self.algebra.send(places)
+        self.columns_of = self.algebra.send(three.rows * nao + three.cols)
+        self.weights = self.algebra.send(three.weights)
+        self.triangle = self.algebra.send(places[np.tril_indices(nao)])
+
+    # J and K
+
+    @locked
+    def get_jk(self, dm, hermi=1, with_j=True, with_k=True, orbitals=None):
+        """J and K of density matrices.
+
+        Parameters
+        ----------
+        dm : array_like, shape (nao, nao) or (n, nao, nao)
+            Real or complex.
+        hermi : {0, 1, 2}
+            As for `md4.JK.get_jk`; the matrices are looked at, so it does not matter.
+        with_j, with_k : bool
+        orbitals : list of (coefficients, occupations), optional
+            One for each matrix, shapes (nao, nmo) and (nmo,), or None. They are used where they make up the matrix.
+
+        Returns
+        -------
+        vj, vk : ndarray of dm's shape, in Hartree; None if not requested
+
+        Raises
+        ------
+        ArgumentError
+            Density matrices that cannot be used.
+        MemoryLimitError
+            The least workspace does not fit.
+        """
+        with self.engine.lock, self.algebra.working():
+            dm, shape = checked_densities(dm, hermi, self.nao)
+            if not np.iscomplexobj(dm):
+                vj, vk = self._real(dm, with_j, with_k, orbitals)
+            else:
+                parts = self._real(np.concatenate([dm.real, dm.imag]), with_j, with_k, None)
+                vj, vk = (None if v is None else v[: len(dm)] + 1j * v[len(dm) :] for v in parts)
+        return tuple(None if v is None else v.reshape(shape) for v in (vj, vk))
+
+    def _real(self, dm, with_j, with_k, orbitals):
+        """J and K of real matrices, shape (n, nao, nao), on the host."""
+        nao, width = self.nao, self.three.ncol + 1
+        orbitals = [None] * len(dm) if orbitals is None else orbitals
+        self._check_densities(len(dm), with_j, with_k)
+        coulomb = self._zeros((len(dm) if with_j else 0, width))
+        exchange = []
+        for n, (matrix, of_matrix) in enumerate(zip(dm, orbitals)):
+            density = self.algebra.send(np.ascontiguousarray(matrix))
+            if with_j:
+                coulomb[n, :-1] = (density + density.T).reshape(-1)[self.columns_of] * (0.5 * self.weights)
+            if with_k:
+                exchange.append(factors(density, self.algebra, of_matrix))
+        request = Request(coulomb, exchange, self._zeros(coulomb.shape), self._zeros((len(exchange), nao, nao)))
+        if self.table is None:
+            DirectBuild(self.columns, request).run()
+        else:
+            self._from_table(request)
+        vj = self.algebra.fetch(request.j[:, self.places]) if with_j else None
+        vk = self.algebra.fetch(request.k) if with_k else None
+        return vj, vk
+
+    def _zeros(self, shape):
+        made = self.algebra.empty(shape)
+        made[...] = 0.0
+        return made
+
+    def _check_densities(self, count, with_j, with_k):
+        """MemoryLimitError if there is no memory for densities, J and K."""
+        need = 8 * count * (3 * with_j * (self.three.ncol + 1) + (with_j + 3 * with_k) * self.nao**2)
+        left = self.algebra.memory_left()
+        if need > left:
+            raise MemoryLimitError(
+                f"{count} density matrices of {self.nao} AOs, their J and K take {size_text(need)}, but "
+                f"{size_text(left)} may be used; raise max_memory or give fewer at once."
+            )
+
+    def _row_bytes(self, rank):
+        """Bytes for a row of B in K: the row twice, the matrix it stands for, and products with `rank` columns."""
+        return 8 * (2 * self.three.ncol + 2 + self.nao * (self.nao + 4 * rank))
+
+    def _from_table(self, request):
+        """J and K from blocks of rows of the table."""
+        rank = max((f.rank for f in request.exchange), default=0)
+        xp, algebra, nao = self.algebra.xp, self.algebra, self.nao
+        if request.exchange:
+            most = min(self.size, block_rows(algebra, self._row_bytes(rank)))
+        else:
+            most = block_rows(algebra, 16 * (self.three.ncol + 1), algebra.block_bytes // 4)
+        dense = algebra.empty((most, nao, nao)) if request.exchange else None
+        work = [algebra.empty((most * nao * max(1, rank),)) for _ in range(4)] if request.exchange else []
+        for _, rows in self.table.blocks(0, self.size, most):
+            if len(request.coulomb):
+                add_coulomb(request, rows, xp)
+            if request.exchange:
+                block = algebra.gather(rows, self.places, dense[: len(rows)])
+                for k, f in zip(request.k, request.exchange):
+                    if f.rank:
+                        add_exchange(k, *half_transformed(xp, block, f, work), xp)
+
+    # rows of B
+
+    @locked
+    def rows(self, first, last):
+        """Rows of B from first to last as PySCF has them: shape (last - first, nao (nao + 1) / 2), lower triangles."""
+        out = np.zeros((last - first, self.nao * (self.nao + 1) // 2))
+        with self.engine.lock, self.algebra.working():
+            if self.table is None:
+                self._direct_rows(first, last, out)
+                return out
+            most = block_rows(self.algebra, 8 * (2 * self.three.ncol + 2 + out.shape[1]))
+            for start, rows in self.table.blocks(first, last, most):
+                self.algebra.gather_to_host(rows, self.triangle, out[start - first : start - first + len(rows)])
+        return out
+
+    def _direct_rows(self, first, last, out):
+        """Rows of B, from a pass through all integrals."""
+        i, j = np.maximum(self.three.rows, self.three.cols), np.minimum(self.three.rows, self.three.cols)
+        place = i * (i + 1) // 2 + j
+        once = (self.three.weights == 2.0) | (self.three.rows >= self.three.cols)
+        for start, stop, part in self.columns.solved():
+            some = once[start:stop]
+            out[:, place[start:stop][some]] = self.algebra.fetch(part[first:last])[:, some]
+
+
+def add_coulomb(request, rows, xp):
+    """Adds to J what rows of the tensor are of it; one density is a vector, which is read faster than a matrix."""
+    if len(request.coulomb) == 1:
+        request.j[0] += xp.matmul(xp.matmul(rows, request.coulomb[0]), rows)
+    else:
+        request.j += xp.matmul(xp.matmul(request.coulomb, rows.T), rows)

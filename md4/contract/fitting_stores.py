@@ -1,0 +1,151 @@
+"""Where the three-centre tensor B is between builds: on the device, in host memory, or nowhere.
+
+B[Q, c] = sum_P W[Q, P] (P|c) with W of `md4.contract.metric`; c is a pair of AOs, a column of
+`md4.contract.three_centre.ThreeCentre`. The rows are those of PySCF: P is in the order of the auxiliary basis. A table
+has one more column, of zeros, to which all pairs refer that are left out.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from md4.contract.workspace import least_block
+from md4.errors import MemoryLimitError
+from md4.support.display import size_text
+
+STORES = ("auto", "device", "host", "direct")
+# Of the memory that is left: what a table leaves to the products, and what these take at most at once.
+WORK_SHARE = 0.5
+
+
+def block_rows(algebra, row_bytes, most=None):
+    """How many rows of the tensor to work on at once, of so many bytes each; MemoryLimitError if not even one fits."""
+    left = algebra.memory_left()
+    if row_bytes > left:
+        raise MemoryLimitError(
+            f"density fitting needs {size_text(row_bytes)} for each auxiliary function at least, but {size_text(left)} "
+            "may be used; raise max_memory."
+        )
+    return max(1, int(min(algebra.block_bytes if most is None else most, WORK_SHARE * left) // row_bytes))
+
+
+class Columns:
+    """Chunks of columns (P|ij), and of B, as they are made.
+
+    Parameters
+    ----------
+    three : md4.contract.three_centre.ThreeCentre
+    metric : md4.contract.metric.Metric
+    algebra : md4.backends.Algebra
+    """
+
+    def __init__(self, three, metric, algebra):
+        self.three, self.metric, self.algebra = three, metric, algebra
+        self.places = algebra.send(np.argsort(three.auxiliary_order))
+        one, other = (len(part) for part in three.basis.parts)
+        ranges = (0, one), (0, one), (one, one + other), (three.basis.unit, three.basis.unit + 1)
+        # Bytes that the engine needs, and those of the two buffers for the longest chunk that cannot be cut.
+        self.workspace = least_block(three.engine, *ranges)
+        self.least_bytes = self.workspace + 16 * three.naux * int(np.diff(three.edges).max(initial=0))
+
+    def cuts(self):
+        """Where chunks begin and end: at edges, of about `chunk_bytes`, or what there is memory for."""
+        edges = np.asarray(self.three.edges)
+        budget = min(self.algebra.chunk_bytes, WORK_SHARE * (self.algebra.memory_left() - self.workspace))
+        most = max(1, int(budget) // (16 * max(1, self.three.naux)))
+        cuts = [0]
+        while cuts[-1] < edges[-1]:
+            after = np.searchsorted(edges, cuts[-1], side="right")
+            cuts.append(int(edges[max(after, np.searchsorted(edges, cuts[-1] + most, side="right") - 1)]))
+        return list(pairwise(cuts))
+
+    def chunks(self):
+        """Yields (first, last, (P|ij)) with P in the order of the auxiliary basis; valid until the next one."""
+        cuts, naux = self.cuts(), self.three.naux
+        if self.least_bytes > self.algebra.memory_left():
+            raise MemoryLimitError(
+                f"the three-centre integrals of one pair of shells with {naux} auxiliary functions take "
+                f"{size_text(self.least_bytes)} with the least workspace, but "
+                f"{size_text(self.algebra.memory_left())} may be used; raise max_memory."
+            )
+        longest = max((last - first for first, last in cuts), default=0)
+        made, sorted_ = self.algebra.empty((naux * longest,)), self.algebra.empty((naux * longest,))
+        for first, last in cuts:
+            shape = naux, last - first
+            raw, out = (buffer[: naux * (last - first)].reshape(shape) for buffer in (made, sorted_))
+            self.three.integrals(first, last, out=raw)
+            yield first, last, self.algebra.sorted_rows(raw, self.places, out)
+
+    def solved(self):
+        """Yields (first, last, B)."""
+        for first, last, chunk in self.chunks():
+            yield first, last, self.metric.apply(chunk)
+
+
+class Table:
+    """B in memory, made once.
+
+    Parameters
+    ----------
+    columns : Columns
+    kind : {'device', 'host'}
+    """
+
+    def __init__(self, columns, kind):
+        self.kind, self.algebra = kind, columns.algebra
+        shape = columns.metric.size, columns.three.ncol + 1
+        self.table = self.algebra.empty(shape) if kind == "device" else self.algebra.host_table(shape)
+        self.table[:, -1] = 0.0
+        for first, last, part in columns.solved():
+            if kind == "device":
+                self.table[:, first:last] = part
+            else:
+                self.algebra.put_columns(part, self.table, first)
+
+    def blocks(self, first, last, most):
+        """Yields (number of the first row, rows on the device) of at most so many of the rows from first to last."""
+        cuts = [(n, min(n + most, last)) for n in range(first, last, most)]
+        if self.kind == "host":
+            yield from self.algebra.row_blocks(self.table, cuts)
+            return
+        for start, stop in cuts:
+            yield start, self.table[start:stop]
+
+
+def table_bytes(rows, columns):
+    """Bytes of a `Table`."""
+    return 8 * rows * (columns + 1)
+
+
+def chosen_store(store, algebra, shape, work):
+    """'device', 'host' or 'direct' for a tensor.
+
+    Parameters
+    ----------
+    store : str
+        What the caller asks for, one of STORES.
+    algebra : md4.backends.Algebra
+    shape : (int, int)
+        Rows and columns.
+    work : int
+        Bytes that builds need beside the tensor.
+
+    Raises
+    ------
+    MemoryLimitError
+        What the caller asks for does not fit.
+    """
+    need, left = table_bytes(*shape), algebra.memory_left()
+    here = min(left, algebra.host_left()) if store == "host" else left
+    on_host = need + work <= algebra.host_left() and work <= left
+    fits = {"device": algebra.held_bytes(need) + work <= left, "host": on_host}
+    if store == "auto":
+        return "device" if fits["device"] else "host" if algebra.has_host_memory and fits["host"] else "direct"
+    if store in fits and not fits[store]:
+        others = [repr(name) for name in ("device", "host", "direct") if name != store and fits.get(name, True)]
+        raise MemoryLimitError(
+            f"the three-centre tensor of {shape[0]} auxiliary functions and {shape[1]} pairs of AOs takes "
+            f"{size_text(need)} and its builds {size_text(work)}, but {size_text(here)} may be used for "
+            f"store={store!r}; raise max_memory, or use store={' or '.join(others)}."
+        )
+    return store

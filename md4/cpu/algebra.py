@@ -1,0 +1,132 @@
+"""Linear algebra of the CPU backend: NumPy and SciPy, whose BLAS has threads of its own."""
+
+from contextlib import nullcontext
+from math import prod
+
+import numpy as np
+
+from md4.cpu.threads import in_threads
+
+# Rows of a table that a thread gathers at once.
+ROWS = 16
+
+
+class HostAlgebra:
+    """`md4.backends.Algebra` on the host; arrays of the device are NumPy arrays.
+
+    Parameters
+    ----------
+    backend : md4.cpu.backend.CpuBackend
+        Its memory counts what is allocated here.
+    """
+
+    xp, has_host_memory, block_bytes, chunk_bytes = np, False, 64 << 20, 256 << 20
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    def working(self):
+        """Nothing needs to be current."""
+        return nullcontext()
+
+    # arrays
+
+    def memory_left(self):
+        """Bytes that may be allocated."""
+        return self.backend.memory_left()
+
+    def held_bytes(self, nbytes):
+        """As many."""
+        return nbytes
+
+    def empty(self, shape):
+        """An array that is counted."""
+        if 8 * prod(shape) > self.backend.memory.left():
+            self.backend.kept.clear()  # workspaces, which `memory_left` calls free
+        return self.backend.result(shape)
+
+    def send(self, array):
+        """The same array."""
+        return array
+
+    def wrapped(self, array):
+        """The same array."""
+        return array
+
+    def fetch(self, array, out=None):
+        """The same array, or its copy in `out`."""
+        if out is None:
+            return array
+        out[...] = array
+        return out
+
+    def host_table(self, shape):
+        """As `empty`."""
+        return self.empty(shape)
+
+    def host_left(self):
+        """As `memory_left`."""
+        return self.backend.memory_left()
+
+    def put_columns(self, part, table, first):
+        """Copies columns into a table."""
+        table[:, first : first + part.shape[1]] = part
+
+    def row_blocks(self, table, blocks):
+        """Yields views of rows."""
+        for first, last in blocks:
+            yield first, table[first:last]
+
+    def sorted_rows(self, array, places, out):
+        """Rows in another order."""
+        return np.take(array, places, axis=0, out=out, mode="clip")
+
+    def gather(self, table, columns, out):
+        """Columns of each row, by several threads."""
+        flat, into = columns.reshape(-1), out.reshape(len(table), -1)
+
+        def rows(n):
+            these = slice(n * ROWS, (n + 1) * ROWS)
+            np.take(table[these], flat, axis=1, out=into[these], mode="clip")  # "raise" would make a copy first
+
+        in_threads(-(-len(table) // ROWS), rows, into.size)
+        return out
+
+    def gather_to_host(self, table, columns, out):
+        """As `gather`."""
+        self.gather(table, columns, out)
+
+    # factorisations
+
+    def cholesky(self, matrix):
+        """L, or None."""
+        from scipy import linalg
+
+        lower = self.empty(matrix.shape)  # which is counted
+        try:
+            lower[...] = linalg.cholesky(matrix, lower=True, check_finite=False)
+        except linalg.LinAlgError:
+            return None
+        return lower
+
+    def eigh(self, matrix):
+        """Eigenvalues and eigenvectors."""
+        from scipy import linalg
+
+        return linalg.eigh(matrix, check_finite=False)
+
+    def svd(self, matrix):
+        """Singular values and vectors."""
+        from scipy import linalg
+
+        return linalg.svd(matrix, full_matrices=False, check_finite=False)
+
+    def solve_lower(self, lower, array, transposed=False):
+        """Triangular equations, in place."""
+        from scipy.linalg import blas
+
+        # BLAS sees the transposed arrays: X^T L^T = A^T, or X^T L = A^T.
+        solved = blas.dtrsm(1.0, lower.T, array.T, side=1, lower=0, trans_a=int(transposed), overwrite_b=1)
+        if not np.may_share_memory(solved, array):
+            array[...] = solved.T
+        return array

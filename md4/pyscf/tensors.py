@@ -1,0 +1,138 @@
+"""What an `md4.DF` makes: the tensors of a molecule, their rows as an array, and orbitals from PySCF's tags."""
+
+from contextlib import redirect_stdout
+from io import StringIO
+
+import numpy as np
+
+from md4.contract.density_fitting import DensityFitting
+from md4.errors import BasisError
+from md4.gpu.devices import chosen
+from md4.method.operators import Operator
+from md4.pyscf import fingerprint
+from md4.shells.basis import Basis
+from md4.support.arguments import shown
+from md4.support.locks import Lock, locked
+from md4.support.log import log
+
+
+class Tensors:
+    """The options of a `DF`, and the tensors of its molecule, one an operator, made when they are first needed.
+
+    Attributes
+    ----------
+    options : dict
+        backend, max_memory, stream, devices, store and cutoff as for `DF`, and the rank of this process on its node,
+        if there are several.
+    auxmol : pyscf.gto.Mole or None
+        The auxiliary basis of the tensors.
+    """
+
+    def __init__(self, **options):
+        self.options, self.lock = options, Lock()
+        self.auxmol, self.made_for, self.made = None, None, {}
+
+    def fresh(self):
+        """New ones with the same options. The old ones may be shared by copies of the object."""
+        return Tensors(**self.options)
+
+    @locked
+    def of(self, mol, auxbasis):
+        """The auxiliary molecule of `mol`; what was made for other shells or another geometry is forgotten."""
+        found = fingerprint(mol)
+        if found != self.made_for:
+            self.made.clear()  # frees its memory first
+            self.auxmol, self.made_for = make_auxmol(mol, auxbasis), found
+        return self.auxmol
+
+    @locked
+    def fitting(self, mol, auxbasis, omega):
+        """The `DensityFitting` for an operator."""
+        auxmol = self.of(mol, auxbasis)
+        if omega not in self.made:
+            cap = self.options["max_memory"]
+            if cap is not None:
+                cap -= sum(made.nbytes for made in self.made.values()) / 1e6
+            options = {**self.options, "max_memory": cap}
+            options["device"], *others = chosen(options.pop("devices"), options["backend"], options.pop("rank"))
+            if others:
+                log.info("density fitting works on GPU %d alone", options["device"])
+            bases = Basis.from_mol(mol), Basis.from_mol(auxmol)
+            self.made[omega] = DensityFitting(*bases, Operator.from_omega(omega), **options)
+        return self.made[omega]
+
+    def __repr__(self):
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value is not None)
+
+    def __getstate__(self):
+        """Only the options. Tensors are made again; a stream belongs to this process."""
+        options = {**self.options, "stream": None}
+        return {"options": options, "lock": Lock(), "auxmol": None, "made_for": None, "made": {}}
+
+
+def make_auxmol(mol, auxbasis):
+    """PySCF's auxiliary molecule; BasisError where an element has no auxiliary functions."""
+    from pyscf.df import addons
+    from pyscf.lib.exceptions import BasisNotFoundError
+
+    try:
+        with redirect_stdout(StringIO()):  # PySCF's advice, which is in the message below
+            return addons.make_auxmol(mol, auxbasis)
+    except (BasisNotFoundError, KeyError) as error:
+        elements = ", ".join(sorted({mol.atom_pure_symbol(n) for n in range(mol.natm)}))
+        raise BasisError(
+            f"the auxiliary basis {shown(auxbasis)} does not have all of {elements}; use another one, None for PySCF's "
+            "choice, or pyscf.df.autoaux(mol), which makes one."
+        ) from error
+
+
+class Rows:
+    """The tensor as an array of rows, shape (naux, nao (nao + 1) / 2), of which only what is asked for is made."""
+
+    dtype, ndim = np.dtype(float), 2
+
+    def __init__(self, fitting):
+        self.fitting, self.whole = fitting, None
+        self.shape = fitting.size, fitting.nao * (fitting.nao + 1) // 2
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __array__(self, dtype=None, copy=None):
+        if self.whole is None:
+            self.whole = self.fitting.rows(0, len(self))
+        return self.whole if dtype is None else self.whole.astype(dtype, copy=False)
+
+    def __getitem__(self, key):
+        if self.whole is None and isinstance(key, slice) and key.step in (None, 1):
+            first, last, _ = key.indices(len(self))
+            return self.fitting.rows(first, max(first, last))
+        return np.asarray(self)[key]
+
+    def __getattr__(self, name):
+        """All else is asked of the whole tensor, which is kept from then on."""
+        if name.startswith("__") or name in ("fitting", "whole", "shape"):
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
+
+
+def tagged_orbitals(dm, count):
+    """(coefficients, occupations) of each of `count` matrices, from PySCF's tags; None where there are none.
+
+    The tags of a restricted open shell have both spins in one set of occupations.
+    """
+    coefficients, occupations = getattr(dm, "mo_coeff", None), getattr(dm, "mo_occ", None)
+    if coefficients is None or occupations is None:
+        return None
+    coefficients, occupations = np.asarray(coefficients), np.asarray(occupations)
+    nmo = occupations.shape[-1]
+    occupations = occupations.reshape(-1, nmo)
+    if coefficients.shape[-1] != nmo or coefficients.ndim < 2:
+        return None
+    coefficients = coefficients.reshape(-1, *coefficients.shape[-2:])
+    if 2 * len(occupations) == count:
+        coefficients = np.concatenate([coefficients] * 2)
+        occupations = np.concatenate([occupations > 0, occupations == 2]).astype(float)
+    if len(coefficients) != count or len(occupations) != count:
+        return None
+    return list(zip(coefficients, occupations))

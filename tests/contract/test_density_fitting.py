@@ -1,0 +1,267 @@
+"""J and K by density fitting against PySCF's: densities of any symmetry, each store, little memory."""
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from densities import random_densities
+from molecules import WATER, molecule
+from pyscf import df, scf
+
+import md4
+from md4.contract.density_fitting import DensityFitting
+from md4.contract.fitting_stores import Columns, chosen_store
+from md4.cpu.algebra import HostAlgebra
+
+AUXILIARY = "cc-pvdz-jkfit"
+
+
+def fitting(mol, auxbasis=AUXILIARY, **options):
+    bases = (md4.Basis.from_mol(m) for m in (mol, df.make_auxmol(mol, auxbasis)))
+    return DensityFitting(*bases, **{"backend": "cpu", **options})
+
+
+@pytest.fixture(scope="module")
+def water():
+    """With general contractions, which md4 splits."""
+    return molecule(WATER, "cc-pvdz")
+
+
+@pytest.fixture(scope="module")
+def theirs(water):
+    return df.DF(water, AUXILIARY).build()
+
+
+@pytest.fixture(scope="module", params=["device", "host", "direct"])
+def ours(request, water):
+    return fitting(water, store=request.param)
+
+
+def assert_same(found, wanted, tolerance=1e-10):
+    for a, b in zip(found, wanted, strict=True):
+        assert a.shape == b.shape
+        assert abs(a - b).max() < tolerance
+
+
+# results --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hermi", [0, 1, 2])
+def test_jk(ours, theirs, water, hermi):
+    dm = random_densities(water, hermi, 2)
+    assert_same(ours.get_jk(dm, hermi), theirs.get_jk(dm, hermi))
+    assert_same(ours.get_jk(dm[0], hermi), theirs.get_jk(dm[0], hermi))
+
+
+def test_jk_complex(ours, theirs, water):
+    dm = random_densities(water, 1) + 1j * random_densities(water, 2, seed=1)
+    assert_same(ours.get_jk(dm), theirs.get_jk(dm))
+
+
+def test_j_and_k_alone(ours, water):
+    dm = random_densities(water, 0)
+    vj, vk = ours.get_jk(dm, 0)
+    j, nothing = ours.get_jk(dm, 0, with_k=False)
+    assert nothing is None
+    nothing, k = ours.get_jk(dm, 0, with_j=False)
+    assert nothing is None
+    assert_same((j, k), (vj, vk), 1e-12)
+
+
+def test_symmetry_is_seen(ours, water):
+    """Whatever the caller says of it; a wrong hermi must not give a wrong K."""
+    dm = random_densities(water, 0)
+    assert_same(ours.get_jk(dm, 1), ours.get_jk(dm, 0), 1e-14)
+
+
+def test_orbitals(ours, theirs, water):
+    """Occupied orbitals, with any occupations, are used where they make up the density, and only there."""
+    rng = np.random.default_rng(0)
+    c, n = rng.normal(size=(water.nao, 5)), np.array([2, 1.3, 0, 0.5, 1])
+    dm = (c * n) @ c.T
+    wanted = theirs.get_jk(dm)
+    assert_same(ours.get_jk(dm, orbitals=[(c, n)]), wanted)
+    assert_same(ours.get_jk(dm, orbitals=[(c, 2 * n)]), wanted)
+
+
+def test_zero_density(ours, water):
+    assert all(not v.any() for v in ours.get_jk(np.zeros((water.nao, water.nao))))
+
+
+def test_rows(ours, theirs):
+    """Those of PySCF, in its order."""
+    assert ours.size == len(theirs._cderi)
+    found = np.concatenate([ours.rows(0, 50), ours.rows(50, ours.size)])
+    assert abs(found - theirs._cderi).max() < 1e-11
+
+
+def test_operator(water):
+    """Of long and of short range."""
+    dm, reference = random_densities(water), df.DF(water, AUXILIARY)
+    for kind, omega in (("erf", 0.4), ("erfc", -0.4)):
+        made = fitting(water, operator=(kind, 0.4))
+        assert_same(made.get_jk(dm), reference.get_jk(dm, omega=omega))
+
+
+def test_cutoff(theirs):
+    """Pairs of shells that are far from each other are left out."""
+    mol = molecule("He 0 0 0; He 0 0 3; He 0 0 9; He 0 0 14", "6-31g**")
+    reference, dm = df.DF(mol, "cc-pvdz-ri").build(), random_densities(mol)
+    for store in ("device", "direct"):
+        made = fitting(mol, "cc-pvdz-ri", store=store, cutoff=1e-12)
+        assert made.three.ncol < fitting(mol, "cc-pvdz-ri", cutoff=0).three.ncol
+        assert_same(made.get_jk(dm), reference.get_jk(dm))
+        assert abs(made.rows(0, made.size) - reference._cderi).max() < 1e-10
+
+
+def test_auxiliary_functions_elsewhere(water):
+    """Auxiliary functions of another geometry, such as bond functions, are as good as others."""
+    centres = molecule("He 0 0.4 -0.2; He 0 -0.4 -0.2; Ne 0 0 0.1", "cc-pvdz")
+    made = DensityFitting(*(md4.Basis.from_mol(m) for m in (water, centres)), backend="cpu")
+    cderi = df.incore.cholesky_eri(water, auxmol=centres)
+    assert abs(made.rows(0, made.size) - cderi).max() < 1e-10
+
+
+# the metric -----------------------------------------------------------------------------------------------------------
+
+
+def dependent(mol):
+    """An even-tempered auxiliary basis so narrow that its functions are linearly dependent in double precision."""
+    return df.aug_etb(mol, beta=1.2)
+
+
+@pytest.mark.parametrize("store", ["device", "host", "direct"])
+def test_dependent_functions(water, store):
+    """By eigenvectors, as PySCF; there are fewer rows then."""
+    made, reference = fitting(water, dependent(water), store=store), df.DF(water, dependent(water)).build()
+    assert made.metric.how == "eigenvectors"
+    assert made.size == reference.get_naoaux() < made.three.naux
+    dm = random_densities(water, 0)
+    assert_same(made.get_jk(dm, 0), reference.get_jk(dm, 0))
+    rows = made.rows(0, made.size)
+    assert abs(rows.T @ rows - reference._cderi.T @ reference._cderi).max() < 1e-10
+
+
+def test_no_auxiliary_function_left(water):
+    with pytest.raises(md4.BasisError, match="no eigenvalue above"):
+        fitting(water, {"H": [[0, [1e18, 1], [2e18, -1]]] * 2, "O": [[0, [1e18, 1], [2e18, -1]]] * 2})
+
+
+# memory ---------------------------------------------------------------------------------------------------------------
+
+
+def test_small_blocks(water, theirs, monkeypatch):
+    """Many chunks of columns, blocks of rows, and passes through the integrals."""
+    monkeypatch.setattr(HostAlgebra, "chunk_bytes", 1 << 15)
+    monkeypatch.setattr(HostAlgebra, "block_bytes", 1 << 15)
+    dm = random_densities(water, 0, 2)
+    dm[1] += dm[1].T
+    wanted = theirs.get_jk(dm, 0)
+    for store in ("device", "host", "direct"):
+        made = fitting(water, store=store)
+        assert len(made.columns.cuts()) > 5
+        assert_same(made.get_jk(dm, 0), wanted)
+
+
+def test_several_passes(water, theirs, monkeypatch):
+    """Orbitals in groups, where not all half-transformed integrals fit into memory."""
+    made, passes = fitting(water, store="direct"), []
+    chunks = Columns.chunks
+    monkeypatch.setattr(Columns, "chunks", lambda self: passes.append(1) or chunks(self))
+    column = 8 * made.three.naux * water.nao
+    monkeypatch.setattr(HostAlgebra, "memory_left", lambda self: self.columns_bytes + 20 * column)
+    monkeypatch.setattr(HostAlgebra, "columns_bytes", made.columns.least_bytes, raising=False)
+    dm = random_densities(water, 0, 2)
+    dm[1] += dm[1].T
+    assert_same(made.get_jk(dm, 0), theirs.get_jk(dm, 0))
+    assert len(passes) > 5
+
+
+def test_store_follows_memory(water):
+    """A tensor that does not fit under the cap is not kept; one that is asked for is refused with its size."""
+    assert fitting(water).store == "device"
+    assert fitting(water, max_memory=2).store == "device"
+    assert fitting(water, max_memory=0.45).store == "direct"
+    for store in ("device", "host"):
+        with pytest.raises(md4.MemoryLimitError, match=r"tensor of 116 .* 323 pairs .* 301 kB .* use store=.dire"):
+            fitting(water, store=store, max_memory=0.45)
+    with pytest.raises(md4.MemoryLimitError, match="the metric of 116 auxiliary functions"):
+        fitting(water, max_memory=0.2)
+
+
+@pytest.mark.parametrize("store, device, host, chosen", [
+    ("auto", 900, 0, "device"), ("auto", 800, 2000, "host"), ("auto", 800, 800, "direct"), ("auto", 50, 2000, "direct"),
+    ("host", 800, 2000, "host"), ("direct", 9000, 9000, "direct"), ("device", 800, 2000, "store='host' or 'direct'"),
+    ("host", 2000, 800, "store='device' or 'direct'"), ("device", 800, 0, "store='direct'"),
+])  # fmt: skip
+def test_chosen_store(store, device, host, chosen):
+    """A table of 10 rows with 9 columns and one of zeros takes 800 bytes, the builds 100 beside it."""
+    algebra = SimpleNamespace(
+        memory_left=lambda: device, host_left=lambda: host, has_host_memory=True, held_bytes=lambda n: n
+    )
+    if not chosen.startswith("store="):
+        assert chosen_store(store, algebra, (10, 9), 100) == chosen
+        return
+    with pytest.raises(md4.MemoryLimitError, match=f"800 B and its builds 100 B.* or use {chosen}"):
+        chosen_store(store, algebra, (10, 9), 100)
+
+
+def test_too_many_densities(water):
+    made = fitting(water, max_memory=5)
+    with pytest.raises(md4.MemoryLimitError, match="give fewer at once"):
+        made.get_jk(np.zeros((400, water.nao, water.nao)))
+
+
+def test_peak_stays_below_the_cap(water):
+    """What is counted: tables, chunks, blocks and products."""
+    for store, cap in (("device", 0.75), ("direct", 0.55)):
+        made, most = fitting(water, store=store, max_memory=cap), 0
+        memory = made.engine.backend.memory
+        watch = memory.watch
+
+        def watched(*args, watch=watch, memory=memory):
+            nonlocal most
+            made = watch(*args)
+            most = max(most, memory.held)
+            return made
+
+        memory.watch = watched
+        made.get_jk(random_densities(water, 0, 2), 0)
+        assert 0 < most <= memory.cap
+
+
+# what else ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_tells_the_store(water, caplog):
+    with caplog.at_level(logging.INFO, logger="md4"):
+        fitting(water, store="direct")
+    assert "116 auxiliary functions, 323 columns for 24 AOs, metric by Cholesky" in caplog.text
+    assert "made in each build" in caplog.text
+
+
+@pytest.mark.parametrize("options, match", [
+    ({"store": "disk"}, "store 'disk' is unknown"),
+    ({"cutoff": -1}, "cutoff must be"),
+    ({"backend": "gpu"}, "backend 'gpu'"),
+])  # fmt: skip
+def test_bad_options(water, options, match):
+    with pytest.raises(md4.ArgumentError, match=match):
+        fitting(water, **options)
+
+
+def test_bad_densities(ours, water):
+    with pytest.raises(md4.ArgumentError, match="shape"):
+        ours.get_jk(np.zeros((2, 2)))
+    with pytest.raises(md4.ArgumentError, match="hermi"):
+        ours.get_jk(np.eye(water.nao), 3)
+
+
+def test_energy_functional(water, ours):
+    """One number by another way: the Coulomb energy of a density from rows of the tensor."""
+    dm = scf.RHF(water).get_init_guess()
+    rows = ours.rows(0, ours.size)
+    i, j = np.tril_indices(water.nao)
+    rho = rows @ ((dm + dm.T)[i, j] * np.where(i == j, 0.5, 1))
+    assert abs(rho @ rho - np.vdot(dm, ours.get_jk(dm)[0])) < 1e-10

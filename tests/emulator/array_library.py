@@ -1,0 +1,229 @@
+"""A stand-in for CuPy on the emulated device: NumPy on the device's memory, for `md4.gpu.algebra`.
+
+Arrays lie in memory of the current allocator, as those of CuPy do, with a pointer and a stream-ordered `get` and `set`.
+Everything is done at once. Functions that md4 does not call are missing, so that a call of one is an error.
+"""
+
+import ctypes
+import sys
+from contextlib import contextmanager, nullcontext
+from math import prod
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+from scipy.linalg import blas
+
+# Functions that CuPy has under the same names, with the same parameters.
+SAME = (
+    "ascontiguousarray", "concatenate", "matmul", "multiply", "sign", "sqrt", "tril",
+)  # fmt: skip
+FACTORISATIONS = "cholesky", "eigh", "svd"
+# Host memory that can be pinned.
+PINNED_BYTES = 1 << 30
+
+
+def plain(value):
+    """An array of the device for NumPy, or a list of them."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value.view(np.ndarray) if isinstance(value, Array) else value
+
+
+def ours(value):
+    return value.view(Array) if isinstance(value, np.ndarray) else value
+
+
+class Array(np.ndarray):
+    """An array of the device."""
+
+    @property
+    def data(self):
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"data": (self.ctypes.data, False), "shape": self.shape, "strides": None, "typestr": "<f8", "version": 3}
+
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        found = np.array(np.asarray(self), order=order)
+        if out is None:
+            return found
+        assert out.flags.c_contiguous
+        assert (out.shape, out.dtype) == (self.shape, self.dtype)
+        out[...] = found
+        return out
+
+    def set(self, array, stream=None):
+        assert type(array) is np.ndarray
+        assert (array.shape, array.dtype) == (self.shape, self.dtype)
+        self[...] = array
+
+
+class Stream:
+    """A stream, which is never behind."""
+
+    def __init__(self, non_blocking=False):
+        self.ptr = 0
+
+    @classmethod
+    def from_external(cls, other):
+        assert other.__cuda_stream__() == (0, 0)
+        return cls()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def record(self):
+        return Event()
+
+    def wait_event(self, event):
+        assert isinstance(event, Event)
+
+    def synchronize(self):
+        pass
+
+
+class Event:
+    """A mark in a stream."""
+
+    def __init__(self, disable_timing=False):
+        pass
+
+    def record(self, stream):
+        assert isinstance(stream, Stream)
+
+
+class Library:
+    """The modules of CuPy that `md4.gpu.algebra` imports."""
+
+    def __init__(self):
+        self.allocator = None
+        runtime = SimpleNamespace(memcpyDeviceToHost=2, memcpy2DAsync=self.copy_2d, CUDARuntimeError=RuntimeError)
+        device = ModuleType("cupy.cuda.device")
+        device.get_cublas_handle = lambda: 0
+        cublas = ModuleType("cupy.cuda.cublas")
+        cublas.dtrsm = self.dtrsm
+        for n, name in enumerate(("SIDE_LEFT", "SIDE_RIGHT", "OP_N", "OP_T", "DIAG_NON_UNIT", "FILL_MODE_UPPER")):
+            setattr(cublas, f"CUBLAS_{name}", n)
+        self.constants = vars(cublas)
+        cuda = ModuleType("cupy.cuda")
+        vars(cuda).update(
+            runtime=runtime, device=device, cublas=cublas, cusolver=None, Stream=Stream,
+            Event=Event, Device=lambda number: nullcontext(), using_allocator=self.using_allocator,
+            PinnedMemory=self.pinned, PinnedMemoryPointer=lambda memory, offset: memory,
+            MemoryPointer=lambda memory, offset: memory,
+            UnownedMemory=lambda pointer, size, owner: SimpleNamespace(pointer=pointer, size=size, owner=owner),
+        )  # fmt: skip
+        cupy, cupyx = ModuleType("cupy"), ModuleType("cupyx")
+        vars(cupy).update(
+            {name: self.named(getattr(np, name)) for name in SAME}, cuda=cuda, empty=self.empty, asarray=self.asarray,
+            take=self.take, zeros=self.zeros,
+            linalg=SimpleNamespace(**{name: self.named(getattr(np.linalg, name)) for name in FACTORISATIONS}),
+        )  # fmt: skip
+        vars(cupyx).update(errstate=lambda linalg: nullcontext())
+        self.modules = {
+            "cupy": cupy, "cupyx": cupyx, "cupy.cuda": cuda, "cupy.cuda.cublas": cublas, "cupy.cuda.device": device,
+        }  # fmt: skip
+
+    def named(self, function):
+        """A function of NumPy for arrays of the device alone."""
+
+        def call(*args, **options):
+            for arg in (*args, *options.values()):
+                on_host = isinstance(arg, np.ndarray) and not isinstance(arg, Array)
+                assert not on_host, f"{function.__name__} of an array of the host"
+            found = function(*(plain(arg) for arg in args), **{key: plain(arg) for key, arg in options.items()})
+            return tuple(map(ours, found)) if isinstance(found, tuple) else ours(found)
+
+        return call
+
+    # memory
+
+    @contextmanager
+    def using_allocator(self, allocator):
+        before, self.allocator = self.allocator, allocator
+        try:
+            yield
+        finally:
+            self.allocator = before
+
+    def empty(self, shape):
+        assert self.allocator is not None, "memory that md4 does not count"
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        memory = self.allocator(8 * prod(shape))
+        held = (ctypes.c_char * (8 * prod(shape))).from_address(memory.pointer)
+        found = np.frombuffer(held, float).reshape(shape).view(Array)
+        held.memory = memory  # as long as an array refers to it
+        return found
+
+    @staticmethod
+    def pinned(size):
+        if size > PINNED_BYTES:
+            raise RuntimeError("cudaErrorMemoryAllocation")
+        return bytearray(size)
+
+    def zeros(self, shape):
+        found = self.empty(shape)
+        found[...] = 0.0
+        return found
+
+    def asarray(self, given):
+        """An array of the device: of the host's, a copy; of another library's, a view."""
+        if isinstance(given, Array):
+            return given
+        if hasattr(given, "__cuda_array_interface__"):
+            interface = given.__cuda_array_interface__
+            held = (ctypes.c_char * (8 * prod(interface["shape"]))).from_address(interface["data"][0])
+            held.memory = given
+            return np.frombuffer(held, float).reshape(interface["shape"]).view(Array)
+        return np.array(given).view(Array)
+
+    def take(self, array, indices, axis=None, out=None):
+        assert isinstance(array, Array)
+        assert isinstance(indices, Array)
+        assert out.shape == (*array.shape[:axis], *indices.shape, *array.shape[axis + 1 :])
+        out[...] = np.take(array, indices, axis=axis)
+        return out
+
+    def copy_2d(self, target, target_pitch, source, source_pitch, width, height, kind, stream):
+        assert kind == 2
+        for row in range(height):
+            ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+
+    # algebra
+
+    def dtrsm(self, handle, side, uplo, trans, diag, m, n, alpha, a, lda, b, ldb):
+        """cuBLAS's, of matrices in Fortran's order."""
+        c = self.constants
+        right, upper = side == c["CUBLAS_SIDE_RIGHT"], uplo == c["CUBLAS_FILL_MODE_UPPER"]
+        one = ctypes.c_double.from_address(alpha).value
+
+        def matrix(pointer, rows, columns, ld):
+            held = (ctypes.c_double * (ld * columns)).from_address(pointer)
+            return np.frombuffer(held, float).reshape(columns, ld).T[:rows]
+
+        order = n if right else m
+        found = blas.dtrsm(
+            one, matrix(a, order, order, lda), matrix(b, m, n, ldb), side=int(right), lower=int(not upper),
+            trans_a=int(trans == c["CUBLAS_OP_T"]), diag=0,
+        )  # fmt: skip
+        matrix(b, m, n, ldb)[...] = found
+
+
+@contextmanager
+def cupy():
+    """`import cupy` finds the stand-in; yields its `Library`."""
+    library = Library()
+    before = {name: sys.modules.get(name) for name in library.modules}
+    sys.modules.update(library.modules)  # what is imported meanwhile stays
+    try:
+        yield library
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module

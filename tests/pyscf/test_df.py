@@ -1,0 +1,367 @@
+"""`md4.DF` in place of PySCF's `df.DF`: the same energies of mean fields and of correlated methods."""
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+from molecules import WATER, molecule
+from pyscf import df, dft, gto, mcscf, scf
+from pyscf.df.df_jk import _DFHF
+from pyscf.gw.gw_ac import GWAC
+from pyscf.gw.rpa import RPA
+from pyscf.mp.dfmp2 import DFMP2
+from solvers import assert_same, density, solver
+
+import md4
+from md4.pyscf.scf import MD4SCF
+from md4.pyscf.tensors import Rows
+
+AUXILIARY = "cc-pvdz-jkfit"
+
+
+@pytest.fixture
+def ours(water):
+    return md4.DF(water, AUXILIARY, backend="cpu")
+
+
+@pytest.fixture(scope="module")
+def theirs(water):
+    return df.DF(water, AUXILIARY).build()
+
+
+@pytest.fixture(scope="module")
+def pair(water):
+    """The same converged RHF with md4's and with PySCF's density fitting."""
+    mine = md4.attach(scf.RHF(water), backend="cpu").density_fit(auxbasis=AUXILIARY)
+    return mine.run(verbose=0, conv_tol=1e-11), scf.RHF(water).density_fit(AUXILIARY).run(verbose=0, conv_tol=1e-11)
+
+
+# the interface of PySCF's class ---------------------------------------------------------------------------------------
+
+
+def test_it_is_one_of_pyscf(ours, water):
+    assert isinstance(ours, md4.DF)
+    assert isinstance(ours, df.DF)
+    assert ours.build() is ours
+    assert ours.auxmol.nao == ours.get_naoaux() == 116
+    assert repr(ours) == (
+        "<md4.DF: 3 atoms, 13 AOs, auxbasis 'cc-pvdz-jkfit', backend='cpu', store='auto', cutoff=1e-13>"
+    )
+    assert md4.DF(water).build().auxmol.nao == df.DF(water).build().auxmol.nao  # PySCF's choice
+
+
+def test_nothing_is_done_before_it_is_needed(water, monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr("md4.contract.density_fitting.DensityFitting.__init__", never)
+    monkeypatch.setattr("md4.gpu.context.gpu_available", never)
+    fit = md4.DF(water, max_memory=100)
+    md4.attach(scf.RHF(water)).density_fit(with_df=fit)
+    md4.attach(scf.RHF(water).density_fit())
+
+
+@pytest.mark.parametrize("store", ["device", "host", "direct"])
+def test_rows(water, theirs, store):
+    ours = md4.DF(water, AUXILIARY, backend="cpu", store=store)
+    assert ours.store == store
+    blocks = list(ours.loop(7))
+    assert [len(block) for block in blocks] == [7] * 16 + [4]
+    assert abs(np.concatenate(blocks) - theirs._cderi).max() < 1e-11
+    assert abs(np.asarray(ours._cderi) - theirs._cderi).max() < 1e-11
+    assert abs(ours._cderi[5:9] - theirs._cderi[5:9]).max() < 1e-11
+    assert abs(ours._cderi[5] - theirs._cderi[5]).max() < 1e-11
+    assert isinstance(ours._cderi, Rows)
+    assert len(ours._cderi) == len(theirs._cderi)
+    assert ours._cderi.sum(axis=0).shape == (91,)
+
+
+def test_integrals_of_orbitals(ours, theirs, water):
+    c = np.random.default_rng(0).normal(size=(water.nao, 5))
+    assert abs(ours.get_eri() - theirs.get_eri()).max() < 1e-12
+    assert abs(ours.ao2mo(c) - theirs.ao2mo(c)).max() < 1e-10
+    assert abs(ours.ao2mo([c, c[:, :2], c, c[:, 3:]]) - theirs.ao2mo([c, c[:, :2], c, c[:, 3:]])).max() < 1e-10
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_get_jk(ours, theirs, water, shape):
+    dm = np.triu(density(water.nao, shape=shape))
+    assert_same(ours.get_jk(dm, 0), theirs.get_jk(dm, 0))
+    vj, vk = ours.get_jk(dm, 0, with_k=False)
+    assert vk is None
+    assert abs(vj - theirs.get_jk(dm, 0)[0]).max() < 1e-10
+
+
+def test_tagged_densities(pair, water):
+    """PySCF's densities know their orbitals, those of an open shell as two sets of occupations in one."""
+    fit = pair[0].with_df
+    dm = pair[0].make_rdm1()
+    assert dm.mo_coeff is not None
+    assert_same(fit.get_jk(dm), fit.get_jk(np.asarray(dm)))
+    triplet = scf.ROHF(molecule(WATER, "6-31g", spin=2)).run(verbose=0)
+    dm = triplet.make_rdm1()
+    assert dm.mo_occ.ndim == 1
+    assert_same(fit.get_jk(dm), fit.get_jk(np.asarray(dm)))
+
+
+@pytest.mark.parametrize("omega", [0.3, -0.3, 0.0])
+def test_omega(ours, theirs, water, omega):
+    """An argument, mol.omega, or range_coulomb; one tensor an operator."""
+    dm = density(water.nao)
+    wanted = theirs.get_jk(dm, omega=omega)
+    assert_same(ours.get_jk(dm, omega=omega), wanted)
+    with water.with_range_coulomb(omega):
+        assert_same(ours.get_jk(dm), wanted)
+    with ours.range_coulomb(omega) as fit, theirs.range_coulomb(omega) as other:
+        assert_same(fit.get_jk(dm), wanted)
+        assert abs(fit.get_eri() - other.get_eri()).max() < 1e-10
+    assert water.omega == ours.auxmol.omega == 0
+    assert set(ours._md4.made) == {omega}
+
+
+def test_reset_and_another_geometry(ours, water):
+    dm, before = density(water.nao), ours._md4_fitting()
+    assert ours._md4_fitting() is before
+    other = molecule("O 0 0 0.1; H 0 0.8 -0.4; H 0 -0.7 -0.5", "6-31g")
+    wanted = df.DF(other, AUXILIARY).get_jk(dm)
+    assert_same(ours.reset(other).get_jk(dm), wanted)
+    moved = copy.deepcopy(water)
+    fit = md4.DF(moved, AUXILIARY, backend="cpu").build()
+    moved.set_geom_(other.atom_coords(), unit="Bohr")  # without reset
+    assert_same(fit.get_jk(dm), wanted)
+    assert np.allclose(fit.auxmol.atom_coords(), other.atom_coords())
+
+
+def test_auxbasis_can_change(ours, water):
+    assert ours.get_naoaux() == 116
+    ours.auxbasis = "cc-pvdz-ri"
+    assert ours.get_naoaux() == df.DF(water, "cc-pvdz-ri").get_naoaux() != 116
+
+
+def test_copies_and_pickles(ours, water):
+    """Copies share tensors, pickles make theirs anew."""
+    dm, shared = density(water.nao), ours._md4_fitting()
+    wanted = ours.get_jk(dm)
+    assert ours.copy()._md4_fitting() is shared
+    for other in (pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)):
+        assert type(other) is type(ours)
+        assert other._md4_fitting() is not shared
+        assert_same(other.get_jk(dm), wanted)
+
+
+def test_file(ours, theirs, water, tmp_path):
+    """A file that PySCF reads, and one of PySCF's that is given to md4."""
+    name = str(tmp_path / "cderi.h5")
+    ours._cderi_to_save = name
+    ours.build()
+    read = df.DF(water)
+    read._cderi = name
+    dm = density(water.nao)
+    assert_same(read.get_jk(dm), theirs.get_jk(dm))
+    given = md4.DF(water)
+    given._cderi = name
+    assert given.build()._cderi == name
+    assert given.get_naoaux() == 116
+    assert_same(given.get_jk(dm), theirs.get_jk(dm))
+    assert sum(map(len, given.loop())) == 116
+    assert not given._md4.made
+    assert "_cderi" not in given.__getstate__()
+
+
+@pytest.mark.parametrize("make, error, match", [
+    (lambda mol: md4.DF("water"), md4.ArgumentError, "mol must be"),
+    (lambda mol: md4.DF(mol, backend="gpu"), md4.ArgumentError, "backend 'gpu'"),
+    (lambda mol: md4.DF(mol, store="disk"), md4.ArgumentError, "store 'disk'"),
+    (lambda mol: md4.DF(mol, max_memory=-1), md4.ArgumentError, "max_memory"),
+    (lambda mol: md4.DF(mol, cutoff="small"), md4.ArgumentError, "cutoff"),
+    (lambda mol: md4.DF(mol, backend="cpu", devices=[0]), md4.ArgumentError, "devices cannot be"),
+    (lambda mol: md4.DF(mol, "no-such-basis").build(), md4.BasisError, "no-such-basis.* H, O"),
+    (lambda mol: md4.DF(mol, AUXILIARY, "cpu").get_jk(np.zeros((2, 2))), md4.ArgumentError, "shape"),
+    (lambda mol: next(md4.DF(mol, AUXILIARY, "cpu").loop(0)), md4.ArgumentError, "blksize"),
+    (lambda mol: md4.DF(mol, AUXILIARY, "cpu", 0.01).build(), md4.MemoryLimitError, "max_memory"),
+])  # fmt: skip
+def test_errors(water, make, error, match):
+    with pytest.raises(error, match=match):
+        make(water)
+
+
+# mean fields ----------------------------------------------------------------------------------------------------------
+
+
+def fitted(mf, how):
+    """A solver with md4 and density fitting, in either order."""
+    if how == "attach first":
+        return md4.attach(mf, backend="cpu").density_fit(AUXILIARY)
+    return md4.attach(mf.density_fit(AUXILIARY), backend="cpu")
+
+
+@pytest.mark.parametrize("how", ["attach first", "fit first"])
+@pytest.mark.parametrize("kind, charge, xc", [
+    ("RHF", 0, None), ("UHF", 1, None), ("ROHF", 1, None), ("GHF", 1, None),
+    ("RKS", 0, "b3lyp"), ("RKS", 0, "wb97x"), ("UKS", 1, "hse06"), ("RKS", 0, "pbe"),
+])  # fmt: skip
+def test_energy(kind, charge, xc, how, water, cation):
+    mol = cation if charge else water
+    ours, theirs = fitted(solver(kind, mol, xc), how).run(), solver(kind, mol, xc).density_fit(AUXILIARY).run()
+    assert isinstance(ours.with_df, md4.DF)
+    assert theirs.converged
+    assert abs(ours.e_tot - theirs.e_tot) < 1e-9
+    assert ours.cycles == theirs.cycles
+    assert "J and K by md4," in repr(ours)
+
+
+@pytest.mark.parametrize("how", ["attach first", "fit first"])
+def test_only_dfj(water, how):
+    """J by fitting, exact K of md4."""
+    mf = scf.RHF(water)
+    if how == "attach first":
+        ours = md4.attach(mf, backend="cpu").density_fit(AUXILIARY, only_dfj=True)
+    else:
+        ours = md4.attach(mf.density_fit(AUXILIARY, only_dfj=True), backend="cpu")
+    dm = density(water.nao)
+    vj, vk = ours.get_jk(dm=dm)
+    assert abs(vk - scf.hf.dot_eri_dm(water.intor("int2e"), dm)[1]).max() < 1e-10
+    assert abs(vj - df.DF(water, AUXILIARY).get_jk(dm)[0]).max() < 1e-10
+    assert ours.md4_jk.stats.computed > 0
+    reference = scf.RHF(water).density_fit(AUXILIARY, only_dfj=True).run(verbose=0)
+    assert abs(ours.run(verbose=0).e_tot - reference.e_tot) < 1e-9
+
+
+def test_undone_and_detached(rhf, water):
+    fit = rhf.density_fit(AUXILIARY)
+    exact = scf.hf.dot_eri_dm(water.intor("int2e"), density(water.nao))
+    assert rhf._md4._jk is None
+    undone = fit.undo_df()
+    assert_same(undone.get_jk(dm=density(water.nao)), exact)
+    assert isinstance(undone, MD4SCF)
+    theirs = md4.detach(fit)
+    assert type(theirs.with_df) is df.DF
+    assert isinstance(theirs, _DFHF)
+    assert not isinstance(theirs, MD4SCF)
+    assert abs(theirs.run(verbose=0).e_tot - scf.RHF(water).density_fit(AUXILIARY).run(verbose=0).e_tot) < 1e-9
+
+
+def test_an_object_of_the_caller_stays(rhf, water):
+    mine = md4.DF(water, AUXILIARY, backend="cpu", store="direct")
+    assert rhf.density_fit(with_df=mine).with_df is mine
+    assert md4.attach(scf.RHF(water).density_fit(with_df=mine)).with_df is mine
+    theirs = df.DF(water, AUXILIARY)
+    mf = rhf.density_fit(with_df=theirs)
+    assert mf.with_df is theirs
+    assert "not by md4 alone" in repr(mf)
+
+
+@pytest.mark.parametrize("make", [
+    lambda mol: md4.attach(scf.RHF(mol), backend="cpu").density_fit(AUXILIARY).newton(),
+    lambda mol: md4.attach(scf.RHF(mol).density_fit(AUXILIARY).newton(), backend="cpu"),
+], ids=["newton last", "attach last"])  # fmt: skip
+def test_newton(pair, water, make):
+    mf = make(water)
+    assert mf.with_df is mf._scf.with_df
+    assert isinstance(mf.with_df, md4.DF)
+    assert abs(mf.run(verbose=0).e_tot - pair[1].e_tot) < 1e-9
+
+
+def test_approximate_newton(water):
+    """Fitting in the Hessian alone; the energy is exact."""
+    mf = md4.attach(scf.RHF(water).newton().density_fit(AUXILIARY), backend="cpu")
+    assert isinstance(mf.with_df, md4.DF)
+    assert abs(mf.run(verbose=0).e_tot - scf.RHF(water).run(verbose=0).e_tot) < 1e-9
+
+
+def test_response(pair):
+    ours, theirs = ((mf.TDA().run(nstates=2).e, mf.TDHF().run(nstates=2).e) for mf in pair)
+    assert np.allclose(ours, theirs, atol=1e-7, rtol=0)
+    found, wanted = (mf.stability()[0] for mf in pair)
+    assert abs(abs(found) - abs(wanted)).max() < 1e-5
+
+
+def test_scanner_and_reset(water):
+    other = molecule("O 0 0 0.1; H 0 0.8 -0.4; H 0 -0.7 -0.5", "6-31g")
+    wanted = scf.RHF(other).density_fit(AUXILIARY).run(verbose=0).e_tot
+    for change in (lambda mf: mf.as_scanner()(other), lambda mf: mf.reset(other).kernel()):
+        mine = md4.attach(scf.RHF(water), backend="cpu").density_fit(AUXILIARY).run(verbose=0)
+        assert abs(change(mine) - wanted) < 1e-8
+
+
+@pytest.mark.parametrize("convert, kind", [
+    ("to_uhf", scf.uhf.UHF), ("to_ghf", scf.ghf.GHF), ("to_ks", dft.rks.RKS),
+])  # fmt: skip
+def test_conversions(water, convert, kind):
+    mine = md4.attach(scf.RHF(water), backend="cpu").density_fit(AUXILIARY).run(verbose=0)
+    other = getattr(mine, convert)()
+    assert isinstance(other, MD4SCF)
+    assert isinstance(other, kind)
+    assert other.with_df is mine.with_df
+    if convert != "to_ks":
+        assert abs(other.energy_tot() - mine.e_tot) < 1e-9
+
+
+def test_copies_and_pickles_of_mean_fields(water):
+    mine = md4.attach(scf.RHF(water), backend="cpu").density_fit(AUXILIARY).run(verbose=0)
+    assert mine.copy().with_df is mine.with_df
+    for other in (pickle.loads(pickle.dumps(mine)), copy.deepcopy(mine)):
+        assert type(other) is type(mine)
+        assert isinstance(other.with_df, md4.DF)
+        assert abs(other.kernel() - mine.e_tot) < 1e-8
+
+
+def test_the_log_tells_the_store(water):
+    mf = md4.attach(scf.RHF(water), backend="cpu").density_fit(AUXILIARY)
+    mf.with_df.verbose, mf.with_df.stdout = 4, io.StringIO()
+    for _ in range(2):
+        mf.get_jk(dm=density(water.nao))
+    assert mf.with_df.stdout.getvalue().count("116 auxiliary functions, store device, metric by Cholesky") == 1
+
+
+# correlated methods of PySCF ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["device", "direct"])
+def test_mp2(pair, water, store):
+    """With an auxiliary basis of its own; in memory and on disk."""
+    energies = []
+    for fit in (md4.DF(water, "cc-pvdz-ri", backend="cpu", store=store), df.DF(water, "cc-pvdz-ri").build()):
+        mp = DFMP2(pair[1]).set(with_df=fit, force_outcore=store == "direct")
+        energies.append(mp.run().e_corr)
+    assert energies[0] < -0.1
+    assert abs(energies[0] - energies[1]) < 1e-9
+
+
+def test_other_methods(pair):
+    """RPA, CASSCF and CCSD take the fitting of the mean field."""
+    ours, theirs = ([
+        RPA(mf).run().e_tot, mcscf.DFCASSCF(mf, 3, 4).run(conv_tol=1e-9).e_tot,
+        mf.CCSD().run(max_cycle=2, verbose=0).e_tot,
+    ] for mf in pair)  # fmt: skip
+    assert np.allclose(ours, theirs, atol=1e-8, rtol=0)
+    assert mcscf.DFCASSCF(pair[0], 3, 4).with_df is pair[0].with_df
+
+
+def test_whole_tensor_in_c(pair):
+    """GW hands the tensor to PySCF's C."""
+    ours, theirs = (GWAC(mf).set(with_df=mf.with_df).ao2mo(pair[1].mo_coeff) for mf in pair)
+    assert abs(ours - theirs).max() < 1e-10
+
+
+def test_gradient(pair):
+    """PySCF's own, with its integrals, of the same energy."""
+    ours, theirs = (mf.nuc_grad_method().set(verbose=0).kernel() for mf in pair)
+    assert abs(ours - theirs).max() < 1e-6
+
+
+def test_cartesian_functions():
+    mol = molecule(WATER, "6-31g*", cart=True)
+    dm = density(mol.nao)
+    assert_same(md4.DF(mol, AUXILIARY, backend="cpu").get_jk(dm), df.DF(mol, AUXILIARY).get_jk(dm))
+
+
+def test_high_angular_momentum():
+    """An i shell in the auxiliary basis; PySCF's MP2 energy of both."""
+    mol = gto.M(atom="Ne 0 0 0", basis="6-31g", verbose=0)
+    auxbasis = {"Ne": [[l, [a, 1]] for l in (0, 1, 2, 6) for a in (0.5, 1.7, 6.0)]}
+    mf = scf.RHF(mol).run()
+    ours, theirs = (DFMP2(mf).set(with_df=make(mol, auxbasis)).run().e_corr for make in (md4.DF, df.DF))
+    assert abs(ours - theirs) < 1e-10
