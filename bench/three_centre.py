@@ -25,7 +25,7 @@ from time import perf_counter
 import numpy as np
 from cases import SPLITS, side
 from clock import ROOT, median_seconds, synchronize, wall_seconds, write_csv
-from common import Output, add_backend, nans, settle
+from common import Output, add_backend, nans, poison, settle
 from eri import machine_of
 
 import md4
@@ -220,6 +220,7 @@ def on_host(array):
 def class_row(run, machine, args):
     """One row of the table of classes."""
     case = run.case
+    poison(run.out.reshape(run.out.size), run.backend.name)
     seconds, spread = median_seconds(run.backend, run.evaluate, args.repeats, 2)
     npair, nsingle = len(run.lists.pairs), len(run.lists.singles)
     rate = npair * nsingle / seconds

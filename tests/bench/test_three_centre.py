@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,6 +57,15 @@ def test_wrong_integrals_are_found(target):
     assert run.error() < 1e-13
     run.out[-1] *= 1.001
     assert run.error() > 1e-5
+
+
+def test_a_plan_that_writes_nothing_is_found(monkeypatch):
+    """Though another one has written before."""
+    run = Run(Lists(FewCase.parse("ps|p"), (5, 3), "cpu"), "matrix", common.Output("cpu"))
+    args = SimpleNamespace(repeats=1, seed=0, chunk=None)
+    assert three_centre.class_row(run, MACHINE, args)["error"] < 1e-13
+    monkeypatch.setattr(Run, "evaluate", lambda run: None)
+    assert np.isnan(three_centre.class_row(run, MACHINE, args)["error"])
 
 
 def test_tables_and_files(tmp_path, capsys):
