@@ -76,6 +76,7 @@ def add_validate(command):
 def add_warmup(command):
     command.add_argument("geometry", nargs="?", help="with --basis: what this molecule needs, instead of --lmax")
     command.add_argument("--basis", help="basis set name, resolved as PySCF does")
+    add_df(command)
     command.add_argument("--lmax", type=int, default=4, metavar="L", help="classes up to (ll|ll) (%(default)s)")
     command.add_argument("--jobs", type=int, metavar="N", help="processes; default: one a processor")
     command.add_argument(
@@ -213,21 +214,24 @@ def run_warmup(args):
     from md4.cli.warmup import warm_up
     from md4.support.cache import cache_folder
 
-    print(warm_up(args.backend, args.lmax, args.operator, args.jobs, not args.cart, warmup_basis(args)))
+    print(warm_up(args.backend, args.lmax, args.operator, args.jobs, not args.cart, *warmup_bases(args)))
     print(f"cache {cache_folder()}")
     return 0
 
 
-def warmup_basis(args):
-    """The basis for which `warmup` should compile, or None."""
+def warmup_bases(args):
+    """The basis and the auxiliary basis for which `warmup` should compile, or None."""
     if args.geometry is None and args.basis is None:
-        return None
+        if args.df is not None:
+            raise ArgumentError("--df needs a molecule; give a geometry and --basis as well.")
+        return None, None
     if args.geometry is None or args.basis is None:
         raise ArgumentError("a geometry and --basis belong together; give both, or --lmax alone.")
     from md4.pyscf.geometry import load_molecule
     from md4.shells.basis import Basis
 
-    return Basis.from_mol(load_molecule(args.geometry, args.basis, None, None, args.cart))
+    mol = load_molecule(args.geometry, args.basis, None, None, args.cart)
+    return Basis.from_mol(mol), None if args.df is None else Basis.from_mol(auxiliary(mol, args.df))
 
 
 def run_info(_):

@@ -6,7 +6,7 @@ from time import perf_counter
 from md4 import gpu
 
 
-def warm_up(backend, lmax, kinds, jobs, pure, basis):
+def warm_up(backend, lmax, kinds, jobs, pure, basis, auxiliary):
     """Compiles what is missing, and returns a sentence on what was done; arguments and errors as `md4.gpu.warmup`.
 
     `backend` is 'cuda', 'cpu', or 'auto' for that which calculations take. On the CPU the code is the same for all
@@ -26,7 +26,7 @@ def warm_up(backend, lmax, kinds, jobs, pure, basis):
     from md4.cpu.warmup import BESIDE, compile_ahead
     from md4.gpu.warmup import warmup
 
-    done = warmup(lmax, kinds, jobs, pure, basis=basis)
+    done = warmup(lmax, kinds, jobs, pure, basis=basis, auxiliary=auxiliary)
     compile_ahead(BESIDE)
     seconds = perf_counter() - start
     return f"{done.compiled} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache"

@@ -81,5 +81,14 @@ def test_the_backend_of_a_machine_with_a_gpu(monkeypatch, capsys):
     warmup_result = type("Done", (), {"compiled": 5, "kept": 6, "jobs": 7})
     monkeypatch.setattr("md4.gpu.warmup.warmup", compiled)
     assert main(["warmup", "--lmax", "2", "--jobs", "7"]) == 0
-    assert asked == [((2, ["coulomb"], 7, True), {"basis": None})]
+    assert asked == [((2, ["coulomb"], 7, True), {"basis": None, "auxiliary": None})]
     assert "5 kernels compiled in" in capsys.readouterr().out
+    assert main(["warmup", "O 0 0 0", "--basis", "cc-pvdz", "--df", "cc-pvdz-jkfit"]) == 0
+    assert "auxiliary basis cc-pvdz-jkfit: " in capsys.readouterr().out
+    (_, options) = asked[1]
+    assert [options[name].lmax for name in ("basis", "auxiliary")] == [2, 3]
+
+
+def test_density_fitting_needs_a_molecule(capsys):
+    assert main(["warmup", "--lmax", "2", "--df"]) == 2
+    assert "--df needs a molecule; give a geometry and --basis as well" in capsys.readouterr().err
