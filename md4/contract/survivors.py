@@ -99,7 +99,7 @@ class ListPairs:
     def pairs(self):
         """Rows of `PAIR` for the loops."""
         pairs = np.zeros((len(self.numbers), PAIR.size), dtype=np.int64)
-        pairs[:, : PAIR.first] = self.numbers
+        pairs[:, : PAIR.first] = np.reshape(self.numbers, (-1, 2))
         np.cumsum(self.rows[:-1], out=pairs[1:, PAIR.first])
         return pairs
 

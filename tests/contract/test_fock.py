@@ -188,6 +188,18 @@ def test_nothing_to_build(backend):
         assert md4.get_jk(mol, dm, 2, False, False, backend=backend, direct_scf_tol=tolerance) == (None, None)
 
 
+@pytest.mark.parametrize("flags", [(True, True), (True, False), (False, True)])
+def test_tolerance_beyond_all_quartets(backend, flags):
+    """Then there is no pair list at all."""
+    mol = molecule(WATER, "6-31g")
+    jk = md4.JK(mol, backend=backend, direct_scf_tol=1e12)
+    results = jk.get_jk(random_densities(mol), 1, *flags)
+    assert jk.lists == []
+    assert jk.stats.computed == 0
+    assert tuple(v is not None for v in results) == flags
+    assert not any(v.any() for v in results if v is not None)
+
+
 @pytest.mark.parametrize("distance", [3, 40])
 def test_no_tolerance_skips_nothing(backend, distance):
     """But products of functions far apart, which are zero in double precision."""
