@@ -148,7 +148,8 @@ class HostCoulomb:
 
     def __init__(self, backend, basis, twice):
         self.backend, self.basis, self.twice = backend, basis, twice
-        self.y, self.sides, self.lock = backend.memory.zeros(twice.shape), {}, Lock()
+        self.y, self.sides, self.lock = np.zeros(twice.shape), {}, Lock()
+        backend.memory.watch(self, twice.nbytes)  # not `y`, which belongs to the caller in the end
 
     def load(self, prepared):
         """Makes D_q of a whole list."""

@@ -228,6 +228,17 @@ def test_max_memory_is_enough_for_little(backend):
         assert jk.engine.backend.context.pool.peak <= 20e6
 
 
+@pytest.mark.parametrize("flags", [(True, True), (True, False), (False, True)])
+def test_results_do_not_count_against_the_cap(flags):
+    """They belong to the caller, who may keep those of many builds."""
+    mol = molecule(WATER, "6-31g")
+    jk, dm, kept = md4.JK(mol, backend="cpu", max_memory=20), random_densities(mol), []
+    for _ in range(3):
+        kept.append(jk.get_jk(dm, 1, *flags))
+        kept.append(jk.engine.backend.memory_left())
+    assert kept[1] == kept[3] == kept[5]
+
+
 @pytest.mark.gpu
 def test_h_makes_room_for_more_densities():
     """H matrices kept from a build with one density matrix give way where many need their memory."""
