@@ -222,8 +222,8 @@ class JK:
     def _get_jk(self, densities, shape, hermi, with_j, with_k, operator, tolerance):
         """J and K on the host, of checked densities with the shape (n, nao, nao), in another shape."""
         if tolerance < self._finest:
-            self._finest = tolerance
             self._forget_lists()
+            self._finest = tolerance  # last, since an interrupt may come in between
         with self.engine.lock:
             results = self._real_or_complex(densities, hermi, with_j, with_k, operator, tolerance)
         return tuple(None if v is None else v.reshape(shape) for v in results)

@@ -1,5 +1,7 @@
 """J and K against PySCF, on both backends, and what their screening promises."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from densities import BENZENE, CHAIN, HERMITICITY, random_densities
@@ -176,6 +178,18 @@ def test_tighter_tolerance_than_the_constructor():
     ours = jk.get_jk(dm, direct_scf_tol=1e-13)
     assert max(abs(a - b).max() for a, b in zip(ours, theirs(mol, dm))) < TOLERANCE
     assert jk.direct_scf_tol == 1e-3  # of one build alone
+
+
+def test_an_interrupt_where_lists_are_forgotten(monkeypatch):
+    """Lists of a loose tolerance do not serve a tighter one later."""
+    mol = molecule(WATER, "6-31g")
+    jk, dm = md4.JK(mol, backend="cpu", direct_scf_tol=1e-1), random_densities(mol)
+    jk.get_jk(dm)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(jk.team, "forget", Mock(side_effect=KeyboardInterrupt))
+        jk.get_jk(dm, direct_scf_tol=1e-13)
+    ours = jk.get_jk(dm, direct_scf_tol=1e-13)
+    assert max(abs(a - b).max() for a, b in zip(ours, theirs(mol, dm))) < TOLERANCE
 
 
 def test_nothing_to_build(backend):
