@@ -9,10 +9,11 @@ from weakref import WeakSet
 
 
 class Lock(_thread.RLock):
-    """A lock that a thread may take repeatedly. In a forked process it is free, even if it was held before the fork.
+    """A lock that a thread may take repeatedly. In a forked process it is free, even if another thread held it before.
 
-    A copy, also one by pickle, is a new lock. `__enter__` must be that of C: an interrupt at the end of one in Python
-    would leave the lock taken for good, and other threads would wait for it without end.
+    A thread that forks while it holds the lock holds it in both processes. A copy, also one by pickle, is a new lock.
+    `__enter__` must be that of C: an interrupt at the end of one in Python would leave the lock taken for good, and
+    other threads would wait for it without end.
     """
 
     def __init__(self):
@@ -28,7 +29,8 @@ locks: WeakSet[Lock] = WeakSet()
 def free_all():
     """Called in a child process after a fork, which does not copy the threads that hold locks."""
     for lock in locks:
-        lock._at_fork_reinit()
+        if not lock._is_owned():  # else the thread that forked releases it later
+            lock._at_fork_reinit()
 
 
 os.register_at_fork(after_in_child=free_all)

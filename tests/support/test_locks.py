@@ -29,6 +29,20 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_forked_process():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+def test_a_fork_of_the_thread_that_holds_a_lock():
+    """Both processes release it."""
+    lock = Lock()
+    with lock:
+        child = os.fork()
+        if not child:
+            try:
+                lock.release()
+                os._exit(7 if lock.acquire(blocking=False) else 8)
+            finally:
+                os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
 def test_an_interrupt_leaves_no_lock_taken():
     class Interrupt(Exception):
         pass
