@@ -101,6 +101,18 @@ def test_memory_goes_back(emulated, host_integrals):
         assert len(pool.lent) == before
 
 
+def test_a_host_table_larger_than_the_device(emulated, host_integrals, monkeypatch):
+    """The cap counts it, but the device need not have room for it."""
+    for max_memory in (None, 50):
+        small = fitting(MORE, AUXILIARY, "cuda", max_memory=max_memory).algebra
+        free = small.host_left()
+        with monkeypatch.context() as patches:
+            patches.setattr("md4.gpu.pool.RESERVE_BYTES", 1 << 60)
+            small.context.pool.trim()
+            assert small.memory_left() < 1e6
+            assert small.host_left() >= 0.9 * free
+
+
 def test_no_pinned_memory(emulated, host_integrals, monkeypatch):
     monkeypatch.setattr("emulator.array_library.PINNED_BYTES", 100)
     with pytest.raises(md4.MemoryLimitError, match=r"pinned host memory \(cudaError.*store='direct'"):
