@@ -5,6 +5,7 @@ of pairs like all others, only with fewer indices. `tensor_request` is for tenso
 for density fitting: it makes a matrix whose columns are in the order of the blocks, so that kernels write them there.
 """
 
+from copy import copy
 from functools import cached_property
 from itertools import combinations_with_replacement, product
 
@@ -141,6 +142,12 @@ class ThreeCentre:
         self.rows, self.cols = self.aos_of(self.pairs)
         same = [np.repeat(pairs[:, 0] == pairs[:, 1], size) for pairs, size in zip(self.pairs, sizes)]
         self.weights = np.where(np.concatenate([np.zeros(0, dtype=bool), *same]), 1.0, 2.0)
+
+    def with_operator(self, operator):
+        """The same pairs with another operator; with a cutoff it is one that the bounds of 1/r hold for."""
+        other = copy(self)
+        other.engine = self.engine.with_operator(operator)
+        return other
 
     @property
     def order(self):

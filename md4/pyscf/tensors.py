@@ -50,16 +50,17 @@ class Tensors:
         """The `DensityFitting` for an operator."""
         auxmol = self.of(mol, auxbasis)
         if omega not in self.made:
-            cap = self.options["max_memory"]
-            if cap is not None:
-                cap -= sum(made.nbytes for made in self.made.values()) / 1e6
-            options = {**self.options, "max_memory": cap}
-            options["device"], *others = chosen(options.pop("devices"), options["backend"], options.pop("rank"))
-            if others:
-                log.info("density fitting works on GPU %d alone", options["device"])
-            bases = Basis.from_mol(mol), Basis.from_mol(auxmol)
-            self.made[omega] = DensityFitting(*bases, Operator.from_omega(omega), **options)
+            operator, first = Operator.from_omega(omega), next(iter(self.made.values()), None)
+            self.made[omega] = self.first(mol, auxmol, operator) if first is None else first.with_operator(operator)
         return self.made[omega]
+
+    def first(self, mol, auxmol, operator):
+        """A `DensityFitting`, of which those for other operators are made."""
+        options = self.options.copy()
+        options["device"], *others = chosen(options.pop("devices"), options["backend"], options.pop("rank"))
+        if others:
+            log.info("density fitting works on GPU %d alone", options["device"])
+        return DensityFitting(Basis.from_mol(mol), Basis.from_mol(auxmol), operator, **options)
 
     def __repr__(self):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value is not None)

@@ -231,6 +231,24 @@ def test_peak_stays_below_the_cap(water):
         assert 0 < most <= memory.cap
 
 
+@pytest.mark.parametrize("store", ["device", "host", "direct"])
+def test_operators_share_the_cap(water, store):
+    """Tensors of several operators, and their workspaces, take together what one cap allows."""
+    cap = {"device": 2.0, "host": 2.0, "direct": 1.2}[store]
+    made, dm = fitting(water, store=store, max_memory=cap), random_densities(water, 0, 2)
+    others = {omega: made.with_operator(md4.Operator.from_omega(omega)) for omega in (0.3, -0.3)}
+    memory = made.engine.backend.memory
+    for omega, other in others.items():
+        assert other.store == store
+        assert other.engine.backend.memory is memory
+        wanted = fitting(water, operator=md4.Operator.from_omega(omega), store=store)
+        assert_same(other.get_jk(dm, 0), wanted.get_jk(dm, 0))
+    assert_same(made.get_jk(dm, 0), fitting(water).get_jk(dm, 0))  # it is as before
+    assert memory.held < memory.cap
+    with pytest.raises(md4.MemoryLimitError, match="max_memory"):
+        others |= {omega: made.with_operator(md4.Operator.erf(omega)) for omega in range(1, 40)}
+
+
 # what else ------------------------------------------------------------------------------------------------------------
 
 
