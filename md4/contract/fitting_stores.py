@@ -42,10 +42,9 @@ class Columns:
     def __init__(self, three, metric, algebra):
         self.three, self.metric, self.algebra = three, metric, algebra
         self.places = algebra.send(np.argsort(three.auxiliary_order))
-        one, other = (len(part) for part in three.basis.parts)
-        ranges = (0, one), (0, one), (one, one + other), (three.basis.unit, three.basis.unit + 1)
+        orbital, *single = three.ranges
         # Bytes that the engine needs, and those of the two buffers for the longest chunk that cannot be cut.
-        self.workspace = least_block(three.engine, *ranges)
+        self.workspace = least_block(three.engine, orbital, orbital, *single)
         self.least_bytes = self.workspace + 16 * three.naux * int(np.diff(three.edges).max(initial=0))
 
     def cuts(self):

@@ -150,6 +150,12 @@ class ThreeCentre:
         return other
 
     @property
+    def ranges(self):
+        """Shells (first, last + 1) of the basis, of the auxiliary basis, and the unit function."""
+        one, other = (len(part) for part in self.basis.parts)
+        return (0, one), (one, one + other), (self.basis.unit, self.basis.unit + 1)
+
+    @property
     def order(self):
         """Largest sum of angular momenta."""
         one, other = self.engine.bra_basis.parts
@@ -171,6 +177,14 @@ class ThreeCentre:
             raise ArgumentError(f"a cutoff needs one of the operators {', '.join(BELOW_COULOMB)}, not {kind}.")
         engine, few = self.engine.with_operator("coulomb"), FewPairs([*self.pairs, *self.single], [], False, "bounds")
         with engine.lock:
+            orbital, auxiliary, unit = self.ranges
+            need = max(least_block(engine, orbital), least_block(engine, *[auxiliary, unit] * 2))
+            room = engine.backend.memory_left()
+            if need > room:
+                raise MemoryLimitError(
+                    f"the Schwarz bound of one pair of shells takes {size_text(need)}, but {size_text(room)} may be "
+                    "used; raise max_memory."
+                )
             engine.backend.compile_ahead(self.basis, "tensor", None, few)
             largest = max((bounds.max() for _, bounds in bounds_of(engine, self.single)), default=0.0)
             kept = [pairs[bounds * largest >= cutoff] for pairs, bounds in bounds_of(engine, self.pairs)]
@@ -271,9 +285,9 @@ class ThreeCentre:
         backend = self.engine.backend
         if out is not None:
             return backend.result(shape, out)
-        one, other = (len(part) for part in self.basis.parts)
-        ranges = (0, one), (0, one), (one, one + other), (self.basis.unit, self.basis.unit + 1)
-        need, room = 8 * shape[0] * shape[1] + least_block(self.engine, *ranges), backend.memory_left()
+        orbital, *single = self.ranges
+        workspace = least_block(self.engine, orbital, orbital, *single)
+        need, room = 8 * shape[0] * shape[1] + workspace, backend.memory_left()
         if need > room:
             raise MemoryLimitError(
                 f"{shape[0]} x {shape[1]} integrals over three centres and the least workspace take "
