@@ -73,8 +73,14 @@ def compare(ours, theirs, mol):
 
 
 def test_plain_python(emulated):
-    """From the first kernel to the last product."""
-    compare(fitting(FEW, AUXILIARY, "cuda"), fitting(FEW, AUXILIARY, "cpu"), FEW)
+    """From the first kernel to the last product, also with an operator that shares all else."""
+    ours, theirs = (fitting(FEW, AUXILIARY, name) for name in ("cuda", "cpu"))
+    compare(ours, theirs, FEW)
+    operator = md4.Operator.erf(0.4)
+    other = ours.with_operator(operator)
+    assert other.engine.backend.context is ours.engine.backend.context
+    compare(other, fitting(FEW, AUXILIARY, "cpu", operator=operator), FEW)
+    compare(ours, theirs, FEW)
 
 
 @pytest.mark.parametrize("auxbasis", [AUXILIARY, DEPENDENT], ids=["Cholesky", "eigenvectors"])
