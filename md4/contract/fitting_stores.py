@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from md4.contract.three_centre import HERMITE_SHARE
 from md4.contract.workspace import least_block
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
@@ -60,6 +61,7 @@ class Columns:
 
     def chunks(self):
         """Yields (first, last, (P|ij)) with P in the order of the auxiliary basis; valid until the next one."""
+        self.three.store.fit(HERMITE_SHARE)  # tables and products may have taken memory since it was made
         cuts, naux = self.cuts(), self.three.naux
         if self.least_bytes > self.algebra.memory_left():
             raise MemoryLimitError(
