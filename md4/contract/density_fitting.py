@@ -11,6 +11,7 @@ without one.
 """
 
 import time
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,24 +98,43 @@ class DensityFitting:
     ):  # fmt: skip
         checked_choice("store", store, STORES)
         start = time.perf_counter()
-        self.lock, self.nao = Lock(), basis.nao
-        self.three = three = ThreeCentre(basis, auxiliary, operator, backend, stream, max_memory, device, cutoff)
+        self.lock, self.nao, self.asked = Lock(), basis.nao, store
+        self.three = ThreeCentre(basis, auxiliary, operator, backend, stream, max_memory, device, cutoff)
         with self.engine.lock:
             self.algebra = self.engine.backend.algebra()
             with self.algebra.working():
-                three.compile_ahead(progress)
-                self._check_metric_memory()
-                self.metric = Metric(self._sorted_metric(), self.algebra)
                 self._make_places()
-                self.columns = Columns(three, self.metric, self.algebra)
-                shape = self.metric.size, three.ncol
-                rows = ROWS_BY_ITSELF if store == "auto" else 1
-                work = max(self.columns.least_bytes, rows * self._row_bytes(self.nao))
-                self.store = chosen_store(store, self.algebra, shape, work)
-                self.table = None if self.store == "direct" else Table(self.columns, self.store)
-                if self.table is not None:
-                    three.store.clear()  # H matrices, which nothing needs any more
-                self.engine.backend.mark()()
+                self._make_tensor(progress)
+        self._tell(start)
+
+    def with_operator(self, operator):
+        """The same with a tensor of another operator; pairs are shared, and what both hold counts against one cap."""
+        start, other = time.perf_counter(), copy(self)
+        other.three = self.three.with_operator(operator)
+        with self.engine.lock, self.algebra.working():
+            other._make_tensor(None)
+        other._tell(start)
+        return other
+
+    def _make_tensor(self, progress):
+        """Factorises the metric, chooses a store, and makes the table if there is one."""
+        three = self.three
+        three.compile_ahead(progress)
+        self._check_metric_memory()
+        self.metric = Metric(self._sorted_metric(), self.algebra)
+        self.columns = Columns(three, self.metric, self.algebra)
+        shape = self.metric.size, three.ncol
+        rows = ROWS_BY_ITSELF if self.asked == "auto" else 1
+        work = max(self.columns.least_bytes, rows * self._row_bytes(self.nao))
+        self.store = chosen_store(self.asked, self.algebra, shape, work)
+        self.table = None if self.store == "direct" else Table(self.columns, self.store)
+        if self.table is not None:
+            three.store.clear()  # H matrices, which nothing needs any more
+        self.engine.backend.mark()()
+
+    def _tell(self, start):
+        """Tells the log what was made since `start`."""
+        three = self.three
         log.info(
             "density fitting: %d auxiliary functions, %d columns for %d AOs, metric by %s, tensor of %s %s, %.2f s",
             three.naux, three.ncol, self.nao, self.metric.how, size_text(8 * self.size * three.ncol),
@@ -128,11 +148,6 @@ class DensityFitting:
     @property
     def size(self):
         return self.metric.size
-
-    @property
-    def nbytes(self):
-        """Bytes that are kept between builds."""
-        return 8 * self.three.naux * self.size + (0 if self.table is None else self.table.table.nbytes)
 
     # set-up
 

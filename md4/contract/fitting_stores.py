@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from md4.contract.three_centre import HERMITE_SHARE
 from md4.contract.workspace import least_block
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
@@ -42,10 +43,9 @@ class Columns:
     def __init__(self, three, metric, algebra):
         self.three, self.metric, self.algebra = three, metric, algebra
         self.places = algebra.send(np.argsort(three.auxiliary_order))
-        one, other = (len(part) for part in three.basis.parts)
-        ranges = (0, one), (0, one), (one, one + other), (three.basis.unit, three.basis.unit + 1)
+        orbital, *single = three.ranges
         # Bytes that the engine needs, and those of the two buffers for the longest chunk that cannot be cut.
-        self.workspace = least_block(three.engine, *ranges)
+        self.workspace = least_block(three.engine, orbital, orbital, *single)
         self.least_bytes = self.workspace + 16 * three.naux * int(np.diff(three.edges).max(initial=0))
 
     def cuts(self):
@@ -61,6 +61,7 @@ class Columns:
 
     def chunks(self):
         """Yields (first, last, (P|ij)) with P in the order of the auxiliary basis; valid until the next one."""
+        self.three.store.fit(HERMITE_SHARE)  # tables and products may have taken memory since it was made
         cuts, naux = self.cuts(), self.three.naux
         if self.least_bytes > self.algebra.memory_left():
             raise MemoryLimitError(

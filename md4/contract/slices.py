@@ -8,7 +8,8 @@ are (ij|kl) and (ji|kl). Only quartets whose pairs both belong to the slice are 
 """
 
 from bisect import bisect_right
-from itertools import pairwise
+from hashlib import sha256
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +56,12 @@ class FewPairs(NamedTuple):
 
     @property
     def key(self):
-        """What tells the lists from others of the same basis."""
-        return (*(tuple(pairs.tobytes() for pairs in lists) for lists in self[:2]), *self[2:])
+        """What tells the lists from others of the same basis, short whatever their length."""
+        found = sha256()
+        for pairs in chain(self.bra, (np.zeros(0),), self.ket):
+            found.update(len(pairs).to_bytes(8, "little"))
+            found.update(np.ascontiguousarray(pairs))
+        return found.digest(), *self[2:]
 
 
 def slice_pairs(basis, request, ends=None):

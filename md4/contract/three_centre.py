@@ -5,6 +5,7 @@ of pairs like all others, only with fewer indices. `tensor_request` is for tenso
 for density fitting: it makes a matrix whose columns are in the order of the blocks, so that kernels write them there.
 """
 
+from copy import copy
 from functools import cached_property
 from itertools import combinations_with_replacement, product
 
@@ -142,6 +143,18 @@ class ThreeCentre:
         same = [np.repeat(pairs[:, 0] == pairs[:, 1], size) for pairs, size in zip(self.pairs, sizes)]
         self.weights = np.where(np.concatenate([np.zeros(0, dtype=bool), *same]), 1.0, 2.0)
 
+    def with_operator(self, operator):
+        """The same pairs with another operator; with a cutoff it is one that the bounds of 1/r hold for."""
+        other = copy(self)
+        other.engine = self.engine.with_operator(operator)
+        return other
+
+    @property
+    def ranges(self):
+        """Shells (first, last + 1) of the basis, of the auxiliary basis, and the unit function."""
+        one, other = (len(part) for part in self.basis.parts)
+        return (0, one), (one, one + other), (self.basis.unit, self.basis.unit + 1)
+
     @property
     def order(self):
         """Largest sum of angular momenta."""
@@ -164,6 +177,14 @@ class ThreeCentre:
             raise ArgumentError(f"a cutoff needs one of the operators {', '.join(BELOW_COULOMB)}, not {kind}.")
         engine, few = self.engine.with_operator("coulomb"), FewPairs([*self.pairs, *self.single], [], False, "bounds")
         with engine.lock:
+            orbital, auxiliary, unit = self.ranges
+            need = max(least_block(engine, orbital), least_block(engine, *[auxiliary, unit] * 2))
+            room = engine.backend.memory_left()
+            if need > room:
+                raise MemoryLimitError(
+                    f"the Schwarz bound of one pair of shells takes {size_text(need)}, but {size_text(room)} may be "
+                    "used; raise max_memory."
+                )
             engine.backend.compile_ahead(self.basis, "tensor", None, few)
             largest = max((bounds.max() for _, bounds in bounds_of(engine, self.single)), default=0.0)
             kept = [pairs[bounds * largest >= cutoff] for pairs, bounds in bounds_of(engine, self.pairs)]
@@ -264,9 +285,9 @@ class ThreeCentre:
         backend = self.engine.backend
         if out is not None:
             return backend.result(shape, out)
-        one, other = (len(part) for part in self.basis.parts)
-        ranges = (0, one), (0, one), (one, one + other), (self.basis.unit, self.basis.unit + 1)
-        need, room = 8 * shape[0] * shape[1] + least_block(self.engine, *ranges), backend.memory_left()
+        orbital, *single = self.ranges
+        workspace = least_block(self.engine, orbital, orbital, *single)
+        need, room = 8 * shape[0] * shape[1] + workspace, backend.memory_left()
         if need > room:
             raise MemoryLimitError(
                 f"{shape[0]} x {shape[1]} integrals over three centres and the least workspace take "

@@ -116,9 +116,9 @@ class DeviceAlgebra:
         return self.context.pool.watch(np.ndarray(shape, buffer=memory))
 
     def host_left(self):
-        """Bytes of host memory that may be allocated; the cap counts these as well."""
+        """Bytes of host memory that may be allocated; the cap counts these as well, whatever the device has free."""
         pool = self.context.pool
-        return host_memory() if pool.cap is None else min(host_memory(), pool.left())
+        return host_memory() if pool.cap is None else min(host_memory(), pool.below_cap())
 
     def put_columns(self, part, table, first):
         """Copies columns to a table on the host."""

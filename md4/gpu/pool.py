@@ -122,6 +122,11 @@ class Pool:
         """Bytes that can still be handed out, idle buffers included."""
         return self._room() + self._idle_bytes() + sum(list(self.dropped))
 
+    @locked
+    def below_cap(self):
+        """Bytes that the cap leaves, on the device and on the host together; idle buffers count as free."""
+        return self.cap - self.held + self._idle_bytes() + sum(list(self.dropped))
+
     def share(self, most):
         """Half of the bytes that can still be handed out, `most` at most; quick where there is plenty."""
         return most if self._room() >= 2 * most else min(most, self.left() // 2)

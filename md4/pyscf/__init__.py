@@ -3,6 +3,7 @@
 from importlib import util
 
 from md4.errors import ArgumentError
+from md4.method.operators import finite_number
 from md4.support.environment import way_to_extra
 
 # Where geometry and basis begin in mol._env; what is before (omega, gauge origin, ...) may change at any time.
@@ -21,8 +22,11 @@ def fingerprint(mol):
 
 
 def effective_omega(mol, omega):
-    """`omega` with PySCF's meaning of None: the value of `mol`, which with_range_coulomb may have set."""
-    return float(mol.omega if omega is None else omega)
+    """`omega` with PySCF's meaning of None: the value of `mol`, which with_range_coulomb may have set.
+
+    ArgumentError if it is not a finite real number.
+    """
+    return finite_number(mol.omega if omega is None else omega)
 
 
 def check_density(dm, n):

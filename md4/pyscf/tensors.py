@@ -6,7 +6,7 @@ from io import StringIO
 import numpy as np
 
 from md4.contract.density_fitting import DensityFitting
-from md4.errors import BasisError
+from md4.errors import ArgumentError, BasisError
 from md4.gpu.devices import chosen
 from md4.method.operators import Operator
 from md4.pyscf import fingerprint
@@ -50,16 +50,17 @@ class Tensors:
         """The `DensityFitting` for an operator."""
         auxmol = self.of(mol, auxbasis)
         if omega not in self.made:
-            cap = self.options["max_memory"]
-            if cap is not None:
-                cap -= sum(made.nbytes for made in self.made.values()) / 1e6
-            options = {**self.options, "max_memory": cap}
-            options["device"], *others = chosen(options.pop("devices"), options["backend"], options.pop("rank"))
-            if others:
-                log.info("density fitting works on GPU %d alone", options["device"])
-            bases = Basis.from_mol(mol), Basis.from_mol(auxmol)
-            self.made[omega] = DensityFitting(*bases, Operator.from_omega(omega), **options)
+            operator, first = Operator.from_omega(omega), next(iter(self.made.values()), None)
+            self.made[omega] = self.first(mol, auxmol, operator) if first is None else first.with_operator(operator)
         return self.made[omega]
+
+    def first(self, mol, auxmol, operator):
+        """A `DensityFitting`, of which those for other operators are made."""
+        options = self.options.copy()
+        options["device"], *others = chosen(options.pop("devices"), options["backend"], options.pop("rank"))
+        if others:
+            log.info("density fitting works on GPU %d alone", options["device"])
+        return DensityFitting(Basis.from_mol(mol), Basis.from_mol(auxmol), operator, **options)
 
     def __repr__(self):
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value is not None)
@@ -71,7 +72,11 @@ class Tensors:
 
 
 def make_auxmol(mol, auxbasis):
-    """PySCF's auxiliary molecule; BasisError where an element has no auxiliary functions."""
+    """PySCF's auxiliary molecule.
+
+    BasisError if it has no auxiliary functions of that name for an element, ArgumentError if it can make nothing of
+    what is given.
+    """
     from pyscf.df import addons
     from pyscf.lib.exceptions import BasisNotFoundError
 
@@ -83,6 +88,11 @@ def make_auxmol(mol, auxbasis):
         raise BasisError(
             f"the auxiliary basis {shown(auxbasis)} does not have all of {elements}; use another one, None for PySCF's "
             "choice, or pyscf.df.autoaux(mol), which makes one."
+        ) from error
+    except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"PySCF makes no auxiliary basis of {shown(auxbasis)} ({type(error).__name__}: {error}); give a name, or a "
+            "dict with a name or the shells of each element."
         ) from error
 
 
@@ -101,7 +111,7 @@ class Rows:
     def __array__(self, dtype=None, copy=None):
         if self.whole is None:
             self.whole = self.fitting.rows(0, len(self))
-        return self.whole if dtype is None else self.whole.astype(dtype, copy=False)
+        return self.whole.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
 
     def __getitem__(self, key):
         if self.whole is None and isinstance(key, slice) and key.step in (None, 1):
@@ -124,11 +134,13 @@ def tagged_orbitals(dm, count):
     coefficients, occupations = getattr(dm, "mo_coeff", None), getattr(dm, "mo_occ", None)
     if coefficients is None or occupations is None:
         return None
-    coefficients, occupations = np.asarray(coefficients), np.asarray(occupations)
-    nmo = occupations.shape[-1]
-    occupations = occupations.reshape(-1, nmo)
-    if coefficients.shape[-1] != nmo or coefficients.ndim < 2:
+    try:
+        coefficients, occupations = np.asarray(coefficients), np.asarray(occupations)
+    except ValueError:  # spins with different numbers of orbitals
         return None
+    if occupations.ndim < 1 or coefficients.ndim < 2 or coefficients.shape[-1] != occupations.shape[-1]:
+        return None
+    occupations = occupations.reshape(-1, occupations.shape[-1])
     coefficients = coefficients.reshape(-1, *coefficients.shape[-2:])
     if 2 * len(occupations) == count:
         coefficients = np.concatenate([coefficients] * 2)

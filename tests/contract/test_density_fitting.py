@@ -187,7 +187,7 @@ def test_store_follows_memory(water):
         with pytest.raises(md4.MemoryLimitError, match=r"tensor of 116 .* 323 pairs .* 301 kB .* use store=.dire"):
             fitting(water, store=store, max_memory=0.45)
     with pytest.raises(md4.MemoryLimitError, match="the metric of 116 auxiliary functions"):
-        fitting(water, max_memory=0.2)
+        fitting(water, max_memory=0.3)
 
 
 @pytest.mark.parametrize("store, device, host, chosen", [
@@ -229,6 +229,34 @@ def test_peak_stays_below_the_cap(water):
         memory.watch = watched
         made.get_jk(random_densities(water, 0, 2), 0)
         assert 0 < most <= memory.cap
+
+
+def test_screening_stays_below_the_cap():
+    """The bound of one pair of contracted f shells needs more than all that follows."""
+    shells = [[3, *([exponent, 1.0, 0.5] for exponent in (0.3, 1.0, 3.0))]]
+    mol = molecule("He 0 0 0", {"He": shells})
+    with pytest.raises(md4.MemoryLimitError, match=r"Schwarz bound of one pair of shells .* 1 MB may be used"):
+        fitting(mol, {"He": [[0, [1.0, 1.0]]]}, max_memory=1)
+    with pytest.raises(md4.MemoryLimitError, match="the Schwarz bound of one pair of shells"):
+        fitting(molecule("He 0 0 0", "sto-3g"), {"He": [[10, *shells[0][1:]]]}, max_memory=0.2)
+
+
+@pytest.mark.parametrize("store", ["device", "host", "direct"])
+def test_operators_share_the_cap(water, store):
+    """Tensors of several operators, and their workspaces, take together what one cap allows."""
+    cap = {"device": 2.0, "host": 2.0, "direct": 1.2}[store]
+    made, dm = fitting(water, store=store, max_memory=cap), random_densities(water, 0, 2)
+    others = {omega: made.with_operator(md4.Operator.from_omega(omega)) for omega in (0.3, -0.3)}
+    memory = made.engine.backend.memory
+    for omega, other in others.items():
+        assert other.store == store
+        assert other.engine.backend.memory is memory
+        wanted = fitting(water, operator=md4.Operator.from_omega(omega), store=store)
+        assert_same(other.get_jk(dm, 0), wanted.get_jk(dm, 0))
+    assert_same(made.get_jk(dm, 0), fitting(water).get_jk(dm, 0))  # it is as before
+    assert memory.held < memory.cap
+    with pytest.raises(md4.MemoryLimitError, match="max_memory"):
+        others |= {omega: made.with_operator(md4.Operator.erf(omega)) for omega in range(1, 40)}
 
 
 # what else ------------------------------------------------------------------------------------------------------------

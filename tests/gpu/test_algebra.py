@@ -73,8 +73,14 @@ def compare(ours, theirs, mol):
 
 
 def test_plain_python(emulated):
-    """From the first kernel to the last product."""
-    compare(fitting(FEW, AUXILIARY, "cuda"), fitting(FEW, AUXILIARY, "cpu"), FEW)
+    """From the first kernel to the last product, also with an operator that shares all else."""
+    ours, theirs = (fitting(FEW, AUXILIARY, name) for name in ("cuda", "cpu"))
+    compare(ours, theirs, FEW)
+    operator = md4.Operator.erf(0.4)
+    other = ours.with_operator(operator)
+    assert other.engine.backend.context is ours.engine.backend.context
+    compare(other, fitting(FEW, AUXILIARY, "cpu", operator=operator), FEW)
+    compare(ours, theirs, FEW)
 
 
 @pytest.mark.parametrize("auxbasis", [AUXILIARY, DEPENDENT], ids=["Cholesky", "eigenvectors"])
@@ -99,6 +105,18 @@ def test_memory_goes_back(emulated, host_integrals):
         use()
         pool.left()  # takes back what was returned
         assert len(pool.lent) == before
+
+
+def test_a_host_table_larger_than_the_device(emulated, host_integrals, monkeypatch):
+    """The cap counts it, but the device need not have room for it."""
+    for max_memory in (None, 50):
+        small = fitting(MORE, AUXILIARY, "cuda", max_memory=max_memory).algebra
+        free = small.host_left()
+        with monkeypatch.context() as patches:
+            patches.setattr("md4.gpu.pool.RESERVE_BYTES", 1 << 60)
+            small.context.pool.trim()
+            assert small.memory_left() < 1e6
+            assert small.host_left() >= 0.9 * free
 
 
 def test_no_pinned_memory(emulated, host_integrals, monkeypatch):

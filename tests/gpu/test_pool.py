@@ -125,6 +125,23 @@ def test_an_interrupt_while_memory_is_lent(stream, monkeypatch):
     assert one.pointer != two.pointer
 
 
+def test_the_cap_alone(stream, monkeypatch):
+    """What the cap leaves to the host does not depend on what the device has free."""
+    pool = Pool(10)
+    monkeypatch.setattr(Pool, "_room", lambda self: 0 if self.cap > 1e7 else 10**7)
+    assert pool.below_cap() == 10**7
+    lent = pool.get(1000)
+    assert pool.below_cap() == 10**7 - bucket(8000)
+    pool.release(lent)
+    assert pool.below_cap() == 10**7  # idle, and may be given back
+    table = pool.watch(np.zeros(1000))
+    assert pool.below_cap() == 10**7 - 8000
+    del table
+    assert pool.below_cap() == 10**7
+    pool.cap = 10**9
+    assert pool.left() < 10**6 < pool.below_cap()
+
+
 def test_a_part_keeps_its_buffer(stream):
     pool = Pool()
     part = pool.get(1000).part(10, (5,))

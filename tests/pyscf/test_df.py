@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from molecules import WATER, molecule
-from pyscf import df, dft, gto, mcscf, scf
+from pyscf import df, dft, gto, lib, mcscf, scf
 from pyscf.df.df_jk import _DFHF
 from pyscf.gw.gw_ac import GWAC
 from pyscf.gw.rpa import RPA
@@ -78,6 +78,16 @@ def test_rows(water, theirs, store):
     assert ours._cderi.sum(axis=0).shape == (91,)
 
 
+def test_copies_of_rows_are_copies(ours):
+    rows = ours._cderi
+    whole = np.asarray(rows)
+    changed = np.array(rows)
+    changed[...] = 0.0
+    assert np.asarray(rows) is whole
+    assert whole.any()
+    assert np.asarray(rows, dtype=np.float32).dtype == np.float32
+
+
 def test_integrals_of_orbitals(ours, theirs, water):
     c = np.random.default_rng(0).normal(size=(water.nao, 5))
     assert abs(ours.get_eri() - theirs.get_eri()).max() < 1e-12
@@ -104,6 +114,16 @@ def test_tagged_densities(pair, water):
     dm = triplet.make_rdm1()
     assert dm.mo_occ.ndim == 1
     assert_same(fit.get_jk(dm), fit.get_jk(np.asarray(dm)))
+
+
+def test_tags_that_are_no_orbitals(ours, water):
+    """Spins with different numbers of orbitals, and what is not even an array of them."""
+    orbitals = np.linalg.qr(density(water.nao))[0]
+    dm = np.stack([orbitals[:, :n] @ orbitals[:, :n].T for n in (3, 2)])
+    filled = [np.arange(13) < 3, np.arange(5) < 2]
+    for coefficients, occupations in (((orbitals, orbitals[:, :5]), filled), ("orbitals", "occupied")):
+        tagged = lib.tag_array(dm, mo_coeff=coefficients, mo_occ=occupations)
+        assert_same(ours.get_jk(tagged), ours.get_jk(dm))
 
 
 @pytest.mark.parametrize("omega", [0.3, -0.3, 0.0])
@@ -178,6 +198,9 @@ def test_file(ours, theirs, water, tmp_path):
     (lambda mol: md4.DF(mol, cutoff="small"), md4.ArgumentError, "cutoff"),
     (lambda mol: md4.DF(mol, backend="cpu", devices=[0]), md4.ArgumentError, "devices cannot be"),
     (lambda mol: md4.DF(mol, "no-such-basis").build(), md4.BasisError, "no-such-basis.* H, O"),
+    (lambda mol: md4.DF(mol, 3).build(), md4.ArgumentError, "auxiliary basis of 3"),
+    (lambda mol: md4.DF(mol, {"O": [], "H": AUXILIARY}).build(), md4.ArgumentError, "give a name, or a dict"),
+    (lambda mol: md4.DF(mol, AUXILIARY, "cpu").get_jk(np.eye(13), omega="long"), md4.ArgumentError, "'long'"),
     (lambda mol: md4.DF(mol, AUXILIARY, "cpu").get_jk(np.zeros((2, 2))), md4.ArgumentError, "shape"),
     (lambda mol: next(md4.DF(mol, AUXILIARY, "cpu").loop(0)), md4.ArgumentError, "blksize"),
     (lambda mol: md4.DF(mol, AUXILIARY, "cpu", 0.01).build(), md4.MemoryLimitError, "max_memory"),
