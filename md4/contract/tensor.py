@@ -70,7 +70,7 @@ class Request:
             return cls(aosym, ((0, basis.nshell),) * 4)
         if aosym == "s8":
             raise ArgumentError("aosym 's8' has no shls_slice; use 's4' or 's1' for a part of the tensor.")
-        ends = shell_numbers(shls_slice)
+        ends = shell_numbers(shls_slice, 8)
         ranges = tuple(zip(ends[::2], ends[1::2]))
         if not all(0 <= first < last <= basis.nshell for first, last in ranges):
             raise ArgumentError(f"shls_slice {tuple(ends)} must hold non-empty ranges within 0..{basis.nshell} shells.")
@@ -88,12 +88,12 @@ class Request:
         return TensorLayout(self.aosym, ao_ranges(basis, self.ranges), self.swap, self.ends)
 
 
-def shell_numbers(shls_slice):
-    """The 8 integers of a slice; ArgumentError if it is something else."""
+def shell_numbers(shls_slice, count):
+    """The `count` integers of a slice, two for each index; ArgumentError if it is something else."""
     given = as_list(shls_slice)
-    if given is None or len(given) != 8:
+    if given is None or len(given) != count:
         what = shown(shls_slice) if given is None else len(given)
-        raise ArgumentError(f"shls_slice must hold 8 shell numbers (i0, i1, ..., l0, l1), not {what}.")
+        raise ArgumentError(f"shls_slice must hold {count} shell numbers (two for each index), not {what}.")
     ends = [whole_number(end) for end in given]
     if None in ends:
         raise ArgumentError(f"shls_slice must hold integers, not {shown(given[ends.index(None)])}.")

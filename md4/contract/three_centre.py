@@ -13,7 +13,7 @@ import numpy as np
 
 from md4.contract.screening import schwarz_bounds
 from md4.contract.slices import FewPairs
-from md4.contract.tensor import Request
+from md4.contract.tensor import Request, shell_numbers
 from md4.contract.workspace import HermiteStore, least_block
 from md4.engine import Engine, check_basis
 from md4.errors import ArgumentError, MemoryLimitError
@@ -22,7 +22,7 @@ from md4.method.scatter import THREE_CENTRE, TWO_CENTRE
 from md4.plan import ListPair
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import unique_pairs_by_class
-from md4.support.arguments import as_list, checked_choice, checked_real, shown, whole_number
+from md4.support.arguments import checked_choice, checked_real
 from md4.support.display import size_text
 
 # Share of the memory that may be used which the H matrices that are kept between blocks may take.
@@ -69,13 +69,7 @@ def tensor_request(basis, aosym, shls_slice, ranges):
 
 def checked_ranges(shls_slice, ranges):
     """The ranges of a slice of a tensor whose indices have these ranges; ArgumentError if it is something else."""
-    given, count = as_list(shls_slice), 2 * len(ranges)
-    if given is None or len(given) != count:
-        what = shown(shls_slice) if given is None else len(given)
-        raise ArgumentError(f"shls_slice must hold {count} shell numbers, two for each index, not {what}.")
-    ends = [whole_number(end) for end in given]
-    if None in ends:
-        raise ArgumentError(f"shls_slice must hold integers, not {shown(given[ends.index(None)])}.")
+    ends = shell_numbers(shls_slice, 2 * len(ranges))
     asked, shells = list(zip(ends[::2], ends[1::2])), [last - first for first, last in ranges]
     if not all(0 <= first < last <= most for (first, last), most in zip(asked, shells)):
         raise ArgumentError(

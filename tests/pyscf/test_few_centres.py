@@ -114,7 +114,7 @@ def test_positional_arguments_are_in_order():
 
 WRONG = [
     ({"aosym": "s8"}, "aosym 's8' is unknown; use one of s1, s2ij"),
-    ({"shls_slice": (0, 1, 0, 1)}, "must hold 6 shell numbers, two for each index, not 4"),
+    ({"shls_slice": (0, 1, 0, 1)}, r"must hold 6 shell numbers \(two for each index\), not 4"),
     ({"shls_slice": (0, 1, 0, 1, 0, 1.5)}, "must hold integers, not 1.5"),
     ({"shls_slice": (0, 1, 0, 1, 3, 3)}, "must hold non-empty ranges; the indices have 9, 9, 25 shells"),
     ({"shls_slice": (0, 1, 0, 1, 3, 4000)}, "must hold non-empty ranges; the indices have 9, 9, 25 shells"),
