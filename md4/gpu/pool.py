@@ -223,7 +223,7 @@ class Pool:
     def array(self, shape, dtype=np.float64):
         """A device array, real or complex, for a caller to keep; its share of the cap returns when it is gone."""
         size = np.dtype(dtype).itemsize
-        loan = self.get(max(1, prod(shape) * size // ITEM_BYTES)).owner
+        loan = self.get(max(1, int(prod(shape)) * size // ITEM_BYTES)).owner
         strides = tuple(size * prod(shape[n + 1 :]) for n in range(len(shape)))
         memory, _ = self.memory.pop(loan.number), self.places.pop(loan.number)
         del self.lent[loan.number]  # never lent again: a caller's work on it is in no order with ours
