@@ -109,13 +109,14 @@ class DigestQuartetsTuning:
 
     integrals: int  # most integrals of a quartet that a thread digests alone
     lane_integrals: int  # most integrals of a lane in several bra pairs, after which it adds to Y_cd
+    blocks: int  # fewest blocks that must be left where a block makes what it digests
 
 
 DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
     rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288, lane_integrals=64
 )
-DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81, lane_integrals=512)
+DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81, lane_integrals=512, blocks=2112)
 
 
 @dataclass(frozen=True)

@@ -49,15 +49,49 @@ def quartet_blocks(na, nb, nc, nd):
     return max(1, min(by_registers, 2 * SHARED_BYTES // quartet_bytes(na, nb, nc, nd)))
 
 
+def make_digest_quartet(na, nb, nc, nd):
+    """Device function: a thread's quartet into X and Y of one matrix, with others of its warp; returns Y_cd.
+
+    The integrals are at `place`. `d_b` are the density's rows of all b, `d_cd` is D + D^T of c and d; there are none
+    without K or J. The row of a matrix's first AO begins at `origin`.
+    """
+    size, width = nb * nc * nd, nc + nd
+    load_row, add_row, add_rows = make_load_rows(1, nc, nd), make_add_rows(1, nc, nd), make_add_rows(nb, nc, nd)
+    add_to_x, add_to_y = make_add_to_x(nb, nc, nd), make_add_to_y(nb, nc, nd)
+    no_rows, warp_sums = make_empty(nb * width), make_warp_sums(nb)
+
+    @jit_device
+    def digest_quartet(
+        matrices, origin, a_ao, b_ao, columns, stage, lane, place, weight, d_b, d_cd, y_cd, with_k, with_j
+    ):  # fmt: skip
+        nao, x_b, mine = matrices.nao, no_rows(), warp_place(lane)
+        for a in range(na):
+            a_row, here = origin + (a_ao + a) * nao, i32(place + 8 * size * a)
+            if with_k:
+                d_a = load_row(matrices.densities, a_row, nao, columns, stage, lane)
+                done = add_to_x(x_b, here, d_b, d_a)
+                add_row(matrices.x, a_row, nao, columns, stage, lane, done[:width], weight)
+                x_b = done[width:]
+            if with_j:
+                sums = add_to_y(y_cd, here, d_cd, matrices.twice, a_row + b_ao, weight)
+                y_cd = sums[nb:]
+                total = warp_sums(sums[:nb], weight, lane)
+                if mine < nb:
+                    add_global(matrices.y, a_row + b_ao + mine, total)
+        cuda.syncwarp()
+        if with_k:
+            add_rows(matrices.x, origin + b_ao * nao, nao, columns, stage, lane, x_b, weight)
+        return y_cd
+
+    return digest_quartet
+
+
 def digest_quartets(na, nb, nc, nd, with_k, with_j):
     """Kernel factory for shells of `na`, `nb`, `nc`, `nd` functions; sums X if `with_k`, Y if `with_j`."""
     size, width = nb * nc * nd, nc + nd
-    load_rows, add_rows, load_row, add_row = (
-        make(n, nc, nd) for n in (nb, 1) for make in (make_load_rows, make_add_rows)
-    )
-    add_to_x, add_to_y = make_add_to_x(nb, nc, nd), make_add_to_y(nb, nc, nd)
+    load_rows, digest = make_load_rows(nb, nc, nd), make_digest_quartet(na, nb, nc, nd)
     load_block, add_block = make_load_block(nc, nd), make_add_block(nc, nd)
-    no_rows, no_block, warp_sums = make_empty(nb * width), make_empty(nc * nd), make_warp_sums(nb)
+    no_rows, no_block = make_empty(nb * width), make_empty(nc * nd)
     copy, wait_all = make_copies(na * size, 256, 256, 8), make_wait_copies(0)
     weight_of, range_of, warps = jit_device(quartet_weight), jit_device(share_of), DIGEST.threads // 32
     columns_in_turn, stage_size = make_columns_in_turn(nc, nd), stage_parts(nc, nd)[1]
@@ -69,7 +103,6 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
         stage = i32(start + warps * (256 * na * size) + warp * (8 * stage_size))
         start += warp * (256 * na * size)
         place = i32(start + 8 * na * size * lane)
-        mine = warp_place(lane)
         (first_bra, last_bra, first), nao = range_of(share, work, block), matrices.nao
         count = min(i64(32), block.nket - first)
         limit = i32((count * (na * size) - lane + 31) >> 5)
@@ -91,28 +124,14 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
                 ij = lists.first_bra + i
                 a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
                 weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
-                weight = weight if lane < count else 0.0
-                x_b, d_b, b_row = no_rows(), no_rows(), origin + b_ao * nao
+                weight, d_b = weight if lane < count else 0.0, no_rows()
                 if with_k:
-                    d_b = load_rows(matrices.densities, b_row, nao, columns, stage, lane)
+                    d_b = load_rows(matrices.densities, origin + b_ao * nao, nao, columns, stage, lane)
                 wait_all()
                 cuda.syncwarp()
-                for a in range(na):
-                    a_row, here = origin + (a_ao + a) * nao, i32(place + 8 * size * a)
-                    if with_k:
-                        d_a = load_row(matrices.densities, a_row, nao, columns, stage, lane)
-                        done = add_to_x(x_b, here, d_b, d_a)
-                        add_row(matrices.x, a_row, nao, columns, stage, lane, done[:width], weight)
-                        x_b = done[width:]
-                    if with_j:
-                        sums = add_to_y(y_cd, here, d_cd, matrices.twice, a_row + b_ao, weight)
-                        y_cd = sums[nb:]
-                        total = warp_sums(sums[:nb], weight, lane)
-                        if mine < nb:
-                            add_global(matrices.y, a_row + b_ao + mine, total)
-                cuda.syncwarp()
-                if with_k:
-                    add_rows(matrices.x, b_row, nao, columns, stage, lane, x_b, weight)
+                y_cd = digest(
+                    matrices, origin, a_ao, b_ao, columns, stage, lane, place, weight, d_b, d_cd, y_cd, with_k, with_j
+                )  # fmt: skip
             if with_j:
                 add_block(matrices.y, origin + c * nao + d, nao, y_cd)
 

@@ -72,32 +72,22 @@ def in_slot(slots, n):
     return Charge(numbers[n], numbers[count + n], numbers[2 * count + n], numbers[3 * count + n])
 
 
-def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind, singles=(False, False), matrix=False):
-    """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
+def make_integrals(bra_class, ket_class, turned, kind):
+    """Device function: (ab|cd) of a thread's quartet, to its place in shared memory behind the room for H.
 
-    `turned`: bra and ket are exchanged; ab runs faster than cd in the result. `singles`: whether a and c are single
-    shells, with the unit function as b and d. `matrix`: the result is a part of a matrix, with columns (ij, ab) if
-    `turned`, else (kl, cd).
+    All threads of a block call it for the same bra pair, and each for one of the ket pairs of a part. It is zero for
+    threads beyond the last ket pair and for pairs without primitives. It returns where shared memory begins.
     """
-    bra_class, ket_class = (la, lb, pure, ca, cb, singles[0]), (lc, ld, pure, cc, cd, singles[1])
-    nab, ncd = rows(bra_class), rows(ket_class)
-    count = nab * ncd
+    count, l = rows(bra_class) * rows(ket_class), sum(bra_class[:2]) + sum(ket_class[:2])
     threads = THREAD_QUARTET.block_threads(count)
-    quartet, zeros_upto = make_thread_quartet(bra_class, ket_class, turned), make_zeros_upto(kind, la + lb + lc + ld)
+    quartet, zeros_upto = make_thread_quartet(bra_class, ket_class, turned), make_zeros_upto(kind, l)
     charge_at, charge_in, separation = jit_device(charge), jit_device(in_slot), jit_device(separate)
     primitives = jit_device(primitives_of)
-    rounds, several = THREAD_QUARTET.rounds, 1 < count <= THREAD_QUARTET.written
-    write_out = make_write_out(rounds, threads)
-    # by how much the pair, cd and ab of an integral change from one that a thread writes to its next
-    pairs_ahead, rows_ahead, ahead = threads // count, threads % count // nab, threads % count % nab
 
-    def kernel(
-        bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, npair_cd: i64, parts: i64,
-        operator: OperatorArguments, out: Result,
-    ):  # fmt: skip
+    @jit_device
+    def integrals(bra, bra_pairs, pair, h, ket, ket_pairs, part, npair_cd, operator):
         shared = cuda.shared.array(0, types.float64)
         tid = i64(cuda.threadIdx.x)
-        pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
         first, last = primitives(bra_pairs, pair)
         address, h_bytes = shared_address(shared), 8 * h.group * h.size
         pair_cd = part * threads + tid
@@ -127,6 +117,37 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
                         add = 1
                     slot += SIDE_BY_SIDE
             first += h.group
+        return address
+
+    return integrals
+
+
+def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind, singles=(False, False), matrix=False):
+    """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
+
+    `turned`: bra and ket are exchanged; ab runs faster than cd in the result. `singles`: whether a and c are single
+    shells, with the unit function as b and d. `matrix`: the result is a part of a matrix, with columns (ij, ab) if
+    `turned`, else (kl, cd).
+    """
+    bra_class, ket_class = (la, lb, pure, ca, cb, singles[0]), (lc, ld, pure, cc, cd, singles[1])
+    nab, ncd = rows(bra_class), rows(ket_class)
+    count = nab * ncd
+    threads = THREAD_QUARTET.block_threads(count)
+    integrals = make_integrals(bra_class, ket_class, turned, kind)
+    rounds, several = THREAD_QUARTET.rounds, 1 < count <= THREAD_QUARTET.written
+    write_out = make_write_out(rounds, threads)
+    # by how much the pair, cd and ab of an integral change from one that a thread writes to its next
+    pairs_ahead, rows_ahead, ahead = threads // count, threads % count // nab, threads % count % nab
+
+    def kernel(
+        bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, npair_cd: i64, parts: i64,
+        operator: OperatorArguments, out: Result,
+    ):  # fmt: skip
+        shared = cuda.shared.array(0, types.float64)
+        tid = i64(cuda.threadIdx.x)
+        pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
+        address = integrals(bra, bra_pairs, pair, h, ket, ket_pairs, part, npair_cd, operator)
+        h_bytes = 8 * h.group * h.size
         cuda.syncthreads()
         base = out.first + pair * out.s_ij + part * threads * out.s_kl
         here = min(i64(threads), npair_cd - part * threads)

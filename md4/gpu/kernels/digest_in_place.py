@@ -1,0 +1,172 @@
+"""Steps 2 to 5 for the smallest classes, and the digestion of their integrals into J and K where they are made.
+
+A thread computes a quartet as in `md4.gpu.kernels.thread_quartet` and digests it as in
+`md4.gpu.kernels.digest_quartets`: the integrals are in shared memory between the two, and never anywhere else. A block
+of threads takes a few bra pairs one after the other, each thread with one ket pair. Its Y_cd of the first matrix waits
+in shared memory until the last of these bra pairs.
+"""
+
+from itertools import chain
+from typing import NamedTuple
+
+from md4.gpu.compile import Kernel, Variant
+from md4.gpu.device_code import cuda, i32, i64, jit_device, types
+from md4.gpu.emit.digest_quartets import (
+    make_add_block,
+    make_columns_in_turn,
+    make_load_block,
+    make_load_column,
+    make_load_rows,
+    make_store_column,
+    stage_parts,
+)
+from md4.gpu.emit.instructions import make_empty, shared_address
+from md4.gpu.h_layout import BRA_ELEMENTS, form_size
+from md4.gpu.kernels.digest_parameters import Lists, Matrices
+from md4.gpu.kernels.digest_quartets import make_digest_quartet
+from md4.gpu.kernels.groups import PairRange, Records, pair_range, records
+from md4.gpu.kernels.primitive_quartets import OperatorArguments, operator_arguments
+from md4.gpu.kernels.thread_quartet import BraH, Slots, make_integrals
+from md4.gpu.tuning import DIGEST_QUARTETS, THREAD_QUARTET
+from md4.method.angular import ncart
+from md4.method.digestion import quartet_weight
+
+
+class Work(NamedTuple):
+    """What a launch works on, and how its blocks of threads share it.
+
+    Attributes
+    ----------
+    nbra, nket : int64
+        Bra pairs and ket pairs of the slices.
+    parts : int64
+        Blocks that take the same bra pairs, each with other ket pairs.
+    bra_pairs : int64
+        Bra pairs that a block takes one after the other.
+    exchange, coulomb : int64
+        Numbers of matrices X and Y.
+    """
+
+    nbra: i64
+    nket: i64
+    parts: i64
+    bra_pairs: i64
+    exchange: i64
+    coulomb: i64
+
+
+def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
+    """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions."""
+    na, nb, nc, nd = shells = [n * functions(l, pure) for l, n in ((la, ca), (lb, cb), (lc, cc), (ld, cd))]
+    count, ncd = na * nb * nc * nd, nc * nd
+    threads = THREAD_QUARTET.block_threads(count)
+    integrals = make_integrals((la, lb, pure, ca, cb, False), (lc, ld, pure, cc, cd, False), False, kind)
+    digest, weight_of = make_digest_quartet(*shells), jit_device(quartet_weight)
+    load_rows, columns_in_turn = make_load_rows(nb, nc, nd), make_columns_in_turn(nc, nd)
+    load_block, add_block = make_load_block(nc, nd), make_add_block(nc, nd)
+    load_y, store_y = make_load_column(ncd, 8 * threads), make_store_column(ncd, 8 * threads)
+    no_rows, no_block, stage_bytes = make_empty(nb * (nc + nd)), make_empty(ncd), 8 * stage_parts(nc, nd)[1]
+
+    def kernel(
+        bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, operator: OperatorArguments,
+        lists: Lists, matrices: Matrices, work: Work,
+    ):  # fmt: skip
+        tid, nao = i64(cuda.threadIdx.x), matrices.nao
+        lane, warp = tid & 31, tid >> 5
+        group, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
+        # shared memory: room for H, then integrals, stages of the warps, Y_cd
+        start = shared_address(cuda.shared.array(0, types.float64))
+        place = i32(start + 8 * h.group * h.size + 8 * count * tid)
+        stages = start + 8 * h.group * h.size + 8 * count * threads
+        stage, own_y = i32(stages + warp * stage_bytes), i32(stages + threads // 32 * stage_bytes + 8 * tid)
+        # the warp's ket pairs: none, if it is behind the last one
+        first = part * threads + 32 * warp
+        many = min(i64(32), work.nket - first)
+        kl = lists.first_ket + min(first + lane, work.nket - 1)
+        c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
+        columns = columns_in_turn(lists.ao_ket, lists.first_ket + min(first, work.nket - 1), many, lane)
+        store_y(own_y, no_block())
+        for pair in range(group * work.bra_pairs, min((group + 1) * work.bra_pairs, work.nbra)):
+            integrals(bra, bra_pairs, pair, h, ket, ket_pairs, part, work.nket, operator)
+            ij = lists.first_bra + pair
+            a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
+            weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
+            weight = weight if lane < many else 0.0
+            for s in range(matrices.first, matrices.last):
+                origin, with_k, with_j = s * nao * nao, s < work.exchange, s < work.coulomb
+                d_b, d_cd, y_cd = no_rows(), no_block(), no_block()
+                if with_k:
+                    d_b = load_rows(matrices.densities, origin + b_ao * nao, nao, columns, stage, lane)
+                if with_j:
+                    d_cd = load_block(matrices.twice, origin + c * nao + d, nao)
+                    if s == 0:
+                        y_cd = load_y(own_y)
+                y_cd = digest(
+                    matrices, origin, a_ao, b_ao, columns, stage, lane, place, weight, d_b, d_cd, y_cd, with_k, with_j
+                )  # fmt: skip
+                if with_j and s == 0:
+                    store_y(own_y, y_cd)
+                elif with_j and lane < many:
+                    add_block(matrices.y, origin + c * nao + d, nao, y_cd)
+        if work.coulomb > 0 and lane < many:
+            add_block(matrices.y, c * nao + d, nao, load_y(own_y))
+
+    return Kernel(kernel, (threads, 1))
+
+
+def functions(l, pure):
+    """Functions of a shell."""
+    return 2 * l + 1 if pure else ncart(l)
+
+
+# launcher
+
+
+def takes(bra, ket):
+    """Whether this kernel is for a class that a thread a quartet computes: few enough integrals to digest alone."""
+    return bra.nab * ket.nab <= DIGEST_QUARTETS.integrals
+
+
+def in_place_variant(bra, ket, kind):
+    """Variant for a class."""
+    shells = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket))
+    return Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind))
+
+
+class InPlaceLaunch(NamedTuple):
+    """What launches for two classes have in common: a variant, threads and shared memory of a block, room for H."""
+
+    variant: Variant
+    threads: int
+    shared: int
+    size: int
+    group: int
+    bra_pairs: int
+    operator: tuple
+
+
+def in_place_launch(context, operator, bra, ket):
+    """`InPlaceLaunch` of two `ListFacts`."""
+    count = bra.nab * ket.nab
+    threads, size = THREAD_QUARTET.block_threads(count), form_size(bra, BRA_ELEMENTS)
+    others = 8 * (threads * (count + ket.nab) + threads // 32 * stage_parts(ket.na, ket.nb)[1])
+    room = THREAD_QUARTET.limits(context.unit).shared - others
+    group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
+    return InPlaceLaunch(
+        in_place_variant(bra, ket, operator.kind), threads, 8 * group * size + others, size, group,
+        max(1, DIGEST_QUARTETS.lane_integrals // count), operator_arguments(context, operator),
+    )  # fmt: skip
+
+
+def launch_in_place(context, operator, h, g, ab, cd, places, triangle, matrices, counts, nao):
+    """The quartets of two slices into X and Y; arguments as in `digestion.launch_digest`, H of both lists first."""
+    slots, fixed = cd.data.slots, context.fixed(in_place_launch, operator, ab.facts, cd.facts)
+    parts = -(-cd.npair // fixed.threads)
+    bra_pairs = max(1, min(fixed.bra_pairs, parts * ab.npair // DIGEST_QUARTETS.blocks))
+    work = Work(ab.npair, cd.npair, parts, bra_pairs, *counts)
+    context.launch(
+        fixed.variant, parts * -(-ab.npair // bra_pairs), fixed.threads, fixed.shared,
+        records(ab), pair_range(ab), BraH(h, fixed.size, fixed.group),
+        Slots(slots.numbers, g, slots.first, slots.count), pair_range(cd), fixed.operator,
+        Lists(ab.first, cd.first, triangle, *places), Matrices(*matrices, 0, max(counts), nao), work,
+    )  # fmt: skip
