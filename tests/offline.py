@@ -246,7 +246,7 @@ def launch_coulomb(backend, lists):
 
 
 def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells=(True, False), general=()):
-    """Variants that `Engine.evaluate` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`.
+    """Variants that `Engine.run_steps` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`.
 
     `general` are shells (l, nctr) besides those of one contracted function.
     """
@@ -261,7 +261,7 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
             for bra, ket in product(*lists):
                 shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
                 block = backend.scratch(shape)
-                Engine.evaluate(SimpleNamespace(backend=backend, lock=nullcontext()), bra, ket, block)
+                Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
                 order = (ket, bra) if digest_swapped(bra.pairs, ket.pairs) else (bra, ket)
                 for counts in ((1, 1), (1, 0)):
                     launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
@@ -301,7 +301,7 @@ def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LE
             ):
                 shape = (len(bra), len(ket), bra.facts.na, bra.facts.nb, ket.facts.na, ket.facts.nb)
                 block = backend.matrix_block(Anything(), 0, 0, shape) if rows else backend.scratch(shape)
-                Engine.evaluate(SimpleNamespace(backend=backend, lock=nullcontext()), bra, ket, block)
+                Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
         for aosym in EVERY_SYMMETRY:
             scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
     return found

@@ -196,6 +196,13 @@ class Fused(GpuPath):
         steps.context.pool.release(r)
 
 
+def bra_launcher(context, bra, ket):
+    """The launcher of step 4 by the kernel that serves two `ListFacts`."""
+    if resident.serves(context.unit, bra, ket):
+        return resident.resident_launcher(context, bra, ket)
+    return two_products.bra_launcher(context, bra, ket)
+
+
 class TwoProducts(GpuPath):
     """A kernel for each product, on tensor cores."""
 
@@ -223,9 +230,7 @@ class TwoProducts(GpuPath):
         context = steps.context
         abq = context.pool.get(two_products.abq_size(ab, cd))
         if cd.nprim:
-            is_resident = resident.serves(context.unit, ab.facts, cd.facts)
-            launch = resident.launch_resident_bra if is_resident else two_products.launch_bra_transform
-            launch(context, H_ab.array, ab, cd, r, abq)
+            context.fixed(bra_launcher, ab.facts, cd.facts)(context, H_ab.array, ab, cd, r, abq)
         context.pool.release(r)
         return abq
 
