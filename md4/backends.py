@@ -60,6 +60,19 @@ class BlockTarget(Protocol):
         """The tensor or the sums, which belong to the caller."""
 
 
+class DigestTarget(BlockTarget, Protocol):
+    """Sums of J and K, which may make integrals where they are digested."""
+
+    def make(self, bra, ket, basis, triangle):
+        """Makes the integrals of two slices of prepared lists and digests them at once, if it can; does it?
+
+        If not, they come by `add`.
+        """
+
+    def expect_result(self):
+        """Does what of `result` can be done while the device is at work; may be called before it."""
+
+
 @runtime_checkable
 class ListTarget(Protocol):
     """A target that takes whole pairs of lists instead of blocks: the backend makes and takes the blocks by itself.
@@ -128,8 +141,7 @@ class Sums(Protocol):
         """A `BlockTarget` or `ListTarget` for X and Y of `md4.method.digestion`.
 
         `densities`, shape (n_k, nao, nao), and `twice` = D + D^T, shape (n_j, nao, nao), are NumPy arrays, which it
-        copies. Its results X and Y are NumPy arrays, too. A `BlockTarget` has `expect_result()` besides, which may be
-        called before `result` and does what of it can be done while the device is at work.
+        copies. Its results X and Y are NumPy arrays, too. A `BlockTarget` is a `DigestTarget`.
         """
 
     def coulomb(self, basis, twice):

@@ -326,13 +326,17 @@ class Engine:
 
     @locked
     def evaluate(self, bra: PreparedPairs, ket: PreparedPairs, out: Any) -> None:
-        """Steps 1 to 5 for prepared pairs, in chunks that suit the backend's memory, into `out`.
+        """Integrals of prepared pairs into `out`, by `run_steps`."""
+        self.run_steps(bra, ket, self.backend.block(out))
 
-        The plan says by which path (`md4.backends.Path`), and which side is transformed first. A path that merges
+    def run_steps(self, bra, ket, block):
+        """Steps 1 to 5 for prepared pairs, in chunks that suit the backend's memory, into a `md4.backends.Block`.
+
+        The thread that calls holds the engine's lock. The plan says by which path (`md4.backends.Path`), and which side is transformed first. A path that merges
         steps does all of 2 to 5 itself. [p|q] = r[p+q] is never stored on a GPU: step 4 gathers it from r.
         """
         check_order(bra.facts.l + ket.facts.l)
-        steps, block = self.backend, self.backend.block(out)
+        steps = self.backend
         plan = steps.plan(bra, ket, block)
         if plan.swap:
             bra, ket, block = ket, bra, block.swapped()

@@ -30,6 +30,7 @@ from md4.gpu.context import DeviceContext, Real
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
+from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceTensor
@@ -246,7 +247,7 @@ def launch_coulomb(backend, lists):
 
 
 def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells=(True, False), general=()):
-    """Variants that `Engine.evaluate` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`.
+    """Variants that `Engine.run_steps` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`.
 
     `general` are shells (l, nctr) besides those of one contracted function.
     """
@@ -261,10 +262,16 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
             for bra, ket in product(*lists):
                 shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
                 block = backend.scratch(shape)
-                Engine.evaluate(SimpleNamespace(backend=backend, lock=nullcontext()), bra, ket, block)
+                Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
                 order = (ket, bra) if digest_swapped(bra.pairs, ket.pairs) else (bra, ket)
                 for counts in ((1, 1), (1, 0)):
                     launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
+                plan = backend.plan(bra, ket)
+                if plan.path.digests(bra.facts, ket.facts):
+                    order = (ket, bra) if plan.swap else (bra, ket)
+                    launch_in_place(
+                        backend.context, backend.operator, None, None, *order, [None] * 2, False, [None] * 4, (1, 1), 1
+                    )
         launch_coulomb(backend, lists[0])
         launch_bounds(backend.context, block, None)
         for aosym in SYMMETRIES:
@@ -301,7 +308,7 @@ def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LE
             ):
                 shape = (len(bra), len(ket), bra.facts.na, bra.facts.nb, ket.facts.na, ket.facts.nb)
                 block = backend.matrix_block(Anything(), 0, 0, shape) if rows else backend.scratch(shape)
-                Engine.evaluate(SimpleNamespace(backend=backend, lock=nullcontext()), bra, ket, block)
+                Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
         for aosym in EVERY_SYMMETRY:
             scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
     return found

@@ -180,14 +180,17 @@ class PartialSums:
 
     def add_task(self, task):
         """Gives the rectangles of quartets that cover a task to a target of blocks."""
-        survivors, pair, wanted = self.build.survivors, task.pair, self.build.survivors.quartets[task.pair]
-        bra, ket = (self.worker.lists[n].prepared for n in survivors.pairs.numbers[pair])
-        same, n = survivors.same(pair), survivors.counts(pair)
-        first, last = part_of(n, task.part, task.parts)
+        build, lists, pair = self.build, self.worker.lists, task.pair
+        survivors = build.survivors
+        i, k = survivors.pairs.numbers[pair]
+        bra, ket, same = lists[i].prepared, lists[k].prepared, i == k
+        first, last, wanted = 0, bra.npair, survivors.quartets[pair]
         if task.parts > 1:
+            n = survivors.counts(pair)
+            first, last = part_of(n, task.part, task.parts)
             wanted = int(n[first:last].sum(dtype=np.int64))
         rate = wanted / max(1e-9, task.seconds - EACH)  # quartets a second
-        if self.build.with_k:
+        if build.with_k:
             self.store.touch(ket, bra)
             self.store.touch(bra, ket)
             most = max(1, self.block_bytes // (8 * bra.facts.nab * ket.facts.nab))
@@ -195,15 +198,13 @@ class PartialSums:
         else:
             most = COULOMB_QUARTETS
             price = rate * COULOMB_SECONDS
+        add = self.add_rectangle if build.with_k else self.target.add
         for ij, kl in survivors.tiles(pair, first, last, most, price):
             ab, cd = bra[first + ij.start : first + ij.stop], ket[kl]
-            if self.build.with_k:
-                self.add_rectangle(ab, cd, same)
-            else:
-                self.target.add(ab, cd, same)
+            add(ab, cd, same)
             self.stats.computed += ab.npair * cd.npair
         self.stats.wanted += wanted
-        self.build.report(wanted)
+        build.report(wanted)
 
     def add_rectangle(self, ab, cd, same):
         """Adds a rectangle of quartets, in halves where there is no memory for the whole."""
@@ -218,10 +219,12 @@ class PartialSums:
                 self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same)
 
     def add_block(self, ab, cd, same):
-        """Makes the block of two slices, and gives it to the target."""
+        """Makes the block of two slices, and gives it to the target, unless that makes it where it is digested."""
+        if self.target.make(ab, cd, self.engine.bra_basis, same):
+            return
         a, b = ab.facts, cd.facts
         block = self.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
-        self.engine.evaluate(ab, cd, block)
+        self.engine.run_steps(ab, cd, block)
         self.target.add(block, ab, cd, self.engine.bra_basis, same)
 
     def end(self, fetched=True):

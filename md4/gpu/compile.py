@@ -10,7 +10,7 @@ import ctypes
 import struct
 import threading
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from inspect import get_annotations
 from itertools import count
 from time import perf_counter
@@ -163,10 +163,10 @@ class Packing:
         base = ctypes.addressof(self.memory)
         places = [base + 8 * (first + n if variable else n) for variable, n in self.slots]
         self.pointers = (ctypes.c_void_p * len(places))(*places)
-        pack = partial(struct.Struct("<" + self.code).pack_into, self.memory, 8 * first)
         # A function of its own for each signature, since arguments are packed at every launch.
-        made = {"pack": pack}
-        exec(f"def write(args):\n    {names} = args\n    pack({', '.join(self.variables)})", made)
+        made = {"pack": struct.Struct("<" + self.code).pack_into, "memory": self.memory}
+        places = ", ".join(["memory", str(8 * first), *self.variables])
+        exec(f"def write(args):\n    {names} = args\n    pack({places})", made)
         self.write = made["write"]
 
     def add_all(self, kinds):
@@ -219,7 +219,7 @@ class Launcher:
         # Launches are refused in forked processes, so that this lock needs no care of them.
         self.lock = threading.Lock()
 
-    def __call__(self, grid, block, stream, shared, args):
+    def launch(self, grid, block, stream, shared, args):
         """Launches it on the stream with the handle `stream`; see `md4.gpu.context.DeviceContext.launch`."""
         with self.lock:
             if shared > self.shared:

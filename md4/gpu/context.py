@@ -232,7 +232,7 @@ class DeviceContext:
         kernel = self.kernels.get(variant)
         if kernel is None:
             kernel = self.kernels[variant] = launcher(variant, self.capability, self.device)
-        kernel(grid, block, self.handle, shared, args)
+        kernel.launch(grid, block, self.handle, shared, args)
 
     def fixed(self, make, *args):
         """make(self, *args), made once for a device and its unit: what launches with the same `args` have in common."""

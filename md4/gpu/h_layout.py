@@ -16,9 +16,9 @@ from md4.method import hermite
 from md4.method.angular import nherm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HForm:
-    """A form of the H matrices of a list of shell pairs.
+    """A form of the H matrices of a list of shell pairs. Each is one object, which is a quick key.
 
     Attributes
     ----------

@@ -26,7 +26,16 @@ from md4.gpu.h_layout import (
     KET_TURNED,
     KET_WEIGHTS,
 )
-from md4.gpu.kernels import fused, one_product, plain, resident, single_product, thread_quartet, two_products
+from md4.gpu.kernels import (
+    digest_in_place,
+    fused,
+    one_product,
+    plain,
+    resident,
+    single_product,
+    thread_quartet,
+    two_products,
+)
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side, rounded_mean
 from md4.gpu.tuning import THREAD_QUARTET
@@ -82,6 +91,10 @@ class GpuPath:
     # Whether r and (ab|q] of a chunk are kept in memory.
     keeps_chunks = True
 
+    def digests(self, bra, ket):
+        """Whether the integrals of two `ListFacts` can be digested into J and K by the kernel that makes them."""
+        return False
+
     def __repr__(self):
         return self.name
 
@@ -90,6 +103,9 @@ class ThreadQuartet(GpuPath):
     """A thread a quartet: the fastest wherever there are enough quartets."""
 
     keeps_chunks = False
+
+    def digests(self, bra, ket):
+        return digest_in_place.takes(bra, ket)
 
     def supports(self, sides):
         """Small classes, long lists, in one order."""
@@ -196,6 +212,13 @@ class Fused(GpuPath):
         steps.context.pool.release(r)
 
 
+def bra_launcher(context, bra, ket):
+    """The launcher of step 4 by the kernel that serves two `ListFacts`."""
+    if resident.serves(context.unit, bra, ket):
+        return resident.resident_launcher(context, bra, ket)
+    return two_products.bra_launcher(context, bra, ket)
+
+
 class TwoProducts(GpuPath):
     """A kernel for each product, on tensor cores."""
 
@@ -223,9 +246,7 @@ class TwoProducts(GpuPath):
         context = steps.context
         abq = context.pool.get(two_products.abq_size(ab, cd))
         if cd.nprim:
-            is_resident = resident.serves(context.unit, ab.facts, cd.facts)
-            launch = resident.launch_resident_bra if is_resident else two_products.launch_bra_transform
-            launch(context, H_ab.array, ab, cd, r, abq)
+            context.fixed(bra_launcher, ab.facts, cd.facts)(context, H_ab.array, ab, cd, r, abq)
         context.pool.release(r)
         return abq
 
@@ -308,6 +329,9 @@ def ranked_by_facts(unit, bra, ket, mean_bra, mean_ket, long, matrix):
     return ranked(unit, Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket), long, matrix)
 
 
-def plan_variants(plan, unit, kind, bra, ket):
-    """Variants of the kernels by which a plan computes two `ShellPairs`."""
-    return plan.path.variants(unit, kind, *((ket, bra) if plan.swap else (bra, ket)), plan)
+def plan_variants(plan, unit, kind, bra, ket, digested=False):
+    """Variants of the kernels by which a plan computes two `ShellPairs`, for an own kernel if that has `digested` them."""
+    bra, ket = (ket, bra) if plan.swap else (bra, ket)
+    if digested and plan.path.digests(bra.facts, ket.facts):
+        return (digest_in_place.in_place_variant(bra, ket, kind),)
+    return plan.path.variants(unit, kind, bra, ket, plan)

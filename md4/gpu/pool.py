@@ -2,6 +2,7 @@
 
 import weakref
 from collections import deque
+from functools import lru_cache
 from itertools import count
 from math import prod
 
@@ -22,6 +23,7 @@ ITEM_BYTES = 8
 RESERVE_BYTES = 512 << 20
 
 
+@lru_cache(maxsize=1 << 14)
 def bucket(nbytes):
     """Size that a request is rounded up to: eight steps to the power of two."""
     step = 1 << max(9, nbytes.bit_length() - 4)
@@ -143,16 +145,19 @@ class Pool:
 
     def _collect(self):
         """Takes back what was returned: each loan once, however often it says so."""
-        while self.returned:
-            number, token, ordered = self.returned.popleft()
-            if self.lent.get(number) == token:
+        returned, lent, idle = self.returned, self.lent, self.idle
+        while returned:
+            number, token, ordered = returned.popleft()
+            if lent.get(number) == token:
                 if ordered:
-                    self.idle.setdefault(self.places[number][1], {})[number] = None
+                    size = self.places[number][1]
+                    if size not in idle:
+                        idle[size] = {}
+                    idle[size][number] = None
                 else:
                     del self.memory[number], self.places[number]
-                del self.lent[number]
+                del lent[number]
 
-    @locked
     def get(self, items):
         """A buffer of 8-byte items, contents undefined.
 
@@ -161,10 +166,12 @@ class Pool:
         MemoryLimitError
             It would exceed the cap or the memory there is.
         """
-        self._collect()
-        size = bucket(ITEM_BYTES * items)
-        numbers = self.idle.setdefault(size, {})
-        return self._lend(next(reversed(numbers)) if numbers else self._allocate(size), items, OrderedLoan)
+        with self.lock:
+            if self.returned:
+                self._collect()
+            size = bucket(ITEM_BYTES * items)
+            numbers = self.idle.get(size)
+            return self._lend(next(reversed(numbers)) if numbers else self._allocate(size), items, OrderedLoan)
 
     @locked
     def fresh(self, items):

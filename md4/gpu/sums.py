@@ -5,6 +5,7 @@ import numpy as np
 from md4.gpu.buffers import clear, copy_to_device, copy_to_host, written_array
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels.bounds import launch_bounds
+from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
 from md4.gpu.kernels.hermite_coulomb import hermite_width
 from md4.gpu.paths import build_time
@@ -37,7 +38,7 @@ class DeviceSums:
     def digest(self, densities, twice):
         """Sums of J and K; see `DeviceDigest`."""
         self.backend.require_asynchronous_copies()
-        return DeviceDigest(self.backend.context, densities, twice)
+        return DeviceDigest(self.backend, densities, twice)
 
     def coulomb(self, basis, twice):
         """J alone; see `DeviceCoulomb`."""
@@ -73,13 +74,14 @@ class DeviceDigest:
 
     Parameters
     ----------
-    context : md4.gpu.context.DeviceContext
+    backend : md4.gpu.backend.GpuBackend
     densities, twice : ndarray, shape (n, nao, nao)
         D of X, and D + D^T of Y.
     """
 
-    def __init__(self, context, densities, twice):
-        self.context, self.nao, self.shapes = context, densities.shape[-1], (densities.shape, twice.shape)
+    def __init__(self, backend, densities, twice):
+        self.backend, self.context, self.nao = backend, backend.context, densities.shape[-1]
+        self.shapes, context = (densities.shape, twice.shape), backend.context
         n, m = densities.size, twice.size
         self.buffer = context.pool.get(max(1, 2 * (n + m)))
         places = (0, n), (n, m), (n + m, n), (2 * n + m, m)
@@ -89,6 +91,20 @@ class DeviceDigest:
         clear(self.buffer.part(n + m, (n + m,)), context.stream)
         self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
         self.host = None
+
+    def make(self, bra, ket, basis, triangle):
+        """Makes the integrals of two slices and digests them, where one kernel does both; does it?"""
+        plan = self.backend.plan(bra, ket)
+        if not plan.path.digests(bra.facts, ket.facts):
+            return False
+        if plan.swap:
+            bra, ket = ket, bra
+        h = bra.h(plan.bra_form).array, ket.h(plan.ket_form).array
+        places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
+        launch_in_place(
+            self.context, self.backend.operator, *h, bra, ket, places, triangle, self.matrices, self.counts, self.nao
+        )
+        return True
 
     def add(self, block, bra, ket, basis, triangle):
         """Digests one block, and forgets it; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""

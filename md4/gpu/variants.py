@@ -158,12 +158,15 @@ def larger(one, other):
     return one != other and one[0] >= other[0] and one[1] >= other[1]
 
 
-def integral_variants(unit, kind, bra, ket, long, matrix=False):
-    """Variants for the integrals of two `ListKind`, in this order; `long`, `matrix` as in `md4.gpu.paths.Sides`."""
+def integral_variants(unit, kind, bra, ket, long, matrix=False, digested=False):
+    """Variants for the integrals of two `ListKind`, in this order; `long`, `matrix` as in `md4.gpu.paths.Sides`.
+
+    `digested`: the integrals go into J and K.
+    """
     for counts in prim_pairs(bra, ket):
         lists = [sample_pairs(*side.shells, n, side.pure) for side, n in zip((bra, ket), counts)]
         for plan in possible_plans(unit, *lists, long, (bra.fewest, ket.fewest), matrix):
-            yield from plan_variants(plan, unit, kind, *lists)
+            yield from plan_variants(plan, unit, kind, *lists, digested)
 
 
 def pair_of(side):
@@ -246,7 +249,7 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
             yield from coulomb_variants(kind, bra, ket)
             continue
         for many in {False, long}:
-            yield from integral_variants(unit, kind, bra, ket, many)
+            yield from integral_variants(unit, kind, bra, ket, many, digested=use != "tensor")
         if use != "tensor":
             yield from (digestion.digest_variant(pair_of(bra), pair_of(ket), *flags) for flags in use)
 
@@ -328,4 +331,5 @@ def jk_variants(unit, kind, bra, ket):
     one, other = pair_of(bra), pair_of(ket)
     order = (other, one) if digestion.digest_swapped(one, other) else (one, other)
     yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])
+    yield from integral_variants(unit, kind, bra, ket, True, digested=True)
     yield from coulomb_variants(kind, bra, ket)

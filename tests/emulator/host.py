@@ -180,7 +180,7 @@ class Launcher:
     def __init__(self, machine, variant):
         self.machine, self.variant = machine, variant
 
-    def __call__(self, grid, block, stream, shared, args):
+    def launch(self, grid, block, stream, shared, args):
         kernel = self.variant.kernel()
         self.machine.kernels.add(self.variant.factory.__name__)
         self.machine.launch(kernel.function, grid, block, shared, matched(args, kernel.types()))
@@ -194,7 +194,7 @@ def matched(args, kinds):
             out.append(host_array(arg, kind.dtype.name))
         elif isinstance(arg, tuple):
             group = matched(arg, kind.types)
-            out.append(type(arg)(*group) if hasattr(arg, "_fields") else tuple(group))
+            out.append(kind.instance_class(*group) if hasattr(kind, "instance_class") else tuple(group))
         else:
             out.append(arg)
     return out

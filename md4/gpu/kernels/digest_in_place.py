@@ -133,40 +133,31 @@ def in_place_variant(bra, ket, kind):
     return Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind))
 
 
-class InPlaceLaunch(NamedTuple):
-    """What launches for two classes have in common: a variant, threads and shared memory of a block, room for H."""
-
-    variant: Variant
-    threads: int
-    shared: int
-    size: int
-    group: int
-    bra_pairs: int
-    operator: tuple
-
-
-def in_place_launch(context, operator, bra, ket):
-    """`InPlaceLaunch` of two `ListFacts`."""
+def in_place_launcher(context, kind, parameter, bra, ket, counts):
+    """The function by which `launch_in_place` launches for two `ListFacts` and the same numbers of matrices."""
     count = bra.nab * ket.nab
     threads, size = THREAD_QUARTET.block_threads(count), form_size(bra, BRA_ELEMENTS)
     others = 8 * (threads * (count + ket.nab) + threads // 32 * stage_parts(ket.na, ket.nb)[1])
     room = THREAD_QUARTET.limits(context.unit).shared - others
     group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
-    return InPlaceLaunch(
-        in_place_variant(bra, ket, operator.kind), threads, 8 * group * size + others, size, group,
-        max(1, DIGEST_QUARTETS.lane_integrals // count), operator_arguments(context, operator),
-    )  # fmt: skip
+    variant, arguments = in_place_variant(bra, ket, kind), operator_arguments(context, kind, parameter)
+    most, shared = max(1, DIGEST_QUARTETS.lane_integrals // count), 8 * group * size + others
+
+    def launch(context, h, g, ab, cd, places, triangle, matrices, nao):
+        nbra, nket, slots = ab.npair, cd.npair, cd.data.slots
+        parts = -(-nket // threads)
+        bra_pairs = max(1, min(most, parts * nbra // DIGEST_QUARTETS.blocks))
+        context.launch(
+            variant, parts * -(-nbra // bra_pairs), threads, shared,
+            records(ab), pair_range(ab), (h, size, group), (slots.numbers, g, slots.first, slots.count),
+            pair_range(cd), arguments, (ab.first, cd.first, triangle, *places), (*matrices, 0, max(counts), nao),
+            (nbra, nket, parts, bra_pairs, *counts),
+        )  # fmt: skip
+
+    return launch
 
 
 def launch_in_place(context, operator, h, g, ab, cd, places, triangle, matrices, counts, nao):
-    """The quartets of two slices into X and Y; arguments as in `digestion.launch_digest`, H of both lists first."""
-    slots, fixed = cd.data.slots, context.fixed(in_place_launch, operator, ab.facts, cd.facts)
-    parts = -(-cd.npair // fixed.threads)
-    bra_pairs = max(1, min(fixed.bra_pairs, parts * ab.npair // DIGEST_QUARTETS.blocks))
-    work = Work(ab.npair, cd.npair, parts, bra_pairs, *counts)
-    context.launch(
-        fixed.variant, parts * -(-ab.npair // bra_pairs), fixed.threads, fixed.shared,
-        records(ab), pair_range(ab), BraH(h, fixed.size, fixed.group),
-        Slots(slots.numbers, g, slots.first, slots.count), pair_range(cd), fixed.operator,
-        Lists(ab.first, cd.first, triangle, *places), Matrices(*matrices, 0, max(counts), nao), work,
-    )  # fmt: skip
+    """The quartets of two slices into X and Y; `h` and `g` are H of their lists, the rest as for `launch_digest`."""
+    launch = context.fixed(in_place_launcher, operator.kind, operator.parameter, ab.facts, cd.facts, counts)
+    launch(context, h, g, ab, cd, places, triangle, matrices, nao)

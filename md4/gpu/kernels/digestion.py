@@ -4,11 +4,7 @@ Where a quartet is small, a thread digests it alone (`md4.gpu.kernels.digest_qua
 through the rows ab (`md4.gpu.kernels.digest_rows`). The equations are in `md4.method.digestion`.
 """
 
-from typing import NamedTuple
-
 from md4.gpu.compile import Variant
-from md4.gpu.kernels.digest_lanes import Shape
-from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share
 from md4.gpu.kernels.digest_quartets import digest_quartets, quartet_bytes, quartet_doubles
 from md4.gpu.kernels.digest_rows import digest_rows, tile_shape, warp_bytes
 from md4.gpu.tuning import DIGEST, DIGEST_QUARTETS, DIGEST_ROWS
@@ -41,40 +37,34 @@ def bra_pairs_of_a_warp(most, warps):
     return max(1, min(most, warps // DIGEST.warps))
 
 
-class DigestLaunch(NamedTuple):
-    """What launches for two classes and the same numbers of matrices have in common.
-
-    Attributes
-    ----------
-    shared : int
-        Bytes of shared memory of a block.
-    elements, bra_pairs : int
-        Elements of a ket pair, and most bra pairs that a warp takes one after the other.
-    shape : tuple
-        Last arguments of the kernel: a `Shape` where a warp goes through rows.
-    ranges : list of (Variant, tuple of int)
-        Which matrices each kernel works on.
-    """
-
-    shared: int
-    elements: int
-    bra_pairs: int
-    shape: tuple
-    ranges: list
-
-
-def digest_launch(context, bra, ket, counts):
-    """`DigestLaunch` of two `ListFacts`."""
+def digest_launcher(context, bra, ket, counts):
+    """The function by which `launch_digest` launches for two `ListFacts` and the same numbers of matrices."""
     ranges = [
         (digest_variant(bra, ket, *flags), ends) for ends, flags in zip(digest_ranges(*counts), digest_flags(*counts))
     ]
+    # `elements` of a ket pair, and the most bra pairs that a warp takes one after the other
+    threads = DIGEST.threads
     if by_quartets(bra, ket):
-        bra_pairs = DIGEST_QUARTETS.lane_integrals // (bra.nab * ket.nab)
-        return DigestLaunch(quartet_bytes(bra.na, bra.nb, ket.na, ket.nb), 1, bra_pairs, (), ranges)
-    rows, b_step = tile_shape(bra.na, bra.nb)
-    shape = Shape(bra.na, bra.nb, ket.na, ket.nb, b_step)
-    shared, bra_pairs = DIGEST.threads // 32 * warp_bytes(rows, b_step), DIGEST_ROWS.lane_integrals // bra.nab
-    return DigestLaunch(shared, ket.nab, bra_pairs, (shape,), ranges)
+        shared, shape = quartet_bytes(bra.na, bra.nb, ket.na, ket.nb), ()
+        elements, most = 1, DIGEST_QUARTETS.lane_integrals // (bra.nab * ket.nab)
+    else:
+        rows, b_step = tile_shape(bra.na, bra.nb)
+        shared, shape = threads // 32 * warp_bytes(rows, b_step), ((bra.na, bra.nb, ket.na, ket.nb, b_step),)
+        elements, most = ket.nab, DIGEST_ROWS.lane_integrals // bra.nab
+
+    def launch(context, block, ab, cd, places, triangle, matrices, nao):
+        nbra, nket = ab.npair, cd.npair
+        warps = -(-nket * elements // 32)
+        bra_pairs = bra_pairs_of_a_warp(most, warps * nbra)
+        blocks = -(-warps * -(-nbra // bra_pairs) * 32 // threads)
+        lists = ab.first, cd.first, triangle, *places
+        for variant, ends in ranges:
+            context.launch(
+                variant, blocks, threads, shared,
+                (block.array, nbra, nket), lists, (*matrices, *ends, nao), (warps, bra_pairs), *shape,
+            )  # fmt: skip
+
+    return launch
 
 
 def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, nao):
@@ -93,13 +83,5 @@ def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, na
         Numbers of matrices X and Y; 0 leaves out K or J.
     nao : int
     """
-    fixed = context.fixed(digest_launch, ab.facts, cd.facts, counts)
-    warps = -(-cd.npair * fixed.elements // 32)
-    bra_pairs = bra_pairs_of_a_warp(fixed.bra_pairs, warps * ab.npair)
-    blocks = -(-warps * -(-ab.npair // bra_pairs) * 32 // DIGEST.threads)
-    chunk = Block(block.array, ab.npair, cd.npair), Lists(ab.first, cd.first, triangle, *places)
-    for variant, ends in fixed.ranges:
-        context.launch(
-            variant, blocks, DIGEST.threads, fixed.shared,
-            *chunk, Matrices(*matrices, *ends, nao), Share(warps, bra_pairs), *fixed.shape,
-        )  # fmt: skip
+    launch = context.fixed(digest_launcher, ab.facts, cd.facts, counts)
+    launch(context, block, ab, cd, places, triangle, matrices, nao)

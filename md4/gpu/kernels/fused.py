@@ -30,7 +30,6 @@ from md4.gpu.kernels.groups import (
     PairRange,
     Panel,
     Result,
-    hermite_integrals,
     levels_of,
     pair_range,
     primitives_of,
@@ -302,41 +301,30 @@ def fused_parts(nbra, nket):
     return min(most, max(1, nket // (TILES.warps * FUSED.kets), FEWEST_BLOCKS // nbra))
 
 
-class FusedLaunch(NamedTuple):
-    """What launches for two classes have in common: a variant, shared memory, and arguments of the kernel."""
-
-    variant: Variant
-    shared: int
-    rows8: int
-    steps: int
-    levels: Levels
-    words: object
-    ket_rows: object
-    nq8: int
-    group: int
-
-
-def fused_launch(context, bra, ket, matrix):
-    """`FusedLaunch` of two `ListFacts`."""
+def fused_launcher(context, bra, ket, matrix):
+    """The function by which `launch_fused` launches for two `ListFacts`."""
     panel, rest = fused_shared(bra, ket)
     tile = choose_fused(context.unit, bra, ket)
     blocks = fused_blocks(tile, bra, ket)
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
-    rows8 = panel_rows(bra.nab)
-    return FusedLaunch(
-        tile_variant(context.unit, bra, ket, tile, blocks, matrix), group * panel + rest, rows8, blocks_of_8(bra.nherm),
-        levels_of(context, bra, rows8, False), context.table(padded_words, *words_of(bra, ket)),
-        context.table(row_table, ket.h_class, blocks_of_8(ket.nab)), blocks_of_8(ket.nherm), group,
-    )  # fmt: skip
+    variant, threads = tile_variant(context.unit, bra, ket, tile, blocks, matrix), 32 * TILES.warps
+    shared, nab, ncd, stride = group * panel + rest, bra.nab, ket.nab, r_stride(bra.l + ket.l)
+    rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
+    levels, words = levels_of(context, bra, rows8, False), context.table(padded_words, *words_of(bra, ket))
+    ket_rows = context.table(row_table, ket.h_class, blocks_of_8(ncd))
+
+    def launch(context, h, r, g, ab, cd, block):
+        nbra, nket = ab.npair, cd.npair
+        parts = fused_parts(nbra, nket)
+        context.launch(
+            variant, nbra * parts, threads, shared,
+            (h, rows8, steps), pair_range(ab), levels, (r, stride, cd.nprim), words, pair_range(cd),
+            (g, ket_rows, nq8, ncd, nket), (nab, group, parts), result(block),
+        )  # fmt: skip
+
+    return launch
 
 
 def launch_fused(context, h, r, g, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
-    fixed = context.fixed(fused_launch, ab.facts, cd.facts, block.matrix)
-    parts = fused_parts(ab.npair, cd.npair)
-    context.launch(
-        fixed.variant, ab.npair * parts, 32 * TILES.warps, fixed.shared,
-        Panel(h, fixed.rows8, fixed.steps), pair_range(ab), fixed.levels, hermite_integrals(r, ab, cd), fixed.words,
-        pair_range(cd), KetSide(g, fixed.ket_rows, fixed.nq8, cd.facts.nab, cd.npair),
-        Work(ab.facts.nab, fixed.group, parts), result(block),
-    )  # fmt: skip
+    context.fixed(fused_launcher, ab.facts, cd.facts, block.matrix)(context, h, r, g, ab, cd, block)

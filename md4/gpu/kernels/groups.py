@@ -2,13 +2,15 @@
 
 A group is a NamedTuple whose annotations are the Numba types of its fields; `md4.gpu.compile.Kernel` finds a kernel's
 signature from them. Functions marked as device functions are compiled by the kernels that use them.
+
+Launchers write a group as a plain tuple in the order of its fields, which Python makes and takes apart several times as
+fast as a NamedTuple: there are thousands of launches in a second.
 """
 
 from typing import NamedTuple
 
 from md4.gpu.device_code import F64, I32, I64, cuda, i64
 from md4.gpu.staircases import level_ends, row_table
-from md4.gpu.tuning import blocks_of_8, r_stride
 
 
 class PairRange(NamedTuple):
@@ -176,30 +178,20 @@ def primitives_of(pairs, n):
 
 def pair_range(side):
     """`PairRange` of `md4.engine.PreparedPairs`."""
-    return PairRange(side.data.start, side.first, side.first_prim)
+    return side.data.start, side.first, side.first_prim
 
 
 def records(side):
     """`Records` of `md4.engine.PreparedPairs`."""
-    return Records(side.data.records, side.data.width)
-
-
-def hermite_integrals(r, ab, cd):
-    """`HermiteIntegrals` of the r of two chunks."""
-    return HermiteIntegrals(r, r_stride(ab.facts.l + cd.facts.l), cd.nprim)
+    return side.data.records, side.data.width
 
 
 def levels_of(context, pairs, rows8, turned):
     """`Levels` of a list for a tile of `rows8` blocks of 8 rows."""
     shells, blocks = pairs.h_class, (rows8, 1) if turned else (rows8 // 2, 2)
-    return Levels(context.table(level_ends, shells, *blocks), context.table(row_table, shells, rows8))
-
-
-def half_transformed(abq, ab, cd):
-    """`HalfTransformed` of the (ab|q] of two chunks."""
-    return HalfTransformed(abq, blocks_of_8(cd.facts.nherm), ab.npair, ab.facts.nab)
+    return context.table(level_ends, shells, *blocks), context.table(row_table, shells, rows8)
 
 
 def result(block):
     """`Result` of a `md4.gpu.targets.DeviceBlock`."""
-    return Result(block.array, block.first, *block.strides)
+    return block.array, block.first, *block.strides

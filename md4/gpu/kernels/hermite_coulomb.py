@@ -323,44 +323,50 @@ def launch_hermite_sums(context, prepared, h, ao, sums, nao, y):
     )  # fmt: skip
 
 
-def quartets_launch(context, operator, bra, ket):
-    """What launches for two `ListFacts` of small L have in common: (variant, arguments of the operator)."""
-    return correlation_variant(bra, ket, operator.kind), operator_arguments(context, operator)
+def quartets_launcher(context, kind, parameter, bra, ket):
+    """The function by which `launch_quartets` launches for two `ListFacts` of small L."""
+    variant, arguments = correlation_variant(bra, ket, kind), operator_arguments(context, kind, parameter)
+    threads = HERMITE_COULOMB.threads
+
+    def launch(context, ab, cd, triangle, bra, ket):
+        nbra, nket = ab.nprim, cd.nprim
+        blocks = -(-nket // threads)
+        step = bras_of_a_block(nbra, blocks)
+        parts = -(-nbra // step)
+        context.launch(
+            variant, blocks * parts, threads, 0,
+            (ab.first_prim, nbra, *bra), records(ab), (cd.first_prim, nket, *ket), records(cd), triangle, arguments,
+            parts, step,
+        )  # fmt: skip
+
+    return launch
 
 
 def launch_quartets(context, operator, ab, cd, triangle, bra, ket):
     """J of both sides of a tile of small L; `bra` and `ket` are (D, J) of the whole lists."""
-    nbra, nket = ab.nprim, cd.nprim
-    blocks = -(-nket // HERMITE_COULOMB.threads)
-    step = bras_of_a_block(nbra, blocks)
-    parts = -(-nbra // step)
-    variant, arguments = context.fixed(quartets_launch, operator, ab.facts, cd.facts)
-    context.launch(
-        variant, blocks * parts, HERMITE_COULOMB.threads, 0,
-        Side(ab.first_prim, nbra, *bra), records(ab), Side(cd.first_prim, nket, *ket), records(cd), triangle,
-        arguments, parts, step,
-    )  # fmt: skip
+    launch = context.fixed(quartets_launcher, operator.kind, operator.parameter, ab.facts, cd.facts)
+    launch(context, ab, cd, triangle, bra, ket)
 
 
-def contraction_launch(context, bra, ket):
-    """What launches for two `ListFacts` of larger L have in common.
+def contraction_launcher(context, bra, ket):
+    """The function by which `launch_contraction` launches for two `ListFacts` of larger L."""
+    variant, count, stride = correlation_variant(bra, ket, None), nherm(bra.l), r_stride(bra.l + ket.l)
+    functions = context.table(packed_hermite, bra.l), count, blocks_of_8(count)
+    groups, (warps, shared) = functions_of_a_lane(count)[1], warps_of_a_block(16 * stride)
 
-    (variant, warps of a block, its shared memory, `Functions`, warps that share those of a bra primitive, stride of r).
-    """
-    count, stride = nherm(bra.l), r_stride(bra.l + ket.l)
-    functions = Functions(context.table(packed_hermite, bra.l), count, blocks_of_8(count))
-    groups = functions_of_a_lane(count)[1]
-    return correlation_variant(bra, ket, None), *warps_of_a_block(16 * stride), functions, groups, stride
+    def launch(context, ab, cd, triangle, r, bra, ket):
+        nbra, nket = ab.nprim, cd.nprim
+        step = kets_of_a_warp(nket, nbra * groups)
+        parts = -(-nket // step)
+        context.launch(
+            variant, -(-nbra * groups * parts // warps), 32 * warps, shared,
+            functions, (ab.first_prim, nbra, *bra), (cd.first_prim, nket, *ket), triangle, r, stride,
+            (warps, groups, parts, step),
+        )  # fmt: skip
+
+    return launch
 
 
 def launch_contraction(context, ab, cd, triangle, r, bra, ket):
     """J of both sides of a chunk of larger L from its r; `bra` and `ket` are (D, J) of the whole lists."""
-    nbra, nket = ab.nprim, cd.nprim
-    variant, warps, shared, functions, groups, stride = context.fixed(contraction_launch, ab.facts, cd.facts)
-    step = kets_of_a_warp(nket, nbra * groups)
-    parts = -(-nket // step)
-    context.launch(
-        variant, -(-nbra * groups * parts // warps), 32 * warps, shared,
-        functions, Side(ab.first_prim, nbra, *bra), Side(cd.first_prim, nket, *ket), triangle, r, stride,
-        Share(warps, groups, parts, step),
-    )  # fmt: skip
+    context.fixed(contraction_launcher, ab.facts, cd.facts)(context, ab, cd, triangle, r, bra, ket)

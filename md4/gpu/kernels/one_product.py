@@ -27,13 +27,12 @@ from md4.gpu.kernels.groups import (
     Result,
     Staircase,
     block_place,
-    hermite_integrals,
     pair_range,
     primitives_of,
     result,
 )
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_ring
-from md4.gpu.kernels.two_products import grid_of, staircase_of
+from md4.gpu.kernels.two_products import row_blocks_of, staircase_of
 from md4.gpu.tuning import SUMS, blocks_of_8, choose_tile, r_stride
 
 
@@ -182,7 +181,7 @@ def launch_ket_sums(context, g, r, ab, cd, ncd, out):
     if total:
         context.launch(
             sums_variant(), -(-total // SUMS.warps), 32 * SUMS.warps, 0,
-            hermite_integrals(r, ab, cd), pair_range(cd), g, ncd, cd.npair, total, out,
+            (r, r_stride(ab.facts.l + cd.facts.l), cd.nprim), pair_range(cd), g, ncd, cd.npair, total, out,
         )  # fmt: skip
 
 
@@ -192,31 +191,28 @@ def one_product_variant(unit, bra):
     return Variant(one_product, (tile.rows8, tile.nt, tile.warps, tile.stages, unit))
 
 
-def one_product_launch(context, bra):
-    """What launches for a class have in common.
+def one_product_launcher(context, bra, ket):
+    """The function by which `launch_one_product` launches for two `ListFacts`."""
+    nab, ncd, np8, stride = bra.nab, ket.nab, blocks_of_8(bra.nherm), r_stride(bra.l + ket.l)
+    tile, variant = choose_tile(nab, np8, context.unit), one_product_variant(context.unit, bra)
+    row_blocks, columns, threads = row_blocks_of(tile, nab), tile.columns, tile.threads
+    rows8, shared = form_rows(nab, BRA_FLAT), tile.stages * 512 * (tile.rows8 + columns)
+    staircase = staircase_of(context, bra, tile.rows8, row_blocks, flat=True)
+    summed, first = (context.table(unit_weight), 0, 0), even(bra.first)
+    count = bra.nherm + bra.first - first
 
-    (variant, tile, shared memory of a block, blocks of 8 rows and of 8 Hermite functions of H, `Staircase`).
-    """
-    np8 = blocks_of_8(bra.nherm)
-    tile = choose_tile(bra.nab, np8, context.unit)
-    row_blocks = grid_of(tile, bra.nab, 0).row_blocks
-    return (
-        one_product_variant(context.unit, bra), tile, tile.stages * 512 * (tile.rows8 + tile.columns),
-        (form_rows(bra.nab, BRA_FLAT), np8), staircase_of(context, bra, tile.rows8, row_blocks, flat=True),
-    )  # fmt: skip
+    def launch(context, h, r, g, ab, cd, block):
+        ncol = cd.npair * ncd
+        column_blocks = -(-blocks_of_8(ncol) // columns)
+        context.launch(
+            variant, row_blocks * column_blocks * ab.npair, threads, shared,
+            (h, rows8, np8), pair_range(ab), staircase, (r.part(first, (r.size - first,)), stride, ncol),
+            summed if g is None else (g, cd.first_prim, 1), count, nab, ncd, result(block), (row_blocks, column_blocks),
+        )  # fmt: skip
+
+    return launch
 
 
 def launch_one_product(context, h, r, g, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `r` of the chunk, or its sums if `g` is None."""
-    bra, ket = ab.facts, cd.facts
-    variant, tile, shared, panel, staircase = context.fixed(one_product_launch, bra)
-    ncol = cd.npair * ket.nab
-    grid = grid_of(tile, bra.nab, blocks_of_8(ncol))
-    weights = Weights(context.table(unit_weight), 0, 0) if g is None else Weights(g, cd.first_prim, 1)
-    first, stride = even(bra.first), r_stride(bra.l + ket.l)
-    columns = HermiteIntegrals(r.part(first, (r.size - first,)), stride, ncol)
-    context.launch(
-        variant, grid.row_blocks * grid.column_blocks * ab.npair, tile.threads, shared,
-        Panel(h, *panel), pair_range(ab), staircase, columns, weights, bra.nherm + bra.first - first, bra.nab, ket.nab,
-        result(block), grid,
-    )  # fmt: skip
+    context.fixed(one_product_launcher, ab.facts, cd.facts)(context, h, r, g, ab, cd, block)

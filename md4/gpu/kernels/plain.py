@@ -20,12 +20,11 @@ from md4.gpu.kernels.groups import (
     PairRange,
     Result,
     block_place,
-    half_transformed,
-    hermite_integrals,
     pair_range,
     primitives_of,
     result,
 )
+from md4.gpu.tuning import blocks_of_8, r_stride
 from md4.method.angular import packed_hermite, sum_ordinal
 
 THREADS = 128
@@ -188,20 +187,22 @@ def plain_ket_variant():
 def launch_plain_bra(context, h, ab, cd, r, abq):
     """(ab|q] of a chunk; `h` is H of the whole bra list in the form BRA_MATRIX, `r` that of the chunk."""
     bra, ket = ab.facts, cd.facts
-    group = half_transformed(abq, ab, cd)
-    grid = blocks(bra.nab, 8 * cd.nprim * group.nq8)
+    nq8, stride = blocks_of_8(ket.nherm), r_stride(bra.l + ket.l)
+    grid = blocks(bra.nab, 8 * cd.nprim * nq8)
     powers = Powers(*(context.table(packed_from, side.l, side.first) for side in (bra, ket)))
     context.launch(
         plain_bra_variant(), grid.row_blocks * grid.column_blocks * ab.npair, THREADS, 0,
-        Matrix(h, bra.nab, bra.nherm), pair_range(ab), hermite_integrals(r, ab, cd), powers, group, grid,
+        Matrix(h, bra.nab, bra.nherm), pair_range(ab), HermiteIntegrals(r, stride, cd.nprim), powers,
+        HalfTransformed(abq, nq8, ab.npair, bra.nab), grid,
     )  # fmt: skip
 
 
 def launch_plain_ket(context, abq, h, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `h` is H of the whole ket list in the form KET_MATRIX."""
     bra, ket = ab.facts, cd.facts
-    grid = blocks(ket.nab, ab.npair * bra.nab)
+    grid, nq8 = blocks(ket.nab, ab.npair * bra.nab), blocks_of_8(ket.nherm)
     context.launch(
         plain_ket_variant(), grid.row_blocks * grid.column_blocks * cd.npair, THREADS, 0,
-        Matrix(h, ket.nab, ket.nherm), pair_range(cd), half_transformed(abq, ab, cd), result(block), grid,
+        Matrix(h, ket.nab, ket.nherm), pair_range(cd), HalfTransformed(abq, nq8, ab.npair, bra.nab), result(block),
+        grid,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from md4.gpu.device_code import F64_2D, cuda, f64, i64, jit_device, types
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.unrolled import make_pack
-from md4.gpu.kernels.groups import Records, records
+from md4.gpu.kernels.groups import Records
 from md4.method import operators
 
 
@@ -114,9 +114,15 @@ def make_zeros_upto(kind, l):
 
 def primitive_quartets(ab, cd):
     """`PrimitiveQuartets` of two `md4.engine.PreparedPairs`."""
-    return PrimitiveQuartets(records(ab), records(cd), ab.first_prim, cd.first_prim, cd.nprim, ab.nprim * cd.nprim)
+    bra, ket, nket = ab.data, cd.data, cd.nprim
+    return (
+        (bra.records, bra.width), (ket.records, ket.width), ab.first_prim, cd.first_prim, nket, ab.nprim * nket,
+    )  # fmt: skip
 
 
-def operator_arguments(context, operator):
-    """`OperatorArguments` of an operator."""
-    return OperatorArguments(operator.parameter, context.table(operators.operator_table, operator))
+def operator_arguments(context, kind, parameter):
+    """`OperatorArguments` of an operator.
+
+    Launchers that `DeviceContext.fixed` keeps have its kind and parameter as a key, which is quicker than the operator.
+    """
+    return parameter, context.table(operators.operator_table, operators.Operator(kind, parameter))

@@ -135,24 +135,25 @@ def r_variant(l, kind):
     return Variant(factory, (l, kind))
 
 
-def r_launch(context, operator, l):
-    """What launches up to L = `l` have in common.
-
-    (variant, quartets of a block, its threads, its shared memory, arguments between quartets and r).
-    """
+def r_launcher(context, kind, parameter, l):
+    """The function by which `launch_r` launches for an operator up to L = `l`."""
     threads, together, shared, rules = RECURRENCE.threads, RECURRENCE.threads, 0, ()
     if RECURRENCE.registers_l < l <= RECURRENCE.axis_l:
         threads, together, shared = 32, RECURRENCE.lanes(l), RECURRENCE.stage(l)
     elif l > RECURRENCE.axis_l:
         threads, together = RECURRENCE.group_threads(l), RECURRENCE.group_threads(l) // RECURRENCE.group(l)
         shared, rules = 8 * together * (2 * l + 6 + 2 * r_stride(l)), (context.table(packed_rules, l),)
-    return r_variant(l, operator.kind), together, threads, shared, (operator_arguments(context, operator), *rules)
+    variant, arguments = r_variant(l, kind), operator_arguments(context, kind, parameter)
+
+    def launch(context, ab, cd, r):
+        count = ab.nprim * cd.nprim
+        if count:
+            quartets = primitive_quartets(ab, cd)
+            context.launch(variant, -(-count // together), threads, shared, quartets, arguments, *rules, r)
+
+    return launch
 
 
 def launch_r(context, operator, ab, cd, r):
     """r of all primitive quartets of two chunks."""
-    quartets = primitive_quartets(ab, cd)
-    if quartets.count == 0:
-        return
-    variant, together, *sizes, between = context.fixed(r_launch, operator, ab.facts.l + cd.facts.l)
-    context.launch(variant, -(-quartets.count // together), *sizes, quartets, *between, r)
+    context.fixed(r_launcher, operator.kind, operator.parameter, ab.facts.l + cd.facts.l)(context, ab, cd, r)

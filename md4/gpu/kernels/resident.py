@@ -18,8 +18,6 @@ from md4.gpu.kernels.groups import (
     Levels,
     PairRange,
     Panel,
-    half_transformed,
-    hermite_integrals,
     levels_of,
     pair_range,
     primitives_of,
@@ -119,24 +117,25 @@ def resident_variant(unit, bra):
     return Variant(resident_bra_transform, (tile.rows8, tile.nt, tile.warps, unit, tile.turned))
 
 
-def resident_launch(context, bra, ket):
-    """What launches for two classes have in common.
-
-    (variant, tile, shared memory of a block, `Levels`, ket primitives that a warp's columns touch, words).
-    """
-    tile = bra_tile(context.unit, bra)
+def resident_launcher(context, bra, ket):
+    """The function by which `launch_resident_bra` launches for two `ListFacts`."""
+    unit, tile, nab, nq8 = context.unit, bra_tile(context.unit, bra), bra.nab, blocks_of_8(ket.nherm)
     kets, _, shared = shared_parts(bra, ket, tile)
-    levels, words = levels_of(context, bra, tile.rows8, tile.turned), context.table(all_words, *words_of(bra, ket))
-    return resident_variant(context.unit, bra), tile, shared, levels, kets, words
+    variant, threads, stride = resident_variant(unit, bra), tile.threads, r_stride(bra.l + ket.l)
+    rows8, steps, levels = tile.rows8, blocks_of_8(bra.nherm), levels_of(context, bra, tile.rows8, tile.turned)
+    words = context.table(all_words, *words_of(bra, ket))
+
+    def launch(context, h, ab, cd, r, abq):
+        npair, nket = ab.npair, cd.nprim
+        parts = parts_of(nket * nq8, tile)
+        context.launch(
+            variant, parts * npair, threads, shared,
+            (h, rows8, steps), pair_range(ab), levels, (r, stride, nket), kets, words, (abq, nq8, npair, nab), parts,
+        )  # fmt: skip
+
+    return launch
 
 
 def launch_resident_bra(context, h, ab, cd, r, abq):
     """(ab|q] of a chunk; see `launch_bra_transform`."""
-    bra, ket = ab.facts, cd.facts
-    variant, tile, shared, levels, kets, words = context.fixed(resident_launch, bra, ket)
-    parts = parts_of(cd.nprim * blocks_of_8(ket.nherm), tile)
-    context.launch(
-        variant, parts * ab.npair, tile.threads, shared,
-        Panel(h, tile.rows8, blocks_of_8(bra.nherm)), pair_range(ab), levels, hermite_integrals(r, ab, cd), kets,
-        words, half_transformed(abq, ab, cd), parts,
-    )  # fmt: skip
+    context.fixed(resident_launcher, ab.facts, cd.facts)(context, h, ab, cd, r, abq)

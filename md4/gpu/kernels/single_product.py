@@ -45,7 +45,7 @@ from md4.gpu.kernels.groups import (
 )
 from md4.gpu.kernels.one_product import Weights, unit_weight
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_ring
-from md4.gpu.kernels.two_products import grid_of, staircase_of
+from md4.gpu.kernels.two_products import row_blocks_of, staircase_of
 from md4.gpu.tuning import SHARED_BYTES, blocks_of_8, choose_tile, r_stride
 from md4.method.hermite import solid_terms
 
@@ -250,41 +250,29 @@ def sums_size(bra, ket):
     return bra.nprim * ket.npair * ket.facts.nctr_a * r_stride(bra.facts.l + ket.facts.l)
 
 
-class SingleLaunch(NamedTuple):
-    """What launches for two classes have in common: a variant, its tile and shared memory, arguments of the kernel."""
-
-    variant: Variant
-    tile: object
-    shared: int
-    panel: tuple
-    staircase: Staircase
-    terms: Terms
-
-
-def single_launch(context, bra, ket):
-    """`SingleLaunch` of two `ListFacts`."""
+def single_launcher(context, bra, ket):
+    """The function by which `launch_single_product` launches for two `ListFacts`."""
+    nab, ncd, nctr, stride = bra.nab, ket.nab, ket.nctr_a, r_stride(bra.l + ket.l)
     np8, (tile, _, _, shared) = blocks_of_8(bra.nherm), single_tile(context.unit, bra, ket)
-    row_blocks = grid_of(tile, bra.nab, 0).row_blocks
-    return SingleLaunch(
-        single_product_variant(context.unit, bra, ket), tile, shared, (form_rows(bra.nab, BRA_ROWS), np8),
-        staircase_of(context, bra, tile.rows8, row_blocks, flat=True),
-        Terms(
-            context.table(words_of_terms, bra.l, ket.l, bra.first), context.table(coefficients_of, ket.l),
-            *solid_terms(ket.l)[0].shape,
-        ),
-    )  # fmt: skip
+    variant, row_blocks = single_product_variant(context.unit, bra, ket), row_blocks_of(tile, nab)
+    columns, threads, rows8 = tile.columns, tile.threads, form_rows(nab, BRA_ROWS)
+    staircase = staircase_of(context, bra, tile.rows8, row_blocks, flat=True)
+    nm, most = solid_terms(ket.l)[0].shape
+    terms = context.table(words_of_terms, bra.l, ket.l, bra.first), context.table(coefficients_of, ket.l), nm, most
+    summed = context.table(unit_weight), 0, 0
+
+    def launch(context, h, r, w, ab, cd, block):
+        shells = cd.npair * nctr
+        column_blocks = -(-blocks_of_8(shells * nm) // columns)
+        context.launch(
+            variant, row_blocks * column_blocks * ab.npair, threads, shared,
+            (h, rows8, np8), pair_range(ab), staircase, (r, stride, shells), terms,
+            summed if w is None else (w, cd.first_prim, 1), nab, ncd, result(block), (row_blocks, column_blocks),
+        )  # fmt: skip
+
+    return launch
 
 
 def launch_single_product(context, h, r, w, ab, cd, block):
     """(ab|P) of a chunk into `block`; `r` of the chunk, or its sums if `w` is None."""
-    bra, ket = ab.facts, cd.facts
-    fixed = context.fixed(single_launch, bra, ket)
-    shells = cd.npair * ket.nctr_a
-    grid = grid_of(fixed.tile, bra.nab, blocks_of_8(shells * fixed.terms.nm))
-    weights = Weights(context.table(unit_weight), 0, 0) if w is None else Weights(w, cd.first_prim, 1)
-    context.launch(
-        fixed.variant, grid.row_blocks * grid.column_blocks * ab.npair, fixed.tile.threads, fixed.shared,
-        Panel(h, *fixed.panel), pair_range(ab), fixed.staircase,
-        HermiteIntegrals(r, r_stride(bra.l + ket.l), shells), fixed.terms, weights, bra.nab, ket.nab, result(block),
-        grid,
-    )  # fmt: skip
+    context.fixed(single_launcher, ab.facts, cd.facts)(context, h, r, w, ab, cd, block)

@@ -219,28 +219,28 @@ def thread_quartet_variant(bra, ket, kind, turned, matrix):
     return Variant(thread_quartet_integrals, (*facts, *few) if matrix or any(singles) else facts)
 
 
-def quartet_launch(context, operator, bra, ket, turned, matrix):
-    """What launches for two classes have in common.
-
-    (variant, threads of a block, its shared memory, size and group of `BraH`, arguments of the operator).
-    """
+def quartet_launcher(context, kind, parameter, bra, ket, turned, matrix):
+    """The function by which `launch_thread_quartet` launches for two `ListFacts`."""
     count = bra.nab * ket.nab
     threads = THREAD_QUARTET.block_threads(count)
     size, room = form_size(bra, BRA_ELEMENTS), THREAD_QUARTET.limits(context.unit).shared - 8 * threads * count
     group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
-    variant = thread_quartet_variant(bra, ket, operator.kind, turned, matrix)
-    shared = 8 * (group * size + threads * count)
-    return variant, threads, shared, size, group, operator_arguments(context, operator)
+    variant = thread_quartet_variant(bra, ket, kind, turned, matrix)
+    shared, arguments = 8 * (group * size + threads * count), operator_arguments(context, kind, parameter)
+
+    def launch(context, h, g, ab, cd, block):
+        slots, nket = cd.data.slots, cd.npair
+        parts = -(-nket // threads)
+        context.launch(
+            variant, ab.npair * parts, threads, shared,
+            records(ab), pair_range(ab), (h, size, group), (slots.numbers, g, slots.first, slots.count),
+            pair_range(cd), nket, parts, arguments, result(block),
+        )  # fmt: skip
+
+    return launch
 
 
 def launch_thread_quartet(context, operator, h, g, ab, cd, block):
     """(ab|cd) of two slices into `block`."""
     facts = ab.facts, cd.facts, block.turned, block.matrix
-    slots, fixed = cd.data.slots, context.fixed(quartet_launch, operator, *facts)
-    variant, threads, shared, size, group, operator = fixed
-    parts = -(-cd.npair // threads)
-    context.launch(
-        variant, ab.npair * parts, threads, shared,
-        records(ab), pair_range(ab), BraH(h, size, group), Slots(slots.numbers, g, slots.first, slots.count),
-        pair_range(cd), cd.npair, parts, operator, result(block),
-    )  # fmt: skip
+    context.fixed(quartet_launcher, operator.kind, operator.parameter, *facts)(context, h, g, ab, cd, block)

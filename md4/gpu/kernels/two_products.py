@@ -47,8 +47,6 @@ from md4.gpu.kernels.groups import (
     Result,
     Staircase,
     block_place,
-    half_transformed,
-    hermite_integrals,
     pair_range,
     primitives_of,
     result,
@@ -351,89 +349,68 @@ def ket_variant(unit, ket, form):
     return Variant(ket_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned))
 
 
-def grid_of(tile, nrow, ncol):
-    """`Grid` of a product of `nrow` rows and `ncol` blocks of 8 columns."""
-    return Grid(-(-blocks_of_8(nrow) // tile.rows8), -(-ncol // tile.columns))
+def row_blocks_of(tile, nrow):
+    """Blocks of threads that `nrow` rows of a product take."""
+    return -(-blocks_of_8(nrow) // tile.rows8)
 
 
 def staircase_of(context, pairs, rows8, row_blocks, flat=False):
     """`Staircase` of a list; `flat`: for rows in their own order, which all count everywhere."""
     shells = pairs.h_class
-    return Staircase(
+    return (
         context.table(full_reach if flat else reach, shells),
         context.table(full_depths if flat else depths, shells, rows8, row_blocks),
         context.table(row_table, shells, rows8 * row_blocks),
     )
 
 
-class ProductLaunch(NamedTuple):
-    """What launches of a product for the same classes have in common.
+def bra_launcher(context, bra, ket):
+    """The function by which `launch_bra_transform` launches for two `ListFacts`."""
+    unit, tile, nab = context.unit, bra_tile(context.unit, bra), bra.nab
+    nq8, stride, row_blocks = blocks_of_8(ket.nherm), r_stride(bra.l + ket.l), row_blocks_of(tile, nab)
+    variant, columns, threads = bra_variant(unit, bra, ket), tile.columns, tile.threads
+    _, shared = bra_shared(tile, bra, ket)
+    rows8, steps = form_rows(nab, bra_form(unit, bra)), blocks_of_8(bra.nherm)
+    staircase = staircase_of(context, bra, tile.rows8, row_blocks)
+    words = context.table(words_in_turn, *words_of(bra, ket)), 16 * (nq8 + TILES.most_columns)
 
-    Attributes
-    ----------
-    variant : Variant
-    tile : md4.gpu.tuning.Tile
-    shared : int
-        Bytes of shared memory of a block.
-    panel : tuple of int
-        Blocks of 8 rows and of 8 Hermite functions of H.
-    staircase : Staircase
-    words : WordTable
-        Of step 4.
-    """
+    def launch(context, h, ab, cd, r, abq):
+        npair, nket = ab.npair, cd.nprim
+        column_blocks = -(-nket * nq8 // columns)
+        context.launch(
+            variant, row_blocks * column_blocks * npair, threads, shared,
+            (h, rows8, steps), pair_range(ab), staircase, (r, stride, nket), words, (abq, nq8, npair, nab),
+            (row_blocks, column_blocks),
+        )  # fmt: skip
 
-    variant: Variant
-    tile: object
-    shared: int
-    panel: tuple
-    staircase: Staircase
-    words: WordTable | None
-
-
-def bra_launch(context, bra, ket):
-    """`ProductLaunch` of step 4 for two `ListFacts`."""
-    unit, tile = context.unit, bra_tile(context.unit, bra)
-    row_blocks = grid_of(tile, bra.nab, 0).row_blocks
-    return ProductLaunch(
-        bra_variant(unit, bra, ket), tile, bra_shared(tile, bra, ket)[1],
-        (form_rows(bra.nab, bra_form(unit, bra)), blocks_of_8(bra.nherm)),
-        staircase_of(context, bra, tile.rows8, row_blocks),
-        WordTable(
-            context.table(words_in_turn, *words_of(bra, ket)), 16 * (blocks_of_8(ket.nherm) + TILES.most_columns)
-        ),
-    )  # fmt: skip
+    return launch
 
 
 def launch_bra_transform(context, h, ab, cd, r, abq):
     """(ab|q] of a chunk; `h` panels of the whole bra list, `r` of the chunk."""
-    bra, ket = ab.facts, cd.facts
-    fixed = context.fixed(bra_launch, bra, ket)
-    grid = grid_of(fixed.tile, bra.nab, cd.nprim * blocks_of_8(ket.nherm))
-    context.launch(
-        fixed.variant, grid.row_blocks * grid.column_blocks * ab.npair, fixed.tile.threads, fixed.shared,
-        Panel(h, *fixed.panel), pair_range(ab), fixed.staircase, hermite_integrals(r, ab, cd), fixed.words,
-        half_transformed(abq, ab, cd), grid,
-    )  # fmt: skip
+    context.fixed(bra_launcher, ab.facts, cd.facts)(context, h, ab, cd, r, abq)
 
 
-def ket_launch(context, ket, form):
-    """`ProductLaunch` of step 5 for the `ListFacts` of the ket and the form of its H."""
-    tile = ket_tile(context.unit, ket, form)
-    row_blocks = grid_of(tile, ket.nab, 0).row_blocks
-    return ProductLaunch(
-        ket_variant(context.unit, ket, form), tile, tile.stages * 512 * (tile.rows8 + tile.columns),
-        (form_rows(ket.nab, form), blocks_of_8(ket.nherm)),
-        staircase_of(context, ket, tile.rows8, row_blocks, form == KET_FLAT), None,
-    )  # fmt: skip
+def ket_launcher(context, bra, ket, form):
+    """The function by which `launch_ket_transform` launches for two `ListFacts` and the form of the ket's H."""
+    tile, nab, ncd, nq8 = ket_tile(context.unit, ket, form), bra.nab, ket.nab, blocks_of_8(ket.nherm)
+    row_blocks, rows8 = row_blocks_of(tile, ncd), form_rows(ncd, form)
+    variant, columns, threads = ket_variant(context.unit, ket, form), tile.columns, tile.threads
+    shared = tile.stages * 512 * (tile.rows8 + columns)
+    staircase = staircase_of(context, ket, tile.rows8, row_blocks, form == KET_FLAT)
+
+    def launch(context, abq, h, ab, cd, block):
+        npair = ab.npair
+        column_blocks = -(-blocks_of_8(npair * nab) // columns)
+        context.launch(
+            variant, row_blocks * column_blocks * cd.npair, threads, shared,
+            (h, rows8, nq8), pair_range(cd), staircase, (abq, nq8, npair, nab), ncd, result(block),
+            (row_blocks, column_blocks),
+        )  # fmt: skip
+
+    return launch
 
 
 def launch_ket_transform(context, abq, h, form, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `h` of the whole ket list in its form."""
-    bra, ket = ab.facts, cd.facts
-    fixed = context.fixed(ket_launch, ket, form)
-    grid = grid_of(fixed.tile, ket.nab, blocks_of_8(ab.npair * bra.nab))
-    context.launch(
-        fixed.variant, grid.row_blocks * grid.column_blocks * cd.npair, fixed.tile.threads, fixed.shared,
-        Panel(h, *fixed.panel), pair_range(cd), fixed.staircase, half_transformed(abq, ab, cd), ket.nab, result(block),
-        grid,
-    )  # fmt: skip
+    context.fixed(ket_launcher, ab.facts, cd.facts, form)(context, abq, h, ab, cd, block)
