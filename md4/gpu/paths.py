@@ -330,7 +330,7 @@ def ranked_by_facts(unit, bra, ket, mean_bra, mean_ket, long, matrix):
 
 
 def plan_variants(plan, unit, kind, bra, ket, digested=False):
-    """Variants of the kernels by which a plan computes two `ShellPairs`, for an own kernel if that has `digested` them."""
+    """Variants of the kernels by which a plan computes two `ShellPairs`; `digested`: for J and K."""
     bra, ket = (ket, bra) if plan.swap else (bra, ket)
     if digested and plan.path.digests(bra.facts, ket.facts):
         return (digest_in_place.in_place_variant(bra, ket, kind),)

@@ -1,6 +1,7 @@
 """The kernels as plain Python on the emulated GPU of `emulator`: what they compute is what the CPU computes."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from md4.contract.ranks import Alone
 from md4.contract.tensor import Request, ao_tensor, locked_tensor
 from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.gpu import paths, tuning
-from md4.gpu.kernels import hermite_coulomb, recurrence, single_product
+from md4.gpu.kernels import digest_in_place, hermite_coulomb, recurrence, single_product
 from md4.gpu.paths import plans
 from md4.method.angular import nherm
 from md4.method.operators import OPERATORS, Operator, kind_table, zero_function
@@ -272,6 +273,47 @@ def test_j_and_k(unit):
         assert_same(found, right)
 
 
+@pytest.mark.parametrize(
+    "ls, nprim, nctr, pure, count, unit",
+    [((1, 0), 2, 2, True, 2, "dmma16"), ((2, 0), 1, 1, False, 1, "dmma8")],
+)
+def test_j_and_k_digested_in_place(ls, nprim, nctr, pure, count, unit, all_classes):
+    """General contractions and several matrices, Cartesian shells; matrices without symmetry."""
+    basis = basis_of(ls, nprim, nctr, pure)
+    dm = np.random.default_rng(1).normal(size=(count, basis.nao, basis.nao))
+    with running(unit) as machine:
+        ours = md4.get_jk(basis, dm, hermi=0, backend="cuda")
+    assert "digest_in_place" in machine.kernels
+    for found, right in zip(ours, md4.get_jk(basis, dm, hermi=0, backend="cpu")):
+        assert_same(found, right)
+
+
+def test_several_pairs_digested_in_place(all_classes, monkeypatch):
+    """A block takes two bra pairs, and more ket pairs than a warp has lanes."""
+    tuning = replace(digest_in_place.DIGEST_QUARTETS, blocks=1)
+    monkeypatch.setattr(digest_in_place, "DIGEST_QUARTETS", tuning)
+    basis, bra, ket = basis_of((1, 1, 1, 0)), [[0, 1]] * 3, [[2, 3]] * 40
+    d, twice = densities(basis, 2)
+    one = md4.Engine(basis, backend="cpu").compute(bra[:1], ket[:1])[0, 0] * len(bra) * len(ket)
+    a, b, c, n = (slice(first, last) for first, last in pairwise(basis.ao_loc))
+    x, y = np.zeros_like(d), np.zeros_like(d)
+    sums = [
+        (x[a, n], "bc->ad", d[b, c]), (x[b, n], "ac->bd", d[a, c]), (x[a, c], "bd->ac", d[b, n]),
+        (x[b, c], "ad->bc", d[a, n]), (y[a, b], "cd->ab", twice[c, n]), (y[c, n], "ab->cd", twice[a, b]),
+    ]  # fmt: skip
+    for part, indices, density in sums:
+        part += np.einsum(f"abcd,{indices}", one, density)  # noqa: PLW2901 a view
+    with running() as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        target = engine.backend.sums.digest(d[None], twice[None])
+        with engine.lock:
+            assert target.make(engine.prepare(bra), engine.prepare(ket), basis, False)
+            found = target.result()
+    assert "digest_in_place" in machine.kernels
+    for ours, right in zip(found, (x, y)):
+        assert_same(ours[0] + ours[0].T, right + right.T)
+
+
 @pytest.mark.parametrize(("thread_l", "kernel"), [(10, "correlation_by_threads"), (-1, "correlation_by_warps")])
 def test_j_alone(thread_l, kernel, monkeypatch):
     """A thread a primitive quartet, and a warp each."""
@@ -306,5 +348,5 @@ def test_tensors_in_slices(aosym, monkeypatch):
 
 def test_no_kernel_is_left_out():
     tested = ALWAYS | PLAIN | DIGESTION | COULOMB | set(R_KERNELS)
-    tested |= {"correlation_by_warps", "scatter_block", "single_product"}
+    tested |= {"correlation_by_warps", "scatter_block", "single_product", "digest_in_place"}
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()
