@@ -184,18 +184,22 @@ def matrices(basis, count, hermi, with_k=True, omega=None):
     both(f"get_jk {options}", lambda name: tuple(md4.get_jk(basis, dm, backend=name, **options)))
 
 
-def digestion(basis, n_k, n_j):
+def digestion(basis, n_k, n_j, in_place=False, operator="coulomb"):
     """All blocks of a basis into `n_k` matrices X and `n_j` matrices Y; see `md4.method.digestion`.
 
     X and Y depend on which pair is the bra, which backends choose; with their transposes added they are K and J.
+    `in_place`: they are digested where they are made, however few.
     """
     densities, twice = symmetric(basis.nao, n_k), symmetric(basis.nao, n_j)
-    both(f"digestion {n_k} {n_j}", lambda name: digested(name, basis, densities, twice))
+    operator = (operator, PARAMETERS[operator]) if operator in PARAMETERS else operator
+    changes = [(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))] if in_place else []
+    with patched(changes):
+        both(f"digestion {n_k} {n_j}", lambda name: digested(name, basis, densities, twice, operator))
 
 
-def digested(name, basis, densities, twice):
+def digested(name, basis, densities, twice, operator):
     """(K, J) by one backend."""
-    engine = md4.Engine(basis, backend=name)
+    engine = md4.Engine(basis, operator=operator, backend=name)
     backend, lists = engine.backend, [engine.prepare(pairs) for pairs in unique_pairs_by_class(basis)]
     target = backend.sums.digest(densities, twice)
     for n, one in enumerate(lists):
@@ -341,6 +345,12 @@ FAMILIES = {
     "digest quartets": each(
         digestion, (SP, 1, 1), (few_shells((1, 2, 1, 4)), 2, 1), (few_shells((1, 2, 1, 4)), 0, 2),
         (few_shells((2, 1, 1, 2), (0, 2, 1, 3)), 2, 2), (few_shells((1, 1, 1, 12)), 1, 1),
+    ),
+    "digest in place": each(
+        digestion, (few_shells((0, 3, 1, 3), (1, 2, 1, 3)), 1, 1), (few_shells((1, 3, 2, 2)), 2, 1),
+        (few_shells((0, 2, 1, 2), (2, 2, 1, 3)), 1, 2), (few_shells((0, 3, 2, 2), (1, 2, 1, 2)), 0, 1),
+        (few_shells((0, 1, 1, 3), (1, 2, 1, 3)), 1, 1, {"operator": "erf"}),
+        (few_shells((0, 1, 1, 3), (1, 2, 1, 3)), 1, 1, {"operator": "erfc"}), in_place=True,
     ),
     "digest blocks": each(
         digestion, (few_shells((2, 2, 1, 3)), 2, 1), (few_shells((2, 2, 1, 3)), 0, 2), (few_shells((3, 1, 1, 3)), 1, 1),

@@ -18,6 +18,7 @@ from md4.gpu import shell_pairs as device_pairs
 from md4.gpu import targets as device_tensor
 from md4.gpu.h_layout import FORMS
 from md4.gpu.pool import Pool
+from md4.gpu.variants import JK_KINDS
 from md4.method.scatter import EVERY_SYMMETRY
 from md4.shells.shell_pairs import shell_pairs
 
@@ -297,5 +298,6 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert {f[6] for f in facts["fused_transforms"]} == {False, True}
     assert {f[9] for f in facts["thread_quartet_integrals"]} == {False, True}
     assert {f[0] for f in facts["scatter_block"]} == set(EVERY_SYMMETRY)
+    assert {f[-1] for f in facts["digest_in_place"]} == set(JK_KINDS)
     for name in ("digest_quartets", "digest_rows"):
         assert {f[-2:] for f in facts[name]} == {(True, True), (True, False), (False, True)}, name
