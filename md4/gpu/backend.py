@@ -174,6 +174,8 @@ class GpuBackend:
         if not plan.path.keeps_chunks:
             return bra.npair, ket.npair
         budget = max(1, self.context.pool.share(CHUNK_BYTES) // max(1, self.chunk_bytes(bra, ket)))
+        if bra.npair * ket.npair <= budget:
+            return bra.npair, ket.npair
         nket = min(ket.npair, budget)
         return max(1, min(bra.npair, budget // nket)), nket
 

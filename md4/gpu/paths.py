@@ -303,8 +303,8 @@ def ranked(unit, bra, ket, long, matrix):
 
 def plans(unit, bra, ket, matrix=False):
     """All plans for two `ShellPairs` or slices, the one that is taken first; `bench/variants.py` times them."""
-    means, long = map(rounded_mean, (bra, ket)), bra.npair * ket.npair >= THREAD_QUARTET.fewest_quartets
-    return ranked_by_facts(unit, bra.facts, ket.facts, *means, long, matrix)
+    long = bra.npair * ket.npair >= THREAD_QUARTET.fewest_quartets
+    return ranked_by_facts(unit, bra.facts, ket.facts, rounded_mean(bra), rounded_mean(ket), long, matrix)
 
 
 @cache
