@@ -112,6 +112,7 @@ class Pool:
         # Memory by its number, and its address and size; numbers that are on loan, with the token of the loan; idle
         # ones by their size.
         self.memory, self.places, self.lent, self.idle = {}, {}, {}, defaultdict(dict)
+        self.rooms = {}  # loans of `room`, by the names of what they are for
         # All three change whenever Python drops an object, in any thread: by single operations that cannot be torn.
         self.live, self.dropped, self.returned = {}, deque(), deque()
         self.numbers = count()
@@ -128,12 +129,14 @@ class Pool:
 
     @locked
     def left(self):
-        """Bytes that can still be handed out, idle buffers included."""
+        """Bytes that can still be handed out, idle buffers and rooms that nobody uses included."""
+        self.rooms.clear()
         return self._room() + self._idle_bytes() + sum(list(self.dropped))
 
     @locked
     def below_cap(self):
         """Bytes that the cap leaves, on the device and on the host together; idle buffers count as free."""
+        self.rooms.clear()
         return self.cap - self.held + self._idle_bytes() + sum(list(self.dropped))
 
     def share(self, most):
@@ -177,6 +180,18 @@ class Pool:
             numbers = self.idle[size]
             return self._lend(next(reversed(numbers)) if numbers else self._allocate(size), items, OrderedLoan)
 
+    def room(self, name, items):
+        """A buffer of 8-byte items, contents undefined, in the same memory at every call with a name, where it fits.
+
+        It is for what is used up before the next call, in the order of the stream: there is nothing to give back. The
+        memory stays on loan until it is too small or needed for something else, and as long as a buffer of it is used.
+        """
+        loan = self.rooms.get(name)
+        if loan is None or loan.nbytes < ITEM_BYTES * items:
+            loan = self.rooms[name] = None  # the memory may be had by others first
+            loan = self.rooms[name] = self.get(items)
+        return Buffer(loan.pointer, (items,), ITEM_BYTES, loan)
+
     @locked
     def fresh(self, items):
         """A buffer that no earlier work may still use, for another stream; `get` gives any."""
@@ -219,7 +234,8 @@ class Pool:
 
     @locked
     def trim(self):
-        """Frees all that is not on loan, and what Numba has yet to free."""
+        """Frees all that is not on loan, rooms that nobody uses, and what Numba has yet to free."""
+        self.rooms.clear()
         self._collect()
         log.debug("device memory: what is idle of %s is given back", size_text(self.held))
         self.idle, self.free = defaultdict(dict), None

@@ -4,7 +4,6 @@ Where a quartet is small, a thread digests it alone (`md4.gpu.kernels.digest_qua
 through the rows ab (`md4.gpu.kernels.digest_rows`). The equations are in `md4.method.digestion`.
 """
 
-
 from md4.gpu.compile import Variant
 from md4.gpu.kernels.digest_quartets import digest_quartets, quartet_bytes, quartet_doubles
 from md4.gpu.kernels.digest_rows import digest_rows, tile_shape, warp_bytes
