@@ -30,7 +30,7 @@ class Path(Protocol):
     merges_steps: bool
 
     def transform_bra(self, steps, H_ab, ab, cd, r):
-        """Step 4: (ab|q] = sum_p H[ab, p] r[p+q]. It may release `r`, and `transform_ket` releases its result."""
+        """Step 4: (ab|q] = sum_p H[ab, p] r[p+q]. The result is valid until the next call."""
 
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
         """Step 5: (ab|cd) = sum_q (ab|q] H[cd, q], written to the block `out`."""
@@ -317,7 +317,7 @@ class Backend(Protocol):
         """
 
     def scratch(self, shape):
-        """Memory for one block of six indices, which is freed with its last reference."""
+        """Memory for one block of six indices; valid until the next call."""
 
     def block(self, out):
         """A result, or scratch memory, of six indices as a `Block`."""

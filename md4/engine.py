@@ -332,8 +332,9 @@ class Engine:
     def run_steps(self, bra, ket, block):
         """Steps 1 to 5 for prepared pairs, in chunks that suit the backend's memory, into a `md4.backends.Block`.
 
-        The thread that calls holds the engine's lock. The plan says by which path (`md4.backends.Path`), and which side is transformed first. A path that merges
-        steps does all of 2 to 5 itself. [p|q] = r[p+q] is never stored on a GPU: step 4 gathers it from r.
+        The plan says by which path (`md4.backends.Path`), and which side is transformed first. A path that merges
+        steps does all of 2 to 5 itself. [p|q] = r[p+q] is never stored on a GPU: step 4 gathers it from r. The thread
+        that calls holds the engine's lock.
         """
         check_order(bra.facts.l + ket.facts.l)
         steps = self.backend

@@ -174,6 +174,8 @@ class GpuBackend:
         if not plan.path.keeps_chunks:
             return bra.npair, ket.npair
         budget = max(1, self.context.pool.share(CHUNK_BYTES) // max(1, self.chunk_bytes(bra, ket)))
+        if bra.npair * ket.npair <= budget:
+            return bra.npair, ket.npair
         nket = min(ket.npair, budget)
         return max(1, min(bra.npair, budget // nket)), nket
 
@@ -200,7 +202,7 @@ class GpuBackend:
 
     def r(self, ab, cd):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles."""
-        r = self.context.pool.get(max(1, ab.nprim * cd.nprim) * r_stride(ab.facts.l + cd.facts.l))
+        r = self.context.pool.room("r", max(1, ab.nprim * cd.nprim) * r_stride(ab.facts.l + cd.facts.l))
         launch_r(self.context, self.operator, ab, cd, r)
         return r
 
@@ -208,7 +210,7 @@ class GpuBackend:
 
     def scratch(self, shape):
         """Room for one block."""
-        return DeviceBlock.contiguous(self.context.pool.get(prod(shape)), shape)
+        return DeviceBlock.contiguous(self.context.pool.room("block", prod(shape)), shape)
 
     def block(self, out):
         """A result of six indices as a block (ij, kl, ab, cd)."""

@@ -165,8 +165,8 @@ class Packing:
         self.pointers = (ctypes.c_void_p * len(places))(*places)
         # A function of its own for each signature, since arguments are packed at every launch.
         made = {"pack": struct.Struct("<" + self.code).pack_into, "memory": self.memory}
-        places = ", ".join(["memory", str(8 * first), *self.variables])
-        exec(f"def write(args):\n    {names} = args\n    pack({places})", made)
+        packed = ", ".join(["memory", str(8 * first), *self.variables])
+        exec(f"def write(args):\n    {names} = args\n    pack({packed})", made)
         self.write = made["write"]
 
     def add_all(self, kinds):

@@ -76,7 +76,6 @@ class DeviceCoulomb:
             r = backend.r(one, two)
             for bra, ket in sides:
                 launch_contraction(backend.context, one, two, triangle, r, bra, ket)
-            backend.context.pool.release(r)
 
     def chunk_pairs(self, bra, ket):
         """Pairs of a chunk, by the bytes of its r."""

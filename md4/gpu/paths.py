@@ -152,12 +152,10 @@ class OneProduct(GpuPath):
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         context, r, weights = steps.context, steps.r(ab, cd), H_cd.array
         if one_product.needs_sums(cd):
-            sums = context.pool.get(max(1, one_product.sums_size(ab, cd)))
+            sums = context.pool.room("sums", max(1, one_product.sums_size(ab, cd)))
             one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nab, sums)
-            context.pool.release(r)
             r, weights = sums, None
         one_product.launch_one_product(context, H_ab.array, r, weights, ab, cd, out)
-        context.pool.release(r)
 
 
 class SingleProduct(GpuPath):
@@ -182,12 +180,10 @@ class SingleProduct(GpuPath):
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         context, r, weights = steps.context, steps.r(ab, cd), H_cd.array
         if single_product.needs_sums(cd):
-            sums = context.pool.get(max(1, single_product.sums_size(ab, cd)))
+            sums = context.pool.room("sums", max(1, single_product.sums_size(ab, cd)))
             one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nctr_a, sums)
-            context.pool.release(r)
             r, weights = sums, None
         single_product.launch_single_product(context, H_ab.array, r, weights, ab, cd, out)
-        context.pool.release(r)
 
 
 class Fused(GpuPath):
@@ -209,7 +205,6 @@ class Fused(GpuPath):
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         r = steps.r(ab, cd)
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
-        steps.context.pool.release(r)
 
 
 def bra_launcher(context, bra, ket):
@@ -244,16 +239,14 @@ class TwoProducts(GpuPath):
     def transform_bra(self, steps, H_ab, ab, cd, r):
         """Step 4: (ab|q] of a chunk, [p|q] assembled in the operands."""
         context = steps.context
-        abq = context.pool.get(two_products.abq_size(ab, cd))
+        abq = context.pool.room("abq", two_products.abq_size(ab, cd))
         if cd.nprim:
             context.fixed(bra_launcher, ab.facts, cd.facts)(context, H_ab.array, ab, cd, r, abq)
-        context.pool.release(r)
         return abq
 
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
         """Step 5: (ab|cd) of a chunk into a `DeviceBlock`."""
         two_products.launch_ket_transform(steps.context, abq, H_cd.array, H_cd.form, ab, cd, out)
-        steps.context.pool.release(abq)
 
 
 class Plain(GpuPath):
@@ -277,16 +270,14 @@ class Plain(GpuPath):
 
     def transform_bra(self, steps, H_ab, ab, cd, r):
         """Step 4: (ab|q] of a chunk."""
-        abq = steps.context.pool.get(two_products.abq_size(ab, cd))
+        abq = steps.context.pool.room("abq", two_products.abq_size(ab, cd))
         if cd.nprim:
             plain.launch_plain_bra(steps.context, H_ab.array, ab, cd, r, abq)
-        steps.context.pool.release(r)
         return abq
 
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
         """Step 5: (ab|cd) of a chunk into a `DeviceBlock`."""
         plain.launch_plain_ket(steps.context, abq, H_cd.array, ab, cd, out)
-        steps.context.pool.release(abq)
 
 
 # Where predicted times are equal, as of the first two, the earlier one is taken.
@@ -319,8 +310,8 @@ def ranked(unit, bra, ket, long, matrix):
 
 def plans(unit, bra, ket, matrix=False):
     """All plans for two `ShellPairs` or slices, the one that is taken first; `bench/variants.py` times them."""
-    means, long = map(rounded_mean, (bra, ket)), bra.npair * ket.npair >= THREAD_QUARTET.fewest_quartets
-    return ranked_by_facts(unit, bra.facts, ket.facts, *means, long, matrix)
+    long = bra.npair * ket.npair >= THREAD_QUARTET.fewest_quartets
+    return ranked_by_facts(unit, bra.facts, ket.facts, rounded_mean(bra), rounded_mean(ket), long, matrix)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Device memory with a hard cap, reused in the order of a stream."""
 
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from functools import lru_cache
 from itertools import count
 from math import prod
@@ -27,29 +27,36 @@ RESERVE_BYTES = 512 << 20
 def bucket(nbytes):
     """Size that a request is rounded up to: eight steps to the power of two."""
     step = 1 << max(9, nbytes.bit_length() - 4)
-    return -(-max(1, nbytes) // step) * step
+    return int(-(-max(1, nbytes) // step) * step)
 
 
 # Is told, and keeps nothing.
 NOBODY = deque(maxlen=0)
 
 
-class Loan:
-    """Device memory on loan from a pool. It goes back when it is given back or when nobody refers to the loan any more.
+class Loan(Buffer):
+    """A buffer on loan from a pool. It goes back when it is given back or when nobody refers to it or a part any more.
 
     The second is for what an exception or an interrupt leaves behind. The loan does not hold the memory, the pool does:
     where garbage is collected in cycles, Numba would free memory that only the garbage refers to before `__del__` runs.
 
     Attributes
     ----------
-    size : int
-        Bytes.
+    nbytes : int
+        Of the memory, which may be larger than the buffer.
     """
 
-    __slots__ = ("__weakref__", "number", "returned", "size", "token")
+    __slots__ = ("__weakref__", "nbytes", "number", "returned", "token")
 
-    def __init__(self, number, token, size, returned):
-        self.number, self.token, self.size, self.returned = number, token, size, returned
+    def __init__(self, number, token, place, items, returned):
+        self.pointer, self.nbytes = place
+        self.shape, self.itemsize = (items,), ITEM_BYTES
+        self.number, self.token, self.returned = number, token, returned
+
+    @property
+    def owner(self):
+        """What keeps the memory on loan, for parts of the buffer."""
+        return self
 
     def give_back(self):
         """Tells the pool, which takes a loan back once."""
@@ -104,7 +111,8 @@ class Pool:
         self.peak, self.free, self.lock = 0, None, Lock()
         # Memory by its number, and its address and size; numbers that are on loan, with the token of the loan; idle
         # ones by their size.
-        self.memory, self.places, self.lent, self.idle = {}, {}, {}, {}
+        self.memory, self.places, self.lent, self.idle = {}, {}, {}, defaultdict(dict)
+        self.rooms = {}  # loans of `room`, by the names of what they are for
         # All three change whenever Python drops an object, in any thread: by single operations that cannot be torn.
         self.live, self.dropped, self.returned = {}, deque(), deque()
         self.numbers = count()
@@ -121,12 +129,14 @@ class Pool:
 
     @locked
     def left(self):
-        """Bytes that can still be handed out, idle buffers included."""
+        """Bytes that can still be handed out, idle buffers and rooms that nobody uses included."""
+        self.rooms.clear()
         return self._room() + self._idle_bytes() + sum(list(self.dropped))
 
     @locked
     def below_cap(self):
         """Bytes that the cap leaves, on the device and on the host together; idle buffers count as free."""
+        self.rooms.clear()
         return self.cap - self.held + self._idle_bytes() + sum(list(self.dropped))
 
     def share(self, most):
@@ -145,17 +155,14 @@ class Pool:
 
     def _collect(self):
         """Takes back what was returned: each loan once, however often it says so."""
-        returned, lent, idle = self.returned, self.lent, self.idle
+        returned, lent, places, idle = self.returned, self.lent, self.places, self.idle
         while returned:
             number, token, ordered = returned.popleft()
             if lent.get(number) == token:
                 if ordered:
-                    size = self.places[number][1]
-                    if size not in idle:
-                        idle[size] = {}
-                    idle[size][number] = None
+                    idle[places[number][1]][number] = None
                 else:
-                    del self.memory[number], self.places[number]
+                    del self.memory[number], places[number]
                 del lent[number]
 
     def get(self, items):
@@ -170,8 +177,20 @@ class Pool:
             if self.returned:
                 self._collect()
             size = bucket(ITEM_BYTES * items)
-            numbers = self.idle.get(size)
+            numbers = self.idle[size]
             return self._lend(next(reversed(numbers)) if numbers else self._allocate(size), items, OrderedLoan)
+
+    def room(self, name, items):
+        """A buffer of 8-byte items, contents undefined, in the same memory at every call with a name, where it fits.
+
+        It is for what is used up before the next call, in the order of the stream: there is nothing to give back. The
+        memory stays on loan until it is too small or needed for something else, and as long as a buffer of it is used.
+        """
+        loan = self.rooms.get(name)
+        if loan is None or loan.nbytes < ITEM_BYTES * items:
+            loan = self.rooms[name] = None  # the memory may be had by others first
+            loan = self.rooms[name] = self.get(items)
+        return Buffer(loan.pointer, (items,), ITEM_BYTES, loan)
 
     @locked
     def fresh(self, items):
@@ -180,11 +199,11 @@ class Pool:
 
     def _lend(self, number, items, kind):
         """The buffer of an idle number; an interrupt leaves it idle or returned."""
-        token, (address, size) = next(self.numbers), self.places[number]
+        token, place = next(self.numbers), self.places[number]
         try:
             self.lent[number] = token
-            del self.idle[size][number]
-            return Buffer(address, (items,), ITEM_BYTES, kind(number, token, size, self.returned))
+            del self.idle[place[1]][number]
+            return kind(number, token, place, items, self.returned)
         except BaseException:
             self.returned.append((number, token, True))
             raise
@@ -205,20 +224,21 @@ class Pool:
         self.live[number] = size  # an interrupt before it frees the memory, and nothing has been booked
         self.places[number] = memory.device_pointer_value, memory.size
         self.memory[number] = memory
-        self.idle.setdefault(size, {})[number] = self.free = None
+        self.idle[size][number] = self.free = None
         self.peak = max(self.peak, self.held)
         return number
 
     def release(self, buffer):
         """Takes a buffer of `get` or `fresh` back; work already on the stream may still use it."""
-        buffer.owner.give_back()
+        buffer.give_back()
 
     @locked
     def trim(self):
-        """Frees all that is not on loan, and what Numba has yet to free."""
+        """Frees all that is not on loan, rooms that nobody uses, and what Numba has yet to free."""
+        self.rooms.clear()
         self._collect()
         log.debug("device memory: what is idle of %s is given back", size_text(self.held))
-        self.idle, self.free = {}, None
+        self.idle, self.free = defaultdict(dict), None
         for number in [number for number in self.memory if number not in self.lent]:
             del self.memory[number], self.places[number]
         waiting = len(self.dropped)
@@ -230,7 +250,7 @@ class Pool:
     def array(self, shape, dtype=np.float64):
         """A device array, real or complex, for a caller to keep; its share of the cap returns when it is gone."""
         size = np.dtype(dtype).itemsize
-        loan = self.get(max(1, int(prod(shape)) * size // ITEM_BYTES)).owner
+        loan = self.get(max(1, int(prod(shape)) * size // ITEM_BYTES))
         strides = tuple(size * prod(shape[n + 1 :]) for n in range(len(shape)))
         memory, _ = self.memory.pop(loan.number), self.places.pop(loan.number)
         del self.lent[loan.number]  # never lent again: a caller's work on it is in no order with ours

@@ -57,9 +57,8 @@ class DeviceBounds:
         self.context, self.values = context, context.pool.get(count)
 
     def add(self, block, first):
-        """R_ab of a block of pairs with themselves, from the place `first` on; forgets the block."""
+        """R_ab of a block of pairs with themselves, from the place `first` on."""
         launch_bounds(self.context, block, self.values.part(first, (block.dims[0],)))
-        self.context.pool.release(block.array)
 
     def result(self):
         """R_ab on the host, shape (npair,)."""
@@ -107,10 +106,9 @@ class DeviceDigest:
         return True
 
     def add(self, block, bra, ket, basis, triangle):
-        """Digests one block, and forgets it; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
+        """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
-        self.context.pool.release(block.array)
 
     def add_up(self, group):
         """Replaces the sums by those of all members of a `md4.gpu.collectives.Group`."""

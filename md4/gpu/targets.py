@@ -96,7 +96,6 @@ class DeviceTensor:
             context, layout.aosym, block.array, prod(block.dims), places, dims, triangle, layout.swap, box, self.flat
         )
         context.pool.release(buffer)
-        context.pool.release(block.array)
 
     def result(self):
         """The tensor, on the host if it goes there."""
@@ -124,7 +123,6 @@ class StagedTensor:
         """Fetches one block, and has it placed."""
         host = np.empty(block.dims)
         copy_to_host(host, block.array.pointer, self.context.stream)
-        self.context.pool.release(block.array)
         self.tensor.add(host, bra, ket, basis, triangle)
 
     def result(self):

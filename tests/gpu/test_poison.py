@@ -44,17 +44,17 @@ def poisoned(monkeypatch):
     context = DeviceContext(cuda.default_stream())
 
     def poisoning(take):
-        def poisoned_buffer(pool, size):
-            buffer = take(pool, size)
+        def poisoned_buffer(pool, *request):
+            buffer = take(pool, *request)
             cuda.synchronize()
-            driver.cuMemsetD32(buffer.pointer, 0xFFFFFFFF, buffer.owner.size // 4)
+            driver.cuMemsetD32(buffer.pointer, 0xFFFFFFFF, buffer.owner.nbytes // 4)
             context.launch(Variant(fill_shared, ()), BLOCKS, THREADS, SHARED_BYTES, as_buffer(count))
             cuda.synchronize()
             return buffer
 
         return poisoned_buffer
 
-    for take in (Pool.get, Pool.fresh):
+    for take in (Pool.get, Pool.fresh, Pool.room):
         monkeypatch.setattr(Pool, take.__name__, poisoning(take))
 
 

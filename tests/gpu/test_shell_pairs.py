@@ -107,7 +107,8 @@ def test_single_shells(device, nctr):
     shells = np.arange(0, basis.unit, 2)
     pairs = np.stack([shells, np.full_like(shells, basis.unit)], axis=1)
     new_maker, read = device
-    ours, data = new_maker().prepare(basis, pairs, 1e-25)
+    maker = new_maker()  # whose memory goes with it
+    ours, data = maker.prepare(basis, pairs, 1e-25)
     right = shell_pairs(basis, pairs, cutoff=1e-25)
     assert ours.single
     assert ours.facts is right.facts
@@ -142,7 +143,7 @@ def test_memory_goes_back_in_order(device):
         assert (data.records.pointer, maker.scratch.pointer, maker.pool.held) == (pointer, scratch, held)
         del data
     assert len(maker.bases) == 1
-    idle, size = maker.pool._idle_bytes(), next(iter(maker.bases.values())).arrays[0].owner.size
+    idle, size = maker.pool._idle_bytes(), next(iter(maker.bases.values())).arrays[0].owner.nbytes
     del basis
     gc.collect()
     assert len(maker.bases) == 0
