@@ -161,7 +161,7 @@ class CpuBackend:
         """Memory for one block of integrals."""
         return self.memory.empty(shape)
 
-    def bounds(self, count):
+    def bounds(self, count, room):
         """The target for the Schwarz bounds of `count` pairs."""
         return HostBounds(self, count)
 

@@ -247,9 +247,9 @@ class GpuBackend:
             raise tensor_refusal(shape, size + least_block, pool.left())
         return pool.watch(np.empty(shape))
 
-    def bounds(self, count):
-        """Schwarz bounds of so many pairs."""
-        return DeviceBounds(self.context, count)
+    def bounds(self, count, room):
+        """Schwarz bounds of so many pairs, from blocks of at most `room` bytes."""
+        return DeviceBounds(self.context, count, room)
 
     def fetch(self, array):
         """A device array of another library on the host."""
