@@ -344,8 +344,8 @@ class Backend(Protocol):
             (layout, array) -> `BlockTarget` of NumPy blocks, for a tensor that does not fit on the device.
         """
 
-    def host_array(self, shape, least_block):
-        """A NumPy array for results, which belongs to the caller and counts against the cap as long as it is there.
+    def host_array(self, layout, least_block):
+        """A NumPy array for a tensor, which belongs to the caller and counts against the cap as long as it is there.
 
         MemoryLimitError if it does not fit together with `least_block` bytes.
         """
