@@ -152,13 +152,22 @@ class Sums(Protocol):
 
 
 class Bounds(Protocol):
-    """Schwarz bounds of a pair list, which take blocks or, if there is a method `take`, the prepared list."""
+    """Schwarz bounds of pairs, which take blocks or, if there is a method `take(prepared, first)`, prepared lists.
+
+    The pairs of all lists have one place each; `first` is that of the first pair of a block or of a list.
+    """
+
+    def pairs_at_once(self, prepared):
+        """Number of pairs of a list for which the diagonals of blocks of so many pairs take the least time."""
+
+    def block(self, shape):
+        """Memory for a block of six indices, until the next one is asked for."""
 
     def add(self, block, first):
-        """Takes the block of the pairs from `first` on with themselves; it does not keep it."""
+        """Takes the block of some pairs with themselves; it does not keep it."""
 
     def result(self):
-        """R_ab, shape (npair,), a NumPy array for the caller to keep."""
+        """R_ab, shape (count,), a NumPy array for the caller to keep; 0 where nothing was taken."""
 
 
 class Algebra(Protocol):
@@ -347,14 +356,14 @@ class Backend(Protocol):
             (layout, array) -> `BlockTarget` of NumPy blocks, for a tensor that does not fit on the device.
         """
 
-    def host_array(self, shape, least_block):
-        """A NumPy array for results, which belongs to the caller and counts against the cap as long as it is there.
+    def host_array(self, layout, least_block):
+        """A NumPy array for a tensor, which belongs to the caller and counts against the cap as long as it is there.
 
         MemoryLimitError if it does not fit together with `least_block` bytes.
         """
 
-    def bounds(self, count):
-        """`Bounds` for `count` pairs."""
+    def bounds(self, count, room):
+        """`Bounds` for `count` pairs, and blocks of at most `room` bytes."""
 
     def fetch(self, array):
         """A device array of another library as a NumPy array."""

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Bytes of the integrals of some pairs with each other, of which only the diagonal (ab|ab) is used.
+SQUARE_BYTES = 128 << 20
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -60,6 +63,12 @@ def chunks(nbra, nket, chunk_bra, chunk_ket):
     for i in range(0, nbra, chunk_bra):
         for k in range(0, nket, chunk_ket):
             yield slice(i, min(i + chunk_bra, nbra)), slice(k, min(k + chunk_ket, nket))
+
+
+def even_pieces(count, most):
+    """As few slices as possible of at most `most` items that cover 0 to count - 1; lengths differ by 1 at most."""
+    pieces = -(-count // most)
+    return [slice(count * n // pieces, count * (n + 1) // pieces) for n in range(pieces)]
 
 
 def part_of(weights, part, parts):

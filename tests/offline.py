@@ -37,7 +37,7 @@ from md4.gpu.targets import DeviceTensor
 from md4.method.operators import OPERATORS, Operator
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.shells.basis import Basis
-from md4.shells.shell_pairs import shell_pairs
+from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, shell_pairs
 
 # The arithmetic unit that each architecture takes; see md4.gpu.context.arithmetic_unit.
 UNITS = {(7, 0): "fma", (7, 5): "fma", (8, 0): "dmma8", (9, 0): "dmma16", (10, 0): "dmma16"}
@@ -348,9 +348,9 @@ def devices_without_memory(unit, left=1 << 45):
     """
     real_bounds, real_backend = screening.schwarz_bounds, engine.make_backend
 
-    def bounds(this, prepared):
-        real_bounds(this, prepared)
-        return rough_bounds(prepared.pairs)
+    def bounds(this, lists, cutoff=PRIMITIVE_CUTOFF):
+        real_bounds(this, lists, cutoff)
+        return [rough_bounds(shell_pairs(this.bra_basis, pairs, cutoff=cutoff)) for pairs in lists]
 
     def backend(name, operator, *options):
         return fake_backend(unit, operator) if name == "cuda" else real_backend(name, operator, *options)

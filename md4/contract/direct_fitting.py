@@ -35,7 +35,7 @@ class DirectBuild:
         xp, naux, request = self.algebra.xp, self.three.naux, self.request
         rho = xp.zeros((len(request.coulomb), naux))
         first = True
-        for group in self.groups(request.exchange) or [[]]:
+        for group in self.groups(request.exchange) or [[]][: len(rho)]:  # K of zero densities needs no integrals
             self.one_pass(group, rho if first and len(rho) else None)
             first = False
         if not len(rho):

@@ -129,7 +129,7 @@ class TensorTeam:
         layout, engine = whole if gather and self.ranks.rank == 0 else self.mine, self.engines[0]
         with engine.lock:
             return MemoryStore(
-                engine.backend.host_array(layout.shape, least_block(engine, *self.request.ranges)), layout.rows[0]
+                engine.backend.host_array(layout, least_block(engine, *self.request.ranges)), layout.rows[0]
             )
 
     def compile_ahead(self, progress):

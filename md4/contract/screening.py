@@ -19,14 +19,13 @@ from math import isqrt
 
 import numpy as np
 
-from md4.shells.shell_pairs import ShellPairs, shell_kinds
+from md4.plan import SQUARE_BYTES, even_pieces
+from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, ShellPairs, shell_kinds
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
-# Largest number of pairs whose (ab|ab) are made together. The block has all pairs with all pairs, but only its diagonal
-# is used. Limits of its size: in bytes, and as a share of the memory that may be used.
-SCHWARZ_PAIRS = 64
-SCHWARZ_BYTES = 64 << 20
+# The (ab|ab) of some pairs are the diagonal of a block that has all of these pairs with all of them. Besides
+# `SQUARE_BYTES`, this share of the memory that may be used limits its size.
 SCHWARZ_SHARE = 0.15
 
 
@@ -83,34 +82,51 @@ class Statistics:
     sums: float = field(default=0.0, compare=False, repr=False)
 
 
-def schwarz_bounds(engine, prepared):
-    """R_ab of all pairs of a list, shape (npair,)."""
-    pairs, backend = prepared.pairs, engine.backend
-    bounds = backend.bounds(len(pairs))
+def schwarz_bounds(engine, lists, cutoff=PRIMITIVE_CUTOFF):
+    """R_ab of all pairs of some lists, which are those of `Engine.prepare_lists`, as a list of arrays (npair,).
+
+    The device is asked for them once, after the last list. A pair without primitive pairs above `cutoff` has R_ab = 0.
+    """
+    edges = np.cumsum([0, *map(len, lists)]).tolist()
+    used = [(pairs, first) for pairs, first in zip(lists, edges) if len(pairs)]
+    if not used:
+        return [np.zeros(0) for _ in lists]
+    room = block_room(engine, [pairs for pairs, _ in used])
+    bounds = engine.backend.bounds(edges[-1], room)
+    for (_, first), prepared in zip(used, engine.prepare_lists([pairs for pairs, _ in used], engine.bra_basis, cutoff)):
+        if prepared.nprim:
+            take(engine, bounds, prepared, first, room)
+            prepared.drop()
+    return np.split(bounds.result(), edges[1:-1])
+
+
+def block_room(engine, lists):
+    """Bytes of the largest block of the pairs of any of the lists with themselves, within the limits."""
+    counts = np.diff(engine.bra_basis.ao_loc)
+    sizes = [int(np.prod(counts[pairs[0]])) for pairs in lists]
+    most = max(8 * (size * len(pairs)) ** 2 for size, pairs in zip(sizes, lists))
+    share = int(SCHWARZ_SHARE * max(0, engine.backend.memory_left()))
+    return max(8 * max(sizes) ** 2, min(most, SQUARE_BYTES, share))
+
+
+def take(engine, bounds, prepared, first, room):
+    """Has R_ab made of a prepared list, whose pairs have the places from `first` on; `room` as in `block_room`."""
     if hasattr(bounds, "take"):
-        bounds.take(prepared)
-        return bounds.result()
-    room = min(SCHWARZ_BYTES, int(SCHWARZ_SHARE * max(0, backend.memory_left())))
-    size = max(1, min(len(pairs), SCHWARZ_PAIRS, isqrt(room // 8) // pairs.nab))
-    for first in range(0, len(pairs), size):
-        piece = prepared[first : min(first + size, len(pairs))]
-        block = backend.scratch((len(piece), len(piece), pairs.na, pairs.nb, pairs.na, pairs.nb))
+        bounds.take(prepared, first)
+        return
+    facts = prepared.facts
+    most = min(bounds.pairs_at_once(prepared), isqrt(room // 8) // facts.nab)
+    for where in even_pieces(len(prepared), most):
+        piece = prepared[where]
+        block = bounds.block((len(piece), len(piece), facts.na, facts.nb, facts.na, facts.nb))
         engine.evaluate(piece, piece, block)
-        bounds.add(block, first)
-        del block  # before the next one is allocated
-    return bounds.result()
+        bounds.add(block, first + where.start)
 
 
 def pair_bounds(engine, every, tolerance, worker=0, workers=1):
     """R_ab of all lists in `every` (`pairs_by_kind`), or the part of one of several workers, as a list of arrays."""
     parts = [pairs[len(pairs) * worker // workers : len(pairs) * (worker + 1) // workers] for pairs in every]
-    bounds, used = [np.zeros(len(pairs)) for pairs in parts], [n for n, pairs in enumerate(parts) if len(pairs)]
-    lists = engine.prepare_lists([parts[n] for n in used], engine.bra_basis, PRIMITIVE_SHARE * tolerance)
-    for n, prepared in zip(used, lists):
-        if prepared.pairs.nprim:
-            bounds[n] = schwarz_bounds(engine, prepared)
-            prepared.drop()
-    return bounds
+    return schwarz_bounds(engine, parts, PRIMITIVE_SHARE * tolerance)
 
 
 def sorted_lists(engine, every, bounds, tolerance, hermite_bytes):

@@ -180,8 +180,9 @@ class ThreeCentre:
                     "used; raise max_memory."
                 )
             engine.backend.compile_ahead(self.basis, "tensor", None, few)
-            largest = max((bounds.max() for _, bounds in bounds_of(engine, self.single)), default=0.0)
-            kept = [pairs[bounds * largest >= cutoff] for pairs, bounds in bounds_of(engine, self.pairs)]
+            bounds = schwarz_bounds(engine, [*self.single, *self.pairs])
+            largest = max((one.max() for one in bounds[: len(self.single)]), default=0.0)
+            kept = [pairs[one * largest >= cutoff] for pairs, one in zip(self.pairs, bounds[len(self.single) :])]
         self.pairs = [pairs for pairs in kept if len(pairs)]
 
     @cached_property
@@ -288,13 +289,6 @@ class ThreeCentre:
                 f"{size_text(need)}, but {size_text(room)} may be used; ask for fewer columns or raise max_memory."
             )
         return backend.result(shape)
-
-
-def bounds_of(engine, lists):
-    """Yields each pair list with its Schwarz bounds."""
-    for pairs, prepared in zip(lists, engine.prepare_lists(lists, engine.bra_basis)):
-        yield pairs, schwarz_bounds(engine, prepared)
-        prepared.drop()
 
 
 def block_shape(bra, ket):

@@ -6,7 +6,6 @@ or J and K (`md4.cpu.sums`), and goes on. So even small lists need few calls fro
 """
 
 from copy import copy
-from math import prod
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from md4.plan import ListPair, Plan
 from md4.shells.shell_pairs import shell_pair_lists, starts_of
 from md4.support.display import size_text
 from md4.support.locks import Lock
-from md4.support.memory import HostMemory, check_out, tensor_refusal
+from md4.support.memory import HostMemory, check_out, tensor_refusal, workspace_refusal
 
 # Bytes of all arrays of a primitive pair while `shell_pair_lists` decides which of them count.
 PRIMITIVE_BYTES = 400
@@ -142,26 +141,26 @@ class CpuBackend:
         if device:
             raise DeviceError("device=True keeps the result on a GPU; it needs backend='cuda'.")
         if out is None:
-            out = self.host_array(layout.shape, least_block)
+            out = self.host_array(layout, least_block)
         elif least_block > self.memory_left():
-            raise tensor_refusal(layout.shape, least_block, self.memory_left())
+            raise workspace_refusal(layout, least_block, self.memory_left())
         from md4.cpu.warmup import compile_ahead, names_for, scatter_name
 
         compile_ahead([*names_for("tensor", self.operator.kind), scatter_name(layout.aosym)])
         return ListTensor(self, layout, out)
 
-    def host_array(self, shape, least_block):
-        """An array for results, which counts against the cap."""
-        need = least_block + 8 * prod(shape)
+    def host_array(self, layout, least_block):
+        """An array for a tensor, which counts against the cap."""
+        need = least_block + layout.nbytes
         if need > self.memory_left():
-            raise tensor_refusal(shape, need, self.memory_left())
-        return self.memory.empty(shape)
+            raise tensor_refusal(layout, need, self.memory_left())
+        return self.memory.empty(layout.shape)
 
     def scratch(self, shape):
         """Memory for one block of integrals."""
         return self.memory.empty(shape)
 
-    def bounds(self, count):
+    def bounds(self, count, room):
         """The target for the Schwarz bounds of `count` pairs."""
         return HostBounds(self, count)
 

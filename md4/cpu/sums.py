@@ -61,20 +61,20 @@ class HostSums:
 
 
 class HostBounds:
-    """Schwarz bounds of a list, which is taken as a whole."""
+    """Schwarz bounds of lists, each of which is taken as a whole."""
 
     def __init__(self, backend, count):
-        self.backend, self.values = backend, np.empty(count)
+        self.backend, self.values = backend, np.zeros(count)
 
-    def take(self, prepared):
-        """R_ab of all pairs of a prepared list, in pieces whose H matrices fit the memory."""
+    def take(self, prepared, place):
+        """R_ab of all pairs of a prepared list from a place on, in pieces whose H matrices fit the memory."""
         pairs, memory = prepared.pairs, self.backend.memory
         share = H_SHARE * memory.room() / (self.backend.hermite_bytes(pairs) + 1)
         size = max(1, int(min(len(pairs), len(pairs) * share)))
         for first in range(0, len(pairs), size):
             piece = pairs[first : first + size]
             groups = Groups.of(piece, plain_layout(piece))  # a pair needs all of its primitives in the same lane here
-            self._take_piece(OwnList(piece, groups, make_h(piece, groups, memory)), first)
+            self._take_piece(OwnList(piece, groups, make_h(piece, groups, memory)), place + first)
 
     def _take_piece(self, piece, first):
         pairs, order = piece.pairs, piece.data.order

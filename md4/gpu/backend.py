@@ -231,27 +231,27 @@ class GpuBackend:
         pool, shape, size = self.context.pool, layout.shape, layout.nbytes
         if device:
             if out is None and size + least_block > pool.left():
-                raise tensor_refusal(shape, size + least_block, pool.left())
+                raise tensor_refusal(layout, size + least_block, pool.left(), device)
             return DeviceTensor(self.context, layout, self.result(shape, out), None)
-        host = self.host_array(shape, least_block) if out is None else out
+        host = self.host_array(layout, least_block) if out is None else out
         room = pool.left()
         if size + max(least_block, room // 4) > room:
             log.info("the device has no room for the tensor of %s, which is collected on the host", size_text(size))
             return StagedTensor(self.context, host_tensor(layout, host))
         return DeviceTensor(self.context, layout, self.result(shape), host)
 
-    def host_array(self, shape, least_block):
-        """An array on the host for results, which counts against the cap."""
-        pool, size = self.context.pool, 8 * prod(shape)
+    def host_array(self, layout, least_block):
+        """An array on the host for a tensor, which counts against the cap."""
+        pool, size = self.context.pool, layout.nbytes
         if size > host_memory():
-            raise tensor_refusal(shape, size, host_memory())
+            raise tensor_refusal(layout, size, host_memory())
         if pool.cap is not None and size + least_block > pool.left():
-            raise tensor_refusal(shape, size + least_block, pool.left())
-        return pool.watch(np.empty(shape))
+            raise tensor_refusal(layout, size + least_block, pool.left())
+        return pool.watch(np.empty(layout.shape))
 
-    def bounds(self, count):
-        """Schwarz bounds of so many pairs."""
-        return DeviceBounds(self.context, count)
+    def bounds(self, count, room):
+        """Schwarz bounds of so many pairs, from blocks of at most `room` bytes."""
+        return DeviceBounds(self.context, count, room)
 
     def fetch(self, array):
         """A device array of another library on the host."""

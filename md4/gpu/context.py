@@ -2,9 +2,10 @@
 
 import os
 import weakref
+from _thread import get_ident, interrupt_main
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from operator import index
 
 import numpy as np
@@ -108,10 +109,37 @@ def arithmetic_unit(capability):
     return "dmma16" if capability == (9, 0) or capability >= (10, 0) else "dmma8" if capability >= (8, 0) else "fma"
 
 
+class Switch:
+    """A thread's change to the device of a lock, undone when nobody refers to it any more.
+
+    Parameters
+    ----------
+    lock : DeviceLock
+    """
+
+    __slots__ = ("lock", "token")
+
+    def __init__(self, lock):
+        self.lock, self.token = lock, object()
+        lock.switched[get_ident()] = self.token  # first, so that what an interrupt leaves is known
+        cuda.gpus[lock.device].__enter__()
+
+    def __del__(self):
+        try:
+            if self.lock.switched.get(get_ident()) is self.token:
+                self.lock.switch_back()
+        except KeyboardInterrupt:  # Python passes on no exception from here
+            interrupt_main()
+
+
 class DeviceLock(Lock):
     """A lock of what works on one GPU, which is the current device of the thread that holds it.
 
     A process that was forked from one that used the GPU is refused.
+
+    An interrupt never leaves the lock taken, since it is taken and released in C. `with` looks up both methods before
+    it calls the first one, and forgets the second one after its call: that is when the device changes. Where an
+    interrupt comes in between, the device of before is current again after the thread's next use of the lock.
 
     Parameters
     ----------
@@ -121,27 +149,29 @@ class DeviceLock(Lock):
 
     def __init__(self, device=None):
         super().__init__()
-        self.device, self.pushed = device, []
+        self.device = device
+        # The token of the `Switch` of each thread that has one.
+        self.switched = {}
 
-    def __enter__(self):
+    @property
+    def __exit__(self):  # noqa: PLE0302 what `with` calls is what this returns
+        """That of C. If the thread did not hold the lock and another device was current, it also keeps a `Switch`."""
         check_not_forked()
-        super().__enter__()
-        try:
-            held = self.device is None or bool(self.pushed) or self.device == current_device()
-            other = None if held else cuda.gpus[self.device]
-            if other is not None:
-                other.__enter__()
-            self.pushed.append(other)
-        except BaseException:
-            super().__exit__()
-            raise
-        return self
+        leave = super().__exit__
+        if self.device is None or self._is_owned():
+            return leave
+        self.switch_back()
+        if self.device != current_device():
+            leave = partial(leave)
+            leave.switch = Switch(self)
+        return leave
 
-    def __exit__(self, *error):
-        other = self.pushed.pop()
-        if other is not None:
-            other.__exit__(*error)
-        super().__exit__(*error)
+    def switch_back(self):
+        """Undoes the change of device of this thread, if there is one."""
+        if get_ident() in self.switched:
+            if self.device == current_device():
+                cuda.gpus[self.device].__exit__(None, None, None)
+            del self.switched[get_ident()]
 
     def __reduce__(self):
         return type(self), (self.device,)

@@ -12,6 +12,7 @@ A path is asked about `Sides`, two lists in the order in which they would be tra
 
 from dataclasses import dataclass
 from functools import cache
+from math import isqrt, sqrt
 from typing import NamedTuple
 
 from md4.gpu import predicted_times
@@ -39,7 +40,7 @@ from md4.gpu.kernels import (
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side, rounded_mean
 from md4.gpu.tuning import THREAD_QUARTET
-from md4.plan import Plan
+from md4.plan import SQUARE_BYTES, Plan
 
 
 class Sides(NamedTuple):
@@ -300,6 +301,17 @@ def build_time(unit, bra, ket, matrices):
     """Predicted ns of a quartet of two `Side` of long lists in J and K: the integrals, and their digestion."""
     time = timed_plans(unit, bra, ket, True)[0][0] or predicted_times.low_time(bra, ket)
     return time + predicted_times.digest_time(bra, ket, matrices)
+
+
+@cache
+def square_pairs(unit, side):
+    """Number of pairs of a long list, a `Side`, whose integrals with each other are made at once for Schwarz bounds.
+
+    Only the diagonal of each square of pairs is used. N pairs in squares of n take N/n evaluations of the host and N n
+    quartets of the device. The sum of both times, and the longer one of the two, is least where they are the same.
+    """
+    fastest = round(sqrt(predicted_times.EVALUATION / build_time(unit, side, side, 0)))
+    return max(1, min(fastest, isqrt(SQUARE_BYTES // 8) // side.nab))
 
 
 @cache

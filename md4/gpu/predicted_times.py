@@ -26,6 +26,9 @@ RESIDENT = 2.86e-5
 # as TWO with [p|q] gathered, in elements, in place of (ab|q]
 FUSED = (2.93e-5, 7.95e-5, 1.63e-4, 9.39e-5, 2.26e-5, 2.38e-4, 0.34)
 
+# ns of the host for an evaluation of few quartets and for the kernel that takes the diagonal of its block
+EVALUATION = 1e5
+
 
 class Side(NamedTuple):
     """What counts of a pair list: l, functions, Hermite functions, most and mean primitives of a pair, its staircase.

@@ -1,5 +1,7 @@
 """J and K on the GPU: sums of blocks, and Schwarz bounds; J alone is in `md4.gpu.hermite_coulomb`."""
 
+from math import prod
+
 import numpy as np
 
 from md4.gpu.buffers import clear, copy_to_device, copy_to_host, written_array
@@ -8,8 +10,9 @@ from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
 from md4.gpu.kernels.hermite_coulomb import hermite_width
-from md4.gpu.paths import build_time
+from md4.gpu.paths import build_time, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
+from md4.gpu.targets import DeviceBlock
 from md4.gpu.tuning import DIGEST, MIXED_SHELLS
 from md4.method.hermite_coulomb import hermite_bytes
 
@@ -51,20 +54,40 @@ class DeviceSums:
 
 
 class DeviceBounds:
-    """Schwarz bounds in device memory."""
+    """Schwarz bounds in device memory, and room for the blocks that they are taken from, one after the other.
 
-    def __init__(self, context, count):
-        self.context, self.values = context, context.pool.get(count)
+    Parameters
+    ----------
+    context : md4.gpu.context.DeviceContext
+    count : int
+        Number of pairs.
+    room : int
+        Bytes of the largest block.
+    """
+
+    def __init__(self, context, count, room):
+        self.context, self.count = context, count
+        self.values, self.room = context.pool.get(count), context.pool.get(room // 8)
+        clear(self.values, context.stream)
+
+    def pairs_at_once(self, prepared):
+        """See `md4.gpu.paths.square_pairs`."""
+        return square_pairs(self.context.unit, Side.of(prepared))
+
+    def block(self, shape):
+        """A block of six indices in the room."""
+        return DeviceBlock.contiguous(self.room.part(0, (prod(shape),)), shape)
 
     def add(self, block, first):
         """R_ab of a block of pairs with themselves, from the place `first` on."""
         launch_bounds(self.context, block, self.values.part(first, (block.dims[0],)))
 
     def result(self):
-        """R_ab on the host, shape (npair,)."""
-        host = np.empty(self.values.shape)
+        """R_ab on the host, shape (count,)."""
+        host = np.empty(self.count)
         copy_to_host(host, self.values.pointer, self.context.stream)
-        self.context.pool.release(self.values)
+        for buffer in (self.values, self.room):
+            self.context.pool.release(buffer)
         return host
 
 

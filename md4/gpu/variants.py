@@ -21,11 +21,12 @@ from md4.gpu.kernels.h_matrices import h_variant
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.kernels.scatter import scatter_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
-from md4.gpu.paths import plan_variants, timed_plans
+from md4.gpu.paths import plan_variants, square_pairs, timed_plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.tuning import FUSED, MIXED_SHELLS, THREAD_QUARTET
 from md4.method.digestion import digest_flags
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
+from md4.plan import even_pieces
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, pairs_by_kind, shell_pairs, unique_pairs_by_class
 
@@ -169,6 +170,17 @@ def integral_variants(unit, kind, bra, ket, long, matrix=False, digested=False):
             yield from plan_variants(plan, unit, kind, *lists, digested)
 
 
+def bounds_variants(unit, side, count, cut):
+    """Variants for the Schwarz bounds of `count` pairs of a `ListKind`; `cut` as in `needed_variants`."""
+    one = Side.of(sample_pairs(*side.shells, side.most[-1], side.pure))
+    lengths = {0} if cut else set()
+    for mean in (max(1, side.fewest), one.max_prim):
+        pieces = even_pieces(count, square_pairs(unit, one._replace(mean_prim=mean)))
+        lengths |= {piece.stop - piece.start for piece in pieces}
+    for long in {length**2 >= THREAD_QUARTET.fewest_quartets for length in lengths}:
+        yield from integral_variants(unit, "coulomb", side, side, long)
+
+
 def pair_of(side):
     """One pair of a `ListKind`."""
     return sample_pairs(*side.shells, 1, side.pure)
@@ -185,9 +197,8 @@ def coulomb_variants(kind, bra, ket):
 def common_variants(use, symmetries=SYMMETRIES):
     """Variants that do not depend on classes; `use` as in `needed_variants`, with the symmetries that tensors may have.
     """
-    yield from (h_variant(), primitives_variant())
+    yield from (h_variant(), primitives_variant(), slots_variant())
     yield from map(scatter_variant, symmetries) if use == "tensor" else [Variant(pair_bounds, ())]
-    yield from [slots_variant()] if use != "j" else ()
     yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
 
 
@@ -244,7 +255,7 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
         if use not in ("tensor", "j") and digestion.digest_swapped(pair_of(bra), pair_of(ket)):
             bra, ket = ket, bra
         if use != "tensor" and n == k:  # the bounds (ab|ab)
-            yield from integral_variants(unit, "coulomb", bra, ket, False)
+            yield from bounds_variants(unit, bra, len(found[n]), cut)
         if use == "j":
             yield from coulomb_variants(kind, bra, ket)
             continue
@@ -259,8 +270,8 @@ def tensor_variants(unit, kind, basis, bra, ket, triangle, target, cut=False):
     sides = [[(list_kind(basis, pairs, cut), len(pairs)) for pairs in lists] for lists in (bra, ket)]
     if target == "bounds":
         yield from common_variants("bounds")
-        for side, _ in sides[0]:
-            yield from integral_variants(unit, kind, side, side, False)
+        for side, count in sides[0]:
+            yield from bounds_variants(unit, side, count, cut)
         return
     matrix = target == "matrix"
     yield from common_variants("tensor", () if matrix else [s for s in EVERY_SYMMETRY if s not in SYMMETRIES])
@@ -327,7 +338,8 @@ def all_variants(unit, kind="coulomb", lmax=6, pure=True):
 def jk_variants(unit, kind, bra, ket):
     """Variants for two `ListKind` that J and K need besides the integrals."""
     if bra is ket:
-        yield from integral_variants(unit, "coulomb", bra, ket, False)
+        for long in (True, False):
+            yield from integral_variants(unit, "coulomb", bra, ket, long)
     one, other = pair_of(bra), pair_of(ket)
     order = (other, one) if digestion.digest_swapped(one, other) else (one, other)
     yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])

@@ -270,10 +270,13 @@ class DF:
             mol.omega, auxmol.omega = before
 
     def dump_flags(self, verbose: Any = None) -> "DF":
-        """PySCF's, and md4's options."""
+        """PySCF's, and md4's options. It makes nothing."""
         from pyscf.lib import logger
 
-        super().dump_flags(verbose)  # type: ignore[misc]
+        told = self.copy()
+        if self._md4_pyscf is None:
+            told._cderi = ()  # PySCF's asks whether the tensor is the name of a file, for which md4's would be made
+        super(DF, told).dump_flags(verbose)  # type: ignore[misc]
         logger.new_logger(self, verbose).info("density fitting by md4: %r", self._md4)
         return self
 

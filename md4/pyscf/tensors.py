@@ -74,15 +74,14 @@ class Tensors:
 def make_auxmol(mol, auxbasis):
     """PySCF's auxiliary molecule.
 
-    BasisError if it has no auxiliary functions of that name for an element, ArgumentError if it can make nothing of
-    what is given.
+    BasisError if it has no auxiliary functions for an element, ArgumentError if it can make nothing of what is given.
     """
     from pyscf.df import addons
     from pyscf.lib.exceptions import BasisNotFoundError
 
     try:
         with redirect_stdout(StringIO()):  # PySCF's advice, which is in the message below
-            return addons.make_auxmol(mol, auxbasis)
+            made = addons.make_auxmol(mol, auxbasis)
     except (BasisNotFoundError, KeyError) as error:
         elements = ", ".join(sorted({mol.atom_pure_symbol(n) for n in range(mol.natm)}))
         raise BasisError(
@@ -94,6 +93,13 @@ def make_auxmol(mol, auxbasis):
             f"PySCF makes no auxiliary basis of {shown(auxbasis)} ({type(error).__name__}: {error}); give a name, or a "
             "dict with a name or the shells of each element."
         ) from error
+    without = {mol.atom_symbol(n) for n in range(mol.natm) if mol.atom_nshells(n) and not made.atom_nshells(n)}
+    if without:
+        raise BasisError(
+            f"the auxiliary basis {shown(auxbasis)} has no functions for {', '.join(sorted(without))}; add them to the "
+            "dict, whose key 'default' stands for all elements that it does not name, or use None for PySCF's choice."
+        )
+    return made
 
 
 class Rows:

@@ -28,13 +28,30 @@ def check_out(out, shape):
     return out
 
 
-def tensor_refusal(shape, need, limit):
-    """The MemoryLimitError for a tensor that does not fit."""
-    size = 8 * int(np.prod(shape, dtype=object))
+# What else may help where a tensor of each symmetry (`md4.method.scatter.EVERY_SYMMETRY`) does not fit.
+SMALLER = {"s1": "use a higher aosym, ", "s4": "use a higher aosym, ", "three_s1": "use aosym='s2ij', "}
+FILES = {"three_s1": "numpy.memmap", "three_s2ij": "numpy.memmap", "two": "numpy.memmap"}
+
+
+def tensor_refusal(layout, need, limit, device=False):
+    """The MemoryLimitError for the tensor of a `md4.method.scatter.TensorLayout` that does not fit.
+
+    `need` are the bytes of the tensor and of the least workspace, `limit` those that may be used. `device`: the caller
+    wants the tensor to stay on the GPU.
+    """
+    file = f"write to a file by out ({FILES.get(layout.aosym, 'numpy.memmap or h5py.Dataset')})"
     return MemoryLimitError(
-        f"the AO tensor of shape {shape} takes {size / 1e6:.1f} MB and with the least workspace {need / 1e6:.1f} MB, "
-        f"but {limit / 1e6:.1f} MB may be used; raise max_memory, use a higher aosym, take parts by "
-        "shls_slice, or write to a file by out (numpy.memmap or h5py.Dataset)."
+        f"the AO tensor of shape {layout.shape} takes {layout.nbytes / 1e6:.1f} MB and with the least workspace "
+        f"{need / 1e6:.1f} MB, but {limit / 1e6:.1f} MB may be used; raise max_memory, {SMALLER.get(layout.aosym, '')}"
+        f"take parts by shls_slice, or {'leave it on the host (device=False)' if device else file}."
+    )
+
+
+def workspace_refusal(layout, need, limit):
+    """The MemoryLimitError where there is memory for a tensor, but not for `need` bytes, the least workspace."""
+    return MemoryLimitError(
+        f"the least workspace for the AO tensor of shape {layout.shape} takes {need / 1e6:.1f} MB, but "
+        f"{limit / 1e6:.1f} MB may be used; raise max_memory."
     )
 
 

@@ -178,6 +178,13 @@ def test_several_passes(water, theirs, monkeypatch):
     assert len(passes) > 5
 
 
+def test_k_of_zero_densities_needs_no_integrals(water, monkeypatch):
+    made = fitting(water, store="direct")
+    monkeypatch.setattr(Columns, "chunks", None)
+    _, vk = made.get_jk(np.zeros((2, water.nao, water.nao)), with_j=False)
+    assert not vk.any()
+
+
 def test_store_follows_memory(water):
     """A tensor that does not fit under the cap is not kept; one that is asked for is refused with its size."""
     assert fitting(water).store == "device"

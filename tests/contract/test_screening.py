@@ -8,6 +8,7 @@ from molecules import WATER, molecule
 
 from md4 import Basis, Engine
 from md4.contract.screening import pair_bounds, sorted_lists
+from md4.plan import even_pieces
 from md4.shells.schwarz import larger, row_norms
 from md4.shells.shell_pairs import pairs_by_kind, shell_kinds
 
@@ -35,6 +36,26 @@ def test_bounds_are_those_of_the_integrals():
             block = engine.compute([pair], [pair])[0, 0]
             diagonal = np.einsum("abab->ab", block)
             assert abs(bound - row_norms(diagonal[None])[0]) < 1e-12
+
+
+def test_bounds_of_a_part_are_those_of_the_whole():
+    """Workers that share the bounds put them together as one worker has them; a part may be empty."""
+    engine = Engine(Basis.from_mol(molecule(WATER, "6-31g")), backend="cpu")
+    every = pairs_by_kind(engine.bra_basis, engine.backend.sums.mixed_shells)
+    parts = [pair_bounds(engine, every, 1e-13, n, 30) for n in range(30)]
+    assert any(len(one) == 0 for part in parts for one in part)
+    for whole, pieces in zip(pair_bounds(engine, every, 1e-13), zip(*parts)):
+        np.testing.assert_array_equal(np.concatenate(pieces), whole)
+
+
+@pytest.mark.parametrize("count, most", [(1, 1), (7, 3), (9, 3), (10, 100), (1001, 10)])
+def test_even_pieces(count, most):
+    pieces = even_pieces(count, most)
+    assert [n for piece in pieces for n in range(count)[piece]] == list(range(count))
+    lengths = {piece.stop - piece.start for piece in pieces}
+    assert max(lengths) <= most
+    assert max(lengths) - min(lengths) <= 1
+    assert (len(pieces) - 1) * most < count
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (2, 5), (1, 1)])

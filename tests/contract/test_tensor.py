@@ -316,6 +316,13 @@ def test_tensor_beyond_all_memory(backend):
         md4.contract.tensor.ao_tensor(Engine(basis, backend=backend), "s1")
 
 
+def test_too_little_memory_for_the_workspace(water):
+    """A file would not help who has an array of the tensor's size."""
+    out = np.empty((water.nao,) * 4)
+    with pytest.raises(MemoryLimitError, match=r"least workspace .* may be used; raise max_memory[.]$"):
+        md4.int2e(water, out=out, max_memory=1e-4, backend="cpu")
+
+
 def test_little_memory_is_enough(backend, water):
     """A cap somewhat above the tensor: work is cut, the result is the same."""
     theirs = water.intor("int2e", aosym="s8")

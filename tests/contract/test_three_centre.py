@@ -73,6 +73,20 @@ def test_any_slice_of_the_metric(auxmol, data):
     np.testing.assert_allclose(ours, auxmol.intor("int2c2e")[i0:i1, k0:k1], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("aosym", "smaller"), [("s1", "use aosym='s2ij', "), ("s2ij", "")])
+def test_what_helps_where_a_tensor_does_not_fit(hf, auxmol, aosym, smaller, tmp_path):
+    """The message names what these calls accept: a file by NumPy, and the one symmetry that there is."""
+    advice = rf"raise max_memory, {smaller}take parts by shls_slice, or write to a file by out \(numpy.memmap\)[.]$"
+    with pytest.raises(MemoryLimitError, match=advice):
+        md4.int3c2e(hf, auxmol, aosym, max_memory=0.2, backend="cpu")
+    if aosym == "s1":
+        with pytest.raises(MemoryLimitError, match=advice.replace(smaller, "")):
+            md4.int2c2e(auxmol, max_memory=0.05, backend="cpu")
+    shape = md4.int3c2e(hf, auxmol, aosym, backend="cpu").shape
+    file = np.lib.format.open_memmap(tmp_path / "tensor.npy", "w+", float, shape)
+    assert md4.int3c2e(hf, auxmol, aosym, out=file, max_memory=1, backend="cpu") is file
+
+
 def test_small_blocks(backend, hf, auxmol, full, monkeypatch):
     """Pieces of few pairs, H matrices dropped and made again: the same tensor."""
     monkeypatch.setattr("md4.contract.tensor.BLOCK_BYTES", 4000)

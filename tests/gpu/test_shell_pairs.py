@@ -3,6 +3,7 @@
 import gc
 import time
 from contextlib import ExitStack
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from emulator import running
 from molecules import WATER, molecule
 
 from md4 import Engine
-from md4.contract import screening
 from md4.contract.screening import schwarz_bounds
 from md4.errors import MemoryLimitError
 from md4.gpu import shell_pairs as device_pairs
@@ -18,8 +18,11 @@ from md4.gpu.buffers import Buffer, copy_to_host
 from md4.gpu.context import DeviceContext, as_stream, cuda
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.pair_layout import SIDE_BY_SIDE
+from md4.gpu.paths import build_time, square_pairs
+from md4.gpu.predicted_times import EVALUATION, Side
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceBlock
+from md4.plan import SQUARE_BYTES
 from md4.shells.basis import Basis
 from md4.shells.schwarz import row_norms
 from md4.shells.shell_pairs import shell_pairs, unique_pairs_by_class
@@ -194,20 +197,55 @@ def test_bounds_of_a_block(device, na, nb):
     np.testing.assert_allclose(read(bounds, "float64"), expected, rtol=1e-14)
 
 
-def shells_by_class(basis):
-    """Lists of single shells."""
-    return [np.flatnonzero(basis.class_keys == key) for key in np.unique(basis.class_keys)]
+def lists_of(basis):
+    """A basis with the unit function, and its lists of pairs and of single shells by class; one more list is empty."""
+    joined, shells = basis.with_unit, np.arange(basis.nshell)
+    pairs = unique_pairs_by_class(joined, shells, shells)
+    return joined, [*pairs, pairs[0][:0], *unique_pairs_by_class(joined, shells, [joined.unit])]
+
+
+def check_bounds(basis):
+    """The bounds of all lists of a basis are those of the CPU; returns them."""
+    joined, lists = lists_of(basis)
+    ours, right = (schwarz_bounds(Engine(joined, backend=name), lists) for name in ("cuda", "cpu"))
+    assert [len(one) for one in ours] == [len(pairs) for pairs in lists]
+    for one, other in zip(ours, right):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12 * other.max(initial=0.0))
+    return ours
 
 
 @gpu
 @pytest.mark.parametrize("nctr", [(1, 1), (3, 2)])
-def test_schwarz_bounds(gpu, nctr, monkeypatch):
-    monkeypatch.setattr(screening, "SCHWARZ_PAIRS", 5)
-    basis = basis_of([2, 3], l=(2, 1), nctr=nctr, count=3)
-    for pairs in (*unique_pairs_by_class(basis), *shells_by_class(basis)):
-        engines = (Engine(basis, backend=name) for name in ("cuda", "cpu"))
-        ours, right = (schwarz_bounds(engine, engine.prepare(pairs)) for engine in engines)
-        np.testing.assert_allclose(ours, right, rtol=0, atol=1e-12 * right.max())
+@pytest.mark.parametrize("most", [5, None])
+def test_schwarz_bounds(gpu, nctr, most, monkeypatch):
+    if most is not None:
+        monkeypatch.setattr("md4.gpu.sums.square_pairs", lambda *_: most)
+    check_bounds(basis_of([2, 3], l=(2, 1), nctr=nctr, count=3))
+
+
+@pytest.mark.parametrize(("most", "spread"), [(2, 1.0), (2, 60.0), (100, 1.0)])
+def test_schwarz_bounds_in_plain_python(most, spread, monkeypatch):
+    """In squares of two or three pairs, in one for each list, and 0 for pairs that are too far apart."""
+    monkeypatch.setattr("md4.gpu.sums.square_pairs", lambda *_: most)
+    with running():
+        found = np.concatenate(check_bounds(basis_of([1, 2], count=2, spread=spread)))
+    assert (found == 0).any() == (spread > 10)
+
+
+def test_the_squares_of_bounds_take_the_least_time():
+    """Predicted times of the launches and of the integrals together; within the memory for one square."""
+    for l, count in product(((0, 0), (1, 1), (2, 1), (3, 3), (6, 6)), (1, 3)):
+        basis = basis_of([count], l=l)
+        side = Side.of(shell_pairs(basis, [[0, 1]]))
+        quartet, most = build_time("dmma16", side, side, 0), square_pairs("dmma16", side)
+
+        def cost(n, quartet=quartet):
+            return EVALUATION / n + n * quartet
+
+        assert cost(most) <= cost(max(1, most - 1))
+        full = 8 * ((most + 1) * side.nab) ** 2 > SQUARE_BYTES
+        assert full or cost(most) <= cost(most + 1)
+        assert 8 * (most * side.nab) ** 2 <= SQUARE_BYTES
 
 
 @cuda.jit

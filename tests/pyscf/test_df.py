@@ -52,6 +52,22 @@ def test_it_is_one_of_pyscf(ours, water):
     assert md4.DF(water).build().auxmol.nao == df.DF(water).build().auxmol.nao  # PySCF's choice
 
 
+def test_printing_makes_nothing(water, monkeypatch):
+    """PySCF's own prints and computes nothing, and so does md4's; a file that was given is named."""
+    told = io.StringIO()
+    ours = md4.DF(water, AUXILIARY, backend="cpu").set(verbose=4, stdout=told)
+    with monkeypatch.context() as patches:
+        patches.setattr("md4.pyscf.tensors.Tensors.fitting", None)
+        ours.dump_flags()
+    assert f"auxbasis = {AUXILIARY}" in told.getvalue()
+    assert "store='auto'" in told.getvalue()
+    assert "_cderi =" not in told.getvalue()
+    ours._cderi = "tensor.h5"
+    ours.dump_flags()
+    assert "_cderi = tensor.h5" in told.getvalue()
+    assert ours._cderi == "tensor.h5"
+
+
 def test_nothing_is_done_before_it_is_needed(water, monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError
@@ -199,6 +215,7 @@ def test_file(ours, theirs, water, tmp_path):
     (lambda mol: md4.DF(mol, backend="cpu", devices=[0]), md4.ArgumentError, "devices cannot be"),
     (lambda mol: md4.DF(mol, "no-such-basis").build(), md4.BasisError, "no-such-basis.* H, O"),
     (lambda mol: md4.DF(mol, 3).build(), md4.ArgumentError, "auxiliary basis of 3"),
+    (lambda mol: md4.DF(mol, {"O": AUXILIARY}).build(), md4.BasisError, "no functions for H; add them to the dict"),
     (lambda mol: md4.DF(mol, {"O": [], "H": AUXILIARY}).build(), md4.ArgumentError, "give a name, or a dict"),
     (lambda mol: md4.DF(mol, AUXILIARY, "cpu").get_jk(np.eye(13), omega="long"), md4.ArgumentError, "'long'"),
     (lambda mol: md4.DF(mol, AUXILIARY, "cpu").get_jk(np.zeros((2, 2))), md4.ArgumentError, "shape"),
@@ -208,6 +225,15 @@ def test_file(ours, theirs, water, tmp_path):
 def test_errors(water, make, error, match):
     with pytest.raises(error, match=match):
         make(water)
+
+
+def test_a_dict_of_auxiliary_functions(water):
+    """By elements, with a default, and for an atom that has no orbital functions either."""
+    for auxbasis in ({"H": AUXILIARY, "O": AUXILIARY}, {"O": AUXILIARY, "default": AUXILIARY}):
+        assert md4.DF(water, auxbasis, "cpu").build().get_naoaux() == 116
+    bare = molecule("He 0 0 0; X 0 0 3", {"He": "6-31g"})
+    assert bare.atom_nshells(1) == 0
+    assert md4.DF(bare, {"He": "weigend"}, "cpu").get_naoaux() == df.DF(bare, {"He": "weigend"}).get_naoaux()
 
 
 # mean fields ----------------------------------------------------------------------------------------------------------

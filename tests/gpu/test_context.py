@@ -1,0 +1,120 @@
+"""The lock of a device: which device is current, and what interrupts leave behind."""
+
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from md4.gpu import context
+from md4.gpu.context import DeviceLock
+
+
+class Device:
+    """A device that can be made current, on a stack as CUDA's."""
+
+    def __init__(self, number, stack):
+        self.number, self.stack = number, stack
+
+    def __enter__(self):
+        self.stack.append(self.number)
+
+    def __exit__(self, *error):
+        assert self.stack.pop() == self.number
+
+
+@pytest.fixture
+def stack(monkeypatch):
+    """The current devices of three, of which device 0 is current."""
+    stack = [0]
+    monkeypatch.setattr(context, "current_device", lambda: stack[-1])
+    monkeypatch.setattr(context, "cuda", SimpleNamespace(gpus=[Device(n, stack) for n in range(3)]))
+    return stack
+
+
+def is_free(lock):
+    """Whether another thread can take a lock."""
+    found = []
+
+    def take():
+        found.append(lock.acquire(blocking=False))
+        if found[0]:
+            lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_the_device_of_a_lock_is_current(stack):
+    one, two = DeviceLock(1), DeviceLock(2)
+    with one:
+        assert stack == [0, 1]
+        assert not is_free(one)
+        with one, two, two:
+            assert stack == [0, 1, 2]
+        assert stack == [0, 1]
+    assert stack == [0]
+    with DeviceLock(0), DeviceLock():
+        assert stack == [0]
+    with pytest.raises(ValueError, match="of mine"), one:
+        raise ValueError("of mine")
+    assert stack == [0]
+    assert is_free(one)
+
+
+def interrupted(work, number):
+    """Interrupts `work()` at a line of `context`, whose number counts from 0; returns whether there is such a line."""
+    left = [number]
+
+    def lines(frame, event, arg):
+        if event == "line":
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt
+        return lines
+
+    def calls(frame, event, arg):
+        return lines if frame.f_code.co_filename == context.__file__ else None
+
+    before = sys.gettrace()
+    try:
+        sys.settrace(calls)
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left[0] < 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of an interrupt within __del__
+def test_interrupts_leave_neither_the_lock_nor_the_device(stack):
+    """At any line: the lock is free at once, and after the next use the device is the one that was current before."""
+    lock, number = DeviceLock(1), 0
+
+    def work():
+        with lock, lock:
+            assert stack[-1] == 1
+
+    while interrupted(work, number):
+        assert is_free(lock)
+        work()
+        assert stack == [0]
+        number += 1
+    assert number > 15
+
+
+def test_a_switch_of_a_thread_is_undone_by_that_thread(stack):
+    """An object that another thread drops later does not change the device of that thread."""
+    lock = DeviceLock(1)
+    kept = lock.__exit__
+    assert stack == [0, 1]
+    thread = threading.Thread(target=kept.__dict__.clear)
+    thread.start()
+    thread.join()
+    assert stack == [0, 1]
+    with lock:
+        assert stack == [0, 1]
+    assert stack == [0]
