@@ -13,12 +13,13 @@ without one.
 import time
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from md4.contract.densities import checked_densities
 from md4.contract.direct_fitting import DirectBuild
-from md4.contract.exchange_factors import add_exchange, factors, half_transformed
+from md4.contract.exchange_factors import add_exchange, complete_exchange, factors, half_transformed
 from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store
 from md4.contract.metric import Metric
 from md4.contract.three_centre import ThreeCentre
@@ -125,7 +126,7 @@ class DensityFitting:
         self.columns = Columns(three, self.metric, self.algebra)
         shape = self.metric.size, three.ncol
         rows = ROWS_BY_ITSELF if self.asked == "auto" else 1
-        work = max(self.columns.least_bytes, rows * self._row_bytes(self.nao))
+        work = max(self.columns.least_bytes, rows * self._row_bytes(2 * self.nao))
         self.store = chosen_store(self.asked, self.algebra, shape, work)
         self.table = None if self.store == "direct" else Table(self.columns, self.store)
         if self.table is not None:
@@ -170,14 +171,20 @@ class DensityFitting:
         return xp.ascontiguousarray(metric[:, places])
 
     def _make_places(self):
-        """The column of each pair (i, j), shape (nao, nao); the same of a lower triangle; the pair of each column."""
-        three, nao = self.three, self.nao
-        places = np.full((nao, nao), three.ncol)
-        places[three.cols, three.rows] = places[three.rows, three.cols] = np.arange(three.ncol)
-        self.places = self.algebra.send(places)
-        self.columns_of = self.algebra.send(three.rows * nao + three.cols)
+        """The column of each pair (i, j), shape (nao, nao); the pair of each column, and its weight."""
+        three, nao, xp = self.three, self.nao, self.algebra.xp
+        rows, cols = (self.algebra.send(numbers) for numbers in (three.rows, three.cols))
+        self.columns_of, turned = rows * nao + cols, cols * nao + rows
+        places, numbers = xp.full(nao * nao, three.ncol), xp.arange(three.ncol)
+        places[turned] = numbers
+        places[self.columns_of] = numbers
+        self.places = places.reshape(nao, nao)
         self.weights = self.algebra.send(three.weights)
-        self.triangle = self.algebra.send(places[np.tril_indices(nao)])
+
+    @cached_property
+    def triangle(self):
+        """The columns of a lower triangle, shape (nao (nao + 1) / 2,), on the device."""
+        return self.places.reshape(-1)[self.algebra.send(np.flatnonzero(np.tri(self.nao, dtype=bool)))]
 
     # J and K
 
@@ -233,6 +240,9 @@ class DensityFitting:
             DirectBuild(self.columns, request).run()
         else:
             self._from_table(request)
+        for k, f in zip(request.k, exchange):
+            if f.symmetric:
+                complete_exchange(k)
         vj = self.algebra.fetch(request.j[:, self.places]) if with_j else None
         vk = self.algebra.fetch(request.k) if with_k else None
         return vj, vk
@@ -252,28 +262,37 @@ class DensityFitting:
                 f"{size_text(left)} may be used; raise max_memory or give fewer at once."
             )
 
-    def _row_bytes(self, rank):
-        """Bytes for a row of B in K: the row twice, the matrix it stands for, and products with `rank` columns."""
-        return 8 * (2 * self.three.ncol + 2 + self.nao * (self.nao + 4 * rank))
+    def _row_bytes(self, columns):
+        """Bytes for a row of B in K: the row twice, the matrix it stands for, and products with so many orbitals."""
+        return 8 * (2 * self.three.ncol + 2 + self.nao * (self.nao + columns))
 
     def _from_table(self, request):
         """J and K from blocks of rows of the table."""
-        rank = max((f.rank for f in request.exchange), default=0)
         xp, algebra, nao = self.algebra.xp, self.algebra, self.nao
         if request.exchange:
-            most = min(self.size, block_rows(algebra, self._row_bytes(rank)))
+            ranks = [max((f.rank for f in request.exchange if len(f.sides) > n), default=0) for n in range(2)]
+            most = min(self.size, block_rows(algebra, self._row_bytes(sum(ranks))))
+            dense = algebra.empty((most, nao, nao))
+            work = [algebra.empty((most * nao * max(1, rank),)) for rank in ranks]
         else:
             most = block_rows(algebra, 16 * (self.three.ncol + 1), algebra.block_bytes // 4)
-        dense = algebra.empty((most, nao, nao)) if request.exchange else None
-        work = [algebra.empty((most * nao * max(1, rank),)) for _ in range(4)] if request.exchange else []
         for _, rows in self.table.blocks(0, self.size, most):
             if len(request.coulomb):
                 add_coulomb(request, rows, xp)
             if request.exchange:
-                block = algebra.gather(rows, self.places, dense[: len(rows)])
+                block = algebra.unpack(rows, self.places, dense[: len(rows)])
                 for k, f in zip(request.k, request.exchange):
                     if f.rank:
-                        add_exchange(k, *half_transformed(xp, block, f, work), xp)
+                        self._add_block(k, block, f, work)
+
+    def _add_block(self, k, block, f, work):
+        """Adds to K what rows of the tensor, as matrices, are of it."""
+        made = [half_transformed(self.algebra, block, side, out) for side, out in zip(f.sides, work)]
+        positive = len(block) * f.negative  # the first row of them
+        for these, sign in ((slice(0, positive), -1.0), (slice(positive, None), 1.0)):
+            parts = [side[these] for side in made]
+            if len(parts[0]):
+                add_exchange(self.algebra, k, parts[0], parts[-1], sign)
 
     # rows of B
 
