@@ -196,6 +196,9 @@ class Algebra(Protocol):
     def fetch(self, array, out=None):
         """An array of `xp` on the host, in `out` if it is given; waits for it."""
 
+    def later(self, array):
+        """A function that fetches `array` as it is now, and does not wait for work that is started in between."""
+
     def put_columns(self, part, table, first):
         """Copies `part`, shape (rows, n), to columns first to first + n of a host table."""
 

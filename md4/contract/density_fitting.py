@@ -46,7 +46,7 @@ class Request:
     coulomb : array, shape (n_j, ncol + 1)
         Symmetric parts of densities as rows over the columns, times their weights. There are none without J.
     exchange : list of Factors
-        Of the densities whose K is asked for.
+        Of the densities whose K is asked for; there are none without K.
     j : array, shape (n_j, ncol + 1)
     k : array, shape (n_k, nao, nao)
     """
@@ -224,28 +224,47 @@ class DensityFitting:
 
     def _real(self, dm, with_j, with_k, orbitals):
         """J and K of real matrices, shape (n, nao, nao), on the host."""
-        nao, width = self.nao, self.three.ncol + 1
-        orbitals = [None] * len(dm) if orbitals is None else orbitals
         self._check_densities(len(dm), with_j, with_k)
-        coulomb = self._zeros((len(dm) if with_j else 0, width))
-        exchange = []
-        for n, (matrix, of_matrix) in enumerate(zip(dm, orbitals)):
-            density = self.algebra.send(np.ascontiguousarray(matrix))
-            if with_j:
-                coulomb[n, :-1] = (density + density.T).reshape(-1)[self.columns_of] * (0.5 * self.weights)
-            if with_k:
-                exchange.append(factors(density, self.algebra, of_matrix))
-        request = Request(coulomb, exchange, self._zeros(coulomb.shape), self._zeros((len(exchange), nao, nao)))
+        densities, fetch_j = self.algebra.send(np.ascontiguousarray(dm)), None
+        request = self._request(densities, with_j, with_k)
+        if with_j and not (with_k and self._reads_once):
+            self._build(request)  # at which the device is while the host prepares K
+            fetch_j, request.coulomb = self._fetch_j(request), request.coulomb[:0]
+        if with_k:
+            orbitals = [None] * len(dm) if orbitals is None else orbitals
+            request.exchange = [factors(one, self.algebra, of_it) for one, of_it in zip(densities, orbitals)]
+            del densities
+            self._build(request)
+            for k, f in zip(request.k, request.exchange):
+                if f.symmetric:
+                    complete_exchange(k)
+        if with_j:
+            fetch_j = fetch_j or self._fetch_j(request)
+        return fetch_j and fetch_j(), self.algebra.fetch(request.k) if with_k else None
+
+    def _request(self, densities, with_j, with_k):
+        """A `Request` for densities, shape (n, nao, nao), on the device, as yet without the factors for K."""
+        n, nao = len(densities), self.nao
+        coulomb = self._zeros((n if with_j else 0, self.three.ncol + 1))
+        for row, density in zip(coulomb, densities):
+            row[:-1] = (density + density.T).reshape(-1)[self.columns_of] * (0.5 * self.weights)
+        return Request(coulomb, [], self._zeros(coulomb.shape), self._zeros((n if with_k else 0, nao, nao)))
+
+    @property
+    def _reads_once(self):
+        """Whether J and K are better made in one pass: what they read is made or copied for them."""
+        return self.table is None or self.table.kind == "host"
+
+    def _fetch_j(self, request):
+        """A function that fetches J as matrices."""
+        return self.algebra.later(request.j[:, self.places])
+
+    def _build(self, request):
+        """Adds what is requested to J and K."""
         if self.table is None:
             DirectBuild(self.columns, request).run()
         else:
             self._from_table(request)
-        for k, f in zip(request.k, exchange):
-            if f.symmetric:
-                complete_exchange(k)
-        vj = self.algebra.fetch(request.j[:, self.places]) if with_j else None
-        vk = self.algebra.fetch(request.k) if with_k else None
-        return vj, vk
 
     def _zeros(self, shape):
         made = self.algebra.empty(shape)
@@ -254,7 +273,7 @@ class DensityFitting:
 
     def _check_densities(self, count, with_j, with_k):
         """MemoryLimitError if there is no memory for densities, J and K."""
-        need = 8 * count * (3 * with_j * (self.three.ncol + 1) + (with_j + 3 * with_k) * self.nao**2)
+        need = 8 * count * (3 * with_j * (self.three.ncol + 1) + (1 + with_j + 3 * with_k) * self.nao**2)
         left = self.algebra.memory_left()
         if need > left:
             raise MemoryLimitError(

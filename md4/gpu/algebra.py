@@ -107,6 +107,24 @@ class DeviceAlgebra:
         self.stream.synchronize()
         return found
 
+    def later(self, array):
+        """By the stream of copies, beside what the device does next."""
+        made, copies = self.stream.record(), self.stream_of_copies()
+
+        def fetch():
+            copies.wait_event(made)
+            found = array.get(stream=copies)
+            copies.synchronize()
+            return found
+
+        return fetch
+
+    def stream_of_copies(self):
+        """A stream of CuPy's own, made when it is first needed."""
+        if self.copies is None:
+            self.copies = self.xp.cuda.Stream(non_blocking=True)
+        return self.copies
+
     def host_table(self, shape):
         """Pinned memory: copies run at full speed beside the work of the device.
 
@@ -141,9 +159,7 @@ class DeviceAlgebra:
 
     def row_blocks(self, table, blocks):
         """Two buffers: while the device works with one, the other is filled by a stream of copies."""
-        cuda = self.xp.cuda
-        if self.copies is None:
-            self.copies = cuda.Stream(non_blocking=True)
+        cuda, copies = self.xp.cuda, self.stream_of_copies()
         most = max((last - first for first, last in blocks), default=0)
         buffers = [self.empty((most, table.shape[1])) for _ in range(min(2, len(blocks)))]
         copied, used = [cuda.Event(disable_timing=True) for _ in buffers], [self.stream.record() for _ in buffers]
@@ -151,9 +167,9 @@ class DeviceAlgebra:
         def start(n):
             first, last = blocks[n]
             which = n % 2
-            self.copies.wait_event(used[which])
-            buffers[which][: last - first].set(table[first:last], stream=self.copies)
-            copied[which].record(self.copies)
+            copies.wait_event(used[which])
+            buffers[which][: last - first].set(table[first:last], stream=copies)
+            copied[which].record(copies)
 
         try:
             for n in range(min(2, len(blocks))):
@@ -165,7 +181,7 @@ class DeviceAlgebra:
                 if n + 2 < len(blocks):
                     start(n + 2)
         finally:
-            self.copies.synchronize()  # nothing may write to the buffers once they are given back
+            copies.synchronize()  # nothing may write to the buffers once they are given back
 
     def sorted_rows(self, array, places, out):
         """Rows in another order."""
