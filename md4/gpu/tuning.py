@@ -150,6 +150,18 @@ class ScatterTuning:
 
 SCATTER = ScatterTuning(threads=256, blocks=1 << 20)
 
+
+@dataclass(frozen=True)
+class UnpackTuning:
+    """Rows of pairs of AOs as symmetric matrices (`md4.gpu.kernels.unpack`)."""
+
+    threads: int  # threads of a block, a multiple of 32
+    rows: int  # rows of the table that a block takes
+    blocks: int  # blocks that a multiprocessor is to hold at once
+
+
+UNPACK = UnpackTuning(threads=256, rows=8, blocks=5)
+
 # (ab|q] and r of one chunk take about this many bytes, far beyond the L2 cache: short launches lose more in their tails
 # than the cache saves.
 CHUNK_BYTES = 2 << 30
