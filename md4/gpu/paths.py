@@ -197,7 +197,7 @@ class Fused(GpuPath):
         return BRA_STAIRCASE, KET_TURNED
 
     def cost(self, sides):
-        return predicted_times.fused_time(sides.bra, sides.ket, sides.turned)
+        return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix)
 
     def variants(self, unit, kind, bra, ket, plan):
         yield r_variant(bra.l + ket.l, kind)

@@ -25,6 +25,12 @@ TWO = (4.87e-5, 6.03e-5, 1.6e-4, 6.56e-5, 1.7e-4, 1.14e-3, 0.318)
 RESIDENT = 2.86e-5
 # as TWO with [p|q] gathered, in elements, in place of (ab|q]
 FUSED = (2.93e-5, 7.95e-5, 1.63e-4, 9.39e-5, 2.26e-5, 2.38e-4, 0.34)
+# and for each byte of the result where that is a part of a matrix
+FUSED_MATRIX = 3e-4
+# One product with single shells: ns for each multiply-add, for each element that a lane adds up of monomials, for each
+# byte of the result where that is no matrix, and for each quartet. A fit to 37 measured times of 13 classes from (dd|f)
+# to (ii|k) (`bench/results/three_centre.csv` and `three_centre_plans.csv`), good to 6%, root mean square.
+SINGLE = (7.58e-5, 5.52e-4, 1.87e-4, 0.457)
 
 # ns of the host for an evaluation of few quartets and for the kernel that takes the diagonal of its block
 EVALUATION = 1e5
@@ -84,26 +90,21 @@ def two_products_time(unit, bra, ket, turned):
     return time_of(bra, ket, turned, factors, rows4, rows5 * bra.nab, passed_on)
 
 
-def fused_time(bra, ket, turned):
-    """Predicted ns a quartet of the fused kernel; arguments as `two_products_time`."""
+def fused_time(bra, ket, turned, matrix=False):
+    """Predicted ns a quartet of the fused kernel, whose result may be a part of a matrix; see `two_products_time`."""
     columns5 = (bra.nab + 15) // 16 * 16
     passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
-    return time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+    time = time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+    return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
 
 
 def single_product_time(bra, ket, turned):
-    """Predicted ns a quartet of one product with single shells; its parts are those of step 4 and of the fused kernel.
-
-    What is gathered counts as in the fused kernel, everything else as with two products. It was not fitted to
-    measurements.
-    """
+    """Predicted ns a quartet of one product with single shells."""
     terms, nm = solid_terms(ket.l)[0].shape
     inner, functions = 8 * blocks_of_8(bra.nherm) * bra.mean_prim, nm * (ket.nab // nm)
-    k, out = bra.mean_prim * ket.mean_prim, 8 * bra.nab * ket.nab
-    amounts = (
-        8 * panel_rows(bra.nab) * inner * functions, 0, 0, out, out * (not turned), 8 * r_stride(bra.l + ket.l) * k, 1
-    )  # fmt: skip
-    return FUSED[2] * inner * functions * terms + sum(factor * amount for factor, amount in zip(TWO, amounts))
+    written = 8 * bra.nab * ket.nab * (not turned)
+    amounts = 8 * panel_rows(bra.nab) * inner * functions, inner * functions * terms, written, 1
+    return sum(factor * amount for factor, amount in zip(SINGLE, amounts))
 
 
 def time_of(bra, ket, turned, factors, rows4, area5, passed_on):
