@@ -108,6 +108,7 @@ class DigestQuartetsTuning:
     """Digestion by threads (`md4.gpu.kernels.digest_quartets`)."""
 
     integrals: int  # most integrals of a quartet that a thread digests alone
+    in_place: int  # the same where it has made them itself
     lane_integrals: int  # most integrals of a lane in several bra pairs, after which it adds to Y_cd
     blocks: int  # fewest blocks that must be left where a block makes what it digests
 
@@ -116,7 +117,7 @@ DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
     rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288, lane_integrals=64
 )
-DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81, lane_integrals=512, blocks=2112)
+DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81, in_place=135, lane_integrals=512, blocks=2112)
 
 
 @dataclass(frozen=True)

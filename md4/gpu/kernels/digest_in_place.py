@@ -124,7 +124,7 @@ def functions(l, pure):
 
 def takes(bra, ket):
     """Whether this kernel is for a class that a thread a quartet computes: few enough integrals to digest alone."""
-    return bra.nab * ket.nab <= DIGEST_QUARTETS.integrals
+    return bra.nab * ket.nab <= DIGEST_QUARTETS.in_place
 
 
 def in_place_variant(bra, ket, kind):
