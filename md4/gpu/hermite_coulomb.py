@@ -71,18 +71,19 @@ class DeviceCoulomb:
                 launch_quartets(backend.context, backend.operator, ab, cd, triangle, bra, ket)
             return
         sides = list(sides)
-        for ij, kl in chunks(ab.npair, cd.npair, *self.chunk_pairs(ab, cd)):
-            one, two = ab[ij], cd[kl]
+        for one, two in self.pieces(ab, cd):
             r = backend.r(one, two)
             for bra, ket in sides:
                 launch_contraction(backend.context, one, two, triangle, r, bra, ket)
 
-    def chunk_pairs(self, bra, ket):
-        """Pairs of a chunk, by the bytes of its r."""
+    def pieces(self, bra, ket):
+        """Slices of two lists, by the bytes of their r."""
         size = 8 * r_stride(bra.facts.l + ket.facts.l) * bra.facts.max_prim * ket.facts.max_prim
         most = max(1, self.backend.context.pool.share(HERMITE_COULOMB.r_bytes) // size)
+        if bra.npair * ket.npair <= most:
+            return [(bra, ket)]
         nket = min(ket.npair, most)
-        return max(1, most // nket), nket
+        return ((bra[ij], ket[kl]) for ij, kl in chunks(bra.npair, ket.npair, max(1, most // nket), nket))
 
     def collect(self, prepared):
         """Adds what a whole list has summed up to Y."""

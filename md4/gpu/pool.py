@@ -183,8 +183,9 @@ class Pool:
     def room(self, name, items):
         """A buffer of 8-byte items, contents undefined, in the same memory at every call with a name, where it fits.
 
-        It is for what is used up before the next call, in the order of the stream: there is nothing to give back. The
-        memory stays on loan until it is too small or needed for something else, and as long as a buffer of it is used.
+        It is for what is used up before the next call, in the order of the engine's stream, by the one thread that
+        holds the engine's lock: there is nothing to give back. The memory stays on loan until it is too small or needed
+        for something else, and as long as a buffer of it is used.
         """
         loan = self.rooms.get(name)
         if loan is None or loan.nbytes < ITEM_BYTES * items:

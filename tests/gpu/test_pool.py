@@ -10,7 +10,7 @@ import pytest
 from emulator import running
 
 import md4
-from md4.errors import DeviceError
+from md4.errors import DeviceError, MemoryLimitError
 from md4.gpu import context as device
 from md4.gpu import pool as pool_module
 from md4.gpu.pool import Pool, bucket
@@ -114,13 +114,13 @@ def test_an_interrupt_while_memory_is_lent(stream, monkeypatch):
         def __init__(self, *_):
             raise KeyboardInterrupt
 
-    for name in ("OrderedLoan",):
-        monkeypatch.setattr(pool_module, name, Interrupting)
+    monkeypatch.setattr(pool_module, "OrderedLoan", Interrupting)
+    for take in (pool.get, lambda items: pool.room("r", items)):
         with pytest.raises(KeyboardInterrupt):
-            pool.get(1000)
-        monkeypatch.undo()
+            take(1000)
         gc.collect()
         assert pool._idle_bytes() == size
+    monkeypatch.undo()
     one, two = pool.get(1000), pool.get(1000)
     assert one.pointer != two.pointer
 
@@ -140,6 +140,37 @@ def test_the_cap_alone(stream, monkeypatch):
     assert pool.below_cap() == 10**7
     pool.cap = 10**9
     assert pool.left() < 10**6 < pool.below_cap()
+
+
+def test_a_room_is_the_same_memory_as_long_as_it_fits(stream):
+    pool = Pool()
+    one, other = pool.room("r", 1000), pool.room("abq", 10)
+    place, held = one.pointer, pool.held
+    assert other.pointer != place
+    smaller = pool.room("r", 10)
+    assert (smaller.pointer, smaller.shape) == (place, (10,))
+    assert pool.get(1000).pointer != place
+    del one, other, smaller
+    larger = pool.room("r", 2000)
+    assert larger.pointer != place
+    assert pool.get(1000).pointer == place  # what was too small is lent again
+    assert pool.held == held + bucket(8000) + bucket(16000)
+
+
+def test_rooms_that_nobody_uses_are_free(stream):
+    pool = Pool(1)
+    pool.room("r", 100_000)
+    used = pool.room("block", 10_000)
+    assert pool.left() == 1_000_000 - used.owner.nbytes
+    assert pool.below_cap() == 1_000_000 - used.owner.nbytes
+    pool.room("r", 100_000)
+    other = pool.room("abq", 110_000)  # which takes the memory of r
+    assert pool.held <= 1_000_000
+    assert other.pointer != used.pointer
+    with pytest.raises(MemoryLimitError):
+        pool.room("r", 10_000)
+    del other
+    assert pool.room("block", 10_000).pointer != used.pointer  # the name was given up, but not what is used
 
 
 def test_a_part_keeps_its_buffer(stream):

@@ -57,7 +57,8 @@ def digest_launcher(context, bra, ket, counts):
         warps = -(-nket * elements // 32)
         bra_pairs = bra_pairs_of_a_warp(most, warps * nbra)
         blocks = -(-warps * -(-nbra // bra_pairs) * 32 // threads)
-        lists = ab.first, cd.first, triangle, *places
+        ao_bra, ao_ket = places
+        lists = ab.first, cd.first, triangle, ao_bra, ao_ket
         for variant, ends in ranges:
             context.launch(
                 variant, blocks, threads, shared,
