@@ -377,6 +377,9 @@ class Backend(Protocol):
         MemoryLimitError if it does not fit together with `least_block` bytes.
         """
 
+    def watch(self, array):
+        """Counts a NumPy array against the cap as long as it is there; returns it."""
+
     def bounds(self, count, room):
         """`Bounds` for `count` pairs, and blocks of at most `room` bytes."""
 

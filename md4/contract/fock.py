@@ -118,6 +118,11 @@ class JK:
 
         self.reset(self.ranks.together(check))
 
+    mol: Any
+    basis: Basis
+    team: Team
+    stats: Statistics
+    _order: Any  # of the AOs of `basis`, in terms of those of the molecule
     _last: tuple[Any, Any, Any] | None  # what `update` was asked, the density matrices, J and K
 
     @locked
@@ -141,8 +146,8 @@ class JK:
         own = {"the operator": self._operator_of(molecule), "direct_scf_tol": self.direct_scf_tol}
         self.ranks.same({**common_facts(basis), **team.facts(), **own})
         team.count()
-        self.mol, self.basis, self._order, self.team = molecule, basis, order, team
-        self.stats, self._last = Statistics(), None
+        new = {"mol": molecule, "basis": basis, "_order": order, "team": team, "stats": Statistics(), "_last": None}
+        self.__dict__.update(new)  # all at once, since an interrupt may come in between
 
     def _forget_lists(self):
         """Drops the pair lists, their H matrices, and memory that is kept."""
@@ -301,7 +306,8 @@ class JK:
     def _twice(self, dm):
         """Memory for D + D^T, which is kept: to write new memory takes longer than the sum."""
         if self._kept.shape != dm.shape:
-            self._kept = np.empty_like(dm)
+            self._kept = np.empty((0, 0, 0))  # before the next one is counted
+            self._kept = self.engine.backend.watch(np.empty_like(dm))
         return self._kept
 
     def _sums(self, build, dm):

@@ -106,17 +106,17 @@ class ListPairs:
     def norms(self, densities, with_j, with_k):
         """`Norms` of density matrices, shape (n, nao, nao); those that J or K alone do not need are zero."""
         basis, kind, (lists, _) = self.basis, self.kind, self.table
-        square, width = np.zeros((basis.nshell, basis.nshell)), np.sqrt(np.diff(basis.ao_loc))
+        norms, width = np.zeros((basis.nshell, basis.nshell)), np.sqrt(np.diff(basis.ao_loc))
         exchange, own = np.zeros((kind.max() + 1, basis.nshell)), np.zeros(len(self.bounds))
         beyond, shells = np.zeros(len(self.bounds)), -(-NORM_ROWS * basis.nshell // basis.nao)
 
         def rows(n):
             for density in densities:
                 end = min((n + 1) * shells, basis.nshell)
-                norms_of_blocks()(density, basis.ao_loc, n * shells, end, square)
+                norms_of_blocks()(density, basis.ao_loc, n * shells, end, norms)
 
         in_threads(-(-basis.nshell // shells), rows, densities.size)
-        norms_of_density()(square, kind, width, lists[:-1], self.shells, self.bounds, exchange, own, beyond)
+        norms_of_density()(norms, kind, width, lists[:-1], self.shells, self.bounds, exchange, own, beyond)
         for unused, arrays in ((not with_j, (own, beyond)), (not with_k, (exchange,))):
             for array in arrays if unused else ():
                 array[:] = 0.0

@@ -156,6 +156,10 @@ class CpuBackend:
             raise tensor_refusal(layout, need, self.memory_left())
         return self.memory.empty(layout.shape)
 
+    def watch(self, array):
+        """Counts an array against the cap."""
+        return self.memory.watch(array)
+
     def scratch(self, shape):
         """Memory for one block of integrals."""
         return self.memory.empty(shape)

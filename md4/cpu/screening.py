@@ -18,6 +18,8 @@ PAIR = numbered("Pair", "bra ket first")
 FOUND = numbered("Found", "quartets rows width")
 
 
+# Sums of squares below this may lack squares of elements that are too small for a double.
+SMALL_SQUARE = 1e-290
 # With this factor a quotient, times its divisor, is not less than its dividend.
 ABOVE_ONE = 1 + 1e-15
 
@@ -32,8 +34,11 @@ def codes_of(bounds):
     return bits >> shift, shift
 
 
-def block_norms(density, loc, first, end, square):
-    """Raises square[a, b] to |D_ab|^2, for the shells a from `first` on; `loc` are the first AOs of all shells."""
+def block_norms(density, loc, first, end, norms):
+    """Raises norms[a, b] to |D_ab|, for the shells a from `first` on; `loc` are the first AOs of all shells.
+
+    Where squares may vanish, n^1/2 times the largest of n elements takes the place of the norm, which it exceeds.
+    """
     nshell = len(loc) - 1
     row = np.empty(nshell)
     for a in range(first, end):
@@ -45,26 +50,32 @@ def block_norms(density, loc, first, end, square):
                     total += density[i, j] * density[i, j]
                 row[b] += total
         for b in range(nshell):
-            square[a, b] = max(square[a, b], row[b])
+            norm = np.sqrt(row[b])
+            if row[b] < SMALL_SQUARE:
+                for i in range(loc[a], loc[a + 1]):
+                    for j in range(loc[b], loc[b + 1]):
+                        norm = max(norm, abs(density[i, j]))
+                norm *= np.sqrt((loc[a + 1] - loc[a]) * (loc[b + 1] - loc[b]))
+            norms[a, b] = max(norms[a, b], norm)
 
 
-def density_norms(square, kind, width, lists, shells, bounds, exchange, own, beyond):
-    """The norms of `md4.contract.survivors.Norms` from the squares of `block_norms`, which become norms.
+def density_norms(norms, kind, width, lists, shells, bounds, exchange, own, beyond):
+    """The norms of `md4.contract.survivors.Norms` from those of `block_norms`, which become symmetric.
 
     `width` is the square root of the number of AOs of each shell.
     """
     exchange[:] = 0.0
     for a in range(len(kind)):
         for b in range(a + 1):
-            norm = np.sqrt(max(square[a, b], square[b, a]))
-            square[a, b] = square[b, a] = norm
+            norm = max(norms[a, b], norms[b, a])
+            norms[a, b] = norms[b, a] = norm
             exchange[kind[b], a] = max(exchange[kind[b], a], norm)
             exchange[kind[a], b] = max(exchange[kind[a], b], norm)
     for n in range(len(lists)):
         highest = 0.0
         for i in range(lists[n, LIST.end] - 1, lists[n, LIST.first] - 1, -1):
             a, b = shells[i, 0], shells[i, 1]
-            own[i] = 2 * min(width[a], width[b]) * square[a, b]
+            own[i] = 2 * min(width[a], width[b]) * norms[a, b]
             highest = max(highest, bounds[i] * own[i])
             beyond[i] = highest
 

@@ -249,6 +249,10 @@ class GpuBackend:
             raise tensor_refusal(layout, size + least_block, pool.left())
         return pool.watch(np.empty(layout.shape))
 
+    def watch(self, array):
+        """Counts an array in host memory against the cap."""
+        return self.context.pool.watch(array)
+
     def bounds(self, count, room):
         """Schwarz bounds of so many pairs, from blocks of at most `room` bytes."""
         return DeviceBounds(self.context, count, room)

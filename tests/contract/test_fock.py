@@ -7,10 +7,12 @@ import pytest
 from densities import BENZENE, CHAIN, HERMITICITY, random_densities
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupts import interrupted
 from molecules import METHANE, WATER, host, joined, molecule
 from pyscf import gto, scf
 
 import md4
+from md4.contract import fock
 from md4.errors import ArgumentError, MemoryLimitError
 
 TOLERANCE = 1e-9  # largest absolute error of an element
@@ -120,6 +122,24 @@ def test_density_difference(backend):
     ours = jk.update(dm + change)
     assert jk.stats.wanted < first.wanted
     assert max(abs(a - b).max() for a, b in zip(ours, theirs(mol, dm + change))) < TOLERANCE
+
+
+def test_an_interrupted_reset_leaves_one_molecule_or_the_other():
+    """At any line: all that the object knows is of the same molecule, also the density of which `update` makes use."""
+    one, two = (molecule(f"H 0 0 0; H 0 0 {r}", "6-31g") for r in (0.7, 0.9))
+    dm = random_densities(one)[0]
+    right = {mol: md4.get_jk(mol, dm, backend="cpu")[0] for mol in (one, two)}
+    jk, number, found = md4.JK(one, backend="cpu"), 0, []
+    while True:
+        jk.update(dm)
+        other = two if jk.mol is one else one
+        if not interrupted(lambda mol=other: jk.reset(mol), fock.__file__, number):
+            break
+        found.append(jk.mol)
+        assert abs(jk.update(dm)[0] - right[jk.mol]).max() < 1e-12
+        number += 1
+    assert jk.mol is other
+    assert len(found) > 20
 
 
 def test_results_of_update_are_the_callers(backend):
@@ -264,6 +284,15 @@ def test_h_makes_room_for_more_densities():
     expected = theirs(mol, dm)
     assert max(abs(a - b).max() for a, b in zip(jk.get_jk(dm), expected)) < TOLERANCE
     assert jk.engine.backend.context.pool.peak <= cap * 1e6
+
+
+def test_what_a_build_keeps_counts(backend):
+    """D + D^T, whose memory serves the next build."""
+    mol = molecule(WATER, "6-31g")
+    jk, dm = md4.JK(mol, backend=backend, max_memory=20), random_densities(mol, count=3)
+    jk.get_jk(dm)
+    left, jk._kept = jk.engine.backend.memory_left(), None
+    assert jk.engine.backend.memory_left() - left == dm.nbytes
 
 
 @pytest.mark.parametrize("basis, count, max_memory", [("cc-pvtz", 8, 1.0), ("6-31g", 1, 0.01)])

@@ -92,6 +92,25 @@ def test_density_norms():
     assert not without_j.beyond.any()
 
 
+@pytest.mark.parametrize("size", [1e-160, 1e-200, 1e-300])
+def test_norms_of_densities_whose_squares_vanish(size):
+    """They are not less than the norms; those of other shells stay what they are."""
+    pairs = list_pairs_of(molecule(WATER, "cc-pvdz"))
+    dm = np.random.default_rng(0).normal(size=(1, pairs.basis.nao, pairs.basis.nao))
+    norm = block_norms(pairs.basis, dm)
+    dm[:, pairs.basis.ao_loc[3] :, : pairs.basis.ao_loc[3]] *= size
+    dm[:, : pairs.basis.ao_loc[3], pairs.basis.ao_loc[3] :] *= size
+    norms, first = pairs.norms(dm, True, True), 0
+    for this in pairs.lists:
+        own = norms.own[first : first + len(this)]
+        for (a, b), found in zip(this.pairs.pairs, own):
+            if (a < 3) != (b < 3):
+                assert found >= 2 * norm[a, b] * size
+                assert found <= 2 * pairs.basis.nao * norm[a, b] * size
+        first += len(this)
+    assert norms.exchange.max() == pytest.approx(max(norm[:3, :3].max(), norm[3:, 3:].max()))
+
+
 @pytest.mark.parametrize("tolerance", [1e-13, 1e-9, 1e-4, 1.0, 1e3, 0.0])
 @pytest.mark.parametrize("flags", [(True, True), (True, False), (False, True)])
 def test_survivors(tolerance, flags):

@@ -1,10 +1,10 @@
 """The lock of a device: which device is current, and what interrupts leave behind."""
 
-import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
+from interrupts import interrupted
 
 from md4.gpu import context
 from md4.gpu.context import DeviceLock
@@ -64,31 +64,6 @@ def test_the_device_of_a_lock_is_current(stack):
     assert is_free(one)
 
 
-def interrupted(work, number):
-    """Interrupts `work()` at a line of `context`, whose number counts from 0; returns whether there is such a line."""
-    left = [number]
-
-    def lines(frame, event, arg):
-        if event == "line":
-            left[0] -= 1
-            if left[0] == -1:
-                raise KeyboardInterrupt
-        return lines
-
-    def calls(frame, event, arg):
-        return lines if frame.f_code.co_filename == context.__file__ else None
-
-    before = sys.gettrace()
-    try:
-        sys.settrace(calls)
-        work()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return left[0] < 0
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of an interrupt within __del__
 def test_interrupts_leave_neither_the_lock_nor_the_device(stack):
     """At any line: the lock is free at once, and after the next use the device is the one that was current before."""
@@ -98,7 +73,7 @@ def test_interrupts_leave_neither_the_lock_nor_the_device(stack):
         with lock, lock:
             assert stack[-1] == 1
 
-    while interrupted(work, number):
+    while interrupted(work, context.__file__, number):
         assert is_free(lock)
         work()
         assert stack == [0]
