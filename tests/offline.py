@@ -174,10 +174,13 @@ class Pool:
     def get(self, *args, **kwargs):
         return Anything()
 
-    array = get
+    array = room = get
 
     def release(self, buffer):
         pass
+
+    def watch(self, array):
+        return array
 
     def upload(self, arrays, stream):
         return Anything(), [Anything() for _ in arrays]
