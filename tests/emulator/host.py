@@ -257,6 +257,7 @@ def running(unit="dmma16"):
         context.gpu_available: lambda: True, compile.launcher: launchers(machine),
     }  # fmt: skip
     with ExitStack() as stack:
+        stack.callback(machine.close)
         for value, stand_in in python.items():
             for module, name in holders(value):
                 stack.enter_context(patch.object(module, name, stand_in))

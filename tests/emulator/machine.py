@@ -1,12 +1,14 @@
 """Threads, warps and memory of the emulated device.
 
-Threads of a block are threads of Python, of which one runs at a time, until it has to wait for others; who is next is
-drawn by lot. So whatever does not wait where it must will sooner or later find nothing, which is NaN in all memory that
-nobody has written. Asynchronous copies are done when they are waited for, the latest moment that the hardware allows.
+Threads of a block run one at a time, each until it has to wait for others; who is next is drawn by lot. So whatever
+does not wait where it must will sooner or later find nothing, which is NaN in all memory that nobody has written.
+Asynchronous copies are done when they are waited for, the latest moment that the hardware allows.
+
+A thread that waits keeps a thread of Python. There are no more of these than threads that have waited at the same time.
 """
 
 import ctypes
-import threading
+from _thread import allocate_lock, start_new_thread
 from bisect import bisect_right
 from collections import deque
 from random import Random
@@ -72,12 +74,41 @@ class Memory:
             raise DeviceFault(f"{address:#x} is no multiple of {size}")
 
 
+def closed():
+    """A lock that somebody else will open once."""
+    lock = allocate_lock()
+    lock.acquire()
+    return lock
+
+
+class Worker:
+    """A thread of Python, which runs one thread of a block after the other.
+
+    Attributes
+    ----------
+    turn
+        Opened when it may go on.
+    thread : Thread or None
+        The one that it runs; None to end.
+    """
+
+    def __init__(self, machine):
+        self.machine, self.turn, self.thread = machine, closed(), None
+        start_new_thread(self.work, ())
+
+    def work(self):
+        self.turn.acquire()
+        while self.thread is not None:
+            self.machine.run_thread(self)
+            self.turn.acquire()
+
+
 class Thread:
     """A thread of a block: where it is, and what it has started to copy."""
 
     def __init__(self, index):
         self.index, self.lane, self.warp = index, index % WARP, index // WARP
-        self.turn = threading.Semaphore(0)
+        self.worker = None
         self.done, self.found, self.arrays = False, None, 0
         self.copies, self.groups, self.local = [], deque(), Memory()
 
@@ -98,6 +129,7 @@ class Machine:
     def __init__(self, seed=0):
         self.memory, self.lot = Memory(), Random(seed)
         self.thread = self.block = None
+        self.idle = []
         self.kernels = set()
 
     # blocks and their threads
@@ -111,43 +143,50 @@ class Machine:
             self.run_block(function, block, args)
 
     def run_block(self, function, block, args):
-        self.block, self.failed, self.finished = block, None, threading.Semaphore(0)
+        self.block, self.failed, self.finished = block, None, closed()
         self.window = aligned(self.dynamic + STATIC_SHARED)
         self.window[self.dynamic :] = 0xFF
         self.static, self.used = [], -(-self.dynamic // 16) * 16
+        self.function, self.args = function, args
         self.all = [Thread(n) for n in range(self.threads)]
         self.ready, self.waiting = list(self.all), []
         self.arrived, self.operation = {}, {}
-
-        def body(thread):
-            thread.turn.acquire()
-            try:
-                if self.failed is None:
-                    function(*args)
-            except Ended:
-                pass
-            except BaseException as error:  # reported by `run_block`
-                self.failed = self.failed or error
-            thread.done = True
-            self.after(thread)
-
-        work = [threading.Thread(target=body, args=(thread,), daemon=True) for thread in self.all]
-        for thread in work:
-            thread.start()
         self.next()
         self.finished.acquire()
-        for thread in work:
-            thread.join()
         if self.failed is not None:
             raise self.failed
+
+    def run_thread(self, worker):
+        """Runs a thread of the block; the worker is idle again before the next thread has its turn."""
+        thread = worker.thread
+        try:
+            if self.failed is None:
+                self.function(*self.args)
+        except Ended:
+            pass
+        except BaseException as error:  # reported by `run_block`
+            self.failed = self.failed or error
+        thread.done = True
+        self.idle.append(worker)
+        self.after(thread)
+
+    def close(self):
+        """Ends the workers, all of which are idle."""
+        while self.idle:
+            worker = self.idle.pop()
+            worker.thread = None
+            worker.turn.release()
 
     def next(self):
         """Lets another thread run: one that is ready, by lot."""
         if self.ready:
             place = self.lot.randrange(len(self.ready))
             self.ready[place], self.ready[-1] = self.ready[-1], self.ready[place]
-            self.thread = self.ready.pop()
-            self.thread.turn.release()
+            self.thread = thread = self.ready.pop()
+            if thread.worker is None:
+                thread.worker = self.idle.pop() if self.idle else Worker(self)
+                thread.worker.thread = thread
+            thread.worker.turn.release()
         elif all(thread.done for thread in self.all):
             self.finished.release()
         else:
@@ -171,7 +210,7 @@ class Machine:
         """The running thread waits until it is made ready."""
         thread = self.thread
         self.next()
-        thread.turn.acquire()
+        thread.worker.turn.acquire()
         if self.failed is not None:
             raise Ended
 
