@@ -306,7 +306,8 @@ class LowerSolver:
             factors = [self.lower[these, done], block, inverse]
             if transposed:
                 factors = [self.lower[done, these].T, block.T, inverse.T]
-            product(factors[0], array[done], right, -1.0, add=True)
+            if done.start < done.stop:
+                product(factors[0], array[done], right, -1.0, add=True)
             product(factors[2], right, solved)
             product(factors[1], solved, right, -1.0, add=True)
             right[...] = product(factors[2], right, solved, add=True)
