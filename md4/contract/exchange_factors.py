@@ -17,9 +17,9 @@ import numpy as np
 ORBITAL_TOLERANCE = 1e-10
 # The same of a symmetric matrix from its transposed one.
 SYMMETRY_TOLERANCE = 1e-14
-# Rows of a symmetric K that one product makes, about. Fewer save more of what is above the diagonal, but BLAS is slower
-# for matrices that are narrow.
-PANEL = 400
+# Rows of a symmetric K that one product makes at least. Fewer save more of what is above the diagonal, but products of
+# narrow matrices are slower.
+PANEL = 500
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Factors:
     Attributes
     ----------
     left, right : array, shape (nao, n)
-        On the device; the same object for a symmetric matrix.
+        On the device, columns are contiguous, as products read them fastest; the same object for a symmetric matrix.
     negative : int
         So many columns, the first ones, have s = -1.
     """
@@ -64,7 +64,7 @@ def occupied(density, coefficients, occupations, algebra):
     if not np.isrealobj(coefficients) or coefficients.shape != (len(density), len(occupations)):
         return None
     filled = occupations > 0
-    found = algebra.send(np.ascontiguousarray(coefficients[:, filled] * np.sqrt(occupations[filled])))
+    found = algebra.send(np.ascontiguousarray((coefficients[:, filled] * np.sqrt(occupations[filled])).T)).T
     deviation = abs(algebra.xp.matmul(found, found.T) - density).max()
     return found if float(deviation) <= ORBITAL_TOLERANCE * float(abs(density).max()) else None
 
@@ -92,11 +92,11 @@ def factors(density, algebra, orbitals=None):
     if not is_symmetric(density):
         left, values, right = algebra.svd(density)
         kept = int((values > small * values.max()).sum())
-        return Factors(left[:, :kept] * values[:kept], xp.ascontiguousarray(right[:kept].T))
+        return Factors(xp.ascontiguousarray((left[:, :kept] * values[:kept]).T).T, xp.ascontiguousarray(right[:kept]).T)
     values, vectors = algebra.eigh(density)
     kept = abs(values) > small * abs(values).max()
     values = values[kept]
-    left = vectors[:, kept] * xp.sqrt(abs(values))
+    left = xp.ascontiguousarray((vectors[:, kept] * xp.sqrt(abs(values))).T).T
     return Factors(left, left, int((values < 0).sum()))  # they ascend
 
 
@@ -134,5 +134,5 @@ def complete_exchange(k):
 
 def panels(nao):
     """Ranges of rows of K."""
-    count = max(1, round(nao / PANEL))
+    count = max(1, nao // PANEL)
     return list(pairwise(nao * n // count for n in range(count + 1)))
