@@ -118,18 +118,24 @@ class DensityFitting:
 
     def _make_tensor(self, progress):
         """Factorises the metric, chooses a store, and makes the table if there is one."""
-        three = self.three
-        three.compile_ahead(progress)
+        self.three.compile_ahead(progress)
         self._check_metric_memory()
         self.metric = Metric(self._sorted_metric(), self.algebra)
-        self.columns = Columns(three, self.metric, self.algebra)
-        shape = self.metric.size, three.ncol
+        self.columns = Columns(self.three, self.metric, self.algebra)
+        self._make_table(self._fitting_store(self.asked))
+
+    def _fitting_store(self, asked):
+        """`chosen_store` for the rows of `metric`."""
         rows = ROWS_BY_ITSELF if self.asked == "auto" else 1
         work = max(self.columns.least_bytes, rows * self._row_bytes(self.nao))
-        self.store = chosen_store(self.asked, self.algebra, shape, work)
-        self.table = None if self.store == "direct" else Table(self.columns, self.store)
+        return chosen_store(asked, self.algebra, (self.metric.size, self.three.ncol), work)
+
+    def _make_table(self, store):
+        """Makes the table of a store, if there is one."""
+        self.store = store
+        self.table = None if store == "direct" else Table(self.columns, store)
         if self.table is not None:
-            three.store.clear()  # H matrices, which nothing needs any more
+            self.three.store.clear()  # H matrices, which nothing needs any more
         self.engine.backend.mark()()
 
     def _tell(self, start):
@@ -148,6 +154,11 @@ class DensityFitting:
     @property
     def size(self):
         return self.metric.size
+
+    @property
+    def rows_are_made(self):
+        """Whether `rows` makes all integrals."""
+        return self.store == "direct"
 
     # set-up
 
@@ -217,6 +228,15 @@ class DensityFitting:
 
     def _real(self, dm, with_j, with_k, orbitals):
         """J and K of real matrices, shape (n, nao, nao), on the host."""
+        request = self._request(dm, with_j, with_k, orbitals)
+        if self.table is None:
+            DirectBuild(self.columns, request).run()
+        else:
+            self._from_table(request)
+        return self._fetched(request, with_j, with_k)
+
+    def _request(self, dm, with_j, with_k, orbitals):
+        """The `Request` for real matrices."""
         nao, width = self.nao, self.three.ncol + 1
         orbitals = [None] * len(dm) if orbitals is None else orbitals
         self._check_densities(len(dm), with_j, with_k)
@@ -227,12 +247,15 @@ class DensityFitting:
             if with_j:
                 coulomb[n, :-1] = (density + density.T).reshape(-1)[self.columns_of] * (0.5 * self.weights)
             if with_k:
-                exchange.append(factors(density, self.algebra, of_matrix))
-        request = Request(coulomb, exchange, self._zeros(coulomb.shape), self._zeros((len(exchange), nao, nao)))
-        if self.table is None:
-            DirectBuild(self.columns, request).run()
-        else:
-            self._from_table(request)
+                exchange.append(self._factors(density, of_matrix))
+        return Request(coulomb, exchange, self._zeros(coulomb.shape), self._zeros((len(exchange), nao, nao)))
+
+    def _factors(self, density, orbitals):
+        """The `Factors` of a density matrix."""
+        return factors(density, self.algebra, orbitals)
+
+    def _fetched(self, request, with_j, with_k):
+        """J and K on the host; None if not requested."""
         vj = self.algebra.fetch(request.j[:, self.places]) if with_j else None
         vk = self.algebra.fetch(request.k) if with_k else None
         return vj, vk
@@ -283,19 +306,19 @@ class DensityFitting:
         out = np.zeros((last - first, self.nao * (self.nao + 1) // 2))
         with self.engine.lock, self.algebra.working():
             if self.table is None:
-                self._direct_rows(first, last, out)
+                self._direct_rows(self.columns, first, last, out)
                 return out
             most = block_rows(self.algebra, 8 * (2 * self.three.ncol + 2 + out.shape[1]))
             for start, rows in self.table.blocks(first, last, most):
                 self.algebra.gather_to_host(rows, self.triangle, out[start - first : start - first + len(rows)])
         return out
 
-    def _direct_rows(self, first, last, out):
+    def _direct_rows(self, columns, first, last, out):
         """Rows of B, from a pass through all integrals."""
         i, j = np.maximum(self.three.rows, self.three.cols), np.minimum(self.three.rows, self.three.cols)
         place = i * (i + 1) // 2 + j
         once = (self.three.weights == 2.0) | (self.three.rows >= self.three.cols)
-        for start, stop, part in self.columns.solved():
+        for start, stop, part in columns.solved():
             some = once[start:stop]
             out[:, place[start:stop][some]] = self.algebra.fetch(part[first:last])[:, some]
 

@@ -1,0 +1,251 @@
+"""What one of several workers does in density fitting: J and K of rows of B that are its own.
+
+    J = sum_k J_k ,   K = sum_k K_k ,        J_k and K_k from the rows Q = k, k + n, k + 2n, ... of worker k of n
+
+Rows are dealt out in turn, since row Q of W = L^-1 ends at column Q: so all workers multiply the same. Each makes all
+integrals (P|ij), which takes little time beside the product with W, and keeps its own rows of B. Nothing goes from one
+device to another but W, densities, J and K.
+
+Without a table (`md4.contract.direct_fitting`) the workers divide columns for J, and the orbitals of each density for
+K, so that no half-transformed integrals need to be added up.
+"""
+
+from contextlib import contextmanager, suppress
+from copy import copy
+
+import numpy as np
+
+from md4.contract.density_fitting import DensityFitting
+from md4.contract.direct_fitting import DirectBuild
+from md4.contract.exchange_factors import Factors, factors
+from md4.contract.fitting_stores import WORK_SHARE, Columns, table_bytes
+from md4.contract.metric import Metric
+from md4.contract.three_centre import ThreeCentre
+from md4.errors import MemoryLimitError
+from md4.support.display import size_text
+from md4.support.locks import Lock
+from md4.support.memory import host_memory
+
+# A worker multiplies its rows of W in so many blocks, each without the columns in which it is zero.
+BLOCKS = 8
+
+
+def own_rows(first, last, number, count):
+    """(first, last) of the own rows of worker `number` of `count` that are among the rows first to last of B."""
+    return tuple(-(-max(0, row - number) // count) for row in (first, last))
+
+
+class Weights:
+    """W of `md4.contract.metric.Metric` as a matrix, or some of its rows, in place of a `Metric`: B = W (P|ij).
+
+    The product is as exact as forward substitution if each row of W is: |W L - 1| is small, since W = L^-1 was found
+    row by row (Du Croz and Higham, IMA J. Numer. Anal. 12 (1992) 1). So W (P|ij) = B + (W L - 1) B.
+
+    Parameters
+    ----------
+    matrix : ndarray, shape (size of the metric, naux)
+        W on the host.
+    how : str
+        As that of the `Metric`. By Cholesky, W is a lower triangle.
+    rows : slice
+    algebra : md4.backends.Algebra
+
+    Attributes
+    ----------
+    naux, size, how
+        As those of a `Metric`, of the rows.
+    blocks : list of (int, array)
+        First row, and the rows on the device, up to the last column that is not zero.
+    """
+
+    def __init__(self, matrix, how, rows, algebra):
+        numbers, self.naux, self.how, self.algebra = range(len(matrix))[rows], matrix.shape[1], how, algebra
+        self.size, self.blocks = len(numbers), []
+        for first in range(0, self.size, max(1, -(-self.size // BLOCKS))):
+            these = numbers[first : first + max(1, -(-self.size // BLOCKS))]
+            last = these[-1] + 1 if how == "Cholesky" else self.naux
+            block = algebra.empty((len(these), last))
+            block[...] = algebra.send(np.ascontiguousarray(matrix[these.start : these.stop : these.step, :last]))
+            self.blocks.append((first, block))
+
+    def apply(self, array):
+        """As `Metric.apply`."""
+        xp, algebra, columns = self.algebra.xp, self.algebra, array.shape[1]
+        most = min(algebra.block_bytes, WORK_SHARE * algebra.memory_left())
+        step = min(columns, max(1, int(most) // (8 * (self.naux + self.size))))
+        made = algebra.empty((self.size, step))
+        for start in range(0, columns, step):
+            these = slice(start, start + step)
+            part = array[:, these]
+            product = made if part.shape[1] == step else algebra.empty((self.size, part.shape[1]))
+            for first, block in self.blocks:
+                xp.matmul(block, part[: block.shape[1]], out=product[first : first + len(block)])
+            array[: self.size, these] = product
+        return array[: self.size]
+
+    def apply_transposed(self, array):
+        """As `Metric.apply_transposed`."""
+        made = self.algebra.empty((self.naux, array.shape[1]))
+        made[...] = 0.0
+        for first, block in self.blocks:
+            made[: block.shape[1]] += self.algebra.xp.matmul(block.T, array[first : first + len(block)])
+        return made
+
+
+class Share(DensityFitting):
+    """The part of one worker. Its methods are called one after the other by `md4.contract.fitting_team`.
+
+    Parameters
+    ----------
+    bases : (Basis, Basis)
+    options : dict
+        Other arguments of `ThreeCentre`.
+    store : str
+        As for `DensityFitting`.
+    number, count : int
+        Of this worker, and of all.
+
+    Attributes
+    ----------
+    metric : Weights
+        The own rows of W; all of them for a build without a table.
+    size : int
+        Number of the own rows of B.
+    """
+
+    def __init__(self, bases, options, store, number, count):
+        self.bases, self.options, self.asked = bases, options, store
+        self.lock, self.nao, self.number, self.count = Lock(), bases[0].nao, number, count
+        self.three = None
+
+    @contextmanager
+    def working(self):
+        """A context in which a thread works on the device."""
+        with self.engine.lock, self.algebra.working():
+            yield
+
+    # set-up
+
+    def begin(self, pairs=None):
+        """Finds the shell pairs that are kept, or takes those of another share; returns them."""
+        if self.three is None:
+            self.three = ThreeCentre(*self.bases, **self.options, pairs=pairs)
+            with self.engine.lock:
+                self.algebra = self.engine.backend.algebra()
+                with self.algebra.working():
+                    self._make_places()
+        return self.three.pairs
+
+    def with_operator(self, operator):
+        """The same, without a tensor, for another operator."""
+        other = copy(self)
+        other.three = self.three.with_operator(operator)
+        return other
+
+    def compile_ahead(self):
+        """Compiles what is missing."""
+        with self.engine.lock:
+            self.three.compile_ahead()
+
+    def make_weights(self):
+        """(W, how) of the whole metric, on the host."""
+        with self.working():
+            self._check_metric_memory()
+            xp, metric = self.algebra.xp, Metric(self._sorted_metric(), self.algebra)
+            unit = self.algebra.empty((metric.size, metric.size))
+            unit[...] = 0.0
+            unit.reshape(-1)[:: metric.size + 1] = 1.0
+            found = xp.ascontiguousarray(metric.apply_transposed(unit).T)
+            return self.algebra.fetch(found), metric.how
+
+    def stores(self, matrix, how, beside):
+        """What `store` may be with the memory of this worker; tables of `beside` workers share that of the host."""
+        if self.asked == "direct":
+            return {"direct"}
+        with self.working():
+            self._take_weights(matrix, how, slice(self.number, None, self.count))
+            if self.asked != "auto":
+                return {self._fitting_store(self.asked, beside)}
+            found = {"direct"}
+            for store in ("device", "host") if self.algebra.has_host_memory else ("device",):
+                with suppress(MemoryLimitError):
+                    found.add(self._fitting_store(store, beside))
+            return found
+
+    def _fitting_store(self, asked, beside):
+        """As that of `DensityFitting`; MemoryLimitError also where all tables do not fit on the host."""
+        need, left = beside * table_bytes(self.size, self.three.ncol), host_memory()
+        if asked == "host" and need > left:
+            raise MemoryLimitError(
+                f"the parts of the three-centre tensor of {beside} workers take {size_text(need)}, but the host has "
+                f"{size_text(left)}; use store='device' or store='direct'."
+            )
+        return super()._fitting_store(asked)
+
+    def _take_weights(self, matrix, how, rows):
+        """Keeps rows of W."""
+        self.metric = Weights(matrix, how, rows, self.algebra)
+        self.columns = Columns(self.three, self.metric, self.algebra)
+
+    def keep(self, matrix, how, store):
+        """Makes the table of the store that all workers take. Without one, all rows of W are needed."""
+        with self.working():
+            if store == "direct":
+                self.metric = self.columns = None  # frees their memory first
+                self._take_weights(matrix, how, slice(None))
+            self._make_table(store)
+            self.engine.backend.mark()()
+
+    # builds
+
+    def partial(self, dm, with_j, with_k, orbitals):
+        """J and K of the own rows of B, on the host."""
+        with self.working():
+            return self._real(dm, with_j, with_k, orbitals)
+
+    def all_factors(self, dm, orbitals):
+        """The `Factors` of density matrices, on the host."""
+        fetch, found = self.algebra.fetch, []
+        with self.working():
+            for matrix, of_matrix in zip(dm, [None] * len(dm) if orbitals is None else orbitals):
+                f = factors(self.algebra.send(np.ascontiguousarray(matrix)), self.algebra, of_matrix)
+                left = fetch(self.algebra.xp.ascontiguousarray(f.left))
+                right = left if f.symmetric else fetch(self.algebra.xp.ascontiguousarray(f.right))
+                found.append(Factors(left, right, None if f.signs is None else fetch(f.signs)))
+        return found
+
+    def _factors(self, density, orbitals):
+        """Of a density matrix, or what of its `Factors` on the host is for this worker."""
+        if not isinstance(orbitals, Factors):
+            return super()._factors(density, orbitals)
+        f, send = orbitals[self.number :: self.count], self.algebra.send
+        left = send(np.ascontiguousarray(f.left))
+        right = left if f.symmetric else send(np.ascontiguousarray(f.right))
+        return Factors(left, right, None if f.signs is None else send(np.ascontiguousarray(f.signs)))
+
+    def own_columns(self):
+        """(first, last) of the columns of which this worker makes J without a table; both are edges."""
+        edges, total = self.three.edges, self.three.ncol
+        ends = [np.searchsorted(edges, total * n // self.count) for n in (self.number, self.number + 1)]
+        return tuple(int(edges[end]) for end in ends)
+
+    def first_passes(self, dm, with_j, with_k, exchange):
+        """(a build without a table, its rho_P on the host), after K is made."""
+        with self.working():
+            request = self._request(dm, with_j, with_k, exchange)
+            build = DirectBuild(self.columns, request, self.own_columns())
+            return build, self.algebra.fetch(build.first_passes())
+
+    def second_pass(self, build, rho, with_j, with_k):
+        """J and K of this worker on the host, with the rho_P of all workers."""
+        with self.working():
+            build.second_pass(self.algebra.send(rho))
+            return self._fetched(build.request, with_j, with_k)
+
+    def made_rows(self, matrix, how, first, last):
+        """Any rows of B as from `rows`, from a pass through all integrals."""
+        out = np.zeros((last - first, self.nao * (self.nao + 1) // 2))
+        with self.working():
+            columns = Columns(self.three, Weights(matrix, how, slice(first, last), self.algebra), self.algebra)
+            self._direct_rows(columns, 0, last - first, out)
+        return out
