@@ -3,8 +3,8 @@
     J = sum_k J_k ,   K = sum_k K_k ,        J_k and K_k from the rows Q = k, k + n, k + 2n, ... of worker k of n
 
 Rows are dealt out in turn, since row Q of W = L^-1 ends at column Q: so all workers multiply the same. Each makes all
-integrals (P|ij), which takes little time beside the product with W, and keeps its own rows of B. Nothing goes from one
-device to another but W, densities, J and K.
+integrals (P|ij), multiplies them by its rows of W (`md4.contract.metric_rows`), and keeps its rows of B. Nothing goes
+from one worker to another but W, densities, J and K.
 
 Without a table (`md4.contract.direct_fitting`) the workers divide columns for J, and the orbitals of each density for
 K, so that no half-transformed integrals need to be added up.
@@ -18,78 +18,18 @@ import numpy as np
 from md4.contract.density_fitting import DensityFitting
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import Factors, factors
-from md4.contract.fitting_stores import WORK_SHARE, Columns, table_bytes
-from md4.contract.metric import Metric
+from md4.contract.fitting_stores import Columns, table_bytes
+from md4.contract.metric_rows import inverse
 from md4.contract.three_centre import ThreeCentre
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
 from md4.support.locks import Lock
 from md4.support.memory import host_memory
 
-# A worker multiplies its rows of W in so many blocks, each without the columns in which it is zero.
-BLOCKS = 8
-
 
 def own_rows(first, last, number, count):
     """(first, last) of the own rows of worker `number` of `count` that are among the rows first to last of B."""
     return tuple(-(-max(0, row - number) // count) for row in (first, last))
-
-
-class Weights:
-    """W of `md4.contract.metric.Metric` as a matrix, or some of its rows, in place of a `Metric`: B = W (P|ij).
-
-    The product is as exact as forward substitution if each row of W is: |W L - 1| is small, since W = L^-1 was found
-    row by row (Du Croz and Higham, IMA J. Numer. Anal. 12 (1992) 1). So W (P|ij) = B + (W L - 1) B.
-
-    Parameters
-    ----------
-    matrix : ndarray, shape (size of the metric, naux)
-        W on the host.
-    how : str
-        As that of the `Metric`. By Cholesky, W is a lower triangle.
-    rows : slice
-    algebra : md4.backends.Algebra
-
-    Attributes
-    ----------
-    naux, size, how
-        As those of a `Metric`, of the rows.
-    blocks : list of (int, array)
-        First row, and the rows on the device, up to the last column that is not zero.
-    """
-
-    def __init__(self, matrix, how, rows, algebra):
-        numbers, self.naux, self.how, self.algebra = range(len(matrix))[rows], matrix.shape[1], how, algebra
-        self.size, self.blocks = len(numbers), []
-        for first in range(0, self.size, max(1, -(-self.size // BLOCKS))):
-            these = numbers[first : first + max(1, -(-self.size // BLOCKS))]
-            last = these[-1] + 1 if how == "Cholesky" else self.naux
-            block = algebra.empty((len(these), last))
-            block[...] = algebra.send(np.ascontiguousarray(matrix[these.start : these.stop : these.step, :last]))
-            self.blocks.append((first, block))
-
-    def apply(self, array):
-        """As `Metric.apply`."""
-        xp, algebra, columns = self.algebra.xp, self.algebra, array.shape[1]
-        most = min(algebra.block_bytes, WORK_SHARE * algebra.memory_left())
-        step = min(columns, max(1, int(most) // (8 * (self.naux + self.size))))
-        made = algebra.empty((self.size, step))
-        for start in range(0, columns, step):
-            these = slice(start, start + step)
-            part = array[:, these]
-            product = made if part.shape[1] == step else algebra.empty((self.size, part.shape[1]))
-            for first, block in self.blocks:
-                xp.matmul(block, part[: block.shape[1]], out=product[first : first + len(block)])
-            array[: self.size, these] = product
-        return array[: self.size]
-
-    def apply_transposed(self, array):
-        """As `Metric.apply_transposed`."""
-        made = self.algebra.empty((self.naux, array.shape[1]))
-        made[...] = 0.0
-        for first, block in self.blocks:
-            made[: block.shape[1]] += self.algebra.xp.matmul(block.T, array[first : first + len(block)])
-        return made
 
 
 class Share(DensityFitting):
@@ -107,7 +47,7 @@ class Share(DensityFitting):
 
     Attributes
     ----------
-    metric : Weights
+    metric : md4.contract.metric_rows.Rows
         The own rows of W; all of them for a build without a table.
     size : int
         Number of the own rows of B.
@@ -147,23 +87,18 @@ class Share(DensityFitting):
         with self.engine.lock:
             self.three.compile_ahead()
 
-    def make_weights(self):
-        """(W, how) of the whole metric, on the host."""
+    def make_inverse(self):
+        """The `Inverse` of the whole metric."""
         with self.working():
             self._check_metric_memory()
-            xp, metric = self.algebra.xp, Metric(self._sorted_metric(), self.algebra)
-            unit = self.algebra.empty((metric.size, metric.size))
-            unit[...] = 0.0
-            unit.reshape(-1)[:: metric.size + 1] = 1.0
-            found = xp.ascontiguousarray(metric.apply_transposed(unit).T)
-            return self.algebra.fetch(found), metric.how
+            return inverse(self._sorted_metric(), self.algebra)
 
-    def stores(self, matrix, how, beside):
+    def stores(self, whole, beside):
         """What `store` may be with the memory of this worker; tables of `beside` workers share that of the host."""
         if self.asked == "direct":
             return {"direct"}
         with self.working():
-            self._take_weights(matrix, how, slice(self.number, None, self.count))
+            self._take_rows(whole, slice(self.number, None, self.count))
             if self.asked != "auto":
                 return {self._fitting_store(self.asked, beside)}
             found = {"direct"}
@@ -182,17 +117,17 @@ class Share(DensityFitting):
             )
         return super()._fitting_store(asked)
 
-    def _take_weights(self, matrix, how, rows):
-        """Keeps rows of W."""
-        self.metric = Weights(matrix, how, rows, self.algebra)
+    def _take_rows(self, whole, piece):
+        """Keeps rows of an `Inverse`."""
+        self.metric = whole.rows(piece, self.algebra)
         self.columns = Columns(self.three, self.metric, self.algebra)
 
-    def keep(self, matrix, how, store):
+    def keep(self, whole, store):
         """Makes the table of the store that all workers take. Without one, all rows of W are needed."""
         with self.working():
             if store == "direct":
                 self.metric = self.columns = None  # frees their memory first
-                self._take_weights(matrix, how, slice(None))
+                self._take_rows(whole, slice(None))
             self._make_table(store)
             self.engine.backend.mark()()
 
@@ -202,6 +137,11 @@ class Share(DensityFitting):
         """J and K of the own rows of B, on the host."""
         with self.working():
             return self._real(dm, with_j, with_k, orbitals)
+
+    def _from_table(self, request):
+        """As that of `DensityFitting`, where there are rows."""
+        if self.size:
+            super()._from_table(request)
 
     def all_factors(self, dm, orbitals):
         """The `Factors` of density matrices, on the host."""
@@ -242,10 +182,12 @@ class Share(DensityFitting):
             build.second_pass(self.algebra.send(rho))
             return self._fetched(build.request, with_j, with_k)
 
-    def made_rows(self, matrix, how, first, last):
+    def made_rows(self, whole, first, last):
         """Any rows of B as from `rows`, from a pass through all integrals."""
         out = np.zeros((last - first, self.nao * (self.nao + 1) // 2))
+        if last <= first:
+            return out
         with self.working():
-            columns = Columns(self.three, Weights(matrix, how, slice(first, last), self.algebra), self.algebra)
+            columns = Columns(self.three, whole.rows(slice(first, last), self.algebra), self.algebra)
             self._direct_rows(columns, 0, last - first, out)
         return out

@@ -67,7 +67,7 @@ class FittingTeam:
         The workers of this process.
     count : int
         Number of the workers of all processes.
-    weights : ndarray, shape (size, naux)
+    inverse : md4.contract.metric_rows.Inverse
         W on the host, of which workers have rows.
     store : str
         What was chosen.
@@ -95,7 +95,7 @@ class FittingTeam:
                   first + n, self.count)
             for n, device in enumerate(numbers)
         ]  # fmt: skip
-        pairs = ranks.first(lambda: self.shares[0].begin())
+        pairs = ranks.first(self.shares[0].begin)
         ranks.together(lambda: self._each(lambda share: share.begin(pairs)))
         self._make_tensor(start)
 
@@ -116,15 +116,15 @@ class FittingTeam:
                 share.compile_ahead()
 
         ranks.together(lambda: ranks.once_a_node(compile_all))
-        given = self.weights, how = ranks.first(lambda: self.shares[0].make_weights())
+        self.inverse = ranks.first(self.shares[0].make_inverse)
         beside = len(self.shares) * ranks.node_size
-        possible = ranks.together(lambda: self._each(lambda share: share.stores(*given, beside)))
+        possible = ranks.together(lambda: self._each(lambda share: share.stores(self.inverse, beside)))
         possible = [stores for of_rank in ranks.gather(possible) for stores in of_rank]
         self.store = next(store for store in STORES[1:] if all(store in stores for stores in possible))
-        ranks.together(lambda: self._each(lambda share: share.keep(*given, self.store)))
+        ranks.together(lambda: self._each(lambda share: share.keep(self.inverse, self.store)))
         log.info(
             "density fitting by %d workers: %d auxiliary functions, %d columns for %d AOs, metric by %s, tensor of %s "
-            "%s, %.2f s", self.count, self.three.naux, self.three.ncol, self.nao, how,
+            "%s, %.2f s", self.count, self.three.naux, self.three.ncol, self.nao, self.inverse.how,
             size_text(8 * self.size * self.three.ncol), WHERE[self.store], time.perf_counter() - start,
         )  # fmt: skip
 
@@ -152,7 +152,7 @@ class FittingTeam:
 
     @property
     def metric(self):
-        """The `Weights` of the first worker."""
+        """Rows of W of the first worker."""
         return self.shares[0].metric
 
     @property
@@ -162,7 +162,7 @@ class FittingTeam:
     @property
     def size(self):
         """Number of rows of B, of all workers."""
-        return len(self.weights)
+        return self.inverse.size
 
     @property
     def rows_are_made(self):
@@ -204,18 +204,18 @@ class FittingTeam:
     def _sum(self, parts):
         """The sum of tuples of arrays of all workers; None stays None."""
         total, *others = parts
+        made = [n for n, array in enumerate(total) if array is not None]
         for other in others:
-            for array, more in zip(total, other):
-                if array is not None:
-                    array += more
-        self.ranks.sum([array for array in total if array is not None])
+            for n in made:
+                np.add(total[n], other[n], out=total[n])
+        self.ranks.sum([total[n] for n in made])
         return total
 
     @locked
     def rows(self, first, last):
         """As `DensityFitting.rows`. It is not collective: a rank makes the rows of others anew, with all integrals."""
         if self.rows_are_made:
-            return self.shares[0].made_rows(self.weights, self.metric.how, first, last)
+            return self.shares[0].made_rows(self.inverse, first, last)
         out = np.zeros((last - first, self.nao * (self.nao + 1) // 2))
 
         def collect(share):
