@@ -179,7 +179,7 @@ class Share(DensityFitting):
     def second_pass(self, build, rho, with_j, with_k):
         """J and K of this worker on the host, with the rho_P of all workers."""
         with self.working():
-            build.second_pass(self.algebra.send(rho))
+            build.second_pass(self.algebra.send(rho.copy()))  # which it overwrites
             return self._fetched(build.request, with_j, with_k)
 
     def made_rows(self, whole, first, last):
