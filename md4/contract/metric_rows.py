@@ -50,14 +50,16 @@ class Inverse:
 
 def inverse(matrix, algebra):
     """The `Inverse` of a metric (P|Q) on the device; errors as for `Metric`."""
-    xp, metric = algebra.xp, Metric(matrix, algebra)
+    metric = Metric(matrix, algebra)
+    if metric.vectors is not None:
+        return Inverse(algebra.fetch(metric.vectors), metric.how, by_substitution=False)
     unit = algebra.empty((metric.size, metric.size))
     unit[...] = 0.0
     unit.reshape(-1)[:: metric.size + 1] = 1.0
-    found = metric.apply_transposed(unit)  # each row from W L = 1
-    if metric.vectors is None and float(abs(found).max()) > LARGEST:
+    found = metric.apply_transposed(unit)  # W^T, each row of W from W L = 1
+    if float(abs(found).max()) > LARGEST:
         return Inverse(algebra.fetch(metric.lower), metric.how, by_substitution=True)
-    return Inverse(algebra.fetch(xp.ascontiguousarray(found.T)), metric.how, by_substitution=False)
+    return Inverse(algebra.fetch(algebra.xp.ascontiguousarray(found.T)), metric.how, by_substitution=False)
 
 
 class Rows:

@@ -142,11 +142,17 @@ class DF:
     def _md4_fitting(self, omega=None):
         """The `DensityFitting` of `mol` for an omega of PySCF; sets `auxmol`."""
         mol, tensors = checked_mol(self.mol), self._md4
-        self.auxmol = tensors.of(mol, self.auxbasis)
-        known = len(tensors.made)
-        fitting = tensors.fitting(mol, self.auxbasis, effective_omega(mol, omega))
-        if len(tensors.made) != known:
-            self._md4_tell(fitting)
+        omega = effective_omega(mol, omega)
+        known = tensors.has(mol, omega)
+
+        def made():
+            self.auxmol = tensors.of(mol, self.auxbasis)
+            return tensors.fitting(mol, self.auxbasis, omega)
+
+        if known:
+            return made()
+        fitting = tensors.ranks.together(made, "tensor of an md4.DF")
+        self._md4_tell(fitting)
         return fitting
 
     def _md4_tell(self, fitting):
@@ -186,7 +192,7 @@ class DF:
         self.check_sanity()
         self.dump_flags()
         if self._md4_pyscf is None:
-            self._md4.ranks.together(self._md4_fitting, "DF.build")
+            self._md4_fitting()
             if isinstance(self._cderi_to_save, str) and self._md4.ranks.rank == 0:
                 self._md4_write(self._cderi_to_save)
         return self

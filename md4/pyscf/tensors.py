@@ -37,6 +37,11 @@ class Tensors:
         return Tensors(**self.options)
 
     @locked
+    def has(self, mol, omega):
+        """Whether the tensor of a molecule for an operator is there."""
+        return fingerprint(mol) == self.made_for and omega in self.made
+
+    @locked
     def of(self, mol, auxbasis):
         """The auxiliary molecule of `mol`; what was made for other shells or another geometry is forgotten."""
         found = fingerprint(mol)

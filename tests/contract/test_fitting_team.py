@@ -1,13 +1,14 @@
 """Density fitting by several workers of one process: on the CPU, which they share, or on two GPUs."""
 
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
 from densities import random_densities
 from hypothesis import given
 from hypothesis import strategies as st
-from molecules import WATER, molecule
+from molecules import molecule
 from pyscf import df, scf
 
 import md4
@@ -15,7 +16,7 @@ from md4.contract.density_fitting import DensityFitting
 from md4.contract.fitting_share import Share, own_rows
 from md4.contract.fitting_team import FittingTeam, density_fitting
 from md4.contract.metric_rows import Substitution
-from md4.cpu.algebra import HostAlgebra
+from md4.gpu import device_count
 
 AUXILIARY = "cc-pvdz-jkfit"
 STORES = ["device", "host", "direct"]
@@ -30,20 +31,27 @@ def workers(backend, monkeypatch):
     """A function that makes a fitting by so many workers; two on GPUs."""
     if backend == "cuda":
         pytest.importorskip("cupy")
-        if md4.gpu.device_count() < 2:
+        if device_count() < 2:
             pytest.skip("needs two GPUs")
+    return partial(made_by, monkeypatch, backend)
 
-    def make(mol, auxbasis=AUXILIARY, count=2, **options):
-        if backend == "cpu":
-            monkeypatch.setattr("md4.contract.team.chosen", lambda *_: [None] * count)
-        else:
-            options |= {"devices": [0, 1]}
-        made = density_fitting(*bases(mol, auxbasis), **{"backend": backend, **options})
-        assert isinstance(made, FittingTeam)
-        assert made.count == len(made.shares) == (count if backend == "cpu" else 2)
-        return made
 
-    return make
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The same on the CPU."""
+    return partial(made_by, monkeypatch, "cpu")
+
+
+def made_by(monkeypatch, where, mol, auxbasis=AUXILIARY, count=2, **options):
+    if where == "cpu":
+        monkeypatch.setattr("md4.contract.team.chosen", lambda *_: [None] * count)
+    else:
+        options |= {"devices": [0, 1]}
+        count = 2
+    made = density_fitting(*bases(mol, auxbasis), **{"backend": where, **options})
+    assert isinstance(made, FittingTeam)
+    assert made.count == len(made.shares) == count
+    return made
 
 
 def alone(mol, auxbasis=AUXILIARY, **options):
@@ -134,10 +142,9 @@ def test_nearly_dependent_functions(workers, water, store, beta, how):
 
 def test_small_blocks(workers, water, monkeypatch):
     """Many chunks of columns, and blocks of rows."""
-    theirs = alone(water)
-    for algebra in [HostAlgebra, *([md4.gpu.algebra.DeviceAlgebra] if hasattr(md4.gpu, "algebra") else [])]:
-        monkeypatch.setattr(algebra, "chunk_bytes", 1 << 15)
-        monkeypatch.setattr(algebra, "block_bytes", 1 << 15)
+    theirs, algebra = alone(water), type(workers(water).shares[0].algebra)
+    monkeypatch.setattr(algebra, "chunk_bytes", 1 << 15)
+    monkeypatch.setattr(algebra, "block_bytes", 1 << 15)
     dm = random_densities(water, 0, 2)
     for store in STORES:
         ours = workers(water, store=store, count=3)
@@ -179,32 +186,23 @@ def test_columns_are_divided(sizes, count):
 # memory ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_store_is_the_same_for_all(workers, water, monkeypatch):
+def test_the_store_is_the_same_for_all(on_cpu, water, monkeypatch):
     """What the worker with the least memory can have; what is asked for and does not fit is refused."""
-    least = 0
-    memory_left = HostAlgebra.memory_left
+    rich = on_cpu(water)
+    assert rich.store == "device"
+    take_rows, little = Share._take_rows, rich.shares[1].columns.least_bytes + 30_000
 
-    def left(algebra):
-        return memory_left(algebra) if algebra is not poor[0] else least
-
-    poor = [None]
-    take_rows = Share._take_rows
-
-    def watched(share, *options):
+    def poorer(share, *options):
         take_rows(share, *options)
         if share.number == 1:
-            poor[0] = share.algebra
+            monkeypatch.setattr(share.algebra, "memory_left", lambda: little)
 
-    monkeypatch.setattr(Share, "_take_rows", watched)
-    ours = workers(water)
-    assert ours.store == "device"
-    if ours.engine.backend.name == "cuda":
-        return
-    monkeypatch.setattr(HostAlgebra, "memory_left", left)
-    least = ours.shares[1].columns.least_bytes + 1000
-    assert workers(water).store == "direct"
+    monkeypatch.setattr(Share, "_take_rows", poorer)
+    poor = on_cpu(water)
+    assert {share.store for share in poor.shares} == {"direct"}
+    assert_same(poor.get_jk(random_densities(water)), rich.get_jk(random_densities(water)))
     with pytest.raises(md4.MemoryLimitError, match="three-centre tensor of 58 "):
-        workers(water, store="device")
+        on_cpu(water, store="device")
 
 
 def test_tables_share_the_host(workers, water, monkeypatch):
