@@ -22,8 +22,10 @@ from md4.contract.tensor import ao_tensor, locked_tensor
 from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.gpu import backend as gpu
 from md4.gpu import kernels, paths
+from md4.gpu.buffers import copy_to_host
 from md4.gpu.context import DeviceContext
 from md4.gpu.kernels import fused
+from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import plans
 from md4.method.operators import OPERATORS
 from md4.shells.basis import Basis, Shell
@@ -184,6 +186,22 @@ def matrices(basis, count, hermi, with_k=True, omega=None):
     both(f"get_jk {options}", lambda name: tuple(md4.get_jk(basis, dm, backend=name, **options)))
 
 
+def unpacked(nao, count):
+    """Rows of pairs as symmetric matrices, a pair in seven left out."""
+    rng, i, j = np.random.default_rng(nao), *np.tril_indices(nao)
+    width = len(i) + 1
+    places = np.full((nao, nao), width - 1)
+    places[i, j] = places[j, i] = np.where(np.arange(len(i)) % 7, rng.permutation(len(i)), width - 1)
+    table = rng.normal(size=(count, width))
+    context = md4.Engine(SP, backend="cuda").backend.context
+    buffer, (rows, numbers) = context.pool.upload([table.ravel(), places.ravel()], context.stream)
+    out, found = context.pool.get(count * nao**2), np.empty((count, nao, nao))
+    launch_unpack(context, rows, table.shape, numbers, out, nao)
+    copy_to_host(found, out.pointer, context.stream)
+    context.pool.release(buffer)
+    compare(found, table[:, places], f"{count} matrices of {nao} AOs")
+
+
 def digestion(basis, n_k, n_j):
     """All blocks of a basis into `n_k` matrices X and `n_j` matrices Y; see `md4.method.digestion`.
 
@@ -335,6 +353,8 @@ FAMILIES = {
         tensor, (SP, "s1"), (SP, "s4"), (SP, "s8"), (SP, "s1", (0, 2, 1, 5, 3, 6, 0, 6)),
         (SP, "s4", (0, 6, 0, 6, 2, 5, 2, 5)), (few_shells((2, 2, 2, 2), (0, 1, 1, 1), pure=False), "s8"),
     ),
+    # rows of density fitting, of one tile and of several
+    "unpack": each(unpacked, (1, 1), (32, 9), (70, 20), (133, 17)),
     # J and K; quartets small and large
     "digest quartets": each(
         digestion, (SP, 1, 1), (few_shells((1, 2, 1, 4)), 2, 1), (few_shells((1, 2, 1, 4)), 0, 2),

@@ -1,9 +1,10 @@
-"""J and K of md4 and of GPU4PySCF in one process: the same molecules, the same densities, one GPU.
+"""J and K of md4, of GPU4PySCF and of PySCF in one process: the same molecules, the same densities, one GPU.
 
     python bench/peers.py --csv bench/results/peers.csv         the table
     python bench/peers.py --systems 8waters/cc-pvqz             parts of it, or others
     python bench/peers.py --methods direct                      no density fitting
     python bench/peers.py --check                               errors of both against libcint, too
+    python bench/peers.py --methods fitting --pyscf 50          PySCF's df.DF beside them, for tensors up to 50 GB
 
 GPU4PySCF has to be installed; where it is not, the script says so and measures md4 alone. On a machine without
 internet, `bench/pack_peers.py` brings it:
@@ -21,8 +22,13 @@ Seconds are wall times from NumPy matrices to NumPy matrices: the median of some
 bounds and compiles. There are --repeats of them, but no more than two once they have taken two seconds. 'Set-up' is the
 time to make the integrals, the metric and the tensor of density fitting, after it was done once to compile. 'Ratio' is
 GPU4PySCF's time over md4's, so above 1 md4 is faster. 'Difference' is the largest one of any element of the matrices,
-in Hartree. --check contracts libcint's integrals with the density, for blocks of a few pairs of shells, and gives the
-largest difference of each program from that.
+in Hartree. 'Store' is where md4 keeps the tensor, and 'peak' the most device memory that it has held. --check contracts
+libcint's integrals with the density, for blocks of a few pairs of shells, and gives the largest difference of each
+program from that.
+
+PySCF's df.DF runs on all cores (OMP_NUM_THREADS). It has nothing to compile, so that its set-up and its builds are
+timed once each. --pyscf says of how many GB its tensor may be, because PySCF writes larger ones than its max_memory to
+a disk; the script raises that to the memory of the machine.
 
 GPU4PySCF computes shells above g on the CPU. Without cuTENSOR, it multiplies the tensors of density fitting by CuPy's
 einsum instead; the line of versions tells which one it is.
@@ -35,21 +41,24 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import pyscf
 import scipy.linalg
 from clock import describe, write_csv
-from pyscf import lib
+from pyscf import df, lib
 from pyscf.df.addons import make_auxmol
+from scaling_devices import peak_of
 from scf import TOLERANCE, sampled_error
 from systems import NAMES, System, guess_density
 
 import md4
 from md4.gpu.context import cuda
+from md4.support.memory import host_memory
 
 TABLE = [
     "8waters/cc-pvtz", "27waters/cc-pvtz", "benzene/cc-pvqz", "64waters/cc-pvdz", "8waters/cc-pvqz",
     "vitaminc/def2-tzvpp", "tamoxifen/def2-tzvpp", "taxol/def2-svp",
 ]  # fmt: skip
-FITTED = ["27waters/cc-pvtz", "8waters/cc-pvqz", "benzene/cc-pvqz", "vitaminc/def2-tzvpp", "tamoxifen/def2-tzvpp"]
+FITTED = ["27waters/cc-pvtz", "8waters/cc-pvqz", "benzene/cc-pv5z", "tamoxifen/def2-tzvpp", "taxol/def2-tzvpp"]
 METHODS = "direct", "fitting"
 MATRICES = "J, K", "J", "K"
 LONG = 2.0  # seconds of timed builds after which two are enough
@@ -57,14 +66,17 @@ NOT_RUN = "not run"
 
 
 # programs -------------------------------------------------------------------------------------------------------------
-# `direct` and `fitted` return {matrices: function without arguments that returns these as NumPy arrays}.
+# `direct` and `fitted` return {matrices: function without arguments that returns these as NumPy arrays}. What a program
+# `compiles` is done once before it is timed. `facts` are further columns of its last fitting.
 
 
 class MD4:
     """md4 with one of its backends, 'cuda' or 'cpu'."""
 
+    compiles = True
+
     def __init__(self, backend):
-        self.backend = backend
+        self.backend, self.fit = backend, None
 
     def direct(self, mol, dm):
         jk = md4.JK(mol, backend=self.backend, direct_scf_tol=TOLERANCE, progress=False)
@@ -72,7 +84,15 @@ class MD4:
 
     def fitted(self, mol, dm, auxbasis):
         """Of a density with its orbitals as PySCF tags it."""
-        return self.calls(md4.DF(mol, auxbasis=auxbasis, backend=self.backend).build(), dm)
+        self.fit = md4.DF(mol, auxbasis=auxbasis, backend=self.backend).build()
+        return self.calls(self.fit, dm)
+
+    def facts(self):
+        """The store, and the peak of device memory in GB."""
+        if self.fit is None:
+            return {}
+        peak = peak_of(self.fit._md4_fitting().engine.backend)
+        return {"store": self.fit.store, "peak_gb": "" if np.isnan(peak) else peak / 1e9}
 
     @staticmethod
     def calls(maker, dm):
@@ -84,13 +104,34 @@ class MD4:
 
     def release(self):
         """Gives back device memory, also what Numba would free later."""
+        self.fit = None
         gc.collect()
         if self.backend != "cpu":
             cuda.current_context().deallocations.clear()
 
 
+class PySCF:
+    """PySCF's density fitting on the CPU."""
+
+    compiles, text = False, f"PySCF {pyscf.__version__} on {lib.num_threads()} threads"
+
+    def fitted(self, mol, dm, auxbasis):
+        fit = df.DF(mol, auxbasis=auxbasis)
+        fit.max_memory = host_memory() / 1e6
+        return MD4.calls(fit.build(), dm)
+
+    def facts(self):
+        return {}
+
+    def release(self):
+        """Gives back memory."""
+        gc.collect()
+
+
 class GPU4PySCF:
     """GPU4PySCF, which is imported here: anything may be raised where it does not fit the machine."""
+
+    compiles = True
 
     def __init__(self):
         import cupy
@@ -122,6 +163,9 @@ class GPU4PySCF:
             return [v.get() for v, wanted in zip(found, (with_j, with_k)) if wanted]
 
         return {"J, K": build, "J": lambda: build(with_k=False), "K": lambda: build(with_j=False)}
+
+    def facts(self):
+        return {}
 
     def release(self):
         """Gives back device memory, and pinned memory."""
@@ -155,6 +199,7 @@ class Result:
     spread: float
     setup: float | str
     matrices: Any
+    facts: dict
 
 
 def closed_shell(mol, dm):
@@ -170,9 +215,9 @@ def auxiliary(basis):
     return "def2-universal-jkfit" if basis.startswith("def2") else f"{basis}-jkfit"
 
 
-def timed(call, repeats):
-    """(median, spread as in `clock.median_seconds`, result) of a call, after a first one."""
-    result, times = call(), []
+def timed(call, repeats, first=True):
+    """(median, spread as in `clock.median_seconds`, result) of a call, after a `first` one."""
+    result, times = call() if first else None, []
     while len(times) < repeats and (len(times) < 2 or sum(times) < LONG):
         begin = perf_counter()
         result = call()
@@ -189,7 +234,7 @@ def results(program, method, problem, repeats):
         if method == "direct":
             calls = program.direct(*problem)
         else:
-            for _ in range(2):
+            for _ in range(1 + program.compiles):
                 calls = None
                 program.release()
                 begin = perf_counter()
@@ -197,8 +242,10 @@ def results(program, method, problem, repeats):
                 setup = perf_counter() - begin
         found = {}
         for name in MATRICES:
-            seconds, spread, matrices = timed(calls[name], repeats)
-            found[name] = Result(seconds, spread, setup, [np.asarray(v) for v in matrices])
+            seconds, spread, matrices = timed(calls[name], repeats if program.compiles else 1, program.compiles)
+            found[name] = Result(seconds, spread, setup, [np.asarray(v) for v in matrices], {})
+        for result in found.values() if method == "fitting" else ():
+            result.facts = program.facts()
         return found, ""
     except Exception as error:  # another program may raise anything; the other rows do not need this one
         return {}, reason(error)
@@ -218,6 +265,10 @@ def measure(system, method, ours, peer, args):
     notes = [f"md4: {trouble}"] if trouble else []
     theirs, trouble = results(peer, method, problem, args.repeats) if peer else ({}, NOT_RUN)
     notes += [f"GPU4PySCF: {trouble}"] if trouble else []
+    on_cpu, trouble = {}, ""
+    if method == "fitting" and tensor_gb(mol, auxbasis) <= args.pyscf:
+        on_cpu, trouble = results(PySCF(), method, problem, 1)
+    notes += [f"PySCF: {trouble}"] if trouble else []
     for name in MATRICES:
         row = {
             "system": system.name, "basis": system.basis, "nao": mol.nao,
@@ -225,9 +276,13 @@ def measure(system, method, ours, peer, args):
             "naux": make_auxmol(mol, auxbasis).nao if method == "fitting" else "", "method": method, "matrices": name,
         }  # fmt: skip
         row |= columns("", mine.get(name)) | columns("peer_", theirs.get(name)) | {"ratio": "", "difference": ""}
+        row |= columns("pyscf_", on_cpu.get(name)) | {"pyscf_difference": "", "store": "", "peak_gb": ""}
+        row |= mine[name].facts if name in mine else {}
         if name in mine and name in theirs:
             row["ratio"] = theirs[name].seconds / mine[name].seconds
-            row["difference"] = max(difference(*pair) for pair in zip(mine[name].matrices, theirs[name].matrices))
+            row["difference"] = largest_difference(mine[name], theirs[name])
+        if name in mine and name in on_cpu:
+            row["pyscf_difference"] = largest_difference(mine[name], on_cpu[name])
         checked = args.check and method == "direct" and name == "J, K"
         row["error"], row["peer_error"] = (
             sampled_error(mol, dm, *found[name].matrices) if checked and found else "" for found in (mine, theirs)
@@ -241,6 +296,16 @@ def columns(prefix, result):
     return dict(zip([prefix + name for name in ("seconds", "spread", "setup")], cells))
 
 
+def tensor_gb(mol, auxbasis):
+    """Size of PySCF's tensor."""
+    return 4e-9 * make_auxmol(mol, auxbasis).nao * mol.nao * (mol.nao + 1)
+
+
+def largest_difference(one, other):
+    """That of the matrices of two results."""
+    return max(difference(*pair) for pair in zip(one.matrices, other.matrices))
+
+
 def difference(a, b):
     """Largest difference of two matrices, NaN if an element is NaN."""
     return float(abs(a - b).max())
@@ -250,8 +315,8 @@ def difference(a, b):
 
 HEADER = """
 | system | basis | nao | naux | builds | matrices | md4 s | ± % | set-up s | GPU4PySCF s | ± % | set-up s | ratio | \
-difference | error | GPU4PySCF's |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+difference | error | GPU4PySCF's | PySCF s | set-up s | difference | store | peak GB |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def line(row):
@@ -263,6 +328,8 @@ def line(row):
         cells += ["" if missing else f"{100 * row[f'{prefix}spread']:.0f}", number(row[f"{prefix}setup"], ".3g")]
     cells += [number(row["ratio"], ".2f")]
     cells += [number(row[name], ".1e") for name in ("difference", "error", "peer_error")]
+    cells += [number(row[name], ".3g") for name in ("pyscf_seconds", "pyscf_setup")]
+    cells += [number(row["pyscf_difference"], ".1e"), row["store"], number(row["peak_gb"], ".1f")]
     return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -304,6 +371,9 @@ def main():
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--repeats", type=int, default=5, help="timed builds at most (%(default)s)")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which no system begins (%(default)g)")
+    parser.add_argument(
+        "--pyscf", type=float, default=0, metavar="GB", help="PySCF's df.DF beside them, for tensors up to so many GB"
+    )
     parser.add_argument("--check", action="store_true", help="errors of direct builds against libcint, in some blocks")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--backend", default="auto", choices=("auto", "cuda", "cpu"))
@@ -313,6 +383,7 @@ def main():
     peer, text = find_peer()
     backend = md4.JK(System("water", "sto-3g").mol(), backend=args.backend).engine.backend
     args.machine = f"{describe(backend).replace(', one core', '')}, {text}"  # all cores of the CPU
+    args.machine += f", {PySCF.text}" if args.pyscf else ""
     print(args.machine)
     run_all(jobs, MD4(backend.name), peer, args)
 

@@ -196,6 +196,9 @@ class Algebra(Protocol):
     def fetch(self, array, out=None):
         """An array of `xp` on the host, in `out` if it is given; waits for it."""
 
+    def later(self, array):
+        """A function that fetches `array` as it is now, and does not wait for work that is started in between."""
+
     def put_columns(self, part, table, first):
         """Copies `part`, shape (rows, n), to columns first to first + n of a host table."""
 
@@ -208,8 +211,20 @@ class Algebra(Protocol):
     def gather(self, table, columns, out):
         """out[n, ...] = table[n, columns[...]]"""
 
+    def unpack(self, table, places, out):
+        """out[n, i, j] = out[n, j, i] = table[n, places[i, j]] for i >= j.
+
+        `places`, int64, holds the same for j, i or another column that is equal.
+        """
+
     def gather_to_host(self, table, columns, out):
-        """The same into a NumPy array."""
+        """As `gather`, into a NumPy array."""
+
+    def product(self, a, b, out, factor=1.0, add=False):
+        """out = factor a b, or out += factor a b; returns `out`.
+
+        The rows or the columns of `a` and `b` are contiguous, the rows of `out` are; they may be parts of matrices.
+        """
 
     def cholesky(self, matrix):
         """L of L L^T, with zeros above the diagonal; None if the matrix is not positive definite."""
@@ -220,8 +235,8 @@ class Algebra(Protocol):
     def svd(self, matrix):
         """U, s and V^T, with s in descending order."""
 
-    def solve_lower(self, lower, array, transposed=False):
-        """L^-1 or L^-T times `array`, which is overwritten and returned."""
+    def lower_solver(self, lower):
+        """A function (array, transposed=False) that overwrites `array` with L^-1, or L^-T, times it, and returns it."""
 
 
 @runtime_checkable

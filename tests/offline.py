@@ -31,6 +31,7 @@ from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
+from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceTensor
 from md4.method.operators import OPERATORS, Operator
@@ -304,6 +305,7 @@ def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LE
                 Engine.evaluate(SimpleNamespace(backend=backend, lock=nullcontext()), bra, ket, block)
         for aosym in EVERY_SYMMETRY:
             scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
+        launch_unpack(backend.context, None, (1, 1), None, None, 1)
     return found
 
 

@@ -13,12 +13,13 @@ without one.
 import time
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from md4.contract.densities import checked_densities
 from md4.contract.direct_fitting import DirectBuild
-from md4.contract.exchange_factors import add_exchange, factors, half_transformed
+from md4.contract.exchange_factors import add_exchange, complete_exchange, factors, half_transformed
 from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store
 from md4.contract.metric import Metric
 from md4.contract.three_centre import ThreeCentre
@@ -45,7 +46,7 @@ class Request:
     coulomb : array, shape (n_j, ncol + 1)
         Symmetric parts of densities as rows over the columns, times their weights. There are none without J.
     exchange : list of Factors
-        Of the densities whose K is asked for.
+        Of the densities whose K is asked for; there are none without K.
     j : array, shape (n_j, ncol + 1)
     k : array, shape (n_k, nao, nao)
     """
@@ -127,7 +128,7 @@ class DensityFitting:
     def _fitting_store(self, asked):
         """`chosen_store` for the rows of `metric`."""
         rows = ROWS_BY_ITSELF if self.asked == "auto" else 1
-        work = max(self.columns.least_bytes, rows * self._row_bytes(self.nao))
+        work = max(self.columns.least_bytes, rows * self._row_bytes(2 * self.nao))
         return chosen_store(asked, self.algebra, (self.metric.size, self.three.ncol), work)
 
     def _make_table(self, store):
@@ -181,14 +182,20 @@ class DensityFitting:
         return xp.ascontiguousarray(metric[:, places])
 
     def _make_places(self):
-        """The column of each pair (i, j), shape (nao, nao); the same of a lower triangle; the pair of each column."""
-        three, nao = self.three, self.nao
-        places = np.full((nao, nao), three.ncol)
-        places[three.cols, three.rows] = places[three.rows, three.cols] = np.arange(three.ncol)
-        self.places = self.algebra.send(places)
-        self.columns_of = self.algebra.send(three.rows * nao + three.cols)
+        """The column of each pair (i, j), shape (nao, nao); the pair of each column, and its weight."""
+        three, nao, xp = self.three, self.nao, self.algebra.xp
+        rows, cols = (self.algebra.send(numbers) for numbers in (three.rows, three.cols))
+        self.columns_of, turned = rows * nao + cols, cols * nao + rows
+        places, numbers = xp.full(nao * nao, three.ncol), xp.arange(three.ncol)
+        places[turned] = numbers
+        places[self.columns_of] = numbers
+        self.places = places.reshape(nao, nao)
         self.weights = self.algebra.send(three.weights)
-        self.triangle = self.algebra.send(places[np.tril_indices(nao)])
+
+    @cached_property
+    def triangle(self):
+        """The columns of a lower triangle, shape (nao (nao + 1) / 2,), on the device."""
+        return self.places.reshape(-1)[self.algebra.send(np.flatnonzero(np.tri(self.nao, dtype=bool)))]
 
     # J and K
 
@@ -228,37 +235,51 @@ class DensityFitting:
 
     def _real(self, dm, with_j, with_k, orbitals):
         """J and K of real matrices, shape (n, nao, nao), on the host."""
-        request = self._request(dm, with_j, with_k, orbitals)
+        self._check_densities(len(dm), with_j, with_k)
+        densities, fetch_j = self.algebra.send(np.ascontiguousarray(dm)), None
+        request = self._request(densities, with_j, with_k)
+        if with_j and not (with_k and self._reads_once):
+            self._build(request)  # at which the device is while the host prepares K
+            fetch_j, request.coulomb = self._fetch_j(request), request.coulomb[:0]
+        if with_k:
+            orbitals = [None] * len(dm) if orbitals is None else orbitals
+            request.exchange = [factors(one, self.algebra, of_it) for one, of_it in zip(densities, orbitals)]
+            del densities
+            self._build(request)
+            self._complete(request)
+        if with_j:
+            fetch_j = fetch_j or self._fetch_j(request)
+        return fetch_j and fetch_j(), self.algebra.fetch(request.k) if with_k else None
+
+    def _request(self, densities, with_j, with_k):
+        """A `Request` for densities, shape (n, nao, nao), on the device, as yet without the factors for K."""
+        n, nao = len(densities), self.nao
+        coulomb = self._zeros((n if with_j else 0, self.three.ncol + 1))
+        for row, density in zip(coulomb, densities):
+            row[:-1] = (density + density.T).reshape(-1)[self.columns_of] * (0.5 * self.weights)
+        return Request(coulomb, [], self._zeros(coulomb.shape), self._zeros((n if with_k else 0, nao, nao)))
+
+    def _complete(self, request):
+        """Completes K that are symmetric."""
+        for k, f in zip(request.k, request.exchange):
+            if f.symmetric:
+                complete_exchange(k)
+
+    @property
+    def _reads_once(self):
+        """Whether J and K are better made in one pass: what they read is made or copied for them."""
+        return self.table is None or self.table.kind == "host"
+
+    def _fetch_j(self, request):
+        """A function that fetches J as matrices."""
+        return self.algebra.later(request.j[:, self.places])
+
+    def _build(self, request):
+        """Adds what is requested to J and K."""
         if self.table is None:
             DirectBuild(self.columns, request).run()
         else:
             self._from_table(request)
-        return self._fetched(request, with_j, with_k)
-
-    def _request(self, dm, with_j, with_k, orbitals):
-        """The `Request` for real matrices."""
-        nao, width = self.nao, self.three.ncol + 1
-        orbitals = [None] * len(dm) if orbitals is None else orbitals
-        self._check_densities(len(dm), with_j, with_k)
-        coulomb = self._zeros((len(dm) if with_j else 0, width))
-        exchange = []
-        for n, (matrix, of_matrix) in enumerate(zip(dm, orbitals)):
-            density = self.algebra.send(np.ascontiguousarray(matrix))
-            if with_j:
-                coulomb[n, :-1] = (density + density.T).reshape(-1)[self.columns_of] * (0.5 * self.weights)
-            if with_k:
-                exchange.append(self._factors(density, of_matrix))
-        return Request(coulomb, exchange, self._zeros(coulomb.shape), self._zeros((len(exchange), nao, nao)))
-
-    def _factors(self, density, orbitals):
-        """The `Factors` of a density matrix."""
-        return factors(density, self.algebra, orbitals)
-
-    def _fetched(self, request, with_j, with_k):
-        """J and K on the host; None if not requested."""
-        vj = self.algebra.fetch(request.j[:, self.places]) if with_j else None
-        vk = self.algebra.fetch(request.k) if with_k else None
-        return vj, vk
 
     def _zeros(self, shape):
         made = self.algebra.empty(shape)
@@ -267,7 +288,7 @@ class DensityFitting:
 
     def _check_densities(self, count, with_j, with_k):
         """MemoryLimitError if there is no memory for densities, J and K."""
-        need = 8 * count * (3 * with_j * (self.three.ncol + 1) + (with_j + 3 * with_k) * self.nao**2)
+        need = 8 * count * (3 * with_j * (self.three.ncol + 1) + (1 + with_j + 3 * with_k) * self.nao**2)
         left = self.algebra.memory_left()
         if need > left:
             raise MemoryLimitError(
@@ -275,28 +296,37 @@ class DensityFitting:
                 f"{size_text(left)} may be used; raise max_memory or give fewer at once."
             )
 
-    def _row_bytes(self, rank):
-        """Bytes for a row of B in K: the row twice, the matrix it stands for, and products with `rank` columns."""
-        return 8 * (2 * self.three.ncol + 2 + self.nao * (self.nao + 4 * rank))
+    def _row_bytes(self, columns):
+        """Bytes for a row of B in K: the row twice, the matrix it stands for, and products with so many orbitals."""
+        return 8 * (2 * self.three.ncol + 2 + self.nao * (self.nao + columns))
 
     def _from_table(self, request):
         """J and K from blocks of rows of the table."""
-        rank = max((f.rank for f in request.exchange), default=0)
         xp, algebra, nao = self.algebra.xp, self.algebra, self.nao
         if request.exchange:
-            most = min(self.size, block_rows(algebra, self._row_bytes(rank)))
+            ranks = [max((f.rank for f in request.exchange if len(f.sides) > n), default=0) for n in range(2)]
+            most = min(self.size, block_rows(algebra, self._row_bytes(sum(ranks))))
+            dense = algebra.empty((most, nao, nao))
+            work = [algebra.empty((most * nao * max(1, rank),)) for rank in ranks]
         else:
             most = block_rows(algebra, 16 * (self.three.ncol + 1), algebra.block_bytes // 4)
-        dense = algebra.empty((most, nao, nao)) if request.exchange else None
-        work = [algebra.empty((most * nao * max(1, rank),)) for _ in range(4)] if request.exchange else []
         for _, rows in self.table.blocks(0, self.size, most):
             if len(request.coulomb):
                 add_coulomb(request, rows, xp)
             if request.exchange:
-                block = algebra.gather(rows, self.places, dense[: len(rows)])
+                block = algebra.unpack(rows, self.places, dense[: len(rows)])
                 for k, f in zip(request.k, request.exchange):
                     if f.rank:
-                        add_exchange(k, *half_transformed(xp, block, f, work), xp)
+                        self._add_block(k, block, f, work)
+
+    def _add_block(self, k, block, f, work):
+        """Adds to K what rows of the tensor, as matrices, are of it."""
+        made = [half_transformed(self.algebra, block, side, out) for side, out in zip(f.sides, work)]
+        positive = len(block) * f.negative  # the first row of them
+        for these, sign in ((slice(0, positive), -1.0), (slice(positive, None), 1.0)):
+            parts = [side[these] for side in made]
+            if len(parts[0]):
+                add_exchange(self.algebra, k, parts[0], parts[-1], sign)
 
     # rows of B
 

@@ -1,7 +1,7 @@
 """J and K by density fitting without a table: the integrals are made anew in each build, column by column.
 
-    X[P, i, o] = sum_j (P|ij) L_jo         the sum over all columns of a density's factors L and R
-    B_Q L_o = sum_P W[Q, P] X[P, :, o]     from which K is made as with a table
+    X[P, o, i] = sum_j (P|ij) L_jo         the sum over all columns of a density's factors L and R
+    B_Q L_o = sum_P W[Q, P] X[P, o, :]     from which K is made as with a table
     rho_P = sum_kl (P|kl) D_lk
 
 J takes the integrals a second time, J_ij = sum_P (P|ij) (W^T W rho)_P. K needs as many passes as the X of all orbitals
@@ -11,7 +11,7 @@ has parts that fit into memory. Several workers divide the columns for J, and or
 
 import numpy as np
 
-from md4.contract.exchange_factors import add_exchange
+from md4.contract.exchange_factors import add_exchange, half_transformed
 from md4.contract.fitting_stores import WORK_SHARE, block_rows
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
@@ -58,7 +58,10 @@ class DirectBuild:
             request.j[:, start:stop] = xp.matmul(fitted, chunk)
 
     def groups(self, exchange):
-        """Lists of (number of the density, some of its columns) whose half-transformed integrals fit into memory."""
+        """Lists of (number of the density, some of its columns) whose half-transformed integrals fit into memory.
+
+        All columns of one have the same sign.
+        """
         column = 8 * self.three.naux * self.three.nao
         left = self.algebra.memory_left() - self.columns.least_bytes
         budget = int(WORK_SHARE * left) // column
@@ -70,12 +73,13 @@ class DirectBuild:
             )
         groups, room = [], 0
         for number, f in enumerate(exchange):
-            sides, first = 1 if f.symmetric else 2, 0
+            sides, first = len(f.sides), 0
             while first < f.rank:
                 if room < sides:
                     groups.append([])
                     room = budget
-                count = min(f.rank - first, room // sides)
+                end = f.negative if first < f.negative else f.rank
+                count = min(end - first, room // sides)
                 groups[-1].append((number, f[first : first + count]))
                 first, room = first + count, room - sides * count
         return groups
@@ -85,67 +89,48 @@ class DirectBuild:
 
         Without a group the pass is one through the own columns.
         """
-        xp, nao, naux = self.algebra.xp, self.three.nao, self.three.naux
-        vectors = [side for _, f in group for side in ([f.left] if f.symmetric else [f.left, f.right])]
-        vectors = xp.concatenate(vectors, axis=1) if vectors else xp.zeros((nao, 0))
-        half = self.algebra.empty((naux, nao, vectors.shape[1])) if group else None
-        if group:
+        xp, nao, naux, request = self.algebra.xp, self.three.nao, self.three.naux, self.request
+        sides = [side for _, f in group for side in f.sides]
+        halves = [self.algebra.empty((naux, side.shape[1], nao)) for side in sides]
+        for half in halves:
             half[...] = 0.0
         first, last = self.own
         ranges = [(0, first), self.own, (last, self.three.ncol)] if group else [self.own]
         for start, stop, chunk in self.columns.chunks(*ranges):
             if rho is not None and first <= start < last:
-                rho += xp.matmul(self.request.coulomb[:, start:stop], chunk.T)
+                rho += xp.matmul(request.coulomb[:, start:stop], chunk.T)
             if group:
-                self.add_half_transformed(chunk, start, stop, vectors, half)
-        if not group:
-            return
-        half = self.metric.apply(half.reshape(naux, -1)).reshape(self.metric.size, nao, -1)
-        self.add_group(group, half)
+                self.add_half_transformed(chunk, start, stop, sides, halves)
+        made = iter(self.metric.apply(half.reshape(naux, -1)).reshape(-1, nao) for half in halves)
+        for number, f in group:
+            parts = [next(made) for _ in f.sides]
+            add_exchange(self.algebra, request.k[number], parts[0], parts[-1], -1.0 if f.negative else 1.0)
 
-    def add_half_transformed(self, chunk, start, stop, vectors, half):
-        """Adds what columns (P|ij) from start to stop are of (P|i L) = sum_j (P|ij) L_j, of all i and j."""
+    def add_half_transformed(self, chunk, start, stop, sides, halves):
+        """Adds what columns (P|ij) from start to stop are of sum_j (P|ij) L_jo, of all i and j."""
         rows, cols = self.three.rows[start:stop], self.three.cols[start:stop]
         once = self.three.weights[start:stop] == 2.0  # (j, i) is no column of its own
-        self.add_one_side(chunk, rows, cols, np.arange(len(rows)), vectors, half)
+        self.add_one_side(chunk, rows, cols, np.arange(len(rows)), sides, halves)
         if once.any():
-            self.add_one_side(chunk, cols[once], rows[once], np.flatnonzero(once), vectors, half)
+            self.add_one_side(chunk, cols[once], rows[once], np.flatnonzero(once), sides, halves)
 
-    def add_one_side(self, chunk, left, right, columns, vectors, half):
-        """Adds sum_j (P|ij) L_j to `half` for columns of a chunk with i = left and j = right."""
-        xp, algebra = self.algebra.xp, self.algebra
+    def add_one_side(self, chunk, left, right, columns, sides, halves):
+        """Adds sum_j (P|ij) L_jo to X of each L for columns of a chunk with i = left and j = right."""
+        algebra = self.algebra
         i, i_place = np.unique(left, return_inverse=True)
         j, j_place = np.unique(right, return_inverse=True)
         places, there = np.zeros((len(i), len(j)), dtype=np.int64), np.zeros((len(i), len(j)))
         places[i_place, j_place], there[i_place, j_place] = columns, 1.0
         places, mask = algebra.send(places), None if there.all() else algebra.send(there)
         i = slice(int(i[0]), int(i[-1]) + 1) if i[-1] - i[0] == len(i) - 1 else algebra.send(i)
-        some = vectors[algebra.send(j)]
-        shape = places.shape[0], vectors.shape[1]
-        most = min(len(chunk), block_rows(algebra, 8 * (places.size + shape[0] * shape[1])))
-        dense, sums = algebra.empty((most, *places.shape)), algebra.empty((most, *shape))
+        rank, j = max(side.shape[1] for side in sides), algebra.send(j)
+        most = min(len(chunk), block_rows(algebra, 8 * (places.size + places.shape[0] * rank)))
+        dense, sums = algebra.empty((most, *places.shape)), algebra.empty((most * places.shape[0] * rank,))
         for first in range(0, len(chunk), most):
-            these, count = slice(first, first + most), len(chunk[first : first + most])
-            block = algebra.gather(chunk[these], places, dense[:count])
+            these = slice(first, first + most)
+            block = algebra.gather(chunk[these], places, dense[: len(chunk[these])])
             if mask is not None:
                 block *= mask
-            made = sums[:count]
-            xp.matmul(block.reshape(-1, block.shape[2]), some, out=made.reshape(-1, shape[1]))
-            half[these, i] += made
-
-    def add_group(self, group, half):
-        """Adds K of a group from the products B_Q L, shape (size, nao, n), in blocks of rows."""
-        xp, nao = self.algebra.xp, self.three.nao
-        most = block_rows(self.algebra, 16 * nao * half.shape[2])
-        for first in range(0, len(half), most):
-            rows, column = half[first : first + most], 0
-            for number, f in group:
-                sides = []
-                for _ in range(1 if f.symmetric else 2):
-                    part = rows[:, :, column : column + f.rank]
-                    sides.append(xp.ascontiguousarray(part.transpose(1, 0, 2)).reshape(nao, -1))
-                    column += f.rank
-                right = sides[-1]
-                if f.signs is not None:
-                    right = (right.reshape(nao, -1, f.rank) * f.signs).reshape(nao, -1)
-                add_exchange(self.request.k[number], sides[0], right, xp)
+            for side, half in zip(sides, halves):
+                made = half_transformed(algebra, block, side[j], sums).reshape(-1, *block.shape[:2])
+                half[these, :, i] += made.transpose(1, 0, 2)

@@ -7,6 +7,7 @@ symmetric matrix where not. Singular vectors are L and R of any other matrix: a 
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ import numpy as np
 ORBITAL_TOLERANCE = 1e-10
 # The same of a symmetric matrix from its transposed one.
 SYMMETRY_TOLERANCE = 1e-14
+# Rows of a symmetric K that one product makes, about. Fewer save more of what is above the diagonal, but BLAS is slower
+# for matrices that are narrow.
+PANEL = 400
 
 
 @dataclass
@@ -25,14 +29,14 @@ class Factors:
     Attributes
     ----------
     left, right : array, shape (nao, n)
-        On the device; the same object for a symmetric matrix.
-    signs : array, shape (n,), or None
-        On the device; None where all are 1.
+        On the device, columns are contiguous, as products read them fastest; the same object for a symmetric matrix.
+    negative : int
+        So many columns, the first ones, have s = -1.
     """
 
     left: Any
     right: Any
-    signs: Any = None
+    negative: int = 0
 
     @property
     def symmetric(self):
@@ -42,11 +46,17 @@ class Factors:
     def rank(self):
         return self.left.shape[1]
 
+    @property
+    def sides(self):
+        """The different ones of L and R."""
+        return [self.left] if self.symmetric else [self.left, self.right]
+
     def __getitem__(self, piece):
-        """The same of some of the columns."""
+        """The same of the columns of a slice."""
         left = self.left[:, piece]
         right = left if self.symmetric else self.right[:, piece]
-        return Factors(left, right, None if self.signs is None else self.signs[piece])
+        first, last, _ = piece.indices(self.rank)
+        return Factors(left, right, max(0, min(self.negative, last) - first))
 
 
 def occupied(density, coefficients, occupations, algebra):
@@ -54,7 +64,7 @@ def occupied(density, coefficients, occupations, algebra):
     if not np.isrealobj(coefficients) or coefficients.shape != (len(density), len(occupations)):
         return None
     filled = occupations > 0
-    found = algebra.send(np.ascontiguousarray(coefficients[:, filled] * np.sqrt(occupations[filled])))
+    found = algebra.send(np.ascontiguousarray((coefficients[:, filled] * np.sqrt(occupations[filled])).T)).T
     deviation = abs(algebra.xp.matmul(found, found.T) - density).max()
     return found if float(deviation) <= ORBITAL_TOLERANCE * float(abs(density).max()) else None
 
@@ -82,41 +92,47 @@ def factors(density, algebra, orbitals=None):
     if not is_symmetric(density):
         left, values, right = algebra.svd(density)
         kept = int((values > small * values.max()).sum())
-        return Factors(left[:, :kept] * values[:kept], xp.ascontiguousarray(right[:kept].T))
+        return Factors(xp.ascontiguousarray((left[:, :kept] * values[:kept]).T).T, xp.ascontiguousarray(right[:kept]).T)
     values, vectors = algebra.eigh(density)
     kept = abs(values) > small * abs(values).max()
     values = values[kept]
-    left = vectors[:, kept] * xp.sqrt(abs(values))
-    return Factors(left, left, None if bool((values > 0).all()) else xp.sign(values))
+    left = xp.ascontiguousarray((vectors[:, kept] * xp.sqrt(abs(values))).T).T
+    return Factors(left, left, int((values < 0).sum()))  # they ascend
 
 
-def half_transformed(xp, block, f, work):
-    """B_Q L and B_Q R with the signs, both as (nao, Q o), in memory of `work`; one array twice where they are the same.
+def half_transformed(algebra, block, vectors, out):
+    """X[o, Q, i] = sum_j L[j, o] B_Q[i, j], shape (rank * rows, n_i), in memory of `out`, a row of numbers.
 
     Parameters
     ----------
-    block : array, shape (rows, nao, nao)
-    f : Factors
-    work : list of arrays
-        Four of rows * nao * rank numbers at least.
+    algebra : md4.backends.Algebra
+    block : array, shape (rows, n_i, n_j)
+    vectors : array, shape (n_j, rank)
     """
-    rows, nao, _ = block.shape
-    size, shape = rows * nao * f.rank, (nao, rows, f.rank)
-
-    def one(vectors, n):
-        made = work[n][:size].reshape(rows * nao, f.rank)
-        xp.matmul(block.reshape(rows * nao, nao), vectors, out=made)
-        turned = work[n + 1][:size].reshape(shape)
-        turned[...] = made.reshape(rows, nao, f.rank).transpose(1, 0, 2)
-        return turned
-
-    left = one(f.left, 0)
-    right = left if f.symmetric else one(f.right, 2)
-    if f.signs is not None:
-        right = xp.multiply(left, f.signs, out=work[0][:size].reshape(shape))
-    return left.reshape(nao, -1), right.reshape(nao, -1)
+    (rows, n_i, n_j), rank = block.shape, vectors.shape[1]
+    made = out[: rank * rows * n_i].reshape(rank, rows * n_i)
+    return algebra.product(vectors.T, block.reshape(rows * n_i, n_j).T, made).reshape(rank * rows, n_i)
 
 
-def add_exchange(k, left, right, xp):
-    """Adds left right^T to K."""
-    k += xp.matmul(left, right.T)
+def add_exchange(algebra, k, left, right, factor=1.0):
+    """Adds factor X^T Y to K, shape (nao, nao); of X and Y, shape (n, nao).
+
+    Where both are the same array, what is above the diagonal is left out in part; `complete_exchange` adds it.
+    """
+    if right is not left:
+        algebra.product(left.T, right, k, factor, add=True)
+        return
+    for first, last in panels(len(k)):
+        algebra.product(left[:, first:last].T, left[:, :last], k[first:last, :last], factor, add=True)
+
+
+def complete_exchange(k):
+    """Copies what `add_exchange` left out of a symmetric K from below its diagonal."""
+    for first, last in panels(len(k)):
+        k[first:last, last:] = k[last:, first:last].T
+
+
+def panels(nao):
+    """Ranges of rows of K."""
+    count = max(1, round(nao / PANEL))
+    return list(pairwise(nao * n // count for n in range(count + 1)))

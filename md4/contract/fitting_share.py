@@ -149,19 +149,15 @@ class Share(DensityFitting):
         with self.working():
             for matrix, of_matrix in zip(dm, [None] * len(dm) if orbitals is None else orbitals):
                 f = factors(self.algebra.send(np.ascontiguousarray(matrix)), self.algebra, of_matrix)
-                left = fetch(self.algebra.xp.ascontiguousarray(f.left))
-                right = left if f.symmetric else fetch(self.algebra.xp.ascontiguousarray(f.right))
-                found.append(Factors(left, right, None if f.signs is None else fetch(f.signs)))
+                sides = [fetch(self.algebra.xp.ascontiguousarray(side.T)).T for side in f.sides]
+                found.append(Factors(sides[0], sides[-1], f.negative))
         return found
 
-    def _factors(self, density, orbitals):
-        """Of a density matrix, or what of its `Factors` on the host is for this worker."""
-        if not isinstance(orbitals, Factors):
-            return super()._factors(density, orbitals)
-        f, send = orbitals[self.number :: self.count], self.algebra.send
-        left = send(np.ascontiguousarray(f.left))
-        right = left if f.symmetric else send(np.ascontiguousarray(f.right))
-        return Factors(left, right, None if f.signs is None else send(np.ascontiguousarray(f.signs)))
+    def own_factors(self, f):
+        """What of `Factors` on the host is for this worker."""
+        own = slice(self.number, None, self.count)
+        sides = [self.algebra.send(np.ascontiguousarray(side.T[own])).T for side in f.sides]
+        return Factors(sides[0], sides[-1], len(range(f.negative)[own]))
 
     def own_columns(self):
         """(first, last) of the columns of which this worker makes J without a table; both are edges."""
@@ -172,15 +168,20 @@ class Share(DensityFitting):
     def first_passes(self, dm, with_j, with_k, exchange):
         """(a build without a table, its rho_P on the host), after K is made."""
         with self.working():
-            request = self._request(dm, with_j, with_k, exchange)
+            self._check_densities(len(dm), with_j, with_k)
+            request = self._request(self.algebra.send(np.ascontiguousarray(dm)), with_j, with_k)
+            request.exchange = [self.own_factors(f) for f in exchange] if with_k else []
             build = DirectBuild(self.columns, request, self.own_columns())
-            return build, self.algebra.fetch(build.first_passes())
+            rho = build.first_passes()
+            self._complete(request)
+            return build, self.algebra.fetch(rho)
 
     def second_pass(self, build, rho, with_j, with_k):
         """J and K of this worker on the host, with the rho_P of all workers."""
         with self.working():
             build.second_pass(self.algebra.send(rho.copy()))  # which it overwrites
-            return self._fetched(build.request, with_j, with_k)
+            fetch_j = self._fetch_j(build.request) if with_j else None
+            return fetch_j and fetch_j(), self.algebra.fetch(build.request.k) if with_k else None
 
     def made_rows(self, whole, first, last):
         """Any rows of B as from `rows`, from a pass through all integrals."""

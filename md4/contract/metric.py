@@ -43,7 +43,9 @@ class Metric:
     def __init__(self, matrix, algebra):
         self.algebra, self.naux, self.vectors = algebra, len(matrix), None
         self.lower = algebra.cholesky(matrix)
-        if self.lower is None:
+        if self.lower is not None:
+            self.solve = algebra.lower_solver(self.lower)
+        else:
             values, vectors = algebra.eigh(matrix)
             kept = algebra.fetch(values) > LINEAR_DEPENDENCE
             if not kept.any():
@@ -65,7 +67,7 @@ class Metric:
     def apply(self, array):
         """W times a C-contiguous array (naux, n), which is overwritten; shape (size, n)."""
         if self.vectors is None:
-            return self.algebra.solve_lower(self.lower, array)
+            return self.solve(array)
         step = max(1, self.algebra.block_bytes // (8 * self.naux))
         for first in range(0, array.shape[1], step):
             these = slice(first, first + step)
@@ -75,5 +77,5 @@ class Metric:
     def apply_transposed(self, array):
         """W^T times a C-contiguous array (size, n), which may be overwritten; shape (naux, n)."""
         if self.vectors is None:
-            return self.algebra.solve_lower(self.lower, array, transposed=True)
+            return self.solve(array, transposed=True)
         return self.algebra.xp.matmul(self.vectors.T, array)

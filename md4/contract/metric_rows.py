@@ -112,7 +112,7 @@ class Weights(Rows):
         for these in self.steps(array.shape[1]):
             part, made = array[:, these], self.algebra.empty((self.size, these.stop - these.start))
             for first, block in self.blocks:
-                self.algebra.xp.matmul(block, part[: block.shape[1]], out=made[first : first + len(block)])
+                self.algebra.product(block, part[: block.shape[1]], made[first : first + len(block)])
             array[: self.size, these] = made
         return array[: self.size]
 
@@ -121,7 +121,7 @@ class Weights(Rows):
         made = self.algebra.empty((self.naux, array.shape[1]))
         made[...] = 0.0
         for first, block in self.blocks:
-            made[: block.shape[1]] += self.algebra.xp.matmul(block.T, array[first : first + len(block)])
+            self.algebra.product(block.T, array[first : first + len(block)], made[: block.shape[1]], add=True)
         return made
 
 
@@ -138,10 +138,13 @@ class Substitution(Rows):
         super().__init__(inverse, piece, algebra)
         last = self.numbers[-1] + 1 if self.size else 0
         self.lower = self.copied(inverse.matrix[:last, :last])
+        self.solve = algebra.lower_solver(self.lower) if last else None
 
     def apply(self, array):
         """As `Metric.apply`."""
-        solved = self.algebra.solve_lower(self.lower, array[: len(self.lower)])
+        if self.size == 0:
+            return array[:0]
+        solved = self.solve(array[: len(self.lower)])
         if self.numbers == range(self.size):
             return solved
         for these in self.steps(array.shape[1]):
@@ -152,4 +155,4 @@ class Substitution(Rows):
 
     def apply_transposed(self, array):
         """As `Metric.apply_transposed`; of all rows."""
-        return self.algebra.solve_lower(self.lower, array, transposed=True)
+        return self.solve(array, transposed=True)

@@ -1,6 +1,7 @@
 """Linear algebra of the CPU backend: NumPy and SciPy, whose BLAS has threads of its own."""
 
 from contextlib import nullcontext
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -60,6 +61,10 @@ class HostAlgebra:
         out[...] = array
         return out
 
+    def later(self, array):
+        """The same array."""
+        return lambda: array
+
     def host_table(self, shape):
         """As `empty`."""
         return self.empty(shape)
@@ -92,11 +97,24 @@ class HostAlgebra:
         in_threads(-(-len(table) // ROWS), rows, into.size)
         return out
 
+    def unpack(self, table, places, out):
+        """As `gather`: the places above the diagonal are those below."""
+        return self.gather(table, places, out)
+
     def gather_to_host(self, table, columns, out):
         """As `gather`."""
         self.gather(table, columns, out)
 
-    # factorisations
+    # products and factorisations
+
+    def product(self, a, b, out, factor=1.0, add=False):
+        """By NumPy's matmul."""
+        made = np.matmul(a, b, out=None if add else out)
+        if factor != 1.0:
+            made *= factor
+        if add:
+            out += made
+        return out
 
     def cholesky(self, matrix):
         """L, or None."""
@@ -121,12 +139,17 @@ class HostAlgebra:
 
         return linalg.svd(matrix, full_matrices=False, check_finite=False)
 
-    def solve_lower(self, lower, array, transposed=False):
-        """Triangular equations, in place."""
-        from scipy.linalg import blas
+    def lower_solver(self, lower):
+        """Triangular equations by BLAS."""
+        return partial(solve_lower, lower)
 
-        # BLAS sees the transposed arrays: X^T L^T = A^T, or X^T L = A^T.
-        solved = blas.dtrsm(1.0, lower.T, array.T, side=1, lower=0, trans_a=int(transposed), overwrite_b=1)
-        if not np.may_share_memory(solved, array):
-            array[...] = solved.T
-        return array
+
+def solve_lower(lower, array, transposed=False):
+    """L^-1 or L^-T times `array`, in place."""
+    from scipy.linalg import blas
+
+    # BLAS sees the transposed arrays: X^T L^T = A^T, or X^T L = A^T.
+    solved = blas.dtrsm(1.0, lower.T, array.T, side=1, lower=0, trans_a=int(transposed), overwrite_b=1)
+    if not np.may_share_memory(solved, array):
+        array[...] = solved.T
+    return array

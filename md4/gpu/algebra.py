@@ -5,10 +5,15 @@ from contextlib import contextmanager
 import numpy as np
 
 from md4.errors import DeviceError, MemoryLimitError
+from md4.gpu.buffers import as_buffer
+from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.pool import ITEM_BYTES, bucket
 from md4.support.display import size_text
 from md4.support.environment import way_to_cupy
 from md4.support.memory import host_memory
+
+# Rows that `LowerSolver` solves at once by the inverse of a diagonal block, and columns on which it works at a time.
+SOLVED_ROWS, SOLVED_COLUMNS = 128, 1 << 16
 
 
 def cupy_module():
@@ -54,6 +59,9 @@ class DeviceAlgebra:
 
     def __init__(self, backend):
         self.xp = cupy_module()
+        from cupy.cuda import cublas, device
+
+        self.cublas, self.handle_of_cublas = cublas, device.get_cublas_handle
         self.backend, self.context = backend, backend.context
         self.stream = self.xp.cuda.Stream.from_external(Handle(self.context.stream))
         self.copies = None
@@ -99,6 +107,24 @@ class DeviceAlgebra:
         self.stream.synchronize()
         return found
 
+    def later(self, array):
+        """By the stream of copies, beside what the device does next."""
+        made, copies = self.stream.record(), self.stream_of_copies()
+
+        def fetch():
+            copies.wait_event(made)
+            found = array.get(stream=copies)
+            copies.synchronize()
+            return found
+
+        return fetch
+
+    def stream_of_copies(self):
+        """A stream of CuPy's own, made when it is first needed."""
+        if self.copies is None:
+            self.copies = self.xp.cuda.Stream(non_blocking=True)
+        return self.copies
+
     def host_table(self, shape):
         """Pinned memory: copies run at full speed beside the work of the device.
 
@@ -133,9 +159,7 @@ class DeviceAlgebra:
 
     def row_blocks(self, table, blocks):
         """Two buffers: while the device works with one, the other is filled by a stream of copies."""
-        cuda = self.xp.cuda
-        if self.copies is None:
-            self.copies = cuda.Stream(non_blocking=True)
+        cuda, copies = self.xp.cuda, self.stream_of_copies()
         most = max((last - first for first, last in blocks), default=0)
         buffers = [self.empty((most, table.shape[1])) for _ in range(min(2, len(blocks)))]
         copied, used = [cuda.Event(disable_timing=True) for _ in buffers], [self.stream.record() for _ in buffers]
@@ -143,9 +167,9 @@ class DeviceAlgebra:
         def start(n):
             first, last = blocks[n]
             which = n % 2
-            self.copies.wait_event(used[which])
-            buffers[which][: last - first].set(table[first:last], stream=self.copies)
-            copied[which].record(self.copies)
+            copies.wait_event(used[which])
+            buffers[which][: last - first].set(table[first:last], stream=copies)
+            copied[which].record(copies)
 
         try:
             for n in range(min(2, len(blocks))):
@@ -157,7 +181,7 @@ class DeviceAlgebra:
                 if n + 2 < len(blocks):
                     start(n + 2)
         finally:
-            self.copies.synchronize()  # nothing may write to the buffers once they are given back
+            copies.synchronize()  # nothing may write to the buffers once they are given back
 
     def sorted_rows(self, array, places, out):
         """Rows in another order."""
@@ -167,11 +191,31 @@ class DeviceAlgebra:
         """Columns of each row."""
         return self.xp.take(table, columns, axis=1, out=out)
 
+    def unpack(self, table, places, out):
+        """Rows as symmetric matrices, by a kernel of md4."""
+        launch_unpack(self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1])
+        return out
+
     def gather_to_host(self, table, columns, out):
         """As `gather`, and a copy to the host."""
         self.fetch(self.gather(table, columns, self.empty(out.shape)), out)
 
-    # factorisations
+    # products and factorisations
+
+    def product(self, a, b, out, factor=1.0, add=False):
+        """By cuBLAS, which sees transposed arrays: out^T = b^T a^T."""
+        (b_pointer, b_turned, b_step), (a_pointer, a_turned, a_step) = operand(b), operand(a)
+        pointer, turned, step = operand(out)
+        if turned:
+            raise ValueError("the rows of a product must be contiguous.")
+        operations, scales = (self.cublas.CUBLAS_OP_N, self.cublas.CUBLAS_OP_T), np.array([factor, add], dtype=float)
+        if out.size and (a.shape[1] or not add):
+            self.cublas.dgemm(
+                self.handle_of_cublas(), operations[b_turned], operations[a_turned], out.shape[1], out.shape[0],
+                a.shape[1], scales.ctypes.data, b_pointer, b_step, a_pointer, a_step, scales[1:].ctypes.data, pointer,
+                step,
+            )  # fmt: skip
+        return out
 
     def cholesky(self, matrix):
         """L, or None."""
@@ -191,16 +235,79 @@ class DeviceAlgebra:
         """Singular values and vectors."""
         return self.xp.linalg.svd(matrix, full_matrices=False)
 
-    def solve_lower(self, lower, array, transposed=False):
-        """Triangular equations by cuBLAS, in place."""
-        from cupy.cuda import cublas, device
+    def lower_solver(self, lower):
+        """Triangular equations by products."""
+        return LowerSolver(self, lower)
 
-        # cuBLAS sees the transposed arrays: X^T L^T = A^T, or X^T L = A^T.
-        rows, columns = array.shape
-        one = np.array(1.0)
+
+def operand(array):
+    """A matrix as cuBLAS takes it: its pointer, whether columns are contiguous rather than rows, and their distance.
+
+    Of the distance, a count of numbers, nothing depends where there is one row (or column) only.
+    """
+    (rows, columns), (down, right) = array.shape, array.strides
+    if right == ITEM_BYTES or columns == 1 == rows:
+        return array.data.ptr, False, max(1, columns, down // ITEM_BYTES if rows > 1 else 0)
+    if down != ITEM_BYTES:
+        raise ValueError(f"a matrix of strides {array.strides} has neither contiguous rows nor contiguous columns.")
+    return array.data.ptr, True, max(1, rows, right // ITEM_BYTES if columns > 1 else 0)
+
+
+class LowerSolver:
+    """Solves equations of a lower triangular matrix L for many right-hand sides, in place.
+
+    All is done by products, block after block of rows: L_kk X_k = A_k - sum_{j<k} L_kj X_j. The inverses of the
+    diagonal blocks are made once. What they make of the right-hand side is corrected once, X_k += L_kk^-1 (A_k - L_kk
+    X_k), so that X_k is as accurate as by substitution, also where L_kk is nearly singular.
+
+    Parameters
+    ----------
+    algebra : DeviceAlgebra
+    lower : array, shape (n, n)
+    """
+
+    def __init__(self, algebra, lower):
+        self.algebra, self.lower, n = algebra, lower, len(lower)
+        self.blocks = [slice(first, min(first + SOLVED_ROWS, n)) for first in range(0, n, SOLVED_ROWS)]
+        inverses, rows = algebra.empty((n, min(n, SOLVED_ROWS))), algebra.xp.arange(n)
+        inverses[...] = 0.0
+        inverses[rows, rows % SOLVED_ROWS] = 1.0
+        self.inverses = [
+            self.invert(lower[these, these], inverses[these, : these.stop - these.start]) for these in self.blocks
+        ]
+
+    def invert(self, block, inverse):
+        """L_kk^-1 in place of the unit matrix, by cuBLAS, which sees transposed arrays: X^T L^T = 1."""
+        one, (pointer, _, step), (into, _, width) = np.array(1.0), operand(block), operand(inverse)
+        handle, cublas = self.algebra.handle_of_cublas(), self.algebra.cublas
         cublas.dtrsm(
-            device.get_cublas_handle(), cublas.CUBLAS_SIDE_RIGHT, cublas.CUBLAS_FILL_MODE_UPPER,
-            cublas.CUBLAS_OP_T if transposed else cublas.CUBLAS_OP_N, cublas.CUBLAS_DIAG_NON_UNIT, columns, rows,
-            one.ctypes.data, lower.data.ptr, rows, array.data.ptr, columns,
+            handle, cublas.CUBLAS_SIDE_RIGHT, cublas.CUBLAS_FILL_MODE_UPPER, cublas.CUBLAS_OP_N,
+            cublas.CUBLAS_DIAG_NON_UNIT, *inverse.shape, one.ctypes.data, pointer, step, into, width,
         )  # fmt: skip
+        return inverse
+
+    def __call__(self, array, transposed=False):
+        """L^-1 or L^-T times `array`, shape (n, columns), which is overwritten and returned."""
+        columns, rows = array.shape[1], min(len(array), SOLVED_ROWS)
+        room = max(1, self.algebra.memory_left() // (2 * ITEM_BYTES * rows))
+        pieces = max(1, -(-columns // min(SOLVED_COLUMNS, room)))
+        step = max(1, -(-columns // pieces))
+        work = self.algebra.empty((rows, step))
+        for first in range(0, columns, step):
+            self.solve(array[:, first : first + step], work, transposed)
         return array
+
+    def solve(self, array, work, transposed):
+        """The same of some columns; `work` has room for a block of rows."""
+        product, order = self.algebra.product, -1 if transposed else 1
+        for these, inverse in list(zip(self.blocks, self.inverses))[::order]:
+            block, right, solved = self.lower[these, these], array[these], work[: len(inverse), : array.shape[1]]
+            done = slice(these.stop, len(array)) if transposed else slice(0, these.start)
+            factors = [self.lower[these, done], block, inverse]
+            if transposed:
+                factors = [self.lower[done, these].T, block.T, inverse.T]
+            if done.start < done.stop:
+                product(factors[0], array[done], right, -1.0, add=True)
+            product(factors[2], right, solved)
+            product(factors[1], solved, right, -1.0, add=True)
+            right[...] = product(factors[2], right, solved, add=True)

@@ -222,7 +222,7 @@ class GpuBackend:
 
     def result(self, shape, out=None):
         """A device array for results: `out` if given and right, or a new one."""
-        return self.context.pool.array(shape) if out is None else checked_device_array(out, shape)
+        return self.context.pool.array(shape) if out is None else checked_device_array(out, shape, self.context.handle)
 
     def tensor(self, layout, out, device, least_block, host_tensor):
         """The AO tensor to fill: on the device where it fits, else on the host; see `md4.backends.Backend`."""

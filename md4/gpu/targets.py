@@ -54,17 +54,23 @@ class DeviceBlock:
         return DeviceBlock(self.array, first, self.strides, self.dims, self.turned, self.matrix)
 
 
-def checked_device_array(out, shape):
-    """`out` as a Numba device array; ArgumentError unless it is C-contiguous float64 of `shape` on a device."""
+def checked_device_array(out, shape, stream):
+    """`out` as a Numba device array; ArgumentError unless it is C-contiguous float64 of `shape` on a device.
+
+    Numba waits for the stream that the array names. Work on `stream`, the handle of that on which `out` will be
+    written, comes after it anyway.
+    """
     if not hasattr(out, "__cuda_array_interface__"):
         raise ArgumentError(f"out must be a device array (with __cuda_array_interface__), not {type(out).__name__}.")
-    array = cuda.as_cuda_array(out)
+    interface = out.__cuda_array_interface__
+    # where the default stream, whose handle is 0, has the number 1
+    array = cuda.as_cuda_array(out, sync=interface.get("stream") != (stream or 1))
     if tuple(array.shape) != tuple(shape) or array.dtype != np.float64 or not array.is_c_contiguous():
         raise ArgumentError(
             f"out must be a C-contiguous float64 device array of shape {tuple(shape)}, "
             f"not {array.dtype} of shape {tuple(array.shape)}."
         )
-    if out.__cuda_array_interface__["data"][1]:
+    if interface["data"][1]:
         raise ArgumentError("out is a read-only device array; pass one that can be written to.")
     return array
 

@@ -87,8 +87,7 @@ class DigestTuning:
     """Both kernels that digest blocks into J and K."""
 
     threads: int  # threads of a block
-    integrals: int  # most integrals of a lane that make it worth to take several bra pairs one after the other
-    warps: int  # fewest warps that must be left when it does
+    warps: int  # fewest warps that must be left when each takes several bra pairs one after the other
     block_bytes: int  # most bytes of a block of integrals
 
 
@@ -101,6 +100,7 @@ class DigestRowsTuning:
     blocks: tuple  # blocks that share a multiprocessor, for 1, 2, ... functions a of a tile
     sum_row: int  # bytes from one row of 2 x 32 parts of X to the next; a multiple of 128 would put them in one bank
     stage_row: int  # bytes from one row of 32 integrals to the next; lanes read 4 values of each of 8 rows at once
+    lane_integrals: int  # most integrals of a lane in several bra pairs
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,14 @@ class DigestQuartetsTuning:
     """Digestion by threads (`md4.gpu.kernels.digest_quartets`)."""
 
     integrals: int  # most integrals of a quartet that a thread digests alone
+    lane_integrals: int  # most integrals of a lane in several bra pairs, after which it adds to Y_cd
 
 
-DIGEST = DigestTuning(threads=128, integrals=64, warps=8448, block_bytes=2 << 30)
-DIGEST_ROWS = DigestRowsTuning(rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288)
-DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81)
+DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
+DIGEST_ROWS = DigestRowsTuning(
+    rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288, lane_integrals=64
+)
+DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81, lane_integrals=512)
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,18 @@ class ScatterTuning:
 
 
 SCATTER = ScatterTuning(threads=256, blocks=1 << 20)
+
+
+@dataclass(frozen=True)
+class UnpackTuning:
+    """Rows of pairs of AOs as symmetric matrices (`md4.gpu.kernels.unpack`)."""
+
+    threads: int  # threads of a block, a multiple of 32
+    rows: int  # rows of the table that a block takes
+    blocks: int  # blocks that a multiprocessor is to hold at once
+
+
+UNPACK = UnpackTuning(threads=256, rows=8, blocks=5)
 
 # (ab|q] and r of one chunk take about this many bytes, far beyond the L2 cache: short launches lose more in their tails
 # than the cache saves.

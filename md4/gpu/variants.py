@@ -21,6 +21,7 @@ from md4.gpu.kernels.h_matrices import h_variant
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.kernels.scatter import scatter_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
+from md4.gpu.kernels.unpack import unpack_variant
 from md4.gpu.paths import plan_variants, timed_plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.tuning import FUSED, MIXED_SHELLS, THREAD_QUARTET
@@ -261,6 +262,7 @@ def tensor_variants(unit, kind, basis, bra, ket, triangle, target, cut=False):
         return
     matrix = target == "matrix"
     yield from common_variants("tensor", () if matrix else [s for s in EVERY_SYMMETRY if s not in SYMMETRIES])
+    yield from [unpack_variant()] if matrix else ()
     triangle = combinations_with_replacement(sides[0], 2) if triangle else ()
     # the bra is the earlier list where a matrix is made, the later one where a tensor is
     for (one, count), (other, partners) in [*product(*sides), *(two if matrix else two[::-1] for two in triangle)]:

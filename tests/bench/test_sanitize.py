@@ -233,7 +233,7 @@ def no_device(monkeypatch):
         "clear": lambda buffer, stream: ctypes.memset(buffer.pointer, 0, buffer.size * buffer.itemsize),
         "copy_to_host": lambda array, pointer, stream: ctypes.memmove(array.ctypes.data, pointer, array.nbytes),
     }  # fmt: skip
-    modules = [buffers, device, device_pairs, device_coulomb, device_tensor, gpu, pool, sums]
+    modules = [buffers, device, device_pairs, device_coulomb, device_tensor, families, gpu, pool, sums]
     for module in modules:
         for name, stand_in in stand_ins.items():
             if hasattr(module, name):

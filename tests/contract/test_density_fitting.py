@@ -11,6 +11,7 @@ from pyscf import df, scf
 
 import md4
 from md4.contract.density_fitting import DensityFitting
+from md4.contract.exchange_factors import Factors, panels
 from md4.contract.fitting_stores import Columns, chosen_store
 from md4.cpu.algebra import HostAlgebra
 
@@ -85,6 +86,26 @@ def test_orbitals(ours, theirs, water):
     assert_same(ours.get_jk(dm, orbitals=[(c, 2 * n)]), wanted)
 
 
+@pytest.mark.parametrize("negative", [0, 2, 5])
+def test_factors_in_part(negative):
+    """Which of them have a negative sign."""
+    f = Factors(*[np.arange(10.0).reshape(2, 5)] * 2, negative)
+    parts = [f[first : first + 2] for first in range(0, 5, 2)]
+    assert [part.rank for part in parts] == [2, 2, 1]
+    assert [part.negative for part in parts] == {0: [0, 0, 0], 2: [2, 0, 0], 5: [2, 2, 1]}[negative]
+    assert f[1:4].negative == {0: 0, 2: 1, 5: 3}[negative]
+    assert all(part.symmetric for part in parts)
+    assert not Factors(f.left, f.left + 1, negative)[1:].symmetric
+
+
+@pytest.mark.parametrize("nao", [1, 150, 400, 650, 1566])
+def test_panels(nao):
+    """They are the rows of K, about 400 each."""
+    found = panels(nao)
+    assert [n for first, last in found for n in range(first, last)] == list(range(nao))
+    assert all(300 <= last - first < 600 for first, last in found) or len(found) == 1
+
+
 def test_zero_density(ours, water):
     assert all(not v.any() for v in ours.get_jk(np.zeros((water.nao, water.nao))))
 
@@ -152,7 +173,8 @@ def test_no_auxiliary_function_left(water):
 
 
 def test_small_blocks(water, theirs, monkeypatch):
-    """Many chunks of columns, blocks of rows, and passes through the integrals."""
+    """Many chunks of columns, blocks of rows, panels of K, and passes through the integrals."""
+    monkeypatch.setattr("md4.contract.exchange_factors.PANEL", 7)
     monkeypatch.setattr(HostAlgebra, "chunk_bytes", 1 << 15)
     monkeypatch.setattr(HostAlgebra, "block_bytes", 1 << 15)
     dm = random_densities(water, 0, 2)

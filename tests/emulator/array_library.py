@@ -15,7 +15,7 @@ from scipy.linalg import blas
 
 # Functions that CuPy has under the same names, with the same parameters.
 SAME = (
-    "ascontiguousarray", "concatenate", "matmul", "multiply", "sign", "sqrt", "tril",
+    "arange", "ascontiguousarray", "full", "matmul", "sqrt", "tril",
 )  # fmt: skip
 FACTORISATIONS = "cholesky", "eigh", "svd"
 # Host memory that can be pinned.
@@ -42,7 +42,8 @@ class Array(np.ndarray):
 
     @property
     def __cuda_array_interface__(self):
-        return {"data": (self.ctypes.data, False), "shape": self.shape, "strides": None, "typestr": "<f8", "version": 3}
+        interface = {"data": (self.ctypes.data, False), "shape": self.shape, "strides": None, "typestr": "<f8"}
+        return {**interface, "version": 3, "stream": 1}
 
     def get(self, stream=None, order="C", out=None, blocking=True):
         found = np.array(np.asarray(self), order=order)
@@ -105,7 +106,7 @@ class Library:
         device = ModuleType("cupy.cuda.device")
         device.get_cublas_handle = lambda: 0
         cublas = ModuleType("cupy.cuda.cublas")
-        cublas.dtrsm = self.dtrsm
+        cublas.dtrsm, cublas.dgemm = self.dtrsm, self.dgemm
         for n, name in enumerate(("SIDE_LEFT", "SIDE_RIGHT", "OP_N", "OP_T", "DIAG_NON_UNIT", "FILL_MODE_UPPER")):
             setattr(cublas, f"CUBLAS_{name}", n)
         self.constants = vars(cublas)
@@ -199,18 +200,32 @@ class Library:
         """cuBLAS's, of matrices in Fortran's order."""
         c = self.constants
         right, upper = side == c["CUBLAS_SIDE_RIGHT"], uplo == c["CUBLAS_FILL_MODE_UPPER"]
-        one = ctypes.c_double.from_address(alpha).value
-
-        def matrix(pointer, rows, columns, ld):
-            held = (ctypes.c_double * (ld * columns)).from_address(pointer)
-            return np.frombuffer(held, float).reshape(columns, ld).T[:rows]
-
         order = n if right else m
         found = blas.dtrsm(
-            one, matrix(a, order, order, lda), matrix(b, m, n, ldb), side=int(right), lower=int(not upper),
+            number(alpha), matrix(a, order, order, lda), matrix(b, m, n, ldb), side=int(right), lower=int(not upper),
             trans_a=int(trans == c["CUBLAS_OP_T"]), diag=0,
         )  # fmt: skip
         matrix(b, m, n, ldb)[...] = found
+
+    def dgemm(self, handle, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
+        """cuBLAS's, of matrices in Fortran's order; without beta it does not read what it writes to."""
+        turned = self.constants["CUBLAS_OP_T"]
+        one = matrix(a, k, m, lda).T if trans_a == turned else matrix(a, m, k, lda)
+        other = matrix(b, n, k, ldb).T if trans_b == turned else matrix(b, k, n, ldb)
+        out, before = matrix(c, m, n, ldc), number(beta)
+        out[...] = number(alpha) * (one @ other) + (before * out if before else 0.0)
+
+
+def number(pointer):
+    """A scalar of the host."""
+    return ctypes.c_double.from_address(pointer).value
+
+
+def matrix(pointer, rows, columns, step):
+    """A matrix in Fortran's order whose columns are `step` numbers apart."""
+    assert step >= max(1, rows)
+    held = (ctypes.c_double * (step * columns)).from_address(pointer)
+    return np.frombuffer(held, float).reshape(columns, step).T[:rows]
 
 
 @contextmanager

@@ -112,7 +112,7 @@ class Cuda:
     def __init__(self, machine, capability):
         self.machine, self.context = machine, Context(machine.memory)
         self.device = SimpleNamespace(compute_capability=capability, id=0)
-        self.gpus = [self.device]
+        self.gpus, self.waits = [self.device], []
         self.shared = SimpleNamespace(array=machine.shared_array)
         self.local = SimpleNamespace(array=machine.local_array)
         self.atomic = SimpleNamespace(add=self.add)
@@ -147,10 +147,11 @@ class Cuda:
 
     # the host
 
-    @staticmethod
-    def as_cuda_array(array):
-        """An array of another library; it is C-contiguous here."""
+    def as_cuda_array(self, array, sync=True):
+        """An array of another library; it is C-contiguous here. Waiting for its stream is noted."""
         interface = array.__cuda_array_interface__
+        if sync and interface.get("stream") is not None:
+            self.waits.append(interface["stream"])
         return SimpleNamespace(
             shape=interface["shape"], dtype=np.dtype(interface["typestr"]), is_c_contiguous=lambda: True, owner=array,
             __cuda_array_interface__=interface,

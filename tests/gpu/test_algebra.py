@@ -16,6 +16,8 @@ from md4.contract.fitting_stores import Columns
 from md4.contract.fitting_team import density_fitting
 from md4.contract.metric_rows import inverse
 from md4.contract.three_centre import ThreeCentre
+from md4.cpu.algebra import HostAlgebra
+from md4.gpu import targets
 from md4.gpu.buffers import as_buffer
 
 STORES = ["device", "host", "direct"]
@@ -92,10 +94,107 @@ def test_stores(emulated, host_integrals, store, auxbasis, monkeypatch):
     """Blocks of few rows, so that both buffers of a streamed tensor are filled again."""
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 13)
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.chunk_bytes", 1 << 13)
+    monkeypatch.setattr("md4.gpu.algebra.SOLVED_ROWS", 8)
+    monkeypatch.setattr("md4.contract.exchange_factors.PANEL", 4)
     ours = fitting(MORE, auxbasis, "cuda", store=store)
     assert ours.store == store
     assert len(ours.columns.cuts()) > 2
     compare(ours, fitting(MORE, auxbasis, "cpu"), MORE)
+
+
+# products and triangular equations ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def algebra(emulated):
+    made = md4.Engine(md4.Basis.from_mol(FEW), backend="cuda").backend.algebra()
+    with made.working():
+        yield made
+
+
+def sent(algebra, array):
+    """A copy in device memory, contiguous, with a number more in each row where the array has two axes."""
+    made = algebra.empty((len(array), array.shape[1] + 1))[:, :-1]
+    made[...] = algebra.send(array)
+    return made
+
+
+@pytest.mark.parametrize("factor, add", [(1.0, False), (-2.0, False), (1.0, True), (-2.0, True)])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (1, 4, 1), (3, 1, 5), (1, 1, 1), (4, 0, 2), (0, 3, 2)], ids=str)
+def test_product(algebra, shape, factor, add):
+    """Of matrices, parts of matrices and transposed ones; on the CPU as well."""
+    (m, k, n), rng = shape, np.random.default_rng(0)
+    a, b, c = rng.normal(size=(m, k)), rng.normal(size=(k, n)), rng.normal(size=(m, n))
+    right = factor * a @ b + (c if add else 0)
+    for one, other in ((a, b), (a.T.copy().T, b), (a, b.T.copy().T), (a.T.copy().T, b.T.copy().T)):
+        given = [sent(algebra, x) if x.flags.c_contiguous else sent(algebra, x.T).T for x in (one, other)]
+        out = sent(algebra, c if add else np.full((m, n), np.nan))
+        assert algebra.product(*given, out, factor, add) is out
+        assert np.allclose(algebra.fetch(out), right, rtol=1e-14, atol=1e-14)
+        host = c.copy() if add else np.full((m, n), np.nan)
+        assert HostAlgebra.product(None, one, other, host, factor, add) is host
+        assert np.allclose(host, right, rtol=1e-14, atol=1e-14)
+
+
+def test_product_of_what_cublas_cannot_take(algebra):
+    """Every second column, or a result that is transposed."""
+    square = algebra.empty((4, 4))
+    with pytest.raises(ValueError, match="neither contiguous rows"):
+        algebra.product(algebra.empty((4, 8))[:, ::2], square, square)
+    with pytest.raises(ValueError, match="rows of a product"):
+        algebra.product(square, square, algebra.empty((4, 4)).T)
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 19])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_lower_solver(algebra, count, transposed, monkeypatch):
+    """Several blocks of rows and pieces of columns, in place of a part of a matrix."""
+    monkeypatch.setattr("md4.gpu.algebra.SOLVED_ROWS", 8)
+    monkeypatch.setattr("md4.gpu.algebra.SOLVED_COLUMNS", 5)
+    rng = np.random.default_rng(count)
+    lower, given = np.tril(rng.normal(size=(count, count))) + 4 * np.eye(count), rng.normal(size=(count, 12))
+    held = algebra.send(given)
+    found = algebra.lower_solver(algebra.send(lower))(held[:, 2:10], transposed)
+    right = np.linalg.solve(lower.T if transposed else lower, given[:, 2:10])
+    assert np.allclose(algebra.fetch(found), right, rtol=1e-12, atol=1e-12)
+    assert np.shares_memory(found, held)
+    assert np.array_equal(held[:, :2], given[:, :2])
+
+
+def test_lower_solver_of_a_metric_that_is_nearly_singular(algebra, monkeypatch):
+    """Where inverses of diagonal blocks alone would lose digits, B^T B is as good as by substitution.
+
+    It is (P|Q) once more for a tensor that is (P|Q) itself.
+    """
+    from scipy.linalg import solve_triangular
+
+    auxiliary = md4.Basis.from_mol(df.make_auxmol(MORE, df.aug_etb(MORE, beta=1.55)))
+    metric = ThreeCentre(md4.Basis.from_mol(MORE), auxiliary, backend="cpu").metric()
+    metric = np.tril(metric) + np.tril(metric, -1).T
+    assert 1e10 < np.linalg.cond(metric) < 1e15
+    lower = np.linalg.cholesky(metric)
+    monkeypatch.setattr("md4.gpu.algebra.SOLVED_ROWS", 64)
+    ours = algebra.fetch(algebra.lower_solver(algebra.send(lower))(algebra.send(metric)))
+    theirs = solve_triangular(lower, metric, lower=True)
+    errors = [abs(found.T @ found - metric).max() for found in (ours, theirs)]
+    assert errors[0] < 4 * errors[1] + 1e-14 * abs(metric).max()
+
+
+def test_no_wait_for_md4s_own_stream(emulated):
+    """Arrays of its algebra, unlike those of other streams, need no wait before they are written."""
+    backend = md4.Engine(md4.Basis.from_mol(FEW), backend="cuda").backend
+    waits = targets.cuda.waits
+    with backend.algebra().working():
+        out = backend.algebra().empty((2, 3))
+    waits.clear()
+    backend.result((2, 3), out)
+    assert waits == []
+    backend.context.handle = 7
+    backend.result((2, 3), out)
+    assert waits == [1]
+
+
+# memory ---------------------------------------------------------------------------------------------------------------
 
 
 def test_memory_goes_back(emulated, host_integrals):

@@ -4,6 +4,10 @@ Intrinsics that are unrolled while code is generated, for given numbers of funct
 time. The integrals (ab|cd) of one a are nb nc nd successive doubles in shared memory at `place`. What a thread keeps of
 D and X for all b are rows over c and d, `pair_rows(nb, nc, nd)` numbers in the order [b][c, then d]. In a matrix, `row`
 is where the row of AO a, or of the first AO b, begins; `c` and `d` are the first AOs of the ket shells.
+
+A warp goes through a row of D or X together. The numbers of its lanes over the functions of a ket shell are in a stage
+in shared memory, [lane][function], and lanes take them in this order to and from the matrix. So neighbours have
+neighbouring numbers, which memory loads or adds at once, where those of one lane would be as many requests.
 """
 
 from functools import cache
@@ -14,15 +18,20 @@ from numba.cuda.extending import intrinsic
 
 from md4.gpu.emit.instructions import (
     DOUBLE,
+    I32,
     I64,
     add_double,
     aggregate,
+    doubles_if,
     element_address,
     fields,
     fma,
     global_double,
+    global_pointer,
     shared_double,
 )
+from md4.gpu.emit.scalars import add_double_if
+from md4.gpu.emit.unrolled import store_doubles, warp_barrier
 
 i64, f64, i32 = types.int64, types.float64, types.int32
 
@@ -32,52 +41,140 @@ def pair_rows(nb, nc, nd):
     return nb * (nc + nd)
 
 
-def row_addresses(context, builder, array_type, array, row, aos):
-    """Addresses of array[row + ao] for each of `aos`."""
-    return [element_address(context, builder, array_type, array, builder.add(row, ao)) for ao in aos]
+def functions_of_ket(nc, nd):
+    """(shell 0 or 1 of the ket, number n) of all functions of c and d."""
+    return [(shell, n) for shell, functions in enumerate((nc, nd)) for n in range(functions)]
+
+
+def stage_parts(nc, nd):
+    """Where in the stage the numbers over c and over d begin, in doubles, None without any, and its size.
+
+    A shell of one function has none: each lane's number is the one that it takes in turn.
+    """
+    parts, size = [], 0
+    for functions in (nc, nd):
+        parts.append(size if functions > 1 else None)
+        size += 32 * functions if functions > 1 else 0
+    return parts, size
+
+
+@cache
+def make_columns_in_turn(nc, nd):
+    """Intrinsic (ao_ket, first, count, lane) -> in which columns of a matrix the numbers stand that a lane takes.
+
+    In bytes from the row's begin, -1 for none. The warp's ket pairs are the `count` ones from `first` on.
+    """
+    kind = types.UniTuple(i32, nc + nd)
+
+    @intrinsic
+    def columns_in_turn(typingctx, ao_ket, first, count, lane):
+        def codegen(context, builder, signature, args):
+            first, count, lane = args[1:]
+            columns = []
+            for shell, n in functions_of_ket(nc, nd):
+                functions, element = I64((nc, nd)[shell]), builder.add(lane, I64(32 * n))
+                pair = builder.udiv(element, functions)
+                live = builder.icmp_signed("<", pair, count)
+                place = builder.add(first, builder.select(live, pair, I64(0)))
+                index = builder.add(builder.mul(place, I64(2)), I64(shell))
+                address = element_address(context, builder, signature.args[0], args[0], index)
+                ao = builder.load(global_pointer(builder, address, 0, I64), align=8, typ=I64)
+                ao = builder.add(ao, builder.sub(element, builder.mul(pair, functions)))
+                column = builder.trunc(builder.mul(ao, I64(8)), I32)
+                columns.append(builder.select(live, column, I32(-1)))
+            return aggregate(builder, context.get_value_type(kind), columns)
+
+        return kind(ao_ket, i64, i64, i64), codegen
+
+    return columns_in_turn
+
+
+class Stage:
+    """The stage of a warp while code is generated: one row over c and d of each lane.
+
+    Parameters
+    ----------
+    address, lane : LLVM value
+        Where it begins in shared memory (i32), and the lane (i64).
+    """
+
+    def __init__(self, builder, address, lane, nc, nd):
+        self.builder, lane = builder, builder.trunc(lane, I32)
+        self.functions, (self.parts, _) = functions_of_ket(nc, nd), stage_parts(nc, nd)
+        self.own = [builder.add(address, builder.mul(lane, I32(8 * n))) for n in (nc, nd)]
+        self.in_turn = builder.add(address, builder.mul(lane, I32(8)))
+
+    def exchanged(self, values, own_first):
+        """Numbers that each lane takes in turn for those of its own, if `own_first`, or its own for those in turn."""
+        if self.parts == [None, None]:
+            return values
+        found = []
+        for value, (shell, n) in zip(values, self.functions):
+            if self.parts[shell] is not None:
+                place, offset = self.place(shell, n, own_first)
+                store_doubles(self.builder, place, [value], offset)
+        warp_barrier(self.builder)
+        for value, (shell, n) in zip(values, self.functions):
+            if self.parts[shell] is not None:
+                place, offset = self.place(shell, n, not own_first)
+                value = shared_double(self.builder, place, offset)  # noqa: PLW2901 the other lane's
+            found.append(value)
+        warp_barrier(self.builder)
+        return found
+
+    def place(self, shell, n, own):
+        """(address, offset in bytes) of a lane's n-th number over the functions of a shell: its own, or in turn."""
+        first = 8 * self.parts[shell]
+        return (self.own[shell], first + 8 * n) if own else (self.in_turn, first + 256 * n)
 
 
 @cache
 def make_load_rows(nb, nc, nd):
-    """Intrinsic (array, row, nao, c, d) -> the rows of all b, beginning with `row`."""
-    kind = types.UniTuple(f64, pair_rows(nb, nc, nd))
+    """Intrinsic (array, row, nao, columns, stage, lane) -> the rows of all b, beginning with `row`."""
+    kind, places = types.UniTuple(f64, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)
 
     @intrinsic
-    def load_rows(typingctx, array, row, nao, c, d):
+    def load_rows(typingctx, array, row, nao, columns, stage, lane):
         def codegen(context, builder, signature, args):
-            values, step = [], builder.mul(args[2], I64(8))
-            at_c, at_d = row_addresses(context, builder, signature.args[0], args[0], args[1], args[3:])
+            address = element_address(context, builder, signature.args[0], *args[:2])
+            values, stage = [], Stage(builder, *args[4:], nc, nd)
             for _ in range(nb):
-                values += [global_double(builder, at_c, 8 * n) for n in range(nc)]
-                values += [global_double(builder, at_d, 8 * n) for n in range(nd)]
-                at_c, at_d = builder.add(at_c, step), builder.add(at_d, step)
+                found = []
+                for column in fields(builder, args[3], nc + nd):
+                    here = builder.add(address, builder.sext(column, I64))
+                    found += doubles_if(builder, here, (column, -1))
+                values += stage.exchanged(found, own_first=False)
+                address = builder.add(address, builder.mul(args[2], I64(8)))
             return aggregate(builder, context.get_value_type(kind), values)
 
-        return kind(array, i64, i64, i64, i64), codegen
+        return kind(array, i64, i64, places, i32, i64), codegen
 
     return load_rows
 
 
 @cache
 def make_add_rows(nb, nc, nd):
-    """Intrinsic (array, row, nao, c, d, values, scale): adds scale times the rows of all b, atomically."""
-    kind = types.UniTuple(f64, pair_rows(nb, nc, nd))
+    """Intrinsic (array, row, nao, columns, stage, lane, values, scale): adds scale times the rows of all b, atomically.
+
+    Lanes of pairs that do not count may hold anything.
+    """
+    kind, places = types.UniTuple(f64, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)
 
     @intrinsic
-    def add_rows(typingctx, array, row, nao, c, d, values, scale):
+    def add_rows(typingctx, array, row, nao, columns, stage, lane, values, scale):
         def codegen(context, builder, signature, args):
-            step = builder.mul(args[2], I64(8))
-            at_c, at_d = row_addresses(context, builder, signature.args[0], args[0], args[1], args[3:5])
-            values = iter(fields(builder, args[5], pair_rows(nb, nc, nd)))
-            for _ in range(nb):
-                for n in range(nc):
-                    add_double(builder, at_c, builder.fmul(next(values), args[6]), 8 * n)
-                for n in range(nd):
-                    add_double(builder, at_d, builder.fmul(next(values), args[6]), 8 * n)
-                at_c, at_d = builder.add(at_c, step), builder.add(at_d, step)
+            address = element_address(context, builder, signature.args[0], *args[:2])
+            stage, columns, width = Stage(builder, *args[4:6], nc, nd), fields(builder, args[3], nc + nd), nc + nd
+            values = [builder.fmul(value, args[7]) for value in fields(builder, args[6], nb * width)]
+            for b in range(nb):
+                found = stage.exchanged(values[b * width : (b + 1) * width], own_first=True)
+                for value, column in zip(found, columns):
+                    here = builder.add(address, builder.sext(column, I64))
+                    add_double_if(builder, here, value, column, "gt", -1)
+                address = builder.add(address, builder.mul(args[2], I64(8)))
             return context.get_dummy_value()
 
-        return types.void(array, i64, i64, i64, i64, kind, f64), codegen
+        return types.void(array, i64, i64, places, i32, i64, kind, f64), codegen
 
     return add_rows
 

@@ -1,7 +1,8 @@
 """Digestion of blocks of small quartets into J and K, a thread each; the equations are in `md4.method.digestion`.
 
 A warp takes 32 ket pairs, one a lane, and a few bra pairs. It copies the integrals of its 32 quartets to shared memory
-together, where each lane reads its own; densities and sums of a quartet are in registers.
+together, where each lane reads its own; densities and sums of a quartet are in registers. To and from the rows of D and
+X they go by way of a stage in shared memory, so that neighbouring lanes have neighbouring numbers.
 """
 
 from md4.gpu.compile import Kernel
@@ -11,8 +12,10 @@ from md4.gpu.emit.digest_quartets import (
     make_add_rows,
     make_add_to_x,
     make_add_to_y,
+    make_columns_in_turn,
     make_load_block,
     make_load_rows,
+    stage_parts,
 )
 from md4.gpu.emit.instructions import (
     address_of,
@@ -36,8 +39,8 @@ def quartet_doubles(nb, nc, nd):
 
 
 def quartet_bytes(na, nb, nc, nd):
-    """Shared memory of a block of threads: the integrals of a quartet each."""
-    return 8 * na * nb * nc * nd * DIGEST.threads
+    """Shared memory of a block of threads: the integrals of a quartet each, and a stage for each warp."""
+    return 8 * (na * nb * nc * nd * DIGEST.threads + stage_parts(nc, nd)[1] * (DIGEST.threads // 32))
 
 
 def quartet_blocks(na, nb, nc, nd):
@@ -57,11 +60,14 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
     no_rows, no_block, warp_sums = make_empty(nb * width), make_empty(nc * nd), make_warp_sums(nb)
     copy, wait_all = make_copies(na * size, 256, 256, 8), make_wait_copies(0)
     weight_of, range_of, warps = jit_device(quartet_weight), jit_device(share_of), DIGEST.threads // 32
+    columns_in_turn, stage_size = make_columns_in_turn(nc, nd), stage_parts(nc, nd)[1]
 
     def kernel(block: Block, lists: Lists, matrices: Matrices, share: Share):
         lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
         work = i64(cuda.blockIdx.x) * warps + warp
-        start = shared_address(cuda.shared.array(0, types.float64)) + warp * (256 * na * size)
+        start = shared_address(cuda.shared.array(0, types.float64))
+        stage = i32(start + warps * (256 * na * size) + warp * (8 * stage_size))
+        start += warp * (256 * na * size)
         place = i32(start + 8 * na * size * lane)
         mine = warp_place(lane)
         (first_bra, last_bra, first), nao = range_of(share, work, block), matrices.nao
@@ -69,6 +75,7 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
         limit = i32((count * (na * size) - lane + 31) >> 5)
         kl = lists.first_ket + min(first + lane, block.nket - 1)
         c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
+        columns = columns_in_turn(lists.ao_ket, lists.first_ket + first, count, lane)
         if lane >= count:  # such a lane has weight 0, but what lies in shared memory may be NaN
             for n in range(na * size):
                 store_shared(i32(place + 8 * n), 0.0)
@@ -87,14 +94,15 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
                 weight = weight if lane < count else 0.0
                 x_b, d_b, b_row = no_rows(), no_rows(), origin + b_ao * nao
                 if with_k:
-                    d_b = load_rows(matrices.densities, b_row, nao, c, d)
+                    d_b = load_rows(matrices.densities, b_row, nao, columns, stage, lane)
                 wait_all()
                 cuda.syncwarp()
                 for a in range(na):
                     a_row, here = origin + (a_ao + a) * nao, i32(place + 8 * size * a)
                     if with_k:
-                        done = add_to_x(x_b, here, d_b, load_row(matrices.densities, a_row, nao, c, d))
-                        add_row(matrices.x, a_row, nao, c, d, done[:width], weight)
+                        d_a = load_row(matrices.densities, a_row, nao, columns, stage, lane)
+                        done = add_to_x(x_b, here, d_b, d_a)
+                        add_row(matrices.x, a_row, nao, columns, stage, lane, done[:width], weight)
                         x_b = done[width:]
                     if with_j:
                         sums = add_to_y(y_cd, here, d_cd, matrices.twice, a_row + b_ao, weight)
@@ -104,7 +112,7 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
                             add_global(matrices.y, a_row + b_ao + mine, total)
                 cuda.syncwarp()
                 if with_k:
-                    add_rows(matrices.x, b_row, nao, c, d, x_b, weight)
+                    add_rows(matrices.x, b_row, nao, columns, stage, lane, x_b, weight)
             if with_j:
                 add_block(matrices.y, origin + c * nao + d, nao, y_cd)
 

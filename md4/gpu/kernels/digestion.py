@@ -36,12 +36,9 @@ def digest_swapped(bra, ket):
     return ket.nab < bra.nab
 
 
-def bra_pairs_of_a_warp(integrals, warps):
-    """Bra pairs that a warp takes one after the other.
-
-    By the integrals of a lane for each bra pair, and the number of warps if each took one.
-    """
-    return max(1, min(DIGEST.integrals // integrals, warps // DIGEST.warps))
+def bra_pairs_of_a_warp(most, warps):
+    """Bra pairs that a warp takes one after the other, `most` at most; `warps` there are if each takes one."""
+    return max(1, min(most, warps // DIGEST.warps))
 
 
 class DigestLaunch(NamedTuple):
@@ -51,8 +48,8 @@ class DigestLaunch(NamedTuple):
     ----------
     shared : int
         Bytes of shared memory of a block.
-    elements, integrals : int
-        Elements of a ket pair, and integrals of a lane for each bra pair.
+    elements, bra_pairs : int
+        Elements of a ket pair, and most bra pairs that a warp takes one after the other.
     shape : tuple
         Last arguments of the kernel: a `Shape` where a warp goes through rows.
     ranges : list of (Variant, tuple of int)
@@ -61,7 +58,7 @@ class DigestLaunch(NamedTuple):
 
     shared: int
     elements: int
-    integrals: int
+    bra_pairs: int
     shape: tuple
     ranges: list
 
@@ -72,10 +69,12 @@ def digest_launch(context, bra, ket, counts):
         (digest_variant(bra, ket, *flags), ends) for ends, flags in zip(digest_ranges(*counts), digest_flags(*counts))
     ]
     if by_quartets(bra, ket):
-        return DigestLaunch(quartet_bytes(bra.na, bra.nb, ket.na, ket.nb), 1, bra.nab * ket.nab, (), ranges)
+        bra_pairs = DIGEST_QUARTETS.lane_integrals // (bra.nab * ket.nab)
+        return DigestLaunch(quartet_bytes(bra.na, bra.nb, ket.na, ket.nb), 1, bra_pairs, (), ranges)
     rows, b_step = tile_shape(bra.na, bra.nb)
     shape = Shape(bra.na, bra.nb, ket.na, ket.nb, b_step)
-    return DigestLaunch(DIGEST.threads // 32 * warp_bytes(rows, b_step), ket.nab, bra.nab, (shape,), ranges)
+    shared, bra_pairs = DIGEST.threads // 32 * warp_bytes(rows, b_step), DIGEST_ROWS.lane_integrals // bra.nab
+    return DigestLaunch(shared, ket.nab, bra_pairs, (shape,), ranges)
 
 
 def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, nao):
@@ -96,7 +95,7 @@ def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, na
     """
     fixed = context.fixed(digest_launch, ab.facts, cd.facts, counts)
     warps = -(-cd.npair * fixed.elements // 32)
-    bra_pairs = bra_pairs_of_a_warp(fixed.integrals, warps * ab.npair)
+    bra_pairs = bra_pairs_of_a_warp(fixed.bra_pairs, warps * ab.npair)
     blocks = -(-warps * -(-ab.npair // bra_pairs) * 32 // DIGEST.threads)
     chunk = Block(block.array, ab.npair, cd.npair), Lists(ab.first, cd.first, triangle, *places)
     for variant, ends in fixed.ranges:

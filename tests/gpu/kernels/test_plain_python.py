@@ -13,7 +13,7 @@ from md4.contract.ranks import Alone
 from md4.contract.tensor import Request, ao_tensor, locked_tensor
 from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.gpu import paths, tuning
-from md4.gpu.kernels import hermite_coulomb, recurrence, single_product
+from md4.gpu.kernels import hermite_coulomb, recurrence, single_product, unpack
 from md4.gpu.paths import plans
 from md4.method.angular import nherm
 from md4.method.operators import OPERATORS, Operator, kind_table, zero_function
@@ -304,7 +304,29 @@ def test_tensors_in_slices(aosym, monkeypatch):
     assert_same(found.array, right)
 
 
+@pytest.mark.parametrize(("nao", "count"), [(1, 1), (32, 3), (70, unpack.UNPACK.rows + 1)])
+def test_rows_as_symmetric_matrices(nao, count):
+    """Tiles within the matrices and at their edges, pairs that are left out, rows of several blocks."""
+    rng = np.random.default_rng(nao)
+    i, j = np.tril_indices(nao)
+    width = len(i) + 1
+    places = np.full((nao, nao), width - 1)
+    places[i, j] = places[j, i] = rng.permutation(len(i))
+    places[-1, 0] = places[0, -1] = width - 1
+    table = rng.normal(size=(count, width))
+    with running() as machine:
+        context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
+        buffer, (given, numbers) = context.pool.upload([table.ravel(), places.ravel()], context.stream)
+        out = context.pool.get(count * nao * nao)
+        unpack.launch_unpack(context, given, table.shape, numbers, out, nao)
+        found = host_array(out, "float64").reshape(count, nao, nao).copy()
+        unpack.launch_unpack(context, given, (0, width), numbers, out, nao)
+    assert machine.kernels == {"unpack_rows"}
+    assert np.array_equal(found, table[:, places])
+    context.pool.release(buffer)
+
+
 def test_no_kernel_is_left_out():
     tested = ALWAYS | PLAIN | DIGESTION | COULOMB | set(R_KERNELS)
-    tested |= {"correlation_by_warps", "scatter_block", "single_product"}
+    tested |= {"correlation_by_warps", "scatter_block", "single_product", "unpack_rows"}
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()
