@@ -1,6 +1,8 @@
 """Density fitting by several workers of one process: on the CPU, which they share, or on two GPUs."""
 
+import gc
 import logging
+import weakref
 from functools import partial
 
 import numpy as np
@@ -58,7 +60,7 @@ def alone(mol, auxbasis=AUXILIARY, **options):
     return DensityFitting(*bases(mol, auxbasis), **{"backend": "cpu", **options})
 
 
-def assert_same(found, wanted, tolerance=1e-11):
+def assert_same(found, wanted, tolerance=1e-10):
     for a, b in zip(found, wanted, strict=True):
         assert (a is None) == (b is None)
         assert b is None or (a.shape, a.dtype) == (b.shape, b.dtype)
@@ -120,8 +122,8 @@ def test_cutoff(workers):
 
 
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("beta, how", [(1.34, "Cholesky"), (1.2, "eigenvectors")])
-def test_nearly_dependent_functions(workers, water, store, beta, how):
+@pytest.mark.parametrize("beta, how", [(1.4, "Cholesky"), (1.2, "eigenvectors")])
+def test_nearly_dependent_functions(workers, backend, water, store, beta, how):
     """The energy is that of one worker, and that of PySCF, also where the metric is barely positive."""
     auxbasis = df.aug_etb(water, beta=beta)
     dm = scf.RHF(water).run(verbose=0).make_rdm1()
@@ -129,7 +131,8 @@ def test_nearly_dependent_functions(workers, water, store, beta, how):
     def energy(vj, vk):
         return np.vdot(dm, vj) / 2 - np.vdot(dm, vk) / 4
 
-    ours, one, theirs = workers(water, auxbasis, store=store), alone(water, auxbasis), df.DF(water, auxbasis).build()
+    ours, one = workers(water, auxbasis, store=store), alone(water, auxbasis, backend=backend)
+    theirs = df.DF(water, auxbasis).build()
     assert ours.metric.how == one.metric.how == how
     assert ours.size == one.size == theirs.get_naoaux()
     assert isinstance(ours.metric, Substitution) == (how == "Cholesky")
@@ -211,6 +214,16 @@ def test_tables_share_the_host(workers, water, monkeypatch):
     with pytest.raises(md4.MemoryLimitError, match="parts of the three-centre tensor of 2 workers take"):
         workers(water, store="host")
     assert workers(water, store="device").store == "device"
+
+
+def test_memory_is_freed(workers, water):
+    """Neither the team nor its threads are kept by what they did."""
+    ours = workers(water)
+    ours.get_jk(random_densities(water))
+    kept = [weakref.ref(it) for it in (ours, *ours.shares, ours.threads)]
+    del ours
+    gc.collect()
+    assert [it() for it in kept] == [None] * 4
 
 
 # errors ---------------------------------------------------------------------------------------------------------------
