@@ -119,18 +119,24 @@ class DensityFitting:
 
     def _make_tensor(self, progress):
         """Factorises the metric, chooses a store, and makes the table if there is one."""
-        three = self.three
-        three.compile_ahead(progress)
+        self.three.compile_ahead(progress)
         self._check_metric_memory()
         self.metric = Metric(self._sorted_metric(), self.algebra)
-        self.columns = Columns(three, self.metric, self.algebra)
-        shape = self.metric.size, three.ncol
+        self.columns = Columns(self.three, self.metric, self.algebra)
+        self._make_table(self._fitting_store(self.asked))
+
+    def _fitting_store(self, asked):
+        """`chosen_store` for the rows of `metric`."""
         rows = ROWS_BY_ITSELF if self.asked == "auto" else 1
         work = max(self.columns.least_bytes, rows * self._row_bytes(2 * self.nao))
-        self.store = chosen_store(self.asked, self.algebra, shape, work)
-        self.table = None if self.store == "direct" else Table(self.columns, self.store)
+        return chosen_store(asked, self.algebra, (self.metric.size, self.three.ncol), work)
+
+    def _make_table(self, store):
+        """Makes the table of a store, if there is one."""
+        self.store = store
+        self.table = None if store == "direct" else Table(self.columns, store)
         if self.table is not None:
-            three.store.clear()  # H matrices, which nothing needs any more
+            self.three.store.clear()  # H matrices, which nothing needs any more
         self.engine.backend.mark()()
 
     def _tell(self, start):
@@ -149,6 +155,11 @@ class DensityFitting:
     @property
     def size(self):
         return self.metric.size
+
+    @property
+    def rows_are_made(self):
+        """Whether `rows` makes all integrals."""
+        return self.store == "direct"
 
     # set-up
 
@@ -235,9 +246,7 @@ class DensityFitting:
             request.exchange = [factors(one, self.algebra, of_it) for one, of_it in zip(densities, orbitals)]
             del densities
             self._build(request)
-            for k, f in zip(request.k, request.exchange):
-                if f.symmetric:
-                    complete_exchange(k)
+            self._complete(request)
         if with_j:
             fetch_j = fetch_j or self._fetch_j(request)
         return fetch_j and fetch_j(), self.algebra.fetch(request.k) if with_k else None
@@ -249,6 +258,12 @@ class DensityFitting:
         for row, density in zip(coulomb, densities):
             row[:-1] = (density + density.T).reshape(-1)[self.columns_of] * (0.5 * self.weights)
         return Request(coulomb, [], self._zeros(coulomb.shape), self._zeros((n if with_k else 0, nao, nao)))
+
+    def _complete(self, request):
+        """Completes K that are symmetric."""
+        for k, f in zip(request.k, request.exchange):
+            if f.symmetric:
+                complete_exchange(k)
 
     @property
     def _reads_once(self):
@@ -321,19 +336,19 @@ class DensityFitting:
         out = np.zeros((last - first, self.nao * (self.nao + 1) // 2))
         with self.engine.lock, self.algebra.working():
             if self.table is None:
-                self._direct_rows(first, last, out)
+                self._direct_rows(self.columns, first, last, out)
                 return out
             most = block_rows(self.algebra, 8 * (2 * self.three.ncol + 2 + out.shape[1]))
             for start, rows in self.table.blocks(first, last, most):
                 self.algebra.gather_to_host(rows, self.triangle, out[start - first : start - first + len(rows)])
         return out
 
-    def _direct_rows(self, first, last, out):
+    def _direct_rows(self, columns, first, last, out):
         """Rows of B, from a pass through all integrals."""
         i, j = np.maximum(self.three.rows, self.three.cols), np.minimum(self.three.rows, self.three.cols)
         place = i * (i + 1) // 2 + j
         once = (self.three.weights == 2.0) | (self.three.rows >= self.three.cols)
-        for start, stop, part in self.columns.solved():
+        for start, stop, part in columns.solved():
             some = once[start:stop]
             out[:, place[start:stop][some]] = self.algebra.fetch(part[first:last])[:, some]
 

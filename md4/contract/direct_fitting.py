@@ -5,7 +5,8 @@
     rho_P = sum_kl (P|kl) D_lk
 
 J takes the integrals a second time, J_ij = sum_P (P|ij) (W^T W rho)_P. K needs as many passes as the X of all orbitals
-has parts that fit into memory.
+has parts that fit into memory. Several workers divide the columns for J, and orbitals for K
+(`md4.contract.fitting_team`).
 """
 
 import numpy as np
@@ -24,25 +25,36 @@ class DirectBuild:
     columns : md4.contract.fitting_stores.Columns
     request : md4.contract.density_fitting.Request
         J and K are added to it.
+    own : (int, int), optional
+        Columns of which rho and J are made, between edges; all by default.
     """
 
-    def __init__(self, columns, request):
-        self.columns, self.request = columns, request
+    def __init__(self, columns, request, own=None):
+        self.columns, self.request, self.own = columns, request, own or (0, columns.three.ncol)
         self.algebra, self.metric, self.three = columns.algebra, columns.metric, columns.three
 
     def run(self):
         """Makes J and K."""
-        xp, naux, request = self.algebra.xp, self.three.naux, self.request
-        rho = xp.zeros((len(request.coulomb), naux))
-        first = True
-        for group in self.groups(request.exchange) or [[]][: len(rho)]:  # K of zero densities needs no integrals
-            self.one_pass(group, rho if first and len(rho) else None)
-            first = False
+        self.second_pass(self.first_passes())
+
+    def first_passes(self):
+        """Makes K, and returns rho_P of the own columns, shape (n_j, naux)."""
+        rho = self.algebra.xp.zeros((len(self.request.coulomb), self.three.naux))
+        groups = self.groups(self.request.exchange)
+        if len(rho) and not groups:
+            self.one_pass([], rho)
+        for n, group in enumerate(groups):
+            self.one_pass(group, rho if n == 0 and len(rho) else None)
+        return rho
+
+    def second_pass(self, rho):
+        """Makes the own columns of J from the rho_P of all columns."""
+        xp, request = self.algebra.xp, self.request
         if not len(rho):
             return
         fitted = self.metric.apply(xp.ascontiguousarray(rho.T))
         fitted = xp.ascontiguousarray(self.metric.apply_transposed(xp.ascontiguousarray(fitted)).T)
-        for start, stop, chunk in self.columns.chunks():
+        for start, stop, chunk in self.columns.chunks(self.own):
             request.j[:, start:stop] = xp.matmul(fitted, chunk)
 
     def groups(self, exchange):
@@ -73,14 +85,19 @@ class DirectBuild:
         return groups
 
     def one_pass(self, group, rho):
-        """Adds K of a group, and to rho_P, shape (n_j, naux), if it is given; one pass through the integrals."""
+        """Adds K of a group, and to rho_P, shape (n_j, naux), if it is given; one pass through the integrals.
+
+        Without a group the pass is one through the own columns.
+        """
         xp, nao, naux, request = self.algebra.xp, self.three.nao, self.three.naux, self.request
         sides = [side for _, f in group for side in f.sides]
         halves = [self.algebra.empty((naux, side.shape[1], nao)) for side in sides]
         for half in halves:
             half[...] = 0.0
-        for start, stop, chunk in self.columns.chunks():
-            if rho is not None:
+        first, last = self.own
+        ranges = [(0, first), self.own, (last, self.three.ncol)] if group else [self.own]
+        for start, stop, chunk in self.columns.chunks(*ranges):
+            if rho is not None and first <= start < last:
                 rho += xp.matmul(request.coulomb[:, start:stop], chunk.T)
             if group:
                 self.add_half_transformed(chunk, start, stop, sides, halves)

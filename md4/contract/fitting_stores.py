@@ -48,21 +48,26 @@ class Columns:
         self.workspace = least_block(three.engine, orbital, orbital, *single)
         self.least_bytes = self.workspace + 16 * three.naux * int(np.diff(three.edges).max(initial=0))
 
-    def cuts(self):
-        """Where chunks begin and end: at edges, of about `chunk_bytes`, or what there is memory for."""
+    def cuts(self, first=0, last=None):
+        """Where chunks of some columns begin and end: at edges, of about `chunk_bytes`, or what there is memory for."""
         edges = np.asarray(self.three.edges)
+        last = int(edges[-1]) if last is None else last
         budget = min(self.algebra.chunk_bytes, WORK_SHARE * (self.algebra.memory_left() - self.workspace))
         most = max(1, int(budget) // (16 * max(1, self.three.naux)))
-        cuts = [0]
-        while cuts[-1] < edges[-1]:
+        cuts = [first]
+        while cuts[-1] < last:
             after = np.searchsorted(edges, cuts[-1], side="right")
-            cuts.append(int(edges[max(after, np.searchsorted(edges, cuts[-1] + most, side="right") - 1)]))
+            furthest = np.searchsorted(edges, cuts[-1] + most, side="right") - 1
+            cuts.append(min(last, int(edges[max(after, furthest)])))
         return list(pairwise(cuts))
 
-    def chunks(self):
-        """Yields (first, last, (P|ij)) with P in the order of the auxiliary basis; valid until the next one."""
+    def chunks(self, *ranges):
+        """Yields (first, last, (P|ij)) with P in the order of the auxiliary basis; valid until the next one.
+
+        Chunks do not cross the ends of `ranges` of columns (first, last), which are edges; all columns by default.
+        """
         self.three.store.fit(HERMITE_SHARE)  # tables and products may have taken memory since it was made
-        cuts, naux = self.cuts(), self.three.naux
+        cuts, naux = [cut for ends in ranges or [()] for cut in self.cuts(*ends)], self.three.naux
         if self.least_bytes > self.algebra.memory_left():
             raise MemoryLimitError(
                 f"the three-centre integrals of one pair of shells with {naux} auxiliary functions take "

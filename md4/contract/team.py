@@ -33,8 +33,8 @@ LABEL = "J/K quartets"
 NCCL_BYTES = 32 << 20
 
 
-def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks, gather=False):
-    """The engines of a rank, one a device; errors as in `md4.int2e`.
+def shared_devices(backend, stream, max_memory, devices, ranks, gather=False):
+    """(numbers of the devices of a rank, cap in MB of each or None); errors as in `md4.int2e`.
 
     Ranks of a node that work on the CPU have equal shares of the memory that is free, unless `max_memory` is given. If
     they `gather`, rank 0 needs more than the others, and no rank has a limit of its own.
@@ -46,6 +46,12 @@ def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks,
     on_cpu = backend == "cpu" or (backend == "auto" and not gpu.available())
     if max_memory is None and on_cpu and ranks.node_size > 1 and not gather:
         max_memory = host_memory() / ranks.node_size / 1e6
+    return numbers, max_memory
+
+
+def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks, gather=False):
+    """The engines of a rank, one a device of `shared_devices`."""
+    numbers, max_memory = shared_devices(backend, stream, max_memory, devices, ranks, gather)
     return [Engine(basis, None, operator, backend, stream, max_memory, device) for device in numbers]
 
 

@@ -90,6 +90,8 @@ class ThreeCentre:
         As those of `md4.Engine`.
     cutoff : float
         Shell pairs ij are left out if no |(ij|P)| can reach it, by the Schwarz inequality; of 1/r, erf and erfc.
+    pairs : list of ndarray, optional
+        The attribute `pairs` of another one, whose pairs are taken instead of those of the cutoff.
 
     Attributes
     ----------
@@ -97,6 +99,8 @@ class ThreeCentre:
         Over the joined basis; its lock is held by calls.
     naux, ncol : int
         Numbers of rows and of columns.
+    pairs : list of ndarray of int64, shapes (n, 2)
+        The shell pairs of each class.
     rows, cols : ndarray of int64, shape (ncol,)
         AO indices i and j of each column. Columns run shell pair by shell pair, in a pair as [a][b]. A pair of two
         shells is there once, all products of a shell with itself are, so (i, j) and (j, i) both.
@@ -117,16 +121,17 @@ class ThreeCentre:
     """
 
     def __init__(
-        self, basis, auxiliary, operator=None, backend="auto", stream=None, max_memory=None, device=None, cutoff=0.0
-    ):
+        self, basis, auxiliary, operator=None, backend="auto", stream=None, max_memory=None, device=None, cutoff=0.0,
+        pairs=None,
+    ):  # fmt: skip
         joined = Basis.joined([check_basis(this).segmented() for this in (basis, auxiliary)])
         self.engine = Engine(joined, None, operator, backend, stream, max_memory, device)
         check_order(2 * max(2 * joined.parts[0].lmax, joined.parts[1].lmax) if cutoff else self.order)
         self.basis, self.nao, self.naux = joined, basis.nao, auxiliary.nao
         shells, orbital = np.arange(joined.unit), np.arange(len(joined.parts[0]))
         self.single = unique_pairs_by_class(joined, shells[len(orbital) :], [joined.unit])
-        self.pairs = unique_pairs_by_class(joined, orbital, orbital)
-        if checked_real("cutoff", cutoff, 0):
+        self.pairs = unique_pairs_by_class(joined, orbital, orbital) if pairs is None else pairs
+        if checked_real("cutoff", cutoff, 0) and pairs is None:
             self.screen(cutoff)
         counts = np.diff(joined.ao_loc)
         sizes = [int(counts[pairs[0, 0]] * counts[pairs[0, 1]]) for pairs in self.pairs]

@@ -68,8 +68,12 @@ class DF:
         Hard cap in MB on what md4 allocates. The default is what is free. The attribute of the same name is PySCF's.
     stream : optional
         CUDA stream to work on; see `md4.Engine`.
-    devices : int, optional
-        Number of the GPU, or a list with one number.
+    devices : 'all', int or list of int, optional
+        GPUs that share the tensor and each build; see `md4.JK`. `max_memory` is that of each device.
+    comm : mpi4py.MPI.Intracomm, optional
+        Communicator whose ranks share the tensor and each build. All ranks call `build` and `get_jk` with the same
+        arguments, the first time also what else needs the tensor, and get the same J and K. Each rank may then ask for
+        rows of the tensor by itself, which makes all integrals. See the page "Several GPUs and nodes".
     store : {'auto', 'device', 'host', 'direct'}
         Where the tensor is: on the device (with backend 'cpu' in host memory), in pinned host memory, or nowhere, so
         that the integrals are made anew in each build. 'auto' takes the first one that fits.
@@ -89,6 +93,8 @@ class DF:
         From the first build: an element has no auxiliary functions, or all of them are linearly dependent.
     DeviceError
         From the first build: no usable GPU, or no CuPy.
+    RankError
+        Another rank failed. Its message is that rank's.
     MemoryLimitError
         From a build: the tensor or the least workspace does not fit.
 
@@ -119,15 +125,15 @@ class DF:
 
     def __init__(
         self, mol: Molecule, auxbasis: Any = None, backend: BackendName = "auto", max_memory: float | None = None,
-        stream: Stream = None, devices: Devices = None, store: Store = "auto", cutoff: float = CUTOFF,
+        stream: Stream = None, devices: Devices = None, store: Store = "auto", cutoff: float = CUTOFF, comm: Any = None,
     ) -> None:  # fmt: skip
         checked_choice("backend", backend, BACKENDS)
         checked_choice("store", store, STORES)
-        if devices is not None and len(chosen(devices, backend)) > 1:
-            raise UnsupportedError("density fitting works on one GPU; give the number of one for devices.")
+        if devices is not None:
+            chosen(devices, backend)
         self._md4 = Tensors(
             backend=backend, max_memory=checked_memory(max_memory), stream=checked_stream(stream), devices=devices,
-            store=store, cutoff=checked_real("cutoff", cutoff, 0), rank=None,
+            comm=comm, store=store, cutoff=checked_real("cutoff", cutoff, 0),
         )  # fmt: skip
         super().__init__(checked_mol(mol), auxbasis)  # type: ignore[call-arg]
 
@@ -136,11 +142,17 @@ class DF:
     def _md4_fitting(self, omega=None):
         """The `DensityFitting` of `mol` for an omega of PySCF; sets `auxmol`."""
         mol, tensors = checked_mol(self.mol), self._md4
-        self.auxmol = tensors.of(mol, self.auxbasis)
-        known = len(tensors.made)
-        fitting = tensors.fitting(mol, self.auxbasis, effective_omega(mol, omega))
-        if len(tensors.made) != known:
-            self._md4_tell(fitting)
+        omega = effective_omega(mol, omega)
+        known = tensors.has(mol, omega)
+
+        def made():
+            self.auxmol = tensors.of(mol, self.auxbasis)
+            return tensors.fitting(mol, self.auxbasis, omega)
+
+        if known:
+            return made()
+        fitting = tensors.ranks.together(made, "tensor of an md4.DF")
+        self._md4_tell(fitting)
         return fitting
 
     def _md4_tell(self, fitting):
@@ -176,12 +188,12 @@ class DF:
     # PySCF's interface
 
     def build(self) -> "DF":
-        """Makes the tensor; writes it to the file `_cderi_to_save` if that is set."""
+        """Makes the tensor; writes it to the file `_cderi_to_save` if that is set, of several ranks rank 0."""
         self.check_sanity()
         self.dump_flags()
         if self._md4_pyscf is None:
             self._md4_fitting()
-            if isinstance(self._cderi_to_save, str):
+            if isinstance(self._cderi_to_save, str) and self._md4.ranks.rank == 0:
                 self._md4_write(self._cderi_to_save)
         return self
 
@@ -214,7 +226,7 @@ class DF:
         step = checked_integer("blksize", self.blockdim if blksize is None else blksize, 1)
         fitting = self._md4_fitting()
         many = step
-        if fitting.store == "direct":
+        if fitting.rows_are_made:
             row = 4 * fitting.nao * (fitting.nao + 1)
             many = max(step, int(ROWS_SHARE * host_memory()) // row // step * step)
         for first in range(0, fitting.size, many):
@@ -246,6 +258,9 @@ class DF:
         """
         if self._md4_pyscf is not None:
             return self._md4_pyscf.get_jk(dm, hermi, with_j, with_k, direct_scf_tol, omega)
+        return self._md4.ranks.together(lambda: self._md4_get_jk(dm, hermi, with_j, with_k, omega), "DF.get_jk")
+
+    def _md4_get_jk(self, dm, hermi, with_j, with_k, omega):
         matrices = checked_array("the density matrices", dm)
         fitting = self._md4_fitting(omega)
         check_density(matrices, fitting.nao)

@@ -60,9 +60,8 @@ class Builder:
 
     @property
     def fitting_options(self):
-        """Options of the `md4.DF` of the same object. Each rank has one of its own."""
-        rank = None if self.ranks.size == 1 else self.ranks.node_rank
-        return {name: self.options[name] for name in ("backend", "max_memory", "stream", "devices")} | {"rank": rank}
+        """Options of the `md4.DF` of the same object."""
+        return self.options.copy()
 
     @locked
     def jk(self, mol, made=lambda jk: None):
@@ -367,7 +366,7 @@ def attach(
     stream : optional
         CUDA stream to work on; see `md4.Engine`.
     devices : 'all', int or list of int, optional
-        GPUs that share each build; see `md4.JK`. Density fitting uses the first one.
+        GPUs that share each build; see `md4.JK`.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator whose ranks share each build; see `md4.JK`. Every rank runs the same script. Guess, orbitals,
         energies and gradients are those of rank 0, which alone writes `mf.chkfile`; on the other ranks it is None.

@@ -5,15 +5,14 @@ from io import StringIO
 
 import numpy as np
 
-from md4.contract.density_fitting import DensityFitting
+from md4.contract.fitting_team import density_fitting
+from md4.contract.ranks import Alone, ranks_of
 from md4.errors import ArgumentError, BasisError
-from md4.gpu.devices import chosen
 from md4.method.operators import Operator
 from md4.pyscf import fingerprint
 from md4.shells.basis import Basis
 from md4.support.arguments import shown
 from md4.support.locks import Lock, locked
-from md4.support.log import log
 
 
 class Tensors:
@@ -22,19 +21,25 @@ class Tensors:
     Attributes
     ----------
     options : dict
-        backend, max_memory, stream, devices, store and cutoff as for `DF`, and the rank of this process on its node,
-        if there are several.
+        backend, max_memory, stream, devices, comm, store and cutoff as for `DF`.
+    ranks : md4.contract.ranks.Ranks or md4.contract.ranks.Alone
+        The ranks of comm.
     auxmol : pyscf.gto.Mole or None
         The auxiliary basis of the tensors.
     """
 
     def __init__(self, **options):
-        self.options, self.lock = options, Lock()
+        self.options, self.ranks, self.lock = options, ranks_of(options["comm"]), Lock()
         self.auxmol, self.made_for, self.made = None, None, {}
 
     def fresh(self):
         """New ones with the same options. The old ones may be shared by copies of the object."""
         return Tensors(**self.options)
+
+    @locked
+    def has(self, mol, omega):
+        """Whether the tensor of a molecule for an operator is there."""
+        return fingerprint(mol) == self.made_for and omega in self.made
 
     @locked
     def of(self, mol, auxbasis):
@@ -55,20 +60,18 @@ class Tensors:
         return self.made[omega]
 
     def first(self, mol, auxmol, operator):
-        """A `DensityFitting`, of which those for other operators are made."""
-        options = self.options.copy()
-        options["device"], *others = chosen(options.pop("devices"), options["backend"], options.pop("rank"))
-        if others:
-            log.info("density fitting works on GPU %d alone", options["device"])
-        return DensityFitting(Basis.from_mol(mol), Basis.from_mol(auxmol), operator, **options)
+        """A `DensityFitting` or `FittingTeam`, of which those for other operators are made."""
+        options = {name: value for name, value in self.options.items() if name != "comm"}
+        return density_fitting(Basis.from_mol(mol), Basis.from_mol(auxmol), operator, ranks=self.ranks, **options)
 
     def __repr__(self):
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if value is not None)
+        options = self.options | {"comm": None if self.options["comm"] is None else self.ranks}
+        return ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
 
     def __getstate__(self):
-        """Only the options. Tensors are made again; a stream belongs to this process."""
-        options = {**self.options, "stream": None}
-        return {"options": options, "lock": Lock(), "auxmol": None, "made_for": None, "made": {}}
+        """Only the options. Tensors are made again; a stream and a communicator belong to this process."""
+        options, made = {**self.options, "stream": None, "comm": None}, {"auxmol": None, "made_for": None, "made": {}}
+        return {"options": options, "ranks": Alone(), "lock": Lock(), **made}
 
 
 def make_auxmol(mol, auxbasis):

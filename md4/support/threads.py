@@ -5,7 +5,10 @@ then stay taken. So all that threads share is made in C, each step of it as a wh
 """
 
 import _thread
+import os
 import threading
+import weakref
+from queue import SimpleQueue
 
 
 class Share:
@@ -80,18 +83,52 @@ def complete(shares, stop, work_here):
             raise share.error
 
 
-def run_each(count, work, stop=lambda: None):
+class Standing:
+    """Threads that stay: number n runs one function after the other that is given to it, until the object is freed.
+
+    Libraries keep for each thread what takes long to make. A forked process, which has no other threads, gets new ones.
+    """
+
+    def __init__(self):
+        self.process, self.queues = os.getpid(), {}
+
+    def start(self, n, function):
+        """Has thread n call function(), after what it was given before."""
+        if self.process != os.getpid():
+            self.process, self.queues = os.getpid(), {}
+        queue = self.queues.get(n)
+        if queue is None:
+            queue = SimpleQueue()
+            _thread.start_new_thread(serve, (queue,))
+            self.queues[n] = queue  # now that it is served
+            weakref.finalize(self, queue.put, None)
+        queue.put(function)
+
+
+def serve(queue):
+    """Calls the functions in a queue until there is None."""
+    while (function := queue.get()) is not None:
+        function()
+        del function  # and with it what it refers to
+
+
+def start_new(n, function):
+    """Calls function() in a new thread."""
+    _thread.start_new_thread(function, ())
+
+
+def run_each(count, work, stop=lambda: None, start=start_new):
     """Calls work(0), ..., work(count - 1) at the same time, each in a thread of its own, the first in the caller's.
 
     If one of them fails, `stop()` should make the others return soon. Their errors are raised here, the first one of
-    the first that has one.
+    the first that has one. `start` may be that of a `Standing`.
     """
     call = guarded(work, stop)
     shares = [Share(call, n) for n in range(1, count)]
 
     def work_here():
         for share in shares:
-            _thread.start_new_thread(share.run, ())
+            start(share.n, share.run)
         call(0)
         for share in shares:
             share.wait(begun=True)

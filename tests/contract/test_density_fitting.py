@@ -190,7 +190,7 @@ def test_several_passes(water, theirs, monkeypatch):
     """Orbitals in groups, where not all half-transformed integrals fit into memory."""
     made, passes = fitting(water, store="direct"), []
     chunks = Columns.chunks
-    monkeypatch.setattr(Columns, "chunks", lambda self: passes.append(1) or chunks(self))
+    monkeypatch.setattr(Columns, "chunks", lambda self, *ranges: passes.append(1) or chunks(self, *ranges))
     column = 8 * made.three.naux * water.nao
     monkeypatch.setattr(HostAlgebra, "memory_left", lambda self: self.columns_bytes + 20 * column)
     monkeypatch.setattr(HostAlgebra, "columns_bytes", made.columns.least_bytes, raising=False)

@@ -12,6 +12,9 @@ from pyscf import df, gto
 
 import md4
 from md4.contract.density_fitting import DensityFitting
+from md4.contract.fitting_stores import Columns
+from md4.contract.fitting_team import density_fitting
+from md4.contract.metric_rows import inverse
 from md4.contract.three_centre import ThreeCentre
 from md4.cpu.algebra import HostAlgebra
 from md4.gpu import targets
@@ -220,6 +223,36 @@ def test_memory_goes_back(emulated, host_integrals):
         use()
         pool.left()  # takes back what was returned
         assert len(pool.lent) == before
+
+
+@pytest.mark.parametrize("auxbasis", [AUXILIARY, DEPENDENT], ids=["Cholesky", "eigenvectors"])
+@pytest.mark.parametrize("store", STORES)
+def test_several_devices(emulated, host_integrals, store, auxbasis, monkeypatch):
+    """Three workers on the device, each with a pool of its own; the stand-in is one for one thread at a time."""
+    monkeypatch.setattr("md4.contract.team.chosen", lambda *_: [None] * 3)
+    monkeypatch.setattr("md4.contract.fitting_team.run_each", lambda count, work, start: [*map(work, range(count))])
+    monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 13)
+    monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.chunk_bytes", 1 << 13)
+    bases = (md4.Basis.from_mol(m) for m in (MORE, df.make_auxmol(MORE, auxbasis)))
+    ours = density_fitting(*bases, backend="cuda", store=store, cutoff=0)
+    assert len({share.engine.backend.context.pool for share in ours.shares}) == ours.count == 3
+    compare(ours, fitting(MORE, auxbasis, "cpu"), MORE)
+
+
+@pytest.mark.parametrize("limit", [1e6, 1e-6], ids=["product", "substitution"])
+def test_rows_of_the_inverse(emulated, host_integrals, limit, monkeypatch):
+    """Either way to make rows of B of one worker, in steps of few columns."""
+    monkeypatch.setattr("md4.contract.metric_rows.LARGEST", limit)
+    monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 13)
+    ours, theirs = (fitting(MORE, AUXILIARY, name) for name in ("cuda", "cpu"))
+    with ours.engine.lock, ours.algebra.working():
+        whole = inverse(ours._sorted_metric(), ours.algebra)
+        assert whole.by_substitution == (limit < 1)
+        columns = Columns(ours.three, whole.rows(slice(1, None, 3), ours.algebra), ours.algebra)
+        fetch, contiguous = ours.algebra.fetch, ours.algebra.xp.ascontiguousarray
+        found = np.concatenate([fetch(contiguous(part)) for *_, part in columns.solved()], axis=1)
+    ((_, wanted),) = theirs.table.blocks(0, theirs.size, theirs.size)
+    assert abs(found - wanted[1::3, :-1]).max() < 1e-11
 
 
 def test_a_host_table_larger_than_the_device(emulated, host_integrals, monkeypatch):

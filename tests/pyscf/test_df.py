@@ -15,6 +15,7 @@ from pyscf.mp.dfmp2 import DFMP2
 from solvers import assert_same, density, solver
 
 import md4
+from md4.gpu import device_count
 from md4.pyscf.scf import MD4SCF
 from md4.pyscf.tensors import Rows
 
@@ -259,6 +260,45 @@ def test_energy(kind, charge, xc, how, water, cation):
     assert abs(ours.e_tot - theirs.e_tot) < 1e-9
     assert ours.cycles == theirs.cycles
     assert "J and K by md4," in repr(ours)
+
+
+@pytest.fixture
+def two(backend, monkeypatch):
+    """Options for two workers."""
+    if backend == "cpu":
+        monkeypatch.setattr("md4.contract.team.chosen", lambda *_: [None, None])
+        return {"backend": "cpu"}
+    pytest.importorskip("cupy")
+    if device_count() < 2:
+        pytest.skip("needs two GPUs")
+    return {"backend": "cuda", "devices": "all"}
+
+
+@pytest.mark.parametrize("kind, charge, xc", [
+    ("RHF", 0, None), ("UHF", 1, None), ("RKS", 0, "b3lyp"), ("RKS", 0, "wb97x"),
+])  # fmt: skip
+def test_energy_by_two_workers(two, kind, charge, xc, water, cation):
+    """Devices of attach are those of density fitting."""
+    mol = cation if charge else water
+    ours = md4.attach(solver(kind, mol, xc).density_fit(AUXILIARY), **two).run()
+    one = md4.attach(solver(kind, mol, xc).density_fit(AUXILIARY), backend="cpu").run()
+    assert ours.with_df._md4_fitting().count >= 2
+    assert abs(ours.e_tot - one.e_tot) < 1e-10
+    assert abs(ours.e_tot - solver(kind, mol, xc).density_fit(AUXILIARY).run().e_tot) < 1e-9
+
+
+@pytest.mark.parametrize("store", ["device", "direct"])
+def test_the_tensor_of_two_workers(two, pair, water, theirs, store):
+    """Its rows in blocks, as an array, in a file of PySCF; MP2 with it."""
+    ours = md4.DF(water, AUXILIARY, store=store, **two)
+    assert abs(np.concatenate(list(ours.loop(7))) - theirs._cderi).max() < 1e-11
+    assert abs(np.asarray(ours._cderi) - theirs._cderi).max() < 1e-11
+    c = np.random.default_rng(0).normal(size=(water.nao, 5))
+    assert abs(ours.ao2mo(c) - theirs.ao2mo(c)).max() < 1e-10
+    energies = [DFMP2(pair[1]).set(with_df=fit).run().e_corr for fit in (ours, theirs)]
+    assert abs(energies[0] - energies[1]) < 1e-10
+    for other in (ours.copy(), pickle.loads(pickle.dumps(ours))):
+        assert_same(other.get_jk(density(water.nao)), theirs.get_jk(density(water.nao)))
 
 
 @pytest.mark.parametrize("how", ["attach first", "fit first"])

@@ -1,0 +1,198 @@
+"""Density fitting by several ranks on the CPU: as by one process, and a clear end of all if one of them fails."""
+
+import pytest
+from mpi_jobs import MARKS, run
+
+pytestmark = MARKS
+
+BEGIN = """
+    import hashlib
+    import md4.contract.fitting_share
+    from densities import random_densities
+    from md4.contract.fitting_share import Share
+    from molecules import WATER, molecule
+    from pyscf import df
+    from solvers import solver
+
+    ranks, one = Ranks(comm), comm.rank == 1
+    water, cation = molecule(WATER, "6-31g"), molecule(WATER, "6-31g", charge=1)
+    dm = random_densities(water, 0, 2)
+
+    def made(mol=water, auxbasis="cc-pvdz-jkfit", **options):
+        return md4.DF(mol, auxbasis, **({"backend": "cpu", "comm": comm} | options))
+
+    def same_as(found, expected):
+        "Within rounding, and the same bits on all ranks."
+        bits = hashlib.sha256()
+        for mine, theirs in zip(found, expected, strict=True):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
+                assert abs(mine - theirs).max() <= 1e-11
+                bits.update(mine.tobytes())
+        assert len(set(ranks.gather(bits.hexdigest()))) == 1
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_as_one_process(tmp_path, size):
+    """Each store: J and K, J alone, other operators, rows, a file; each rank keeps its part of the rows."""
+    reports = run(tmp_path, size, BEGIN + """
+    alone, kept = made(comm=None), []
+    for store in ("device", "host", "direct"):
+        fit = made(store=store)
+        assert fit.build().store == store
+        for options in ({}, {"with_k": False}, {"with_j": False}, {"omega": 0.3}, {"omega": -0.3}):
+            same_as(fit.get_jk(dm, 0, **options), alone.get_jk(dm, 0, **options))
+        same_as(fit.get_jk(dm[0] + 1j * dm[1], 0), alone.get_jk(dm[0] + 1j * dm[1], 0))
+        fitting = fit._md4_fitting()
+        assert fitting.count == comm.size and fitting.size == 116
+        table = fitting.shares[0].table
+        kept.append(None if table is None else len(table.table))
+        if one:  # not collective
+            assert abs(np.concatenate(list(fit.loop(50))) - alone._cderi).max() < 1e-11
+            assert abs(fit._cderi[7:9] - alone._cderi[7:9]).max() < 1e-11
+    report(kept)
+    fit = made()
+    fit._cderi_to_save = str(folder / "tensor.h5")
+    fit.build()
+    comm.Barrier()
+    read = df.DF(water)
+    read._cderi = fit._cderi_to_save
+    assert abs(read.get_jk(dm, 0)[0] - alone.get_jk(dm, 0)[0]).max() < 1e-10
+    """).reports  # fmt: skip
+    assert [sum(of_store) for of_store in zip(*(report[:2] for report in reports))] == [116, 116]
+    assert all(report[2] is None for report in reports)
+    assert all(116 // size <= report[0] <= 116 // size + 1 for report in reports)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_energies(tmp_path, size):
+    """Those of PySCF's density fitting, in the same cycles; through either order of the calls."""
+    run(tmp_path, size, BEGIN + """
+    for kind, mol, xc in (("RHF", water, None), ("UHF", cation, None), ("RKS", water, "hse06")):
+        theirs = solver(kind, mol, xc).density_fit("cc-pvdz-jkfit").run()
+        one_process = md4.attach(solver(kind, mol, xc).density_fit("cc-pvdz-jkfit"), backend="cpu").run()
+        ours = md4.attach(solver(kind, mol, xc).density_fit("cc-pvdz-jkfit"), backend="cpu", comm=comm).run()
+        again = md4.attach(solver(kind, mol, xc), backend="cpu", comm=comm).density_fit("cc-pvdz-jkfit").run()
+        assert ours.with_df._md4_fitting().count == comm.size
+        for mine in (ours, again):
+            assert abs(mine.e_tot - theirs.e_tot) < 1e-9
+            assert abs(mine.e_tot - one_process.e_tot) < 1e-10
+            assert mine.cycles == theirs.cycles
+        assert len(set(ranks.gather(repr(float(ours.e_tot))))) == 1
+    nearly = df.aug_etb(water, beta=1.34)
+    fitted = [solver("RHF", water).density_fit(nearly) for _ in range(2)]
+    energies = [md4.attach(mf, backend="cpu", comm=c).kernel() for mf, c in zip(fitted, (None, comm))]
+    assert abs(energies[0] - energies[1]) < 1e-10
+    """).check()  # fmt: skip
+
+
+def test_several_workers_a_rank(tmp_path):
+    """Ranks with different numbers of devices."""
+    run(tmp_path, 2, BEGIN + """
+    import md4.contract.team
+    chosen = md4.contract.team.chosen
+    wanted = made(comm=None).get_jk(dm, 0)
+    md4.contract.team.chosen = lambda *options: [None] * (1 + comm.rank)
+    for store in ("device", "direct"):
+        fit = made(store=store)
+        same_as(fit.get_jk(dm, 0), wanted)
+        fitting = fit._md4_fitting()
+        assert fitting.count == 3
+        assert [share.number for share in fitting.shares] == ([1, 2] if one else [0])
+    """).check()  # fmt: skip
+
+
+def test_workers_agree(tmp_path):
+    """Shell pairs, the way of the metric and the store are those that fit all, whatever a rank would do alone."""
+    run(tmp_path, 2, BEGIN + """
+    import md4.contract.metric, md4.contract.metric_rows
+    from md4.contract.three_centre import ThreeCentre
+    nearly = df.aug_etb(water, beta=1.34)
+    wanted, usual = made(comm=None, auxbasis=nearly).get_jk(dm, 0), made(comm=None).get_jk(dm, 0)
+    if one:  # it would take eigenvectors, and no pairs at all
+        from md4.cpu.algebra import HostAlgebra
+        HostAlgebra.cholesky = lambda algebra, matrix: None
+        ThreeCentre.screen = lambda three, cutoff: setattr(three, "pairs", [])
+    fit = made(auxbasis=nearly)
+    same_as(fit.get_jk(dm, 0), wanted)
+    assert fit._md4_fitting().metric.how == "Cholesky"
+    take_rows = Share._take_rows
+
+    def poorer(share, *given):
+        take_rows(share, *given)
+        share.algebra.memory_left = lambda: share.columns.least_bytes + 60_000
+
+    if one:  # it has no memory for its part of the tensor
+        Share._take_rows = poorer
+    little = made()
+    same_as(little.get_jk(dm, 0), usual)
+    assert ranks.gather(little.store) == ["direct", "direct"]
+    """).check()  # fmt: skip
+
+
+def test_copies_and_pickles(tmp_path):
+    run(tmp_path, 2, BEGIN + """
+    import copy, pickle
+    fit = made()
+    assert "comm=Ranks(" in repr(fit)
+    wanted = fit.get_jk(dm, 0)
+    same_as(fit.copy().get_jk(dm, 0), wanted)
+    for other in (pickle.loads(pickle.dumps(fit)), copy.deepcopy(fit)):
+        assert "comm" not in repr(other)
+        if one:
+            assert abs(other.get_jk(dm, 0)[0] - wanted[0]).max() < 1e-11
+    moved = molecule(WATER.replace("0.7572", "0.79"), "6-31g")
+    same_as(fit.reset(moved).get_jk(dm, 0), made(moved, comm=None).get_jk(dm, 0))
+    """).check()  # fmt: skip
+
+
+def test_faults(tmp_path):
+    """What fails or differs on rank 1 ends the call of all, whose next one is right."""
+    first, second, third = run(tmp_path, 3, BEGIN + """
+    wanted, messages = made(comm=None).get_jk(dm, 0), []
+
+    def faulty(name):
+        "A call during which a step of rank 1 fails."
+        real, fit = getattr(Share, name), made()
+        if name in ("partial", "first_passes", "second_pass"):
+            fit = made(store="device" if name == "partial" else "direct").build()
+
+        def fails(share, *given):
+            if one or (name == "make_inverse" and share.number == 0):
+                raise MemoryError(f"no memory in {name}")
+            return real(share, *given)
+
+        setattr(Share, name, fails)
+        messages.append(caught(fit.get_jk, dm, 0))
+        setattr(Share, name, real)
+        same_as(fit.get_jk(dm, 0), wanted)
+
+    for name in ("begin", "stores", "keep", "partial", "first_passes", "second_pass", "make_inverse"):
+        faulty(name)
+    report(messages + [
+        caught(made(auxbasis="cc-pvdz-ri" if one else "cc-pvdz-jkfit").build),
+        caught(made(store="direct" if one else "auto").build),
+        caught(made(cutoff=1e-10 if one else 1e-13).build),
+        caught(made().get_jk, dm[0] if one else dm),
+        caught(made().get_jk, dm, with_k=not one),
+        caught(made().get_jk, dm[:, :3] if one else dm),
+        caught(made(auxbasis="no-such-basis" if one else "cc-pvdz-jkfit").build),
+        caught(made, comm="world"),
+    ])
+    same_as(made().get_jk(dm, 0), wanted)
+    """).reports  # fmt: skip
+    for n, name in enumerate(("begin", "stores", "keep", "partial", "first_passes", "second_pass")):
+        assert second[n] == f"MemoryError: no memory in {name}"
+        assert first[n] == third[n] == f"RankError: rank 1: {second[n]}"
+    assert first[6] == "MemoryError: no memory in make_inverse"
+    assert second[6] == third[6] == "RankError: rank 0: MemoryError: no memory in make_inverse"
+    facts = ("the auxiliary basis", "store", "cutoff", "the shape of the densities", "with_k")
+    for n, fact in enumerate(facts, 7):
+        assert first[n] == second[n] == third[n]
+        assert first[n].startswith(f"ArgumentError: {fact} differs between the ranks of comm (ranks 0, 2: ")
+    assert second[12].startswith("ArgumentError: ")
+    assert second[13].startswith("BasisError: ")
+    assert [first[n] for n in (12, 13)] == [f"RankError: rank 1: {second[n]}" for n in (12, 13)]
+    assert first[14].startswith("ArgumentError: comm must be")
