@@ -172,7 +172,7 @@ class Pool:
     def get(self, *args, **kwargs):
         return Anything()
 
-    array = get
+    array = room = get
 
     def release(self, buffer):
         pass
