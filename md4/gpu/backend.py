@@ -202,7 +202,7 @@ class GpuBackend:
 
     def r(self, ab, cd):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles."""
-        r = self.context.pool.room("r", max(1, ab.nprim * cd.nprim) * r_stride(ab.facts.l + cd.facts.l))
+        r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_stride(ab.facts.l + cd.facts.l))
         launch_r(self.context, self.operator, ab, cd, r)
         return r
 

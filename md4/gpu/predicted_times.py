@@ -70,7 +70,7 @@ class Side(NamedTuple):
 
 def rounded_mean(pairs):
     """Mean number of primitive pairs to the nearest tenth: means that differ by less are not told apart."""
-    npair = max(1, pairs.npair)
+    npair = pairs.npair or 1
     return (20 * pairs.nprim + npair) // (2 * npair) / 10
 
 
