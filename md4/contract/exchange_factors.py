@@ -17,9 +17,9 @@ import numpy as np
 ORBITAL_TOLERANCE = 1e-10
 # The same of a symmetric matrix from its transposed one.
 SYMMETRY_TOLERANCE = 1e-14
-# Rows of a symmetric K that one product makes, about. Fewer save more of what is above the diagonal, but BLAS is slower
-# for matrices that are narrow.
-PANEL = 400
+# Rows of a symmetric K that one product makes at least. Fewer save more of what is above the diagonal, but products of
+# narrow matrices are slower.
+PANEL = 500
 
 
 @dataclass
@@ -134,5 +134,5 @@ def complete_exchange(k):
 
 def panels(nao):
     """Ranges of rows of K."""
-    count = max(1, round(nao / PANEL))
+    count = max(1, nao // PANEL)
     return list(pairwise(nao * n // count for n in range(count + 1)))

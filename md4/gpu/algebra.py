@@ -1,6 +1,7 @@
 """Linear algebra on a GPU by CuPy, that is cuBLAS and cuSOLVER, on the stream of md4."""
 
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from md4.support.memory import host_memory
 
 # Rows that `LowerSolver` solves at once by the inverse of a diagonal block, and columns on which it works at a time.
 SOLVED_ROWS, SOLVED_COLUMNS = 128, 1 << 16
+# Long sums that are added to a small matrix: of how many tiles of TILE x TILE all parts of a sum should be, so that
+# every multiprocessor has some, and the least length of a part.
+TILE, TILES, SHORTEST = 128, 264, 512
 
 
 def cupy_module():
@@ -203,18 +207,45 @@ class DeviceAlgebra:
     # products and factorisations
 
     def product(self, a, b, out, factor=1.0, add=False):
-        """By cuBLAS, which sees transposed arrays: out^T = b^T a^T."""
-        (b_pointer, b_turned, b_step), (a_pointer, a_turned, a_step) = operand(b), operand(a)
-        pointer, turned, step = operand(out)
-        if turned:
+        """By cuBLAS, which sees transposed arrays: out^T = b^T a^T. Parts of a long sum are made at the same time."""
+        if operand(out).turned:
             raise ValueError("the rows of a product must be contiguous.")
-        operations, scales = (self.cublas.CUBLAS_OP_N, self.cublas.CUBLAS_OP_T), np.array([factor, add], dtype=float)
+        parts = self.parts_of_sum(out.shape, a.shape[1]) if add else 1
+        if parts > 1:
+            done = a.shape[1] // parts * parts
+            out += self.sums_in_parts(a[:, :done], b[:done], factor, parts).sum(axis=0)
+            a, b = a[:, done:], b[done:]
         if out.size and (a.shape[1] or not add):
+            scales = np.array([factor, add], dtype=float)
+            left, right, made = operand(a), operand(b), operand(out)
             self.cublas.dgemm(
-                self.handle_of_cublas(), operations[b_turned], operations[a_turned], out.shape[1], out.shape[0],
-                a.shape[1], scales.ctypes.data, b_pointer, b_step, a_pointer, a_step, scales[1:].ctypes.data, pointer,
-                step,
+                self.handle_of_cublas(), *self.operations(right, left), *out.shape[::-1], a.shape[1],
+                scales.ctypes.data, right.pointer, right.step, left.pointer, left.step, scales[1:].ctypes.data,
+                made.pointer, made.step,
             )  # fmt: skip
+        return out
+
+    def operations(self, *operands):
+        """What cuBLAS calls them."""
+        return [self.cublas.CUBLAS_OP_T if this.turned else self.cublas.CUBLAS_OP_N for this in operands]
+
+    def parts_of_sum(self, shape, length):
+        """Into how many parts a sum over products of this length is divided, for a matrix of this shape."""
+        tiles = -(-shape[0] // TILE) * -(-shape[1] // TILE)
+        parts = max(1, min(-(-TILES // max(1, tiles)), length // SHORTEST))
+        need = ITEM_BYTES * parts * shape[0] * shape[1]
+        return parts if parts == 1 or self.context.pool.share(2 * need) >= 2 * need else 1
+
+    def sums_in_parts(self, a, b, factor, parts):
+        """factor a b as parts of equal length of the sum over products, shape (parts, rows, columns)."""
+        out, length = self.empty((parts, a.shape[0], b.shape[1])), a.shape[1] // parts
+        left, right, scales = operand(a), operand(b), np.array([factor, 0.0])
+        self.cublas.dgemmStridedBatched(
+            self.handle_of_cublas(), *self.operations(right, left), *out.shape[:0:-1], length, scales.ctypes.data,
+            right.pointer, right.step, length * (1 if right.turned else right.step), left.pointer, left.step,
+            length * (left.step if left.turned else 1), scales[1:].ctypes.data, out.data.ptr, out.shape[2],
+            out.shape[1] * out.shape[2], parts,
+        )  # fmt: skip
         return out
 
     def cholesky(self, matrix):
@@ -240,25 +271,40 @@ class DeviceAlgebra:
         return LowerSolver(self, lower)
 
 
-def operand(array):
-    """A matrix as cuBLAS takes it: its pointer, whether columns are contiguous rather than rows, and their distance.
+class Operand(NamedTuple):
+    """A matrix as cuBLAS takes it.
 
-    Of the distance, a count of numbers, nothing depends where there is one row (or column) only.
+    Attributes
+    ----------
+    pointer : int
+    turned : bool
+        Columns are contiguous rather than rows.
+    step : int
+        Numbers from one row, or column, to the next; of no meaning where there is one only.
     """
+
+    pointer: int
+    turned: bool
+    step: int
+
+
+def operand(array):
+    """The `Operand` of a matrix; ValueError where neither rows nor columns are contiguous."""
     (rows, columns), (down, right) = array.shape, array.strides
     if right == ITEM_BYTES or columns == 1 == rows:
-        return array.data.ptr, False, max(1, columns, down // ITEM_BYTES if rows > 1 else 0)
+        return Operand(array.data.ptr, False, max(1, columns, down // ITEM_BYTES if rows > 1 else 0))
     if down != ITEM_BYTES:
         raise ValueError(f"a matrix of strides {array.strides} has neither contiguous rows nor contiguous columns.")
-    return array.data.ptr, True, max(1, rows, right // ITEM_BYTES if columns > 1 else 0)
+    return Operand(array.data.ptr, True, max(1, rows, right // ITEM_BYTES if columns > 1 else 0))
 
 
 class LowerSolver:
     """Solves equations of a lower triangular matrix L for many right-hand sides, in place.
 
-    All is done by products, block after block of rows: L_kk X_k = A_k - sum_{j<k} L_kj X_j. The inverses of the
-    diagonal blocks are made once. What they make of the right-hand side is corrected once, X_k += L_kk^-1 (A_k - L_kk
-    X_k), so that X_k is as accurate as by substitution, also where L_kk is nearly singular.
+    All is done by products. What the first half of the rows contributes to the second one is subtracted, and so on
+    within the halves, down to diagonal blocks L_kk. Their inverses are made once. What an inverse makes of the
+    right-hand side is corrected once, X_k += L_kk^-1 (A_k - L_kk X_k), so that X_k is as accurate as by substitution,
+    also where L_kk is nearly singular.
 
     Parameters
     ----------
@@ -268,21 +314,22 @@ class LowerSolver:
 
     def __init__(self, algebra, lower):
         self.algebra, self.lower, n = algebra, lower, len(lower)
-        self.blocks = [slice(first, min(first + SOLVED_ROWS, n)) for first in range(0, n, SOLVED_ROWS)]
         inverses, rows = algebra.empty((n, min(n, SOLVED_ROWS))), algebra.xp.arange(n)
         inverses[...] = 0.0
         inverses[rows, rows % SOLVED_ROWS] = 1.0
-        self.inverses = [
-            self.invert(lower[these, these], inverses[these, : these.stop - these.start]) for these in self.blocks
+        blocks = [slice(first, min(first + SOLVED_ROWS, n)) for first in range(0, n, SOLVED_ROWS)]
+        self.blocks = [
+            (these, self.invert(lower[these, these], inverses[these, : these.stop - these.start])) for these in blocks
         ]
 
     def invert(self, block, inverse):
         """L_kk^-1 in place of the unit matrix, by cuBLAS, which sees transposed arrays: X^T L^T = 1."""
-        one, (pointer, _, step), (into, _, width) = np.array(1.0), operand(block), operand(inverse)
+        one, given, made = np.array(1.0), operand(block), operand(inverse)
         handle, cublas = self.algebra.handle_of_cublas(), self.algebra.cublas
         cublas.dtrsm(
             handle, cublas.CUBLAS_SIDE_RIGHT, cublas.CUBLAS_FILL_MODE_UPPER, cublas.CUBLAS_OP_N,
-            cublas.CUBLAS_DIAG_NON_UNIT, *inverse.shape, one.ctypes.data, pointer, step, into, width,
+            cublas.CUBLAS_DIAG_NON_UNIT, *inverse.shape, one.ctypes.data, given.pointer, given.step, made.pointer,
+            made.step,
         )  # fmt: skip
         return inverse
 
@@ -294,20 +341,30 @@ class LowerSolver:
         step = max(1, -(-columns // pieces))
         work = self.algebra.empty((rows, step))
         for first in range(0, columns, step):
-            self.solve(array[:, first : first + step], work, transposed)
+            self.solve(array[:, first : first + step], self.blocks, work, transposed)
         return array
 
-    def solve(self, array, work, transposed):
-        """The same of some columns; `work` has room for a block of rows."""
-        product, order = self.algebra.product, -1 if transposed else 1
-        for these, inverse in list(zip(self.blocks, self.inverses))[::order]:
-            block, right, solved = self.lower[these, these], array[these], work[: len(inverse), : array.shape[1]]
-            done = slice(these.stop, len(array)) if transposed else slice(0, these.start)
-            factors = [self.lower[these, done], block, inverse]
-            if transposed:
-                factors = [self.lower[done, these].T, block.T, inverse.T]
-            if done.start < done.stop:
-                product(factors[0], array[done], right, -1.0, add=True)
-            product(factors[2], right, solved)
-            product(factors[1], solved, right, -1.0, add=True)
-            right[...] = product(factors[2], right, solved, add=True)
+    def solve(self, array, blocks, work, transposed):
+        """The same of some columns, for rows of some blocks; `work` has room for one block."""
+        if len(blocks) == 1:
+            self.solve_block(array, *blocks[0], work, transposed)
+            return
+        halves = [blocks[: len(blocks) // 2], blocks[len(blocks) // 2 :]]
+        before, after = (slice(half[0][0].start, half[-1][0].stop) for half in halves)
+        factor = self.lower[after, before]
+        if transposed:
+            factor, before, after = factor.T, after, before
+            halves.reverse()
+        self.solve(array, halves[0], work, transposed)
+        self.algebra.product(factor, array[before], array[after], -1.0, add=True)
+        self.solve(array, halves[1], work, transposed)
+
+    def solve_block(self, array, these, inverse, work, transposed):
+        """The same for a diagonal block."""
+        product, block = self.algebra.product, self.lower[these, these]
+        if transposed:
+            block, inverse = block.T, inverse.T
+        right, solved = array[these], work[: len(inverse), : array.shape[1]]
+        product(inverse, right, solved)
+        product(block, solved, right, -1.0, add=True)
+        right[...] = product(inverse, right, solved, add=True)

@@ -98,12 +98,12 @@ def test_factors_in_part(negative):
     assert not Factors(f.left, f.left + 1, negative)[1:].symmetric
 
 
-@pytest.mark.parametrize("nao", [1, 150, 400, 650, 1566])
+@pytest.mark.parametrize("nao", [1, 150, 500, 999, 1566])
 def test_panels(nao):
-    """They are the rows of K, about 400 each."""
+    """They are the rows of K, 500 or more each where there are so many."""
     found = panels(nao)
     assert [n for first, last in found for n in range(first, last)] == list(range(nao))
-    assert all(300 <= last - first < 600 for first, last in found) or len(found) == 1
+    assert all(500 <= last - first < 1000 for first, last in found) or len(found) == 1
 
 
 def test_zero_density(ours, water):

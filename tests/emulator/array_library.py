@@ -106,7 +106,7 @@ class Library:
         device = ModuleType("cupy.cuda.device")
         device.get_cublas_handle = lambda: 0
         cublas = ModuleType("cupy.cuda.cublas")
-        cublas.dtrsm, cublas.dgemm = self.dtrsm, self.dgemm
+        cublas.dtrsm, cublas.dgemm, cublas.dgemmStridedBatched = self.dtrsm, self.dgemm, self.dgemm_strided_batched
         for n, name in enumerate(("SIDE_LEFT", "SIDE_RIGHT", "OP_N", "OP_T", "DIAG_NON_UNIT", "FILL_MODE_UPPER")):
             setattr(cublas, f"CUBLAS_{name}", n)
         self.constants = vars(cublas)
@@ -214,6 +214,14 @@ class Library:
         other = matrix(b, n, k, ldb).T if trans_b == turned else matrix(b, k, n, ldb)
         out, before = matrix(c, m, n, ldc), number(beta)
         out[...] = number(alpha) * (one @ other) + (before * out if before else 0.0)
+
+    def dgemm_strided_batched(
+        self, handle, trans_a, trans_b, m, n, k, alpha, a, lda, step_a, b, ldb, step_b, beta, c, ldc, step_c, count
+    ):
+        """cuBLAS's: several, each with matrices so many numbers behind those of the one before."""
+        for _ in range(count):
+            self.dgemm(handle, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
+            a, b, c = a + 8 * step_a, b + 8 * step_b, c + 8 * step_c
 
 
 def number(pointer):

@@ -120,9 +120,15 @@ def sent(algebra, array):
 
 
 @pytest.mark.parametrize("factor, add", [(1.0, False), (-2.0, False), (1.0, True), (-2.0, True)])
-@pytest.mark.parametrize("shape", [(3, 4, 5), (1, 4, 1), (3, 1, 5), (1, 1, 1), (4, 0, 2), (0, 3, 2)], ids=str)
-def test_product(algebra, shape, factor, add):
-    """Of matrices, parts of matrices and transposed ones; on the CPU as well."""
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 5), (1, 4, 1), (3, 1, 5), (1, 1, 1), (4, 0, 2), (0, 3, 2), (3, 17, 5), (1, 12, 2)], ids=str
+)
+def test_product(algebra, shape, factor, add, monkeypatch):
+    """Of matrices, parts of matrices and transposed ones, long sums in parts; on the CPU as well."""
+    monkeypatch.setattr("md4.gpu.algebra.SHORTEST", 5)
+    made = []
+    in_parts = algebra.sums_in_parts
+    monkeypatch.setattr(algebra, "sums_in_parts", lambda *args: made.append(args[-1]) or in_parts(*args))
     (m, k, n), rng = shape, np.random.default_rng(0)
     a, b, c = rng.normal(size=(m, k)), rng.normal(size=(k, n)), rng.normal(size=(m, n))
     right = factor * a @ b + (c if add else 0)
@@ -131,9 +137,19 @@ def test_product(algebra, shape, factor, add):
         out = sent(algebra, c if add else np.full((m, n), np.nan))
         assert algebra.product(*given, out, factor, add) is out
         assert np.allclose(algebra.fetch(out), right, rtol=1e-14, atol=1e-14)
+        assert bool(made) == (add and k > 10)
         host = c.copy() if add else np.full((m, n), np.nan)
         assert HostAlgebra.product(None, one, other, host, factor, add) is host
         assert np.allclose(host, right, rtol=1e-14, atol=1e-14)
+
+
+def test_parts_of_a_sum(algebra, monkeypatch):
+    """As many as give all multiprocessors work, none too short, and no more than there is memory for."""
+    assert [algebra.parts_of_sum((920, 920), length) for length in (400, 1100, 1 << 20)] == [1, 2, 5]
+    assert algebra.parts_of_sum((128, 60000), 4000) == 1
+    monkeypatch.setattr("md4.gpu.pool.RESERVE_BYTES", (1 << 40) - 1000)
+    algebra.context.pool.trim()
+    assert algebra.parts_of_sum((920, 920), 1 << 20) == 1
 
 
 def test_product_of_what_cublas_cannot_take(algebra):
