@@ -95,9 +95,10 @@ class Share(DensityFitting):
 
     def stores(self, whole, beside):
         """What `store` may be with the memory of this worker; tables of `beside` workers share that of the host."""
-        if self.asked == "direct":
-            return {"direct"}
         with self.working():
+            self.lists = self.three.prepared  # now, since what is left after it is looked at
+            if self.asked == "direct":
+                return {"direct"}
             self._take_rows(whole, slice(self.number, None, self.count))
             if self.asked != "auto":
                 return {self._store_beside(self.asked, beside)}
