@@ -95,27 +95,28 @@ class Share(DensityFitting):
 
     def stores(self, whole, beside):
         """What `store` may be with the memory of this worker; tables of `beside` workers share that of the host."""
-        if self.asked == "direct":
-            return {"direct"}
         with self.working():
+            self.lists = self.three.prepared  # now, since what is left after it is looked at
+            if self.asked == "direct":
+                return {"direct"}
             self._take_rows(whole, slice(self.number, None, self.count))
             if self.asked != "auto":
-                return {self._fitting_store(self.asked, beside)}
+                return {self._store_beside(self.asked, beside)}
             found = {"direct"}
             for store in ("device", "host") if self.algebra.has_host_memory else ("device",):
                 with suppress(MemoryLimitError):
-                    found.add(self._fitting_store(store, beside))
+                    found.add(self._store_beside(store, beside))
             return found
 
-    def _fitting_store(self, asked, beside):
-        """As that of `DensityFitting`; MemoryLimitError also where all tables do not fit on the host."""
+    def _store_beside(self, asked, beside):
+        """`_fitting_store`; MemoryLimitError also where the host has no memory for the tables of all."""
         need, left = beside * table_bytes(self.size, self.three.ncol), host_memory()
         if asked == "host" and need > left:
             raise MemoryLimitError(
                 f"the parts of the three-centre tensor of {beside} workers take {size_text(need)}, but the host has "
                 f"{size_text(left)}; use store='device' or store='direct'."
             )
-        return super()._fitting_store(asked)
+        return self._fitting_store(asked)
 
     def _take_rows(self, whole, piece):
         """Keeps rows of an `Inverse`."""

@@ -216,6 +216,28 @@ def test_tables_share_the_host(workers, water, monkeypatch):
     assert workers(water, store="device").store == "device"
 
 
+@pytest.mark.parametrize("store, cap", [("device", 0.6), ("direct", 0.5)])
+def test_the_cap_is_that_of_each_worker(on_cpu, water, store, cap):
+    """What each counts, from the first array on, stays below it."""
+    made = on_cpu(water, store=store, max_memory=cap)
+    most = dict.fromkeys(range(2), 0)
+    for number, share in enumerate(made.shares):
+        memory = share.engine.backend.memory
+        assert memory.cap == cap * 1e6
+
+        def watched(*args, number=number, memory=memory, watch=memory.watch):
+            found = watch(*args)
+            most[number] = max(most[number], memory.held)
+            return found
+
+        memory.watch = watched
+    for each in (made, made.with_operator(md4.Operator.erf(0.3))):
+        each.get_jk(random_densities(water, 0, 2), 0)
+    assert all(0 < most[number] <= cap * 1e6 for number in most)
+    with pytest.raises(md4.MemoryLimitError, match="the metric of 116 auxiliary functions"):
+        on_cpu(water, store=store, max_memory=0.3)
+
+
 def test_memory_is_freed(workers, water):
     """Neither the team nor its threads are kept by what they did."""
     ours = workers(water)

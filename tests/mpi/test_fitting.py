@@ -21,14 +21,14 @@ BEGIN = """
     def made(mol=water, auxbasis="cc-pvdz-jkfit", **options):
         return md4.DF(mol, auxbasis, **({"backend": "cpu", "comm": comm} | options))
 
-    def same_as(found, expected):
+    def same_as(found, expected, tolerance=1e-11):
         "Within rounding, and the same bits on all ranks."
         bits = hashlib.sha256()
         for mine, theirs in zip(found, expected, strict=True):
             assert (mine is None) == (theirs is None)
             if mine is not None:
                 assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
-                assert abs(mine - theirs).max() <= 1e-11
+                assert abs(mine - theirs).max() <= tolerance
                 bits.update(mine.tobytes())
         assert len(set(ranks.gather(bits.hexdigest()))) == 1
 """
@@ -101,6 +101,22 @@ def test_several_workers_a_rank(tmp_path):
         fitting = fit._md4_fitting()
         assert fitting.count == 3
         assert [share.number for share in fitting.shares] == ([1, 2] if one else [0])
+    """).check()  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("store", ["device", "host", "direct"])
+def test_gpus(tmp_path, gpu, store):
+    """A GPU for each rank, or one for both."""
+    pytest.importorskip("cupy")
+    run(tmp_path, 2, BEGIN + f"""
+    fit, alone = made(backend="cuda", store={store!r}), made(comm=None)
+    for options in ({{}}, {{"omega": 0.3}}, {{"with_k": False}}):
+        same_as(fit.get_jk(dm, 0, **options), alone.get_jk(dm, 0, **options), 1e-10)
+    assert abs(np.asarray(fit._cderi) - alone._cderi).max() < 1e-10
+    ours, theirs = (md4.attach(solver("RHF", water).density_fit("cc-pvdz-jkfit"), **options).run() for options in (
+        {{"backend": "cuda", "comm": comm}}, {{"backend": "cpu"}}))
+    assert abs(ours.e_tot - theirs.e_tot) < 1e-10
     """).check()  # fmt: skip
 
 
