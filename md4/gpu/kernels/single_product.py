@@ -257,8 +257,8 @@ def single_launcher(context, bra, ket):
     variant, row_blocks = single_product_variant(context.unit, bra, ket), row_blocks_of(tile, nab)
     columns, threads, rows8 = tile.columns, tile.threads, form_rows(nab, BRA_ROWS)
     staircase = staircase_of(context, bra, tile.rows8, row_blocks, flat=True)
-    nm, most = solid_terms(ket.l)[0].shape
-    terms = context.table(words_of_terms, bra.l, ket.l, bra.first), context.table(coefficients_of, ket.l), nm, most
+    count, nm = solid_terms(ket.l)[0].shape
+    terms = context.table(words_of_terms, bra.l, ket.l, bra.first), context.table(coefficients_of, ket.l), count, nm
     summed = context.table(unit_weight), 0, 0
 
     def launch(context, h, r, w, ab, cd, block):
