@@ -200,7 +200,13 @@ class Algebra(Protocol):
         """A function that fetches `array` as it is now, and does not wait for work that is started in between."""
 
     def put_columns(self, part, table, first):
-        """Copies `part`, shape (rows, n), to columns first to first + n of a host table."""
+        """Copies `part`, shape (rows, n), to columns first to first + n of a host table, beside what is done next.
+
+        Before `part` is written again, and before the table is read, `await_copies` is called.
+        """
+
+    def await_copies(self):
+        """What is done next comes after the copies that were started."""
 
     def row_blocks(self, table, blocks):
         """Yields (first, rows of a host table on the device) of blocks (first, last); valid until the next one."""

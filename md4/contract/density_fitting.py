@@ -184,8 +184,8 @@ class DensityFitting:
     def _make_places(self):
         """The column of each pair (i, j), shape (nao, nao); the pair of each column, and its weight."""
         three, nao, xp = self.three, self.nao, self.algebra.xp
-        rows, cols = (self.algebra.send(numbers) for numbers in (three.rows, three.cols))
-        self.columns_of, turned = rows * nao + cols, cols * nao + rows
+        self.columns_of = self.algebra.send(three.rows * nao + three.cols)
+        turned = self.algebra.send(three.cols * nao + three.rows)
         places, numbers = xp.full(nao * nao, three.ncol), xp.arange(three.ncol)
         places[turned] = numbers
         places[self.columns_of] = numbers

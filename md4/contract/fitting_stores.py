@@ -80,6 +80,7 @@ class Columns:
             shape = naux, last - first
             raw, out = (buffer[: naux * (last - first)].reshape(shape) for buffer in (made, sorted_))
             self.three.integrals(first, last, out=raw)
+            self.algebra.await_copies()  # of what was in `out`
             yield first, last, self.algebra.sorted_rows(raw, self.places, out)
 
     def solved(self):
@@ -107,6 +108,7 @@ class Table:
                 self.table[:, first:last] = part
             else:
                 self.algebra.put_columns(part, self.table, first)
+        self.algebra.await_copies()
 
     def blocks(self, first, last, most):
         """Yields (number of the first row, rows on the device) of at most so many of the rows from first to last."""

@@ -77,6 +77,9 @@ class HostAlgebra:
         """Copies columns into a table."""
         table[:, first : first + part.shape[1]] = part
 
+    def await_copies(self):
+        """They are done."""
+
     def row_blocks(self, table, blocks):
         """Yields views of rows."""
         for first, last in blocks:

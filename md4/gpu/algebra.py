@@ -68,7 +68,7 @@ class DeviceAlgebra:
         self.cublas, self.handle_of_cublas = cublas, device.get_cublas_handle
         self.backend, self.context = backend, backend.context
         self.stream = self.xp.cuda.Stream.from_external(Handle(self.context.stream))
-        self.copies = None
+        self.copies = self.put = None
 
     @contextmanager
     def working(self):
@@ -151,15 +151,23 @@ class DeviceAlgebra:
         return host_memory() if pool.cap is None else min(host_memory(), pool.below_cap())
 
     def put_columns(self, part, table, first):
-        """Copies columns to a table on the host."""
+        """Copies columns to a table on the host, by the stream of copies."""
         runtime = self.xp.cuda.runtime
         rows, columns = part.shape
         if rows * columns:
+            copies = self.stream_of_copies()
+            copies.wait_event(self.stream.record())
             runtime.memcpy2DAsync(
                 table.ctypes.data + 8 * first, table.strides[0], part.data.ptr, part.strides[0], 8 * columns, rows,
-                runtime.memcpyDeviceToHost, self.stream.ptr,
+                runtime.memcpyDeviceToHost, copies.ptr,
             )  # fmt: skip
-            self.stream.synchronize()  # `part` is used again
+            self.put = copies.record()
+
+    def await_copies(self):
+        """The stream of md4 waits; the host does not."""
+        if self.put is not None:
+            self.stream.wait_event(self.put)
+            self.put = None
 
     def row_blocks(self, table, blocks):
         """Two buffers: while the device works with one, the other is filled by a stream of copies."""

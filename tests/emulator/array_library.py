@@ -1,7 +1,8 @@
 """A stand-in for CuPy on the emulated device: NumPy on the device's memory, for `md4.gpu.algebra`.
 
 Arrays lie in memory of the current allocator, as those of CuPy do, with a pointer and a stream-ordered `get` and `set`.
-Everything is done at once. Functions that md4 does not call are missing, so that a call of one is an error.
+Everything is done at once, but copies of another stream than md4's only when they are waited for. Functions that md4
+does not call are missing, so that a call of one is an error.
 """
 
 import ctypes
@@ -9,6 +10,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 from math import prod
 from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 from scipy.linalg import blas
@@ -46,6 +48,7 @@ class Array(np.ndarray):
         return {**interface, "version": 3, "stream": 1}
 
     def get(self, stream=None, order="C", out=None, blocking=True):
+        stream.synchronize()
         found = np.array(np.asarray(self), order=order)
         if out is None:
             return found
@@ -57,14 +60,22 @@ class Array(np.ndarray):
     def set(self, array, stream=None):
         assert type(array) is np.ndarray
         assert (array.shape, array.dtype) == (self.shape, self.dtype)
-        self[...] = array
+        stream.do(lambda: self.__setitem__(..., array))
 
 
 class Stream:
-    """A stream, which is never behind."""
+    """A stream. What is copied on one of CuPy's own is done when somebody waits for it, the latest moment there is."""
+
+    known: ClassVar[dict] = {}
 
     def __init__(self, non_blocking=False):
-        self.ptr = 0
+        self.behind, self.work, self.ptr = non_blocking, [], len(self.known)
+        self.known[self.ptr] = self
+
+    def do(self, task):
+        self.work.append(task)
+        if not self.behind:
+            self.synchronize()
 
     @classmethod
     def from_external(cls, other):
@@ -78,23 +89,27 @@ class Stream:
         pass
 
     def record(self):
-        return Event()
+        event = Event()
+        event.record(self)
+        return event
 
     def wait_event(self, event):
-        assert isinstance(event, Event)
+        event.stream.synchronize()
 
     def synchronize(self):
-        pass
+        while self.work:
+            self.work.pop(0)()
 
 
 class Event:
     """A mark in a stream."""
 
     def __init__(self, disable_timing=False):
-        pass
+        self.stream = None
 
     def record(self, stream):
         assert isinstance(stream, Stream)
+        self.stream = stream
 
 
 class Library:
@@ -191,8 +206,12 @@ class Library:
 
     def copy_2d(self, target, target_pitch, source, source_pitch, width, height, kind, stream):
         assert kind == 2
-        for row in range(height):
-            ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+
+        def copy():
+            for row in range(height):
+                ctypes.memmove(target + row * target_pitch, source + row * source_pitch, width)
+
+        Stream.known[stream].do(copy)
 
     # algebra
 

@@ -12,6 +12,7 @@ import md4
 from md4.contract.three_centre import ThreeCentre
 from md4.gpu import variants
 from md4.gpu.backend import GpuBackend
+from md4.gpu.kernels.unpack import unpack_variant
 from md4.gpu.paths import timed_plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.variants import possible_plans, sample_pairs, steps_between
@@ -148,6 +149,7 @@ def test_nothing_is_left_to_compile_for_density_fitting(name, unit, memory):
             for first, last in zip(three.edges[:-1:7].tolist(), [*three.edges[7::7].tolist(), three.ncol]):
                 three.integrals(first, last)
     assert not set(found) - warm, sorted(v.name for v in set(found) - warm)
+    assert unpack_variant() in warm
 
 
 @pytest.mark.parametrize("unit", [*TENSOR_CORES, "fma"])
@@ -178,6 +180,7 @@ def test_what_integrals_of_few_centres_need(name, unit, monkeypatch):
         highest = 2 * auxiliary.lmax if what == "int2c2e" else 2 * basis.lmax + max(2 * basis.lmax, auxiliary.lmax)
         assert max(v.facts[0] for v in asked if v.factory.__name__.startswith("r_")) <= highest
         assert not {v for v in asked if v.factory.__name__.startswith(("digest", "correlation", "hermite"))}
+        assert (unpack_variant() in asked) == (what == "matrix")  # of which density fitting unpacks rows
 
 
 @pytest.mark.parametrize("name", ["water cc-pvtz", "9 waters 6-31g*"])
