@@ -10,6 +10,8 @@ scf-peers.csv               J and K of other programs, of other runs on the same
 eri.csv                     classes on the GPU (bench/eri.py)
 cpu.csv, cpu-before.csv, cpu-cold.csv       the CPU beside libcint and PySCF, and first calls (bench/cpu.py)
 scaling-devices.csv, scaling-simulated.csv  J and K on several GPUs, measured and simulated (bench/scaling_devices.py)
+peers.csv                   J and K beside GPU4PySCF in one process (bench/peers.py)
+three_centre.csv            classes over three centres on the GPU (bench/three_centre.py)
 """
 
 import csv
@@ -32,11 +34,12 @@ MISSING = "**To be measured** by `bench/cpu.py`; then `python bench/tables.py` a
 def formula(name):
     """'8 waters' as a chemist writes it."""
     number = re.match(r"(\d+) waters$", name)
-    return f"(H2O){number[1]}" if number else name
+    return f"(H2O){number[1]}" if number else name.replace("vitaminc", "vitamin C")
 
 
 def basis_name(basis):
     """'aug-cc-pv5z' as the literature writes it."""
+    basis = re.sub(r"def2-(\w+)", lambda m: f"def2-{m[1].upper()}", basis)
     return re.sub(r"cc-pv(.)z", lambda m: f"cc-pV{m[1].upper()}Z", basis)
 
 
@@ -269,11 +272,38 @@ def device_figure():
     return "![Efficiency of builds on several GPUs](../docs/figures/scaling-devices.svg)" if there else MISSING_DEVICES
 
 
+def peers_table():
+    """md4 and GPU4PySCF in one process."""
+    rows = read_csv(RESULTS / "peers.csv")
+    lines = [
+        [molecule(row), str(int(row["nao"])), row["method"], row["matrices"], f"{row['seconds']:.3g}",
+         f"{row['peer_seconds']:.3g}", f"{row['ratio']:.2f}", f"{row['difference']:.0e}"]
+        for row in rows
+    ]  # fmt: skip
+    names = ["functions", "builds", "matrices", "md4, s", "GPU4PySCF, s", "ratio", "difference"]
+    return table(["system", *names], lines) + device_origin(rows)
+
+
+def three_centre_table():
+    """Classes (ab|P), as blocks and as parts of a matrix."""
+    rows, found = read_csv(RESULTS / "three_centre.csv"), {}
+    for row in rows:
+        found.setdefault(row["class"], {})[row["target"]] = row
+    lines = [
+        [f"({name})".replace("|", "\\|"), mine["matrix"]["plan"], *(f"{mine[t]['triples_per_s']:.3g}" for t in mine),
+         *(f"{100 * mine[t]['share_of_limit']:.0f}%" for t in mine), mine["matrix"]["bound"],
+         f"{max(row['error'] for row in mine.values()):.0e}"]
+        for name, mine in found.items()
+    ]  # fmt: skip
+    names = ["plan", "triples/s", "into a matrix", "of the limit", "into a matrix", "bound", "error"]
+    return table(["class", *names], lines)
+
+
 TABLES = {
     "builds": build_table, "classes": class_table, "cpu": cpu_table, "cpu-short": cpu_short, "cpu-figure": cpu_figure,
     "cpu-details": cpu_details, "cpu-cold": cpu_cold, "cpu-before": partial(cpu_details, "cpu-before.csv"),
     "devices": device_table, "devices-details": device_details, "devices-simulated": simulated_table,
-    "devices-figure": device_figure,
+    "devices-figure": device_figure, "peers": peers_table, "three-centre": three_centre_table,
 }  # fmt: skip
 
 
