@@ -110,7 +110,7 @@ def test_single_shells(device, nctr):
     shells = np.arange(0, basis.unit, 2)
     pairs = np.stack([shells, np.full_like(shells, basis.unit)], axis=1)
     new_maker, read = device
-    maker = new_maker()  # whose pool holds the memory
+    maker = new_maker()  # whose memory goes with it
     ours, data = maker.prepare(basis, pairs, 1e-25)
     right = shell_pairs(basis, pairs, cutoff=1e-25)
     assert ours.single
