@@ -132,6 +132,15 @@ class Switch:
             interrupt_main()
 
 
+class OfObject(property):
+    """A property that the class does not have: `contextlib.ExitStack` would take a method from there."""
+
+    def __get__(self, instance, owner=None):
+        if instance is None:
+            raise AttributeError("the lock of a device is held by a with statement only")
+        return super().__get__(instance, owner)
+
+
 class DeviceLock(Lock):
     """A lock of what works on one GPU, which is the current device of the thread that holds it.
 
@@ -153,7 +162,7 @@ class DeviceLock(Lock):
         # The token of the `Switch` of each thread that has one.
         self.switched = {}
 
-    @property
+    @OfObject
     def __exit__(self):  # noqa: PLE0302 what `with` calls is what this returns
         """That of C. If the thread did not hold the lock and another device was current, it also keeps a `Switch`."""
         check_not_forked()

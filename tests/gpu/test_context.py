@@ -1,6 +1,7 @@
 """The lock of a device: which device is current, and what interrupts leave behind."""
 
 import threading
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -79,6 +80,14 @@ def test_interrupts_leave_neither_the_lock_nor_the_device(stack):
         assert stack == [0]
         number += 1
     assert number > 15
+
+
+def test_an_exit_stack_is_refused(stack):
+    """It would take the lock without a change of device."""
+    lock = DeviceLock(1)
+    with ExitStack() as held, pytest.raises((TypeError, AttributeError)):
+        held.enter_context(lock)
+    assert is_free(lock)
 
 
 def test_a_switch_of_a_thread_is_undone_by_that_thread(stack):
