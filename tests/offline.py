@@ -271,7 +271,7 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 for counts in ((1, 1), (1, 0)):
                     launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
                 plan = backend.plan(bra, ket)
-                if plan.path.digests(bra.facts, ket.facts):
+                if unit != "fma" and plan.path.digests(bra.facts, ket.facts):
                     order = (ket, bra) if plan.swap else (bra, ket)
                     launch_in_place(
                         backend.context, backend.operator, None, None, *order, [None] * 2, False, [None] * 4, (1, 1), 1
