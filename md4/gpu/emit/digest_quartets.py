@@ -274,36 +274,3 @@ def make_add_block(nc, nd):
         return types.void(array, i64, i64, kind), codegen
 
     return add_block
-
-
-@cache
-def make_load_column(count, step):
-    """Intrinsic (address) -> the doubles in shared memory at address + n step, n < count; steps in bytes."""
-    kind = types.UniTuple(f64, count)
-
-    @intrinsic
-    def load_column(typingctx, address):
-        def codegen(context, builder, signature, args):
-            values = [shared_double(builder, args[0], step * n) for n in range(count)]
-            return aggregate(builder, context.get_value_type(kind), values)
-
-        return kind(i32), codegen
-
-    return load_column
-
-
-@cache
-def make_store_column(count, step):
-    """Intrinsic (address, values): the converse of `make_load_column`."""
-    kind = types.UniTuple(f64, count)
-
-    @intrinsic
-    def store_column(typingctx, address, values):
-        def codegen(context, builder, signature, args):
-            for n, value in enumerate(fields(builder, args[1], count)):
-                store_doubles(builder, args[0], [value], step * n)
-            return context.get_dummy_value()
-
-        return types.void(i32, kind), codegen
-
-    return store_column

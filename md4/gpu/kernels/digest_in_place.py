@@ -15,12 +15,11 @@ from md4.gpu.emit.digest_quartets import (
     make_add_block,
     make_columns_in_turn,
     make_load_block,
-    make_load_column,
     make_load_rows,
-    make_store_column,
     stage_parts,
 )
 from md4.gpu.emit.instructions import make_empty, shared_address
+from md4.gpu.emit.vectors import make_read_vector, make_write_vector
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
 from md4.gpu.kernels.digest_parameters import Lists, Matrices
 from md4.gpu.kernels.digest_quartets import make_digest_quartet
@@ -64,7 +63,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
     digest, weight_of = make_digest_quartet(*shells), jit_device(quartet_weight)
     load_rows, columns_in_turn = make_load_rows(nb, nc, nd), make_columns_in_turn(nc, nd)
     load_block, add_block = make_load_block(nc, nd), make_add_block(nc, nd)
-    load_y, store_y = make_load_column(ncd, 8 * threads), make_store_column(ncd, 8 * threads)
+    load_y, store_y = make_read_vector(ncd, 8 * threads), make_write_vector(ncd, 8 * threads)
     no_rows, no_block, stage_bytes = make_empty(nb * (nc + nd)), make_empty(ncd), 8 * stage_parts(nc, nd)[1]
 
     def kernel(
