@@ -210,13 +210,15 @@ class PartialSums:
         """Adds a rectangle of quartets, in halves where there is no memory for the whole."""
         try:
             self.add_block(ab, cd, same)
+            return
         except MemoryLimitError:
             if len(ab) * len(cd) == 1:
                 raise
-            self.store.clear()
-            log.info("no memory for %r with %r at once; they are made in halves", ab.pairs, cd.pairs)
-            for half in halves(max(ab, cd, key=len)):
-                self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same)
+        # Only now is the memory free that the exception's frames referred to.
+        self.store.clear()
+        log.info("no memory for %r with %r at once; they are made in halves", ab.pairs, cd.pairs)
+        for half in halves(max(ab, cd, key=len)):
+            self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same)
 
     def add_block(self, ab, cd, same):
         """Makes the block of two slices, and gives it to the target, unless that makes it where it is digested."""

@@ -6,6 +6,7 @@ of threads takes a few bra pairs one after the other, each thread with one ket p
 in shared memory until the last of these bra pairs.
 """
 
+from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -121,9 +122,22 @@ def functions(l, pure):
 # launcher
 
 
+@cache
 def takes(bra, ket):
-    """Whether this kernel is for a class that a thread a quartet computes: few enough integrals to digest alone."""
-    return bra.nab * ket.nab <= DIGEST_QUARTETS.in_place
+    """Whether this kernel is for a class that a thread a quartet computes, of two `ListFacts`.
+
+    There must be few enough integrals to digest alone, and shared memory for all besides H of a primitive bra pair:
+    contracted kets can have many Y_cd and long rows.
+    """
+    fits = bytes_besides_h(bra, ket) + 8 * form_size(bra, BRA_ELEMENTS) <= THREAD_QUARTET.tensor.shared
+    return fits and bra.nab * ket.nab <= DIGEST_QUARTETS.in_place
+
+
+def bytes_besides_h(bra, ket):
+    """Shared memory of a block for the integrals, the stages of the warps and Y_cd."""
+    count = bra.nab * ket.nab
+    threads = THREAD_QUARTET.block_threads(count)
+    return 8 * (threads * (count + ket.nab) + threads // 32 * stage_parts(ket.na, ket.nb)[1])
 
 
 def in_place_variant(bra, ket, kind):
@@ -136,8 +150,8 @@ def in_place_launcher(context, kind, parameter, bra, ket, counts):
     """The function by which `launch_in_place` launches for two `ListFacts` and the same numbers of matrices."""
     count = bra.nab * ket.nab
     threads, size = THREAD_QUARTET.block_threads(count), form_size(bra, BRA_ELEMENTS)
-    others = 8 * (threads * (count + ket.nab) + threads // 32 * stage_parts(ket.na, ket.nb)[1])
-    room = THREAD_QUARTET.limits(context.unit).shared - others
+    others = bytes_besides_h(bra, ket)
+    room = THREAD_QUARTET.tensor.shared - others
     group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
     variant, arguments = in_place_variant(bra, ket, kind), operator_arguments(context, kind, parameter)
     most, shared = max(1, DIGEST_QUARTETS.lane_integrals // count), 8 * group * size + others

@@ -181,6 +181,14 @@ def test_shared_memory_of_every_variant():
     assert not large
 
 
+@pytest.mark.parametrize("cc", CURRENT, ids=sm)
+def test_shared_memory_of_general_contractions(cc):
+    """Also of kets of twelve contracted p functions, whose Y_cd and rows would not fit beside the integrals."""
+    found = used_variants(UNITS[cc], lmax=1, lengths=LENGTHS[-1:], general=[(0, 7), (1, 12)])
+    assert digest_in_place in {variant.factory for variant in found}
+    assert not [(v.name, n) for v, n in found.items() if n > SHARED_LIMIT[cc]]
+
+
 def test_shared_memory_on_older_devices():
     """Of integrals the same, but for the r that docs/compatibility.md names."""
     asked = [(v, cc, n) for cc in OLDER for v, n in used(cc).items() if v.factory.__name__ not in ASYNCHRONOUS]
