@@ -51,15 +51,16 @@ class Inverse:
 def inverse(matrix, algebra):
     """The `Inverse` of a metric (P|Q) on the device; errors as for `Metric`."""
     metric = Metric(matrix, algebra)
+    del matrix  # which frees its memory, unless the caller keeps it
     if metric.vectors is not None:
         return Inverse(algebra.fetch(metric.vectors), metric.how, by_substitution=False)
     unit = algebra.empty((metric.size, metric.size))
     unit[...] = 0.0
     unit.reshape(-1)[:: metric.size + 1] = 1.0
     found = metric.apply_transposed(unit)  # W^T, each row of W from W L = 1
-    if float(abs(found).max()) > LARGEST:
+    if max(float(found.max()), -float(found.min())) > LARGEST:
         return Inverse(algebra.fetch(metric.lower), metric.how, by_substitution=True)
-    return Inverse(algebra.fetch(algebra.xp.ascontiguousarray(found.T)), metric.how, by_substitution=False)
+    return Inverse(np.ascontiguousarray(algebra.fetch(found).T), metric.how, by_substitution=False)
 
 
 class Rows:

@@ -218,7 +218,7 @@ class DeviceAlgebra:
         """By cuBLAS, which sees transposed arrays: out^T = b^T a^T. Parts of a long sum are made at the same time."""
         if operand(out).turned:
             raise ValueError("the rows of a product must be contiguous.")
-        parts = self.parts_of_sum(out.shape, a.shape[1]) if add else 1
+        parts = self.parts_of_sum(out.shape, a.shape[1]) if add and out.size else 1
         if parts > 1:
             done = a.shape[1] // parts * parts
             out += self.sums_in_parts(a[:, :done], b[:done], factor, parts).sum(axis=0)

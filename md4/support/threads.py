@@ -101,7 +101,8 @@ class Standing:
             queue = SimpleQueue()
             _thread.start_new_thread(serve, (queue,))
             self.queues[n] = queue  # now that it is served
-            weakref.finalize(self, queue.put, None)
+            # Not at the exit of Python: a thread that ended then would free its libraries' data in a dying interpreter.
+            weakref.finalize(self, queue.put, None).atexit = False
         queue.put(function)
 
 

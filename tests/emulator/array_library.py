@@ -152,11 +152,19 @@ class Library:
                 on_host = isinstance(arg, np.ndarray) and not isinstance(arg, Array)
                 assert not on_host, f"{function.__name__} of an array of the host"
             found = function(*(plain(arg) for arg in args), **{key: plain(arg) for key, arg in options.items()})
-            return tuple(map(ours, found)) if isinstance(found, tuple) else ours(found)
+            return tuple(map(self.kept, found)) if isinstance(found, tuple) else self.kept(found)
 
         return call
 
     # memory
+
+    def kept(self, found):
+        """A result for md4; what is new lies in memory of the allocator."""
+        if not isinstance(found, np.ndarray) or found.base is not None or found.dtype != float:
+            return ours(found)
+        made = self.empty(found.shape)
+        made[...] = found
+        return made
 
     @contextmanager
     def using_allocator(self, allocator):

@@ -19,6 +19,7 @@ from md4.contract.three_centre import ThreeCentre
 from md4.cpu.algebra import HostAlgebra
 from md4.gpu import targets
 from md4.gpu.buffers import as_buffer
+from md4.gpu.pool import bucket
 
 STORES = ["device", "host", "direct"]
 # Few functions, since the emulated device is slow.
@@ -121,7 +122,9 @@ def sent(algebra, array):
 
 @pytest.mark.parametrize("factor, add", [(1.0, False), (-2.0, False), (1.0, True), (-2.0, True)])
 @pytest.mark.parametrize(
-    "shape", [(3, 4, 5), (1, 4, 1), (3, 1, 5), (1, 1, 1), (4, 0, 2), (0, 3, 2), (3, 17, 5), (1, 12, 2)], ids=str
+    "shape",
+    [(3, 4, 5), (1, 4, 1), (3, 1, 5), (1, 1, 1), (4, 0, 2), (0, 3, 2), (3, 17, 5), (1, 12, 2), (3, 17, 0), (0, 17, 2)],
+    ids=str,
 )
 def test_product(algebra, shape, factor, add, monkeypatch):
     """Of matrices, parts of matrices and transposed ones, long sums in parts; on the CPU as well."""
@@ -137,7 +140,7 @@ def test_product(algebra, shape, factor, add, monkeypatch):
         out = sent(algebra, c if add else np.full((m, n), np.nan))
         assert algebra.product(*given, out, factor, add) is out
         assert np.allclose(algebra.fetch(out), right, rtol=1e-14, atol=1e-14)
-        assert bool(made) == (add and k > 10)
+        assert bool(made) == (add and k > 10 and m * n > 0)
         host = c.copy() if add else np.full((m, n), np.nan)
         assert HostAlgebra.product(None, one, other, host, factor, add) is host
         assert np.allclose(host, right, rtol=1e-14, atol=1e-14)
@@ -253,6 +256,26 @@ def test_rows_of_the_inverse(emulated, host_integrals, limit, monkeypatch):
         found = np.concatenate([fetch(contiguous(part)) for *_, part in columns.solved()], axis=1)
     ((_, wanted),) = theirs.table.blocks(0, theirs.size, theirs.size)
     assert abs(found - wanted[1::3, :-1]).max() < 1e-11
+
+
+@pytest.mark.parametrize("limit", [1e6, 1e-6], ids=["product", "substitution"])
+def test_memory_of_the_inverse(emulated, host_integrals, limit, monkeypatch):
+    """What is asked for before is enough: three matrices, and the inverses and the work of `LowerSolver`."""
+    monkeypatch.setattr("md4.contract.metric_rows.LARGEST", limit)
+    monkeypatch.setattr("md4.gpu.algebra.SOLVED_ROWS", 4)
+    ours, size = fitting(MORE, AUXILIARY, "cuda").algebra, 64
+    pool = ours.context.pool
+    matrix = np.random.default_rng(0).normal(size=(size, size))
+    with ours.working():
+        given = [ours.empty((size, size))]
+        given[0][...] = ours.send(matrix @ matrix.T + np.eye(size))
+        pool.trim()
+        pool.peak = before = pool.held
+        found = inverse(given.pop(), ours)
+    assert found.by_substitution == (limit < 1)
+    assert pool.peak - before <= 2 * bucket(8 * size**2) + 2 * bucket(8 * 4 * size)
+    if not found.by_substitution:
+        assert abs(found.matrix @ (matrix @ matrix.T + np.eye(size)) @ found.matrix.T - np.eye(size)).max() < 1e-11
 
 
 def test_a_host_table_larger_than_the_device(emulated, host_integrals, monkeypatch):

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -67,6 +69,28 @@ def test_nothing_is_kept():
     gc.collect()
     assert ended() is None
     wait_for(queue.empty)  # the thread took the end
+
+
+AT_EXIT = """
+import atexit, os, threading, time
+atexit.register(time.sleep, 0.5)  # called last
+from md4.support.threads import Standing, run_each
+
+class Data:
+    def __del__(self, write=os.write, here=threading.get_ident, main=threading.get_ident()):
+        if here() != main:
+            write(1, b"freed")
+
+local, standing = threading.local(), Standing()
+run_each(2, lambda n: n and setattr(local, "data", Data()), start=standing.start)
+os.write(1, b"done ")
+"""
+
+
+def test_threads_do_not_end_at_exit():
+    """What libraries keep for a thread is not freed in an interpreter that is about to end."""
+    ended = subprocess.run([sys.executable, "-c", AT_EXIT], check=False, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "done ")
 
 
 def test_after_a_fork():
