@@ -345,5 +345,6 @@ def jk_variants(unit, kind, bra, ket):
     one, other = pair_of(bra), pair_of(ket)
     order = (other, one) if digestion.digest_swapped(one, other) else (one, other)
     yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])
-    yield from integral_variants(unit, kind, bra, ket, True, digested=True)
+    if unit != "fma":  # such devices make no J and K
+        yield from integral_variants(unit, kind, bra, ket, True, digested=True)
     yield from coulomb_variants(kind, bra, ket)
