@@ -38,8 +38,10 @@ def test_as_one_worker(backend, two, mol, hermi):
         for mine, expected in zip(both.get_jk(dm, hermi, **options), one.get_jk(dm, hermi, **options)):
             assert (mine is None) == (expected is None)
             assert mine is None or abs(mine - expected).max() < 1e-12 * abs(expected).max(initial=1.0)
-        # by rounding, the kernels that make bounds of shorter lists decide otherwise in a few borderline cases
-        assert abs(both.stats.wanted - one.stats.wanted) <= 1e-3 * one.stats.wanted
+        # On a GPU, shorter lists may have their bounds from other kernels, whose rounding decides about quartets at the
+        # tolerance: the chain had 55359 where one worker had 55369, on an H200.
+        most = 0 if backend == "cpu" else 1e-3 * one.stats.wanted
+        assert abs(both.stats.wanted - one.stats.wanted) <= most
         assert both.stats.wanted + both.stats.skipped == one.stats.wanted + one.stats.skipped
     mine, expected = (jk.get_jk(dm[0] + 1j * dm[1], 0) for jk in (both, one))
     assert abs(mine[1] - expected[1]).max() < 1e-12 * abs(expected[1]).max()
