@@ -62,8 +62,8 @@ class QuartetLists:
         """
         starts, stream = np.zeros(len(rows.counts) + 1, dtype=np.int64), self.context.stream
         np.cumsum(rows.counts, out=starts[1:])
-        most = self.room(starts, int(rows.counts.max(initial=0)), size)
         on_device = self.context.pool.room("quartet rows", len(starts))
+        most = self.room(starts, int(rows.counts.max(initial=0)), size)
         copy_in_pieces(on_device.pointer, starts, stream)
         rule = self.rule.tolerance, SELECT.single_ratio * self.rule.tolerance
         for first, end in pieces(starts, most):

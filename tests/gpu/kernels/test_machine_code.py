@@ -63,8 +63,8 @@ SPILLS = {
 # Coulomb's, 6064 at (dp|fs) on sm_90. Faster than the fused kernel all the same but for (dp|fs) itself, 7% slower
 # (bench/results/low_l6.log).
 THREAD_QUARTET_SPILLS = {5: 490, 6: 6100}
-# With digestion in the same kernel: 632 bytes at (dp|ds), on sm_80, 392 at (fp|ds).
-IN_PLACE_SPILLS = {5: 640, 6: 400}
+# With digestion in the same kernel: 68 bytes at (pp|pp) on sm_90, 688 at (dp|ds) and 6248 at (dp|fs) on sm_80.
+IN_PLACE_SPILLS = {4: 70, 5: 700, 6: 6300}
 
 
 def budget(variant):
