@@ -140,12 +140,11 @@ def select_quartets():
     @jit_device
     def write(entries, ket, lane, votes, begin, end):
         """Numbers of the ket pairs that survive, from the place `begin` on or, in single precision, before `end`."""
-        double, single = votes
-        below = i32((u32(1) << u32(lane)) - 1)
-        in_double = begin + cuda.popc(double & below)
-        in_single = end - 1 - cuda.popc(single & below)
-        if ((double | single) >> lane) & 1:
-            entries[u64(in_double if (double >> lane) & 1 else in_single)] = ket
+        double, single, own = u32(votes[0]), u32(votes[1]), u32(u32(1) << u32(lane))
+        in_double = begin + cuda.popc(u32(double & u32(own - 1)))
+        in_single = end - 1 - cuda.popc(u32(single & u32(own - 1)))
+        if (double | single) & own:
+            entries[u64(in_double if double & own else in_single)] = ket
 
     def kernel(pairs: Candidates, rows: Rows, rule: Rule, out: Output):
         tid, row = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
