@@ -11,6 +11,7 @@ from numba.cuda.extending import intrinsic
 
 from md4.gpu.emit.instructions import (
     DOUBLE,
+    FP64,
     I32,
     I64,
     aggregate,
@@ -19,7 +20,7 @@ from md4.gpu.emit.instructions import (
     element_address,
     fields,
     fma,
-    shared_double,
+    shared_real,
 )
 from md4.gpu.emit.scalars import add_double_if
 from md4.gpu.emit.unrolled import store_doubles
@@ -73,14 +74,14 @@ def make_copy_vector(count, row):
 
 
 @cache
-def make_read_vector(count, stride):
-    """Intrinsic address -> `count` doubles of shared memory, `stride` bytes apart."""
-    kind = types.UniTuple(f64, count)
+def make_read_vector(count, stride, precision=FP64):
+    """Intrinsic address -> `count` real numbers of shared memory, `stride` bytes apart."""
+    kind = types.UniTuple(precision.numba, count)
 
     @intrinsic
     def read_vector(typingctx, address):
         def codegen(context, builder, signature, args):
-            values = [shared_double(builder, args[0], stride * n) for n in range(count)]
+            values = [shared_real(builder, args[0], stride * n, precision) for n in range(count)]
             return aggregate(builder, context.get_value_type(kind), values)
 
         return kind(types.int32), codegen
@@ -89,9 +90,9 @@ def make_read_vector(count, stride):
 
 
 @cache
-def make_write_vector(count, stride):
+def make_write_vector(count, stride, precision=FP64):
     """Intrinsic (address, values): the converse of `make_read_vector`."""
-    kind = types.UniTuple(f64, count)
+    kind = types.UniTuple(precision.numba, count)
 
     @intrinsic
     def write_vector(typingctx, address, values):

@@ -19,14 +19,14 @@ from md4.gpu.emit.digest_quartets import (
     make_load_rows,
     stage_parts,
 )
-from md4.gpu.emit.instructions import make_empty, shared_address
+from md4.gpu.emit.instructions import make_empty, precision_of, shared_address
 from md4.gpu.emit.vectors import make_read_vector, make_write_vector
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
 from md4.gpu.kernels.digest_parameters import Lists, Matrices
 from md4.gpu.kernels.digest_quartets import make_digest_quartet
 from md4.gpu.kernels.groups import PairRange, Records, pair_range, records
-from md4.gpu.kernels.primitive_quartets import OperatorArguments, operator_arguments
-from md4.gpu.kernels.thread_quartet import BraH, Slots, make_integrals
+from md4.gpu.kernels.primitive_quartets import arguments_group, operator_arguments
+from md4.gpu.kernels.thread_quartet import BraH, Slots, make_integrals, single_h_size
 from md4.gpu.tuning import DIGEST_QUARTETS, THREAD_QUARTET
 from md4.method.angular import ncart
 from md4.method.digestion import quartet_weight
@@ -55,20 +55,26 @@ class Work(NamedTuple):
     coulomb: i64
 
 
-def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
-    """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions."""
+def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single=False):
+    """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
+
+    `single`: integrals and their digestion are computed in FP32, and added to X and Y in FP64.
+    """
     na, nb, nc, nd = shells = [n * functions(l, pure) for l, n in ((la, ca), (lb, cb), (lc, cc), (ld, cd))]
     count, ncd = na * nb * nc * nd, nc * nd
-    threads = THREAD_QUARTET.block_threads(count)
-    integrals = make_integrals((la, lb, pure, ca, cb, False), (lc, ld, pure, cc, cd, False), False, kind)
-    digest, weight_of = make_digest_quartet(*shells), jit_device(quartet_weight)
-    load_rows, columns_in_turn = make_load_rows(nb, nc, nd), make_columns_in_turn(nc, nd)
-    load_block, add_block = make_load_block(nc, nd), make_add_block(nc, nd)
-    load_y, store_y = make_read_vector(ncd, 8 * threads), make_write_vector(ncd, 8 * threads)
-    no_rows, no_block, stage_bytes = make_empty(nb * (nc + nd)), make_empty(ncd), 8 * stage_parts(nc, nd)[1]
+    threads, precision = THREAD_QUARTET.block_threads(count, single), precision_of(single)
+    real, nbytes, bra_class = precision.numba, precision.bytes, (la, lb, pure, ca, cb, False)
+    integrals = make_integrals(bra_class, (lc, ld, pure, cc, cd, False), False, kind, single)
+    digest, weight_of = make_digest_quartet(*shells, precision), jit_device(quartet_weight)
+    load_rows, columns_in_turn = make_load_rows(nb, nc, nd, precision), make_columns_in_turn(nc, nd)
+    load_block, add_block = make_load_block(nc, nd, precision), make_add_block(nc, nd, precision)
+    load_y, store_y = (make(ncd, nbytes * threads, precision) for make in (make_read_vector, make_write_vector))
+    no_rows, no_block = make_empty(nb * (nc + nd), precision), make_empty(ncd, precision)
+    stage_bytes, staged = nbytes * stage_parts(nc, nd)[1], single_h_size(bra_class)
+    operator_group = arguments_group(kind, single)
 
     def kernel(
-        bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, operator: OperatorArguments,
+        bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, operator: operator_group,
         lists: Lists, matrices: Matrices, work: Work,
     ):  # fmt: skip
         tid, nao = i64(cuda.threadIdx.x), matrices.nao
@@ -76,9 +82,10 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
         group, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
         # shared memory: room for H, then integrals, stages of the warps, Y_cd
         start = shared_address(cuda.shared.array(0, types.float64))
-        place = i32(start + 8 * h.group * h.size + 8 * count * tid)
-        stages = start + 8 * h.group * h.size + 8 * count * threads
-        stage, own_y = i32(stages + warp * stage_bytes), i32(stages + threads // 32 * stage_bytes + 8 * tid)
+        h_bytes = nbytes * h.group * (staged if single else h.size)
+        place = i32(start + h_bytes + nbytes * count * tid)
+        stages = start + h_bytes + nbytes * count * threads
+        stage, own_y = i32(stages + warp * stage_bytes), i32(stages + threads // 32 * stage_bytes + nbytes * tid)
         # the warp's ket pairs: none, if it is behind the last one
         first = part * threads + 32 * warp
         many = min(i64(32), work.nket - first)
@@ -91,7 +98,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
             ij = lists.first_bra + pair
             a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
             weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
-            weight = weight if lane < many else 0.0
+            weight = real(weight if lane < many else 0.0)
             for s in range(matrices.first, matrices.last):
                 origin, with_k, with_j = s * nao * nao, s < work.exchange, s < work.coulomb
                 d_b, d_cd, y_cd = no_rows(), no_block(), no_block()
@@ -111,7 +118,9 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
         if work.coulomb > 0 and lane < many:
             add_block(matrices.y, c * nao + d, nao, load_y(own_y))
 
-    return Kernel(kernel, (threads, 1))
+    import os
+    SINGLE_BLOCKS = int(os.environ.get('SB', '1'))
+    return Kernel(kernel, (threads, SINGLE_BLOCKS if single else 1))
 
 
 def functions(l, pure):

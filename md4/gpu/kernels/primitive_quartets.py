@@ -5,11 +5,19 @@ Groups of parameters and device functions that the kernels of `recurrence` and `
 
 from typing import NamedTuple
 
-from md4.gpu.device_code import F64_2D, cuda, f64, i64, jit_device, types
+from md4.gpu.device_code import F32_2D, F64_2D, cuda, f64, i64, jit_device, types
 from md4.gpu.emit.scalars import quotient
+from md4.gpu.emit.single_zeros import make_narrow, make_single_zeros
 from md4.gpu.emit.unrolled import make_pack
 from md4.gpu.kernels.groups import Records
 from md4.method import operators
+from md4.method.boys import single_boys_table
+
+# Operators whose [0]^(m) are computed in FP32 where all else is; those of the others in FP64 also there.
+SINGLE_KINDS = ("coulomb", "erf")
+# Numbers that must fit FP32, whose range is 1e-38 to 3e38, stay within these limits.
+LARGEST_SINGLE, SMALLEST_SINGLE = 1e30, 1e-30
+LARGEST_SINGLE_DISTANCE = 1e5  # in Bohr: R^L is also in the range
 
 
 class OperatorArguments(NamedTuple):
@@ -23,6 +31,21 @@ class OperatorArguments(NamedTuple):
 
     parameter: f64
     table: F64_2D
+
+
+class SingleArguments(NamedTuple):
+    """The same for `SINGLE_KINDS` in FP32.
+
+    Attributes
+    ----------
+    narrowing : float64
+        1 / omega^2 of erf, at most what FP32 can hold; 0 for 1/r.
+    table : float32 array, two-dimensional
+        `md4.method.boys.single_boys_table`.
+    """
+
+    narrowing: f64
+    table: F32_2D
 
 
 class PrimitiveQuartets(NamedTuple):
@@ -109,6 +132,23 @@ def make_zeros_upto(kind, l):
     return jit_device(zeros)
 
 
+def make_single_zeros_upto(kind, l):
+    """The same in FP32: a tuple of floats; the operator is of `arguments_group`."""
+    if kind in SINGLE_KINDS:
+        single_zeros = make_single_zeros(l, kind == "erf")
+
+        def zeros(separation, operator):
+            s = separation
+            return single_zeros(s.p, s.q, s.rz, s.ry, s.rx, operator.narrowing, operator.table)
+    else:
+        zeros_upto, narrow = make_zeros_upto(kind, l), make_narrow(l + 1)
+
+        def zeros(separation, operator):
+            return narrow(zeros_upto(separation, operator))
+
+    return jit_device(zeros)
+
+
 # for launchers
 
 
@@ -126,3 +166,36 @@ def operator_arguments(context, kind, parameter):
     Launchers that `DeviceContext.fixed` keeps have its kind and parameter as a key, which is quicker than the operator.
     """
     return parameter, context.table(operators.operator_table, operators.Operator(kind, parameter))
+
+
+def arguments_group(kind, single):
+    """The group of an operator's arguments in FP32, if `single`, or in FP64."""
+    return SingleArguments if single and kind in SINGLE_KINDS else OperatorArguments
+
+
+def single_arguments(context, kind, parameter, l):
+    """What belongs to the `arguments_group` of an operator in FP32, for quartets of total angular momentum `l`."""
+    if kind not in SINGLE_KINDS:
+        return operator_arguments(context, kind, parameter)
+    narrowing = min(1e38, parameter**-2) if kind == "erf" else 0.0
+    return narrowing, context.table(single_boys_table, l)
+
+
+def fits_single(l, smallest, largest, distance):
+    """Whether nothing overflows FP32, or is lost by underflow, in the quartets of two lists.
+
+    Parameters
+    ----------
+    l : int
+        Total angular momentum.
+    smallest, largest : tuple of float
+        Least and largest exponents of primitive pairs (Bohr^-2) in the bra's list and in the ket's.
+    distance : float
+        Upper bound on the distance of two centres, in Bohr.
+    """
+    lowest, highest = smallest[0] * smallest[1], largest[0] * largest[1]
+    powers = (2.0 * min(largest)) ** max(1, l)
+    return (
+        distance <= LARGEST_SINGLE_DISTANCE and powers <= LARGEST_SINGLE
+        and SMALLEST_SINGLE <= lowest and highest <= LARGEST_SINGLE
+    )  # fmt: skip
