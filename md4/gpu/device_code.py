@@ -3,11 +3,13 @@
 from numba import cuda
 from numba.cuda import types
 
-__all__ = ["F32_2D", "F64", "F64_2D", "I32", "I64", "I64_2D", "cuda", "f64", "i32", "i64", "jit_device", "types"]
+__all__ = [
+    "F32", "F32_2D", "F64", "F64_2D", "I32", "I64", "I64_2D", "cuda", "f64", "i32", "i64", "jit_device", "types",
+]  # fmt: skip
 
 i32, i64, f64 = types.int32, types.int64, types.float64
 F64, F64_2D = f64[::1], f64[:, ::1]
-F32_2D = types.float32[:, ::1]
+F32, F32_2D = types.float32[::1], types.float32[:, ::1]
 I32 = i32[::1]
 I64, I64_2D = i64[::1], i64[:, ::1]
 

@@ -11,7 +11,6 @@ from numba.cuda.extending import intrinsic
 
 from md4.gpu.emit.instructions import (
     DOUBLE,
-    FP64,
     I32,
     I64,
     aggregate,
@@ -20,7 +19,7 @@ from md4.gpu.emit.instructions import (
     element_address,
     fields,
     fma,
-    shared_real,
+    shared_double,
 )
 from md4.gpu.emit.scalars import add_double_if
 from md4.gpu.emit.unrolled import store_doubles
@@ -74,14 +73,14 @@ def make_copy_vector(count, row):
 
 
 @cache
-def make_read_vector(count, stride, precision=FP64):
-    """Intrinsic address -> `count` real numbers of shared memory, `stride` bytes apart."""
-    kind = types.UniTuple(precision.numba, count)
+def make_read_vector(count, stride):
+    """Intrinsic address -> `count` doubles of shared memory, `stride` bytes apart."""
+    kind = types.UniTuple(f64, count)
 
     @intrinsic
     def read_vector(typingctx, address):
         def codegen(context, builder, signature, args):
-            values = [shared_real(builder, args[0], stride * n, precision) for n in range(count)]
+            values = [shared_double(builder, args[0], stride * n) for n in range(count)]
             return aggregate(builder, context.get_value_type(kind), values)
 
         return kind(types.int32), codegen
@@ -90,9 +89,9 @@ def make_read_vector(count, stride, precision=FP64):
 
 
 @cache
-def make_write_vector(count, stride, precision=FP64):
+def make_write_vector(count, stride):
     """Intrinsic (address, values): the converse of `make_read_vector`."""
-    kind = types.UniTuple(precision.numba, count)
+    kind = types.UniTuple(f64, count)
 
     @intrinsic
     def write_vector(typingctx, address, values):

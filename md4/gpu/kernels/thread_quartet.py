@@ -77,10 +77,13 @@ def in_slot(slots, n):
 def make_integrals(bra_class, ket_class, turned, kind, single=False):
     """Device function: (ab|cd) of a thread's quartet, to its place in shared memory behind the room for H.
 
-    All threads of a block call it for the same bra pair, and each for one of the ket pairs of a part. It is zero for
-    threads beyond the last ket pair and for pairs without primitives. It returns where shared memory begins.
+    All threads of a block call it for the same bra pair, and each for a ket pair of its own, unless it is not `live`.
+    It is zero for threads that are not, and for pairs without primitives. If the bra pair is that of the call before,
+    it need not be `fresh`: H is then not copied to shared memory again, if all of its primitives had room there. It
+    returns where shared memory begins.
 
-    `single`: all but R = P - Q is computed in FP32, and shared memory holds floats, those of H in rows of `single_h_size`.
+    `single`: all but R = P - Q is computed in FP32, and shared memory holds floats, those of H in rows of
+    `single_h_size`.
     """
     count, l = rows(bra_class) * rows(ket_class), sum(bra_class[:2]) + sum(ket_class[:2])
     threads, precision = THREAD_QUARTET.block_threads(count, single), precision_of(single)
@@ -91,30 +94,30 @@ def make_integrals(bra_class, ket_class, turned, kind, single=False):
     primitives = jit_device(primitives_of)
 
     @jit_device
-    def integrals(bra, bra_pairs, pair, h, ket, ket_pairs, part, npair_cd, operator):
+    def integrals(bra, bra_pairs, pair, h, fresh, ket, ket_pairs, pair_cd, live, operator):
         shared = cuda.shared.array(0, real)
         tid = i64(cuda.threadIdx.x)
         first, last = primitives(bra_pairs, pair)
         size = staged if single else h.size
         address, h_bytes = shared_address(shared), nbytes * h.group * size
-        pair_cd = part * threads + tid
+        copied = fresh or last - first > h.group
         place, add = i32(address + h_bytes + nbytes * count * tid), 0
         for n in range(count):
             shared[h_bytes // nbytes + count * tid + n] = 0.0
         while first < last:
             many = min(h.group, last - first)
-            cuda.syncthreads()
-            if single:
-                for n in range(tid, many * size, threads):
-                    primitive = quotient(n, size)
-                    element = n - primitive * size
-                    inside = min(element, h.size - 1)  # those behind are never used
-                    shared[n] = h.numbers[(first + primitive) * h.size + inside]
-            else:
-                for n in range(tid, many * size, threads):
-                    shared[n] = h.numbers[first * size + n]
-            cuda.syncthreads()
-            if pair_cd < npair_cd:
+            if copied:
+                cuda.syncthreads()
+                if single:
+                    for n in range(tid, many * size, threads):
+                        primitive = quotient(n, size)
+                        element = min(n - primitive * size, h.size - 1)  # those of the padding are never used
+                        shared[n] = h.numbers[(first + primitive) * h.size + element]
+                else:
+                    for n in range(tid, many * size, threads):
+                        shared[n] = h.numbers[first * size + n]
+                cuda.syncthreads()
+            if live:
                 slot = ket.first[ket_pairs.first + pair_cd]
                 begin, end = primitives(ket_pairs, pair_cd)
                 for _ in range(begin, end):
@@ -160,7 +163,8 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
         shared = cuda.shared.array(0, types.float64)
         tid = i64(cuda.threadIdx.x)
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
-        address = integrals(bra, bra_pairs, pair, h, ket, ket_pairs, part, npair_cd, operator)
+        pair_cd = part * threads + tid
+        address = integrals(bra, bra_pairs, pair, h, True, ket, ket_pairs, pair_cd, pair_cd < npair_cd, operator)
         h_bytes = 8 * h.group * h.size
         cuda.syncthreads()
         base = out.first + pair * out.s_ij + part * threads * out.s_kl

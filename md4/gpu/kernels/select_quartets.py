@@ -1,0 +1,236 @@
+"""Lists of the quartets that survive screening one by one, for the kernel that digests where it makes integrals.
+
+The rule is that of `md4.contract.screening`. A block of threads takes a bra pair, and goes through the ket pairs that
+may survive with it: the first ones of their list, since bounds fall. The largest |D| of a and b with each shell c and d
+are in shared memory. Ket pairs that survive become entries of the bra pair: from the front of its room those that count
+in double precision, from the back those for which single precision will do. The entries are divided into items, for
+which blocks of the next kernel need not wait for each other. In which order entries and items are depends on which warp
+comes first.
+
+All numbers of the rule are in single precision, rounded up, and their product is in double precision. So a quartet that
+the rule keeps is never left out.
+"""
+
+from typing import NamedTuple
+
+from md4.gpu.compile import Kernel, Variant
+from md4.gpu.device_code import F32, I32, I64, cuda, f64, i32, i64, types
+from md4.gpu.tuning import SELECT
+
+class Candidates(NamedTuple):
+    """Shell pairs of all lists of a basis, one list after the other, as the rule needs them.
+
+    Attributes
+    ----------
+    shells : int32 array
+        Numbers of both shells, the second one times 2^16 added.
+    bounds, own : float32 array
+        R, and 2 sqrt(min(n, n)) |D| of the pair.
+    norms : float32 array
+        |D| of all pairs of shells, in rows.
+    nshell : int64
+    """
+
+    shells: I32
+    bounds: F32
+    own: F32
+    norms: F32
+    nshell: i64
+
+
+class Rows(NamedTuple):
+    """The bra pairs of a launch, and the ket list.
+
+    Attributes
+    ----------
+    starts : int64 array
+        Where the room of each row begins, and where that of the last one ends.
+    row : int64
+        Number of the first bra pair in its list.
+    first_bra, first_ket : int64
+        Where the lists begin in `Candidates`.
+    first_c, many_c, first_d, many_d : int64
+        Among which shells c and d are: the first of them, and how many.
+    """
+
+    starts: I64
+    row: i64
+    first_bra: i64
+    first_ket: i64
+    first_c: i64
+    many_c: i64
+    first_d: i64
+    many_d: i64
+
+
+class Rule(NamedTuple):
+    """Which bounds of quartets count.
+
+    Attributes
+    ----------
+    tolerance : float64
+        Quartets below are left out.
+    single : float64
+        Single precision will do for quartets below.
+    """
+
+    tolerance: f64
+    single: f64
+
+
+class Lists(NamedTuple):
+    """What the kernel writes.
+
+    Attributes
+    ----------
+    entries : int32 array
+        Numbers of ket pairs in their list.
+    double_items, single_items : int32 array
+        (bra pair, first entry, number of entries) of each item.
+    counts : int64 array
+        Numbers of both kinds of items.
+    survivors : int64 array
+        One number, to which that of the survivors is added.
+    size : int64
+        Most entries of an item.
+    """
+
+    entries: I32
+    double_items: I32
+    single_items: I32
+    counts: I64
+    survivors: I64
+    size: i64
+
+
+def select_quartets():
+    """Kernel factory; all sizes are run-time numbers."""
+    threads = SELECT.threads
+
+    def kernel(pairs: Candidates, rows: Rows, rule: Rule, out: Lists):
+        tid, row = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        lane = tid & 31
+        begin, end = rows.starts[row] - rows.starts[0], rows.starts[row + 1] - rows.starts[0]
+        # numbers of entries in double and in single precision; first items of both
+        found, items = cuda.shared.array(2, types.int32), cuda.shared.array(2, types.int64)
+        norms = cuda.shared.array(0, types.float32)
+        place = rows.first_bra + rows.row + row
+        shells = i64(pairs.shells[place])
+        a, b = (shells & 0xFFFF) * pairs.nshell, (shells >> 16 & 0xFFFF) * pairs.nshell
+        bound, own = f64(pairs.bounds[place]), pairs.own[place]
+        if tid < 2:
+            found[tid] = 0
+        if begin < end:
+            for n in range(tid, rows.many_c, threads):
+                norms[n] = max(pairs.norms[a + rows.first_c + n], pairs.norms[b + rows.first_c + n], own)
+            for n in range(tid, rows.many_d, threads):
+                norms[rows.many_c + n] = max(pairs.norms[a + rows.first_d + n], pairs.norms[b + rows.first_d + n])
+        cuda.syncthreads()
+        for first in range(tid - lane, end - begin, threads):
+            ket = min(first + lane, end - begin - 1)
+            place = rows.first_ket + ket
+            shells = i64(pairs.shells[place])
+            c, d = (shells & 0xFFFF) - rows.first_c, (shells >> 16 & 0xFFFF) - rows.first_d + rows.many_c
+            largest = max(norms[c], norms[d], pairs.own[place])
+            product = bound * f64(pairs.bounds[place]) * f64(largest)
+            survives = first + lane < end - begin and product >= rule.tolerance
+            in_single = product < rule.single
+            double_votes = cuda.ballot_sync(-1, survives and not in_single)
+            single_votes = cuda.ballot_sync(-1, survives and in_single)
+            before = i32(0)
+            if lane < 2:
+                before = cuda.atomic.add(found, lane, cuda.popc(double_votes if lane == 0 else single_votes))
+            below = (i64(1) << lane) - 1
+            in_double = cuda.shfl_sync(-1, before, 0) + cuda.popc(i64(double_votes) & below)
+            in_turn = cuda.shfl_sync(-1, before, 1) + cuda.popc(i64(single_votes) & below)
+            if survives:
+                out.entries[end - 1 - in_turn if in_single else begin + in_double] = ket
+        cuda.syncthreads()
+        if tid < 2 and found[tid] > 0:
+            items[tid] = cuda.atomic.add(out.counts, tid, (found[tid] + out.size - 1) // out.size)
+            cuda.atomic.add(out.survivors, 0, i64(found[tid]))
+        cuda.syncthreads()
+        many = i64(found[0])
+        for n in range(tid, (many + out.size - 1) // out.size, threads):
+            item = 3 * (items[0] + n)
+            out.double_items[item] = rows.row + row
+            out.double_items[item + 1] = begin + n * out.size
+            out.double_items[item + 2] = min(out.size, many - n * out.size)
+        many = i64(found[1])
+        for n in range(tid, (many + out.size - 1) // out.size, threads):
+            item = 3 * (items[1] + n)
+            out.single_items[item] = rows.row + row
+            out.single_items[item + 1] = end - min(many, (n + 1) * out.size)
+            out.single_items[item + 2] = min(out.size, many - n * out.size)
+
+    return Kernel(kernel, (threads, 1))
+
+
+# launcher
+
+
+class Selected(NamedTuple):
+    """Lists of quartets in device memory.
+
+    Attributes
+    ----------
+    entries : Buffer of int32
+    items : tuple of Buffer of int32
+        Those in double and in single precision.
+    counts : Buffer of int64, shape (2,)
+        Numbers of items, zero before the kernel runs.
+    survivors : Buffer of int64, shape (1,)
+    most_items : int
+        Number of items, at most, of each kind.
+    size : int
+        Most entries of an item.
+    """
+
+    entries: object
+    items: tuple
+    counts: object
+    survivors: object
+    most_items: int
+    size: int
+
+
+def select_variant():
+    """The one variant."""
+    return Variant(select_quartets, ())
+
+
+def selects(nshell, many_c, many_d):
+    """Whether a basis of `nshell` shells has numbers that fit, and shared memory the norms of so many c and d."""
+    return nshell <= 1 << 16 and shared_bytes(many_c, many_d) <= SELECT.shared
+
+
+def shared_bytes(many_c, many_d):
+    """Shared memory of a block: |D| of shells c and d."""
+    return 8 * -(-4 * (many_c + many_d) // 8)
+
+
+def launch_select(context, candidates, starts, row, places, shells, rule, out):
+    """Lists of the quartets of some bra pairs.
+
+    Parameters
+    ----------
+    candidates : tuple
+        Fields of `Candidates`.
+    starts : Buffer of int64, shape (number of bra pairs + 1,)
+        As in `Rows`; the first one may be any number.
+    row : int
+        Number of the first bra pair in its list.
+    places : tuple of int
+        Where both lists begin in the tables.
+    shells : tuple of int
+        (first c, number of c, first d, number of d) of the ket list.
+    rule : tuple of float
+        Fields of `Rule`.
+    out : Selected
+    """
+    _, many_c, _, many_d = shells
+    context.launch(
+        select_variant(), starts.shape[0] - 1, SELECT.threads, shared_bytes(many_c, many_d),
+        candidates, (starts, row, *places, *shells), rule,
+        (out.entries, *out.items, out.counts, out.survivors, out.size),
+    )  # fmt: skip
