@@ -71,7 +71,8 @@ def single_boys_table(m):
     full, nearest = boys_table(), np.rint(points * PER_STEP).astype(int)
     orders = m + np.arange(SINGLE_TERMS)[:, None]
     factorials = np.cumprod([1.0, *range(1, SINGLE_TERMS)])
-    table = (taylor(nearest, orders, nearest * STEP - points, full).T / factorials).astype(np.float32)
+    values = taylor(nearest, orders, nearest * STEP - points, full).T / factorials
+    table = np.ascontiguousarray(values, dtype=np.float32)
     table.flags.writeable = False
     return table
 
