@@ -84,14 +84,14 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
         start = shared_address(cuda.shared.array(0, types.float64)) + h_bytes
         place = i32(start + nbytes * count * tid)
         stage = i32(start + nbytes * count * threads + warp * stage_bytes)
-        for item in range(i64(cuda.blockIdx.x), work.counts[place_of_count], i64(cuda.gridDim.x)):
-            ij, first, many = i64(work.items[3 * item]), i64(work.items[3 * item + 1]), i64(work.items[3 * item + 2])
-            a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
-            for begin in range(0, many, threads):
-                left = many - begin - 32 * warp  # entries for this warp
-                kl = i64(work.entries[first + min(begin + tid, many - 1)])
+        for item in range(i32(cuda.blockIdx.x), i32(work.counts[place_of_count]), i32(cuda.gridDim.x)):
+            ij, first, many = work.items[3 * item], work.items[3 * item + 1], work.items[3 * item + 2]
+            for begin in range(i32(0), many, i32(threads)):
+                left = i32(many - begin - 32 * warp)  # entries for this warp
+                kl = work.entries[first + min(begin + tid, many - 1)]
                 integrals(bra, bra_pairs, ij, h, begin == 0, ket, ket_pairs, kl, lane < left, operator)
                 if left > 0:
+                    a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
                     c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
                     columns = columns_in_turn(c, d, left, lane)
                     weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
