@@ -1,0 +1,167 @@
+"""Small quartets in single precision (FP32), on the emulated GPU: against double precision, and where it must not be used."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from emulator import host_array, running
+from emulator.intrinsics import called
+from emulator.machine import Machine
+
+import md4
+from md4.gpu.buffers import Buffer, copy_to_device
+from md4.gpu.emit.single_zeros import make_single_zeros
+from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS
+from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
+from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE_DISTANCE, fits_single
+from md4.gpu.kernels.select_quartets import Selected
+from md4.method.boys import SINGLE_FAR, SINGLE_FAR_SLOPE, SINGLE_STEP, boys_table, make_scaled_boys, single_boys_table
+from md4.method.operators import Operator, kind_table, zeros_function
+
+ORDERS = range(7)
+# Largest relative error of [0]^(m), a few units in the last place times m + 1.
+ZERO_ERROR = 2e-6
+
+
+def as_it_is(function):
+    """In place of a compiler."""
+    return function
+
+
+@pytest.fixture
+def machine():
+    """One whose kernels may read the tables of single precision."""
+    made = Machine()
+    tables = {}
+    for l in ORDERS:
+        table = single_boys_table(l)
+        memory = made.memory.allocate(table.nbytes)
+        tables[l] = memory[: table.nbytes].view(np.float32).reshape(table.shape)
+        tables[l][...] = table
+    made.tables = tables
+    made.thread = type("Thread", (), {"local": made.memory})()
+    made.window = np.empty(0, dtype=np.uint8)
+    return made
+
+
+def both_zeros(machine, l, p, q, separation, omega):
+    """[0]^(m), m = 0..l, in single and in double precision; 1/r if `omega` is 0, else erf."""
+    kind, narrowing = ("erf", omega**-2) if omega else ("coulomb", 0.0)
+    arguments = (p, q, *separation, narrowing, machine.tables[l])
+    single = np.array(called(make_single_zeros(l, kind == "erf"), machine, arguments))
+    right, r2 = np.zeros(l + 1), float(separation @ separation)
+    zeros_function(kind, as_it_is)(l, p, q, r2, omega, kind_table(kind), right, 0, 1)
+    return single, right
+
+
+@pytest.mark.parametrize("omega", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("l", ORDERS)
+def test_zeros(machine, l, omega):
+    """Exponents from 1e-2 to 1e5; T = 0, small, about the end of the table, and large."""
+    rng, end = np.random.default_rng(l), SINGLE_FAR + SINGLE_FAR_SLOPE * l
+    for n in range(200):
+        p, q = 10 ** rng.uniform(-2, 5, 2)
+        t = (0.0, 10 ** rng.uniform(-8, 0), rng.uniform(0, 1.2 * end), end * (1 + rng.uniform(-1, 1) * 1e-6), 1e6)[n % 5]
+        direction = rng.normal(size=3)
+        separation = direction * np.sqrt(t * (p + q) / (p * q)) / np.linalg.norm(direction)
+        ours, right = both_zeros(machine, l, p, q, separation, omega)
+        np.testing.assert_allclose(ours, right, rtol=ZERO_ERROR, atol=1e-37)
+
+
+def test_zeros_that_underflow(machine):
+    """High orders of tight charges far apart are below FP32's range: they are zeros, and the others are right."""
+    ours, right = both_zeros(machine, 6, 1e8, 1e8, np.array([3e4, -1e4, 2e4]), 0.0)
+    assert abs(right[-1]) < 1e-45 < abs(right[0])
+    np.testing.assert_allclose(ours, right, rtol=ZERO_ERROR, atol=1e-37)
+    assert ours[-1] == 0.0 != ours[0]
+
+
+@pytest.mark.parametrize("m", [0, 3, 6])
+def test_table(m):
+    """The Taylor series between grid points, and the asymptotic form from the table's end on."""
+    table, boys = single_boys_table(m).astype(float), make_scaled_boys(as_it_is)
+    rows = len(table)
+    assert (rows - 1) * SINGLE_STEP == SINGLE_FAR + SINGLE_FAR_SLOPE * m
+    for row, shift in product(range(0, rows, 40), (-0.5, 0.3)):
+        t = max(0.0, (row + shift) * SINGLE_STEP)
+        step = row * SINGLE_STEP - t
+        series = sum(table[row, k] * step**k for k in range(table.shape[1]))
+        assert series == pytest.approx(boys(m, 1.0, 1.0, t, boys_table()), rel=1.2e-7)
+    end = (rows - 1) * SINGLE_STEP
+    far = np.prod(np.arange(1, 2 * m, 2.0)) / (2 * end) ** m * np.sqrt(np.pi / end) / 2
+    assert far == pytest.approx(boys(m, 1.0, 1.0, end, boys_table()), rel=6e-8)
+
+
+def quartet_lists(context, nbra, nket, size):
+    """`Selected` of all quartets, as items in double and in single precision alike."""
+    starts = range(0, nket, size)
+    items = [(i, first, min(size, nket - first)) for i in range(nbra) for first in starts]
+    entries, items = np.arange(nket, dtype=np.int32)[::-1].copy(), np.array(items, dtype=np.int32)
+    on_device = [context.pool.get(-(-array.size // 2)) for array in (entries, items)]
+    for buffer, array in zip(on_device, (entries, items)):
+        copy_to_device(buffer.pointer, array, context.stream)
+    entries, items = (Buffer(b.pointer, (a.size,), 4, b) for b, a in zip(on_device, (entries, items)))
+    _, (counts,) = context.pool.upload([np.full(2, items.size // 3)], context.stream)
+    return Selected(entries, (items, items), counts, None, items.size // 3, size)
+
+
+def digested(basis, operator, bra, ket, dm, twice, single, size=None):
+    """X and Y of all quartets of two lists of pairs, by the kernel that digests in place."""
+    with running():
+        engine = md4.Engine(basis, operator=operator, backend="cuda")
+        context = engine.backend.context
+        bra, ket = engine.prepare(bra), engine.prepare(ket)
+        first_aos = [basis.ao_loc[pairs.pairs.pairs] for pairs in (bra, ket)]
+        given = [dm, np.zeros_like(dm), twice, np.zeros_like(twice), *first_aos]
+        _, (d, x, d2, y, *places) = context.pool.upload([np.ascontiguousarray(a) for a in given], context.stream)
+        matrices = [buffer.part(0, (buffer.size,)) for buffer in (d, x, d2, y)]
+        quartets = quartet_lists(context, len(bra), len(ket), size or item_entries(bra.facts, ket.facts))
+        h, counts = (bra.h(BRA_ELEMENTS).array, ket.h(KET_ELEMENTS).array), (len(dm), len(twice))
+        launch_in_place(
+            context, operator, *h, bra, ket, places, False, matrices, counts, basis.nao, quartets, single
+        )  # fmt: skip
+        return [host_array(buffer, "float64").reshape(dm.shape).copy() for buffer in (x, y)]
+
+
+def random_basis(ls, nprim, nctr, pure):
+    """Shells of the angular momenta `ls` near each other."""
+    rng, shells = np.random.default_rng(len(ls)), []
+    for l in ls:
+        columns = rng.uniform(0.2, 1.0, (nprim, nctr))
+        shells.append(md4.Shell(l, 10 ** rng.uniform(-1, 2, nprim), columns, rng.normal(size=3)))
+    return md4.Basis(shells, pure=pure)
+
+
+CASES = {
+    "(ss|ss)": ((0, 0, 0, 0), 1, 1, True, "coulomb"),
+    "(ps|ps), K = 4": ((1, 0, 1, 0), 2, 1, True, "coulomb"),
+    "(pp|pp)": ((1, 1, 1, 1), 1, 1, True, "coulomb"),
+    "(pp|pp) of erf, K = 4": ((1, 1, 1, 1), 2, 1, True, "erf"),
+    "(dp|ps)": ((2, 1, 1, 0), 1, 1, True, "coulomb"),
+    "(ds|ps), Cartesian": ((2, 0, 1, 0), 1, 1, False, "coulomb"),
+    "(ps|ss) of erfc": ((1, 0, 0, 0), 1, 1, True, "erfc"),
+    "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, True, "coulomb"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_quartets(name):
+    """Two matrices, one of which has X only; several items of a bra pair, the last one with lanes that have nothing."""
+    ls, nprim, nctr, pure, kind = CASES[name]
+    basis, operator = random_basis(ls, nprim, nctr, pure), Operator(kind, 0.0 if kind == "coulomb" else 0.4)
+    rng = np.random.default_rng(7)
+    dm, twice = rng.normal(size=(2, basis.nao, basis.nao)), rng.normal(size=(2, basis.nao, basis.nao))
+    given = basis, operator, [[0, 1]] * 2, [[2, 3]] * 3, dm, twice
+    for ours, right in zip(digested(*given, True, 2), digested(*given, False, 2)):
+        assert abs(ours - right).max() < 2e-6 * abs(right).max()
+        assert not np.array_equal(ours, right)
+
+
+def test_limits():
+    """Exponents and distances of a calculation are within the range of FP32; extremes are not."""
+    usual = 4, (0.1, 0.1), (1e5, 2e3), 1e3
+    assert fits_single(*usual)
+    assert not fits_single(6, (0.1, 0.1), (1e5, 1e5), 1e3)
+    assert not fits_single(4, (1e-20, 1e-20), (1e5, 2e3), 1e3)
+    assert not fits_single(0, (0.1, 0.1), (1e20, 1e20), 1e3)
+    assert not fits_single(4, (0.1, 0.1), (1e5, 2e3), 2 * LARGEST_SINGLE_DISTANCE)
