@@ -17,6 +17,10 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F32, I32, I64, cuda, f64, i32, i64, types
 from md4.gpu.tuning import SELECT
 
+# Shells of a basis, at most, whose numbers take 16 bits.
+MOST_SHELLS = 1 << 16
+
+
 class Candidates(NamedTuple):
     """Shell pairs of all lists of a basis, one list after the other, as the rule needs them.
 
@@ -78,7 +82,7 @@ class Rule(NamedTuple):
     single: f64
 
 
-class Lists(NamedTuple):
+class Output(NamedTuple):
     """What the kernel writes.
 
     Attributes
@@ -107,7 +111,7 @@ def select_quartets():
     """Kernel factory; all sizes are run-time numbers."""
     threads = SELECT.threads
 
-    def kernel(pairs: Candidates, rows: Rows, rule: Rule, out: Lists):
+    def kernel(pairs: Candidates, rows: Rows, rule: Rule, out: Output):
         tid, row = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         lane = tid & 31
         begin, end = rows.starts[row] - rows.starts[0], rows.starts[row + 1] - rows.starts[0]
@@ -199,13 +203,14 @@ def select_variant():
     return Variant(select_quartets, ())
 
 
-def selects(nshell, many_c, many_d):
-    """Whether a basis of `nshell` shells has numbers that fit, and shared memory the norms of so many c and d."""
-    return nshell <= 1 << 16 and shared_bytes(many_c, many_d) <= SELECT.shared
+def selects(shells):
+    """Whether shared memory has room for |D| of all shells c and d, given as in `launch_select`."""
+    return shared_bytes(shells) <= SELECT.shared
 
 
-def shared_bytes(many_c, many_d):
-    """Shared memory of a block: |D| of shells c and d."""
+def shared_bytes(shells):
+    """Shared memory of a block."""
+    _, many_c, _, many_d = shells
     return 8 * -(-4 * (many_c + many_d) // 8)
 
 
@@ -228,9 +233,8 @@ def launch_select(context, candidates, starts, row, places, shells, rule, out):
         Fields of `Rule`.
     out : Selected
     """
-    _, many_c, _, many_d = shells
     context.launch(
-        select_variant(), starts.shape[0] - 1, SELECT.threads, shared_bytes(many_c, many_d),
+        select_variant(), starts.shape[0] - 1, SELECT.threads, shared_bytes(shells),
         candidates, (starts, row, *places, *shells), rule,
         (out.entries, *out.items, out.counts, out.survivors, out.size),
     )  # fmt: skip

@@ -235,6 +235,11 @@ def swapped(bra, ket):
     return bra.nab < ket.nab if bra.single != ket.single else (bra.l, bra.nab) < (ket.l, ket.nab)
 
 
+def prefers(bra, ket):
+    """Whether it matters which of the two is the bra."""
+    return swapped(bra, ket) or swapped(ket, bra)
+
+
 def thread_quartet_variant(bra, ket, kind, turned, matrix):
     """Variant for a class; `turned` if bra and ket have been exchanged, and for blocks as in the factory."""
     shells, singles = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), (bra.h_class[-1], ket.h_class[-1])
