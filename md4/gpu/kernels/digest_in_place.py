@@ -110,9 +110,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
                         if with_j and lane < left:
                             add_block(matrices.y, origin + c * nao + d, nao, y_cd)
 
-    import os
-    SINGLE_BLOCKS = int(os.environ.get('SB', '1'))
-    return Kernel(kernel, (threads, SINGLE_BLOCKS if single else 1))
+    return Kernel(kernel, (threads, THREAD_QUARTET.single_blocks(count) if single else 1))
 
 
 def functions(l, pure):

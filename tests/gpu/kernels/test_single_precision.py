@@ -140,7 +140,7 @@ CASES = {
     "(dp|ps)": ((2, 1, 1, 0), 1, 1, True, "coulomb"),
     "(ds|ps), Cartesian": ((2, 0, 1, 0), 1, 1, False, "coulomb"),
     "(ps|ss) of erfc": ((1, 0, 0, 0), 1, 1, True, "erfc"),
-    "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, True, "coulomb"),
+    "(ps|ss) of two functions": ((1, 0, 0, 0), 2, 2, True, "coulomb"),
 }
 
 
