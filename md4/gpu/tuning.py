@@ -364,7 +364,7 @@ class ThreadQuartetTuning:
     threads: int  # of a block, half of them where integrals take more shared memory
     integrals_at_once: int  # in registers
     singles_at_once: int  # the same in FP32
-    blocks_of_singles: tuple  # (most integrals of a quartet, blocks that a multiprocessor is to hold) in FP32
+    blocks_of_singles: tuple  # that a multiprocessor is to hold in FP32, for L = 0, 1, ...
     least_rows: int  # ab that are in registers at once, however many integrals that are
     swap_l: int  # L from which on the side of higher l is made the bra
     primitives: int  # most bra primitives whose H is in shared memory at once
@@ -382,9 +382,9 @@ class ThreadQuartetTuning:
         """Rows ab whose `ncd` integrals are in registers at once."""
         return max(self.least_rows, (self.singles_at_once if single else self.integrals_at_once) // ncd)
 
-    def single_blocks(self, count):
-        """Blocks that a multiprocessor is to hold at once in FP32, for `count` integrals of a quartet."""
-        return next((blocks for most, blocks in self.blocks_of_singles if count <= most), 1)
+    def single_blocks(self, l):
+        """Blocks that a multiprocessor is to hold at once in FP32, for quartets of total angular momentum `l`."""
+        return self.blocks_of_singles[min(l, len(self.blocks_of_singles) - 1)]
 
     def block_threads(self, count, single=False):
         """Threads of a block for `count` integrals each, which wait in shared memory: two blocks a multiprocessor."""
@@ -392,9 +392,9 @@ class ThreadQuartetTuning:
 
 
 THREAD_QUARTET = ThreadQuartetTuning(
-    threads=128, integrals_at_once=27, singles_at_once=27,
-    blocks_of_singles=((15, 5), (81, 4), (135, 3)), least_rows=3, swap_l=5, primitives=32, fewest_quartets=1 << 16,
-    written=15, rounds=4, tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),
+    threads=128, integrals_at_once=27, singles_at_once=27, blocks_of_singles=(5, 5, 5, 4, 4, 3, 2),
+    least_rows=3, swap_l=5, primitives=32, fewest_quartets=1 << 16, written=15, rounds=4,
+    tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),
 )  # fmt: skip
 
 

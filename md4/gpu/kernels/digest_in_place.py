@@ -110,7 +110,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
                         if with_j and lane < left:
                             add_block(matrices.y, origin + c * nao + d, nao, y_cd)
 
-    return Kernel(kernel, (threads, THREAD_QUARTET.single_blocks(count) if single else 1))
+    return Kernel(kernel, (threads, THREAD_QUARTET.single_blocks(la + lb + lc + ld) if single else 1))
 
 
 def functions(l, pure):
