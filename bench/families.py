@@ -215,10 +215,13 @@ def digestion(basis, n_k, n_j, in_place=False, operator="coulomb"):
     densities, twice = symmetric(basis.nao, n_k), symmetric(basis.nao, n_j)
     operator = (operator, PARAMETERS[operator]) if operator in PARAMETERS else operator
     changes = [(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))] if in_place else []
-    integrals = ao_tensor(md4.Engine(basis, operator=operator, backend="cpu"), "s1")
-    right = np.einsum("abcd,nbd->nac", integrals, densities), np.einsum("abcd,ncd->nab", integrals, twice) / 2
+
+    def contracted(name):
+        integrals = ao_tensor(md4.Engine(basis, operator=operator, backend=name), "s1")
+        return np.einsum("abcd,nbd->nac", integrals, densities), np.einsum("abcd,ncd->nab", integrals, twice) / 2
+
     with patched(changes):
-        compare(digested(basis, densities, twice, operator), right, f"digestion {n_k} {n_j}")
+        compare(digested(basis, densities, twice, operator), reference(contracted), f"digestion {n_k} {n_j}")
 
 
 def digested(basis, densities, twice, operator):
