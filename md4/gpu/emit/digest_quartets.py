@@ -9,8 +9,8 @@ A warp goes through a row of D or X together. The numbers of its lanes over the 
 in shared memory, [lane][function], and lanes take them in this order to and from the matrix. So neighbours have
 neighbouring numbers, which memory loads or adds at once, where those of one lane would be as many requests.
 
-`precision` is that of the integrals, the stage, and of all that a thread keeps. Matrices are of doubles: their numbers
-are converted when they are loaded, and sums before they are added.
+`precision` is that of the integrals, the stage, densities, and of all that a thread keeps. X and Y are of doubles: sums
+are converted before they are added.
 """
 
 from functools import cache
@@ -25,12 +25,11 @@ from md4.gpu.emit.instructions import (
     I64,
     add_double,
     aggregate,
-    doubles_if,
     element_address,
     fields,
     fma,
-    global_double,
-    narrowed,
+    global_real,
+    real_if,
     shared_real,
     widened,
 )
@@ -141,16 +140,16 @@ def make_load_rows(nb, nc, nd, precision=FP64):
     @intrinsic
     def load_rows(typingctx, array, row, nao, columns, stage, lane):
         def codegen(context, builder, signature, args):
-            address = element_address(context, builder, signature.args[0], *args[:2])
+            address = element_address(context, builder, signature.args[0], *args[:2], precision.bytes)
             values, stage = [], Stage(builder, *args[4:], nc, nd, precision)
             for _ in range(nb):
                 found = []
                 for column in fields(builder, args[3], nc + nd):
-                    here = builder.add(address, builder.sext(column, I64))
-                    found += doubles_if(builder, here, (column, -1))
-                found = [narrowed(builder, value, precision) for value in found]
+                    place = column if precision is FP64 else builder.ashr(column, I32(1))
+                    here = builder.add(address, builder.sext(place, I64))
+                    found.append(real_if(builder, here, (column, -1), precision))
                 values += stage.exchanged(found, own_first=False)
-                address = builder.add(address, builder.mul(args[2], I64(8)))
+                address = builder.add(address, builder.mul(args[2], I64(precision.bytes)))
             return aggregate(builder, context.get_value_type(kind), values)
 
         return kind(array, i64, i64, places, i32, i64), codegen
@@ -228,10 +227,10 @@ def make_add_to_y(nb, nc, nd, precision=FP64):
     def add_to_y(typingctx, y_cd, place, d_cd, array, row, weight):
         def codegen(context, builder, signature, args):
             y, d_cd = fields(builder, args[0], nc * nd), fields(builder, args[2], nc * nd)
-            address = element_address(context, builder, signature.args[3], args[3], args[4])
+            address = element_address(context, builder, signature.args[3], args[3], args[4], precision.bytes)
             d_ab = []
             for n in range(nb):
-                value = narrowed(builder, global_double(builder, address, 8 * n), precision)
+                value = global_real(builder, address, precision.bytes * n, precision)
                 d_ab.append(builder.fmul(value, args[5]))
             y_ab = [ir.Constant(precision.llvm, 0.0)] * nb
             for n in range(nb * nc * nd):
@@ -254,11 +253,11 @@ def make_load_block(nc, nd, precision=FP64):
     @intrinsic
     def load_block(typingctx, array, first, nao):
         def codegen(context, builder, signature, args):
-            address, values = element_address(context, builder, signature.args[0], args[0], args[1]), []
+            address = element_address(context, builder, signature.args[0], args[0], args[1], precision.bytes)
+            values = []
             for _ in range(nc):
-                found = [global_double(builder, address, 8 * n) for n in range(nd)]
-                values += [narrowed(builder, value, precision) for value in found]
-                address = builder.add(address, builder.mul(args[2], I64(8)))
+                values += [global_real(builder, address, precision.bytes * n, precision) for n in range(nd)]
+                address = builder.add(address, builder.mul(args[2], I64(precision.bytes)))
             return aggregate(builder, context.get_value_type(kind), values)
 
         return kind(array, i64, i64), codegen

@@ -31,6 +31,8 @@ class Precision:
         Suffix of PTX's instructions.
     letter : str
         Of operands of inline PTX.
+    zero : str
+        0 in PTX.
     bytes : int
     vector : int
         Numbers that one load from shared memory takes, 16 bytes.
@@ -40,12 +42,13 @@ class Precision:
     numba: types.Float
     ptx: str
     letter: str
+    zero: str
     bytes: int
     vector: int
 
 
-FP64 = Precision(DOUBLE, types.float64, "f64", "d", 8, 2)
-FP32 = Precision(FLOAT, types.float32, "f32", "f", 4, 4)
+FP64 = Precision(DOUBLE, types.float64, "f64", "d", "0d0000000000000000", 8, 2)
+FP32 = Precision(FLOAT, types.float32, "f32", "f", "0f00000000", 4, 4)
 
 
 def precision_of(single):
@@ -186,7 +189,13 @@ def load_block(builder, address, offset):
 
 def global_double(builder, address, offset=0):
     """The double in global memory `offset` bytes after `address`, which no one writes meanwhile."""
-    value = builder.load(global_pointer(builder, address, offset, DOUBLE), align=8, typ=DOUBLE)
+    return global_real(builder, address, offset, FP64)
+
+
+def global_real(builder, address, offset, precision):
+    """The same of a real number."""
+    kind = precision.llvm
+    value = builder.load(global_pointer(builder, address, offset, kind), align=precision.bytes, typ=kind)
     value.set_metadata("invariant.load", builder.module.add_metadata([]))
     return value
 
@@ -223,6 +232,13 @@ def condition(live, n):
     value, least = live
     width = value.type.width
     return value, "l" if width == 64 else "r", f".reg .pred p; setp.gt.s{width} p, ${n}, {least};"
+
+
+def real_if(builder, address, live, precision):
+    """The real number in global memory at `address`, which no one writes meanwhile, or 0."""
+    value, constraint, test = condition(live, 2)
+    text = f"{{ {test} mov.{precision.ptx} $0, {precision.zero}; @p ld.global.nc.{precision.ptx} $0, [$1+0]; }}"
+    return call_asm(builder, precision.llvm, [address, value], text, f"=&{precision.letter},l,{constraint}")
 
 
 def doubles_if(builder, address, live, count=1, offset=0, space="global.nc"):

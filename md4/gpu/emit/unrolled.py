@@ -23,7 +23,6 @@ from md4.gpu.emit.instructions import (
     fma,
     global_pointer,
     load_block,
-    narrowed,
     shared_double,
     shared_vector,
     store_pair,
@@ -250,7 +249,7 @@ def make_thread_quartet(bra_class, ket_class, turned, precision=FP64):
     array[first + n stride] (offsets below 2^32 bytes). (ab|cd) goes to shared memory at `place`, cd running fastest (ab
     if `turned`), added to what is there if `add`; a few rows ab at a time, as many as the registers hold.
 
-    All is computed in `precision`, that of the numbers in shared memory as well; the array is one of doubles.
+    All is computed in `precision`, that of the numbers in shared memory and of the array, too.
     """
     l_bra, l_ket, bra, ket = sum(bra_class[:2]), sum(ket_class[:2]), structure(*bra_class), structure(*ket_class)
     l = l_bra + l_ket
@@ -266,9 +265,9 @@ def make_thread_quartet(bra_class, ket_class, turned, precision=FP64):
         for n, (cd, this) in enumerate(by_q):
             if this == q:
                 # in PTX with the address inside: LLVM's loads take more registers, which addresses fill
-                text = f"{{ .reg .u64 a; mad.wide.u32 a, $2, {n}, $1; ld.global.nc.f64 $0, [a]; }}"
-                value = call_asm(builder, DOUBLE, [base, step], text, "=d,l,r", effects=True)
-                values.append((cd, narrowed(builder, value, precision)))
+                text = f"{{ .reg .u64 a; mad.wide.u32 a, $2, {n}, $1; ld.global.nc.{precision.ptx} $0, [a]; }}"
+                constraints = f"={precision.letter},l,r"
+                values.append((cd, call_asm(builder, precision.llvm, [base, step], text, constraints, effects=True)))
         return values
 
     def transform(builder, address, base, step, r, rows):
@@ -294,8 +293,8 @@ def make_thread_quartet(bra_class, ket_class, turned, precision=FP64):
     def thread_quartet(typingctx, zeros, rz, ry, rx, address, array, first, stride, place, add):
         def codegen(context, builder, signature, args):
             r = emit_r(builder, fields(builder, args[0], l + 1), args[1:4])
-            base = element_address(context, builder, signature.args[5], args[5], args[6])
-            step = builder.trunc(builder.mul(args[7], I64(8)), I32)
+            base = element_address(context, builder, signature.args[5], args[5], args[6], nbytes)
+            step = builder.trunc(builder.mul(args[7], I64(nbytes)), I32)
             for start in range(0, nab, batch):
                 rows = range(start, min(start + batch, nab))
                 acc = transform(builder, args[4], base, step, r, rows)
@@ -314,7 +313,7 @@ def add_to_shared(builder, address, offset, value, add, precision):
 
     In PTX, whose predicate leaves out the load; LLVM's branch around it takes more registers.
     """
-    real, zero = precision.ptx, "0d0000000000000000" if precision is FP64 else "0f00000000"
+    real, zero = precision.ptx, precision.zero
     text = (
         f"{{ .reg .pred p; .reg .{real} old; setp.ne.s32 p, $2, 0; mov.{real} old, {zero}; "
         f"@p ld.shared.{real} old, [$0+{offset}]; add.{real} old, old, $1; st.shared.{real} [$0+{offset}], old; }}"

@@ -23,11 +23,11 @@ from md4.gpu.emit.digest_quartets import (
 )
 from md4.gpu.emit.instructions import make_empty, precision_of, shared_address
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
-from md4.gpu.kernels.digest_parameters import Lists, Matrices
+from md4.gpu.kernels.digest_parameters import Lists, Matrices, SingleMatrices
 from md4.gpu.kernels.digest_quartets import make_digest_quartet
 from md4.gpu.kernels.groups import PairRange, Records, pair_range, records
 from md4.gpu.kernels.primitive_quartets import arguments_group, operator_arguments, single_arguments
-from md4.gpu.kernels.thread_quartet import BraH, Slots, make_integrals, single_h_size
+from md4.gpu.kernels.thread_quartet import BraH, SingleSlots, Slots, make_integrals, single_h_size
 from md4.gpu.tuning import DIGEST_QUARTETS, THREAD_QUARTET
 from md4.method.angular import ncart
 from md4.method.digestion import quartet_weight
@@ -59,7 +59,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
 
     `single`: the items are those that count in single precision. Their integrals and digestion are computed in FP32,
-    and added to X and Y in FP64.
+    from densities and H of the ket in FP32, and added to X and Y in FP64.
     """
     na, nb, nc, nd = shells = [n * functions(l, pure) for l, n in ((la, ca), (lb, cb), (lc, cc), (ld, cd))]
     count, bra_class, ket_class = na * nb * nc * nd, (la, lb, pure, ca, cb, False), (lc, ld, pure, cc, cd, False)
@@ -72,10 +72,11 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
     no_rows, no_block = make_empty(nb * (nc + nd), precision), make_empty(nc * nd, precision)
     stage_bytes, staged = nbytes * stage_parts(nc, nd)[1], single_h_size(bra_class)
     operator_group, place_of_count = arguments_group(kind, single), int(single)
+    slots_group, matrices_group = (SingleSlots, SingleMatrices) if single else (Slots, Matrices)
 
     def kernel(
-        bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, operator: operator_group,
-        lists: Lists, matrices: Matrices, work: Work,
+        bra: Records, bra_pairs: PairRange, h: BraH, ket: slots_group, ket_pairs: PairRange, operator: operator_group,
+        lists: Lists, matrices: matrices_group, work: Work,
     ):  # fmt: skip
         tid, nao = i64(cuda.threadIdx.x), matrices.nao
         lane, warp = tid & 31, tid >> 5
@@ -183,7 +184,7 @@ def launch_in_place(context, operator, h, g, ab, cd, places, triangle, matrices,
     ----------
     operator : md4.method.operators.Operator
     h, g : Buffer
-        H of the lists in the forms `BRA_ELEMENTS` and `KET_ELEMENTS`.
+        H of the lists in the forms `BRA_ELEMENTS` and `KET_ELEMENTS`; in single precision `KET_SINGLES`.
     quartets : md4.gpu.kernels.select_quartets.Selected
     single : bool
         Those that count in single precision, or in double precision.

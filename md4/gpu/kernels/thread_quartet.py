@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
+from md4.gpu.device_code import F32, F64, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import FP32, precision_of, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_write_out
@@ -64,6 +64,23 @@ class Slots(NamedTuple):
 
     pairs: F64
     h: F64
+    first: I64
+    count: i64
+
+
+class SingleSlots(NamedTuple):
+    """`Slots` with H in FP32.
+
+    Attributes
+    ----------
+    pairs, first, count
+        As in `Slots`.
+    h : float32 array
+        In the form `KET_SINGLES`.
+    """
+
+    pairs: F64
+    h: F32
     first: I64
     count: i64
 

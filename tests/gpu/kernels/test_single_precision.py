@@ -1,4 +1,4 @@
-"""Small quartets in single precision (FP32), on the emulated GPU: against double precision, and where it must not be used."""
+"""Small quartets in single precision (FP32) on the emulated GPU, beside double precision, and where it is refused."""
 
 from itertools import product
 
@@ -11,7 +11,7 @@ from emulator.machine import Machine
 import md4
 from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.emit.single_zeros import make_single_zeros
-from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS
+from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS, KET_SINGLES
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE_DISTANCE, fits_single
 from md4.gpu.kernels.select_quartets import Selected
@@ -61,7 +61,8 @@ def test_zeros(machine, l, omega):
     rng, end = np.random.default_rng(l), SINGLE_FAR + SINGLE_FAR_SLOPE * l
     for n in range(200):
         p, q = 10 ** rng.uniform(-2, 5, 2)
-        t = (0.0, 10 ** rng.uniform(-8, 0), rng.uniform(0, 1.2 * end), end * (1 + rng.uniform(-1, 1) * 1e-6), 1e6)[n % 5]
+        near_end = end * (1 + rng.uniform(-1, 1) * 1e-6)
+        t = (0.0, 10 ** rng.uniform(-8, 0), rng.uniform(0, 1.2 * end), near_end, 1e6)[n % 5]
         direction = rng.normal(size=3)
         separation = direction * np.sqrt(t * (p + q) / (p * q)) / np.linalg.norm(direction)
         ours, right = both_zeros(machine, l, p, q, separation, omega)
@@ -92,15 +93,20 @@ def test_table(m):
     assert far == pytest.approx(boys(m, 1.0, 1.0, end, boys_table()), rel=6e-8)
 
 
+def narrow(context, array):
+    """An array on the device, of 4-byte numbers: as it is, if it is of integers, else in FP32."""
+    array = np.ascontiguousarray(array if array.dtype == np.int32 else array.astype(np.float32))
+    buffer = context.pool.get(-(-array.size // 2))
+    copy_to_device(buffer.pointer, array, context.stream)
+    return Buffer(buffer.pointer, (array.size,), 4, buffer)
+
+
 def quartet_lists(context, nbra, nket, size):
     """`Selected` of all quartets, as items in double and in single precision alike."""
     starts = range(0, nket, size)
     items = [(i, first, min(size, nket - first)) for i in range(nbra) for first in starts]
-    entries, items = np.arange(nket, dtype=np.int32)[::-1].copy(), np.array(items, dtype=np.int32)
-    on_device = [context.pool.get(-(-array.size // 2)) for array in (entries, items)]
-    for buffer, array in zip(on_device, (entries, items)):
-        copy_to_device(buffer.pointer, array, context.stream)
-    entries, items = (Buffer(b.pointer, (a.size,), 4, b) for b, a in zip(on_device, (entries, items)))
+    entries, items = np.arange(nket, dtype=np.int32)[::-1], np.array(items, dtype=np.int32)
+    entries, items = narrow(context, entries), narrow(context, items)
     _, (counts,) = context.pool.upload([np.full(2, items.size // 3)], context.stream)
     return Selected(entries, (items, items), counts, None, items.size // 3, size)
 
@@ -114,9 +120,12 @@ def digested(basis, operator, bra, ket, dm, twice, single, size=None):
         first_aos = [basis.ao_loc[pairs.pairs.pairs] for pairs in (bra, ket)]
         given = [dm, np.zeros_like(dm), twice, np.zeros_like(twice), *first_aos]
         _, (d, x, d2, y, *places) = context.pool.upload([np.ascontiguousarray(a) for a in given], context.stream)
+        if single:
+            d, d2 = (narrow(context, array) for array in (dm, twice))
         matrices = [buffer.part(0, (buffer.size,)) for buffer in (d, x, d2, y)]
         quartets = quartet_lists(context, len(bra), len(ket), size or item_entries(bra.facts, ket.facts))
-        h, counts = (bra.h(BRA_ELEMENTS).array, ket.h(KET_ELEMENTS).array), (len(dm), len(twice))
+        h = bra.h(BRA_ELEMENTS).array, ket.h(KET_SINGLES if single else KET_ELEMENTS).array
+        counts = len(dm), len(twice)
         launch_in_place(
             context, operator, *h, bra, ket, places, False, matrices, counts, basis.nao, quartets, single
         )  # fmt: skip
