@@ -368,7 +368,7 @@ def devices_without_memory(unit, left=1 << 45):
         (Pool, "left", lambda _: left), (GpuBackend, "lock", nullcontext()),
         (GpuBackend, "compile_ahead", lambda *_: None), (GpuBackend, "mark", lambda _: lambda: None),
         (GpuBackend, "tensor", lambda self, layout, *_: DeviceTensor(self.context, layout, Anything(), None)),
-        *((module, "copy_to_host", lambda array, *_: array.fill(0)) for module in (sums, hermite_coulomb, quartet_lists)),
+        *((m, "copy_to_host", lambda array, *_: array.fill(0)) for m in (sums, hermite_coulomb, quartet_lists)),
         (targets, "as_buffer", lambda array: array),
     ]  # fmt: skip
     with ExitStack() as stack, recording() as found:
