@@ -12,6 +12,7 @@ from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.digestion import launch_digest
 from md4.gpu.kernels.hermite_coulomb import hermite_width
+from md4.gpu.kernels.primitive_quartets import extent, fits_single
 from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
 from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
@@ -120,7 +121,7 @@ class DeviceDigest:
         copy_to_device(twice_d.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.buffer.part(n + m, (n + m,)), context.stream)
         self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
-        self.host = self.lists = self.singles = None
+        self.host = self.lists = self.singles = self.extent = None
         if SELECT.single_ratio:
             self.singles = context.pool.get(max(1, -(-(n + m) // 2)))
             numbers = np.concatenate([np.ravel(array).astype(np.float32) for array in (densities, twice)])
@@ -142,8 +143,9 @@ class DeviceDigest:
         if self.lists is None or not in_place or not selects(rows.shells):
             return False
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
-        for quartets in self.lists.selected(rows, item_entries(bra.facts, ket.facts)):
-            for single in (False, True) if SELECT.single_ratio else (False,):
+        with_single = self.has_singles(bra.facts, ket.facts, basis)
+        for quartets in self.lists.selected(rows, item_entries(bra.facts, ket.facts), with_single):
+            for single in (False, True) if with_single else (False,):
                 h = bra.h(plan.bra_form).array, ket.h(KET_SINGLES if single else plan.ket_form).array
                 matrices = self.single_matrices() if single else self.matrices
                 launch_in_place(
@@ -151,6 +153,14 @@ class DeviceDigest:
                     self.nao, quartets, single,
                 )  # fmt: skip
         return True
+
+    def has_singles(self, bra, ket, basis):
+        """Whether quartets of two lists, given by their `ListFacts`, may be computed in single precision."""
+        if not SELECT.single_ratio:
+            return False
+        if self.extent is None:
+            self.extent = extent(basis)
+        return fits_single(self.extent, bra, ket)
 
     def single_matrices(self):
         """The matrices with densities in FP32."""

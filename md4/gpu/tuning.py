@@ -392,7 +392,7 @@ class ThreadQuartetTuning:
 
 
 THREAD_QUARTET = ThreadQuartetTuning(
-    threads=128, integrals_at_once=27, singles_at_once=27, blocks_of_singles=(5, 5, 5, 4, 4, 3, 2),
+    threads=128, integrals_at_once=27, singles_at_once=54, blocks_of_singles=(5, 5, 5, 4, 4, 3, 2),
     least_rows=3, swap_l=5, primitives=32, fewest_quartets=1 << 16, written=15, rounds=4,
     tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),
 )  # fmt: skip

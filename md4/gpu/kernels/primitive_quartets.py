@@ -5,6 +5,8 @@ Groups of parameters and device functions that the kernels of `recurrence` and `
 
 from typing import NamedTuple
 
+import numpy as np
+
 from md4.gpu.device_code import F32_2D, F64_2D, cuda, f64, i64, jit_device, types
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.single_zeros import make_narrow, make_single_zeros
@@ -181,21 +183,43 @@ def single_arguments(context, kind, parameter, l):
     return narrowing, context.table(single_boys_table, l)
 
 
-def fits_single(l, smallest, largest, distance):
+class Extent(NamedTuple):
+    """What decides whether FP32 has the range for a basis.
+
+    Attributes
+    ----------
+    exponents : dict
+        Least and largest exponent (Bohr^-2) of the shells of each angular momentum.
+    distance : float
+        No two centres are further apart (Bohr).
+    """
+
+    exponents: dict
+    distance: float
+
+
+def extent(basis):
+    """`Extent` of a `Basis`."""
+    degrees = np.repeat(basis.classes[:, 0], basis.nprims)
+    shells = ((l, basis.exponents[degrees == l]) for l in np.unique(degrees).tolist())
+    exponents = {l: (float(found.min()), float(found.max())) for l, found in shells}
+    return Extent(exponents, float(np.linalg.norm(np.ptp(basis.centres, axis=0))))
+
+
+def fits_single(where, bra, ket):
     """Whether nothing overflows FP32, or is lost by underflow, in the quartets of two lists.
 
     Parameters
     ----------
-    l : int
-        Total angular momentum.
-    smallest, largest : tuple of float
-        Least and largest exponents of primitive pairs (Bohr^-2) in the bra's list and in the ket's.
-    distance : float
-        Upper bound on the distance of two centres, in Bohr.
+    where : Extent
+        Of their basis.
+    bra, ket : ListFacts
     """
-    lowest, highest = smallest[0] * smallest[1], largest[0] * largest[1]
-    powers = (2.0 * min(largest)) ** max(1, l)
-    return (
-        distance <= LARGEST_SINGLE_DISTANCE and powers <= LARGEST_SINGLE
-        and SMALLEST_SINGLE <= lowest and highest <= LARGEST_SINGLE
+    (least_p, largest_p), (least_q, largest_q) = (
+        np.add(where.exponents[pairs.la], where.exponents[pairs.lb]) for pairs in (bra, ket)
+    )
+    powers = (2.0 * min(largest_p, largest_q)) ** max(1, bra.l + ket.l)
+    return bool(
+        where.distance <= LARGEST_SINGLE_DISTANCE and powers <= LARGEST_SINGLE
+        and SMALLEST_SINGLE <= least_p * least_q and largest_p * largest_q <= LARGEST_SINGLE
     )  # fmt: skip

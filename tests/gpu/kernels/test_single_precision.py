@@ -1,5 +1,6 @@
 """Small quartets in single precision (FP32) on the emulated GPU, beside double precision, and where it is refused."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -9,14 +10,17 @@ from emulator.intrinsics import called
 from emulator.machine import Machine
 
 import md4
+from md4.gpu import paths, quartet_lists, sums
 from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.emit.single_zeros import make_single_zeros
 from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS, KET_SINGLES
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
-from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE_DISTANCE, fits_single
+from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE_DISTANCE, extent, fits_single
 from md4.gpu.kernels.select_quartets import Selected
+from md4.gpu.tuning import SELECT
 from md4.method.boys import SINGLE_FAR, SINGLE_FAR_SLOPE, SINGLE_STEP, boys_table, make_scaled_boys, single_boys_table
 from md4.method.operators import Operator, kind_table, zeros_function
+from md4.shells.shell_pairs import list_facts
 
 ORDERS = range(7)
 # Largest relative error of [0]^(m), a few units in the last place times m + 1.
@@ -101,7 +105,7 @@ def narrow(context, array):
     return Buffer(buffer.pointer, (array.size,), 4, buffer)
 
 
-def quartet_lists(context, nbra, nket, size):
+def all_quartets(context, nbra, nket, size):
     """`Selected` of all quartets, as items in double and in single precision alike."""
     starts = range(0, nket, size)
     items = [(i, first, min(size, nket - first)) for i in range(nbra) for first in starts]
@@ -123,7 +127,7 @@ def digested(basis, operator, bra, ket, dm, twice, single, size=None):
         if single:
             d, d2 = (narrow(context, array) for array in (dm, twice))
         matrices = [buffer.part(0, (buffer.size,)) for buffer in (d, x, d2, y)]
-        quartets = quartet_lists(context, len(bra), len(ket), size or item_entries(bra.facts, ket.facts))
+        quartets = all_quartets(context, len(bra), len(ket), size or item_entries(bra.facts, ket.facts))
         h = bra.h(BRA_ELEMENTS).array, ket.h(KET_SINGLES if single else KET_ELEMENTS).array
         counts = len(dm), len(twice)
         launch_in_place(
@@ -166,11 +170,47 @@ def test_quartets(name):
         assert not np.array_equal(ours, right)
 
 
-def test_limits():
+@pytest.mark.parametrize(
+    "exponents, distance, ls, right",
+    [
+        ((2e4, 0.1), 1e3, (1, 1, 1, 1), True),
+        ((1e6, 1e6), 1e3, (1, 1, 1, 1), True),
+        ((1e8, 1e8), 1e3, (1, 1, 1, 1), False),  # (2 rho)^L
+        ((1e8, 0.1), 1e3, (1, 1, 1, 1), True),  # s functions only are so tight
+        ((1e-9, 1.0), 1e3, (0, 0, 0, 0), True),
+        ((1e-17, 1.0), 1e3, (0, 0, 0, 0), False),  # p q
+        ((1e17, 1.0), 1e3, (0, 0, 0, 0), False),
+        ((2e4, 0.1), 2 * LARGEST_SINGLE_DISTANCE, (1, 1, 1, 1), False),
+    ],
+)
+def test_limits(exponents, distance, ls, right):
     """Exponents and distances of a calculation are within the range of FP32; extremes are not."""
-    usual = 4, (0.1, 0.1), (1e5, 2e3), 1e3
-    assert fits_single(*usual)
-    assert not fits_single(6, (0.1, 0.1), (1e5, 1e5), 1e3)
-    assert not fits_single(4, (1e-20, 1e-20), (1e5, 2e3), 1e3)
-    assert not fits_single(0, (0.1, 0.1), (1e20, 1e20), 1e3)
-    assert not fits_single(4, (0.1, 0.1), (1e5, 2e3), 2 * LARGEST_SINGLE_DISTANCE)
+    basis = md4.Basis.from_arrays([0, 1], [[e] for e in exponents], [[1.0]] * 2, [[0.0] * 3, [0.0, 0.0, distance]])
+    bra, ket = (list_facts(*side, True, 1, 1, 1, 1, 1, False) for side in (ls[:2], ls[2:]))
+    assert fits_single(extent(basis), bra, ket) == right
+
+
+@pytest.mark.parametrize("ratio, kinds", [(1e5, {False, True}), (0.0, {False})])
+def test_a_build(ratio, kinds, monkeypatch):
+    """J and K of a basis whose quartets are in part below the ratio: the errors stay below the tolerance."""
+    tolerance, launched = 1e-8, set()
+    for module in (paths, quartet_lists, sums):
+        monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio))
+    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
+
+    def launch(*args):
+        launched.add(args[-1])
+        launch_in_place(*args)
+
+    monkeypatch.setattr(sums, "launch_in_place", launch)
+    shells = [md4.Shell(l, [e], [1.0], [1.3 * n, 0.2 * n, 0.0]) for n in range(3) for l, e in ((0, 1.1), (1, 0.8))]
+    basis = md4.Basis(shells)
+    dm = np.random.default_rng(1).normal(size=(basis.nao, basis.nao))
+    dm = (dm + dm.T) * np.exp(-abs(np.subtract.outer(*[np.arange(basis.nao)] * 2)))
+    with running():
+        ours = md4.JK(basis, backend="cuda", direct_scf_tol=tolerance).get_jk(dm)
+    for found, exact in zip(ours, md4.JK(basis, backend="cpu", direct_scf_tol=0.0).get_jk(dm)):
+        error = abs(found - exact).max()
+        assert error < 20 * tolerance
+        assert (error > 1e-13) or not ratio
+    assert launched == kinds
