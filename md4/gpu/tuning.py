@@ -363,9 +363,9 @@ class ThreadQuartetTuning:
 
     threads: int  # of a block, half of them where integrals take more shared memory
     integrals_at_once: int  # in registers
-    singles_at_once: int  # the same in FP32
     blocks_of_singles: tuple  # that a multiprocessor is to hold in FP32, for L = 0, 1, ...
     least_rows: int  # ab that are in registers at once, however many integrals that are
+    least_single_rows: int  # the same in FP32
     swap_l: int  # L from which on the side of higher l is made the bra
     primitives: int  # most bra primitives whose H is in shared memory at once
     fewest_quartets: int  # that are worth a variant
@@ -380,7 +380,7 @@ class ThreadQuartetTuning:
 
     def rows_at_once(self, ncd, single=False):
         """Rows ab whose `ncd` integrals are in registers at once."""
-        return max(self.least_rows, (self.singles_at_once if single else self.integrals_at_once) // ncd)
+        return max(self.least_single_rows if single else self.least_rows, self.integrals_at_once // ncd)
 
     def single_blocks(self, l):
         """Blocks that a multiprocessor is to hold at once in FP32, for quartets of total angular momentum `l`."""
@@ -392,8 +392,8 @@ class ThreadQuartetTuning:
 
 
 THREAD_QUARTET = ThreadQuartetTuning(
-    threads=128, integrals_at_once=27, singles_at_once=54, blocks_of_singles=(5, 5, 5, 4, 4, 3, 2),
-    least_rows=3, swap_l=5, primitives=32, fewest_quartets=1 << 16, written=15, rounds=4,
+    threads=128, integrals_at_once=27, blocks_of_singles=(5, 5, 5, 4, 4, 3, 2),
+    least_rows=3, least_single_rows=6, swap_l=5, primitives=32, fewest_quartets=1 << 16, written=15, rounds=4,
     tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),
 )  # fmt: skip
 

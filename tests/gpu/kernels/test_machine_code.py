@@ -65,6 +65,8 @@ SPILLS = {
 THREAD_QUARTET_SPILLS = {5: 490, 6: 6100}
 # With digestion in the same kernel: 632 bytes at (dp|ds), on sm_80, 392 at (fp|ds).
 IN_PLACE_SPILLS = {5: 640, 6: 400}
+# The same in FP32, where several blocks share a multiprocessor.
+IN_PLACE_SINGLE_SPILLS = {4: 500, 5: 700, 6: 1500}
 
 
 def budget(variant):
@@ -72,7 +74,8 @@ def budget(variant):
     if variant.factory is thread_quartet_integrals:
         return THREAD_QUARTET_SPILLS.get(total_l(variant), 64)
     if variant.factory is digest_in_place:
-        return IN_PLACE_SPILLS.get(total_l(variant), 64)
+        spills = IN_PLACE_SINGLE_SPILLS if variant.facts[-1] else IN_PLACE_SPILLS
+        return spills.get(total_l(variant), 64)
     return SPILLS.get(variant.factory.__name__, 0)
 
 
