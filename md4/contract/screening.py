@@ -12,7 +12,7 @@ By the Schwarz inequality, for integrals and then for sums, a shell quartet adds
 with |D| the Frobenius norm of a block of the density matrix. A quartet is left out only if all of these are below the
 tolerance:
 
-    R_ab R_cd max( |D_ac|, |D_ad|, |D_bc|, |D_bd|, f_ab |D_ab|, f_cd |D_cd| ) < tolerance,    f_ab = 2 sqrt(min(n_a, n_b))
+    R_ab R_cd max( |D_ac|, |D_ad|, |D_bc|, |D_bd|, f_ab |D_ab|, f_cd |D_cd| ) < tolerance,  f_ab = 2 sqrt(min(n_a, n_b))
 
 Pair lists are sorted by falling R. With the largest |D| of a and b with all shells of the kinds of c and d, the ket
 pairs that survive with a bra pair are the first of their list. `md4.contract.survivors` counts them. Where a GPU

@@ -126,12 +126,13 @@ class SelectTuning:
     """Lists of surviving quartets (`md4.gpu.kernels.select_quartets`)."""
 
     threads: int  # threads of a block
+    blocks: int  # blocks that share a multiprocessor
     shared: int  # most bytes of shared memory of a block
     entries: int  # most entries of a launch
     single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
 
 
-SELECT = SelectTuning(threads=256, shared=160 << 10, entries=1 << 26, single_ratio=0.0)
+SELECT = SelectTuning(threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=0.0)
 
 
 @dataclass(frozen=True)

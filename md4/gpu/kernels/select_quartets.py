@@ -7,16 +7,21 @@ in double precision, from the back those for which single precision will do. The
 which blocks of the next kernel need not wait for each other. In which order entries and items are depends on which warp
 comes first.
 
-All numbers of the rule are in single precision, rounded up, and their product is in double precision. So a quartet that
-the rule keeps is never left out.
+All numbers of the rule are in single precision, rounded up, and the threshold is rounded down. So a quartet that the
+rule keeps is never left out.
 """
 
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F32, I32, I64, cuda, f64, i32, i64, types
+from md4.gpu.device_code import F32, I32, I64, cuda, f32, f64, i32, i64, jit_device, types, u32, u64
+from md4.gpu.emit.scalars import quotient
 from md4.gpu.tuning import SELECT
 
+# A number less than this is 0 in the rule: products of numbers that small may vanish in single precision.
+VANISHING = 1e-30
+# What a threshold is multiplied with, so that rounding of products leaves nothing out.
+BELOW_ONE = 1 - 2.0**-22
 # Shells of a basis, at most, whose numbers take 16 bits.
 MOST_SHELLS = 1 << 16
 
@@ -107,21 +112,53 @@ class Output(NamedTuple):
     size: i64
 
 
+def least_product(bound, threshold):
+    """The least product of a ket pair's numbers that counts beside a bra pair (device function).
+
+    Not more than threshold / bound, whatever the rounding of a product in single precision; 0 where that might vanish.
+    """
+    least = threshold / bound * BELOW_ONE if threshold > 0.0 else 0.0
+    return f32(least) if least > VANISHING else f32(0.0)
+
+
 def select_quartets():
     """Kernel factory; all sizes are run-time numbers."""
-    threads = SELECT.threads
+    threads, least_of = SELECT.threads, jit_device(least_product)
+
+    @jit_device
+    def vote(pairs, rows, norms, least, single, ket, count):
+        """Votes of a warp for ket pairs, one a lane, that survive and count in double or in single precision."""
+        place = u64(rows.first_ket) + min(ket, u32(count - 1))
+        shells = u32(pairs.shells[place])
+        c, d = u32(shells & u32(0xFFFF)) - u32(rows.first_c), u32(shells >> u32(16)) - u32(rows.first_d)
+        largest = max(norms[u32(c)], norms[u32(d + u32(rows.many_c))])
+        product = f32(pairs.bounds[place] * max(largest, pairs.own[place]))
+        survives = ket < count and product >= least
+        in_double = survives and product >= single
+        return cuda.ballot_sync(-1, in_double), cuda.ballot_sync(-1, survives and not in_double)
+
+    @jit_device
+    def write(entries, ket, lane, votes, begin, end):
+        """Numbers of the ket pairs that survive, from the place `begin` on or, in single precision, before `end`."""
+        double, single = votes
+        below = i32((u32(1) << u32(lane)) - 1)
+        in_double = begin + cuda.popc(double & below)
+        in_single = end - 1 - cuda.popc(single & below)
+        if ((double | single) >> lane) & 1:
+            entries[u64(in_double if (double >> lane) & 1 else in_single)] = ket
 
     def kernel(pairs: Candidates, rows: Rows, rule: Rule, out: Output):
-        tid, row = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
-        lane = tid & 31
+        tid, row = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        lane = i32(tid & 31)
         begin, end = rows.starts[row] - rows.starts[0], rows.starts[row + 1] - rows.starts[0]
         # numbers of entries in double and in single precision; first items of both
         found, items = cuda.shared.array(2, types.int32), cuda.shared.array(2, types.int64)
         norms = cuda.shared.array(0, types.float32)
         place = rows.first_bra + rows.row + row
         shells = i64(pairs.shells[place])
-        a, b = (shells & 0xFFFF) * pairs.nshell, (shells >> 16 & 0xFFFF) * pairs.nshell
-        bound, own = f64(pairs.bounds[place]), pairs.own[place]
+        a, b, own = (shells & 0xFFFF) * pairs.nshell, (shells >> 16 & 0xFFFF) * pairs.nshell, pairs.own[place]
+        bound = f64(pairs.bounds[place])
+        least, single = least_of(bound, rule.tolerance), least_of(bound, rule.single)
         if tid < 2:
             found[tid] = 0
         if begin < end:
@@ -130,44 +167,45 @@ def select_quartets():
             for n in range(tid, rows.many_d, threads):
                 norms[rows.many_c + n] = max(pairs.norms[a + rows.first_d + n], pairs.norms[b + rows.first_d + n])
         cuda.syncthreads()
-        for first in range(tid - lane, end - begin, threads):
-            ket = min(first + lane, end - begin - 1)
-            place = rows.first_ket + ket
-            shells = i64(pairs.shells[place])
-            c, d = (shells & 0xFFFF) - rows.first_c, (shells >> 16 & 0xFFFF) - rows.first_d + rows.many_c
-            largest = max(norms[c], norms[d], pairs.own[place])
-            product = bound * f64(pairs.bounds[place]) * f64(largest)
-            survives = first + lane < end - begin and product >= rule.tolerance
-            in_single = product < rule.single
-            double_votes = cuda.ballot_sync(-1, survives and not in_single)
-            single_votes = cuda.ballot_sync(-1, survives and in_single)
+        count = u32(end - begin)
+        for first in range(i32(4 * (tid - lane)), i32(end - begin), i32(4 * threads)):
+            # a warp takes four times 32 ket pairs
+            ket = u32(first + lane)
+            votes_0 = vote(pairs, rows, norms, least, single, ket, count)
+            votes_1 = vote(pairs, rows, norms, least, single, u32(ket + 32), count)
+            votes_2 = vote(pairs, rows, norms, least, single, u32(ket + 64), count)
+            votes_3 = vote(pairs, rows, norms, least, single, u32(ket + 96), count)
+            doubles, singles = i32(0), i32(0)
+            for double, single_one in (votes_0, votes_1, votes_2, votes_3):
+                doubles += cuda.popc(double)
+                singles += cuda.popc(single_one)
             before = i32(0)
             if lane < 2:
-                before = cuda.atomic.add(found, lane, cuda.popc(double_votes if lane == 0 else single_votes))
-            below = (i64(1) << lane) - 1
-            in_double = cuda.shfl_sync(-1, before, 0) + cuda.popc(i64(double_votes) & below)
-            in_turn = cuda.shfl_sync(-1, before, 1) + cuda.popc(i64(single_votes) & below)
-            if survives:
-                out.entries[end - 1 - in_turn if in_single else begin + in_double] = ket
+                before = cuda.atomic.add(found, lane, doubles if lane == 0 else singles)
+            front, back = begin + cuda.shfl_sync(-1, before, 0), end - cuda.shfl_sync(-1, before, 1)
+            for votes in (votes_0, votes_1, votes_2, votes_3):
+                write(out.entries, ket, lane, votes, front, back)
+                front, back = front + cuda.popc(votes[0]), back - cuda.popc(votes[1])
+                ket = u32(ket + 32)
         cuda.syncthreads()
         if tid < 2 and found[tid] > 0:
-            items[tid] = cuda.atomic.add(out.counts, tid, (found[tid] + out.size - 1) // out.size)
+            items[tid] = cuda.atomic.add(out.counts, tid, quotient(found[tid] + out.size - 1, out.size))
             cuda.atomic.add(out.survivors, 0, i64(found[tid]))
         cuda.syncthreads()
         many = i64(found[0])
-        for n in range(tid, (many + out.size - 1) // out.size, threads):
+        for n in range(tid, quotient(many + out.size - 1, out.size), threads):
             item = 3 * (items[0] + n)
             out.double_items[item] = rows.row + row
             out.double_items[item + 1] = begin + n * out.size
             out.double_items[item + 2] = min(out.size, many - n * out.size)
         many = i64(found[1])
-        for n in range(tid, (many + out.size - 1) // out.size, threads):
+        for n in range(tid, quotient(many + out.size - 1, out.size), threads):
             item = 3 * (items[1] + n)
             out.single_items[item] = rows.row + row
             out.single_items[item + 1] = end - min(many, (n + 1) * out.size)
             out.single_items[item + 2] = min(out.size, many - n * out.size)
 
-    return Kernel(kernel, (threads, 1))
+    return Kernel(kernel, (threads, SELECT.blocks))
 
 
 # launcher

@@ -341,7 +341,7 @@ def test_parts_of_tasks_digested_in_place(all_classes, monkeypatch):
         return [Task(n, k, 3, 1e-3) for n, most in enumerate(rows) for k in range(3) if most]
 
     monkeypatch.setattr(team, "make_tasks", parts)
-    basis = chain((0, 0, 0, 1, 0), far=0.5)
+    basis = chain((0, 0, 0, 0), far=0.5)
     dm = np.random.default_rng(1).normal(size=(basis.nao, basis.nao))
     options = {"hermi": 0, "with_j": False}
     with running() as machine:
@@ -349,7 +349,7 @@ def test_parts_of_tasks_digested_in_place(all_classes, monkeypatch):
         _, ours = jk.get_jk(dm, **options)
     assert "digest_in_place" in machine.kernels
     assert_same(ours, md4.get_jk(basis, dm, backend="cpu", **options)[1])
-    assert jk.stats.wanted + jk.stats.skipped == 15 * 16 // 2
+    assert jk.stats.wanted == 10 * 11 // 2
     assert jk.stats.skipped == 0
 
 
@@ -396,7 +396,8 @@ def test_quartets_that_survive(tolerance, ratio, entries, with_j, all_classes, m
         for (i, (a, b)), (k, (c, d)) in product(*(enumerate(side.pairs.pairs.tolist()) for side in (bra, ket))):
             ij, kl = first[id(bra)] + i, first[id(ket)] + k
             largest = max(norms[a, c], norms[a, d], norms[b, c], norms[b, d], own[ij], own[kl])
-            value = bounds[ij] * bounds[kl] * largest
+            value = float(np.float32(bounds[kl] * largest)) * bounds[ij]
+            assert not 1 - 3e-7 < value / (tolerance or 1e-99) < 1  # would be decided by rounding
             if value >= tolerance and (bra is not ket or k <= i):
                 expected.add((first[id(bra)], first[id(ket)], i, k, int(value < ratio * tolerance)))
     assert set(found) == expected

@@ -20,6 +20,7 @@ from md4.gpu.kernels.select_quartets import Selected
 from md4.gpu.tuning import SELECT
 from md4.method.boys import SINGLE_FAR, SINGLE_FAR_SLOPE, SINGLE_STEP, boys_table, make_scaled_boys, single_boys_table
 from md4.method.operators import Operator, kind_table, zeros_function
+from md4.shells.schwarz import row_norms
 from md4.shells.shell_pairs import list_facts
 
 ORDERS = range(7)
@@ -168,6 +169,25 @@ def test_quartets(name):
     for ours, right in zip(digested(*given, True, 2), digested(*given, False, 2)):
         assert abs(ours - right).max() < 2e-6 * abs(right).max()
         assert not np.array_equal(ours, right)
+
+
+@pytest.mark.parametrize("ls", [(0, 0, 0, 0), (1, 0, 1, 0), (1, 1, 1, 1), (2, 0, 1, 1)], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_error_beside_the_bound(ls, seed):
+    """Contracted shells, near and far, with coefficients of both signs, which cancel: below 1e-5 of R_ab R_cd |D|."""
+    rng, shells = np.random.default_rng(seed), []
+    for l in ls:
+        columns = rng.uniform(0.1, 1.0, 3) * rng.choice([1, -1], 3)
+        shells.append(md4.Shell(l, 10 ** rng.uniform(-2, 4, 3), columns, 10 ** rng.uniform(-1, 1) * rng.normal(size=3)))
+    basis = md4.Basis(shells)
+    bra, ket, cpu = [[0, 1]], [[2, 3]], md4.Engine(basis, backend="cpu")
+    bound = 1.0
+    for pair in (bra, ket):
+        bound *= row_norms(np.einsum("pqabab->pab", cpu.compute(pair, pair))).item()
+    dm = rng.normal(size=(1, basis.nao, basis.nao))
+    given = basis, Operator("coulomb"), bra, ket, dm, dm
+    for ours, right in zip(digested(*given, True), digested(*given, False)):
+        assert np.linalg.norm(ours - right) < 1e-5 * bound * np.linalg.norm(dm)
 
 
 @pytest.mark.parametrize(
