@@ -65,8 +65,9 @@ SPILLS = {
 THREAD_QUARTET_SPILLS = {5: 490, 6: 6100}
 # With digestion in the same kernel: 632 bytes at (dp|ds), on sm_80, 392 at (fp|ds).
 IN_PLACE_SPILLS = {5: 640, 6: 400}
-# The same in FP32, where several blocks share a multiprocessor.
-IN_PLACE_SINGLE_SPILLS = {4: 500, 5: 700, 6: 1500}
+# The same in FP32, where several blocks share a multiprocessor, on sm_80: 152 bytes at (ps|ps) of general contractions,
+# 176 at (pp|ps) of erfc, 412 at (pp|pp), 640 at (dp|pp), 88 at (dd|ds).
+IN_PLACE_SINGLE_SPILLS = {2: 160, 3: 180, 4: 420, 5: 650, 6: 400}
 
 
 def budget(variant):
