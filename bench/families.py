@@ -25,18 +25,22 @@ from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.contract.work import make_tasks
 from md4.contract.worker import Build, PartialSums, Worker
 from md4.gpu import backend as gpu
-from md4.gpu import kernels, paths
+from md4.gpu import kernels, paths, quartet_lists
+from md4.gpu import sums as gpu_sums
 from md4.gpu.buffers import copy_to_host
 from md4.gpu.context import DeviceContext
 from md4.gpu.kernels import fused
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import plans
+from md4.gpu.tuning import SELECT
 from md4.method.operators import OPERATORS
 from md4.shells.basis import Basis, Shell
 from md4.shells.shell_pairs import check_side, pairs_by_kind, shell_pairs
 
 # Errors over the largest element; they are to find what is wrong, accuracy is tested elsewhere.
 TOLERANCE = 1e-10
+# The same in single precision, and a tolerance of a build and its ratio by which all quartets are computed in it.
+SINGLE_TOLERANCE, SMALLEST, ALL_IN_SINGLE = 1e-5, 1e-30, 1e60
 PARAMETERS = dict.fromkeys(OPERATORS[1:], 0.6)
 
 
@@ -92,13 +96,13 @@ def reference(work):
     return work("cpu")
 
 
-def compare(ours, right, what):
+def compare(ours, right, what, tolerance=TOLERANCE):
     """`Wrong` where two results, arrays or tuples of such, differ."""
     for mine, his in zip(ours, right) if isinstance(right, tuple) else [(ours, right)]:
         if his is None or his.size == 0:
             continue
         error = abs(on_host(mine) - his).max() / (abs(his).max() or 1.0)
-        if not error < TOLERANCE:  # NaN is wrong, too
+        if not error < tolerance:  # NaN is wrong, too
             raise Wrong(f"{what}: error {error:.1e}")
 
 
@@ -206,32 +210,38 @@ def unpacked(nao, count):
     compare(found, table[:, places], f"{count} matrices of {nao} AOs")
 
 
-def digestion(basis, n_k, n_j, in_place=False, operator="coulomb"):
+def digestion(basis, n_k, n_j, in_place=False, operator="coulomb", single=False):
     """All blocks of a basis into `n_k` matrices X and `n_j` matrices Y; see `md4.method.digestion`.
 
     X and Y depend on which pair is the bra, which backends choose; with their transposes added they are K and J. What
-    is right is contracted from the CPU's tensor. `in_place`: they are digested where they are made, however few.
+    is right is contracted from the CPU's tensor. `in_place`: they are digested where they are made, however few;
+    `single`: in FP32.
     """
     densities, twice = symmetric(basis.nao, n_k), symmetric(basis.nao, n_j)
     operator = (operator, PARAMETERS[operator]) if operator in PARAMETERS else operator
     changes = [(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))] if in_place else []
+    if single:
+        modules = (gpu_sums, paths, quartet_lists)
+        changes += [(module, "SELECT", replace(SELECT, single_ratio=ALL_IN_SINGLE)) for module in modules]
 
     def contracted(name):
         integrals = ao_tensor(md4.Engine(basis, operator=operator, backend=name), "s1")
         return np.einsum("abcd,nbd->nac", integrals, densities), np.einsum("abcd,ncd->nab", integrals, twice) / 2
 
     with patched(changes):
-        compare(digested(basis, densities, twice, operator), reference(contracted), f"digestion {n_k} {n_j}")
+        ours = digested(basis, densities, twice, operator, SMALLEST if single else 0.0)
+        compare(ours, reference(contracted), f"digestion {n_k} {n_j}", SINGLE_TOLERANCE if single else TOLERANCE)
 
 
-def digested(basis, densities, twice, operator):
-    """(K, J) of all quartets on the GPU."""
+def digested(basis, densities, twice, operator, tolerance):
+    """(K, J) of all quartets on the GPU; `tolerance` is one that leaves out none."""
     engine = md4.Engine(basis, operator=operator, backend="cuda")
     sums, worker = engine.backend.sums, Worker(engine)
     every = pairs_by_kind(basis, sums.mixed_shells)
     worker.lists = sorted_lists(engine, every, [np.ones(len(pairs)) for pairs in every], 0.0, worker.list_bytes())
     pairs = ListPairs(worker.lists, basis, sums.swapped)
-    survivors = pairs.survivors(pairs.norms(np.ones((1, basis.nao, basis.nao)), True, True), 0.0, sums.takes_lists)
+    norms = pairs.norms(np.ones((1, basis.nao, basis.nao)), True, True)
+    survivors = pairs.survivors(norms, tolerance, sums.takes_lists)
     build = Build(engine.operator, 0.0, densities, twice, True, survivors, lambda count: None)
     with engine.lock:
         part = PartialSums(worker, build)
@@ -379,6 +389,11 @@ FAMILIES = {
         (few_shells((0, 2, 1, 2), (2, 2, 1, 3)), 1, 2), (few_shells((0, 3, 2, 2), (1, 2, 1, 2)), 0, 1),
         (few_shells((0, 1, 1, 3), (1, 2, 1, 3)), 1, 1, {"operator": "erf"}),
         (few_shells((0, 1, 1, 3), (1, 2, 1, 3)), 1, 1, {"operator": "erfc"}), in_place=True,
+    ),
+    "digest in place, single precision": each(
+        digestion, (few_shells((0, 3, 1, 3), (1, 2, 1, 3)), 1, 1), (few_shells((0, 2, 1, 2), (2, 2, 1, 3)), 1, 2),
+        (few_shells((0, 1, 1, 3), (1, 2, 1, 3)), 1, 1, {"operator": "erf"}),
+        (few_shells((0, 1, 1, 3), (1, 2, 1, 3)), 1, 1, {"operator": "erfc"}), in_place=True, single=True,
     ),
     "digest blocks": each(
         digestion, (few_shells((2, 2, 1, 3)), 2, 1), (few_shells((2, 2, 1, 3)), 0, 2), (few_shells((3, 1, 1, 3)), 1, 1),

@@ -81,7 +81,7 @@ class PreparedPairs:
     @property
     def h_bytes(self):
         """Bytes of the H matrices that are kept for the whole list."""
-        return sum(8 * h.size for h in self.whole._h.values())
+        return sum(h.itemsize * h.size for h in self.whole._h.values())
 
     def drop(self):
         """Forgets the H matrices of the whole list, whose memory goes back to the backend."""

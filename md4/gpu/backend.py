@@ -10,11 +10,11 @@ import numpy as np
 from md4.errors import DeviceError
 from md4.gpu import collectives
 from md4.gpu.algebra import DeviceAlgebra
-from md4.gpu.buffers import as_buffer, copy_to_device
+from md4.gpu.buffers import Buffer, as_buffer, copy_to_device
 from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import cuda
-from md4.gpu.h_layout import KET_ELEMENTS, KET_FLAT, HForm, form_size
+from md4.gpu.h_layout import KET_ELEMENTS, KET_FLAT, KET_SINGLES, HForm, form_size
 from md4.gpu.kernels.h_matrices import launch_h
 from md4.gpu.kernels.recurrence import launch_r
 from md4.gpu.pair_layout import RECORD
@@ -40,7 +40,7 @@ class HMatrices(NamedTuple):
 
     @property
     def size(self):
-        """Doubles."""
+        """Numbers."""
         return self.array.size
 
     @property
@@ -193,10 +193,15 @@ class GpuBackend:
         """Step 1: H of all primitive pairs of a whole list, as `HMatrices` in a form."""
         pairs, data = prepared.pairs, prepared.data
         places, stride, count = data.start, 1, pairs.nprim
-        if form == KET_ELEMENTS:
+        if form in (KET_ELEMENTS, KET_SINGLES):
             slots = self.pair_maker.slots(pairs, data)
             places, stride, count = slots.place, slots.count, slots.count
-        h = self.context.pool.get(max(1, count) * form_size(pairs, form))
+        items = max(1, count) * form_size(pairs, form)
+        if form.single:
+            doubles = self.context.pool.get(-(-items // 2))
+            h = Buffer(doubles.pointer, (items,), 4, doubles)
+        else:
+            h = self.context.pool.get(items)
         launch_h(self.context, pairs, data.records, form, places, stride, h)
         return HMatrices(h, form)
 

@@ -37,15 +37,19 @@ class HForm:
     inner : {'natural', 'staircase', 'gather'}
         Order of the Hermite functions; 'gather' is `gather_order` of staircases. The natural order of 'fragments' and
         'blocks' begins with an even ordinal.
+    single : bool
+        Elements are floats.
     """
 
     layout: str
     sign: bool
     rows: str = "natural"
     inner: str = "natural"
+    single: bool = False
 
     def __str__(self):
-        parts = [self.layout, "sign" if self.sign else "", f"rows {self.rows}", f"inner {self.inner}"]
+        marks = ["sign" if self.sign else "", "single" if self.single else ""]
+        parts = [self.layout, *marks, f"rows {self.rows}", f"inner {self.inner}"]
         return ", ".join(part for part in parts if part and not part.endswith("natural"))
 
 
@@ -65,9 +69,10 @@ BRA_ROWS, KET_WEIGHTS = HForm("fragments", False, "natural", "gather"), HForm("w
 KET_BLOCKS = HForm("blocks", True)
 # A thread a quartet.
 BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
+KET_SINGLES = HForm("by column", True, single=True)
 FORMS = (
     BRA_MATRIX, KET_MATRIX, BRA_FLAT, BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, BRA_ELEMENTS,
-    KET_ELEMENTS, BRA_ROWS, KET_WEIGHTS,
+    KET_ELEMENTS, KET_SINGLES, BRA_ROWS, KET_WEIGHTS,
 )  # fmt: skip
 
 
@@ -89,7 +94,7 @@ def form_rows(nab, form):
 
 
 def form_size(pairs, form):
-    """Doubles of the H of one primitive pair of a list in a form."""
+    """Numbers of the H of one primitive pair of a list in a form."""
     if form.layout in ("by row", "by column"):
         return (len(hermite.structure(*pairs.h_class)) + 1) // 2 * 2
     if form.layout == "matrix":

@@ -55,17 +55,18 @@ class QuartetLists:
             first += words(table.nbytes)
         self.candidates = *parts, len(rule.norms)
 
-    def selected(self, rows, size):
+    def selected(self, rows, size, with_single):
         """Yields the `Selected` of parts of a `md4.plan.QuartetRows`, each valid until the next one.
 
-        Items have at most `size` entries. All memory is there before the first part.
+        Items have at most `size` entries. All memory is there before the first part. `with_single`: quartets may be
+        computed in single precision.
         """
         starts, stream = np.zeros(len(rows.counts) + 1, dtype=np.int64), self.context.stream
         np.cumsum(rows.counts, out=starts[1:])
         on_device = self.context.pool.room("quartet rows", len(starts))
         most = self.room(starts, int(rows.counts.max(initial=0)), size)
         copy_in_pieces(on_device.pointer, starts, stream)
-        rule = self.rule.tolerance, SELECT.single_ratio * self.rule.tolerance
+        rule = self.rule.tolerance, SELECT.single_ratio * self.rule.tolerance if with_single else 0.0
         for first, end in pieces(starts, most):
             count = int(starts[end] - starts[first])
             items = count // size + end - first

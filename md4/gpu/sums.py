@@ -5,12 +5,14 @@ from math import prod
 import numpy as np
 
 from md4.errors import MemoryLimitError
-from md4.gpu.buffers import clear, copy_to_device, copy_to_host, written_array
+from md4.gpu.buffers import Buffer, clear, copy_to_device, copy_to_host, written_array
+from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.digestion import launch_digest
 from md4.gpu.kernels.hermite_coulomb import hermite_width
+from md4.gpu.kernels.primitive_quartets import extent, fits_single
 from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
 from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
@@ -119,7 +121,11 @@ class DeviceDigest:
         copy_to_device(twice_d.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.buffer.part(n + m, (n + m,)), context.stream)
         self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
-        self.host = self.lists = None
+        self.host = self.lists = self.singles = self.extent = None
+        if SELECT.single_ratio:
+            self.singles = context.pool.get(max(1, -(-(n + m) // 2)))
+            numbers = np.concatenate([np.ravel(array).astype(np.float32) for array in (densities, twice)])
+            copy_to_device(self.singles.pointer, numbers, context.stream)
 
     def screen_by(self, rule):
         """`take_rows` selects quartets by a `md4.plan.QuartetRule`."""
@@ -136,15 +142,34 @@ class DeviceDigest:
         in_place = plan.path.digests(bra.facts, ket.facts) and not plan.swap
         if self.lists is None or not in_place or not selects(rows.shells):
             return False
-        h = bra.h(plan.bra_form).array, ket.h(plan.ket_form).array
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
-        for quartets in self.lists.selected(rows, item_entries(bra.facts, ket.facts)):
-            for single in (False, True) if SELECT.single_ratio else (False,):
+        with_single = self.has_singles(bra.facts, ket.facts, basis)
+        for quartets in self.lists.selected(rows, item_entries(bra.facts, ket.facts), with_single):
+            for single in (False, True) if with_single else (False,):
+                h = bra.h(plan.bra_form).array, ket.h(KET_SINGLES if single else plan.ket_form).array
+                matrices = self.single_matrices() if single else self.matrices
                 launch_in_place(
-                    self.context, self.backend.operator, *h, bra, ket, places, rows.same, self.matrices, self.counts,
+                    self.context, self.backend.operator, *h, bra, ket, places, rows.same, matrices, self.counts,
                     self.nao, quartets, single,
                 )  # fmt: skip
         return True
+
+    def has_singles(self, bra, ket, basis):
+        """Whether quartets of two lists, given by their `ListFacts`, may be computed in single precision."""
+        if not SELECT.single_ratio:
+            return False
+        if self.extent is None:
+            self.extent = extent(basis)
+        return fits_single(self.extent, bra, ket)
+
+    def single_matrices(self):
+        """The matrices with densities in FP32."""
+        d, x, twice, y = self.matrices
+        d, twice = (
+            Buffer(self.singles.pointer + 4 * first, (part.size,), 4, self.singles)
+            for part, first in ((d, 0), (twice, d.size))
+        )
+        return d, x, twice, y
 
     def selected(self):
         """Number of quartets that `take_rows` has selected; waits for the device."""
@@ -169,6 +194,8 @@ class DeviceDigest:
             self.expect_result()
         for array, matrices in zip(self.host, (self.x, self.y)):
             copy_to_host(array, matrices.pointer, self.context.stream)
-        for buffer in (self.buffer, *([] if self.lists is None else [self.lists.buffer])):
-            self.context.pool.release(buffer)
+        lists = None if self.lists is None else self.lists.buffer
+        for buffer in (self.buffer, lists, self.singles):
+            if buffer is not None:
+                self.context.pool.release(buffer)
         return self.host

@@ -364,7 +364,9 @@ class ThreadQuartetTuning:
 
     threads: int  # of a block, half of them where integrals take more shared memory
     integrals_at_once: int  # in registers
+    blocks_of_singles: tuple  # that a multiprocessor is to hold in FP32, for L = 0, 1, ...
     least_rows: int  # ab that are in registers at once, however many integrals that are
+    least_single_rows: int  # the same in FP32
     swap_l: int  # L from which on the side of higher l is made the bra
     primitives: int  # most bra primitives whose H is in shared memory at once
     fewest_quartets: int  # that are worth a variant
@@ -377,18 +379,23 @@ class ThreadQuartetTuning:
         """`QuartetLimits` for an arithmetic unit."""
         return self.plain if unit == "fma" else self.tensor
 
-    def rows_at_once(self, ncd):
+    def rows_at_once(self, ncd, single=False):
         """Rows ab whose `ncd` integrals are in registers at once."""
-        return max(self.least_rows, self.integrals_at_once // ncd)
+        return max(self.least_single_rows if single else self.least_rows, self.integrals_at_once // ncd)
 
-    def block_threads(self, count):
+    def single_blocks(self, l):
+        """Blocks that a multiprocessor is to hold at once in FP32, for quartets of total angular momentum `l`."""
+        return self.blocks_of_singles[min(l, len(self.blocks_of_singles) - 1)]
+
+    def block_threads(self, count, single=False):
         """Threads of a block for `count` integrals each, which wait in shared memory: two blocks a multiprocessor."""
-        return self.threads if 8 * self.threads * count <= SHARED_BYTES else self.threads // 2
+        return self.threads if (4 if single else 8) * self.threads * count <= SHARED_BYTES else self.threads // 2
 
 
 THREAD_QUARTET = ThreadQuartetTuning(
-    threads=128, integrals_at_once=27, least_rows=3, swap_l=5, primitives=32, fewest_quartets=1 << 16, written=15,
-    rounds=4, tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),
+    threads=128, integrals_at_once=27, blocks_of_singles=(5, 5, 5, 4, 4, 3, 2),
+    least_rows=3, least_single_rows=6, swap_l=5, primitives=32, fewest_quartets=1 << 16, written=15, rounds=4,
+    tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
 from md4.gpu.kernels.unpack import unpack_variant
 from md4.gpu.paths import plan_variants, square_pairs, timed_plans
 from md4.gpu.predicted_times import Side
-from md4.gpu.tuning import FUSED, MIXED_SHELLS, THREAD_QUARTET
+from md4.gpu.tuning import FUSED, MIXED_SHELLS, SELECT, THREAD_QUARTET
 from md4.method.digestion import digest_flags
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import even_pieces
@@ -200,6 +200,8 @@ def common_variants(use, symmetries=SYMMETRIES):
     """Variants that do not depend on classes; `use` as in `needed_variants`, with the symmetries that tensors may have.
     """
     yield from (h_variant(), primitives_variant(), slots_variant())
+    if SELECT.single_ratio and use not in ("tensor", "bounds", "j"):
+        yield h_variant(single=True)
     yield from map(scatter_variant, symmetries) if use == "tensor" else [Variant(pair_bounds, ())]
     yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
     yield from () if use in ("tensor", "bounds", "j") else [select_variant()]

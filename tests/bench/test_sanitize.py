@@ -265,7 +265,7 @@ def test_every_buffer_is_new(no_device, monkeypatch):
 def test_families_reach_everything(no_device, monkeypatch):
     """Every kernel, every form of H, every operator, both kinds of tiles, all units, several blocks of rows."""
     forms, compared, hermite = set(), [], gpu.GpuBackend.hermite
-    monkeypatch.setattr(families, "compare", lambda ours, right, what: compared.append(what))
+    monkeypatch.setattr(families, "compare", lambda ours, right, what, *_: compared.append(what))
 
     def watched(backend, prepared, form):
         forms.add(form)

@@ -2,6 +2,8 @@
 
 import re
 import struct
+from ctypes import c_float
+from math import inf, sqrt
 
 COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 INSTRUCTION = re.compile(r"(?:@(!?)(\w+)\s+)?([\w.:]+)\s*(.*)", re.DOTALL)
@@ -46,6 +48,8 @@ class Translation:
             return self.operands[int(text[1:])]
         if text.startswith("0d"):
             return repr(struct.unpack(">d", bytes.fromhex(text[2:]))[0])
+        if text.startswith("0f"):
+            return repr(struct.unpack(">f", bytes.fromhex(text[2:]))[0])
         return f"{self.prefix}_{text}" if text in self.registers else str(int(text))
 
     def address(self, text):
@@ -78,7 +82,7 @@ class Translation:
 
     def on_ld(self, opcode, kind, operands):
         space = "shared" if "shared" in opcode else "global"
-        count = 2 if "v2" in opcode else 1
+        count = 4 if "v4" in opcode else 2 if "v2" in opcode else 1
         return f"{self.group(operands[0])} = m.load('{space}', '{kind}', {self.address(operands[1])}, {count})"
 
     def on_st(self, opcode, kind, operands):
@@ -128,7 +132,14 @@ class Translation:
         return self.simple(operands, "{}")
 
     def on_add(self, opcode, kind, operands):
-        return self.simple(operands, "{} + {}")
+        return self.simple(operands, "single({} + {})" if kind == "f32" else "{} + {}")
+
+    def approximate(self, opcode, kind, operands):
+        """The functions that the device computes to about the last bit of a float."""
+        assert opcode[1:] == ["approx", "ftz", "f32"]
+        return self.simple(operands, f"single({opcode[0]}({{}}))")
+
+    on_rcp = on_rsqrt = on_ex2 = approximate
 
     def on_cvta(self, opcode, kind, operands):
         return self.simple(operands, "m.shared_offset({})")
@@ -155,4 +166,32 @@ def joined(parts):
     return struct.unpack("<d", struct.pack("<ii", *parts))[0]
 
 
-NAMES = {"reversed32": reversed32, "halves": halves, "joined": joined}
+def single(x):
+    """A number rounded to single precision."""
+    return c_float(x).value
+
+
+def bits(x):
+    """The bits of a float as a signed number."""
+    return struct.unpack("<i", struct.pack("<f", x))[0]
+
+
+def from_bits(n):
+    """The converse of `bits`."""
+    return struct.unpack("<f", struct.pack("<i", n))[0]
+
+
+def rcp(x):
+    return 1.0 / x if x else inf
+
+
+def rsqrt(x):
+    return 1.0 / sqrt(x) if x else inf
+
+
+def ex2(x):
+    return 2.0**x
+
+
+FUNCTIONS = (reversed32, halves, joined, single, bits, from_bits, rcp, rsqrt, ex2)
+NAMES = {function.__name__: function for function in FUNCTIONS}

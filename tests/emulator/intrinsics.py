@@ -1,6 +1,7 @@
 """Intrinsics as Python functions: the LLVM IR that their generators emit, instruction by instruction.
 
-Integers are kept as signed Python numbers of their width, pointers as numbers, aggregates as tuples.
+Integers are kept as signed Python numbers of their width, pointers as numbers, aggregates as tuples. Floats are Python
+numbers, too, rounded to single precision by every operation.
 """
 
 import ctypes
@@ -17,6 +18,7 @@ from emulator.machine import KINDS
 # Functions of LLVM and NVVM that are called by name, as Python expressions of their operands.
 FUNCTIONS = {
     "llvm.fma.f64": "{} * {} + {}",
+    "llvm.fma.f32": "single({} * {} + {})",
     "llvm.bitreverse.i32": "reversed32({})",
     "llvm.nvvm.shfl.sync.bfly.i32": "m.shuffle_xor({1}, {2})",
     "llvm.nvvm.shfl.sync.idx.i32": "m.shuffle_from({1}, {2})",
@@ -28,9 +30,11 @@ EXPRESSIONS = {
     "xor": "{} ^ {}", "ashr": "{} >> {}", "fadd": "{} + {}", "fsub": "{} - {}", "fmul": "{} * {}", "fdiv": "{} / {}",
     "udiv": "{} // {}", "lshr": "{} >> {}", "urem": "{} % {}", "trunc": "{}", "sext": "{}", "ptrtoint": "{}",
     "inttoptr": "{}", "addrspacecast": "{}", "select": "{1} if {0} else {2}",
+    "fpext": "{}", "fptrunc": "{}",
 }  # fmt: skip
 UNSIGNED = {"udiv", "lshr", "urem"}
 WRAPPED = {"add", "sub", "mul", "shl", "trunc", *UNSIGNED}
+REALS = (ir.DoubleType, ir.FloatType)
 SHARED = 3  # LLVM's address space of shared memory
 COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 
@@ -186,8 +190,12 @@ class Translator:
         return [f"{self.names[id(instruction)]} = {self.value(pointer)} + {size} * ({self.value(index)})"]
 
     def on_bitcast(self, instruction, value):
-        """Of pointers, and of a double and its two halves."""
-        if isinstance(instruction.type, ir.VectorType):
+        """Of pointers, of a double and its two halves, and of a float and its bits."""
+        if isinstance(value.type, ir.FloatType):
+            make = "bits"
+        elif isinstance(instruction.type, ir.FloatType):
+            make = "from_bits"
+        elif isinstance(instruction.type, ir.VectorType):
             make = "halves"
         elif isinstance(value.type, ir.VectorType):
             make = "joined"
@@ -223,6 +231,8 @@ class Translator:
             return f"({values[0]}) & {mask}"
         assert name in EXPRESSIONS, f"the emulator does not know {name}"
         expression = EXPRESSIONS[name].format(*values)
+        if isinstance(instruction.type, ir.FloatType) and name != "select":
+            return f"single({expression})"
         return wrapped(expression, bits) if name in WRAPPED else expression
 
     def on_call(self, instruction, *operands):
@@ -242,7 +252,9 @@ def item(kind):
     """PTX's name of a type of memory, and how many of them."""
     if isinstance(kind, (ir.VectorType, ir.ArrayType)):
         return item(kind.element)[0], kind.count
-    return ("f64" if isinstance(kind, ir.DoubleType) else f"b{kind.width}"), 1
+    if isinstance(kind, REALS):
+        return ("f64" if isinstance(kind, ir.DoubleType) else "f32"), 1
+    return f"b{kind.width}", 1
 
 
 def space(pointer):
@@ -259,4 +271,4 @@ def constant(kind, value):
         return tuple(constant(v.type, v.constant) for v in value)
     if value is ir.Undefined:
         return None
-    return (float(value or 0.0)) if isinstance(kind, ir.DoubleType) else int(value or 0)
+    return (float(value or 0.0)) if isinstance(kind, REALS) else int(value or 0)

@@ -20,8 +20,8 @@ SHARED_BASE = 1024
 STATIC_SHARED = 48 << 10
 WARP = 32
 KINDS = {
-    "b8": ctypes.c_int8, "f64": ctypes.c_double, "b64": ctypes.c_int64, "s64": ctypes.c_int64, "u64": ctypes.c_int64,
-    "b32": ctypes.c_int32, "s32": ctypes.c_int32, "u32": ctypes.c_int32,
+    "b8": ctypes.c_int8, "f32": ctypes.c_float, "f64": ctypes.c_double, "b64": ctypes.c_int64, "s64": ctypes.c_int64,
+    "u64": ctypes.c_int64, "b32": ctypes.c_int32, "s32": ctypes.c_int32, "u32": ctypes.c_int32,
 }  # fmt: skip
 
 

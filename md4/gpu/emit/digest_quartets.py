@@ -8,6 +8,9 @@ is where the row of AO a, or of the first AO b, begins; `c` and `d` are the firs
 A warp goes through a row of D or X together. The numbers of its lanes over the functions of a ket shell are in a stage
 in shared memory, [lane][function], and lanes take them in this order to and from the matrix. So neighbours have
 neighbouring numbers, which memory loads or adds at once, where those of one lane would be as many requests.
+
+`precision` is that of the integrals, the stage, densities, and of all that a thread keeps. X and Y are of doubles: sums
+are converted before they are added.
 """
 
 from functools import cache
@@ -17,23 +20,24 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from md4.gpu.emit.instructions import (
-    DOUBLE,
+    FP64,
     I32,
     I64,
     add_double,
     aggregate,
-    doubles_if,
     element_address,
     fields,
     fma,
-    global_double,
-    shared_double,
+    global_real,
+    real_if,
+    shared_real,
+    widened,
 )
 from md4.gpu.emit.scalars import add_double_if
 from md4.gpu.emit.unrolled import store_doubles, warp_barrier
 from md4.gpu.emit.warp_sums import shuffle_from
 
-i64, f64, i32 = types.int64, types.float64, types.int32
+i64, i32 = types.int64, types.int32
 
 
 def pair_rows(nb, nc, nd):
@@ -47,7 +51,7 @@ def functions_of_ket(nc, nd):
 
 
 def stage_parts(nc, nd):
-    """Where in the stage the numbers over c and over d begin, in doubles, None without any, and its size.
+    """Where in the stage the numbers over c and over d begin, counted in numbers, None without any, and its size.
 
     A shell of one function has none: each lane's number is the one that it takes in turn.
     """
@@ -93,13 +97,15 @@ class Stage:
     ----------
     address, lane : LLVM value
         Where it begins in shared memory (i32), and the lane (i64).
+    precision : Precision
+        Of its numbers.
     """
 
-    def __init__(self, builder, address, lane, nc, nd):
-        self.builder, lane = builder, builder.trunc(lane, I32)
+    def __init__(self, builder, address, lane, nc, nd, precision):
+        self.builder, self.precision, lane = builder, precision, builder.trunc(lane, I32)
         self.functions, (self.parts, _) = functions_of_ket(nc, nd), stage_parts(nc, nd)
-        self.own = [builder.add(address, builder.mul(lane, I32(8 * n))) for n in (nc, nd)]
-        self.in_turn = builder.add(address, builder.mul(lane, I32(8)))
+        self.own = [builder.add(address, builder.mul(lane, I32(precision.bytes * n))) for n in (nc, nd)]
+        self.in_turn = builder.add(address, builder.mul(lane, I32(precision.bytes)))
 
     def exchanged(self, values, own_first):
         """Numbers that each lane takes in turn for those of its own, if `own_first`, or its own for those in turn."""
@@ -114,34 +120,36 @@ class Stage:
         for value, (shell, n) in zip(values, self.functions):
             if self.parts[shell] is not None:
                 place, offset = self.place(shell, n, not own_first)
-                value = shared_double(self.builder, place, offset)  # noqa: PLW2901 the other lane's
+                value = shared_real(self.builder, place, offset, self.precision)  # noqa: PLW2901 the other lane's
             found.append(value)
         warp_barrier(self.builder)
         return found
 
     def place(self, shell, n, own):
         """(address, offset in bytes) of a lane's n-th number over the functions of a shell: its own, or in turn."""
-        first = 8 * self.parts[shell]
-        return (self.own[shell], first + 8 * n) if own else (self.in_turn, first + 256 * n)
+        size = self.precision.bytes
+        first = size * self.parts[shell]
+        return (self.own[shell], first + size * n) if own else (self.in_turn, first + 32 * size * n)
 
 
 @cache
-def make_load_rows(nb, nc, nd):
+def make_load_rows(nb, nc, nd, precision=FP64):
     """Intrinsic (array, row, nao, columns, stage, lane) -> the rows of all b, beginning with `row`."""
-    kind, places = types.UniTuple(f64, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)
+    kind, places = types.UniTuple(precision.numba, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)
 
     @intrinsic
     def load_rows(typingctx, array, row, nao, columns, stage, lane):
         def codegen(context, builder, signature, args):
-            address = element_address(context, builder, signature.args[0], *args[:2])
-            values, stage = [], Stage(builder, *args[4:], nc, nd)
+            address = element_address(context, builder, signature.args[0], *args[:2], precision.bytes)
+            values, stage = [], Stage(builder, *args[4:], nc, nd, precision)
             for _ in range(nb):
                 found = []
                 for column in fields(builder, args[3], nc + nd):
-                    here = builder.add(address, builder.sext(column, I64))
-                    found += doubles_if(builder, here, (column, -1))
+                    place = column if precision is FP64 else builder.ashr(column, I32(1))
+                    here = builder.add(address, builder.sext(place, I64))
+                    found.append(real_if(builder, here, (column, -1), precision))
                 values += stage.exchanged(found, own_first=False)
-                address = builder.add(address, builder.mul(args[2], I64(8)))
+                address = builder.add(address, builder.mul(args[2], I64(precision.bytes)))
             return aggregate(builder, context.get_value_type(kind), values)
 
         return kind(array, i64, i64, places, i32, i64), codegen
@@ -150,51 +158,52 @@ def make_load_rows(nb, nc, nd):
 
 
 @cache
-def make_add_rows(nb, nc, nd):
+def make_add_rows(nb, nc, nd, precision=FP64):
     """Intrinsic (array, row, nao, columns, stage, lane, values, scale): adds scale times the rows of all b, atomically.
 
     Lanes of pairs that do not count may hold anything.
     """
-    kind, places = types.UniTuple(f64, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)
+    kind, places = types.UniTuple(precision.numba, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)
 
     @intrinsic
     def add_rows(typingctx, array, row, nao, columns, stage, lane, values, scale):
         def codegen(context, builder, signature, args):
             address = element_address(context, builder, signature.args[0], *args[:2])
-            stage, columns, width = Stage(builder, *args[4:6], nc, nd), fields(builder, args[3], nc + nd), nc + nd
+            stage, width = Stage(builder, *args[4:6], nc, nd, precision), nc + nd
+            columns = fields(builder, args[3], width)
             values = [builder.fmul(value, args[7]) for value in fields(builder, args[6], nb * width)]
             for b in range(nb):
                 found = stage.exchanged(values[b * width : (b + 1) * width], own_first=True)
                 for value, column in zip(found, columns):
                     here = builder.add(address, builder.sext(column, I64))
-                    add_double_if(builder, here, value, column, "gt", -1)
+                    add_double_if(builder, here, widened(builder, value), column, "gt", -1)
                 address = builder.add(address, builder.mul(args[2], I64(8)))
             return context.get_dummy_value()
 
-        return types.void(array, i64, i64, places, i32, i64, kind, f64), codegen
+        return types.void(array, i64, i64, places, i32, i64, kind, precision.numba), codegen
 
     return add_rows
 
 
 @cache
-def make_add_to_x(nb, nc, nd):
+def make_add_to_x(nb, nc, nd, precision=FP64):
     """Intrinsic (x_b, place, d_b, d_a) -> X of one a, then X of all b with its part added.
 
     `d_b` are the density's rows of all b, `d_a` that of a; X of a is a row [c, then d].
     """
-    rows = types.UniTuple(f64, pair_rows(nb, nc, nd))
-    own = types.UniTuple(f64, nc + nd)
-    result = types.UniTuple(f64, nc + nd + pair_rows(nb, nc, nd))
+    rows = types.UniTuple(precision.numba, pair_rows(nb, nc, nd))
+    own = types.UniTuple(precision.numba, nc + nd)
+    result = types.UniTuple(precision.numba, nc + nd + pair_rows(nb, nc, nd))
 
     @intrinsic
     def add_to_x(typingctx, x_b, place, d_b, d_a):
         def codegen(context, builder, signature, args):
             width = nc + nd
             x, d_b = fields(builder, args[0], nb * width), fields(builder, args[2], nb * width)
-            d_a, x_a = fields(builder, args[3], width), [ir.Constant(DOUBLE, 0.0)] * width
+            d_a, x_a = fields(builder, args[3], width), [ir.Constant(precision.llvm, 0.0)] * width
             for n in range(nb * nc * nd):
                 b, c, d = n // (nc * nd), n // nd % nc, nc + n % nd
-                value = shared_double(builder, args[1], 8 * n)
+                value = shared_real(builder, args[1], precision.bytes * n, precision)
                 x_a[c] = fma(builder, value, d_b[b * width + d], x_a[c])
                 x_a[d] = fma(builder, value, d_b[b * width + c], x_a[d])
                 x[b * width + c] = fma(builder, value, d_a[d], x[b * width + c])
@@ -207,44 +216,48 @@ def make_add_to_x(nb, nc, nd):
 
 
 @cache
-def make_add_to_y(nb, nc, nd):
+def make_add_to_y(nb, nc, nd, precision=FP64):
     """Intrinsic (y_cd, place, d_cd, array, row, weight) -> Y_ab of one a and all b, then Y_cd with its part added.
 
     `d_cd` are the lane's D + D^T of c and d; those of a and b are array[row:row + nb]. The weight is Y_cd's only.
     """
-    block, result = types.UniTuple(f64, nc * nd), types.UniTuple(f64, nb + nc * nd)
+    block, result = types.UniTuple(precision.numba, nc * nd), types.UniTuple(precision.numba, nb + nc * nd)
 
     @intrinsic
     def add_to_y(typingctx, y_cd, place, d_cd, array, row, weight):
         def codegen(context, builder, signature, args):
             y, d_cd = fields(builder, args[0], nc * nd), fields(builder, args[2], nc * nd)
-            address = element_address(context, builder, signature.args[3], args[3], args[4])
-            d_ab = [builder.fmul(global_double(builder, address, 8 * n), args[5]) for n in range(nb)]
-            y_ab = [ir.Constant(DOUBLE, 0.0)] * nb
+            address = element_address(context, builder, signature.args[3], args[3], args[4], precision.bytes)
+            d_ab = []
+            for n in range(nb):
+                value = global_real(builder, address, precision.bytes * n, precision)
+                d_ab.append(builder.fmul(value, args[5]))
+            y_ab = [ir.Constant(precision.llvm, 0.0)] * nb
             for n in range(nb * nc * nd):
                 b, cd = n // (nc * nd), n % (nc * nd)
-                value = shared_double(builder, args[1], 8 * n)
+                value = shared_real(builder, args[1], precision.bytes * n, precision)
                 y_ab[b] = fma(builder, value, d_cd[cd], y_ab[b])
                 y[cd] = fma(builder, value, d_ab[b], y[cd])
             return aggregate(builder, context.get_value_type(result), y_ab + y)
 
-        return result(block, i32, block, array, i64, f64), codegen
+        return result(block, i32, block, array, i64, precision.numba), codegen
 
     return add_to_y
 
 
 @cache
-def make_load_block(nc, nd):
+def make_load_block(nc, nd, precision=FP64):
     """Intrinsic (array, first, nao) -> array[first + c nao + d] for all c and d."""
-    kind = types.UniTuple(f64, nc * nd)
+    kind = types.UniTuple(precision.numba, nc * nd)
 
     @intrinsic
     def load_block(typingctx, array, first, nao):
         def codegen(context, builder, signature, args):
-            address, values = element_address(context, builder, signature.args[0], args[0], args[1]), []
+            address = element_address(context, builder, signature.args[0], args[0], args[1], precision.bytes)
+            values = []
             for _ in range(nc):
-                values += [global_double(builder, address, 8 * n) for n in range(nd)]
-                address = builder.add(address, builder.mul(args[2], I64(8)))
+                values += [global_real(builder, address, precision.bytes * n, precision) for n in range(nd)]
+                address = builder.add(address, builder.mul(args[2], I64(precision.bytes)))
             return aggregate(builder, context.get_value_type(kind), values)
 
         return kind(array, i64, i64), codegen
@@ -253,9 +266,9 @@ def make_load_block(nc, nd):
 
 
 @cache
-def make_add_block(nc, nd):
+def make_add_block(nc, nd, precision=FP64):
     """Intrinsic (array, first, nao, values): adds to array[first + c nao + d] for all c and d, atomically."""
-    kind = types.UniTuple(f64, nc * nd)
+    kind = types.UniTuple(precision.numba, nc * nd)
 
     @intrinsic
     def add_block(typingctx, array, first, nao, values):
@@ -264,7 +277,7 @@ def make_add_block(nc, nd):
             values = iter(fields(builder, args[3], nc * nd))
             for _ in range(nc):
                 for n in range(nd):
-                    add_double(builder, address, next(values), 8 * n)
+                    add_double(builder, address, widened(builder, next(values)), 8 * n)
                 address = builder.add(address, builder.mul(args[2], I64(8)))
             return context.get_dummy_value()
 

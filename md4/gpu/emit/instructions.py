@@ -6,6 +6,7 @@ instructions, predicates), for loads that have to stay where they are written, a
 takes its own loads for so much code that it does not unroll the loops in which [p|q] is gathered.
 """
 
+from dataclasses import dataclass
 from functools import cache
 
 from llvmlite import ir
@@ -13,8 +14,46 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 DOUBLE, I8, I32, I64 = ir.DoubleType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+FLOAT = ir.FloatType()
 # LLVM's address space of global memory.
 GLOBAL = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Precision:
+    """A type of real numbers, by the names that it has. Each is one object, which is a quick key.
+
+    Attributes
+    ----------
+    llvm : llvmlite.ir.Type
+    numba : numba.cuda.types.Float
+    ptx : str
+        Suffix of PTX's instructions.
+    letter : str
+        Of operands of inline PTX.
+    zero : str
+        0 in PTX.
+    bytes : int
+    vector : int
+        Numbers that one load from shared memory takes, 16 bytes.
+    """
+
+    llvm: ir.Type
+    numba: types.Float
+    ptx: str
+    letter: str
+    zero: str
+    bytes: int
+    vector: int
+
+
+FP64 = Precision(DOUBLE, types.float64, "f64", "d", "0d0000000000000000", 8, 2)
+FP32 = Precision(FLOAT, types.float32, "f32", "f", "0f00000000", 4, 4)
+
+
+def precision_of(single):
+    """FP32 if `single`, else FP64."""
+    return FP32 if single else FP64
 
 
 def call_asm(builder, result, operands, text, constraints, effects=False):
@@ -38,16 +77,28 @@ def fields(builder, value, count):
 
 
 def fma(builder, a, b, c):
-    """a b + c, rounded once."""
-    kind = ir.FunctionType(DOUBLE, [DOUBLE] * 3)
-    function = builder.module.globals.get("llvm.fma.f64") or ir.Function(builder.module, kind, "llvm.fma.f64")
+    """a b + c of doubles, or of floats, rounded once."""
+    name = "llvm.fma.f64" if b.type == DOUBLE else "llvm.fma.f32"
+    function = builder.module.globals.get(name) or ir.Function(
+        builder.module, ir.FunctionType(b.type, [b.type] * 3), name
+    )
     return builder.call(function, [a, b, c])
 
 
+def narrowed(builder, value, precision):
+    """A double in a precision."""
+    return value if precision is FP64 else builder.fptrunc(value, FLOAT)
+
+
+def widened(builder, value):
+    """A real number as a double."""
+    return value if value.type == DOUBLE else builder.fpext(value, DOUBLE)
+
+
 @cache
-def make_empty(count):
-    """Intrinsic () -> tuple of `count` doubles, all zero: an empty tile."""
-    kind = types.UniTuple(types.float64, count)
+def make_empty(count, precision=FP64):
+    """Intrinsic () -> tuple of `count` real numbers, all zero: an empty tile."""
+    kind = types.UniTuple(precision.numba, count)
 
     @intrinsic
     def empty(typingctx):
@@ -103,9 +154,24 @@ def global_pointer(builder, address, offset, kind):
 # loads and stores
 
 
+def shared_real(builder, address, offset=0, precision=FP64):
+    """The real number in shared memory `offset` bytes after `address`."""
+    text, constraints = f"ld.shared.{precision.ptx} $0, [$1+{offset}];", f"={precision.letter},r"
+    return call_asm(builder, precision.llvm, [address], text, constraints, effects=True)
+
+
 def shared_double(builder, address, offset=0):
     """The double in shared memory `offset` bytes after `address`."""
-    return call_asm(builder, DOUBLE, [address], f"ld.shared.f64 $0, [$1+{offset}];", "=d,r", effects=True)
+    return shared_real(builder, address, offset)
+
+
+def shared_vector(builder, address, offset, precision):
+    """`precision.vector` successive real numbers of shared memory, by one instruction; see `load_block`."""
+    count, letter = precision.vector, precision.letter
+    names = ", ".join(f"${n}" for n in range(count))
+    text = f"ld.shared.v{count}.{precision.ptx} {{{names}}}, [${count}+{offset}];"
+    constraints, kind = ",".join([f"={letter}"] * count + ["r"]), ir.LiteralStructType([precision.llvm] * count)
+    return fields(builder, call_asm(builder, kind, [address], text, constraints, effects=True), count)
 
 
 def shared_int(builder, address):
@@ -118,14 +184,18 @@ def load_block(builder, address, offset):
 
     PTX, as LLVM would keep such a pair in registers rather than load it again, and there are none to spare.
     """
-    kind = ir.LiteralStructType([DOUBLE, DOUBLE])
-    text = f"ld.shared.v2.f64 {{$0, $1}}, [$2+{offset}];"
-    return fields(builder, call_asm(builder, kind, [address], text, "=d,=d,r", effects=True), 2)
+    return shared_vector(builder, address, offset, FP64)
 
 
 def global_double(builder, address, offset=0):
     """The double in global memory `offset` bytes after `address`, which no one writes meanwhile."""
-    value = builder.load(global_pointer(builder, address, offset, DOUBLE), align=8, typ=DOUBLE)
+    return global_real(builder, address, offset, FP64)
+
+
+def global_real(builder, address, offset, precision):
+    """The same of a real number."""
+    kind = precision.llvm
+    value = builder.load(global_pointer(builder, address, offset, kind), align=precision.bytes, typ=kind)
     value.set_metadata("invariant.load", builder.module.add_metadata([]))
     return value
 
@@ -162,6 +232,13 @@ def condition(live, n):
     value, least = live
     width = value.type.width
     return value, "l" if width == 64 else "r", f".reg .pred p; setp.gt.s{width} p, ${n}, {least};"
+
+
+def real_if(builder, address, live, precision):
+    """The real number in global memory at `address`, which no one writes meanwhile, or 0."""
+    value, constraint, test = condition(live, 2)
+    text = f"{{ {test} mov.{precision.ptx} $0, {precision.zero}; @p ld.global.nc.{precision.ptx} $0, [$1+0]; }}"
+    return call_asm(builder, precision.llvm, [address, value], text, f"=&{precision.letter},l,{constraint}")
 
 
 def doubles_if(builder, address, live, count=1, offset=0, space="global.nc"):

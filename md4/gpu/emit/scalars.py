@@ -12,6 +12,7 @@ from md4.gpu.emit.instructions import (
     element_address,
     global_double,
     shared_double,
+    widened,
 )
 
 i64, f64 = types.int64, types.float64
@@ -49,14 +50,14 @@ def load_global(typingctx, array, index):
 
 @intrinsic
 def add_global(typingctx, array, index, value):
-    """array[index] += value, atomically."""
+    """array[index] += value, atomically; the value may be a float."""
 
     def codegen(context, builder, signature, args):
         address = element_address(context, builder, signature.args[0], *args[:2])
-        add_double(builder, address, args[2])
+        add_double(builder, address, widened(builder, args[2]))
         return context.get_dummy_value()
 
-    return types.void(array, i64, f64), codegen
+    return types.void(array, i64, value if value == types.float32 else f64), codegen
 
 
 @intrinsic

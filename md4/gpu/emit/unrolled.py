@@ -12,6 +12,8 @@ from numba.cuda.extending import intrinsic
 
 from md4.gpu.emit.instructions import (
     DOUBLE,
+    FP32,
+    FP64,
     I32,
     I64,
     aggregate,
@@ -22,6 +24,7 @@ from md4.gpu.emit.instructions import (
     global_pointer,
     load_block,
     shared_double,
+    shared_vector,
     store_pair,
 )
 from md4.gpu.tuning import THREAD_QUARTET
@@ -42,13 +45,13 @@ def multiply_add(builder, a, b, c):
 
 
 def store_doubles(builder, address, values, offset=0):
-    """One or two doubles to shared memory, `offset` bytes after `address`, by one instruction.
+    """One or two doubles to shared memory, `offset` bytes after `address`, by one instruction; or a float.
 
     The offset is an index of the pointer: LLVM takes an addition for work, and then unrolls the loop around it less.
     """
-    base = builder.inttoptr(address, ir.PointerType(DOUBLE, SHARED))
+    base = builder.inttoptr(address, ir.PointerType(values[0].type, SHARED))
     if len(values) == 1:
-        builder.store(values[0], builder.gep(base, [I32(offset // 8)]))
+        builder.store(values[0], builder.gep(base, [I32(offset // (8 if values[0].type == DOUBLE else 4))]))
         return
     pair = ir.Constant(ir.VectorType(DOUBLE, 2), ir.Undefined)
     for n, value in enumerate(values):
@@ -71,7 +74,7 @@ def emit_by_axis(builder, zeros, separation):
     """Yields (n, r[n]) of all n as code without loops, in the order of `md4.method.recurrence.by_axis`."""
 
     def number(a):
-        return ir.Constant(DOUBLE, float(a)) if isinstance(a, int) else a
+        return ir.Constant(separation[0].type, float(a)) if isinstance(a, int) else a
 
     def multiply(a, b):
         return b if isinstance(a, int) and a == 1 else builder.fmul(number(a), b)
@@ -238,20 +241,23 @@ def store_shared(typingctx, address, value):
 
 
 @cache
-def make_thread_quartet(bra_class, ket_class, turned):
+def make_thread_quartet(bra_class, ket_class, turned, precision=FP64):
     """Intrinsic (zeros, rz, ry, rx, address, array, first, stride, place, add): steps 3 to 5 of one primitive quartet.
 
     Classes are as in `md4.gpu.staircases`. Structural zeros of H are left out. H[ab, p] comes from shared memory at
-    `address`, two doubles at a time; the n-th structural element of the lane's H[cd, q], ordered by q, from
+    `address`, 16 bytes at a time; the n-th structural element of the lane's H[cd, q], ordered by q, from
     array[first + n stride] (offsets below 2^32 bytes). (ab|cd) goes to shared memory at `place`, cd running fastest (ab
     if `turned`), added to what is there if `add`; a few rows ab at a time, as many as the registers hold.
+
+    All is computed in `precision`, that of the numbers in shared memory and of the array, too.
     """
     l_bra, l_ket, bra, ket = sum(bra_class[:2]), sum(ket_class[:2]), structure(*bra_class), structure(*ket_class)
     l = l_bra + l_ket
     nab, ncd = bra[-1][0] + 1, ket[-1][0] + 1
     by_q = sorted(ket, key=lambda element: element[::-1])
     p_words, q_words, used = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist(), sorted({q for _, q in ket})
-    zeros_type, batch = types.UniTuple(f64, l + 1), THREAD_QUARTET.rows_at_once(ncd)
+    real, nbytes, together = precision.numba, precision.bytes, precision.vector
+    zeros_type, batch = types.UniTuple(real, l + 1), THREAD_QUARTET.rows_at_once(ncd, precision is FP32)
 
     def elements_of(builder, base, step, q):
         """[(cd, H[cd, q])] of the lane's structural elements at q."""
@@ -259,8 +265,9 @@ def make_thread_quartet(bra_class, ket_class, turned):
         for n, (cd, this) in enumerate(by_q):
             if this == q:
                 # in PTX with the address inside: LLVM's loads take more registers, which addresses fill
-                text = f"{{ .reg .u64 a; mad.wide.u32 a, $2, {n}, $1; ld.global.nc.f64 $0, [a]; }}"
-                values.append((cd, call_asm(builder, DOUBLE, [base, step], text, "=d,l,r", effects=True)))
+                text = f"{{ .reg .u64 a; mad.wide.u32 a, $2, {n}, $1; ld.global.nc.{precision.ptx} $0, [a]; }}"
+                constraints = f"={precision.letter},l,r"
+                values.append((cd, call_asm(builder, precision.llvm, [base, step], text, constraints, effects=True)))
         return values
 
     def transform(builder, address, base, step, r, rows):
@@ -269,11 +276,12 @@ def make_thread_quartet(bra_class, ket_class, turned):
             # those of the next q are on their way while this q is worked on
             elements, following, word = following, elements_of(builder, base, step, after), q_words[q]
             abq = {}
-            for n in range(0, len(bra), 2):
-                if not any(row in rows for row, _ in bra[n : n + 2]):
+            for n in range(0, len(bra), together):
+                if not any(row in rows for row, _ in bra[n : n + together]):
                     continue
                 # volatile: read anew for every q rather than kept, for which there are no registers
-                for (row, p), h in zip(bra[n : n + 2], load_block(builder, address, 8 * n)):
+                elements_of_bra = shared_vector(builder, address, nbytes * n, precision)
+                for (row, p), h in zip(bra[n : n + together], elements_of_bra):
                     if row in rows:
                         abq[row] = multiply_add(builder, h, r[sum_ordinal(p_words[p], word)], abq.get(row))
             for cd, h in elements:
@@ -285,28 +293,29 @@ def make_thread_quartet(bra_class, ket_class, turned):
     def thread_quartet(typingctx, zeros, rz, ry, rx, address, array, first, stride, place, add):
         def codegen(context, builder, signature, args):
             r = emit_r(builder, fields(builder, args[0], l + 1), args[1:4])
-            base = element_address(context, builder, signature.args[5], args[5], args[6])
-            step = builder.trunc(builder.mul(args[7], I64(8)), I32)
+            base = element_address(context, builder, signature.args[5], args[5], args[6], nbytes)
+            step = builder.trunc(builder.mul(args[7], I64(nbytes)), I32)
             for start in range(0, nab, batch):
                 rows = range(start, min(start + batch, nab))
                 acc = transform(builder, args[4], base, step, r, rows)
                 for (ab, cd), value in acc.items():
                     n = cd * nab + ab if turned else ab * ncd + cd
-                    add_to_shared(builder, args[8], 8 * n, value, args[9])
+                    add_to_shared(builder, args[8], nbytes * n, value, args[9], precision)
             return context.get_dummy_value()
 
-        return types.void(zeros_type, f64, f64, f64, i32, array, i64, i64, i32, i32), codegen
+        return types.void(zeros_type, real, real, real, i32, array, i64, i64, i32, i32), codegen
 
     return thread_quartet
 
 
-def add_to_shared(builder, address, offset, value, add):
-    """Shared double at address + offset: `value`, plus what is there if `add`.
+def add_to_shared(builder, address, offset, value, add, precision):
+    """The shared real number at address + offset: `value`, plus what is there if `add`.
 
     In PTX, whose predicate leaves out the load; LLVM's branch around it takes more registers.
     """
+    real, zero = precision.ptx, precision.zero
     text = (
-        f"{{ .reg .pred p; .reg .f64 old; setp.ne.s32 p, $2, 0; mov.f64 old, 0d0000000000000000; "
-        f"@p ld.shared.f64 old, [$0+{offset}]; add.f64 old, old, $1; st.shared.f64 [$0+{offset}], old; }}"
+        f"{{ .reg .pred p; .reg .{real} old; setp.ne.s32 p, $2, 0; mov.{real} old, {zero}; "
+        f"@p ld.shared.{real} old, [$0+{offset}]; add.{real} old, old, $1; st.shared.{real} [$0+{offset}], old; }}"
     )
-    call_asm(builder, ir.VoidType(), [address, value, add], text, "r,d,r", effects=True)
+    call_asm(builder, ir.VoidType(), [address, value, add], text, f"r,{precision.letter},r", effects=True)

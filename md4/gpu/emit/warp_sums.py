@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.gpu.emit.instructions import DOUBLE, I32, I64, fields, mma_8x8x4, shared_double
+from md4.gpu.emit.instructions import DOUBLE, FLOAT, FP64, I32, I64, fields, mma_8x8x4, shared_double
 
 i64, f64 = types.int64, types.float64
 PAIR = ir.VectorType(I32, 2)
@@ -42,9 +42,12 @@ def make_row_sums(count, row):
 
 
 def shuffle_xor(builder, value, mask):
-    """The double of the lane whose number differs in the bit `mask`."""
+    """The double, or the float, of the lane whose number differs in the bit `mask`."""
     name, kind = "llvm.nvvm.shfl.sync.bfly.i32", ir.FunctionType(I32, [I32] * 4)
     shuffle = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    if value.type == FLOAT:
+        other = builder.call(shuffle, [I32(-1), builder.bitcast(value, I32), I32(mask), I32(31)])
+        return builder.bitcast(other, FLOAT)
     halves = builder.bitcast(value, PAIR)
     for n in range(2):
         half = builder.extract_element(halves, I32(n))
@@ -91,13 +94,14 @@ def emit_warp_sum(builder, values, lane):
 
 
 @cache
-def make_warp_sums(count):
+def make_warp_sums(count, precision=FP64):
     """Intrinsic (x, s, lane) -> the sum over the warp of s x_n with n = `warp_place` of the lane.
 
     Lanes for which that n is `count` or more get something else. Each of five rounds halves the number of values: a
     lane keeps one of two, gives the other to its partner and adds what it gets.
     """
-    kind = types.UniTuple(f64, count)
+    real = precision.numba
+    kind = types.UniTuple(real, count)
     assert count <= 32
 
     @intrinsic
@@ -106,6 +110,6 @@ def make_warp_sums(count):
             values = [builder.fmul(x, args[1]) for x in fields(builder, args[0], count)]
             return emit_warp_sum(builder, values, builder.trunc(args[2], I32))
 
-        return f64(kind, f64, i64), codegen
+        return real(kind, real, i64), codegen
 
     return warp_sums

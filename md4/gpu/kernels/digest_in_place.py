@@ -21,13 +21,13 @@ from md4.gpu.emit.digest_quartets import (
     make_load_rows,
     stage_parts,
 )
-from md4.gpu.emit.instructions import make_empty, shared_address
+from md4.gpu.emit.instructions import make_empty, precision_of, shared_address
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
-from md4.gpu.kernels.digest_parameters import Lists, Matrices
+from md4.gpu.kernels.digest_parameters import Lists, Matrices, SingleMatrices
 from md4.gpu.kernels.digest_quartets import make_digest_quartet
 from md4.gpu.kernels.groups import PairRange, Records, pair_range, records
-from md4.gpu.kernels.primitive_quartets import OperatorArguments, operator_arguments
-from md4.gpu.kernels.thread_quartet import BraH, Slots, make_integrals
+from md4.gpu.kernels.primitive_quartets import arguments_group, operator_arguments, single_arguments
+from md4.gpu.kernels.thread_quartet import BraH, SingleSlots, Slots, make_integrals, single_h_size
 from md4.gpu.tuning import DIGEST_QUARTETS, THREAD_QUARTET
 from md4.method.angular import ncart
 from md4.method.digestion import quartet_weight
@@ -58,29 +58,34 @@ class Work(NamedTuple):
 def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
 
-    `single`: the items are those that count in single precision.
+    `single`: the items are those that count in single precision. Their integrals and digestion are computed in FP32,
+    from densities and H of the ket in FP32, and added to X and Y in FP64.
     """
     na, nb, nc, nd = shells = [n * functions(l, pure) for l, n in ((la, ca), (lb, cb), (lc, cc), (ld, cd))]
-    count = na * nb * nc * nd
-    threads = THREAD_QUARTET.block_threads(count)
-    integrals = make_integrals((la, lb, pure, ca, cb, False), (lc, ld, pure, cc, cd, False), False, kind)
-    digest, weight_of = make_digest_quartet(*shells), jit_device(quartet_weight)
-    load_rows, columns_in_turn = make_load_rows(nb, nc, nd), make_columns_in_turn(nc, nd)
-    load_block, add_block = make_load_block(nc, nd), make_add_block(nc, nd)
-    no_rows, no_block, stage_bytes = make_empty(nb * (nc + nd)), make_empty(nc * nd), 8 * stage_parts(nc, nd)[1]
-    precision = 1 if single else 0
+    count, bra_class, ket_class = na * nb * nc * nd, (la, lb, pure, ca, cb, False), (lc, ld, pure, cc, cd, False)
+    threads, precision = THREAD_QUARTET.block_threads(count, single), precision_of(single)
+    real, nbytes = precision.numba, precision.bytes
+    integrals = make_integrals(bra_class, ket_class, False, kind, single)
+    digest, weight_of = make_digest_quartet(*shells, precision), jit_device(quartet_weight)
+    load_rows, columns_in_turn = make_load_rows(nb, nc, nd, precision), make_columns_in_turn(nc, nd)
+    load_block, add_block = make_load_block(nc, nd, precision), make_add_block(nc, nd, precision)
+    no_rows, no_block = make_empty(nb * (nc + nd), precision), make_empty(nc * nd, precision)
+    stage_bytes, staged = nbytes * stage_parts(nc, nd)[1], single_h_size(bra_class)
+    operator_group, place_of_count = arguments_group(kind, single), int(single)
+    slots_group, matrices_group = (SingleSlots, SingleMatrices) if single else (Slots, Matrices)
 
     def kernel(
-        bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, operator: OperatorArguments,
-        lists: Lists, matrices: Matrices, work: Work,
+        bra: Records, bra_pairs: PairRange, h: BraH, ket: slots_group, ket_pairs: PairRange, operator: operator_group,
+        lists: Lists, matrices: matrices_group, work: Work,
     ):  # fmt: skip
         tid, nao = i64(cuda.threadIdx.x), matrices.nao
         lane, warp = tid & 31, tid >> 5
         # shared memory: room for H, then integrals, stages of the warps
-        start = shared_address(cuda.shared.array(0, types.float64)) + 8 * h.group * h.size
-        place = i32(start + 8 * count * tid)
-        stage = i32(start + 8 * count * threads + warp * stage_bytes)
-        for item in range(i32(cuda.blockIdx.x), i32(work.counts[precision]), i32(cuda.gridDim.x)):
+        h_bytes = nbytes * h.group * (staged if single else h.size)
+        start = shared_address(cuda.shared.array(0, types.float64)) + h_bytes
+        place = i32(start + nbytes * count * tid)
+        stage = i32(start + nbytes * count * threads + warp * stage_bytes)
+        for item in range(i32(cuda.blockIdx.x), i32(work.counts[place_of_count]), i32(cuda.gridDim.x)):
             ij, first, many = work.items[3 * item], work.items[3 * item + 1], work.items[3 * item + 2]
             for begin in range(i32(0), many, i32(threads)):
                 left = i32(many - begin - 32 * warp)  # entries for this warp
@@ -91,7 +96,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
                     c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
                     columns = columns_in_turn(c, d, left, lane)
                     weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
-                    weight = weight if lane < left else 0.0
+                    weight = real(weight if lane < left else 0.0)
                     for s in range(matrices.first, matrices.last):
                         origin, with_k, with_j = s * nao * nao, s < work.exchange, s < work.coulomb
                         d_b, d_cd = no_rows(), no_block()
@@ -106,7 +111,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
                         if with_j and lane < left:
                             add_block(matrices.y, origin + c * nao + d, nao, y_cd)
 
-    return Kernel(kernel, (threads, 1))
+    return Kernel(kernel, (threads, THREAD_QUARTET.single_blocks(la + lb + lc + ld) if single else 1))
 
 
 def functions(l, pure):
@@ -128,11 +133,11 @@ def takes(bra, ket):
     return fits and bra.nab * ket.nab <= DIGEST_QUARTETS.in_place
 
 
-def bytes_besides_h(bra, ket):
+def bytes_besides_h(bra, ket, single=False):
     """Shared memory of a block for the integrals and the stages of the warps."""
     count = bra.nab * ket.nab
-    threads = THREAD_QUARTET.block_threads(count)
-    return 8 * (threads * count + threads // 32 * stage_parts(ket.na, ket.nb)[1])
+    threads = THREAD_QUARTET.block_threads(count, single)
+    return precision_of(single).bytes * (threads * count + threads // 32 * stage_parts(ket.na, ket.nb)[1])
 
 
 def item_entries(bra, ket):
@@ -151,12 +156,14 @@ def in_place_variant(bra, ket, kind, single=False):
 def in_place_launcher(context, kind, parameter, bra, ket, counts, single):
     """The function by which `launch_in_place` launches for two `ListFacts` and the same numbers of matrices."""
     count = bra.nab * ket.nab
-    threads, size = THREAD_QUARTET.block_threads(count), form_size(bra, BRA_ELEMENTS)
-    others = bytes_besides_h(bra, ket)
-    room = THREAD_QUARTET.tensor.shared - others
-    group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
-    variant, arguments = in_place_variant(bra, ket, kind, single), operator_arguments(context, kind, parameter)
-    shared = 8 * group * size + others
+    threads, size = THREAD_QUARTET.block_threads(count, single), form_size(bra, BRA_ELEMENTS)
+    others, h_bytes = bytes_besides_h(bra, ket, single), 4 * single_h_size(bra.h_class) if single else 8 * size
+    group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, (THREAD_QUARTET.tensor.shared - others) // h_bytes))
+    variant, shared = in_place_variant(bra, ket, kind, single), group * h_bytes + others
+    if single:
+        arguments = single_arguments(context, kind, parameter, bra.l + ket.l)
+    else:
+        arguments = operator_arguments(context, kind, parameter)
 
     def launch(context, h, g, ab, cd, places, triangle, matrices, nao, quartets):
         slots = cd.data.slots
@@ -177,7 +184,7 @@ def launch_in_place(context, operator, h, g, ab, cd, places, triangle, matrices,
     ----------
     operator : md4.method.operators.Operator
     h, g : Buffer
-        H of the lists in the forms `BRA_ELEMENTS` and `KET_ELEMENTS`.
+        H of the lists in the forms `BRA_ELEMENTS` and `KET_ELEMENTS`; in single precision `KET_SINGLES`.
     quartets : md4.gpu.kernels.select_quartets.Selected
     single : bool
         Those that count in single precision, or in double precision.

@@ -18,6 +18,7 @@ from md4.gpu.emit.digest_quartets import (
     stage_parts,
 )
 from md4.gpu.emit.instructions import (
+    FP64,
     address_of,
     commit_copies,
     make_copies,
@@ -49,16 +50,17 @@ def quartet_blocks(na, nb, nc, nd):
     return max(1, min(by_registers, 2 * SHARED_BYTES // quartet_bytes(na, nb, nc, nd)))
 
 
-def make_digest_quartet(na, nb, nc, nd):
+def make_digest_quartet(na, nb, nc, nd, precision=FP64):
     """Device function: a thread's quartet into X and Y of one matrix, with others of its warp; returns Y_cd.
 
     The integrals are at `place`. `d_b` are the density's rows of all b, `d_cd` is D + D^T of c and d; there are none
-    without K or J. The row of a matrix's first AO begins at `origin`.
+    without K or J. The row of a matrix's first AO begins at `origin`. All but the matrices is of `precision`.
     """
-    size, width = nb * nc * nd, nc + nd
-    load_row, add_row, add_rows = make_load_rows(1, nc, nd), make_add_rows(1, nc, nd), make_add_rows(nb, nc, nd)
-    add_to_x, add_to_y = make_add_to_x(nb, nc, nd), make_add_to_y(nb, nc, nd)
-    no_rows, warp_sums = make_empty(nb * width), make_warp_sums(nb)
+    size, width, nbytes = nb * nc * nd, nc + nd, precision.bytes
+    load_row, add_row = make_load_rows(1, nc, nd, precision), make_add_rows(1, nc, nd, precision)
+    add_rows, warp_sums = make_add_rows(nb, nc, nd, precision), make_warp_sums(nb, precision)
+    add_to_x, add_to_y = make_add_to_x(nb, nc, nd, precision), make_add_to_y(nb, nc, nd, precision)
+    no_rows = make_empty(nb * width, precision)
 
     @jit_device
     def digest_quartet(
@@ -66,7 +68,7 @@ def make_digest_quartet(na, nb, nc, nd):
     ):  # fmt: skip
         nao, x_b, mine = matrices.nao, no_rows(), warp_place(lane)
         for a in range(na):
-            a_row, here = origin + (a_ao + a) * nao, i32(place + 8 * size * a)
+            a_row, here = origin + (a_ao + a) * nao, i32(place + nbytes * size * a)
             if with_k:
                 d_a = load_row(matrices.densities, a_row, nao, columns, stage, lane)
                 done = add_to_x(x_b, here, d_b, d_a)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, cuda, i64, jit_device, types
+from md4.gpu.device_code import F32, F64, I32, I64, cuda, i64, jit_device, types
 from md4.gpu.h_layout import form_positions, form_size
 from md4.gpu.kernels.groups import Records
 from md4.gpu.pair_layout import FROM_A, FROM_B, RECORD
@@ -66,12 +66,12 @@ def packed_triples(l):
     return (t[:, 0] + (t[:, 1] << 8) + (t[:, 2] << 16)).astype(np.int32)
 
 
-def h_matrices():
-    """Kernel factory; all sizes are run-time numbers."""
+def h_matrices(single=False):
+    """Kernel factory; all sizes are run-time numbers. `single`: elements are floats."""
     e_coefficient, h_element = jit_device(hermite.e_coefficient), jit_device(hermite.h_element)
-    threads = H_MATRICES.threads
+    threads, numbers = H_MATRICES.threads, F32 if single else F64
 
-    def kernel(pairs: Records, of_a: Components, of_b: Components, positions: Positions, parts: i64, out: F64):
+    def kernel(pairs: Records, of_a: Components, of_b: Components, positions: Positions, parts: i64, out: numbers):
         e = cuda.shared.array(0, types.float64)
         tid, prim = cuda.threadIdx.x, i64(cuda.blockIdx.x) // parts
         record, la, lb = prim * pairs.width, of_a.l, of_b.l
@@ -113,9 +113,9 @@ def h_matrices():
 # launcher
 
 
-def h_variant():
-    """The one variant."""
-    return Variant(h_matrices, ())
+def h_variant(single=False):
+    """The variant for doubles or for floats."""
+    return Variant(h_matrices, (True,) if single else ())
 
 
 def components(context, l, pure, nctr):
@@ -136,7 +136,7 @@ def launch_h(context, pairs, records, form, places, stride, out):
     parts = max(1, min(H_MATRICES.blocks // pairs.nprim, size // (4 * H_MATRICES.threads)))
     element, triples = context.table(form_positions, form, pairs.h_class), context.table(packed_triples, pairs.l)
     context.launch(
-        h_variant(), pairs.nprim * parts, H_MATRICES.threads, 24 * hermite.axis_size(pairs.la, pairs.lb),
+        h_variant(form.single), pairs.nprim * parts, H_MATRICES.threads, 24 * hermite.axis_size(pairs.la, pairs.lb),
         Records(records, RECORD + pairs.nctr_a + pairs.nctr_b), components(context, pairs.la, pairs.pure, pairs.nctr_a),
         components(context, pairs.lb, pairs.pure, pairs.nctr_b),
         Positions(element, triples, int(form.sign), places, stride), parts, out,

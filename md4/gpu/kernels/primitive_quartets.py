@@ -5,11 +5,21 @@ Groups of parameters and device functions that the kernels of `recurrence` and `
 
 from typing import NamedTuple
 
-from md4.gpu.device_code import F64_2D, cuda, f64, i64, jit_device, types
+import numpy as np
+
+from md4.gpu.device_code import F32_2D, F64_2D, cuda, f64, i64, jit_device, types
 from md4.gpu.emit.scalars import quotient
+from md4.gpu.emit.single_zeros import make_narrow, make_single_zeros
 from md4.gpu.emit.unrolled import make_pack
 from md4.gpu.kernels.groups import Records
 from md4.method import operators
+from md4.method.boys import single_boys_table
+
+# Operators whose [0]^(m) are computed in FP32 where all else is; those of the others in FP64 also there.
+SINGLE_KINDS = ("coulomb", "erf")
+# Numbers that must fit FP32, whose range is 1e-38 to 3e38, stay within these limits.
+LARGEST_SINGLE, SMALLEST_SINGLE = 1e30, 1e-30
+LARGEST_SINGLE_DISTANCE = 1e5  # in Bohr: R^L is also in the range
 
 
 class OperatorArguments(NamedTuple):
@@ -23,6 +33,21 @@ class OperatorArguments(NamedTuple):
 
     parameter: f64
     table: F64_2D
+
+
+class SingleArguments(NamedTuple):
+    """The same for `SINGLE_KINDS` in FP32.
+
+    Attributes
+    ----------
+    narrowing : float64
+        1 / omega^2 of erf, at most what FP32 can hold; 0 for 1/r.
+    table : float32 array, two-dimensional
+        `md4.method.boys.single_boys_table`.
+    """
+
+    narrowing: f64
+    table: F32_2D
 
 
 class PrimitiveQuartets(NamedTuple):
@@ -109,6 +134,23 @@ def make_zeros_upto(kind, l):
     return jit_device(zeros)
 
 
+def make_single_zeros_upto(kind, l):
+    """The same in FP32: a tuple of floats; the operator is of `arguments_group`."""
+    if kind in SINGLE_KINDS:
+        single_zeros = make_single_zeros(l, kind == "erf")
+
+        def zeros(separation, operator):
+            s = separation
+            return single_zeros(s.p, s.q, s.rz, s.ry, s.rx, operator.narrowing, operator.table)
+    else:
+        zeros_upto, narrow = make_zeros_upto(kind, l), make_narrow(l + 1)
+
+        def zeros(separation, operator):
+            return narrow(zeros_upto(separation, operator))
+
+    return jit_device(zeros)
+
+
 # for launchers
 
 
@@ -126,3 +168,58 @@ def operator_arguments(context, kind, parameter):
     Launchers that `DeviceContext.fixed` keeps have its kind and parameter as a key, which is quicker than the operator.
     """
     return parameter, context.table(operators.operator_table, operators.Operator(kind, parameter))
+
+
+def arguments_group(kind, single):
+    """The group of an operator's arguments in FP32, if `single`, or in FP64."""
+    return SingleArguments if single and kind in SINGLE_KINDS else OperatorArguments
+
+
+def single_arguments(context, kind, parameter, l):
+    """What belongs to the `arguments_group` of an operator in FP32, for quartets of total angular momentum `l`."""
+    if kind not in SINGLE_KINDS:
+        return operator_arguments(context, kind, parameter)
+    narrowing = min(1e38, parameter**-2) if kind == "erf" else 0.0
+    return narrowing, context.table(single_boys_table, l)
+
+
+class Extent(NamedTuple):
+    """What decides whether FP32 has the range for a basis.
+
+    Attributes
+    ----------
+    exponents : dict
+        Least and largest exponent (Bohr^-2) of the shells of each angular momentum.
+    distance : float
+        No two centres are further apart (Bohr).
+    """
+
+    exponents: dict
+    distance: float
+
+
+def extent(basis):
+    """`Extent` of a `Basis`."""
+    degrees = np.repeat(basis.classes[:, 0], basis.nprims)
+    shells = ((l, basis.exponents[degrees == l]) for l in np.unique(degrees).tolist())
+    exponents = {l: (float(found.min()), float(found.max())) for l, found in shells}
+    return Extent(exponents, float(np.linalg.norm(np.ptp(basis.centres, axis=0))))
+
+
+def fits_single(where, bra, ket):
+    """Whether nothing overflows FP32, or is lost by underflow, in the quartets of two lists.
+
+    Parameters
+    ----------
+    where : Extent
+        Of their basis.
+    bra, ket : ListFacts
+    """
+    (least_p, largest_p), (least_q, largest_q) = (
+        np.add(where.exponents[pairs.la], where.exponents[pairs.lb]) for pairs in (bra, ket)
+    )
+    powers = (2.0 * min(largest_p, largest_q)) ** max(1, bra.l + ket.l)
+    return bool(
+        where.distance <= LARGEST_SINGLE_DISTANCE and powers <= LARGEST_SINGLE
+        and SMALLEST_SINGLE <= least_p * least_q and largest_p * largest_q <= LARGEST_SINGLE
+    )  # fmt: skip

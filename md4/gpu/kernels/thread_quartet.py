@@ -11,8 +11,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
-from md4.gpu.emit.instructions import shared_address
+from md4.gpu.device_code import F32, F64, I64, cuda, i32, i64, jit_device, types
+from md4.gpu.emit.instructions import FP32, precision_of, shared_address
+from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_write_out
 from md4.gpu.emit.unrolled import make_thread_quartet
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
@@ -21,6 +22,7 @@ from md4.gpu.kernels.primitive_quartets import (
     Charge,
     OperatorArguments,
     charge,
+    make_single_zeros_upto,
     make_zeros_upto,
     operator_arguments,
     separate,
@@ -66,42 +68,71 @@ class Slots(NamedTuple):
     count: i64
 
 
+class SingleSlots(NamedTuple):
+    """`Slots` with H in FP32.
+
+    Attributes
+    ----------
+    pairs, first, count
+        As in `Slots`.
+    h : float32 array
+        In the form `KET_SINGLES`.
+    """
+
+    pairs: F64
+    h: F32
+    first: I64
+    count: i64
+
+
 def in_slot(slots, n):
     """`Charge` in slot n (device function)."""
     numbers, count = slots.pairs, slots.count
     return Charge(numbers[n], numbers[count + n], numbers[2 * count + n], numbers[3 * count + n])
 
 
-def make_integrals(bra_class, ket_class, turned, kind):
+def make_integrals(bra_class, ket_class, turned, kind, single=False):
     """Device function: (ab|cd) of a thread's quartet, to its place in shared memory behind the room for H.
 
     All threads of a block call it for the same bra pair, and each for a ket pair of its own, unless it is not `live`.
     It is zero for threads that are not, and for pairs without primitives. If the bra pair is that of the call before,
     it need not be `fresh`: H is then not copied to shared memory again, if all of its primitives had room there. It
     returns where shared memory begins.
+
+    `single`: all but R = P - Q is computed in FP32, and shared memory holds floats, those of H in rows of
+    `single_h_size`.
     """
     count, l = rows(bra_class) * rows(ket_class), sum(bra_class[:2]) + sum(ket_class[:2])
-    threads = THREAD_QUARTET.block_threads(count)
-    quartet, zeros_upto = make_thread_quartet(bra_class, ket_class, turned), make_zeros_upto(kind, l)
+    threads, precision = THREAD_QUARTET.block_threads(count, single), precision_of(single)
+    real, nbytes, staged = precision.numba, precision.bytes, single_h_size(bra_class)
+    quartet = make_thread_quartet(bra_class, ket_class, turned, precision)
+    zeros_upto = (make_single_zeros_upto if single else make_zeros_upto)(kind, l)
     charge_at, charge_in, separation = jit_device(charge), jit_device(in_slot), jit_device(separate)
     primitives = jit_device(primitives_of)
 
     @jit_device
     def integrals(bra, bra_pairs, pair, h, fresh, ket, ket_pairs, pair_cd, live, operator):
-        shared = cuda.shared.array(0, types.float64)
+        shared = cuda.shared.array(0, real)
         tid = i64(cuda.threadIdx.x)
         first, last = primitives(bra_pairs, pair)
-        address, h_bytes = shared_address(shared), 8 * h.group * h.size
+        size = staged if single else h.size
+        address, h_bytes = shared_address(shared), nbytes * h.group * size
         copied = fresh or last - first > h.group
-        place, add = i32(address + h_bytes + 8 * count * tid), 0
+        place, add = i32(address + h_bytes + nbytes * count * tid), 0
         for n in range(count):
-            shared[h_bytes // 8 + count * tid + n] = 0.0
+            shared[h_bytes // nbytes + count * tid + n] = 0.0
         while first < last:
             many = min(h.group, last - first)
             if copied:
                 cuda.syncthreads()
-                for n in range(tid, many * h.size, threads):
-                    shared[n] = h.numbers[first * h.size + n]
+                if single:
+                    for n in range(tid, many * size, threads):
+                        primitive = quotient(n, size)
+                        element = min(n - primitive * size, h.size - 1)  # those of the padding are never used
+                        shared[n] = h.numbers[(first + primitive) * h.size + element]
+                else:
+                    for n in range(tid, many * size, threads):
+                        shared[n] = h.numbers[first * size + n]
                 cuda.syncthreads()
             if live:
                 slot = ket.first[ket_pairs.first + pair_cd]
@@ -115,7 +146,7 @@ def make_integrals(bra_class, ket_class, turned, kind):
                         quartet(
                             zeros, s.rz, s.ry, s.rx, i32(h_address), ket.h, slot, ket.count, place, i32(add)
                         )  # fmt: skip
-                        h_address += 8 * h.size
+                        h_address += nbytes * size
                         record += bra.width
                         add = 1
                     slot += SIDE_BY_SIDE
@@ -189,6 +220,11 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
                 out.numbers[base + n] = shared[h_bytes // 8 + n]
 
     return Kernel(kernel, (threads, 1))
+
+
+def single_h_size(bra_class):
+    """Floats of H[ab, p] of a primitive pair in shared memory: whole loads of 16 bytes."""
+    return -(-len(structure(*bra_class)) // FP32.vector) * FP32.vector
 
 
 def rows(shells):

@@ -65,6 +65,9 @@ SPILLS = {
 THREAD_QUARTET_SPILLS = {5: 490, 6: 6100}
 # With digestion in the same kernel: 68 bytes at (pp|pp) on sm_90, 688 at (dp|ds) and 6248 at (dp|fs) on sm_80.
 IN_PLACE_SPILLS = {4: 70, 5: 700, 6: 6300}
+# The same in FP32, where several blocks share a multiprocessor, on sm_80: 152 bytes at (ps|ps) of general contractions,
+# 176 at (pp|ps) of erfc, 412 at (pp|pp), 640 at (dp|pp), 88 at (dd|ds).
+IN_PLACE_SINGLE_SPILLS = {2: 160, 3: 180, 4: 420, 5: 650, 6: 400}
 
 
 def budget(variant):
@@ -72,7 +75,8 @@ def budget(variant):
     if variant.factory is thread_quartet_integrals:
         return THREAD_QUARTET_SPILLS.get(total_l(variant), 64)
     if variant.factory is digest_in_place:
-        return IN_PLACE_SPILLS.get(total_l(variant), 64)
+        spills = IN_PLACE_SINGLE_SPILLS if variant.facts[-1] else IN_PLACE_SPILLS
+        return spills.get(total_l(variant), 64)
     return SPILLS.get(variant.factory.__name__, 0)
 
 

@@ -309,7 +309,7 @@ def chain(ls, far=2.0):
 def test_room_for_lists_of_quartets(most, all_classes, monkeypatch):
     """Plenty, some rows at a time, and none: then blocks are made. Items of several rounds."""
     monkeypatch.setattr(digest_in_place, "DIGEST_QUARTETS", replace(digest_in_place.DIGEST_QUARTETS, blocks=2))
-    monkeypatch.setattr(thread_quartet.THREAD_QUARTET.__class__, "block_threads", lambda self, count: 32)
+    monkeypatch.setattr(thread_quartet.THREAD_QUARTET.__class__, "block_threads", lambda self, count, single=False: 32)
     made, lists = [], quartet_lists.QuartetLists.lists
 
     def limited(self, entries, items):
