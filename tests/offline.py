@@ -33,6 +33,7 @@ from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
 from md4.gpu.kernels.unpack import launch_unpack
+from md4.gpu.recording import Recorder
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceTensor
 from md4.method.operators import OPERATORS, Operator
@@ -163,7 +164,7 @@ class Anything:
 class Pool:
     """Stands in for `md4.gpu.pool.Pool`, with all the memory that one may want."""
 
-    cap = None
+    cap, requests, noted = None, 0, None
 
     def left(self):
         return 1 << 45
@@ -210,7 +211,7 @@ def fake_context(unit):
     """A device context without a device."""
     context = object.__new__(DeviceContext)
     context.unit, context.pool, context.stream, context.device, context.real = unit, Pool(), None, 0, Real()
-    context.known = {}
+    context.known, context.recorder = {}, Recorder(context.pool)
     return context
 
 

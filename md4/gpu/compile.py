@@ -14,8 +14,9 @@ from functools import cache
 from inspect import get_annotations
 from itertools import count
 from time import perf_counter
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+import numpy as np
 from cuda.bindings import driver
 
 from md4.gpu.buffers import check
@@ -161,8 +162,9 @@ class Packing:
         self.memory = ctypes.create_string_buffer(8 * (first + len(self.variables)))
         struct.pack_into(f"<{first}q", self.memory, 0, *self.constants)
         base = ctypes.addressof(self.memory)
-        places = [base + 8 * (first + n if variable else n) for variable, n in self.slots]
-        self.pointers = (ctypes.c_void_p * len(places))(*places)
+        # Where each slot is, in bytes from the beginning of the memory, and its address.
+        self.places = np.array([8 * (first + n if variable else n) for variable, n in self.slots], dtype=np.int64)
+        self.pointers = (ctypes.c_void_p * len(self.slots))(*(base + self.places).tolist())
         # A function of its own for each signature, since arguments are packed at every launch.
         made = {"pack": struct.Struct("<" + self.code).pack_into, "memory": self.memory}
         packed = ", ".join(["memory", str(8 * first), *self.variables])
@@ -219,8 +221,11 @@ class Launcher:
         # Launches are refused in forked processes, so that this lock needs no care of them.
         self.lock = threading.Lock()
 
-    def launch(self, grid, block, stream, shared, args):
-        """Launches it on the stream with the handle `stream`; see `md4.gpu.context.DeviceContext.launch`."""
+    def launch(self, grid, block, stream, shared, args, noted=None):
+        """Launches it on the stream with the handle `stream`; see `md4.gpu.context.DeviceContext.launch`.
+
+        To `noted`, a deque, it appends the `Launch`.
+        """
         with self.lock:
             if shared > self.shared:
                 self.allow_shared(shared)
@@ -228,6 +233,8 @@ class Launcher:
             (error,) = driver.cuLaunchKernel(
                 self.function, grid, 1, 1, block, 1, 1, shared, stream, self.pointers, 0
             )  # fmt: skip
+            if noted is not None:
+                noted.append(Launch(self, grid, block, shared, stream, self.packing.memory.raw))
         if error:
             check(error, "launching a kernel")
 
@@ -238,6 +245,63 @@ class Launcher:
         (error,) = driver.cuKernelSetAttribute(attribute, size, self.library_kernel, device)
         check(error, f"raising dynamic shared memory to {size} bytes")
         self.shared = size
+
+
+class Launch(NamedTuple):
+    """A launch that may be repeated.
+
+    Attributes
+    ----------
+    launcher : Launcher
+    grid, block, shared, stream : int
+        As in `Launcher.launch`.
+    arguments : bytes
+        The memory of its `Packing`.
+    """
+
+    launcher: Launcher
+    grid: int
+    block: int
+    shared: int
+    stream: int
+    arguments: bytes
+
+
+class Packed:
+    """Launches to be repeated, one after the other.
+
+    Parameters
+    ----------
+    launches : sequence of Launch
+
+    Attributes
+    ----------
+    memory : ndarray of int64
+        Packed arguments of all launches, each followed by the addresses of its slots.
+    launches : list of tuple
+        Arguments of cuLaunchKernel.
+    """
+
+    def __init__(self, launches):
+        parts = [part for one in launches for part in (one.arguments, one.launcher.packing.places.tobytes())]
+        self.memory = np.frombuffer(bytearray().join(parts), dtype=np.int64)
+        self.launches, first, base = [], 0, self.memory.ctypes.data
+        for launcher, grid, block, shared, stream, arguments in launches:
+            slots = first + len(arguments) // 8
+            end = slots + len(launcher.packing.places)
+            self.memory[slots:end] += base + 8 * first
+            pointers = base + 8 * slots
+            self.launches.append((launcher.function, grid, 1, 1, block, 1, 1, shared, stream, pointers, 0))
+            first = end
+
+
+def launch_again(launches):
+    """Launches the kernels of a `Packed`, in their order."""
+    launch = driver.cuLaunchKernel
+    for arguments in launches:
+        (error,) = launch(*arguments)
+        if error:
+            check(error, "launching a kernel")
 
 
 def kernel_path(variant, capability):

@@ -112,26 +112,44 @@ class DeviceDigest:
         copy_to_device(twice_d.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.buffer.part(n + m, (n + m,)), context.stream)
         self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
-        self.host = None
+        self.host, self.recorder, operator = None, context.recorder, backend.operator
+        # What all launches of this build depend on.
+        self.setting = operator.kind, operator.parameter, *self.counts, self.nao, self.buffer.pointer
+        self.recorder.next_build()
+
+    def key(self, bra, ket, triangle):
+        """What the launches of a rectangle depend on, for `md4.gpu.recording.Recorder.repeat`."""
+        sides = bra.data.number, bra.first, bra.npair, ket.data.number, ket.first, ket.npair
+        return self.setting, *sides, triangle
+
+    def end_recording(self, bra, ket, triangle):
+        """Keeps the launches of a rectangle if they are recorded."""
+        if self.recorder.launches is not None:
+            plan = self.backend.plan(bra, ket)
+            forms = (plan.ket_form, plan.bra_form) if plan.swap else (plan.bra_form, plan.ket_form)
+            self.recorder.end(self.key(bra, ket, triangle), bra, ket, forms)
 
     def make(self, bra, ket, basis, triangle):
-        """Makes the integrals of two slices and digests them, where one kernel does both; does it?"""
+        """Makes the integrals of two slices and digests them, by one kernel or as recorded, if it can; does it?"""
+        if self.recorder.repeat(self.key(bra, ket, triangle), bra, ket):
+            return True
         plan = self.backend.plan(bra, ket)
         if not plan.path.digests(bra.facts, ket.facts):
             return False
-        if plan.swap:
-            bra, ket = ket, bra
-        h = bra.h(plan.bra_form).array, ket.h(plan.ket_form).array
-        places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
+        ab, cd = (ket, bra) if plan.swap else (bra, ket)
+        h = ab.h(plan.bra_form).array, cd.h(plan.ket_form).array
+        places = first_aos(self.context, ab, basis), first_aos(self.context, cd, basis)
         launch_in_place(
-            self.context, self.backend.operator, *h, bra, ket, places, triangle, self.matrices, self.counts, self.nao
+            self.context, self.backend.operator, *h, ab, cd, places, triangle, self.matrices, self.counts, self.nao
         )
+        self.end_recording(bra, ket, triangle)
         return True
 
     def add(self, block, bra, ket, basis, triangle):
         """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
+        self.end_recording(bra, ket, triangle)
 
     def add_up(self, group):
         """Replaces the sums by those of all members of a `md4.gpu.collectives.Group`."""
