@@ -13,12 +13,14 @@ A record holds no device memory, only addresses. It is used only if all of them 
     r, (ab|q], the block  are rooms of the pool, which must be at the same addresses and large enough
     constant tables       live as long as the process, like kernels
 
-A rectangle in which other memory was asked for is not recorded: something was made in it that need not be made again.
+A rectangle in which other memory was asked for, or something was copied to the device, is not recorded: that was done
+once for all, or would be missing in the record.
 """
 
 from collections import deque
 from typing import NamedTuple
 
+from md4.gpu.buffers import transfers
 from md4.gpu.compile import Packed, launch_again
 
 # Launches that are kept, about 1 kB each. A build of more of them is long enough to hide what the host does.
@@ -36,13 +38,13 @@ class Recording(NamedTuple):
         Of the rectangle.
     launches : deque of md4.gpu.compile.Launch
         One more than may be kept at most, since an exception may leave a recording without an end.
-    requests : int
-        That of the pool when it began.
+    work : tuple
+        `Recorder.other_work` when it began.
     """
 
     key: tuple
     launches: deque
-    requests: int
+    work: tuple
 
 
 class Record:
@@ -102,6 +104,11 @@ class Recorder:
         self.seen = {key: build for key, build in self.seen.items() if build >= oldest}
         self.count = sum(len(record.packed.launches) for record in self.records.values())
 
+    @property
+    def other_work(self):
+        """What changes if memory is asked for, or something else is done than launches."""
+        return self.pool.requests, transfers.count
+
     def stop(self):
         """Ends a recording; what was noted is forgotten."""
         self.recording = self.launches = self.pool.noted = None
@@ -146,7 +153,7 @@ class Recorder:
         self.seen[key] = self.build
         if self.count < MOST_LAUNCHES:
             self.pool.noted = {}
-            self.recording = Recording(key, deque(maxlen=MOST_LAUNCHES + 1), self.pool.requests)
+            self.recording = Recording(key, deque(maxlen=MOST_LAUNCHES + 1), self.other_work)
             self.launches = self.recording.launches
 
     def end(self, key, bra, ket, forms):
@@ -157,7 +164,7 @@ class Recorder:
             return
         one, two = forms
         h, rooms = (bra.h(one).array.pointer, ket.h(two).array.pointer), self.pool.room_places(noted)
-        if rooms is None or self.pool.requests != recording.requests:
+        if rooms is None or self.other_work != recording.work:
             return
         self.records[key] = Record(self.build, forms, h, rooms, Packed(recording.launches))
         self.count += len(recording.launches)
