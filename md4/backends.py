@@ -63,6 +63,12 @@ class BlockTarget(Protocol):
 class DigestTarget(BlockTarget, Protocol):
     """Sums of J and K, which may make integrals where they are digested."""
 
+    def repeat(self, bra, ket, triangle):
+        """Does again what an earlier build did for two slices of prepared lists, if it can; does it?
+
+        If not, they come by `make` or `add`, and a target may record what is done for them up to then.
+        """
+
     def make(self, bra, ket, basis, triangle):
         """Makes the integrals of two slices of prepared lists and digests them at once, if it can; does it?
 

@@ -222,6 +222,8 @@ class PartialSums:
 
     def add_block(self, ab, cd, same):
         """Makes the block of two slices, and gives it to the target, unless that makes it where it is digested."""
+        if self.target.repeat(ab, cd, same):
+            return
         if self.target.make(ab, cd, self.engine.bra_basis, same):
             return
         a, b = ab.facts, cd.facts

@@ -122,6 +122,10 @@ class DeviceDigest:
         sides = bra.data.number, bra.first, bra.npair, ket.data.number, ket.first, ket.npair
         return self.setting, *sides, triangle
 
+    def repeat(self, bra, ket, triangle):
+        """Launches again what an earlier build has recorded of two slices, if it can; does it?"""
+        return self.recorder.repeat(self.key(bra, ket, triangle), bra, ket)
+
     def end_recording(self, bra, ket, triangle):
         """Keeps the launches of a rectangle if they are recorded."""
         if self.recorder.launches is not None:
@@ -130,9 +134,7 @@ class DeviceDigest:
             self.recorder.end(self.key(bra, ket, triangle), bra, ket, forms)
 
     def make(self, bra, ket, basis, triangle):
-        """Makes the integrals of two slices and digests them, by one kernel or as recorded, if it can; does it?"""
-        if self.recorder.repeat(self.key(bra, ket, triangle), bra, ket):
-            return True
+        """Makes the integrals of two slices and digests them, where one kernel does both; does it?"""
         plan = self.backend.plan(bra, ket)
         if not plan.path.digests(bra.facts, ket.facts):
             return False
