@@ -162,9 +162,10 @@ class Packing:
         self.memory = ctypes.create_string_buffer(8 * (first + len(self.variables)))
         struct.pack_into(f"<{first}q", self.memory, 0, *self.constants)
         base = ctypes.addressof(self.memory)
-        # Where each slot is, in bytes from the beginning of the memory, and its address.
-        self.places = np.array([8 * (first + n if variable else n) for variable, n in self.slots], dtype=np.int64)
-        self.pointers = (ctypes.c_void_p * len(self.slots))(*(base + self.places).tolist())
+        # Where each slot is: in bytes from the beginning of the memory, as int64, and its address.
+        places = [8 * (first + n if variable else n) for variable, n in self.slots]
+        self.places = struct.pack(f"<{len(places)}q", *places)
+        self.pointers = (ctypes.c_void_p * len(places))(*(base + place for place in places))
         # A function of its own for each signature, since arguments are packed at every launch.
         made = {"pack": struct.Struct("<" + self.code).pack_into, "memory": self.memory}
         packed = ", ".join(["memory", str(8 * first), *self.variables])
@@ -283,16 +284,15 @@ class Packed:
     """
 
     def __init__(self, launches):
-        parts = [part for one in launches for part in (one.arguments, one.launcher.packing.places.tobytes())]
+        parts = [part for one in launches for part in (one.arguments, one.launcher.packing.places)]
         self.memory = np.frombuffer(bytearray().join(parts), dtype=np.int64)
-        self.launches, first, base = [], 0, self.memory.ctypes.data
-        for launcher, grid, block, shared, stream, arguments in launches:
-            slots = first + len(arguments) // 8
-            end = slots + len(launcher.packing.places)
-            self.memory[slots:end] += base + 8 * first
-            pointers = base + 8 * slots
-            self.launches.append((launcher.function, grid, 1, 1, block, 1, 1, shared, stream, pointers, 0))
-            first = end
+        self.launches, shifts, place = [], [], self.memory.ctypes.data
+        for (launcher, grid, block, shared, stream, arguments), places in zip(launches, parts[1::2]):
+            shifts += 0, place
+            place += len(arguments)
+            self.launches.append((launcher.function, grid, 1, 1, block, 1, 1, shared, stream, place, 0))
+            place += len(places)
+        self.memory += np.repeat(np.array(shifts, dtype=np.int64), [len(part) // 8 for part in parts])
 
 
 def launch_again(launches):

@@ -159,11 +159,12 @@ def test_a_room_is_the_same_memory_as_long_as_it_fits(stream):
 
 def test_rooms_that_nobody_uses_are_free(stream):
     pool = Pool(1)
-    pool.room("r", 100_000)
+    place = pool.room("r", 100_000).pointer
     used = pool.room("block", 10_000)
     assert pool.left() == 1_000_000 - used.owner.nbytes
     assert pool.below_cap() == 1_000_000 - used.owner.nbytes
-    pool.room("r", 100_000)
+    assert pool.room("r", 100_000).pointer == place  # it stays where it is
+    assert pool.room("block", 10).pointer == used.pointer
     other = pool.room("abq", 110_000)  # which takes the memory of r
     assert pool.held <= 1_000_000
     assert other.pointer != used.pointer
