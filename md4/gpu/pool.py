@@ -154,13 +154,20 @@ class Pool:
         return sum(size * len(numbers) for size, numbers in self.idle.items())
 
     def _unused_bytes(self):
-        """Bytes of idle buffers and of rooms that nobody uses, which stay the rooms that they are."""
+        """Bytes of idle buffers and of rooms that nobody uses."""
+        return sum(self.rooms[name].nbytes for name in self._unused_rooms()) + self._idle_bytes()
+
+    def _unused_rooms(self):
+        """Names of the rooms that nobody uses; they stay where they are."""
         known = [(name, loan.number, weakref.ref(loan)) for name, loan in self.rooms.items() if loan is not None]
         self.rooms.clear()
-        unused = self._idle_bytes()
-        for name, number, loan in known:
-            size = self.places[number][1]
-            self.rooms[name] = loan() or self._lend(number, size // ITEM_BYTES, OrderedLoan)
+        self._collect()
+        unused = []
+        for name, number, used in known:
+            self.rooms[name] = used()
+            if self.rooms[name] is None:
+                unused.append(name)
+                self.rooms[name] = self._lend(number, self.places[number][1] // ITEM_BYTES, OrderedLoan)
         return unused
 
     def _collect(self):
@@ -205,6 +212,13 @@ class Pool:
         if self.noted is not None:
             self.noted[name] = max(self.noted.get(name, 0), ITEM_BYTES * items)
         return Buffer(loan.pointer, (items,), ITEM_BYTES, loan)
+
+    @locked
+    def own_room(self, name, items):
+        """As `room`, but its memory may be used beyond the next call, which gives other memory then."""
+        if name not in self._unused_rooms():
+            self.rooms.pop(name, None)
+        return self.room(name, items)
 
     def room_places(self, sizes):
         """(name, address, bytes) of rooms that hold so many bytes; None where there is none of a name."""

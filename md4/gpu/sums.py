@@ -105,7 +105,8 @@ class DeviceDigest:
         self.backend, self.context, self.nao = backend, backend.context, densities.shape[-1]
         self.shapes, context = (densities.shape, twice.shape), backend.context
         n, m = densities.size, twice.size
-        self.buffer = context.pool.get(max(1, 2 * (n + m)))
+        # At the same address in each build, if possible, so that launches can be repeated.
+        self.buffer = context.pool.own_room("densities and sums", max(1, 2 * (n + m)))
         places = (0, n), (n, m), (n + m, n), (2 * n + m, m)
         d, twice_d, self.x, self.y = (self.buffer.part(first, (size,)) for first, size in places)
         copy_to_device(d.pointer, np.ascontiguousarray(densities), context.stream)
@@ -167,5 +168,5 @@ class DeviceDigest:
             self.expect_result()
         for array, matrices in zip(self.host, (self.x, self.y)):
             copy_to_host(array, matrices.pointer, self.context.stream)
-        self.context.pool.release(self.buffer)
+        self.buffer = self.matrices = self.x = self.y = None
         return self.host

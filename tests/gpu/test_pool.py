@@ -174,6 +174,23 @@ def test_rooms_that_nobody_uses_are_free(stream):
     assert pool.room("block", 10_000).pointer != used.pointer  # the name was given up, but not what is used
 
 
+def test_a_room_of_ones_own(stream):
+    """Nobody else gets it as long as it is used; then it is the same memory again."""
+    pool = Pool()
+    one = pool.own_room("sums", 1000)
+    two = pool.own_room("sums", 1000)
+    place = two.pointer
+    assert one.pointer != place
+    assert pool.room("r", 1000).pointer not in (one.pointer, place)
+    for _ in range(3):
+        del two
+        lent = pool.get(1000)  # not what the room keeps
+        two = pool.own_room("sums", 500)
+        assert two.pointer == place != lent.pointer
+    del two
+    assert pool.own_room("sums", 5000).pointer != place
+
+
 def test_a_part_keeps_its_buffer(stream):
     pool = Pool()
     part = pool.get(1000).part(10, (5,))
