@@ -61,19 +61,26 @@ class BlockTarget(Protocol):
 
 
 class DigestTarget(BlockTarget, Protocol):
-    """Sums of J and K, which may make integrals where they are digested."""
+    """Sums of J and K, which may select quartets by itself, and make integrals where they are digested."""
+
+    def screen_by(self, rule):
+        """By which `md4.plan.QuartetRule` quartets are to be selected; called once, before all else."""
 
     def repeat(self, bra, ket, triangle):
         """Does again what an earlier build did for two slices of prepared lists, if it can; does it?
 
-        If not, they come by `make` or `add`, and a target may record what is done for them up to then.
+        If not, their block comes by `add`, and the target may record what is done for it up to then.
         """
 
-    def make(self, bra, ket, basis, triangle):
-        """Makes the integrals of two slices of prepared lists and digests them at once, if it can; does it?
+    def take_rows(self, rows, basis):
+        """Makes and digests the quartets of a `md4.plan.QuartetRows` that survive the rule, if it can; does it?
 
-        If not, they come by `add`.
+        If not, blocks of them come by `add`. MemoryLimitError if there is not enough memory for that; then nothing has
+        been added.
         """
+
+    def selected(self):
+        """Number of the quartets that `take_rows` has selected; waits for the device."""
 
     def expect_result(self):
         """Does what of `result` can be done while the device is at work; may be called before it."""

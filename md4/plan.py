@@ -58,6 +58,56 @@ class ListPair(NamedTuple):
     parts: int = 1
 
 
+@dataclass(eq=False)
+class QuartetRule:
+    """Which quartets survive screening one by one; see `md4.contract.screening`.
+
+    Attributes
+    ----------
+    tolerance : float
+    shells : ndarray of int64, shape (npair, 2)
+        Shells of all pairs of all lists, one list after the other.
+    bounds, own : ndarray, shape (npair,)
+        R of each pair, and 2 sqrt(min(n, n)) |D|.
+    norms : ndarray, shape (nshell, nshell)
+        |D| of all pairs of shells, symmetric.
+    """
+
+    tolerance: float
+    shells: np.ndarray
+    bounds: np.ndarray
+    own: np.ndarray
+    norms: np.ndarray
+
+
+class QuartetRows(NamedTuple):
+    """Bra pairs of a list with the ket pairs of another one, or of the same one, that may survive with them.
+
+    Attributes
+    ----------
+    bra, ket : md4.engine.PreparedPairs
+        The whole lists.
+    same : bool
+        Whether they are one list, of which each unordered quartet counts once.
+    first : int
+        Number of the first bra pair.
+    counts : ndarray of int32
+        Numbers of ket pairs that may survive, the first ones of their list, for each bra pair from `first` on.
+    places : tuple of int
+        Where both lists begin in the tables of the rule.
+    shells : tuple of int
+        (first c, number of c, first d, number of d): among so many shells are those of the ket pairs.
+    """
+
+    bra: object
+    ket: object
+    same: bool
+    first: int
+    counts: np.ndarray
+    places: tuple
+    shells: tuple
+
+
 def chunks(nbra, nket, chunk_bra, chunk_ket):
     """Slices of bra and ket pairs that cover nbra x nket."""
     for i in range(0, nbra, chunk_bra):

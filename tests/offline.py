@@ -23,7 +23,7 @@ from md4 import engine
 from md4.contract import screening, three_centre
 from md4.engine import Engine, PreparedPairs
 from md4.gpu import backend as gpu_backend
-from md4.gpu import hermite_coulomb, kernels, sums, targets
+from md4.gpu import hermite_coulomb, kernels, quartet_lists, sums, targets
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext, Real
@@ -32,6 +32,7 @@ from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
+from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.recording import Recorder
 from md4.gpu.shell_pairs import PairMaker
@@ -197,9 +198,10 @@ def recording():
 
     stubs = [
         (DeviceContext, "launch", launch), (DeviceContext, "table", Anything()),
-        (device_pairs, "copy_in_pieces", lambda *_: None), (gpu_backend, "as_buffer", lambda array: array),
+        *((module, "copy_in_pieces", lambda *_: None) for module in (device_pairs, quartet_lists)),
+        (gpu_backend, "as_buffer", lambda array: array),
         *((module, "copy_to_device", lambda *_: None) for module in (sums, hermite_coulomb)),
-        *((module, "clear", lambda *_: None) for module in (sums, hermite_coulomb)),
+        *((module, "clear", lambda *_: None) for module in (sums, hermite_coulomb, quartet_lists)),
     ]  # fmt: skip
     with ExitStack() as stack:
         for stub in stubs:
@@ -272,13 +274,13 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 for counts in ((1, 1), (1, 0)):
                     launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
                 plan = backend.plan(bra, ket)
-                if unit != "fma" and plan.path.digests(bra.facts, ket.facts):
-                    order = (ket, bra) if plan.swap else (bra, ket)
-                    launch_in_place(
-                        backend.context, backend.operator, None, None, *order, [None] * 2, False, [None] * 4, (1, 1), 1
-                    )
+                order = (ket, bra) if plan.swap else (bra, ket)
+                if unit != "fma" and plan.path.digests(*(side.facts for side in order)):
+                    more = [None] * 2, False, [None] * 4, (1, 1), 1, Selected(None, [None] * 2, None, None, 1, 1), False
+                    launch_in_place(backend.context, backend.operator, None, None, *order, *more)
         launch_coulomb(backend, lists[0])
         launch_bounds(backend.context, block, None)
+        launch_select(backend.context, None, Anything(), 0, (), (0, 1, 0, 1), (), Selected(None, (), None, None, 1, 1))
         for aosym in SYMMETRIES:
             scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
     return found
@@ -367,7 +369,7 @@ def devices_without_memory(unit, left=1 << 45):
         (Pool, "left", lambda _: left), (GpuBackend, "lock", nullcontext()),
         (GpuBackend, "compile_ahead", lambda *_: None), (GpuBackend, "mark", lambda _: lambda: None),
         (GpuBackend, "tensor", lambda self, layout, *_: DeviceTensor(self.context, layout, Anything(), None)),
-        *((module, "copy_to_host", lambda array, *_: array.fill(0.0)) for module in (sums, hermite_coulomb)),
+        *((m, "copy_to_host", lambda array, *_: array.fill(0)) for m in (sums, hermite_coulomb, quartet_lists)),
         (targets, "as_buffer", lambda array: array),
     ]  # fmt: skip
     with ExitStack() as stack, recording() as found:

@@ -10,8 +10,14 @@ By the Schwarz inequality, for integrals and then for sums, a shell quartet adds
     J_ab:  R_ab R_cd 2 sqrt(min(n_c, n_d)) |D_cd|
 
 with |D| the Frobenius norm of a block of the density matrix. A quartet is left out only if all of these are below the
-tolerance. Pair lists are sorted by falling R, so that the ket pairs that survive with a bra pair are the first of their
-list. `md4.contract.survivors` counts them.
+tolerance:
+
+    R_ab R_cd max( |D_ac|, |D_ad|, |D_bc|, |D_bd|, f_ab |D_ab|, f_cd |D_cd| ) < tolerance,    f_ab = 2 sqrt(min(n_a, n_b))
+
+Pair lists are sorted by falling R. With the largest |D| of a and b with all shells of the kinds of c and d, the ket
+pairs that survive with a bra pair are the first of their list. `md4.contract.survivors` counts them. Where a GPU
+digests integrals in the kernel that makes them, each quartet of these is asked by its own blocks
+(`md4.gpu.kernels.select_quartets`). Else rectangles that cover them are computed.
 """
 
 from dataclasses import dataclass, field
@@ -65,7 +71,8 @@ class Statistics:
     skipped : int
         Number of those that were left out.
     wanted : int
-        Number of those that had to be evaluated. The others in `computed` fill up rectangles.
+        Number of those that had to be evaluated. The others in `computed` fill up rectangles. Where quartets are
+        selected one by one, those count that were.
     seconds : float
         Wall time.
     busy : tuple of float

@@ -20,7 +20,7 @@ from md4.cpu.screening import (
     survivors,
 )
 from md4.cpu.threads import in_threads
-from md4.plan import ListPair
+from md4.plan import ListPair, QuartetRows, QuartetRule
 
 # Rows of a density matrix whose norms are made together.
 NORM_ROWS = 256
@@ -41,11 +41,14 @@ class Norms(NamedTuple):
         2 sqrt(min(n_a, n_b)) |D_ab| of each pair of all lists, for J.
     beyond : ndarray, shape (npair,)
         The largest of these numbers times bounds R, of a pair and all that follow it in its list.
+    blocks : ndarray, shape (nshell, nshell)
+        |D_ab| of all shells, for K; symmetric.
     """
 
     exchange: np.ndarray
     own: np.ndarray
     beyond: np.ndarray
+    blocks: np.ndarray
 
 
 class ListPairs:
@@ -80,6 +83,12 @@ class ListPairs:
         for this in self.lists:
             kind[this.pairs.pairs] = this.kinds
         return kind
+
+    @cached_property
+    def ranges(self):
+        """(first shell a, number of shells a, first shell b, number of shells b) among which those of a list are."""
+        ends = [(this.pairs.pairs.min(axis=0), this.pairs.pairs.max(axis=0) + 1) for this in self.lists]
+        return [tuple(np.stack([first, last - first], axis=1).reshape(-1).tolist()) for first, last in ends]
 
     @cached_property
     def table(self):
@@ -117,10 +126,10 @@ class ListPairs:
 
         in_threads(-(-basis.nshell // shells), rows, densities.size)
         norms_of_density()(norms, kind, width, lists[:-1], self.shells, self.bounds, exchange, own, beyond)
-        for unused, arrays in ((not with_j, (own, beyond)), (not with_k, (exchange,))):
+        for unused, arrays in ((not with_j, (own, beyond)), (not with_k, (exchange, norms))):
             for array in arrays if unused else ():
                 array[:] = 0.0
-        return Norms(exchange, own, beyond)
+        return Norms(exchange, own, beyond, norms)
 
     def survivors(self, norms, tolerance, with_products):
         """`Survivors` of a tolerance."""
@@ -132,12 +141,13 @@ class ListPairs:
 
         def count(n):
             survivors()(
-                lists, pairs, ends[n], ends[n + 1], self.shells, self.bounds, places, *norms, tolerance, counts, found,
-                products,
+                lists, pairs, ends[n], ends[n + 1], self.shells, self.bounds, places, *norms[:3], tolerance, counts,
+                found, products,
             )  # fmt: skip
 
         in_threads(len(ends) - 1, count, 8 * rows)
-        return Survivors(self, counts, found, products)
+        rule = QuartetRule(tolerance, self.shells, self.bounds, norms.own, norms.blocks)
+        return Survivors(self, counts, found, products, rule)
 
     def seconds(self, predicted, matrices):
         """Predicted seconds of a quartet of each pair of lists, shape (number of pairs,), kept.
@@ -162,10 +172,12 @@ class Survivors:
         How many survive of each pair of lists.
     total : int
         How many survive of all.
+    rule : md4.plan.QuartetRule
+        By which some of these can be left out, too.
     """
 
-    def __init__(self, pairs, counts, found, products):
-        self.pairs, self._counts, self._products = pairs, counts, products
+    def __init__(self, pairs, counts, found, products, rule):
+        self.pairs, self._counts, self._products, self.rule = pairs, counts, products, rule
         self.quartets, self.used, self.widths = found.T.tolist()
         self.total = sum(self.quartets)
 
@@ -191,6 +203,14 @@ class Survivors:
         bra, ket = self.pairs.numbers[task.pair]
         bounds = self._of(self._products, task.pair), self.pairs.lists[ket].bound
         return ListPair(lists[bra].prepared, lists[ket].prepared, bra == ket, *bounds, task.part, task.parts)
+
+    def rows(self, lists, n, first, end):
+        """`QuartetRows` of the rows from `first` to `end` of a pair of lists, of another worker's `lists`."""
+        bra, ket = self.pairs.numbers[n]
+        (table, _), end = self.pairs.table, min(end, self.used[n])
+        places, shells = (int(table[bra, LIST.first]), int(table[ket, LIST.first])), self.pairs.ranges[ket]
+        pair = lists[bra].prepared, lists[ket].prepared, bra == ket
+        return QuartetRows(*pair, first, self.counts(n)[first:end], places, shells)
 
     def tiles(self, n, first, end, most, price):
         """`tiles` of the rows from `first` to `end` of a pair of lists."""

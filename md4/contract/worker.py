@@ -135,6 +135,8 @@ class PartialSums:
         sums, basis = self.backend.sums, self.engine.bra_basis
         if build.with_k:
             self.target = sums.digest(build.exchange, build.coulomb)
+            if not sums.takes_lists:
+                self.target.screen_by(build.survivors.rule)
         else:
             self.target = sums.coulomb(basis, build.coulomb)
         self.store.fit(HERMITE_SHARE)
@@ -179,7 +181,7 @@ class PartialSums:
             self.stats.wanted += count
 
     def add_task(self, task):
-        """Gives the rectangles of quartets that cover a task to a target of blocks."""
+        """Gives the quartets of a task to a target of blocks: row by row, or in rectangles that cover them."""
         build, lists, pair = self.build, self.worker.lists, task.pair
         survivors = build.survivors
         i, k = survivors.pairs.numbers[pair]
@@ -193,6 +195,9 @@ class PartialSums:
         if build.with_k:
             self.store.touch(ket, bra)
             self.store.touch(bra, ket)
+            if self.take_rows(survivors.rows(lists, pair, first, last)):
+                build.report(wanted)
+                return
             most = max(1, self.block_bytes // (8 * bra.facts.nab * ket.facts.nab))
             price = rate * RECTANGLE_SECONDS
         else:
@@ -205,6 +210,14 @@ class PartialSums:
             self.stats.computed += ab.npair * cd.npair
         self.stats.wanted += wanted
         build.report(wanted)
+
+    def take_rows(self, rows):
+        """Gives rows of quartets to the target, if it selects those that survive by itself; does it?"""
+        try:
+            return self.target.take_rows(rows, self.engine.bra_basis)
+        except MemoryLimitError:
+            log.info("no memory for lists of quartets of %r with %r", rows.bra.pairs, rows.ket.pairs)
+            return False
 
     def add_rectangle(self, ab, cd, same):
         """Adds a rectangle of quartets, in halves where there is no memory for the whole."""
@@ -221,10 +234,8 @@ class PartialSums:
             self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same)
 
     def add_block(self, ab, cd, same):
-        """Makes the block of two slices, and gives it to the target, unless that makes it where it is digested."""
+        """Makes the block of two slices, and gives it to the target, unless that repeats what it has recorded."""
         if self.target.repeat(ab, cd, same):
-            return
-        if self.target.make(ab, cd, self.engine.bra_basis, same):
             return
         a, b = ab.facts, cd.facts
         block = self.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
@@ -241,6 +252,10 @@ class PartialSums:
             self.target.expect_result()
         self.backend.mark()()
         self.stats.seconds = perf_counter() - self.start
+        if self.build.with_k and not self.backend.sums.takes_lists:
+            count = self.target.selected()
+            self.stats.computed += count
+            self.stats.wanted += count
 
     def result(self):
         """[X, Y], or [Y] without exchange, as NumPy arrays."""

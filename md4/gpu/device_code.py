@@ -3,10 +3,15 @@
 from numba import cuda
 from numba.cuda import types
 
-__all__ = ["F64", "F64_2D", "I32", "I64", "I64_2D", "cuda", "f64", "i32", "i64", "jit_device", "types"]
+__all__ = [
+    "F32", "F64", "F64_2D", "I32", "I64", "I64_2D", "cuda", "f32", "f64", "i32", "i64", "jit_device", "types", "u32",
+    "u64",
+]  # fmt: skip
 
-i32, i64, f64 = types.int32, types.int64, types.float64
+i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
+f32, f64 = types.float32, types.float64
 F64, F64_2D = f64[::1], f64[:, ::1]
+F32 = f32[::1]
 I32 = i32[::1]
 I64, I64_2D = i64[::1], i64[:, ::1]
 

@@ -29,6 +29,7 @@ from md4.gpu.h_layout import (
 )
 from md4.gpu.kernels import (
     digest_in_place,
+    digestion,
     fused,
     one_product,
     plain,
@@ -39,7 +40,7 @@ from md4.gpu.kernels import (
 )
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side, rounded_mean
-from md4.gpu.tuning import THREAD_QUARTET
+from md4.gpu.tuning import SELECT, THREAD_QUARTET
 from md4.plan import SQUARE_BYTES, Plan
 
 
@@ -332,9 +333,23 @@ def ranked_by_facts(unit, bra, ket, mean_bra, mean_ket, long, matrix):
     return ranked(unit, Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket), long, matrix)
 
 
+def digest_order(unit, bra, ket):
+    """Whether two `ShellPairs`, or prepared lists, change places for J and K.
+
+    Where a thread makes what it digests, the plan says which is the bra, if it prefers one. Else the kernels do that
+    digest blocks.
+    """
+    plan = plans(unit, bra, ket)[0]
+    first, second = (ket, bra) if plan.swap else (bra, ket)
+    if plan.path.digests(first.facts, second.facts) and thread_quartet.prefers(bra, ket):
+        return plan.swap
+    return digestion.digest_swapped(bra, ket)
+
+
 def plan_variants(plan, unit, kind, bra, ket, digested=False):
     """Variants of the kernels by which a plan computes two `ShellPairs`; `digested`: for J and K."""
     bra, ket = (ket, bra) if plan.swap else (bra, ket)
     if digested and plan.path.digests(bra.facts, ket.facts):
-        return (digest_in_place.in_place_variant(bra, ket, kind),)
+        precisions = (False, True) if SELECT.single_ratio else (False,)
+        return tuple(digest_in_place.in_place_variant(bra, ket, kind, single) for single in precisions)
     return plan.path.variants(unit, kind, bra, ket, plan)

@@ -4,24 +4,27 @@ from math import prod
 
 import numpy as np
 
+from md4.errors import MemoryLimitError
 from md4.gpu.buffers import clear, copy_to_device, copy_to_host, written_array
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels.bounds import launch_bounds
-from md4.gpu.kernels.digest_in_place import launch_in_place
-from md4.gpu.kernels.digestion import digest_swapped, launch_digest
+from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
+from md4.gpu.kernels.digestion import launch_digest
 from md4.gpu.kernels.hermite_coulomb import hermite_width
-from md4.gpu.paths import build_time, square_pairs
+from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
+from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
+from md4.gpu.quartet_lists import QuartetLists
 from md4.gpu.targets import DeviceBlock
-from md4.gpu.tuning import DIGEST, MIXED_SHELLS
+from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT
 from md4.method.hermite_coulomb import hermite_bytes
+from md4.support.log import log
 
 
 class DeviceSums:
     """How a GPU makes J and K; see `md4.backends.Sums`."""
 
     mixed_shells, block_bytes, copies, takes_lists = MIXED_SHELLS, DIGEST.block_bytes, 1, False
-    swapped = staticmethod(digest_swapped)
 
     def seconds(self, bra, ket, matrices):
         """Predicted time of a quartet of two lists in J and K."""
@@ -30,6 +33,10 @@ class DeviceSums:
     def coulomb_seconds(self, bra, ket, matrices):
         """Predicted time of a quartet of two lists in J alone."""
         return 1e-9 * coulomb_time(Side.of(bra), Side.of(ket), matrices)
+
+    def swapped(self, bra, ket):
+        """Whether two lists change places for J and K; see `md4.gpu.paths.digest_order`."""
+        return digest_order(self.backend.context.unit, bra, ket)
 
     def coulomb_swapped(self, bra, ket):
         """Whether the ket list has fewer function pairs than the bra list."""
@@ -113,7 +120,8 @@ class DeviceDigest:
         copy_to_device(twice_d.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.buffer.part(n + m, (n + m,)), context.stream)
         self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
-        self.host, self.recorder, operator = None, context.recorder, backend.operator
+        self.host = self.lists = None
+        self.recorder, operator = context.recorder, backend.operator
         # What all launches of this build depend on.
         self.setting = operator.kind, operator.parameter, *self.counts, self.nao, self.buffer.pointer
         self.recorder.next_build()
@@ -134,19 +142,34 @@ class DeviceDigest:
             forms = (plan.ket_form, plan.bra_form) if plan.swap else (plan.bra_form, plan.ket_form)
             self.recorder.end(self.key(bra, ket, triangle), bra, ket, forms)
 
-    def make(self, bra, ket, basis, triangle):
-        """Makes the integrals of two slices and digests them, where one kernel does both; does it?"""
-        plan = self.backend.plan(bra, ket)
-        if not plan.path.digests(bra.facts, ket.facts):
+    def screen_by(self, rule):
+        """`take_rows` selects quartets by a `md4.plan.QuartetRule`."""
+        if len(rule.norms) > MOST_SHELLS:
+            return
+        try:
+            self.lists = QuartetLists(self.context, rule)
+        except MemoryLimitError:
+            log.info("no memory for lists of quartets; they are made in rectangles")
+
+    def take_rows(self, rows, basis):
+        """Makes and digests the quartets of a `md4.plan.QuartetRows` that survive, if one kernel does both; does it?"""
+        bra, ket, plan = rows.bra, rows.ket, self.backend.plan(rows.bra, rows.ket)
+        in_place = plan.path.digests(bra.facts, ket.facts) and not plan.swap
+        if self.lists is None or not in_place or not selects(rows.shells):
             return False
-        ab, cd = (ket, bra) if plan.swap else (bra, ket)
-        h = ab.h(plan.bra_form).array, cd.h(plan.ket_form).array
-        places = first_aos(self.context, ab, basis), first_aos(self.context, cd, basis)
-        launch_in_place(
-            self.context, self.backend.operator, *h, ab, cd, places, triangle, self.matrices, self.counts, self.nao
-        )
-        self.end_recording(bra, ket, triangle)
+        h = bra.h(plan.bra_form).array, ket.h(plan.ket_form).array
+        places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
+        for quartets in self.lists.selected(rows, item_entries(bra.facts, ket.facts)):
+            for single in (False, True) if SELECT.single_ratio else (False,):
+                launch_in_place(
+                    self.context, self.backend.operator, *h, bra, ket, places, rows.same, self.matrices, self.counts,
+                    self.nao, quartets, single,
+                )  # fmt: skip
         return True
+
+    def selected(self):
+        """Number of quartets that `take_rows` has selected; waits for the device."""
+        return 0 if self.lists is None else self.lists.count()
 
     def add(self, block, bra, ket, basis, triangle):
         """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
@@ -168,5 +191,7 @@ class DeviceDigest:
             self.expect_result()
         for array, matrices in zip(self.host, (self.x, self.y)):
             copy_to_host(array, matrices.pointer, self.context.stream)
+        if self.lists is not None:
+            self.context.pool.release(self.lists.buffer)
         self.buffer = self.matrices = self.x = self.y = None
         return self.host

@@ -109,15 +109,30 @@ class DigestQuartetsTuning:
 
     integrals: int  # most integrals of a quartet that a thread digests alone
     in_place: int  # the same where it has made them itself
-    lane_integrals: int  # most integrals of a lane in several bra pairs, after which it adds to Y_cd
-    blocks: int  # fewest blocks that must be left where a block makes what it digests
+    lane_integrals: int  # most integrals of a lane in several bra pairs, or in an item where it has made them itself
+    lane_quartets: int  # most quartets of a lane in an item
+    blocks: int  # most blocks that share the items
 
 
 DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
     rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288, lane_integrals=64
 )
-DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81, in_place=135, lane_integrals=512, blocks=2112)
+DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, blocks=2112)
+
+
+@dataclass(frozen=True)
+class SelectTuning:
+    """Lists of surviving quartets (`md4.gpu.kernels.select_quartets`)."""
+
+    threads: int  # threads of a block
+    blocks: int  # blocks that share a multiprocessor
+    shared: int  # most bytes of shared memory of a block
+    entries: int  # most entries of a launch
+    single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
+
+
+SELECT = SelectTuning(threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=0.0)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from places import ROOT
 
 from md4.gpu import backend as gpu
-from md4.gpu import buffers, pool, sums
+from md4.gpu import buffers, pool, quartet_lists, sums
 from md4.gpu import context as device
 from md4.gpu import hermite_coulomb as device_coulomb
 from md4.gpu import shell_pairs as device_pairs
@@ -234,7 +234,7 @@ def no_device(monkeypatch):
         "clear": lambda buffer, stream: ctypes.memset(buffer.pointer, 0, buffer.size * buffer.itemsize),
         "copy_to_host": lambda array, pointer, stream: ctypes.memmove(array.ctypes.data, pointer, array.nbytes),
     }  # fmt: skip
-    modules = [buffers, device, device_pairs, device_coulomb, device_tensor, families, gpu, pool, sums]
+    modules = [buffers, device, device_pairs, device_coulomb, device_tensor, families, gpu, pool, quartet_lists, sums]
     for module in modules:
         for name, stand_in in stand_ins.items():
             if hasattr(module, name):
@@ -298,6 +298,6 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert {f[6] for f in facts["fused_transforms"]} == {False, True}
     assert {f[9] for f in facts["thread_quartet_integrals"]} == {False, True}
     assert {f[0] for f in facts["scatter_block"]} == set(EVERY_SYMMETRY)
-    assert {f[-1] for f in facts["digest_in_place"]} == set(JK_KINDS)
+    assert {f[-2] for f in facts["digest_in_place"]} == set(JK_KINDS)
     for name in ("digest_quartets", "digest_rows"):
         assert {f[-2:] for f in facts[name]} == {(True, True), (True, False), (False, True)}, name

@@ -166,8 +166,13 @@ class Cuda:
     def shfl_xor_sync(self, mask, value, other):
         return self.machine.shuffle_xor(value, other)
 
+    def shfl_sync(self, mask, value, lane):
+        return self.machine.shuffle_from(value, lane)
+
     def add(self, array, index, value):
+        old = array[index]
         array[index] += value
+        return old
 
     @staticmethod
     def popc(bits):

@@ -325,6 +325,9 @@ class Machine:
     def shuffle_xor(self, value, mask):
         return self.exchange("shfl.bfly", value)[self.thread.lane ^ int(mask)]
 
+    def shuffle_from(self, value, lane):
+        return self.exchange("shfl.idx", value)[int(lane)]
+
     def ballot(self, flag):
         return sum(1 << lane for lane, vote in enumerate(self.exchange("vote.ballot", flag)) if vote)
 

@@ -1,6 +1,5 @@
 """Launches that are recorded and launched again, on the emulated GPU: which, and that builds stay right."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +8,7 @@ from emulator import host_array, running
 
 import md4
 from md4.errors import MemoryLimitError
-from md4.gpu import device_code, paths, recording
+from md4.gpu import device_code, recording
 from md4.gpu.buffers import clear
 from md4.gpu.compile import Kernel, Launcher, Variant
 from md4.gpu.context import DeviceContext
@@ -294,15 +293,6 @@ def test_all_paths(monkeypatch):
         _, every = builds.run(2)
         assert builds.run() == (every, 0)
     assert machine.kernels >= {"r_in_registers", "fused_transforms", "resident_bra_transform", "digest_rows"}
-
-
-def test_digested_in_place(monkeypatch):
-    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
-    with running("dmma16") as machine:
-        builds = Builds(basis_of(0, 0), monkeypatch)
-        _, every = builds.run(2)
-        assert builds.run() == (every, 0)
-    assert "digest_in_place" in machine.kernels
 
 
 def test_other_tiles(builds, monkeypatch):

@@ -27,11 +27,11 @@ from md4.gpu.emit.instructions import (
     fields,
     fma,
     global_double,
-    global_pointer,
     shared_double,
 )
 from md4.gpu.emit.scalars import add_double_if
 from md4.gpu.emit.unrolled import store_doubles, warp_barrier
+from md4.gpu.emit.warp_sums import shuffle_from
 
 i64, f64, i32 = types.int64, types.float64, types.int32
 
@@ -60,31 +60,28 @@ def stage_parts(nc, nd):
 
 @cache
 def make_columns_in_turn(nc, nd):
-    """Intrinsic (ao_ket, first, count, lane) -> in which columns of a matrix the numbers stand that a lane takes.
+    """Intrinsic (c, d, count, lane) -> in which columns of a matrix the numbers stand that a lane takes.
 
-    In bytes from the row's begin, -1 for none. The warp's ket pairs are the `count` ones from `first` on.
+    In bytes from the row's begin, -1 for none. `c` and `d` are the first AOs of the lane's own ket pair, which it tells
+    the others; the first `count` lanes have one.
     """
     kind = types.UniTuple(i32, nc + nd)
 
     @intrinsic
-    def columns_in_turn(typingctx, ao_ket, first, count, lane):
+    def columns_in_turn(typingctx, c, d, count, lane):
         def codegen(context, builder, signature, args):
-            first, count, lane = args[1:]
+            *own, count, lane = (builder.trunc(arg, I32) for arg in args)
             columns = []
             for shell, n in functions_of_ket(nc, nd):
-                functions, element = I64((nc, nd)[shell]), builder.add(lane, I64(32 * n))
+                functions, element = I32((nc, nd)[shell]), builder.add(lane, I32(32 * n))
                 pair = builder.udiv(element, functions)
-                live = builder.icmp_signed("<", pair, count)
-                place = builder.add(first, builder.select(live, pair, I64(0)))
-                index = builder.add(builder.mul(place, I64(2)), I64(shell))
-                address = element_address(context, builder, signature.args[0], args[0], index)
-                ao = builder.load(global_pointer(builder, address, 0, I64), align=8, typ=I64)
+                ao = own[shell] if stage_parts(nc, nd)[0][shell] is None else shuffle_from(builder, own[shell], pair)
                 ao = builder.add(ao, builder.sub(element, builder.mul(pair, functions)))
-                column = builder.trunc(builder.mul(ao, I64(8)), I32)
-                columns.append(builder.select(live, column, I32(-1)))
+                live = builder.icmp_signed("<", pair, count)
+                columns.append(builder.select(live, builder.mul(ao, I32(8)), I32(-1)))
             return aggregate(builder, context.get_value_type(kind), columns)
 
-        return kind(ao_ket, i64, i64, i64), codegen
+        return kind(i64, i64, i64, i64), codegen
 
     return columns_in_turn
 

@@ -53,6 +53,13 @@ def shuffle_xor(builder, value, mask):
     return builder.bitcast(halves, DOUBLE)
 
 
+def shuffle_from(builder, value, lane):
+    """The i32 of the lane with the number `lane`, an i32."""
+    name, kind = "llvm.nvvm.shfl.sync.idx.i32", ir.FunctionType(I32, [I32] * 4)
+    shuffle = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.call(shuffle, [I32(-1), value, lane, I32(31)])
+
+
 @intrinsic
 def warp_place(typingctx, lane):
     """Which of up to 32 values a lane gets from `make_warp_sums`: its number with the five bits reversed."""

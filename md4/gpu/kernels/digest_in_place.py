@@ -1,9 +1,11 @@
 """Steps 2 to 5 for the smallest classes, and the digestion of their integrals into J and K where they are made.
 
 A thread computes a quartet as in `md4.gpu.kernels.thread_quartet` and digests it as in
-`md4.gpu.kernels.digest_quartets`: the integrals are in shared memory between the two, and never anywhere else. A block
-of threads takes a few bra pairs one after the other, each thread with one ket pair. Its Y_cd of the first matrix waits
-in shared memory until the last of these bra pairs.
+`md4.gpu.kernels.digest_quartets`: the integrals are in shared memory between the two, and never anywhere else.
+
+Which quartets there are stands in lists (`md4.gpu.kernels.select_quartets`). A block of threads takes item after item.
+An item is a bra pair with some of the ket pairs that survive with it, of which each thread takes one at a time. So H of
+the bra pair is copied to shared memory once an item.
 """
 
 from functools import cache
@@ -11,7 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import cuda, i32, i64, jit_device, types
+from md4.gpu.device_code import I32, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.digest_quartets import (
     make_add_block,
     make_columns_in_turn,
@@ -20,7 +22,6 @@ from md4.gpu.emit.digest_quartets import (
     stage_parts,
 )
 from md4.gpu.emit.instructions import make_empty, shared_address
-from md4.gpu.emit.vectors import make_read_vector, make_write_vector
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
 from md4.gpu.kernels.digest_parameters import Lists, Matrices
 from md4.gpu.kernels.digest_quartets import make_digest_quartet
@@ -33,39 +34,41 @@ from md4.method.digestion import quartet_weight
 
 
 class Work(NamedTuple):
-    """What a launch works on, and how its blocks of threads share it.
+    """What a launch works on.
 
     Attributes
     ----------
-    nbra, nket : int64
-        Bra pairs and ket pairs of the slices.
-    parts : int64
-        Blocks that take the same bra pairs, each with other ket pairs.
-    bra_pairs : int64
-        Bra pairs that a block takes one after the other.
+    items : int32 array
+        (bra pair, first entry, number of entries) of each item.
+    entries : int32 array
+        Numbers of ket pairs.
+    counts : int64 array
+        Numbers of items in double precision and in single precision.
     exchange, coulomb : int64
         Numbers of matrices X and Y.
     """
 
-    nbra: i64
-    nket: i64
-    parts: i64
-    bra_pairs: i64
+    items: I32
+    entries: I32
+    counts: I64
     exchange: i64
     coulomb: i64
 
 
-def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
-    """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions."""
+def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
+    """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
+
+    `single`: the items are those that count in single precision.
+    """
     na, nb, nc, nd = shells = [n * functions(l, pure) for l, n in ((la, ca), (lb, cb), (lc, cc), (ld, cd))]
-    count, ncd = na * nb * nc * nd, nc * nd
+    count = na * nb * nc * nd
     threads = THREAD_QUARTET.block_threads(count)
     integrals = make_integrals((la, lb, pure, ca, cb, False), (lc, ld, pure, cc, cd, False), False, kind)
     digest, weight_of = make_digest_quartet(*shells), jit_device(quartet_weight)
     load_rows, columns_in_turn = make_load_rows(nb, nc, nd), make_columns_in_turn(nc, nd)
     load_block, add_block = make_load_block(nc, nd), make_add_block(nc, nd)
-    load_y, store_y = make_read_vector(ncd, 8 * threads), make_write_vector(ncd, 8 * threads)
-    no_rows, no_block, stage_bytes = make_empty(nb * (nc + nd)), make_empty(ncd), 8 * stage_parts(nc, nd)[1]
+    no_rows, no_block, stage_bytes = make_empty(nb * (nc + nd)), make_empty(nc * nd), 8 * stage_parts(nc, nd)[1]
+    precision = 1 if single else 0
 
     def kernel(
         bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, operator: OperatorArguments,
@@ -73,43 +76,35 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind):
     ):  # fmt: skip
         tid, nao = i64(cuda.threadIdx.x), matrices.nao
         lane, warp = tid & 31, tid >> 5
-        group, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
-        # shared memory: room for H, then integrals, stages of the warps, Y_cd
-        start = shared_address(cuda.shared.array(0, types.float64))
-        place = i32(start + 8 * h.group * h.size + 8 * count * tid)
-        stages = start + 8 * h.group * h.size + 8 * count * threads
-        stage, own_y = i32(stages + warp * stage_bytes), i32(stages + threads // 32 * stage_bytes + 8 * tid)
-        # the warp's ket pairs: none, if it is behind the last one
-        first = part * threads + 32 * warp
-        many = min(i64(32), work.nket - first)
-        kl = lists.first_ket + min(first + lane, work.nket - 1)
-        c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
-        columns = columns_in_turn(lists.ao_ket, lists.first_ket + min(first, work.nket - 1), many, lane)
-        store_y(own_y, no_block())
-        for pair in range(group * work.bra_pairs, min((group + 1) * work.bra_pairs, work.nbra)):
-            integrals(bra, bra_pairs, pair, h, ket, ket_pairs, part, work.nket, operator)
-            ij = lists.first_bra + pair
-            a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
-            weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
-            weight = weight if lane < many else 0.0
-            for s in range(matrices.first, matrices.last):
-                origin, with_k, with_j = s * nao * nao, s < work.exchange, s < work.coulomb
-                d_b, d_cd, y_cd = no_rows(), no_block(), no_block()
-                if with_k:
-                    d_b = load_rows(matrices.densities, origin + b_ao * nao, nao, columns, stage, lane)
-                if with_j:
-                    d_cd = load_block(matrices.twice, origin + c * nao + d, nao)
-                    if s == 0:
-                        y_cd = load_y(own_y)
-                y_cd = digest(
-                    matrices, origin, a_ao, b_ao, columns, stage, lane, place, weight, d_b, d_cd, y_cd, with_k, with_j
-                )  # fmt: skip
-                if with_j and s == 0:
-                    store_y(own_y, y_cd)
-                elif with_j and lane < many:
-                    add_block(matrices.y, origin + c * nao + d, nao, y_cd)
-        if work.coulomb > 0 and lane < many:
-            add_block(matrices.y, c * nao + d, nao, load_y(own_y))
+        # shared memory: room for H, then integrals, stages of the warps
+        start = shared_address(cuda.shared.array(0, types.float64)) + 8 * h.group * h.size
+        place = i32(start + 8 * count * tid)
+        stage = i32(start + 8 * count * threads + warp * stage_bytes)
+        for item in range(i32(cuda.blockIdx.x), i32(work.counts[precision]), i32(cuda.gridDim.x)):
+            ij, first, many = work.items[3 * item], work.items[3 * item + 1], work.items[3 * item + 2]
+            for begin in range(i32(0), many, i32(threads)):
+                left = i32(many - begin - 32 * warp)  # entries for this warp
+                kl = work.entries[first + min(begin + tid, many - 1)]
+                integrals(bra, bra_pairs, ij, h, begin == 0, ket, ket_pairs, kl, lane < left, operator)
+                if left > 0:
+                    a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
+                    c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
+                    columns = columns_in_turn(c, d, left, lane)
+                    weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
+                    weight = weight if lane < left else 0.0
+                    for s in range(matrices.first, matrices.last):
+                        origin, with_k, with_j = s * nao * nao, s < work.exchange, s < work.coulomb
+                        d_b, d_cd = no_rows(), no_block()
+                        if with_k:
+                            d_b = load_rows(matrices.densities, origin + b_ao * nao, nao, columns, stage, lane)
+                        if with_j:
+                            d_cd = load_block(matrices.twice, origin + c * nao + d, nao)
+                        y_cd = digest(
+                            matrices, origin, a_ao, b_ao, columns, stage, lane, place, weight, d_b, d_cd, no_block(),
+                            with_k, with_j,
+                        )  # fmt: skip
+                        if with_j and lane < left:
+                            add_block(matrices.y, origin + c * nao + d, nao, y_cd)
 
     return Kernel(kernel, (threads, 1))
 
@@ -127,50 +122,68 @@ def takes(bra, ket):
     """Whether this kernel is for a class that a thread a quartet computes, of two `ListFacts`.
 
     There must be few enough integrals to digest alone, and shared memory for all besides H of a primitive bra pair:
-    contracted kets can have many Y_cd and long rows.
+    contracted kets can have long rows.
     """
     fits = bytes_besides_h(bra, ket) + 8 * form_size(bra, BRA_ELEMENTS) <= THREAD_QUARTET.tensor.shared
     return fits and bra.nab * ket.nab <= DIGEST_QUARTETS.in_place
 
 
 def bytes_besides_h(bra, ket):
-    """Shared memory of a block for the integrals, the stages of the warps and Y_cd."""
+    """Shared memory of a block for the integrals and the stages of the warps."""
     count = bra.nab * ket.nab
     threads = THREAD_QUARTET.block_threads(count)
-    return 8 * (threads * (count + ket.nab) + threads // 32 * stage_parts(ket.na, ket.nb)[1])
+    return 8 * (threads * count + threads // 32 * stage_parts(ket.na, ket.nb)[1])
 
 
-def in_place_variant(bra, ket, kind):
+def item_entries(bra, ket):
+    """Most entries of an item: a few for each thread, so that copying H is little beside them."""
+    count = bra.nab * ket.nab
+    most = max(1, min(DIGEST_QUARTETS.lane_quartets, DIGEST_QUARTETS.lane_integrals // count))
+    return most * THREAD_QUARTET.block_threads(count)
+
+
+def in_place_variant(bra, ket, kind, single=False):
     """Variant for a class."""
     shells = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket))
-    return Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind))
+    return Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind, single))
 
 
-def in_place_launcher(context, kind, parameter, bra, ket, counts):
+def in_place_launcher(context, kind, parameter, bra, ket, counts, single):
     """The function by which `launch_in_place` launches for two `ListFacts` and the same numbers of matrices."""
     count = bra.nab * ket.nab
     threads, size = THREAD_QUARTET.block_threads(count), form_size(bra, BRA_ELEMENTS)
     others = bytes_besides_h(bra, ket)
     room = THREAD_QUARTET.tensor.shared - others
     group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
-    variant, arguments = in_place_variant(bra, ket, kind), operator_arguments(context, kind, parameter)
-    most, shared = max(1, DIGEST_QUARTETS.lane_integrals // count), 8 * group * size + others
+    variant, arguments = in_place_variant(bra, ket, kind, single), operator_arguments(context, kind, parameter)
+    shared = 8 * group * size + others
 
-    def launch(context, h, g, ab, cd, places, triangle, matrices, nao):
-        nbra, nket, slots = ab.npair, cd.npair, cd.data.slots
-        parts = -(-nket // threads)
-        bra_pairs = max(1, min(most, parts * nbra // DIGEST_QUARTETS.blocks))
+    def launch(context, h, g, ab, cd, places, triangle, matrices, nao, quartets):
+        slots = cd.data.slots
         context.launch(
-            variant, parts * -(-nbra // bra_pairs), threads, shared,
+            variant, min(quartets.most_items, DIGEST_QUARTETS.blocks), threads, shared,
             records(ab), pair_range(ab), (h, size, group), (slots.numbers, g, slots.first, slots.count),
-            pair_range(cd), arguments, (ab.first, cd.first, triangle, *places), (*matrices, 0, max(counts), nao),
-            (nbra, nket, parts, bra_pairs, *counts),
+            pair_range(cd), arguments, (0, 0, triangle, *places), (*matrices, 0, max(counts), nao),
+            (quartets.items[single], quartets.entries, quartets.counts, *counts),
         )  # fmt: skip
 
     return launch
 
 
-def launch_in_place(context, operator, h, g, ab, cd, places, triangle, matrices, counts, nao):
-    """The quartets of two slices into X and Y; `h` and `g` are H of their lists, the rest as for `launch_digest`."""
-    launch = context.fixed(in_place_launcher, operator.kind, operator.parameter, ab.facts, cd.facts, counts)
-    launch(context, h, g, ab, cd, places, triangle, matrices, nao)
+def launch_in_place(context, operator, h, g, ab, cd, places, triangle, matrices, counts, nao, quartets, single):
+    """Quartets of two whole lists into X and Y.
+
+    Parameters
+    ----------
+    operator : md4.method.operators.Operator
+    h, g : Buffer
+        H of the lists in the forms `BRA_ELEMENTS` and `KET_ELEMENTS`.
+    quartets : md4.gpu.kernels.select_quartets.Selected
+    single : bool
+        Those that count in single precision, or in double precision.
+    ab, cd, places, triangle, matrices, counts, nao
+        As for `md4.gpu.kernels.digestion.launch_digest`.
+    """
+    facts = ab.facts, cd.facts, counts, single
+    launch = context.fixed(in_place_launcher, operator.kind, operator.parameter, *facts)
+    launch(context, h, g, ab, cd, places, triangle, matrices, nao, quartets)

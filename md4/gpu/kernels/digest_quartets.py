@@ -108,7 +108,7 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
         limit = i32((count * (na * size) - lane + 31) >> 5)
         kl = lists.first_ket + min(first + lane, block.nket - 1)
         c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
-        columns = columns_in_turn(lists.ao_ket, lists.first_ket + first, count, lane)
+        columns = columns_in_turn(c, d, count, lane)
         if lane >= count:  # such a lane has weight 0, but what lies in shared memory may be NaN
             for n in range(na * size):
                 store_shared(i32(place + 8 * n), 0.0)

@@ -75,8 +75,10 @@ def in_slot(slots, n):
 def make_integrals(bra_class, ket_class, turned, kind):
     """Device function: (ab|cd) of a thread's quartet, to its place in shared memory behind the room for H.
 
-    All threads of a block call it for the same bra pair, and each for one of the ket pairs of a part. It is zero for
-    threads beyond the last ket pair and for pairs without primitives. It returns where shared memory begins.
+    All threads of a block call it for the same bra pair, and each for a ket pair of its own, unless it is not `live`.
+    It is zero for threads that are not, and for pairs without primitives. If the bra pair is that of the call before,
+    it need not be `fresh`: H is then not copied to shared memory again, if all of its primitives had room there. It
+    returns where shared memory begins.
     """
     count, l = rows(bra_class) * rows(ket_class), sum(bra_class[:2]) + sum(ket_class[:2])
     threads = THREAD_QUARTET.block_threads(count)
@@ -85,22 +87,23 @@ def make_integrals(bra_class, ket_class, turned, kind):
     primitives = jit_device(primitives_of)
 
     @jit_device
-    def integrals(bra, bra_pairs, pair, h, ket, ket_pairs, part, npair_cd, operator):
+    def integrals(bra, bra_pairs, pair, h, fresh, ket, ket_pairs, pair_cd, live, operator):
         shared = cuda.shared.array(0, types.float64)
         tid = i64(cuda.threadIdx.x)
         first, last = primitives(bra_pairs, pair)
         address, h_bytes = shared_address(shared), 8 * h.group * h.size
-        pair_cd = part * threads + tid
+        copied = fresh or last - first > h.group
         place, add = i32(address + h_bytes + 8 * count * tid), 0
         for n in range(count):
             shared[h_bytes // 8 + count * tid + n] = 0.0
         while first < last:
             many = min(h.group, last - first)
-            cuda.syncthreads()
-            for n in range(tid, many * h.size, threads):
-                shared[n] = h.numbers[first * h.size + n]
-            cuda.syncthreads()
-            if pair_cd < npair_cd:
+            if copied:
+                cuda.syncthreads()
+                for n in range(tid, many * h.size, threads):
+                    shared[n] = h.numbers[first * h.size + n]
+                cuda.syncthreads()
+            if live:
                 slot = ket.first[ket_pairs.first + pair_cd]
                 begin, end = primitives(ket_pairs, pair_cd)
                 for _ in range(begin, end):
@@ -146,7 +149,8 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
         shared = cuda.shared.array(0, types.float64)
         tid = i64(cuda.threadIdx.x)
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
-        address = integrals(bra, bra_pairs, pair, h, ket, ket_pairs, part, npair_cd, operator)
+        pair_cd = part * threads + tid
+        address = integrals(bra, bra_pairs, pair, h, True, ket, ket_pairs, pair_cd, pair_cd < npair_cd, operator)
         h_bytes = 8 * h.group * h.size
         cuda.syncthreads()
         base = out.first + pair * out.s_ij + part * threads * out.s_kl
@@ -210,6 +214,11 @@ def swapped(bra, ket):
     if bra.l + ket.l < THREAD_QUARTET.swap_l:
         return False
     return bra.nab < ket.nab if bra.single != ket.single else (bra.l, bra.nab) < (ket.l, ket.nab)
+
+
+def prefers(bra, ket):
+    """Whether it matters which of the two is the bra."""
+    return swapped(bra, ket) or swapped(ket, bra)
 
 
 def thread_quartet_variant(bra, ket, kind, turned, matrix):

@@ -1,7 +1,7 @@
 """The kernels as plain Python on the emulated GPU of `emulator`: what they compute is what the CPU computes."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,12 +9,22 @@ from emulator import host_array, running
 from offline import factories
 
 import md4
-from md4.contract import rows
+from md4.contract import rows, team
 from md4.contract.ranks import Alone
 from md4.contract.tensor import Request, ao_tensor, locked_tensor
 from md4.contract.three_centre import ThreeCentre, tensor_request
-from md4.gpu import paths, tuning
-from md4.gpu.kernels import digest_in_place, hermite_coulomb, recurrence, single_product, unpack
+from md4.contract.work import Task
+from md4.errors import MemoryLimitError
+from md4.gpu import paths, quartet_lists, sums, tuning
+from md4.gpu.kernels import (
+    digest_in_place,
+    hermite_coulomb,
+    recurrence,
+    select_quartets,
+    single_product,
+    thread_quartet,
+    unpack,
+)
 from md4.gpu.paths import plans
 from md4.method.angular import nherm
 from md4.method.operators import OPERATORS, Operator, kind_table, zero_function
@@ -288,30 +298,127 @@ def test_j_and_k_digested_in_place(ls, nprim, nctr, pure, count, unit, all_class
         assert_same(found, right)
 
 
-def test_several_pairs_digested_in_place(all_classes, monkeypatch):
-    """A block takes two bra pairs, and more ket pairs than a warp has lanes."""
-    tuning = replace(digest_in_place.DIGEST_QUARTETS, blocks=1)
-    monkeypatch.setattr(digest_in_place, "DIGEST_QUARTETS", tuning)
-    basis, bra, ket = basis_of((1, 1, 1, 0)), [[0, 1]] * 3, [[2, 3]] * 40
-    d, twice = densities(basis, 2)
-    one = md4.Engine(basis, backend="cpu").compute(bra[:1], ket[:1])[0, 0] * len(bra) * len(ket)
-    a, b, c, n = (slice(first, last) for first, last in pairwise(basis.ao_loc))
-    x, y = np.zeros_like(d), np.zeros_like(d)
-    sums = [
-        (x[a, n], "bc->ad", d[b, c]), (x[b, n], "ac->bd", d[a, c]), (x[a, c], "bd->ac", d[b, n]),
-        (x[b, c], "ad->bc", d[a, n]), (y[a, b], "cd->ab", twice[c, n]), (y[c, n], "ab->cd", twice[a, b]),
-    ]  # fmt: skip
-    for part, indices, density in sums:
-        part += np.einsum(f"abcd,{indices}", one, density)  # noqa: PLW2901 a view
+def chain(ls, far=2.0):
+    """Shells in a line, so that quartets of different sizes fall below a tolerance."""
+    centres = far * np.arange(len(ls))[:, None] * [0.3, 0.2, 1.0]
+    rng = np.random.default_rng(5)
+    return md4.Basis.from_arrays(ls, rng.uniform(0.3, 2.0, (len(ls), 1)), [[1.0]] * len(ls), centres, True)
+
+
+@pytest.mark.parametrize("most", [1 << 26, 60, 0])
+def test_room_for_lists_of_quartets(most, all_classes, monkeypatch):
+    """Plenty, some rows at a time, and none: then blocks are made. Items of several rounds."""
+    monkeypatch.setattr(digest_in_place, "DIGEST_QUARTETS", replace(digest_in_place.DIGEST_QUARTETS, blocks=2))
+    monkeypatch.setattr(thread_quartet.THREAD_QUARTET.__class__, "block_threads", lambda self, count: 32)
+    made, lists = [], quartet_lists.QuartetLists.lists
+
+    def limited(self, entries, items):
+        if entries > most:
+            raise MemoryLimitError("too much")
+        made.append(entries)
+        return lists(self, entries, items)
+
+    monkeypatch.setattr(quartet_lists.QuartetLists, "lists", limited)
+    basis = chain((0,) * 9 + (1,), far=0.5)
+    dm = densities(basis, 1)
     with running() as machine:
-        engine = md4.Engine(basis, backend="cuda")
-        target = engine.backend.sums.digest(d[None], twice[None])
-        with engine.lock:
-            assert target.make(engine.prepare(bra), engine.prepare(ket), basis, False)
-            found = target.result()
+        jk = md4.JK(basis, backend="cuda")
+        ours = jk.get_jk(dm)
+    for found, right in zip(ours, md4.get_jk(basis, dm, backend="cpu")):
+        assert_same(found, right)
+    assert ("digest_in_place" in machine.kernels) == (most > 0)
+    assert ("digest_quartets" in machine.kernels) == (most == 0)
+    assert max(made, default=0) <= most
+    pairs = basis.nshell * (basis.nshell + 1) // 2
+    assert jk.stats.wanted + jk.stats.skipped == pairs * (pairs + 1) // 2
+    assert jk.stats.computed == jk.stats.wanted or most == 0
+
+
+def test_parts_of_tasks_digested_in_place(all_classes, monkeypatch):
+    """Of each pair of lists three parts, as several devices take them; K alone, of a matrix without symmetry."""
+
+    def parts(seconds, rows, workers):
+        return [Task(n, k, 3, 1e-3) for n, most in enumerate(rows) for k in range(3) if most]
+
+    monkeypatch.setattr(team, "make_tasks", parts)
+    basis = chain((0, 0, 0, 0), far=0.5)
+    dm = np.random.default_rng(1).normal(size=(basis.nao, basis.nao))
+    options = {"hermi": 0, "with_j": False}
+    with running() as machine:
+        jk = md4.JK(basis, backend="cuda")
+        _, ours = jk.get_jk(dm, **options)
     assert "digest_in_place" in machine.kernels
-    for ours, right in zip(found, (x, y)):
-        assert_same(ours[0] + ours[0].T, right + right.T)
+    assert_same(ours, md4.get_jk(basis, dm, backend="cpu", **options)[1])
+    assert jk.stats.wanted == 10 * 11 // 2
+    assert jk.stats.skipped == 0
+
+
+@pytest.mark.parametrize(
+    "tolerance, ratio, entries, with_j",
+    [(1e-4, 0.0, 1 << 26, True), (1e-4, 1e3, 1 << 26, False), (1e-4, 1e3, 7, True), (0.0, 1e3, 1 << 26, True)],
+)
+def test_quartets_that_survive(tolerance, ratio, entries, with_j, all_classes, monkeypatch):
+    """All that the rule keeps, each once, in items of the right precision; the rule in NumPy."""
+    found, rules, size = [], [], 3
+
+    def select(context, candidates, starts, row, places, shells, rule, out):
+        select_quartets.launch_select(context, candidates, starts, row, places, shells, rule, out._replace(size=size))
+        counts, numbers = (host_array(part, kind) for part, kind in ((out.counts, "int64"), (out.entries, "int32")))
+        for single, part in enumerate(out.items):
+            for ij, first, many in host_array(part, "int32")[: 3 * counts[single]].reshape(-1, 3):
+                assert 0 < many <= size
+                found.extend((*places, ij, kl, single) for kl in numbers[first : first + many])
+
+    def lists(context, rule):
+        rules.append(rule)
+        return real(context, rule)
+
+    real = sums.QuartetLists
+    monkeypatch.setattr(sums, "QuartetLists", lists)
+    monkeypatch.setattr(quartet_lists, "launch_select", select)
+    monkeypatch.setattr(sums, "item_entries", lambda *_: size)
+    monkeypatch.setattr(sums, "launch_in_place", lambda *_: None)
+    monkeypatch.setattr(quartet_lists, "SELECT", replace(tuning.SELECT, single_ratio=ratio, entries=entries))
+    basis = chain((0, 1, 0, 0, 1, 0, 0))
+    dm = densities(basis, 2) * np.exp(-abs(np.subtract.outer(*[np.arange(basis.nao)] * 2)))
+    with running():
+        jk = md4.JK(basis, backend="cuda", direct_scf_tol=tolerance)
+        jk.get_jk(dm, with_j=with_j)
+        numbers = [(jk.lists[bra], jk.lists[ket]) for bra, ket in jk.team.list_pairs(True).numbers]
+    (rule,), ends = rules, [*np.cumsum([0, *map(len, jk.lists)])]
+    first = {id(this): int(n) for this, n in zip(jk.lists, ends)}
+    norms = np.array([[abs_norm(basis, dm, a, b) for b in range(basis.nshell)] for a in range(basis.nshell)])
+    np.testing.assert_allclose(rule.norms, np.maximum(norms, norms.T))
+    bounds, own, norms = (quartet_lists.rounded_up(x).astype(float) for x in (rule.bounds, rule.own, rule.norms))
+    assert own.any() == with_j
+    expected = set()
+    for bra, ket in numbers:
+        for (i, (a, b)), (k, (c, d)) in product(*(enumerate(side.pairs.pairs.tolist()) for side in (bra, ket))):
+            ij, kl = first[id(bra)] + i, first[id(ket)] + k
+            largest = max(norms[a, c], norms[a, d], norms[b, c], norms[b, d], own[ij], own[kl])
+            value = float(np.float32(bounds[kl] * largest)) * bounds[ij]
+            assert not 1 - 3e-7 < value / (tolerance or 1e-99) < 1  # would be decided by rounding
+            if value >= tolerance and (bra is not ket or k <= i):
+                expected.add((first[id(bra)], first[id(ket)], i, k, int(value < ratio * tolerance)))
+    assert set(found) == expected
+    assert len(found) == len(expected) == jk.stats.computed == jk.stats.wanted
+    kinds = {single for *_, single in found}
+    assert kinds == ({0, 1} if ratio and tolerance else {0})
+    assert (len(found) < jk._quartets) == (tolerance > 0)
+
+
+def abs_norm(basis, dm, a, b):
+    """The largest Frobenius norm of a block of some matrices."""
+    loc = basis.ao_loc
+    return max(np.linalg.norm(d[loc[a] : loc[a + 1], loc[b] : loc[b + 1]]) for d in dm)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-300, 1e-45, 1e-38, 0.1, 1 / 3, 1.0, 3e38, 1e200])
+def test_numbers_of_the_rule_are_rounded_up(value):
+    found = quartet_lists.rounded_up(np.array([value]))
+    assert found.dtype == np.float32
+    assert float(found[0]) >= value
+    assert float(found[0]) <= (value and max(2e-38, value * (1 + 3e-7))) or value > 3.4e38
 
 
 @pytest.mark.parametrize(("thread_l", "kernel"), [(10, "correlation_by_threads"), (-1, "correlation_by_warps")])
@@ -371,4 +478,5 @@ def test_rows_as_symmetric_matrices(nao, count):
 def test_no_kernel_is_left_out():
     tested = ALWAYS | PLAIN | DIGESTION | COULOMB | set(R_KERNELS)
     tested |= {"correlation_by_warps", "scatter_block", "single_product", "digest_in_place", "unpack_rows"}
+    tested |= {"select_quartets"}
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()

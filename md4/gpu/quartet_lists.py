@@ -1,0 +1,113 @@
+"""Lists of the quartets that survive screening one by one, made on the device for one build of J and K.
+
+`md4.gpu.kernels.select_quartets` makes the lists of some bra pairs at a time, so many that their candidates fit the
+room for entries.
+"""
+
+import numpy as np
+
+from md4.errors import MemoryLimitError
+from md4.gpu.buffers import Buffer, clear, copy_in_pieces, copy_to_host
+from md4.gpu.kernels.select_quartets import Selected, launch_select
+from md4.gpu.tuning import SELECT
+
+# The smallest normal number in single precision; and with this factor a number is not less after it has been rounded.
+TINY, ABOVE_ONE = float(np.finfo(np.float32).tiny), 1 + 2.0**-23
+
+
+def rounded_up(values):
+    """Numbers >= 0 in single precision, none of them smaller than it was; infinite where they are too large."""
+    with np.errstate(over="ignore"):
+        return np.where(values > 0, np.maximum(values * ABOVE_ONE, TINY), 0.0).astype(np.float32)
+
+
+def words(nbytes):
+    """8-byte items that hold so many bytes."""
+    return -(-nbytes // 8)
+
+
+class QuartetLists:
+    """Makes lists of quartets by the rule of a build.
+
+    Parameters
+    ----------
+    context : md4.gpu.context.DeviceContext
+    rule : md4.plan.QuartetRule
+
+    Raises
+    ------
+    MemoryLimitError
+        There is no room for the rule's tables.
+    """
+
+    def __init__(self, context, rule):
+        self.context, self.rule = context, rule
+        shells = (rule.shells[:, 0] | rule.shells[:, 1] << 16).astype(np.uint32)
+        tables = [shells, *map(rounded_up, (rule.bounds, rule.own, rule.norms.reshape(-1)))]
+        self.buffer = context.pool.get(3 + sum(words(table.nbytes) for table in tables))
+        self.counts, self.survivors = self.buffer.part(0, (2,)), self.buffer.part(2, (1,))
+        clear(self.survivors, context.stream)
+        first, parts = 3, []
+        for table in tables:
+            part = self.buffer.part(first, (words(table.nbytes),))
+            copy_in_pieces(part.pointer, table, context.stream)
+            parts.append(Buffer(part.pointer, table.shape, table.itemsize, part.owner))
+            first += words(table.nbytes)
+        self.candidates = *parts, len(rule.norms)
+
+    def selected(self, rows, size):
+        """Yields the `Selected` of parts of a `md4.plan.QuartetRows`, each valid until the next one.
+
+        Items have at most `size` entries. All memory is there before the first part.
+        """
+        starts, stream = np.zeros(len(rows.counts) + 1, dtype=np.int64), self.context.stream
+        np.cumsum(rows.counts, out=starts[1:])
+        most = self.room(starts, int(rows.counts.max(initial=0)), size)
+        on_device = self.context.pool.room("quartet rows", len(starts))
+        copy_in_pieces(on_device.pointer, starts, stream)
+        rule = self.rule.tolerance, SELECT.single_ratio * self.rule.tolerance
+        for first, end in pieces(starts, most):
+            count = int(starts[end] - starts[first])
+            items = count // size + end - first
+            out = Selected(*self.lists(count, items), self.counts, self.survivors, items, size)
+            clear(self.counts, stream)
+            part = on_device.part(first, (end - first + 1,))
+            launch_select(self.context, self.candidates, part, rows.first + first, rows.places, rows.shells, rule, out)
+            yield out
+
+    def room(self, starts, longest, size):
+        """Entries for which there is room, at least those of the longest row; makes it."""
+        total = int(starts[-1])
+        most = max(longest, min(total, SELECT.entries, self.context.pool.share(4 * SELECT.entries) // 4))
+        while True:
+            try:
+                self.lists(most, most // size + len(starts))
+            except MemoryLimitError:
+                if most == longest:
+                    raise
+                most = max(longest, most // 2)
+            else:
+                return most
+
+    def lists(self, entries, items):
+        """Entries, and items in double and in single precision, in device memory."""
+        room = self.context.pool.room
+        counts = {"entries": entries, "items": 3 * items, "items in single precision": 3 * items}
+        parts = [(room(name, words(4 * count)), count) for name, count in counts.items()]
+        found, *both = (Buffer(part.pointer, (count,), 4, part.owner) for part, count in parts)
+        return found, tuple(both)
+
+    def count(self):
+        """Number of quartets that have been selected; waits for the device."""
+        found = np.zeros(1, dtype=np.int64)
+        copy_to_host(found, self.survivors.pointer, self.context.stream)
+        return int(found[0])
+
+
+def pieces(starts, most):
+    """(first, last + 1) of rows, one piece after the other, that together have at most `most` candidates."""
+    first, last = 0, int(np.searchsorted(starts, starts[-1]))  # without rows at the end that have none
+    while first < last:
+        end = min(last, max(first + 1, int(np.searchsorted(starts, starts[first] + most, side="right")) - 1))
+        yield first, end
+        first = end
