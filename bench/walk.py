@@ -21,9 +21,9 @@ LAYERS = (
     "pyscf", "contract", "engine", "cpu/backend", "cpu/sums", "cpu/targets", "cpu/h_matrices", "cpu/matrices",
     "cpu/screening", "cpu/compile", "gpu/backend", "gpu/warmup", "gpu/variants", "gpu/sums", "gpu/hermite_coulomb",
     "gpu/quartet_lists",
-    "gpu/targets", "gpu/paths", "gpu/shell_pairs", "gpu/predicted_times", "gpu/kernels", "gpu/context", "gpu/compile",
-    "gpu/pool", "gpu/buffers", "gpu/dlpack", "gpu/device_code", "gpu/h_layout", "gpu/pair_layout", "gpu/gather_words",
-    "gpu/staircases", "gpu/emit", "gpu/tuning",
+    "gpu/targets", "gpu/paths", "gpu/shell_pairs", "gpu/predicted_times", "gpu/kernels", "gpu/context", "gpu/recording",
+    "gpu/compile", "gpu/pool", "gpu/buffers", "gpu/dlpack", "gpu/device_code", "gpu/h_layout", "gpu/pair_layout",
+    "gpu/gather_words", "gpu/staircases", "gpu/emit", "gpu/tuning",
     "backends", "plan", "shells", "method",
 )  # fmt: skip
 

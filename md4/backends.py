@@ -66,6 +66,12 @@ class DigestTarget(BlockTarget, Protocol):
     def screen_by(self, rule):
         """By which `md4.plan.QuartetRule` quartets are to be selected; called once, before all else."""
 
+    def repeat(self, bra, ket, triangle):
+        """Does again what an earlier build did for two slices of prepared lists, if it can; does it?
+
+        If not, their block comes by `add`, and the target may record what is done for it up to then.
+        """
+
     def take_rows(self, rows, basis):
         """Makes and digests the quartets of a `md4.plan.QuartetRows` that survive the rule, if it can; does it?
 

@@ -32,8 +32,10 @@ from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
+from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
+from md4.gpu.recording import Recorder
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceTensor
 from md4.method.operators import OPERATORS, Operator
@@ -164,7 +166,7 @@ class Anything:
 class Pool:
     """Stands in for `md4.gpu.pool.Pool`, with all the memory that one may want."""
 
-    cap = None
+    cap, requests, noted = None, 0, None
 
     def left(self):
         return 1 << 45
@@ -175,7 +177,7 @@ class Pool:
     def get(self, *args, **kwargs):
         return Anything()
 
-    array = room = get
+    array = room = own_room = get
 
     def release(self, buffer):
         pass
@@ -212,7 +214,7 @@ def fake_context(unit):
     """A device context without a device."""
     context = object.__new__(DeviceContext)
     context.unit, context.pool, context.stream, context.device, context.real = unit, Pool(), None, 0, Real()
-    context.known = {}
+    context.known, context.recorder = {}, Recorder(context.pool)
     return context
 
 
@@ -279,6 +281,7 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                     launch_in_place(backend.context, backend.operator, None, None, *order, *more)
         launch_coulomb(backend, lists[0])
         launch_bounds(backend.context, block, None)
+        launch_narrow(backend.context, Anything(), None)
         launch_select(backend.context, None, Anything(), 0, (), (0, 1, 0, 1), (), Selected(None, (), None, None, 1, 1))
         for aosym in SYMMETRIES:
             scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)

@@ -234,7 +234,9 @@ class PartialSums:
             self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same)
 
     def add_block(self, ab, cd, same):
-        """Makes the block of two slices, and gives it to the target."""
+        """Makes the block of two slices, and gives it to the target, unless that repeats what it has recorded."""
+        if self.target.repeat(ab, cd, same):
+            return
         a, b = ab.facts, cd.facts
         block = self.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
         self.engine.run_steps(ab, cd, block)

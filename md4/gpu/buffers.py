@@ -1,6 +1,7 @@
 """Arrays in device memory and copies to and from them, in the order of a stream."""
 
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 from cuda.bindings import driver
@@ -9,6 +10,9 @@ from md4.errors import DeviceError
 
 # Copies from host memory up to this size are asynchronous, says the CUDA programming guide; longer ones may not be.
 UNWAITED_BYTES = 64 << 10
+
+# How often this process has copied to a device, or cleared memory there; whoever repeats launches needs to know.
+transfers = SimpleNamespace(count=0)
 
 
 class Buffer:
@@ -47,6 +51,7 @@ def as_buffer(array):
 
 def copy_to_device(pointer, array, stream):
     """Copies a contiguous host array in stream order; the array may change once this returns."""
+    transfers.count += 1
     if array.nbytes:
         (error,) = driver.cuMemcpyHtoDAsync(pointer, array.ctypes.data, array.nbytes, int(stream.handle))
         check(error, "copying to the device")
@@ -54,6 +59,7 @@ def copy_to_device(pointer, array, stream):
 
 def clear(buffer, stream):
     """Sets all items of a buffer to zero, in stream order."""
+    transfers.count += 1
     if buffer.size:
         (error,) = driver.cuMemsetD8Async(buffer.pointer, 0, buffer.size * buffer.itemsize, int(stream.handle))
         check(error, "clearing device memory")

@@ -14,8 +14,9 @@ from functools import cache
 from inspect import get_annotations
 from itertools import count
 from time import perf_counter
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+import numpy as np
 from cuda.bindings import driver
 
 from md4.gpu.buffers import check
@@ -161,8 +162,10 @@ class Packing:
         self.memory = ctypes.create_string_buffer(8 * (first + len(self.variables)))
         struct.pack_into(f"<{first}q", self.memory, 0, *self.constants)
         base = ctypes.addressof(self.memory)
-        places = [base + 8 * (first + n if variable else n) for variable, n in self.slots]
-        self.pointers = (ctypes.c_void_p * len(places))(*places)
+        # Where each slot is: in bytes from the beginning of the memory, as int64, and its address.
+        places = [8 * (first + n if variable else n) for variable, n in self.slots]
+        self.places = struct.pack(f"<{len(places)}q", *places)
+        self.pointers = (ctypes.c_void_p * len(places))(*(base + place for place in places))
         # A function of its own for each signature, since arguments are packed at every launch.
         made = {"pack": struct.Struct("<" + self.code).pack_into, "memory": self.memory}
         packed = ", ".join(["memory", str(8 * first), *self.variables])
@@ -219,8 +222,11 @@ class Launcher:
         # Launches are refused in forked processes, so that this lock needs no care of them.
         self.lock = threading.Lock()
 
-    def launch(self, grid, block, stream, shared, args):
-        """Launches it on the stream with the handle `stream`; see `md4.gpu.context.DeviceContext.launch`."""
+    def launch(self, grid, block, stream, shared, args, noted=None):
+        """Launches it on the stream with the handle `stream`; see `md4.gpu.context.DeviceContext.launch`.
+
+        To `noted`, a deque, it appends the `Launch`.
+        """
         with self.lock:
             if shared > self.shared:
                 self.allow_shared(shared)
@@ -228,6 +234,8 @@ class Launcher:
             (error,) = driver.cuLaunchKernel(
                 self.function, grid, 1, 1, block, 1, 1, shared, stream, self.pointers, 0
             )  # fmt: skip
+            if noted is not None:
+                noted.append(Launch(self, grid, block, shared, stream, self.packing.memory.raw))
         if error:
             check(error, "launching a kernel")
 
@@ -238,6 +246,62 @@ class Launcher:
         (error,) = driver.cuKernelSetAttribute(attribute, size, self.library_kernel, device)
         check(error, f"raising dynamic shared memory to {size} bytes")
         self.shared = size
+
+
+class Launch(NamedTuple):
+    """A launch that may be repeated.
+
+    Attributes
+    ----------
+    launcher : Launcher
+    grid, block, shared, stream : int
+        As in `Launcher.launch`.
+    arguments : bytes
+        The memory of its `Packing`.
+    """
+
+    launcher: Launcher
+    grid: int
+    block: int
+    shared: int
+    stream: int
+    arguments: bytes
+
+
+class Packed:
+    """Launches to be repeated, one after the other.
+
+    Parameters
+    ----------
+    launches : sequence of Launch
+
+    Attributes
+    ----------
+    memory : ndarray of int64
+        Packed arguments of all launches, each followed by the addresses of its slots.
+    launches : list of tuple
+        Arguments of cuLaunchKernel.
+    """
+
+    def __init__(self, launches):
+        parts = [part for one in launches for part in (one.arguments, one.launcher.packing.places)]
+        self.memory = np.frombuffer(bytearray().join(parts), dtype=np.int64)
+        self.launches, shifts, place = [], [], self.memory.ctypes.data
+        for (launcher, grid, block, shared, stream, arguments), places in zip(launches, parts[1::2]):
+            shifts += 0, place
+            place += len(arguments)
+            self.launches.append((launcher.function, grid, 1, 1, block, 1, 1, shared, stream, place, 0))
+            place += len(places)
+        self.memory += np.repeat(np.array(shifts, dtype=np.int64), [len(part) // 8 for part in parts])
+
+
+def launch_again(launches):
+    """Launches the kernels of a `Packed`, in their order."""
+    launch = driver.cuLaunchKernel
+    for arguments in launches:
+        (error,) = launch(*arguments)
+        if error:
+            check(error, "launching a kernel")
 
 
 def kernel_path(variant, capability):

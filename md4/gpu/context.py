@@ -16,6 +16,7 @@ from md4.errors import DeviceError
 from md4.gpu.buffers import Buffer, check
 from md4.gpu.compile import launcher
 from md4.gpu.pool import Pool
+from md4.gpu.recording import Recorder
 from md4.support.arguments import checked_stream
 from md4.support.environment import way_to_gpu
 from md4.support.locks import Lock, once
@@ -230,6 +231,8 @@ class DeviceContext:
         The stream's, as the driver knows it.
     pool : md4.gpu.pool.Pool
         Device memory.
+    recorder : md4.gpu.recording.Recorder
+        Launches that builds of J and K repeat.
     lock : DeviceLock
         Held by the one thread that works here.
 
@@ -247,6 +250,7 @@ class DeviceContext:
             self.capability = current_capability()
             self.unit = arithmetic_unit(self.capability)
             self.stream, self.pool = as_stream(stream), Pool(max_memory)
+            self.recorder = Recorder(self.pool)
             self.handle, (self.kernels, self.known) = int(self.stream.handle), kept_on(self.device)
 
     def on(self, stream):
@@ -271,7 +275,7 @@ class DeviceContext:
         kernel = self.kernels.get(variant)
         if kernel is None:
             kernel = self.kernels[variant] = launcher(variant, self.capability, self.device)
-        kernel.launch(grid, block, self.handle, shared, args)
+        kernel.launch(grid, block, self.handle, shared, args, self.recorder.launches)
 
     def fixed(self, make, *args):
         """make(self, *args), made once for a device and its unit: what launches with the same `args` have in common."""

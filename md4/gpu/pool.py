@@ -113,6 +113,8 @@ class Pool:
         # ones by their size.
         self.memory, self.places, self.lent, self.idle = {}, {}, {}, defaultdict(dict)
         self.rooms = {}  # loans of `room`, by the names of what they are for
+        # How often memory was asked for, and the most bytes of each room that were, while somebody notes them.
+        self.requests, self.noted = 0, None
         # All three change whenever Python drops an object, in any thread: by single operations that cannot be torn.
         self.live, self.dropped, self.returned = {}, deque(), deque()
         self.numbers = count()
@@ -130,14 +132,12 @@ class Pool:
     @locked
     def left(self):
         """Bytes that can still be handed out, idle buffers and rooms that nobody uses included."""
-        self.rooms.clear()
-        return self._room() + self._idle_bytes() + sum(list(self.dropped))
+        return self._room() + self._unused_bytes() + sum(list(self.dropped))
 
     @locked
     def below_cap(self):
         """Bytes that the cap leaves, on the device and on the host together; idle buffers count as free."""
-        self.rooms.clear()
-        return self.cap - self.held + self._idle_bytes() + sum(list(self.dropped))
+        return self.cap - self.held + self._unused_bytes() + sum(list(self.dropped))
 
     def share(self, most):
         """Half of the bytes that can still be handed out, `most` at most; quick where there is plenty."""
@@ -152,6 +152,23 @@ class Pool:
     def _idle_bytes(self):
         self._collect()
         return sum(size * len(numbers) for size, numbers in self.idle.items())
+
+    def _unused_bytes(self):
+        """Bytes of idle buffers and of rooms that nobody uses."""
+        return sum(self.rooms[name].nbytes for name in self._unused_rooms()) + self._idle_bytes()
+
+    def _unused_rooms(self):
+        """Names of the rooms that nobody uses; they stay where they are."""
+        known = [(name, loan.number, weakref.ref(loan)) for name, loan in self.rooms.items() if loan is not None]
+        self.rooms.clear()
+        self._collect()
+        unused = []
+        for name, number, used in known:
+            self.rooms[name] = used()
+            if self.rooms[name] is None:
+                unused.append(name)
+                self.rooms[name] = self._lend(number, self.places[number][1] // ITEM_BYTES, OrderedLoan)
+        return unused
 
     def _collect(self):
         """Takes back what was returned: each loan once, however often it says so."""
@@ -174,6 +191,7 @@ class Pool:
             It would exceed the cap or the memory there is.
         """
         with self.lock:
+            self.requests += 1
             if self.returned:
                 self._collect()
             size = bucket(ITEM_BYTES * items)
@@ -191,11 +209,36 @@ class Pool:
         if loan is None or loan.nbytes < ITEM_BYTES * items:
             loan = self.rooms[name] = None  # the memory may be had by others first
             loan = self.rooms[name] = self.get(items)
+        if self.noted is not None:
+            self.noted[name] = max(self.noted.get(name, 0), ITEM_BYTES * items)
         return Buffer(loan.pointer, (items,), ITEM_BYTES, loan)
+
+    @locked
+    def own_room(self, name, items):
+        """As `room`, but its memory may be used beyond the next call, which gives other memory then."""
+        if name not in self._unused_rooms():
+            self.rooms.pop(name, None)
+        return self.room(name, items)
+
+    def room_places(self, sizes):
+        """(name, address, bytes) of rooms that hold so many bytes; None where there is none of a name."""
+        loans = [(name, self.rooms.get(name), size) for name, size in sizes.items()]
+        return None if any(loan is None for _, loan, _ in loans) else [(n, loan.pointer, s) for n, loan, s in loans]
+
+    def rooms_at(self, places):
+        """The loans of rooms, which keep them, if they are at these `places` and large enough; else None."""
+        found = []
+        for name, pointer, size in places:
+            loan = self.rooms.get(name)
+            if loan is None or loan.pointer != pointer or loan.nbytes < size:
+                return None
+            found.append(loan)
+        return found
 
     @locked
     def fresh(self, items):
         """A buffer that no earlier work may still use, for another stream; `get` gives any."""
+        self.requests += 1
         return self._lend(self._allocate(bucket(ITEM_BYTES * items)), items, FreshLoan)
 
     def _lend(self, number, items, kind):

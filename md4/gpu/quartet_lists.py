@@ -38,10 +38,16 @@ class QuartetLists:
     ------
     MemoryLimitError
         There is no room for the rule's tables.
+
+    Attributes
+    ----------
+    largest : float
+        The largest norm of a block of the densities, as the rule has it.
     """
 
     def __init__(self, context, rule):
         self.context, self.rule = context, rule
+        self.largest = max(rule.own.max(initial=0.0), rule.norms.max(initial=0.0))
         shells = (rule.shells[:, 0] | rule.shells[:, 1] << 16).astype(np.uint32)
         tables = [shells, *map(rounded_up, (rule.bounds, rule.own, rule.norms.reshape(-1)))]
         self.buffer = context.pool.get(3 + sum(words(table.nbytes) for table in tables))

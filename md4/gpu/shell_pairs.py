@@ -6,8 +6,9 @@ stream never writes and waited for at once; all else is done on the engine's str
 """
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class DevicePairs:
         None before they are used.
     first_aos : Buffer, shape (npair, 2)
         First AOs of the shells of each pair; None before they are used.
+    number : int
+        No other list of the process ever has the same.
     """
 
     records: object
@@ -48,6 +51,7 @@ class DevicePairs:
     start: object
     slots: object = None
     first_aos: object = None
+    number: int = field(default_factory=count().__next__)
 
     @property
     def nbytes(self):

@@ -1,5 +1,6 @@
 """J and K on the GPU: sums of blocks, and Schwarz bounds; J alone is in `md4.gpu.hermite_coulomb`."""
 
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -12,7 +13,8 @@ from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.digestion import launch_digest
 from md4.gpu.kernels.hermite_coulomb import hermite_width
-from md4.gpu.kernels.primitive_quartets import extent, fits_single
+from md4.gpu.kernels.narrow import launch_narrow
+from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, fits_single
 from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
 from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
@@ -114,7 +116,8 @@ class DeviceDigest:
         self.backend, self.context, self.nao = backend, backend.context, densities.shape[-1]
         self.shapes, context = (densities.shape, twice.shape), backend.context
         n, m = densities.size, twice.size
-        self.buffer = context.pool.get(max(1, 2 * (n + m)))
+        # At the same address in each build, if possible, so that launches can be repeated.
+        self.buffer = context.pool.own_room("densities and sums", max(1, 2 * (n + m)))
         places = (0, n), (n, m), (n + m, n), (2 * n + m, m)
         d, twice_d, self.x, self.y = (self.buffer.part(first, (size,)) for first, size in places)
         copy_to_device(d.pointer, np.ascontiguousarray(densities), context.stream)
@@ -122,10 +125,26 @@ class DeviceDigest:
         clear(self.buffer.part(n + m, (n + m,)), context.stream)
         self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
         self.host = self.lists = self.singles = self.extent = None
-        if SELECT.single_ratio:
-            self.singles = context.pool.get(max(1, -(-(n + m) // 2)))
-            numbers = np.concatenate([np.ravel(array).astype(np.float32) for array in (densities, twice)])
-            copy_to_device(self.singles.pointer, numbers, context.stream)
+        self.recorder, operator = context.recorder, backend.operator
+        # What all launches of this build depend on.
+        self.setting = operator.kind, operator.parameter, *self.counts, self.nao, self.buffer.pointer
+        self.recorder.next_build()
+
+    def key(self, bra, ket, triangle):
+        """What the launches of a rectangle depend on, for `md4.gpu.recording.Recorder.repeat`."""
+        sides = bra.data.number, bra.first, bra.npair, ket.data.number, ket.first, ket.npair
+        return self.setting, *sides, triangle
+
+    def repeat(self, bra, ket, triangle):
+        """Launches again what an earlier build has recorded of two slices, if it can; does it?"""
+        return self.recorder.repeat(self.key(bra, ket, triangle), bra, ket)
+
+    def end_recording(self, bra, ket, triangle):
+        """Keeps the launches of a rectangle if they are recorded."""
+        if self.recorder.launches is not None:
+            plan = self.backend.plan(bra, ket)
+            forms = (plan.ket_form, plan.bra_form) if plan.swap else (plan.bra_form, plan.ket_form)
+            self.recorder.end(self.key(bra, ket, triangle), bra, ket, forms)
 
     def screen_by(self, rule):
         """`take_rows` selects quartets by a `md4.plan.QuartetRule`."""
@@ -144,32 +163,39 @@ class DeviceDigest:
             return False
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         with_single = self.has_singles(bra.facts, ket.facts, basis)
+        # All memory is there before the first launch: if it is refused, rectangles begin anew.
+        h_ab, in_double = bra.h(plan.bra_form).array, (False, ket.h(plan.ket_form).array, self.matrices)
+        kinds = [in_double, (True, ket.h(KET_SINGLES).array, self.single_matrices)] if with_single else [in_double]
         for quartets in self.lists.selected(rows, item_entries(bra.facts, ket.facts), with_single):
-            for single in (False, True) if with_single else (False,):
-                h = bra.h(plan.bra_form).array, ket.h(KET_SINGLES if single else plan.ket_form).array
-                matrices = self.single_matrices() if single else self.matrices
+            for single, h_cd, matrices in kinds:
                 launch_in_place(
-                    self.context, self.backend.operator, *h, bra, ket, places, rows.same, matrices, self.counts,
-                    self.nao, quartets, single,
+                    self.context, self.backend.operator, h_ab, h_cd, bra, ket, places, rows.same, matrices,
+                    self.counts, self.nao, quartets, single,
                 )  # fmt: skip
         return True
 
     def has_singles(self, bra, ket, basis):
         """Whether quartets of two lists, given by their `ListFacts`, may be computed in single precision."""
-        if not SELECT.single_ratio:
+        if not SELECT.single_ratio or self.lists.largest > LARGEST_SINGLE:
             return False
         if self.extent is None:
             self.extent = extent(basis)
         return fits_single(self.extent, bra, ket)
 
+    @cached_property
     def single_matrices(self):
-        """The matrices with densities in FP32."""
+        """The matrices with densities in FP32, made when they are first asked for."""
         d, x, twice, y = self.matrices
-        d, twice = (
-            Buffer(self.singles.pointer + 4 * first, (part.size,), 4, self.singles)
-            for part, first in ((d, 0), (twice, d.size))
-        )
+        self.singles = self.context.pool.get(max(1, -(-(d.size + twice.size) // 2)))
+        d, twice = (self.narrowed(part, first) for part, first in ((d, 0), (twice, d.size)))
         return d, x, twice, y
+
+    def narrowed(self, values, first):
+        """Doubles as floats, which begin at number `first` of their room."""
+        out = Buffer(self.singles.pointer + 4 * first, (values.size,), 4, self.singles)
+        if values.size:
+            launch_narrow(self.context, values, out)
+        return out
 
     def selected(self):
         """Number of quartets that `take_rows` has selected; waits for the device."""
@@ -179,6 +205,7 @@ class DeviceDigest:
         """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
+        self.end_recording(bra, ket, triangle)
 
     def add_up(self, group):
         """Replaces the sums by those of all members of a `md4.gpu.collectives.Group`."""
@@ -194,8 +221,8 @@ class DeviceDigest:
             self.expect_result()
         for array, matrices in zip(self.host, (self.x, self.y)):
             copy_to_host(array, matrices.pointer, self.context.stream)
-        lists = None if self.lists is None else self.lists.buffer
-        for buffer in (self.buffer, lists, self.singles):
+        for buffer in (None if self.lists is None else self.lists.buffer, self.singles):
             if buffer is not None:
                 self.context.pool.release(buffer)
+        self.buffer = self.matrices = self.x = self.y = None
         return self.host

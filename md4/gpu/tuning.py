@@ -132,7 +132,7 @@ class SelectTuning:
     single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
 
 
-SELECT = SelectTuning(threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=0.0)
+SELECT = SelectTuning(threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from md4.gpu.kernels.bounds import pair_bounds
 from md4.gpu.kernels.h_matrices import h_variant
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.kernels.scatter import scatter_variant
+from md4.gpu.kernels.narrow import narrow_variant
 from md4.gpu.kernels.select_quartets import select_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
 from md4.gpu.kernels.unpack import unpack_variant
@@ -201,7 +202,7 @@ def common_variants(use, symmetries=SYMMETRIES):
     """
     yield from (h_variant(), primitives_variant(), slots_variant())
     if SELECT.single_ratio and use not in ("tensor", "bounds", "j"):
-        yield h_variant(single=True)
+        yield from (h_variant(single=True), narrow_variant())
     yield from map(scatter_variant, symmetries) if use == "tensor" else [Variant(pair_bounds, ())]
     yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
     yield from () if use in ("tensor", "bounds", "j") else [select_variant()]

@@ -6,6 +6,7 @@ import sys
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
+from itertools import count
 from math import prod
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -23,6 +24,7 @@ from emulator.machine import Machine
 from md4.gpu import compile, context
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
+from md4.gpu.device_code import types
 from md4.gpu.dlpack import DeviceArray
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
@@ -71,9 +73,39 @@ class Context:
 
 
 class Driver:
-    """What `md4.gpu` asks of CUDA's driver."""
+    """What `md4.gpu` asks of CUDA's driver.
+
+    Attributes
+    ----------
+    variants : list of md4.gpu.compile.Variant
+        Those that are loaded; the handle of a kernel is its place here.
+    """
 
     CUresult, CUstream_flags = driver.CUresult, driver.CUstream_flags
+    CUfunction_attribute = driver.CUfunction_attribute
+    CUkernel = CUfunction = int
+
+    def __init__(self, machine):
+        self.machine, self.variants = machine, []
+
+    def load(self, variant):
+        """The launcher of a variant, as `md4.gpu.compile.launcher` makes it."""
+        self.variants.append(variant)
+        return compile.Launcher(compile.Loaded(len(self.variants) - 1, None), variant.kernel().types())
+
+    @staticmethod
+    def cuKernelSetAttribute(attribute, value, kernel, device):
+        return (SUCCESS,)
+
+    def cuLaunchKernel(self, function, grid, gy, gz, block, by, bz, shared, stream, pointers, extra):
+        """Runs the function of a kernel with what it finds at the addresses of its arguments."""
+        variant = self.variants[function]
+        kernel = variant.kernel()
+        self.machine.kernels.add(variant.factory.__name__)
+        slots = map(ctypes.c_void_p.from_address, count(pointers, 8))
+        args = [argument(kind, slots) for kind in kernel.types()]
+        self.machine.launch(kernel.function, grid, block, shared, args)
+        return (SUCCESS,)
 
     @staticmethod
     def cuCtxGetStreamPriorityRange():
@@ -180,30 +212,24 @@ class Cuda:
         return Event()
 
 
-class Launcher:
-    """As `md4.gpu.compile.Launcher`: runs the function of a kernel."""
+def argument(kind, slots):
+    """An argument of a kernel for Python, an array for a buffer, from the next addresses of its slots."""
 
-    def __init__(self, machine, variant):
-        self.machine, self.variant = machine, variant
+    def next_slot(form=ctypes.c_int64):
+        return form.from_address(next(slots).value).value
 
-    def launch(self, grid, block, stream, shared, args):
-        kernel = self.variant.kernel()
-        self.machine.kernels.add(self.variant.factory.__name__)
-        self.machine.launch(kernel.function, grid, block, shared, matched(args, kernel.types()))
-
-
-def matched(args, kinds):
-    """Arguments of a kernel for Python, buffers as arrays of their types, also within groups."""
-    out = []
-    for arg, kind in zip(args, kinds, strict=True):
-        if isinstance(arg, Buffer):
-            out.append(host_array(arg, kind.dtype.name))
-        elif isinstance(arg, tuple):
-            group = matched(arg, kind.types)
-            out.append(kind.instance_class(*group) if hasattr(kind, "instance_class") else tuple(group))
-        else:
-            out.append(arg)
-    return out
+    if isinstance(kind, types.BaseTuple):
+        group = [argument(member, slots) for member in kind.types]
+        return kind.instance_class(*group) if hasattr(kind, "instance_class") else tuple(group)
+    if isinstance(kind, types.Array):
+        _, _, size, itemsize, pointer, *shape_and_strides = (next_slot() for _ in range(5 + 2 * kind.ndim))
+        shape, strides = shape_and_strides[: kind.ndim], shape_and_strides[kind.ndim :]
+        contiguous = [itemsize * prod(shape[n + 1 :]) for n in range(kind.ndim)]
+        assert (size, itemsize, strides) == (prod(shape), kind.dtype.bitwidth // 8, contiguous)
+        return host_array(Buffer(pointer, tuple(shape), itemsize, None), kind.dtype.name)
+    if kind == types.boolean:
+        return next_slot(ctypes.c_bool)
+    return next_slot(ctypes.c_double if kind == types.float64 else ctypes.c_int64)
 
 
 def host_array(buffer, dtype):
@@ -239,11 +265,11 @@ def holders(value):
                     yield module, name
 
 
-def launchers(machine):
+def launchers(driver):
     """In place of `md4.gpu.compile.launcher`: it keeps nothing."""
 
     def launcher(variant, *_):
-        return Launcher(machine, variant)
+        return driver.load(variant)
 
     launcher.made = {}
     return launcher
@@ -255,11 +281,11 @@ def running(unit="dmma16"):
     for module in pkgutil.walk_packages(md4.gpu.__path__, "md4.gpu."):
         import_module(module.name)
     machine = Machine()
-    here = Cuda(machine, CAPABILITIES[unit])
+    here, its_driver = Cuda(machine, CAPABILITIES[unit]), Driver(machine)
     python = {
-        cuda: here, driver: Driver(), context.table_on: partial(device_table, machine.memory, {}),
+        cuda: here, driver: its_driver, context.table_on: partial(device_table, machine.memory, {}),
         context.kept_on: lambda device: ({}, {}),
-        context.gpu_available: lambda: True, compile.launcher: launchers(machine),
+        context.gpu_available: lambda: True, compile.launcher: launchers(its_driver),
     }  # fmt: skip
     with ExitStack() as stack:
         stack.callback(machine.close)

@@ -5,13 +5,15 @@ import pickle
 import struct
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
+from md4.errors import DeviceError
 from md4.gpu import compile as dispatch
 from md4.gpu.buffers import Buffer
-from md4.gpu.compile import Packing, Variant, load_kernel, numba_type
+from md4.gpu.compile import Launch, Packed, Packing, Variant, load_kernel, numba_type
 from md4.gpu.device_code import F64, I32, I64_2D, f64, i64, types
 from md4.gpu.kernels.recurrence import r_by_group
 from md4.gpu.kernels.scatter import scatter_block
@@ -108,6 +110,40 @@ def test_arguments_are_packed_as_numba_takes_them():
             count, flag, struct.unpack("<q", struct.pack("<d", real))[0],
             0, 0, size + 1, 4, pointer + 16, size + 1, 4,
         ]  # fmt: skip
+
+
+def test_packed_launches_hold_their_own_arguments():
+    """What is packed for the next launch does not change them."""
+    packing = Packing([F64, i64, f64])
+    launcher = SimpleNamespace(packing=packing, function="kernel")
+    noted = []
+    for number in (3, 4):
+        packing.write((Buffer(512 * number, (number,), 8, None), -number, 0.5))
+        noted.append(Launch(launcher, 10 + number, 32, 64, 7, packing.memory.raw))
+    found = Packed(noted)
+    half = struct.unpack("<q", struct.pack("<d", 0.5))[0]
+    assert len(found.launches) == 2
+    for number, (*launch, pointers, extra) in zip((3, 4), found.launches):
+        assert (launch, extra) == (["kernel", 10 + number, 1, 1, 32, 1, 1, 64, 7], 0)
+        places = (ctypes.c_void_p * 9).from_address(pointers)
+        slots = [ctypes.c_int64.from_address(place).value for place in places]
+        assert slots == [0, 0, number, 8, 512 * number, number, 8, -number, half]
+
+
+def test_a_launch_that_fails_again(monkeypatch):
+    launched = []
+
+    def launch(*args):
+        launched.append(args)
+        return (failed,)
+
+    failed = Driver.CUresult.CUDA_ERROR_LAUNCH_FAILED
+    names = SimpleNamespace(CUresult=Driver.CUresult, cuGetErrorName=lambda error: (0, error.name.encode()))
+    monkeypatch.setattr("md4.gpu.buffers.driver", names)
+    monkeypatch.setattr(dispatch, "driver", SimpleNamespace(cuLaunchKernel=launch))
+    with pytest.raises(DeviceError, match="launching a kernel failed: CUDA_ERROR_LAUNCH_FAILED"):
+        dispatch.launch_again([(1, 2), (3, 4)])
+    assert launched == [(1, 2)]
 
 
 @pytest.mark.parametrize(

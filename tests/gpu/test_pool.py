@@ -159,11 +159,12 @@ def test_a_room_is_the_same_memory_as_long_as_it_fits(stream):
 
 def test_rooms_that_nobody_uses_are_free(stream):
     pool = Pool(1)
-    pool.room("r", 100_000)
+    place = pool.room("r", 100_000).pointer
     used = pool.room("block", 10_000)
     assert pool.left() == 1_000_000 - used.owner.nbytes
     assert pool.below_cap() == 1_000_000 - used.owner.nbytes
-    pool.room("r", 100_000)
+    assert pool.room("r", 100_000).pointer == place  # it stays where it is
+    assert pool.room("block", 10).pointer == used.pointer
     other = pool.room("abq", 110_000)  # which takes the memory of r
     assert pool.held <= 1_000_000
     assert other.pointer != used.pointer
@@ -171,6 +172,23 @@ def test_rooms_that_nobody_uses_are_free(stream):
         pool.room("r", 10_000)
     del other
     assert pool.room("block", 10_000).pointer != used.pointer  # the name was given up, but not what is used
+
+
+def test_a_room_of_ones_own(stream):
+    """Nobody else gets it as long as it is used; then it is the same memory again."""
+    pool = Pool()
+    one = pool.own_room("sums", 1000)
+    two = pool.own_room("sums", 1000)
+    place = two.pointer
+    assert one.pointer != place
+    assert pool.room("r", 1000).pointer not in (one.pointer, place)
+    for _ in range(3):
+        del two
+        lent = pool.get(1000)  # not what the room keeps
+        two = pool.own_room("sums", 500)
+        assert two.pointer == place != lent.pointer
+    del two
+    assert pool.own_room("sums", 5000).pointer != place
 
 
 def test_a_part_keeps_its_buffer(stream):
