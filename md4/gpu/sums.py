@@ -186,13 +186,15 @@ class DeviceDigest:
     def single_matrices(self):
         """The matrices with densities in FP32, made when they are first asked for."""
         d, x, twice, y = self.matrices
-        self.singles = self.context.pool.get(max(1, -(-(d.size + twice.size) // 2)))
-        d, twice = (self.narrowed(part, first) for part, first in ((d, 0), (twice, d.size)))
+        doubles = [-(-part.size // 2) for part in (d, twice)]
+        self.singles = self.context.pool.get(max(1, sum(doubles)))
+        d, twice = (self.narrowed(part, first, n) for part, first, n in zip((d, twice), (0, doubles[0]), doubles))
         return d, x, twice, y
 
-    def narrowed(self, values, first):
-        """Doubles as floats, which begin at number `first` of their room."""
-        out = Buffer(self.singles.pointer + 4 * first, (values.size,), 4, self.singles)
+    def narrowed(self, values, first, doubles):
+        """Doubles as floats, in so many doubles of their room."""
+        room = self.singles.part(first, (doubles,))
+        out = Buffer(room.pointer, (values.size,), 4, room.owner)
         if values.size:
             launch_narrow(self.context, values, out)
         return out

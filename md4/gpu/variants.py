@@ -18,9 +18,9 @@ from md4.gpu.kernels import digestion
 from md4.gpu.kernels import hermite_coulomb as coulomb
 from md4.gpu.kernels.bounds import pair_bounds
 from md4.gpu.kernels.h_matrices import h_variant
+from md4.gpu.kernels.narrow import narrow_variant
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.kernels.scatter import scatter_variant
-from md4.gpu.kernels.narrow import narrow_variant
 from md4.gpu.kernels.select_quartets import select_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
 from md4.gpu.kernels.unpack import unpack_variant
