@@ -27,6 +27,7 @@ from md4.gpu import hermite_coulomb, kernels, quartet_lists, sums, targets
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext, Real
+from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
@@ -277,8 +278,10 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 plan = backend.plan(bra, ket)
                 order = (ket, bra) if plan.swap else (bra, ket)
                 if unit != "fma" and plan.path.digests(*(side.facts for side in order)):
-                    more = [None] * 2, False, [None] * 4, (1, 1), 1, Selected(None, [None] * 2, None, None, 1, 1), False
-                    launch_in_place(backend.context, backend.operator, None, None, *order, *more)
+                    more = [None] * 2, False, [None] * 4, (1, 1), 1, Selected(None, [None] * 2, None, None, 1, 1)
+                    order[1].h(KET_SINGLES)
+                    for single in (False, True):
+                        launch_in_place(backend.context, backend.operator, None, None, *order, *more, single)
         launch_coulomb(backend, lists[0])
         launch_bounds(backend.context, block, None)
         launch_narrow(backend.context, Anything(), None)
