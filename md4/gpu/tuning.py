@@ -118,7 +118,7 @@ DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
     rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288, lane_integrals=64
 )
-DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, blocks=2112)
+DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, blocks=8448)
 
 
 @dataclass(frozen=True)
