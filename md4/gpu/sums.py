@@ -166,7 +166,8 @@ class DeviceDigest:
         # All memory is there before the first launch: if it is refused, rectangles begin anew.
         h_ab, in_double = bra.h(plan.bra_form).array, (False, ket.h(plan.ket_form).array, self.matrices)
         kinds = [in_double, (True, ket.h(KET_SINGLES).array, self.single_matrices)] if with_single else [in_double]
-        for quartets in self.lists.selected(rows, item_entries(bra.facts, ket.facts), with_single):
+        size = item_entries(bra.facts, ket.facts, int(rows.counts.sum(dtype=np.int64)))
+        for quartets in self.lists.selected(rows, size, with_single):
             for single, h_cd, matrices in kinds:
                 launch_in_place(
                     self.context, self.backend.operator, h_ab, h_cd, bra, ket, places, rows.same, matrices,

@@ -111,6 +111,7 @@ class DigestQuartetsTuning:
     in_place: int  # the same where it has made them itself
     lane_integrals: int  # most integrals of a lane in several bra pairs, or in an item where it has made them itself
     lane_quartets: int  # most quartets of a lane in an item
+    items: int  # so many items should be there before each has several quartets of a lane
     blocks: int  # most blocks that share the items
 
 
@@ -118,7 +119,9 @@ DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
     rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288, lane_integrals=64
 )
-DIGEST_QUARTETS = DigestQuartetsTuning(integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, blocks=8448)
+DIGEST_QUARTETS = DigestQuartetsTuning(
+    integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448
+)
 
 
 @dataclass(frozen=True)

@@ -140,11 +140,15 @@ def bytes_besides_h(bra, ket, single=False):
     return precision_of(single).bytes * (threads * count + threads // 32 * stage_parts(ket.na, ket.nb)[1])
 
 
-def item_entries(bra, ket):
-    """Most entries of an item: a few for each thread, so that copying H is little beside them."""
+def item_entries(bra, ket, quartets):
+    """Most entries of an item, where two `ListFacts` have at most so many quartets.
+
+    A few for each thread, so that copying H is little beside them, if there are items enough for the whole device.
+    """
     count = bra.nab * ket.nab
-    most = max(1, min(DIGEST_QUARTETS.lane_quartets, DIGEST_QUARTETS.lane_integrals // count))
-    return most * THREAD_QUARTET.block_threads(count)
+    threads = THREAD_QUARTET.block_threads(count)
+    most = min(DIGEST_QUARTETS.lane_quartets, DIGEST_QUARTETS.lane_integrals // count)
+    return threads * max(1, min(most, quartets // (threads * DIGEST_QUARTETS.items)))
 
 
 def in_place_variant(bra, ket, kind, single=False):

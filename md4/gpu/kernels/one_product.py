@@ -129,25 +129,37 @@ def one_product(rows8, nt, warps, stages, unit):
 
 
 def ket_sums():
-    """Kernel factory: s[bra primitive][kl, cd][t], a warp for each bra primitive and ket pair."""
+    """Kernel factory: s[bra primitive][kl, cd][t], a warp for 32 t of each bra primitive and ket pair."""
     primitives, warps = jit_device(primitives_of), SUMS.warps
 
     def kernel(r: HermiteIntegrals, ket: PairRange, weights: F64, ncd: i64, npair: i64, total: i64, out: F64):
         lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
-        n = i64(cuda.blockIdx.x) * warps + warp
-        if n >= total:
+        pieces, row = (r.stride + 31) // 32, i64(cuda.blockIdx.x) * warps + warp
+        n = row // pieces
+        t = (row - n * pieces) * 32 + lane
+        if n >= total or t >= r.stride:
             return
-        first, last = primitives(ket, n % npair)
-        source = (n // npair * r.nket + first - ket.first_prim) * r.stride
+        bra = n // npair
+        first, last = primitives(ket, n - bra * npair)
+        source, step = (bra * r.nket + first - ket.first_prim) * r.stride + t, r.stride
         for cd in range(ncd):
-            t = lane
-            while t < r.stride:
-                value, place = 0.0, source + t
-                for k in range(first, last):
-                    value += weights[k * ncd + cd] * r.numbers[place]
-                    place += r.stride
-                out[(n * ncd + cd) * r.stride + t] = value
-                t += 32
+            # four at a time, whose loads are under way together
+            value, other, place, k = 0.0, 0.0, source, first
+            while k + 4 <= last:
+                one, two = r.numbers[place], r.numbers[place + step]
+                three, four = r.numbers[place + 2 * step], r.numbers[place + 3 * step]
+                weight = k * ncd + cd
+                value += weights[weight] * one
+                other += weights[weight + ncd] * two
+                value += weights[weight + 2 * ncd] * three
+                other += weights[weight + 3 * ncd] * four
+                place += 4 * step
+                k += 4
+            while k < last:
+                value += weights[k * ncd + cd] * r.numbers[place]
+                place += step
+                k += 1
+            out[(n * ncd + cd) * r.stride + t] = value + other
 
     return Kernel(kernel, (32 * warps, 1))
 
@@ -177,11 +189,11 @@ def sums_variant():
 
 def launch_ket_sums(context, g, r, ab, cd, ncd, out):
     """s of a chunk from its r; `g` weights of the whole ket list, `ncd` of each primitive."""
-    total = ab.nprim * cd.npair
+    total, stride = ab.nprim * cd.npair, r_stride(ab.facts.l + cd.facts.l)
     if total:
         context.launch(
-            sums_variant(), -(-total // SUMS.warps), 32 * SUMS.warps, 0,
-            (r, r_stride(ab.facts.l + cd.facts.l), cd.nprim), pair_range(cd), g, ncd, cd.npair, total, out,
+            sums_variant(), -(-total * -(-stride // 32) // SUMS.warps), 32 * SUMS.warps, 0,
+            (r, stride, cd.nprim), pair_range(cd), g, ncd, cd.npair, total, out,
         )  # fmt: skip
 
 

@@ -128,7 +128,8 @@ def digested(basis, operator, bra, ket, dm, twice, single, size=None):
         if single:
             d, d2 = (narrow(context, array) for array in (dm, twice))
         matrices = [buffer.part(0, (buffer.size,)) for buffer in (d, x, d2, y)]
-        quartets = all_quartets(context, len(bra), len(ket), size or item_entries(bra.facts, ket.facts))
+        size = size or item_entries(bra.facts, ket.facts, len(bra) * len(ket))
+        quartets = all_quartets(context, len(bra), len(ket), size)
         h = bra.h(BRA_ELEMENTS).array, ket.h(KET_SINGLES if single else KET_ELEMENTS).array
         counts = len(dm), len(twice)
         launch_in_place(
