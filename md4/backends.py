@@ -244,6 +244,12 @@ class Algebra(Protocol):
         `places`, int64, holds the same for j, i or another column that is equal.
         """
 
+    def unpack_and_sum(self, table, places, out, density):
+        """As `unpack`; returns sum_ij density[i, j] out[n, i, j] for each n. `density`, (nao, nao), is symmetric."""
+
+    def sums_bytes(self, nao):
+        """Bytes of workspace that `unpack_and_sum` needs for a row of the table."""
+
     def gather_to_host(self, table, columns, out):
         """As `gather`, into a NumPy array."""
 

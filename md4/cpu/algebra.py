@@ -104,6 +104,14 @@ class HostAlgebra:
         """As `gather`: the places above the diagonal are those below."""
         return self.gather(table, places, out)
 
+    def unpack_and_sum(self, table, places, out, density):
+        """As `unpack`, and a product of the matrices with the density."""
+        return np.matmul(self.unpack(table, places, out).reshape(len(table), -1), density.reshape(-1))
+
+    def sums_bytes(self, nao):
+        """None beside the sums."""
+        return 0
+
     def gather_to_host(self, table, columns, out):
         """As `gather`."""
         self.gather(table, columns, out)

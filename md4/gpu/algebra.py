@@ -7,7 +7,7 @@ import numpy as np
 
 from md4.errors import DeviceError, MemoryLimitError
 from md4.gpu.buffers import as_buffer
-from md4.gpu.kernels.unpack import launch_unpack
+from md4.gpu.kernels.unpack import launch_unpack, parts_of_sums
 from md4.gpu.pool import ITEM_BYTES, bucket
 from md4.support.display import size_text
 from md4.support.environment import way_to_cupy
@@ -207,6 +207,19 @@ class DeviceAlgebra:
         """Rows as symmetric matrices, by a kernel of md4."""
         launch_unpack(self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1])
         return out
+
+    def unpack_and_sum(self, table, places, out, density):
+        """As `unpack`, and the sums by the same kernel, whose warps each make parts of them."""
+        part = self.empty((len(table), parts_of_sums(out.shape[1])))
+        launch_unpack(
+            self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1],
+            as_buffer(density), as_buffer(part),
+        )  # fmt: skip
+        return part.sum(axis=1)
+
+    def sums_bytes(self, nao):
+        """Parts of sums of a row."""
+        return ITEM_BYTES * parts_of_sums(nao)
 
     def gather_to_host(self, table, columns, out):
         """As `gather`, and a copy to the host."""

@@ -348,7 +348,7 @@ def test_tensors_in_slices(aosym, monkeypatch):
 
 @pytest.mark.parametrize(("nao", "count"), [(1, 1), (32, 3), (70, unpack.UNPACK.rows + 1)])
 def test_rows_as_symmetric_matrices(nao, count):
-    """Tiles within the matrices and at their edges, pairs that are left out, rows of several blocks."""
+    """Tiles within the matrices and at their edges, pairs that are left out, rows of several blocks; with sums, too."""
     rng = np.random.default_rng(nao)
     i, j = np.tril_indices(nao)
     width = len(i) + 1
@@ -363,8 +363,17 @@ def test_rows_as_symmetric_matrices(nao, count):
         unpack.launch_unpack(context, given, table.shape, numbers, out, nao)
         found = host_array(out, "float64").reshape(count, nao, nao).copy()
         unpack.launch_unpack(context, given, (0, width), numbers, out, nao)
+        density = rng.normal(size=(nao, nao))
+        density += density.T
+        _, [weights] = context.pool.upload([density.ravel()], context.stream)
+        again, part = context.pool.get(count * nao * nao), context.pool.get(unpack.parts_of_sums(nao) * count)
+        unpack.launch_unpack(context, given, table.shape, numbers, again, nao, weights, part)
+        again = host_array(again, "float64").reshape(found.shape).copy()
+        sums = host_array(part, "float64").reshape(count, -1).sum(axis=1)
     assert machine.kernels == {"unpack_rows"}
     assert np.array_equal(found, table[:, places])
+    assert np.array_equal(again, found)
+    assert np.allclose(sums, np.einsum("nij,ij->n", found, density), rtol=1e-12, atol=1e-11)
     context.pool.release(buffer)
 
 
