@@ -213,7 +213,7 @@ def test_store_follows_memory(water):
     assert fitting(water, max_memory=2).store == "device"
     assert fitting(water, max_memory=0.45).store == "direct"
     for store in ("device", "host"):
-        with pytest.raises(md4.MemoryLimitError, match=r"tensor of 116 .* 323 pairs .* 301 kB .* use store=.dire"):
+        with pytest.raises(md4.MemoryLimitError, match=r"tensor of 116 .* 323 pairs .* 312 kB .* use store=.dire"):
             fitting(water, store=store, max_memory=0.45)
     with pytest.raises(md4.MemoryLimitError, match="the metric of 116 auxiliary functions"):
         fitting(water, max_memory=0.3)
@@ -225,15 +225,15 @@ def test_store_follows_memory(water):
     ("host", 2000, 800, "store='device' or 'direct'"), ("device", 800, 0, "store='direct'"),
 ])  # fmt: skip
 def test_chosen_store(store, device, host, chosen):
-    """A table of 10 rows with 9 columns and one of zeros takes 800 bytes, the builds 100 beside it."""
+    """A table of 6 rows with 15 columns and one of zeros takes 768 bytes, the builds 100 beside it."""
     algebra = SimpleNamespace(
         memory_left=lambda: device, host_left=lambda: host, has_host_memory=True, held_bytes=lambda n: n
     )
     if not chosen.startswith("store="):
-        assert chosen_store(store, algebra, (10, 9), 100) == chosen
+        assert chosen_store(store, algebra, (6, 15), 100) == chosen
         return
-    with pytest.raises(md4.MemoryLimitError, match=f"800 B and its builds 100 B.* or use {chosen}"):
-        chosen_store(store, algebra, (10, 9), 100)
+    with pytest.raises(md4.MemoryLimitError, match=f"768 B and its builds 100 B.* or use {chosen}"):
+        chosen_store(store, algebra, (6, 15), 100)
 
 
 def test_too_many_densities(water):
