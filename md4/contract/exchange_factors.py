@@ -17,9 +17,9 @@ import numpy as np
 ORBITAL_TOLERANCE = 1e-10
 # The same of a symmetric matrix from its transposed one.
 SYMMETRY_TOLERANCE = 1e-14
-# Rows of a symmetric K that one product makes at least. Fewer save more of what is above the diagonal, but products of
-# narrow matrices are slower.
-PANEL = 500
+# Rows of a symmetric K that one product makes at least, in tiles. Fewer save more of what is above the diagonal, but
+# products of narrow matrices are slower. Libraries make a product in tiles, of which panels have whole ones.
+PANEL, TILE = 3, 128
 
 
 @dataclass
@@ -136,5 +136,6 @@ def complete_exchange(k):
 
 def panels(nao):
     """Ranges of rows of K."""
-    count = max(1, nao // PANEL)
-    return list(pairwise(nao * n // count for n in range(count + 1)))
+    tiles = -(-nao // TILE)
+    count = max(1, tiles // PANEL)
+    return list(pairwise(min(nao, tiles * n // count * TILE) for n in range(count + 1)))

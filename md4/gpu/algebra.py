@@ -15,9 +15,16 @@ from md4.support.memory import host_memory
 
 # Rows that `LowerSolver` solves at once by the inverse of a diagonal block, and columns on which it works at a time.
 SOLVED_ROWS, SOLVED_COLUMNS = 128, 1 << 16
-# Long sums that are added to a small matrix: of how many tiles of TILE x TILE all parts of a sum should be, so that
-# every multiprocessor has some, and the least length of a part.
-TILE, TILES, SHORTEST = 128, 264, 512
+# Rows and columns of a result that a multiprocessor makes at a time in the products of cuBLAS, and how many tiles are
+# made at once on the devices that these numbers are for (H100, H200).
+TILE, AT_ONCE = 128, 132
+# Long sums that are added to a small matrix are made in parts, so that every multiprocessor has some of the tiles: the
+# least length of a part, the length of a sum that takes as long as to write a part and to add it to the others, and the
+# most rounds of tiles.
+SHORTEST, PART_LENGTH, ROUNDS = 512, 128, 3
+# Rows of a long result beyond whole tiles, up to which these are a product of their own: cuBLAS would take as long for
+# them as for a whole tile, but the second product reads the long operand again. Least length in tiles.
+FEW_ROWS, LONG = 32, 128
 
 
 def cupy_module():
@@ -231,6 +238,11 @@ class DeviceAlgebra:
         """By cuBLAS, which sees transposed arrays: out^T = b^T a^T. Parts of a long sum are made at the same time."""
         if operand(out).turned:
             raise ValueError("the rows of a product must be contiguous.")
+        whole = len(out) // TILE * TILE
+        if whole and 0 < len(out) - whole <= FEW_ROWS and out.shape[1] >= LONG * TILE:
+            for rows in (slice(0, whole), slice(whole, None)):
+                self.product(a[rows], b, out[rows], factor, add)
+            return out
         parts = self.parts_of_sum(out.shape, a.shape[1]) if add and out.size else 1
         if parts > 1:
             done = a.shape[1] // parts * parts
@@ -252,8 +264,7 @@ class DeviceAlgebra:
 
     def parts_of_sum(self, shape, length):
         """Into how many parts a sum over products of this length is divided, for a matrix of this shape."""
-        tiles = -(-shape[0] // TILE) * -(-shape[1] // TILE)
-        parts = max(1, min(-(-TILES // max(1, tiles)), length // SHORTEST))
+        parts = best_parts(-(-shape[0] // TILE) * -(-shape[1] // TILE), length)
         need = ITEM_BYTES * parts * shape[0] * shape[1]
         return parts if parts == 1 or self.context.pool.share(2 * need) >= 2 * need else 1
 
@@ -317,6 +328,17 @@ def operand(array):
     if down != ITEM_BYTES:
         raise ValueError(f"a matrix of strides {array.strides} has neither contiguous rows nor contiguous columns.")
     return Operand(array.data.ptr, True, max(1, rows, right // ITEM_BYTES if columns > 1 else 0))
+
+
+def best_parts(tiles, length):
+    """The number of parts for which a sum of this length takes the least time: the last round of tiles is not full."""
+    most = max(1, min(ROUNDS * AT_ONCE // tiles, length // SHORTEST))
+
+    def cost(parts):
+        made = parts * tiles
+        return -(-made // AT_ONCE) * AT_ONCE / made + parts * PART_LENGTH / max(1, length)
+
+    return min(range(1, most + 1), key=cost)
 
 
 class LowerSolver:

@@ -100,10 +100,12 @@ def test_factors_in_part(negative):
 
 @pytest.mark.parametrize("nao", [1, 150, 500, 999, 1566])
 def test_panels(nao):
-    """They are the rows of K, 500 or more each where there are so many."""
+    """They are the rows of K, of whole tiles, three to five each where there are so many."""
     found = panels(nao)
     assert [n for first, last in found for n in range(first, last)] == list(range(nao))
-    assert all(500 <= last - first < 1000 for first, last in found) or len(found) == 1
+    assert all(first % 128 == 0 for first, _ in found)
+    assert all(256 < last - first <= 640 for first, last in found) or len(found) == 1
+    assert len(found) == {1: 1, 150: 1, 500: 1, 999: 2, 1566: 4}[nao]
 
 
 def test_zero_density(ours, water):
@@ -174,7 +176,7 @@ def test_no_auxiliary_function_left(water):
 
 def test_small_blocks(water, theirs, monkeypatch):
     """Many chunks of columns, blocks of rows, panels of K, and passes through the integrals."""
-    monkeypatch.setattr("md4.contract.exchange_factors.PANEL", 7)
+    monkeypatch.setattr("md4.contract.exchange_factors.TILE", 3)
     monkeypatch.setattr(HostAlgebra, "chunk_bytes", 1 << 15)
     monkeypatch.setattr(HostAlgebra, "block_bytes", 1 << 15)
     dm = random_densities(water, 0, 2)

@@ -31,7 +31,7 @@ def read_row(table, first, place, value):
 
 
 def read_density(density, place, top, left, lane, line, nao, weight):
-    """A thread's D_ij + D_ji of a symmetric density, once for each pair: nothing above the diagonal, half of it on it."""
+    """A thread's weights of pairs i >= j in a sum: 2 D_ij of a symmetric density, D_ii; 0 above the diagonal."""
     for k in range(OWN):
         i, j = top + line + k * LINES, left + lane
         weight[k] = 0.0
