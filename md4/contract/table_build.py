@@ -46,7 +46,8 @@ class TableBuild:
             return
         ranks = [max((f.rank for f in request.exchange if len(f.sides) > n), default=0) for n in range(2)]
         copies = 2 * self.width if self.reads_once else 0
-        most = min(self.size, block_rows(algebra, row_bytes(algebra, self.nao, copies, sum(ranks))))
+        most = block_rows(algebra, row_bytes(algebra, self.nao, copies, sum(ranks)))
+        most = -(-self.size // -(-self.size // most))  # blocks of about the same size
         dense = algebra.empty((most, self.nao, self.nao))
         work = [algebra.empty((most * self.nao * max(1, rank),)) for rank in ranks]
         if len(request.coulomb) == 1 and not self.reads_once:

@@ -1,7 +1,6 @@
 """Linear algebra on a GPU by CuPy, that is cuBLAS and cuSOLVER, on the stream of md4."""
 
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 
@@ -9,22 +8,14 @@ from md4.errors import DeviceError, MemoryLimitError
 from md4.gpu.buffers import as_buffer
 from md4.gpu.kernels.unpack import launch_unpack, parts_of_sums
 from md4.gpu.pool import ITEM_BYTES, bucket
+from md4.gpu.products import best_parts, operand, whole_rows
+from md4.gpu.staging import Staging
 from md4.support.display import size_text
 from md4.support.environment import way_to_cupy
 from md4.support.memory import host_memory
 
 # Rows that `LowerSolver` solves at once by the inverse of a diagonal block, and columns on which it works at a time.
 SOLVED_ROWS, SOLVED_COLUMNS = 128, 1 << 16
-# Rows and columns of a result that a multiprocessor makes at a time in the products of cuBLAS, and how many tiles are
-# made at once on the devices that these numbers are for (H100, H200).
-TILE, AT_ONCE = 128, 132
-# Long sums that are added to a small matrix are made in parts, so that every multiprocessor has some of the tiles: the
-# least length of a part, the length of a sum that takes as long as to write a part and to add it to the others, and the
-# most rounds of tiles.
-SHORTEST, PART_LENGTH, ROUNDS = 512, 128, 3
-# Rows of a long result beyond whole tiles, up to which these are a product of their own: cuBLAS would take as long for
-# them as for a whole tile, but the second product reads the long operand again. Least length in tiles.
-FEW_ROWS, LONG = 32, 128
 
 
 def cupy_module():
@@ -75,7 +66,7 @@ class DeviceAlgebra:
         self.cublas, self.handle_of_cublas = cublas, device.get_cublas_handle
         self.backend, self.context = backend, backend.context
         self.stream = self.xp.cuda.Stream.from_external(Handle(self.context.stream))
-        self.copies = self.put = None
+        self.copies, self.put, self.staging = None, None, Staging(self.xp)
 
     @contextmanager
     def working(self):
@@ -105,8 +96,10 @@ class DeviceAlgebra:
         return self.xp.empty(shape)
 
     def send(self, array):
-        """A copy on the device."""
-        return self.xp.asarray(array)
+        """A copy on the device, by way of pinned memory."""
+        if not self.staging.takes(array):
+            return self.xp.asarray(array)
+        return self.staging.send(array, self.empty(array.shape), self.stream)
 
     def wrapped(self, array):
         """A view of a device array of md4."""
@@ -120,15 +113,9 @@ class DeviceAlgebra:
 
     def later(self, array):
         """By the stream of copies, beside what the device does next."""
-        made, copies = self.stream.record(), self.stream_of_copies()
-
-        def fetch():
-            copies.wait_event(made)
-            found = array.get(stream=copies)
-            copies.synchronize()
-            return found
-
-        return fetch
+        copies = self.stream_of_copies()
+        copies.wait_event(self.stream.record())
+        return self.staging.later(array, copies)
 
     def stream_of_copies(self):
         """A stream of CuPy's own, made when it is first needed."""
@@ -238,8 +225,8 @@ class DeviceAlgebra:
         """By cuBLAS, which sees transposed arrays: out^T = b^T a^T. Parts of a long sum are made at the same time."""
         if operand(out).turned:
             raise ValueError("the rows of a product must be contiguous.")
-        whole = len(out) // TILE * TILE
-        if whole and 0 < len(out) - whole <= FEW_ROWS and out.shape[1] >= LONG * TILE:
+        whole = whole_rows(out.shape)
+        if whole < len(out):
             for rows in (slice(0, whole), slice(whole, None)):
                 self.product(a[rows], b, out[rows], factor, add)
             return out
@@ -264,7 +251,7 @@ class DeviceAlgebra:
 
     def parts_of_sum(self, shape, length):
         """Into how many parts a sum over products of this length is divided, for a matrix of this shape."""
-        parts = best_parts(-(-shape[0] // TILE) * -(-shape[1] // TILE), length)
+        parts = best_parts(shape, length)
         need = ITEM_BYTES * parts * shape[0] * shape[1]
         return parts if parts == 1 or self.context.pool.share(2 * need) >= 2 * need else 1
 
@@ -301,44 +288,6 @@ class DeviceAlgebra:
     def lower_solver(self, lower):
         """Triangular equations by products."""
         return LowerSolver(self, lower)
-
-
-class Operand(NamedTuple):
-    """A matrix as cuBLAS takes it.
-
-    Attributes
-    ----------
-    pointer : int
-    turned : bool
-        Columns are contiguous rather than rows.
-    step : int
-        Numbers from one row, or column, to the next; of no meaning where there is one only.
-    """
-
-    pointer: int
-    turned: bool
-    step: int
-
-
-def operand(array):
-    """The `Operand` of a matrix; ValueError where neither rows nor columns are contiguous."""
-    (rows, columns), (down, right) = array.shape, array.strides
-    if right == ITEM_BYTES or columns == 1:
-        return Operand(array.data.ptr, False, max(1, columns, down // ITEM_BYTES if rows > 1 else 0))
-    if down != ITEM_BYTES:
-        raise ValueError(f"a matrix of strides {array.strides} has neither contiguous rows nor contiguous columns.")
-    return Operand(array.data.ptr, True, max(1, rows, right // ITEM_BYTES if columns > 1 else 0))
-
-
-def best_parts(tiles, length):
-    """The number of parts for which a sum of this length takes the least time: the last round of tiles is not full."""
-    most = max(1, min(ROUNDS * AT_ONCE // tiles, length // SHORTEST))
-
-    def cost(parts):
-        made = parts * tiles
-        return -(-made // AT_ONCE) * AT_ONCE / made + parts * PART_LENGTH / max(1, length)
-
-    return min(range(1, most + 1), key=cost)
 
 
 class LowerSolver:

@@ -48,6 +48,9 @@ class Array(np.ndarray):
         return {**interface, "version": 3, "stream": 1}
 
     def get(self, stream=None, order="C", out=None, blocking=True):
+        if not blocking:
+            stream.do(lambda: self.get(Stream(), order, out))
+            return out
         stream.synchronize()
         found = np.array(np.asarray(self), order=order)
         if out is None:
@@ -111,6 +114,13 @@ class Event:
         assert isinstance(stream, Stream)
         self.stream = stream
 
+    @property
+    def done(self):
+        return not self.stream.work
+
+    def synchronize(self):
+        self.stream.synchronize()
+
 
 class Library:
     """The modules of CuPy that `md4.gpu.algebra` imports."""
@@ -129,7 +139,8 @@ class Library:
         vars(cuda).update(
             runtime=runtime, device=device, cublas=cublas, cusolver=None, Stream=Stream,
             Event=Event, Device=lambda number: nullcontext(), using_allocator=self.using_allocator,
-            PinnedMemory=self.pinned, PinnedMemoryPointer=lambda memory, offset: memory,
+            PinnedMemory=self.pinned, alloc_pinned_memory=self.pinned,
+            PinnedMemoryPointer=lambda memory, offset: memory,
             MemoryPointer=lambda memory, offset: memory,
             UnownedMemory=lambda pointer, size, owner: SimpleNamespace(pointer=pointer, size=size, owner=owner),
         )  # fmt: skip

@@ -98,6 +98,7 @@ def test_stores(emulated, host_integrals, store, auxbasis, monkeypatch):
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 13)
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.chunk_bytes", 1 << 13)
     monkeypatch.setattr("md4.gpu.algebra.SOLVED_ROWS", 8)
+    monkeypatch.setattr("md4.gpu.staging.LEAST", 0)
     monkeypatch.setattr("md4.contract.exchange_factors.TILE", 1)
     ours = fitting(MORE, auxbasis, "cuda", store=store)
     assert ours.store == store
@@ -130,7 +131,7 @@ def sent(algebra, array):
 )
 def test_product(algebra, shape, factor, add, monkeypatch):
     """Of matrices, parts of matrices and transposed ones, long sums in parts; on the CPU as well."""
-    monkeypatch.setattr("md4.gpu.algebra.SHORTEST", 5)
+    monkeypatch.setattr("md4.gpu.products.SHORTEST", 5)
     made = []
     in_parts = algebra.sums_in_parts
     monkeypatch.setattr(algebra, "sums_in_parts", lambda *args: made.append(args[-1]) or in_parts(*args))
@@ -158,12 +159,26 @@ def test_parts_of_a_sum(algebra, monkeypatch):
     assert algebra.parts_of_sum((920, 920), 1 << 20) == 1
 
 
+def test_staging(algebra, monkeypatch):
+    """Several arrays on their way at the same time; also where the system gives no pinned memory."""
+    monkeypatch.setattr("md4.gpu.staging.LEAST", 0)
+    for most in (1 << 20, 0):
+        monkeypatch.setattr("emulator.array_library.PINNED_BYTES", most)
+        arrays = [np.random.default_rng(n).normal(size=(3, 5)) for n in range(3)]
+        sent = [algebra.send(array) for array in arrays]
+        later = [algebra.later(array) for array in sent]
+        for array, fetch in zip(arrays, later):
+            assert np.array_equal(fetch(), array)
+    assert not algebra.staging.takes(np.zeros(3, dtype=int))
+    assert not algebra.staging.takes(np.zeros((4, 4))[:, ::2])
+
+
 @pytest.mark.parametrize("rows, products", [(7, [(7, 6)]), (8, [(8, 6)]), (9, [(8, 6), (1, 6)]), (11, [(11, 6)])])
 @pytest.mark.parametrize("add", [False, True])
 def test_few_rows_beyond_tiles(algebra, rows, products, add, monkeypatch):
     """They are a product of their own."""
     for name, value in (("TILE", 4), ("FEW_ROWS", 2), ("LONG", 1)):
-        monkeypatch.setattr(f"md4.gpu.algebra.{name}", value)
+        monkeypatch.setattr(f"md4.gpu.products.{name}", value)
     rng, made = np.random.default_rng(rows), []
     a, b, c = rng.normal(size=(rows, 5)), rng.normal(size=(5, 6)), rng.normal(size=(rows, 6))
     dgemm = algebra.cublas.dgemm
