@@ -108,6 +108,16 @@ def test_panels(nao):
     assert len(found) == {1: 1, 150: 1, 500: 1, 999: 2, 1566: 4}[nao]
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1j * np.nan])
+@pytest.mark.parametrize("what", [{"with_k": False}, {"with_j": False}, {}], ids=["J", "K", "J and K"])
+def test_numbers_that_are_not_finite(ours, water, bad, what):
+    """Also in a density whose orbitals are."""
+    dm = np.zeros((2, water.nao, water.nao), dtype=type(bad))
+    dm[1, 3, 2] = bad
+    with pytest.raises(md4.ArgumentError, match="elements that are not finite"):
+        ours.get_jk(dm, orbitals=[(np.eye(water.nao), np.zeros(water.nao))] * 2, **what)
+
+
 def test_zero_density(ours, water):
     assert all(not v.any() for v in ours.get_jk(np.zeros((water.nao, water.nao))))
 
