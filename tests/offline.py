@@ -316,7 +316,7 @@ def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LE
         for aosym in EVERY_SYMMETRY:
             scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
         for density in (None, Anything()):
-            launch_unpack(backend.context, None, (1, 1), None, None, 1, density)
+            launch_unpack(backend.context, None, (1, 1), None, None, (1, 1), density)
     return found
 
 

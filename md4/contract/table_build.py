@@ -11,7 +11,7 @@ from md4.contract.fitting_stores import block_rows
 
 def row_bytes(algebra, nao, width, columns):
     """Bytes for a row of B in K: copies of it of this width, the matrix, sums, and products with so many orbitals."""
-    return 8 * (width + nao * (nao + columns)) + algebra.sums_bytes(nao)
+    return 8 * (width + nao * (algebra.matrix_width(nao) + columns)) + algebra.sums_bytes(nao)
 
 
 class TableBuild:
@@ -48,14 +48,14 @@ class TableBuild:
         copies = 2 * self.width if self.reads_once else 0
         most = block_rows(algebra, row_bytes(algebra, self.nao, copies, sum(ranks)))
         most = -(-self.size // -(-self.size // most))  # blocks of about the same size
-        dense = algebra.empty((most, self.nao, self.nao))
+        dense = algebra.empty((most, self.nao, algebra.matrix_width(self.nao)))
         work = [algebra.empty((most * self.nao * max(1, rank),)) for rank in ranks]
         if len(request.coulomb) == 1 and not self.reads_once:
             self.rho = algebra.empty((self.size,))
         for first, rows in self.table.blocks(0, self.size, most):
             block = self.matrices(first, rows, dense[: len(rows)])
             if self.reads_once and not self.has_coulomb:
-                add_coulomb(request, rows, algebra.xp)
+                add_coulomb(request, rows, algebra)
             for k, f in zip(request.k, request.exchange):
                 if f.rank:
                     self.add_block(k, block, f, work)
@@ -66,8 +66,8 @@ class TableBuild:
         if self.rho is None:
             return self.algebra.unpack(rows, self.places, out)
         density = self.request.symmetric
-        self.rho[first : first + len(rows)] = self.algebra.unpack_and_sum(rows, self.places, out, density)
-        return out
+        made, self.rho[first : first + len(rows)] = self.algebra.unpack_and_sum(rows, self.places, out, density)
+        return made
 
     def add_block(self, k, block, f, work):
         """Adds to K what rows of the tensor, as matrices, are of it."""
@@ -86,15 +86,17 @@ class TableBuild:
         most = block_rows(algebra, 8 * (1 + self.reads_once) * self.width, algebra.block_bytes // 4)
         for first, rows in self.table.blocks(0, self.size, most):
             if self.rho is None:
-                add_coulomb(request, rows, algebra.xp)
+                add_coulomb(request, rows, algebra)
             else:
-                request.j[0] += algebra.xp.matmul(self.rho[first : first + len(rows)], rows)
+                algebra.add_times(rows.T, self.rho[first : first + len(rows)], request.j[0])
         self.has_coulomb = True
 
 
-def add_coulomb(request, rows, xp):
-    """Adds to J what rows of the tensor are of it; one density is a vector, which is read faster than a matrix."""
+def add_coulomb(request, rows, algebra):
+    """Adds to J what rows of the tensor are of it; for one density, a vector, these are read faster than for more."""
+    xp = algebra.xp
     if len(request.coulomb) == 1:
-        request.j[0] += xp.matmul(xp.matmul(rows, request.coulomb[0]), rows)
+        rho = algebra.add_times(rows, request.coulomb[0], xp.zeros(len(rows)))
+        algebra.add_times(rows.T, rho, request.j[0])
     else:
         request.j += xp.matmul(xp.matmul(request.coulomb, rows.T), rows)

@@ -8,7 +8,7 @@ from md4.errors import DeviceError, MemoryLimitError
 from md4.gpu.buffers import as_buffer
 from md4.gpu.kernels.unpack import launch_unpack, parts_of_sums
 from md4.gpu.pool import ITEM_BYTES, bucket
-from md4.gpu.products import best_parts, operand, whole_rows
+from md4.gpu.products import operand, whole_rows
 from md4.gpu.staging import Staging
 from md4.support.display import size_text
 from md4.support.environment import way_to_cupy
@@ -16,6 +16,8 @@ from md4.support.memory import host_memory
 
 # Rows that `LowerSolver` solves at once by the inverse of a diagonal block, and columns on which it works at a time.
 SOLVED_ROWS, SOLVED_COLUMNS = 128, 1 << 16
+# Numbers of a line of the cache.
+LINE = 16
 
 
 def cupy_module():
@@ -57,7 +59,7 @@ class DeviceAlgebra:
     backend : md4.gpu.backend.GpuBackend
     """
 
-    has_host_memory, block_bytes, chunk_bytes = True, 2 << 30, 2 << 30
+    has_host_memory, block_bytes, chunk_bytes = True, 8 << 30, 2 << 30
 
     def __init__(self, backend):
         self.xp = cupy_module()
@@ -197,19 +199,25 @@ class DeviceAlgebra:
         """Columns of each row."""
         return self.xp.take(table, columns, axis=1, out=out)
 
+    def matrix_width(self, nao):
+        """Rows of matrices begin at lines of the cache, so that warps write whole sectors."""
+        return -(-nao // LINE) * LINE
+
     def unpack(self, table, places, out):
         """Rows as symmetric matrices, by a kernel of md4."""
-        launch_unpack(self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1])
-        return out
+        nao = out.shape[1]
+        launch_unpack(self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1:])
+        return out[:, :, :nao]
 
     def unpack_and_sum(self, table, places, out, density):
         """As `unpack`, and the sums by the same kernel, whose warps each make parts of them."""
-        part = self.empty((len(table), parts_of_sums(out.shape[1])))
+        nao = out.shape[1]
+        part = self.empty((len(table), parts_of_sums(nao)))
         launch_unpack(
-            self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1],
+            self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1:],
             as_buffer(density), as_buffer(part),
         )  # fmt: skip
-        return part.sum(axis=1)
+        return out[:, :, :nao], part.sum(axis=1)
 
     def sums_bytes(self, nao):
         """Parts of sums of a row."""
@@ -222,7 +230,7 @@ class DeviceAlgebra:
     # products and factorisations
 
     def product(self, a, b, out, factor=1.0, add=False):
-        """By cuBLAS, which sees transposed arrays: out^T = b^T a^T. Parts of a long sum are made at the same time."""
+        """By cuBLAS, which sees transposed arrays: out^T = b^T a^T. `whole_rows` may make it two products."""
         if operand(out).turned:
             raise ValueError("the rows of a product must be contiguous.")
         whole = whole_rows(out.shape)
@@ -230,11 +238,6 @@ class DeviceAlgebra:
             for rows in (slice(0, whole), slice(whole, None)):
                 self.product(a[rows], b, out[rows], factor, add)
             return out
-        parts = self.parts_of_sum(out.shape, a.shape[1]) if add and out.size else 1
-        if parts > 1:
-            done = a.shape[1] // parts * parts
-            out += self.sums_in_parts(a[:, :done], b[:done], factor, parts).sum(axis=0)
-            a, b = a[:, done:], b[done:]
         if out.size and (a.shape[1] or not add):
             scales = np.array([factor, add], dtype=float)
             left, right, made = operand(a), operand(b), operand(out)
@@ -249,22 +252,15 @@ class DeviceAlgebra:
         """What cuBLAS calls them."""
         return [self.cublas.CUBLAS_OP_T if this.turned else self.cublas.CUBLAS_OP_N for this in operands]
 
-    def parts_of_sum(self, shape, length):
-        """Into how many parts a sum over products of this length is divided, for a matrix of this shape."""
-        parts = best_parts(shape, length)
-        need = ITEM_BYTES * parts * shape[0] * shape[1]
-        return parts if parts == 1 or self.context.pool.share(2 * need) >= 2 * need else 1
-
-    def sums_in_parts(self, a, b, factor, parts):
-        """factor a b as parts of equal length of the sum over products, shape (parts, rows, columns)."""
-        out, length = self.empty((parts, a.shape[0], b.shape[1])), a.shape[1] // parts
-        left, right, scales = operand(a), operand(b), np.array([factor, 0.0])
-        self.cublas.dgemmStridedBatched(
-            self.handle_of_cublas(), *self.operations(right, left), *out.shape[:0:-1], length, scales.ctypes.data,
-            right.pointer, right.step, length * (1 if right.turned else right.step), left.pointer, left.step,
-            length * (left.step if left.turned else 1), scales[1:].ctypes.data, out.data.ptr, out.shape[2],
-            out.shape[1] * out.shape[2], parts,
-        )  # fmt: skip
+    def add_times(self, matrix, vector, out):
+        """By cuBLAS, which reads a matrix faster so than for a product of matrices."""
+        if matrix.size:
+            one, given = np.array(1.0), operand(matrix)
+            shape = matrix.shape if given.turned else matrix.shape[::-1]
+            self.cublas.dgemv(
+                self.handle_of_cublas(), self.cublas.CUBLAS_OP_N if given.turned else self.cublas.CUBLAS_OP_T, *shape,
+                one.ctypes.data, given.pointer, given.step, vector.data.ptr, 1, one.ctypes.data, out.data.ptr, 1,
+            )  # fmt: skip
         return out
 
     def cholesky(self, matrix):

@@ -4,13 +4,8 @@ from typing import NamedTuple
 
 from md4.gpu.pool import ITEM_BYTES
 
-# Rows and columns of a result that a multiprocessor makes at a time in the products of cuBLAS, and how many tiles are
-# made at once on the devices that these numbers are for (H100, H200).
-TILE, AT_ONCE = 128, 132
-# Long sums that are added to a small matrix are made in parts, so that every multiprocessor has some of the tiles: the
-# least length of a part, the length of a sum that takes as long as to write a part and to add it to the others, and the
-# most rounds of tiles.
-SHORTEST, PART_LENGTH, ROUNDS = 512, 128, 3
+# Rows and columns of a result that a multiprocessor makes at a time in the products of cuBLAS.
+TILE = 128
 # Rows of a long result beyond whole tiles, up to which these are a product of their own: cuBLAS would take as long for
 # them as for a whole tile, but the second product reads the long operand again. Least length in tiles.
 FEW_ROWS, LONG = 32, 128
@@ -45,18 +40,6 @@ def operand(array):
     (rows, columns), (down, right) = array.shape, array.strides
     if right == ITEM_BYTES or columns == 1:
         return Operand(array.data.ptr, False, max(1, columns, down // ITEM_BYTES if rows > 1 else 0))
-    if down != ITEM_BYTES:
+    if down != ITEM_BYTES and rows > 1:
         raise ValueError(f"a matrix of strides {array.strides} has neither contiguous rows nor contiguous columns.")
     return Operand(array.data.ptr, True, max(1, rows, right // ITEM_BYTES if columns > 1 else 0))
-
-
-def best_parts(shape, length):
-    """The number of parts for which a sum of this length takes the least time: the last round of tiles is not full."""
-    tiles = -(-shape[0] // TILE) * -(-shape[1] // TILE)
-    most = max(1, min(ROUNDS * AT_ONCE // tiles, length // SHORTEST))
-
-    def cost(parts):
-        made = parts * tiles
-        return -(-made // AT_ONCE) * AT_ONCE / made + parts * PART_LENGTH / max(1, length)
-
-    return min(range(1, most + 1), key=cost)

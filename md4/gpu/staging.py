@@ -11,7 +11,9 @@ from md4.support.threads import Standing, run_each
 
 # Bytes of arrays that are copied so: smaller ones take as long to divide, larger ones would hold much pinned memory.
 LEAST, MOST = 1 << 20, 256 << 20
-THREADS = 6
+# Up to here the driver's own way to the device takes no longer.
+LEAST_SENT = 10 << 20
+THREADS = 3
 
 
 class Staging:
@@ -46,6 +48,9 @@ class Staging:
 
     def send(self, array, out, stream):
         """`out`, to which an array of the host is copied on a stream; it may be changed at once."""
+        if array.nbytes < LEAST_SENT:
+            out.set(array, stream=stream)  # the driver has made a copy when this returns
+            return out
         staged = self.pinned(array)
         self.copy(array, staged)
         out.set(staged, stream=stream)
@@ -58,11 +63,11 @@ class Staging:
             return lambda: self.fetched(array, stream)
         staged = self.pinned(array)
         array.get(stream=stream, out=staged, blocking=False)
-        copied = self.mark(staged, stream)
+        copied, found = self.mark(staged, stream), np.empty(array.shape)
+        found.fill(0.0)  # while the device is at work, since the first write to new memory is slow
 
         def fetch(array=array):  # which is kept until then
             copied.synchronize()
-            found = np.empty(array.shape)
             self.copy(staged, found)
             return found
 

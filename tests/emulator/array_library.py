@@ -131,7 +131,7 @@ class Library:
         device = ModuleType("cupy.cuda.device")
         device.get_cublas_handle = lambda: 0
         cublas = ModuleType("cupy.cuda.cublas")
-        cublas.dtrsm, cublas.dgemm, cublas.dgemmStridedBatched = self.dtrsm, self.dgemm, self.dgemm_strided_batched
+        cublas.dtrsm, cublas.dgemm, cublas.dgemv = self.dtrsm, self.dgemm, self.dgemv
         for n, name in enumerate(("SIDE_LEFT", "SIDE_RIGHT", "OP_N", "OP_T", "DIAG_NON_UNIT", "FILL_MODE_UPPER")):
             setattr(cublas, f"CUBLAS_{name}", n)
         self.constants = vars(cublas)
@@ -253,13 +253,13 @@ class Library:
         out, before = matrix(c, m, n, ldc), number(beta)
         out[...] = number(alpha) * (one @ other) + (before * out if before else 0.0)
 
-    def dgemm_strided_batched(
-        self, handle, trans_a, trans_b, m, n, k, alpha, a, lda, step_a, b, ldb, step_b, beta, c, ldc, step_c, count
-    ):
-        """cuBLAS's: several, each with matrices so many numbers behind those of the one before."""
-        for _ in range(count):
-            self.dgemm(handle, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
-            a, b, c = a + 8 * step_a, b + 8 * step_b, c + 8 * step_c
+    def dgemv(self, handle, trans, m, n, alpha, a, lda, x, step_x, beta, y, step_y):
+        """cuBLAS's, of a matrix in Fortran's order."""
+        given, turned = matrix(a, m, n, lda), trans == self.constants["CUBLAS_OP_T"]
+        given = given.T if turned else given
+        rows, columns = given.shape
+        vector, out = matrix(x, 1, columns, step_x)[0], matrix(y, 1, rows, step_y)[0]
+        out[...] = number(alpha) * (given @ vector) + number(beta) * out
 
 
 def number(pointer):

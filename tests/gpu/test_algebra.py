@@ -12,6 +12,7 @@ from pyscf import df, gto
 
 import md4
 from md4.contract.density_fitting import DensityFitting
+from md4.contract.exchange_factors import half_transformed
 from md4.contract.fitting_stores import Columns
 from md4.contract.fitting_team import density_fitting
 from md4.contract.metric_rows import inverse
@@ -98,7 +99,8 @@ def test_stores(emulated, host_integrals, store, auxbasis, monkeypatch):
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 13)
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.chunk_bytes", 1 << 13)
     monkeypatch.setattr("md4.gpu.algebra.SOLVED_ROWS", 8)
-    monkeypatch.setattr("md4.gpu.staging.LEAST", 0)
+    for name in ("LEAST", "LEAST_SENT"):
+        monkeypatch.setattr(f"md4.gpu.staging.{name}", 0)
     monkeypatch.setattr("md4.contract.exchange_factors.TILE", 1)
     ours = fitting(MORE, auxbasis, "cuda", store=store)
     assert ours.store == store
@@ -129,12 +131,8 @@ def sent(algebra, array):
     [(3, 4, 5), (1, 4, 1), (3, 1, 5), (1, 1, 1), (4, 0, 2), (0, 3, 2), (3, 17, 5), (1, 12, 2), (3, 17, 0), (0, 17, 2)],
     ids=str,
 )
-def test_product(algebra, shape, factor, add, monkeypatch):
-    """Of matrices, parts of matrices and transposed ones, long sums in parts; on the CPU as well."""
-    monkeypatch.setattr("md4.gpu.products.SHORTEST", 5)
-    made = []
-    in_parts = algebra.sums_in_parts
-    monkeypatch.setattr(algebra, "sums_in_parts", lambda *args: made.append(args[-1]) or in_parts(*args))
+def test_product(algebra, shape, factor, add):
+    """Of matrices, parts of matrices and transposed ones; on the CPU as well."""
     (m, k, n), rng = shape, np.random.default_rng(0)
     a, b, c = rng.normal(size=(m, k)), rng.normal(size=(k, n)), rng.normal(size=(m, n))
     right = factor * a @ b + (c if add else 0)
@@ -143,25 +141,51 @@ def test_product(algebra, shape, factor, add, monkeypatch):
         out = sent(algebra, c if add else np.full((m, n), np.nan))
         assert algebra.product(*given, out, factor, add) is out
         assert np.allclose(algebra.fetch(out), right, rtol=1e-14, atol=1e-14)
-        assert bool(made) == (add and k > 10 and m * n > 0)
         host = c.copy() if add else np.full((m, n), np.nan)
         assert HostAlgebra.product(None, one, other, host, factor, add) is host
         assert np.allclose(host, right, rtol=1e-14, atol=1e-14)
 
 
-def test_parts_of_a_sum(algebra, monkeypatch):
-    """As many as give all multiprocessors work, none too short, and no more than there is memory for."""
-    assert [algebra.parts_of_sum((920, 920), length) for length in (400, 1100, 1 << 20)] == [1, 2, 2]
-    assert [algebra.parts_of_sum((640, columns), 6720) for columns in (640, 1152)] == [5, 8]
-    assert algebra.parts_of_sum((128, 60000), 4000) == 1
-    monkeypatch.setattr("md4.gpu.pool.RESERVE_BYTES", (1 << 40) - 1000)
-    algebra.context.pool.trim()
-    assert algebra.parts_of_sum((920, 920), 1 << 20) == 1
+@pytest.mark.parametrize("shape", [(3, 5), (1, 5), (5, 1), (1, 1), (0, 4), (4, 0)], ids=str)
+def test_matrix_times_vector(algebra, shape):
+    """Of a part of a matrix and a transposed one; on the CPU as well."""
+    rng = np.random.default_rng(1)
+    for turned in (False, True):
+        matrix = rng.normal(size=shape)
+        vector, before = rng.normal(size=shape[1]), rng.normal(size=shape[0])
+        given, out = sent(algebra, matrix.T).T if turned else sent(algebra, matrix), algebra.send(before)
+        assert algebra.add_times(given, algebra.send(vector), out) is out
+        wanted = before + matrix @ vector
+        assert np.allclose(algebra.fetch(out), wanted, rtol=1e-14, atol=1e-14)
+        assert HostAlgebra.add_times(None, matrix, vector, before) is before
+        assert np.allclose(before, wanted, rtol=1e-14, atol=1e-14)
 
 
-def test_staging(algebra, monkeypatch):
+@pytest.mark.parametrize("nao", [1, 16, 19])
+def test_matrices_of_whole_lines(algebra, nao, monkeypatch):
+    """Their rows begin at lines of the cache, and the half-transformation reads them without a copy."""
+    width, rng = algebra.matrix_width(nao), np.random.default_rng(nao)
+    assert width % 16 == 0
+    assert nao <= width < nao + 16
+    matrices = rng.normal(size=(2, nao, nao))
+    matrices += matrices.transpose(0, 2, 1)
+    places, out = algebra.send(np.arange(nao**2).reshape(nao, nao)), algebra.empty((2, nao, width))
+    out[...] = np.nan
+    block = algebra.unpack(algebra.send(matrices.reshape(2, -1)), places, out)
+    assert np.array_equal(algebra.fetch(block), matrices)
+    given, product = [], algebra.product
+    monkeypatch.setattr(algebra, "product", lambda a, b, made: given.append(b) or product(a, b, made))
+    vectors = rng.normal(size=(3, nao)).T
+    made = half_transformed(algebra, block, algebra.send(vectors.T.copy()).T, algebra.empty((6 * nao,)))
+    assert np.allclose(algebra.fetch(made).reshape(3, 2, nao), np.einsum("qij,jo->oqi", matrices, vectors), rtol=1e-12)
+    assert np.shares_memory(given[0], out)
+
+
+@pytest.mark.parametrize("least", [0, 1 << 20], ids=["pinned", "driver"])
+def test_staging(algebra, least, monkeypatch):
     """Several arrays on their way at the same time; also where the system gives no pinned memory."""
     monkeypatch.setattr("md4.gpu.staging.LEAST", 0)
+    monkeypatch.setattr("md4.gpu.staging.LEAST_SENT", least)
     for most in (1 << 20, 0):
         monkeypatch.setattr("emulator.array_library.PINNED_BYTES", most)
         arrays = [np.random.default_rng(n).normal(size=(3, 5)) for n in range(3)]

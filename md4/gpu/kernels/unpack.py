@@ -56,6 +56,7 @@ def unpack_rows(sums):
 
     A block takes one tile on or below the diagonal, of some rows n one after the other, so that a thread reads its
     places once. The tile is written as it is and, from shared memory, transposed: both times along rows of the matrix.
+    Rows of a matrix are `pitch` numbers apart: where these are whole sectors, a warp writes no part of one.
     So each number of the table is read once. On the diagonal all of the tile is read. A thread reads the next row
     before it waits for the others, and there are two tiles in shared memory, so that it waits once a row.
     """
@@ -63,8 +64,9 @@ def unpack_rows(sums):
     weigh, added = jit_device(read_density), jit_device(warp_sum)
 
     def kernel(
-        table: F64, count: i64, width: i64, places: I64, tiles: i64, nao: i64, out: F64, density: F64, part: F64
-    ):
+        table: F64, count: i64, width: i64, places: I64, tiles: i64, nao: i64, pitch: i64, out: F64, density: F64,
+        part: F64,
+    ):  # fmt: skip
         shared = cuda.shared.array(BOTH_TILES, f64)
         place, value, weight = cuda.local.array(OWN, i64), cuda.local.array(OWN, f64), cuda.local.array(OWN, f64)
         tile = i64(cuda.blockIdx.x) % tiles
@@ -78,11 +80,11 @@ def unpack_rows(sums):
         if sums:
             weigh(density, place, top, left, x, y, nao, weight)
         # where the thread writes in a matrix, and transposed; how many of its numbers are inside of it then
-        step, straight, turned = LINES * nao, (top + y) * nao + left + x, (left + y) * nao + top + x
+        step, straight, turned = LINES * pitch, (top + y) * pitch + left + x, (left + y) * pitch + top + x
         inside = (nao - left - y + LINES - 1) // LINES if top != left and top + x < nao else 0
         read(table, first * width, place, value)
         for n in range(first, last):
-            matrix, total = n * nao * nao, 0.0
+            matrix, total = n * nao * pitch, 0.0
             for k in range(OWN):
                 if place[k] >= 0:
                     out[matrix + straight + k * step] = value[k]
@@ -124,16 +126,17 @@ def tiles_of(nao):
     return lines * (lines + 1) // 2
 
 
-def launch_unpack(context, table, shape, places, out, nao, density=None, part=None):
-    """Matrices of `nao` AOs from a table of `shape`, (rows, columns), all in device memory; with a density also sums.
+def launch_unpack(context, table, shape, places, out, square, density=None, part=None):
+    """Matrices from a table of `shape`, (rows, columns), all in device memory; with a density also sums.
 
-    `part` has the shape (rows, parts_of_sums(nao)).
+    `square` is the number of AOs, and the numbers from one row of a matrix to the next. `part` has the shape
+    (rows, parts_of_sums(nao)).
     """
-    count, width = shape
+    (count, width), (nao, pitch) = shape, square
     tiles, sums = tiles_of(nao), density is not None
     blocks = tiles * -(-count // UNPACK.rows)
     if blocks:
         given = (density, part) if sums else (out, out)  # which are not used
         context.launch(
-            unpack_variant(sums), blocks, UNPACK.threads, 0, table, count, width, places, tiles, nao, out, *given
+            unpack_variant(sums), blocks, UNPACK.threads, 0, table, count, width, places, tiles, nao, pitch, out, *given
         )
