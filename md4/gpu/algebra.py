@@ -98,7 +98,7 @@ class DeviceAlgebra:
         return self.xp.empty(shape)
 
     def send(self, array):
-        """A copy on the device, by way of pinned memory."""
+        """A copy on the device; of a large matrix by way of pinned memory."""
         if not self.staging.takes(array):
             return self.xp.asarray(array)
         return self.staging.send(array, self.empty(array.shape), self.stream)

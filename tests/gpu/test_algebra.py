@@ -13,7 +13,7 @@ from pyscf import df, gto
 import md4
 from md4.contract.density_fitting import DensityFitting
 from md4.contract.exchange_factors import half_transformed
-from md4.contract.fitting_stores import Columns
+from md4.contract.fitting_stores import Columns, block_rows
 from md4.contract.fitting_team import density_fitting
 from md4.contract.metric_rows import inverse
 from md4.contract.three_centre import ThreeCentre
@@ -297,6 +297,17 @@ def test_several_devices(emulated, host_integrals, store, auxbasis, monkeypatch)
     ours = density_fitting(*bases, backend="cuda", store=store, cutoff=0)
     assert len({share.engine.backend.context.pool for share in ours.shares}) == ours.count == 3
     compare(ours, fitting(MORE, auxbasis, "cpu"), MORE)
+
+
+@pytest.mark.parametrize("max_memory", [None, 50])
+def test_blocks_of_rows(emulated, max_memory):
+    """8 GB at most, and no more than half of what a cap leaves."""
+    made = md4.Engine(md4.Basis.from_mol(FEW), backend="cuda", max_memory=max_memory).backend.algebra()
+    left, row = made.memory_left(), 1 << 20
+    assert block_rows(made, row) == (8192 if max_memory is None else left // 2 // row)
+    assert 0 < block_rows(made, row) <= left / 2 / row
+    with pytest.raises(md4.MemoryLimitError, match="raise max_memory"):
+        block_rows(made, left + 1)
 
 
 @pytest.mark.parametrize("limit", [1e6, 1e-6], ids=["product", "substitution"])
