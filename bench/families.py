@@ -204,7 +204,7 @@ def unpacked(nao, count):
     context = md4.Engine(SP, backend="cuda").backend.context
     buffer, (rows, numbers) = context.pool.upload([table.ravel(), places.ravel()], context.stream)
     out, found = context.pool.get(count * nao**2), np.empty((count, nao, nao))
-    launch_unpack(context, rows, table.shape, numbers, out, nao)
+    launch_unpack(context, rows, table.shape, numbers, out, (nao, nao))
     copy_to_host(found, out.pointer, context.stream)
     context.pool.release(buffer)
     compare(found, table[:, places], f"{count} matrices of {nao} AOs")

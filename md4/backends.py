@@ -252,10 +252,20 @@ class Algebra(Protocol):
         """out[n, ...] = table[n, columns[...]]"""
 
     def unpack(self, table, places, out):
-        """out[n, i, j] = out[n, j, i] = table[n, places[i, j]] for i >= j.
+        """out[n, i, j] = out[n, j, i] = table[n, places[i, j]] for i >= j; returns out[:, :, :nao].
 
-        `places`, int64, holds the same for j, i or another column that is equal.
+        `out` has the shape (n, nao, matrix_width(nao)). `places`, (nao, nao) of int64, holds the same for j, i or
+        another column that is equal.
         """
+
+    def matrix_width(self, nao):
+        """Numbers from one row to the next of the matrices of `unpack`; what is behind the columns is not written."""
+
+    def unpack_and_sum(self, table, places, out, density):
+        """As `unpack`, and sum_ij density[i, j] out[n, i, j] for each n. `density`, (nao, nao), is symmetric."""
+
+    def sums_bytes(self, nao):
+        """Bytes of workspace that `unpack_and_sum` needs for a row of the table."""
 
     def gather_to_host(self, table, columns, out):
         """As `gather`, into a NumPy array."""
@@ -265,6 +275,9 @@ class Algebra(Protocol):
 
         The rows or the columns of `a` and `b` are contiguous, the rows of `out` are; they may be parts of matrices.
         """
+
+    def add_times(self, matrix, vector, out):
+        """out += matrix vector; returns `out`. The rows or the columns of the matrix are contiguous."""
 
     def cholesky(self, matrix):
         """L of L L^T, with zeros above the diagonal; None if the matrix is not positive definite."""

@@ -323,7 +323,8 @@ def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LE
                 Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
         for aosym in EVERY_SYMMETRY:
             scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
-        launch_unpack(backend.context, None, (1, 1), None, None, 1)
+        for density in (None, Anything()):
+            launch_unpack(backend.context, None, (1, 1), None, None, (1, 1), density)
     return found
 
 

@@ -6,7 +6,7 @@
     K_il = sum_Qo s_o (B_Q L_o)_i (B_Q R_o)_l             D = sum_o s_o L_o R_o^T
 
 W is of `md4.contract.metric`, B is kept by `md4.contract.fitting_stores`, and L and R are of
-`md4.contract.exchange_factors`. From a table, all is made in blocks of its rows; `md4.contract.direct_fitting` does
+`md4.contract.exchange_factors`. `md4.contract.table_build` makes J and K from a table, `md4.contract.direct_fitting`
 without one.
 """
 
@@ -17,11 +17,12 @@ from functools import cached_property
 
 import numpy as np
 
-from md4.contract.densities import checked_densities
+from md4.contract.densities import checked_densities, not_finite
 from md4.contract.direct_fitting import DirectBuild
-from md4.contract.exchange_factors import add_exchange, complete_exchange, factors, half_transformed
-from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store
+from md4.contract.exchange_factors import complete_exchange, factors
+from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width
 from md4.contract.metric import Metric
+from md4.contract.table_build import TableBuild, row_bytes
 from md4.contract.three_centre import ThreeCentre
 from md4.errors import MemoryLimitError
 from md4.support.arguments import checked_choice
@@ -43,15 +44,18 @@ class Request:
 
     Attributes
     ----------
-    coulomb : array, shape (n_j, ncol + 1)
+    coulomb : array, shape (n_j, width of a table)
         Symmetric parts of densities as rows over the columns, times their weights. There are none without J.
+    symmetric : array, shape (nao, nao)
+        The symmetric part of the last density; None without J.
     exchange : list of Factors
         Of the densities whose K is asked for; there are none without K.
-    j : array, shape (n_j, ncol + 1)
+    j : array, of the shape of `coulomb`
     k : array, shape (n_k, nao, nao)
     """
 
     coulomb: object
+    symmetric: object
     exchange: list
     j: object
     k: object
@@ -128,7 +132,8 @@ class DensityFitting:
     def _fitting_store(self, asked):
         """`chosen_store` for the rows of `metric`."""
         rows = ROWS_BY_ITSELF if self.asked == "auto" else 1
-        work = max(self.columns.least_bytes, rows * self._row_bytes(2 * self.nao))
+        row = row_bytes(self.algebra, self.nao, 2 * table_width(self.three.ncol), 2 * self.nao)
+        work = max(self.columns.least_bytes, rows * row)
         return chosen_store(asked, self.algebra, (self.metric.size, self.three.ncol), work)
 
     def _make_table(self, store):
@@ -225,7 +230,7 @@ class DensityFitting:
             The least workspace does not fit.
         """
         with self.engine.lock, self.algebra.working():
-            dm, shape = checked_densities(dm, hermi, self.nao)
+            dm, shape = checked_densities(dm, hermi, self.nao, finite=False)  # `_largest` looks
             if not np.iscomplexobj(dm):
                 vj, vk = self._real(dm, with_j, with_k, orbitals)
             else:
@@ -236,28 +241,47 @@ class DensityFitting:
     def _real(self, dm, with_j, with_k, orbitals):
         """J and K of real matrices, shape (n, nao, nao), on the host."""
         self._check_densities(len(dm), with_j, with_k)
-        densities, fetch_j = self.algebra.send(np.ascontiguousarray(dm)), None
+        densities = self.algebra.send(np.ascontiguousarray(dm))
+        largest = self._largest(densities)
         request = self._request(densities, with_j, with_k)
-        if with_j and not (with_k and self._reads_once):
-            self._build(request)  # at which the device is while the host prepares K
-            fetch_j, request.coulomb = self._fetch_j(request), request.coulomb[:0]
         if with_k:
             orbitals = [None] * len(dm) if orbitals is None else orbitals
-            request.exchange = [factors(one, self.algebra, of_it) for one, of_it in zip(densities, orbitals)]
-            del densities
-            self._build(request)
-            self._complete(request)
-        if with_j:
-            fetch_j = fetch_j or self._fetch_j(request)
-        return fetch_j and fetch_j(), self.algebra.fetch(request.k) if with_k else None
+            request.exchange = [
+                factors(one, self.algebra, of_it, size) for one, of_it, size in zip(densities, orbitals, largest)
+            ]
+        del densities
+        return self._built(request, with_j, with_k)
+
+    def _built(self, request, with_j, with_k):
+        """J and K on the host. From a table K comes first, and is copied while the device makes J."""
+        build = None if self.table is None else TableBuild(self.table, self.places, request)
+        if build is None:
+            DirectBuild(self.columns, request).run()
+        else:
+            build.make_exchange()
+        self._complete(request)
+        fetch_k = self.algebra.later(request.k) if with_k else None
+        if build is not None:
+            build.make_coulomb()
+        fetch_j = self._fetch_j(request) if with_j else None
+        k = fetch_k and fetch_k()
+        return fetch_j and fetch_j(), k
+
+    def _largest(self, densities):
+        """The largest element of each density; ArgumentError for one that has others than finite numbers."""
+        found = self.algebra.fetch(abs(densities).max(axis=2).max(axis=1))  # by more threads than of one long axis
+        if not np.isfinite(found).all():
+            raise not_finite()
+        return found
 
     def _request(self, densities, with_j, with_k):
         """A `Request` for densities, shape (n, nao, nao), on the device, as yet without the factors for K."""
-        n, nao = len(densities), self.nao
-        coulomb = self._zeros((n if with_j else 0, self.three.ncol + 1))
+        n, nao, ncol = len(densities), self.nao, self.three.ncol
+        coulomb, symmetric = self._zeros((n if with_j else 0, table_width(ncol))), None
         for row, density in zip(coulomb, densities):
-            row[:-1] = (density + density.T).reshape(-1)[self.columns_of] * (0.5 * self.weights)
-        return Request(coulomb, [], self._zeros(coulomb.shape), self._zeros((n if with_k else 0, nao, nao)))
+            symmetric = 0.5 * (density + density.T)
+            row[:ncol] = symmetric.reshape(-1)[self.columns_of] * self.weights
+        return Request(coulomb, symmetric, [], self._zeros(coulomb.shape), self._zeros((n if with_k else 0, nao, nao)))
 
     def _complete(self, request):
         """Completes K that are symmetric."""
@@ -265,21 +289,9 @@ class DensityFitting:
             if f.symmetric:
                 complete_exchange(k)
 
-    @property
-    def _reads_once(self):
-        """Whether J and K are better made in one pass: what they read is made or copied for them."""
-        return self.table is None or self.table.kind == "host"
-
     def _fetch_j(self, request):
         """A function that fetches J as matrices."""
         return self.algebra.later(request.j[:, self.places])
-
-    def _build(self, request):
-        """Adds what is requested to J and K."""
-        if self.table is None:
-            DirectBuild(self.columns, request).run()
-        else:
-            self._from_table(request)
 
     def _zeros(self, shape):
         made = self.algebra.empty(shape)
@@ -288,45 +300,14 @@ class DensityFitting:
 
     def _check_densities(self, count, with_j, with_k):
         """MemoryLimitError if there is no memory for densities, J and K."""
-        need = 8 * count * (3 * with_j * (self.three.ncol + 1) + (1 + with_j + 3 * with_k) * self.nao**2)
+        width = table_width(self.three.ncol)
+        need = 8 * count * (3 * with_j * width + (2 + with_j + 3 * with_k) * self.nao**2)
         left = self.algebra.memory_left()
         if need > left:
             raise MemoryLimitError(
                 f"{count} density matrices of {self.nao} AOs, their J and K take {size_text(need)}, but "
                 f"{size_text(left)} may be used; raise max_memory or give fewer at once."
             )
-
-    def _row_bytes(self, columns):
-        """Bytes for a row of B in K: the row twice, the matrix it stands for, and products with so many orbitals."""
-        return 8 * (2 * self.three.ncol + 2 + self.nao * (self.nao + columns))
-
-    def _from_table(self, request):
-        """J and K from blocks of rows of the table."""
-        xp, algebra, nao = self.algebra.xp, self.algebra, self.nao
-        if request.exchange:
-            ranks = [max((f.rank for f in request.exchange if len(f.sides) > n), default=0) for n in range(2)]
-            most = min(self.size, block_rows(algebra, self._row_bytes(sum(ranks))))
-            dense = algebra.empty((most, nao, nao))
-            work = [algebra.empty((most * nao * max(1, rank),)) for rank in ranks]
-        else:
-            most = block_rows(algebra, 16 * (self.three.ncol + 1), algebra.block_bytes // 4)
-        for _, rows in self.table.blocks(0, self.size, most):
-            if len(request.coulomb):
-                add_coulomb(request, rows, xp)
-            if request.exchange:
-                block = algebra.unpack(rows, self.places, dense[: len(rows)])
-                for k, f in zip(request.k, request.exchange):
-                    if f.rank:
-                        self._add_block(k, block, f, work)
-
-    def _add_block(self, k, block, f, work):
-        """Adds to K what rows of the tensor, as matrices, are of it."""
-        made = [half_transformed(self.algebra, block, side, out) for side, out in zip(f.sides, work)]
-        positive = len(block) * f.negative  # the first row of them
-        for these, sign in ((slice(0, positive), -1.0), (slice(positive, None), 1.0)):
-            parts = [side[these] for side in made]
-            if len(parts[0]):
-                add_exchange(self.algebra, k, parts[0], parts[-1], sign)
 
     # rows of B
 
@@ -338,7 +319,7 @@ class DensityFitting:
             if self.table is None:
                 self._direct_rows(self.columns, first, last, out)
                 return out
-            most = block_rows(self.algebra, 8 * (2 * self.three.ncol + 2 + out.shape[1]))
+            most = block_rows(self.algebra, 8 * (2 * table_width(self.three.ncol) + out.shape[1]))
             for start, rows in self.table.blocks(first, last, most):
                 self.algebra.gather_to_host(rows, self.triangle, out[start - first : start - first + len(rows)])
         return out
@@ -351,11 +332,3 @@ class DensityFitting:
         for start, stop, part in columns.solved():
             some = once[start:stop]
             out[:, place[start:stop][some]] = self.algebra.fetch(part[first:last])[:, some]
-
-
-def add_coulomb(request, rows, xp):
-    """Adds to J what rows of the tensor are of it; one density is a vector, which is read faster than a matrix."""
-    if len(request.coulomb) == 1:
-        request.j[0] += xp.matmul(xp.matmul(rows, request.coulomb[0]), rows)
-    else:
-        request.j += xp.matmul(xp.matmul(request.coulomb, rows.T), rows)

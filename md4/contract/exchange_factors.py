@@ -17,9 +17,9 @@ import numpy as np
 ORBITAL_TOLERANCE = 1e-10
 # The same of a symmetric matrix from its transposed one.
 SYMMETRY_TOLERANCE = 1e-14
-# Rows of a symmetric K that one product makes at least. Fewer save more of what is above the diagonal, but products of
-# narrow matrices are slower.
-PANEL = 500
+# Rows of a symmetric K that one product makes at least, in tiles. Fewer save more of what is above the diagonal, but
+# products of narrow matrices are slower. Libraries make a product in tiles, of which panels have whole ones.
+PANEL, TILE = 3, 128
 
 
 @dataclass
@@ -59,22 +59,22 @@ class Factors:
         return Factors(left, right, max(0, min(self.negative, last) - first))
 
 
-def occupied(density, coefficients, occupations, algebra):
+def occupied(density, coefficients, occupations, algebra, largest):
     """C n^1/2 of the occupied orbitals, shape (nao, nocc); None if these are not the orbitals of the density."""
     if not np.isrealobj(coefficients) or coefficients.shape != (len(density), len(occupations)):
         return None
     filled = occupations > 0
     found = algebra.send(np.ascontiguousarray((coefficients[:, filled] * np.sqrt(occupations[filled])).T)).T
     deviation = abs(algebra.xp.matmul(found, found.T) - density).max()
-    return found if float(deviation) <= ORBITAL_TOLERANCE * float(abs(density).max()) else None
+    return found if float(deviation) <= ORBITAL_TOLERANCE * largest else None
 
 
-def is_symmetric(density):
+def is_symmetric(density, largest):
     """Whether a matrix is, but for rounding. Callers of PySCF say so of matrices that are not."""
-    return float(abs(density - density.T).max()) <= SYMMETRY_TOLERANCE * float(abs(density).max())
+    return float(abs(density - density.T).max()) <= SYMMETRY_TOLERANCE * largest
 
 
-def factors(density, algebra, orbitals=None):
+def factors(density, algebra, orbitals, largest):
     """The `Factors` of a density matrix.
 
     Parameters
@@ -82,14 +82,16 @@ def factors(density, algebra, orbitals=None):
     density : array, shape (nao, nao)
         On the device.
     algebra : md4.backends.Algebra
-    orbitals : (coefficients, occupations), optional
+    orbitals : (coefficients, occupations) or None
         NumPy arrays of the shapes (nao, nmo) and (nmo,).
+    largest : float
+        The largest element of the density.
     """
-    left = None if orbitals is None else occupied(density, *orbitals, algebra)
+    left = None if orbitals is None else occupied(density, *orbitals, algebra, largest)
     if left is not None:
         return Factors(left, left)
     xp, small = algebra.xp, len(density) * np.finfo(float).eps
-    if not is_symmetric(density):
+    if not is_symmetric(density, largest):
         left, values, right = algebra.svd(density)
         kept = int((values > small * values.max()).sum())
         return Factors(xp.ascontiguousarray((left[:, :kept] * values[:kept]).T).T, xp.ascontiguousarray(right[:kept]).T)
@@ -134,5 +136,6 @@ def complete_exchange(k):
 
 def panels(nao):
     """Ranges of rows of K."""
-    count = max(1, nao // PANEL)
-    return list(pairwise(nao * n // count for n in range(count + 1)))
+    tiles = -(-nao // TILE)
+    count = max(1, tiles // PANEL)
+    return list(pairwise(min(nao, tiles * n // count * TILE) for n in range(count + 1)))

@@ -139,17 +139,13 @@ class Share(DensityFitting):
         with self.working():
             return self._real(dm, with_j, with_k, orbitals)
 
-    def _from_table(self, request):
-        """As that of `DensityFitting`, where there are rows."""
-        if self.size:
-            super()._from_table(request)
-
     def all_factors(self, dm, orbitals):
         """The `Factors` of density matrices, on the host."""
         fetch, found = self.algebra.fetch, []
         with self.working():
             for matrix, of_matrix in zip(dm, [None] * len(dm) if orbitals is None else orbitals):
-                f = factors(self.algebra.send(np.ascontiguousarray(matrix)), self.algebra, of_matrix)
+                largest = float(abs(matrix).max())
+                f = factors(self.algebra.send(np.ascontiguousarray(matrix)), self.algebra, of_matrix, largest)
                 sides = [fetch(self.algebra.xp.ascontiguousarray(side.T)).T for side in f.sides]
                 found.append(Factors(sides[0], sides[-1], f.negative))
         return found

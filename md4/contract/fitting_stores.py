@@ -2,7 +2,7 @@
 
 B[Q, c] = sum_P W[Q, P] (P|c) with W of `md4.contract.metric`; c is a pair of AOs, a column of
 `md4.contract.three_centre.ThreeCentre`. The rows are those of PySCF: P is in the order of the auxiliary basis. A table
-has one more column, of zeros, to which all pairs refer that are left out.
+has more columns, of zeros: all pairs that are left out refer to the first of them.
 """
 
 from itertools import pairwise
@@ -17,6 +17,8 @@ from md4.support.display import size_text
 STORES = ("auto", "device", "host", "direct")
 # Of the memory that is left: what a table leaves to the products, and what these take at most at once.
 WORK_SHARE = 0.5
+# The width of a table is a multiple of this, so that rows begin at lines of the cache.
+ALIGNED = 16
 
 
 def block_rows(algebra, row_bytes, most=None):
@@ -100,9 +102,10 @@ class Table:
 
     def __init__(self, columns, kind):
         self.kind, self.algebra = kind, columns.algebra
-        shape = columns.metric.size, columns.three.ncol + 1
+        ncol = columns.three.ncol
+        shape = columns.metric.size, table_width(ncol)
         self.table = self.algebra.empty(shape) if kind == "device" else self.algebra.host_table(shape)
-        self.table[:, -1] = 0.0
+        self.table[:, ncol:] = 0.0
         for first, last, part in columns.solved():
             if kind == "device":
                 self.table[:, first:last] = part
@@ -122,7 +125,12 @@ class Table:
 
 def table_bytes(rows, columns):
     """Bytes of a `Table`."""
-    return 8 * rows * (columns + 1)
+    return 8 * rows * table_width(columns)
+
+
+def table_width(columns):
+    """Numbers of a row of a `Table`."""
+    return (columns // ALIGNED + 1) * ALIGNED
 
 
 def chosen_store(store, algebra, shape, work):

@@ -68,7 +68,7 @@ class Metric:
         """W times a C-contiguous array (naux, n), which is overwritten; shape (size, n)."""
         if self.vectors is None:
             return self.solve(array)
-        step = max(1, self.algebra.block_bytes // (8 * self.naux))
+        step = max(1, self.algebra.chunk_bytes // (8 * self.naux))
         for first in range(0, array.shape[1], step):
             these = slice(first, first + step)
             array[: self.size, these] = self.algebra.xp.matmul(self.vectors, array[:, these])

@@ -100,9 +100,22 @@ class HostAlgebra:
         in_threads(-(-len(table) // ROWS), rows, into.size)
         return out
 
+    def matrix_width(self, nao):
+        """As many as there are columns."""
+        return nao
+
     def unpack(self, table, places, out):
         """As `gather`: the places above the diagonal are those below."""
         return self.gather(table, places, out)
+
+    def unpack_and_sum(self, table, places, out, density):
+        """As `unpack`, and a product of the matrices with the density."""
+        self.unpack(table, places, out)
+        return out, np.matmul(out.reshape(len(table), -1), density.reshape(-1))
+
+    def sums_bytes(self, nao):
+        """None beside the sums."""
+        return 0
 
     def gather_to_host(self, table, columns, out):
         """As `gather`."""
@@ -117,6 +130,11 @@ class HostAlgebra:
             made *= factor
         if add:
             out += made
+        return out
+
+    def add_times(self, matrix, vector, out):
+        """By NumPy's matmul."""
+        out += np.matmul(matrix, vector)
         return out
 
     def cholesky(self, matrix):

@@ -1,23 +1,23 @@
 """Linear algebra on a GPU by CuPy, that is cuBLAS and cuSOLVER, on the stream of md4."""
 
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 
 from md4.errors import DeviceError, MemoryLimitError
 from md4.gpu.buffers import as_buffer
-from md4.gpu.kernels.unpack import launch_unpack
+from md4.gpu.kernels.unpack import launch_unpack, parts_of_sums
 from md4.gpu.pool import ITEM_BYTES, bucket
+from md4.gpu.products import operand, whole_rows
+from md4.gpu.staging import Staging
 from md4.support.display import size_text
 from md4.support.environment import way_to_cupy
 from md4.support.memory import host_memory
 
 # Rows that `LowerSolver` solves at once by the inverse of a diagonal block, and columns on which it works at a time.
 SOLVED_ROWS, SOLVED_COLUMNS = 128, 1 << 16
-# Long sums that are added to a small matrix: of how many tiles of TILE x TILE all parts of a sum should be, so that
-# every multiprocessor has some, and the least length of a part.
-TILE, TILES, SHORTEST = 128, 264, 512
+# Numbers of a line of the cache.
+LINE = 16
 
 
 def cupy_module():
@@ -59,7 +59,7 @@ class DeviceAlgebra:
     backend : md4.gpu.backend.GpuBackend
     """
 
-    has_host_memory, block_bytes, chunk_bytes = True, 2 << 30, 2 << 30
+    has_host_memory, block_bytes, chunk_bytes = True, 8 << 30, 2 << 30
 
     def __init__(self, backend):
         self.xp = cupy_module()
@@ -68,7 +68,7 @@ class DeviceAlgebra:
         self.cublas, self.handle_of_cublas = cublas, device.get_cublas_handle
         self.backend, self.context = backend, backend.context
         self.stream = self.xp.cuda.Stream.from_external(Handle(self.context.stream))
-        self.copies = self.put = None
+        self.copies, self.put, self.staging = None, None, Staging(self.xp)
 
     @contextmanager
     def working(self):
@@ -98,8 +98,10 @@ class DeviceAlgebra:
         return self.xp.empty(shape)
 
     def send(self, array):
-        """A copy on the device."""
-        return self.xp.asarray(array)
+        """A copy on the device; of a large matrix by way of pinned memory."""
+        if not self.staging.takes(array):
+            return self.xp.asarray(array)
+        return self.staging.send(array, self.empty(array.shape), self.stream)
 
     def wrapped(self, array):
         """A view of a device array of md4."""
@@ -113,15 +115,9 @@ class DeviceAlgebra:
 
     def later(self, array):
         """By the stream of copies, beside what the device does next."""
-        made, copies = self.stream.record(), self.stream_of_copies()
-
-        def fetch():
-            copies.wait_event(made)
-            found = array.get(stream=copies)
-            copies.synchronize()
-            return found
-
-        return fetch
+        copies = self.stream_of_copies()
+        copies.wait_event(self.stream.record())
+        return self.staging.later(array, copies)
 
     def stream_of_copies(self):
         """A stream of CuPy's own, made when it is first needed."""
@@ -203,10 +199,29 @@ class DeviceAlgebra:
         """Columns of each row."""
         return self.xp.take(table, columns, axis=1, out=out)
 
+    def matrix_width(self, nao):
+        """Rows of matrices begin at lines of the cache, so that warps write whole sectors."""
+        return -(-nao // LINE) * LINE
+
     def unpack(self, table, places, out):
         """Rows as symmetric matrices, by a kernel of md4."""
-        launch_unpack(self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1])
-        return out
+        nao = out.shape[1]
+        launch_unpack(self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1:])
+        return out[:, :, :nao]
+
+    def unpack_and_sum(self, table, places, out, density):
+        """As `unpack`, and the sums by the same kernel, whose warps each make parts of them."""
+        nao = out.shape[1]
+        part = self.empty((len(table), parts_of_sums(nao)))
+        launch_unpack(
+            self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1:],
+            as_buffer(density), as_buffer(part),
+        )  # fmt: skip
+        return out[:, :, :nao], part.sum(axis=1)
+
+    def sums_bytes(self, nao):
+        """Parts of sums of a row."""
+        return ITEM_BYTES * parts_of_sums(nao)
 
     def gather_to_host(self, table, columns, out):
         """As `gather`, and a copy to the host."""
@@ -215,14 +230,14 @@ class DeviceAlgebra:
     # products and factorisations
 
     def product(self, a, b, out, factor=1.0, add=False):
-        """By cuBLAS, which sees transposed arrays: out^T = b^T a^T. Parts of a long sum are made at the same time."""
+        """By cuBLAS, which sees transposed arrays: out^T = b^T a^T. `whole_rows` may make it two products."""
         if operand(out).turned:
             raise ValueError("the rows of a product must be contiguous.")
-        parts = self.parts_of_sum(out.shape, a.shape[1]) if add and out.size else 1
-        if parts > 1:
-            done = a.shape[1] // parts * parts
-            out += self.sums_in_parts(a[:, :done], b[:done], factor, parts).sum(axis=0)
-            a, b = a[:, done:], b[done:]
+        whole = whole_rows(out.shape)
+        if whole < len(out):
+            for rows in (slice(0, whole), slice(whole, None)):
+                self.product(a[rows], b, out[rows], factor, add)
+            return out
         if out.size and (a.shape[1] or not add):
             scales = np.array([factor, add], dtype=float)
             left, right, made = operand(a), operand(b), operand(out)
@@ -237,23 +252,15 @@ class DeviceAlgebra:
         """What cuBLAS calls them."""
         return [self.cublas.CUBLAS_OP_T if this.turned else self.cublas.CUBLAS_OP_N for this in operands]
 
-    def parts_of_sum(self, shape, length):
-        """Into how many parts a sum over products of this length is divided, for a matrix of this shape."""
-        tiles = -(-shape[0] // TILE) * -(-shape[1] // TILE)
-        parts = max(1, min(-(-TILES // max(1, tiles)), length // SHORTEST))
-        need = ITEM_BYTES * parts * shape[0] * shape[1]
-        return parts if parts == 1 or self.context.pool.share(2 * need) >= 2 * need else 1
-
-    def sums_in_parts(self, a, b, factor, parts):
-        """factor a b as parts of equal length of the sum over products, shape (parts, rows, columns)."""
-        out, length = self.empty((parts, a.shape[0], b.shape[1])), a.shape[1] // parts
-        left, right, scales = operand(a), operand(b), np.array([factor, 0.0])
-        self.cublas.dgemmStridedBatched(
-            self.handle_of_cublas(), *self.operations(right, left), *out.shape[:0:-1], length, scales.ctypes.data,
-            right.pointer, right.step, length * (1 if right.turned else right.step), left.pointer, left.step,
-            length * (left.step if left.turned else 1), scales[1:].ctypes.data, out.data.ptr, out.shape[2],
-            out.shape[1] * out.shape[2], parts,
-        )  # fmt: skip
+    def add_times(self, matrix, vector, out):
+        """By cuBLAS, which reads a matrix faster so than for a product of matrices."""
+        if matrix.size:
+            one, given = np.array(1.0), operand(matrix)
+            shape = matrix.shape if given.turned else matrix.shape[::-1]
+            self.cublas.dgemv(
+                self.handle_of_cublas(), self.cublas.CUBLAS_OP_N if given.turned else self.cublas.CUBLAS_OP_T, *shape,
+                one.ctypes.data, given.pointer, given.step, vector.data.ptr, 1, one.ctypes.data, out.data.ptr, 1,
+            )  # fmt: skip
         return out
 
     def cholesky(self, matrix):
@@ -277,33 +284,6 @@ class DeviceAlgebra:
     def lower_solver(self, lower):
         """Triangular equations by products."""
         return LowerSolver(self, lower)
-
-
-class Operand(NamedTuple):
-    """A matrix as cuBLAS takes it.
-
-    Attributes
-    ----------
-    pointer : int
-    turned : bool
-        Columns are contiguous rather than rows.
-    step : int
-        Numbers from one row, or column, to the next; of no meaning where there is one only.
-    """
-
-    pointer: int
-    turned: bool
-    step: int
-
-
-def operand(array):
-    """The `Operand` of a matrix; ValueError where neither rows nor columns are contiguous."""
-    (rows, columns), (down, right) = array.shape, array.strides
-    if right == ITEM_BYTES or columns == 1:
-        return Operand(array.data.ptr, False, max(1, columns, down // ITEM_BYTES if rows > 1 else 0))
-    if down != ITEM_BYTES:
-        raise ValueError(f"a matrix of strides {array.strides} has neither contiguous rows nor contiguous columns.")
-    return Operand(array.data.ptr, True, max(1, rows, right // ITEM_BYTES if columns > 1 else 0))
 
 
 class LowerSolver:

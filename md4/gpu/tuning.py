@@ -177,9 +177,10 @@ class UnpackTuning:
     threads: int  # threads of a block, a multiple of 32
     rows: int  # rows of the table that a block takes
     blocks: int  # blocks that a multiprocessor is to hold at once
+    sums_blocks: int  # the same of the kernel that also makes sums, which needs more registers
 
 
-UNPACK = UnpackTuning(threads=256, rows=8, blocks=5)
+UNPACK = UnpackTuning(threads=256, rows=8, blocks=5, sums_blocks=4)
 
 # (ab|q] and r of one chunk take about this many bytes, far beyond the L2 cache: short launches lose more in their tails
 # than the cache saves.

@@ -281,7 +281,7 @@ def tensor_variants(unit, kind, basis, bra, ket, triangle, target, cut=False):
         return
     matrix = target == "matrix"
     yield from common_variants("tensor", () if matrix else [s for s in EVERY_SYMMETRY if s not in SYMMETRIES])
-    yield from [unpack_variant()] if matrix else ()
+    yield from [unpack_variant(sums) for sums in (False, True)] if matrix else ()
     triangle = combinations_with_replacement(sides[0], 2) if triangle else ()
     # the bra is the earlier list where a matrix is made, the later one where a tensor is
     for (one, count), (other, partners) in [*product(*sides), *(two if matrix else two[::-1] for two in triangle)]:

@@ -10,11 +10,16 @@ from md4.support.cache import cache_folder, fingerprint
 MOST_PROCESSES = 16
 
 
+def processors():
+    """Number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def allowed_jobs():
     """Processes that may compile: MD4_JOBS, or one for each processor that this one may use, 16 at most."""
     wish = os.environ.get("MD4_JOBS")
     if not wish:
-        return min(MOST_PROCESSES, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+        return min(MOST_PROCESSES, processors())
     if not wish.isdecimal() or int(wish) < 1:
         raise ArgumentError(f"MD4_JOBS must be a number of processes, 1 or more, not {wish!r}.")
     return int(wish)

@@ -100,10 +100,22 @@ def test_factors_in_part(negative):
 
 @pytest.mark.parametrize("nao", [1, 150, 500, 999, 1566])
 def test_panels(nao):
-    """They are the rows of K, 500 or more each where there are so many."""
+    """They are the rows of K, of whole tiles, three to five each where there are so many."""
     found = panels(nao)
     assert [n for first, last in found for n in range(first, last)] == list(range(nao))
-    assert all(500 <= last - first < 1000 for first, last in found) or len(found) == 1
+    assert all(first % 128 == 0 for first, _ in found)
+    assert all(256 < last - first <= 640 for first, last in found) or len(found) == 1
+    assert len(found) == {1: 1, 150: 1, 500: 1, 999: 2, 1566: 4}[nao]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1j * np.nan])
+@pytest.mark.parametrize("what", [{"with_k": False}, {"with_j": False}, {}], ids=["J", "K", "J and K"])
+def test_numbers_that_are_not_finite(ours, water, bad, what):
+    """Also in a density whose orbitals are."""
+    dm = np.zeros((2, water.nao, water.nao), dtype=type(bad))
+    dm[1, 3, 2] = bad
+    with pytest.raises(md4.ArgumentError, match="elements that are not finite"):
+        ours.get_jk(dm, orbitals=[(np.eye(water.nao), np.zeros(water.nao))] * 2, **what)
 
 
 def test_zero_density(ours, water):
@@ -174,7 +186,7 @@ def test_no_auxiliary_function_left(water):
 
 def test_small_blocks(water, theirs, monkeypatch):
     """Many chunks of columns, blocks of rows, panels of K, and passes through the integrals."""
-    monkeypatch.setattr("md4.contract.exchange_factors.PANEL", 7)
+    monkeypatch.setattr("md4.contract.exchange_factors.TILE", 3)
     monkeypatch.setattr(HostAlgebra, "chunk_bytes", 1 << 15)
     monkeypatch.setattr(HostAlgebra, "block_bytes", 1 << 15)
     dm = random_densities(water, 0, 2)
@@ -213,7 +225,7 @@ def test_store_follows_memory(water):
     assert fitting(water, max_memory=2).store == "device"
     assert fitting(water, max_memory=0.45).store == "direct"
     for store in ("device", "host"):
-        with pytest.raises(md4.MemoryLimitError, match=r"tensor of 116 .* 323 pairs .* 301 kB .* use store=.dire"):
+        with pytest.raises(md4.MemoryLimitError, match=r"tensor of 116 .* 323 pairs .* 312 kB .* use store=.dire"):
             fitting(water, store=store, max_memory=0.45)
     with pytest.raises(md4.MemoryLimitError, match="the metric of 116 auxiliary functions"):
         fitting(water, max_memory=0.3)
@@ -225,15 +237,15 @@ def test_store_follows_memory(water):
     ("host", 2000, 800, "store='device' or 'direct'"), ("device", 800, 0, "store='direct'"),
 ])  # fmt: skip
 def test_chosen_store(store, device, host, chosen):
-    """A table of 10 rows with 9 columns and one of zeros takes 800 bytes, the builds 100 beside it."""
+    """A table of 6 rows with 15 columns and one of zeros takes 768 bytes, the builds 100 beside it."""
     algebra = SimpleNamespace(
         memory_left=lambda: device, host_left=lambda: host, has_host_memory=True, held_bytes=lambda n: n
     )
     if not chosen.startswith("store="):
-        assert chosen_store(store, algebra, (10, 9), 100) == chosen
+        assert chosen_store(store, algebra, (6, 15), 100) == chosen
         return
-    with pytest.raises(md4.MemoryLimitError, match=f"800 B and its builds 100 B.* or use {chosen}"):
-        chosen_store(store, algebra, (10, 9), 100)
+    with pytest.raises(md4.MemoryLimitError, match=f"768 B and its builds 100 B.* or use {chosen}"):
+        chosen_store(store, algebra, (6, 15), 100)
 
 
 def test_too_many_densities(water):

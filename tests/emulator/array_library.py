@@ -48,6 +48,9 @@ class Array(np.ndarray):
         return {**interface, "version": 3, "stream": 1}
 
     def get(self, stream=None, order="C", out=None, blocking=True):
+        if not blocking:
+            stream.do(lambda: self.get(Stream(), order, out))
+            return out
         stream.synchronize()
         found = np.array(np.asarray(self), order=order)
         if out is None:
@@ -111,6 +114,13 @@ class Event:
         assert isinstance(stream, Stream)
         self.stream = stream
 
+    @property
+    def done(self):
+        return not self.stream.work
+
+    def synchronize(self):
+        self.stream.synchronize()
+
 
 class Library:
     """The modules of CuPy that `md4.gpu.algebra` imports."""
@@ -121,7 +131,7 @@ class Library:
         device = ModuleType("cupy.cuda.device")
         device.get_cublas_handle = lambda: 0
         cublas = ModuleType("cupy.cuda.cublas")
-        cublas.dtrsm, cublas.dgemm, cublas.dgemmStridedBatched = self.dtrsm, self.dgemm, self.dgemm_strided_batched
+        cublas.dtrsm, cublas.dgemm, cublas.dgemv = self.dtrsm, self.dgemm, self.dgemv
         for n, name in enumerate(("SIDE_LEFT", "SIDE_RIGHT", "OP_N", "OP_T", "DIAG_NON_UNIT", "FILL_MODE_UPPER")):
             setattr(cublas, f"CUBLAS_{name}", n)
         self.constants = vars(cublas)
@@ -129,7 +139,8 @@ class Library:
         vars(cuda).update(
             runtime=runtime, device=device, cublas=cublas, cusolver=None, Stream=Stream,
             Event=Event, Device=lambda number: nullcontext(), using_allocator=self.using_allocator,
-            PinnedMemory=self.pinned, PinnedMemoryPointer=lambda memory, offset: memory,
+            PinnedMemory=self.pinned, alloc_pinned_memory=self.pinned,
+            PinnedMemoryPointer=lambda memory, offset: memory,
             MemoryPointer=lambda memory, offset: memory,
             UnownedMemory=lambda pointer, size, owner: SimpleNamespace(pointer=pointer, size=size, owner=owner),
         )  # fmt: skip
@@ -242,13 +253,13 @@ class Library:
         out, before = matrix(c, m, n, ldc), number(beta)
         out[...] = number(alpha) * (one @ other) + (before * out if before else 0.0)
 
-    def dgemm_strided_batched(
-        self, handle, trans_a, trans_b, m, n, k, alpha, a, lda, step_a, b, ldb, step_b, beta, c, ldc, step_c, count
-    ):
-        """cuBLAS's: several, each with matrices so many numbers behind those of the one before."""
-        for _ in range(count):
-            self.dgemm(handle, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
-            a, b, c = a + 8 * step_a, b + 8 * step_b, c + 8 * step_c
+    def dgemv(self, handle, trans, m, n, alpha, a, lda, x, step_x, beta, y, step_y):
+        """cuBLAS's, of a matrix in Fortran's order."""
+        given, turned = matrix(a, m, n, lda), trans == self.constants["CUBLAS_OP_T"]
+        given = given.T if turned else given
+        rows, columns = given.shape
+        vector, out = matrix(x, 1, columns, step_x)[0], matrix(y, 1, rows, step_y)[0]
+        out[...] = number(alpha) * (given @ vector) + number(beta) * out
 
 
 def number(pointer):

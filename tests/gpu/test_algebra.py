@@ -12,7 +12,8 @@ from pyscf import df, gto
 
 import md4
 from md4.contract.density_fitting import DensityFitting
-from md4.contract.fitting_stores import Columns
+from md4.contract.exchange_factors import half_transformed
+from md4.contract.fitting_stores import Columns, block_rows
 from md4.contract.fitting_team import density_fitting
 from md4.contract.metric_rows import inverse
 from md4.contract.three_centre import ThreeCentre
@@ -66,12 +67,14 @@ def host_integrals(monkeypatch):
 
 
 def compare(ours, theirs, mol):
-    """J and K of two general densities and of a symmetric one, and rows of the tensor."""
+    """J and K of two general densities and a symmetric one, of one alone, and rows of the tensor."""
     assert ours.metric.how == theirs.metric.how
     dm = random_densities(mol, 0, 3)
     dm[1] += dm[1].T
     for found, wanted in zip(ours.get_jk(dm, 0), theirs.get_jk(dm, 0), strict=True):
         assert type(found) is np.ndarray
+        assert abs(found - wanted).max() < 1e-10
+    for found, wanted in zip(ours.get_jk(dm[0]), theirs.get_jk(dm[0]), strict=True):  # J and K of one are made together
         assert abs(found - wanted).max() < 1e-10
     found, wanted = (made.rows(0, made.size) for made in (ours, theirs))
     assert abs(found.T @ found - wanted.T @ wanted).max() < 1e-10
@@ -96,7 +99,9 @@ def test_stores(emulated, host_integrals, store, auxbasis, monkeypatch):
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 13)
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.chunk_bytes", 1 << 13)
     monkeypatch.setattr("md4.gpu.algebra.SOLVED_ROWS", 8)
-    monkeypatch.setattr("md4.contract.exchange_factors.PANEL", 4)
+    for name in ("LEAST", "LEAST_SENT"):
+        monkeypatch.setattr(f"md4.gpu.staging.{name}", 0)
+    monkeypatch.setattr("md4.contract.exchange_factors.TILE", 1)
     ours = fitting(MORE, auxbasis, "cuda", store=store)
     assert ours.store == store
     assert len(ours.columns.cuts()) > 2
@@ -126,12 +131,8 @@ def sent(algebra, array):
     [(3, 4, 5), (1, 4, 1), (3, 1, 5), (1, 1, 1), (4, 0, 2), (0, 3, 2), (3, 17, 5), (1, 12, 2), (3, 17, 0), (0, 17, 2)],
     ids=str,
 )
-def test_product(algebra, shape, factor, add, monkeypatch):
-    """Of matrices, parts of matrices and transposed ones, long sums in parts; on the CPU as well."""
-    monkeypatch.setattr("md4.gpu.algebra.SHORTEST", 5)
-    made = []
-    in_parts = algebra.sums_in_parts
-    monkeypatch.setattr(algebra, "sums_in_parts", lambda *args: made.append(args[-1]) or in_parts(*args))
+def test_product(algebra, shape, factor, add):
+    """Of matrices, parts of matrices and transposed ones; on the CPU as well."""
     (m, k, n), rng = shape, np.random.default_rng(0)
     a, b, c = rng.normal(size=(m, k)), rng.normal(size=(k, n)), rng.normal(size=(m, n))
     right = factor * a @ b + (c if add else 0)
@@ -140,19 +141,75 @@ def test_product(algebra, shape, factor, add, monkeypatch):
         out = sent(algebra, c if add else np.full((m, n), np.nan))
         assert algebra.product(*given, out, factor, add) is out
         assert np.allclose(algebra.fetch(out), right, rtol=1e-14, atol=1e-14)
-        assert bool(made) == (add and k > 10 and m * n > 0)
         host = c.copy() if add else np.full((m, n), np.nan)
         assert HostAlgebra.product(None, one, other, host, factor, add) is host
         assert np.allclose(host, right, rtol=1e-14, atol=1e-14)
 
 
-def test_parts_of_a_sum(algebra, monkeypatch):
-    """As many as give all multiprocessors work, none too short, and no more than there is memory for."""
-    assert [algebra.parts_of_sum((920, 920), length) for length in (400, 1100, 1 << 20)] == [1, 2, 5]
-    assert algebra.parts_of_sum((128, 60000), 4000) == 1
-    monkeypatch.setattr("md4.gpu.pool.RESERVE_BYTES", (1 << 40) - 1000)
-    algebra.context.pool.trim()
-    assert algebra.parts_of_sum((920, 920), 1 << 20) == 1
+@pytest.mark.parametrize("shape", [(3, 5), (1, 5), (5, 1), (1, 1), (0, 4), (4, 0)], ids=str)
+def test_matrix_times_vector(algebra, shape):
+    """Of a part of a matrix and a transposed one; on the CPU as well."""
+    rng = np.random.default_rng(1)
+    for turned in (False, True):
+        matrix = rng.normal(size=shape)
+        vector, before = rng.normal(size=shape[1]), rng.normal(size=shape[0])
+        given, out = sent(algebra, matrix.T).T if turned else sent(algebra, matrix), algebra.send(before)
+        assert algebra.add_times(given, algebra.send(vector), out) is out
+        wanted = before + matrix @ vector
+        assert np.allclose(algebra.fetch(out), wanted, rtol=1e-14, atol=1e-14)
+        assert HostAlgebra.add_times(None, matrix, vector, before) is before
+        assert np.allclose(before, wanted, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("nao", [1, 16, 19])
+def test_matrices_of_whole_lines(algebra, nao, monkeypatch):
+    """Their rows begin at lines of the cache, and the half-transformation reads them without a copy."""
+    width, rng = algebra.matrix_width(nao), np.random.default_rng(nao)
+    assert width % 16 == 0
+    assert nao <= width < nao + 16
+    matrices = rng.normal(size=(2, nao, nao))
+    matrices += matrices.transpose(0, 2, 1)
+    places, out = algebra.send(np.arange(nao**2).reshape(nao, nao)), algebra.empty((2, nao, width))
+    out[...] = np.nan
+    block = algebra.unpack(algebra.send(matrices.reshape(2, -1)), places, out)
+    assert np.array_equal(algebra.fetch(block), matrices)
+    given, product = [], algebra.product
+    monkeypatch.setattr(algebra, "product", lambda a, b, made: given.append(b) or product(a, b, made))
+    vectors = rng.normal(size=(3, nao)).T
+    made = half_transformed(algebra, block, algebra.send(vectors.T.copy()).T, algebra.empty((6 * nao,)))
+    assert np.allclose(algebra.fetch(made).reshape(3, 2, nao), np.einsum("qij,jo->oqi", matrices, vectors), rtol=1e-12)
+    assert np.shares_memory(given[0], out)
+
+
+@pytest.mark.parametrize("least", [0, 1 << 20], ids=["pinned", "driver"])
+def test_staging(algebra, least, monkeypatch):
+    """Several arrays on their way at the same time; also where the system gives no pinned memory."""
+    monkeypatch.setattr("md4.gpu.staging.LEAST", 0)
+    monkeypatch.setattr("md4.gpu.staging.LEAST_SENT", least)
+    for most in (1 << 20, 0):
+        monkeypatch.setattr("emulator.array_library.PINNED_BYTES", most)
+        arrays = [np.random.default_rng(n).normal(size=(3, 5)) for n in range(3)]
+        sent = [algebra.send(array) for array in arrays]
+        later = [algebra.later(array) for array in sent]
+        for array, fetch in zip(arrays, later):
+            assert np.array_equal(fetch(), array)
+    assert not algebra.staging.takes(np.zeros(3, dtype=int))
+    assert not algebra.staging.takes(np.zeros((4, 4))[:, ::2])
+
+
+@pytest.mark.parametrize("rows, products", [(7, [(7, 6)]), (8, [(8, 6)]), (9, [(8, 6), (1, 6)]), (11, [(11, 6)])])
+@pytest.mark.parametrize("add", [False, True])
+def test_few_rows_beyond_tiles(algebra, rows, products, add, monkeypatch):
+    """They are a product of their own."""
+    for name, value in (("TILE", 4), ("FEW_ROWS", 2), ("LONG", 1)):
+        monkeypatch.setattr(f"md4.gpu.products.{name}", value)
+    rng, made = np.random.default_rng(rows), []
+    a, b, c = rng.normal(size=(rows, 5)), rng.normal(size=(5, 6)), rng.normal(size=(rows, 6))
+    dgemm = algebra.cublas.dgemm
+    monkeypatch.setattr(algebra.cublas, "dgemm", lambda *args: made.append((args[4], args[3])) or dgemm(*args))
+    out = algebra.product(algebra.send(a.T.copy()).T, algebra.send(b), algebra.send(c), -2.0, add)
+    assert np.allclose(algebra.fetch(out), -2 * a @ b + (c if add else 0), rtol=1e-14, atol=1e-14)
+    assert made == products
 
 
 def test_product_of_what_cublas_cannot_take(algebra):
@@ -242,6 +299,17 @@ def test_several_devices(emulated, host_integrals, store, auxbasis, monkeypatch)
     compare(ours, fitting(MORE, auxbasis, "cpu"), MORE)
 
 
+@pytest.mark.parametrize("max_memory", [None, 50])
+def test_blocks_of_rows(emulated, max_memory):
+    """8 GB at most, and no more than half of what a cap leaves."""
+    made = md4.Engine(md4.Basis.from_mol(FEW), backend="cuda", max_memory=max_memory).backend.algebra()
+    left, row = made.memory_left(), 1 << 20
+    assert block_rows(made, row) == (8192 if max_memory is None else left // 2 // row)
+    assert 0 < block_rows(made, row) <= left / 2 / row
+    with pytest.raises(md4.MemoryLimitError, match="raise max_memory"):
+        block_rows(made, left + 1)
+
+
 @pytest.mark.parametrize("limit", [1e6, 1e-6], ids=["product", "substitution"])
 def test_rows_of_the_inverse(emulated, host_integrals, limit, monkeypatch):
     """Either way to make rows of B of one worker, in steps of few columns."""
@@ -255,7 +323,7 @@ def test_rows_of_the_inverse(emulated, host_integrals, limit, monkeypatch):
         fetch, contiguous = ours.algebra.fetch, ours.algebra.xp.ascontiguousarray
         found = np.concatenate([fetch(contiguous(part)) for *_, part in columns.solved()], axis=1)
     ((_, wanted),) = theirs.table.blocks(0, theirs.size, theirs.size)
-    assert abs(found - wanted[1::3, :-1]).max() < 1e-11
+    assert abs(found - wanted[1::3, : ours.three.ncol]).max() < 1e-11
 
 
 @pytest.mark.parametrize("limit", [1e6, 1e-6], ids=["product", "substitution"])

@@ -453,9 +453,12 @@ def test_tensors_in_slices(aosym, monkeypatch):
     assert_same(found.array, right)
 
 
-@pytest.mark.parametrize(("nao", "count"), [(1, 1), (32, 3), (70, unpack.UNPACK.rows + 1)])
-def test_rows_as_symmetric_matrices(nao, count):
-    """Tiles within the matrices and at their edges, pairs that are left out, rows of several blocks."""
+@pytest.mark.parametrize(("nao", "pitch", "count"), [(1, 4, 1), (32, 32, 3), (70, 80, unpack.UNPACK.rows + 1)])
+def test_rows_as_symmetric_matrices(nao, pitch, count):
+    """Tiles within the matrices and at their edges, pairs that are left out, rows of several blocks; with sums, too.
+
+    What is behind the columns of a matrix is not written.
+    """
     rng = np.random.default_rng(nao)
     i, j = np.tril_indices(nao)
     width = len(i) + 1
@@ -466,12 +469,23 @@ def test_rows_as_symmetric_matrices(nao, count):
     with running() as machine:
         context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
         buffer, (given, numbers) = context.pool.upload([table.ravel(), places.ravel()], context.stream)
-        out = context.pool.get(count * nao * nao)
-        unpack.launch_unpack(context, given, table.shape, numbers, out, nao)
-        found = host_array(out, "float64").reshape(count, nao, nao).copy()
-        unpack.launch_unpack(context, given, (0, width), numbers, out, nao)
+        out = context.pool.get(count * nao * pitch)
+        unpack.launch_unpack(context, given, table.shape, numbers, out, (nao, pitch))
+        found = host_array(out, "float64").reshape(count, nao, pitch).copy()
+        unpack.launch_unpack(context, given, (0, width), numbers, out, (nao, pitch))
+        density = rng.normal(size=(nao, nao))
+        density += density.T
+        _, [weights] = context.pool.upload([density.ravel()], context.stream)
+        again, part = context.pool.get(count * nao * pitch), context.pool.get(unpack.parts_of_sums(nao) * count)
+        unpack.launch_unpack(context, given, table.shape, numbers, again, (nao, pitch), weights, part)
+        again = host_array(again, "float64").reshape(found.shape).copy()
+        sums = host_array(part, "float64").reshape(count, -1).sum(axis=1)
     assert machine.kernels == {"unpack_rows"}
-    assert np.array_equal(found, table[:, places])
+    assert np.array_equal(found[:, :, :nao], table[:, places])
+    assert np.array_equal(again[:, :, :nao], table[:, places])
+    assert np.isnan(found[:, :, nao:]).all()
+    assert np.isnan(again[:, :, nao:]).all()
+    assert np.allclose(sums, np.einsum("nij,ij->n", table[:, places], density), rtol=1e-12, atol=1e-11)
     context.pool.release(buffer)
 
 
