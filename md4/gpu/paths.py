@@ -111,7 +111,7 @@ class ThreadQuartet(GpuPath):
     def supports(self, sides):
         """Small classes, long lists, in one order."""
         fits = sides.long and thread_quartet.takes(sides.unit, *sides.given)
-        return fits and sides.swap == thread_quartet.swapped(*sides.given)
+        return fits and sides.swap == thread_quartet.swapped(*sides.given, sides.matrix)
 
     def forms(self, sides):
         return BRA_ELEMENTS, KET_ELEMENTS

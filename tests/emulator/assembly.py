@@ -78,7 +78,7 @@ class Translation:
 
     def on_ld(self, opcode, kind, operands):
         space = "shared" if "shared" in opcode else "global"
-        count = 2 if "v2" in opcode else 1
+        count = 4 if "v4" in opcode else 2 if "v2" in opcode else 1
         return f"{self.group(operands[0])} = m.load('{space}', '{kind}', {self.address(operands[1])}, {count})"
 
     def on_st(self, opcode, kind, operands):

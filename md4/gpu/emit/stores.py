@@ -125,6 +125,45 @@ def make_store_columns(rows8, nt):
 
 
 @cache
+def make_store_shells(rows8, nt, slots):
+    """Intrinsic that writes a tile of (ab|P), a lane's columns those of two shells in every block of 8 columns.
+
+    (tile, array, first, second, s_row, nrow, shells, weight, second weight, components, first_component, step): the two
+    shells begin at `first` and `second`, which hold the lane's row, and are multiplied by their weights; `shells` of
+    them are to be written. Component m of a shell is m `step` further on. The m of the lane's columns are in the table
+    `components` from `first_component` on, those of successive blocks `slots` apart; -1 stands for padding. Rows are
+    `s_row` apart, `nrow` of them left.
+    """
+    lane, tile = Lane(rows8, nt), tile_kind(rows8, nt)
+
+    @intrinsic
+    def store_shells(
+        typingctx, acc, array, first, second, s_row, nrow, shells, weight, other_weight, components, first_m, step
+    ):
+        def codegen(context, builder, signature, args):
+            c = fields(builder, args[0], tile.count)
+            nrow, shells = args[5:7]
+            bases = [element_address(context, builder, signature.args[1], args[1], n) for n in args[2:4]]
+            row_step, m_step = (builder.mul(n, I64(factor)) for n, factor in ((args[4], 64), (args[11], 8)))
+            for j, m in places(context, builder, signature, args, 9, range(0, nt * slots, slots)):
+                with builder.if_then(is_place(builder, m)):
+                    offset = builder.mul(builder.sext(m, I64), m_step)
+                    for n, factor in enumerate(args[7:9]):
+                        with builder.if_then(builder.icmp_signed(">", shells, I64(n))):
+                            address = builder.add(bases[n], offset)
+                            for row in lane.rows:
+                                value = c[lane.index(row, 8 * (j // slots) + n)]
+                                store_if(builder, address, [builder.fmul(value, factor)], (nrow, row))
+                                address = builder.add(address, row_step)
+            return context.get_dummy_value()
+
+        f64 = types.float64
+        return types.void(tile, array, i64, i64, i64, i64, i64, f64, f64, components, i64, i64), codegen
+
+    return store_shells
+
+
+@cache
 def make_store_rows(rows8, nt):
     """Intrinsic that writes a turned tile of (ab|cd) element by element, rows by their table.
 

@@ -122,7 +122,9 @@ def make_integrals(bra_class, ket_class, turned, kind):
     return integrals
 
 
-def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind, singles=(False, False), matrix=False):
+def thread_quartet_integrals(
+    la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind, singles=(False, False), matrix=False, blocks=1
+):
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
 
     `turned`: bra and ket are exchanged; ab runs faster than cd in the result. `singles`: whether a and c are single
@@ -184,7 +186,7 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
             for n in range(tid, here * count, threads):
                 out.numbers[base + n] = shared[h_bytes // 8 + n]
 
-    return Kernel(kernel, (threads, 1))
+    return Kernel(kernel, (threads, blocks))
 
 
 def rows(shells):
@@ -202,20 +204,29 @@ def takes(unit, bra, ket):
     return bra.nab * ket.nab <= most and bra.l + ket.l <= limits.l
 
 
-def swapped(bra, ket):
+def swapped(bra, ket, matrix=False):
     """Whether bra and ket are exchanged: H of the side of higher l in shared memory leaves more registers.
 
-    H of single shells is small whatever their l; then it is the side of more functions.
+    H of single shells is small whatever their l; then it is the side of more functions. In a `matrix` of small classes
+    it is the single shells, whose functions are its rows: neighbouring threads then write neighbouring pairs.
     """
+    if matrix and bra.single != ket.single and bra.l + ket.l <= THREAD_QUARTET.rows_l:
+        return ket.single
     if bra.l + ket.l < THREAD_QUARTET.swap_l:
         return False
     return bra.nab < ket.nab if bra.single != ket.single else (bra.l, bra.nab) < (ket.l, ket.nab)
 
 
+def blocks_of(bra, ket):
+    """Blocks that share a multiprocessor; classes of four centres have all the registers that they want."""
+    return THREAD_QUARTET.single_blocks(bra.l + ket.l, bra.nab * ket.nab) if bra.single or ket.single else 1
+
+
 def thread_quartet_variant(bra, ket, kind, turned, matrix):
     """Variant for a class; `turned` if bra and ket have been exchanged, and for blocks as in the factory."""
     shells, singles = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), (bra.h_class[-1], ket.h_class[-1])
-    facts, few = (*chain.from_iterable(shells), bra.pure, turned, kind), (singles, matrix)
+    facts = *chain.from_iterable(shells), bra.pure, turned, kind
+    few = singles, matrix, blocks_of(bra, ket)
     return Variant(thread_quartet_integrals, (*facts, *few) if matrix or any(singles) else facts)
 
 
