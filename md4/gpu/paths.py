@@ -20,7 +20,6 @@ from md4.gpu.h_layout import (
     BRA_ELEMENTS,
     BRA_FLAT,
     BRA_MATRIX,
-    BRA_ROWS,
     BRA_STAIRCASE,
     KET_ELEMENTS,
     KET_MATRIX,
@@ -167,7 +166,7 @@ class SingleProduct(GpuPath):
         return sides.unit != "fma" and ket.solid and bool(single_product.single_tile(sides.unit, bra, ket))
 
     def forms(self, sides):
-        return BRA_ROWS, KET_WEIGHTS
+        return single_product.bra_form(sides.bra), KET_WEIGHTS
 
     def cost(self, sides):
         return predicted_times.single_product_time(sides.bra, sides.ket, sides.turned)

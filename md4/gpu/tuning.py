@@ -58,6 +58,7 @@ class SingleProductTuning:
     columns: tuple  # most blocks of 8 columns of a warp for 1, 2, ... fragments of 16 rows
     warps: int  # most warps that share a group of shells
     few_warps: int  # warps of a block, about: several groups of fewer
+    stairs: int  # rows from which on they are in the order of staircases
     registers: int  # of a thread besides its sums
     most_warps: int  # of a multiprocessor, however few registers they take
     fragment: int  # cycles of a multiprocessor for an instruction of a warp, and for loading its 16 rows of H
@@ -74,8 +75,8 @@ class SingleProductTuning:
 
 
 SINGLE_PRODUCT = SingleProductTuning(
-    columns=(8, 8, 7, 5, 4, 3, 3, 3, 2, 2, 2), warps=8, few_warps=4, registers=56, most_warps=16, fragment=8, gather=7,
-    load=0.5, wait=1.0, alone=0.1, shared={"dmma16": 2 * SHARED_BYTES, "dmma8": 160 << 10},
+    columns=(8, 8, 7, 5, 4, 3, 3, 3, 2, 2, 2), warps=8, few_warps=4, stairs=64, registers=56, most_warps=16,
+    fragment=8, gather=7, load=0.5, wait=1.0, alone=0.1, shared={"dmma16": 2 * SHARED_BYTES, "dmma8": 160 << 10},
 )  # fmt: skip
 
 

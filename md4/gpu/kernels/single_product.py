@@ -27,7 +27,7 @@ from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_store_shells
 from md4.gpu.emit.tile_products import make_gather_terms, make_product_step
 from md4.gpu.gather_words import shared_components, term_coefficients, term_places, term_words, warp_terms
-from md4.gpu.h_layout import BRA_ROWS, form_rows
+from md4.gpu.h_layout import BRA_ROWS, BRA_STAIRCASE, form_rows
 from md4.gpu.kernels.groups import (
     Grid,
     HermiteIntegrals,
@@ -43,6 +43,7 @@ from md4.gpu.kernels.groups import (
 from md4.gpu.kernels.one_product import Weights, unit_weight
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_pieces, make_copy_range, make_ring
 from md4.gpu.kernels.two_products import row_blocks_of, staircase_of
+from md4.gpu.staircases import natural_rows
 from md4.gpu.tuning import SHARED_BYTES, SINGLE_PRODUCT, Tile, blocks_of_8, choose_tile, r_stride
 from md4.method.hermite import solid_terms
 
@@ -140,7 +141,7 @@ def shell_place(n, terms, out):
     return shell * out.s_kl + (n - shell * terms.nctr) * terms.nm * out.s_cd
 
 
-def single_ring(rows8, sharing, l, warps, stages, unit, r_buffers):
+def single_ring(rows8, sharing, l, warps, stages, unit, r_buffers, stairs):
     """(device function: the ring, device function that starts to copy s, bytes of the ring)."""
     threads, words_offset, nt = 32 * warps, rows8 * 512, sharing[1]
     copy_panel, copy_words = make_copy_panel(rows8, threads), make_copy_pieces(entries(l, sharing), threads)
@@ -182,7 +183,7 @@ def single_ring(rows8, sharing, l, warps, stages, unit, r_buffers):
     def multiply(tile, offset, n, count, side):
         r, words, coefficients = i32(r_address(n, side) + side.own_r), i32(side.own_words + offset), side.coefficients
         b = gather(side.part, r, words, coefficients)
-        return step(tile, i32(side.own_h + offset), b, i32(rows8))
+        return step(tile, i32(side.own_h + offset), b, count if stairs else i32(rows8))
 
     stage_bytes = words_offset + 16 * entries(l, sharing)
     return make_ring(stages, stage_bytes, fill, multiply, begin, fetch), start_r, stages * stage_bytes
@@ -203,13 +204,14 @@ def entries(l, sharing):
     return sum(m.size for m, _ in warp_terms(l, *sharing))
 
 
-def single_product(rows8, nt, parts, groups, slots, l, stages, unit, r_buffers, blocks):
+def single_product(rows8, nt, parts, groups, slots, l, stages, unit, r_buffers, blocks, stairs):
     """Kernel factory; `parts` warps share the components of 8 / `slots` shells, `groups` times in a block of threads.
 
     `l` is the degree of the single shells, `r_buffers` as in `bra_transform`; `blocks` share a multiprocessor.
+    `stairs`: rows are in the order of staircases.
     """
     warps, shells, sharing = parts * groups, 8 // slots, Sharing(parts, nt, slots)
-    product, start_r, ring_bytes = single_ring(rows8, sharing, l, warps, stages, unit, r_buffers)
+    product, start_r, ring_bytes = single_ring(rows8, sharing, l, warps, stages, unit, r_buffers, stairs)
     empty, store = make_empty(2 * rows8 * nt), make_store_shells(rows8, nt, slots)
     copy_range = make_copy_range(32 * warps)
     place, primitives, shell_at = jit_device(block_place), jit_device(primitives_of), jit_device(shell_place)
@@ -217,7 +219,7 @@ def single_product(rows8, nt, parts, groups, slots, l, stages, unit, r_buffers, 
 
     def kernel(
         panel: Panel, bra: PairRange, staircase: Staircase, r: HermiteIntegrals, terms: Terms, weights: Weights,
-        nab: i64, out: Result, grid: Grid,
+        out: Result, grid: Grid,
     ):  # fmt: skip
         ring = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
@@ -225,7 +227,7 @@ def single_product(rows8, nt, parts, groups, slots, l, stages, unit, r_buffers, 
         part, group = warp % parts, warp // parts
         row_block, column_block, pair = place(grid)
         first, last = primitives(bra, pair)
-        row, step = row_block * rows8, panel.rows8 * 64
+        row, depth, step = row_block * rows8, i64(staircase.depths[row_block]), panel.rows8 * 64
         # the shells of the block, for one bra primitive at a time, and that of the lane's columns
         first_shell = column_block * groups * shells
         count = min(i64(groups * shells), r.nket - first_shell)
@@ -241,24 +243,25 @@ def single_product(rows8, nt, parts, groups, slots, l, stages, unit, r_buffers, 
             i32(coefficients + 8 * (begin + width * slot)), ring + 16 * lane, tid,
         )  # fmt: skip
         course = Course(
-            last - first, panel.steps, staircase.reach, row,
-            first * panel.steps * step + row * 64, step, i64(0), i64(0), i64(row_words), -panel.steps * row_words,
+            last - first, depth, staircase.reach, row,
+            first * panel.steps * step + row * 64, step, (panel.steps - depth) * step,
+            i64(0), i64(row_words), -depth * row_words,
         )  # fmt: skip
         if first < last:
             copy_range(coefficients, terms.coefficients, i64(0), loaded, tid)
             start_r(0, side)
         tile = product(empty(), ring, course, side)
         # two neighbouring columns belong to two shells
-        ab, column = 8 * row + (lane >> 2), 2 * (lane & 3)
+        column = 2 * (lane & 3)
         shell = first_shell + group * shells + column % shells
-        left = r.nket - shell
         own = weights.first + weights.step * min(shell, r.nket - 1)
         other = weights.first + weights.step * min(shell + 1, r.nket - 1)
-        row_place = out.first + pair * out.s_ij + ab * out.s_ab
+        bra_place = out.first + pair * out.s_ij
         store(
-            tile, out.numbers, row_place + shell_at(shell, terms, out), row_place + shell_at(shell + 1, terms, out),
-            out.s_ab, nab - ab, left, weights.numbers[own], weights.numbers[other],
+            tile, out.numbers, bra_place + shell_at(shell, terms, out), bra_place + shell_at(shell + 1, terms, out),
+            out.s_ab, r.nket - shell, weights.numbers[own], weights.numbers[other],
             terms.places, i64(2 * parts) + part * (nt * slots) + column // shells, out.s_cd,
+            staircase.rows, 8 * row + (lane >> 2),
         )  # fmt: skip
 
     return Kernel(kernel, (32 * warps, blocks))
@@ -358,11 +361,25 @@ def spaced_row(stride):
     return next(row for row in range(stride, stride + 16) if row % 8 == 4)
 
 
+def bra_form(bra):
+    """The form of H of a bra: of few rows the staircase saves less than it costs to write them in its order."""
+    return BRA_STAIRCASE if bra.nab >= SINGLE_PRODUCT.stairs else BRA_ROWS
+
+
+def rows_of(context, bra, form, rows8, row_blocks):
+    """`Staircase` of a list in a form of H."""
+    if form is BRA_STAIRCASE:
+        return staircase_of(context, bra, rows8, row_blocks)
+    reach, depths, _ = staircase_of(context, bra, rows8, row_blocks, flat=True)
+    return reach, depths, context.table(natural_rows, bra.nab, rows8 * row_blocks)
+
+
 def single_product_variant(unit, bra, ket):
     """Variant for two classes."""
     made = single_tile(unit, bra, ket)
     tile, (parts, nt, slots) = made.tile, made.sharing
     facts = tile.rows8, nt, parts, made.groups, slots, ket.l, tile.stages, unit, made.r_buffers, made.blocks
+    facts = *facts, bra_form(bra) is BRA_STAIRCASE
     return Variant(single_product, facts)
 
 
@@ -382,7 +399,8 @@ def single_launcher(context, bra, ket):
     made = single_tile(context.unit, bra, ket)
     tile, threads, shared = made.tile, made.tile.threads, made.shared
     variant, row_blocks = single_product_variant(context.unit, bra, ket), row_blocks_of(tile, nab)
-    rows8, staircase = form_rows(nab, BRA_ROWS), staircase_of(context, bra, tile.rows8, row_blocks, flat=True)
+    form = bra_form(bra)
+    rows8, staircase = form_rows(nab, form), rows_of(context, bra, form, tile.rows8, row_blocks)
     terms = (
         context.table(term_words, bra.l, ket.l, bra.first, *made.sharing),
         context.table(term_coefficients, ket.l, *made.sharing), context.table(term_places, ket.l, *made.sharing),
@@ -396,7 +414,7 @@ def single_launcher(context, bra, ket):
         context.launch(
             variant, row_blocks * column_blocks * ab.npair, threads, shared,
             (h, rows8, np8), pair_range(ab), staircase, (r, stride, shells), terms,
-            summed if w is None else (w, cd.first_prim, 1), nab, result(block), (row_blocks, column_blocks),
+            summed if w is None else (w, cd.first_prim, 1), result(block), (row_blocks, column_blocks),
         )  # fmt: skip
 
     return launch

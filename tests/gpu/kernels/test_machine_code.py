@@ -49,7 +49,7 @@ SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
     "fused_transforms": 180,  # 172 at two fragments of rows, contracted, on sm_90; 84 at most on sm_100, 96 on sm_80
     "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
-    "single_product": 40,  # 32 at seven fragments of rows and three blocks of columns, on sm_90
+    "single_product": 50,  # 44 at two fragments of rows and seven blocks of columns, on sm_90
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
     "correlation_by_threads": 13000,  # from L = 7 on r does not fit registers; (5, 4): 12476 on sm_100
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100

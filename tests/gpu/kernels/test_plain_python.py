@@ -134,24 +134,34 @@ def test_one_product_of_many_single_shells(nprims, nctr, unit):
     assert machine.kernels >= {"single_product"} | ({"ket_sums"} if nctr > 1 else set())
 
 
+def forget_plans():
+    """What was decided with other tunable numbers."""
+    for function in (single_product.single_tile, paths.ranked, paths.ranked_by_facts):
+        function.cache_clear()
+
+
+@pytest.mark.parametrize("stairs", [0, 1 << 30])
 @pytest.mark.parametrize("ls, slots, parts, groups", [
     ((1, 1, 3), 1, 1, 4), ((1, 0, 4), 1, 3, 1), ((1, 1, 2), 2, 1, 4), ((1, 0, 4), 4, 1, 4), ((3, 3, 3), 1, 2, 2)
 ])  # fmt: skip
-def test_components_shared_among_warps(ls, slots, parts, groups, monkeypatch):
-    """Components of 8, 4 or 2 shells in a block of columns, all of a warp or shared."""
+def test_components_shared_among_warps(ls, slots, parts, groups, stairs, monkeypatch):
+    """Components of 8, 4 or 2 shells in a block of columns, all of a warp or shared; rows in both orders."""
+    monkeypatch.setattr(single_product, "SINGLE_PRODUCT", replace(single_product.SINGLE_PRODUCT, stairs=stairs))
     basis, pairs, singles = basis_of((*ls[:2], *ls[2:] * 11)), [[0, 1]], np.arange(2, 13)
     every = single_product.sharings
     monkeypatch.setattr(single_product, "sharings", lambda *args: [s for s in every(*args) if s.slots == slots])
-    single_product.single_tile.cache_clear()
+    forget_plans()
     right = md4.Engine(basis, backend="cpu").compute(pairs, singles)
     with running("dmma16"):
         engine = md4.Engine(basis, backend="cuda")
         bra, ket = engine.prepare(pairs), engine.prepare(singles)
         (plan,) = (plan for plan in plans("dmma16", bra.pairs, ket.pairs) if plan.path.name == "single_product")
         engine.backend.plan = lambda *_: plan
+        engine.backend.context.known.clear()
         made = single_product.single_tile("dmma16", bra.pairs.facts, ket.pairs.facts)
         assert_same(engine.compute(pairs, singles).copy_to_host(), right)
-    single_product.single_tile.cache_clear()
+        engine.backend.context.known.clear()
+    forget_plans()
     assert (made.sharing.parts, made.sharing.slots, made.groups) == (parts, slots, groups)
 
 
