@@ -309,14 +309,12 @@ def work(mt, l, sharing):
 
 
 def sharings(mt, l):
-    """For each number of slots, the `Sharing` of the least `work`."""
+    """Every `Sharing` of the components of degree `l` among few enough warps, with tiles that registers hold."""
     for slots in (1, 2, 4):
-        shares = (
-            Sharing(-(-(2 * l + 1) // (slots * nt)), nt, slots) for nt in range(SINGLE_PRODUCT.columns[mt - 1], 0, -1)
-        )
-        shares = [share for share in shares if share.parts <= SINGLE_PRODUCT.warps]
-        if shares:
-            yield min(shares, key=lambda share: work(mt, l, share))
+        for nt in range(SINGLE_PRODUCT.columns[mt - 1], 0, -1):
+            parts = -(-(2 * l + 1) // (slots * nt))
+            if parts <= SINGLE_PRODUCT.warps:
+                yield Sharing(parts, nt, slots)
 
 
 @cache
