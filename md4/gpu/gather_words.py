@@ -94,8 +94,7 @@ def odd_width(count):
 
 
 def term_places(l, parts, nt, slots):
-    """Width of each warp's tables, where they begin, and components, see `warp_terms` and `shared_components`; int32.
-    """
+    """Width of each warp's tables, where they begin, and components: `warp_terms` and `shared_components`, int32."""
     widths = np.array([m.shape[1] for m, _ in warp_terms(l, parts, nt, slots)])
     begins = slots * (np.cumsum(widths) - widths)
     components, _ = shared_components(l, parts, nt, slots)

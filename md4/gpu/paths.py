@@ -20,6 +20,7 @@ from md4.gpu.h_layout import (
     BRA_ELEMENTS,
     BRA_FLAT,
     BRA_MATRIX,
+    BRA_ROWS,
     BRA_STAIRCASE,
     KET_ELEMENTS,
     KET_MATRIX,
@@ -166,10 +167,10 @@ class SingleProduct(GpuPath):
         return sides.unit != "fma" and ket.solid and bool(single_product.single_tile(sides.unit, bra, ket))
 
     def forms(self, sides):
-        return single_product.bra_form(sides.bra), KET_WEIGHTS
+        return BRA_ROWS, KET_WEIGHTS
 
     def cost(self, sides):
-        return predicted_times.single_product_time(sides.bra, sides.ket, sides.turned)
+        return predicted_times.single_product_time(*sides[:3], sides.turned)
 
     def variants(self, unit, kind, bra, ket, plan):
         yield r_variant(bra.l + ket.l, kind)

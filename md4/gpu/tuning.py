@@ -55,17 +55,15 @@ RESIDENT = ResidentTuning(panel_bytes=64 << 10, groups=8)
 class SingleProductTuning:
     """One product with single shells: `md4.gpu.kernels.single_product`."""
 
-    columns: tuple  # most blocks of 8 columns of a warp for 1, 2, ... fragments of 16 rows
+    columns: tuple  # most blocks of 8 columns of a warp for 1, 2, ... fragments of 16 rows: with more, fewer warps fit
     warps: int  # most warps that share a group of shells
     few_warps: int  # warps of a block, about: several groups of fewer
-    stairs: int  # rows from which on they are in the order of staircases
     registers: int  # of a thread besides its sums
     most_warps: int  # of a multiprocessor, however few registers they take
     fragment: int  # cycles of a multiprocessor for an instruction of a warp, and for loading its 16 rows of H
     gather: int  # cycles of loads for a monomial of a block of columns
-    load: float  # weight of a cycle of loads: some are hidden behind the instructions
-    wait: float  # part of the time that is lost with one warp a multiprocessor, in inverse proportion to their number
-    alone: float  # the same with one block, whose warps wait for each other
+    step: int  # other cycles of a warp's step
+    alone: float  # part of the time that is lost with one block a multiprocessor, whose warps wait for each other
     shared: dict  # most bytes of shared memory of a block, by unit
 
     def blocks(self, tile):
@@ -75,8 +73,8 @@ class SingleProductTuning:
 
 
 SINGLE_PRODUCT = SingleProductTuning(
-    columns=(8, 8, 7, 5, 4, 3, 3, 3, 2, 2, 2), warps=8, few_warps=4, stairs=64, registers=56, most_warps=16,
-    fragment=8, gather=7, load=0.5, wait=1.0, alone=0.1, shared={"dmma16": 2 * SHARED_BYTES, "dmma8": 160 << 10},
+    columns=(6, 6, 4, 5, 4, 3, 3, 3, 2, 2, 2), warps=8, few_warps=4, registers=56, most_warps=16, fragment=8, gather=7,
+    step=8, alone=0.4, shared={"dmma16": 2 * SHARED_BYTES, "dmma8": 160 << 10},
 )  # fmt: skip
 
 
@@ -380,8 +378,8 @@ class ThreadQuartetTuning:
     integrals_at_once: int  # in registers
     least_rows: int  # ab that are in registers at once, however many integrals that are
     swap_l: int  # L from which on the side of higher l is made the bra
-    rows_l: int  # L up to which single shells are made the bra where integrals are a part of a matrix
-    blocks: tuple  # (highest L, most integrals, blocks a multiprocessor) of classes with single shells; others take one
+    few_l: int  # l of a pair up to which single shells with it are the rows of a matrix, and `few_blocks` hold
+    few_blocks: tuple  # (highest L, most integrals, blocks a multiprocessor, and in a matrix); all others have one
     primitives: int  # most bra primitives whose H is in shared memory at once
     fewest_quartets: int  # that are worth a variant
     written: int  # integrals of a quartet up to which a thread writes `rounds` of them at a time
@@ -397,9 +395,10 @@ class ThreadQuartetTuning:
         """Rows ab whose `ncd` integrals are in registers at once."""
         return max(self.least_rows, self.integrals_at_once // ncd)
 
-    def single_blocks(self, l, count):
-        """Blocks that share a multiprocessor, for `count` integrals of two, or three, shells each."""
-        return next((n for highest, most, n in self.blocks if l <= highest and count <= most), 1)
+    def blocks(self, l, count, matrix):
+        """Blocks a multiprocessor, of `few_blocks`; the `count` integrals are a part of a `matrix`, or not."""
+        fits = (entry for entry in self.few_blocks if l <= entry[0] and count <= entry[1])
+        return next((entry[3] if matrix else entry[2] for entry in fits), 1)
 
     def block_threads(self, count):
         """Threads of a block for `count` integrals each, which wait in shared memory: two blocks a multiprocessor."""
@@ -407,8 +406,8 @@ class ThreadQuartetTuning:
 
 
 THREAD_QUARTET = ThreadQuartetTuning(
-    threads=128, integrals_at_once=27, least_rows=3, swap_l=5, rows_l=4, blocks=((3, 27, 4), (4, 21, 4), (4, 45, 3)),
-    primitives=32, fewest_quartets=1 << 16, written=15,
+    threads=128, integrals_at_once=27, least_rows=3, swap_l=5, few_l=2,
+    few_blocks=((2, 9, 5, 5), (4, 27, 4, 4), (4, 45, 4, 3)), primitives=32, fewest_quartets=1 << 16, written=15,
     rounds=4, tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),
 )  # fmt: skip
 

@@ -341,9 +341,10 @@ def make_gather_terms(lengths, coefficients):
     def sums_of(builder, part, r, words, address):
         count, sums = sum(lengths[part]), []
         found = [word for n in range(0, count, 4) for word in shared_ints(builder, words, 16 * (n // 4))]
-        factors = [ir.Constant(DOUBLE, c) for c in coefficients[part]] if coefficients else [
-            x for n in range(0, count, 2) for x in load_block(builder, address, 8 * n)
-        ]
+        if coefficients:
+            factors = [ir.Constant(DOUBLE, c) for c in coefficients[part]]
+        else:
+            factors = [x for n in range(0, count, 2) for x in load_block(builder, address, 8 * n)]
         entries = iter(zip(found, factors))
         for length in lengths[part]:
             two = [ir.Constant(DOUBLE, 0.0)] * 2

@@ -27,7 +27,7 @@ from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_store_shells
 from md4.gpu.emit.tile_products import make_gather_terms, make_product_step
 from md4.gpu.gather_words import shared_components, term_coefficients, term_places, term_words, warp_terms
-from md4.gpu.h_layout import BRA_ROWS, BRA_STAIRCASE, form_rows
+from md4.gpu.h_layout import BRA_ROWS, form_rows
 from md4.gpu.kernels.groups import (
     Grid,
     HermiteIntegrals,
@@ -141,7 +141,7 @@ def shell_place(n, terms, out):
     return shell * out.s_kl + (n - shell * terms.nctr) * terms.nm * out.s_cd
 
 
-def single_ring(rows8, sharing, l, warps, stages, unit, r_buffers, stairs):
+def single_ring(rows8, sharing, l, warps, stages, unit, r_buffers):
     """(device function: the ring, device function that starts to copy s, bytes of the ring)."""
     threads, words_offset, nt = 32 * warps, rows8 * 512, sharing[1]
     copy_panel, copy_words = make_copy_panel(rows8, threads), make_copy_pieces(entries(l, sharing), threads)
@@ -183,7 +183,7 @@ def single_ring(rows8, sharing, l, warps, stages, unit, r_buffers, stairs):
     def multiply(tile, offset, n, count, side):
         r, words, coefficients = i32(r_address(n, side) + side.own_r), i32(side.own_words + offset), side.coefficients
         b = gather(side.part, r, words, coefficients)
-        return step(tile, i32(side.own_h + offset), b, count if stairs else i32(rows8))
+        return step(tile, i32(side.own_h + offset), b, i32(rows8))
 
     stage_bytes = words_offset + 16 * entries(l, sharing)
     return make_ring(stages, stage_bytes, fill, multiply, begin, fetch), start_r, stages * stage_bytes
@@ -204,14 +204,13 @@ def entries(l, sharing):
     return sum(m.size for m, _ in warp_terms(l, *sharing))
 
 
-def single_product(rows8, nt, parts, groups, slots, l, stages, unit, r_buffers, blocks, stairs):
+def single_product(rows8, nt, parts, groups, slots, l, stages, unit, r_buffers, blocks):
     """Kernel factory; `parts` warps share the components of 8 / `slots` shells, `groups` times in a block of threads.
 
     `l` is the degree of the single shells, `r_buffers` as in `bra_transform`; `blocks` share a multiprocessor.
-    `stairs`: rows are in the order of staircases.
     """
     warps, shells, sharing = parts * groups, 8 // slots, Sharing(parts, nt, slots)
-    product, start_r, ring_bytes = single_ring(rows8, sharing, l, warps, stages, unit, r_buffers, stairs)
+    product, start_r, ring_bytes = single_ring(rows8, sharing, l, warps, stages, unit, r_buffers)
     empty, store = make_empty(2 * rows8 * nt), make_store_shells(rows8, nt, slots)
     copy_range = make_copy_range(32 * warps)
     place, primitives, shell_at = jit_device(block_place), jit_device(primitives_of), jit_device(shell_place)
@@ -227,7 +226,7 @@ def single_product(rows8, nt, parts, groups, slots, l, stages, unit, r_buffers, 
         part, group = warp % parts, warp // parts
         row_block, column_block, pair = place(grid)
         first, last = primitives(bra, pair)
-        row, depth, step = row_block * rows8, i64(staircase.depths[row_block]), panel.rows8 * 64
+        row, step = row_block * rows8, panel.rows8 * 64
         # the shells of the block, for one bra primitive at a time, and that of the lane's columns
         first_shell = column_block * groups * shells
         count = min(i64(groups * shells), r.nket - first_shell)
@@ -243,9 +242,9 @@ def single_product(rows8, nt, parts, groups, slots, l, stages, unit, r_buffers, 
             i32(coefficients + 8 * (begin + width * slot)), ring + 16 * lane, tid,
         )  # fmt: skip
         course = Course(
-            last - first, depth, staircase.reach, row,
-            first * panel.steps * step + row * 64, step, (panel.steps - depth) * step,
-            i64(0), i64(row_words), -depth * row_words,
+            last - first, panel.steps, staircase.reach, row,
+            first * panel.steps * step + row * 64, step, i64(0),
+            i64(0), i64(row_words), -panel.steps * row_words,
         )  # fmt: skip
         if first < last:
             copy_range(coefficients, terms.coefficients, i64(0), loaded, tid)
@@ -285,6 +284,8 @@ class SingleTile:
         Buffers for s, and blocks that share a multiprocessor.
     row, shared : int
         Doubles from one shell's s to the next one's in shared memory, and bytes of shared memory of a block.
+    cycles : float
+        Estimated cycles of a multiprocessor for a step and a column of a shell.
     """
 
     tile: Tile
@@ -294,6 +295,7 @@ class SingleTile:
     blocks: int
     row: int
     shared: int
+    cycles: float
 
     @property
     def shells(self):
@@ -302,10 +304,11 @@ class SingleTile:
 
 
 def work(mt, l, sharing):
-    """Cycles of a multiprocessor for a step and a column of a shell: of tensor instructions and, weighted, of loads."""
+    """Cycles of a multiprocessor for a step and a column of a shell: of tensor instructions, of loads, of the rest."""
     fragments = SINGLE_PRODUCT.fragment * mt * sharing.parts
     loads = fragments + SINGLE_PRODUCT.gather * int(shared_components(l, *sharing)[1].sum())
-    return (fragments * sharing.nt + SINGLE_PRODUCT.load * loads) * sharing.slots / (2 * l + 1)
+    cycles = fragments * sharing.nt + loads + SINGLE_PRODUCT.step * sharing.parts
+    return cycles * sharing.slots / (2 * l + 1)
 
 
 def sharings(mt, l):
@@ -331,12 +334,15 @@ def single_tile(unit, bra, ket):
         made = [sharing_tile(tile, buffers, stride, ket.l, sharing) for sharing in sharings(wide.mt, ket.l)]
         made = [entry for entry in made if entry is not None]
         if made:
-            return min(made, key=lambda entry: entry[0])[1]
+            return min(made, key=lambda entry: entry.cycles)
     return None
 
 
 def sharing_tile(tile, buffers, stride, l, sharing):
-    """(time, `SingleTile`) where warps share components in this way; None where shared memory does not hold it."""
+    """`SingleTile` where warps share components in this way; None where shared memory does not hold it.
+
+    With few warps of a multiprocessor much time is lost: with n warps 1/n of it, and more where they wait together.
+    """
     parts, nt, slots = sharing
     count, row = entries(l, sharing), spaced_row(stride)
     fixed = tile.stages * (tile.rows8 * 512 + 16 * count) + (8 * count if slots > 1 else 0)
@@ -346,8 +352,8 @@ def sharing_tile(tile, buffers, stride, l, sharing):
     if shared > SINGLE_PRODUCT.shared[tile.unit]:
         return None
     blocks = max(1, min(SINGLE_PRODUCT.blocks(tile), 2 * SHARED_BYTES // shared))
-    waits = SINGLE_PRODUCT.wait / (blocks * tile.warps) + SINGLE_PRODUCT.alone / blocks
-    return work(tile.mt, l, sharing) * (1 + waits), SingleTile(tile, sharing, groups, buffers, blocks, row, shared)
+    cycles = work(tile.mt, l, sharing) * (1 + 1 / (blocks * tile.warps) + SINGLE_PRODUCT.alone / blocks)
+    return SingleTile(tile, sharing, groups, buffers, blocks, row, shared, cycles)
 
 
 def spaced_row(stride):
@@ -359,25 +365,11 @@ def spaced_row(stride):
     return next(row for row in range(stride, stride + 16) if row % 8 == 4)
 
 
-def bra_form(bra):
-    """The form of H of a bra: of few rows the staircase saves less than it costs to write them in its order."""
-    return BRA_STAIRCASE if bra.nab >= SINGLE_PRODUCT.stairs else BRA_ROWS
-
-
-def rows_of(context, bra, form, rows8, row_blocks):
-    """`Staircase` of a list in a form of H."""
-    if form is BRA_STAIRCASE:
-        return staircase_of(context, bra, rows8, row_blocks)
-    reach, depths, _ = staircase_of(context, bra, rows8, row_blocks, flat=True)
-    return reach, depths, context.table(natural_rows, bra.nab, rows8 * row_blocks)
-
-
 def single_product_variant(unit, bra, ket):
     """Variant for two classes."""
     made = single_tile(unit, bra, ket)
     tile, (parts, nt, slots) = made.tile, made.sharing
     facts = tile.rows8, nt, parts, made.groups, slots, ket.l, tile.stages, unit, made.r_buffers, made.blocks
-    facts = *facts, bra_form(bra) is BRA_STAIRCASE
     return Variant(single_product, facts)
 
 
@@ -397,8 +389,8 @@ def single_launcher(context, bra, ket):
     made = single_tile(context.unit, bra, ket)
     tile, threads, shared = made.tile, made.tile.threads, made.shared
     variant, row_blocks = single_product_variant(context.unit, bra, ket), row_blocks_of(tile, nab)
-    form = bra_form(bra)
-    rows8, staircase = form_rows(nab, form), rows_of(context, bra, form, tile.rows8, row_blocks)
+    rows8, (reach, depths, _) = form_rows(nab, BRA_ROWS), staircase_of(context, bra, tile.rows8, row_blocks, flat=True)
+    staircase = reach, depths, context.table(natural_rows, nab, tile.rows8 * row_blocks)
     terms = (
         context.table(term_words, bra.l, ket.l, bra.first, *made.sharing),
         context.table(term_coefficients, ket.l, *made.sharing), context.table(term_places, ket.l, *made.sharing),

@@ -204,30 +204,36 @@ def takes(unit, bra, ket):
     return bra.nab * ket.nab <= most and bra.l + ket.l <= limits.l
 
 
-def swapped(bra, ket, matrix=False):
+def few(bra, ket):
+    """Whether a class is of single shells and of pairs of low l, whose H lanes read quickly."""
+    return bra.single != ket.single and (bra, ket)[bra.single].l <= THREAD_QUARTET.few_l
+
+
+def swapped(bra, ket, matrix):
     """Whether bra and ket are exchanged: H of the side of higher l in shared memory leaves more registers.
 
-    H of single shells is small whatever their l; then it is the side of more functions. In a `matrix` of small classes
-    it is the single shells, whose functions are its rows: neighbouring threads then write neighbouring pairs.
+    H of single shells is small whatever their l; then it is the side of more functions. In a `matrix` of a class of
+    `few` it is the single shells, whose functions are its rows: neighbouring threads then write neighbouring pairs.
     """
-    if matrix and bra.single != ket.single and bra.l + ket.l <= THREAD_QUARTET.rows_l:
+    if matrix and few(bra, ket):
         return ket.single
     if bra.l + ket.l < THREAD_QUARTET.swap_l:
         return False
     return bra.nab < ket.nab if bra.single != ket.single else (bra.l, bra.nab) < (ket.l, ket.nab)
 
 
-def blocks_of(bra, ket):
-    """Blocks that share a multiprocessor; classes of four centres have all the registers that they want."""
-    return THREAD_QUARTET.single_blocks(bra.l + ket.l, bra.nab * ket.nab) if bra.single or ket.single else 1
+def blocks_of(bra, ket, matrix):
+    """Blocks that share a multiprocessor; with one, threads have all the registers that they want."""
+    return THREAD_QUARTET.blocks(bra.l + ket.l, bra.nab * ket.nab, matrix) if few(bra, ket) else 1
 
 
 def thread_quartet_variant(bra, ket, kind, turned, matrix):
     """Variant for a class; `turned` if bra and ket have been exchanged, and for blocks as in the factory."""
     shells, singles = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), (bra.h_class[-1], ket.h_class[-1])
     facts = *chain.from_iterable(shells), bra.pure, turned, kind
-    few = singles, matrix, blocks_of(bra, ket)
-    return Variant(thread_quartet_integrals, (*facts, *few) if matrix or any(singles) else facts)
+    if matrix or any(singles):
+        facts = *facts, singles, matrix, blocks_of(bra, ket, matrix)
+    return Variant(thread_quartet_integrals, facts)
 
 
 def quartet_launcher(context, kind, parameter, bra, ket, turned, matrix):
