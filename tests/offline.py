@@ -81,7 +81,7 @@ def factories():
     made = set()
     for module in pkgutil.iter_modules(kernels.__path__):
         text = Path(kernels.__path__[0], f"{module.name}.py").read_text()
-        made |= set(re.findall(r"^def (\w+)\([^\n]*\):\n    \"\"\"Kernel factory", text, re.MULTILINE))
+        made |= set(re.findall(r"^def (\w+)\((?:[^\n]*|\n    [^\n]*\n)\):\n    \"\"\"Kernel factory", text, re.MULTILINE))
     assert made
     return made
 
