@@ -431,7 +431,7 @@ def kernel_modules():
 def factories():
     """Names of all kernel factories, by their docstrings."""
     texts = (Path(module.__file__).read_text() for module in kernel_modules())
-    pattern = re.compile(r'^def (\w+)\([^\n]*\):\n    """Kernel factory', re.MULTILINE)
+    pattern = re.compile(r'^def (\w+)\((?:[^\n]*|\n    [^\n]*\n)\):\n    """Kernel factory', re.MULTILINE)
     return {name for text in texts for name in pattern.findall(text)}
 
 

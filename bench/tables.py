@@ -290,7 +290,8 @@ def three_centre_table():
     for row in rows:
         found.setdefault(row["class"], {})[row["target"]] = row
     lines = [
-        [f"({name})".replace("|", "\\|"), mine["matrix"]["plan"], *(f"{mine[t]['triples_per_s']:.3g}" for t in mine),
+        [f"({name})".replace("|", "\\|"), "; ".join(dict.fromkeys(mine[t]["plan"] for t in mine)),
+         *(f"{mine[t]['triples_per_s']:.3g}" for t in mine),
          *(f"{100 * mine[t]['share_of_limit']:.0f}%" for t in mine), mine["matrix"]["bound"],
          f"{max(row['error'] for row in mine.values()):.0e}"]
         for name, mine in found.items()

@@ -82,10 +82,10 @@ def compile_ptx(variant, capabilities):
 
 def factories():
     """Names of all kernel factories of md4.gpu.kernels, as the sources have them."""
-    made = set()
+    made, pattern = set(), r'^def (\w+)\((?:[^\n]*|\n    [^\n]*\n)\):\n    """Kernel factory'
     for module in pkgutil.iter_modules(kernels.__path__):
         text = Path(kernels.__path__[0], f"{module.name}.py").read_text()
-        made |= set(re.findall(r"^def (\w+)\([^\n]*\):\n    \"\"\"Kernel factory", text, re.MULTILINE))
+        made |= set(re.findall(pattern, text, re.MULTILINE))
     assert made
     return made
 

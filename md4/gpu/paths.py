@@ -112,7 +112,7 @@ class ThreadQuartet(GpuPath):
     def supports(self, sides):
         """Small classes, long lists, in one order."""
         fits = sides.long and thread_quartet.takes(sides.unit, *sides.given)
-        return fits and sides.swap == thread_quartet.swapped(*sides.given)
+        return fits and sides.swap == thread_quartet.swapped(*sides.given, sides.matrix)
 
     def forms(self, sides):
         return BRA_ELEMENTS, KET_ELEMENTS
@@ -171,7 +171,7 @@ class SingleProduct(GpuPath):
         return BRA_ROWS, KET_WEIGHTS
 
     def cost(self, sides):
-        return predicted_times.single_product_time(sides.bra, sides.ket, sides.turned)
+        return predicted_times.single_product_time(*sides[:3], sides.turned)
 
     def variants(self, unit, kind, bra, ket, plan):
         yield r_variant(bra.l + ket.l, kind)

@@ -12,11 +12,11 @@ from functools import cache
 from typing import NamedTuple
 
 from md4.gpu.kernels import resident
+from md4.gpu.kernels.single_product import single_tile
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.staircases import reach
 from md4.gpu.tuning import blocks_of_8, panel_rows, r_stride
 from md4.method.angular import nherm
-from md4.method.hermite import solid_terms
 
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change
 # names, of r, and for each quartet
@@ -27,10 +27,11 @@ RESIDENT = 2.86e-5
 FUSED = (2.93e-5, 7.95e-5, 1.63e-4, 9.39e-5, 2.26e-5, 2.38e-4, 0.34)
 # and for each byte of the result where that is a part of a matrix
 FUSED_MATRIX = 3e-4
-# One product with single shells: ns for each multiply-add, for each element that a lane adds up of monomials, for each
-# byte of the result where that is no matrix, and for each quartet. A fit to 37 measured times of 13 classes from (dd|f)
-# to (ii|k) (`bench/results/three_centre.csv` and `three_centre_plans.csv`), good to 6%, root mean square.
-SINGLE = (7.58e-5, 5.52e-4, 1.87e-4, 0.457)
+# One product with single shells: ns for each estimated cycle of its steps (`single_product.SingleTile`), for each byte
+# of the result, the same more where ab does not run fastest in it, and for each quartet. A fit to 30 measured times of
+# 15 classes from (dp|d) to (ii|k), K = 1 (`bench/results/three_centre_kernels.log`), under the condition that this plan
+# and the others, whose times are predicted up to 18% too short, are ranked as measured: good to 7%, root mean square.
+SINGLE = (4.32e-4, 3.40e-4, 6.05e-4, 0.218)
 
 # ns of the host for an evaluation of few quartets and for the kernel that takes the diagonal of its block
 EVALUATION = 1e5
@@ -98,12 +99,11 @@ def fused_time(bra, ket, turned, matrix=False):
     return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
 
 
-def single_product_time(bra, ket, turned):
-    """Predicted ns a quartet of one product with single shells."""
-    terms, nm = solid_terms(ket.l)[0].shape
-    inner, functions = 8 * blocks_of_8(bra.nherm) * bra.mean_prim, nm * (ket.nab // nm)
-    written = 8 * bra.nab * ket.nab * (not turned)
-    amounts = 8 * panel_rows(bra.nab) * inner * functions, inner * functions * terms, written, 1
+def single_product_time(unit, bra, ket, turned):
+    """Predicted ns a quartet of one product with single shells; see `two_products_time`."""
+    made, out = single_tile(unit, bra, ket), 8 * bra.nab * ket.nab
+    steps = blocks_of_8(bra.nherm) * bra.mean_prim * (panel_rows(bra.nab) // made.tile.rows8)
+    amounts = made.cycles * steps * ket.nab, out, out * (not turned), 1
     return sum(factor * amount for factor, amount in zip(SINGLE, amounts))
 
 

@@ -52,6 +52,33 @@ RESIDENT = ResidentTuning(panel_bytes=64 << 10, groups=8)
 
 
 @dataclass(frozen=True)
+class SingleProductTuning:
+    """One product with single shells: `md4.gpu.kernels.single_product`."""
+
+    columns: tuple  # most blocks of 8 columns of a warp for 1, 2, ... fragments of 16 rows: with more, fewer warps fit
+    warps: int  # most warps that share a group of shells
+    few_warps: int  # warps of a block, about: several groups of fewer
+    registers: int  # of a thread besides its sums
+    most_warps: int  # of a multiprocessor, however few registers they take
+    fragment: int  # cycles of a multiprocessor for an instruction of a warp, and for loading its 16 rows of H
+    gather: int  # cycles of loads for a monomial of a block of columns
+    step: int  # other cycles of a warp's step
+    alone: float  # part of the time that is lost with one block a multiprocessor, whose warps wait for each other
+    shared: dict  # most bytes of shared memory of a block, by unit
+
+    def blocks(self, tile):
+        """Blocks of a `Tile` that share a multiprocessor: each quarter of it has 512 registers a lane for its warps."""
+        registers = min(255, 4 * tile.rows8 * tile.nt + self.registers)
+        return max(1, min(self.most_warps, 4 * (512 // registers)) // tile.warps)
+
+
+SINGLE_PRODUCT = SingleProductTuning(
+    columns=(6, 6, 4, 5, 4, 3, 3, 3, 2, 2, 2), warps=8, few_warps=4, registers=56, most_warps=16, fragment=8, gather=7,
+    step=8, alone=0.4, shared={"dmma16": 2 * SHARED_BYTES, "dmma8": 160 << 10},
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
 class SumsTuning:
     """Sums of r over the primitives of kets of two s shells."""
 
@@ -372,6 +399,8 @@ class ThreadQuartetTuning:
     least_rows: int  # ab that are in registers at once, however many integrals that are
     least_single_rows: int  # the same in FP32
     swap_l: int  # L from which on the side of higher l is made the bra
+    few_l: int  # l of a pair up to which single shells with it are the rows of a matrix, and `few_blocks` hold
+    few_blocks: tuple  # (highest L, most integrals, blocks a multiprocessor, and in a matrix); all others have one
     primitives: int  # most bra primitives whose H is in shared memory at once
     fewest_quartets: int  # that are worth a variant
     written: int  # integrals of a quartet up to which a thread writes `rounds` of them at a time
@@ -391,15 +420,21 @@ class ThreadQuartetTuning:
         """Blocks that a multiprocessor is to hold at once in FP32, for quartets of total angular momentum `l`."""
         return self.blocks_of_singles[min(l, len(self.blocks_of_singles) - 1)]
 
+    def blocks(self, l, count, matrix):
+        """Blocks a multiprocessor, of `few_blocks`; the `count` integrals are a part of a `matrix`, or not."""
+        fits = (entry for entry in self.few_blocks if l <= entry[0] and count <= entry[1])
+        return next((entry[3] if matrix else entry[2] for entry in fits), 1)
+
     def block_threads(self, count, single=False):
         """Threads of a block for `count` integrals each, which wait in shared memory: two blocks a multiprocessor."""
         return self.threads if (4 if single else 8) * self.threads * count <= SHARED_BYTES else self.threads // 2
 
 
 THREAD_QUARTET = ThreadQuartetTuning(
-    threads=128, integrals_at_once=27, blocks_of_singles=(5, 5, 5, 4, 4, 3, 2),
-    least_rows=3, least_single_rows=6, swap_l=5, primitives=32, fewest_quartets=1 << 16, written=15, rounds=4,
-    tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),
+    threads=128, integrals_at_once=27, blocks_of_singles=(5, 5, 5, 4, 4, 3, 2), least_rows=3, least_single_rows=6,
+    swap_l=5, few_l=2, few_blocks=((2, 9, 5, 5), (4, 27, 4, 4), (4, 45, 4, 3)), primitives=32,
+    fewest_quartets=1 << 16, written=15, rounds=4, tensor=QuartetLimits(135, 40, 6, 160 << 10),
+    plain=QuartetLimits(54, 54, 4, 60 << 10),
 )  # fmt: skip
 
 

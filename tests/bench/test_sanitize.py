@@ -287,12 +287,12 @@ def test_families_reach_everything(no_device, monkeypatch):
         ("ket_transform", 4),
         ("resident_bra_transform", 3),
         ("one_product", 4),
-        ("single_product", 4),
+        ("single_product", 7),
     ):
         assert {f[place] for f in facts[name]} == {"dmma16", "dmma8"}, name
     assert {f[7] for f in facts["fused_transforms"]} == {"dmma16", "dmma8"}
     assert any(f[8:] for f in facts["fused_transforms"])
-    assert {f[9] for f in facts["thread_quartet_integrals"] if f[12:] == (True,)} == {False, True}
+    assert {f[9] for f in facts["thread_quartet_integrals"] if f[12:13] == (True,)} == {False, True}
     assert {f[5:] for f in facts["bra_transform"]} == {(turned, n) for turned in (False, True) for n in (1, 2)}
     assert {f[5] for f in facts["ket_transform"]} == {f[4] for f in facts["resident_bra_transform"]} == {False, True}
     assert {f[6] for f in facts["fused_transforms"]} == {False, True}

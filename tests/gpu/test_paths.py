@@ -12,7 +12,9 @@ from md4.contract.three_centre import ThreeCentre
 from md4.gpu import paths
 from md4.gpu.device_code import cuda
 from md4.gpu.h_layout import KET_FLAT, KET_TURNED
+from md4.gpu.kernels import thread_quartet
 from md4.gpu.paths import plans
+from md4.gpu.predicted_times import Side
 from md4.gpu.staircases import reach
 from md4.gpu.tuning import TILES, turned_split
 from md4.shells.basis import Basis, Shell
@@ -218,6 +220,39 @@ def test_one_product_is_for_spherical_single_shells():
             taken = [p.swap for p in plans("dmma16", first, second) if p.path.name == "single_product"]
             expected = [] if first is bra is second else found if first is second else [s for s in found if s == swap]
             assert sorted(taken) == expected
+
+
+@pytest.mark.parametrize("name, block, matrix", [
+    ("pp d", "thread_quartet", "thread_quartet, ket first"), ("dp d", "thread_quartet", "thread_quartet"),
+    ("dd f", "fused", "single_product"), ("gs g", "fused", "single_product"),
+    ("ff d", "single_product", "single_product"), ("fd f", "single_product", "single_product"),
+    ("gg g", "two_products, ket first", "single_product"), ("ii k", "two_products, ket first", "single_product"),
+])  # fmt: skip
+def test_the_fastest_plans_of_few_centres(name, block, matrix):
+    """As measured on an H200 (`bench/results/three_centre_plans.csv` and `three_centre_kernels.log`)."""
+    basis, pairs, singles = few_sides(name)
+    sides = Side.of(shell_pairs(basis, pairs)), Side.of(shell_pairs(*check_side(basis, singles)))
+    taken = [paths.timed_plans("dmma16", *sides, True, to_matrix)[0][1] for to_matrix in (False, True)]
+    assert list(map(str, taken)) == [block, matrix]
+
+
+@pytest.mark.parametrize("name, block, matrix", [
+    ("ps p", 5, (5, True)), ("pp p", 4, (4, True)), ("ds d", 4, (4, True)), ("pp d", 4, (3, True)),
+    ("pp f", 1, (1, True)), ("dp d", 1, (1, False)), ("pp s", 1, (5, True)),
+])  # fmt: skip
+def test_blocks_of_a_thread_a_quartet_with_single_shells(name, block, matrix):
+    """How many share a multiprocessor, and whether the single shells are the bra in a matrix."""
+    basis, pairs, singles = few_sides(name)
+    bra, ket = shell_pairs(basis, pairs).facts, shell_pairs(*check_side(basis, singles)).facts
+
+    def blocks(*sides, matrix):
+        variant = thread_quartet.thread_quartet_variant(*sides, "coulomb", False, matrix)
+        return variant.kernel().launch_bounds[1]
+
+    assert blocks(bra, ket, matrix=False) == block
+    swap = thread_quartet.swapped(bra, ket, True)
+    assert (blocks(*((ket, bra) if swap else (bra, ket)), matrix=True), swap) == matrix
+    assert thread_quartet.swapped(ket, bra, True) == (not swap)
 
 
 @pytest.mark.parametrize("swap", [False, True])

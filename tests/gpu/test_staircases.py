@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from plain_h import plain_h
 
-from md4.gpu.gather_words import gather_words, words_in_turn, words_of_terms
+from md4.gpu.gather_words import (
+    gather_words,
+    shared_components,
+    term_coefficients,
+    term_places,
+    term_words,
+    warp_terms,
+    words_in_turn,
+)
 from md4.gpu.h_layout import (
     BRA_FLAT,
     BRA_ROWS,
@@ -192,17 +200,50 @@ def test_solid_harmonics_as_sums_of_monomials(l):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("l_bra", "l_ket", "first_p"), [(2, 2, 0), (4, 3, 0), (5, 1, 35)])
-def test_words_of_monomials_lead_to_r(l_bra, l_ket, first_p):
+SHARINGS = [(1, 5, 1), (2, 3, 1), (2, 2, 2), (1, 2, 4), (3, 2, 1)]
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(("l_bra", "l_ket", "first_p"), [(2, 2, 0), (4, 2, 0), (5, 1, 35)])
+def test_words_of_monomials_lead_to_r(l_bra, l_ket, first_p, sharing):
+    """Entry by entry: the place of r[p + q] for the monomials that a warp's components have, 0 for padding."""
     functions, order = solid_terms(l_ket)[1], gather_order(l_bra, first_p)
-    words = words_of_terms(l_bra, l_ket, first_p).view(np.uint32).reshape(-1, *functions.shape, 4)
-    p_words, q_words = packed_hermite(l_bra), packed_hermite(l_ket)
-    assert len(words) == len(order) // 8
-    for (i, term, m, lane), word in np.ndenumerate(words):
-        for half in range(2):
-            p = order[8 * i + 2 * lane + half]
-            right = 8 * sum_ordinal(int(p_words[p]) if p >= 0 else 0, int(q_words[functions[term, m]]))
-            assert (int(word) >> (16 * half)) & 65535 == right
+    words = term_words(l_bra, l_ket, first_p, *sharing).view(np.uint32).reshape(len(order) // 8, -1)
+    p_words, q_words, begin = packed_hermite(l_bra), packed_hermite(l_ket), 0
+    for m, term in warp_terms(l_ket, *sharing):
+        slots, width = m.shape
+        assert width % 8 == 4
+        here = words[:, begin : begin + 4 * m.size].reshape(-1, slots, 4, width)
+        begin += 4 * m.size
+        for (i, slot, lane, n), word in np.ndenumerate(here):
+            for half in range(2):
+                p = order[8 * i + 2 * lane + half]
+                q = int(q_words[functions[term[slot, n], m[slot, n]]])
+                right = 8 * sum_ordinal(int(p_words[p]) if p >= 0 else 0, q) if m[slot, n] >= 0 else 0
+                assert (int(word) >> (16 * half)) & 65535 == right
+    assert begin == words.shape[1]
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_every_monomial_is_some_warps(sharing):
+    """With its coefficient, among those of the block of columns that its component is in."""
+    l, (parts, nt, slots) = 2, sharing
+    components, lengths = shared_components(l, *sharing)
+    places, coefficients = term_places(l, *sharing), term_coefficients(l, *sharing)
+    np.testing.assert_array_equal(places[2 * parts :].reshape(parts, nt, slots), components)
+    found = np.zeros_like(solid_terms(l)[0])
+    for part, (m, term) in enumerate(warp_terms(l, *sharing)):
+        width, begin = places[part], places[parts + part]
+        assert m.shape == (slots, width)
+        own = coefficients[begin : begin + m.size].reshape(m.shape)
+        block = np.repeat(np.arange(nt), lengths[part])
+        for (slot, n), component in np.ndenumerate(m):
+            if component < 0:
+                assert own[slot, n] == 0.0
+            else:
+                assert components[part, block[n], slot] == component
+                found[term[slot, n], component] += own[slot, n]
+    np.testing.assert_array_equal(found, solid_terms(l)[0])
 
 
 @pytest.mark.parametrize(("l", "pure"), [(1, True), (4, True), (7, True), (2, False), (5, False)])

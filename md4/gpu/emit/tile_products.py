@@ -18,6 +18,7 @@ Either way the operand that is not H has two doubles of a lane for each block of
 from dataclasses import dataclass
 from functools import cache
 
+from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
@@ -31,7 +32,6 @@ from md4.gpu.emit.instructions import (
     element_address,
     fields,
     fma,
-    global_double,
     global_int,
     load_block,
     mma_16x8x8,
@@ -321,105 +321,66 @@ def make_gather(nt):
 # [p|P) as a sum over the monomials of a solid harmonic, see `md4.gpu.kernels.single_product`
 
 
-def by_groups(builder, column, ncol, group, count):
-    """(c // group, c % group) of the columns c = column + 8 n; those beyond `ncol` take the last one."""
-    for n in range(count):
-        c = builder.add(column, I32(8 * n))
-        c = builder.select(builder.icmp_signed("<", c, ncol), c, builder.sub(ncol, I32(1)))
-        k = builder.udiv(c, group)
-        yield k, builder.sub(c, builder.mul(k, group))
-
-
 @cache
-def make_group_state(nt):
-    """Intrinsic (column, ncol, k_first, group, r_stride) -> (8 m, offset of r in bytes) of the lane's `nt` columns.
+def make_gather_terms(lengths, coefficients):
+    """Intrinsic (part, r, words, coefficients) -> two sums over monomials for each of the warp's blocks of 8 columns.
 
-    They are 8 apart from `column` on; column c stands for component m = c % group of single shell c // group, whose r
-    is counted from that of `k_first`. Columns beyond `ncol`, which is below 2^31, are as the last one.
+    Code without loops for each part of the warps. Shared addresses of the lane: of its r, of its words, and of the
+    coefficients of the monomials.
+
+    Parameters
+    ----------
+    lengths : tuple of tuples of int
+        Of each part, how many monomials each block of columns has.
+    coefficients : tuple of tuples of float, or None
+        Of each part, those of its monomials, one block after the other; None where they are in shared memory.
     """
-    state = types.UniTuple(types.int32, 2 * nt)
+    nt = len(lengths[0])
+    operand = types.UniTuple(types.float64, 2 * nt)
 
-    @intrinsic
-    def group_state(typingctx, column, ncol, k_first, group, r_stride):
-        def codegen(context, builder, signature, args):
-            column, ncol, k_first, group, r_stride = (builder.trunc(arg, I32) for arg in args)
-            values, step = [], builder.mul(r_stride, I32(8))
-            for k, m in by_groups(builder, column, ncol, group, nt):
-                values += [builder.mul(m, I32(8)), builder.mul(builder.sub(k, k_first), step)]
-            return aggregate(builder, context.get_value_type(state), values)
-
-        return state(*[types.int64] * 5), codegen
-
-    return group_state
-
-
-@cache
-def make_group_weights(nt):
-    """Intrinsic (array, first, step, column, ncol, group) -> array[first + step (c // group)] of the lane's columns c.
-
-    Columns as in `make_group_state`.
-    """
-    kind, i64 = types.UniTuple(types.float64, nt), types.int64
-
-    @intrinsic
-    def group_weights(typingctx, array, first, step, column, ncol, group):
-        def codegen(context, builder, signature, args):
-            column, ncol, group = (builder.trunc(arg, I32) for arg in args[3:])
-            values = []
-            for k, _ in by_groups(builder, column, ncol, group, nt):
-                index = builder.add(args[1], builder.mul(builder.zext(k, I64), args[2]))
-                address = element_address(context, builder, signature.args[0], args[0], index)
-                values.append(global_double(builder, address))
-            return aggregate(builder, context.get_value_type(kind), values)
-
-        return kind(array, i64, i64, i64, i64, i64), codegen
-
-    return group_weights
-
-
-@cache
-def make_gather_terms(nt):
-    """Intrinsic (operand, r, words, coefficients, state) -> the operand and one more monomial of each column.
-
-    `r`, `words` and `coefficients` are shared addresses, the latter two those of the monomial, `words` with the lane's
-    place.
-    """
-    operand, kind = types.UniTuple(types.float64, 2 * nt), types.UniTuple(types.int32, 2 * nt)
-
-    @intrinsic
-    def gather_terms(typingctx, acc, r, words, coefficients, state):
-        def codegen(context, builder, signature, args):
-            sums, state = fields(builder, args[0], 2 * nt), fields(builder, args[4], 2 * nt)
-            for j in range(nt):
-                m8, offset = state[2 * j : 2 * j + 2]
-                word = shared_int(builder, builder.add(args[2], builder.add(m8, m8)))
-                factor = shared_double(builder, builder.add(args[3], m8))
-                address = builder.add(args[1], offset)
+    def sums_of(builder, part, r, words, address):
+        count, sums = sum(lengths[part]), []
+        found = [word for n in range(0, count, 4) for word in shared_ints(builder, words, 16 * (n // 4))]
+        if coefficients:
+            factors = [ir.Constant(DOUBLE, c) for c in coefficients[part]]
+        else:
+            factors = [x for n in range(0, count, 2) for x in load_block(builder, address, 8 * n)]
+        entries = iter(zip(found, factors))
+        for length in lengths[part]:
+            two = [ir.Constant(DOUBLE, 0.0)] * 2
+            for _ in range(length):
+                word, factor = next(entries)
                 for n, place in enumerate((builder.and_(word, I32(65535)), builder.lshr(word, I32(16)))):
-                    value = shared_double(builder, builder.add(address, place))
-                    sums[2 * j + n] = fma(builder, factor, value, sums[2 * j + n])
-            return aggregate(builder, context.get_value_type(operand), sums)
+                    two[n] = fma(builder, factor, shared_double(builder, builder.add(r, place)), two[n])
+            sums += two
+        return sums
 
-        return operand(operand, types.int32, types.int32, types.int32, kind), codegen
+    @intrinsic
+    def gather_terms(typingctx, part, r, words, coefficients):
+        def codegen(context, builder, signature, args):
+            part, found, after = args[0], [], builder.append_basic_block()
+            for n in range(len(lengths)):
+                if n + 1 < len(lengths):
+                    here, further = builder.append_basic_block(), builder.append_basic_block()
+                    builder.cbranch(builder.icmp_signed("==", part, I64(n)), here, further)
+                    builder.position_at_end(here)
+                found.append((sums_of(builder, n, *args[1:]), builder.block))
+                builder.branch(after)
+                if n + 1 < len(lengths):
+                    builder.position_at_end(further)
+            builder.position_at_end(after)
+            return aggregate(builder, context.get_value_type(operand), merge(builder, found))
+
+        return operand(types.int64, types.int32, types.int32, types.int32), codegen
 
     return gather_terms
 
 
-@cache
-def make_scale(nt):
-    """Intrinsic (operand, weights) -> the operand with both doubles of each of its `nt` columns times the weight."""
-    operand, kind = types.UniTuple(types.float64, 2 * nt), types.UniTuple(types.float64, nt)
-
-    @intrinsic
-    def scale(typingctx, acc, weights):
-        def codegen(context, builder, signature, args):
-            values, weights = fields(builder, args[0], 2 * nt), fields(builder, args[1], nt)
-            scaled = [builder.fmul(value, weights[n // 2]) for n, value in enumerate(values)]
-            return aggregate(builder, context.get_value_type(operand), scaled)
-
-        return operand(operand, kind), codegen
-
-    return scale
+def shared_ints(builder, address, offset):
+    """Four successive 32-bit numbers in shared memory, `offset` bytes after `address`, by one instruction."""
+    kind = ir.LiteralStructType([I32] * 4)
+    text = f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];"
+    return fields(builder, call_asm(builder, kind, [address], text, "=r,=r,=r,=r,r", effects=True), 4)
 
 
 @cache

@@ -109,14 +109,18 @@ def make_ring(stages, stage_bytes, fill, multiply, begin=nothing, fetch=nothing)
 
 def make_copy_panel(rows8, threads):
     """Device function: the block starts to copy a panel's `rows8` blocks of 8 rows, 32 pieces of 16 bytes each."""
-    pieces = -(-32 * rows8 // threads)
-    copies = make_copies(pieces, 16 * threads, 16 * threads)
+    return make_copy_pieces(32 * rows8, threads)
 
-    def copy_panel(address, array, index, tid):
-        limit = (32 * rows8 - tid + threads - 1) // threads
+
+def make_copy_pieces(count, threads):
+    """Device function: the block starts to copy `count` pieces of 16 bytes from array[index:]."""
+    copies = make_copies(-(-count // threads), 16 * threads, 16 * threads)
+
+    def copy_pieces(address, array, index, tid):
+        limit = (count - tid + threads - 1) // threads
         copies(types.int32(address + 16 * tid), address_of(array, index + 2 * tid), limit)
 
-    return jit_device(copy_panel)
+    return jit_device(copy_pieces)
 
 
 def make_copy_range(threads):

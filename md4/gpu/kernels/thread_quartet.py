@@ -156,7 +156,9 @@ def make_integrals(bra_class, ket_class, turned, kind, single=False):
     return integrals
 
 
-def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind, singles=(False, False), matrix=False):
+def thread_quartet_integrals(
+    la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind, singles=(False, False), matrix=False, blocks=1
+):
     """Kernel factory for the class (la lb|lc ld) of shells with ca, cb, cc, cd contracted functions.
 
     `turned`: bra and ket are exchanged; ab runs faster than cd in the result. `singles`: whether a and c are single
@@ -219,7 +221,7 @@ def thread_quartet_integrals(la, ca, lb, cb, lc, cc, ld, cd, pure, turned, kind,
             for n in range(tid, here * count, threads):
                 out.numbers[base + n] = shared[h_bytes // 8 + n]
 
-    return Kernel(kernel, (threads, 1))
+    return Kernel(kernel, (threads, blocks))
 
 
 def single_h_size(bra_class):
@@ -242,11 +244,19 @@ def takes(unit, bra, ket):
     return bra.nab * ket.nab <= most and bra.l + ket.l <= limits.l
 
 
-def swapped(bra, ket):
+def few(bra, ket):
+    """Whether a class is of single shells and of pairs of low l, whose H lanes read quickly."""
+    return bra.single != ket.single and (bra, ket)[bra.single].l <= THREAD_QUARTET.few_l
+
+
+def swapped(bra, ket, matrix):
     """Whether bra and ket are exchanged: H of the side of higher l in shared memory leaves more registers.
 
-    H of single shells is small whatever their l; then it is the side of more functions.
+    H of single shells is small whatever their l; then it is the side of more functions. In a `matrix` of a class of
+    `few` it is the single shells, whose functions are its rows: neighbouring threads then write neighbouring pairs.
     """
+    if matrix and few(bra, ket):
+        return ket.single
     if bra.l + ket.l < THREAD_QUARTET.swap_l:
         return False
     return bra.nab < ket.nab if bra.single != ket.single else (bra.l, bra.nab) < (ket.l, ket.nab)
@@ -254,14 +264,21 @@ def swapped(bra, ket):
 
 def prefers(bra, ket):
     """Whether it matters which of the two is the bra."""
-    return swapped(bra, ket) or swapped(ket, bra)
+    return swapped(bra, ket, False) or swapped(ket, bra, False)
+
+
+def blocks_of(bra, ket, matrix):
+    """Blocks that share a multiprocessor; with one, threads have all the registers that they want."""
+    return THREAD_QUARTET.blocks(bra.l + ket.l, bra.nab * ket.nab, matrix) if few(bra, ket) else 1
 
 
 def thread_quartet_variant(bra, ket, kind, turned, matrix):
     """Variant for a class; `turned` if bra and ket have been exchanged, and for blocks as in the factory."""
     shells, singles = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), (bra.h_class[-1], ket.h_class[-1])
-    facts, few = (*chain.from_iterable(shells), bra.pure, turned, kind), (singles, matrix)
-    return Variant(thread_quartet_integrals, (*facts, *few) if matrix or any(singles) else facts)
+    facts = *chain.from_iterable(shells), bra.pure, turned, kind
+    if matrix or any(singles):
+        facts = *facts, singles, matrix, blocks_of(bra, ket, matrix)
+    return Variant(thread_quartet_integrals, facts)
 
 
 def quartet_launcher(context, kind, parameter, bra, ket, turned, matrix):

@@ -49,7 +49,7 @@ SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
     "fused_transforms": 180,  # 172 at two fragments of rows, contracted, on sm_90; 84 at most on sm_100, 96 on sm_80
     "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
-    "single_product": 40,  # 32 at seven fragments of rows and three blocks of columns, on sm_90
+    "single_product": 100,  # 88 at seven fragments of rows and two blocks of columns, on sm_90
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
     "correlation_by_threads": 13000,  # from L = 7 on r does not fit registers; (5, 4): 12476 on sm_100
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100
@@ -63,6 +63,9 @@ SPILLS = {
 # Coulomb's, 6064 at (dp|fs) on sm_90. Faster than the fused kernel all the same but for (dp|fs) itself, 7% slower
 # (bench/results/low_l6.log).
 THREAD_QUARTET_SPILLS = {5: 490, 6: 6100}
+# The same where single shells take part and several blocks share a multiprocessor, which makes up for it: 200 bytes at
+# (pp|d), Gaussian times Coulomb, on sm_80, 184 with Coulomb's (bench/results/three_centre_kernels.log).
+FEW_SPILLS = 210
 # With digestion in the same kernel: 68 bytes at (pp|pp) on sm_90, 688 at (dp|ds) and 6248 at (dp|fs) on sm_80.
 IN_PLACE_SPILLS = {4: 70, 5: 700, 6: 6300}
 # The same in FP32, where several blocks share a multiprocessor, on sm_80: 152 bytes at (ps|ps) of general contractions,
@@ -73,7 +76,8 @@ IN_PLACE_SINGLE_SPILLS = {2: 160, 3: 180, 4: 420, 5: 650, 6: 400}
 def budget(variant):
     """Bytes that a variant may spill."""
     if variant.factory is thread_quartet_integrals:
-        return THREAD_QUARTET_SPILLS.get(total_l(variant), 64)
+        several = variant.facts[13:] and variant.facts[13] > 1
+        return FEW_SPILLS if several else THREAD_QUARTET_SPILLS.get(total_l(variant), 64)
     if variant.factory is digest_in_place:
         spills = IN_PLACE_SINGLE_SPILLS if variant.facts[-1] else IN_PLACE_SPILLS
         return spills.get(total_l(variant), 64)

@@ -1,7 +1,7 @@
 """The kernels as plain Python on the emulated GPU of `emulator`: what they compute is what the CPU computes."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import groupby, pairwise, product
 
 import numpy as np
 import pytest
@@ -144,6 +144,35 @@ def test_one_product_of_many_single_shells(nprims, nctr, unit):
     assert machine.kernels >= {"single_product"} | ({"ket_sums"} if nctr > 1 else set())
 
 
+def forget_plans():
+    """What was decided with other ways to share."""
+    for function in (single_product.single_tile, paths.ranked, paths.ranked_by_facts):
+        function.cache_clear()
+
+
+@pytest.mark.parametrize("ls, slots, parts, groups", [
+    ((1, 1, 2), 1, 1, 4), ((2, 2, 4), 1, 3, 1), ((1, 1, 2), 2, 1, 4), ((1, 0, 4), 4, 1, 4), ((1, 1, 3), 1, 2, 2)
+])  # fmt: skip
+def test_components_shared_among_warps(ls, slots, parts, groups, monkeypatch):
+    """Components of 8, 4 or 2 shells in a block of columns, all of a warp or shared."""
+    basis, pairs, singles = basis_of((*ls[:2], *ls[2:] * 11)), [[0, 1]], np.arange(2, 13)
+    every = single_product.sharings
+    monkeypatch.setattr(single_product, "sharings", lambda *args: [s for s in every(*args) if s.slots == slots])
+    forget_plans()
+    right = md4.Engine(basis, backend="cpu").compute(pairs, singles)
+    with running("dmma16"):
+        engine = md4.Engine(basis, backend="cuda")
+        bra, ket = engine.prepare(pairs), engine.prepare(singles)
+        (plan,) = (plan for plan in plans("dmma16", bra.pairs, ket.pairs) if plan.path.name == "single_product")
+        engine.backend.plan = lambda *_: plan
+        engine.backend.context.known.clear()
+        made = single_product.single_tile("dmma16", bra.pairs.facts, ket.pairs.facts)
+        assert_same(engine.compute(pairs, singles).copy_to_host(), right)
+        engine.backend.context.known.clear()
+    forget_plans()
+    assert (made.sharing.parts, made.sharing.slots, made.groups) == (parts, slots, groups)
+
+
 @pytest.mark.parametrize("number", range(4))
 def test_pairs_without_primitives_in_a_matrix(number, all_classes):
     """Shells far apart: the integrals of their pair are zeros, which are written."""
@@ -173,13 +202,14 @@ def test_shared_memory_of_one_product_with_single_shells(monkeypatch):
             made = single_product.single_tile("dmma16", bra.facts, ket.facts)
             if made is None:
                 break
-            tile, buffers, _, shared = made
-            found.append((buffers, tile.stages))
+            found.append((made.r_buffers, made.tile.stages))
             engine.backend.context.known.clear()
             assert_same(engine.compute([[0, 1]], [2, 3]).copy_to_host(), right)
-            monkeypatch.setattr(single_product, "SHARED_BYTES", shared - 1)
+            limits = dict.fromkeys(single_product.SINGLE_PRODUCT.shared, made.shared - 1)
+            monkeypatch.setattr(single_product, "SINGLE_PRODUCT", replace(single_product.SINGLE_PRODUCT, shared=limits))
     single_product.single_tile.cache_clear()
-    assert found == [(2, 3), (1, 3), (1, 2)]
+    # each at first with a component a block of 8 columns, then with more components of fewer shells
+    assert [key for key, _ in groupby(found)] == [(2, 3), (1, 3), (1, 2)]
 
 
 @pytest.mark.parametrize("unit, name, number", [
