@@ -284,6 +284,69 @@ def peers_table():
     return table(["system", *names], lines) + device_origin(rows)
 
 
+# Seconds of a build of J and K before digestion in place (325e0e2), and what was aimed at.
+BUILDS = {
+    "water/cc-pv6z": (0.15, 0.08), "vitaminc/def2-tzvpp": (0.229, 0.11), "benzene/cc-pvqz": (0.289, 0.14),
+    "benzene/cc-pv5z": (1.65, 0.80), "8 waters/cc-pvqz": (0.81, 0.40), "taxol/def2-svp": (1.23, 0.5),
+    "tamoxifen/def2-tzvpp": (2.31, 1.1), "benzene/cc-pv6z": (12.8, 6.0), "64 waters/cc-pvdz": (1.33, 0.55),
+    "27 waters/cc-pvtz": (2.0, 0.95), "64 waters/cc-pvtz": (14.2, 7.0),
+}  # fmt: skip
+# The same of density fitting: set-up, J and K.
+FITS = {
+    "27 waters/cc-pvtz": (1.0, 0.15), "8 waters/cc-pvqz": (0.20, 0.012), "benzene/cc-pv5z": (0.20, 0.010),
+    "tamoxifen/def2-tzvpp": (0.6, 0.06), "taxol/def2-tzvpp": (6, 4),
+}  # fmt: skip
+
+
+def jk_table():
+    """Direct J and K of the molecules of `BUILDS`, before and now."""
+    rows = {f"{row['system']}/{row['basis']}": row for row in read_csv(RESULTS / "jk.csv")}
+    lines = []
+    for name, (before, aim) in BUILDS.items():
+        row = rows.get(name)
+        cells = ["", f"{before:g}", "", f"{aim:g}", "", ""]
+        if row is not None:
+            cells[::2] = str(int(row["nao"])), f"{row['seconds']:.3g}", f"{row['computed']:.3g}"
+            cells[5] = f"{row['error']:.1e}"
+        system, basis = name.split("/")
+        lines.append([f"{formula(system)} {basis_name(basis)}", *cells])
+    names = ["functions", "before", "now", "aim", "quartets", "error"]
+    return table(["system", *names], lines) + device_origin(list(rows.values()))
+
+
+def fitting_table():
+    """Density fitting of md4 and of PySCF in one process."""
+    rows, found = read_csv(RESULTS / "fitting.csv"), {}
+    for row in rows:
+        found.setdefault(f"{row['system']}/{row['basis']}", {})[row["matrices"]] = row
+    lines = []
+    for name, (setup, both) in FITS.items():
+        mine = found.get(name)
+        if mine is None:
+            continue
+        row = mine["J, K"]
+        cells = [f"{row['naux']:.0f}", f"{row['setup']:.3g}", f"{setup:g}", f"{row['seconds']:.3g}", f"{both:g}"]
+        cells += [f"{mine[name]['seconds']:.3g}" for name in ("J", "K")]
+        cells += [f"{row[name]:.3g}" if row.get(name) else "" for name in ("pyscf_setup", "pyscf_seconds")]
+        difference = f"{row['pyscf_difference']:.0e}" if row.get("pyscf_difference") else ""
+        lines.append([molecule(row), *cells, difference, f"{row['peak_gb']:.1f}"])
+    names = ["naux", "set-up", "aim", "J and K", "aim", "J", "K"]
+    return table(["system", *names, "PySCF set-up", "J and K", "difference", "peak GB"], lines) + device_origin(rows)
+
+
+def fitting_device_table():
+    """Density fitting on several GPUs of one process."""
+    rows, found = read_csv(RESULTS / "fitting_devices.csv"), {}
+    for row in rows:
+        system, basis = row["system"].split("/")
+        found.setdefault(molecule({"system": system.replace("waters", " waters"), "basis": basis}), []).append(row)
+    lines = [
+        [name, *(f"{row['setup']:.3g}, {row['jk']:.3g}" for row in mine), f"{max(r['difference'] for r in mine):.0e}"]
+        for name, mine in found.items()
+    ]
+    return table(["system", "1 GPU", "2 GPUs", "4 GPUs", "difference"], lines)
+
+
 def three_centre_table():
     """Classes (ab|P), as blocks and as parts of a matrix."""
     rows, found = read_csv(RESULTS / "three_centre.csv"), {}
@@ -305,6 +368,7 @@ TABLES = {
     "cpu-details": cpu_details, "cpu-cold": cpu_cold, "cpu-before": partial(cpu_details, "cpu-before.csv"),
     "devices": device_table, "devices-details": device_details, "devices-simulated": simulated_table,
     "devices-figure": device_figure, "peers": peers_table, "three-centre": three_centre_table,
+    "jk": jk_table, "fitting": fitting_table, "fitting-devices": fitting_device_table,
 }  # fmt: skip
 
 
