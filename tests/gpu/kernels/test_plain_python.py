@@ -1,7 +1,7 @@
 """The kernels as plain Python on the emulated GPU of `emulator`: what they compute is what the CPU computes."""
 
 from dataclasses import replace
-from itertools import groupby, pairwise, product
+from itertools import groupby, product
 
 import numpy as np
 import pytest
