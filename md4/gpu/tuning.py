@@ -83,9 +83,10 @@ class SumsTuning:
     """Sums of r over the primitives of kets of two s shells."""
 
     warps: int  # warps of a block
+    most_warps: int  # up to which several warps share a ket pair, where there are few
 
 
-SUMS = SumsTuning(warps=8)
+SUMS = SumsTuning(warps=8, most_warps=16896)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import address_of, make_copy_rows, make_empty, shared_address
+from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_scale_columns, make_store_columns
 from md4.gpu.emit.tile_products import make_load_blocks, make_product_step
 from md4.gpu.h_layout import BRA_FLAT, even, form_rows
@@ -129,37 +130,41 @@ def one_product(rows8, nt, warps, stages, unit):
 
 
 def ket_sums():
-    """Kernel factory: s[bra primitive][kl, cd][t], a warp for 32 t of each bra primitive and ket pair."""
+    """Kernel factory: s[bra primitive][kl, cd][t], `pieces` warps for each bra primitive and ket pair."""
     primitives, warps = jit_device(primitives_of), SUMS.warps
 
-    def kernel(r: HermiteIntegrals, ket: PairRange, weights: F64, ncd: i64, npair: i64, total: i64, out: F64):
+    def kernel(
+        r: HermiteIntegrals, ket: PairRange, weights: F64, ncd: i64, npair: i64, total: i64, pieces: i64, out: F64
+    ):
         lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
-        pieces, row = (r.stride + 31) // 32, i64(cuda.blockIdx.x) * warps + warp
-        n = row // pieces
-        t = (row - n * pieces) * 32 + lane
-        if n >= total or t >= r.stride:
+        row = i64(cuda.blockIdx.x) * warps + warp
+        n = quotient(row, pieces)
+        if n >= total:
             return
-        bra = n // npair
+        bra = quotient(n, npair)
         first, last = primitives(ket, n - bra * npair)
-        source, step = (bra * r.nket + first - ket.first_prim) * r.stride + t, r.stride
+        source, step = (bra * r.nket + first - ket.first_prim) * r.stride, r.stride
         for cd in range(ncd):
-            # four at a time, whose loads are under way together
-            value, other, place, k = 0.0, 0.0, source, first
-            while k + 4 <= last:
-                one, two = r.numbers[place], r.numbers[place + step]
-                three, four = r.numbers[place + 2 * step], r.numbers[place + 3 * step]
-                weight = k * ncd + cd
-                value += weights[weight] * one
-                other += weights[weight + ncd] * two
-                value += weights[weight + 2 * ncd] * three
-                other += weights[weight + 3 * ncd] * four
-                place += 4 * step
-                k += 4
-            while k < last:
-                value += weights[k * ncd + cd] * r.numbers[place]
-                place += step
-                k += 1
-            out[(n * ncd + cd) * r.stride + t] = value + other
+            t = (row - n * pieces) * 32 + lane
+            while t < r.stride:
+                # four at a time, whose loads are under way together
+                value, other, place, k = 0.0, 0.0, source + t, first
+                while k + 4 <= last:
+                    one, two = r.numbers[place], r.numbers[place + step]
+                    three, four = r.numbers[place + 2 * step], r.numbers[place + 3 * step]
+                    weight = k * ncd + cd
+                    value += weights[weight] * one
+                    other += weights[weight + ncd] * two
+                    value += weights[weight + 2 * ncd] * three
+                    other += weights[weight + 3 * ncd] * four
+                    place += 4 * step
+                    k += 4
+                while k < last:
+                    value += weights[k * ncd + cd] * r.numbers[place]
+                    place += step
+                    k += 1
+                out[(n * ncd + cd) * r.stride + t] = value + other
+                t += 32 * pieces
 
     return Kernel(kernel, (32 * warps, 1))
 
@@ -191,9 +196,10 @@ def launch_ket_sums(context, g, r, ab, cd, ncd, out):
     """s of a chunk from its r; `g` weights of the whole ket list, `ncd` of each primitive."""
     total, stride = ab.nprim * cd.npair, r_stride(ab.facts.l + cd.facts.l)
     if total:
+        pieces = max(1, min(-(-stride // 32), SUMS.most_warps // total))
         context.launch(
-            sums_variant(), -(-total * -(-stride // 32) // SUMS.warps), 32 * SUMS.warps, 0,
-            (r, stride, cd.nprim), pair_range(cd), g, ncd, cd.npair, total, out,
+            sums_variant(), -(-total * pieces // SUMS.warps), 32 * SUMS.warps, 0,
+            (r, stride, cd.nprim), pair_range(cd), g, ncd, cd.npair, total, pieces, out,
         )  # fmt: skip
 
 
