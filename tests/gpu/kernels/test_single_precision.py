@@ -228,10 +228,11 @@ def test_a_build(ratio, kinds, monkeypatch):
     basis = md4.Basis(shells)
     dm = np.random.default_rng(1).normal(size=(basis.nao, basis.nao))
     dm = (dm + dm.T) * np.exp(-abs(np.subtract.outer(*[np.arange(basis.nao)] * 2)))
-    with running():
+    with running() as machine:
         ours = md4.JK(basis, backend="cuda", direct_scf_tol=tolerance).get_jk(dm)
     for found, exact in zip(ours, md4.JK(basis, backend="cpu", direct_scf_tol=0.0).get_jk(dm)):
         error = abs(found - exact).max()
         assert error < 20 * tolerance
         assert (error > 1e-13) or not ratio
     assert launched == kinds
+    assert ("narrowed" in machine.kernels) == (True in kinds)
