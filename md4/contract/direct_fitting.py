@@ -124,7 +124,8 @@ class DirectBuild:
         places, mask = algebra.send(places), None if there.all() else algebra.send(there)
         i = slice(int(i[0]), int(i[-1]) + 1) if i[-1] - i[0] == len(i) - 1 else algebra.send(i)
         rank, j = max(side.shape[1] for side in sides), algebra.send(j)
-        most = min(len(chunk), block_rows(algebra, 8 * (places.size + places.shape[0] * rank)))
+        copies = 1 if isinstance(i, slice) else 2  # what the sums are added to is copied where i has gaps
+        most = min(len(chunk), block_rows(algebra, 8 * (places.size + copies * places.shape[0] * rank)))
         dense, sums = algebra.empty((most, *places.shape)), algebra.empty((most * places.shape[0] * rank,))
         for first in range(0, len(chunk), most):
             these = slice(first, first + most)

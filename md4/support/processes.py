@@ -12,7 +12,7 @@ MOST_PROCESSES = 16
 
 def processors():
     """Number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def allowed_jobs():

@@ -376,8 +376,12 @@ def test_without_cupy(emulated, monkeypatch):
 def test_gpu(gpu, store):
     pytest.importorskip("cupy")
     mol = molecule(WATER, "cc-pvtz")
-    dm = random_densities(mol, 0, 2)
+    both = random_densities(mol, 0, 2)
     ours, theirs = (md4.DF(mol, "cc-pvtz-jkfit", backend=name, store=store) for name in ("cuda", "cpu"))
-    for found, wanted in zip(ours.get_jk(dm, 0), theirs.get_jk(dm, 0), strict=True):
-        assert abs(found - wanted).max() < 1e-10
+    for dm in (both, both[0]):  # J and K of one are made together
+        for found, wanted in zip(ours.get_jk(dm, 0), theirs.get_jk(dm, 0), strict=True):
+            assert abs(found - wanted).max() < 1e-10
+    both[1, 3, 2] = np.nan  # CuPy's maximum must not lose it
+    with pytest.raises(md4.ArgumentError, match="elements that are not finite"):
+        ours.get_jk(both, 0)
     assert abs(ours._cderi[5:40] - theirs._cderi[5:40]).max() < 1e-10
