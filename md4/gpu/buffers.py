@@ -1,7 +1,7 @@
 """Arrays in device memory and copies to and from them, in the order of a stream."""
 
+import threading
 from math import prod
-from types import SimpleNamespace
 
 import numpy as np
 from cuda.bindings import driver
@@ -11,8 +11,14 @@ from md4.errors import DeviceError
 # Copies from host memory up to this size are asynchronous, says the CUDA programming guide; longer ones may not be.
 UNWAITED_BYTES = 64 << 10
 
-# How often this process has copied to a device, or cleared memory there; whoever repeats launches needs to know.
-transfers = SimpleNamespace(count=0)
+
+class Transfers(threading.local):
+    """How often this thread has copied to a device, or cleared memory there; whoever repeats launches needs to know."""
+
+    count = 0
+
+
+transfers = Transfers()
 
 
 class Buffer:

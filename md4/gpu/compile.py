@@ -211,13 +211,17 @@ class Packing:
         return False, self.constants.index(value)
 
 
+# Dynamic shared memory of a block that every kernel may have: 48 kB are allowed, static shared memory included.
+UNASKED_SHARED = 32 << 10
+
+
 class Launcher:
     """A compiled kernel of one device, launched by the driver with as little as possible in between."""
 
     def __init__(self, loaded, signature):
         self.loaded = loaded
         self.library_kernel, self.function = driver.CUkernel(loaded.handle), driver.CUfunction(loaded.handle)
-        self.shared, packing = 48 << 10, Packing(signature)
+        self.shared, packing = UNASKED_SHARED, Packing(signature)
         self.write, self.packing, self.pointers = packing.write, packing, ctypes.addressof(packing.pointers)
         # Launches are refused in forked processes, so that this lock needs no care of them.
         self.lock = threading.Lock()

@@ -70,31 +70,29 @@ class QuartetLists:
         starts, stream = np.zeros(len(rows.counts) + 1, dtype=np.int64), self.context.stream
         np.cumsum(rows.counts, out=starts[1:])
         on_device = self.context.pool.room("quartet rows", len(starts))
-        most = self.room(starts, int(rows.counts.max(initial=0)), size)
+        # Held until the last part is made: memory that was refused between two parts would leave a task half done.
+        most, (entries, items) = self.room(starts, int(rows.counts.max(initial=0)), size)
         copy_in_pieces(on_device.pointer, starts, stream)
         rule = self.rule.tolerance, SELECT.single_ratio * self.rule.tolerance if with_single else 0.0
         for first, end in pieces(starts, most):
             count = int(starts[end] - starts[first])
-            items = count // size + end - first
-            out = Selected(*self.lists(count, items), self.counts, self.survivors, items, size)
+            out = Selected(entries, items, self.counts, self.survivors, count // size + end - first, size)
             clear(self.counts, stream)
             part = on_device.part(first, (end - first + 1,))
             launch_select(self.context, self.candidates, part, rows.first + first, rows.places, rows.shells, rule, out)
             yield out
 
     def room(self, starts, longest, size):
-        """Entries for which there is room, at least those of the longest row; makes it."""
+        """How many entries there is room for, at least those of the longest row, and the `lists` in this room."""
         total = int(starts[-1])
         most = max(longest, min(total, SELECT.entries, self.context.pool.share(4 * SELECT.entries) // 4))
         while True:
             try:
-                self.lists(most, most // size + len(starts))
+                return most, self.lists(most, most // size + len(starts))
             except MemoryLimitError:
                 if most == longest:
                     raise
                 most = max(longest, most // 2)
-            else:
-                return most
 
     def lists(self, entries, items):
         """Entries, and items in double and in single precision, in device memory."""

@@ -130,6 +130,23 @@ def test_packed_launches_hold_their_own_arguments():
         assert slots == [0, 0, number, 8, 512 * number, number, 8, -number, half]
 
 
+def test_shared_memory_is_asked_for(monkeypatch):
+    """Also for a kernel whose static shared memory is a part of the 48 kB that need not be asked for."""
+    asked = []
+    names = SimpleNamespace(
+        CUkernel=int, CUfunction=int, CUfunction_attribute=dispatch.driver.CUfunction_attribute,
+        cuLaunchKernel=lambda *args: (0,), cuKernelSetAttribute=lambda _, size, *args: (asked.append(size), 0)[1:],
+    )  # fmt: skip
+    monkeypatch.setattr(dispatch, "driver", names)
+    monkeypatch.setattr(dispatch, "check", lambda error, doing: None)
+    device = SimpleNamespace(device=SimpleNamespace(id=0))
+    monkeypatch.setattr(dispatch, "cuda", SimpleNamespace(current_context=lambda: device))
+    launcher = dispatch.Launcher(dispatch.Loaded(1, None), [i64])
+    for size in (1 << 10, (48 << 10) - 8, 48 << 10, 40 << 10, 100 << 10):
+        launcher.launch(1, 32, 0, size, (3,))
+    assert asked == [(48 << 10) - 8, 48 << 10, 100 << 10]
+
+
 def test_a_launch_that_fails_again(monkeypatch):
     launched = []
 

@@ -1,5 +1,6 @@
 """Launches that are recorded and launched again, on the emulated GPU: which, and that builds stay right."""
 
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -139,6 +140,20 @@ def test_other_work_is_not_recorded(context, work):
         assert context.recorder.launches is None
     # A room that is new at first is there later; all else is done each time.
     assert done == ("new" in context.pool.rooms)
+
+
+def test_work_of_another_thread_does_not_matter(context):
+    """Such as that of another device, which copies what it needs meanwhile."""
+
+    def elsewhere():
+        thread = Thread(target=clear, args=(DeviceContext().pool.get(1), context.stream))
+        thread.start()
+        thread.join()
+
+    rectangle = Rectangle(context)
+    for expected in (False, False, True):
+        context.recorder.next_build()
+        assert rectangle.run(elsewhere) == expected
 
 
 def test_an_exception_ends_a_recording(context):

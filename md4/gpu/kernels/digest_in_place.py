@@ -146,7 +146,7 @@ def item_entries(bra, ket, quartets):
     A few for each thread, so that copying H is little beside them, if there are items enough for the whole device.
     """
     count = bra.nab * ket.nab
-    threads = THREAD_QUARTET.block_threads(count)
+    threads = THREAD_QUARTET.block_threads(count, True)  # in FP64 as many, or half of them
     most = min(DIGEST_QUARTETS.lane_quartets, DIGEST_QUARTETS.lane_integrals // count)
     return threads * max(1, min(most, quartets // (threads * DIGEST_QUARTETS.items)))
 

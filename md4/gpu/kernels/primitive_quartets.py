@@ -18,7 +18,9 @@ from md4.method.boys import single_boys_table
 # Operators whose [0]^(m) are computed in FP32 where all else is; those of the others in FP64 also there.
 SINGLE_KINDS = ("coulomb", "erf")
 # Numbers that must fit FP32, whose range is 1e-38 to 3e38, stay within these limits.
-LARGEST_SINGLE, SMALLEST_SINGLE = 1e30, 1e-30
+LARGEST_SINGLE = 1e30
+# So do p q and 1 / (p q sqrt(p + q)) of exponents p and q between these, and H of normalised functions.
+LEAST_SINGLE_EXPONENT, LARGEST_SINGLE_EXPONENT = 1e-12, 1e15
 LARGEST_SINGLE_DISTANCE = 1e5  # in Bohr: R^L is also in the range
 
 
@@ -221,5 +223,5 @@ def fits_single(where, bra, ket):
     powers = (2.0 * min(largest_p, largest_q)) ** max(1, bra.l + ket.l)
     return bool(
         where.distance <= LARGEST_SINGLE_DISTANCE and powers <= LARGEST_SINGLE
-        and SMALLEST_SINGLE <= least_p * least_q and largest_p * largest_q <= LARGEST_SINGLE
+        and LEAST_SINGLE_EXPONENT <= min(least_p, least_q) and max(largest_p, largest_q) <= LARGEST_SINGLE_EXPONENT
     )  # fmt: skip

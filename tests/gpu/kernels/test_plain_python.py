@@ -364,6 +364,33 @@ def test_room_for_lists_of_quartets(most, all_classes, monkeypatch):
     assert jk.stats.computed == jk.stats.wanted or most == 0
 
 
+def test_no_memory_between_parts_of_a_list(all_classes, monkeypatch):
+    """Rooms that are given up while a pair of lists is worked on are in use: no quartet is refused, or taken twice."""
+    parts, real = [], quartet_lists.QuartetLists.selected
+
+    def refuse(items):
+        raise MemoryLimitError("too much")
+
+    def selected(self, *args):
+        pool, count = self.context.pool, 0
+        for part in real(self, *args):
+            pool.trim()
+            pool.get, count = refuse, count + 1
+            yield part
+        vars(pool).pop("get", None)
+        parts.append(count)
+
+    monkeypatch.setattr(quartet_lists.QuartetLists, "selected", selected)
+    monkeypatch.setattr(quartet_lists, "SELECT", replace(tuning.SELECT, entries=7))
+    basis = chain((0, 0, 0, 0), far=0.5)
+    dm = densities(basis, 1)
+    with running():
+        ours = md4.JK(basis, backend="cuda").get_jk(dm)
+    assert max(parts) > 1
+    for found, right in zip(ours, md4.get_jk(basis, dm, backend="cpu")):
+        assert_same(found, right)
+
+
 def test_parts_of_tasks_digested_in_place(all_classes, monkeypatch):
     """Of each pair of lists three parts, as several devices take them; K alone, of a matrix without symmetry."""
 

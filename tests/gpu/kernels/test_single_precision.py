@@ -199,8 +199,9 @@ def test_error_beside_the_bound(ls, seed):
         ((1e8, 1e8), 1e3, (1, 1, 1, 1), False),  # (2 rho)^L
         ((1e8, 0.1), 1e3, (1, 1, 1, 1), True),  # s functions only are so tight
         ((1e-9, 1.0), 1e3, (0, 0, 0, 0), True),
-        ((1e-17, 1.0), 1e3, (0, 0, 0, 0), False),  # p q
-        ((1e17, 1.0), 1e3, (0, 0, 0, 0), False),
+        ((6e-16, 1.0), 1e3, (0, 0, 0, 0), False),  # 1 / (p q sqrt(p + q))
+        ((1e17, 1.0), 1e3, (0, 0, 0, 0), False),  # p q
+        ((1e39, 1e-10), 1e3, (0, 0, 1, 1), False),  # p
         ((2e4, 0.1), 2 * LARGEST_SINGLE_DISTANCE, (1, 1, 1, 1), False),
     ],
 )
