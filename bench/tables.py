@@ -307,7 +307,7 @@ def jk_table():
         cells = ["", f"{before:g}", "", f"{aim:g}", "", ""]
         if row is not None:
             cells[::2] = str(int(row["nao"])), f"{row['seconds']:.3g}", f"{row['computed']:.3g}"
-            cells[5] = f"{row['error']:.1e}"
+            cells[5] = f"{row['error']:.1e}" if row["error"] == row["error"] else "not checked"
         system, basis = name.split("/")
         lines.append([f"{formula(system)} {basis_name(basis)}", *cells])
     names = ["functions", "before", "now", "aim", "quartets", "error"]
