@@ -25,7 +25,7 @@ from offline import (
     used_variants,
 )
 
-from md4.gpu.kernels.digest_in_place import digest_in_place
+from md4.gpu.kernels.digest_in_place import digest_in_place, functions
 from md4.gpu.kernels.shell_pairs import primitives_variant
 from md4.gpu.kernels.thread_quartet import thread_quartet_integrals
 from md4.method.operators import OPERATORS
@@ -66,11 +66,15 @@ THREAD_QUARTET_SPILLS = {5: 490, 6: 6100}
 # The same where single shells take part and several blocks share a multiprocessor, which makes up for it: 200 bytes at
 # (pp|d), Gaussian times Coulomb, on sm_80, 184 with Coulomb's (bench/results/three_centre_kernels.log).
 FEW_SPILLS = 210
-# With digestion in the same kernel: 68 bytes at (pp|pp) on sm_90, 688 at (dp|ds) and 6248 at (dp|fs) on sm_80.
-IN_PLACE_SPILLS = {4: 70, 5: 700, 6: 6300}
+# With digestion in the same kernel: 152 bytes at (ps|dp), Cartesian, 688 at (dp|ds) and 6248 at (dp|fs), all on sm_80.
+IN_PLACE_SPILLS = {4: 160, 5: 700, 6: 6300}
 # The same in FP32, where several blocks share a multiprocessor, on sm_80: 152 bytes at (ps|ps) of general contractions,
 # 176 at (pp|ps) of erfc, 412 at (pp|pp), 640 at (dp|pp), 88 at (dd|ds).
 IN_PLACE_SINGLE_SPILLS = {2: 160, 3: 180, 4: 420, 5: 650, 6: 400}
+# And for kets of many functions, whose part of the densities a thread keeps, and from f functions on: 664 at (ss|dp),
+# 3432 at (ss|dd), 836 at (dp|fs), on sm_80, too.
+MANY_FUNCTIONS = 11
+WIDE_SINGLE_SPILLS = {3: 670, 4: 3440, 5: 650, 6: 840}
 
 
 def budget(variant):
@@ -79,8 +83,11 @@ def budget(variant):
         several = variant.facts[13:] and variant.facts[13] > 1
         return FEW_SPILLS if several else THREAD_QUARTET_SPILLS.get(total_l(variant), 64)
     if variant.factory is digest_in_place:
-        spills = IN_PLACE_SINGLE_SPILLS if variant.facts[-1] else IN_PLACE_SPILLS
-        return spills.get(total_l(variant), 64)
+        lc, cc, ld, cd, pure = variant.facts[4:9]
+        many = functions(lc, pure) * cc * functions(ld, pure) * cd >= MANY_FUNCTIONS
+        wide = many or max(variant.facts[0:8:2]) > 2
+        single = WIDE_SINGLE_SPILLS if wide else IN_PLACE_SINGLE_SPILLS
+        return (single if variant.facts[-1] else IN_PLACE_SPILLS).get(total_l(variant), 64)
     return SPILLS.get(variant.factory.__name__, 0)
 
 
