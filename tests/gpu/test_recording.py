@@ -144,9 +144,11 @@ def test_other_work_is_not_recorded(context, work):
 
 def test_work_of_another_thread_does_not_matter(context):
     """Such as that of another device, which copies what it needs meanwhile."""
+    other = DeviceContext()
+    buffer = other.pool.get(1)
 
     def elsewhere():
-        thread = Thread(target=clear, args=(DeviceContext().pool.get(1), context.stream))
+        thread = Thread(target=clear, args=(buffer, other.stream))
         thread.start()
         thread.join()
 
