@@ -340,11 +340,11 @@ def fitting_device_table():
     for row in rows:
         system, basis = row["system"].split("/")
         found.setdefault(molecule({"system": system.replace("waters", " waters"), "basis": basis}), []).append(row)
-    lines = [
-        [name, *(f"{row['setup']:.3g}, {row['jk']:.3g}" for row in mine), f"{max(r['difference'] for r in mine):.0e}"]
-        for name, mine in found.items()
-    ]
-    return table(["system", "1 GPU", "2 GPUs", "4 GPUs", "difference"], lines)
+    counts, lines = sorted({int(row["devices"]) for row in rows}), []
+    for name, mine in found.items():
+        on = {int(row["devices"]): f"{row['setup']:.3g}, {row['jk']:.3g}" for row in mine}
+        lines.append([name, *(on.get(n, "") for n in counts), f"{max(row['difference'] for row in mine):.0e}"])
+    return table(["system", *(f"{n} GPU{'s' * (n > 1)}" for n in counts), "difference"], lines)
 
 
 def three_centre_table():

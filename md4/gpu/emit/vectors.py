@@ -22,7 +22,6 @@ from md4.gpu.emit.instructions import (
     shared_double,
 )
 from md4.gpu.emit.scalars import add_double_if
-from md4.gpu.emit.unrolled import store_doubles
 
 i64, f64 = types.int64, types.float64
 
@@ -86,23 +85,6 @@ def make_read_vector(count, stride):
         return kind(types.int32), codegen
 
     return read_vector
-
-
-@cache
-def make_write_vector(count, stride):
-    """Intrinsic (address, values): the converse of `make_read_vector`."""
-    kind = types.UniTuple(f64, count)
-
-    @intrinsic
-    def write_vector(typingctx, address, values):
-        def codegen(context, builder, signature, args):
-            for n, value in enumerate(fields(builder, args[1], count)):
-                store_doubles(builder, args[0], [value], stride * n)
-            return context.get_dummy_value()
-
-        return types.void(types.int32, kind), codegen
-
-    return write_vector
 
 
 @cache
