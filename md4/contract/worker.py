@@ -139,6 +139,8 @@ class PartialSums:
                 self.target.screen_by(build.survivors.rule)
         else:
             self.target = sums.coulomb(basis, build.coulomb)
+            if not sums.takes_lists:
+                self.target.screen_by(build.survivors.rule)
         self.store.fit(HERMITE_SHARE)
         self.block_bytes = min(sums.block_bytes, int(BLOCK_SHARE * self.backend.memory_left()))
         self.begun = deque()
@@ -201,6 +203,11 @@ class PartialSums:
             most = max(1, self.block_bytes // (8 * bra.facts.nab * ket.facts.nab))
             price = rate * RECTANGLE_SECONDS
         else:
+            if self.target.take_rows(survivors.rows(lists, pair, 0, bra.npair), task.part, task.parts):
+                self.stats.computed += wanted
+                self.stats.wanted += wanted
+                build.report(wanted)
+                return
             most = COULOMB_QUARTETS
             price = rate * COULOMB_SECONDS
         add = self.add_rectangle if build.with_k else self.target.add

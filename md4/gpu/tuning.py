@@ -174,16 +174,27 @@ class HermiteCoulombTuning:
     thread_l: int  # highest L of a class of which a thread takes a primitive quartet
     thread_products: int  # and most pairs of Hermite functions p, q
     thread_blocks: int  # blocks that a launch should have before each takes several bra primitives
-    thread_bras: int  # most bra primitives of a block
+    thread_bras: int  # most bra primitives of a block, about
+    thin: int  # a block goes through so many times as many, most of which do not count, at most
+    single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
+    single_l: int  # highest L in single precision
     lane_functions: int  # most Hermite functions p of a lane where a warp takes a bra primitive
     warps: int  # warps that a launch should have before each takes several ket primitives
     warp_kets: int  # most ket primitives of a warp
     r_bytes: int  # bytes of r of a chunk
+    fewest_blocks: tuple  # blocks of threads that a multiprocessor is to hold in FP64, for L = 0, 1, ...
+    fewest_single_blocks: tuple  # the same in FP32
+
+    def blocks(self, l, single):
+        """Blocks that a multiprocessor is to hold at once where a thread takes a primitive quartet."""
+        blocks = self.fewest_single_blocks if single else self.fewest_blocks
+        return blocks[min(l, len(blocks) - 1)]
 
 
 HERMITE_COULOMB = HermiteCoulombTuning(
-    threads=128, thread_l=10, thread_products=2500, thread_blocks=4096, thread_bras=64, lane_functions=5, warps=16896,
-    warp_kets=32, r_bytes=256 << 20,
+    threads=128, thread_l=10, thread_products=2500, thread_blocks=8192, thread_bras=64, thin=4, single_ratio=1e5,
+    single_l=6, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20, fewest_blocks=(2,),
+    fewest_single_blocks=(4,),
 )  # fmt: skip
 
 

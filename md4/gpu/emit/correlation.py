@@ -12,7 +12,19 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.gpu.emit.instructions import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, fma, shared_double
+from md4.gpu.emit.instructions import (
+    FP64,
+    I32,
+    I64,
+    aggregate,
+    call_asm,
+    element_address,
+    fields,
+    fma,
+    narrowed,
+    shared_double,
+    widened,
+)
 from md4.gpu.emit.scalars import add_double_if
 from md4.gpu.emit.unrolled import emit_r
 from md4.gpu.emit.warp_sums import emit_warp_place, emit_warp_sum
@@ -42,57 +54,82 @@ def degree(word):
 
 def minus(builder, value):
     """-value, as a difference: NVVM has no instruction fneg."""
-    return builder.fsub(ir.Constant(DOUBLE, -0.0), value)
+    return builder.fsub(ir.Constant(value.type, -0.0), value)
 
 
 def add_groups(builder, values, base, lane, limit):
-    """Adds the sums of `values` over the warp to the first `limit` doubles at `base`; `lane` is an i32."""
+    """Adds the sums of `values` over the warp to the first `limit` doubles at `base`; `lane` is an i32.
+
+    The values are doubles or floats.
+    """
     mine = emit_warp_place(builder, lane)
     for first in range(0, len(values), LANES):
         total = emit_warp_sum(builder, values[first : first + LANES], lane)
         place = builder.add(mine, I32(first))
         address = builder.add(base, builder.mul(builder.zext(place, I64), I64(8)))
-        add_double_if(builder, address, total, place, "lt", limit)
+        add_double_if(builder, address, widened(builder, total), place, "lt", limit)
 
 
-def load_pair(builder, address, offset):
-    """Two doubles of global memory that no one writes meanwhile.
+def load_numbers(builder, address, offset, precision=FP64):
+    """`precision.vector` real numbers of global memory that no one writes meanwhile.
 
     PTX, so that they are loaded where they are used: kept longer, they would take registers that are missing.
     """
-    text = f"ld.global.nc.v2.f64 {{$0, $1}}, [$2+{offset}];"
-    kind = ir.LiteralStructType([DOUBLE, DOUBLE])
-    return fields(builder, call_asm(builder, kind, [address], text, "=d,=d,l", effects=True), 2)
+    count = precision.vector
+    names = ", ".join(f"${n}" for n in range(count))
+    text = f"ld.global.nc.v{count}.{precision.ptx} {{{names}}}, [${count}+{offset}];"
+    kind, constraints = ir.LiteralStructType([precision.llvm] * count), f"={precision.letter}," * count + "l"
+    return fields(builder, call_asm(builder, kind, [address], text, constraints, effects=True), count)
 
 
 @cache
-def make_quartet_sums(l_bra, l_ket):
+def make_load_row(count, precision):
+    """Intrinsic (array, first) -> array[first] to array[first + count - 1]; rows are padded to blocks of 8."""
+    kind = types.UniTuple(precision.numba, count)
+
+    @intrinsic
+    def load_row(typingctx, array, first):
+        def codegen(context, builder, signature, args):
+            address, values = element_address(context, builder, signature.args[0], *args, precision.bytes), []
+            for n in range(0, count, precision.vector):
+                values += load_numbers(builder, address, precision.bytes * n, precision)
+            return aggregate(builder, context.get_value_type(kind), values[:count])
+
+        return kind(array, i64), codegen
+
+    return load_row
+
+
+@cache
+def make_quartet_sums(l_bra, l_ket, precision=FP64):
     """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane) -> j_ket.
 
     A lane has one primitive quartet of small L, with r in registers; the lanes of a warp share the bra primitive.
     `zeros` are its [0]^(0..L), `d_ket` and `j_ket` its D_q and J_q. D_p of the bra begins at d[d_first]. The sum over p
     of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to j[j_first:]. All of r is scaled
-    by `weight`.
+    by `weight`. R and j are doubles, all other real numbers are in `precision`.
     """
-    l, np_, nq = l_bra + l_ket, nherm(l_bra), nherm(l_ket)
+    l, np_, nq, real, at_once = l_bra + l_ket, nherm(l_bra), nherm(l_ket), precision.numba, precision.vector
     p_words, q_words = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist()
-    orders, ket, groups = types.UniTuple(f64, l + 1), types.UniTuple(f64, nq), even_ranges(np_, LANES)
+    orders, ket, groups = types.UniTuple(real, l + 1), types.UniTuple(real, nq), even_ranges(np_, LANES)
 
     @intrinsic
     def quartet_sums(typingctx, zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane):
         def codegen(context, builder, signature, args):
             zeros = [builder.fmul(zero, args[1]) for zero in fields(builder, args[0], l + 1)]
-            r = emit_r(builder, zeros, args[2:5])
+            r = emit_r(builder, zeros, [narrowed(builder, x, precision) for x in args[2:5]])
             d_q, j_q = (fields(builder, x, nq) for x in args[5:7])
-            source = element_address(context, builder, signature.args[7], *args[7:9])
+            source = element_address(context, builder, signature.args[7], *args[7:9], precision.bytes)
             target = element_address(context, builder, signature.args[9], *args[9:11])
             lane = builder.trunc(args[11], I32)
             for group in groups:  # functions p whose sums over the warp are made at once
-                j_p = dict.fromkeys(group, ir.Constant(DOUBLE, 0.0))
+                j_p = dict.fromkeys(group, ir.Constant(precision.llvm, 0.0))
                 for p, q in sorted(product(group, range(nq)), key=lambda x: (degree(q_words[x[1]]), x)):
-                    if q == first_of_degree(q_words[q]) and p % 2 == 0:
-                        pair = load_pair(builder, source, 8 * p)
-                    d_p = minus(builder, pair[p % 2]) if degree(p_words[p]) % 2 else pair[p % 2]
+                    if q == first_of_degree(q_words[q]) and (p % at_once == 0 or p == group[0]):
+                        first = p - p % at_once
+                        numbers = load_numbers(builder, source, precision.bytes * first, precision)
+                    d_p = numbers[p - first]
+                    d_p = minus(builder, d_p) if degree(p_words[p]) % 2 else d_p
                     value = r[sum_ordinal(p_words[p], q_words[q])]
                     j_q[q] = fma(builder, value, d_p, j_q[q])
                     j_p[p] = fma(builder, value, d_q[q], j_p[p])
@@ -100,7 +137,7 @@ def make_quartet_sums(l_bra, l_ket):
                 add_groups(builder, sums, builder.add(target, I64(8 * group[0])), lane, len(group))
             return aggregate(builder, context.get_value_type(ket), j_q)
 
-        return ket(orders, f64, f64, f64, f64, ket, ket, d, i64, j, i64, i64), codegen
+        return ket(orders, real, f64, f64, f64, ket, ket, d, i64, j, i64, i64), codegen
 
     return quartet_sums
 
@@ -194,7 +231,7 @@ def make_correlate(l_ket, count):
                     for z in range(s + 1):
                         q = hermite_ordinal(lq - s, s - z, z)
                         if q % 2 == 0:
-                            pair = load_pair(builder, source, 8 * q)
+                            pair = load_numbers(builder, source, 8 * q)
                         total = None
                         for n, walk in enumerate(walks):
                             value = shared_double(builder, walk.row, 8 * q)

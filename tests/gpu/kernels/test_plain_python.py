@@ -17,8 +17,8 @@ from md4.contract.work import Task
 from md4.errors import MemoryLimitError
 from md4.gpu import paths, quartet_lists, sums, tuning
 from md4.gpu.kernels import (
+    coulomb_threads,
     digest_in_place,
-    hermite_coulomb,
     recurrence,
     select_quartets,
     single_product,
@@ -481,7 +481,7 @@ def test_numbers_of_the_rule_are_rounded_up(value):
 @pytest.mark.parametrize(("thread_l", "kernel"), [(10, "correlation_by_threads"), (-1, "correlation_by_warps")])
 def test_j_alone(thread_l, kernel, monkeypatch):
     """A thread a primitive quartet, and a warp each."""
-    monkeypatch.setattr(hermite_coulomb, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, thread_l=thread_l))
+    monkeypatch.setattr(coulomb_threads, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, thread_l=thread_l))
     basis = basis_of((1, 0), nprim=2)
     dm = densities(basis, 1)
     with running() as machine:
