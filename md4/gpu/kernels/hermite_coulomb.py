@@ -182,23 +182,27 @@ def correlation_by_warps(l_ket, count):
             own, limit = (bra.first + i) * (8 * functions.blocks) + first, (functions.count - first + 31) >> 5
             words = words_of(functions.words, first, functions.count - 1)
             d, j, buffer = signed(load(address_of(bra.d, own), i64(256), i32(limit)), words), empty(), i64(0)
+            # bra primitives that are taken at the same time begin at different kets, to whose sums they all add
+            begin, left = k, last - k
+            k += i - quotient(i, left) * left
             copy(base, r, (i * ket.count + k) * stride, stride, lane)
             commit_copies()
-            while k < last:
-                here = base + buffer * buffer_bytes
+            while left > 0:
+                here, this = base + buffer * buffer_bytes, k
                 buffer = 1 - buffer
-                if k + 1 < last:
-                    copy(base + buffer * buffer_bytes, r, (i * ket.count + k + 1) * stride, stride, lane)
+                k = k + 1 if k + 1 < last else begin
+                if left > 1:
+                    copy(base + buffer * buffer_bytes, r, (i * ket.count + k) * stride, stride, lane)
                     commit_copies()
                     wait_one()
                 else:
                     wait_all()
                 cuda.syncwarp()
                 # both sums of a quartet of a primitive pair with itself are the same one
-                scale = 0.0 if triangle and ket.first + k == bra.first + i else 1.0
-                j = correlate(words, i32(here), ket.d, d, j, scale, ket.j, (ket.first + k) * nq, lane)
+                scale = 0.0 if triangle and ket.first + this == bra.first + i else 1.0
+                j = correlate(words, i32(here), ket.d, d, j, scale, ket.j, (ket.first + this) * nq, lane)
                 cuda.syncwarp()
-                k += 1
+                left -= 1
             add(signed(j, words), bra.j, own, 32, limit)
 
     return Kernel(kernel, (HERMITE_COULOMB.threads, 1))
