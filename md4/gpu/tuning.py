@@ -172,7 +172,9 @@ class HermiteCoulombTuning:
 
     threads: int  # threads of a block
     thread_l: int  # highest L of a class of which a thread takes a primitive quartet
-    thread_products: int  # and most pairs of Hermite functions p, q
+    thread_ket_l: int  # and highest l of its ket, whose D_q and J_q are in registers
+    staged_l: int  # L from which on r is in shared memory in FP64
+    staged_single_l: int  # the same in FP32
     thread_blocks: int  # blocks that a launch should have before each takes several bra primitives
     thread_bras: int  # most bra primitives of a block, about
     thin: int  # a block goes through so many times as many, most of which do not count, at most
@@ -192,9 +194,9 @@ class HermiteCoulombTuning:
 
 
 HERMITE_COULOMB = HermiteCoulombTuning(
-    threads=128, thread_l=10, thread_products=2500, thread_blocks=8192, thread_bras=64, thin=4, single_ratio=1e5,
-    single_l=10, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20, fewest_blocks=(5, 5, 5, 4, 3, 2),
-    fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
+    threads=128, thread_l=11, thread_ket_l=4, staged_l=7, staged_single_l=10, thread_blocks=8192, thread_bras=64,
+    thin=4, single_ratio=1e5, single_l=11, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20,
+    fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
 )  # fmt: skip
 
 

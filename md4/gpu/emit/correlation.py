@@ -26,18 +26,17 @@ from md4.gpu.emit.instructions import (
     widened,
 )
 from md4.gpu.emit.scalars import add_double_if
-from md4.gpu.emit.unrolled import emit_r
+from md4.gpu.emit.unrolled import emit_by_axis, emit_r, store_doubles
 from md4.gpu.emit.warp_sums import emit_warp_place, emit_warp_sum
 from md4.method.angular import hermite_ordinal, nherm, packed_hermite, sum_ordinal
 
 i32, i64, f64 = types.int32, types.int64, types.float64
 # Numbers that a warp sums at once; see `md4.gpu.emit.warp_sums`.
 LANES = 32
-
-
-def first_of_degree(word):
-    """Ordinal of the first triple of the degree of a packed one."""
-    return nherm(degree(word) - 1)
+# The same where r is in shared memory, for want of registers.
+FEW_SUMS = 16
+# Functions p whose D_p are loaded together, and whose r[p+q] are where r is in shared memory: a multiple of 4.
+ROWS = 4
 
 
 def even_ranges(count, most):
@@ -82,6 +81,15 @@ def load_numbers(builder, address, offset, precision=FP64):
     return fields(builder, call_asm(builder, kind, [address], text, constraints, effects=True), count)
 
 
+def volatile_shared(builder, address, offset, precision):
+    """The real number in shared memory `offset` bytes after `address`.
+
+    Volatile, since ptxas would keep a number that it has read before, for which there are no registers.
+    """
+    text, constraints = f"ld.volatile.shared.{precision.ptx} $0, [$1+{offset}];", f"={precision.letter},r"
+    return call_asm(builder, precision.llvm, [address], text, constraints, effects=True)
+
+
 @cache
 def make_load_row(count, precision):
     """Intrinsic (array, first) -> array[first] to array[first + count - 1]; rows are padded to blocks of 8."""
@@ -101,43 +109,68 @@ def make_load_row(count, precision):
 
 
 @cache
-def make_quartet_sums(l_bra, l_ket, precision=FP64):
-    """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane) -> j_ket.
+def make_quartet_sums(l_bra, l_ket, precision=FP64, staged=False):
+    """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane, stage) -> j_ket.
 
-    A lane has one primitive quartet of small L, with r in registers; the lanes of a warp share the bra primitive.
-    `zeros` are its [0]^(0..L), `d_ket` and `j_ket` its D_q and J_q. D_p of the bra begins at d[d_first]. The sum over p
-    of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to j[j_first:]. All of r is scaled
-    by `weight`. R and j are doubles, all other real numbers are in `precision`.
+    A lane has one primitive quartet; the lanes of a warp share the bra primitive. `zeros` are its [0]^(0..L), `d_ket`
+    and `j_ket` its D_q and J_q. D_p of the bra begins at d[d_first]. The sum over p of r[p+q] D_p is added to J_q. The
+    sum of r[p+q] D_q over q and the warp is added to j[j_first:]. All of r is scaled by `weight`. R and j are doubles,
+    all other real numbers are in `precision`.
+
+    r is in registers; or, if `staged`, in shared memory: that of lane n and t at `stage` + (32 t + n) numbers, where
+    `stage` is the lane's own address. From there each is loaded once for `ROWS` functions p and the q of a degree,
+    which have most sums p + q in common.
     """
-    l, np_, nq, real, at_once = l_bra + l_ket, nherm(l_bra), nherm(l_ket), precision.numba, precision.vector
+    l, nq, real, nbytes = l_bra + l_ket, nherm(l_ket), precision.numba, precision.bytes
     p_words, q_words = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist()
-    orders, ket, groups = types.UniTuple(real, l + 1), types.UniTuple(real, nq), even_ranges(np_, LANES)
+    orders, ket = types.UniTuple(real, l + 1), types.UniTuple(real, nq)
+    # q of each degree, and functions p whose sums over the warp are made at once
+    degrees = [range(nherm(n - 1), nherm(n)) for n in range(l_ket + 1)]
+    groups = even_ranges(nherm(l_bra), FEW_SUMS if staged else LANES)
+
+    def load_row(builder, source, functions):
+        """{p: D_p without its sign} of some functions p."""
+        found, at_once = {}, precision.vector
+        for first in range(functions[0] // at_once * at_once, functions[-1] + 1, at_once):
+            numbers = load_numbers(builder, source, nbytes * first, precision)
+            found.update(zip(range(first, first + at_once), numbers))
+        return {p: minus(builder, found[p]) if degree(p_words[p]) % 2 else found[p] for p in functions}
+
+    def numbers_of_quartet(builder, zeros, separation, stage):
+        """A function t -> r[t], which loads it if it is staged."""
+        if not staged:
+            r = emit_r(builder, zeros, separation)
+            return lambda t: r[t]
+        for t, value in emit_by_axis(builder, zeros, separation):
+            store_doubles(builder, stage, [value], 32 * nbytes * t)
+        return lambda t: volatile_shared(builder, stage, 32 * nbytes * t, precision)
 
     @intrinsic
-    def quartet_sums(typingctx, zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane):
+    def quartet_sums(typingctx, zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane, stage):
         def codegen(context, builder, signature, args):
             zeros = [builder.fmul(zero, args[1]) for zero in fields(builder, args[0], l + 1)]
-            r = emit_r(builder, zeros, [narrowed(builder, x, precision) for x in args[2:5]])
+            separation = [narrowed(builder, x, precision) for x in args[2:5]]
+            number = numbers_of_quartet(builder, zeros, separation, args[12])
             d_q, j_q = (fields(builder, x, nq) for x in args[5:7])
-            source = element_address(context, builder, signature.args[7], *args[7:9], precision.bytes)
+            source = element_address(context, builder, signature.args[7], *args[7:9], nbytes)
             target = element_address(context, builder, signature.args[9], *args[9:11])
             lane = builder.trunc(args[11], I32)
-            for group in groups:  # functions p whose sums over the warp are made at once
+            for group in groups:
                 j_p = dict.fromkeys(group, ir.Constant(precision.llvm, 0.0))
-                for p, q in sorted(product(group, range(nq)), key=lambda x: (degree(q_words[x[1]]), x)):
-                    if q == first_of_degree(q_words[q]) and (p % at_once == 0 or p == group[0]):
-                        first = p - p % at_once
-                        numbers = load_numbers(builder, source, precision.bytes * first, precision)
-                    d_p = numbers[p - first]
-                    d_p = minus(builder, d_p) if degree(p_words[p]) % 2 else d_p
-                    value = r[sum_ordinal(p_words[p], q_words[q])]
-                    j_q[q] = fma(builder, value, d_p, j_q[q])
-                    j_p[p] = fma(builder, value, d_q[q], j_p[p])
+                for n in range(0, len(group), ROWS):
+                    d_p = load_row(builder, source, group[n : n + ROWS])
+                    for of_degree in degrees:
+                        known = {}
+                        for q, p in product(of_degree, group[n : n + ROWS]):
+                            t = sum_ordinal(p_words[p], q_words[q])
+                            value = known[t] if t in known else known.setdefault(t, number(t))
+                            j_q[q] = fma(builder, value, d_p[p], j_q[q])
+                            j_p[p] = fma(builder, value, d_q[q], j_p[p])
                 sums = [minus(builder, j_p[p]) if degree(p_words[p]) % 2 else j_p[p] for p in group]
                 add_groups(builder, sums, builder.add(target, I64(8 * group[0])), lane, len(group))
             return aggregate(builder, context.get_value_type(ket), j_q)
 
-        return ket(orders, real, f64, f64, f64, ket, ket, d, i64, j, i64, i64), codegen
+        return ket(orders, real, f64, f64, f64, ket, ket, d, i64, j, i64, i64, i32), codegen
 
     return quartet_sums
 

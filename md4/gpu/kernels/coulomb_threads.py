@@ -15,7 +15,7 @@ from typing import NamedTuple
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F32, F64, I32, I64, cuda, f64, i32, i64, jit_device, types
 from md4.gpu.emit.correlation import make_load_row, make_quartet_sums
-from md4.gpu.emit.instructions import make_empty, precision_of
+from md4.gpu.emit.instructions import make_empty, precision_of, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.vectors import make_add_vector
 from md4.gpu.kernels.bounds import larger
@@ -29,7 +29,7 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     single_arguments,
 )
-from md4.gpu.tuning import HERMITE_COULOMB, blocks_of_8
+from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES, blocks_of_8
 from md4.method.angular import nherm
 
 flag = types.boolean
@@ -132,13 +132,15 @@ def correlation_by_threads(l_bra, l_ket, kind, single):
 
     `single`: all but R and J is in FP32.
     """
-    precision, threads, count = precision_of(single), HERMITE_COULOMB.threads, nherm(l_ket)
+    l, count, precision = l_bra + l_ket, nherm(l_ket), precision_of(single)
+    nbytes = precision.bytes
+    staged, threads = is_staged(l, single), threads_of_a_block(l, single)
     np_, nq, real = 8 * blocks_of_8(nherm(l_bra)), 8 * blocks_of_8(count), precision.numba
     charge_at, reach_of_warp, counts = jit_device(charge), make_reach_of_warp(), jit_device(counts_in)
-    zeros_of = (make_single_zeros_upto if single else make_zeros_upto)(kind, l_bra + l_ket)
-    correlate, load = make_quartet_sums(l_bra, l_ket, precision), make_load_row(count, precision)
+    zeros_of = (make_single_zeros_upto if single else make_zeros_upto)(kind, l)
+    correlate, load = make_quartet_sums(l_bra, l_ket, precision, staged), make_load_row(count, precision)
     add, empty = make_add_vector(count, precision), make_empty(count, precision)
-    all_numbers, all_places = 4 * threads, 2 * threads
+    all_numbers, all_places, warp_bytes = 4 * threads, 2 * threads, stage_bytes(l, single)
     side, operator_group = SingleSide if single else OrderedSide, arguments_group(kind, single)
 
     def kernel(
@@ -147,7 +149,9 @@ def correlation_by_threads(l_bra, l_ket, kind, single):
     ):  # fmt: skip
         # what the warp's next bra primitives are: four numbers, and the primitive and its place
         numbers, places = cuda.shared.array(all_numbers, f64), cuda.shared.array(all_places, i32)
-        tid = i64(cuda.threadIdx.x)
+        tid, stage = i64(cuda.threadIdx.x), i32(0)
+        if staged:
+            stage = i32(shared_address(cuda.shared.array(0, f64)) + (tid >> 5) * warp_bytes + (tid & 31) * nbytes)
         lane, block = tid & 31, quotient(i64(cuda.blockIdx.x), parts)
         m = bra.first + (i64(cuda.blockIdx.x) - block * parts) * step
         last, n = min(m + step, bra.last), ket.first + block * threads + tid
@@ -182,23 +186,39 @@ def correlation_by_threads(l_bra, l_ket, kind, single):
                 rz, ry, rx = numbers[4 * slot + 1] - q.z, numbers[4 * slot + 2] - q.y, numbers[4 * slot + 3] - q.x
                 r = Separation(numbers[4 * slot], q.p, rz, ry, rx, rz * rz + ry * ry + rx * rx)
                 zeros = zeros_of(r, operator)
-                j = correlate(zeros, real(weight), r.rz, r.ry, r.rx, d, j, bra.d, i * np_, bra.j, i * np_, lane)
+                j = correlate(zeros, real(weight), r.rz, r.ry, r.rx, d, j, bra.d, i * np_, bra.j, i * np_, lane, stage)
                 slot += 1
             cuda.syncwarp()
             m += 32
         if live and found > 0:
             add(j, ket.j, k * nq, 1, count)
 
-    return Kernel(kernel, (threads, HERMITE_COULOMB.blocks(l_bra + l_ket, single)))
+    return Kernel(kernel, (threads, 1 if staged else HERMITE_COULOMB.blocks(l, single)))
 
 
 # launchers
 
 
 def by_threads(l_bra, l_ket):
-    """Whether a thread takes a primitive quartet, with r in its registers."""
-    limits = HERMITE_COULOMB
-    return l_bra + l_ket <= limits.thread_l and nherm(l_bra) * nherm(l_ket) <= limits.thread_products
+    """Whether a thread takes a primitive quartet of a class, whose bra has the larger l."""
+    return l_bra + l_ket <= HERMITE_COULOMB.thread_l and l_ket <= HERMITE_COULOMB.thread_ket_l
+
+
+def is_staged(l, single):
+    """Whether r is in shared memory, since registers do not hold it."""
+    return l >= (HERMITE_COULOMB.staged_single_l if single else HERMITE_COULOMB.staged_l)
+
+
+def stage_bytes(l, single):
+    """Bytes of r of a warp in shared memory."""
+    return 32 * precision_of(single).bytes * nherm(l) if is_staged(l, single) else 0
+
+
+def threads_of_a_block(l, single):
+    """One warp where r is so long that three warps, not four, share a multiprocessor."""
+    if not is_staged(l, single):
+        return HERMITE_COULOMB.threads
+    return 64 if 4 * stage_bytes(l, single) <= 2 * SHARED_BYTES else 32
 
 
 def in_single(l_bra, l_ket):
@@ -230,9 +250,11 @@ def launch_order(context, count, uploaded, start, order, reach):
 
 def quartets_launcher(context, kind, parameter, bra, ket, single):
     """The function by which `launch_quartets` launches for two `ListFacts`."""
-    variant, threads = threads_variant(bra.l, ket.l, kind, single), HERMITE_COULOMB.threads
+    l = bra.l + ket.l
+    variant, threads = threads_variant(bra.l, ket.l, kind, single), threads_of_a_block(l, single)
+    shared = threads // 32 * stage_bytes(l, single)
     if single:
-        arguments = single_arguments(context, kind, parameter, bra.l + ket.l)
+        arguments = single_arguments(context, kind, parameter, l)
     else:
         arguments = operator_arguments(context, kind, parameter)
 
@@ -241,7 +263,7 @@ def quartets_launcher(context, kind, parameter, bra, ket, single):
         step = bras_of_a_block(nbra, blocks, filled)
         parts = -(-nbra // step)
         context.launch(
-            variant, blocks * parts, threads, 0,
+            variant, blocks * parts, threads, shared,
             bra, records(ab), ket, records(cd), triangle, arguments, limits, parts, step,
         )  # fmt: skip
 
