@@ -40,11 +40,11 @@ class DeviceCoulomb:
         copy_to_device(self.twice.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.y, context.stream)
         self.host = self.rule = None
-        self.orders, self.singles, self.extent = {}, {}, extent(basis)
+        self.orders, self.singles, self.extent = {}, {}, None
 
     def screen_by(self, rule):
         """`take_rows` asks which quartets survive by a `md4.plan.QuartetRule`."""
-        self.rule, self.fits = rule, rule.own.max(initial=0.0) <= LARGEST_SINGLE
+        self.rule, self.fits = rule, bool(rule.own.max(initial=0.0) <= LARGEST_SINGLE)
 
     def matrices(self, array):
         """The matrices of an array (n, nao, nao) as flat buffers."""
@@ -104,9 +104,9 @@ class DeviceCoulomb:
         if any(first == last for *_, (first, last) in sides):
             return
         backend, least = self.backend, self.rule.tolerance
-        single = in_single(ab.facts.l, cd.facts.l) and self.fits and fits_single(self.extent, ab.facts, cd.facts)
+        single = least > 0 and self.has_singles(ab.facts, cd.facts)
         limits = least, HERMITE_COULOMB.single_ratio * least if single else least
-        for in_fp32 in (False, True) if single and least > 0 else (False,):
+        for in_fp32 in (False, True) if single else (False,):
             densities = [(self.single_densities(side) if in_fp32 else self.densities(side)) for side, *_ in sides]
             for matrix in range(self.shape[0]):
                 bra, ket = (
@@ -116,6 +116,14 @@ class DeviceCoulomb:
                 launch_quartets(
                     backend.context, backend.operator, ab, cd, triangle, bra, ket, limits, filled, in_fp32
                 )  # fmt: skip
+
+    def has_singles(self, bra, ket):
+        """Whether quartets of two lists, given by their `ListFacts`, may be computed in single precision."""
+        if not in_single(bra.l, ket.l) or not self.fits:
+            return False
+        if self.extent is None:
+            self.extent = extent(self.basis)
+        return fits_single(self.extent, bra, ket)
 
     def densities(self, prepared):
         """D_q of a loaded list for each matrix."""
@@ -127,7 +135,8 @@ class DeviceCoulomb:
             size = prepared.nprim * hermite_width(prepared.pairs)
             room, found = self.backend.context.pool.get(max(1, self.shape[0] * size // 2)), []
             for n, density in enumerate(self.densities(prepared)):
-                found.append(Buffer(room.pointer + 4 * n * size, (size,), 4, room.owner))
+                half = room.part(n * size // 2, (size // 2,))  # `size` is a multiple of 8
+                found.append(Buffer(half.pointer, (size,), 4, half.owner))
                 launch_narrow(self.backend.context, density, found[-1])
             self.singles[prepared] = room, found
         return self.singles[prepared][1]

@@ -172,7 +172,8 @@ class HermiteCoulombTuning:
 
     threads: int  # threads of a block
     thread_l: int  # highest L of a class of which a thread takes a primitive quartet
-    thread_ket_l: int  # and highest l of its ket, whose D_q and J_q are in registers
+    thread_ket_l: int  # and highest l of its ket
+    ket_functions: int  # most functions q of the ket whose D_q and J_q are in registers at once
     staged_l: int  # L from which on r is in shared memory in FP64
     staged_single_l: int  # the same in FP32
     thread_blocks: int  # blocks that a launch should have before each takes several bra primitives
@@ -194,9 +195,9 @@ class HermiteCoulombTuning:
 
 
 HERMITE_COULOMB = HermiteCoulombTuning(
-    threads=128, thread_l=11, thread_ket_l=4, staged_l=7, staged_single_l=10, thread_blocks=8192, thread_bras=64,
-    thin=4, single_ratio=1e5, single_l=11, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20,
-    fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
+    threads=128, thread_l=12, thread_ket_l=6, ket_functions=35, staged_l=7, staged_single_l=10, thread_blocks=8192,
+    thread_bras=64, thin=4, single_ratio=1e5, single_l=12, lane_functions=5, warps=16896, warp_kets=32,
+    r_bytes=256 << 20, fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
 )  # fmt: skip
 
 

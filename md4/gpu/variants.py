@@ -17,7 +17,7 @@ from md4.gpu.compile import Variant
 from md4.gpu.kernels import digestion
 from md4.gpu.kernels import hermite_coulomb as coulomb
 from md4.gpu.kernels.bounds import pair_bounds
-from md4.gpu.kernels.coulomb_threads import by_threads, expanded_order, in_single, threads_variant
+from md4.gpu.kernels.coulomb_threads import by_threads, expanded_order, in_single, threads_variants
 from md4.gpu.kernels.h_matrices import h_variant
 from md4.gpu.kernels.narrow import narrow_variant
 from md4.gpu.kernels.recurrence import r_variant
@@ -198,7 +198,7 @@ def coulomb_variants(kind, bra, ket):
         yield from (r_variant(bra.l + ket.l, kind), coulomb.correlation_variant(bra, ket))
         return
     for single in {False, in_single(bra.l, ket.l)}:
-        yield threads_variant(bra.l, ket.l, kind, single)
+        yield from threads_variants(bra.l, ket.l, kind, single)
 
 
 def common_variants(use, symmetries=SYMMETRIES):

@@ -92,7 +92,10 @@ def volatile_shared(builder, address, offset, precision):
 
 @cache
 def make_load_row(count, precision):
-    """Intrinsic (array, first) -> array[first] to array[first + count - 1]; rows are padded to blocks of 8."""
+    """Intrinsic (array, first) -> array[first] to array[first + count - 1].
+
+    It may read the next numbers, too, up to a multiple of `precision.vector`, of which `first` must be one.
+    """
     kind = types.UniTuple(precision.numba, count)
 
     @intrinsic
@@ -109,32 +112,32 @@ def make_load_row(count, precision):
 
 
 @cache
-def make_quartet_sums(l_bra, l_ket, precision=FP64, staged=False):
+def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False):
     """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane, stage) -> j_ket.
 
     A lane has one primitive quartet; the lanes of a warp share the bra primitive. `zeros` are its [0]^(0..L), `d_ket`
-    and `j_ket` its D_q and J_q. D_p of the bra begins at d[d_first]. The sum over p of r[p+q] D_p is added to J_q. The
-    sum of r[p+q] D_q over q and the warp is added to j[j_first:]. All of r is scaled by `weight`. R and j are doubles,
-    all other real numbers are in `precision`.
+    and `j_ket` its D_q and J_q for the `functions` q, a range; no others take part. D_p of the bra begins at
+    d[d_first]. The sum over p of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to
+    j[j_first:]. All of r is scaled by `weight`. R and j are doubles, all other real numbers are in `precision`.
 
     r is in registers; or, if `staged`, in shared memory: that of lane n and t at `stage` + (32 t + n) numbers, where
     `stage` is the lane's own address. From there each is loaded once for `ROWS` functions p and the q of a degree,
     which have most sums p + q in common.
     """
-    l, nq, real, nbytes = l_bra + l_ket, nherm(l_ket), precision.numba, precision.bytes
+    l, nq, real, nbytes = l_bra + l_ket, len(functions), precision.numba, precision.bytes
     p_words, q_words = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist()
     orders, ket = types.UniTuple(real, l + 1), types.UniTuple(real, nq)
     # q of each degree, and functions p whose sums over the warp are made at once
-    degrees = [range(nherm(n - 1), nherm(n)) for n in range(l_ket + 1)]
+    degrees = [[q for q in functions if degree(q_words[q]) == n] for n in range(l_ket + 1)]
     groups = even_ranges(nherm(l_bra), FEW_SUMS if staged else LANES)
 
-    def load_row(builder, source, functions):
+    def load_row(builder, source, some):
         """{p: D_p without its sign} of some functions p."""
         found, at_once = {}, precision.vector
-        for first in range(functions[0] // at_once * at_once, functions[-1] + 1, at_once):
+        for first in range(some[0] // at_once * at_once, some[-1] + 1, at_once):
             numbers = load_numbers(builder, source, nbytes * first, precision)
             found.update(zip(range(first, first + at_once), numbers))
-        return {p: minus(builder, found[p]) if degree(p_words[p]) % 2 else found[p] for p in functions}
+        return {p: minus(builder, found[p]) if degree(p_words[p]) % 2 else found[p] for p in some}
 
     def numbers_of_quartet(builder, zeros, separation, stage):
         """A function t -> r[t], which loads it if it is staged."""
@@ -151,7 +154,7 @@ def make_quartet_sums(l_bra, l_ket, precision=FP64, staged=False):
             zeros = [builder.fmul(zero, args[1]) for zero in fields(builder, args[0], l + 1)]
             separation = [narrowed(builder, x, precision) for x in args[2:5]]
             number = numbers_of_quartet(builder, zeros, separation, args[12])
-            d_q, j_q = (fields(builder, x, nq) for x in args[5:7])
+            d_q, j_q = (dict(zip(functions, fields(builder, x, nq))) for x in args[5:7])
             source = element_address(context, builder, signature.args[7], *args[7:9], nbytes)
             target = element_address(context, builder, signature.args[9], *args[9:11])
             lane = builder.trunc(args[11], I32)
@@ -168,7 +171,7 @@ def make_quartet_sums(l_bra, l_ket, precision=FP64, staged=False):
                             j_p[p] = fma(builder, value, d_q[q], j_p[p])
                 sums = [minus(builder, j_p[p]) if degree(p_words[p]) % 2 else j_p[p] for p in group]
                 add_groups(builder, sums, builder.add(target, I64(8 * group[0])), lane, len(group))
-            return aggregate(builder, context.get_value_type(ket), j_q)
+            return aggregate(builder, context.get_value_type(ket), j_q.values())
 
         return ket(orders, real, f64, f64, f64, ket, ket, d, i64, j, i64, i64, i32), codegen
 

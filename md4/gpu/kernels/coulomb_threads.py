@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F32, F64, I32, I64, cuda, f64, i32, i64, jit_device, types
-from md4.gpu.emit.correlation import make_load_row, make_quartet_sums
+from md4.gpu.emit.correlation import even_ranges, make_load_row, make_quartet_sums
 from md4.gpu.emit.instructions import make_empty, precision_of, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.vectors import make_add_vector
@@ -127,18 +127,19 @@ def counts_in(single, bound, product, bound_of_warp, product_of_warp, limits):
     return one < limits.double and two < limits.double and not (one < limits.least and two < limits.least)
 
 
-def correlation_by_threads(l_bra, l_ket, kind, single):
+def correlation_by_threads(l_bra, l_ket, kind, single, part):
     """Kernel factory for small L: a thread takes a primitive quartet, J_p += r D_q and J_q += r D_p.
 
-    `single`: all but R and J is in FP32.
+    `single`: all but R and J is in FP32. `part`: which of `ket_parts` the functions q are.
     """
-    l, count, precision = l_bra + l_ket, nherm(l_ket), precision_of(single)
+    l, functions, precision = l_bra + l_ket, ket_parts(l_ket)[part], precision_of(single)
+    count, first_q = len(functions), functions[0]
     nbytes = precision.bytes
     staged, threads = is_staged(l, single), threads_of_a_block(l, single)
-    np_, nq, real = 8 * blocks_of_8(nherm(l_bra)), 8 * blocks_of_8(count), precision.numba
+    np_, nq, real = 8 * blocks_of_8(nherm(l_bra)), 8 * blocks_of_8(nherm(l_ket)), precision.numba
     charge_at, reach_of_warp, counts = jit_device(charge), make_reach_of_warp(), jit_device(counts_in)
     zeros_of = (make_single_zeros_upto if single else make_zeros_upto)(kind, l)
-    correlate, load = make_quartet_sums(l_bra, l_ket, precision, staged), make_load_row(count, precision)
+    correlate, load = make_quartet_sums(l_bra, l_ket, functions, precision, staged), make_load_row(count, precision)
     add, empty = make_add_vector(count, precision), make_empty(count, precision)
     all_numbers, all_places, warp_bytes = 4 * threads, 2 * threads, stage_bytes(l, single)
     side, operator_group = SingleSide if single else OrderedSide, arguments_group(kind, single)
@@ -161,7 +162,7 @@ def correlation_by_threads(l_bra, l_ket, kind, single):
         k = i64(ket.order[place])
         bound_of_warp, product_of_warp = reach_of_warp(ket.reach, place, live)
         q = charge_at(ket_records.numbers, k * ket_records.width)
-        d, j, found = load(ket.d, k * nq), empty(), i64(0)
+        d, j, found = load(ket.d, k * nq + first_q), empty(), i64(0)
         while m < last:
             mine, counting = m + lane, False
             if mine < last:
@@ -191,7 +192,7 @@ def correlation_by_threads(l_bra, l_ket, kind, single):
             cuda.syncwarp()
             m += 32
         if live and found > 0:
-            add(j, ket.j, k * nq, 1, count)
+            add(j, ket.j, k * nq + first_q, 1, count)
 
     return Kernel(kernel, (threads, 1 if staged else HERMITE_COULOMB.blocks(l, single)))
 
@@ -221,6 +222,11 @@ def threads_of_a_block(l, single):
     return 64 if 4 * stage_bytes(l, single) <= 2 * SHARED_BYTES else 32
 
 
+def ket_parts(l_ket):
+    """Ranges of the functions q whose D_q and J_q registers hold; each is taken by a launch of its own."""
+    return even_ranges(nherm(l_ket), HERMITE_COULOMB.ket_functions)
+
+
 def in_single(l_bra, l_ket):
     """Whether there is a kernel in single precision, too."""
     return HERMITE_COULOMB.single_ratio > 0 and l_bra + l_ket <= HERMITE_COULOMB.single_l
@@ -235,9 +241,11 @@ def bras_of_a_block(nbra, blocks, filled):
     return max(1, min(int(most), nbra, nbra * blocks // HERMITE_COULOMB.thread_blocks))
 
 
-def threads_variant(l_bra, l_ket, kind, single):
-    """The variant for a class, whose bra has the larger l."""
-    return Variant(correlation_by_threads, (l_bra, l_ket, kind, single))
+def threads_variants(l_bra, l_ket, kind, single):
+    """The variants for a class, whose bra has the larger l."""
+    return [
+        Variant(correlation_by_threads, (l_bra, l_ket, kind, single, part)) for part in range(len(ket_parts(l_ket)))
+    ]  # fmt: skip
 
 
 def launch_order(context, count, uploaded, start, order, reach):
@@ -251,7 +259,7 @@ def launch_order(context, count, uploaded, start, order, reach):
 def quartets_launcher(context, kind, parameter, bra, ket, single):
     """The function by which `launch_quartets` launches for two `ListFacts`."""
     l = bra.l + ket.l
-    variant, threads = threads_variant(bra.l, ket.l, kind, single), threads_of_a_block(l, single)
+    variants, threads = threads_variants(bra.l, ket.l, kind, single), threads_of_a_block(l, single)
     shared = threads // 32 * stage_bytes(l, single)
     if single:
         arguments = single_arguments(context, kind, parameter, l)
@@ -262,10 +270,11 @@ def quartets_launcher(context, kind, parameter, bra, ket, single):
         nbra, blocks = bra[3] - bra[2], -(-(ket[3] - ket[2]) // threads)
         step = bras_of_a_block(nbra, blocks, filled)
         parts = -(-nbra // step)
-        context.launch(
-            variant, blocks * parts, threads, shared,
-            bra, records(ab), ket, records(cd), triangle, arguments, limits, parts, step,
-        )  # fmt: skip
+        for variant in variants:
+            context.launch(
+                variant, blocks * parts, threads, shared,
+                bra, records(ab), ket, records(cd), triangle, arguments, limits, parts, step,
+            )  # fmt: skip
 
     return launch
 
