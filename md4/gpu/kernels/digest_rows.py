@@ -16,7 +16,7 @@ from typing import NamedTuple
 from md4.gpu.compile import Kernel
 from md4.gpu.device_code import cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, make_wait_copies, shared_address
-from md4.gpu.emit.scalars import add_at, add_global, address_at, load_global, load_shared
+from md4.gpu.emit.scalars import add_at, add_global, address_at, load_global, load_shared, quotient
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.vectors import (
     make_add_scaled,
@@ -29,6 +29,7 @@ from md4.gpu.emit.vectors import (
 from md4.gpu.emit.warp_sums import make_row_sums
 from md4.gpu.kernels.digest_lanes import SUM_ROW, KetElement, LaneSum, Shape, add_lane_sums, ket_element, lane_sum
 from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share, share_of
+from md4.gpu.kernels.groups import Limits, end_of_kets, survives
 from md4.gpu.tuning import DIGEST, DIGEST_ROWS
 from md4.method.digestion import quartet_weight
 
@@ -78,7 +79,8 @@ class WarpMemory(NamedTuple):
 class Task(NamedTuple):
     """What a lane works on: its element of the ket, and the warp's bra pairs from `first_bra` to `last_bra` - 1.
 
-    `over_d` and `over_c` are the lane's sums over d (for X_ac, X_bc) and over c (for X_ad, X_bd).
+    `over_d` and `over_c` are the lane's sums over d (for X_ac, X_bc) and over c (for X_ad, X_bd). The ket pair of the
+    warp's first element is `first_ket`; bra pairs that do not count with it are left out.
     """
 
     lane: i32
@@ -87,6 +89,7 @@ class Task(NamedTuple):
     over_c: LaneSum
     first_bra: i64
     last_bra: i64
+    first_ket: i64
 
 
 class Place(NamedTuple):
@@ -103,7 +106,8 @@ class Place(NamedTuple):
     rows : int32
         Functions a of the tile.
     source : int64
-        Address of the first integral (ab = 0) of the bra pair with the lane's element.
+        Address of the first integral (ab = 0) of the bra pair with the lane's element, or, if their quartet does not
+        count, with the same functions of the last ket pair that does.
     """
 
     pair: i64
@@ -135,33 +139,48 @@ def addresses_of(matrices, s):
 
 
 def make_places(rows):
-    """Device functions (first place, next place) of a warp whose tiles have `rows` functions a."""
+    """Device functions (next pair, first place, next place) of a warp whose tiles have `rows` functions a."""
+    end_of, counts = jit_device(end_of_kets), jit_device(survives)
 
     @jit_device
-    def first_place(block, lists, shape, task):
+    def next_pair(pair, last, first_ket, lists, limits):
+        """The first bra pair from `pair` to `last` - 1 that counts with a ket pair; `last` if there is none."""
+        while pair < last and not counts(limits, lists.first_bra + pair, lists.first_ket + first_ket):
+            pair += 1
+        return pair
+
+    @jit_device
+    def source_of(pair, block, lists, limits, shape, task):
+        """`Place.source` of a bra pair."""
+        ncd = i32(shape.nc * shape.nd)
+        nket = end_of(limits, lists.first_bra + pair, lists.first_ket + block.nket) - lists.first_ket
+        first = (pair * block.nket + min(task.ket.pair, nket - 1)) * (shape.na * shape.nb * ncd)
+        return address_of(block.integrals, first + task.ket.cd)
+
+    @jit_device
+    def first_place(block, lists, limits, shape, task):
         """The first function b, with the first functions a, of the warp's first bra pair."""
-        ncd, ao_bra, pair = i32(shape.nc * shape.nd), lists.ao_bra, task.first_bra
-        source = (pair * block.nket + task.ket.pair) * (shape.na * shape.nb * ncd) + task.ket.cd
+        ao_bra, pair = lists.ao_bra, task.first_bra
         return Place(
             pair, i32(0), i32(0), i32(ao_bra[lists.first_bra + pair, 0]), i32(ao_bra[lists.first_bra + pair, 1]),
-            i32(min(i64(rows), shape.na)), address_of(block.integrals, source),
+            i32(min(i64(rows), shape.na)), source_of(pair, block, lists, limits, shape, task),
         )  # fmt: skip
 
     @jit_device
-    def next_place(now, block, lists, shape, task):
+    def next_place(now, block, lists, limits, shape, task):
         """The next b, or else the next functions a, or else the next bra pair."""
         pair, a, b, a_ao, b_ao, source = now.pair, now.a, i32(now.b + 1), now.a_ao, now.b_ao, now.source
         if b == shape.nb:
             a, b = i32(now.a + rows), i32(0)
             if a >= shape.na:
-                pair, a = now.pair + 1, i32(0)
+                pair, a = next_pair(now.pair + 1, task.last_bra, task.first_ket, lists, limits), i32(0)
                 if pair < task.last_bra:
                     a_ao = i32(lists.ao_bra[lists.first_bra + pair, 0])
                     b_ao = i32(lists.ao_bra[lists.first_bra + pair, 1])
-                source += block.nket * i64(8 * shape.na * shape.nb * i32(shape.nc * shape.nd))
+                    source = source_of(pair, block, lists, limits, shape, task)
         return Place(pair, a, b, a_ao, b_ao, i32(min(i64(rows), shape.na - a)), source)
 
-    return first_place, next_place
+    return next_pair, first_place, next_place
 
 
 def make_stage(rows, with_k, with_j):
@@ -213,18 +232,16 @@ def make_digestion(rows, with_k, with_j):
     read, store = make_read_vector(rows, STAGE_ROW), make_store_vector(rows)
     row_sums, wait_older = make_row_sums(rows, STAGE_ROW), make_wait_copies(1)
     fetch, staged_bd, staged_bc, staged_ab = make_stage(rows, with_k, with_j)
-    first_place, next_place = make_places(rows)
-    weight_of, add_sums = jit_device(quartet_weight), jit_device(add_lane_sums)
+    _, first_place, next_place = make_places(rows)
+    weight_of, add_sums, counts = jit_device(quartet_weight), jit_device(add_lane_sums), jit_device(survives)
     addresses, stage_size = jit_device(addresses_of), stage_bytes(rows)
 
     @jit_device
-    def weight_at(place, lists, ket):
+    def weight_at(place, lists, limits, ket):
         """Weight of the quartets of a bra pair with the lane's ket pair; 0 for a lane that only repeats another."""
-        weight = weight_of(
-            place.a_ao, place.b_ao, ket.c_first, ket.d_first, lists.triangle, lists.first_bra + place.pair,
-            lists.first_ket + ket.pair,
-        )  # fmt: skip
-        return weight if ket.live else 0.0
+        ij, kl = lists.first_bra + place.pair, lists.first_ket + ket.pair
+        weight = weight_of(place.a_ao, place.b_ao, ket.c_first, ket.d_first, lists.triangle, ij, kl)
+        return weight if ket.live and counts(limits, ij, kl) else 0.0
 
     @jit_device
     def add_y_ab(stage, factors, place, task, at):
@@ -245,12 +262,12 @@ def make_digestion(rows, with_k, with_j):
         add_sums(task.over_c, i32(memory.sums + ROW), n, count, to_b, to_a, at.row)
 
     @jit_device
-    def digest(s, block, lists, matrices, shape, task, memory):
+    def digest(s, block, lists, limits, matrices, shape, task, memory):
         """Goes through the rows ab of the warp, one b after the other; sums of X are added where a tile ends."""
         ket, at = task.ket, addresses(matrices, s)
         element = s * matrices.nao * matrices.nao + ket.c * matrices.nao + ket.d
         d_cd = load_global(matrices.twice, element) if with_j else 0.0
-        place = first_place(block, lists, shape, task)
+        place = first_place(block, lists, limits, shape, task)
         fetch(memory.stages, place, shape, task, at)
         commit_copies()
         n, b_first = i32(0), i32(0)  # functions b of the tile so far, and the first of them
@@ -258,7 +275,7 @@ def make_digestion(rows, with_k, with_j):
         x_ac, x_ad, d_ac, d_ad = empty(), empty(), empty(), empty()
         while place.pair < task.last_bra:
             if place.a == 0 and place.b == 0:  # another bra pair
-                weight = weight_at(place, lists, ket)
+                weight = weight_at(place, lists, limits, ket)
                 if not with_k:
                     cuda.syncwarp()  # lanes may still read the factors of the last bra pair
                 store_shared(i32(memory.factors + 8 * task.lane), weight * d_cd)
@@ -267,7 +284,7 @@ def make_digestion(rows, with_k, with_j):
                 d_ac = load(address_at(row_a, ket.c, 8), i64(at.row), place.rows)
                 d_ad = load(address_at(row_a, ket.d, 8), i64(at.row), place.rows)
                 x_ac, x_ad = empty(), empty()
-            following = next_place(place, block, lists, shape, task)
+            following = next_place(place, block, lists, limits, shape, task)
             cuda.syncwarp()
             if following.pair < task.last_bra:
                 fetch(i32(memory.stages + (stage_size - offset)), following, shape, task, at)
@@ -305,6 +322,7 @@ def make_digestion(rows, with_k, with_j):
 def digest_rows(rows, blocks, with_k, with_j):
     """Kernel factory: tiles of `rows` functions a, `blocks` blocks a multiprocessor; X if `with_k`, Y if `with_j`."""
     warps, digest = DIGEST.threads // 32, make_digestion(rows, with_k, with_j)
+    next_pair, _, _ = make_places(rows)
     range_of, element_of, sum_of = jit_device(share_of), jit_device(ket_element), jit_device(lane_sum)
     both_stages = 2 * stage_bytes(rows)
 
@@ -316,20 +334,22 @@ def digest_rows(rows, blocks, with_k, with_j):
         stages = i32(start + sums)
         return WarpMemory(start, stages, i32(stages + both_stages))
 
-    def kernel(block: Block, lists: Lists, matrices: Matrices, share: Share, shape: Shape):
+    def kernel(block: Block, lists: Lists, limits: Limits, matrices: Matrices, share: Share, shape: Shape):
         lane, warp = i32(i64(cuda.threadIdx.x) & 31), i64(cuda.threadIdx.x) >> 5
         base = shared_address(cuda.shared.array(0, types.float64))
         memory = memory_of(base, warp, shape.b_step)
         warp += i64(cuda.blockIdx.x) * warps
         first_bra, last_bra, first = range_of(share, warp, block)
-        last = min(first + 32, block.nket * i32(shape.nc * shape.nd))
+        ncd = i32(shape.nc * shape.nd)
+        first_ket, last = quotient(first, ncd), min(first + 32, block.nket * ncd)
+        first_bra = next_pair(first_bra, last_bra, first_ket, lists, limits)
         ket = element_of(lane, first, last, lists, shape)
         over_d = sum_of(False, lane, first, last, lists, shape)
         over_c = sum_of(True, lane, first, last, lists, shape)
-        task = Task(lane, ket, over_d, over_c, first_bra, last_bra)
+        task = Task(lane, ket, over_d, over_c, first_bra, last_bra, first_ket)
         for s in range(matrices.first, matrices.last if first_bra < last_bra else matrices.first):
             if not with_k:
                 cuda.syncwarp()  # lanes may still read what the last matrix left in shared memory
-            digest(s, block, lists, matrices, shape, task, memory)
+            digest(s, block, lists, limits, matrices, shape, task, memory)
 
     return Kernel(kernel, (DIGEST.threads, blocks))

@@ -16,6 +16,7 @@ from md4.gpu.kernels.groups import (
     HalfTransformed,
     HermiteIntegrals,
     Levels,
+    Limits,
     PairRange,
     Panel,
     levels_of,
@@ -23,7 +24,7 @@ from md4.gpu.kernels.groups import (
     primitives_of,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.kernels.two_products import bra_tile, clear_end
+from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end, make_any_primitive
 from md4.gpu.tuning import RESIDENT, SHARED_BYTES, blocks_of_8, r_stride
 
 
@@ -35,10 +36,11 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
     column_state = make_column_state(nt, False)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
     clear, primitives, lane_place = map(jit_device, (clear_end, primitives_of, Lane(rows8, nt, turned).place()))
+    needed = make_any_primitive()
 
     def kernel(
         panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, kets: i64, words: F64, abq: HalfTransformed,
-        parts: i64,
+        ket: KetOwners, limits: Limits, parts: i64,
     ):  # fmt: skip
         # a warp has room for r of `kets` ket primitives; `parts` blocks share the columns of a bra pair
         clear(abq.numbers)
@@ -75,14 +77,19 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
                 next_r = r_base + buffer * r_bytes
                 copy_r(next_r, r.numbers, (r_row + k) * r.stride, min(kets, r.nket - k) * r.stride, lane)
             commit_copies()
-            state = column_state(column, ncol, quotient(column, abq.nq8), abq.nq8, r.stride)
-            tile = empty()
-            if live:
-                tile = products(
-                    tile, h_address, rows8 * 512, words_address, words_step, r_address, state, levels.ends, panel.steps
-                )  # fmt: skip
-            destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
-            store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, levels.rows, lane_row)
+            first_ket, last_ket = quotient(column, abq.nq8), quotient(min(column + nt, ncol) - 1, abq.nq8)
+            if needed(ket, limits, bra.first + pair, first_ket, last_ket):
+                state = column_state(column, ncol, first_ket, abq.nq8, r.stride)
+                tile = empty()
+                if live:
+                    tile = products(
+                        tile, h_address, rows8 * 512, words_address, words_step, r_address, state, levels.ends,
+                        panel.steps,
+                    )  # fmt: skip
+                destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
+                store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, levels.rows, lane_row)
+            elif not limits.by_ket:
+                break  # nor does the bra pair count with ket pairs further on
             column = following
 
     return Kernel(kernel, (threads, 2))
@@ -125,17 +132,13 @@ def resident_launcher(context, bra, ket):
     rows8, steps, levels = tile.rows8, blocks_of_8(bra.nherm), levels_of(context, bra, tile.rows8, tile.turned)
     words = context.table(all_words, *words_of(bra, ket))
 
-    def launch(context, h, ab, cd, r, abq):
+    def launch(context, h, ab, cd, r, abq, limits):
         npair, nket = ab.npair, cd.nprim
         parts = parts_of(nket * nq8, tile)
         context.launch(
             variant, parts * npair, threads, shared,
-            (h, rows8, steps), pair_range(ab), levels, (r, stride, nket), kets, words, (abq, nq8, npair, nab), parts,
+            (h, rows8, steps), pair_range(ab), levels, (r, stride, nket), kets, words, (abq, nq8, npair, nab),
+            (cd.data.owner, cd.first_prim), limits, parts,
         )  # fmt: skip
 
     return launch
-
-
-def launch_resident_bra(context, h, ab, cd, r, abq):
-    """(ab|q] of a chunk; see `launch_bra_transform`."""
-    context.fixed(resident_launcher, ab.facts, cd.facts)(context, h, ab, cd, r, abq)
