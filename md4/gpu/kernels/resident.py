@@ -28,6 +28,25 @@ from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end, make_an
 from md4.gpu.tuning import RESIDENT, SHARED_BYTES, blocks_of_8, r_stride
 
 
+def make_next_column(nt):
+    """Device function: the first of column, column + step, ... where any of `nt` columns counts; `ncol` or more if none.
+
+    Columns are blocks of 8 q of the chunk's ket primitives, `nq8` of each, of bra pair `ij`.
+    """
+    needed = make_any_primitive()
+
+    @jit_device
+    def next_column(ket, limits, ij, column, step, ncol, nq8):
+        while column < ncol:
+            if needed(ket, limits, ij, quotient(column, nq8), quotient(min(column + nt, ncol) - 1, nq8)):
+                return column
+            # what a bra pair's number leaves out are all further columns
+            column = column + step if limits.by_ket else ncol
+        return column
+
+    return next_column
+
+
 def resident_bra_transform(rows8, nt, warps, unit, turned):
     """Kernel factory for step 4, one primitive pair a bra pair at most."""
     threads = 32 * warps
@@ -36,7 +55,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
     column_state = make_column_state(nt, False)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
     clear, primitives, lane_place = map(jit_device, (clear_end, primitives_of, Lane(rows8, nt, turned).place()))
-    needed = make_any_primitive()
+    next_of = make_next_column(nt)
 
     def kernel(
         panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, kets: i64, words: F64, abq: HalfTransformed,
@@ -59,6 +78,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
         r_base = table + 8 * words.size + warp * 2 * r_bytes
         r_row, ncol, stride = (prim - bra.first_prim) * r.nket, r.nket * abq.nq8, parts * warps * nt
         column, buffer = (part * warps + warp) * nt, 0
+        column = next_of(ket, limits, bra.first + pair, column, stride, ncol, abq.nq8)
         if live and column < ncol:
             k = quotient(column, abq.nq8)
             copy_r(r_base, r.numbers, (r_row + k) * r.stride, min(kets, r.nket - k) * r.stride, lane)
@@ -71,25 +91,20 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
             cuda.syncwarp()
             r_address = i32(r_base + buffer * r_bytes)
             buffer = 1 - buffer
-            following = column + stride
+            following = next_of(ket, limits, bra.first + pair, column + stride, stride, ncol, abq.nq8)
             if live and following < ncol:
                 k = quotient(following, abq.nq8)
                 next_r = r_base + buffer * r_bytes
                 copy_r(next_r, r.numbers, (r_row + k) * r.stride, min(kets, r.nket - k) * r.stride, lane)
             commit_copies()
-            first_ket, last_ket = quotient(column, abq.nq8), quotient(min(column + nt, ncol) - 1, abq.nq8)
-            if needed(ket, limits, bra.first + pair, first_ket, last_ket):
-                state = column_state(column, ncol, first_ket, abq.nq8, r.stride)
-                tile = empty()
-                if live:
-                    tile = products(
-                        tile, h_address, rows8 * 512, words_address, words_step, r_address, state, levels.ends,
-                        panel.steps,
-                    )  # fmt: skip
-                destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
-                store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, levels.rows, lane_row)
-            elif not limits.by_ket:
-                break  # nor does the bra pair count with ket pairs further on
+            state = column_state(column, ncol, quotient(column, abq.nq8), abq.nq8, r.stride)
+            tile = empty()
+            if live:
+                tile = products(
+                    tile, h_address, rows8 * 512, words_address, words_step, r_address, state, levels.ends, panel.steps
+                )  # fmt: skip
+            destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
+            store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, levels.rows, lane_row)
             column = following
 
     return Kernel(kernel, (threads, 2))

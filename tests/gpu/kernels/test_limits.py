@@ -53,7 +53,7 @@ def test_blocks(unit, name, all_classes):  # noqa: F811
     counts = limited(rng, 7, 9)
     live = np.arange(2, 8) < counts[1:6, None]
     assert 5 < live.sum() < 25
-    with running(unit) as machine:
+    with running(unit):
         engine = md4.Engine(basis, backend="cuda")
         backend = engine.backend
         ab, cd = engine.prepare(bra)[1:6], engine.prepare(ket)[2:8]
