@@ -22,29 +22,39 @@ from md4.gpu.kernels.groups import (
     levels_of,
     pair_range,
     primitives_of,
+    survives,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end, make_any_primitive
+from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end
 from md4.gpu.tuning import RESIDENT, SHARED_BYTES, blocks_of_8, r_stride
 
 
-def make_next_column(nt):
-    """Device function: the first of column, column + step, ... where any of `nt` columns counts; `ncol` or more if none.
+# The highest bit of an int32, which becomes those of all further ones when it is shifted to the right.
+FURTHER = -(1 << 31)
 
-    Columns are blocks of 8 q of the chunk's ket primitives, `nq8` of each, of bra pair `ij`.
+
+def make_counted_groups(nt):
+    """Device function: which of a warp's groups of `nt` columns count with bra pair `ij`, a bit each.
+
+    The groups begin with column, column + step, ... below `ncol`; columns are blocks of 8 q of the chunk's ket
+    primitives, `nq8` of each. All groups beyond the first 31 are said to count.
     """
-    needed = make_any_primitive()
+    counts = jit_device(survives)
 
     @jit_device
-    def next_column(ket, limits, ij, column, step, ncol, nq8):
-        while column < ncol:
-            if needed(ket, limits, ij, quotient(column, nq8), quotient(min(column + nt, ncol) - 1, nq8)):
-                return column
-            # what a bra pair's number leaves out are all further columns
-            column = column + step if limits.by_ket else ncol
-        return column
+    def counted_groups(ket, limits, ij, column, step, ncol, nq8, lane):
+        if limits.counts.size == 0:
+            return i32(-1)
+        own, found = column + lane * step, False
+        if own < ncol:
+            kl = ket.owner[ket.first + quotient(own, nq8)]
+            last = ket.owner[ket.first + quotient(min(own + nt, ncol) - 1, nq8)]
+            while kl <= last and not found:
+                found = counts(limits, ij, kl)
+                kl += 1
+        return i32(i32(cuda.ballot_sync(-1, found)) | FURTHER)
 
-    return next_column
+    return counted_groups
 
 
 def resident_bra_transform(rows8, nt, warps, unit, turned):
@@ -55,7 +65,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
     column_state = make_column_state(nt, False)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
     clear, primitives, lane_place = map(jit_device, (clear_end, primitives_of, Lane(rows8, nt, turned).place()))
-    next_of = make_next_column(nt)
+    counted_groups = make_counted_groups(nt)
 
     def kernel(
         panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, kets: i64, words: F64, abq: HalfTransformed,
@@ -78,7 +88,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
         r_base = table + 8 * words.size + warp * 2 * r_bytes
         r_row, ncol, stride = (prim - bra.first_prim) * r.nket, r.nket * abq.nq8, parts * warps * nt
         column, buffer = (part * warps + warp) * nt, 0
-        column = next_of(ket, limits, bra.first + pair, column, stride, ncol, abq.nq8)
+        counted = counted_groups(ket, limits, bra.first + pair, column, stride, ncol, abq.nq8, lane)
         if live and column < ncol:
             k = quotient(column, abq.nq8)
             copy_r(r_base, r.numbers, (r_row + k) * r.stride, min(kets, r.nket - k) * r.stride, lane)
@@ -91,21 +101,24 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
             cuda.syncwarp()
             r_address = i32(r_base + buffer * r_bytes)
             buffer = 1 - buffer
-            following = next_of(ket, limits, bra.first + pair, column + stride, stride, ncol, abq.nq8)
+            following = column + stride
             if live and following < ncol:
                 k = quotient(following, abq.nq8)
                 next_r = r_base + buffer * r_bytes
                 copy_r(next_r, r.numbers, (r_row + k) * r.stride, min(kets, r.nket - k) * r.stride, lane)
             commit_copies()
-            state = column_state(column, ncol, quotient(column, abq.nq8), abq.nq8, r.stride)
-            tile = empty()
-            if live:
-                tile = products(
-                    tile, h_address, rows8 * 512, words_address, words_step, r_address, state, levels.ends, panel.steps
-                )  # fmt: skip
+            many, tile = i64(0), empty()
+            if counted & 1:
+                many = ncol - column
+                if live:
+                    state = column_state(column, ncol, quotient(column, abq.nq8), abq.nq8, r.stride)
+                    tile = products(
+                        tile, h_address, rows8 * 512, words_address, words_step, r_address, state, levels.ends,
+                        panel.steps,
+                    )  # fmt: skip
             destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
-            store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, levels.rows, lane_row)
-            column = following
+            store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, many, levels.rows, lane_row)
+            column, counted = following, i32(counted >> 1)
 
     return Kernel(kernel, (threads, 2))
 
