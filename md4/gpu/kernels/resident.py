@@ -28,7 +28,6 @@ from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end
 from md4.gpu.tuning import RESIDENT, SHARED_BYTES, blocks_of_8, r_stride
 
-
 # The highest bit of an int32, which becomes those of all further ones when it is shifted to the right.
 FURTHER = -(1 << 31)
 

@@ -80,7 +80,8 @@ def test_digestion(name, counts):
     with running("dmma16") as machine:
         engine = md4.Engine(basis, backend="cuda")
         context = engine.backend.context
-        ab, cd = engine.prepare([[0, 1]] * (nbra + 2))[1 : nbra + 1], engine.prepare([[2, 3]] * (nket + 3))[2 : nket + 2]
+        ab = engine.prepare([[0, 1]] * (nbra + 2))[1 : nbra + 1]
+        cd = engine.prepare([[2, 3]] * (nket + 3))[2 : nket + 2]
         numbers = limited(rng, nbra + 2, nket + 3)
         live = np.arange(2, nket + 2) < numbers[1 : nbra + 1, None]
         shape = (nbra, nket, *(2 * l + 1 for l in (la, lb, lc, ld)))
