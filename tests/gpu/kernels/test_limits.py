@@ -6,6 +6,9 @@ from emulator import host_array, running
 from gpu.kernels.test_plain_python import TENSOR_CORES, all_classes, basis_of  # noqa: F401 a fixture
 
 import md4
+from md4.contract.survivors import Survivors
+from md4.contract.tensor import ao_tensor
+from md4.gpu import recording
 from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.hermite_coulomb import first_aos
 from md4.gpu.kernels.digestion import launch_digest
@@ -101,3 +104,48 @@ def test_digestion(name, counts):
     assert name.split()[0] in " ".join(machine.kernels)
     for ours, right in zip(*reversed(sums)):
         np.testing.assert_allclose(ours, right, rtol=0, atol=1e-13 * abs(right).max(initial=0))
+
+
+@pytest.mark.parametrize("nprim", [1, 2])
+def test_builds_of_other_survivors(nprim, monkeypatch):
+    """Launches that are repeated heed the limits of their own build: J and K of just the quartets that survive."""
+    repeated, again, builds = [], recording.launch_again, []
+
+    def whole(survivors, n, first, end, most, price):
+        """One rectangle of each two lists, whatever survives."""
+        builds.append(survivors)
+        return [(slice(0, end - first), slice(0, len(survivors.pairs.lists[survivors.pairs.numbers[n][1]])))]
+
+    monkeypatch.setattr(Survivors, "tiles", whole)
+    monkeypatch.setattr(recording, "launch_again", lambda launches: (repeated.append(launches), again(launches)))
+    rng, found = np.random.default_rng(3), set()
+    centres = np.outer([0.0, 1.0, 3.5, 6.0], [0.2, 0.3, 1.0])
+    exponents, coefficients = [[0.7, 1.5][:nprim]] * 4, [[0.4, 0.7][:nprim]] * 4
+    basis = md4.Basis.from_arrays([1, 0, 0, 1], exponents, coefficients, centres)
+    tensor = ao_tensor(md4.Engine(basis, backend="cpu"))
+    with running("dmma16"):
+        jk = md4.JK(basis, backend="cuda", direct_scf_tol=1e-3)
+        for _ in range(4):
+            sizes = 10.0 ** rng.uniform(-3, 0, basis.nshell)[np.repeat(range(4), np.diff(basis.ao_loc))]
+            dm = rng.normal(size=(basis.nao, basis.nao)) * np.outer(sizes, sizes)
+            j, k = jk.get_jk(dm + dm.T)
+            left = tensor * surviving(basis, builds[-1])
+            for one, other in zip((j, k), ("ijkl,kl->ij", "ijkl,jl->ik")):
+                right = np.einsum(other, left, dm + dm.T)
+                np.testing.assert_allclose(one, right, rtol=0, atol=1e-13 * abs(right).max())
+            assert jk.stats.computed == jk.stats.wanted == builds[-1].total
+            found.add(builds[-1].total)
+    assert len(repeated) > 5
+    assert len(found) > 2
+
+
+def surviving(basis, survivors):
+    """1 for the integrals of quartets that survive, 0 for all others; shape (nao, nao, nao, nao)."""
+    keep, aos = np.zeros((basis.nao,) * 4), [np.arange(*ends) for ends in zip(basis.ao_loc, basis.ao_loc[1:])]
+    for n, (bra, ket) in enumerate(survivors.pairs.numbers):
+        for ij, count in zip(survivors.pairs.lists[bra].pairs.pairs, survivors.counts(n)):
+            for kl in survivors.pairs.lists[ket].pairs.pairs[:count]:
+                for (a, b), (c, d) in ((ij, kl), (kl, ij)):
+                    for shells in ((a, b, c, d), (b, a, c, d), (a, b, d, c), (b, a, d, c)):
+                        keep[np.ix_(*(aos[shell] for shell in shells))] = 1.0
+    return keep
