@@ -1,9 +1,11 @@
 """Kernels that leave out the quartets beyond the limits of a block, on the emulated GPU."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from emulator import host_array, running
-from gpu.kernels.test_plain_python import TENSOR_CORES, all_classes, basis_of  # noqa: F401 a fixture
+from gpu.kernels.test_plain_python import R_KERNELS, TENSOR_CORES, all_classes, basis_of  # noqa: F401 a fixture
 
 import md4
 from md4.contract.survivors import Survivors
@@ -11,6 +13,7 @@ from md4.contract.tensor import ao_tensor
 from md4.gpu import recording
 from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.hermite_coulomb import first_aos
+from md4.gpu.kernels import recurrence
 from md4.gpu.kernels.digestion import launch_digest
 from md4.gpu.paths import plans
 from md4.gpu.targets import DeviceBlock
@@ -41,8 +44,34 @@ def sent(context, numbers):
 def limited(rng, nbra, nket):
     """Numbers of ket pairs of each bra pair, 0 and all of them among these."""
     counts = rng.integers(0, nket + 1, nbra).astype(np.int32)
-    counts[[0, -1]] = nket, 0
+    counts[[1, 2]] = nket, 0
     return counts
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("kernel", R_KERNELS)
+def test_r(kernel, swapped, monkeypatch):
+    """Where a quartet counts r is as without limits; much of the rest is not written."""
+    registers_l, axis_l = R_KERNELS[kernel]
+    tuning = replace(recurrence.RECURRENCE, registers_l=registers_l, axis_l=axis_l)
+    monkeypatch.setattr(recurrence, "RECURRENCE", tuning)
+    basis, counts = basis_of((1, 0, 1, 0)), np.repeat([6, 2, 4, 0], 20).astype(np.int32)
+    live = np.arange(1, 7) < counts[1:80, None]
+    with running():
+        engine = md4.Engine(basis, backend="cuda")
+        pool = engine.backend.context.pool
+        ab, cd = engine.prepare([[0, 1]] * 80)[1:80], engine.prepare([[2, 3]] * 8)[1:7]
+        block = engine.backend.scratch((79, 6, 3, 1, 3, 1))
+        block.limit(on_device(engine.backend.context, counts))
+        if swapped:
+            ab, cd, block, live = cd, ab, block.swapped(), live.T
+        right = host_array(engine.backend.r(ab, cd), "float64").copy()
+        pool.trim()
+        ours = host_array(engine.backend.r(ab, cd, block), "float64")
+        shape = ab.npair, ab.nprim // ab.npair, cd.npair, cd.nprim // cd.npair, -1
+        ours, right = (r.reshape(shape).swapaxes(1, 2) for r in (ours, right))
+    assert np.array_equal(ours[live], right[live])
+    assert np.isnan(ours[~live]).mean() > 0.3
 
 
 @pytest.mark.parametrize("unit", TENSOR_CORES)
@@ -67,7 +96,9 @@ def test_blocks(unit, name, all_classes):  # noqa: F811
             engine.run_steps(ab, cd, block)
             found = host_array(block.array, "float64").reshape(right.shape)
             np.testing.assert_allclose(found[live], right[live], rtol=0, atol=1e-14 * abs(right).max(), err_msg=plan)
-            backend.context.pool.trim()
+            if not plan.swap or plan.path.name in ("fused", "two_products"):
+                assert np.isnan(found[counts[1:6] <= 2]).all(), plan
+            backend.context.pool.trim()  # other memory, in which nobody has written
 
 
 # Functions of the four shells, and bra and ket pairs.
