@@ -23,7 +23,7 @@ COULOMB_QUARTETS = 1 << 28
 # What a rectangle costs, about, beside its quartets: for launches and for what of the device they leave idle. J alone
 # has fewer of them.
 RECTANGLE_SECONDS, COULOMB_SECONDS = 3e-5, 1e-5
-# What a quartet of a rectangle costs that does not survive, in quartets: kernels leave it out, but look at it.
+# What a quartet of a rectangle costs that does not survive, in quartets, where kernels leave it out.
 UNUSED_QUARTET = 0.03
 # Number of tasks that a worker may have begun, but not ended, when it takes the next one.
 AHEAD = 2
