@@ -144,7 +144,7 @@ class DigestQuartetsTuning:
 
 DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
-    rows=7, tile=35, blocks=((6, 14), (5, 31), (4, 45), (3, 63)), sum_row=520, lane_integrals=256
+    rows=7, tile=35, blocks=((6, 17), (5, 23), (4, 41), (3, 63)), sum_row=520, lane_integrals=256
 )
 DIGEST_QUARTETS = DigestQuartetsTuning(
     integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448

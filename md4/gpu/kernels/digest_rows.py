@@ -166,7 +166,7 @@ def make_loads(rows, columns, every, with_k):
 
 
 def make_ab(rows, columns):
-    """Device functions that stage (D + D^T)_ab of a tile in shared memory, and that add the warp's part of Y_ab."""
+    """Device functions that load (D + D^T)_ab of a tile, that stage it in shared memory, and that add up Y_ab."""
     count, load, sums = rows * columns, make_load_tile(1, 1, False), make_tile_sums(rows * columns)
     first_sum = jit_device(sum_place)
 
@@ -178,85 +178,98 @@ def make_ab(rows, columns):
         return a, b, n < count and a < tile.rows and b < tile.columns
 
     @jit_device
-    def stage_part(tile, n, memory, at):
-        """The n-th number."""
+    def number_ab(tile, n, at):
+        """The n-th number (D + D^T)_ab of a tile, or 0."""
         a, b, there = place_in(tile, n)
         source = address_at(address_at(at.twice, i32(tile.a + a), at.row), i32(tile.b + b), 8)
-        number = load(source, i32(0), i32(0), i32(1), i32(1 if there else 0))
-        store_shared(i32(memory.ab + 8 * n), number[0])
+        return load(source, i32(0), i32(0), i32(1), i32(1 if there else 0))[0]
+
+    @jit_device
+    def load_ab(tile, memory, at):
+        """The lane's numbers (D + D^T)_ab of a tile."""
+        lane = number_of_lane(memory.mine, 0)
+        return number_ab(tile, lane, at), number_ab(tile, i32(lane + 32), at) if count > 32 else 0.0
+
+    @jit_device
+    def stage_ab(numbers, memory):
+        """Puts them to shared memory."""
+        address = i32(memory.ab + 8 * number_of_lane(memory.mine, 0))
+        store_shared(address, numbers[0])
+        if count > 32:
+            store_shared(i32(address + ROW), numbers[1])
 
     @jit_device
     def add_part(total, tile, n, at):
-        """The sum of the n-th number."""
+        """Adds the sum of the n-th number, if there is one."""
         a, b, there = place_in(tile, n)
         if there:
             add_at(address_at(address_at(at.y, i32(tile.a + a), at.row), i32(tile.b + b), 8), total)
 
     @jit_device
-    def stage_ab(tile, lane, memory, at):
-        stage_part(tile, lane, memory, at)
-        if count > 32:
-            stage_part(tile, i32(lane + 32), memory, at)
-
-    @jit_device
-    def add_y_ab(integrals, d_cd, tile, lane, at):
+    def add_y_ab(integrals, d_cd, tile, memory, at):
+        """Adds the warp's part of Y_ab."""
+        lane = number_of_lane(memory.mine, 0)
         parts, n = sums(integrals, d_cd, lane), first_sum(lane)
         add_part(parts[0], tile, n, at)
         if count > 32:
             add_part(parts[-1], tile, i32(n + 32), at)
 
-    return stage_ab, add_y_ab
+    return load_ab, stage_ab, add_y_ab
 
 
 def make_x(rows, columns):
-    """Device function that makes the parts of X of a tile from its integrals, and adds their sums to X."""
+    """Device functions that put the parts of X of a tile to shared memory, and that add their sums to X."""
     sum_a, sum_b = make_tile_times(rows, columns, True), make_tile_times(rows, columns, False)
     store_a, store_b = make_store_vector(rows, SUM_ROW), make_store_vector(columns, SUM_ROW)
     add_sums = jit_device(add_lane_sums)
 
     @jit_device
-    def add_x(integrals, d_ac, d_ad, d_bc, d_bd, tile, shape, memory, at):
+    def stage_x(integrals, d_ac, d_ad, d_bc, d_bd, tile, memory):
         of_b = i32(memory.sums + 8 * number_of_lane(memory.mine, 0))
         of_a = i32(of_b + SUM_ROW * tile.columns)
         store_b(sum_a(integrals, d_ad), of_b)
         store_b(sum_a(integrals, d_ac), i32(of_b + ROW))
         store_a(sum_b(integrals, d_bd), of_a)  # after those of b, some of whose places it takes if the tile has fewer b
         store_a(sum_b(integrals, d_bc), i32(of_a + ROW))
-        cuda.syncwarp()
+
+    @jit_device
+    def add_x(tile, shape, memory, at):
         to_a, to_b = address_at(at.x, tile.a, at.row), address_at(at.x, tile.b, at.row)
-        count = i32(tile.columns + tile.rows)
-        ao, parts = number_of_lane(memory.mine, 1), number_of_lane(memory.mine, 2)
+        ao, parts, count = number_of_lane(memory.mine, 1), number_of_lane(memory.mine, 2), i32(tile.columns + tile.rows)
         add_sums(ao, parts, i32(8), memory.sums, tile.columns, count, to_b, to_a, at.row)
         ao, parts = number_of_lane(memory.mine, 3), number_of_lane(memory.mine, 4)
         add_sums(ao, parts, i32(8 * shape.nd), i32(memory.sums + ROW), tile.columns, count, to_b, to_a, at.row)
 
-    return add_x
+    return stage_x, add_x
 
 
 def make_digestion(rows, columns, with_k, with_j):
     """Device function that digests a tile, and returns its part of Y_cd."""
     load_every, load_some = (make_loads(rows, columns, every, with_k) for every in (True, False))
     scale, dot = make_scale_tile(rows * columns), make_shared_dot(rows * columns)
-    (stage_ab, add_y_ab), add_x = make_ab(rows, columns), make_x(rows, columns)
+    (load_ab, stage_ab, add_y_ab), (stage_x, add_x) = make_ab(rows, columns), make_x(rows, columns)
 
     @jit_device
     def digest(tile, weight, scaled, d_cd, shape, task, memory, at):
         if with_j:
-            stage_ab(tile, number_of_lane(memory.mine, 0), memory, at)
+            numbers_ab = load_ab(tile, memory, at)
         integrals, d_ac, d_ad, d_bc, d_bd = (
             load_every(tile, task.ket, at) if tile.every else load_some(tile, task.ket, at)
         )
+        if with_j:
+            stage_ab(numbers_ab, memory)
         cuda.syncwarp()
         if scaled:
             integrals = scale(integrals, weight)
+        if with_k:
+            stage_x(integrals, d_ac, d_ad, d_bc, d_bd, tile, memory)
         y_cd = 0.0
         if with_j:
             y_cd = dot(integrals, memory.ab)
-            add_y_ab(integrals, d_cd, tile, number_of_lane(memory.mine, 0), at)
+            add_y_ab(integrals, d_cd, tile, memory, at)
+        cuda.syncwarp()
         if with_k:
-            add_x(integrals, d_ac, d_ad, d_bc, d_bd, tile, shape, memory, at)
-        else:
-            cuda.syncwarp()  # all lanes have read what the next tile overwrites
+            add_x(tile, shape, memory, at)
         return y_cd
 
     return digest
@@ -301,7 +314,7 @@ def make_walk(rows, columns, with_k, with_j):
         next_a, next_b = aos_of(lists, pair)
         while pair < task.last_bra:
             a, b = next_a, next_b
-            next_a, next_b = aos_of(lists, i32(min(pair + 1, task.last_bra - 1)))
+            next_a, next_b = aos_of(lists, min(i32(pair + 1), i32(task.last_bra - 1)))
             weight = ket.weight * weight_of(a, b, 0, 1, lists.triangle, pair, ket.place)
             live = weight != 0.0
             all_live, scaled = cuda.ballot_sync(-1, not live) == 0, cuda.ballot_sync(-1, live and weight != 1.0) != 0
@@ -339,7 +352,8 @@ def digest_rows(rows, columns, blocks, with_k, with_j):
         first_bra, last_bra, first = range_of(share, warp, block)
         last = min(first + 32, block.nket * i32(shape.nc * shape.nd))
         task = Task(element_of(lane, first, last, lists, shape), i32(first_bra), i32(last_bra))
-        keep(memory.mine, lane, sum_of(False, lane, first, last, lists, shape), sum_of(True, lane, first, last, lists, shape))
+        over_d, over_c = sum_of(False, lane, first, last, lists, shape), sum_of(True, lane, first, last, lists, shape)
+        keep(memory.mine, lane, over_d, over_c)
         s, end = i32(matrices.first), i32(matrices.last if first_bra < last_bra else matrices.first)
         while s < end:
             walk(s, block, lists, matrices, shape, task, memory)

@@ -54,7 +54,7 @@ SPILLS = {
     "correlation_by_threads": 13000,  # from L = 7 on r does not fit registers; (5, 4): 12476 on sm_100
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100
     "ket_transform": 60,  # turned, on sm_100: 56 at seven blocks of rows and six of columns, 44 at eleven and four
-    "digest_rows": 40,  # 36 at one function a on sm_100
+    "digest_rows": 64,  # TBD
     "digest_quartets": 100,  # 76 at 6 x 6, 1 x 1 on sm_100
 }
 
