@@ -10,6 +10,10 @@ from md4.gpu.tuning import DIGEST_ROWS
 SUM_ROW = DIGEST_ROWS.sum_row
 
 
+# More than there are pairs.
+ANY = i32((1 << 31) - 1)
+
+
 class Shape(NamedTuple):
     """Functions of the four shells."""
 
@@ -34,6 +38,8 @@ class KetElement(NamedTuple):
         The two AOs.
     weight : float64
         The part of a quartet's weight that is the ket pair's. 0 for lanes beyond the last element, which repeat it.
+    bras : int32
+        Quartets count with bra pairs of the chunk below this number.
     """
 
     pair: i32
@@ -42,9 +48,10 @@ class KetElement(NamedTuple):
     c: i32
     d: i32
     weight: f64
+    bras: i32
 
 
-def ket_element(lane, first, last, lists, shape):
+def ket_element(lane, first, last, lists, limits, shape):
     """`KetElement` of a lane of the warp whose elements are `first` to `last` - 1 (device function)."""
     ncd = i32(shape.nc * shape.nd)
     element = min(first + lane, last - 1)
@@ -52,10 +59,12 @@ def ket_element(lane, first, last, lists, shape):
     cd = i32(element - pair * ncd)
     c_first, d_first = lists.ao_ket[lists.first_ket + pair, 0], lists.ao_ket[lists.first_ket + pair, 1]
     c = i32(quotient(cd, shape.nd))
-    weight = 1.0 if first + lane < last else 0.0
+    weight, bras = 1.0 if first + lane < last else 0.0, ANY
+    if limits.counts.size > 0 and limits.by_ket:
+        bras = i32(limits.counts[lists.first_ket + pair] - lists.first_bra)
     return KetElement(
         i32(pair), i32(lists.first_ket + pair - lists.first_bra), cd, i32(c_first + c),
-        i32(d_first + cd - c * shape.nd), 0.5 * weight if c_first == d_first else weight,
+        i32(d_first + cd - c * shape.nd), 0.5 * weight if c_first == d_first else weight, bras,
     )  # fmt: skip
 
 

@@ -28,8 +28,9 @@ from md4.gpu.emit.instructions import address_of, make_empty, shared_address
 from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.vectors import make_store_vector
-from md4.gpu.kernels.digest_lanes import SUM_ROW, KetElement, Shape, add_lane_sums, ket_element, lane_sum
+from md4.gpu.kernels.digest_lanes import ANY, SUM_ROW, KetElement, Shape, add_lane_sums, ket_element, lane_sum
 from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share, share_of
+from md4.gpu.kernels.groups import Limits
 from md4.gpu.tuning import DIGEST, DIGEST_ROWS
 from md4.method.digestion import quartet_weight
 
@@ -281,10 +282,15 @@ def make_walk(rows, columns, with_k, with_j):
     addresses, load_number = jit_device(addresses_of), make_load_tile(1, 1, True)
 
     @jit_device
-    def aos_of(lists, pair):
-        """First AOs of the two shells of a bra pair."""
-        place = u64(lists.first_bra + pair)
-        return i32(lists.ao_bra[place, 0]), i32(lists.ao_bra[place, 1])
+    def bra_pair(lists, limits, pair):
+        """First AOs of the two shells of a bra pair, and the end of the ket pairs with which it counts.
+
+        The end is counted as `KetElement.place` is.
+        """
+        place, end = u64(lists.first_bra + pair), ANY
+        if limits.counts.size > 0 and not limits.by_ket:
+            end = i32(limits.counts[place] - lists.first_bra)
+        return i32(lists.ao_bra[place, 0]), i32(lists.ao_bra[place, 1]), end
 
     @jit_device
     def walk_pair(first, weight, scaled, d_cd, shape, task, memory, at):
@@ -305,18 +311,18 @@ def make_walk(rows, columns, with_k, with_j):
         return y_cd
 
     @jit_device
-    def walk(s, block, lists, matrices, shape, task, memory):
+    def walk(s, block, lists, limits, matrices, shape, task, memory):
         ket, at = task.ket, addresses(matrices, s)
         row_y = address_at(at.twice, ket.c, at.row)
         d_cd = load_number(address_at(row_y, ket.d, 8), i32(0), i32(0), i32(1), i32(1))[0] if with_j else 0.0
         step, y_cd, pair = i32(8 * i32(shape.nc * shape.nd)), 0.0, task.first_bra
         row_step, quartet = i32(step * i32(shape.nb)), i32(shape.na * shape.nb * i32(shape.nc * shape.nd))
-        next_a, next_b = aos_of(lists, pair)
+        following = bra_pair(lists, limits, pair)
         while pair < task.last_bra:
-            a, b = next_a, next_b
-            next_a, next_b = aos_of(lists, min(i32(pair + 1), i32(task.last_bra - 1)))
+            a, b, end = following
+            following = bra_pair(lists, limits, min(i32(pair + 1), i32(task.last_bra - 1)))
             weight = ket.weight * weight_of(a, b, 0, 1, lists.triangle, pair, ket.place)
-            live = weight != 0.0
+            live = weight != 0.0 and pair < ket.bras and ket.place < end
             all_live, scaled = cuda.ballot_sync(-1, not live) == 0, cuda.ballot_sync(-1, live and weight != 1.0) != 0
             if all_live or cuda.ballot_sync(-1, live) != 0:
                 source = address_of(block.integrals, (i64(pair) * block.nket + ket.pair) * quartet + ket.cd)
@@ -344,19 +350,19 @@ def digest_rows(rows, columns, blocks, with_k, with_j):
         store_number(i32(mine + 384), over_c[0])
         store_number(i32(mine + 512), over_c[1])
 
-    def kernel(block: Block, lists: Lists, matrices: Matrices, share: Share, shape: Shape):
+    def kernel(block: Block, lists: Lists, limits: Limits, matrices: Matrices, share: Share, shape: Shape):
         lane, warp = i32(i64(cuda.threadIdx.x) & 31), i64(cuda.threadIdx.x) >> 5
         start = i32(shared_address(cuda.shared.array(0, types.float64)) + warp * size)
         memory = WarpMemory(i32(start + 4 * lane), i32(start + LANE_BYTES), i32(start + sums_at))
         warp += i64(cuda.blockIdx.x) * warps
         first_bra, last_bra, first = range_of(share, warp, block)
         last = min(first + 32, block.nket * i32(shape.nc * shape.nd))
-        task = Task(element_of(lane, first, last, lists, shape), i32(first_bra), i32(last_bra))
+        task = Task(element_of(lane, first, last, lists, limits, shape), i32(first_bra), i32(last_bra))
         over_d, over_c = sum_of(False, lane, first, last, lists, shape), sum_of(True, lane, first, last, lists, shape)
         keep(memory.mine, lane, over_d, over_c)
         s, end = i32(matrices.first), i32(matrices.last if first_bra < last_bra else matrices.first)
         while s < end:
-            walk(s, block, lists, matrices, shape, task, memory)
+            walk(s, block, lists, limits, matrices, shape, task, memory)
             s = i32(s + 1)
 
     return Kernel(kernel, (DIGEST.threads, blocks))

@@ -61,7 +61,7 @@ def digest_launcher(context, bra, ket, counts):
         for variant, ends in ranges:
             context.launch(
                 variant, blocks, threads, shared,
-                (block.array, nbra, nket), lists, (*matrices, *ends, nao), (warps, bra_pairs), *shape,
+                (block.array, nbra, nket), lists, block.limits, (*matrices, *ends, nao), (warps, bra_pairs), *shape,
             )  # fmt: skip
 
     return launch

@@ -10,6 +10,7 @@ from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.context import DeviceContext
 from md4.gpu.kernels.digest_rows import tile_shape
 from md4.gpu.kernels.digestion import by_quartets, launch_digest
+from md4.gpu.kernels.groups import NO_LIMITS
 
 NAO = 40
 # Functions of the four shells: whole tiles, several tiles with fewer functions at the end, more sums than lanes.
@@ -39,18 +40,20 @@ def on_device(context, array):
     """A copy in the pool's memory."""
     owner = context.pool.get(max(1, array.size))
     copy_to_device(owner.pointer, np.ascontiguousarray(array), context.stream)
-    return Buffer(owner.pointer, array.shape, 8, owner)
+    return Buffer(owner.pointer, array.shape, array.itemsize, owner)
 
 
-def digested(integrals, aos, d, twice, triangle):
-    """X and Y by the kernel."""
+def digested(integrals, aos, d, twice, triangle, counts=None, by_ket=False):
+    """X and Y by the kernel; `counts` and `by_ket` are those of `md4.gpu.kernels.groups.Limits`."""
     facts = [SimpleNamespace(na=n, nb=m, nab=n * m) for n, m in (integrals.shape[2:4], integrals.shape[4:])]
     assert not by_quartets(*facts)
     with running("dmma16") as machine:
         context = DeviceContext()
         context.fixed = lambda make, *args: make(context, *args)
         matrices = [on_device(context, m.reshape(-1)) for m in (d, np.zeros_like(d), twice, np.zeros_like(twice))]
-        block = SimpleNamespace(array=on_device(context, integrals.reshape(-1)))
+        block = SimpleNamespace(array=on_device(context, integrals.reshape(-1)), limits=NO_LIMITS)
+        if counts is not None:
+            block.limits = on_device(context, counts), by_ket
         pairs = [SimpleNamespace(npair=len(ao), first=0, facts=fact) for ao, fact in zip(aos, facts)]
         places = tuple(on_device(context, ao) for ao in aos)
         launch_digest(context, block, *pairs, places, triangle, tuple(matrices), (len(d), len(twice)), NAO)
@@ -87,6 +90,22 @@ def test_one_list(shape):
     d, twice = rng.normal(size=(2, 1, NAO, NAO))
     for found, expected in zip(digested(integrals, aos, d, twice, True), right(integrals, aos, d, twice, True)):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * abs(expected).max())
+
+
+@pytest.mark.parametrize("by_ket", [False, True])
+def test_limits(by_ket):
+    """Quartets beyond a pair's limit do not count, and are not looked at."""
+    rng, nbra, nket, shape = np.random.default_rng(2), 5, 6, (3, 3, 5, 3)
+    counts = np.array([nbra, 0, 2, 1, 4, 2] if by_ket else [nket, 0, 3, 1, 5], dtype=np.int32)
+    live = np.arange(nbra)[:, None] < counts if by_ket else np.arange(nket) < counts[:, None]
+    integrals = rng.normal(size=(nbra, nket, *shape))
+    integrals[~live] = 0.0
+    aos = [first_aos(rng, functions, count) for functions, count in ((shape[:2], nbra), (shape[2:], nket))]
+    d, twice = rng.normal(size=(2, 1, NAO, NAO))
+    expected = right(integrals, aos, d, twice, False)
+    integrals[~live] = np.nan
+    for found, known in zip(digested(integrals, aos, d, twice, False, counts, by_ket), expected):
+        np.testing.assert_allclose(found, known, rtol=0, atol=1e-13 * abs(known).max())
 
 
 def test_tiles():
