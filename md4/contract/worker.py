@@ -23,6 +23,8 @@ COULOMB_QUARTETS = 1 << 28
 # What a rectangle costs, about, beside its quartets: for launches and for what of the device they leave idle. J alone
 # has fewer of them.
 RECTANGLE_SECONDS, COULOMB_SECONDS = 3e-5, 1e-5
+# What a quartet of a rectangle costs that does not survive, in quartets: kernels leave it out, but look at it.
+UNUSED_QUARTET = 0.03
 # Number of tasks that a worker may have begun, but not ended, when it takes the next one.
 AHEAD = 2
 
@@ -192,6 +194,7 @@ class PartialSums:
             first, last = part_of(n, task.part, task.parts)
             wanted = int(n[first:last].sum(dtype=np.int64))
         rate = wanted / max(1e-9, task.seconds - EACH)  # quartets a second
+        counts = None
         if build.with_k:
             self.store.touch(ket, bra)
             self.store.touch(bra, ket)
@@ -199,16 +202,22 @@ class PartialSums:
                 build.report(wanted)
                 return
             most = max(1, self.block_bytes // (8 * bra.facts.nab * ket.facts.nab))
-            price = rate * RECTANGLE_SECONDS
+            price, counts = rate * RECTANGLE_SECONDS, self.target.ket_counts(survivors.place(pair), bra.npair)
+            if counts is not None:  # rectangles of more than `most` quartets are several
+                price /= UNUSED_QUARTET + price / most
         else:
             most = COULOMB_QUARTETS
             price = rate * COULOMB_SECONDS
-        add = self.add_rectangle if build.with_k else self.target.add
         for ij, kl in survivors.tiles(pair, first, last, most, price):
             ab, cd = bra[first + ij.start : first + ij.stop], ket[kl]
-            add(ab, cd, same)
-            self.stats.computed += ab.npair * cd.npair
+            if build.with_k:
+                self.add_rectangle(ab, cd, same, counts)
+            else:
+                self.target.add(ab, cd, same)
+            if counts is None:
+                self.stats.computed += ab.npair * cd.npair
         self.stats.wanted += wanted
+        self.stats.computed += 0 if counts is None else wanted
         build.report(wanted)
 
     def take_rows(self, rows):
@@ -219,10 +228,13 @@ class PartialSums:
             log.info("no memory for lists of quartets of %r with %r", rows.bra.pairs, rows.ket.pairs)
             return False
 
-    def add_rectangle(self, ab, cd, same):
-        """Adds a rectangle of quartets, in halves where there is no memory for the whole."""
+    def add_rectangle(self, ab, cd, same, counts=None):
+        """Adds a rectangle of quartets, in halves where there is no memory for the whole.
+
+        Of the ket list only the first `counts[i]` pairs count with bra pair i, if the device has these numbers.
+        """
         try:
-            self.add_block(ab, cd, same)
+            self.add_block(ab, cd, same, counts)
             return
         except MemoryLimitError:
             if len(ab) * len(cd) == 1:
@@ -231,14 +243,16 @@ class PartialSums:
         self.store.clear()
         log.info("no memory for %r with %r at once; they are made in halves", ab.pairs, cd.pairs)
         for half in halves(max(ab, cd, key=len)):
-            self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same)
+            self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same, counts)
 
-    def add_block(self, ab, cd, same):
+    def add_block(self, ab, cd, same, counts):
         """Makes the block of two slices, and gives it to the target, unless that repeats what it has recorded."""
-        if self.target.repeat(ab, cd, same):
+        if self.target.repeat(ab, cd, same, counts):
             return
         a, b = ab.facts, cd.facts
         block = self.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
+        if counts is not None:
+            block.limit(counts)
         self.engine.run_steps(ab, cd, block)
         self.target.add(block, ab, cd, self.engine.bra_basis, same)
 

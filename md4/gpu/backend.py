@@ -15,6 +15,7 @@ from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import cuda
 from md4.gpu.h_layout import KET_ELEMENTS, KET_FLAT, KET_SINGLES, HForm, form_size
+from md4.gpu.kernels.groups import NO_LIMITS
 from md4.gpu.kernels.h_matrices import launch_h
 from md4.gpu.kernels.recurrence import launch_r
 from md4.gpu.pair_layout import RECORD
@@ -205,10 +206,10 @@ class GpuBackend:
         launch_h(self.context, pairs, data.records, form, places, stride, h)
         return HMatrices(h, form)
 
-    def r(self, ab, cd):
+    def r(self, ab, cd, block=None):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles."""
         r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_stride(ab.facts.l + cd.facts.l))
-        launch_r(self.context, self.operator, ab, cd, r)
+        launch_r(self.context, self.operator, ab, cd, r, NO_LIMITS if block is None else block.limits)
         return r
 
     # results and targets

@@ -123,11 +123,10 @@ class DigestTuning:
 class DigestRowsTuning:
     """Digestion by warps (`md4.gpu.kernels.digest_rows`)."""
 
-    rows: int  # most functions a of a tile
-    sums: int  # most functions a and b of a tile, whose parts of X wait in shared memory
-    blocks: tuple  # blocks that share a multiprocessor, for 1, 2, ... functions a of a tile
+    rows: int  # most functions a, and b, of a tile
+    tile: int  # most integrals of a tile
+    blocks: tuple  # (blocks that share a multiprocessor, most doubles of a thread in registers)
     sum_row: int  # bytes from one row of 2 x 32 parts of X to the next; a multiple of 128 would put them in one bank
-    stage_row: int  # bytes from one row of 32 integrals to the next; lanes read 4 values of each of 8 rows at once
     lane_integrals: int  # most integrals of a lane in several bra pairs
 
 
@@ -145,7 +144,7 @@ class DigestQuartetsTuning:
 
 DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
-    rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288, lane_integrals=64
+    rows=7, tile=35, blocks=((6, 17), (5, 23), (4, 41), (3, 63)), sum_row=520, lane_integrals=256
 )
 DIGEST_QUARTETS = DigestQuartetsTuning(
     integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448
