@@ -36,8 +36,13 @@ CAPABILITIES = {"fma": (7, 0), "dmma8": (8, 0), "dmma16": (9, 0)}
 class Queues:
     """What streams were given and have not done yet.
 
-    Where work is done `late`, a stream does nothing before somebody waits for it, the host or another stream, and then
-    no more than that takes. So work that does not wait for what it needs finds that it is not done.
+    A stream that is late does nothing before somebody waits for it, the host or another stream, and then no more than
+    that takes. All others work at once. So work that does not wait for what it needs finds that it is not done.
+
+    Parameters
+    ----------
+    late : collection of int
+        Handles of streams.
 
     Attributes
     ----------
@@ -53,11 +58,10 @@ class Queues:
 
     def give(self, stream, work):
         """Work for a stream."""
-        if self.late:
-            self.given[int(stream)] += 1
-            self.waiting[int(stream)].append(work)
-        else:
-            work()
+        self.given[int(stream)] += 1
+        self.waiting[int(stream)].append(work)
+        if int(stream) not in self.late:
+            self.reach(*self.place(stream))
 
     def place(self, stream):
         """What `reach` needs to come to where a stream is now."""
@@ -344,10 +348,11 @@ def launchers(driver):
 
 
 @contextmanager
-def running(unit="dmma16", late=False):
+def running(unit="dmma16", late=()):
     """md4 finds a GPU of this arithmetic unit, which is the emulated one; yields its `Machine`.
 
-    `late`: streams work as late as they may (`Queues`), else at once.
+    `late`: handles of streams that work as late as they may, see `Queues`. 0 is that of an engine, 1, 2, ... are those
+    that are made, in their order.
     """
     for module in pkgutil.walk_packages(md4.gpu.__path__, "md4.gpu."):
         import_module(module.name)
