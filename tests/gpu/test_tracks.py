@@ -101,6 +101,7 @@ def test_memory_that_is_still_used(track):
         room = work.tracks[before].pool.room("r", 1)
         place = room.pointer
         work.set(before, room, 5.0)
+        work.tracks[before].stream.synchronize()
         work.add(before, total, room)
         del room
         work.tracks[before].pool.room("r", 1000)
