@@ -344,7 +344,7 @@ class Backend(Protocol):
     def tracks(self):
         """Backends that may work on one build at the same time, this one first: as many as are useful and fit memory.
 
-        They share all but the memory of steps and `scratch`.
+        They share all but the memory of steps and `scratch`. They come after a build that was interrupted.
         """
 
     def at_once(self, tracks):

@@ -132,6 +132,7 @@ class PartialSums:
         self.engine = worker.engine.with_operator(build.operator)
         self.backend, self.stats = self.engine.backend, Statistics()
         worker.check_memory(build)
+        self.tracks = self.backend.tracks()  # first, since it waits for those of a build that was interrupted
         sums, basis = self.backend.sums, self.engine.bra_basis
         if build.with_k:
             self.target = sums.digest(build.exchange, build.coulomb)
@@ -151,7 +152,8 @@ class PartialSums:
     def run(self, tasks, next_task=None):
         """Adds the integrals of `tasks`, and then of the tasks from `next_task()`, until there is none."""
         self.start = perf_counter()
-        tracks = self.tracks()
+        # One track if H matrices are dropped and made again, for which all would have to wait.
+        tracks = self.tracks if self.holds_all() or not self.build.with_k else self.tracks[:1]
         with self.backend.at_once(tracks):
             self.share_among(tracks)
             self.add(tasks)
@@ -159,11 +161,6 @@ class PartialSums:
                 self.add([task])
         self.use(0)
         self.share_among([self.backend])
-
-    def tracks(self):
-        """The tracks of this build: one if H matrices are dropped and made again, for which all would have to wait."""
-        tracks = self.backend.tracks()
-        return tracks[:1] if self.build.with_k and len(tracks) > 1 and not self.holds_all() else tracks
 
     def holds_all(self):
         """Whether the store has room for the H matrices of all lists."""
