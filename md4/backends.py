@@ -148,6 +148,12 @@ class Sums(Protocol):
     # Whether its targets are `ListTarget`.
     takes_lists: bool
 
+    def bound_step(self, functions):
+        """s, where pairs of `functions` ab may be sorted by powers of 2^s that their bounds reach, and then by shells.
+
+        0 where they are to be sorted by their bounds themselves.
+        """
+
     def seconds(self, bra, ket, matrices):
         """Predicted time of a quartet of two lists in J and K, for a number of density matrices."""
 

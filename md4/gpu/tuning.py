@@ -167,6 +167,17 @@ SELECT = SelectTuning(threads=256, blocks=5, shared=160 << 10, entries=1 << 26, 
 
 
 @dataclass(frozen=True)
+class ShellOrderTuning:
+    """Lists of pairs that are sorted by shells where their Schwarz bounds reach the same power of 2^bound_step."""
+
+    functions: int  # most functions ab of such pairs
+    bound_step: int  # the larger, the more neighbours share a shell, and the more quartets are asked in vain
+
+
+SHELL_ORDER = ShellOrderTuning(functions=25, bound_step=1)
+
+
+@dataclass(frozen=True)
 class HermiteCoulombTuning:
     """J in the Hermite basis (`md4.gpu.kernels.hermite_coulomb`)."""
 

@@ -15,6 +15,7 @@ from md4.gpu.emit.digest_quartets import (
     make_columns_in_turn,
     make_load_block,
     make_load_rows,
+    make_rows_in_turn,
     stage_parts,
 )
 from md4.gpu.emit.instructions import (
@@ -96,7 +97,8 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
     no_rows, no_block = make_empty(nb * width), make_empty(nc * nd)
     copy, wait_all = make_copies(na * size, 256, 256, 8), make_wait_copies(0)
     weight_of, range_of, warps = jit_device(quartet_weight), jit_device(share_of), DIGEST.threads // 32
-    columns_in_turn, stage_size = make_columns_in_turn(nc, nd), stage_parts(nc, nd)[1]
+    columns_in_turn, rows_in_turn = make_columns_in_turn(nc, nd), make_rows_in_turn(nc)
+    stage_size = stage_parts(nc, nd)[1]
 
     def kernel(block: Block, lists: Lists, matrices: Matrices, share: Share):
         lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
@@ -110,7 +112,7 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
         limit = i32((count * (na * size) - lane + 31) >> 5)
         kl = lists.first_ket + min(first + lane, block.nket - 1)
         c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
-        columns = columns_in_turn(c, d, count, lane)
+        columns, rows = columns_in_turn(c, d, count, lane), rows_in_turn(d, lane)
         if lane >= count:  # such a lane has weight 0, but what lies in shared memory may be NaN
             for n in range(na * size):
                 store_shared(i32(place + 8 * n), 0.0)
@@ -118,7 +120,7 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
             origin = s * nao * nao
             y_cd, d_cd = no_block(), no_block()
             if with_j:
-                d_cd = load_block(matrices.twice, origin + c * nao + d, nao)
+                d_cd = load_block(matrices.twice, origin, nao, columns, rows, stage, lane)
             for i in range(first_bra, last_bra):
                 source = address_of(block.integrals, (i * block.nket + first) * (na * size) + lane)
                 copy(i32(start + 8 * lane), source, limit)
@@ -135,6 +137,6 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
                     matrices, origin, a_ao, b_ao, columns, stage, lane, place, weight, d_b, d_cd, y_cd, with_k, with_j
                 )  # fmt: skip
             if with_j:
-                add_block(matrices.y, origin + c * nao + d, nao, y_cd)
+                add_block(matrices.y, origin, nao, columns, rows, stage, lane, y_cd)
 
     return Kernel(kernel, (DIGEST.threads, quartet_blocks(na, nb, nc, nd)))
