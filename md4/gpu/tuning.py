@@ -198,6 +198,23 @@ HERMITE_COULOMB = HermiteCoulombTuning(
 
 
 @dataclass(frozen=True)
+class TracksTuning:
+    """Streams of a build of J and K (`md4.gpu.tracks`)."""
+
+    count: int  # most of them
+    seconds: float  # predicted time of a task up to which it may go to any of them; longer ones fill the device alone
+    nbytes: int  # most bytes of a block of integrals, and of r and (ab|q] of a chunk, but on track 0
+    share: int  # bytes that must be free for each track but track 0
+
+    def number(self, left):
+        """How many tracks there may be where so many bytes may be used."""
+        return max(1, min(self.count, 1 + left // self.share))
+
+
+TRACKS = TracksTuning(count=4, seconds=2e-3, nbytes=512 << 20, share=4 << 30)
+
+
+@dataclass(frozen=True)
 class ScatterTuning:
     """Blocks into AO tensors (`md4.gpu.kernels.scatter`)."""
 
