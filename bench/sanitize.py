@@ -155,9 +155,9 @@ def new_buffers():
 
     get = Pool.get
 
-    def get_anew(pool, items):
+    def get_anew(pool, *request):
         pool.trim()
-        return get(pool, items)
+        return get(pool, *request)
 
     Pool.get = get_anew
 

@@ -21,6 +21,7 @@ hermite         H matrices, which every worker makes in its first build
 
 import csv
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -39,6 +40,7 @@ from md4.gpu.h_layout import KET_FLAT, form_size
 from md4.gpu.kernels.digestion import digest_swapped
 from md4.gpu.paths import build_time, timed_plans
 from md4.gpu.predicted_times import Side, coulomb_time, counted_rows
+from md4.gpu.sums import DeviceSums
 from md4.gpu.tuning import MIXED_SHELLS
 from md4.method.angular import nherm
 from md4.shells.basis import Basis
@@ -254,7 +256,8 @@ class HostLists:
 
     def __init__(self, basis):
         self.bra_basis = basis
-        self.backend = SimpleNamespace(sums=SimpleNamespace(mixed_shells=MIXED_SHELLS), hermite_bytes=hermite_bytes)
+        sums = SimpleNamespace(mixed_shells=MIXED_SHELLS, bound_step=partial(DeviceSums.bound_step, None))
+        self.backend = SimpleNamespace(sums=sums, hermite_bytes=hermite_bytes)
 
     def prepare_lists(self, lists, basis, cutoff):
         """Pairs with their numbers of primitives."""

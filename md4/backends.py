@@ -90,6 +90,9 @@ class DigestTarget(BlockTarget, Protocol):
     def selected(self):
         """Number of the quartets that `take_rows` has selected; waits for the device."""
 
+    def use(self, backend):
+        """What follows is done by this one of `Backend.tracks`; by the first one until then."""
+
     def expect_result(self):
         """Does what of `result` can be done while the device is at work; may be called before it."""
 
@@ -121,6 +124,9 @@ class CoulombTarget(Protocol):
     def load(self, prepared):
         """Makes the Hermite densities D_q of a whole list."""
 
+    def use(self, backend):
+        """As in `DigestTarget`."""
+
     def add(self, ab, cd, triangle):
         """Adds the potentials of two slices of loaded lists to each other."""
 
@@ -141,10 +147,20 @@ class Sums(Protocol):
     mixed_shells: int
     # Largest number of bytes of a block of integrals.
     block_bytes: int
+    # Predicted seconds of a task up to which any of `Backend.tracks` may do it, as longer ones fill the device alone;
+    # and most bytes of a block of integrals of all tracks but the first.
+    track_seconds: float
+    track_bytes: int
     # Number of copies of J and K that a build keeps.
     copies: int
     # Whether its targets are `ListTarget`.
     takes_lists: bool
+
+    def bound_step(self, functions):
+        """s, where pairs of `functions` ab may be sorted by powers of 2^s that their bounds reach, and then by shells.
+
+        0 where they are to be sorted by their bounds themselves.
+        """
 
     def seconds(self, bra, ket, matrices):
         """Predicted time of a quartet of two lists in J and K, for a number of density matrices."""
@@ -338,6 +354,15 @@ class Backend(Protocol):
 
     def mark(self):
         """A function that waits until all work so far is done."""
+
+    def tracks(self):
+        """Backends that may work on one build at the same time, this one first: as many as are useful and fit memory.
+
+        They share all but the memory of steps and `scratch`. They come after a build that was interrupted.
+        """
+
+    def at_once(self, tracks):
+        """A context: what `tracks` are given within it comes after what was given before, and before what follows."""
 
     def place(self):
         """What tells the device from all others, if it can add up sums with them by itself; else None.

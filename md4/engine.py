@@ -240,6 +240,12 @@ class Engine:
         other.bra_basis = other.ket_basis = basis
         return other
 
+    def with_backend(self, backend):
+        """An engine with another backend, which shares all else with this one."""
+        other = copy(self)
+        other.backend = backend
+        return other
+
     @locked
     def compute(
         self, bra_pairs: npt.ArrayLike, ket_pairs: npt.ArrayLike, out: HostArray | DeviceArray | None = None

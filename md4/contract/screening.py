@@ -14,10 +14,11 @@ tolerance:
 
     R_ab R_cd max( |D_ac|, |D_ad|, |D_bc|, |D_bd|, f_ab |D_ab|, f_cd |D_cd| ) < tolerance,  f_ab = 2 sqrt(min(n_a, n_b))
 
-Pair lists are sorted by falling R. With the largest |D| of a and b with all shells of the kinds of c and d, the ket
-pairs that survive with a bra pair are the first of their list. `md4.contract.survivors` counts them. Where a GPU
-digests integrals in the kernel that makes them, each quartet of these is asked by its own blocks
-(`md4.gpu.kernels.select_quartets`). Else rectangles that cover them are computed.
+Pair lists are sorted by falling R, or by falling upper bounds of R that many pairs share: these are sorted by their
+shells, so that neighbours add to the same rows of J and K (`md4.backends.Sums.bound_step`). With the largest |D| of a
+and b with all shells of the kinds of c and d, the ket pairs that survive with a bra pair are the first of their list.
+`md4.contract.survivors` counts them. Where a GPU digests integrals in the kernel that makes them, each quartet of these
+is asked by its own blocks (`md4.gpu.kernels.select_quartets`). Else rectangles that cover them are computed.
 """
 
 from dataclasses import dataclass, field
@@ -42,13 +43,16 @@ class PairList:
     Attributes
     ----------
     prepared : md4.engine.PreparedPairs
-    bound : ndarray, shape (npair,)
+    exact : ndarray, shape (npair,)
         R_ab, in Hartree^(1/2).
+    bound : ndarray, shape (npair,)
+        Upper bounds of R_ab that fall.
     kinds : tuple of int
         Kind of shell (see `shell_kinds`) of a and of b.
     """
 
     prepared: object
+    exact: np.ndarray = field(repr=False)
     bound: np.ndarray = field(repr=False)
     kinds: tuple
 
@@ -152,15 +156,26 @@ def sorted_lists(engine, every, bounds, tolerance, hermite_bytes):
         Largest number of bytes of the H matrices of one list in one form; longer lists are cut.
     """
     basis = engine.bra_basis
-    kind = shell_kinds(basis, engine.backend.sums.mixed_shells)
+    sums = engine.backend.sums
+    kind, functions = shell_kinds(basis, sums.mixed_shells), np.diff(basis.ao_loc)
     largest = max((bound.max() for bound in bounds), default=0.0)
     chosen = []
     for pairs, bound in zip(every, bounds):
-        order = np.argsort(-bound, kind="stable")
+        upper = raised(bound, sums.bound_step(int(functions[pairs[:1]].prod())))
+        order = np.lexsort((pairs[:, 1], pairs[:, 0], -upper) if upper is not bound else (-bound,))
         order = order[bound[order] * largest > PRIMITIVE_SHARE * tolerance]
-        chosen += [(pairs[order[piece]], bound[order[piece]]) for piece in cut(engine, pairs[order], hermite_bytes)]
-    prepared = engine.prepare_lists([pairs for pairs, _ in chosen], basis, PRIMITIVE_SHARE * tolerance)
-    return [PairList(one, bound, tuple(kind[pairs[0]].tolist())) for one, (pairs, bound) in zip(prepared, chosen)]
+        for piece in cut(engine, pairs[order], hermite_bytes):
+            chosen.append((pairs[order[piece]], bound[order[piece]], upper[order[piece]]))
+    prepared = engine.prepare_lists([pairs for pairs, *_ in chosen], basis, PRIMITIVE_SHARE * tolerance)
+    return [PairList(one, *found, tuple(kind[pairs[0]].tolist())) for one, (pairs, *found) in zip(prepared, chosen)]
+
+
+def raised(bounds, step):
+    """Bounds raised to the next powers of 2^step, so that many are the same; themselves for step 0."""
+    if step == 0:
+        return bounds
+    _, exponents = np.frexp(bounds)
+    return np.where(bounds > 0, np.ldexp(1.0, -(-exponents // step) * step), 0.0)
 
 
 def cut(engine, pairs, hermite_bytes):

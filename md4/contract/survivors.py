@@ -74,6 +74,7 @@ class ListPairs:
         self.numbers = [(k, i) if swapped(lists[i].pairs, lists[k].pairs) else (i, k) for i, k in ordered]
         self.shells = np.concatenate([np.zeros((0, 2), np.int64), *(this.pairs.pairs for this in lists)])
         self.bounds = np.concatenate([np.zeros(0), *(this.bound for this in lists)])
+        self.exact = np.concatenate([np.zeros(0), *(this.exact for this in lists)])
         self.rows = np.array([len(lists[bra]) for bra, _ in self.numbers], dtype=np.int64)
 
     @cached_property
@@ -125,7 +126,7 @@ class ListPairs:
                 norms_of_blocks()(density, basis.ao_loc, n * shells, end, norms)
 
         in_threads(-(-basis.nshell // shells), rows, densities.size)
-        norms_of_density()(norms, kind, width, lists[:-1], self.shells, self.bounds, exchange, own, beyond)
+        norms_of_density()(norms, kind, width, lists[:-1], self.shells, self.exact, exchange, own, beyond)
         for unused, arrays in ((not with_j, (own, beyond)), (not with_k, (exchange, norms))):
             for array in arrays if unused else ():
                 array[:] = 0.0
@@ -141,12 +142,12 @@ class ListPairs:
 
         def count(n):
             survivors()(
-                lists, pairs, ends[n], ends[n + 1], self.shells, self.bounds, places, *norms[:3], tolerance, counts,
-                found, products,
+                lists, pairs, ends[n], ends[n + 1], self.shells, self.bounds, self.exact, places, *norms[:3], tolerance,
+                counts, found, products,
             )  # fmt: skip
 
         in_threads(len(ends) - 1, count, 8 * rows)
-        rule = QuartetRule(tolerance, self.shells, self.bounds, norms.own, norms.blocks, counts)
+        rule = QuartetRule(tolerance, self.shells, self.exact, norms.own, norms.blocks, counts)
         return Survivors(self, counts, found, products, rule)
 
     def seconds(self, predicted, matrices):

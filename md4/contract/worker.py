@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from md4.contract.screening import Statistics
-from md4.contract.work import EACH
+from md4.contract.work import EACH, Dealer
 from md4.contract.workspace import HermiteStore, least_block
 from md4.errors import MemoryLimitError
 from md4.plan import part_of
@@ -134,6 +134,7 @@ class PartialSums:
         self.engine = worker.engine.with_operator(build.operator)
         self.backend, self.stats = self.engine.backend, Statistics()
         worker.check_memory(build)
+        self.tracks = self.backend.tracks()  # first, since it waits for those of a build that was interrupted
         sums, basis = self.backend.sums, self.engine.bra_basis
         if build.with_k:
             self.target = sums.digest(build.exchange, build.coulomb)
@@ -144,6 +145,7 @@ class PartialSums:
         self.store.fit(HERMITE_SHARE)
         self.block_bytes = min(sums.block_bytes, int(BLOCK_SHARE * self.backend.memory_left()))
         self.begun = deque()
+        self.share_among([self.backend])
         if not build.with_k:
             for this in worker.lists:
                 self.store.touch(this.prepared, this.prepared)
@@ -152,9 +154,30 @@ class PartialSums:
     def run(self, tasks, next_task=None):
         """Adds the integrals of `tasks`, and then of the tasks from `next_task()`, until there is none."""
         self.start = perf_counter()
-        self.add(tasks)
-        while next_task is not None and (task := self.in_time(next_task)) is not None:
-            self.add([task])
+        # One track if H matrices are dropped and made again, for which all would have to wait.
+        tracks = self.tracks if self.holds_all() or not self.build.with_k else self.tracks[:1]
+        with self.backend.at_once(tracks):
+            self.share_among(tracks)
+            self.add(tasks)
+            while next_task is not None and (task := self.in_time(next_task)) is not None:
+                self.add([task])
+        self.use(0)
+        self.share_among([self.backend])
+
+    def holds_all(self):
+        """Whether the store has room for the H matrices of all lists."""
+        return self.store.holds(this.prepared for this in self.worker.lists)
+
+    def share_among(self, tracks):
+        """Tasks are dealt out to these tracks from now on."""
+        self.engines, self.track = [self.engine.with_backend(track) for track in tracks], 0
+        self.dealer = Dealer(len(tracks), self.backend.sums.track_seconds)
+
+    def use(self, track):
+        """What follows is done on the track of this number."""
+        if track != self.track:
+            self.track, self.engine = track, self.engines[track]
+            self.target.use(self.engine.backend)
 
     def in_time(self, next_task):
         """The next task, when the device has at most AHEAD left: others may be done with theirs earlier."""
@@ -168,9 +191,10 @@ class PartialSums:
         if self.backend.sums.takes_lists:
             self.take(tasks)
             return
-        if not self.store.holds(this.prepared for this in self.worker.lists):
+        if not self.holds_all():
             tasks = sorted(tasks)  # so that H matrices are used one after the other
-        for task in tasks:
+        for track, task in self.dealer.deal(tasks):
+            self.use(track)
             self.add_task(task)
 
     def take(self, tasks):
@@ -201,7 +225,8 @@ class PartialSums:
             if self.take_rows(survivors.rows(lists, pair, first, last)):
                 build.report(wanted)
                 return
-            most = max(1, self.block_bytes // (8 * bra.facts.nab * ket.facts.nab))
+            room = min(self.block_bytes, self.backend.sums.track_bytes) if self.track else self.block_bytes
+            most = max(1, room // (8 * bra.facts.nab * ket.facts.nab))
             price, counts = rate * RECTANGLE_SECONDS, self.target.ket_counts(survivors.place(pair), bra.npair)
             if counts is not None:  # rectangles of more than `most` quartets are several
                 price /= UNUSED_QUARTET + price / most
@@ -250,7 +275,7 @@ class PartialSums:
         if self.target.repeat(ab, cd, same, counts):
             return
         a, b = ab.facts, cd.facts
-        block = self.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
+        block = self.engine.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
         if counts is not None:
             block.limit(counts)
         self.engine.run_steps(ab, cd, block)

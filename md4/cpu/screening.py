@@ -81,14 +81,15 @@ def density_norms(norms, kind, width, lists, shells, bounds, exchange, own, beyo
 
 
 def count_survivors(
-    lists, pairs, first, end, shells, bounds, places, exchange, own, beyond, tolerance, counts, found, products
+    lists, pairs, first, end, shells, bounds, exact, places, exchange, own, beyond, tolerance, counts, found, products
 ):  # fmt: skip
     """Counts the ket pairs that survive with each bra pair, for the pairs of lists from `first` on.
 
-    Bounds of a list fall, so the ket pairs that survive are the first of their list. They end where neither the norms
-    of the bra pair nor those of the ket pairs that follow make quartets count. `places` has, for each code down from
-    that of a list's largest bound, how many of its bounds have a higher code. `products`, unless it is empty, become
-    bounds of the bra pairs whose products with those of the ket pairs tell the same.
+    The `bounds` of a list fall, which are not less than the `exact` ones, so the ket pairs that survive are the first
+    of their list. They end where neither the norms of the bra pair nor those of the ket pairs that follow make quartets
+    count. `places` has, for each code down from that of a list's largest bound, how many of its bounds have a higher
+    code. `products`, unless it is empty, become bounds of the bra pairs whose products with those of the ket pairs tell
+    the same.
     """
     for n in range(first, end):
         bra, ket, at = pairs[n, PAIR.bra], pairs[n, PAIR.ket], pairs[n, PAIR.first]
@@ -100,7 +101,7 @@ def count_survivors(
         for i in range(lists[bra, LIST.end] - start):
             a, b = shells[start + i, 0], shells[start + i, 1]
             beside = max(exchange[c, a], exchange[c, b], exchange[d, a], exchange[d, b])
-            product = bounds[start + i] * max(beside, own[start + i])
+            product = exact[start + i] * max(beside, own[start + i])
             least = tolerance / product
             count = nket
             if least > 0:  # else the tolerance is 0, and all survive
@@ -115,7 +116,7 @@ def count_survivors(
                             low = middle + 1
                         else:
                             count = middle
-            while reached > count and bounds[start + i] * beyond[ket_first + reached - 1] < tolerance:
+            while reached > count and exact[start + i] * beyond[ket_first + reached - 1] < tolerance:
                 reached -= 1
             if reached > count:
                 count, product = reached, tolerance / bounds[ket_first + reached - 1] * ABOVE_ONE

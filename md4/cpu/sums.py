@@ -24,6 +24,7 @@ class HostSums:
     # Lists of few pairs would leave lanes empty, so those of all primitive counts are one list.
     mixed_shells = 1 << 62
     block_bytes, takes_lists = 0, True
+    track_seconds, track_bytes = 0.0, 0
 
     def __init__(self, backend):
         self.backend = backend
@@ -32,6 +33,10 @@ class HostSums:
     def copies(self):
         """Number of copies of J and K: one for each thread."""
         return number_of_threads()
+
+    def bound_step(self, functions):
+        """0: lists are sorted by their bounds."""
+        return 0
 
     def swapped(self, bra, ket):
         """Whether bra and ket change places, because there is less work then."""

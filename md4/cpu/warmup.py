@@ -109,12 +109,12 @@ def beside(name):
     """(loop, arguments) of a name in `BESIDE`."""
     of = examples()
     matrix, numbers, table, indices, small = (of[key] for key in ("matrix", "numbers", "tasks", "indices", "small"))
-    norms = matrix, numbers, numbers
+    norms, bounds = (matrix, numbers, numbers), (numbers, numbers)
     loop, these = {
         "transpose": (transposed_sum, (matrix, matrix, 1.0, True, 0, 0, matrix)),
         "blocks": (norms_of_blocks, (matrix, indices, 0, 0, matrix)),
         "norms": (norms_of_density, (matrix, indices, numbers, table, table, numbers, *norms)),
-        "count": (survivors, (table, table, 0, 0, table, numbers, small, *norms, 0.0, small, table, numbers)),
+        "count": (survivors, (table, table, 0, 0, table, *bounds, small, *norms, 0.0, small, table, numbers)),
         "cover": (covering, (small, 0.0, 0, table)),
     }[name]
     return loop(), these

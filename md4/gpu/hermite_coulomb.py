@@ -23,7 +23,9 @@ def first_aos(context, prepared, basis):
     """First AOs of the shells of the whole list, (npair, 2) on the device; kept as long as the list is."""
     data = prepared.data
     if data.first_aos is None:
-        _, (data.first_aos,) = context.pool.upload([basis.ao_loc[prepared.whole.pairs.pairs]], context.stream)
+        with context.alone():
+            _, (first,) = context.pool.upload([basis.ao_loc[prepared.whole.pairs.pairs]], context.stream)
+        data.first_aos = first
     return data.first_aos
 
 
@@ -38,6 +40,10 @@ class DeviceCoulomb:
         copy_to_device(self.twice.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.y, context.stream)
         self.host = None
+
+    def use(self, backend):
+        """`add` works on the track of a backend."""
+        self.backend = backend
 
     def matrices(self, array):
         """The matrices of an array (n, nao, nao) as flat buffers."""

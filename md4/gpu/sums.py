@@ -20,7 +20,7 @@ from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
 from md4.gpu.quartet_lists import QuartetLists
 from md4.gpu.targets import DeviceBlock
-from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT
+from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT, SHELL_ORDER, TRACKS
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.support.log import log
 
@@ -29,6 +29,11 @@ class DeviceSums:
     """How a GPU makes J and K; see `md4.backends.Sums`."""
 
     mixed_shells, block_bytes, copies, takes_lists = MIXED_SHELLS, DIGEST.block_bytes, 1, False
+    track_seconds, track_bytes = TRACKS.seconds, TRACKS.nbytes
+
+    def bound_step(self, functions):
+        """Pairs of few functions ab are sorted by shells: additions to J and K bind the time of their quartets."""
+        return SHELL_ORDER.bound_step if functions <= SHELL_ORDER.functions else 0
 
     def seconds(self, bra, ket, matrices):
         """Predicted time of a quartet of two lists in J and K."""
@@ -134,10 +139,17 @@ class DeviceDigest:
         """A part of the rule's `counts` in device memory, or None."""
         return None if self.limits is None else self.limits.part(first, (rows,))
 
+    def use(self, backend):
+        """What follows works on the track of a backend."""
+        self.backend, self.context = backend, backend.context
+        if self.lists is not None:
+            self.lists.context = backend.context
+
     def key(self, bra, ket, triangle, counts):
         """What the launches of a rectangle depend on, for `md4.gpu.recording.Recorder.repeat`."""
         sides = bra.data.number, bra.first, bra.npair, ket.data.number, ket.first, ket.npair
-        return self.setting, *sides, triangle, 0 if counts is None else counts.pointer
+        limits = 0 if counts is None else counts.pointer
+        return self.setting, *sides, triangle, limits, self.context.track
 
     def repeat(self, bra, ket, triangle, counts=None):
         """Launches again what an earlier build has recorded of two slices, if it can; does it?"""
@@ -203,8 +215,9 @@ class DeviceDigest:
         """The matrices with densities in FP32, made when they are first asked for."""
         d, x, twice, y = self.matrices
         doubles = [-(-part.size // 2) for part in (d, twice)]
-        self.singles = self.context.pool.get(max(1, sum(doubles)))
-        d, twice = (self.narrowed(part, first, n) for part, first, n in zip((d, twice), (0, doubles[0]), doubles))
+        with self.context.alone():
+            self.singles = self.context.pool.get(max(1, sum(doubles)))
+            d, twice = (self.narrowed(part, first, n) for part, first, n in zip((d, twice), (0, doubles[0]), doubles))
         return d, x, twice, y
 
     def narrowed(self, values, first, doubles):

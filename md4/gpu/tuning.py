@@ -123,11 +123,10 @@ class DigestTuning:
 class DigestRowsTuning:
     """Digestion by warps (`md4.gpu.kernels.digest_rows`)."""
 
-    rows: int  # most functions a of a tile
-    sums: int  # most functions a and b of a tile, whose parts of X wait in shared memory
-    blocks: tuple  # blocks that share a multiprocessor, for 1, 2, ... functions a of a tile
+    rows: int  # most functions a, and b, of a tile
+    tile: int  # most integrals of a tile
+    blocks: tuple  # (blocks that share a multiprocessor, most doubles of a thread in registers)
     sum_row: int  # bytes from one row of 2 x 32 parts of X to the next; a multiple of 128 would put them in one bank
-    stage_row: int  # bytes from one row of 32 integrals to the next; lanes read 4 values of each of 8 rows at once
     lane_integrals: int  # most integrals of a lane in several bra pairs
 
 
@@ -145,7 +144,7 @@ class DigestQuartetsTuning:
 
 DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
-    rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288, lane_integrals=64
+    rows=7, tile=35, blocks=((6, 17), (5, 23), (4, 41), (3, 63)), sum_row=520, lane_integrals=256
 )
 DIGEST_QUARTETS = DigestQuartetsTuning(
     integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448
@@ -167,6 +166,17 @@ SELECT = SelectTuning(threads=256, blocks=5, shared=160 << 10, entries=1 << 26, 
 
 
 @dataclass(frozen=True)
+class ShellOrderTuning:
+    """Lists of pairs that are sorted by shells where their Schwarz bounds reach the same power of 2^bound_step."""
+
+    functions: int  # most functions ab of such pairs
+    bound_step: int  # the larger, the more neighbours share a shell, and the more quartets are asked in vain
+
+
+SHELL_ORDER = ShellOrderTuning(functions=25, bound_step=1)
+
+
+@dataclass(frozen=True)
 class HermiteCoulombTuning:
     """J in the Hermite basis (`md4.gpu.kernels.hermite_coulomb`)."""
 
@@ -185,6 +195,23 @@ HERMITE_COULOMB = HermiteCoulombTuning(
     threads=128, thread_l=10, thread_products=2500, thread_blocks=4096, thread_bras=64, lane_functions=5, warps=16896,
     warp_kets=32, r_bytes=256 << 20,
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TracksTuning:
+    """Streams of a build of J and K (`md4.gpu.tracks`)."""
+
+    count: int  # most of them
+    seconds: float  # predicted time of a task up to which it may go to any of them; longer ones fill the device alone
+    nbytes: int  # most bytes of a block of integrals, and of r and (ab|q] of a chunk, but on track 0
+    share: int  # bytes that must be free for each track but track 0
+
+    def number(self, left):
+        """How many tracks there may be where so many bytes may be used."""
+        return max(1, min(self.count, 1 + left // self.share))
+
+
+TRACKS = TracksTuning(count=4, seconds=2e-3, nbytes=512 << 20, share=4 << 30)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import pytest
 from molecules import WATER, molecule
 
 from md4 import Basis, Engine
-from md4.contract.screening import pair_bounds, sorted_lists
+from md4.contract.screening import pair_bounds, raised, sorted_lists
+from md4.cpu.sums import HostSums
 from md4.plan import even_pieces
 from md4.shells.schwarz import larger, row_norms
 from md4.shells.shell_pairs import pairs_by_kind, shell_kinds
@@ -73,3 +74,29 @@ def test_row_norms(shape):
 @pytest.mark.parametrize("x, y", [(1.0, 2.0), (2.0, 2.0), (np.nan, 1.0), (1.0, np.nan), (np.inf, np.nan)])
 def test_larger(x, y):
     np.testing.assert_equal(larger(x, y), np.maximum(x, y))
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_lists_sorted_by_shells_within_powers_of_two(step, monkeypatch):
+    """Upper bounds are falling powers of 2^step, the next ones of R; where they are equal, shells decide."""
+    engine = Engine(Basis.from_mol(molecule(WATER, "cc-pvdz")), backend="cpu")
+    every = pairs_by_kind(engine.bra_basis, engine.backend.sums.mixed_shells)
+    found = pair_bounds(engine, every, 1e-13)
+    whole = sorted_lists(engine, every, found, 1e-13, 1 << 30)
+    monkeypatch.setattr(HostSums, "bound_step", lambda self, functions: step if functions <= 9 else 0)
+    some = 0
+    for this, before in zip(sorted_lists(engine, every, found, 1e-13, 1 << 30), whole):
+        np.testing.assert_array_equal(np.sort(this.exact), np.sort(before.exact))
+        if this.prepared.facts.nab > 9:
+            np.testing.assert_array_equal(this.bound, before.bound)
+            continue
+        assert np.all((this.bound >= this.exact) & (this.bound <= this.exact * 2**step))
+        assert np.all(np.log2(this.bound) % step == 0)
+        keys = [(-bound, *pair) for bound, pair in zip(this.bound.tolist(), this.pairs.pairs.tolist())]
+        assert keys == sorted(keys)
+        some += len(keys) > len(set(this.bound.tolist()))
+    assert some
+
+
+def test_raised_bounds_of_nothing():
+    np.testing.assert_array_equal(raised(np.array([0.0, 1.0, 1.5, 5e-324]), 1), [0.0, 2.0, 2.0, 1e-323])

@@ -23,7 +23,6 @@ from md4.gpu.emit.instructions import (
     FP64,
     I32,
     I64,
-    add_double,
     aggregate,
     element_address,
     fields,
@@ -108,8 +107,11 @@ class Stage:
         self.in_turn = builder.add(address, builder.mul(lane, I32(precision.bytes)))
 
     def exchanged(self, values, own_first):
-        """Numbers that each lane takes in turn for those of its own, if `own_first`, or its own for those in turn."""
-        if self.parts == [None, None]:
+        """Numbers that each lane takes in turn for those of its own, if `own_first`, or its own for those in turn.
+
+        `values` are those over c and d, or over c alone.
+        """
+        if all(self.parts[shell] is None for _, (shell, _) in zip(values, self.functions)):
             return values
         found = []
         for value, (shell, n) in zip(values, self.functions):
@@ -246,41 +248,83 @@ def make_add_to_y(nb, nc, nd, precision=FP64):
 
 
 @cache
-def make_load_block(nc, nd, precision=FP64):
-    """Intrinsic (array, first, nao) -> array[first + c nao + d] for all c and d."""
-    kind = types.UniTuple(precision.numba, nc * nd)
+def make_rows_in_turn(nc):
+    """Intrinsic (d, lane) -> first AOs of the shells d in whose rows those numbers over c stand that a lane takes."""
+    kind = types.UniTuple(i32, nc)
 
     @intrinsic
-    def load_block(typingctx, array, first, nao):
+    def rows_in_turn(typingctx, d, lane):
         def codegen(context, builder, signature, args):
-            address = element_address(context, builder, signature.args[0], args[0], args[1], precision.bytes)
-            values = []
-            for _ in range(nc):
-                values += [global_real(builder, address, precision.bytes * n, precision) for n in range(nd)]
-                address = builder.add(address, builder.mul(args[2], I64(precision.bytes)))
-            return aggregate(builder, context.get_value_type(kind), values)
+            d, lane = (builder.trunc(arg, I32) for arg in args)
+            pairs = [builder.udiv(builder.add(lane, I32(32 * n)), I32(nc)) for n in range(nc)]
+            rows = [d] if nc == 1 else [shuffle_from(builder, d, pair) for pair in pairs]
+            return aggregate(builder, context.get_value_type(kind), rows)
 
-        return kind(array, i64, i64), codegen
+        return kind(i64, i64), codegen
+
+    return rows_in_turn
+
+
+def places_in_turn(builder, array, rows, columns, nao, nbytes):
+    """Addresses of the numbers over c that a lane takes, in the rows of the first functions d, of `nbytes` each."""
+    places = []
+    for row, column in zip(rows, columns):
+        start = builder.mul(builder.mul(builder.sext(row, I64), nao), I64(nbytes))
+        column = builder.sext(column if nbytes == 8 else builder.ashr(column, I32(1)), I64)  # noqa: PLW2901
+        places.append(builder.add(array, builder.add(start, column)))
+    return places
+
+
+@cache
+def make_load_block(nc, nd, precision=FP64):
+    """Intrinsic (array, first, nao, columns, rows, stage, lane) -> the lane's block of a symmetric matrix.
+
+    The matrix begins with array[first]. The block has all c and d in the order [c][d]; it is taken from rows d.
+    """
+    kind, places = types.UniTuple(precision.numba, nc * nd), types.UniTuple(i32, nc + nd)
+
+    @intrinsic
+    def load_block(typingctx, array, first, nao, columns, rows, stage, lane):
+        def codegen(context, builder, signature, args):
+            address = element_address(context, builder, signature.args[0], *args[:2], precision.bytes)
+            nao, columns, rows = args[2], fields(builder, args[3], nc + nd)[:nc], fields(builder, args[4], nc)
+            here = places_in_turn(builder, address, rows, columns, nao, precision.bytes)
+            stage, values = Stage(builder, *args[5:], nc, nd, precision), []
+            step = builder.mul(nao, I64(precision.bytes))
+            for _ in range(nd):
+                found = [real_if(builder, at, (column, -1), precision) for at, column in zip(here, columns)]
+                values.append(stage.exchanged(found, own_first=False))
+                here = [builder.add(at, step) for at in here]
+            in_order = [values[d][c] for c in range(nc) for d in range(nd)]
+            return aggregate(builder, context.get_value_type(kind), in_order)
+
+        return kind(array, i64, i64, places, types.UniTuple(i32, nc), i32, i64), codegen
 
     return load_block
 
 
 @cache
 def make_add_block(nc, nd, precision=FP64):
-    """Intrinsic (array, first, nao, values): adds to array[first + c nao + d] for all c and d, atomically."""
-    kind = types.UniTuple(precision.numba, nc * nd)
+    """Intrinsic (array, first, nao, columns, rows, stage, lane, values): adds the lane's block, atomically.
+
+    As `make_load_block` loads it, to rows d. Lanes of pairs that do not count may hold anything.
+    """
+    kind, places = types.UniTuple(precision.numba, nc * nd), types.UniTuple(i32, nc + nd)
 
     @intrinsic
-    def add_block(typingctx, array, first, nao, values):
+    def add_block(typingctx, array, first, nao, columns, rows, stage, lane, values):
         def codegen(context, builder, signature, args):
-            address = element_address(context, builder, signature.args[0], args[0], args[1])
-            values = iter(fields(builder, args[3], nc * nd))
-            for _ in range(nc):
-                for n in range(nd):
-                    add_double(builder, address, widened(builder, next(values)), 8 * n)
-                address = builder.add(address, builder.mul(args[2], I64(8)))
+            address = element_address(context, builder, signature.args[0], *args[:2])
+            nao, columns, rows = args[2], fields(builder, args[3], nc + nd)[:nc], fields(builder, args[4], nc)
+            here = places_in_turn(builder, address, rows, columns, nao, 8)
+            stage, values = Stage(builder, *args[5:7], nc, nd, precision), fields(builder, args[7], nc * nd)
+            for d in range(nd):
+                found = stage.exchanged(values[d::nd], own_first=True)
+                for at, value, column in zip(here, found, columns):
+                    add_double_if(builder, at, widened(builder, value), column, "gt", -1)
+                here = [builder.add(at, builder.mul(nao, I64(8))) for at in here]
             return context.get_dummy_value()
 
-        return types.void(array, i64, i64, kind), codegen
+        return types.void(array, i64, i64, places, types.UniTuple(i32, nc), i32, i64, kind), codegen
 
     return add_block

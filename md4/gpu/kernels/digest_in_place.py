@@ -19,6 +19,7 @@ from md4.gpu.emit.digest_quartets import (
     make_columns_in_turn,
     make_load_block,
     make_load_rows,
+    make_rows_in_turn,
     stage_parts,
 )
 from md4.gpu.emit.instructions import make_empty, precision_of, shared_address
@@ -67,7 +68,8 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
     real, nbytes = precision.numba, precision.bytes
     integrals = make_integrals(bra_class, ket_class, False, kind, single)
     digest, weight_of = make_digest_quartet(*shells, precision), jit_device(quartet_weight)
-    load_rows, columns_in_turn = make_load_rows(nb, nc, nd, precision), make_columns_in_turn(nc, nd)
+    load_rows = make_load_rows(nb, nc, nd, precision)
+    columns_in_turn, rows_in_turn = make_columns_in_turn(nc, nd), make_rows_in_turn(nc)
     load_block, add_block = make_load_block(nc, nd, precision), make_add_block(nc, nd, precision)
     no_rows, no_block = make_empty(nb * (nc + nd), precision), make_empty(nc * nd, precision)
     stage_bytes, staged = nbytes * stage_parts(nc, nd)[1], single_h_size(bra_class)
@@ -94,7 +96,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
                 if left > 0:
                     a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
                     c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
-                    columns = columns_in_turn(c, d, left, lane)
+                    columns, rows = columns_in_turn(c, d, left, lane), rows_in_turn(d, lane)
                     weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
                     weight = real(weight if lane < left else 0.0)
                     for s in range(matrices.first, matrices.last):
@@ -103,13 +105,13 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
                         if with_k:
                             d_b = load_rows(matrices.densities, origin + b_ao * nao, nao, columns, stage, lane)
                         if with_j:
-                            d_cd = load_block(matrices.twice, origin + c * nao + d, nao)
+                            d_cd = load_block(matrices.twice, origin, nao, columns, rows, stage, lane)
                         y_cd = digest(
                             matrices, origin, a_ao, b_ao, columns, stage, lane, place, weight, d_b, d_cd, no_block(),
                             with_k, with_j,
                         )  # fmt: skip
-                        if with_j and lane < left:
-                            add_block(matrices.y, origin + c * nao + d, nao, y_cd)
+                        if with_j:
+                            add_block(matrices.y, origin, nao, columns, rows, stage, lane, y_cd)
 
     return Kernel(kernel, (threads, THREAD_QUARTET.single_blocks(la + lb + lc + ld) if single else 1))
 

@@ -15,6 +15,7 @@ from md4.gpu.emit.digest_quartets import (
     make_columns_in_turn,
     make_load_block,
     make_load_rows,
+    make_rows_in_turn,
     stage_parts,
 )
 from md4.gpu.emit.instructions import (
@@ -98,7 +99,8 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
     copy, wait_all = make_copies(na * size, 256, 256, 8), make_wait_copies(0)
     weight_of, range_of, end_of = jit_device(quartet_weight), jit_device(share_of), jit_device(end_of_kets)
     warps = DIGEST.threads // 32
-    columns_in_turn, stage_size = make_columns_in_turn(nc, nd), stage_parts(nc, nd)[1]
+    columns_in_turn, rows_in_turn = make_columns_in_turn(nc, nd), make_rows_in_turn(nc)
+    stage_size = stage_parts(nc, nd)[1]
 
     def kernel(block: Block, lists: Lists, limits: Limits, matrices: Matrices, share: Share):
         lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
@@ -111,7 +113,7 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
         count, first_lane = min(i64(32), block.nket - first), lists.first_ket + first
         kl = first_lane + min(lane, count - 1)
         c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
-        columns = columns_in_turn(c, d, count, lane)
+        columns, rows = columns_in_turn(c, d, count, lane), rows_in_turn(d, lane)
         if lane >= count or limits.counts.size > 0:  # a lane may have weight 0, but what lies in shared memory be NaN
             for n in range(na * size):
                 store_shared(i32(place + 8 * n), 0.0)
@@ -120,7 +122,7 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
             origin = s * nao * nao
             y_cd, d_cd = no_block(), no_block()
             if with_j:
-                d_cd = load_block(matrices.twice, origin + c * nao + d, nao)
+                d_cd = load_block(matrices.twice, origin, nao, columns, rows, stage, lane)
             some = False
             for i in range(first_bra, last_bra):
                 ij = lists.first_bra + i
@@ -142,6 +144,6 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
                     matrices, origin, a_ao, b_ao, columns, stage, lane, place, weight, d_b, d_cd, y_cd, with_k, with_j
                 )  # fmt: skip
             if with_j and some:
-                add_block(matrices.y, origin + c * nao + d, nao, y_cd)
+                add_block(matrices.y, origin, nao, columns, rows, stage, lane, y_cd)
 
     return Kernel(kernel, (DIGEST.threads, quartet_blocks(na, nb, nc, nd)))
