@@ -15,10 +15,11 @@ from md4.contract.tensor import Request, ao_tensor, locked_tensor
 from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.contract.work import Task
 from md4.errors import MemoryLimitError
+from md4.gpu import hermite_coulomb as hermite_coulomb_target
 from md4.gpu import paths, quartet_lists, sums, tuning
 from md4.gpu.kernels import (
+    coulomb_threads,
     digest_in_place,
-    hermite_coulomb,
     recurrence,
     select_quartets,
     single_product,
@@ -53,7 +54,7 @@ CLASSES = {
 }
 FEW = ("(ps|ss), K = 4", "(pp|ps)")
 DIGESTION = {"digest_rows", "digest_quartets", "pair_bounds"}
-COULOMB = {"hermite_densities", "hermite_sums", "correlation_by_threads"}
+COULOMB = {"hermite_densities", "hermite_sums", "expanded_order", "correlation_by_threads"}
 
 
 def basis_of(ls, nprim=1, nctr=1, pure=True):
@@ -478,16 +479,65 @@ def test_numbers_of_the_rule_are_rounded_up(value):
     assert float(found[0]) <= (value and max(2e-38, value * (1 + 3e-7))) or value > 3.4e38
 
 
-@pytest.mark.parametrize(("thread_l", "kernel"), [(10, "correlation_by_threads"), (-1, "correlation_by_warps")])
-def test_j_alone(thread_l, kernel, monkeypatch):
-    """A thread a primitive quartet, and a warp each."""
-    monkeypatch.setattr(hermite_coulomb, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, thread_l=thread_l))
+def coulomb_tuning(monkeypatch, **changes):
+    """Changes numbers of `HERMITE_COULOMB`."""
+    for module in (coulomb_threads, hermite_coulomb_target):
+        monkeypatch.setattr(module, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernel"),
+    [
+        ({}, "correlation_by_threads"),
+        ({"staged_l": 0}, "correlation_by_threads"),
+        ({"thread_l": -1}, "correlation_by_warps"),
+    ],
+    ids=["registers", "staged", "warps"],
+)
+def test_j_alone(changes, kernel, monkeypatch):
+    """A thread a primitive quartet, with r in registers and in shared memory, and a warp each."""
+    coulomb_tuning(monkeypatch, **changes)
     basis = basis_of((1, 0), nprim=2)
     dm = densities(basis, 1)
     with running() as machine:
         ours, _ = md4.get_jk(basis, dm, with_k=False, backend="cuda")
     assert machine.kernels >= {"hermite_densities", "hermite_sums", kernel}
     assert_same(ours, md4.get_jk(basis, dm, with_k=False, backend="cpu")[0])
+
+
+@pytest.mark.parametrize("omega", [0.0, 0.4, -0.4])
+@pytest.mark.parametrize("staged", [False, True])
+def test_j_alone_in_single_precision(staged, omega, monkeypatch):
+    """All quartets; the operators whose [0]^(m) are made in FP32, and one whose are not."""
+    coulomb_tuning(monkeypatch, single_ratio=1e60, staged_single_l=0 if staged else 10)
+    basis = basis_of((1, 0), nprim=2)
+    dm = densities(basis, 2)
+    with running() as machine:
+        ours, _ = md4.JK(basis, backend="cuda", direct_scf_tol=1e-30, omega=omega).get_jk(dm, with_k=False)
+    assert "narrowed" in machine.kernels
+    right, _ = md4.JK(basis, backend="cpu", omega=omega).get_jk(dm, with_k=False)
+    assert 1e-10 < abs(ours - right).max() / abs(right).max() < 1e-6
+
+
+def test_j_alone_of_many_pairs(monkeypatch):
+    """Some quartets in FP64, some in FP32, some left out; several warps and ranges of bras, both sides of diagonals."""
+    coulomb_tuning(monkeypatch, single_ratio=1e3, thread_blocks=2, thread_bras=40, thin=1)
+    basis, tolerance = chain((0, 0, 1) * 4, far=1.1), 1e-8
+    dm = densities(basis, 1) * np.exp(-abs(np.subtract.outer(*[np.arange(basis.nao)] * 2)))
+    launched, launch = [], hermite_coulomb_target.launch_quartets
+
+    def noted(*args):
+        launched.append(args[-1])
+        launch(*args)
+
+    monkeypatch.setattr(hermite_coulomb_target, "launch_quartets", noted)
+    with running():
+        jk = md4.JK(basis, backend="cuda", direct_scf_tol=tolerance)
+        ours, _ = jk.get_jk(dm, with_k=False)
+    exact, _ = md4.JK(basis, backend="cpu", direct_scf_tol=0.0).get_jk(dm, with_k=False)
+    assert set(launched) == {False, True}
+    assert jk.stats.wanted < jk.stats.wanted + jk.stats.skipped
+    assert 1e-13 < abs(ours - exact).max() < 20 * tolerance
 
 
 @pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
