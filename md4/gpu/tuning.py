@@ -52,6 +52,23 @@ RESIDENT = ResidentTuning(panel_bytes=64 << 10, groups=8)
 
 
 @dataclass(frozen=True)
+class ContractedTuning:
+    """Step 4 of contracted bras, a primitive pair at a time."""
+
+    rows: int  # most blocks of 8 functions ab
+    columns: tuple  # blocks of 8 columns of a warp for 1, 2, ... blocks of 8 rows
+    blocks: tuple  # blocks of threads that share a multiprocessor, for the same
+    ahead: tuple  # whether [p|q] is gathered a step ahead, for the same
+    stages: tuple  # primitive pairs whose H and r shared memory has room for, for the same
+
+
+CONTRACTED = ContractedTuning(
+    rows=5, columns=(8, 8, 8, 6, 6), blocks=(4, 4, 3, 3, 2), ahead=(False, False, True, True, True),
+    stages=(3, 2, 2, 2, 2),
+)
+
+
+@dataclass(frozen=True)
 class SingleProductTuning:
     """One product with single shells: `md4.gpu.kernels.single_product`."""
 
