@@ -17,7 +17,6 @@ from md4.gpu.gather_words import all_words, ket_primitives_of, words_of
 from md4.gpu.kernels.groups import (
     HalfTransformed,
     HermiteIntegrals,
-    KetOwners,
     Levels,
     Limits,
     PairRange,
@@ -27,7 +26,7 @@ from md4.gpu.kernels.groups import (
     primitives_of,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.kernels.two_products import bra_tile, clear_end, make_any_primitive
+from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end, make_any_primitive
 from md4.gpu.tuning import CONTRACTED, SHARED_BYTES, blocks_of_8, r_stride
 
 
