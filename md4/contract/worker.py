@@ -142,6 +142,8 @@ class PartialSums:
                 self.target.screen_by(build.survivors.rule)
         else:
             self.target = sums.coulomb(basis, build.coulomb)
+            if not sums.takes_lists:
+                self.target.screen_by(build.survivors.rule)
         self.store.fit(HERMITE_SHARE)
         self.block_bytes = min(sums.block_bytes, int(BLOCK_SHARE * self.backend.memory_left()))
         self.begun = deque()
@@ -231,6 +233,11 @@ class PartialSums:
             if counts is not None:  # rectangles of more than `most` quartets are several
                 price /= UNUSED_QUARTET + price / most
         else:
+            if self.target.take_rows(survivors.rows(lists, pair, 0, bra.npair), task.part, task.parts):
+                self.stats.computed += wanted
+                self.stats.wanted += wanted
+                build.report(wanted)
+                return
             most = COULOMB_QUARTETS
             price = rate * COULOMB_SECONDS
         for ij, kl in survivors.tiles(pair, first, last, most, price):

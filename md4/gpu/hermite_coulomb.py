@@ -5,18 +5,20 @@ See `md4.method.hermite_coulomb`.
 
 import numpy as np
 
-from md4.gpu.buffers import clear, copy_to_device, copy_to_host, written_array
+from md4.gpu.buffers import Buffer, clear, copy_to_device, copy_to_host, written_array
 from md4.gpu.h_layout import KET_BLOCKS
+from md4.gpu.kernels.coulomb_threads import by_threads, in_single, launch_quartets
 from md4.gpu.kernels.hermite_coulomb import (
-    by_threads,
     hermite_width,
     launch_contraction,
     launch_hermite_densities,
     launch_hermite_sums,
-    launch_quartets,
 )
+from md4.gpu.kernels.narrow import launch_narrow
+from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, fits_single
+from md4.gpu.pair_order import PairOrder
 from md4.gpu.tuning import HERMITE_COULOMB, r_stride
-from md4.plan import chunks
+from md4.plan import chunks, part_of
 
 
 def first_aos(context, prepared, basis):
@@ -39,7 +41,12 @@ class DeviceCoulomb:
         self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))
         copy_to_device(self.twice.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.y, context.stream)
-        self.host = None
+        self.host = self.rule = None
+        self.orders, self.singles, self.extent = {}, {}, None
+
+    def screen_by(self, rule):
+        """`take_rows` asks which quartets survive by a `md4.plan.QuartetRule`."""
+        self.rule, self.fits = rule, bool(rule.own.max(initial=0.0) <= LARGEST_SINGLE)
 
     def use(self, backend):
         """`add` works on the track of a backend."""
@@ -64,19 +71,89 @@ class DeviceCoulomb:
         for matrix, (density, _) in zip(self.matrices(self.twice), sides):
             launch_hermite_densities(backend.context, prepared, h, ao, matrix, self.shape[1], density)
 
+    def take_rows(self, rows, part, parts):
+        """Adds the quartets of a `md4.plan.QuartetRows` that survive, or one of several parts, if L is small; is it?"""
+        bra, ket, l = rows.bra, rows.ket, (rows.bra.facts.l, rows.ket.facts.l)
+        if not by_threads(max(l), min(l)):
+            return False
+        survive = int(rows.counts.sum(dtype=np.int64))
+        if bra.nprim == 0 or ket.nprim == 0 or survive == 0:
+            return True
+        orders = [self.order(side, first) for side, first in zip((bra, ket), rows.places)]
+        used, width = orders[0].end(len(rows.counts)), orders[1].end(int(rows.counts.max()))
+        ends = self.part(rows, orders[0], used, part, parts), (0, width)
+        filled = survive / (len(rows.counts) * int(rows.counts.max()))
+        sides = [(bra, orders[0], ends[0]), (ket, orders[1], ends[1])]
+        self.launch(sides if l[0] >= l[1] else sides[::-1], rows.same, filled)
+        return True
+
+    def order(self, prepared, first):
+        """`PairOrder` of a list, which begins at the place `first` of the rule's tables."""
+        if prepared not in self.orders:
+            piece = slice(first, first + prepared.npair)
+            self.orders[prepared] = PairOrder(
+                self.backend.context, prepared, self.rule.bounds[piece], self.rule.own[piece]
+            )
+        return self.orders[prepared]
+
+    def part(self, rows, order, used, part, parts):
+        """First place and the one behind the last of a part of the bra primitives, `used` of which count at all."""
+        if parts == 1:
+            return 0, used
+        counts = np.zeros(rows.bra.npair, dtype=np.int64)
+        counts[: len(rows.counts)] = rows.counts
+        return tuple(min(used, int(order.places[n])) for n in part_of(counts[order.pairs], part, parts))
+
+    def launch(self, sides, triangle, filled):
+        """All of one range of a list with all of another one, by (list, `PairOrder`, places) of each."""
+        (ab, *_), (cd, *_) = sides
+        if any(first == last for *_, (first, last) in sides):
+            return
+        backend, least = self.backend, self.rule.tolerance
+        single = least > 0 and self.has_singles(ab.facts, cd.facts)
+        limits = least, HERMITE_COULOMB.single_ratio * least if single else least
+        for in_fp32 in (False, True) if single else (False,):
+            densities = [(self.single_densities(side) if in_fp32 else self.densities(side)) for side, *_ in sides]
+            for matrix in range(self.shape[0]):
+                bra, ket = (
+                    (*order.on_device, *ends, density[matrix], self.sides[side][1][matrix][1])
+                    for (side, order, ends), density in zip(sides, densities)
+                )
+                launch_quartets(
+                    backend.context, backend.operator, ab, cd, triangle, bra, ket, limits, filled, in_fp32
+                )  # fmt: skip
+
+    def has_singles(self, bra, ket):
+        """Whether quartets of two lists, given by their `ListFacts`, may be computed in single precision."""
+        if not in_single(bra.l, ket.l) or not self.fits:
+            return False
+        if self.extent is None:
+            self.extent = extent(self.basis)
+        return fits_single(self.extent, bra, ket)
+
+    def densities(self, prepared):
+        """D_q of a loaded list for each matrix."""
+        return [density for density, _ in self.sides[prepared][1]]
+
+    def single_densities(self, prepared):
+        """The same in FP32, made when they are first asked for."""
+        if prepared not in self.singles:
+            size = prepared.nprim * hermite_width(prepared.pairs)
+            room, found = self.backend.context.pool.get(max(1, self.shape[0] * size // 2)), []
+            for n, density in enumerate(self.densities(prepared)):
+                half = room.part(n * size // 2, (size // 2,))  # `size` is a multiple of 8
+                found.append(Buffer(half.pointer, (size,), 4, half.owner))
+                launch_narrow(self.backend.context, density, found[-1])
+            self.singles[prepared] = room, found
+        return self.singles[prepared][1]
+
     def add(self, ab, cd, triangle):
-        """All of `ab` with all of `cd`, slices of lists that are loaded, of one list if `triangle`."""
+        """All of `ab` with all of `cd`, slices of lists that are loaded, of one list if `triangle`; for larger L."""
         if ab.facts.l < cd.facts.l:
             ab, cd = cd, ab
         if ab.nprim == 0 or cd.nprim == 0:
             return
-        backend = self.backend
-        sides = zip(self.sides[ab.whole][1], self.sides[cd.whole][1])
-        if by_threads(ab.facts.l, cd.facts.l):
-            for bra, ket in sides:
-                launch_quartets(backend.context, backend.operator, ab, cd, triangle, bra, ket)
-            return
-        sides = list(sides)
+        backend, sides = self.backend, list(zip(self.sides[ab.whole][1], self.sides[cd.whole][1]))
         for one, two in self.pieces(ab, cd):
             r = backend.r(one, two)
             for bra, ket in sides:
@@ -98,7 +175,10 @@ class DeviceCoulomb:
         h, ao = prepared.h(KET_BLOCKS).array, first_aos(backend.context, prepared, self.basis)
         for (_, sums), y in zip(sides, self.matrices(self.y)):
             launch_hermite_sums(backend.context, prepared, h, ao, sums, self.shape[1], y)
-        backend.context.pool.release(buffer)
+        others = [self.orders.pop(prepared).buffer] if prepared in self.orders else []
+        others += [self.singles.pop(prepared)[0]] if prepared in self.singles else []
+        for unused in (buffer, *others):
+            backend.context.pool.release(unused)
 
     def add_up(self, group):
         """Replaces Y by that of all members of a `md4.gpu.collectives.Group`."""

@@ -28,6 +28,7 @@ from md4.gpu.h_layout import (
     KET_WEIGHTS,
 )
 from md4.gpu.kernels import (
+    contracted,
     digest_in_place,
     digestion,
     fused,
@@ -213,6 +214,8 @@ def bra_launcher(context, bra, ket):
     """The launcher of step 4 by the kernel that serves two `ListFacts`."""
     if resident.serves(context.unit, bra, ket):
         return resident.resident_launcher(context, bra, ket)
+    if contracted.serves(context.unit, bra, ket):
+        return contracted.contracted_launcher(context, bra, ket)
     return two_products.bra_launcher(context, bra, ket)
 
 
@@ -234,6 +237,8 @@ class TwoProducts(GpuPath):
         yield r_variant(bra.l + ket.l, kind)
         if resident.serves(unit, bra, ket):
             yield resident.resident_variant(unit, bra)
+        elif contracted.serves(unit, bra, ket):
+            yield contracted.contracted_variant(unit, bra)
         else:
             yield two_products.bra_variant(unit, bra, ket)
         yield two_products.ket_variant(unit, ket, plan.ket_form)

@@ -65,8 +65,9 @@ class DeviceSums:
         return DeviceCoulomb(self.backend, basis, twice)
 
     def coulomb_bytes(self, pairs):
-        """Bytes of D and J of a list for one density matrix."""
-        return hermite_bytes(pairs, hermite_width(pairs))
+        """Bytes of D and J of a list for one density matrix, D in FP32 as well, and of its order."""
+        width = hermite_width(pairs)
+        return hermite_bytes(pairs, width) + pairs.nprim * (4 * width + 20) + 32 * len(pairs)
 
 
 class DeviceBounds:

@@ -52,6 +52,23 @@ RESIDENT = ResidentTuning(panel_bytes=64 << 10, groups=8)
 
 
 @dataclass(frozen=True)
+class ContractedTuning:
+    """Step 4 of contracted bras, a primitive pair at a time."""
+
+    rows: int  # most blocks of 8 functions ab
+    columns: tuple  # blocks of 8 columns of a warp for 1, 2, ... blocks of 8 rows
+    blocks: tuple  # blocks of threads that share a multiprocessor, for the same
+    ahead: tuple  # whether [p|q] is gathered a step ahead, for the same
+    stages: tuple  # primitive pairs whose H and r shared memory has room for, for the same
+
+
+CONTRACTED = ContractedTuning(
+    rows=5, columns=(8, 8, 8, 6, 6), blocks=(4, 4, 3, 3, 2), ahead=(False, False, True, True, True),
+    stages=(3, 2, 2, 2, 2),
+)
+
+
+@dataclass(frozen=True)
 class SingleProductTuning:
     """One product with single shells: `md4.gpu.kernels.single_product`."""
 
@@ -182,18 +199,32 @@ class HermiteCoulombTuning:
 
     threads: int  # threads of a block
     thread_l: int  # highest L of a class of which a thread takes a primitive quartet
-    thread_products: int  # and most pairs of Hermite functions p, q
+    thread_ket_l: int  # and highest l of its ket
+    ket_functions: int  # most functions q of the ket whose D_q and J_q are in registers at once
+    staged_l: int  # L from which on r is in shared memory in FP64
+    staged_single_l: int  # the same in FP32
     thread_blocks: int  # blocks that a launch should have before each takes several bra primitives
-    thread_bras: int  # most bra primitives of a block
+    thread_bras: int  # most bra primitives of a block, about
+    thin: int  # a block goes through so many times as many, most of which do not count, at most
+    single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
+    single_l: int  # highest L in single precision
     lane_functions: int  # most Hermite functions p of a lane where a warp takes a bra primitive
     warps: int  # warps that a launch should have before each takes several ket primitives
     warp_kets: int  # most ket primitives of a warp
     r_bytes: int  # bytes of r of a chunk
+    fewest_blocks: tuple  # blocks of threads that a multiprocessor is to hold in FP64, for L = 0, 1, ...
+    fewest_single_blocks: tuple  # the same in FP32
+
+    def blocks(self, l, single):
+        """Blocks that a multiprocessor is to hold at once where a thread takes a primitive quartet."""
+        blocks = self.fewest_single_blocks if single else self.fewest_blocks
+        return blocks[min(l, len(blocks) - 1)]
 
 
 HERMITE_COULOMB = HermiteCoulombTuning(
-    threads=128, thread_l=10, thread_products=2500, thread_blocks=4096, thread_bras=64, lane_functions=5, warps=16896,
-    warp_kets=32, r_bytes=256 << 20,
+    threads=128, thread_l=12, thread_ket_l=6, ket_functions=35, staged_l=7, staged_single_l=10, thread_blocks=8192,
+    thread_bras=64, thin=4, single_ratio=1e5, single_l=12, lane_functions=5, warps=16896, warp_kets=32,
+    r_bytes=256 << 20, fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from md4.gpu.compile import Variant
 from md4.gpu.kernels import digestion
 from md4.gpu.kernels import hermite_coulomb as coulomb
 from md4.gpu.kernels.bounds import pair_bounds
+from md4.gpu.kernels.coulomb_threads import by_threads, expanded_order, in_single, threads_variants
 from md4.gpu.kernels.h_matrices import h_variant
 from md4.gpu.kernels.narrow import narrow_variant
 from md4.gpu.kernels.recurrence import r_variant
@@ -26,7 +27,7 @@ from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
 from md4.gpu.kernels.unpack import unpack_variant
 from md4.gpu.paths import plan_variants, square_pairs, timed_plans
 from md4.gpu.predicted_times import Side
-from md4.gpu.tuning import FUSED, MIXED_SHELLS, SELECT, THREAD_QUARTET
+from md4.gpu.tuning import FUSED, HERMITE_COULOMB, MIXED_SHELLS, SELECT, THREAD_QUARTET
 from md4.method.digestion import digest_flags
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import even_pieces
@@ -192,9 +193,12 @@ def pair_of(side):
 def coulomb_variants(kind, bra, ket):
     """Variants of J alone for two `ListKind`."""
     bra, ket = pair_of(bra), pair_of(ket)
-    if not coulomb.by_threads(bra.l, ket.l):
-        yield r_variant(bra.l + ket.l, kind)
-    yield coulomb.correlation_variant(*((ket, bra) if bra.l < ket.l else (bra, ket)), kind)
+    bra, ket = (ket, bra) if bra.l < ket.l else (bra, ket)
+    if not by_threads(bra.l, ket.l):
+        yield from (r_variant(bra.l + ket.l, kind), coulomb.correlation_variant(bra, ket))
+        return
+    for single in {False, in_single(bra.l, ket.l)}:
+        yield from threads_variants(bra.l, ket.l, kind, single)
 
 
 def common_variants(use, symmetries=SYMMETRIES):
@@ -204,7 +208,9 @@ def common_variants(use, symmetries=SYMMETRIES):
     if SELECT.single_ratio and use not in ("tensor", "bounds", "j"):
         yield from (h_variant(single=True), narrow_variant())
     yield from map(scatter_variant, symmetries) if use == "tensor" else [Variant(pair_bounds, ())]
-    yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums)] if use == "j" else ()
+    if use == "j":
+        yield from [Variant(f, ()) for f in (coulomb.hermite_densities, coulomb.hermite_sums, expanded_order)]
+        yield from [narrow_variant()] if HERMITE_COULOMB.single_ratio else ()
     yield from () if use in ("tensor", "bounds", "j") else [select_variant()]
 
 

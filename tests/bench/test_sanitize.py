@@ -289,6 +289,7 @@ def test_families_reach_everything(no_device, monkeypatch):
         ("bra_transform", 4),
         ("ket_transform", 4),
         ("resident_bra_transform", 3),
+        ("contracted_bra_transform", 6),
         ("one_product", 4),
         ("single_product", 7),
     ):
@@ -298,6 +299,7 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert {f[9] for f in facts["thread_quartet_integrals"] if f[12:13] == (True,)} == {False, True}
     assert {f[5:] for f in facts["bra_transform"]} == {(turned, n) for turned in (False, True) for n in (1, 2)}
     assert {f[5] for f in facts["ket_transform"]} == {f[4] for f in facts["resident_bra_transform"]} == {False, True}
+    assert {f[7] for f in facts["contracted_bra_transform"]} == {False, True}
     assert {f[6] for f in facts["fused_transforms"]} == {False, True}
     assert {f[9] for f in facts["thread_quartet_integrals"]} == {False, True}
     assert {f[0] for f in facts["scatter_block"]} == set(EVERY_SYMMETRY)

@@ -12,20 +12,31 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.gpu.emit.instructions import DOUBLE, I32, I64, aggregate, call_asm, element_address, fields, fma, shared_double
+from md4.gpu.emit.instructions import (
+    FP64,
+    I32,
+    I64,
+    aggregate,
+    call_asm,
+    element_address,
+    fields,
+    fma,
+    narrowed,
+    shared_double,
+    widened,
+)
 from md4.gpu.emit.scalars import add_double_if
-from md4.gpu.emit.unrolled import emit_r
+from md4.gpu.emit.unrolled import emit_by_axis, emit_r, store_doubles
 from md4.gpu.emit.warp_sums import emit_warp_place, emit_warp_sum
 from md4.method.angular import hermite_ordinal, nherm, packed_hermite, sum_ordinal
 
 i32, i64, f64 = types.int32, types.int64, types.float64
 # Numbers that a warp sums at once; see `md4.gpu.emit.warp_sums`.
 LANES = 32
-
-
-def first_of_degree(word):
-    """Ordinal of the first triple of the degree of a packed one."""
-    return nherm(degree(word) - 1)
+# The same where r is in shared memory, for want of registers.
+FEW_SUMS = 16
+# Functions p whose D_p are loaded together, and whose r[p+q] are where r is in shared memory: a multiple of 4.
+ROWS = 4
 
 
 def even_ranges(count, most):
@@ -42,65 +53,127 @@ def degree(word):
 
 def minus(builder, value):
     """-value, as a difference: NVVM has no instruction fneg."""
-    return builder.fsub(ir.Constant(DOUBLE, -0.0), value)
+    return builder.fsub(ir.Constant(value.type, -0.0), value)
 
 
 def add_groups(builder, values, base, lane, limit):
-    """Adds the sums of `values` over the warp to the first `limit` doubles at `base`; `lane` is an i32."""
+    """Adds the sums of `values` over the warp to the first `limit` doubles at `base`; `lane` is an i32.
+
+    The values are doubles or floats.
+    """
     mine = emit_warp_place(builder, lane)
     for first in range(0, len(values), LANES):
         total = emit_warp_sum(builder, values[first : first + LANES], lane)
         place = builder.add(mine, I32(first))
         address = builder.add(base, builder.mul(builder.zext(place, I64), I64(8)))
-        add_double_if(builder, address, total, place, "lt", limit)
+        add_double_if(builder, address, widened(builder, total), place, "lt", limit)
 
 
-def load_pair(builder, address, offset):
-    """Two doubles of global memory that no one writes meanwhile.
+def load_numbers(builder, address, offset, precision=FP64):
+    """`precision.vector` real numbers of global memory that no one writes meanwhile.
 
     PTX, so that they are loaded where they are used: kept longer, they would take registers that are missing.
     """
-    text = f"ld.global.nc.v2.f64 {{$0, $1}}, [$2+{offset}];"
-    kind = ir.LiteralStructType([DOUBLE, DOUBLE])
-    return fields(builder, call_asm(builder, kind, [address], text, "=d,=d,l", effects=True), 2)
+    count = precision.vector
+    names = ", ".join(f"${n}" for n in range(count))
+    text = f"ld.global.nc.v{count}.{precision.ptx} {{{names}}}, [${count}+{offset}];"
+    kind, constraints = ir.LiteralStructType([precision.llvm] * count), f"={precision.letter}," * count + "l"
+    return fields(builder, call_asm(builder, kind, [address], text, constraints, effects=True), count)
+
+
+def volatile_shared(builder, address, offset, precision):
+    """The real number in shared memory `offset` bytes after `address`.
+
+    Volatile, since ptxas would keep a number that it has read before, for which there are no registers.
+    """
+    text, constraints = f"ld.volatile.shared.{precision.ptx} $0, [$1+{offset}];", f"={precision.letter},r"
+    return call_asm(builder, precision.llvm, [address], text, constraints, effects=True)
 
 
 @cache
-def make_quartet_sums(l_bra, l_ket):
-    """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane) -> j_ket.
+def make_load_row(count, precision):
+    """Intrinsic (array, first) -> array[first] to array[first + count - 1].
 
-    A lane has one primitive quartet of small L, with r in registers; the lanes of a warp share the bra primitive.
-    `zeros` are its [0]^(0..L), `d_ket` and `j_ket` its D_q and J_q. D_p of the bra begins at d[d_first]. The sum over p
-    of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to j[j_first:]. All of r is scaled
-    by `weight`.
+    It may read the next numbers, too, up to a multiple of `precision.vector`, of which `first` must be one.
     """
-    l, np_, nq = l_bra + l_ket, nherm(l_bra), nherm(l_ket)
-    p_words, q_words = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist()
-    orders, ket, groups = types.UniTuple(f64, l + 1), types.UniTuple(f64, nq), even_ranges(np_, LANES)
+    kind = types.UniTuple(precision.numba, count)
 
     @intrinsic
-    def quartet_sums(typingctx, zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane):
+    def load_row(typingctx, array, first):
+        def codegen(context, builder, signature, args):
+            address, values = element_address(context, builder, signature.args[0], *args, precision.bytes), []
+            for n in range(0, count, precision.vector):
+                values += load_numbers(builder, address, precision.bytes * n, precision)
+            return aggregate(builder, context.get_value_type(kind), values[:count])
+
+        return kind(array, i64), codegen
+
+    return load_row
+
+
+@cache
+def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False):
+    """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane, stage) -> j_ket.
+
+    A lane has one primitive quartet; the lanes of a warp share the bra primitive. `zeros` are its [0]^(0..L), `d_ket`
+    and `j_ket` its D_q and J_q for the `functions` q, a range; no others take part. D_p of the bra begins at
+    d[d_first]. The sum over p of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to
+    j[j_first:]. All of r is scaled by `weight`. R and j are doubles, all other real numbers are in `precision`.
+
+    r is in registers; or, if `staged`, in shared memory: that of lane n and t at `stage` + (32 t + n) numbers, where
+    `stage` is the lane's own address. From there each is loaded once for `ROWS` functions p and the q of a degree,
+    which have most sums p + q in common.
+    """
+    l, nq, real, nbytes = l_bra + l_ket, len(functions), precision.numba, precision.bytes
+    p_words, q_words = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist()
+    orders, ket = types.UniTuple(real, l + 1), types.UniTuple(real, nq)
+    # q of each degree, and functions p whose sums over the warp are made at once
+    degrees = [[q for q in functions if degree(q_words[q]) == n] for n in range(l_ket + 1)]
+    groups = even_ranges(nherm(l_bra), FEW_SUMS if staged else LANES)
+
+    def load_row(builder, source, some):
+        """{p: D_p without its sign} of some functions p."""
+        found, at_once = {}, precision.vector
+        for first in range(some[0] // at_once * at_once, some[-1] + 1, at_once):
+            numbers = load_numbers(builder, source, nbytes * first, precision)
+            found.update(zip(range(first, first + at_once), numbers))
+        return {p: minus(builder, found[p]) if degree(p_words[p]) % 2 else found[p] for p in some}
+
+    def numbers_of_quartet(builder, zeros, separation, stage):
+        """A function t -> r[t], which loads it if it is staged."""
+        if not staged:
+            r = emit_r(builder, zeros, separation)
+            return lambda t: r[t]
+        for t, value in emit_by_axis(builder, zeros, separation):
+            store_doubles(builder, stage, [value], 32 * nbytes * t)
+        return lambda t: volatile_shared(builder, stage, 32 * nbytes * t, precision)
+
+    @intrinsic
+    def quartet_sums(typingctx, zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane, stage):
         def codegen(context, builder, signature, args):
             zeros = [builder.fmul(zero, args[1]) for zero in fields(builder, args[0], l + 1)]
-            r = emit_r(builder, zeros, args[2:5])
-            d_q, j_q = (fields(builder, x, nq) for x in args[5:7])
-            source = element_address(context, builder, signature.args[7], *args[7:9])
+            separation = [narrowed(builder, x, precision) for x in args[2:5]]
+            number = numbers_of_quartet(builder, zeros, separation, args[12])
+            d_q, j_q = (dict(zip(functions, fields(builder, x, nq))) for x in args[5:7])
+            source = element_address(context, builder, signature.args[7], *args[7:9], nbytes)
             target = element_address(context, builder, signature.args[9], *args[9:11])
             lane = builder.trunc(args[11], I32)
-            for group in groups:  # functions p whose sums over the warp are made at once
-                j_p = dict.fromkeys(group, ir.Constant(DOUBLE, 0.0))
-                for p, q in sorted(product(group, range(nq)), key=lambda x: (degree(q_words[x[1]]), x)):
-                    if q == first_of_degree(q_words[q]) and p % 2 == 0:
-                        pair = load_pair(builder, source, 8 * p)
-                    d_p = minus(builder, pair[p % 2]) if degree(p_words[p]) % 2 else pair[p % 2]
-                    value = r[sum_ordinal(p_words[p], q_words[q])]
-                    j_q[q] = fma(builder, value, d_p, j_q[q])
-                    j_p[p] = fma(builder, value, d_q[q], j_p[p])
+            for group in groups:
+                j_p = dict.fromkeys(group, ir.Constant(precision.llvm, 0.0))
+                for n in range(0, len(group), ROWS):
+                    d_p = load_row(builder, source, group[n : n + ROWS])
+                    for of_degree in degrees:
+                        known = {}
+                        for q, p in product(of_degree, group[n : n + ROWS]):
+                            t = sum_ordinal(p_words[p], q_words[q])
+                            value = known[t] if t in known else known.setdefault(t, number(t))
+                            j_q[q] = fma(builder, value, d_p[p], j_q[q])
+                            j_p[p] = fma(builder, value, d_q[q], j_p[p])
                 sums = [minus(builder, j_p[p]) if degree(p_words[p]) % 2 else j_p[p] for p in group]
                 add_groups(builder, sums, builder.add(target, I64(8 * group[0])), lane, len(group))
-            return aggregate(builder, context.get_value_type(ket), j_q)
+            return aggregate(builder, context.get_value_type(ket), j_q.values())
 
-        return ket(orders, f64, f64, f64, f64, ket, ket, d, i64, j, i64, i64), codegen
+        return ket(orders, real, f64, f64, f64, ket, ket, d, i64, j, i64, i64, i32), codegen
 
     return quartet_sums
 
@@ -194,7 +267,7 @@ def make_correlate(l_ket, count):
                     for z in range(s + 1):
                         q = hermite_ordinal(lq - s, s - z, z)
                         if q % 2 == 0:
-                            pair = load_pair(builder, source, 8 * q)
+                            pair = load_numbers(builder, source, 8 * q)
                         total = None
                         for n, walk in enumerate(walks):
                             value = shared_double(builder, walk.row, 8 * q)

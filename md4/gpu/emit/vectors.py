@@ -9,7 +9,17 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.gpu.emit.instructions import DOUBLE, I32, I64, aggregate, doubles_if, element_address, fields
+from md4.gpu.emit.instructions import (
+    DOUBLE,
+    FP64,
+    I32,
+    I64,
+    aggregate,
+    doubles_if,
+    element_address,
+    fields,
+    widened,
+)
 from md4.gpu.emit.scalars import add_double_if
 
 i64, f64 = types.int64, types.float64
@@ -57,9 +67,12 @@ def make_store_vector(count, stride):
 
 
 @cache
-def make_add_vector(count):
-    """Intrinsic (x, array, first, stride, limit): array[first + n stride] += x_n atomically for n < limit."""
-    kind = types.UniTuple(f64, count)
+def make_add_vector(count, precision=FP64):
+    """Intrinsic (x, array, first, stride, limit): array[first + n stride] += x_n atomically for n < limit.
+
+    x is in a precision, the array in FP64.
+    """
+    kind = types.UniTuple(precision.numba, count)
 
     @intrinsic
     def add_vector(typingctx, x, array, first, stride, limit):
@@ -67,7 +80,7 @@ def make_add_vector(count):
             address = element_address(context, builder, signature.args[1], args[1], args[2])
             step, limit = builder.mul(args[3], I64(8)), builder.trunc(args[4], I32)
             for n, value in enumerate(fields(builder, args[0], count)):
-                add_double_if(builder, address, value, limit, "gt", n)
+                add_double_if(builder, address, widened(builder, value), limit, "gt", n)
                 address = builder.add(address, step)
             return context.get_dummy_value()
 

@@ -1,30 +1,20 @@
 """J in the Hermite basis on the GPU; the equations are in `md4.method.hermite_coulomb`.
 
 Densities and sums of a list are stored [primitive pair][p], rows padded to blocks of 8, both with the sign (-1)^|p|.
-Two kernels correlate r with the densities of both sides. For small L a thread takes a primitive quartet, with r in its
-registers: the lanes of a warp share the bra primitive and take ket primitives side by side, whose D_q and J_q each lane
-keeps while it goes through bra primitives; J_p is summed over the warp. For larger L a warp takes a bra primitive, its
-lanes share the functions p, and goes through ket primitives, whose r it copies to shared memory; J_q is summed over the
-warp.
+Two kernels correlate r with the densities of both sides. For small L a thread takes a primitive quartet
+(`md4.gpu.kernels.coulomb_threads`). For larger L a warp takes a bra primitive, its lanes share the functions p, and
+goes through ket primitives, whose r it copies to shared memory; J_q is summed over the warp.
 """
 
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i32, i64, jit_device, types
-from md4.gpu.emit.correlation import make_correlate, make_load_words, make_quartet_sums, make_signed
+from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i32, i64, types
+from md4.gpu.emit.correlation import make_correlate, make_load_words, make_signed
 from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.scalars import load_global, quotient
 from md4.gpu.emit.vectors import make_add_vector, make_load_vector
 from md4.gpu.h_layout import KET_BLOCKS, form_size
-from md4.gpu.kernels.groups import Records, records
-from md4.gpu.kernels.primitive_quartets import (
-    OperatorArguments,
-    Separation,
-    charge,
-    make_zeros_upto,
-    operator_arguments,
-)
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES, blocks_of_8, r_stride
 from md4.method.angular import nherm, packed_hermite
@@ -168,45 +158,6 @@ def hermite_sums():
     return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
 
 
-def correlation_by_threads(l_bra, l_ket, kind):
-    """Kernel factory for small L: a thread takes a primitive quartet, J_p += r D_q and J_q += r D_p."""
-    np_, nq = 8 * blocks_of_8(nherm(l_bra)), 8 * blocks_of_8(nherm(l_ket))
-    count, threads = nherm(l_ket), HERMITE_COULOMB.threads
-    charge_at, zeros_of = jit_device(charge), make_zeros_upto(kind, l_bra + l_ket)
-    correlate, load, add = make_quartet_sums(l_bra, l_ket), make_load_vector(count), make_add_vector(count)
-    empty = make_empty(count)
-
-    def kernel(
-        bra: Side, bra_records: Records, ket: Side, ket_records: Records, triangle: flag, operator: OperatorArguments,
-        parts: i64, step: i64,
-    ):  # fmt: skip
-        tid = i64(cuda.threadIdx.x)
-        block = quotient(i64(cuda.blockIdx.x), parts)
-        i = bra.first + (i64(cuda.blockIdx.x) - block * parts) * step
-        last, n = min(i + step, bra.first + bra.count), block * threads + tid
-        least = ket.first + n - (tid & 31)  # first ket primitive of the warp
-        live, k = n < ket.count, ket.first + min(n, ket.count - 1)
-        if triangle and i < least:
-            i = least
-        q = charge_at(ket_records.numbers, k * ket_records.width)
-        d, j = load(address_of(ket.d, k * nq), i64(8), i32(count)), empty()
-        while i < last:
-            weight = 1.0 if live else 0.0
-            if triangle and k >= i:
-                weight *= 0.5 if k == i else 0.0
-            n, numbers = i * bra_records.width, bra_records.numbers
-            # not by `charge` and `separate`, which take more registers here
-            rz, ry, rx = numbers[n + 1] - q.z, numbers[n + 2] - q.y, numbers[n + 3] - q.x
-            r = Separation(numbers[n], q.p, rz, ry, rx, rz * rz + ry * ry + rx * rx)
-            zeros = zeros_of(r, operator)
-            j = correlate(zeros, weight, r.rz, r.ry, r.rx, d, j, bra.d, i * np_, bra.j, i * np_, tid & 31)
-            i += 1
-        if live:
-            add(j, ket.j, k * nq, 1, count)
-
-    return Kernel(kernel, (threads, 2))
-
-
 def correlation_by_warps(l_ket, count):
     """Kernel factory for larger L: J_p += r D_q and J_q += r D_p, r from memory, `count` functions p a lane."""
     correlate, load, add = make_correlate(l_ket, count), make_load_vector(count), make_add_vector(count)
@@ -231,40 +182,33 @@ def correlation_by_warps(l_ket, count):
             own, limit = (bra.first + i) * (8 * functions.blocks) + first, (functions.count - first + 31) >> 5
             words = words_of(functions.words, first, functions.count - 1)
             d, j, buffer = signed(load(address_of(bra.d, own), i64(256), i32(limit)), words), empty(), i64(0)
+            # bra primitives that are taken at the same time begin at different kets, to whose sums they all add
+            begin, left = k, last - k
+            k += i - quotient(i, left) * left
             copy(base, r, (i * ket.count + k) * stride, stride, lane)
             commit_copies()
-            while k < last:
-                here = base + buffer * buffer_bytes
+            while left > 0:
+                here, this = base + buffer * buffer_bytes, k
                 buffer = 1 - buffer
-                if k + 1 < last:
-                    copy(base + buffer * buffer_bytes, r, (i * ket.count + k + 1) * stride, stride, lane)
+                k = k + 1 if k + 1 < last else begin
+                if left > 1:
+                    copy(base + buffer * buffer_bytes, r, (i * ket.count + k) * stride, stride, lane)
                     commit_copies()
                     wait_one()
                 else:
                     wait_all()
                 cuda.syncwarp()
                 # both sums of a quartet of a primitive pair with itself are the same one
-                scale = 0.0 if triangle and ket.first + k == bra.first + i else 1.0
-                j = correlate(words, i32(here), ket.d, d, j, scale, ket.j, (ket.first + k) * nq, lane)
+                scale = 0.0 if triangle and ket.first + this == bra.first + i else 1.0
+                j = correlate(words, i32(here), ket.d, d, j, scale, ket.j, (ket.first + this) * nq, lane)
                 cuda.syncwarp()
-                k += 1
+                left -= 1
             add(signed(j, words), bra.j, own, 32, limit)
 
     return Kernel(kernel, (HERMITE_COULOMB.threads, 1))
 
 
 # launchers
-
-
-def by_threads(l_bra, l_ket):
-    """Whether a thread takes a primitive quartet, with r in its registers."""
-    limits = HERMITE_COULOMB
-    return l_bra + l_ket <= limits.thread_l and nherm(l_bra) * nherm(l_ket) <= limits.thread_products
-
-
-def bras_of_a_block(nbra, blocks):
-    """Bra primitives that a block goes through, `blocks` blocks each taking other ket primitives."""
-    return max(1, min(HERMITE_COULOMB.thread_bras, nbra, nbra * blocks // HERMITE_COULOMB.thread_blocks))
 
 
 def functions_of_a_lane(count):
@@ -289,10 +233,8 @@ def hermite_width(pairs):
     return 8 * blocks_of_8(pairs.nherm)
 
 
-def correlation_variant(bra, ket, kind):
+def correlation_variant(bra, ket):
     """The variant that contracts r of a class with the densities of both sides; the bra's l is the larger."""
-    if by_threads(bra.l, ket.l):
-        return Variant(correlation_by_threads, (bra.l, ket.l, kind))
     return Variant(correlation_by_warps, (ket.l, functions_of_a_lane(nherm(bra.l))[0]))
 
 
@@ -323,34 +265,9 @@ def launch_hermite_sums(context, prepared, h, ao, sums, nao, y):
     )  # fmt: skip
 
 
-def quartets_launcher(context, kind, parameter, bra, ket):
-    """The function by which `launch_quartets` launches for two `ListFacts` of small L."""
-    variant, arguments = correlation_variant(bra, ket, kind), operator_arguments(context, kind, parameter)
-    threads = HERMITE_COULOMB.threads
-
-    def launch(context, ab, cd, triangle, bra, ket):
-        nbra, nket = ab.nprim, cd.nprim
-        blocks = -(-nket // threads)
-        step = bras_of_a_block(nbra, blocks)
-        parts = -(-nbra // step)
-        context.launch(
-            variant, blocks * parts, threads, 0,
-            (ab.first_prim, nbra, *bra), records(ab), (cd.first_prim, nket, *ket), records(cd), triangle, arguments,
-            parts, step,
-        )  # fmt: skip
-
-    return launch
-
-
-def launch_quartets(context, operator, ab, cd, triangle, bra, ket):
-    """J of both sides of a tile of small L; `bra` and `ket` are (D, J) of the whole lists."""
-    launch = context.fixed(quartets_launcher, operator.kind, operator.parameter, ab.facts, cd.facts)
-    launch(context, ab, cd, triangle, bra, ket)
-
-
 def contraction_launcher(context, bra, ket):
     """The function by which `launch_contraction` launches for two `ListFacts` of larger L."""
-    variant, count, stride = correlation_variant(bra, ket, None), nherm(bra.l), r_stride(bra.l + ket.l)
+    variant, count, stride = correlation_variant(bra, ket), nherm(bra.l), r_stride(bra.l + ket.l)
     functions = context.table(packed_hermite, bra.l), count, blocks_of_8(count)
     groups, (warps, shared) = functions_of_a_lane(count)[1], warps_of_a_block(16 * stride)
 

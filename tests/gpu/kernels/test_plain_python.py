@@ -15,10 +15,12 @@ from md4.contract.tensor import Request, ao_tensor, locked_tensor
 from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.contract.work import Task
 from md4.errors import MemoryLimitError
+from md4.gpu import hermite_coulomb as hermite_coulomb_target
 from md4.gpu import paths, quartet_lists, sums, tuning
 from md4.gpu.kernels import (
+    contracted,
+    coulomb_threads,
     digest_in_place,
-    hermite_coulomb,
     recurrence,
     select_quartets,
     single_product,
@@ -35,7 +37,7 @@ TENSOR_CORES = ("dmma8", "dmma16")
 UNITS = ("fma", *TENSOR_CORES)
 # Kernels that every class needs, and what the tests run beside them.
 ALWAYS = {"pair_primitives", "h_matrices"}
-TWO = {"bra_transform", "ket_transform"}
+TWO = {"contracted_bra_transform", "ket_transform"}
 ONE_QUARTET = {"thread_quartet_integrals", "pair_slots"}
 REGISTERS, BY_AXIS = {"r_in_registers"}, {"r_by_axis"}
 PLAIN = {"plain_bra_transform", "plain_ket_transform"}
@@ -53,7 +55,7 @@ CLASSES = {
 }
 FEW = ("(ps|ss), K = 4", "(pp|ps)")
 DIGESTION = {"digest_rows", "digest_quartets", "pair_bounds"}
-COULOMB = {"hermite_densities", "hermite_sums", "correlation_by_threads"}
+COULOMB = {"hermite_densities", "hermite_sums", "expanded_order", "correlation_by_threads"}
 
 
 def basis_of(ls, nprim=1, nctr=1, pure=True):
@@ -94,6 +96,24 @@ def test_all_plans_of_a_class(unit, name, all_classes):
     if unit == "fma":
         kernels = PLAIN | (kernels & (REGISTERS | BY_AXIS)) | (machine.kernels & ONE_QUARTET)
     assert machine.kernels == ALWAYS | kernels
+
+
+@pytest.mark.parametrize("rows, stages, kernel", [(0, 2, "bra_transform"), (5, 3, "contracted_bra_transform")])
+def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
+    """Step 4 by the ring of large classes, and with H and r of more than two primitive pairs at a time."""
+    monkeypatch.setattr(contracted, "CONTRACTED", replace(tuning.CONTRACTED, rows=rows, stages=(stages,) * 5))
+    basis, bra, ket = basis_of((2, 1, 1, 0), nprim=2), [[0, 1]] * 2, [[2, 3]] * 5
+    with running() as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        for one, other in ((bra, ket), (ket, bra)):
+            every = plans("dmma16", engine.prepare(one).pairs, engine.prepare(other).pairs)
+            (plan, *_) = (plan for plan in every if plan.path.name == "two_products")
+            engine.backend.plan = lambda *_, plan=plan: plan
+            assert_same(
+                engine.compute(one, other).copy_to_host(), md4.Engine(basis, backend="cpu").compute(one, other)
+            )
+    assert machine.kernels >= {kernel}
+    assert not machine.kernels & ({"bra_transform", "contracted_bra_transform"} - {kernel})
 
 
 # Angular momenta of the shells of a pair and of the single shells, primitives, spherical or not.
@@ -478,16 +498,65 @@ def test_numbers_of_the_rule_are_rounded_up(value):
     assert float(found[0]) <= (value and max(2e-38, value * (1 + 3e-7))) or value > 3.4e38
 
 
-@pytest.mark.parametrize(("thread_l", "kernel"), [(10, "correlation_by_threads"), (-1, "correlation_by_warps")])
-def test_j_alone(thread_l, kernel, monkeypatch):
-    """A thread a primitive quartet, and a warp each."""
-    monkeypatch.setattr(hermite_coulomb, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, thread_l=thread_l))
+def coulomb_tuning(monkeypatch, **changes):
+    """Changes numbers of `HERMITE_COULOMB`."""
+    for module in (coulomb_threads, hermite_coulomb_target):
+        monkeypatch.setattr(module, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernel"),
+    [
+        ({}, "correlation_by_threads"),
+        ({"staged_l": 0}, "correlation_by_threads"),
+        ({"thread_l": -1}, "correlation_by_warps"),
+    ],
+    ids=["registers", "staged", "warps"],
+)
+def test_j_alone(changes, kernel, monkeypatch):
+    """A thread a primitive quartet, with r in registers and in shared memory, and a warp each."""
+    coulomb_tuning(monkeypatch, **changes)
     basis = basis_of((1, 0), nprim=2)
     dm = densities(basis, 1)
     with running() as machine:
         ours, _ = md4.get_jk(basis, dm, with_k=False, backend="cuda")
     assert machine.kernels >= {"hermite_densities", "hermite_sums", kernel}
     assert_same(ours, md4.get_jk(basis, dm, with_k=False, backend="cpu")[0])
+
+
+@pytest.mark.parametrize("omega", [0.0, 0.4, -0.4])
+@pytest.mark.parametrize("staged", [False, True])
+def test_j_alone_in_single_precision(staged, omega, monkeypatch):
+    """All quartets; the operators whose [0]^(m) are made in FP32, and one whose are not."""
+    coulomb_tuning(monkeypatch, single_ratio=1e60, staged_single_l=0 if staged else 10)
+    basis = basis_of((1, 0), nprim=2)
+    dm = densities(basis, 2)
+    with running() as machine:
+        ours, _ = md4.JK(basis, backend="cuda", direct_scf_tol=1e-30, omega=omega).get_jk(dm, with_k=False)
+    assert "narrowed" in machine.kernels
+    right, _ = md4.JK(basis, backend="cpu", omega=omega).get_jk(dm, with_k=False)
+    assert 1e-10 < abs(ours - right).max() / abs(right).max() < 1e-6
+
+
+def test_j_alone_of_many_pairs(monkeypatch):
+    """Some quartets in FP64, some in FP32, some left out; several warps and ranges of bras, both sides of diagonals."""
+    coulomb_tuning(monkeypatch, single_ratio=1e3, thread_blocks=2, thread_bras=40, thin=1)
+    basis, tolerance = chain((0, 0, 1) * 4, far=1.1), 1e-8
+    dm = densities(basis, 1) * np.exp(-abs(np.subtract.outer(*[np.arange(basis.nao)] * 2)))
+    launched, launch = [], hermite_coulomb_target.launch_quartets
+
+    def noted(*args):
+        launched.append(args[-1])
+        launch(*args)
+
+    monkeypatch.setattr(hermite_coulomb_target, "launch_quartets", noted)
+    with running():
+        jk = md4.JK(basis, backend="cuda", direct_scf_tol=tolerance)
+        ours, _ = jk.get_jk(dm, with_k=False)
+    exact, _ = md4.JK(basis, backend="cpu", direct_scf_tol=0.0).get_jk(dm, with_k=False)
+    assert set(launched) == {False, True}
+    assert jk.stats.wanted < jk.stats.wanted + jk.stats.skipped
+    assert 1e-13 < abs(ours - exact).max() < 20 * tolerance
 
 
 @pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
@@ -549,5 +618,5 @@ def test_rows_as_symmetric_matrices(nao, pitch, count):
 def test_no_kernel_is_left_out():
     tested = ALWAYS | PLAIN | DIGESTION | COULOMB | set(R_KERNELS)
     tested |= {"correlation_by_warps", "scatter_block", "single_product", "digest_in_place", "unpack_rows"}
-    tested |= {"select_quartets", "narrowed"}  # the latter by `test_single_precision.test_a_build`
+    tested |= {"bra_transform", "select_quartets", "narrowed"}  # the last by `test_single_precision.test_a_build`
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()
