@@ -121,11 +121,20 @@ class ListTarget(Protocol):
 class CoulombTarget(Protocol):
     """The target for J alone, which is summed in the Hermite basis; see `md4.method.hermite_coulomb`."""
 
+    def screen_by(self, rule):
+        """`take_rows` takes the quartets that survive by a `md4.plan.QuartetRule`; called before it."""
+
     def load(self, prepared):
         """Makes the Hermite densities D_q of a whole list."""
 
     def use(self, backend):
         """As in `DigestTarget`."""
+
+    def take_rows(self, rows, part, parts):
+        """Adds the quartets of a `md4.plan.QuartetRows` of all bra pairs of loaded lists; False if it cannot.
+
+        Or one of several parts of about the same work, which together are all of them.
+        """
 
     def add(self, ab, cd, triangle):
         """Adds the potentials of two slices of loaded lists to each other."""

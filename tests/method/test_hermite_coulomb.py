@@ -1,7 +1,9 @@
 """J alone, in the Hermite basis: against the digestion's J and PySCF's on both backends, and its parts."""
 
 import operator
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from densities import BENZENE, CHAIN, HERMITICITY, random_densities
 from molecules import METHANE, WATER, molecule
@@ -10,7 +12,9 @@ from pyscf import scf
 import md4
 from md4.errors import MemoryLimitError
 from md4.gpu.emit.correlation import Walk, even_ranges
-from md4.gpu.kernels.hermite_coulomb import bras_of_a_block, functions_of_a_lane, kets_of_a_warp
+from md4.gpu.kernels.coulomb_threads import bras_of_a_block, by_threads, ket_parts, stage_bytes, threads_of_a_block
+from md4.gpu.kernels.hermite_coulomb import functions_of_a_lane, kets_of_a_warp
+from md4.gpu.pair_order import group_edges, powers_of_2, sorted_pairs
 from md4.gpu.tuning import HERMITE_COULOMB
 from md4.method.angular import hermite_ordinal, hermite_triples, packed_hermite, sum_ordinal
 
@@ -136,8 +140,47 @@ def test_functions_of_a_warp(count):
 
 @pytest.mark.parametrize("count", [1, 31, 1000, 10**6])
 def test_work_of_a_block(count):
-    assert 1 <= bras_of_a_block(count, 7) <= count
     assert 1 <= kets_of_a_warp(count, 7) <= count
+    for filled in (0.0, 1e-3, 1.0):
+        assert 1 <= bras_of_a_block(count, 7, filled) <= count
+
+
+def test_blocks_can_be_counted():
+    """A launch over lists of tens of millions of primitive pairs has fewer than 2^31 blocks."""
+    nbra, blocks = 50_000_000, 400_000
+    assert -(-nbra // bras_of_a_block(nbra, blocks, 1.0)) * blocks < 1 << 31
+
+
+def test_classes_of_a_thread():
+    """All functions of a ket have a part, whose numbers are aligned, and r of a warp fits shared memory."""
+    for l_bra in range(17):
+        for l_ket in (l for l in range(l_bra + 1) if by_threads(l_bra, l)):
+            parts = ket_parts(l_ket)
+            assert [q for part in parts for q in part] == list(range(len(hermite_triples(l_ket))))
+            assert all(part[0] % 4 == 0 and len(part) <= HERMITE_COULOMB.ket_functions for part in parts)
+            for single in (False, True):
+                warps = threads_of_a_block(l_bra + l_ket, single) // 32
+                assert warps * stage_bytes(l_bra + l_ket, single) <= 120 << 10
+
+
+def test_order_of_pairs():
+    """Groups of neighbours, each in the order of the second number to a factor of 2."""
+    rng = np.random.default_rng(0)
+    for npair, nprim in ((1, 1), (1, 0), (40, 40), (3000, 30000), (200000, 200000)):
+        edges, products = group_edges(npair, nprim), 10.0 ** rng.uniform(-20, 3, npair)
+        order = sorted_pairs(edges, products)
+        assert (edges[0], edges[-1]) == (0, npair)
+        assert (np.diff(edges) > 0).all()
+        for first, last in pairwise(edges.tolist()):
+            assert sorted(order[first:last].tolist()) == list(range(first, last))
+            falling = products[order[first:last]]
+            assert (falling[1:] <= 2 * falling[:-1]).all()
+
+
+def test_powers_of_any_numbers():
+    """Zero, subnormal and infinite numbers have the least and the largest."""
+    found = powers_of_2(np.array([0.0, 5e-324, 1e-300, 1.0, 2.0, 1e300, np.inf]))
+    assert found.tolist() == [0, 0, 0, 512, 513, 1023, 1023]
 
 
 def test_signs():

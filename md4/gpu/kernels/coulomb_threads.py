@@ -33,6 +33,8 @@ from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES, blocks_of_8
 from md4.method.angular import nherm
 
 flag = types.boolean
+# Blocks of a launch, whose numbers are divided as 32-bit integers.
+MOST_BLOCKS = 1 << 29
 
 
 class OrderedSide(NamedTuple):
@@ -238,7 +240,8 @@ def bras_of_a_block(nbra, blocks, filled):
     `filled`: the part of all quartets that survives.
     """
     most = HERMITE_COULOMB.thread_bras / max(filled, 1.0 / HERMITE_COULOMB.thin)
-    return max(1, min(int(most), nbra, nbra * blocks // HERMITE_COULOMB.thread_blocks))
+    wanted = min(int(most), nbra, nbra * blocks // HERMITE_COULOMB.thread_blocks)
+    return max(1, wanted, -(-nbra * blocks // MOST_BLOCKS))
 
 
 def threads_variants(l_bra, l_ket, kind, single):

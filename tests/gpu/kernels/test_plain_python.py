@@ -559,6 +559,22 @@ def test_j_alone_of_many_pairs(monkeypatch):
     assert 1e-13 < abs(ours - exact).max() < 20 * tolerance
 
 
+def test_parts_of_j_alone(monkeypatch):
+    """Parts of pairs of lists, as several workers take them, are together the whole; also of classes that swap."""
+    take = hermite_coulomb_target.DeviceCoulomb.take_rows
+
+    def in_parts(self, rows, part, parts):
+        assert (part, parts) == (0, 1)
+        return all(take(self, rows, n, 5) for n in range(5))
+
+    monkeypatch.setattr(hermite_coulomb_target.DeviceCoulomb, "take_rows", in_parts)
+    basis = chain((0, 1, 0, 0), far=0.5)
+    dm = densities(basis, 1)
+    with running():
+        ours, _ = md4.get_jk(basis, dm, with_k=False, backend="cuda")
+    assert_same(ours, md4.get_jk(basis, dm, with_k=False, backend="cpu")[0])
+
+
 @pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
 def test_tensors(aosym):
     basis = basis_of((1, 0))
