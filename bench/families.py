@@ -354,12 +354,18 @@ FAMILIES = {
         *classes("ffff", chunk=300_000, path=TWO), *classes("dddd", chunk=1, path=TWO, count=(3, 3)),
         *classes("ffdd dddd", unit="dmma8", path=TWO),
     ],
+    # step 4 of contracted bras of few functions
+    "two, contracted": [
+        *classes("pppp dpdd dddd fdpp", nprims=(1, 3), path=TWO), *classes("ddds", nprims=(7,), path=TWO),
+        *classes("psfs dpps", nprims=MIXED, path=TWO), *classes("ddff", chunk=300_000, nprims=(1, 3), path=TWO),
+        *classes("fdpp dpps", unit="dmma8", nprims=(1, 3), path=TWO),
+    ],
     # step 4 with H through a ring of copies
     "two, ring": [
-        *classes("pppp dddd fdpp ffff", nprims=(1, 3), path=TWO), *classes("ddds", nprims=(7,), path=TWO),
+        *classes("ffff", nprims=(1, 3), path=TWO),
         *classes("ffff gggg", chunk=300_000, nprims=(1, 3), path=TWO, count=(3, 4)),
-        *classes("dpii", path=TWO, count=(2, 2)),
-        *classes("ffff fdpp", unit="dmma8", nprims=(1, 3), path=TWO),
+        *classes("dpii", path=TWO, count=(2, 2)), *classes("isii", nprims=(1, 3), path=TWO, count=(2, 2)),
+        *classes("ffff", unit="dmma8", nprims=(1, 3), path=TWO),
     ],
     "two, rows in blocks": [
         *classes("ggdd", pure=False, path=TWO), *classes("ggdd", pure=False, nprims=(1, 3), path=TWO),

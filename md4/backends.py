@@ -14,6 +14,9 @@ class Block(Protocol):
     def swapped(self):
         """The same memory with bra and ket exchanged: (kl, ij, cd, ab)."""
 
+    def limit(self, counts):
+        """Only quartets that count need be made from now on; for the blocks of a `DigestTarget`, see `counts` there."""
+
     def __getitem__(self, key):
         """The part that belongs to two slices, one of bra pairs and one of ket pairs."""
 
@@ -22,14 +25,15 @@ class Path(Protocol):
     """A way to do steps 2 to 5 for two lists. It has no state, and all engines share it.
 
     `steps` is the backend, `ab` and `cd` are slices of `PreparedPairs`, `H_ab` and `H_cd` the matrices of the whole
-    lists as `Backend.hermite` made them in the forms of the plan.
+    lists as `Backend.hermite` made them in the forms of the plan. What belongs to a quartet that the block does not ask
+    for (`Block.limit`) may be anything, in r, in (ab|q] and in the block.
     """
 
     name: str
     # Whether the path does steps 2 to 5 together, by `run`. Else it has `transform_bra` and `transform_ket`.
     merges_steps: bool
 
-    def transform_bra(self, steps, H_ab, ab, cd, r):
+    def transform_bra(self, steps, H_ab, ab, cd, r, out):
         """Step 4: (ab|q] = sum_p H[ab, p] r[p+q]. The result is valid until the next call."""
 
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
@@ -66,10 +70,14 @@ class DigestTarget(BlockTarget, Protocol):
     def screen_by(self, rule):
         """By which `md4.plan.QuartetRule` quartets are to be selected; called once, before all else."""
 
-    def repeat(self, bra, ket, triangle):
+    def ket_counts(self, first, rows):
+        """The rule's `counts` from `first` on as an array of the device for `Block.limit`; None if it has none."""
+
+    def repeat(self, bra, ket, triangle, counts=None):
         """Does again what an earlier build did for two slices of prepared lists, if it can; does it?
 
-        If not, their block comes by `add`, and the target may record what is done for it up to then.
+        If not, their block, limited by `counts`, comes by `add`, and the target may record what is done for it up to
+        then.
         """
 
     def take_rows(self, rows, basis):
@@ -81,6 +89,9 @@ class DigestTarget(BlockTarget, Protocol):
 
     def selected(self):
         """Number of the quartets that `take_rows` has selected; waits for the device."""
+
+    def use(self, backend):
+        """What follows is done by this one of `Backend.tracks`; by the first one until then."""
 
     def expect_result(self):
         """Does what of `result` can be done while the device is at work; may be called before it."""
@@ -116,6 +127,9 @@ class CoulombTarget(Protocol):
     def load(self, prepared):
         """Makes the Hermite densities D_q of a whole list."""
 
+    def use(self, backend):
+        """As in `DigestTarget`."""
+
     def take_rows(self, rows, part, parts):
         """Adds the quartets of a `md4.plan.QuartetRows` of all bra pairs of loaded lists; False if it cannot.
 
@@ -142,6 +156,10 @@ class Sums(Protocol):
     mixed_shells: int
     # Largest number of bytes of a block of integrals.
     block_bytes: int
+    # Predicted seconds of a task up to which any of `Backend.tracks` may do it, as longer ones fill the device alone;
+    # and most bytes of a block of integrals of all tracks but the first.
+    track_seconds: float
+    track_bytes: int
     # Number of copies of J and K that a build keeps.
     copies: int
     # Whether its targets are `ListTarget`.
@@ -346,6 +364,15 @@ class Backend(Protocol):
     def mark(self):
         """A function that waits until all work so far is done."""
 
+    def tracks(self):
+        """Backends that may work on one build at the same time, this one first: as many as are useful and fit memory.
+
+        They share all but the memory of steps and `scratch`. They come after a build that was interrupted.
+        """
+
+    def at_once(self, tracks):
+        """A context: what `tracks` are given within it comes after what was given before, and before what follows."""
+
     def place(self):
         """What tells the device from all others, if it can add up sums with them by itself; else None.
 
@@ -380,7 +407,7 @@ class Backend(Protocol):
     def hermite(self, prepared, form):
         """Step 1: H[ab, p] of all primitive pairs of a whole list, in a form of the plan. It belongs to the caller."""
 
-    def r(self, ab, cd):
+    def r(self, ab, cd, block=None):
         """Steps 2 and 3: r[bra primitive, ket primitive, t], t up to l_ab + l_cd; valid until the next call.
 
         Only a backend with paths that do not merge steps has it. One kernel makes [0]^(m) and r, so that [0]^(m) need

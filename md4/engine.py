@@ -240,6 +240,12 @@ class Engine:
         other.bra_basis = other.ket_basis = basis
         return other
 
+    def with_backend(self, backend):
+        """An engine with another backend, which shares all else with this one."""
+        other = copy(self)
+        other.backend = backend
+        return other
+
     @locked
     def compute(
         self, bra_pairs: npt.ArrayLike, ket_pairs: npt.ArrayLike, out: HostArray | DeviceArray | None = None
@@ -333,8 +339,8 @@ class Engine:
         """Steps 1 to 5 for prepared pairs, in chunks that suit the backend's memory, into a `md4.backends.Block`.
 
         The plan says by which path (`md4.backends.Path`), and which side is transformed first. A path that merges
-        steps does all of 2 to 5 itself. [p|q] = r[p+q] is never stored on a GPU: step 4 gathers it from r. The thread
-        that calls holds the engine's lock.
+        steps does all of 2 to 5 itself. [p|q] = r[p+q] is never stored on a GPU: step 4 gathers it from r. The steps
+        are told the block, which may ask for some of its quartets only. The thread that calls holds the engine's lock.
         """
         check_order(bra.facts.l + ket.facts.l)
         steps = self.backend
@@ -347,8 +353,8 @@ class Engine:
             if path.merges_steps:
                 path.run(steps, H_ab, H_cd, ab, cd, abcd)  # 2 to 5
                 continue
-            r = steps.r(ab, cd)  # 2 and 3
-            abq = path.transform_bra(steps, H_ab, ab, cd, r)  # 4
+            r = steps.r(ab, cd, abcd)  # 2 and 3
+            abq = path.transform_bra(steps, H_ab, ab, cd, r, abcd)  # 4
             path.transform_ket(steps, abq, H_cd, ab, cd, abcd)  # 5
 
     def __repr__(self):

@@ -71,6 +71,8 @@ class QuartetRule:
         R of each pair, and 2 sqrt(min(n, n)) |D|.
     norms : ndarray, shape (nshell, nshell)
         |D| of all pairs of shells, symmetric.
+    counts : ndarray of int32
+        Numbers of ket pairs that may survive, the first ones of their list, of the bra pairs of all pairs of lists.
     """
 
     tolerance: float
@@ -78,6 +80,7 @@ class QuartetRule:
     bounds: np.ndarray
     own: np.ndarray
     norms: np.ndarray
+    counts: np.ndarray
 
 
 class QuartetRows(NamedTuple):

@@ -147,7 +147,7 @@ class ListPairs:
             )  # fmt: skip
 
         in_threads(len(ends) - 1, count, 8 * rows)
-        rule = QuartetRule(tolerance, self.shells, self.exact, norms.own, norms.blocks)
+        rule = QuartetRule(tolerance, self.shells, self.exact, norms.own, norms.blocks, counts)
         return Survivors(self, counts, found, products, rule)
 
     def seconds(self, predicted, matrices):
@@ -194,6 +194,10 @@ class Survivors:
         """How many ket pairs survive with each bra pair of a pair of lists, those of the largest bounds."""
         return self._of(self._counts, n)
 
+    def place(self, n):
+        """Where the `counts` of a pair of lists begin in those of the rule."""
+        return int(self.pairs.pairs[n, PAIR.first])
+
     def same(self, n):
         """Whether the pair of lists is one list, of which each unordered quartet counts once."""
         bra, ket = self.pairs.numbers[n]
@@ -215,10 +219,10 @@ class Survivors:
 
     def tiles(self, n, first, end, most, price):
         """`tiles` of the rows from `first` to `end` of a pair of lists."""
-        rows, width = self.used[n], self.widths[n]
+        rows, width, counts = self.used[n], self.widths[n], self.counts(n)[first:end]
         if (first, end) == (0, self.pairs.rows[n]) and rows * width - self.quartets[n] <= price:
-            return split_tile(0, rows, width, most) if width else []
-        return tiles(self.counts(n)[first:end], most, price)
+            return split_tile(0, rows, width, most, counts) if width else []
+        return tiles(counts, most, price)
 
 
 def tiles(n, most, price):
@@ -235,17 +239,20 @@ def tiles(n, most, price):
     """
     found = np.empty((2 * TILE_STEPS, 3), dtype=np.int64)
     count = covering()(n, price, TILE_STEPS, found)
-    return [tile for rows in found[:count].tolist() for tile in split_tile(*rows, most)]
+    return [tile for rows in found[:count].tolist() for tile in split_tile(*rows, most, n)]
 
 
-def split_tile(first, last, width, most):
-    """The rectangle of bra pairs first..last and `width` ket pairs, in parts of at most `most` quartets."""
+def split_tile(first, last, width, most, n):
+    """The rectangle of bra pairs first..last and `width` ket pairs, in parts of at most `most` quartets.
+
+    Parts end with the last of the survivors `n`, as in `tiles`, of their bra pairs.
+    """
     if (last - first) * width <= most:
         return [(slice(first, last), slice(0, width))]
     columns = min(width, most)
-    rows = max(1, most // max(1, columns))
-    return [
-        (slice(i, min(i + rows, last)), slice(k, min(k + columns, width)))
-        for i in range(first, last, rows)
-        for k in range(0, width, columns)
-    ]
+    rows, parts = max(1, most // max(1, columns)), []
+    for i in range(first, last, rows):
+        end = min(i + rows, last)
+        reached = int(n[i:end].max())
+        parts += [(slice(i, end), slice(k, min(k + columns, reached))) for k in range(0, reached, columns)]
+    return parts

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from md4.contract.screening import Statistics
-from md4.contract.work import EACH
+from md4.contract.work import EACH, Dealer
 from md4.contract.workspace import HermiteStore, least_block
 from md4.errors import MemoryLimitError
 from md4.plan import part_of
@@ -23,6 +23,8 @@ COULOMB_QUARTETS = 1 << 28
 # What a rectangle costs, about, beside its quartets: for launches and for what of the device they leave idle. J alone
 # has fewer of them.
 RECTANGLE_SECONDS, COULOMB_SECONDS = 3e-5, 1e-5
+# What a quartet of a rectangle costs that does not survive, in quartets, where kernels leave it out.
+UNUSED_QUARTET = 0.03
 # Number of tasks that a worker may have begun, but not ended, when it takes the next one.
 AHEAD = 2
 
@@ -132,6 +134,7 @@ class PartialSums:
         self.engine = worker.engine.with_operator(build.operator)
         self.backend, self.stats = self.engine.backend, Statistics()
         worker.check_memory(build)
+        self.tracks = self.backend.tracks()  # first, since it waits for those of a build that was interrupted
         sums, basis = self.backend.sums, self.engine.bra_basis
         if build.with_k:
             self.target = sums.digest(build.exchange, build.coulomb)
@@ -144,6 +147,7 @@ class PartialSums:
         self.store.fit(HERMITE_SHARE)
         self.block_bytes = min(sums.block_bytes, int(BLOCK_SHARE * self.backend.memory_left()))
         self.begun = deque()
+        self.share_among([self.backend])
         if not build.with_k:
             for this in worker.lists:
                 self.store.touch(this.prepared, this.prepared)
@@ -152,9 +156,30 @@ class PartialSums:
     def run(self, tasks, next_task=None):
         """Adds the integrals of `tasks`, and then of the tasks from `next_task()`, until there is none."""
         self.start = perf_counter()
-        self.add(tasks)
-        while next_task is not None and (task := self.in_time(next_task)) is not None:
-            self.add([task])
+        # One track if H matrices are dropped and made again, for which all would have to wait.
+        tracks = self.tracks if self.holds_all() or not self.build.with_k else self.tracks[:1]
+        with self.backend.at_once(tracks):
+            self.share_among(tracks)
+            self.add(tasks)
+            while next_task is not None and (task := self.in_time(next_task)) is not None:
+                self.add([task])
+        self.use(0)
+        self.share_among([self.backend])
+
+    def holds_all(self):
+        """Whether the store has room for the H matrices of all lists."""
+        return self.store.holds(this.prepared for this in self.worker.lists)
+
+    def share_among(self, tracks):
+        """Tasks are dealt out to these tracks from now on."""
+        self.engines, self.track = [self.engine.with_backend(track) for track in tracks], 0
+        self.dealer = Dealer(len(tracks), self.backend.sums.track_seconds)
+
+    def use(self, track):
+        """What follows is done on the track of this number."""
+        if track != self.track:
+            self.track, self.engine = track, self.engines[track]
+            self.target.use(self.engine.backend)
 
     def in_time(self, next_task):
         """The next task, when the device has at most AHEAD left: others may be done with theirs earlier."""
@@ -168,9 +193,10 @@ class PartialSums:
         if self.backend.sums.takes_lists:
             self.take(tasks)
             return
-        if not self.store.holds(this.prepared for this in self.worker.lists):
+        if not self.holds_all():
             tasks = sorted(tasks)  # so that H matrices are used one after the other
-        for task in tasks:
+        for track, task in self.dealer.deal(tasks):
+            self.use(track)
             self.add_task(task)
 
     def take(self, tasks):
@@ -194,14 +220,18 @@ class PartialSums:
             first, last = part_of(n, task.part, task.parts)
             wanted = int(n[first:last].sum(dtype=np.int64))
         rate = wanted / max(1e-9, task.seconds - EACH)  # quartets a second
+        counts = None
         if build.with_k:
             self.store.touch(ket, bra)
             self.store.touch(bra, ket)
             if self.take_rows(survivors.rows(lists, pair, first, last)):
                 build.report(wanted)
                 return
-            most = max(1, self.block_bytes // (8 * bra.facts.nab * ket.facts.nab))
-            price = rate * RECTANGLE_SECONDS
+            room = min(self.block_bytes, self.backend.sums.track_bytes) if self.track else self.block_bytes
+            most = max(1, room // (8 * bra.facts.nab * ket.facts.nab))
+            price, counts = rate * RECTANGLE_SECONDS, self.target.ket_counts(survivors.place(pair), bra.npair)
+            if counts is not None:  # rectangles of more than `most` quartets are several
+                price /= UNUSED_QUARTET + price / most
         else:
             if self.target.take_rows(survivors.rows(lists, pair, 0, bra.npair), task.part, task.parts):
                 self.stats.computed += wanted
@@ -210,12 +240,16 @@ class PartialSums:
                 return
             most = COULOMB_QUARTETS
             price = rate * COULOMB_SECONDS
-        add = self.add_rectangle if build.with_k else self.target.add
         for ij, kl in survivors.tiles(pair, first, last, most, price):
             ab, cd = bra[first + ij.start : first + ij.stop], ket[kl]
-            add(ab, cd, same)
-            self.stats.computed += ab.npair * cd.npair
+            if build.with_k:
+                self.add_rectangle(ab, cd, same, counts)
+            else:
+                self.target.add(ab, cd, same)
+            if counts is None:
+                self.stats.computed += ab.npair * cd.npair
         self.stats.wanted += wanted
+        self.stats.computed += 0 if counts is None else wanted
         build.report(wanted)
 
     def take_rows(self, rows):
@@ -226,10 +260,13 @@ class PartialSums:
             log.info("no memory for lists of quartets of %r with %r", rows.bra.pairs, rows.ket.pairs)
             return False
 
-    def add_rectangle(self, ab, cd, same):
-        """Adds a rectangle of quartets, in halves where there is no memory for the whole."""
+    def add_rectangle(self, ab, cd, same, counts=None):
+        """Adds a rectangle of quartets, in halves where there is no memory for the whole.
+
+        Of the ket list only the first `counts[i]` pairs count with bra pair i, if the device has these numbers.
+        """
         try:
-            self.add_block(ab, cd, same)
+            self.add_block(ab, cd, same, counts)
             return
         except MemoryLimitError:
             if len(ab) * len(cd) == 1:
@@ -238,14 +275,16 @@ class PartialSums:
         self.store.clear()
         log.info("no memory for %r with %r at once; they are made in halves", ab.pairs, cd.pairs)
         for half in halves(max(ab, cd, key=len)):
-            self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same)
+            self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same, counts)
 
-    def add_block(self, ab, cd, same):
+    def add_block(self, ab, cd, same, counts):
         """Makes the block of two slices, and gives it to the target, unless that repeats what it has recorded."""
-        if self.target.repeat(ab, cd, same):
+        if self.target.repeat(ab, cd, same, counts):
             return
         a, b = ab.facts, cd.facts
-        block = self.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
+        block = self.engine.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
+        if counts is not None:
+            block.limit(counts)
         self.engine.run_steps(ab, cd, block)
         self.target.add(block, ab, cd, self.engine.bra_basis, same)
 

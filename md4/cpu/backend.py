@@ -5,6 +5,7 @@ bra pair with LANES ket pairs (`md4.cpu.integrals`) until it has some for the ta
 or J and K (`md4.cpu.sums`), and goes on. So even small lists need few calls from Python.
 """
 
+from contextlib import nullcontext
 from copy import copy
 
 import numpy as np
@@ -69,6 +70,14 @@ class CpuBackend:
     def mark(self):
         """A function that waits for nothing: all work is done when a call returns."""
         return lambda: None
+
+    def tracks(self):
+        """This backend alone, whose threads share all work."""
+        return [self]
+
+    def at_once(self, tracks):
+        """Nothing is to be done: there is but one."""
+        return nullcontext()
 
     def place(self):
         """None: the sums of processes are added up by MPI."""

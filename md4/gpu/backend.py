@@ -1,5 +1,6 @@
 """The GPU backend: its memory, the steps of the method, and what takes blocks; paths are in `md4.gpu.paths`."""
 
+from contextlib import contextmanager
 from copy import copy
 from functools import cache
 from math import prod
@@ -15,6 +16,7 @@ from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import cuda
 from md4.gpu.h_layout import KET_ELEMENTS, KET_FLAT, KET_SINGLES, HForm, form_size
+from md4.gpu.kernels.groups import NO_LIMITS
 from md4.gpu.kernels.h_matrices import launch_h
 from md4.gpu.kernels.recurrence import launch_r
 from md4.gpu.pair_layout import RECORD
@@ -23,7 +25,7 @@ from md4.gpu.pool import ITEM_BYTES
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums
 from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_device_array
-from md4.gpu.tuning import CHUNK_BYTES, blocks_of_8, r_stride
+from md4.gpu.tuning import CHUNK_BYTES, TRACKS, blocks_of_8, r_stride
 from md4.support.display import size_text
 from md4.support.log import log
 from md4.support.memory import host_memory, tensor_refusal
@@ -107,9 +109,27 @@ class GpuBackend:
 
     def mark(self):
         """A function that waits until the device has done what it was given so far."""
-        event = cuda.event(timing=False)
-        event.record(self.context.stream)
-        return event.synchronize
+        return self.context.tracks.mark()
+
+    def tracks(self):
+        """This backend, and others for further tracks where there is memory for their rooms; see `md4.gpu.tracks`."""
+        self.context.tracks.end()  # those of a build that was interrupted
+        return [self, *map(self.on_track, range(1, TRACKS.number(self.context.pool.left())))]
+
+    def on_track(self, track):
+        """The same on another track."""
+        other = copy(self)
+        other.context = self.context.on_track(track)
+        return other
+
+    @contextmanager
+    def at_once(self, tracks):
+        """Within it, work may be given to all of some `tracks`; see `md4.backends.Backend`."""
+        try:
+            self.context.tracks.begin(len(tracks))
+            yield
+        finally:
+            self.context.tracks.end()
 
     def place(self):
         """The GPU, if NCCL can add up its sums; see `md4.gpu.collectives`."""
@@ -191,6 +211,11 @@ class GpuBackend:
 
     def hermite(self, prepared, form):
         """Step 1: H of all primitive pairs of a whole list, as `HMatrices` in a form."""
+        with self.context.alone():
+            return self.make_h(prepared, form)
+
+    def make_h(self, prepared, form):
+        """`hermite` for the track of this backend alone."""
         pairs, data = prepared.pairs, prepared.data
         places, stride, count = data.start, 1, pairs.nprim
         if form in (KET_ELEMENTS, KET_SINGLES):
@@ -205,10 +230,10 @@ class GpuBackend:
         launch_h(self.context, pairs, data.records, form, places, stride, h)
         return HMatrices(h, form)
 
-    def r(self, ab, cd):
+    def r(self, ab, cd, block=None):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles."""
         r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_stride(ab.facts.l + cd.facts.l))
-        launch_r(self.context, self.operator, ab, cd, r)
+        launch_r(self.context, self.operator, ab, cd, r, NO_LIMITS if block is None else block.limits)
         return r
 
     # results and targets

@@ -1,7 +1,6 @@
 """A device as an engine uses it: which one, on which stream, with which memory, unit and type of numbers."""
 
 import os
-import weakref
 from _thread import get_ident, interrupt_main
 from copy import copy
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from cuda.bindings import driver
 from numba import cuda
 
 from md4.errors import DeviceError
-from md4.gpu.buffers import Buffer, check
+from md4.gpu.buffers import Buffer
 from md4.gpu.compile import launcher
-from md4.gpu.pool import Pool
+from md4.gpu.pool import Pool, TrackPool
 from md4.gpu.recording import Recorder
+from md4.gpu.tracks import Tracks
 from md4.support.arguments import checked_stream
 from md4.support.environment import way_to_gpu
 from md4.support.locks import Lock, once
@@ -90,19 +90,6 @@ def as_stream(stream):
         return stream
     handle = index(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)))
     return cuda.external_stream(handle) if handle else cuda.default_stream()
-
-
-def urgent_stream():
-    """A new stream whose kernels go before those that wait on others, and that no work on stream 0 holds up."""
-    cuda.current_context()
-    error, _, highest = driver.cuCtxGetStreamPriorityRange()
-    check(error, "asking for the priorities of streams")
-    flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
-    error, handle = driver.cuStreamCreateWithPriority(flags, highest)
-    check(error, "making a stream")
-    stream = cuda.external_stream(int(handle))
-    weakref.finalize(stream, driver.cuStreamDestroy, handle)
-    return stream
 
 
 def arithmetic_unit(capability):
@@ -229,7 +216,11 @@ class DeviceContext:
         All work is done in its order.
     handle : int
         The stream's, as the driver knows it.
-    pool : md4.gpu.pool.Pool
+    tracks : md4.gpu.tracks.Tracks
+        This stream, and those that work beside it in builds.
+    track : int
+        Number of the stream among these.
+    pool : md4.gpu.pool.Pool or md4.gpu.pool.TrackPool
         Device memory.
     recorder : md4.gpu.recording.Recorder
         Launches that builds of J and K repeat.
@@ -249,7 +240,9 @@ class DeviceContext:
         with self.lock:
             self.capability = current_capability()
             self.unit = arithmetic_unit(self.capability)
-            self.stream, self.pool = as_stream(stream), Pool(max_memory)
+            self.stream = as_stream(stream)
+            self.tracks, self.track = Tracks(self.stream), 0
+            self.pool = Pool(max_memory, self.tracks)
             self.recorder = Recorder(self.pool)
             self.handle, (self.kernels, self.known) = int(self.stream.handle), kept_on(self.device)
 
@@ -258,6 +251,16 @@ class DeviceContext:
         other = copy(self)
         other.stream, other.handle = stream, int(stream.handle)
         return other
+
+    def on_track(self, track):
+        """The same, of track 0, on another track: its stream, and rooms of its own."""
+        other = self.on(self.tracks.stream(track))
+        other.track, other.pool = track, TrackPool(self.pool, track)
+        return other
+
+    def alone(self):
+        """Within it, what all tracks read is made; see `md4.gpu.tracks.Tracks.alone`."""
+        return self.tracks.alone(self.track)
 
     def launch(self, variant, grid, block, shared, *args):
         """Launches a kernel on the stream.

@@ -25,7 +25,9 @@ def first_aos(context, prepared, basis):
     """First AOs of the shells of the whole list, (npair, 2) on the device; kept as long as the list is."""
     data = prepared.data
     if data.first_aos is None:
-        _, (data.first_aos,) = context.pool.upload([basis.ao_loc[prepared.whole.pairs.pairs]], context.stream)
+        with context.alone():
+            _, (first,) = context.pool.upload([basis.ao_loc[prepared.whole.pairs.pairs]], context.stream)
+        data.first_aos = first
     return data.first_aos
 
 
@@ -45,6 +47,10 @@ class DeviceCoulomb:
     def screen_by(self, rule):
         """`take_rows` asks which quartets survive by a `md4.plan.QuartetRule`."""
         self.rule, self.fits = rule, bool(rule.own.max(initial=0.0) <= LARGEST_SINGLE)
+
+    def use(self, backend):
+        """`add` works on the track of a backend."""
+        self.backend = backend
 
     def matrices(self, array):
         """The matrices of an array (n, nao, nao) as flat buffers."""

@@ -28,6 +28,7 @@ from md4.gpu.h_layout import (
     KET_WEIGHTS,
 )
 from md4.gpu.kernels import (
+    contracted,
     digest_in_place,
     digestion,
     fused,
@@ -152,10 +153,10 @@ class OneProduct(GpuPath):
             yield one_product.sums_variant()
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        context, r, weights = steps.context, steps.r(ab, cd), H_cd.array
+        context, r, weights = steps.context, steps.r(ab, cd, out), H_cd.array
         if one_product.needs_sums(cd):
             sums = context.pool.room("sums", max(1, one_product.sums_size(ab, cd)))
-            one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nab, sums)
+            one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nab, sums, out.limits)
             r, weights = sums, None
         one_product.launch_one_product(context, H_ab.array, r, weights, ab, cd, out)
 
@@ -180,10 +181,10 @@ class SingleProduct(GpuPath):
             yield one_product.sums_variant()
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        context, r, weights = steps.context, steps.r(ab, cd), H_cd.array
+        context, r, weights = steps.context, steps.r(ab, cd, out), H_cd.array
         if single_product.needs_sums(cd):
             sums = context.pool.room("sums", max(1, single_product.sums_size(ab, cd)))
-            one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nctr_a, sums)
+            one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nctr_a, sums, out.limits)
             r, weights = sums, None
         single_product.launch_single_product(context, H_ab.array, r, weights, ab, cd, out)
 
@@ -205,7 +206,7 @@ class Fused(GpuPath):
         yield fused.fused_variant(unit, bra, ket, plan.matrix)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        r = steps.r(ab, cd)
+        r = steps.r(ab, cd, out)
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
@@ -213,6 +214,8 @@ def bra_launcher(context, bra, ket):
     """The launcher of step 4 by the kernel that serves two `ListFacts`."""
     if resident.serves(context.unit, bra, ket):
         return resident.resident_launcher(context, bra, ket)
+    if contracted.serves(context.unit, bra, ket):
+        return contracted.contracted_launcher(context, bra, ket)
     return two_products.bra_launcher(context, bra, ket)
 
 
@@ -234,16 +237,18 @@ class TwoProducts(GpuPath):
         yield r_variant(bra.l + ket.l, kind)
         if resident.serves(unit, bra, ket):
             yield resident.resident_variant(unit, bra)
+        elif contracted.serves(unit, bra, ket):
+            yield contracted.contracted_variant(unit, bra)
         else:
             yield two_products.bra_variant(unit, bra, ket)
         yield two_products.ket_variant(unit, ket, plan.ket_form)
 
-    def transform_bra(self, steps, H_ab, ab, cd, r):
+    def transform_bra(self, steps, H_ab, ab, cd, r, out):
         """Step 4: (ab|q] of a chunk, [p|q] assembled in the operands."""
         context = steps.context
         abq = context.pool.room("abq", two_products.abq_size(ab, cd))
         if cd.nprim:
-            context.fixed(bra_launcher, ab.facts, cd.facts)(context, H_ab.array, ab, cd, r, abq)
+            context.fixed(bra_launcher, ab.facts, cd.facts)(context, H_ab.array, ab, cd, r, abq, out.limits)
         return abq
 
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
@@ -270,7 +275,7 @@ class Plain(GpuPath):
         yield plain.plain_bra_variant()
         yield plain.plain_ket_variant()
 
-    def transform_bra(self, steps, H_ab, ab, cd, r):
+    def transform_bra(self, steps, H_ab, ab, cd, r, out):
         """Step 4: (ab|q] of a chunk."""
         abq = steps.context.pool.room("abq", two_products.abq_size(ab, cd))
         if cd.nprim:

@@ -12,6 +12,7 @@ from numba import cuda
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.dlpack import DeviceArray
+from md4.gpu.tuning import TRACKS
 from md4.support.display import size_text
 from md4.support.locks import Lock, locked
 from md4.support.log import log
@@ -104,9 +105,12 @@ class Pool:
     ----------
     max_memory : float, optional
         Cap in MB; by default what is free on the device when memory is asked for.
+    tracks : md4.gpu.tracks.Tracks, optional
+        The streams that use the memory; by default a single one.
     """
 
-    def __init__(self, max_memory=None):
+    def __init__(self, max_memory=None, tracks=None):
+        self.tracks = tracks
         self.cap = None if max_memory is None else int(max_memory * 1e6)
         self.peak, self.free, self.lock = 0, None, Lock()
         # Memory by its number, and its address and size; numbers that are on loan, with the token of the loan; idle
@@ -182,8 +186,8 @@ class Pool:
                     del self.memory[number], places[number]
                 del lent[number]
 
-    def get(self, items):
-        """A buffer of 8-byte items, contents undefined.
+    def get(self, items, track=0):
+        """A buffer of 8-byte items, contents undefined, for a track; it may be used on others after it was written.
 
         Raises
         ------
@@ -196,19 +200,23 @@ class Pool:
                 self._collect()
             size = bucket(ITEM_BYTES * items)
             numbers = self.idle[size]
-            return self._lend(next(reversed(numbers)) if numbers else self._allocate(size), items, OrderedLoan)
+            loan = self._lend(next(reversed(numbers)) if numbers else self._allocate(size), items, OrderedLoan)
+        if self.tracks is not None:
+            self.tracks.follow(track)  # others may still use what they have given back
+        return loan
 
-    def room(self, name, items):
+    def room(self, name, items, track=0):
         """A buffer of 8-byte items, contents undefined, in the same memory at every call with a name, where it fits.
 
-        It is for what is used up before the next call, in the order of the engine's stream, by the one thread that
+        It is for what is used up before the next call, in the order of a track's stream, by the one thread that
         holds the engine's lock: there is nothing to give back. The memory stays on loan until it is too small or needed
-        for something else, and as long as a buffer of it is used.
+        for something else, and as long as a buffer of it is used. Each track has other rooms.
         """
+        name = (track, name) if track else name
         loan = self.rooms.get(name)
         if loan is None or loan.nbytes < ITEM_BYTES * items:
             loan = self.rooms[name] = None  # the memory may be had by others first
-            loan = self.rooms[name] = self.get(items)
+            loan = self.rooms[name] = self.get(items, track)
         if self.noted is not None:
             self.noted[name] = max(self.noted.get(name, 0), ITEM_BYTES * items)
         return Buffer(loan.pointer, (items,), ITEM_BYTES, loan)
@@ -307,8 +315,8 @@ class Pool:
         self.live[number] = host.nbytes
         return host
 
-    def upload(self, arrays, stream, fresh=False):
-        """Host arrays of 8-byte items, one after the other in one buffer (see `fresh`), and where each begins.
+    def upload(self, arrays, stream, fresh=False, track=0):
+        """Host arrays of 8-byte items, one after the other in one buffer (see `get`, `fresh`), and where each begins.
 
         Raises
         ------
@@ -320,7 +328,37 @@ class Pool:
             if array.dtype.itemsize != ITEM_BYTES:
                 raise TypeError(f"items of {array.dtype} are not of {ITEM_BYTES} bytes.")
         packed = np.concatenate([a.reshape(-1).view(np.int64) for a in arrays])
-        buffer = (self.fresh if fresh else self.get)(max(1, packed.size))
+        items = max(1, packed.size)
+        buffer = self.fresh(items) if fresh else self.get(items, track)
         copy_to_device(buffer.pointer, packed, stream)
         edges = np.cumsum([0, *(a.size for a in arrays)]).tolist()
         return buffer, [buffer.part(e, np.shape(a)) for e, a in zip(edges, arrays)]
+
+
+class TrackPool:
+    """A pool as a track uses it, but track 0.
+
+    Parameters
+    ----------
+    pool : Pool
+    track : int
+    """
+
+    def __init__(self, pool, track):
+        self.pool, self.track, self.release = pool, track, pool.release
+
+    def get(self, items):
+        """See `Pool.get`."""
+        return self.pool.get(items, self.track)
+
+    def room(self, name, items):
+        """See `Pool.room`."""
+        return self.pool.room(name, items, self.track)
+
+    def upload(self, arrays, stream):
+        """See `Pool.upload`."""
+        return self.pool.upload(arrays, stream, track=self.track)
+
+    def share(self, most):
+        """See `Pool.share`; the tasks of these tracks are short, and need less."""
+        return self.pool.share(min(most, TRACKS.nbytes))

@@ -50,10 +50,10 @@ class QuartetLists:
         self.largest = max(rule.own.max(initial=0.0), rule.norms.max(initial=0.0))
         shells = (rule.shells[:, 0] | rule.shells[:, 1] << 16).astype(np.uint32)
         tables = [shells, *map(rounded_up, (rule.bounds, rule.own, rule.norms.reshape(-1)))]
-        self.buffer = context.pool.get(3 + sum(words(table.nbytes) for table in tables))
-        self.counts, self.survivors = self.buffer.part(0, (2,)), self.buffer.part(2, (1,))
+        self.buffer = context.pool.get(1 + sum(words(table.nbytes) for table in tables))
+        self.survivors = self.buffer.part(0, (1,))
         clear(self.survivors, context.stream)
-        first, parts = 3, []
+        first, parts = 1, []
         for table in tables:
             part = self.buffer.part(first, (words(table.nbytes),))
             copy_in_pieces(part.pointer, table, context.stream)
@@ -69,15 +69,15 @@ class QuartetLists:
         """
         starts, stream = np.zeros(len(rows.counts) + 1, dtype=np.int64), self.context.stream
         np.cumsum(rows.counts, out=starts[1:])
-        on_device = self.context.pool.room("quartet rows", len(starts))
+        on_device, counts = (self.context.pool.room(*room) for room in (("quartet rows", len(starts)), ("counts", 2)))
         # Held until the last part is made: memory that was refused between two parts would leave a task half done.
         most, (entries, items) = self.room(starts, int(rows.counts.max(initial=0)), size)
         copy_in_pieces(on_device.pointer, starts, stream)
         rule = self.rule.tolerance, SELECT.single_ratio * self.rule.tolerance if with_single else 0.0
         for first, end in pieces(starts, most):
             count = int(starts[end] - starts[first])
-            out = Selected(entries, items, self.counts, self.survivors, count // size + end - first, size)
-            clear(self.counts, stream)
+            out = Selected(entries, items, counts, self.survivors, count // size + end - first, size)
+            clear(counts, stream)
             part = on_device.part(first, (end - first + 1,))
             launch_select(self.context, self.candidates, part, rows.first + first, rows.places, rows.shells, rule, out)
             yield out

@@ -8,6 +8,8 @@ driver again.
 A record holds no device memory, only addresses. It is used only if all of them stand for the same as before:
 
     D, X, Y               their address is in the key, like the operator and the numbers of matrices
+    limits of ket pairs   their address is in the key; the numbers are those of each build
+    the stream            the number of its track is in the key
     pair data             are made once and live as long as the list, whose number is in the key
     H                     are asked for again, in the same forms, and must be at the same addresses
     r, (ab|q], the block  are rooms of the pool, which must be at the same addresses and large enough

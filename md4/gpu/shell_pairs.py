@@ -13,9 +13,9 @@ from itertools import count
 import numpy as np
 
 from md4.gpu.buffers import copy_in_pieces, copy_to_device, copy_to_host
-from md4.gpu.context import urgent_stream
 from md4.gpu.kernels.shell_pairs import launch_primitives, launch_slots
 from md4.gpu.pair_layout import RECORD, PairSlots, slot_starts
+from md4.gpu.tracks import urgent_stream
 from md4.method.angular import AXES
 from md4.shells.shell_pairs import ShellPairs, log_cutoff, starts_of
 
@@ -147,8 +147,9 @@ class PairMaker:
             first, count = slot_starts(pairs.start)
             buffer = self.pool.get(4 * count + pairs.nprim + len(pairs))
             place = buffer.part(4 * count, (pairs.nprim,))
-            data.slots = PairSlots(buffer.part(0, (4 * count,)), place.part(pairs.nprim, (len(pairs),)), place, count)
-            copy_in_pieces(data.slots.first.pointer, first, self.context.stream)
+            slots = PairSlots(buffer.part(0, (4 * count,)), place.part(pairs.nprim, (len(pairs),)), place, count)
+            copy_in_pieces(slots.first.pointer, first, self.context.stream)
             if pairs.nprim:
-                launch_slots(self.context, data, pairs.nprim, data.slots)
+                launch_slots(self.context, data, pairs.nprim, slots)
+            data.slots = slots  # last, since an interrupt may come in between
         return data.slots

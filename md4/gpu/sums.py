@@ -20,7 +20,7 @@ from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
 from md4.gpu.quartet_lists import QuartetLists
 from md4.gpu.targets import DeviceBlock
-from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT, SHELL_ORDER
+from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT, SHELL_ORDER, TRACKS
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.support.log import log
 
@@ -29,6 +29,7 @@ class DeviceSums:
     """How a GPU makes J and K; see `md4.backends.Sums`."""
 
     mixed_shells, block_bytes, copies, takes_lists = MIXED_SHELLS, DIGEST.block_bytes, 1, False
+    track_seconds, track_bytes = TRACKS.seconds, TRACKS.nbytes
 
     def bound_step(self, functions):
         """Pairs of few functions ab are sorted by shells: additions to J and K bind the time of their quartets."""
@@ -129,36 +130,58 @@ class DeviceDigest:
         copy_to_device(twice_d.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.buffer.part(n + m, (n + m,)), context.stream)
         self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
-        self.host = self.lists = self.singles = self.extent = None
+        self.host = self.lists = self.singles = self.extent = self.limits = None
         self.recorder, operator = context.recorder, backend.operator
         # What all launches of this build depend on.
         self.setting = operator.kind, operator.parameter, *self.counts, self.nao, self.buffer.pointer
         self.recorder.next_build()
 
-    def key(self, bra, ket, triangle):
+    def ket_counts(self, first, rows):
+        """A part of the rule's `counts` in device memory, or None."""
+        return None if self.limits is None else self.limits.part(first, (rows,))
+
+    def use(self, backend):
+        """What follows works on the track of a backend."""
+        self.backend, self.context = backend, backend.context
+        if self.lists is not None:
+            self.lists.context = backend.context
+
+    def key(self, bra, ket, triangle, counts):
         """What the launches of a rectangle depend on, for `md4.gpu.recording.Recorder.repeat`."""
         sides = bra.data.number, bra.first, bra.npair, ket.data.number, ket.first, ket.npair
-        return self.setting, *sides, triangle
+        limits = 0 if counts is None else counts.pointer
+        return self.setting, *sides, triangle, limits, self.context.track
 
-    def repeat(self, bra, ket, triangle):
+    def repeat(self, bra, ket, triangle, counts=None):
         """Launches again what an earlier build has recorded of two slices, if it can; does it?"""
-        return self.recorder.repeat(self.key(bra, ket, triangle), bra, ket)
+        return self.recorder.repeat(self.key(bra, ket, triangle, counts), bra, ket)
 
-    def end_recording(self, bra, ket, triangle):
+    def end_recording(self, bra, ket, triangle, counts):
         """Keeps the launches of a rectangle if they are recorded."""
         if self.recorder.launches is not None:
             plan = self.backend.plan(bra, ket)
             forms = (plan.ket_form, plan.bra_form) if plan.swap else (plan.bra_form, plan.ket_form)
-            self.recorder.end(self.key(bra, ket, triangle), bra, ket, forms)
+            self.recorder.end(self.key(bra, ket, triangle, counts), bra, ket, forms)
 
     def screen_by(self, rule):
-        """`take_rows` selects quartets by a `md4.plan.QuartetRule`."""
+        """`take_rows` selects quartets by a `md4.plan.QuartetRule`, whose `counts` limit blocks."""
+        self.keep_counts(rule.counts)
         if len(rule.norms) > MOST_SHELLS:
             return
         try:
             self.lists = QuartetLists(self.context, rule)
         except MemoryLimitError:
             log.info("no memory for lists of quartets; they are made in rectangles")
+
+    def keep_counts(self, counts):
+        """Copies `counts` to the device, at the same address in each build, if possible."""
+        try:
+            room = self.context.pool.own_room("limits", max(1, -(-counts.size // 2)))
+        except MemoryLimitError:
+            log.info("no memory for the numbers of quartets that survive; rectangles are made as a whole")
+            return
+        self.limits = Buffer(room.pointer, counts.shape, counts.itemsize, room)
+        copy_to_device(room.pointer, counts, self.context.stream)
 
     def take_rows(self, rows, basis):
         """Makes and digests the quartets of a `md4.plan.QuartetRows` that survive, if one kernel does both; does it?"""
@@ -193,8 +216,9 @@ class DeviceDigest:
         """The matrices with densities in FP32, made when they are first asked for."""
         d, x, twice, y = self.matrices
         doubles = [-(-part.size // 2) for part in (d, twice)]
-        self.singles = self.context.pool.get(max(1, sum(doubles)))
-        d, twice = (self.narrowed(part, first, n) for part, first, n in zip((d, twice), (0, doubles[0]), doubles))
+        with self.context.alone():
+            self.singles = self.context.pool.get(max(1, sum(doubles)))
+            d, twice = (self.narrowed(part, first, n) for part, first, n in zip((d, twice), (0, doubles[0]), doubles))
         return d, x, twice, y
 
     def narrowed(self, values, first, doubles):
@@ -213,7 +237,8 @@ class DeviceDigest:
         """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
-        self.end_recording(bra, ket, triangle)
+        counts, _ = block.limits
+        self.end_recording(bra, ket, triangle, counts)
 
     def add_up(self, group):
         """Replaces the sums by those of all members of a `md4.gpu.collectives.Group`."""
@@ -232,5 +257,5 @@ class DeviceDigest:
         for buffer in (None if self.lists is None else self.lists.buffer, self.singles):
             if buffer is not None:
                 self.context.pool.release(buffer)
-        self.buffer = self.matrices = self.x = self.y = None
+        self.buffer = self.limits = self.matrices = self.x = self.y = None
         return self.host

@@ -7,6 +7,7 @@ import numpy as np
 from md4.errors import ArgumentError
 from md4.gpu.buffers import as_buffer, copy_to_host
 from md4.gpu.device_code import cuda
+from md4.gpu.kernels.groups import NO_LIMITS
 from md4.gpu.kernels.scatter import launch_scatter
 
 
@@ -28,13 +29,15 @@ class DeviceBlock:
     matrix : bool
         It is a part of a matrix with longer rows: the integrals of a quartet are not contiguous. Then (ij, ab) are its
         columns if it is turned, its rows if not.
+    limits : tuple
+        `md4.gpu.kernels.groups.Limits`: the quartets that count. The others are not written.
     """
 
-    __slots__ = ("array", "dims", "first", "matrix", "strides", "turned")
+    __slots__ = ("array", "dims", "first", "limits", "matrix", "strides", "turned")
 
-    def __init__(self, array, first, strides, dims, turned=False, matrix=False):
+    def __init__(self, array, first, strides, dims, turned=False, matrix=False, limits=NO_LIMITS):
         self.array, self.first, self.strides, self.dims = array, first, strides, dims
-        self.turned, self.matrix = turned, matrix
+        self.turned, self.matrix, self.limits = turned, matrix, limits
 
     @classmethod
     def contiguous(cls, array, dims):
@@ -43,15 +46,20 @@ class DeviceBlock:
         nab, ncd = na * nb, nc * nd
         return cls(array, 0, (nkl * nab * ncd, nab * ncd, ncd, 1), tuple(dims))
 
+    def limit(self, counts):
+        """From now on each bra pair of a whole list counts with so many ket pairs only, the first of theirs; int32."""
+        self.limits = counts, False
+
     def swapped(self):
         """The same with bra and ket exchanged."""
-        ij, kl, ab, cd = self.strides
-        return DeviceBlock(self.array, self.first, (kl, ij, cd, ab), self.dims, not self.turned, self.matrix)
+        (ij, kl, ab, cd), (counts, by_ket) = self.strides, self.limits
+        limits = counts, not by_ket
+        return DeviceBlock(self.array, self.first, (kl, ij, cd, ab), self.dims, not self.turned, self.matrix, limits)
 
     def __getitem__(self, key):
         ij, kl = key
         first = self.first + ij.start * self.strides[0] + kl.start * self.strides[1]
-        return DeviceBlock(self.array, first, self.strides, self.dims, self.turned, self.matrix)
+        return DeviceBlock(self.array, first, self.strides, self.dims, self.turned, self.matrix, self.limits)
 
 
 def checked_device_array(out, shape, stream):

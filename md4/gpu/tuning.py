@@ -52,6 +52,23 @@ RESIDENT = ResidentTuning(panel_bytes=64 << 10, groups=8)
 
 
 @dataclass(frozen=True)
+class ContractedTuning:
+    """Step 4 of contracted bras, a primitive pair at a time."""
+
+    rows: int  # most blocks of 8 functions ab
+    columns: tuple  # blocks of 8 columns of a warp for 1, 2, ... blocks of 8 rows
+    blocks: tuple  # blocks of threads that share a multiprocessor, for the same
+    ahead: tuple  # whether [p|q] is gathered a step ahead, for the same
+    stages: tuple  # primitive pairs whose H and r shared memory has room for, for the same
+
+
+CONTRACTED = ContractedTuning(
+    rows=5, columns=(8, 8, 8, 6, 6), blocks=(4, 4, 3, 3, 2), ahead=(False, False, True, True, True),
+    stages=(3, 2, 2, 2, 2),
+)
+
+
+@dataclass(frozen=True)
 class SingleProductTuning:
     """One product with single shells: `md4.gpu.kernels.single_product`."""
 
@@ -123,11 +140,10 @@ class DigestTuning:
 class DigestRowsTuning:
     """Digestion by warps (`md4.gpu.kernels.digest_rows`)."""
 
-    rows: int  # most functions a of a tile
-    sums: int  # most functions a and b of a tile, whose parts of X wait in shared memory
-    blocks: tuple  # blocks that share a multiprocessor, for 1, 2, ... functions a of a tile
+    rows: int  # most functions a, and b, of a tile
+    tile: int  # most integrals of a tile
+    blocks: tuple  # (blocks that share a multiprocessor, most doubles of a thread in registers)
     sum_row: int  # bytes from one row of 2 x 32 parts of X to the next; a multiple of 128 would put them in one bank
-    stage_row: int  # bytes from one row of 32 integrals to the next; lanes read 4 values of each of 8 rows at once
     lane_integrals: int  # most integrals of a lane in several bra pairs
 
 
@@ -145,7 +161,7 @@ class DigestQuartetsTuning:
 
 DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
-    rows=7, sums=24, blocks=(5, 5, 4, 4, 4, 3, 3), sum_row=520, stage_row=288, lane_integrals=64
+    rows=7, tile=35, blocks=((6, 17), (5, 23), (4, 41), (3, 63)), sum_row=520, lane_integrals=256
 )
 DIGEST_QUARTETS = DigestQuartetsTuning(
     integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448
@@ -210,6 +226,23 @@ HERMITE_COULOMB = HermiteCoulombTuning(
     thread_bras=64, thin=4, single_ratio=1e5, single_l=12, lane_functions=5, warps=16896, warp_kets=32,
     r_bytes=256 << 20, fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TracksTuning:
+    """Streams of a build of J and K (`md4.gpu.tracks`)."""
+
+    count: int  # most of them
+    seconds: float  # predicted time of a task up to which it may go to any of them; longer ones fill the device alone
+    nbytes: int  # most bytes of a block of integrals, and of r and (ab|q] of a chunk, but on track 0
+    share: int  # bytes that must be free for each track but track 0
+
+    def number(self, left):
+        """How many tracks there may be where so many bytes may be used."""
+        return max(1, min(self.count, 1 + left // self.share))
+
+
+TRACKS = TracksTuning(count=4, seconds=2e-3, nbytes=512 << 20, share=4 << 30)
 
 
 @dataclass(frozen=True)

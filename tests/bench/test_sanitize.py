@@ -11,7 +11,7 @@ import pytest
 from places import ROOT
 
 from md4.gpu import backend as gpu
-from md4.gpu import buffers, pool, quartet_lists, sums
+from md4.gpu import buffers, pool, quartet_lists, sums, tracks
 from md4.gpu import context as device
 from md4.gpu import hermite_coulomb as device_coulomb
 from md4.gpu import shell_pairs as device_pairs
@@ -234,7 +234,9 @@ def no_device(monkeypatch):
         "clear": lambda buffer, stream: ctypes.memset(buffer.pointer, 0, buffer.size * buffer.itemsize),
         "copy_to_host": lambda array, pointer, stream: ctypes.memmove(array.ctypes.data, pointer, array.nbytes),
     }  # fmt: skip
-    modules = [buffers, device, device_pairs, device_coulomb, device_tensor, families, gpu, pool, quartet_lists, sums]
+    modules = [
+        buffers, device, device_pairs, device_coulomb, device_tensor, families, gpu, pool, quartet_lists, sums, tracks,
+    ]  # fmt: skip
     for module in modules:
         for name, stand_in in stand_ins.items():
             if hasattr(module, name):
@@ -244,6 +246,7 @@ def no_device(monkeypatch):
     monkeypatch.setattr(sums.DeviceBounds, "result", lambda bounds: np.ones(bounds.values.shape))
     monkeypatch.setattr(gpu.GpuBackend, "compile_ahead", lambda *_: None)
     monkeypatch.setattr(gpu.GpuBackend, "mark", lambda backend: lambda: None)
+    monkeypatch.setattr(tracks.Tracks, "join", lambda *_: None)
     monkeypatch.setattr(families, "reference", lambda work: None)
     for name in ("launch", "table"):
         monkeypatch.setattr(device.DeviceContext, name, lambda *_: None)
@@ -286,6 +289,7 @@ def test_families_reach_everything(no_device, monkeypatch):
         ("bra_transform", 4),
         ("ket_transform", 4),
         ("resident_bra_transform", 3),
+        ("contracted_bra_transform", 6),
         ("one_product", 4),
         ("single_product", 7),
     ):
@@ -295,6 +299,7 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert {f[9] for f in facts["thread_quartet_integrals"] if f[12:13] == (True,)} == {False, True}
     assert {f[5:] for f in facts["bra_transform"]} == {(turned, n) for turned in (False, True) for n in (1, 2)}
     assert {f[5] for f in facts["ket_transform"]} == {f[4] for f in facts["resident_bra_transform"]} == {False, True}
+    assert {f[7] for f in facts["contracted_bra_transform"]} == {False, True}
     assert {f[6] for f in facts["fused_transforms"]} == {False, True}
     assert {f[9] for f in facts["thread_quartet_integrals"]} == {False, True}
     assert {f[0] for f in facts["scatter_block"]} == set(EVERY_SYMMETRY)

@@ -216,7 +216,7 @@ def test_a_block_without_room_is_gone_before_its_halves_are_made():
     sums = object.__new__(PartialSums)
     sums.store = SimpleNamespace(clear=lambda: None)
 
-    def add_block(ab, cd, same):
+    def add_block(ab, cd, same, counts):
         assert not [block for block in refused if block() is not None]
         block = Block()
         if len(ab) * len(cd) > 4:

@@ -3,6 +3,7 @@
 import ctypes
 import pkgutil
 import sys
+from collections import Counter, defaultdict, deque
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
@@ -32,30 +33,101 @@ SUCCESS = driver.CUresult.CUDA_SUCCESS
 CAPABILITIES = {"fma": (7, 0), "dmma8": (8, 0), "dmma16": (9, 0)}
 
 
-class Stream:
-    """A stream: everything is done at once."""
+class Queues:
+    """What streams were given and have not done yet.
 
-    handle = auto_synchronize = 0
+    A stream that is late does nothing before somebody waits for it, the host or another stream, and then no more than
+    that takes. All others work at once. So work that does not wait for what it needs finds that it is not done.
+
+    Parameters
+    ----------
+    late : collection of int
+        Handles of streams.
+
+    Attributes
+    ----------
+    waiting : dict of deque
+        By the handles of streams.
+    given, done : dict of int
+        Numbers of pieces of work.
+    """
+
+    def __init__(self, late):
+        self.late, self.running, self.last = late, False, []
+        self.waiting, self.given, self.done = defaultdict(deque), Counter(), Counter()
+
+    def give(self, stream, work):
+        """Work for a stream."""
+        self.given[int(stream)] += 1
+        self.waiting[int(stream)].append(work)
+        if int(stream) not in self.late:
+            self.reach(*self.place(stream))
+
+    def place(self, stream):
+        """What `reach` needs to come to where a stream is now."""
+        return int(stream), self.given[int(stream)]
+
+    def reach(self, stream, count):
+        """A stream does what it was given up to a place."""
+        running, self.running = self.running, True
+        try:
+            while self.done[stream] < count:
+                self.waiting[stream].popleft()()
+                self.done[stream] += 1
+        finally:
+            self.running = running
+        while self.last and not self.running:
+            self.at_the_end(self.last.pop())
+
+    def at_the_end(self, free):
+        """Frees memory after all that all streams were given; Python may ask for it while a stream is at work."""
+        if self.running:
+            self.last.append(free)
+            return
+        for stream in list(self.waiting):
+            self.reach(*self.place(stream))
+        free()
+
+    def forget(self):
+        """Nothing of what streams were given will be done."""
+        self.waiting.clear()
+        self.given.clear()
+        self.done.clear()
+
+
+class Stream:
+    """A stream."""
+
+    auto_synchronize = 0
+
+    def __init__(self, queues, handle):
+        self.queues, self.handle = queues, handle
 
     def synchronize(self):
-        pass
+        self.queues.reach(*self.queues.place(self.handle))
 
 
 class Event:
-    """A mark in a stream, which has come to it at once."""
+    """A mark in a stream."""
+
+    def __init__(self, queues):
+        self.queues = queues
 
     def record(self, stream):
-        pass
+        self.place = self.queues.place(stream.handle)
+
+    def wait(self, stream):
+        self.queues.give(stream.handle, partial(self.queues.reach, *self.place))
 
     def synchronize(self):
-        pass
+        self.queues.reach(*self.place)
 
 
 class Context:
     """What `md4.gpu.pool.Pool` asks of Numba's: memory behind Numba's own pointers to it."""
 
-    def __init__(self, memory):
-        self.memory, self.deallocations, self.allocations = memory, set(), {}
+    def __init__(self, memory, queues):
+        self.memory, self.queues, self.deallocations, self.allocations = memory, queues, set(), {}
         self.device = SimpleNamespace(id=0)
 
     def memalloc(self, size):
@@ -65,7 +137,7 @@ class Context:
         return memory.own()
 
     def freed(self, address):
-        self.memory.free(address)
+        self.queues.at_the_end(partial(self.memory.free, address))
         del self.allocations[address]
 
     def get_memory_info(self):
@@ -85,8 +157,8 @@ class Driver:
     CUfunction_attribute = driver.CUfunction_attribute
     CUkernel = CUfunction = int
 
-    def __init__(self, machine):
-        self.machine, self.variants = machine, []
+    def __init__(self, machine, queues):
+        self.machine, self.queues, self.variants, self.streams = machine, queues, [], 0
 
     def load(self, variant):
         """The launcher of a variant, as `md4.gpu.compile.launcher` makes it."""
@@ -104,32 +176,32 @@ class Driver:
         self.machine.kernels.add(variant.factory.__name__)
         slots = map(ctypes.c_void_p.from_address, count(pointers, 8))
         args = [argument(kind, slots) for kind in kernel.types()]
-        self.machine.launch(kernel.function, grid, block, shared, args)
+        self.queues.give(stream, partial(self.machine.launch, kernel.function, grid, block, shared, args))
         return (SUCCESS,)
 
     @staticmethod
     def cuCtxGetStreamPriorityRange():
         return SUCCESS, 0, 0
 
-    @staticmethod
-    def cuStreamCreateWithPriority(flags, priority):
-        return SUCCESS, 0
+    def cuStreamCreateWithPriority(self, flags, priority):
+        self.streams += 1
+        return SUCCESS, self.streams
 
     @staticmethod
     def cuStreamDestroy(handle):
         return (SUCCESS,)
 
-    @staticmethod
-    def cuMemsetD8Async(pointer, value, nbytes, stream):
-        ctypes.memset(int(pointer), value, nbytes)
+    def cuMemsetD8Async(self, pointer, value, nbytes, stream):
+        self.queues.give(stream, partial(ctypes.memset, int(pointer), value, nbytes))
         return (SUCCESS,)
 
     def cuMemcpyHtoDAsync(self, pointer, source, nbytes, stream):
-        ctypes.memmove(pointer, source, nbytes)
+        copied = ctypes.string_at(source, nbytes)  # the host may change it meanwhile
+        self.queues.give(stream, partial(ctypes.memmove, int(pointer), copied, nbytes))
         return (SUCCESS,)
 
     def cuMemcpyDtoHAsync(self, target, pointer, nbytes, stream):
-        ctypes.memmove(target, pointer, nbytes)
+        self.queues.give(stream, partial(ctypes.memmove, target, int(pointer), nbytes))
         return (SUCCESS,)
 
     def cuCtxGetDevice(self):
@@ -141,8 +213,8 @@ class Cuda:
 
     jit = staticmethod(cuda.jit)
 
-    def __init__(self, machine, capability):
-        self.machine, self.context = machine, Context(machine.memory)
+    def __init__(self, machine, queues, capability):
+        self.machine, self.queues, self.context = machine, queues, Context(machine.memory, queues)
         self.device = SimpleNamespace(compute_capability=capability, id=0)
         self.gpus, self.waits = [self.device], []
         self.shared = SimpleNamespace(array=machine.shared_array)
@@ -201,15 +273,15 @@ class Cuda:
         return self.device
 
     def stream(self):
-        return Stream()
+        return self.external_stream(0)
 
     default_stream = stream
 
     def external_stream(self, handle):
-        return Stream()
+        return Stream(self.queues, handle)
 
     def event(self, timing=True):
-        return Event()
+        return Event(self.queues)
 
 
 def argument(kind, slots):
@@ -276,12 +348,16 @@ def launchers(driver):
 
 
 @contextmanager
-def running(unit="dmma16"):
-    """md4 finds a GPU of this arithmetic unit, which is the emulated one; yields its `Machine`."""
+def running(unit="dmma16", late=()):
+    """md4 finds a GPU of this arithmetic unit, which is the emulated one; yields its `Machine`.
+
+    `late`: handles of streams that work as late as they may, see `Queues`. 0 is that of an engine, 1, 2, ... are those
+    that are made, in their order.
+    """
     for module in pkgutil.walk_packages(md4.gpu.__path__, "md4.gpu."):
         import_module(module.name)
-    machine = Machine()
-    here, its_driver = Cuda(machine, CAPABILITIES[unit]), Driver(machine)
+    machine, queues = Machine(), Queues(late)
+    here, its_driver = Cuda(machine, queues, CAPABILITIES[unit]), Driver(machine, queues)
     python = {
         cuda: here, driver: its_driver, context.table_on: partial(device_table, machine.memory, {}),
         context.kept_on: lambda device: ({}, {}),
@@ -289,6 +365,7 @@ def running(unit="dmma16"):
     }  # fmt: skip
     with ExitStack() as stack:
         stack.callback(machine.close)
+        stack.callback(queues.forget)
         for value, stand_in in python.items():
             for module, name in holders(value):
                 stack.enter_context(patch.object(module, name, stand_in))

@@ -223,7 +223,7 @@ def test_a_general_contraction_of_a_basis():
     exponents = [[9.0, 3.0, 1.0, 0.5], [3.0, 0.5], [3.0, 0.5]]
     basis = md4.Basis.from_arrays([0, 1, 2], exponents, coefficients, np.eye(3))
     found = set(variants.basis_variants("dmma16", "coulomb", basis))
-    assert {v.name for v in found - of_all_classes("dmma16", 2)} >= {"digest_rows-4-4-True-True"}
+    assert {v.name for v in found - of_all_classes("dmma16", 2)} >= {"digest_rows-4-4-4-True-True"}
     r_variants = {v for v in found if v.factory.__module__ == "md4.gpu.kernels.recurrence"}
     assert r_variants <= of_all_classes("dmma16", 2)
 

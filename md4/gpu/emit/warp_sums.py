@@ -6,39 +6,10 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.gpu.emit.instructions import DOUBLE, FLOAT, FP64, I32, I64, fields, mma_8x8x4, shared_double
+from md4.gpu.emit.instructions import DOUBLE, FLOAT, FP64, I32, I64, fields
 
 i64, f64 = types.int64, types.float64
 PAIR = ir.VectorType(I32, 2)
-
-
-@cache
-def make_row_sums(count, row):
-    """Intrinsic (address, factors, lane, n) -> the sum over 32 elements m of x[n, m] factors[m].
-
-    Both are in shared memory, at most 8 rows of x, `row` bytes apart. A lane gets the sum of the row n, which must be
-    lane/4 where that is below `count`. Tensor instructions do it: all 8 columns of the right operand are `factors`, so
-    that every lane of a row gets its sum.
-    """
-    assert count <= 8
-
-    @intrinsic
-    def row_sums(typingctx, address, factors, lane, n):
-        def codegen(context, builder, signature, args):
-            address, factors, lane, n = args
-            inner = builder.mul(builder.and_(lane, I32(3)), I32(8))
-            left = builder.add(builder.add(address, inner), builder.mul(n, I32(row)))
-            right, zero = builder.add(factors, inner), ir.Constant(DOUBLE, 0.0)
-            parts = [[zero, zero], [zero, zero]]
-            for k in range(8):
-                a, b = shared_double(builder, left, 32 * k), shared_double(builder, right, 32 * k)
-                parts[k % 2] = mma_8x8x4(builder, parts[k % 2], a, b)
-            return builder.fadd(parts[0][0], parts[1][0])
-
-        i32 = types.int32
-        return f64(i32, i32, i32, i32), codegen
-
-    return row_sums
 
 
 def shuffle_xor(builder, value, mask):
@@ -81,16 +52,24 @@ def emit_warp_place(builder, lane):
 def emit_warp_sum(builder, values, lane):
     """The warp's sum of one of up to 32 values; see `make_warp_sums`."""
     for mask in (16, 8, 4, 2, 1):
-        upper = builder.icmp_signed("!=", builder.and_(lane, I32(mask)), I32(0))
-        kept = []
-        for n in range(0, len(values) - 1, 2):
-            own = builder.select(upper, values[n + 1], values[n])
-            other = builder.select(upper, values[n], values[n + 1])
-            kept.append(builder.fadd(own, shuffle_xor(builder, other, mask)))
-        if len(values) % 2:
-            kept.append(builder.fadd(values[-1], shuffle_xor(builder, values[-1], mask)))
-        values = kept
+        values = emit_halved(builder, values, lane, mask)
     return values[0]
+
+
+def emit_halved(builder, values, lane, mask):
+    """Sums of the values of two lanes whose numbers differ in the bit `mask`: each keeps one of two values.
+
+    The lane with the bit keeps the second. Both keep the last of an odd number.
+    """
+    upper = builder.icmp_signed("!=", builder.and_(lane, I32(mask)), I32(0))
+    kept = []
+    for n in range(0, len(values) - 1, 2):
+        own = builder.select(upper, values[n + 1], values[n])
+        other = builder.select(upper, values[n], values[n + 1])
+        kept.append(builder.fadd(own, shuffle_xor(builder, other, mask)))
+    if len(values) % 2:
+        kept.append(builder.fadd(values[-1], shuffle_xor(builder, values[-1], mask)))
+    return kept
 
 
 @cache

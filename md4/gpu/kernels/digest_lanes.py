@@ -1,23 +1,26 @@
-"""What a lane of `md4.gpu.kernels.digest_rows` has to itself: an element of the ket, and sums over the lanes of X."""
+"""What a lane of `md4.gpu.kernels.digest_rows` has to itself: an element of the ket, and sums of parts of X."""
 
 from typing import NamedTuple
 
-from md4.gpu.device_code import i32, i64, types
+from md4.gpu.device_code import f64, i32, i64
 from md4.gpu.emit.scalars import add_at, address_at, load_shared, quotient
 from md4.gpu.tuning import DIGEST_ROWS
 
-# Bytes from one row of parts of X in shared memory to the next; see `digest_rows.WarpMemory`.
+# Bytes from one row of parts of X in shared memory to the next; see `digest_rows.warp_bytes`.
 SUM_ROW = DIGEST_ROWS.sum_row
 
 
+# More than there are pairs.
+ANY = i32((1 << 31) - 1)
+
+
 class Shape(NamedTuple):
-    """Functions of the four shells, and the most functions b of a tile."""
+    """Functions of the four shells."""
 
     na: i64
     nb: i64
     nc: i64
     nd: i64
-    b_step: i64
 
 
 class KetElement(NamedTuple):
@@ -25,50 +28,30 @@ class KetElement(NamedTuple):
 
     Attributes
     ----------
-    pair : int64
+    pair : int32
         The ket pair in the chunk.
+    place : int32
+        Its place in the list, less that of the chunk's first bra pair in its own.
     cd : int32
         c nd + d with c and d counted in their shells.
     c, d : int32
         The two AOs.
-    c_first, d_first : int64
-        First AOs of their shells.
-    live : bool
-        False for lanes beyond the last element: they repeat the last one with weight 0.
+    weight : float64
+        The part of a quartet's weight that is the ket pair's. 0 for lanes beyond the last element, which repeat it.
+    bras : int32
+        Quartets count with bra pairs of the chunk below this number.
     """
 
-    pair: i64
+    pair: i32
+    place: i32
     cd: i32
     c: i32
     d: i32
-    c_first: i64
-    d_first: i64
-    live: types.boolean
+    weight: f64
+    bras: i32
 
 
-class LaneSum(NamedTuple):
-    """Which of the parts that 32 lanes write to a row of shared memory a lane sums up.
-
-    Attributes
-    ----------
-    begin, reach, step : int32
-        Bytes to the first part from the row's begin, from there to the end, and from one part to the next. A lane with
-        nothing to sum has reach 0.
-    ao : int32
-        The AO c (or d) that the sum belongs to.
-    row, sharing : int32
-        The lane takes rows row, row + sharing, ...: `sharing` lanes share the rows of one sum.
-    """
-
-    begin: i32
-    reach: i32
-    step: i32
-    ao: i32
-    row: i32
-    sharing: i32
-
-
-def ket_element(lane, first, last, lists, shape):
+def ket_element(lane, first, last, lists, limits, shape):
     """`KetElement` of a lane of the warp whose elements are `first` to `last` - 1 (device function)."""
     ncd = i32(shape.nc * shape.nd)
     element = min(first + lane, last - 1)
@@ -76,16 +59,29 @@ def ket_element(lane, first, last, lists, shape):
     cd = i32(element - pair * ncd)
     c_first, d_first = lists.ao_ket[lists.first_ket + pair, 0], lists.ao_ket[lists.first_ket + pair, 1]
     c = i32(quotient(cd, shape.nd))
+    weight, bras = 1.0 if first + lane < last else 0.0, ANY
+    if limits.counts.size > 0 and limits.by_ket:
+        bras = i32(limits.counts[lists.first_ket + pair] - lists.first_bra)
     return KetElement(
-        pair, cd, i32(c_first + c), i32(d_first + cd - c * shape.nd), c_first, d_first, first + lane < last
-    )
+        i32(pair), i32(lists.first_ket + pair - lists.first_bra), cd, i32(c_first + c),
+        i32(d_first + cd - c * shape.nd), 0.5 * weight if c_first == d_first else weight, bras,
+    )  # fmt: skip
 
 
 def lane_sum(over_c, lane, first, last, lists, shape):
-    """The `LaneSum` over d or over c of a lane; the warp's elements are `first` to `last` - 1 (device function).
+    """Which of the parts that 32 lanes write to a row of shared memory a lane sums up over d or c (device function).
 
     There is a sum over d for each (kl, c), and a sum over c for each (kl, d). Those that have parts among the warp's
-    elements are shared out to the lanes in this order.
+    elements, which are `first` to `last` - 1, are shared out to the lanes in this order.
+
+    Returns
+    -------
+    ao : int32
+        The AO c (or d) that the sum belongs to.
+    packed : int32
+        Four numbers in one. Bits 0 to 4: the first part, by its lane; 5 to 10: how many parts, 0 for a lane with
+        nothing to sum; 11 to 15 and from 16: the lane takes rows row, row + sharing, ..., since `sharing` lanes share
+        the rows of one sum.
     """
     nc, nd = shape.nc, shape.nd
     ncd = nc * nd
@@ -95,10 +91,10 @@ def lane_sum(over_c, lane, first, last, lists, shape):
     else:
         width, shift, step, run = nc, nd, 1, nd
         start, end = quotient(first, nd), quotient(last - 1, nd) + 1
-    count = end - start
-    sharing, row = quotient(32, count), quotient(lane, count)
-    u = start + lane - row * count
-    if count > 32:  # there are so many d that hardly one has two elements here: each lane takes its own element
+    sums = end - start
+    sharing, row = quotient(32, sums), quotient(lane, sums)
+    u = start + lane - row * sums
+    if sums > 32:  # there are so many d that hardly one has two elements here: each lane takes its own element
         sharing, row, run = i64(1), i64(0), i64(1)
         begin = min(first + lane, last)
         pair = quotient(begin, ncd)
@@ -111,27 +107,32 @@ def lane_sum(over_c, lane, first, last, lists, shape):
         begin += quotient(first - begin + step - 1, step) * step
     if row >= sharing:
         stop = begin
-    reach, ao = i32(8 * (stop - begin)), i32(u - pair * width)
-    if reach > 0:
+    count, ao = (quotient(stop - begin + step - 1, step) if stop > begin else i64(0)), i32(u - pair * width)
+    if count > 0:
         ao = i32(lists.ao_ket[lists.first_ket + pair, 1 if over_c else 0] + ao)
-    return LaneSum(i32(8 * (begin - first)), reach, i32(8 * step), ao, i32(row), i32(sharing))
+    begin, row = begin - first if count > 0 else i64(0), min(row, i64(31))
+    return ao, i32(begin | count << 5 | row << 11 | sharing << 16)
 
 
-def add_lane_sums(mine, address, rows_b, rows, to_b, to_a, row_bytes):
+def add_lane_sums(ao, packed, step, address, rows_b, rows, to_b, to_a, row_bytes):
     """Makes a lane's sums of rows at a shared address, and adds them to X (device function).
 
-    Of `rows` rows the first `rows_b` belong to the functions b whose first row of X begins at the address `to_b`, the
-    others to the functions a at `to_a`.
+    `ao` and `packed` are those of `lane_sum`. The parts of a sum are `step` bytes apart. Of `rows` rows the first
+    `rows_b` belong to the functions b whose first row of X begins at the address `to_b`, the others to the functions a
+    at `to_a`.
     """
-    to_b, to_a = address_at(to_b, mine.ao, 8), address_at(to_a, mine.ao, 8)
-    n = mine.row
-    while n < rows:
-        part = i32(i32(address + mine.begin) + SUM_ROW * n)
-        end, total = i32(part + mine.reach), 0.0
+    begin, count, n, sharing = i32(packed & 31), i32(packed >> 5 & 63), i32(packed >> 11 & 31), i32(packed >> 16)
+    to_b, to_a = address_at(to_b, ao, 8), address_at(to_a, ao, 8)
+    while n < rows and count > 0:
+        other = i32(n + sharing)  # two rows at a time, for the latency of one
+        part, between = i32(address + 8 * begin + SUM_ROW * n), i32(SUM_ROW * sharing if other < rows else 0)
+        end, total, total_other = i32(part + count * step), 0.0, 0.0
         while part < end:
             total += load_shared(part)
-            part = i32(part + mine.step)
-        if mine.reach > 0:
-            target = address_at(to_b, n, row_bytes) if n < rows_b else address_at(to_a, i32(n - rows_b), row_bytes)
-            add_at(target, total)
-        n = i32(n + mine.sharing)
+            total_other += load_shared(i32(part + between))
+            part = i32(part + step)
+        add_at(address_at(to_b, n, row_bytes) if n < rows_b else address_at(to_a, i32(n - rows_b), row_bytes), total)
+        if other < rows:
+            n = i32(other - rows_b)
+            add_at(address_at(to_b, other, row_bytes) if n < 0 else address_at(to_a, n, row_bytes), total_other)
+        n = i32(other + sharing)

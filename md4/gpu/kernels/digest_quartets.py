@@ -31,6 +31,7 @@ from md4.gpu.emit.scalars import add_global
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.warp_sums import make_warp_sums, warp_place
 from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share, share_of
+from md4.gpu.kernels.groups import Limits, end_of_kets
 from md4.gpu.tuning import DIGEST, SHARED_BYTES
 from md4.method.digestion import quartet_weight
 
@@ -96,11 +97,12 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
     load_block, add_block = make_load_block(nc, nd), make_add_block(nc, nd)
     no_rows, no_block = make_empty(nb * width), make_empty(nc * nd)
     copy, wait_all = make_copies(na * size, 256, 256, 8), make_wait_copies(0)
-    weight_of, range_of, warps = jit_device(quartet_weight), jit_device(share_of), DIGEST.threads // 32
+    weight_of, range_of, end_of = jit_device(quartet_weight), jit_device(share_of), jit_device(end_of_kets)
+    warps = DIGEST.threads // 32
     columns_in_turn, rows_in_turn = make_columns_in_turn(nc, nd), make_rows_in_turn(nc)
     stage_size = stage_parts(nc, nd)[1]
 
-    def kernel(block: Block, lists: Lists, matrices: Matrices, share: Share):
+    def kernel(block: Block, lists: Lists, limits: Limits, matrices: Matrices, share: Share):
         lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
         work = i64(cuda.blockIdx.x) * warps + warp
         start = shared_address(cuda.shared.array(0, types.float64))
@@ -108,27 +110,32 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
         start += warp * (256 * na * size)
         place = i32(start + 8 * na * size * lane)
         (first_bra, last_bra, first), nao = range_of(share, work, block), matrices.nao
-        count = min(i64(32), block.nket - first)
-        limit = i32((count * (na * size) - lane + 31) >> 5)
-        kl = lists.first_ket + min(first + lane, block.nket - 1)
+        count, first_lane = min(i64(32), block.nket - first), lists.first_ket + first
+        kl = first_lane + min(lane, count - 1)
         c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
         columns, rows = columns_in_turn(c, d, count, lane), rows_in_turn(d, lane)
-        if lane >= count:  # such a lane has weight 0, but what lies in shared memory may be NaN
+        if lane >= count or limits.counts.size > 0:  # a lane may have weight 0, but what lies in shared memory be NaN
             for n in range(na * size):
                 store_shared(i32(place + 8 * n), 0.0)
+        cuda.syncwarp()
         for s in range(matrices.first, matrices.last):
             origin = s * nao * nao
             y_cd, d_cd = no_block(), no_block()
             if with_j:
                 d_cd = load_block(matrices.twice, origin, nao, columns, rows, stage, lane)
+            some = False
             for i in range(first_bra, last_bra):
+                ij = lists.first_bra + i
+                live = end_of(limits, ij, first_lane + count) - first_lane
+                if live <= 0:
+                    continue
+                some, limit = True, i32((live * (na * size) - lane + 31) >> 5)
                 source = address_of(block.integrals, (i * block.nket + first) * (na * size) + lane)
                 copy(i32(start + 8 * lane), source, limit)
                 commit_copies()
-                ij = lists.first_bra + i
                 a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
                 weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
-                weight, d_b = weight if lane < count else 0.0, no_rows()
+                weight, d_b = weight if lane < live else 0.0, no_rows()
                 if with_k:
                     d_b = load_rows(matrices.densities, origin + b_ao * nao, nao, columns, stage, lane)
                 wait_all()
@@ -136,7 +143,7 @@ def digest_quartets(na, nb, nc, nd, with_k, with_j):
                 y_cd = digest(
                     matrices, origin, a_ao, b_ao, columns, stage, lane, place, weight, d_b, d_cd, y_cd, with_k, with_j
                 )  # fmt: skip
-            if with_j:
+            if with_j and some:
                 add_block(matrices.y, origin, nao, columns, rows, stage, lane, y_cd)
 
     return Kernel(kernel, (DIGEST.threads, quartet_blocks(na, nb, nc, nd)))

@@ -1,60 +1,68 @@
 """Digestion of blocks of larger quartets into J and K; the equations are in `md4.method.digestion`.
 
-A warp takes 32 elements of the ket, triples (kl, c, d) with d running fastest, one a lane, and goes through the rows ab
-of a few bra pairs. The rows of a pair are taken in tiles: `rows` functions a by up to `b_step` functions b. A lane
-keeps X_ac and X_ad of its c and d for the functions a of a tile, and sums X_bc and X_bd of one b after the other over
-them. Each of these also needs a sum over the d (or c) of other lanes. So all lanes write their parts to shared memory,
-where each sum is then made by one lane, which adds it to X atomically. Where a sum reaches into the elements of another
-warp, both warps add their parts. Y_cd needs no other lane. For Y_ab the warp sums the integrals of one b over its 32
-elements.
+A warp takes 32 elements of the ket, triples (kl, c, d) with d running fastest, one a lane, and goes through the
+functions ab of a few bra pairs in tiles: `rows` functions a by `columns` functions b. A lane loads all integrals of a
+tile with its c and d at once, and the densities that belong to them, so that their latencies pass together. Of these it
+makes its parts of X_ac and X_ad for the functions a of the tile, and of X_bc and X_bd for the functions b.
 
-While one b is worked on, the integrals and densities of the next b are copied to shared memory.
+Each of these also needs a sum over the d (or c) of other lanes. So all lanes write their parts to shared memory, where
+each sum is then made by one lane, which adds it to X atomically. Where a sum reaches into the elements of another warp,
+both warps add their parts. Y_cd needs no other lane. For Y_ab tensor instructions sum over the lanes.
 """
 
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel
-from md4.gpu.device_code import cuda, i32, i64, jit_device, types
-from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, make_wait_copies, shared_address
-from md4.gpu.emit.scalars import add_at, add_global, address_at, load_global, load_shared
-from md4.gpu.emit.unrolled import store_shared
-from md4.gpu.emit.vectors import (
-    make_add_scaled,
-    make_copy_vector,
-    make_dot,
-    make_load_vector,
-    make_read_vector,
-    make_store_vector,
+from md4.gpu.device_code import cuda, i32, i64, jit_device, types, u64
+from md4.gpu.emit.digest_rows import (
+    make_load_tile,
+    make_scale_tile,
+    make_shared_dot,
+    make_tile_sums,
+    make_tile_times,
+    number_of_lane,
+    store_number,
+    sum_place,
 )
-from md4.gpu.emit.warp_sums import make_row_sums
-from md4.gpu.kernels.digest_lanes import SUM_ROW, KetElement, LaneSum, Shape, add_lane_sums, ket_element, lane_sum
+from md4.gpu.emit.instructions import address_of, make_empty, shared_address
+from md4.gpu.emit.scalars import add_at, address_at, quotient
+from md4.gpu.emit.unrolled import store_shared
+from md4.gpu.emit.vectors import make_store_vector
+from md4.gpu.kernels.digest_lanes import ANY, SUM_ROW, KetElement, Shape, add_lane_sums, ket_element, lane_sum
 from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share, share_of
+from md4.gpu.kernels.groups import Limits
 from md4.gpu.tuning import DIGEST, DIGEST_ROWS
 from md4.method.digestion import quartet_weight
 
-# Bytes of 32 doubles, one a lane, and from one row of a stage to the next.
-ROW, STAGE_ROW = 256, DIGEST_ROWS.stage_row
+# Bytes of 32 doubles, one a lane, and of five 32-bit numbers of each lane.
+ROW, LANE_BYTES = 256, 5 * 128
+
+
+def evenly(count, most):
+    """The largest part of `count` in as few and as equal parts as there can be of at most `most`."""
+    return -(-count // -(-count // most))
 
 
 def tile_shape(na, nb):
     """Most functions (a, b) of a tile, for shells of `na` and `nb` functions."""
-    rows = -(-na // -(-na // DIGEST_ROWS.rows))
-    return rows, min(nb, DIGEST_ROWS.sums - rows)
+    rows = evenly(na, DIGEST_ROWS.rows)
+    return rows, evenly(nb, min(DIGEST_ROWS.rows, DIGEST_ROWS.tile // rows))
 
 
-def stage_bytes(rows):
-    """Bytes that a warp reads for one b: see `make_stage`."""
-    return STAGE_ROW * (rows + 2) + 64
+def tile_blocks(rows, columns):
+    """Blocks that share a multiprocessor, by the doubles that a thread has in registers: integrals and densities."""
+    doubles = rows * columns + 2 * (rows + columns)
+    return next(blocks for blocks, most in DIGEST_ROWS.blocks if doubles <= most)
 
 
-def sums_bytes(rows, b_step):
-    """Bytes of the parts of X of a tile."""
-    return SUM_ROW * (rows + b_step)
+def ab_bytes(rows, columns):
+    """Bytes of (D + D^T)_ab of a tile."""
+    return ROW * -(-rows * columns // 32)
 
 
-def warp_bytes(rows, b_step):
-    """Shared memory of a warp: parts of X, what is read now and next, and factors; see `WarpMemory`."""
-    return sums_bytes(rows, b_step) + 2 * stage_bytes(rows) + ROW
+def warp_bytes(rows, columns):
+    """Shared memory of a warp: numbers of each lane, (D + D^T)_ab of a tile, and parts of X; see `WarpMemory`."""
+    return -(-(LANE_BYTES + ab_bytes(rows, columns) + SUM_ROW * (rows + columns)) // 16) * 16
 
 
 class WarpMemory(NamedTuple):
@@ -62,57 +70,56 @@ class WarpMemory(NamedTuple):
 
     Attributes
     ----------
+    mine : int32
+        The lane's own numbers, 128 bytes apart: its number, AO and parts of its sum over d, and those of its sum over
+        c (see `lane_sum`). From shared memory, since a tile leaves few registers for what is used once in it.
+    ab : int32
+        (D + D^T)_ab of a tile, in the order of its integrals.
     sums : int32
         Rows of parts of X: for each b, later for each a of a tile, 32 for (b or a, c), then 32 for (b or a, d).
-    stages : int32
-        Two buffers for what is read for one b.
-    factors : int32
-        weight (D + D^T)_cd of the 32 elements.
     """
 
+    mine: i32
+    ab: i32
     sums: i32
-    stages: i32
-    factors: i32
 
 
 class Task(NamedTuple):
-    """What a lane works on: its element of the ket, and the warp's bra pairs from `first_bra` to `last_bra` - 1.
+    """What a lane works on: its element of the ket, and the warp's bra pairs from `first_bra` to `last_bra` - 1."""
 
-    `over_d` and `over_c` are the lane's sums over d (for X_ac, X_bc) and over c (for X_ad, X_bd).
-    """
-
-    lane: i32
     ket: KetElement
-    over_d: LaneSum
-    over_c: LaneSum
-    first_bra: i64
-    last_bra: i64
+    first_bra: i32
+    last_bra: i32
 
 
-class Place(NamedTuple):
-    """Where a warp is among its bra functions.
+class Tile(NamedTuple):
+    """Functions a and b of a bra pair with the lane's element of the ket.
 
     Attributes
     ----------
-    pair : int64
-        The bra pair in the chunk.
     a, b : int32
-        First function a of the tile, and the function b, counted in their shells.
-    a_ao, b_ao : int32
-        First AOs of the two shells.
-    rows : int32
-        Functions a of the tile.
+        AOs of the first ones.
+    rows, columns : int32
+        How many functions a and b.
+    live : bool
+        The lane's quartet counts.
+    every : bool
+        The lanes' quartets all count, and the tile has as many functions as there can be.
     source : int64
-        Address of the first integral (ab = 0) of the bra pair with the lane's element.
+        Address of the first integral.
+    row_step, step : int32
+        Bytes from one a, and from one b, to the next.
     """
 
-    pair: i64
     a: i32
     b: i32
-    a_ao: i32
-    b_ao: i32
     rows: i32
+    columns: i32
+    live: types.boolean
+    every: types.boolean
     source: i64
+    row_step: i32
+    step: i32
 
 
 class Addresses(NamedTuple):
@@ -127,209 +134,235 @@ class Addresses(NamedTuple):
 
 def addresses_of(matrices, s):
     """`Addresses` of matrix s (device function)."""
-    origin = s * matrices.nao * matrices.nao
+    row = i32(8 * matrices.nao)
+    origin = address_at(i64(0), i32(s * matrices.nao), row)
     return Addresses(
-        address_of(matrices.densities, origin), address_of(matrices.x, origin), address_of(matrices.twice, origin),
-        address_of(matrices.y, origin), i32(8 * matrices.nao),
+        address_of(matrices.densities, i64(0)) + origin, address_of(matrices.x, i64(0)) + origin,
+        address_of(matrices.twice, i64(0)) + origin, address_of(matrices.y, i64(0)) + origin, row,
     )  # fmt: skip
 
 
-def make_places(rows):
-    """Device functions (first place, next place) of a warp whose tiles have `rows` functions a."""
+def make_loads(rows, columns, every, with_k):
+    """Device function that loads the integrals of a tile, D_ac and D_ad of its functions a, D_bc and D_bd of its b.
 
-    @jit_device
-    def first_place(block, lists, shape, task):
-        """The first function b, with the first functions a, of the warp's first bra pair."""
-        ncd, ao_bra, pair = i32(shape.nc * shape.nd), lists.ao_bra, task.first_bra
-        source = (pair * block.nket + task.ket.pair) * (shape.na * shape.nb * ncd) + task.ket.cd
-        return Place(
-            pair, i32(0), i32(0), i32(ao_bra[lists.first_bra + pair, 0]), i32(ao_bra[lists.first_bra + pair, 1]),
-            i32(min(i64(rows), shape.na)), address_of(block.integrals, source),
-        )  # fmt: skip
-
-    @jit_device
-    def next_place(now, block, lists, shape, task):
-        """The next b, or else the next functions a, or else the next bra pair."""
-        pair, a, b, a_ao, b_ao, source = now.pair, now.a, i32(now.b + 1), now.a_ao, now.b_ao, now.source
-        if b == shape.nb:
-            a, b = i32(now.a + rows), i32(0)
-            if a >= shape.na:
-                pair, a = now.pair + 1, i32(0)
-                if pair < task.last_bra:
-                    a_ao = i32(lists.ao_bra[lists.first_bra + pair, 0])
-                    b_ao = i32(lists.ao_bra[lists.first_bra + pair, 1])
-                source += block.nket * i64(8 * shape.na * shape.nb * i32(shape.nc * shape.nd))
-        return Place(pair, a, b, a_ao, b_ao, i32(min(i64(rows), shape.na - a)), source)
-
-    return first_place, next_place
-
-
-def make_stage(rows, with_k, with_j):
-    """Device functions that fill a stage, and read from it D_bd, D_bc and (D + D^T)_ab of all a.
-
-    A stage is what a warp reads for one b. Its rows are the integrals of each a, D_bd and D_bc, all for 32 elements,
-    and (D + D^T)_ab of all a.
+    Zeros where there are none; `every` is that of the tile.
     """
-    copy, copy_one = make_copy_vector(rows, STAGE_ROW), make_copy_vector(1, STAGE_ROW)
-    at_bd, at_bc, at_ab = (STAGE_ROW * (rows + n) for n in range(3))
-    read_ab = make_read_vector(rows, 8)
+    load, no_a, no_b = make_load_tile(rows, columns, every), make_empty(rows), make_empty(columns)
+    load_a, load_b = make_load_tile(1, rows, every), make_load_tile(1, columns, every)
 
     @jit_device
-    def fetch(stage, place, shape, task, at):
-        """Starts to copy the lane's part of what is read for the b of a place."""
-        mine, ncd, ket = i32(stage + 8 * task.lane), i32(shape.nc * shape.nd), task.ket
-        b = i32(place.b_ao + place.b)
-        source = address_at(place.source, i32((place.a * shape.nb + place.b) * ncd), 8)
-        copy(mine, source, i64(8 * shape.nb * ncd), place.rows)
+    def loads(tile, ket, at):
+        live = i32(tile.columns if tile.live else 0)
+        integrals = load(tile.source, tile.row_step, tile.step, tile.rows, live)
+        d_ac, d_ad, d_bc, d_bd = no_a(), no_a(), no_b(), no_b()
         if with_k:
-            row_b = address_at(at.d, b, at.row)
-            copy_one(i32(mine + at_bd), address_at(row_b, ket.d, 8), i64(0), 1)
-            copy_one(i32(mine + at_bc), address_at(row_b, ket.c, 8), i64(0), 1)
-        if with_j and task.lane < rows:
-            row_a = address_at(at.twice, i32(place.a_ao + place.a + task.lane), at.row)
-            copy_one(i32(mine + at_ab), address_at(row_a, b, 8), i64(0), i32(place.rows - task.lane))
+            row_a, row_b = address_at(at.d, tile.a, at.row), address_at(at.d, tile.b, at.row)
+            d_bd = load_b(address_at(row_b, ket.d, 8), i32(0), at.row, i32(1), tile.columns)
+            d_bc = load_b(address_at(row_b, ket.c, 8), i32(0), at.row, i32(1), tile.columns)
+            d_ad = load_a(address_at(row_a, ket.d, 8), i32(0), at.row, i32(1), tile.rows)
+            d_ac = load_a(address_at(row_a, ket.c, 8), i32(0), at.row, i32(1), tile.rows)
+        return integrals, d_ac, d_ad, d_bc, d_bd
+
+    return loads
+
+
+def make_ab(rows, columns):
+    """Device functions that load (D + D^T)_ab of a tile, that stage it in shared memory, and that add up Y_ab."""
+    count, load, sums = rows * columns, make_load_tile(1, 1, False), make_tile_sums(rows * columns)
+    first_sum = jit_device(sum_place)
 
     @jit_device
-    def staged_bd(stage, lane):
-        """D_bd of the lane's d."""
-        return load_shared(i32(i32(stage + 8 * lane) + at_bd))
+    def place_in(tile, n):
+        """a and b of the n-th number of a tile, and whether there is one."""
+        a = i32(quotient(n, columns))
+        b = i32(n - a * columns)
+        return a, b, n < count and a < tile.rows and b < tile.columns
 
     @jit_device
-    def staged_bc(stage, lane):
-        """D_bc of the lane's c."""
-        return load_shared(i32(i32(stage + 8 * lane) + at_bc))
+    def number_ab(tile, n, at):
+        """The n-th number (D + D^T)_ab of a tile, or 0."""
+        a, b, there = place_in(tile, n)
+        source = address_at(address_at(at.twice, i32(tile.a + a), at.row), i32(tile.b + b), 8)
+        return load(source, i32(0), i32(0), i32(1), i32(1 if there else 0))[0]
 
     @jit_device
-    def staged_ab(stage):
-        """(D + D^T)_ab of all a."""
-        return read_ab(i32(stage + at_ab))
-
-    return fetch, staged_bd, staged_bc, staged_ab
-
-
-def make_digestion(rows, with_k, with_j):
-    """Device function that digests a lane's element of the ket with all rows ab of its warp, for matrix s."""
-    load, dot, add, empty = make_load_vector(rows), make_dot(rows), make_add_scaled(rows), make_empty(rows)
-    read, store = make_read_vector(rows, STAGE_ROW), make_store_vector(rows)
-    row_sums, wait_older = make_row_sums(rows, STAGE_ROW), make_wait_copies(1)
-    fetch, staged_bd, staged_bc, staged_ab = make_stage(rows, with_k, with_j)
-    first_place, next_place = make_places(rows)
-    weight_of, add_sums = jit_device(quartet_weight), jit_device(add_lane_sums)
-    addresses, stage_size = jit_device(addresses_of), stage_bytes(rows)
+    def load_ab(tile, memory, at):
+        """The lane's numbers (D + D^T)_ab of a tile."""
+        lane = number_of_lane(memory.mine, 0)
+        return number_ab(tile, lane, at), number_ab(tile, i32(lane + 32), at) if count > 32 else 0.0
 
     @jit_device
-    def weight_at(place, lists, ket):
-        """Weight of the quartets of a bra pair with the lane's ket pair; 0 for a lane that only repeats another."""
-        weight = weight_of(
-            place.a_ao, place.b_ao, ket.c_first, ket.d_first, lists.triangle, lists.first_bra + place.pair,
-            lists.first_ket + ket.pair,
-        )  # fmt: skip
-        return weight if ket.live else 0.0
+    def stage_ab(numbers, memory):
+        """Puts them to shared memory."""
+        address = i32(memory.ab + 8 * number_of_lane(memory.mine, 0))
+        store_shared(address, numbers[0])
+        if count > 32:
+            store_shared(i32(address + ROW), numbers[1])
 
     @jit_device
-    def add_y_ab(stage, factors, place, task, at):
-        """Adds the warp's part of Y_ab for all a of a tile and one b, by every fourth lane."""
-        mine = i32(task.lane >> 2)
-        total = row_sums(stage, factors, task.lane, min(mine, i32(rows - 1)))
-        if (task.lane & 3) == 0 and mine < place.rows:
-            row_y = address_at(at.y, i32(place.a_ao + place.a + mine), at.row)
-            add_at(address_at(row_y, i32(place.b_ao + place.b), 8), total)
+    def add_part(total, tile, n, at):
+        """Adds the sum of the n-th number, if there is one."""
+        a, b, there = place_in(tile, n)
+        if there:
+            add_at(address_at(address_at(at.y, i32(tile.a + a), at.row), i32(tile.b + b), 8), total)
 
     @jit_device
-    def add_x(memory, n, place, b_first, task, at):
-        """Adds the sums of a finished tile to X_bc, X_bd, X_ac and X_ad; its n functions b begin with `b_first`."""
-        to_b = address_at(at.x, i32(place.b_ao + b_first), at.row)
-        to_a = address_at(at.x, i32(place.a_ao + place.a), at.row)
-        count = i32(n + place.rows)
-        add_sums(task.over_d, memory.sums, n, count, to_b, to_a, at.row)
-        add_sums(task.over_c, i32(memory.sums + ROW), n, count, to_b, to_a, at.row)
+    def add_y_ab(integrals, d_cd, tile, memory, at):
+        """Adds the warp's part of Y_ab."""
+        lane = number_of_lane(memory.mine, 0)
+        parts, n = sums(integrals, d_cd, lane), first_sum(lane)
+        add_part(parts[0], tile, n, at)
+        if count > 32:
+            add_part(parts[-1], tile, i32(n + 32), at)
+
+    return load_ab, stage_ab, add_y_ab
+
+
+def make_x(rows, columns):
+    """Device functions that put the parts of X of a tile to shared memory, and that add their sums to X."""
+    sum_a, sum_b = make_tile_times(rows, columns, True), make_tile_times(rows, columns, False)
+    store_a, store_b = make_store_vector(rows, SUM_ROW), make_store_vector(columns, SUM_ROW)
+    add_sums = jit_device(add_lane_sums)
 
     @jit_device
-    def digest(s, block, lists, matrices, shape, task, memory):
-        """Goes through the rows ab of the warp, one b after the other; sums of X are added where a tile ends."""
-        ket, at = task.ket, addresses(matrices, s)
-        element = s * matrices.nao * matrices.nao + ket.c * matrices.nao + ket.d
-        d_cd = load_global(matrices.twice, element) if with_j else 0.0
-        place = first_place(block, lists, shape, task)
-        fetch(memory.stages, place, shape, task, at)
-        commit_copies()
-        n, b_first = i32(0), i32(0)  # functions b of the tile so far, and the first of them
-        offset, weight, y_cd, y_tile = i32(0), 0.0, 0.0, 0.0
-        x_ac, x_ad, d_ac, d_ad = empty(), empty(), empty(), empty()
-        while place.pair < task.last_bra:
-            if place.a == 0 and place.b == 0:  # another bra pair
-                weight = weight_at(place, lists, ket)
-                if not with_k:
-                    cuda.syncwarp()  # lanes may still read the factors of the last bra pair
-                store_shared(i32(memory.factors + 8 * task.lane), weight * d_cd)
-            if n == 0 and with_k:  # another tile
-                row_a = address_at(at.d, i32(place.a_ao + place.a), at.row)
-                d_ac = load(address_at(row_a, ket.c, 8), i64(at.row), place.rows)
-                d_ad = load(address_at(row_a, ket.d, 8), i64(at.row), place.rows)
-                x_ac, x_ad = empty(), empty()
-            following = next_place(place, block, lists, shape, task)
-            cuda.syncwarp()
-            if following.pair < task.last_bra:
-                fetch(i32(memory.stages + (stage_size - offset)), following, shape, task, at)
-            commit_copies()
-            wait_older()
-            cuda.syncwarp()
-            stage = i32(memory.stages + offset)
-            integrals = read(i32(stage + 8 * task.lane))
-            parts = i32(memory.sums + 8 * task.lane + SUM_ROW * n)
-            if with_k:
-                x_ac = add(x_ac, integrals, staged_bd(stage, task.lane))
-                x_ad = add(x_ad, integrals, staged_bc(stage, task.lane))
-                store_shared(parts, weight * dot(integrals, d_ad, 0.0))
-                store_shared(i32(parts + ROW), weight * dot(integrals, d_ac, 0.0))
-            if with_j:
-                y_tile = dot(integrals, staged_ab(stage), y_tile)
-                add_y_ab(stage, memory.factors, place, task, at)
-            n, offset = i32(n + 1), i32(stage_size - offset)
-            if n == shape.b_step or following.b == 0:  # the tile is finished
-                y_cd += weight * y_tile
-                y_tile = 0.0
-                if with_k:
-                    store(x_ac, weight, i32(parts + SUM_ROW), i32(SUM_ROW))
-                    store(x_ad, weight, i32(parts + SUM_ROW + ROW), i32(SUM_ROW))
-                    cuda.syncwarp()
-                    add_x(memory, n, place, b_first, task, at)
-                n, b_first = i32(0), following.b
-            place = following
-        if with_j and ket.live:
-            add_global(matrices.y, element, y_cd)
+    def stage_x(integrals, d_ac, d_ad, d_bc, d_bd, tile, memory):
+        of_b = i32(memory.sums + 8 * number_of_lane(memory.mine, 0))
+        of_a = i32(of_b + SUM_ROW * tile.columns)
+        store_b(sum_a(integrals, d_ad), of_b)
+        store_b(sum_a(integrals, d_ac), i32(of_b + ROW))
+        store_a(sum_b(integrals, d_bd), of_a)  # after those of b, some of whose places it takes if the tile has fewer b
+        store_a(sum_b(integrals, d_bc), i32(of_a + ROW))
+
+    @jit_device
+    def add_x(tile, shape, memory, at):
+        to_a, to_b = address_at(at.x, tile.a, at.row), address_at(at.x, tile.b, at.row)
+        ao, parts, count = number_of_lane(memory.mine, 1), number_of_lane(memory.mine, 2), i32(tile.columns + tile.rows)
+        add_sums(ao, parts, i32(8), memory.sums, tile.columns, count, to_b, to_a, at.row)
+        ao, parts = number_of_lane(memory.mine, 3), number_of_lane(memory.mine, 4)
+        add_sums(ao, parts, i32(8 * shape.nd), i32(memory.sums + ROW), tile.columns, count, to_b, to_a, at.row)
+
+    return stage_x, add_x
+
+
+def make_digestion(rows, columns, with_k, with_j):
+    """Device function that digests a tile, and returns its part of Y_cd."""
+    load_every, load_some = (make_loads(rows, columns, every, with_k) for every in (True, False))
+    scale, dot = make_scale_tile(rows * columns), make_shared_dot(rows * columns)
+    (load_ab, stage_ab, add_y_ab), (stage_x, add_x) = make_ab(rows, columns), make_x(rows, columns)
+
+    @jit_device
+    def digest(tile, weight, scaled, d_cd, shape, task, memory, at):
+        if with_j:
+            numbers_ab = load_ab(tile, memory, at)
+        integrals, d_ac, d_ad, d_bc, d_bd = (
+            load_every(tile, task.ket, at) if tile.every else load_some(tile, task.ket, at)
+        )
+        if with_j:
+            stage_ab(numbers_ab, memory)
+        cuda.syncwarp()
+        if scaled:
+            integrals = scale(integrals, weight)
+        if with_k:
+            stage_x(integrals, d_ac, d_ad, d_bc, d_bd, tile, memory)
+        y_cd = 0.0
+        if with_j:
+            y_cd = dot(integrals, memory.ab)
+            add_y_ab(integrals, d_cd, tile, memory, at)
+        cuda.syncwarp()
+        if with_k:
+            add_x(tile, shape, memory, at)
+        return y_cd
 
     return digest
 
 
-def digest_rows(rows, blocks, with_k, with_j):
-    """Kernel factory: tiles of `rows` functions a, `blocks` blocks a multiprocessor; X if `with_k`, Y if `with_j`."""
-    warps, digest = DIGEST.threads // 32, make_digestion(rows, with_k, with_j)
-    range_of, element_of, sum_of = jit_device(share_of), jit_device(ket_element), jit_device(lane_sum)
-    both_stages = 2 * stage_bytes(rows)
+def make_walk(rows, columns, with_k, with_j):
+    """Device function that digests the tiles of all bra pairs of a warp with matrix s."""
+    digest, weight_of = make_digestion(rows, columns, with_k, with_j), jit_device(quartet_weight)
+    addresses, load_number = jit_device(addresses_of), make_load_tile(1, 1, True)
 
     @jit_device
-    def memory_of(base, warp, b_step):
-        """`WarpMemory` of a warp, from the address of the block's shared memory; see `warp_bytes`."""
-        sums = SUM_ROW * (rows + b_step)
-        start = i32(base + warp * (sums + both_stages + ROW))
-        stages = i32(start + sums)
-        return WarpMemory(start, stages, i32(stages + both_stages))
+    def bra_pair(lists, limits, pair):
+        """First AOs of the two shells of a bra pair, and the end of the ket pairs with which it counts.
 
-    def kernel(block: Block, lists: Lists, matrices: Matrices, share: Share, shape: Shape):
+        The end is counted as `KetElement.place` is.
+        """
+        place, end = u64(lists.first_bra + pair), ANY
+        if limits.counts.size > 0 and not limits.by_ket:
+            end = i32(limits.counts[place] - lists.first_bra)
+        return i32(lists.ao_bra[place, 0]), i32(lists.ao_bra[place, 1]), end
+
+    @jit_device
+    def walk_pair(first, weight, scaled, d_cd, shape, task, memory, at):
+        """All tiles of a bra pair, of which `first` is the first; its part of Y_cd."""
+        y_cd, a, na, nb = 0.0, i32(0), i32(shape.na), i32(shape.nb)
+        while a < na:
+            height, b = i32(min(i32(rows), i32(na - a))), i32(0)
+            while b < nb:
+                width = i32(min(i32(columns), i32(nb - b)))
+                source = address_at(address_at(first.source, a, first.row_step), b, first.step)
+                tile = Tile(
+                    i32(first.a + a), i32(first.b + b), height, width, first.live,
+                    first.every and height == rows and width == columns, source, first.row_step, first.step,
+                )  # fmt: skip
+                y_cd += digest(tile, weight, scaled, d_cd, shape, task, memory, at)
+                b = i32(b + columns)
+            a = i32(a + rows)
+        return y_cd
+
+    @jit_device
+    def walk(s, block, lists, limits, matrices, shape, task, memory):
+        ket, at = task.ket, addresses(matrices, s)
+        row_y = address_at(at.twice, ket.c, at.row)
+        d_cd = load_number(address_at(row_y, ket.d, 8), i32(0), i32(0), i32(1), i32(1))[0] if with_j else 0.0
+        step, y_cd, pair = i32(8 * i32(shape.nc * shape.nd)), 0.0, task.first_bra
+        row_step, quartet = i32(step * i32(shape.nb)), i32(shape.na * shape.nb * i32(shape.nc * shape.nd))
+        following = bra_pair(lists, limits, pair)
+        while pair < task.last_bra:
+            a, b, end = following
+            following = bra_pair(lists, limits, min(i32(pair + 1), i32(task.last_bra - 1)))
+            weight = ket.weight * weight_of(a, b, 0, 1, lists.triangle, pair, ket.place)
+            live = weight != 0.0 and pair < ket.bras and ket.place < end
+            all_live, scaled = cuda.ballot_sync(-1, not live) == 0, cuda.ballot_sync(-1, live and weight != 1.0) != 0
+            if all_live or cuda.ballot_sync(-1, live) != 0:
+                source = address_of(block.integrals, (i64(pair) * block.nket + ket.pair) * quartet + ket.cd)
+                first = Tile(a, b, i32(0), i32(0), live, all_live, source, row_step, step)
+                y_cd += walk_pair(first, weight, scaled, d_cd, shape, task, memory, at)
+            pair = i32(pair + 1)
+        if with_j and ket.weight != 0.0:
+            add_at(address_at(address_at(at.y, ket.c, at.row), ket.d, 8), y_cd)
+
+    return walk
+
+
+def digest_rows(rows, columns, blocks, with_k, with_j):
+    """Kernel factory: tiles of `rows` x `columns`, `blocks` blocks a multiprocessor; X if `with_k`, Y if `with_j`."""
+    warps, walk = DIGEST.threads // 32, make_walk(rows, columns, with_k, with_j)
+    range_of, element_of, sum_of = jit_device(share_of), jit_device(ket_element), jit_device(lane_sum)
+    size, sums_at = warp_bytes(rows, columns), LANE_BYTES + ab_bytes(rows, columns)
+
+    @jit_device
+    def keep(mine, lane, over_d, over_c):
+        """Puts the lane's own numbers to shared memory; see `WarpMemory`."""
+        store_number(mine, lane)
+        store_number(i32(mine + 128), over_d[0])
+        store_number(i32(mine + 256), over_d[1])
+        store_number(i32(mine + 384), over_c[0])
+        store_number(i32(mine + 512), over_c[1])
+
+    def kernel(block: Block, lists: Lists, limits: Limits, matrices: Matrices, share: Share, shape: Shape):
         lane, warp = i32(i64(cuda.threadIdx.x) & 31), i64(cuda.threadIdx.x) >> 5
-        base = shared_address(cuda.shared.array(0, types.float64))
-        memory = memory_of(base, warp, shape.b_step)
+        start = i32(shared_address(cuda.shared.array(0, types.float64)) + warp * size)
+        memory = WarpMemory(i32(start + 4 * lane), i32(start + LANE_BYTES), i32(start + sums_at))
         warp += i64(cuda.blockIdx.x) * warps
         first_bra, last_bra, first = range_of(share, warp, block)
         last = min(first + 32, block.nket * i32(shape.nc * shape.nd))
-        ket = element_of(lane, first, last, lists, shape)
-        over_d = sum_of(False, lane, first, last, lists, shape)
-        over_c = sum_of(True, lane, first, last, lists, shape)
-        task = Task(lane, ket, over_d, over_c, first_bra, last_bra)
-        for s in range(matrices.first, matrices.last if first_bra < last_bra else matrices.first):
-            if not with_k:
-                cuda.syncwarp()  # lanes may still read what the last matrix left in shared memory
-            digest(s, block, lists, matrices, shape, task, memory)
+        task = Task(element_of(lane, first, last, lists, limits, shape), i32(first_bra), i32(last_bra))
+        over_d, over_c = sum_of(False, lane, first, last, lists, shape), sum_of(True, lane, first, last, lists, shape)
+        keep(memory.mine, lane, over_d, over_c)
+        s, end = i32(matrices.first), i32(matrices.last if first_bra < last_bra else matrices.first)
+        while s < end:
+            walk(s, block, lists, limits, matrices, shape, task, memory)
+            s = i32(s + 1)
 
     return Kernel(kernel, (DIGEST.threads, blocks))

@@ -6,7 +6,7 @@ through the rows ab (`md4.gpu.kernels.digest_rows`). The equations are in `md4.m
 
 from md4.gpu.compile import Variant
 from md4.gpu.kernels.digest_quartets import digest_quartets, quartet_bytes, quartet_doubles
-from md4.gpu.kernels.digest_rows import digest_rows, tile_shape, warp_bytes
+from md4.gpu.kernels.digest_rows import digest_rows, tile_blocks, tile_shape, warp_bytes
 from md4.gpu.tuning import DIGEST, DIGEST_QUARTETS, DIGEST_ROWS
 from md4.method.digestion import digest_flags, digest_ranges
 
@@ -21,8 +21,8 @@ def digest_variant(bra, ket, with_k=True, with_j=True):
     """The variant that digests blocks of a class into K and J."""
     if by_quartets(bra, ket):
         return Variant(digest_quartets, (bra.na, bra.nb, ket.na, ket.nb, with_k, with_j))
-    rows, _ = tile_shape(bra.na, bra.nb)
-    return Variant(digest_rows, (rows, DIGEST_ROWS.blocks[rows - 1], with_k, with_j))
+    shape = tile_shape(bra.na, bra.nb)
+    return Variant(digest_rows, (*shape, tile_blocks(*shape), with_k, with_j))
 
 
 def digest_swapped(bra, ket):
@@ -48,8 +48,7 @@ def digest_launcher(context, bra, ket, counts):
         shared, shape = quartet_bytes(bra.na, bra.nb, ket.na, ket.nb), ()
         elements, most = 1, DIGEST_QUARTETS.lane_integrals // (bra.nab * ket.nab)
     else:
-        rows, b_step = tile_shape(bra.na, bra.nb)
-        shared, shape = threads // 32 * warp_bytes(rows, b_step), ((bra.na, bra.nb, ket.na, ket.nb, b_step),)
+        shared, shape = threads // 32 * warp_bytes(*tile_shape(bra.na, bra.nb)), ((bra.na, bra.nb, ket.na, ket.nb),)
         elements, most = ket.nab, DIGEST_ROWS.lane_integrals // bra.nab
 
     def launch(context, block, ab, cd, places, triangle, matrices, nao):
@@ -62,7 +61,7 @@ def digest_launcher(context, bra, ket, counts):
         for variant, ends in ranges:
             context.launch(
                 variant, blocks, threads, shared,
-                (block.array, nbra, nket), lists, (*matrices, *ends, nao), (warps, bra_pairs), *shape,
+                (block.array, nbra, nket), lists, block.limits, (*matrices, *ends, nao), (warps, bra_pairs), *shape,
             )  # fmt: skip
 
     return launch

@@ -27,9 +27,11 @@ from md4.gpu.gather_words import PADDING, padded_words, words_of
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
     Levels,
+    Limits,
     PairRange,
     Panel,
     Result,
+    end_of_kets,
     levels_of,
     pair_range,
     primitives_of,
@@ -83,6 +85,17 @@ def following_primitive(k, last, ket, pair, npair):
     if k + 1 < last:
         return k + 1
     return ket.start[ket.first + pair] if pair < npair else -1
+
+
+def next_pair(limits, bra_pair, ket_first, pair, step, end):
+    """The first of the ket pairs `pair`, `pair` + `step`, ... of a chunk that counts, or `end` (device function).
+
+    Beyond the ket pairs that may count with the bra pair, which end at `end`, all are as good as `end`.
+    """
+    if limits.by_ket and limits.counts.size > 0:
+        while pair < end and limits.counts[ket_first + pair] <= bra_pair:
+            pair += step
+    return pair
 
 
 def make_write_quartet(mt, nc):
@@ -145,17 +158,22 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
     products = make_staircase_products(2 * mt, nq, wide, False, ahead=False)
     write = (make_write_rows if matrix else make_write_quartet)(mt, nc)
     following, primitives = jit_device(following_primitive), jit_device(primitives_of)
+    end_of, next_of = jit_device(end_of_kets), jit_device(next_pair)
     state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
     def kernel(
         panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
-        work: Work, out: Result,
+        work: Work, limits: Limits, out: Result,
     ):  # fmt: skip
         shared = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
+        ij = bra.first + pair
+        nket = end_of(limits, ij, ket.first + right.npair) - ket.first
+        if part * warps >= nket:
+            return
         begin, end = primitives(bra, pair)
         h_doubles, h_bytes = panel.steps * panel.rows8 * 64, panel.steps * panel.rows8 * 512
         table = shared + work.group * h_bytes
@@ -177,8 +195,9 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
             cuda.syncthreads()
             r_row = (begin - bra.first_prim) * r.nket - ket.first_prim  # of ket primitive 0
             fetched, buffer = i64(-1), 0
-            pair_cd = part * warps + warp
-            while pair_cd < right.npair:
+            pair_cd = next_of(limits, ij, ket.first, part * warps + warp, stride, nket)
+            while pair_cd < nket:
+                next_cd = next_of(limits, ij, ket.first, pair_cd + stride, stride, nket)
                 tile = empty()
                 first, last = primitives(ket, pair_cd)
                 for k in range(first, last if count > 0 else first):
@@ -199,7 +218,7 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
                             if not contracted or i + 1 == count:
                                 coming = k
                                 if first_q + nq >= right.nq8:
-                                    coming = following(k, last, ket, pair_cd + stride, right.npair)
+                                    coming = following(k, last, ket, next_cd, nket)
                                 fetched = r_row + coming if 0 <= coming < ket.first_prim + r.nket else i64(-1)
                             if fetched != row:
                                 buffer = 1 - buffer
@@ -216,7 +235,7 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
                         first_q += nq
                 first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
                 write(tile, out_stage, levels.rows, right, work.nab, out, first_out, lane, contracted and added)
-                pair_cd += stride
+                pair_cd = next_cd
             begin += work.group
             added, more = True, contracted and begin < end
 
@@ -319,7 +338,7 @@ def fused_launcher(context, bra, ket, matrix):
         context.launch(
             variant, nbra * parts, threads, shared,
             (h, rows8, steps), pair_range(ab), levels, (r, stride, cd.nprim), words, pair_range(cd),
-            (g, ket_rows, nq8, ncd, nket), (nab, group, parts), result(block),
+            (g, ket_rows, nq8, ncd, nket), (nab, group, parts), block.limits, result(block),
         )  # fmt: skip
 
     return launch

@@ -9,7 +9,8 @@ fast as a NamedTuple: there are thousands of launches in a second.
 
 from typing import NamedTuple
 
-from md4.gpu.device_code import F64, I32, I64, cuda, i64
+from md4.gpu.buffers import Buffer
+from md4.gpu.device_code import F64, I32, I64, cuda, i64, types
 from md4.gpu.staircases import level_ends, row_table
 
 
@@ -27,6 +28,37 @@ class PairRange(NamedTuple):
     start: I64
     first: i64
     first_prim: i64
+
+
+class Limits(NamedTuple):
+    """Which quartets count: each pair of one list counts with so many pairs of the other one, the first of that list.
+
+    Kernels may leave the r, (ab|q] and integrals of all other quartets unwritten, and never use them. Pairs are those
+    of the whole lists: pair n of a chunk is pair `PairRange.first` + n.
+
+    Attributes
+    ----------
+    counts : int32 array
+        With how many ket pairs each bra pair counts, or with how many bra pairs each ket pair. It is empty if all
+        quartets count.
+    by_ket : bool
+        The numbers are those of ket pairs.
+    """
+
+    counts: I32
+    by_ket: types.boolean
+
+
+class Owners(NamedTuple):
+    """The pair of each primitive pair of two whole lists.
+
+    Attributes
+    ----------
+    bra, ket : int64 array
+    """
+
+    bra: I64
+    ket: I64
 
 
 class Records(NamedTuple):
@@ -173,12 +205,50 @@ def primitives_of(pairs, n):
     return pairs.start[pairs.first + n], pairs.start[pairs.first + n + 1]
 
 
+def survives(limits, ij, kl):
+    """Whether the quartet of two pairs counts (device function)."""
+    if limits.counts.size == 0:
+        return True
+    return ij < limits.counts[kl] if limits.by_ket else kl < limits.counts[ij]
+
+
+def end_of_kets(limits, ij, end):
+    """`end`, or where before it the ket pairs end that may count with a bra pair (device function)."""
+    if limits.counts.size == 0 or limits.by_ket:
+        return end
+    return min(end, i64(limits.counts[ij]))
+
+
+def any_survives(counts, its_own, one, first, last):
+    """Whether a pair counts with any pair of the other list from `first` to `last`, for a whole warp (device function).
+
+    `counts` are those of `Limits`: of the list of pair `one` if `its_own`, else of the other list.
+    """
+    if counts.size == 0:
+        return True
+    if its_own:
+        return first < counts[one]
+    found, n = False, first + (i64(cuda.threadIdx.x) & 31)
+    while n <= last:
+        found = found or one < counts[n]
+        n += 32
+    return cuda.ballot_sync(-1, found) != 0
+
+
 # for launchers
+
+# `Limits` where all quartets count.
+NO_LIMITS = Buffer(0, (0,), 4, None), False
 
 
 def pair_range(side):
     """`PairRange` of `md4.engine.PreparedPairs`."""
     return side.data.start, side.first, side.first_prim
+
+
+def owners(ab, cd):
+    """`Owners` of two `md4.engine.PreparedPairs`."""
+    return ab.data.owner, cd.data.owner
 
 
 def records(side):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.device_code import F64, I64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import address_of, make_copy_rows, make_empty, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_scale_columns, make_store_columns
@@ -23,14 +23,17 @@ from md4.gpu.h_layout import BRA_FLAT, even, form_rows
 from md4.gpu.kernels.groups import (
     Grid,
     HermiteIntegrals,
+    Limits,
     PairRange,
     Panel,
     Result,
     Staircase,
+    any_survives,
     block_place,
     pair_range,
     primitives_of,
     result,
+    survives,
 )
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_ring
 from md4.gpu.kernels.two_products import row_blocks_of, staircase_of
@@ -97,18 +100,23 @@ def one_product(rows8, nt, warps, stages, unit):
     """Kernel factory; the ket's (kl, cd) are columns, of which there are `r.nket`."""
     columns, product = 8 * nt * warps, product_ring(rows8, nt, warps, stages, unit)
     empty, scale, store = make_empty(2 * rows8 * nt), make_scale_columns(rows8, nt), make_store_columns(rows8, nt)
-    place, primitives = jit_device(block_place), jit_device(primitives_of)
+    place, primitives, any_of = jit_device(block_place), jit_device(primitives_of), jit_device(any_survives)
 
     def kernel(
         panel: Panel, bra: PairRange, staircase: Staircase, r: HermiteIntegrals, weights: Weights, nherm: i64, nab: i64,
-        ncd: i64, out: Result, grid: Grid,
+        ncd: i64, first_ket: i64, limits: Limits, out: Result, grid: Grid,
     ):  # fmt: skip
         ring = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         row_block, column_block, pair = place(grid)
-        first, last = primitives(bra, pair)
         row, first_column, step = row_block * rows8, column_block * columns, panel.rows8 * 64
+        if limits.counts.size > 0:
+            begin = first_ket + first_column // ncd
+            end = first_ket + (min(first_column + columns, r.nket) - 1) // ncd
+            if not any_of(limits.counts, not limits.by_ket, bra.first + pair, begin, end):
+                return
+        first, last = primitives(bra, pair)
         # a thread copies two inner indices of every (8 warps)th column
         inner, own = 2 * (tid & 3), first_column + (tid >> 2)
         copies = (r.nket - own + 8 * warps - 1) // (8 * warps)
@@ -131,17 +139,21 @@ def one_product(rows8, nt, warps, stages, unit):
 
 def ket_sums():
     """Kernel factory: s[bra primitive][kl, cd][t], `pieces` warps for each bra primitive and ket pair."""
-    primitives, warps = jit_device(primitives_of), SUMS.warps
+    primitives, counts, warps = jit_device(primitives_of), jit_device(survives), SUMS.warps
 
     def kernel(
-        r: HermiteIntegrals, ket: PairRange, weights: F64, ncd: i64, npair: i64, total: i64, pieces: i64, out: F64
-    ):
+        r: HermiteIntegrals, ket: PairRange, weights: F64, ncd: i64, npair: i64, total: i64, pieces: i64, owner: I64,
+        first_bra: i64, limits: Limits, out: F64,
+    ):  # fmt: skip
+        # `owner`: the pair of each bra primitive of the whole list, of which the chunk begins with `first_bra`
         lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
         row = i64(cuda.blockIdx.x) * warps + warp
         n = quotient(row, pieces)
         if n >= total:
             return
         bra = quotient(n, npair)
+        if limits.counts.size > 0 and not counts(limits, owner[first_bra + bra], ket.first + n - bra * npair):
+            return
         first, last = primitives(ket, n - bra * npair)
         source, step = (bra * r.nket + first - ket.first_prim) * r.stride, r.stride
         for cd in range(ncd):
@@ -192,14 +204,15 @@ def sums_variant():
     return Variant(ket_sums, ())
 
 
-def launch_ket_sums(context, g, r, ab, cd, ncd, out):
+def launch_ket_sums(context, g, r, ab, cd, ncd, out, limits):
     """s of a chunk from its r; `g` weights of the whole ket list, `ncd` of each primitive."""
     total, stride = ab.nprim * cd.npair, r_stride(ab.facts.l + cd.facts.l)
     if total:
         pieces = max(1, min(-(-stride // 32), SUMS.most_warps // total))
         context.launch(
             sums_variant(), -(-total * pieces // SUMS.warps), 32 * SUMS.warps, 0,
-            (r, stride, cd.nprim), pair_range(cd), g, ncd, cd.npair, total, pieces, out,
+            (r, stride, cd.nprim), pair_range(cd), g, ncd, cd.npair, total, pieces, ab.data.owner, ab.first_prim,
+            limits, out,
         )  # fmt: skip
 
 
@@ -225,7 +238,8 @@ def one_product_launcher(context, bra, ket):
         context.launch(
             variant, row_blocks * column_blocks * ab.npair, threads, shared,
             (h, rows8, np8), pair_range(ab), staircase, (r.part(first, (r.size - first,)), stride, ncol),
-            summed if g is None else (g, cd.first_prim, 1), count, nab, ncd, result(block), (row_blocks, column_blocks),
+            summed if g is None else (g, cd.first_prim, 1), count, nab, ncd, cd.first, block.limits, result(block),
+            (row_blocks, column_blocks),
         )  # fmt: skip
 
     return launch

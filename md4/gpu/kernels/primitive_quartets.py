@@ -11,7 +11,7 @@ from md4.gpu.device_code import F32_2D, F64_2D, cuda, f64, i64, jit_device, type
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.single_zeros import make_narrow, make_single_zeros
 from md4.gpu.emit.unrolled import make_pack
-from md4.gpu.kernels.groups import Records
+from md4.gpu.kernels.groups import Records, survives
 from md4.method import operators
 from md4.method.boys import single_boys_table
 
@@ -121,6 +121,25 @@ def make_separation():
         return separation_of(bra, ket)
 
     return jit_device(separation)
+
+
+def make_any_counts(lanes):
+    """Device function (quartets, owners, limits, first): whether any of `lanes` quartets from `first` on counts.
+
+    All lanes of a warp call it, and are told the same; `lanes` is 32 at most.
+    """
+    counts = jit_device(survives)
+
+    def any_counts(quartets, owners, limits, first):
+        if limits.counts.size == 0:
+            return True
+        n = min(first + min(i64(cuda.threadIdx.x) & 31, i64(lanes - 1)), quartets.count - 1)
+        i = quotient(n, quartets.nket)
+        ij = owners.bra[quartets.first_bra + i]
+        kl = owners.ket[quartets.first_ket + n - i * quartets.nket]
+        return cuda.ballot_sync(-1, counts(limits, ij, kl)) != 0
+
+    return jit_device(any_counts)
 
 
 def make_zeros_upto(kind, l):

@@ -12,9 +12,11 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.unrolled import STAGE_BYTES, make_r_by_axis, make_write_r, make_write_row, r_update, store_shared
+from md4.gpu.kernels.groups import Limits, Owners, owners
 from md4.gpu.kernels.primitive_quartets import (
     OperatorArguments,
     PrimitiveQuartets,
+    make_any_counts,
     make_separation,
     make_zeros_upto,
     operator_arguments,
@@ -29,11 +31,14 @@ def r_in_registers(l, kind):
     """Kernel factory for small L: a thread a quartet, r in registers."""
     separation, zeros_upto, write_r = make_separation(), make_zeros_upto(kind, l), make_write_r(l, r_stride(l))
     stride, threads, words = r_stride(l), RECURRENCE.threads, RECURRENCE.threads // 32 * STAGE_BYTES // 8
+    any_counts = make_any_counts(32)
 
-    def kernel(quartets: PrimitiveQuartets, operator: OperatorArguments, r: F64):
+    def kernel(quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, r: F64):
         stage = shared_address(cuda.shared.array(words, types.float64))
         tid = i64(cuda.threadIdx.x)
         n = i64(cuda.blockIdx.x) * threads + tid
+        if not any_counts(quartets, owners, limits, n - (tid & 31)):
+            return
         s = separation(quartets, min(n, quartets.count - 1))  # idle threads repeat the last quartet
         zeros, lane = zeros_upto(s, operator), tid & 31
         first, place = n - lane, i32(stage + (tid >> 5) * STAGE_BYTES)
@@ -46,11 +51,13 @@ def r_by_axis(l, kind):
     """Kernel factory for middle L: a lane a quartet, r axis by axis; the warp's r is put in order in shared memory."""
     separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l)
     lanes, row, stride = RECURRENCE.lanes(l), nherm(l) | 1, r_stride(l)
-    write_row = make_write_row(nherm(l), stride)
+    write_row, any_counts = make_write_row(nherm(l), stride), make_any_counts(lanes)
 
-    def kernel(quartets: PrimitiveQuartets, operator: OperatorArguments, r: F64):
+    def kernel(quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, r: F64):
         stage = shared_address(cuda.shared.array(0, types.float64))
         lane, first = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x) * lanes
+        if not any_counts(quartets, owners, limits, first):
+            return
         if lane < lanes:
             s = separation(quartets, min(first + lane, quartets.count - 1))  # idle lanes repeat the last quartet
             make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, i32(stage + lane * (8 * row)))
@@ -78,11 +85,16 @@ def r_by_group(l, kind):
     separation, zero_of = make_separation(), operators.zero_function(kind, jit_device)
     group, stride, size, threads = RECURRENCE.group(l), r_stride(l), nherm(l), RECURRENCE.group_threads(l)
     together, constants, orders = threads // group, l + 4, l + 2
+    any_counts = make_any_counts(together)
 
-    def kernel(quartets: PrimitiveQuartets, operator: OperatorArguments, rules: I64, r: F64):
+    def kernel(
+        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, rules: I64, r: F64
+    ):
         shared = cuda.shared.array(0, types.float64)
         place, lane = cuda.threadIdx.x // group, cuda.threadIdx.x % group
         n = i64(cuda.blockIdx.x) * together + place
+        if not any_counts(quartets, owners, limits, n - place):
+            return
         s = separation(quartets, min(n, quartets.count - 1))  # idle groups repeat the last quartet
         fixed = place * (constants + orders)  # first of the quartet's constants; its [0]^(m) behind
         zeros = fixed + constants
@@ -145,15 +157,17 @@ def r_launcher(context, kind, parameter, l):
         shared, rules = 8 * together * (2 * l + 6 + 2 * r_stride(l)), (context.table(packed_rules, l),)
     variant, arguments = r_variant(l, kind), operator_arguments(context, kind, parameter)
 
-    def launch(context, ab, cd, r):
+    def launch(context, ab, cd, r, limits):
         count = ab.nprim * cd.nprim
         if count:
-            quartets = primitive_quartets(ab, cd)
-            context.launch(variant, -(-count // together), threads, shared, quartets, arguments, *rules, r)
+            context.launch(
+                variant, -(-count // together), threads, shared,
+                primitive_quartets(ab, cd), owners(ab, cd), limits, arguments, *rules, r,
+            )  # fmt: skip
 
     return launch
 
 
-def launch_r(context, operator, ab, cd, r):
-    """r of all primitive quartets of two chunks."""
-    context.fixed(r_launcher, operator.kind, operator.parameter, ab.facts.l + cd.facts.l)(context, ab, cd, r)
+def launch_r(context, operator, ab, cd, r, limits):
+    """r of the primitive quartets of two chunks, of all that count."""
+    context.fixed(r_launcher, operator.kind, operator.parameter, ab.facts.l + cd.facts.l)(context, ab, cd, r, limits)

@@ -16,15 +16,44 @@ from md4.gpu.kernels.groups import (
     HalfTransformed,
     HermiteIntegrals,
     Levels,
+    Limits,
     PairRange,
     Panel,
     levels_of,
     pair_range,
     primitives_of,
+    survives,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.kernels.two_products import bra_tile, clear_end
+from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end
 from md4.gpu.tuning import RESIDENT, SHARED_BYTES, blocks_of_8, r_stride
+
+# The highest bit of an int32, which becomes those of all further ones when it is shifted to the right.
+FURTHER = -(1 << 31)
+
+
+def make_counted_groups(nt):
+    """Device function: which of a warp's groups of `nt` columns count with bra pair `ij`, a bit each.
+
+    The groups begin with column, column + step, ... below `ncol`; columns are blocks of 8 q of the chunk's ket
+    primitives, `nq8` of each. All groups beyond the first 31 are said to count.
+    """
+    counts = jit_device(survives)
+
+    @jit_device
+    def counted_groups(ket, limits, ij, column, step, ncol, nq8, lane):
+        if limits.counts.size == 0:
+            return i32(-1)
+        own, found = column + lane * step, False
+        if own < ncol:
+            kl = ket.owner[ket.first + quotient(own, nq8)]
+            last = ket.owner[ket.first + quotient(min(own + nt, ncol) - 1, nq8)]
+            while kl <= last and not found:
+                found = counts(limits, ij, kl)
+                kl += 1
+        return i32(i32(cuda.ballot_sync(-1, found)) | FURTHER)
+
+    return counted_groups
 
 
 def resident_bra_transform(rows8, nt, warps, unit, turned):
@@ -35,10 +64,11 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
     column_state = make_column_state(nt, False)
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
     clear, primitives, lane_place = map(jit_device, (clear_end, primitives_of, Lane(rows8, nt, turned).place()))
+    counted_groups = make_counted_groups(nt)
 
     def kernel(
         panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, kets: i64, words: F64, abq: HalfTransformed,
-        parts: i64,
+        ket: KetOwners, limits: Limits, parts: i64,
     ):  # fmt: skip
         # a warp has room for r of `kets` ket primitives; `parts` blocks share the columns of a bra pair
         clear(abq.numbers)
@@ -57,6 +87,7 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
         r_base = table + 8 * words.size + warp * 2 * r_bytes
         r_row, ncol, stride = (prim - bra.first_prim) * r.nket, r.nket * abq.nq8, parts * warps * nt
         column, buffer = (part * warps + warp) * nt, 0
+        counted = counted_groups(ket, limits, bra.first + pair, column, stride, ncol, abq.nq8, lane)
         if live and column < ncol:
             k = quotient(column, abq.nq8)
             copy_r(r_base, r.numbers, (r_row + k) * r.stride, min(kets, r.nket - k) * r.stride, lane)
@@ -75,15 +106,18 @@ def resident_bra_transform(rows8, nt, warps, unit, turned):
                 next_r = r_base + buffer * r_bytes
                 copy_r(next_r, r.numbers, (r_row + k) * r.stride, min(kets, r.nket - k) * r.stride, lane)
             commit_copies()
-            state = column_state(column, ncol, quotient(column, abq.nq8), abq.nq8, r.stride)
-            tile = empty()
-            if live:
-                tile = products(
-                    tile, h_address, rows8 * 512, words_address, words_step, r_address, state, levels.ends, panel.steps
-                )  # fmt: skip
+            many, tile = i64(0), empty()
+            if counted & 1:
+                many = ncol - column
+                if live:
+                    state = column_state(column, ncol, quotient(column, abq.nq8), abq.nq8, r.stride)
+                    tile = products(
+                        tile, h_address, rows8 * 512, words_address, words_step, r_address, state, levels.ends,
+                        panel.steps,
+                    )  # fmt: skip
             destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
-            store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, levels.rows, lane_row)
-            column = following
+            store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, many, levels.rows, lane_row)
+            column, counted = following, i32(counted >> 1)
 
     return Kernel(kernel, (threads, 2))
 
@@ -125,17 +159,13 @@ def resident_launcher(context, bra, ket):
     rows8, steps, levels = tile.rows8, blocks_of_8(bra.nherm), levels_of(context, bra, tile.rows8, tile.turned)
     words = context.table(all_words, *words_of(bra, ket))
 
-    def launch(context, h, ab, cd, r, abq):
+    def launch(context, h, ab, cd, r, abq, limits):
         npair, nket = ab.npair, cd.nprim
         parts = parts_of(nket * nq8, tile)
         context.launch(
             variant, parts * npair, threads, shared,
-            (h, rows8, steps), pair_range(ab), levels, (r, stride, nket), kets, words, (abq, nq8, npair, nab), parts,
+            (h, rows8, steps), pair_range(ab), levels, (r, stride, nket), kets, words, (abq, nq8, npair, nab),
+            (cd.data.owner, cd.first_prim), limits, parts,
         )  # fmt: skip
 
     return launch
-
-
-def launch_resident_bra(context, h, ab, cd, r, abq):
-    """(ab|q] of a chunk; see `launch_bra_transform`."""
-    context.fixed(resident_launcher, ab.facts, cd.facts)(context, h, ab, cd, r, abq)

@@ -25,7 +25,7 @@ are in their own order again there, blocks of q are in that of the ket's stairca
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.device_code import F64, I64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import (
     address_of,
     commit_copies,
@@ -42,10 +42,12 @@ from md4.gpu.kernels.groups import (
     Grid,
     HalfTransformed,
     HermiteIntegrals,
+    Limits,
     PairRange,
     Panel,
     Result,
     Staircase,
+    any_survives,
     block_place,
     pair_range,
     primitives_of,
@@ -61,6 +63,21 @@ class WordTable(NamedTuple):
 
     numbers: F64
     row: i64
+
+
+class KetOwners(NamedTuple):
+    """The ket pairs of a chunk's ket primitives.
+
+    Attributes
+    ----------
+    owner : int64 array
+        The pair of each primitive pair of the whole list.
+    first : int64
+        First primitive pair of the chunk.
+    """
+
+    owner: I64
+    first: i64
 
 
 class BraOperands(NamedTuple):
@@ -135,6 +152,19 @@ def clear_end(numbers):
         n += cuda.blockDim.x
 
 
+def make_any_primitive():
+    """Device function: whether bra pair `ij` counts with the pair of any of some ket primitives, for all of a warp."""
+    any_of = jit_device(any_survives)
+
+    def any_primitive(ket, limits, ij, first, last):
+        if limits.counts.size == 0:
+            return True
+        pairs = ket.owner[ket.first + first], ket.owner[ket.first + last]
+        return any_of(limits.counts, not limits.by_ket, ij, *pairs)
+
+    return jit_device(any_primitive)
+
+
 def bra_ring(rows8, nt, warps, stages, unit, turned, r_buffers):
     """(device function: the ring of step 4, device function that starts to copy r, bytes of the ring)."""
     threads, words_offset = 32 * warps, rows8 * 512
@@ -183,27 +213,31 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
     place, primitives, clear, lane_place = map(
         jit_device, (block_place, primitives_of, clear_end, Lane(rows8, nt, turned).place())
     )
+    needed = make_any_primitive()
 
     def kernel(
         panel: Panel, bra: PairRange, staircase: Staircase, r: HermiteIntegrals, words: WordTable, abq: HalfTransformed,
-        grid: Grid,
+        ket: KetOwners, limits: Limits, grid: Grid,
     ):  # fmt: skip
         clear(abq.numbers)
         ring = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         row_block, column_block, pair = place(grid)
-        first, last = primitives(bra, pair)
-        row, depth, step = row_block * rows8, i64(staircase.depths[row_block]), panel.rows8 * 64
         # r of the ket primitives that the block's columns touch, for one bra primitive at a time
         first_column, ncol = column_block * columns, r.nket * abq.nq8
-        ket = first_column // abq.nq8
-        r_count = ((min(first_column + columns, ncol) - 1) // abq.nq8 - ket + 1) * r.stride
+        first_ket = first_column // abq.nq8
+        last_ket = (min(first_column + columns, ncol) - 1) // abq.nq8
+        if not needed(ket, limits, bra.first + pair, first_ket, last_ket):
+            return
+        first, last = primitives(bra, pair)
+        row, depth, step = row_block * rows8, i64(staircase.depths[row_block]), panel.rows8 * 64
+        r_count = (last_ket - first_ket + 1) * r.stride
         column = first_column + warp * nt
         side = BraOperands(
             panel.h, words.numbers, first_column % abq.nq8 * 16, words.row,
-            r.numbers, ((first - bra.first_prim) * r.nket + ket) * r.stride, r.nket * r.stride, r_count,
-            i32(ring + ring_bytes), last - first, column_state(column, ncol, ket, abq.nq8, r.stride),
+            r.numbers, ((first - bra.first_prim) * r.nket + first_ket) * r.stride, r.nket * r.stride, r_count,
+            i32(ring + ring_bytes), last - first, column_state(column, ncol, first_ket, abq.nq8, r.stride),
             ring + 16 * lane, ring + rows8 * 512 + warp * (nt * 128) + 4 * lane, tid,
         )  # fmt: skip
         course = Course(
@@ -271,18 +305,24 @@ def ket_transform(rows8, nt, warps, stages, unit, turned):
     empty, product, finish = (
         make_empty(2 * rows8 * nt), ket_ring(rows8, nt, warps, stages, unit, turned), make_finish(rows8, nt, turned)
     )  # fmt: skip
-    place, primitives = jit_device(block_place), jit_device(primitives_of)
+    place, primitives, any_of = jit_device(block_place), jit_device(primitives_of), jit_device(any_survives)
 
     def kernel(
-        panel: Panel, ket: PairRange, staircase: Staircase, abq: HalfTransformed, ncd: i64, out: Result, grid: Grid
-    ):
+        panel: Panel, ket: PairRange, staircase: Staircase, abq: HalfTransformed, first_bra: i64, ncd: i64,
+        limits: Limits, out: Result, grid: Grid,
+    ):  # fmt: skip
         ring = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         row_block, column_block, pair = place(grid)
-        first, last = primitives(ket, pair)
-        row, depth, step = row_block * rows8, i64(staircase.depths[row_block]), panel.rows8 * 64
         # the last block of columns may read what lies behind (ab|q]: those columns are not stored
         first_column, ncol = column_block * columns, abq.npair * abq.nab
+        if limits.counts.size > 0:
+            bra_pairs = 8 * first_column // abq.nab, (min(8 * (first_column + columns), ncol) - 1) // abq.nab
+            begin, end = first_bra + bra_pairs[0], first_bra + bra_pairs[1]
+            if not any_of(limits.counts, limits.by_ket, ket.first + pair, begin, end):
+                return
+        first, last = primitives(ket, pair)
+        row, depth, step = row_block * rows8, i64(staircase.depths[row_block]), panel.rows8 * 64
         copies = (min(i64(columns), (ncol + 7) // 8 - first_column) * 32 - tid + threads - 1) // threads
         course = Course(
             last - first, depth, staircase.reach, row,
@@ -374,21 +414,16 @@ def bra_launcher(context, bra, ket):
     staircase = staircase_of(context, bra, tile.rows8, row_blocks)
     words = context.table(words_in_turn, *words_of(bra, ket)), 16 * (nq8 + TILES.most_columns)
 
-    def launch(context, h, ab, cd, r, abq):
+    def launch(context, h, ab, cd, r, abq, limits):
         npair, nket = ab.npair, cd.nprim
         column_blocks = -(-nket * nq8 // columns)
         context.launch(
             variant, row_blocks * column_blocks * npair, threads, shared,
             (h, rows8, steps), pair_range(ab), staircase, (r, stride, nket), words, (abq, nq8, npair, nab),
-            (row_blocks, column_blocks),
+            (cd.data.owner, cd.first_prim), limits, (row_blocks, column_blocks),
         )  # fmt: skip
 
     return launch
-
-
-def launch_bra_transform(context, h, ab, cd, r, abq):
-    """(ab|q] of a chunk; `h` panels of the whole bra list, `r` of the chunk."""
-    context.fixed(bra_launcher, ab.facts, cd.facts)(context, h, ab, cd, r, abq)
 
 
 def ket_launcher(context, bra, ket, form):
@@ -404,8 +439,8 @@ def ket_launcher(context, bra, ket, form):
         column_blocks = -(-blocks_of_8(npair * nab) // columns)
         context.launch(
             variant, row_blocks * column_blocks * cd.npair, threads, shared,
-            (h, rows8, nq8), pair_range(cd), staircase, (abq, nq8, npair, nab), ncd, result(block),
-            (row_blocks, column_blocks),
+            (h, rows8, nq8), pair_range(cd), staircase, (abq, nq8, npair, nab), ab.first, ncd, block.limits,
+            result(block), (row_blocks, column_blocks),
         )  # fmt: skip
 
     return launch

@@ -18,6 +18,7 @@ from md4.errors import MemoryLimitError
 from md4.gpu import hermite_coulomb as hermite_coulomb_target
 from md4.gpu import paths, quartet_lists, sums, tuning
 from md4.gpu.kernels import (
+    contracted,
     coulomb_threads,
     digest_in_place,
     recurrence,
@@ -36,7 +37,7 @@ TENSOR_CORES = ("dmma8", "dmma16")
 UNITS = ("fma", *TENSOR_CORES)
 # Kernels that every class needs, and what the tests run beside them.
 ALWAYS = {"pair_primitives", "h_matrices"}
-TWO = {"bra_transform", "ket_transform"}
+TWO = {"contracted_bra_transform", "ket_transform"}
 ONE_QUARTET = {"thread_quartet_integrals", "pair_slots"}
 REGISTERS, BY_AXIS = {"r_in_registers"}, {"r_by_axis"}
 PLAIN = {"plain_bra_transform", "plain_ket_transform"}
@@ -95,6 +96,24 @@ def test_all_plans_of_a_class(unit, name, all_classes):
     if unit == "fma":
         kernels = PLAIN | (kernels & (REGISTERS | BY_AXIS)) | (machine.kernels & ONE_QUARTET)
     assert machine.kernels == ALWAYS | kernels
+
+
+@pytest.mark.parametrize("rows, stages, kernel", [(0, 2, "bra_transform"), (5, 3, "contracted_bra_transform")])
+def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
+    """Step 4 by the ring of large classes, and with H and r of more than two primitive pairs at a time."""
+    monkeypatch.setattr(contracted, "CONTRACTED", replace(tuning.CONTRACTED, rows=rows, stages=(stages,) * 5))
+    basis, bra, ket = basis_of((2, 1, 1, 0), nprim=2), [[0, 1]] * 2, [[2, 3]] * 5
+    with running() as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        for one, other in ((bra, ket), (ket, bra)):
+            every = plans("dmma16", engine.prepare(one).pairs, engine.prepare(other).pairs)
+            (plan, *_) = (plan for plan in every if plan.path.name == "two_products")
+            engine.backend.plan = lambda *_, plan=plan: plan
+            assert_same(
+                engine.compute(one, other).copy_to_host(), md4.Engine(basis, backend="cpu").compute(one, other)
+            )
+    assert machine.kernels >= {kernel}
+    assert not machine.kernels & ({"bra_transform", "contracted_bra_transform"} - {kernel})
 
 
 # Angular momenta of the shells of a pair and of the single shells, primitives, spherical or not.
@@ -615,5 +634,5 @@ def test_rows_as_symmetric_matrices(nao, pitch, count):
 def test_no_kernel_is_left_out():
     tested = ALWAYS | PLAIN | DIGESTION | COULOMB | set(R_KERNELS)
     tested |= {"correlation_by_warps", "scatter_block", "single_product", "digest_in_place", "unpack_rows"}
-    tested |= {"select_quartets", "narrowed"}  # the latter by `test_single_precision.test_a_build`
+    tested |= {"bra_transform", "select_quartets", "narrowed"}  # the last by `test_single_precision.test_a_build`
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()

@@ -1,0 +1,121 @@
+"""Tracks: the streams on which one build of J and K is at work at the same time.
+
+Most kernels of a small molecule have too few blocks to fill a GPU, and each waits for the one before. So the tasks of a
+build are dealt out to several tracks. Track 0 is the engine's own stream, and whatever is not a build uses it alone.
+One thread of the host gives work to all tracks, one call after the other. What tracks share, and why that is safe:
+
+    rooms (r, (ab|q], ...)  each track has its own (`md4.gpu.pool.Pool.room`)
+    other memory            A buffer may be given back while kernels of any track still use it, and they were launched
+                            before that. So a track that takes memory from the pool during a build comes after all that
+                            any track was given so far (`Tracks.follow`). Memory that goes back to the driver is freed
+                            by cuMemFree, which waits for the device.
+    H, slots, first AOs,    are made by the first task that needs them. What makes them comes after all that other
+    densities in FP32       tracks were given, and before all that they will be given (`Tracks.alone`). Then they are
+                            only read.
+    pair data, densities,   are made before the tracks begin, and only read.
+    tables of screening
+    X, Y, J of Hermite      are set to zero before the tracks begin, and kernels add to them atomically. They are read
+    functions, counts       after the tracks have ended.
+    constant tables         The host waits until they are written.
+    records of launches     hold a stream and rooms, so the track is in their key.
+
+Where tracks were interrupted before they ended, `active` still says so: then the next use of the pool waits for them,
+and the next build ends them.
+"""
+
+import weakref
+from contextlib import contextmanager
+
+from cuda.bindings import driver
+
+from md4.gpu.buffers import check
+from md4.gpu.device_code import cuda
+
+
+def urgent_stream():
+    """A new stream whose kernels go before those that wait on others, and that no work on stream 0 holds up."""
+    cuda.current_context()
+    error, _, highest = driver.cuCtxGetStreamPriorityRange()
+    check(error, "asking for the priorities of streams")
+    flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+    error, handle = driver.cuStreamCreateWithPriority(flags, highest)
+    check(error, "making a stream")
+    stream = cuda.external_stream(int(handle))
+    weakref.finalize(stream, driver.cuStreamDestroy, handle)
+    return stream
+
+
+class Tracks:
+    """The streams of one engine.
+
+    Parameters
+    ----------
+    stream : numba.cuda.cudadrv.driver.Stream
+        The engine's.
+
+    Attributes
+    ----------
+    active : int
+        Number of tracks that are at work; 1 outside of builds.
+    """
+
+    def __init__(self, stream):
+        self.streams, self.events, self.active = [stream], [], 1
+
+    def stream(self, track):
+        """The stream of a track, made when it is first asked for."""
+        while len(self.streams) <= track:
+            self.streams.append(urgent_stream())
+        return self.streams[track]
+
+    def join(self, first, second):
+        """What the track `second` will be given comes after what the track `first` was given."""
+        while len(self.events) <= first:
+            self.events.append(cuda.event(timing=False))
+        event = self.events[first]
+        event.record(self.streams[first])
+        event.wait(self.streams[second])
+
+    def others(self, track):
+        """All tracks at work but one."""
+        return [other for other in range(self.active) if other != track]
+
+    def begin(self, count):
+        """So many tracks begin to work, after what the engine's stream was given."""
+        self.active = count
+        for other in self.others(0):
+            self.join(0, other)
+
+    def end(self):
+        """What the engine's stream will be given comes after what all tracks were given."""
+        for other in self.others(0):
+            self.join(other, 0)
+        self.active = 1
+
+    def follow(self, track):
+        """What a track will be given comes after what all others were given."""
+        for other in self.others(track):
+            self.join(other, track)
+
+    @contextmanager
+    def alone(self, track):
+        """What a track is given meanwhile comes after what others were given, and before what they will be given."""
+        self.follow(track)
+        try:
+            yield
+        finally:
+            for other in self.others(track):
+                self.join(track, other)
+
+    def mark(self):
+        """A function that waits until all tracks have done what they were given so far."""
+        marks = []
+        for stream in self.streams[: self.active]:
+            marks.append(cuda.event(timing=False))
+            marks[-1].record(stream)
+
+        def wait():
+            for event in marks:
+                event.synchronize()
+
+        return wait

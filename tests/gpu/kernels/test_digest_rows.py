@@ -1,0 +1,115 @@
+"""Digestion by rows of blocks of random numbers, on the emulator, beside NumPy."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from emulator import host_array, running
+
+from md4.gpu.buffers import Buffer, copy_to_device
+from md4.gpu.context import DeviceContext
+from md4.gpu.kernels.digest_rows import tile_shape
+from md4.gpu.kernels.digestion import by_quartets, launch_digest
+from md4.gpu.kernels.groups import NO_LIMITS
+
+NAO = 40
+# Functions of the four shells: whole tiles, several tiles with fewer functions at the end, more sums than lanes.
+SHAPES = [(5, 3, 7, 5), (3, 3, 5, 3), (9, 9, 3, 1), (9, 10, 1, 1), (3, 1, 35, 1), (2, 2, 3, 16)]
+
+
+def right(integrals, aos, d, twice, triangle):
+    """X and Y of all matrices; the equations of `md4.method.digestion`."""
+    x, y, (na, nb, nc, nd) = np.zeros_like(d), np.zeros_like(twice), integrals.shape[2:]
+    for i, k in np.ndindex(integrals.shape[:2]):
+        if triangle and k > i:
+            continue
+        (first_a, first_b), (first_c, first_d) = aos[0][i], aos[1][k]
+        weight = 0.5 ** sum(map(int, (first_a == first_b, first_c == first_d, triangle and i == k)))
+        quartet, at = weight * integrals[i, k], [(first_a, na), (first_b, nb), (first_c, nc), (first_d, nd)]
+        a, b, c, d_ = (slice(first, first + n) for first, n in at)
+        x[:, a, d_] += np.einsum("abcd,sbc->sad", quartet, d[:, b, c])
+        x[:, b, d_] += np.einsum("abcd,sac->sbd", quartet, d[:, a, c])
+        x[:, a, c] += np.einsum("abcd,sbd->sac", quartet, d[:, b, d_])
+        x[:, b, c] += np.einsum("abcd,sad->sbc", quartet, d[:, a, d_])
+        y[:, a, b] += np.einsum("abcd,scd->sab", quartet, twice[:, c, d_])
+        y[:, c, d_] += np.einsum("abcd,sab->scd", quartet, twice[:, a, b])
+    return x, y
+
+
+def on_device(context, array):
+    """A copy in the pool's memory."""
+    owner = context.pool.get(max(1, array.size))
+    copy_to_device(owner.pointer, np.ascontiguousarray(array), context.stream)
+    return Buffer(owner.pointer, array.shape, array.itemsize, owner)
+
+
+def digested(integrals, aos, d, twice, triangle, counts=None, by_ket=False):
+    """X and Y by the kernel; `counts` and `by_ket` are those of `md4.gpu.kernels.groups.Limits`."""
+    facts = [SimpleNamespace(na=n, nb=m, nab=n * m) for n, m in (integrals.shape[2:4], integrals.shape[4:])]
+    assert not by_quartets(*facts)
+    with running("dmma16") as machine:
+        context = DeviceContext()
+        context.fixed = lambda make, *args: make(context, *args)
+        matrices = [on_device(context, m.reshape(-1)) for m in (d, np.zeros_like(d), twice, np.zeros_like(twice))]
+        block = SimpleNamespace(array=on_device(context, integrals.reshape(-1)), limits=NO_LIMITS)
+        if counts is not None:
+            block.limits = on_device(context, counts), by_ket
+        pairs = [SimpleNamespace(npair=len(ao), first=0, facts=fact) for ao, fact in zip(aos, facts)]
+        places = tuple(on_device(context, ao) for ao in aos)
+        launch_digest(context, block, *pairs, places, triangle, tuple(matrices), (len(d), len(twice)), NAO)
+        assert machine.kernels == {"digest_rows"}
+        return [host_array(matrices[n], "float64").reshape(-1, NAO, NAO).copy() for n in (1, 3)]
+
+
+def first_aos(rng, functions, count):
+    """First AOs of random shells; of the first pair both are the same one."""
+    aos = np.stack([rng.integers(0, NAO - n + 1, count) for n in functions], axis=1)
+    if functions[0] == functions[1]:
+        aos[0] = aos[0, 0]
+    return aos
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("counts", [(1, 1), (2, 1), (0, 1)], ids=str)
+def test_blocks(shape, counts):
+    rng = np.random.default_rng(0)
+    integrals = rng.normal(size=(2, 3, *shape))
+    aos = [first_aos(rng, functions, count) for functions, count in ((shape[:2], 2), (shape[2:], 3))]
+    d, twice = (rng.normal(size=(count, NAO, NAO)) for count in counts)
+    for found, expected in zip(digested(integrals, aos, d, twice, False), right(integrals, aos, d, twice, False)):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * abs(expected).max(initial=0.0))
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (7, 2)], ids=str)
+def test_one_list(shape):
+    """Ket pairs beyond the bra pair do not count, and are not looked at: a warp has some of them, or nothing else."""
+    rng, count = np.random.default_rng(1), 6
+    integrals = rng.normal(size=(count, count, *shape, *shape))
+    integrals[np.triu_indices(count, 1)] = np.nan
+    aos = [first_aos(rng, shape, count)] * 2
+    d, twice = rng.normal(size=(2, 1, NAO, NAO))
+    for found, expected in zip(digested(integrals, aos, d, twice, True), right(integrals, aos, d, twice, True)):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * abs(expected).max())
+
+
+@pytest.mark.parametrize("by_ket", [False, True])
+def test_limits(by_ket):
+    """Quartets beyond a pair's limit do not count, and are not looked at."""
+    rng, nbra, nket, shape = np.random.default_rng(2), 5, 6, (3, 3, 5, 3)
+    counts = np.array([nbra, 0, 2, 1, 4, 2] if by_ket else [nket, 0, 3, 1, 5], dtype=np.int32)
+    live = np.arange(nbra)[:, None] < counts if by_ket else np.arange(nket) < counts[:, None]
+    integrals = rng.normal(size=(nbra, nket, *shape))
+    integrals[~live] = 0.0
+    aos = [first_aos(rng, functions, count) for functions, count in ((shape[:2], nbra), (shape[2:], nket))]
+    d, twice = rng.normal(size=(2, 1, NAO, NAO))
+    expected = right(integrals, aos, d, twice, False)
+    integrals[~live] = np.nan
+    for found, known in zip(digested(integrals, aos, d, twice, False, counts, by_ket), expected):
+        np.testing.assert_allclose(found, known, rtol=0, atol=1e-13 * abs(known).max())
+
+
+def test_tiles():
+    """As few and as equal tiles as there can be."""
+    assert [tile_shape(n, n) for n in (1, 3, 5, 7, 9, 11, 13)] == [
+        (1, 1), (3, 3), (5, 5), (7, 4), (5, 5), (6, 4), (7, 5)
+    ]  # fmt: skip
