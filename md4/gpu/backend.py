@@ -205,10 +205,13 @@ class GpuBackend:
         launch_h(self.context, pairs, data.records, form, places, stride, h)
         return HMatrices(h, form)
 
-    def r(self, ab, cd):
-        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles."""
+    def r(self, ab, cd, path=None):
+        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles.
+
+        t are in the order that a path wants, or in that of their ordinals.
+        """
         r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_stride(ab.facts.l + cd.facts.l))
-        launch_r(self.context, self.operator, ab, cd, r)
+        launch_r(self.context, self.operator, ab, cd, r, path is not None and path.r_in_banks)
         return r
 
     # results and targets

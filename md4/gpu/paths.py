@@ -93,6 +93,8 @@ class GpuPath:
     merges_steps = True
     # Whether r and (ab|q] of a chunk are kept in memory.
     keeps_chunks = True
+    # Whether r is read in the order of `md4.gpu.banks`.
+    r_in_banks = False
 
     def digests(self, bra, ket):
         """Whether the integrals of two `ListFacts` can be digested into J and K by the kernel that makes them."""
@@ -192,6 +194,8 @@ class SingleProduct(GpuPath):
 class Fused(GpuPath):
     """Both products in one kernel."""
 
+    r_in_banks = True
+
     def supports(self, sides):
         return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
 
@@ -202,11 +206,11 @@ class Fused(GpuPath):
         return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix)
 
     def variants(self, unit, kind, bra, ket, plan):
-        yield r_variant(bra.l + ket.l, kind)
+        yield r_variant(bra.l + ket.l, kind, True)
         yield fused.fused_variant(unit, bra, ket, plan.matrix)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        r = steps.r(ab, cd)
+        r = steps.r(ab, cd, self)
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
@@ -222,7 +226,7 @@ def bra_launcher(context, bra, ket):
 class TwoProducts(GpuPath):
     """A kernel for each product, on tensor cores."""
 
-    merges_steps = False
+    merges_steps, r_in_banks = False, True
 
     def supports(self, sides):
         return sides.unit != "fma"
@@ -234,7 +238,7 @@ class TwoProducts(GpuPath):
         return predicted_times.two_products_time(*sides[:3], sides.turned)
 
     def variants(self, unit, kind, bra, ket, plan):
-        yield r_variant(bra.l + ket.l, kind)
+        yield r_variant(bra.l + ket.l, kind, True)
         if resident.serves(unit, bra, ket):
             yield resident.resident_variant(unit, bra)
         elif contracted.serves(unit, bra, ket):
