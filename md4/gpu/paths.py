@@ -36,6 +36,7 @@ from md4.gpu.kernels import (
     plain,
     resident,
     single_product,
+    summed_r,
     thread_quartet,
     two_products,
 )
@@ -132,6 +133,23 @@ class ThreadQuartet(GpuPath):
         )
 
 
+def sums_of(steps, weights, ab, cd, ncd, size):
+    """Sums of r over the primitives of kets, `size` numbers: made with r if they are many, else of r in memory."""
+    sums = steps.context.pool.room("sums", max(1, size))
+    if summed_r.serves(ab, cd, ncd):
+        summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, ncd, sums)
+    else:
+        one_product.launch_ket_sums(steps.context, weights, steps.r(ab, cd), ab, cd, ncd, sums)
+    return sums
+
+
+def sums_variants(kind, bra, ket, ncd):
+    """Variants of the kernels of `sums_of` for two `ShellPairs`, of which slices may be few."""
+    yield one_product.sums_variant()
+    if summed_r.serves(bra, ket, ncd):
+        yield summed_r.summed_r_variant(bra.l + ket.l, kind)
+
+
 class OneProduct(GpuPath):
     """One product, where the ket is of two s shells: the fastest after a thread a quartet."""
 
@@ -152,15 +170,15 @@ class OneProduct(GpuPath):
         yield r_variant(bra.l + ket.l, kind)
         yield one_product.one_product_variant(unit, bra)
         if one_product.needs_sums(ket):
-            yield one_product.sums_variant()
+            yield from sums_variants(kind, bra, ket, ket.nab)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        context, r, weights = steps.context, steps.r(ab, cd), H_cd.array
+        weights = H_cd.array
         if one_product.needs_sums(cd):
-            sums = context.pool.room("sums", max(1, one_product.sums_size(ab, cd)))
-            one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nab, sums)
-            r, weights = sums, None
-        one_product.launch_one_product(context, H_ab.array, r, weights, ab, cd, out)
+            r, weights = sums_of(steps, weights, ab, cd, cd.facts.nab, one_product.sums_size(ab, cd)), None
+        else:
+            r = steps.r(ab, cd)
+        one_product.launch_one_product(steps.context, H_ab.array, r, weights, ab, cd, out)
 
 
 class SingleProduct(GpuPath):
@@ -180,15 +198,15 @@ class SingleProduct(GpuPath):
         yield r_variant(bra.l + ket.l, kind)
         yield single_product.single_product_variant(unit, bra.facts, ket.facts)
         if single_product.needs_sums(ket):
-            yield one_product.sums_variant()
+            yield from sums_variants(kind, bra, ket, ket.nctr_a)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        context, r, weights = steps.context, steps.r(ab, cd), H_cd.array
+        weights = H_cd.array
         if single_product.needs_sums(cd):
-            sums = context.pool.room("sums", max(1, single_product.sums_size(ab, cd)))
-            one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nctr_a, sums)
-            r, weights = sums, None
-        single_product.launch_single_product(context, H_ab.array, r, weights, ab, cd, out)
+            r, weights = sums_of(steps, weights, ab, cd, cd.facts.nctr_a, single_product.sums_size(ab, cd)), None
+        else:
+            r = steps.r(ab, cd)
+        single_product.launch_single_product(steps.context, H_ab.array, r, weights, ab, cd, out)
 
 
 class Fused(GpuPath):

@@ -100,9 +100,16 @@ class SumsTuning:
 
     warps: int  # warps of a block
     most_warps: int  # up to which several warps share a ket pair, where there are few
+    l: int  # highest L of sums that are made with r (`md4.gpu.kernels.summed_r`)
+    fewest: int  # fewest such sums
+    most_blocks: int  # most warps of a multiprocessor that make them
+
+    def blocks(self, l):
+        """Warps of a multiprocessor that make sums with r up to L = `l`, by shared memory."""
+        return max(1, min(self.most_blocks, 2 * SHARED_BYTES // RECURRENCE.stage(l)))
 
 
-SUMS = SumsTuning(warps=8, most_warps=16896)
+SUMS = SumsTuning(warps=8, most_warps=16896, l=14, fewest=1 << 14, most_blocks=16)
 
 
 @dataclass(frozen=True)

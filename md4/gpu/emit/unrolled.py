@@ -182,6 +182,25 @@ def make_r_by_axis(l, banks):
 
 
 @cache
+def make_add_r(l):
+    """Intrinsic (zeros, weight, rz, ry, rx, address): adds r times a weight to successive doubles of shared memory."""
+    zeros_type = types.UniTuple(f64, l + 1)
+
+    @intrinsic
+    def add_r(typingctx, zeros, weight, rz, ry, rx, address):
+        def codegen(context, builder, signature, args):
+            zeros = [builder.fmul(args[1], zero) for zero in fields(builder, args[0], l + 1)]
+            for n, value in emit_by_axis(builder, zeros, args[2:5]):
+                place = builder.add(args[5], I32(8 * n))
+                store_doubles(builder, place, [builder.fadd(shared_double(builder, place), value)])
+            return context.get_dummy_value()
+
+        return types.void(zeros_type, f64, f64, f64, f64, i32), codegen
+
+    return add_r
+
+
+@cache
 def make_write_row(count, stride):
     """Intrinsic (address, array, first, lane): `count` doubles of shared memory at `address` to array[first:].
 
