@@ -143,11 +143,10 @@ def sums_of(steps, weights, ab, cd, ncd, size):
     return sums
 
 
-def sums_variants(kind, bra, ket, ncd):
-    """Variants of the kernels of `sums_of` for two `ShellPairs`, of which slices may be few."""
+def sums_variants(kind, l):
+    """Variants of the kernels of `sums_of` for lists of any length, r up to L = `l`."""
     yield one_product.sums_variant()
-    if summed_r.serves(bra, ket, ncd):
-        yield summed_r.summed_r_variant(bra.l + ket.l, kind)
+    yield from summed_r.summed_r_variants(l, kind)
 
 
 class OneProduct(GpuPath):
@@ -170,7 +169,7 @@ class OneProduct(GpuPath):
         yield r_variant(bra.l + ket.l, kind)
         yield one_product.one_product_variant(unit, bra)
         if one_product.needs_sums(ket):
-            yield from sums_variants(kind, bra, ket, ket.nab)
+            yield from sums_variants(kind, bra.l + ket.l)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array
@@ -198,7 +197,7 @@ class SingleProduct(GpuPath):
         yield r_variant(bra.l + ket.l, kind)
         yield single_product.single_product_variant(unit, bra.facts, ket.facts)
         if single_product.needs_sums(ket):
-            yield from sums_variants(kind, bra, ket, ket.nctr_a)
+            yield from sums_variants(kind, bra.l + ket.l)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array

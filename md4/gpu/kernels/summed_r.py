@@ -75,6 +75,12 @@ def serves(bra, ket, ncd):
     return bra.facts.l + ket.facts.l <= SUMS.l and sums_rows(bra, ket, ncd) >= SUMS.fewest
 
 
+def summed_r_variants(l, kind):
+    """The variant for sums of r up to L = `l`, if there is one; only long lists take it."""
+    if l <= SUMS.l:
+        yield summed_r_variant(l, kind)
+
+
 def summed_r_variant(l, kind):
     """Variant for sums of r up to L = `l`."""
     return Variant(summed_r, (l, kind))
