@@ -50,10 +50,19 @@ def wavefronts(banks, l_bra, l_ket):
 
 
 @numba.njit
+def most(counts, s):
+    """The largest number of a row."""
+    found = 0
+    for n in range(16):
+        found = max(found, counts[s, n])
+    return found
+
+
+@numba.njit
 def anneal(banks, sets, lengths, weights, members, member_counts, steps, seed):
     """Changes `banks` in place, by `steps` trials at a falling temperature."""
     np.random.seed(seed)  # noqa: NPY002 as Numba wants it, here and below
-    counts = np.zeros((len(sets), 16), np.int64)
+    counts = np.zeros((len(sets), 16), np.uint8)
     for s in range(len(sets)):
         for n in range(lengths[s]):
             counts[s, banks[sets[s, n]]] += 1
@@ -66,10 +75,10 @@ def anneal(banks, sets, lengths, weights, members, member_counts, steps, seed):
         for t, source, target in ((one, old, new), (other, new, old)):
             for n in range(member_counts[t]):
                 s = members[t, n]
-                before = counts[s].max()
+                before = most(counts, s)
                 counts[s, source] -= 1
                 counts[s, target] += 1
-                change += weights[s] * (counts[s].max() - before)
+                change += weights[s] * (most(counts, s) - before)
         if change <= 0 or np.random.random() < np.exp(-change / temperature):  # noqa: NPY002
             banks[one], banks[other] = new, old
         else:
@@ -89,11 +98,11 @@ def found_banks(l, steps, seed=1):
         for t in ordinals[:count]:
             members[t].append(s)
     counts = np.array([len(m) for m in members])
-    table = np.zeros((len(members), counts.max()), dtype=np.int64)
+    table = np.zeros((len(members), counts.max()), dtype=np.int32)
     for t, m in enumerate(members):
         table[t, : len(m)] = m
     banks = np.arange(nherm(l)) % BANKS
-    anneal(banks, sets.astype(np.int64), lengths, weights, table, counts, steps, seed)
+    anneal(banks, sets.astype(np.int32), lengths, weights, table, counts, steps, seed)
     return banks
 
 

@@ -375,7 +375,7 @@ class RecurrenceTuning:
 
 
 RECURRENCE = RecurrenceTuning(
-    registers_l=4, axis_l=18, banks_l=18, threads=128, stage_bytes=75 << 10, small_group=128, large_group=256,
+    registers_l=4, axis_l=18, banks_l=13, threads=128, stage_bytes=75 << 10, small_group=128, large_group=256,
     small_group_l=20,
 )  # fmt: skip
 
