@@ -249,7 +249,7 @@ class TracksTuning:
         return max(1, min(self.count, 1 + left // self.share))
 
 
-TRACKS = TracksTuning(count=4, seconds=2e-3, nbytes=512 << 20, share=4 << 30)
+TRACKS = TracksTuning(count=6, seconds=2e-3, nbytes=512 << 20, share=4 << 30)
 
 
 @dataclass(frozen=True)
