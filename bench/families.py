@@ -30,7 +30,7 @@ from md4.gpu import kernels, paths, quartet_lists
 from md4.gpu import sums as gpu_sums
 from md4.gpu.buffers import copy_to_host
 from md4.gpu.context import DeviceContext
-from md4.gpu.kernels import coulomb_threads, fused
+from md4.gpu.kernels import coulomb_threads, fused, summed_r
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import plans
 from md4.gpu.tuning import HERMITE_COULOMB, SELECT
@@ -117,10 +117,11 @@ def both(what, work):
     compare(work("cuda"), reference(work), what)
 
 
-def blocks(ls, path=None, unit=None, operator="coulomb", chunk=None, shared=None, **options):
+def blocks(ls, path=None, unit=None, operator="coulomb", chunk=None, shared=None, summed=False, **options):
     """Every plan (of `path`) of a class of three or four shells, on an arithmetic `unit`; see `quartets`.
 
-    `chunk`: bytes of a chunk. `shared`: bra primitives whose H the fused kernel has room for at once.
+    `chunk`: bytes of a chunk. `shared`: bra primitives whose H the fused kernel has room for at once. `summed`: sums of
+    r are made with r, however few they are.
     """
     basis, bra, ket = quartets(ls, **options)
     operator = (operator, PARAMETERS[operator]) if operator in PARAMETERS else operator
@@ -133,6 +134,7 @@ def blocks(ls, path=None, unit=None, operator="coulomb", chunk=None, shared=None
         (paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1)),
         (gpu, "CHUNK_BYTES", chunk or gpu.CHUNK_BYTES),
         (fused, "SHARED_BYTES", shared * panel + rest if shared else fused.SHARED_BYTES),
+        (summed_r, "SUMS", replace(summed_r.SUMS, fewest=1) if summed else summed_r.SUMS),
     ]
     with patched(changes):
         chosen = [plan for plan in plans(steps.context.unit, a, b) if path in (None, plan.path.name)]
@@ -340,6 +342,13 @@ FAMILIES = {
         *classes("ddss", nprims=(2,), nctr=3, path=ONE), *classes("fdss", nprims=(1, 3), chunk=1, count=(3, 5)),
         *classes("iiss", pure=False, path=ONE, count=(2, 3)),
         *classes("fdss ffss", nprims=MIXED, unit="dmma8", path=ONE),
+    ],
+    # r and its sums over the primitives of such kets by one kernel, which is for many of them
+    "summed r": [
+        *classes("fdss psss", nprims=MIXED, path=ONE, summed=True),
+        *classes("ddss", nprims=(2,), nctr=3, path=ONE, summed=True),
+        *classes("iiss", nprims=(3, 1), path=ONE, count=(2, 5), summed=True),
+        *(job for kind in OPERATORS[1:] for job in classes("psss", nprims=MIXED, operator=kind, path=ONE, summed=True)),
     ],
     # one kernel for both transforms
     "fused": [

@@ -353,7 +353,7 @@ class Engine:
             if path.merges_steps:
                 path.run(steps, H_ab, H_cd, ab, cd, abcd)  # 2 to 5
                 continue
-            r = steps.r(ab, cd, abcd)  # 2 and 3
+            r = steps.r(ab, cd, path, abcd)  # 2 and 3
             abq = path.transform_bra(steps, H_ab, ab, cd, r, abcd)  # 4
             path.transform_ket(steps, abq, H_cd, ab, cd, abcd)  # 5
 

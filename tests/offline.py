@@ -40,6 +40,7 @@ from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.recording import Recorder
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceTensor
+from md4.gpu.tracks import Tracks
 from md4.method.operators import OPERATORS, Operator
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import QuartetRows, QuartetRule
@@ -218,6 +219,7 @@ def fake_context(unit):
     context = object.__new__(DeviceContext)
     context.unit, context.pool, context.stream, context.device, context.real = unit, Pool(), None, 0, Real()
     context.known, context.recorder = {}, Recorder(context.pool)
+    context.tracks, context.track = Tracks(None), 0
     return context
 
 
@@ -250,7 +252,7 @@ def launch_coulomb(backend, lists):
     """What J alone launches for all pairs of `lists`."""
     target = DeviceCoulomb(backend, SimpleNamespace(ao_loc=np.zeros(2, dtype=int)), np.zeros((1, 1, 1)))
     ones = np.ones(max(map(len, lists)))
-    target.screen_by(QuartetRule(1e-10, None, ones, ones, None))
+    target.screen_by(QuartetRule(1e-10, None, ones, ones, None, None))
     target.extent = Extent(dict.fromkeys(range(17), (1.0, 1.0)), 1.0)
     for prepared in lists:
         target.load(prepared)

@@ -230,10 +230,14 @@ class GpuBackend:
         launch_h(self.context, pairs, data.records, form, places, stride, h)
         return HMatrices(h, form)
 
-    def r(self, ab, cd, block=None):
-        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles."""
+    def r(self, ab, cd, path=None, block=None):
+        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles.
+
+        t are in the order that a path wants, or in that of their ordinals.
+        """
         r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_stride(ab.facts.l + cd.facts.l))
-        launch_r(self.context, self.operator, ab, cd, r, NO_LIMITS if block is None else block.limits)
+        banks, limits = path is not None and path.r_in_banks, NO_LIMITS if block is None else block.limits
+        launch_r(self.context, self.operator, ab, cd, r, limits, banks)
         return r
 
     # results and targets

@@ -1,6 +1,7 @@
 """Where each lane of a tensor instruction finds [p|q] = r[p+q] in shared memory.
 
-A word holds the byte offsets of r[p+q] for a lane's two p. Tables are stored as float64, two words in one, since they
+`gather_words` are for r in the order of `md4.gpu.banks`, words for single shells for r in the order of its ordinals. A
+word holds the byte offsets of r[p+q] for a lane's two p. Tables are stored as float64, two words in one, since they
 come to shared memory by the same copies as everything else.
 """
 
@@ -8,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from md4.gpu.banks import r_places
 from md4.gpu.staircases import gather_order, hermite_order
 from md4.gpu.tuning import TILES
 from md4.method.angular import packed_hermite, sum_ordinal
@@ -27,7 +29,7 @@ def gather_words(l_bra, l_ket, first_p=0, first_q=0):
     p, q = packed_hermite(l_bra)[order_p], packed_hermite(l_ket)[order_q]
     p, q = np.where(order_p < 0, 0, p), np.where(order_q < 0, 0, q)
     p, q = p.reshape(-1, 1, 1, 4, 2), q.reshape(1, -1, 8, 1)
-    low, high = (8 * sum_ordinal(p[..., n], q) for n in range(2))
+    low, high = (8 * r_places(l_bra + l_ket)[sum_ordinal(p[..., n], q)] for n in range(2))
     words = (low + (high << 16)).astype(np.uint32)
     return words.reshape(*words.shape[:2], 32).view(np.float64)
 

@@ -36,6 +36,7 @@ from md4.gpu.kernels import (
     plain,
     resident,
     single_product,
+    summed_r,
     thread_quartet,
     two_products,
 )
@@ -93,6 +94,8 @@ class GpuPath:
     merges_steps = True
     # Whether r and (ab|q] of a chunk are kept in memory.
     keeps_chunks = True
+    # Whether r is read in the order of `md4.gpu.banks`.
+    r_in_banks = False
 
     def digests(self, bra, ket):
         """Whether the integrals of two `ListFacts` can be digested into J and K by the kernel that makes them."""
@@ -130,6 +133,26 @@ class ThreadQuartet(GpuPath):
         )
 
 
+def sums_of(steps, weights, ab, cd, ncd, size, out):
+    """Sums of r over the primitives of kets, `size` numbers: made with r if they are many, else of r in memory.
+
+    What a block `out` leaves out is left out.
+    """
+    sums = steps.context.pool.room("sums", max(1, size))
+    if summed_r.serves(ab, cd, ncd):
+        summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, ncd, sums, out.limits)
+    else:
+        r = steps.r(ab, cd, block=out)
+        one_product.launch_ket_sums(steps.context, weights, r, ab, cd, ncd, sums, out.limits)
+    return sums
+
+
+def sums_variants(kind, l):
+    """Variants of the kernels of `sums_of` for lists of any length, r up to L = `l`."""
+    yield one_product.sums_variant()
+    yield from summed_r.summed_r_variants(l, kind)
+
+
 class OneProduct(GpuPath):
     """One product, where the ket is of two s shells: the fastest after a thread a quartet."""
 
@@ -150,15 +173,15 @@ class OneProduct(GpuPath):
         yield r_variant(bra.l + ket.l, kind)
         yield one_product.one_product_variant(unit, bra)
         if one_product.needs_sums(ket):
-            yield one_product.sums_variant()
+            yield from sums_variants(kind, bra.l + ket.l)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        context, r, weights = steps.context, steps.r(ab, cd, out), H_cd.array
+        weights = H_cd.array
         if one_product.needs_sums(cd):
-            sums = context.pool.room("sums", max(1, one_product.sums_size(ab, cd)))
-            one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nab, sums, out.limits)
-            r, weights = sums, None
-        one_product.launch_one_product(context, H_ab.array, r, weights, ab, cd, out)
+            r, weights = sums_of(steps, weights, ab, cd, cd.facts.nab, one_product.sums_size(ab, cd), out), None
+        else:
+            r = steps.r(ab, cd, block=out)
+        one_product.launch_one_product(steps.context, H_ab.array, r, weights, ab, cd, out)
 
 
 class SingleProduct(GpuPath):
@@ -178,19 +201,22 @@ class SingleProduct(GpuPath):
         yield r_variant(bra.l + ket.l, kind)
         yield single_product.single_product_variant(unit, bra.facts, ket.facts)
         if single_product.needs_sums(ket):
-            yield one_product.sums_variant()
+            yield from sums_variants(kind, bra.l + ket.l)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        context, r, weights = steps.context, steps.r(ab, cd, out), H_cd.array
+        weights = H_cd.array
         if single_product.needs_sums(cd):
-            sums = context.pool.room("sums", max(1, single_product.sums_size(ab, cd)))
-            one_product.launch_ket_sums(context, weights, r, ab, cd, cd.facts.nctr_a, sums, out.limits)
-            r, weights = sums, None
-        single_product.launch_single_product(context, H_ab.array, r, weights, ab, cd, out)
+            size = single_product.sums_size(ab, cd)
+            r, weights = sums_of(steps, weights, ab, cd, cd.facts.nctr_a, size, out), None
+        else:
+            r = steps.r(ab, cd, block=out)
+        single_product.launch_single_product(steps.context, H_ab.array, r, weights, ab, cd, out)
 
 
 class Fused(GpuPath):
     """Both products in one kernel."""
+
+    r_in_banks = True
 
     def supports(self, sides):
         return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
@@ -202,11 +228,11 @@ class Fused(GpuPath):
         return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix)
 
     def variants(self, unit, kind, bra, ket, plan):
-        yield r_variant(bra.l + ket.l, kind)
+        yield r_variant(bra.l + ket.l, kind, True)
         yield fused.fused_variant(unit, bra, ket, plan.matrix)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        r = steps.r(ab, cd, out)
+        r = steps.r(ab, cd, self, out)
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
@@ -222,7 +248,7 @@ def bra_launcher(context, bra, ket):
 class TwoProducts(GpuPath):
     """A kernel for each product, on tensor cores."""
 
-    merges_steps = False
+    merges_steps, r_in_banks = False, True
 
     def supports(self, sides):
         return sides.unit != "fma"
@@ -234,7 +260,7 @@ class TwoProducts(GpuPath):
         return predicted_times.two_products_time(*sides[:3], sides.turned)
 
     def variants(self, unit, kind, bra, ket, plan):
-        yield r_variant(bra.l + ket.l, kind)
+        yield r_variant(bra.l + ket.l, kind, True)
         if resident.serves(unit, bra, ket):
             yield resident.resident_variant(unit, bra)
         elif contracted.serves(unit, bra, ket):

@@ -101,9 +101,16 @@ class SumsTuning:
 
     warps: int  # warps of a block
     most_warps: int  # up to which several warps share a ket pair, where there are few
+    l: int  # highest L of sums that are made with r (`md4.gpu.kernels.summed_r`)
+    fewest: int  # fewest such sums
+    most_blocks: int  # most warps of a multiprocessor that make them
+
+    def blocks(self, l):
+        """Warps of a multiprocessor that make sums with r up to L = `l`, by shared memory."""
+        return max(1, min(self.most_blocks, 2 * SHARED_BYTES // RECURRENCE.stage(l)))
 
 
-SUMS = SumsTuning(warps=8, most_warps=16896)
+SUMS = SumsTuning(warps=8, most_warps=16896, l=14, fewest=1 << 14, most_blocks=16)
 
 
 @dataclass(frozen=True)
@@ -242,7 +249,7 @@ class TracksTuning:
         return max(1, min(self.count, 1 + left // self.share))
 
 
-TRACKS = TracksTuning(count=4, seconds=2e-3, nbytes=512 << 20, share=4 << 30)
+TRACKS = TracksTuning(count=6, seconds=2e-3, nbytes=512 << 20, share=4 << 30)
 
 
 @dataclass(frozen=True)
@@ -381,6 +388,7 @@ class RecurrenceTuning:
 
     registers_l: int  # highest L whose r a thread makes in registers
     axis_l: int  # highest L whose r a lane makes axis by axis; a group of threads above
+    banks_l: int  # highest L whose r has the order of `md4.gpu.banks` where it is gathered, at most `axis_l`
     threads: int  # of a block, in registers
     stage_bytes: int  # most shared memory of a warp, axis by axis: three warps share a multiprocessor's
     small_group: int  # threads that share a quartet up to `small_group_l`: few, so that few idle at low degrees
@@ -409,8 +417,9 @@ class RecurrenceTuning:
 
 
 RECURRENCE = RecurrenceTuning(
-    registers_l=4, axis_l=18, threads=128, stage_bytes=75 << 10, small_group=128, large_group=256, small_group_l=20
-)
+    registers_l=4, axis_l=18, banks_l=13, threads=128, stage_bytes=75 << 10, small_group=128, large_group=256,
+    small_group_l=20,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

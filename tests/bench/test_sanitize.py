@@ -282,8 +282,10 @@ def test_families_reach_everything(no_device, monkeypatch):
     facts = {name: [v.facts for v in found if v.factory.__name__ == name] for name in families.factories()}
     assert all(facts.values()), [name for name, variants in facts.items() if not variants]
     assert forms == set(FORMS)
-    for name in ("r_in_registers", "r_by_axis", "r_by_group"):
-        assert {f[-1] for f in facts[name]} == set(families.OPERATORS), name
+    for name in ("r_in_registers", "r_by_axis", "r_by_group", "summed_r"):
+        assert {f[1] for f in facts[name]} == set(families.OPERATORS), name
+    for name in ("r_in_registers", "r_by_axis"):
+        assert {f[2:] for f in facts[name]} == {(), (True,)}, name
     assert {f[10] for f in facts["thread_quartet_integrals"]} == set(families.OPERATORS)
     for name, place in (
         ("bra_transform", 4),

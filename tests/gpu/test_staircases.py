@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from plain_h import plain_h
 
+from md4.gpu.banks import r_places
 from md4.gpu.gather_words import (
     gather_words,
     shared_components,
@@ -269,6 +270,6 @@ def test_words_lead_to_r(l_bra, l_ket, firsts):
             this_p = gather_order(l_bra, firsts[0])[8 * i + 2 * lane + half]
             offset = (int(word) >> (16 * half)) & 65535
             pair = [int(w[n]) if n >= 0 else 0 for w, n in ((p_words, this_p), (q_words, this_q))]
-            assert offset == 8 * sum_ordinal(*pair)
+            assert offset == 8 * r_places(l_bra + l_ket)[sum_ordinal(*pair)]
     turned = words_in_turn(l_bra, l_ket, *firsts).reshape(p_blocks, q_blocks + TILES.most_columns, 16)
     np.testing.assert_array_equal(turned, words[:, np.arange(q_blocks + TILES.most_columns) % q_blocks])

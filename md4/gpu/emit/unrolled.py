@@ -6,10 +6,12 @@ takes rz, ry and rx, these are R = P - Q of the primitive quartet; `zeros` is th
 
 from functools import cache
 
+import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
+from md4.gpu.banks import places_of
 from md4.gpu.emit.instructions import (
     DOUBLE,
     FP32,
@@ -114,8 +116,10 @@ STAGE_BYTES = 32 * STAGE_ROW * 8
 
 
 @cache
-def make_write_r(l, stride):
+def make_write_r(l, stride, banks):
     """Intrinsic (zeros, rz, ry, rx, array, first, live, stage, lane): r of a warp's 32 quartets, one a lane.
+
+    `banks`: in the order of `md4.gpu.banks`.
 
     r of the warp's n-th quartet goes to array[first + n stride:] for n < `live`. It goes by way of shared memory at
     `stage`, so that 8 lanes write 128 contiguous bytes.
@@ -138,6 +142,7 @@ def make_write_r(l, stride):
     def write_r(typingctx, zeros, rz, ry, rx, array, first, live, stage, lane):
         def codegen(context, builder, signature, args):
             r = emit_r(builder, fields(builder, args[0], l + 1), args[1:4])
+            r = [r[t] for t in np.argsort(places_of(l, banks))]
             base = element_address(context, builder, signature.args[4], args[4], args[5])
             live, stage, lane = args[6:]
             r += [ir.Constant(DOUBLE, 0.0)] * (len(r) % 2)
@@ -157,20 +162,42 @@ def make_write_r(l, stride):
 
 
 @cache
-def make_r_by_axis(l):
-    """Intrinsic (zeros, rz, ry, rx, address): r of a quartet, axis by axis, to successive doubles of shared memory."""
-    zeros_type = types.UniTuple(f64, l + 1)
+def make_r_by_axis(l, banks):
+    """Intrinsic (zeros, rz, ry, rx, address): r of a quartet, axis by axis, to successive doubles of shared memory.
+
+    `banks`: in the order of `md4.gpu.banks`.
+    """
+    zeros_type, places = types.UniTuple(f64, l + 1), places_of(l, banks).tolist()
 
     @intrinsic
     def r_by_axis(typingctx, zeros, rz, ry, rx, address):
         def codegen(context, builder, signature, args):
             for n, value in emit_by_axis(builder, fields(builder, args[0], l + 1), args[1:4]):
-                store_doubles(builder, args[4], [value], 8 * n)
+                store_doubles(builder, args[4], [value], 8 * places[n])
             return context.get_dummy_value()
 
         return types.void(zeros_type, f64, f64, f64, i32), codegen
 
     return r_by_axis
+
+
+@cache
+def make_add_r(l):
+    """Intrinsic (zeros, weight, rz, ry, rx, address): adds r times a weight to successive doubles of shared memory."""
+    zeros_type = types.UniTuple(f64, l + 1)
+
+    @intrinsic
+    def add_r(typingctx, zeros, weight, rz, ry, rx, address):
+        def codegen(context, builder, signature, args):
+            zeros = [builder.fmul(args[1], zero) for zero in fields(builder, args[0], l + 1)]
+            for n, value in emit_by_axis(builder, zeros, args[2:5]):
+                place = builder.add(args[5], I32(8 * n))
+                store_doubles(builder, place, [builder.fadd(shared_double(builder, place), value)])
+            return context.get_dummy_value()
+
+        return types.void(zeros_type, f64, f64, f64, f64, i32), codegen
+
+    return add_r
 
 
 @cache

@@ -8,6 +8,7 @@ goes to memory by way of shared memory, so that a warp writes whole lines.
 
 import numpy as np
 
+from md4.gpu.banks import in_banks
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import shared_address
@@ -27,9 +28,9 @@ from md4.method import operators, recurrence
 from md4.method.angular import nherm
 
 
-def r_in_registers(l, kind):
-    """Kernel factory for small L: a thread a quartet, r in registers."""
-    separation, zeros_upto, write_r = make_separation(), make_zeros_upto(kind, l), make_write_r(l, r_stride(l))
+def r_in_registers(l, kind, banks=False):
+    """Kernel factory for small L: a thread a quartet, r in registers; `banks`: in the order of `md4.gpu.banks`."""
+    separation, zeros_upto, write_r = make_separation(), make_zeros_upto(kind, l), make_write_r(l, r_stride(l), banks)
     stride, threads, words = r_stride(l), RECURRENCE.threads, RECURRENCE.threads // 32 * STAGE_BYTES // 8
     any_counts = make_any_counts(32)
 
@@ -47,9 +48,12 @@ def r_in_registers(l, kind):
     return Kernel(kernel, (threads, 2))
 
 
-def r_by_axis(l, kind):
-    """Kernel factory for middle L: a lane a quartet, r axis by axis; the warp's r is put in order in shared memory."""
-    separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l)
+def r_by_axis(l, kind, banks=False):
+    """Kernel factory for middle L: a lane a quartet, r axis by axis; the warp's r is put in order in shared memory.
+
+    `banks`: in the order of `md4.gpu.banks`.
+    """
+    separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l, banks)
     lanes, row, stride = RECURRENCE.lanes(l), nherm(l) | 1, r_stride(l)
     write_row, any_counts = make_write_row(nherm(l), stride), make_any_counts(lanes)
 
@@ -141,13 +145,13 @@ def r_by_group(l, kind):
 # launcher
 
 
-def r_variant(l, kind):
-    """Variant for r up to L = `l`."""
+def r_variant(l, kind, banks=False):
+    """Variant for r up to L = `l`; `banks`: in the order of `md4.gpu.banks`, as far as there is one."""
     factory = r_in_registers if l <= RECURRENCE.registers_l else r_by_axis if l <= RECURRENCE.axis_l else r_by_group
-    return Variant(factory, (l, kind))
+    return Variant(factory, (l, kind, True) if banks and in_banks(l) else (l, kind))
 
 
-def r_launcher(context, kind, parameter, l):
+def r_launcher(context, kind, parameter, l, banks):
     """The function by which `launch_r` launches for an operator up to L = `l`."""
     threads, together, shared, rules = RECURRENCE.threads, RECURRENCE.threads, 0, ()
     if RECURRENCE.registers_l < l <= RECURRENCE.axis_l:
@@ -155,7 +159,7 @@ def r_launcher(context, kind, parameter, l):
     elif l > RECURRENCE.axis_l:
         threads, together = RECURRENCE.group_threads(l), RECURRENCE.group_threads(l) // RECURRENCE.group(l)
         shared, rules = 8 * together * (2 * l + 6 + 2 * r_stride(l)), (context.table(packed_rules, l),)
-    variant, arguments = r_variant(l, kind), operator_arguments(context, kind, parameter)
+    variant, arguments = r_variant(l, kind, banks), operator_arguments(context, kind, parameter)
 
     def launch(context, ab, cd, r, limits):
         count = ab.nprim * cd.nprim
@@ -168,6 +172,7 @@ def r_launcher(context, kind, parameter, l):
     return launch
 
 
-def launch_r(context, operator, ab, cd, r, limits):
-    """r of the primitive quartets of two chunks, of all that count."""
-    context.fixed(r_launcher, operator.kind, operator.parameter, ab.facts.l + cd.facts.l)(context, ab, cd, r, limits)
+def launch_r(context, operator, ab, cd, r, limits, banks):
+    """r of the primitive quartets of two chunks, of all that count; `banks`: in the order of `md4.gpu.banks`."""
+    facts = operator.kind, operator.parameter, ab.facts.l + cd.facts.l, banks
+    context.fixed(r_launcher, *facts)(context, ab, cd, r, limits)

@@ -67,7 +67,7 @@ def test_r(kernel, swapped, monkeypatch):
             ab, cd, block, live = cd, ab, block.swapped(), live.T
         right = host_array(engine.backend.r(ab, cd), "float64").copy()
         pool.trim()
-        ours = host_array(engine.backend.r(ab, cd, block), "float64")
+        ours = host_array(engine.backend.r(ab, cd, block=block), "float64")
         shape = ab.npair, ab.nprim // ab.npair, cd.npair, cd.nprim // cd.npair, -1
         ours, right = (r.reshape(shape).swapaxes(1, 2) for r in (ours, right))
     assert np.array_equal(ours[live], right[live])

@@ -54,6 +54,7 @@ SPILLS = {
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
     "correlation_by_threads": 160,  # (5, 4) in FP64 144 on sm_90
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100
+    "contracted_bra_transform": 370,  # 360 at five blocks of rows on sm_100; 16 at most on sm_90
     "ket_transform": 60,  # turned, on sm_100: 56 at seven blocks of rows and six of columns, 44 at eleven and four
     "digest_rows": 90,  # 88 at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
     "digest_quartets": 100,  # 76 at 6 x 6, 1 x 1 on sm_100

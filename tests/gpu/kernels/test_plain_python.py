@@ -24,6 +24,7 @@ from md4.gpu.kernels import (
     recurrence,
     select_quartets,
     single_product,
+    summed_r,
     thread_quartet,
     unpack,
 )
@@ -114,6 +115,28 @@ def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
             )
     assert machine.kernels >= {kernel}
     assert not machine.kernels & ({"bra_transform", "contracted_bra_transform"} - {kernel})
+
+
+@pytest.mark.parametrize("ls, nctr", [((1, 0), 2), ((2, 1), 1)])
+def test_sums_that_are_made_with_r(ls, nctr, monkeypatch):
+    """Pairs of several primitives, of one and of none; more sums than a warp makes at once."""
+    monkeypatch.setattr(summed_r, "SUMS", replace(tuning.SUMS, fewest=1))
+    rng = np.random.default_rng(5)
+    shells = [md4.Shell(l, rng.uniform(0.5, 2.0, 2), rng.uniform(0.2, 1.0, (2, 1)), rng.normal(size=3)) for l in ls]
+    shells += [
+        md4.Shell(0, rng.uniform(0.5, 2.0, k), rng.uniform(0.2, 1.0, (k, nctr)), centre)
+        for k, centre in ((3, rng.normal(size=3)), (1, rng.normal(size=3)), (2, np.full(3, 60.0)))
+    ]
+    basis, bra, ket = md4.Basis(shells), [[0, 1]] * 3, [[2, 3], [2, 4], [3, 3], [2, 2], [4, 4]] * 2
+    right = md4.Engine(basis, backend="cpu").compute(bra, ket)
+    with running() as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        every = plans("dmma16", engine.prepare(bra).pairs, engine.prepare(ket).pairs)
+        (plan,) = (plan for plan in every if plan.path.name == "one_product")
+        engine.backend.plan = lambda *_: plan
+        assert_same(engine.compute(bra, ket).copy_to_host(), right)
+    assert "summed_r" in machine.kernels
+    assert not machine.kernels & {"ket_sums", *R_KERNELS}
 
 
 # Angular momenta of the shells of a pair and of the single shells, primitives, spherical or not.
@@ -634,5 +657,6 @@ def test_rows_as_symmetric_matrices(nao, pitch, count):
 def test_no_kernel_is_left_out():
     tested = ALWAYS | PLAIN | DIGESTION | COULOMB | set(R_KERNELS)
     tested |= {"correlation_by_warps", "scatter_block", "single_product", "digest_in_place", "unpack_rows"}
-    tested |= {"bra_transform", "select_quartets", "narrowed"}  # the last by `test_single_precision.test_a_build`
+    tested |= {"bra_transform", "summed_r", "select_quartets"}
+    tested |= {"narrowed"}  # by `test_single_precision.test_a_build`
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()
