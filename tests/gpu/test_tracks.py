@@ -340,6 +340,26 @@ def test_an_interrupt_at_the_end(next_is_a_build, monkeypatch):
         assert tracks.active == 1
 
 
+def test_an_interrupt_at_the_beginning(monkeypatch):
+    """Python drops what an interrupted build has left behind in the middle of the next one."""
+    with running(late={FIRST, SECOND}):
+        builds, add_task = Builds(monkeypatch, 1, 0), PartialSums.add_task
+        assert_right(builds.error())
+        steps = builds.engine.backend
+        kept = [steps.at_once(steps.tracks())]
+        kept[0].__enter__()
+
+        def dropping(part, task):
+            if part.track > 0:
+                kept.clear()
+            add_task(part, task)
+
+        monkeypatch.setattr(PartialSums, "add_task", dropping)
+        assert_right(builds.error())
+        assert not kept
+        assert steps.context.tracks.active == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("with_k", [True, False])
 def test_on_a_device(gpu, with_k, monkeypatch):
