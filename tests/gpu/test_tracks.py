@@ -230,6 +230,16 @@ def test_lists_of_quartets(late, monkeypatch):
         assert builds.jk.stats.computed == builds.jk.stats.wanted == builds.right.stats.wanted
 
 
+@pytest.mark.parametrize("late", [{ENGINE}, {FIRST}], ids=str)
+def test_coulomb_alone(late, monkeypatch):
+    """Orders of lists, and densities in FP32, are made by the first task that needs them, and read on all tracks."""
+    with running(late=late) as machine:
+        builds = Builds(monkeypatch, 2, 1, 0)
+        assert builds.error(with_k=False) < 1e-12
+        assert builds.used == {0, 1, 2}
+        assert {"expanded_order", "narrowed"} <= machine.kernels
+
+
 # What is left out, streams that are late then, and how many builds are right before.
 MISSING = {
     "begin": (lambda tracks, count: setattr(tracks, "active", count), {ENGINE}, 1),
