@@ -25,14 +25,15 @@ from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.contract.work import make_tasks
 from md4.contract.worker import Build, PartialSums, Worker
 from md4.gpu import backend as gpu
+from md4.gpu import hermite_coulomb as gpu_coulomb
 from md4.gpu import kernels, paths, quartet_lists
 from md4.gpu import sums as gpu_sums
 from md4.gpu.buffers import copy_to_host
 from md4.gpu.context import DeviceContext
-from md4.gpu.kernels import fused, summed_r
+from md4.gpu.kernels import coulomb_threads, fused, summed_r
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import plans
-from md4.gpu.tuning import SELECT
+from md4.gpu.tuning import HERMITE_COULOMB, SELECT
 from md4.method.operators import OPERATORS
 from md4.shells.basis import Basis, Shell
 from md4.shells.shell_pairs import check_side, pairs_by_kind, shell_pairs
@@ -194,6 +195,21 @@ def matrices(basis, count, hermi, with_k=True, omega=None):
         dm = dm + (1 if hermi == 1 else -1) * dm.transpose(0, 2, 1)
     options = {"hermi": hermi, "with_k": with_k, "omega": omega}
     both(f"get_jk {options}", lambda name: tuple(md4.get_jk(basis, dm, backend=name, **options)))
+
+
+def single_j(basis, omega=None):
+    """J alone, whose quartets are all computed in single precision where a thread takes a primitive quartet."""
+    dm = symmetric(basis.nao, 1)
+    changes = [
+        (module, "HERMITE_COULOMB", replace(HERMITE_COULOMB, single_ratio=ALL_IN_SINGLE))
+        for module in (coulomb_threads, gpu_coulomb)
+    ]
+
+    def j(name):
+        return md4.get_jk(basis, dm, with_k=False, omega=omega, backend=name, direct_scf_tol=SMALLEST)[0]
+
+    with patched(changes):
+        compare(j("cuda"), reference(j), "J alone in single precision", SINGLE_TOLERANCE)
 
 
 def unpacked(nao, count):
@@ -424,9 +440,14 @@ FAMILIES = {
         matrices, (SP, 1, 1), (SP, 2, 1), (few_shells((2, 2, 1, 3)), 1, 1), (few_shells((1, 2, 1, 9)), 1, 1),
         with_k=False,
     ),
+    "J alone, r in shared memory": each(
+        matrices, (few_shells((3, 2, 1, 3)), 2, 1), (few_shells((2, 2, 1, 3)), 1, 1), with_k=False,
+    ),
     "J alone, by warps": each(
-        matrices, (few_shells((3, 2, 1, 3)), 2, 1), (few_shells((4, 1, 1, 2)), 1, 1),
-        (few_shells((4, 1, 1, 2), (2, 2, 1, 2)), 1, 1), with_k=False,
+        matrices, (few_shells((4, 1, 1, 2)), 1, 1), (few_shells((4, 1, 1, 2), (2, 2, 1, 2)), 1, 1), with_k=False,
+    ),
+    "J alone in single precision": each(
+        single_j, (SP,), (SP, 0.4), (SP, -0.4), (few_shells((3, 1, 1, 3)),), (few_shells((2, 2, 1, 2), (1, 1, 1, 2)),),
     ),
     "J alone by operator": each(
         matrices, *((basis, 1, 1, {"omega": w}) for basis in (SP, few_shells((3, 1, 1, 3))) for w in (0.4, -0.4)),

@@ -70,6 +70,18 @@ class DeviceCoulomb:
         self.sides[prepared] = buffer, sides
         for matrix, (density, _) in zip(self.matrices(self.twice), sides):
             launch_hermite_densities(backend.context, prepared, h, ao, matrix, self.shape[1], density)
+        if self.rule.tolerance > 0 and self.fits and in_single(prepared.facts.l, 0) and prepared.nprim:
+            self.narrow(prepared)
+
+    def narrow(self, prepared):
+        """D_q of a whole list in FP32: before tracks begin, since all of them may read it."""
+        size = prepared.nprim * hermite_width(prepared.pairs)
+        room, found = self.backend.context.pool.get(max(1, self.shape[0] * size // 2)), []
+        for n, density in enumerate(self.densities(prepared)):
+            half = room.part(n * size // 2, (size // 2,))  # `size` is a multiple of 8
+            found.append(Buffer(half.pointer, (size,), 4, half.owner))
+            launch_narrow(self.backend.context, density, found[-1])
+        self.singles[prepared] = room, found
 
     def take_rows(self, rows, part, parts):
         """Adds the quartets of a `md4.plan.QuartetRows` that survive, or one of several parts, if L is small; is it?"""
@@ -136,15 +148,7 @@ class DeviceCoulomb:
         return [density for density, _ in self.sides[prepared][1]]
 
     def single_densities(self, prepared):
-        """The same in FP32, made when they are first asked for."""
-        if prepared not in self.singles:
-            size = prepared.nprim * hermite_width(prepared.pairs)
-            room, found = self.backend.context.pool.get(max(1, self.shape[0] * size // 2)), []
-            for n, density in enumerate(self.densities(prepared)):
-                half = room.part(n * size // 2, (size // 2,))  # `size` is a multiple of 8
-                found.append(Buffer(half.pointer, (size,), 4, half.owner))
-                launch_narrow(self.backend.context, density, found[-1])
-            self.singles[prepared] = room, found
+        """The same in FP32, of a list for which `has_singles` may be true."""
         return self.singles[prepared][1]
 
     def add(self, ab, cd, triangle):

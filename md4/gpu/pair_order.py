@@ -68,10 +68,14 @@ class PairOrder:
         self.pairs = sorted_pairs(self.edges, products)
         self.places = np.zeros(npair + 1, dtype=np.int64)
         np.cumsum(np.diff(start)[self.pairs], out=self.places[1:])
+        with context.alone():
+            self.send(context, prepared, npair, nprim, (self.pairs, self.places[:-1], bounds, products))
+
+    def send(self, context, prepared, npair, nprim, tables):
+        """Makes `on_device` from the pair and the first place at each place, and from R and R f |D| of each pair."""
         self.buffer = context.pool.get(max(1, 2 * nprim + words(4 * nprim) + 4 * npair))
         reach, order = self.buffer.part(0, (2 * nprim,)), self.buffer.part(2 * nprim, (words(4 * nprim),))
         self.on_device = Buffer(order.pointer, (nprim,), 4, order.owner), reach
-        tables = self.pairs, self.places[:-1], bounds, products
         first = 2 * nprim + words(4 * nprim)
         parts = [self.buffer.part(first + n * npair, (npair,)) for n in range(4)]
         copy_in_pieces(parts[0].pointer, np.concatenate([x.view(np.int64) for x in tables]), context.stream)

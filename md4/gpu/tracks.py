@@ -10,10 +10,13 @@ One thread of the host gives work to all tracks, one call after the other. What 
                             any track was given so far (`Tracks.follow`). Memory that goes back to the driver is freed
                             by cuMemFree, which waits for the device.
     H, slots, first AOs,    are made by the first task that needs them. What makes them comes after all that other
-    densities in FP32       tracks were given, and before all that they will be given (`Tracks.alone`). Then they are
-                            only read.
+    densities in FP32 for   tracks were given, and before all that they will be given (`Tracks.alone`). Then they are
+    J and K, orders of      only read.
+    pairs for J alone
     pair data, densities,   are made before the tracks begin, and only read.
-    tables of screening
+    of Hermite functions
+    also in FP32, tables
+    of screening
     X, Y, J of Hermite      are set to zero before the tracks begin, and kernels add to them atomically. They are read
     functions, counts       after the tracks have ended.
     constant tables         The host waits until they are written.

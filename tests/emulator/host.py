@@ -72,8 +72,9 @@ class Queues:
         running, self.running = self.running, True
         try:
             while self.done[stream] < count:
-                self.waiting[stream].popleft()()
-                self.done[stream] += 1
+                work = self.waiting[stream].popleft()
+                self.done[stream] += 1  # also if it fails
+                work()
         finally:
             self.running = running
         while self.last and not self.running:
