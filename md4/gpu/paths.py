@@ -124,7 +124,7 @@ class ThreadQuartet(GpuPath):
     def cost(self, sides):
         return 0.0
 
-    def variants(self, unit, kind, bra, ket, plan):
+    def variants(self, unit, kind, bra, ket, plan, digested):
         yield thread_quartet.thread_quartet_variant(bra, ket, kind, plan.swap != plan.matrix, plan.matrix)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
@@ -169,7 +169,7 @@ class OneProduct(GpuPath):
     def cost(self, sides):
         return 0.0
 
-    def variants(self, unit, kind, bra, ket, plan):
+    def variants(self, unit, kind, bra, ket, plan, digested):
         yield r_variant(bra.l + ket.l, kind)
         yield one_product.one_product_variant(unit, bra)
         if one_product.needs_sums(ket):
@@ -197,7 +197,7 @@ class SingleProduct(GpuPath):
     def cost(self, sides):
         return predicted_times.single_product_time(*sides[:3], sides.turned)
 
-    def variants(self, unit, kind, bra, ket, plan):
+    def variants(self, unit, kind, bra, ket, plan, digested):
         yield r_variant(bra.l + ket.l, kind)
         yield single_product.single_product_variant(unit, bra.facts, ket.facts)
         if single_product.needs_sums(ket):
@@ -227,9 +227,9 @@ class Fused(GpuPath):
     def cost(self, sides):
         return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix)
 
-    def variants(self, unit, kind, bra, ket, plan):
+    def variants(self, unit, kind, bra, ket, plan, digested):
         yield r_variant(bra.l + ket.l, kind, True)
-        yield fused.fused_variant(unit, bra, ket, plan.matrix)
+        yield fused.fused_variant(unit, bra, ket, plan.matrix, digested)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         r = steps.r(ab, cd, self, out)
@@ -259,7 +259,7 @@ class TwoProducts(GpuPath):
     def cost(self, sides):
         return predicted_times.two_products_time(*sides[:3], sides.turned)
 
-    def variants(self, unit, kind, bra, ket, plan):
+    def variants(self, unit, kind, bra, ket, plan, digested):
         yield r_variant(bra.l + ket.l, kind, True)
         if resident.serves(unit, bra, ket):
             yield resident.resident_variant(unit, bra)
@@ -296,7 +296,7 @@ class Plain(GpuPath):
     def cost(self, sides):
         return predicted_times.two_products_time(*sides[:3], sides.turned)
 
-    def variants(self, unit, kind, bra, ket, plan):
+    def variants(self, unit, kind, bra, ket, plan, digested):
         yield r_variant(bra.l + ket.l, kind)
         yield plain.plain_bra_variant()
         yield plain.plain_ket_variant()
@@ -383,4 +383,4 @@ def plan_variants(plan, unit, kind, bra, ket, digested=False):
     if digested and plan.path.digests(bra.facts, ket.facts):
         precisions = (False, True) if SELECT.single_ratio else (False,)
         return tuple(digest_in_place.in_place_variant(bra, ket, kind, single) for single in precisions)
-    return plan.path.variants(unit, kind, bra, ket, plan)
+    return plan.path.variants(unit, kind, bra, ket, plan, digested)

@@ -92,7 +92,7 @@ def next_pair(limits, bra_pair, ket_first, pair, step, end):
 
     Beyond the ket pairs that may count with the bra pair, which end at `end`, all are as good as `end`.
     """
-    if limits.by_ket and limits.counts.size > 0:
+    if limits.by_ket:
         while pair < end and limits.counts[ket_first + pair] <= bra_pair:
             pair += step
     return pair
@@ -147,11 +147,11 @@ def make_write_rows(mt, nc):
     return jit_device(write_rows)
 
 
-def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, matrix=False):
+def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, matrix=False, limited=False):
     """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives.
 
     `ket_reach`: of each of the `nq` blocks of q, how many blocks of 8 cd count. `matrix`: the result is a part of a
-    matrix.
+    matrix. `limited`: only some quartets count; what asks for them takes registers, and 7% of the time of (dd|dd).
     """
     threads, wide = 32 * warps, unit == "dmma16"
     empty, empty_left, chain = make_empty(4 * mt * nc), make_empty(4 * mt * nq), make_chain(mt, nq, nc, wide, ket_reach)
@@ -171,8 +171,8 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
         lane, warp = tid & 31, tid >> 5
         pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
         ij = bra.first + pair
-        nket = end_of(limits, ij, ket.first + right.npair) - ket.first
-        if part * warps >= nket:
+        nket = end_of(limits, ij, ket.first + right.npair) - ket.first if limited else right.npair
+        if limited and part * warps >= nket:
             return
         begin, end = primitives(bra, pair)
         h_doubles, h_bytes = panel.steps * panel.rows8 * 64, panel.steps * panel.rows8 * 512
@@ -195,9 +195,13 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
             cuda.syncthreads()
             r_row = (begin - bra.first_prim) * r.nket - ket.first_prim  # of ket primitive 0
             fetched, buffer = i64(-1), 0
-            pair_cd = next_of(limits, ij, ket.first, part * warps + warp, stride, nket)
+            pair_cd = part * warps + warp
+            if limited:
+                pair_cd = next_of(limits, ij, ket.first, pair_cd, stride, nket)
             while pair_cd < nket:
-                next_cd = next_of(limits, ij, ket.first, pair_cd + stride, stride, nket)
+                next_cd = pair_cd + stride
+                if limited:
+                    next_cd = next_of(limits, ij, ket.first, next_cd, stride, nket)
                 tile = empty()
                 first, last = primitives(ket, pair_cd)
                 for k in range(first, last if count > 0 else first):
@@ -302,16 +306,17 @@ def fused_shared(bra, ket):
     return panel, table + TILES.warps * (16 * r_stride(bra.l + ket.l) + 8 * bra.nab * ket.nab)
 
 
-def fused_variant(unit, bra, ket, matrix):
+def fused_variant(unit, bra, ket, matrix, limited):
     """Variant for a class that `choose_fused` has a tile for."""
     tile = choose_fused(unit, bra, ket)
-    return tile_variant(unit, bra, ket, tile, fused_blocks(tile, bra, ket), matrix)
+    return tile_variant(unit, bra, ket, tile, fused_blocks(tile, bra, ket), matrix, limited)
 
 
-def tile_variant(unit, bra, ket, tile, blocks, matrix):
+def tile_variant(unit, bra, ket, tile, blocks, matrix, limited):
     """Variant for a class, its tile and the blocks that share a multiprocessor."""
     facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), TILES.warps, blocks
-    return Variant(fused_transforms, (*facts, bra.max_prim > 1, unit, *([True] if matrix else ())))
+    target = (matrix, limited) if matrix or limited else ()
+    return Variant(fused_transforms, (*facts, bra.max_prim > 1, unit, *target))
 
 
 def fused_parts(nbra, nket):
@@ -320,13 +325,13 @@ def fused_parts(nbra, nket):
     return min(most, max(1, nket // (TILES.warps * FUSED.kets), FEWEST_BLOCKS // nbra))
 
 
-def fused_launcher(context, bra, ket, matrix):
+def fused_launcher(context, bra, ket, matrix, limited):
     """The function by which `launch_fused` launches for two `ListFacts`."""
     panel, rest = fused_shared(bra, ket)
     tile = choose_fused(context.unit, bra, ket)
     blocks = fused_blocks(tile, bra, ket)
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
-    variant, threads = tile_variant(context.unit, bra, ket, tile, blocks, matrix), 32 * TILES.warps
+    variant, threads = tile_variant(context.unit, bra, ket, tile, blocks, matrix, limited), 32 * TILES.warps
     shared, nab, ncd, stride = group * panel + rest, bra.nab, ket.nab, r_stride(bra.l + ket.l)
     rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
     levels, words = levels_of(context, bra, rows8, False), context.table(padded_words, *words_of(bra, ket))
@@ -346,4 +351,5 @@ def fused_launcher(context, bra, ket, matrix):
 
 def launch_fused(context, h, r, g, ab, cd, block):
     """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
-    context.fixed(fused_launcher, ab.facts, cd.facts, block.matrix)(context, h, r, g, ab, cd, block)
+    limited = block.limits[0].size > 0
+    context.fixed(fused_launcher, ab.facts, cd.facts, block.matrix, limited)(context, h, r, g, ab, cd, block)

@@ -17,18 +17,7 @@ from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_write_out
 from md4.gpu.emit.unrolled import make_thread_quartet
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
-from md4.gpu.kernels.groups import (
-    Limits,
-    PairRange,
-    Records,
-    Result,
-    any_survives,
-    pair_range,
-    primitives_of,
-    records,
-    result,
-    survives,
-)
+from md4.gpu.kernels.groups import PairRange, Records, Result, pair_range, primitives_of, records, result
 from md4.gpu.kernels.primitive_quartets import (
     Charge,
     OperatorArguments,
@@ -181,7 +170,6 @@ def thread_quartet_integrals(
     count = nab * ncd
     threads = THREAD_QUARTET.block_threads(count)
     integrals = make_integrals(bra_class, ket_class, turned, kind)
-    any_of, counts = jit_device(any_survives), jit_device(survives)
     rounds, several = THREAD_QUARTET.rounds, 1 < count <= THREAD_QUARTET.written
     write_out = make_write_out(rounds, threads)
     # by how much the pair, cd and ab of an integral change from one that a thread writes to its next
@@ -189,18 +177,13 @@ def thread_quartet_integrals(
 
     def kernel(
         bra: Records, bra_pairs: PairRange, h: BraH, ket: Slots, ket_pairs: PairRange, npair_cd: i64, parts: i64,
-        operator: OperatorArguments, limits: Limits, out: Result,
+        operator: OperatorArguments, out: Result,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
         tid = i64(cuda.threadIdx.x)
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
-        pair_cd, live = part * threads + tid, part * threads + tid < npair_cd
-        if limits.counts.size > 0:
-            ij, first, end = bra_pairs.first + pair, ket_pairs.first + part * threads, ket_pairs.first + npair_cd
-            if not any_of(limits.counts, not limits.by_ket, ij, first, min(first + threads, end) - 1):
-                return
-            live = live and counts(limits, ij, first + tid)
-        address = integrals(bra, bra_pairs, pair, h, True, ket, ket_pairs, pair_cd, live, operator)
+        pair_cd = part * threads + tid
+        address = integrals(bra, bra_pairs, pair, h, True, ket, ket_pairs, pair_cd, pair_cd < npair_cd, operator)
         h_bytes = 8 * h.group * h.size
         cuda.syncthreads()
         base = out.first + pair * out.s_ij + part * threads * out.s_kl
@@ -313,7 +296,7 @@ def quartet_launcher(context, kind, parameter, bra, ket, turned, matrix):
         context.launch(
             variant, ab.npair * parts, threads, shared,
             records(ab), pair_range(ab), (h, size, group), (slots.numbers, g, slots.first, slots.count),
-            pair_range(cd), nket, parts, arguments, block.limits, result(block),
+            pair_range(cd), nket, parts, arguments, result(block),
         )  # fmt: skip
 
     return launch
