@@ -240,7 +240,7 @@ def test_j_alone(single, late, monkeypatch):
         ratio = 1e60 if single else 0.0
         monkeypatch.setattr(module, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, single_ratio=ratio))
     with running(late=late) as machine:
-        builds = Builds(monkeypatch, 1, 0, direct_scf_tol=1e-30)
+        builds = Builds(monkeypatch, 1, 1, 0, 0, direct_scf_tol=1e-30)
         for _ in range(2):
             assert builds.error(with_k=False) < (1e-6 if single else 1e-13)
         assert builds.used == {0, 1, 2}
