@@ -26,6 +26,7 @@ from md4.gpu import backend as gpu_backend
 from md4.gpu import hermite_coulomb, kernels, pair_order, quartet_lists, sums, targets
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.backend import GpuBackend
+from md4.gpu.buffers import Buffer
 from md4.gpu.context import DeviceContext, Real
 from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb
@@ -285,6 +286,9 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
                 block = backend.scratch(shape)
                 Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
+                if unit != "fma":  # where there are J and K, which leave quartets out
+                    block.limit(Buffer(0, (len(bra),), 4, None))
+                    Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
                 order = (ket, bra) if digest_swapped(bra.pairs, ket.pairs) else (bra, ket)
                 for counts in ((1, 1), (1, 0)):
                     launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
