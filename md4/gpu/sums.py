@@ -24,7 +24,6 @@ from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT, SHELL_ORDER, TRACKS
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.support.log import log
 
-
 # The numbers of ket pairs that count may take one part in so many of the memory that is left.
 LIMITS_SHARE = 8
 
