@@ -24,6 +24,9 @@ from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT, SHELL_ORDER, TRACKS
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.support.log import log
 
+# The numbers of ket pairs that count may take one part in so many of the memory that is left.
+LIMITS_SHARE = 8
+
 
 class DeviceSums:
     """How a GPU makes J and K; see `md4.backends.Sums`."""
@@ -174,10 +177,13 @@ class DeviceDigest:
             log.info("no memory for lists of quartets; they are made in rectangles")
 
     def keep_counts(self, counts):
-        """Copies `counts` to the device, at the same address in each build, if possible."""
+        """Copies `counts` to the device, at the same address in each build, unless memory is short."""
         try:
-            room = self.context.pool.own_room("limits", max(1, -(-counts.size // 2)))
+            little = LIMITS_SHARE * counts.nbytes > self.context.pool.left()
+            room = None if little else self.context.pool.own_room("limits", max(1, -(-counts.size // 2)))
         except MemoryLimitError:
+            room = None
+        if room is None:
             log.info("no memory for the numbers of quartets that survive; rectangles are made as a whole")
             return
         self.limits = Buffer(room.pointer, counts.shape, counts.itemsize, room)
