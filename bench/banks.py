@@ -1,6 +1,6 @@
 """Finds the table of `md4.gpu.banks`: in which bank of shared memory each r[t] is best, by simulated annealing.
 
-    python bench/banks.py                 the table, L = 2 to 18, as the module has it
+    python bench/banks.py                 the table, L = 2 to 13, as the module has it
     python bench/banks.py --only 9 10     parts of it
     python bench/banks.py --count         wavefronts of a gather, for r in natural order and in that of the table
 

@@ -1,6 +1,5 @@
 """The GPU backend: its memory, the steps of the method, and what takes blocks; paths are in `md4.gpu.paths`."""
 
-from contextlib import contextmanager
 from copy import copy
 from functools import cache
 from math import prod
@@ -25,6 +24,7 @@ from md4.gpu.pool import ITEM_BYTES
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums
 from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_device_array
+from md4.gpu.tracks import AtWork
 from md4.gpu.tuning import CHUNK_BYTES, TRACKS, blocks_of_8, r_stride
 from md4.support.display import size_text
 from md4.support.log import log
@@ -122,14 +122,9 @@ class GpuBackend:
         other.context = self.context.on_track(track)
         return other
 
-    @contextmanager
     def at_once(self, tracks):
         """Within it, work may be given to all of some `tracks`; see `md4.backends.Backend`."""
-        try:
-            self.context.tracks.begin(len(tracks))
-            yield
-        finally:
-            self.context.tracks.end()
+        return AtWork(self.context.tracks, len(tracks))
 
     def place(self):
         """The GPU, if NCCL can add up its sums; see `md4.gpu.collectives`."""

@@ -2,7 +2,7 @@
 
 Shared memory has 16 banks of 8 bytes. When a warp gathers [p|q] = r[p+q], 16 lanes read at the same time, and those
 that read different numbers of one bank are served one after the other. With r in the order of its ordinals that takes
-1.4 to 2.1 accesses, as the mean over all p and q, with the order of this module 1.0 to 1.5. It is a permutation of the
+1.0 to 2.1 accesses, as the mean over all p and q, with the order of this module 1.0 to 1.5. It is a permutation of the
 ordinals: r takes no more room.
 
 `bench/banks.py` has found the table by simulated annealing.

@@ -30,7 +30,7 @@ class DeviceBlock:
         It is a part of a matrix with longer rows: the integrals of a quartet are not contiguous. Then (ij, ab) are its
         columns if it is turned, its rows if not.
     limits : tuple
-        `md4.gpu.kernels.groups.Limits`: the quartets that count. The others are not written.
+        `md4.gpu.kernels.groups.Limits`: the quartets that count. The others may be left out.
     """
 
     __slots__ = ("array", "dims", "first", "limits", "matrix", "strides", "turned")

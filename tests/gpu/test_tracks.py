@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 from densities import random_densities
 from emulator import host_array, running
+from emulator.machine import DeviceFault
 from molecules import METHANE, molecule
 
 import md4
 from md4.contract.worker import PartialSums
 from md4.errors import MemoryLimitError
-from md4.gpu import backend, device_code, paths, recording, tuning
+from md4.gpu import backend, device_code, hermite_coulomb, paths, recording, tuning
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import clear, copy_to_host
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import F64, f64
+from md4.gpu.kernels import coulomb_threads
 from md4.gpu.sums import DeviceSums
 from md4.gpu.tracks import Tracks
 
@@ -230,6 +232,31 @@ def test_lists_of_quartets(late, monkeypatch):
         assert builds.jk.stats.computed == builds.jk.stats.wanted == builds.right.stats.wanted
 
 
+@pytest.mark.parametrize("late", LATE, ids=str)
+@pytest.mark.parametrize("single", [False, True])
+def test_j_alone(single, late, monkeypatch):
+    """The first task of a list makes the order of its pairs while others are at work; densities in both precisions."""
+    for module in (coulomb_threads, hermite_coulomb):
+        ratio = 1e60 if single else 0.0
+        monkeypatch.setattr(module, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, single_ratio=ratio))
+    with running(late=late) as machine:
+        builds = Builds(monkeypatch, 1, 1, 0, 0, direct_scf_tol=1e-30)
+        for _ in range(2):
+            assert builds.error(with_k=False) < (1e-6 if single else 1e-13)
+        assert builds.used == {0, 1, 2}
+        assert machine.kernels >= {"expanded_order", "correlation_by_threads"}
+        assert ("narrowed" in machine.kernels) == single
+
+
+def test_orders_of_pairs_are_made_alone(monkeypatch):
+    """Without that, tracks read what is no order yet, and records of primitive pairs that are not there."""
+    with running(late={ENGINE, FIRST, SECOND}):
+        builds = Builds(monkeypatch, 1, 0)
+        monkeypatch.setattr(Tracks, "alone", lambda tracks, track: nullcontext())
+        with pytest.raises(DeviceFault, match="nobody's"):
+            builds.error(with_k=False)
+
+
 # What is left out, streams that are late then, and how many builds are right before.
 MISSING = {
     "begin": (lambda tracks, count: setattr(tracks, "active", count), {ENGINE}, 1),
@@ -338,6 +365,26 @@ def test_an_interrupt_at_the_end(next_is_a_build, monkeypatch):
             np.testing.assert_array_equal(ours.copy_to_host(), right)
         assert_right(builds.error())
         assert tracks.active == 1
+
+
+def test_an_interrupt_at_the_beginning(monkeypatch):
+    """Python drops what an interrupted build has left behind in the middle of the next one."""
+    with running(late={FIRST, SECOND}):
+        builds, add_task = Builds(monkeypatch, 1, 0), PartialSums.add_task
+        assert_right(builds.error())
+        steps = builds.engine.backend
+        kept = [steps.at_once(steps.tracks())]
+        kept[0].__enter__()
+
+        def dropping(part, task):
+            if part.track > 0:
+                kept.clear()
+            add_task(part, task)
+
+        monkeypatch.setattr(PartialSums, "add_task", dropping)
+        assert_right(builds.error())
+        assert not kept
+        assert steps.context.tracks.active == 1
 
 
 @pytest.mark.gpu
