@@ -356,6 +356,6 @@ def jk_variants(unit, kind, bra, ket):
     one, other = pair_of(bra), pair_of(ket)
     order = (other, one) if digestion.digest_swapped(one, other) else (one, other)
     yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])
-    if unit != "fma":  # such devices make no J and K
-        yield from integral_variants(unit, kind, bra, ket, True, digested=True)
+    for long in (True, False) if unit != "fma" else ():  # such devices make no J and K
+        yield from integral_variants(unit, kind, bra, ket, long, digested=True)
     yield from coulomb_variants(kind, bra, ket)
