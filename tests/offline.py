@@ -9,7 +9,7 @@ import subprocess
 import sysconfig
 import tempfile
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement, product
 from pathlib import Path
@@ -42,7 +42,6 @@ from md4.gpu.recording import Recorder
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceTensor
 from md4.gpu.tracks import Tracks
-from md4.gpu.tuning import TRACKS
 from md4.method.operators import OPERATORS, Operator
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import QuartetRows, QuartetRule
@@ -389,7 +388,6 @@ def devices_without_memory(unit, left=1 << 45):
     stubs = [
         *((module, "schwarz_bounds", bounds) for module in (screening, three_centre)),
         (engine, "make_backend", backend), (PairMaker, "prepare", host_list),
-        (gpu_backend, "TRACKS", replace(TRACKS, count=1)),
         (Pool, "left", lambda _: left), (GpuBackend, "lock", nullcontext()),
         (GpuBackend, "compile_ahead", lambda *_: None), (GpuBackend, "mark", lambda _: lambda: None),
         (GpuBackend, "tensor", lambda self, layout, *_: DeviceTensor(self.context, layout, Anything(), None)),
