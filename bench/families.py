@@ -373,7 +373,7 @@ FAMILIES = {
     "two, ring": [
         *classes("ffff", nprims=(1, 3), path=TWO),
         *classes("ffff gggg", chunk=300_000, nprims=(1, 3), path=TWO, count=(3, 4)),
-        *classes("dpii", path=TWO, count=(2, 2)), *classes("isii", nprims=(1, 3), path=TWO, count=(2, 2)),
+        *classes("dpii", path=TWO, count=(2, 2)), *classes("isii", nprims=(3, 1), path=TWO, count=(2, 2)),
         *classes("ffff", unit="dmma8", nprims=(1, 3), path=TWO),
     ],
     "two, rows in blocks": [
