@@ -46,8 +46,7 @@ def basis_name(basis):
 def builds():
     """Systems of the front table of J and K: dictionaries with 'label', 'nao' and {program: (seconds, same run)}."""
     peers = read_csv(RESULTS / "scf-peers.csv")
-    of_devices = read_csv(RESULTS / "scaling-devices.csv")
-    largest = [r for r in of_devices if r["basis"] == "cc-pv6z" and r["devices"] == 1 and r["matrices"] == "J, K"]
+    largest = [r for r in read_csv(RESULTS / "jk.csv") if (r["system"], r["basis"]) == ("benzene", "cc-pv6z")]
     found = []
     for row in [*read_csv(RESULTS / "scf.csv"), *largest]:
         times = {"md4": (row["seconds"], True)}
