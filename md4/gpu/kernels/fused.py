@@ -151,7 +151,7 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
     """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives.
 
     `ket_reach`: of each of the `nq` blocks of q, how many blocks of 8 cd count. `matrix`: the result is a part of a
-    matrix. `limited`: only some quartets count; what asks for them takes registers, and 7% of the time of (dd|dd).
+    matrix. `limited`: only some quartets count; to ask for them takes registers.
     """
     threads, wide = 32 * warps, unit == "dmma16"
     empty, empty_left, chain = make_empty(4 * mt * nc), make_empty(4 * mt * nq), make_chain(mt, nq, nc, wide, ket_reach)
