@@ -1,0 +1,78 @@
+"""Molecules in a plane: functions that are even and odd under reflection in it.
+
+If all centres have the same coordinate on an axis, z say, the molecule is its own mirror image in that plane. An AO is
+even or odd under the reflection, by the power of z of its monomials, and so is a pair of AOs. An integral over the
+Coulomb operator, or any other that depends on the distance only, is zero unless ab and cd are both even or both odd.
+In the matrix form (`md4.engine`) this is seen at every step: H[ab, p] is zero unless ab and p_z are both even or both
+odd, since E_t^{ij} of the z axis is zero for odd i + j - t where P_z = A_z = B_z; and [p|q] = r[p+q] is zero for odd
+p_z + q_z, since R_z is zero. So each of the two products falls into two products of matrices of half the size.
+
+An axis is 0, 1 or 2 for z, y and x, as in the triples of Hermite functions. A parity is 0 for even, 1 for odd.
+"""
+
+from functools import cache
+
+import numpy as np
+
+from md4.method.angular import hermite_triples
+from md4.method.hermite import component_table
+
+
+def mirror_axis(centres):
+    """The first of the axes z, y and x on which all centres have exactly the same coordinate, or None.
+
+    Parameters
+    ----------
+    centres : ndarray, shape (n, 3)
+        (x, y, z) of each.
+    """
+    same = (centres == centres[:1]).all(axis=0)[::-1]
+    return int(same.argmax()) if same.any() else None
+
+
+@cache
+def component_parities(l, pure, axis):
+    """Parity of each angular component of a shell; shape (ncomp,)."""
+    start, powers, _ = component_table(l, pure)
+    return (powers[start[:-1]] >> (8 * axis)) & 1
+
+
+@cache
+def function_parities(l, pure, nctr, axis):
+    """Parity of each function of a shell, in the order [contraction][component]; shape (nctr ncomp,)."""
+    return np.tile(component_parities(l, pure, axis), nctr)
+
+
+@cache
+def function_counts(l, pure, nctr, axis):
+    """Numbers of even and of odd functions of a shell."""
+    odd = int(function_parities(l, pure, nctr, axis).sum())
+    return nctr * len(component_parities(l, pure, axis)) - odd, odd
+
+
+@cache
+def part_rows(la, lb, pure, nctr_a, nctr_b, axis, parity):
+    """The rows (a, b) of H of one parity, a nb + b each; shape (nrow,).
+
+    First those of even a with the b that go with them, then those of odd a: two rectangles of a and b, each in C order.
+    """
+    a, b = function_parities(la, pure, nctr_a, axis), function_parities(lb, pure, nctr_b, axis)
+    rectangles = [np.flatnonzero(a == of_a)[:, None] * len(b) + np.flatnonzero(b == of_a ^ parity) for of_a in range(2)]
+    return np.concatenate([rows.reshape(-1) for rows in rectangles])
+
+
+@cache
+def part_functions(l, axis, parity):
+    """Ordinals of the Hermite functions up to degree l of one parity, rising; shape (n,)."""
+    return np.flatnonzero(hermite_triples(l)[:, axis] % 2 == parity)
+
+
+def mirrored_order(basis, axis):
+    """The AOs of a basis with the even functions of each shell before its odd ones; shape (nao,).
+
+    AO n of that order is AO order[n] of the basis.
+    """
+    order = []
+    for first, (l, nctr) in zip(basis.ao_loc.tolist(), basis.classes.tolist()):
+        order.append(first + np.argsort(function_parities(l, basis.pure, nctr, axis), kind="stable"))
+    return np.concatenate(order)
