@@ -25,7 +25,7 @@ from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums
 from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_device_array
 from md4.gpu.tracks import AtWork
-from md4.gpu.tuning import CHUNK_BYTES, TRACKS, blocks_of_8, r_stride
+from md4.gpu.tuning import CHUNK_BYTES, TRACKS, blocks_of_8, r_row
 from md4.support.display import size_text
 from md4.support.log import log
 from md4.support.memory import host_memory, tensor_refusal
@@ -54,7 +54,7 @@ class HMatrices(NamedTuple):
 @cache
 def chunk_size(bra, ket):
     """Numbers of r and of (ab|q] (or sums of r) of one bra pair with one ket pair of two `ListFacts`."""
-    stride = r_stride(bra.l + ket.l)
+    stride = r_row(bra, ket)
     r = bra.max_prim * ket.max_prim * stride
     if ket.nherm == 1:
         return r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab)
@@ -226,11 +226,12 @@ class GpuBackend:
         return HMatrices(h, form)
 
     def r(self, ab, cd, path=None, block=None):
-        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `r_stride` doubles.
+        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `md4.gpu.tuning.r_row` doubles.
 
-        t are in the order that a path wants, or in that of their ordinals.
+        t are in the order that a path wants, or in that of their ordinals. Of two parts of classes only those t are there
+        for which r[t] is not zero, see `md4.gpu.tuning.even_r`: both parities of the parts read the same r.
         """
-        r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_stride(ab.facts.l + cd.facts.l))
+        r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_row(ab.facts, cd.facts))
         banks, limits = path is not None and path.r_in_banks, NO_LIMITS if block is None else block.limits
         launch_r(self.context, self.operator, ab, cd, r, limits, banks)
         return r

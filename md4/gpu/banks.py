@@ -5,7 +5,11 @@ that read different numbers of one bank are served one after the other. With r i
 1.0 to 2.1 accesses, as the mean over all p and q, with the order of this module 1.0 to 1.5. It is a permutation of the
 ordinals: r takes no more room.
 
-`bench/banks.py` has found the table by simulated annealing.
+For parts of classes (`md4.method.mirror`) r is without the r[t] of odd t on the mirror axis, which are zero. Kernels
+make it with this axis as axis 0, and the other two in their order behind it. So it has one order for all three axes,
+which suits the gathers of axis 0 best.
+
+`bench/banks.py` has found the tables by simulated annealing.
 """
 
 from functools import cache
@@ -13,7 +17,8 @@ from functools import cache
 import numpy as np
 
 from md4.gpu.tuning import RECURRENCE
-from md4.method.angular import nherm
+from md4.method.angular import hermite_ordinal, hermite_triples, nherm
+from md4.method.mirror import part_functions
 
 BANKS = 16
 # Lowest and highest L of the table.
@@ -26,18 +31,39 @@ def in_banks(l):
 
 
 @cache
-def places_of(l, banks):
-    """Place of each r[t] up to L = `l`, shape (nherm(l),), int64; `banks`: in the order of the table, if it has one."""
-    if not (banks and in_banks(l)):
-        return np.arange(nherm(l))
-    chosen = np.array([int(bank, BANKS) for bank in TABLE[l]])
+def places_of(l, banks, even=False):
+    """Place of each r[t] up to L = `l`, shape (nherm(l),), int64.
+
+    Parameters
+    ----------
+    l : int
+    banks : bool
+        In the order of the table, if it has one, else of ordinals.
+    even : bool
+        Without the r[t] of odd t_0, always in the order of its table, if it has one. The place of those that are left
+        out is 0: who reads them multiplies them by zero.
+    """
+    if even:
+        places, kept = np.zeros(nherm(l), dtype=np.int64), part_functions(l, 0, 0)
+        places[kept] = places_in(EVEN_TABLE[l]) if l in EVEN_TABLE else np.arange(len(kept))
+        return places
+    return places_in(TABLE[l]) if banks and in_banks(l) else np.arange(nherm(l))
+
+
+def places_in(banks):
+    """Places of numbers of which each is in a given bank, a hexadecimal digit for each, int64."""
+    chosen = np.array([int(bank, BANKS) for bank in banks])
     before = (chosen == chosen[:, None]) & np.tri(len(chosen), k=-1, dtype=bool)
     return chosen + BANKS * before.sum(axis=1)
 
 
-def r_places(l):
-    """`places_of` for kernels that gather [p|q]."""
-    return places_of(l, True)
+@cache
+def r_places(l, axis=None):
+    """`places_of` for kernels that gather [p|q], shape (nherm(l),); `axis`: the mirror axis of two parts of classes."""
+    if axis is None or l > RECURRENCE.axis_l:
+        return places_of(l, True)
+    others = [other for other in range(3) if other != axis]
+    return places_of(l, True, True)[hermite_ordinal(*hermite_triples(l)[:, [axis, *others]].T)]
 
 
 # The bank of each r[t] in the order of ordinals, a hexadecimal digit each, by L.
@@ -87,3 +113,4 @@ TABLE = {
         "da6ce3cd627af93b857c"
     ),
 }
+EVEN_TABLE = {}

@@ -15,7 +15,7 @@ from md4.gpu.kernels import resident
 from md4.gpu.kernels.single_product import single_tile
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.staircases import reach
-from md4.gpu.tuning import blocks_of_8, panel_rows, r_stride
+from md4.gpu.tuning import blocks_of_8, panel_rows, r_row
 from md4.method.angular import nherm
 
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change
@@ -40,7 +40,7 @@ EVALUATION = 1e5
 class Side(NamedTuple):
     """What counts of a pair list: l, functions, Hermite functions, most and mean primitives of a pair, its staircase.
 
-    `single`: it is a list of single shells. `solid`: of spherical ones with l > 0.
+    `single`: it is a list of single shells. `solid`: of spherical ones with l > 0. `mirror` as in `ListFacts`.
 
     `rows` and `rows_by_16`: sum over blocks of 8 Hermite functions of the rows that count, in blocks of 8 and of 16.
     """
@@ -54,6 +54,7 @@ class Side(NamedTuple):
     rows_by_16: int
     single: bool = False
     solid: bool = False
+    mirror: tuple | None = None
 
     @classmethod
     def of(cls, pairs):
@@ -66,7 +67,7 @@ class Side(NamedTuple):
         """Of `ListFacts` and a `rounded_mean`."""
         rows = counted_rows(facts.h_class)
         solid = facts.h_class[-1] and facts.pure
-        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows, facts.single, solid)
+        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows, facts.single, solid, facts.mirror)
 
 
 def rounded_mean(pairs):
@@ -112,7 +113,7 @@ def time_of(bra, ket, turned, factors, rows4, area5, passed_on):
     k, out = bra.mean_prim * ket.mean_prim, 8 * bra.nab * ket.nab
     amounts = (
         rows4 * 64 * blocks_of_8(ket.nherm) * k, area5 * 8 * ket.mean_prim, passed_on, out, out * turned,
-        8 * r_stride(bra.l + ket.l) * k, 1,
+        8 * r_row(bra, ket) * k, 1,
     )  # fmt: skip
     return sum(factor * amount for factor, amount in zip(factors, amounts))
 

@@ -6,6 +6,7 @@ from math import prod
 from typing import NamedTuple
 
 from md4.method.angular import nherm
+from md4.method.mirror import part_functions
 
 
 @dataclass(frozen=True)
@@ -377,9 +378,27 @@ def turned_ket_tile(nrow, steps, unit):
     return Tile(rows8, TILES.turned_columns[rows8 - 1], TILES.warps, min(TILES.stages, steps + 1), unit, True)
 
 
-def r_stride(l):
-    """Doubles from one quartet's r to the next: even, for 16-byte copies."""
-    return (nherm(l) + 1) // 2 * 2
+def r_count(l, even=False):
+    """Numbers r[t] up to L = `l` that are kept of a quartet: all, or those of even t on an axis."""
+    return len(part_functions(l, 0, 0)) if even else nherm(l)
+
+
+def r_stride(l, even=False):
+    """Doubles from one quartet's r to the next: even, for 16-byte copies; the arguments are those of `r_count`."""
+    return (r_count(l, even) + 1) // 2 * 2
+
+
+def even_r(bra, ket):
+    """Whether r of two `ListFacts` (or `Side`) is without r[t] of odd t on the mirror axis, which are zero.
+
+    It is so for parts of classes (`md4.method.mirror`) up to the highest L that a lane makes axis by axis.
+    """
+    return bra.mirror is not None and ket.mirror is not None and bra.l + ket.l <= RECURRENCE.axis_l
+
+
+def r_row(bra, ket):
+    """`r_stride` of two `ListFacts`."""
+    return r_stride(bra.l + ket.l, even_r(bra, ket))
 
 
 @dataclass(frozen=True)
@@ -395,17 +414,17 @@ class RecurrenceTuning:
     large_group: int  # above
     small_group_l: int  # highest L of the small group
 
-    def lanes(self, l):
-        """Quartets of a warp that makes r axis by axis, a power of 2."""
-        return max(1, min(32, 1 << (self.stage_bytes // (8 * (nherm(l) | 1))).bit_length() - 1))
+    def lanes(self, l, even=False):
+        """Quartets of a warp that makes r axis by axis, a power of 2; the arguments are those of `r_count`."""
+        return max(1, min(32, 1 << (self.stage_bytes // (8 * (r_count(l, even) | 1))).bit_length() - 1))
 
-    def stage(self, l):
+    def stage(self, l, even=False):
         """Bytes of shared memory of such a warp."""
-        return 8 * self.lanes(l) * (nherm(l) | 1)
+        return 8 * self.lanes(l, even) * (r_count(l, even) | 1)
 
-    def warps(self, l):
+    def warps(self, l, even=False):
         """Such warps of a multiprocessor, by shared memory and by registers."""
-        return max(1, min(8, 2 * SHARED_BYTES // self.stage(l)))
+        return max(1, min(8, 2 * SHARED_BYTES // self.stage(l, even)))
 
     def group(self, l):
         """Threads that share a quartet."""

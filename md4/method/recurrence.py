@@ -10,6 +10,8 @@ r^(m) of (0, 0, k), and then of (0, j, k). Along axis 0 only m = 0 is needed, an
 r^(m) in closed form,
 
     r[i, j, k]^(0) = sum_n c(i, n) R_0^(i - 2n) r[0, j, k]^(i - n),     c(i, n) = i! / (2^n n! (i - 2n)!).
+
+Where R_0 = 0 (`md4.method.mirror`) this is zero for odd i, and c(i, i/2) r[0, j, k]^(i/2) for even i.
 """
 
 from functools import cache
@@ -57,6 +59,23 @@ def by_axis(zeros, separation, multiply, multiply_add):
         for j, of_jk in enumerate(along_axis(of_k, ry, multiply, multiply_add)):
             for i, value in enumerate(along_last_axis(of_jk, rz, squared, multiply, multiply_add)):
                 yield hermite_ordinal(i, j, k), value
+
+
+def by_axis_in_plane(zeros, separation, multiply, multiply_add):
+    """Yields (ordinal of t, r[t]^(0)) of all triples of even t_0 up to L, where R_0 = 0; those of odd t_0 are zero.
+
+    Parameters
+    ----------
+    zeros, multiply, multiply_add
+        As in `by_axis`.
+    separation : sequence
+        R_1 and R_2.
+    """
+    r1, r2 = separation
+    for k, of_k in enumerate(along_axis(zeros, r2, multiply, multiply_add)):
+        for j, of_jk in enumerate(along_axis(of_k, r1, multiply, multiply_add)):
+            for n in range((len(of_jk) + 1) // 2):
+                yield hermite_ordinal(2 * n, j, k), multiply(closed_form_coefficient(2 * n, n), of_jk[n])
 
 
 def along_axis(lowest, r, multiply, multiply_add):

@@ -68,6 +68,8 @@ class ListFacts:
     la, lb, l, nctr_a, nctr_b, na, nb, nab, first, nherm, max_prim : int
     pure, single : bool
         As those of `ShellPairs`.
+    mirror : tuple, optional
+        Of a part of a class (`md4.method.mirror`), its (axis, parity).
     """
 
     shell_class: tuple
@@ -85,6 +87,7 @@ class ListFacts:
     max_prim: int
     pure: bool
     single: bool
+    mirror: tuple | None = None
 
 
 @cache

@@ -6,7 +6,6 @@ takes rz, ry and rx, these are R = P - Q of the primitive quartet; `zeros` is th
 
 from functools import cache
 
-import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
@@ -32,7 +31,7 @@ from md4.gpu.emit.instructions import (
 from md4.gpu.tuning import THREAD_QUARTET
 from md4.method.angular import packed_hermite, sum_ordinal
 from md4.method.hermite import structure
-from md4.method.recurrence import by_axis
+from md4.method.recurrence import by_axis, by_axis_in_plane
 
 i32, i64, f64 = types.int32, types.int64, types.float64
 
@@ -72,8 +71,11 @@ def warp_barrier(builder):
 # r of a primitive quartet in registers
 
 
-def emit_by_axis(builder, zeros, separation):
-    """Yields (n, r[n]) of all n as code without loops, in the order of `md4.method.recurrence.by_axis`."""
+def emit_by_axis(builder, zeros, separation, even=False):
+    """Yields (n, r[n]) of all n as code without loops, in the order of `md4.method.recurrence.by_axis`.
+
+    `even`: of all t with even t_0, for R_0 = 0.
+    """
 
     def number(a):
         return ir.Constant(separation[0].type, float(a)) if isinstance(a, int) else a
@@ -84,6 +86,8 @@ def emit_by_axis(builder, zeros, separation):
     def multiply_add(a, b, c):
         return fma(builder, number(a), b, c)
 
+    if even:
+        return by_axis_in_plane(zeros, separation[1:], multiply, multiply_add)
     return by_axis(zeros, separation, multiply, multiply_add)
 
 
@@ -116,15 +120,15 @@ STAGE_BYTES = 32 * STAGE_ROW * 8
 
 
 @cache
-def make_write_r(l, stride, banks):
+def make_write_r(l, stride, banks, even):
     """Intrinsic (zeros, rz, ry, rx, array, first, live, stage, lane): r of a warp's 32 quartets, one a lane.
 
-    `banks`: in the order of `md4.gpu.banks`.
+    `banks`, `even`: which r, and in which order, see `md4.gpu.banks.places_of`. If `even`, rz stands for zero.
 
     r of the warp's n-th quartet goes to array[first + n stride:] for n < `live`. It goes by way of shared memory at
     `stage`, so that 8 lanes write 128 contiguous bytes.
     """
-    zeros_type = types.UniTuple(f64, l + 1)
+    zeros_type, places = types.UniTuple(f64, l + 1), places_of(l, banks, even).tolist()
 
     def write_staged(builder, base, live, stage, lane, first, count):
         """Writes r[first] to r[first + count - 1] of all quartets: 8 lanes a quartet, 16 bytes each."""
@@ -141,8 +145,8 @@ def make_write_r(l, stride, banks):
     @intrinsic
     def write_r(typingctx, zeros, rz, ry, rx, array, first, live, stage, lane):
         def codegen(context, builder, signature, args):
-            r = emit_r(builder, fields(builder, args[0], l + 1), args[1:4])
-            r = [r[t] for t in np.argsort(places_of(l, banks))]
+            made = emit_by_axis(builder, fields(builder, args[0], l + 1), args[1:4], even)
+            r = [value for _, value in sorted(made, key=lambda pair: places[pair[0]])]
             base = element_address(context, builder, signature.args[4], args[4], args[5])
             live, stage, lane = args[6:]
             r += [ir.Constant(DOUBLE, 0.0)] * (len(r) % 2)
@@ -162,17 +166,17 @@ def make_write_r(l, stride, banks):
 
 
 @cache
-def make_r_by_axis(l, banks):
+def make_r_by_axis(l, banks, even):
     """Intrinsic (zeros, rz, ry, rx, address): r of a quartet, axis by axis, to successive doubles of shared memory.
 
-    `banks`: in the order of `md4.gpu.banks`.
+    `banks`, `even`: which r, and in which order, see `md4.gpu.banks.places_of`. If `even`, rz stands for zero.
     """
-    zeros_type, places = types.UniTuple(f64, l + 1), places_of(l, banks).tolist()
+    zeros_type, places = types.UniTuple(f64, l + 1), places_of(l, banks, even).tolist()
 
     @intrinsic
     def r_by_axis(typingctx, zeros, rz, ry, rx, address):
         def codegen(context, builder, signature, args):
-            for n, value in emit_by_axis(builder, fields(builder, args[0], l + 1), args[1:4]):
+            for n, value in emit_by_axis(builder, fields(builder, args[0], l + 1), args[1:4], even):
                 store_doubles(builder, args[4], [value], 8 * places[n])
             return context.get_dummy_value()
 

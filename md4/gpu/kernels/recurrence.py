@@ -4,6 +4,9 @@ There are three kernels. For small L a thread makes r of a quartet in its regist
 axis, see `md4.method.recurrence`, and puts what it has into shared memory. For large L a group of threads shares a
 quartet: r^(m) comes from r^(m+1) between two buffers in shared memory, for falling m. With the first two kernels, r
 goes to memory by way of shared memory, so that a warp writes whole lines.
+
+For molecules in a plane, the first two kernels make r without its odd elements, which are zero: see
+`md4.gpu.tuning.even_r`. The axis that they take in closed form is then the one along which R is zero.
 """
 
 import numpy as np
@@ -23,18 +26,40 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     primitive_quartets,
 )
-from md4.gpu.tuning import RECURRENCE, r_stride
+from md4.gpu.tuning import RECURRENCE, even_r, r_count, r_stride
 from md4.method import operators, recurrence
 from md4.method.angular import nherm
 
 
-def r_in_registers(l, kind, banks=False):
-    """Kernel factory for small L: a thread a quartet, r in registers; `banks`: in the order of `md4.gpu.banks`."""
-    separation, zeros_upto, write_r = make_separation(), make_zeros_upto(kind, l), make_write_r(l, r_stride(l), banks)
-    stride, threads, words = r_stride(l), RECURRENCE.threads, RECURRENCE.threads // 32 * STAGE_BYTES // 8
-    any_counts = make_any_counts(32)
+# device functions
 
-    def kernel(quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, r: F64):
+
+def separation_by_axes(s, axis):
+    """R_z, R_y, R_x of a `Separation` (device function)."""
+    return s.rz, s.ry, s.rx
+
+
+def separation_in_plane(s, axis):
+    """R along the mirror axis, which is zero, and along the other two axes in their order (device function)."""
+    return 0.0, s.ry if axis == 0 else s.rz, s.ry if axis == 2 else s.rx
+
+
+# kernels
+
+
+def r_in_registers(l, kind, banks=False, even=False):
+    """Kernel factory for small L: a thread a quartet, r in registers; `banks`, `even`: see `md4.gpu.banks.places_of`.
+
+    `axis` is the mirror axis of `even` r.
+    """
+    stride, threads, words = r_stride(l, even), RECURRENCE.threads, RECURRENCE.threads // 32 * STAGE_BYTES // 8
+    separation, zeros_upto = make_separation(), make_zeros_upto(kind, l)
+    write_r, any_counts = make_write_r(l, stride, banks, even), make_any_counts(32)
+    by_axes = jit_device(separation_in_plane if even else separation_by_axes)
+
+    def kernel(
+        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
+    ):
         stage = shared_address(cuda.shared.array(words, types.float64))
         tid = i64(cuda.threadIdx.x)
         n = i64(cuda.blockIdx.x) * threads + tid
@@ -43,35 +68,40 @@ def r_in_registers(l, kind, banks=False):
         s = separation(quartets, min(n, quartets.count - 1))  # idle threads repeat the last quartet
         zeros, lane = zeros_upto(s, operator), tid & 31
         first, place = n - lane, i32(stage + (tid >> 5) * STAGE_BYTES)
-        write_r(zeros, s.rz, s.ry, s.rx, r, first * stride, quartets.count - first, place, lane)
+        r0, r1, r2 = by_axes(s, axis)
+        write_r(zeros, r0, r1, r2, r, first * stride, quartets.count - first, place, lane)
 
     return Kernel(kernel, (threads, 2))
 
 
-def r_by_axis(l, kind, banks=False):
+def r_by_axis(l, kind, banks=False, even=False):
     """Kernel factory for middle L: a lane a quartet, r axis by axis; the warp's r is put in order in shared memory.
 
-    `banks`: in the order of `md4.gpu.banks`.
+    `banks`, `even`: see `md4.gpu.banks.places_of`. `axis` is the mirror axis of `even` r.
     """
-    separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l, banks)
-    lanes, row, stride = RECURRENCE.lanes(l), nherm(l) | 1, r_stride(l)
-    write_row, any_counts = make_write_row(nherm(l), stride), make_any_counts(lanes)
+    separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l, banks, even)
+    lanes, count, stride = RECURRENCE.lanes(l, even), r_count(l, even), r_stride(l, even)
+    row, write_row, any_counts = count | 1, make_write_row(count, stride), make_any_counts(lanes)
+    by_axes = jit_device(separation_in_plane if even else separation_by_axes)
 
-    def kernel(quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, r: F64):
+    def kernel(
+        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
+    ):
         stage = shared_address(cuda.shared.array(0, types.float64))
         lane, first = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x) * lanes
         if not any_counts(quartets, owners, limits, first):
             return
         if lane < lanes:
             s = separation(quartets, min(first + lane, quartets.count - 1))  # idle lanes repeat the last quartet
-            make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, i32(stage + lane * (8 * row)))
+            r0, r1, r2 = by_axes(s, axis)
+            make_r(zeros_upto(s, operator), r0, r1, r2, i32(stage + lane * (8 * row)))
         cuda.syncwarp()
         place, target = i32(stage + 8 * lane), first * stride + lane
         for _ in range(min(i64(lanes), quartets.count - first)):
             write_row(place, r, target, lane)
             place, target = i32(place + 8 * row), target + stride
 
-    return Kernel(kernel, (32, RECURRENCE.warps(l)))
+    return Kernel(kernel, (32, RECURRENCE.warps(l, even)))
 
 
 def packed_rules(l):
@@ -145,34 +175,41 @@ def r_by_group(l, kind):
 # launcher
 
 
-def r_variant(l, kind, banks=False):
-    """Variant for r up to L = `l`; `banks`: in the order of `md4.gpu.banks`, as far as there is one."""
+def r_variant(l, kind, banks=False, even=False):
+    """Variant for r up to L = `l`; `banks`, `even`: see `md4.gpu.banks.places_of`. Even r has one order only."""
     factory = r_in_registers if l <= RECURRENCE.registers_l else r_by_axis if l <= RECURRENCE.axis_l else r_by_group
+    if even:
+        return Variant(factory, (l, kind, True, True))
     return Variant(factory, (l, kind, True) if banks and in_banks(l) else (l, kind))
 
 
-def r_launcher(context, kind, parameter, l, banks):
-    """The function by which `launch_r` launches for an operator up to L = `l`."""
-    threads, together, shared, rules = RECURRENCE.threads, RECURRENCE.threads, 0, ()
+def r_launcher(context, kind, parameter, l, banks, axis):
+    """The function by which `launch_r` launches for an operator up to L = `l`; `axis`: the mirror axis of even r."""
+    threads, together, shared, even = RECURRENCE.threads, RECURRENCE.threads, 0, axis is not None
+    extra = axis if even else 0
     if RECURRENCE.registers_l < l <= RECURRENCE.axis_l:
-        threads, together, shared = 32, RECURRENCE.lanes(l), RECURRENCE.stage(l)
+        threads, together, shared = 32, RECURRENCE.lanes(l, even), RECURRENCE.stage(l, even)
     elif l > RECURRENCE.axis_l:
         threads, together = RECURRENCE.group_threads(l), RECURRENCE.group_threads(l) // RECURRENCE.group(l)
-        shared, rules = 8 * together * (2 * l + 6 + 2 * r_stride(l)), (context.table(packed_rules, l),)
-    variant, arguments = r_variant(l, kind, banks), operator_arguments(context, kind, parameter)
+        shared, extra = 8 * together * (2 * l + 6 + 2 * r_stride(l)), context.table(packed_rules, l)
+    variant, arguments = r_variant(l, kind, banks, even), operator_arguments(context, kind, parameter)
 
     def launch(context, ab, cd, r, limits):
         count = ab.nprim * cd.nprim
         if count:
             context.launch(
                 variant, -(-count // together), threads, shared,
-                primitive_quartets(ab, cd), owners(ab, cd), limits, arguments, *rules, r,
+                primitive_quartets(ab, cd), owners(ab, cd), limits, arguments, extra, r,
             )  # fmt: skip
 
     return launch
 
 
 def launch_r(context, operator, ab, cd, r, limits, banks):
-    """r of the primitive quartets of two chunks, of all that count; `banks`: in the order of `md4.gpu.banks`."""
-    facts = operator.kind, operator.parameter, ab.facts.l + cd.facts.l, banks
+    """r of the primitive quartets of two chunks, of all that count; `banks`: in the order of `md4.gpu.banks`.
+
+    It is without odd elements if `md4.gpu.tuning.even_r` says so of the chunks.
+    """
+    axis = ab.facts.mirror[0] if even_r(ab.facts, cd.facts) else None
+    facts = operator.kind, operator.parameter, ab.facts.l + cd.facts.l, banks, axis
     context.fixed(r_launcher, *facts)(context, ab, cd, r, limits)
