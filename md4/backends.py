@@ -411,14 +411,14 @@ class Backend(Protocol):
         """The `Plan` for two `PreparedPairs`, whose integrals go to `block`, by default one of contiguous quartets."""
 
     def parts(self, bra, ket, axis):
-        """`md4.plan.ListParts` by which the integrals of two `PreparedPairs` are made, the even ones before the odd ones.
+        """`md4.plan.ListParts` by which the integrals of two `PreparedPairs` are made for J and K.
 
-        Empty where they are better made all together; that is so if `axis` (`Basis.mirror_axis`) is None. A part that
-        has no integrals is left out. Only backends whose sums take blocks have this and `part_blocks`.
+        Empty where they are better made all together, and if `axis` (`Basis.mirror_axis`) is None. A part that has no
+        integrals is left out. Only backends whose sums take blocks have this and `part_blocks`.
         """
 
     def part_blocks(self, parts):
-        """A block for each of some `ListParts`, of shape (n_bra, n_ket, n_ab, 1, n_cd, 1); valid until the next call."""
+        """A block for each of some `ListParts`, shape (n_bra, n_ket, n_ab, 1, n_cd, 1); valid until the next call."""
 
     def chunk_pairs(self, plan, bra, ket):
         """Numbers of bra and of ket pairs of a chunk of two `PreparedPairs`, chosen for memory and caches."""

@@ -388,20 +388,17 @@ class Engine:
         blocks : list of md4.backends.Block
             One for each of them, which ask for the same quartets.
         """
-        steps, work = self.backend, []
+        steps, work, sizes = self.backend, [], []
         for (bra, ket, plan), block in zip(parts, blocks):
             check_order(bra.facts.l + ket.facts.l)
-            if plan.swap:
-                bra, ket, block = ket, bra, block.swapped()
-            H_ab, H_cd = bra.h(plan.bra_form), ket.h(plan.ket_form)  # 1
-            work.append((plan.path, H_ab, H_cd, bra, ket, block, steps.chunk_pairs(plan, bra, ket)))
-        *_, bra, ket, _, _ = work[0]
-        for ij, kl in chunks(bra.npair, ket.npair, *map(min, zip(*(sizes for *_, sizes in work)))):
+            ab, cd, abcd = (ket, bra, block.swapped()) if plan.swap else (bra, ket, block)
+            work.append((plan.path, ab.h(plan.bra_form), cd.h(plan.ket_form), ab, cd, abcd))  # 1
+            sizes.append(steps.chunk_pairs(plan, ab, cd))
+        for ij, kl in chunks(ab.npair, cd.npair, *map(min, zip(*sizes))):
             r = None
-            for path, H_ab, H_cd, bra, ket, block, _ in work:
-                ab, cd, abcd = bra[ij], ket[kl], block[ij, kl]
-                r = steps.r(ab, cd, path, abcd) if r is None else r  # 2 and 3
-                path.transform(steps, H_ab, H_cd, ab, cd, r, abcd)  # 4 and 5
+            for path, H_ab, H_cd, ab, cd, abcd in work:
+                r = steps.r(ab[ij], cd[kl], path, abcd[ij, kl]) if r is None else r  # 2 and 3
+                path.transform(steps, H_ab, H_cd, ab[ij], cd[kl], r, abcd[ij, kl])  # 4 and 5
 
     def __repr__(self):
         return f"Engine({self.bra_basis!r}, {self.ket_basis!r}, {self.operator!r}, backend={self.backend.name!r})"
@@ -410,5 +407,3 @@ class Engine:
         from md4.support.display import engine_html
 
         return engine_html(self)
-
-

@@ -19,7 +19,8 @@ from md4.gpu.kernels.groups import NO_LIMITS
 from md4.gpu.kernels.h_matrices import launch_h
 from md4.gpu.kernels.recurrence import launch_r
 from md4.gpu.pair_layout import RECORD
-from md4.gpu.paths import part_plans, plans
+from md4.gpu.part_plans import part_plans
+from md4.gpu.paths import plans
 from md4.gpu.pool import ITEM_BYTES
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums

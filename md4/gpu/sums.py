@@ -16,7 +16,8 @@ from md4.gpu.kernels.hermite_coulomb import hermite_width
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, fits_single
 from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
-from md4.gpu.paths import build_time, digest_order, square_pairs, time_in_plane
+from md4.gpu.part_plans import time_in_plane
+from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
 from md4.gpu.quartet_lists import QuartetLists
 from md4.gpu.targets import DeviceBlock
