@@ -39,6 +39,9 @@ class Path(Protocol):
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
         """Step 5: (ab|cd) = sum_q (ab|q] H[cd, q], written to the block `out`."""
 
+    def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
+        """Steps 4 and 5, in the paths of `Backend.parts`."""
+
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         """Steps 2 to 5 into the block `out`."""
 
@@ -76,9 +79,12 @@ class DigestTarget(BlockTarget, Protocol):
     def repeat(self, bra, ket, triangle, counts=None):
         """Does again what an earlier build did for two slices of prepared lists, if it can; does it?
 
-        If not, their block, limited by `counts`, comes by `add`, and the target may record what is done for it up to
-        then.
+        If not, their block, limited by `counts`, comes by `add`, or the blocks of both of their parts, and then `done`
+        is called. The target may record what is done up to then.
         """
+
+    def done(self, bra, ket, triangle, counts=None, parts=()):
+        """All of what `repeat` was asked for has been added; `parts` are the `md4.plan.ListParts` of the blocks."""
 
     def take_rows(self, rows, basis):
         """Makes and digests the quartets of a `md4.plan.QuartetRows` that survive the rule, if it can; does it?
@@ -171,10 +177,13 @@ class Sums(Protocol):
         0 where they are to be sorted by their bounds themselves.
         """
 
-    def seconds(self, bra, ket, matrices):
-        """Predicted time of a quartet of two lists in J and K, for a number of density matrices."""
+    def seconds(self, bra, ket, matrices, axis=None):
+        """Predicted time of a quartet of two lists in J and K, for a number of density matrices.
 
-    def coulomb_seconds(self, bra, ket, matrices):
+        `axis` is `Basis.mirror_axis`.
+        """
+
+    def coulomb_seconds(self, bra, ket, matrices, axis=None):
         """Predicted time of a quartet of two lists in J alone."""
 
     def swapped(self, bra, ket):
@@ -400,6 +409,16 @@ class Backend(Protocol):
 
     def plan(self, bra, ket, block=None):
         """The `Plan` for two `PreparedPairs`, whose integrals go to `block`, by default one of contiguous quartets."""
+
+    def parts(self, bra, ket, axis):
+        """`md4.plan.ListParts` by which the integrals of two `PreparedPairs` are made for J and K.
+
+        Empty where they are better made all together, and if `axis` (`Basis.mirror_axis`) is None. A part that has no
+        integrals is left out. Only backends whose sums take blocks have this and `part_blocks`.
+        """
+
+    def part_blocks(self, parts):
+        """A block for each of some `ListParts`, shape (n_bra, n_ket, n_ab, 1, n_cd, 1); valid until the next call."""
 
     def chunk_pairs(self, plan, bra, ket):
         """Numbers of bra and of ket pairs of a chunk of two `PreparedPairs`, chosen for memory and caches."""

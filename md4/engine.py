@@ -25,7 +25,7 @@ from md4.gpu.devices import chosen
 from md4.method.operators import OperatorLike, as_operator, check_order
 from md4.plan import chunks
 from md4.shells.basis import Basis
-from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, check_side
+from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, check_side, part_facts
 from md4.support.arguments import checked_choice, checked_memory, checked_real, checked_stream
 from md4.support.display import backend_text
 from md4.support.locks import locked
@@ -36,7 +36,7 @@ BACKENDS = ("auto", "cuda", "cpu")
 
 
 class PreparedPairs:
-    """Shell pairs as a backend works with them, or a slice of such a list.
+    """Shell pairs as a backend works with them, or a slice of such a list, or the even or odd part of either.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class PreparedPairs:
     data
         What the backend keeps for the whole list, besides `pairs`.
     whole : PreparedPairs
-        The whole list.
+        The whole list; that of a part is the part of the whole list.
     first, first_prim : int
         Where a slice begins in it, in shell pairs and in primitive pairs.
     npair, nprim : int
@@ -57,7 +57,7 @@ class PreparedPairs:
         self._pairs, self._whole = pairs, None  # not `self`: a reference to itself would keep the object alive
         self.first = self.first_prim = 0
         self.npair, self.nprim = pairs.npair, pairs.nprim
-        self._h = {}
+        self._h, self._parts = {}, {}
 
     @property
     def whole(self):
@@ -81,11 +81,26 @@ class PreparedPairs:
     @property
     def h_bytes(self):
         """Bytes of the H matrices that are kept for the whole list."""
-        return sum(h.itemsize * h.size for h in self.whole._h.values())
+        kept = self.whole._h, *(part._h for part in self.whole._parts.values())
+        return sum(h.itemsize * h.size for forms in kept for h in forms.values())
 
     def drop(self):
-        """Forgets the H matrices of the whole list, whose memory goes back to the backend."""
-        self.whole._h.clear()
+        """Forgets the H matrices of the whole list and of its parts, whose memory goes back to the backend."""
+        for this in (self.whole, *self.whole._parts.values()):
+            this._h.clear()
+
+    def part(self, axis, parity):
+        """The same pairs with the rows and Hermite functions of one parity only; see `md4.method.mirror`.
+
+        It has H matrices of its own, and shares all else. `pairs` are as those of the list itself.
+        """
+        whole = self.whole
+        found = whole._parts.get((axis, parity))
+        if found is None:
+            found = copy(whole)
+            found.facts, found._h, found._parts = part_facts(whole.facts, axis, parity), {}, {}
+            whole._parts[axis, parity] = found
+        return found[self.first : self.first + self.npair]
 
     def __getitem__(self, piece):
         npair = piece.stop - piece.start
@@ -357,6 +372,34 @@ class Engine:
             abq = path.transform_bra(steps, H_ab, ab, cd, r, abcd)  # 4
             path.transform_ket(steps, abq, H_cd, ab, cd, abcd)  # 5
 
+    def run_parts(self, parts, blocks):
+        """Steps 1 to 5 for the even and the odd part of two lists, into a block each.
+
+        Where all centres lie in a plane, H[ab, p] and r[p+q] are zero for functions of unlike parity
+        (`md4.method.mirror`). So with ab, p, q and cd of one parity,
+
+            (ab|q] = sum_p H[ab, p] r[p+q]      (ab|cd) = sum_q (ab|q] H[cd, q]
+
+        are all integrals that are not zero. Both parts read the same r.
+
+        Parameters
+        ----------
+        parts : list of md4.plan.ListParts
+        blocks : list of md4.backends.Block
+            One for each of them, which ask for the same quartets.
+        """
+        steps, work, sizes = self.backend, [], []
+        for (bra, ket, plan), block in zip(parts, blocks):
+            check_order(bra.facts.l + ket.facts.l)
+            ab, cd, abcd = (ket, bra, block.swapped()) if plan.swap else (bra, ket, block)
+            work.append((plan.path, ab.h(plan.bra_form), cd.h(plan.ket_form), ab, cd, abcd))  # 1
+            sizes.append(steps.chunk_pairs(plan, ab, cd))
+        for ij, kl in chunks(ab.npair, cd.npair, *map(min, zip(*sizes))):
+            r = None
+            for path, H_ab, H_cd, ab, cd, abcd in work:
+                r = steps.r(ab[ij], cd[kl], path, abcd[ij, kl]) if r is None else r  # 2 and 3
+                path.transform(steps, H_ab, H_cd, ab[ij], cd[kl], r, abcd[ij, kl])  # 4 and 5
+
     def __repr__(self):
         return f"Engine({self.bra_basis!r}, {self.ket_basis!r}, {self.operator!r}, backend={self.backend.name!r})"
 
@@ -364,5 +407,3 @@ class Engine:
         from md4.support.display import engine_html
 
         return engine_html(self)
-
-

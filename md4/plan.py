@@ -35,6 +35,21 @@ class Plan:
         return self.path.name + (", ket first" if self.swap else "")
 
 
+class ListParts(NamedTuple):
+    """The even or the odd part of two lists (`md4.method.mirror`), and how its integrals are computed.
+
+    Attributes
+    ----------
+    bra, ket : md4.engine.PreparedPairs
+    plan : Plan
+        Of both parts, it has the same `swap`.
+    """
+
+    bra: object
+    ket: object
+    plan: Plan
+
+
 class ListPair(NamedTuple):
     """All quartets of a bra list and a ket list, or those that survive screening.
 

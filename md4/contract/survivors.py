@@ -158,7 +158,8 @@ class ListPairs:
         key = predicted.__name__, matrices
         if key not in self._seconds:
             lists = self.lists
-            times = [predicted(lists[bra].pairs, lists[ket].pairs, matrices) for bra, ket in self.numbers]
+            axis = self.basis.mirror_axis
+            times = [predicted(lists[bra].pairs, lists[ket].pairs, matrices, axis) for bra, ket in self.numbers]
             self._seconds[key] = np.array(times)
         return self._seconds[key]
 

@@ -278,15 +278,28 @@ class PartialSums:
             self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same, counts)
 
     def add_block(self, ab, cd, same, counts):
-        """Makes the block of two slices, and gives it to the target, unless that repeats what it has recorded."""
+        """Makes the block of two slices, and gives it to the target, unless that repeats what it has recorded.
+
+        In a molecule in a plane it may be two blocks, of the integrals of even and of odd functions.
+        """
         if self.target.repeat(ab, cd, same, counts):
             return
-        a, b = ab.facts, cd.facts
-        block = self.engine.backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
-        if counts is not None:
+        backend, basis = self.engine.backend, self.engine.bra_basis
+        parts = backend.parts(ab, cd, basis.mirror_axis)
+        if parts:
+            blocks = backend.part_blocks(parts)
+        else:
+            a, b = ab.facts, cd.facts
+            blocks = [backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))]
+        for block in blocks if counts is not None else ():
             block.limit(counts)
-        self.engine.run_steps(ab, cd, block)
-        self.target.add(block, ab, cd, self.engine.bra_basis, same)
+        if parts:
+            self.engine.run_parts(parts, blocks)
+        else:
+            self.engine.run_steps(ab, cd, *blocks)
+        for block, (bra, ket, *_) in zip(blocks, parts or [(ab, cd)]):
+            self.target.add(block, bra, ket, basis, same)
+        self.target.done(ab, cd, same, counts, parts)
 
     def end(self, fetched=True):
         """Ends the sums of this worker, and waits for its device; are they `fetched` then?"""

@@ -45,7 +45,7 @@ class HostSums:
 
     coulomb_swapped = swapped
 
-    def seconds(self, bra, ket, matrices):
+    def seconds(self, bra, ket, matrices, axis=None):
         """Predicted time of a quartet of two lists in one thread."""
         return WORK_SECONDS * work_of(Extent.of(bra), Extent.of(ket)) / (len(bra) * len(ket))
 

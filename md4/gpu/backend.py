@@ -19,6 +19,7 @@ from md4.gpu.kernels.groups import NO_LIMITS
 from md4.gpu.kernels.h_matrices import launch_h
 from md4.gpu.kernels.recurrence import launch_r
 from md4.gpu.pair_layout import RECORD
+from md4.gpu.part_plans import part_plans
 from md4.gpu.paths import plans
 from md4.gpu.pool import ITEM_BYTES
 from md4.gpu.shell_pairs import PairMaker
@@ -26,10 +27,13 @@ from md4.gpu.sums import DeviceBounds, DeviceSums
 from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_device_array
 from md4.gpu.tracks import AtWork
 from md4.gpu.tuning import CHUNK_BYTES, TRACKS, blocks_of_8, r_row
+from md4.plan import ListParts
 from md4.support.display import size_text
 from md4.support.log import log
 from md4.support.memory import host_memory, tensor_refusal
 
+# Numbers of a line of the cache.
+WHOLE_LINE = 16
 # What `GpuBackend.compile_ahead` has looked at, by device and type of numbers.
 seen_ahead = set()
 
@@ -56,7 +60,7 @@ def chunk_size(bra, ket):
     """Numbers of r and of (ab|q] (or sums of r) of one bra pair with one ket pair of two `ListFacts`."""
     stride = r_row(bra, ket)
     r = bra.max_prim * ket.max_prim * stride
-    if ket.nherm == 1:
+    if ket.nherm == 1 and ket.mirror is None:
         return r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab)
     if ket.single:
         r += bra.max_prim * stride * ket.nctr_a
@@ -66,7 +70,7 @@ def chunk_size(bra, ket):
 class GpuBackend:
     """`md4.backends.Backend` on a GPU; arrays are device arrays, work is asynchronous on the context's stream."""
 
-    name, forms = "cuda", 4
+    name, forms = "cuda", 6
 
     def __init__(self, operator, stream=None, max_memory=None, device=None):
         self.operator, self.context = operator, DeviceContext(stream, max_memory, device)
@@ -146,7 +150,7 @@ class GpuBackend:
         """Compiles what a first call asks of a basis, `use` and `few` as in `md4.gpu.variants.needed_variants`."""
         if use != "tensor":
             self.require_asynchronous_copies()
-        shells = basis.pure, basis.classes.tobytes(), basis.nprims.tobytes(), few and few.key
+        shells = basis.pure, basis.classes.tobytes(), basis.nprims.tobytes(), basis.mirror_axis, few and few.key
         key = self.context.device, self.context.real, self.operator.kind, use, *shells
         if key not in seen_ahead:
             from md4.gpu.variants import needed_variants
@@ -204,6 +208,11 @@ class GpuBackend:
         """The path for a class, and the side that goes first."""
         return plans(self.context.unit, bra, ket, block is not None and block.matrix)[0]
 
+    def parts(self, bra, ket, axis):
+        """`ListParts` of the even and the odd part; empty where the integrals are better made all together."""
+        found = part_plans(self.context.unit, bra, ket, axis)
+        return [ListParts(bra.part(axis, parity), ket.part(axis, parity), plan) for parity, plan in found]
+
     def hermite(self, prepared, form):
         """Step 1: H of all primitive pairs of a whole list, as `HMatrices` in a form."""
         with self.context.alone():
@@ -211,18 +220,18 @@ class GpuBackend:
 
     def make_h(self, prepared, form):
         """`hermite` for the track of this backend alone."""
-        pairs, data = prepared.pairs, prepared.data
-        places, stride, count = data.start, 1, pairs.nprim
+        facts, data = prepared.facts, prepared.data
+        places, stride, count = data.start, 1, prepared.nprim
         if form in (KET_ELEMENTS, KET_SINGLES):
-            slots = self.pair_maker.slots(pairs, data)
+            slots = self.pair_maker.slots(prepared.pairs, data)
             places, stride, count = slots.place, slots.count, slots.count
-        items = max(1, count) * form_size(pairs, form)
+        items = max(1, count) * form_size(facts, form)
         if form.single:
             doubles = self.context.pool.get(-(-items // 2))
             h = Buffer(doubles.pointer, (items,), 4, doubles)
         else:
             h = self.context.pool.get(items)
-        launch_h(self.context, pairs, data.records, form, places, stride, h)
+        launch_h(self.context, facts, prepared.nprim, data.records, form, places, stride, h)
         return HMatrices(h, form)
 
     def r(self, ab, cd, path=None, block=None):
@@ -241,6 +250,13 @@ class GpuBackend:
     def scratch(self, shape):
         """Room for one block."""
         return DeviceBlock.contiguous(self.context.pool.room("block", prod(shape)), shape)
+
+    def part_blocks(self, parts):
+        """Room for a block of each of some `ListParts`, side by side in the room of `scratch`."""
+        shapes = [(bra.npair, ket.npair, bra.facts.nab, 1, ket.facts.nab, 1) for bra, ket, _ in parts]
+        sizes = [-(-prod(shape) // WHOLE_LINE) * WHOLE_LINE for shape in shapes]
+        room, first = self.context.pool.room("block", sum(sizes)), [sum(sizes[:n]) for n in range(len(sizes))]
+        return [DeviceBlock.contiguous(room.part(n, (prod(shape),)), shape) for n, shape in zip(first, shapes)]
 
     def block(self, out):
         """A result of six indices as a block (ij, kl, ab, cd)."""

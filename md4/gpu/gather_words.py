@@ -19,17 +19,18 @@ from md4.method.hermite import solid_terms
 PADDING = 5
 
 
-def gather_words(l_bra, l_ket, first_p=0, first_q=0):
-    """Words of every block of 8 p and of 8 q, from `first_p` and `first_q` on.
+def gather_words(l_bra, l_ket, first_p=0, first_q=0, mirror=None):
+    """Words of every block of 8 p and of 8 q, from `first_p` and `first_q` on, or of those of a part.
 
     Shape (p blocks, q blocks, 16), words in order of lanes, p and q in that of `md4.gpu.staircases`; padding stands for
     0.
     """
-    order_p, order_q = gather_order(l_bra, first_p), hermite_order(l_ket, first_q)
+    order_p, order_q = gather_order(l_bra, first_p, mirror), hermite_order(l_ket, first_q, mirror)
     p, q = packed_hermite(l_bra)[order_p], packed_hermite(l_ket)[order_q]
     p, q = np.where(order_p < 0, 0, p), np.where(order_q < 0, 0, q)
     p, q = p.reshape(-1, 1, 1, 4, 2), q.reshape(1, -1, 8, 1)
-    low, high = (8 * r_places(l_bra + l_ket)[sum_ordinal(p[..., n], q)] for n in range(2))
+    places = r_places(l_bra + l_ket, mirror and mirror[0])
+    low, high = (8 * places[sum_ordinal(p[..., n], q)] for n in range(2))
     words = (low + (high << 16)).astype(np.uint32)
     return words.reshape(*words.shape[:2], 32).view(np.float64)
 
@@ -122,8 +123,8 @@ def term_coefficients(l, *sharing):
 
 
 def words_of(bra, ket):
-    """The arguments of `gather_words` for two `ListFacts`."""
-    return bra.l, ket.l, bra.first, ket.first
+    """The arguments of `gather_words` for two `ListFacts`, of all or of parts of one parity."""
+    return bra.l, ket.l, bra.first, ket.first, bra.mirror
 
 
 def ket_primitives_of(columns, nq8):

@@ -10,10 +10,11 @@ from functools import cache
 
 import numpy as np
 
-from md4.gpu.staircases import first_of, gather_order, hermite_order, row_table
+from md4.gpu.staircases import first_of, gather_order, hermite_order, mirror_of, row_table
 from md4.gpu.tuning import blocks_of_8, panel_rows, turned_panel_rows
-from md4.method import hermite
 from md4.method.angular import nherm
+from md4.method.hermite import solid_terms
+from md4.method.mirror import class_structure, part_functions, part_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ def form_rows(nab, form):
 def form_size(pairs, form):
     """Numbers of the H of one primitive pair of a list in a form."""
     if form.layout in ("by row", "by column"):
-        return (len(hermite.structure(*pairs.h_class)) + 1) // 2 * 2
+        return (len(class_structure(pairs.h_class)) + 1) // 2 * 2
     if form.layout == "matrix":
         return pairs.nab * pairs.nherm
     if form.layout == "weights":
@@ -113,15 +114,17 @@ def even(n):
 def form_positions(form, shells):
     """Shape (form_size,), int32: row + 2^16 p of every position, -1 where the form is padded.
 
-    `shells` is the class of a list as in `md4.gpu.staircases`.
+    `shells` is the class of a list as in `md4.gpu.staircases`. Those of parts have forms for step 4 and step 5 only, in
+    the orders of staircases; the rows here are those of all of the class.
     """
-    elements, l, first = list(hermite.structure(*shells)), shells[0] + shells[1], first_of(shells)
-    nab, nh = elements[-1][0] + 1, nherm(l) - first
+    elements, l = list(class_structure(shells)), shells[0] + shells[1]
+    first, mirror = first_of(shells), mirror_of(shells)
+    nab, nh = elements[-1][0] + 1, nherm(l) - first if mirror is None else len(part_functions(l, *mirror))
     if form.layout in ("by row", "by column"):
         elements.sort(key=lambda e: e if form.layout == "by row" else e[::-1])
         rows, p = np.array(elements + [(-1, -1)] * (len(elements) % 2)).T
     elif form.layout == "weights":
-        m, q = hermite.solid_terms(l)[2]
+        m, q = solid_terms(l)[2]
         rows, p = (2 * l + 1) * np.arange(shells[3]) + m, np.full(shells[3], q)
     elif form.layout == "matrix":
         rows, p = np.divmod(np.arange(nab * nh), nh)
@@ -136,8 +139,10 @@ def form_positions(form, shells):
         if form.inner == "natural":
             p = p + even(first)
         else:
-            p = (gather_order if form.inner == "gather" else hermite_order)(l, first)[p]
+            p = (gather_order if form.inner == "gather" else hermite_order)(l, first, mirror)[p]
         if form.rows != "natural":
             rows = row_table(shells, rows8)[rows]
     padding = (rows < 0) | (rows >= nab) | (p < first) | (p >= nherm(l))
+    if mirror is not None:
+        rows = part_rows(*shells[:5], *mirror)[np.where(padding, 0, rows)]
     return np.where(padding, -1, rows + (p << 16)).astype(np.int32)

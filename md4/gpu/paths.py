@@ -96,6 +96,8 @@ class GpuPath:
     keeps_chunks = True
     # Whether r is read in the order of `md4.gpu.banks`.
     r_in_banks = False
+    # Whether it computes even and odd parts (`md4.method.mirror`); then it has `transform` for steps 4 and 5.
+    takes_parts = False
 
     def digests(self, bra, ket):
         """Whether the integrals of two `ListFacts` can be digested into J and K by the kernel that makes them."""
@@ -216,7 +218,7 @@ class SingleProduct(GpuPath):
 class Fused(GpuPath):
     """Both products in one kernel."""
 
-    r_in_banks = True
+    r_in_banks = takes_parts = True
 
     def supports(self, sides):
         return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
@@ -232,7 +234,10 @@ class Fused(GpuPath):
         yield fused.fused_variant(unit, bra, ket, plan.matrix, digested)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        r = steps.r(ab, cd, self, out)
+        self.transform(steps, H_ab, H_cd, ab, cd, steps.r(ab, cd, self, out), out)
+
+    def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
+        """Steps 4 and 5."""
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
@@ -248,7 +253,7 @@ def bra_launcher(context, bra, ket):
 class TwoProducts(GpuPath):
     """A kernel for each product, on tensor cores."""
 
-    merges_steps, r_in_banks = False, True
+    merges_steps, r_in_banks, takes_parts = False, True, True
 
     def supports(self, sides):
         return sides.unit != "fma"
@@ -280,6 +285,10 @@ class TwoProducts(GpuPath):
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
         """Step 5: (ab|cd) of a chunk into a `DeviceBlock`."""
         two_products.launch_ket_transform(steps.context, abq, H_cd.array, H_cd.form, ab, cd, out)
+
+    def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
+        """Steps 4 and 5."""
+        self.transform_ket(steps, self.transform_bra(steps, H_ab, ab, cd, r, out), H_cd, ab, cd, out)
 
 
 class Plain(GpuPath):
@@ -354,8 +363,13 @@ def ranked(unit, bra, ket, long, matrix):
 
 def plans(unit, bra, ket, matrix=False):
     """All plans for two `ShellPairs` or slices, the one that is taken first; `bench/variants.py` times them."""
-    long = bra.npair * ket.npair >= THREAD_QUARTET.fewest_quartets
-    return ranked_by_facts(unit, bra.facts, ket.facts, rounded_mean(bra), rounded_mean(ket), long, matrix)
+    means = rounded_mean(bra), rounded_mean(ket)
+    return ranked_by_facts(unit, bra.facts, ket.facts, *means, is_long(bra, ket), matrix)
+
+
+def is_long(bra, ket):
+    """Whether two lists have enough quartets for a thread each to fill the device."""
+    return bra.npair * ket.npair >= THREAD_QUARTET.fewest_quartets
 
 
 @cache

@@ -72,6 +72,23 @@ class Record:
         self.build, self.forms, self.h, self.rooms, self.packed = build, forms, h, rooms, packed
 
 
+def h_places(forms, bra, ket):
+    """Addresses of the H of two lists that a rectangle uses.
+
+    Parameters
+    ----------
+    forms : list of tuple
+        (None, form of bra, form of ket); of parts of the lists (axis, parity) instead of None.
+    bra, ket : md4.engine.PreparedPairs
+        Slices of the lists.
+    """
+    places = []
+    for mirror, *of_both in forms:
+        sides = (bra, ket) if mirror is None else (side.whole.part(*mirror) for side in (bra, ket))
+        places += [side.h(form).array.pointer for side, form in zip(sides, of_both)]
+    return places
+
+
 class Recorder:
     """The records of one device context, whose lock the thread that calls holds.
 
@@ -142,8 +159,7 @@ class Recorder:
 
     def loans(self, record, bra, ket):
         """The rooms that a record uses, if these and H are where they were; else None."""
-        one, two = record.forms
-        if (bra.h(one).array.pointer, ket.h(two).array.pointer) != record.h:
+        if h_places(record.forms, bra, ket) != record.h:
             return None
         return self.pool.rooms_at(record.rooms)
 
@@ -159,13 +175,12 @@ class Recorder:
             self.launches = self.recording.launches
 
     def end(self, key, bra, ket, forms):
-        """Keeps the launches since `repeat`, if that can be; `forms` are those of H of bra and ket."""
+        """Keeps the launches since `repeat`, if that can be; `forms` are those of H, as in `h_places`."""
         recording, noted = self.recording, self.pool.noted
         self.stop()
         if recording is None or recording.key != key or self.count + len(recording.launches) > MOST_LAUNCHES:
             return
-        one, two = forms
-        h, rooms = (bra.h(one).array.pointer, ket.h(two).array.pointer), self.pool.room_places(noted)
+        h, rooms = h_places(forms, bra, ket), self.pool.room_places(noted)
         if rooms is None or self.other_work != recording.work:
             return
         self.records[key] = Record(self.build, forms, h, rooms, Packed(recording.launches))

@@ -8,8 +8,9 @@ out the other blocks, which are 20% of all for (ii| and 22% for (ff|. They do so
 one unless its rows must be contiguous in the result. Cartesian functions and general contractions have staircases, too.
 
 A class is (l_a, l_b, pure, nctr_a, nctr_b), followed by whether its shells are single ones. These have Hermite
-functions of degree l only, if they are spherical: `first` is the ordinal of the first that counts. An order is a list
-of indices, padded by -1.
+functions of degree l only, if they are spherical: `first` is the ordinal of the first that counts. The class of an even
+or an odd part (`md4.method.mirror`) is followed by its axis and parity, the `mirror`: it has the rows and the Hermite
+functions of that parity only. An order is a list of indices, padded by -1.
 """
 
 from functools import cache
@@ -17,8 +18,9 @@ from functools import cache
 import numpy as np
 
 from md4.gpu.tuning import TILES, reach_levels
-from md4.method.angular import hermite_triples
-from md4.method.hermite import first_function, structure
+from md4.method.angular import hermite_triples, nherm
+from md4.method.hermite import first_function
+from md4.method.mirror import class_structure, part_functions
 
 
 def first_of(shells):
@@ -27,32 +29,38 @@ def first_of(shells):
     return first_function(la + lb, pure, single)
 
 
+def mirror_of(shells):
+    """(axis, parity) of the class of a part, or None."""
+    return shells[6:] or None
+
+
 def padded(order, count):
     """An order as an array of `count`."""
     return np.pad(order, (0, count - len(order)), constant_values=-1).astype(np.int32)
 
 
 @cache
-def hermite_order(l, first=0):
-    """Hermite functions from `first` on up to degree l by rising z, in blocks of 8."""
-    order = first + np.argsort(hermite_triples(l)[first:, 0], kind="stable")
+def hermite_order(l, first=0, mirror=None):
+    """Hermite functions from `first` on up to degree l, or those of a part, by rising z, in blocks of 8."""
+    functions = np.arange(first, nherm(l)) if mirror is None else part_functions(l, *mirror)
+    order = functions[np.argsort(hermite_triples(l)[functions, 0], kind="stable")]
     return padded(order, -(-len(order) // 8) * 8)
 
 
 @cache
-def gather_order(l, first=0):
+def gather_order(l, first=0, mirror=None):
     """The same order, but with each block of 8 as p_0 p_4 p_1 p_5 p_2 p_6 p_3 p_7.
 
     A lane gathers r[p+q] of two neighbours of this order, and four lanes gather at the same time those of successive p.
     For successive p, more of these are one and the same number, and fewer of the others share a bank of shared memory.
     """
-    return hermite_order(l, first).reshape(-1, 2, 4).swapaxes(1, 2).reshape(-1)
+    return hermite_order(l, first, mirror).reshape(-1, 2, 4).swapaxes(1, 2).reshape(-1)
 
 
 @cache
 def row_order(shells):
     """Rows of H of a class by falling reach; shape (nab,)."""
-    row, p = np.array(structure(*shells)).T
+    row, p = np.array(class_structure(shells)).T
     furthest = np.zeros(row.max() + 1, dtype=int)
     np.maximum.at(furthest, row, hermite_triples(shells[0] + shells[1])[p, 0])
     return np.argsort(-furthest, kind="stable")
@@ -61,12 +69,13 @@ def row_order(shells):
 @cache
 def reach(shells):
     """For each block of 8 Hermite functions, how many blocks of 8 rows count; shape (nblock,), int32."""
-    first = first_of(shells)
-    rows, order = row_order(shells), hermite_order(shells[0] + shells[1], first)
-    row, p = np.array(structure(*shells)).T
-    inverse = [np.argsort(o[o >= 0]) for o in (rows, order)]
+    l = shells[0] + shells[1]
+    rows, order = row_order(shells), hermite_order(l, first_of(shells), mirror_of(shells))
+    row, p = np.array(class_structure(shells)).T
+    place = np.empty(nherm(l), dtype=int)  # in the order, of each Hermite function that is there
+    place[order[order >= 0]] = np.arange(np.count_nonzero(order >= 0))
     out = np.zeros(len(order) // 8, dtype=np.int32)
-    np.maximum.at(out, inverse[1][p - first] // 8, inverse[0][row] // 8 + 1)
+    np.maximum.at(out, place[p] // 8, np.argsort(rows)[row] // 8 + 1)
     return np.maximum.accumulate(out[::-1])[::-1]
 
 

@@ -16,6 +16,7 @@ from md4.gpu.kernels.hermite_coulomb import hermite_width
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, fits_single
 from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
+from md4.gpu.part_plans import time_in_plane
 from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
 from md4.gpu.quartet_lists import QuartetLists
@@ -38,12 +39,15 @@ class DeviceSums:
         """Pairs of few functions ab are sorted by shells: additions to J and K bind the time of their quartets."""
         return SHELL_ORDER.bound_step if functions <= SHELL_ORDER.functions else 0
 
-    def seconds(self, bra, ket, matrices):
+    def seconds(self, bra, ket, matrices, axis=None):
         """Predicted time of a quartet of two lists in J and K."""
-        return 1e-9 * build_time(self.backend.context.unit, Side.of(bra), Side.of(ket), matrices)
+        unit = self.backend.context.unit
+        if axis is not None:
+            return 1e-9 * time_in_plane(unit, bra, ket, matrices, axis)
+        return 1e-9 * build_time(unit, Side.of(bra), Side.of(ket), matrices)
 
-    def coulomb_seconds(self, bra, ket, matrices):
-        """Predicted time of a quartet of two lists in J alone."""
+    def coulomb_seconds(self, bra, ket, matrices, axis=None):
+        """Predicted time of a quartet of two lists in J alone, with or without an axis."""
         return 1e-9 * coulomb_time(Side.of(bra), Side.of(ket), matrices)
 
     def swapped(self, bra, ket):
@@ -159,12 +163,16 @@ class DeviceDigest:
         """Launches again what an earlier build has recorded of two slices, if it can; does it?"""
         return self.recorder.repeat(self.key(bra, ket, triangle, counts), bra, ket)
 
-    def end_recording(self, bra, ket, triangle, counts):
-        """Keeps the launches of a rectangle if they are recorded."""
-        if self.recorder.launches is not None:
-            plan = self.backend.plan(bra, ket)
-            forms = (plan.ket_form, plan.bra_form) if plan.swap else (plan.bra_form, plan.ket_form)
-            self.recorder.end(self.key(bra, ket, triangle, counts), bra, ket, forms)
+    def done(self, bra, ket, triangle, counts=None, parts=()):
+        """Keeps the launches of a rectangle if they are recorded; `parts` are the `ListParts` of its blocks."""
+        if self.recorder.launches is None:
+            return
+        plans = [(part.bra.facts.mirror, part.plan) for part in parts] or [(None, self.backend.plan(bra, ket))]
+        forms = [
+            (mirror, *((plan.ket_form, plan.bra_form) if plan.swap else (plan.bra_form, plan.ket_form)))
+            for mirror, plan in plans
+        ]
+        self.recorder.end(self.key(bra, ket, triangle, counts), bra, ket, forms)
 
     def screen_by(self, rule):
         """`take_rows` selects quartets by a `md4.plan.QuartetRule`, whose `counts` limit blocks."""
@@ -240,11 +248,9 @@ class DeviceDigest:
         return 0 if self.lists is None else self.lists.count()
 
     def add(self, block, bra, ket, basis, triangle):
-        """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
+        """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`, or parts of them."""
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
-        counts, _ = block.limits
-        self.end_recording(bra, ket, triangle, counts)
 
     def add_up(self, group):
         """Replaces the sums by those of all members of a `md4.gpu.collectives.Group`."""

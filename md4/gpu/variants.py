@@ -25,6 +25,7 @@ from md4.gpu.kernels.scatter import scatter_variant
 from md4.gpu.kernels.select_quartets import select_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
 from md4.gpu.kernels.unpack import unpack_variant
+from md4.gpu.part_plans import build_ways
 from md4.gpu.paths import plan_variants, square_pairs, timed_plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.tuning import FUSED, HERMITE_COULOMB, MIXED_SHELLS, SELECT, THREAD_QUARTET
@@ -32,7 +33,7 @@ from md4.method.digestion import digest_flags
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import even_pieces
 from md4.shells.basis import Basis
-from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, pairs_by_kind, shell_pairs, unique_pairs_by_class
+from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, pairs_by_kind, part_facts, shell_pairs, unique_pairs_by_class
 
 # Shells of general contractions in the correlation-consistent basis sets of the elements up to argon, as (l, nctr).
 # Segmented basis sets, as those of Pople and of Ahlrichs, have none.
@@ -105,11 +106,29 @@ def possible_plans(unit, bra, ket, long, fewest, matrix=False):
         The least mean numbers of primitive pairs of slices of bra and of ket.
     """
     sides = [Side.of(pairs) for pairs in (bra, ket)]
+
+    def timed(*means):
+        return timed_plans(unit, *(side._replace(mean_prim=n) for side, n in zip(sides, means)), long, matrix)
+
+    return fastest_somewhere(timed, sides, fewest)
+
+
+def possible_ways(unit, bra, ket, long, fewest, axis):
+    """As `possible_plans`, the ways of `md4.gpu.part_plans.build_ways` that slices of two lists may take in J and K."""
+
+    def timed(*means):
+        return build_ways(unit, bra.facts, ket.facts, *means, long, axis)
+
+    return fastest_somewhere(timed, (bra, ket), fewest)
+
+
+def fastest_somewhere(timed, sides, fewest):
+    """The plans that are the fastest for some mean numbers of primitive pairs of two sides, as a list.
+
+    `timed` returns (time, plan) of all plans for two means, the fastest first.
+    """
     ends = [sorted({min(n, side.max_prim), side.max_prim}) for n, side in zip(fewest, sides)]
-    corners = {
-        means: timed_plans(unit, *(side._replace(mean_prim=n) for side, n in zip(sides, means)), long, matrix)
-        for means in product(*ends)
-    }
+    corners = {means: timed(*means) for means in product(*ends)}
     first = list(dict.fromkeys(plans[0][1] for plans in corners.values()))
     if all(plans[0][0] == 0.0 for plans in corners.values()):
         return first
@@ -163,15 +182,31 @@ def larger(one, other):
     return one != other and one[0] >= other[0] and one[1] >= other[1]
 
 
-def integral_variants(unit, kind, bra, ket, long, matrix=False, digested=False):
-    """Variants for the integrals of two `ListKind`, in this order; `long`, `matrix` as in `md4.gpu.paths.Sides`.
-
-    `digested`: the integrals go into J and K.
-    """
+def integral_variants(unit, kind, bra, ket, long, matrix=False):
+    """Variants for the integrals of two `ListKind`, in this order; `long`, `matrix` as in `md4.gpu.paths.Sides`."""
     for counts in prim_pairs(bra, ket):
         lists = [sample_pairs(*side.shells, n, side.pure) for side, n in zip((bra, ket), counts)]
         for plan in possible_plans(unit, *lists, long, (bra.fewest, ket.fewest), matrix):
-            yield from plan_variants(plan, unit, kind, *lists, digested)
+            yield from plan_variants(plan, unit, kind, *lists)
+
+
+def build_variants(unit, kind, bra, ket, long, use, axis=None):
+    """As `integral_variants`, for integrals that go into J and K, and variants that digest parts of them.
+
+    `use` is a tuple of `md4.method.digestion.digest_flags`, `axis` that of a mirror (`Basis.mirror_axis`).
+    """
+    for counts in prim_pairs(bra, ket):
+        lists = [sample_pairs(*side.shells, n, side.pure) for side, n in zip((bra, ket), counts)]
+        for way in possible_ways(unit, *lists, long, (bra.fewest, ket.fewest), axis):
+            if len(way) == 1:
+                yield from plan_variants(*way, unit, kind, *lists, digested=True)
+                continue
+            for parity, plan in enumerate(way):
+                parts = [part_facts(pairs.facts, axis, parity) for pairs in lists]
+                if plan:
+                    sides = parts[::-1] if plan.swap else parts
+                    yield from plan.path.variants(unit, kind, *sides, plan, True)
+                    yield from (digestion.digest_variant(*parts, *flags) for flags in use)
 
 
 def bounds_variants(unit, side, count, cut):
@@ -272,7 +307,10 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
             yield from coulomb_variants(kind, bra, ket)
             continue
         for many in {False, long}:
-            yield from integral_variants(unit, kind, bra, ket, many, digested=use != "tensor")
+            if use == "tensor":
+                yield from integral_variants(unit, kind, bra, ket, many)
+            else:
+                yield from build_variants(unit, kind, bra, ket, many, use, basis.mirror_axis)
         if use != "tensor":
             yield from (digestion.digest_variant(pair_of(bra), pair_of(ket), *flags) for flags in use)
 
@@ -357,6 +395,6 @@ def jk_variants(unit, kind, bra, ket):
     order = (other, one) if digestion.digest_swapped(one, other) else (one, other)
     yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])
     if unit != "fma":  # such devices make no J and K
-        for long in (True, False):
-            yield from integral_variants(unit, kind, bra, ket, long, digested=True)
+        for long, axis in product((True, False), (None, 0, 1, 2)):
+            yield from build_variants(unit, kind, bra, ket, long, USES[-1], axis)
     yield from coulomb_variants(kind, bra, ket)

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from md4.method.angular import hermite_triples
-from md4.method.hermite import component_table
+from md4.method.hermite import component_table, structure
 
 
 def mirror_axis(centres):
@@ -65,6 +65,23 @@ def part_rows(la, lb, pure, nctr_a, nctr_b, axis, parity):
 def part_functions(l, axis, parity):
     """Ordinals of the Hermite functions up to degree l of one parity, rising; shape (n,)."""
     return np.flatnonzero(hermite_triples(l)[:, axis] % 2 == parity)
+
+
+@cache
+def part_structure(la, lb, pure, nctr_a, nctr_b, axis, parity):
+    """`md4.method.hermite.structure` of the rows and Hermite functions of one parity.
+
+    Rows are numbered as in `part_rows`, Hermite functions by their ordinals among all.
+    """
+    rows = part_rows(la, lb, pure, nctr_a, nctr_b, axis, parity)
+    place, functions = dict(zip(rows.tolist(), range(len(rows)))), set(part_functions(la + lb, axis, parity).tolist())
+    elements = structure(la, lb, pure, nctr_a, nctr_b)
+    return tuple(sorted((place[row], p) for row, p in elements if row in place and p in functions))
+
+
+def class_structure(h_class):
+    """The elements (ab, p) of H that can be nonzero, of all of a class or of a part; see `h_class` of `ListFacts`."""
+    return part_structure(*h_class[:5], *h_class[6:]) if h_class[6:] else structure(*h_class)
 
 
 def mirrored_order(basis, axis):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from md4.errors import ArgumentError, BasisError, UnsupportedError
 from md4.method.angular import ncart, npure
+from md4.method.mirror import mirror_axis
 from md4.shells.limits import LARGEST_COEFFICIENT, LARGEST_COORDINATE, MMAX, largest_exponent, smallest_exponent
 from md4.support.arguments import as_list, checked_flag, checked_mol, shown, whole_number
 from md4.support.display import shell_letter
@@ -377,6 +378,14 @@ class Basis:
         """Logarithm of each primitive's largest coefficient, shape (nprim,); minus infinity if all are 0."""
         with np.errstate(divide="ignore"):
             return np.log(self.largest_coefficients)
+
+    @cached_property
+    def mirror_axis(self):
+        """The axis on which all centres have the same coordinate, as `md4.method.mirror` counts them, or None.
+
+        A basis with the unit function has none.
+        """
+        return None if self.unit is not None else mirror_axis(self.centres)
 
     @cached_property
     def class_keys(self):

@@ -6,7 +6,7 @@ those of each pair begin. So contraction only makes the inner dimensions of the 
 pair that is left out costs nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ import numpy as np
 from md4.errors import ArgumentError
 from md4.method.angular import AXES, nherm
 from md4.method.hermite import first_function
+from md4.method.mirror import part_functions, part_rows
 from md4.support.arguments import checked_array
 from md4.support.display import shell_letter
 
@@ -64,12 +65,13 @@ class ListFacts:
     shell_class : tuple
         (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends.
     h_class : tuple
-        (l_a, l_b, pure, nctr_a, nctr_b, single): the same with what makes H of single shells another one.
+        (l_a, l_b, pure, nctr_a, nctr_b, single): the same with what makes H of single shells another one. That of a
+        part is followed by `mirror`.
     la, lb, l, nctr_a, nctr_b, na, nb, nab, first, nherm, max_prim : int
     pure, single : bool
-        As those of `ShellPairs`.
-    mirror : tuple, optional
-        Of a part of a class (`md4.method.mirror`), its (axis, parity).
+        As those of `ShellPairs`. Of a part, `nab` and `nherm` are its rows and its Hermite functions.
+    mirror : tuple of int or None
+        (axis, parity) of the even or of the odd part of a list, see `md4.method.mirror`; None of all of a list.
     """
 
     shell_class: tuple
@@ -96,6 +98,14 @@ def list_facts(la, lb, pure, nctr_a, nctr_b, na, nb, max_prim, single):
     shells, l, first = (la, lb, pure, nctr_a, nctr_b), la + lb, first_function(la + lb, pure, single)
     sizes = na, nb, na * nb, first, nherm(l) - first, max_prim
     return ListFacts(shells, (*shells, single and l > 0), la, lb, l, nctr_a, nctr_b, *sizes, pure, single)
+
+
+@cache
+def part_facts(facts, axis, parity):
+    """The `ListFacts` of the part of one parity of lists of shell pairs; see `md4.method.mirror`."""
+    nab, count = len(part_rows(*facts.shell_class, axis, parity)), len(part_functions(facts.l, axis, parity))
+    mirror = axis, parity
+    return replace(facts, h_class=(*facts.h_class, *mirror), nab=nab, nherm=count, mirror=mirror)
 
 
 @dataclass(frozen=True)

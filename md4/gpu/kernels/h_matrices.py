@@ -128,15 +128,18 @@ def component_part(l, pure, n):
     return hermite.component_table(l, pure)[n]
 
 
-def launch_h(context, pairs, records, form, places, stride, out):
-    """H of all primitive pairs in a form: element n of a pair next to n - 1, or from `places` on, `stride` apart."""
-    if pairs.nprim == 0:
+def launch_h(context, pairs, nprim, records, form, places, stride, out):
+    """H of all primitive pairs in a form: element n of a pair next to n - 1, or from `places` on, `stride` apart.
+
+    `pairs` are the `ListFacts` of the list, or of a part of it, which has so many primitive pairs.
+    """
+    if nprim == 0:
         return
     size = form_size(pairs, form)
-    parts = max(1, min(H_MATRICES.blocks // pairs.nprim, size // (4 * H_MATRICES.threads)))
+    parts = max(1, min(H_MATRICES.blocks // nprim, size // (4 * H_MATRICES.threads)))
     element, triples = context.table(form_positions, form, pairs.h_class), context.table(packed_triples, pairs.l)
     context.launch(
-        h_variant(form.single), pairs.nprim * parts, H_MATRICES.threads, 24 * hermite.axis_size(pairs.la, pairs.lb),
+        h_variant(form.single), nprim * parts, H_MATRICES.threads, 24 * hermite.axis_size(pairs.la, pairs.lb),
         Records(records, RECORD + pairs.nctr_a + pairs.nctr_b), components(context, pairs.la, pairs.pure, pairs.nctr_a),
         components(context, pairs.lb, pairs.pure, pairs.nctr_b),
         Positions(element, triples, int(form.sign), places, stride), parts, out,
