@@ -248,7 +248,7 @@ class DeviceDigest:
         return 0 if self.lists is None else self.lists.count()
 
     def add(self, block, bra, ket, basis, triangle):
-        """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`, or parts of them."""
+        """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
 
