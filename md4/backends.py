@@ -83,6 +83,9 @@ class DigestTarget(BlockTarget, Protocol):
         is called. The target may record what is done up to then.
         """
 
+    def add_parts(self, blocks, axis, bra, ket, basis, triangle):
+        """As `add`, the even and the odd integrals of two slices of lists, from `Backend.part_blocks`."""
+
     def done(self, bra, ket, triangle, counts=None, parts=()):
         """All of what `repeat` was asked for has been added; `parts` are the `md4.plan.ListParts` of the blocks."""
 
@@ -411,14 +414,14 @@ class Backend(Protocol):
         """The `Plan` for two `PreparedPairs`, whose integrals go to `block`, by default one of contiguous quartets."""
 
     def parts(self, bra, ket, axis):
-        """`md4.plan.ListParts` by which the integrals of two `PreparedPairs` are made for J and K.
+        """`md4.plan.ListParts` of the even and the odd integrals of two `PreparedPairs` for J and K.
 
-        Empty where they are better made all together, and if `axis` (`Basis.mirror_axis`) is None. A part that has no
-        integrals is left out. Only backends whose sums take blocks have this and `part_blocks`.
+        Empty where they are better made all together, and if `axis` (`Basis.mirror_axis`) is None. Only backends whose
+        sums take blocks have this and `part_blocks`.
         """
 
     def part_blocks(self, parts):
-        """A block for each of some `ListParts`, shape (n_bra, n_ket, n_ab, 1, n_cd, 1); valid until the next call."""
+        """A block for each of both `ListParts`, shape (n_bra, n_ket, n_ab, 1, n_cd, 1); valid until the next call."""
 
     def chunk_pairs(self, plan, bra, ket):
         """Numbers of bra and of ket pairs of a chunk of two `PreparedPairs`, chosen for memory and caches."""

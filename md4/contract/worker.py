@@ -295,10 +295,10 @@ class PartialSums:
             block.limit(counts)
         if parts:
             self.engine.run_parts(parts, blocks)
+            self.target.add_parts(blocks, basis.mirror_axis, ab, cd, basis, same)
         else:
             self.engine.run_steps(ab, cd, *blocks)
-        for block, (bra, ket, *_) in zip(blocks, parts or [(ab, cd)]):
-            self.target.add(block, bra, ket, basis, same)
+            self.target.add(*blocks, ab, cd, basis, same)
         self.target.done(ab, cd, same, counts, parts)
 
     def end(self, fetched=True):

@@ -210,7 +210,7 @@ class GpuBackend:
 
     def parts(self, bra, ket, axis):
         """`ListParts` of the even and the odd part; empty where the integrals are better made all together."""
-        found = part_plans(self.context.unit, bra, ket, axis)
+        found = enumerate(part_plans(self.context.unit, bra, ket, axis))
         return [ListParts(bra.part(axis, parity), ket.part(axis, parity), plan) for parity, plan in found]
 
     def hermite(self, prepared, form):
@@ -252,11 +252,13 @@ class GpuBackend:
         return DeviceBlock.contiguous(self.context.pool.room("block", prod(shape)), shape)
 
     def part_blocks(self, parts):
-        """Room for a block of each of some `ListParts`, side by side in the room of `scratch`."""
+        """A block for each of both `ListParts`, one behind the other in the room of `scratch`."""
         shapes = [(bra.npair, ket.npair, bra.facts.nab, 1, ket.facts.nab, 1) for bra, ket, _ in parts]
-        sizes = [-(-prod(shape) // WHOLE_LINE) * WHOLE_LINE for shape in shapes]
-        room, first = self.context.pool.room("block", sum(sizes)), [sum(sizes[:n]) for n in range(len(sizes))]
-        return [DeviceBlock.contiguous(room.part(n, (prod(shape),)), shape) for n, shape in zip(first, shapes)]
+        even, odd = map(prod, shapes)
+        behind = -(-even // WHOLE_LINE) * WHOLE_LINE
+        room = self.context.pool.room("block", behind + odd)
+        rooms = room.part(0, (even,)), room.part(behind, (odd,))
+        return [DeviceBlock.contiguous(*one) for one in zip(rooms, shapes)]
 
     def block(self, out):
         """A result of six indices as a block (ij, kl, ab, cd)."""

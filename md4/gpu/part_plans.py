@@ -18,52 +18,36 @@ from md4.shells.shell_pairs import part_facts
 
 
 def timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis):
-    """As `timed_plans`, for the even and the odd part of two `ListFacts` with such mean numbers of primitive pairs.
+    """As `md4.gpu.paths.timed_plans`, for the parts of two `ListFacts` with such mean numbers of primitive pairs.
 
-    r is made once for both.
+    Neither list is one of s shells only, so that both parts of either have functions. r is made once for both.
 
     Returns
     -------
     list of (time, plans)
-        A plan for each parity, both with the same `swap`; None for a part without integrals.
+        A plan for the even and one for the odd part, with the same `swap`.
     """
-    found = []
+    lists, found = ((bra, mean_bra), (ket, mean_ket)), []
+    parts = [[Side.of_facts(part_facts(facts, axis, n), mean) for facts, mean in lists] for n in range(2)]
     for swap in (False, True):
-        parts = [part_sides(unit, bra, ket, mean_bra, mean_ket, axis, parity, swap) for parity in range(2)]
-        for paths in product(*(paths_of_part(sides) for sides in parts)):
-            work = [(path, sides) for path, sides in zip(paths, parts) if path]
-            time = sum(path.cost(sides) for path, sides in work)
-            time -= (len(work) - 1) * predicted_times.r_time(*work[0][1][1:3])
-            plans = (path and Plan(path, swap, *path.forms(sides)) for path, sides in zip(paths, parts))
-            found.append((time, tuple(plans)))
+        orders = [Sides(unit, *(sides[::-1] if swap else sides), swap, True, False) for sides in parts]
+        able = [[path for path in PATHS if path.takes_parts and path.supports(sides)] for sides in orders]
+        for paths in product(*able):
+            time = sum(path.cost(sides) for path, sides in zip(paths, orders)) - predicted_times.r_time(*parts[0])
+            found.append((time, tuple(Plan(path, swap, *path.forms(sides)) for path, sides in zip(paths, orders))))
     return sorted(found, key=lambda entry: entry[0])
-
-
-def part_sides(unit, bra, ket, mean_bra, mean_ket, axis, parity, swap):
-    """`Sides` of the parts of one parity, or None where one of them has no functions."""
-    lists = (bra, mean_bra), (ket, mean_ket)
-    one, other = (Side.of_facts(part_facts(facts, axis, parity), mean) for facts, mean in lists)
-    if not (one.nab and other.nab):
-        return None
-    return Sides(unit, *((other, one) if swap else (one, other)), swap, True, False)
-
-
-def paths_of_part(sides):
-    """The paths that can compute a part; None for one without integrals."""
-    return [path for path in PATHS if path.takes_parts and path.supports(sides)] if sides else [None]
 
 
 def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
     """How integrals of two `ListFacts` may be made that go into J and K: all together, or as an even and an odd part.
 
-    There are parts if there is an axis (`md4.method.mirror`), where the kernels of both products make the integrals,
-    and those digest them that go through rows ab.
+    There are parts if there is an axis, where kernels of both products make the integrals and kernels that go through
+    rows of blocks digest them.
 
     Returns
     -------
     list of (time, way)
-        Predicted ns a quartet, and a tuple of one plan, or of one for each parity as `timed_part_plans` has them; the
-        fastest first.
+        Predicted ns a quartet, and a tuple of one plan, or of two as in `timed_part_plans`; the fastest first.
     """
     sides = Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket)
     found = [(time, (plan,)) for time, plan in timed_plans(unit, *sides, long)]
@@ -79,21 +63,17 @@ def fastest_way(unit, bra, ket, mean_bra, mean_ket, long, axis):
 
 
 def part_plans(unit, bra, ket, axis):
-    """[(parity, plan)] of the parts in which integrals of two prepared lists are made; empty if all are made together.
-    """
+    """The plans of the even and the odd part of two prepared lists; none if their integrals are made all together."""
     if axis is None:
-        return []
+        return ()
     _, way = fastest_way(unit, bra.facts, ket.facts, rounded_mean(bra), rounded_mean(ket), is_long(bra, ket), axis)
-    return [(parity, plan) for parity, plan in enumerate(way) if plan] if len(way) > 1 else []
+    return way if len(way) > 1 else ()
 
 
 def time_in_plane(unit, bra, ket, matrices, axis):
-    """`build_time` of two `ShellPairs` or prepared lists of a molecule in a plane.
-
-    Where integrals are made in parts, those that are zero are not digested, which are half of all.
-    """
+    """`md4.gpu.paths.build_time` of two `ShellPairs` or prepared lists of a molecule in a plane."""
     sides = Side.of(bra), Side.of(ket)
     time, way = fastest_way(unit, bra.facts, ket.facts, *(side.mean_prim for side in sides), True, axis)
     if len(way) == 1:
         return build_time(unit, *sides, matrices)
-    return time + predicted_times.digest_time(*sides, matrices) / 2
+    return time + predicted_times.DIGESTED_PARTS * predicted_times.digest_time(*sides, matrices)

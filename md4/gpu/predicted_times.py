@@ -133,6 +133,10 @@ def low_time(bra, ket):
     return 0.07 + bra.mean_prim * ket.mean_prim * primitives + 2.3e-3 * bra.nab * ket.nab
 
 
+# The part of that time that the digestion of even and odd parts takes, half of whose integrals are zero.
+DIGESTED_PARTS = 0.65
+
+
 def digest_time(bra, ket, matrices):
     """Predicted ns for a quartet's digestion with some density matrices."""
     return 3.2e-3 * bra.nab * ket.nab * matrices

@@ -201,12 +201,10 @@ def build_variants(unit, kind, bra, ket, long, use, axis=None):
             if len(way) == 1:
                 yield from plan_variants(*way, unit, kind, *lists, digested=True)
                 continue
+            yield from (digestion.mirrored_variant(*lists, axis, *flags) for flags in use)
             for parity, plan in enumerate(way):
-                parts = [part_facts(pairs.facts, axis, parity) for pairs in lists]
-                if plan:
-                    sides = parts[::-1] if plan.swap else parts
-                    yield from plan.path.variants(unit, kind, *sides, plan, True)
-                    yield from (digestion.digest_variant(*parts, *flags) for flags in use)
+                sides = [part_facts(pairs.facts, axis, parity) for pairs in (lists[::-1] if plan.swap else lists)]
+                yield from plan.path.variants(unit, kind, *sides, plan, True)
 
 
 def bounds_variants(unit, side, count, cut):

@@ -58,6 +58,19 @@ def address_after(builder, address, n, step):
     return call_asm(builder, I64, [step, address], f"mad.wide.s32 $0, $1, {n}, $2;", "=l,r,l")
 
 
+def emit_tile(builder, rows, columns, sure, first, row_step, step, rows_left, columns_left):
+    """The integrals of a tile, see `make_load_tile`; of the first `sure` rows all are there, and no one asks."""
+    values = []
+    for a in range(rows):
+        row, live = address_after(builder, first, a, row_step), None
+        if a >= sure:
+            live = builder.select(builder.icmp_signed(">", rows_left, I32(a)), columns_left, I32(0))
+        for b in range(columns):
+            address = address_after(builder, row, b, step)
+            values += [global_double(builder, address)] if a < sure else doubles_if(builder, address, (live, b))
+    return values
+
+
 @cache
 def make_load_tile(rows, columns, every):
     """Intrinsic (address, row_step, step, rows, columns) -> the integrals of a tile.
@@ -71,16 +84,8 @@ def make_load_tile(rows, columns, every):
     @intrinsic
     def load_tile(typingctx, address, row_step, step, rows_left, columns_left):
         def codegen(context, builder, signature, args):
-            first, row_step, step, rows_left, columns_left = args
-            values = []
-            for a in range(rows):
-                row, live = address_after(builder, first, a, row_step), None
-                if not every:
-                    live = builder.select(builder.icmp_signed(">", rows_left, I32(a)), columns_left, I32(0))
-                for b in range(columns):
-                    address = address_after(builder, row, b, step)
-                    values += [global_double(builder, address)] if every else doubles_if(builder, address, (live, b))
-            return aggregate(builder, context.get_value_type(kind), values)
+            sure = rows if every else 0
+            return aggregate(builder, context.get_value_type(kind), emit_tile(builder, rows, columns, sure, *args))
 
         return kind(i64, i32, i32, i32, i32), codegen
 
@@ -168,9 +173,6 @@ def make_tile_sums(count):
     """Intrinsic (I, s, lane) -> sums over the warp of s I_n, some of the `count` in each lane.
 
     The m-th number of a lane is the sum n = 32 m + `sum_place`, if that is below `count`, else nothing of use.
-
-    Tensor instructions sum over four lanes each: with s I_n as the right operand, columns are the groups of four lanes,
-    and a left operand with ones in the row n % 8 puts their sums there. The eight columns of a row come to four lanes.
     """
     kind, out = types.UniTuple(f64, count), types.UniTuple(f64, -(-count // 32))
 
@@ -178,18 +180,29 @@ def make_tile_sums(count):
     def tile_sums(typingctx, integrals, s, lane):
         def codegen(context, builder, signature, args):
             values, factor, lane = fields(builder, args[0], count), args[1], args[2]
-            zero = ir.Constant(DOUBLE, 0.0)
-            row, groups = builder.lshr(lane, I32(2)), [[zero, zero] for _ in range(0, count, 8)]
-            for m in range(min(8, count)):
-                text = f"{{ .reg .pred p; setp.eq.s32 p, $1, {m}; selp.f64 $0, 0d3FF0000000000000, {FP64.zero}, p; }}"
-                chosen = call_asm(builder, DOUBLE, [row], text, "=d,r")
-                for g, n in enumerate(range(m, count, 8)):
-                    groups[g] = mma_8x8x4(builder, groups[g], chosen, builder.fmul(values[n], factor))
-            sums = [builder.fadd(*group) for group in groups]
-            for mask in (2, 1):
-                sums = emit_halved(builder, sums, lane, mask)
+            sums = emit_tile_sums(builder, count, lambda n: builder.fmul(values[n], factor), lane)
             return aggregate(builder, context.get_value_type(out), sums)
 
         return out(kind, f64, i32), codegen
 
     return tile_sums
+
+
+def emit_tile_sums(builder, count, value, lane):
+    """The sums over the warp of `count` values, of which value(n) makes the n-th, in the order of `sum_place`.
+
+    Tensor instructions sum over four lanes each: with a value as the right operand, columns are the groups of four
+    lanes, and a left operand with ones in the row n % 8 puts their sums there. The eight columns of a row come to four
+    lanes.
+    """
+    zero = ir.Constant(DOUBLE, 0.0)
+    row, groups = builder.lshr(lane, I32(2)), [[zero, zero] for _ in range(0, count, 8)]
+    for m in range(min(8, count)):
+        text = f"{{ .reg .pred p; setp.eq.s32 p, $1, {m}; selp.f64 $0, 0d3FF0000000000000, {FP64.zero}, p; }}"
+        chosen = call_asm(builder, DOUBLE, [row], text, "=d,r")
+        for g, n in enumerate(range(m, count, 8)):
+            groups[g] = mma_8x8x4(builder, groups[g], chosen, value(n))
+    sums = [builder.fadd(*group) for group in groups]
+    for mask in (2, 1):
+        sums = emit_halved(builder, sums, lane, mask)
+    return sums

@@ -1,8 +1,12 @@
-"""What a lane of `md4.gpu.kernels.digest_rows` has to itself: an element of the ket, and sums of parts of X."""
+"""What a lane has to itself where warps digest rows ab: an element of the ket, and sums of parts of X.
+
+For `md4.gpu.kernels.digest_rows` and `md4.gpu.kernels.digest_mirrored`.
+"""
 
 from typing import NamedTuple
 
-from md4.gpu.device_code import f64, i32, i64
+from md4.gpu.device_code import f64, i32, i64, u64
+from md4.gpu.emit.digest_rows import number_of_lane
 from md4.gpu.emit.scalars import add_at, address_at, load_shared, quotient
 from md4.gpu.tuning import DIGEST_ROWS
 
@@ -66,6 +70,17 @@ def ket_element(lane, first, last, lists, limits, shape):
         i32(pair), i32(lists.first_ket + pair - lists.first_bra), cd, i32(c_first + c),
         i32(d_first + cd - c * shape.nd), 0.5 * weight if c_first == d_first else weight, bras,
     )  # fmt: skip
+
+
+def bra_pair(lists, limits, pair):
+    """First AOs of the two shells of a bra pair, and the end of the ket pairs with which it counts (device function).
+
+    The end is counted as `KetElement.place` is.
+    """
+    place, end = u64(lists.first_bra + pair), ANY
+    if limits.counts.size > 0 and not limits.by_ket:
+        end = i32(limits.counts[place] - lists.first_bra)
+    return i32(lists.ao_bra[place, 0]), i32(lists.ao_bra[place, 1]), end
 
 
 def lane_sum(over_c, lane, first, last, lists, shape):
@@ -135,4 +150,28 @@ def add_lane_sums(ao, packed, step, address, rows_b, rows, to_b, to_a, row_bytes
         if other < rows:
             n = i32(other - rows_b)
             add_at(address_at(to_b, other, row_bytes) if n < 0 else address_at(to_a, n, row_bytes), total_other)
+        n = i32(other + sharing)
+
+
+def add_listed_sums(ao, packed, step, address, aos, rows, to, row_bytes):
+    """As `add_lane_sums` of `rows` rows, whose AOs are successive 32-bit numbers at the shared address `aos`.
+
+    Row n of parts belongs to row aos[n] of X, which begins at the address `to`, and to none if that is -1.
+    """
+    begin, count, n, sharing = i32(packed & 31), i32(packed >> 5 & 63), i32(packed >> 11 & 31), i32(packed >> 16)
+    to = address_at(to, ao, 8)
+    while n < rows and count > 0:
+        other = i32(n + sharing)  # two rows at a time, for the latency of one
+        one_ao = number_of_lane(i32(aos + 4 * n), 0)
+        other_ao = number_of_lane(i32(aos + 4 * other), 0) if other < rows else i32(-1)
+        part, between = i32(address + 8 * begin + SUM_ROW * n), i32(SUM_ROW * sharing if other < rows else 0)
+        end, total, total_other = i32(part + count * step), 0.0, 0.0
+        while part < end:
+            total += load_shared(part)
+            total_other += load_shared(i32(part + between))
+            part = i32(part + step)
+        if one_ao >= 0:
+            add_at(address_at(to, one_ao, row_bytes), total)
+        if other_ao >= 0:
+            add_at(address_at(to, other_ao, row_bytes), total_other)
         n = i32(other + sharing)

@@ -13,7 +13,7 @@ both warps add their parts. Y_cd needs no other lane. For Y_ab tensor instructio
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel
-from md4.gpu.device_code import cuda, i32, i64, jit_device, types, u64
+from md4.gpu.device_code import cuda, i32, i64, jit_device, types
 from md4.gpu.emit.digest_rows import (
     make_load_tile,
     make_scale_tile,
@@ -28,7 +28,7 @@ from md4.gpu.emit.instructions import address_of, make_empty, shared_address
 from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.vectors import make_store_vector
-from md4.gpu.kernels.digest_lanes import ANY, SUM_ROW, KetElement, Shape, add_lane_sums, ket_element, lane_sum
+from md4.gpu.kernels.digest_lanes import SUM_ROW, KetElement, Shape, add_lane_sums, bra_pair, ket_element, lane_sum
 from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share, share_of
 from md4.gpu.kernels.groups import Limits
 from md4.gpu.tuning import DIGEST, DIGEST_ROWS
@@ -279,18 +279,7 @@ def make_digestion(rows, columns, with_k, with_j):
 def make_walk(rows, columns, with_k, with_j):
     """Device function that digests the tiles of all bra pairs of a warp with matrix s."""
     digest, weight_of = make_digestion(rows, columns, with_k, with_j), jit_device(quartet_weight)
-    addresses, load_number = jit_device(addresses_of), make_load_tile(1, 1, True)
-
-    @jit_device
-    def bra_pair(lists, limits, pair):
-        """First AOs of the two shells of a bra pair, and the end of the ket pairs with which it counts.
-
-        The end is counted as `KetElement.place` is.
-        """
-        place, end = u64(lists.first_bra + pair), ANY
-        if limits.counts.size > 0 and not limits.by_ket:
-            end = i32(limits.counts[place] - lists.first_bra)
-        return i32(lists.ao_bra[place, 0]), i32(lists.ao_bra[place, 1]), end
+    addresses, load_number, pair_of = jit_device(addresses_of), make_load_tile(1, 1, True), jit_device(bra_pair)
 
     @jit_device
     def walk_pair(first, weight, scaled, d_cd, shape, task, memory, at):
@@ -317,10 +306,10 @@ def make_walk(rows, columns, with_k, with_j):
         d_cd = load_number(address_at(row_y, ket.d, 8), i32(0), i32(0), i32(1), i32(1))[0] if with_j else 0.0
         step, y_cd, pair = i32(8 * i32(shape.nc * shape.nd)), 0.0, task.first_bra
         row_step, quartet = i32(step * i32(shape.nb)), i32(shape.na * shape.nb * i32(shape.nc * shape.nd))
-        following = bra_pair(lists, limits, pair)
+        following = pair_of(lists, limits, pair)
         while pair < task.last_bra:
             a, b, end = following
-            following = bra_pair(lists, limits, min(i32(pair + 1), i32(task.last_bra - 1)))
+            following = pair_of(lists, limits, min(i32(pair + 1), i32(task.last_bra - 1)))
             weight = ket.weight * weight_of(a, b, 0, 1, lists.triangle, pair, ket.place)
             live = weight != 0.0 and pair < ket.bras and ket.place < end
             all_live, scaled = cuda.ballot_sync(-1, not live) == 0, cuda.ballot_sync(-1, live and weight != 1.0) != 0

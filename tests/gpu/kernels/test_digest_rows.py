@@ -5,42 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from emulator import host_array, running
+from random_blocks import NAO, first_aos, on_device, right
 
-from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.context import DeviceContext
 from md4.gpu.kernels.digest_rows import tile_shape
 from md4.gpu.kernels.digestion import by_quartets, launch_digest
 from md4.gpu.kernels.groups import NO_LIMITS
 
-NAO = 40
 # Functions of the four shells: whole tiles, several tiles with fewer functions at the end, more sums than lanes.
 SHAPES = [(5, 3, 7, 5), (3, 3, 5, 3), (9, 9, 3, 1), (9, 10, 1, 1), (3, 1, 35, 1), (2, 2, 3, 16)]
-
-
-def right(integrals, aos, d, twice, triangle):
-    """X and Y of all matrices; the equations of `md4.method.digestion`."""
-    x, y, (na, nb, nc, nd) = np.zeros_like(d), np.zeros_like(twice), integrals.shape[2:]
-    for i, k in np.ndindex(integrals.shape[:2]):
-        if triangle and k > i:
-            continue
-        (first_a, first_b), (first_c, first_d) = aos[0][i], aos[1][k]
-        weight = 0.5 ** sum(map(int, (first_a == first_b, first_c == first_d, triangle and i == k)))
-        quartet, at = weight * integrals[i, k], [(first_a, na), (first_b, nb), (first_c, nc), (first_d, nd)]
-        a, b, c, d_ = (slice(first, first + n) for first, n in at)
-        x[:, a, d_] += np.einsum("abcd,sbc->sad", quartet, d[:, b, c])
-        x[:, b, d_] += np.einsum("abcd,sac->sbd", quartet, d[:, a, c])
-        x[:, a, c] += np.einsum("abcd,sbd->sac", quartet, d[:, b, d_])
-        x[:, b, c] += np.einsum("abcd,sad->sbc", quartet, d[:, a, d_])
-        y[:, a, b] += np.einsum("abcd,scd->sab", quartet, twice[:, c, d_])
-        y[:, c, d_] += np.einsum("abcd,sab->scd", quartet, twice[:, a, b])
-    return x, y
-
-
-def on_device(context, array):
-    """A copy in the pool's memory."""
-    owner = context.pool.get(max(1, array.size))
-    copy_to_device(owner.pointer, np.ascontiguousarray(array), context.stream)
-    return Buffer(owner.pointer, array.shape, array.itemsize, owner)
 
 
 def digested(integrals, aos, d, twice, triangle, counts=None, by_ket=False):
@@ -59,14 +32,6 @@ def digested(integrals, aos, d, twice, triangle, counts=None, by_ket=False):
         launch_digest(context, block, *pairs, places, triangle, tuple(matrices), (len(d), len(twice)), NAO)
         assert machine.kernels == {"digest_rows"}
         return [host_array(matrices[n], "float64").reshape(-1, NAO, NAO).copy() for n in (1, 3)]
-
-
-def first_aos(rng, functions, count):
-    """First AOs of random shells; of the first pair both are the same one."""
-    aos = np.stack([rng.integers(0, NAO - n + 1, count) for n in functions], axis=1)
-    if functions[0] == functions[1]:
-        aos[0] = aos[0, 0]
-    return aos
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -1,0 +1,145 @@
+"""Code that digests a tile of the even and odd parts of integrals by one lane; see `md4.gpu.kernels.digest_mirrored`.
+
+Intrinsics in the manner of `md4.gpu.emit.vectors`. A tile (rows, even, odd) has `rows` functions a of two lists, the
+first of which go with `even` functions b, the second with `odd` ones. Its integrals are a tuple: those of the first
+list in the order [a][b], then those of the second.
+"""
+
+from functools import cache
+
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from md4.gpu.emit.digest_rows import emit_dots, emit_tile, emit_tile_sums
+from md4.gpu.emit.instructions import FP64, I32, I64, aggregate, call_asm, doubles_if, fields, shared_int
+
+i32, i64, f64 = types.int32, types.int64, types.float64
+
+
+def tuple_of(count):
+    """The type of a tuple of doubles."""
+    return types.UniTuple(f64, count)
+
+
+def split(values, rows, even, odd):
+    """The integrals of a tile as lists of rows of the first and of the second list."""
+    first, second = values[: rows * even], values[rows * even :]
+    return [first[a * even : (a + 1) * even] for a in range(rows)], [second[a * odd : (a + 1) * odd] for a in range(rows)]
+
+
+@cache
+def make_load_parts(rows, even, odd, every):
+    """Intrinsic (address, row_step, address, row_step, step, rows, rows, even, odd) -> the integrals of a tile.
+
+    They are at address + a row_step + b step, in bytes, of the first list and of the second, in global memory that no
+    one writes meanwhile. Those of a tile with fewer functions are zeros there, and nothing is read for them. With
+    `every` all are there but perhaps those of the last a of either list.
+    """
+    kind, sure = tuple_of(rows * (even + odd)), rows - 1 if every else 0
+
+    @intrinsic
+    def load_parts(typingctx, first, row_step, second, second_step, step, rows_first, rows_second, evens, odds):
+        def codegen(context, builder, signature, args):
+            first, row_step, second, second_step, step, rows_first, rows_second, evens, odds = args
+            values = emit_tile(builder, rows, even, sure, first, row_step, step, rows_first, evens)
+            values += emit_tile(builder, rows, odd, sure, second, second_step, step, rows_second, odds)
+            return aggregate(builder, context.get_value_type(kind), values)
+
+        return kind(i64, i32, i64, i32, i32, i32, i32, i32, i32), codegen
+
+    return load_parts
+
+
+@cache
+def make_load_listed(count):
+    """Intrinsic (numbers, c, d, row) -> D_nc of `count` AOs n, then D_nd.
+
+    The AOs are successive 32-bit numbers at the shared address `numbers`; where there is -1, the result is 0. `c` and
+    `d` are the addresses of D_0c and D_0d in global memory that no one writes meanwhile, `row` the bytes of a row.
+    """
+    kind = tuple_of(2 * count)
+
+    @intrinsic
+    def load_listed(typingctx, numbers, c, d, row):
+        def codegen(context, builder, signature, args):
+            numbers, *columns, row = args
+            found = [[], []]
+            for n in range(count):
+                ao = shared_int(builder, builder.add(numbers, I32(4 * n)))
+                for values, first in zip(found, columns):
+                    address = call_asm(builder, I64, [ao, row, first], "mad.wide.s32 $0, $1, $2, $3;", "=l,r,r,l")
+                    values += doubles_if(builder, address, (ao, -1))
+            return aggregate(builder, context.get_value_type(kind), found[0] + found[1])
+
+        return kind(i32, i64, i64, i32), codegen
+
+    return load_listed
+
+
+@cache
+def make_sums_over_a(rows, even, odd):
+    """Intrinsic (I, x, y) -> sum_a I_ab x_a for each even b, and sum_a I_ab y_a for each odd one; x, y by the lists."""
+    kind = tuple_of(even + odd)
+
+    @intrinsic
+    def sums_over_a(typingctx, integrals, x, y):
+        def codegen(context, builder, signature, args):
+            lists = split(fields(builder, args[0], rows * (even + odd)), rows, even, odd)
+            groups = []
+            for rows_of, factors in zip(lists, args[1:]):
+                factors = fields(builder, factors, rows)
+                groups += [list(zip(line, factors)) for line in zip(*rows_of)]
+            return aggregate(builder, context.get_value_type(kind), emit_dots(builder, groups))
+
+        return kind(tuple_of(rows * (even + odd)), tuple_of(rows), tuple_of(rows)), codegen
+
+    return sums_over_a
+
+
+@cache
+def make_sums_over_b(rows, even, odd, second):
+    """Intrinsic (I, x) -> sum_b I_ab x_b for each a of the first list, or of the `second`; 0 if it has no b."""
+    kind = tuple_of(rows)
+
+    @intrinsic
+    def sums_over_b(typingctx, integrals, x):
+        def codegen(context, builder, signature, args):
+            lists = split(fields(builder, args[0], rows * (even + odd)), rows, even, odd)
+            factors = fields(builder, args[1], even + odd)
+            factors = factors[even:] if second else factors[:even]
+            sums = emit_dots(builder, [list(zip(line, factors)) for line in lists[second]]) if factors else [FP64.llvm(0.0)] * rows
+            return aggregate(builder, context.get_value_type(kind), sums)
+
+        return kind(tuple_of(rows * (even + odd)), tuple_of(even + odd)), codegen
+
+    return sums_over_b
+
+
+def padded(count):
+    """`count`, or one more if it is odd."""
+    return count + count % 2
+
+
+@cache
+def make_sums_by_parity(count):
+    """Intrinsic (I, s, t, lane) -> sums over the warp of s I_n and of t I_n, as `make_tile_sums` of two tiles.
+
+    The second tile begins at `padded(count)`. The number between, if there is one, is of no use.
+    """
+    kind, both = tuple_of(count), 2 * padded(count)
+    out = tuple_of(-(-both // 32))
+
+    @intrinsic
+    def sums_by_parity(typingctx, integrals, s, t, lane):
+        def codegen(context, builder, signature, args):
+            values, lane = fields(builder, args[0], count), args[3]
+
+            def value(n):
+                second, n = divmod(n, padded(count))
+                return builder.fmul(values[min(n, count - 1)], args[1 + second])
+
+            return aggregate(builder, context.get_value_type(out), emit_tile_sums(builder, both, value, lane))
+
+        return out(kind, f64, f64, i32), codegen
+
+    return sums_by_parity

@@ -1,0 +1,538 @@
+"""Digestion of the even and the odd part of a block into J and K; the parts are those of `md4.method.mirror`.
+
+As in `md4.gpu.kernels.digest_rows` a warp takes 32 elements (kl, c, d) of the ket, one a lane, and goes through the
+functions ab of a few bra pairs in tiles. A lane whose c and d have the same parity reads its integrals from the even
+part, any other lane from the odd one. Of the functions ab it has only those whose parity is that of cd:
+
+    first list of a, with the even b        even a in lanes of the even part, odd a in those of the odd part
+    second list of a, with the odd b        odd a in lanes of the even part, even a in those of the odd part
+
+So a lane has half of the integrals, but all functions a and b. Hence the sums over lanes by which X is made are those
+of whole blocks, and so is their number. A tile has `rows` functions of either list, `even` of the even and `odd` of the
+odd functions b. Their AOs are not successive ones: they are in a table in shared memory, in this order:
+
+    even b, odd b, `rows` even a, `rows` odd a
+
+The rows of parts of X have the same order. Y_ab is summed apart for both parts, since the n-th number of a tile belongs
+to another a in lanes of the other part.
+"""
+
+from typing import NamedTuple
+
+from md4.gpu.compile import Kernel
+from md4.gpu.device_code import F64, I32, cuda, i32, i64, jit_device, types, u64
+from md4.gpu.emit.digest_mirrored import (
+    make_load_listed,
+    make_load_parts,
+    make_sums_by_parity,
+    make_sums_over_a,
+    make_sums_over_b,
+    padded,
+)
+from md4.gpu.emit.digest_rows import (
+    make_load_tile,
+    make_scale_tile,
+    make_shared_dot,
+    number_of_lane,
+    store_number,
+    sum_place,
+)
+from md4.gpu.emit.instructions import address_of, make_empty, shared_address
+from md4.gpu.emit.scalars import add_at, address_at, quotient
+from md4.gpu.emit.unrolled import store_shared
+from md4.gpu.emit.vectors import make_store_vector
+from md4.gpu.kernels.digest_lanes import SUM_ROW, KetElement, add_listed_sums, bra_pair, ket_element, lane_sum
+from md4.gpu.kernels.digest_parameters import Lists, Matrices, Share, share_of
+from md4.gpu.kernels.digest_rows import ROW, addresses_of
+from md4.gpu.kernels.groups import Limits
+from md4.gpu.tuning import DIGEST, DIGEST_MIRRORED
+from md4.method.digestion import quartet_weight
+
+# Bytes of nine 32-bit numbers of each lane, and of the AOs of a tile.
+LANE_BYTES, LIST_BYTES = 9 * 128, 128
+
+
+def tile_doubles(rows, even, odd):
+    """Doubles that a thread has in registers: integrals, and densities of c and of d."""
+    return rows * (even + odd) + 2 * (2 * rows + even + odd)
+
+
+def fits(rows, even, odd):
+    """Whether a thread has room for a tile, and two lanes' numbers for (D + D^T)_ab of both parts."""
+    doubles = tile_doubles(rows, even, odd)
+    return doubles <= DIGEST_MIRRORED.blocks[-1][1] and padded(rows * (even + odd)) <= 32
+
+
+def tile_parts(na_even, nb_even, nb_odd):
+    """(rows, even, odd) of a tile for shells with so many functions, so that there are the fewest additions to X.
+
+    There are never more odd functions than even ones.
+    """
+    tiles = {}
+    for in_a in range(1, na_even + 1):
+        for in_b in range(1, nb_even + 1):
+            tile = -(-na_even // in_a), -(-nb_even // in_b), -(-nb_odd // in_b)
+            if fits(*tile):
+                tiles.setdefault((in_a * in_b * (2 * tile[0] + tile[1] + tile[2]), tile_doubles(*tile)), tile)
+    return tiles[min(tiles)]
+
+
+def tile_blocks(rows, even, odd):
+    """Blocks that share a multiprocessor, by the doubles that a thread has in registers."""
+    return next(blocks for blocks, most in DIGEST_MIRRORED.blocks if tile_doubles(rows, even, odd) <= most)
+
+
+def ab_bytes(rows, even, odd):
+    """Bytes of (D + D^T)_ab of a tile, for both parts."""
+    return ROW * -(-2 * padded(rows * (even + odd)) // 32)
+
+
+def warp_bytes(rows, even, odd):
+    """Shared memory of a warp; see `WarpMemory`."""
+    sums = SUM_ROW * (2 * rows + even + odd)
+    return -(-(LANE_BYTES + LIST_BYTES + ab_bytes(rows, even, odd) + sums) // 16) * 16
+
+
+class MirrorBlock(NamedTuple):
+    """(ij|kl) of all bra pairs with all ket pairs of a chunk, in two parts.
+
+    Attributes
+    ----------
+    even, odd : float64 array
+        In C order (ij, kl, ab, cd), with the rows ab and cd of `md4.method.mirror.part_rows`.
+    nbra, nket : int64
+        Bra pairs and ket pairs.
+    """
+
+    even: F64
+    odd: F64
+    nbra: i64
+    nket: i64
+
+
+class MirrorShape(NamedTuple):
+    """Functions of the four shells.
+
+    Attributes
+    ----------
+    na_even, na_odd, nb_even, nb_odd : int64
+        Even and odd functions of the bra's shells; never more odd than even ones.
+    nc, nd : int64
+    ncd_even : int64
+        Pairs of functions c, d of the same parity.
+    functions : int32 array
+        The even functions a as they are counted in their shell, the odd ones, and the same of b.
+    columns : int32 array
+        2 n + parity for each c nd + d, with the place n in the rows cd of this parity.
+    """
+
+    na_even: i64
+    na_odd: i64
+    nb_even: i64
+    nb_odd: i64
+    nc: i64
+    nd: i64
+    ncd_even: i64
+    functions: I32
+    columns: I32
+
+
+class WarpMemory(NamedTuple):
+    """Addresses in the shared memory of a warp.
+
+    Attributes
+    ----------
+    mine : int32
+        The lane's own numbers, 128 bytes apart: its number, AO and parts of its sum over d, and those of its sum over
+        c (see `lane_sum`), the places of its two numbers (D + D^T)_ab (see `ab_place`), and the row whose AO it finds
+        (see `own_row`).
+    rows : int32
+        AOs of a tile, -1 where there is none.
+    ab : int32
+        (D + D^T)_ab of a tile, those of the even part first.
+    sums : int32
+        Rows of parts of X: 32 for (b or a, c), then 32 for (b or a, d).
+    """
+
+    mine: i32
+    rows: i32
+    ab: i32
+    sums: i32
+
+
+class Part(NamedTuple):
+    """The part that a lane reads.
+
+    Attributes
+    ----------
+    parity : int32
+    source : int64
+        Address of the lane's first integral of the first bra pair.
+    pair_bytes : int64
+        Bytes from one bra pair to the next.
+    step : int32
+        Bytes from one row ab to the next.
+    first_row, second_row : int32
+        The rows ab with which the first and the second list of functions a begin.
+    first_count, second_count : int32
+        Functions a of both lists.
+    """
+
+    parity: i32
+    source: i64
+    pair_bytes: i64
+    step: i32
+    first_row: i32
+    second_row: i32
+    first_count: i32
+    second_count: i32
+
+
+def part_of_lane(block, ket, shape):
+    """`Part` of a lane with its element of the ket (device function).
+
+    The bytes of a quartet are below 2^31: a block has at most 2 GB, or one quartet. A single quartet of more would have
+    shells of more than a hundred functions.
+    """
+    word = i32(shape.columns[ket.cd])
+    parity, column, odd_cd = i32(word & 1), i32(word >> 1), shape.nc * shape.nd - shape.ncd_even
+    even_a, odd_a = i32(shape.na_even), i32(shape.na_odd)
+    if parity == 0:
+        nab, ncd = shape.na_even * shape.nb_even + shape.na_odd * shape.nb_odd, shape.ncd_even
+        source = address_of(block.even, i64(ket.pair) * (nab * ncd) + column)
+        first, second = 0, shape.na_even * shape.nb_even
+        first_count, second_count = even_a, odd_a
+    else:
+        nab, ncd = shape.na_even * shape.nb_odd + shape.na_odd * shape.nb_even, odd_cd
+        source = address_of(block.odd, i64(ket.pair) * (nab * ncd) + column)
+        first, second = shape.na_even * shape.nb_odd, 0
+        first_count, second_count = odd_a, even_a
+    return Part(
+        parity, source, 8 * block.nket * (nab * ncd), i32(8 * ncd), i32(first), i32(second), first_count, second_count
+    )
+
+
+class Task(NamedTuple):
+    """What a lane works on: its element of the ket, its part, the warp's bra pairs `first_bra` to `last_bra` - 1."""
+
+    ket: KetElement
+    part: Part
+    first_bra: i32
+    last_bra: i32
+
+
+class Tile(NamedTuple):
+    """Functions a and b of a bra pair with the lane's element of the ket.
+
+    Attributes
+    ----------
+    a, b : int32
+        First AOs of the two shells.
+    first_a, first_even, first_odd : int32
+        The first of the even and odd functions a, of the even b, and of the odd b, as they are counted there.
+    rows, second_rows : int32
+        How many functions a of the lane's first and second list; 0 or less if none, or if its quartet does not count.
+    even, odd : int32
+        How many functions b.
+    every : bool
+        The lanes' quartets all count, and the tile has as many functions as there can be, but perhaps for the last a.
+    source, second : int64
+        Address of the first integral of both lists.
+    row_step, second_step, step : int32
+        Bytes from one a of both lists, and from one b, to the next.
+    """
+
+    a: i32
+    b: i32
+    first_a: i32
+    first_even: i32
+    first_odd: i32
+    rows: i32
+    second_rows: i32
+    even: i32
+    odd: i32
+    every: types.boolean
+    source: i64
+    second: i64
+    row_step: i32
+    second_step: i32
+    step: i32
+
+
+def make_lists(rows, even, odd):
+    """Device functions for the AOs of a tile: which one a lane finds, how it does that, and places of numbers ab."""
+    count, integrals = even + odd, rows * (even + odd)
+    half = padded(integrals)
+
+    @jit_device
+    def own_row(lane, shape):
+        """Where the lane's function of the first tile stands in `MirrorShape.functions`, and how many follow it."""
+        b, start, left = i32(shape.na_even + shape.na_odd), i32(0), i32(0)
+        if lane < even:
+            start, left = i32(b + lane), i32(shape.nb_even - lane)
+        elif lane < count:
+            n = i32(lane - even)
+            start, left = i32(b + shape.nb_even + n), i32(shape.nb_odd - n)
+        elif lane < count + rows:
+            n = i32(lane - count)
+            start, left = n, i32(shape.na_even - n)
+        elif lane < count + 2 * rows:
+            n = i32(lane - count - rows)
+            start, left = i32(shape.na_even + n), i32(shape.na_odd - n)
+        return start, left
+
+    @jit_device
+    def stage_rows(tile, shape, memory):
+        """Puts the AOs of a tile to shared memory."""
+        lane, ao = number_of_lane(memory.mine, 0), tile.b
+        start, left = number_of_lane(memory.mine, 7), number_of_lane(memory.mine, 8)
+        offset = tile.first_even if lane < even else tile.first_odd
+        if lane >= count:
+            ao, offset = tile.a, tile.first_a
+        ao = i32(ao + shape.functions[u64(i32(start + offset))]) if offset < left else i32(-1)
+        store_number(i32(memory.rows + 4 * lane), ao)
+
+    @jit_device
+    def ab_place(n):
+        """256 a + b with the rows of a and b of the n-th number of both parts, or -1."""
+        part = i32(1 if n >= half else 0)
+        n = i32(n - half * part)
+        first, second = i32(count + rows * part), i32(count + rows - rows * part)
+        a, b, second_n = i32(quotient(n, even)), i32(0), i32(n - rows * even)
+        if second_n < 0:
+            b, a = i32(n - a * even), i32(first + a)
+        else:
+            a = i32(quotient(second_n, max(odd, 1)))
+            b, a = i32(even + second_n - a * odd), i32(second + a)
+        return i32(256 * a + b) if n < integrals else i32(-1)
+
+    return own_row, stage_rows, ab_place
+
+
+def make_ab(rows, even, odd):
+    """Device functions that load (D + D^T)_ab of a tile, that stage it in shared memory, and that add up Y_ab."""
+    count, two = rows * (even + odd), 2 * padded(rows * (even + odd)) > 32
+    load, sums, first_sum = make_load_tile(1, 1, False), make_sums_by_parity(count), jit_device(sum_place)
+
+    @jit_device
+    def number_ab(slot, memory, at):
+        """One of the lane's numbers (D + D^T)_ab, or 0, and its place in the matrix in bytes, or -1."""
+        place = number_of_lane(memory.mine, slot)
+        a, b = i32(-1), i32(-1)
+        if place >= 0:
+            a = number_of_lane(i32(memory.rows + 4 * (place >> 8)), 0)
+            b = number_of_lane(i32(memory.rows + 4 * (place & 255)), 0)
+        there = a >= 0 and b >= 0
+        offset = address_at(address_at(i64(0), a, at.row), b, 8) if there else i64(-1)
+        return load(at.twice + offset, i32(0), i32(0), i32(1), i32(1 if there else 0))[0], offset
+
+    @jit_device
+    def load_ab(memory, at):
+        """The lane's numbers (D + D^T)_ab of a tile, and their places."""
+        one, place = number_ab(i32(5), memory, at)
+        other, other_place = number_ab(i32(6), memory, at) if two else (0.0, i64(-1))
+        return one, place, other, other_place
+
+    @jit_device
+    def stage_ab(numbers, memory):
+        """Puts them to shared memory."""
+        address = i32(memory.ab + 8 * first_sum(number_of_lane(memory.mine, 0)))
+        store_shared(address, numbers[0])
+        if two:
+            store_shared(i32(address + ROW), numbers[2])
+
+    @jit_device
+    def add_y_ab(integrals, d_cd, numbers, part, memory, at):
+        """Adds the warp's part of Y_ab."""
+        lane = number_of_lane(memory.mine, 0)
+        parts = sums(integrals, d_cd if part.parity == 0 else 0.0, d_cd if part.parity != 0 else 0.0, lane)
+        if numbers[1] >= 0:
+            add_at(at.y + numbers[1], parts[0])
+        if two and numbers[3] >= 0:
+            add_at(at.y + numbers[3], parts[-1])
+
+    return load_ab, stage_ab, add_y_ab
+
+
+def make_x(rows, even, odd):
+    """Device functions that load densities, that put the parts of X of a tile to shared memory, and that add them."""
+    count, load_a, load_b, no_a = even + odd, make_load_listed(rows), make_load_listed(even + odd), make_empty(2 * rows)
+    over_a, over_first = make_sums_over_a(rows, even, odd), make_sums_over_b(rows, even, odd, False)
+    over_second = make_sums_over_b(rows, even, odd, True)
+    store_a, store_b = make_store_vector(rows, SUM_ROW), make_store_vector(count, SUM_ROW)
+    add_sums = jit_device(add_listed_sums)
+
+    @jit_device
+    def load_densities(ket, part, memory, at):
+        """D_ac and D_ad of both lists of functions a, and D_bc and D_bd; c before d."""
+        c, d = address_at(at.d, ket.c, 8), address_at(at.d, ket.d, 8)
+        to_first = i32(memory.rows + 4 * (count + rows * part.parity))
+        to_second = i32(memory.rows + 4 * (count + rows - rows * part.parity))
+        of_b, of_first = load_b(memory.rows, c, d, at.row), load_a(to_first, c, d, at.row)
+        return of_b, of_first, load_a(to_second, c, d, at.row) if odd else no_a()
+
+    @jit_device
+    def stage_x(integrals, densities, part, memory):
+        of_b, first, second = densities
+        to_b = i32(memory.sums + 8 * number_of_lane(memory.mine, 0))
+        to_first = i32(to_b + SUM_ROW * (count + rows * part.parity))
+        to_second = i32(to_b + SUM_ROW * (count + rows - rows * part.parity))
+        store_b(over_a(integrals, first[rows:], second[rows:]), to_b)
+        store_b(over_a(integrals, first[:rows], second[:rows]), i32(to_b + ROW))
+        store_a(over_first(integrals, of_b[count:]), to_first)
+        store_a(over_first(integrals, of_b[:count]), i32(to_first + ROW))
+        store_a(over_second(integrals, of_b[count:]), to_second)
+        store_a(over_second(integrals, of_b[:count]), i32(to_second + ROW))
+
+    @jit_device
+    def add_x(shape, memory, at):
+        rows_of, n = memory.rows, i32(count + 2 * rows)
+        ao, parts = number_of_lane(memory.mine, 1), number_of_lane(memory.mine, 2)
+        add_sums(ao, parts, i32(8), memory.sums, rows_of, n, at.x, at.row)
+        ao, parts = number_of_lane(memory.mine, 3), number_of_lane(memory.mine, 4)
+        add_sums(ao, parts, i32(8 * shape.nd), i32(memory.sums + ROW), rows_of, n, at.x, at.row)
+
+    return load_densities, stage_x, add_x
+
+
+def make_digestion(rows, even, odd, with_k, with_j):
+    """Device function that digests a tile, and returns its part of Y_cd."""
+    facts, count = (rows, even, odd), rows * (even + odd)
+    load_every, load_some = (make_load_parts(*facts, every) for every in (True, False))
+    scale, dot, half = make_scale_tile(count), make_shared_dot(count), padded(count)
+    (load_ab, stage_ab, add_y_ab), (load_densities, stage_x, add_x) = make_ab(*facts), make_x(*facts)
+    _, stage_rows, _ = make_lists(*facts)
+
+    @jit_device
+    def load(tile):
+        if tile.every:
+            return load_every(
+                tile.source, tile.row_step, tile.second, tile.second_step, tile.step, tile.rows, tile.second_rows,
+                tile.even, tile.odd,
+            )  # fmt: skip
+        return load_some(
+            tile.source, tile.row_step, tile.second, tile.second_step, tile.step, tile.rows, tile.second_rows,
+            tile.even, tile.odd,
+        )  # fmt: skip
+
+    @jit_device
+    def digest(tile, weight, scaled, d_cd, shape, task, memory, at):
+        cuda.syncwarp()  # the rows of the tile before are not read any more
+        stage_rows(tile, shape, memory)
+        integrals = load(tile)
+        cuda.syncwarp()
+        if with_j:
+            numbers = load_ab(memory, at)
+        if with_k:
+            densities = load_densities(task.ket, task.part, memory, at)
+        if with_j:
+            stage_ab(numbers, memory)
+            cuda.syncwarp()
+        if scaled:
+            integrals = scale(integrals, weight)
+        if with_k:
+            stage_x(integrals, densities, task.part, memory)
+        y_cd = 0.0
+        if with_j:
+            y_cd = dot(integrals, i32(memory.ab + 8 * half * task.part.parity))
+            add_y_ab(integrals, d_cd, numbers, task.part, memory, at)
+        cuda.syncwarp()
+        if with_k:
+            add_x(shape, memory, at)
+        return y_cd
+
+    return digest
+
+
+def make_walk(rows, even, odd, with_k, with_j):
+    """Device function that digests the tiles of all bra pairs of a warp with matrix s."""
+    digest, weight_of = make_digestion(rows, even, odd, with_k, with_j), jit_device(quartet_weight)
+    addresses, load_number, pair_of = jit_device(addresses_of), make_load_tile(1, 1, True), jit_device(bra_pair)
+
+    @jit_device
+    def walk_pair(a, b, source, live, all_live, weight, scaled, d_cd, shape, task, memory, at):
+        """All tiles of a bra pair; its part of Y_cd."""
+        part, y_cd, n = task.part, 0.0, i32(0)
+        na, na_odd, nb, nb_odd = i32(shape.na_even), i32(shape.na_odd), i32(shape.nb_even), i32(shape.nb_odd)
+        row_step, second_step = i32(part.step * nb), i32(part.step * nb_odd)
+        while n < na:
+            height, second_height = i32(part.first_count - n), i32(part.second_count - n)
+            if not live:
+                height, second_height = i32(0), i32(0)
+            even_b, odd_b = i32(0), i32(0)
+            while even_b < nb:
+                full = all_live and na_odd - n >= rows - 1 and even_b + even <= nb and odd_b + odd <= nb_odd
+                tile = Tile(
+                    a, b, n, even_b, odd_b, height, second_height, i32(nb - even_b), i32(nb_odd - odd_b), full,
+                    address_at(source, i32(part.first_row + n * nb + even_b), part.step),
+                    address_at(source, i32(part.second_row + n * nb_odd + odd_b), part.step),
+                    row_step, second_step, part.step,
+                )  # fmt: skip
+                y_cd += digest(tile, weight, scaled, d_cd, shape, task, memory, at)
+                even_b, odd_b = i32(even_b + even), i32(odd_b + odd)
+            n = i32(n + rows)
+        return y_cd
+
+    @jit_device
+    def walk(s, lists, limits, matrices, shape, task, memory):
+        ket, at = task.ket, addresses(matrices, s)
+        row_y = address_at(at.twice, ket.c, at.row)
+        d_cd = load_number(address_at(row_y, ket.d, 8), i32(0), i32(0), i32(1), i32(1))[0] if with_j else 0.0
+        y_cd, pair = 0.0, task.first_bra
+        following = pair_of(lists, limits, pair)
+        while pair < task.last_bra:
+            a, b, end = following
+            following = pair_of(lists, limits, min(i32(pair + 1), i32(task.last_bra - 1)))
+            weight = ket.weight * weight_of(a, b, 0, 1, lists.triangle, pair, ket.place)
+            live = weight != 0.0 and pair < ket.bras and ket.place < end
+            all_live, scaled = cuda.ballot_sync(-1, not live) == 0, cuda.ballot_sync(-1, live and weight != 1.0) != 0
+            if all_live or cuda.ballot_sync(-1, live) != 0:
+                source = task.part.source + i64(pair) * task.part.pair_bytes
+                y_cd += walk_pair(a, b, source, live, all_live, weight, scaled, d_cd, shape, task, memory, at)
+            pair = i32(pair + 1)
+        if with_j and ket.weight != 0.0:
+            add_at(address_at(address_at(at.y, ket.c, at.row), ket.d, 8), y_cd)
+
+    return walk
+
+
+def digest_mirrored(rows, even, odd, blocks, with_k, with_j):
+    """Kernel factory: tiles (`rows`, `even`, `odd`), `blocks` blocks a multiprocessor; X if `with_k`, Y if `with_j`."""
+    warps, walk = DIGEST.threads // 32, make_walk(rows, even, odd, with_k, with_j)
+    own_row, _, ab_place = make_lists(rows, even, odd)
+    range_of, element_of, sum_of = jit_device(share_of), jit_device(ket_element), jit_device(lane_sum)
+    part_of, first_sum = jit_device(part_of_lane), jit_device(sum_place)
+    size, ab_at = warp_bytes(rows, even, odd), LANE_BYTES + LIST_BYTES
+    sums_at = ab_at + ab_bytes(rows, even, odd)
+
+    @jit_device
+    def keep(mine, lane, over_d, over_c, row):
+        """Puts the lane's own numbers to shared memory; see `WarpMemory`."""
+        store_number(mine, lane)
+        store_number(i32(mine + 128), over_d[0])
+        store_number(i32(mine + 256), over_d[1])
+        store_number(i32(mine + 384), over_c[0])
+        store_number(i32(mine + 512), over_c[1])
+        n = first_sum(lane)
+        store_number(i32(mine + 640), ab_place(n))
+        store_number(i32(mine + 768), ab_place(i32(n + 32)))
+        store_number(i32(mine + 896), row[0])
+        store_number(i32(mine + 1024), row[1])
+
+    def kernel(block: MirrorBlock, lists: Lists, limits: Limits, matrices: Matrices, share: Share, shape: MirrorShape):
+        lane, warp = i32(i64(cuda.threadIdx.x) & 31), i64(cuda.threadIdx.x) >> 5
+        start = i32(shared_address(cuda.shared.array(0, types.float64)) + warp * size)
+        memory = WarpMemory(i32(start + 4 * lane), i32(start + LANE_BYTES), i32(start + ab_at), i32(start + sums_at))
+        warp += i64(cuda.blockIdx.x) * warps
+        first_bra, last_bra, first = range_of(share, warp, block)
+        last = min(first + 32, block.nket * i32(shape.nc * shape.nd))
+        ket = element_of(lane, first, last, lists, limits, shape)
+        task = Task(ket, part_of(block, ket, shape), i32(first_bra), i32(last_bra))
+        over_d, over_c = sum_of(False, lane, first, last, lists, shape), sum_of(True, lane, first, last, lists, shape)
+        keep(memory.mine, lane, over_d, over_c, own_row(lane, shape))
+        s, end = i32(matrices.first), i32(matrices.last if first_bra < last_bra else matrices.first)
+        while s < end:
+            walk(s, lists, limits, matrices, shape, task, memory)
+            s = i32(s + 1)
+
+    return Kernel(kernel, (DIGEST.threads, blocks))
