@@ -1,6 +1,7 @@
-"""Finds the table of `md4.gpu.banks`: in which bank of shared memory each r[t] is best, by simulated annealing.
+"""Finds the tables of `md4.gpu.banks`: in which bank of shared memory each r[t] is best, by simulated annealing.
 
     python bench/banks.py                 the table, L = 2 to 13, as the module has it
+    python bench/banks.py --even --steps 2000000    that of even r, L = 4 to 18
     python bench/banks.py --only 9 10     parts of it
     python bench/banks.py --count         wavefronts of a gather, for r in natural order and in that of the table
 
@@ -8,6 +9,7 @@ When a warp gathers [p|q] = r[p+q], 16 lanes read 8 bytes each at the same time:
 neighbours in the order of `md4.gpu.staircases`. They are served in as many wavefronts as there are different t in the
 bank that has the most of them, of the 16 banks of 8 bytes. The mean of these numbers over all p and q, for all l_bra +
 l_ket = L, is to be small. Two t change banks in a step; the number of t in each bank is kept, so that r has no gaps.
+Even r is what the even and the odd parts of classes gather from (`md4.method.mirror`), here with z as the mirror axis.
 """
 
 import argparse
@@ -15,21 +17,30 @@ import argparse
 import numba
 import numpy as np
 
-from md4.gpu.banks import BANKS, LARGEST, SMALLEST, TABLE
+from md4.gpu.banks import BANKS, EVEN_TABLE, TABLE
 from md4.gpu.staircases import hermite_order
+from md4.gpu.tuning import r_count
 from md4.method.angular import nherm, packed_hermite, sum_ordinal
+from md4.method.mirror import part_functions
+
+# What the functions p and q are taken from: all, or both parts.
+ALL, PARTS = (None,), ((0, 0), (0, 1))
 
 
-def groups(l):
-    """Packed words of functions in groups of 4, as lanes gather them."""
-    order = hermite_order(l)
+def groups(l, mirror):
+    """Packed words of functions, of all or of a part, in groups of 4 as lanes gather them."""
+    order = hermite_order(l, mirror=mirror)
     return packed_hermite(l)[np.where(order < 0, 0, order)].reshape(-1, 4)
 
 
-def gathers(l_bra, l_ket):
-    """Ordinals of r that 16 lanes read at the same time; shape (gathers, 16)."""
-    p, q = groups(l_bra), groups(l_ket)
-    return sum_ordinal(p[:, None, :, None], q[None, :, None, :]).reshape(-1, 16)
+def gathers(l_bra, l_ket, even):
+    """Which r 16 lanes read at the same time, numbered by rising ordinals; shape (gathers, 16)."""
+    number = np.arange(nherm(l_bra + l_ket))
+    if even:  # what is left out stands beside zeros of H, and number 0 is read instead
+        number, kept = np.zeros_like(number), part_functions(l_bra + l_ket, 0, 0)
+        number[kept] = np.arange(len(kept))
+    pairs = [(groups(l_bra, mirror), groups(l_ket, mirror)) for mirror in (PARTS if even else ALL)]
+    return np.concatenate([number[sum_ordinal(p[:, None, :, None], q[:, None])].reshape(-1, 16) for p, q in pairs])
 
 
 def different(ordinals):
@@ -40,9 +51,9 @@ def different(ordinals):
     return np.take_along_axis(ordered, np.argsort(~new, axis=1, kind="stable"), axis=1), new.sum(axis=1)
 
 
-def wavefronts(banks, l_bra, l_ket):
+def wavefronts(banks, l_bra, l_ket, even):
     """Mean number of wavefronts of 16 lanes."""
-    sets, lengths = different(gathers(l_bra, l_ket))
+    sets, lengths = different(gathers(l_bra, l_ket, even))
     counts = np.zeros((len(sets), BANKS), dtype=int)
     for n in range(sets.shape[1]):
         np.add.at(counts, (np.arange(len(sets)), banks[sets[:, n]]), n < lengths)
@@ -88,12 +99,12 @@ def anneal(banks, sets, lengths, weights, members, member_counts, steps, seed):
                     counts[members[t, n], target] += 1
 
 
-def found_banks(l, steps, seed=1):
+def found_banks(l, steps, even, seed=1):
     """Banks of r[t] for L = `l`."""
-    every = [different(gathers(n, l - n)) for n in range(1, l)]
+    every = [different(gathers(n, l - n, even)) for n in range(1, l)]
     sets, lengths = (np.concatenate(parts) for parts in zip(*every))
     weights = np.concatenate([np.full(len(counts), 1 / len(counts)) for _, counts in every])
-    members = [[] for _ in range(nherm(l))]
+    members = [[] for _ in range(r_count(l, even))]
     for s, (ordinals, count) in enumerate(zip(sets.tolist(), lengths.tolist())):
         for t in ordinals[:count]:
             members[t].append(s)
@@ -101,24 +112,28 @@ def found_banks(l, steps, seed=1):
     table = np.zeros((len(members), counts.max()), dtype=np.int32)
     for t, m in enumerate(members):
         table[t, : len(m)] = m
-    banks = np.arange(nherm(l)) % BANKS
+    banks = np.arange(len(members)) % BANKS
     anneal(banks, sets.astype(np.int32), lengths, weights, table, counts, steps, seed)
     return banks
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=int, nargs="+", default=range(SMALLEST, LARGEST + 1), metavar="L")
+    parser.add_argument("--only", type=int, nargs="+", metavar="L")
+    parser.add_argument("--even", action="store_true")
     parser.add_argument("--steps", type=int, default=4_000_000)
     parser.add_argument("--count", action="store_true")
     args = parser.parse_args()
-    for l in args.only:
+    known = EVEN_TABLE if args.even else TABLE
+    for l in args.only or known:
         if args.count:
-            natural, banked = np.arange(nherm(l)) % BANKS, np.array([int(c, 16) for c in TABLE[l]])
+            banked = np.array([int(c, 16) for c in known[l]])
+            natural = np.arange(len(banked)) % BANKS
             for n in range(1, l):
-                print(l, n, l - n, *(f"{4 * wavefronts(banks, n, l - n):.2f}" for banks in (natural, banked)))
+                counts = (wavefronts(banks, n, l - n, args.even) for banks in (natural, banked))
+                print(l, n, l - n, *(f"{4 * count:.2f}" for count in counts))
             continue
-        banks = found_banks(l, args.steps)
+        banks = found_banks(l, args.steps, args.even)
         print(f'    {l}: "{"".join(f"{bank:x}" for bank in banks)}",', flush=True)
 
 

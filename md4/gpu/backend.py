@@ -26,7 +26,7 @@ from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums
 from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_device_array
 from md4.gpu.tracks import AtWork
-from md4.gpu.tuning import CHUNK_BYTES, TRACKS, blocks_of_8, r_row
+from md4.gpu.tuning import CHUNK_BYTES, TRACKS, blocks_of_8, r_stride_of
 from md4.plan import ListParts
 from md4.support.display import size_text
 from md4.support.log import log
@@ -58,7 +58,7 @@ class HMatrices(NamedTuple):
 @cache
 def chunk_size(bra, ket):
     """Numbers of r and of (ab|q] (or sums of r) of one bra pair with one ket pair of two `ListFacts`."""
-    stride = r_row(bra, ket)
+    stride = r_stride_of(bra, ket)
     r = bra.max_prim * ket.max_prim * stride
     if ket.nherm == 1 and ket.mirror is None:
         return r + max(bra.max_prim * stride * ket.nab, 8 * ket.max_prim * bra.nab)
@@ -235,12 +235,12 @@ class GpuBackend:
         return HMatrices(h, form)
 
     def r(self, ab, cd, path=None, block=None):
-        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `md4.gpu.tuning.r_row` doubles.
+        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `md4.gpu.tuning.r_stride_of` doubles.
 
-        t are in the order that a path wants, or in that of their ordinals. Of two parts of classes only those t are there
-        for which r[t] is not zero, see `md4.gpu.tuning.even_r`: both parities of the parts read the same r.
+        t are in the order that a path wants, or in that of their ordinals. That of two parts of classes is without odd
+        elements, see `md4.gpu.tuning.even_r`, and the same for parts of either parity.
         """
-        r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_row(ab.facts, cd.facts))
+        r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_stride_of(ab.facts, cd.facts))
         banks, limits = path is not None and path.r_in_banks, NO_LIMITS if block is None else block.limits
         launch_r(self.context, self.operator, ab, cd, r, limits, banks)
         return r

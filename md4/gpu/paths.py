@@ -42,7 +42,7 @@ from md4.gpu.kernels import (
 )
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side, rounded_mean
-from md4.gpu.tuning import SELECT, THREAD_QUARTET
+from md4.gpu.tuning import SELECT, THREAD_QUARTET, even_r
 from md4.plan import SQUARE_BYTES, Plan
 
 
@@ -230,7 +230,7 @@ class Fused(GpuPath):
         return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix)
 
     def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True)
+        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
         yield fused.fused_variant(unit, bra, ket, plan.matrix, digested)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
@@ -265,7 +265,7 @@ class TwoProducts(GpuPath):
         return predicted_times.two_products_time(*sides[:3], sides.turned)
 
     def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True)
+        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
         if resident.serves(unit, bra, ket):
             yield resident.resident_variant(unit, bra)
         elif contracted.serves(unit, bra, ket):

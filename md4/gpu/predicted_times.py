@@ -15,7 +15,7 @@ from md4.gpu.kernels import resident
 from md4.gpu.kernels.single_product import single_tile
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.staircases import reach
-from md4.gpu.tuning import blocks_of_8, panel_rows, r_row
+from md4.gpu.tuning import blocks_of_8, panel_rows, r_stride_of
 from md4.method.angular import nherm
 
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change
@@ -113,14 +113,14 @@ def time_of(bra, ket, turned, factors, rows4, area5, passed_on):
     k, out = bra.mean_prim * ket.mean_prim, 8 * bra.nab * ket.nab
     amounts = (
         rows4 * 64 * blocks_of_8(ket.nherm) * k, area5 * 8 * ket.mean_prim, passed_on, out, out * turned,
-        8 * r_row(bra, ket) * k, 1,
+        8 * r_stride_of(bra, ket) * k, 1,
     )  # fmt: skip
     return sum(factor * amount for factor, amount in zip(factors, amounts))
 
 
 def r_time(bra, ket):
     """Predicted ns a quartet of making r, which is most of what the fused kernel takes for it."""
-    return FUSED[5] * 8 * r_row(bra, ket) * bra.mean_prim * ket.mean_prim
+    return FUSED[5] * 8 * r_stride_of(bra, ket) * bra.mean_prim * ket.mean_prim
 
 
 # To divide work among devices, times of small classes, of digestion and of J alone are needed, too. They are fits to

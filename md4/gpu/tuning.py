@@ -405,7 +405,7 @@ def even_r(bra, ket):
     return bra.mirror is not None and ket.mirror is not None and bra.l + ket.l <= RECURRENCE.axis_l
 
 
-def r_row(bra, ket):
+def r_stride_of(bra, ket):
     """`r_stride` of two `ListFacts`."""
     return r_stride(bra.l + ket.l, even_r(bra, ket))
 

@@ -196,6 +196,11 @@ class ShellPairs:
         """The number of function pairs of one shell pair, which is the number of rows of H."""
         return self.na * self.nb
 
+    @property
+    def mirror(self):
+        """None, as that of the `ListFacts` of a whole class: only prepared lists have parts."""
+        return None
+
     @cached_property
     def max_prim(self):
         """The largest number of primitive pairs of a shell pair; a slice has the value of the whole list."""

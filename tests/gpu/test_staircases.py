@@ -43,9 +43,10 @@ from md4.gpu.staircases import (
     row_order,
     row_table,
 )
-from md4.gpu.tuning import TILES, blocks_of_8, reach_levels, turned_split
+from md4.gpu.tuning import TILES, blocks_of_8, r_count, reach_levels, turned_split
 from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.method.hermite import solid_terms, structure
+from md4.method.mirror import part_functions
 
 CLASSES = [
     (0, 0, True, 1, 1), (2, 1, True, 1, 1), (2, 2, True, 1, 1), (3, 3, True, 2, 1), (5, 4, True, 1, 1),
@@ -257,19 +258,35 @@ def test_h_of_single_shells_is_zero_elsewhere(l, pure):
 
 
 @pytest.mark.parametrize(
-    ("l_bra", "l_ket", "firsts"), [(0, 0, (0, 0)), (1, 2, (0, 0)), (4, 3, (0, 10)), (2, 5, (4, 35))]
+    ("l_bra", "l_ket", "firsts", "mirror"),
+    [
+        (0, 0, (0, 0), None),
+        (1, 2, (0, 0), None),
+        (4, 3, (0, 10), None),
+        (2, 5, (4, 35), None),
+        (1, 1, (0, 0), (2, 1)),
+        (2, 4, (0, 0), (0, 0)),
+        (4, 3, (0, 0), (1, 1)),
+        (10, 9, (0, 0), (0, 1)),
+    ],
 )
-def test_words_lead_to_r(l_bra, l_ket, firsts):
-    words = gather_words(l_bra, l_ket, *firsts)
-    p_blocks, q_blocks = (blocks_of_8(nherm(l) - first) for l, first in zip((l_bra, l_ket), firsts))
+def test_words_lead_to_r(l_bra, l_ket, firsts, mirror):
+    """Of all functions, and of the parts of a class in each order of even r; of parts with L > 18 to whole r."""
+    words, axis, places = gather_words(l_bra, l_ket, *firsts, mirror), mirror and mirror[0], []
+    p_blocks, q_blocks = (
+        blocks_of_8(nherm(l) - first if mirror is None else len(part_functions(l, *mirror)))
+        for l, first in zip((l_bra, l_ket), firsts)
+    )
     found = words.view(np.uint32).reshape(p_blocks, q_blocks, 8, 4)
     p_words, q_words = packed_hermite(l_bra), packed_hermite(l_ket)
     for (i, j, q, lane), word in np.ndenumerate(found):
-        this_q = hermite_order(l_ket, firsts[1])[8 * j + q]
+        this_q = hermite_order(l_ket, firsts[1], mirror)[8 * j + q]
         for half in range(2):
-            this_p = gather_order(l_bra, firsts[0])[8 * i + 2 * lane + half]
+            this_p = gather_order(l_bra, firsts[0], mirror)[8 * i + 2 * lane + half]
             offset = (int(word) >> (16 * half)) & 65535
             pair = [int(w[n]) if n >= 0 else 0 for w, n in ((p_words, this_p), (q_words, this_q))]
-            assert offset == 8 * r_places(l_bra + l_ket)[sum_ordinal(*pair)]
-    turned = words_in_turn(l_bra, l_ket, *firsts).reshape(p_blocks, q_blocks + TILES.most_columns, 16)
+            assert offset == 8 * r_places(l_bra + l_ket, axis)[sum_ordinal(*pair)]
+            places += [offset // 8] if min(this_p, this_q) >= 0 else []
+    assert min(places) >= 0 and max(places) < r_count(l_bra + l_ket, mirror is not None and l_bra + l_ket <= 18)
+    turned = words_in_turn(l_bra, l_ket, *firsts, mirror).reshape(p_blocks, q_blocks + TILES.most_columns, 16)
     np.testing.assert_array_equal(turned, words[:, np.arange(q_blocks + TILES.most_columns) % q_blocks])

@@ -8,7 +8,8 @@ from numpy.polynomial.hermite import hermval
 from plain_r import plain_r
 
 from md4.method.angular import hermite_ordinal, hermite_triples, nherm
-from md4.method.recurrence import by_axis, recurrence_table
+from md4.method.mirror import part_functions
+from md4.method.recurrence import by_axis, by_axis_in_plane, recurrence_table
 
 number = st.floats(-2, 2)
 
@@ -48,6 +49,16 @@ def test_axis_by_axis_gives_the_same(l, alpha, centre):
     for t, value in found.items():
         size = max(abs(expected[degree == degree[t]]).max(), (2 * alpha) ** (degree[t] / 2))
         assert abs(value - expected[t]) < 1e-11 * size
+
+
+@given(l=st.integers(0, 14), alpha=st.floats(0.1, 3), place=st.tuples(number, number))
+def test_in_a_plane(l, alpha, place):
+    """Where R_0 = 0, what is left out is zero, and all else the same."""
+    zeros, numbers = gaussian_zeros(l, alpha, (0.0, *place)).tolist(), (lambda a, b: a * b, lambda a, b, c: a * b + c)
+    every, found = dict(by_axis(zeros, (0.0, *place), *numbers)), dict(by_axis_in_plane(zeros, place, *numbers))
+    assert sorted(found) == part_functions(l, 0, 0).tolist()
+    for t, value in every.items():
+        assert value == found.get(t, 0.0)
 
 
 @pytest.mark.parametrize("l", [0, 1, 5, 12])

@@ -27,7 +27,7 @@ from md4.gpu.kernels.groups import (
 )
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end, make_any_primitive
-from md4.gpu.tuning import CONTRACTED, SHARED_BYTES, blocks_of_8, r_row
+from md4.gpu.tuning import CONTRACTED, SHARED_BYTES, blocks_of_8, r_stride_of
 
 
 def contracted_bra_transform(rows8, nt, warps, stages, blocks, ahead, unit, turned):
@@ -109,7 +109,7 @@ def contracted_tile(unit, bra):
 def shared_bytes(bra, ket, tile):
     """Bytes of shared memory of a block."""
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    r = 8 * r_row(bra, ket) * ket_primitives_of(tile.columns, nq8)
+    r = 8 * r_stride_of(bra, ket) * ket_primitives_of(tile.columns, nq8)
     return np8 * nq8 * 128 + tile.stages * (np8 * tile.rows8 * 512 + r)
 
 
@@ -132,7 +132,7 @@ def contracted_variant(unit, bra):
 def contracted_launcher(context, bra, ket):
     """The function by which step 4 is launched for two `ListFacts`."""
     unit, nab, nq8 = context.unit, bra.nab, blocks_of_8(ket.nherm)
-    tile, variant, stride = contracted_tile(unit, bra), contracted_variant(unit, bra), r_row(bra, ket)
+    tile, variant, stride = contracted_tile(unit, bra), contracted_variant(unit, bra), r_stride_of(bra, ket)
     shared, threads, columns = shared_bytes(bra, ket, tile), tile.threads, tile.columns
     rows8, steps, levels = tile.rows8, blocks_of_8(bra.nherm), levels_of(context, bra, tile.rows8, tile.turned)
     words = context.table(all_words, *words_of(bra, ket))

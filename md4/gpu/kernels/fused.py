@@ -39,7 +39,7 @@ from md4.gpu.kernels.groups import (
 )
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.staircases import reach, row_table
-from md4.gpu.tuning import FEWEST_BLOCKS, FUSED, SHARED_BYTES, TILES, blocks_of_8, panel_rows, r_row
+from md4.gpu.tuning import FEWEST_BLOCKS, FUSED, SHARED_BYTES, TILES, blocks_of_8, panel_rows, r_stride_of
 
 
 class KetSide(NamedTuple):
@@ -303,7 +303,7 @@ def fused_shared(bra, ket):
     """Bytes of shared memory: of the panel of one bra primitive, and of all else that a block has."""
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
     panel, table = np8 * panel_rows(bra.nab) * 512, (np8 * nq8 + PADDING) * 128
-    return panel, table + TILES.warps * (16 * r_row(bra, ket) + 8 * bra.nab * ket.nab)
+    return panel, table + TILES.warps * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
 
 
 def fused_variant(unit, bra, ket, matrix, limited):
@@ -332,7 +332,7 @@ def fused_launcher(context, bra, ket, matrix, limited):
     blocks = fused_blocks(tile, bra, ket)
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
     variant, threads = tile_variant(context.unit, bra, ket, tile, blocks, matrix, limited), 32 * TILES.warps
-    shared, nab, ncd, stride = group * panel + rest, bra.nab, ket.nab, r_row(bra, ket)
+    shared, nab, ncd, stride = group * panel + rest, bra.nab, ket.nab, r_stride_of(bra, ket)
     rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
     levels, words = levels_of(context, bra, rows8, False), context.table(padded_words, *words_of(bra, ket))
     ket_rows = context.table(row_table, ket.h_class, blocks_of_8(ncd))

@@ -30,7 +30,6 @@ from md4.gpu.tuning import RECURRENCE, even_r, r_count, r_stride
 from md4.method import operators, recurrence
 from md4.method.angular import nherm
 
-
 # device functions
 
 

@@ -26,7 +26,7 @@ from md4.gpu.kernels.groups import (
 )
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end
-from md4.gpu.tuning import RESIDENT, SHARED_BYTES, blocks_of_8, r_row
+from md4.gpu.tuning import RESIDENT, SHARED_BYTES, blocks_of_8, r_stride_of
 
 # The highest bit of an int32, which becomes those of all further ones when it is shifted to the right.
 FURTHER = -(1 << 31)
@@ -129,7 +129,7 @@ def shared_parts(bra, ket, tile):
     """(ket primitives that a warp's columns touch, bytes of the panel, bytes of all shared memory)."""
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
     kets, panel = ket_primitives_of(tile.nt, nq8), np8 * tile.rows8 * 512
-    return kets, panel, panel + np8 * nq8 * 128 + 16 * tile.warps * kets * r_row(bra, ket)
+    return kets, panel, panel + np8 * nq8 * 128 + 16 * tile.warps * kets * r_stride_of(bra, ket)
 
 
 def parts_of(ncol, tile):
@@ -155,7 +155,7 @@ def resident_launcher(context, bra, ket):
     """The function by which `launch_resident_bra` launches for two `ListFacts`."""
     unit, tile, nab, nq8 = context.unit, bra_tile(context.unit, bra), bra.nab, blocks_of_8(ket.nherm)
     kets, _, shared = shared_parts(bra, ket, tile)
-    variant, threads, stride = resident_variant(unit, bra), tile.threads, r_row(bra, ket)
+    variant, threads, stride = resident_variant(unit, bra), tile.threads, r_stride_of(bra, ket)
     rows8, steps, levels = tile.rows8, blocks_of_8(bra.nherm), levels_of(context, bra, tile.rows8, tile.turned)
     words = context.table(all_words, *words_of(bra, ket))
 

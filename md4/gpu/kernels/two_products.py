@@ -55,7 +55,7 @@ from md4.gpu.kernels.groups import (
 )
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_ring
 from md4.gpu.staircases import depths, full_depths, full_reach, reach, row_table
-from md4.gpu.tuning import SHARED_BYTES, TILES, blocks_of_8, choose_tile, r_row, turned_ket_tile, turned_tile
+from md4.gpu.tuning import SHARED_BYTES, TILES, blocks_of_8, choose_tile, r_stride_of, turned_ket_tile, turned_tile
 
 
 class WordTable(NamedTuple):
@@ -359,7 +359,7 @@ def bra_form(unit, bra):
 
 def bra_shared(tile, bra, ket):
     """(buffers for r, bytes of shared memory) of a block of step 4."""
-    buffer = 8 * r_row(bra, ket) * ket_primitives_of(tile.columns, blocks_of_8(ket.nherm))
+    buffer = 8 * r_stride_of(bra, ket) * ket_primitives_of(tile.columns, blocks_of_8(ket.nherm))
     ring = tile.stages * (tile.rows8 * 512 + tile.columns * 128)
     r_buffers = 2 if bra.max_prim > 1 and ring + 2 * buffer <= SHARED_BYTES else 1
     return r_buffers, ring + r_buffers * buffer
@@ -407,7 +407,7 @@ def staircase_of(context, pairs, rows8, row_blocks, flat=False):
 def bra_launcher(context, bra, ket):
     """The function by which `launch_bra_transform` launches for two `ListFacts`."""
     unit, tile, nab = context.unit, bra_tile(context.unit, bra), bra.nab
-    nq8, stride, row_blocks = blocks_of_8(ket.nherm), r_row(bra, ket), row_blocks_of(tile, nab)
+    nq8, stride, row_blocks = blocks_of_8(ket.nherm), r_stride_of(bra, ket), row_blocks_of(tile, nab)
     variant, columns, threads = bra_variant(unit, bra, ket), tile.columns, tile.threads
     _, shared = bra_shared(tile, bra, ket)
     rows8, steps = form_rows(nab, bra_form(unit, bra)), blocks_of_8(bra.nherm)
