@@ -201,7 +201,7 @@ def build_variants(unit, kind, bra, ket, long, use, axis=None):
             if len(way) == 1:
                 yield from plan_variants(*way, unit, kind, *lists, digested=True)
                 continue
-            yield from (digestion.mirrored_variant(*lists, axis, *flags) for flags in use)
+            yield from (digestion.mirrored_variant(lists[0], axis, *flags) for flags in use)
             for parity, plan in enumerate(way):
                 sides = [part_facts(pairs.facts, axis, parity) for pairs in (lists[::-1] if plan.swap else lists)]
                 yield from plan.path.variants(unit, kind, *sides, plan, True)
