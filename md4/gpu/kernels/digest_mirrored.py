@@ -48,8 +48,8 @@ from md4.gpu.kernels.groups import Limits
 from md4.gpu.tuning import DIGEST, DIGEST_MIRRORED
 from md4.method.digestion import quartet_weight
 
-# Bytes of nine 32-bit numbers of each lane, and of the AOs of a tile.
-LANE_BYTES, LIST_BYTES = 9 * 128, 128
+# Bytes of 13 32-bit numbers of each lane, and of the AOs of a tile.
+LANE_BYTES, LIST_BYTES = 13 * 128, 128
 
 
 def tile_doubles(rows, even, odd):
@@ -144,8 +144,8 @@ class WarpMemory(NamedTuple):
     ----------
     mine : int32
         The lane's own numbers, 128 bytes apart: its number, AO and parts of its sum over d, and those of its sum over
-        c (see `lane_sum`), the places of its two numbers (D + D^T)_ab (see `ab_place`), and the row whose AO it finds
-        (see `own_row`).
+        c (see `lane_sum`), the places of its two numbers (D + D^T)_ab (see `ab_place`), the row whose AO it finds (see
+        `own_row`), and the last four numbers of its `Part`.
     rows : int32
         AOs of a tile, -1 where there is none.
     ab : int32
@@ -161,31 +161,27 @@ class WarpMemory(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The part that a lane reads.
+    """The part that a lane reads, and what of it the warp's memory holds; see `WarpMemory`.
 
     Attributes
     ----------
     parity : int32
     source : int64
         Address of the lane's first integral of the first bra pair.
-    pair_bytes : int64
-        Bytes from one bra pair to the next.
+    quartet : int32
+        Bytes of a quartet.
     step : int32
         Bytes from one row ab to the next.
-    first_row, second_row : int32
-        The rows ab with which the first and the second list of functions a begin.
-    first_count, second_count : int32
-        Functions a of both lists.
+    first, second : int32
+        Bytes from the first row ab to those with which the first and the second list of functions a begin.
     """
 
     parity: i32
     source: i64
-    pair_bytes: i64
+    quartet: i32
     step: i32
-    first_row: i32
-    second_row: i32
-    first_count: i32
-    second_count: i32
+    first: i32
+    second: i32
 
 
 def part_of_lane(block, ket, shape):
@@ -194,29 +190,28 @@ def part_of_lane(block, ket, shape):
     The bytes of a quartet are below 2^31: a block has at most 2 GB, or one quartet. A single quartet of more would have
     shells of more than a hundred functions.
     """
-    word = i32(shape.columns[ket.cd])
-    parity, column, odd_cd = i32(word & 1), i32(word >> 1), shape.nc * shape.nd - shape.ncd_even
-    even_a, odd_a = i32(shape.na_even), i32(shape.na_odd)
-    if parity == 0:
-        nab, ncd = shape.na_even * shape.nb_even + shape.na_odd * shape.nb_odd, shape.ncd_even
-        source = address_of(block.even, i64(ket.pair) * (nab * ncd) + column)
-        first, second = 0, shape.na_even * shape.nb_even
-        first_count, second_count = even_a, odd_a
-    else:
-        nab, ncd = shape.na_even * shape.nb_odd + shape.na_odd * shape.nb_even, odd_cd
-        source = address_of(block.odd, i64(ket.pair) * (nab * ncd) + column)
-        first, second = shape.na_even * shape.nb_odd, 0
-        first_count, second_count = odd_a, even_a
+    word = i32(shape.columns[u64(ket.cd)])
+    parity, column, ncd = i32(word & 1), i64(word >> 1), i32(shape.ncd_even)
+    integrals, even_b, odd_b = address_of(block.even, column), i32(shape.nb_even), i32(shape.nb_odd)
+    first, second = i32(0), i32(shape.na_even * shape.nb_even)
+    if parity != 0:
+        integrals, ncd, even_b, odd_b = address_of(block.odd, column), i32(shape.nc * shape.nd - ncd), odd_b, even_b
+        first, second = i32(shape.na_even * shape.nb_odd), i32(0)
+    step = i32(8 * ncd)
+    quartet = i32(step * i32(shape.na_even * even_b + shape.na_odd * odd_b))
     return Part(
-        parity, source, 8 * block.nket * (nab * ncd), i32(8 * ncd), i32(first), i32(second), first_count, second_count
+        parity, address_at(integrals, ket.pair, quartet), quartet, step, i32(step * first), i32(step * second)
     )
 
 
 class Task(NamedTuple):
-    """What a lane works on: its element of the ket, its part, the warp's bra pairs `first_bra` to `last_bra` - 1."""
+    """What a lane works on: its element of the ket, the first integral of its part and whether that is the odd one, and
+    the warp's bra pairs `first_bra` to `last_bra` - 1.
+    """
 
     ket: KetElement
-    part: Part
+    source: i64
+    parity: i32
     first_bra: i32
     last_bra: i32
 
@@ -315,23 +310,24 @@ def make_ab(rows, even, odd):
     load, sums, first_sum = make_load_tile(1, 1, False), make_sums_by_parity(count), jit_device(sum_place)
 
     @jit_device
+    def place_ab(slot, memory, at):
+        """The place of one of the lane's numbers in a matrix in bytes, or -1."""
+        rows_of, a, b = number_of_lane(memory.mine, slot), i32(-1), i32(-1)
+        if rows_of >= 0:
+            a = number_of_lane(i32(memory.rows + 4 * (rows_of >> 8)), 0)
+            b = number_of_lane(i32(memory.rows + 4 * (rows_of & 255)), 0)
+        return address_at(address_at(i64(0), a, at.row), b, 8) if a >= 0 and b >= 0 else i64(-1)
+
+    @jit_device
     def number_ab(slot, memory, at):
-        """One of the lane's numbers (D + D^T)_ab, or 0, and its place in the matrix in bytes, or -1."""
-        place = number_of_lane(memory.mine, slot)
-        a, b = i32(-1), i32(-1)
-        if place >= 0:
-            a = number_of_lane(i32(memory.rows + 4 * (place >> 8)), 0)
-            b = number_of_lane(i32(memory.rows + 4 * (place & 255)), 0)
-        there = a >= 0 and b >= 0
-        offset = address_at(address_at(i64(0), a, at.row), b, 8) if there else i64(-1)
-        return load(at.twice + offset, i32(0), i32(0), i32(1), i32(1 if there else 0))[0], offset
+        """One of the lane's numbers (D + D^T)_ab of a tile, or 0."""
+        place = place_ab(slot, memory, at)
+        return load(at.twice + place, i32(0), i32(0), i32(1), i32(1 if place >= 0 else 0))[0]
 
     @jit_device
     def load_ab(memory, at):
-        """The lane's numbers (D + D^T)_ab of a tile, and their places."""
-        one, place = number_ab(i32(5), memory, at)
-        other, other_place = number_ab(i32(6), memory, at) if two else (0.0, i64(-1))
-        return one, place, other, other_place
+        """The lane's numbers (D + D^T)_ab of a tile."""
+        return number_ab(i32(5), memory, at), number_ab(i32(6), memory, at) if two else 0.0
 
     @jit_device
     def stage_ab(numbers, memory):
@@ -339,17 +335,23 @@ def make_ab(rows, even, odd):
         address = i32(memory.ab + 8 * first_sum(number_of_lane(memory.mine, 0)))
         store_shared(address, numbers[0])
         if two:
-            store_shared(i32(address + ROW), numbers[2])
+            store_shared(i32(address + ROW), numbers[1])
 
     @jit_device
-    def add_y_ab(integrals, d_cd, numbers, part, memory, at):
+    def add_part(total, slot, memory, at):
+        """Adds a sum to Y, if there is one."""
+        place = place_ab(slot, memory, at)
+        if place >= 0:
+            add_at(at.y + place, total)
+
+    @jit_device
+    def add_y_ab(integrals, d_cd, parity, memory, at):
         """Adds the warp's part of Y_ab."""
         lane = number_of_lane(memory.mine, 0)
-        parts = sums(integrals, d_cd if part.parity == 0 else 0.0, d_cd if part.parity != 0 else 0.0, lane)
-        if numbers[1] >= 0:
-            add_at(at.y + numbers[1], parts[0])
-        if two and numbers[3] >= 0:
-            add_at(at.y + numbers[3], parts[-1])
+        parts = sums(integrals, d_cd if parity == 0 else 0.0, d_cd if parity != 0 else 0.0, lane)
+        add_part(parts[0], i32(5), memory, at)
+        if two:
+            add_part(parts[-1], i32(6), memory, at)
 
     return load_ab, stage_ab, add_y_ab
 
@@ -363,20 +365,20 @@ def make_x(rows, even, odd):
     add_sums = jit_device(add_listed_sums)
 
     @jit_device
-    def load_densities(ket, part, memory, at):
+    def load_densities(ket, parity, memory, at):
         """D_ac and D_ad of both lists of functions a, and D_bc and D_bd; c before d."""
         c, d = address_at(at.d, ket.c, 8), address_at(at.d, ket.d, 8)
-        to_first = i32(memory.rows + 4 * (count + rows * part.parity))
-        to_second = i32(memory.rows + 4 * (count + rows - rows * part.parity))
+        to_first = i32(memory.rows + 4 * (count + rows * parity))
+        to_second = i32(memory.rows + 4 * (count + rows - rows * parity))
         of_b, of_first = load_b(memory.rows, c, d, at.row), load_a(to_first, c, d, at.row)
         return of_b, of_first, load_a(to_second, c, d, at.row) if odd else no_a()
 
     @jit_device
-    def stage_x(integrals, densities, part, memory):
+    def stage_x(integrals, densities, parity, memory):
         of_b, first, second = densities
         to_b = i32(memory.sums + 8 * number_of_lane(memory.mine, 0))
-        to_first = i32(to_b + SUM_ROW * (count + rows * part.parity))
-        to_second = i32(to_b + SUM_ROW * (count + rows - rows * part.parity))
+        to_first = i32(to_b + SUM_ROW * (count + rows * parity))
+        to_second = i32(to_b + SUM_ROW * (count + rows - rows * parity))
         store_b(over_a(integrals, first[rows:], second[rows:]), to_b)
         store_b(over_a(integrals, first[:rows], second[:rows]), i32(to_b + ROW))
         store_a(over_first(integrals, of_b[count:]), to_first)
@@ -424,18 +426,18 @@ def make_digestion(rows, even, odd, with_k, with_j):
         if with_j:
             numbers = load_ab(memory, at)
         if with_k:
-            densities = load_densities(task.ket, task.part, memory, at)
+            densities = load_densities(task.ket, task.parity, memory, at)
         if with_j:
             stage_ab(numbers, memory)
             cuda.syncwarp()
         if scaled:
             integrals = scale(integrals, weight)
         if with_k:
-            stage_x(integrals, densities, task.part, memory)
+            stage_x(integrals, densities, task.parity, memory)
         y_cd = 0.0
         if with_j:
-            y_cd = dot(integrals, i32(memory.ab + 8 * half * task.part.parity))
-            add_y_ab(integrals, d_cd, numbers, task.part, memory, at)
+            y_cd = dot(integrals, i32(memory.ab + 8 * half * task.parity))
+            add_y_ab(integrals, d_cd, task.parity, memory, at)
         cuda.syncwarp()
         if with_k:
             add_x(shape, memory, at)
@@ -452,21 +454,21 @@ def make_walk(rows, even, odd, with_k, with_j):
     @jit_device
     def walk_pair(a, b, source, live, all_live, weight, scaled, d_cd, shape, task, memory, at):
         """All tiles of a bra pair; its part of Y_cd."""
-        part, y_cd, n = task.part, 0.0, i32(0)
-        na, na_odd, nb, nb_odd = i32(shape.na_even), i32(shape.na_odd), i32(shape.nb_even), i32(shape.nb_odd)
-        row_step, second_step = i32(part.step * nb), i32(part.step * nb_odd)
-        while n < na:
-            height, second_height = i32(part.first_count - n), i32(part.second_count - n)
-            if not live:
-                height, second_height = i32(0), i32(0)
+        y_cd, n, na_even, nb = 0.0, i32(0), i32(shape.na_even), i32(shape.nb_even)
+        while n < na_even:
             even_b, odd_b = i32(0), i32(0)
             while even_b < nb:
-                full = all_live and na_odd - n >= rows - 1 and even_b + even <= nb and odd_b + odd <= nb_odd
+                na_odd, nb_odd, step = i32(shape.na_odd), i32(shape.nb_odd), number_of_lane(memory.mine, 10)
+                evens, odds = i32(na_even - n if live else 0), i32(na_odd - n if live else 0)
+                row_step, second_step = i32(step * nb), i32(step * nb_odd)
+                first = address_at(source + number_of_lane(memory.mine, 11), n, row_step)
+                second = address_at(source + number_of_lane(memory.mine, 12), n, second_step)
                 tile = Tile(
-                    a, b, n, even_b, odd_b, height, second_height, i32(nb - even_b), i32(nb_odd - odd_b), full,
-                    address_at(source, i32(part.first_row + n * nb + even_b), part.step),
-                    address_at(source, i32(part.second_row + n * nb_odd + odd_b), part.step),
-                    row_step, second_step, part.step,
+                    a, b, n, even_b, odd_b,
+                    evens if task.parity == 0 else odds, odds if task.parity == 0 else evens,
+                    i32(nb - even_b), i32(nb_odd - odd_b),
+                    all_live and na_odd - n >= rows - 1 and even_b + even <= nb and odd_b + odd <= nb_odd,
+                    address_at(first, even_b, step), address_at(second, odd_b, step), row_step, second_step, step,
                 )  # fmt: skip
                 y_cd += digest(tile, weight, scaled, d_cd, shape, task, memory, at)
                 even_b, odd_b = i32(even_b + even), i32(odd_b + odd)
@@ -474,7 +476,7 @@ def make_walk(rows, even, odd, with_k, with_j):
         return y_cd
 
     @jit_device
-    def walk(s, lists, limits, matrices, shape, task, memory):
+    def walk(s, block, lists, limits, matrices, shape, task, memory):
         ket, at = task.ket, addresses(matrices, s)
         row_y = address_at(at.twice, ket.c, at.row)
         d_cd = load_number(address_at(row_y, ket.d, 8), i32(0), i32(0), i32(1), i32(1))[0] if with_j else 0.0
@@ -487,7 +489,7 @@ def make_walk(rows, even, odd, with_k, with_j):
             live = weight != 0.0 and pair < ket.bras and ket.place < end
             all_live, scaled = cuda.ballot_sync(-1, not live) == 0, cuda.ballot_sync(-1, live and weight != 1.0) != 0
             if all_live or cuda.ballot_sync(-1, live) != 0:
-                source = task.part.source + i64(pair) * task.part.pair_bytes
+                source = task.source + i64(pair) * block.nket * number_of_lane(memory.mine, 9)
                 y_cd += walk_pair(a, b, source, live, all_live, weight, scaled, d_cd, shape, task, memory, at)
             pair = i32(pair + 1)
         if with_j and ket.weight != 0.0:
@@ -506,7 +508,7 @@ def digest_mirrored(rows, even, odd, blocks, with_k, with_j):
     sums_at = ab_at + ab_bytes(rows, even, odd)
 
     @jit_device
-    def keep(mine, lane, over_d, over_c, row):
+    def keep(mine, lane, over_d, over_c, row, part):
         """Puts the lane's own numbers to shared memory; see `WarpMemory`."""
         store_number(mine, lane)
         store_number(i32(mine + 128), over_d[0])
@@ -518,6 +520,10 @@ def digest_mirrored(rows, even, odd, blocks, with_k, with_j):
         store_number(i32(mine + 768), ab_place(i32(n + 32)))
         store_number(i32(mine + 896), row[0])
         store_number(i32(mine + 1024), row[1])
+        store_number(i32(mine + 1152), part.quartet)
+        store_number(i32(mine + 1280), part.step)
+        store_number(i32(mine + 1408), part.first)
+        store_number(i32(mine + 1536), part.second)
 
     def kernel(block: MirrorBlock, lists: Lists, limits: Limits, matrices: Matrices, share: Share, shape: MirrorShape):
         lane, warp = i32(i64(cuda.threadIdx.x) & 31), i64(cuda.threadIdx.x) >> 5
@@ -527,12 +533,13 @@ def digest_mirrored(rows, even, odd, blocks, with_k, with_j):
         first_bra, last_bra, first = range_of(share, warp, block)
         last = min(first + 32, block.nket * i32(shape.nc * shape.nd))
         ket = element_of(lane, first, last, lists, limits, shape)
-        task = Task(ket, part_of(block, ket, shape), i32(first_bra), i32(last_bra))
+        part = part_of(block, ket, shape)
+        task = Task(ket, part.source, part.parity, i32(first_bra), i32(last_bra))
         over_d, over_c = sum_of(False, lane, first, last, lists, shape), sum_of(True, lane, first, last, lists, shape)
-        keep(memory.mine, lane, over_d, over_c, own_row(lane, shape))
+        keep(memory.mine, lane, over_d, over_c, own_row(lane, shape), part)
         s, end = i32(matrices.first), i32(matrices.last if first_bra < last_bra else matrices.first)
         while s < end:
-            walk(s, lists, limits, matrices, shape, task, memory)
+            walk(s, block, lists, limits, matrices, shape, task, memory)
             s = i32(s + 1)
 
     return Kernel(kernel, (DIGEST.threads, blocks))

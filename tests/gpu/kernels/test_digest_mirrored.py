@@ -82,3 +82,54 @@ def test_classes(name, axis):
     d, twice = random_matrices(rng, (1, 1))
     found = digested(parts, facts, axis, aos, d, twice, False)
     assert_same(found, right(integrals, aos, d, twice, False))
+
+
+@pytest.mark.parametrize("counts", [(2, 1), (0, 1), (1, 0)], ids=str)
+def test_several_matrices(counts):
+    """Those that need both X and Y, then those that need one of them."""
+    rng, (bra, ket, pure) = np.random.default_rng(1), CLASSES["(dp|fd)"]
+    facts = facts_of(*bra, pure), facts_of(*ket, pure)
+    integrals, parts = random_block(rng, facts, 0, (2, 2))
+    aos = [first_aos(rng, (f.na, f.nb), 2) for f in facts]
+    d, twice = random_matrices(rng, counts)
+    found = digested(parts, facts, 0, aos, d, twice, False)
+    assert_same(found, right(integrals, aos, d, twice, False))
+
+
+@pytest.mark.parametrize("name", ["(ff|pp)", "(dp|dp), Cartesian"])
+def test_one_list(name):
+    """Ket pairs beyond the bra pair do not count, and are not looked at: a warp has some of them, or nothing else."""
+    rng, (bra, _, pure), count = np.random.default_rng(2), CLASSES[name], 6
+    facts = [facts_of(*bra, pure)] * 2
+    integrals, parts = random_block(rng, facts, 2, (count, count))
+    for part in parts:
+        part[np.triu_indices(count, 1)] = np.nan
+    aos = [first_aos(rng, (facts[0].na, facts[0].nb), count)] * 2
+    d, twice = random_matrices(rng, (1, 1))
+    found = digested(parts, facts, 2, aos, d, twice, True)
+    assert_same(found, right(integrals, aos, d, twice, True))
+
+
+@pytest.mark.parametrize("by_ket", [False, True])
+def test_limits(by_ket):
+    """Quartets beyond a pair's limit do not count, and are not looked at."""
+    rng, (bra, ket, pure), nbra, nket = np.random.default_rng(3), CLASSES["(pp|pp) of contractions"], 5, 6
+    facts = facts_of(*bra, pure), facts_of(*ket, pure)
+    counts = np.array([nbra, 0, 2, 1, 4, 2] if by_ket else [nket, 0, 3, 1, 5], dtype=np.int32)
+    live = np.arange(nbra)[:, None] < counts if by_ket else np.arange(nket) < counts[:, None]
+    integrals, parts = random_block(rng, facts, 1, (nbra, nket))
+    integrals[~live] = 0.0
+    for part in parts:
+        part[~live] = np.nan
+    aos = [first_aos(rng, (f.na, f.nb), count) for f, count in zip(facts, (nbra, nket))]
+    d, twice = random_matrices(rng, (1, 1))
+    found = digested(parts, facts, 1, aos, d, twice, False, (counts, by_ket))
+    assert_same(found, right(integrals, aos, d, twice, False))
+
+
+def test_tiles():
+    """The fewest additions to X for what a thread has room for: of (dp|, (gp|, (ff|, (gg| and Cartesian (hh|."""
+    functions = [(3, 2, 1), (5, 2, 1), (4, 4, 3), (5, 5, 4), (12, 12, 9)]
+    tiles = [tile_parts(*counts) for counts in functions]
+    assert tiles == [(3, 2, 1), (5, 2, 1), (4, 4, 3), (5, 3, 2), (4, 4, 3)]
+    assert all(fits(*tile) for tile in tiles)
