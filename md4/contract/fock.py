@@ -48,6 +48,9 @@ class JK:
 
     Threads may share an object. Then their builds run one after the other.
 
+    On a GPU, a planar molecule with f functions or higher ones is turned into a plane of constant z, unless all its
+    atoms have the same x, y or z already. Fewer integrals are computed there, and J and K are turned back.
+
     Parameters
     ----------
     mol : pyscf.gto.Mole or Basis
@@ -163,7 +166,7 @@ class JK:
 
     @property
     def engine(self) -> Engine:
-        """The engine, that of the first of several devices."""
+        """The engine, that of the first of several devices; its basis is that of the molecule as builds turn it."""
         return self.team.engine
 
     @property

@@ -13,6 +13,7 @@ from md4.contract.densities import in_order
 from md4.method.mirror import mirror_axis
 from md4.method.rotations import component_rotation, turned_to_plane
 from md4.shells.basis import Basis
+from md4.shells.limits import LARGEST_COORDINATE
 
 
 class Frame:
@@ -38,20 +39,23 @@ class Frame:
         R of a molecule that is turned. One that lies in a plane of constant x, y or z already stays as it is.
     sharpening : float
         Factor of the tolerance of shell quartets, at most 1. An element of J or K is a sum of elements of turned
-        matrices with factors B_ia B_jb, and a quartet may add as much as the tolerance to each of them. If their sum of
-        moduli is s at most, a quartet that adds less than tolerance / s to each turned element adds less than the
-        tolerance to each of the caller's. For spherical functions s is at most 2 l + 1, for Cartesian ones 3^l.
+        matrices with factors B_ia B_jb, the moduli of which add up to s at most. So a quartet that adds less than
+        tolerance / s to each turned element adds less than the tolerance to each of the caller's. The moduli of a row
+        of B add up to sqrt(2 l + 1) at most for spherical functions, by the Schwarz inequality, and to sqrt(3)^l for
+        Cartesian ones, by that for a row of R. So s is 2 l + 1 or 3^l of the highest l.
     """
 
     def __init__(self, basis, order, in_plane, ranks):
         self.basis, self.order, self.rotation, self.sharpening, self.ranks = basis, order, None, 1.0, ranks
         if not in_plane or mirror_axis(basis.centres) is not None:
             return
-        self.rotation, centres = turned_to_plane(basis.centres)
-        if self.rotation is not None:
-            self.basis = Basis([replace(s, centre=centre) for s, centre in zip(basis.shells, centres)], basis.pure)
-            self._turns = [*map(self._turn, sorted({shell.l for shell in basis.shells}))]
-            self.sharpening = min(1 / abs(turn).sum(axis=1).max() ** 2 for _, turn in self._turns)
+        rotation, centres = turned_to_plane(basis.centres)
+        if rotation is None or abs(centres).max() > LARGEST_COORDINATE:
+            return
+        self.rotation = rotation
+        self.basis = Basis([replace(s, centre=centre) for s, centre in zip(basis.shells, centres)], basis.pure)
+        self._turns = [*map(self._turn, sorted({shell.l for shell in basis.shells}))]
+        self.sharpening = 1 / (2 * basis.lmax + 1 if basis.pure else 3**basis.lmax)
 
     def _turn(self, l):
         """(AOs of all shells of an l, component by component, and B of these); shapes (n ncomp,), (ncomp, ncomp)."""
