@@ -54,7 +54,7 @@ MOLECULES = {
     "Cartesian water": askew(WATER, {"O": "cc-pvtz", "H": "6-31g"}, cart=True),
     "carbon dioxide": askew(CARBON_DIOXIDE, {"C": "cc-pvtz", "O": "6-31g"}),
     "functions in another order": askew(WATER, joined("cc-pvdz", "OH")),
-    "general contraction": askew("C 0 0 0; H 0 0.9 0.6; H 0 -0.9 0.6", "roosdz"),
+    "general contraction": askew("C 0 0 0; H 0 0.9 0.6; H 0 -0.9 0.6", {"C": "roosdz", "H": "sto-3g"}),
 }
 
 
