@@ -149,8 +149,7 @@ class JK:
         molecule, basis, order = self.ranks.together(read)
         self._forget_lists()
         team = self.ranks.together(lambda: Team(basis, self._options, self._devices, self.ranks))
-        gains = team.engine.backend.sums.gains_by_plane(basis)
-        frame = self.ranks.together(lambda: Frame(basis, order, gains, self.ranks))
+        frame = self.ranks.together(lambda: Frame(basis, order, team.engine.backend, self.ranks))
         team.use(frame.basis)
         own = {"the operator": self._operator_of(molecule), "direct_scf_tol": self.direct_scf_tol}
         self.ranks.same({**common_facts(basis), **team.facts(), **frame.facts(), **own})

@@ -5,6 +5,7 @@ A molecule in such a plane has AOs that are even or odd in z, so that half of th
 """
 
 from dataclasses import replace
+from functools import cached_property
 from zlib import crc32
 
 import numpy as np
@@ -25,8 +26,8 @@ class Frame:
         The shells as they are.
     order : ndarray of int64, shape (nao,)
         AO n of `basis` is AO order[n] of the caller.
-    in_plane : bool
-        Whether planar molecules are turned.
+    backend
+        Whether planar molecules are turned is up to its `Sums.gains_by_plane`.
     ranks : md4.contract.ranks.Ranks or md4.contract.ranks.Alone
         The processes that build together. They get the turned matrices of rank 0, since a product of matrices may have
         other bits on another processor.
@@ -45,17 +46,18 @@ class Frame:
         Cartesian ones, by that for a row of R. So s is 2 l + 1 or 3^l of the highest l.
     """
 
-    def __init__(self, basis, order, in_plane, ranks):
-        self.basis, self.order, self.rotation, self.sharpening, self.ranks = basis, order, None, 1.0, ranks
-        if not in_plane or mirror_axis(basis.centres) is not None:
+    def __init__(self, basis, order, backend, ranks):
+        self.basis, self.order, self.rotation, self.sharpening = basis, order, None, 1.0
+        self._backend, self._ranks = backend, ranks
+        if not backend.sums.gains_by_plane(basis) or mirror_axis(basis.centres) is not None:
             return
         rotation, centres = turned_to_plane(basis.centres)
         if rotation is None or abs(centres).max() > LARGEST_COORDINATE:
             return
         self.rotation = rotation
         self.basis = Basis([replace(s, centre=centre) for s, centre in zip(basis.shells, centres)], basis.pure)
-        self._turns = [*map(self._turn, sorted({shell.l for shell in basis.shells}))]
         self.sharpening = 1 / (2 * basis.lmax + 1 if basis.pure else 3**basis.lmax)
+        self._turns = [*map(self._turn, sorted({shell.l for shell in basis.shells}))]
 
     def _turn(self, l):
         """(AOs of all shells of an l, component by component, and B of these); shapes (n ncomp,), (ncomp, ncomp)."""
@@ -72,29 +74,40 @@ class Frame:
         """D' of density matrices D over the caller's AOs, shape (n, nao, nao)."""
         if self.rotation is None:
             return in_order(matrices, self.order)
-        return self.ranks.broadcast(on_both_sides(matrices, [(self.order[n], n, turn.T) for n, turn in self._turns]))
+        turns = [(self.order[aos], aos, turn.T) for aos, turn in self._turns]
+        return self._on_both_sides(matrices, turns, np.empty(matrices.shape))
 
     def sums(self, matrices):
-        """J, K or parts of them over the caller's AOs from those over the AOs of `basis`, shape (n, nao, nao)."""
+        """J, K or parts of them over the caller's AOs, from `matrices` over those of `basis`, which it may overwrite.
+
+        The shape is (n, nao, nao).
+        """
         if self.rotation is None:
             return in_order(matrices, np.argsort(self.order))
-        return self.ranks.broadcast(on_both_sides(matrices, [(n, self.order[n], turn) for n, turn in self._turns]))
+        turns = [(aos, self.order[aos], turn) for aos, turn in self._turns]
+        return self._on_both_sides(matrices, turns, matrices)
+
+    def _on_both_sides(self, matrices, turns, out):
+        """`out` = T X T^T for all matrices X, which may be `out`; T as in `turn_rows`."""
+        one, two = self._room
+        for matrix, result in zip(matrices, out):
+            turn_rows(matrix, turns, one)
+            two[:] = one.T
+            turn_rows(two, turns, one)
+            result[:] = one.T
+        return self._ranks.broadcast(out)
+
+    @cached_property
+    def _room(self):
+        """Two matrices for intermediate results. They are kept, since to write new memory takes longer than to turn."""
+        return self._backend.watch(np.empty((2, self.basis.nao, self.basis.nao)))
 
 
-def on_both_sides(matrices, turns):
-    """T X T^T for matrices X, shape (n, nao, nao), where T has few blocks that are not zero.
+def turn_rows(matrix, turns, out):
+    """`out` = T X for a matrix X; `turns` are triples of columns and rows of some equal blocks of T, and the block.
 
-    Parameters
-    ----------
-    matrices : ndarray, shape (n, nao, nao)
-    turns : list of (ndarray, ndarray, ndarray)
-        Columns and rows of some equal blocks of T, one block after the other, and the block.
+    The columns and rows of a block follow those of the one before. All other elements of T are zero.
     """
-    count, _, nao = matrices.shape
-    for _ in range(2):
-        turned = np.empty(matrices.shape)
-        for columns, rows, turn in turns:
-            shape = count, len(rows) // len(turn), len(turn), nao
-            turned[:, rows] = (turn @ matrices[:, columns].reshape(shape)).reshape(count, len(rows), nao)
-        matrices = np.ascontiguousarray(turned.transpose(0, 2, 1))
-    return matrices
+    for columns, rows, turn in turns:
+        blocks = matrix[columns].reshape(-1, len(turn), matrix.shape[1])
+        out[rows] = (turn @ blocks).reshape(len(rows), -1)

@@ -39,6 +39,12 @@ def turning(monkeypatch):
     return turn
 
 
+def frame_of(basis, order=None):
+    """The `Frame` of a basis on the CPU, by default with its AOs in their order."""
+    order = np.arange(basis.nao) if order is None else order
+    return Frame(basis, order, md4.Engine(basis, backend="cpu").backend, Alone())
+
+
 def assert_same(found, expected):
     """To rounding, relative to the largest element."""
     for mine, theirs in zip(found, expected, strict=True):
@@ -124,14 +130,16 @@ def test_updates_and_new_molecules(turning):
     ],
     ids=["in a plane already", "an atom", "not planar", "beyond what coordinates may be", "benzene", "two atoms"],
 )
-def test_who_is_turned(mol, turned):
+def test_who_is_turned(mol, turned, turning):
+    turning()
     basis = Basis.from_mol(mol)
-    frame, order = Frame(basis, np.arange(basis.nao), True, Alone()), np.arange(basis.nao)[::-1]
+    frame, order = frame_of(basis), np.arange(basis.nao)[::-1]
     assert (frame.rotation is not None) == turned
     assert (frame.basis is basis) != turned
     assert (frame.sharpening < 1) == turned
     assert ("as it is" in str(frame.facts())) != turned
-    off = Frame(basis, order, False, Alone())
+    turning(False)
+    off = frame_of(basis, order)
     assert off.rotation is None
     dm = random_densities(mol)
     np.testing.assert_array_equal(off.densities(dm), dm[:, order[:, None], order])
@@ -139,10 +147,11 @@ def test_who_is_turned(mol, turned):
 
 
 @pytest.mark.parametrize("cart", [False, True])
-def test_factors_of_turned_matrices(cart):
+def test_factors_of_turned_matrices(cart, turning):
     """Turned matrices whose elements are 1 and -1 give elements that are larger, but no larger than is allowed for."""
+    turning()
     mol = askew(WATER, "cc-pvqz", cart=cart)
-    frame = Frame(Basis.from_mol(mol), np.arange(mol.nao), True, Alone())
+    frame = frame_of(Basis.from_mol(mol))
     matrix = np.zeros((1, mol.nao, mol.nao))
     for aos, turn in frame._turns:
         block, signs = aos[: len(turn)], np.sign(turn[abs(turn).sum(axis=1).argmax()])
