@@ -99,6 +99,16 @@ def test_what_the_user_sees_is_not_turned(turning):
     np.testing.assert_array_equal(jk.basis.coefficients, jk.engine.bra_basis.coefficients)
 
 
+def test_what_is_kept_for_turning_counts(turning):
+    turning()
+    mol = MOLECULES["water"]
+    jk = md4.JK(mol, backend="cpu", max_memory=100)
+    jk.get_jk(random_densities(mol))
+    left = jk.engine.backend.memory_left()
+    del jk._frame._room
+    assert jk.engine.backend.memory_left() - left == 2 * 8 * mol.nao**2
+
+
 def test_updates_and_new_molecules(turning):
     """Planar, not planar, and planar again."""
     turning()
@@ -125,10 +135,11 @@ def test_updates_and_new_molecules(turning):
         (molecule("O 0.3 -0.2 0.9", "6-31g"), False),
         (askew(METHANE, "6-31g"), False),
         (molecule("He 0 0 0; He 1e12 1e12 1e12", "sto-3g", unit="Bohr"), False),
+        (molecule("O 0 0 1e-16; H 0.6 0.8 0; H -0.6 0.8 0", "6-31g", unit="Bohr"), True),
         (askew(BENZENE, "sto-3g"), True),
         (askew("N 0 0 0; N 0 0 1.1", "6-31g"), True),
     ],
-    ids=["in a plane already", "an atom", "not planar", "beyond what coordinates may be", "benzene", "two atoms"],
+    ids=["in a plane already", "an atom", "not planar", "beyond what coordinates may be", "rounded", "benzene", "two atoms"],
 )
 def test_who_is_turned(mol, turned, turning):
     turning()
