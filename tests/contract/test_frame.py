@@ -139,7 +139,7 @@ def test_updates_and_new_molecules(turning):
         (askew(BENZENE, "sto-3g"), True),
         (askew("N 0 0 0; N 0 0 1.1", "6-31g"), True),
     ],
-    ids=["in a plane already", "an atom", "not planar", "beyond what coordinates may be", "rounded", "benzene", "two atoms"],
+    ids=["in a plane already", "an atom", "not planar", "too far apart", "rounded", "benzene", "two atoms"],
 )
 def test_who_is_turned(mol, turned, turning):
     turning()
