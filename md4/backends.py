@@ -174,6 +174,9 @@ class Sums(Protocol):
     # Whether its targets are `ListTarget`.
     takes_lists: bool
 
+    def gains_by_plane(self, basis):
+        """Whether builds take less time if all centres have the same x, y or z, so that planar molecules are turned."""
+
     def bound_step(self, functions):
         """s, where pairs of `functions` ab may be sorted by powers of 2^s that their bounds reach, and then by shells.
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from md4.contract.densities import checked_densities, in_order
+from md4.contract.densities import checked_densities
+from md4.contract.frame import Frame
 from md4.contract.ranks import collective, ranks_of
 from md4.contract.screening import PairList, Statistics
 from md4.contract.team import Team
@@ -46,6 +47,9 @@ class JK:
     """J and K of a basis set, for one build or many.
 
     Threads may share an object. Then their builds run one after the other.
+
+    On a GPU, a planar molecule with f functions or higher ones is turned into a plane of constant z, unless all its
+    atoms have the same x, y or z already. Fewer integrals are computed there, and J and K are turned back.
 
     Parameters
     ----------
@@ -124,7 +128,7 @@ class JK:
     basis: Basis
     team: Team
     stats: Statistics
-    _order: Any  # of the AOs of `basis`, in terms of those of the molecule
+    _frame: Frame  # of the AOs that the team has, in terms of those of the molecule
     _last: tuple[Any, Any, Any] | None  # what `update` was asked, the density matrices, J and K
 
     @locked
@@ -137,7 +141,7 @@ class JK:
 
         def read():
             if mol is None:
-                return self.mol, self.basis, self._order
+                return self.mol, self.basis, self._frame.order
             given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
             check_order(4 * given.lmax)
             return None if isinstance(mol, Basis) else mol, *given.regrouped()
@@ -145,10 +149,12 @@ class JK:
         molecule, basis, order = self.ranks.together(read)
         self._forget_lists()
         team = self.ranks.together(lambda: Team(basis, self._options, self._devices, self.ranks))
+        frame = self.ranks.together(lambda: Frame(basis, order, team.engine.backend, self.ranks))
+        team.use(frame.basis)
         own = {"the operator": self._operator_of(molecule), "direct_scf_tol": self.direct_scf_tol}
-        self.ranks.same({**common_facts(basis), **team.facts(), **own})
+        self.ranks.same({**common_facts(basis), **team.facts(), **frame.facts(), **own})
         team.count()
-        new = {"mol": molecule, "basis": basis, "_order": order, "team": team, "stats": Statistics(), "_last": None}
+        new = {"mol": molecule, "basis": basis, "_frame": frame, "team": team, "stats": Statistics(), "_last": None}
         self.__dict__.update(new)  # all at once, since an interrupt may come in between
 
     def _forget_lists(self):
@@ -159,7 +165,7 @@ class JK:
 
     @property
     def engine(self) -> Engine:
-        """The engine, that of the first of several devices."""
+        """The engine, that of the first of several devices; its basis is that of the molecule as builds turn it."""
         return self.team.engine
 
     @property
@@ -172,7 +178,7 @@ class JK:
         """Makes the pair lists where there are none."""
         if not self.team.lists:
             start = time.perf_counter()
-            self.team.make_lists(self._finest)
+            self.team.make_lists(self._finest * self._frame.sharpening)
             lists, seconds = self.team.lists, time.perf_counter() - start
             count = sum(map(len, lists))
             log.info("%d lists of %d shell pairs and their bounds made in %.2f s", len(lists), count, seconds)
@@ -288,11 +294,12 @@ class JK:
     def _build(self, dm, hermi, with_j, with_k, operator, tolerance):
         """J and K of real density matrices, shape (n, nao, nao)."""
         start = time.perf_counter()
-        dm = in_order(dm, self._order)
+        dm = self._frame.densities(dm)
         general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
         exchange = general if with_k else dm[:0]
         coulomb = plus_transposed(dm, out=self._twice(dm)) if with_j and hermi != 2 else dm[:0]
-        x, y = self._sums(Build(operator, tolerance, exchange, coulomb, with_k), dm)
+        build = Build(operator, tolerance * self._frame.sharpening, exchange, coulomb, with_k)
+        x, y = map(self._frame.sums, self._sums(build, dm))
         vj = vk = None
         if with_j:
             vj = plus_transposed(y, out=y) if hermi != 2 else np.zeros_like(dm)
@@ -300,10 +307,8 @@ class JK:
             vk = plus_transposed(x[: len(dm)], x[len(dm) :])
         elif with_k:
             vk = plus_transposed(x, sign=-1 if hermi == 2 else 1, out=x)
-        back = np.argsort(self._order)
-        result = tuple(None if v is None else in_order(v, back) for v in (vj, vk))
         self.stats.seconds = time.perf_counter() - start
-        return result
+        return vj, vk
 
     def _twice(self, dm):
         """Memory for D + D^T, which is kept: to write new memory takes longer than the sum."""

@@ -81,6 +81,12 @@ class Team:
         self.workers = [Worker(engine) for engine in engines]
         self.size = len(self.workers)
 
+    def use(self, basis):
+        """Has the workers build with another basis of the same shells; before they have lists."""
+        self.basis = basis
+        for worker in self.workers:
+            worker.engine = worker.engine.with_basis(basis)
+
     def count(self):
         """Numbers the workers of all processes; every process calls it."""
         counts = self.ranks.gather(len(self.workers))

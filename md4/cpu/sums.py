@@ -34,6 +34,10 @@ class HostSums:
         """Number of copies of J and K: one for each thread."""
         return number_of_threads()
 
+    def gains_by_plane(self, basis):
+        """No: the CPU computes all integrals, also those that are zero by reflection in a plane."""
+        return False
+
     def bound_step(self, functions):
         """0: lists are sorted by their bounds."""
         return 0

@@ -21,7 +21,7 @@ from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
 from md4.gpu.quartet_lists import QuartetLists
 from md4.gpu.targets import DeviceBlock
-from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT, SHELL_ORDER, TRACKS
+from md4.gpu.tuning import DIGEST, MIXED_SHELLS, PLANE_L, SELECT, SHELL_ORDER, TRACKS
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.support.log import log
 
@@ -34,6 +34,10 @@ class DeviceSums:
 
     mixed_shells, block_bytes, copies, takes_lists = MIXED_SHELLS, DIGEST.block_bytes, 1, False
     track_seconds, track_bytes = TRACKS.seconds, TRACKS.nbytes
+
+    def gains_by_plane(self, basis):
+        """Whether there are shells whose pairs are worth being divided into even and odd functions."""
+        return basis.lmax >= PLANE_L
 
     def bound_step(self, functions):
         """Pairs of few functions ab are sorted by shells: additions to J and K bind the time of their quartets."""

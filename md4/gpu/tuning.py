@@ -537,3 +537,6 @@ THREAD_QUARTET = ThreadQuartetTuning(
 # On a GPU, shells of one class that differ in their numbers of primitives share lists up to this many, where a list for
 # each number would give it less to do than a launch costs; more of them run faster apart.
 MIXED_SHELLS = 40
+
+# The highest l of a basis from which on planar molecules are turned into a plane of constant z for J and K.
+PLANE_L = 3

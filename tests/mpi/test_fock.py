@@ -80,6 +80,20 @@ def test_update_and_reset(tmp_path):
     """).check()  # fmt: skip
 
 
+def test_a_planar_molecule_that_is_turned(tmp_path):
+    run(tmp_path, 2, BEGIN + """
+    from md4.cpu.sums import HostSums
+    HostSums.gains_by_plane = lambda self, basis: True
+    mol = molecule("O 0.1 0.2 0.3; H 0.8 0.9 0.1; H -0.4 0.3 1.0", "6-31g*")
+    one, all_ = md4.JK(mol, backend="cpu"), md4.JK(mol, backend="cpu", comm=comm)
+    assert all_._frame.rotation is not None
+    for hermi in (0, 1):
+        dm = random_densities(mol, hermi, 2)
+        same_as(all_.get_jk(dm + 1e-9 * comm.rank, hermi), one.get_jk(dm, hermi))
+        assert all_.stats.wanted == one.stats.wanted
+    """).check()  # fmt: skip
+
+
 def test_densities_are_those_of_the_first_rank(tmp_path):
     run(tmp_path, 2, BEGIN + """
     mol = molecule(WATER, "6-31g")
@@ -128,9 +142,9 @@ def test_an_exception_amid_a_build(tmp_path):
 def test_an_exception_between_the_steps_of_a_build(tmp_path):
     """Wherever rank 0 fails: while pair lists, bounds or norms are made, or when its sums are given back."""
     reports = run(tmp_path, 2, FAULTY + """
-    import md4.contract.fock, md4.contract.survivors, md4.contract.team
+    import md4.contract.frame, md4.contract.survivors, md4.contract.team
     messages, where = [], ((md4.contract.team, "pairs_by_kind"), (md4.contract.team, "sorted_lists"),
-        (md4.contract.team, "ListPairs"), (md4.contract.survivors, "Norms"), (md4.contract.fock, "in_order"),
+        (md4.contract.team, "ListPairs"), (md4.contract.survivors, "Norms"), (md4.contract.frame, "in_order"),
         (md4.contract.team, "divide"), (PartialSums, "result"))
     for module, name in where:
         real = getattr(module, name)
