@@ -10,6 +10,8 @@ r^(m) of (0, 0, k), and then of (0, j, k). Along axis 0 only m = 0 is needed, an
 r^(m) in closed form,
 
     r[i, j, k]^(0) = sum_n c(i, n) R_0^(i - 2n) r[0, j, k]^(i - n),     c(i, n) = i! / (2^n n! (i - 2n)!).
+
+If R_0 = 0, as in molecules in a plane (`md4.method.mirror`), r[i, j, k] is zero for odd i, and has one term for even i.
 """
 
 from functools import cache
@@ -17,7 +19,7 @@ from math import factorial
 
 import numpy as np
 
-from md4.method.angular import hermite_ordinal, hermite_triples
+from md4.method.angular import hermite_ordinal, hermite_triples, nherm
 
 
 @cache
@@ -39,7 +41,21 @@ def recurrence_table(l):
     return words
 
 
-def by_axis(zeros, separation, multiply, multiply_add):
+@cache
+def r_places(l, mirrored):
+    """{ordinal of t: number of r[t]} of all triples up to L, or, if `mirrored`, of those with even t_0."""
+    ordinals = range(nherm(l))
+    if mirrored:
+        ordinals = np.flatnonzero(hermite_triples(l)[:, 0] % 2 == 0).tolist()
+    return {t: n for n, t in enumerate(ordinals)}
+
+
+def r_count(l, mirrored):
+    """Number of r[t] up to L, of those with even t_0 if `mirrored`."""
+    return len(r_places(l, mirrored))
+
+
+def by_axis(zeros, separation, multiply, multiply_add, mirrored=False):
     """Yields (ordinal of t, r[t]^(0)) of all triples up to L, one axis after the other.
 
     Parameters
@@ -50,11 +66,17 @@ def by_axis(zeros, separation, multiply, multiply_add):
         R_z, R_y and R_x.
     multiply, multiply_add : callable
         multiply(a, b) is a b, and multiply_add(a, b, c) is a b + c, of whatever stands for numbers; a may be an int.
+    mirrored : bool
+        R_z is zero: only triples with even t_z are made.
     """
     rz, ry, rx = separation
-    squared = multiply(rz, rz)
+    squared = None if mirrored else multiply(rz, rz)
     for k, of_k in enumerate(along_axis(zeros, rx, multiply, multiply_add)):
         for j, of_jk in enumerate(along_axis(of_k, ry, multiply, multiply_add)):
+            if mirrored:
+                for i in range(0, len(of_jk), 2):
+                    yield hermite_ordinal(i, j, k), multiply(closed_form_coefficient(i, i // 2), of_jk[i // 2])
+                continue
             for i, value in enumerate(along_last_axis(of_jk, rz, squared, multiply, multiply_add)):
                 yield hermite_ordinal(i, j, k), value
 

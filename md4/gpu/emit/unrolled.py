@@ -72,8 +72,8 @@ def warp_barrier(builder):
 # r of a primitive quartet in registers
 
 
-def emit_by_axis(builder, zeros, separation):
-    """Yields (n, r[n]) of all n as code without loops, in the order of `md4.method.recurrence.by_axis`."""
+def emit_by_axis(builder, zeros, separation, mirrored=False):
+    """Yields (n, r[n]) of all n that `md4.method.recurrence.by_axis` makes, in its order, as code without loops."""
 
     def number(a):
         return ir.Constant(separation[0].type, float(a)) if isinstance(a, int) else a
@@ -84,7 +84,7 @@ def emit_by_axis(builder, zeros, separation):
     def multiply_add(a, b, c):
         return fma(builder, number(a), b, c)
 
-    return by_axis(zeros, separation, multiply, multiply_add)
+    return by_axis(zeros, separation, multiply, multiply_add, mirrored)
 
 
 def emit_r(builder, zeros, separation):
