@@ -191,17 +191,18 @@ class DeviceCoulomb:
 
     def launch(self, bra, ket, ends, found):
         """A range of the bra's places with all of the ket's, by `md4.gpu.kernels.coulomb_threads`."""
-        backend, least, l = self.backend, self.least, bra.l + ket.l
+        backend, least = self.backend, self.least
         enough = (ends[1] - ends[0]) * found.width >= HERMITE_COULOMB.fewest_singles
-        single = self.with_singles and enough and in_single(bra.l, ket.l)
-        double, exponent = (HERMITE_COULOMB.single_ratio * least, largest_single_exponent(l)) if single else (least, 0.0)
+        single, limits = self.with_singles and enough and in_single(bra.l, ket.l), (least, least, 0.0)
+        if single:
+            limits = least, HERMITE_COULOMB.single_ratio * least, largest_single_exponent(bra.l + ket.l)
         for in_fp32 in (False, True) if single else (False,):
             one, two = ((side.singles if in_fp32 else side.densities) for side in (bra, ket))
             for d_p, j_p, d_q, j_q in zip(one, bra.sums, two, ket.sums):
                 launch_quartets(
                     backend.context, backend.operator, (bra.l, ket.l), bra.mirrored,
                     (bra.records, bra.reach, *ends, d_p, j_p), (ket.records, ket.reach, 0, found.width, d_q, j_q),
-                    (least, double, exponent), found.filled, in_fp32,
+                    limits, found.filled, in_fp32,
                 )  # fmt: skip
 
     def contract(self, bra, ket, first, count, width, most):

@@ -115,9 +115,9 @@ def rows_together(bra, found, first, last, most):
     """
     start = end = first
     width = 0
-    for low, high, wide in zip(bra.edges.tolist(), bra.edges[1:].tolist(), found.widths.tolist()):
-        low, high = max(first, low), min(last, high)
-        if low >= high or wide == 0:
+    edges = np.clip(bra.edges, first, last).tolist()
+    for low, high, wide in zip(edges, edges[1:], found.widths.tolist()):
+        if low == high or wide == 0:
             continue
         if (high - start) * max(width, wide) > most and start < end:
             yield start, end, width

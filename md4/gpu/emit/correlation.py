@@ -154,8 +154,9 @@ def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mir
 
     A lane has one primitive quartet; the lanes of a warp share the bra primitive. `zeros` are its [0]^(0..L), `d_ket`
     and `j_ket` its D_q and J_q for the `functions` q, by their places; no others take part. D_p of the bra begins at
-    d[d_first]. If `mirrored`, R_z is zero, and only p and q of the same parity have anything in common. The sum over p of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to
-    j[j_first:]. All of r is scaled by `weight`. R and j are doubles, all other real numbers are in `precision`.
+    d[d_first]. The sum over p of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to
+    j[j_first:]. All of r is scaled by `weight`. R and j are doubles, all other real numbers are in `precision`. If
+    `mirrored`, R_z is zero, and r[p+q] with it unless p and q have the same parity.
 
     r is in registers; or, if `staged`, in shared memory: the m-th of lane n at `stage` + (32 m + n) numbers, where
     `stage` is the lane's own address. From there each is loaded once for `ROWS` functions p and the q of a degree,

@@ -3,11 +3,13 @@
 The lanes of a warp share the bra primitive and take ket primitives side by side, whose D_q and J_q each lane keeps
 while it goes through bra primitives; J_p is summed over the warp. See `md4.gpu.kernels.hermite_coulomb`.
 
-One launch takes all quartets of two degrees (`md4.gpu.hermite_coulomb.Degree`), or of a range of primitive pairs. Which of them survive screening, a warp finds by itself. A quartet counts if R_ab R_cd f_ab |D_ab| or R_ab R_cd f_cd |D_cd| reaches the tolerance
-(`md4.contract.screening`), and for a warp the largest R_cd and the largest R_cd f_cd |D_cd| of its ket primitives stand
-for all of them. So the primitives are ordered such that neighbours have about the same of both (`md4.gpu.pair_order`).
-Quartets that survive only just are taken by a second kernel, in single precision, unless their exponents are too large
-for it. For molecules in a plane there are kernels that know what is zero (`md4.gpu.hermite_rows`).
+One launch takes all quartets of two degrees (`md4.gpu.hermite_coulomb.Degree`), or of a range of primitive pairs. Which
+of them survive screening, a warp finds by itself. A quartet counts if R_ab R_cd f_ab |D_ab| or R_ab R_cd f_cd |D_cd|
+reaches the tolerance (`md4.contract.screening`), and for a warp the largest R_cd and the largest R_cd f_cd |D_cd| of
+its ket primitives stand for all of them. So the primitives are ordered such that neighbours have about the same of both
+(`md4.gpu.pair_order`). Quartets that survive only just are taken by a second kernel, in single precision, unless their
+exponents are too large for it. For molecules in a plane there are kernels that know what is zero
+(`md4.gpu.hermite_rows`).
 """
 
 from functools import cache
@@ -125,8 +127,7 @@ def expanded_order():
 
 
 def make_reach_of_warp():
-    """Device function (side, place, live) -> the largest R, R f |D| and exponent of the warp's places that are `live`.
-    """
+    """Device function (side, place, live) -> `Reach` of the warp's places, 0 where not `live`."""
     larger_of = jit_device(larger)
 
     def reach_of_warp(side, place, live):
@@ -146,7 +147,7 @@ def make_reach_of_warp():
 def counts_in(single, own, warp, limits):
     """Whether a bra primitive with a warp's ket primitives counts in single, or in double precision (device function).
 
-    `own` and `warp` are the `Reach` of both. Where bounds are so large that a product is no number, in double precision.
+    `own`, `warp`: the `Reach` of both. Where bounds are so large that a product is no number, in double precision.
     """
     one, two = own.bound * warp.product, own.product * warp.bound
     is_single = one < limits.double and two < limits.double
@@ -167,7 +168,8 @@ def correlation_by_threads(l_bra, l_ket, kind, single, part, mirrored):
     charge_at, reach_of_warp, counts = jit_device(charge), make_reach_of_warp(), jit_device(counts_in)
     zeros_of = (make_single_zeros_upto if single else make_zeros_upto)(kind, l)
     correlate = make_quartet_sums(l_bra, l_ket, functions, precision, staged, mirrored)
-    load, add, empty = make_load_row(functions, precision), make_add_row(functions, precision), make_empty(count, precision)
+    load, add = make_load_row(functions, precision), make_add_row(functions, precision)
+    empty = make_empty(count, precision)
     all_numbers, warp_bytes = 4 * threads, stage_bytes(l, single, mirrored)
     side, operator_group = SingleSide if single else OrderedSide, arguments_group(kind, single)
 

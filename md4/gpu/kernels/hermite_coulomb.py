@@ -1,9 +1,10 @@
 """J in the Hermite basis on the GPU; the equations are in `md4.method.hermite_coulomb`.
 
 Densities and sums are stored [place][p], with the sign (-1)^|p|: places are those of the primitive pairs of a degree in
-their order (`md4.gpu.pair_order`), and the order of p is that of `md4.gpu.hermite_rows`. Two kernels correlate r with the densities of both sides. For small L a thread takes a primitive quartet
-(`md4.gpu.kernels.coulomb_threads`). For larger L a warp takes a bra primitive, its lanes share the functions p, and
-goes through ket primitives, whose r it copies to shared memory; J_q is summed over the warp.
+their order (`md4.gpu.pair_order`), and the order of p is that of `md4.gpu.hermite_rows`. Two kernels correlate r with
+the densities of both sides. For small L a thread takes a primitive quartet (`md4.gpu.kernels.coulomb_threads`). For
+larger L a warp takes a bra primitive, its lanes share the functions p, and goes through ket primitives, whose r it
+copies to shared memory; J_q is summed over the warp.
 """
 
 from typing import NamedTuple
@@ -177,7 +178,8 @@ def hermite_sums():
                 while block < np8:
                     column = i64(rows.columns[8 * block + (lane & 7)])
                     if row < functions.nab and column >= 0:
-                        total += load_global(h.numbers, source + block * h.rows8 * 64) * load_global(sums, first + column)
+                        value = load_global(h.numbers, source + block * h.rows8 * 64)
+                        total += value * load_global(sums, first + column)
                     block += 1
             total += cuda.shfl_xor_sync(-1, total, 1)
             total += cuda.shfl_xor_sync(-1, total, 2)
@@ -255,16 +257,10 @@ def correlation_by_warps(l_ket, count, mirrored):
 
 
 def functions_of_a_lane(parts):
-    """(functions p of a lane, warps that share the functions of each part of a bra primitive), by numbers of functions.
-    """
-    groups = [-(-count // (32 * HERMITE_COULOMB.lane_functions)) for count in parts]
-    lanes = max(-(-count // (32 * warps)) for count, warps in zip(parts, groups))
-    return lanes, [-(-count // (32 * lanes)) for count in parts]
-
-
-def functions_of(l, mirrored):
-    """What `functions_of_a_lane` needs of a bra."""
-    return [len(part) for part in row_parts(l, mirrored)]
+    """(functions p of a lane, warps that share each part), by the numbers of functions of the parts of a bra."""
+    warps = [max(1, -(-count // (32 * HERMITE_COULOMB.lane_functions))) for count in parts]
+    lane = max(-(-count // (32 * some)) for count, some in zip(parts, warps))
+    return lane, [-(-count // (32 * lane)) for count in parts]
 
 
 def kets_of_a_warp(nket, warps):
@@ -280,7 +276,8 @@ def warps_of_a_block(warp_bytes):
 
 def correlation_variant(l_bra, l_ket, mirrored):
     """The variant that contracts r with the densities of both sides; `l_bra` is not the smaller one."""
-    return Variant(correlation_by_warps, (l_ket, functions_of_a_lane(functions_of(l_bra, mirrored))[0], mirrored))
+    lane, _ = functions_of_a_lane(list(map(len, row_parts(l_bra, mirrored))))
+    return Variant(correlation_by_warps, (l_ket, lane, mirrored))
 
 
 def rows_of(context, pairs, places, axis):
@@ -320,13 +317,16 @@ def launch_hermite_sums(context, prepared, h, ao, sums, nao, places, axis, y):
 
 def contraction_launcher(context, l_bra, l_ket, mirrored):
     """The function by which `launch_contraction` launches for two degrees."""
-    variant, stride, parts = correlation_variant(l_bra, l_ket, mirrored), r_stride(l_bra + l_ket), functions_of(l_bra, mirrored)
-    groups, (warps, shared) = functions_of_a_lane(parts)[1], warps_of_a_block(16 * stride)
-    even, odd = row_parts(l_bra, mirrored) if mirrored else (range(parts[0]), range(0))
-    functions = (
-        context.table(row_words, l_bra, mirrored), row_width(l_bra, mirrored), even.stop, odd.start, odd.stop, groups[0]
+    variant, stride, (first, *others) = (
+        correlation_variant(l_bra, l_ket, mirrored), r_stride(l_bra + l_ket), row_parts(l_bra, mirrored)
     )  # fmt: skip
-    groups = sum(groups)
+    second, (warps, shared) = others[0] if others else range(0), warps_of_a_block(16 * stride)
+    of_parts = functions_of_a_lane([len(first), len(second)])[1]
+    functions = (
+        context.table(row_words, l_bra, mirrored), row_width(l_bra, mirrored), first.stop, second.start, second.stop,
+        of_parts[0],
+    )  # fmt: skip
+    groups = sum(of_parts)
 
     def launch(context, ab, cd, triangle, r, bra, ket):
         nbra, nket = ab.nprim, cd.nprim

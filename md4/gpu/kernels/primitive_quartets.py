@@ -253,7 +253,8 @@ def fits_single(where, bra, ket):
     (least_p, largest_p), (least_q, largest_q) = (
         np.add(where.exponents[pairs.la], where.exponents[pairs.lb]) for pairs in (bra, ket)
     )
+    most = largest_single_exponent(bra.l + ket.l)
     return bool(
-        where.distance <= LARGEST_SINGLE_DISTANCE and min(largest_p, largest_q) <= largest_single_exponent(bra.l + ket.l)
+        where.distance <= LARGEST_SINGLE_DISTANCE and min(largest_p, largest_q) <= most
         and LEAST_SINGLE_EXPONENT <= min(least_p, least_q) and max(largest_p, largest_q) <= LARGEST_SINGLE_EXPONENT
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""J of two degrees by a thread a primitive quartet and by a warp, on the emulated GPU, which reports addresses that are not its own.
+"""J of two degrees on the emulated GPU, which reports addresses that are not its own.
 
-Contracted pairs, more kets than lanes, r in registers and in shared memory, kets in one and several parts.
+By a thread a primitive quartet, and by a warp. Contracted pairs, more kets than lanes, r in registers and in shared memory, kets in one and several parts.
 """
 
 from dataclasses import replace
