@@ -201,7 +201,7 @@ def single_j(basis, omega=None):
     """J alone, whose quartets are all computed in single precision where a thread takes a primitive quartet."""
     dm = symmetric(basis.nao, 1)
     changes = [
-        (module, "HERMITE_COULOMB", replace(HERMITE_COULOMB, single_ratio=ALL_IN_SINGLE))
+        (module, "HERMITE_COULOMB", replace(HERMITE_COULOMB, single_ratio=ALL_IN_SINGLE, fewest_singles=0))
         for module in (coulomb_threads, gpu_coulomb)
     ]
 

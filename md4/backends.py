@@ -130,26 +130,26 @@ class ListTarget(Protocol):
 class CoulombTarget(Protocol):
     """The target for J alone, which is summed in the Hermite basis; see `md4.method.hermite_coulomb`."""
 
-    def screen_by(self, rule):
-        """`take_rows` takes the quartets that survive by a `md4.plan.QuartetRule`; called before it."""
+    def screen_by(self, rule, lists):
+        """`take` takes the quartets that survive by a `md4.plan.QuartetRule`; called first.
 
-    def load(self, prepared):
-        """Makes the Hermite densities D_q of a whole list."""
+        `lists` are all prepared lists, in the order of the rule's tables.
+        """
+
+    def load(self, lists):
+        """Makes the Hermite densities D_q of all lists, an iterable."""
 
     def use(self, backend):
         """As in `DigestTarget`."""
 
-    def take_rows(self, rows, part, parts):
-        """Adds the quartets of a `md4.plan.QuartetRows` of all bra pairs of loaded lists; False if it cannot.
+    def take(self, l_bra, l_ket, part, parts):
+        """Adds the quartets of all lists of two degrees l_a + l_b, of which `l_bra` is not the smaller one.
 
         Or one of several parts of about the same work, which together are all of them.
         """
 
-    def add(self, ab, cd, triangle):
-        """Adds the potentials of two slices of loaded lists to each other."""
-
-    def collect(self, prepared):
-        """Transforms the sums of a whole list back, and forgets the list."""
+    def collect(self, lists):
+        """Transforms the sums of all lists back, an iterable, and forgets them."""
 
     def expect_result(self):
         """As in `Sums.digest`."""

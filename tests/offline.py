@@ -9,7 +9,7 @@ import subprocess
 import sysconfig
 import tempfile
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations_with_replacement, product
 from pathlib import Path
@@ -23,7 +23,7 @@ from md4 import engine
 from md4.contract import screening, three_centre
 from md4.engine import Engine, PreparedPairs
 from md4.gpu import backend as gpu_backend
-from md4.gpu import hermite_coulomb, kernels, pair_order, quartet_lists, sums, targets
+from md4.gpu import hermite_coulomb, kernels, quartet_lists, sums, targets
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
@@ -35,16 +35,16 @@ from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import digest_swapped, launch_digest
 from md4.gpu.kernels.narrow import launch_narrow
-from md4.gpu.kernels.primitive_quartets import Extent
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.recording import Recorder
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceTensor
 from md4.gpu.tracks import Tracks
+from md4.gpu.tuning import HERMITE_COULOMB
 from md4.method.operators import OPERATORS, Operator
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
-from md4.plan import QuartetRows, QuartetRule
+from md4.plan import QuartetRule
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, shell_pairs
 
@@ -207,7 +207,7 @@ def recording():
 
     stubs = [
         (DeviceContext, "launch", launch), (DeviceContext, "table", Anything()),
-        *((module, "copy_in_pieces", lambda *_: None) for module in (device_pairs, quartet_lists, pair_order)),
+        *((module, "copy_in_pieces", lambda *_: None) for module in (device_pairs, quartet_lists)),
         (gpu_backend, "as_buffer", lambda array: array),
         *((module, "copy_to_device", lambda *_: None) for module in (sums, hermite_coulomb)),
         *((module, "clear", lambda *_: None) for module in (sums, hermite_coulomb, quartet_lists)),
@@ -252,20 +252,17 @@ def pair_list(a, b, nprim, count, pure):
 LENGTHS = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 6, 1), (30, 1, 300), (1, 1, 300))
 
 
-def launch_coulomb(backend, lists):
-    """What J alone launches for all pairs of `lists`."""
-    target = DeviceCoulomb(backend, SimpleNamespace(ao_loc=np.zeros(2, dtype=int)), np.zeros((1, 1, 1)))
-    ones = np.ones(max(map(len, lists)))
-    target.screen_by(QuartetRule(1e-10, None, ones, ones, None, None))
-    target.extent = Extent(dict.fromkeys(range(17), (1.0, 1.0)), 1.0)
-    for prepared in lists:
-        target.load(prepared)
-    for bra, ket in product(lists, repeat=2):
-        counts = np.full(len(bra), len(ket), dtype=np.int32)
-        if not target.take_rows(QuartetRows(bra, ket, False, 0, counts, (0, 0), None), 0, 1):
-            target.add(bra, ket, False)
-    for prepared in lists:
-        target.collect(prepared)
+def launch_coulomb(backend, lists, mirrored):
+    """What J alone launches for all pairs of `lists`, in both precisions; `mirrored`: all centres lie in a plane."""
+    centres = np.array([[0.0, 0.0, 0.0], [1.0, 1.0, 0.0 if mirrored else 1.0]])
+    basis, ones = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, centres), np.ones(sum(map(len, lists)))
+    target = DeviceCoulomb(backend, basis, np.zeros((1, basis.nao, basis.nao)))
+    with patch.object(hermite_coulomb, "HERMITE_COULOMB", replace(HERMITE_COULOMB, fewest_singles=0)):
+        target.screen_by(QuartetRule(1e-10, None, ones, ones, None, None), lists)
+        target.load(lists)
+        for l_ket, l_bra in combinations_with_replacement(sorted({prepared.facts.l for prepared in lists}), 2):
+            target.take(l_bra, l_ket, 0, 1)
+        target.collect(lists)
 
 
 def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells=(True, False), general=()):
@@ -298,7 +295,8 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                     order[1].h(KET_SINGLES)
                     for single in (False, True):
                         launch_in_place(backend.context, backend.operator, None, None, *order, *more, single)
-        launch_coulomb(backend, lists[0])
+        for mirrored in (False, True):
+            launch_coulomb(backend, lists[0], mirrored)
         launch_bounds(backend.context, block, None)
         launch_narrow(backend.context, Anything(), None)
         launch_select(backend.context, None, Anything(), 0, (), (0, 1, 0, 1), (), Selected(None, (), None, None, 1, 1))

@@ -60,6 +60,8 @@ class ListPairs:
     basis : Basis
     swapped : callable
         Decides which of two lists is the ket.
+    by_degrees : bool
+        Whether all pairs of lists of two degrees l_a + l_b are one task. By default each is a task of its own.
 
     Attributes
     ----------
@@ -68,7 +70,7 @@ class ListPairs:
         Bra and ket list of each pair.
     """
 
-    def __init__(self, lists, basis, swapped):
+    def __init__(self, lists, basis, swapped, by_degrees=False):
         self.lists, self.basis, self._seconds = lists, basis, {}
         ordered = ((i, k) for i in range(len(lists)) for k in range(i + 1))
         self.numbers = [(k, i) if swapped(lists[i].pairs, lists[k].pairs) else (i, k) for i, k in ordered]
@@ -76,6 +78,15 @@ class ListPairs:
         self.bounds = np.concatenate([np.zeros(0), *(this.bound for this in lists)])
         self.exact = np.concatenate([np.zeros(0), *(this.exact for this in lists)])
         self.rows = np.array([len(lists[bra]) for bra, _ in self.numbers], dtype=np.int64)
+        tasks = map(self.degrees, range(len(self.numbers))) if by_degrees else range(len(self.numbers))
+        first = {}
+        # The first of the pairs of lists that are one task with each: the task has its number.
+        self.first = np.array([first.setdefault(key, n) for n, key in enumerate(tasks)], dtype=np.int64)
+
+    def degrees(self, n):
+        """l_a + l_b of both lists of a pair, the larger one first."""
+        one, two = (self.lists[side].pairs.l for side in self.numbers[n])
+        return max(one, two), min(one, two)
 
     @cached_property
     def kind(self):
@@ -190,6 +201,17 @@ class Survivors:
         """The part of an array that belongs to a pair of lists."""
         first = self.pairs.pairs[n, PAIR.first]
         return array[first : first + self.pairs.rows[n]]
+
+    def by_task(self, numbers):
+        """Numbers of all pairs of lists added up at the first pair of each task, a list; they are 0 at the others."""
+        sums = np.zeros(len(self), dtype=np.asarray(numbers).dtype)
+        np.add.at(sums, self.pairs.first, numbers)
+        return sums.tolist()
+
+    @cached_property
+    def task_quartets(self):
+        """`quartets` by task."""
+        return self.by_task(self.quartets)
 
     def counts(self, n):
         """How many ket pairs survive with each bra pair of a pair of lists, those of the largest bounds."""

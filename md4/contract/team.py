@@ -152,7 +152,8 @@ class Team:
         if with_k not in self._list_pairs:
             sums = self.engine.backend.sums
             swapped = sums.swapped if with_k else sums.coulomb_swapped
-            self._list_pairs[with_k] = ListPairs(self.lists, self.basis, swapped)
+            by_degrees = not (with_k or sums.takes_lists)
+            self._list_pairs[with_k] = ListPairs(self.lists, self.basis, swapped, by_degrees)
         return self._list_pairs[with_k]
 
     # builds
@@ -178,7 +179,8 @@ class Team:
         if self.size == 1 and sums.takes_lists:  # in which order it takes them does not matter
             return make_tasks([0.0] * len(survivors), survivors.used, 1)
         seconds = survivors.pairs.seconds(sums.seconds if build.with_k else sums.coulomb_seconds, build.matrices)
-        return make_tasks((seconds * survivors.quartets).tolist(), survivors.used, self.size)
+        by_task = survivors.by_task
+        return make_tasks(by_task(seconds * survivors.quartets), by_task(survivors.used), self.size)
 
     def run(self, build, progress):
         """(sums, `Statistics`) of a build: the list [X, Y], or [Y] without exchange.

@@ -18,11 +18,8 @@ from md4.support.log import log
 # Shares of the memory that may be used: of one block of integrals, and of the H matrices.
 BLOCK_SHARE = 0.15
 HERMITE_SHARE = 0.5
-# Largest number of quartets of a rectangle of J alone, which makes no block: as many as kernels can count.
-COULOMB_QUARTETS = 1 << 28
-# What a rectangle costs, about, beside its quartets: for launches and for what of the device they leave idle. J alone
-# has fewer of them.
-RECTANGLE_SECONDS, COULOMB_SECONDS = 3e-5, 1e-5
+# What a rectangle costs, about, beside its quartets: for launches and for what of the device they leave idle.
+RECTANGLE_SECONDS = 3e-5
 # What a quartet of a rectangle costs that does not survive, in quartets, where kernels leave it out.
 UNUSED_QUARTET = 0.03
 # Number of tasks that a worker may have begun, but not ended, when it takes the next one.
@@ -143,15 +140,19 @@ class PartialSums:
         else:
             self.target = sums.coulomb(basis, build.coulomb)
             if not sums.takes_lists:
-                self.target.screen_by(build.survivors.rule)
+                self.target.screen_by(build.survivors.rule, [this.prepared for this in worker.lists])
         self.store.fit(HERMITE_SHARE)
         self.block_bytes = min(sums.block_bytes, int(BLOCK_SHARE * self.backend.memory_left()))
         self.begun = deque()
         self.share_among([self.backend])
         if not build.with_k:
-            for this in worker.lists:
-                self.store.touch(this.prepared, this.prepared)
-                self.target.load(this.prepared)
+            self.target.load(self.touched())
+
+    def touched(self):
+        """All lists, one after the other, each noted as used."""
+        for this in self.worker.lists:
+            self.store.touch(this.prepared, this.prepared)
+            yield this.prepared
 
     def run(self, tasks, next_task=None):
         """Adds the integrals of `tasks`, and then of the tasks from `next_task()`, until there is none."""
@@ -208,8 +209,21 @@ class PartialSums:
             self.stats.computed += count
             self.stats.wanted += count
 
+    def add_coulomb(self, task):
+        """Gives a task of J alone to its target."""
+        survivors = self.build.survivors
+        ends = (survivors.task_quartets[task.pair] * n // task.parts for n in (task.part, task.part + 1))
+        wanted = -int(np.subtract(*ends))
+        self.target.take(*survivors.pairs.degrees(task.pair), task.part, task.parts)
+        self.stats.computed += wanted
+        self.stats.wanted += wanted
+        self.build.report(wanted)
+
     def add_task(self, task):
         """Gives the quartets of a task to a target of blocks: row by row, or in rectangles that cover them."""
+        if not self.build.with_k:
+            self.add_coulomb(task)
+            return
         build, lists, pair = self.build, self.worker.lists, task.pair
         survivors = build.survivors
         i, k = survivors.pairs.numbers[pair]
@@ -220,32 +234,19 @@ class PartialSums:
             first, last = part_of(n, task.part, task.parts)
             wanted = int(n[first:last].sum(dtype=np.int64))
         rate = wanted / max(1e-9, task.seconds - EACH)  # quartets a second
-        counts = None
-        if build.with_k:
-            self.store.touch(ket, bra)
-            self.store.touch(bra, ket)
-            if self.take_rows(survivors.rows(lists, pair, first, last)):
-                build.report(wanted)
-                return
-            room = min(self.block_bytes, self.backend.sums.track_bytes) if self.track else self.block_bytes
-            most = max(1, room // (8 * bra.facts.nab * ket.facts.nab))
-            price, counts = rate * RECTANGLE_SECONDS, self.target.ket_counts(survivors.place(pair), bra.npair)
-            if counts is not None:  # rectangles of more than `most` quartets are several
-                price /= UNUSED_QUARTET + price / most
-        else:
-            if self.target.take_rows(survivors.rows(lists, pair, 0, bra.npair), task.part, task.parts):
-                self.stats.computed += wanted
-                self.stats.wanted += wanted
-                build.report(wanted)
-                return
-            most = COULOMB_QUARTETS
-            price = rate * COULOMB_SECONDS
+        self.store.touch(ket, bra)
+        self.store.touch(bra, ket)
+        if self.take_rows(survivors.rows(lists, pair, first, last)):
+            build.report(wanted)
+            return
+        room = min(self.block_bytes, self.backend.sums.track_bytes) if self.track else self.block_bytes
+        most = max(1, room // (8 * bra.facts.nab * ket.facts.nab))
+        price, counts = rate * RECTANGLE_SECONDS, self.target.ket_counts(survivors.place(pair), bra.npair)
+        if counts is not None:  # rectangles of more than `most` quartets are several
+            price /= UNUSED_QUARTET + price / most
         for ij, kl in survivors.tiles(pair, first, last, most, price):
             ab, cd = bra[first + ij.start : first + ij.stop], ket[kl]
-            if build.with_k:
-                self.add_rectangle(ab, cd, same, counts)
-            else:
-                self.target.add(ab, cd, same)
+            self.add_rectangle(ab, cd, same, counts)
             if counts is None:
                 self.stats.computed += ab.npair * cd.npair
         self.stats.wanted += wanted
@@ -304,9 +305,7 @@ class PartialSums:
     def end(self, fetched=True):
         """Ends the sums of this worker, and waits for its device; are they `fetched` then?"""
         if not self.build.with_k:
-            for this in self.worker.lists:
-                self.store.touch(this.prepared, this.prepared)
-                self.target.collect(this.prepared)
+            self.target.collect(self.touched())
         if fetched and not self.backend.sums.takes_lists:
             self.target.expect_result()
         self.backend.mark()()

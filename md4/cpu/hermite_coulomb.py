@@ -151,8 +151,13 @@ class HostCoulomb:
         self.y, self.sides, self.lock = np.zeros(twice.shape), {}, Lock()
         backend.memory.watch(self, twice.nbytes)  # not `y`, which belongs to the caller in the end
 
-    def load(self, prepared):
-        """Makes D_q of a whole list."""
+    def load(self, lists):
+        """Makes D_q of whole lists."""
+        for prepared in lists:
+            self.load_list(prepared)
+
+    def load_list(self, prepared):
+        """D_q of one list."""
         pairs, count = prepared.pairs, len(self.twice)
         rows, columns = pair_places(self.basis, pairs)
         values = self.twice[:, rows, columns].reshape(count, len(pairs), pairs.nab) * pair_weights(pairs)
@@ -215,8 +220,13 @@ class HostCoulomb:
             ket.lane_j += j_ket
         return quartets
 
-    def collect(self, prepared):
-        """Adds the sums of a whole list to Y."""
+    def collect(self, lists):
+        """Adds the sums of whole lists to Y."""
+        for prepared in lists:
+            self.collect_list(prepared)
+
+    def collect_list(self, prepared):
+        """Those of one list."""
         pairs, side, count = prepared.pairs, self.sides.pop(prepared), len(self.twice)
         used, members = prepared.data.members >= 0, prepared.data.members
         side.j[:, members[used]] += side.lane_j.transpose(0, 1, 3, 2)[:, used] * signs(pairs.l)

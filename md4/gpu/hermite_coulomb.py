@@ -1,24 +1,23 @@
-"""J in the Hermite basis on the GPU: densities and sums of pair lists in device memory.
+"""J in the Hermite basis on the GPU: densities and sums of Hermite functions in device memory.
 
-See `md4.method.hermite_coulomb`.
+See `md4.method.hermite_coulomb`. The primitive pairs of all lists of one degree are taken together.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
 from md4.gpu.buffers import Buffer, clear, copy_to_device, copy_to_host, written_array
 from md4.gpu.h_layout import KET_BLOCKS
-from md4.gpu.kernels.coulomb_threads import by_threads, in_single, launch_quartets
-from md4.gpu.kernels.hermite_coulomb import (
-    hermite_width,
-    launch_contraction,
-    launch_hermite_densities,
-    launch_hermite_sums,
-)
+from md4.gpu.hermite_rows import row_width
+from md4.gpu.kernels.coulomb_threads import by_threads, in_single, launch_order, launch_quartets
+from md4.gpu.kernels.hermite_coulomb import launch_contraction, launch_hermite_densities, launch_hermite_sums
 from md4.gpu.kernels.narrow import launch_narrow
-from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, fits_single
-from md4.gpu.pair_order import PairOrder
+from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, has_range_of_single, largest_single_exponent
+from md4.gpu.pair_order import PairOrder, overlap, part_of_order, rows_together
 from md4.gpu.tuning import HERMITE_COULOMB, r_stride
-from md4.plan import chunks, part_of
+from md4.method.mirror import mirror_axis
+from md4.plan import chunks
 
 
 def first_aos(context, prepared, basis):
@@ -31,25 +30,86 @@ def first_aos(context, prepared, basis):
     return data.first_aos
 
 
+def words(nbytes):
+    """8-byte items that hold so many bytes."""
+    return -(-nbytes // 8)
+
+
+class Degree:
+    """All primitive pairs of one degree in their order, in device memory, with D and J of their Hermite functions.
+
+    Parameters
+    ----------
+    pool : md4.gpu.pool.Pool
+    order : md4.gpu.pair_order.PairOrder
+    matrices : int
+        Number of density matrices.
+    mirrored, with_singles : bool
+        Whether all centres lie in a plane (`md4.gpu.hermite_rows`), and whether there is D in FP32.
+
+    Attributes
+    ----------
+    l : int
+    records : Buffer, shape (4 nprim,)
+        Exponent and centre of the primitive pair at each place.
+    reach : Buffer, shape (2 nprim,)
+        As in `md4.gpu.kernels.coulomb_threads.OrderedSide`.
+    densities, sums : list of Buffer
+        D and J for each matrix, shape (nprim row_width,).
+    singles : list of Buffer
+        D in FP32, or none.
+    width, owner
+        Numbers of a record, and no pairs: whoever makes r of a list asks for them.
+    """
+
+    width, owner = 4, Buffer(0, (0,), 8, None)
+
+    def __init__(self, pool, order, matrices, mirrored, with_singles):
+        self.order, self.l, self.mirrored, nprim = order, order.l, mirrored, order.nprim
+        size = nprim * row_width(order.l, mirrored)  # a multiple of 8
+        halves = size // 2 if with_singles else 0
+        self.buffer = pool.get(max(1, 6 * nprim + matrices * (2 * size + halves)))
+        self.records, self.reach = self.buffer.part(0, (4 * nprim,)), self.buffer.part(4 * nprim, (2 * nprim,))
+        first = 6 * nprim
+        self.both = self.buffer.part(first, (2 * matrices * size,))
+        parts = [self.buffer.part(first + n * size, (size,)) for n in range(2 * matrices)]
+        self.densities, self.sums = parts[:matrices], parts[matrices:]
+        first += 2 * matrices * size
+        rooms = [self.buffer.part(first + n * halves, (halves,)) for n in range(matrices if with_singles else 0)]
+        self.singles = [Buffer(room.pointer, (size,), 4, room.owner) for room in rooms]
+
+
+class Piece(NamedTuple):
+    """A range of the places of a `Degree`, as launchers take slices of lists."""
+
+    degree: Degree
+    first_prim: int
+    nprim: int
+
+    @property
+    def facts(self):
+        return self.degree
+
+    @property
+    def data(self):
+        return self.degree
+
+
 class DeviceCoulomb:
     """D and J in the Hermite basis, in device memory; see `md4.backends.CoulombTarget`."""
 
     def __init__(self, backend, basis, twice):
-        self.backend, self.basis, self.shape, self.sides = backend, basis, twice.shape, {}
+        self.backend, self.basis, self.shape, self.degrees = backend, basis, twice.shape, {}
+        self.axis = mirror_axis(basis.centres)
         context = backend.context
         size, self.buffer = twice.size, context.pool.get(2 * twice.size)
         self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))
         copy_to_device(self.twice.pointer, np.ascontiguousarray(twice), context.stream)
         clear(self.y, context.stream)
-        self.host = self.rule = None
-        self.orders, self.singles, self.extent = {}, {}, None
-
-    def screen_by(self, rule):
-        """`take_rows` asks which quartets survive by a `md4.plan.QuartetRule`."""
-        self.rule, self.fits = rule, bool(rule.own.max(initial=0.0) <= LARGEST_SINGLE)
+        self.host = None
 
     def use(self, backend):
-        """`add` works on the track of a backend."""
+        """`take` works on the track of a backend."""
         self.backend = backend
 
     def matrices(self, array):
@@ -57,132 +117,120 @@ class DeviceCoulomb:
         size = self.shape[1] * self.shape[2]
         return [array.part(n * size, (size,)) for n in range(self.shape[0])]
 
-    def load(self, prepared):
-        """D_q of a whole list, and zeros for J_q."""
-        backend, pairs = self.backend, prepared.pairs
-        size = pairs.nprim * hermite_width(pairs)
-        total = self.shape[0] * size
-        buffer = backend.context.pool.get(max(1, 2 * total))
-        clear(buffer, backend.context.stream)
-        densities, sums = buffer.part(0, (total,)), buffer.part(total, (total,))
-        h, ao = prepared.h(KET_BLOCKS).array, first_aos(backend.context, prepared, self.basis)
-        sides = [tuple(m.part(n * size, (size,)) for m in (densities, sums)) for n in range(self.shape[0])]
-        self.sides[prepared] = buffer, sides
-        for matrix, (density, _) in zip(self.matrices(self.twice), sides):
-            launch_hermite_densities(backend.context, prepared, h, ao, matrix, self.shape[1], density)
-        if self.rule.tolerance > 0 and self.fits and in_single(prepared.facts.l, 0) and prepared.nprim:
-            self.narrow(prepared)
+    # before the tracks begin
 
-    def narrow(self, prepared):
-        """D_q of a whole list in FP32: before tracks begin, since all of them may read it."""
-        size = prepared.nprim * hermite_width(prepared.pairs)
-        room, found = self.backend.context.pool.get(max(1, self.shape[0] * size // 2)), []
-        for n, density in enumerate(self.densities(prepared)):
-            half = room.part(n * size // 2, (size // 2,))  # `size` is a multiple of 8
-            found.append(Buffer(half.pointer, (size,), 4, half.owner))
-            launch_narrow(self.backend.context, density, found[-1])
-        self.singles[prepared] = room, found
+    def screen_by(self, rule, lists):
+        """Orders the primitive pairs of all lists for the quartets that survive by a `md4.plan.QuartetRule`."""
+        self.least, self.lists = rule.tolerance, lists
+        fits = rule.own.max(initial=0.0) <= LARGEST_SINGLE and has_range_of_single(extent(self.basis))
+        self.with_singles = bool(self.least > 0 and HERMITE_COULOMB.single_ratio > 0 and fits)
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = rule.bounds * rule.own
+        ends = np.cumsum([0, *map(len, lists)])
+        first, degrees = np.zeros(ends[-1], dtype=np.int64), np.repeat([this.facts.l for this in lists], np.diff(ends))
+        counts = np.concatenate([np.zeros(0, np.int64), *(np.diff(this.pairs.start) for this in lists)])
+        for l in np.unique(degrees).tolist():
+            mine = np.flatnonzero(degrees == l)
+            order = PairOrder(l, counts[mine], rule.bounds[mine], products[mine])
+            first[mine] = order.first
+            self.degrees[l] = Degree(
+                self.backend.context.pool, order, self.shape[0], self.axis is not None,
+                self.with_singles and in_single(l, 0),
+            )  # fmt: skip
+        self.send(ends, first, rule.bounds, products)
 
-    def take_rows(self, rows, part, parts):
-        """Adds the quartets of a `md4.plan.QuartetRows` that survive, or one of several parts, if L is small; is it?"""
-        bra, ket, l = rows.bra, rows.ket, (rows.bra.facts.l, rows.ket.facts.l)
-        if not by_threads(max(l), min(l)):
-            return False
-        survive = int(rows.counts.sum(dtype=np.int64))
-        if bra.nprim == 0 or ket.nprim == 0 or survive == 0:
-            return True
-        orders = [self.order(side, first) for side, first in zip((bra, ket), rows.places)]
-        used, width = orders[0].end(len(rows.counts)), orders[1].end(int(rows.counts.max()))
-        ends = self.part(rows, orders[0], used, part, parts), (0, width)
-        filled = survive / (len(rows.counts) * int(rows.counts.max()))
-        sides = [(bra, orders[0], ends[0]), (ket, orders[1], ends[1])]
-        self.launch(sides if l[0] >= l[1] else sides[::-1], rows.same, filled)
-        return True
+    def send(self, ends, *tables):
+        """Brings the order to the device: first places, R and R f |D| of all pairs, whose lists begin at `ends`."""
+        context = self.backend.context
+        nprims = [this.nprim for this in self.lists]
+        edges = np.cumsum([0, *(words(4 * nprim) for nprim in nprims)]).tolist()
+        self.uploaded, parts = context.pool.upload(tables, context.stream)
+        self.room, self.places = context.pool.get(max(1, edges[-1])), {}
+        for n, this in enumerate(self.lists):
+            room, nprim, npair = self.room.part(edges[n], (nprims[n],)), nprims[n], len(this)
+            places = self.places[this] = Buffer(room.pointer, (nprim,), 4, room.owner)
+            degree = self.degrees[this.facts.l]
+            launch_order(
+                context, this, [part.part(int(ends[n]), (npair,)) for part in parts], self.axis or 0, places,
+                degree.reach, degree.records,
+            )  # fmt: skip
 
-    def order(self, prepared, first):
-        """`PairOrder` of a list, which begins at the place `first` of the rule's tables."""
-        if prepared not in self.orders:
-            piece = slice(first, first + prepared.npair)
-            self.orders[prepared] = PairOrder(
-                self.backend.context, prepared, self.rule.bounds[piece], self.rule.own[piece]
-            )
-        return self.orders[prepared]
+    def load(self, lists):
+        """D_q of all lists, and zeros for J_q."""
+        context = self.backend.context
+        for degree in self.degrees.values():
+            clear(degree.both, context.stream)
+        for this in lists:
+            if this.nprim == 0:
+                continue
+            h, ao, degree = this.h(KET_BLOCKS).array, first_aos(context, this, self.basis), self.degrees[this.facts.l]
+            for matrix, density in zip(self.matrices(self.twice), degree.densities):
+                launch_hermite_densities(
+                    context, this, h, ao, matrix, self.shape[1], self.places[this], self.axis, density
+                )  # fmt: skip
+        for degree in self.degrees.values():
+            for density, single in zip(degree.densities, degree.singles):
+                launch_narrow(context, density, single)
 
-    def part(self, rows, order, used, part, parts):
-        """First place and the one behind the last of a part of the bra primitives, `used` of which count at all."""
-        if parts == 1:
-            return 0, used
-        counts = np.zeros(rows.bra.npair, dtype=np.int64)
-        counts[: len(rows.counts)] = rows.counts
-        return tuple(min(used, int(order.places[n])) for n in part_of(counts[order.pairs], part, parts))
+    # quartets
 
-    def launch(self, sides, triangle, filled):
-        """All of one range of a list with all of another one, by (list, `PairOrder`, places) of each."""
-        (ab, *_), (cd, *_) = sides
-        if any(first == last for *_, (first, last) in sides):
+    def take(self, l_bra, l_ket, part, parts):
+        """Adds all quartets of two degrees, the larger one first, that survive, or one of several parts of them."""
+        bra, ket = self.degrees[l_bra], self.degrees[l_ket]
+        found = overlap(bra.order, ket.order, self.least)
+        first, last = part_of_order(bra.order, found, part, parts)
+        if first == last or found.width == 0:
             return
-        backend, least = self.backend, self.rule.tolerance
-        single = least > 0 and self.has_singles(ab.facts, cd.facts)
-        limits = least, HERMITE_COULOMB.single_ratio * least if single else least
+        if by_threads(l_bra, l_ket, bra.mirrored):
+            self.launch(bra, ket, (first, last), found)
+            return
+        size = 8 * r_stride(l_bra + l_ket)
+        most = max(1, self.backend.context.pool.share(HERMITE_COULOMB.r_bytes) // size)
+        for low, high, width in rows_together(bra.order, found, first, last, most):
+            self.contract(bra, ket, low, high - low, width, most)
+
+    def launch(self, bra, ket, ends, found):
+        """A range of the bra's places with all of the ket's, by `md4.gpu.kernels.coulomb_threads`."""
+        backend, least = self.backend, self.least
+        enough = (ends[1] - ends[0]) * found.width >= HERMITE_COULOMB.fewest_singles
+        single, limits = self.with_singles and enough and in_single(bra.l, ket.l), (least, least, 0.0)
+        if single:
+            limits = least, HERMITE_COULOMB.single_ratio * least, largest_single_exponent(bra.l + ket.l)
         for in_fp32 in (False, True) if single else (False,):
-            densities = [(self.single_densities(side) if in_fp32 else self.densities(side)) for side, *_ in sides]
-            for matrix in range(self.shape[0]):
-                bra, ket = (
-                    (*order.on_device, *ends, density[matrix], self.sides[side][1][matrix][1])
-                    for (side, order, ends), density in zip(sides, densities)
-                )
+            one, two = ((side.singles if in_fp32 else side.densities) for side in (bra, ket))
+            for d_p, j_p, d_q, j_q in zip(one, bra.sums, two, ket.sums):
                 launch_quartets(
-                    backend.context, backend.operator, ab, cd, triangle, bra, ket, limits, filled, in_fp32
+                    backend.context, backend.operator, (bra.l, ket.l), bra.mirrored,
+                    (bra.records, bra.reach, *ends, d_p, j_p), (ket.records, ket.reach, 0, found.width, d_q, j_q),
+                    limits, found.filled, in_fp32,
                 )  # fmt: skip
 
-    def has_singles(self, bra, ket):
-        """Whether quartets of two lists, given by their `ListFacts`, may be computed in single precision."""
-        if not in_single(bra.l, ket.l) or not self.fits:
-            return False
-        if self.extent is None:
-            self.extent = extent(self.basis)
-        return fits_single(self.extent, bra, ket)
-
-    def densities(self, prepared):
-        """D_q of a loaded list for each matrix."""
-        return [density for density, _ in self.sides[prepared][1]]
-
-    def single_densities(self, prepared):
-        """The same in FP32, of a list for which `has_singles` may be true."""
-        return self.singles[prepared][1]
-
-    def add(self, ab, cd, triangle):
-        """All of `ab` with all of `cd`, slices of lists that are loaded, of one list if `triangle`; for larger L."""
-        if ab.facts.l < cd.facts.l:
-            ab, cd = cd, ab
-        if ab.nprim == 0 or cd.nprim == 0:
-            return
-        backend, sides = self.backend, list(zip(self.sides[ab.whole][1], self.sides[cd.whole][1]))
-        for one, two in self.pieces(ab, cd):
+    def contract(self, bra, ket, first, count, width, most):
+        """So many of the bra's places with the first `width` of the ket's, r of at most `most` quartets in memory."""
+        backend, nket = self.backend, min(width, most)
+        for rows, columns in chunks(count, width, max(1, most // nket), nket):
+            if bra is ket and columns.start >= first + rows.stop:
+                continue
+            one = Piece(bra, first + rows.start, rows.stop - rows.start)
+            two = Piece(ket, columns.start, columns.stop - columns.start)
             r = backend.r(one, two)
-            for bra, ket in sides:
-                launch_contraction(backend.context, one, two, triangle, r, bra, ket)
+            for sides in zip(bra.densities, bra.sums, ket.densities, ket.sums):
+                launch_contraction(backend.context, one, two, bra.mirrored, r, sides[:2], sides[2:])
 
-    def pieces(self, bra, ket):
-        """Slices of two lists, by the bytes of their r."""
-        size = 8 * r_stride(bra.facts.l + ket.facts.l) * bra.facts.max_prim * ket.facts.max_prim
-        most = max(1, self.backend.context.pool.share(HERMITE_COULOMB.r_bytes) // size)
-        if bra.npair * ket.npair <= most:
-            return [(bra, ket)]
-        nket = min(ket.npair, most)
-        return ((bra[ij], ket[kl]) for ij, kl in chunks(bra.npair, ket.npair, max(1, most // nket), nket))
+    # after the tracks have ended
 
-    def collect(self, prepared):
-        """Adds what a whole list has summed up to Y."""
-        backend = self.backend
-        buffer, sides = self.sides.pop(prepared)
-        h, ao = prepared.h(KET_BLOCKS).array, first_aos(backend.context, prepared, self.basis)
-        for (_, sums), y in zip(sides, self.matrices(self.y)):
-            launch_hermite_sums(backend.context, prepared, h, ao, sums, self.shape[1], y)
-        others = [self.orders.pop(prepared).buffer] if prepared in self.orders else []
-        others += [self.singles.pop(prepared)[0]] if prepared in self.singles else []
-        for unused in (buffer, *others):
-            backend.context.pool.release(unused)
+    def collect(self, lists):
+        """Adds what all lists have summed up to Y, and forgets them."""
+        context = self.backend.context
+        for this in lists:
+            if this.nprim == 0:
+                continue
+            h, ao, degree = this.h(KET_BLOCKS).array, first_aos(context, this, self.basis), self.degrees[this.facts.l]
+            for sums, y in zip(degree.sums, self.matrices(self.y)):
+                launch_hermite_sums(context, this, h, ao, sums, self.shape[1], self.places[this], self.axis, y)
+        for buffer in (self.room, self.uploaded, *(degree.buffer for degree in self.degrees.values())):
+            context.pool.release(buffer)
+        self.degrees, self.places, self.lists = {}, {}, []
 
     def add_up(self, group):
         """Replaces Y by that of all members of a `md4.gpu.collectives.Group`."""

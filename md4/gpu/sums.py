@@ -9,10 +9,10 @@ from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, clear, copy_to_device, copy_to_host, written_array
 from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
+from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
-from md4.gpu.kernels.hermite_coulomb import hermite_width
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, fits_single
 from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
@@ -76,9 +76,9 @@ class DeviceSums:
         return DeviceCoulomb(self.backend, basis, twice)
 
     def coulomb_bytes(self, pairs):
-        """Bytes of D and J of a list for one density matrix, D in FP32 as well, and of its order."""
-        width = hermite_width(pairs)
-        return hermite_bytes(pairs, width) + pairs.nprim * (4 * width + 20) + 32 * len(pairs)
+        """Bytes of D and J of a list for one density matrix, D in FP32 as well, and of its part of an order."""
+        width = row_width(pairs.l, True)  # not less than without a plane
+        return hermite_bytes(pairs, width) + pairs.nprim * (4 * width + 52) + 24 * len(pairs)
 
 
 class DeviceBounds:

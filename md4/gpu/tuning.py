@@ -215,33 +215,49 @@ class HermiteCoulombTuning:
     """J in the Hermite basis (`md4.gpu.kernels.hermite_coulomb`)."""
 
     threads: int  # threads of a block
-    thread_l: int  # highest L of a class of which a thread takes a primitive quartet
-    thread_ket_l: int  # and highest l of its ket
+    thread_l: int  # highest L of two degrees of which a thread takes a primitive quartet
+    mirrored_thread_l: int  # the same where all centres lie in a plane
+    thread_ket_l: int  # and highest l of the ket
     ket_functions: int  # most functions q of the ket whose D_q and J_q are in registers at once
     staged_l: int  # L from which on r is in shared memory in FP64
     staged_single_l: int  # the same in FP32
+    mirrored_staged_l: int  # both where all centres lie in a plane
+    mirrored_staged_single_l: int
     thread_blocks: int  # blocks that a launch should have before each takes several bra primitives
     thread_bras: int  # most bra primitives of a block, about
     thin: int  # a block goes through so many times as many, most of which do not count, at most
     single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
     single_l: int  # highest L in single precision
+    fewest_singles: int  # primitive quartets from which on some are computed in single precision
     lane_functions: int  # most Hermite functions p of a lane where a warp takes a bra primitive
     warps: int  # warps that a launch should have before each takes several ket primitives
     warp_kets: int  # most ket primitives of a warp
     r_bytes: int  # bytes of r of a chunk
     fewest_blocks: tuple  # blocks of threads that a multiprocessor is to hold in FP64, for L = 0, 1, ...
     fewest_single_blocks: tuple  # the same in FP32
+    mirrored_blocks: tuple  # both where all centres lie in a plane
+    mirrored_single_blocks: tuple
 
-    def blocks(self, l, single):
+    def blocks(self, l, single, mirrored):
         """Blocks that a multiprocessor is to hold at once where a thread takes a primitive quartet."""
         blocks = self.fewest_single_blocks if single else self.fewest_blocks
+        if mirrored:
+            blocks = self.mirrored_single_blocks if single else self.mirrored_blocks
         return blocks[min(l, len(blocks) - 1)]
+
+    def first_staged(self, single, mirrored):
+        """L from which on r is in shared memory."""
+        if mirrored:
+            return self.mirrored_staged_single_l if single else self.mirrored_staged_l
+        return self.staged_single_l if single else self.staged_l
 
 
 HERMITE_COULOMB = HermiteCoulombTuning(
-    threads=128, thread_l=12, thread_ket_l=6, ket_functions=35, staged_l=7, staged_single_l=9, thread_blocks=8192,
-    thread_bras=64, thin=4, single_ratio=1e5, single_l=12, lane_functions=5, warps=16896, warp_kets=32,
-    r_bytes=256 << 20, fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
+    threads=128, thread_l=12, mirrored_thread_l=12, thread_ket_l=6, ket_functions=35, staged_l=7, staged_single_l=9,
+    mirrored_staged_l=8, mirrored_staged_single_l=10, thread_blocks=8192, thread_bras=64, thin=4, single_ratio=1e5,
+    single_l=12, fewest_singles=1 << 22, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20,
+    fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
+    mirrored_blocks=(5, 5, 5, 4, 3, 2), mirrored_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
 )  # fmt: skip
 
 

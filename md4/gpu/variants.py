@@ -223,15 +223,14 @@ def pair_of(side):
     return sample_pairs(*side.shells, 1, side.pure)
 
 
-def coulomb_variants(kind, bra, ket):
-    """Variants of J alone for two `ListKind`."""
-    bra, ket = pair_of(bra), pair_of(ket)
-    bra, ket = (ket, bra) if bra.l < ket.l else (bra, ket)
-    if not by_threads(bra.l, ket.l):
-        yield from (r_variant(bra.l + ket.l, kind), coulomb.correlation_variant(bra, ket))
+def coulomb_variants(kind, bra, ket, mirrored):
+    """Variants of J alone for two `ListKind`; `mirrored`: all centres lie in a plane."""
+    l_ket, l_bra = sorted(pair_of(side).l for side in (bra, ket))
+    if not by_threads(l_bra, l_ket, mirrored):
+        yield from (r_variant(l_bra + l_ket, kind), coulomb.correlation_variant(l_bra, l_ket, mirrored))
         return
-    for single in {False, in_single(bra.l, ket.l)}:
-        yield from threads_variants(bra.l, ket.l, kind, single)
+    for single in {False, in_single(l_bra, l_ket)}:
+        yield from threads_variants(l_bra, l_ket, kind, single, mirrored)
 
 
 def common_variants(use, symmetries=SYMMETRIES):
@@ -302,7 +301,7 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
         if use != "tensor" and n == k:  # the bounds (ab|ab)
             yield from bounds_variants(unit, bra, len(found[n]), cut)
         if use == "j":
-            yield from coulomb_variants(kind, bra, ket)
+            yield from coulomb_variants(kind, bra, ket, basis.mirror_axis is not None)
             continue
         for many in {False, long}:
             if use == "tensor":
@@ -395,4 +394,5 @@ def jk_variants(unit, kind, bra, ket):
     if unit != "fma":  # such devices make no J and K
         for long, axis in product((True, False), (None, 0, 1, 2)):
             yield from build_variants(unit, kind, bra, ket, long, USES[-1], axis)
-    yield from coulomb_variants(kind, bra, ket)
+    for mirrored in (False, True):
+        yield from coulomb_variants(kind, bra, ket, mirrored)

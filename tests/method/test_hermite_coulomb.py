@@ -1,7 +1,7 @@
 """J alone, in the Hermite basis: against the digestion's J and PySCF's on both backends, and its parts."""
 
 import operator
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -12,9 +12,10 @@ from pyscf import scf
 import md4
 from md4.errors import MemoryLimitError
 from md4.gpu.emit.correlation import Walk, even_ranges
+from md4.gpu.hermite_rows import row_ordinals, row_parts, row_places, row_width, row_words
 from md4.gpu.kernels.coulomb_threads import bras_of_a_block, by_threads, ket_parts, stage_bytes, threads_of_a_block
 from md4.gpu.kernels.hermite_coulomb import functions_of_a_lane, kets_of_a_warp
-from md4.gpu.pair_order import group_edges, powers_of_2, sorted_pairs
+from md4.gpu.pair_order import PairOrder, overlap, part_of_order, powers_of_2, rows_together
 from md4.gpu.tuning import HERMITE_COULOMB
 from md4.method.angular import hermite_ordinal, hermite_triples, packed_hermite, sum_ordinal
 
@@ -133,9 +134,11 @@ def test_functions_of_a_warp(count):
     """Ranges and lanes cover all functions."""
     assert [n for r in even_ranges(count, 32) for n in r] == list(range(count))
     assert all(len(r) <= 32 and r[0] % 2 == 0 for r in even_ranges(count, 32))
-    functions, groups = functions_of_a_lane(count)
-    assert functions <= HERMITE_COULOMB.lane_functions
-    assert 32 * functions * groups >= count > 32 * functions * (groups - 1)
+    for parts in ([count], [count, count - 1], [count, count // 2]):
+        functions, warps = functions_of_a_lane(parts)
+        assert functions <= HERMITE_COULOMB.lane_functions
+        for part, some in zip(parts, warps, strict=True):
+            assert 32 * functions * some >= part > 32 * functions * (some - 1)
 
 
 @pytest.mark.parametrize("count", [1, 31, 1000, 10**6])
@@ -151,30 +154,94 @@ def test_blocks_can_be_counted():
     assert -(-nbra // bras_of_a_block(nbra, blocks, 1.0)) * blocks < 1 << 31
 
 
-def test_classes_of_a_thread():
-    """All functions of a ket have a part, whose numbers are aligned, and r of a warp fits shared memory."""
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_degrees_of_a_thread(mirrored):
+    """All functions of a ket have a part, and r of a warp fits shared memory."""
     for l_bra in range(17):
-        for l_ket in (l for l in range(l_bra + 1) if by_threads(l_bra, l)):
-            parts = ket_parts(l_ket)
-            assert [q for part in parts for q in part] == list(range(len(hermite_triples(l_ket))))
-            assert all(part[0] % 4 == 0 and len(part) <= HERMITE_COULOMB.ket_functions for part in parts)
+        for l_ket in (l for l in range(l_bra + 1) if by_threads(l_bra, l, mirrored)):
+            parts = ket_parts(l_ket, mirrored)
+            assert [q for part in parts for q in part] == np.flatnonzero(row_ordinals(l_ket, mirrored) >= 0).tolist()
+            assert all(len(part) <= HERMITE_COULOMB.ket_functions for part in parts)
             for single in (False, True):
-                warps = threads_of_a_block(l_bra + l_ket, single) // 32
-                assert warps * stage_bytes(l_bra + l_ket, single) <= 120 << 10
+                warps = threads_of_a_block(l_bra + l_ket, single, mirrored) // 32
+                assert warps * stage_bytes(l_bra + l_ket, single, mirrored) <= 120 << 10
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+def test_rows(axis):
+    """Each function has a place of its own; in a plane, those of one parity are together, whatever the axis."""
+    for l in range(7):
+        places, words = row_places(l, axis), row_words(l, axis is not None)
+        assert len(places) % 8 == len(words) % 8 == 0
+        assert len(words) == row_width(l, axis is not None)
+        triples = hermite_triples(l).copy()
+        assert (places[len(triples) :] == -1).all()
+        if axis is not None:
+            triples[:, [0, axis]] = triples[:, [axis, 0]]
+        right = packed_hermite(l)[[hermite_ordinal(*triple) for triple in triples.tolist()]]
+        assert words[places[: len(triples)]].tolist() == right.tolist()
+        parts = row_parts(l, axis is not None)
+        assert sorted(places[: len(triples)].tolist()) == [place for part in parts for place in part]
+        for parity, part in enumerate(parts if axis is not None else ()):
+            mine = [triple for triple, place in zip(triples, places) if place in part]
+            assert all(triple[0] % 2 == parity for triple in mine)
+
+
+def orders():
+    """Pairs of orders of some lengths."""
+    rng, found = np.random.default_rng(0), []
+    for l, (npair, most) in enumerate(((1, 1), (1, 0), (40, 1), (3000, 20), (200000, 1))):
+        bounds, own = 10.0 ** rng.uniform(-14, 2, npair), 10.0 ** rng.uniform(-6, 1, npair)
+        counts = rng.integers(0, most, npair, endpoint=True)
+        found.append((PairOrder(l, counts, bounds, bounds * own), counts, bounds, bounds * own))
+    return found
 
 
 def test_order_of_pairs():
-    """Groups of neighbours, each in the order of the second number to a factor of 2."""
-    rng = np.random.default_rng(0)
-    for npair, nprim in ((1, 1), (1, 0), (40, 40), (3000, 30000), (200000, 200000)):
-        edges, products = group_edges(npair, nprim), 10.0 ** rng.uniform(-20, 3, npair)
-        order = sorted_pairs(edges, products)
-        assert (edges[0], edges[-1]) == (0, npair)
-        assert (np.diff(edges) > 0).all()
-        for first, last in pairwise(edges.tolist()):
-            assert sorted(order[first:last].tolist()) == list(range(first, last))
-            falling = products[order[first:last]]
+    """All primitive pairs have places of their own; groups of falling R, each of falling R f |D| to a factor of 2."""
+    for order, counts, bounds, products in orders():
+        by_place = np.argsort(order.first, kind="stable")
+        by_place = by_place[counts[by_place] > 0]
+        assert order.first[by_place].tolist() == [0, *np.cumsum(counts[by_place])[:-1].tolist()][: len(by_place)]
+        assert order.nprim == counts.sum() == order.edges[-1]
+        last = np.inf
+        for group, (first, end) in enumerate(pairwise(order.edges.tolist())):
+            mine = by_place[(order.first[by_place] >= first) & (order.first[by_place] < end)]
+            if len(mine) == 0:
+                continue
+            assert order.bounds[group] >= bounds[mine].max()
+            assert order.products[group] >= products[mine].max()
+            assert bounds[mine].max() <= 2 * last
+            last = bounds[mine].min()
+            falling = products[mine]
             assert (falling[1:] <= 2 * falling[:-1]).all()
+
+
+def test_what_counts_together():
+    """No quartet that survives is left out, by the ranges of places, by parts of them, or by pieces of parts."""
+    every = orders()
+    for (bra, n_p, r_p, d_p), (ket, n_q, r_q, d_q) in product(every[:4], repeat=2):
+        for least in (0.0, 1e-20, 1e-10, 1e-3, 1e10):
+            found = overlap(bra, ket, least)
+            survive = (r_p[:, None] * d_q >= least) | (d_p[:, None] * r_q >= least)
+            survive &= (n_p[:, None] > 0) & (n_q > 0)
+            assert survive.any() or least > 0 or bra.nprim * ket.nprim == 0
+            assert ((bra.first + n_p)[survive.any(axis=1)] <= found.used).all()
+            assert ((ket.first + n_q)[survive.any(axis=0)] <= found.width).all()
+            assert survive.any() <= (found.filled > 0)
+            assert found.filled <= 1
+            for parts in (1, 3):
+                ends = [part_of_order(bra, found, n, parts) for n in range(parts)]
+                assert (ends[0][0], ends[-1][1]) == (0, found.used)
+                assert all(one[1] == other[0] for one, other in pairwise(ends))
+                pieces = [piece for each in ends for piece in rows_together(bra, found, *each, 10000)]
+                width_of = np.zeros(bra.nprim + 1)
+                for first, end, width in pieces:
+                    assert (width_of[first:end] == 0).all()
+                    width_of[first:end] = width
+                farthest = np.where(survive, ket.first + n_q, 0).max(axis=1)
+                for n in np.flatnonzero(survive.any(axis=1)).tolist():
+                    assert (width_of[bra.first[n] : bra.first[n] + n_p[n]] >= farthest[n]).all()
 
 
 def test_powers_of_any_numbers():

@@ -2,7 +2,7 @@
 
 Intrinsics that are unrolled while code is generated. Densities and sums are those of `md4.method.hermite_coulomb` and
 carry the sign (-1)^|q|. Of the bra, the sign is taken off when a density is read, and put on again when a sum is
-written.
+written. The order of functions in a row is that of `md4.gpu.hermite_rows`.
 """
 
 from functools import cache
@@ -16,6 +16,7 @@ from md4.gpu.emit.instructions import (
     FP64,
     I32,
     I64,
+    add_double,
     aggregate,
     call_asm,
     element_address,
@@ -26,9 +27,11 @@ from md4.gpu.emit.instructions import (
     widened,
 )
 from md4.gpu.emit.scalars import add_double_if
-from md4.gpu.emit.unrolled import emit_by_axis, emit_r, store_doubles
+from md4.gpu.emit.unrolled import emit_by_axis, store_doubles
 from md4.gpu.emit.warp_sums import emit_warp_place, emit_warp_sum
-from md4.method.angular import hermite_ordinal, nherm, packed_hermite, sum_ordinal
+from md4.gpu.hermite_rows import row_parts, row_words
+from md4.method.angular import hermite_ordinal, sum_ordinal
+from md4.method.recurrence import r_places
 
 i32, i64, f64 = types.int32, types.int64, types.float64
 # Numbers that a warp sums at once; see `md4.gpu.emit.warp_sums`.
@@ -41,9 +44,14 @@ ROWS = 4
 
 def even_ranges(count, most):
     """Ranges that cover range(count), of at most `most` numbers each; all lengths but the last are even."""
-    parts = -(-count // most)
-    size = -(-count // parts) + 1 & ~1
+    parts = max(1, -(-count // most))
+    size = max(2, -(-count // parts) + 1 & ~1)
     return [range(n, min(n + size, count)) for n in range(0, count, size)]
+
+
+def pieces(places, ranges):
+    """The parts of a sequence of places that are at some ranges of it."""
+    return [places[some.start : some.stop] for some in ranges]
 
 
 def degree(word):
@@ -90,21 +98,29 @@ def volatile_shared(builder, address, offset, precision):
     return call_asm(builder, precision.llvm, [address], text, constraints, effects=True)
 
 
-@cache
-def make_load_row(count, precision):
-    """Intrinsic (array, first) -> array[first] to array[first + count - 1].
+def load_places(builder, address, places, precision):
+    """{place: number} of some places of a row at `address`, by loads of `precision.vector` numbers each.
 
-    It may read the next numbers, too, up to a multiple of `precision.vector`, of which `first` must be one.
+    Of these numbers, all of which are there, the row begins with the first.
     """
-    kind = types.UniTuple(precision.numba, count)
+    found, at_once = {}, precision.vector
+    for first in sorted({place // at_once * at_once for place in places}):
+        numbers = load_numbers(builder, address, precision.bytes * first, precision)
+        found.update(zip(range(first, first + at_once), numbers))
+    return {place: found[place] for place in places}
+
+
+@cache
+def make_load_row(places, precision):
+    """Intrinsic (array, first) -> array[first + n] for the n of `places`; see `load_places`."""
+    kind = types.UniTuple(precision.numba, len(places))
 
     @intrinsic
     def load_row(typingctx, array, first):
         def codegen(context, builder, signature, args):
-            address, values = element_address(context, builder, signature.args[0], *args, precision.bytes), []
-            for n in range(0, count, precision.vector):
-                values += load_numbers(builder, address, precision.bytes * n, precision)
-            return aggregate(builder, context.get_value_type(kind), values[:count])
+            address = element_address(context, builder, signature.args[0], *args, precision.bytes)
+            values = load_places(builder, address, places, precision).values()
+            return aggregate(builder, context.get_value_type(kind), values)
 
         return kind(array, i64), codegen
 
@@ -112,41 +128,64 @@ def make_load_row(count, precision):
 
 
 @cache
-def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False):
+def make_add_row(places, precision):
+    """Intrinsic (x, array, first): array[first + place] += x_n atomically for the n-th of `places`.
+
+    x is in a precision, the array in FP64.
+    """
+    kind = types.UniTuple(precision.numba, len(places))
+
+    @intrinsic
+    def add_row(typingctx, x, array, first):
+        def codegen(context, builder, signature, args):
+            address = element_address(context, builder, signature.args[1], args[1], args[2])
+            for place, value in zip(places, fields(builder, args[0], len(places))):
+                add_double(builder, address, widened(builder, value), 8 * place)
+            return context.get_dummy_value()
+
+        return types.void(kind, array, i64), codegen
+
+    return add_row
+
+
+@cache
+def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mirrored=False):
     """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane, stage) -> j_ket.
 
     A lane has one primitive quartet; the lanes of a warp share the bra primitive. `zeros` are its [0]^(0..L), `d_ket`
-    and `j_ket` its D_q and J_q for the `functions` q, a range; no others take part. D_p of the bra begins at
+    and `j_ket` its D_q and J_q for the `functions` q, by their places; no others take part. D_p of the bra begins at
     d[d_first]. The sum over p of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to
-    j[j_first:]. All of r is scaled by `weight`. R and j are doubles, all other real numbers are in `precision`.
+    j[j_first:]. All of r is scaled by `weight`. R and j are doubles, all other real numbers are in `precision`. If
+    `mirrored`, R_z is zero, and r[p+q] with it unless p and q have the same parity.
 
-    r is in registers; or, if `staged`, in shared memory: that of lane n and t at `stage` + (32 t + n) numbers, where
+    r is in registers; or, if `staged`, in shared memory: the m-th of lane n at `stage` + (32 m + n) numbers, where
     `stage` is the lane's own address. From there each is loaded once for `ROWS` functions p and the q of a degree,
     which have most sums p + q in common.
     """
     l, nq, real, nbytes = l_bra + l_ket, len(functions), precision.numba, precision.bytes
-    p_words, q_words = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist()
-    orders, ket = types.UniTuple(real, l + 1), types.UniTuple(real, nq)
-    # q of each degree, and functions p whose sums over the warp are made at once
-    degrees = [[q for q in functions if degree(q_words[q]) == n] for n in range(l_ket + 1)]
-    groups = even_ranges(nherm(l_bra), FEW_SUMS if staged else LANES)
+    p_words, q_words = row_words(l_bra, mirrored).tolist(), row_words(l_ket, mirrored).tolist()
+    orders, ket, places = types.UniTuple(real, l + 1), types.UniTuple(real, nq), r_places(l, mirrored)
 
-    def load_row(builder, source, some):
+    # functions p whose sums over the warp are made at once, and the q of each degree that go with them
+    most, groups = FEW_SUMS if staged else LANES, []
+    for of_p, of_q in zip(row_parts(l_bra, mirrored), row_parts(l_ket, mirrored)):
+        mine = [q for q in functions if q in of_q]
+        degrees = [[q for q in mine if degree(q_words[q]) == n] for n in range(l_ket + 1)]
+        groups += [(group, degrees) for group in pieces(of_p, even_ranges(len(of_p), most)) if mine]
+
+    def load_bra(builder, source, some):
         """{p: D_p without its sign} of some functions p."""
-        found, at_once = {}, precision.vector
-        for first in range(some[0] // at_once * at_once, some[-1] + 1, at_once):
-            numbers = load_numbers(builder, source, nbytes * first, precision)
-            found.update(zip(range(first, first + at_once), numbers))
-        return {p: minus(builder, found[p]) if degree(p_words[p]) % 2 else found[p] for p in some}
+        found = load_places(builder, source, some, precision)
+        return {p: minus(builder, value) if degree(p_words[p]) % 2 else value for p, value in found.items()}
 
     def numbers_of_quartet(builder, zeros, separation, stage):
         """A function t -> r[t], which loads it if it is staged."""
+        r = emit_by_axis(builder, zeros, separation, mirrored)
         if not staged:
-            r = emit_r(builder, zeros, separation)
-            return lambda t: r[t]
-        for t, value in emit_by_axis(builder, zeros, separation):
-            store_doubles(builder, stage, [value], 32 * nbytes * t)
-        return lambda t: volatile_shared(builder, stage, 32 * nbytes * t, precision)
+            return dict(r).__getitem__
+        for t, value in r:
+            store_doubles(builder, stage, [value], 32 * nbytes * places[t])
+        return lambda t: volatile_shared(builder, stage, 32 * nbytes * places[t], precision)
 
     @intrinsic
     def quartet_sums(typingctx, zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane, stage):
@@ -158,10 +197,10 @@ def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False):
             source = element_address(context, builder, signature.args[7], *args[7:9], nbytes)
             target = element_address(context, builder, signature.args[9], *args[9:11])
             lane = builder.trunc(args[11], I32)
-            for group in groups:
+            for group, degrees in groups:
                 j_p = dict.fromkeys(group, ir.Constant(precision.llvm, 0.0))
                 for n in range(0, len(group), ROWS):
-                    d_p = load_row(builder, source, group[n : n + ROWS])
+                    d_p = load_bra(builder, source, group[n : n + ROWS])
                     for of_degree in degrees:
                         known = {}
                         for q, p in product(of_degree, group[n : n + ROWS]):
@@ -245,14 +284,15 @@ class Walk:
 
 
 @cache
-def make_correlate(l_ket, count):
+def make_correlate(l_ket, count, mirrored, parity):
     """Intrinsic (words, r, d, d_bra, j_bra, scale, j, first, lane) -> j_bra, for one primitive quartet of a warp.
 
     A lane has `count` functions p of the bra, by their packed words, and their D_p and J_p. r of the quartet is at the
     shared address `r`, D_q of the ket begins at d[first]. The sum over q of r[p+q] D_q is added to J_p. The sum of
-    r[p+q] D_p over the warp's functions p, times `scale`, is added to j[first:].
+    r[p+q] D_p over the warp's functions p, times `scale`, is added to j[first:]. If `mirrored`, all p and q are of one
+    `parity`.
     """
-    bra, words, nq = types.UniTuple(f64, count), types.UniTuple(i32, count), nherm(l_ket)
+    bra, words, part = types.UniTuple(f64, count), types.UniTuple(i32, count), row_parts(l_ket, mirrored)[parity]
 
     @intrinsic
     def correlate(typingctx, places, r, d, d_bra, j_bra, scale, j, first, lane):
@@ -261,23 +301,23 @@ def make_correlate(l_ket, count):
             source = element_address(context, builder, signature.args[2], args[2], args[7])
             d_p, j_p = (fields(builder, x, count) for x in args[3:5])
             target = element_address(context, builder, signature.args[6], *args[6:8])
-            lane, sums, pair = builder.trunc(args[8], I32), [], None
+            lane, sums, pair, place = builder.trunc(args[8], I32), [], None, part.start
             for lq in range(l_ket + 1):
                 for s in range(lq + 1):
-                    for z in range(s + 1):
+                    for z in range(s + 1 if not mirrored or (lq - s) % 2 == parity else 0):
                         q = hermite_ordinal(lq - s, s - z, z)
-                        if q % 2 == 0:
-                            pair = load_numbers(builder, source, 8 * q)
+                        if place % 2 == 0:
+                            pair = load_numbers(builder, source, 8 * place)
                         total = None
                         for n, walk in enumerate(walks):
                             value = shared_double(builder, walk.row, 8 * q)
-                            j_p[n] = fma(builder, value, pair[q % 2], j_p[n])
+                            j_p[n] = fma(builder, value, pair[place % 2], j_p[n])
                             total = builder.fmul(value, d_p[n]) if n == 0 else fma(builder, value, d_p[n], total)
                         sums.append(builder.fmul(total, args[5]))
-                        if len(sums) == LANES or q == nq - 1:
-                            first = q + 1 - len(sums)
-                            place = builder.add(target, I64(8 * first))
-                            add_groups(builder, sums, place, lane, len(sums))
+                        place += 1
+                        if len(sums) == LANES or place == part.stop:
+                            first = builder.add(target, I64(8 * (place - len(sums))))
+                            add_groups(builder, sums, first, lane, len(sums))
                             sums = []
                     for walk in walks:
                         walk.next_s()

@@ -1,9 +1,10 @@
 """J in the Hermite basis on the GPU; the equations are in `md4.method.hermite_coulomb`.
 
-Densities and sums of a list are stored [primitive pair][p], rows padded to blocks of 8, both with the sign (-1)^|p|.
-Two kernels correlate r with the densities of both sides. For small L a thread takes a primitive quartet
-(`md4.gpu.kernels.coulomb_threads`). For larger L a warp takes a bra primitive, its lanes share the functions p, and
-goes through ket primitives, whose r it copies to shared memory; J_q is summed over the warp.
+Densities and sums are stored [place][p], with the sign (-1)^|p|: places are those of the primitive pairs of a degree in
+their order (`md4.gpu.pair_order`), and the order of p is that of `md4.gpu.hermite_rows`. Two kernels correlate r with
+the densities of both sides. For small L a thread takes a primitive quartet (`md4.gpu.kernels.coulomb_threads`). For
+larger L a warp takes a bra primitive, its lanes share the functions p, and goes through ket primitives, whose r it
+copies to shared memory; J_q is summed over the warp.
 """
 
 from typing import NamedTuple
@@ -15,9 +16,9 @@ from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, mak
 from md4.gpu.emit.scalars import load_global, quotient
 from md4.gpu.emit.vectors import make_add_vector, make_load_vector
 from md4.gpu.h_layout import KET_BLOCKS, form_size
+from md4.gpu.hermite_rows import row_parts, row_places, row_width, row_words
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES, blocks_of_8, r_stride
-from md4.method.angular import nherm, packed_hermite
 
 flag = types.boolean
 WARPS = HERMITE_COULOMB.threads // 32
@@ -56,8 +57,26 @@ class PairFunctions(NamedTuple):
     nao: i64
 
 
+class Rows(NamedTuple):
+    """Where the Hermite functions of a list are in the rows of its degree.
+
+    Attributes
+    ----------
+    places : int32 array
+        The place of each primitive pair.
+    columns : int32 array
+        Where each function of a primitive pair is in its row; -1 for those that fill H up.
+    width : int64
+        Numbers of a row.
+    """
+
+    places: I32
+    columns: I32
+    width: i64
+
+
 class Side(NamedTuple):
-    """A range of primitive pairs of a list, with the Hermite densities and sums of the whole list.
+    """A range of the places of a degree, with the Hermite densities and sums of all of them.
 
     Attributes
     ----------
@@ -72,19 +91,28 @@ class Side(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """The Hermite functions of a bra.
+    """The Hermite functions of a bra, of which there are one or two parts (`md4.gpu.hermite_rows.row_parts`).
 
     Attributes
     ----------
     words : int32 array
-        `md4.method.angular.packed_hermite`.
-    count, blocks : int64
-        Their number, and blocks of 8 that hold them.
+        Their packed words.
+    width : int64
+        Numbers of a row.
+    end : int64
+        The place behind the first part.
+    second, last : int64
+        The first place of the second part, and the one behind it.
+    groups : int64
+        Warps that share the first part.
     """
 
     words: I32
-    count: i64
-    blocks: i64
+    width: i64
+    end: i64
+    second: i64
+    last: i64
+    groups: i64
 
 
 class Share(NamedTuple):
@@ -109,7 +137,9 @@ class Share(NamedTuple):
 def hermite_densities():
     """Kernel factory: D_p = sum_ab H[ab, p] w_ab D_ab of all primitive pairs, a warp for 8 functions p of one."""
 
-    def kernel(h: Panels, owner: I64, functions: PairFunctions, matrix: F64, nprim: i64, np8: i64, out: F64):
+    def kernel(
+        h: Panels, owner: I64, functions: PairFunctions, matrix: F64, nprim: i64, np8: i64, rows: Rows, out: F64
+    ):  # fmt: skip
         lane, work = i64(cuda.threadIdx.x) & 31, i64(cuda.blockIdx.x) * WARPS + (i64(cuda.threadIdx.x) >> 5)
         if work < nprim * np8:
             prim = quotient(work, np8)
@@ -125,7 +155,9 @@ def hermite_densities():
             total += cuda.shfl_xor_sync(-1, total, 8)
             total += cuda.shfl_xor_sync(-1, total, 16)
             if lane < 8:
-                out[work * 8 + lane] = 0.5 * total if a == b else total
+                column = i64(rows.columns[8 * block + lane])
+                if column >= 0:
+                    out[rows.places[prim] * rows.width + column] = 0.5 * total if a == b else total
 
     return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
 
@@ -134,18 +166,20 @@ def hermite_sums():
     """Kernel factory: Y_ab = w_ab sum_p H[ab, p] J_p over the primitive pairs of each pair, a warp for 4 rows ab."""
 
     def kernel(
-        h: Panels, start: I64, functions: PairFunctions, sums: F64, np8: i64, npair: i64, row_blocks: i64, y: F64
-    ):
+        h: Panels, start: I64, functions: PairFunctions, sums: F64, np8: i64, npair: i64, row_blocks: i64, rows: Rows,
+        y: F64,
+    ):  # fmt: skip
         lane, work = i64(cuda.threadIdx.x) & 31, i64(cuda.blockIdx.x) * WARPS + (i64(cuda.threadIdx.x) >> 5)
         if work < npair * row_blocks:
             pair = quotient(work, row_blocks)
             row, total = (work - pair * row_blocks) * 4 + (lane >> 3), 0.0
             for prim in range(start[pair], start[pair + 1]):
-                block, source = i64(0), prim * h.size + 8 * row + (lane & 7)
+                block, source, first = i64(0), prim * h.size + 8 * row + (lane & 7), rows.places[prim] * rows.width
                 while block < np8:
-                    if row < functions.nab:
+                    column = i64(rows.columns[8 * block + (lane & 7)])
+                    if row < functions.nab and column >= 0:
                         value = load_global(h.numbers, source + block * h.rows8 * 64)
-                        total += value * load_global(sums, (prim * np8 + block) * 8 + (lane & 7))
+                        total += value * load_global(sums, first + column)
                     block += 1
             total += cuda.shfl_xor_sync(-1, total, 1)
             total += cuda.shfl_xor_sync(-1, total, 2)
@@ -158,12 +192,16 @@ def hermite_sums():
     return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
 
 
-def correlation_by_warps(l_ket, count):
-    """Kernel factory for larger L: J_p += r D_q and J_q += r D_p, r from memory, `count` functions p a lane."""
-    correlate, load, add = make_correlate(l_ket, count), make_load_vector(count), make_add_vector(count)
+def correlation_by_warps(l_ket, count, mirrored):
+    """Kernel factory for larger L: J_p += r D_q and J_q += r D_p, r from memory, `count` functions p a lane.
+
+    `mirrored`: all centres have the same coordinate on axis 0. Then a warp has functions p of one parity.
+    """
+    correlate, correlate_odd = (make_correlate(l_ket, count, mirrored, n) for n in ((0, 1) if mirrored else (0, 0)))
+    load, add = make_load_vector(count), make_add_vector(count)
     words_of, signed, empty = make_load_words(count), make_signed(count), make_empty(count)
     copy, wait_one, wait_all = make_copy_range(32), make_wait_copies(1), make_wait_copies(0)
-    nq = 8 * blocks_of_8(nherm(l_ket))
+    nq = row_width(l_ket, mirrored)
 
     def kernel(functions: Functions, bra: Side, ket: Side, triangle: flag, r: F64, stride: i64, share: Share):
         tid = i64(cuda.threadIdx.x)
@@ -172,15 +210,18 @@ def correlation_by_warps(l_ket, count):
         part = quotient(work, bra.count * share.groups)
         work -= part * bra.count * share.groups
         i = quotient(work, share.groups)
-        first = (work - i * share.groups) * (32 * count) + lane
+        group, end, odd = work - i * share.groups, functions.end, False
+        first = group * (32 * count) + lane
+        if mirrored and group >= functions.groups:
+            first, end, odd = functions.second + (group - functions.groups) * (32 * count) + lane, functions.last, True
         k, buffer_bytes = part * share.step, 8 * stride
         last = min(k + share.step, ket.count)
         if triangle:
             last = min(last, bra.first + i - ket.first + 1)
         base = shared_address(cuda.shared.array(0, types.float64)) + warp * 2 * buffer_bytes
         if part < share.parts and k < last:
-            own, limit = (bra.first + i) * (8 * functions.blocks) + first, (functions.count - first + 31) >> 5
-            words = words_of(functions.words, first, functions.count - 1)
+            own, limit = (bra.first + i) * functions.width + first, (end - first + 31) >> 5
+            words = words_of(functions.words, first, end - 1)
             d, j, buffer = signed(load(address_of(bra.d, own), i64(256), i32(limit)), words), empty(), i64(0)
             # bra primitives that are taken at the same time begin at different kets, to whose sums they all add
             begin, left = k, last - k
@@ -200,7 +241,11 @@ def correlation_by_warps(l_ket, count):
                 cuda.syncwarp()
                 # both sums of a quartet of a primitive pair with itself are the same one
                 scale = 0.0 if triangle and ket.first + this == bra.first + i else 1.0
-                j = correlate(words, i32(here), ket.d, d, j, scale, ket.j, (ket.first + this) * nq, lane)
+                row = (ket.first + this) * nq
+                if mirrored and odd:
+                    j = correlate_odd(words, i32(here), ket.d, d, j, scale, ket.j, row, lane)
+                else:
+                    j = correlate(words, i32(here), ket.d, d, j, scale, ket.j, row, lane)
                 cuda.syncwarp()
                 left -= 1
             add(signed(j, words), bra.j, own, 32, limit)
@@ -211,10 +256,11 @@ def correlation_by_warps(l_ket, count):
 # launchers
 
 
-def functions_of_a_lane(count):
-    """(functions p of a lane, warps that share the `count` functions of a bra primitive)."""
-    groups = -(-count // (32 * HERMITE_COULOMB.lane_functions))
-    return -(-count // (32 * groups)), groups
+def functions_of_a_lane(parts):
+    """(functions p of a lane, warps that share each part), by the numbers of functions of the parts of a bra."""
+    warps = [max(1, -(-count // (32 * HERMITE_COULOMB.lane_functions))) for count in parts]
+    lane = max(-(-count // (32 * some)) for count, some in zip(parts, warps))
+    return lane, [-(-count // (32 * lane)) for count in parts]
 
 
 def kets_of_a_warp(nket, warps):
@@ -228,14 +274,15 @@ def warps_of_a_block(warp_bytes):
     return warps, warps * warp_bytes
 
 
-def hermite_width(pairs):
-    """Doubles of D or J of one primitive pair."""
-    return 8 * blocks_of_8(pairs.nherm)
+def correlation_variant(l_bra, l_ket, mirrored):
+    """The variant that contracts r with the densities of both sides; `l_bra` is not the smaller one."""
+    lane, _ = functions_of_a_lane(list(map(len, row_parts(l_bra, mirrored))))
+    return Variant(correlation_by_warps, (l_ket, lane, mirrored))
 
 
-def correlation_variant(bra, ket):
-    """The variant that contracts r of a class with the densities of both sides; the bra's l is the larger."""
-    return Variant(correlation_by_warps, (ket.l, functions_of_a_lane(nherm(bra.l))[0]))
+def rows_of(context, pairs, places, axis):
+    """`Rows` of a list; `axis` as in `md4.gpu.hermite_rows.row_places`."""
+    return places, context.table(row_places, pairs.l, axis), row_width(pairs.l, axis is not None)
 
 
 def panels(pairs, h):
@@ -243,33 +290,43 @@ def panels(pairs, h):
     return Panels(h, form_size(pairs, KET_BLOCKS), blocks_of_8(pairs.nab))
 
 
-def launch_hermite_densities(context, prepared, h, ao, matrix, nao, out):
-    """D_p of a whole list from `matrix`, D + D^T of nao x nao; `h` is in the form `KET_BLOCKS`."""
+def launch_hermite_densities(context, prepared, h, ao, matrix, nao, places, axis, out):
+    """D_p of a whole list from `matrix`, D + D^T of nao x nao; `h` is in the form `KET_BLOCKS`.
+
+    `places` are those of its primitive pairs; `axis` as in `rows_of`.
+    """
     pairs = prepared.pairs
     np8 = blocks_of_8(pairs.nherm)
     context.launch(
         Variant(hermite_densities, ()), -(-pairs.nprim * np8 // WARPS), HERMITE_COULOMB.threads, 0,
         panels(pairs, h), prepared.data.owner, PairFunctions(ao, pairs.nb, pairs.nab, nao), matrix, pairs.nprim, np8,
-        out,
+        rows_of(context, pairs, places, axis), out,
     )  # fmt: skip
 
 
-def launch_hermite_sums(context, prepared, h, ao, sums, nao, y):
-    """Y of a whole list from its J_p."""
+def launch_hermite_sums(context, prepared, h, ao, sums, nao, places, axis, y):
+    """Y of a whole list from its J_p; `places` and `axis` as in `launch_hermite_densities`."""
     pairs = prepared.pairs
     row_blocks = -(-pairs.nab // 4)
     context.launch(
         Variant(hermite_sums, ()), -(-len(pairs) * row_blocks // WARPS), HERMITE_COULOMB.threads, 0,
         panels(pairs, h), prepared.data.start, PairFunctions(ao, pairs.nb, pairs.nab, nao), sums,
-        blocks_of_8(pairs.nherm), len(pairs), row_blocks, y,
+        blocks_of_8(pairs.nherm), len(pairs), row_blocks, rows_of(context, pairs, places, axis), y,
     )  # fmt: skip
 
 
-def contraction_launcher(context, bra, ket):
-    """The function by which `launch_contraction` launches for two `ListFacts` of larger L."""
-    variant, count, stride = correlation_variant(bra, ket), nherm(bra.l), r_stride(bra.l + ket.l)
-    functions = context.table(packed_hermite, bra.l), count, blocks_of_8(count)
-    groups, (warps, shared) = functions_of_a_lane(count)[1], warps_of_a_block(16 * stride)
+def contraction_launcher(context, l_bra, l_ket, mirrored):
+    """The function by which `launch_contraction` launches for two degrees."""
+    variant, stride, (first, *others) = (
+        correlation_variant(l_bra, l_ket, mirrored), r_stride(l_bra + l_ket), row_parts(l_bra, mirrored)
+    )  # fmt: skip
+    second, (warps, shared) = others[0] if others else range(0), warps_of_a_block(16 * stride)
+    of_parts = functions_of_a_lane([len(first), len(second)])[1]
+    functions = (
+        context.table(row_words, l_bra, mirrored), row_width(l_bra, mirrored), first.stop, second.start, second.stop,
+        of_parts[0],
+    )  # fmt: skip
+    groups = sum(of_parts)
 
     def launch(context, ab, cd, triangle, r, bra, ket):
         nbra, nket = ab.nprim, cd.nprim
@@ -284,6 +341,10 @@ def contraction_launcher(context, bra, ket):
     return launch
 
 
-def launch_contraction(context, ab, cd, triangle, r, bra, ket):
-    """J of both sides of a chunk of larger L from its r; `bra` and `ket` are (D, J) of the whole lists."""
-    context.fixed(contraction_launcher, ab.facts, cd.facts)(context, ab, cd, triangle, r, bra, ket)
+def launch_contraction(context, ab, cd, mirrored, r, bra, ket):
+    """J of both sides of two ranges of places from their r; `bra` and `ket` are (D, J) of both degrees.
+
+    `mirrored`: all centres have the same coordinate on axis 0.
+    """
+    launch = context.fixed(contraction_launcher, ab.facts.l, cd.facts.l, mirrored)
+    launch(context, ab, cd, ab.facts.l == cd.facts.l, r, bra, ket)

@@ -227,6 +227,20 @@ def extent(basis):
     return Extent(exponents, float(np.linalg.norm(np.ptp(basis.centres, axis=0))))
 
 
+def largest_single_exponent(l):
+    """Exponents of bra and ket up to which powers do not overflow FP32, if one of both is as small (Bohr^-2)."""
+    return 0.5 * LARGEST_SINGLE ** (1 / max(1, l))
+
+
+def has_range_of_single(where):
+    """Whether distances and exponents of a basis fit FP32, but for the powers of `largest_single_exponent`."""
+    least, largest = (pick(end) for pick, end in zip((min, max), zip(*where.exponents.values())))
+    return (
+        where.distance <= LARGEST_SINGLE_DISTANCE and LEAST_SINGLE_EXPONENT <= 2.0 * least
+        and 2.0 * largest <= LARGEST_SINGLE_EXPONENT
+    )  # fmt: skip
+
+
 def fits_single(where, bra, ket):
     """Whether nothing overflows FP32, or is lost by underflow, in the quartets of two lists.
 
@@ -239,8 +253,8 @@ def fits_single(where, bra, ket):
     (least_p, largest_p), (least_q, largest_q) = (
         np.add(where.exponents[pairs.la], where.exponents[pairs.lb]) for pairs in (bra, ket)
     )
-    powers = (2.0 * min(largest_p, largest_q)) ** max(1, bra.l + ket.l)
+    most = largest_single_exponent(bra.l + ket.l)
     return bool(
-        where.distance <= LARGEST_SINGLE_DISTANCE and powers <= LARGEST_SINGLE
+        where.distance <= LARGEST_SINGLE_DISTANCE and min(largest_p, largest_q) <= most
         and LEAST_SINGLE_EXPONENT <= min(least_p, least_q) and max(largest_p, largest_q) <= LARGEST_SINGLE_EXPONENT
     )  # fmt: skip

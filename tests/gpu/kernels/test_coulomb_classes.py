@@ -1,6 +1,6 @@
-"""J of one class by a thread a primitive quartet, on the emulated GPU, which reports addresses that are not its own.
+"""J of two degrees on the emulated GPU, which reports addresses that are not its own.
 
-Contracted pairs, more kets than lanes, r in registers and in shared memory, kets in one and several parts.
+By a thread a primitive quartet, and by a warp. Contracted pairs, more kets than lanes, r in registers and in shared memory, kets in one and several parts.
 """
 
 from dataclasses import replace
@@ -12,15 +12,19 @@ from emulator import running
 import md4
 from md4.gpu import hermite_coulomb, tuning
 from md4.gpu.kernels import coulomb_threads
-from md4.plan import QuartetRows, QuartetRule
+from md4.plan import QuartetRule
 
 
-def side(rng, l, count):
-    """Shells of `count` pairs whose l add up to `l`, of two primitive pairs each."""
+def side(rng, l, count, axis):
+    """Shells of `count` pairs whose l add up to `l`, of two primitive pairs each; all in one plane if there is `axis`.
+    """
+    centres = rng.normal(size=(2 * count, 3)) / 2
+    if axis is not None:
+        centres[:, 2 - axis] = 0.3
     shells = []
-    for _ in range(count):
-        shells.append(md4.Shell((l + 1) // 2, [0.9, 2.1], [[0.6], [0.5]], rng.normal(size=3) / 2))
-        shells.append(md4.Shell(l // 2, [1.3], [[1.0]], rng.normal(size=3) / 2))
+    for one, other in zip(centres[::2], centres[1::2]):
+        shells.append(md4.Shell((l + 1) // 2, [0.9, 2.1], [[0.6], [0.5]], one))
+        shells.append(md4.Shell(l // 2, [1.3], [[1.0]], other))
     return shells
 
 
@@ -34,38 +38,39 @@ def by_integrals(basis, bra, ket, twice):
     return y
 
 
-def by_threads(basis, bra, ket, twice):
+def by_device(basis, bra, ket, twice):
     """The same by `DeviceCoulomb`."""
     engine, ones = md4.Engine(basis, backend="cuda"), np.ones(len(bra) + len(ket))
-    ab, cd = lists = [engine.prepare(pairs) for pairs in (bra, ket)]
+    lists = [engine.prepare(pairs) for pairs in (bra, ket)]
     target = engine.backend.sums.coulomb(basis, twice[None])
-    target.screen_by(QuartetRule(1e-30, None, ones, ones, None, None))
-    for prepared in lists:
-        target.load(prepared)
-    counts = np.full(len(bra), len(ket), dtype=np.int32)
-    assert target.take_rows(QuartetRows(ab, cd, False, 0, counts, (0, len(bra)), None), 0, 1)
-    for prepared in lists:
-        target.collect(prepared)
+    target.screen_by(QuartetRule(1e-30, None, ones, ones, None, None), lists)
+    target.load(lists)
+    target.take(*(prepared.facts.l for prepared in lists), 0, 1)
+    target.collect(lists)
     return target.result()[0]
 
 
-@pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("classes", [(0, 0), (1, 4), (5, 4), (7, 5)], ids=str)
-def test_class(classes, single, monkeypatch):
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+@pytest.mark.parametrize("way", ["double", "single", "warps"])
+@pytest.mark.parametrize("classes", [(1, 0), (4, 1), (5, 4), (7, 5)], ids=str)
+def test_class(classes, way, axis, monkeypatch):
+    """Also of molecules in a plane, which lies along any of the axes, but not through the origin."""
+    changes = {"single_ratio": 1e80 if way == "single" else 0.0, "fewest_singles": 0}
+    if way == "warps":
+        changes |= {"thread_l": -1, "mirrored_thread_l": -1}
     for module in (coulomb_threads, hermite_coulomb):
-        changed = replace(tuning.HERMITE_COULOMB, single_ratio=1e80 if single else 0.0)
-        monkeypatch.setattr(module, "HERMITE_COULOMB", changed)
+        monkeypatch.setattr(module, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, **changes))
     rng = np.random.default_rng(sum(classes))
-    counts = (1, 17) if max(classes) == 0 else (2, 3) if max(classes) < 5 else (1, 1)
-    basis = md4.Basis([shell for l, count in zip(classes, counts) for shell in side(rng, l, count)])
+    counts = (1, 17) if max(classes) == 1 else (2, 3) if max(classes) < 5 else (1, 1)
+    basis = md4.Basis([shell for l, count in zip(classes, counts) for shell in side(rng, l, count, axis)])
     every = [[n, n + 1] for n in range(0, len(basis), 2)]
     bra, ket = every[: counts[0]], every[counts[0] :]
     twice = rng.normal(size=(basis.nao, basis.nao))
     twice += twice.T
     right = by_integrals(basis, bra, ket, twice)
     with running() as machine:
-        ours = by_threads(basis, bra, ket, twice)
-    assert "correlation_by_threads" in machine.kernels
+        ours = by_device(basis, bra, ket, twice)
+    assert ("correlation_by_warps" if way == "warps" else "correlation_by_threads") in machine.kernels
     error = abs(ours - right).max() / abs(right).max()
-    assert error < (2e-6 if single else 1e-14)
-    assert (error > 1e-12) == single
+    assert error < (2e-6 if way == "single" else 1e-14)
+    assert (error > 1e-12) == (way == "single")

@@ -524,7 +524,8 @@ def test_numbers_of_the_rule_are_rounded_up(value):
 def coulomb_tuning(monkeypatch, **changes):
     """Changes numbers of `HERMITE_COULOMB`."""
     for module in (coulomb_threads, hermite_coulomb_target):
-        monkeypatch.setattr(module, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, **changes))
+        changed = replace(tuning.HERMITE_COULOMB, fewest_singles=0, **changes)
+        monkeypatch.setattr(module, "HERMITE_COULOMB", changed)
 
 
 @pytest.mark.parametrize(
@@ -584,13 +585,14 @@ def test_j_alone_of_many_pairs(monkeypatch):
 
 def test_parts_of_j_alone(monkeypatch):
     """Parts of pairs of lists, as several workers take them, are together the whole; also of classes that swap."""
-    take = hermite_coulomb_target.DeviceCoulomb.take_rows
+    take = hermite_coulomb_target.DeviceCoulomb.take
 
-    def in_parts(self, rows, part, parts):
+    def in_parts(self, l_bra, l_ket, part, parts):
         assert (part, parts) == (0, 1)
-        return all(take(self, rows, n, 5) for n in range(5))
+        for n in range(5):
+            take(self, l_bra, l_ket, n, 5)
 
-    monkeypatch.setattr(hermite_coulomb_target.DeviceCoulomb, "take_rows", in_parts)
+    monkeypatch.setattr(hermite_coulomb_target.DeviceCoulomb, "take", in_parts)
     basis = chain((0, 1, 0, 0), far=0.5)
     dm = densities(basis, 1)
     with running():
