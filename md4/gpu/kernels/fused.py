@@ -221,7 +221,10 @@ def reach_in_passes(shells, nq):
 
 @dataclass(frozen=True)
 class FusedTile:
-    """What a warp does: fragments of 16 rows, q blocks at a time, cd blocks; ket pairs of a group, 0 if it takes none."""
+    """What a warp does: fragments of 16 rows, q blocks at a time, cd blocks; ket pairs of a group.
+
+    `kets` is 0 if ket pairs are taken one by one, which may be contracted.
+    """
 
     mt: int
     nq: int
@@ -245,13 +248,13 @@ def fused_tile(bra, ket):
         return None
     passes = -(-nq8 // min(most, PADDING))
     tile = FusedTile(mt, -(-nq8 // passes), nc, 0)
-    wider = [replace(tile, kets=kets) for kets in FUSED.at_once] if ket.max_prim == 1 == passes else []
-    return next((wide for wide in wider if wide.doubles <= FUSED.group_doubles and fits(wide, bra, ket)), tile)
-
-
-def fits(tile, bra, ket):
-    """Whether two blocks with a tile of several ket pairs have shared memory."""
-    return sum(fused_shared(bra, ket, tile.kets)) <= SHARED_BYTES
+    if ket.max_prim > 1 or passes > 1:
+        return tile
+    for kets in FUSED.at_once:
+        wider = replace(tile, kets=kets)
+        if wider.doubles <= FUSED.group_doubles and sum(fused_shared(bra, ket, kets)) <= SHARED_BYTES:
+            return wider
+    return tile
 
 
 def fused_blocks(tile, bra, ket):
@@ -292,7 +295,8 @@ def tile_variant(unit, bra, ket, tile, blocks, matrix, limited):
     facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), TILES.warps, blocks
     facts, target = (*facts, bra.max_prim > 1, unit), (matrix, limited) if matrix or limited else ()
     if tile.kets:
-        return Variant(fused_groups, (*facts, tile.kets, *target))
+        ahead = 2 * tile.kets * sum(facts[3]) <= FUSED.ahead_doubles
+        return Variant(fused_groups, (*facts, tile.kets, ahead, *target))
     return Variant(fused_transforms, (*facts, *target))
 
 

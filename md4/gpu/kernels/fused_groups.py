@@ -138,13 +138,12 @@ def make_write_rows(mt, nc, kets):
     return jit_device(write_rows)
 
 
-def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, matrix=False, limited=False):
+def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, ahead, matrix=False, limited=False):
     """Kernel factory; `kets`: ket pairs of a group, of one primitive pair each at most. `nq` are all blocks of q.
 
-    The rest as of `md4.gpu.kernels.fused.fused_transforms`.
+    `ahead`: H[cd, q] is fetched before the first product. The rest as of `md4.gpu.kernels.fused.fused_transforms`.
     """
     threads, wide, reach = 32 * warps, unit == "dmma16", ket_reach * kets
-    ahead = 2 * sum(reach) <= FUSED.ahead_doubles
     empty, empty_left = make_empty(4 * mt * nc * kets), make_empty(4 * mt * nq * kets)
     chain, right_blocks = make_chain(mt, nq, nc, wide, reach, kets, ahead), make_right_blocks(nc, reach)
     products = make_staircase_products(2 * mt, nq * kets, wide, False, ahead=False, same=kets)
