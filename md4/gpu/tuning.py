@@ -228,7 +228,7 @@ class HermiteCoulombTuning:
     thin: int  # a block goes through so many times as many, most of which do not count, at most
     single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
     single_l: int  # highest L in single precision
-    fewest_singles: int  # primitive quartets from which on some are computed in single precision
+    fewest_singles: int  # primitive quartets that a launch in single precision should have, about
     lane_functions: int  # most Hermite functions p of a lane where a warp takes a bra primitive
     warps: int  # warps that a launch should have before each takes several ket primitives
     warp_kets: int  # most ket primitives of a warp
@@ -255,7 +255,7 @@ class HermiteCoulombTuning:
 HERMITE_COULOMB = HermiteCoulombTuning(
     threads=128, thread_l=12, mirrored_thread_l=12, thread_ket_l=6, ket_functions=35, staged_l=7, staged_single_l=9,
     mirrored_staged_l=8, mirrored_staged_single_l=10, thread_blocks=8192, thread_bras=64, thin=4, single_ratio=1e5,
-    single_l=12, fewest_singles=1 << 22, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20,
+    single_l=12, fewest_singles=1 << 21, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20,
     fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
     mirrored_blocks=(5, 5, 5, 4, 3, 2), mirrored_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
 )  # fmt: skip
