@@ -47,11 +47,7 @@ from md4.gpu.staircases import (
 from md4.gpu.tuning import TILES, blocks_of_8, r_count, reach_levels, turned_split
 from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.method.hermite import solid_terms, structure
-<<<<<<< HEAD
-from md4.method.mirror import part_functions
-=======
 from md4.method.mirror import class_structure, part_functions, part_rows
->>>>>>> parts
 
 CLASSES = [
     (0, 0, True, 1, 1), (2, 1, True, 1, 1), (2, 2, True, 1, 1), (3, 3, True, 2, 1), (5, 4, True, 1, 1),
