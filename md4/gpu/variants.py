@@ -393,6 +393,7 @@ def jk_variants(unit, kind, bra, ket):
     order = (other, one) if digestion.digest_swapped(one, other) else (one, other)
     yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])
     if unit != "fma":  # such devices make no J and K
-        for long, axis in product((True, False), (None, 0, 1, 2)):
+        axes = () if digestion.by_quartets(one, other) else range(3)
+        for long, axis in ((True, None), (False, None), *((False, axis) for axis in axes)):
             yield from build_variants(unit, kind, bra, ket, long, USES[-1], axis)
     yield from coulomb_variants(kind, bra, ket)
