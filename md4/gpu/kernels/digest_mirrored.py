@@ -24,6 +24,7 @@ from md4.gpu.device_code import F64, I32, cuda, i32, i64, jit_device, types, u64
 from md4.gpu.emit.digest_mirrored import (
     make_load_listed,
     make_load_parts,
+    make_mask_parts,
     make_sums_by_parity,
     make_sums_over_a,
     make_sums_over_b,
@@ -147,7 +148,7 @@ class WarpMemory(NamedTuple):
         c (see `lane_sum`), the places of its two numbers (D + D^T)_ab (see `ab_place`), the row whose AO it finds (see
         `own_row`), and the last four numbers of its `Part`.
     rows : int32
-        AOs of a tile, -1 where there is none.
+        AOs of a tile; -1 minus the shell's first one where the tile has no such function.
     ab : int32
         (D + D^T)_ab of a tile, those of the even part first.
     sums : int32
@@ -231,8 +232,8 @@ class Tile(NamedTuple):
         How many functions b.
     every : bool
         The lanes' quartets all count, and the tile has as many functions as there can be, but perhaps for the last a.
-    source, second : int64
-        Address of the first integral of both lists.
+    origin, source, second : int64
+        Addresses of the quartet's first integral, and of the first ones of both lists.
     row_step, second_step, step : int32
         Bytes from one a of both lists, and from one b, to the next.
     """
@@ -247,6 +248,7 @@ class Tile(NamedTuple):
     even: i32
     odd: i32
     every: types.boolean
+    origin: i64
     source: i64
     second: i64
     row_step: i32
@@ -277,15 +279,16 @@ def make_lists(rows, even, odd):
         return start, left
 
     @jit_device
-    def stage_rows(tile, shape, memory):
-        """Puts the AOs of a tile to shared memory."""
+    def ao_of_lane(tile, shape, memory):
+        """The lane's of the AOs of a tile, as `WarpMemory.rows` holds them."""
         lane, ao = number_of_lane(memory.mine, 0), tile.b
         start, left = number_of_lane(memory.mine, 7), number_of_lane(memory.mine, 8)
         offset = tile.first_even if lane < even else tile.first_odd
         if lane >= count:
             ao, offset = tile.a, tile.first_a
-        ao = i32(ao + shape.functions[u64(i32(start + offset))]) if offset < left else i32(-1)
-        store_number(i32(memory.rows + 4 * lane), ao)
+        there = offset < left
+        function = shape.functions[u64(i32(start + offset if there else 0))]
+        return i32(ao + function) if there else i32(-1 - ao)
 
     @jit_device
     def ab_place(n):
@@ -301,28 +304,30 @@ def make_lists(rows, even, odd):
             b, a = i32(even + second_n - a * odd), i32(second + a)
         return i32(256 * a + b) if n < integrals else i32(-1)
 
-    return own_row, stage_rows, ab_place
+    return own_row, ao_of_lane, ab_place
 
 
 def make_ab(rows, even, odd):
     """Device functions that load (D + D^T)_ab of a tile, that stage it in shared memory, and that add up Y_ab."""
     count, two = rows * (even + odd), 2 * padded(rows * (even + odd)) > 32
-    load, sums, first_sum = make_load_tile(1, 1, False), make_sums_by_parity(count), jit_device(sum_place)
+    load, sums, first_sum = make_load_tile(1, 1, True), make_sums_by_parity(count), jit_device(sum_place)
 
     @jit_device
     def place_ab(slot, memory, at):
-        """The place of one of the lane's numbers in a matrix in bytes, or -1."""
-        rows_of, a, b = number_of_lane(memory.mine, slot), i32(-1), i32(-1)
-        if rows_of >= 0:
-            a = number_of_lane(i32(memory.rows + 4 * (rows_of >> 8)), 0)
-            b = number_of_lane(i32(memory.rows + 4 * (rows_of & 255)), 0)
-        return address_at(address_at(i64(0), a, at.row), b, 8) if a >= 0 and b >= 0 else i64(-1)
+        """The place of one of the lane's numbers in a matrix in bytes, and whether there is one."""
+        rows_of = number_of_lane(memory.mine, slot)
+        known = i32(max(rows_of, i32(0)))
+        a = number_of_lane(i32(memory.rows + 4 * (known >> 8)), 0)
+        b = number_of_lane(i32(memory.rows + 4 * (known & 255)), 0)
+        there = i32(i32(rows_of | a) | b) >= 0
+        return address_at(address_at(i64(0), i32(a if there else 0), at.row), i32(b if there else 0), 8), there
 
     @jit_device
     def number_ab(slot, memory, at):
         """One of the lane's numbers (D + D^T)_ab of a tile, or 0."""
-        place = place_ab(slot, memory, at)
-        return load(at.twice + place, i32(0), i32(0), i32(1), i32(1 if place >= 0 else 0))[0]
+        place, there = place_ab(slot, memory, at)
+        number = load(at.twice + place, i32(0), i32(0), i32(1), i32(1))[0]
+        return number if there else 0.0
 
     @jit_device
     def load_ab(memory, at):
@@ -340,8 +345,8 @@ def make_ab(rows, even, odd):
     @jit_device
     def add_part(total, slot, memory, at):
         """Adds a sum to Y, if there is one."""
-        place = place_ab(slot, memory, at)
-        if place >= 0:
+        place, there = place_ab(slot, memory, at)
+        if there:
             add_at(at.y + place, total)
 
     @jit_device
@@ -401,27 +406,27 @@ def make_digestion(rows, even, odd, with_k, with_j):
     """Device function that digests a tile, and returns its part of Y_cd."""
     facts, count = (rows, even, odd), rows * (even + odd)
     load_every, load_some = (make_load_parts(*facts, every) for every in (True, False))
+    mask_every, mask_some = (make_mask_parts(*facts, every) for every in (True, False))
     scale, dot, half = make_scale_tile(count), make_shared_dot(count), padded(count)
     (load_ab, stage_ab, add_y_ab), (load_densities, stage_x, add_x) = make_ab(*facts), make_x(*facts)
-    _, stage_rows, _ = make_lists(*facts)
+    _, ao_of_lane, _ = make_lists(*facts)
 
     @jit_device
     def load(tile):
-        if tile.every:
-            return load_every(
-                tile.source, tile.row_step, tile.second, tile.second_step, tile.step, tile.rows, tile.second_rows,
-                tile.even, tile.odd,
-            )  # fmt: skip
-        return load_some(
-            tile.source, tile.row_step, tile.second, tile.second_step, tile.step, tile.rows, tile.second_rows,
-            tile.even, tile.odd,
-        )  # fmt: skip
+        first = tile.origin, tile.source, tile.row_step
+        rest = tile.second, tile.second_step, tile.step, tile.rows, tile.second_rows, tile.even, tile.odd
+        return load_every(*first, *rest) if tile.every else load_some(*first, *rest)
+
+    @jit_device
+    def mask(integrals, tile):
+        there = tile.rows, tile.second_rows, tile.even, tile.odd
+        return mask_every(integrals, *there) if tile.every else mask_some(integrals, *there)
 
     @jit_device
     def digest(tile, weight, scaled, d_cd, shape, task, memory, at):
-        cuda.syncwarp()  # the rows of the tile before are not read any more
-        stage_rows(tile, shape, memory)
-        integrals = load(tile)
+        ao, integrals = ao_of_lane(tile, shape, memory), load(tile)
+        cuda.syncwarp()  # the AOs of the tile before are not read any more
+        store_number(i32(memory.rows + 4 * number_of_lane(memory.mine, 0)), ao)
         cuda.syncwarp()
         if with_j:
             numbers = load_ab(memory, at)
@@ -430,6 +435,7 @@ def make_digestion(rows, even, odd, with_k, with_j):
         if with_j:
             stage_ab(numbers, memory)
             cuda.syncwarp()
+        integrals = mask(integrals, tile)
         if scaled:
             integrals = scale(integrals, weight)
         if with_k:
@@ -467,8 +473,8 @@ def make_walk(rows, even, odd, with_k, with_j):
                     a, b, n, even_b, odd_b,
                     evens if task.parity == 0 else odds, odds if task.parity == 0 else evens,
                     i32(nb - even_b), i32(nb_odd - odd_b),
-                    all_live and na_odd - n >= rows - 1 and even_b + even <= nb and odd_b + odd <= nb_odd,
-                    address_at(first, even_b, step), address_at(second, odd_b, step), row_step, second_step, step,
+                    all_live and na_odd - n >= max(rows - 1, 1) and even_b + even <= nb and odd_b + odd <= nb_odd,
+                    source, address_at(first, even_b, step), address_at(second, odd_b, step), row_step, second_step, step,
                 )  # fmt: skip
                 y_cd += digest(tile, weight, scaled, d_cd, shape, task, memory, at)
                 even_b, odd_b = i32(even_b + even), i32(odd_b + odd)
