@@ -27,33 +27,33 @@ def split(values, rows, even, odd):
     return [first[a * even : (a + 1) * even] for a in range(rows)], [second[a * odd : (a + 1) * odd] for a in range(rows)]
 
 
-def emit_list(builder, rows, columns, every, origin, first, row_step, step, rows_left, columns_left):
-    """The integrals of one list of functions a, see `make_load_parts`.
+def presence(builder, rows, columns, every, rows_left, columns_left):
+    """Whether there are the rows, and the columns, of one list; None where that is known. See `make_load_parts`."""
+    of_rows, of_columns = (
+        [builder.icmp_signed(">", left, I32(n)) for n in range(count)]
+        for left, count in ((rows_left, rows), (columns_left, columns))
+    )
+    if every:
+        return [None] * (rows - 1) + (of_rows[-1:] if rows > 1 else [None]), [None] * columns
+    of_rows[0] = of_columns[0] = builder.and_(of_rows[0], of_columns[0])
+    return of_rows, of_columns
 
-    Whether there is an integral is asked by choosing its address, and then between its value and 0. A load under a
-    condition would wait for the loads before it.
-    """
+
+def emit_list(builder, rows, columns, every, origin, first, row_step, step, rows_left, columns_left):
+    """The loads of one list of functions a, see `make_load_parts`."""
     if not columns:
         return []
-    in_rows, in_columns = ([builder.icmp_signed(">", left, I32(n)) for n in range(count)]
-                           for left, count in ((rows_left, rows), (columns_left, columns)))
+    of_rows, of_columns = presence(builder, rows, columns, every, rows_left, columns_left)
     zero, offsets = I32(0), [builder.mul(step, I32(b)) for b in range(columns)]
-    if every:
-        in_rows, in_columns = [None] * (rows - 1) + in_rows[-1:] if rows > 1 else [None], [None] * columns
-    else:
-        in_rows[0] = in_columns[0] = builder.and_(in_rows[0], in_columns[0])
-        first = builder.select(in_rows[0], first, origin)
-        offsets[1:] = [builder.select(there, n, zero) for there, n in zip(in_columns[1:], offsets[1:])]
+    if not every:
+        first = builder.select(of_rows[0], first, origin)
+        offsets[1:] = [builder.select(there, n, zero) for there, n in zip(of_columns[1:], offsets[1:])]
     values = []
-    for a, in_row in enumerate(in_rows):
+    for a, there in enumerate(of_rows):
         row = address_after(builder, first, a, row_step)
-        if a and in_row is not None:
-            row = builder.select(in_row, row, first)
-        for offset, in_column in zip(offsets, in_columns):
-            value = global_double(builder, address_after(builder, row, 1, offset))
-            for there in {id(x): x for x in (in_row, in_column) if x is not None}.values():
-                value = builder.select(there, value, DOUBLE(0.0))
-            values.append(value)
+        if a and there is not None:
+            row = builder.select(there, row, first)
+        values += [global_double(builder, address_after(builder, row, 1, offset)) for offset in offsets]
     return values
 
 
@@ -62,8 +62,9 @@ def make_load_parts(rows, even, odd, every):
     """Intrinsic (origin, address, row_step, address, row_step, step, rows, rows, even, odd) -> the integrals of a tile.
 
     They are at address + a row_step + b step, in bytes, of the first list and of the second, in global memory that no
-    one writes meanwhile. Those of a tile with fewer functions are zeros there; what is at `origin` is read instead, or
-    an integral of the tile. With `every` all are there but perhaps those of the last a of either list.
+    one writes meanwhile. For those that a tile with fewer functions does not have, another integral of the quartet is
+    read, which begins at `origin`; see `make_mask_parts`. With `every` all are there but perhaps those of the last a of
+    either list. Loads under a condition would wait for each other.
     """
     kind = tuple_of(rows * (even + odd))
 
@@ -78,6 +79,31 @@ def make_load_parts(rows, even, odd, every):
         return kind(i64, i64, i32, i64, i32, i32, i32, i32, i32, i32), codegen
 
     return load_parts
+
+
+@cache
+def make_mask_parts(rows, even, odd, every):
+    """Intrinsic (I, rows, rows, even, odd) -> I with zeros where the tile has no integrals; see `make_load_parts`."""
+    kind = tuple_of(rows * (even + odd))
+
+    @intrinsic
+    def mask_parts(typingctx, integrals, rows_first, rows_second, evens, odds):
+        def codegen(context, builder, signature, args):
+            lists, values = split(fields(builder, args[0], rows * (even + odd)), rows, even, odd), []
+            for found, height, columns, width in zip(lists, args[1:3], (even, odd), args[3:]):
+                if not columns:
+                    continue
+                of_rows, of_columns = presence(builder, rows, columns, every, height, width)
+                for row, of_row in zip(found, of_rows):
+                    for value, of_column in zip(row, of_columns):
+                        for there in [of_row] if of_row is of_column else [of_row, of_column]:
+                            value = value if there is None else builder.select(there, value, DOUBLE(0.0))
+                        values.append(value)
+            return aggregate(builder, context.get_value_type(kind), values)
+
+        return kind(kind, i32, i32, i32, i32), codegen
+
+    return mask_parts
 
 
 @cache

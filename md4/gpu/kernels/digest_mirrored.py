@@ -24,6 +24,7 @@ from md4.gpu.device_code import F64, I32, cuda, i32, i64, jit_device, types, u64
 from md4.gpu.emit.digest_mirrored import (
     make_load_listed,
     make_load_parts,
+    make_mask_parts,
     make_sums_by_parity,
     make_sums_over_a,
     make_sums_over_b,
@@ -278,8 +279,8 @@ def make_lists(rows, even, odd):
         return start, left
 
     @jit_device
-    def stage_rows(tile, shape, memory):
-        """Puts the AOs of a tile to shared memory."""
+    def ao_of_lane(tile, shape, memory):
+        """The lane's of the AOs of a tile, as `WarpMemory.rows` holds them."""
         lane, ao = number_of_lane(memory.mine, 0), tile.b
         start, left = number_of_lane(memory.mine, 7), number_of_lane(memory.mine, 8)
         offset = tile.first_even if lane < even else tile.first_odd
@@ -287,7 +288,7 @@ def make_lists(rows, even, odd):
             ao, offset = tile.a, tile.first_a
         there = offset < left
         function = shape.functions[u64(i32(start + offset if there else 0))]
-        store_number(i32(memory.rows + 4 * lane), i32(ao + function) if there else i32(-1 - ao))
+        return i32(ao + function) if there else i32(-1 - ao)
 
     @jit_device
     def ab_place(n):
@@ -303,7 +304,7 @@ def make_lists(rows, even, odd):
             b, a = i32(even + second_n - a * odd), i32(second + a)
         return i32(256 * a + b) if n < integrals else i32(-1)
 
-    return own_row, stage_rows, ab_place
+    return own_row, ao_of_lane, ab_place
 
 
 def make_ab(rows, even, odd):
@@ -405,9 +406,10 @@ def make_digestion(rows, even, odd, with_k, with_j):
     """Device function that digests a tile, and returns its part of Y_cd."""
     facts, count = (rows, even, odd), rows * (even + odd)
     load_every, load_some = (make_load_parts(*facts, every) for every in (True, False))
+    mask_every, mask_some = (make_mask_parts(*facts, every) for every in (True, False))
     scale, dot, half = make_scale_tile(count), make_shared_dot(count), padded(count)
     (load_ab, stage_ab, add_y_ab), (load_densities, stage_x, add_x) = make_ab(*facts), make_x(*facts)
-    _, stage_rows, _ = make_lists(*facts)
+    _, ao_of_lane, _ = make_lists(*facts)
 
     @jit_device
     def load(tile):
@@ -416,10 +418,15 @@ def make_digestion(rows, even, odd, with_k, with_j):
         return load_every(*first, *rest) if tile.every else load_some(*first, *rest)
 
     @jit_device
+    def mask(integrals, tile):
+        there = tile.rows, tile.second_rows, tile.even, tile.odd
+        return mask_every(integrals, *there) if tile.every else mask_some(integrals, *there)
+
+    @jit_device
     def digest(tile, weight, scaled, d_cd, shape, task, memory, at):
-        cuda.syncwarp()  # the rows of the tile before are not read any more
-        stage_rows(tile, shape, memory)
-        integrals = load(tile)
+        ao, integrals = ao_of_lane(tile, shape, memory), load(tile)
+        cuda.syncwarp()  # the AOs of the tile before are not read any more
+        store_number(i32(memory.rows + 4 * number_of_lane(memory.mine, 0)), ao)
         cuda.syncwarp()
         if with_j:
             numbers = load_ab(memory, at)
@@ -428,6 +435,7 @@ def make_digestion(rows, even, odd, with_k, with_j):
         if with_j:
             stage_ab(numbers, memory)
             cuda.syncwarp()
+        integrals = mask(integrals, tile)
         if scaled:
             integrals = scale(integrals, weight)
         if with_k:
