@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from densities import random_densities
 from emulator import host_array, running
-from emulator.machine import DeviceFault
 from molecules import METHANE, molecule
 
 import md4
