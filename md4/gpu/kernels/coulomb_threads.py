@@ -36,8 +36,8 @@ from md4.gpu.tuning import HERMITE_COULOMB
 from md4.method.recurrence import r_count
 
 flag = types.boolean
-# Shared memory of a multiprocessor from compute capability 9.0 on, and what of it each block takes beside its own; what a
-# block may have from 8.0 on.
+# Shared memory of a multiprocessor from compute capability 9.0 on, what each block takes of it beside its own, and what
+# a block may have from 8.0 on.
 MULTIPROCESSOR_BYTES, BESIDE_BYTES, LARGEST_BLOCK_BYTES = 228 << 10, 1 << 10, 163 << 10
 # Bytes of a warp's next bra primitives, and warps for which the registers of a multiprocessor always suffice.
 RECORD_BYTES, MOST_WARPS = 32 * (4 * 8 + 4), 8
