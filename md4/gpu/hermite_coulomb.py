@@ -58,11 +58,12 @@ class Degree:
         D and J for each matrix, shape (nprim row_width,).
     singles : list of Buffer
         D in FP32, or none.
-    width, owner
-        Numbers of a record, and no pairs: whoever makes r of a list asks for them.
+    width, owner, mirror
+        Numbers of a record, no pairs, and None: whoever makes r of a list asks for them. `mirror` would leave out the
+        odd elements of r, but J alone reads r by ordinals of all of them.
     """
 
-    width, owner = 4, Buffer(0, (0,), 8, None)
+    width, owner, mirror = 4, Buffer(0, (0,), 8, None), None
 
     def __init__(self, pool, order, matrices, mirrored, with_singles):
         self.order, self.l, self.mirrored, nprim = order, order.l, mirrored, order.nprim
