@@ -107,29 +107,31 @@ def make_mask_parts(rows, even, odd, every):
 
 
 @cache
-def make_load_listed(count):
-    """Intrinsic (numbers, c, d, row) -> D_nc of `count` AOs n, then D_nd.
+def make_load_listed(counts):
+    """Intrinsic (lists, c, d, row) -> D_nc, then D_nd, of the AOs n of several lists, one after the other.
 
-    The AOs are successive 32-bit numbers at the shared address `numbers`; n stands for itself or, where the tile has no
-    such function, as -1 - n. `c` and `d` are the addresses of D_0c and D_0d in global memory that no one writes
-    meanwhile, `row` the bytes of a row.
+    The AOs of a list are successive 32-bit numbers at a shared address, `counts` of them; n stands for itself or, where
+    the tile has no such function, as -1 - n. `c` and `d` are the addresses of D_0c and D_0d in global memory that no
+    one writes meanwhile, `row` the bytes of a row.
     """
-    kind = tuple_of(2 * count)
+    kind, places = tuple_of(2 * sum(counts)), types.UniTuple(i32, len(counts))
 
     @intrinsic
-    def load_listed(typingctx, numbers, c, d, row):
+    def load_listed(typingctx, lists, c, d, row):
         def codegen(context, builder, signature, args):
-            numbers, *columns, row = args
-            found = [[], []]
-            for n in range(count):
-                ao = shared_int(builder, builder.add(numbers, I32(4 * n)))
-                ao = builder.xor(ao, builder.ashr(ao, I32(31)))
-                for values, first in zip(found, columns):
+            lists, *columns, row = args
+            aos = []
+            for first, count in zip(fields(builder, lists, len(counts)), counts):
+                aos += [shared_int(builder, builder.add(first, I32(4 * n))) for n in range(count)]
+            aos = [builder.xor(ao, builder.ashr(ao, I32(31))) for ao in aos]
+            values = []
+            for first in columns:
+                for ao in aos:
                     text = "mad.wide.s32 $0, $1, $2, $3;"
                     values.append(global_double(builder, call_asm(builder, I64, [ao, row, first], text, "=l,r,r,l")))
-            return aggregate(builder, context.get_value_type(kind), found[0] + found[1])
+            return aggregate(builder, context.get_value_type(kind), values)
 
-        return kind(i32, i64, i64, i32), codegen
+        return kind(places, i64, i64, i32), codegen
 
     return load_listed
 

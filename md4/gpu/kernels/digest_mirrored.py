@@ -324,23 +324,23 @@ def make_ab(rows, even, odd):
 
     @jit_device
     def number_ab(slot, memory, at):
-        """One of the lane's numbers (D + D^T)_ab of a tile, or 0."""
+        """One of the lane's numbers (D + D^T)_ab of a tile, or any other, and whether there is one."""
         place, there = place_ab(slot, memory, at)
-        number = load(at.twice + place, i32(0), i32(0), i32(1), i32(1))[0]
-        return number if there else 0.0
+        return load(at.twice + place, i32(0), i32(0), i32(1), i32(1))[0], there
 
     @jit_device
     def load_ab(memory, at):
         """The lane's numbers (D + D^T)_ab of a tile."""
-        return number_ab(i32(5), memory, at), number_ab(i32(6), memory, at) if two else 0.0
+        return number_ab(i32(5), memory, at), number_ab(i32(6), memory, at) if two else (0.0, False)
 
     @jit_device
     def stage_ab(numbers, memory):
-        """Puts them to shared memory."""
+        """Puts them to shared memory, and 0 where there is none."""
         address = i32(memory.ab + 8 * first_sum(number_of_lane(memory.mine, 0)))
-        store_shared(address, numbers[0])
+        one, other = numbers
+        store_shared(address, one[0] if one[1] else 0.0)
         if two:
-            store_shared(i32(address + ROW), numbers[1])
+            store_shared(i32(address + ROW), other[0] if other[1] else 0.0)
 
     @jit_device
     def add_part(total, slot, memory, at):
@@ -363,7 +363,8 @@ def make_ab(rows, even, odd):
 
 def make_x(rows, even, odd):
     """Device functions that load densities, that put the parts of X of a tile to shared memory, and that add them."""
-    count, load_a, load_b, no_a = even + odd, make_load_listed(rows), make_load_listed(even + odd), make_empty(2 * rows)
+    count, two, with_second = even + odd, even + odd + rows, rows if odd else 0  # rows of b, of the first a, as well
+    every, load, no_a = two + with_second, make_load_listed((count, rows, with_second)), make_empty(rows)
     over_a, over_first = make_sums_over_a(rows, even, odd), make_sums_over_b(rows, even, odd, False)
     over_second = make_sums_over_b(rows, even, odd, True)
     store_a, store_b = make_store_vector(rows, SUM_ROW), make_store_vector(count, SUM_ROW)
@@ -371,25 +372,26 @@ def make_x(rows, even, odd):
 
     @jit_device
     def load_densities(ket, parity, memory, at):
-        """D_ac and D_ad of both lists of functions a, and D_bc and D_bd; c before d."""
+        """D_bc, and D_ac of both lists of functions a, then the same with d."""
         c, d = address_at(at.d, ket.c, 8), address_at(at.d, ket.d, 8)
         to_first = i32(memory.rows + 4 * (count + rows * parity))
         to_second = i32(memory.rows + 4 * (count + rows - rows * parity))
-        of_b, of_first = load_b(memory.rows, c, d, at.row), load_a(to_first, c, d, at.row)
-        return of_b, of_first, load_a(to_second, c, d, at.row) if odd else no_a()
+        return load((memory.rows, to_first, to_second), c, d, at.row)
 
     @jit_device
     def stage_x(integrals, densities, parity, memory):
-        of_b, first, second = densities
+        c, d = densities[:every], densities[every:]
+        first_c, first_d = c[count:two], d[count:two]
+        second_c, second_d = (c[two:], d[two:]) if odd else (no_a(), no_a())
         to_b = i32(memory.sums + 8 * number_of_lane(memory.mine, 0))
         to_first = i32(to_b + SUM_ROW * (count + rows * parity))
         to_second = i32(to_b + SUM_ROW * (count + rows - rows * parity))
-        store_b(over_a(integrals, first[rows:], second[rows:]), to_b)
-        store_b(over_a(integrals, first[:rows], second[:rows]), i32(to_b + ROW))
-        store_a(over_first(integrals, of_b[count:]), to_first)
-        store_a(over_first(integrals, of_b[:count]), i32(to_first + ROW))
-        store_a(over_second(integrals, of_b[count:]), to_second)
-        store_a(over_second(integrals, of_b[:count]), i32(to_second + ROW))
+        store_b(over_a(integrals, first_d, second_d), to_b)
+        store_b(over_a(integrals, first_c, second_c), i32(to_b + ROW))
+        store_a(over_first(integrals, d[:count]), to_first)
+        store_a(over_first(integrals, c[:count]), i32(to_first + ROW))
+        store_a(over_second(integrals, d[:count]), to_second)
+        store_a(over_second(integrals, c[:count]), i32(to_second + ROW))
 
     @jit_device
     def add_x(shape, memory, at):
