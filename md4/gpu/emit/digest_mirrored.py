@@ -23,8 +23,8 @@ def tuple_of(count):
 
 def split(values, rows, even, odd):
     """The integrals of a tile as lists of rows of the first and of the second list."""
-    first, second = values[: rows * even], values[rows * even :]
-    return [first[a * even : (a + 1) * even] for a in range(rows)], [second[a * odd : (a + 1) * odd] for a in range(rows)]
+    lists = (values[: rows * even], even), (values[rows * even :], odd)
+    return [[found[a * width : (a + 1) * width] for a in range(rows)] for found, width in lists]
 
 
 def presence(builder, rows, columns, every, rows_left, columns_left):
@@ -81,6 +81,13 @@ def make_load_parts(rows, even, odd, every):
     return load_parts
 
 
+def masked(builder, value, *conditions):
+    """A double, or 0 if one of the conditions is false; None is none."""
+    for there in dict.fromkeys(conditions):
+        value = value if there is None else builder.select(there, value, DOUBLE(0.0))
+    return value
+
+
 @cache
 def make_mask_parts(rows, even, odd, every):
     """Intrinsic (I, rows, rows, even, odd) -> I with zeros where the tile has no integrals; see `make_load_parts`."""
@@ -95,10 +102,7 @@ def make_mask_parts(rows, even, odd, every):
                     continue
                 of_rows, of_columns = presence(builder, rows, columns, every, height, width)
                 for row, of_row in zip(found, of_rows):
-                    for value, of_column in zip(row, of_columns):
-                        for there in [of_row] if of_row is of_column else [of_row, of_column]:
-                            value = value if there is None else builder.select(there, value, DOUBLE(0.0))
-                        values.append(value)
+                    values += [masked(builder, value, of_row, of_column) for value, of_column in zip(row, of_columns)]
             return aggregate(builder, context.get_value_type(kind), values)
 
         return kind(kind, i32, i32, i32, i32), codegen
@@ -146,8 +150,8 @@ def make_sums_over_a(rows, even, odd):
         def codegen(context, builder, signature, args):
             lists = split(fields(builder, args[0], rows * (even + odd)), rows, even, odd)
             groups = []
-            for rows_of, factors in zip(lists, args[1:]):
-                factors = fields(builder, factors, rows)
+            for rows_of, vector in zip(lists, args[1:]):
+                factors = fields(builder, vector, rows)
                 groups += [list(zip(line, factors)) for line in zip(*rows_of)]
             return aggregate(builder, context.get_value_type(kind), emit_dots(builder, groups))
 

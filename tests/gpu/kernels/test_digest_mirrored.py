@@ -12,7 +12,7 @@ from md4.gpu.kernels.digest_mirrored import fits, tile_parts
 from md4.gpu.kernels.digestion import launch_mirrored
 from md4.gpu.kernels.groups import NO_LIMITS
 from md4.method.angular import ncart
-from md4.method.mirror import function_parities, part_rows
+from md4.method.mirror import part_rows
 from md4.shells.shell_pairs import list_facts
 
 # (l_a, l_b, nctr_a, nctr_b) of bra and ket, and whether functions are spherical: whole tiles, tiles with fewer
