@@ -66,13 +66,14 @@ def fits(rows, even, odd):
 def tile_parts(na_even, nb_even, nb_odd):
     """(rows, even, odd) of a tile for shells with so many functions, so that there are the fewest additions to X.
 
-    There are never more odd functions than even ones.
+    There are never more odd functions than even ones. The walk over b ends with the even functions, so that only
+    divisions count in which the odd ones end then, too.
     """
     tiles = {}
     for in_a in range(1, na_even + 1):
         for in_b in range(1, nb_even + 1):
             tile = -(-na_even // in_a), -(-nb_even // in_b), -(-nb_odd // in_b)
-            if fits(*tile):
+            if tile[1] * (in_b - 1) < nb_even and fits(*tile):
                 tiles.setdefault((in_a * in_b * (2 * tile[0] + tile[1] + tile[2]), tile_doubles(*tile)), tile)
     return tiles[min(tiles)]
 
