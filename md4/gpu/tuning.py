@@ -123,6 +123,7 @@ class FusedTuning:
     columns: int  # most blocks of 8 cd
     contracted_columns: int  # the same for contracted bras of two fragments of rows
     blocks: int  # fewest blocks that share a multiprocessor
+    part_products: int  # most blocks of 8 q times blocks of 8 cd of a part, with which four share one
     panels: int  # primitives of a bra whose H is in shared memory at once, if it can be
     kets: int  # ket pairs that a warp takes one after the other
     primitives: int  # most primitive quartets of a quartet, which a warp goes through one after the other
@@ -130,7 +131,8 @@ class FusedTuning:
 
 
 FUSED = FusedTuning(
-    rows=2, doubles=80, columns=5, contracted_columns=4, blocks=2, panels=4, kets=8, primitives=32, write_rounds=10
+    rows=2, doubles=80, columns=5, contracted_columns=4, blocks=2, part_products=19, panels=4, kets=8, primitives=32,
+    write_rounds=10,
 )
 
 

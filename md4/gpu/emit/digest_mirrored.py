@@ -23,8 +23,8 @@ def tuple_of(count):
 
 def split(values, rows, even, odd):
     """The integrals of a tile as lists of rows of the first and of the second list."""
-    first, second = values[: rows * even], values[rows * even :]
-    return [first[a * even : (a + 1) * even] for a in range(rows)], [second[a * odd : (a + 1) * odd] for a in range(rows)]
+    lists = (values[: rows * even], even), (values[rows * even :], odd)
+    return [[found[a * width : (a + 1) * width] for a in range(rows)] for found, width in lists]
 
 
 def presence(builder, rows, columns, every, rows_left, columns_left):
@@ -81,6 +81,13 @@ def make_load_parts(rows, even, odd, every):
     return load_parts
 
 
+def masked(builder, value, *conditions):
+    """A double, or 0 if one of the conditions is false; None is none."""
+    for there in dict.fromkeys(conditions):
+        value = value if there is None else builder.select(there, value, DOUBLE(0.0))
+    return value
+
+
 @cache
 def make_mask_parts(rows, even, odd, every):
     """Intrinsic (I, rows, rows, even, odd) -> I with zeros where the tile has no integrals; see `make_load_parts`."""
@@ -95,10 +102,7 @@ def make_mask_parts(rows, even, odd, every):
                     continue
                 of_rows, of_columns = presence(builder, rows, columns, every, height, width)
                 for row, of_row in zip(found, of_rows):
-                    for value, of_column in zip(row, of_columns):
-                        for there in [of_row] if of_row is of_column else [of_row, of_column]:
-                            value = value if there is None else builder.select(there, value, DOUBLE(0.0))
-                        values.append(value)
+                    values += [masked(builder, value, of_row, of_column) for value, of_column in zip(row, of_columns)]
             return aggregate(builder, context.get_value_type(kind), values)
 
         return kind(kind, i32, i32, i32, i32), codegen
@@ -107,29 +111,31 @@ def make_mask_parts(rows, even, odd, every):
 
 
 @cache
-def make_load_listed(count):
-    """Intrinsic (numbers, c, d, row) -> D_nc of `count` AOs n, then D_nd.
+def make_load_listed(counts):
+    """Intrinsic (lists, c, d, row) -> D_nc, then D_nd, of the AOs n of several lists, one after the other.
 
-    The AOs are successive 32-bit numbers at the shared address `numbers`; n stands for itself or, where the tile has no
-    such function, as -1 - n. `c` and `d` are the addresses of D_0c and D_0d in global memory that no one writes
-    meanwhile, `row` the bytes of a row.
+    The AOs of a list are successive 32-bit numbers at a shared address, `counts` of them; n stands for itself or, where
+    the tile has no such function, as -1 - n. `c` and `d` are the addresses of D_0c and D_0d in global memory that no
+    one writes meanwhile, `row` the bytes of a row.
     """
-    kind = tuple_of(2 * count)
+    kind, places = tuple_of(2 * sum(counts)), types.UniTuple(i32, len(counts))
 
     @intrinsic
-    def load_listed(typingctx, numbers, c, d, row):
+    def load_listed(typingctx, lists, c, d, row):
         def codegen(context, builder, signature, args):
-            numbers, *columns, row = args
-            found = [[], []]
-            for n in range(count):
-                ao = shared_int(builder, builder.add(numbers, I32(4 * n)))
-                ao = builder.xor(ao, builder.ashr(ao, I32(31)))
-                for values, first in zip(found, columns):
+            lists, *columns, row = args
+            aos = []
+            for first, count in zip(fields(builder, lists, len(counts)), counts):
+                aos += [shared_int(builder, builder.add(first, I32(4 * n))) for n in range(count)]
+            aos = [builder.xor(ao, builder.ashr(ao, I32(31))) for ao in aos]
+            values = []
+            for first in columns:
+                for ao in aos:
                     text = "mad.wide.s32 $0, $1, $2, $3;"
                     values.append(global_double(builder, call_asm(builder, I64, [ao, row, first], text, "=l,r,r,l")))
-            return aggregate(builder, context.get_value_type(kind), found[0] + found[1])
+            return aggregate(builder, context.get_value_type(kind), values)
 
-        return kind(i32, i64, i64, i32), codegen
+        return kind(places, i64, i64, i32), codegen
 
     return load_listed
 
@@ -144,8 +150,8 @@ def make_sums_over_a(rows, even, odd):
         def codegen(context, builder, signature, args):
             lists = split(fields(builder, args[0], rows * (even + odd)), rows, even, odd)
             groups = []
-            for rows_of, factors in zip(lists, args[1:]):
-                factors = fields(builder, factors, rows)
+            for rows_of, vector in zip(lists, args[1:]):
+                factors = fields(builder, vector, rows)
                 groups += [list(zip(line, factors)) for line in zip(*rows_of)]
             return aggregate(builder, context.get_value_type(kind), emit_dots(builder, groups))
 

@@ -38,7 +38,7 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.staircases import reach, row_table
+from md4.gpu.staircases import mirror_of, reach, row_table
 from md4.gpu.tuning import FEWEST_BLOCKS, FUSED, SHARED_BYTES, TILES, blocks_of_8, panel_rows, r_stride_of
 
 
@@ -284,7 +284,8 @@ def fused_blocks(tile, bra, ket):
     if contracted:
         by_registers = 4 if load <= 5 else 3 if load <= 8 else FUSED.blocks
     else:
-        by_registers = 4 if tile.mt == 1 else FUSED.blocks
+        many = mirror_of(ket.h_class) and sum(reach_in_passes(ket.h_class, tile.nq)) > FUSED.part_products
+        by_registers = FUSED.blocks if tile.mt > 1 else 3 if many else 4
     by_memory = 2 * SHARED_BYTES // (rest + (FUSED.panels if contracted else 1) * panel)
     return max(FUSED.blocks, min(by_registers, by_memory))
 
