@@ -13,8 +13,14 @@ from md4.gpu import predicted_times
 from md4.gpu.kernels import digestion
 from md4.gpu.paths import PATHS, Sides, build_time, is_long, timed_plans
 from md4.gpu.predicted_times import Side, rounded_mean
+from md4.gpu.tuning import PLANE_L
 from md4.plan import Plan
 from md4.shells.shell_pairs import part_facts
+
+
+def gains_by_plane(basis):
+    """Whether a basis has shells whose pairs are worth being divided into even and odd functions."""
+    return basis.lmax >= PLANE_L
 
 
 def timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis):
