@@ -9,11 +9,9 @@ from md4.method.angular import hermite_triples
 from md4.method.hermite import structure
 from md4.method.mirror import (
     class_structure,
-    component_parities,
     function_counts,
     function_parities,
     mirror_axis,
-    mirrored_order,
     part_functions,
     part_rows,
 )
@@ -55,18 +53,6 @@ def test_parts_hold_every_row_and_function_once(axis, pure):
         functions = [part_functions(la + lb, axis, parity) for parity in range(2)]
         assert sorted(np.concatenate(functions)) == list(range(len(hermite_triples(la + lb))))
         assert function_counts(la, pure, nctr, axis) == (int((a == 0).sum()), int((a == 1).sum()))
-
-
-def test_order_of_aos():
-    shells = [md4.Basis.from_arrays([l], [[1.0]], [[1.0]], [[0, 0, 0]]) for l in range(4)]
-    basis = md4.Basis([shell for part in shells for shell in part.shells])
-    order = mirrored_order(basis, 0)
-    assert sorted(order) == list(range(basis.nao))
-    parities = np.concatenate([component_parities(l, True, 0) for l in range(4)])[order]
-    for first, last in zip(basis.ao_loc, basis.ao_loc[1:]):
-        assert (order[first:last] >= first).all()
-        assert (order[first:last] < last).all()
-        assert (np.diff(parities[first:last]) >= 0).all()
 
 
 def test_no_plane():
