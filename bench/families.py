@@ -78,14 +78,20 @@ def quartets(ls, nprims=(1,), nctr=1, pure=True, far=False, count=(5, 7)):
     return Basis(shells, pure), bra[: count[0]], ket[: count[1]]
 
 
-def few_shells(*kinds, pure=True):
-    """A basis of shells (l, primitives, contracted functions, how many), near to each other."""
+def few_shells(*kinds, pure=True, axis=None):
+    """A basis of shells (l, primitives, contracted functions, how many), near to each other.
+
+    `axis`: all centres have the same x, y or z (0, 1, 2).
+    """
     rng = np.random.default_rng(len(kinds))
     shells = []
     for l, nprim, nctr, count in kinds:
         for _ in range(count):
             columns = rng.uniform(0.2, 1.0, (nprim, nctr))
-            shells.append(Shell(l, rng.uniform(0.3, 3.0, nprim), columns, rng.uniform(-1.0, 1.0, 3)))
+            exponents, centre = rng.uniform(0.3, 3.0, nprim), rng.uniform(-1.0, 1.0, 3)
+            if axis is not None:
+                centre[axis] = 0.5
+            shells.append(Shell(l, exponents, columns, centre))
     return Basis(shells, pure)
 
 
@@ -448,6 +454,13 @@ FAMILIES = {
     ),
     "J alone in single precision": each(
         single_j, (SP,), (SP, 0.4), (SP, -0.4), (few_shells((3, 1, 1, 3)),), (few_shells((2, 2, 1, 2), (1, 1, 1, 2)),),
+    ),
+    "J alone in a plane": each(
+        matrices, (few_shells((2, 2, 1, 3), axis=0), 1, 1), (few_shells((3, 1, 1, 3), axis=1), 2, 1),
+        (few_shells((4, 1, 1, 2), (2, 2, 1, 2), axis=2), 1, 1), with_k=False,
+    ),
+    "J alone in a plane, in single precision": each(
+        single_j, (few_shells((3, 1, 1, 3), axis=2),), (few_shells((2, 2, 1, 2), (1, 1, 1, 2), axis=0),),
     ),
     "J alone by operator": each(
         matrices, *((basis, 1, 1, {"omega": w}) for basis in (SP, few_shells((3, 1, 1, 3))) for w in (0.4, -0.4)),

@@ -33,7 +33,7 @@ from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import launch_in_place
-from md4.gpu.kernels.digestion import digest_swapped, launch_digest
+from md4.gpu.kernels.digestion import digest_swapped, launch_digest, launch_mirrored
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
@@ -265,8 +265,20 @@ def launch_coulomb(backend, lists, mirrored):
         target.collect(lists)
 
 
+def launch_parts(backend, bra, ket):
+    """What J and K launch for the even and odd parts of two lists, in each of the planes."""
+    for axis in range(3):
+        if parts := backend.parts(bra, ket, axis):
+            blocks = backend.part_blocks(parts)
+            for block in blocks:
+                block.limit(Buffer(0, (len(bra),), 4, None))
+            Engine.run_parts(SimpleNamespace(backend=backend), parts, blocks)
+            for counts in ((1, 1), (1, 0)):
+                launch_mirrored(backend.context, blocks, axis, bra, ket, [None] * 2, False, [None] * 4, counts, 1)
+
+
 def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells=(True, False), general=()):
-    """Variants that `Engine.run_steps` launches, with their shared memory, for all classes up to (ll|ll), l = `lmax`.
+    """Variants that engines launch, with their shared memory, for all classes up to (ll|ll), l = `lmax`.
 
     `general` are shells (l, nctr) besides those of one contracted function.
     """
@@ -288,6 +300,8 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 order = (ket, bra) if digest_swapped(bra.pairs, ket.pairs) else (bra, ket)
                 for counts in ((1, 1), (1, 0)):
                     launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
+                if unit != "fma":
+                    launch_parts(backend, *order)
                 plan = backend.plan(bra, ket)
                 order = (ket, bra) if plan.swap else (bra, ket)
                 if unit != "fma" and plan.path.digests(*(side.facts for side in order)):

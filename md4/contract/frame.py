@@ -4,17 +4,14 @@ A molecule in such a plane has AOs that are even or odd in z, so that half of th
 (`md4.method.mirror`). One that lies askew is turned, D with it, and J and K are turned back (`md4.method.rotations`).
 """
 
-from dataclasses import replace
 from functools import cached_property
 from zlib import crc32
 
 import numpy as np
 
 from md4.contract.densities import in_order
-from md4.method.mirror import mirror_axis
-from md4.method.rotations import component_rotation, turned_to_plane
-from md4.shells.basis import Basis
-from md4.shells.limits import LARGEST_COORDINATE
+from md4.method.rotations import component_rotation
+from md4.shells.basis import turned_basis
 
 
 class Frame:
@@ -49,13 +46,10 @@ class Frame:
     def __init__(self, basis, order, backend, ranks):
         self.basis, self.order, self.rotation, self.sharpening = basis, order, None, 1.0
         self._backend, self._ranks = backend, ranks
-        if not backend.sums.gains_by_plane(basis) or mirror_axis(basis.centres) is not None:
+        rotation, turned = turned_basis(basis) if backend.sums.gains_by_plane(basis) else (None, None)
+        if rotation is None:
             return
-        rotation, centres = turned_to_plane(basis.centres)
-        if rotation is None or abs(centres).max() > LARGEST_COORDINATE:
-            return
-        self.rotation = rotation
-        self.basis = Basis([replace(s, centre=centre) for s, centre in zip(basis.shells, centres)], basis.pure)
+        self.basis, self.rotation = turned, rotation
         self.sharpening = 1 / (2 * basis.lmax + 1 if basis.pure else 3**basis.lmax)
         self._turns = [*map(self._turn, sorted({shell.l for shell in basis.shells}))]
 

@@ -240,7 +240,7 @@ class PartialSums:
             build.report(wanted)
             return
         room = min(self.block_bytes, self.backend.sums.track_bytes) if self.track else self.block_bytes
-        most = max(1, room // (8 * bra.facts.nab * ket.facts.nab))
+        most = max(1, room // (8 * self.integrals(bra, ket)))
         price, counts = rate * RECTANGLE_SECONDS, self.target.ket_counts(survivors.place(pair), bra.npair)
         if counts is not None:  # rectangles of more than `most` quartets are several
             price /= UNUSED_QUARTET + price / most
@@ -252,6 +252,11 @@ class PartialSums:
         self.stats.wanted += wanted
         self.stats.computed += 0 if counts is None else wanted
         build.report(wanted)
+
+    def integrals(self, bra, ket):
+        """Integrals of a quartet of two lists that blocks hold: those of both parts where they are made in parts."""
+        parts = self.backend.parts(bra, ket, self.engine.bra_basis.mirror_axis) or [(bra, ket)]
+        return sum(one.facts.nab * other.facts.nab for one, other, *_ in parts)
 
     def take_rows(self, rows):
         """Gives rows of quartets to the target, if it selects those that survive by itself; does it?"""

@@ -58,11 +58,12 @@ class Degree:
         D and J for each matrix, shape (nprim row_width,).
     singles : list of Buffer
         D in FP32, or none.
-    width, owner
-        Numbers of a record, and no pairs: whoever makes r of a list asks for them.
+    width, owner, mirror
+        Numbers of a record, no pairs, and None: whoever makes r of a list asks for them. `mirror` would leave out the
+        odd elements of r, but J alone reads r by ordinals of all of them.
     """
 
-    width, owner = 4, Buffer(0, (0,), 8, None)
+    width, owner, mirror = 4, Buffer(0, (0,), 8, None), None
 
     def __init__(self, pool, order, matrices, mirrored, with_singles):
         self.order, self.l, self.mirrored, nprim = order, order.l, mirrored, order.nprim
@@ -182,20 +183,23 @@ class DeviceCoulomb:
         if first == last or found.width == 0:
             return
         if by_threads(l_bra, l_ket, bra.mirrored):
-            self.launch(bra, ket, (first, last), found)
+            self.launch(bra, ket, (first, last), found, parts)
             return
         size = 8 * r_stride(l_bra + l_ket)
         most = max(1, self.backend.context.pool.share(HERMITE_COULOMB.r_bytes) // size)
         for low, high, width in rows_together(bra.order, found, first, last, most):
             self.contract(bra, ket, low, high - low, width, most)
 
-    def launch(self, bra, ket, ends, found):
-        """A range of the bra's places with all of the ket's, by `md4.gpu.kernels.coulomb_threads`."""
-        backend, least = self.backend, self.least
-        enough = (ends[1] - ends[0]) * found.width >= HERMITE_COULOMB.fewest_singles
-        single, limits = self.with_singles and enough and in_single(bra.l, ket.l), (least, least, 0.0)
+    def launch(self, bra, ket, ends, found, parts):
+        """One of several parts of the bra's places with all of the ket's, by `md4.gpu.kernels.coulomb_threads`."""
+        backend, least, single = self.backend, self.least, False
+        limits = least, least, 0.0
+        if self.with_singles and in_single(bra.l, ket.l):
+            double = HERMITE_COULOMB.single_ratio * least
+            count = found.work[-1] - overlap(bra.order, ket.order, double).work[-1]
+            single = count >= HERMITE_COULOMB.fewest_singles * parts
         if single:
-            limits = least, HERMITE_COULOMB.single_ratio * least, largest_single_exponent(bra.l + ket.l)
+            limits = least, double, largest_single_exponent(bra.l + ket.l)
         for in_fp32 in (False, True) if single else (False,):
             one, two = ((side.singles if in_fp32 else side.densities) for side in (bra, ket))
             for d_p, j_p, d_q, j_q in zip(one, bra.sums, two, ket.sums):

@@ -6,15 +6,21 @@ whole class, so that both parts together take about a quarter of its multiply-ad
 `md4.gpu.paths` whose tables describe its rows and Hermite functions. Both parts read the same r, which is made once.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 
 from md4.gpu import predicted_times
 from md4.gpu.kernels import digestion
 from md4.gpu.paths import PATHS, Sides, build_time, is_long, timed_plans
 from md4.gpu.predicted_times import Side, rounded_mean
+from md4.gpu.tuning import PLANE_L
 from md4.plan import Plan
 from md4.shells.shell_pairs import part_facts
+
+
+def gains_by_plane(basis):
+    """Whether a basis has shells whose pairs are worth being divided into even and odd functions."""
+    return basis.lmax >= PLANE_L
 
 
 def timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis):
@@ -29,13 +35,18 @@ def timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis):
     """
     lists, found = ((bra, mean_bra), (ket, mean_ket)), []
     parts = [[Side.of_facts(part_facts(facts, axis, n), mean) for facts, mean in lists] for n in range(2)]
+    saved = predicted_times.r_time(*parts[0])
     for swap in (False, True):
         orders = [Sides(unit, *(sides[::-1] if swap else sides), swap, True, False) for sides in parts]
-        able = [[path for path in PATHS if path.takes_parts and path.supports(sides)] for sides in orders]
-        for paths in product(*able):
-            time = sum(path.cost(sides) for path, sides in zip(paths, orders)) - predicted_times.r_time(*parts[0])
-            found.append((time, tuple(Plan(path, swap, *path.forms(sides)) for path, sides in zip(paths, orders))))
+        for (even_time, even), (odd_time, odd) in product(*map(plans_in_order, orders)):
+            found.append((even_time + odd_time - saved, (even, odd)))
     return sorted(found, key=lambda entry: entry[0])
+
+
+def plans_in_order(sides):
+    """(predicted time, plan) of the plans for a part whose order is that of `Sides`."""
+    able = [path for path in PATHS if path.takes_parts and path.supports(sides)]
+    return [(path.cost(sides), Plan(path, sides.swap, *path.forms(sides))) for path in able]
 
 
 def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
@@ -49,11 +60,17 @@ def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
     list of (time, way)
         Predicted ns a quartet, and a tuple of one plan, or of two as in `timed_part_plans`; the fastest first.
     """
+    found = whole_ways(unit, bra, ket, mean_bra, mean_ket, long)
+    if axis is None or not found[0][1][0].path.takes_parts or digestion.by_quartets(bra, ket):
+        return found
+    return sorted([*found, *timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis)], key=lambda entry: entry[0])
+
+
+@lru_cache(256)
+def whole_ways(unit, bra, ket, mean_bra, mean_ket, long):
+    """`build_ways` of all integrals together."""
     sides = Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket)
-    found = [(time, (plan,)) for time, plan in timed_plans(unit, *sides, long)]
-    if axis is not None and found[0][1][0].path.takes_parts and not digestion.by_quartets(bra, ket):
-        found += timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis)
-    return sorted(found, key=lambda entry: entry[0])
+    return [(time, (plan,)) for time, plan in timed_plans(unit, *sides, long)]
 
 
 @cache

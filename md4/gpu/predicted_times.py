@@ -27,6 +27,9 @@ RESIDENT = 2.86e-5
 FUSED = (2.93e-5, 7.95e-5, 1.63e-4, 9.39e-5, 2.26e-5, 2.38e-4, 0.34)
 # and for each byte of the result where that is a part of a matrix
 FUSED_MATRIX = 3e-4
+# Contracted bras take longer in the fused kernel than that: so many times as long, and ns for each primitive quartet
+# (J and K of benzene in cc-pVQZ and cc-pV5Z by kernel, `bench/results/jk_plane.log`).
+FUSED_CONTRACTED = 1.4, 0.25
 # One product with single shells: ns for each estimated cycle of its steps (`single_product.SingleTile`), for each byte
 # of the result, the same more where ab does not run fastest in it, and for each quartet. A fit to 30 measured times of
 # 15 classes from (dp|d) to (ii|k), K = 1 (`bench/results/three_centre_kernels.log`), under the condition that this plan
@@ -97,6 +100,9 @@ def fused_time(bra, ket, turned, matrix=False):
     columns5 = (bra.nab + 15) // 16 * 16
     passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
     time = time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+    if bra.max_prim > 1:
+        times, primitive = FUSED_CONTRACTED
+        time = times * time + primitive * bra.mean_prim * ket.mean_prim
     return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
 
 
@@ -133,13 +139,14 @@ def low_time(bra, ket):
     return 0.07 + bra.mean_prim * ket.mean_prim * primitives + 2.3e-3 * bra.nab * ket.nab
 
 
-# The part of that time that the digestion of even and odd parts takes, half of whose integrals are zero.
-DIGESTED_PARTS = 0.65
+# How many times as long the digestion of even and odd parts takes, half of whose integrals are zero: it is bound by
+# additions, of which there are as many.
+DIGESTED_PARTS = 1.0
 
 
 def digest_time(bra, ket, matrices):
     """Predicted ns for a quartet's digestion with some density matrices."""
-    return 3.2e-3 * bra.nab * ket.nab * matrices
+    return 2.1e-3 * bra.nab * ket.nab * matrices
 
 
 def coulomb_time(bra, ket, matrices):

@@ -16,12 +16,12 @@ from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, fits_single
 from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
-from md4.gpu.part_plans import time_in_plane
+from md4.gpu.part_plans import gains_by_plane, time_in_plane
 from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
 from md4.gpu.quartet_lists import QuartetLists
 from md4.gpu.targets import DeviceBlock
-from md4.gpu.tuning import DIGEST, MIXED_SHELLS, PLANE_L, SELECT, SHELL_ORDER, TRACKS
+from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT, SHELL_ORDER, TRACKS
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.support.log import log
 
@@ -36,8 +36,8 @@ class DeviceSums:
     track_seconds, track_bytes = TRACKS.seconds, TRACKS.nbytes
 
     def gains_by_plane(self, basis):
-        """Whether there are shells whose pairs are worth being divided into even and odd functions."""
-        return basis.lmax >= PLANE_L
+        """See `md4.gpu.part_plans.gains_by_plane`."""
+        return gains_by_plane(basis)
 
     def bound_step(self, functions):
         """Pairs of few functions ab are sorted by shells: additions to J and K bind the time of their quartets."""

@@ -11,12 +11,12 @@ One thread of the host gives work to all tracks, one call after the other. What 
                             by cuMemFree, which waits for the device.
     H, slots, first AOs,    are made by the first task that needs them. What makes them comes after all that other
     densities in FP32 for   tracks were given, and before all that they will be given (`Tracks.alone`). Then they are
-    J and K, orders of      only read.
-    pairs for J alone
+    J and K                 only read.
     pair data, densities,   are made before the tracks begin, and only read.
     of Hermite functions
-    also in FP32, tables
-    of screening
+    also in FP32, orders
+    of pairs for J alone,
+    tables of screening
     X, Y, J of Hermite      are set to zero before the tracks begin, and kernels add to them atomically. They are read
     functions, counts       after the tracks have ended.
     constant tables         The host waits until they are written.

@@ -123,6 +123,7 @@ class FusedTuning:
     columns: int  # most blocks of 8 cd
     contracted_columns: int  # the same for contracted bras of two fragments of rows
     blocks: int  # fewest blocks that share a multiprocessor
+    part_products: int  # most blocks of 8 q times blocks of 8 cd of a part, with which four share one
     panels: int  # primitives of a bra whose H is in shared memory at once, if it can be
     kets: int  # ket pairs that a warp takes one after the other
     at_once: tuple  # or groups of so many, of one primitive pair each: the first that fits
@@ -133,8 +134,8 @@ class FusedTuning:
 
 
 FUSED = FusedTuning(
-    rows=2, doubles=80, columns=5, contracted_columns=4, blocks=2, panels=4, kets=8, at_once=(4, 2, 1),
-    group_doubles=48, ahead_doubles=16, primitives=32, write_rounds=10,
+    rows=2, doubles=80, columns=5, contracted_columns=4, blocks=2, part_products=19, panels=4, kets=8,
+    at_once=(4, 2, 1), group_doubles=48, ahead_doubles=16, primitives=32, write_rounds=10,
 )  # fmt: skip
 
 
@@ -231,7 +232,7 @@ class HermiteCoulombTuning:
     thin: int  # a block goes through so many times as many, most of which do not count, at most
     single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
     single_l: int  # highest L in single precision
-    fewest_singles: int  # primitive quartets from which on some are computed in single precision
+    fewest_singles: int  # primitive quartets that a launch in single precision should have, about
     lane_functions: int  # most Hermite functions p of a lane where a warp takes a bra primitive
     warps: int  # warps that a launch should have before each takes several ket primitives
     warp_kets: int  # most ket primitives of a warp
@@ -258,7 +259,7 @@ class HermiteCoulombTuning:
 HERMITE_COULOMB = HermiteCoulombTuning(
     threads=128, thread_l=12, mirrored_thread_l=12, thread_ket_l=6, ket_functions=35, staged_l=7, staged_single_l=9,
     mirrored_staged_l=8, mirrored_staged_single_l=10, thread_blocks=8192, thread_bras=64, thin=4, single_ratio=1e5,
-    single_l=12, fewest_singles=1 << 22, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20,
+    single_l=12, fewest_singles=1 << 21, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20,
     fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
     mirrored_blocks=(5, 5, 5, 4, 3, 2), mirrored_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
 )  # fmt: skip

@@ -25,14 +25,14 @@ from md4.gpu.kernels.scatter import scatter_variant
 from md4.gpu.kernels.select_quartets import select_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
 from md4.gpu.kernels.unpack import unpack_variant
-from md4.gpu.part_plans import build_ways
+from md4.gpu.part_plans import build_ways, gains_by_plane
 from md4.gpu.paths import plan_variants, square_pairs, timed_plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.tuning import FUSED, HERMITE_COULOMB, MIXED_SHELLS, SELECT, THREAD_QUARTET
 from md4.method.digestion import digest_flags
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import even_pieces
-from md4.shells.basis import Basis
+from md4.shells.basis import Basis, turned_basis
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, pairs_by_kind, part_facts, shell_pairs, unique_pairs_by_class
 
 # Shells of general contractions in the correlation-consistent basis sets of the elements up to argon, as (l, nctr).
@@ -344,10 +344,15 @@ def fitting_variants(unit, kind, basis, auxiliary):
 
 
 def basis_variants(unit, kind, basis):
-    """Variants of all that can be asked of a basis, as a list without repeats; arguments as in `needed_variants`."""
-    found = {}
+    """Variants of all that can be asked of a basis, as a list without repeats; arguments as in `needed_variants`.
+
+    J and K turn planar molecules.
+    """
+    found, of_builds = {}, basis.regrouped()[0]
+    _, turned = turned_basis(of_builds) if gains_by_plane(of_builds) else (None, None)
+    of_builds = of_builds if turned is None else turned
     for use in USES if kind in JK_KINDS else USES[:1]:
-        part = basis.segmented() if use == "tensor" else basis.regrouped()[0]
+        part = basis.segmented() if use == "tensor" else of_builds
         found.update(dict.fromkeys(needed_variants(unit, kind, part, use, cut=True)))
     return list(found)
 
@@ -392,7 +397,8 @@ def jk_variants(unit, kind, bra, ket):
     order = (other, one) if digestion.digest_swapped(one, other) else (one, other)
     yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])
     if unit != "fma":  # such devices make no J and K
-        for long, axis in product((True, False), (None, 0, 1, 2)):
+        axes = () if digestion.by_quartets(one, other) else range(3)
+        for long, axis in ((True, None), (False, None), *((False, axis) for axis in axes)):
             yield from build_variants(unit, kind, bra, ket, long, USES[-1], axis)
     for mirrored in (False, True):
         yield from coulomb_variants(kind, bra, ket, mirrored)

@@ -82,14 +82,3 @@ def part_structure(la, lb, pure, nctr_a, nctr_b, axis, parity):
 def class_structure(h_class):
     """The elements (ab, p) of H that can be nonzero, of all of a class or of a part; see `h_class` of `ListFacts`."""
     return part_structure(*h_class[:5], *h_class[6:]) if h_class[6:] else structure(*h_class)
-
-
-def mirrored_order(basis, axis):
-    """The AOs of a basis with the even functions of each shell before its odd ones; shape (nao,).
-
-    AO n of that order is AO order[n] of the basis.
-    """
-    order = []
-    for first, (l, nctr) in zip(basis.ao_loc.tolist(), basis.classes.tolist()):
-        order.append(first + np.argsort(function_parities(l, basis.pure, nctr, axis), kind="stable"))
-    return np.concatenate(order)

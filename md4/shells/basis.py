@@ -19,6 +19,7 @@ import numpy.typing as npt
 from md4.errors import ArgumentError, BasisError, UnsupportedError
 from md4.method.angular import ncart, npure
 from md4.method.mirror import mirror_axis
+from md4.method.rotations import turned_to_plane
 from md4.shells.limits import LARGEST_COEFFICIENT, LARGEST_COORDINATE, MMAX, largest_exponent, smallest_exponent
 from md4.support.arguments import as_list, checked_flag, checked_mol, shown, whole_number
 from md4.support.display import shell_letter
@@ -521,3 +522,21 @@ class Basis:
         from md4.support.display import basis_html
 
         return basis_html(self)
+
+
+def turned_basis(basis):
+    """The shells of a planar molecule that lies askew, turned into a plane of constant z (`md4.method.rotations`).
+
+    Returns
+    -------
+    rotation : ndarray, shape (3, 3)
+    turned : Basis
+        Both are None where the molecule is not planar, has the same x, y or z at all centres already, or would get
+        coordinates that are too large.
+    """
+    if mirror_axis(basis.centres) is not None:
+        return None, None
+    rotation, centres = turned_to_plane(basis.centres)
+    if rotation is None or abs(centres).max() > LARGEST_COORDINATE:
+        return None, None
+    return rotation, Basis([replace(s, centre=centre) for s, centre in zip(basis.shells, centres)], basis.pure)

@@ -39,6 +39,7 @@ from md4.gpu.staircases import (
     gather_order,
     hermite_order,
     level_ends,
+    mirror_of,
     reach,
     row_order,
     row_table,
@@ -46,17 +47,30 @@ from md4.gpu.staircases import (
 from md4.gpu.tuning import TILES, blocks_of_8, r_count, reach_levels, turned_split
 from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.method.hermite import solid_terms, structure
-from md4.method.mirror import part_functions
+from md4.method.mirror import class_structure, part_functions, part_rows
 
 CLASSES = [
     (0, 0, True, 1, 1), (2, 1, True, 1, 1), (2, 2, True, 1, 1), (3, 3, True, 2, 1), (5, 4, True, 1, 1),
     (6, 6, True, 1, 1), (2, 2, False, 1, 1), (4, 4, False, 1, 2), (2, 0, True, 1, 1, True), (5, 0, True, 2, 1, True),
     (9, 0, True, 1, 1, True), (3, 0, False, 1, 1, True),
 ]  # fmt: skip
+# The even and odd parts of classes: (axis, parity) behind the class.
+PARTS = [
+    (*shells, False, axis, parity)
+    for shells in [(1, 0, True, 1, 1), (2, 1, True, 1, 2), (5, 4, True, 1, 1), (2, 2, False, 1, 1)]
+    for axis, parity in product(range(3), range(2))
+]
+STAIRS = CLASSES + PARTS
 
 
 def rows_of(shells):
     return len(row_order(shells))
+
+
+def functions_of(shells):
+    """Ordinals of the Hermite functions of a class, or of a part."""
+    l, mirror = sum(shells[:2]), mirror_of(shells)
+    return np.arange(first_of(shells), nherm(l)) if mirror is None else part_functions(l, *mirror)
 
 
 @pytest.mark.parametrize("l", [0, 1, 4, 9])
@@ -71,12 +85,23 @@ def test_orders_hold_every_function_once(l):
         assert other.tolist() == one[[0, 4, 1, 5, 2, 6, 3, 7]].tolist()
 
 
-@pytest.mark.parametrize("shells", CLASSES)
+@pytest.mark.parametrize("shells", PARTS)
+def test_orders_of_parts_hold_their_functions_once(shells):
+    l, mirror = sum(shells[:2]), mirror_of(shells)
+    for order in (hermite_order(l, 0, mirror), gather_order(l, 0, mirror)):
+        assert len(order) == 8 * blocks_of_8(len(functions_of(shells)))
+        assert sorted(order[order >= 0].tolist()) == functions_of(shells).tolist()
+    order = hermite_order(l, 0, mirror)
+    assert (np.diff(hermite_triples(l)[order[order >= 0], 0]) >= 0).all()
+
+
+@pytest.mark.parametrize("shells", STAIRS)
 def test_nothing_is_left_out_that_counts(shells):
     """Beyond the reach of a block there are no elements; and there is none to spare."""
     la, lb, *_ = shells
-    elements = {(row, p) for row, p in structure(*shells)}
-    rows, order = row_table(shells, blocks_of_8(rows_of(shells))), hermite_order(la + lb, first_of(shells))
+    elements = {(row, p) for row, p in class_structure(shells)}
+    rows = row_table(shells, blocks_of_8(rows_of(shells)))
+    order = hermite_order(la + lb, first_of(shells), mirror_of(shells))
     assert sorted(rows[rows >= 0].tolist()) == list(range(rows_of(shells)))
     found = []
     for n_block, count in enumerate(reach(shells)):
@@ -110,7 +135,7 @@ def test_what_stairs_save():
         assert found.sum() <= most * len(found) * blocks_of_8(rows_of(shells))
 
 
-@pytest.mark.parametrize("shells", CLASSES)
+@pytest.mark.parametrize("shells", STAIRS)
 def test_tables_of_blocks_of_rows(shells):
     """Depths and the ends of levels say the same as the reach."""
     found = reach(shells)
@@ -139,12 +164,13 @@ def test_levels_begin_at_all_and_end_at_one_or_two(count):
 
 
 @pytest.mark.parametrize("form", [BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, BRA_ROWS], ids=str)
-@pytest.mark.parametrize("shells", CLASSES)
+@pytest.mark.parametrize("shells", STAIRS)
 def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
-    """Fragment by fragment, as lanes read them."""
-    l, first, nab = sum(shells[:2]), first_of(shells), rows_of(shells)
+    """Fragment by fragment, as lanes read them; those of a part are named by their rows in the whole class."""
+    l, first, nab, mirror = sum(shells[:2]), first_of(shells), rows_of(shells), mirror_of(shells)
     positions, rows8 = form_positions(form, shells), form_rows(nab, form)
-    inner = (hermite_order if form.sign else gather_order)(l, first)
+    inner = (hermite_order if form.sign else gather_order)(l, first, mirror)
+    whole_rows = np.arange(nab) if mirror is None else part_rows(*shells[:5], *mirror)
     rows = np.pad(np.arange(nab), (0, 8 * rows8 - nab), constant_values=-1)
     if form.rows != "natural":
         rows = row_table(shells, rows8)
@@ -154,8 +180,8 @@ def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
         else:
             block, row, k = n // 128 // (rows8 // 2), n // 128 % (rows8 // 2) * 16 + panel_row(n), panel_inner(n)
         wanted = rows[row], inner[8 * block + k]
-        assert position == (-1 if min(wanted) < 0 else wanted[0] + (int(wanted[1]) << 16))
-    assert len({p for p in positions.tolist() if p >= 0}) == nab * (nherm(l) - first)
+        assert position == (-1 if min(wanted) < 0 else whole_rows[wanted[0]] + (int(wanted[1]) << 16))
+    assert len({p for p in positions.tolist() if p >= 0}) == nab * len(functions_of(shells))
 
 
 @pytest.mark.parametrize("form", [BRA_FLAT, KET_BLOCKS])

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from densities import random_densities
 from emulator import host_array, running
-from emulator.machine import DeviceFault
 from molecules import METHANE, molecule
 
 import md4
@@ -235,10 +234,11 @@ def test_lists_of_quartets(late, monkeypatch):
 @pytest.mark.parametrize("late", LATE, ids=str)
 @pytest.mark.parametrize("single", [False, True])
 def test_j_alone(single, late, monkeypatch):
-    """The first task of a list makes the order of its pairs while others are at work; densities in both precisions."""
+    """Several degrees at once, in both precisions."""
     for module in (coulomb_threads, hermite_coulomb):
         ratio = 1e60 if single else 0.0
-        monkeypatch.setattr(module, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, single_ratio=ratio))
+        changed = replace(tuning.HERMITE_COULOMB, single_ratio=ratio, fewest_singles=0)
+        monkeypatch.setattr(module, "HERMITE_COULOMB", changed)
     with running(late=late) as machine:
         builds = Builds(monkeypatch, 1, 1, 0, 0, direct_scf_tol=1e-30)
         for _ in range(2):
@@ -246,15 +246,6 @@ def test_j_alone(single, late, monkeypatch):
         assert builds.used == {0, 1, 2}
         assert machine.kernels >= {"expanded_order", "correlation_by_threads"}
         assert ("narrowed" in machine.kernels) == single
-
-
-def test_orders_of_pairs_are_made_alone(monkeypatch):
-    """Without that, tracks read what is no order yet, and records of primitive pairs that are not there."""
-    with running(late={ENGINE, FIRST, SECOND}):
-        builds = Builds(monkeypatch, 1, 0)
-        monkeypatch.setattr(Tracks, "alone", lambda tracks, track: nullcontext())
-        with pytest.raises(DeviceFault, match="nobody's"):
-            builds.error(with_k=False)
 
 
 # What is left out, streams that are late then, and how many builds are right before.

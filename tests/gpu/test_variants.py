@@ -10,7 +10,7 @@ from offline import UNITS, devices_without_memory, used_variants
 
 import md4
 from md4.contract.three_centre import ThreeCentre
-from md4.gpu import variants
+from md4.gpu import part_plans, variants
 from md4.gpu.backend import GpuBackend
 from md4.gpu.kernels.unpack import unpack_variant
 from md4.gpu.paths import timed_plans
@@ -216,6 +216,20 @@ def test_what_a_first_call_needs(name, use):
     calls = {"tensor": ("s1", "s4", "s8"), "j": ("j",), digest_flags(1, 1): ("jk",), digest_flags(1, 0): ("k",)}
     for call in calls.get(use, ("general",)):
         assert launched("dmma16", name, call, MEMORY["plenty"]) <= needed
+
+
+def test_a_planar_molecule_that_lies_askew(monkeypatch):
+    """J and K turn it where that gains, and launch the kernels of molecules in a plane."""
+    flat = np.array([[0.3, 0.1, 0.0], [1.2, 0.9, 0.0], [-0.4, 1.1, 0.0]])
+    askew = flat @ [[0.36, -0.8, 0.48], [0.48, 0.6, 0.64], [-0.8, 0.0, 0.6]]
+
+    def warm(centres):
+        basis = md4.Basis.from_arrays([1, 1, 0], [[0.9]] * 3, [[1.0]] * 3, centres)
+        return set(variants.basis_variants("dmma16", "coulomb", basis))
+
+    assert warm(askew) != warm(flat)
+    monkeypatch.setattr(part_plans, "PLANE_L", 1)
+    assert warm(askew) == warm(flat)
 
 
 def test_a_general_contraction_of_a_basis():

@@ -2,15 +2,16 @@
 
 import numpy as np
 import pytest
+from plain_h import plain_h
 
 import md4
 from md4.method.angular import hermite_triples
+from md4.method.hermite import structure
 from md4.method.mirror import (
-    component_parities,
+    class_structure,
     function_counts,
     function_parities,
     mirror_axis,
-    mirrored_order,
     part_functions,
     part_rows,
 )
@@ -54,18 +55,33 @@ def test_parts_hold_every_row_and_function_once(axis, pure):
         assert function_counts(la, pure, nctr, axis) == (int((a == 0).sum()), int((a == 1).sum()))
 
 
-def test_order_of_aos():
-    shells = [md4.Basis.from_arrays([l], [[1.0]], [[1.0]], [[0, 0, 0]]) for l in range(4)]
-    basis = md4.Basis([shell for part in shells for shell in part.shells])
-    order = mirrored_order(basis, 0)
-    assert sorted(order) == list(range(basis.nao))
-    parities = np.concatenate([component_parities(l, True, 0) for l in range(4)])[order]
-    for first, last in zip(basis.ao_loc, basis.ao_loc[1:]):
-        assert (order[first:last] >= first).all()
-        assert (order[first:last] < last).all()
-        assert (np.diff(parities[first:last]) >= 0).all()
-
-
 def test_no_plane():
     assert mirror_axis(np.array([[0.0, 0, 0], [1, 2, 1e-16]])) is None
     assert mirror_axis(np.array([[1.0, 2, 3]])) == 0
+
+
+@pytest.mark.parametrize("pure", [True, False])
+@pytest.mark.parametrize("axis", range(3))
+def test_h_of_a_pair_in_the_plane_is_zero_but_in_the_parts(axis, pure):
+    pa, pb = np.random.default_rng(axis).normal(size=(2, 3))
+    pa[axis] = pb[axis] = 0.0
+    for la, lb in [(1, 0), (2, 1), (3, 3)]:
+        shells, held = (la, lb, pure, 1, 1), set()
+        for parity in range(2):
+            rows, elements = part_rows(*shells, axis, parity), class_structure((*shells, False, axis, parity))
+            assert {row for row, _ in elements} == set(range(len(rows)))
+            held |= {(int(rows[row]), p) for row, p in elements}
+        left_out = sorted(set(structure(*shells)) - held)
+        assert len(left_out) == len(structure(*shells)) - len(held) > 0
+        assert not plain_h(la, lb, pure, 1.3, pa, pb, left_out).any()
+
+
+def test_axis_of_a_basis():
+    """One atom lies in every plane; the unit function is nowhere."""
+    shells = [1, 2], [[1.0]] * 2, [[1.0]] * 2
+    assert md4.Basis.from_arrays(*shells, np.ones((2, 3))).mirror_axis == 0
+    for axis, centres in PLANES.items():
+        assert md4.Basis.from_arrays(*shells, centres[:2]).mirror_axis == axis
+    basis = md4.Basis.from_arrays(*shells, [[0.0, 0.0, 0.0], [1.0, 1.0, 1e-16]])
+    assert basis.mirror_axis is None
+    assert md4.Basis.from_arrays(*shells, np.ones((2, 3))).with_unit.mirror_axis is None

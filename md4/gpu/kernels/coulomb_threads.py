@@ -32,10 +32,15 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     single_arguments,
 )
-from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES
+from md4.gpu.tuning import HERMITE_COULOMB
 from md4.method.recurrence import r_count
 
 flag = types.boolean
+# Shared memory of a multiprocessor from compute capability 9.0 on, what each block takes of it beside its own, and what
+# a block may have from 8.0 on.
+MULTIPROCESSOR_BYTES, BESIDE_BYTES, LARGEST_BLOCK_BYTES = 228 << 10, 1 << 10, 163 << 10
+# Bytes of a warp's next bra primitives, and warps for which the registers of a multiprocessor always suffice.
+RECORD_BYTES, MOST_WARPS = 32 * (4 * 8 + 4), 8
 # Blocks of a launch, whose numbers are divided as 32-bit integers.
 MOST_BLOCKS = 1 << 29
 
@@ -244,11 +249,18 @@ def stage_bytes(l, single, mirrored):
     return 32 * precision_of(single).bytes * r_count(l, mirrored) if is_staged(l, single, mirrored) else 0
 
 
+def warps_together(warps, bytes_of_warp):
+    """Warps that shared memory lets a multiprocessor have, in blocks of so many."""
+    own = warps * bytes_of_warp
+    return warps * (MULTIPROCESSOR_BYTES // (own + BESIDE_BYTES)) if own <= LARGEST_BLOCK_BYTES else 0
+
+
 def threads_of_a_block(l, single, mirrored):
-    """One warp where r is so long that three warps, not four, share a multiprocessor."""
+    """As many as leave room for most warps where r is in shared memory; rather more than fewer."""
     if not is_staged(l, single, mirrored):
         return HERMITE_COULOMB.threads
-    return 64 if 4 * stage_bytes(l, single, mirrored) <= 2 * SHARED_BYTES else 32
+    nbytes = stage_bytes(l, single, mirrored) + RECORD_BYTES
+    return 32 * max((4, 2, 1), key=lambda warps: min(MOST_WARPS, warps_together(warps, nbytes)))
 
 
 @cache

@@ -17,13 +17,12 @@ The rows of parts of X have the same order. Y_ab is summed apart for both parts,
 to another a in lanes of the other part.
 """
 
-from typing import NamedTuple
-
 from md4.gpu.compile import Kernel
-from md4.gpu.device_code import F64, I32, cuda, i32, i64, jit_device, types, u64
+from md4.gpu.device_code import cuda, i32, i64, jit_device, types, u64
 from md4.gpu.emit.digest_mirrored import (
     make_load_listed,
     make_load_parts,
+    make_mask_parts,
     make_sums_by_parity,
     make_sums_over_a,
     make_sums_over_b,
@@ -37,14 +36,15 @@ from md4.gpu.emit.digest_rows import (
     store_number,
     sum_place,
 )
-from md4.gpu.emit.instructions import address_of, make_empty, shared_address
+from md4.gpu.emit.instructions import make_empty, shared_address
 from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.vectors import make_store_vector
-from md4.gpu.kernels.digest_lanes import SUM_ROW, KetElement, add_listed_sums, bra_pair, ket_element, lane_sum
+from md4.gpu.kernels.digest_lanes import SUM_ROW, add_listed_sums, bra_pair, ket_element, lane_sum
 from md4.gpu.kernels.digest_parameters import Lists, Matrices, Share, share_of
 from md4.gpu.kernels.digest_rows import ROW, addresses_of
 from md4.gpu.kernels.groups import Limits
+from md4.gpu.kernels.mirrored_lanes import MirrorBlock, MirrorShape, Task, Tile, WarpMemory, part_of_lane
 from md4.gpu.tuning import DIGEST, DIGEST_MIRRORED
 from md4.method.digestion import quartet_weight
 
@@ -66,13 +66,14 @@ def fits(rows, even, odd):
 def tile_parts(na_even, nb_even, nb_odd):
     """(rows, even, odd) of a tile for shells with so many functions, so that there are the fewest additions to X.
 
-    There are never more odd functions than even ones.
+    There are never more odd functions than even ones. The walk over b ends with the even functions, so that only
+    divisions count in which the odd ones end then, too.
     """
     tiles = {}
     for in_a in range(1, na_even + 1):
         for in_b in range(1, nb_even + 1):
             tile = -(-na_even // in_a), -(-nb_even // in_b), -(-nb_odd // in_b)
-            if fits(*tile):
+            if tile[1] * (in_b - 1) < nb_even and fits(*tile):
                 tiles.setdefault((in_a * in_b * (2 * tile[0] + tile[1] + tile[2]), tile_doubles(*tile)), tile)
     return tiles[min(tiles)]
 
@@ -91,167 +92,6 @@ def warp_bytes(rows, even, odd):
     """Shared memory of a warp; see `WarpMemory`."""
     sums = SUM_ROW * (2 * rows + even + odd)
     return -(-(LANE_BYTES + LIST_BYTES + ab_bytes(rows, even, odd) + sums) // 16) * 16
-
-
-class MirrorBlock(NamedTuple):
-    """(ij|kl) of all bra pairs with all ket pairs of a chunk, in two parts.
-
-    Attributes
-    ----------
-    even, odd : float64 array
-        In C order (ij, kl, ab, cd), with the rows ab and cd of `md4.method.mirror.part_rows`.
-    nbra, nket : int64
-        Bra pairs and ket pairs.
-    """
-
-    even: F64
-    odd: F64
-    nbra: i64
-    nket: i64
-
-
-class MirrorShape(NamedTuple):
-    """Functions of the four shells.
-
-    Attributes
-    ----------
-    na_even, na_odd, nb_even, nb_odd : int64
-        Even and odd functions of the bra's shells; never more odd than even ones.
-    nc, nd : int64
-    ncd_even : int64
-        Pairs of functions c, d of the same parity.
-    functions : int32 array
-        The even functions a as they are counted in their shell, the odd ones, and the same of b.
-    columns : int32 array
-        2 n + parity for each c nd + d, with the place n in the rows cd of this parity.
-    """
-
-    na_even: i64
-    na_odd: i64
-    nb_even: i64
-    nb_odd: i64
-    nc: i64
-    nd: i64
-    ncd_even: i64
-    functions: I32
-    columns: I32
-
-
-class WarpMemory(NamedTuple):
-    """Addresses in the shared memory of a warp.
-
-    Attributes
-    ----------
-    mine : int32
-        The lane's own numbers, 128 bytes apart: its number, AO and parts of its sum over d, and those of its sum over
-        c (see `lane_sum`), the places of its two numbers (D + D^T)_ab (see `ab_place`), the row whose AO it finds (see
-        `own_row`), and the last four numbers of its `Part`.
-    rows : int32
-        AOs of a tile, -1 where there is none.
-    ab : int32
-        (D + D^T)_ab of a tile, those of the even part first.
-    sums : int32
-        Rows of parts of X: 32 for (b or a, c), then 32 for (b or a, d).
-    """
-
-    mine: i32
-    rows: i32
-    ab: i32
-    sums: i32
-
-
-class Part(NamedTuple):
-    """The part that a lane reads, and what of it the warp's memory holds; see `WarpMemory`.
-
-    Attributes
-    ----------
-    parity : int32
-    source : int64
-        Address of the lane's first integral of the first bra pair.
-    quartet : int32
-        Bytes of a quartet.
-    step : int32
-        Bytes from one row ab to the next.
-    first, second : int32
-        Bytes from the first row ab to those with which the first and the second list of functions a begin.
-    """
-
-    parity: i32
-    source: i64
-    quartet: i32
-    step: i32
-    first: i32
-    second: i32
-
-
-def part_of_lane(block, ket, shape):
-    """`Part` of a lane with its element of the ket (device function).
-
-    The bytes of a quartet are below 2^31: a block has at most 2 GB, or one quartet. A single quartet of more would have
-    shells of more than a hundred functions.
-    """
-    word = i32(shape.columns[u64(ket.cd)])
-    parity, column, ncd = i32(word & 1), i64(word >> 1), i32(shape.ncd_even)
-    integrals, even_b, odd_b = address_of(block.even, column), i32(shape.nb_even), i32(shape.nb_odd)
-    first, second = i32(0), i32(shape.na_even * shape.nb_even)
-    if parity != 0:
-        integrals, ncd, even_b, odd_b = address_of(block.odd, column), i32(shape.nc * shape.nd - ncd), odd_b, even_b
-        first, second = i32(shape.na_even * shape.nb_odd), i32(0)
-    step = i32(8 * ncd)
-    quartet = i32(step * i32(shape.na_even * even_b + shape.na_odd * odd_b))
-    return Part(
-        parity, address_at(integrals, ket.pair, quartet), quartet, step, i32(step * first), i32(step * second)
-    )
-
-
-class Task(NamedTuple):
-    """What a lane works on: its element of the ket, the first integral of its part and whether that is the odd one, and
-    the warp's bra pairs `first_bra` to `last_bra` - 1.
-    """
-
-    ket: KetElement
-    source: i64
-    parity: i32
-    first_bra: i32
-    last_bra: i32
-
-
-class Tile(NamedTuple):
-    """Functions a and b of a bra pair with the lane's element of the ket.
-
-    Attributes
-    ----------
-    a, b : int32
-        First AOs of the two shells.
-    first_a, first_even, first_odd : int32
-        The first of the even and odd functions a, of the even b, and of the odd b, as they are counted there.
-    rows, second_rows : int32
-        How many functions a of the lane's first and second list; 0 or less if none, or if its quartet does not count.
-    even, odd : int32
-        How many functions b.
-    every : bool
-        The lanes' quartets all count, and the tile has as many functions as there can be, but perhaps for the last a.
-    source, second : int64
-        Address of the first integral of both lists.
-    row_step, second_step, step : int32
-        Bytes from one a of both lists, and from one b, to the next.
-    """
-
-    a: i32
-    b: i32
-    first_a: i32
-    first_even: i32
-    first_odd: i32
-    rows: i32
-    second_rows: i32
-    even: i32
-    odd: i32
-    every: types.boolean
-    source: i64
-    second: i64
-    row_step: i32
-    second_step: i32
-    step: i32
 
 
 def make_lists(rows, even, odd):
@@ -277,15 +117,16 @@ def make_lists(rows, even, odd):
         return start, left
 
     @jit_device
-    def stage_rows(tile, shape, memory):
-        """Puts the AOs of a tile to shared memory."""
+    def ao_of_lane(tile, shape, memory):
+        """The lane's of the AOs of a tile, as `WarpMemory.rows` holds them."""
         lane, ao = number_of_lane(memory.mine, 0), tile.b
         start, left = number_of_lane(memory.mine, 7), number_of_lane(memory.mine, 8)
         offset = tile.first_even if lane < even else tile.first_odd
         if lane >= count:
             ao, offset = tile.a, tile.first_a
-        ao = i32(ao + shape.functions[u64(i32(start + offset))]) if offset < left else i32(-1)
-        store_number(i32(memory.rows + 4 * lane), ao)
+        there = offset < left
+        function = shape.functions[u64(i32(start + offset if there else 0))]
+        return i32(ao + function) if there else i32(-1 - ao)
 
     @jit_device
     def ab_place(n):
@@ -301,47 +142,49 @@ def make_lists(rows, even, odd):
             b, a = i32(even + second_n - a * odd), i32(second + a)
         return i32(256 * a + b) if n < integrals else i32(-1)
 
-    return own_row, stage_rows, ab_place
+    return own_row, ao_of_lane, ab_place
 
 
 def make_ab(rows, even, odd):
     """Device functions that load (D + D^T)_ab of a tile, that stage it in shared memory, and that add up Y_ab."""
     count, two = rows * (even + odd), 2 * padded(rows * (even + odd)) > 32
-    load, sums, first_sum = make_load_tile(1, 1, False), make_sums_by_parity(count), jit_device(sum_place)
+    load, sums, first_sum = make_load_tile(1, 1, True), make_sums_by_parity(count), jit_device(sum_place)
 
     @jit_device
     def place_ab(slot, memory, at):
-        """The place of one of the lane's numbers in a matrix in bytes, or -1."""
-        rows_of, a, b = number_of_lane(memory.mine, slot), i32(-1), i32(-1)
-        if rows_of >= 0:
-            a = number_of_lane(i32(memory.rows + 4 * (rows_of >> 8)), 0)
-            b = number_of_lane(i32(memory.rows + 4 * (rows_of & 255)), 0)
-        return address_at(address_at(i64(0), a, at.row), b, 8) if a >= 0 and b >= 0 else i64(-1)
+        """The place of one of the lane's numbers in a matrix in bytes, and whether there is one."""
+        rows_of = number_of_lane(memory.mine, slot)
+        known = i32(max(rows_of, i32(0)))
+        a = number_of_lane(i32(memory.rows + 4 * (known >> 8)), 0)
+        b = number_of_lane(i32(memory.rows + 4 * (known & 255)), 0)
+        there = i32(i32(rows_of | a) | b) >= 0
+        return address_at(address_at(i64(0), i32(a if there else 0), at.row), i32(b if there else 0), 8), there
 
     @jit_device
     def number_ab(slot, memory, at):
-        """One of the lane's numbers (D + D^T)_ab of a tile, or 0."""
-        place = place_ab(slot, memory, at)
-        return load(at.twice + place, i32(0), i32(0), i32(1), i32(1 if place >= 0 else 0))[0]
+        """One of the lane's numbers (D + D^T)_ab of a tile, or any other, and whether there is one."""
+        place, there = place_ab(slot, memory, at)
+        return load(at.twice + place, i32(0), i32(0), i32(1), i32(1))[0], there
 
     @jit_device
     def load_ab(memory, at):
         """The lane's numbers (D + D^T)_ab of a tile."""
-        return number_ab(i32(5), memory, at), number_ab(i32(6), memory, at) if two else 0.0
+        return number_ab(i32(5), memory, at), number_ab(i32(6), memory, at) if two else (0.0, False)
 
     @jit_device
     def stage_ab(numbers, memory):
-        """Puts them to shared memory."""
+        """Puts them to shared memory, and 0 where there is none."""
         address = i32(memory.ab + 8 * first_sum(number_of_lane(memory.mine, 0)))
-        store_shared(address, numbers[0])
+        one, other = numbers
+        store_shared(address, one[0] if one[1] else 0.0)
         if two:
-            store_shared(i32(address + ROW), numbers[1])
+            store_shared(i32(address + ROW), other[0] if other[1] else 0.0)
 
     @jit_device
     def add_part(total, slot, memory, at):
         """Adds a sum to Y, if there is one."""
-        place = place_ab(slot, memory, at)
-        if place >= 0:
+        place, there = place_ab(slot, memory, at)
+        if there:
             add_at(at.y + place, total)
 
     @jit_device
@@ -358,7 +201,8 @@ def make_ab(rows, even, odd):
 
 def make_x(rows, even, odd):
     """Device functions that load densities, that put the parts of X of a tile to shared memory, and that add them."""
-    count, load_a, load_b, no_a = even + odd, make_load_listed(rows), make_load_listed(even + odd), make_empty(2 * rows)
+    count, two, with_second = even + odd, even + odd + rows, rows if odd else 0  # rows of b, of the first a, as well
+    every, load, no_a = two + with_second, make_load_listed((count, rows, with_second)), make_empty(rows)
     over_a, over_first = make_sums_over_a(rows, even, odd), make_sums_over_b(rows, even, odd, False)
     over_second = make_sums_over_b(rows, even, odd, True)
     store_a, store_b = make_store_vector(rows, SUM_ROW), make_store_vector(count, SUM_ROW)
@@ -366,25 +210,26 @@ def make_x(rows, even, odd):
 
     @jit_device
     def load_densities(ket, parity, memory, at):
-        """D_ac and D_ad of both lists of functions a, and D_bc and D_bd; c before d."""
+        """D_bc, and D_ac of both lists of functions a, then the same with d."""
         c, d = address_at(at.d, ket.c, 8), address_at(at.d, ket.d, 8)
         to_first = i32(memory.rows + 4 * (count + rows * parity))
         to_second = i32(memory.rows + 4 * (count + rows - rows * parity))
-        of_b, of_first = load_b(memory.rows, c, d, at.row), load_a(to_first, c, d, at.row)
-        return of_b, of_first, load_a(to_second, c, d, at.row) if odd else no_a()
+        return load((memory.rows, to_first, to_second), c, d, at.row)
 
     @jit_device
     def stage_x(integrals, densities, parity, memory):
-        of_b, first, second = densities
+        c, d = densities[:every], densities[every:]
+        first_c, first_d = c[count:two], d[count:two]
+        second_c, second_d = (c[two:], d[two:]) if odd else (no_a(), no_a())
         to_b = i32(memory.sums + 8 * number_of_lane(memory.mine, 0))
         to_first = i32(to_b + SUM_ROW * (count + rows * parity))
         to_second = i32(to_b + SUM_ROW * (count + rows - rows * parity))
-        store_b(over_a(integrals, first[rows:], second[rows:]), to_b)
-        store_b(over_a(integrals, first[:rows], second[:rows]), i32(to_b + ROW))
-        store_a(over_first(integrals, of_b[count:]), to_first)
-        store_a(over_first(integrals, of_b[:count]), i32(to_first + ROW))
-        store_a(over_second(integrals, of_b[count:]), to_second)
-        store_a(over_second(integrals, of_b[:count]), i32(to_second + ROW))
+        store_b(over_a(integrals, first_d, second_d), to_b)
+        store_b(over_a(integrals, first_c, second_c), i32(to_b + ROW))
+        store_a(over_first(integrals, d[:count]), to_first)
+        store_a(over_first(integrals, c[:count]), i32(to_first + ROW))
+        store_a(over_second(integrals, d[:count]), to_second)
+        store_a(over_second(integrals, c[:count]), i32(to_second + ROW))
 
     @jit_device
     def add_x(shape, memory, at):
@@ -401,27 +246,27 @@ def make_digestion(rows, even, odd, with_k, with_j):
     """Device function that digests a tile, and returns its part of Y_cd."""
     facts, count = (rows, even, odd), rows * (even + odd)
     load_every, load_some = (make_load_parts(*facts, every) for every in (True, False))
+    mask_every, mask_some = (make_mask_parts(*facts, every) for every in (True, False))
     scale, dot, half = make_scale_tile(count), make_shared_dot(count), padded(count)
     (load_ab, stage_ab, add_y_ab), (load_densities, stage_x, add_x) = make_ab(*facts), make_x(*facts)
-    _, stage_rows, _ = make_lists(*facts)
+    _, ao_of_lane, _ = make_lists(*facts)
 
     @jit_device
     def load(tile):
-        if tile.every:
-            return load_every(
-                tile.source, tile.row_step, tile.second, tile.second_step, tile.step, tile.rows, tile.second_rows,
-                tile.even, tile.odd,
-            )  # fmt: skip
-        return load_some(
-            tile.source, tile.row_step, tile.second, tile.second_step, tile.step, tile.rows, tile.second_rows,
-            tile.even, tile.odd,
-        )  # fmt: skip
+        first = tile.origin, tile.source, tile.row_step
+        rest = tile.second, tile.second_step, tile.step, tile.rows, tile.second_rows, tile.even, tile.odd
+        return load_every(*first, *rest) if tile.every else load_some(*first, *rest)
+
+    @jit_device
+    def mask(integrals, tile):
+        there = tile.rows, tile.second_rows, tile.even, tile.odd
+        return mask_every(integrals, *there) if tile.every else mask_some(integrals, *there)
 
     @jit_device
     def digest(tile, weight, scaled, d_cd, shape, task, memory, at):
-        cuda.syncwarp()  # the rows of the tile before are not read any more
-        stage_rows(tile, shape, memory)
-        integrals = load(tile)
+        ao, integrals = ao_of_lane(tile, shape, memory), load(tile)
+        cuda.syncwarp()  # the AOs of the tile before are not read any more
+        store_number(i32(memory.rows + 4 * number_of_lane(memory.mine, 0)), ao)
         cuda.syncwarp()
         if with_j:
             numbers = load_ab(memory, at)
@@ -430,6 +275,7 @@ def make_digestion(rows, even, odd, with_k, with_j):
         if with_j:
             stage_ab(numbers, memory)
             cuda.syncwarp()
+        integrals = mask(integrals, tile)
         if scaled:
             integrals = scale(integrals, weight)
         if with_k:
@@ -467,8 +313,9 @@ def make_walk(rows, even, odd, with_k, with_j):
                     a, b, n, even_b, odd_b,
                     evens if task.parity == 0 else odds, odds if task.parity == 0 else evens,
                     i32(nb - even_b), i32(nb_odd - odd_b),
-                    all_live and na_odd - n >= rows - 1 and even_b + even <= nb and odd_b + odd <= nb_odd,
-                    address_at(first, even_b, step), address_at(second, odd_b, step), row_step, second_step, step,
+                    all_live and na_odd - n >= max(rows - 1, 1) and even_b + even <= nb and odd_b + odd <= nb_odd,
+                    source, address_at(first, even_b, step), address_at(second, odd_b, step),
+                    row_step, second_step, step,
                 )  # fmt: skip
                 y_cd += digest(tile, weight, scaled, d_cd, shape, task, memory, at)
                 even_b, odd_b = i32(even_b + even), i32(odd_b + odd)

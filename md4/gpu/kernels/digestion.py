@@ -131,10 +131,8 @@ def mirrored_columns(lc, ld, pure, nctr_c, nctr_d, axis):
 
 def mirrored_launcher(context, bra, ket, axis, counts):
     """The function by which `launch_mirrored` launches for two `ListFacts` and the same numbers of matrices."""
-    ranges = [
-        (mirrored_variant(bra, axis, *flags), ends) for ends, flags in zip(digest_ranges(*counts), digest_flags(*counts))
-    ]
-    threads, tile = DIGEST.threads, mirrored_tile(bra, axis)
+    variants = [mirrored_variant(bra, axis, *flags) for flags in digest_flags(*counts)]
+    ranges, threads, tile = list(zip(variants, digest_ranges(*counts))), DIGEST.threads, mirrored_tile(bra, axis)
     shared, most = threads // 32 * mirrored.warp_bytes(*tile), 2 * DIGEST_MIRRORED.lane_integrals // bra.nab
     c_even, c_odd, d_even, d_odd = counts_of(ket, axis)
     shells = [(this.la, this.lb, this.pure, this.nctr_a, this.nctr_b, axis) for this in (bra, ket)]

@@ -39,7 +39,7 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.staircases import reach, row_table
+from md4.gpu.staircases import mirror_of, reach, row_table
 from md4.gpu.tuning import FEWEST_BLOCKS, FUSED, SHARED_BYTES, TILES, blocks_of_8, panel_rows, r_stride_of
 
 
@@ -263,7 +263,8 @@ def fused_blocks(tile, bra, ket):
     if contracted:
         by_registers = 4 if tile.doubles <= 20 else 3 if tile.doubles <= 32 else FUSED.blocks
     elif tile.kets <= 1:
-        by_registers = 4 if tile.mt == 1 else FUSED.blocks
+        many = mirror_of(ket.h_class) and sum(reach_in_passes(ket.h_class, tile.nq)) > FUSED.part_products
+        by_registers = FUSED.blocks if tile.mt > 1 else 3 if many else 4
     else:
         by_registers = 4 if tile.doubles <= 32 else 3 if tile.doubles <= 48 else FUSED.blocks
     by_memory = 2 * SHARED_BYTES // (rest + (FUSED.panels if contracted else 1) * panel)

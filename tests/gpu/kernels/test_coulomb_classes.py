@@ -1,6 +1,7 @@
 """J of two degrees on the emulated GPU, which reports addresses that are not its own.
 
-By a thread a primitive quartet, and by a warp. Contracted pairs, more kets than lanes, r in registers and in shared memory, kets in one and several parts.
+By a thread a primitive quartet, and by a warp. Contracted pairs, more kets than lanes, r in registers and in shared
+memory, kets in one and several parts.
 """
 
 from dataclasses import replace

@@ -1,5 +1,6 @@
 """Digestion of the even and odd parts of blocks of random numbers, on the emulator, beside NumPy."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from md4.gpu.kernels.digest_mirrored import fits, tile_parts
 from md4.gpu.kernels.digestion import launch_mirrored
 from md4.gpu.kernels.groups import NO_LIMITS
 from md4.method.angular import ncart
-from md4.method.mirror import function_parities, part_rows
+from md4.method.mirror import part_rows
 from md4.shells.shell_pairs import list_facts
 
 # (l_a, l_b, nctr_a, nctr_b) of bra and ket, and whether functions are spherical: whole tiles, tiles with fewer
@@ -25,6 +26,7 @@ CLASSES = {
     "(gg|ps)": ((4, 4, 1, 1), (1, 0, 1, 1), True),
     "(hd|ps)": ((5, 2, 1, 1), (1, 0, 1, 1), True),
     "(pp|pp) of contractions": ((1, 1, 2, 3), (1, 1, 3, 1), True),
+    "(fg|ss) of contractions": ((3, 4, 1, 4), (0, 0, 1, 1), True),
     "(dp|dp), Cartesian": ((2, 1, 1, 1), (2, 1, 1, 1), False),
 }
 
@@ -133,3 +135,11 @@ def test_tiles():
     tiles = [tile_parts(*counts) for counts in functions]
     assert tiles == [(3, 2, 1), (5, 2, 1), (4, 4, 3), (5, 3, 2), (4, 4, 3)]
     assert all(fits(*tile) for tile in tiles)
+
+
+def test_tiles_take_all_functions():
+    """The walk over tiles ends with the even functions; that of the odd ones has ended then."""
+    for na_even, nb_even in product((1, 4, 10), range(1, 31)):
+        for nb_odd in range(nb_even + 1):
+            _, even, odd = tile_parts(na_even, nb_even, nb_odd)
+            assert odd * -(-nb_even // even) >= nb_odd

@@ -42,7 +42,7 @@ needs_ptxas = pytest.mark.skipif(
 )
 # Kernels, by the factory's name, for which compute capability 8.0 is needed: they copy asynchronously, use tensor
 # instructions whatever the unit, or nothing uses them without those.
-ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows", "digest_quartets"}
+ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows", "digest_mirrored", "digest_quartets"}
 
 # Bytes that a thread of a kernel may spill, by the factory's name; all other kernels none. The tables come from what
 # ptxas 13.0 reports for all variants on all three.
@@ -57,6 +57,7 @@ SPILLS = {
     "contracted_bra_transform": 370,  # 360 at five blocks of rows on sm_100; 16 at most on sm_90
     "ket_transform": 60,  # turned, on sm_100: 56 at seven blocks of rows and six of columns, 44 at eleven and four
     "digest_rows": 90,  # 88 at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
+    "digest_mirrored": 100,  # 96 at tiles of 5 x (2 + 1) on sm_100, 76 at 4 x (4 + 3)
     "digest_quartets": 100,  # 76 at 6 x 6, 1 x 1 on sm_100
 }
 

@@ -548,6 +548,19 @@ def test_j_alone(changes, kernel, monkeypatch):
     assert_same(ours, md4.get_jk(basis, dm, with_k=False, backend="cpu")[0])
 
 
+@pytest.mark.parametrize("changes", [{}, {"mirrored_staged_l": 0}, {"mirrored_thread_l": -1}], ids=str)
+def test_j_alone_in_a_plane(changes, monkeypatch):
+    """By threads, with r in shared memory, and by warps; the densities are not their own mirror images."""
+    coulomb_tuning(monkeypatch, **changes)
+    centres = [[0.4, 0.0, 0.0], [0.4, 0.7, 0.3], [0.4, -0.5, 0.8]]
+    basis = md4.Basis.from_arrays([1, 0, 1], [[0.8, 1.9]] * 3, [[0.7, 0.4]] * 3, centres)
+    dm = densities(basis, 2)
+    with running() as machine:
+        ours, _ = md4.get_jk(basis, dm, with_k=False, backend="cuda")
+    assert any("correlation" in name for name in machine.kernels)
+    assert_same(ours, md4.get_jk(basis, dm, with_k=False, backend="cpu")[0])
+
+
 @pytest.mark.parametrize("omega", [0.0, 0.4, -0.4])
 @pytest.mark.parametrize("staged", [False, True])
 def test_j_alone_in_single_precision(staged, omega, monkeypatch):
@@ -660,5 +673,6 @@ def test_no_kernel_is_left_out():
     tested = ALWAYS | PLAIN | DIGESTION | COULOMB | set(R_KERNELS)
     tested |= {"correlation_by_warps", "scatter_block", "single_product", "digest_in_place", "unpack_rows"}
     tested |= {"bra_transform", "summed_r", "select_quartets"}
+    tested |= {"digest_mirrored"}  # by test_digest_mirrored.py
     tested |= {"narrowed"}  # by `test_single_precision.test_a_build`
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()
