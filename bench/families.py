@@ -67,12 +67,13 @@ def crowd(l, nprims, nctr, seed, far=False):
     return shells
 
 
-def quartets(ls, nprims=(1,), nctr=1, pure=True, far=False, count=(5, 7)):
+def quartets(ls, nprims=(1,), nctr=1, pure=True, far=False, count=(5, 7), ket_nprims=None):
     """(basis, bra pairs, ket pairs) of the class (la lb|lc ld), with single shells c of (la lb|lc).
 
-    Shells a and c have `nprims` primitives.
+    Shells a and c have `nprims` primitives, c `ket_nprims` if these are given.
     """
-    shells = [s for n, l in enumerate(ls) for s in crowd(l, (1,) if n % 2 else nprims, nctr, n, far)]
+    of_shells = nprims, (1,), ket_nprims or nprims, (1,)
+    shells = [s for n, (l, k) in enumerate(zip(ls, of_shells)) for s in crowd(l, k, nctr, n, far)]
     sides = [np.array(list(product(range(6 * n, 6 * n + 6), range(6 * n + 6, 6 * n + 12)))) for n in (0, 2)]
     bra, ket = sides if len(ls) == 4 else (sides[0], np.arange(12, 18))
     return Basis(shells, pure), bra[: count[0]], ket[: count[1]]
@@ -362,6 +363,13 @@ FAMILIES = {
         *classes("pppp dpps dddd", nprims=(1, 3), path=FUSED), *classes("ddds", pure=False, path=FUSED),
         *classes("dddd", nprims=(5, 1), path=FUSED, shared=2), *classes("dddd", chunk=300_000, path=FUSED),
         *classes("dddd pppp", unit="dmma8", nprims=(1, 3), path=FUSED),
+    ],
+    # the same for groups of several ket pairs of one primitive pair each, of which the last one is not full
+    "fused, groups": [
+        *classes("psps dpps fpps fdds dppp", path=FUSED),
+        *classes("psps dpps fpds ddpp", nprims=(1, 3), ket_nprims=(1,), path=FUSED),
+        *classes("dpps", nprims=(5, 1), ket_nprims=(1,), path=FUSED, shared=2),
+        *classes("dppp", chunk=30_000, path=FUSED), *classes("psps dpps", unit="dmma8", path=FUSED),
     ],
     # step 4 with H resident in shared memory, which is for K = 1, and step 5
     "two, resident": [

@@ -200,7 +200,7 @@ def test_the_list_of_all_classes_is_what_the_launchers_ask_for(unit, pure):
     asked = set(used_variants(unit, lmax=1, lengths=LENGTHS, kinds_of_shells=(pure,), general=general))
     found = of_all_classes(unit, 1, pure)
     assert asked <= found
-    assert len(found - asked) <= 2
+    assert len(found - asked) <= 14
 
 
 @pytest.mark.parametrize("use", ["tensor", "j", *(digest_flags(*n) for n in ((1, 1), (1, 0), (2, 1)))], ids=str)
