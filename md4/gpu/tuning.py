@@ -126,15 +126,17 @@ class FusedTuning:
     part_products: int  # most blocks of 8 q times blocks of 8 cd of a part, with which four share one
     panels: int  # primitives of a bra whose H is in shared memory at once, if it can be
     kets: int  # ket pairs that a warp takes one after the other
+    at_once: tuple  # or groups of so many, of one primitive pair each: the first that fits
+    group_doubles: int  # doubles of accumulators up to which a group fits
+    ahead_doubles: int  # doubles of H[cd, q] of a group up to which they are fetched before the products
     primitives: int  # most primitive quartets of a quartet, which a warp goes through one after the other
     write_rounds: int  # doubles that a lane writes at a time
 
 
 FUSED = FusedTuning(
-    rows=2, doubles=80, columns=5, contracted_columns=4, blocks=2, part_products=19, panels=4, kets=8, primitives=32,
-    write_rounds=10,
-)
-
+    rows=2, doubles=80, columns=5, contracted_columns=4, blocks=2, part_products=19, panels=4, kets=8,
+    at_once=(4, 2, 1), group_doubles=48, ahead_doubles=16, primitives=32, write_rounds=10,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

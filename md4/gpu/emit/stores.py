@@ -20,7 +20,7 @@ from md4.gpu.emit.instructions import (
     global_int,
     store_if,
 )
-from md4.gpu.emit.tile_products import Lane, tile_kind
+from md4.gpu.emit.tile_products import Lane, neighbours, tile_kind
 
 i32, i64 = types.int32, types.int64
 
@@ -243,28 +243,32 @@ def make_scale_columns(rows8, nt):
 
 
 @cache
-def make_stage_tile(rows8, nt):
-    """Intrinsic (tile, address, rows, first_row, row_stride, columns, first_column, col_stride): to shared memory.
+def make_stage_tile(rows8, nt, tiles=1):
+    """Intrinsic that brings `tiles` tiles, side by side in one, to shared memory in the same order of rows and columns.
 
-    Element (row, column) of the tables goes to `address` + row row_stride + column col_stride, in bytes.
+    (tile, address, rows, first_row, row_stride, columns, first_column, col_stride, step): element (row, column) of the
+    tables goes to `address` + row row_stride + column col_stride, in bytes, those of the next tile `step` further on.
     """
-    lane, tile = Lane(rows8, nt), tile_kind(rows8, nt)
+    lane, tile = Lane(rows8, tiles * nt), tile_kind(rows8, tiles * nt)
 
     @intrinsic
-    def stage_tile(typingctx, acc, address, rows, first_row, row_stride, columns, first_column, col_stride):
+    def stage_tile(typingctx, acc, address, rows, first_row, row_stride, columns, first_column, col_stride, step):
         def codegen(context, builder, signature, args):
-            c, address, row_stride, col_stride = fields(builder, args[0], tile.count), args[1], args[4], args[7]
+            c, (address, row_stride) = fields(builder, args[0], tile.count), (args[1], args[4])
+            col_stride, step = args[7:]
             found = []
             for n, place in places(context, builder, signature, args, 2, lane.rows):
                 found.append((n, place, builder.add(address, builder.mul(place, row_stride))))
-            for column, place in places(context, builder, signature, args, 5, lane.columns):
+            for column, place in places(context, builder, signature, args, 5, neighbours(nt)):
                 with builder.if_then(is_place(builder, place)):
                     offset = builder.mul(place, col_stride)
-                    for row, live, here in found:
-                        value = c[lane.index(row, column)]
-                        store_if(builder, builder.add(here, offset), [value], (live, -1), space="shared")
+                    for n in range(tiles):
+                        for row, live, here in found:
+                            value = c[lane.index(row, column + 8 * nt * n)]
+                            store_if(builder, builder.add(here, offset), [value], (live, -1), space="shared")
+                        offset = builder.add(offset, step)
             return context.get_dummy_value()
 
-        return types.void(tile, i32, rows, i64, i32, columns, i64, i32), codegen
+        return types.void(tile, i32, rows, i64, i32, columns, i64, i32, i32), codegen
 
     return stage_tile

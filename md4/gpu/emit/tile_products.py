@@ -177,12 +177,13 @@ def make_product_step(rows8, nt, wide, turned):
 
 
 @cache
-def make_staircase_products(rows8, nt, wide, turned, ahead):
+def make_staircase_products(rows8, nt, wide, turned, ahead, same=1):
     """Intrinsic that adds all steps of a product to a tile, [p|q] gathered, blocks of rows as far as they count.
 
     (tile, panel, panel_step, words, words_step, r, state, ends, steps) -> tile: addresses of the lane's place in shared
     memory and what they move by in bytes; `state` as of `make_column_state`; with the n-th of `reach_levels` blocks of
-    rows the steps up to ends[n] are done, of `steps` in all. `ahead` gathers one step ahead of the products.
+    rows the steps up to ends[n] are done, of `steps` in all. `ahead` gathers one step ahead of the products. `same`: so
+    many equal parts of the columns have the same words, those of the first part, and r of their own.
     """
     tile, places = tile_kind(rows8, nt), types.UniTuple(types.int32, 2 * nt)
 
@@ -195,7 +196,7 @@ def make_staircase_products(rows8, nt, wide, turned, ahead):
             table = element_address(context, builder, signature.args[7], args[7], I64(0), 4)
 
             def gather(words):
-                return gathered(builder, r, words, state)
+                return gathered(builder, r, words, state, same)
 
             numbers = [*c, *(gather(words) if ahead else [])]
             k, counters = I32(0), [panel, words]
@@ -235,14 +236,18 @@ def make_staircase_products(rows8, nt, wide, turned, ahead):
     return staircase_products
 
 
-def gathered(builder, r, words, state):
-    """[p0|q] and [p1|q] of each fragment from r in shared memory; a word has the byte offsets of both."""
-    values = []
-    for words_offset, r_offset in zip(state[::2], state[1::2]):
-        address = builder.add(r, r_offset)
+def gathered(builder, r, words, state, same=1):
+    """[p0|q] and [p1|q] of each fragment from r in shared memory; a word has the byte offsets of both.
+
+    `same` as in `make_staircase_products`.
+    """
+    values, offsets = [], []
+    for words_offset in state[: len(state) // same : 2]:
         word = shared_int(builder, builder.add(words, words_offset))
-        for offset in (builder.and_(word, I32(65535)), builder.lshr(word, I32(16))):
-            values.append(shared_double(builder, builder.add(address, offset)))
+        offsets.append((builder.and_(word, I32(65535)), builder.lshr(word, I32(16))))
+    for both, r_offset in zip(offsets * same, state[1::2]):
+        address = builder.add(r, r_offset)
+        values += [shared_double(builder, builder.add(address, offset)) for offset in both]
     return values
 
 
@@ -384,31 +389,64 @@ def shared_ints(builder, address, offset):
 
 
 @cache
-def make_chain(mt, nq, nc, wide, reach):
+def make_right_blocks(nc, reach):
+    """Intrinsic (array, first, count) -> the lane's doubles of all blocks of B that `make_chain` multiplies."""
+    operand = types.UniTuple(types.float64, 2 * sum(reach))
+
+    @intrinsic
+    def right_blocks(typingctx, array, first, count):
+        def codegen(context, builder, signature, args):
+            base = element_address(context, builder, signature.args[0], *args[:2])
+            pairs = [b for j in range(len(reach)) for b in right_fragment(builder, base, args[2], j, nc, reach)]
+            return aggregate(builder, context.get_value_type(operand), [x for pair in pairs for x in pair])
+
+        return operand(array, types.int64, types.int64), codegen
+
+    return right_blocks
+
+
+def right_fragment(builder, base, count, j, nc, reach):
+    """The lane's doubles of the column blocks that are not zero of fragment j of B, zeros from fragment `count` on."""
+    return [doubles_if(builder, base, (count, j), 2, 512 * (nc * j + n)) for n in range(reach[j])]
+
+
+@cache
+def make_chain(mt, nq, nc, wide, reach, tiles=1, fetched=False):
     """Intrinsic (tile, left, array, first, count) -> tile + left B: a finished tile as left operand.
 
     `left` holds `nq` column fragments of 8 inner indices each, B's fragment j of 8 inner indices and `nc` column blocks
     lies in array[first + 64 nc j:], [column][k] blocks; `first` holds the lane's offset 2 lane. Fragments
     from `count` on count as zero; of fragment j the first reach[j] column blocks are not zero.
+
+    `tiles`: so many such products, side by side in `tile` and in `left`; fragments of B follow each other, `nq` of each
+    product. `fetched`: what `make_right_blocks` has found is in the place of `array`.
     """
-    tile, left = types.UniTuple(types.float64, 4 * mt * nc), types.UniTuple(types.float64, 4 * mt * nq)
-    mma = mma_16x8x8 if wide else mma_by_halves
+    tile, left = (types.UniTuple(types.float64, 4 * mt * n * tiles) for n in (nc, nq))
+    mma, starts = mma_16x8x8 if wide else mma_by_halves, [2 * sum(reach[:j]) for j in range(tiles * nq + 1)]
+    source = types.UniTuple(types.float64, starts[-1]) if fetched else None
 
     @intrinsic
     def chain(typingctx, acc, operand, array, first, count):
         def codegen(context, builder, signature, args):
-            c, left = fields(builder, args[0], 4 * mt * nc), fields(builder, args[1], 4 * mt * nq)
-            base = element_address(context, builder, signature.args[2], args[2], args[3])
-            for j in range(nq):
-                b = [doubles_if(builder, base, (args[4], j), 2, 512 * (nc * j + n)) for n in range(reach[j])]
+            c, left = (fields(builder, arg, 4 * mt * n * tiles) for arg, n in zip(args, (nc, nq)))
+            if fetched:
+                found = fields(builder, args[2], starts[-1])
+            else:
+                base = element_address(context, builder, signature.args[2], args[2], args[3])
+            for j in range(tiles * nq):
+                if fetched:
+                    b = list(zip(*(found[starts[j] + n : starts[j + 1] : 2] for n in range(2))))
+                else:
+                    b = right_fragment(builder, base, args[4], j, nc, reach)
                 for i in range(mt):
-                    operand = as_left_operand(builder, left[4 * (i * nq + j) : 4 * (i * nq + j) + 4], args[4])
+                    here = 4 * (i * nq * tiles + j)
+                    operand = as_left_operand(builder, left[here : here + 4], args[4])
                     for n in range(reach[j]):
-                        k = 4 * (i * nc + n)
+                        k = 4 * (nc * (i * tiles + j // nq) + n)
                         c[k : k + 4] = mma(builder, c[k : k + 4], operand, b[n])
             return aggregate(builder, context.get_value_type(tile), c)
 
-        return tile(tile, left, array, types.int64, types.int64), codegen
+        return tile(tile, left, source or array, types.int64, types.int64), codegen
 
     return chain
 

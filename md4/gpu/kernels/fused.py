@@ -11,19 +11,20 @@ comes straight from memory, 16 bytes a lane. Where shared memory does not hold H
 in groups, and the integrals of later ones added.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
+from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_stage_tile, make_write_out
 from md4.gpu.emit.tile_products import make_chain, make_staircase_products
 from md4.gpu.gather_words import PADDING, padded_words, words_of
+from md4.gpu.kernels.fused_groups import fused_groups
+from md4.gpu.kernels.fused_operands import KetSide, Work
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
     Levels,
@@ -40,44 +41,6 @@ from md4.gpu.kernels.groups import (
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.staircases import mirror_of, reach, row_table
 from md4.gpu.tuning import FEWEST_BLOCKS, FUSED, SHARED_BYTES, TILES, blocks_of_8, panel_rows, r_stride_of
-
-
-class KetSide(NamedTuple):
-    """H[cd, q] of a whole ket list as right operands, and the size of a chunk of it.
-
-    Attributes
-    ----------
-    h : float64 array
-        [ket primitive][block of 8 q][block of 8 cd][8 cd][8 q].
-    rows : int32 array
-        Place of each cd, -1 for padding.
-    nq8, ncd, npair : int64
-        Blocks of 8 q, functions cd, ket pairs of the chunk.
-    """
-
-    h: F64
-    rows: I32
-    nq8: i64
-    ncd: i64
-    npair: i64
-
-
-class Work(NamedTuple):
-    """How the quartets of a bra pair are shared out.
-
-    Attributes
-    ----------
-    nab : int64
-        Functions ab.
-    group : int64
-        Bra primitives whose H shared memory holds at once.
-    parts : int64
-        Blocks that share the ket pairs of a bra pair.
-    """
-
-    nab: i64
-    group: i64
-    parts: i64
 
 
 def following_primitive(k, last, ket, pair, npair):
@@ -108,7 +71,7 @@ def make_write_quartet(mt, nc):
 
     def write_quartet(tile, address, rows, right, nab, out, first, lane, added):
         row_bytes, column_bytes, count = i32(8 * out.s_ab), i32(8 * out.s_cd), nab * right.ncd
-        stage(tile, i32(address), rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes)
+        stage(tile, i32(address), rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes, i32(0))
         cuda.syncwarp()
         n = lane
         while n < count:
@@ -131,7 +94,7 @@ def make_write_rows(mt, nc):
         turned = out.s_ab == 1
         run, step = (nab, out.s_cd) if turned else (right.ncd, out.s_ab)
         row_bytes, column_bytes = (i32(8), i32(8 * nab)) if turned else (i32(8 * right.ncd), i32(8))
-        stage(tile, i32(address), rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes)
+        stage(tile, i32(address), rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes, i32(0))
         cuda.syncwarp()
         n, count = lane, nab * right.ncd
         while n < count:
@@ -258,53 +221,68 @@ def reach_in_passes(shells, nq):
 
 @dataclass(frozen=True)
 class FusedTile:
-    """What a warp does: fragments of 16 rows, q blocks at a time, cd blocks."""
+    """What a warp does: fragments of 16 rows, q blocks at a time, cd blocks; ket pairs of a group.
+
+    `kets` is 0 if ket pairs are taken one by one, which may be contracted.
+    """
 
     mt: int
     nq: int
     nc: int
+    kets: int
+
+    @property
+    def doubles(self):
+        """Accumulators of a lane."""
+        return 4 * self.mt * (self.nq + self.nc) * max(1, self.kets)
 
 
-def fused_tile(nab, nq8, ncd, contracted):
-    """The tile for a class, or None where it does not fit the registers."""
-    mt, nc = (nab + 15) // 16, blocks_of_8(ncd)
+def fused_tile(bra, ket):
+    """The tile for a bra and a ket list, or None where it does not fit the registers."""
+    contracted, nq8 = bra.max_prim > 1, blocks_of_8(ket.nherm)
+    mt, nc = (bra.nab + 15) // 16, blocks_of_8(ket.nab)
     if mt > FUSED.rows or nc > (FUSED.contracted_columns if contracted and mt > 1 else FUSED.columns):
         return None
     most = FUSED.doubles // (4 * mt) - nc
     if most < 1:
         return None
     passes = -(-nq8 // min(most, PADDING))
-    return FusedTile(mt, -(-nq8 // passes), nc)
+    tile = FusedTile(mt, -(-nq8 // passes), nc, 0)
+    if ket.max_prim > 1 or passes > 1:
+        return tile
+    for kets in FUSED.at_once:
+        wider = replace(tile, kets=kets)
+        if wider.doubles <= FUSED.group_doubles and sum(fused_shared(bra, ket, kets)) <= SHARED_BYTES:
+            return wider
+    return tile
 
 
 def fused_blocks(tile, bra, ket):
     """Blocks that share a multiprocessor: more of small tiles, as far as shared memory goes."""
-    contracted, (panel, rest) = bra.max_prim > 1, fused_shared(bra, ket)
-    load = tile.mt * (tile.nq + tile.nc)
+    contracted, (panel, rest) = bra.max_prim > 1, fused_shared(bra, ket, tile.kets)
     if contracted:
-        by_registers = 4 if load <= 5 else 3 if load <= 8 else FUSED.blocks
-    else:
+        by_registers = 4 if tile.doubles <= 20 else 3 if tile.doubles <= 32 else FUSED.blocks
+    elif tile.kets <= 1:
         many = mirror_of(ket.h_class) and sum(reach_in_passes(ket.h_class, tile.nq)) > FUSED.part_products
         by_registers = FUSED.blocks if tile.mt > 1 else 3 if many else 4
+    else:
+        by_registers = 4 if tile.doubles <= 32 else 3 if tile.doubles <= 48 else FUSED.blocks
     by_memory = 2 * SHARED_BYTES // (rest + (FUSED.panels if contracted else 1) * panel)
     return max(FUSED.blocks, min(by_registers, by_memory))
 
 
 def choose_fused(unit, bra, ket):
     """The tile of the fused kernel for a bra and a ket list, or None where the two-kernel way serves better."""
-    if unit == "fma" or bra.max_prim * ket.max_prim > FUSED.primitives:
+    if unit == "fma" or bra.max_prim * ket.max_prim > FUSED.primitives or sum(fused_shared(bra, ket)) > SHARED_BYTES:
         return None
-    panel, rest = fused_shared(bra, ket)
-    if panel + rest > SHARED_BYTES:
-        return None
-    return fused_tile(bra.nab, blocks_of_8(ket.nherm), ket.nab, bra.max_prim > 1)
+    return fused_tile(bra, ket)
 
 
-def fused_shared(bra, ket):
+def fused_shared(bra, ket, kets=1):
     """Bytes of shared memory: of the panel of one bra primitive, and of all else that a block has."""
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
     panel, table = np8 * panel_rows(bra.nab) * 512, (np8 * nq8 + PADDING) * 128
-    return panel, table + TILES.warps * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
+    return panel, table + TILES.warps * max(1, kets) * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
 
 
 def fused_variant(unit, bra, ket, matrix, limited):
@@ -316,20 +294,23 @@ def fused_variant(unit, bra, ket, matrix, limited):
 def tile_variant(unit, bra, ket, tile, blocks, matrix, limited):
     """Variant for a class, its tile and the blocks that share a multiprocessor."""
     facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), TILES.warps, blocks
-    target = (matrix, limited) if matrix or limited else ()
-    return Variant(fused_transforms, (*facts, bra.max_prim > 1, unit, *target))
+    facts, target = (*facts, bra.max_prim > 1, unit), (matrix, limited) if matrix or limited else ()
+    if tile.kets:
+        ahead = 2 * tile.kets * sum(facts[3]) <= FUSED.ahead_doubles
+        return Variant(fused_groups, (*facts, tile.kets, ahead, *target))
+    return Variant(fused_transforms, (*facts, *target))
 
 
-def fused_parts(nbra, nket):
+def fused_parts(nbra, nket, kets):
     """Blocks that share the ket pairs of a bra pair: a warp takes several, unless that leaves too few blocks."""
-    most = -(-nket // TILES.warps)
+    most = -(-nket // (TILES.warps * max(1, kets)))
     return min(most, max(1, nket // (TILES.warps * FUSED.kets), FEWEST_BLOCKS // nbra))
 
 
 def fused_launcher(context, bra, ket, matrix, limited):
     """The function by which `launch_fused` launches for two `ListFacts`."""
-    panel, rest = fused_shared(bra, ket)
     tile = choose_fused(context.unit, bra, ket)
+    panel, rest = fused_shared(bra, ket, tile.kets)
     blocks = fused_blocks(tile, bra, ket)
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
     variant, threads = tile_variant(context.unit, bra, ket, tile, blocks, matrix, limited), 32 * TILES.warps
@@ -340,7 +321,7 @@ def fused_launcher(context, bra, ket, matrix, limited):
 
     def launch(context, h, r, g, ab, cd, block):
         nbra, nket = ab.npair, cd.npair
-        parts = fused_parts(nbra, nket)
+        parts = fused_parts(nbra, nket, tile.kets)
         context.launch(
             variant, nbra * parts, threads, shared,
             (h, rows8, steps), pair_range(ab), levels, (r, stride, cd.nprim), words, pair_range(cd),

@@ -1,0 +1,243 @@
+"""Both products of several ket pairs at once, where these have one primitive pair each: `md4.gpu.kernels.fused`.
+
+A warp makes the quartets of a group of `kets` successive ket pairs. Their q are columns of one product side by side,
+
+    left[ab, (kl, q)] = sum_p H[ab, p] [p|q]_kl
+    acc[ab, (kl, cd)] = sum_q left[ab, (kl, q)] H[cd, q]_kl
+
+so that a fragment of H[ab, p] is read from shared memory for all of them, and that all else that a warp does between
+two products is done for a group. Columns do not mix: those of ket pairs that do not count may hold anything. All q are
+in `left` at once. H[cd, q] is fetched before the first product where there are registers for it.
+"""
+
+from md4.gpu.compile import Kernel
+from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.instructions import (
+    address_of,
+    commit_copies,
+    make_copies,
+    make_empty,
+    make_wait_copies,
+    shared_address,
+)
+from md4.gpu.emit.scalars import quotient
+from md4.gpu.emit.stores import make_stage_tile, make_write_out
+from md4.gpu.emit.tile_products import make_chain, make_column_state, make_right_blocks, make_staircase_products
+from md4.gpu.kernels.fused_operands import KetSide, Work
+from md4.gpu.kernels.groups import (
+    HermiteIntegrals,
+    Levels,
+    Limits,
+    PairRange,
+    Panel,
+    Result,
+    end_of_kets,
+    primitives_of,
+)
+from md4.gpu.kernels.ring import make_copy_range
+from md4.gpu.tuning import FUSED
+
+
+def make_next_group(kets):
+    """Device function: the first of the groups that begin at `pair`, `pair` + `step`, ... that counts, or `end`.
+
+    A group counts if one of its ket pairs does. Beyond the ket pairs that may count with the bra pair, which end at
+    `end`, all are as good as `end`.
+    """
+
+    def next_group(limits, bra_pair, ket_first, pair, step, end):
+        if limits.by_ket:
+            while pair < end:
+                most = limits.counts[ket_first + pair]
+                for n in range(1, kets):
+                    most = max(most, limits.counts[ket_first + min(pair + n, end - 1)])
+                if most > bra_pair:
+                    return pair
+                pair += step
+        return pair
+
+    return jit_device(next_group)
+
+
+def pairs_at_once(ket, pair, most):
+    """How many ket pairs from `pair` on are taken at once: `most` if each has one primitive pair (device function)."""
+    first = ket.first + pair
+    return most if ket.start[first + most] - ket.start[first] == most else i64(1)
+
+
+def make_copy_r():
+    """Device function: the warp starts to copy `count` doubles from array[index:], as far as the array goes."""
+    copies = make_copies(4, 512, 512)
+
+    def copy_r(address, array, index, count, lane):
+        to, source = i32(address + 16 * lane), address_of(array, index + 2 * lane)
+        left = i32(min(count, array.size - index) // 2 - lane)
+        while left > 0:
+            copies(to, source, i32((left + 31) >> 5))
+            to, source, left = i32(to + 2048), source + 2048, i32(left - 128)
+
+    return jit_device(copy_r)
+
+
+def make_write_quartets(mt, nc, kets):
+    """Device function that writes the first `count` quartets of a tile, or adds them to what is there if `added`.
+
+    The integrals of a quartet are contiguous. They are put in order in shared memory at `address` first. See
+    `make_write_rows` for parts of a matrix.
+    """
+    stage, rounds = make_stage_tile(2 * mt, nc, kets), FUSED.write_rounds
+    write_out, add_out = make_write_out(rounds, 32), make_write_out(rounds, 32, add=True)
+
+    def write_quartets(tile, address, count, rows, right, nab, out, first, lane, added):
+        row_bytes, column_bytes, size = i32(8 * out.s_ab), i32(8 * out.s_cd), nab * right.ncd
+        stage(tile, address, rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes, i32(8 * size))
+        cuda.syncwarp()
+        # quartets that follow each other are written as one
+        joined = out.s_kl == size
+        run, runs = (i32(size * count), i32(1)) if joined else (i32(size), i32(count))
+        while runs > 0:
+            n = i32(lane)
+            while n < run:
+                if added:
+                    add_out(out.numbers, first + n, i32(address + 8 * n), i64(run - n))
+                else:
+                    write_out(out.numbers, first + n, i32(address + 8 * n), i64(run - n))
+                n = i32(n + 32 * rounds)
+            runs, address, first = i32(runs - 1), i32(address + 8 * size), first + out.s_kl
+        cuda.syncwarp()
+
+    return jit_device(write_quartets)
+
+
+def make_write_rows(mt, nc, kets):
+    """As `make_write_quartets`, where the integrals of a quartet are a part of a matrix, contiguous within rows."""
+    stage = make_stage_tile(2 * mt, nc, kets)
+    write_one, add_one = make_write_out(1, 32), make_write_out(1, 32, add=True)
+
+    def write_rows(tile, address, count, rows, right, nab, out, first, lane, added):
+        # (ij, ab) are columns, or (kl, cd)
+        turned, size = out.s_ab == 1, nab * right.ncd
+        run, step = (nab, out.s_cd) if turned else (right.ncd, out.s_ab)
+        row_bytes, column_bytes = (i32(8), i32(8 * nab)) if turned else (i32(8 * right.ncd), i32(8))
+        stage(tile, address, rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes, i32(8 * size))
+        cuda.syncwarp()
+        left = i32(count)
+        while left > 0:
+            n = lane
+            while n < size:
+                row = quotient(n, run)
+                place = first + row * step + n - row * run
+                if added:
+                    add_one(out.numbers, place, i32(address + 8 * n), size - n)
+                else:
+                    write_one(out.numbers, place, i32(address + 8 * n), size - n)
+                n += 32
+            left, address, first = i32(left - 1), i32(address + 8 * size), first + out.s_kl
+        cuda.syncwarp()
+
+    return jit_device(write_rows)
+
+
+def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, ahead, matrix=False, limited=False):
+    """Kernel factory; `kets`: ket pairs of a group, of one primitive pair each at most. `nq` are all blocks of q.
+
+    `ahead`: H[cd, q] is fetched before the first product. The rest as of `md4.gpu.kernels.fused.fused_transforms`.
+    """
+    threads, wide, reach = 32 * warps, unit == "dmma16", ket_reach * kets
+    empty, empty_left = make_empty(4 * mt * nc * kets), make_empty(4 * mt * nq * kets)
+    chain, right_blocks = make_chain(mt, nq, nc, wide, reach, kets, ahead), make_right_blocks(nc, reach)
+    products = make_staircase_products(2 * mt, nq * kets, wide, False, ahead=False, same=kets)
+    column_state = make_column_state(nq * kets, False)
+    write = (make_write_rows if matrix else make_write_quartets)(mt, nc, kets)
+    primitives, end_of, next_group = jit_device(primitives_of), jit_device(end_of_kets), make_next_group(kets)
+    at_once, copy_panel, copy_r = jit_device(pairs_at_once), make_copy_range(threads), make_copy_r()
+    wait_all = make_wait_copies(0)
+
+    def kernel(
+        panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
+        work: Work, limits: Limits, out: Result,
+    ):  # fmt: skip
+        shared = shared_address(cuda.shared.array(0, f64))
+        tid = i64(cuda.threadIdx.x)
+        lane, warp = tid & 31, tid >> 5
+        pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
+        ij = bra.first + pair
+        nket = end_of(limits, ij, ket.first + right.npair) - ket.first if limited else right.npair
+        if limited and part * warps * kets >= nket:
+            return
+        begin, end = primitives(bra, pair)
+        h_doubles, h_bytes = panel.steps * panel.rows8 * 64, panel.steps * panel.rows8 * 512
+        table = i32(shared + work.group * h_bytes)
+        copy_panel(table, words, 0, words.size, tid)
+        r_count = kets * r.stride
+        r_bytes, r_base = i32(8 * r_count), table + 8 * words.size
+        out_stage = i32(r_base + warps * 2 * r_bytes + warp * kets * 8 * work.nab * right.ncd)
+        r_here, table = i32(r_base + warp * 2 * r_bytes), i32(table + 4 * lane)
+        r_coming = i32(r_here + r_bytes)
+        state = column_state(i64(0), i64(nq * kets), i64(0), i64(nq), r.stride)
+        stride = work.parts * warps * kets
+        added, more = False, True
+        while more:
+            # as many primitives of the bra pair as shared memory holds
+            count = min(work.group, end - begin)
+            cuda.syncthreads()
+            copy_panel(shared, panel.h, begin * h_doubles, count * h_doubles, tid)
+            commit_copies()
+            wait_all()
+            cuda.syncthreads()
+            r_row = (begin - bra.first_prim) * r.nket - ket.first_prim  # of ket primitive 0
+            group_cd = (part * warps + warp) * kets
+            if limited:
+                group_cd = next_group(limits, ij, ket.first, group_cd, stride, nket)
+            pair_cd, k_end = group_cd, ket.first_prim + r.nket
+            if pair_cd < nket:
+                k = ket.start[ket.first + pair_cd]
+                if count > 0 and k < k_end:
+                    copy_r(r_here, r.numbers, (r_row + k) * r.stride, r_count, lane)
+                commit_copies()
+            while pair_cd < nket:
+                k, k_last = primitives(ket, pair_cd)
+                taken = at_once(ket, pair_cd, min(group_cd + kets, nket) - pair_cd) if kets > 1 else i64(1)
+                next_cd = pair_cd + taken
+                if kets == 1 or next_cd >= group_cd + kets:
+                    group_cd += stride
+                    if limited:
+                        group_cd = next_group(limits, ij, ket.first, group_cd, stride, nket)
+                    next_cd = group_cd
+                k_next = ket.start[ket.first + next_cd] if next_cd < nket else k_end
+                live = count > 0 and k < k_last
+                tile, left, place = empty(), empty_left(), k * (nq * nc * 64) + 2 * lane
+                if ahead:
+                    found = right_blocks(right.h, place, taken * nq if live else i64(0))
+                h_address = i32(shared + 16 * lane)
+                for i in range(count if contracted and live else 1):
+                    wait_all()
+                    cuda.syncwarp()
+                    # fetch what comes next: another bra primitive, or the first one with the next ket pairs
+                    coming = r_row + k_next
+                    if contracted and live and i + 1 < count:
+                        coming = r_row + (i + 1) * r.nket + k
+                        copy_r(r_coming, r.numbers, coming * r.stride, r_count, lane)
+                    elif count > 0 and k_next < k_end:
+                        copy_r(r_coming, r.numbers, coming * r.stride, r_count, lane)
+                    commit_copies()
+                    if live:
+                        left = products(
+                            left, h_address, panel.rows8 * 512, table, nq * 128, r_here, state, levels.ends, panel.steps
+                        )
+                        h_address = i32(h_address + h_bytes)
+                    r_here, r_coming = r_coming, r_here
+                if live:
+                    if ahead:
+                        tile = chain(tile, left, found, place, taken * nq)
+                    else:
+                        tile = chain(tile, left, right.h, place, taken * nq)
+                first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
+                write(
+                    tile, out_stage, taken, levels.rows, right, work.nab, out, first_out, lane, contracted and added
+                )
+                pair_cd = next_cd
+            begin += work.group
+            added, more = True, contracted and begin < end
+
+    return Kernel(kernel, (threads, blocks))
