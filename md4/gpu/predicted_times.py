@@ -12,6 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 from md4.gpu.kernels import resident
+from md4.gpu.kernels.fused import fused_tile
 from md4.gpu.kernels.single_product import single_tile
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.staircases import reach
@@ -30,6 +31,10 @@ FUSED_MATRIX = 3e-4
 # Contracted bras take longer in the fused kernel than that: so many times as long, and ns for each primitive quartet
 # (J and K of benzene in cc-pVQZ and cc-pV5Z by kernel, `bench/results/jk_plane.log`).
 FUSED_CONTRACTED = 1.4, 0.25
+# Groups of ket pairs (`md4.gpu.kernels.fused_groups`) take so many times the fused kernel's time, r left aside, and of
+# contracted bras ns for each primitive quartet, too. Fits to measured times of 22 and 9 classes and parts of such, good
+# to 10% and 6%, root mean square (`bench/results/ket_groups.log`).
+GROUPS, GROUPS_CONTRACTED = 0.83, (0.99, 0.09)
 # One product with single shells: ns for each estimated cycle of its steps (`single_product.SingleTile`), for each byte
 # of the result, the same more where ab does not run fastest in it, and for each quartet. A fit to 30 measured times of
 # 15 classes from (dp|d) to (ii|k), K = 1 (`bench/results/three_centre_kernels.log`), under the condition that this plan
@@ -96,13 +101,21 @@ def two_products_time(unit, bra, ket, turned):
 
 
 def fused_time(bra, ket, turned, matrix=False):
-    """Predicted ns a quartet of the fused kernel, whose result may be a part of a matrix; see `two_products_time`."""
+    """Predicted ns a quartet of the fused kernels, whose result may be a part of a matrix; see `two_products_time`.
+
+    There must be a tile for the lists (`fused_tile`).
+    """
     columns5 = (bra.nab + 15) // 16 * 16
     passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
     time = time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
-    if bra.max_prim > 1:
+    contracted, primitives = bra.max_prim > 1, bra.mean_prim * ket.mean_prim
+    if fused_tile(bra, ket).kets:
+        r = r_time(bra, ket)
+        times, primitive = GROUPS_CONTRACTED if contracted else (GROUPS, 0.0)
+        time = r + times * (time - r) + primitive * primitives
+    elif contracted:
         times, primitive = FUSED_CONTRACTED
-        time = times * time + primitive * bra.mean_prim * ket.mean_prim
+        time = times * time + primitive * primitives
     return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
 
 

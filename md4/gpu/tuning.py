@@ -125,9 +125,12 @@ class FusedTuning:
     blocks: int  # fewest blocks that share a multiprocessor
     part_products: int  # most blocks of 8 q times blocks of 8 cd of a part, with which four share one
     panels: int  # primitives of a bra whose H is in shared memory at once, if it can be
-    kets: int  # ket pairs that a warp takes one after the other
-    at_once: tuple  # or groups of so many, of one primitive pair each: the first that fits
-    group_doubles: int  # doubles of accumulators up to which a group fits
+    kets: int  # fewest ket pairs that a warp takes one after the other
+    at_once: tuple  # ket pairs of a group, of one primitive pair each, for 1, 2, ... fragments of rows: the first that fit
+    contracted_at_once: tuple  # the same for contracted bras
+    group_doubles: int  # doubles of accumulators up to which several ket pairs fit
+    groups: int  # such groups that a warp takes one after the other
+    contracted_groups: int  # the same for contracted bras
     ahead_doubles: int  # doubles of H[cd, q] of a group up to which they are fetched before the products
     primitives: int  # most primitive quartets of a quartet, which a warp goes through one after the other
     write_rounds: int  # doubles that a lane writes at a time
@@ -135,7 +138,8 @@ class FusedTuning:
 
 FUSED = FusedTuning(
     rows=2, doubles=80, columns=5, contracted_columns=4, blocks=2, part_products=19, panels=4, kets=8,
-    at_once=(4, 2, 1), group_doubles=48, ahead_doubles=16, primitives=32, write_rounds=10,
+    at_once=((4, 2, 1), (2, 1)), contracted_at_once=((3, 2, 1), (2, 1)), group_doubles=48, groups=8,
+    contracted_groups=4, ahead_doubles=16, primitives=32, write_rounds=10,
 )  # fmt: skip
 
 

@@ -223,7 +223,7 @@ def reach_in_passes(shells, nq):
 class FusedTile:
     """What a warp does: fragments of 16 rows, q blocks at a time, cd blocks; ket pairs of a group.
 
-    `kets` is 0 if ket pairs are taken one by one, which may be contracted.
+    `kets` is 0 if ket pairs are taken one by one, which may be contracted, or whose q may take several passes.
     """
 
     mt: int
@@ -250,9 +250,10 @@ def fused_tile(bra, ket):
     tile = FusedTile(mt, -(-nq8 // passes), nc, 0)
     if ket.max_prim > 1 or passes > 1:
         return tile
-    for kets in FUSED.at_once:
+    for kets in (FUSED.contracted_at_once if contracted else FUSED.at_once)[mt - 1]:
         wider = replace(tile, kets=kets)
-        if wider.doubles <= FUSED.group_doubles and sum(fused_shared(bra, ket, kets)) <= SHARED_BYTES:
+        fits = kets == 1 or wider.doubles <= FUSED.group_doubles
+        if fits and sum(fused_shared(bra, ket, kets)) <= SHARED_BYTES:
             return wider
     return tile
 
@@ -301,10 +302,14 @@ def tile_variant(unit, bra, ket, tile, blocks, matrix, limited):
     return Variant(fused_transforms, (*facts, *target))
 
 
-def fused_parts(nbra, nket, kets):
-    """Blocks that share the ket pairs of a bra pair: a warp takes several, unless that leaves too few blocks."""
+def fused_parts(nbra, nket, kets, contracted):
+    """Blocks that share the ket pairs of a bra pair: a warp takes several, unless that leaves too few blocks.
+
+    `kets` are those of a group, as of `FusedTile`.
+    """
     most = -(-nket // (TILES.warps * max(1, kets)))
-    return min(most, max(1, nket // (TILES.warps * FUSED.kets), FEWEST_BLOCKS // nbra))
+    groups = FUSED.contracted_groups if contracted else FUSED.groups
+    return min(most, max(1, nket // (TILES.warps * max(FUSED.kets, groups * kets)), FEWEST_BLOCKS // nbra))
 
 
 def fused_launcher(context, bra, ket, matrix, limited):
@@ -321,7 +326,7 @@ def fused_launcher(context, bra, ket, matrix, limited):
 
     def launch(context, h, r, g, ab, cd, block):
         nbra, nket = ab.npair, cd.npair
-        parts = fused_parts(nbra, nket, tile.kets)
+        parts = fused_parts(nbra, nket, tile.kets, bra.max_prim > 1)
         context.launch(
             variant, nbra * parts, threads, shared,
             (h, rows8, steps), pair_range(ab), levels, (r, stride, cd.nprim), words, pair_range(cd),

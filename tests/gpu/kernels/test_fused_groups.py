@@ -22,7 +22,8 @@ def groups_of(monkeypatch):
     """Function that has groups of so many ket pairs taken, H[cd, q] fetched ahead or not."""
 
     def settle(kets, ahead=True):
-        tuning = replace(fused.FUSED, at_once=(kets,), group_doubles=1000, ahead_doubles=1000 * ahead)
+        at_once = dict.fromkeys(("at_once", "contracted_at_once"), ((kets,),) * fused.FUSED.rows)
+        tuning = replace(fused.FUSED, **at_once, group_doubles=1000, ahead_doubles=1000 * ahead)
         monkeypatch.setattr(fused, "FUSED", tuning)
 
     return settle
