@@ -16,7 +16,6 @@ from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, has_range_of_single, largest_single_exponent
 from md4.gpu.pair_order import PairOrder, overlap, part_of_order, rows_together
 from md4.gpu.tuning import HERMITE_COULOMB, r_stride
-from md4.method.mirror import mirror_axis
 from md4.plan import chunks
 
 
@@ -101,7 +100,7 @@ class DeviceCoulomb:
 
     def __init__(self, backend, basis, twice):
         self.backend, self.basis, self.shape, self.degrees = backend, basis, twice.shape, {}
-        self.axis = mirror_axis(basis.centres)
+        self.axis = basis.mirror_axis
         context = backend.context
         size, self.buffer = twice.size, context.pool.get(2 * twice.size)
         self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))

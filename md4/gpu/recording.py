@@ -56,9 +56,9 @@ class Record:
     ----------
     build : int
         The last build that used it.
-    forms : tuple
-        The forms of H of bra and ket.
-    h : tuple of int
+    forms : list of tuple
+        The forms of H, as in `h_places`.
+    h : list of int
         Addresses of H.
     rooms : list of tuple
         (name, address, bytes) of the pool's rooms.

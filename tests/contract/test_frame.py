@@ -188,7 +188,7 @@ def test_screening_keeps_its_promise(hermi, turning):
 
 def test_emulated_gpu(monkeypatch):
     """A GPU turns where there are functions that gain; here already with p functions, so that it takes little time."""
-    monkeypatch.setattr("md4.gpu.sums.PLANE_L", 1)
+    monkeypatch.setattr("md4.gpu.part_plans.PLANE_L", 1)
     mol = askew("O 0 0 0; H 0 0.8 0.6", {"O": [[0, [1.1, 1.0]], [1, [0.9, 1.0]]], "H": [[0, [0.7, 1.0]]]}, spin=1)
     dm = random_densities(mol, 0)
     with running():

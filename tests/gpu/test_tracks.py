@@ -12,7 +12,7 @@ from molecules import METHANE, molecule
 import md4
 from md4.contract.worker import PartialSums
 from md4.errors import MemoryLimitError
-from md4.gpu import backend, device_code, hermite_coulomb, paths, recording, tuning
+from md4.gpu import backend, device_code, hermite_coulomb, part_plans, paths, recording, tuning
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import clear, copy_to_host
 from md4.gpu.compile import Kernel, Variant
@@ -153,10 +153,11 @@ def test_number_of_tracks():
 # builds ---------------------------------------------------------------------------------------------------------------
 
 
-def basis_of(*ls):
-    """A shell of each angular momentum."""
-    count = len(ls)
-    return md4.Basis.from_arrays(ls, [[0.7]] * count, [[1.0]] * count, np.random.default_rng(0).normal(size=(count, 3)))
+def basis_of(*ls, planar=False):
+    """A shell of each angular momentum; `planar`: on centres with the same z."""
+    count, centres = len(ls), np.random.default_rng(0).normal(size=(len(ls), 3))
+    centres[:, 2] *= not planar
+    return md4.Basis.from_arrays(ls, [[0.7]] * count, [[1.0]] * count, centres)
 
 
 @pytest.fixture(autouse=True)
@@ -168,8 +169,8 @@ def three(monkeypatch):
 class Builds:
     """Builds on the emulated GPU and on the CPU."""
 
-    def __init__(self, monkeypatch, *ls, **options):
-        self.basis, self.number, self.used, self.repeated = basis_of(*ls), 0, set(), 0
+    def __init__(self, monkeypatch, *ls, planar=False, **options):
+        self.basis, self.number, self.used, self.repeated = basis_of(*ls, planar=planar), 0, set(), 0
         self.jk, self.right = (
             md4.JK(self.basis, backend=name, progress=False, **options) for name in ("cuda", "cpu")
         )  # fmt: skip
@@ -217,6 +218,24 @@ def test_builds(late, monkeypatch):
         builds.used.clear()
         assert_right(builds.error(with_k=False))
         assert builds.used == {0, 1, 2}
+
+
+def test_builds_of_parts(monkeypatch):
+    """Even and odd parts of classes, of all that can be made in parts: their H, their blocks, and what is repeated."""
+
+    def every_part(unit, bra, ket, axis):
+        ways = part_plans.build_ways(unit, bra.facts, ket.facts, 1.0, 1.0, False, axis)
+        return next((way for _, way in ways if len(way) > 1), ())
+
+    monkeypatch.setattr(backend, "part_plans", every_part)
+    with running(late={ENGINE, SECOND}) as machine:
+        builds = Builds(monkeypatch, 2, 1, 0, planar=True)
+        for _ in range(3):
+            assert_right(builds.error())
+        assert builds.used == {0, 1, 2}
+        records = builds.engine.backend.context.recorder.records.values()
+        assert any(len(record.forms) == 2 for record in records)
+    assert "digest_mirrored" in machine.kernels
 
 
 @pytest.mark.parametrize("late", LATE, ids=str)
