@@ -354,7 +354,7 @@ class Backend(Protocol):
         The CUDA stream on which it works; None on the CPU.
     sums : Sums
     forms : int
-        Largest number of forms in which the H matrices of a list are kept at the same time.
+        Largest number of forms in which H of a list is kept at the same time, those of its parts included.
     """
 
     name: str

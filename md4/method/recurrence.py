@@ -50,11 +50,6 @@ def r_places(l, mirrored):
     return {t: n for n, t in enumerate(ordinals)}
 
 
-def r_count(l, mirrored):
-    """Number of r[t] up to L, of those with even t_0 if `mirrored`."""
-    return len(r_places(l, mirrored))
-
-
 def by_axis(zeros, separation, multiply, multiply_add):
     """Yields (ordinal of t, r[t]^(0)) of all triples up to L, one axis after the other.
 
