@@ -126,7 +126,7 @@ class FusedTuning:
     part_products: int  # most blocks of 8 q times blocks of 8 cd of a part, with which four share one
     panels: int  # primitives of a bra whose H is in shared memory at once, if it can be
     kets: int  # fewest ket pairs that a warp takes one after the other
-    at_once: tuple  # ket pairs of a group, of one primitive pair each, for 1, 2, ... fragments of rows: the first that fit
+    at_once: tuple  # ket pairs of a group, one primitive pair each, for 1, 2, ... fragments of rows: the first that fit
     contracted_at_once: tuple  # the same for contracted bras
     group_doubles: int  # doubles of accumulators up to which several ket pairs fit
     groups: int  # such groups that a warp takes one after the other
