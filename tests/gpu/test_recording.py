@@ -9,7 +9,7 @@ from emulator import host_array, running
 
 import md4
 from md4.errors import MemoryLimitError
-from md4.gpu import device_code, recording
+from md4.gpu import device_code, part_plans, paths, recording
 from md4.gpu.buffers import clear
 from md4.gpu.compile import Kernel, Launcher, Variant
 from md4.gpu.context import DeviceContext
@@ -303,13 +303,27 @@ def test_other_densities(builds):
         assert builds.run() == (every, 0)
 
 
-def test_all_paths(monkeypatch):
-    """Rooms for r and (ab|q], several classes."""
+@pytest.fixture
+def no_plans_kept():
+    """Nothing is known of the plans that other tests have had made, nor of this one's later."""
+    found = part_plans.whole_ways, part_plans.fastest_way, paths.ranked, paths.ranked_by_facts
+    for function in found:
+        function.cache_clear()
+    yield
+    for function in found:
+        function.cache_clear()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_all_paths(fused, no_plans_kept, monkeypatch):
+    """Rooms for r and (ab|q], several classes; without the fused path, others of several kernels are taken."""
+    if not fused:
+        monkeypatch.setattr(paths.Fused, "supports", lambda *_: False)
     with running("dmma16") as machine:
         builds = Builds(basis_of(1, 0), monkeypatch)
         _, every = builds.run(2)
         assert builds.run() == (every, 0)
-    assert machine.kernels >= {"r_in_registers", "fused_transforms", "resident_bra_transform", "digest_rows"}
+    assert machine.kernels >= {"r_in_registers", "fused_groups" if fused else "resident_bra_transform", "digest_rows"}
 
 
 def test_other_tiles(builds, monkeypatch):

@@ -43,15 +43,15 @@ ONE_QUARTET = {"thread_quartet_integrals", "pair_slots"}
 REGISTERS, BY_AXIS = {"r_in_registers"}, {"r_by_axis"}
 PLAIN = {"plain_bra_transform", "plain_ket_transform"}
 ONE_PRODUCT = {"one_product", "ket_sums"}
-RESIDENT, FUSED = {"resident_bra_transform", "ket_transform"}, {"fused_transforms"}
+RESIDENT, FUSED, GROUPS = {"resident_bra_transform", "ket_transform"}, {"fused_transforms"}, {"fused_groups"}
 
 # Angular momenta, primitives and contracted functions of the shells; kernels that compute such a class, all its plans
 # taken, on tensor cores. Elsewhere the plain ones do.
 CLASSES = {
     "(ps|ss), K = 4": ((1, 0, 0, 0), 2, 1, ONE_QUARTET | ONE_PRODUCT | TWO | FUSED | REGISTERS),
-    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | RESIDENT | FUSED | REGISTERS),
+    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | RESIDENT | GROUPS | REGISTERS),
     "(pp|ps), K = 4": ((1, 1, 1, 0), 2, 1, ONE_QUARTET | TWO | FUSED | REGISTERS),
-    "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | FUSED | BY_AXIS),
+    "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | GROUPS | BY_AXIS),
     "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, TWO | FUSED | REGISTERS),
 }
 FEW = ("(ps|ss), K = 4", "(pp|ps)")
