@@ -243,8 +243,7 @@ class DeviceDigest:
         """Doubles as floats, in so many doubles of their room."""
         room = self.singles.part(first, (doubles,))
         out = Buffer(room.pointer, (values.size,), 4, room.owner)
-        if values.size:
-            launch_narrow(self.context, values, out)
+        launch_narrow(self.context, values, out)
         return out
 
     def selected(self):

@@ -6,7 +6,8 @@ exist as generators of LLVM IR only, with PTX in it: what they generate is trans
 what the host asks of CUDA is in `emulator.host`.
 
 It checks what kernels compute, that they stay within the memory that is theirs, read nothing that nobody wrote (it
-would not be a number), and wait for each other where they must. It is slow: a quartet takes milliseconds.
+would not be a number), and wait for each other where they must. It refuses launches that a GPU refuses. It is slow: a
+quartet takes milliseconds.
 """
 
 from emulator.host import host_array, running

@@ -21,7 +21,7 @@ from numba.cuda.extending import _Intrinsic
 
 import md4.gpu
 from emulator.intrinsics import called
-from emulator.machine import Machine
+from emulator.machine import DeviceFault, Machine
 from md4.gpu import compile, context
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
@@ -31,6 +31,11 @@ from md4.gpu.dlpack import DeviceArray
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 # A capability that takes each arithmetic unit.
 CAPABILITIES = {"fma": (7, 0), "dmma8": (8, 0), "dmma16": (9, 0)}
+# What these devices grant: blocks of a launch, bytes of its parameters, and shared memory of a block, unasked and asked.
+MOST_BLOCKS, PARAMETER_BYTES, UNASKED_SHARED = (1 << 31) - 1, 4096, 48 << 10
+MOST_SHARED = {(7, 0): 96 << 10, (8, 0): 163 << 10, (9, 0): 227 << 10}
+# Threads of a block that have registers for any kernel.
+UNBOUNDED_THREADS = 256
 
 
 class Queues:
@@ -158,26 +163,42 @@ class Driver:
     CUfunction_attribute = driver.CUfunction_attribute
     CUkernel = CUfunction = int
 
-    def __init__(self, machine, queues):
+    def __init__(self, machine, queues, capability):
         self.machine, self.queues, self.variants, self.streams = machine, queues, [], 0
+        self.most_shared, self.granted = MOST_SHARED[capability], {}
 
     def load(self, variant):
         """The launcher of a variant, as `md4.gpu.compile.launcher` makes it."""
         self.variants.append(variant)
-        return compile.Launcher(compile.Loaded(len(self.variants) - 1, None), variant.kernel().types())
+        made = compile.Launcher(compile.Loaded(len(self.variants) - 1, None), variant.kernel().types())
+        if 8 * len(made.packing.slots) > PARAMETER_BYTES:
+            raise DeviceFault(f"{8 * len(made.packing.slots)} bytes of parameters of {variant.name}")
+        return made
 
-    @staticmethod
-    def cuKernelSetAttribute(attribute, value, kernel, device):
+    def cuKernelSetAttribute(self, attribute, value, kernel, device):
+        self.granted[kernel] = value
         return (SUCCESS,)
+
+    def check_launch(self, function, kernel, grid, block, shared):
+        """DeviceFault for a launch that a GPU refuses; returns the bytes of shared memory that a block may have."""
+        name, most = self.variants[function].name, (kernel.launch_bounds or [UNBOUNDED_THREADS])[0]
+        if not 1 <= grid <= MOST_BLOCKS:
+            raise DeviceFault(f"{grid} blocks of {name}")
+        if not 1 <= block <= most:
+            raise DeviceFault(f"{block} threads of {name}, which has {most} at most")
+        if shared > self.granted.get(function, UNASKED_SHARED):
+            raise DeviceFault(f"{shared} bytes of shared memory of {name} without asking")
+        return self.most_shared if function in self.granted else UNASKED_SHARED
 
     def cuLaunchKernel(self, function, grid, gy, gz, block, by, bz, shared, stream, pointers, extra):
         """Runs the function of a kernel with what it finds at the addresses of its arguments."""
         variant = self.variants[function]
         kernel = variant.kernel()
+        room = self.check_launch(function, kernel, grid, block, shared)
         self.machine.kernels.add(variant.factory.__name__)
         slots = map(ctypes.c_void_p.from_address, count(pointers, 8))
         args = [argument(kind, slots) for kind in kernel.types()]
-        self.queues.give(stream, partial(self.machine.launch, kernel.function, grid, block, shared, args))
+        self.queues.give(stream, partial(self.machine.launch, kernel.function, grid, block, shared, args, room))
         return (SUCCESS,)
 
     @staticmethod
@@ -358,7 +379,7 @@ def running(unit="dmma16", late=()):
     for module in pkgutil.walk_packages(md4.gpu.__path__, "md4.gpu."):
         import_module(module.name)
     machine, queues = Machine(), Queues(late)
-    here, its_driver = Cuda(machine, queues, CAPABILITIES[unit]), Driver(machine, queues)
+    here, its_driver = (kind(machine, queues, CAPABILITIES[unit]) for kind in (Cuda, Driver))
     python = {
         cuda: here, driver: its_driver, context.table_on: partial(device_table, machine.memory, {}),
         context.kept_on: lambda device: ({}, {}),

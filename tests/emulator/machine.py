@@ -134,13 +134,15 @@ class Machine:
 
     # blocks and their threads
 
-    def launch(self, function, grid, threads, shared, args):
-        """Runs all blocks of a kernel."""
+    def launch(self, function, grid, threads, shared, args, room):
+        """Runs all blocks of a kernel, which may have `room` bytes of shared memory each, its own arrays included."""
         self.grid, self.threads, self.dynamic = grid, threads, shared
         if threads % WARP:
             raise DeviceFault(f"{threads} threads are not whole warps")
         for block in range(grid):
             self.run_block(function, block, args)
+        if self.used > room:
+            raise DeviceFault(f"{self.used} bytes of shared memory of {function.__name__}, where there are {room}")
 
     def run_block(self, function, block, args):
         self.block, self.failed, self.finished = block, None, closed()

@@ -28,5 +28,6 @@ def narrow_variant():
 
 
 def launch_narrow(context, values, out):
-    """A buffer of doubles to one of floats of the same size."""
-    context.launch(narrow_variant(), min(-(-values.size // THREADS), 4 * FEWEST_BLOCKS), THREADS, 0, values, out)
+    """A buffer of doubles to one of floats of the same size, which may be 0."""
+    if values.size:
+        context.launch(narrow_variant(), min(-(-values.size // THREADS), 4 * FEWEST_BLOCKS), THREADS, 0, values, out)
