@@ -31,7 +31,7 @@ from md4.gpu.dlpack import DeviceArray
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 # A capability that takes each arithmetic unit.
 CAPABILITIES = {"fma": (7, 0), "dmma8": (8, 0), "dmma16": (9, 0)}
-# What these devices grant: blocks of a launch, bytes of its parameters, and shared memory of a block, unasked and asked.
+# What these devices grant: blocks of a launch, bytes of its parameters, shared memory of a block, unasked and asked.
 MOST_BLOCKS, PARAMETER_BYTES, UNASKED_SHARED = (1 << 31) - 1, 4096, 48 << 10
 MOST_SHARED = {(7, 0): 96 << 10, (8, 0): 163 << 10, (9, 0): 227 << 10}
 # Threads of a block that have registers for any kernel.
