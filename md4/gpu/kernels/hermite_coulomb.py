@@ -10,7 +10,7 @@ copies to shared memory; J_q is summed over the warp.
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i32, i64, types
+from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.correlation import make_correlate, make_load_words, make_signed
 from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.scalars import load_global, quotient
@@ -192,16 +192,53 @@ def hermite_sums():
     return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
 
 
+def make_along_kets(l_ket, count, mirrored, parity):
+    """Device function: a warp's functions p of one bra primitive with the ket primitives `k` to `last` - 1.
+
+    (words, d, j, ket, triangle, r, stride, bra_place, row, k, last, base, lane) -> j, see `make_correlate`; `bra_place`
+    is the place of the bra primitive, `row` its number among those of r. The parities have a loop each: of one loop for
+    both, the compiler takes out more than registers hold.
+    """
+    correlate, nq = make_correlate(l_ket, count, mirrored, parity), row_width(l_ket, mirrored)
+    copy, wait_one, wait_all = make_copy_range(32), make_wait_copies(1), make_wait_copies(0)
+
+    @jit_device
+    def along_kets(words, d, j, ket, triangle, r, stride, bra_place, row, k, last, base, lane):
+        # bra primitives that are taken at the same time begin at different kets, to whose sums they all add
+        begin, left, buffer, buffer_bytes = k, last - k, i64(0), 8 * stride
+        k += row - quotient(row, left) * left
+        copy(base, r, (row * ket.count + k) * stride, stride, lane)
+        commit_copies()
+        while left > 0:
+            here, this = base + buffer * buffer_bytes, k
+            buffer = 1 - buffer
+            k = k + 1 if k + 1 < last else begin
+            if left > 1:
+                copy(base + buffer * buffer_bytes, r, (row * ket.count + k) * stride, stride, lane)
+                commit_copies()
+                wait_one()
+            else:
+                wait_all()
+            cuda.syncwarp()
+            # both sums of a quartet of a primitive pair with itself are the same one
+            scale = 0.0 if triangle and ket.first + this == bra_place else 1.0
+            row_q = (ket.first + this) * nq
+            j = correlate(words, i32(here), ket.d, d, j, scale, ket.j, row_q, lane)
+            cuda.syncwarp()
+            left -= 1
+        return j
+
+    return along_kets
+
+
 def correlation_by_warps(l_ket, count, mirrored):
     """Kernel factory for larger L: J_p += r D_q and J_q += r D_p, r from memory, `count` functions p a lane.
 
     `mirrored`: all centres have the same coordinate on axis 0. Then a warp has functions p of one parity.
     """
-    correlate, correlate_odd = (make_correlate(l_ket, count, mirrored, n) for n in ((0, 1) if mirrored else (0, 0)))
+    along_kets, along_odd_kets = (make_along_kets(l_ket, count, mirrored, n) for n in ((0, 1) if mirrored else (0, 0)))
     load, add = make_load_vector(count), make_add_vector(count)
     words_of, signed, empty = make_load_words(count), make_signed(count), make_empty(count)
-    copy, wait_one, wait_all = make_copy_range(32), make_wait_copies(1), make_wait_copies(0)
-    nq = row_width(l_ket, mirrored)
 
     def kernel(functions: Functions, bra: Side, ket: Side, triangle: flag, r: F64, stride: i64, share: Share):
         tid = i64(cuda.threadIdx.x)
@@ -222,32 +259,11 @@ def correlation_by_warps(l_ket, count, mirrored):
         if part < share.parts and k < last:
             own, limit = (bra.first + i) * functions.width + first, (end - first + 31) >> 5
             words = words_of(functions.words, first, end - 1)
-            d, j, buffer = signed(load(address_of(bra.d, own), i64(256), i32(limit)), words), empty(), i64(0)
-            # bra primitives that are taken at the same time begin at different kets, to whose sums they all add
-            begin, left = k, last - k
-            k += i - quotient(i, left) * left
-            copy(base, r, (i * ket.count + k) * stride, stride, lane)
-            commit_copies()
-            while left > 0:
-                here, this = base + buffer * buffer_bytes, k
-                buffer = 1 - buffer
-                k = k + 1 if k + 1 < last else begin
-                if left > 1:
-                    copy(base + buffer * buffer_bytes, r, (i * ket.count + k) * stride, stride, lane)
-                    commit_copies()
-                    wait_one()
-                else:
-                    wait_all()
-                cuda.syncwarp()
-                # both sums of a quartet of a primitive pair with itself are the same one
-                scale = 0.0 if triangle and ket.first + this == bra.first + i else 1.0
-                row = (ket.first + this) * nq
-                if mirrored and odd:
-                    j = correlate_odd(words, i32(here), ket.d, d, j, scale, ket.j, row, lane)
-                else:
-                    j = correlate(words, i32(here), ket.d, d, j, scale, ket.j, row, lane)
-                cuda.syncwarp()
-                left -= 1
+            d, j = signed(load(address_of(bra.d, own), i64(256), i32(limit)), words), empty()
+            if mirrored and odd:
+                j = along_odd_kets(words, d, j, ket, triangle, r, stride, bra.first + i, i, k, last, base, lane)
+            else:
+                j = along_kets(words, d, j, ket, triangle, r, stride, bra.first + i, i, k, last, base, lane)
             add(signed(j, words), bra.j, own, 32, limit)
 
     return Kernel(kernel, (HERMITE_COULOMB.threads, 1))

@@ -26,6 +26,7 @@ from offline import (
 )
 
 from md4.gpu.kernels.digest_in_place import digest_in_place, functions
+from md4.gpu.kernels.hermite_coulomb import correlation_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant
 from md4.gpu.kernels.thread_quartet import thread_quartet_integrals
 from md4.method.operators import OPERATORS
@@ -191,6 +192,13 @@ def test_sample_of_few_centres():
 @needs_ptxas
 def test_every_variant():
     check({cc: every_variant(cc) for cc in CURRENT}, processes=os.cpu_count())
+
+
+@needs_ptxas
+def test_j_alone_of_a_molecule_in_a_plane():
+    """Degrees whose functions of both parities go to the warps of one kernel, which do not spill for that."""
+    variants = [correlation_variant(l, l, True) for l in (7, 10)]
+    check({cc: dict.fromkeys(variants, 0) for cc in CURRENT}, processes=1)
 
 
 def test_shared_memory_of_every_variant():
