@@ -20,10 +20,10 @@ ROOT = Path(md4.__file__).parent
 LAYERS = (
     "pyscf", "contract", "engine", "cpu/backend", "cpu/sums", "cpu/targets", "cpu/h_matrices", "cpu/matrices",
     "cpu/screening", "cpu/compile", "gpu/backend", "gpu/warmup", "gpu/variants", "gpu/sums", "gpu/hermite_coulomb",
-    "gpu/quartet_lists",
-    "gpu/targets", "gpu/paths", "gpu/shell_pairs", "gpu/predicted_times", "gpu/kernels", "gpu/context", "gpu/recording",
-    "gpu/compile", "gpu/pool", "gpu/buffers", "gpu/dlpack", "gpu/device_code", "gpu/h_layout", "gpu/pair_layout",
-    "gpu/gather_words", "gpu/staircases", "gpu/emit", "gpu/tuning",
+    "gpu/quartet_lists", "gpu/targets", "gpu/part_plans", "gpu/pair_order", "gpu/paths", "gpu/shell_pairs",
+    "gpu/predicted_times", "gpu/kernels", "gpu/context", "gpu/recording", "gpu/compile", "gpu/pool",
+    "gpu/buffers", "gpu/dlpack", "gpu/device_code", "gpu/h_layout", "gpu/pair_layout", "gpu/gather_words",
+    "gpu/staircases", "gpu/emit", "gpu/banks", "gpu/hermite_rows", "gpu/tuning",
     "backends", "plan", "shells", "method",
 )  # fmt: skip
 

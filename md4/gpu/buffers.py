@@ -49,6 +49,11 @@ class Buffer:
         return Buffer(self.pointer + first * self.itemsize, shape, self.itemsize, self.owner)
 
 
+def words(nbytes):
+    """8-byte items that hold so many bytes."""
+    return -(-nbytes // 8)
+
+
 def as_buffer(array):
     """A device array of any kind as one row of float64."""
     interface = array.__cuda_array_interface__

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from md4.gpu.buffers import Buffer, clear, copy_to_device, copy_to_host, written_array
+from md4.gpu.buffers import Buffer, clear, copy_to_device, copy_to_host, words, written_array
 from md4.gpu.h_layout import KET_BLOCKS
 from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.coulomb_threads import by_threads, in_single, launch_order, launch_quartets
@@ -27,11 +27,6 @@ def first_aos(context, prepared, basis):
             _, (first,) = context.pool.upload([basis.ao_loc[prepared.whole.pairs.pairs]], context.stream)
         data.first_aos = first
     return data.first_aos
-
-
-def words(nbytes):
-    """8-byte items that hold so many bytes."""
-    return -(-nbytes // 8)
 
 
 class Degree:

@@ -1,4 +1,4 @@
-"""The order of Hermite functions in the rows of D and J that J alone keeps of primitive pairs.
+"""The order of Hermite functions in the rows of D and J that J alone keeps of primitive pairs, and of r in it.
 
 In general it is that of their ordinals. Where all centres lie in a plane (`md4.method.mirror`), r[p+q] is zero unless p
 and q are both even or both odd along the normal of the plane, so the even functions come first and the odd ones behind
@@ -12,6 +12,7 @@ import numpy as np
 
 from md4.gpu.tuning import blocks_of_8
 from md4.method.angular import hermite_ordinal, hermite_triples, nherm, packed_hermite
+from md4.method.mirror import part_functions
 
 
 @cache
@@ -19,8 +20,7 @@ def row_ordinals(l, mirrored):
     """Ordinal of the function at each place of a row, -1 where there is none; shape (width,)."""
     if not mirrored:
         return padded(np.arange(nherm(l)))
-    odd = hermite_triples(l)[:, 0] % 2
-    return np.concatenate([padded(np.flatnonzero(odd == parity)) for parity in range(2)])
+    return np.concatenate([padded(part_functions(l, 0, parity)) for parity in range(2)])
 
 
 def padded(ordinals):
@@ -47,9 +47,16 @@ def row_parts(l, mirrored):
     """Ranges of the places of a row that have functions: all, or those of even and those of odd functions."""
     if not mirrored:
         return [range(nherm(l))]
-    even = int((hermite_triples(l)[:, 0] % 2 == 0).sum())
+    even = len(part_functions(l, 0, 0))
     first = 8 * blocks_of_8(even)
     return [range(even), range(first, first + nherm(l) - even)]
+
+
+@cache
+def r_numbers(l, mirrored):
+    """{ordinal of t: number of r[t]} of all r[t] that are made: if `mirrored` those of even t_0."""
+    ordinals = part_functions(l, 0, 0).tolist() if mirrored else range(nherm(l))
+    return {t: n for n, t in enumerate(ordinals)}
 
 
 @cache

@@ -7,7 +7,7 @@ room for entries.
 import numpy as np
 
 from md4.errors import MemoryLimitError
-from md4.gpu.buffers import Buffer, clear, copy_in_pieces, copy_to_host
+from md4.gpu.buffers import Buffer, clear, copy_in_pieces, copy_to_host, words
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.tuning import SELECT
 
@@ -19,11 +19,6 @@ def rounded_up(values):
     """Numbers >= 0 in single precision, none of them smaller than it was; infinite where they are too large."""
     with np.errstate(over="ignore"):
         return np.where(values > 0, np.maximum(values * ABOVE_ONE, TINY), 0.0).astype(np.float32)
-
-
-def words(nbytes):
-    """8-byte items that hold so many bytes."""
-    return -(-nbytes // 8)
 
 
 class QuartetLists:

@@ -19,7 +19,7 @@ from math import factorial
 
 import numpy as np
 
-from md4.method.angular import hermite_ordinal, hermite_triples, nherm
+from md4.method.angular import hermite_ordinal, hermite_triples
 
 
 @cache
@@ -39,15 +39,6 @@ def recurrence_table(l):
         second = hermite_ordinal(*two) if t[axis] > 1 else 0
         words[n] = hermite_ordinal(*one) + (second << 16), axis + ((t[axis] - 1) << 8)
     return words
-
-
-@cache
-def r_places(l, mirrored):
-    """{ordinal of t: number of r[t]} of all triples up to L, or, if `mirrored`, of those with even t_0."""
-    ordinals = range(nherm(l))
-    if mirrored:
-        ordinals = np.flatnonzero(hermite_triples(l)[:, 0] % 2 == 0).tolist()
-    return {t: n for n, t in enumerate(ordinals)}
 
 
 def by_axis(zeros, separation, multiply, multiply_add):

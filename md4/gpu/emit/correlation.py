@@ -29,9 +29,8 @@ from md4.gpu.emit.instructions import (
 from md4.gpu.emit.scalars import add_double_if
 from md4.gpu.emit.unrolled import emit_by_axis, store_doubles
 from md4.gpu.emit.warp_sums import emit_warp_place, emit_warp_sum
-from md4.gpu.hermite_rows import row_parts, row_words
+from md4.gpu.hermite_rows import r_numbers, row_parts, row_words
 from md4.method.angular import hermite_ordinal, sum_ordinal
-from md4.method.recurrence import r_places
 
 i32, i64, f64 = types.int32, types.int64, types.float64
 # Numbers that a warp sums at once; see `md4.gpu.emit.warp_sums`.
@@ -164,7 +163,7 @@ def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mir
     """
     l, nq, real, nbytes = l_bra + l_ket, len(functions), precision.numba, precision.bytes
     p_words, q_words = row_words(l_bra, mirrored).tolist(), row_words(l_ket, mirrored).tolist()
-    orders, ket, places = types.UniTuple(real, l + 1), types.UniTuple(real, nq), r_places(l, mirrored)
+    orders, ket, places = types.UniTuple(real, l + 1), types.UniTuple(real, nq), r_numbers(l, mirrored)
 
     # functions p whose sums over the warp are made at once, and the q of each degree that go with them
     most, groups = FEW_SUMS if staged else LANES, []
