@@ -181,6 +181,7 @@ class DigestQuartetsTuning:
     lane_quartets: int  # most quartets of a lane in an item
     items: int  # so many items should be there before each has several quartets of a lane
     blocks: int  # most blocks that share the items
+    run: int  # most lanes with the same shell c that add up their parts of X first, a power of 2
 
 
 DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
@@ -189,7 +190,7 @@ DIGEST_ROWS = DigestRowsTuning(
 )
 DIGEST_MIRRORED = DigestMirroredTuning(blocks=((6, 17), (5, 23), (4, 41), (3, 63)), lane_integrals=256)
 DIGEST_QUARTETS = DigestQuartetsTuning(
-    integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448
+    integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448, run=8
 )
 
 

@@ -22,6 +22,7 @@ FUNCTIONS = {
     "llvm.bitreverse.i32": "reversed32({})",
     "llvm.nvvm.shfl.sync.bfly.i32": "m.shuffle_xor({1}, {2})",
     "llvm.nvvm.shfl.sync.idx.i32": "m.shuffle_from({1}, {2})",
+    "llvm.nvvm.shfl.sync.down.i32": "m.shuffle_down({1}, {2})",
     "llvm.nvvm.bar.warp.sync": "m.exchange('bar.warp.sync', None)",
     "llvm.nvvm.atomic.load.add.f64.p1f64": "m.add({}, {})",
 }

@@ -330,6 +330,9 @@ class Machine:
     def shuffle_from(self, value, lane):
         return self.exchange("shfl.idx", value)[int(lane)]
 
+    def shuffle_down(self, value, by):
+        return self.exchange("shfl.down", value)[min(self.thread.lane + int(by), 31)]
+
     def ballot(self, flag):
         return sum(1 << lane for lane, vote in enumerate(self.exchange("vote.ballot", flag)) if vote)
 

@@ -34,7 +34,7 @@ from md4.gpu.emit.instructions import (
 )
 from md4.gpu.emit.scalars import add_double_if
 from md4.gpu.emit.unrolled import store_doubles, warp_barrier
-from md4.gpu.emit.warp_sums import shuffle_from
+from md4.gpu.emit.warp_sums import emit_run_sum, shuffle_from
 
 i64, i32 = types.int64, types.int32
 
@@ -160,29 +160,36 @@ def make_load_rows(nb, nc, nd, precision=FP64):
 
 
 @cache
-def make_add_rows(nb, nc, nd, precision=FP64):
-    """Intrinsic (array, row, nao, columns, stage, lane, values, scale): adds scale times the rows of all b, atomically.
+def make_add_rows(nb, nc, nd, most, precision=FP64):
+    """Intrinsic (array, row, nao, columns, left, firsts, stage, lane, values, scale) that adds to the rows of all b.
 
-    Lanes of pairs that do not count may hold anything.
+    It adds the values times `scale`, atomically; those over c of a run of lanes are summed up first. `left` and
+    `firsts` are those of `md4.gpu.kernels.digest_quartets.Runs`, of at most `most` lanes. Lanes of pairs that do not
+    count may hold anything.
     """
     kind, places = types.UniTuple(precision.numba, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)
 
     @intrinsic
-    def add_rows(typingctx, array, row, nao, columns, stage, lane, values, scale):
+    def add_rows(typingctx, array, row, nao, columns, left, firsts, stage, lane, values, scale):
         def codegen(context, builder, signature, args):
             address = element_address(context, builder, signature.args[0], *args[:2])
-            stage, width = Stage(builder, *args[4:6], nc, nd, precision), nc + nd
-            columns = fields(builder, args[3], width)
-            values = [builder.fmul(value, args[7]) for value in fields(builder, args[6], nb * width)]
+            stage, width = Stage(builder, *args[6:8], nc, nd, precision), nc + nd
+            columns, left, firsts = fields(builder, args[3], width), args[4], args[5]
+            values = [builder.fmul(value, args[9]) for value in fields(builder, args[8], nb * width)]
             for b in range(nb):
-                found = stage.exchanged(values[b * width : (b + 1) * width], own_first=True)
-                for value, column in zip(found, columns):
-                    here = builder.add(address, builder.sext(column, I64))
-                    add_double_if(builder, here, widened(builder, value), column, "gt", -1)
+                over_c, over_d = values[b * width : b * width + nc], values[b * width + nc : (b + 1) * width]
+                over_c = [emit_run_sum(builder, value, left, most) for value in over_c]
+                found = stage.exchanged(over_c + over_d, own_first=True)
+                for n, (value, column) in enumerate(zip(found, columns)):
+                    here, value = builder.add(address, builder.sext(column, I64)), widened(builder, value)  # noqa: PLW2901
+                    if n < nc:
+                        add_double_if(builder, here, value, builder.and_(firsts, I32(1 << n)), "ne", 0)
+                    else:
+                        add_double_if(builder, here, value, column, "gt", -1)
                 address = builder.add(address, builder.mul(args[2], I64(8)))
             return context.get_dummy_value()
 
-        return types.void(array, i64, i64, places, i32, i64, kind, precision.numba), codegen
+        return types.void(array, i64, i64, places, i32, i32, i32, i64, kind, precision.numba), codegen
 
     return add_rows
 

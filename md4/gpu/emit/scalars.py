@@ -19,7 +19,8 @@ i64, f64 = types.int64, types.float64
 
 
 def add_double_if(builder, address, value, n, comparison, limit):
-    """Atomic addition to the double in global memory at `address`, if the i32 `n` is less ('lt') or greater ('gt').
+    """Atomic addition to the double in global memory at `address`, if the i32 `n` is less ('lt'), greater ('gt') or
+    another ('ne').
 
     PTX, since LLVM would branch around each addition: code around it would be scheduled worse and take more registers.
     """

@@ -1,4 +1,4 @@
-"""Sums over the 32 lanes of a warp."""
+"""Sums over the 32 lanes of a warp, and over runs of them."""
 
 from functools import cache
 
@@ -12,19 +12,40 @@ i64, f64 = types.int64, types.float64
 PAIR = ir.VectorType(I32, 2)
 
 
-def shuffle_xor(builder, value, mask):
-    """The double, or the float, of the lane whose number differs in the bit `mask`."""
-    name, kind = "llvm.nvvm.shfl.sync.bfly.i32", ir.FunctionType(I32, [I32] * 4)
+def shuffled(builder, value, how, by):
+    """The double, or the float, of another lane: `how` and `by` are those of PTX's shfl."""
+    name, kind = f"llvm.nvvm.shfl.sync.{how}.i32", ir.FunctionType(I32, [I32] * 4)
     shuffle = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     if value.type == FLOAT:
-        other = builder.call(shuffle, [I32(-1), builder.bitcast(value, I32), I32(mask), I32(31)])
+        other = builder.call(shuffle, [I32(-1), builder.bitcast(value, I32), I32(by), I32(31)])
         return builder.bitcast(other, FLOAT)
     halves = builder.bitcast(value, PAIR)
     for n in range(2):
         half = builder.extract_element(halves, I32(n))
-        other = builder.call(shuffle, [I32(-1), half, I32(mask), I32(31)])
+        other = builder.call(shuffle, [I32(-1), half, I32(by), I32(31)])
         halves = builder.insert_element(halves, other, I32(n))
     return builder.bitcast(halves, DOUBLE)
+
+
+def shuffle_xor(builder, value, mask):
+    """The double, or the float, of the lane whose number differs in the bit `mask`."""
+    return shuffled(builder, value, "bfly", mask)
+
+
+def emit_run_sum(builder, value, left, most):
+    """The first lane of each run of lanes gets the sum of the run's values; others get something else.
+
+    `left` are the lanes from a lane up to the end of its run, itself included (i32), at most `most`. Values of lanes
+    in no run may be anything.
+    """
+    step = 1
+    while step < most:
+        other = shuffled(builder, value, "down", step)
+        zero = ir.Constant(value.type, 0.0)
+        there = builder.icmp_signed(">", left, I32(step))
+        value = builder.fadd(value, builder.select(there, other, zero))
+        step *= 2
+    return value
 
 
 def shuffle_from(builder, value, lane):

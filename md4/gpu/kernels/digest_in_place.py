@@ -25,7 +25,7 @@ from md4.gpu.emit.digest_quartets import (
 from md4.gpu.emit.instructions import make_empty, precision_of, shared_address
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
 from md4.gpu.kernels.digest_parameters import Lists, Matrices, SingleMatrices
-from md4.gpu.kernels.digest_quartets import make_digest_quartet
+from md4.gpu.kernels.digest_quartets import make_digest_quartet, make_runs_of
 from md4.gpu.kernels.groups import PairRange, Records, pair_range, records
 from md4.gpu.kernels.primitive_quartets import arguments_group, operator_arguments, single_arguments
 from md4.gpu.kernels.thread_quartet import BraH, SingleSlots, Slots, make_integrals, single_h_size
@@ -69,7 +69,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
     integrals = make_integrals(bra_class, ket_class, False, kind, single)
     digest, weight_of = make_digest_quartet(*shells, precision), jit_device(quartet_weight)
     load_rows = make_load_rows(nb, nc, nd, precision)
-    columns_in_turn, rows_in_turn = make_columns_in_turn(nc, nd), make_rows_in_turn(nc)
+    columns_in_turn, rows_in_turn, runs_of = make_columns_in_turn(nc, nd), make_rows_in_turn(nc), make_runs_of(nc)
     load_block, add_block = make_load_block(nc, nd, precision), make_add_block(nc, nd, precision)
     no_rows, no_block = make_empty(nb * (nc + nd), precision), make_empty(nc * nd, precision)
     stage_bytes, staged = nbytes * stage_parts(nc, nd)[1], single_h_size(bra_class)
@@ -97,6 +97,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
                     a_ao, b_ao = lists.ao_bra[ij, 0], lists.ao_bra[ij, 1]
                     c, d = lists.ao_ket[kl, 0], lists.ao_ket[kl, 1]
                     columns, rows = columns_in_turn(c, d, left, lane), rows_in_turn(d, lane)
+                    runs = runs_of(c, left, lane)
                     weight = weight_of(a_ao, b_ao, c, d, lists.triangle, ij, kl)
                     weight = real(weight if lane < left else 0.0)
                     for s in range(matrices.first, matrices.last):
@@ -107,8 +108,8 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
                         if with_j:
                             d_cd = load_block(matrices.twice, origin, nao, columns, rows, stage, lane)
                         y_cd = digest(
-                            matrices, origin, a_ao, b_ao, columns, stage, lane, place, weight, d_b, d_cd, no_block(),
-                            with_k, with_j,
+                            matrices, origin, a_ao, b_ao, columns, runs, stage, lane, place, weight, d_b, d_cd,
+                            no_block(), with_k, with_j,
                         )  # fmt: skip
                         if with_j:
                             add_block(matrices.y, origin, nao, columns, rows, stage, lane, y_cd)
