@@ -114,7 +114,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
                         if with_j:
                             add_block(matrices.y, origin, nao, columns, rows, stage, lane, y_cd)
 
-    return Kernel(kernel, (threads, THREAD_QUARTET.single_blocks(la + lb + lc + ld) if single else 1))
+    return Kernel(kernel, (threads, THREAD_QUARTET.blocks_in_place(la + lb + lc + ld, count, single)))
 
 
 def functions(l, pure):
