@@ -1,5 +1,6 @@
 """Digestion by rows of blocks of random numbers, on the emulator, beside NumPy."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ from emulator import host_array, running
 from random_blocks import NAO, first_aos, on_device, right
 
 from md4.gpu.context import DeviceContext
+from md4.gpu.kernels import digestion
 from md4.gpu.kernels.digest_rows import tile_shape
 from md4.gpu.kernels.digestion import by_quartets, launch_digest
 from md4.gpu.kernels.groups import NO_LIMITS
@@ -71,6 +73,27 @@ def test_limits(by_ket):
     integrals[~live] = np.nan
     for found, known in zip(digested(integrals, aos, d, twice, False, counts, by_ket), expected):
         np.testing.assert_allclose(found, known, rtol=0, atol=1e-13 * abs(known).max())
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 7, 3), (3, 16, 3, 3), (9, 3, 5, 5)], ids=str)
+@pytest.mark.parametrize("counts", [(1, 1), (2, 0), (0, 1)], ids=str)
+@pytest.mark.parametrize("limited", [False, True])
+def test_successive_bra_pairs(shape, counts, limited, monkeypatch):
+    """Of a warp, some with the same shell a: in a row, and once more; with limits some do not count in between."""
+    monkeypatch.setattr(digestion, "DIGEST", replace(digestion.DIGEST, warps=1))
+    monkeypatch.setattr(digestion, "DIGEST_ROWS", replace(digestion.DIGEST_ROWS, lane_integrals=1 << 20))
+    rng, nbra, nket = np.random.default_rng(3), 9, 2
+    integrals = rng.normal(size=(nbra, nket, *shape))
+    aos = [first_aos(rng, functions, count) for functions, count in ((shape[:2], nbra), (shape[2:], nket))]
+    aos[0][:, 0] = aos[0][[0, 0, 0, 1, 1, 2, 0, 0, 3], 0]
+    d, twice = (rng.normal(size=(count, NAO, NAO)) for count in counts)
+    limits = np.array([2, 1, 2, 2, 0, 0, 2, 0, 0] if limited else [nket] * nbra, dtype=np.int32)
+    live = np.arange(nket) < limits[:, None]
+    integrals[~live] = 0.0
+    expected = right(integrals, aos, d, twice, False)
+    integrals[~live] = np.nan
+    for found, known in zip(digested(integrals, aos, d, twice, False, limits if limited else None), expected):
+        np.testing.assert_allclose(found, known, rtol=0, atol=1e-13 * abs(known).max(initial=0.0))
 
 
 def test_tiles():
