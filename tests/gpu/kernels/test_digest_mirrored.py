@@ -1,5 +1,6 @@
 """Digestion of the even and odd parts of blocks of random numbers, on the emulator, beside NumPy."""
 
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from emulator import host_array, running
 from random_blocks import NAO, first_aos, on_device, right
 
 from md4.gpu.context import DeviceContext
+from md4.gpu.kernels import digestion
 from md4.gpu.kernels.digest_mirrored import fits, tile_parts
 from md4.gpu.kernels.digestion import launch_mirrored
 from md4.gpu.kernels.groups import NO_LIMITS
@@ -126,6 +128,27 @@ def test_limits(by_ket):
     aos = [first_aos(rng, (f.na, f.nb), count) for f, count in zip(facts, (nbra, nket))]
     d, twice = random_matrices(rng, (1, 1))
     found = digested(parts, facts, 1, aos, d, twice, False, (counts, by_ket))
+    assert_same(found, right(integrals, aos, d, twice, False))
+
+
+@pytest.mark.parametrize("name", ["(dp|fd)", "(pp|pp) of contractions", "(gg|ps)", "(dp|dp), Cartesian"])
+@pytest.mark.parametrize("limited", [False, True])
+def test_successive_bra_pairs(name, limited, monkeypatch):
+    """Of a warp, some with the same shell a: in a row, and once more; with limits some do not count in between."""
+    monkeypatch.setattr(digestion, "DIGEST", replace(digestion.DIGEST, warps=1))
+    monkeypatch.setattr(digestion, "DIGEST_MIRRORED", replace(digestion.DIGEST_MIRRORED, lane_integrals=1 << 20))
+    rng, (bra, ket, pure), nbra, nket = np.random.default_rng(4), CLASSES[name], 9, 2
+    facts = facts_of(*bra, pure), facts_of(*ket, pure)
+    integrals, parts = random_block(rng, facts, 2, (nbra, nket))
+    aos = [first_aos(rng, (f.na, f.nb), count) for f, count in zip(facts, (nbra, nket))]
+    aos[0][:, 0] = aos[0][[0, 0, 0, 1, 1, 2, 0, 0, 3], 0]
+    d, twice = random_matrices(rng, (1, 1))
+    limits = np.array([2, 1, 2, 2, 0, 0, 2, 0, 0] if limited else [nket] * nbra, dtype=np.int32)
+    live = np.arange(nket) < limits[:, None]
+    integrals[~live] = 0.0
+    for part in parts:
+        part[~live] = np.nan
+    found = digested(parts, facts, 2, aos, d, twice, False, (limits, False) if limited else None)
     assert_same(found, right(integrals, aos, d, twice, False))
 
 
