@@ -216,7 +216,7 @@ class ShellOrderTuning:
     bound_step: int  # the larger, the more neighbours share a shell, and the more quartets are asked in vain
 
 
-SHELL_ORDER = ShellOrderTuning(functions=25, bound_step=1)
+SHELL_ORDER = ShellOrderTuning(functions=25, bound_step=2)
 
 
 @dataclass(frozen=True)
@@ -516,8 +516,8 @@ class ThreadQuartetTuning:
 
     threads: int  # of a block, half of them where integrals take more shared memory
     integrals_at_once: int  # in registers
-    blocks_of_doubles: tuple  # that a multiprocessor is to hold of those that digest in place, for L = 0, 1, ...
-    blocks_of_singles: tuple  # the same in FP32
+    blocks_of_doubles: tuple  # that digest in place: (most integrals, blocks a multiprocessor); all others have one
+    blocks_of_singles: tuple  # the same in FP32: blocks for L = 0, 1, ...
     least_rows: int  # ab that are in registers at once, however many integrals that are
     least_single_rows: int  # the same in FP32
     swap_l: int  # L from which on the side of higher l is made the bra
@@ -543,9 +543,12 @@ class ThreadQuartetTuning:
 
         `l` is their total angular momentum. Not more than shared memory has room for the integrals of.
         """
-        blocks = self.blocks_of_singles if single else self.blocks_of_doubles
+        if single:
+            blocks = self.blocks_of_singles[min(l, len(self.blocks_of_singles) - 1)]
+        else:
+            blocks = next((blocks for most, blocks in self.blocks_of_doubles if count <= most), 1)
         nbytes = (4 if single else 8) * self.block_threads(count, single) * count
-        return max(1, min(blocks[min(l, len(blocks) - 1)], 2 * SHARED_BYTES // nbytes))
+        return max(1, min(blocks, 2 * SHARED_BYTES // nbytes))
 
     def blocks(self, l, count, matrix):
         """Blocks a multiprocessor, of `few_blocks`; the `count` integrals are a part of a `matrix`, or not."""
@@ -558,8 +561,8 @@ class ThreadQuartetTuning:
 
 
 THREAD_QUARTET = ThreadQuartetTuning(
-    threads=128, integrals_at_once=27, blocks_of_doubles=(5, 5, 5, 3, 3, 1), blocks_of_singles=(5, 5, 5, 4, 4, 3, 2),
-    least_rows=3, least_single_rows=6, swap_l=5, few_l=2, few_blocks=((2, 9, 5, 5), (4, 27, 4, 4), (4, 45, 4, 3)),
+    threads=128, integrals_at_once=27, blocks_of_doubles=((9, 5), (15, 4), (45, 3)),
+    blocks_of_singles=(5, 5, 5, 4, 4, 3, 2), least_rows=3, least_single_rows=6, swap_l=5, few_l=2, few_blocks=((2, 9, 5, 5), (4, 27, 4, 4), (4, 45, 4, 3)),
     primitives=32, fewest_quartets=1 << 16, written=15, rounds=4, tensor=QuartetLimits(135, 40, 6, 160 << 10),
     plain=QuartetLimits(54, 54, 4, 60 << 10),
 )  # fmt: skip
