@@ -562,9 +562,9 @@ class ThreadQuartetTuning:
 
 THREAD_QUARTET = ThreadQuartetTuning(
     threads=128, integrals_at_once=27, blocks_of_doubles=((9, 5), (15, 4), (45, 3)),
-    blocks_of_singles=(5, 5, 5, 4, 4, 3, 2), least_rows=3, least_single_rows=6, swap_l=5, few_l=2, few_blocks=((2, 9, 5, 5), (4, 27, 4, 4), (4, 45, 4, 3)),
-    primitives=32, fewest_quartets=1 << 16, written=15, rounds=4, tensor=QuartetLimits(135, 40, 6, 160 << 10),
-    plain=QuartetLimits(54, 54, 4, 60 << 10),
+    blocks_of_singles=(5, 5, 5, 4, 4, 3, 2), least_rows=3, least_single_rows=6, swap_l=5, few_l=2,
+    few_blocks=((2, 9, 5, 5), (4, 27, 4, 4), (4, 45, 4, 3)), primitives=32, fewest_quartets=1 << 16, written=15,
+    rounds=4, tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),
 )  # fmt: skip
 
 
