@@ -119,6 +119,14 @@ def fused_time(bra, ket, turned, matrix=False):
     return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
 
 
+def wide_time(bra, ket, turned, matrix=False):
+    """Predicted ns a quartet of the fused kernel whose quartets several warps may share; see `fused_time`."""
+    columns5 = (bra.nab + 15) // 16 * 16
+    passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm)
+    time = time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+    return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
+
+
 def single_product_time(unit, bra, ket, turned):
     """Predicted ns a quartet of one product with single shells; see `two_products_time`."""
     made, out = single_tile(unit, bra, ket), 8 * bra.nab * ket.nab

@@ -94,7 +94,11 @@ def level_ends(shells, blocks, size):
 
     Levels count units of `size` blocks of 8 rows, of which there are `blocks`.
     """
-    needed = -(-reach(shells) // size)
+    return ends_of(-(-reach(shells) // size), blocks)
+
+
+def ends_of(needed, blocks):
+    """The same for the units that each block of 8 Hermite functions needs."""
     lower = [*reach_levels(blocks)[1:], 0]
     return np.array([np.sum(needed > n) for n in lower], dtype=np.int32)
 
@@ -102,6 +106,20 @@ def level_ends(shells, blocks, size):
 def row_table(shells, rows8):
     """`row_order`, padded to `rows8` blocks of 8 rows."""
     return padded(row_order(shells), 8 * rows8)
+
+
+# For a tile whose fragments of 16 rows are those of several warps in turn: warp n has fragments n, n + warps, ...
+
+
+def shared_ends(shells, mt, warps):
+    """`level_ends` of fragments of each warp, `mt` of them, one warp after the other."""
+    needed = -(-reach(shells) // 2)
+    return np.concatenate([ends_of(-(-(needed - n) // warps), mt) for n in range(warps)])
+
+
+def shared_rows(shells, mt, warps):
+    """`row_table` of the fragments of each warp, one warp after the other."""
+    return row_table(shells, 2 * mt * warps).reshape(mt, warps, 16).swapaxes(0, 1).reshape(-1)
 
 
 # For rows in their natural order, all of which count for every Hermite function.

@@ -127,17 +127,18 @@ def by_levels(builder, c, reach, step, count, multiply):
     return merge(builder, results)
 
 
-def tile_products(builder, rows8, nt, wide, turned):
+def tile_products(builder, rows8, nt, wide, turned, apart=1):
     """(multiply, blocks): multiply(c, address, operand, n) adds the products of the first n of `blocks` pieces of H.
 
     `address` is the lane's place in H in shared memory. Pieces are fragments of 16 rows, 1024 bytes [k half][lane][row
-    half], or, for a turned tile, blocks of 8 rows [row][k]. `wide`: m16n8k8 instructions, else m8n8k4.
+    half], or, for a turned tile, blocks of 8 rows [row][k]. `wide`: m16n8k8 instructions, else m8n8k4. `apart`: so many
+    fragments from one of the tile to the next.
     """
     mma = mma_16x8x8 if wide else mma_by_halves
 
     def by_fragments(c, address, b, count):
         for i in range(count):
-            a = [x for half in range(2) for x in load_block(builder, address, 1024 * i + 512 * half)]
+            a = [x for half in range(2) for x in load_block(builder, address, 1024 * apart * i + 512 * half)]
             for j in range(nt):
                 n = 4 * (i * nt + j)
                 c[n : n + 4] = mma(builder, c[n : n + 4], a, b[2 * j : 2 * j + 2])
@@ -177,13 +178,14 @@ def make_product_step(rows8, nt, wide, turned):
 
 
 @cache
-def make_staircase_products(rows8, nt, wide, turned, ahead, same=1):
+def make_staircase_products(rows8, nt, wide, turned, ahead, same=1, apart=1):
     """Intrinsic that adds all steps of a product to a tile, [p|q] gathered, blocks of rows as far as they count.
 
     (tile, panel, panel_step, words, words_step, r, state, ends, steps) -> tile: addresses of the lane's place in shared
     memory and what they move by in bytes; `state` as of `make_column_state`; with the n-th of `reach_levels` blocks of
     rows the steps up to ends[n] are done, of `steps` in all. `ahead` gathers one step ahead of the products. `same`: so
-    many equal parts of the columns have the same words, those of the first part, and r of their own.
+    many equal parts of the columns have the same words, those of the first part, and r of their own. `apart` as in
+    `tile_products`.
     """
     tile, places = tile_kind(rows8, nt), types.UniTuple(types.int32, 2 * nt)
 
@@ -192,7 +194,7 @@ def make_staircase_products(rows8, nt, wide, turned, ahead, same=1):
         def codegen(context, builder, signature, args):
             c, state = fields(builder, args[0], tile.count), fields(builder, args[6], 2 * nt)
             panel, panel_step, words, words_step, r, steps = (args[n] for n in (1, 2, 3, 4, 5, 8))
-            multiply, blocks = tile_products(builder, rows8, nt, wide, turned)
+            multiply, blocks = tile_products(builder, rows8, nt, wide, turned, apart)
             table = element_address(context, builder, signature.args[7], args[7], I64(0), 4)
 
             def gather(words):

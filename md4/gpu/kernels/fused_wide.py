@@ -1,0 +1,273 @@
+"""Steps 4 and 5 in one kernel, for classes of more rows ab or columns cd than a warp has registers for.
+
+As in `md4.gpu.kernels.fused`, both products of a quartet follow each other in registers, and [p|q] and (ab|q] are
+nowhere else. Here the rows ab of a quartet are divided among the warps of a *team*, one, two or four of them:
+
+    left[ab, q] = sum_p H[ab, p] [p|q]          each warp for rows of its own, all of which need the same r
+    acc[ab, cd] += sum_q left[ab, q] H[cd, q]   and the same H[cd, q]
+
+Warp n of `shares` warps has the fragments n, n + shares, ... of 16 rows, so that the staircase of H leaves all of them
+about the same work. The team fetches r of its next quartet while it works on this one, each thread a piece, and puts
+the integrals in order in shared memory before it writes them. So its warps meet twice in a quartet: when r is there,
+which is also when the integrals before have been written, and when all integrals are in shared memory.
+
+Each pair has one primitive pair, or none: then its integrals are zero.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from md4.gpu.compile import Kernel, Variant
+from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.instructions import commit_copies, make_empty, make_meet, make_wait_copies, shared_address
+from md4.gpu.emit.scalars import quotient
+from md4.gpu.emit.stores import make_stage_tile, make_write_out
+from md4.gpu.emit.tile_products import make_chain, make_staircase_products
+from md4.gpu.gather_words import PADDING, padded_words, words_of
+from md4.gpu.kernels.fused import next_pair, reach_in_passes
+from md4.gpu.kernels.fused_groups import make_copy_r
+from md4.gpu.kernels.fused_operands import KetSide, Work
+from md4.gpu.kernels.groups import (
+    HermiteIntegrals,
+    Levels,
+    Limits,
+    PairRange,
+    Panel,
+    Result,
+    end_of_kets,
+    pair_range,
+    primitives_of,
+    result,
+)
+from md4.gpu.kernels.ring import make_copy_range
+from md4.gpu.staircases import row_table, shared_ends, shared_rows
+from md4.gpu.tuning import (
+    FEWEST_BLOCKS,
+    FUSED,
+    FUSED_WIDE,
+    SHARED_BYTES,
+    TILES,
+    blocks_of_8,
+    panel_rows,
+    r_stride_of,
+)
+
+
+def make_write_quartet(mt, nc, threads):
+    """Device function by which a team of `threads` writes a quartet, whose integrals are contiguous.
+
+    They are put in order in shared memory at `address` first. See `make_write_rows` for parts of a matrix.
+    """
+    stage, rounds, meet = make_stage_tile(2 * mt, nc), FUSED.write_rounds, make_meet(threads)
+    write_out = make_write_out(rounds, threads)
+
+    def write_quartet(tile, address, rows, first_row, right, nab, out, first, team, thread):
+        row_bytes, column_bytes = i32(8 * out.s_ab), i32(8 * out.s_cd)
+        stage(tile, address, rows, first_row, row_bytes, right.rows, 2 * (thread & 3), column_bytes, i32(0))
+        meet(team)
+        n, count = i32(thread), i32(nab * right.ncd)
+        while n < count:
+            write_out(out.numbers, first + n, i32(address + 8 * n), i64(count - n))
+            n = i32(n + threads * rounds)
+
+    return jit_device(write_quartet)
+
+
+def make_write_rows(mt, nc, threads):
+    """As `make_write_quartet`, where the integrals of a quartet are a part of a matrix, contiguous within rows."""
+    stage, write_one, meet = make_stage_tile(2 * mt, nc), make_write_out(1, threads), make_meet(threads)
+
+    def write_rows(tile, address, rows, first_row, right, nab, out, first, team, thread):
+        # (ij, ab) are columns, or (kl, cd)
+        turned = out.s_ab == 1
+        run, step = (nab, out.s_cd) if turned else (right.ncd, out.s_ab)
+        row_bytes, column_bytes = (i32(8), i32(8 * nab)) if turned else (i32(8 * right.ncd), i32(8))
+        stage(tile, address, rows, first_row, row_bytes, right.rows, 2 * (thread & 3), column_bytes, i32(0))
+        meet(team)
+        n, count = thread, nab * right.ncd
+        while n < count:
+            row = quotient(n, run)
+            write_one(out.numbers, first + row * step + n - row * run, i32(address + 8 * n), count - n)
+            n += threads
+
+    return jit_device(write_rows)
+
+
+def fused_wide(mt, nq, nc, ket_reach, shares, warps, blocks, matrix=False, limited=False):
+    """Kernel factory; a warp has `mt` fragments of 16 rows, `shares` warps a quartet.
+
+    `nq` blocks of 8 q are taken at a time, and there are `nc` blocks of 8 cd. `ket_reach`: of each of the `nq` blocks
+    of q, how many blocks of cd count. `matrix`: the result is a part of a matrix. `limited`: only some quartets count.
+    """
+    threads, of_team, teams = 32 * warps, 32 * shares, warps // shares
+    empty, empty_left, chain = make_empty(4 * mt * nc), make_empty(4 * mt * nq), make_chain(mt, nq, nc, True, ket_reach)
+    products = make_staircase_products(2 * mt, nq, True, False, ahead=False, apart=shares)
+    write = (make_write_rows if matrix else make_write_quartet)(mt, nc, of_team)
+    primitives, end_of, next_of = jit_device(primitives_of), jit_device(end_of_kets), jit_device(next_pair)
+    state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
+    copy_panel, copy_r, meet = make_copy_range(threads), make_copy_r(of_team), make_meet(of_team)
+    wait_all = make_wait_copies(0)
+
+    def kernel(
+        panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
+        work: Work, limits: Limits, out: Result,
+    ):  # fmt: skip
+        shared = shared_address(cuda.shared.array(0, f64))
+        tid = i64(cuda.threadIdx.x)
+        thread, team, share = tid % of_team, tid // of_team, tid % of_team // 32
+        lane = tid & 31
+        pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
+        ij = bra.first + pair
+        nket = end_of(limits, ij, ket.first + right.npair) - ket.first if limited else right.npair
+        if limited and part * teams >= nket:
+            return
+        i, i_end = primitives(bra, pair)
+        h_doubles, h_bytes = panel.steps * panel.rows8 * 64, panel.steps * panel.rows8 * 512
+        copy_panel(shared, panel.h, i * h_doubles, h_doubles if i < i_end else i64(0), tid)
+        table = i32(shared + h_bytes)
+        copy_panel(table, words, 0, words.size, tid)
+        commit_copies()
+        wait_all()
+        cuda.syncthreads()
+        r_bytes, r_base = i32(8 * r.stride), i32(table + 8 * words.size)
+        out_stage = i32(r_base + teams * 2 * r_bytes + team * 8 * work.nab * right.ncd)
+        r_here = i32(r_base + team * 2 * r_bytes)
+        r_coming = i32(r_here + r_bytes)
+        h_address, table = i32(shared + 1024 * share + 16 * lane), i32(table + 4 * lane)
+        # this warp's part of the tables
+        ends, first_row = levels.ends[share * mt :], share * 16 * mt + (lane >> 2)
+        row = (i - bra.first_prim) * r.nket - ket.first_prim  # of r of ket primitive 0
+        stride, k_end = work.parts * teams, ket.first_prim + r.nket if i < i_end else i64(0)
+        pair_cd = part * teams + team
+        if limited:
+            pair_cd = next_of(limits, ij, ket.first, pair_cd, stride, nket)
+        if pair_cd < nket:
+            k = ket.start[ket.first + pair_cd]
+            if k < k_end:
+                copy_r(r_here, r.numbers, (row + k) * r.stride, r.stride, thread)
+        commit_copies()
+        while pair_cd < nket:
+            k, k_last = primitives(ket, pair_cd)
+            next_cd = pair_cd + stride
+            if limited:
+                next_cd = next_of(limits, ij, ket.first, next_cd, stride, nket)
+            wait_all()
+            meet(i32(team))
+            if next_cd < nket:
+                coming = ket.start[ket.first + next_cd]
+                if coming < k_end:
+                    copy_r(r_coming, r.numbers, (row + coming) * r.stride, r.stride, thread)
+            commit_copies()
+            tile = empty()
+            if k < min(k_last, k_end):
+                first_q, words_here, place = i64(0), table, k * right.nq8 * (nc * 64) + 2 * lane
+                while first_q < right.nq8:
+                    left = products(
+                        empty_left(), h_address, panel.rows8 * 512, words_here, right.nq8 * 128, r_here, state, ends,
+                        panel.steps,
+                    )  # fmt: skip
+                    tile = chain(tile, left, right.h, place, right.nq8 - first_q)
+                    first_q, words_here, place = first_q + nq, i32(words_here + 128 * nq), place + nq * nc * 64
+            first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
+            write(tile, out_stage, levels.rows, first_row, right, work.nab, out, first_out, i32(team), thread)
+            r_here, r_coming = r_coming, r_here
+            pair_cd = next_cd
+
+    return Kernel(kernel, (threads, blocks))
+
+
+# launcher
+
+
+@dataclass(frozen=True)
+class WideTile:
+    """What a warp and a block do: fragments of 16 rows, q blocks at a time, cd blocks, warps of a quartet.
+
+    Attributes
+    ----------
+    mt, nq, nc, shares : int
+    warps : int
+        Warps of a block.
+    blocks : int
+        Blocks that share a multiprocessor.
+    """
+
+    mt: int
+    nq: int
+    nc: int
+    shares: int
+    warps: int
+    blocks: int
+
+    @property
+    def doubles(self):
+        """Accumulators of a lane."""
+        return 4 * self.mt * (self.nq + self.nc)
+
+
+def wide_tile(unit, bra, ket):
+    """The tile for a bra and a ket list, or None where there is none."""
+    if unit != "dmma16" or max(bra.max_prim, ket.max_prim) > 1:
+        return None
+    fragments, nq8, nc = (bra.nab + 15) // 16, blocks_of_8(ket.nherm), blocks_of_8(ket.nab)
+    if fragments > TILES.most_rows or nc > FUSED_WIDE.columns:
+        return None
+    for shares in FUSED_WIDE.shares:
+        mt = -(-fragments // shares)
+        most = FUSED_WIDE.doubles // (4 * mt) - nc
+        if mt > FUSED_WIDE.rows or most < min(nq8, FUSED_WIDE.least_q):
+            continue
+        passes = -(-nq8 // most)
+        for warps, blocks in FUSED_WIDE.warps:
+            if wide_shared(bra, ket, warps // shares) <= 2 * SHARED_BYTES // blocks:
+                return WideTile(mt, -(-nq8 // passes), nc, shares, warps, blocks)
+    return None
+
+
+def wide_shared(bra, ket, teams):
+    """Bytes of shared memory of a block of so many teams."""
+    np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
+    panel, table = np8 * panel_rows(bra.nab) * 512, (np8 * nq8 + PADDING) * 128
+    return panel + table + teams * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
+
+
+def wide_variant(unit, bra, ket, matrix, limited):
+    """Variant for a class that `wide_tile` has a tile for."""
+    tile = wide_tile(unit, bra, ket)
+    facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), tile.shares, tile.warps, tile.blocks
+    return Variant(fused_wide, (*facts, matrix, limited) if matrix or limited else facts)
+
+
+def wide_parts(nbra, nket, teams):
+    """Blocks that share the ket pairs of a bra pair: a team takes several, unless that leaves too few blocks."""
+    return min(-(-nket // teams), max(1, nket // (teams * FUSED_WIDE.kets), FEWEST_BLOCKS // nbra))
+
+
+def wide_launcher(context, bra, ket, matrix, limited):
+    """The function by which `launch_wide` launches for two `ListFacts`."""
+    tile, variant = wide_tile(context.unit, bra, ket), wide_variant(context.unit, bra, ket, matrix, limited)
+    teams, threads = tile.warps // tile.shares, 32 * tile.warps
+    shared, nab, ncd, stride = wide_shared(bra, ket, teams), bra.nab, ket.nab, r_stride_of(bra, ket)
+    rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
+    sharing = bra.h_class, tile.mt, tile.shares
+    levels, words = [context.table(make, *sharing) for make in (shared_ends, shared_rows)], words_of(bra, ket)
+    levels, words = tuple(levels), context.table(padded_words, *words)
+    ket_rows = context.table(row_table, ket.h_class, blocks_of_8(ncd))
+
+    def launch(context, h, r, g, ab, cd, block):
+        nbra, nket = ab.npair, cd.npair
+        parts = wide_parts(nbra, nket, teams)
+        context.launch(
+            variant, nbra * parts, threads, shared,
+            (h, rows8, steps), pair_range(ab), levels, (r, stride, cd.nprim), words, pair_range(cd),
+            (g, ket_rows, nq8, ncd, nket), (nab, 1, parts), block.limits, result(block),
+        )  # fmt: skip
+
+    return launch
+
+
+def launch_wide(context, h, r, g, ab, cd, block):
+    """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
+    limited = block.limits[0].size > 0
+    context.fixed(wide_launcher, ab.facts, cd.facts, block.matrix, limited)(context, h, r, g, ab, cd, block)
