@@ -154,6 +154,12 @@ def global_pointer(builder, address, offset, kind):
 # loads and stores
 
 
+def global_pair(builder, address, offset):
+    """Two successive doubles of global memory, `offset` bytes after `address`, which no one writes meanwhile."""
+    kind, text = ir.LiteralStructType([DOUBLE] * 2), f"ld.global.nc.v2.f64 {{$0, $1}}, [$2+{offset}];"
+    return fields(builder, call_asm(builder, kind, [address], text, "=d,=d,l"), 2)
+
+
 def shared_real(builder, address, offset=0, precision=FP64):
     """The real number in shared memory `offset` bytes after `address`."""
     text, constraints = f"ld.shared.{precision.ptx} $0, [$1+{offset}];", f"={precision.letter},r"

@@ -33,6 +33,7 @@ from md4.gpu.emit.instructions import (
     fields,
     fma,
     global_int,
+    global_pair,
     load_block,
     mma_16x8x8,
     mma_by_halves,
@@ -125,6 +126,26 @@ def by_levels(builder, c, reach, step, count, multiply):
             builder.position_at_end(further)
     builder.position_at_end(after)
     return merge(builder, results)
+
+
+def by_number(builder, number, cases, make):
+    """What make(case) returns, a list of doubles, for the case of a `number` from 0 on: code for each case.
+
+    Successive cases that are equal share it.
+    """
+    last = [n for n, case in enumerate(cases) if n + 1 == len(cases) or cases[n + 1] != case]
+    found, after = [], builder.append_basic_block()
+    for n in last:
+        if n + 1 < len(cases):
+            here, further = builder.append_basic_block(), builder.append_basic_block()
+            builder.cbranch(builder.icmp_signed("<=", number, number.type(n)), here, further)
+            builder.position_at_end(here)
+        found.append((make(cases[n]), builder.block))
+        builder.branch(after)
+        if n + 1 < len(cases):
+            builder.position_at_end(further)
+    builder.position_at_end(after)
+    return merge(builder, found)
 
 
 def tile_products(builder, rows8, nt, wide, turned, apart=1):
@@ -365,18 +386,8 @@ def make_gather_terms(lengths, coefficients):
     @intrinsic
     def gather_terms(typingctx, part, r, words, coefficients):
         def codegen(context, builder, signature, args):
-            part, found, after = args[0], [], builder.append_basic_block()
-            for n in range(len(lengths)):
-                if n + 1 < len(lengths):
-                    here, further = builder.append_basic_block(), builder.append_basic_block()
-                    builder.cbranch(builder.icmp_signed("==", part, I64(n)), here, further)
-                    builder.position_at_end(here)
-                found.append((sums_of(builder, n, *args[1:]), builder.block))
-                builder.branch(after)
-                if n + 1 < len(lengths):
-                    builder.position_at_end(further)
-            builder.position_at_end(after)
-            return aggregate(builder, context.get_value_type(operand), merge(builder, found))
+            sums = by_number(builder, args[0], range(len(lengths)), lambda n: sums_of(builder, n, *args[1:]))
+            return aggregate(builder, context.get_value_type(operand), sums)
 
         return operand(types.int64, types.int32, types.int32, types.int32), codegen
 
@@ -451,6 +462,50 @@ def make_chain(mt, nq, nc, wide, reach, tiles=1, fetched=False):
         return tile(tile, left, source or array, types.int64, types.int64), codegen
 
     return chain
+
+
+@cache
+def make_exact_chain(mt, nq, nc, passes, rows):
+    """Intrinsic (tile, left, array, first, positive, number) -> tile + left B, as `make_chain`, without idle products.
+
+    Code of its own for each pass over B and each number of fragments of rows, by `number`: that of the pass, plus
+    len(passes) n where the warp has rows[n] fragments of rows, the others of `left` being zero. `positive` is any
+    positive number that the compiler does not know.
+
+    Parameters
+    ----------
+    mt, nq, nc : int
+        Fragments of rows, of `left` and of `tile`.
+    passes : tuple of tuples of int
+        Of each pass, how many column blocks of each of the `nq` fragments of B are not zero.
+    rows : tuple of int
+    """
+    tile, left = (types.UniTuple(types.float64, 4 * mt * n) for n in (nc, nq))
+
+    def products(builder, c, left, base, positive, reach, count):
+        c = list(c)
+        for j in range(nq):
+            b = [global_pair(builder, base, 512 * (nc * j + n)) for n in range(reach[j])]
+            for i in range(count):
+                here = 4 * (i * nq + j)
+                operand = as_left_operand(builder, left[here : here + 4], positive)
+                for n in range(reach[j]):
+                    k = 4 * (nc * i + n)
+                    c[k : k + 4] = mma_16x8x8(builder, c[k : k + 4], operand, b[n])
+        return c
+
+    @intrinsic
+    def exact_chain(typingctx, acc, operand, array, first, positive, number):
+        def codegen(context, builder, signature, args):
+            c, left = (fields(builder, arg, 4 * mt * n) for arg, n in zip(args, (nc, nq)))
+            base = element_address(context, builder, signature.args[2], args[2], args[3])
+            cases = [(reach, count) for count in rows for reach in passes]
+            c = by_number(builder, args[5], cases, lambda case: products(builder, c, left, base, args[4], *case))
+            return aggregate(builder, context.get_value_type(tile), c)
+
+        return tile(tile, left, array, types.int64, types.int64, types.int32), codegen
+
+    return exact_chain
 
 
 def as_left_operand(builder, c, positive):

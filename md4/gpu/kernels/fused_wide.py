@@ -23,9 +23,9 @@ from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_meet, make_wait_copies, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_stage_tile, make_write_out
-from md4.gpu.emit.tile_products import make_chain, make_staircase_products
+from md4.gpu.emit.tile_products import make_exact_chain, make_staircase_products
 from md4.gpu.gather_words import PADDING, padded_words, words_of
-from md4.gpu.kernels.fused import next_pair, reach_in_passes
+from md4.gpu.kernels.fused import next_pair
 from md4.gpu.kernels.fused_groups import make_copy_r
 from md4.gpu.kernels.fused_operands import KetSide, Work
 from md4.gpu.kernels.groups import (
@@ -41,7 +41,7 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.staircases import row_table, shared_ends, shared_rows
+from md4.gpu.staircases import reach, row_table, shared_ends, shared_rows
 from md4.gpu.tuning import (
     FEWEST_BLOCKS,
     FUSED,
@@ -94,18 +94,39 @@ def make_write_rows(mt, nc, threads):
     return jit_device(write_rows)
 
 
-def fused_wide(mt, nq, nc, ket_reach, shares, warps, blocks, matrix=False, limited=False):
-    """Kernel factory; a warp has `mt` fragments of 16 rows, `shares` warps a quartet.
+def make_pass(mt, nq, nc, passes, rows, shares):
+    """Device function: a tile plus what `nq` blocks of q add to it, those of pass `n` of `passes`.
 
-    `nq` blocks of 8 q are taken at a time, and there are `nc` blocks of 8 cd. `ket_reach`: of each of the `nq` blocks
-    of q, how many blocks of cd count. `matrix`: the result is a part of a matrix. `limited`: only some quartets count.
+    `passes` and `rows` as in `md4.gpu.emit.tile_products.make_exact_chain`.
+    """
+    empty, chain = make_empty(4 * mt * nq), make_exact_chain(mt, nq, nc, passes, rows)
+    products = make_staircase_products(2 * mt, nq, True, False, ahead=False, apart=shares)
+    state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
+
+    def add_pass(tile, h_address, words, r, ends, place, panel, right, n):
+        left = products(
+            empty(), h_address, panel.rows8 * 512, words, right.nq8 * 128, r, state, ends, panel.steps
+        )  # fmt: skip
+        return chain(tile, left, right.h, place, right.nq8, n)
+
+    return jit_device(add_pass)
+
+
+def fused_wide(rows, mt, nq, nc, ket_reach, shares, warps, blocks, matrix=False, limited=False):
+    """Kernel factory; the `rows` fragments of 16 rows are divided among `shares` warps, each has up to `mt`.
+
+    `nq` blocks of 8 q are taken at a time, and there are `nc` blocks of 8 cd. `ket_reach`: of each block of q, how many
+    blocks of cd count. `matrix`: the result is a part of a matrix. `limited`: only some quartets count.
     """
     threads, of_team, teams = 32 * warps, 32 * shares, warps // shares
-    empty, empty_left, chain = make_empty(4 * mt * nc), make_empty(4 * mt * nq), make_chain(mt, nq, nc, True, ket_reach)
-    products = make_staircase_products(2 * mt, nq, True, False, ahead=False, apart=shares)
+    full, tail = divmod(len(ket_reach), nq)
+    passes = tuple(ket_reach[nq * n : nq * n + nq] for n in range(full))
+    # a warp has `mt` fragments, or one less
+    several, first_short = (mt, mt - 1) if rows < mt * shares else (mt,), rows - (mt - 1) * shares
+    empty, add_pass = make_empty(4 * mt * nc), make_pass(mt, nq, nc, passes, several, shares)
+    add_tail = make_pass(mt, tail, nc, (ket_reach[nq * full :],), several, shares) if tail else add_pass
     write = (make_write_rows if matrix else make_write_quartet)(mt, nc, of_team)
     primitives, end_of, next_of = jit_device(primitives_of), jit_device(end_of_kets), jit_device(next_pair)
-    state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
     copy_panel, copy_r, meet = make_copy_range(threads), make_copy_r(of_team), make_meet(of_team)
     wait_all = make_wait_copies(0)
 
@@ -137,6 +158,7 @@ def fused_wide(mt, nq, nc, ket_reach, shares, warps, blocks, matrix=False, limit
         h_address, table = i32(shared + 1024 * share + 16 * lane), i32(table + 4 * lane)
         # this warp's part of the tables
         ends, first_row = levels.ends[share * mt :], share * 16 * mt + (lane >> 2)
+        short = i32(1) if share >= first_short else i32(0)
         row = (i - bra.first_prim) * r.nket - ket.first_prim  # of r of ket primitive 0
         stride, k_end = work.parts * teams, ket.first_prim + r.nket if i < i_end else i64(0)
         pair_cd = part * teams + team
@@ -161,14 +183,13 @@ def fused_wide(mt, nq, nc, ket_reach, shares, warps, blocks, matrix=False, limit
             commit_copies()
             tile = empty()
             if k < min(k_last, k_end):
-                first_q, words_here, place = i64(0), table, k * right.nq8 * (nc * 64) + 2 * lane
-                while first_q < right.nq8:
-                    left = products(
-                        empty_left(), h_address, panel.rows8 * 512, words_here, right.nq8 * 128, r_here, state, ends,
-                        panel.steps,
-                    )  # fmt: skip
-                    tile = chain(tile, left, right.h, place, right.nq8 - first_q)
-                    first_q, words_here, place = first_q + nq, i32(words_here + 128 * nq), place + nq * nc * 64
+                n, words_here, place = i32(0), table, k * right.nq8 * (nc * 64) + 2 * lane
+                while n < full:
+                    number = i32(n + full * short)
+                    tile = add_pass(tile, h_address, words_here, r_here, ends, place, panel, right, number)
+                    n, words_here, place = i32(n + 1), i32(words_here + 128 * nq), place + nq * nc * 64
+                if tail:
+                    tile = add_tail(tile, h_address, words_here, r_here, ends, place, panel, right, short)
             first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
             write(tile, out_stage, levels.rows, first_row, right, work.nab, out, first_out, i32(team), thread)
             r_here, r_coming = r_coming, r_here
@@ -235,7 +256,8 @@ def wide_shared(bra, ket, teams):
 def wide_variant(unit, bra, ket, matrix, limited):
     """Variant for a class that `wide_tile` has a tile for."""
     tile = wide_tile(unit, bra, ket)
-    facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), tile.shares, tile.warps, tile.blocks
+    facts = (bra.nab + 15) // 16, tile.mt, tile.nq, tile.nc, tuple(map(int, reach(ket.h_class)))
+    facts = *facts, tile.shares, tile.warps, tile.blocks
     return Variant(fused_wide, (*facts, matrix, limited) if matrix or limited else facts)
 
 
