@@ -94,11 +94,7 @@ def level_ends(shells, blocks, size):
 
     Levels count units of `size` blocks of 8 rows, of which there are `blocks`.
     """
-    return ends_of(-(-reach(shells) // size), blocks)
-
-
-def ends_of(needed, blocks):
-    """The same for the units that each block of 8 Hermite functions needs."""
+    needed = -(-reach(shells) // size)
     lower = [*reach_levels(blocks)[1:], 0]
     return np.array([np.sum(needed > n) for n in lower], dtype=np.int32)
 
@@ -111,10 +107,10 @@ def row_table(shells, rows8):
 # For a tile whose fragments of 16 rows are those of several warps in turn: warp n has fragments n, n + warps, ...
 
 
-def shared_ends(shells, mt, warps):
-    """`level_ends` of fragments of each warp, `mt` of them, one warp after the other."""
+def shared_depths(shells, warps):
+    """Of each warp, how many of its fragments count of each block of 8 Hermite functions."""
     needed = -(-reach(shells) // 2)
-    return np.concatenate([ends_of(-(-(needed - n) // warps), mt) for n in range(warps)])
+    return tuple(tuple(map(int, -(-(needed - n) // warps))) for n in range(warps))
 
 
 def shared_rows(shells, mt, warps):

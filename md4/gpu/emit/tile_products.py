@@ -148,18 +148,17 @@ def by_number(builder, number, cases, make):
     return merge(builder, found)
 
 
-def tile_products(builder, rows8, nt, wide, turned, apart=1):
+def tile_products(builder, rows8, nt, wide, turned):
     """(multiply, blocks): multiply(c, address, operand, n) adds the products of the first n of `blocks` pieces of H.
 
     `address` is the lane's place in H in shared memory. Pieces are fragments of 16 rows, 1024 bytes [k half][lane][row
-    half], or, for a turned tile, blocks of 8 rows [row][k]. `wide`: m16n8k8 instructions, else m8n8k4. `apart`: so many
-    fragments from one of the tile to the next.
+    half], or, for a turned tile, blocks of 8 rows [row][k]. `wide`: m16n8k8 instructions, else m8n8k4.
     """
     mma = mma_16x8x8 if wide else mma_by_halves
 
     def by_fragments(c, address, b, count):
         for i in range(count):
-            a = [x for half in range(2) for x in load_block(builder, address, 1024 * apart * i + 512 * half)]
+            a = [x for half in range(2) for x in load_block(builder, address, 1024 * i + 512 * half)]
             for j in range(nt):
                 n = 4 * (i * nt + j)
                 c[n : n + 4] = mma(builder, c[n : n + 4], a, b[2 * j : 2 * j + 2])
@@ -199,14 +198,13 @@ def make_product_step(rows8, nt, wide, turned):
 
 
 @cache
-def make_staircase_products(rows8, nt, wide, turned, ahead, same=1, apart=1):
+def make_staircase_products(rows8, nt, wide, turned, ahead, same=1):
     """Intrinsic that adds all steps of a product to a tile, [p|q] gathered, blocks of rows as far as they count.
 
     (tile, panel, panel_step, words, words_step, r, state, ends, steps) -> tile: addresses of the lane's place in shared
     memory and what they move by in bytes; `state` as of `make_column_state`; with the n-th of `reach_levels` blocks of
     rows the steps up to ends[n] are done, of `steps` in all. `ahead` gathers one step ahead of the products. `same`: so
-    many equal parts of the columns have the same words, those of the first part, and r of their own. `apart` as in
-    `tile_products`.
+    many equal parts of the columns have the same words, those of the first part, and r of their own.
     """
     tile, places = tile_kind(rows8, nt), types.UniTuple(types.int32, 2 * nt)
 
@@ -215,7 +213,7 @@ def make_staircase_products(rows8, nt, wide, turned, ahead, same=1, apart=1):
         def codegen(context, builder, signature, args):
             c, state = fields(builder, args[0], tile.count), fields(builder, args[6], 2 * nt)
             panel, panel_step, words, words_step, r, steps = (args[n] for n in (1, 2, 3, 4, 5, 8))
-            multiply, blocks = tile_products(builder, rows8, nt, wide, turned, apart)
+            multiply, blocks = tile_products(builder, rows8, nt, wide, turned)
             table = element_address(context, builder, signature.args[7], args[7], I64(0), 4)
 
             def gather(words):
@@ -464,13 +462,70 @@ def make_chain(mt, nq, nc, wide, reach, tiles=1, fetched=False):
     return chain
 
 
+# both products of a warp that has some of the rows only (`md4.gpu.kernels.fused_wide`)
+
+
+@cache
+def make_exact_products(mt, nq, nq8, rows, depths):
+    """Intrinsic (panel, words, r, share, steps) -> `mt` x `nq` fragments, a product's sum of all steps, [p|q] gathered.
+
+    As `make_staircase_products`, in code without loops for each share of the rows. Addresses of the lane's place in
+    shared memory: of the first fragment of the share in a panel of `rows` fragments, of the first word, which has those
+    of `nq8` blocks of q beside it, and of r. [p|q] is gathered one step ahead. `steps` is the number of steps, which the
+    compiler does not know: a branch after each step keeps it from fetching more ahead than registers hold.
+
+    Parameters
+    ----------
+    mt, nq, nq8, rows : int
+    depths : tuple of tuples of int
+        Of each share, how many of its fragments count in each step. They are len(depths) apart in the panel.
+    """
+    tile = types.UniTuple(types.float64, 4 * mt * nq)
+
+    state = [I32(n) for j in range(nq) for n in (128 * j, 0)]
+
+    def products(builder, panel, words, r, steps, depth):
+        c, depth = [ir.Constant(DOUBLE, 0.0)] * tile.count, [count for count in depth if count]
+        found, after = [], builder.append_basic_block()
+        coming = gathered(builder, r, words, state) if depth else []
+        for k, count in enumerate(depth):
+            b, last = coming, k + 1 == len(depth)
+            if not last:
+                coming = gathered(builder, r, builder.add(words, I32(128 * nq8 * (k + 1))), state)
+            for i in range(count):
+                offset = 1024 * (rows * k + len(depths) * i)
+                a = [x for half in range(2) for x in load_block(builder, panel, offset + 512 * half)]
+                for j in range(nq):
+                    n = 4 * (i * nq + j)
+                    c[n : n + 4] = mma_16x8x8(builder, c[n : n + 4], a, b[2 * j : 2 * j + 2])
+            if not last:
+                found.append((list(c), builder.block))
+                further = builder.append_basic_block()
+                builder.cbranch(builder.icmp_signed(">", steps, I32(k + 1)), further, after)
+                builder.position_at_end(further)
+        found.append((c, builder.block))
+        builder.branch(after)
+        builder.position_at_end(after)
+        return merge(builder, found)
+
+    @intrinsic
+    def exact_products(typingctx, panel, words, r, share, steps):
+        def codegen(context, builder, signature, args):
+            panel, words, r, share, steps = args
+            c = by_number(builder, share, depths, lambda depth: products(builder, panel, words, r, steps, depth))
+            return aggregate(builder, context.get_value_type(tile), c)
+
+        return tile(*[types.int32] * 5), codegen
+
+    return exact_products
+
+
 @cache
 def make_exact_chain(mt, nq, nc, passes, rows):
     """Intrinsic (tile, left, array, first, positive, number) -> tile + left B, as `make_chain`, without idle products.
 
-    Code of its own for each pass over B and each number of fragments of rows, by `number`: that of the pass, plus
-    len(passes) n where the warp has rows[n] fragments of rows, the others of `left` being zero. `positive` is any
-    positive number that the compiler does not know.
+    Code of its own for each pass over B and each share of the rows: `number` is len(rows) times that of the pass, plus
+    that of the share. `positive` is any positive number that the compiler does not know.
 
     Parameters
     ----------
@@ -479,6 +534,7 @@ def make_exact_chain(mt, nq, nc, passes, rows):
     passes : tuple of tuples of int
         Of each pass, how many column blocks of each of the `nq` fragments of B are not zero.
     rows : tuple of int
+        Of each share, how many fragments it has; the others of `left` do not count.
     """
     tile, left = (types.UniTuple(types.float64, 4 * mt * n) for n in (nc, nq))
 
@@ -499,7 +555,7 @@ def make_exact_chain(mt, nq, nc, passes, rows):
         def codegen(context, builder, signature, args):
             c, left = (fields(builder, arg, 4 * mt * n) for arg, n in zip(args, (nc, nq)))
             base = element_address(context, builder, signature.args[2], args[2], args[3])
-            cases = [(reach, count) for count in rows for reach in passes]
+            cases = [(reach, count) for reach in passes for count in rows]
             c = by_number(builder, args[5], cases, lambda case: products(builder, c, left, base, args[4], *case))
             return aggregate(builder, context.get_value_type(tile), c)
 

@@ -16,21 +16,18 @@ Each pair has one primitive pair, or none: then its integrals are zero.
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_meet, make_wait_copies, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_stage_tile, make_write_out
-from md4.gpu.emit.tile_products import make_exact_chain, make_staircase_products
-from md4.gpu.gather_words import PADDING, padded_words, words_of
+from md4.gpu.emit.tile_products import make_exact_chain, make_exact_products
+from md4.gpu.gather_words import all_words, words_of
 from md4.gpu.kernels.fused import next_pair
 from md4.gpu.kernels.fused_groups import make_copy_r
 from md4.gpu.kernels.fused_operands import KetSide, Work
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
-    Levels,
     Limits,
     PairRange,
     Panel,
@@ -41,7 +38,7 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.staircases import reach, row_table, shared_ends, shared_rows
+from md4.gpu.staircases import reach, row_table, shared_depths, shared_rows
 from md4.gpu.tuning import (
     FEWEST_BLOCKS,
     FUSED,
@@ -94,50 +91,48 @@ def make_write_rows(mt, nc, threads):
     return jit_device(write_rows)
 
 
-def make_pass(mt, nq, nc, passes, rows, shares):
-    """Device function: a tile plus what `nq` blocks of q add to it, those of pass `n` of `passes`.
+def make_pass(nq, nc, passes, depths, fragments, nq8):
+    """Device function: a tile of a share of the rows plus what `nq` blocks of q, of `nq8`, add to it in pass `n`.
 
-    `passes` and `rows` as in `md4.gpu.emit.tile_products.make_exact_chain`.
+    `passes` and `depths` as in `md4.gpu.emit.tile_products`, `fragments` are those of each share.
     """
-    empty, chain = make_empty(4 * mt * nq), make_exact_chain(mt, nq, nc, passes, rows)
-    products = make_staircase_products(2 * mt, nq, True, False, ahead=False, apart=shares)
-    state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
+    mt = max(fragments)
+    products = make_exact_products(mt, nq, nq8, sum(fragments), depths)
+    chain, shares = make_exact_chain(mt, nq, nc, passes, fragments), len(fragments)
 
-    def add_pass(tile, h_address, words, r, ends, place, panel, right, n):
-        left = products(
-            empty(), h_address, panel.rows8 * 512, words, right.nq8 * 128, r, state, ends, panel.steps
-        )  # fmt: skip
-        return chain(tile, left, right.h, place, right.nq8, n)
+    def add_pass(tile, h_address, words, r, steps, right, place, n, share):
+        left = products(h_address, words, r, share, i32(steps))
+        return chain(tile, left, right.h, place, right.nq8, i32(n * shares + share))
 
     return jit_device(add_pass)
 
 
-def fused_wide(rows, mt, nq, nc, ket_reach, shares, warps, blocks, matrix=False, limited=False):
-    """Kernel factory; the `rows` fragments of 16 rows are divided among `shares` warps, each has up to `mt`.
+def fused_wide(fragments, depths, nq, nc, ket_reach, warps, blocks, matrix=False, limited=False):
+    """Kernel factory; the warps of a team have so many `fragments` of 16 rows, `warps` are those of a block.
 
-    `nq` blocks of 8 q are taken at a time, and there are `nc` blocks of 8 cd. `ket_reach`: of each block of q, how many
-    blocks of cd count. `matrix`: the result is a part of a matrix. `limited`: only some quartets count.
+    `depths`: of each share of the rows, how many fragments count of each block of 8 p. `nq` blocks of 8 q are taken at
+    a time, and there are `nc` blocks of 8 cd. `ket_reach`: of each block of q, how many blocks of cd count. `matrix`:
+    the result is a part of a matrix. `limited`: only some quartets count.
     """
+    mt, shares, nq8 = max(fragments), len(fragments), len(ket_reach)
     threads, of_team, teams = 32 * warps, 32 * shares, warps // shares
-    full, tail = divmod(len(ket_reach), nq)
+    full, tail = divmod(nq8, nq)
     passes = tuple(ket_reach[nq * n : nq * n + nq] for n in range(full))
-    # a warp has `mt` fragments, or one less
-    several, first_short = (mt, mt - 1) if rows < mt * shares else (mt,), rows - (mt - 1) * shares
-    empty, add_pass = make_empty(4 * mt * nc), make_pass(mt, nq, nc, passes, several, shares)
-    add_tail = make_pass(mt, tail, nc, (ket_reach[nq * full :],), several, shares) if tail else add_pass
+    empty, add_pass = make_empty(4 * mt * nc), make_pass(nq, nc, passes, depths, fragments, nq8)
+    add_tail = make_pass(tail, nc, (ket_reach[nq * full :],), depths, fragments, nq8) if tail else add_pass
     write = (make_write_rows if matrix else make_write_quartet)(mt, nc, of_team)
     primitives, end_of, next_of = jit_device(primitives_of), jit_device(end_of_kets), jit_device(next_pair)
     copy_panel, copy_r, meet = make_copy_range(threads), make_copy_r(of_team), make_meet(of_team)
     wait_all = make_wait_copies(0)
 
     def kernel(
-        panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
+        panel: Panel, bra: PairRange, rows: I32, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
         work: Work, limits: Limits, out: Result,
     ):  # fmt: skip
         shared = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
-        thread, team, share = tid % of_team, tid // of_team, tid % of_team // 32
-        lane = tid & 31
+        thread, team, lane = tid % of_team, tid // of_team, tid & 31
+        share = i32(((thread >> 5) + team) % shares)
         pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
         ij = bra.first + pair
         nket = end_of(limits, ij, ket.first + right.npair) - ket.first if limited else right.npair
@@ -155,10 +150,7 @@ def fused_wide(rows, mt, nq, nc, ket_reach, shares, warps, blocks, matrix=False,
         out_stage = i32(r_base + teams * 2 * r_bytes + team * 8 * work.nab * right.ncd)
         r_here = i32(r_base + team * 2 * r_bytes)
         r_coming = i32(r_here + r_bytes)
-        h_address, table = i32(shared + 1024 * share + 16 * lane), i32(table + 4 * lane)
-        # this warp's part of the tables
-        ends, first_row = levels.ends[share * mt :], share * 16 * mt + (lane >> 2)
-        short = i32(1) if share >= first_short else i32(0)
+        table = i32(table + 4 * lane)
         row = (i - bra.first_prim) * r.nket - ket.first_prim  # of r of ket primitive 0
         stride, k_end = work.parts * teams, ket.first_prim + r.nket if i < i_end else i64(0)
         pair_cd = part * teams + team
@@ -184,15 +176,17 @@ def fused_wide(rows, mt, nq, nc, ket_reach, shares, warps, blocks, matrix=False,
             tile = empty()
             if k < min(k_last, k_end):
                 n, words_here, place = i32(0), table, k * right.nq8 * (nc * 64) + 2 * lane
+                h_address = i32(shared + 1024 * share + 16 * lane)
                 while n < full:
-                    number = i32(n + full * short)
-                    tile = add_pass(tile, h_address, words_here, r_here, ends, place, panel, right, number)
+                    tile = add_pass(tile, h_address, words_here, r_here, panel.steps, right, place, n, share)
                     n, words_here, place = i32(n + 1), i32(words_here + 128 * nq), place + nq * nc * 64
                 if tail:
-                    tile = add_tail(tile, h_address, words_here, r_here, ends, place, panel, right, short)
+                    tile = add_tail(tile, h_address, words_here, r_here, panel.steps, right, place, i32(0), share)
             first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
-            write(tile, out_stage, levels.rows, first_row, right, work.nab, out, first_out, i32(team), thread)
-            r_here, r_coming = r_coming, r_here
+            first_row = 16 * mt * share + (lane >> 2)
+            write(tile, out_stage, rows, first_row, right, work.nab, out, first_out, i32(team), thread)
+            # a tensor core has the work of all shares in turn
+            r_here, r_coming, share = r_coming, r_here, i32((share + 1) % shares)
             pair_cd = next_cd
 
     return Kernel(kernel, (threads, blocks))
@@ -203,23 +197,35 @@ def fused_wide(rows, mt, nq, nc, ket_reach, shares, warps, blocks, matrix=False,
 
 @dataclass(frozen=True)
 class WideTile:
-    """What a warp and a block do: fragments of 16 rows, q blocks at a time, cd blocks, warps of a quartet.
+    """What warps and blocks do.
 
     Attributes
     ----------
-    mt, nq, nc, shares : int
+    fragments : tuple of int
+        Fragments of 16 rows of each warp of a quartet.
+    nq, nc : int
+        Blocks of 8 q at a time, and blocks of 8 cd.
     warps : int
         Warps of a block.
     blocks : int
         Blocks that share a multiprocessor.
     """
 
-    mt: int
+    fragments: tuple
     nq: int
     nc: int
-    shares: int
     warps: int
     blocks: int
+
+    @property
+    def mt(self):
+        """Most fragments of a warp."""
+        return max(self.fragments)
+
+    @property
+    def shares(self):
+        """Warps of a quartet."""
+        return len(self.fragments)
 
     @property
     def doubles(self):
@@ -231,33 +237,34 @@ def wide_tile(unit, bra, ket):
     """The tile for a bra and a ket list, or None where there is none."""
     if unit != "dmma16" or max(bra.max_prim, ket.max_prim) > 1:
         return None
-    fragments, nq8, nc = (bra.nab + 15) // 16, blocks_of_8(ket.nherm), blocks_of_8(ket.nab)
-    if fragments > TILES.most_rows or nc > FUSED_WIDE.columns:
+    rows, nq8, nc = (bra.nab + 15) // 16, blocks_of_8(ket.nherm), blocks_of_8(ket.nab)
+    if rows > TILES.most_rows or nc > FUSED_WIDE.columns:
         return None
     for shares in FUSED_WIDE.shares:
-        mt = -(-fragments // shares)
+        fragments = tuple(-(-(rows - n) // shares) for n in range(shares))
+        mt = max(fragments)
         most = FUSED_WIDE.doubles // (4 * mt) - nc
         if mt > FUSED_WIDE.rows or most < min(nq8, FUSED_WIDE.least_q):
             continue
         passes = -(-nq8 // most)
         for warps, blocks in FUSED_WIDE.warps:
             if wide_shared(bra, ket, warps // shares) <= 2 * SHARED_BYTES // blocks:
-                return WideTile(mt, -(-nq8 // passes), nc, shares, warps, blocks)
+                return WideTile(fragments, -(-nq8 // passes), nc, warps, blocks)
     return None
 
 
 def wide_shared(bra, ket, teams):
     """Bytes of shared memory of a block of so many teams."""
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    panel, table = np8 * panel_rows(bra.nab) * 512, (np8 * nq8 + PADDING) * 128
+    panel, table = np8 * panel_rows(bra.nab) * 512, np8 * nq8 * 128
     return panel + table + teams * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
 
 
 def wide_variant(unit, bra, ket, matrix, limited):
     """Variant for a class that `wide_tile` has a tile for."""
     tile = wide_tile(unit, bra, ket)
-    facts = (bra.nab + 15) // 16, tile.mt, tile.nq, tile.nc, tuple(map(int, reach(ket.h_class)))
-    facts = *facts, tile.shares, tile.warps, tile.blocks
+    facts = tile.fragments, shared_depths(bra.h_class, tile.shares), tile.nq, tile.nc
+    facts = *facts, tuple(map(int, reach(ket.h_class))), tile.warps, tile.blocks
     return Variant(fused_wide, (*facts, matrix, limited) if matrix or limited else facts)
 
 
@@ -272,9 +279,8 @@ def wide_launcher(context, bra, ket, matrix, limited):
     teams, threads = tile.warps // tile.shares, 32 * tile.warps
     shared, nab, ncd, stride = wide_shared(bra, ket, teams), bra.nab, ket.nab, r_stride_of(bra, ket)
     rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    sharing = bra.h_class, tile.mt, tile.shares
-    levels, words = [context.table(make, *sharing) for make in (shared_ends, shared_rows)], words_of(bra, ket)
-    levels, words = tuple(levels), context.table(padded_words, *words)
+    rows = context.table(shared_rows, bra.h_class, tile.mt, tile.shares)
+    words = context.table(all_words, *words_of(bra, ket))
     ket_rows = context.table(row_table, ket.h_class, blocks_of_8(ncd))
 
     def launch(context, h, r, g, ab, cd, block):
@@ -282,7 +288,7 @@ def wide_launcher(context, bra, ket, matrix, limited):
         parts = wide_parts(nbra, nket, teams)
         context.launch(
             variant, nbra * parts, threads, shared,
-            (h, rows8, steps), pair_range(ab), levels, (r, stride, cd.nprim), words, pair_range(cd),
+            (h, rows8, steps), pair_range(ab), rows, (r, stride, cd.nprim), words, pair_range(cd),
             (g, ket_rows, nq8, ncd, nket), (nab, 1, parts), block.limits, result(block),
         )  # fmt: skip
 
