@@ -154,10 +154,11 @@ class FusedWideTuning:
     least_q: int  # fewest blocks of 8 q at a time, if there are as many
     warps: tuple  # (warps of a block, blocks that share a multiprocessor); the first that shared memory holds
     kets: int  # fewest ket pairs that the warps of a quartet take one after the other
+    ahead: bool  # whether H[cd, q] is asked for before the first product
 
 
 FUSED_WIDE = FusedWideTuning(
-    shares=(1, 2, 4), rows=3, doubles=84, columns=8, least_q=2, warps=((4, 2), (8, 1)), kets=8,
+    shares=(1, 2, 4), rows=3, doubles=84, columns=8, least_q=2, warps=((4, 2), (8, 1)), kets=8, ahead=True,
 )  # fmt: skip
 
 

@@ -471,8 +471,8 @@ def make_exact_products(mt, nq, nq8, rows, depths):
 
     As `make_staircase_products`, in code without loops for each share of the rows. Addresses of the lane's place in
     shared memory: of the first fragment of the share in a panel of `rows` fragments, of the first word, which has those
-    of `nq8` blocks of q beside it, and of r. [p|q] is gathered one step ahead. `steps` is the number of steps, which the
-    compiler does not know: a branch after each step keeps it from fetching more ahead than registers hold.
+    of `nq8` blocks of q beside it, and of r. [p|q] is gathered one step ahead. `steps` is the number of steps, which
+    the compiler does not know: a branch after each step keeps it from fetching more ahead than registers hold.
 
     Parameters
     ----------
@@ -489,12 +489,13 @@ def make_exact_products(mt, nq, nq8, rows, depths):
         found, after = [], builder.append_basic_block()
         coming = gathered(builder, r, words, state) if depth else []
         for k, count in enumerate(depth):
-            b, last = coming, k + 1 == len(depth)
+            b, last, offset = coming, k + 1 == len(depth), 1024 * rows * k
+            halves = [offset + 1024 * len(depths) * (n // 2) + 512 * (n % 2) for n in range(2 * count)]
+            left = [x for half in halves for x in load_block(builder, panel, half)]
             if not last:
                 coming = gathered(builder, r, builder.add(words, I32(128 * nq8 * (k + 1))), state)
             for i in range(count):
-                offset = 1024 * (rows * k + len(depths) * i)
-                a = [x for half in range(2) for x in load_block(builder, panel, offset + 512 * half)]
+                a = left[4 * i : 4 * i + 4]
                 for j in range(nq):
                     n = 4 * (i * nq + j)
                     c[n : n + 4] = mma_16x8x8(builder, c[n : n + 4], a, b[2 * j : 2 * j + 2])
