@@ -249,7 +249,10 @@ class FusedWide(GpuPath):
     r_in_banks = takes_parts = True
 
     def supports(self, sides):
-        return bool(fused_wide.wide_tile(sides.unit, sides.bra, sides.ket))
+        """Classes that the fused kernel does not take in groups of ket pairs."""
+        unit, bra, ket, *_ = sides
+        tile = fused.choose_fused(unit, bra, ket)
+        return not (tile and tile.kets) and bool(fused_wide.wide_tile(unit, bra, ket))
 
     def forms(self, sides):
         return BRA_STAIRCASE, KET_TURNED

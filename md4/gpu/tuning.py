@@ -148,7 +148,9 @@ class FusedWideTuning:
     """The same where several warps may share a quartet (`md4.gpu.kernels.fused_wide`)."""
 
     shares: tuple  # warps that may share one, powers of 2; the first with a tile
-    rows: int  # most fragments of 16 rows ab of a warp
+    functions: int  # fewest functions ab, and cd
+    fragments: int  # most fragments of 16 rows ab
+    rows: int  # the same of a warp
     doubles: int  # doubles of accumulators that a lane has registers for
     columns: int  # most blocks of 8 cd
     least_q: int  # fewest blocks of 8 q at a time, if there are as many
@@ -158,7 +160,8 @@ class FusedWideTuning:
 
 
 FUSED_WIDE = FusedWideTuning(
-    shares=(1, 2, 4), rows=3, doubles=84, columns=8, least_q=2, warps=((4, 2), (8, 1)), kets=8, ahead=True,
+    shares=(1, 2, 4), functions=21, fragments=4, rows=3, doubles=84, columns=8, least_q=2, warps=((4, 2), (8, 1)),
+    kets=8, ahead=True,
 )  # fmt: skip
 
 

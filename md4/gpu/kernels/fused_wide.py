@@ -51,7 +51,6 @@ from md4.gpu.tuning import (
     FUSED,
     FUSED_WIDE,
     SHARED_BYTES,
-    TILES,
     blocks_of_8,
     panel_rows,
     r_stride_of,
@@ -250,7 +249,7 @@ def wide_tile(unit, bra, ket):
     if unit != "dmma16" or max(bra.max_prim, ket.max_prim) > 1:
         return None
     rows, nq8, nc = (bra.nab + 15) // 16, blocks_of_8(ket.nherm), blocks_of_8(ket.nab)
-    if rows > TILES.most_rows or nc > FUSED_WIDE.columns:
+    if min(bra.nab, ket.nab) < FUSED_WIDE.functions or rows > FUSED_WIDE.fragments or nc > FUSED_WIDE.columns:
         return None
     for shares in FUSED_WIDE.shares:
         fragments = tuple(-(-(rows - n) // shares) for n in range(shares))

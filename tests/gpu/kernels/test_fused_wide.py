@@ -23,7 +23,8 @@ def shared_by(monkeypatch):
     """Function that has so many warps share a quartet, of a block of so many, with registers for some blocks of q."""
 
     def settle(shares, warps=4, doubles=84):
-        tuning = replace(fused_wide.FUSED_WIDE, shares=(shares,), warps=((warps, 1),), doubles=doubles, least_q=1)
+        sharing = {"shares": (shares,), "warps": ((warps, 1),)}
+        tuning = replace(fused_wide.FUSED_WIDE, functions=1, fragments=8, doubles=doubles, least_q=1, **sharing)
         monkeypatch.setattr(fused_wide, "FUSED_WIDE", tuning)
 
     return settle
