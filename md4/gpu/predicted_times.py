@@ -35,6 +35,9 @@ FUSED_CONTRACTED = 1.4, 0.25
 # contracted bras ns for each primitive quartet, too. Fits to measured times of 22 and 9 classes and parts of such, good
 # to 10% and 6%, root mean square (`bench/results/ket_groups.log`).
 GROUPS, GROUPS_CONTRACTED = 0.83, (0.99, 0.09)
+# Where several warps may share a quartet (`md4.gpu.kernels.fused_wide`), so many times the fused kernel's time, r left
+# aside.
+WIDE = 1.08
 # One product with single shells: ns for each estimated cycle of its steps (`single_product.SingleTile`), for each byte
 # of the result, the same more where ab does not run fastest in it, and for each quartet. A fit to 30 measured times of
 # 15 classes from (dp|d) to (ii|k), K = 1 (`bench/results/three_centre_kernels.log`), under the condition that this plan
@@ -100,14 +103,19 @@ def two_products_time(unit, bra, ket, turned):
     return time_of(bra, ket, turned, factors, rows4, rows5 * bra.nab, passed_on)
 
 
+def unsplit_time(bra, ket, turned):
+    """Sum of all that both products have to do if [p|q] and (ab|q] stay in registers."""
+    columns5 = (bra.nab + 15) // 16 * 16
+    passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
+    return time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+
+
 def fused_time(bra, ket, turned, matrix=False):
     """Predicted ns a quartet of the fused kernels, whose result may be a part of a matrix; see `two_products_time`.
 
     There must be a tile for the lists (`fused_tile`).
     """
-    columns5 = (bra.nab + 15) // 16 * 16
-    passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
-    time = time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+    time = unsplit_time(bra, ket, turned)
     contracted, primitives = bra.max_prim > 1, bra.mean_prim * ket.mean_prim
     if fused_tile(bra, ket).kets:
         r = r_time(bra, ket)
@@ -117,6 +125,12 @@ def fused_time(bra, ket, turned, matrix=False):
         times, primitive = FUSED_CONTRACTED
         time = times * time + primitive * primitives
     return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
+
+
+def wide_time(bra, ket, turned, matrix=False):
+    """Predicted ns a quartet of the fused kernel whose quartets several warps may share; see `fused_time`."""
+    r, out = r_time(bra, ket), 8 * bra.nab * ket.nab
+    return r + WIDE * (unsplit_time(bra, ket, turned) - r) + matrix * FUSED_MATRIX * out
 
 
 def single_product_time(unit, bra, ket, turned):

@@ -104,6 +104,20 @@ def row_table(shells, rows8):
     return padded(row_order(shells), 8 * rows8)
 
 
+# For a tile whose fragments of 16 rows are those of several warps in turn: warp n has fragments n, n + warps, ...
+
+
+def shared_depths(shells, warps):
+    """Of each warp, how many of its fragments count of each block of 8 Hermite functions."""
+    needed = -(-reach(shells) // 2)
+    return tuple(tuple(map(int, -(-(needed - n) // warps))) for n in range(warps))
+
+
+def shared_rows(shells, mt, warps):
+    """`row_table` of the fragments of each warp, one warp after the other."""
+    return row_table(shells, 2 * mt * warps).reshape(mt, warps, 16).swapaxes(0, 1).reshape(-1)
+
+
 # For rows in their natural order, all of which count for every Hermite function.
 
 

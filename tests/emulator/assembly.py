@@ -109,7 +109,12 @@ class Translation:
         return self.simple(operands[:3], "m.shuffle_xor({}, {})")
 
     def on_bar(self, opcode, kind, operands):
+        if opcode[1] == "sync":
+            return f"m.meet({self.value(operands[0])}, {self.value(operands[1])})"
         return "m.exchange('bar.warp.sync', None)"
+
+    def on_prefetch(self, opcode, kind, operands):
+        return f"m.host_address('global', {self.address(operands[0])}, 1)"
 
     def on_brev(self, opcode, kind, operands):
         return self.simple(operands, "reversed32({})")

@@ -151,7 +151,7 @@ class Machine:
         self.static, self.used = [], -(-self.dynamic // 16) * 16
         self.function, self.args = function, args
         self.all = [Thread(n) for n in range(self.threads)]
-        self.ready, self.waiting = list(self.all), []
+        self.ready, self.waiting, self.meeting = list(self.all), [], {}
         self.arrived, self.operation = {}, {}
         self.next()
         self.finished.acquire()
@@ -224,6 +224,16 @@ class Machine:
         self.waiting.append(self.thread)
         if len(self.waiting) == self.alive():
             self.pass_barrier()
+        self.pause()
+
+    def meet(self, barrier, count):
+        """So many threads wait for each other at a barrier of their own, 1 to 15."""
+        if not 0 < barrier < 16:
+            raise DeviceFault(f"barrier {barrier}")
+        there = self.meeting.setdefault(barrier, [])
+        there.append(self.thread)
+        if len(there) == count:
+            self.ready += self.meeting.pop(barrier)
         self.pause()
 
     def exchange(self, operation, value):

@@ -154,6 +154,12 @@ def global_pointer(builder, address, offset, kind):
 # loads and stores
 
 
+def global_pair(builder, address, offset):
+    """Two successive doubles of global memory, `offset` bytes after `address`, which no one writes meanwhile."""
+    kind, text = ir.LiteralStructType([DOUBLE] * 2), f"ld.global.nc.v2.f64 {{$0, $1}}, [$2+{offset}];"
+    return fields(builder, call_asm(builder, kind, [address], text, "=d,=d,l"), 2)
+
+
 def shared_real(builder, address, offset=0, precision=FP64):
     """The real number in shared memory `offset` bytes after `address`."""
     text, constraints = f"ld.shared.{precision.ptx} $0, [$1+{offset}];", f"={precision.letter},r"
@@ -264,6 +270,31 @@ def store_if(builder, address, values, live, offset=0, space="global"):
     call_asm(builder, ir.VoidType(), [address, *values, value], text, constraints, effects=True)
 
 
+@cache
+def make_prefetch(nbytes):
+    """Intrinsic (array, index, lane): the warp asks for `nbytes` of global memory from array[index] on in the L1 cache.
+
+    They begin at a multiple of 128 bytes.
+    """
+
+    @intrinsic
+    def prefetch(typingctx, array, index, lane):
+        def codegen(context, builder, signature, args):
+            first = element_address(context, builder, signature.args[0], *args[:2])
+            lane = builder.trunc(args[2], I32)
+            address = builder.add(first, builder.zext(builder.mul(lane, I32(128)), I64))
+            for n in range(0, nbytes, 4096):
+                left = builder.sub(I32(-(-(nbytes - n) // 128)), lane)
+                value, constraint, test = condition((left, 0), 1)
+                text = f"{{ {test} @p prefetch.global.L1 [$0+{n}]; }}"
+                call_asm(builder, ir.VoidType(), [address, value], text, f"l,{constraint}", effects=True)
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64, types.int64), codegen
+
+    return prefetch
+
+
 # asynchronous copies
 
 
@@ -358,6 +389,23 @@ def make_wait_copies(pending):
         return types.void(), codegen
 
     return wait_copies
+
+
+@cache
+def make_meet(threads):
+    """Intrinsic (n): the `threads` threads of team n of the block, whole warps, wait for each other; n is below 15."""
+
+    @intrinsic
+    def meet(typingctx, team):
+        def codegen(context, builder, signature, args):
+            # barrier 0 is that of the whole block
+            barrier = builder.add(args[0], I32(1))
+            call_asm(builder, ir.VoidType(), [barrier], f"bar.sync $0, {threads};", "r", effects=True)
+            return context.get_dummy_value()
+
+        return types.void(types.int32), codegen
+
+    return meet
 
 
 # tensor instructions

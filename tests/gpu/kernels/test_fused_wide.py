@@ -1,0 +1,146 @@
+"""The fused kernel of quartets that several warps may share, on the emulated GPU, beside the CPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulator import host_array, running
+from gpu.kernels.test_fused_groups import sides
+from gpu.kernels.test_limits import on_device
+from gpu.kernels.test_plain_python import assert_same, basis_of
+
+import md4
+from md4.gpu import paths
+from md4.gpu.buffers import as_buffer
+from md4.gpu.kernels import fused_wide
+from md4.method.mirror import part_rows
+
+(WIDE,) = (path for path in paths.PATHS if path.name == "fused_wide")
+
+
+@pytest.fixture
+def shared_by(monkeypatch):
+    """Function that has so many warps share a quartet, of a block of so many, with registers for some blocks of q."""
+
+    def settle(shares, warps=4, doubles=84):
+        sharing = {"shares": (shares,), "warps": ((warps, 1),)}
+        tuning = replace(fused_wide.FUSED_WIDE, functions=1, fragments=8, doubles=doubles, least_q=1, **sharing)
+        monkeypatch.setattr(fused_wide, "FUSED_WIDE", tuning)
+
+    return settle
+
+
+def make(engine, ab, cd, block):
+    """Integrals of two prepared lists into a block, the second list as ket."""
+    WIDE.run(engine.backend, *(side.h(form) for side, form in zip((ab, cd), WIDE.forms(None))), ab, cd, block)
+
+
+# Functions of the shells, warps of a quartet and of a block, accumulators; fragments of a warp, blocks of q at a time.
+CASES = {
+    "one": ((3, 2, 1, 0), 1, 4, 84, (3, 1)),
+    "two, a fragment of padding": ((3, 2, 1, 0), 2, 4, 84, (2, 1)),
+    "two, one without rows": ((2, 1, 1, 0), 2, 4, 84, (1, 1)),
+    "four, each a fragment": ((4, 2, 1, 0), 4, 8, 84, (1, 1)),
+    "two, three passes": ((2, 2, 2, 1), 2, 8, 12, (1, 1)),
+    "one, two passes": ((2, 2, 2, 1), 1, 4, 32, (2, 2)),
+}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_classes(name, swapped, shared_by):
+    """Slices of lists, with teams that find no quartet."""
+    ls, shares, warps, doubles, tile = CASES[name]
+    shared_by(shares, warps, doubles)
+    basis, bra, ket, right = sides(ls, 1, 3, 6)
+    with running("dmma16") as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        ab, cd = engine.prepare(bra)[1:3], engine.prepare(ket)[1:6]
+        found = fused_wide.wide_tile("dmma16", ab.facts, cd.facts)
+        assert ((found.mt, found.nq), found.shares, found.warps) == (tile, shares, warps)
+        functions = right.shape[2:]
+        block = engine.backend.scratch((5, 2, *functions[2:], *functions[:2]) if swapped else (2, 5, *functions))
+        make(engine, ab, cd, block.swapped() if swapped else block)
+        found = host_array(block.array, "float64").reshape(block.dims)
+    right = right[1:3, 1:6]
+    assert_same(found, right.transpose(1, 0, 4, 5, 2, 3) if swapped else right)
+    assert "fused_wide" in machine.kernels
+
+
+@pytest.mark.parametrize("by_ket", [False, True])
+@pytest.mark.parametrize("shares", [1, 2])
+def test_limits(shares, by_ket, shared_by):
+    """What counts is right, nothing else is written, and nothing depends on memory that nobody wrote."""
+    shared_by(shares)
+    basis, bra, ket, right = sides((2, 2, 1, 0), 1, 4, 9)
+    rng = np.random.default_rng(1)
+    counts = rng.integers(0, 5, 9) if by_ket else np.array([9, 0, 5, 4])
+    counts[2:6] = (0, 4, 0, 1) if by_ket else counts[2:6]
+    live = np.arange(4)[:, None] < counts if by_ket else np.arange(9) < counts[:, None]
+    with running() as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        ab, cd = engine.prepare(bra), engine.prepare(ket)
+        block = engine.backend.scratch(right.shape)
+        block.limits = on_device(engine.backend.context, counts.astype(np.int32)), by_ket
+        make(engine, ab, cd, block)
+        found = host_array(block.array, "float64").reshape(right.shape)
+    np.testing.assert_allclose(found[live], right[live], rtol=0, atol=1e-14 * abs(right).max())
+    assert np.isnan(found[~live]).all()
+    assert "fused_wide" in machine.kernels
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+def test_pairs_without_primitives(shares, shared_by):
+    """Shells so far apart that no primitive pair of theirs is left: zeros, and their neighbours are right."""
+    shared_by(shares)
+    near, rng = basis_of((2, 2, 1, 0)), np.random.default_rng(2)
+    basis = md4.Basis([*near.shells, *(md4.Shell(l, [0.5], [[1.0]], np.full(3, 60.0)) for l in (0, 2))])
+    for order in range(3):
+        bra = [[0, 1], [0, 5], [0, 1]]
+        ket = rng.permutation([[2, 3]] * 5 + [[2, 4]] * 4) if order else [[2, 4]] * 4
+        right = md4.Engine(basis, backend="cpu").compute(bra, ket)
+        with running():
+            engine = md4.Engine(basis, backend="cuda")
+            ab, cd = engine.prepare(bra), engine.prepare(ket)
+            assert cd.nprim < cd.npair
+            block = engine.backend.scratch(right.shape)
+            make(engine, ab, cd, block)
+            found = host_array(block.array, "float64").reshape(right.shape)
+        np.testing.assert_allclose(found, right, rtol=0, atol=1e-14 * max(1e-3, abs(right).max()))
+
+
+@pytest.mark.parametrize("parity", [0, 1])
+@pytest.mark.parametrize("shares", [1, 2])
+def test_parts(shares, parity, shared_by):
+    """Even and odd parts of pairs of a molecule in a plane."""
+    shared_by(shares)
+    shells = basis_of((3, 2, 1, 1)).shells
+    flat = md4.Basis([md4.Shell(s.l, s.exponents, s.coefficients, np.array([*s.centre[:2], 0.3])) for s in shells])
+    right = md4.Engine(flat, backend="cpu").compute([[0, 1]] * 2, [[2, 3]] * 5).reshape(2, 5, 35, 9)
+    ab_rows, cd_rows = part_rows(3, 2, True, 1, 1, 0, parity), part_rows(1, 1, True, 1, 1, 0, parity)
+    with running():
+        engine = md4.Engine(flat, backend="cuda")
+        ab, cd = engine.prepare([[0, 1]] * 2).part(0, parity), engine.prepare([[2, 3]] * 5).part(0, parity)
+        block = engine.backend.scratch((2, 5, len(ab_rows), 1, len(cd_rows), 1))
+        make(engine, ab, cd, block)
+        found = host_array(block.array, "float64").reshape(2, 5, len(ab_rows), len(cd_rows))
+    assert_same(found, right[:, :, ab_rows[:, None], cd_rows])
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_parts_of_a_matrix(swapped, shared_by):
+    """Integrals of a quartet are contiguous within rows only."""
+    shared_by(2)
+    basis, bra, ket, right = sides((2, 2, 1, 0), 1, 2, 5)
+    nbra, nket, na, nb, nc, nd = right.shape
+    with running():
+        engine = md4.Engine(basis, backend="cuda")
+        context, (ab, cd) = engine.backend.context, (engine.prepare(bra), engine.prepare(ket))
+        shape = (nket, nbra, nc, nd, na, nb) if swapped else right.shape
+        columns, rows = shape[0] * shape[2] * shape[3], shape[1] * shape[4] * shape[5]
+        matrix = context.pool.array((rows + 2, columns + 3))
+        block = engine.backend.matrix_block(matrix, 1, 2, shape)
+        make(engine, ab, cd, block.swapped() if swapped else block)
+        found = host_array(as_buffer(matrix), "float64").reshape(rows + 2, columns + 3)[1 : rows + 1, 2 : columns + 2]
+    expected = right.transpose(1, 0, 4, 5, 2, 3) if swapped else right
+    assert_same(found, expected.transpose(1, 4, 5, 0, 2, 3).reshape(rows, columns))
