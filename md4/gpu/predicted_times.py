@@ -36,8 +36,8 @@ FUSED_CONTRACTED = 1.4, 0.25
 # to 10% and 6%, root mean square (`bench/results/ket_groups.log`).
 GROUPS, GROUPS_CONTRACTED = 0.83, (0.99, 0.09)
 # Where several warps may share a quartet (`md4.gpu.kernels.fused_wide`), so many times the fused kernel's time, r left
-# aside.
-WIDE = 1.08
+# aside: by eye, from 13 measured classes (`bench/results/wide.log`).
+WIDE = 0.95
 # One product with single shells: ns for each estimated cycle of its steps (`single_product.SingleTile`), for each byte
 # of the result, the same more where ab does not run fastest in it, and for each quartet. A fit to 30 measured times of
 # 15 classes from (dp|d) to (ii|k), K = 1 (`bench/results/three_centre_kernels.log`), under the condition that this plan

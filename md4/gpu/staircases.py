@@ -107,10 +107,14 @@ def row_table(shells, rows8):
 # For a tile whose fragments of 16 rows are those of several warps in turn: warp n has fragments n, n + warps, ...
 
 
-def shared_depths(shells, warps):
-    """Of each warp, how many of its fragments count of each block of 8 Hermite functions."""
-    needed = -(-reach(shells) // 2)
-    return tuple(tuple(map(int, -(-(needed - n) // warps))) for n in range(warps))
+def fragments_needed(shells):
+    """How many fragments of 16 rows count of each block of 8 Hermite functions."""
+    return tuple((-(-reach(shells) // 2)).tolist())
+
+
+def shared_depths(needed, warps):
+    """How many of each warp's fragments these are, for `needed` as `fragments_needed` returns it."""
+    return tuple(tuple(-(-(count - n) // warps) for count in needed) for n in range(warps))
 
 
 def shared_rows(shells, mt, warps):

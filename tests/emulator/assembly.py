@@ -113,9 +113,6 @@ class Translation:
             return f"m.meet({self.value(operands[0])}, {self.value(operands[1])})"
         return "m.exchange('bar.warp.sync', None)"
 
-    def on_prefetch(self, opcode, kind, operands):
-        return f"m.host_address('global', {self.address(operands[0])}, 1)"
-
     def on_brev(self, opcode, kind, operands):
         return self.simple(operands, "reversed32({})")
 

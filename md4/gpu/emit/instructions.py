@@ -270,31 +270,6 @@ def store_if(builder, address, values, live, offset=0, space="global"):
     call_asm(builder, ir.VoidType(), [address, *values, value], text, constraints, effects=True)
 
 
-@cache
-def make_prefetch(nbytes):
-    """Intrinsic (array, index, lane): the warp asks for `nbytes` of global memory from array[index] on in the L1 cache.
-
-    They begin at a multiple of 128 bytes.
-    """
-
-    @intrinsic
-    def prefetch(typingctx, array, index, lane):
-        def codegen(context, builder, signature, args):
-            first = element_address(context, builder, signature.args[0], *args[:2])
-            lane = builder.trunc(args[2], I32)
-            address = builder.add(first, builder.zext(builder.mul(lane, I32(128)), I64))
-            for n in range(0, nbytes, 4096):
-                left = builder.sub(I32(-(-(nbytes - n) // 128)), lane)
-                value, constraint, test = condition((left, 0), 1)
-                text = f"{{ {test} @p prefetch.global.L1 [$0+{n}]; }}"
-                call_asm(builder, ir.VoidType(), [address, value], text, f"l,{constraint}", effects=True)
-            return context.get_dummy_value()
-
-        return types.void(array, types.int64, types.int64), codegen
-
-    return prefetch
-
-
 # asynchronous copies
 
 

@@ -22,7 +22,6 @@ from md4.gpu.emit.instructions import (
     commit_copies,
     make_empty,
     make_meet,
-    make_prefetch,
     make_wait_copies,
     shared_address,
 )
@@ -45,7 +44,7 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.staircases import reach, row_table, shared_depths, shared_rows
+from md4.gpu.staircases import fragments_needed, reach, row_table, shared_depths, shared_rows
 from md4.gpu.tuning import (
     FEWEST_BLOCKS,
     FUSED,
@@ -97,7 +96,7 @@ def make_write_rows(mt, nc, threads):
     return jit_device(write_rows)
 
 
-def make_pass(nq, nc, passes, depths, fragments, nq8, ahead):
+def make_pass(nq, nc, passes, depths, fragments, nq8):
     """Device function: a tile of a share of the rows plus what `nq` blocks of q, of `nq8`, add to it in pass `n`.
 
     `passes` and `depths` as in `md4.gpu.emit.tile_products`, `fragments` are those of each share.
@@ -105,32 +104,27 @@ def make_pass(nq, nc, passes, depths, fragments, nq8, ahead):
     mt = max(fragments)
     products = make_exact_products(mt, nq, nq8, sum(fragments), depths)
     chain, shares = make_exact_chain(mt, nq, nc, passes, fragments), len(fragments)
-    prefetch = make_prefetch(nq * nc * 512)
 
     def add_pass(tile, h_address, words, r, steps, right, place, n, share):
-        if ahead:
-            lane = i64(cuda.threadIdx.x) & 31
-            prefetch(right.h, place - 2 * lane, lane)
         left = products(h_address, words, r, share, i32(steps))
         return chain(tile, left, right.h, place, right.nq8, i32(n * shares + share))
 
     return jit_device(add_pass)
 
 
-def fused_wide(fragments, depths, nq, nc, ket_reach, warps, blocks, ahead, matrix=False, limited=False):
+def fused_wide(fragments, needed, nq, nc, ket_reach, warps, blocks, matrix=False, limited=False):
     """Kernel factory; the warps of a team have so many `fragments` of 16 rows, `warps` are those of a block.
 
-    `depths`: of each share of the rows, how many fragments count of each block of 8 p. `nq` blocks of 8 q are taken at
-    a time, and there are `nc` blocks of 8 cd. `ket_reach`: of each block of q, how many blocks of cd count. `ahead`:
-    H[cd, q] is asked for before the first product. `matrix`: the result is a part of a matrix. `limited`: only some
-    quartets count.
+    `needed`: of each block of 8 p, how many fragments count. `nq` blocks of 8 q are taken at a time, and there are `nc`
+    blocks of 8 cd. `ket_reach`: of each block of q, how many blocks of cd count. `matrix`: the result is a part of a
+    matrix. `limited`: only some quartets count.
     """
     mt, shares, nq8 = max(fragments), len(fragments), len(ket_reach)
     threads, of_team, teams = 32 * warps, 32 * shares, warps // shares
-    full, tail = divmod(nq8, nq)
+    depths, (full, tail) = shared_depths(needed, shares), divmod(nq8, nq)
     passes = tuple(ket_reach[nq * n : nq * n + nq] for n in range(full))
-    empty, add_pass = make_empty(4 * mt * nc), make_pass(nq, nc, passes, depths, fragments, nq8, ahead)
-    add_tail = make_pass(tail, nc, (ket_reach[nq * full :],), depths, fragments, nq8, ahead) if tail else add_pass
+    empty, add_pass = make_empty(4 * mt * nc), make_pass(nq, nc, passes, depths, fragments, nq8)
+    add_tail = make_pass(tail, nc, (ket_reach[nq * full :],), depths, fragments, nq8) if tail else add_pass
     write = (make_write_rows if matrix else make_write_quartet)(mt, nc, of_team)
     primitives, end_of, next_of = jit_device(primitives_of), jit_device(end_of_kets), jit_device(next_pair)
     copy_panel, copy_r, meet = make_copy_range(threads), make_copy_r(of_team), make_meet(of_team)
@@ -254,8 +248,10 @@ def wide_tile(unit, bra, ket):
     for shares in FUSED_WIDE.shares:
         fragments = tuple(-(-(rows - n) // shares) for n in range(shares))
         mt = max(fragments)
-        most = FUSED_WIDE.doubles // (4 * mt) - nc
-        if mt > FUSED_WIDE.rows or most < min(nq8, FUSED_WIDE.least_q):
+        if mt > len(FUSED_WIDE.doubles):
+            continue
+        most = FUSED_WIDE.doubles[mt - 1] // (4 * mt) - nc
+        if most < min(nq8, FUSED_WIDE.least_q):
             continue
         passes = -(-nq8 // most)
         for warps, blocks in FUSED_WIDE.warps:
@@ -274,8 +270,8 @@ def wide_shared(bra, ket, teams):
 def wide_variant(unit, bra, ket, matrix, limited):
     """Variant for a class that `wide_tile` has a tile for."""
     tile = wide_tile(unit, bra, ket)
-    facts = tile.fragments, shared_depths(bra.h_class, tile.shares), tile.nq, tile.nc
-    facts = *facts, tuple(map(int, reach(ket.h_class))), tile.warps, tile.blocks, FUSED_WIDE.ahead
+    facts = tile.fragments, fragments_needed(bra.h_class), tile.nq, tile.nc
+    facts = *facts, tuple(map(int, reach(ket.h_class))), tile.warps, tile.blocks
     return Variant(fused_wide, (*facts, matrix, limited) if matrix or limited else facts)
 
 

@@ -24,7 +24,7 @@ def shared_by(monkeypatch):
 
     def settle(shares, warps=4, doubles=84):
         sharing = {"shares": (shares,), "warps": ((warps, 1),)}
-        tuning = replace(fused_wide.FUSED_WIDE, functions=1, fragments=8, doubles=doubles, least_q=1, **sharing)
+        tuning = replace(fused_wide.FUSED_WIDE, functions=1, fragments=8, doubles=(doubles,) * 3, least_q=1, **sharing)
         monkeypatch.setattr(fused_wide, "FUSED_WIDE", tuning)
 
     return settle
