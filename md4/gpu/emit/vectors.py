@@ -18,7 +18,6 @@ from md4.gpu.emit.instructions import (
     doubles_if,
     element_address,
     fields,
-    shared_double,
     widened,
 )
 from md4.gpu.emit.scalars import add_double_if
@@ -65,26 +64,6 @@ def make_store_vector(count, stride):
         return types.void(kind, types.int32), codegen
 
     return store_vector
-
-
-@cache
-def make_join_vector(count, stride):
-    """Intrinsic (x, address): adds x_n to what is in shared memory at address + n stride, in bytes; not atomically."""
-    kind = types.UniTuple(f64, count)
-
-    @intrinsic
-    def join_vector(typingctx, x, address):
-        def codegen(context, builder, signature, args):
-            found = [shared_double(builder, args[1], stride * n) for n in range(count)]
-            for n, value in enumerate(fields(builder, args[0], count)):
-                address = builder.add(args[1], I32(stride * n))
-                value = builder.fadd(found[n], value)  # noqa: PLW2901 the sum
-                builder.store(value, builder.inttoptr(address, ir.PointerType(DOUBLE, 3)), align=8)
-            return context.get_dummy_value()
-
-        return types.void(kind, types.int32), codegen
-
-    return join_vector
 
 
 @cache

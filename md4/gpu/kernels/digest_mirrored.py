@@ -13,8 +13,8 @@ odd functions b. Their AOs are not successive ones: they are in a table in share
 
     even b, odd b, `rows` even a, `rows` odd a
 
-The rows of parts of X have the same order. Those of X_ac and X_ad wait as in the other kernel. Y_ab is summed apart for
-both parts, since the n-th number of a tile belongs to another a in lanes of the other part.
+The rows of parts of X have the same order. Y_ab is summed apart for both parts, since the n-th number of a tile belongs
+to another a in lanes of the other part.
 """
 
 from md4.gpu.compile import Kernel
@@ -39,7 +39,7 @@ from md4.gpu.emit.digest_rows import (
 from md4.gpu.emit.instructions import make_empty, shared_address
 from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
-from md4.gpu.emit.vectors import make_join_vector, make_store_vector
+from md4.gpu.emit.vectors import make_store_vector
 from md4.gpu.kernels.digest_lanes import SUM_ROW, add_listed_sums, bra_pair, ket_element, lane_sum
 from md4.gpu.kernels.digest_parameters import Lists, Matrices, Share, share_of
 from md4.gpu.kernels.digest_rows import ROW, addresses_of
@@ -206,7 +206,7 @@ def make_x(rows, even, odd):
     over_a, over_first = make_sums_over_a(rows, even, odd), make_sums_over_b(rows, even, odd, False)
     over_second = make_sums_over_b(rows, even, odd, True)
     store_a, store_b = make_store_vector(rows, SUM_ROW), make_store_vector(count, SUM_ROW)
-    join_a, add_sums = make_join_vector(rows, SUM_ROW), jit_device(add_listed_sums)
+    add_sums = jit_device(add_listed_sums)
 
     @jit_device
     def load_densities(ket, parity, memory, at):
@@ -217,7 +217,7 @@ def make_x(rows, even, odd):
         return load((memory.rows, to_first, to_second), c, d, at.row)
 
     @jit_device
-    def stage_x(integrals, densities, parity, waiting, memory):
+    def stage_x(integrals, densities, parity, memory):
         c, d = densities[:every], densities[every:]
         first_c, first_d = c[count:two], d[count:two]
         second_c, second_d = (c[two:], d[two:]) if odd else (no_a(), no_a())
@@ -226,32 +226,25 @@ def make_x(rows, even, odd):
         to_second = i32(to_b + SUM_ROW * (count + rows - rows * parity))
         store_b(over_a(integrals, first_d, second_d), to_b)
         store_b(over_a(integrals, first_c, second_c), i32(to_b + ROW))
-        if waiting:
-            join_a(over_first(integrals, d[:count]), to_first)
-            join_a(over_first(integrals, c[:count]), i32(to_first + ROW))
-            join_a(over_second(integrals, d[:count]), to_second)
-            join_a(over_second(integrals, c[:count]), i32(to_second + ROW))
-        else:
-            store_a(over_first(integrals, d[:count]), to_first)
-            store_a(over_first(integrals, c[:count]), i32(to_first + ROW))
-            store_a(over_second(integrals, d[:count]), to_second)
-            store_a(over_second(integrals, c[:count]), i32(to_second + ROW))
+        store_a(over_first(integrals, d[:count]), to_first)
+        store_a(over_first(integrals, c[:count]), i32(to_first + ROW))
+        store_a(over_second(integrals, d[:count]), to_second)
+        store_a(over_second(integrals, c[:count]), i32(to_second + ROW))
 
     @jit_device
-    def add_x(first, end, shape, memory, at):
-        """Adds the sums of the rows from `first` to `end` - 1."""
-        aos, sums, n = i32(memory.rows + 4 * first), i32(memory.sums + SUM_ROW * first), i32(end - first)
+    def add_x(shape, memory, at):
+        rows_of, n = memory.rows, i32(count + 2 * rows)
         ao, parts = number_of_lane(memory.mine, 1), number_of_lane(memory.mine, 2)
-        add_sums(ao, parts, i32(8), sums, aos, n, at.x, at.row)
+        add_sums(ao, parts, i32(8), memory.sums, rows_of, n, at.x, at.row)
         ao, parts = number_of_lane(memory.mine, 3), number_of_lane(memory.mine, 4)
-        add_sums(ao, parts, i32(8 * shape.nd), i32(sums + ROW), aos, n, at.x, at.row)
+        add_sums(ao, parts, i32(8 * shape.nd), i32(memory.sums + ROW), rows_of, n, at.x, at.row)
 
     return load_densities, stage_x, add_x
 
 
 def make_digestion(rows, even, odd, with_k, with_j):
-    """Device functions that digest a tile and return its part of Y_cd, and that add sums to X."""
-    facts, count, b_rows = (rows, even, odd), rows * (even + odd), even + odd
+    """Device function that digests a tile, and returns its part of Y_cd."""
+    facts, count = (rows, even, odd), rows * (even + odd)
     load_every, load_some = (make_load_parts(*facts, every) for every in (True, False))
     mask_every, mask_some = (make_mask_parts(*facts, every) for every in (True, False))
     scale, dot, half = make_scale_tile(count), make_shared_dot(count), padded(count)
@@ -286,26 +279,26 @@ def make_digestion(rows, even, odd, with_k, with_j):
         if scaled:
             integrals = scale(integrals, weight)
         if with_k:
-            stage_x(integrals, densities, task.parity, tile.waiting, memory)
+            stage_x(integrals, densities, task.parity, memory)
         y_cd = 0.0
         if with_j:
             y_cd = dot(integrals, i32(memory.ab + 8 * half * task.parity))
             add_y_ab(integrals, d_cd, task.parity, memory, at)
         cuda.syncwarp()
         if with_k:
-            add_x(i32(0), i32(b_rows + 2 * rows if tile.ends else b_rows), shape, memory, at)
+            add_x(shape, memory, at)
         return y_cd
 
-    return digest, add_x
+    return digest
 
 
 def make_walk(rows, even, odd, with_k, with_j):
     """Device function that digests the tiles of all bra pairs of a warp with matrix s."""
-    (digest, add_x), weight_of = make_digestion(rows, even, odd, with_k, with_j), jit_device(quartet_weight)
+    digest, weight_of = make_digestion(rows, even, odd, with_k, with_j), jit_device(quartet_weight)
     addresses, load_number, pair_of = jit_device(addresses_of), make_load_tile(1, 1, True), jit_device(bra_pair)
 
     @jit_device
-    def walk_pair(a, b, source, live, all_live, waiting, ends, weight, scaled, d_cd, shape, task, memory, at):
+    def walk_pair(a, b, source, live, all_live, weight, scaled, d_cd, shape, task, memory, at):
         """All tiles of a bra pair; its part of Y_cd."""
         y_cd, n, na_even, nb = 0.0, i32(0), i32(shape.na_even), i32(shape.nb_even)
         while n < na_even:
@@ -322,7 +315,7 @@ def make_walk(rows, even, odd, with_k, with_j):
                     i32(nb - even_b), i32(nb_odd - odd_b),
                     all_live and na_odd - n >= max(rows - 1, 1) and even_b + even <= nb and odd_b + odd <= nb_odd,
                     source, address_at(first, even_b, step), address_at(second, odd_b, step),
-                    row_step, second_step, step, waiting or even_b > 0, ends and even_b + even >= nb,
+                    row_step, second_step, step,
                 )  # fmt: skip
                 y_cd += digest(tile, weight, scaled, d_cd, shape, task, memory, at)
                 even_b, odd_b = i32(even_b + even), i32(odd_b + odd)
@@ -334,24 +327,17 @@ def make_walk(rows, even, odd, with_k, with_j):
         ket, at = task.ket, addresses(matrices, s)
         row_y = address_at(at.twice, ket.c, at.row)
         d_cd = load_number(address_at(row_y, ket.d, 8), i32(0), i32(0), i32(1), i32(1))[0] if with_j else 0.0
-        y_cd, pair, waiting = 0.0, task.first_bra, False
+        y_cd, pair = 0.0, task.first_bra
         following = pair_of(lists, limits, pair)
         while pair < task.last_bra:
             a, b, end = following
             following = pair_of(lists, limits, min(i32(pair + 1), i32(task.last_bra - 1)))
-            ends = shape.na_even > rows or pair + 1 >= task.last_bra or following[0] != a
             weight = ket.weight * weight_of(a, b, 0, 1, lists.triangle, pair, ket.place)
             live = weight != 0.0 and pair < ket.bras and ket.place < end
             all_live, scaled = cuda.ballot_sync(-1, not live) == 0, cuda.ballot_sync(-1, live and weight != 1.0) != 0
             if all_live or cuda.ballot_sync(-1, live) != 0:
                 source = task.source + i64(pair) * block.nket * number_of_lane(memory.mine, 9)
-                y_cd += walk_pair(
-                    a, b, source, live, all_live, waiting, ends, weight, scaled, d_cd, shape, task, memory, at
-                )
-                waiting = not ends
-            elif with_k and waiting and ends:
-                add_x(i32(even + odd), i32(even + odd + 2 * rows), shape, memory, at)
-                waiting = False
+                y_cd += walk_pair(a, b, source, live, all_live, weight, scaled, d_cd, shape, task, memory, at)
             pair = i32(pair + 1)
         if with_j and ket.weight != 0.0:
             add_at(address_at(address_at(at.y, ket.c, at.row), ket.d, 8), y_cd)

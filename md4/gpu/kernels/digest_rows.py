@@ -7,8 +7,7 @@ makes its parts of X_ac and X_ad for the functions a of the tile, and of X_bc an
 
 Each of these also needs a sum over the d (or c) of other lanes. So all lanes write their parts to shared memory, where
 each sum is then made by one lane, which adds it to X atomically. Where a sum reaches into the elements of another warp,
-both warps add their parts. Parts of X_ac and X_ad wait in shared memory as long as successive tiles have the same
-functions a. Y_cd needs no other lane. For Y_ab tensor instructions sum over the lanes.
+both warps add their parts. Y_cd needs no other lane. For Y_ab tensor instructions sum over the lanes.
 """
 
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from md4.gpu.emit.digest_rows import (
 from md4.gpu.emit.instructions import address_of, make_empty, shared_address
 from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
-from md4.gpu.emit.vectors import make_join_vector, make_store_vector
+from md4.gpu.emit.vectors import make_store_vector
 from md4.gpu.kernels.digest_lanes import SUM_ROW, KetElement, Shape, add_lane_sums, bra_pair, ket_element, lane_sum
 from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share, share_of
 from md4.gpu.kernels.groups import Limits
@@ -77,7 +76,7 @@ class WarpMemory(NamedTuple):
     ab : int32
         (D + D^T)_ab of a tile, in the order of its integrals.
     sums : int32
-        Rows of parts of X: for each a, later for each b of a tile, 32 for (a or b, c), then 32 for (a or b, d).
+        Rows of parts of X: for each b, later for each a of a tile, 32 for (b or a, c), then 32 for (b or a, d).
     """
 
     mine: i32
@@ -110,10 +109,6 @@ class Tile(NamedTuple):
         Address of the first integral.
     row_step, step : int32
         Bytes from one a, and from one b, to the next.
-    waiting : bool
-        Parts of X_ac and X_ad of these functions a, from other tiles, wait in shared memory.
-    ends : bool
-        After this tile they are added to X.
     """
 
     a: i32
@@ -125,8 +120,6 @@ class Tile(NamedTuple):
     source: i64
     row_step: i32
     step: i32
-    waiting: types.boolean
-    ends: types.boolean
 
 
 class Addresses(NamedTuple):
@@ -229,36 +222,30 @@ def make_x(rows, columns):
     """Device functions that put the parts of X of a tile to shared memory, and that add their sums to X."""
     sum_a, sum_b = make_tile_times(rows, columns, True), make_tile_times(rows, columns, False)
     store_a, store_b = make_store_vector(rows, SUM_ROW), make_store_vector(columns, SUM_ROW)
-    join_a, add_sums = make_join_vector(rows, SUM_ROW), jit_device(add_lane_sums)
+    add_sums = jit_device(add_lane_sums)
 
     @jit_device
     def stage_x(integrals, d_ac, d_ad, d_bc, d_bd, tile, memory):
-        of_a = i32(memory.sums + 8 * number_of_lane(memory.mine, 0))
-        of_b = i32(of_a + SUM_ROW * tile.rows)
-        if tile.waiting:
-            join_a(sum_b(integrals, d_bd), of_a)
-            join_a(sum_b(integrals, d_bc), i32(of_a + ROW))
-        else:
-            store_a(sum_b(integrals, d_bd), of_a)
-            store_a(sum_b(integrals, d_bc), i32(of_a + ROW))
-        store_b(sum_a(integrals, d_ad), of_b)  # after those of a, some of whose places it takes if the tile has fewer a
+        of_b = i32(memory.sums + 8 * number_of_lane(memory.mine, 0))
+        of_a = i32(of_b + SUM_ROW * tile.columns)
+        store_b(sum_a(integrals, d_ad), of_b)
         store_b(sum_a(integrals, d_ac), i32(of_b + ROW))
+        store_a(sum_b(integrals, d_bd), of_a)  # after those of b, some of whose places it takes if the tile has fewer b
+        store_a(sum_b(integrals, d_bc), i32(of_a + ROW))
 
     @jit_device
-    def add_x(first_row, tile, shape, memory, at):
-        """Adds the sums of the rows from `first_row` on: of functions a, then b."""
+    def add_x(tile, shape, memory, at):
         to_a, to_b = address_at(at.x, tile.a, at.row), address_at(at.x, tile.b, at.row)
-        of_a, sums = i32(tile.rows - first_row), i32(memory.sums + SUM_ROW * first_row)
-        ao, parts, count = number_of_lane(memory.mine, 1), number_of_lane(memory.mine, 2), i32(of_a + tile.columns)
-        add_sums(ao, parts, i32(8), sums, of_a, count, to_a, to_b, at.row)
+        ao, parts, count = number_of_lane(memory.mine, 1), number_of_lane(memory.mine, 2), i32(tile.columns + tile.rows)
+        add_sums(ao, parts, i32(8), memory.sums, tile.columns, count, to_b, to_a, at.row)
         ao, parts = number_of_lane(memory.mine, 3), number_of_lane(memory.mine, 4)
-        add_sums(ao, parts, i32(8 * shape.nd), i32(sums + ROW), of_a, count, to_a, to_b, at.row)
+        add_sums(ao, parts, i32(8 * shape.nd), i32(memory.sums + ROW), tile.columns, count, to_b, to_a, at.row)
 
     return stage_x, add_x
 
 
 def make_digestion(rows, columns, with_k, with_j):
-    """Device functions that digest a tile and return its part of Y_cd, and that add sums to X."""
+    """Device function that digests a tile, and returns its part of Y_cd."""
     load_every, load_some = (make_loads(rows, columns, every, with_k) for every in (True, False))
     scale, dot = make_scale_tile(rows * columns), make_shared_dot(rows * columns)
     (load_ab, stage_ab, add_y_ab), (stage_x, add_x) = make_ab(rows, columns), make_x(rows, columns)
@@ -283,23 +270,20 @@ def make_digestion(rows, columns, with_k, with_j):
             add_y_ab(integrals, d_cd, tile, memory, at)
         cuda.syncwarp()
         if with_k:
-            add_x(i32(0 if tile.ends else tile.rows), tile, shape, memory, at)
+            add_x(tile, shape, memory, at)
         return y_cd
 
-    return digest, add_x
+    return digest
 
 
 def make_walk(rows, columns, with_k, with_j):
     """Device function that digests the tiles of all bra pairs of a warp with matrix s."""
-    (digest, add_x), weight_of = make_digestion(rows, columns, with_k, with_j), jit_device(quartet_weight)
+    digest, weight_of = make_digestion(rows, columns, with_k, with_j), jit_device(quartet_weight)
     addresses, load_number, pair_of = jit_device(addresses_of), make_load_tile(1, 1, True), jit_device(bra_pair)
 
     @jit_device
     def walk_pair(first, weight, scaled, d_cd, shape, task, memory, at):
-        """All tiles of a bra pair, of which `first` is the first; its part of Y_cd.
-
-        Where there is one tile of functions a, their parts of X may wait for those of the next bra pair.
-        """
+        """All tiles of a bra pair, of which `first` is the first; its part of Y_cd."""
         y_cd, a, na, nb = 0.0, i32(0), i32(shape.na), i32(shape.nb)
         while a < na:
             height, b = i32(min(i32(rows), i32(na - a))), i32(0)
@@ -309,7 +293,6 @@ def make_walk(rows, columns, with_k, with_j):
                 tile = Tile(
                     i32(first.a + a), i32(first.b + b), height, width, first.live,
                     first.every and height == rows and width == columns, source, first.row_step, first.step,
-                    first.waiting or b > 0, first.ends and b + columns >= nb,
                 )  # fmt: skip
                 y_cd += digest(tile, weight, scaled, d_cd, shape, task, memory, at)
                 b = i32(b + columns)
@@ -323,23 +306,17 @@ def make_walk(rows, columns, with_k, with_j):
         d_cd = load_number(address_at(row_y, ket.d, 8), i32(0), i32(0), i32(1), i32(1))[0] if with_j else 0.0
         step, y_cd, pair = i32(8 * i32(shape.nc * shape.nd)), 0.0, task.first_bra
         row_step, quartet = i32(step * i32(shape.nb)), i32(shape.na * shape.nb * i32(shape.nc * shape.nd))
-        following, waiting = pair_of(lists, limits, pair), False
+        following = pair_of(lists, limits, pair)
         while pair < task.last_bra:
             a, b, end = following
             following = pair_of(lists, limits, min(i32(pair + 1), i32(task.last_bra - 1)))
-            ends = shape.na > rows or pair + 1 >= task.last_bra or following[0] != a
             weight = ket.weight * weight_of(a, b, 0, 1, lists.triangle, pair, ket.place)
             live = weight != 0.0 and pair < ket.bras and ket.place < end
             all_live, scaled = cuda.ballot_sync(-1, not live) == 0, cuda.ballot_sync(-1, live and weight != 1.0) != 0
             if all_live or cuda.ballot_sync(-1, live) != 0:
                 source = address_of(block.integrals, (i64(pair) * block.nket + ket.pair) * quartet + ket.cd)
-                first = Tile(a, b, i32(0), i32(0), live, all_live, source, row_step, step, waiting, ends)
+                first = Tile(a, b, i32(0), i32(0), live, all_live, source, row_step, step)
                 y_cd += walk_pair(first, weight, scaled, d_cd, shape, task, memory, at)
-                waiting = not ends
-            elif with_k and waiting and ends:
-                last = Tile(a, b, i32(shape.na), i32(0), live, all_live, i64(0), row_step, step, waiting, ends)
-                add_x(i32(0), last, shape, memory, at)
-                waiting = False
             pair = i32(pair + 1)
         if with_j and ket.weight != 0.0:
             add_at(address_at(address_at(at.y, ket.c, at.row), ket.d, 8), y_cd)

@@ -148,8 +148,6 @@ class Tile(NamedTuple):
         Addresses of the quartet's first integral, and of the first ones of both lists.
     row_step, second_step, step : int32
         Bytes from one a of both lists, and from one b, to the next.
-    waiting, ends : bool
-        As of `md4.gpu.kernels.digest_rows.Tile`.
     """
 
     a: i32
@@ -168,5 +166,3 @@ class Tile(NamedTuple):
     row_step: i32
     second_step: i32
     step: i32
-    waiting: types.boolean
-    ends: types.boolean
