@@ -107,10 +107,9 @@ def row_table(shells, rows8):
 # For a tile whose fragments of 16 rows are those of several warps in turn: warp n has fragments n, n + warps, ...
 
 
-def shared_depths(shells, warps):
-    """Of each warp, how many of its fragments count of each block of 8 Hermite functions."""
-    needed = -(-reach(shells) // 2)
-    return tuple(tuple(map(int, -(-(needed - n) // warps))) for n in range(warps))
+def shared_out(count, warps):
+    """How many of `count` fragments each warp has."""
+    return tuple(-(-(count - n) // warps) for n in range(warps))
 
 
 def shared_rows(shells, mt, warps):
