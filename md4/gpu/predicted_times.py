@@ -36,7 +36,7 @@ FUSED_CONTRACTED = 1.4, 0.25
 # to 10% and 6%, root mean square (`bench/results/ket_groups.log`).
 GROUPS, GROUPS_CONTRACTED = 0.83, (0.99, 0.09)
 # Where several warps may share a quartet (`md4.gpu.kernels.fused_wide`), so many times the fused kernel's time, r left
-# aside.
+# aside: chosen by the times of an earlier form of that kernel (`bench/results/jk_plane.log`).
 WIDE = 1.08
 # One product with single shells: ns for each estimated cycle of its steps (`single_product.SingleTile`), for each byte
 # of the result, the same more where ab does not run fastest in it, and for each quartet. A fit to 30 measured times of
