@@ -246,7 +246,7 @@ class Fused(GpuPath):
 class FusedWide(GpuPath):
     """Both products in one kernel, where several warps may share a quartet; pairs of one primitive pair each."""
 
-    r_in_banks = True
+    r_in_banks = takes_parts = True
 
     def supports(self, sides):
         """Classes that the fused kernel does not take in groups of ket pairs."""
