@@ -243,19 +243,16 @@ class Fused(GpuPath):
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
-class FusedWide(GpuPath):
+class FusedWide(Fused):
     """Both products in one kernel, where several warps may share a quartet; pairs of one primitive pair each."""
 
-    r_in_banks = True
+    takes_parts = False
 
     def supports(self, sides):
         """Classes that the fused kernel does not take in groups of ket pairs."""
         unit, bra, ket, *_ = sides
         tile = fused.choose_fused(unit, bra, ket)
         return not (tile and tile.kets) and bool(fused_wide.wide_tile(unit, bra, ket))
-
-    def forms(self, sides):
-        return BRA_STAIRCASE, KET_TURNED
 
     def cost(self, sides):
         return predicted_times.wide_time(sides.bra, sides.ket, sides.turned, sides.matrix)
@@ -264,11 +261,7 @@ class FusedWide(GpuPath):
         yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
         yield fused_wide.wide_variant(unit, bra, ket, plan.matrix, digested)
 
-    def run(self, steps, H_ab, H_cd, ab, cd, out):
-        self.transform(steps, H_ab, H_cd, ab, cd, steps.r(ab, cd, self, out), out)
-
     def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
-        """Steps 4 and 5."""
         fused_wide.launch_wide(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 

@@ -107,14 +107,9 @@ def row_table(shells, rows8):
 # For a tile whose fragments of 16 rows are those of several warps in turn: warp n has fragments n, n + warps, ...
 
 
-def fragments_needed(shells):
-    """How many fragments of 16 rows count of each block of 8 Hermite functions."""
-    return tuple((-(-reach(shells) // 2)).tolist())
-
-
-def shared_depths(needed, warps):
-    """How many of each warp's fragments these are, for `needed` as `fragments_needed` returns it."""
-    return tuple(tuple(-(-(count - n) // warps) for count in needed) for n in range(warps))
+def shared_out(count, warps):
+    """How many of `count` fragments each warp has."""
+    return tuple(-(-(count - n) // warps) for n in range(warps))
 
 
 def shared_rows(shells, mt, warps):

@@ -1,7 +1,7 @@
 """Steps 4 and 5 in one kernel, for classes of more rows ab or columns cd than a warp has registers for.
 
 As in `md4.gpu.kernels.fused`, both products of a quartet follow each other in registers, and [p|q] and (ab|q] are
-nowhere else. Here the rows ab of a quartet are divided among the warps of a *team*, one, two or four of them:
+nowhere else. Here the rows ab of a quartet are divided among the warps of a *team*, one or two of them:
 
     left[ab, q] = sum_p H[ab, p] [p|q]          each warp for rows of its own, all of which need the same r
     acc[ab, cd] += sum_q left[ab, q] H[cd, q]   and the same H[cd, q]
@@ -44,7 +44,7 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.staircases import fragments_needed, reach, row_table, shared_depths, shared_rows
+from md4.gpu.staircases import reach, row_table, shared_out, shared_rows
 from md4.gpu.tuning import (
     FEWEST_BLOCKS,
     FUSED,
@@ -112,16 +112,17 @@ def make_pass(nq, nc, passes, depths, fragments, nq8):
     return jit_device(add_pass)
 
 
-def fused_wide(fragments, needed, nq, nc, ket_reach, warps, blocks, matrix=False, limited=False):
-    """Kernel factory; the warps of a team have so many `fragments` of 16 rows, `warps` are those of a block.
+def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix=False, limited=False):
+    """Kernel factory; `rows` fragments of 16 rows ab, `shares` warps of a quartet, `warps` of a block.
 
-    `needed`: of each block of 8 p, how many fragments count. `nq` blocks of 8 q are taken at a time, and there are `nc`
-    blocks of 8 cd. `ket_reach`: of each block of q, how many blocks of cd count. `matrix`: the result is a part of a
-    matrix. `limited`: only some quartets count.
+    `bra_reach`: of each block of 8 p, how many fragments count. `nq` blocks of 8 q are taken at a time, and there are
+    `nc` blocks of 8 cd. `ket_reach`: of each block of q, how many blocks of cd count. `matrix`: the result is a part of
+    a matrix. `limited`: only some quartets count.
     """
-    mt, shares, nq8 = max(fragments), len(fragments), len(ket_reach)
+    fragments, depths = shared_out(rows, shares), tuple(zip(*(shared_out(count, shares) for count in bra_reach)))
+    mt, nq8 = max(fragments), len(ket_reach)
     threads, of_team, teams = 32 * warps, 32 * shares, warps // shares
-    depths, (full, tail) = shared_depths(needed, shares), divmod(nq8, nq)
+    full, tail = divmod(nq8, nq)
     passes = tuple(ket_reach[nq * n : nq * n + nq] for n in range(full))
     empty, add_pass = make_empty(4 * mt * nc), make_pass(nq, nc, passes, depths, fragments, nq8)
     add_tail = make_pass(tail, nc, (ket_reach[nq * full :],), depths, fragments, nq8) if tail else add_pass
@@ -131,7 +132,7 @@ def fused_wide(fragments, needed, nq, nc, ket_reach, warps, blocks, matrix=False
     wait_all = make_wait_copies(0)
 
     def kernel(
-        panel: Panel, bra: PairRange, rows: I32, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
+        panel: Panel, bra: PairRange, places: I32, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
         work: Work, limits: Limits, out: Result,
     ):  # fmt: skip
         shared = shared_address(cuda.shared.array(0, f64))
@@ -189,7 +190,7 @@ def fused_wide(fragments, needed, nq, nc, ket_reach, warps, blocks, matrix=False
                     tile = add_tail(tile, h_address, words_here, r_here, panel.steps, right, place, i32(0), share)
             first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
             first_row = 16 * mt * share + (lane >> 2)
-            write(tile, out_stage, rows, first_row, right, work.nab, out, first_out, i32(team), thread)
+            write(tile, out_stage, places, first_row, right, work.nab, out, first_out, i32(team), thread)
             # a tensor core has the work of all shares in turn
             r_here, r_coming, share = r_coming, r_here, i32((share + 1) % shares)
             pair_cd = next_cd
@@ -246,7 +247,7 @@ def wide_tile(unit, bra, ket):
     if min(bra.nab, ket.nab) < FUSED_WIDE.functions or rows > FUSED_WIDE.fragments or nc > FUSED_WIDE.columns:
         return None
     for shares in FUSED_WIDE.shares:
-        fragments = tuple(-(-(rows - n) // shares) for n in range(shares))
+        fragments = shared_out(rows, shares)
         mt = max(fragments)
         if mt > len(FUSED_WIDE.doubles):
             continue
@@ -270,8 +271,9 @@ def wide_shared(bra, ket, teams):
 def wide_variant(unit, bra, ket, matrix, limited):
     """Variant for a class that `wide_tile` has a tile for."""
     tile = wide_tile(unit, bra, ket)
-    facts = tile.fragments, fragments_needed(bra.h_class), tile.nq, tile.nc
-    facts = *facts, tuple(map(int, reach(ket.h_class))), tile.warps, tile.blocks
+    bra_reach, ket_reach = (tuple(map(int, reach(pairs.h_class))) for pairs in (bra, ket))
+    facts = sum(tile.fragments), tuple((n + 1) // 2 for n in bra_reach), tile.nq, tile.nc, ket_reach
+    facts = *facts, tile.shares, tile.warps, tile.blocks
     return Variant(fused_wide, (*facts, matrix, limited) if matrix or limited else facts)
 
 
@@ -286,7 +288,7 @@ def wide_launcher(context, bra, ket, matrix, limited):
     teams, threads = tile.warps // tile.shares, 32 * tile.warps
     shared, nab, ncd, stride = wide_shared(bra, ket, teams), bra.nab, ket.nab, r_stride_of(bra, ket)
     rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    rows = context.table(shared_rows, bra.h_class, tile.mt, tile.shares)
+    places = context.table(shared_rows, bra.h_class, tile.mt, tile.shares)
     words = context.table(all_words, *words_of(bra, ket))
     ket_rows = context.table(row_table, ket.h_class, blocks_of_8(ncd))
 
@@ -295,7 +297,7 @@ def wide_launcher(context, bra, ket, matrix, limited):
         parts = wide_parts(nbra, nket, teams)
         context.launch(
             variant, nbra * parts, threads, shared,
-            (h, rows8, steps), pair_range(ab), rows, (r, stride, cd.nprim), words, pair_range(cd),
+            (h, rows8, steps), pair_range(ab), places, (r, stride, cd.nprim), words, pair_range(cd),
             (g, ket_rows, nq8, ncd, nket), (nab, 1, parts), block.limits, result(block),
         )  # fmt: skip
 
