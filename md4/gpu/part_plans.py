@@ -61,7 +61,7 @@ def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
         Predicted ns a quartet, and a tuple of one plan, or of two as in `timed_part_plans`; the fastest first.
     """
     found = whole_ways(unit, bra, ket, mean_bra, mean_ket, long)
-    if axis is None or not found[0][1][0].path.takes_parts or digestion.by_quartets(bra, ket):
+    if axis is None or not found[0][1][0].path.splits or digestion.by_quartets(bra, ket):
         return found
     return sorted([*found, *timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis)], key=lambda entry: entry[0])
 

@@ -98,8 +98,9 @@ class GpuPath:
     keeps_chunks = True
     # Whether r is read in the order of `md4.gpu.banks`.
     r_in_banks = False
-    # Whether it computes even and odd parts (`md4.method.mirror`); then it has `transform` for steps 4 and 5.
-    takes_parts = False
+    # Whether classes that it is best for may be made in even and odd parts instead (`md4.method.mirror`), and whether it
+    # computes such parts; then it has `transform` for steps 4 and 5.
+    splits = takes_parts = False
 
     def digests(self, bra, ket):
         """Whether the integrals of two `ListFacts` can be digested into J and K by the kernel that makes them."""
@@ -220,7 +221,7 @@ class SingleProduct(GpuPath):
 class Fused(GpuPath):
     """Both products in one kernel."""
 
-    r_in_banks = takes_parts = True
+    r_in_banks = splits = takes_parts = True
 
     def supports(self, sides):
         return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
@@ -277,7 +278,7 @@ def bra_launcher(context, bra, ket):
 class TwoProducts(GpuPath):
     """A kernel for each product, on tensor cores."""
 
-    merges_steps, r_in_banks, takes_parts = False, True, True
+    merges_steps, r_in_banks, splits, takes_parts = False, True, True, True
 
     def supports(self, sides):
         return sides.unit != "fma"

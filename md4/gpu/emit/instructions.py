@@ -56,11 +56,12 @@ def precision_of(single):
     return FP32 if single else FP64
 
 
-def call_asm(builder, result, operands, text, constraints, effects=False):
-    """Inline PTX; `effects` for anything that touches memory or must keep its place."""
+def call_asm(builder, result, operands, text, constraints, effects=False, attributes=()):
+    """Inline PTX; `effects` for anything that touches memory or must keep its place. `attributes` are LLVM's."""
     function = ir.FunctionType(result, [o.type for o in operands])
     constraints = ",".join(filter(None, (constraints, "~{memory}" if effects else "")))
-    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effects), operands)
+    asm = ir.InlineAsm(function, text, constraints, side_effect=effects)
+    return builder.call(asm, operands, attrs=attributes)
 
 
 def aggregate(builder, kind, values):
@@ -375,7 +376,8 @@ def make_meet(threads):
         def codegen(context, builder, signature, args):
             # barrier 0 is that of the whole block
             barrier = builder.add(args[0], I32(1))
-            call_asm(builder, ir.VoidType(), [barrier], f"bar.sync $0, {threads};", "r", effects=True)
+            text = f"bar.sync $0, {threads};"
+            call_asm(builder, ir.VoidType(), [barrier], text, "r", effects=True, attributes=("convergent",))
             return context.get_dummy_value()
 
         return types.void(types.int32), codegen
