@@ -98,7 +98,7 @@ class GpuPath:
     keeps_chunks = True
     # Whether r is read in the order of `md4.gpu.banks`.
     r_in_banks = False
-    # Whether classes that it is best for may be made in even and odd parts instead (`md4.method.mirror`), and whether it
+    # Whether classes that it is best for may be made in even and odd parts instead (`md4.method.mirror`). Whether it
     # computes such parts; then it has `transform` for steps 4 and 5.
     splits = takes_parts = False
 
