@@ -373,7 +373,7 @@ FAMILIES = {
     ],
     # the same with warps that share a quartet, on GPUs that have its instructions
     "fused, wide": [
-        *classes("fdfp fdfd gddd ffdd gdfd gdgd", path=WIDE), *classes("fdfd", pure=False, path=WIDE, count=(2, 3)),
+        *classes("fdfp fdfd gddd ffdd gdfd gdgd", path=WIDE), *classes("fdfp", pure=False, path=WIDE, count=(2, 3)),
         *classes("gddd", far=True, path=WIDE), *classes("ffdd", chunk=300_000, path=WIDE),
         *each(digestion, (few_shells((3, 1, 1, 2), (2, 1, 1, 2)), 1, 1)),
         *each(digestion, (few_shells((3, 1, 1, 2), (2, 1, 1, 2), (4, 1, 1, 1), axis=1), 1, 1)),
