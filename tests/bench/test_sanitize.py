@@ -304,7 +304,7 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert {(f[6], f[8]) for f in facts["fused_groups"]} == {*product((False, True), (1, 2)), (False, 4), (True, 3)}
     assert any(f[10:] for f in facts["fused_groups"])
     assert {f[5] for f in facts["fused_wide"]} == {1, 2}
-    assert {f[9:] for f in facts["fused_wide"]} == {(), (False, True)}
+    assert {f[8:] for f in facts["fused_wide"]} == {(), (False, True)}
     assert {f[9] for f in facts["thread_quartet_integrals"] if f[12:13] == (True,)} == {False, True}
     assert {f[5:] for f in facts["bra_transform"]} == {(turned, n) for turned in (False, True) for n in (1, 2)}
     assert {f[5] for f in facts["ket_transform"]} == {f[4] for f in facts["resident_bra_transform"]} == {False, True}
