@@ -67,11 +67,38 @@ def test_classes(name, swapped, shared_by):
     assert "fused_wide" in machine.kernels
 
 
+@pytest.mark.parametrize("shares", [1, 2, 4])
+def test_successive_quartets(shares, shared_by, monkeypatch):
+    """Of a team: r comes ahead, in turn to two places, and warps change their shares. A team has one more than others.
+
+    Some ket pairs have no primitives, such as the first and the last of a team.
+    """
+    shared_by(shares)
+    monkeypatch.setattr(fused_wide, "FEWEST_BLOCKS", 1)
+    near, rng, teams = basis_of((3, 2, 1, 0)), np.random.default_rng(3), 4 // shares
+    others = (md4.Shell(0, [exponent], [[1.0]], np.full(3, at)) for exponent, at in ((0.5, 60.0), (0.8, 0.3)))
+    basis = md4.Basis([*near.shells, *others])
+    bra, ket = [[0, 1]] * 2, rng.permutation([[2, 3], [2, 5]] * (3 * teams) + [[2, 4]] * (teams + 1))
+    ket[[0, -1]] = 2, 4
+    right = md4.Engine(basis, backend="cpu").compute(bra, ket)
+    with running() as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        ab, cd = engine.prepare(bra), engine.prepare(ket)
+        assert fused_wide.wide_parts(len(bra), len(ket), teams) == 1
+        block = engine.backend.scratch(right.shape)
+        make(engine, ab, cd, block)
+        found = host_array(block.array, "float64").reshape(right.shape)
+    assert_same(found, right)
+    assert "fused_wide" in machine.kernels
+
+
+@pytest.mark.parametrize("parts", [1, 5])
 @pytest.mark.parametrize("by_ket", [False, True])
 @pytest.mark.parametrize("shares", [1, 2])
-def test_limits(shares, by_ket, shared_by):
+def test_limits(shares, by_ket, parts, shared_by, monkeypatch):
     """What counts is right, nothing else is written, and nothing depends on memory that nobody wrote."""
     shared_by(shares)
+    monkeypatch.setattr(fused_wide, "FEWEST_BLOCKS", 4 * parts)
     basis, bra, ket, right = sides((2, 2, 1, 0), 1, 4, 9)
     rng = np.random.default_rng(1)
     counts = rng.integers(0, 5, 9) if by_ket else np.array([9, 0, 5, 4])
