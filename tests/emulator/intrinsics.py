@@ -272,4 +272,9 @@ def constant(kind, value):
         return tuple(constant(v.type, v.constant) for v in value)
     if value is ir.Undefined:
         return None
-    return (float(value or 0.0)) if isinstance(kind, REALS) else int(value or 0)
+    if isinstance(kind, REALS):
+        return float(value or 0.0)
+    number, bits = int(value or 0), getattr(kind, "width", 64)
+    # LLVM would leave out the upper bits
+    assert -(1 << bits) // 2 <= number < 1 << bits, f"{number} has more than {bits} bits"
+    return number
