@@ -164,8 +164,8 @@ def make_add_rows(nb, nc, nd, most, precision=FP64):
     """Intrinsic (array, row, nao, columns, left, firsts, stage, lane, values, scale) that adds to the rows of all b.
 
     It adds the values times `scale`, atomically; those over c of a run of lanes are summed up first. `left` and
-    `firsts` are those of `md4.gpu.kernels.digest_quartets.Runs`, of at most `most` lanes. Lanes of pairs that do not
-    count may hold anything.
+    `firsts` are those of `md4.gpu.kernels.digest_quartets.Runs`, of at most `most` lanes; with 1 they are not asked.
+    Lanes of pairs that do not count may hold anything.
     """
     kind, places = types.UniTuple(precision.numba, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)
 
@@ -182,7 +182,7 @@ def make_add_rows(nb, nc, nd, most, precision=FP64):
                 found = stage.exchanged(over_c + over_d, own_first=True)
                 for n, (value, column) in enumerate(zip(found, columns)):
                     here, value = builder.add(address, builder.sext(column, I64)), widened(builder, value)  # noqa: PLW2901
-                    if n < nc:
+                    if n < nc and most > 1:
                         add_double_if(builder, here, value, builder.and_(firsts, I32(1 << n)), "ne", 0)
                     else:
                         add_double_if(builder, here, value, column, "gt", -1)

@@ -102,7 +102,9 @@ def make_digest_quartet(na, nb, nc, nd, precision=FP64):
     without K or J. `runs` are the warp's `Runs`. The row of a matrix's first AO begins at `origin`. All but the
     matrices is of `precision`.
     """
-    size, width, nbytes, most = nb * nc * nd, nc + nd, precision.bytes, DIGEST_QUARTETS.run
+    size, width, nbytes = nb * nc * nd, nc + nd, precision.bytes
+    # `Runs.firsts` has 32 bits
+    most = DIGEST_QUARTETS.run if nc <= 32 else 1
     load_row, add_row = make_load_rows(1, nc, nd, precision), make_add_rows(1, nc, nd, most, precision)
     add_rows, warp_sums = make_add_rows(nb, nc, nd, most, precision), make_warp_sums(nb, precision)
     add_to_x, add_to_y = make_add_to_x(nb, nc, nd, precision), make_add_to_y(nb, nc, nd, precision)

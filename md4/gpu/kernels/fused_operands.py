@@ -1,4 +1,4 @@
-"""Parameters that both fused kernels take: `md4.gpu.kernels.fused` and `md4.gpu.kernels.fused_groups`."""
+"""Parameters that all fused kernels take: `md4.gpu.kernels.fused`, `fused_groups` and `fused_wide`."""
 
 from typing import NamedTuple
 

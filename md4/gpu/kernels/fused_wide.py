@@ -233,11 +233,6 @@ class WideTile:
         """Warps of a quartet."""
         return len(self.fragments)
 
-    @property
-    def doubles(self):
-        """Accumulators of a lane."""
-        return 4 * self.mt * (self.nq + self.nc)
-
 
 def wide_tile(unit, bra, ket):
     """The tile for a bra and a ket list, or None where there is none."""

@@ -96,10 +96,13 @@ def test_successive_bra_pairs(shape, counts, limited, monkeypatch):
         np.testing.assert_allclose(found, known, rtol=0, atol=1e-13 * abs(known).max(initial=0.0))
 
 
-@pytest.mark.parametrize("shape", [(3, 1, 5, 3), (1, 1, 3, 3), (3, 3, 3, 1), (5, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 1, 5, 3), (1, 1, 3, 3), (3, 3, 3, 1), (5, 1, 1, 1), (1, 2, 33, 1)], ids=str)
 @pytest.mark.parametrize("counts", [(2, 1), (1, 0)], ids=str)
 def test_runs_of_lanes(shape, counts):
-    """Small quartets: successive ket pairs with the same shell c, more and fewer than sum up their parts of X first."""
+    """Small quartets: successive ket pairs with the same shell c, more and fewer than sum up their parts of X first.
+
+    A contracted shell may have more functions c than a lane has bits.
+    """
     rng, lengths = np.random.default_rng(4), [11, 1, 3, 1, 1, 8, 9, 7]
     aos = [first_aos(rng, functions, count) for functions, count in ((shape[:2], 2), (shape[2:], sum(lengths)))]
     aos[1][:, 0] = np.repeat(aos[1][[0, 1, 0, 2, 0, 3, 4, 5], 0], lengths)

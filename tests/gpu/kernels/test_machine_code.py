@@ -72,8 +72,10 @@ THREAD_QUARTET_SPILLS = {5: 490, 6: 6100}
 # The same where single shells take part and several blocks share a multiprocessor, which makes up for it: 200 bytes at
 # (pp|d), Gaussian times Coulomb, on sm_80, 184 with Coulomb's (bench/results/three_centre_kernels.log).
 FEW_SPILLS = 210
-# With digestion in the same kernel: 152 bytes at (ps|dp), Cartesian, 688 at (dp|ds) and 6248 at (dp|fs), all on sm_80.
-IN_PLACE_SPILLS = {4: 160, 5: 700, 6: 6300}
+# With digestion in the same kernel: 688 bytes at (dp|ds) and 6248 at (dp|fs). Several blocks share a multiprocessor up
+# to 45 integrals, so that 168 are spilled at (ps|ps), 324 at (ds|ps) and 836 at (pp|ds); more in orders that builds do
+# not take, 292 at (ss|ds), 656 at (ss|fs) and 1676 at (ss|gs), Cartesian. All on sm_80.
+IN_PLACE_SPILLS = {2: 300, 3: 660, 4: 1680, 5: 700, 6: 6300}
 # The same in FP32, where several blocks share a multiprocessor, on sm_80: 152 bytes at (ps|ps) of general contractions,
 # 176 at (pp|ps) of erfc, 412 at (pp|pp), 640 at (dp|pp), 88 at (dd|ds).
 IN_PLACE_SINGLE_SPILLS = {2: 160, 3: 180, 4: 420, 5: 650, 6: 400}
