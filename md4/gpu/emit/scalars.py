@@ -19,10 +19,10 @@ i64, f64 = types.int64, types.float64
 
 
 def add_double_if(builder, address, value, n, comparison, limit):
-    """Atomic addition to the double in global memory at `address`, if the i32 `n` is less ('lt'), greater ('gt') or
-    another ('ne').
+    """Atomic addition to the double in global memory at `address`, if `n` compares with `limit` in a certain way.
 
-    PTX, since LLVM would branch around each addition: code around it would be scheduled worse and take more registers.
+    The i32 `n` is to be less ('lt'), greater ('gt') or another number ('ne'). PTX, since LLVM would branch around each
+    addition: code around it would be scheduled worse and take more registers.
     """
     text = f"{{ .reg .pred p; setp.{comparison}.s32 p, $2, {limit}; @p red.global.add.f64 [$0], $1; }}"
     call_asm(builder, ir.VoidType(), [address, value, n], text, "l,d,r", effects=True)

@@ -29,9 +29,17 @@ def groups_of(monkeypatch):
     return settle
 
 
-def make(engine, ab, cd, block):
-    """Integrals of two prepared lists into a block by the fused path, the second list as ket."""
-    FUSED.run(engine.backend, *(side.h(form) for side, form in zip((ab, cd), FUSED.forms(None))), ab, cd, block)
+def maker(path):
+    """Function that puts the integrals of two prepared lists into a block by a path, the second list as ket."""
+
+    def make(engine, ab, cd, block):
+        forms = (side.h(form) for side, form in zip((ab, cd), path.forms(None)))
+        path.run(engine.backend, *forms, ab, cd, block)
+
+    return make
+
+
+make = maker(FUSED)
 
 
 def sides(ls, nprim, nbra, nket):
@@ -120,15 +128,13 @@ def test_pairs_without_primitives(kets, groups_of):
         np.testing.assert_allclose(found, right, rtol=0, atol=1e-14 * max(1e-3, abs(right).max()))
 
 
-@pytest.mark.parametrize("parity", [0, 1])
-@pytest.mark.parametrize("kets", [1, 2, 4])
-def test_parts(kets, parity, groups_of):
-    """Even and odd parts of pairs of a molecule in a plane."""
-    groups_of(kets)
-    shells = basis_of((2, 1, 1, 1)).shells
+def check_part(make, ls, parity):
+    """Compares the even or the odd part of pairs of a molecule in a plane."""
+    shells = basis_of(ls).shells
     flat = md4.Basis([md4.Shell(s.l, s.exponents, s.coefficients, np.array([*s.centre[:2], 0.3])) for s in shells])
-    right = md4.Engine(flat, backend="cpu").compute([[0, 1]] * 2, [[2, 3]] * 5).reshape(2, 5, 15, 9)
-    ab_rows, cd_rows = part_rows(2, 1, True, 1, 1, 0, parity), part_rows(1, 1, True, 1, 1, 0, parity)
+    na, nb, nc, nd = (2 * l + 1 for l in ls)
+    ab_rows, cd_rows = (part_rows(*pair, True, 1, 1, 0, parity) for pair in (ls[:2], ls[2:]))
+    right = md4.Engine(flat, backend="cpu").compute([[0, 1]] * 2, [[2, 3]] * 5).reshape(2, 5, na * nb, nc * nd)
     with running():
         engine = md4.Engine(flat, backend="cuda")
         ab, cd = engine.prepare([[0, 1]] * 2).part(0, parity), engine.prepare([[2, 3]] * 5).part(0, parity)
@@ -138,11 +144,16 @@ def test_parts(kets, parity, groups_of):
     assert_same(found, right[:, :, ab_rows[:, None], cd_rows])
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_parts_of_a_matrix(swapped, groups_of):
-    """Integrals of a quartet are contiguous within rows only."""
-    groups_of(2)
-    basis, bra, ket, right = sides((1, 1, 1, 0), 1, 2, 5)
+@pytest.mark.parametrize("parity", [0, 1])
+@pytest.mark.parametrize("kets", [1, 2, 4])
+def test_parts(kets, parity, groups_of):
+    groups_of(kets)
+    check_part(make, (2, 1, 1, 1), parity)
+
+
+def check_matrix(make, ls, swapped):
+    """Compares integrals that are a part of a matrix: those of a quartet are contiguous within rows only."""
+    basis, bra, ket, right = sides(ls, 1, 2, 5)
     nbra, nket, na, nb, nc, nd = right.shape
     with running():
         engine = md4.Engine(basis, backend="cuda")
@@ -155,6 +166,12 @@ def test_parts_of_a_matrix(swapped, groups_of):
         found = host_array(as_buffer(matrix), "float64").reshape(rows + 2, columns + 3)[1 : rows + 1, 2 : columns + 2]
     expected = right.transpose(1, 0, 4, 5, 2, 3) if swapped else right
     assert_same(found, expected.transpose(1, 4, 5, 0, 2, 3).reshape(rows, columns))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_parts_of_a_matrix(swapped, groups_of):
+    groups_of(2)
+    check_matrix(make, (1, 1, 1, 0), swapped)
 
 
 def test_bra_primitives_in_groups(groups_of, monkeypatch):

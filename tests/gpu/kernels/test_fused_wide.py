@@ -5,17 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulator import host_array, running
-from gpu.kernels.test_fused_groups import sides
+from gpu.kernels.test_fused_groups import check_matrix, check_part, maker, sides
 from gpu.kernels.test_limits import on_device
 from gpu.kernels.test_plain_python import assert_same, basis_of
 
 import md4
 from md4.gpu import paths
-from md4.gpu.buffers import as_buffer
 from md4.gpu.kernels import fused_wide
-from md4.method.mirror import part_rows
 
-(WIDE,) = (path for path in paths.PATHS if path.name == "fused_wide")
+make = maker(*(path for path in paths.PATHS if path.name == "fused_wide"))
 
 
 @pytest.fixture
@@ -28,11 +26,6 @@ def shared_by(monkeypatch):
         monkeypatch.setattr(fused_wide, "FUSED_WIDE", tuning)
 
     return settle
-
-
-def make(engine, ab, cd, block):
-    """Integrals of two prepared lists into a block, the second list as ket."""
-    WIDE.run(engine.backend, *(side.h(form) for side, form in zip((ab, cd), WIDE.forms(None))), ab, cd, block)
 
 
 # Functions of the shells, warps of a quartet and of a block, accumulators; fragments of a warp, blocks of q at a time.
@@ -139,35 +132,11 @@ def test_pairs_without_primitives(shares, shared_by):
 @pytest.mark.parametrize("parity", [0, 1])
 @pytest.mark.parametrize("shares", [1, 2])
 def test_parts(shares, parity, shared_by):
-    """Even and odd parts of pairs of a molecule in a plane."""
     shared_by(shares)
-    shells = basis_of((3, 2, 1, 1)).shells
-    flat = md4.Basis([md4.Shell(s.l, s.exponents, s.coefficients, np.array([*s.centre[:2], 0.3])) for s in shells])
-    right = md4.Engine(flat, backend="cpu").compute([[0, 1]] * 2, [[2, 3]] * 5).reshape(2, 5, 35, 9)
-    ab_rows, cd_rows = part_rows(3, 2, True, 1, 1, 0, parity), part_rows(1, 1, True, 1, 1, 0, parity)
-    with running():
-        engine = md4.Engine(flat, backend="cuda")
-        ab, cd = engine.prepare([[0, 1]] * 2).part(0, parity), engine.prepare([[2, 3]] * 5).part(0, parity)
-        block = engine.backend.scratch((2, 5, len(ab_rows), 1, len(cd_rows), 1))
-        make(engine, ab, cd, block)
-        found = host_array(block.array, "float64").reshape(2, 5, len(ab_rows), len(cd_rows))
-    assert_same(found, right[:, :, ab_rows[:, None], cd_rows])
+    check_part(make, (3, 2, 1, 1), parity)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_parts_of_a_matrix(swapped, shared_by):
-    """Integrals of a quartet are contiguous within rows only."""
     shared_by(2)
-    basis, bra, ket, right = sides((2, 2, 1, 0), 1, 2, 5)
-    nbra, nket, na, nb, nc, nd = right.shape
-    with running():
-        engine = md4.Engine(basis, backend="cuda")
-        context, (ab, cd) = engine.backend.context, (engine.prepare(bra), engine.prepare(ket))
-        shape = (nket, nbra, nc, nd, na, nb) if swapped else right.shape
-        columns, rows = shape[0] * shape[2] * shape[3], shape[1] * shape[4] * shape[5]
-        matrix = context.pool.array((rows + 2, columns + 3))
-        block = engine.backend.matrix_block(matrix, 1, 2, shape)
-        make(engine, ab, cd, block.swapped() if swapped else block)
-        found = host_array(as_buffer(matrix), "float64").reshape(rows + 2, columns + 3)[1 : rows + 1, 2 : columns + 2]
-    expected = right.transpose(1, 0, 4, 5, 2, 3) if swapped else right
-    assert_same(found, expected.transpose(1, 4, 5, 0, 2, 3).reshape(rows, columns))
+    check_matrix(make, (2, 2, 1, 0), swapped)

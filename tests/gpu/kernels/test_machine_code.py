@@ -51,7 +51,7 @@ SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
     "fused_transforms": 180,  # 172 at two fragments of rows, contracted, on sm_90; 84 at most on sm_100, 96 on sm_80
     "fused_groups": 90,  # 80 at one fragment of rows, five blocks of q and five of cd, on sm_90
-    "fused_wide": 400,  # 396 at two fragments of rows and seven blocks of cd, on sm_100; once a quartet, but for a few
+    "fused_wide": 180,  # 176 at two fragments of rows a warp and six blocks of cd, on sm_100; 152 at most on sm_90
     "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
     "single_product": 100,  # 88 at seven fragments of rows and two blocks of columns, on sm_90
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
