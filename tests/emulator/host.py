@@ -386,7 +386,6 @@ def running(unit="dmma16", late=()):
         context.gpu_available: lambda: True, compile.launcher: launchers(its_driver),
     }  # fmt: skip
     with ExitStack() as stack:
-        stack.callback(machine.close)
         stack.callback(queues.forget)
         for value, stand_in in python.items():
             for module, name in holders(value):

@@ -61,8 +61,11 @@ class Context:
 
 @cache
 def translated(intrinsic, arrays):
-    """(Python function of the machine and the operands, signature); `arrays` are the operands' types, or None."""
-    signature, generate = intrinsic._defn(None, *(a or types.int64 for a in arrays))
+    """(Python function of the machine and the operands, what makes its operands of Python values).
+
+    `arrays`: for each argument (dtype, ndim) of the array that it is, or None.
+    """
+    signature, generate = intrinsic._defn(None, *(types.int64 if a is None else array_type(*a) for a in arrays))
     context = Context()
     kinds = [context.get_value_type(t) for t in signature.args]
     returned = signature.return_type
@@ -71,33 +74,39 @@ def translated(intrinsic, arrays):
     builder = ir.IRBuilder(function.append_basic_block())
     value = generate(context, builder, signature, list(function.args))
     builder.ret_void() if returned == types.void else builder.ret(value)
-    return Translator(function).compiled(), signature
+    return Translator(function).compiled(), [operand_maker(t) for t in signature.args]
 
 
 def called(intrinsic, machine, args):
     """What an intrinsic returns for Python values."""
-    arrays = tuple(array_type(a) if isinstance(a, np.ndarray) else None for a in args)
-    function, signature = translated(intrinsic, arrays)
-    return function(machine, *(operand(a, t) for a, t in zip(args, signature.args, strict=True)))
+    arrays = tuple([(a.dtype, a.ndim) if isinstance(a, np.ndarray) else None for a in args])
+    function, makers = translated(intrinsic, arrays)
+    return function(machine, *[make(a) for make, a in zip(makers, args, strict=True)])
 
 
-def array_type(array):
+def array_type(dtype, ndim):
     """Numba's type of a contiguous array."""
-    return types.Array(getattr(types, array.dtype.name), array.ndim, "C")
+    return types.Array(getattr(types, dtype.name), ndim, "C")
 
 
-def operand(value, kind):
-    """A Python value as an operand of a type."""
+def operand_maker(kind):
+    """What makes an operand of this type of a Python value."""
     if isinstance(kind, types.Array):
-        return 0, 0, value.size, value.itemsize, value.ctypes.data
+        return lambda array: (0, 0, array.size, array.itemsize, array.ctypes.data)
     if isinstance(kind, types.BaseTuple):
-        assert len(value) == len(kind)
-        return tuple(operand(v, t) for v, t in zip(value, kind))
+        makers = [operand_maker(t) for t in kind]
+        return lambda group: tuple([make(v) for make, v in zip(makers, group, strict=True)])
     if isinstance(kind, types.Float):
-        return float(value)
-    number = int(value)
-    if isinstance(kind, types.Integer):
-        assert -(1 << (kind.bitwidth - 1)) <= number < 1 << (kind.bitwidth - 1), f"{number} does not fit {kind}"
+        return float
+    if not isinstance(kind, types.Integer):
+        return int
+    end = 1 << (kind.bitwidth - 1)
+
+    def number(value):
+        value = int(value)
+        assert -end <= value < end, f"{value} does not fit {kind}"
+        return value
+
     return number
 
 

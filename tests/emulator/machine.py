@@ -4,16 +4,16 @@ Threads of a block run one at a time, each until it has to wait for others; who 
 does not wait where it must will sooner or later find nothing, which is NaN in all memory that nobody has written.
 Asynchronous copies are done when they are waited for, the latest moment that the hardware allows.
 
-A thread that waits keeps a thread of Python. There are no more of these than threads that have waited at the same time.
+Each thread is a greenlet: it keeps its place in the Python code of the kernel while others run.
 """
 
 import ctypes
-from _thread import allocate_lock, start_new_thread
 from bisect import bisect_right
 from collections import deque
 from random import Random
 
 import numpy as np
+from greenlet import getcurrent, greenlet
 
 # Where shared memory begins in its own window; what counts from 0 by mistake is found.
 SHARED_BASE = 1024
@@ -27,10 +27,6 @@ KINDS = {
 
 class DeviceFault(Exception):
     """What a kernel did wrong: an address that is not its own, or waiting for what does not come."""
-
-
-class Ended(Exception):
-    """Another thread of the block has failed."""
 
 
 def aligned(nbytes):
@@ -74,42 +70,13 @@ class Memory:
             raise DeviceFault(f"{address:#x} is no multiple of {size}")
 
 
-def closed():
-    """A lock that somebody else will open once."""
-    lock = allocate_lock()
-    lock.acquire()
-    return lock
-
-
-class Worker:
-    """A thread of Python, which runs one thread of a block after the other.
-
-    Attributes
-    ----------
-    turn
-        Opened when it may go on.
-    thread : Thread or None
-        The one that it runs; None to end.
-    """
-
-    def __init__(self, machine):
-        self.machine, self.turn, self.thread = machine, closed(), None
-        start_new_thread(self.work, ())
-
-    def work(self):
-        self.turn.acquire()
-        while self.thread is not None:
-            self.machine.run_thread(self)
-            self.turn.acquire()
-
-
 class Thread:
     """A thread of a block: where it is, and what it has started to copy."""
 
-    def __init__(self, index):
+    def __init__(self, index, function):
         self.index, self.lane, self.warp = index, index % WARP, index // WARP
-        self.worker = None
-        self.done, self.found, self.arrays = False, None, 0
+        self.code = greenlet(function)
+        self.found, self.arrays = None, 0
         self.copies, self.groups, self.local = [], deque(), Memory()
 
 
@@ -129,7 +96,6 @@ class Machine:
     def __init__(self, seed=0):
         self.memory, self.lot = Memory(), Random(seed)
         self.thread = self.block = None
-        self.idle = []
         self.kernels = set()
 
     # blocks and their threads
@@ -145,85 +111,46 @@ class Machine:
             raise DeviceFault(f"{self.used} bytes of shared memory of {function.__name__}, where there are {room}")
 
     def run_block(self, function, block, args):
-        self.block, self.failed, self.finished = block, None, closed()
+        self.block, self.host = block, getcurrent()
         self.window = aligned(self.dynamic + STATIC_SHARED)
         self.window[self.dynamic :] = 0xFF
+        self.window_address = self.window.ctypes.data
         self.static, self.used = [], -(-self.dynamic // 16) * 16
-        self.function, self.args = function, args
-        self.all = [Thread(n) for n in range(self.threads)]
-        self.ready, self.waiting, self.meeting = list(self.all), [], {}
+        threads = [Thread(n, function) for n in range(self.threads)]
+        self.alive, self.ready, self.waiting, self.meeting = len(threads), list(threads), [], {}
         self.arrived, self.operation = {}, {}
-        self.next()
-        self.finished.acquire()
-        if self.failed is not None:
-            raise self.failed
-
-    def run_thread(self, worker):
-        """Runs a thread of the block; the worker is idle again before the next thread has its turn."""
-        thread = worker.thread
         try:
-            if self.failed is None:
-                self.function(*self.args)
-        except Ended:
-            pass
-        except BaseException as error:  # reported by `run_block`
-            self.failed = self.failed or error
-        thread.done = True
-        self.idle.append(worker)
-        self.after(thread)
+            while self.alive:
+                self.run_thread(args)
+        finally:
+            for thread in threads:
+                thread.code.throw()  # ends those that an error has left
 
-    def close(self):
-        """Ends the workers, all of which are idle."""
-        while self.idle:
-            worker = self.idle.pop()
-            worker.thread = None
-            worker.turn.release()
-
-    def next(self):
-        """Lets another thread run: one that is ready, by lot."""
-        if self.ready:
-            place = self.lot.randrange(len(self.ready))
-            self.ready[place], self.ready[-1] = self.ready[-1], self.ready[place]
-            self.thread = thread = self.ready.pop()
-            if thread.worker is None:
-                thread.worker = self.idle.pop() if self.idle else Worker(self)
-                thread.worker.thread = thread
-            thread.worker.turn.release()
-        elif all(thread.done for thread in self.all):
-            self.finished.release()
-        else:
-            self.failed = self.failed or DeviceFault("threads wait for others that do not come")
-            self.ready = [thread for thread in self.all if not thread.done]
-            self.waiting = []
-            self.next()
-
-    def after(self, thread):
-        """What follows the end of a thread: the others may have waited for it alone."""
-        if self.failed is not None:
-            self.ready = [other for other in self.all if not other.done]
-        elif self.waiting and len(self.waiting) == self.alive():
-            self.pass_barrier()
-        self.next()
-
-    def alive(self):
-        return sum(not thread.done for thread in self.all)
+    def run_thread(self, args):
+        """Lets a thread run that is ready, by lot, until it waits or ends."""
+        if not self.ready:
+            raise DeviceFault("threads wait for others that do not come")
+        place = int(self.lot.random() * len(self.ready))
+        self.ready[place], self.ready[-1] = self.ready[-1], self.ready[place]
+        self.thread = self.ready.pop()
+        self.thread.code.switch(*(() if self.thread.code else args))
+        if self.thread.code.dead:
+            self.alive -= 1
+            self.pass_barrier()  # the others may have waited for it alone
 
     def pause(self):
         """The running thread waits until it is made ready."""
-        thread = self.thread
-        self.next()
-        thread.worker.turn.acquire()
-        if self.failed is not None:
-            raise Ended
+        self.host.switch()
 
     def pass_barrier(self):
-        self.ready, self.waiting = self.ready + self.waiting, []
+        """Makes those ready who wait for all threads of the block, if all are there."""
+        if len(self.waiting) == self.alive:
+            self.ready, self.waiting = self.ready + self.waiting, []
 
     def barrier(self):
         """All threads of the block wait for each other."""
         self.waiting.append(self.thread)
-        if len(self.waiting) == self.alive():
-            self.pass_barrier()
+        self.pass_barrier()
         self.pause()
 
     def meet(self, barrier, count):
@@ -236,17 +163,17 @@ class Machine:
             self.ready += self.meeting.pop(barrier)
         self.pause()
 
-    def exchange(self, operation, value):
-        """What all lanes of the warp bring to an operation, in their order."""
+    def exchange(self, operation, value, combined=list):
+        """What a function makes of all that the lanes of the warp bring to an operation, in their order."""
         thread = self.thread
         found = self.arrived.setdefault(thread.warp, {})
         if self.operation.setdefault(thread.warp, operation) != operation:
             raise DeviceFault(f"lanes of a warp meet at {operation} and {self.operation[thread.warp]}")
         found[thread.lane] = thread, value
         if len(found) == WARP:
-            values = [found[lane][1] for lane in range(WARP)]
+            whole = combined([found[lane][1] for lane in range(WARP)])
             for other, _ in found.values():
-                other.found = values
+                other.found = whole
                 self.ready.append(other)
             del self.arrived[thread.warp], self.operation[thread.warp]
         self.pause()
@@ -258,7 +185,7 @@ class Machine:
         """Address in the host's memory of `size` bytes of a space, which are the kernel's."""
         if space == "shared":
             return self.shared_pointer(address, size)
-        first = self.window.ctypes.data
+        first = self.window_address
         if first <= address < first + self.window.size:
             return self.shared_pointer(self.shared_offset(address), size)
         (self.thread.local if self.thread.local.holds(address) else self.memory).check(address, size)
@@ -269,18 +196,20 @@ class Machine:
             raise DeviceFault(f"{size} bytes at {address} are beyond {self.used} bytes of shared memory")
         if address % size:
             raise DeviceFault(f"{address} in shared memory is no multiple of {size}")
-        return self.window.ctypes.data + address - SHARED_BASE
+        return self.window_address + address - SHARED_BASE
 
     def shared_offset(self, pointer):
         """Where a pointer points to within shared memory."""
-        return pointer - self.window.ctypes.data + SHARED_BASE
+        return pointer - self.window_address + SHARED_BASE
 
     def load(self, space, kind, address, count):
         """Numbers of memory, as a tuple."""
         kind = KINDS[kind]
         size = ctypes.sizeof(kind)
         first = self.host_address(space, address, size * count)
-        return tuple(kind.from_address(first + size * n).value for n in range(count))
+        if count == 1:
+            return (kind.from_address(first).value,)
+        return tuple((kind * count).from_address(first))
 
     def store(self, space, kind, address, values):
         kind = KINDS[kind]
@@ -344,23 +273,35 @@ class Machine:
         return self.exchange("shfl.down", value)[min(self.thread.lane + int(by), 31)]
 
     def ballot(self, flag):
-        return sum(1 << lane for lane, vote in enumerate(self.exchange("vote.ballot", flag)) if vote)
+        return self.exchange("vote.ballot", flag, flags)
 
     def m8n8k4(self, a, b, c):
-        """c + A B: the lane holds A[lane/4, lane%4], B[lane%4, lane/4] and C[lane/4, 2 (lane%4) + {0, 1}]."""
-        values = self.exchange("mma.m8n8k4", (a, b))
-        row, first = self.thread.lane // 4, self.thread.lane % 4 * 2
-        left = [values[4 * row + k][0][0] for k in range(4)]
-        return tuple(c[n] + sum(x * values[4 * (first + n) + k][1][0] for k, x in enumerate(left)) for n in range(2))
+        return self.add_product("mma.m8n8k4", a, b, c)
 
     def m16n8k8(self, a, b, c):
-        """The same of 16 rows and 8 inner indices: a = rows lane/4 + {0, 8} at lane%4, then at lane%4 + 4."""
-        values = self.exchange("mma.m16n8k8", (a, b))
-        row, first = self.thread.lane // 4, self.thread.lane % 4 * 2
-        out = []
-        for half in range(2):
-            left = [values[4 * row + k % 4][0][half + 2 * (k // 4)] for k in range(8)]
-            for n in range(2):
-                right = [values[4 * (first + n) + k % 4][1][k // 4] for k in range(8)]
-                out.append(c[2 * half + n] + sum(x * y for x, y in zip(left, right)))
-        return tuple(out)
+        return self.add_product("mma.m16n8k8", a, b, c)
+
+    def add_product(self, operation, a, b, c):
+        """The lane's elements of C + A B."""
+        products = self.exchange(operation, (a, b), products_by_lane)
+        return tuple([x + y for x, y in zip(c, products[self.thread.lane], strict=True)])
+
+
+def flags(votes):
+    """A bit for each lane."""
+    return sum(1 << lane for lane, vote in enumerate(votes) if vote)
+
+
+def products_by_lane(factors):
+    """A B of the elements of A and B that the lanes hold, as the elements that each lane gets.
+
+    With n = 1 (m8n8k4) or 2 (m16n8k8), and i, j < n, a lane holds A[lane/4 + 8 i, lane%4 + 4 j] and
+    B[lane%4 + 4 j, lane/4], i the faster index; it gets C[lane/4 + 8 i, 2 (lane%4) + {0, 1}].
+    """
+    left, right = (np.array(side) for side in zip(*factors))
+    n = right.shape[1]
+    left = left.reshape(8, 4, n, n).transpose(3, 0, 2, 1).reshape(8 * n, 4 * n)
+    right = right.reshape(8, 4, n).transpose(0, 2, 1).reshape(8, 4 * n)
+    with np.errstate(all="ignore"):  # what is not a number may be multiplied, too
+        product = left @ right.T
+    return product.reshape(n, 8, 4, 2).transpose(1, 2, 0, 3).reshape(WARP, 2 * n).tolist()

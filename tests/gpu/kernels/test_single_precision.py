@@ -45,7 +45,7 @@ def machine():
         tables[l][...] = table
     made.tables = tables
     made.thread = type("Thread", (), {"local": made.memory})()
-    made.window = np.empty(0, dtype=np.uint8)
+    made.window, made.window_address = np.empty(0, dtype=np.uint8), 0
     return made
 
 
