@@ -28,6 +28,17 @@ def pytest_xdist_auto_num_workers(config):
     return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 
+def pytest_addoption(parser):
+    parser.addoption("--races", action="store_true", help="the emulated GPU looks for races in all tests")
+
+
+@pytest.fixture(autouse=True)
+def races(request, monkeypatch):
+    """The emulated GPU looks for races where a test asks for it, or with the option --races."""
+    if request.node.get_closest_marker("races") or request.config.getoption("--races"):
+        monkeypatch.setattr("emulator.host.RACES", True)
+
+
 @pytest.fixture
 def two_threads(monkeypatch):
     """Two threads share all work of the CPU backend, however small it is."""

@@ -21,7 +21,7 @@ from numba.cuda.extending import _Intrinsic
 
 import md4.gpu
 from emulator.intrinsics import called
-from emulator.machine import DeviceFault, Machine
+from emulator.machine import WARP_BARRIER, DeviceFault, Machine
 from md4.gpu import compile, context
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
@@ -36,6 +36,8 @@ MOST_BLOCKS, PARAMETER_BYTES, UNASKED_SHARED = (1 << 31) - 1, 4096, 48 << 10
 MOST_SHARED = {(7, 0): 96 << 10, (8, 0): 163 << 10, (9, 0): 227 << 10}
 # Threads of a block that have registers for any kernel.
 UNBOUNDED_THREADS = 256
+# Whether a race is an error, which makes kernels three times as slow (see tests/conftest.py).
+RACES = False
 
 
 class Queues:
@@ -197,7 +199,7 @@ class Driver:
         room = self.check_launch(function, kernel, grid, block, shared)
         self.machine.kernels.add(variant.factory.__name__)
         slots = map(ctypes.c_void_p.from_address, count(pointers, 8))
-        args = [argument(kind, slots) for kind in kernel.types()]
+        args = [argument(kind, slots, self.machine) for kind in kernel.types()]
         self.queues.give(stream, partial(self.machine.launch, kernel.function, grid, block, shared, args, room))
         return (SUCCESS,)
 
@@ -252,7 +254,7 @@ class Cuda:
         self.machine.barrier()
 
     def syncwarp(self, mask=-1):
-        self.machine.exchange("bar.warp.sync", None)
+        self.machine.exchange(WARP_BARRIER, None)
 
     def ballot_sync(self, mask, flag):
         return self.machine.ballot(flag)
@@ -264,6 +266,8 @@ class Cuda:
         return self.machine.shuffle_from(value, lane)
 
     def add(self, array, index, value):
+        if self.machine.accesses:
+            return array.add(index, value)
         old = array[index]
         array[index] += value
         return old
@@ -306,21 +310,21 @@ class Cuda:
         return Event(self.queues)
 
 
-def argument(kind, slots):
+def argument(kind, slots, machine):
     """An argument of a kernel for Python, an array for a buffer, from the next addresses of its slots."""
 
     def next_slot(form=ctypes.c_int64):
         return form.from_address(next(slots).value).value
 
     if isinstance(kind, types.BaseTuple):
-        group = [argument(member, slots) for member in kind.types]
+        group = [argument(member, slots, machine) for member in kind.types]
         return kind.instance_class(*group) if hasattr(kind, "instance_class") else tuple(group)
     if isinstance(kind, types.Array):
         _, _, size, itemsize, pointer, *shape_and_strides = (next_slot() for _ in range(5 + 2 * kind.ndim))
         shape, strides = shape_and_strides[: kind.ndim], shape_and_strides[kind.ndim :]
         contiguous = [itemsize * prod(shape[n + 1 :]) for n in range(kind.ndim)]
         assert (size, itemsize, strides) == (prod(shape), kind.dtype.bitwidth // 8, contiguous)
-        return host_array(Buffer(pointer, tuple(shape), itemsize, None), kind.dtype.name)
+        return machine.array(host_array(Buffer(pointer, tuple(shape), itemsize, None), kind.dtype.name))
     if kind == types.boolean:
         return next_slot(ctypes.c_bool)
     return next_slot(ctypes.c_double if kind == types.float64 else ctypes.c_int64)
@@ -378,7 +382,7 @@ def running(unit="dmma16", late=()):
     """
     for module in pkgutil.walk_packages(md4.gpu.__path__, "md4.gpu."):
         import_module(module.name)
-    machine, queues = Machine(), Queues(late)
+    machine, queues = Machine(races=RACES), Queues(late)
     here, its_driver = (kind(machine, queues, CAPABILITIES[unit]) for kind in (Cuda, Driver))
     python = {
         cuda: here, driver: its_driver, context.table_on: partial(device_table, machine.memory, {}),

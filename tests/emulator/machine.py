@@ -13,12 +13,19 @@ from collections import deque
 from random import Random
 
 import numpy as np
-from greenlet import getcurrent, greenlet
+
+from emulator.races import ADD, READ, WRITE, Accesses, noted_array
+
+try:
+    from greenlet import getcurrent, greenlet
+except ImportError:  # where tests run on a GPU only
+    getcurrent = greenlet = None
 
 # Where shared memory begins in its own window; what counts from 0 by mistake is found.
 SHARED_BASE = 1024
 STATIC_SHARED = 48 << 10
 WARP = 32
+WARP_BARRIER = "bar.warp.sync"
 KINDS = {
     "b8": ctypes.c_int8, "f32": ctypes.c_float, "f64": ctypes.c_double, "b64": ctypes.c_int64, "s64": ctypes.c_int64,
     "u64": ctypes.c_int64, "b32": ctypes.c_int32, "s32": ctypes.c_int32, "u32": ctypes.c_int32,
@@ -89,12 +96,15 @@ class Machine:
         Global memory.
     thread : Thread
         The one that runs.
+    accesses : Accesses or None
+        What threads read and write, if the machine looks for races.
     kernels : set of str
         Factories of the kernels that have run.
     """
 
-    def __init__(self, seed=0):
+    def __init__(self, seed=0, races=False):
         self.memory, self.lot = Memory(), Random(seed)
+        self.accesses, self.noted_array = (Accesses(), noted_array(self)) if races else (None, np.ndarray)
         self.thread = self.block = None
         self.kernels = set()
 
@@ -105,6 +115,8 @@ class Machine:
         self.grid, self.threads, self.dynamic = grid, threads, shared
         if threads % WARP:
             raise DeviceFault(f"{threads} threads are not whole warps")
+        if self.accesses:
+            self.accesses.next_launch()
         for block in range(grid):
             self.run_block(function, block, args)
         if self.used > room:
@@ -119,6 +131,8 @@ class Machine:
         threads = [Thread(n, function) for n in range(self.threads)]
         self.alive, self.ready, self.waiting, self.meeting = len(threads), list(threads), [], {}
         self.arrived, self.operation = {}, {}
+        if self.accesses:
+            self.accesses.next_block(block, self.threads)
         try:
             while self.alive:
                 self.run_thread(args)
@@ -145,7 +159,8 @@ class Machine:
     def pass_barrier(self):
         """Makes those ready who wait for all threads of the block, if all are there."""
         if len(self.waiting) == self.alive:
-            self.ready, self.waiting = self.ready + self.waiting, []
+            self.meet_all(self.waiting)
+            self.waiting = []
 
     def barrier(self):
         """All threads of the block wait for each other."""
@@ -160,8 +175,14 @@ class Machine:
         there = self.meeting.setdefault(barrier, [])
         there.append(self.thread)
         if len(there) == count:
-            self.ready += self.meeting.pop(barrier)
+            self.meet_all(self.meeting.pop(barrier))
         self.pause()
+
+    def meet_all(self, threads):
+        """These have waited for each other, and go on."""
+        if self.accesses and threads:
+            self.accesses.meet(threads)
+        self.ready += threads
 
     def exchange(self, operation, value, combined=list):
         """What a function makes of all that the lanes of the warp bring to an operation, in their order."""
@@ -172,14 +193,28 @@ class Machine:
         found[thread.lane] = thread, value
         if len(found) == WARP:
             whole = combined([found[lane][1] for lane in range(WARP)])
-            for other, _ in found.values():
+            there = [other for other, _ in found.values()]
+            for other in there:
                 other.found = whole
-                self.ready.append(other)
+            if operation == WARP_BARRIER:
+                self.meet_all(there)
+            else:
+                self.ready += there
             del self.arrived[thread.warp], self.operation[thread.warp]
         self.pause()
         return thread.found
 
     # memory
+
+    def note(self, kind, address, size):
+        """The running thread reads, writes or adds to memory of the kernel, given by an address of the host."""
+        if self.accesses and not self.thread.local.holds(address):
+            shared = 0 <= address - self.window_address < self.window.size
+            self.accesses.note(kind, self.thread.index, address, size, shared)
+
+    def array(self, array):
+        """An array as an argument of a kernel."""
+        return array.view(self.noted_array)
 
     def host_address(self, space, address, size):
         """Address in the host's memory of `size` bytes of a space, which are the kernel's."""
@@ -207,6 +242,8 @@ class Machine:
         kind = KINDS[kind]
         size = ctypes.sizeof(kind)
         first = self.host_address(space, address, size * count)
+        if self.accesses:
+            self.note(READ, first, size * count)
         if count == 1:
             return (kind.from_address(first).value,)
         return tuple((kind * count).from_address(first))
@@ -215,12 +252,16 @@ class Machine:
         kind = KINDS[kind]
         size = ctypes.sizeof(kind)
         first = self.host_address(space, address, size * len(values))
+        if self.accesses:
+            self.note(WRITE, first, size * len(values))
         for n, value in enumerate(values):
             kind.from_address(first + size * n).value = value
 
     def add(self, address, value):
         """Atomic addition to a double in global memory."""
-        self.store("global", "f64", address, (self.load("global", "f64", address, 1)[0] + value,))
+        number = ctypes.c_double.from_address(self.host_address("global", address, 8))
+        self.note(ADD, address, 8)
+        number.value += value
 
     def copy(self, target, source, size, live=None):
         """Starts to copy bytes to shared memory, of which those from `live` on are zeros."""
@@ -229,7 +270,14 @@ class Machine:
         to = self.shared_pointer(target, size)
         if live:
             self.memory.check(source - source % size if live < size else source, live)
+        self.note_copy(to, source, size, live)
         self.thread.copies.append((to, source, size, live))
+
+    def note_copy(self, to, source, size, live):
+        """A copy may be done at any moment from its start to where it is waited for."""
+        self.note(WRITE, to, size)
+        if live:
+            self.note(READ, source, live)
 
     def commit_copies(self):
         self.thread.groups.append(self.thread.copies)
@@ -240,6 +288,7 @@ class Machine:
         groups = self.thread.groups
         while len(groups) > pending:
             for to, source, size, live in groups.popleft():
+                self.note_copy(to, source, size, live)
                 ctypes.memmove(to, source, live)
                 ctypes.memset(to + live, 0, size - live)
 
@@ -247,11 +296,12 @@ class Machine:
         """An array in shared memory: all that the launch asked for if `shape` is 0, else one of the kernel's own."""
         dtype = np.dtype(dtype.name)
         if shape == 0:
-            return self.window[: self.dynamic // 8 * 8].view(dtype)
+            return self.array(self.window[: self.dynamic // 8 * 8].view(dtype))
         n, self.thread.arrays = self.thread.arrays, self.thread.arrays + 1
         if n == len(self.static):
             count = int(np.prod(shape))
-            self.static.append(self.window[self.used : self.used + count * dtype.itemsize].view(dtype).reshape(shape))
+            array = self.window[self.used : self.used + count * dtype.itemsize].view(dtype).reshape(shape)
+            self.static.append(self.array(array))
             self.used += -(-count * dtype.itemsize // 16) * 16
         return self.static[n]
 

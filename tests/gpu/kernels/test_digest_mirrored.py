@@ -88,6 +88,7 @@ def test_classes(name, axis):
     assert_same(found, right(integrals, aos, d, twice, False))
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("counts", [(2, 1), (0, 1), (1, 0)], ids=str)
 def test_several_matrices(counts):
     """Those that need both X and Y, then those that need one of them."""
@@ -131,6 +132,7 @@ def test_limits(by_ket):
     assert_same(found, right(integrals, aos, d, twice, False))
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("name", ["(dp|fd)", "(pp|pp) of contractions", "(gg|ps)", "(dp|dp), Cartesian"])
 @pytest.mark.parametrize("limited", [False, True])
 def test_successive_bra_pairs(name, limited, monkeypatch):

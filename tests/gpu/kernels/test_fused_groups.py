@@ -65,6 +65,7 @@ CASES = {
 }
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_classes(name, swapped, groups_of):
@@ -144,6 +145,7 @@ def check_part(make, ls, parity):
     assert_same(found, right[:, :, ab_rows[:, None], cd_rows])
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("parity", [0, 1])
 @pytest.mark.parametrize("kets", [1, 2, 4])
 def test_parts(kets, parity, groups_of):

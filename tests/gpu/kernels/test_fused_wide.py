@@ -39,6 +39,7 @@ CASES = {
 }
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_classes(name, swapped, shared_by):
@@ -60,6 +61,7 @@ def test_classes(name, swapped, shared_by):
     assert "fused_wide" in machine.kernels
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("shares", [1, 2, 4])
 def test_successive_quartets(shares, shared_by, monkeypatch):
     """Of a team: r comes ahead, in turn to two places, and warps change their shares. A team has one more than others.
@@ -129,6 +131,7 @@ def test_pairs_without_primitives(shares, shared_by):
         np.testing.assert_allclose(found, right, rtol=0, atol=1e-14 * max(1e-3, abs(right).max()))
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("parity", [0, 1])
 @pytest.mark.parametrize("shares", [1, 2])
 def test_parts(shares, parity, shared_by):

@@ -106,6 +106,7 @@ def test_blocks(unit, name, all_classes):  # noqa: F811
 BLOCKS = {"quartets": ((0, 0, 1, 0), 5, 37), "rows": ((2, 1, 1, 1), 5, 7), "rows of one b and d": ((1, 0, 1, 0), 7, 15)}
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("counts", [(1, 1), (2, 0), (0, 1)])
 def test_digestion(name, counts):

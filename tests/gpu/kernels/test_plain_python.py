@@ -80,7 +80,10 @@ def all_classes(monkeypatch):
 
 
 # The two units with tensor cores differ in their instructions only: some classes do for one of them.
-CASES = [(unit, name) for name in CLASSES for unit in UNITS if unit != "dmma8" or name in FEW]
+CASES = [
+    pytest.param(unit, name, marks=[pytest.mark.races] if name in FEW else [])
+    for name in CLASSES for unit in UNITS if unit != "dmma8" or name in FEW
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("unit, name", CASES)
@@ -99,7 +102,9 @@ def test_all_plans_of_a_class(unit, name, all_classes):
     assert machine.kernels == ALWAYS | kernels
 
 
-@pytest.mark.parametrize("rows, stages, kernel", [(0, 2, "bra_transform"), (5, 3, "contracted_bra_transform")])
+@pytest.mark.parametrize("rows, stages, kernel", [
+    pytest.param(0, 2, "bra_transform", marks=pytest.mark.races), (5, 3, "contracted_bra_transform")
+])  # fmt: skip
 def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
     """Step 4 by the ring of large classes, and with H and r of more than two primitive pairs at a time."""
     monkeypatch.setattr(contracted, "CONTRACTED", replace(tuning.CONTRACTED, rows=rows, stages=(stages,) * 5))
@@ -117,6 +122,7 @@ def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
     assert not machine.kernels & ({"bra_transform", "contracted_bra_transform"} - {kernel})
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("ls, nctr", [((1, 0), 2), ((2, 1), 1)])
 def test_sums_that_are_made_with_r(ls, nctr, monkeypatch):
     """Pairs of several primitives, of one and of none; more sums than a warp makes at once."""
@@ -167,7 +173,9 @@ def test_all_plans_of_a_class_of_few_centres(unit, name, all_classes):
     assert ("single_product" in paths_taken) == (unit != "fma" and pure)
 
 
-@pytest.mark.parametrize("nprims, nctr, unit", [((2, 1, 3), 2, "dmma16"), ((1,), 1, "dmma8")])
+@pytest.mark.parametrize("nprims, nctr, unit", [
+    ((2, 1, 3), 2, "dmma16"), pytest.param((1,), 1, "dmma8", marks=pytest.mark.races)
+])  # fmt: skip
 def test_one_product_of_many_single_shells(nprims, nctr, unit):
     """Columns of several blocks of threads, contracted bras, general contractions, chunks."""
     rng, count, shells = np.random.default_rng(3), 24, []
@@ -320,6 +328,7 @@ def plain_r(bra, ket, l):
 R_KERNELS = {"r_in_registers": (18, 18), "r_by_axis": (-1, 18), "r_by_group": (-1, -1)}
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("kernel", R_KERNELS)
 @pytest.mark.parametrize("ls", [(0, 0, 0, 0), (2, 1, 1, 1)], ids=str)
 def test_r(kernel, ls, monkeypatch):
@@ -344,6 +353,7 @@ def densities(basis, count):
     return dm + dm.transpose(0, 2, 1)
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("unit", TENSOR_CORES)
 def test_j_and_k(unit):
     """By rows and by quartets, diagonal classes and others."""
@@ -356,10 +366,9 @@ def test_j_and_k(unit):
         assert_same(found, right)
 
 
-@pytest.mark.parametrize(
-    "ls, nprim, nctr, pure, count, unit",
-    [((1, 0), 2, 2, True, 2, "dmma16"), ((2, 0), 1, 1, False, 1, "dmma8")],
-)
+@pytest.mark.parametrize("ls, nprim, nctr, pure, count, unit", [
+    ((1, 0), 2, 2, True, 2, "dmma16"), pytest.param((2, 0), 1, 1, False, 1, "dmma8", marks=pytest.mark.races)
+])  # fmt: skip
 def test_j_and_k_digested_in_place(ls, nprim, nctr, pure, count, unit, all_classes):
     """General contractions and several matrices, Cartesian shells; matrices without symmetry."""
     basis = basis_of(ls, nprim, nctr, pure)
@@ -528,6 +537,7 @@ def coulomb_tuning(monkeypatch, **changes):
         monkeypatch.setattr(module, "HERMITE_COULOMB", changed)
 
 
+@pytest.mark.races
 @pytest.mark.parametrize(
     ("changes", "kernel"),
     [
@@ -613,6 +623,7 @@ def test_parts_of_j_alone(monkeypatch):
     assert_same(ours, md4.get_jk(basis, dm, with_k=False, backend="cpu")[0])
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
 def test_tensors(aosym):
     basis = basis_of((1, 0))
@@ -633,6 +644,7 @@ def test_tensors_in_slices(aosym, monkeypatch):
     assert_same(found.array, right)
 
 
+@pytest.mark.races
 @pytest.mark.parametrize(("nao", "pitch", "count"), [(1, 4, 1), (32, 32, 3), (70, 80, unpack.UNPACK.rows + 1)])
 def test_rows_as_symmetric_matrices(nao, pitch, count):
     """Tiles within the matrices and at their edges, pairs that are left out, rows of several blocks; with sums, too.

@@ -97,6 +97,7 @@ def test_operators(kind, registers_l, monkeypatch):
     assert_same_r(ours, whole[..., r_places(l)[kept]], l, kept)
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("registers_l", [-1, 18])
 def test_limits(registers_l, swapped, monkeypatch):

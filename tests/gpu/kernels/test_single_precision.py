@@ -159,6 +159,7 @@ CASES = {
 }
 
 
+@pytest.mark.races
 @pytest.mark.parametrize("name", CASES)
 def test_quartets(name):
     """Two matrices, one of which has X only; several items of a bra pair, the last one with lanes that have nothing."""
