@@ -170,13 +170,15 @@ class DF:
         return fitting
 
     def _md4_tell(self, fitting):
-        """Tells PySCF's log, from verbose = 4 on, how a new tensor is kept."""
+        """Tells PySCF's log, from verbose = 4 on, how a new tensor is kept; always, if digits are lost."""
         from pyscf.lib import logger
 
         logger.info(
             self, "density fitting by md4: backend %s, %d auxiliary functions, store %s, metric by %s",
             backend_text(fitting.engine.backend), fitting.three.naux, fitting.store, fitting.metric.how,
         )  # fmt: skip
+        if fitting.metric.doubt is not None:
+            logger.warn(self, "%s", fitting.metric.doubt.text(self.auxmol.ao_labels()))
 
     @property
     def store(self) -> str:

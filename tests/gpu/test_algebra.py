@@ -15,12 +15,15 @@ from md4.contract.density_fitting import DensityFitting
 from md4.contract.exchange_factors import half_transformed
 from md4.contract.fitting_stores import Columns, block_rows
 from md4.contract.fitting_team import density_fitting
+from md4.contract.metric import Metric
 from md4.contract.metric_rows import inverse
 from md4.contract.three_centre import ThreeCentre
 from md4.cpu.algebra import HostAlgebra
+from md4.engine import make_backend
 from md4.gpu import targets
 from md4.gpu.buffers import as_buffer
 from md4.gpu.pool import bucket
+from md4.method.operators import as_operator
 
 STORES = ["device", "host", "direct"]
 # Few functions, since the emulated device is slow.
@@ -254,6 +257,26 @@ def test_lower_solver_of_a_metric_that_is_nearly_singular(algebra, monkeypatch):
     theirs = solve_triangular(lower, metric, lower=True)
     errors = [abs(found.T @ found - metric).max() for found in (ours, theirs)]
     assert errors[0] < 4 * errors[1] + 1e-14 * abs(metric).max()
+
+
+@pytest.mark.parametrize("change, how, tolerance", [
+    (0.0, "eigenvectors", 1e-11), (1e-8, "eigenvectors", 1e-11), (1e-3, "Cholesky", 1e-4), (0.1, "Cholesky", 1e-9),
+])  # fmt: skip
+def test_metrics_of_functions_that_coincide(algebra, change, how, tolerance):
+    """The way is that of the CPU, and so is (ij|P) (P|Q)^-1 (Q|kl), to fewer digits where the user is told so."""
+    mol, shells = molecule(WATER, "6-31g"), [[l, [a, 1]] for l in (0, 1, 2) for a in (0.3, 0.9, 2.7)]
+    again = [[l, [a * (1 + change), c]] for l, (a, c) in shells]
+    auxmol = df.make_auxmol(mol, {"default": shells + again})
+    metric, integrals = auxmol.intor("int2c2e"), df.incore.aux_e2(mol, auxmol, aosym="s2ij").T.copy()
+    host = HostAlgebra(make_backend("cpu", as_operator("coulomb")))
+    theirs, ours = Metric(metric, host), Metric(algebra.send(metric), algebra)
+    if (ours.how, theirs.how) != (how, how):  # where functions coincide, there may be an L by chance
+        assert ours.doubt is not None or theirs.doubt is not None
+        return
+    assert (ours.doubt is not None) == (theirs.doubt is not None) == (change == 1e-3)
+    wanted = theirs.apply(integrals.copy())
+    found = algebra.fetch(algebra.xp.ascontiguousarray(ours.apply(algebra.send(integrals))))
+    assert abs(found.T @ found - wanted.T @ wanted).max() < tolerance
 
 
 def test_no_wait_for_md4s_own_stream(emulated):

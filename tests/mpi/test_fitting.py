@@ -134,6 +134,8 @@ def test_workers_agree(tmp_path):
     fit = made(auxbasis=nearly)
     same_as(fit.get_jk(dm, 0), wanted)
     assert fit._md4_fitting().metric.how == "Cholesky"
+    assert fit._md4_fitting().metric.doubt is not None
+    assert made()._md4_fitting().metric.doubt is None
     take_rows = Share._take_rows
 
     def poorer(share, *given):
