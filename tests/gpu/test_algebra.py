@@ -1,5 +1,6 @@
 """Density fitting on a GPU: on the emulated device with a stand-in for CuPy, and on a real one."""
 
+import gc
 import sys
 
 import numpy as np
@@ -198,6 +199,32 @@ def test_staging(algebra, least, monkeypatch):
             assert np.array_equal(fetch(), array)
     assert not algebra.staging.takes(np.zeros(3, dtype=int))
     assert not algebra.staging.takes(np.zeros((4, 4))[:, ::2])
+
+
+def test_staging_counts_against_the_cap(emulated, monkeypatch):
+    """As long as a copy uses it; where little is left, copies do without."""
+    monkeypatch.setattr("md4.gpu.staging.LEAST", 0)
+    monkeypatch.setattr("md4.gpu.staging.LEAST_SENT", 0)
+    algebra = md4.Engine(md4.Basis.from_mol(FEW), backend="cuda", max_memory=1).backend.algebra()
+    pool, array = algebra.context.pool, np.random.default_rng(0).normal(size=(60, 60))
+    with algebra.working():
+        gc.collect()
+        before = pool.held
+        sent = algebra.send(array)
+        fetch = algebra.later(sent)
+        assert pool.held - pool.held_on_device >= 32768  # a power of two
+        assert np.array_equal(fetch(), array)
+        del fetch
+        algebra.staging.used.clear()  # as the next copy does
+        gc.collect()
+        assert pool.held == pool.held_on_device
+        kept = pool.watch(np.empty((1_000_000 - before) // 8 - 20_000))
+        assert not algebra.staging.takes(array)
+        monkeypatch.setattr(algebra.staging, "pinned", None)
+        assert np.array_equal(algebra.later(algebra.send(array))(), array)
+        assert pool.held <= 1_000_000
+        del kept, sent
+        gc.collect()
 
 
 @pytest.mark.parametrize("rows, products", [(7, [(7, 6)]), (8, [(8, 6)]), (9, [(8, 6), (1, 6)]), (11, [(11, 6)])])
