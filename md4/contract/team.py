@@ -17,7 +17,7 @@ from md4.contract.work import divide, make_tasks
 from md4.contract.worker import PartialSums, Worker
 from md4.engine import BACKENDS, Engine
 from md4.errors import ArgumentError
-from md4.gpu.devices import chosen, identities, memory_facts, take_parts
+from md4.gpu.devices import chosen, identities, memory_facts, take_shares
 from md4.method.digestion import digest_flags
 from md4.shells.shell_pairs import pairs_by_kind
 from md4.support.arguments import checked_choice
@@ -71,7 +71,7 @@ def divide_devices(own, ranks):
         for identity, free, held in [fact for of_rank in found for fact in of_rank]:
             least, total = totals.get(identity, (free, 0))
             totals[identity] = min(least, free), total + held
-    take_parts({
+    take_shares({
         device: (sum(totals[identity]), counts[identity]) if identity in counts else None
         for device, identity in own.items()
     })  # fmt: skip

@@ -62,25 +62,25 @@ def memory_facts(devices):
     if not devices:
         return []
     from md4.gpu.context import free_memory
-    from md4.gpu.parts import held_on
+    from md4.gpu.device_shares import held_on
 
     return [(device, free_memory(device), held_on(device)) for device in devices]
 
 
-def take_parts(shares):
-    """This process takes parts of devices: {device: (bytes that are free or md4's, processes) or None}.
+def take_shares(divided):
+    """This process takes shares of devices: {device: (bytes that are free or md4's, processes) or None}.
 
-    Of each part, as much is left to the driver as by a process that has the device for itself.
+    Of each share, as much is left to the driver as by a process that has the device for itself.
     """
-    if not shares:
+    if not divided:
         return
-    from md4.gpu.parts import Part, take_part
+    from md4.gpu.device_shares import Share, take_share
     from md4.gpu.pool import RESERVE_BYTES
 
-    for device, share in shares.items():
-        part = None
-        if share is not None:
-            nbytes, processes = share
-            part = Part(max(0, nbytes // processes - RESERVE_BYTES), processes)
-            log.info("%d processes share GPU %d: %s for each", processes, device, size_text(part.nbytes))
-        take_part(device, part)
+    for device, of_all in divided.items():
+        share = None
+        if of_all is not None:
+            nbytes, processes = of_all
+            share = Share(max(0, nbytes // processes - RESERVE_BYTES), processes)
+            log.info("%d processes share GPU %d: %s for each", processes, device, size_text(share.nbytes))
+        take_share(device, share)

@@ -12,7 +12,7 @@ from numba import cuda
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.dlpack import DeviceArray
-from md4.gpu.parts import held_on, parts, register
+from md4.gpu.device_shares import held_on, shares, register
 from md4.gpu.tuning import TRACKS
 from md4.support.display import size_text
 from md4.support.locks import Lock, locked
@@ -109,7 +109,7 @@ class Pool:
     tracks : md4.gpu.tracks.Tracks, optional
         The streams that use the memory; by default a single one.
     device : int, optional
-        Number of the device, of which other processes may have parts.
+        Number of the device, of which other processes may have shares.
     """
 
     def __init__(self, max_memory=None, tracks=None, device=None):
@@ -162,8 +162,8 @@ class Pool:
             self.free = max(0, cuda.current_context().get_memory_info()[0] - RESERVE_BYTES)
         if self.cap is not None:
             return min(self.free, self.cap - self.held)
-        part = parts.get(self.device)
-        return self.free if part is None else min(self.free, max(0, part.nbytes - held_on(self.device)))
+        share = shares.get(self.device)
+        return self.free if share is None else min(self.free, max(0, share.nbytes - held_on(self.device)))
 
     def _idle_bytes(self):
         self._collect()
@@ -279,8 +279,8 @@ class Pool:
             self.trim()
         limit = self._room()
         if size > limit:
-            part = parts.get(self.device) if self.cap is None else None
-            remedy = "raise max_memory" if part is None else f"{part.processes} processes share this GPU, start fewer,"
+            share = shares.get(self.device) if self.cap is None else None
+            remedy = f"{share.processes} processes share this GPU, start fewer," if share else "raise max_memory"
             raise MemoryLimitError(
                 f"{size / 1e6:.1f} MB of device memory are needed, but {limit / 1e6:.1f} MB may be used; {remedy} or "
                 "compute less at once."

@@ -12,7 +12,7 @@ BEGIN = """
     from emulator import running
     from emulator.array_library import cupy
     from md4.contract.team import divide_devices
-    from md4.gpu.parts import Part, parts, take_part
+    from md4.gpu.device_shares import Share, shares, take_share
     from md4.gpu.pool import RESERVE_BYTES
     from pyscf import gto
 
@@ -43,7 +43,7 @@ def test_a_device_of_all_ranks(tmp_path):
                 assert abs(mine - theirs).max() < 1e-12
         assert left(jk) < begun and left(fit._md4_fitting()) < begun
         capped = md4.JK(mol, backend="cuda", comm=comm, max_memory=9000)
-        report([begun, parts[0].processes, left(capped)])
+        report([begun, shares[0].processes, left(capped)])
     """).reports  # fmt: skip
     assert reports == 3 * [[18 * 10**9 // 3 - (512 << 20), 3, 9 * 10**9]]
 
@@ -56,14 +56,14 @@ def test_devices_of_some_ranks(tmp_path, names, expected):
     reports = run(tmp_path, 3, BEGIN + f"""
     names, expected = {names!r}, {expected!r}
     with running():
-        take_part(0, Part(1, 9))  # of before
+        take_share(0, Share(1, 9))  # of before
         used(names[comm.rank])
         free = left(md4.JK(mol, backend="cuda", comm=comm))
-        part = parts.get(0)
+        share = shares.get(0)
         held = md4.Engine(md4.Basis.from_mol(mol), backend="cuda").backend.context.pool
         kept = held.get((1 << 27) if comm.rank == 2 else 1)
         divide_devices({{0: names[comm.rank]}}, ranks)
-        report([free, part and part.processes, parts[0].nbytes if 0 in parts else None])
+        report([free, share and share.processes, shares[0].nbytes if 0 in shares else None])
     """).reports  # fmt: skip
     assert [processes for _, processes, _ in reports] == expected
     for rank, (free, processes, again) in enumerate(reports):

@@ -1,4 +1,4 @@
-"""Parts of the memory of devices that several processes share.
+"""Shares in the memory of devices that several processes use.
 
 What is free on a device does not say how much of it the other processes are about to take. So ranks that share a device
 agree on how much each of them may hold there (`md4.contract.team`), and all pools of a process on this device keep to
@@ -13,7 +13,7 @@ from md4.support.locks import Lock
 
 
 @dataclass(frozen=True)
-class Part:
+class Share:
     """What this process may take of the memory of a device.
 
     Attributes
@@ -29,16 +29,16 @@ class Part:
 
 
 # By the number of the device, as long as several processes share it.
-parts = {}
+shares = {}
 _pools, _lock = defaultdict(weakref.WeakSet), Lock()
 
 
-def take_part(device, part):
-    """From now on this process keeps to its part of a device; None: the device is its own."""
-    if part is None:
-        parts.pop(device, None)
+def take_share(device, share):
+    """From now on this process keeps to its share of a device; None: the device is its own."""
+    if share is None:
+        shares.pop(device, None)
     else:
-        parts[device] = part
+        shares[device] = share
 
 
 def register(device, pool):

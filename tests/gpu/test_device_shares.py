@@ -1,4 +1,4 @@
-"""A part of a device that several processes share: what all pools of this process keep to."""
+"""A share of a device that several processes share: what all pools of this process keep to."""
 
 import gc
 
@@ -8,23 +8,23 @@ from emulator import running
 
 from md4.errors import MemoryLimitError
 from md4.gpu import devices
-from md4.gpu.parts import Part, held_on, parts, take_part
+from md4.gpu.device_shares import Share, held_on, shares, take_share
 from md4.gpu.pool import RESERVE_BYTES, Pool
 
 MEGABYTE = 1 << 17  # items
 
 
 @pytest.fixture
-def part():
+def share():
     """8 MiB of device 0, which three processes share."""
     with running():
         gc.collect()
-        take_part(0, Part(held_on(0) + (8 << 20), 3))
-        yield parts[0]
-        take_part(0, None)
+        take_share(0, Share(held_on(0) + (8 << 20), 3))
+        yield shares[0]
+        take_share(0, None)
 
 
-def test_pools_share_a_part(part):
+def test_pools_share_a_part(share):
     one, other, elsewhere = Pool(device=0), Pool(device=0), Pool(device=1)
     assert one.left() == other.left() == 8 << 20
     assert elsewhere.left() > 1 << 30
@@ -35,7 +35,7 @@ def test_pools_share_a_part(part):
     beside = other.get(4 * MEGABYTE)
     with pytest.raises(MemoryLimitError, match=r" 0\.0 MB may be used"):
         one.get(1)
-    assert held_on(0) == part.nbytes
+    assert held_on(0) == share.nbytes
     one.release(kept)  # idle memory may be lent again, but by its own pool only
     assert (one.left(), other.left()) == (4 << 20, 0)
     one.trim()
@@ -45,7 +45,7 @@ def test_pools_share_a_part(part):
     assert one.left() >= 4 << 20
 
 
-def test_memory_of_the_host_is_no_part_of_the_device(part):
+def test_memory_of_the_host_is_no_part_of_the_device(share):
     pool = Pool(device=0)
     kept = pool.watch(np.empty(16 * MEGABYTE))
     assert pool.held == kept.nbytes
@@ -53,7 +53,7 @@ def test_memory_of_the_host_is_no_part_of_the_device(part):
     assert pool.left() == 8 << 20
 
 
-def test_a_cap_takes_the_place_of_the_part(part):
+def test_a_cap_takes_the_place_of_the_part(share):
     """It may be larger; what is held under it is held by the process."""
     capped, other = Pool(max_memory=30, device=0), Pool(device=0)
     kept = capped.get(9 * MEGABYTE)
@@ -66,12 +66,12 @@ def test_a_cap_takes_the_place_of_the_part(part):
 def test_parts_of_what_is_free():
     """As much is left to the driver as by a process alone; never less than nothing."""
     try:
-        devices.take_parts({5: (4 * RESERVE_BYTES, 2), 6: (RESERVE_BYTES, 2), 7: None})
-        assert (parts[5], parts[6]) == (Part(RESERVE_BYTES, 2), Part(0, 2))
-        assert 7 not in parts
-        devices.take_parts({5: None})
-        assert 5 not in parts
-        assert 6 in parts  # of which nothing was said
+        devices.take_shares({5: (4 * RESERVE_BYTES, 2), 6: (RESERVE_BYTES, 2), 7: None})
+        assert (shares[5], shares[6]) == (Share(RESERVE_BYTES, 2), Share(0, 2))
+        assert 7 not in shares
+        devices.take_shares({5: None})
+        assert 5 not in shares
+        assert 6 in shares  # of which nothing was said
     finally:
         for device in (5, 6, 7):
-            take_part(device, None)
+            take_share(device, None)
