@@ -11,8 +11,8 @@ from numba import cuda
 
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, copy_to_device
+from md4.gpu.device_shares import held_on, register, shares
 from md4.gpu.dlpack import DeviceArray
-from md4.gpu.device_shares import held_on, shares, register
 from md4.gpu.tuning import TRACKS
 from md4.support.display import size_text
 from md4.support.locks import Lock, locked
