@@ -3,7 +3,14 @@
 By Cholesky (P|Q) = L L^T and W = L^-1. Where the functions are linearly dependent, so that there is no such L, by
 eigenvectors (P|Q) v = w v: W = w^-1/2 v^T, without the eigenvalues up to `LINEAR_DEPENDENCE`. Then B has fewer rows
 than there are auxiliary functions.
+
+Between the two are metrics that have an L although their smallest eigenvalue is hardly larger than the errors of (P|Q)
+by rounding, or smaller. What the nearly dependent functions add to J and K then depends on the last bits, and in the
+end whether there is an L does, too. Such a metric is factorised as PySCF does, and has a `Doubt`, of which the user is
+told.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +19,46 @@ from md4.support.log import log
 
 # Hartree; the limit of PySCF and of Q-Chem.
 LINEAR_DEPENDENCE = 1e-7
+# How much larger than its change by rounding the smallest eigenvalue should be.
+MARGIN = 100
+# Of inverse iteration: steps, which find the smallest eigenvalue to a factor of about 2, and vectors.
+STEPS, VECTORS = 3, 4
+# Functions that a message names.
+NAMED = 4
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Of a metric whose smallest eigenvalue is not known to two digits.
+
+    Attributes
+    ----------
+    smallest : float
+        The eigenvalue, about, in Hartree.
+    rounding : float
+        By how much rounding changes eigenvalues, about.
+    functions : tuple of int
+        Auxiliary functions with the largest coefficients in its eigenvector.
+    """
+
+    smallest: float
+    rounding: float
+    functions: tuple
+
+    def text(self, labels=None):
+        """What to tell the user; `labels` are the names of all auxiliary functions."""
+        names = ", ".join(repr(n if labels is None else " ".join(labels[n].split())) for n in self.functions)
+        return (
+            "the auxiliary functions are linearly dependent within rounding, or nearly so: the smallest eigenvalue of "
+            f"their metric is about {self.smallest:.0e}, and rounding changes it by up to {self.rounding:.0e}. J and K "
+            "lose digits, and may differ from those of PySCF; leave out functions that nearly coincide with others, or "
+            f"are nearly made up of others. The largest coefficients are those of {names}."
+        )
+
+
+def largest_element(array):
+    """Largest absolute value, as a float."""
+    return max(float(array.max()), -float(array.min()))
 
 
 class Metric:
@@ -33,6 +80,8 @@ class Metric:
         L, if there is one.
     vectors : array, shape (size, naux), or None
         W where there is no L.
+    doubt : Doubt or None
+        Of an L of which digits are lost.
 
     Raises
     ------
@@ -41,10 +90,11 @@ class Metric:
     """
 
     def __init__(self, matrix, algebra):
-        self.algebra, self.naux, self.vectors = algebra, len(matrix), None
+        self.algebra, self.naux, self.vectors, self.doubt = algebra, len(matrix), None, None
         self.lower = algebra.cholesky(matrix)
         if self.lower is not None:
             self.solve = algebra.lower_solver(self.lower)
+            self._look_for_doubt(float(np.finfo(float).eps * self.naux * matrix.reshape(-1)[:: self.naux + 1].max()))
         else:
             values, vectors = algebra.eigh(matrix)
             kept = algebra.fetch(values) > LINEAR_DEPENDENCE
@@ -58,6 +108,18 @@ class Metric:
             self.vectors[...] = (vectors[:, first:] / algebra.xp.sqrt(values[first:])).T
             log.info("the metric is singular: %d eigenvectors of %d stay", *self.vectors.shape)
         self.size = self.naux if self.vectors is None else len(self.vectors)
+
+    def _look_for_doubt(self, rounding):
+        """Sets `doubt` by the smallest eigenvalue of L L^T, from inverse iteration, and its change by rounding."""
+        vectors = self.algebra.send(np.random.default_rng(0).normal(size=(self.naux, VECTORS)))
+        for _ in range(STEPS):
+            before = largest_element(vectors)
+            vectors = self.solve(self.solve(vectors), transposed=True)
+            smallest = before / largest_element(vectors)
+        if smallest < MARGIN * rounding:
+            sizes = abs(self.algebra.fetch(vectors)).max(axis=1)
+            self.doubt = Doubt(smallest, rounding, tuple(np.argsort(-sizes, kind="stable")[:NAMED].tolist()))
+            log.warning(self.doubt.text())
 
     @property
     def how(self):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from md4.contract.fitting_stores import WORK_SHARE
-from md4.contract.metric import LINEAR_DEPENDENCE, Metric
+from md4.contract.metric import LINEAR_DEPENDENCE, Doubt, Metric, largest_element
 
 # Largest element of L^-1 (Hartree^-1/2) with which it is taken as a matrix. W by eigenvectors has no larger ones.
 LARGEST = LINEAR_DEPENDENCE**-0.5
@@ -33,11 +33,14 @@ class Inverse:
     how : str
         As that of the `Metric`. By Cholesky, W is a lower triangle.
     by_substitution : bool
+    doubt : Doubt or None
+        As that of the `Metric`.
     """
 
     matrix: np.ndarray = field(repr=False)
     how: str
     by_substitution: bool
+    doubt: Doubt | None = None
 
     @property
     def size(self):
@@ -58,9 +61,9 @@ def inverse(matrix, algebra):
     unit[...] = 0.0
     unit.reshape(-1)[:: metric.size + 1] = 1.0
     found = metric.apply_transposed(unit)  # W^T, each row of W from W L = 1
-    if max(float(found.max()), -float(found.min())) > LARGEST:
-        return Inverse(algebra.fetch(metric.lower), metric.how, by_substitution=True)
-    return Inverse(np.ascontiguousarray(algebra.fetch(found).T), metric.how, by_substitution=False)
+    if largest_element(found) > LARGEST:
+        return Inverse(algebra.fetch(metric.lower), metric.how, by_substitution=True, doubt=metric.doubt)
+    return Inverse(np.ascontiguousarray(algebra.fetch(found).T), metric.how, by_substitution=False, doubt=metric.doubt)
 
 
 class Rows:
@@ -70,12 +73,13 @@ class Rows:
     ----------
     numbers : range
         Which rows.
-    naux, size, how
+    naux, size, how, doubt
         As those of a `Metric`, of these rows.
     """
 
     def __init__(self, inverse, piece, algebra):
-        self.numbers, self.algebra, self.how = range(inverse.size)[piece], algebra, inverse.how
+        self.numbers, self.algebra = range(inverse.size)[piece], algebra
+        self.how, self.doubt = inverse.how, inverse.doubt
         self.size, self.naux = len(self.numbers), inverse.matrix.shape[1]
 
     def copied(self, matrix):

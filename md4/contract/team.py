@@ -17,7 +17,7 @@ from md4.contract.work import divide, make_tasks
 from md4.contract.worker import PartialSums, Worker
 from md4.engine import BACKENDS, Engine
 from md4.errors import ArgumentError
-from md4.gpu.devices import chosen
+from md4.gpu.devices import chosen, identities, memory_facts, take_shares
 from md4.method.digestion import digest_flags
 from md4.shells.shell_pairs import pairs_by_kind
 from md4.support.arguments import checked_choice
@@ -37,7 +37,8 @@ def shared_devices(backend, stream, max_memory, devices, ranks, gather=False):
     """(numbers of the devices of a rank, cap in MB of each or None); errors as in `md4.int2e`.
 
     Ranks of a node that work on the CPU have equal shares of the memory that is free, unless `max_memory` is given. If
-    they `gather`, rank 0 needs more than the others, and no rank has a limit of its own.
+    they `gather`, rank 0 needs more than the others, and no rank has a limit of its own. Ranks that share a GPU divide
+    its memory. Collective.
     """
     checked_choice("backend", backend, BACKENDS)
     numbers = chosen(devices, backend, None if ranks.size == 1 else ranks.node_rank)
@@ -46,7 +47,34 @@ def shared_devices(backend, stream, max_memory, devices, ranks, gather=False):
     on_cpu = backend == "cpu" or (backend == "auto" and not gpu.available())
     if max_memory is None and on_cpu and ranks.node_size > 1 and not gather:
         max_memory = host_memory() / ranks.node_size / 1e6
+    divide_devices({} if on_cpu or ranks.size == 1 else identities(numbers), ranks)
     return numbers, max_memory
+
+
+def divide_devices(own, ranks):
+    """Divides the memory of GPUs that several ranks use among them; collective.
+
+    Each may hold an equal part of what is free, or held by md4 in these ranks, at this moment.
+
+    Parameters
+    ----------
+    own : dict
+        Identities of the GPUs of this rank, by their numbers.
+    ranks : md4.contract.ranks.Ranks or md4.contract.ranks.Alone
+    """
+    every = [identity for of_rank in ranks.gather(list(own.values())) for identity in of_rank]
+    counts = {identity: every.count(identity) for identity in every if every.count(identity) > 1}
+    totals = {}
+    if counts:  # on all ranks, or on none
+        facts = memory_facts([device for device, identity in own.items() if identity in counts])
+        found = ranks.gather([(own[device], *sizes) for device, *sizes in facts])
+        for identity, free, held in [fact for of_rank in found for fact in of_rank]:
+            least, total = totals.get(identity, (free, 0))
+            totals[identity] = min(least, free), total + held
+    take_shares({
+        device: (sum(totals[identity]), counts[identity]) if identity in counts else None
+        for device, identity in own.items()
+    })  # fmt: skip
 
 
 def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks, gather=False):

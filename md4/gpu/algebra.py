@@ -68,7 +68,7 @@ class DeviceAlgebra:
         self.cublas, self.handle_of_cublas = cublas, device.get_cublas_handle
         self.backend, self.context = backend, backend.context
         self.stream = self.xp.cuda.Stream.from_external(Handle(self.context.stream))
-        self.copies, self.put, self.staging = None, None, Staging(self.xp)
+        self.copies, self.put, self.staging = None, None, Staging(self.xp, self.context.pool)
 
     @contextmanager
     def working(self):

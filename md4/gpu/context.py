@@ -12,7 +12,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from md4.errors import DeviceError
-from md4.gpu.buffers import Buffer
+from md4.gpu.buffers import Buffer, check
 from md4.gpu.compile import launcher
 from md4.gpu.pool import Pool, TrackPool
 from md4.gpu.recording import Recorder
@@ -174,6 +174,19 @@ class DeviceLock(Lock):
         return type(self), (self.device,)
 
 
+def identity(device):
+    """What tells a GPU, or an instance of one, from all others, of other machines, too: its UUID as text."""
+    error, found = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)(device)  # the first has instances
+    check(error, "asking for the UUID of a GPU")
+    return bytes(found.bytes).hex()
+
+
+def free_memory(device):
+    """Bytes that are free on a GPU, on which this process has its context then."""
+    with DeviceLock(device):
+        return cuda.current_context().get_memory_info()[0]
+
+
 @dataclass(frozen=True)
 class Real:
     """The type of the numbers that integrals are computed in.
@@ -242,7 +255,7 @@ class DeviceContext:
             self.unit = arithmetic_unit(self.capability)
             self.stream = as_stream(stream)
             self.tracks, self.track = Tracks(self.stream), 0
-            self.pool = Pool(max_memory, self.tracks)
+            self.pool = Pool(max_memory, self.tracks, self.device)
             self.recorder = Recorder(self.pool)
             self.handle, (self.kernels, self.known) = int(self.stream.handle), kept_on(self.device)
 

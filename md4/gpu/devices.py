@@ -1,8 +1,10 @@
-"""Which GPUs a call uses."""
+"""Which GPUs a call uses, and how much of their memory where other processes use them, too."""
 
 from md4.errors import ArgumentError, DeviceError
-from md4.gpu import device_count
+from md4.gpu import available, device_count
 from md4.support.arguments import as_list, shown, whole_number
+from md4.support.display import size_text
+from md4.support.log import log
 
 
 def chosen(devices, backend="auto", rank=None):
@@ -39,3 +41,46 @@ def chosen(devices, backend="auto", rank=None):
         there = f"the GPUs here are 0 to {count - 1}" if count else "there is no usable GPU; see `md4 info`"
         raise DeviceError(f"there is no GPU {missing[0]}: {there}.")
     return numbers
+
+
+def identities(numbers):
+    """What tells the GPUs of a call from all others, by their numbers from `chosen`; none where there is no GPU."""
+    if not available():
+        return {}
+    from md4.gpu.context import current_device, free_memory, identity
+
+    found = {}
+    for number in numbers:
+        device = current_device() if number is None else number
+        free_memory(device)  # makes the context, which takes memory as well
+        found[device] = identity(device)
+    return found
+
+
+def memory_facts(devices):
+    """[(device, bytes free, bytes that md4 holds there in this process)]."""
+    if not devices:
+        return []
+    from md4.gpu.context import free_memory
+    from md4.gpu.device_shares import held_on
+
+    return [(device, free_memory(device), held_on(device)) for device in devices]
+
+
+def take_shares(divided):
+    """This process takes shares of devices: {device: (bytes that are free or md4's, processes) or None}.
+
+    Of each share, as much is left to the driver as by a process that has the device for itself.
+    """
+    if not divided:
+        return
+    from md4.gpu.device_shares import Share, take_share
+    from md4.gpu.pool import RESERVE_BYTES
+
+    for device, of_all in divided.items():
+        share = None
+        if of_all is not None:
+            nbytes, processes = of_all
+            share = Share(max(0, nbytes // processes - RESERVE_BYTES), processes)
+            log.info("%d processes share GPU %d: %s for each", processes, device, size_text(share.nbytes))
+        take_share(device, share)

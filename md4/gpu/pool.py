@@ -11,6 +11,7 @@ from numba import cuda
 
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, copy_to_device
+from md4.gpu.device_shares import held_on, register, shares
 from md4.gpu.dlpack import DeviceArray
 from md4.gpu.tuning import TRACKS
 from md4.support.display import size_text
@@ -107,10 +108,12 @@ class Pool:
         Cap in MB; by default what is free on the device when memory is asked for.
     tracks : md4.gpu.tracks.Tracks, optional
         The streams that use the memory; by default a single one.
+    device : int, optional
+        Number of the device, of which other processes may have shares.
     """
 
-    def __init__(self, max_memory=None, tracks=None):
-        self.tracks = tracks
+    def __init__(self, max_memory=None, tracks=None, device=None):
+        self.tracks, self.device = tracks, device
         self.cap = None if max_memory is None else int(max_memory * 1e6)
         self.peak, self.free, self.lock = 0, None, Lock()
         # Memory by its number, and its address and size; numbers that are on loan, with the token of the loan; idle
@@ -119,9 +122,10 @@ class Pool:
         self.rooms = {}  # loans of `room`, by the names of what they are for
         # How often memory was asked for, and the most bytes of each room that were, while somebody notes them.
         self.requests, self.noted = 0, None
-        # All three change whenever Python drops an object, in any thread: by single operations that cannot be torn.
-        self.live, self.dropped, self.returned = {}, deque(), deque()
+        # All four change whenever Python drops an object, in any thread: by single operations that cannot be torn.
+        self.live, self.on_host, self.dropped, self.returned = {}, {}, deque(), deque()
         self.numbers = count()
+        register(device, self)
 
     def facts(self):
         """What there is to show of it, as (name, value)."""
@@ -130,7 +134,12 @@ class Pool:
 
     @property
     def held(self):
-        """Bytes that are allocated."""
+        """Bytes that are allocated, on the device and on the host."""
+        return self.held_on_device + sum(list(self.on_host.values()))
+
+    @property
+    def held_on_device(self):
+        """Bytes of the device that are allocated."""
         return sum(list(self.live.values())) + sum(list(self.dropped))
 
     @locked
@@ -151,7 +160,10 @@ class Pool:
         """Bytes that can be allocated at once."""
         if self.free is None:
             self.free = max(0, cuda.current_context().get_memory_info()[0] - RESERVE_BYTES)
-        return self.free if self.cap is None else min(self.free, self.cap - self.held)
+        if self.cap is not None:
+            return min(self.free, self.cap - self.held)
+        share = shares.get(self.device)
+        return self.free if share is None else min(self.free, max(0, share.nbytes - held_on(self.device)))
 
     def _idle_bytes(self):
         self._collect()
@@ -267,9 +279,11 @@ class Pool:
             self.trim()
         limit = self._room()
         if size > limit:
+            share = shares.get(self.device) if self.cap is None else None
+            remedy = f"{share.processes} processes share this GPU, start fewer," if share else "raise max_memory"
             raise MemoryLimitError(
-                f"{size / 1e6:.1f} MB of device memory are needed, but {limit / 1e6:.1f} MB may be used; "
-                "raise max_memory or compute less at once."
+                f"{size / 1e6:.1f} MB of device memory are needed, but {limit / 1e6:.1f} MB may be used; {remedy} or "
+                "compute less at once."
             )
         memory, number = cuda.current_context().memalloc(size), next(self.numbers)
         weakref.finalize(lifetime(memory), forget, number, self.live, self.dropped)
@@ -311,8 +325,8 @@ class Pool:
     def watch(self, host):
         """Counts an array in host memory against the cap, too, for as long as it is there."""
         number = next(self.numbers)
-        weakref.finalize(host, self.live.pop, number, None)
-        self.live[number] = host.nbytes
+        weakref.finalize(host, self.on_host.pop, number, None)
+        self.on_host[number] = host.nbytes
         return host
 
     def upload(self, arrays, stream, fresh=False, track=0):

@@ -2,6 +2,9 @@
 
 The device copies from and to pinned memory only. The way through the driver's own takes several times as long as the
 copy itself, since one thread does it. Here some threads copy between pinned memory and arrays of the caller.
+
+This memory counts against the cap of an engine as long as a copy uses it. Where the cap leaves little, copies go the
+driver's way. What is not in use stays in CuPy's pool for the next copies, whichever engine makes them.
 """
 
 import numpy as np
@@ -14,6 +17,8 @@ LEAST, MOST = 1 << 20, 256 << 20
 # Up to here the driver's own way to the device takes no longer.
 LEAST_SENT = 10 << 20
 THREADS = 3
+# Of what a cap leaves: the most that a copy may take, so that the work that goes on beside it has memory.
+CAP_SHARE = 0.125
 
 
 class Staging:
@@ -23,22 +28,27 @@ class Staging:
     ----------
     xp : module
         CuPy.
+    pool : md4.gpu.pool.Pool
+        It counts what is in use.
     """
 
-    def __init__(self, xp):
-        self.xp, self.threads, self.used = xp, Standing(), []
+    def __init__(self, xp, pool):
+        self.xp, self.pool, self.threads, self.used = xp, pool, Standing(), []
 
     def takes(self, array):
         """Whether an array, of the host or of the device, is copied so."""
-        return array.dtype == np.float64 and array.flags.c_contiguous and LEAST <= array.nbytes <= MOST
+        usual = array.dtype == np.float64 and array.flags.c_contiguous and LEAST <= array.nbytes <= MOST
+        return usual and (self.pool.cap is None or pinned_bytes(array) <= CAP_SHARE * self.pool.below_cap())
 
     def pinned(self, array):
         """Host memory for an array of the same shape: pinned, or any where the system gives none, which is slower."""
         self.used = [(copied, memory) for copied, memory in self.used if not copied.done]
+        size = pinned_bytes(array)
         try:
-            return np.ndarray(array.shape, buffer=self.xp.cuda.alloc_pinned_memory(array.nbytes))
+            memory = np.ndarray(size // 8, buffer=self.xp.cuda.alloc_pinned_memory(size))
         except self.xp.cuda.runtime.CUDARuntimeError:
-            return np.empty(array.shape)
+            memory = np.empty(array.size)
+        return self.pool.watch(memory)[: array.size].reshape(array.shape)
 
     def mark(self, memory, stream):
         """The event after what a stream was given, until which CuPy's pool must not lend the memory to others."""
@@ -89,3 +99,8 @@ class Staging:
             np.copyto(target[cuts[n] : cuts[n + 1]], source[cuts[n] : cuts[n + 1]])
 
         run_each(count, part, start=self.threads.start)
+
+
+def pinned_bytes(array):
+    """Bytes of the pinned memory for an array: CuPy's pool rounds up to a power of two."""
+    return 1 << max(3, int(array.nbytes - 1).bit_length())

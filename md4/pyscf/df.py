@@ -6,7 +6,7 @@ first one is made, since PySCF is not imported before.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy as np
 
 from md4.contract.density_fitting import CUTOFF
 from md4.contract.fitting_stores import STORES
+from md4.contract.ranks import ranks_of
 from md4.engine import BACKENDS
-from md4.errors import UnsupportedError
+from md4.errors import MD4Error, UnsupportedError
 from md4.gpu.devices import chosen
 from md4.pyscf import check_density, check_pyscf, effective_omega
 from md4.pyscf.tensors import Rows, Tensors, tagged_orbitals
@@ -127,42 +128,57 @@ class DF:
         self, mol: Molecule, auxbasis: Any = None, backend: BackendName = "auto", max_memory: float | None = None,
         stream: Stream = None, devices: Devices = None, store: Store = "auto", cutoff: float = CUTOFF, comm: Any = None,
     ) -> None:  # fmt: skip
-        checked_choice("backend", backend, BACKENDS)
-        checked_choice("store", store, STORES)
-        if devices is not None:
-            chosen(devices, backend)
-        self._md4 = Tensors(
-            backend=backend, max_memory=checked_memory(max_memory), stream=checked_stream(stream), devices=devices,
-            comm=comm, store=store, cutoff=checked_real("cutoff", cutoff, 0),
-        )  # fmt: skip
-        super().__init__(checked_mol(mol), auxbasis)  # type: ignore[call-arg]
+        def checked():
+            checked_choice("backend", backend, BACKENDS)
+            checked_choice("store", store, STORES)
+            if devices is not None:
+                chosen(devices, backend)
+            checked_mol(mol)
+            return {
+                "max_memory": checked_memory(max_memory), "stream": checked_stream(stream),
+                "cutoff": checked_real("cutoff", cutoff, 0),
+            }  # fmt: skip
+
+        options = ranks_of(comm).together(checked, "md4.DF")
+        self._md4 = Tensors(backend=backend, devices=devices, comm=comm, store=store, **options)
+        super().__init__(mol, auxbasis)  # type: ignore[call-arg]
 
     # what is made
 
     def _md4_fitting(self, omega=None):
-        """The `DensityFitting` of `mol` for an omega of PySCF; sets `auxmol`."""
+        """The `DensityFitting` of `mol` for an omega of PySCF, which all ranks make together if there is none."""
+        if self._md4_has(omega):
+            return self._md4_made(omega)
+        return self._md4.ranks.together(lambda: self._md4_made(omega), "tensor of an md4.DF")
+
+    def _md4_has(self, omega=None):
+        """Whether the tensor for an omega is there; a molecule that cannot be used has none, and making it says why."""
+        with suppress(MD4Error):
+            mol = checked_mol(self.mol)
+            return self._md4.has(mol, effective_omega(mol, omega))
+        return False
+
+    def _md4_made(self, omega=None):
+        """`_md4_fitting` for this rank; sets `auxmol`."""
         mol, tensors = checked_mol(self.mol), self._md4
         omega = effective_omega(mol, omega)
         known = tensors.has(mol, omega)
-
-        def made():
-            self.auxmol = tensors.of(mol, self.auxbasis)
-            return tensors.fitting(mol, self.auxbasis, omega)
-
-        if known:
-            return made()
-        fitting = tensors.ranks.together(made, "tensor of an md4.DF")
-        self._md4_tell(fitting)
+        self.auxmol = tensors.of(mol, self.auxbasis)
+        fitting = tensors.fitting(mol, self.auxbasis, omega)
+        if not known:
+            self._md4_tell(fitting)
         return fitting
 
     def _md4_tell(self, fitting):
-        """Tells PySCF's log, from verbose = 4 on, how a new tensor is kept."""
+        """Tells PySCF's log, from verbose = 4 on, how a new tensor is kept; always, if digits are lost."""
         from pyscf.lib import logger
 
         logger.info(
             self, "density fitting by md4: backend %s, %d auxiliary functions, store %s, metric by %s",
             backend_text(fitting.engine.backend), fitting.three.naux, fitting.store, fitting.metric.how,
         )  # fmt: skip
+        if fitting.metric.doubt is not None:
+            logger.warn(self, "%s", fitting.metric.doubt.text(self.auxmol.ao_labels()))
 
     @property
     def store(self) -> str:
@@ -189,12 +205,19 @@ class DF:
 
     def build(self) -> "DF":
         """Makes the tensor; writes it to the file `_cderi_to_save` if that is set, of several ranks rank 0."""
-        self.check_sanity()
-        self.dump_flags()
-        if self._md4_pyscf is None:
-            self._md4_fitting()
-            if isinstance(self._cderi_to_save, str) and self._md4.ranks.rank == 0:
-                self._md4_write(self._cderi_to_save)
+
+        def made():
+            self.check_sanity()
+            self.dump_flags()
+            if self._md4_pyscf is None:
+                self._md4_made()
+                if isinstance(self._cderi_to_save, str) and self._md4.ranks.rank == 0:
+                    self._md4_write(self._cderi_to_save)
+
+        if self._md4_pyscf is not None or self._md4_has():
+            made()
+        else:
+            self._md4.ranks.together(made, "tensor of an md4.DF")
         return self
 
     def _md4_write(self, name):
@@ -223,9 +246,8 @@ class DF:
         if self._md4_pyscf is not None:
             yield from self._md4_pyscf.loop(blksize)
             return
-        step = checked_integer("blksize", self.blockdim if blksize is None else blksize, 1)
-        fitting = self._md4_fitting()
-        many = step
+        fitting = self._md4_fitting()  # first, since other ranks may be about to make it, too
+        many = step = checked_integer("blksize", self.blockdim if blksize is None else blksize, 1)
         if fitting.rows_are_made:
             row = 4 * fitting.nao * (fitting.nao + 1)
             many = max(step, int(ROWS_SHARE * host_memory()) // row // step * step)
@@ -256,8 +278,12 @@ class DF:
         -------
         vj, vk : ndarray of dm's shape, in Hartree; None if not requested
         """
-        if self._md4_pyscf is not None:
-            return self._md4_pyscf.get_jk(dm, hermi, with_j, with_k, direct_scf_tol, omega)
+        given = self._md4_pyscf
+        if given is not None:
+            name = "DF.get_jk of a tensor that was given"
+            return self._md4.ranks.together(
+                lambda: given.get_jk(dm, hermi, with_j, with_k, direct_scf_tol, omega), name
+            )
         return self._md4.ranks.together(lambda: self._md4_get_jk(dm, hermi, with_j, with_k, omega), "DF.get_jk")
 
     def _md4_get_jk(self, dm, hermi, with_j, with_k, omega):
@@ -269,6 +295,15 @@ class DF:
         vj, vk = (None if v is None else v.reshape(matrices.shape) for v in found)
         return vj, vk
 
+    def _md4_auxmol(self):
+        """The auxiliary molecule of `mol`. If this rank cannot make it, the others, which make theirs, hear of it."""
+        tensors = self._md4
+
+        def made():
+            return tensors.of(checked_mol(self.mol), self.auxbasis)
+
+        return made() if tensors.made else tensors.ranks.together(made, "auxiliary basis of an md4.DF")
+
     @contextmanager
     def range_coulomb(self, omega: float | None) -> Iterator[Any]:
         """Within it, `mol` and the object that it yields have the operator of `omega`."""
@@ -276,7 +311,7 @@ class DF:
             with self._md4_pyscf.range_coulomb(omega) as other:
                 yield other
             return
-        mol, auxmol = self.mol, self._md4.of(self.mol, self.auxbasis)
+        mol, auxmol = self.mol, self._md4_auxmol()
         before = mol.omega, auxmol.omega
         mol.omega = auxmol.omega = 0 if omega is None else omega
         try:

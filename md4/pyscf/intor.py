@@ -88,16 +88,16 @@ def intor(
     >>> md4.intor(mol, "int2e_stg", aosym="s4").shape
     (66, 66)
     """
-    if isinstance(name, str) and name in FEW_CENTRES:
-        if devices is not None or comm is not None or gather:
-            raise ArgumentError(f"{name} is made by one device: leave out devices, comm and gather.")
-        basis, operator = name_basis_operator(mol, name, omega)
-        options = aosym, shls_slice, out, backend, device, max_memory, stream, progress
-        return few_centre_tensor(Basis.joined([basis]), operator, FEW_CENTRES[name], (0, basis.nshell), *options)
     ranks = ranks_of(comm)
 
     def made():
+        few = isinstance(name, str) and name in FEW_CENTRES
+        if few and (devices is not None or comm is not None or gather):
+            raise ArgumentError(f"{name} is made by one device: leave out devices, comm and gather.")
         basis, operator = name_basis_operator(mol, name, omega)
+        if few:
+            options = aosym, shls_slice, out, backend, device, max_memory, stream, progress
+            return few_centre_tensor(Basis.joined([basis]), operator, FEW_CENTRES[name], (0, basis.nshell), *options)
         request = checked_request(basis, aosym, shls_slice, out, device)
         collected, shown_progress = checked_flag("gather", gather), checked_progress(progress)
         engines = shared_engines(basis, operator, backend, stream, max_memory, devices, ranks, collected)

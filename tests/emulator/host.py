@@ -231,6 +231,9 @@ class Driver:
     def cuCtxGetDevice(self):
         return SUCCESS, 0
 
+    def cuDeviceGetUuid(self, device):
+        return SUCCESS, SimpleNamespace(bytes=b"emulated device" + bytes([device]))
+
 
 class Cuda:
     """What kernels and host code ask of `numba.cuda`."""

@@ -1,5 +1,6 @@
 """Density fitting on a GPU: on the emulated device with a stand-in for CuPy, and on a real one."""
 
+import gc
 import sys
 
 import numpy as np
@@ -15,12 +16,15 @@ from md4.contract.density_fitting import DensityFitting
 from md4.contract.exchange_factors import half_transformed
 from md4.contract.fitting_stores import Columns, block_rows
 from md4.contract.fitting_team import density_fitting
+from md4.contract.metric import Metric
 from md4.contract.metric_rows import inverse
 from md4.contract.three_centre import ThreeCentre
 from md4.cpu.algebra import HostAlgebra
+from md4.engine import make_backend
 from md4.gpu import targets
 from md4.gpu.buffers import as_buffer
 from md4.gpu.pool import bucket
+from md4.method.operators import as_operator
 
 STORES = ["device", "host", "direct"]
 # Few functions, since the emulated device is slow.
@@ -197,6 +201,32 @@ def test_staging(algebra, least, monkeypatch):
     assert not algebra.staging.takes(np.zeros((4, 4))[:, ::2])
 
 
+def test_staging_counts_against_the_cap(emulated, monkeypatch):
+    """As long as a copy uses it; where little is left, copies do without."""
+    monkeypatch.setattr("md4.gpu.staging.LEAST", 0)
+    monkeypatch.setattr("md4.gpu.staging.LEAST_SENT", 0)
+    algebra = md4.Engine(md4.Basis.from_mol(FEW), backend="cuda", max_memory=1).backend.algebra()
+    pool, array = algebra.context.pool, np.random.default_rng(0).normal(size=(60, 60))
+    with algebra.working():
+        gc.collect()
+        before = pool.held
+        sent = algebra.send(array)
+        fetch = algebra.later(sent)
+        assert pool.held - pool.held_on_device >= 32768  # a power of two
+        assert np.array_equal(fetch(), array)
+        del fetch
+        algebra.staging.used.clear()  # as the next copy does
+        gc.collect()
+        assert pool.held == pool.held_on_device
+        kept = pool.watch(np.empty((1_000_000 - before) // 8 - 20_000))
+        assert not algebra.staging.takes(array)
+        monkeypatch.setattr(algebra.staging, "pinned", None)
+        assert np.array_equal(algebra.later(algebra.send(array))(), array)
+        assert pool.held <= 1_000_000
+        del kept, sent
+        gc.collect()
+
+
 @pytest.mark.parametrize("rows, products", [(7, [(7, 6)]), (8, [(8, 6)]), (9, [(8, 6), (1, 6)]), (11, [(11, 6)])])
 @pytest.mark.parametrize("add", [False, True])
 def test_few_rows_beyond_tiles(algebra, rows, products, add, monkeypatch):
@@ -254,6 +284,26 @@ def test_lower_solver_of_a_metric_that_is_nearly_singular(algebra, monkeypatch):
     theirs = solve_triangular(lower, metric, lower=True)
     errors = [abs(found.T @ found - metric).max() for found in (ours, theirs)]
     assert errors[0] < 4 * errors[1] + 1e-14 * abs(metric).max()
+
+
+@pytest.mark.parametrize("change, how, tolerance", [
+    (0.0, "eigenvectors", 1e-11), (1e-8, "eigenvectors", 1e-11), (1e-3, "Cholesky", 1e-4), (0.1, "Cholesky", 1e-9),
+])  # fmt: skip
+def test_metrics_of_functions_that_coincide(algebra, change, how, tolerance):
+    """The way is that of the CPU, and so is (ij|P) (P|Q)^-1 (Q|kl), to fewer digits where the user is told so."""
+    mol, shells = molecule(WATER, "6-31g"), [[l, [a, 1]] for l in (0, 1, 2) for a in (0.3, 0.9, 2.7)]
+    again = [[l, [a * (1 + change), c]] for l, (a, c) in shells]
+    auxmol = df.make_auxmol(mol, {"default": shells + again})
+    metric, integrals = auxmol.intor("int2c2e"), df.incore.aux_e2(mol, auxmol, aosym="s2ij").T.copy()
+    host = HostAlgebra(make_backend("cpu", as_operator("coulomb")))
+    theirs, ours = Metric(metric, host), Metric(algebra.send(metric), algebra)
+    if (ours.how, theirs.how) != (how, how):  # where functions coincide, there may be an L by chance
+        assert ours.doubt is not None or theirs.doubt is not None
+        return
+    assert (ours.doubt is not None) == (theirs.doubt is not None) == (change == 1e-3)
+    wanted = theirs.apply(integrals.copy())
+    found = algebra.fetch(algebra.xp.ascontiguousarray(ours.apply(algebra.send(integrals))))
+    assert abs(found.T @ found - wanted.T @ wanted).max() < tolerance
 
 
 def test_no_wait_for_md4s_own_stream(emulated):

@@ -134,6 +134,8 @@ def test_workers_agree(tmp_path):
     fit = made(auxbasis=nearly)
     same_as(fit.get_jk(dm, 0), wanted)
     assert fit._md4_fitting().metric.how == "Cholesky"
+    assert fit._md4_fitting().metric.doubt is not None
+    assert made()._md4_fitting().metric.doubt is None
     take_rows = Share._take_rows
 
     def poorer(share, *given):
@@ -212,3 +214,57 @@ def test_faults(tmp_path):
     assert second[13].startswith("BasisError: ")
     assert [first[n] for n in (12, 13)] == [f"RankError: rank 1: {second[n]}" for n in (12, 13)]
     assert first[14].startswith("ArgumentError: comm must be")
+
+
+def test_arguments_that_only_one_rank_has_wrong(tmp_path):
+    """Rank 1 raises its own exception and the others its message: none waits, and the next call of all is right."""
+    first, second = run(tmp_path, 2, BEGIN + """
+    wanted = made(comm=None).get_jk(dm, 0)
+
+    def saved():
+        fit = made()
+        fit._cderi_to_save = str(folder / "no-such-folder" / "tensor.h5")  # which rank 0 writes
+        return fit.build().get_jk(dm, 0)
+
+    def of_another_molecule():
+        fit = made()
+        fit.mol = "water" if one else water
+        return fit.get_naoaux()
+
+    def long_range():
+        with made(auxbasis="no-such-basis" if one else "cc-pvdz-jkfit").range_coulomb(0.3) as fit:
+            return fit.get_jk(dm, 0)
+
+    def of_a_given_tensor():
+        fit = made().build()
+        if one:
+            fit._cderi = np.zeros((2, 91))
+        return fit.get_jk(dm, 0)
+
+    report([
+        caught(made, devices=[0] if one else None),
+        caught(made, devices=7 if one else None, backend="auto"),
+        caught(made, backend="gpu" if one else "cpu"),
+        caught(made, store="disk" if one else "auto"),
+        caught(made, max_memory=-1 if one else None),
+        caught(made, stream="first" if one else None),
+        caught(made, cutoff=np.nan if one else 1e-13),
+        caught(made, "water" if one else water),
+        caught(md4.intor, water, "int3c2e" if one else "int2e", comm=comm),
+        caught(of_another_molecule),
+        caught(long_range),
+        caught(of_a_given_tensor),
+        caught(lambda: list(made().loop(0 if one else 50))),
+        caught(saved),
+    ])
+    same_as(made().get_jk(dm, 0), wanted)
+    """, env={"CUDA_VISIBLE_DEVICES": ""}).reports  # fmt: skip
+    kinds = [message.partition(":")[0] for message in second]
+    assert kinds[:11] == ["ArgumentError", "DeviceError", *8 * ["ArgumentError"], "BasisError"]
+    assert first[:11] == [f"RankError: rank 1: {message}" for message in second[:11]]
+    assert first[11] == second[11]
+    assert "rank 1: DF.get_jk of a tensor that was given" in first[11]
+    assert first[12] is None  # each rank asks for rows by itself
+    assert second[12].startswith("ArgumentError: blksize")
+    assert first[13].startswith("FileNotFoundError: ")
+    assert second[13] == f"RankError: rank 0: {first[13]}"

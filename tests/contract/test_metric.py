@@ -1,0 +1,99 @@
+"""Metrics of auxiliary functions that coincide, or nearly do: J and K are those of PySCF, or the user is told."""
+
+import numpy as np
+import pytest
+from densities import random_densities
+from molecules import WATER, molecule
+from pyscf import df, gto
+
+import md4
+from md4.contract.metric import MARGIN, Metric
+from md4.cpu.algebra import HostAlgebra
+from md4.engine import make_backend
+from md4.method.operators import as_operator
+
+JKFIT = {symbol: gto.basis.load("cc-pvdz-jkfit", symbol) for symbol in "OH"}
+MESSAGE = "the auxiliary functions are linearly dependent within rounding, or nearly so"
+
+
+def doubled(change):
+    """The auxiliary basis, and its uncontracted shells once more with exponents that are larger by a factor."""
+    again = {
+        symbol: [[l, *[[a * (1 + change), c] for a, c in more]] for l, *more in shells if len(more) == 1]
+        for symbol, shells in JKFIT.items()
+    }
+    return {symbol: JKFIT[symbol] + again[symbol] for symbol in JKFIT}
+
+
+def with_ghost(distance):
+    """Water, and a centre so many Angstrom from the oxygen atom that has the same auxiliary functions."""
+    first, *others = WATER.split(";")
+    _, x, y, z = first.split()
+    ghost = f"ghost-O {x} {y} {float(z) + distance:.16f}"
+    basis = {"O": "6-31g", "H": "6-31g", "ghost-O": [[0, [0.5, 1.0]]]}
+    mol = gto.M(atom=";".join([first, *others, ghost]), basis=basis, verbose=0)
+    return mol, JKFIT | {"ghost-O": JKFIT["O"]}
+
+
+def case(kind, amount):
+    return with_ghost(amount) if kind == "centre" else (molecule(WATER, "6-31g"), doubled(amount))
+
+
+@pytest.mark.parametrize("kind, amount", [
+    ("exponents", 0.0), ("exponents", 1e-14), ("exponents", 1e-10), ("exponents", 1e-6), ("exponents", 0.1),
+    ("centre", 0.0), ("centre", 1e-13), ("centre", 1e-9), ("centre", 1e-6), ("centre", 0.1), ("centre", 1.0),
+])  # fmt: skip
+def test_functions_that_coincide(kind, amount):
+    """By eigenvectors, as PySCF, or by Cholesky where they are far enough from each other."""
+    mol, auxbasis = case(kind, amount)
+    ours, theirs = md4.DF(mol, auxbasis, backend="cpu"), df.DF(mol, auxbasis).build()
+    metric = ours.build()._md4_fitting().metric
+    if metric.how == "eigenvectors":
+        assert amount < 1e-5
+    else:  # an L of functions that coincide, which another LAPACK may find by chance
+        assert (metric.doubt is not None) == (amount < 1e-5)
+    dm = random_densities(mol)[0]
+    if ours.get_naoaux() == theirs.get_naoaux():
+        for mine, other in zip(ours.get_jk(dm), theirs.get_jk(dm), strict=True):
+            assert abs(mine - other).max() < 1e-10 * abs(other).max()
+
+
+@pytest.mark.parametrize("kind, amount, labels", [
+    ("exponents", 3e-3, ("0 O",)), ("centre", 1e-3, ("0 O", "3 GHOST-O")),
+])  # fmt: skip
+def test_functions_that_nearly_coincide(kind, amount, labels, capsys, caplog):
+    """Rounding decides what they add: PySCF's log and Python's say so, and name some of them."""
+    mol, auxbasis = case(kind, amount)
+    mol.verbose = 3
+    fit = md4.DF(mol, auxbasis, backend="cpu").build()
+    metric = fit._md4_fitting().metric
+    assert metric.how == "Cholesky"
+    assert metric.doubt.smallest < MARGIN * metric.doubt.rounding
+    told = "".join(capsys.readouterr())
+    assert told.count(MESSAGE) == 1
+    assert all(f"'{label} " in told for label in labels)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [metric.doubt.text()]
+    assert len(set(metric.doubt.functions)) == 4
+
+
+@pytest.mark.parametrize("auxbasis", ["cc-pvdz-jkfit", "cc-pvtz-jkfit", "aug-cc-pvtz-jkfit", "aug-cc-pvtz-ri"])
+def test_usual_sets(auxbasis):
+    assert md4.DF(molecule(WATER, "6-31g"), auxbasis, backend="cpu").build()._md4_fitting().metric.doubt is None
+
+
+@pytest.mark.parametrize("smallest, doubtful", [(1e-3, False), (1e-11, False), (1e-13, True), (5e-15, True)])
+def test_the_smallest_eigenvalue(smallest, doubtful):
+    """To a factor of a few."""
+    n, rng = 60, np.random.default_rng(1)
+    q = np.linalg.qr(rng.normal(size=(n, n)))[0]
+    matrix = (q * np.geomspace(smallest, 10, n)) @ q.T
+    metric = Metric((matrix + matrix.T) / 2, HostAlgebra(make_backend("cpu", as_operator("coulomb"))))
+    assert (metric.doubt is not None) == doubtful
+    if doubtful:
+        assert smallest / 5 < metric.doubt.smallest < 5 * smallest
+        assert metric.doubt.functions[0] in np.argsort(-abs(q[:, 0]))[:3]
+
+
+def test_one_function():
+    metric = Metric(np.full((1, 1), 2.0), HostAlgebra(make_backend("cpu", as_operator("coulomb"))))
+    assert metric.doubt is None
