@@ -20,10 +20,9 @@ from md4.gpu.emit.instructions import (
     make_wait_copies,
     shared_address,
 )
-from md4.gpu.emit.scalars import quotient
-from md4.gpu.emit.stores import make_stage_tile, make_write_out
 from md4.gpu.emit.tile_products import make_chain, make_column_state, make_right_blocks, make_staircase_products
 from md4.gpu.kernels.fused_operands import KetSide, Work
+from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
     Levels,
@@ -35,7 +34,6 @@ from md4.gpu.kernels.groups import (
     primitives_of,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.tuning import FUSED
 
 
 def make_next_group(kets):
@@ -82,65 +80,6 @@ def make_copy_r(threads=32):
     return jit_device(copy_r)
 
 
-def make_write_quartets(mt, nc, kets):
-    """Device function that writes the first `count` quartets of a tile, or adds them to what is there if `added`.
-
-    The integrals of a quartet are contiguous. They are put in order in shared memory at `address` first. See
-    `make_write_rows` for parts of a matrix.
-    """
-    stage, rounds = make_stage_tile(2 * mt, nc, kets), FUSED.write_rounds
-    write_out, add_out = make_write_out(rounds, 32), make_write_out(rounds, 32, add=True)
-
-    def write_quartets(tile, address, count, rows, right, nab, out, first, lane, added):
-        row_bytes, column_bytes, size = i32(8 * out.s_ab), i32(8 * out.s_cd), nab * right.ncd
-        stage(tile, address, rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes, i32(8 * size))
-        cuda.syncwarp()
-        # quartets that follow each other are written as one
-        joined = out.s_kl == size
-        run, runs = (i32(size * count), i32(1)) if joined else (i32(size), i32(count))
-        while runs > 0:
-            n = i32(lane)
-            while n < run:
-                if added:
-                    add_out(out.numbers, first + n, i32(address + 8 * n), i64(run - n))
-                else:
-                    write_out(out.numbers, first + n, i32(address + 8 * n), i64(run - n))
-                n = i32(n + 32 * rounds)
-            runs, address, first = i32(runs - 1), i32(address + 8 * size), first + out.s_kl
-        cuda.syncwarp()
-
-    return jit_device(write_quartets)
-
-
-def make_write_rows(mt, nc, kets):
-    """As `make_write_quartets`, where the integrals of a quartet are a part of a matrix, contiguous within rows."""
-    stage = make_stage_tile(2 * mt, nc, kets)
-    write_one, add_one = make_write_out(1, 32), make_write_out(1, 32, add=True)
-
-    def write_rows(tile, address, count, rows, right, nab, out, first, lane, added):
-        # (ij, ab) are columns, or (kl, cd)
-        turned, size = out.s_ab == 1, nab * right.ncd
-        run, step = (nab, out.s_cd) if turned else (right.ncd, out.s_ab)
-        row_bytes, column_bytes = (i32(8), i32(8 * nab)) if turned else (i32(8 * right.ncd), i32(8))
-        stage(tile, address, rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes, i32(8 * size))
-        cuda.syncwarp()
-        left = i32(count)
-        while left > 0:
-            n = lane
-            while n < size:
-                row = quotient(n, run)
-                place = first + row * step + n - row * run
-                if added:
-                    add_one(out.numbers, place, i32(address + 8 * n), size - n)
-                else:
-                    write_one(out.numbers, place, i32(address + 8 * n), size - n)
-                n += 32
-            left, address, first = i32(left - 1), i32(address + 8 * size), first + out.s_kl
-        cuda.syncwarp()
-
-    return jit_device(write_rows)
-
-
 def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, ahead, matrix=False, limited=False):
     """Kernel factory; `kets`: ket pairs of a group, of one primitive pair each at most. `nq` are all blocks of q.
 
@@ -151,7 +90,7 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
     chain, right_blocks = make_chain(mt, nq, nc, wide, reach, kets, ahead), make_right_blocks(nc, reach)
     products = make_staircase_products(2 * mt, nq * kets, wide, False, ahead=False, same=kets)
     column_state = make_column_state(nq * kets, False)
-    write = (make_write_rows if matrix else make_write_quartets)(mt, nc, kets)
+    write = make_write(mt, nc, kets, matrix)
     primitives, end_of, next_group = jit_device(primitives_of), jit_device(end_of_kets), make_next_group(kets)
     at_once, copy_panel, copy_r = jit_device(pairs_at_once), make_copy_range(threads), make_copy_r()
     wait_all = make_wait_copies(0)
@@ -237,8 +176,10 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
                         tile = chain(tile, left, right.h, place, taken * nq)
                 first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
                 write(
-                    tile, out_stage, taken, levels.rows, right, work.nab, out, first_out, lane, contracted and added
-                )
+                    tile, out_stage, taken, levels.rows, lane >> 2, right, work.nab, out, first_out, 0, lane,
+                    contracted and added,
+                )  # fmt: skip
+                cuda.syncwarp()
                 pair_cd = next_cd
             begin += work.group
             added, more = True, contracted and begin < end

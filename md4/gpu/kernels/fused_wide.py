@@ -25,13 +25,12 @@ from md4.gpu.emit.instructions import (
     make_wait_copies,
     shared_address,
 )
-from md4.gpu.emit.scalars import quotient
-from md4.gpu.emit.stores import make_stage_tile, make_write_out
 from md4.gpu.emit.tile_products import make_exact_chain, make_exact_products
 from md4.gpu.gather_words import all_words, words_of
 from md4.gpu.kernels.fused import next_pair
 from md4.gpu.kernels.fused_groups import make_copy_r
 from md4.gpu.kernels.fused_operands import KetSide, Work
+from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
     Limits,
@@ -47,53 +46,12 @@ from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.staircases import reach, row_table, shared_out, shared_rows
 from md4.gpu.tuning import (
     FEWEST_BLOCKS,
-    FUSED,
     FUSED_WIDE,
     SHARED_BYTES,
     blocks_of_8,
     panel_rows,
     r_stride_of,
 )
-
-
-def make_write_quartet(mt, nc, threads):
-    """Device function by which a team of `threads` writes a quartet, whose integrals are contiguous.
-
-    They are put in order in shared memory at `address` first. See `make_write_rows` for parts of a matrix.
-    """
-    stage, rounds, meet = make_stage_tile(2 * mt, nc), FUSED.write_rounds, make_meet(threads)
-    write_out = make_write_out(rounds, threads)
-
-    def write_quartet(tile, address, rows, first_row, right, nab, out, first, team, thread):
-        row_bytes, column_bytes = i32(8 * out.s_ab), i32(8 * out.s_cd)
-        stage(tile, address, rows, first_row, row_bytes, right.rows, 2 * (thread & 3), column_bytes, i32(0))
-        meet(team)
-        n, count = i32(thread), i32(nab * right.ncd)
-        while n < count:
-            write_out(out.numbers, first + n, i32(address + 8 * n), i64(count - n))
-            n = i32(n + threads * rounds)
-
-    return jit_device(write_quartet)
-
-
-def make_write_rows(mt, nc, threads):
-    """As `make_write_quartet`, where the integrals of a quartet are a part of a matrix, contiguous within rows."""
-    stage, write_one, meet = make_stage_tile(2 * mt, nc), make_write_out(1, threads), make_meet(threads)
-
-    def write_rows(tile, address, rows, first_row, right, nab, out, first, team, thread):
-        # (ij, ab) are columns, or (kl, cd)
-        turned = out.s_ab == 1
-        run, step = (nab, out.s_cd) if turned else (right.ncd, out.s_ab)
-        row_bytes, column_bytes = (i32(8), i32(8 * nab)) if turned else (i32(8 * right.ncd), i32(8))
-        stage(tile, address, rows, first_row, row_bytes, right.rows, 2 * (thread & 3), column_bytes, i32(0))
-        meet(team)
-        n, count = thread, nab * right.ncd
-        while n < count:
-            row = quotient(n, run)
-            write_one(out.numbers, first + row * step + n - row * run, i32(address + 8 * n), count - n)
-            n += threads
-
-    return jit_device(write_rows)
 
 
 def make_pass(nq, nc, passes, depths, fragments, nq8):
@@ -126,10 +84,9 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
     passes = tuple(ket_reach[nq * n : nq * n + nq] for n in range(full))
     empty, add_pass = make_empty(4 * mt * nc), make_pass(nq, nc, passes, depths, fragments, nq8)
     add_tail = make_pass(tail, nc, (ket_reach[nq * full :],), depths, fragments, nq8) if tail else add_pass
-    write = (make_write_rows if matrix else make_write_quartet)(mt, nc, of_team)
     primitives, end_of, next_of = jit_device(primitives_of), jit_device(end_of_kets), jit_device(next_pair)
     copy_panel, copy_r, meet = make_copy_range(threads), make_copy_r(of_team), make_meet(of_team)
-    wait_all = make_wait_copies(0)
+    wait_all, write = make_wait_copies(0), make_write(mt, nc, 0, matrix, of_team, meet)
 
     def kernel(
         panel: Panel, bra: PairRange, places: I32, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
@@ -190,7 +147,7 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
                     tile = add_tail(tile, h_address, words_here, r_here, panel.steps, right, place, i32(0), share)
             first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
             first_row = 16 * mt * share + (lane >> 2)
-            write(tile, out_stage, places, first_row, right, work.nab, out, first_out, i32(team), thread)
+            write(tile, out_stage, 1, places, first_row, right, work.nab, out, first_out, i32(team), thread, False)
             # a tensor core has the work of all shares in turn
             r_here, r_coming, share = r_coming, r_here, i32((share + 1) % shares)
             pair_cd = next_cd
