@@ -22,7 +22,7 @@ from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copie
 from md4.gpu.emit.tile_products import make_chain, make_staircase_products
 from md4.gpu.gather_words import PADDING, padded_words, words_of
 from md4.gpu.kernels.fused_groups import fused_groups
-from md4.gpu.kernels.fused_operands import KetSide, Work
+from md4.gpu.kernels.fused_operands import KetSide, Work, make_pairs_of_block, next_pair
 from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
@@ -31,7 +31,6 @@ from md4.gpu.kernels.groups import (
     PairRange,
     Panel,
     Result,
-    end_of_kets,
     levels_of,
     pair_range,
     primitives_of,
@@ -49,17 +48,6 @@ def following_primitive(k, last, ket, pair, npair):
     return ket.start[ket.first + pair] if pair < npair else -1
 
 
-def next_pair(limits, bra_pair, ket_first, pair, step, end):
-    """The first of the ket pairs `pair`, `pair` + `step`, ... of a chunk that counts, or `end` (device function).
-
-    Beyond the ket pairs that may count with the bra pair, which end at `end`, all are as good as `end`.
-    """
-    if limits.by_ket:
-        while pair < end and limits.counts[ket_first + pair] <= bra_pair:
-            pair += step
-    return pair
-
-
 def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, matrix=False, limited=False):
     """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives.
 
@@ -71,7 +59,7 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
     products = make_staircase_products(2 * mt, nq, wide, False, ahead=False)
     write = make_write(mt, nc, 0, matrix, number=i64)
     following, primitives = jit_device(following_primitive), jit_device(primitives_of)
-    end_of, next_of = jit_device(end_of_kets), jit_device(next_pair)
+    pairs_of, next_of = make_pairs_of_block(limited), jit_device(next_pair)
     state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
@@ -82,9 +70,7 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
         shared = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
-        pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
-        ij = bra.first + pair
-        nket = end_of(limits, ij, ket.first + right.npair) - ket.first if limited else right.npair
+        pair, part, nket = pairs_of(work, bra, ket, right, limits)
         if limited and part * warps >= nket:
             return
         begin, end = primitives(bra, pair)
@@ -110,11 +96,11 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
             fetched, buffer = i64(-1), 0
             pair_cd = part * warps + warp
             if limited:
-                pair_cd = next_of(limits, ij, ket.first, pair_cd, stride, nket)
+                pair_cd = next_of(limits, bra.first + pair, ket.first, pair_cd, stride, nket)
             while pair_cd < nket:
                 next_cd = pair_cd + stride
                 if limited:
-                    next_cd = next_of(limits, ij, ket.first, next_cd, stride, nket)
+                    next_cd = next_of(limits, bra.first + pair, ket.first, next_cd, stride, nket)
                 tile = empty()
                 first, last = primitives(ket, pair_cd)
                 for k in range(first, last if count > 0 else first):

@@ -13,15 +13,13 @@ in `left` at once. H[cd, q] is fetched before the first product where there are 
 from md4.gpu.compile import Kernel
 from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import (
-    address_of,
     commit_copies,
-    make_copies,
     make_empty,
     make_wait_copies,
     shared_address,
 )
 from md4.gpu.emit.tile_products import make_chain, make_column_state, make_right_blocks, make_staircase_products
-from md4.gpu.kernels.fused_operands import KetSide, Work
+from md4.gpu.kernels.fused_operands import KetSide, Work, make_copy_r, make_pairs_of_block
 from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
@@ -30,7 +28,6 @@ from md4.gpu.kernels.groups import (
     PairRange,
     Panel,
     Result,
-    end_of_kets,
     primitives_of,
 )
 from md4.gpu.kernels.ring import make_copy_range
@@ -63,23 +60,6 @@ def pairs_at_once(ket, pair, most):
     return most if ket.start[first + most] - ket.start[first] == most else i64(1)
 
 
-def make_copy_r(threads=32):
-    """Device function: the `threads` of a warp, or of 2, 4, ..., start to copy `count` doubles from array[index:].
-
-    As far as the array goes.
-    """
-    copies, shift = make_copies(4, 16 * threads, 16 * threads), threads.bit_length() - 1
-
-    def copy_r(address, array, index, count, thread):
-        to, source = i32(address + 16 * thread), address_of(array, index + 2 * thread)
-        left = i32(min(count, array.size - index) // 2 - thread)
-        while left > 0:
-            copies(to, source, i32((left + threads - 1) >> shift))
-            to, source, left = i32(to + 64 * threads), source + 64 * threads, i32(left - 4 * threads)
-
-    return jit_device(copy_r)
-
-
 def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, ahead, matrix=False, limited=False):
     """Kernel factory; `kets`: ket pairs of a group, of one primitive pair each at most. `nq` are all blocks of q.
 
@@ -91,7 +71,7 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
     products = make_staircase_products(2 * mt, nq * kets, wide, False, ahead=False, same=kets)
     column_state = make_column_state(nq * kets, False)
     write = make_write(mt, nc, kets, matrix)
-    primitives, end_of, next_group = jit_device(primitives_of), jit_device(end_of_kets), make_next_group(kets)
+    primitives, pairs_of, next_group = jit_device(primitives_of), make_pairs_of_block(limited), make_next_group(kets)
     at_once, copy_panel, copy_r = jit_device(pairs_at_once), make_copy_range(threads), make_copy_r()
     wait_all = make_wait_copies(0)
 
@@ -102,9 +82,7 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
         shared = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
-        pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
-        ij = bra.first + pair
-        nket = end_of(limits, ij, ket.first + right.npair) - ket.first if limited else right.npair
+        pair, part, nket = pairs_of(work, bra, ket, right, limits)
         if limited and part * warps * kets >= nket:
             return
         begin, end = primitives(bra, pair)
@@ -130,7 +108,7 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
             r_row = (begin - bra.first_prim) * r.nket - ket.first_prim  # of ket primitive 0
             group_cd = (part * warps + warp) * kets
             if limited:
-                group_cd = next_group(limits, ij, ket.first, group_cd, stride, nket)
+                group_cd = next_group(limits, bra.first + pair, ket.first, group_cd, stride, nket)
             pair_cd, k_end = group_cd, ket.first_prim + r.nket
             if pair_cd < nket:
                 k = ket.start[ket.first + pair_cd]
@@ -144,7 +122,7 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
                 if kets == 1 or next_cd >= group_cd + kets:
                     group_cd += stride
                     if limited:
-                        group_cd = next_group(limits, ij, ket.first, group_cd, stride, nket)
+                        group_cd = next_group(limits, bra.first + pair, ket.first, group_cd, stride, nket)
                     next_cd = group_cd
                 k_next = ket.start[ket.first + next_cd] if next_cd < nket else k_end
                 live = count > 0 and k < k_last

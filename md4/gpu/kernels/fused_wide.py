@@ -27,9 +27,7 @@ from md4.gpu.emit.instructions import (
 )
 from md4.gpu.emit.tile_products import make_exact_chain, make_exact_products
 from md4.gpu.gather_words import all_words, words_of
-from md4.gpu.kernels.fused import next_pair
-from md4.gpu.kernels.fused_groups import make_copy_r
-from md4.gpu.kernels.fused_operands import KetSide, Work
+from md4.gpu.kernels.fused_operands import KetSide, Work, make_copy_r, make_pairs_of_block, next_pair
 from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
@@ -37,7 +35,6 @@ from md4.gpu.kernels.groups import (
     PairRange,
     Panel,
     Result,
-    end_of_kets,
     pair_range,
     primitives_of,
     result,
@@ -84,7 +81,7 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
     passes = tuple(ket_reach[nq * n : nq * n + nq] for n in range(full))
     empty, add_pass = make_empty(4 * mt * nc), make_pass(nq, nc, passes, depths, fragments, nq8)
     add_tail = make_pass(tail, nc, (ket_reach[nq * full :],), depths, fragments, nq8) if tail else add_pass
-    primitives, end_of, next_of = jit_device(primitives_of), jit_device(end_of_kets), jit_device(next_pair)
+    primitives, pairs_of, next_of = jit_device(primitives_of), make_pairs_of_block(limited), jit_device(next_pair)
     copy_panel, copy_r, meet = make_copy_range(threads), make_copy_r(of_team), make_meet(of_team)
     wait_all, write = make_wait_copies(0), make_write(mt, nc, 0, matrix, of_team, meet)
 
@@ -96,9 +93,7 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
         tid = i64(cuda.threadIdx.x)
         thread, team, lane = tid % of_team, tid // of_team, tid & 31
         share = i32(((thread >> 5) + team) % shares)
-        pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
-        ij = bra.first + pair
-        nket = end_of(limits, ij, ket.first + right.npair) - ket.first if limited else right.npair
+        pair, part, nket = pairs_of(work, bra, ket, right, limits)
         if limited and part * teams >= nket:
             return
         i, i_end = primitives(bra, pair)
@@ -118,7 +113,7 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
         stride, k_end = work.parts * teams, ket.first_prim + r.nket if i < i_end else i64(0)
         pair_cd = part * teams + team
         if limited:
-            pair_cd = next_of(limits, ij, ket.first, pair_cd, stride, nket)
+            pair_cd = next_of(limits, bra.first + pair, ket.first, pair_cd, stride, nket)
         if pair_cd < nket:
             k = ket.start[ket.first + pair_cd]
             if k < k_end:
@@ -128,7 +123,7 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
             k, k_last = primitives(ket, pair_cd)
             next_cd = pair_cd + stride
             if limited:
-                next_cd = next_of(limits, ij, ket.first, next_cd, stride, nket)
+                next_cd = next_of(limits, bra.first + pair, ket.first, next_cd, stride, nket)
             wait_all()
             meet(i32(team))
             if next_cd < nket:
