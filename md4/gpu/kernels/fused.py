@@ -18,8 +18,9 @@ import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.fused_products import make_chain
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
-from md4.gpu.emit.tile_products import make_chain, make_staircase_products
+from md4.gpu.emit.tile_products import make_staircase_products
 from md4.gpu.gather_words import PADDING, padded_words, words_of
 from md4.gpu.kernels.fused_groups import fused_groups
 from md4.gpu.kernels.fused_operands import KetSide, Work, make_pairs_of_block, next_pair

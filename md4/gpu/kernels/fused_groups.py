@@ -12,13 +12,14 @@ in `left` at once. H[cd, q] is fetched before the first product where there are 
 
 from md4.gpu.compile import Kernel
 from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.fused_products import make_chain, make_right_blocks
 from md4.gpu.emit.instructions import (
     commit_copies,
     make_empty,
     make_wait_copies,
     shared_address,
 )
-from md4.gpu.emit.tile_products import make_chain, make_column_state, make_right_blocks, make_staircase_products
+from md4.gpu.emit.tile_products import make_column_state, make_staircase_products
 from md4.gpu.kernels.fused_operands import KetSide, Work, make_copy_r, make_pairs_of_block
 from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.fused_products import make_exact_chain, make_exact_products
 from md4.gpu.emit.instructions import (
     commit_copies,
     make_empty,
@@ -25,7 +26,6 @@ from md4.gpu.emit.instructions import (
     make_wait_copies,
     shared_address,
 )
-from md4.gpu.emit.tile_products import make_exact_chain, make_exact_products
 from md4.gpu.gather_words import all_words, words_of
 from md4.gpu.kernels.fused_operands import KetSide, Work, make_copy_r, make_pairs_of_block, next_pair
 from md4.gpu.kernels.fused_results import make_write
@@ -54,7 +54,7 @@ from md4.gpu.tuning import (
 def make_pass(nq, nc, passes, depths, fragments, nq8):
     """Device function: a tile of a share of the rows plus what `nq` blocks of q, of `nq8`, add to it in pass `n`.
 
-    `passes` and `depths` as in `md4.gpu.emit.tile_products`, `fragments` are those of each share.
+    `passes` and `depths` as in `md4.gpu.emit.fused_products`, `fragments` are those of each share.
     """
     mt = max(fragments)
     products = make_exact_products(mt, nq, nq8, sum(fragments), depths)
