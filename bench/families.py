@@ -35,7 +35,8 @@ from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import plans
 from md4.gpu.tuning import HERMITE_COULOMB, SELECT
 from md4.method.operators import OPERATORS
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 from md4.shells.shell_pairs import check_side, pairs_by_kind, shell_pairs
 
 # Errors over the largest element; they are to find what is wrong, accuracy is tested elsewhere.

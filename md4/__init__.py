@@ -23,7 +23,8 @@ from md4.pyscf.df import DF
 from md4.pyscf.few_centres import int2c2e, int3c2e
 from md4.pyscf.intor import int2e, intor
 from md4.pyscf.scf import attach, detach
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 from md4.support.environment import version as _version
 
 __version__ = _version("md4") or "0+unknown"  # unknown where md4 is imported from a folder and not installed

@@ -65,7 +65,8 @@ import numba
 import numpy as np
 from numba.core import event
 import md4
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 from md4.contract.tensor import ao_tensor
 
 for module, least in spec["least_work"]:

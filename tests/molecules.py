@@ -9,7 +9,8 @@ from places import DATA
 from pyscf import gto
 
 from md4.method.angular import cartesian_triples, component_coefficients
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 from md4.support.display import shell_letter
 from md4.validation import oracle as reference
 

@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 
 from md4.engine import Engine
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 
 
 def mixed_basis(l=1):

@@ -26,7 +26,8 @@ from molecules import (
 import md4
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError, UnsupportedError
 from md4.method.operators import Operator
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 from md4.validation.libcint import Libcint
 
 BRA, KET = [[0, 1]], [[2, 3]]

@@ -14,7 +14,8 @@ import md4
 from md4.engine import Engine
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import OPERATORS, Operator
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 from md4.validation import oracle as reference
 from md4.validation.arbiter import as_quartet
 from md4.validation.libcint import FLOOR, class_label, sides

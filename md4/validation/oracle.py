@@ -382,7 +382,7 @@ def eri(shells, pure=True, operator=("coulomb", None), elements=None, dps=40, ex
     Parameters
     ----------
     shells : sequence of four
-        Objects like `md4.shells.basis.Shell`: ``l``, ``exponents`` (nprim,), ``coefficients`` (nprim, nctr) of
+        Objects like `md4.shells.shell.Shell`: ``l``, ``exponents`` (nprim,), ``coefficients`` (nprim, nctr) of
         unnormalised radial primitives, ``centre`` (3,) in Bohr. None stands for the function 1: (a, b, P, None) gives
         (ab|P), and (P, None, Q, None) gives (P|Q).
     pure : bool

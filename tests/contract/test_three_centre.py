@@ -10,7 +10,8 @@ from pyscf import df
 import md4
 from md4.contract.three_centre import ThreeCentre
 from md4.errors import ArgumentError, MemoryLimitError, UnsupportedError
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 
 TOLERANCE = 1e-12  # of the largest element
 

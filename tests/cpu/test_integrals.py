@@ -9,7 +9,8 @@ from md4.cpu.groups import Groups, plain_layout
 from md4.cpu.h_matrices import make_h
 from md4.cpu.run import OwnList, diagonal
 from md4.engine import Engine
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 from md4.validation import oracle
 
 

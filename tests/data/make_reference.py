@@ -26,7 +26,7 @@ from time import perf_counter
 import numpy as np
 from mpmath import mp, mpf
 
-from md4.shells.basis import Shell, radial_norm
+from md4.shells.shell import Shell, radial_norm
 from md4.validation.oracle import components, eri
 
 TARGET = Path(__file__).with_name("reference.json")

@@ -11,7 +11,8 @@ from molecules import WATER, molecule
 
 import md4
 from md4.errors import BasisError
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 from md4.support.display import shell_letter
 
 ONE = ([0], [[1.0]], [[1.0]], [[0.0, 0.0, 0.0]])
@@ -45,7 +46,7 @@ def test_normalisation(l, e, seed):
     c = np.random.default_rng(seed).uniform(0.1, 1, (len(e), 2))
     shell = Basis.from_arrays([l], [e], [c], np.zeros((1, 3))).shells[0]
     sums = np.add.outer(shell.exponents, shell.exponents)
-    overlap = np.array([[md4.shells.basis.gamma(l + 1.5) / (2 * s ** (l + 1.5)) for s in row] for row in sums])
+    overlap = np.array([[md4.shells.shell.gamma(l + 1.5) / (2 * s ** (l + 1.5)) for s in row] for row in sums])
     norms = np.einsum("ic,ij,jc->c", shell.coefficients, overlap, shell.coefficients)
     np.testing.assert_allclose(norms, 1, rtol=1e-12)
 

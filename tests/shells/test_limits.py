@@ -8,14 +8,15 @@ from pyscf import gto
 import md4
 from md4 import BasisError
 from md4.method.operators import OPERATORS
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
 from md4.shells.limits import largest_exponent, smallest_exponent
+from md4.shells.shell import Shell
 from md4.validation import oracle as reference
 
 
 def at_limit(ls, exponents, centres, size=1.0):
     """Shells of one normalised primitive each, times `size`."""
-    norms = [md4.shells.basis.radial_norm(l, np.array([z])) for l, z in zip(ls, exponents)]
+    norms = [md4.shells.shell.radial_norm(l, np.array([z])) for l, z in zip(ls, exponents)]
     shells = zip(ls, exponents, norms, centres)
     return Basis([Shell(l, np.array([z]), size * norm[:, None], np.array(c)) for l, z, norm, c in shells])
 

@@ -18,7 +18,8 @@ from md4 import ArgumentError, BasisError, MD4Error, UnsupportedError
 from md4.cpu.backend import CpuBackend
 from md4.cpu.sums import HostSums
 from md4.gpu.warmup import warmup
-from md4.shells.basis import Basis, Shell
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 from md4.validation.libcint import validate
 
 nan, inf = np.nan, np.inf

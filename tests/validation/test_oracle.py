@@ -10,7 +10,7 @@ from places import DATA
 from pyscf import gto
 
 from md4.errors import ArgumentError, UnsupportedError
-from md4.shells.basis import Shell
+from md4.shells.shell import Shell
 from md4.validation import oracle as reference
 
 OPERATORS = (("coulomb", None), ("erf", 0.3), ("erfc", 0.3), ("yukawa", 1.2), ("slater", 1.2), ("gaussian", 0.7),

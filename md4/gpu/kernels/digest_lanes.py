@@ -6,7 +6,7 @@ For `md4.gpu.kernels.digest_rows` and `md4.gpu.kernels.digest_mirrored`.
 from typing import NamedTuple
 
 from md4.gpu.device_code import f64, i32, i64, u64
-from md4.gpu.emit.digest_rows import number_of_lane
+from md4.gpu.emit.digest_rows import number_of_lane, store_number
 from md4.gpu.emit.scalars import add_at, address_at, load_shared, quotient
 from md4.gpu.tuning import DIGEST_ROWS
 
@@ -127,6 +127,15 @@ def lane_sum(over_c, lane, first, last, lists, shape):
         ao = i32(lists.ao_ket[lists.first_ket + pair, 1 if over_c else 0] + ao)
     begin, row = begin - first if count > 0 else i64(0), min(row, i64(31))
     return ao, i32(begin | count << 5 | row << 11 | sharing << 16)
+
+
+def keep_lane(mine, lane, over_d, over_c):
+    """Puts a lane's number and its two `lane_sum` to shared memory, 128 bytes apart (device function)."""
+    store_number(mine, lane)
+    store_number(i32(mine + 128), over_d[0])
+    store_number(i32(mine + 256), over_d[1])
+    store_number(i32(mine + 384), over_c[0])
+    store_number(i32(mine + 512), over_c[1])
 
 
 def add_lane_sums(ao, packed, step, address, rows_b, rows, to_b, to_a, row_bytes):

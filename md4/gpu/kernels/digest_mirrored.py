@@ -40,7 +40,7 @@ from md4.gpu.emit.instructions import make_empty, shared_address
 from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.vectors import make_store_vector
-from md4.gpu.kernels.digest_lanes import SUM_ROW, add_listed_sums, bra_pair, ket_element, lane_sum
+from md4.gpu.kernels.digest_lanes import SUM_ROW, add_listed_sums, bra_pair, keep_lane, ket_element, lane_sum
 from md4.gpu.kernels.digest_parameters import Lists, Matrices, Share, share_of
 from md4.gpu.kernels.digest_rows import ROW, addresses_of
 from md4.gpu.kernels.groups import Limits
@@ -350,18 +350,14 @@ def digest_mirrored(rows, even, odd, blocks, with_k, with_j):
     warps, walk = DIGEST.threads // 32, make_walk(rows, even, odd, with_k, with_j)
     own_row, _, ab_place = make_lists(rows, even, odd)
     range_of, element_of, sum_of = jit_device(share_of), jit_device(ket_element), jit_device(lane_sum)
-    part_of, first_sum = jit_device(part_of_lane), jit_device(sum_place)
+    part_of, first_sum, keep_sums = jit_device(part_of_lane), jit_device(sum_place), jit_device(keep_lane)
     size, ab_at = warp_bytes(rows, even, odd), LANE_BYTES + LIST_BYTES
     sums_at = ab_at + ab_bytes(rows, even, odd)
 
     @jit_device
     def keep(mine, lane, over_d, over_c, row, part):
         """Puts the lane's own numbers to shared memory; see `WarpMemory`."""
-        store_number(mine, lane)
-        store_number(i32(mine + 128), over_d[0])
-        store_number(i32(mine + 256), over_d[1])
-        store_number(i32(mine + 384), over_c[0])
-        store_number(i32(mine + 512), over_c[1])
+        keep_sums(mine, lane, over_d, over_c)
         n = first_sum(lane)
         store_number(i32(mine + 640), ab_place(n))
         store_number(i32(mine + 768), ab_place(i32(n + 32)))

@@ -21,14 +21,22 @@ from md4.gpu.emit.digest_rows import (
     make_tile_sums,
     make_tile_times,
     number_of_lane,
-    store_number,
     sum_place,
 )
 from md4.gpu.emit.instructions import address_of, make_empty, shared_address
 from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.vectors import make_store_vector
-from md4.gpu.kernels.digest_lanes import SUM_ROW, KetElement, Shape, add_lane_sums, bra_pair, ket_element, lane_sum
+from md4.gpu.kernels.digest_lanes import (
+    SUM_ROW,
+    KetElement,
+    Shape,
+    add_lane_sums,
+    bra_pair,
+    keep_lane,
+    ket_element,
+    lane_sum,
+)
 from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share, share_of
 from md4.gpu.kernels.groups import Limits
 from md4.gpu.tuning import DIGEST, DIGEST_ROWS
@@ -328,16 +336,8 @@ def digest_rows(rows, columns, blocks, with_k, with_j):
     """Kernel factory: tiles of `rows` x `columns`, `blocks` blocks a multiprocessor; X if `with_k`, Y if `with_j`."""
     warps, walk = DIGEST.threads // 32, make_walk(rows, columns, with_k, with_j)
     range_of, element_of, sum_of = jit_device(share_of), jit_device(ket_element), jit_device(lane_sum)
+    keep = jit_device(keep_lane)
     size, sums_at = warp_bytes(rows, columns), LANE_BYTES + ab_bytes(rows, columns)
-
-    @jit_device
-    def keep(mine, lane, over_d, over_c):
-        """Puts the lane's own numbers to shared memory; see `WarpMemory`."""
-        store_number(mine, lane)
-        store_number(i32(mine + 128), over_d[0])
-        store_number(i32(mine + 256), over_d[1])
-        store_number(i32(mine + 384), over_c[0])
-        store_number(i32(mine + 512), over_c[1])
 
     def kernel(block: Block, lists: Lists, limits: Limits, matrices: Matrices, share: Share, shape: Shape):
         lane, warp = i32(i64(cuda.threadIdx.x) & 31), i64(cuda.threadIdx.x) >> 5

@@ -18,13 +18,13 @@ import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.fused_products import make_chain
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
-from md4.gpu.emit.scalars import quotient
-from md4.gpu.emit.stores import make_stage_tile, make_write_out
-from md4.gpu.emit.tile_products import make_chain, make_staircase_products
+from md4.gpu.emit.tile_products import make_staircase_products
 from md4.gpu.gather_words import PADDING, padded_words, words_of
 from md4.gpu.kernels.fused_groups import fused_groups
-from md4.gpu.kernels.fused_operands import KetSide, Work
+from md4.gpu.kernels.fused_operands import KetSide, Work, make_pairs_of_block, next_pair
+from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
     Levels,
@@ -32,7 +32,6 @@ from md4.gpu.kernels.groups import (
     PairRange,
     Panel,
     Result,
-    end_of_kets,
     levels_of,
     pair_range,
     primitives_of,
@@ -50,66 +49,6 @@ def following_primitive(k, last, ket, pair, npair):
     return ket.start[ket.first + pair] if pair < npair else -1
 
 
-def next_pair(limits, bra_pair, ket_first, pair, step, end):
-    """The first of the ket pairs `pair`, `pair` + `step`, ... of a chunk that counts, or `end` (device function).
-
-    Beyond the ket pairs that may count with the bra pair, which end at `end`, all are as good as `end`.
-    """
-    if limits.by_ket:
-        while pair < end and limits.counts[ket_first + pair] <= bra_pair:
-            pair += step
-    return pair
-
-
-def make_write_quartet(mt, nc):
-    """Device function that writes a quartet, whose integrals are contiguous, or adds it to what is there if `added`.
-
-    They are put in order in shared memory at `address` first. See `make_write_rows` for parts of a matrix.
-    """
-    stage, rounds = make_stage_tile(2 * mt, nc), FUSED.write_rounds
-    write_out, add_out = make_write_out(rounds, 32), make_write_out(rounds, 32, add=True)
-
-    def write_quartet(tile, address, rows, right, nab, out, first, lane, added):
-        row_bytes, column_bytes, count = i32(8 * out.s_ab), i32(8 * out.s_cd), nab * right.ncd
-        stage(tile, i32(address), rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes, i32(0))
-        cuda.syncwarp()
-        n = lane
-        while n < count:
-            if added:
-                add_out(out.numbers, first + n, i32(address + 8 * n), count - n)
-            else:
-                write_out(out.numbers, first + n, i32(address + 8 * n), count - n)
-            n += 32 * rounds
-        cuda.syncwarp()
-
-    return jit_device(write_quartet)
-
-
-def make_write_rows(mt, nc):
-    """As `make_write_quartet`, where the integrals of a quartet are a part of a matrix, contiguous within rows."""
-    stage, write_one, add_one = make_stage_tile(2 * mt, nc), make_write_out(1, 32), make_write_out(1, 32, add=True)
-
-    def write_rows(tile, address, rows, right, nab, out, first, lane, added):
-        # (ij, ab) are columns, or (kl, cd)
-        turned = out.s_ab == 1
-        run, step = (nab, out.s_cd) if turned else (right.ncd, out.s_ab)
-        row_bytes, column_bytes = (i32(8), i32(8 * nab)) if turned else (i32(8 * right.ncd), i32(8))
-        stage(tile, i32(address), rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes, i32(0))
-        cuda.syncwarp()
-        n, count = lane, nab * right.ncd
-        while n < count:
-            row = quotient(n, run)
-            place = first + row * step + n - row * run
-            if added:
-                add_one(out.numbers, place, i32(address + 8 * n), count - n)
-            else:
-                write_one(out.numbers, place, i32(address + 8 * n), count - n)
-            n += 32
-        cuda.syncwarp()
-
-    return jit_device(write_rows)
-
-
 def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, matrix=False, limited=False):
     """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives.
 
@@ -119,9 +58,9 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
     threads, wide = 32 * warps, unit == "dmma16"
     empty, empty_left, chain = make_empty(4 * mt * nc), make_empty(4 * mt * nq), make_chain(mt, nq, nc, wide, ket_reach)
     products = make_staircase_products(2 * mt, nq, wide, False, ahead=False)
-    write = (make_write_rows if matrix else make_write_quartet)(mt, nc)
+    write = make_write(mt, nc, 0, matrix, number=i64)
     following, primitives = jit_device(following_primitive), jit_device(primitives_of)
-    end_of, next_of = jit_device(end_of_kets), jit_device(next_pair)
+    pairs_of, next_of = make_pairs_of_block(limited), jit_device(next_pair)
     state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
     copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
 
@@ -132,9 +71,7 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
         shared = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
-        pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
-        ij = bra.first + pair
-        nket = end_of(limits, ij, ket.first + right.npair) - ket.first if limited else right.npair
+        pair, part, nket = pairs_of(work, bra, ket, right, limits)
         if limited and part * warps >= nket:
             return
         begin, end = primitives(bra, pair)
@@ -160,11 +97,11 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
             fetched, buffer = i64(-1), 0
             pair_cd = part * warps + warp
             if limited:
-                pair_cd = next_of(limits, ij, ket.first, pair_cd, stride, nket)
+                pair_cd = next_of(limits, bra.first + pair, ket.first, pair_cd, stride, nket)
             while pair_cd < nket:
                 next_cd = pair_cd + stride
                 if limited:
-                    next_cd = next_of(limits, ij, ket.first, next_cd, stride, nket)
+                    next_cd = next_of(limits, bra.first + pair, ket.first, next_cd, stride, nket)
                 tile = empty()
                 first, last = primitives(ket, pair_cd)
                 for k in range(first, last if count > 0 else first):
@@ -201,7 +138,11 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
                         tile = chain(tile, left, right.h, place, right.nq8 - first_q)
                         first_q += nq
                 first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
-                write(tile, out_stage, levels.rows, right, work.nab, out, first_out, lane, contracted and added)
+                write(
+                    tile, out_stage, 1, levels.rows, lane >> 2, right, work.nab, out, first_out, 0, lane,
+                    contracted and added,
+                )  # fmt: skip
+                cuda.syncwarp()
                 pair_cd = next_cd
             begin += work.group
             added, more = True, contracted and begin < end

@@ -12,18 +12,16 @@ in `left` at once. H[cd, q] is fetched before the first product where there are 
 
 from md4.gpu.compile import Kernel
 from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.fused_products import make_chain, make_right_blocks
 from md4.gpu.emit.instructions import (
-    address_of,
     commit_copies,
-    make_copies,
     make_empty,
     make_wait_copies,
     shared_address,
 )
-from md4.gpu.emit.scalars import quotient
-from md4.gpu.emit.stores import make_stage_tile, make_write_out
-from md4.gpu.emit.tile_products import make_chain, make_column_state, make_right_blocks, make_staircase_products
-from md4.gpu.kernels.fused_operands import KetSide, Work
+from md4.gpu.emit.tile_products import make_column_state, make_staircase_products
+from md4.gpu.kernels.fused_operands import KetSide, Work, make_copy_r, make_pairs_of_block
+from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
     Levels,
@@ -31,11 +29,9 @@ from md4.gpu.kernels.groups import (
     PairRange,
     Panel,
     Result,
-    end_of_kets,
     primitives_of,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.tuning import FUSED
 
 
 def make_next_group(kets):
@@ -65,82 +61,6 @@ def pairs_at_once(ket, pair, most):
     return most if ket.start[first + most] - ket.start[first] == most else i64(1)
 
 
-def make_copy_r(threads=32):
-    """Device function: the `threads` of a warp, or of 2, 4, ..., start to copy `count` doubles from array[index:].
-
-    As far as the array goes.
-    """
-    copies, shift = make_copies(4, 16 * threads, 16 * threads), threads.bit_length() - 1
-
-    def copy_r(address, array, index, count, thread):
-        to, source = i32(address + 16 * thread), address_of(array, index + 2 * thread)
-        left = i32(min(count, array.size - index) // 2 - thread)
-        while left > 0:
-            copies(to, source, i32((left + threads - 1) >> shift))
-            to, source, left = i32(to + 64 * threads), source + 64 * threads, i32(left - 4 * threads)
-
-    return jit_device(copy_r)
-
-
-def make_write_quartets(mt, nc, kets):
-    """Device function that writes the first `count` quartets of a tile, or adds them to what is there if `added`.
-
-    The integrals of a quartet are contiguous. They are put in order in shared memory at `address` first. See
-    `make_write_rows` for parts of a matrix.
-    """
-    stage, rounds = make_stage_tile(2 * mt, nc, kets), FUSED.write_rounds
-    write_out, add_out = make_write_out(rounds, 32), make_write_out(rounds, 32, add=True)
-
-    def write_quartets(tile, address, count, rows, right, nab, out, first, lane, added):
-        row_bytes, column_bytes, size = i32(8 * out.s_ab), i32(8 * out.s_cd), nab * right.ncd
-        stage(tile, address, rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes, i32(8 * size))
-        cuda.syncwarp()
-        # quartets that follow each other are written as one
-        joined = out.s_kl == size
-        run, runs = (i32(size * count), i32(1)) if joined else (i32(size), i32(count))
-        while runs > 0:
-            n = i32(lane)
-            while n < run:
-                if added:
-                    add_out(out.numbers, first + n, i32(address + 8 * n), i64(run - n))
-                else:
-                    write_out(out.numbers, first + n, i32(address + 8 * n), i64(run - n))
-                n = i32(n + 32 * rounds)
-            runs, address, first = i32(runs - 1), i32(address + 8 * size), first + out.s_kl
-        cuda.syncwarp()
-
-    return jit_device(write_quartets)
-
-
-def make_write_rows(mt, nc, kets):
-    """As `make_write_quartets`, where the integrals of a quartet are a part of a matrix, contiguous within rows."""
-    stage = make_stage_tile(2 * mt, nc, kets)
-    write_one, add_one = make_write_out(1, 32), make_write_out(1, 32, add=True)
-
-    def write_rows(tile, address, count, rows, right, nab, out, first, lane, added):
-        # (ij, ab) are columns, or (kl, cd)
-        turned, size = out.s_ab == 1, nab * right.ncd
-        run, step = (nab, out.s_cd) if turned else (right.ncd, out.s_ab)
-        row_bytes, column_bytes = (i32(8), i32(8 * nab)) if turned else (i32(8 * right.ncd), i32(8))
-        stage(tile, address, rows, lane >> 2, row_bytes, right.rows, 2 * (lane & 3), column_bytes, i32(8 * size))
-        cuda.syncwarp()
-        left = i32(count)
-        while left > 0:
-            n = lane
-            while n < size:
-                row = quotient(n, run)
-                place = first + row * step + n - row * run
-                if added:
-                    add_one(out.numbers, place, i32(address + 8 * n), size - n)
-                else:
-                    write_one(out.numbers, place, i32(address + 8 * n), size - n)
-                n += 32
-            left, address, first = i32(left - 1), i32(address + 8 * size), first + out.s_kl
-        cuda.syncwarp()
-
-    return jit_device(write_rows)
-
-
 def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, ahead, matrix=False, limited=False):
     """Kernel factory; `kets`: ket pairs of a group, of one primitive pair each at most. `nq` are all blocks of q.
 
@@ -151,8 +71,8 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
     chain, right_blocks = make_chain(mt, nq, nc, wide, reach, kets, ahead), make_right_blocks(nc, reach)
     products = make_staircase_products(2 * mt, nq * kets, wide, False, ahead=False, same=kets)
     column_state = make_column_state(nq * kets, False)
-    write = (make_write_rows if matrix else make_write_quartets)(mt, nc, kets)
-    primitives, end_of, next_group = jit_device(primitives_of), jit_device(end_of_kets), make_next_group(kets)
+    write = make_write(mt, nc, kets, matrix)
+    primitives, pairs_of, next_group = jit_device(primitives_of), make_pairs_of_block(limited), make_next_group(kets)
     at_once, copy_panel, copy_r = jit_device(pairs_at_once), make_copy_range(threads), make_copy_r()
     wait_all = make_wait_copies(0)
 
@@ -163,9 +83,7 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
         shared = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
-        pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
-        ij = bra.first + pair
-        nket = end_of(limits, ij, ket.first + right.npair) - ket.first if limited else right.npair
+        pair, part, nket = pairs_of(work, bra, ket, right, limits)
         if limited and part * warps * kets >= nket:
             return
         begin, end = primitives(bra, pair)
@@ -191,7 +109,7 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
             r_row = (begin - bra.first_prim) * r.nket - ket.first_prim  # of ket primitive 0
             group_cd = (part * warps + warp) * kets
             if limited:
-                group_cd = next_group(limits, ij, ket.first, group_cd, stride, nket)
+                group_cd = next_group(limits, bra.first + pair, ket.first, group_cd, stride, nket)
             pair_cd, k_end = group_cd, ket.first_prim + r.nket
             if pair_cd < nket:
                 k = ket.start[ket.first + pair_cd]
@@ -205,7 +123,7 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
                 if kets == 1 or next_cd >= group_cd + kets:
                     group_cd += stride
                     if limited:
-                        group_cd = next_group(limits, ij, ket.first, group_cd, stride, nket)
+                        group_cd = next_group(limits, bra.first + pair, ket.first, group_cd, stride, nket)
                     next_cd = group_cd
                 k_next = ket.start[ket.first + next_cd] if next_cd < nket else k_end
                 live = count > 0 and k < k_last
@@ -237,8 +155,10 @@ def fused_groups(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets, a
                         tile = chain(tile, left, right.h, place, taken * nq)
                 first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
                 write(
-                    tile, out_stage, taken, levels.rows, right, work.nab, out, first_out, lane, contracted and added
-                )
+                    tile, out_stage, taken, levels.rows, lane >> 2, right, work.nab, out, first_out, 0, lane,
+                    contracted and added,
+                )  # fmt: skip
+                cuda.syncwarp()
                 pair_cd = next_cd
             begin += work.group
             added, more = True, contracted and begin < end

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.fused_products import make_exact_chain, make_exact_products
 from md4.gpu.emit.instructions import (
     commit_copies,
     make_empty,
@@ -25,20 +26,15 @@ from md4.gpu.emit.instructions import (
     make_wait_copies,
     shared_address,
 )
-from md4.gpu.emit.scalars import quotient
-from md4.gpu.emit.stores import make_stage_tile, make_write_out
-from md4.gpu.emit.tile_products import make_exact_chain, make_exact_products
 from md4.gpu.gather_words import all_words, words_of
-from md4.gpu.kernels.fused import next_pair
-from md4.gpu.kernels.fused_groups import make_copy_r
-from md4.gpu.kernels.fused_operands import KetSide, Work
+from md4.gpu.kernels.fused_operands import KetSide, Work, make_copy_r, make_pairs_of_block, next_pair
+from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
     Limits,
     PairRange,
     Panel,
     Result,
-    end_of_kets,
     pair_range,
     primitives_of,
     result,
@@ -47,7 +43,6 @@ from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.staircases import reach, row_table, shared_out, shared_rows
 from md4.gpu.tuning import (
     FEWEST_BLOCKS,
-    FUSED,
     FUSED_WIDE,
     SHARED_BYTES,
     blocks_of_8,
@@ -56,50 +51,10 @@ from md4.gpu.tuning import (
 )
 
 
-def make_write_quartet(mt, nc, threads):
-    """Device function by which a team of `threads` writes a quartet, whose integrals are contiguous.
-
-    They are put in order in shared memory at `address` first. See `make_write_rows` for parts of a matrix.
-    """
-    stage, rounds, meet = make_stage_tile(2 * mt, nc), FUSED.write_rounds, make_meet(threads)
-    write_out = make_write_out(rounds, threads)
-
-    def write_quartet(tile, address, rows, first_row, right, nab, out, first, team, thread):
-        row_bytes, column_bytes = i32(8 * out.s_ab), i32(8 * out.s_cd)
-        stage(tile, address, rows, first_row, row_bytes, right.rows, 2 * (thread & 3), column_bytes, i32(0))
-        meet(team)
-        n, count = i32(thread), i32(nab * right.ncd)
-        while n < count:
-            write_out(out.numbers, first + n, i32(address + 8 * n), i64(count - n))
-            n = i32(n + threads * rounds)
-
-    return jit_device(write_quartet)
-
-
-def make_write_rows(mt, nc, threads):
-    """As `make_write_quartet`, where the integrals of a quartet are a part of a matrix, contiguous within rows."""
-    stage, write_one, meet = make_stage_tile(2 * mt, nc), make_write_out(1, threads), make_meet(threads)
-
-    def write_rows(tile, address, rows, first_row, right, nab, out, first, team, thread):
-        # (ij, ab) are columns, or (kl, cd)
-        turned = out.s_ab == 1
-        run, step = (nab, out.s_cd) if turned else (right.ncd, out.s_ab)
-        row_bytes, column_bytes = (i32(8), i32(8 * nab)) if turned else (i32(8 * right.ncd), i32(8))
-        stage(tile, address, rows, first_row, row_bytes, right.rows, 2 * (thread & 3), column_bytes, i32(0))
-        meet(team)
-        n, count = thread, nab * right.ncd
-        while n < count:
-            row = quotient(n, run)
-            write_one(out.numbers, first + row * step + n - row * run, i32(address + 8 * n), count - n)
-            n += threads
-
-    return jit_device(write_rows)
-
-
 def make_pass(nq, nc, passes, depths, fragments, nq8):
     """Device function: a tile of a share of the rows plus what `nq` blocks of q, of `nq8`, add to it in pass `n`.
 
-    `passes` and `depths` as in `md4.gpu.emit.tile_products`, `fragments` are those of each share.
+    `passes` and `depths` as in `md4.gpu.emit.fused_products`, `fragments` are those of each share.
     """
     mt = max(fragments)
     products = make_exact_products(mt, nq, nq8, sum(fragments), depths)
@@ -126,10 +81,9 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
     passes = tuple(ket_reach[nq * n : nq * n + nq] for n in range(full))
     empty, add_pass = make_empty(4 * mt * nc), make_pass(nq, nc, passes, depths, fragments, nq8)
     add_tail = make_pass(tail, nc, (ket_reach[nq * full :],), depths, fragments, nq8) if tail else add_pass
-    write = (make_write_rows if matrix else make_write_quartet)(mt, nc, of_team)
-    primitives, end_of, next_of = jit_device(primitives_of), jit_device(end_of_kets), jit_device(next_pair)
+    primitives, pairs_of, next_of = jit_device(primitives_of), make_pairs_of_block(limited), jit_device(next_pair)
     copy_panel, copy_r, meet = make_copy_range(threads), make_copy_r(of_team), make_meet(of_team)
-    wait_all = make_wait_copies(0)
+    wait_all, write = make_wait_copies(0), make_write(mt, nc, 0, matrix, of_team, meet)
 
     def kernel(
         panel: Panel, bra: PairRange, places: I32, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
@@ -139,9 +93,7 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
         tid = i64(cuda.threadIdx.x)
         thread, team, lane = tid % of_team, tid // of_team, tid & 31
         share = i32(((thread >> 5) + team) % shares)
-        pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
-        ij = bra.first + pair
-        nket = end_of(limits, ij, ket.first + right.npair) - ket.first if limited else right.npair
+        pair, part, nket = pairs_of(work, bra, ket, right, limits)
         if limited and part * teams >= nket:
             return
         i, i_end = primitives(bra, pair)
@@ -161,7 +113,7 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
         stride, k_end = work.parts * teams, ket.first_prim + r.nket if i < i_end else i64(0)
         pair_cd = part * teams + team
         if limited:
-            pair_cd = next_of(limits, ij, ket.first, pair_cd, stride, nket)
+            pair_cd = next_of(limits, bra.first + pair, ket.first, pair_cd, stride, nket)
         if pair_cd < nket:
             k = ket.start[ket.first + pair_cd]
             if k < k_end:
@@ -171,7 +123,7 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
             k, k_last = primitives(ket, pair_cd)
             next_cd = pair_cd + stride
             if limited:
-                next_cd = next_of(limits, ij, ket.first, next_cd, stride, nket)
+                next_cd = next_of(limits, bra.first + pair, ket.first, next_cd, stride, nket)
             wait_all()
             meet(i32(team))
             if next_cd < nket:
@@ -190,7 +142,7 @@ def fused_wide(rows, bra_reach, nq, nc, ket_reach, shares, warps, blocks, matrix
                     tile = add_tail(tile, h_address, words_here, r_here, panel.steps, right, place, i32(0), share)
             first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
             first_row = 16 * mt * share + (lane >> 2)
-            write(tile, out_stage, places, first_row, right, work.nab, out, first_out, i32(team), thread)
+            write(tile, out_stage, 1, places, first_row, right, work.nab, out, first_out, i32(team), thread, False)
             # a tensor core has the work of all shares in turn
             r_here, r_coming, share = r_coming, r_here, i32((share + 1) % shares)
             pair_cd = next_cd

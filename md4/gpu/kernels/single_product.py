@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
-from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
+from md4.gpu.emit.instructions import make_empty, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_store_shells
 from md4.gpu.emit.tile_products import make_gather_terms, make_product_step
@@ -41,7 +41,7 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.one_product import Weights, unit_weight
-from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_pieces, make_copy_range, make_ring
+from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_pieces, make_copy_range, make_r_in_turn, make_ring
 from md4.gpu.kernels.two_products import row_blocks_of, staircase_of
 from md4.gpu.staircases import natural_rows
 from md4.gpu.tuning import SHARED_BYTES, SINGLE_PRODUCT, Tile, blocks_of_8, choose_tile, r_stride
@@ -102,8 +102,8 @@ class Operands(NamedTuple):
     r_first, r_step, stride : int64
         Place of the first bra primitive's s that the block needs, places to the next primitive's, and from one shell's
         to the next one's.
-    r_row, r_bytes : int64
-        Doubles from one shell's s to the next one's in shared memory, and bytes of s of one bra primitive.
+    r_row, r_count : int64
+        Doubles from one shell's s to the next one's in shared memory, and of s of one bra primitive.
     r_address : int32
         Shared memory for s.
     shells, count, part : int64
@@ -123,7 +123,7 @@ class Operands(NamedTuple):
     r_step: i64
     stride: i64
     r_row: i64
-    r_bytes: i64
+    r_count: i64
     r_address: i32
     shells: i64
     count: i64
@@ -145,19 +145,12 @@ def single_ring(rows8, sharing, l, warps, stages, unit, r_buffers):
     """(device function: the ring, device function that starts to copy s, bytes of the ring)."""
     threads, words_offset, nt = 32 * warps, rows8 * 512, sharing[1]
     copy_panel, copy_words = make_copy_panel(rows8, threads), make_copy_pieces(entries(l, sharing), threads)
-    copy_row, wait_all = make_copy_range(32), make_wait_copies(0)
-    gather = make_gather_terms(*terms_of(l, sharing))
+    copy_row, gather = make_copy_range(32), make_gather_terms(*terms_of(l, sharing))
     step = make_product_step(rows8, nt, unit == "dmma16", False)
 
-    @jit_device
-    def r_address(n, side):
-        """Shared memory for s of the n-th bra primitive."""
-        return side.r_address if r_buffers == 1 else i32(side.r_address + (n & 1) * side.r_bytes)
-
-    @jit_device
-    def start_r(n, side):
+    def copy_next_r(address, n, side):
         """A warp copies s of every `warps`-th shell."""
-        address, shell = r_address(n, side), side.tid >> 5
+        shell = side.tid >> 5
         while shell < side.shells:
             copy_row(
                 address + 8 * shell * side.r_row, side.r, side.r_first + n * side.r_step + shell * side.stride,
@@ -169,23 +162,13 @@ def single_ring(rows8, sharing, l, warps, stages, unit, r_buffers):
         copy_panel(address, side.h, h, side.tid)
         copy_words(address + words_offset, side.words, place, side.tid)
 
-    def begin(n, side):
-        if r_buffers == 1 and n > 0:
-            cuda.syncthreads()
-            start_r(n, side)
-            commit_copies()
-            wait_all()
-
-    def fetch(n, k, side):
-        if r_buffers == 2 and k == 0 and n + 1 < side.count:
-            start_r(n + 1, side)
-
     def multiply(tile, offset, n, count, side):
         r, words, coefficients = i32(r_address(n, side) + side.own_r), i32(side.own_words + offset), side.coefficients
         b = gather(side.part, r, words, coefficients)
         return step(tile, i32(side.own_h + offset), b, i32(rows8))
 
     stage_bytes = words_offset + 16 * entries(l, sharing)
+    begin, fetch, start_r, r_address = make_r_in_turn(r_buffers, copy_next_r)
     return make_ring(stages, stage_bytes, fill, multiply, begin, fetch), start_r, stages * stage_bytes
 
 
@@ -237,7 +220,7 @@ def single_product(rows8, nt, parts, groups, slots, l, stages, unit, r_buffers, 
         side = Operands(
             panel.h, terms.words, r.numbers,
             ((first - bra.first_prim) * r.nket + first_shell) * r.stride, r.nket * r.stride, r.stride,
-            terms.row, 8 * groups * shells * terms.row, i32(coefficients + 8 * loaded), count, last - first, part,
+            terms.row, groups * shells * terms.row, i32(coefficients + 8 * loaded), count, last - first, part,
             i32(8 * own_shell * terms.row), i32(ring + rows8 * 512 + 16 * begin + 4 * width * (4 * slot + (lane & 3))),
             i32(coefficients + 8 * (begin + width * slot)), ring + 16 * lane, tid,
         )  # fmt: skip

@@ -28,10 +28,8 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import (
     address_of,
-    commit_copies,
     make_copies,
     make_empty,
-    make_wait_copies,
     shared_address,
 )
 from md4.gpu.emit.stores import make_store_columns, make_store_panels, make_store_rows
@@ -53,7 +51,7 @@ from md4.gpu.kernels.groups import (
     primitives_of,
     result,
 )
-from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_ring
+from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_r_in_turn, make_ring
 from md4.gpu.staircases import depths, full_depths, full_reach, reach, row_table
 from md4.gpu.tuning import SHARED_BYTES, TILES, blocks_of_8, choose_tile, r_stride_of, turned_ket_tile, turned_tile
 
@@ -170,37 +168,21 @@ def bra_ring(rows8, nt, warps, stages, unit, turned, r_buffers):
     threads, words_offset = 32 * warps, rows8 * 512
     stage_bytes = words_offset + nt * warps * 128
     copy_panel, copy_words = make_copy_panel(rows8, threads), make_copy_panel(nt * warps // 4, threads)
-    copy_r, wait_all = make_copy_range(threads), make_wait_copies(0)
-    gather, step = make_gather(nt), make_product_step(rows8, nt, unit == "dmma16", turned)
+    copy_r, gather = make_copy_range(threads), make_gather(nt)
+    step = make_product_step(rows8, nt, unit == "dmma16", turned)
 
-    @jit_device
-    def r_address(n, side):
-        """Shared memory for r of the n-th bra primitive."""
-        return side.r_address if r_buffers == 1 else i32(side.r_address + (n & 1) * (8 * side.r_count))
-
-    @jit_device
-    def start_r(n, side):
-        copy_r(r_address(n, side), side.r, side.r_first + n * side.r_step, side.r_count, side.tid)
+    def copy_next_r(address, n, side):
+        copy_r(address, side.r, side.r_first + n * side.r_step, side.r_count, side.tid)
 
     def fill(address, h, other, k, side):
         copy_panel(address, side.h, h, side.tid)
         copy_words(address + words_offset, side.words, side.word + k * side.word_step, side.tid)
 
-    def begin(n, side):
-        if r_buffers == 1 and n > 0:
-            cuda.syncthreads()
-            start_r(n, side)
-            commit_copies()
-            wait_all()
-
-    def fetch(n, k, side):
-        if r_buffers == 2 and k == 0 and n + 1 < side.count:
-            start_r(n + 1, side)
-
     def multiply(tile, offset, n, count, side):
         b = gather(r_address(n, side), i32(side.own_words + offset), side.state)
         return step(tile, i32(side.own_h + offset), b, count)
 
+    begin, fetch, start_r, r_address = make_r_in_turn(r_buffers, copy_next_r)
     return make_ring(stages, stage_bytes, fill, multiply, begin, fetch), start_r, stages * stage_bytes
 
 
