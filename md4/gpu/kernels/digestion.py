@@ -79,6 +79,7 @@ def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, na
     Parameters
     ----------
     block : DeviceBlock
+        Its limits, if any, are those of bra pairs: threads that digest a quartet do not ask those of ket pairs.
     ab, cd : PreparedPairs
         Slices of lists, whose (npair, 2) first AOs are `places`.
     triangle : bool
