@@ -350,11 +350,18 @@ def device_table(memory, made, number, make, *args):
     return made[key]
 
 
-def copied_to_host(array, out=None, stream=0):
-    """As the method of Numba's device arrays."""
-    out = np.empty(array.shape, array.dtype) if out is None else out
-    ctypes.memmove(out.ctypes.data, array.__cuda_array_interface__["data"][0], out.nbytes)
-    return out
+def copied_to_host(queues):
+    """As the method of Numba's device arrays: it waits only if it is given no stream."""
+
+    def copy_to_host(array, out=None, stream=0):
+        out = np.empty(array.shape, array.dtype) if out is None else out
+        source = array.__cuda_array_interface__["data"][0]
+        queues.give(getattr(stream, "handle", stream), partial(ctypes.memmove, out.ctypes.data, source, out.nbytes))
+        if stream == 0:
+            queues.reach(*queues.place(0))
+        return out
+
+    return copy_to_host
 
 
 def holders(value):
@@ -397,7 +404,7 @@ def running(unit="dmma16", late=()):
         for value, stand_in in python.items():
             for module, name in holders(value):
                 stack.enter_context(patch.object(module, name, stand_in))
-        stack.enter_context(patch.object(DeviceArray, "copy_to_host", copied_to_host, create=True))
+        stack.enter_context(patch.object(DeviceArray, "copy_to_host", copied_to_host(queues), create=True))
         stack.enter_context(patch.object(GpuBackend, "compile_ahead", lambda *args: None))
         stack.enter_context(patch.object(_Intrinsic, "__call__", lambda self, *args: called(self, machine, args)))
         stack.enter_context(patch.object(CUDADispatcher, "__call__", lambda self, *args: self.py_func(*args)))
