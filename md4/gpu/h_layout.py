@@ -14,7 +14,7 @@ from md4.gpu.staircases import first_of, gather_order, hermite_order, mirror_of,
 from md4.gpu.tuning import blocks_of_8, panel_rows, turned_panel_rows
 from md4.method.angular import nherm
 from md4.method.hermite import solid_terms
-from md4.method.mirror import class_structure, part_functions, part_rows
+from md4.method.mirror import class_elements, part_functions, part_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def form_rows(nab, form):
 def form_size(pairs, form):
     """Numbers of the H of one primitive pair of a list in a form."""
     if form.layout in ("by row", "by column"):
-        return (len(class_structure(pairs.h_class)) + 1) // 2 * 2
+        return (len(class_elements(pairs.h_class)) + 1) // 2 * 2
     if form.layout == "matrix":
         return pairs.nab * pairs.nherm
     if form.layout == "weights":
@@ -117,7 +117,7 @@ def form_positions(form, shells):
     `shells` is the class of a list as in `md4.gpu.staircases`. Those of parts have forms for step 4 and step 5 only, in
     the orders of staircases; the rows here are those of all of the class.
     """
-    elements, l = list(class_structure(shells)), shells[0] + shells[1]
+    elements, l = list(map(tuple, class_elements(shells).tolist())), shells[0] + shells[1]
     first, mirror = first_of(shells), mirror_of(shells)
     nab, nh = elements[-1][0] + 1, nherm(l) - first if mirror is None else len(part_functions(l, *mirror))
     if form.layout in ("by row", "by column"):

@@ -20,7 +20,7 @@ import numpy as np
 from md4.gpu.tuning import TILES, reach_levels
 from md4.method.angular import hermite_triples, nherm
 from md4.method.hermite import first_function
-from md4.method.mirror import class_structure, part_functions
+from md4.method.mirror import class_elements, part_functions
 
 
 def first_of(shells):
@@ -60,7 +60,7 @@ def gather_order(l, first=0, mirror=None):
 @cache
 def row_order(shells):
     """Rows of H of a class by falling reach; shape (nab,)."""
-    row, p = np.array(class_structure(shells)).T
+    row, p = class_elements(shells).T
     furthest = np.zeros(row.max() + 1, dtype=int)
     np.maximum.at(furthest, row, hermite_triples(shells[0] + shells[1])[p, 0])
     return np.argsort(-furthest, kind="stable")
@@ -71,7 +71,7 @@ def reach(shells):
     """For each block of 8 Hermite functions, how many blocks of 8 rows count; shape (nblock,), int32."""
     l = shells[0] + shells[1]
     rows, order = row_order(shells), hermite_order(l, first_of(shells), mirror_of(shells))
-    row, p = np.array(class_structure(shells)).T
+    row, p = class_elements(shells).T
     place = np.empty(nherm(l), dtype=int)  # in the order, of each Hermite function that is there
     place[order[order >= 0]] = np.arange(np.count_nonzero(order >= 0))
     out = np.zeros(len(order) // 8, dtype=np.int32)

@@ -132,6 +132,9 @@ def fastest_somewhere(timed, sides, fewest):
     first = list(dict.fromkeys(plans[0][1] for plans in corners.values()))
     if all(plans[0][0] == 0.0 for plans in corners.values()):
         return first
+    if len(corners) == 1:
+        (plans,) = corners.values()
+        return list(dict.fromkeys(plan for time, plan in plans if time == plans[0][0]))
     everywhere = set.intersection(*({plan for _, plan in plans} for plans in corners.values()))
     times = np.array([[dict(map(reversed, corners[m]))[plan] for m in product(*ends)] for plan in everywhere])
     grid = times_between(times.reshape(len(everywhere), *map(len, ends)), ends)

@@ -12,7 +12,7 @@ functions are plain Python: the CPU backend, the GPU kernel and the tests all ru
 """
 
 from functools import cache
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 
@@ -146,22 +146,33 @@ def first_function(l, pure, single):
 
 @cache
 def structure(la, lb, pure, nctr_a=1, nctr_b=1, single=False):
-    """The elements (ab, p) of H that can be nonzero by their powers of z, y and x: a tuple of pairs, row by row.
-
-    `single`: of single shells a; b is the unit function.
-    """
-    plain = map(tuple, np.argwhere(single_reach(la, pure)).tolist()) if single else plain_structure(la, lb, pure)
-    ncomp_a, ncomp_b = (len(component_table(l, pure)[0]) - 1 for l in (la, lb))
-    elements = []
-    for (row, p), ca, cb in product(plain, range(nctr_a), range(nctr_b)):
-        a, b = divmod(row, ncomp_b)
-        elements.append((((ca * ncomp_a + a) * nctr_b + cb) * ncomp_b + b, p))
-    return tuple(sorted(elements))
+    """`nonzero_elements` as a tuple of pairs."""
+    return tuple(map(tuple, nonzero_elements(la, lb, pure, nctr_a, nctr_b, single).tolist()))
 
 
 @cache
-def plain_structure(la, lb, pure):
-    """`structure` for one contracted function in each shell."""
+def nonzero_elements(la, lb, pure, nctr_a=1, nctr_b=1, single=False):
+    """The elements (ab, p) of H that can be nonzero by their powers of z, y and x; shape (n, 2), row by row.
+
+    `single`: of single shells a; b is the unit function.
+    """
+    row, p = (np.argwhere(single_reach(la, pure)) if single else plain_elements(la, lb, pure)).T
+    ncomp_a, ncomp_b = (len(component_table(l, pure)[0]) - 1 for l in (la, lb))
+    (a, b), (ca, cb) = np.divmod(row, ncomp_b), np.ogrid[:nctr_a, :nctr_b]
+    rows = ((ca[..., None] * ncomp_a + a) * nctr_b + cb[..., None]) * ncomp_b + b
+    return in_rows(rows.reshape(-1), np.broadcast_to(p, rows.shape).reshape(-1))
+
+
+def in_rows(row, p):
+    """Elements (row, p) row by row, as an array that nobody may write."""
+    order = np.lexsort((p, row))
+    elements = np.stack([row[order], p[order]], axis=1)
+    elements.flags.writeable = False
+    return elements
+
+
+def plain_elements(la, lb, pure):
+    """`nonzero_elements` for one contracted function in each shell."""
     tables = [component_table(l, pure) for l in (la, lb)]
     reach = [[np.array([*monomials(powers[i:j])]) for i, j in pairwise(start)] for start, powers, _ in tables]
     elements, triples = [], hermite_triples(la + lb)
@@ -172,5 +183,5 @@ def plain_structure(la, lb, pure):
             for axis in range(3):  # true where a sum of powers is as high or higher in all directions
                 below = np.flip(np.logical_or.accumulate(np.flip(below, axis), axis), axis)
             found = np.flatnonzero(below[tuple(triples.T)])
-            elements += [(a * len(reach[1]) + b, p) for p in found.tolist()]
-    return tuple(elements)
+            elements.append(np.stack([np.full_like(found, a * len(reach[1]) + b), found], axis=1))
+    return np.concatenate(elements)

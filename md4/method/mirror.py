@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from md4.method.angular import hermite_triples
-from md4.method.hermite import component_table, structure
+from md4.method.hermite import component_table, in_rows, nonzero_elements
 
 
 def mirror_axis(centres):
@@ -68,17 +68,19 @@ def part_functions(l, axis, parity):
 
 
 @cache
-def part_structure(la, lb, pure, nctr_a, nctr_b, axis, parity):
-    """`md4.method.hermite.structure` of the rows and Hermite functions of one parity.
+def part_elements(la, lb, pure, nctr_a, nctr_b, axis, parity):
+    """`md4.method.hermite.nonzero_elements` of the rows and Hermite functions of one parity.
 
     Rows are numbered as in `part_rows`, Hermite functions by their ordinals among all.
     """
     rows = part_rows(la, lb, pure, nctr_a, nctr_b, axis, parity)
-    place, functions = dict(zip(rows.tolist(), range(len(rows)))), set(part_functions(la + lb, axis, parity).tolist())
-    elements = structure(la, lb, pure, nctr_a, nctr_b)
-    return tuple(sorted((place[row], p) for row, p in elements if row in place and p in functions))
+    row, p = nonzero_elements(la, lb, pure, nctr_a, nctr_b).T
+    place = np.full(row[-1] + 1, -1)
+    place[rows] = np.arange(len(rows))
+    inside = (place[row] >= 0) & np.isin(p, part_functions(la + lb, axis, parity))
+    return in_rows(place[row[inside]], p[inside])
 
 
-def class_structure(h_class):
+def class_elements(h_class):
     """The elements (ab, p) of H that can be nonzero, of all of a class or of a part; see `h_class` of `ListFacts`."""
-    return part_structure(*h_class[:5], *h_class[6:]) if h_class[6:] else structure(*h_class)
+    return part_elements(*h_class[:5], *h_class[6:]) if h_class[6:] else nonzero_elements(*h_class)

@@ -47,7 +47,7 @@ from md4.gpu.staircases import (
 from md4.gpu.tuning import TILES, blocks_of_8, r_count, reach_levels, turned_split
 from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.method.hermite import solid_terms, structure
-from md4.method.mirror import class_structure, part_functions, part_rows
+from md4.method.mirror import class_elements, part_functions, part_rows
 
 CLASSES = [
     (0, 0, True, 1, 1), (2, 1, True, 1, 1), (2, 2, True, 1, 1), (3, 3, True, 2, 1), (5, 4, True, 1, 1),
@@ -99,7 +99,7 @@ def test_orders_of_parts_hold_their_functions_once(shells):
 def test_nothing_is_left_out_that_counts(shells):
     """Beyond the reach of a block there are no elements; and there is none to spare."""
     la, lb, *_ = shells
-    elements = {(row, p) for row, p in class_structure(shells)}
+    elements = {(row, p) for row, p in class_elements(shells)}
     rows = row_table(shells, blocks_of_8(rows_of(shells)))
     order = hermite_order(la + lb, first_of(shells), mirror_of(shells))
     assert sorted(rows[rows >= 0].tolist()) == list(range(rows_of(shells)))

@@ -17,6 +17,8 @@ The rows of parts of X have the same order. Y_ab is summed apart for both parts,
 to another a in lanes of the other part.
 """
 
+from functools import cache
+
 from md4.gpu.compile import Kernel
 from md4.gpu.device_code import cuda, i32, i64, jit_device, types, u64
 from md4.gpu.emit.digest_mirrored import (
@@ -63,6 +65,7 @@ def fits(rows, even, odd):
     return doubles <= DIGEST_MIRRORED.blocks[-1][1] and padded(rows * (even + odd)) <= 32
 
 
+@cache
 def tile_parts(na_even, nb_even, nb_odd):
     """(rows, even, odd) of a tile for shells with so many functions, so that there are the fewest additions to X.
 
