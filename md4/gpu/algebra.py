@@ -87,6 +87,7 @@ class DeviceAlgebra:
 
     def memory_left(self):
         """Bytes that may be allocated."""
+        self.staging.forget_done()
         return self.backend.memory_left()
 
     def held_bytes(self, nbytes):

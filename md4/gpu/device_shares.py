@@ -47,8 +47,12 @@ def register(device, pool):
         _pools[device].add(pool)
 
 
+def pools_on(device):
+    """All pools of this process on a device."""
+    with _lock:
+        return list(_pools[device])
+
+
 def held_on(device):
     """Bytes of a device that all pools of this process hold."""
-    with _lock:
-        pools = list(_pools[device])
-    return sum(pool.held_on_device for pool in pools)
+    return sum(pool.held_on_device for pool in pools_on(device))

@@ -11,7 +11,7 @@ from numba import cuda
 
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, copy_to_device
-from md4.gpu.device_shares import held_on, register, shares
+from md4.gpu.device_shares import held_on, pools_on, register, shares
 from md4.gpu.dlpack import DeviceArray
 from md4.gpu.tuning import TRACKS
 from md4.support.display import size_text
@@ -93,7 +93,7 @@ def forget(number, live, dropped):
     """Called when Numba is about to free memory. It knows nothing of the pool, which could not end otherwise."""
     size = live.pop(number, None)
     if size is not None:
-        dropped.append(size)
+        dropped[number] = size
 
 
 class Pool:
@@ -123,7 +123,7 @@ class Pool:
         # How often memory was asked for, and the most bytes of each room that were, while somebody notes them.
         self.requests, self.noted = 0, None
         # All four change whenever Python drops an object, in any thread: by single operations that cannot be torn.
-        self.live, self.on_host, self.dropped, self.returned = {}, {}, deque(), deque()
+        self.live, self.on_host, self.dropped, self.returned = {}, {}, {}, deque()
         self.numbers = count()
         register(device, self)
 
@@ -140,17 +140,23 @@ class Pool:
     @property
     def held_on_device(self):
         """Bytes of the device that are allocated."""
-        return sum(list(self.live.values())) + sum(list(self.dropped))
+        return sum(list(self.live.values())) + self.dropped_bytes
+
+    @property
+    def dropped_bytes(self):
+        """Bytes that Numba has yet to free."""
+        return sum(list(self.dropped.values()))
 
     @locked
     def left(self):
         """Bytes that can still be handed out, idle buffers and rooms that nobody uses included."""
-        return self._room() + self._unused_bytes() + sum(list(self.dropped))
+        pools = pools_on(self.device) if self.cap is None and self.device in shares else [self]
+        return max(0, self._room() + self._unused_bytes() + sum(pool.dropped_bytes for pool in pools))
 
     @locked
     def below_cap(self):
         """Bytes that the cap leaves, on the device and on the host together; idle buffers count as free."""
-        return self.cap - self.held + self._unused_bytes() + sum(list(self.dropped))
+        return self.cap - self.held + self._unused_bytes() + self.dropped_bytes
 
     def share(self, most):
         """Half of the bytes that can still be handed out, `most` at most; quick where there is plenty."""
@@ -163,7 +169,7 @@ class Pool:
         if self.cap is not None:
             return min(self.free, self.cap - self.held)
         share = shares.get(self.device)
-        return self.free if share is None else min(self.free, max(0, share.nbytes - held_on(self.device)))
+        return self.free if share is None else min(self.free, share.nbytes - held_on(self.device))
 
     def _idle_bytes(self):
         self._collect()
@@ -282,8 +288,8 @@ class Pool:
             share = shares.get(self.device) if self.cap is None else None
             remedy = f"{share.processes} processes share this GPU, start fewer," if share else "raise max_memory"
             raise MemoryLimitError(
-                f"{size / 1e6:.1f} MB of device memory are needed, but {limit / 1e6:.1f} MB may be used; {remedy} or "
-                "compute less at once."
+                f"{size / 1e6:.1f} MB of device memory are needed, but {max(0, limit) / 1e6:.1f} MB may be used; "
+                f"{remedy} or compute less at once."
             )
         memory, number = cuda.current_context().memalloc(size), next(self.numbers)
         weakref.finalize(lifetime(memory), forget, number, self.live, self.dropped)
@@ -307,10 +313,11 @@ class Pool:
         self.idle, self.free = defaultdict(dict), None
         for number in [number for number in self.memory if number not in self.lent]:
             del self.memory[number], self.places[number]
-        waiting = len(self.dropped)
-        cuda.current_context().deallocations.clear()
-        for _ in range(waiting):
-            self.dropped.popleft()
+        waiting = [(pool.dropped, list(pool.dropped)) for pool in pools_on(self.device)]
+        cuda.current_context().deallocations.clear()  # also what other pools of the device have dropped
+        for dropped, numbers in waiting:
+            for number in numbers:
+                dropped.pop(number, None)
 
     @locked
     def array(self, shape, dtype=np.float64):

@@ -37,12 +37,16 @@ class Staging:
 
     def takes(self, array):
         """Whether an array, of the host or of the device, is copied so."""
+        self.forget_done()
         usual = array.dtype == np.float64 and array.flags.c_contiguous and LEAST <= array.nbytes <= MOST
         return usual and (self.pool.cap is None or pinned_bytes(array) <= CAP_SHARE * self.pool.below_cap())
 
+    def forget_done(self):
+        """Gives back the memory of copies that are done, which counts no longer."""
+        self.used = [(copied, memory) for copied, memory in self.used if not copied.done]
+
     def pinned(self, array):
         """Host memory for an array of the same shape: pinned, or any where the system gives none, which is slower."""
-        self.used = [(copied, memory) for copied, memory in self.used if not copied.done]
         size = pinned_bytes(array)
         try:
             memory = np.ndarray(size // 8, buffer=self.xp.cuda.alloc_pinned_memory(size))

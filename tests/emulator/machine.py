@@ -271,6 +271,8 @@ class Machine:
         if live:
             self.memory.check(source - source % size if live < size else source, live)
         self.note_copy(to, source, size, live)
+        if self.accesses:
+            self.accesses.mark_copy(to, size, True)
         self.thread.copies.append((to, source, size, live))
 
     def note_copy(self, to, source, size, live):
@@ -288,6 +290,8 @@ class Machine:
         groups = self.thread.groups
         while len(groups) > pending:
             for to, source, size, live in groups.popleft():
+                if self.accesses:
+                    self.accesses.mark_copy(to, size, False)
                 self.note_copy(to, source, size, live)
                 ctypes.memmove(to, source, live)
                 ctypes.memset(to + live, 0, size - live)

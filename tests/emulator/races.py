@@ -43,7 +43,7 @@ class Accesses:
 
     def next_block(self, block, threads):
         """Begins a block, whose shared memory nobody has used."""
-        self.here, self.block = {}, block
+        self.here, self.block, self.coming = {}, block, {}
         self.times, self.known = [1] * threads, [[0] * threads] * threads
 
     def meet(self, threads):
@@ -65,7 +65,22 @@ class Accesses:
             if past is None:
                 past = words[word] = {}, {}, {}
             count = min(end - first, WORD - offset)
-            self.note_word(kind, thread, past, ((1 << count) - 1) << offset, shared)
+            mask = ((1 << count) - 1) << offset
+            if shared and mask & self.coming.get(word, 0):
+                raise Race(
+                    f"thread {thread} of block {self.block} {NAMES[kind]} shared memory to which a copy is under way"
+                )
+            self.note_word(kind, thread, past, mask, shared)
+            first += count
+
+    def mark_copy(self, first, size, begins):
+        """A copy to shared memory begins, or was waited for: between, nobody knows what is there."""
+        end = first + size
+        while first < end:
+            word, offset = divmod(first, WORD)
+            count = min(end - first, WORD - offset)
+            mask = ((1 << count) - 1) << offset
+            self.coming[word] = self.coming.get(word, 0) | mask if begins else self.coming[word] & ~mask
             first += count
 
     def note_word(self, kind, thread, past, mask, shared):

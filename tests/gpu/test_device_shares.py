@@ -45,6 +45,32 @@ def test_pools_share_a_part(share):
     assert one.left() >= 4 << 20
 
 
+def test_what_another_pool_has_dropped(share):
+    """It is free as soon as Numba has freed it, which whoever needs memory asks for."""
+    one, other = Pool(device=0), Pool(device=0)
+    dropped = one.array((6 * MEGABYTE,))
+    assert other.left() == 2 << 20
+    del dropped
+    gc.collect()
+    assert one.held_on_device == 6 << 20
+    assert one.left() == other.left() == 8 << 20
+    kept = other.get(4 * MEGABYTE)
+    assert (one.held_on_device, held_on(0)) == (0, share.nbytes - (4 << 20))
+    del kept
+
+
+def test_more_is_held_than_the_part(share):
+    """Then nothing is left, and what becomes idle leaves no more than the rest of the part."""
+    pool = Pool(device=0)
+    kept = [pool.get(2 * MEGABYTE) for _ in range(4)]
+    take_share(0, Share(held_on(0) - (3 << 20), 2))
+    pool.release(kept.pop())
+    assert pool.left() == 0
+    pool.release(kept.pop())
+    assert pool.left() == 1 << 20
+    pool.get(MEGABYTE)
+
+
 def test_memory_of_the_host_is_no_part_of_the_device(share):
     pool = Pool(device=0)
     kept = pool.watch(np.empty(16 * MEGABYTE))

@@ -274,7 +274,7 @@ def test_results_count_until_the_driver_has_them_back(gpu):
     del view
     gc.collect()
     assert pool.held == size
-    assert list(pool.dropped) == [size]
+    assert list(pool.dropped.values()) == [size]
     assert pool.left() == 20_000_000
     with device.cuda.defer_cleanup():
         for _ in range(6):

@@ -171,6 +171,29 @@ def test_copies(machine, before, after, right):
             run(machine, kernel)
 
 
+@pytest.mark.parametrize("barriers", [False, True])
+@pytest.mark.parametrize("use", ["load", "store"])
+def test_copies_under_way(machine, use, barriers):
+    """They may be done at any moment; so not even their own thread uses the target, whatever barriers there are."""
+
+    def kernel():
+        me = machine.thread.index
+        machine.copy(shared(me), machine.place + 8 * me, 8)
+        machine.commit_copies()
+        if barriers:
+            machine.barrier()
+        if use == "load":
+            machine.load("shared", "f64", shared(me), 1)
+        else:
+            machine.store("shared", "f64", shared(me), (1.0,))
+        if barriers:
+            machine.barrier()
+        machine.wait_copies(0)
+
+    with pytest.raises(Race, match="under way"):
+        run(machine, kernel)
+
+
 @pytest.mark.parametrize(("access", "right"), [
     (lambda array, me: array[0, me], True), (lambda array, me: array[0][me], True),
     (lambda array, me: array.__setitem__((1, me), 0.0), True), (lambda array, me: array.add((1, 3), 1.0), True),
