@@ -125,7 +125,7 @@ class DensityFitting:
         """Factorises the metric, chooses a store, and makes the table if there is one."""
         self.three.compile_ahead(progress)
         self._check_metric_memory()
-        self.metric = Metric(self._sorted_metric(), self.algebra)
+        self.metric = Metric(self._sorted_metric(), self.algebra, self.engine.operator.kind)
         self.columns = Columns(self.three, self.metric, self.algebra)
         self._make_table(self._fitting_store(self.asked))
 

@@ -7,7 +7,8 @@ than there are auxiliary functions.
 Between the two are metrics that have an L although their smallest eigenvalue is hardly larger than the errors of (P|Q)
 by rounding, or smaller. What the nearly dependent functions add to J and K then depends on the last bits, and in the
 end whether there is an L does, too. Such a metric is factorised as PySCF does, and has a `Doubt`, of which the user is
-told.
+told. Operators that are finite at r = 0 hardly see compact functions, and nearly all auxiliary bases have such a
+metric. What compact functions add there is small, so nobody need be told.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ LINEAR_DEPENDENCE = 1e-7
 MARGIN = 100
 # Of inverse iteration: steps, which find the smallest eigenvalue to a factor of about 2, and vectors.
 STEPS, VECTORS = 3, 4
+# Operators that are finite at r = 0.
+FINITE = ("erf", "gaussian")
 # Functions that a message names.
 NAMED = 4
 
@@ -69,6 +72,8 @@ class Metric:
     matrix : array, shape (naux, naux)
         (P|Q) on the device.
     algebra : md4.backends.Algebra
+    kind : str
+        That of the operator.
 
     Attributes
     ----------
@@ -81,7 +86,7 @@ class Metric:
     vectors : array, shape (size, naux), or None
         W where there is no L.
     doubt : Doubt or None
-        Of an L of which digits are lost.
+        Of an L of which digits are lost; None for an operator that is finite at r = 0.
 
     Raises
     ------
@@ -89,12 +94,14 @@ class Metric:
         All functions are linearly dependent: no eigenvalue is left.
     """
 
-    def __init__(self, matrix, algebra):
+    def __init__(self, matrix, algebra, kind="coulomb"):
         self.algebra, self.naux, self.vectors, self.doubt = algebra, len(matrix), None, None
         self.lower = algebra.cholesky(matrix)
         if self.lower is not None:
             self.solve = algebra.lower_solver(self.lower)
-            self._look_for_doubt(float(np.finfo(float).eps * self.naux * matrix.reshape(-1)[:: self.naux + 1].max()))
+            if kind not in FINITE:
+                largest = matrix.reshape(-1)[:: self.naux + 1].max()
+                self._look_for_doubt(float(np.finfo(float).eps * self.naux * largest))
         else:
             values, vectors = algebra.eigh(matrix)
             kept = algebra.fetch(values) > LINEAR_DEPENDENCE

@@ -51,9 +51,9 @@ class Inverse:
         return (Substitution if self.by_substitution else Weights)(self, piece, algebra)
 
 
-def inverse(matrix, algebra):
-    """The `Inverse` of a metric (P|Q) on the device; errors as for `Metric`."""
-    metric = Metric(matrix, algebra)
+def inverse(matrix, algebra, kind="coulomb"):
+    """The `Inverse` of a metric (P|Q) on the device; errors and `kind` as for `Metric`."""
+    metric = Metric(matrix, algebra, kind)
     del matrix  # which frees its memory, unless the caller keeps it
     if metric.vectors is not None:
         return Inverse(algebra.fetch(metric.vectors), metric.how, by_substitution=False)

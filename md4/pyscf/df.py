@@ -72,9 +72,9 @@ class DF:
     devices : 'all', int or list of int, optional
         GPUs that share the tensor and each build; see `md4.JK`. `max_memory` is that of each device.
     comm : mpi4py.MPI.Intracomm, optional
-        Communicator whose ranks share the tensor and each build. All ranks call `build` and `get_jk` with the same
-        arguments, the first time also what else needs the tensor, and get the same J and K. Each rank may then ask for
-        rows of the tensor by itself, which makes all integrals. See the page "Several GPUs and nodes".
+        Communicator whose ranks share the tensor and each build. All ranks make this object, call `build` and `get_jk`
+        with the same arguments, the first time also what else needs the tensor, and get the same J and K. Each rank may
+        then ask for rows of the tensor by itself, which makes all integrals. See the page "Several GPUs and nodes".
     store : {'auto', 'device', 'host', 'direct'}
         Where the tensor is: on the device (with backend 'cpu' in host memory), in pinned host memory, or nowhere, so
         that the integrals are made anew in each build. 'auto' takes the first one that fits.
@@ -214,7 +214,7 @@ class DF:
                 if isinstance(self._cderi_to_save, str) and self._md4.ranks.rank == 0:
                     self._md4_write(self._cderi_to_save)
 
-        if self._md4_pyscf is not None or self._md4_has():
+        if self._md4_pyscf is not None:
             made()
         else:
             self._md4.ranks.together(made, "tensor of an md4.DF")

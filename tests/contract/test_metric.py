@@ -8,6 +8,7 @@ from pyscf import df, gto
 
 import md4
 from md4.contract.metric import MARGIN, Metric
+from md4.contract.metric_rows import inverse
 from md4.cpu.algebra import HostAlgebra
 from md4.engine import make_backend
 from md4.method.operators import as_operator
@@ -92,6 +93,18 @@ def test_the_smallest_eigenvalue(smallest, doubtful):
     if doubtful:
         assert smallest / 5 < metric.doubt.smallest < 5 * smallest
         assert metric.doubt.functions[0] in np.argsort(-abs(q[:, 0]))[:3]
+
+
+def test_long_range():
+    """Its metrics are nearly singular with nearly all sets, so nobody is told; of the short range somebody is."""
+    fit = md4.DF(molecule(WATER, "def2-svp"), "def2-universal-jkfit", backend="cpu")
+    metric = fit._md4_fitting(1.0).metric
+    assert (metric.how, metric.doubt) == ("Cholesky", None)
+    smallest = np.linalg.eigvalsh(metric.lower @ metric.lower.T)[0]
+    assert smallest < 1e-11
+    algebra, matrix = HostAlgebra(make_backend("cpu", as_operator("coulomb"))), metric.lower @ metric.lower.T
+    for kind, doubtful in (("coulomb", True), ("erfc", True), ("erf", False), ("gaussian", False)):
+        assert (inverse(matrix.copy(), algebra, kind).doubt is not None) == doubtful
 
 
 def test_one_function():

@@ -279,10 +279,6 @@ class Cuda:
     def popc(bits):
         return int(bits).bit_count()
 
-    @staticmethod
-    def brev(bits):
-        return int(f"{int(bits):032b}"[::-1], 2)
-
     # the host
 
     def as_cuda_array(self, array, sync=True):
