@@ -19,9 +19,8 @@ import numpy as np
 
 from md4.gpu.banks import BANKS, EVEN_TABLE, TABLE
 from md4.gpu.staircases import hermite_order
-from md4.gpu.tuning import r_count
 from md4.method.angular import nherm, packed_hermite, sum_ordinal
-from md4.method.mirror import part_functions
+from md4.method.mirror import part_functions, r_count
 
 # What the functions p and q are taken from: all, or both parts.
 ALL, PARTS = (None,), ((0, 0), (0, 1))

@@ -90,7 +90,7 @@ def describe(backend):
     names = ("python", "numpy", "numba", "numba-cuda", "cuda-toolkit", "pyscf")
     parts = [device_name(backend), *(f"{n} {found[n]}" for n in names if found.get(n)), f"md4 {commit()}"]
     if backend.name != "cpu":
-            parts.insert(1, f"sm_{''.join(map(str, backend.context.capability))} {backend.context.unit}")
+        parts.insert(1, f"sm_{''.join(map(str, backend.context.capability))} {backend.context.unit}")
     return ", ".join(parts)
 
 

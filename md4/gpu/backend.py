@@ -22,11 +22,13 @@ from md4.gpu.pair_layout import RECORD
 from md4.gpu.part_plans import part_plans
 from md4.gpu.paths import plans
 from md4.gpu.pool import ITEM_BYTES
+from md4.gpu.r_layout import r_stride_of
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums
 from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_device_array
+from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tracks import AtWork
-from md4.gpu.tuning import CHUNK_BYTES, TRACKS, blocks_of_8, r_stride_of
+from md4.gpu.tuning import CHUNK_BYTES, TRACKS
 from md4.plan import ListParts
 from md4.support.display import size_text
 from md4.support.log import log
@@ -235,10 +237,10 @@ class GpuBackend:
         return HMatrices(h, form)
 
     def r(self, ab, cd, path=None, block=None):
-        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `md4.gpu.tuning.r_stride_of` doubles.
+        """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `md4.gpu.r_layout.r_stride_of` doubles.
 
         t are in the order that a path wants, or in that of their ordinals. That of two parts of classes is without odd
-        elements, see `md4.gpu.tuning.even_r`, and the same for parts of either parity.
+        elements, see `md4.gpu.r_layout.even_r`, and the same for parts of either parity.
         """
         r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_stride_of(ab.facts, cd.facts))
         banks, limits = path is not None and path.r_in_banks, NO_LIMITS if block is None else block.limits

@@ -222,7 +222,7 @@ class DeviceContext:
     capability : tuple of int
         Its compute capability (major, minor).
     unit : {'dmma16', 'dmma8', 'fma'}
-        The unit that does the matrix products; see `md4.gpu.tuning.Tile`.
+        The unit that does the matrix products; see `md4.gpu.tiles.Tile`.
     real : Real
         The type of numbers.
     stream : numba.cuda.cudadrv.driver.Stream

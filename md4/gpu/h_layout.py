@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from md4.gpu.staircases import first_of, gather_order, hermite_order, mirror_of, row_table
-from md4.gpu.tuning import blocks_of_8, panel_rows, turned_panel_rows
+from md4.gpu.tiles import blocks_of_8, panel_rows, turned_panel_rows
 from md4.method.angular import nherm
 from md4.method.hermite import solid_terms
 from md4.method.mirror import class_elements, part_functions, part_rows

@@ -15,7 +15,8 @@ from md4.gpu.kernels.hermite_coulomb import launch_contraction, launch_hermite_d
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, has_range_of_single, largest_single_exponent
 from md4.gpu.pair_order import PairOrder, overlap, part_of_order, rows_together
-from md4.gpu.tuning import HERMITE_COULOMB, r_stride
+from md4.gpu.r_layout import r_stride
+from md4.gpu.tuning import HERMITE_COULOMB
 from md4.plan import chunks
 
 

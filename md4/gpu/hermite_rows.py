@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from md4.gpu.tuning import blocks_of_8
+from md4.gpu.tiles import blocks_of_8
 from md4.method.angular import hermite_ordinal, hermite_triples, nherm, packed_hermite
 from md4.method.mirror import part_functions
 

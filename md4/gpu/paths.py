@@ -44,7 +44,8 @@ from md4.gpu.kernels import (
 )
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side, rounded_mean
-from md4.gpu.tuning import SELECT, THREAD_QUARTET, even_r
+from md4.gpu.r_layout import even_r
+from md4.gpu.tuning import SELECT, THREAD_QUARTET
 from md4.plan import SQUARE_BYTES, Plan
 
 

@@ -15,8 +15,9 @@ from md4.gpu.kernels import resident
 from md4.gpu.kernels.fused import fused_tile
 from md4.gpu.kernels.single_product import single_tile
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
+from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import reach
-from md4.gpu.tuning import blocks_of_8, panel_rows, r_stride_of
+from md4.gpu.tiles import blocks_of_8, panel_rows
 from md4.method.angular import nherm
 
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change

@@ -17,7 +17,8 @@ from functools import cache
 
 import numpy as np
 
-from md4.gpu.tuning import TILES, reach_levels
+from md4.gpu.tiles import reach_levels
+from md4.gpu.tuning import TILES
 from md4.method.angular import hermite_triples, nherm
 from md4.method.hermite import first_function
 from md4.method.mirror import class_elements, part_functions

@@ -1,12 +1,9 @@
 """Every tunable of the GPU kernels: tile ladders, thread counts, memory budgets."""
 
 from dataclasses import dataclass
-from functools import cache
-from math import prod
 from typing import NamedTuple
 
-from md4.method.angular import nherm
-from md4.method.mirror import part_functions
+from md4.method.mirror import r_count
 
 
 @dataclass(frozen=True)
@@ -332,126 +329,6 @@ UNPACK = UnpackTuning(threads=256, rows=8, blocks=5, sums_blocks=4)
 # (ab|q] and r of one chunk take about this many bytes, far beyond the L2 cache: short launches lose more in their tails
 # than the cache saves.
 CHUNK_BYTES = 2 << 30
-
-
-def blocks_of_8(n):
-    """Number of 8-wide blocks that hold n."""
-    return (n + 7) // 8
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A warp's register tile and the block around it.
-
-    Attributes
-    ----------
-    rows8, nt : int
-        Blocks of 8 rows and of 8 columns.
-    warps : int
-        Warps of a block, side by side along the columns.
-    stages : int
-        Buffers of the ring through which the operands come.
-    unit : {'dmma16', 'dmma8', 'fma'}
-        Arithmetic: m16n8k8 (compute capability 9.0+), m8n8k4 (8.0+), or plain multiply-adds.
-    turned : bool
-        Rows of the product are on the side of an instruction that is 8 wide, columns on that of 16.
-    """
-
-    rows8: int
-    nt: int
-    warps: int
-    stages: int
-    unit: str
-    turned: bool = False
-
-    @property
-    def mt(self):
-        """Fragments of 16 rows."""
-        return self.rows8 // 2
-
-    @property
-    def threads(self):
-        return 32 * self.warps
-
-    @property
-    def columns(self):
-        """Column fragments of a block."""
-        return self.nt * self.warps
-
-
-def row_split(nrow):
-    """(row blocks, row fragments of each) of a matrix of `nrow` rows."""
-    fragments = (nrow + 15) // 16
-    blocks = -(-fragments // TILES.most_rows)
-    return blocks, -(-fragments // blocks)
-
-
-def panel_rows(nrow):
-    """Blocks of 8 rows that a panel of `nrow` rows is padded to."""
-    blocks, mt = row_split(nrow)
-    return 2 * blocks * mt
-
-
-def reach_levels(count):
-    """Numbers of row blocks that a tile of `count` has code for, the largest first: all of few, fewer of many."""
-    return [n for n in range(count, 0, -1) if count <= 6 or n >= count - 3 or n % 2 == 0]
-
-
-def turned_split(nrow):
-    """(row blocks, blocks of 8 rows of each) of a turned tile for `nrow` rows."""
-    blocks = -(-blocks_of_8(nrow) // TILES.most_rows)
-    return blocks, -(-blocks_of_8(nrow) // blocks)
-
-
-def turned_panel_rows(nrow):
-    """Blocks of 8 rows that a panel for turned tiles is padded to."""
-    return prod(turned_split(nrow))
-
-
-@cache
-def choose_tile(nrow, steps, unit):
-    """The tile for `nrow` rows and `steps` inner blocks of 8 a primitive."""
-    _, mt = row_split(nrow)
-    return Tile(2 * mt, TILES.columns[mt - 1], TILES.warps, min(TILES.stages, steps + 1), unit)
-
-
-@cache
-def turned_tile(nrow, steps, unit):
-    """A turned tile of step 4, or None where a tile of few rows would not save 8 of padding."""
-    _, rows8 = turned_split(nrow)
-    if blocks_of_8(nrow) < TILES.turned_rows and rows8 % 2 == 0:
-        return None
-    return turned_ket_tile(nrow, steps, unit)
-
-
-@cache
-def turned_ket_tile(nrow, steps, unit):
-    """A turned tile of step 5."""
-    _, rows8 = turned_split(nrow)
-    return Tile(rows8, TILES.turned_columns[rows8 - 1], TILES.warps, min(TILES.stages, steps + 1), unit, True)
-
-
-def r_count(l, even=False):
-    """Numbers r[t] up to L = `l` that are kept of a quartet: all, or those of even t on an axis."""
-    return len(part_functions(l, 0, 0)) if even else nherm(l)
-
-
-def r_stride(l, even=False):
-    """Doubles from one quartet's r to the next: even, for 16-byte copies; the arguments are those of `r_count`."""
-    return (r_count(l, even) + 1) // 2 * 2
-
-
-def even_r(bra, ket):
-    """Whether r of two `ListFacts` (or `Side`) is without r[t] of odd t on the mirror axis, which are zero.
-
-    It is so for parts of classes (`md4.method.mirror`) up to the highest L that a lane makes axis by axis.
-    """
-    return bra.mirror is not None and ket.mirror is not None and bra.l + ket.l <= RECURRENCE.axis_l
-
-
-def r_stride_of(bra, ket):
-    """`r_stride` of two `ListFacts`."""
-    return r_stride(bra.l + ket.l, even_r(bra, ket))
 
 
 @dataclass(frozen=True)

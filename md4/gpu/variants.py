@@ -280,7 +280,7 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
     Parameters
     ----------
     unit : {'dmma16', 'dmma8', 'fma'}
-        Arithmetic; see `md4.gpu.tuning.Tile`.
+        Arithmetic; see `md4.gpu.tiles.Tile`.
     kind : str
         The operator's.
     basis : Basis

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from md4.method.angular import hermite_triples
+from md4.method.angular import hermite_triples, nherm
 from md4.method.hermite import component_table, in_rows, nonzero_elements
 
 
@@ -65,6 +65,11 @@ def part_rows(la, lb, pure, nctr_a, nctr_b, axis, parity):
 def part_functions(l, axis, parity):
     """Ordinals of the Hermite functions up to degree l of one parity, rising; shape (n,)."""
     return np.flatnonzero(hermite_triples(l)[:, axis] % 2 == parity)
+
+
+def r_count(l, even=False):
+    """Numbers r[t] up to L = `l` that are kept of a quartet: all, or those of even t on an axis."""
+    return len(part_functions(l, 0, 0)) if even else nherm(l)
 
 
 @cache

@@ -5,9 +5,9 @@ import pytest
 
 from md4.gpu.banks import BANKS, EVEN_TABLE, LARGEST, SMALLEST, TABLE, in_banks, places_of, r_places
 from md4.gpu.gather_words import gather_words
-from md4.gpu.tuning import RECURRENCE, r_count
+from md4.gpu.tuning import RECURRENCE
 from md4.method.angular import hermite_ordinal, hermite_triples, nherm
-from md4.method.mirror import part_functions
+from md4.method.mirror import part_functions, r_count
 
 
 def wavefronts(l_bra, l_ket, mirror=None):

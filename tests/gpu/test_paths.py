@@ -16,7 +16,8 @@ from md4.gpu.kernels import thread_quartet
 from md4.gpu.paths import plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.staircases import reach
-from md4.gpu.tuning import TILES, turned_split
+from md4.gpu.tiles import turned_split
+from md4.gpu.tuning import TILES
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
 from md4.shells.shell_pairs import check_side, shell_pairs

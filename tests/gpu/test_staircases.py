@@ -44,10 +44,11 @@ from md4.gpu.staircases import (
     row_order,
     row_table,
 )
-from md4.gpu.tuning import TILES, blocks_of_8, r_count, reach_levels, turned_split
+from md4.gpu.tiles import blocks_of_8, reach_levels, turned_split
+from md4.gpu.tuning import TILES
 from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.method.hermite import solid_terms, structure
-from md4.method.mirror import class_elements, part_functions, part_rows
+from md4.method.mirror import class_elements, part_functions, part_rows, r_count
 
 CLASSES = [
     (0, 0, True, 1, 1), (2, 1, True, 1, 1), (2, 2, True, 1, 1), (3, 3, True, 2, 1), (5, 4, True, 1, 1),

@@ -38,7 +38,7 @@ from md4.gpu.emit.instructions import (
     shared_double,
     shared_int,
 )
-from md4.gpu.tuning import reach_levels
+from md4.gpu.tiles import reach_levels
 
 
 def tile_kind(rows8, nt):

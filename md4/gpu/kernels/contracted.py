@@ -27,7 +27,9 @@ from md4.gpu.kernels.groups import (
 )
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end, make_any_primitive
-from md4.gpu.tuning import CONTRACTED, SHARED_BYTES, blocks_of_8, r_stride_of
+from md4.gpu.r_layout import r_stride_of
+from md4.gpu.tiles import blocks_of_8
+from md4.gpu.tuning import CONTRACTED, SHARED_BYTES
 
 
 def contracted_bra_transform(rows8, nt, warps, stages, blocks, ahead, unit, turned):

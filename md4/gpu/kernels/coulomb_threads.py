@@ -32,7 +32,8 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     single_arguments,
 )
-from md4.gpu.tuning import HERMITE_COULOMB, r_count
+from md4.gpu.tuning import HERMITE_COULOMB
+from md4.method.mirror import r_count
 
 flag = types.boolean
 # Shared memory of a multiprocessor from compute capability 9.0 on, what each block takes of it beside its own, and what

@@ -38,8 +38,10 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import make_copy_range
+from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import mirror_of, reach, row_table
-from md4.gpu.tuning import FEWEST_BLOCKS, FUSED, SHARED_BYTES, TILES, blocks_of_8, panel_rows, r_stride_of
+from md4.gpu.tiles import blocks_of_8, panel_rows
+from md4.gpu.tuning import FEWEST_BLOCKS, FUSED, SHARED_BYTES, TILES
 
 
 def following_primitive(k, last, ket, pair, npair):

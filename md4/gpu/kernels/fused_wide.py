@@ -40,15 +40,10 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import make_copy_range
+from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import reach, row_table, shared_out, shared_rows
-from md4.gpu.tuning import (
-    FEWEST_BLOCKS,
-    FUSED_WIDE,
-    SHARED_BYTES,
-    blocks_of_8,
-    panel_rows,
-    r_stride_of,
-)
+from md4.gpu.tiles import blocks_of_8, panel_rows
+from md4.gpu.tuning import FEWEST_BLOCKS, FUSED_WIDE, SHARED_BYTES
 
 
 def make_pass(nq, nc, passes, depths, fragments, nq8):

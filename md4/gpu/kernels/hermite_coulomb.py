@@ -18,7 +18,9 @@ from md4.gpu.emit.vectors import make_add_vector, make_load_vector
 from md4.gpu.h_layout import KET_BLOCKS, form_size
 from md4.gpu.hermite_rows import row_parts, row_places, row_width, row_words
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES, blocks_of_8, r_stride
+from md4.gpu.r_layout import r_stride
+from md4.gpu.tiles import blocks_of_8
+from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES
 
 flag = types.boolean
 WARPS = HERMITE_COULOMB.threads // 32

@@ -37,7 +37,9 @@ from md4.gpu.kernels.groups import (
 )
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_ring
 from md4.gpu.kernels.two_products import row_blocks_of, staircase_of
-from md4.gpu.tuning import SUMS, blocks_of_8, choose_tile, r_stride
+from md4.gpu.r_layout import r_stride
+from md4.gpu.tiles import blocks_of_8, choose_tile
+from md4.gpu.tuning import SUMS
 
 
 class Weights(NamedTuple):

@@ -24,7 +24,8 @@ from md4.gpu.kernels.groups import (
     primitives_of,
     result,
 )
-from md4.gpu.tuning import blocks_of_8, r_stride
+from md4.gpu.r_layout import r_stride
+from md4.gpu.tiles import blocks_of_8
 from md4.method.angular import packed_hermite, sum_ordinal
 
 THREADS = 128

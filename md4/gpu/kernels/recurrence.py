@@ -6,7 +6,7 @@ quartet: r^(m) comes from r^(m+1) between two buffers in shared memory, for fall
 goes to memory by way of shared memory, so that a warp writes whole lines.
 
 For molecules in a plane, the first two kernels make r without its odd elements, which are zero: see
-`md4.gpu.tuning.even_r`. The axis that they take in closed form is then the one along which R is zero.
+`md4.gpu.r_layout.even_r`. The axis that they take in closed form is then the one along which R is zero.
 """
 
 import numpy as np
@@ -26,9 +26,11 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     primitive_quartets,
 )
-from md4.gpu.tuning import RECURRENCE, even_r, r_count, r_stride
+from md4.gpu.r_layout import even_r, r_stride
+from md4.gpu.tuning import RECURRENCE
 from md4.method import operators, recurrence
 from md4.method.angular import nherm
+from md4.method.mirror import r_count
 
 # device functions
 
@@ -207,7 +209,7 @@ def r_launcher(context, kind, parameter, l, banks, axis):
 def launch_r(context, operator, ab, cd, r, limits, banks):
     """r of the primitive quartets of two chunks, of all that count; `banks`: in the order of `md4.gpu.banks`.
 
-    It is without odd elements if `md4.gpu.tuning.even_r` says so of the chunks.
+    It is without odd elements if `md4.gpu.r_layout.even_r` says so of the chunks.
     """
     axis = ab.facts.mirror[0] if even_r(ab.facts, cd.facts) else None
     facts = operator.kind, operator.parameter, ab.facts.l + cd.facts.l, banks, axis

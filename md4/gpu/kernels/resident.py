@@ -26,7 +26,9 @@ from md4.gpu.kernels.groups import (
 )
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end
-from md4.gpu.tuning import RESIDENT, SHARED_BYTES, blocks_of_8, r_stride_of
+from md4.gpu.r_layout import r_stride_of
+from md4.gpu.tiles import blocks_of_8
+from md4.gpu.tuning import RESIDENT, SHARED_BYTES
 
 # The highest bit of an int32, which becomes those of all further ones when it is shifted to the right.
 FURTHER = -(1 << 31)

@@ -43,8 +43,10 @@ from md4.gpu.kernels.groups import (
 from md4.gpu.kernels.one_product import Weights, unit_weight
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_pieces, make_copy_range, make_r_in_turn, make_ring
 from md4.gpu.kernels.two_products import row_blocks_of, staircase_of
+from md4.gpu.r_layout import r_stride
 from md4.gpu.staircases import natural_rows
-from md4.gpu.tuning import SHARED_BYTES, SINGLE_PRODUCT, Tile, blocks_of_8, choose_tile, r_stride
+from md4.gpu.tiles import Tile, blocks_of_8, choose_tile
+from md4.gpu.tuning import SHARED_BYTES, SINGLE_PRODUCT
 from md4.method.hermite import solid_terms
 
 

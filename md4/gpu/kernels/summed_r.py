@@ -21,7 +21,8 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     primitive_quartets,
 )
-from md4.gpu.tuning import RECURRENCE, SUMS, r_stride
+from md4.gpu.r_layout import r_stride
+from md4.gpu.tuning import RECURRENCE, SUMS
 from md4.method.angular import nherm
 
 

@@ -8,7 +8,7 @@ Both are one product with a panel of H on the left (rows ab or cd) and many colu
 A panel is, for every 8 of the inner index, fragments of 16 rows, see `md4.gpu.emit.tile_products`; it is padded by
 zeros, rows and inner indices in the order of `md4.gpu.staircases`: of each block of 8 inner indices, `reach` blocks of
 8 rows count, the products with the others are left out, as far as there is code for it
-(`md4.gpu.tuning.reach_levels`). Step 5 keeps the rows' own order where they are contiguous in the result, and leaves
+(`md4.gpu.tiles.reach_levels`). Step 5 keeps the rows' own order where they are contiguous in the result, and leaves
 nothing out. The panel comes to shared memory through `md4.gpu.kernels.ring` and serves all warps of a block; each warp
 owns `nt` blocks of 8 columns.
 
@@ -52,8 +52,10 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_r_in_turn, make_ring
+from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import depths, full_depths, full_reach, reach, row_table
-from md4.gpu.tuning import SHARED_BYTES, TILES, blocks_of_8, choose_tile, r_stride_of, turned_ket_tile, turned_tile
+from md4.gpu.tiles import blocks_of_8, choose_tile, turned_ket_tile, turned_tile
+from md4.gpu.tuning import SHARED_BYTES, TILES
 
 
 class WordTable(NamedTuple):
