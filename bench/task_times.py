@@ -4,7 +4,8 @@
 (`md4.contract.work.Task`): its pair of lists, both classes, mean primitives and sizes, its shell quartets, the seconds
 predicted for these, and the measured ones. 'seconds' is the time from before the task's first kernel to the end of its
 last one, with nothing else on the device; 'host' that until the call returned. Files of --list have neither. Those of a
-GPU are predicted anew when a file is read, by the formulas as they are now.
+GPU are predicted anew when a file is read, by the formulas as they are now; but not those of J alone on a GPU, where a
+task has all pairs of lists of two degrees l_a + l_b. Its row names one of these, and it has no fit.
 
 The lines above it are seconds of one build with one worker that are not in the tasks:
 
@@ -37,8 +38,7 @@ from md4.contract.survivors import ListPairs
 from md4.contract.work import EACH, Task, divide
 from md4.contract.worker import AHEAD, HERMITE_SHARE, PartialSums
 from md4.gpu.h_layout import KET_FLAT, form_size
-from md4.gpu.kernels.digestion import digest_swapped
-from md4.gpu.paths import build_time, timed_plans
+from md4.gpu.paths import build_time, digest_order, timed_plans
 from md4.gpu.predicted_times import Side, coulomb_time, counted_rows
 from md4.gpu.sums import DeviceSums
 from md4.gpu.tuning import MIXED_SHELLS
@@ -79,10 +79,10 @@ class TaskTimes:
         return found
 
     def predict(self):
-        """Predicts the times of a GPU anew."""
-        unit, with_k = self.facts["unit"], self.facts["matrices"] == "J, K"
-        for row in self.rows if unit != "cpu" else ():
-            row["predicted"] = row["quartets"] * predicted(unit, side(row, "ab"), side(row, "cd"), with_k)
+        """Predicts the times of J and K on a GPU anew."""
+        unit = self.facts["unit"]
+        for row in self.rows if unit != "cpu" and self.with_k else ():
+            row["predicted"] = row["quartets"] * predicted(unit, side(row, "ab"), side(row, "cd"), True)
 
     def save(self, path):
         path = Path(path)
@@ -96,6 +96,10 @@ class TaskTimes:
     @property
     def measured(self):
         return self.rows[0]["seconds"] != ""
+
+    @property
+    def with_k(self):
+        return self.facts["matrices"] == "J, K"
 
 
 def side_columns(pairs, names):
@@ -280,7 +284,7 @@ def host_bounds(basis, every):
 
 
 def listed(system, with_k, args):
-    """`TaskTimes` of a system without times: one task for each pair of lists that an H200 would have."""
+    """`TaskTimes` of a system without times: the tasks of one H200, which sees no plane of symmetry."""
     mol, clock = system.mol(args.seed), {}
     basis, order = Basis.from_mol(mol).regrouped()
     dm = in_order(guess_density(mol)[None], order)
@@ -291,17 +295,19 @@ def listed(system, with_k, args):
     lists = sorted_lists(HostLists(basis), every, bounds, TOLERANCE, int(HERMITE_SHARE * DEVICE_BYTES) // 16)
     clock["lists"] = perf_counter() - begin
     begin = perf_counter()
-    pairs = ListPairs(lists, basis, digest_swapped if with_k else lambda bra, ket: ket.nab < bra.nab)
+    swapped = partial(digest_order, UNIT) if with_k else partial(DeviceSums.coulomb_swapped, None)
+    pairs = ListPairs(lists, basis, swapped, by_degrees=not with_k)
     norms = pairs.norms(dm, True, with_k)
     clock["before"] = perf_counter() - begin
     begin = perf_counter()
-    quartets = pairs.survivors(norms, TOLERANCE, False).quartets
+    survivors = pairs.survivors(norms, TOLERANCE, False)
     clock["counting"] = perf_counter() - begin
-    rows = []
-    for n, count in enumerate(quartets):
-        if count:
-            sides = (Side.of(lists[side].pairs) for side in pairs.numbers[n])
-            rows.append(columns(pairs, Task(n, 0, 1, count * predicted(UNIT, *sides, with_k) + EACH), count))
+    of_one = [predicted(UNIT, *(Side.of(lists[side].pairs) for side in sides), with_k) for sides in pairs.numbers]
+    seconds = survivors.by_task(np.multiply(of_one, survivors.quartets))
+    rows = [
+        columns(pairs, Task(n, 0, 1, seconds[n] + EACH), count)
+        for n, count in enumerate(survivors.task_quartets) if count
+    ]  # fmt: skip
     facts = {"system": system.name, "basis": system.basis, "nao": mol.nao, "matrices": "J, K" if with_k else "J"}
     facts |= {"unit": UNIT, "workers": 1, "ahead": AHEAD, **clock}
     return TaskTimes(facts | {"machine": describe(md4.Engine(basis, backend="cpu").backend)}, rows)
@@ -323,20 +329,17 @@ def side(row, names):
     return Side(a + b, int(row[f"n{names}"]), nherm(a + b), *primitives, *counted_rows(shells))
 
 
-def terms(row, unit, with_k):
-    """{name: ns a quartet for a coefficient of 1} of a row; a class has the terms of its formula only.
+def terms(row, unit):
+    """{name: ns a quartet for a coefficient of 1} of a row of J and K; a class has the terms of its formula only.
 
     'plan' is the time of a plan by `predicted_times`, which other fits have settled; its coefficient should be 1.
-    'low ...', 'digest' and 'coulomb ...' are those of `low_time`, `digest_time` and `coulomb_time`, and 'task' is what
-    a task takes besides its quartets. 'low result' and 'digest' differ in classes with a plan only.
+    'low ...' and 'digest' are those of `low_time` and `digest_time`, and 'task' is what a task takes besides its
+    quartets. 'low result' and 'digest' differ in classes with a plan only.
     """
     bra, ket = side(row, "ab"), side(row, "cd")
-    primitives, functions, matrices = bra.mean_prim * ket.mean_prim, bra.nab * ket.nab, 2 if with_k else 1
+    primitives, functions = bra.mean_prim * ket.mean_prim, bra.nab * ket.nab
     r, products = primitives * nherm(bra.l + ket.l), primitives * bra.nherm * ket.nherm
-    found = {"task": 1 / row["quartets"]}
-    if not with_k:
-        return found | {"coulomb primitives": primitives, "coulomb contraction": products * matrices}
-    found["digest"] = functions * matrices
+    found = {"task": 1 / row["quartets"], "digest": 2 * functions}
     plan = timed_plans(unit, bra, ket, True)[0][0]
     if plan:
         return found | {"plan": plan}
@@ -352,11 +355,11 @@ class Fit:
     def __init__(self, times):
         from scipy.optimize import nnls
 
-        with_k, unit = times.facts["matrices"] == "J, K", times.facts["unit"]
-        if not times.measured or unit == "cpu":
-            raise SystemExit("--fit takes tasks that --trace has measured on a GPU.")
+        unit = times.facts["unit"]
+        if not (times.measured and times.with_k) or unit == "cpu":
+            raise SystemExit("--fit takes tasks of J and K that --trace has measured on a GPU.")
         self.rows = [row for row in times.rows if row["quartets"]]
-        found = [terms(row, unit, with_k) for row in self.rows]
+        found = [terms(row, unit) for row in self.rows]
         self.names = list(dict.fromkeys(name for one in found for name in one))
         amounts = np.array([[one.get(name, 0.0) for name in self.names] for one in found])
         quartets, seconds = (np.array([row[name] for row in self.rows]) for name in ("quartets", "seconds"))

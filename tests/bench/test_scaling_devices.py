@@ -169,11 +169,28 @@ def test_parts_are_put_together(traced):
 
 @pytest.mark.parametrize("with_k", [False, True])
 def test_listed_tasks_are_predicted_anew(with_k, tmp_path):
-    """From their columns, with the same result."""
+    """From their columns, with the same result; those of J alone have several classes, and keep their times."""
     tasks = listed(System.parse("water/cc-pvtz"), with_k, NO_GPU)
     tasks.save(tmp_path / "tasks.csv")
-    for one, two in zip(tasks.rows, TaskTimes.load(tmp_path / "tasks.csv").rows, strict=True):
+    found = TaskTimes.load(tmp_path / "tasks.csv")
+    for one, two in zip(tasks.rows, found.rows, strict=True):
         assert two == one | {"predicted": pytest.approx(one["predicted"], rel=0.05, abs=1e-16)}
+    for row in found.rows:
+        row["quartets"] *= 2
+    before = [row["predicted"] for row in found.rows]
+    found.predict()
+    assert [row["predicted"] for row in found.rows] == [(1 + with_k) * seconds for seconds in before]
+
+
+def test_listed_tasks_of_j_alone():
+    """One for all pairs of lists of two degrees, as a GPU has them; all quartets of the lists are in one of them."""
+    alone, both = (listed(System.parse("water/cc-pvtz"), with_k, NO_GPU) for with_k in (False, True))
+
+    def degrees(row):
+        return tuple(sorted((row["la"] + row["lb"], row["lc"] + row["ld"])))
+
+    assert len({degrees(row) for row in alone.rows}) == len(alone.rows) < len(both.rows)
+    assert sum(row["quartets"] for row in alone.rows) <= sum(row["quartets"] for row in both.rows)
 
 
 def test_listed_tasks_are_corrected_class_by_class():
@@ -202,7 +219,7 @@ def test_a_fit_finds_its_coefficients():
         "low result": 1e-3,
     }  # fmt: skip
     for row in tasks.rows:
-        parts = terms(row, "dmma16", True)
+        parts = terms(row, "dmma16")
         assert set(parts) <= set(true)
         row["seconds"] = 1e-9 * row["quartets"] * sum(true[name] * amount for name, amount in parts.items())
     fit = Fit(tasks)
