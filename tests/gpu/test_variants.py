@@ -62,8 +62,13 @@ def launched(unit, name, use, left, omega=None):
 CALLS = ("s1", "s4", "s8", "jk", "j", "k", "general")
 
 
+# Tests with the lists of all classes of a unit, which take long to make.
+WITH_ALL_CLASSES = {unit: pytest.mark.xdist_group(f"variants {unit}") for unit in TENSOR_CORES}
 # Each molecule with one of the units and with one of the memories.
-CASES = [(name, TENSOR_CORES[n % 2], list(MEMORY)[n // 2 % 2]) for n, name in enumerate([*SYSTEMS, *ANO])]
+CASES = [
+    pytest.param(name, unit := TENSOR_CORES[n % 2], list(MEMORY)[n // 2 % 2], marks=WITH_ALL_CLASSES[unit])
+    for n, name in enumerate([*SYSTEMS, *ANO])
+]
 
 
 @pytest.mark.parametrize(("name", "unit", "memory"), CASES)
@@ -80,6 +85,7 @@ def test_nothing_is_left_to_compile(name, unit, memory):
         assert not missing, f"{use}: {sorted(v.name for v in missing)}"
 
 
+@WITH_ALL_CLASSES["dmma16"]
 def test_other_contractions_are_not_in_the_list_of_all_classes():
     """So `md4 warmup` has to be given the molecule."""
     assert launched("dmma16", "water ano", "jk", MEMORY["plenty"]) - of_all_classes("dmma16", 4)
