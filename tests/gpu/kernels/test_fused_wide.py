@@ -5,15 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulator import host_array, running
-from gpu.kernels.test_fused_groups import check_matrix, check_part, maker, sides
-from gpu.kernels.test_limits import on_device
+from gpu.kernels.fused_blocks import Way, check_limits, check_matrix, check_part, check_without_primitives, sides
 from gpu.kernels.test_plain_python import assert_same, basis_of
 
 import md4
-from md4.gpu import paths
 from md4.gpu.kernels import fused_wide
 
-make = maker(*(path for path in paths.PATHS if path.name == "fused_wide"))
+WAY = Way("fused_wide", "fused_wide")
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def test_classes(name, swapped, shared_by):
         assert ((found.mt, found.nq), found.shares, found.warps) == (tile, shares, warps)
         functions = right.shape[2:]
         block = engine.backend.scratch((5, 2, *functions[2:], *functions[:2]) if swapped else (2, 5, *functions))
-        make(engine, ab, cd, block.swapped() if swapped else block)
+        WAY.make(engine, ab, cd, block.swapped() if swapped else block)
         found = host_array(block.array, "float64").reshape(block.dims)
     right = right[1:3, 1:6]
     assert_same(found, right.transpose(1, 0, 4, 5, 2, 3) if swapped else right)
@@ -81,7 +79,7 @@ def test_successive_quartets(shares, shared_by, monkeypatch):
         ab, cd = engine.prepare(bra), engine.prepare(ket)
         assert fused_wide.wide_parts(len(bra), len(ket), teams) == 1
         block = engine.backend.scratch(right.shape)
-        make(engine, ab, cd, block)
+        WAY.make(engine, ab, cd, block)
         found = host_array(block.array, "float64").reshape(right.shape)
     assert_same(found, right)
     assert "fused_wide" in machine.kernels
@@ -94,41 +92,13 @@ def test_limits(shares, by_ket, parts, shared_by, monkeypatch):
     """What counts is right, nothing else is written, and nothing depends on memory that nobody wrote."""
     shared_by(shares)
     monkeypatch.setattr(fused_wide, "FEWEST_BLOCKS", 4 * parts)
-    basis, bra, ket, right = sides((2, 2, 1, 0), 1, 4, 9)
-    rng = np.random.default_rng(1)
-    counts = rng.integers(0, 5, 9) if by_ket else np.array([9, 0, 5, 4])
-    counts[2:6] = (0, 4, 0, 1) if by_ket else counts[2:6]
-    live = np.arange(4)[:, None] < counts if by_ket else np.arange(9) < counts[:, None]
-    with running() as machine:
-        engine = md4.Engine(basis, backend="cuda")
-        ab, cd = engine.prepare(bra), engine.prepare(ket)
-        block = engine.backend.scratch(right.shape)
-        block.limits = on_device(engine.backend.context, counts.astype(np.int32)), by_ket
-        make(engine, ab, cd, block)
-        found = host_array(block.array, "float64").reshape(right.shape)
-    np.testing.assert_allclose(found[live], right[live], rtol=0, atol=1e-14 * abs(right).max())
-    assert np.isnan(found[~live]).all()
-    assert "fused_wide" in machine.kernels
+    assert np.isnan(check_limits(WAY, (2, 2, 1, 0), by_ket)).all()
 
 
 @pytest.mark.parametrize("shares", [1, 2])
 def test_pairs_without_primitives(shares, shared_by):
-    """Shells so far apart that no primitive pair of theirs is left: zeros, and their neighbours are right."""
     shared_by(shares)
-    near, rng = basis_of((2, 2, 1, 0)), np.random.default_rng(2)
-    basis = md4.Basis([*near.shells, *(md4.Shell(l, [0.5], [[1.0]], np.full(3, 60.0)) for l in (0, 2))])
-    for order in range(3):
-        bra = [[0, 1], [0, 5], [0, 1]]
-        ket = rng.permutation([[2, 3]] * 5 + [[2, 4]] * 4) if order else [[2, 4]] * 4
-        right = md4.Engine(basis, backend="cpu").compute(bra, ket)
-        with running():
-            engine = md4.Engine(basis, backend="cuda")
-            ab, cd = engine.prepare(bra), engine.prepare(ket)
-            assert cd.nprim < cd.npair
-            block = engine.backend.scratch(right.shape)
-            make(engine, ab, cd, block)
-            found = host_array(block.array, "float64").reshape(right.shape)
-        np.testing.assert_allclose(found, right, rtol=0, atol=1e-14 * max(1e-3, abs(right).max()))
+    check_without_primitives(WAY, (2, 2, 1, 0), (0, 2))
 
 
 @pytest.mark.races
@@ -136,10 +106,10 @@ def test_pairs_without_primitives(shares, shared_by):
 @pytest.mark.parametrize("shares", [1, 2])
 def test_parts(shares, parity, shared_by):
     shared_by(shares)
-    check_part(make, (3, 2, 1, 1), parity)
+    check_part(WAY, (3, 2, 1, 1), parity)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_parts_of_a_matrix(swapped, shared_by):
     shared_by(2)
-    check_matrix(make, (2, 2, 1, 0), swapped)
+    check_matrix(WAY, (2, 2, 1, 0), swapped)
