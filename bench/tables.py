@@ -7,6 +7,7 @@ is copied by hand. A test compares pages and files.
 
 scf.csv, scf-scaling.csv    J and K on the GPU, PySCF of the same run (bench/scf.py)
 scf-peers.csv               J and K of other programs, of other runs on the same kind of machine
+jk.csv, jk_before.csv       J and K of the molecules of issue 17, now and at 325e0e2, in one run (bench/scf.py)
 eri.csv                     classes on the GPU (bench/eri.py)
 cpu.csv, cpu-before.csv, cpu-cold.csv       the CPU beside libcint and PySCF, and first calls (bench/cpu.py)
 scaling-devices.csv, scaling-simulated.csv  J and K on several GPUs, measured and simulated (bench/scaling_devices.py)
@@ -45,14 +46,17 @@ def basis_name(basis):
 
 def builds():
     """Systems of the front table of J and K: dictionaries with 'label', 'nao' and {program: (seconds, same run)}."""
-    peers = read_csv(RESULTS / "scf-peers.csv")
-    largest = [r for r in read_csv(RESULTS / "jk.csv") if (r["system"], r["basis"]) == ("benzene", "cc-pv6z")]
+    newest = {(row["system"], row["basis"]): row for row in read_csv(RESULTS / "jk.csv")}
+    direct = [p for p in read_csv(RESULTS / "peers.csv") if (p["method"], p["matrices"]) == ("direct", "J, K")]
+    beside = {(p["system"], p["basis"]): p["peer_seconds"] for p in direct}
+    others = read_csv(RESULTS / "scf-peers.csv")
     found = []
-    for row in [*read_csv(RESULTS / "scf.csv"), *largest]:
-        times = {"md4": (row["seconds"], True)}
-        times |= {"PySCF": (row["pyscf"], True)} if row.get("pyscf", "") != "" else {}
-        same = [p for p in peers if (p["system"], p["basis"]) == (row["system"], row["basis"])]
-        times |= {p["program"]: (p["seconds"], False) for p in same}
+    for row in [*read_csv(RESULTS / "scf.csv"), newest["benzene", "cc-pv6z"]]:
+        key = row["system"], row["basis"]
+        times = {"md4": (newest.get(key, row)["seconds"], True)}
+        times |= {"PySCF": (row["pyscf"], key not in newest)} if row.get("pyscf", "") != "" else {}
+        times |= {p["program"]: (p["seconds"], False) for p in others if (p["system"], p["basis"]) == key}
+        times |= {"GPU4PySCF": (beside[key], True)} if key in beside else {}
         found.append(
             {"label": f"{formula(row['system'])} {basis_name(row['basis'])}", "nao": int(row["nao"]), "times": times}
         )
@@ -88,6 +92,19 @@ def class_table():
     ]  # fmt: skip
     names = ["class", "quartets/s", "useful TFLOP/s", "share of FP64 peak", "one core of libcint", "LibintX, H200"]
     return table(names, rows)
+
+
+def rate_table(k):
+    """All rows of eri.csv of a degree of contraction."""
+    rows = [r for r in read_csv(RESULTS / "eri.csv") if r["K"] == k]
+    lines = [
+        [rf"({r['class']})".replace("|", r"\|"), f"{r['quartets_per_s']:.3g}", f"{r['tflops']:.3g}",
+         f"{100 * r['share_of_peak']:.1f}", f"{r['written_tbs']:.3f}", f"{100 * r['share_of_limit']:.1f}", r["bound"],
+         f"{r['times_libcint']:.0f}", f"{r['times_libintx']:.2f}" if r["times_libintx"] else "", f"{r['error']:.1e}"]
+        for r in rows
+    ]  # fmt: skip
+    names = ["class", "quartets/s", "TFLOP/s", "% peak", "TB/s out", "% limit", "bound"]
+    return table([*names, "x libcint", "x LibintX", "error"], lines)
 
 
 # on CPUs --------------------------------------------------------------------------------------------------------------
@@ -299,18 +316,20 @@ FITS = {
 
 def jk_table():
     """Direct J and K of the molecules of `BUILDS`, before and now."""
-    rows = {f"{row['system']}/{row['basis']}": row for row in read_csv(RESULTS / "jk.csv")}
+    rows, earlier = (by_name(file) for file in ("jk.csv", "jk_before.csv"))
     lines = []
     for name, (before, aim) in BUILDS.items():
-        row = rows.get(name)
-        cells = ["", f"{before:g}", "", f"{aim:g}", "", ""]
-        if row is not None:
-            cells[::2] = str(int(row["nao"])), f"{row['seconds']:.3g}", f"{row['computed']:.3g}"
-            cells[5] = f"{row['error']:.1e}" if row["error"] == row["error"] else "not checked"
-        system, basis = name.split("/")
-        lines.append([f"{formula(system)} {basis_name(basis)}", *cells])
-    names = ["functions", "before", "now", "aim", "quartets", "error"]
-    return table(["system", *names], lines) + device_origin(list(rows.values()))
+        row, old = rows[name], earlier[name]
+        error = f"{row['error']:.1e}" if row["error"] == row["error"] else "not checked"
+        cells = [f"{before:g}", *(f"{r['seconds']:.3g}" for r in (old, row)), f"{aim:g}"]
+        lines.append([molecule(row), str(int(row["nao"])), *cells, f"{row['computed']:.3g}", error])
+    names = ["functions", "before", "before, same run", "now", "aim", "quartets", "error"]
+    return table(["system", *names], lines) + device_origin([*rows.values(), *earlier.values()])
+
+
+def by_name(file):
+    """{'benzene/cc-pv5z': row} of a file of bench/scf.py."""
+    return {f"{row['system']}/{row['basis']}": row for row in read_csv(RESULTS / file)}
 
 
 def fitting_table():
@@ -367,6 +386,7 @@ TABLES = {
     "cpu-details": cpu_details, "cpu-cold": cpu_cold, "cpu-before": partial(cpu_details, "cpu-before.csv"),
     "devices": device_table, "devices-details": device_details, "devices-simulated": simulated_table,
     "devices-figure": device_figure, "peers": peers_table, "three-centre": three_centre_table,
+    "rates-1": partial(rate_table, 1), "rates-5": partial(rate_table, 5), "rates-25": partial(rate_table, 25),
     "jk": jk_table, "fitting": fitting_table, "fitting-devices": fitting_device_table,
 }  # fmt: skip
 
