@@ -49,19 +49,19 @@ ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows",
 # ptxas 13.0 reports for all variants on all three.
 SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
-    "fused_transforms": 180,  # 172 at two fragments of rows, contracted, on sm_90; 84 at most on sm_100, 96 on sm_80
-    "fused_groups": 90,  # 80 at one fragment of rows, five blocks of q and five of cd, on sm_90
+    "fused_transforms": 220,  # at a part of a class, one fragment of rows, five blocks of q and five of cd, on sm_90
+    "fused_groups": 110,  # 108 at another such part, on sm_90
     "fused_wide": 180,  # 176 at two fragments of rows a warp and six blocks of cd, on sm_100; 152 at most on sm_90
     "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
     "single_product": 100,  # 88 at seven fragments of rows and two blocks of columns, on sm_90
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
-    "correlation_by_threads": 160,  # (5, 4) in FP64 144 on sm_90
+    "correlation_by_threads": 300,  # 292 for erfc at (2, 1) and (1, 1) in FP64 on sm_90; Coulomb's 144 at (5, 4)
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100
     "contracted_bra_transform": 370,  # 360 at five blocks of rows on sm_100; 16 at most on sm_90
-    "ket_transform": 60,  # turned, on sm_100: 56 at seven blocks of rows and six of columns, 44 at eleven and four
-    "digest_rows": 90,  # 88 at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
-    "digest_mirrored": 100,  # 96 at tiles of 5 x (2 + 1) on sm_100, 76 at 4 x (4 + 3)
-    "digest_quartets": 100,  # 76 at 6 x 6, 1 x 1 on sm_100
+    "ket_transform": 130,  # turned, on sm_100: 128 at seven blocks of rows and six of columns
+    "digest_rows": 100,  # at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
+    "digest_mirrored": 160,  # 156 at tiles of 5 x (4 + 2) on sm_80, 144 at 3 x (6 + 4) on sm_100
+    "digest_quartets": 100,  # at 6 x 6, 1 x 1 on sm_100
 }
 
 
@@ -73,16 +73,17 @@ THREAD_QUARTET_SPILLS = {5: 490, 6: 6100}
 # (pp|d), Gaussian times Coulomb, on sm_80, 184 with Coulomb's (bench/results/three_centre_kernels.log).
 FEW_SPILLS = 210
 # With digestion in the same kernel: 688 bytes at (dp|ds) and 6248 at (dp|fs). Several blocks share a multiprocessor up
-# to 45 integrals, so that 168 are spilled at (ps|ps), 324 at (ds|ps) and 836 at (pp|ds); more in orders that builds do
-# not take, 292 at (ss|ds), 656 at (ss|fs) and 1676 at (ss|gs), Cartesian. All on sm_80.
-IN_PLACE_SPILLS = {2: 300, 3: 660, 4: 1680, 5: 700, 6: 6300}
-# The same in FP32, where several blocks share a multiprocessor, on sm_80: 152 bytes at (ps|ps) of general contractions,
-# 176 at (pp|ps) of erfc, 412 at (pp|pp), 640 at (dp|pp), 88 at (dd|ds).
-IN_PLACE_SINGLE_SPILLS = {2: 160, 3: 180, 4: 420, 5: 650, 6: 400}
+# to 45 integrals, so that 168 are spilled at (ps|ps), 324 at (ds|ps), 836 at (pp|ds) and 1424 at (fs|ds); more in
+# orders that builds do not take, 292 at (ss|ds), 656 at (ss|fs) and 1676 at (ss|gs), Cartesian. With erfc 380, 580, 788
+# and 1692 up to L = 4, where Coulomb's has 104 at most at L = 1. All on sm_80.
+IN_PLACE_SPILLS = {1: 380, 2: 580, 3: 790, 4: 1700, 5: 1430, 6: 6300}
+# The same in FP32, where several blocks share a multiprocessor, on sm_80: 336 bytes for erfc at L = 1 and 448 at L = 2,
+# 176 at (pp|ps) of erfc, 492 at L = 4, 644 at (dp|pp), 152 at (dd|ds).
+IN_PLACE_SINGLE_SPILLS = {1: 340, 2: 450, 3: 320, 4: 500, 5: 650, 6: 160}
 # And for kets of many functions, whose part of the densities a thread keeps, and from f functions on: 664 at (ss|dp),
-# 3432 at (ss|dd), 836 at (dp|fs), on sm_80, too.
+# 3432 at (ss|dd), 952 at (dp|fs), on sm_80, too.
 MANY_FUNCTIONS = 11
-WIDE_SINGLE_SPILLS = {3: 670, 4: 3440, 5: 650, 6: 840}
+WIDE_SINGLE_SPILLS = {3: 670, 4: 3440, 5: 650, 6: 960}
 
 
 def budget(variant):
