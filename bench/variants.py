@@ -4,6 +4,7 @@
     python bench/variants.py --csv variants.csv
     python bench/variants.py --lmax 5 --K 1 --csv variants.csv         every class up to (hh|hh)
     python bench/variants.py --lmin 6 --lmax 6 --K 1 --seconds 0.04    every class with i functions
+    python bench/variants.py --lmax 4 --K 5 1x5 25 --plans plans.csv   every plan's time, for bench/rank_plans.py
 
 A way is a plan of the GPU backend: the kernels, and which side they transform first; see `md4.plan`.
 """
@@ -13,6 +14,7 @@ import argparse
 from cases import Case, batch, table_classes
 from clock import describe, median_seconds, write_csv
 from common import Output, Run, add_backend, compile_ahead, settle
+from rank_plans import predicted_plans
 
 from md4.gpu.paths import plans
 from md4.support.display import shell_letter
@@ -26,6 +28,7 @@ def arguments():
     parser.add_argument("--seconds", type=float, help="rough time of a batch; default: one that fills the machine")
     parser.add_argument("--K", nargs="+", metavar="K", default=["1", "5", "25"], help="1, 5, 25, or BRAxKET")
     parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--plans", metavar="FILE", help="a line for each plan; classes that threads take are left out")
     parser.add_argument("--repeats", type=int, default=3, help="timed calls (%(default)s)")
     add_backend(parser)
     return settle(parser.parse_args())
@@ -59,12 +62,22 @@ def row_of(case, found):
     }  # fmt: skip
 
 
+def plan_rows(case, found):
+    """Lines of --plans."""
+    return [
+        {"class": case.name, "K_bra": case.k_bra, "K_ket": case.k_ket, "plan": plan, "ns": 1e9 / rate, "error": error}
+        for plan, rate, error in found
+    ]
+
+
 def main():
     args = arguments()
     classes = args.classes or (table_classes() if args.lmax is None else every_class(args.lmax, args.lmin))
     cases = [Case.parse(name, k) for k in args.K for name in classes]
+    if args.plans:
+        cases = [case for case in cases if predicted_plans(case)[0][0] > 0]
     compile_ahead(args.jobs, [(case, (300, 300)) for case in cases], args.backend, plans=True)
-    output, rows = Output(args.backend), []
+    output, rows, timed = Output(args.backend), [], []
     for case in cases:
         run = Run.make(case, (batch(case, args.backend, args.seconds),) * 2, args.backend, output, args.seed)
         if not rows:
@@ -74,8 +87,10 @@ def main():
         mark = "" if rows[-1]["taken"] == rows[-1]["best"] else "  <-"
         print(f"({case.name}) {case.k_bra}x{case.k_ket} " + "; ".join(f"{n} {r:.3g}" for n, r, _ in found)
               + f"; error {rows[-1]['error']:.1e}{mark}", flush=True)  # fmt: skip
-        if args.csv:
-            write_csv(args.csv, rows)
+        timed += plan_rows(case, found)
+        for path, lines in ((args.csv, rows), (args.plans, timed)):
+            if path:
+                write_csv(path, lines)
 
 
 if __name__ == "__main__":
