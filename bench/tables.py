@@ -44,23 +44,42 @@ def basis_name(basis):
     return re.sub(r"cc-pv(.)z", lambda m: f"cc-pV{m[1].upper()}Z", basis)
 
 
+def class_name(row):
+    """'(dd|dd)' in a table."""
+    return f"({row['class']})".replace("|", r"\|")
+
+
+def system_name(row):
+    """'benzene/cc-pv5z'."""
+    return f"{row['system']}/{row['basis']}"
+
+
+def by_name(file):
+    """{system name: row} of a file of bench/scf.py."""
+    return {system_name(row): row for row in read_csv(RESULTS / file)}
+
+
+# Systems of the front table, by their numbers of functions.
+FRONT = ("water/cc-pv6z", "water/aug-cc-pv6z", "benzene/cc-pv5z", "8 waters/cc-pvqz", "benzene/cc-pv6z",
+         "27 waters/cc-pvtz")  # fmt: skip
+
+
 def builds():
     """Systems of the front table of J and K: dictionaries with 'label', 'nao' and {program: (seconds, same run)}."""
-    newest = {(row["system"], row["basis"]): row for row in read_csv(RESULTS / "jk.csv")}
-    direct = [p for p in read_csv(RESULTS / "peers.csv") if (p["method"], p["matrices"]) == ("direct", "J, K")]
-    beside = {(p["system"], p["basis"]): p["peer_seconds"] for p in direct}
-    others = read_csv(RESULTS / "scf-peers.csv")
-    found = []
-    for row in [*read_csv(RESULTS / "scf.csv"), newest["benzene", "cc-pv6z"]]:
-        key = row["system"], row["basis"]
-        times = {"md4": (newest.get(key, row)["seconds"], True)}
-        times |= {"PySCF": (row["pyscf"], key not in newest)} if row.get("pyscf", "") != "" else {}
-        times |= {p["program"]: (p["seconds"], False) for p in others if (p["system"], p["basis"]) == key}
-        times |= {"GPU4PySCF": (beside[key], True)} if key in beside else {}
-        found.append(
-            {"label": f"{formula(row['system'])} {basis_name(row['basis'])}", "nao": int(row["nao"]), "times": times}
-        )
-    return sorted(found, key=lambda row: row["nao"])
+    newest, with_pyscf = by_name("jk.csv"), by_name("scf.csv")
+    beside = {system_name(row): row for row in read_csv(RESULTS / "peers.csv") if row["method"] == "direct"
+              and row["matrices"] == "J, K"}  # fmt: skip
+    others, found = read_csv(RESULTS / "scf-peers.csv"), []
+    for system in FRONT:
+        row = newest.get(system) or with_pyscf[system]
+        times = {"md4": (row["seconds"], True)}
+        if system in with_pyscf:
+            times["PySCF"] = with_pyscf[system]["pyscf"], system not in newest
+        times |= {other["program"]: (other["seconds"], False) for other in others if system_name(other) == system}
+        if system in beside:
+            times["GPU4PySCF"] = beside[system]["peer_seconds"], True
+        found.append({"label": molecule(row), "nao": int(row["nao"]), "times": times})
+    return found
 
 
 def seconds(time):
@@ -86,7 +105,7 @@ def classes():
 
 def class_table():
     rows = [
-        [rf"({r['class']})".replace("|", r"\|"), f"{r['quartets_per_s']:.3g}", f"{r['tflops']:.3g}",
+        [class_name(r), f"{r['quartets_per_s']:.3g}", f"{r['tflops']:.3g}",
          f"{100 * r['share_of_peak']:.0f}%", f"{r['times_libcint']:.0f}x", f"{r['times_libintx']:.1f}x"]
         for r in classes()
     ]  # fmt: skip
@@ -98,7 +117,7 @@ def rate_table(k):
     """All rows of eri.csv of a degree of contraction."""
     rows = [r for r in read_csv(RESULTS / "eri.csv") if r["K"] == k]
     lines = [
-        [rf"({r['class']})".replace("|", r"\|"), f"{r['quartets_per_s']:.3g}", f"{r['tflops']:.3g}",
+        [class_name(r), f"{r['quartets_per_s']:.3g}", f"{r['tflops']:.3g}",
          f"{100 * r['share_of_peak']:.1f}", f"{r['written_tbs']:.3f}", f"{100 * r['share_of_limit']:.1f}", r["bound"],
          f"{r['times_libcint']:.0f}", f"{r['times_libintx']:.2f}" if r["times_libintx"] else "", f"{r['error']:.1e}"]
         for r in rows
@@ -318,8 +337,8 @@ def jk_table():
     """Direct J and K of the molecules of `BUILDS`, before and now."""
     rows, earlier = (by_name(file) for file in ("jk.csv", "jk_before.csv"))
     lines = []
-    for name, (before, aim) in BUILDS.items():
-        row, old = rows[name], earlier[name]
+    for system, (before, aim) in BUILDS.items():
+        row, old = rows[system], earlier[system]
         error = f"{row['error']:.1e}" if row["error"] == row["error"] else "not checked"
         cells = [f"{before:g}", *(f"{r['seconds']:.3g}" for r in (old, row)), f"{aim:g}"]
         lines.append([molecule(row), str(int(row["nao"])), *cells, f"{row['computed']:.3g}", error])
@@ -327,16 +346,11 @@ def jk_table():
     return table(["system", *names], lines) + device_origin([*rows.values(), *earlier.values()])
 
 
-def by_name(file):
-    """{'benzene/cc-pv5z': row} of a file of bench/scf.py."""
-    return {f"{row['system']}/{row['basis']}": row for row in read_csv(RESULTS / file)}
-
-
 def fitting_table():
     """Density fitting of md4 and of PySCF in one process."""
     rows, found = read_csv(RESULTS / "fitting.csv"), {}
     for row in rows:
-        found.setdefault(f"{row['system']}/{row['basis']}", {})[row["matrices"]] = row
+        found.setdefault(system_name(row), {})[row["matrices"]] = row
     lines = []
     for name, (setup, both) in FITS.items():
         mine = found.get(name)

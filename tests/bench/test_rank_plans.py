@@ -8,16 +8,15 @@ from places import ROOT
 sys.path.insert(0, str(ROOT / "bench"))
 from cases import Case
 from rank_plans import compare, geometric_mean, predicted_plans
+from variants import plan_rows
 
 
 def rows_of(name, times):
-    """Measured times: `times` of the predicted ones."""
-    found = predicted_plans(Case.parse(name, "5x1"))
+    """What bench/variants.py writes where plans take `times` of the predicted times."""
+    case = Case.parse(name, "5x1")
+    found = predicted_plans(case)
     assert len(found) >= len(times)
-    return [
-        {"class": name, "K_bra": 5, "K_ket": 1, "plan": str(plan), "ns": factor * time}
-        for (time, plan), factor in zip(found, times)
-    ]
+    return plan_rows(case, [(str(plan), 1e9 / (factor * time), 0.0) for (time, plan), factor in zip(found, times)])
 
 
 def test_costs_and_ratios():

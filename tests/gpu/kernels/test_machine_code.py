@@ -49,8 +49,8 @@ ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows",
 # ptxas 13.0 reports for all variants on all three.
 SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
-    "fused_transforms": 220,  # at a part of a class, one fragment of rows, five blocks of q and five of cd, on sm_90
-    "fused_groups": 110,  # 108 at another such part, on sm_90
+    "fused_transforms": 220,  # of some quartets, one fragment of rows, five blocks of q and four of cd, on sm_90
+    "fused_groups": 110,  # 108 at the same of another staircase, on sm_90
     "fused_wide": 180,  # 176 at two fragments of rows a warp and six blocks of cd, on sm_100; 152 at most on sm_90
     "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
     "single_product": 100,  # 88 at seven fragments of rows and two blocks of columns, on sm_90
@@ -77,8 +77,8 @@ FEW_SPILLS = 210
 # orders that builds do not take, 292 at (ss|ds), 656 at (ss|fs) and 1676 at (ss|gs), Cartesian. With erfc 380, 580, 788
 # and 1692 up to L = 4, where Coulomb's has 104 at most at L = 1. All on sm_80.
 IN_PLACE_SPILLS = {1: 380, 2: 580, 3: 790, 4: 1700, 5: 1430, 6: 6300}
-# The same in FP32, where several blocks share a multiprocessor, on sm_80: 336 bytes for erfc at L = 1 and 448 at L = 2,
-# 176 at (pp|ps) of erfc, 492 at L = 4, 644 at (dp|pp), 152 at (dd|ds).
+# The same in FP32, where several blocks share a multiprocessor, on sm_80: 336 bytes at L = 1 and 448 at L = 2 for erfc,
+# 312 at L = 3, 492 at L = 4, 644 at (dp|pp), 152 at L = 6.
 IN_PLACE_SINGLE_SPILLS = {1: 340, 2: 450, 3: 320, 4: 500, 5: 650, 6: 160}
 # And for kets of many functions, whose part of the densities a thread keeps, and from f functions on: 664 at (ss|dp),
 # 3432 at (ss|dd), 952 at (dp|fs), on sm_80, too.
