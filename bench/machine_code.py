@@ -36,21 +36,13 @@ def contents(variant, cc):
     """What the machine code of a variant consists of."""
     import offline
 
-    ptx = offline.compile_ptx(variant, [cc])[cc]
-    with tempfile.TemporaryDirectory() as folder:
-        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        source.write_text(ptx)
-        done = subprocess.run(
-            [offline.find_ptxas(), "-v", f"-arch={offline.sm(cc)}", str(source), "-o", str(cubin)],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        text = subprocess.run([find_nvdisasm(), "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
+    usage, code = offline.assemble(offline.compile_ptx(variant, [cc])[cc], cc)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(code)
+        cubin.flush()
+        text = subprocess.run([find_nvdisasm(), "-c", cubin.name], capture_output=True, text=True, check=True).stdout
     codes = Counter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", text, re.MULTILINE))
-    numbers = {
-        name: max((int(n) for n in re.findall(pattern, done.stderr)), default=0)
-        for name, pattern in (("registers", r"Used (\d+) registers"), ("spills", r"(\d+) bytes spill stores"),
-                              ("shared", r"(\d+) bytes smem"))
-    }  # fmt: skip
+    numbers = {"registers": usage.registers, "spills": usage.spill, "stack": usage.stack, "shared": usage.shared}
     return {**numbers, "instructions": codes.total(), **{code: codes[code] for code in OPCODES if codes[code]}}
 
 

@@ -340,7 +340,7 @@ def terms(row, unit):
     primitives, functions = bra.mean_prim * ket.mean_prim, bra.nab * ket.nab
     r, products = primitives * nherm(bra.l + ket.l), primitives * bra.nherm * ket.nherm
     found = {"task": 1 / row["quartets"], "digest": 2 * functions}
-    plan = timed_plans(unit, bra, ket, True)[0][0]
+    plan = timed_plans(unit, bra, ket, True, limited=True)[0][0]
     if plan:
         return found | {"plan": plan}
     return found | {"low quartet": 1, "low r": r, "low products": products, "low result": functions}

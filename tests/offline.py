@@ -33,15 +33,16 @@ from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import launch_in_place
-from md4.gpu.kernels.digestion import digest_swapped, launch_digest, launch_mirrored
+from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
+from md4.gpu.paths import digest_order
 from md4.gpu.recording import Recorder
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceTensor
 from md4.gpu.tracks import Tracks
-from md4.gpu.tuning import HERMITE_COULOMB
+from md4.gpu.tuning import ASSEMBLER, HERMITE_COULOMB
 from md4.method.operators import OPERATORS, Operator
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import QuartetRule
@@ -76,12 +77,22 @@ def compile_ptx(variant, capabilities):
 
     Most of the time goes into Numba's typing and lowering, the same for all capabilities, which run once.
     """
-    kernel, first = variant.kernel(), capabilities[0]
-    with capability(first):
-        library, _ = _compile_pyfunc_with_fixup(
-            kernel.function, kernel.types(), device=False, abi="numba", cc=first, **kernel.options()
-        )
+    library = lowered(variant, capabilities[0])
     return {cc: library.get_asm_str(cc=cc) for cc in capabilities}
+
+
+def compile_ltoir(variant, cc):
+    """What the linker makes machine code of on a GPU, as a whole like the PTX that `assemble` takes."""
+    return lowered(variant, cc, lto=True).get_ltoir(cc=(*cc, "a") if cc >= (9, 0) else cc)
+
+
+def lowered(variant, cc, lto=False):
+    """Numba's library of a variant, for a capability first."""
+    kernel = variant.kernel()
+    with capability(cc):
+        return _compile_pyfunc_with_fixup(
+            kernel.function, kernel.types(), device=False, abi="numba", cc=cc, lto=lto, **kernel.options()
+        )[0]
 
 
 def factories():
@@ -120,32 +131,46 @@ def known_architectures():
 
 @dataclass(frozen=True)
 class Usage:
-    """What a kernel takes: registers of a thread, static shared memory of a block, and bytes of spills."""
+    """What a kernel takes: registers of a thread, static shared memory of a block, bytes of spills and of the stack."""
 
     registers: int
     shared: int
     spill: int
+    stack: int
 
 
 def assemble(ptx, cc):
-    """`Usage` of the machine code of a PTX text."""
+    """(`Usage`, machine code) of a PTX text, by the options that `md4.gpu.compile` gives the assembler."""
+    usual = assemble_by(ptx, cc, ())
+    if usual[0].stack >= ASSEMBLER.stack:
+        for options in ASSEMBLER.options:
+            found = assemble_by(ptx, cc, options)
+            if found[0].stack <= ASSEMBLER.left * usual[0].stack:
+                return found
+    return usual
+
+
+def assemble_by(ptx, cc, options):
+    """As `assemble`, by the given options."""
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        command = [find_ptxas(), "-v", f"-arch={sm(cc)}", str(source), "-o", str(source.with_suffix(".cubin"))]
+        command = [find_ptxas(), "-v", *options, f"-arch={sm(cc)}", str(source), "-o", str(cubin)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{sm(cc)}: {done.stderr}"
+        assert done.returncode == 0, f"{sm(cc)}: {done.stderr}"
+        code = cubin.read_bytes()
 
     def largest(pattern):
         return max((int(n) for n in re.findall(pattern, done.stderr)), default=0)
 
     stores, loads = largest(r"(\d+) bytes spill stores"), largest(r"(\d+) bytes spill loads")
-    return Usage(largest(r"Used (\d+) registers"), largest(r"(\d+) bytes smem"), max(stores, loads))
+    registers, shared = largest(r"Used (\d+) registers"), largest(r"(\d+) bytes smem")
+    return Usage(registers, shared, max(stores, loads), largest(r"(\d+) bytes stack frame")), code
 
 
 def usage(variant, capabilities):
     """{capability: `Usage`} of a variant."""
-    return {cc: assemble(ptx, cc) for cc, ptx in compile_ptx(variant, capabilities).items()}
+    return {cc: assemble(ptx, cc)[0] for cc, ptx in compile_ptx(variant, capabilities).items()}
 
 
 # what the launchers ask for -------------------------------------------------------------------------------------------
@@ -297,11 +322,12 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 if unit != "fma":  # where there are J and K, which leave quartets out
                     block.limit(Buffer(0, (len(bra),), 4, None))
                     Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
-                order = (ket, bra) if digest_swapped(bra.pairs, ket.pairs) else (bra, ket)
-                for counts in ((1, 1), (1, 0)):
-                    launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
-                if unit != "fma":
-                    launch_parts(backend, *order)
+                for swapped in {digest_order(unit, bra.pairs, ket.pairs, long) for long in (True, False)}:
+                    order = (ket, bra) if swapped else (bra, ket)
+                    for counts in ((1, 1), (1, 0)):
+                        launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
+                    if unit != "fma":
+                        launch_parts(backend, *order)
                 plan = backend.plan(bra, ket)
                 order = (ket, bra) if plan.swap else (bra, ket)
                 if unit != "fma" and plan.path.digests(*(side.facts for side in order)):

@@ -206,9 +206,10 @@ class GpuBackend:
         """`ShellPairs` and `DevicePairs` of checked lists, one after the other."""
         return (self.pair_maker.prepare(basis, pairs, cutoff) for pairs in lists)
 
-    def plan(self, bra, ket, block=None):
-        """The path for a class, and the side that goes first."""
-        return plans(self.context.unit, bra, ket, block is not None and block.matrix)[0]
+    def plan(self, bra, ket, block=None, limited=False):
+        """The path for a class, and the side that goes first; `limited`, of a block without one: has it limits?"""
+        matrix, limited = (False, limited) if block is None else (block.matrix, block.limits[0].size > 0)
+        return plans(self.context.unit, bra, ket, matrix, limited)[0]
 
     def parts(self, bra, ket, axis):
         """`ListParts` of the even and the odd part; empty where the integrals are better made all together."""

@@ -18,9 +18,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 from cuda.bindings import driver
+from cuda.core import Linker, LinkerOptions, ObjectCode
 
 from md4.gpu.buffers import check
 from md4.gpu.device_code import cuda, types
+from md4.gpu.tuning import ASSEMBLER
 from md4.support.cache import entry_path, load, store
 from md4.support.locks import once
 from md4.support.log import log
@@ -126,6 +128,11 @@ def load_kernel(variant, capability):
     if data is None:
         return None
     entry, _, cubin = data.partition(b"\n")
+    return kernel_in(cubin, entry)
+
+
+def kernel_in(cubin, entry):
+    """The kernel of machine code with the name `entry`, both bytes, on the current device; None if it is refused."""
     error, library = driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0)
     if error != driver.CUresult.CUDA_SUCCESS:
         return None
@@ -319,11 +326,46 @@ def compile_kernel(variant, capability, kernel):
     start = perf_counter()
     with compiling_one(compile_count + 1):
         compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.types())
+        code = compiled._codelibrary
+        entry, cubin = code._entry_name, bytes(code.get_cubin().code)
+        found = Loaded(int(code.get_cufunc().kernel.handle), compiled)
+        if code._lto and (stack := stack_bytes(found)) >= ASSEMBLER.stack:
+            cubin, found = with_less_stack(code.get_ltoir(), capability, entry, stack) or (cubin, found)
     compile_count += 1
     log.debug("compiled %s in %.2f s", variant.name, perf_counter() - start)
-    code = compiled._codelibrary
-    save_kernel(variant, capability, code._entry_name, bytes(code.get_cubin().code))
-    return Loaded(int(code.get_cufunc().kernel.handle), compiled)
+    save_kernel(variant, capability, entry, cubin)
+    return found
+
+
+def stack_bytes(kernel):
+    """Local memory of a thread of a `Loaded`, where registers are spilled to."""
+    attribute, device = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, cuda.current_context().device.id
+    error, size = driver.cuKernelGetAttribute(attribute, driver.CUkernel(kernel.handle), device)
+    check(error, "asking for the local memory of a kernel")
+    return size
+
+
+def with_less_stack(code, capability, entry, stack):
+    """(machine code, `Loaded`) by the first of the assembler's options that leave little of the `stack`, or None.
+
+    `code` is what Numba makes for the linker, which compiles it as a whole (LTO-IR).
+    """
+    for options in ASSEMBLER.options:
+        cubin = assembled(code, capability, options)
+        found = cubin and kernel_in(cubin, entry.encode())
+        if found and stack_bytes(found) <= ASSEMBLER.left * stack:
+            return cubin, found
+    return None
+
+
+def assembled(code, capability, options):
+    """Machine code from LTO-IR, for the architecture that Numba names; None where the assembler lacks an option."""
+    arch = "sm_{}{}".format(*capability) + "a" * (capability >= (9, 0))
+    try:
+        asked = LinkerOptions(arch=arch, link_time_optimization=True, ptxas_options=list(options))
+        return bytes(Linker(ObjectCode.from_ltoir(code), options=asked).link("cubin").code)
+    except Exception:  # of whatever type cuda.core makes it
+        return None
 
 
 @once

@@ -37,7 +37,7 @@ def timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis):
     parts = [[Side.of_facts(part_facts(facts, axis, n), mean) for facts, mean in lists] for n in range(2)]
     saved = predicted_times.r_time(*parts[0])
     for swap in (False, True):
-        orders = [Sides(unit, *(sides[::-1] if swap else sides), swap, True, False) for sides in parts]
+        orders = [Sides(unit, *(sides[::-1] if swap else sides), swap, True, False, True) for sides in parts]
         for (even_time, even), (odd_time, odd) in product(*map(plans_in_order, orders)):
             found.append((even_time + odd_time - saved, (even, odd)))
     return sorted(found, key=lambda entry: entry[0])
@@ -70,7 +70,7 @@ def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
 def whole_ways(unit, bra, ket, mean_bra, mean_ket, long):
     """`build_ways` of all integrals together."""
     sides = Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket)
-    return [(time, (plan,)) for time, plan in timed_plans(unit, *sides, long)]
+    return [(time, (plan,)) for time, plan in timed_plans(unit, *sides, long, limited=True)]
 
 
 @cache

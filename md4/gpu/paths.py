@@ -64,6 +64,8 @@ class Sides(NamedTuple):
         There are enough quartets for a thread each to fill the device.
     matrix : bool
         The integrals are a part of a matrix; see `md4.gpu.targets.DeviceBlock`.
+    limited : bool
+        Some quartets of the lists do not count, as in J and K.
     """
 
     unit: str
@@ -72,6 +74,7 @@ class Sides(NamedTuple):
     swap: bool
     long: bool
     matrix: bool
+    limited: bool = False
 
     @property
     def turned(self):
@@ -231,7 +234,7 @@ class Fused(GpuPath):
         return BRA_STAIRCASE, KET_TURNED
 
     def cost(self, sides):
-        return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix)
+        return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix, sides.limited)
 
     def variants(self, unit, kind, bra, ket, plan, digested):
         yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
@@ -288,7 +291,7 @@ class TwoProducts(GpuPath):
         return two_products.bra_form(sides.unit, sides.bra), two_products.ket_form(sides.turned)
 
     def cost(self, sides):
-        return predicted_times.two_products_time(*sides[:3], sides.turned)
+        return predicted_times.two_products_time(*sides[:3], sides.turned, sides.limited)
 
     def variants(self, unit, kind, bra, ket, plan, digested):
         yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
@@ -355,9 +358,10 @@ PATHS = (
 )  # fmt: skip
 
 
-def timed_plans(unit, bra, ket, long, matrix=False):
-    """(predicted time, plan) of all plans for two `Side`, the one with the least time first."""
-    orders = (Sides(unit, bra, ket, False, long, matrix), Sides(unit, ket, bra, True, long, matrix))
+def timed_plans(unit, bra, ket, long, matrix=False, limited=False):
+    """(predicted time, plan) of all plans for two `Side`, the one with the least time first; see `Sides`."""
+    of_both = long, matrix, limited
+    orders = Sides(unit, bra, ket, False, *of_both), Sides(unit, ket, bra, True, *of_both)
     found = [(path.cost(sides), path, sides) for path in PATHS for sides in orders if path.supports(sides)]
     found.sort(key=lambda entry: entry[0])
     return [(time, Plan(path, sides.swap, *path.forms(sides), matrix)) for time, path, sides in found]
@@ -366,7 +370,7 @@ def timed_plans(unit, bra, ket, long, matrix=False):
 @cache
 def build_time(unit, bra, ket, matrices):
     """Predicted ns of a quartet of two `Side` of long lists in J and K: the integrals, and their digestion."""
-    time = timed_plans(unit, bra, ket, True)[0][0] or predicted_times.low_time(bra, ket)
+    time = timed_plans(unit, bra, ket, True, limited=True)[0][0] or predicted_times.low_time(bra, ket)
     return time + predicted_times.digest_time(bra, ket, matrices)
 
 
@@ -382,15 +386,15 @@ def square_pairs(unit, side):
 
 
 @cache
-def ranked(unit, bra, ket, long, matrix):
-    """The plans of `timed_plans`, in the same order."""
-    return tuple(plan for _, plan in timed_plans(unit, bra, ket, long, matrix))
+def ranked(unit, bra, ket, *options):
+    """The plans of `timed_plans`, in the same order; the same `options`."""
+    return tuple(plan for _, plan in timed_plans(unit, bra, ket, *options))
 
 
-def plans(unit, bra, ket, matrix=False):
+def plans(unit, bra, ket, matrix=False, limited=False):
     """All plans for two `ShellPairs` or slices, the one that is taken first; `bench/variants.py` times them."""
     means = rounded_mean(bra), rounded_mean(ket)
-    return ranked_by_facts(unit, bra.facts, ket.facts, *means, is_long(bra, ket), matrix)
+    return ranked_by_facts(unit, bra.facts, ket.facts, *means, is_long(bra, ket), matrix, limited)
 
 
 def is_long(bra, ket):
@@ -399,22 +403,24 @@ def is_long(bra, ket):
 
 
 @cache
-def ranked_by_facts(unit, bra, ket, mean_bra, mean_ket, long, matrix):
+def ranked_by_facts(unit, bra, ket, mean_bra, mean_ket, *options):
     """`ranked` for two `ListFacts` and mean numbers of primitive pairs."""
-    return ranked(unit, Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket), long, matrix)
+    return ranked(unit, Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket), *options)
 
 
-def digest_order(unit, bra, ket):
+def digest_order(unit, bra, ket, long=None):
     """Whether two `ShellPairs`, or prepared lists, change places for J and K.
 
-    Where a thread makes what it digests, the plan says which is the bra, if it prefers one. Else the kernels do that
-    digest blocks.
+    Where a thread makes what it digests, the plan says which is the bra, if it prefers one. Else digestion does.
+    `long`: as if the lists were long, or short.
     """
-    plan = plans(unit, bra, ket)[0]
+    long, means = is_long(bra, ket) if long is None else long, map(rounded_mean, (bra, ket))
+    plan = ranked_by_facts(unit, bra.facts, ket.facts, *means, long, False, True)[0]
     first, second = (ket, bra) if plan.swap else (bra, ket)
-    if plan.path.digests(first.facts, second.facts) and thread_quartet.prefers(bra, ket):
+    in_place = plan.path.digests(first.facts, second.facts)
+    if in_place and thread_quartet.prefers(bra, ket):
         return plan.swap
-    return digestion.digest_swapped(bra, ket)
+    return digestion.digest_swapped(bra, ket, in_place)
 
 
 def plan_variants(plan, unit, kind, bra, ket, digested=False):

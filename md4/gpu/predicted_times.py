@@ -11,7 +11,7 @@ the fused one. They reproduce them to 10% and 7%, root mean square. Taking the p
 from functools import cache
 from typing import NamedTuple
 
-from md4.gpu.kernels import resident
+from md4.gpu.kernels import contracted, resident
 from md4.gpu.kernels.fused import fused_tile
 from md4.gpu.kernels.single_product import single_tile
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
@@ -25,13 +25,19 @@ from md4.method.angular import nherm
 TWO = (4.87e-5, 6.03e-5, 1.6e-4, 6.56e-5, 1.7e-4, 1.14e-3, 0.318)
 # of step 4 where the panel of H is resident
 RESIDENT = 2.86e-5
+# of step 4, in whole blocks of 8 rows, and of r for contracted bras of few functions (`md4.gpu.kernels.contracted`): a
+# fit to 82 measured times of 31 classes, good to 8%, root mean square (`bench/results/plans_contracted.csv`)
+CONTRACTED = 2.66e-5, 5.51e-4
 # as TWO with [p|q] gathered, in elements, in place of (ab|q]
 FUSED = (2.93e-5, 7.95e-5, 1.63e-4, 9.39e-5, 2.26e-5, 2.38e-4, 0.34)
 # and for each byte of the result where that is a part of a matrix
 FUSED_MATRIX = 3e-4
-# Contracted bras take longer in the fused kernel than that: so many times as long, and ns for each primitive quartet
-# (J and K of benzene in cc-pVQZ and cc-pV5Z by kernel, `bench/results/jk_plane.log`).
-FUSED_CONTRACTED = 1.4, 0.25
+# Contracted bras take so many times as long in the fused kernel: a fit to 35 of these times, good to 11%.
+FUSED_CONTRACTED = 1.21
+# Where some quartets do not count, so many times, and ns for each primitive quartet, by eye (J and K of benzene in
+# cc-pVQZ and cc-pV5Z by kernel, `bench/results/jk_plane.log`). `CONTRACTED` is not used there: two kernels leave out
+# whole blocks of quartets only, and builds were not faster with it (`bench/LAB_NOTES.md`).
+FUSED_CONTRACTED_LIMITED = 1.4, 0.25
 # Groups of ket pairs (`md4.gpu.kernels.fused_groups`) take so many times the fused kernel's time, r left aside, and of
 # contracted bras ns for each primitive quartet, too. Fits to measured times of 22 and 9 classes and parts of such, good
 # to 10% and 6%, root mean square (`bench/results/ket_groups.log`).
@@ -95,13 +101,24 @@ def counted_rows(shells):
     return int(8 * found.sum()), int(16 * ((found + 1) // 2).sum())
 
 
-def two_products_time(unit, bra, ket, turned):
-    """Predicted ns a quartet of two kernels; `bra` is transformed first, `turned`: it runs fastest in the result."""
-    rows4 = tile_rows(bra_tile(unit, bra), bra)
+def two_products_time(unit, bra, ket, turned, limited=False):
+    """Predicted ns a quartet of two kernels; `bra` is transformed first, `turned`: it runs fastest in the result.
+
+    `limited`: some quartets of the lists do not count.
+    """
+    rows4, step4, r = step4_of(unit, bra, ket, limited)
     rows5 = tile_rows(ket_tile(unit, ket, ket_form(turned)), ket, not turned)
-    factors = (RESIDENT, *TWO[1:]) if resident.serves(unit, bra, ket) else TWO
     passed_on = 64 * blocks_of_8(ket.nherm) * bra.nab * ket.mean_prim
-    return time_of(bra, ket, turned, factors, rows4, rows5 * bra.nab, passed_on)
+    return time_of(bra, ket, turned, (step4, *TWO[1:5], r, TWO[6]), rows4, rows5 * bra.nab, passed_on)
+
+
+def step4_of(unit, bra, ket, limited):
+    """Of the kernel that serves two lists: rows that it multiplies, as `tile_rows`, and ns as in `TWO` for these and r.
+    """
+    if not limited and contracted.serves(unit, bra, ket):
+        return 8 * blocks_of_8(bra.nab) * blocks_of_8(bra.nherm), *CONTRACTED
+    factor = RESIDENT if resident.serves(unit, bra, ket) else TWO[0]
+    return tile_rows(bra_tile(unit, bra), bra), factor, TWO[5]
 
 
 def unsplit_time(bra, ket, turned):
@@ -111,20 +128,19 @@ def unsplit_time(bra, ket, turned):
     return time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
 
 
-def fused_time(bra, ket, turned, matrix=False):
+def fused_time(bra, ket, turned, matrix=False, limited=False):
     """Predicted ns a quartet of the fused kernels, whose result may be a part of a matrix; see `two_products_time`.
 
     There must be a tile for the lists (`fused_tile`).
     """
     time = unsplit_time(bra, ket, turned)
-    contracted, primitives = bra.max_prim > 1, bra.mean_prim * ket.mean_prim
     if fused_tile(bra, ket).kets:
         r = r_time(bra, ket)
-        times, primitive = GROUPS_CONTRACTED if contracted else (GROUPS, 0.0)
-        time = r + times * (time - r) + primitive * primitives
-    elif contracted:
-        times, primitive = FUSED_CONTRACTED
-        time = times * time + primitive * primitives
+        times, primitive = (GROUPS, 0.0) if bra.max_prim == 1 else GROUPS_CONTRACTED
+        time = r + times * (time - r) + primitive * bra.mean_prim * ket.mean_prim
+    elif bra.max_prim > 1:
+        times, primitive = FUSED_CONTRACTED_LIMITED if limited else (FUSED_CONTRACTED, 0.0)
+        time = times * time + primitive * bra.mean_prim * ket.mean_prim
     return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
 
 

@@ -171,7 +171,8 @@ class DeviceDigest:
         """Keeps the launches of a rectangle if they are recorded; `parts` are the `ListParts` of its blocks."""
         if self.recorder.launches is None:
             return
-        plans = [(part.bra.facts.mirror, part.plan) for part in parts] or [(None, self.backend.plan(bra, ket))]
+        whole = None, self.backend.plan(bra, ket, None, counts is not None)
+        plans = [(part.bra.facts.mirror, part.plan) for part in parts] or [whole]
         forms = [
             (mirror, *((plan.ket_form, plan.bra_form) if plan.swap else (plan.bra_form, plan.ket_form)))
             for mirror, plan in plans

@@ -304,6 +304,18 @@ TRACKS = TracksTuning(count=6, seconds=2e-3, nbytes=512 << 20, share=4 << 30)
 
 
 @dataclass(frozen=True)
+class AssemblerTuning:
+    """Kernels that spill many registers as the assembler usually orders their instructions (`md4.gpu.compile`)."""
+
+    stack: int  # bytes of local memory of a thread from which on other options are tried
+    left: float  # share of them that may be left for these to be taken
+    options: tuple  # of the assembler, in turn: fewer registers are aimed at; hardly any reordering
+
+
+ASSEMBLER = AssemblerTuning(stack=600, left=0.6, options=(("--register-usage-level=0",), ("-O1",)))
+
+
+@dataclass(frozen=True)
 class ScatterTuning:
     """Blocks into AO tensors (`md4.gpu.kernels.scatter`)."""
 
@@ -412,7 +424,7 @@ class ThreadQuartetTuning:
 
     threads: int  # of a block, half of them where integrals take more shared memory
     integrals_at_once: int  # in registers
-    blocks_of_doubles: tuple  # that digest in place: (most integrals, blocks a multiprocessor); all others have one
+    blocks_of_doubles: tuple  # that digest in place: (highest L, most integrals, blocks a multiprocessor), else one
     blocks_of_singles: tuple  # the same in FP32: blocks for L = 0, 1, ...
     least_rows: int  # ab that are in registers at once, however many integrals that are
     least_single_rows: int  # the same in FP32
@@ -442,7 +454,8 @@ class ThreadQuartetTuning:
         if single:
             blocks = self.blocks_of_singles[min(l, len(self.blocks_of_singles) - 1)]
         else:
-            blocks = next((blocks for most, blocks in self.blocks_of_doubles if count <= most), 1)
+            fits = (entry for entry in self.blocks_of_doubles if l <= entry[0] and count <= entry[1])
+            blocks = next((entry[2] for entry in fits), 1)
         nbytes = (4 if single else 8) * self.block_threads(count, single) * count
         return max(1, min(blocks, 2 * SHARED_BYTES // nbytes))
 
@@ -457,7 +470,7 @@ class ThreadQuartetTuning:
 
 
 THREAD_QUARTET = ThreadQuartetTuning(
-    threads=128, integrals_at_once=27, blocks_of_doubles=((9, 5), (15, 4), (45, 3)),
+    threads=128, integrals_at_once=27, blocks_of_doubles=((6, 9, 5), (6, 15, 4), (6, 27, 3), (4, 45, 3)),
     blocks_of_singles=(5, 5, 5, 4, 4, 3, 2), least_rows=3, least_single_rows=6, swap_l=5, few_l=2,
     few_blocks=((2, 9, 5, 5), (4, 27, 4, 4), (4, 45, 4, 3)), primitives=32, fewest_quartets=1 << 16, written=15,
     rounds=4, tensor=QuartetLimits(135, 40, 6, 160 << 10), plain=QuartetLimits(54, 54, 4, 60 << 10),

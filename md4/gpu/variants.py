@@ -26,7 +26,7 @@ from md4.gpu.kernels.select_quartets import select_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant, slots_variant
 from md4.gpu.kernels.unpack import unpack_variant
 from md4.gpu.part_plans import build_ways, gains_by_plane
-from md4.gpu.paths import plan_variants, square_pairs, timed_plans
+from md4.gpu.paths import digest_order, plan_variants, square_pairs, timed_plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.tuning import FUSED, HERMITE_COULOMB, MIXED_SHELLS, SELECT, THREAD_QUARTET
 from md4.method.digestion import digest_flags
@@ -299,7 +299,7 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
     yield from common_variants(use)
     for n, k in combinations_with_replacement(range(len(lists)), 2):
         bra, ket, long = lists[k], lists[n], len(found[n]) * len(found[k]) >= THREAD_QUARTET.fewest_quartets
-        if use not in ("tensor", "j") and digestion.digest_swapped(pair_of(bra), pair_of(ket)):
+        if use not in ("tensor", "j") and digest_order(unit, pair_of(bra), pair_of(ket), long):
             bra, ket = ket, bra
         if use != "tensor" and n == k:  # the bounds (ab|ab)
             yield from bounds_variants(unit, bra, len(found[n]), cut)
@@ -397,8 +397,9 @@ def jk_variants(unit, kind, bra, ket):
         for long in (True, False):
             yield from integral_variants(unit, "coulomb", bra, ket, long)
     one, other = pair_of(bra), pair_of(ket)
-    order = (other, one) if digestion.digest_swapped(one, other) else (one, other)
-    yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])
+    for swapped in {digest_order(unit, one, other, long) for long in (True, False)}:
+        order = (other, one) if swapped else (one, other)
+        yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])
     if unit != "fma":  # such devices make no J and K
         axes = () if digestion.by_quartets(one, other) else range(3)
         for long, axis in ((True, None), (False, None), *((False, axis) for axis in axes)):

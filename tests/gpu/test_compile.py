@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import offline
 import pytest
 
 from md4.errors import DeviceError
@@ -17,6 +18,7 @@ from md4.gpu.compile import Launch, Packed, Packing, Variant, load_kernel, numba
 from md4.gpu.device_code import F64, I32, I64_2D, f64, i64, types
 from md4.gpu.kernels.recurrence import r_by_group
 from md4.gpu.kernels.scatter import scatter_block
+from md4.gpu.tuning import ASSEMBLER
 from md4.support import cache
 from md4.support.cache import cache_folder, cached_names, fingerprint
 
@@ -196,3 +198,34 @@ def test_kernels_hold_no_pickle(monkeypatch, tmp_path):
     assert head.startswith(cache.MAGIC)
     assert (entry, cubin) == (b"entry", b"cubin")
     assert b"r_by_group-4-coulomb" in facts
+
+
+# machine code with less stack -----------------------------------------------------------------------------------------
+
+
+def stacks_of(monkeypatch, stacks):
+    """Lets the assembler make a stack of so many bytes by each of its options, and none where there is no number."""
+    monkeypatch.setattr(dispatch, "assembled", lambda code, capability, options: options if options in stacks else None)
+    monkeypatch.setattr(dispatch, "kernel_in", lambda cubin, entry: SimpleNamespace(entry=entry, cubin=cubin))
+    monkeypatch.setattr(dispatch, "stack_bytes", lambda kernel: stacks[kernel.cubin])
+
+
+@pytest.mark.parametrize(
+    "left, taken", [((100, 0), 0), ((600, 600), 0), ((700, 600), 1), ((None, 500), 1), ((601, None), None)]
+)
+def test_less_stack(monkeypatch, left, taken):
+    """The first of the options that leave at most 0.6 of 1000 bytes; an assembler may lack one of them."""
+    options = ASSEMBLER.options
+    stacks_of(monkeypatch, {option: n for option, n in zip(options, left) if n is not None})
+    found = dispatch.with_less_stack(b"code", (9, 0), "entry", 1000)
+    assert found == (None if taken is None else (options[taken], found[1]))
+    assert taken is None or found[1].entry == b"entry"
+
+
+def test_assembler_options():
+    """Each makes machine code, and another one than usual; an unknown one makes none."""
+    code = offline.compile_ltoir(Variant(r_by_group, (4, "coulomb")), (9, 0))
+    found = [dispatch.assembled(code, (9, 0), options) for options in ((), *ASSEMBLER.options)]
+    assert all(cubin.startswith(b"\x7fELF") for cubin in found)
+    assert len(set(found)) == len(found)
+    assert dispatch.assembled(code, (9, 0), ("--no-such-option",)) is None

@@ -70,7 +70,7 @@ def test_the_fastest_is_taken():
         ]
         for time, plans in found:
             orders = [
-                Sides("dmma16", *(one[::-1] if plan.swap else one), plan.swap, True, False)
+                Sides("dmma16", *(one[::-1] if plan.swap else one), plan.swap, True, False, True)
                 for plan, one in zip(plans, sides)
             ]
             costs = [plan.path.cost(order) for plan, order in zip(plans, orders)]

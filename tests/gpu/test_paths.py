@@ -17,7 +17,7 @@ from md4.gpu.paths import plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.staircases import reach
 from md4.gpu.tiles import turned_split
-from md4.gpu.tuning import TILES
+from md4.gpu.tuning import THREAD_QUARTET, TILES
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
 from md4.shells.shell_pairs import check_side, shell_pairs
@@ -298,3 +298,45 @@ def test_the_wide_kernel_is_for_uncontracted_classes():
     assert not first((2, 2, 3, 2), nprims=(1, 2))[1]
     assert not first((2, 2, 3, 2), "dmma8")[1]
     assert first((2, 2, 3, 2), "fma") == ("plain", False)
+
+
+def mixed_pairs(one, other, nprim=1, count=300):
+    """A list of pairs of two shells (l, nctr), the same again and again; the first has `nprim` primitives."""
+    columns = [np.ones((n, nctr)) for n, (_, nctr) in zip((nprim, 1), (one, other))]
+    basis = Basis.from_arrays([one[0], other[0]], [np.ones(nprim), [1.0]], columns, np.zeros((2, 3)))
+    return shell_pairs(basis, [[0, 1]] * count, cutoff=0)
+
+
+@pytest.mark.parametrize("bra, ket", [
+    (((2, 1), (1, 1)), ((1, 1), (0, 2))),  # 90 integrals: rows of blocks would have the smaller side as the bra
+    (((3, 1), (0, 2)), ((1, 1), (0, 2))),
+    (((1, 1), (0, 1)), ((2, 1), (0, 1))),  # one function b and d
+    (((2, 1), (1, 1)), ((1, 1), (1, 1))),  # L = 5: H of the side of higher l in shared memory
+])  # fmt: skip
+def test_order_of_digestion_in_place(bra, ket):
+    """The fastest as measured on an H200 (`bench/results/jk_assembler.log`), whichever list comes first."""
+    bra, ket = mixed_pairs(*bra), mixed_pairs(*ket)
+    assert not paths.digest_order("dmma16", bra, ket)
+    assert paths.digest_order("dmma16", ket, bra)
+    assert paths.digest_order("dmma16", bra[:1], ket[:1], long=True) is False
+
+
+def test_plans_of_contracted_bras_in_builds():
+    """Two kernels leave out fewer of the quartets that do not count: there they are taken later than for full lists."""
+    bra, ket = mixed_pairs((1, 1), (0, 2), nprim=8), mixed_pairs((2, 1), (2, 1))
+    full, limited = (plans("dmma16", bra, ket, limited=flag)[0] for flag in (False, True))
+    assert (full.path.name, limited.path.name) == ("two_products", "fused")
+    times = [dict(map(reversed, paths.timed_plans("dmma16", Side.of(bra), Side.of(ket), True, limited=flag)))
+             for flag in (False, True)]  # fmt: skip
+    assert times[0][full] < times[1][full]
+
+
+@pytest.mark.parametrize("shells, blocks, in_single", [
+    ((1, 0, 1, 0), 5, 5), ((2, 0, 1, 0), 4, 4), ((2, 0, 1, 1), 3, 4), ((3, 0, 2, 0), 1, 3), ((4, 0, 2, 0), 1, 2),
+    ((4, 0, 1, 0), 3, 3), ((2, 1, 1, 1), 1, 3),
+])  # fmt: skip
+def test_blocks_of_digestion_in_place(shells, blocks, in_single):
+    """With more of them, kernels spill registers; from L = 5 on, those of more than 27 integrals spill too many."""
+    count = int(np.prod([2 * l + 1 for l in shells]))
+    assert THREAD_QUARTET.blocks_in_place(sum(shells), count, False) == blocks
+    assert THREAD_QUARTET.blocks_in_place(sum(shells), count, True) == in_single

@@ -201,12 +201,15 @@ def test_a_molecule_needs_little_else(name):
 @pytest.mark.parametrize("unit", [*TENSOR_CORES, "fma"])
 @pytest.mark.parametrize("pure", [True, False], ids=["pure", "cartesian"])
 def test_the_list_of_all_classes_is_what_the_launchers_ask_for(unit, pure):
-    """Besides plans for lists whose pairs differ in their numbers of primitives, which are not among those here."""
+    """Besides plans for lists whose pairs differ in their numbers of primitives, which are not among those here.
+
+    There are more of them than in J and K alone, since lists without limits have plans of their own.
+    """
     general = [shell for shell in variants.GENERAL_CONTRACTIONS if shell[0] <= 1]
     asked = set(used_variants(unit, lmax=1, lengths=LENGTHS, kinds_of_shells=(pure,), general=general))
     found = of_all_classes(unit, 1, pure)
     assert asked <= found
-    assert len(found - asked) <= 14
+    assert len(found - asked) <= 17
 
 
 @pytest.mark.parametrize("use", ["tensor", "j", *(digest_flags(*n) for n in ((1, 1), (1, 0), (2, 1)))], ids=str)

@@ -17,10 +17,14 @@ from md4.method.digestion import digest_flags, digest_ranges
 from md4.method.mirror import function_counts, function_parities, part_rows
 
 
+def slender(bra, ket):
+    """Whether two lists have but one b and d, and more functions a and c."""
+    return bra.nb == ket.nb == 1 and min(bra.nab, ket.nab) > 1
+
+
 def by_quartets(bra, ket):
-    """Whether a thread digests a quartet; where bra and ket have but one b and d, rows are faster."""
-    slender = bra.nb == ket.nb == 1 and min(bra.nab, ket.nab) > 1
-    return bra.nab * ket.nab <= DIGEST_QUARTETS.integrals and not slender
+    """Whether a thread digests a quartet; of slender ones, rows are faster."""
+    return bra.nab * ket.nab <= DIGEST_QUARTETS.integrals and not slender(bra, ket)
 
 
 def digest_variant(bra, ket, with_k=True, with_j=True):
@@ -31,9 +35,12 @@ def digest_variant(bra, ket, with_k=True, with_j=True):
     return Variant(digest_rows, (*shape, tile_blocks(*shape), with_k, with_j))
 
 
-def digest_swapped(bra, ket):
-    """Whether bra and ket should be exchanged: for few numbers a thread, or else for many elements of the ket."""
-    if by_quartets(bra, ket):
+def digest_swapped(bra, ket, in_place=False):
+    """Whether bra and ket should be exchanged: for few numbers a thread, or else for many elements of the ket.
+
+    `in_place`: a thread digests the quartets that it makes, large ones, too.
+    """
+    if by_quartets(bra, ket) or (in_place and not slender(bra, ket)):
         return quartet_doubles(ket.nb, bra.na, bra.nb) < quartet_doubles(bra.nb, ket.na, ket.nb)
     return ket.nab < bra.nab
 
