@@ -83,7 +83,7 @@ IN_PLACE_SINGLE_SPILLS = {1: 340, 2: 450, 3: 320, 4: 500, 5: 650, 6: 160}
 # And for kets of many functions, whose part of the densities a thread keeps, and from f functions on: 664 at (ss|dp),
 # 3432 at (ss|dd), 952 at (dp|fs), on sm_80, too.
 MANY_FUNCTIONS = 11
-WIDE_SINGLE_SPILLS = {3: 670, 4: 3440, 5: 650, 6: 960}
+WIDE_SINGLE_SPILLS = {3: 790, 4: 3440, 5: 650, 6: 960}
 
 
 def budget(variant):
