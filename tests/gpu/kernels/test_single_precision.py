@@ -238,3 +238,31 @@ def test_a_build(ratio, kinds, monkeypatch):
         assert (error > 1e-13) or not ratio
     assert launched == kinds
     assert ("narrowed" in machine.kernels) == (True in kinds)
+
+
+@pytest.mark.parametrize("ratio, limit", [(0.0, 1e-14), (1e30, 2e-6)])
+def test_general_contractions_in_a_build(ratio, limit, monkeypatch):
+    """(dp|ps) with two contracted s functions, 90 integrals: the side with d is the bra; in FP64 and all in FP32."""
+    launched = set()
+
+    def launch(*args):
+        launched.add((args[4].facts.h_class, args[5].facts.h_class, args[-1]))
+        launch_in_place(*args)
+
+    for module in (paths, quartet_lists, sums):
+        monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio))
+    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
+    monkeypatch.setattr(sums, "launch_in_place", launch)
+    rng = np.random.default_rng(3)
+    columns = {0: rng.uniform(0.2, 1.0, (2, 2)), 1: [[1.0]], 2: [[1.0]]}
+    exponents = {0: [3.0, 0.8], 1: [1.3], 2: [0.9]}
+    basis = md4.Basis([md4.Shell(l, exponents[l], columns[l], rng.normal(size=3)) for l in (2, 1, 0)])
+    dm = rng.normal(size=(basis.nao, basis.nao))
+    dm += dm.T
+    with running():
+        ours = md4.JK(basis, backend="cuda").get_jk(dm)
+    for found, exact in zip(ours, md4.JK(basis, backend="cpu", direct_scf_tol=0.0).get_jk(dm)):
+        assert abs(found - exact).max() < limit * abs(exact).max()
+    dp, ps2 = (2, 1, True, 1, 1, False), (1, 0, True, 1, 2, False)
+    assert {(dp, ps2, False), *([(dp, ps2, True)] if ratio else [])} <= launched
+    assert not {sides[:2] for sides in launched} & {(ps2, dp)}
