@@ -65,25 +65,25 @@ SPILLS = {
 }
 
 
-# The same of a thread a quartet by L, 64 up to L = 4: 480 bytes at (dp|ds), Gaussian operator, on sm_100, 408 with
-# Coulomb's, 6064 at (dp|fs) on sm_90. Faster than the fused kernel all the same but for (dp|fs) itself, 7% slower
-# (bench/results/low_l6.log).
-THREAD_QUARTET_SPILLS = {5: 490, 6: 6100}
+# The same of a thread a quartet by L, 64 up to L = 4: 464 bytes at (gs|ps) on sm_90, 2920 at (dd|ds), Gaussian times
+# Coulomb, on sm_100, 2896 with Coulomb's. Faster than the fused kernel all the same (bench/results/low_l6.log). Kernels
+# with large stacks have been assembled with other options (`ASSEMBLER` in md4/gpu/tuning.py), as on a GPU.
+THREAD_QUARTET_SPILLS = {5: 490, 6: 2930}
 # The same where single shells take part and several blocks share a multiprocessor, which makes up for it: 200 bytes at
 # (pp|d), Gaussian times Coulomb, on sm_80, 184 with Coulomb's (bench/results/three_centre_kernels.log).
 FEW_SPILLS = 210
-# With digestion in the same kernel: 688 bytes at (dp|ds) and 6248 at (dp|fs). Several blocks share a multiprocessor up
-# to 45 integrals, so that 168 are spilled at (ps|ps), 324 at (ds|ps), 836 at (pp|ds) and 1424 at (fs|ds); more in
-# orders that builds do not take, 292 at (ss|ds), 656 at (ss|fs) and 1676 at (ss|gs), Cartesian. With erfc 380, 580, 788
-# and 1692 up to L = 4, where Coulomb's has 104 at most at L = 1. All on sm_80.
-IN_PLACE_SPILLS = {1: 380, 2: 580, 3: 790, 4: 1700, 5: 1430, 6: 6300}
-# The same in FP32, where several blocks share a multiprocessor, on sm_80: 336 bytes at L = 1 and 448 at L = 2 for erfc,
-# 312 at L = 3, 492 at L = 4, 644 at (dp|pp), 152 at L = 6.
-IN_PLACE_SINGLE_SPILLS = {1: 340, 2: 450, 3: 320, 4: 500, 5: 650, 6: 160}
-# And for kets of many functions, whose part of the densities a thread keeps, and from f functions on: 664 at (ss|dp),
-# 3432 at (ss|dd), 952 at (dp|fs), on sm_80, too.
+# With digestion in the same kernel: 664 bytes at (dp|ds), 744 with erfc, and 3428 at (dd|ds), Gaussian operator, 3364
+# with Coulomb's. Several blocks share a multiprocessor up to L = 4 and 45 integrals, so that 380, 584, 788 and 1692 are
+# spilled from L = 1 on with erfc, from L = 2 on in Cartesian functions and in orders that builds do not take; Coulomb's
+# has 656 at (ss|fs) and 1676 at (ss|gs). All on sm_80.
+IN_PLACE_SPILLS = {1: 380, 2: 590, 3: 790, 4: 1700, 5: 750, 6: 3430}
+# The same in FP32, where several blocks share a multiprocessor, on sm_80: 336 bytes at L = 1, 520 at L = 2 and 328 at
+# L = 3 for erfc, 500 at L = 4, 644 at (dp|pp), 152 at L = 6.
+IN_PLACE_SINGLE_SPILLS = {1: 340, 2: 520, 3: 330, 4: 500, 5: 650, 6: 160}
+# And for kets of many functions, whose part of the densities a thread keeps, and from f functions on: 780 at (ss|dp)
+# and 1192 at (ss|gs), Cartesian, on sm_80, 480 at L = 5, 672 at (dp|fs) on sm_90.
 MANY_FUNCTIONS = 11
-WIDE_SINGLE_SPILLS = {3: 790, 4: 3440, 5: 650, 6: 960}
+WIDE_SINGLE_SPILLS = {3: 790, 4: 1200, 5: 490, 6: 680}
 
 
 def budget(variant):
