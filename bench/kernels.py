@@ -3,8 +3,8 @@
     python bench/kernels.py 8waters/cc-pvqz 27waters/cc-pvtz          by families of kernels
     python bench/kernels.py 8waters/cc-pvqz --variants --csv k.csv    by variants
 
-A build on one stream, every kernel between two events, after two builds as they usually are. On several streams short
-kernels run beside each other, so that a usual build takes less time than all kernels together.
+A build on one stream, every kernel between two events, after two builds as they usually are. In a usual build short
+kernels run beside each other on several streams, so that small molecules take less time than all kernels together.
 """
 
 import argparse
