@@ -203,7 +203,7 @@ def test_a_molecule_needs_little_else(name):
 def test_the_list_of_all_classes_is_what_the_launchers_ask_for(unit, pure):
     """Besides plans for lists whose pairs differ in their numbers of primitives, which are not among those here.
 
-    There were 11 of them, and are 17 on tensor cores since lists with limits, as in J and K, have plans of their own.
+    Of spherical functions there are 17 on tensor cores, and were 11 before lists with limits had plans of their own.
     """
     general = [shell for shell in variants.GENERAL_CONTRACTIONS if shell[0] <= 1]
     asked = set(used_variants(unit, lmax=1, lengths=LENGTHS, kinds_of_shells=(pure,), general=general))
