@@ -264,7 +264,7 @@ def digested(basis, densities, twice, operator, tolerance):
     engine = md4.Engine(basis, operator=operator, backend="cuda")
     sums, worker = engine.backend.sums, Worker(engine)
     every = pairs_by_kind(basis, sums.mixed_shells)
-    worker.lists = sorted_lists(engine, every, [np.ones(len(pairs)) for pairs in every], 0.0, worker.list_bytes())
+    worker.lists = sorted_lists(engine, every, [np.ones((2, len(pairs))) for pairs in every], 0.0, worker.list_bytes())
     pairs = ListPairs(worker.lists, basis, sums.swapped)
     norms = pairs.norms(np.ones((1, basis.nao, basis.nao)), True, True)
     survivors = pairs.survivors(norms, tolerance, sums.takes_lists)

@@ -277,10 +277,10 @@ def hermite_bytes(pairs):
 
 
 def host_bounds(basis, every):
-    """R_ab of all lists by the CPU backend."""
+    """R_ab and T_ab of all lists by the CPU backend."""
     engine = md4.Engine(basis, backend="cpu")
     pieces = [[pairs[n : n + PIECE] for n in range(0, len(pairs), PIECE)] for pairs in every]
-    return [np.concatenate(pair_bounds(engine, these, TOLERANCE)) for these in pieces]
+    return [np.concatenate(pair_bounds(engine, these, TOLERANCE), axis=1) for these in pieces]
 
 
 def listed(system, with_k, args):

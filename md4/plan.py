@@ -82,8 +82,8 @@ class QuartetRule:
     tolerance : float
     shells : ndarray of int64, shape (npair, 2)
         Shells of all pairs of all lists, one list after the other.
-    bounds, own : ndarray, shape (npair,)
-        R of each pair, and 2 sqrt(min(n, n)) |D|.
+    bounds, terms, own : ndarray, shape (npair,)
+        R and T of each pair, and 2 sqrt(min(n, n)) |D|.
     norms : ndarray, shape (nshell, nshell)
         |D| of all pairs of shells, symmetric.
     counts : ndarray of int32
@@ -93,6 +93,7 @@ class QuartetRule:
     tolerance: float
     shells: np.ndarray
     bounds: np.ndarray
+    terms: np.ndarray
     own: np.ndarray
     norms: np.ndarray
     counts: np.ndarray

@@ -283,7 +283,7 @@ def launch_coulomb(backend, lists, mirrored):
     basis, ones = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, centres), np.ones(sum(map(len, lists)))
     target = DeviceCoulomb(backend, basis, np.zeros((1, basis.nao, basis.nao)))
     with patch.object(hermite_coulomb, "HERMITE_COULOMB", replace(HERMITE_COULOMB, fewest_singles=0)):
-        target.screen_by(QuartetRule(1e-10, None, ones, ones, None, None), lists)
+        target.screen_by(QuartetRule(1e-10, None, ones, ones, ones, None, None), lists)
         target.load(lists)
         for l_ket, l_bra in combinations_with_replacement(sorted({prepared.facts.l for prepared in lists}), 2):
             target.take(l_bra, l_ket, 0, 1)
@@ -418,7 +418,8 @@ def devices_without_memory(unit, left=1 << 45):
 
     def bounds(this, lists, cutoff=PRIMITIVE_CUTOFF):
         real_bounds(this, lists, cutoff)
-        return [rough_bounds(shell_pairs(this.bra_basis, pairs, cutoff=cutoff)) for pairs in lists]
+        rough = (rough_bounds(shell_pairs(this.bra_basis, pairs, cutoff=cutoff)) for pairs in lists)
+        return [np.stack([bound, bound]) for bound in rough]
 
     def backend(name, operator, *options):
         return fake_backend(unit, operator) if name == "cuda" else real_backend(name, operator, *options)

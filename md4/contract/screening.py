@@ -19,10 +19,16 @@ shells, so that neighbours add to the same rows of J and K (`md4.backends.Sums.b
 and b with all shells of the kinds of c and d, the ket pairs that survive with a bra pair are the first of their list.
 `md4.contract.survivors` counts them. Where a GPU digests integrals in the kernel that makes them, each quartet of these
 is asked by its own blocks (`md4.gpu.kernels.select_quartets`). Else rectangles that cover them are computed.
+
+Where contraction coefficients have both signs, primitives cancel, and the rounding error of a sum goes with the moduli
+of its terms. A measure of these is T_ab: R_ab of the same shells with the moduli of their coefficients. The error also
+grows with the square root of the number of terms, as rounding is about as often up as down. So T_ab is multiplied by
+sqrt(n / 32) for n > 32 primitive pairs. Quartets are computed in single precision where T T |D| is small enough. R_ab
+contains the rounding error that T_ab allows it, so that cancellation in (ab|ab) hides no quartet.
 """
 
 from dataclasses import dataclass, field
-from math import isqrt
+from math import isqrt, sqrt
 
 import numpy as np
 
@@ -34,6 +40,10 @@ PRIMITIVE_SHARE = 1e-5
 # The (ab|ab) of some pairs are the diagonal of a block that has all of these pairs with all of them. Besides
 # `SQUARE_BYTES`, this share of the memory that may be used limits its size.
 SCHWARZ_SHARE = 0.15
+# Rounding error of (ab|ab) in units of T_ab^2, with a wide margin.
+ROUNDING = 1e-13
+# Primitive pairs from whose number on rounding errors grow.
+FEW_PRIMITIVES = 32
 
 
 @dataclass
@@ -43,8 +53,8 @@ class PairList:
     Attributes
     ----------
     prepared : md4.engine.PreparedPairs
-    exact : ndarray, shape (npair,)
-        R_ab, in Hartree^(1/2).
+    exact, terms : ndarray, shape (npair,)
+        R_ab and T_ab, in Hartree^(1/2).
     bound : ndarray, shape (npair,)
         Upper bounds of R_ab that fall.
     kinds : tuple of int
@@ -53,6 +63,7 @@ class PairList:
 
     prepared: object
     exact: np.ndarray = field(repr=False)
+    terms: np.ndarray = field(repr=False)
     bound: np.ndarray = field(repr=False)
     kinds: tuple
 
@@ -94,9 +105,27 @@ class Statistics:
 
 
 def schwarz_bounds(engine, lists, cutoff=PRIMITIVE_CUTOFF):
-    """R_ab of all pairs of some lists, which are those of `Engine.prepare_lists`, as a list of arrays (npair,).
+    """R_ab and T_ab of all pairs of some lists, which are those of `Engine.prepare_lists`, as arrays (2, npair).
 
-    The device is asked for them once, after the last list. A pair without primitive pairs above `cutoff` has R_ab = 0.
+    A pair without primitive pairs above `cutoff` has R_ab = 0.
+    """
+    basis = engine.bra_basis
+    alternating = [np.flatnonzero(basis.alternating[pairs].any(axis=1)) for pairs in lists]
+    found = [np.stack([exact, exact]) for exact in diagonal_norms(engine, basis, lists, cutoff)]
+    if any(map(len, alternating)):
+        signless = [pairs[where] for pairs, where in zip(lists, alternating)]
+        for both, where, norms in zip(found, alternating, diagonal_norms(engine, basis.absolute, signless, cutoff)):
+            exact = np.hypot(both[0, where], sqrt(ROUNDING) * norms)
+            both[:, where] = exact, np.maximum(exact, norms)
+    for both, pairs in zip(found, lists):
+        both[1] *= np.sqrt(np.maximum(1.0, basis.nprims[pairs].prod(axis=1) / FEW_PRIMITIVES))
+    return found
+
+
+def diagonal_norms(engine, basis, lists, cutoff):
+    """R_ab of all pairs of some lists of a basis of the engine's shells, as a list of arrays (npair,).
+
+    The device is asked for them once, after the last list.
     """
     edges = np.cumsum([0, *map(len, lists)]).tolist()
     used = [(pairs, first) for pairs, first in zip(lists, edges) if len(pairs)]
@@ -104,7 +133,7 @@ def schwarz_bounds(engine, lists, cutoff=PRIMITIVE_CUTOFF):
         return [np.zeros(0) for _ in lists]
     room = block_room(engine, [pairs for pairs, _ in used])
     bounds = engine.backend.bounds(edges[-1], room)
-    for (_, first), prepared in zip(used, engine.prepare_lists([pairs for pairs, _ in used], engine.bra_basis, cutoff)):
+    for (_, first), prepared in zip(used, engine.prepare_lists([pairs for pairs, _ in used], basis, cutoff)):
         if prepared.nprim:
             take(engine, bounds, prepared, first, room)
             prepared.drop()
@@ -135,7 +164,7 @@ def take(engine, bounds, prepared, first, room):
 
 
 def pair_bounds(engine, every, tolerance, worker=0, workers=1):
-    """R_ab of all lists in `every` (`pairs_by_kind`), or the part of one of several workers, as a list of arrays."""
+    """`schwarz_bounds` of all lists in `every` (`pairs_by_kind`), or the part of one of several workers."""
     parts = [pairs[len(pairs) * worker // workers : len(pairs) * (worker + 1) // workers] for pairs in every]
     return schwarz_bounds(engine, parts, PRIMITIVE_SHARE * tolerance)
 
@@ -149,7 +178,7 @@ def sorted_lists(engine, every, bounds, tolerance, hermite_bytes):
     every : list of ndarray
         The lists of the engine's basis by `pairs_by_kind`.
     bounds : list of ndarray
-        Their R_ab by `pair_bounds`.
+        Their R_ab and T_ab by `pair_bounds`.
     tolerance : float
         The smallest tolerance for which the lists will be used.
     hermite_bytes : int
@@ -158,14 +187,14 @@ def sorted_lists(engine, every, bounds, tolerance, hermite_bytes):
     basis = engine.bra_basis
     sums = engine.backend.sums
     kind, functions = shell_kinds(basis, sums.mixed_shells), np.diff(basis.ao_loc)
-    largest = max((bound.max() for bound in bounds), default=0.0)
+    largest = max((bound.max() for bound, _ in bounds), default=0.0)
     chosen = []
-    for pairs, bound in zip(every, bounds):
+    for pairs, (bound, terms) in zip(every, bounds):
         upper = raised(bound, sums.bound_step(int(functions[pairs[:1]].prod())))
         order = np.lexsort((pairs[:, 1], pairs[:, 0], -upper) if upper is not bound else (-bound,))
         order = order[bound[order] * largest > PRIMITIVE_SHARE * tolerance]
         for piece in cut(engine, pairs[order], hermite_bytes):
-            chosen.append((pairs[order[piece]], bound[order[piece]], upper[order[piece]]))
+            chosen.append([array[order[piece]] for array in (pairs, bound, terms, upper)])
     prepared = engine.prepare_lists([pairs for pairs, *_ in chosen], basis, PRIMITIVE_SHARE * tolerance)
     return [PairList(one, *found, tuple(kind[pairs[0]].tolist())) for one, (pairs, *found) in zip(prepared, chosen)]
 

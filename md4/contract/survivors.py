@@ -77,6 +77,7 @@ class ListPairs:
         self.shells = np.concatenate([np.zeros((0, 2), np.int64), *(this.pairs.pairs for this in lists)])
         self.bounds = np.concatenate([np.zeros(0), *(this.bound for this in lists)])
         self.exact = np.concatenate([np.zeros(0), *(this.exact for this in lists)])
+        self.terms = np.concatenate([np.zeros(0), *(this.terms for this in lists)])
         self.rows = np.array([len(lists[bra]) for bra, _ in self.numbers], dtype=np.int64)
         tasks = map(self.degrees, range(len(self.numbers))) if by_degrees else range(len(self.numbers))
         first = {}
@@ -158,7 +159,7 @@ class ListPairs:
             )  # fmt: skip
 
         in_threads(len(ends) - 1, count, 8 * rows)
-        rule = QuartetRule(tolerance, self.shells, self.exact, norms.own, norms.blocks, counts)
+        rule = QuartetRule(tolerance, self.shells, self.exact, self.terms, norms.own, norms.blocks, counts)
         return Survivors(self, counts, found, products, rule)
 
     def seconds(self, predicted, matrices):

@@ -154,7 +154,7 @@ class Team:
 
         found = self.ranks.gather(self.ranks.together(lambda: self.each(bounds)))
         parts, limits = zip(*(each for of_rank in found for each in of_rank))
-        whole = [np.concatenate(pieces) for pieces in zip(*parts)]
+        whole = [np.concatenate(pieces, axis=1) for pieces in zip(*parts)]
 
         def prepare(worker):
             return sorted_lists(worker.engine, every, whole, tolerance, min(limits))

@@ -185,7 +185,7 @@ class ThreeCentre:
                     "used; raise max_memory."
                 )
             engine.backend.compile_ahead(self.basis, "tensor", None, few)
-            bounds = schwarz_bounds(engine, [*self.single, *self.pairs])
+            bounds = [exact for exact, _ in schwarz_bounds(engine, [*self.single, *self.pairs])]
             largest = max((one.max() for one in bounds[: len(self.single)]), default=0.0)
             kept = [pairs[one * largest >= cutoff] for pairs, one in zip(self.pairs, bounds[len(self.single) :])]
         self.pairs = [pairs for pairs in kept if len(pairs)]

@@ -47,7 +47,7 @@ class Degree:
     l : int
     records : Buffer, shape (4 nprim,)
         Exponent and centre of the primitive pair at each place.
-    reach : Buffer, shape (2 nprim,)
+    reach : Buffer, shape (3 nprim,)
         As in `md4.gpu.kernels.coulomb_threads.OrderedSide`.
     densities, sums : list of Buffer
         D and J for each matrix, shape (nprim row_width,).
@@ -64,13 +64,14 @@ class Degree:
         self.order, self.l, self.mirrored, nprim = order, order.l, mirrored, order.nprim
         size = nprim * row_width(order.l, mirrored)  # a multiple of 8
         halves = size // 2 if with_singles else 0
-        self.buffer = pool.get(max(1, 6 * nprim + matrices * (2 * size + halves)))
-        self.records, self.reach = self.buffer.part(0, (4 * nprim,)), self.buffer.part(4 * nprim, (2 * nprim,))
-        first = 6 * nprim
-        self.both = self.buffer.part(first, (2 * matrices * size,))
+        self.buffer = pool.get(max(1, 7 * nprim + matrices * (2 * size + halves)))
+        first = 4 * nprim
+        self.records, self.both = self.buffer.part(0, (first,)), self.buffer.part(first, (2 * matrices * size,))
         parts = [self.buffer.part(first + n * size, (size,)) for n in range(2 * matrices)]
         self.densities, self.sums = parts[:matrices], parts[matrices:]
         first += 2 * matrices * size
+        # last, since rows of D and J begin at multiples of 16 bytes
+        self.reach = self.buffer.part(first + matrices * halves, (3 * nprim,))
         rooms = [self.buffer.part(first + n * halves, (halves,)) for n in range(matrices if with_singles else 0)]
         self.singles = [Buffer(room.pointer, (size,), 4, room.owner) for room in rooms]
 
@@ -120,8 +121,8 @@ class DeviceCoulomb:
         self.least, self.lists = rule.tolerance, lists
         fits = rule.own.max(initial=0.0) <= LARGEST_SINGLE and has_range_of_single(extent(self.basis))
         self.with_singles = bool(self.least > 0 and HERMITE_COULOMB.single_ratio > 0 and fits)
-        with np.errstate(over="ignore", invalid="ignore"):
-            products = rule.bounds * rule.own
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            products, terms = rule.bounds * rule.own, np.where(rule.bounds > 0, rule.terms / rule.bounds, 1.0)
         ends = np.cumsum([0, *map(len, lists)])
         first, degrees = np.zeros(ends[-1], dtype=np.int64), np.repeat([this.facts.l for this in lists], np.diff(ends))
         counts = np.concatenate([np.zeros(0, np.int64), *(np.diff(this.pairs.start) for this in lists)])
@@ -133,10 +134,10 @@ class DeviceCoulomb:
                 self.backend.context.pool, order, self.shape[0], self.axis is not None,
                 self.with_singles and in_single(l, 0),
             )  # fmt: skip
-        self.send(ends, first, rule.bounds, products)
+        self.send(ends, first, rule.bounds, products, terms)
 
     def send(self, ends, *tables):
-        """Brings the order to the device: first places, R and R f |D| of all pairs, whose lists begin at `ends`."""
+        """Brings the order to the device: first places, R, R f |D| and T / R of all pairs; lists begin at `ends`."""
         context = self.backend.context
         nprims = [this.nprim for this in self.lists]
         edges = np.cumsum([0, *(words(4 * nprim) for nprim in nprims)]).tolist()

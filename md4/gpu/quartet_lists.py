@@ -44,7 +44,7 @@ class QuartetLists:
         self.context, self.rule = context, rule
         self.largest = max(rule.own.max(initial=0.0), rule.norms.max(initial=0.0))
         shells = (rule.shells[:, 0] | rule.shells[:, 1] << 16).astype(np.uint32)
-        tables = [shells, *map(rounded_up, (rule.bounds, rule.own, rule.norms.reshape(-1)))]
+        tables = [shells, *map(rounded_up, (rule.bounds, rule.terms, rule.own, rule.norms.reshape(-1)))]
         self.buffer = context.pool.get(1 + sum(words(table.nbytes) for table in tables))
         self.survivors = self.buffer.part(0, (1,))
         clear(self.survivors, context.stream)

@@ -186,6 +186,21 @@ class Basis:
             return np.log(self.largest_coefficients)
 
     @cached_property
+    def alternating(self):
+        """Whether a shell has coefficients of both signs, so that its primitives cancel; bool, shape (nshell,)."""
+        first = self.coef_loc[self.prim_loc]
+        return (np.minimum.reduceat(self.coefficients, first) < 0) & (
+            np.maximum.reduceat(self.coefficients, first) > 0
+        )
+
+    @cached_property
+    def absolute(self) -> "Basis":
+        """The same shells with the moduli of their contraction coefficients."""
+        if self.parts:
+            return Basis.joined([basis.absolute for basis in self.parts])
+        return Basis([replace(s, coefficients=abs(s.coefficients)) for s in self.shells], self.pure)
+
+    @cached_property
     def mirror_axis(self):
         """The axis on which all centres have the same coordinate, as `md4.method.mirror` counts them, or None.
 

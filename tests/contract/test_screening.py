@@ -4,14 +4,25 @@ from functools import reduce
 
 import numpy as np
 import pytest
+from emulator import running
 from molecules import WATER, molecule
 
 from md4 import Basis, Engine
-from md4.contract.screening import pair_bounds, raised, sorted_lists
+from md4.contract.screening import (
+    FEW_PRIMITIVES,
+    ROUNDING,
+    diagonal_norms,
+    pair_bounds,
+    raised,
+    schwarz_bounds,
+    sorted_lists,
+)
 from md4.cpu.sums import HostSums
 from md4.plan import even_pieces
 from md4.shells.schwarz import larger, row_norms
-from md4.shells.shell_pairs import pairs_by_kind, shell_kinds
+from md4.shells.shell import Shell, radial_norm
+from md4.shells.shell_pairs import pairs_by_kind, shell_kinds, unique_pairs_by_class
+from md4.validation import oracle
 
 
 @pytest.mark.parametrize("mixed", [0, 40])
@@ -44,9 +55,65 @@ def test_bounds_of_a_part_are_those_of_the_whole():
     engine = Engine(Basis.from_mol(molecule(WATER, "6-31g")), backend="cpu")
     every = pairs_by_kind(engine.bra_basis, engine.backend.sums.mixed_shells)
     parts = [pair_bounds(engine, every, 1e-13, n, 30) for n in range(30)]
-    assert any(len(one) == 0 for part in parts for one in part)
+    assert any(one.shape[1] == 0 for part in parts for one in part)
     for whole, pieces in zip(pair_bounds(engine, every, 1e-13), zip(*parts)):
-        np.testing.assert_array_equal(np.concatenate(pieces), whole)
+        np.testing.assert_array_equal(np.concatenate(pieces, axis=1), whole)
+
+
+def cancelling(rng, l, centre):
+    """A shell of two primitives whose difference is 1e-1 to 1e-6 of them: they differ by as much in their exponents."""
+    exponent, step = 10 ** rng.uniform(-1, 1), 10 ** rng.uniform(-6, -1)
+    exponents = exponent * np.array([1.0, 1.0 + step])
+    return Shell(l, exponents, (radial_norm(l, exponents) * [1.0, -1.0] / step)[:, None], centre)
+
+
+def exact_norm(basis):
+    """R_ab of both shells of a basis by the oracle."""
+    na, nb = (basis.ncomp(shell.l) for shell in basis.shells)
+    places = [(a, b, a, b) for a in range(na) for b in range(nb)]
+    return row_norms(oracle.eri([*basis.shells] * 2, basis.pure, elements=places).reshape(1, na, nb))[0]
+
+
+@pytest.mark.parametrize("la, lb", [(0, 0), (1, 0), (1, 1), (2, 1)])
+@pytest.mark.parametrize("backend, seeds", [("cpu", 6), ("cuda", 2)])
+def test_bounds_hold_where_coefficients_cancel(backend, seeds, la, lb):
+    """R is not less than without errors by rounding, and hardly more where these are small; on one centre or apart."""
+    for seed in range(seeds):
+        rng = np.random.default_rng([seed, la, lb])
+        apart = rng.normal(size=3) * (0.0, 0.2, 1.0)[seed % 3]
+        basis = Basis([cancelling(rng, la, np.zeros(3)), cancelling(rng, lb, apart)])
+        with running():
+            (((bound,), (terms,)),) = schwarz_bounds(Engine(basis, backend=backend), [np.array([[0, 1]])])
+        exact = exact_norm(basis)
+        assert bound >= exact * (1 - 1e-12)
+        assert bound**2 <= exact**2 + 2 * ROUNDING * terms**2
+        # rounding takes less than the bound allows for
+        (diagonal,) = np.einsum("pqabab->pab", Engine(basis, backend="cpu").compute([[0, 1]], [[0, 1]]))
+        assert abs(max(diagonal.sum(axis=0).max(), diagonal.sum(axis=1).max()) - exact**2) < 0.05 * ROUNDING * terms**2
+
+
+def test_terms():
+    """T is R of the moduli of coefficients, of pairs with a shell of both signs, and R itself of all others.
+
+    Of many primitive pairs it grows with the square root of their number.
+    """
+    columns = ([[1.0]], [[0.3], [0.8]], [[0.7], [-0.9]], [[0.5, 0.4], [0.9, -0.6]])
+    shells = [Shell(n % 2, np.array([0.6, 2.0])[: len(c)], np.array(c), [0, 0, 0.7 * n]) for n, c in enumerate(columns)]
+    basis = Basis(shells)
+    assert basis.alternating.tolist() == [False, False, True, True]
+    every, given = unique_pairs_by_class(basis), Engine(basis, backend="cpu")
+    same = 0
+    for pairs, (bounds, terms) in zip(every, schwarz_bounds(given, every)):
+        expected = diagonal_norms(given, basis.absolute, [pairs], 0.0)[0]
+        np.testing.assert_allclose(terms, np.maximum(bounds, expected), rtol=1e-12)
+        of_both = basis.alternating[pairs].any(axis=1)
+        np.testing.assert_array_equal(terms[~of_both], bounds[~of_both])
+        assert (terms[of_both] > 1.05 * bounds[of_both]).all()
+        same += (~of_both).sum()
+    assert same == 3
+    long = Basis([Shell(0, np.geomspace(0.1, 100, 20), np.ones((20, 1)), [0, 0, 0])])
+    ((bounds, terms),) = schwarz_bounds(Engine(long, backend="cpu"), [np.array([[0, 0]])])
+    np.testing.assert_allclose(terms, bounds * np.sqrt(400 / FEW_PRIMITIVES), rtol=1e-14)
 
 
 @pytest.mark.parametrize("count, most", [(1, 1), (7, 3), (9, 3), (10, 100), (1001, 10)])

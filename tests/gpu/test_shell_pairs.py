@@ -208,7 +208,7 @@ def check_bounds(basis):
     """The bounds of all lists of a basis are those of the CPU; returns them."""
     joined, lists = lists_of(basis)
     ours, right = (schwarz_bounds(Engine(joined, backend=name), lists) for name in ("cuda", "cpu"))
-    assert [len(one) for one in ours] == [len(pairs) for pairs in lists]
+    assert [one.shape for one in ours] == [(2, len(pairs)) for pairs in lists]
     for one, other in zip(ours, right):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12 * other.max(initial=0.0))
     return ours
@@ -228,7 +228,7 @@ def test_schwarz_bounds_in_plain_python(most, spread, monkeypatch):
     """In squares of two or three pairs, in one for each list, and 0 for pairs that are too far apart."""
     monkeypatch.setattr("md4.gpu.sums.square_pairs", lambda *_: most)
     with running():
-        found = np.concatenate(check_bounds(basis_of([1, 2], count=2, spread=spread)))
+        found = np.concatenate(check_bounds(basis_of([1, 2], count=2, spread=spread)), axis=1)
     assert (found == 0).any() == (spread > 10)
 
 

@@ -53,7 +53,7 @@ class OrderedSide(NamedTuple):
     records : float64 array
         Exponent and centre (z, y, x) at each place.
     reach : float64 array
-        Two of each place: R of the pair, and R times 2 sqrt(min(n, n)) |D|.
+        Three of each place: R of the pair, R times 2 sqrt(min(n, n)) |D|, and T / R (`md4.contract.screening`).
     first, last : int64
         First place of the range, and the one behind its last.
     d, j : float64 array
@@ -79,10 +79,11 @@ class SingleSide(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """R, R f |D| and the exponent of a primitive pair, or the largest of several."""
+    """R, R f |D|, T / R and the exponent of a primitive pair, or the largest of several."""
 
     bound: f64
     product: f64
+    terms: f64
     exponent: f64
 
 
@@ -94,7 +95,7 @@ class Limits(NamedTuple):
     least : float64
         Below, it does not count.
     double : float64
-        From here on it is computed in double precision.
+        From here on, with T in place of R, it is computed in double precision.
     exponent : float64
         So are those whose exponents p and q are both larger.
     """
@@ -112,15 +113,15 @@ def expanded_order():
     threads = HERMITE_COULOMB.threads
 
     def kernel(
-        npair: i64, first: I64, bounds: F64, products: F64, start: I64, pair_records: Records, axis: i64, places: I32,
-        reach: F64, records: F64,
+        npair: i64, first: I64, bounds: F64, products: F64, terms: F64, start: I64, pair_records: Records, axis: i64,
+        places: I32, reach: F64, records: F64,
     ):  # fmt: skip
         n = i64(cuda.blockIdx.x) * threads + i64(cuda.threadIdx.x)
         if n < npair:
             place = first[n]
             for prim in range(start[n], start[n + 1]):
                 places[prim], source = i32(place), prim * pair_records.width
-                reach[2 * place], reach[2 * place + 1] = bounds[n], products[n]
+                reach[3 * place], reach[3 * place + 1], reach[3 * place + 2] = bounds[n], products[n], terms[n]
                 for k in range(4):
                     records[4 * place + k] = pair_records.numbers[source + k]
                 if axis > 0:
@@ -136,15 +137,17 @@ def make_reach_of_warp():
     larger_of = jit_device(larger)
 
     def reach_of_warp(side, place, live):
-        bound, product, exponent, other = 0.0, 0.0, 0.0, 16
+        bound, product, terms, exponent, other = 0.0, 0.0, 0.0, 0.0, 16
         if live:
-            bound, product, exponent = side.reach[2 * place], side.reach[2 * place + 1], side.records[4 * place]
+            bound, product = side.reach[3 * place], side.reach[3 * place + 1]
+            terms, exponent = side.reach[3 * place + 2], side.records[4 * place]
         while other > 0:
             bound = larger_of(bound, cuda.shfl_xor_sync(-1, bound, other))
             product = larger_of(product, cuda.shfl_xor_sync(-1, product, other))
+            terms = larger_of(terms, cuda.shfl_xor_sync(-1, terms, other))
             exponent = larger_of(exponent, cuda.shfl_xor_sync(-1, exponent, other))
             other >>= 1
-        return Reach(bound, product, exponent)
+        return Reach(bound, product, terms, exponent)
 
     return jit_device(reach_of_warp)
 
@@ -154,8 +157,8 @@ def counts_in(single, own, warp, limits):
 
     `own`, `warp`: the `Reach` of both. Where bounds are so large that a product is no number, in double precision.
     """
-    one, two = own.bound * warp.product, own.product * warp.bound
-    is_single = one < limits.double and two < limits.double
+    one, two, terms = own.bound * warp.product, own.product * warp.bound, own.terms * warp.terms
+    is_single = one * terms < limits.double and two * terms < limits.double
     is_single = is_single and (own.exponent <= limits.exponent or warp.exponent <= limits.exponent)
     return is_single == single and not (one < limits.least and two < limits.least)
 
@@ -197,8 +200,8 @@ def correlation_by_threads(l_bra, l_ket, kind, single, part, mirrored):
         while m < last:
             mine, counting = m + lane, False
             if mine < last:
-                own = Reach(bra.reach[2 * mine], bra.reach[2 * mine + 1], bra.records[4 * mine])
-                counting = counts(single, own, of_warp, limits)
+                bound, product, terms = bra.reach[3 * mine], bra.reach[3 * mine + 1], bra.reach[3 * mine + 2]
+                counting = counts(single, Reach(bound, product, terms, bra.records[4 * mine]), of_warp, limits)
             votes = i64(cuda.ballot_sync(-1, counting))
             if counting:
                 slot = tid - lane + cuda.popc(votes & ((i64(1) << lane) - 1))
@@ -296,7 +299,7 @@ def threads_variants(l_bra, l_ket, kind, single, mirrored):
 def launch_order(context, prepared, of_pairs, axis, places, reach, records):
     """Writes what belongs to a whole list into its degree's `reach` and `records`, and the `places` of its primitives.
 
-    `of_pairs`: the first place, R and R f |D| of each pair. `axis` changes places with axis 0.
+    `of_pairs`: the first place, R, R f |D| and T / R of each pair. `axis` changes places with axis 0.
     """
     threads, count, data = HERMITE_COULOMB.threads, len(prepared), prepared.data
     context.launch(

@@ -3,9 +3,9 @@
 The rule is that of `md4.contract.screening`. A block of threads takes a bra pair, and goes through the ket pairs that
 may survive with it: the first ones of their list, since bounds fall. The largest |D| of a and b with each shell c and d
 are in shared memory. Ket pairs that survive become entries of the bra pair: from the front of its room those that count
-in double precision, from the back those for which single precision will do. The entries are divided into items, for
-which blocks of the next kernel need not wait for each other. In which order entries and items are depends on which warp
-comes first.
+in double precision, from the back those for which single precision will do. The latter is asked of T instead of R. The
+entries are divided into items, for which blocks of the next kernel need not wait for each other. In which order entries
+and items are depends on which warp comes first.
 
 All numbers of the rule are in single precision, rounded up, and the threshold is rounded down. So a quartet that the
 rule keeps is never left out.
@@ -33,8 +33,8 @@ class Candidates(NamedTuple):
     ----------
     shells : int32 array
         Numbers of both shells, the second one times 2^16 added.
-    bounds, own : float32 array
-        R, and 2 sqrt(min(n, n)) |D| of the pair.
+    bounds, terms, own : float32 array
+        R and T (`md4.contract.screening`), and 2 sqrt(min(n, n)) |D| of the pair.
     norms : float32 array
         |D| of all pairs of shells, in rows.
     nshell : int64
@@ -42,6 +42,7 @@ class Candidates(NamedTuple):
 
     shells: I32
     bounds: F32
+    terms: F32
     own: F32
     norms: F32
     nshell: i64
@@ -80,7 +81,7 @@ class Rule(NamedTuple):
     tolerance : float64
         Quartets below are left out.
     single : float64
-        Single precision will do for quartets below.
+        Single precision will do for quartets below, with T in place of R.
     """
 
     tolerance: f64
@@ -132,9 +133,9 @@ def select_quartets():
         shells = u32(pairs.shells[place])
         c, d = u32(shells & u32(0xFFFF)) - u32(rows.first_c), u32(shells >> u32(16)) - u32(rows.first_d)
         largest = max(norms[u32(c)], norms[u32(d + u32(rows.many_c))])
-        product = f32(pairs.bounds[place] * max(largest, pairs.own[place]))
-        survives = ket < count and product >= least
-        in_double = survives and product >= single
+        largest = max(largest, pairs.own[place])
+        survives = ket < count and f32(pairs.bounds[place] * largest) >= least
+        in_double = survives and f32(pairs.terms[place] * largest) >= single
         return cuda.ballot_sync(-1, in_double), cuda.ballot_sync(-1, survives and not in_double)
 
     @jit_device
@@ -156,8 +157,8 @@ def select_quartets():
         place = rows.first_bra + rows.row + row
         shells = i64(pairs.shells[place])
         a, b, own = (shells & 0xFFFF) * pairs.nshell, (shells >> 16 & 0xFFFF) * pairs.nshell, pairs.own[place]
-        bound = f64(pairs.bounds[place])
-        least, single = least_of(bound, rule.tolerance), least_of(bound, rule.single)
+        least = least_of(f64(pairs.bounds[place]), rule.tolerance)
+        single = least_of(f64(pairs.terms[place]), rule.single)
         if tid < 2:
             found[tid] = 0
         if begin < end:

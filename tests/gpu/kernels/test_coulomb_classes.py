@@ -44,7 +44,7 @@ def by_device(basis, bra, ket, twice):
     engine, ones = md4.Engine(basis, backend="cuda"), np.ones(len(bra) + len(ket))
     lists = [engine.prepare(pairs) for pairs in (bra, ket)]
     target = engine.backend.sums.coulomb(basis, twice[None])
-    target.screen_by(QuartetRule(1e-30, None, ones, ones, None, None), lists)
+    target.screen_by(QuartetRule(1e-30, None, ones, ones, ones, None, None), lists)
     target.load(lists)
     target.take(*(prepared.facts.l for prepared in lists), 0, 1)
     target.collect(lists)

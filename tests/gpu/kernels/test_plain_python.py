@@ -498,7 +498,9 @@ def test_quartets_that_survive(tolerance, ratio, entries, with_j, all_classes, m
     first = {id(this): int(n) for this, n in zip(jk.lists, ends)}
     norms = np.array([[abs_norm(basis, dm, a, b) for b in range(basis.nshell)] for a in range(basis.nshell)])
     np.testing.assert_allclose(rule.norms, np.maximum(norms, norms.T))
-    bounds, own, norms = (quartet_lists.rounded_up(x).astype(float) for x in (rule.bounds, rule.own, rule.norms))
+    bounds, terms, own, norms = (
+        quartet_lists.rounded_up(x).astype(float) for x in (rule.bounds, rule.terms, rule.own, rule.norms)
+    )
     assert own.any() == with_j
     expected = set()
     for bra, ket in numbers:
@@ -508,6 +510,7 @@ def test_quartets_that_survive(tolerance, ratio, entries, with_j, all_classes, m
             value = float(np.float32(bounds[kl] * largest)) * bounds[ij]
             assert not 1 - 3e-7 < value / (tolerance or 1e-99) < 1  # would be decided by rounding
             if value >= tolerance and (bra is not ket or k <= i):
+                value = float(np.float32(terms[kl] * largest)) * terms[ij]
                 expected.add((first[id(bra)], first[id(ket)], i, k, int(value < ratio * tolerance)))
     assert set(found) == expected
     assert len(found) == len(expected) == jk.stats.computed == jk.stats.wanted
