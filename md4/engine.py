@@ -178,7 +178,7 @@ def make_backend(name, operator, stream=None, max_memory=None, device=None):
         from md4.cpu.backend import CpuBackend
 
         backend = CpuBackend(operator, max_memory)
-    log.info("backend %s", backend_text(backend))
+    log.debug("backend %s", backend_text(backend))
     return backend
 
 

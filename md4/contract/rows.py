@@ -162,7 +162,7 @@ class TensorTeam:
     def fill(self, store, counter, progress):
         """Makes the rows of this rank, unless another rank stops the counter because it has failed."""
         slices, numbers, lock = self.slices(store), count(), Lock()
-        log.info("rows %d to %d: %d slices for %d workers", *self.mine.rows, len(slices), len(self.engines))
+        log.debug("rows %d to %d: %d slices for %d workers", *self.mine.rows, len(slices), len(self.engines))
         shown = progress if self.ranks.rank == 0 or progress is not None else False
         with Progress(self.mine.nbytes // 8, enabled=shown, label="ERI", unit="integral") as bar:
 

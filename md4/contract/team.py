@@ -295,5 +295,5 @@ class Team:
             worker.group = worker.backend.join(identity, worker.number, self.size)
 
         self.ranks.together(lambda: self.each(join))
-        log.info("the sums of %d GPUs are added up by NCCL", self.size)
+        log.debug("the sums of %d GPUs are added up by NCCL", self.size)
         return True

@@ -193,7 +193,7 @@ def add_slice(engine, request, layout, target, report):
     needed = slice_pairs(basis, request, layout.ends)
     bra, ket = (cut_pieces(engine, lists, block_bytes, hermite_bytes) for lists in needed[:2])
     pairs = [*(block_work(bra, bra, True) if needed.triangle else ()), *block_work(bra, ket, False)]
-    log.info("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
+    log.debug("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
     store = HermiteStore(hermite_bytes, backend)
     told = Share(layout.nbytes // 8, sum(len(p.bra) * len(p.ket) for p in pairs), report)
     if whole:

@@ -263,7 +263,7 @@ class PartialSums:
         try:
             return self.target.take_rows(rows, self.engine.bra_basis)
         except MemoryLimitError:
-            log.info("no memory for lists of quartets of %r with %r", rows.bra.pairs, rows.ket.pairs)
+            log.debug("no memory for lists of quartets of %r with %r", rows.bra.pairs, rows.ket.pairs)
             return False
 
     def add_rectangle(self, ab, cd, same, counts=None):
@@ -279,7 +279,7 @@ class PartialSums:
                 raise
         # Only now is the memory free that the exception's frames referred to.
         self.store.clear()
-        log.info("no memory for %r with %r at once; they are made in halves", ab.pairs, cd.pairs)
+        log.debug("no memory for %r with %r at once; they are made in halves", ab.pairs, cd.pairs)
         for half in halves(max(ab, cd, key=len)):
             self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same, counts)
 

@@ -287,7 +287,7 @@ class GpuBackend:
         host = self.host_array(layout, least_block) if out is None else out
         room = pool.left()
         if size + max(least_block, room // 4) > room:
-            log.info("the device has no room for the tensor of %s, which is collected on the host", size_text(size))
+            log.debug("the device has no room for the tensor of %s, which is collected on the host", size_text(size))
             return StagedTensor(self.context, host_tensor(layout, host))
         return DeviceTensor(self.context, layout, self.result(shape), host)
 
