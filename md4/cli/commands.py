@@ -6,7 +6,7 @@ from pathlib import Path
 
 import md4
 from md4.cli.ending import exit_status, writing
-from md4.cli.options import check_options
+from md4.cli.options import check_options, memory_in_options
 from md4.errors import ArgumentError
 from md4.support.files import checked_target, replacing
 
@@ -143,9 +143,10 @@ def run_validate(args):
     }  # fmt: skip
     mol = molecule(args)
     auxmol = None if args.df is None else auxiliary(mol, args.df)
-    if path is not None:
-        return write_report(mol, path, title=f"{args.geometry} in {args.basis}", auxmol=auxmol, **options)
-    return print_classes(mol, auxmol, options)
+    with memory_in_options(args, ["--max-quartets with fewer quartets"]):
+        if path is not None:
+            return write_report(mol, path, title=f"{args.geometry} in {args.basis}", auxmol=auxmol, **options)
+        return print_classes(mol, auxmol, options)
 
 
 def print_classes(mol, auxmol, options):

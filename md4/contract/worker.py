@@ -13,6 +13,7 @@ from md4.contract.work import EACH, Dealer
 from md4.contract.workspace import HermiteStore, least_block
 from md4.errors import MemoryLimitError
 from md4.plan import part_of
+from md4.support.display import size_text
 from md4.support.log import log
 
 # Shares of the memory that may be used: of one block of integrals, and of the H matrices.
@@ -113,7 +114,7 @@ class Worker:
         if need > limit:
             raise MemoryLimitError(
                 f"{build.matrices} density matrices of {basis.nao} AOs, their J and K and the least workspace take "
-                f"{need / 1e6:.1f} MB, but {limit / 1e6:.1f} MB may be used; raise max_memory or give fewer at once."
+                f"{size_text(need)}, but {size_text(limit)} may be used; raise max_memory or give fewer at once."
             )
 
 

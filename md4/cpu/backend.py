@@ -225,8 +225,8 @@ class CpuBackend:
             need, room = PRIMITIVE_BYTES * primitives + 64 * len(this), self.memory.room()
             if need > room:
                 raise MemoryLimitError(
-                    f"{primitives} primitive pairs of {len(this)} shell pairs take {need / 1e6:.1f} MB to be sorted "
-                    f"out, but {room / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
+                    f"{primitives} primitive pairs of {len(this)} shell pairs take {size_text(need)} to be sorted "
+                    f"out, but {size_text(room)} may be used; raise max_memory or give shorter pair lists."
                 )
             if some and (total + primitives > TOGETHER or PRIMITIVE_BYTES * (total + primitives) > room):
                 yield some

@@ -10,6 +10,7 @@ import re
 import threading
 import warnings
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
@@ -18,8 +19,9 @@ import numpy as np
 
 from md4.errors import ArgumentError
 from md4.pyscf import check_pyscf
+from md4.support.display import size_text
 
-LARGEST_FILE = 1 << 26  # bytes; more than any molecule needs that can be computed
+LARGEST_FILE = 64_000_000  # bytes; more than any molecule needs that can be computed
 LARGEST_COORDINATE = 1e8
 LARGEST_CHARGE = 10**6
 SAME_PLACE = 1e-5  # Bohr; PySCF refuses to compute the energy of nuclei that are nearer
@@ -83,7 +85,7 @@ def read_file(path):
     """Reads an xyz or a QCSchema file. They are distinguished by their content: JSON begins with a brace."""
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise ArgumentError(f"{str(path)!r} is larger than {LARGEST_FILE >> 20} MiB, so that it is no molecule.")
+            raise ArgumentError(f"{str(path)!r} is larger than {size_text(LARGEST_FILE)}, so that it is no molecule.")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"cannot read {str(path)!r}: {error}.") from error
@@ -281,7 +283,8 @@ def check_distances(mol):
             one, two = real[n], real[n + 1 + near[0]]
             raise ArgumentError(
                 f"the nuclei of atoms {one + 1} ({mol.atom_symbol(one)}) and {two + 1} ({mol.atom_symbol(two)}) are at "
-                f"the same place; check the coordinates, or write ghost-{mol.atom_pure_symbol(two)} for functions alone."
+                "the same place; check the coordinates, or write "
+                f"ghost-{mol.atom_pure_symbol(two)} for its functions without its nucleus."
             )
 
 
@@ -355,13 +358,9 @@ def basis_message(basis, error, role):
     missing = f"neither PySCF nor the Basis Set Exchange has the {what}"
     if lacking:
         names = basis_set_exchange.filter_basis_sets(elements=[lacking[1].rpartition("-")[2]], role=role)
-        return f"{missing}; {lacking[1]} is in {', '.join(likest(basis, names)) or 'no set of this kind'}."
+        nearest = get_close_matches(str(basis).lower(), names, 4, 0.0)
+        return f"{missing}; {lacking[1]} is in {', '.join(nearest) or 'no set of this kind'}."
     return f"{missing}{', nor is there such a file' if isinstance(basis, str) and os.sep in basis else ''}."
-
-
-def likest(basis, names, most=4):
-    """Some of the names of basis sets, those first that begin as `basis` does."""
-    return sorted(names, key=lambda name: -len(os.path.commonprefix([name, str(basis).lower()])))[:most]
 
 
 def last_line(error):

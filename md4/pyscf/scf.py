@@ -333,7 +333,8 @@ def check_supported(mf):
 def full_name(mf):
     """The class of a relativistic object with its module, as two-component ones are called UHF, too."""
     cls, modules = type(mf), [base.__module__ for base in type(mf).__mro__]
-    kind = "two-component X2C " if "pyscf.x2c.x2c" in modules else "four-component " if "pyscf.scf.dhf" in modules else ""
+    kinds = {"pyscf.x2c.x2c": "two-component X2C ", "pyscf.scf.dhf": "four-component "}
+    kind = next((kind for module, kind in kinds.items() if module in modules), "")
     return f"the {kind}object {cls.__module__}.{cls.__name__}"
 
 

@@ -134,7 +134,7 @@ def test_a_huge_file_is_not_read(tmp_path):
     path = tmp_path / "a.xyz"
     path.touch()
     os.truncate(path, 1 << 40)
-    with pytest.raises(ArgumentError, match="larger than 64 MiB"):
+    with pytest.raises(ArgumentError, match="larger than 64 MB"):
         load_molecule(path, "sto-3g")
 
 

@@ -52,6 +52,7 @@ def test_memory_that_is_given_up(caplog, water):
     caplog.set_level(logging.DEBUG, "md4")
     engine = md4.Engine(md4.Basis.from_mol(water), backend="cpu")
     pieces = [engine.prepare([[i, i]]) for i in range(2)]
+    caplog.clear()
     store = HermiteStore(1, engine.backend)
     store.touch(*pieces)
     store.touch(*reversed(pieces))
