@@ -123,7 +123,7 @@ class ListTarget(Protocol):
         tolerance : float
             Of the products of bounds, where the pairs have bounds.
         report : callable, optional
-            Is told how many more quartets are done.
+            Is told how much more is done, in predicted seconds (`Sums.seconds`).
         """
 
 
