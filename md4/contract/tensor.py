@@ -157,7 +157,7 @@ def locked_tensor(engine, request, out, device, progress):
     """As `ao_tensor`, for a thread that holds the engine's lock."""
     engine, request = segmented(engine, request)
     layout = request.layout(engine.bra_basis)
-    target = slice_target(engine, request, layout, out, device)
+    target = slice_target(engine, request, layout, out, device, progress)
     few = None
     if request.aosym not in SYMMETRIES:
         few = FewPairs(*slice_pairs(engine.bra_basis, request, layout.ends), "tensor")
@@ -167,9 +167,9 @@ def locked_tensor(engine, request, out, device, progress):
     return target.result()
 
 
-def slice_target(engine, request, layout, out=None, device=False):
+def slice_target(engine, request, layout, out=None, device=False, progress=None):
     """The backend's target for a tensor or a slice of it; MemoryLimitError if it does not fit."""
-    return engine.backend.tensor(layout, out, device, least_block(engine, *request.ranges), HostTensor)
+    return engine.backend.tensor(layout, out, device, least_block(engine, *request.ranges), HostTensor, progress)
 
 
 def add_slice(engine, request, layout, target, report=None):

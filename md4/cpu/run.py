@@ -345,7 +345,7 @@ def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=Non
             if report is not None:
                 done[thread] += seconds[mine.items[:count, 0]].sum()
                 if thread == 0:
-                    now = done.sum()
+                    now = float(done.sum())
                     report(now - told)
                     told = now
 
@@ -358,7 +358,7 @@ def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=Non
         each.state[STATE.task] = -1
     run_threads(len(works), worker, stop)
     if report is not None:
-        report(done.sum() - told)  # of other threads, since the first one told last
+        report(float(done.sum()) - told)  # of other threads, since the first one told last
     return sum(int(each.state[STATE.quartets]) for each in works)
 
 

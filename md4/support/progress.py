@@ -15,7 +15,7 @@ from md4.support.locks import Lock
 COMPILING = "md4 compiles, once"
 # The time that is left is shown from this share of the work, this number of seconds, and this number of steps on.
 SHARE, SECONDS, STEPS = 0.05, 2.0, 10
-WORK, COUNTED, LEFT = "{percentage:3.0f}%", "{n_fmt}/{total_fmt} {unit}s", ", about {remaining} left"
+WORK, COUNTED = "{percentage:3.0f}%", "{n_fmt}/{total_fmt} {unit}s"
 
 
 class Clocks:
@@ -82,14 +82,13 @@ class Progress:
     """
 
     def __init__(self, total, enabled=None, delay=2.0, label="md4", unit=None):
-        self._bar, self._steps = None, STEPS if unit else 0
+        self._bar, self._steps, self._begin = None, STEPS if unit else 0, None
         if sys.stderr.isatty() if enabled is None else enabled:
             from tqdm import tqdm
 
-            done = COUNTED if unit else WORK
-            self._formats = tuple("{desc}: " + done + "|{bar}| {elapsed}" + left + "{postfix}" for left in ("", LEFT))
-            options = {"unit": unit or "", "smoothing": 0, "miniters": 0, "leave": False, "bar_format": self._formats[0]}
-            self._bar = tqdm(total=total, delay=delay, desc=label, file=sys.stderr, **options)
+            self._format = "{desc}: " + (COUNTED if unit else WORK) + "|{bar}| {elapsed}%s{postfix}"
+            options = {"unit": unit or "", "bar_format": self._format.replace("%s", ""), "leave": False}
+            self._bar = tqdm(total=total, delay=delay, desc=label, file=sys.stderr, miniters=0, **options)
             with clocks.lock:
                 clocks.bars.append(self._bar)
 
@@ -104,9 +103,17 @@ class Progress:
         if bar is None:
             return
         done = min(bar.n + n, bar.total)
-        told = done >= SHARE * bar.total and done >= self._steps and time() - bar.start_t >= SECONDS
-        bar.bar_format = self._formats[told]
+        bar.bar_format = self._format.replace("%s", self._left(done, time() - bar.start_t))
         bar.update(done - bar.n)
+
+    def _left(self, done, elapsed):
+        """The time that is left, as text, by the rate since the first update: what came before was set-up."""
+        if self._begin is None:
+            self._begin = done, elapsed
+        steps, seconds = done - self._begin[0], elapsed - self._begin[1]
+        if steps <= 0 or done < max(self._steps, SHARE * self._bar.total) or seconds < SECONDS:
+            return ""
+        return f", about {self._bar.format_interval(seconds * (self._bar.total - done) / steps)} left"
 
     def close(self):
         """Removes the bar."""
