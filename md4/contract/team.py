@@ -28,7 +28,7 @@ from md4.support.progress import Progress
 from md4.support.threads import run_each
 
 # Of the progress bar.
-LABEL = "J/K quartets"
+LABEL = "J and K"
 # Bytes of sums from which on NCCL is worth its start, which takes about a second.
 NCCL_BYTES = 32 << 20
 
