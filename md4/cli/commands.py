@@ -1,6 +1,7 @@
 """The command line: `md4 eri`, `md4 validate`, `md4 warmup`, `md4 info`; also `python -m md4`."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def main(argv=None):
 
     def command():
         args = parser().parse_args(argv)
+        args.command = shlex.join(["md4", *(sys.argv[1:] if argv is None else argv)])
         check_options(vars(args))
         return args.run(args)
 
@@ -145,7 +147,8 @@ def run_validate(args):
     auxmol = None if args.df is None else auxiliary(mol, args.df)
     with memory_in_options(args, ["--max-quartets with fewer quartets"]):
         if path is not None:
-            return write_report(mol, path, title=f"{args.geometry} in {args.basis}", auxmol=auxmol, **options)
+            options |= {"title": f"{args.geometry} in {args.basis}", "command": args.command}
+            return write_report(mol, path, auxmol=auxmol, **options)
         return print_classes(mol, auxmol, options)
 
 
