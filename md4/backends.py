@@ -123,7 +123,7 @@ class ListTarget(Protocol):
         tolerance : float
             Of the products of bounds, where the pairs have bounds.
         report : callable, optional
-            Is told how many more quartets are done.
+            Is told how much more is done, in predicted seconds (`Sums.seconds`).
         """
 
 
@@ -458,7 +458,7 @@ class Backend(Protocol):
     def result(self, shape, out=None):
         """A new array that belongs to the caller, or the caller's `out`; ArgumentError if `out` cannot be used."""
 
-    def tensor(self, layout, out, device, least_block, host_tensor):
+    def tensor(self, layout, out, device, least_block, host_tensor, progress=None):
         """A `BlockTarget` or `ListTarget` for an AO tensor, on the device or on the host.
 
         Parameters
@@ -470,6 +470,8 @@ class Backend(Protocol):
             Bytes that are needed in addition to the tensor.
         host_tensor : callable
             (layout, array) -> `BlockTarget` of NumPy blocks, for a tensor that does not fit on the device.
+        progress : bool, optional
+            As in `md4.int2e`, for what is compiled before.
         """
 
     def host_array(self, layout, least_block):

@@ -27,7 +27,7 @@ from md4.plan import chunks
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, check_side, part_facts
 from md4.support.arguments import checked_choice, checked_memory, checked_real, checked_stream
-from md4.support.display import backend_text
+from md4.support.display import backend_text, size_text
 from md4.support.locks import locked
 from md4.support.log import log
 from md4.support.types import BackendName, DeviceArray, HostArray, Stream
@@ -178,7 +178,7 @@ def make_backend(name, operator, stream=None, max_memory=None, device=None):
         from md4.cpu.backend import CpuBackend
 
         backend = CpuBackend(operator, max_memory)
-    log.info("backend %s", backend_text(backend))
+    log.debug("backend %s", backend_text(backend))
     return backend
 
 
@@ -341,8 +341,8 @@ class Engine:
         limit = self.backend.memory_left()
         if need > limit:
             raise MemoryLimitError(
-                f"{bra.pairs!r} with {ket.pairs!r} needs {need / 1e6:.1f} MB ({result_bytes / 1e6:.1f} MB of result), "
-                f"but {limit / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
+                f"{bra.pairs!r} with {ket.pairs!r} needs {size_text(need)} ({size_text(result_bytes)} of result), "
+                f"but {size_text(limit)} may be used; raise max_memory or give shorter pair lists."
             )
 
     @locked

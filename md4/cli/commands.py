@@ -1,12 +1,13 @@
 """The command line: `md4 eri`, `md4 validate`, `md4 warmup`, `md4 info`; also `python -m md4`."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
 import md4
 from md4.cli.ending import exit_status, writing
-from md4.cli.options import check_options
+from md4.cli.options import check_options, memory_in_options
 from md4.errors import ArgumentError
 from md4.support.files import checked_target, replacing
 
@@ -31,6 +32,7 @@ def main(argv=None):
 
     def command():
         args = parser().parse_args(argv)
+        args.command = shlex.join(["md4", *(sys.argv[1:] if argv is None else argv)])
         check_options(vars(args))
         return args.run(args)
 
@@ -143,9 +145,11 @@ def run_validate(args):
     }  # fmt: skip
     mol = molecule(args)
     auxmol = None if args.df is None else auxiliary(mol, args.df)
-    if path is not None:
-        return write_report(mol, path, title=f"{args.geometry} in {args.basis}", auxmol=auxmol, **options)
-    return print_classes(mol, auxmol, options)
+    with memory_in_options(args, ["--max-quartets with fewer quartets"]):
+        if path is not None:
+            options |= {"title": f"{args.geometry} in {args.basis}", "command": args.command}
+            return write_report(mol, path, auxmol=auxmol, **options)
+        return print_classes(mol, auxmol, options)
 
 
 def print_classes(mol, auxmol, options):

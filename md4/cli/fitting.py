@@ -5,11 +5,14 @@ from math import prod, sqrt
 from time import perf_counter
 
 import md4
+from md4.cli.attributes import attributes_of
 from md4.cli.ending import HeldSignals, writing
 from md4.cli.eri import LARGE, memory, output, sums_of
+from md4.cli.options import memory_in_options
 from md4.cli.tensor_files import write_rows
 from md4.method.scatter import THREE_CENTRE, TWO_CENTRE, first_row, tensor_shape
 from md4.pyscf.geometry import load_auxiliary, load_molecule
+from md4.support.display import size_text
 
 
 def run_fitting(args):
@@ -20,12 +23,12 @@ def run_fitting(args):
     counts = mol.nao, mol.nao, auxmol.nao, 1
     shapes = {"int3c2e": tensor_shape(THREE_CENTRE[args.aosym], counts)}
     shapes["int2c2e"] = tensor_shape(TWO_CENTRE, (auxmol.nao, 1, auxmol.nao, 1))
-    file = output(args, sum(8 * prod(shape) for shape in shapes.values()), tuple(shapes))
-    lines = [
-        f"{mol.natm} atoms, {mol.nbas} shells, {mol.nao} AOs in {args.basis}",
-        f"{auxmol.nbas} shells, {auxmol.nao} functions in {name}",
-    ]
-    with ExitStack() as stack:
+    symmetries = {"int3c2e": args.aosym, "int2c2e": "s1"}
+    attributes = {tensor: attributes_of(mol, args, aosym, name) for tensor, aosym in symmetries.items()}
+    file = output(args, sum(8 * prod(shape) for shape in shapes.values()), attributes)
+    print(f"{mol.natm} atoms, {mol.nbas} shells, {mol.nao} AOs in {args.basis}")
+    print(f"{auxmol.nbas} shells, {auxmol.nao} functions in {name}", flush=True)
+    with memory_in_options(args), ExitStack() as stack:
         if file is not None:
             stack.enter_context(writing(args.output))
             place = stack.enter_context(file.begun(shapes))
@@ -34,9 +37,8 @@ def run_fitting(args):
             with nullcontext() if file is None else file.opened(place, tensor=tensor) as out:
                 squares, total, seconds = taken(pieces, out)
             symmetry = f" {args.aosym}" if tensor == "int3c2e" else ""
-            lines.append(f"{tensor}{symmetry} {shape} float64: {seconds:.2f} s, {8 * prod(shape) / 1e6:.1f} MB")
-            lines.append(f"norm {sqrt(squares):.12e}, sum {total:.12e}")
-    print("\n".join(lines))
+            print(f"{tensor}{symmetry} {shape} float64: {seconds:.2f} s, {size_text(8 * prod(shape))}")
+            print(f"norm {sqrt(squares):.12e}, sum {total:.12e}", flush=True)
     if file is not None:
         print(f"wrote {', '.join(file.names)}")
     return 0

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 
 from md4.support.cache import cache_folder, cached_names
+from md4.support.display import size_text
 from md4.support.environment import gpus, one_line, versions
 
 
@@ -65,7 +66,7 @@ def cache_lines():
     except (OSError, RuntimeError) as error:  # the last where there is no home folder
         return [line("cache", f"unknown ({one_line(error)})")]
     return [
-        line("cache", f"{folder} ({size / 2**20:.1f} MiB; MD4_CACHE_DIR moves it)"),
+        line("cache", f"{folder} ({size_text(size)}; MD4_CACHE_DIR moves it)"),
         line("GPU kernels", f"{len(kernels)} compiled variants in the cache"),
         *(line("", name) for name in kernels),
         line("CPU functions", f"{functions.total()} compiled variants in the cache"),

@@ -2,8 +2,9 @@
 
 import os
 import sys
+from contextlib import contextmanager
 
-from md4.errors import ArgumentError
+from md4.errors import ArgumentError, MemoryLimitError
 from md4.support.environment import missing_for_gpu
 
 LARGEST_WHOLE = 2**63 - 1
@@ -43,6 +44,19 @@ def check_options(options):
         raise ArgumentError("--df is for one process and one device: leave out --mpi and --devices.")
     check_names(options)
     chosen_devices(options.get("devices"))
+
+
+@contextmanager
+def memory_in_options(args, remedies=()):
+    """Inside this context, what does not fit into the memory is told with remedies in options of the command line.
+
+    The messages of md4's functions end, behind a semicolon, with those in arguments of Python.
+    """
+    try:
+        yield
+    except MemoryLimitError as error:
+        more = "a machine with more memory" if args.max_memory is None else "a larger --max-memory"
+        raise MemoryLimitError(f"{str(error).partition(';')[0]}; use {', or '.join([*remedies, more])}.") from error
 
 
 def chosen_devices(text):

@@ -1,7 +1,7 @@
 """Files for the tensor: .npy, or the dataset 'eri' of an HDF5 file, whose other contents are kept.
 
 A tensor is written as a whole (`write`), or row by row by one process or several (`begun` and `opened`). Tensors of
-other names become datasets of these names, or a .npy file each.
+other names become datasets of these names, or a .npy file each. Only datasets have attributes that say what they hold.
 """
 
 import os
@@ -21,7 +21,7 @@ CHUNK = 1 << 24  # bytes written at once: a signal waits for no more
 OVERHEAD = 4096
 
 
-def tensor_file(name, size, shared=False, tensors=(DATASET,)):
+def tensor_file(name, size, shared=False, attributes=None):
     """`NpyFile` or `H5File`, by the ending of the name; ArgumentError if `size` bytes could not be written to it.
 
     Parameters
@@ -31,14 +31,14 @@ def tensor_file(name, size, shared=False, tensors=(DATASET,)):
         Bytes of the tensor, or of all tensors.
     shared : bool
         Whether the ranks of MPI will write to it.
-    tensors : sequence of str
-        Names of the tensors.
+    attributes : dict of dict, optional
+        Attributes of each tensor by name, which a dataset of HDF5 gets; of the tensor 'eri' by default.
     """
     kinds = {".npy": NpyFile, ".h5": H5File, ".hdf5": H5File}
     kind = kinds.get(os.path.splitext(name)[1])
     if kind is None:
         raise ArgumentError(f"cannot tell the format of {name!r}; the name must end in .npy, .h5 or .hdf5.")
-    file = kind(name, size, tensors)
+    file = kind(name, size, attributes or {DATASET: {}})
     if shared:
         file.check_shared()
     return file
@@ -57,7 +57,7 @@ class NpyFile:
         What exists now and will be replaced.
     """
 
-    def __init__(self, name, size, tensors=(DATASET,)):
+    def __init__(self, name, size, tensors):
         stem, end = os.path.splitext(name)
         names = {tensor: f"{stem}.{tensor}{end}" if len(tensors) > 1 else name for tensor in tensors}
         self.paths = {tensor: checked_target(own, size + OVERHEAD) for tensor, own in names.items()}
@@ -116,18 +116,20 @@ class H5File:
     Attributes
     ----------
     path : Path
+    attributes : dict of dict
+        Attributes of each dataset by name.
     names : list of str
         What is written, for a message.
     replaces : str or None
         What exists now and will be replaced.
     """
 
-    def __init__(self, name, size, tensors=(DATASET,)):
+    def __init__(self, name, size, attributes):
         try:
             import h5py  # noqa: F401
         except ModuleNotFoundError:
             raise ArgumentError(f"writing {name!r} needs h5py; pip install h5py, or write .npy.") from None
-        self.path, self.tensors, self.names = checked_target(name), tensors, [name]
+        self.path, self.attributes, self.names = checked_target(name), attributes, [name]
         self.replaces = self.checked()
         checked_target(name, size + self.old_size() + OVERHEAD)
 
@@ -143,7 +145,7 @@ class H5File:
             return None
         try:
             with h5py.File(self.path, "r") as file:
-                old = [self.old_dataset(file, tensor) for tensor in self.tensors]
+                old = [self.old_dataset(file, tensor) for tensor in self.attributes]
                 return ", ".join(filter(None, old)) or None
         except (OSError, RuntimeError) as error:
             raise ArgumentError(
@@ -177,7 +179,7 @@ class H5File:
     def write(self, eri):
         """Writes the tensor to a copy of the file, which then replaces the file."""
         with HeldSignals() as signals, self.copied() as beside, self.changed(beside) as file:
-            write_rows(new_dataset(file, DATASET, eri.shape), eri, signals)
+            write_rows(self.new_dataset(file, DATASET, eri.shape), eri, signals)
 
     @contextmanager
     def copied(self):
@@ -196,13 +198,21 @@ class H5File:
         with errors_of_disk(), h5py.File(beside, "r+" if self.old_size() else "w") as file:
             yield file
 
+    def new_dataset(self, file, tensor, shape):
+        """An empty dataset with its attributes, in the place of what has this name."""
+        if tensor in list(file):
+            del file[tensor]
+        made = file.create_dataset(tensor, shape, np.float64, track_order=True)  # else attributes have 64 kB at most
+        made.attrs.update(self.attributes[tensor])
+        return made
+
     @contextmanager
     def begun(self, shapes):
         """As `NpyFile.begun`, but the path is one for all."""
         with self.copied() as beside:
             with self.changed(beside) as file:
                 for tensor, shape in shapes.items():
-                    new_dataset(file, tensor, shape)
+                    self.new_dataset(file, tensor, shape)
             yield beside
 
     @contextmanager
@@ -224,13 +234,6 @@ def errors_of_disk():
         if isinstance(error, MD4Error):
             raise
         raise OSError(str(error)) from error
-
-
-def new_dataset(file, tensor, shape):
-    """An empty dataset, in the place of what has this name."""
-    if tensor in list(file):
-        del file[tensor]
-    return file.create_dataset(tensor, shape, np.float64)
 
 
 def write_rows(data, eri, signals, first=0):

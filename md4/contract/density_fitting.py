@@ -147,7 +147,7 @@ class DensityFitting:
     def _tell(self, start):
         """Tells the log what was made since `start`."""
         three = self.three
-        log.info(
+        log.debug(
             "density fitting: %d auxiliary functions, %d columns for %d AOs, metric by %s, tensor of %s %s, %.2f s",
             three.naux, three.ncol, self.nao, self.metric.how, size_text(8 * self.size * three.ncol),
             WHERE[self.store], time.perf_counter() - start,

@@ -122,7 +122,7 @@ class FittingTeam:
         possible = [stores for of_rank in ranks.gather(possible) for stores in of_rank]
         self.store = next(store for store in STORES[1:] if all(store in stores for stores in possible))
         ranks.together(lambda: self._each(lambda share: share.keep(self.inverse, self.store)))
-        log.info(
+        log.debug(
             "density fitting by %d workers: %d auxiliary functions, %d columns for %d AOs, metric by %s, tensor of %s "
             "%s, %.2f s", self.count, self.three.naux, self.three.ncol, self.nao, self.inverse.how,
             size_text(8 * self.size * self.three.ncol), WHERE[self.store], time.perf_counter() - start,

@@ -181,7 +181,7 @@ class JK:
             self.team.make_lists(self._finest * self._frame.sharpening)
             lists, seconds = self.team.lists, time.perf_counter() - start
             count = sum(map(len, lists))
-            log.info("%d lists of %d shell pairs and their bounds made in %.2f s", len(lists), count, seconds)
+            log.debug("%d lists of %d shell pairs and their bounds made in %.2f s", len(lists), count, seconds)
 
     @locked
     @collective

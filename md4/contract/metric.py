@@ -113,7 +113,7 @@ class Metric:
             first = int(np.argmax(kept))  # eigenvalues ascend
             self.vectors = algebra.empty((self.naux - first, self.naux))
             self.vectors[...] = (vectors[:, first:] / algebra.xp.sqrt(values[first:])).T
-            log.info("the metric is singular: %d eigenvectors of %d stay", *self.vectors.shape)
+            log.debug("the metric is singular: %d eigenvectors of %d stay", *self.vectors.shape)
         self.size = self.naux if self.vectors is None else len(self.vectors)
 
     def _look_for_doubt(self, rounding):

@@ -162,16 +162,17 @@ class TensorTeam:
     def fill(self, store, counter, progress):
         """Makes the rows of this rank, unless another rank stops the counter because it has failed."""
         slices, numbers, lock = self.slices(store), count(), Lock()
-        log.info("rows %d to %d: %d slices for %d workers", *self.mine.rows, len(slices), len(self.engines))
+        log.debug("rows %d to %d: %d slices for %d workers", *self.mine.rows, len(slices), len(self.engines))
         shown = progress if self.ranks.rank == 0 or progress is not None else False
-        with Progress(self.mine.nbytes // 8, enabled=shown, label="ERI", unit="integral") as bar:
+        with Progress(self.cuts.work_of(self.mine), enabled=shown, label="ERI") as bar:
 
-            def report(integrals):
+            def report(work):
                 with lock:
-                    bar.update(integrals)
+                    bar.update(work)
 
             def work(n):
-                worker = TensorWorker(self.engines[n], self.request, store, report)
+                reported = None if bar.report is None else report
+                worker = TensorWorker(self.engines[n], self.request, store, self.cuts.work_of, reported)
                 while (number := next(numbers)) < len(slices) and counter.next() < STOPPED:
                     worker.make(slices[number])
 
@@ -192,10 +193,10 @@ class TensorTeam:
     def on_device(self, out, progress):
         """The rows of this rank in the memory of its device."""
         (engine,) = self.engines
-        with engine.lock, Progress(self.mine.nbytes // 8, enabled=progress, label="ERI", unit="integral") as bar:
+        with engine.lock, Progress(1.0, enabled=progress, label="ERI") as bar:
             target = slice_target(engine, self.request, self.mine, out, device=True)
             engine.backend.compile_ahead(self.basis, "tensor", progress)
-            add_slice(engine, self.request, self.mine, target, bar.update)
+            add_slice(engine, self.request, self.mine, target, bar.report)
             return TensorRows(*self.mine.rows, target.result())
 
 
@@ -207,12 +208,14 @@ class TensorWorker:
     engine, request
         As `md4.contract.tensor.segmented` returns them.
     store : MemoryStore or FileStore
-    report : callable
-        Is told how many more integrals are done.
+    work_of : callable
+        The predicted work of a slice, `md4.contract.slices.Cuts.work_of`.
+    report : callable, optional
+        Is told how much more of this work is done.
     """
 
-    def __init__(self, engine, request, store, report):
-        self.engine, self.request, self.store, self.report = engine, request, store, report
+    def __init__(self, engine, request, store, work_of, report=None):
+        self.engine, self.request, self.store, self.work_of, self.report = engine, request, store, work_of, report
         self.buffer = np.empty(0)
 
     def make(self, layout):
@@ -233,11 +236,18 @@ class TensorWorker:
         """Makes a slice and writes it to the store."""
         with self.engine.lock:
             target = slice_target(self.engine, self.request, layout, self.room(layout))
-            add_slice(self.engine, self.request, layout, target, self.report)
+            add_slice(self.engine, self.request, layout, target, self.reporter(layout))
             rows = target.result()
         self.store.write(*layout.rows, rows)
         if self.store.room(*layout.rows) is None:
             self.buffer = max(self.buffer, rows.reshape(-1), key=len)
+
+    def reporter(self, layout):
+        """What is told how much more of a slice is done, of which 1 is all."""
+        if self.report is None:
+            return None
+        whole = self.work_of(layout)
+        return lambda share: self.report(share * whole)
 
     def room(self, layout):
         """Where a slice is computed: in the store, in the memory of an earlier one, or, if None, in new memory."""

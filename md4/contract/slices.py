@@ -124,6 +124,11 @@ class Cuts:
         if request.aosym == "s8":
             self.work **= 2
 
+    def work_of(self, layout):
+        """The predicted work of a slice, which may begin and end within shells."""
+        first, last = np.interp(layout.ends, self.aos, self.work)
+        return float(last - first)
+
     def shares(self, count):
         """The places that cut all AOs i into `count` shares of about the same work, shape (count + 1,).
 

@@ -28,7 +28,7 @@ from md4.support.progress import Progress
 from md4.support.threads import run_each
 
 # Of the progress bar.
-LABEL = "J/K quartets"
+LABEL = "J and K"
 # Bytes of sums from which on NCCL is worth its start, which takes about a second.
 NCCL_BYTES = 32 << 20
 
@@ -201,14 +201,16 @@ class Team:
 
         self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
 
+    def seconds(self, build):
+        """Predicted seconds of each pair of lists in a build."""
+        sums, survivors = self.engine.backend.sums, build.survivors
+        predicted = sums.seconds if build.with_k else sums.coulomb_seconds
+        return survivors.pairs.seconds(predicted, build.matrices) * survivors.quartets
+
     def tasks(self, build):
         """The `md4.contract.work.Task` of a build."""
-        sums, survivors = self.engine.backend.sums, build.survivors
-        if self.size == 1 and sums.takes_lists:  # in which order it takes them does not matter
-            return make_tasks([0.0] * len(survivors), survivors.used, 1)
-        seconds = survivors.pairs.seconds(sums.seconds if build.with_k else sums.coulomb_seconds, build.matrices)
-        by_task = survivors.by_task
-        return make_tasks(by_task(seconds * survivors.quartets), by_task(survivors.used), self.size)
+        by_task = build.survivors.by_task
+        return make_tasks(by_task(self.seconds(build)), by_task(build.survivors.used), self.size)
 
     def run(self, build, progress):
         """(sums, `Statistics`) of a build: the list [X, Y], or [Y] without exchange.
@@ -224,7 +226,7 @@ class Team:
             self.ranks.same({"the division of the work": self.checksum(build, tasks)})
         division = divide(tasks, self.size)
         by_nccl = self.size > 1 and build.nbytes >= NCCL_BYTES and self.joined
-        total = build.survivors.total * len(self.workers) // self.size
+        total = float(self.seconds(build).sum()) * len(self.workers) / self.size
         with (
             Progress(total, enabled=progress if self.ranks.rank == 0 else False, label=LABEL) as bar,
             self.ranks.counter(len(self.workers)) as counter,
@@ -254,9 +256,9 @@ class Team:
         return crc32(repr((*numbers, [this.pairs.nprim for this in self.lists])).encode())
 
     def reporter(self, bar):
-        """`bar.update` for one thread at a time."""
-        if len(self.workers) == 1:
-            return bar.update
+        """`bar.report`, for one thread at a time."""
+        if len(self.workers) == 1 or bar.report is None:
+            return bar.report
         lock = Lock()
 
         def report(n):
@@ -295,5 +297,5 @@ class Team:
             worker.group = worker.backend.join(identity, worker.number, self.size)
 
         self.ranks.together(lambda: self.each(join))
-        log.info("the sums of %d GPUs are added up by NCCL", self.size)
+        log.debug("the sums of %d GPUs are added up by NCCL", self.size)
         return True

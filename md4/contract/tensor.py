@@ -157,22 +157,22 @@ def locked_tensor(engine, request, out, device, progress):
     """As `ao_tensor`, for a thread that holds the engine's lock."""
     engine, request = segmented(engine, request)
     layout = request.layout(engine.bra_basis)
-    target = slice_target(engine, request, layout, out, device)
+    target = slice_target(engine, request, layout, out, device, progress)
     few = None
     if request.aosym not in SYMMETRIES:
         few = FewPairs(*slice_pairs(engine.bra_basis, request, layout.ends), "tensor")
     engine.backend.compile_ahead(engine.bra_basis, "tensor", progress, few)
-    with Progress(layout.nbytes // 8, enabled=progress, label="ERI", unit="integral") as bar:
-        add_slice(engine, request, layout, target, bar.update)
+    with Progress(1.0, enabled=progress, label="ERI") as bar:
+        add_slice(engine, request, layout, target, bar.report)
     return target.result()
 
 
-def slice_target(engine, request, layout, out=None, device=False):
+def slice_target(engine, request, layout, out=None, device=False, progress=None):
     """The backend's target for a tensor or a slice of it; MemoryLimitError if it does not fit."""
-    return engine.backend.tensor(layout, out, device, least_block(engine, *request.ranges), HostTensor)
+    return engine.backend.tensor(layout, out, device, least_block(engine, *request.ranges), HostTensor, progress)
 
 
-def add_slice(engine, request, layout, target, report):
+def add_slice(engine, request, layout, target, report=None):
     """Computes a tensor or a slice of it into a target.
 
     Parameters
@@ -182,8 +182,8 @@ def add_slice(engine, request, layout, target, report):
     layout : TensorLayout
     target
         From `slice_target`.
-    report : callable
-        Is told how many more integrals of the slice are done, about.
+    report : callable, optional
+        Is told how much more of the work for the slice is done, about; 1 is all of it.
     """
     basis, backend = engine.bra_basis, engine.backend
     memory = backend.memory_left()
@@ -193,46 +193,52 @@ def add_slice(engine, request, layout, target, report):
     needed = slice_pairs(basis, request, layout.ends)
     bra, ket = (cut_pieces(engine, lists, block_bytes, hermite_bytes) for lists in needed[:2])
     pairs = [*(block_work(bra, bra, True) if needed.triangle else ()), *block_work(bra, ket, False)]
-    log.info("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
+    log.debug("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
     store = HermiteStore(hermite_bytes, backend)
-    told = Share(layout.nbytes // 8, sum(len(p.bra) * len(p.ket) for p in pairs), report)
+    told = Share(0.0 if report is None else sum(seconds_of(backend, pair) for pair in pairs), report)
     if whole:
         for batch in store.batches(pairs):
-            target.take(batch, basis, report=told.update)
+            target.take(batch, basis, report=None if report is None else told.update)
     else:
         for pair in pairs:
             add_block(engine, target, store, pair)
-            told.update(len(pair.bra) * len(pair.ket))
+            told.update(0.0 if report is None else seconds_of(backend, pair))
     told.end()
 
 
+def seconds_of(backend, pair):
+    """Predicted seconds of a `ListPair` without bounds; which list is the ket does not matter for a tensor."""
+    bra, ket = pair.bra.pairs, pair.ket.pairs
+    quartets = len(bra) * (len(bra) + 1) / 2 if pair.same else len(bra) * len(ket)
+    return quartets * min(backend.sums.seconds(bra, ket, 1), backend.sums.seconds(ket, bra, 1))
+
+
 class Share:
-    """Tells of quartets as the same share of the integrals.
+    """Tells of predicted seconds as shares of all of them, which add up to 1.
 
     Parameters
     ----------
-    integrals, quartets : int
-        How many there are.
-    report : callable
-        Is told how many more integrals are done.
+    seconds : float
+        All of them.
+    report : callable or None
+        Is told how large a share more is done.
     """
 
-    def __init__(self, integrals, quartets, report):
-        self.integrals, self.quartets, self.report = integrals, quartets, report
-        self.done = self.told = 0
+    def __init__(self, seconds, report):
+        self.seconds, self.report, self.told = seconds, report, 0.0
 
-    def update(self, quartets):
-        """So many more quartets are done."""
-        self.done += quartets
-        self._tell(self.integrals * min(self.done, self.quartets) // self.quartets)
+    def update(self, seconds):
+        """So many more seconds are done."""
+        self._tell(min(seconds / self.seconds if self.seconds else 0.0, 1.0 - self.told))
 
     def end(self):
-        """All are done: of a list with itself, fewer quartets are counted than it has."""
-        self._tell(self.integrals)
+        """All is done, whatever was predicted."""
+        self._tell(1.0 - self.told)
 
-    def _tell(self, now):
-        self.report(now - self.told)
-        self.told = now
+    def _tell(self, more):
+        if self.report is not None:
+            self.report(more)
+            self.told += more
 
 
 def add_block(engine, target, store, pair):

@@ -13,6 +13,7 @@ from md4.contract.work import EACH, Dealer
 from md4.contract.workspace import HermiteStore, least_block
 from md4.errors import MemoryLimitError
 from md4.plan import part_of
+from md4.support.display import size_text
 from md4.support.log import log
 
 # Shares of the memory that may be used: of one block of integrals, and of the H matrices.
@@ -40,7 +41,7 @@ class Build:
     survivors : md4.contract.survivors.Survivors
         The quartets to compute.
     report : callable
-        Is told how many more quartets are done.
+        Is told how much more is done, in predicted seconds; None if nobody wants to know.
     """
 
     operator: Any
@@ -113,7 +114,7 @@ class Worker:
         if need > limit:
             raise MemoryLimitError(
                 f"{build.matrices} density matrices of {basis.nao} AOs, their J and K and the least workspace take "
-                f"{need / 1e6:.1f} MB, but {limit / 1e6:.1f} MB may be used; raise max_memory or give fewer at once."
+                f"{size_text(need)}, but {size_text(limit)} may be used; raise max_memory or give fewer at once."
             )
 
 
@@ -199,6 +200,8 @@ class PartialSums:
         for track, task in self.dealer.deal(tasks):
             self.use(track)
             self.add_task(task)
+            if self.build.report is not None:
+                self.build.report(task.seconds - EACH)
 
     def take(self, tasks):
         """Gives pairs of lists to a `ListTarget`, as many at once as the store has memory for."""
@@ -217,15 +220,13 @@ class PartialSums:
         self.target.take(*survivors.pairs.degrees(task.pair), task.part, task.parts)
         self.stats.computed += wanted
         self.stats.wanted += wanted
-        self.build.report(wanted)
 
     def add_task(self, task):
         """Gives the quartets of a task to a target of blocks: row by row, or in rectangles that cover them."""
         if not self.build.with_k:
             self.add_coulomb(task)
             return
-        build, lists, pair = self.build, self.worker.lists, task.pair
-        survivors = build.survivors
+        survivors, lists, pair = self.build.survivors, self.worker.lists, task.pair
         i, k = survivors.pairs.numbers[pair]
         bra, ket, same = lists[i].prepared, lists[k].prepared, i == k
         first, last, wanted = 0, bra.npair, survivors.quartets[pair]
@@ -237,7 +238,6 @@ class PartialSums:
         self.store.touch(ket, bra)
         self.store.touch(bra, ket)
         if self.take_rows(survivors.rows(lists, pair, first, last)):
-            build.report(wanted)
             return
         room = min(self.block_bytes, self.backend.sums.track_bytes) if self.track else self.block_bytes
         most = max(1, room // (8 * self.integrals(bra, ket)))
@@ -251,7 +251,6 @@ class PartialSums:
                 self.stats.computed += ab.npair * cd.npair
         self.stats.wanted += wanted
         self.stats.computed += 0 if counts is None else wanted
-        build.report(wanted)
 
     def integrals(self, bra, ket):
         """Integrals of a quartet of two lists that blocks hold: those of both parts where they are made in parts."""
@@ -263,7 +262,7 @@ class PartialSums:
         try:
             return self.target.take_rows(rows, self.engine.bra_basis)
         except MemoryLimitError:
-            log.info("no memory for lists of quartets of %r with %r", rows.bra.pairs, rows.ket.pairs)
+            log.debug("no memory for lists of quartets of %r with %r", rows.bra.pairs, rows.ket.pairs)
             return False
 
     def add_rectangle(self, ab, cd, same, counts=None):
@@ -279,7 +278,7 @@ class PartialSums:
                 raise
         # Only now is the memory free that the exception's frames referred to.
         self.store.clear()
-        log.info("no memory for %r with %r at once; they are made in halves", ab.pairs, cd.pairs)
+        log.debug("no memory for %r with %r at once; they are made in halves", ab.pairs, cd.pairs)
         for half in halves(max(ab, cd, key=len)):
             self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same, counts)
 

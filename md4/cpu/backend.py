@@ -145,7 +145,7 @@ class CpuBackend:
         """An array for results: `out`, which is checked, or a new one."""
         return self.scratch(shape) if out is None else check_out(out, shape)
 
-    def tensor(self, layout, out, device, least_block, host_tensor):
+    def tensor(self, layout, out, device, least_block, host_tensor, progress=None):
         """The AO tensor to fill; see `md4.backends.Backend`."""
         if device:
             raise DeviceError("device=True keeps the result on a GPU; it needs backend='cuda'.")
@@ -155,7 +155,7 @@ class CpuBackend:
             raise workspace_refusal(layout, least_block, self.memory_left())
         from md4.cpu.warmup import compile_ahead, names_for, scatter_name
 
-        compile_ahead([*names_for("tensor", self.operator.kind), scatter_name(layout.aosym)])
+        compile_ahead([*names_for("tensor", self.operator.kind), scatter_name(layout.aosym)], progress)
         return ListTensor(self, layout, out)
 
     def host_array(self, layout, least_block):
@@ -225,8 +225,8 @@ class CpuBackend:
             need, room = PRIMITIVE_BYTES * primitives + 64 * len(this), self.memory.room()
             if need > room:
                 raise MemoryLimitError(
-                    f"{primitives} primitive pairs of {len(this)} shell pairs take {need / 1e6:.1f} MB to be sorted "
-                    f"out, but {room / 1e6:.1f} MB may be used; raise max_memory or give shorter pair lists."
+                    f"{primitives} primitive pairs of {len(this)} shell pairs take {size_text(need)} to be sorted "
+                    f"out, but {size_text(room)} may be used; raise max_memory or give shorter pair lists."
                 )
             if some and (total + primitives > TOGETHER or PRIMITIVE_BYTES * (total + primitives) > room):
                 yield some

@@ -149,6 +149,8 @@ class OwnList:
         return len(self.pairs)
 
 
+# Seconds of a vector operation, about.
+WORK_SECONDS = 5e-10
 # The costs of `work_of`, in vector operations: of [0]^(m) of LANES quartets, of a block, and of an integral of it.
 ZEROS_COST, BLOCK_COST, ELEMENT_COST = 60, 100, 6
 
@@ -241,6 +243,12 @@ class Ordered(NamedTuple):
     swapped: bool
     pair: ListPair
 
+    def seconds(self, per_group=1):
+        """Predicted seconds of a block of one bra pair with a group of so many ket pairs."""
+        n = len(self.bra)
+        blocks = (np.arange(n) // per_group + 1).sum() if self.pair.same else n * -(-len(self.ket) // per_group)
+        return WORK_SECONDS * self.work * self.pair.parts / blocks
+
 
 def by_work(pairs):
     """`Ordered` of all `ListPair`, those of most work first.
@@ -302,7 +310,7 @@ def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None, 
     tolerance : float
         Blocks whose bounds multiply to less are left out.
     report : callable, optional
-        Is told how many more quartets are done.
+        Is told how much more is done, in predicted seconds of one thread.
 
     Returns
     -------
@@ -313,17 +321,20 @@ def run_lists(backend, pairs, consume, ao_loc=None, tolerance=0.0, report=None, 
     work, lists = sum(this.work for this in every), Lists(ao_loc, places)
     threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
     most = work / (TASKS * threads) if threads > 1 else work
-    tasks = np.array([row for this in every for row in task_rows(this, lists, most)], dtype=np.int64)
-    return run_tasks(backend, tasks.reshape(-1, TASK.size), lists, threads, consume, tolerance, report)
+    rows = [(row, this) for this in every for row in task_rows(this, lists, most)]
+    tasks = np.array([row for row, _ in rows], dtype=np.int64).reshape(-1, TASK.size)
+    seconds = None if report is None else np.array([this.seconds(this.ket.data.per_group) for _, this in rows])
+    return run_tasks(backend, tasks, lists, threads, consume, tolerance, report, seconds)
 
 
-def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=None):
-    """As `run_lists`, for a table of tasks."""
+def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=None, seconds=None):
+    """As `run_lists`, for a table of tasks; to report, the predicted seconds of a block of each are needed."""
     if len(tasks) == 0:  # parts of lists may be empty
         return 0
-    table, counter, told = lists.table(), np.zeros(1, dtype=np.int64), 0
+    table, counter, told = lists.table(), np.zeros(1, dtype=np.int64), 0.0
     stopped = False
     works = backend.workspaces(threads, task_sizes(table, tasks))
+    done = np.zeros(len(works))
     loop, arguments = fill_blocks(backend.operator.kind), (backend.operator.parameter, backend.table)
 
     def worker(thread):
@@ -331,10 +342,12 @@ def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=Non
         mine = works[thread]
         while not stopped and (count := loop(tasks, table, counter, tolerance, *arguments, mine)):
             consume(thread, mine.items[:count], tasks, table, mine.out)
-            if thread == 0 and report is not None:
-                done = sum(int(each.state[STATE.quartets]) for each in works)
-                report(done - told)
-                told = done
+            if report is not None:
+                done[thread] += seconds[mine.items[:count, 0]].sum()
+                if thread == 0:
+                    now = float(done.sum())
+                    report(now - told)
+                    told = now
 
     def stop():
         nonlocal stopped
@@ -344,10 +357,9 @@ def run_tasks(backend, tasks, lists, threads, consume, tolerance=0.0, report=Non
         each.state[:] = 0
         each.state[STATE.task] = -1
     run_threads(len(works), worker, stop)
-    quartets = sum(int(each.state[STATE.quartets]) for each in works)
     if report is not None:
-        report(quartets - told)  # those of other threads, since the first one told last
-    return quartets
+        report(float(done.sum()) - told)  # of other threads, since the first one told last
+    return sum(int(each.state[STATE.quartets]) for each in works)
 
 
 def diagonal(backend, prepared, consume):

@@ -7,13 +7,11 @@ from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import Groups, aligned_empty, lane_layout, plain_layout
 from md4.cpu.h_matrices import make_h
 from md4.cpu.hermite_coulomb import HostCoulomb
-from md4.cpu.run import Extent, OwnList, diagonal, run_lists, work_of
+from md4.cpu.run import WORK_SECONDS, Extent, OwnList, diagonal, run_lists, work_of
 from md4.cpu.threads import number_of_threads
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.shells.schwarz import row_norms
 
-# Seconds of a vector operation, about.
-WORK_SECONDS = 5e-10
 # Share of the memory up to the cap that H matrices for Schwarz bounds may take.
 H_SHARE = 0.2
 

@@ -277,7 +277,7 @@ class GpuBackend:
         """A device array for results: `out` if given and right, or a new one."""
         return self.context.pool.array(shape) if out is None else checked_device_array(out, shape, self.context.handle)
 
-    def tensor(self, layout, out, device, least_block, host_tensor):
+    def tensor(self, layout, out, device, least_block, host_tensor, progress=None):
         """The AO tensor to fill: on the device where it fits, else on the host; see `md4.backends.Backend`."""
         pool, shape, size = self.context.pool, layout.shape, layout.nbytes
         if device:
@@ -287,7 +287,7 @@ class GpuBackend:
         host = self.host_array(layout, least_block) if out is None else out
         room = pool.left()
         if size + max(least_block, room // 4) > room:
-            log.info("the device has no room for the tensor of %s, which is collected on the host", size_text(size))
+            log.debug("the device has no room for the tensor of %s, which is collected on the host", size_text(size))
             return StagedTensor(self.context, host_tensor(layout, host))
         return DeviceTensor(self.context, layout, self.result(shape), host)
 

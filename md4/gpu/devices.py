@@ -82,5 +82,5 @@ def take_shares(divided):
         if of_all is not None:
             nbytes, processes = of_all
             share = Share(max(0, nbytes // processes - RESERVE_BYTES), processes)
-            log.info("%d processes share GPU %d: %s for each", processes, device, size_text(share.nbytes))
+            log.debug("%d processes share GPU %d: %s for each", processes, device, size_text(share.nbytes))
         take_share(device, share)

@@ -288,7 +288,7 @@ class Pool:
             share = shares.get(self.device) if self.cap is None else None
             remedy = f"{share.processes} processes share this GPU, start fewer," if share else "raise max_memory"
             raise MemoryLimitError(
-                f"{size / 1e6:.1f} MB of device memory are needed, but {max(0, limit) / 1e6:.1f} MB may be used; "
+                f"{size_text(size)} of device memory are needed, but {size_text(max(0, limit))} may be used; "
                 f"{remedy} or compute less at once."
             )
         memory, number = cuda.current_context().memalloc(size), next(self.numbers)

@@ -187,7 +187,7 @@ class DeviceDigest:
         try:
             self.lists = QuartetLists(self.context, rule)
         except MemoryLimitError:
-            log.info("no memory for lists of quartets; they are made in rectangles")
+            log.debug("no memory for lists of quartets; they are made in rectangles")
 
     def keep_counts(self, counts):
         """Copies `counts` to the device, at the same address in each build, unless memory is short."""
@@ -197,7 +197,7 @@ class DeviceDigest:
         except MemoryLimitError:
             room = None
         if room is None:
-            log.info("no memory for the numbers of quartets that survive; rectangles are made as a whole")
+            log.debug("no memory for the numbers of quartets that survive; rectangles are made as a whole")
             return
         self.limits = Buffer(room.pointer, counts.shape, counts.itemsize, room)
         copy_to_device(room.pointer, counts, self.context.stream)

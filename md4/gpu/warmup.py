@@ -129,7 +129,7 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
 
 def compile_all(variants, jobs, progress):
     """Compiles variants in `jobs` processes, for the current device."""
-    log.info("%d kernels are compiled by %d processes", len(variants), jobs)
+    log.info("%d kernels are compiled by %d processes, once for this version of md4", len(variants), jobs)
     with compiling(len(variants), progress) as bar:
         for _ in compiled(variants, jobs, current_device()):
             bar.update()
@@ -156,7 +156,7 @@ def compile_ahead(variants, progress=None):
         child = subprocess.Popen(command("from md4.gpu.warmup import serve; serve()"), env=environment(), **pipes)
     except OSError:
         return
-    log.info("%d kernels are compiled by %d processes", len(todo), jobs)
+    log.info("%d kernels are compiled by %d processes, once for this version of md4", len(todo), jobs)
     with compiling(len(todo), progress) as bar, child:
         try:
             child.stdin.write(pickle.dumps((todo, jobs, current_device())))

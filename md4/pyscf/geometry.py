@@ -10,16 +10,21 @@ import re
 import threading
 import warnings
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
 
+import numpy as np
+
 from md4.errors import ArgumentError
 from md4.pyscf import check_pyscf
+from md4.support.display import size_text
 
-LARGEST_FILE = 1 << 26  # bytes; more than any molecule needs that can be computed
+LARGEST_FILE = 64_000_000  # bytes; more than any molecule needs that can be computed
 LARGEST_COORDINATE = 1e8
 LARGEST_CHARGE = 10**6
+SAME_PLACE = 1e-5  # Bohr; PySCF refuses to compute the energy of nuclei that are nearer
 # Numbers that PySCF (which may evaluate them) and `float` read in the same way: no underscores, nan or inf.
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 EXAMPLE = "an .xyz or QCSchema .json file, or an atom string like 'H 0 0 0; F 0 0 0.92'"
@@ -48,8 +53,10 @@ def load_molecule(source, basis, charge=None, spin=None, cart=False):
     Raises
     ------
     ArgumentError
-        The file or string cannot be read, an element or a basis name is unknown, or the spin is impossible.
+        The file or string cannot be read, an element or a basis name is unknown, two nuclei are at the same place, or
+        the spin is impossible.
     """
+    check_pyscf("a molecule from a file or a string")
     atoms, unit, file_charge, file_spin = read_geometry(source)
     charge = file_charge if charge is None else charge
     spin = file_spin if spin is None else spin
@@ -78,7 +85,7 @@ def read_file(path):
     """Reads an xyz or a QCSchema file. They are distinguished by their content: JSON begins with a brace."""
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise ArgumentError(f"{str(path)!r} is larger than {LARGEST_FILE >> 20} MiB, so that it is no molecule.")
+            raise ArgumentError(f"{str(path)!r} is larger than {size_text(LARGEST_FILE)}, so that it is no molecule.")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"cannot read {str(path)!r}: {error}.") from error
@@ -123,6 +130,7 @@ def checked_zmatrix(rows):
                 f"cannot build the molecule: atom {n + 1}, {shortened(' '.join(row))}, is neither 'symbol x y z' nor "
                 "a line of a Z-matrix, with plain numbers and each reference to another, earlier atom."
             )
+        check_element(row[0], f"atom {n + 1}")
     return "\n".join(" ".join(row) for row in rows)
 
 
@@ -146,7 +154,23 @@ def parse_atom(fields, where):
     except ValueError:
         raise ArgumentError(f"{where}: expected 'symbol x y z', not {shortened(' '.join(fields))}.") from None
     check_coordinates((x, y, z), where)
+    check_element(fields[0], where)
     return fields[0], (x, y, z)
+
+
+def check_element(symbol, where):
+    """ArgumentError for a symbol or a number of no element, and for a ghost atom of none, which has no functions."""
+    from pyscf.gto import mole
+
+    try:
+        name = mole._std_symbol(int(symbol) if symbol.isdecimal() else symbol)
+    except (KeyError, IndexError, RuntimeError):
+        name = "X"
+    if name.rpartition("-")[2].upper() in ("X", "GHOST"):
+        raise ArgumentError(
+            f"{where}: {shortened(symbol)} is no element; write a symbol such as O, or ghost-O for a ghost atom that "
+            "has the functions of O."
+        )
 
 
 def check_coordinates(values, where):
@@ -180,6 +204,8 @@ def parse_qcschema(text, name):
             f"but there are {len(flat)} and {len(real)}."
         )
     check_coordinates(flat, name)
+    for n, symbol in enumerate(symbols, start=1):
+        check_element(symbol, f"{name}, atom {n}")
     names = [symbol if is_real else f"ghost-{symbol}" for symbol, is_real in zip(symbols, real)]
     atoms = [(symbol, tuple(flat[3 * i : 3 * i + 3])) for i, symbol in enumerate(names)]
     return atoms, "Bohr", charge, spin
@@ -221,7 +247,6 @@ def no_evaluation():
 
 def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
     """Calls `pyscf.gto.M` without output, and turns its many exceptions into one that says what to do."""
-    check_pyscf("a molecule from a file or a string")
     from pyscf import gto
     from pyscf.lib.exceptions import BasisNotFoundError
 
@@ -233,7 +258,7 @@ def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
             warnings.simplefilter("ignore")
             mol = gto.M(atom=atoms, basis=basis, dump_input=False, parse_arg=False, **options)
     except BasisNotFoundError as error:
-        raise ArgumentError(basis_message(basis, error)) from error
+        raise ArgumentError(basis_message(basis, error, "orbital")) from error
     except MemoryError:
         raise
     except Exception as error:  # PySCF checks little, so it may raise anything
@@ -244,7 +269,23 @@ def build_molecule(atoms, unit, basis, charge=0, spin=None, cart=False):
     if mol.nelectron < 0:
         raise ArgumentError(f"charge {charge} leaves the molecule {mol.nelectron} electrons; check the charge.")
     check_coordinates(mol.atom_coords().ravel(), "the molecule")
+    check_distances(mol)
     return mol
+
+
+def check_distances(mol):
+    """ArgumentError if two nuclei are at the same place. Ghost atoms, which have no charge, may be anywhere."""
+    real = np.flatnonzero(mol.atom_charges())
+    places = mol.atom_coords()[real]
+    for n, place in enumerate(places[:-1]):
+        near = np.flatnonzero(np.linalg.norm(places[n + 1 :] - place, axis=1) < SAME_PLACE)
+        if len(near):
+            one, two = real[n], real[n + 1 + near[0]]
+            raise ArgumentError(
+                f"the nuclei of atoms {one + 1} ({mol.atom_symbol(one)}) and {two + 1} ({mol.atom_symbol(two)}) are at "
+                "the same place; check the coordinates, or write "
+                f"ghost-{mol.atom_pure_symbol(two)} for its functions without its nucleus."
+            )
 
 
 def load_auxiliary(mol, basis=None):
@@ -280,7 +321,8 @@ def load_auxiliary(mol, basis=None):
         try:
             return df.make_auxmol(mol, gto.format_basis(dict.fromkeys(symbols, basis))), basis
         except BasisNotFoundError as error:
-            raise ArgumentError(f"{basis_message(basis, error)} Without a name PySCF's choice is taken.") from error
+            text = basis_message(basis, error, "jkfit")
+            raise ArgumentError(f"{text} Without a name PySCF's choice is taken.") from error
 
 
 def auxiliary_text(names):
@@ -301,17 +343,24 @@ def check_electrons(charge, spin):
         )
 
 
-def basis_message(basis, error):
-    """The message about a basis set that was not found, with the remedy."""
+def basis_message(basis, error, role):
+    """The message about a basis set that was not found, or that lacks an element, with the remedy.
+
+    `role` is that of the Basis Set Exchange, such as 'orbital'.
+    """
+    lacking = re.search(r"not found for (\S+) in", str(error))
+    what = f"basis set {basis!r} for {lacking[1]}" if lacking else f"basis set {basis!r} ({last_line(error)})"
     try:
-        import basis_set_exchange  # noqa: F401
+        import basis_set_exchange
     except ImportError:
-        return (
-            f"PySCF has no basis set {basis!r} ({last_line(error)}); it may be in the Basis Set Exchange: "
-            "pip install basis_set_exchange."
-        )
-    file = ", nor is there such a file" if isinstance(basis, str) and os.sep in basis else ""
-    return f"neither PySCF nor the Basis Set Exchange has the basis set {basis!r} ({last_line(error)}){file}."
+        remedy = "it may be in the Basis Set Exchange: pip install basis_set_exchange"
+        return f"PySCF has no {what}; {remedy}{', or take a set that has this element.' if lacking else '.'}"
+    missing = f"neither PySCF nor the Basis Set Exchange has the {what}"
+    if lacking:
+        names = basis_set_exchange.filter_basis_sets(elements=[lacking[1].rpartition("-")[2]], role=role)
+        nearest = get_close_matches(str(basis).lower(), names, 4, 0.0)
+        return f"{missing}; {lacking[1]} is in {', '.join(nearest) or 'no set of this kind'}."
+    return f"{missing}{', nor is there such a file' if isinstance(basis, str) and os.sep in basis else ''}."
 
 
 def last_line(error):

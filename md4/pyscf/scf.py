@@ -313,7 +313,9 @@ def check_supported(mf):
         raise UnsupportedError(f"{name} is periodic; md4 has the integrals of molecules only.")
     if not isinstance(mf, (hf.RHF, uhf.UHF, ghf.GHF)):
         raise UnsupportedError(
-            f"{name} has no J and K over real functions; attach takes RHF, UHF, ROHF, GHF, RKS, UKS, ROKS and GKS."
+            f"{full_name(mf)} has no J and K over real functions; attach takes RHF, UHF, ROHF, GHF, RKS, UKS, ROKS and "
+            "GKS of pyscf.scf and pyscf.dft, with scalar relativity as mol.RHF().x2c() or mf.x2c1e(), and with "
+            "spin-orbit coupling as mol.GHF().x2c1e()."
         )
     owner = next(cls for cls in type(mf).__mro__ if "get_jk" in vars(cls) and cls is not _DFHF)
     if "get_jk" in vars(mf) or owner not in (hf.SCF, hf.RHF, uhf.UHF, ghf.GHF, MD4SCF):
@@ -326,6 +328,14 @@ def check_supported(mf):
             f"{name} has integrals of its own in mf._eri, which md4 would ignore; set mf._eri = None and "
             "mol.incore_anyway = False if they are not meant."
         )
+
+
+def full_name(mf):
+    """The class of a relativistic object with its module, as two-component ones are called UHF, too."""
+    cls, modules = type(mf), [base.__module__ for base in type(mf).__mro__]
+    kinds = {"pyscf.x2c.x2c": "two-component X2C ", "pyscf.scf.dhf": "four-component "}
+    kind = next((kind for module, kind in kinds.items() if module in modules), "")
+    return f"the {kind}object {cls.__module__}.{cls.__name__}"
 
 
 def attached(mf, builder):

@@ -9,7 +9,7 @@ import numpy as np
 
 PADDING = "padding:.1em .7em"
 SPDF = "spdfghiklmnoqrtuvwxyz"
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+UNITS = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 # Those facts of a backend that do not change while it works.
 SET_UP = ("threads", "device", "arithmetic unit", "memory cap")
 
@@ -20,10 +20,11 @@ def shell_letter(l):
 
 
 def size_text(nbytes):
-    """A number of bytes as '1.2 MB'."""
+    """A number of bytes as '1.2 MB', with three digits."""
     for scale, unit in UNITS:
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
+        number = nbytes / scale
+        if number >= 0.9995:
+            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
     return f"{nbytes:.0f} B"
 
 

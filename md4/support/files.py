@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from md4.errors import ArgumentError
+from md4.support.display import size_text
 
 
 def name_beside(path):
@@ -80,15 +81,10 @@ def checked_target(name, size=0):
         raise ArgumentError(f"cannot write {str(path)!r}: {error.strerror}; choose another place.") from error
     if size > free:
         raise ArgumentError(
-            f"{str(path)!r} would take {amount(size)}, but its disk has {amount(free)} left; "
+            f"{str(path)!r} would take {size_text(size)}, but its disk has {size_text(free)} left; "
             "free some space or choose another place."
         )
     return path
-
-
-def amount(size):
-    """A number of bytes as text."""
-    return f"{size} bytes" if size < 1e5 else f"{size / 1e6:.1f} MB"
 
 
 def check_replaceable(path, target):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from md4.errors import ArgumentError, MemoryLimitError
+from md4.support.display import size_text
 
 # Groups of version 1 without a limit report a number above this.
 NO_LIMIT = 1 << 60
@@ -41,8 +42,8 @@ def tensor_refusal(layout, need, limit, device=False):
     """
     file = f"write to a file by out ({FILES.get(layout.aosym, 'numpy.memmap or h5py.Dataset')})"
     return MemoryLimitError(
-        f"the AO tensor of shape {layout.shape} takes {layout.nbytes / 1e6:.1f} MB and with the least workspace "
-        f"{need / 1e6:.1f} MB, but {limit / 1e6:.1f} MB may be used; raise max_memory, {SMALLER.get(layout.aosym, '')}"
+        f"the AO tensor of shape {layout.shape} takes {size_text(layout.nbytes)} and with the least workspace "
+        f"{size_text(need)}, but {size_text(limit)} may be used; raise max_memory, {SMALLER.get(layout.aosym, '')}"
         f"take parts by shls_slice, or {'leave it on the host (device=False)' if device else file}."
     )
 
@@ -50,8 +51,8 @@ def tensor_refusal(layout, need, limit, device=False):
 def workspace_refusal(layout, need, limit):
     """The MemoryLimitError where there is memory for a tensor, but not for `need` bytes, the least workspace."""
     return MemoryLimitError(
-        f"the least workspace for the AO tensor of shape {layout.shape} takes {need / 1e6:.1f} MB, but "
-        f"{limit / 1e6:.1f} MB may be used; raise max_memory."
+        f"the least workspace for the AO tensor of shape {layout.shape} takes {size_text(need)}, but "
+        f"{size_text(limit)} may be used; raise max_memory."
     )
 
 

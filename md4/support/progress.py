@@ -1,7 +1,9 @@
 """Progress bars for work of more than two seconds, shown only on a terminal by default, and kernels that they wait for.
 
 Kernels are compiled once, so the time for them says nothing about the rest of the work. While they are compiled, the
-clocks of all bars stand still, and a bar of their own or a note says what is going on.
+clocks of all bars stand still, and a bar of their own or a note says what is going on, from the first moment.
+
+A bar counts predicted work, and says how much time is left when enough of it is done to tell.
 """
 
 import sys
@@ -11,6 +13,9 @@ from time import time
 from md4.support.locks import Lock
 
 COMPILING = "md4 compiles, once"
+# The time that is left is shown from this share of the work, this number of seconds, and this number of steps on.
+SHARE, SECONDS, STEPS = 0.05, 2.0, 10
+WORK, COUNTED = "{percentage:3.0f}%", "{n_fmt}/{total_fmt} {unit}s"
 
 
 class Clocks:
@@ -64,31 +69,51 @@ class Progress:
 
     Parameters
     ----------
-    total : int
-        Number of steps.
+    total : int or float
+        Number of steps; without `unit` all of the work, in any unit.
     enabled : bool, optional
         True shows the bar in any case, False never. The default is to show it if stderr is a terminal.
     delay : float
         Seconds before the bar appears.
     label : str
         Text before the bar.
-    unit : str
-        Name of one step.
+    unit : str, optional
+        Name of one step, if steps are counted.
     """
 
-    def __init__(self, total, enabled=None, delay=2.0, label="md4", unit="step"):
-        self._bar = None
+    def __init__(self, total, enabled=None, delay=2.0, label="md4", unit=None):
+        self._bar, self._steps, self._begin = None, STEPS if unit else 0, None
         if sys.stderr.isatty() if enabled is None else enabled:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, delay=delay, desc=label, unit=unit, leave=False, file=sys.stderr)
+            self._format = "{desc}: " + (COUNTED if unit else WORK) + "|{bar}| {elapsed}%s{postfix}"
+            options = {"unit": unit or "", "bar_format": self._format.replace("%s", ""), "leave": False}
+            self._bar = tqdm(total=total, delay=delay, desc=label, file=sys.stderr, miniters=0, **options)
             with clocks.lock:
                 clocks.bars.append(self._bar)
 
+    @property
+    def report(self):
+        """`update`, or None where nobody sees the bar, so that there is no need to find out what is done."""
+        return None if self._bar is None else self.update
+
     def update(self, n=1):
-        """Reports that `n` more steps are done."""
-        if self._bar is not None:
-            self._bar.update(n)
+        """Reports that `n` more steps, or so much more work, are done; what is beyond the total does not count."""
+        bar = self._bar
+        if bar is None:
+            return
+        done = min(bar.n + n, bar.total)
+        bar.bar_format = self._format.replace("%s", self._left(done, time() - bar.start_t))
+        bar.update(done - bar.n)
+
+    def _left(self, done, elapsed):
+        """The time that is left, as text, by the rate since the first update: what came before was set-up."""
+        if self._begin is None:
+            self._begin = done, elapsed
+        steps, seconds = done - self._begin[0], elapsed - self._begin[1]
+        if steps <= 0 or done < max(self._steps, SHARE * self._bar.total) or seconds < SECONDS:
+            return ""
+        return f", about {self._bar.format_interval(seconds * (self._bar.total - done) / steps)} left"
 
     def close(self):
         """Removes the bar."""
@@ -122,7 +147,7 @@ def compiling(total, enabled=None, unit="kernel"):
     """
     clocks.stop("")
     try:
-        with Progress(total, enabled, delay=0.5, label=COMPILING, unit=unit) as bar:
+        with Progress(total, enabled, delay=0, label=COMPILING, unit=unit) as bar:
             yield bar
     finally:
         clocks.go()

@@ -7,24 +7,30 @@ import numpy as np
 from md4.support.display import SPDF, facts, table
 from md4.validation.svg import Series, scatter
 
-BLUE, ORANGE, RED = "#2a6fbb", "#c96a12", "#b3261e"
+BLUE, ORANGE, RED = "blue", "orange", "red"  # classes of the style
 L_AXIS = "L, the sum of the four angular momenta"
 STYLE = """
-:root{color-scheme:light}
-body{font:15px/1.5 system-ui,sans-serif;color:#1c1c1c;background:#fff;margin:0 auto;max-width:60rem;padding:1rem}
-h1{font-size:1.5rem;margin:.4rem 0}h2{font-size:1.15rem;margin:2rem 0 .4rem;border-top:1px solid #ddd;padding-top:1rem}
+:root{color-scheme:light dark;--back:#fff;--ink:#1c1c1c;--pale:#555;--line:#ddd;--grid:#e6e6e6;
+--blue:#2a6fbb;--orange:#c96a12;--red:#b3261e}
+@media (prefers-color-scheme:dark){:root{--back:#16181c;--ink:#e4e4e4;--pale:#a8a8a8;--line:#3a3d42;--grid:#33363b;
+--blue:#6aa9f0;--orange:#f0a35a;--red:#ff7a70}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back)}
+body{margin:0 auto;max-width:60rem;padding:1rem}
+h1{font-size:1.5rem;margin:.4rem 0}
+h2{font-size:1.15rem;margin:2rem 0 .4rem;border-top:1px solid var(--line);padding-top:1rem}
 p{max-width:44rem;margin:.4rem 0}
 .verdict{display:inline-block;padding:.1rem .7rem;border-radius:.3rem;color:#fff;font-weight:700}
 .pass{background:#1d6f42}.fail{background:#b3261e}.incomplete{background:#8a5a00}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums;margin:.5rem 0}
-th,td{padding:.15rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid #eee}
+th,td{padding:.15rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}
 th:first-child,td:first-child,td:last-child,th:last-child{text-align:left}
 .facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
-.facts th{font-weight:400;color:#555;white-space:normal}
-thead th{border-bottom:1px solid #999;white-space:normal;vertical-align:bottom}
-svg{width:100%;min-width:34rem;max-width:44rem;height:auto;font:11px system-ui,sans-serif;fill:#333}
-.grid{stroke:#e6e6e6}.level{stroke:#555;stroke-dasharray:5 4}
+.facts th{font-weight:400;color:var(--pale);white-space:normal}
+thead th{border-bottom:1px solid var(--pale);white-space:normal;vertical-align:bottom}
+svg{display:block;width:100%;max-width:34rem;height:auto;font:13px system-ui,sans-serif;fill:var(--ink)}
+.grid{stroke:var(--grid)}.level{stroke:var(--pale);stroke-dasharray:5 4}
+.blue{fill:var(--blue)}.orange{fill:var(--orange)}.red{fill:var(--red)}
 """
 RULED = ("class", "shells", "element", "md4", "md4 - libcint", "md4 - oracle", "libcint - oracle", "nearer")
 
@@ -37,7 +43,6 @@ def page(report):
         section("Density fitting", *fitting(report)) if report.fitting else "",
         section("Operators", *operators(report)), section("Contractions", *contractions(report)),
         section("Symmetries", *symmetries(report)), section("Worst cases", *worst(report)),
-        section("Device and versions", wide(facts(report.device), "facts")),
     ])  # fmt: skip
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -63,13 +68,19 @@ def paragraph(text):
 
 
 def head(report, verdict):
-    """Title, verdict, a sentence on each kind of check, and the options."""
+    """Title, verdict, a sentence on each kind of check, the options, the device, versions, and times."""
     parts = [
         f"<h1>md4: accuracy of this installation</h1><p><span class='verdict {verdict.lower()}'>{verdict}</span></p>",
         *map(paragraph, summary(report)),
-        wide(facts([*report.options, *report.device[:2], ("wall time / s", report.seconds)]), "facts"),
+        wide(facts([*report.options, *report.device, *times(report)]), "facts"),
     ]
     return "".join(parts)
+
+
+def times(report):
+    """How long all checks took, and the share of it that later calls do not take."""
+    first = sum(record.first_seconds for record in (*report.records, *report.fitting))
+    return [("wall time / s", report.seconds), ("of it first calls, which compile / s", first)]
 
 
 def summary(report):
@@ -100,7 +111,9 @@ def classes(report):
     yield paragraph(
         "Each class (ab|cd) stands for its eight permutations. An error is relative to the largest element of its "
         "shell quartet; 'floor' counts quartets that are small by cancellation, where rounding sets the error of both "
-        "programs. Times are those of the same quartets, md4 warm, libcint on PySCF's threads and without its set-up."
+        "programs. Times are those of the same quartets, the faster one of two calls each, libcint on PySCF's threads "
+        "and without its set-up. What md4's first calls took longer, mostly to compile, is in the table above. A few "
+        "quartets take as long as a call takes to begin and to end, whatever their class."
     )
     yield error_plot(report)
     yield time_plot(report)

@@ -106,6 +106,7 @@ class Report:
 def make_report(
     mol, backend="auto", tolerance=1e-12, abs_tolerance=1e-10, omega=None, max_quartets_per_class=1000, seed=0,
     max_memory=None, progress=None, title="molecule", auxmol=None,
+    command=None,
 ):  # fmt: skip
     """Validates this installation with a molecule and with shells of md4's own.
 
@@ -115,6 +116,8 @@ def make_report(
         The name of the molecule on the page.
     auxmol : pyscf.gto.Mole, optional
         Its auxiliary molecule, for the integrals of density fitting.
+    command : str, optional
+        The command line that asked for it.
 
     Other parameters as `md4.validation.libcint.validate`.
 
@@ -126,7 +129,8 @@ def make_report(
     omega = mol.omega if omega is None else omega
     operator = Operator.from_omega(omega)
     options = [
-        ("molecule", title), ("atoms, shells, AOs", f"{mol.natm}, {mol.nbas}, {mol.nao}"),
+        ("command", command or f"{__name__}.make_report"), ("molecule", title),
+        ("atoms, shells, AOs", f"{mol.natm}, {mol.nbas}, {mol.nao}"),
         ("functions", "Cartesian" if mol.cart else "spherical"), ("operator", operator_text(operator)),
         ("relative and absolute tolerance", f"{tolerance:g}, {abs_tolerance:g} Hartree"),
         ("quartets of a class, at most", max_quartets_per_class), ("seed of the sample", seed),

@@ -120,7 +120,6 @@ def test_h5_keeps_other_datasets(tmp_path):
         (["--df", "--mpi"], "leave out --mpi and --devices"),
         (["--df", "--devices", "0,1"], "leave out --mpi and --devices"),
         (["--df", "-o", "eri.txt"], "must end in .npy"),
-        (["--df", "--max-memory", "0.001"], "max_memory"),
     ],
 )
 def test_errors_are_one_line(arguments, message, capsys):
@@ -130,6 +129,11 @@ def test_errors_are_one_line(arguments, message, capsys):
     assert printed.err.count("\n") == 1
     assert message in printed.err
     assert printed.out == ""
+
+
+def test_too_little_memory_is_told_in_options(capsys):
+    assert main(["eri", WATER, *BASIS, "--df", "--max-memory", "0.001"]) == 2
+    assert capsys.readouterr().err.endswith("but 1 kB may be used; use a larger --max-memory.\n")
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.integers(0, 200))

@@ -304,7 +304,7 @@ def test_operators_share_the_cap(water, store):
 
 
 def test_the_log_tells_the_store(water, caplog):
-    with caplog.at_level(logging.INFO, logger="md4"):
+    with caplog.at_level(logging.DEBUG, logger="md4"):
         fitting(water, store="direct")
     assert "116 auxiliary functions, 323 columns for 24 AOs, metric by Cholesky" in caplog.text
     assert "made in each build" in caplog.text

@@ -303,7 +303,7 @@ def test_bad_densities(workers, water):
 
 
 def test_the_log_tells_the_workers(workers, water, caplog):
-    with caplog.at_level(logging.INFO, logger="md4"):
+    with caplog.at_level(logging.DEBUG, logger="md4"):
         workers(water)
     assert "density fitting by 2 workers: 116 auxiliary functions" in caplog.text
 

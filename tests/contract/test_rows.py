@@ -10,6 +10,7 @@ import md4
 from md4.contract import rows
 from md4.contract.ranks import Alone
 from md4.contract.rows import TensorRows, TensorTeam, TensorWorker, shared_tensor
+from md4.contract.slices import Cuts
 from md4.contract.tensor import Request
 from md4.engine import Engine
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
@@ -104,7 +105,7 @@ def test_file(basis, right, tmp_path):
 def test_memory_for_rows_is_used_again(basis, tmp_path):
     request, out = Request.checked(basis, "s1", None), np.lib.format.open_memmap(tmp_path / "a", "w+", "f8", (24,) * 4)
     team = TensorTeam(engines(basis, 1), request, Alone())
-    worker = TensorWorker(team.engines[0], team.request, team.store(out, False), lambda _: None)
+    worker = TensorWorker(team.engines[0], team.request, team.store(out, False), team.cuts.work_of)
     worker.make(team.cuts.layout.slice(3, 6))
     kept = worker.buffer
     assert len(kept) == 3 * 24**3
@@ -144,7 +145,7 @@ def test_an_error_of_one_worker_ends_all(basis, computed, monkeypatch):
 
 
 def test_progress(basis, monkeypatch):
-    """The bar counts integrals, and reaches its end."""
+    """The bar counts predicted work, and reaches its end."""
     totals = []
 
     class Noted(Progress):
@@ -152,18 +153,24 @@ def test_progress(basis, monkeypatch):
             totals.append([total, 0])
             super().__init__(total, **options)
 
+        @property
+        def report(self):
+            return self.update
+
         def update(self, n=1):
             totals[-1][1] += n
 
     monkeypatch.setattr(rows, "Progress", Noted)
     shared(basis, "s4", progress=False)
-    assert totals == [[300 * 300] * 2]
+    ((total, done),) = totals
+    assert done == pytest.approx(total)
+    assert total == pytest.approx(Cuts(basis, Request.checked(basis, "s4", None)).work[-1])
 
 
 def test_the_cap_holds_the_whole(basis):
     """Without a file, the tensor counts."""
     request = Request.checked(basis, "s1", None)
-    with pytest.raises(MemoryLimitError, match=r"shape \(24, 24, 24, 24\) takes 2.7 MB"):
+    with pytest.raises(MemoryLimitError, match=r"shape \(24, 24, 24, 24\) takes 2\.65 MB"):
         shared_tensor(engines(basis, 2, max_memory=2), request, Alone())
 
 

@@ -47,7 +47,7 @@ def made(engine, request, layout):
     target = slice_target(engine, request, layout, np.full(layout.shape, np.nan))
     told = []
     add_slice(engine, request, layout, target, told.append)
-    assert sum(told) == layout.nbytes // 8
+    assert sum(told) == pytest.approx(1.0)
     return target.result()
 
 

@@ -9,9 +9,10 @@ from pair_lists import TRIANGLE, few_shells, mixed_basis, pairs_of, two_classes
 import md4
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import FIELD, SAME, STATE, TASK
-from md4.cpu.run import Extent, Lists, by_work, run_lists, sizes_of_pairs, task_rows, work_of
+from md4.cpu.run import WORK_SECONDS, Extent, Lists, by_work, run_lists, sizes_of_pairs, task_rows, work_of
 from md4.engine import Engine
 from md4.plan import ListPair
+from md4.shells.basis import Basis
 
 
 @pytest.fixture(scope="module", params=[two_classes, few_shells])
@@ -161,11 +162,22 @@ def test_bounds(engine, lists, same, tolerance):
 def test_progress_is_told(engine, lists, monkeypatch):
     monkeypatch.setattr("md4.cpu.run.ITEMS", 1)
     engine.backend.kept.clear()
-    told = []
-    done = run_lists(engine.backend, all_pairs(lists), Quartets(lists), report=told.append)
-    assert sum(told) == done
+    told, pairs = [], all_pairs(lists)
+    run_lists(engine.backend, pairs, Quartets(lists), report=told.append)
+    every = by_work(pairs)
+    assert sum(told) == pytest.approx(WORK_SECONDS * sum(this.work for this in every))
     assert len(told) > 10
     assert min(told) >= 0
+
+
+def test_progress_counts_work(monkeypatch):
+    """Not quartets or integrals: those of most work come first, and a bar of them would promise hours."""
+    monkeypatch.setattr("md4.cpu.run.ITEMS", 1)
+    basis, told = Basis([*mixed_basis(0).shells, *mixed_basis(3).shells]), []
+    engine = Engine(basis, backend="cpu")
+    lists = [engine.prepare(pairs_of(these, these)) for these in (range(6), range(6, 12))]
+    run_lists(engine.backend, all_pairs(lists), Quartets(lists), report=told.append)
+    assert told[0] > 100 * told[-2] > 0
 
 
 # little memory --------------------------------------------------------------------------------------------------------

@@ -60,6 +60,6 @@ def test_a_file_that_only_one_process_can_write(tmp_path):
 def test_no_memory(tmp_path):
     done = eri(tmp_path, "-o", "eri.npy", "--max-memory", "0.001")
     assert done.returncode == 2
-    assert "raise max_memory" in done.stderr
+    assert "larger --max-memory" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -65,6 +65,10 @@ def test_spin_follows_parity():
     assert load_molecule("N 0 0 0", "sto-3g", charge=1).spin == 0
 
 
+def test_ghost_atoms_may_be_anywhere():
+    assert load_molecule("ghost-H 0 0 0; H 0 0 0; X-H 0 0 0", "sto-3g").nao == 3
+
+
 def test_ghost_atom_in_a_string():
     mol = load_molecule("ghost-O 0 0 0; He 0 0 2", "sto-3g")
     assert mol.atom_charges().tolist() == [0, 2]
@@ -130,7 +134,7 @@ def test_a_huge_file_is_not_read(tmp_path):
     path = tmp_path / "a.xyz"
     path.touch()
     os.truncate(path, 1 << 40)
-    with pytest.raises(ArgumentError, match="larger than 64 MiB"):
+    with pytest.raises(ArgumentError, match="larger than 64 MB"):
         load_molecule(path, "sto-3g")
 
 
@@ -145,7 +149,12 @@ def test_basis_set_exchange():
         ("nowhere.xyz", "sto-3g", {}, "no geometry file 'nowhere.xyz'"),
         ("water", "sto-3g", {}, "no geometry file 'water'"),
         ("", "sto-3g", {}, "cannot build|no basis functions"),
-        ("Zz 0 0 0", "sto-3g", {}, "Unsupported atom symbol"),
+        ("H 0 0 0; Zz 0 0 1", "sto-3g", {}, "atom 2: 'Zz' is no element"),
+        ("H 0 0 0; Xx 0 0 1", "sto-3g", {}, "atom 2: 'Xx' is no element; write a symbol such as O, or ghost-O"),
+        ("H; ghost 1 1", "sto-3g", {}, "atom 2: 'ghost' is no element"),
+        ("1 0 0 0; 200 0 0 1", "sto-3g", {}, "atom 2: '200' is no element"),
+        ("U 0 0 0", "cc-pvdz", {}, "the basis set 'cc-pvdz' for U; U is in cc-pvdz-"),
+        ("O 0 0 0; H 0 0 1; H 0 0 1.000001", "sto-3g", {}, r"atoms 2 \(H\) and 3 \(H\) are at the same place"),
         ("H 0 0 0; H 0 0", "sto-3g", {}, "cannot build the molecule"),
         ("H 0 0 0; H 0 0 a", "sto-3g", {}, "cannot build the molecule"),
         ("H 0 0 0", "sto-3g", {"spin": 2}, "spin"),
@@ -171,6 +180,7 @@ def test_missing_basis_set_exchange_is_named(monkeypatch):
         ("", "number of atoms"),
         ("two\n\nH 0 0 0", "number of atoms"),
         ("2\n\nH 0 0 0", "promises 2 atoms, but 1"),
+        ("2\n\nH 0 0 0\nXx 0 0 1", "a.xyz, line 4: 'Xx' is no element"),
         ("1\n\nH 0 0", "line 3: expected 'symbol x y z'"),
         ("1\n\nH 0 0 zero", "line 3"),
         ("1\n\nH 0 0 inf", "line 3"),
@@ -201,6 +211,7 @@ def test_extended_xyz_columns_are_ignored():
         ('{"symbols": ["H"], "geometry": [0, 0, 1e400]}', "coordinate inf"),
         ('{"symbols": ["H"], "geometry": [0, 0, %s]}' % ("9" * 400), "OverflowError"),
         ('{"symbols": ["H"], "geometry": [0, 0, %s]}' % ("9" * 5000), "not valid JSON"),
+        ('{"symbols": ["H", "Xx"], "geometry": [0, 0, 0, 0, 0, 1]}', "a.json, atom 2: 'Xx' is no element"),
         ('{"symbols": "H", "geometry": [0, 0, 0]}', "expected a list"),
         ('{"a": ' * 100000, "nested too deeply"),
     ],

@@ -89,6 +89,12 @@ def test_energy_complex(cation):
     assert abs(ours.mo_coeff.imag).max() > 1e-3
 
 
+def test_energy_of_scalar_x2c(water):
+    """What the refusal of two-component objects recommends."""
+    same_scf(solver("RHF", water).x2c())
+    same_scf(solver("RHF", water).x2c1e())
+
+
 def test_energy_symmetry_and_cartesian():
     mol = molecule(WATER, "6-31g*", symmetry=True, cart=True)
     same_scf(solver("RHF", mol))

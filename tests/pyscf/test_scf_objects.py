@@ -261,8 +261,9 @@ def fitting():
 
 @pytest.mark.parametrize("make, error, match", [
     (periodic, md4.UnsupportedError, "periodic"),
-    (lambda: scf.DHF(molecule(WATER, "sto-3g")), md4.UnsupportedError, "over real functions"),
-    (lambda: scf.X2C(molecule(WATER, "sto-3g")), md4.UnsupportedError, "over real functions"),
+    (lambda: scf.DHF(molecule(WATER, "sto-3g")), md4.UnsupportedError, r"four-component object pyscf\.scf\.dhf\.DHF"),
+    (lambda: scf.X2C(molecule(WATER, "sto-3g")), md4.UnsupportedError, r"X2C object pyscf\.x2c\.x2c\.UHF"),
+    (lambda: scf.X2C(molecule(WATER, "sto-3g")), md4.UnsupportedError, r"mol\.RHF\(\)\.x2c\(\) or mf\.x2c1e\(\)"),
     (lambda: scf.RHF(molecule(WATER, "sto-3g")).density_fit(with_df=fitting()), md4.UnsupportedError, "of its own"),
     (lambda: scf.RHF(molecule(WATER, "sto-3g")).density_fit(with_df=Fitting()), md4.UnsupportedError, "class Fitting"),
     (lambda: scf.RHF(molecule(WATER, "sto-3g")).COSX(), md4.UnsupportedError, "undo"),

@@ -148,7 +148,7 @@ def test_a_small_disk(small_disk, ending):
         file.write(NEW)
     np.testing.assert_array_equal(content(path), OLD)
     assert os.listdir(small_disk) == [path.name]
-    with pytest.raises(ArgumentError, match=r"would take 2\.1 MB, but its disk has 1\.0 MB left"):
+    with pytest.raises(ArgumentError, match=r"would take 2\.1 MB, but its disk has 1\.\d+ MB left"):
         tensor_file(str(path), NEW.nbytes)
 
 
@@ -238,7 +238,7 @@ def test_targets_that_are_refused(tmp_path):
     ]:  # fmt: skip
         with pytest.raises(ArgumentError, match=f"(?i){message}"):
             checked_target(tmp_path / name)
-    with pytest.raises(ArgumentError, match=r"would take 1000000000000\.0 MB, but its disk has"):
+    with pytest.raises(ArgumentError, match=r"would take 1000 PB, but its disk has"):
         checked_target(tmp_path / "a.npy", 10**18)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder.npy", "full.npy", "pipe.npy"]
 

@@ -51,16 +51,43 @@ def test_the_clock_stands_still(bar, clock):
     assert elapsed(bar) == 3
 
 
-def test_the_rate_leaves_the_time_out(bar, clock):
-    """Also that of the last steps, by which the time that is left is estimated."""
-    for _ in range(4):
+def test_the_time_that_is_left(clock, capsys):
+    """It is shown once it can be told, and leaves out set-up and the time in which kernels were compiled."""
+    with Progress(1.0, enabled=True, delay=0, label="work") as bar:
+        clock.wait(20)
+        for seconds, done, left in ((0, 0.01, False), (3, 0.01, False), (1, 0.18, True)):
+            with compiling_one(1):
+                clock.wait(60)
+            capsys.readouterr()
+            clock.wait(seconds)
+            bar.update(done)
+            assert ("left" in capsys.readouterr().err) == left
+        bar._bar.refresh()
+        assert "work:  20%" in (seen := capsys.readouterr().err)
+        assert "00:24, about 00:16 left" in seen  # 0.19 of the work in 4 s
         clock.wait(1)
+        bar.update(2.0)
+        assert "work: 100%" in capsys.readouterr().err
+
+
+def test_few_steps_tell_no_time(clock, capsys):
+    """Of three functions that are compiled, the first one says nothing about the others."""
+    with Progress(3, enabled=True, delay=0, unit="function") as bar:
+        clock.wait(9)
         bar.update()
-    with compiling_one(1):
-        clock.wait(60)
-    clock.wait(1)
-    bar.update()
-    assert bar._bar.format_dict["rate"] == pytest.approx(1.0)
+        assert "1/3 functions" in (seen := capsys.readouterr().err)
+        assert "left" not in seen
+
+
+def test_compiling_is_seen_at_once(capsys):
+    with compiling(3, enabled=True, unit="function"):
+        assert f"{COMPILING}: 0/3 functions" in capsys.readouterr().err
+
+
+def test_nobody_asks_what_is_done_where_nobody_sees_it():
+    with Progress(3) as hidden, Progress(3, enabled=True) as shown:
+        assert hidden.report is None
+        assert shown.report == shown.update
 
 
 def fail_inside(clock):

@@ -1,6 +1,8 @@
 """The report finds faults, lets the oracle arbitrate, and its page says what it holds."""
 
 import re
+import shlex
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from pages import Page
 
 from md4.__main__ import main
 from md4.engine import Engine
+from md4.support.environment import versions
 from md4.validation import arbiter, report
 from md4.validation import identities as checks
 from md4.validation.libcint import Libcint
@@ -183,11 +186,65 @@ def test_what_cannot_be_written_is_refused(name, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_versions_and_the_command_are_on_the_page(few, tmp_path):
+    path = tmp_path / "report.html"
+    command = ["validate", *ARGUMENTS, "--report", str(path)]
+    assert main(command) == 0
+    shown = {row[0]: row[1] for row in Page(path.read_text()).rows[:30]}
+    assert shown["command"] == shlex.join(["md4", *command])
+    assert {name: shown[name] for name in versions()} == {name: v or "not installed" for name, v in versions().items()}
+    assert shown["processor"]
+    assert shown["written"].endswith("UTC")
+
+
+def test_times_are_warm(make, monkeypatch):
+    """What only the first call of a class takes, such as compiling, is kept apart."""
+    for name in ("contraction_checks", "oracle_checks", "symmetry_checks"):
+        monkeypatch.setattr(report, name, lambda *args: [])
+    monkeypatch.setattr(report, "OMEGAS", ())
+    compute, seen = Engine.compute, set()
+
+    def slow_at_first(self, bra, ket, *args, **options):
+        if (key := (np.shape(bra), np.shape(ket), str(bra), str(ket))) not in seen:
+            seen.add(key)
+            time.sleep(0.2)
+        return compute(self, bra, ket, *args, **options)
+
+    monkeypatch.setattr(Engine, "compute", slow_at_first)
+    found = make()
+    assert max(record.md4_seconds for record in found.records) < 0.2
+    assert min(record.first_seconds for record in found.records) > 0.1
+    shown = {row[0]: row[1] for row in Page(page(found)).rows if len(row) == 2}
+    assert float(shown["of it first calls, which compile / s"]) > 0.1 * len(found.records)
+
+
+def test_the_page_follows_the_theme(make):
+    """No colour is fixed but that of the verdict; plots fit a phone with letters of 13 pixels or nearly so."""
+    text = page(make())
+    style, body = text.split("</style>")
+    assert "color-scheme:light dark" in style
+    assert "@media (prefers-color-scheme:dark)" in style
+    rules = style[style.index("body{") :]
+    assert set(re.findall(r"#\w{3,6}", rules)) == {"#fff", "#1d6f42", "#b3261e", "#8a5a00"}
+    assert "#" not in re.sub(r"&#\w+;", "", body)
+    assert all(int(width) <= 400 for width in re.findall(r'viewBox="0 0 (\d+) ', body))
+    assert "min-width" not in rules
+
+
+def test_names_and_numbers_of_a_plot_do_not_overlap():
+    series = [Series("n" * 30, "blue", [(0, 1e-3, "")]), Series("m" * 20, "red", [(40, 1.0, "")])]
+    text = scatter(series, "L", "error", (0, 40))
+    legend = re.findall(r'<circle cx="[\d.]+" cy="(\d+)" r="4" class="\w+"/>', text)
+    assert len(set(legend)) == 2
+    numbers = re.findall(r'<text x="([\d.]+)" y="\d+" text-anchor="middle">\d+<', text)
+    assert min(np.diff([float(x) for x in numbers])) > 16
+
+
 def test_plot():
     points = [(0, 0.0, "zero"), (1, 1e-15, "<low>"), (2, 1e-12, "high")]
-    text = scatter([Series("a & b", "#000", points)], "L", "error", (0, 2), (1e-13, "level"), 1e-17)
+    text = scatter([Series("a & b", "blue", points)], "L", "error", (0, 2), (1e-13, "level"), 1e-17)
     Page(text)
-    places = [tuple(map(float, p)) for p in re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="4" fill="#000"><title>', text)]
+    places = [tuple(map(float, p)) for p in re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="4" class="blue"><title>', text)]
     assert len(places) == 3
     assert places[0][0] < places[1][0] < places[2][0]
     assert places[0][1] > places[1][1] > places[2][1]
