@@ -103,16 +103,17 @@ def least(builder, x, limit):
     return builder.select(builder.fcmp_ordered("<", x, limit), x, limit)
 
 
-def emit_zeros(builder, l, p, q, separation, narrowing, base):
-    """[0]^(m), m = 0..l; `narrowing` is 1 / omega^2 of erf, None for 1/r, and `base` the table's address."""
+def emit_zeros(builder, l, p, q, separation, omega, base):
+    """[0]^(m), m = 0..l; `omega` is that of erf, None for 1/r, and `base` the table's address."""
     total, product, (rz, ry, rx) = builder.fadd(p, q), builder.fmul(p, q), separation
     rho = builder.fmul(product, reciprocal(builder, total))
     factor = builder.fmul(approximate(builder, "rcp", product), approximate(builder, "rsqrt", total))
     factor = builder.fmul(factor, constant(COULOMB_FACTOR))
-    if narrowing is not None:
-        inverse = fma(builder, rho, narrowing, constant(1.0))  # 1 / theta
-        rho = builder.fmul(rho, reciprocal(builder, inverse))
-        factor = builder.fmul(factor, approximate(builder, "rsqrt", inverse))
+    if omega is not None:  # theta = omega^2 / (rho + omega^2), which may be below FP32's range, but not beyond it
+        total = fma(builder, omega, omega, rho)
+        theta = builder.fmul(builder.fmul(omega, reciprocal(builder, total)), omega)
+        factor = builder.fmul(factor, builder.fmul(omega, approximate(builder, "rsqrt", total)))
+        rho = builder.fmul(rho, theta)
     r2 = fma(builder, rz, rz, fma(builder, ry, ry, builder.fmul(rx, rx)))
     t, end = builder.fmul(rho, r2), constant(SINGLE_FAR + SINGLE_FAR_SLOPE * l)
     is_near = builder.fcmp_ordered("<", t, end)
@@ -130,15 +131,15 @@ def emit_zeros(builder, l, p, q, separation, narrowing, base):
 
 @cache
 def make_single_zeros(l, is_erf):
-    """Intrinsic (p, q, rz, ry, rx, narrowing, table) -> tuple of [0]^(m), m = 0..l, of 1/r, or of erf(omega r)/r.
+    """Intrinsic (p, q, rz, ry, rx, omega, table) -> tuple of [0]^(m), m = 0..l, of 1/r, or of erf(omega r)/r.
 
-    Numbers are doubles, R = P - Q in the order z, y, x. `narrowing` is 1 / omega^2, of no meaning for 1/r; the table is
+    Numbers are doubles, R = P - Q in the order z, y, x. `omega` has no meaning for 1/r; the table is
     `md4.method.boys.single_boys_table` of l.
     """
     kind = types.UniTuple(types.float32, l + 1)
 
     @intrinsic
-    def single_zeros(typingctx, p, q, rz, ry, rx, narrowing, table):
+    def single_zeros(typingctx, p, q, rz, ry, rx, omega, table):
         def codegen(context, builder, signature, args):
             numbers = [narrowed(builder, value, FP32) for value in args[:6]]
             base = element_address(context, builder, signature.args[6], args[6], I64(0))

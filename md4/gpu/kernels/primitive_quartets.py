@@ -21,6 +21,8 @@ SINGLE_KINDS = ("coulomb", "erf")
 LARGEST_SINGLE = 1e30
 # So do p q and 1 / (p q sqrt(p + q)) of exponents p and q between these, and H of normalised functions.
 LEAST_SINGLE_EXPONENT, LARGEST_SINGLE_EXPONENT = 1e-12, 1e15
+# Its square is so far above the exponents that in FP32 erf is 1/r.
+LARGEST_SINGLE_OMEGA = 1e15
 LARGEST_SINGLE_DISTANCE = 1e5  # in Bohr: R^L is also in the range
 
 
@@ -42,13 +44,13 @@ class SingleArguments(NamedTuple):
 
     Attributes
     ----------
-    narrowing : float64
-        1 / omega^2 of erf, at most what FP32 can hold; 0 for 1/r.
+    omega : float64
+        Of erf, at most `LARGEST_SINGLE_OMEGA`; 0 for 1/r.
     table : float32 array, two-dimensional
         `md4.method.boys.single_boys_table`.
     """
 
-    narrowing: f64
+    omega: f64
     table: F32_2D
 
 
@@ -162,7 +164,7 @@ def make_single_zeros_upto(kind, l):
 
         def zeros(separation, operator):
             s = separation
-            return single_zeros(s.p, s.q, s.rz, s.ry, s.rx, operator.narrowing, operator.table)
+            return single_zeros(s.p, s.q, s.rz, s.ry, s.rx, operator.omega, operator.table)
     else:
         zeros_upto, narrow = make_zeros_upto(kind, l), make_narrow(l + 1)
 
@@ -200,8 +202,8 @@ def single_arguments(context, kind, parameter, l):
     """What belongs to the `arguments_group` of an operator in FP32, for quartets of total angular momentum `l`."""
     if kind not in SINGLE_KINDS:
         return operator_arguments(context, kind, parameter)
-    narrowing = min(1e38, parameter**-2) if kind == "erf" else 0.0
-    return narrowing, context.table(single_boys_table, l)
+    omega = min(LARGEST_SINGLE_OMEGA, parameter) if kind == "erf" else 0.0
+    return omega, context.table(single_boys_table, l)
 
 
 class Extent(NamedTuple):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from md4.gpu.emit.single_zeros import make_single_zeros
 from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS, KET_SINGLES
 from md4.gpu.kernels import coulomb_threads
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
-from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE_DISTANCE, extent, fits_single
+from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE_DISTANCE, extent, fits_single, single_arguments
 from md4.gpu.kernels.select_quartets import Selected
 from md4.gpu.tuning import SELECT
 from md4.method.boys import SINGLE_FAR, SINGLE_FAR_SLOPE, SINGLE_STEP, boys_table, make_scaled_boys, single_boys_table
@@ -52,8 +53,9 @@ def machine():
 
 def both_zeros(machine, l, p, q, separation, omega):
     """[0]^(m), m = 0..l, in single and in double precision; 1/r if `omega` is 0, else erf."""
-    kind, narrowing = ("erf", omega**-2) if omega else ("coulomb", 0.0)
-    arguments = (p, q, *separation, narrowing, machine.tables[l])
+    kind = "erf" if omega else "coulomb"
+    of_operator, _ = single_arguments(SimpleNamespace(table=lambda *_: None), kind, omega, l)
+    arguments = (p, q, *separation, of_operator, machine.tables[l])
     single = np.array(called(make_single_zeros(l, kind == "erf"), machine, arguments))
     right, r2 = np.zeros(l + 1), float(separation @ separation)
     zeros_function(kind, as_it_is)(l, p, q, r2, omega, kind_table(kind), right, 0, 1)
@@ -73,6 +75,15 @@ def test_zeros(machine, l, omega):
         separation = direction * np.sqrt(t * (p + q) / (p * q)) / np.linalg.norm(direction)
         ours, right = both_zeros(machine, l, p, q, separation, omega)
         np.testing.assert_allclose(ours, right, rtol=ZERO_ERROR, atol=1e-37)
+
+
+@pytest.mark.parametrize("omega", [1e-20, 1e-18, 1e-12, 1e12, 1e20])
+@pytest.mark.parametrize("exponent", [5e-13, 1e-2, 3.0, 1e5, 5e14])
+def test_zeros_of_every_omega(machine, omega, exponent):
+    """Finite and right within the limits of omega and of exponents, but for digits of -2 rho theta below 1e-38."""
+    for separation in np.array([[0.0, 0.0, 0.0], [0.3, -1.0, 2.0]]):
+        ours, right = both_zeros(machine, 1, exponent, 2 * exponent, separation, omega)
+        np.testing.assert_allclose(ours, right, rtol=ZERO_ERROR, atol=1e-34 * max(1.0, right[0]))
 
 
 def test_zeros_that_underflow(machine):
