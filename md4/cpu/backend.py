@@ -132,13 +132,18 @@ class CpuBackend:
 
     def fill_matrix(self, out, pairs, columns, rows):
         """Makes the blocks of many `ListPair` as parts of a matrix; see `md4.backends.Backend`."""
-        sides, width, places = {}, out.shape[1], {}
-        for first, step in ((columns, 1), (rows, width)):
+        places = {}
+
+        def side(first, step):  # a list on both sides has two places
+            made = {}
             for prepared, place in first.items():
                 h = prepared.h(BOTH) if prepared is prepared.whole else None
-                sides[prepared] = this = own_list(self, prepared, h)
+                made[prepared] = this = own_list(self, prepared, h)
                 places[this] = place * step, this.pairs.nab * step, step
-        lists = [ListPair(sides[pair.bra], sides[pair.ket], same=False) for pair in pairs]
+            return made
+
+        of_columns, of_rows = side(columns, 1), side(rows, out.shape[1])
+        lists = [ListPair(of_columns[pair.bra], of_rows[pair.ket], same=False) for pair in pairs]
         run_lists(self, lists, BlockWriter(out), places=places)
 
     def result(self, shape, out=None):

@@ -14,7 +14,7 @@ from md4.gpu.buffers import Buffer, as_buffer, copy_to_device
 from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import cuda
-from md4.gpu.h_layout import KET_ELEMENTS, KET_FLAT, KET_SINGLES, HForm, form_size
+from md4.gpu.h_layout import KET_ELEMENTS, KET_FLAT, KET_SINGLES, HForm, check_rows, form_size
 from md4.gpu.kernels.groups import NO_LIMITS
 from md4.gpu.kernels.h_matrices import launch_h
 from md4.gpu.kernels.recurrence import launch_r
@@ -203,7 +203,9 @@ class GpuBackend:
     # the steps
 
     def prepare(self, basis, lists, cutoff):
-        """`ShellPairs` and `DevicePairs` of checked lists, one after the other."""
+        """`ShellPairs` and `DevicePairs` of checked lists, one after the other; UnsupportedError as `check_rows`."""
+        for pairs in lists:
+            check_rows(basis, pairs)
         return (self.pair_maker.prepare(basis, pairs, cutoff) for pairs in lists)
 
     def plan(self, bra, ket, block=None, limited=False):

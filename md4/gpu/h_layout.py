@@ -10,11 +10,15 @@ from functools import cache
 
 import numpy as np
 
+from md4.errors import UnsupportedError
 from md4.gpu.staircases import first_of, gather_order, hermite_order, mirror_of, row_table
 from md4.gpu.tiles import blocks_of_8, panel_rows, turned_panel_rows
 from md4.method.angular import nherm
 from md4.method.hermite import solid_terms
 from md4.method.mirror import class_elements, part_functions, part_rows
+
+# More rows than this would exceed `md4.gpu.staircases.full_reach`.
+MOST_ROW_BITS = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,9 +114,27 @@ def even(n):
     return n & ~1
 
 
+def row_bits(l):
+    """Bits for the row in `form_positions`: those of 31 that Hermite functions up to degree `l` leave, 20 at most."""
+    return min(MOST_ROW_BITS, 31 - int(nherm(l) - 1).bit_length())
+
+
+def check_rows(basis, pairs):
+    """UnsupportedError for a checked list whose shell pairs have more function pairs than H may have rows."""
+    (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
+    nab, most = nctr_a * basis.ncomp(la) * nctr_b * basis.ncomp(lb), 1 << row_bits(la + lb)
+    if nab > most:
+        a, b = pairs[0].tolist()
+        raise UnsupportedError(
+            f"shells {a} (l = {la}, {nctr_a} contracted functions) and {b} (l = {lb}, {nctr_b}) have {nab} function "
+            f"pairs, but on a GPU a shell pair may have {most}; divide their contracted functions among several shells, "
+            "or use backend='cpu'."
+        )
+
+
 @cache
 def form_positions(form, shells):
-    """Shape (form_size,), int32: row + 2^16 p of every position, -1 where the form is padded.
+    """Shape (form_size,), int32: row + 2^`row_bits` p of every position, -1 where the form is padded.
 
     `shells` is the class of a list as in `md4.gpu.staircases`. Those of parts have forms for step 4 and step 5 only, in
     the orders of staircases; the rows here are those of all of the class.
@@ -145,4 +167,4 @@ def form_positions(form, shells):
     padding = (rows < 0) | (rows >= nab) | (p < first) | (p >= nherm(l))
     if mirror is not None:
         rows = part_rows(*shells[:5], *mirror)[np.where(padding, 0, rows)]
-    return np.where(padding, -1, rows + (p << 16)).astype(np.int32)
+    return np.where(padding, -1, rows + (p << row_bits(l))).astype(np.int32)

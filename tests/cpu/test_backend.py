@@ -9,6 +9,7 @@ from pair_lists import PAIRS, mixed_basis
 import md4
 from md4.engine import Engine
 from md4.method.operators import Operator
+from md4.plan import ListPair
 from md4.shells.basis import Basis
 from md4.validation import oracle as reference
 
@@ -134,6 +135,20 @@ def test_bra_and_ket_exchanged():
     few, many = work.compute([[0, 1]], [[2, 3], [3, 2]]), work.compute([[2, 3], [3, 2]], [[0, 1]])
     assert_close(few, many.transpose(1, 0, 4, 5, 2, 3), 1e-13)
     assert_close(few[0, 0], libcint(mol, (0, 1, 2, 3)))
+
+
+def test_matrix_of_a_list_with_itself():
+    """One list may have columns and rows; what is not of its blocks stays as it is."""
+    basis = mixed_basis()
+    engine = Engine(basis, backend="cpu")
+    (pairs,) = engine.prepare_lists([PAIRS[:3]], basis)
+    size = 3 * pairs.facts.nab
+    out = np.full((size + 2, size + 3), 7.0)
+    engine.backend.fill_matrix(out, [ListPair(pairs, pairs, same=False)], {pairs: 1}, {pairs: 2})
+    block = engine.compute(PAIRS[:3], PAIRS[:3])
+    right = np.full_like(out, 7.0)
+    right[2:, 1:-2] = block.transpose(1, 4, 5, 0, 2, 3).reshape(size, size)
+    np.testing.assert_allclose(out, right, rtol=0, atol=1e-14 * abs(block).max())
 
 
 def test_workspaces_shrink_with_max_memory():

@@ -28,6 +28,7 @@ from md4.gpu.h_layout import (
     even,
     form_positions,
     form_rows,
+    row_bits,
     panel_inner,
     panel_row,
 )
@@ -181,7 +182,7 @@ def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
         else:
             block, row, k = n // 128 // (rows8 // 2), n // 128 % (rows8 // 2) * 16 + panel_row(n), panel_inner(n)
         wanted = rows[row], inner[8 * block + k]
-        assert position == (-1 if min(wanted) < 0 else whole_rows[wanted[0]] + (int(wanted[1]) << 16))
+        assert position == (-1 if min(wanted) < 0 else whole_rows[wanted[0]] + (int(wanted[1]) << row_bits(l)))
     assert len({p for p in positions.tolist() if p >= 0}) == nab * len(functions_of(shells))
 
 
@@ -197,7 +198,7 @@ def test_the_natural_order_begins_with_an_even_ordinal(form, shells):
             row, p = n // 64 % rows8 * 8 + n // 8 % 8, inner[n // 64 // rows8 * 8 + n % 8]
         else:
             row, p = n // 128 % (rows8 // 2) * 16 + panel_row(n), inner[n // 128 // (rows8 // 2) * 8 + panel_inner(n)]
-        assert position == (row + (int(p) << 16) if row < nab and first <= p < nherm(l) else -1)
+        assert position == (row + (int(p) << row_bits(l)) if row < nab and first <= p < nherm(l) else -1)
     assert np.count_nonzero(found >= 0) == nab * (nherm(l) - first)
 
 
@@ -224,7 +225,7 @@ def test_solid_harmonics_as_sums_of_monomials(l):
     np.testing.assert_allclose(found, h, rtol=0, atol=1e-14 * abs(h).max())
     assert np.count_nonzero(coefficients) == len(structure(l, 0, True, 1, 1, True))
     positions = form_positions(KET_WEIGHTS, shells)
-    assert [(n & 65535, n >> 16) for n in positions.tolist()] == [
+    assert [(n & (1 << row_bits(l)) - 1, n >> row_bits(l)) for n in positions.tolist()] == [
         ((2 * l + 1) * c + reference[0], reference[1]) for c in range(3)
     ]  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F32, F64, I32, I64, cuda, i64, jit_device, types
-from md4.gpu.h_layout import form_positions, form_size
+from md4.gpu.h_layout import form_positions, form_size, row_bits
 from md4.gpu.kernels.groups import Records
 from md4.gpu.pair_layout import FROM_A, FROM_B, RECORD
 from md4.gpu.tuning import H_MATRICES
@@ -51,6 +51,8 @@ class Positions(NamedTuple):
         First position of each primitive pair, unless `stride` is 1, where they follow each other.
     stride : int64
         From one position to the next.
+    row_bits : int64
+        Bits of `element` that are the row.
     """
 
     element: I32
@@ -58,6 +60,7 @@ class Positions(NamedTuple):
     sign: i64
     places: I64
     stride: i64
+    row_bits: i64
 
 
 def packed_triples(l):
@@ -93,7 +96,8 @@ def h_matrices(single=False):
         while n < count:
             value, element = 0.0, positions.element[n]
             if element >= 0:
-                row, t = element & 65535, positions.triples[element >> 16]
+                row = element & ((i64(1) << positions.row_bits) - 1)
+                t = positions.triples[element >> positions.row_bits]
                 a, b = row // nb, row % nb
                 ca, ma, cb, mb = a // ncomp_a, a % ncomp_a, b // ncomp_b, b % ncomp_b
                 pz, py, px = t & 255, (t >> 8) & 255, t >> 16
@@ -142,5 +146,5 @@ def launch_h(context, pairs, nprim, records, form, places, stride, out):
         h_variant(form.single), nprim * parts, H_MATRICES.threads, 24 * hermite.axis_size(pairs.la, pairs.lb),
         Records(records, RECORD + pairs.nctr_a + pairs.nctr_b), components(context, pairs.la, pairs.pure, pairs.nctr_a),
         components(context, pairs.lb, pairs.pure, pairs.nctr_b),
-        Positions(element, triples, int(form.sign), places, stride), parts, out,
+        Positions(element, triples, int(form.sign), places, stride, row_bits(pairs.l)), parts, out,
     )  # fmt: skip
