@@ -83,6 +83,13 @@ def copy_in_pieces(pointer, array, stream):
         copy_to_device(pointer + first, rows[first : first + UNWAITED_BYTES], stream)
 
 
+def copy_on_device(target, source, nbytes, stream):
+    """Copies between two addresses of a device, in stream order."""
+    if nbytes:
+        (error,) = driver.cuMemcpyDtoDAsync(target, source, nbytes, int(stream.handle))
+        check(error, "copying on the device")
+
+
 def copy_to_host(array, pointer, stream):
     """Fills a contiguous host array once the stream gets there, and waits for it."""
     (error,) = driver.cuMemcpyDtoHAsync(array.ctypes.data, pointer, array.nbytes, int(stream.handle))

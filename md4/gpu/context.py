@@ -89,7 +89,11 @@ def as_stream(stream):
     if hasattr(checked_stream(stream), "auto_synchronize"):
         return stream
     handle = index(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)))
-    return cuda.external_stream(handle) if handle else cuda.default_stream()
+    if handle == 0:
+        return cuda.default_stream()
+    found = cuda.external_stream(handle)
+    found.owner = stream  # its end would be that of the stream, on which arrays depend as long as they live
+    return found
 
 
 def arithmetic_unit(capability):

@@ -127,8 +127,8 @@ def check_rows(basis, pairs):
         a, b = pairs[0].tolist()
         raise UnsupportedError(
             f"shells {a} (l = {la}, {nctr_a} contracted functions) and {b} (l = {lb}, {nctr_b}) have {nab} function "
-            f"pairs, but on a GPU a shell pair may have {most}; divide their contracted functions among several shells, "
-            "or use backend='cpu'."
+            f"pairs, but on a GPU a shell pair may have {most}; divide their contracted functions among several "
+            "shells, or use backend='cpu'."
         )
 
 

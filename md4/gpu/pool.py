@@ -327,6 +327,7 @@ class Pool:
         strides = tuple(size * prod(shape[n + 1 :]) for n in range(len(shape)))
         memory, _ = self.memory.pop(loan.number), self.places.pop(loan.number)
         del self.lent[loan.number]  # never lent again: a caller's work on it is in no order with ours
+        lifetime(memory).made_on = self.tracks and self.tracks.stream(0)
         return DeviceArray(shape, strides, dtype, gpu_data=memory)
 
     def watch(self, host):

@@ -140,7 +140,7 @@ class Context:
 
     def memalloc(self, size):
         address = self.memory.allocate(size).ctypes.data
-        memory = AutoFreePointer(None, driver.CUdeviceptr(address), size, finalizer=partial(self.freed, address))
+        memory = AutoFreePointer(self, driver.CUdeviceptr(address), size, finalizer=partial(self.freed, address))
         self.allocations[address] = memory
         return memory.own()
 
@@ -222,6 +222,10 @@ class Driver:
     def cuMemcpyHtoDAsync(self, pointer, source, nbytes, stream):
         copied = ctypes.string_at(source, nbytes)  # the host may change it meanwhile
         self.queues.give(stream, partial(ctypes.memmove, int(pointer), copied, nbytes))
+        return (SUCCESS,)
+
+    def cuMemcpyDtoDAsync(self, target, source, nbytes, stream):
+        self.queues.give(stream, partial(ctypes.memmove, int(target), int(source), nbytes))
         return (SUCCESS,)
 
     def cuMemcpyDtoHAsync(self, target, pointer, nbytes, stream):

@@ -128,6 +128,17 @@ def test_dlpack_keeps_the_memory():
     np.testing.assert_array_equal(taken.cpu().numpy(), right)
 
 
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_consumers_come_after_the_integrals(library):
+    """Nobody waits for the engine's stream; the consumer's stream does."""
+    taken_by = pytest.importorskip(library)
+    engine = md4.Engine(Basis.from_mol(Quartet((3, 1, 2, 2)).mol()), backend="cuda")
+    right = host(engine.compute(BRA, KET))
+    for _ in range(20):
+        total = taken_by.from_dlpack(engine.compute(BRA, KET)) + 0.0
+        np.testing.assert_array_equal(total.get() if library == "cupy" else total.cpu().numpy(), right)
+
+
 def test_tensor_stays_on_the_device(water, expected):
     cupy = pytest.importorskip("cupy")
     tensor = md4.int2e(water, "s8", backend="cuda", device=True)

@@ -28,9 +28,9 @@ from md4.gpu.h_layout import (
     even,
     form_positions,
     form_rows,
-    row_bits,
     panel_inner,
     panel_row,
+    row_bits,
 )
 from md4.gpu.staircases import (
     depths,
