@@ -4,7 +4,7 @@ import os
 from _thread import get_ident, interrupt_main
 from copy import copy
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from operator import index
 
 import numpy as np
@@ -262,6 +262,12 @@ class DeviceContext:
             self.pool = Pool(max_memory, self.tracks, self.device)
             self.recorder = Recorder(self.pool)
             self.handle, (self.kernels, self.known) = int(self.stream.handle), kept_on(self.device)
+
+    @cached_property
+    def block_shared(self):
+        """Most bytes of shared memory of a block of threads on the device."""
+        with self.lock:
+            return cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 
     def on(self, stream):
         """The same with another stream."""

@@ -206,7 +206,7 @@ class DeviceDigest:
         """Makes and digests the quartets of a `md4.plan.QuartetRows` that survive, if one kernel does both; does it?"""
         bra, ket, plan = rows.bra, rows.ket, self.backend.plan(rows.bra, rows.ket)
         in_place = plan.path.digests(bra.facts, ket.facts) and not plan.swap
-        if self.lists is None or not in_place or not selects(rows.shells):
+        if self.lists is None or not in_place or not selects(self.context, rows.shells):
             return False
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         with_single = self.has_singles(bra.facts, ket.facts, basis)

@@ -1,14 +1,16 @@
-"""The lock of a device: which device is current, and what interrupts leave behind."""
+"""The lock of a device: which device is current, and what interrupts leave behind; shared memory of a block."""
 
 import threading
 from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+from emulator import running
 from interrupts import interrupted
 
 from md4.gpu import context
-from md4.gpu.context import DeviceLock
+from md4.gpu.context import DeviceContext, DeviceLock
+from md4.gpu.kernels.select_quartets import selects
 
 
 class Device:
@@ -102,3 +104,18 @@ def test_a_switch_of_a_thread_is_undone_by_that_thread(stack):
     with lock:
         assert stack == [0, 1]
     assert stack == [0]
+
+
+@pytest.mark.parametrize("block_kib, fits", [(99, False), (163, True), (227, True)])
+def test_quartets_are_selected_where_a_block_has_the_shared_memory(block_kib, fits):
+    """|D| of 20000 and 10000 shells take 120000 bytes; devices of capability 8.6 and 8.9 have less."""
+    context = SimpleNamespace(block_shared=block_kib << 10)
+    assert selects(context, (0, 20000, 0, 10000)) is fits
+    assert not selects(context, (0, 30000, 0, 30000))  # which no other device is asked for, either
+
+
+@pytest.mark.parametrize("unit", ["dmma8", "dmma16"])
+def test_shared_memory_of_a_block(unit):
+    """As the device says."""
+    with running(unit):
+        assert DeviceContext().block_shared == {"dmma8": 163 << 10, "dmma16": 227 << 10}[unit]

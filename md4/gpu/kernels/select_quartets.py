@@ -241,9 +241,9 @@ def select_variant():
     return Variant(select_quartets, ())
 
 
-def selects(shells):
+def selects(context, shells):
     """Whether shared memory has room for |D| of all shells c and d, given as in `launch_select`."""
-    return shared_bytes(shells) <= SELECT.shared
+    return shared_bytes(shells) <= min(SELECT.shared, context.block_shared)
 
 
 def shared_bytes(shells):
