@@ -5,10 +5,11 @@ eigenvectors (P|Q) v = w v: W = w^-1/2 v^T, without the eigenvalues up to `LINEA
 than there are auxiliary functions.
 
 Between the two are metrics that have an L although their smallest eigenvalue is hardly larger than the errors of (P|Q)
-by rounding, or smaller. What the nearly dependent functions add to J and K then depends on the last bits, and in the
-end whether there is an L does, too. Such a metric is factorised as PySCF does, and has a `Doubt`, of which the user is
-told. Operators that are finite at r = 0 hardly see compact functions, and nearly all auxiliary bases have such a
-metric. What compact functions add there is small, so nobody need be told.
+by rounding, or smaller. With L, what the nearly dependent functions add to J and K would depend on the last bits, and
+in the end whether there is an L does, too. So W is made by eigenvectors as well. PySCF takes L if there is one, so the
+user is told by a `Doubt`. Operators that are finite at r = 0 hardly see compact functions, and nearly all auxiliary
+bases have such a metric. What compact functions add there is small, with L the errors are not larger than by
+eigenvectors, and nobody need be told.
 """
 
 from dataclasses import dataclass
@@ -53,9 +54,10 @@ class Doubt:
         names = ", ".join(repr(n if labels is None else " ".join(labels[n].split())) for n in self.functions)
         return (
             "the auxiliary functions are linearly dependent within rounding, or nearly so: the smallest eigenvalue of "
-            f"their metric is about {self.smallest:.0e}, and rounding changes it by up to {self.rounding:.0e}. J and K "
-            "lose digits, and may differ from those of PySCF; leave out functions that nearly coincide with others, or "
-            f"are nearly made up of others. The largest coefficients are those of {names}."
+            f"their metric is about {self.smallest:.0e}, and rounding changes it by up to {self.rounding:.0e}. So its "
+            f"eigenvectors with eigenvalues up to {LINEAR_DEPENDENCE:g} are left out, and J and K may differ from those "
+            "of PySCF; leave out functions that nearly coincide with others, or are nearly made up of others. The "
+            f"largest coefficients are those of {names}."
         )
 
 
@@ -86,7 +88,7 @@ class Metric:
     vectors : array, shape (size, naux), or None
         W where there is no L.
     doubt : Doubt or None
-        Of an L of which digits are lost; None for an operator that is finite at r = 0.
+        Of an L that was not taken; None for an operator that is finite at r = 0.
 
     Raises
     ------
@@ -102,19 +104,24 @@ class Metric:
             if kind not in FINITE:
                 largest = matrix.reshape(-1)[:: self.naux + 1].max()
                 self._look_for_doubt(float(np.finfo(float).eps * self.naux * largest))
-        else:
-            values, vectors = algebra.eigh(matrix)
-            kept = algebra.fetch(values) > LINEAR_DEPENDENCE
-            if not kept.any():
-                raise BasisError(
-                    f"the metric of {self.naux} auxiliary functions has no eigenvalue above {LINEAR_DEPENDENCE:g}; use "
-                    "another auxiliary basis."
-                )
-            first = int(np.argmax(kept))  # eigenvalues ascend
-            self.vectors = algebra.empty((self.naux - first, self.naux))
-            self.vectors[...] = (vectors[:, first:] / algebra.xp.sqrt(values[first:])).T
-            log.debug("the metric is singular: %d eigenvectors of %d stay", *self.vectors.shape)
+        if self.lower is None or self.doubt is not None:
+            self._take_eigenvectors(matrix)
         self.size = self.naux if self.vectors is None else len(self.vectors)
+
+    def _take_eigenvectors(self, matrix):
+        """Makes `vectors`; an L, which nobody will use, goes first."""
+        algebra, self.lower, self.solve = self.algebra, None, None
+        values, vectors = algebra.eigh(matrix)
+        kept = algebra.fetch(values) > LINEAR_DEPENDENCE
+        if not kept.any():
+            raise BasisError(
+                f"the metric of {self.naux} auxiliary functions has no eigenvalue above {LINEAR_DEPENDENCE:g}; use "
+                "another auxiliary basis."
+            )
+        first = int(np.argmax(kept))  # eigenvalues ascend
+        self.vectors = algebra.empty((self.naux - first, self.naux))
+        self.vectors[...] = (vectors[:, first:] / algebra.xp.sqrt(values[first:])).T
+        log.debug("the metric is singular: %d eigenvectors of %d stay", *self.vectors.shape)
 
     def _look_for_doubt(self, rounding):
         """Sets `doubt` by the smallest eigenvalue of L L^T, from inverse iteration, and its change by rounding."""

@@ -56,14 +56,14 @@ def inverse(matrix, algebra, kind="coulomb"):
     metric = Metric(matrix, algebra, kind)
     del matrix  # which frees its memory, unless the caller keeps it
     if metric.vectors is not None:
-        return Inverse(algebra.fetch(metric.vectors), metric.how, by_substitution=False)
+        return Inverse(algebra.fetch(metric.vectors), metric.how, by_substitution=False, doubt=metric.doubt)
     unit = algebra.empty((metric.size, metric.size))
     unit[...] = 0.0
     unit.reshape(-1)[:: metric.size + 1] = 1.0
     found = metric.apply_transposed(unit)  # W^T, each row of W from W L = 1
     if largest_element(found) > LARGEST:
-        return Inverse(algebra.fetch(metric.lower), metric.how, by_substitution=True, doubt=metric.doubt)
-    return Inverse(np.ascontiguousarray(algebra.fetch(found).T), metric.how, by_substitution=False, doubt=metric.doubt)
+        return Inverse(algebra.fetch(metric.lower), metric.how, by_substitution=True)
+    return Inverse(np.ascontiguousarray(algebra.fetch(found).T), metric.how, by_substitution=False)
 
 
 class Rows:

@@ -1,4 +1,4 @@
-"""Metrics of auxiliary functions that coincide, or nearly do: J and K are those of PySCF, or the user is told."""
+"""Metrics of auxiliary functions that coincide, or nearly do: J and K hardly change, and the user is told."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from pyscf import df, gto
 import md4
 from md4.contract.metric import MARGIN, Metric
 from md4.contract.metric_rows import inverse
+from md4.contract.three_centre import ThreeCentre
 from md4.cpu.algebra import HostAlgebra
 from md4.engine import make_backend
 from md4.method.operators import as_operator
@@ -49,10 +50,7 @@ def test_functions_that_coincide(kind, amount):
     mol, auxbasis = case(kind, amount)
     ours, theirs = md4.DF(mol, auxbasis, backend="cpu"), df.DF(mol, auxbasis).build()
     metric = ours.build()._md4_fitting().metric
-    if metric.how == "eigenvectors":
-        assert amount < 1e-5
-    else:  # an L of functions that coincide, which another LAPACK may find by chance
-        assert (metric.doubt is not None) == (amount < 1e-5)
+    assert metric.how == ("eigenvectors" if amount < 1e-5 else "Cholesky")
     dm = random_densities(mol)[0]
     if ours.get_naoaux() == theirs.get_naoaux():
         for mine, other in zip(ours.get_jk(dm), theirs.get_jk(dm), strict=True):
@@ -63,12 +61,12 @@ def test_functions_that_coincide(kind, amount):
     ("exponents", 3e-3, ("0 O",)), ("centre", 1e-3, ("0 O", "3 GHOST-O")),
 ])  # fmt: skip
 def test_functions_that_nearly_coincide(kind, amount, labels, capsys, caplog):
-    """Rounding decides what they add: PySCF's log and Python's say so, and name some of them."""
+    """Rounding would decide what they add, so they are left out: PySCF's log and Python's say so, and name some."""
     mol, auxbasis = case(kind, amount)
     mol.verbose = 3
     fit = md4.DF(mol, auxbasis, backend="cpu").build()
     metric = fit._md4_fitting().metric
-    assert metric.how == "Cholesky"
+    assert metric.how == "eigenvectors"
     assert metric.doubt.smallest < MARGIN * metric.doubt.rounding
     told = "".join(capsys.readouterr())
     assert told.count(MESSAGE) == 1
@@ -90,6 +88,7 @@ def test_the_smallest_eigenvalue(smallest, doubtful):
     matrix = (q * np.geomspace(smallest, 10, n)) @ q.T
     metric = Metric((matrix + matrix.T) / 2, HostAlgebra(make_backend("cpu", as_operator("coulomb"))))
     assert (metric.doubt is not None) == doubtful
+    assert metric.how == ("eigenvectors" if doubtful else "Cholesky")
     if doubtful:
         assert smallest / 5 < metric.doubt.smallest < 5 * smallest
         assert metric.doubt.functions[0] in np.argsort(-abs(q[:, 0]))[:3]
@@ -110,3 +109,24 @@ def test_long_range():
 def test_one_function():
     metric = Metric(np.full((1, 1), 2.0), HostAlgebra(make_backend("cpu", as_operator("coulomb"))))
     assert metric.doubt is None
+
+
+@pytest.mark.parametrize("kind, amount", [("exponents", 3e-3), ("centre", 1e-3), ("centre", 1e-4)])
+def test_rounding_decides_nothing(kind, amount, monkeypatch):
+    """J and K stay the same if the last bits of the metric change, whether it has an L or not."""
+    mol, auxbasis = case(kind, amount)
+    dm, found, rng = random_densities(mol)[0], [], np.random.default_rng(0)
+    cholesky = HostAlgebra.cholesky
+    for factor in (cholesky, lambda *_: None, cholesky):
+        monkeypatch.setattr(HostAlgebra, "cholesky", factor)
+        found.append(md4.DF(mol, auxbasis, backend="cpu").get_jk(dm))
+        real = ThreeCentre.metric
+
+        def changed(three, real=real):
+            metric = real(three)
+            return metric * (1 + 1e-16 * rng.integers(-2, 3, metric.shape))
+
+        monkeypatch.setattr(ThreeCentre, "metric", changed)
+    for other in found[1:]:
+        for mine, theirs in zip(found[0], other, strict=True):
+            assert abs(mine - theirs).max() < 1e-9 * abs(mine).max()
