@@ -4,7 +4,6 @@
     python bench/exact.py --backend cuda --limit 100 --jobs 16 --csv exact.csv
     python bench/exact.py --search 100                      also the worst of 100 quartets a class for libcint
     python bench/exact.py --distance                        also tight beside diffuse functions, at growing distance
-    python bench/exact.py --plot exact.csv                  the figure only
 
 A shell of angular momentum l has K primitives, K = 1 to 4, with exponents from 0.1 to 300 (their logarithms are
 uniform) and coefficients of either sign; its centre lies in a cube of edge 3 Bohr. Quartet n of a class depends on the
@@ -22,12 +21,11 @@ copy.
 import argparse
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 from cases import Case
-from clock import describe, read_csv, write_csv
+from clock import describe, write_csv
 from libcint import Libcint
 
 import md4
@@ -43,7 +41,6 @@ LARGEST_L = 6
 DIGITS = 25  # of the oracle
 COPIES = {"cpu": 5, "cuda": 256}  # of the bra pair and of the ket pair
 OUTPUT = {"cpu": 1e7, "cuda": 2e8}  # bytes of all copies
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 
 # ---- random quartets -------------------------------------------------------------------------------------------------
 
@@ -280,57 +277,6 @@ def print_distances(rows):
             print(f"| {escaped(kind)} | {note} | {name} | {' | '.join(cells)} |")
 
 
-def plot(rows, path):
-    """Errors of the random quartets by l, and of tight beside diffuse functions by their distance."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    near = [r for r in rows if r["kind"] == "distance"]
-    figure, axes = plt.subplots(1, 2 if near else 1, figsize=(10 if near else 6.4, 4.2), squeeze=False)
-    draw_random(axes[0, 0], [r for r in rows if r["kind"] == "random"])
-    if near:
-        draw_distance(axes[0, 1], near)
-    for axis in axes.flat:
-        axis.set_yscale("log")
-        axis.set_ylabel("error over the block's largest element")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    print(f"wrote {path}")
-
-
-def draw_random(axis, rows):
-    """A point a quartet, and a line through the medians."""
-    for shift, (name, marker) in zip((-0.12, 0.12), (("md4", "o"), ("libcint", "s"))):
-        ls = np.array([float(r["l"]) for r in rows])
-        errors = np.maximum([float(r[name]) for r in rows], 1e-17)
-        (points,) = axis.plot(ls + shift, errors, marker, ms=3, alpha=0.4)
-        known = np.unique(ls)
-        medians = [np.median(errors[ls == l]) for l in known]
-        axis.plot(known + shift, medians, "-", color=points.get_color(), label=f"{name}, median")
-    axis.set_xticks(range(int(ls.max()) + 1), SPDF[: int(ls.max()) + 1])
-    axis.set_xlabel("highest angular momentum of the quartet")
-
-
-def draw_distance(axis, rows):
-    """A line for each l, order and program."""
-    ls, styles = sorted({int(r["l"]) for r in rows}), (("tight first", "-"), ("diffuse first", "--"))
-    for (color, l), (note, style) in product(enumerate(ls, 2), styles):
-        mine = [r for r in rows if r["l"] == l and r["note"] == note]
-        for name, marker in (("libcint", "s"), ("md4", "o")):
-            if name == "md4" and style == "--":  # as with the tight function first
-                continue
-            axis.plot([float(r["distance"]) for r in mine], np.maximum([float(r[name]) for r in mine], 1e-17), style,
-                      marker=marker, ms=3, color=f"C{color}", alpha=1 if name == "libcint" else 0.45,
-                      label=f"{name}, {SPDF[l]}, {note}")  # fmt: skip
-    axis.set_xscale("log")
-    axis.set_xlabel(f"distance of functions with exponents {TIGHT:g} and {DIFFUSE:g} / Bohr")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="auto", choices=("auto", "cuda", "cpu"))
@@ -341,12 +287,7 @@ def main():
     parser.add_argument("--search", type=int, default=0, metavar="N", help="quartets a class to search for the worst")
     parser.add_argument("--distance", action="store_true", help="tight beside diffuse functions")
     parser.add_argument("--csv", help="file for all rows")
-    parser.add_argument("--plot", metavar="CSV", help="draws the figure of an earlier run")
-    parser.add_argument("--figure", default=str(FOLDER / "exact.png"), help="where to (%(default)s)")
     args = parser.parse_args()
-    if args.plot:
-        plot(read_csv(args.plot), Path(args.figure))
-        return
     backend = md4.Engine(beside(0, (1.0, 1.0), 1.0), backend=args.backend).backend
     print(describe(backend).replace(", one core", ""))  # all cores of the CPU
     with get_context("spawn").Pool(args.jobs) as pool:
