@@ -4,6 +4,7 @@
     python bench/exact.py --backend cuda --limit 100 --jobs 16 --csv exact.csv
     python bench/exact.py --search 100                      also the worst of 100 quartets a class for libcint
     python bench/exact.py --distance                        also tight beside diffuse functions, at growing distance
+    python bench/exact.py --limit 0 --primitive 100         also the worst of 100 uncontracted quartets of mixed l
 
 A shell of angular momentum l has K primitives, K = 1 to 4, with exponents from 0.1 to 300 (their logarithms are
 uniform) and coefficients of either sign; its centre lies in a cube of edge 3 Bohr. Quartet n of a class depends on the
@@ -57,10 +58,10 @@ def label(ls):
     return f"({Case(ls).name})"
 
 
-def random_shells(rng, ls):
-    """A basis of four shells."""
+def random_shells(rng, ls, most=MOST_PRIMITIVES):
+    """A basis of four shells with at most so many primitives."""
     low, high = np.log(EXPONENTS)
-    degrees = rng.integers(1, MOST_PRIMITIVES + 1, 4)
+    degrees = rng.integers(1, most + 1, 4)
     exponents = [np.exp(rng.uniform(low, high, k)) for k in degrees]
     coefficients = [rng.uniform(0.2, 1.0, k) * rng.choice([-1.0, 1.0], k) for k in degrees]
     return md4.Basis.from_arrays(ls, exponents, coefficients, rng.uniform(0.0, EDGE, (4, 3)))
@@ -96,6 +97,12 @@ class Quartet:
         """Largest difference between md4 and libcint, over the largest element."""
         return abs(self.ours - self.theirs).max() / self.largest
 
+    def bound(self):
+        """The Schwarz bound sqrt((ab|ab) (cd|cd)) of the whole block."""
+        engine = md4.Engine(self.basis, backend="cpu")
+        blocks = [engine.compute([pair], [pair])[0, 0] for pair in ([0, 1], [2, 3])]
+        return float(np.sqrt(np.prod([np.einsum("ijij->ij", block).max() for block in blocks])))
+
     def orders(self):
         """The same for libcint's (ab|cd), (ba|cd), (ab|dc) and (ba|dc), as text."""
         libcint, found = Libcint(self.basis), []
@@ -126,11 +133,11 @@ def first_and_spread(blocks):
     return first, max(abs(host(blocks[i : i + 1])[0] - first).max() for i in range(n))
 
 
-def draw(ls, number, seed, backend, alone=False):
+def draw(ls, number, seed, backend, alone=False, most=MOST_PRIMITIVES):
     """Quartet `number` of a class, computed several times at once or `alone`, and the generator that made it."""
     rng = np.random.default_rng([seed, *ls, number])
     while True:
-        quartet = Quartet(random_shells(rng, ls), backend, alone)
+        quartet = Quartet(random_shells(rng, ls, most), backend, alone)
         if quartet.largest > NEGLIGIBLE:
             return quartet, rng
 
@@ -158,14 +165,14 @@ def row(kind, number, found, note="", cartesian=""):
         "exponents": "; ".join(" ".join(f"{x:.3g}" for x in s.exponents) for s in shells),
         "ab": round(float(np.linalg.norm(a - b)), 3), "cd": round(float(np.linalg.norm(c - d)), 3),
         "largest": f"{quartet.largest:.3e}", "md4": f"{ours:.2e}", "libcint": f"{theirs:.2e}", "note": note,
-        "cartesian": cartesian, "distance": "",
+        "cartesian": cartesian, "distance": "", "bound": "",
     }  # fmt: skip
 
 
 def sample(args, pool):
     """Rounds of one random quartet a class, as long as there is time."""
     rows, number, begin = [], 0, perf_counter()
-    while not rows or perf_counter() - begin < args.limit:
+    while perf_counter() - begin < args.limit:
         quartets = [draw(ls, number, args.seed, args.backend) for ls in classes(args.lmax)]
         rows += [row("random", number, found) for found in judged(quartets, pool)]
         number += 1
@@ -181,6 +188,21 @@ def search(args, pool):
         worst.append(max(enumerate(drawn), key=lambda entry: entry[1][0].difference))
     found = judged([entry for _, entry in worst], pool)
     return [row("worst", number, result, result[0].orders()) for (number, _), result in zip(worst, found)]
+
+
+# Classes in which a shell of high l has no partner of high l.
+MIXED = (1, 1, 6, 0), (1, 0, 5, 0), (6, 0, 2, 2)
+
+
+def primitive(args, pool):
+    """Of the first uncontracted quartets of each class of `MIXED`, the one in which md4 and libcint differ most."""
+    worst = []
+    for ls in MIXED:
+        drawn = (draw(ls, n, args.seed, args.backend, alone=True, most=1) for n in range(args.primitive))
+        worst.append(max(enumerate(drawn), key=lambda entry: entry[1][0].difference))
+    found = judged([entry for _, entry in worst], pool)
+    return [row("primitive", number, result) | {"bound": f"{result[0].bound():.3e}"}
+            for (number, _), result in zip(worst, found)]  # fmt: skip
 
 
 # ---- tight beside diffuse --------------------------------------------------------------------------------------------
@@ -233,6 +255,7 @@ def print_tables(rows):
     print_random([r for r in rows if r["kind"] == "random"])
     print_worst([r for r in rows if r["kind"] == "worst"])
     print_distances([r for r in rows if r["kind"] == "distance"])
+    print_worst([r for r in rows if r["kind"] == "primitive"], "bound")
 
 
 def escaped(text):
@@ -242,6 +265,8 @@ def escaped(text):
 
 def print_random(rows):
     """Median and largest error relative to the block's largest element, and the largest in Hartree."""
+    if not rows:
+        return
     heads = [f"{name}, {what}" for name in ("md4", "libcint") for what in ("median", "largest", "largest / Hartree")]
     print(f"\n| l | quartets | {' | '.join(heads)} |\n|" + "---|" * (len(heads) + 2))
     for l in sorted({int(r["l"]) for r in rows}):
@@ -254,10 +279,10 @@ def print_random(rows):
         print(f"| {SPDF[l]} | {len(mine)} | {' | '.join(cells)} |")
 
 
-def print_worst(rows):
-    """The quartets in which libcint was worst."""
+def print_worst(rows, last="note"):
+    """The quartets in which libcint and md4 differ most."""
+    names = ("class", "number", "exponents", "ab", "cd", "largest", "md4", "libcint", last)
     if rows:
-        names = ("class", "number", "exponents", "ab", "cd", "largest", "md4", "libcint", "note")
         print(f"\n| {' | '.join(names)} |\n|" + "---|" * len(names))
     for r in rows:
         print("| " + " | ".join(escaped(str(r[n])) for n in names) + " |")
@@ -286,6 +311,7 @@ def main():
     parser.add_argument("--lmax", type=int, default=LARGEST_L, help="highest angular momentum (%(default)d)")
     parser.add_argument("--search", type=int, default=0, metavar="N", help="quartets a class to search for the worst")
     parser.add_argument("--distance", action="store_true", help="tight beside diffuse functions")
+    parser.add_argument("--primitive", type=int, default=0, metavar="N", help="uncontracted quartets a mixed class")
     parser.add_argument("--csv", help="file for all rows")
     args = parser.parse_args()
     backend = md4.Engine(beside(0, (1.0, 1.0), 1.0), backend=args.backend).backend
@@ -294,6 +320,7 @@ def main():
         rows = sample(args, pool)
         rows += search(args, pool) if args.search else []
         rows += distance_rows(args, pool) if args.distance else []
+        rows += primitive(args, pool) if args.primitive else []
     if args.csv:
         write_csv(args.csv, rows)
     print_tables(rows)

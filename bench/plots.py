@@ -134,7 +134,7 @@ def plot_cpu(plt):
         axis.set(xscale="log", title=f"{threads} threads", xlim=(0.05, 20))
         axis.xaxis.set_major_formatter("{x:g}")
         axis.grid()
-    axes[-1].set_xlabel("time of md4; below 1 it is the faster one")
+    axes[-1].set_xlabel("time of md4, below 1 if faster")
     legend(figure, [handle(plt, marker, colour, text) for text, marker, colour in KINDS.values()], columns=2)
     return figure
 
@@ -174,7 +174,7 @@ def plot_scaling(plt):
     figure, (upper, lower) = panels(plt, 2, 2.7)
     colours = {name: COLOURS[n] for n, name in enumerate(dict.fromkeys(r["class"] for r in rows))}
     for axis, sweep, x, label in ((upper, "batch", "quartets", "shell quartets of a call, K = 1"),
-                                  (lower, "K", "K", "primitive quartets K (dashed: libcint, one core)")):  # fmt: skip
+                                  (lower, "K", "K", "primitive quartets K (dashed: libcint)")):  # fmt: skip
         for name, colour in colours.items():
             mine = [r for r in rows if r["class"] == name and r["sweep"] == sweep]
             axis.loglog([r[x] for r in mine], [r["us_per_quartet"] for r in mine], "o-", ms=3, color=colour)

@@ -170,7 +170,7 @@ def origin(rows):
     text = ""
     for commit, processor, count, *versions in dict.fromkeys(tuple(row[key] for key in ORIGIN) for row in rows):
         python, numpy, numba, pyscf = versions
-        text += f"Commit {commit}; {processor}, {count} processors; "
+        text += f"Commit {commit.partition('/')[0]}; {processor}, {count} processors; "
         text += f"Python {python}, NumPy {numpy}, Numba {numba}, PySCF {pyscf}.\n"
     return text
 

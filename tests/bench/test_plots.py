@@ -53,7 +53,7 @@ def test_names(plots):
 
 
 @pytest.mark.parametrize("name", [path.stem for path in FIGURES])
-def test_labels_do_not_overprint(plots, name, monkeypatch):
+def test_labels_are_whole_and_apart(plots, name, monkeypatch):
     text, drawn = plots.settled().Text, {}
     draw = text.draw
 
@@ -66,6 +66,8 @@ def test_labels_do_not_overprint(plots, name, monkeypatch):
     monkeypatch.setattr(text, "draw", watched)
     figure.canvas.draw()
     assert len(drawn) > 5
+    for label, box in drawn.items():
+        assert figure.bbox.containsx(box.x0) & figure.bbox.containsx(box.x1), f"{label.get_text()!r} is cut"
     for (one, first), (other, second) in combinations(drawn.items(), 2):
         assert not first.overlaps(second), f"{one.get_text()!r} is printed over {other.get_text()!r}"
 
