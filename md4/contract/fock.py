@@ -28,12 +28,7 @@ from md4.cpu.matrices import by_elements, plus_transposed
 from md4.engine import Engine
 from md4.method.operators import Operator, check_order
 from md4.shells.basis import Basis, fingerprint
-from md4.support.arguments import (
-    checked_flag,
-    checked_mol,
-    checked_progress,
-    checked_real,
-)
+from md4.support.arguments import checked_flag, checked_mol, checked_progress, checked_real
 from md4.support.cache import IMPORTED
 from md4.support.locks import Lock, locked
 from md4.support.log import log
@@ -46,8 +41,8 @@ LAYOUT = ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"]
 class JK:
     """J and K of a basis set, for one build or many.
 
-    Threads may share an object. Then their builds run one after the other. If the molecule is changed in place, the next
-    build makes pairs and bounds anew, and `update` starts again from zero.
+    Threads may share an object. Then their builds run one after the other. If the molecule is changed in place, pairs
+    and bounds are made anew at the next build, and `update` starts again from zero.
 
     On a GPU, a planar molecule with f functions or higher ones is turned into a plane of constant z, unless all its
     atoms have the same x, y or z already. Fewer integrals are computed there, and J and K are turned back.
