@@ -1,9 +1,10 @@
 """PySCF's mean-field objects with J and K by md4: `attach` and `detach`.
 
 `attach` puts the class `MD4SCF` in front of the class of an object, as PySCF's density_fit() and newton() do. Then
-get_jk is that of md4, and everything else is that of PySCF. With density fitting, whose class stays in front, J and K
-are those of an `md4.DF`, which replaces PySCF's. get_j, get_k, get_veff, the response functions of newton(),
-stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Derivatives of integrals do not.
+get_jk is that of md4 (`md4.pyscf.builder`), and everything else is that of PySCF. With density fitting, whose class
+stays in front, J and K are those of an `md4.DF`, which replaces PySCF's. get_j, get_k, get_veff, the response functions
+of newton(), stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Derivatives of
+integrals do not.
 
 With a communicator of MPI, every rank runs the same calculation. Its ranks build J and K together, and what decides how
 PySCF goes on is that of rank 0 on all of them: the guess, orbitals, energies and gradients. So they cannot drift apart.
@@ -87,7 +88,7 @@ class MD4SCF:
 
     @property
     def md4_jk(self):
-        """The `md4.JK` that builds J and K of `mol`; its `stats` are those of the last build."""
+        """The `md4.JK` that builds J and K of `mol` directly; its `stats` are those of the last such build."""
         return self._md4_builder.jk(self.mol)
 
     # ranks of a communicator
@@ -265,19 +266,21 @@ def attach(
 ) -> Solver:  # fmt: skip
     """Makes md4 build J and K of a mean-field object of PySCF.
 
-    Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(), conversions such as
-    to_uhf() and to_ks(), pickles and reset() keep md4. With density_fit(), before or after, J and K are those of an
-    `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df`` is used as it
-    is.
+    On a CPU the AO tensor is kept in `mf._eri` where PySCF would keep its own, and J and K are made of it; elsewhere
+    they are direct. Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(),
+    conversions such as to_uhf() and to_ks(), pickles and reset() keep md4. With density_fit(), before or after, J and K
+    are those of an `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df``
+    is used as it is.
 
     Parameters
     ----------
     mf : pyscf.scf.hf.SCF
         RHF, UHF, ROHF, GHF, RKS, UKS, ROKS or GKS of a molecule, symmetry-adapted or not. It is changed in place. Its
-        direct_scf and direct_scf_tol have the same meaning as without md4, but direct_scf_tol is always used.
+        direct_scf and direct_scf_tol have the same meaning as without md4, but direct_scf_tol is used in all direct
+        builds.
     backend : {'auto', 'cuda', 'cpu'}
     max_memory : float, optional
-        Hard cap in MB on what md4 allocates. The default is what is free; `mf.max_memory` has no effect.
+        Hard cap in MB on what md4 allocates. The default is what is free; `mf.max_memory` has no effect on it.
     stream : optional
         CUDA stream to work on; see `md4.Engine`.
     devices : 'all', int or list of int, optional
