@@ -11,7 +11,8 @@ What is timed, md4's call and that with which it is compared:
     int2e       md4.int2e(mol, aosym="s8")       mol.intor("int2e", aosym="s8")
     jk          get_jk of a md4.JK that is kept  get_jk of a mean-field object that is kept, direct, with its bounds
     jk-fresh    md4.get_jk, from nothing         get_jk of a new mean-field object, direct
-    scf         md4.attach(mol.RHF()).kernel()   mol.RHF().kernel(), direct; the same conv_tol
+    scf         md4.attach(mol.RHF()).kernel()   mol.RHF().kernel(), which stores the integrals if they fit, as md4 does
+    scf-direct  the same, direct                 the same, direct
     class       engine.compute of (gg|gg) and    mol.intor of the same quartets of shells, on one core
                 (ii|ii), primitive shells
 
@@ -45,9 +46,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 SIGN = "@@ "
-KINDS = ("int2e", "jk", "jk-fresh", "scf", "class")
+KINDS = ("int2e", "jk", "jk-fresh", "scf", "scf-direct", "class")
 SYSTEMS = ["water/cc-pvdz", "water/cc-pvtz", "water/cc-pvqz", "water/cc-pv5z", "methane/cc-pvtz", "benzene/cc-pvdz"]
-SCF_SYSTEMS = ["water/cc-pvdz", "water/cc-pvtz", "water/cc-pvqz"]
+SCF_SYSTEMS = ["water/cc-pvdz", "water/cc-pvtz", "water/cc-pvqz", "methane/cc-pvtz", "benzene/cc-pvdz"]
 # Letter of the class and number of shells on each of the four centres: n^4 quartets.
 CLASSES = {"g": 8, "i": 6}
 CH = 1.087 / 3**0.5  # Angstrom
@@ -76,7 +77,11 @@ def molecule(system):
 
 def direct(mol):
     """A mean-field object of PySCF that never stores the integrals, however much memory there is."""
-    mf = mol.RHF()
+    return storing_nothing(mol.RHF())
+
+
+def storing_nothing(mf):
+    """The object, which from now on never stores the integrals."""
     mf._is_mem_enough = lambda: False
     return mf
 
@@ -146,7 +151,15 @@ def jk_fresh(system, which):
 
 
 def scf(system, _):
-    """As `int2e`, for the energy of a whole SCF."""
+    """As `int2e`, for the energy of a whole SCF, as a user runs it."""
+    import md4
+
+    mol = molecule(system)
+    return lambda: [md4.attach(mol.RHF(), backend="cpu").kernel()], lambda: [mol.RHF().kernel()]
+
+
+def scf_direct(system, _):
+    """As `scf`, where neither may store the integrals."""
     import md4
 
     mol = molecule(system)
@@ -157,7 +170,7 @@ def scf(system, _):
         check_direct(mf)
         return [energy]
 
-    return lambda: [md4.attach(mol.RHF(), backend="cpu").kernel()], theirs
+    return lambda: [storing_nothing(md4.attach(mol.RHF(), backend="cpu")).kernel()], theirs
 
 
 def shell_class(letter, _):
@@ -187,7 +200,7 @@ def shell_class(letter, _):
     return ours, theirs
 
 
-MAKERS = {"int2e": int2e, "jk": jk, "jk-fresh": jk_fresh, "scf": scf, "class": shell_class}
+MAKERS = {"int2e": int2e, "jk": jk, "jk-fresh": jk_fresh, "scf": scf, "scf-direct": scf_direct, "class": shell_class}
 
 
 # the process that works -----------------------------------------------------------------------------------------------
@@ -427,7 +440,7 @@ def tasks_of(args):
     """[(kind, molecule and basis, or letter of a class)]."""
     found = []
     for kind in args.kinds:
-        usual = CLASSES if kind == "class" else SCF_SYSTEMS if kind == "scf" else SYSTEMS
+        usual = CLASSES if kind == "class" else SCF_SYSTEMS if kind.startswith("scf") else SYSTEMS
         found += [(kind, system) for system in (usual if kind == "class" or not args.systems else args.systems)]
     return found
 

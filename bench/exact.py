@@ -4,7 +4,7 @@
     python bench/exact.py --backend cuda --limit 100 --jobs 16 --csv exact.csv
     python bench/exact.py --search 100                      also the worst of 100 quartets a class for libcint
     python bench/exact.py --distance                        also tight beside diffuse functions, at growing distance
-    python bench/exact.py --plot exact.csv                  the figure only
+    python bench/exact.py --limit 0 --primitive 100         also the worst of 100 uncontracted quartets of mixed l
 
 A shell of angular momentum l has K primitives, K = 1 to 4, with exponents from 0.1 to 300 (their logarithms are
 uniform) and coefficients of either sign; its centre lies in a cube of edge 3 Bohr. Quartet n of a class depends on the
@@ -22,12 +22,11 @@ copy.
 import argparse
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 from cases import Case
-from clock import describe, read_csv, write_csv
+from clock import describe, write_csv
 from libcint import Libcint
 
 import md4
@@ -43,7 +42,6 @@ LARGEST_L = 6
 DIGITS = 25  # of the oracle
 COPIES = {"cpu": 5, "cuda": 256}  # of the bra pair and of the ket pair
 OUTPUT = {"cpu": 1e7, "cuda": 2e8}  # bytes of all copies
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 
 # ---- random quartets -------------------------------------------------------------------------------------------------
 
@@ -60,10 +58,10 @@ def label(ls):
     return f"({Case(ls).name})"
 
 
-def random_shells(rng, ls):
-    """A basis of four shells."""
+def random_shells(rng, ls, most=MOST_PRIMITIVES):
+    """A basis of four shells with at most so many primitives."""
     low, high = np.log(EXPONENTS)
-    degrees = rng.integers(1, MOST_PRIMITIVES + 1, 4)
+    degrees = rng.integers(1, most + 1, 4)
     exponents = [np.exp(rng.uniform(low, high, k)) for k in degrees]
     coefficients = [rng.uniform(0.2, 1.0, k) * rng.choice([-1.0, 1.0], k) for k in degrees]
     return md4.Basis.from_arrays(ls, exponents, coefficients, rng.uniform(0.0, EDGE, (4, 3)))
@@ -99,6 +97,12 @@ class Quartet:
         """Largest difference between md4 and libcint, over the largest element."""
         return abs(self.ours - self.theirs).max() / self.largest
 
+    def bound(self):
+        """The Schwarz bound sqrt((ab|ab) (cd|cd)) of the whole block."""
+        engine = md4.Engine(self.basis, backend="cpu")
+        blocks = [engine.compute([pair], [pair])[0, 0] for pair in ([0, 1], [2, 3])]
+        return float(np.sqrt(np.prod([np.einsum("ijij->ij", block).max() for block in blocks])))
+
     def orders(self):
         """The same for libcint's (ab|cd), (ba|cd), (ab|dc) and (ba|dc), as text."""
         libcint, found = Libcint(self.basis), []
@@ -129,11 +133,11 @@ def first_and_spread(blocks):
     return first, max(abs(host(blocks[i : i + 1])[0] - first).max() for i in range(n))
 
 
-def draw(ls, number, seed, backend, alone=False):
+def draw(ls, number, seed, backend, alone=False, most=MOST_PRIMITIVES):
     """Quartet `number` of a class, computed several times at once or `alone`, and the generator that made it."""
     rng = np.random.default_rng([seed, *ls, number])
     while True:
-        quartet = Quartet(random_shells(rng, ls), backend, alone)
+        quartet = Quartet(random_shells(rng, ls, most), backend, alone)
         if quartet.largest > NEGLIGIBLE:
             return quartet, rng
 
@@ -161,14 +165,14 @@ def row(kind, number, found, note="", cartesian=""):
         "exponents": "; ".join(" ".join(f"{x:.3g}" for x in s.exponents) for s in shells),
         "ab": round(float(np.linalg.norm(a - b)), 3), "cd": round(float(np.linalg.norm(c - d)), 3),
         "largest": f"{quartet.largest:.3e}", "md4": f"{ours:.2e}", "libcint": f"{theirs:.2e}", "note": note,
-        "cartesian": cartesian, "distance": "",
+        "cartesian": cartesian, "distance": "", "bound": "",
     }  # fmt: skip
 
 
 def sample(args, pool):
     """Rounds of one random quartet a class, as long as there is time."""
     rows, number, begin = [], 0, perf_counter()
-    while not rows or perf_counter() - begin < args.limit:
+    while perf_counter() - begin < args.limit:
         quartets = [draw(ls, number, args.seed, args.backend) for ls in classes(args.lmax)]
         rows += [row("random", number, found) for found in judged(quartets, pool)]
         number += 1
@@ -184,6 +188,21 @@ def search(args, pool):
         worst.append(max(enumerate(drawn), key=lambda entry: entry[1][0].difference))
     found = judged([entry for _, entry in worst], pool)
     return [row("worst", number, result, result[0].orders()) for (number, _), result in zip(worst, found)]
+
+
+# Classes in which a shell of high l has no partner of high l.
+MIXED = (1, 1, 6, 0), (1, 0, 5, 0), (6, 0, 2, 2)
+
+
+def primitive(args, pool):
+    """Of the first uncontracted quartets of each class of `MIXED`, the one in which md4 and libcint differ most."""
+    worst = []
+    for ls in MIXED:
+        drawn = (draw(ls, n, args.seed, args.backend, alone=True, most=1) for n in range(args.primitive))
+        worst.append(max(enumerate(drawn), key=lambda entry: entry[1][0].difference))
+    found = judged([entry for _, entry in worst], pool)
+    return [row("primitive", number, result) | {"bound": f"{result[0].bound():.3e}"}
+            for (number, _), result in zip(worst, found)]  # fmt: skip
 
 
 # ---- tight beside diffuse --------------------------------------------------------------------------------------------
@@ -236,6 +255,7 @@ def print_tables(rows):
     print_random([r for r in rows if r["kind"] == "random"])
     print_worst([r for r in rows if r["kind"] == "worst"])
     print_distances([r for r in rows if r["kind"] == "distance"])
+    print_worst([r for r in rows if r["kind"] == "primitive"], "bound")
 
 
 def escaped(text):
@@ -245,6 +265,8 @@ def escaped(text):
 
 def print_random(rows):
     """Median and largest error relative to the block's largest element, and the largest in Hartree."""
+    if not rows:
+        return
     heads = [f"{name}, {what}" for name in ("md4", "libcint") for what in ("median", "largest", "largest / Hartree")]
     print(f"\n| l | quartets | {' | '.join(heads)} |\n|" + "---|" * (len(heads) + 2))
     for l in sorted({int(r["l"]) for r in rows}):
@@ -257,10 +279,10 @@ def print_random(rows):
         print(f"| {SPDF[l]} | {len(mine)} | {' | '.join(cells)} |")
 
 
-def print_worst(rows):
-    """The quartets in which libcint was worst."""
+def print_worst(rows, last="note"):
+    """The quartets in which libcint and md4 differ most."""
+    names = ("class", "number", "exponents", "ab", "cd", "largest", "md4", "libcint", last)
     if rows:
-        names = ("class", "number", "exponents", "ab", "cd", "largest", "md4", "libcint", "note")
         print(f"\n| {' | '.join(names)} |\n|" + "---|" * len(names))
     for r in rows:
         print("| " + " | ".join(escaped(str(r[n])) for n in names) + " |")
@@ -280,57 +302,6 @@ def print_distances(rows):
             print(f"| {escaped(kind)} | {note} | {name} | {' | '.join(cells)} |")
 
 
-def plot(rows, path):
-    """Errors of the random quartets by l, and of tight beside diffuse functions by their distance."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    near = [r for r in rows if r["kind"] == "distance"]
-    figure, axes = plt.subplots(1, 2 if near else 1, figsize=(10 if near else 6.4, 4.2), squeeze=False)
-    draw_random(axes[0, 0], [r for r in rows if r["kind"] == "random"])
-    if near:
-        draw_distance(axes[0, 1], near)
-    for axis in axes.flat:
-        axis.set_yscale("log")
-        axis.set_ylabel("error over the block's largest element")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    print(f"wrote {path}")
-
-
-def draw_random(axis, rows):
-    """A point a quartet, and a line through the medians."""
-    for shift, (name, marker) in zip((-0.12, 0.12), (("md4", "o"), ("libcint", "s"))):
-        ls = np.array([float(r["l"]) for r in rows])
-        errors = np.maximum([float(r[name]) for r in rows], 1e-17)
-        (points,) = axis.plot(ls + shift, errors, marker, ms=3, alpha=0.4)
-        known = np.unique(ls)
-        medians = [np.median(errors[ls == l]) for l in known]
-        axis.plot(known + shift, medians, "-", color=points.get_color(), label=f"{name}, median")
-    axis.set_xticks(range(int(ls.max()) + 1), SPDF[: int(ls.max()) + 1])
-    axis.set_xlabel("highest angular momentum of the quartet")
-
-
-def draw_distance(axis, rows):
-    """A line for each l, order and program."""
-    ls, styles = sorted({int(r["l"]) for r in rows}), (("tight first", "-"), ("diffuse first", "--"))
-    for (color, l), (note, style) in product(enumerate(ls, 2), styles):
-        mine = [r for r in rows if r["l"] == l and r["note"] == note]
-        for name, marker in (("libcint", "s"), ("md4", "o")):
-            if name == "md4" and style == "--":  # as with the tight function first
-                continue
-            axis.plot([float(r["distance"]) for r in mine], np.maximum([float(r[name]) for r in mine], 1e-17), style,
-                      marker=marker, ms=3, color=f"C{color}", alpha=1 if name == "libcint" else 0.45,
-                      label=f"{name}, {SPDF[l]}, {note}")  # fmt: skip
-    axis.set_xscale("log")
-    axis.set_xlabel(f"distance of functions with exponents {TIGHT:g} and {DIFFUSE:g} / Bohr")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="auto", choices=("auto", "cuda", "cpu"))
@@ -340,19 +311,16 @@ def main():
     parser.add_argument("--lmax", type=int, default=LARGEST_L, help="highest angular momentum (%(default)d)")
     parser.add_argument("--search", type=int, default=0, metavar="N", help="quartets a class to search for the worst")
     parser.add_argument("--distance", action="store_true", help="tight beside diffuse functions")
+    parser.add_argument("--primitive", type=int, default=0, metavar="N", help="uncontracted quartets a mixed class")
     parser.add_argument("--csv", help="file for all rows")
-    parser.add_argument("--plot", metavar="CSV", help="draws the figure of an earlier run")
-    parser.add_argument("--figure", default=str(FOLDER / "exact.png"), help="where to (%(default)s)")
     args = parser.parse_args()
-    if args.plot:
-        plot(read_csv(args.plot), Path(args.figure))
-        return
     backend = md4.Engine(beside(0, (1.0, 1.0), 1.0), backend=args.backend).backend
     print(describe(backend).replace(", one core", ""))  # all cores of the CPU
     with get_context("spawn").Pool(args.jobs) as pool:
         rows = sample(args, pool)
         rows += search(args, pool) if args.search else []
         rows += distance_rows(args, pool) if args.distance else []
+        rows += primitive(args, pool) if args.primitive else []
     if args.csv:
         write_csv(args.csv, rows)
     print_tables(rows)

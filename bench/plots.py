@@ -1,83 +1,32 @@
-"""Figures of the site from the CSV files in bench/results, and those that bench/scf.py draws.
+"""Figures of the site, from the CSV files in bench/results.
 
-    python bench/plots.py      writes docs/figures/builds.svg, classes.svg and, if there are such files, cpu.svg
-                               and scaling-devices.svg
+    python bench/plots.py [NAME ...]      writes docs/figures/NAME.svg, by default all for which there are files
 
-`bench/tables.py` says which file has what.
+`bench/tables.py` and the docstring of each figure say which file has what. Figures are transparent, and their colours
+can be seen on white and on black, because a picture knows nothing of the theme of its page. They are narrow, so that
+their text can be read on a phone.
 """
 
-from pathlib import Path
+import sys
+from itertools import product
 
-from clock import ROOT
-from tables import builds, by_system, classes, device_rows, idle_rows, molecule
+import numpy as np
+from clock import ROOT, read_csv
+from tables import RESULTS, builds, by_system, classes, device_rows, idle_rows, molecule
 
-SERIES = (("seconds", "o-", "md4"), ("pyscf", "s--", "PySCF"))
 FIGURES = ROOT / "docs" / "figures"
+WIDTH = 4.1  # inches
+TEXT = 10.5  # points; 11 pixels if a phone of 360 pixels shows a figure over its whole column
+GREY, BLUE, ORANGE, GREEN, RED, VIOLET, TEAL = (
+    "#7a7a7a", "#3a86c8", "#cc7a22", "#4c9a4c", "#cf5c5c", "#9470bd", "#2f9696",
+)  # fmt: skip
+COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, TEAL, GREY)
+SPDF = "spdfghi"
 # Marker and colour of each program.
-LOOKS = {
-    "md4": ("o", "#1f6fb4"), "GPU4PySCF": ("s", "#d9822b"), "PySCF": ("^", "#555555"), "libcint": ("^", "#555555"),
-    "LibintX": ("s", "#d9822b"),
-}  # fmt: skip
-# Panels of cpu.svg: title, and the program beside md4.
-KINDS = {"int2e": ("tensor", "libcint"), "jk": ("J and K", "PySCF")}
-
-
-def plot_scf(rows, folder):
-    """scf-waters.png and scf-basis.png from the rows that each is about; without matplotlib, says so."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        print("no matplotlib here; plot the CSV elsewhere with --plot")
-        return
-    mpl.use("Agg")
-    figures = {"scf-waters": (waters, [r for r in rows if r["waters"] >= 1]),
-               "scf-basis": (bases, [r for r in rows if r["system"] == "benzene"])}  # fmt: skip
-    for name, (draw, mine) in figures.items():
-        if len(mine) > 1:
-            save(draw, mine, Path(folder) / f"{name}.png")
-
-
-def save(draw, rows, path):
-    """One panel with logarithmic seconds."""
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6.4, 4.8))
-    draw(axis, rows)
-    axis.set_yscale("log")
-    axis.set_ylabel("seconds for J and K, warm")
-    axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize=8)
-    figure.suptitle(rows[0]["machine"], fontsize=5, wrap=True)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    print(f"wrote {path}")
-
-
-def lines(axis, rows, x, label):
-    """md4 and, where it was run, PySCF dashed in the same colour."""
-    color = None
-    for key, style, name in SERIES:
-        known = [r for r in rows if r[key] != ""]
-        if known:
-            (drawn,) = axis.plot([x(r) for r in known], [r[key] for r in known], style, ms=4, color=color,
-                                 label=f"{name}, {label}")  # fmt: skip
-            color = drawn.get_color()
-
-
-def waters(axis, rows):
-    """Time against the number of waters, a line a basis."""
-    for basis in dict.fromkeys(r["basis"] for r in rows):
-        lines(axis, [r for r in rows if r["basis"] == basis], lambda r: r["waters"], basis)
-    axis.set_xscale("log", base=2)
-    axis.set_xlabel("waters")
-
-
-def bases(axis, rows):
-    """Time against the basis set."""
-    order = sorted(rows, key=lambda r: r["nao"])
-    lines(axis, order, lambda r: f"{r['basis']}\n{r['nao']:.0f} AOs", "benzene")
-    axis.set_xlabel("basis")
+LOOKS = {"md4": ("o", BLUE), "GPU4PySCF": ("s", ORANGE), "LibintX": ("s", ORANGE), "PySCF": ("^", GREEN),
+         "libcint": ("^", GREEN)}  # fmt: skip
+# Kinds of work in cpu.svg: what it is called, marker and colour.
+KINDS = {"int2e": ("tensor, libcint = 1", "o", BLUE), "jk": ("J and K, PySCF = 1", "s", ORANGE)}
 
 
 def settled():
@@ -87,8 +36,216 @@ def settled():
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({"svg.hashsalt": "md4", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update({
+        "svg.hashsalt": "md4", "savefig.transparent": True, "font.size": TEXT, "figure.max_open_warning": 0,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.prop_cycle": mpl.cycler(color=COLOURS),
+        "grid.color": GREY, "grid.alpha": 0.3, "legend.frameon": False, "lines.markersize": 5,
+        **dict.fromkeys(("axes.titlesize", "axes.labelsize", "legend.fontsize"), TEXT),
+        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), TEXT),
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY),
+    })  # fmt: skip
     return plt
+
+
+def panels(plt, count, height):
+    """A figure with panels of a height in inches below each other."""
+    figure, axes = plt.subplots(count, 1, figsize=(WIDTH, count * height), layout="constrained", squeeze=False)
+    return figure, list(axes[:, 0])
+
+
+def legend(figure, handles=None, columns=1, **place):
+    """A legend above all panels."""
+    place = {"loc": "outside upper center", **place}
+    handles = {} if handles is None else {"handles": handles}
+    figure.legend(ncols=columns, handletextpad=0.3, columnspacing=1.0, **handles, **place)
+
+
+def handle(plt, marker, colour, text, line=""):
+    return plt.Line2D([], [], ls=line, marker=marker, color=colour, label=text)
+
+
+def value(seconds):
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
+
+
+def plot_builds(plt):
+    """J and K of molecules on the GPU and elsewhere; hollow markers for times of other runs."""
+    rows = builds()
+    figure, (axis,) = panels(plt, 1, 0.62 * len(rows) + 1.0)
+    for y, row in enumerate(reversed(rows)):
+        axis.axhline(y, color=GREY, alpha=0.3, lw=1, zorder=0)
+        axis.text(0.01, y + 0.18, f"{row['label']}, {row['nao']}", transform=axis.get_yaxis_transform(), va="bottom")
+        last = max(row["times"], key=row["times"].get)
+        for program, (seconds, same_run) in row["times"].items():
+            marker, colour = LOOKS[program]
+            axis.plot(seconds, y, marker, color=colour, ms=7, mfc=colour if same_run else "none", zorder=3)
+            # Away from each other: the number of the slowest begins at its marker, others end there.
+            side, shift = ("left", -5) if program == last else ("right", 5)
+            axis.annotate(value(seconds), (seconds, y), xytext=(shift, -5), textcoords="offset points",
+                          ha=side, va="top", color=colour)  # fmt: skip
+    axis.set(xscale="log", xlabel="seconds for one build of J and K", yticks=[], ylim=(-0.5, len(rows) - 0.3))
+    axis.set_xmargin(0.1)
+    axis.spines["left"].set_visible(False)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.grid(axis="x")
+    names = {"md4": "md4, one H200", "GPU4PySCF": "GPU4PySCF 1.9, one H200", "PySCF": "PySCF, 16 cores"}
+    legend(figure, [handle(plt, *LOOKS[program], name) for program, name in names.items()], columns=2)
+    return figure
+
+
+def plot_classes(plt):
+    """Quartets a second and the share of the peak, against the angular momentum."""
+    rows = classes()
+    figure, (upper, lower) = panels(plt, 2, 2.6)
+    rates = {
+        "md4": ("md4, H200", [r["quartets_per_s"] for r in rows]),
+        "LibintX": ("LibintX, H200", [r["quartets_per_s"] / r["times_libintx"] for r in rows]),
+        "libcint": ("libcint, one core", [1e6 / r["libcint_us"] for r in rows]),
+    }
+    for program, (name, values) in rates.items():
+        marker, colour = LOOKS[program]
+        upper.semilogy(values, f"{marker}-", color=colour, lw=1, label=name)
+    upper.set_ylabel("shell quartets per second")
+    lower.bar(range(len(rows)), [100 * r["share_of_peak"] for r in rows], color=BLUE)
+    lower.set(ylabel="useful share\nof the FP64 peak / %", ylim=(0, 100), xlabel="l of (ll|ll), uncontracted")
+    for axis in (upper, lower):
+        axis.set_xticks(range(len(rows)), [r["class"][0] for r in rows])
+        axis.grid(axis="y")
+    upper.legend()
+    return figure
+
+
+def plot_cpu(plt):
+    """Times of molecules on the CPU over those of libcint and PySCF, a panel for each number of threads."""
+    found = {}
+    for (name, threads), kinds in by_system(idle_rows()).items():
+        if KINDS.keys() & kinds.keys():
+            found.setdefault(threads, {})[name] = kinds
+    if not found:
+        return None
+    figure, axes = panels(plt, len(found), 2.3)
+    for axis, (threads, rows) in zip(axes, found.items()):
+        for kind, (_, marker, colour) in KINDS.items():
+            points = [(rows[name][kind]["ratio"], y) for y, name in enumerate(rows) if kind in rows[name]]
+            axis.plot(*zip(*points), marker, color=colour, ms=7)
+        axis.axvline(1, color=GREY, lw=1)
+        axis.set_yticks(range(len(rows)), rows)
+        axis.invert_yaxis()
+        axis.set(xscale="log", title=f"{threads} threads", xlim=(0.05, 20))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.grid()
+    axes[-1].set_xlabel("time of md4, below 1 if faster")
+    legend(figure, [handle(plt, marker, colour, text) for text, marker, colour in KINDS.values()], columns=2)
+    return figure
+
+
+def plot_devices(plt):
+    """Efficiency of builds of J and K on several GPUs: simulated as lines, measured as points of the same colour."""
+    rows = [r for name in ("scaling-simulated.csv", "scaling-devices.csv") for r in device_rows(name)]
+    rows = [r for r in rows if r["matrices"] == "J, K"]
+    if not rows:
+        return None
+    figure, (axis,) = panels(plt, 1, 4.8)
+    names = {name: COLOURS[n] for n, name in enumerate(dict.fromkeys(map(molecule, rows)))}
+    for row in rows:
+        count = row.get("workers", row.get("devices"))
+        if count > 1 and "form" in row:
+            marker = {"process": "o", "ranks": "s"}[row["form"]]
+            axis.plot(count, 100 * row["efficiency"], marker, color=names[molecule(row)], mfc="none")
+    for name, colour in names.items():
+        line = [(r["workers"], 100 * r["efficiency"]) for r in rows if molecule(r) == name and "workers" in r]
+        axis.plot(*zip(*line), color=colour, lw=1) if line else None
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set(xlabel="GPUs", ylabel="efficiency / %", ylim=(0, 105))
+    axis.grid()
+    handles = [handle(plt, "", colour, name, "-") for name, colour in names.items()]
+    handles += [handle(plt, "", GREY, "simulated", "-"), handle(plt, "o", GREY, "one process"),
+                handle(plt, "s", GREY, "MPI ranks")]  # fmt: skip
+    for marked in handles[-2:]:
+        marked.set_markerfacecolor("none")
+    legend(figure, handles, columns=2)
+    return figure
+
+
+def plot_scaling(plt):
+    """Microseconds a quartet against the size of a batch and against contraction: scaling.csv."""
+    rows = read_csv(RESULTS / "scaling.csv")
+    figure, (upper, lower) = panels(plt, 2, 2.7)
+    colours = {name: COLOURS[n] for n, name in enumerate(dict.fromkeys(r["class"] for r in rows))}
+    for axis, sweep, x, label in ((upper, "batch", "quartets", "shell quartets of a call, K = 1"),
+                                  (lower, "K", "K", "primitive quartets K (dashed: libcint)")):  # fmt: skip
+        for name, colour in colours.items():
+            mine = [r for r in rows if r["class"] == name and r["sweep"] == sweep]
+            axis.loglog([r[x] for r in mine], [r["us_per_quartet"] for r in mine], "o-", ms=3, color=colour)
+            theirs = [r for r in mine if sweep == "K" and r["libcint_us"] != ""]
+            axis.plot([r[x] for r in theirs], [r["libcint_us"] for r in theirs], "--", color=colour)
+        axis.set(xlabel=label, ylabel="µs per shell quartet")
+        axis.grid()
+    legend(figure, [handle(plt, "o", colour, f"({name})", "-") for name, colour in colours.items()], columns=3)
+    return figure
+
+
+def plot_exact(plt):
+    """Errors of random quartets by l, and of tight beside diffuse functions by their distance: exact.csv."""
+    rows = read_csv(RESULTS / "exact.csv")
+    figure, (upper, lower) = panels(plt, 2, 3.1)
+    draw_random(upper, [r for r in rows if r["kind"] == "random"])
+    draw_distance(lower, [r for r in rows if r["kind"] == "distance"])
+    for axis in (upper, lower):
+        axis.set_yscale("log")
+        axis.set_ylabel("error over the largest element")
+        axis.grid()
+    upper.legend()
+    ls = sorted({int(r["l"]) for r in rows if r["kind"] == "distance"})
+    handles = [handle(plt, "", COLOURS[2 + n], f"(ll|ss) of {SPDF[l]}", "-") for n, l in enumerate(ls)]
+    handles += [handle(plt, "s", GREY, "libcint, tight first", "-"), handle(plt, "o", GREY, "md4", "-"),
+                handle(plt, "s", GREY, "libcint, diffuse first", "--")]  # fmt: skip
+    legend(figure, handles, columns=2, loc="outside lower center")
+    return figure
+
+
+def draw_random(axis, rows):
+    """A point a quartet, and a line through the medians."""
+    for shift, name in zip((-0.12, 0.12), ("md4", "libcint")):
+        marker, colour = LOOKS[name]
+        ls = np.array([float(r["l"]) for r in rows])
+        errors = np.maximum([float(r[name]) for r in rows], 1e-17)
+        axis.plot(ls + shift, errors, marker, color=colour, ms=3, alpha=0.5)
+        medians = [np.median(errors[ls == l]) for l in np.unique(ls)]
+        axis.plot(np.unique(ls) + shift, medians, "-", color=colour, label=f"{name}, median")
+    axis.set_xticks(range(int(ls.max()) + 1), SPDF[: int(ls.max()) + 1])
+    axis.set_xlabel("highest angular momentum of the quartet")
+
+
+def draw_distance(axis, rows):
+    """A line for each l, order and program; md4's only with the tight function first, since the other is the same."""
+    ls = sorted({int(r["l"]) for r in rows})
+    for (n, l), (note, style) in product(enumerate(ls), (("tight first", "-"), ("diffuse first", "--"))):
+        mine = [r for r in rows if r["l"] == l and r["note"] == note]
+        for name, marker in (("libcint", "s"), ("md4", "o"))[: 2 if style == "-" else 1]:
+            errors = np.maximum([float(r[name]) for r in mine], 1e-17)
+            axis.plot([float(r["distance"]) for r in mine], errors, style, marker=marker, ms=3, color=COLOURS[2 + n])
+    axis.set(xscale="log", xlabel="distance of tight and diffuse function / Bohr")
+
+
+def plot_published(plt):
+    """Energies above numerical limits against the number of AOs, a line a system: published.csv."""
+    rows = [r for r in read_csv(RESULTS / "published.csv") if isinstance(r["above"], float) and r["above"] > 0]
+    figure, (axis,) = panels(plt, 1, 3.6)
+    for name in dict.fromkeys(r["system"] for r in rows if r["system"] != "O"):
+        mine = sorted((r["aos"], r["above"]) for r in rows if r["system"] == name)
+        axis.loglog(*zip(*mine), "o-", ms=4, label=name)
+    axis.set(xlabel="AOs", ylabel="energy above the limit / Hartree")
+    axis.grid()
+    legend(figure, columns=4)
+    return figure
+
+
+FIGURES_BY_NAME = {
+    "builds": plot_builds, "classes": plot_classes, "cpu": plot_cpu, "scaling-devices": plot_devices,
+    "scaling": plot_scaling, "exact": plot_exact, "published": plot_published,
+}  # fmt: skip
 
 
 def write(figure, name):
@@ -99,114 +256,13 @@ def write(figure, name):
     print(f"wrote {path.relative_to(ROOT)}")
 
 
-def dots(axis, rows):
-    """Seconds of programs, a line for each of (label, {program: (seconds, same run)}); hollow if of another run."""
-    seen = set()
-    for y, (_, times) in enumerate(reversed(rows)):
-        axis.axhline(y, color="0.9", lw=1, zorder=0)
-        for program, (seconds, same_run) in times.items():
-            marker, colour = LOOKS[program]
-            axis.plot(
-                seconds, y, marker, color=colour, ms=7, mfc=colour if same_run else "white", zorder=3,
-                label=None if program in seen else program,
-            )  # fmt: skip
-            text = f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
-            place = {"xytext": (0, -13 if program == "GPU4PySCF" else 6), "textcoords": "offset points"}
-            axis.annotate(text, (seconds, y), **place, ha="center", fontsize=8, color=colour)
-            seen.add(program)
-    axis.set_yticks(range(len(rows)), [label for label, _ in reversed(rows)])
-    axis.set_ylim(-0.5, len(rows) - 0.4)
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.xaxis.set_minor_formatter("")
-    axis.grid(axis="x", alpha=0.3)
-
-
-def plot_builds(plt):
-    """J and K of molecules on the GPU and elsewhere."""
-    figure, axis = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
-    dots(axis, [(f"{r['label']}, {r['nao']}", r["times"]) for r in builds()])
-    axis.set_xlabel("seconds for one build of J and K")
-    names = {"md4": "md4, one H200", "GPU4PySCF": "GPU4PySCF 1.9, one H200", "PySCF": "PySCF, 16 cores"}
-    handles = []
-    for program, name in names.items():
-        marker, colour = LOOKS[program]
-        handles.append(plt.Line2D([], [], ls="", marker=marker, color=colour, label=name))
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=8, frameon=False, handletextpad=0.1)
-    write(figure, "builds")
-
-
-def plot_classes(plt):
-    """Quartets a second and the share of the peak, against the angular momentum."""
-    rows = classes()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(6.4, 3.2), layout="constrained")
-    rates = {
-        "md4": [r["quartets_per_s"] for r in rows],
-        "LibintX": [r["quartets_per_s"] / r["times_libintx"] for r in rows],
-        "libcint": [1e6 / r["libcint_us"] for r in rows],
-    }
-    names = {"md4": "md4, H200", "LibintX": "LibintX, H200", "libcint": "libcint, one core"}
-    for program, values in rates.items():
-        marker, colour = LOOKS[program]
-        left.semilogy(values, f"{marker}-", color=colour, ms=5, lw=1, label=names[program])
-    left.set_ylabel("shell quartets per second")
-    right.bar(range(len(rows)), [100 * r["share_of_peak"] for r in rows], color=LOOKS["md4"][1])
-    right.set_ylabel("useful share of the FP64 peak / %")
-    right.set_ylim(0, 100)
-    for axis in (left, right):
-        axis.set_xticks(range(len(rows)), [r["class"][0] for r in rows])
-        axis.set_xlabel("l of (ll|ll), uncontracted")
-        axis.grid(axis="y", alpha=0.3)
-    left.legend(fontsize=8, frameon=False)
-    write(figure, "classes")
-
-
-def plot_cpu(plt):
-    """Molecules on the CPU beside libcint and PySCF, a panel for each kind of work."""
-    rows = idle_rows()
-    if not rows:
-        return
-    figure, axes = plt.subplots(1, len(KINDS), figsize=(6.4, 3.2), layout="constrained", sharey=True)
-    for axis, (kind, (title, other)) in zip(axes, KINDS.items()):
-        mine = {(name, threads): found[kind] for (name, threads), found in by_system(rows).items() if kind in found}
-        several = len({threads for _, threads in mine}) > 1
-        dots(axis, [
-            (f"{name}, {threads}" if several else name, {"md4": (r["seconds"], True), other: (r["libcint"], True)})
-            for (name, threads), r in mine.items()
-        ])  # fmt: skip
-        axis.set(title=title, xlabel="seconds")
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=8, frameon=False)
-    write(figure, "cpu")
-
-
-def plot_devices(plt):
-    """Efficiency of builds of J and K on several GPUs: simulated as lines, measured as points of the same colour."""
-    rows = [r for name in ("scaling-simulated.csv", "scaling-devices.csv") for r in device_rows(name)]
-    rows = [r for r in rows if r["matrices"] == "J, K"]
-    if not rows:
-        return
-    figure, axis = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
-    for n, name in enumerate(dict.fromkeys(map(molecule, rows))):
-        mine, colour = [r for r in rows if molecule(r) == name], f"C{n}"
-        line = [(r["workers"], 100 * r["efficiency"]) for r in mine if "workers" in r]
-        axis.plot(*zip(*line), color=colour, lw=1, label=f"{name}, simulated") if line else None
-        for form, marker, text in (("process", "o", "one process"), ("ranks", "s", "MPI ranks")):
-            found = [(r["devices"], 100 * r["efficiency"]) for r in mine if r.get("form") == form and r["devices"] > 1]
-            if found:
-                axis.plot(*zip(*found), marker, color=colour, ms=5, mfc="none", label=f"{name}, {text}")
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.set(xlabel="GPUs", ylabel="efficiency / %", ylim=(0, 105))
-    axis.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=7, frameon=False)
-    write(figure, "scaling-devices")
-
-
-def main():
+def main(names):
     plt = settled()
-    for draw in (plot_builds, plot_classes, plot_cpu, plot_devices):
-        draw(plt)
+    for name in names or FIGURES_BY_NAME:
+        figure = FIGURES_BY_NAME[name](plt)
+        if figure is not None:
+            write(figure, name)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -3,7 +3,6 @@
     python bench/published.py                                all systems, up to 100 AOs
     python bench/published.py --backend cuda --max-ao 600 --limit 240 --csv published.csv
     python bench/published.py --systems O --max-ao 300       the oxygen atom up to aug-cc-pV7Z
-    python bench/published.py --plot published.csv           the figure only
 
 The limits are those of numerical programs, which use no basis set (HelFEM: finite elements; x2dhf: finite differences).
 Energies along a family of basis sets must fall and stay above the limit. The oxygen atom has the energies that other
@@ -14,10 +13,9 @@ come first, and none begins after the limit of time.
 import argparse
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
-from clock import describe, read_csv, write_csv
+from clock import describe, write_csv
 from pyscf import gto, scf
 from systems import basis_set
 
@@ -27,7 +25,6 @@ CC = "cc-pvdz", "cc-pvtz", "cc-pvqz", "cc-pv5z", "cc-pv6z"
 CONVERGED = 1e-12  # Hartree, of the energy from one cycle to the next
 SLACK = 1e-7  # Hartree by which an energy may lie below a limit: the digits to which runs of x2dhf agree
 AGREEMENT = 1e-10  # Hartree by which energies in the same basis set may differ
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 
 
 @dataclass(frozen=True)
@@ -147,31 +144,6 @@ def print_tables(rows):
         print("| " + " | ".join([*cells, *(found.get(b, "") for b in CC), beyond]) + " |")
 
 
-def plot(rows, path):
-    """The energy above the limit against the number of AOs, a line a system."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6.4, 4.2))
-    for system in SYSTEMS:
-        mine = sorted((float(r["aos"]), float(r["above"])) for r in rows if r["system"] == system.name and system.limit)
-        mine = [point for point in mine if point[1] > 0]
-        if mine:
-            axis.plot(*zip(*mine), "o-", ms=4, label=f"{system.name}, {', '.join(system.published)}")
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel("AOs")
-    axis.set_ylabel("energy above the numerical limit / Hartree")
-    axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    print(f"wrote {path}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="auto", choices=("auto", "cuda", "cpu"))
@@ -179,12 +151,7 @@ def main():
     parser.add_argument("--max-ao", type=int, default=100, help="leaves larger calculations out (%(default)d)")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which none begins (%(default)g)")
     parser.add_argument("--csv", help="file for all rows")
-    parser.add_argument("--plot", metavar="CSV", help="draws the figure of an earlier run")
-    parser.add_argument("--figure", default=str(FOLDER / "published.png"), help="where to (%(default)s)")
     args = parser.parse_args()
-    if args.plot:
-        plot(read_csv(args.plot), Path(args.figure))
-        return
     begin, rows = perf_counter(), []
     backend = md4.attach(SYSTEMS[0].solver("aug-cc-pvdz"), backend=args.backend).md4_jk.engine.backend
     print(describe(backend).replace(", one core", ""))  # all cores of the CPU

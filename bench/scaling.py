@@ -1,17 +1,15 @@
 """Cost against batch size, contraction and angular momentum, with libcint on one core beside it.
 
-    python bench/scaling.py --csv scaling.csv --figures docs/figures       measures, then plots
-    python bench/scaling.py --plot scaling.csv --figures docs/figures      plots an existing CSV
+    python bench/scaling.py --csv bench/results/scaling.csv && python bench/plots.py scaling
 
 Times are what a caller waits for: the wall time of an evaluation and its synchronisation.
 """
 
 import argparse
 from contextlib import suppress
-from pathlib import Path
 
 from cases import Case, batch
-from clock import describe, median_seconds, read_csv, wall_seconds, write_csv
+from clock import describe, median_seconds, wall_seconds, write_csv
 from common import Output, Run, add_backend, compile_ahead, settle
 from libcint import libcint_seconds
 
@@ -76,68 +74,15 @@ def run_all(args):
     return rows
 
 
-def plot(rows, folder):
-    """scaling.png: three panels."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6))
-    plot_lines(left, [r for r in rows if r["sweep"] == "batch"], "quartets", "shell quartets of a call")
-    left.set_title("batch size, K = 1")
-    plot_lines(middle, [r for r in rows if r["sweep"] == "K"], "K", "primitive quartets K (dashed: libcint, one core)")
-    middle.set_title("contraction")
-    plot_l(right, [r for r in rows if r["sweep"] == "l"])
-    for axis in (left, middle, right):
-        axis.set_yscale("log")
-        axis.set_ylabel("µs per shell quartet")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.suptitle(rows[0]["machine"], fontsize=8)
-    figure.tight_layout()
-    path = Path(folder) / "scaling.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140)
-    print(f"wrote {path}")
-
-
-def plot_lines(axis, rows, x, label):
-    """One line a class, and libcint's dashed in the same colour."""
-    for name in dict.fromkeys(r["class"] for r in rows):
-        mine = [r for r in rows if r["class"] == name]
-        (line,) = axis.plot([r[x] for r in mine], [r["us_per_quartet"] for r in mine], "o-", ms=3, label=f"({name})")
-        theirs = [r for r in mine if r["libcint_us"] != ""]
-        axis.plot([r[x] for r in theirs], [r["libcint_us"] for r in theirs], "--", color=line.get_color())
-    axis.set_xscale("log")
-    axis.set_xlabel(label)
-
-
-def plot_l(axis, rows):
-    """Cost of (ll|ll) against l."""
-    axis.plot([r["l"] for r in rows], [r["us_per_quartet"] for r in rows], "o-", label="md4")
-    theirs = [r for r in rows if r["libcint_us"] != ""]
-    axis.plot([r["l"] for r in theirs], [r["libcint_us"] for r in theirs], "s--", label="libcint, one core")
-    axis.set_xlabel("l of (ll|ll)")
-    axis.set_title("angular momentum, K = 1, large batch")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", help="of the batch-size sweep; default: (ll|ll), l = 0..6")
     parser.add_argument("--csv", metavar="FILE", default="scaling.csv")
-    parser.add_argument("--plot", metavar="CSV", help="only plot this file")
-    parser.add_argument("--figures", metavar="DIR", default="docs/figures", help="where the PNG goes (%(default)s)")
     parser.add_argument("--max-bytes", type=float, default=8e9, help="largest output (%(default)g)")
     parser.add_argument("--max-quartets", type=float, default=1e7, help="largest batch (%(default)g)")
     parser.add_argument("--repeats", type=int, default=5)
     add_backend(parser)
-    args = settle(parser.parse_args())
-    rows = read_csv(args.plot) if args.plot else run_all(args)
-    try:
-        plot(rows, args.figures)
-    except ImportError:
-        print("no matplotlib here; plot the CSV elsewhere with --plot")
+    run_all(settle(parser.parse_args()))
 
 
 if __name__ == "__main__":

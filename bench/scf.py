@@ -4,7 +4,6 @@
     python bench/scf.py --systems benzene/cc-pv5z 8waters/cc-pvqz       parts of it, or others
     python bench/scf.py --peer                                          PySCF's get_jk on all cores, too
     python bench/scf.py --scaling --csv scf-scaling.csv                 time against waters and against the basis
-    python bench/scf.py --plot scf-scaling.csv                          plots an existing CSV
 
 The density matrix is PySCF's 'minao' guess: superposed densities of atoms, projected on the basis (`systems`). The
 waters stand 3.1 Angstrom apart on a cubic lattice in random orientations (seeded).
@@ -25,9 +24,8 @@ import os
 from time import perf_counter
 
 import numpy as np
-from clock import describe, median_seconds, read_csv, wall_seconds, write_csv
+from clock import describe, median_seconds, wall_seconds, write_csv
 from common import settle
-from plots import plot_scf
 from systems import NAMES, System, guess_density
 
 import md4
@@ -188,18 +186,12 @@ def main():
     parser.add_argument("--no-check", action="store_true", help="no comparison with libcint: it takes longer from i on")
     parser.add_argument("--repeats", type=int, default=3, help="timed builds (%(default)s)")
     parser.add_argument("--csv", metavar="FILE")
-    parser.add_argument("--plot", metavar="CSV", help="only plot this file")
-    parser.add_argument("--figures", metavar="DIR", default="docs/figures", help="where PNGs go (%(default)s)")
     parser.add_argument("--backend", default="auto", choices=("auto", "cuda", "cpu"), help="cpu runs on one thread")
     parser.add_argument("--seed", type=int, default=0, help="of the waters' orientations")
     args = parser.parse_args()
     args.jobs = 0
-    if args.plot:
-        return plot_scf(read_csv(args.plot), args.figures)
     names = args.systems or (WATERS + BASES if args.scaling else TABLE)
-    rows = run_all([System.parse(name) for name in names], settle(args))
-    if args.scaling and rows:
-        plot_scf(rows, args.figures)
+    run_all([System.parse(name) for name in names], settle(args))
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def origin(rows):
     text = ""
     for commit, processor, count, *versions in dict.fromkeys(tuple(row[key] for key in ORIGIN) for row in rows):
         python, numpy, numba, pyscf = versions
-        text += f"Commit {commit}; {processor}, {count} processors; "
+        text += f"Commit {commit.partition('/')[0]}; {processor}, {count} processors; "
         text += f"Python {python}, NumPy {numpy}, Numba {numba}, PySCF {pyscf}.\n"
     return text
 
@@ -178,7 +178,10 @@ def origin(rows):
 def cpu_short():
     """Ratios of the molecules, as README shows them."""
     rows = [row for row in idle_rows() if row["kind"] != "class"]
-    names = {"int2e": "tensor, libcint = 1", "jk": "J and K, PySCF = 1", "scf": "SCF, PySCF = 1"}
+    names = {
+        "int2e": "tensor, libcint = 1", "jk": "J and K, direct, PySCF = 1", "scf": "SCF as it is, PySCF = 1",
+        "scf-direct": "SCF, both direct, PySCF = 1",
+    }  # fmt: skip
     lines = [
         [label, str(threads), *(f"{row['ratio']:.2g}" if (row := found.get(kind)) else "" for kind in names)]
         for (label, threads), found in by_system(rows).items()
@@ -189,11 +192,12 @@ def cpu_short():
 def cpu_table():
     """Seconds of md4 and of libcint or PySCF, a line for each molecule or class."""
     rows = idle_rows()
-    names = ["tensor, md4", "libcint", "ratio", "J and K, md4", "PySCF", "ratio"]
+    names = ["tensor, md4", "libcint", "ratio", "J and K direct, md4", "PySCF", "ratio", "SCF, md4", "PySCF", "ratio"]
     lines = [
-        [label, str(threads), *cpu_cells(found.get("int2e", found.get("class"))), *cpu_cells(found.get("jk"))]
+        [label, str(threads), *cpu_cells(found.get("int2e", found.get("class"))),
+         *cpu_cells(found.get("jk")), *cpu_cells(found.get("scf"))]
         for (label, threads), found in by_system(rows).items()
-    ]
+    ]  # fmt: skip
     return table(["system", "threads", *names], lines) + "\n" + origin(rows) if rows else MISSING
 
 

@@ -49,13 +49,13 @@ class DirectBuild:
 
     def second_pass(self, rho):
         """Makes the own columns of J from the rho_P of all columns."""
-        xp, request = self.algebra.xp, self.request
+        algebra, xp, request = self.algebra, self.algebra.xp, self.request
         if not len(rho):
             return
         fitted = self.metric.apply(xp.ascontiguousarray(rho.T))
         fitted = xp.ascontiguousarray(self.metric.apply_transposed(xp.ascontiguousarray(fitted)).T)
         for start, stop, chunk in self.columns.chunks(self.own):
-            request.j[:, start:stop] = xp.matmul(fitted, chunk)
+            algebra.product(fitted, chunk, request.j[:, start:stop])
 
     def groups(self, exchange):
         """Lists of (number of the density, some of its columns) whose half-transformed integrals fit into memory.
@@ -89,7 +89,7 @@ class DirectBuild:
 
         Without a group the pass is one through the own columns.
         """
-        xp, nao, naux, request = self.algebra.xp, self.three.nao, self.three.naux, self.request
+        nao, naux, request = self.three.nao, self.three.naux, self.request
         sides = [side for _, f in group for side in f.sides]
         halves = [self.algebra.empty((naux, side.shape[1], nao)) for side in sides]
         for half in halves:
@@ -98,7 +98,7 @@ class DirectBuild:
         ranges = [(0, first), self.own, (last, self.three.ncol)] if group else [self.own]
         for start, stop, chunk in self.columns.chunks(*ranges):
             if rho is not None and first <= start < last:
-                rho += xp.matmul(request.coulomb[:, start:stop], chunk.T)
+                self.algebra.product(request.coulomb[:, start:stop], chunk.T, rho, add=True)
             if group:
                 self.add_half_transformed(chunk, start, stop, sides, halves)
         made = iter(self.metric.apply(half.reshape(naux, -1)).reshape(-1, nao) for half in halves)

@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# Largest deviation of a density from its own orbitals, relative to its largest element. Orbitals that do not fit are
-# left alone: the density may have been changed since.
-ORBITAL_TOLERANCE = 1e-10
-# The same of a symmetric matrix from its transposed one.
+# Largest deviation of a symmetric matrix from its transposed one, relative to its largest element.
 SYMMETRY_TOLERANCE = 1e-14
 # Rows of a symmetric K that one product makes at least, in tiles. Fewer save more of what is above the diagonal, but
 # products of narrow matrices are slower. Libraries make a product in tiles, of which panels have whole ones.
@@ -59,14 +56,20 @@ class Factors:
         return Factors(left, right, max(0, min(self.negative, last) - first))
 
 
-def occupied(density, coefficients, occupations, algebra, largest):
-    """C n^1/2 of the occupied orbitals, shape (nao, nocc); None if these are not the orbitals of the density."""
+def occupied(density, coefficients, occupations, algebra):
+    """C n^1/2 of the occupied orbitals, shape (nao, nocc); None if C n C^T is not the density, to rounding.
+
+    It may have been changed since. Two sums over o of c_io n_o c_jo differ by rounding at most by 2 (nocc + 4) units of
+    (sum_o c_io^2 n_o)^1/2 (sum_o c_jo^2 n_o)^1/2, in whatever order they are made.
+    """
     if not np.isrealobj(coefficients) or coefficients.shape != (len(density), len(occupations)):
         return None
     filled = occupations > 0
     found = algebra.send(np.ascontiguousarray((coefficients[:, filled] * np.sqrt(occupations[filled])).T)).T
-    deviation = abs(algebra.xp.matmul(found, found.T) - density).max()
-    return found if float(deviation) <= ORBITAL_TOLERANCE * largest else None
+    made = algebra.xp.matmul(found, found.T)
+    size = algebra.xp.sqrt(made.diagonal() * (2 * (found.shape[1] + 4) * np.finfo(float).eps))
+    made -= density
+    return found if bool((abs(made) <= size[:, None] * size).all()) else None
 
 
 def is_symmetric(density, largest):
@@ -87,7 +90,7 @@ def factors(density, algebra, orbitals, largest):
     largest : float
         The largest element of the density.
     """
-    left = None if orbitals is None else occupied(density, *orbitals, algebra, largest)
+    left = None if orbitals is None else occupied(density, *orbitals, algebra)
     if left is not None:
         return Factors(left, left)
     xp, small = algebra.xp, len(density) * np.finfo(float).eps

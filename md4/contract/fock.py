@@ -27,13 +27,8 @@ from md4.contract.worker import Build
 from md4.cpu.matrices import by_elements, plus_transposed
 from md4.engine import Engine
 from md4.method.operators import Operator, check_order
-from md4.shells.basis import Basis
-from md4.support.arguments import (
-    checked_flag,
-    checked_mol,
-    checked_progress,
-    checked_real,
-)
+from md4.shells.basis import Basis, fingerprint
+from md4.support.arguments import checked_flag, checked_mol, checked_progress, checked_real
 from md4.support.cache import IMPORTED
 from md4.support.locks import Lock, locked
 from md4.support.log import log
@@ -46,7 +41,8 @@ LAYOUT = ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"]
 class JK:
     """J and K of a basis set, for one build or many.
 
-    Threads may share an object. Then their builds run one after the other.
+    Threads may share an object. Then their builds run one after the other. If the molecule is changed in place, pairs
+    and bounds are made anew at the next build, and `update` starts again from zero.
 
     On a GPU, a planar molecule with f functions or higher ones is turned into a plane of constant z, unless all its
     atoms have the same x, y or z already. Fewer integrals are computed there, and J and K are turned back.
@@ -128,25 +124,28 @@ class JK:
     basis: Basis
     team: Team
     stats: Statistics
+    _made_for: tuple[Any, ...] | None  # the fingerprint of `mol` when it was read
     _frame: Frame  # of the AOs that the team has, in terms of those of the molecule
     _last: tuple[Any, Any, Any] | None  # what `update` was asked, the density matrices, J and K
 
     @locked
     @collective
     def reset(self, mol: Molecule | Basis | None = None) -> None:
-        """Forgets pairs, H matrices, bounds and densities, and continues with `mol` if it is given.
+        """Forgets pairs, H matrices, bounds and densities, and continues with `mol`, or the molecule as it is now.
 
         If that fails, the object stays as it was, without lists.
         """
 
         def read():
-            if mol is None:
-                return self.mol, self.basis, self._frame.order
-            given = mol if isinstance(mol, Basis) else Basis.from_mol(mol)
-            check_order(4 * given.lmax)
-            return None if isinstance(mol, Basis) else mol, *given.regrouped()
+            given = self.mol if mol is None else mol
+            if given is None:
+                return None, None, self.basis, self._frame.order
+            found = None if isinstance(given, Basis) else fingerprint(checked_mol(given))
+            basis = given if found is None else Basis.from_mol(given)
+            check_order(4 * basis.lmax)
+            return None if found is None else given, found, *basis.regrouped()
 
-        molecule, basis, order = self.ranks.together(read)
+        molecule, found, basis, order = self.ranks.together(read)
         self._forget_lists()
         team = self.ranks.together(lambda: Team(basis, self._options, self._devices, self.ranks))
         frame = self.ranks.together(lambda: Frame(basis, order, team.engine.backend, self.ranks))
@@ -154,8 +153,15 @@ class JK:
         own = {"the operator": self._operator_of(molecule), "direct_scf_tol": self.direct_scf_tol}
         self.ranks.same({**common_facts(basis), **team.facts(), **frame.facts(), **own})
         team.count()
-        new = {"mol": molecule, "basis": basis, "_frame": frame, "team": team, "stats": Statistics(), "_last": None}
-        self.__dict__.update(new)  # all at once, since an interrupt may come in between
+        new = {"mol": molecule, "_made_for": found, "basis": basis, "_frame": frame, "team": team, "_last": None}
+        self.__dict__.update(new, stats=Statistics())  # all at once, since an interrupt may come in between
+
+    def _follow_molecule(self):
+        """Makes all anew if the molecule was changed in place."""
+        moved = self.mol is not None and fingerprint(self.mol) != self._made_for
+        self.ranks.same({"a change of the molecule in place": moved})
+        if moved:
+            self.reset()
 
     def _forget_lists(self):
         """Drops the pair lists, their H matrices, and memory that is kept."""
@@ -170,7 +176,7 @@ class JK:
 
     @property
     def lists(self) -> list[PairList]:
-        """Pair lists with the Schwarz bounds of the Coulomb operator, which are bounds for erf and erfc as well."""
+        """Pair lists of the last build, with the Schwarz bounds of Coulomb, which are bounds for erf and erfc, too."""
         self._make_lists()
         return self.team.lists
 
@@ -215,6 +221,7 @@ class JK:
         MemoryLimitError
             The matrices and the least workspace exceed `max_memory`.
         """
+        self._follow_molecule()
         given = self._agreed("get_jk", dm, hermi, with_j, with_k, omega, direct_scf_tol)
         return self._sent(self._get_jk(*given), dm)
 
@@ -251,6 +258,7 @@ class JK:
         The smaller the difference is, the fewer quartets survive. The errors of the builds add up; `reset` starts again
         from zero.
         """
+        self._follow_molecule()
         name = "update, first" if self._last is None else "update"
         densities, *options = self._agreed(name, dm, hermi, with_j, with_k, omega)
         new, key = by_elements(np.positive, densities), (*options, densities.dtype)

@@ -147,11 +147,13 @@ class Metric:
         step = max(1, self.algebra.chunk_bytes // (8 * self.naux))
         for first in range(0, array.shape[1], step):
             these = slice(first, first + step)
-            array[: self.size, these] = self.algebra.xp.matmul(self.vectors, array[:, these])
+            made = self.algebra.xp.empty((self.size, array[:, these].shape[1]))
+            array[: self.size, these] = self.algebra.product(self.vectors, array[:, these], made)
         return array[: self.size]
 
     def apply_transposed(self, array):
         """W^T times a C-contiguous array (size, n), which may be overwritten; shape (naux, n)."""
         if self.vectors is None:
             return self.solve(array, transposed=True)
-        return self.algebra.xp.matmul(self.vectors.T, array)
+        made = self.algebra.xp.empty((self.naux, array.shape[1]))
+        return self.algebra.product(self.vectors.T, array, made)

@@ -94,9 +94,9 @@ class TableBuild:
 
 def add_coulomb(request, rows, algebra):
     """Adds to J what rows of the tensor are of it; for one density, a vector, these are read faster than for more."""
-    xp = algebra.xp
     if len(request.coulomb) == 1:
-        rho = algebra.add_times(rows, request.coulomb[0], xp.zeros(len(rows)))
+        rho = algebra.add_times(rows, request.coulomb[0], algebra.xp.zeros(len(rows)))
         algebra.add_times(rows.T, rho, request.j[0])
     else:
-        request.j += xp.matmul(xp.matmul(request.coulomb, rows.T), rows)
+        rho = algebra.product(request.coulomb, rows.T, algebra.xp.empty((len(request.coulomb), len(rows))))
+        algebra.product(rho, rows, request.j, add=True)

@@ -1,11 +1,11 @@
-"""Linear algebra of the CPU backend: NumPy and SciPy, whose BLAS has threads of its own."""
+"""Linear algebra of the CPU backend: NumPy and SciPy, on the threads of md4."""
 
-from contextlib import nullcontext
 from functools import partial
 from math import prod
 
 import numpy as np
 
+from md4.cpu.blas import add_matrix_vector, matrix_product, one_thread, solve_lower
 from md4.cpu.threads import in_threads
 
 # Rows of a table that a thread gathers at once.
@@ -27,8 +27,8 @@ class HostAlgebra:
         self.backend = backend
 
     def working(self):
-        """Nothing needs to be current."""
-        return nullcontext()
+        """BLAS works in the thread that calls."""
+        return one_thread()
 
     # arrays
 
@@ -111,7 +111,7 @@ class HostAlgebra:
     def unpack_and_sum(self, table, places, out, density):
         """As `unpack`, and a product of the matrices with the density."""
         self.unpack(table, places, out)
-        return out, np.matmul(out.reshape(len(table), -1), density.reshape(-1))
+        return out, self.add_times(out.reshape(len(table), -1), density.reshape(-1), np.zeros(len(table)))
 
     def sums_bytes(self, nao):
         """None beside the sums."""
@@ -125,17 +125,11 @@ class HostAlgebra:
 
     def product(self, a, b, out, factor=1.0, add=False):
         """By NumPy's matmul."""
-        made = np.matmul(a, b, out=None if add else out)
-        if factor != 1.0:
-            made *= factor
-        if add:
-            out += made
-        return out
+        return matrix_product(a, b, out, factor, add)
 
     def add_times(self, matrix, vector, out):
         """By NumPy's matmul."""
-        out += np.matmul(matrix, vector)
-        return out
+        return add_matrix_vector(matrix, vector, out)
 
     def cholesky(self, matrix):
         """L, or None."""
@@ -163,14 +157,3 @@ class HostAlgebra:
     def lower_solver(self, lower):
         """Triangular equations by BLAS."""
         return partial(solve_lower, lower)
-
-
-def solve_lower(lower, array, transposed=False):
-    """L^-1 or L^-T times `array`, in place."""
-    from scipy.linalg import blas
-
-    # BLAS sees the transposed arrays: X^T L^T = A^T, or X^T L = A^T.
-    solved = blas.dtrsm(1.0, lower.T, array.T, side=1, lower=0, trans_a=int(transposed), overwrite_b=1)
-    if not np.may_share_memory(solved, array):
-        array[...] = solved.T
-    return array

@@ -101,8 +101,8 @@ def in_threads(count, work, elements):
     run_all(threads, some)
 
 
-def run_all(count, work):
-    """Calls work(0), ..., work(count - 1), each once, on several threads where they are free."""
+def run_all(count, work, threads=None):
+    """Calls work(0), ..., work(count - 1), each once, on several threads, or at most so many, where they are free."""
     left = list(range(count))
 
     def worker(_):
@@ -113,4 +113,4 @@ def run_all(count, work):
                 return
             work(n)
 
-    run_threads(count, worker, left.clear)
+    run_threads(count if threads is None else min(count, threads), worker, left.clear)

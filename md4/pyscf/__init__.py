@@ -6,19 +6,11 @@ from md4.errors import ArgumentError
 from md4.method.operators import finite_number
 from md4.support.environment import way_to_extra
 
-# Where geometry and basis begin in mol._env; what is before (omega, gauge origin, ...) may change at any time.
-PTR_ENV_START = 20
-
 
 def check_pyscf(what):
     """ArgumentError if PySCF is not installed, which `what` needs."""
     if util.find_spec("pyscf") is None:
         raise ArgumentError(f"{what} needs PySCF, which is not installed; {way_to_extra('pyscf')}.")
-
-
-def fingerprint(mol):
-    """All data on which the integrals over the shells of `mol` depend, except the operator; can be compared."""
-    return bool(mol.cart), mol._atm.tobytes(), mol._bas.tobytes(), mol._env[PTR_ENV_START:].tobytes()
 
 
 def effective_omega(mol, omega):

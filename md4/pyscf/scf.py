@@ -1,9 +1,10 @@
 """PySCF's mean-field objects with J and K by md4: `attach` and `detach`.
 
 `attach` puts the class `MD4SCF` in front of the class of an object, as PySCF's density_fit() and newton() do. Then
-get_jk is that of md4, and everything else is that of PySCF. With density fitting, whose class stays in front, J and K
-are those of an `md4.DF`, which replaces PySCF's. get_j, get_k, get_veff, the response functions of newton(),
-stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Derivatives of integrals do not.
+get_jk is that of md4 (`md4.pyscf.builder`), and everything else is that of PySCF. With density fitting, whose class
+stays in front, J and K are those of an `md4.DF`, which replaces PySCF's. get_j, get_k, get_veff, the response functions
+of newton(), stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Derivatives of
+integrals do not.
 
 With a communicator of MPI, every rank runs the same calculation. Its ranks build J and K together, and what decides how
 PySCF goes on is that of rank 0 on all of them: the guess, orbitals, energies and gradients. So they cannot drift apart.
@@ -12,17 +13,16 @@ PySCF goes on is that of rank 0 on all of them: the guess, orbitals, energies an
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from md4.contract.ranks import Alone, ranks_of
 from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
 from md4.gpu.devices import chosen
 from md4.method.operators import check_order, finite_number
-from md4.pyscf import check_density, check_pyscf, effective_omega, fingerprint
+from md4.pyscf import check_density, check_pyscf, effective_omega
+from md4.pyscf.builder import Builder, build, check_no_integrals, made_for
 from md4.pyscf.classes import class_parts, restored, with_mixin
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
 from md4.support.display import backend_text
-from md4.support.locks import Lock, locked
 from md4.support.types import BackendName, Devices, MeanField, Stream
 
 # A class of PySCF; an object stays one of it.
@@ -34,76 +34,6 @@ SETTINGS = (
     "conv_tol", "conv_tol_grad", "conv_check", "max_cycle", "direct_scf", "direct_scf_tol", "diis_space", "diis_damp",
     "level_shift", "init_guess", "xc",
 )  # fmt: skip
-
-
-class Builder:
-    """The options of `attach`, and the `md4.JK` of the last molecule, which is made when it is first needed.
-
-    Attributes
-    ----------
-    options : dict
-        backend, max_memory, stream, devices and comm of the JK that will be made.
-    ranks : md4.contract.ranks.Ranks or md4.contract.ranks.Alone
-        The ranks of comm.
-    solo : bool
-        Whether rank 0 is at work for all.
-    """
-
-    def __init__(self, **options):
-        self.options, self.ranks, self.solo = options, ranks_of(options["comm"]), False
-        self._jk = self._made_for = None
-        self.lock = Lock()
-
-    def fresh(self):
-        """A new builder with the same options, without a JK. The old one may be shared by copies of the object."""
-        return Builder(**self.options)
-
-    @property
-    def fitting_options(self):
-        """Options of the `md4.DF` of the same object."""
-        return self.options.copy()
-
-    @locked
-    def jk(self, mol, made=lambda jk: None):
-        """The JK of `mol`. It is made again if shells or geometry have changed, even if `mol` is the same object.
-
-        `made` is called with a JK that was made now.
-        """
-        from md4.contract.fock import JK
-
-        found = fingerprint(mol)
-        if found != self._made_for:
-            self._jk = None  # frees its memory first
-            self._jk, self._made_for = JK(mol, omega=0.0, **self.options), found
-            made(self._jk)
-        return self._jk
-
-    def first(self, work):
-        """work() of rank 0 alone, for all ranks."""
-        if self.solo:
-            return work()
-
-        def alone():
-            self.solo = True
-            try:
-                return work()
-            finally:
-                self.solo = False
-
-        return self.ranks.first(alone)
-
-    def same_on_all(self, value):
-        """`value` of rank 0, for all ranks."""
-        return value if self.solo else self.ranks.first(lambda: value)
-
-    def __getstate__(self):
-        """Only the options. Device data are made again; a stream and a communicator belong to this process."""
-        options = {**self.options, "stream": None, "comm": None}
-        return {"options": options, "ranks": Alone(), "solo": False, "_jk": None, "_made_for": None, "lock": Lock()}
-
-    def __repr__(self):
-        options = self.options | {"comm": None if self.options["comm"] is None else self.ranks}
-        return ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
 
 
 class MD4SCF:
@@ -131,15 +61,16 @@ class MD4SCF:
         mol, omega = checked_mol(self.mol if mol is None else mol), None if omega is None else finite_number(omega)
         check_no_integrals(self, omega)
         dm = checked_array("the density matrices", self.make_rdm1() if dm is None else dm)
-        jk, tol = self._md4_builder.jk(mol, self._tell_backend), self.direct_scf_tol
+        jk = self._md4_builder.jk(mol, self._tell_backend)
         generalised = isinstance(self, ghf.GHF)
         check_density(dm, mol.nao * (2 if generalised else 1))
+        operator = effective_omega(mol, omega)
         if not generalised:
-            return build(jk, dm, 1 if hermi is None else hermi, with_j, with_k, effective_omega(mol, omega), tol)
+            return build(self, mol, jk, dm, 1 if hermi is None else hermi, with_j, with_k, operator)
 
-        def blocks(mol, dms, _hermi, with_j, with_k, omega):
+        def blocks(_mol, dms, _hermi, with_j, with_k, _omega):
             # For J alone PySCF calls the blocks symmetric, whether they are or not.
-            return build(jk, dms, 0, with_j, with_k, effective_omega(mol, omega), tol)
+            return build(self, mol, jk, dms, 0, with_j, with_k, operator)
 
         return ghf.get_jk(mol, dm, 0 if hermi is None else hermi, with_j, with_k, blocks, omega)
 
@@ -157,7 +88,7 @@ class MD4SCF:
 
     @property
     def md4_jk(self):
-        """The `md4.JK` that builds J and K of `mol`; its `stats` are those of the last build."""
+        """The `md4.JK` that builds J and K of `mol` directly; its `stats` are those of the last such build."""
         return self._md4_builder.jk(self.mol)
 
     # ranks of a communicator
@@ -284,21 +215,6 @@ def settings(mf):
     return found
 
 
-def check_no_integrals(mf, omega):
-    """UnsupportedError if the object was given integrals: PySCF would contract them, but md4 would ignore them."""
-    if mf._eri is not None and not omega:
-        raise UnsupportedError(
-            f"mf._eri of {type(mf).__name__} holds integrals of its own, set after md4.attach, and md4 would ignore "
-            "them; call md4.detach(mf) to use them, or set mf._eri = None."
-        )
-
-
-def build(jk, dm, hermi, with_j, with_k, omega, tol):
-    """`JK.get_jk` for densities of any leading shape."""
-    stack = dm.reshape(-1, *dm.shape[-2:])
-    return [None if v is None else v.reshape(dm.shape) for v in jk.get_jk(stack, hermi, with_j, with_k, omega, tol)]
-
-
 def check_supported(mf):
     """ArgumentError or UnsupportedError if md4's J and K would not be those that `mf` needs."""
     check_pyscf("md4.attach")
@@ -348,7 +264,7 @@ def attached(mf, builder):
         shared = inner is not None and is_fitted(inner) and inner.with_df is mf.with_df
         mf.with_df = mf._scf.with_df if shared else by_md4(mf.with_df, **builder.fitting_options)
     mf._md4 = builder
-    mf._eri = None  # with integrals in it, get_veff would not build from differences
+    mf._eri = None  # made by PySCF
     if not isinstance(mf, MD4SCF):
         mf.__class__ = with_mixin(type(mf), MD4SCF)
     return mf
@@ -360,19 +276,21 @@ def attach(
 ) -> Solver:  # fmt: skip
     """Makes md4 build J and K of a mean-field object of PySCF.
 
-    Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(), conversions such as
-    to_uhf() and to_ks(), pickles and reset() keep md4. With density_fit(), before or after, J and K are those of an
-    `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df`` is used as it
-    is.
+    On a CPU the AO tensor is kept in `mf._eri` where PySCF would keep its own, and J and K are made of it; elsewhere
+    they are direct. Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(),
+    conversions such as to_uhf() and to_ks(), pickles and reset() keep md4. With density_fit(), before or after, J and K
+    are those of an `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df``
+    is used as it is.
 
     Parameters
     ----------
     mf : pyscf.scf.hf.SCF
         RHF, UHF, ROHF, GHF, RKS, UKS, ROKS or GKS of a molecule, symmetry-adapted or not. It is changed in place. Its
-        direct_scf and direct_scf_tol have the same meaning as without md4, but direct_scf_tol is always used.
+        direct_scf and direct_scf_tol have the same meaning as without md4, but direct_scf_tol is used in all direct
+        builds.
     backend : {'auto', 'cuda', 'cpu'}
     max_memory : float, optional
-        Hard cap in MB on what md4 allocates. The default is what is free; `mf.max_memory` has no effect.
+        Hard cap in MB on what md4 allocates. The default is what is free; `mf.max_memory` has no effect on it.
     stream : optional
         CUDA stream to work on; see `md4.Engine`.
     devices : 'all', int or list of int, optional
@@ -444,6 +362,8 @@ def detach(mf: Solver) -> Solver:
         mf._scf = detach(inner.copy())
     if is_fitted(mf):
         mf.with_df = by_pyscf(mf.with_df)
+    if made_for(mf._eri) is not None:
+        mf._eri = None
     mf.__class__ = lib.misc.drop_class(mf.__class__, MD4SCF)
     del mf._md4
     return mf

@@ -9,8 +9,7 @@ from md4.contract.fitting_team import density_fitting
 from md4.contract.ranks import Alone, ranks_of
 from md4.errors import ArgumentError, BasisError
 from md4.method.operators import Operator
-from md4.pyscf import fingerprint
-from md4.shells.basis import Basis
+from md4.shells.basis import Basis, fingerprint
 from md4.support.arguments import shown
 from md4.support.locks import Lock, locked
 

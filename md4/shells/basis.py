@@ -30,6 +30,15 @@ from md4.support.types import Molecule
 UNIT_COEFFICIENT = sqrt(4 * pi)
 
 
+# Where geometry and basis begin in mol._env; what is before (omega, gauge origin, ...) may change at any time.
+PTR_ENV_START = 20
+
+
+def fingerprint(mol):
+    """All data on which the integrals over the shells of `mol` depend, except the operator; can be compared."""
+    return bool(mol.cart), mol._atm.tobytes(), mol._bas.tobytes(), mol._env[PTR_ENV_START:].tobytes()
+
+
 def as_shells(shells):
     """`shells` as a list; BasisError if an item is not a `Shell`."""
     found = as_list(shells)

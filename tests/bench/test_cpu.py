@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import cpu
 
 
-@pytest.mark.parametrize("kind", ["int2e", "jk", "jk-fresh", "scf"])
+@pytest.mark.parametrize("kind", ["int2e", "jk", "jk-fresh", "scf", "scf-direct"])
 def test_both_calls_give_the_same(kind):
     ours, theirs = cpu.MAKERS[kind]("water/sto-3g", "scf")
     for _ in range(2):

@@ -11,7 +11,7 @@ from pyscf import df, scf
 
 import md4
 from md4.contract.density_fitting import DensityFitting
-from md4.contract.exchange_factors import Factors, panels
+from md4.contract.exchange_factors import Factors, factors, panels
 from md4.contract.fitting_stores import Columns, chosen_store
 from md4.cpu.algebra import HostAlgebra
 
@@ -84,6 +84,19 @@ def test_orbitals(ours, theirs, water):
     wanted = theirs.get_jk(dm)
     assert_same(ours.get_jk(dm, orbitals=[(c, n)]), wanted)
     assert_same(ours.get_jk(dm, orbitals=[(c, 2 * n)]), wanted)
+
+
+def test_a_small_change_of_a_density_with_orbitals(ours, water):
+    """The orbitals are not taken in its place, however small the change is beside the largest element."""
+    rng = np.random.default_rng(0)
+    c, n = rng.normal(size=(water.nao, 5)), np.array([2, 1.3, 0, 0.5, 1])
+    dm, unit = (c * n) @ c.T, np.zeros((water.nao, water.nao))
+    unit[3, 2] = unit[2, 3] = abs(dm).max()
+    assert factors(dm, ours.algebra, (c, n), abs(dm).max()).rank == 4
+    assert factors(dm + 1e-13 * unit, ours.algebra, (c, n), abs(dm).max()).rank > 4
+    before, after = (ours.get_jk(some, orbitals=[(c, n)])[1] for some in (dm, dm + 1e-11 * unit))
+    wanted = ours.get_jk(unit)[1]
+    assert abs((after - before) / 1e-11 - wanted).max() < 0.01 * abs(wanted).max()
 
 
 @pytest.mark.parametrize("negative", [0, 2, 5])

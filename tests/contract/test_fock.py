@@ -154,6 +154,19 @@ def test_results_of_update_are_the_callers(backend):
         vk *= np.nan
 
 
+def test_a_molecule_that_is_moved_in_place(backend):
+    """Builds and `reset` are those of its geometry; `update` starts from zero."""
+    mol = molecule(WATER, "6-31g").copy()
+    jk, dm = md4.JK(mol, backend=backend), random_densities(mol)
+    for build in (jk.get_jk, jk.update):
+        build(dm)
+        mol.set_geom_(mol.atom_coords() * 1.2, unit="Bohr")
+        assert max(abs(a - b).max() for a, b in zip(build(dm), theirs(mol, dm))) < TOLERANCE
+    mol.set_geom_("He 0 0 0; H 0 0 1; H 0 1 0")  # with fewer functions
+    jk.reset()
+    assert jk.basis.nao == mol.nao
+
+
 def test_new_molecule(backend):
     one, two = molecule(WATER, "6-31g"), molecule("N 0 0 0; N 0 0 1.1", "cc-pvdz")
     jk = md4.JK(one, backend=backend)

@@ -35,15 +35,18 @@ def test_tables_of_the_cpu(tmp_path, monkeypatch):
     names = [name for name in tables.TABLES if name.startswith("cpu")]
     assert all(tables.TABLES[name]() == tables.MISSING for name in names)
     rows = ["int2e,water/cc-pvdz,1,0.02,0.01,2,2,0", "jk,water/cc-pvdz,1,0.3,0.6,0.5,2,0", "class,g,1,3,12,0.25,1,0",
+            "scf,water/cc-pvdz,1,4,5,0.8,2,0", "scf-direct,water/cc-pvdz,1,4,8,0.5,2,0",
             "jk,water/cc-pvdz,1,9,1,9,2,2"]  # fmt: skip
     (tmp_path / "cpu.csv").write_text("\n".join([HEADER, *(f"{row},{WHERE}" for row in rows)]))
     found = tables.cpu_table().splitlines()
     assert found[2:4] == [
-        "| water cc-pVDZ | 2 | 0.02 | 0.01 | 2 | 0.3 | 0.6 | 0.5 |",
-        r"| (gg\|gg) | 1 | 3 | 12 | 0.25 |  |  |  |",
+        "| water cc-pVDZ | 2 | 0.02 | 0.01 | 2 | 0.3 | 0.6 | 0.5 | 4 | 5 | 0.8 |",
+        r"| (gg\|gg) | 1 | 3 | 12 | 0.25 |  |  |  |  |  |  |",
     ]
     assert found[5].startswith("Commit abc1234; Some CPU, 2 processors; Python 3.12.3")
-    assert tables.cpu_short().splitlines()[2] == "| water cc-pVDZ | 2 | 2 | 0.5 |  |"
+    short = tables.cpu_short().splitlines()
+    assert "SCF as it is, PySCF = 1 | SCF, both direct, PySCF = 1" in short[0]
+    assert short[2] == "| water cc-pVDZ | 2 | 2 | 0.5 | 0.8 | 0.5 |"
     assert tables.cpu_details().splitlines()[-1] == "| jk | water cc-pVDZ | 2 | 2 | 1 | 9 | 1 | 9 | abc1234 |"
 
 

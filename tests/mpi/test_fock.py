@@ -226,6 +226,22 @@ def test_other_sources_of_md4(tmp_path):
     assert first.startswith("ArgumentError: the source of md4 differs")
 
 
+def test_a_molecule_that_is_moved_in_place(tmp_path):
+    """By all ranks, and by one only, which all hear of."""
+    reports = run(tmp_path, 2, BEGIN + """
+    mol = molecule(WATER, "6-31g").copy()
+    jk, dm = md4.JK(mol, backend="cpu", comm=comm), random_densities(mol)
+    jk.update(dm)
+    mol.set_geom_(mol.atom_coords() * 1.2, unit="Bohr")
+    same_as(jk.update(dm), md4.get_jk(mol, dm, backend="cpu"))
+    if comm.rank == 1:
+        mol.set_geom_(mol.atom_coords() * 1.2, unit="Bohr")
+    report(caught(jk.get_jk, dm))
+    """).reports  # fmt: skip
+    assert reports[0] == reports[1]
+    assert "a change of the molecule in place differs" in reports[0]
+
+
 def test_a_rank_without_a_gpu(tmp_path):
     """As if rank 0 had a GPU: its backend divides the work in another way than that of a CPU."""
     reports = run(tmp_path, 2, FAULTY + """
