@@ -72,7 +72,7 @@ class Builder:
             try:
                 known = lib.tag_array(ao_tensor(engine, "s8"), md4_made_for=found)
             except MemoryLimitError as error:
-                log.info("J and K are built directly: %s", error)
+                log.debug("J and K are built directly: %s", error)
                 return None
             self._tensor = weakref.ref(known)
         return known

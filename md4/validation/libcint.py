@@ -132,16 +132,9 @@ class Record:
 
 
 def validate(
-    mol,
-    backend="auto",
-    tolerance=1e-12,
-    abs_tolerance=1e-10,
-    omega=None,
-    max_quartets_per_class=1000,
-    seed=0,
-    max_memory=None,
-    progress=None,
-):
+    mol, backend="auto", tolerance=1e-12, abs_tolerance=1e-10, omega=None, max_quartets_per_class=1000, seed=0,
+    max_memory=None, progress=None,
+):  # fmt: skip
     """Compares md4 with libcint for every class of shell quartets of a molecule.
 
     Parameters
