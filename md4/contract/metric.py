@@ -55,9 +55,9 @@ class Doubt:
         return (
             "the auxiliary functions are linearly dependent within rounding, or nearly so: the smallest eigenvalue of "
             f"their metric is about {self.smallest:.0e}, and rounding changes it by up to {self.rounding:.0e}. So its "
-            f"eigenvectors with eigenvalues up to {LINEAR_DEPENDENCE:g} are left out, and J and K may differ from those "
-            "of PySCF; leave out functions that nearly coincide with others, or are nearly made up of others. The "
-            f"largest coefficients are those of {names}."
+            f"eigenvectors with eigenvalues up to {LINEAR_DEPENDENCE:g} are left out, and J and K may differ from "
+            "those of PySCF; leave out functions that nearly coincide with others, or are nearly made up of others. "
+            f"The largest coefficients are those of {names}."
         )
 
 

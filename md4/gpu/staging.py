@@ -3,12 +3,14 @@
 The device copies from and to pinned memory only. The way through the driver's own takes several times as long as the
 copy itself, since one thread does it. Here some threads copy between pinned memory and arrays of the caller.
 
-This memory counts against the cap of an engine as long as a copy uses it. Where the cap leaves little, copies go the
-driver's way. What is not in use stays in CuPy's pool for the next copies, whichever engine makes them.
+This memory counts against the cap of an engine. Where the cap or the host leaves little, copies go the driver's way.
+What is no longer in use stays in CuPy's pool for the next copies, whichever engine makes them; but an engine with a
+cap, which would not count it there, has CuPy give it back.
 """
 
 import numpy as np
 
+from md4.support.memory import host_memory
 from md4.support.processes import processors
 from md4.support.threads import Standing, run_each
 
@@ -17,8 +19,8 @@ LEAST, MOST = 1 << 20, 256 << 20
 # Up to here the driver's own way to the device takes no longer.
 LEAST_SENT = 10 << 20
 THREADS = 3
-# Of what a cap leaves: the most that a copy may take, so that the work that goes on beside it has memory.
-CAP_SHARE = 0.125
+# Of what the host and a cap leave: the most that a copy may take, so that the work beside it has memory.
+SHARE = 0.125
 
 
 class Staging:
@@ -39,11 +41,17 @@ class Staging:
         """Whether an array, of the host or of the device, is copied so."""
         self.forget_done()
         usual = array.dtype == np.float64 and array.flags.c_contiguous and LEAST <= array.nbytes <= MOST
-        return usual and (self.pool.cap is None or pinned_bytes(array) <= CAP_SHARE * self.pool.below_cap())
+        return usual and pinned_bytes(array) <= SHARE * self.left()
+
+    def left(self):
+        """Bytes that the host leaves, and the cap if there is one."""
+        return host_memory() if self.pool.cap is None else min(host_memory(), self.pool.below_cap())
 
     def forget_done(self):
         """Gives back the memory of copies that are done, which counts no longer."""
-        self.used = [(copied, memory) for copied, memory in self.used if not copied.done]
+        before, self.used = len(self.used), [(copied, memory) for copied, memory in self.used if not copied.done]
+        if len(self.used) < before and self.pool.cap is not None:
+            self.xp.get_default_pinned_memory_pool().free_all_blocks()
 
     def pinned(self, array):
         """Host memory for an array of the same shape: pinned, or any where the system gives none, which is slower."""

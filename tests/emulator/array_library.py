@@ -126,7 +126,7 @@ class Library:
     """The modules of CuPy that `md4.gpu.algebra` imports."""
 
     def __init__(self):
-        self.allocator = None
+        self.allocator, self.idle_pinned = None, 0
         runtime = SimpleNamespace(memcpyDeviceToHost=2, memcpy2DAsync=self.copy_2d, CUDARuntimeError=RuntimeError)
         device = ModuleType("cupy.cuda.device")
         device.get_cublas_handle = lambda: 0
@@ -148,6 +148,7 @@ class Library:
         vars(cupy).update(
             {name: self.named(getattr(np, name)) for name in SAME}, cuda=cuda, empty=self.empty, asarray=self.asarray,
             take=self.take, zeros=self.zeros,
+            get_default_pinned_memory_pool=lambda: SimpleNamespace(free_all_blocks=self.free_pinned),
             linalg=SimpleNamespace(**{name: self.named(getattr(np.linalg, name)) for name in FACTORISATIONS}),
         )  # fmt: skip
         vars(cupyx).update(errstate=lambda linalg: nullcontext())
@@ -194,11 +195,14 @@ class Library:
         held.memory = memory  # as long as an array refers to it
         return found
 
-    @staticmethod
-    def pinned(size):
+    def pinned(self, size):
         if size > PINNED_BYTES:
             raise RuntimeError("cudaErrorMemoryAllocation")
+        self.idle_pinned += size  # as soon as nobody uses it
         return bytearray(size)
+
+    def free_pinned(self):
+        self.idle_pinned = 0
 
     def zeros(self, shape):
         found = self.empty(shape)

@@ -202,7 +202,7 @@ def test_staging(algebra, least, monkeypatch):
 
 
 def test_staging_counts_against_the_cap(emulated, monkeypatch):
-    """As long as a copy uses it; where little is left, copies do without."""
+    """As long as a copy uses it, then CuPy gives it back; where little is left, copies do without."""
     monkeypatch.setattr("md4.gpu.staging.LEAST", 0)
     monkeypatch.setattr("md4.gpu.staging.LEAST_SENT", 0)
     algebra = md4.Engine(md4.Basis.from_mol(FEW), backend="cuda", max_memory=1).backend.algebra()
@@ -215,7 +215,9 @@ def test_staging_counts_against_the_cap(emulated, monkeypatch):
         assert pool.held - pool.held_on_device >= 32768  # a power of two
         assert np.array_equal(fetch(), array)
         del fetch
-        algebra.staging.used.clear()  # as the next copy does
+        assert emulated.idle_pinned == 32768  # that of the first copy was given back before the second
+        algebra.memory_left()
+        assert emulated.idle_pinned == 0
         gc.collect()
         assert pool.held == pool.held_on_device
         kept = pool.watch(np.empty((1_000_000 - before) // 8 - 20_000))
@@ -225,6 +227,20 @@ def test_staging_counts_against_the_cap(emulated, monkeypatch):
         assert pool.held <= 1_000_000
         del kept, sent
         gc.collect()
+
+
+def test_staging_takes_little_of_the_host(emulated, monkeypatch):
+    """Also without a cap. Then CuPy keeps what is idle."""
+    monkeypatch.setattr("md4.gpu.staging.LEAST", 0)
+    monkeypatch.setattr("md4.gpu.staging.LEAST_SENT", 0)
+    algebra, array = md4.Engine(md4.Basis.from_mol(FEW), backend="cuda").backend.algebra(), np.ones((60, 60))
+    with algebra.working():
+        for free, takes in ((8 * 32768, True), (8 * 32768 - 1, False)):
+            monkeypatch.setattr("md4.gpu.staging.host_memory", lambda free=free: free)
+            assert algebra.staging.takes(array) is takes
+            assert np.array_equal(algebra.later(algebra.send(array))(), array)
+        algebra.memory_left()
+        assert emulated.idle_pinned == 2 * 32768
 
 
 @pytest.mark.parametrize("rows, products", [(7, [(7, 6)]), (8, [(8, 6)]), (9, [(8, 6), (1, 6)]), (11, [(11, 6)])])
@@ -299,7 +315,7 @@ def test_metrics_of_functions_that_coincide(algebra, change, how, tolerance):
     theirs, ours = Metric(metric, host), Metric(algebra.send(metric), algebra)
     assert (ours.how, theirs.how) == (how, how)
     if change == 1e-3:  # where functions coincide, there is an L by chance only
-        assert ours.doubt is not None and theirs.doubt is not None
+        assert None not in (ours.doubt, theirs.doubt)
     wanted = theirs.apply(integrals.copy())
     found = algebra.fetch(algebra.xp.ascontiguousarray(ours.apply(algebra.send(integrals))))
     assert abs(found.T @ found - wanted.T @ wanted).max() < tolerance
