@@ -98,7 +98,10 @@ def in_threads(count, work, elements):
         for n in range(thread, count, threads):
             work(n)
 
-    run_all(threads, some)
+    if threads == 1:
+        some(0)
+    else:
+        run_all(threads, some)
 
 
 def run_all(count, work, threads=None):
