@@ -1,6 +1,7 @@
 """Fixtures of all tests: the two backends, and the arithmetic units of the GPU; threads and workers."""
 
 import os
+from fnmatch import fnmatchcase
 
 # Workers of pytest-xdist use all cores. So BLAS, PySCF and md4 take one thread, and md4 two where a test says so (see
 # `two_threads`); set before NumPy is imported, here and for the workers.
@@ -14,11 +15,16 @@ os.environ.setdefault("MD4_JOBS", "1")
 import numba
 import pytest
 from hypothesis import settings
+from numba.core.event import TimingListener, register
 from places import LEAST_WORK
 
 from md4.gpu.context import gpu_available
 
 MOST_WORKERS = 8  # each takes a gigabyte
+MOST_SECONDS = 5  # of `cpu_seconds` that a test without the marker `thorough` may take
+COLLECTED, STARTED = pytest.StashKey[list](), pytest.StashKey[float]()
+COMPILING = TimingListener()  # whoever is the first to call a loop of the CPU compiles it
+register("numba:compile", COMPILING)
 settings.register_profile("md4", deadline=None, derandomize=True, max_examples=20)
 settings.load_profile("md4")
 
@@ -30,6 +36,39 @@ def pytest_xdist_auto_num_workers(config):
 
 def pytest_addoption(parser):
     parser.addoption("--races", action="store_true", help="the emulated GPU looks for races in all tests")
+    parser.addoption("--costs", action="store_true", help=f"tests over {MOST_SECONDS} CPU seconds must be `thorough`")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Makes all cases of a test `thorough` but those that fit a pattern of its marker `sample`; before -m selects."""
+    config.stash[COLLECTED] = list(items)
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if sample and not any(fnmatchcase(item.callspec.id, pattern) for pattern in sample.args):
+            item.add_marker("thorough")
+
+
+def cpu_seconds():
+    """CPU time of this process, but for the compilation of loops, and of its children that have ended."""
+    return sum(os.times()[:4]) - (COMPILING.duration if COMPILING.done else 0.0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[STARTED] = cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """With --costs, an error for a test that takes long and has no marker that says so."""
+    report = yield
+    spent = cpu_seconds() - item.stash[STARTED]
+    may = any(map(item.get_closest_marker, ("thorough", "slow", "gpu")))
+    if item.config.getoption("--costs") and call.when == "teardown" and spent > MOST_SECONDS and not may:
+        report.outcome = "failed"
+        report.longrepr = f"{spent:.1f} CPU seconds: make it cheaper, or mark it as `thorough` (see CONTRIBUTING.md)"
+    return report
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +76,18 @@ def races(request, monkeypatch):
     """The emulated GPU looks for races where a test asks for it, or with the option --races."""
     if request.node.get_closest_marker("races") or request.config.getoption("--races"):
         monkeypatch.setattr("emulator.host.RACES", True)
+
+
+@pytest.fixture(scope="session")
+def collected(request):
+    """All tests that were collected, before -m and -k select."""
+    return request.config.stash[COLLECTED]
+
+
+@pytest.fixture(scope="session")
+def fast(collected):
+    """Those that README's test command runs, if all were collected."""
+    return [item for item in collected if not any(map(item.get_closest_marker, ("gpu", "slow", "thorough")))]
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ def check_classes(classes, *args):
     assert not bad, bad
 
 
+@pytest.mark.sample("cpu-0.0-pure", "cpu--0.3-cartesian")
 @kinds
 @omegas
 def test_every_class(backend, cart, omega):
@@ -197,6 +198,14 @@ def test_two_bases(backend, crowd):
     pure = host(md4.Engine(both, backend=backend).compute([[1, 0], [4, 3]], [[14, 12]]))
     c = [md4.method.angular.component_coefficients(l, True) for l in (3, 2)]
     assert relative_error(np.einsum("xyabCD,Cc,Dd->xyabcd", block, *c), pure) < 1e-13
+
+
+def test_another_basis(crowd):
+    """With the backend of the engine that it comes from."""
+    engine, basis = engine_of(crowd, "cpu"), Basis.from_mol(Quartet((2, 1, 3, 0)).mol())
+    other = engine.with_basis(basis)
+    assert other.backend is engine.backend
+    np.testing.assert_array_equal(other.compute(BRA, KET)[0, 0], block_of(basis, "cpu"))
 
 
 def test_layout_of_general_contractions(backend):

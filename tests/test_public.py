@@ -1,9 +1,11 @@
 """What `import md4` offers: names, types and a version."""
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 import md4
 
@@ -44,3 +46,12 @@ def test_type_checkers_are_told():
 def test_names():
     assert {"int2e", "JK.get_jk", "Basis.from_arrays", "Basis.nao", "Engine.compute", "Operator.erf"} <= set(FUNCTIONS)
     assert md4.__version__[0].isdigit()
+
+
+def test_readme_s_test_command_calls_all_that_is_public(collected, fast):
+    """Each function, class and method is named in a module with tests that are not `thorough`."""
+    if not {item.path for item in collected} >= set((ROOT / "tests").rglob("test_*.py")):
+        pytest.skip("not all tests were collected")
+    code = "\n".join(path.read_text() for path in {item.path for item in fast})
+    methods = {name.rpartition(".")[2] for name in FUNCTIONS.keys() - INTERNAL} - {"__init__"}
+    assert sorted({*md4.__all__, *methods} - set(re.findall(r"\w+", code))) == []

@@ -54,6 +54,7 @@ def test_methane():
     np.testing.assert_allclose(apart, 1.087 * np.sqrt(8 / 3))
 
 
+@pytest.mark.thorough
 def test_the_table_and_the_file(tmp_path, capfd):
     """Two runs append to one file: 'turns' may differ, columns may not."""
     path = tmp_path / "rows.csv"
@@ -74,6 +75,7 @@ def test_the_table_and_the_file(tmp_path, capfd):
         cpu.append_csv(path, [{"kind": "int2e"}])
 
 
+@pytest.mark.thorough
 def test_first_calls(capfd):
     """With an empty cache the call compiles, with the same cache it does not."""
     assert cpu.main(["--cold", "--systems", "water/sto-3g", "--kinds", "int2e", "--threads", "1"]) == 0

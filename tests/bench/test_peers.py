@@ -107,6 +107,7 @@ def cells(told):
     return rows[2:]
 
 
+@pytest.mark.thorough
 def test_all_programs(monkeypatch, capsys, tmp_path, stand_in):
     options = "--systems", "water/cc-pvdz", "--check", "--pyscf", "1"
     told, rows = run(monkeypatch, capsys, tmp_path / "rows.csv", *options)
@@ -136,6 +137,7 @@ def test_all_programs(monkeypatch, capsys, tmp_path, stand_in):
     assert "freed" in stand_in
 
 
+@pytest.mark.thorough
 def test_not_installed(monkeypatch, capsys, tmp_path, missing):
     told, rows = run(monkeypatch, capsys, tmp_path / "rows.csv", "--systems", "water/sto-3g", "--methods", "direct")
     assert "GPU4PySCF: not run (ModuleNotFoundError" in told

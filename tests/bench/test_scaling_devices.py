@@ -233,6 +233,7 @@ def test_a_fit_needs_a_gpu(traced):
         Fit(traced)
 
 
+@pytest.mark.thorough
 def test_the_commands(tmp_path):
     """Tasks listed and simulated by the script."""
     listing, table = tmp_path / "listed.csv", tmp_path / "simulated.csv"
@@ -258,6 +259,7 @@ def check(rows):
         assert all(0 <= share < 1 for share in shares), row
 
 
+@pytest.mark.thorough
 def test_a_table_of_one_process(tmp_path):
     path = tmp_path / "rows.csv"
     once = ["--systems", "water/sto-3g", "--counts", "1", "--csv", path, "--append", "--repeats", "1", "--warm", "1"]
@@ -271,6 +273,7 @@ def test_a_table_of_one_process(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.xdist_group("mpi")
 @pytest.mark.skipif(
     find_spec("mpi4py") is None or scaling_devices.mpiexec() is None, reason="no mpi4py, or no mpiexec: install mpich"

@@ -30,6 +30,7 @@ def functions(folder):
     return {path.name for path in folder.rglob("*.loop")}
 
 
+@pytest.mark.thorough
 def test_a_warm_process_compiles_nothing(tmp_path):
     """For anything that the public functions do on the CPU."""
     env = os.environ | {"MD4_CACHE_DIR": str(tmp_path)}

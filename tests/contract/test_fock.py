@@ -64,6 +64,7 @@ def test_needless_zeros_of_general_contractions(backend):
     assert len(check(mol, backend, 0).basis) == molecule(WATER, "cc-pvtz").nbas
 
 
+@pytest.mark.thorough
 def test_transition_metal_complex(backend):
     """f and g functions on the metal."""
     mol = molecule("Sc 0 0 0; H 0 0 1.8; H 0 1.7 -0.6", {"Sc": "cc-pvtz", "H": "sto-3g"}, charge=1)

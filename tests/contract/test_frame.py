@@ -64,6 +64,7 @@ MOLECULES = {
 }
 
 
+@pytest.mark.sample("water", "Cartesian water", "general contraction", "functions in another order")
 @pytest.mark.parametrize("mol", MOLECULES.values(), ids=MOLECULES)
 def test_as_without_turning(mol, turning):
     """All symmetries of D, J alone, K alone, complex densities, and other operators."""

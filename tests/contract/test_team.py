@@ -27,6 +27,7 @@ def two(backend, monkeypatch):
     return {"backend": "cuda", "devices": [0, 1]}
 
 
+@pytest.mark.sample("cpu-chain-0", "cpu-chain-1", "cpu-chain-2")
 @pytest.mark.parametrize("hermi", [0, 1, 2])
 @pytest.mark.parametrize("mol", [CHAIN, molecule(METHANE, "cc-pvtz")], ids=["chain", "methane"])
 def test_as_one_worker(backend, two, mol, hermi):

@@ -53,6 +53,7 @@ QUINTUPLE = 5
 SEXTUPLE = 500
 
 
+@pytest.mark.sample("cpu-cc-pvdz", "cpu-cc-pvtz")
 @pytest.mark.parametrize("basis", ["cc-pvdz", "cc-pvtz", "cc-pvqz"])
 def test_water(backend, basis):
     check(molecule(WATER, basis), backend)
@@ -119,6 +120,7 @@ def test_range_separation(backend, omega):
     assert tensor_error(ours, theirs) <= 1
 
 
+@pytest.mark.thorough
 def test_benzene(backend):
     check(molecule(BENZENE, "cc-pvdz"), backend)
 
@@ -231,6 +233,7 @@ def test_s4_slices(backend, water, bra, ket):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13)
 
 
+@pytest.mark.sample("cpu-s8")
 @pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
 def test_small_blocks(backend, water, aosym, monkeypatch):
     """Pieces of few pairs, H matrices dropped and made again: the same tensor."""

@@ -128,6 +128,7 @@ FIRST_CALLS = """
 """
 
 
+@pytest.mark.thorough
 def test_the_first_calls_find_everything(tmp_path):
     """The types of the examples are those of calls, and what another process has compiled is found."""
     told = run(tmp_path / "cache", FIRST_CALLS, env={"MD4_JOBS": "2"}).right()

@@ -81,6 +81,7 @@ def test_gpu_block(page, block, gpu):
         run(page, [*before, (code, output)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page, block", MPI_BLOCKS, ids=str)
 @needs_mpi
 def test_mpi_block(page, block, tmp_path):

@@ -236,6 +236,7 @@ def small(backend):
     return {"kinds": GPU_KINDS, "backend": backend, "omegas": st.sampled_from([None, 0.0]), "most": 16}
 
 
+@pytest.mark.thorough
 def test_builds(backend):
     fuzz(check_builds, sequences(**small(backend)), 25 if backend == "cpu" else GPU_EXAMPLES)
     report(check_builds)

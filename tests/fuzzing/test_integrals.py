@@ -328,6 +328,7 @@ def gaussian_bound(call, bounds, aos):
     return bounds[i, j] * bounds[k, l] * max(1.0, {"slater": 1 / size, "gaussian": size**-0.5}.get(call.kind, 1.0))
 
 
+@pytest.mark.thorough
 def test_oracle():
     fuzz(check_oracle, oracle_calls(), 10)
     report(check_oracle)

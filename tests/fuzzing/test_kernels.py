@@ -184,6 +184,7 @@ def check_case(case):
         check_builds(case.sequence)
 
 
+@pytest.mark.thorough
 def test_builds():
     fuzz(check_case, cases(), 5)
     report(check_builds)

@@ -314,6 +314,7 @@ def no_plans_kept():
         function.cache_clear()
 
 
+@pytest.mark.sample("True")
 @pytest.mark.parametrize("fused", [True, False])
 def test_all_paths(fused, no_plans_kept, monkeypatch):
     """Rooms for r and (ab|q], several classes; without the fused path, others of several kernels are taken."""
@@ -326,6 +327,7 @@ def test_all_paths(fused, no_plans_kept, monkeypatch):
     assert machine.kernels >= {"r_in_registers", "fused_groups" if fused else "resident_bra_transform", "digest_rows"}
 
 
+@pytest.mark.thorough
 def test_other_tiles(builds, monkeypatch):
     """Rectangles that are the same as before are repeated, others are not."""
     every = builds.recorder.count
@@ -337,6 +339,7 @@ def test_other_tiles(builds, monkeypatch):
     assert builds.run() == (every, 0)
 
 
+@pytest.mark.thorough
 def test_another_operator(builds):
     every = builds.recorder.count
     assert builds.run(omega=0.3) == (0, every)
@@ -369,6 +372,7 @@ def test_dropped_h(builds):
     assert builds.run() == (every, 0)
 
 
+@pytest.mark.thorough
 def test_dropped_h_at_the_same_address(builds, monkeypatch):
     """It is made again before the launches that read it."""
     every = builds.recorder.count
@@ -409,6 +413,7 @@ def test_moved_rooms(builds):
     assert builds.run() == (every, 0)
 
 
+@pytest.mark.thorough
 def test_memory_that_is_given_back(builds):
     """Rooms that nobody uses are freed between builds, and made again."""
     every = builds.recorder.count
@@ -417,6 +422,7 @@ def test_memory_that_is_given_back(builds):
     assert builds.run() == (every, 0)
 
 
+@pytest.mark.thorough
 def test_halves(builds, monkeypatch):
     """Where there is no memory for a rectangle, its halves are made instead, and repeated."""
     room = Pool.room
@@ -436,6 +442,7 @@ def test_halves(builds, monkeypatch):
     assert repeated > others
 
 
+@pytest.mark.thorough
 def test_lists_made_again(builds):
     """Other pair data in the same context, perhaps in the same memory: nothing is repeated."""
     every = builds.recorder.count
@@ -444,6 +451,7 @@ def test_lists_made_again(builds):
     assert builds.run(direct_scf_tol=1e-15) == (every, 0)
 
 
+@pytest.mark.thorough
 def test_two_objects_of_one_context(builds):
     """Each repeats its own."""
     every = builds.recorder.count
@@ -470,6 +478,7 @@ def test_interrupted_while_it_is_repeated(builds, monkeypatch):
     assert builds.run() == (every, 0)
 
 
+@pytest.mark.sample("3")
 @pytest.mark.parametrize("number", [2, 3, 5])
 def test_interrupted_while_it_is_recorded(monkeypatch, number):
     """At one of its launches."""

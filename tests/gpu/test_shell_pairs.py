@@ -223,6 +223,7 @@ def test_schwarz_bounds(gpu, nctr, most, monkeypatch):
     check_bounds(basis_of([2, 3], l=(2, 1), nctr=nctr, count=3))
 
 
+@pytest.mark.sample("2-60.0")
 @pytest.mark.parametrize(("most", "spread"), [(2, 1.0), (2, 60.0), (100, 1.0)])
 def test_schwarz_bounds_in_plain_python(most, spread, monkeypatch):
     """In squares of two or three pairs, in one for each list, and 0 for pairs that are too far apart."""

@@ -204,6 +204,7 @@ def assert_right(error):
     assert error < 1e-13
 
 
+@pytest.mark.sample("{0, 1, 2, 3}")
 @pytest.mark.parametrize("late", LATE, ids=str)
 def test_builds(late, monkeypatch):
     """The first one makes H and first AOs while others are at work, the second one records, the third one repeats."""
@@ -220,6 +221,7 @@ def test_builds(late, monkeypatch):
         assert builds.used == {0, 1, 2}
 
 
+@pytest.mark.thorough
 def test_builds_of_parts(monkeypatch):
     """Even and odd parts of classes, of all that can be made in parts: their H, their blocks, and what is repeated."""
 
@@ -238,6 +240,7 @@ def test_builds_of_parts(monkeypatch):
     assert "digest_mirrored" in machine.kernels
 
 
+@pytest.mark.sample("{3}")
 @pytest.mark.parametrize("late", LATE, ids=str)
 def test_lists_of_quartets(late, monkeypatch):
     """Quartets that are selected and digested in place, in both precisions; each is counted once."""
@@ -250,6 +253,7 @@ def test_lists_of_quartets(late, monkeypatch):
         assert builds.jk.stats.computed == builds.jk.stats.wanted == builds.right.stats.wanted
 
 
+@pytest.mark.sample("True-{3}")
 @pytest.mark.parametrize("late", LATE, ids=str)
 @pytest.mark.parametrize("single", [False, True])
 def test_j_alone(single, late, monkeypatch):
@@ -275,6 +279,7 @@ MISSING = {
 }
 
 
+@pytest.mark.sample("alone")
 @pytest.mark.parametrize("name", MISSING)
 def test_each_of_these_is_needed(name, monkeypatch):
     """Without it the emulator finds builds that are wrong."""
@@ -288,6 +293,7 @@ def test_each_of_these_is_needed(name, monkeypatch):
             assert_right(builds.error())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("late", LATE, ids=str)
 def test_memory_is_refused(late, monkeypatch):
     """H matrices are dropped and made again, in memory that tracks at work still read."""
@@ -325,6 +331,7 @@ def test_little_memory(monkeypatch):
         assert builds.used == {0, 1, 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [1, 5, 12])
 def test_an_interrupt(number, monkeypatch):
     """At a launch: what tracks were given before is done before the context is used again."""
@@ -350,6 +357,7 @@ def test_an_interrupt(number, monkeypatch):
             assert_right(builds.error())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("next_is_a_build", [True, False])
 def test_an_interrupt_at_the_end(next_is_a_build, monkeypatch):
     """Tracks that were not waited for: who takes memory waits for them, and so does the next build."""

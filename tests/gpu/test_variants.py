@@ -71,6 +71,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample("methane aug-cc-pvdz-*")
 @pytest.mark.parametrize(("name", "unit", "memory"), CASES)
 def test_nothing_is_left_to_compile(name, unit, memory):
     """After `md4 warmup GEOMETRY --basis NAME`, for any use and however much memory there is.
@@ -85,12 +86,14 @@ def test_nothing_is_left_to_compile(name, unit, memory):
         assert not missing, f"{use}: {sorted(v.name for v in missing)}"
 
 
+@pytest.mark.thorough
 @WITH_ALL_CLASSES["dmma16"]
 def test_other_contractions_are_not_in_the_list_of_all_classes():
     """So `md4 warmup` has to be given the molecule."""
     assert launched("dmma16", "water ano", "jk", MEMORY["plenty"]) - of_all_classes("dmma16", 4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("omega", [0.3, -0.3])
 def test_range_separation(omega):
     """J and K of erf and erfc need the Schwarz bounds of Coulomb, besides kernels of their own."""
@@ -137,6 +140,7 @@ def launched_and_asked(unit, call, monkeypatch):
     return set(found), asked
 
 
+@pytest.mark.sample("9 waters *")
 @pytest.mark.parametrize(("name", "unit", "memory"), FEW_CASES)
 def test_nothing_is_left_to_compile_for_density_fitting(name, unit, memory):
     """After a warm-up with the auxiliary basis, whatever is screened and however much memory there is."""
@@ -159,6 +163,7 @@ def test_nothing_is_left_to_compile_for_density_fitting(name, unit, memory):
     assert {unpack_variant(sums) for sums in (False, True)} <= warm
 
 
+@pytest.mark.sample("9 waters *")
 @pytest.mark.parametrize("unit", [*TENSOR_CORES, "fma"])
 @pytest.mark.parametrize("name", FEW_CENTRES)
 def test_what_integrals_of_few_centres_need(name, unit, monkeypatch):
@@ -190,6 +195,7 @@ def test_what_integrals_of_few_centres_need(name, unit, monkeypatch):
         assert (unpack_variant(True) in asked) == (what == "matrix")  # of which density fitting unpacks rows
 
 
+@pytest.mark.sample("9 waters *")
 @pytest.mark.parametrize("name", ["water cc-pvtz", "9 waters 6-31g*"])
 def test_a_molecule_needs_little_else(name):
     """Not more than twice what is launched with plenty of memory."""
@@ -198,6 +204,7 @@ def test_a_molecule_needs_little_else(name):
     assert len(warm) <= 2 * len(used)
 
 
+@pytest.mark.sample("pure-fma")
 @pytest.mark.parametrize("unit", [*TENSOR_CORES, "fma"])
 @pytest.mark.parametrize("pure", [True, False], ids=["pure", "cartesian"])
 def test_the_list_of_all_classes_is_what_the_launchers_ask_for(unit, pure):
@@ -212,6 +219,7 @@ def test_the_list_of_all_classes_is_what_the_launchers_ask_for(unit, pure):
     assert len(found - asked) <= 17
 
 
+@pytest.mark.sample("9 waters *")
 @pytest.mark.parametrize("use", ["tensor", "j", *(digest_flags(*n) for n in ((1, 1), (1, 0), (2, 1)))], ids=str)
 @pytest.mark.parametrize("name", ["water cc-pvtz", "9 waters cc-pvdz", "methane 6-311++g**"])
 def test_what_a_first_call_needs(name, use):
@@ -241,6 +249,7 @@ def test_a_planar_molecule_that_lies_askew(monkeypatch):
     assert warm(askew) == warm(flat)
 
 
+@pytest.mark.thorough
 def test_a_general_contraction_of_a_basis():
     """Classes that the list up to an l does not know, and nothing above the basis's l."""
     coefficients = [np.random.default_rng(0).uniform(0.2, 1.0, (4, 4)), [1.0, 0.4], [1.0, 0.1]]

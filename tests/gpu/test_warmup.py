@@ -25,6 +25,7 @@ def test_allowed_jobs(monkeypatch):
             allowed_jobs()
 
 
+@pytest.mark.thorough
 def test_compiling_ahead_never_fails(monkeypatch, tmp_path):
     """Its process cannot compile here, where there is no GPU, and says nothing."""
     monkeypatch.setattr("md4.gpu.warmup.current_capability", lambda: (9, 0))

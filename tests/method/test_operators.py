@@ -176,6 +176,7 @@ def worst_errors(kind, samples, seed=0):
     return worst
 
 
+@pytest.mark.sample("coulomb-*", "erf-*", "gaussian-*")
 @pytest.mark.parametrize(
     "kind, samples, digits, tolerance",
     [
@@ -207,6 +208,7 @@ def test_erfc_where_the_difference_cancels():
                     assert abs(zero(m, 2.0, 2.0, r2, omega, table) / exact - 1) < 1.5e-14 * (1 + decay / 30)
 
 
+@pytest.mark.sample("[17]-*")
 @pytest.mark.parametrize("kind", ["yukawa", "slater"])
 @pytest.mark.parametrize("m", [0, 1, 7, 32])
 def test_damped_at_the_origin(kind, m):
@@ -252,6 +254,7 @@ def test_extremes_stay_finite(kind):
                         assert np.isfinite(zero(m, p, q, r2, parameter, table)), (m, p, q, r2, parameter)
 
 
+@pytest.mark.sample("coulomb")
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_compiles_for_cuda_without_a_gpu(kind, monkeypatch):
     cuda = pytest.importorskip("numba.cuda")

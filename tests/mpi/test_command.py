@@ -35,6 +35,7 @@ def norm(printed):
     return float(printed.split("norm ")[1].split(",")[0])
 
 
+@pytest.mark.sample("file")
 @pytest.mark.parametrize("file", [["-o", "eri.npy"], []], ids=["file", "no file"])
 def test_eri(tmp_path, right, file):
     """Both ranks write to the file, rank 0 prints once."""
@@ -47,6 +48,7 @@ def test_eri(tmp_path, right, file):
         np.testing.assert_allclose(np.load(tmp_path / "eri.npy"), right, rtol=0, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_a_file_that_only_one_process_can_write(tmp_path):
     h5py = pytest.importorskip("h5py")
     if h5py.get_config().mpi:
@@ -57,6 +59,7 @@ def test_a_file_that_only_one_process_can_write(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_no_memory(tmp_path):
     done = eri(tmp_path, "-o", "eri.npy", "--max-memory", "0.001")
     assert done.returncode == 2

@@ -34,6 +34,7 @@ BEGIN = """
 """
 
 
+@pytest.mark.sample("2")
 @pytest.mark.parametrize("size", [2, 3])
 def test_as_one_process(tmp_path, size):
     """Each store: J and K, J alone, other operators, rows, a file; each rank keeps its part of the rows."""
@@ -66,6 +67,7 @@ def test_as_one_process(tmp_path, size):
     assert all(116 // size <= report[0] <= 116 // size + 1 for report in reports)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [2, 3])
 def test_energies(tmp_path, size):
     """Those of PySCF's density fitting, in the same cycles; through either order of the calls."""
@@ -88,6 +90,7 @@ def test_energies(tmp_path, size):
     """).check()  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_several_workers_a_rank(tmp_path):
     """Ranks with different numbers of devices."""
     run(tmp_path, 2, BEGIN + """
@@ -120,6 +123,7 @@ def test_gpus(tmp_path, gpu, store):
     """).check()  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_workers_agree(tmp_path):
     """Shell pairs, the way of the metric and the store are those that fit all, whatever a rank would do alone."""
     run(tmp_path, 2, BEGIN + """
@@ -149,6 +153,7 @@ def test_workers_agree(tmp_path):
     """).check()  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_copies_and_pickles(tmp_path):
     run(tmp_path, 2, BEGIN + """
     import copy, pickle
@@ -165,6 +170,7 @@ def test_copies_and_pickles(tmp_path):
     """).check()  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_faults(tmp_path):
     """What fails or differs on rank 1 ends the call of all, whose next one is right."""
     first, second, third = run(tmp_path, 3, BEGIN + """
@@ -215,6 +221,7 @@ def test_faults(tmp_path):
     assert first[14].startswith("ArgumentError: comm must be")
 
 
+@pytest.mark.thorough
 def test_arguments_that_only_one_rank_has_wrong(tmp_path):
     """Rank 1 raises its own exception and the others its message: none waits, and the next call of all is right."""
     first, second = run(tmp_path, 2, BEGIN + """

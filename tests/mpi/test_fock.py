@@ -36,6 +36,7 @@ BEGIN = """
 """
 
 
+@pytest.mark.sample("chain-2")
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", ["chain", "methane"])
 def test_as_one_process(tmp_path, size, name):
@@ -65,6 +66,7 @@ def test_as_one_process(tmp_path, size, name):
     assert all(share > 5 for share in reports[0])
 
 
+@pytest.mark.thorough
 def test_update_and_reset(tmp_path):
     run(tmp_path, 2, BEGIN + """
     mol = molecule(WATER, "6-31g")
@@ -80,6 +82,7 @@ def test_update_and_reset(tmp_path):
     """).check()  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_planar_molecule_that_is_turned(tmp_path):
     run(tmp_path, 2, BEGIN + """
     from md4.cpu.sums import HostSums
@@ -94,6 +97,7 @@ def test_a_planar_molecule_that_is_turned(tmp_path):
     """).check()  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_densities_are_those_of_the_first_rank(tmp_path):
     run(tmp_path, 2, BEGIN + """
     mol = molecule(WATER, "6-31g")
@@ -119,6 +123,7 @@ FAULTY = BEGIN + """
 """
 
 
+@pytest.mark.thorough
 def test_an_exception_amid_a_build(tmp_path):
     """The rank that fails raises its own exception and the others its message; the same object builds again."""
     first, second, third = run(tmp_path, 3, FAULTY + """
@@ -139,6 +144,7 @@ def test_an_exception_amid_a_build(tmp_path):
     assert first == third == 3 * ["RankError: rank 1: MemoryError: no memory for this task"]
 
 
+@pytest.mark.thorough
 def test_an_exception_between_the_steps_of_a_build(tmp_path):
     """Wherever rank 0 fails: while pair lists, bounds or norms are made, or when its sums are given back."""
     reports = run(tmp_path, 2, FAULTY + """
@@ -184,6 +190,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.thorough
 def test_what_differs_between_ranks(tmp_path):
     """An ArgumentError on all ranks, which names the thing, the ranks and their values."""
     expressions = {name: expression for name, (expression, _) in DIFFERENT.items()}
@@ -198,6 +205,7 @@ def test_what_differs_between_ranks(tmp_path):
         assert "; rank 1: " in message
 
 
+@pytest.mark.thorough
 def test_arguments_that_only_one_rank_has_wrong(tmp_path):
     first, second = run(tmp_path, 2, FAULTY + """
     report([
@@ -215,6 +223,7 @@ def test_arguments_that_only_one_rank_has_wrong(tmp_path):
     assert first == [f"RankError: rank 1: {message}" for message in second]
 
 
+@pytest.mark.thorough
 def test_other_sources_of_md4(tmp_path):
     first, second = run(tmp_path, 2, FAULTY + """
     import md4.contract.fock
@@ -242,6 +251,7 @@ def test_a_molecule_that_is_moved_in_place(tmp_path):
     assert "a change of the molecule in place differs" in reports[0]
 
 
+@pytest.mark.thorough
 def test_a_rank_without_a_gpu(tmp_path):
     """As if rank 0 had a GPU: its backend divides the work in another way than that of a CPU."""
     reports = run(tmp_path, 2, FAULTY + """
@@ -254,6 +264,7 @@ def test_a_rank_without_a_gpu(tmp_path):
     assert "the backend differs between the ranks of comm (rank 0: 'cuda (sm_90)'; rank 1: 'cpu " in reports[0]
 
 
+@pytest.mark.thorough
 def test_a_rank_that_asks_for_a_gpu_in_vain(tmp_path):
     first, second = run(tmp_path, 2, FAULTY + """
     report(caught(made, backend="cuda" if one else "cpu"))
@@ -272,6 +283,7 @@ ELSEWHERE = """
 """
 
 
+@pytest.mark.thorough
 def test_an_uncaught_exception_outside_of_md4(tmp_path):
     """With `python -m mpi4py` it ends all ranks; without it, the others would wait."""
     done = run(tmp_path, 2, FAULTY + ELSEWHERE.format(end="raise OSError('disk full')"), before=["-m", "mpi4py"])
@@ -279,6 +291,7 @@ def test_an_uncaught_exception_outside_of_md4(tmp_path):
     assert "OSError: disk full" in done.printed
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_killed(tmp_path):
     done = run(tmp_path, 2, FAULTY + ELSEWHERE.format(end="os.kill(os.getpid(), 9)"))
     assert done.status not in (0, None)

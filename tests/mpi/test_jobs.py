@@ -7,6 +7,15 @@ import mpi_jobs
 
 pytestmark = mpi_jobs.MARKS
 
+# Without md4, which takes longer to be imported.
+PRELUDE = """
+import os, sys, time
+from pathlib import Path
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+Path(sys.argv[1], f"{{comm.rank}}.pid").write_text(str(os.getpid()))
+"""
+
 
 def test_a_job_that_waits_in_vain_is_killed(tmp_path):
     start = time.monotonic()
@@ -15,7 +24,7 @@ def test_a_job_that_waits_in_vain_is_killed(tmp_path):
         if comm.rank == 0:
             comm.Barrier()
         time.sleep(600)
-        """, seconds=10)  # fmt: skip
+        """, seconds=5, prelude=PRELUDE)  # fmt: skip
     assert done.status is None
     assert done.printed.count("begun") == 2
     assert time.monotonic() - start < 60

@@ -6,6 +6,7 @@ from mpi_jobs import EACH_A_NODE, MARKS, TWO_NODES, run
 pytestmark = MARKS
 
 
+@pytest.mark.sample("2")
 @pytest.mark.parametrize("size", [2, 3])
 def test_numbers_of_a_counter_are_disjoint_and_complete(tmp_path, size):
     """Two threads a rank, and two counters after each other. A later counter begins at 0."""
@@ -35,6 +36,7 @@ def test_numbers_of_a_counter_are_disjoint_and_complete(tmp_path, size):
         assert complete
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("nodes", [{}, EACH_A_NODE], ids=["one node", "each a node"])
 def test_the_counter_answers_while_its_rank_is_elsewhere(tmp_path, nodes):
     """Rank 0, which has the counter, sleeps outside MPI until the others have their numbers."""
@@ -52,6 +54,7 @@ def test_the_counter_answers_while_its_rank_is_elsewhere(tmp_path, nodes):
     assert sorted(reports[0]) == list(range(40, 60))
 
 
+@pytest.mark.thorough
 def test_the_same_facts(tmp_path):
     first, second, third = run(tmp_path, 3, """
         ranks = Ranks(comm)
@@ -69,6 +72,7 @@ def test_the_same_facts(tmp_path):
     assert gathered == [0, 1, 2]
 
 
+@pytest.mark.thorough
 def test_a_failure_of_one_rank_is_one_of_all(tmp_path):
     first, second, third = run(tmp_path, 3, """
         ranks = Ranks(comm)
@@ -105,6 +109,7 @@ def test_a_failure_of_one_rank_is_one_of_all(tmp_path):
     assert [result for _, result in (first, second, third)] == [0, 1, 2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["inside", "around", "counter"])
 def test_a_failure_while_others_count(tmp_path, place):
     """The rank that fails stops the counter, so the others end."""
@@ -130,6 +135,7 @@ def test_a_failure_while_others_count(tmp_path, place):
     assert reports == [["ValueError: bad", [0, 1, 2]]] + 2 * [["RankError: rank 0: ValueError: bad", [0, 1, 2]]]
 
 
+@pytest.mark.thorough
 def test_a_failure_anywhere_in_nested_work(tmp_path):
     """Rank 1 fails at different places of a work that calls all methods. The others raise its message, wherever."""
     reports = run(tmp_path, 3, """
@@ -167,6 +173,7 @@ def test_a_failure_anywhere_in_nested_work(tmp_path):
     assert reports[0] == reports[2] == [f"RankError: rank 1: {message}" for message in reports[1]]
 
 
+@pytest.mark.thorough
 def test_an_end_that_comes_early(tmp_path):
     """A rank that leaves its work while others go on is an error on all."""
     reports = run(tmp_path, 2, """
@@ -183,6 +190,7 @@ def test_an_end_that_comes_early(tmp_path):
     assert reports[0][1] == 0
 
 
+@pytest.mark.thorough
 def test_the_first_for_all(tmp_path):
     reports = run(tmp_path, 3, """
         ranks, called = Ranks(comm), []
@@ -202,6 +210,7 @@ def test_the_first_for_all(tmp_path):
     assert reports == [[[0], 0, message], *2 * [[[], 0, f"RankError: rank 0: {message}"]]]
 
 
+@pytest.mark.thorough
 def test_different_calls(tmp_path):
     reports = run(tmp_path, 2, """
         ranks, zeros = Ranks(comm), np.zeros((3, 2))
@@ -224,6 +233,7 @@ def test_different_calls(tmp_path):
     assert "type float64; rank 1: sum of arrays of shape (3, 2) and type int64" in messages[3]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [2, 3])
 def test_arrays(tmp_path, size):
     """Of several types and orders in memory, in messages of 240 bytes: ten elements, and the rest."""
@@ -269,6 +279,7 @@ def test_arrays_of_more_than_31_bits(tmp_path):
     assert reports == [[True], [True]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("nodes, firsts", [({}, [0]), (TWO_NODES, [0, 1]), (EACH_A_NODE, [0, 1, 2])], ids=str)
 def test_once_a_node(tmp_path, nodes, firsts):
     """The first rank of each node is done before the others begin, which is right also if MPI has no such nodes."""
@@ -293,6 +304,7 @@ def test_once_a_node(tmp_path, nodes, firsts):
     assert [text for *_, text in reports] == ["OSError: disk full"] + 2 * ["RankError: rank 0: OSError: disk full"]
 
 
+@pytest.mark.thorough
 def test_communicators(tmp_path):
     """Messages of md4 do not meet the caller's; communicators are shared, and freed with the caller's."""
     reports = run(tmp_path, 2, """

@@ -35,6 +35,7 @@ SOLVERS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size, kinds", [(2, list(SOLVERS)), (3, ["RHF", "newton"])], ids=str)
 def test_as_one_process(tmp_path, size, kinds):
     run(tmp_path, size, BEGIN + f"""
@@ -46,6 +47,7 @@ def test_as_one_process(tmp_path, size, kinds):
     """).check()  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_what_pyscf_makes_of_an_attached_object(tmp_path):
     """newton() of it, copies, a scanner, conversions, response functions, and the object after `detach`."""
     run(tmp_path, 2, BEGIN + """
@@ -98,6 +100,7 @@ def test_ranks_cannot_drift_apart(tmp_path):
     """).check()  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_files(tmp_path):
     """Only rank 0 writes; all begin with what it has read."""
     run(tmp_path, 3, BEGIN + """
@@ -124,6 +127,7 @@ def test_files(tmp_path):
     """).check()  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_faults(tmp_path):
     """What fails or differs on rank 1 ends the calculation of both, whose next calculation is right."""
     first, second = run(tmp_path, 2, BEGIN + """

@@ -29,6 +29,7 @@ BEGIN = """
 """
 
 
+@pytest.mark.thorough
 def test_a_device_of_all_ranks(tmp_path):
     """Each has a third of the least that one finds free; J and K are right; a cap is a cap."""
     reports = run(tmp_path, 3, BEGIN + """
@@ -48,6 +49,7 @@ def test_a_device_of_all_ranks(tmp_path):
     assert reports == 3 * [[18 * 10**9 // 3 - (512 << 20), 3, 9 * 10**9]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("names, expected", [
     ("abc", [None, None, None]), ("aba", [2, None, 2]), ("abb", [None, 2, 2]),
 ])  # fmt: skip

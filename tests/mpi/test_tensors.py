@@ -23,6 +23,7 @@ def mol():
     return molecule(WATER, "6-31g**")
 
 
+@pytest.mark.sample("2")
 @pytest.mark.parametrize("size", [2, 3])
 def test_rows(tmp_path, mol, size):
     """Of all symmetries, and of a part: those of all ranks are those of the tensor, in their order."""
@@ -46,6 +47,7 @@ def test_rows(tmp_path, mol, size):
         assert all(first < last for first, last in edges)
 
 
+@pytest.mark.thorough
 def test_gather(tmp_path, mol):
     """Rank 0 has the whole, in more messages than one, and so it has with more ranks than shells."""
     reports = job(tmp_path, 3, """
@@ -68,6 +70,7 @@ def test_gather(tmp_path, mol):
     assert sorted(shape[0] for *_, shape in reports) == [0, 0, 1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("nodes", [{}, EACH_A_NODE], ids=["one node", "each a node"])
 def test_a_file_of_all_ranks(tmp_path, mol, nodes):
     """Each rank has a memory map of its own of the same file, and memory for some rows only."""
@@ -84,6 +87,7 @@ def test_a_file_of_all_ranks(tmp_path, mol, nodes):
     np.testing.assert_allclose(np.load(tmp_path / "eri.npy"), mol.intor("int2e"), rtol=0, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_memory_that_ranks_share(tmp_path, mol):
     """An array in shared memory as `out`: each rank writes its rows."""
     reports = job(tmp_path, 2, """
@@ -96,6 +100,7 @@ def test_memory_that_ranks_share(tmp_path, mol):
     assert max(reports) < 1e-12
 
 
+@pytest.mark.thorough
 def test_different_arguments(tmp_path):
     """An error on all ranks, with the name of what differs."""
     first, second = job(tmp_path, 2, """
@@ -123,6 +128,7 @@ def test_different_arguments(tmp_path):
     assert "mol must be a pyscf.gto.Mole" in first[7]
 
 
+@pytest.mark.thorough
 def test_a_rank_that_fails(tmp_path):
     """The others end soon with its message: of memory before the work, of an error amid it."""
     first, second = job(tmp_path, 2, """

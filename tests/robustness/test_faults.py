@@ -49,6 +49,7 @@ def check_spoilt(cache, filled, kinds, seed, share=1.0):
         assert names(cache) == names(filled)
 
 
+@pytest.mark.thorough
 def test_damaged_files(cache, filled):
     check_spoilt(cache, filled, [kind for kind in faults.DAMAGES if kind is not faults.directory], 0)
 
@@ -83,6 +84,7 @@ def locked(path):
     return path
 
 
+@pytest.mark.thorough
 def test_nothing_is_written_beside_the_sources(tmp_path, sources):
     before = names(sources)
     run(locked(tmp_path / "cache"), restricted=True, sources=sources).right()
@@ -110,6 +112,7 @@ def spoilt_recurrence(text):
     return f"{head}def closed_form_coefficient{tail[:place]}2 * ({tail[place:end]}){tail[end:]}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [3000, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_room_for_files(tmp_path, filled, size):
     """As on a full disk: files break off after `size` bytes. Nothing is left but what is whole."""
@@ -161,6 +164,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mode", "owner"), PLANTED.values(), ids=PLANTED)
 def test_planted_code_does_not_run(cache, tmp_path, mode, owner):
     marker = tmp_path / "it-ran"
@@ -181,6 +185,7 @@ def check_together(cache, filled, number):
     assert names(cache) == names(filled)
 
 
+@pytest.mark.thorough
 def test_two_processes_on_an_empty_cache(tmp_path, filled):
     check_together(tmp_path / "cache", filled, 2)
 
@@ -225,6 +230,7 @@ def check_threads(folder):
     return told
 
 
+@pytest.mark.thorough
 def test_eight_threads_at_first_use(filled):
     assert check_threads(filled)["compiled"] == 0
 

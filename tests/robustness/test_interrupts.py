@@ -44,11 +44,13 @@ def check_signalled(cache, filled, number, wait):
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", SIGNALS, ids=["SIGINT", "SIGTERM"])
 def test_a_signal_amid_work(filled, tmp_path, number):
     check_signalled(copy_of(filled, tmp_path / "cache"), filled, number, np.random.default_rng(number).uniform(0, 0.5))
 
 
+@pytest.mark.thorough
 def test_a_signal_while_loops_are_compiled(filled, tmp_path):
     check_signalled(tmp_path / "cache", filled, signal.SIGTERM, 3.0)
 
@@ -176,6 +178,7 @@ POOL = """
 """
 
 
+@pytest.mark.thorough
 def test_a_pool_of_forks_after_use(filled):
     assert len(run(filled, POOL, timeout=60).right()["results"]) == 6
 
@@ -197,6 +200,7 @@ TOGETHER = """
 """
 
 
+@pytest.mark.thorough
 def test_threads_at_once(filled):
     """Each with objects of its own, and with md4's threads for all of them."""
     assert len(run(filled, TOGETHER, timeout=120).right()["results"]) == 81
@@ -242,6 +246,7 @@ def test_memory_never_exceeds_the_cap(shells, name):
     check_caps(CAPS, lambda cap: work(shells, cap, option))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("with_k", [True, False])
 def test_memory_for_h_matrices_never_exceeds_the_cap(with_k):
     """12 contracted f shells: H matrices of all pairs take many times what the density matrices take."""

@@ -152,6 +152,7 @@ def test_a_small_disk(small_disk, ending):
         tensor_file(str(path), NEW.nbytes)
 
 
+@pytest.mark.sample("h5-15", "npy-2")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_signals_at_any_moment(target, number):
     """Writers are ended at moments spread over some writes; the file is always OLD or NEW, whole."""

@@ -109,6 +109,7 @@ def test_where_md4_is_off_it_fails(make, monkeypatch):
     Page(text)
 
 
+@pytest.mark.sample("nan")
 @pytest.mark.parametrize("fault", [np.nan, np.inf])
 def test_numbers_that_are_none_fail(make, monkeypatch, fault):
     monkeypatch.setattr(Engine, "compute", faulty(Engine.compute, fault))

@@ -105,6 +105,7 @@ numpy.savez(sys.argv[1], lanes=LANES, tensor=tensor, j=j, k=k, alone=alone)
 """
 
 
+@pytest.mark.thorough
 def test_narrow_registers(tmp_path):
     """Code for processors without AVX-512 has four lanes."""
     command = [sys.executable, "-c", NARROW, str(tmp_path / "results.npz"), str(ROOT / "tests")]

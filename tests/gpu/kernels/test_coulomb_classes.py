@@ -51,6 +51,7 @@ def by_device(basis, bra, ket, twice):
     return target.result()[0]
 
 
+@pytest.mark.sample("(4, 1)-*-0", "(4, 1)-*-None", "(5, 4)-single-1")
 @pytest.mark.parametrize("axis", [None, 0, 1, 2])
 @pytest.mark.parametrize("way", ["double", "single", "warps"])
 @pytest.mark.parametrize("classes", [(1, 0), (4, 1), (5, 4), (7, 5)], ids=str)

@@ -76,6 +76,7 @@ def assert_same(found, expected):
         np.testing.assert_allclose(one, right_one, rtol=0, atol=1e-13 * abs(right_one).max(initial=0.0))
 
 
+@pytest.mark.sample("(ds|dp)-?", "*-1")
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("name", CLASSES)
 def test_classes(name, axis):
@@ -101,6 +102,7 @@ def test_several_matrices(counts):
     assert_same(found, right(integrals, aos, d, twice, False))
 
 
+@pytest.mark.sample("(dp|dp), Cartesian")
 @pytest.mark.parametrize("name", ["(ff|pp)", "(dp|dp), Cartesian"])
 def test_one_list(name):
     """Ket pairs beyond the bra pair do not count, and are not looked at: a warp has some of them, or nothing else."""
@@ -115,6 +117,7 @@ def test_one_list(name):
     assert_same(found, right(integrals, aos, d, twice, True))
 
 
+@pytest.mark.sample("False")
 @pytest.mark.parametrize("by_ket", [False, True])
 def test_limits(by_ket):
     """Quartets beyond a pair's limit do not count, and are not looked at."""
@@ -132,6 +135,7 @@ def test_limits(by_ket):
     assert_same(found, right(integrals, aos, d, twice, False))
 
 
+@pytest.mark.sample("*-(dp|dp), Cartesian")
 @pytest.mark.races
 @pytest.mark.parametrize("name", ["(dp|fd)", "(pp|pp) of contractions", "(gg|ps)", "(dp|dp), Cartesian"])
 @pytest.mark.parametrize("limited", [False, True])

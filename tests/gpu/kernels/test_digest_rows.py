@@ -75,6 +75,7 @@ def test_limits(by_ket):
         np.testing.assert_allclose(found, known, rtol=0, atol=1e-13 * abs(known).max())
 
 
+@pytest.mark.sample("*-(?, 1)-(5, 3, 7, 3)")
 @pytest.mark.races
 @pytest.mark.parametrize("shape", [(5, 3, 7, 3), (3, 16, 3, 3), (9, 3, 5, 5)], ids=str)
 @pytest.mark.parametrize("counts", [(1, 1), (2, 0), (0, 1)], ids=str)

@@ -38,6 +38,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample("two-*", "four-*", "two, K = 4-False")
 @pytest.mark.races
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("name", CASES)
@@ -59,6 +60,7 @@ def test_classes(name, swapped, groups_of):
     assert "fused_groups" in machine.kernels
 
 
+@pytest.mark.sample("?-True")
 @pytest.mark.parametrize("by_ket", [False, True])
 @pytest.mark.parametrize("kets", [1, 2, 3])
 def test_limits(kets, by_ket, groups_of):
@@ -69,12 +71,14 @@ def test_limits(kets, by_ket, groups_of):
         assert np.isnan(rest).all()
 
 
+@pytest.mark.sample("3")
 @pytest.mark.parametrize("kets", [1, 3])
 def test_pairs_without_primitives(kets, groups_of):
     groups_of(kets)
     check_without_primitives(WAY, (1, 0, 1, 0), (0,))
 
 
+@pytest.mark.sample("2-?")
 @pytest.mark.races
 @pytest.mark.parametrize("parity", [0, 1])
 @pytest.mark.parametrize("kets", [1, 2, 4])

@@ -37,6 +37,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample("two, one without rows-*", "one, two passes-False")
 @pytest.mark.races
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("name", CASES)
@@ -59,6 +60,7 @@ def test_classes(name, swapped, shared_by):
     assert "fused_wide" in machine.kernels
 
 
+@pytest.mark.sample("4")
 @pytest.mark.races
 @pytest.mark.parametrize("shares", [1, 2, 4])
 def test_successive_quartets(shares, shared_by, monkeypatch):
@@ -85,6 +87,7 @@ def test_successive_quartets(shares, shared_by, monkeypatch):
     assert "fused_wide" in machine.kernels
 
 
+@pytest.mark.sample("?-True-1")
 @pytest.mark.parametrize("parts", [1, 5])
 @pytest.mark.parametrize("by_ket", [False, True])
 @pytest.mark.parametrize("shares", [1, 2])
@@ -95,12 +98,14 @@ def test_limits(shares, by_ket, parts, shared_by, monkeypatch):
     assert np.isnan(check_limits(WAY, (2, 2, 1, 0), by_ket)).all()
 
 
+@pytest.mark.sample("1")
 @pytest.mark.parametrize("shares", [1, 2])
 def test_pairs_without_primitives(shares, shared_by):
     shared_by(shares)
     check_without_primitives(WAY, (2, 2, 1, 0), (0, 2))
 
 
+@pytest.mark.sample("?-0")
 @pytest.mark.races
 @pytest.mark.parametrize("parity", [0, 1])
 @pytest.mark.parametrize("shares", [1, 2])

@@ -48,6 +48,7 @@ def limited(rng, nbra, nket):
     return counts
 
 
+@pytest.mark.sample("r_in_registers-*", "r_by_axis-True")
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("kernel", R_KERNELS)
 def test_r(kernel, swapped, monkeypatch):
@@ -74,6 +75,7 @@ def test_r(kernel, swapped, monkeypatch):
     assert np.isnan(ours[~live]).mean() > 0.3
 
 
+@pytest.mark.sample("(ps|ss)-dmma16")
 @pytest.mark.parametrize("unit", TENSOR_CORES)
 @pytest.mark.parametrize("name", CLASSES)
 def test_blocks(unit, name, all_classes):  # noqa: F811
@@ -106,6 +108,7 @@ def test_blocks(unit, name, all_classes):  # noqa: F811
 BLOCKS = {"quartets": ((0, 0, 1, 0), 5, 37), "rows": ((2, 1, 1, 1), 5, 7), "rows of one b and d": ((1, 0, 1, 0), 7, 15)}
 
 
+@pytest.mark.sample("counts0-*")
 @pytest.mark.races
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("counts", [(1, 1), (2, 0), (0, 1)])
@@ -139,6 +142,7 @@ def test_digestion(name, counts):
         np.testing.assert_allclose(ours, right, rtol=0, atol=1e-13 * abs(right).max(initial=0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("nprim", [1, 2])
 def test_builds_of_other_survivors(nprim, monkeypatch):
     """Launches that are repeated heed the limits of their own build: J and K of just the quartets that survive."""

@@ -177,6 +177,15 @@ def used_by(unit):
 
 
 @needs_ptxas
+def test_one_kernel():
+    """By the same way as all others, within seconds."""
+    variant = primitives_variant()
+    for cc, found in usage(variant, CURRENT).items():
+        assert not excess(variant, found, 0, cc)
+
+
+@pytest.mark.thorough
+@needs_ptxas
 def test_sample_of_every_kernel():
     """On older devices, as far as the toolkit knows them, without those that copy asynchronously."""
     wanted = {cc: sample(cc) for cc in CURRENT}
@@ -186,6 +195,7 @@ def test_sample_of_every_kernel():
     check(wanted, processes=2)
 
 
+@pytest.mark.thorough
 @needs_ptxas
 def test_sample_of_few_centres():
     check({cc: sample_of_few_centres(cc) for cc in CURRENT}, processes=2)
@@ -197,6 +207,7 @@ def test_every_variant():
     check({cc: every_variant(cc) for cc in CURRENT}, processes=os.cpu_count())
 
 
+@pytest.mark.thorough
 @needs_ptxas
 def test_j_alone_of_a_molecule_in_a_plane():
     """Degrees whose functions of both parities go to the warps of one kernel, which do not spill for that."""
@@ -204,6 +215,7 @@ def test_j_alone_of_a_molecule_in_a_plane():
     check({cc: dict.fromkeys(variants, 0) for cc in CURRENT}, processes=1)
 
 
+@pytest.mark.thorough
 def test_shared_memory_of_every_variant():
     """What launchers ask for fits a block, of all classes up to (ii|ii)."""
     of_all = ((cc, used(cc) | used_by_few_centres(UNITS[cc])) for cc in CURRENT)
@@ -211,6 +223,7 @@ def test_shared_memory_of_every_variant():
     assert not large
 
 
+@pytest.mark.sample("sm_90")
 @pytest.mark.parametrize("cc", CURRENT, ids=sm)
 def test_shared_memory_of_general_contractions(cc):
     """Also of kets of twelve contracted p functions, whose Y_cd and rows would not fit beside the integrals."""
@@ -219,6 +232,7 @@ def test_shared_memory_of_general_contractions(cc):
     assert not [(v.name, n) for v, n in found.items() if n > SHARED_LIMIT[cc]]
 
 
+@pytest.mark.thorough
 def test_shared_memory_on_older_devices():
     """Of integrals the same, but for the r that docs/compatibility.md names."""
     asked = [(v, cc, n) for cc in OLDER for v, n in used(cc).items() if v.factory.__name__ not in ASYNCHRONOUS]
@@ -232,6 +246,7 @@ def test_both_passes_over_primitive_pairs_take_the_same_decision():
         assert ptx.count("vote.sync.ballot") == 1, sm(cc)
 
 
+@pytest.mark.thorough
 def test_every_kernel_is_used():
     """No factory of md4.gpu.kernels is left out of the sample."""
     assert factories() <= {v.factory.__name__ for v in (*sample((9, 0)), *sample_of_few_centres((9, 0)))}

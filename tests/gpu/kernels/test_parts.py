@@ -53,6 +53,7 @@ def assert_parts(blocks, integrals, bra, ket, axis, live=...):
         np.testing.assert_allclose(found[live], right[live], rtol=0, atol=1e-14 * abs(integrals).max())
 
 
+@pytest.mark.sample("(dp|*-dmma16")
 @pytest.mark.parametrize("unit", ["dmma8", "dmma16"])
 @pytest.mark.parametrize("name", CLASSES)
 def test_all_plans_of_a_class(unit, name):
@@ -74,6 +75,7 @@ def test_all_plans_of_a_class(unit, name):
     assert machine.kernels >= kernels
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("swap", [False, True])
 def test_slices_chunks_and_limits(swap, monkeypatch):
     """r of a chunk is made once for both parts; what does not count is not asked for."""
@@ -127,6 +129,7 @@ def test_parts_of_lists():
         assert odd.h(plans[0].bra_form) is not h[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("axis", "hermi", "count"), [(0, 1, 3), (2, 0, 1)])
 def test_builds(axis, hermi, count):
     """J and K, also where a build repeats what it has recorded, of density matrices that know nothing of the plane."""

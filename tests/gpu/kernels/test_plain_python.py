@@ -86,6 +86,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample("dmma16-(ps|*", "*-(pp|ps)")
 @pytest.mark.parametrize("unit, name", CASES)
 def test_all_plans_of_a_class(unit, name, all_classes):
     """Two pairs with one."""
@@ -102,6 +103,7 @@ def test_all_plans_of_a_class(unit, name, all_classes):
     assert machine.kernels == ALWAYS | kernels
 
 
+@pytest.mark.sample("5-3-contracted_bra_transform")
 @pytest.mark.parametrize("rows, stages, kernel", [
     pytest.param(0, 2, "bra_transform", marks=pytest.mark.races), (5, 3, "contracted_bra_transform")
 ])  # fmt: skip
@@ -122,6 +124,7 @@ def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
     assert not machine.kernels & ({"bra_transform", "contracted_bra_transform"} - {kernel})
 
 
+@pytest.mark.sample("ls0-2")
 @pytest.mark.races
 @pytest.mark.parametrize("ls, nctr", [((1, 0), 2), ((2, 1), 1)])
 def test_sums_that_are_made_with_r(ls, nctr, monkeypatch):
@@ -155,6 +158,7 @@ FEW_CENTRES = {
 FEW_CASES = [(unit, name) for name in FEW_CENTRES for unit in UNITS if unit != "dmma8" or name == "(ps|p), K = 4"]
 
 
+@pytest.mark.sample("fma-(ps|p), K = 4", "dmma16-(ps|p), K = 4")
 @pytest.mark.parametrize("unit, name", FEW_CASES)
 def test_all_plans_of_a_class_of_few_centres(unit, name, all_classes):
     """Two pairs with two single shells, single shells with a pair, and with each other."""
@@ -173,6 +177,7 @@ def test_all_plans_of_a_class_of_few_centres(unit, name, all_classes):
     assert ("single_product" in paths_taken) == (unit != "fma" and pure)
 
 
+@pytest.mark.sample("nprims0-*")
 @pytest.mark.parametrize("nprims, nctr, unit", [
     ((2, 1, 3), 2, "dmma16"), pytest.param((1,), 1, "dmma8", marks=pytest.mark.races)
 ])  # fmt: skip
@@ -201,6 +206,7 @@ def forget_plans():
         function.cache_clear()
 
 
+@pytest.mark.sample("ls0-*", "ls3-*")
 @pytest.mark.parametrize("ls, slots, parts, groups", [
     ((1, 1, 2), 1, 1, 4), ((2, 2, 4), 1, 3, 1), ((1, 1, 2), 2, 1, 4), ((1, 0, 4), 4, 1, 4), ((1, 1, 3), 1, 2, 2)
 ])  # fmt: skip
@@ -224,6 +230,7 @@ def test_components_shared_among_warps(ls, slots, parts, groups, monkeypatch):
     assert (made.sharing.parts, made.sharing.slots, made.groups) == (parts, slots, groups)
 
 
+@pytest.mark.sample("0", "2")
 @pytest.mark.parametrize("number", range(4))
 def test_pairs_without_primitives_in_a_matrix(number, all_classes):
     """Shells far apart: the integrals of their pair are zeros, which are written."""
@@ -239,6 +246,7 @@ def test_pairs_without_primitives_in_a_matrix(number, all_classes):
     assert right.any()
 
 
+@pytest.mark.thorough
 def test_shared_memory_of_one_product_with_single_shells(monkeypatch):
     """Two buffers for s and three steps of the ring, one buffer, and two steps; nothing where that is too much."""
     basis = basis_of((1, 1, 2, 2), nprim=2)
@@ -263,6 +271,7 @@ def test_shared_memory_of_one_product_with_single_shells(monkeypatch):
     assert [key for key, _ in groupby(found)] == [(2, 3), (1, 3), (1, 2)]
 
 
+@pytest.mark.sample("dmma16-(ps|p), K = 4-[13]")
 @pytest.mark.parametrize("unit, name, number", [
     *(("dmma16", name, number) for name in list(FEW_CENTRES)[:3] for number in range(5)), ("fma", "(pp|d)", 1)
 ])  # fmt: skip
@@ -287,6 +296,7 @@ def test_parts_of_a_matrix(unit, name, number, all_classes):
     assert "pair_bounds" in machine.kernels
 
 
+@pytest.mark.sample("int2c2e")
 @pytest.mark.parametrize("name", ["int3c2e", "int2c2e"])
 def test_tensors_of_few_centres(name):
     """In the order of PySCF, with two shells of each class."""
@@ -302,6 +312,7 @@ def test_tensors_of_few_centres(name):
         assert "scatter_block" in machine.kernels
 
 
+@pytest.mark.sample("erf*", "yukawa")
 @pytest.mark.parametrize("kind", OPERATORS[1:])
 def test_operators(kind):
     basis, operator = basis_of((1, 0, 0, 0)), Operator(kind, 0.7)
@@ -353,6 +364,7 @@ def densities(basis, count):
     return dm + dm.transpose(0, 2, 1)
 
 
+@pytest.mark.sample("dmma16")
 @pytest.mark.races
 @pytest.mark.parametrize("unit", TENSOR_CORES)
 def test_j_and_k(unit):
@@ -366,6 +378,7 @@ def test_j_and_k(unit):
         assert_same(found, right)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ls, nprim, nctr, pure, count, unit", [
     ((1, 0), 2, 2, True, 2, "dmma16"), pytest.param((2, 0), 1, 1, False, 1, "dmma8", marks=pytest.mark.races)
 ])  # fmt: skip
@@ -387,6 +400,7 @@ def chain(ls, far=2.0):
     return md4.Basis.from_arrays(ls, rng.uniform(0.3, 2.0, (len(ls), 1)), [[1.0]] * len(ls), centres, True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("most", [1 << 26, 60, 0])
 def test_room_for_lists_of_quartets(most, all_classes, monkeypatch):
     """Plenty, some rows at a time, and none: then blocks are made. Items of several rounds."""
@@ -462,6 +476,7 @@ def test_parts_of_tasks_digested_in_place(all_classes, monkeypatch):
     assert jk.stats.skipped == 0
 
 
+@pytest.mark.sample("0.0001-1000.0-7-True")
 @pytest.mark.parametrize(
     "tolerance, ratio, entries, with_j",
     [(1e-4, 0.0, 1 << 26, True), (1e-4, 1e3, 1 << 26, False), (1e-4, 1e3, 7, True), (0.0, 1e3, 1 << 26, True)],
@@ -540,6 +555,7 @@ def coulomb_tuning(monkeypatch, **changes):
         monkeypatch.setattr(module, "HERMITE_COULOMB", changed)
 
 
+@pytest.mark.sample("registers")
 @pytest.mark.races
 @pytest.mark.parametrize(
     ("changes", "kernel"),
@@ -561,6 +577,7 @@ def test_j_alone(changes, kernel, monkeypatch):
     assert_same(ours, md4.get_jk(basis, dm, with_k=False, backend="cpu")[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [{}, {"mirrored_staged_l": 0}, {"mirrored_thread_l": -1}], ids=str)
 def test_j_alone_in_a_plane(changes, monkeypatch):
     """By threads, with r in shared memory, and by warps; the densities are not their own mirror images."""
@@ -574,6 +591,7 @@ def test_j_alone_in_a_plane(changes, monkeypatch):
     assert_same(ours, md4.get_jk(basis, dm, with_k=False, backend="cpu")[0])
 
 
+@pytest.mark.sample("False-0.0")
 @pytest.mark.parametrize("omega", [0.0, 0.4, -0.4])
 @pytest.mark.parametrize("staged", [False, True])
 def test_j_alone_in_single_precision(staged, omega, monkeypatch):
@@ -588,6 +606,7 @@ def test_j_alone_in_single_precision(staged, omega, monkeypatch):
     assert 1e-10 < abs(ours - right).max() / abs(right).max() < 1e-6
 
 
+@pytest.mark.thorough
 def test_j_alone_of_many_pairs(monkeypatch):
     """Some quartets in FP64, some in FP32, some left out; several warps and ranges of bras, both sides of diagonals."""
     coulomb_tuning(monkeypatch, single_ratio=1e3, thread_blocks=2, thread_bras=40, thin=1)
@@ -626,6 +645,7 @@ def test_parts_of_j_alone(monkeypatch):
     assert_same(ours, md4.get_jk(basis, dm, with_k=False, backend="cpu")[0])
 
 
+@pytest.mark.sample("s8")
 @pytest.mark.races
 @pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
 def test_tensors(aosym):
@@ -637,6 +657,7 @@ def test_tensors(aosym):
     assert "scatter_block" in machine.kernels
 
 
+@pytest.mark.sample("s8")
 @pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
 def test_tensors_in_slices(aosym, monkeypatch):
     """Also slices within a shell."""
@@ -648,6 +669,7 @@ def test_tensors_in_slices(aosym, monkeypatch):
     assert_same(found.array, right)
 
 
+@pytest.mark.sample("1-4-1", "32-32-3")
 @pytest.mark.races
 @pytest.mark.parametrize(("nao", "pitch", "count"), [(1, 4, 1), (32, 32, 3), (70, 80, unpack.UNPACK.rows + 1)])
 def test_rows_as_symmetric_matrices(nao, pitch, count):

@@ -59,6 +59,7 @@ def assert_same_r(ours, right, l, kept):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12 * abs(other).max())
 
 
+@pytest.mark.sample("(?, 0*", "(1, 1*", "(2*", "(4, 2*", "(5, 4, 5*")
 @pytest.mark.parametrize(("ls", "axis"), CLASSES, ids=str)
 def test_each_l(ls, axis):
     """Rows hold no more than what can be nonzero; of the rest the whole r says that it is zero."""
@@ -77,6 +78,7 @@ def test_each_l(ls, axis):
     assert abs(right[..., odd]).max(initial=0.0) < 1e-12 * abs(right).max()
 
 
+@pytest.mark.sample("18-*")
 @pytest.mark.parametrize("kind", ["coulomb", ("erf", 0.4), ("erfc", 0.4), ("gaussian", 0.3)], ids=str)
 @pytest.mark.parametrize("registers_l", [-1, 18])
 def test_operators(kind, registers_l, monkeypatch):
@@ -97,6 +99,7 @@ def test_operators(kind, registers_l, monkeypatch):
     assert_same_r(ours, whole[..., r_places(l)[kept]], l, kept)
 
 
+@pytest.mark.sample("*-True")
 @pytest.mark.races
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("registers_l", [-1, 18])

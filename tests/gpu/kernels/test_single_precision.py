@@ -171,6 +171,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample("(ss|ss)", "(ps|ps), K = 4", "(ds|ps), Cartesian", "(ps|ss) of erfc")
 @pytest.mark.races
 @pytest.mark.parametrize("name", CASES)
 def test_quartets(name):
@@ -185,6 +186,7 @@ def test_quartets(name):
         assert not np.array_equal(ours, right)
 
 
+@pytest.mark.sample("0-*")
 @pytest.mark.parametrize("ls", [(0, 0, 0, 0), (1, 0, 1, 0), (1, 1, 1, 1), (2, 0, 1, 1)], ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_error_beside_the_bound(ls, seed):
@@ -223,6 +225,7 @@ def test_limits(exponents, distance, ls, right):
     assert fits_single(extent(basis), bra, ket) == right
 
 
+@pytest.mark.sample("100000*")
 @pytest.mark.parametrize("ratio, kinds", [(1e5, {False, True}), (0.0, {False})])
 def test_a_build(ratio, kinds, monkeypatch):
     """J and K of a basis whose quartets are in part below the ratio: the errors stay below the tolerance."""
@@ -271,6 +274,7 @@ def test_a_build_where_coefficients_cancel(with_k, monkeypatch):
         assert right is None or abs(found - right).max() < tolerance
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ratio, limit", [(0.0, 1e-14), (1e30, 2e-6)])
 def test_general_contractions_in_a_build(ratio, limit, monkeypatch):
     """(dp|ps) with two contracted s functions, 90 integrals: the side with d is the bra; in FP64 and all in FP32."""
