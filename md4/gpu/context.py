@@ -70,6 +70,11 @@ def current_capability():
     return tuple(cuda.get_current_device().compute_capability)
 
 
+def current_block_shared():
+    """Most bytes of shared memory of a block of threads on the current device."""
+    return cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+
+
 def current_device():
     """Number of the device of this thread's context, which is made where there is none."""
     error, device = driver.cuCtxGetDevice()
@@ -267,7 +272,7 @@ class DeviceContext:
     def block_shared(self):
         """Most bytes of shared memory of a block of threads on the device."""
         with self.lock:
-            return cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+            return current_block_shared()
 
     def on(self, stream):
         """The same with another stream."""

@@ -230,7 +230,8 @@ def no_device(monkeypatch):
     stream = SimpleNamespace(handle=0, synchronize=lambda: None)
     stand_ins = {
         "cuda": SimpleNamespace(current_context=Context), "require_gpu": lambda: None, "as_stream": lambda _: stream,
-        "current_capability": lambda: (9, 0), "current_device": lambda: 0, "urgent_stream": lambda: stream,
+        "current_capability": lambda: (9, 0), "current_block_shared": lambda: 227 << 10, "current_device": lambda: 0,
+        "urgent_stream": lambda: stream,
         "copy_to_device": lambda pointer, array, stream: ctypes.memmove(pointer, array.ctypes.data, array.nbytes),
         "clear": lambda buffer, stream: ctypes.memset(buffer.pointer, 0, buffer.size * buffer.itemsize),
         "copy_to_host": lambda array, pointer, stream: ctypes.memmove(array.ctypes.data, pointer, array.nbytes),
