@@ -92,7 +92,8 @@ def in_threads(count, work, elements):
 
     For long functions of NumPy, which let other threads run meanwhile.
     """
-    threads = max(1, min(number_of_threads(), count, elements // THREAD_ELEMENTS, MOST_IN_PYTHON))
+    threads = min(count, elements // THREAD_ELEMENTS, MOST_IN_PYTHON)
+    threads = min(threads, number_of_threads()) if threads > 1 else 1
 
     def some(thread):
         for n in range(thread, count, threads):
