@@ -2,7 +2,7 @@
 
 import numpy as np
 from feature_rows import DERIVATIVES, FITTED, FLUORIDE, cation, energy, water
-from features import PAGE, filled, plain, row
+from features import PAGE, TENSOR, filled, plain, row
 from molecules import molecule
 from pyscf import adc, df, fci, mcpdft, mp, mrpt
 from pyscf.gw import rpa
@@ -109,18 +109,18 @@ def gradients_of_excited(attach):
     return td.Gradients().set(verbose=0).kernel(state=1)
 
 
-@row(EXCITED, "EOM-CCSD: IP, EA, EE", pyscf="`int2e`", tol=1e-6)
+@row(EXCITED, "EOM-CCSD: IP, EA, EE", pyscf=TENSOR, tol=1e-6)
 def equation_of_motion(attach):
     cc = run(converged(attach).CCSD())
     return [cc.ipccsd(nroots=1)[0], cc.eaccsd(nroots=1)[0], cc.eomee_ccsd_singlet(nroots=1)[0]]
 
 
-@row(EXCITED, "ADC(2)", pyscf="`int2e`", tol=1e-6)
+@row(EXCITED, "ADC(2)", pyscf=TENSOR, tol=1e-6)
 def algebraic_diagrams(attach):
     return adc.ADC(converged(attach)).set(verbose=0).kernel(nroots=2)[0]
 
 
-@row(EXCITED, "GW", pyscf="`int2e`", tol=1e-5)
+@row(EXCITED, "GW", pyscf=TENSOR, tol=1e-5)
 def quasiparticles(attach):
     from pyscf import gw
 
@@ -136,7 +136,7 @@ CORRELATION = "Correlation"
 def correlated(name, make, start=converged, **facts):
     """A row of the energy of `make` of the object `start(attach)`."""
 
-    @row(CORRELATION, name, **{"pyscf": "`int2e`", "tol": 1e-7, **facts})
+    @row(CORRELATION, name, **{"pyscf": TENSOR, "tol": 1e-7, **facts})
     def energies(attach):
         return run(make(start(attach))).e_tot
 
@@ -156,7 +156,7 @@ def with_fitting(attach):
     return [run(method).e_tot for method in (mf.MP2(), mf.CCSD(), mf.CASSCF(2, 2), rpa.RPA(mf))]
 
 
-@row(CORRELATION, "UMP2, UCCSD", pyscf="`int2e`", tol=1e-7)
+@row(CORRELATION, "UMP2, UCCSD", pyscf=TENSOR, tol=1e-7)
 def unrestricted(attach):
     mf = converged(attach, "UHF", cation())
     return [run(mf.MP2()).e_tot, run(mf.CCSD()).e_tot]
@@ -170,12 +170,12 @@ def fitted_mp2(attach):
     return run(mp2).e_tot
 
 
-@row(CORRELATION, "CCSD(T)", pyscf="`int2e`", tol=1e-7)
+@row(CORRELATION, "CCSD(T)", pyscf=TENSOR, tol=1e-7)
 def triples(attach):
     return run(converged(attach).CCSD()).ccsd_t()
 
 
-@row(CORRELATION, "NEVPT2", pyscf="`int2e`", tol=1e-6)
+@row(CORRELATION, "NEVPT2", pyscf=TENSOR, tol=1e-6)
 def perturbed(attach):
     return mrpt.NEVPT(run(lithium_hydride(attach).CASSCF(2, 2))).set(verbose=0).kernel()
 

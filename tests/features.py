@@ -28,6 +28,10 @@ KINDS = (
 )  # fmt: skip
 
 
+# By PySCF for what needs the tensor, unless an attached object keeps that of md4.
+TENSOR = "`int2e` *"
+
+
 @dataclass
 class Row:
     """A row of a table.
@@ -56,6 +60,21 @@ class Row:
 
     def cells(self):
         return [self.name, self.md4, self.pyscf, f"{self.tol:.0e}".replace("e-0", "e-")]
+
+
+    @property
+    def kept(self):
+        """Whether PySCF takes the AO tensor of the object, which md4 makes on a CPU."""
+        return self.pyscf == TENSOR
+
+    def attach(self, mf, backend):
+        """md4 with direct builds, as those of large molecules, unless the tensor matters or PySCF the memory."""
+        mf = md4.attach(mf, backend=backend)
+        return mf.set(max_memory=0) if self.md4 == "J and K" and not self.kept else mf
+
+    def makers(self, backend):
+        """What `counted` must find."""
+        return self.md4, self.pyscf if not self.kept else "" if backend == "cpu" else "`int2e`"
 
 
 ROWS: list[Row] = []

@@ -40,11 +40,11 @@ def test_row(row, backend):
         pytest.importorskip(row.needs)
     want = np.asarray(row.run(features.plain), float)
     with features.counted() as makers:
-        found = np.asarray(row.run(partial(md4.attach, backend=backend)), float)
+        found = np.asarray(row.run(partial(row.attach, backend=backend)), float)
     assert want.shape == found.shape
     assert np.all(np.isfinite(want))
     assert abs(found - want).max() < row.tol
-    assert (makers.md4, makers.pyscf) == (row.md4, row.pyscf)
+    assert (makers.md4, makers.pyscf) == row.makers(backend)
 
 
 def test_integrals_of_pyscf_are_counted():
