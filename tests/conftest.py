@@ -2,6 +2,7 @@
 
 import os
 from fnmatch import fnmatchcase
+from math import inf
 
 # Workers of pytest-xdist use all cores. So BLAS, PySCF and md4 take one thread, and md4 two where a test says so (see
 # `two_threads`); set before NumPy is imported, here and for the workers.
@@ -21,7 +22,7 @@ from places import LEAST_WORK
 from md4.gpu.context import gpu_available
 
 MOST_WORKERS = 8  # each takes a gigabyte
-MOST_SECONDS = 5  # of `cpu_seconds` that a test without the marker `thorough` may take
+MOST_SECONDS = 8  # of `cpu_seconds` that a test without the marker `thorough` may take
 COLLECTED, STARTED = pytest.StashKey[list](), pytest.StashKey[float]()
 COMPILING = TimingListener()  # whoever is the first to call a loop of the CPU compiles it
 register("numba:compile", COMPILING)
@@ -55,7 +56,8 @@ def cpu_seconds():
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
+def pytest_runtest_call(item):
+    """What fixtures make for several tests is nobody's."""
     item.stash[STARTED] = cpu_seconds()
 
 
@@ -63,7 +65,7 @@ def pytest_runtest_setup(item):
 def pytest_runtest_makereport(item, call):
     """With --costs, an error for a test that takes long and has no marker that says so."""
     report = yield
-    spent = cpu_seconds() - item.stash[STARTED]
+    spent = cpu_seconds() - item.stash.get(STARTED, inf)
     may = any(map(item.get_closest_marker, ("thorough", "slow", "gpu")))
     if item.config.getoption("--costs") and call.when == "teardown" and spent > MOST_SECONDS and not may:
         report.outcome = "failed"
