@@ -22,7 +22,7 @@ from places import LEAST_WORK
 from md4.gpu.context import gpu_available
 
 MOST_WORKERS = 8  # each takes a gigabyte
-MOST_SECONDS = 8  # of `cpu_seconds` that a test without the marker `thorough` may take
+MOST_SECONDS = 15  # of `cpu_seconds` that a test without the marker `thorough` may take
 COLLECTED, STARTED = pytest.StashKey[list](), pytest.StashKey[float]()
 COMPILING = TimingListener()  # whoever is the first to call a loop of the CPU compiles it
 register("numba:compile", COMPILING)
