@@ -13,6 +13,8 @@ What is timed, md4's call and that with which it is compared:
     jk-fresh    md4.get_jk, from nothing         get_jk of a new mean-field object, direct
     scf         md4.attach(mol.RHF()).kernel()   mol.RHF().kernel(), which stores the integrals if they fit, as md4 does
     scf-direct  the same, direct                 the same, direct
+    casscf      DFCASSCF(4, 4), three cycles,    the same by PySCF alone
+                of an attached object
     class       engine.compute of (gg|gg) and    mol.intor of the same quartets of shells, on one core
                 (ii|ii), primitive shells
 
@@ -46,9 +48,10 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 SIGN = "@@ "
-KINDS = ("int2e", "jk", "jk-fresh", "scf", "scf-direct", "class")
+KINDS = ("int2e", "jk", "jk-fresh", "scf", "scf-direct", "casscf", "class")
 SYSTEMS = ["water/cc-pvdz", "water/cc-pvtz", "water/cc-pvqz", "water/cc-pv5z", "methane/cc-pvtz", "benzene/cc-pvdz"]
 SCF_SYSTEMS = ["water/cc-pvdz", "water/cc-pvtz", "water/cc-pvqz", "methane/cc-pvtz", "benzene/cc-pvdz"]
+CASSCF_SYSTEMS = ["water/cc-pvtz"]
 # Letter of the class and number of shells on each of the four centres: n^4 quartets.
 CLASSES = {"g": 8, "i": 6}
 CH = 1.087 / 3**0.5  # Angstrom
@@ -61,6 +64,8 @@ TICKS, OTHERS = 0.03, 0.05
 PAUSE = 0.02
 # Elements that are compared at once.
 PIECE = 1 << 24
+# Of kinds that are measured for other molecules than `SYSTEMS`.
+USUAL = {"class": CLASSES, "scf": SCF_SYSTEMS, "scf-direct": SCF_SYSTEMS, "casscf": CASSCF_SYSTEMS}
 
 
 # what is timed --------------------------------------------------------------------------------------------------------
@@ -173,6 +178,23 @@ def scf_direct(system, _):
     return lambda: [storing_nothing(md4.attach(mol.RHF(), backend="cpu")).kernel()], theirs
 
 
+def casscf(system, _):
+    """As `int2e`, for a CASSCF with density fitting, in which PySCF's own products come between builds of J and K."""
+    from pyscf import mcscf
+
+    import md4
+
+    mol = molecule(system)
+
+    def energy(mf):
+        return [mcscf.DFCASSCF(mf.run(), 4, 4).run(max_cycle_macro=3).e_tot]
+
+    def ours():
+        return energy(md4.attach(mol.RHF().density_fit(), backend="cpu"))
+
+    return ours, lambda: energy(mol.RHF().density_fit())
+
+
 def shell_class(letter, _):
     """As `int2e`, for the quartets (ab|cd) of four groups of primitive shells of one l at random centres."""
     from pyscf import gto
@@ -200,7 +222,10 @@ def shell_class(letter, _):
     return ours, theirs
 
 
-MAKERS = {"int2e": int2e, "jk": jk, "jk-fresh": jk_fresh, "scf": scf, "scf-direct": scf_direct, "class": shell_class}
+MAKERS = {
+    "int2e": int2e, "jk": jk, "jk-fresh": jk_fresh, "scf": scf, "scf-direct": scf_direct, "casscf": casscf,
+    "class": shell_class,
+}  # fmt: skip
 
 
 # the process that works -----------------------------------------------------------------------------------------------
@@ -440,7 +465,7 @@ def tasks_of(args):
     """[(kind, molecule and basis, or letter of a class)]."""
     found = []
     for kind in args.kinds:
-        usual = CLASSES if kind == "class" else SCF_SYSTEMS if kind.startswith("scf") else SYSTEMS
+        usual = USUAL.get(kind, SYSTEMS)
         found += [(kind, system) for system in (usual if kind == "class" or not args.systems else args.systems)]
     return found
 
