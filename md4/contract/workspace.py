@@ -97,7 +97,9 @@ def least_block(engine, *ranges):
         Ranges (first, last + 1) of shells: of all indices, of those of bra and ket (4), or one for all of them.
     """
     basis, sides = engine.bra_basis, [ranges[:2], ranges[2:]] if len(ranges) == 4 else [ranges * 2] * 2
-    bra, ket = (largest_pair(basis, [largest_shell(basis, *r) for r in side]) for side in sides)
+    bra = ket = largest_pair(basis, [largest_shell(basis, *r) for r in sides[0]])
+    if sides[1] != sides[0]:
+        ket = largest_pair(basis, [largest_shell(basis, *r) for r in sides[1]])
     return 8 * bra.nab * ket.nab + engine.backend.least_workspace(bra, ket)
 
 

@@ -92,13 +92,17 @@ def in_threads(count, work, elements):
 
     For long functions of NumPy, which let other threads run meanwhile.
     """
-    threads = max(1, min(number_of_threads(), count, elements // THREAD_ELEMENTS, MOST_IN_PYTHON))
+    threads = min(count, elements // THREAD_ELEMENTS, MOST_IN_PYTHON)
+    threads = min(threads, number_of_threads()) if threads > 1 else 1
 
     def some(thread):
         for n in range(thread, count, threads):
             work(n)
 
-    run_all(threads, some)
+    if threads == 1:
+        some(0)
+    else:
+        run_all(threads, some)
 
 
 def run_all(count, work, threads=None):

@@ -33,7 +33,7 @@ class Builder:
 
     def __init__(self, **options):
         self.options, self.ranks, self.solo = options, ranks_of(options["comm"]), False
-        self._jk = self._made_for = self._tensor = None
+        self._jk = self._basis = self._made_for = self._tensor = None
         self.lock = Lock()
 
     def fresh(self):
@@ -56,8 +56,8 @@ class Builder:
         found = fingerprint(mol)
         if found != self._made_for:
             self._jk = None  # frees its memory first
-            basis = self.ranks.together(lambda: Basis.from_mol(mol))  # which stays when `mol` is moved
-            self._jk, self._made_for = JK(basis, omega=0.0, **self.options), found
+            self._basis = self.ranks.together(lambda: Basis.from_mol(mol))  # which stays when `mol` is moved
+            self._jk, self._made_for = JK(self._basis, omega=0.0, **self.options), found
             made(self._jk)
         return self._jk
 
@@ -68,7 +68,7 @@ class Builder:
 
         found, known = fingerprint(mol), self._tensor and self._tensor()
         if known is None or known.md4_made_for != found:
-            engine = self.jk(mol).engine.with_basis(Basis.from_mol(mol))
+            engine = self.jk(mol).engine.with_basis(self._basis)
             try:
                 known = lib.tag_array(ao_tensor(engine, "s8"), md4_made_for=found)
             except MemoryLimitError as error:
@@ -98,7 +98,7 @@ class Builder:
     def __getstate__(self):
         """Only the options. Device data are made again; a stream and a communicator belong to this process."""
         options = {**self.options, "stream": None, "comm": None}
-        nothing = dict.fromkeys(("_jk", "_made_for", "_tensor"))
+        nothing = dict.fromkeys(("_jk", "_basis", "_made_for", "_tensor"))
         return {"options": options, "ranks": Alone(), "solo": False, "lock": Lock(), **nothing}
 
     def __repr__(self):

@@ -63,7 +63,7 @@ class MD4SCF:
         dm = checked_array("the density matrices", self.make_rdm1() if dm is None else dm)
         jk = self._md4_builder.jk(mol, self._tell_backend)
         generalised = isinstance(self, ghf.GHF)
-        check_density(dm, mol.nao * (2 if generalised else 1))
+        check_density(dm, jk.basis.nao * (2 if generalised else 1))
         operator = effective_omega(mol, omega)
         if not generalised:
             return build(self, mol, jk, dm, 1 if hermi is None else hermi, with_j, with_k, operator)
@@ -100,7 +100,7 @@ class MD4SCF:
     def build(self, *args, **options):
         """PySCF's build; compares the settings of the ranks."""
         result = super().build(*args, **options)
-        if not self._md4_builder.solo:
+        if self._md4_builder.ranks.size > 1 and not self._md4_builder.solo:
             self._md4_builder.ranks.same({"the object": type(self).__name__, **settings(self)})
         return result
 
