@@ -264,7 +264,7 @@ def test_work_that_cannot_fit_is_refused_before_allocation(monkeypatch, water):
 
 def test_a_tensor_beyond_the_device_is_refused():
     basis = Basis.from_arrays([4] * 100, [[1.0]] * 100, [[1.0]] * 100, np.arange(300.0).reshape(100, 3))
-    with pytest.raises(MemoryLimitError, match=r"the AO tensor of shape \(900, 900, 900, 900\) takes 5248800.0 MB"):
+    with pytest.raises(MemoryLimitError, match=r"the AO tensor of shape \(900, 900, 900, 900\) takes 5.25 TB"):
         ao_tensor(md4.Engine(basis, backend="cuda"), device=True)
 
 
