@@ -248,7 +248,7 @@ def fake_context(unit):
     context = object.__new__(DeviceContext)
     context.unit, context.pool, context.stream, context.device, context.real = unit, Pool(), None, 0, Real()
     context.known, context.recorder = {}, Recorder(context.pool)
-    context.tracks, context.track = Tracks(None), 0
+    context.tracks, context.track, context.block_shared = Tracks(None), 0, 227 << 10  # of sm_90
     return context
 
 
