@@ -26,6 +26,7 @@ from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS, KET_SINGLES
 from md4.gpu.kernels import coulomb_threads
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.narrow import launch_narrow
+from md4.gpu.kernels.primitive_quartets import LEAST_SINGLE_SHARE
 from md4.gpu.kernels.select_quartets import Selected
 from md4.gpu.tuning import HERMITE_COULOMB, SELECT
 
@@ -143,7 +144,9 @@ def errors(functions, second, rng):
                 for m, s, t in ((wrong, a, c), (norms, 1 - a, 1 - c))
             )
             worst = np.maximum(worst, x / d)
-    relative = [worst / np.maximum(np.outer(bounds[0][kind], bounds[1][kind]), 1e-300) for kind in (1, 0)]
+    products = [np.outer(bounds[0][kind], bounds[1][kind]) for kind in (1, 0)]
+    # what is smaller is not computed in FP32
+    relative = [np.where(products[1] > LEAST_SINGLE_SHARE, worst, 0.0) / np.maximum(p, 1e-300) for p in products]
     for prepared in lists:
         prepared.drop()
     return np.array([np.maximum(found.max(axis=0), found.max(axis=1)) for found in relative])
@@ -211,7 +214,7 @@ def main():
     sources = {(name, element, l, len(e)): (l, e, c) for l, e, c, name, element in shells}
     for l in args.l:
         worst = dict.fromkeys(row[:4] for row in sorted(rows, key=lambda row: -row[-1]) if row[2] == l)
-        found = coulomb_error([sources[key] for key in list(worst)[: args.builds]])
+        found = coulomb_error([sources[key] for key in list(worst)[: args.builds]]) or [0.0]
         print(
             f"J alone, l = {l}: {len(found)} functions of largest error over R, error over tolerance "
             f"{max(found):.1e}; promised {4}",
