@@ -57,7 +57,7 @@ CLASSES = {"g": 8, "i": 6}
 CH = 1.087 / 3**0.5  # Angstrom
 METHANE = [("C", (0, 0, 0))] + [("H", (x * CH, y * CH, x * y * CH)) for x in (1, -1) for y in (1, -1)]
 # A row has so many turns that count, and lasts so many seconds. No turn begins after --patience seconds.
-TURNS, SECONDS = 15, 1.0
+TURNS, SECONDS = 15, 10.0
 # A turn is quiet if other processes use less than this many seconds and this many cores together.
 TICKS, OTHERS = 0.03, 0.05
 # Seconds before each call, in which threads of the other one that still wait for work go to sleep.
