@@ -89,6 +89,8 @@ def test_turns_that_count(monkeypatch):
     quiet, noisy = (cpu.Turn(1.0, 1.0, 1.0, others, others == 0) for others in (0.0, 1.0))
     clock = iter(range(10**6))
     monkeypatch.setattr(cpu, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(cpu, "TURNS", 5)
+    monkeypatch.setattr(cpu, "SECONDS", 1.0)
     for made, busy, counted in (
         ([quiet] * 9, 0, [quiet] * 5),
         ([noisy, quiet] * 9, 0, [quiet] * 5),
