@@ -26,11 +26,12 @@ from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS, KET_SINGLES
 from md4.gpu.kernels import coulomb_threads
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.narrow import launch_narrow
-from md4.gpu.kernels.primitive_quartets import LEAST_SINGLE_SHARE
 from md4.gpu.kernels.select_quartets import Selected
 from md4.gpu.tuning import HERMITE_COULOMB, SELECT
 
 SECOND = ("itself", "another", "s near", "s far")
+# Quartets with smaller R R count only where tolerances are far below the rounding of FP64; FP32 has no such numbers.
+LEAST = 1e-25
 # Exponents of the single primitives, and distances of the shells of a pair and of bra and ket, in Bohr.
 PRIMITIVE, NEAR, FAR, APART = 0.4, 0.7, 2.5, 2.5
 
@@ -145,8 +146,7 @@ def errors(functions, second, rng):
             )
             worst = np.maximum(worst, x / d)
     products = [np.outer(bounds[0][kind], bounds[1][kind]) for kind in (1, 0)]
-    # what is smaller is not computed in FP32
-    relative = [np.where(products[1] > LEAST_SINGLE_SHARE, worst, 0.0) / np.maximum(p, 1e-300) for p in products]
+    relative = [np.where(products[1] > LEAST, worst, 0.0) / np.maximum(p, 1e-300) for p in products]
     for prepared in lists:
         prepared.drop()
     return np.array([np.maximum(found.max(axis=0), found.max(axis=1)) for found in relative])

@@ -13,12 +13,7 @@ from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.coulomb_threads import by_threads, in_single, launch_order, launch_quartets
 from md4.gpu.kernels.hermite_coulomb import launch_contraction, launch_hermite_densities, launch_hermite_sums
 from md4.gpu.kernels.narrow import launch_narrow
-from md4.gpu.kernels.primitive_quartets import (
-    densities_fit_single,
-    extent,
-    has_range_of_single,
-    largest_single_exponent,
-)
+from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, has_range_of_single, largest_single_exponent
 from md4.gpu.pair_order import PairOrder, overlap, part_of_order, rows_together
 from md4.gpu.r_layout import r_stride
 from md4.gpu.tuning import HERMITE_COULOMB
@@ -124,7 +119,7 @@ class DeviceCoulomb:
     def screen_by(self, rule, lists):
         """Orders the primitive pairs of all lists for the quartets that survive by a `md4.plan.QuartetRule`."""
         self.least, self.lists = rule.tolerance, lists
-        fits = densities_fit_single(rule.own.max(initial=0.0), self.least) and has_range_of_single(extent(self.basis))
+        fits = rule.own.max(initial=0.0) <= LARGEST_SINGLE and has_range_of_single(extent(self.basis))
         self.with_singles = bool(self.least > 0 and HERMITE_COULOMB.single_ratio > 0 and fits)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             products, terms = rule.bounds * rule.own, np.where(rule.bounds > 0, rule.terms / rule.bounds, 1.0)

@@ -14,7 +14,7 @@ from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
 from md4.gpu.kernels.narrow import launch_narrow
-from md4.gpu.kernels.primitive_quartets import densities_fit_single, extent, fits_single
+from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, fits_single
 from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
 from md4.gpu.part_plans import gains_by_plane, time_in_plane
 from md4.gpu.paths import build_time, digest_order, square_pairs
@@ -224,7 +224,7 @@ class DeviceDigest:
 
     def has_singles(self, bra, ket, basis):
         """Whether quartets of two lists, given by their `ListFacts`, may be computed in single precision."""
-        if not (SELECT.single_ratio and densities_fit_single(self.lists.largest, self.lists.rule.tolerance)):
+        if not SELECT.single_ratio or self.lists.largest > LARGEST_SINGLE:
             return False
         if self.extent is None:
             self.extent = extent(basis)

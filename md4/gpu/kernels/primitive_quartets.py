@@ -19,8 +19,6 @@ from md4.method.boys import single_boys_table
 SINGLE_KINDS = ("coulomb", "erf")
 # Numbers that must fit FP32, whose range is 1e-38 to 3e38, stay within these limits.
 LARGEST_SINGLE = 1e30
-# Least tolerance beside densities: the integrals of quartets that then count are far above the least number of FP32.
-LEAST_SINGLE_SHARE = 1e-25
 # So do p q and 1 / (p q sqrt(p + q)) of exponents p and q between these, and H of normalised functions.
 LEAST_SINGLE_EXPONENT, LARGEST_SINGLE_EXPONENT = 1e-12, 1e15
 # Its square is so far above the exponents that in FP32 erf is 1/r.
@@ -229,11 +227,6 @@ def extent(basis):
     shells = ((l, basis.exponents[degrees == l]) for l in np.unique(degrees).tolist())
     exponents = {l: (float(found.min()), float(found.max())) for l, found in shells}
     return Extent(exponents, float(np.linalg.norm(np.ptp(basis.centres, axis=0))))
-
-
-def densities_fit_single(largest, tolerance):
-    """Whether norms of densities up to `largest` fit FP32, and what reaches the tolerance with them does not vanish."""
-    return largest <= LARGEST_SINGLE and tolerance >= LEAST_SINGLE_SHARE * largest
 
 
 def largest_single_exponent(l):

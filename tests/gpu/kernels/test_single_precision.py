@@ -254,19 +254,6 @@ def test_a_build(ratio, kinds, monkeypatch):
 
 
 @pytest.mark.parametrize("with_k", [True, False], ids=["J and K", "J alone"])
-@pytest.mark.parametrize("tolerance, right", [(1e-24, True), (1e-27, False)])
-def test_tolerances_below_the_range(tolerance, right, with_k, monkeypatch):
-    """Quartets that count by so small a tolerance may be below the least number of FP32, so that all are in FP64."""
-    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
-    for module in (hermite_coulomb, coulomb_threads):
-        monkeypatch.setattr(module, "HERMITE_COULOMB", replace(module.HERMITE_COULOMB, fewest_singles=0))
-    basis = md4.Basis([md4.Shell(0, [1.0], [1.0], [0.0, 0.0, 6.5 * n]) for n in range(2)])
-    with running() as machine:
-        md4.JK(basis, backend="cuda", direct_scf_tol=tolerance).get_jk(np.eye(2), with_k=with_k)
-    assert ("narrowed" in machine.kernels) == right
-
-
-@pytest.mark.parametrize("with_k", [True, False], ids=["J and K", "J alone"])
 def test_a_build_where_coefficients_cancel(with_k, monkeypatch):
     """Contractions whose primitives are a hundred times as large as their sum: the errors stay below the tolerance.
 
