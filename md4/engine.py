@@ -20,6 +20,7 @@ from typing import Any
 import numpy.typing as npt
 
 from md4 import gpu
+from md4.backends import Backend
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.gpu.devices import chosen
 from md4.method.operators import OperatorLike, as_operator, check_order
@@ -230,7 +231,8 @@ class Engine:
             check_basis(basis)
         self.operator = as_operator("coulomb" if operator is None else operator)
         (device,) = [None] if device is None else chosen([device], backend)
-        self.backend = make_backend(backend, self.operator, stream, max_memory, device)
+        made = isinstance(backend, Backend)  # that of a dry run
+        self.backend = backend if made else make_backend(backend, self.operator, stream, max_memory, device)
 
     @property
     def lock(self):

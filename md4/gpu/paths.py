@@ -42,10 +42,8 @@ from md4.gpu.kernels import (
     thread_quartet,
     two_products,
 )
-from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side, rounded_mean
-from md4.gpu.r_layout import even_r
-from md4.gpu.tuning import SELECT, THREAD_QUARTET
+from md4.gpu.tuning import THREAD_QUARTET
 from md4.plan import SQUARE_BYTES, Plan
 
 
@@ -91,9 +89,8 @@ class Sides(NamedTuple):
 class GpuPath:
     """What paths have in common; see `md4.backends.Path`.
 
-    Each has `supports`, whether it can compute two `Sides`; `forms`, the forms of H that it reads; `cost`, its
-    predicted time in ns a quartet on an H200; and `variants`, the kernels that it launches for two `ShellPairs`, which
-    are compiled ahead.
+    Each has `supports`, whether it can compute two `Sides`; `forms`, the forms of H that it reads; and
+    `cost`, its predicted time in ns a quartet on an H200.
     """
 
     name: str
@@ -133,13 +130,8 @@ class ThreadQuartet(GpuPath):
     def cost(self, sides):
         return 0.0
 
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield thread_quartet.thread_quartet_variant(bra, ket, kind, plan.swap != plan.matrix, plan.matrix)
-
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        thread_quartet.launch_thread_quartet(
-            steps.context, steps.operator, H_ab.array, H_cd.array, ab, cd, out
-        )
+        thread_quartet.launch_thread_quartet(steps.context, steps.operator, H_ab.array, H_cd.array, ab, cd, out)
 
 
 def sums_of(steps, weights, ab, cd, ncd, size, out):
@@ -154,12 +146,6 @@ def sums_of(steps, weights, ab, cd, ncd, size, out):
         r = steps.r(ab, cd, block=out)
         one_product.launch_ket_sums(steps.context, weights, r, ab, cd, ncd, sums, out.limits)
     return sums
-
-
-def sums_variants(kind, l):
-    """Variants of the kernels of `sums_of` for lists of any length, r up to L = `l`."""
-    yield one_product.sums_variant()
-    yield from summed_r.summed_r_variants(l, kind)
 
 
 class OneProduct(GpuPath):
@@ -177,12 +163,6 @@ class OneProduct(GpuPath):
 
     def cost(self, sides):
         return 0.0
-
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind)
-        yield one_product.one_product_variant(unit, bra)
-        if one_product.needs_sums(ket):
-            yield from sums_variants(kind, bra.l + ket.l)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array
@@ -205,12 +185,6 @@ class SingleProduct(GpuPath):
 
     def cost(self, sides):
         return predicted_times.single_product_time(*sides[:3], sides.turned)
-
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind)
-        yield single_product.single_product_variant(unit, bra.facts, ket.facts)
-        if single_product.needs_sums(ket):
-            yield from sums_variants(kind, bra.l + ket.l)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array
@@ -236,10 +210,6 @@ class Fused(GpuPath):
     def cost(self, sides):
         return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix, sides.limited)
 
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
-        yield fused.fused_variant(unit, bra, ket, plan.matrix, digested)
-
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         self.transform(steps, H_ab, H_cd, ab, cd, steps.r(ab, cd, self, out), out)
 
@@ -261,10 +231,6 @@ class FusedWide(Fused):
 
     def cost(self, sides):
         return predicted_times.wide_time(sides.bra, sides.ket, sides.turned, sides.matrix)
-
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
-        yield fused_wide.wide_variant(unit, bra, ket, plan.matrix, digested)
 
     def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
         fused_wide.launch_wide(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
@@ -292,16 +258,6 @@ class TwoProducts(GpuPath):
 
     def cost(self, sides):
         return predicted_times.two_products_time(*sides[:3], sides.turned, sides.limited)
-
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
-        if resident.serves(unit, bra, ket):
-            yield resident.resident_variant(unit, bra)
-        elif contracted.serves(unit, bra, ket):
-            yield contracted.contracted_variant(unit, bra)
-        else:
-            yield two_products.bra_variant(unit, bra, ket)
-        yield two_products.ket_variant(unit, ket, plan.ket_form)
 
     def transform_bra(self, steps, H_ab, ab, cd, r, out):
         """Step 4: (ab|q] of a chunk, [p|q] assembled in the operands."""
@@ -333,11 +289,6 @@ class Plain(GpuPath):
 
     def cost(self, sides):
         return predicted_times.two_products_time(*sides[:3], sides.turned)
-
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind)
-        yield plain.plain_bra_variant()
-        yield plain.plain_ket_variant()
 
     def transform_bra(self, steps, H_ab, ab, cd, r, out):
         """Step 4: (ab|q] of a chunk."""
@@ -421,12 +372,3 @@ def digest_order(unit, bra, ket, long=None):
     if in_place and thread_quartet.prefers(bra, ket):
         return plan.swap
     return digestion.digest_swapped(bra, ket, in_place)
-
-
-def plan_variants(plan, unit, kind, bra, ket, digested=False):
-    """Variants of the kernels by which a plan computes two `ShellPairs`; `digested`: for J and K."""
-    bra, ket = (ket, bra) if plan.swap else (bra, ket)
-    if digested and plan.path.digests(bra.facts, ket.facts):
-        precisions = (False, True) if SELECT.single_ratio else (False,)
-        return tuple(digest_in_place.in_place_variant(bra, ket, kind, single) for single in precisions)
-    return plan.path.variants(unit, kind, bra, ket, plan, digested)

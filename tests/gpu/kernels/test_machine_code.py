@@ -12,7 +12,6 @@ import pytest
 from offline import (
     LENGTHS,
     REGISTERS,
-    SHARED_LIMIT,
     UNITS,
     compile_ptx,
     every_variant,
@@ -25,6 +24,7 @@ from offline import (
     used_variants,
 )
 
+from md4.gpu.dry_run import BLOCK_SHARED
 from md4.gpu.kernels.digest_in_place import digest_in_place, functions
 from md4.gpu.kernels.hermite_coulomb import correlation_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant
@@ -112,7 +112,7 @@ def excess(variant, found, dynamic, cc):
         wrong.append(f"{found.registers} registers")
     if found.spill > budget(variant):
         wrong.append(f"{found.spill} bytes of spills, {budget(variant)} allowed")
-    if found.shared + dynamic > SHARED_LIMIT[cc]:
+    if found.shared + dynamic > BLOCK_SHARED[cc]:
         wrong.append(f"{found.shared} + {dynamic} bytes of shared memory")
     return ", ".join(wrong)
 
@@ -219,7 +219,7 @@ def test_j_alone_of_a_molecule_in_a_plane():
 def test_shared_memory_of_every_variant():
     """What launchers ask for fits a block, of all classes up to (ii|ii)."""
     of_all = ((cc, used(cc) | used_by_few_centres(UNITS[cc])) for cc in CURRENT)
-    large = [(v.name, sm(cc), n) for cc, found in of_all for v, n in found.items() if n > SHARED_LIMIT[cc]]
+    large = [(v.name, sm(cc), n) for cc, found in of_all for v, n in found.items() if n > BLOCK_SHARED[cc]]
     assert not large
 
 
@@ -229,14 +229,14 @@ def test_shared_memory_of_general_contractions(cc):
     """Also of kets of twelve contracted p functions, whose Y_cd and rows would not fit beside the integrals."""
     found = used_variants(UNITS[cc], lmax=1, lengths=LENGTHS[-1:], general=[(0, 7), (1, 12)])
     assert digest_in_place in {variant.factory for variant in found}
-    assert not [(v.name, n) for v, n in found.items() if n > SHARED_LIMIT[cc]]
+    assert not [(v.name, n) for v, n in found.items() if n > BLOCK_SHARED[cc]]
 
 
 @pytest.mark.thorough
 def test_shared_memory_on_older_devices():
     """Of integrals the same, but for the r that docs/compatibility.md names."""
     asked = [(v, cc, n) for cc in OLDER for v, n in used(cc).items() if v.factory.__name__ not in ASYNCHRONOUS]
-    large = {(v.name, cc) for v, cc, n in asked if n > SHARED_LIMIT[cc]}
+    large = {(v.name, cc) for v, cc, n in asked if n > BLOCK_SHARED[cc]}
     assert large == {(f"r_by_axis-{l}-coulomb", (7, 5)) for l in (10, 13, 17)}
 
 
