@@ -243,18 +243,24 @@ def class_line(row):
 
 
 def compile_classes(all_lists, args):
-    """Compiles the kernels of all cases in parallel, by every plan with --plans."""
-    from md4.gpu.paths import plan_variants
-    from md4.gpu.variants import common_variants
+    """Compiles the kernels of all cases in parallel; those of further plans where they are used."""
     from md4.gpu.warmup import compile_ahead
 
-    wanted = dict.fromkeys(common_variants("tensor", ()))
+    asked = {}
     for lists in all_lists:
-        for target in args.targets:
-            for plan in lists.plans(target)[: None if args.plans else 1]:
-                unit, sides = lists.engine.backend.context.unit, (lists.bra.pairs, lists.ket.pairs)
-                wanted |= dict.fromkeys(plan_variants(plan, unit, "coulomb", *sides))
-    compile_ahead(wanted)
+
+        def work(backend, lists=lists):
+            engine = lists.engine.with_backend(backend)
+            bra, ket = engine.prepare(lists.pairs), engine.prepare(lists.singles)
+            shape = block_shape(bra, ket)
+            blocks = {"block": backend.scratch(shape)}
+            rows = backend.result((shape[1] * lists.case.nc, shape[0] * lists.case.nab))
+            blocks["matrix"] = backend.matrix_block(rows, 0, 0, shape)
+            for target in args.targets:
+                engine.evaluate(bra, ket, blocks[target])
+
+        asked |= lists.engine.backend.asked_by(work)
+    compile_ahead(lambda: asked)
 
 
 def measure_classes(args, machine, output):

@@ -231,8 +231,9 @@ class Engine:
             check_basis(basis)
         self.operator = as_operator("coulomb" if operator is None else operator)
         (device,) = [None] if device is None else chosen([device], backend)
-        made = isinstance(backend, Backend)  # that of a dry run
-        self.backend = backend if made else make_backend(backend, self.operator, stream, max_memory, device)
+        given: Any = backend
+        dry = isinstance(given, Backend)  # of a dry run
+        self.backend = given if dry else make_backend(backend, self.operator, stream, max_memory, device)
 
     @property
     def lock(self):
