@@ -2,7 +2,6 @@
 
     thread_quartet   a thread makes a quartet, r and (ab|q] in registers: the smallest classes
     one_product      (ab|cd) = sum_p H[ab, p] s[p], where a side is of two s shells and the other product is but a sum
-    single_product   (ab|P) = sum_p H[ab, p] [p|P), where the ket is of single shells and [p|P) a sum over few functions
     fused            both products in one kernel, (ab|q] stays in registers: small and middle classes
     fused_wide       the same where several warps may share a quartet: some classes that are larger
     two_products     a kernel for each product, (ab|q] in memory: large classes
@@ -21,12 +20,10 @@ from md4.gpu.h_layout import (
     BRA_ELEMENTS,
     BRA_FLAT,
     BRA_MATRIX,
-    BRA_ROWS,
     BRA_STAIRCASE,
     KET_ELEMENTS,
     KET_MATRIX,
     KET_TURNED,
-    KET_WEIGHTS,
 )
 from md4.gpu.kernels import (
     contracted,
@@ -37,7 +34,6 @@ from md4.gpu.kernels import (
     one_product,
     plain,
     resident,
-    single_product,
     summed_r,
     thread_quartet,
     two_products,
@@ -142,26 +138,6 @@ class ThreadQuartet(GpuPath):
         )
 
 
-def sums_of(steps, weights, ab, cd, ncd, size, out):
-    """Sums of r over the primitives of kets, `size` numbers: made with r if they are many, else of r in memory.
-
-    What a block `out` leaves out is left out.
-    """
-    sums = steps.context.pool.room("sums", max(1, size))
-    if summed_r.serves(ab, cd, ncd):
-        summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, ncd, sums, out.limits)
-    else:
-        r = steps.r(ab, cd, block=out)
-        one_product.launch_ket_sums(steps.context, weights, r, ab, cd, ncd, sums, out.limits)
-    return sums
-
-
-def sums_variants(kind, l):
-    """Variants of the kernels of `sums_of` for lists of any length, r up to L = `l`."""
-    yield one_product.sums_variant()
-    yield from summed_r.summed_r_variants(l, kind)
-
-
 class OneProduct(GpuPath):
     """One product, where the ket is of two s shells: the fastest after a thread a quartet."""
 
@@ -182,44 +158,28 @@ class OneProduct(GpuPath):
         yield r_variant(bra.l + ket.l, kind)
         yield one_product.one_product_variant(unit, bra)
         if one_product.needs_sums(ket):
-            yield from sums_variants(kind, bra.l + ket.l)
+            yield one_product.sums_variant()
+            yield from summed_r.summed_r_variants(bra.l + ket.l, kind)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array
         if one_product.needs_sums(cd):
-            r, weights = sums_of(steps, weights, ab, cd, cd.facts.nab, one_product.sums_size(ab, cd), out), None
+            r, weights = self.sums(steps, weights, ab, cd, out), None
         else:
             r = steps.r(ab, cd, block=out)
         one_product.launch_one_product(steps.context, H_ab.array, r, weights, ab, cd, out)
 
+    def sums(self, steps, weights, ab, cd, out):
+        """Sums of r over the primitives of kets: made with r if they are many, else of r in memory.
 
-class SingleProduct(GpuPath):
-    """One product, where the ket is of spherical single shells, whose H is the same for all but for a factor."""
-
-    def supports(self, sides):
-        _, bra, ket, *_ = sides
-        return sides.unit != "fma" and ket.solid and bool(single_product.single_tile(sides.unit, bra, ket))
-
-    def forms(self, sides):
-        return BRA_ROWS, KET_WEIGHTS
-
-    def cost(self, sides):
-        return predicted_times.single_product_time(*sides[:3], sides.turned)
-
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind)
-        yield single_product.single_product_variant(unit, bra.facts, ket.facts)
-        if single_product.needs_sums(ket):
-            yield from sums_variants(kind, bra.l + ket.l)
-
-    def run(self, steps, H_ab, H_cd, ab, cd, out):
-        weights = H_cd.array
-        if single_product.needs_sums(cd):
-            size = single_product.sums_size(ab, cd)
-            r, weights = sums_of(steps, weights, ab, cd, cd.facts.nctr_a, size, out), None
+        What the block `out` leaves out is left out.
+        """
+        sums = steps.context.pool.room("sums", max(1, one_product.sums_size(ab, cd)))
+        if summed_r.serves(ab, cd):
+            summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, sums, out.limits)
         else:
-            r = steps.r(ab, cd, block=out)
-        single_product.launch_single_product(steps.context, H_ab.array, r, weights, ab, cd, out)
+            one_product.launch_ket_sums(steps.context, weights, steps.r(ab, cd, block=out), ab, cd, sums, out.limits)
+        return sums
 
 
 class Fused(GpuPath):
@@ -353,8 +313,8 @@ class Plain(GpuPath):
 
 # Where predicted times are equal, as of the first two, the earlier one is taken.
 PATHS = (
-    ThreadQuartet("thread_quartet"), OneProduct("one_product"), SingleProduct("single_product"), Fused("fused"),
-    FusedWide("fused_wide"), TwoProducts("two_products"), Plain("plain"),
+    ThreadQuartet("thread_quartet"), OneProduct("one_product"), Fused("fused"), FusedWide("fused_wide"),
+    TwoProducts("two_products"), Plain("plain"),
 )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from md4.gpu.kernels import contracted, resident
 from md4.gpu.kernels.fused import fused_tile
-from md4.gpu.kernels.single_product import single_tile
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import reach
@@ -45,11 +44,6 @@ GROUPS, GROUPS_CONTRACTED = 0.83, (0.99, 0.09)
 # Where several warps may share a quartet (`md4.gpu.kernels.fused_wide`), so many times the fused kernel's time, r left
 # aside: by eye, from 13 measured classes (`bench/results/wide.log`).
 WIDE = 0.95
-# One product with single shells: ns for each estimated cycle of its steps (`single_product.SingleTile`), for each byte
-# of the result, the same more where ab does not run fastest in it, and for each quartet. A fit to 30 measured times of
-# 15 classes from (dp|d) to (ii|k), K = 1 (`bench/results/three_centre_kernels.log`), under the condition that this plan
-# and the others, whose times are predicted up to 18% too short, are ranked as measured: good to 7%, root mean square.
-SINGLE = (4.32e-4, 3.40e-4, 6.05e-4, 0.218)
 
 # ns of the host for an evaluation of few quartets and for the kernel that takes the diagonal of its block
 EVALUATION = 1e5
@@ -58,7 +52,7 @@ EVALUATION = 1e5
 class Side(NamedTuple):
     """What counts of a pair list: l, functions, Hermite functions, most and mean primitives of a pair, its staircase.
 
-    `single`: it is a list of single shells. `solid`: of spherical ones with l > 0. `mirror` as in `ListFacts`.
+    `single`: it is a list of single shells. `mirror` as in `ListFacts`.
 
     `rows` and `rows_by_16`: sum over blocks of 8 Hermite functions of the rows that count, in blocks of 8 and of 16.
     """
@@ -71,7 +65,6 @@ class Side(NamedTuple):
     rows: int
     rows_by_16: int
     single: bool = False
-    solid: bool = False
     mirror: tuple | None = None
 
     @classmethod
@@ -84,8 +77,7 @@ class Side(NamedTuple):
     def of_facts(cls, facts, mean_prim):
         """Of `ListFacts` and a `rounded_mean`."""
         rows = counted_rows(facts.h_class)
-        solid = facts.single and facts.l > 0 and facts.pure
-        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows, facts.single, solid, facts.mirror)
+        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows, facts.single, facts.mirror)
 
 
 def rounded_mean(pairs):
@@ -148,14 +140,6 @@ def wide_time(bra, ket, turned, matrix=False):
     """Predicted ns a quartet of the fused kernel whose quartets several warps may share; see `fused_time`."""
     r, out = r_time(bra, ket), 8 * bra.nab * ket.nab
     return r + WIDE * (unsplit_time(bra, ket, turned) - r) + matrix * FUSED_MATRIX * out
-
-
-def single_product_time(unit, bra, ket, turned):
-    """Predicted ns a quartet of one product with single shells; see `two_products_time`."""
-    made, out = single_tile(unit, bra, ket), 8 * bra.nab * ket.nab
-    steps = blocks_of_8(bra.nherm) * bra.mean_prim * (panel_rows(bra.nab) // made.tile.rows8)
-    amounts = made.cycles * steps * ket.nab, out, out * (not turned), 1
-    return sum(factor * amount for factor, amount in zip(SINGLE, amounts))
 
 
 def time_of(bra, ket, turned, factors, rows4, area5, passed_on):

@@ -129,8 +129,3 @@ def full_reach(shells):
 def full_depths(shells, rows8, row_blocks):
     """`depths` of such rows."""
     return np.full(row_blocks, len(reach(shells)), dtype=np.int32)
-
-
-def natural_rows(nrow, rows8):
-    """`row_table` of `nrow` such rows."""
-    return padded(np.arange(nrow), 8 * rows8)

@@ -67,33 +67,6 @@ CONTRACTED = ContractedTuning(
 
 
 @dataclass(frozen=True)
-class SingleProductTuning:
-    """One product with single shells: `md4.gpu.kernels.single_product`."""
-
-    columns: tuple  # most blocks of 8 columns of a warp for 1, 2, ... fragments of 16 rows: with more, fewer warps fit
-    warps: int  # most warps that share a group of shells
-    few_warps: int  # warps of a block, about: several groups of fewer
-    registers: int  # of a thread besides its sums
-    most_warps: int  # of a multiprocessor, however few registers they take
-    fragment: int  # cycles of a multiprocessor for an instruction of a warp, and for loading its 16 rows of H
-    gather: int  # cycles of loads for a monomial of a block of columns
-    step: int  # other cycles of a warp's step
-    alone: float  # part of the time that is lost with one block a multiprocessor, whose warps wait for each other
-    shared: dict  # most bytes of shared memory of a block, by unit
-
-    def blocks(self, tile):
-        """Blocks of a `Tile` that share a multiprocessor: each quarter of it has 512 registers a lane for its warps."""
-        registers = min(255, 4 * tile.rows8 * tile.nt + self.registers)
-        return max(1, min(self.most_warps, 4 * (512 // registers)) // tile.warps)
-
-
-SINGLE_PRODUCT = SingleProductTuning(
-    columns=(6, 6, 4, 5, 4, 3, 3, 3, 2, 2, 2), warps=8, few_warps=4, registers=56, most_warps=16, fragment=8, gather=7,
-    step=8, alone=0.4, shared={"dmma16": 2 * SHARED_BYTES, "dmma8": 160 << 10},
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
 class SumsTuning:
     """Sums of r over the primitives of kets of two s shells."""
 

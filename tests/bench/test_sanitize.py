@@ -296,7 +296,6 @@ def test_families_reach_everything(no_device, monkeypatch):
         ("resident_bra_transform", 3),
         ("contracted_bra_transform", 6),
         ("one_product", 4),
-        ("single_product", 7),
     ):
         assert {f[place] for f in facts[name]} == {"dmma16", "dmma8"}, name
     assert {f[7] for f in facts["fused_transforms"]} == {"dmma16", "dmma8"}
