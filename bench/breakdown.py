@@ -28,7 +28,7 @@ from md4.method.hermite import axis_size, component_table
 STEPS = {"r": "[0]^(m), r", "transform_bra": "(ab|q]", "transform_ket": "(ab|cd)"}
 MERGED = "both in one"
 # What backends ask of a path beside its steps.
-PATH_FACTS = ("name", "merges_steps", "keeps_chunks", "r_in_banks")
+PATH_FACTS = ("name", "merges_steps", "keeps_chunks")
 
 
 class Stopwatch:

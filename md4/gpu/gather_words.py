@@ -1,13 +1,13 @@
 """Where each lane of a tensor instruction finds [p|q] = r[p+q] in shared memory.
 
-They are for r in the order of `md4.gpu.banks`. A word holds the byte offsets of r[p+q] for a lane's two p. Tables are
-stored as float64, two words in one, since they come to shared memory by the same copies as everything else.
+A word holds the byte offsets of r[p+q] for a lane's two p. Tables are stored as float64, two words in one, since they
+come to shared memory by the same copies as everything else.
 """
 
 
 import numpy as np
 
-from md4.gpu.banks import r_places
+from md4.gpu.r_layout import r_places
 from md4.gpu.staircases import gather_order, hermite_order
 from md4.gpu.tuning import TILES
 from md4.method.angular import packed_hermite, sum_ordinal

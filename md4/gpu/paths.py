@@ -96,8 +96,6 @@ class GpuPath:
     merges_steps = True
     # Whether r and (ab|q] of a chunk are kept in memory.
     keeps_chunks = True
-    # Whether r is read in the order of `md4.gpu.banks`.
-    r_in_banks = False
     # Whether classes that it is best for may be made in even and odd parts instead (`md4.method.mirror`). Whether it
     # computes such parts; then it has `transform` for steps 4 and 5.
     splits = takes_parts = False
@@ -166,7 +164,7 @@ class OneProduct(GpuPath):
         if one_product.needs_sums(cd):
             r, weights = self.sums(steps, weights, ab, cd, out), None
         else:
-            r = steps.r(ab, cd, block=out)
+            r = steps.r(ab, cd, out)
         one_product.launch_one_product(steps.context, H_ab.array, r, weights, ab, cd, out)
 
     def sums(self, steps, weights, ab, cd, out):
@@ -178,14 +176,14 @@ class OneProduct(GpuPath):
         if summed_r.serves(ab, cd):
             summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, sums, out.limits)
         else:
-            one_product.launch_ket_sums(steps.context, weights, steps.r(ab, cd, block=out), ab, cd, sums, out.limits)
+            one_product.launch_ket_sums(steps.context, weights, steps.r(ab, cd, out), ab, cd, sums, out.limits)
         return sums
 
 
 class Fused(GpuPath):
     """Both products in one kernel."""
 
-    r_in_banks = splits = takes_parts = True
+    splits = takes_parts = True
 
     def supports(self, sides):
         return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
@@ -197,11 +195,11 @@ class Fused(GpuPath):
         return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix, sides.limited)
 
     def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
+        yield r_variant(bra.l + ket.l, kind, even_r(bra, ket))
         yield fused.fused_variant(unit, bra, ket, plan.matrix, digested)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        self.transform(steps, H_ab, H_cd, ab, cd, steps.r(ab, cd, self, out), out)
+        self.transform(steps, H_ab, H_cd, ab, cd, steps.r(ab, cd, out), out)
 
     def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
         """Steps 4 and 5."""
@@ -223,7 +221,7 @@ class FusedWide(Fused):
         return predicted_times.wide_time(sides.bra, sides.ket, sides.turned, sides.matrix)
 
     def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
+        yield r_variant(bra.l + ket.l, kind, even_r(bra, ket))
         yield fused_wide.wide_variant(unit, bra, ket, plan.matrix, digested)
 
     def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
@@ -242,7 +240,7 @@ def bra_launcher(context, bra, ket):
 class TwoProducts(GpuPath):
     """A kernel for each product, on tensor cores."""
 
-    merges_steps, r_in_banks, splits, takes_parts = False, True, True, True
+    merges_steps, splits, takes_parts = False, True, True
 
     def supports(self, sides):
         return sides.unit != "fma"
@@ -254,7 +252,7 @@ class TwoProducts(GpuPath):
         return predicted_times.two_products_time(*sides[:3], sides.turned, sides.limited)
 
     def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
+        yield r_variant(bra.l + ket.l, kind, even_r(bra, ket))
         if resident.serves(unit, bra, ket):
             yield resident.resident_variant(unit, bra)
         elif contracted.serves(unit, bra, ket):

@@ -322,7 +322,6 @@ class RecurrenceTuning:
 
     registers_l: int  # highest L whose r a thread makes in registers
     axis_l: int  # highest L whose r a lane makes axis by axis; a group of threads above
-    banks_l: int  # highest L whose r has the order of `md4.gpu.banks` where it is gathered, at most `axis_l`
     threads: int  # of a block, in registers
     stage_bytes: int  # most shared memory of a warp, axis by axis: three warps share a multiprocessor's
     small_group: int  # threads that share a quartet up to `small_group_l`: few, so that few idle at low degrees
@@ -351,7 +350,7 @@ class RecurrenceTuning:
 
 
 RECURRENCE = RecurrenceTuning(
-    registers_l=4, axis_l=18, banks_l=13, threads=128, stage_bytes=75 << 10, small_group=128, large_group=256,
+    registers_l=4, axis_l=18, threads=128, stage_bytes=75 << 10, small_group=128, large_group=256,
     small_group_l=20,
 )  # fmt: skip
 

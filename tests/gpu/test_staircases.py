@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from plain_h import plain_h
 
-from md4.gpu.banks import r_places
 from md4.gpu.gather_words import gather_words, words_in_turn
 from md4.gpu.h_layout import (
     BRA_FLAT,
@@ -22,6 +21,7 @@ from md4.gpu.h_layout import (
     panel_row,
     row_bits,
 )
+from md4.gpu.r_layout import r_places
 from md4.gpu.staircases import (
     depths,
     first_of,
