@@ -124,26 +124,6 @@ def by_levels(builder, c, reach, step, count, multiply):
     return merge(builder, results)
 
 
-def by_number(builder, number, cases, make):
-    """What make(case) returns, a list of doubles, for the case of a `number` from 0 on: code for each case.
-
-    Successive cases that are equal share it.
-    """
-    last = [n for n, case in enumerate(cases) if n + 1 == len(cases) or cases[n + 1] != case]
-    found, after = [], builder.append_basic_block()
-    for n in last:
-        if n + 1 < len(cases):
-            here, further = builder.append_basic_block(), builder.append_basic_block()
-            builder.cbranch(builder.icmp_signed("<=", number, number.type(n)), here, further)
-            builder.position_at_end(here)
-        found.append((make(cases[n]), builder.block))
-        builder.branch(after)
-        if n + 1 < len(cases):
-            builder.position_at_end(further)
-    builder.position_at_end(after)
-    return merge(builder, found)
-
-
 def tile_products(builder, rows8, nt, wide, turned):
     """(multiply, blocks): multiply(c, address, operand, n) adds the products of the first n of `blocks` pieces of H.
 

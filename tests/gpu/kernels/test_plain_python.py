@@ -42,15 +42,15 @@ ONE_QUARTET = {"thread_quartet_integrals", "pair_slots"}
 REGISTERS, BY_AXIS = {"r_in_registers"}, {"r_by_axis"}
 PLAIN = {"plain_bra_transform", "plain_ket_transform"}
 ONE_PRODUCT = {"one_product", "ket_sums"}
-RESIDENT, FUSED, GROUPS = {"resident_bra_transform", "ket_transform"}, {"fused_transforms"}, {"fused_groups"}
+RESIDENT, FUSED = {"resident_bra_transform", "ket_transform"}, {"fused_transforms"}
 
 # Angular momenta, primitives and contracted functions of the shells; kernels that compute such a class, all its plans
 # taken, on tensor cores. Elsewhere the plain ones do.
 CLASSES = {
     "(ps|ss), K = 4": ((1, 0, 0, 0), 2, 1, ONE_QUARTET | ONE_PRODUCT | TWO | FUSED | REGISTERS),
-    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | RESIDENT | GROUPS | REGISTERS),
+    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | RESIDENT | FUSED | REGISTERS),
     "(pp|ps), K = 4": ((1, 1, 1, 0), 2, 1, ONE_QUARTET | TWO | FUSED | REGISTERS),
-    "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | GROUPS | BY_AXIS),
+    "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | FUSED | BY_AXIS),
     "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, TWO | FUSED | REGISTERS),
 }
 FEW = ("(ps|ss), K = 4", "(pp|ps)")
@@ -632,6 +632,5 @@ def test_no_kernel_is_left_out():
     tested |= {"correlation_by_warps", "scatter_block", "digest_in_place", "unpack_rows"}
     tested |= {"bra_transform", "summed_r", "select_quartets"}
     tested |= {"digest_mirrored"}  # by test_digest_mirrored.py
-    tested |= {"fused_wide"}  # by test_fused_wide.py
     tested |= {"narrowed"}  # by `test_single_precision.test_a_build`
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()
