@@ -443,10 +443,10 @@ class Backend(Protocol):
     def hermite(self, prepared, form):
         """Step 1: H[ab, p] of all primitive pairs of a whole list, in a form of the plan. It belongs to the caller."""
 
-    def r(self, ab, cd, path, block=None):
+    def r(self, ab, cd, block=None):
         """Steps 2 and 3: r[bra primitive, ket primitive, t], t up to l_ab + l_cd; valid until the next call.
 
-        A path may want t in an order of its own. What quartets a `block` leaves out may be left out.
+        What quartets a `block` leaves out may be left out.
 
         Only a backend with paths that do not merge steps has it. One kernel makes [0]^(m) and r, so that [0]^(m) need
         not be stored.

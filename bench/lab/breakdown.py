@@ -31,7 +31,7 @@ from md4.method.hermite import axis_size, component_table
 STEPS = {"r": "[0]^(m), r", "transform_bra": "(ab|q]", "transform_ket": "(ab|cd)"}
 MERGED = "both in one"
 # What backends ask of a path beside its steps.
-PATH_FACTS = ("name", "merges_steps", "keeps_chunks", "r_in_banks")
+PATH_FACTS = ("name", "merges_steps", "keeps_chunks")
 
 
 class Stopwatch:
@@ -164,9 +164,9 @@ def main():
     add_backend(parser)
     args = settle(parser.parse_args())
     if args.unfused:
-        from md4.gpu.kernels import fused, fused_wide
+        from md4.gpu.kernels import fused
 
-        fused.choose_fused = fused_wide.wide_tile = lambda *_: None
+        fused.choose_fused = lambda *_: None
     cases = [Case.parse(name, k) for k in args.K for name in args.classes]
     compile_ahead(args.jobs, [(case, (4, 4)) for case in cases], args.backend)
     output, every, peak = Output(args.backend), [], None

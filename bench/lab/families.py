@@ -314,7 +314,6 @@ def classes(text, **options):
 
 # Names of paths.
 THREAD, ONE, FUSED, TWO, PLAIN = "thread_quartet", "one_product", "fused", "two_products", "plain"
-SINGLE, WIDE = "single_product", "fused_wide"
 
 FAMILIES = {
     # pair data; pairs without primitives, long contractions
@@ -372,13 +371,6 @@ FAMILIES = {
         *classes("dpps", nprims=(5, 1), ket_nprims=(1,), path=FUSED, shared=2),
         *classes("dppp", chunk=30_000, path=FUSED), *classes("psps dpps", unit="dmma8", path=FUSED),
     ],
-    # the same with warps that share a quartet, on GPUs that have its instructions
-    "fused, wide": [
-        *classes("fdfp fdfd gddd ffdd gdfd gdgd", path=WIDE), *classes("fdfp", pure=False, path=WIDE, count=(2, 3)),
-        *classes("gddd", far=True, path=WIDE), *classes("ffdd", chunk=300_000, path=WIDE),
-        *each(digestion, (few_shells((3, 1, 1, 2), (2, 1, 1, 2)), 1, 1)),
-        *each(digestion, (few_shells((3, 1, 1, 2), (2, 1, 1, 2), (4, 1, 1, 1), axis=1), 1, 1)),
-    ],
     # step 4 with H resident in shared memory, which is for K = 1, and step 5
     "two, resident": [
         *classes("pppp dddd fdpp ddff hshs ggps", path=TWO), *classes("fddd", pure=False, path=TWO),
@@ -415,16 +407,10 @@ FAMILIES = {
         *classes("ddf ffg", path=TWO), *classes("dpf", nprims=(1, 3), path=TWO),
         *classes("dpd", pure=False, path=TWO), *classes("ppd", unit="fma", path=PLAIN), *each(few_centres, (SP,)),
     ],
-    "single product": [
-        *classes("ppd ffg psp", path=SINGLE), *classes("ddf ppd", nprims=MIXED, path=SINGLE),
-        *classes("ppf", nprims=(2,), nctr=2, path=SINGLE), *classes("ddf", nprims=(1, 3), unit="dmma8", path=SINGLE),
-        *classes("dpf", chunk=1, path=SINGLE, count=(3, 5)), *classes("iik", path=SINGLE, count=(2, 3)),
-    ],
     "matrix": [
         *(partial(matrix, class_of(name), THREAD, nprims=MIXED) for name in ("psp", "ppd", "psh")),
         *(partial(matrix, class_of(name), FUSED, nprims=(1, 3)) for name in ("ppd", "ddf")),
         *(partial(matrix, class_of(name), TWO) for name in ("ffg", "dpf")), partial(matrix, class_of("fds"), ONE),
-        *(partial(matrix, class_of(name), SINGLE, nprims=(1, 3)) for name in ("ppd", "ffg")),
     ],
     "scatter": each(
         tensor, (SP, "s1"), (SP, "s4"), (SP, "s8"), (SP, "s1", (0, 2, 1, 5, 3, 6, 0, 6)),

@@ -23,7 +23,7 @@ LAYERS = (
     "gpu/quartet_lists", "gpu/targets", "gpu/part_plans", "gpu/pair_order", "gpu/paths", "gpu/shell_pairs",
     "gpu/predicted_times", "gpu/kernels", "gpu/context", "gpu/recording", "gpu/compile", "gpu/pool",
     "gpu/buffers", "gpu/dlpack", "gpu/device_code", "gpu/h_layout", "gpu/pair_layout", "gpu/gather_words",
-    "gpu/staircases", "gpu/emit", "gpu/banks", "gpu/hermite_rows", "gpu/tuning",
+    "gpu/staircases", "gpu/emit", "gpu/hermite_rows", "gpu/tuning",
     "backends", "plan", "shells", "method",
 )  # fmt: skip
 

@@ -251,15 +251,14 @@ class GpuBackend:
         launch_h(self.context, facts, prepared.nprim, data.records, form, places, stride, h)
         return HMatrices(h, form)
 
-    def r(self, ab, cd, path=None, block=None):
+    def r(self, ab, cd, block=None):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `md4.gpu.r_layout.r_stride_of` doubles.
 
-        t are in the order that a path wants, or in that of their ordinals. That of two parts of classes is without odd
-        elements, see `md4.gpu.r_layout.even_r`, and the same for parts of either parity.
+        That of two parts of classes is without odd elements, see `md4.gpu.r_layout.even_r`, and the same for parts of
+        either parity.
         """
         r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_stride_of(ab.facts, cd.facts))
-        banks, limits = path is not None and path.r_in_banks, NO_LIMITS if block is None else block.limits
-        launch_r(self.context, self.operator, ab, cd, r, limits, banks)
+        launch_r(self.context, self.operator, ab, cd, r, NO_LIMITS if block is None else block.limits)
         return r
 
     # results and targets

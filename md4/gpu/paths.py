@@ -2,9 +2,7 @@
 
     thread_quartet   a thread makes a quartet, r and (ab|q] in registers: the smallest classes
     one_product      (ab|cd) = sum_p H[ab, p] s[p], where a side is of two s shells and the other product is but a sum
-    single_product   (ab|P) = sum_p H[ab, p] [p|P), where the ket is of single shells and [p|P) a sum over few functions
     fused            both products in one kernel, (ab|q] stays in registers: small and middle classes
-    fused_wide       the same where several warps may share a quartet: some classes that are larger
     two_products     a kernel for each product, (ab|q] in memory: large classes
     plain            the same two products in plain multiply-adds: the readable one, and for GPUs without tensor cores
 
@@ -21,23 +19,19 @@ from md4.gpu.h_layout import (
     BRA_ELEMENTS,
     BRA_FLAT,
     BRA_MATRIX,
-    BRA_ROWS,
     BRA_STAIRCASE,
     KET_ELEMENTS,
     KET_MATRIX,
     KET_TURNED,
-    KET_WEIGHTS,
 )
 from md4.gpu.kernels import (
     contracted,
     digest_in_place,
     digestion,
     fused,
-    fused_wide,
     one_product,
     plain,
     resident,
-    single_product,
     summed_r,
     thread_quartet,
     two_products,
@@ -89,16 +83,14 @@ class Sides(NamedTuple):
 class GpuPath:
     """What paths have in common; see `md4.backends.Path`.
 
-    Each has `supports`, whether it can compute two `Sides`; `forms`, the forms of H that it reads; and
-    `cost`, its predicted time in ns a quartet on an H200.
+    Each has `supports`, whether it can compute two `Sides`; `forms`, the forms of H that it reads; and `cost`, its
+    predicted time in ns a quartet on an H200.
     """
 
     name: str
     merges_steps = True
     # Whether r and (ab|q] of a chunk are kept in memory.
     keeps_chunks = True
-    # Whether r is read in the order of `md4.gpu.banks`.
-    r_in_banks = False
     # Whether classes that it is best for may be made in even and odd parts instead (`md4.method.mirror`). Whether it
     # computes such parts; then it has `transform` for steps 4 and 5.
     splits = takes_parts = False
@@ -134,20 +126,6 @@ class ThreadQuartet(GpuPath):
         thread_quartet.launch_thread_quartet(steps.context, steps.operator, H_ab.array, H_cd.array, ab, cd, out)
 
 
-def sums_of(steps, weights, ab, cd, ncd, size, out):
-    """Sums of r over the primitives of kets, `size` numbers: made with r if they are many, else of r in memory.
-
-    What a block `out` leaves out is left out.
-    """
-    sums = steps.context.pool.room("sums", max(1, size))
-    if summed_r.serves(ab, cd, ncd):
-        summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, ncd, sums, out.limits)
-    else:
-        r = steps.r(ab, cd, block=out)
-        one_product.launch_ket_sums(steps.context, weights, r, ab, cd, ncd, sums, out.limits)
-    return sums
-
-
 class OneProduct(GpuPath):
     """One product, where the ket is of two s shells: the fastest after a thread a quartet."""
 
@@ -167,39 +145,28 @@ class OneProduct(GpuPath):
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array
         if one_product.needs_sums(cd):
-            r, weights = sums_of(steps, weights, ab, cd, cd.facts.nab, one_product.sums_size(ab, cd), out), None
+            r, weights = self.sums(steps, weights, ab, cd, out), None
         else:
-            r = steps.r(ab, cd, block=out)
+            r = steps.r(ab, cd, out)
         one_product.launch_one_product(steps.context, H_ab.array, r, weights, ab, cd, out)
 
+    def sums(self, steps, weights, ab, cd, out):
+        """Sums of r over the primitives of kets: made with r if they are many, else of r in memory.
 
-class SingleProduct(GpuPath):
-    """One product, where the ket is of spherical single shells, whose H is the same for all but for a factor."""
-
-    def supports(self, sides):
-        _, bra, ket, *_ = sides
-        return sides.unit != "fma" and ket.solid and bool(single_product.single_tile(sides.unit, bra, ket))
-
-    def forms(self, sides):
-        return BRA_ROWS, KET_WEIGHTS
-
-    def cost(self, sides):
-        return predicted_times.single_product_time(*sides[:3], sides.turned)
-
-    def run(self, steps, H_ab, H_cd, ab, cd, out):
-        weights = H_cd.array
-        if single_product.needs_sums(cd):
-            size = single_product.sums_size(ab, cd)
-            r, weights = sums_of(steps, weights, ab, cd, cd.facts.nctr_a, size, out), None
+        What the block `out` leaves out is left out.
+        """
+        sums = steps.context.pool.room("sums", max(1, one_product.sums_size(ab, cd)))
+        if summed_r.serves(ab, cd):
+            summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, sums, out.limits)
         else:
-            r = steps.r(ab, cd, block=out)
-        single_product.launch_single_product(steps.context, H_ab.array, r, weights, ab, cd, out)
+            one_product.launch_ket_sums(steps.context, weights, steps.r(ab, cd, out), ab, cd, sums, out.limits)
+        return sums
 
 
 class Fused(GpuPath):
     """Both products in one kernel."""
 
-    r_in_banks = splits = takes_parts = True
+    splits = takes_parts = True
 
     def supports(self, sides):
         return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
@@ -211,29 +178,11 @@ class Fused(GpuPath):
         return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix, sides.limited)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        self.transform(steps, H_ab, H_cd, ab, cd, steps.r(ab, cd, self, out), out)
+        self.transform(steps, H_ab, H_cd, ab, cd, steps.r(ab, cd, out), out)
 
     def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
         """Steps 4 and 5."""
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
-
-
-class FusedWide(Fused):
-    """Both products in one kernel, where several warps may share a quartet; pairs of one primitive pair each."""
-
-    takes_parts = False
-
-    def supports(self, sides):
-        """Classes that the fused kernel does not take in groups of ket pairs."""
-        unit, bra, ket, *_ = sides
-        tile = fused.choose_fused(unit, bra, ket)
-        return not (tile and tile.kets) and bool(fused_wide.wide_tile(unit, bra, ket))
-
-    def cost(self, sides):
-        return predicted_times.wide_time(sides.bra, sides.ket, sides.turned, sides.matrix)
-
-    def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
-        fused_wide.launch_wide(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
 def bra_launcher(context, bra, ket):
@@ -248,7 +197,7 @@ def bra_launcher(context, bra, ket):
 class TwoProducts(GpuPath):
     """A kernel for each product, on tensor cores."""
 
-    merges_steps, r_in_banks, splits, takes_parts = False, True, True, True
+    merges_steps, splits, takes_parts = False, True, True
 
     def supports(self, sides):
         return sides.unit != "fma"
@@ -304,8 +253,8 @@ class Plain(GpuPath):
 
 # Where predicted times are equal, as of the first two, the earlier one is taken.
 PATHS = (
-    ThreadQuartet("thread_quartet"), OneProduct("one_product"), SingleProduct("single_product"), Fused("fused"),
-    FusedWide("fused_wide"), TwoProducts("two_products"), Plain("plain"),
+    ThreadQuartet("thread_quartet"), OneProduct("one_product"), Fused("fused"), TwoProducts("two_products"),
+    Plain("plain"),
 )  # fmt: skip
 
 

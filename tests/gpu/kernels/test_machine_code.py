@@ -51,9 +51,7 @@ SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
     "fused_transforms": 220,  # of some quartets, one fragment of rows, five blocks of q and four of cd, on sm_90
     "fused_groups": 110,  # 108 at the same of another staircase, on sm_90
-    "fused_wide": 180,  # 176 at two fragments of rows a warp and six blocks of cd, on sm_100; 152 at most on sm_90
     "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
-    "single_product": 100,  # 88 at seven fragments of rows and two blocks of columns, on sm_90
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
     "correlation_by_threads": 300,  # 292 for erfc at (2, 1) and (1, 1) in FP64 on sm_90; Coulomb's 144 at (5, 4)
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100

@@ -1,4 +1,4 @@
-"""The fused kernel of groups of ket pairs, on the emulated GPU, beside the CPU."""
+"""The fused kernel, with groups of ket pairs and in rounds, on the emulated GPU, beside the CPU."""
 
 from dataclasses import replace
 
@@ -14,17 +14,21 @@ from md4.gpu.kernels import fused
 
 @pytest.fixture
 def groups_of(monkeypatch):
-    """Function that has groups of so many ket pairs taken, H[cd, q] fetched ahead or not."""
+    """Function that has groups of so many ket pairs taken, H[cd, q] fetched ahead or not; 0: in rounds of 8 q each.
+
+    Rounds are for bras of up to 16 functions, and kets of 9 to 16.
+    """
 
     def settle(kets, ahead=True):
         at_once = dict.fromkeys(("at_once", "contracted_at_once"), ((kets,),) * fused.FUSED.rows)
-        tuning = replace(fused.FUSED, **at_once, group_doubles=1000, ahead_doubles=1000 * ahead)
+        doubles = fused.FUSED.doubles if kets else 12
+        tuning = replace(fused.FUSED, **at_once, group_doubles=1000, ahead_doubles=1000 * ahead, doubles=doubles)
         monkeypatch.setattr(fused, "FUSED", tuning)
 
     return settle
 
 
-WAY = Way("fused", "fused_groups")
+WAY = Way("fused", "fused_transforms")
 
 # Functions of the shells, primitives of those of the bra, ket pairs of a group, whether H[cd, q] is fetched ahead.
 CASES = {
@@ -35,10 +39,12 @@ CASES = {
     "two of several blocks": ((1, 0, 2, 1), 1, 2, False),
     "two, K = 4": ((1, 1, 1, 0), 2, 2, True),
     "two of 32 rows": ((3, 1, 1, 0), 1, 2, True),
+    "rounds": ((1, 1, 1, 1), 1, 0, True),
+    "rounds, K = 4": ((1, 1, 1, 1), 2, 0, True),
 }
 
 
-@pytest.mark.sample("two-*", "four-*", "two, K = 4-False")
+@pytest.mark.sample("two-*", "four-*", "two, K = 4-False", "rounds, K = 4-True")
 @pytest.mark.races
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("name", CASES)
@@ -57,25 +63,43 @@ def test_classes(name, swapped, groups_of):
         found = host_array(block.array, "float64").reshape(block.dims)
     right = right[1:3, 1:7]
     assert_same(found, right.transpose(1, 0, 4, 5, 2, 3) if swapped else right)
-    assert "fused_groups" in machine.kernels
+    assert "fused_transforms" in machine.kernels
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("kets", [0, 1])
+def test_contracted_kets(kets, groups_of):
+    """In rounds over their primitives, all q of each at once or not."""
+    groups_of(kets)
+    basis, bra, ket, right = sides((1, 1, 1, 1), 2, 5, 2)
+    with running() as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        ab, cd = engine.prepare(ket), engine.prepare(bra)
+        tile = fused.choose_fused("dmma16", ab.facts, cd.facts)
+        assert (tile.kets, tile.nq) == (0, 1 + kets)
+        block = engine.backend.scratch((2, 5, *right.shape[2:]))
+        WAY.make(engine, ab, cd, block)
+        found = host_array(block.array, "float64").reshape(block.dims)
+    assert_same(found, right.transpose(1, 0, 4, 5, 2, 3))
+    assert "fused_transforms" in machine.kernels
 
 
 @pytest.mark.sample("?-True")
 @pytest.mark.parametrize("by_ket", [False, True])
-@pytest.mark.parametrize("kets", [1, 2, 3])
+@pytest.mark.parametrize("kets", [0, 1, 2, 3])
 def test_limits(kets, by_ket, groups_of):
     """What counts is right, and nothing of it depends on memory that nobody wrote, such as the r of its neighbours."""
     groups_of(kets)
-    rest = check_limits(WAY, (1, 0, 1, 0), by_ket)
-    if kets == 1 or not by_ket:
+    rest = check_limits(WAY, (1, 0, 1, 0) if kets else (1, 0, 1, 1), by_ket)
+    if kets <= 1 or not by_ket:
         assert np.isnan(rest).all()
 
 
 @pytest.mark.sample("3")
-@pytest.mark.parametrize("kets", [1, 3])
-def test_pairs_without_primitives(kets, groups_of):
+@pytest.mark.parametrize("kets, ls, far", [(0, (1, 0, 1, 1), (1, 0)), (1, (1, 0, 1, 0), (0,)), (3, (1, 0, 1, 0), (0,))])
+def test_pairs_without_primitives(kets, ls, far, groups_of):
     groups_of(kets)
-    check_without_primitives(WAY, (1, 0, 1, 0), (0,))
+    check_without_primitives(WAY, ls, far)
 
 
 @pytest.mark.sample("2-?")
@@ -88,9 +112,10 @@ def test_parts(kets, parity, groups_of):
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_parts_of_a_matrix(swapped, groups_of):
-    groups_of(2)
-    check_matrix(WAY, (1, 1, 1, 0), swapped)
+@pytest.mark.parametrize("kets, ls", [(0, (1, 0, 1, 1)), (2, (1, 1, 1, 0))])
+def test_parts_of_a_matrix(kets, ls, swapped, groups_of):
+    groups_of(kets)
+    check_matrix(WAY, ls, swapped)
 
 
 def test_bra_primitives_in_groups(groups_of, monkeypatch):
