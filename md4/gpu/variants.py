@@ -312,7 +312,7 @@ def needed_variants(unit, kind, basis, use, cut=False, few=None):
             else:
                 yield from build_variants(unit, kind, bra, ket, many, use, basis.mirror_axis)
         if use != "tensor":
-            yield from (digestion.digest_variant(pair_of(bra), pair_of(ket), *flags) for flags in use)
+            yield from (digestion.digest_variant(pair_of(bra), *flags) for flags in use)
 
 
 def tensor_variants(unit, kind, basis, bra, ket, triangle, target, cut=False):
@@ -398,11 +398,9 @@ def jk_variants(unit, kind, bra, ket):
             yield from integral_variants(unit, "coulomb", bra, ket, long)
     one, other = pair_of(bra), pair_of(ket)
     for swapped in {digest_order(unit, one, other, long) for long in (True, False)}:
-        order = (other, one) if swapped else (one, other)
-        yield from (digestion.digest_variant(*order, *flags) for flags in USES[-1])
+        yield from (digestion.digest_variant(other if swapped else one, *flags) for flags in USES[-1])
     if unit != "fma":  # such devices make no J and K
-        axes = () if digestion.by_quartets(one, other) else range(3)
-        for long, axis in ((True, None), (False, None), *((False, axis) for axis in axes)):
+        for long, axis in ((True, None), (False, None), *((False, axis) for axis in range(3))):
             yield from build_variants(unit, kind, bra, ket, long, USES[-1], axis)
     for mirrored in (False, True):
         yield from coulomb_variants(kind, bra, ket, mirrored)

@@ -228,7 +228,7 @@ def test_what_a_first_call_needs(name, use):
     part = basis.segmented() if use == "tensor" else basis.regrouped()[0]
     needed = set(variants.needed_variants("dmma16", "coulomb", part, use))
     assert needed < set(variants.basis_variants("dmma16", "coulomb", basis))
-    digest = {v for v in needed if v.factory.__name__ in ("digest_rows", "digest_quartets")}
+    digest = {v for v in needed if v.factory.__name__ == "digest_rows"}
     assert {v.facts[-2:] for v in digest} == (set() if use in ("tensor", "j") else set(use))
     calls = {"tensor": ("s1", "s4", "s8"), "j": ("j",), digest_flags(1, 1): ("jk",), digest_flags(1, 0): ("k",)}
     for call in calls.get(use, ("general",)):
