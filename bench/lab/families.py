@@ -419,7 +419,7 @@ FAMILIES = {
     # rows of density fitting, of one tile and of several
     "unpack": each(unpacked, (1, 1), (32, 9), (70, 20), (133, 17)),
     # J and K; quartets small and large
-    "digest quartets": each(
+    "digest small blocks": each(
         digestion, (SP, 1, 1), (few_shells((1, 2, 1, 4)), 2, 1), (few_shells((1, 2, 1, 4)), 0, 2),
         (few_shells((2, 1, 1, 2), (0, 2, 1, 3)), 2, 2), (few_shells((1, 1, 1, 12)), 1, 1),
     ),

@@ -115,7 +115,7 @@ FUSED = FusedTuning(
 
 @dataclass(frozen=True)
 class DigestTuning:
-    """Both kernels that digest blocks into J and K."""
+    """Digestion of blocks into J and K."""
 
     threads: int  # threads of a block
     warps: int  # fewest warps that must be left when each takes several bra pairs one after the other
@@ -143,11 +143,10 @@ class DigestMirroredTuning:
 
 @dataclass(frozen=True)
 class DigestQuartetsTuning:
-    """Digestion by threads (`md4.gpu.kernels.digest_quartets`)."""
+    """Digestion by the threads that make the integrals (`md4.gpu.kernels.digest_in_place`)."""
 
-    integrals: int  # most integrals of a quartet that a thread digests alone
-    in_place: int  # the same where it has made them itself
-    lane_integrals: int  # most integrals of a lane in several bra pairs, or in an item where it has made them itself
+    integrals: int  # most integrals of a quartet
+    lane_integrals: int  # most integrals of a lane in an item
     lane_quartets: int  # most quartets of a lane in an item
     items: int  # so many items should be there before each has several quartets of a lane
     blocks: int  # most blocks that share the items
@@ -160,7 +159,7 @@ DIGEST_ROWS = DigestRowsTuning(
 )
 DIGEST_MIRRORED = DigestMirroredTuning(blocks=((6, 17), (5, 23), (4, 41), (3, 63)), lane_integrals=256)
 DIGEST_QUARTETS = DigestQuartetsTuning(
-    integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448, run=8
+    integrals=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448, run=8
 )
 
 

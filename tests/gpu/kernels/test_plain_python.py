@@ -54,7 +54,7 @@ CLASSES = {
     "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, TWO | FUSED | REGISTERS),
 }
 FEW = ("(ps|ss), K = 4", "(pp|ps)")
-DIGESTION = {"digest_rows", "digest_quartets", "pair_bounds"}
+DIGESTION = {"digest_rows", "pair_bounds"}
 COULOMB = {"hermite_densities", "hermite_sums", "expanded_order", "correlation_by_threads"}
 
 
@@ -288,7 +288,7 @@ def densities(basis, count):
 @pytest.mark.races
 @pytest.mark.parametrize("unit", TENSOR_CORES)
 def test_j_and_k(unit):
-    """By rows and by quartets, diagonal classes and others."""
+    """Diagonal classes and others."""
     basis = basis_of((1, 0))
     dm = densities(basis, 2)
     with running(unit) as machine:
@@ -343,7 +343,7 @@ def test_room_for_lists_of_quartets(most, all_classes, monkeypatch):
     for found, right in zip(ours, md4.get_jk(basis, dm, backend="cpu")):
         assert_same(found, right)
     assert ("digest_in_place" in machine.kernels) == (most > 0)
-    assert ("digest_quartets" in machine.kernels) == (most == 0)
+    assert ("digest_rows" in machine.kernels) == (most == 0)
     assert max(made, default=0) <= most
     pairs = basis.nshell * (basis.nshell + 1) // 2
     assert jk.stats.wanted + jk.stats.skipped == pairs * (pairs + 1) // 2
