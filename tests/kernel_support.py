@@ -6,7 +6,6 @@ from inspect import signature
 from itertools import product
 from pathlib import Path
 
-
 from md4.contract.three_centre import ThreeCentre
 from md4.contract.warmup import MEMORIES, asked_by, make_builds, make_tensors, shells_up_to
 from md4.gpu.buffers import Buffer
@@ -85,12 +84,17 @@ def in_fp32(variants):
     return {name for name, arguments in given if arguments.arguments.get("single")}
 
 
+def of_device(capability):
+    """All variants of a compute capability."""
+    return asked(both, capability=capability) | asked(fitting, capability=capability)
+
+
 def columns():
     """Kernels for which each column of the table says yes: a dict of sets of names."""
     uncontracted = asked(both, primitives=UNCONTRACTED)
     every = asked(both) | uncontracted
     return {
-        **{name: names(asked(both, capability=cc) | asked(fitting, capability=cc)) for name, cc in CAPABILITIES.items()},
+        **{name: names(of_device(cc)) for name, cc in CAPABILITIES.items()},
         "tensors": names(asked(tensors)), "J and K": names(asked(builds)),
         "J and K of a plane": names(asked(builds, planar=True)), "density fitting": names(asked(fitting)),
         "uncontracted": names(uncontracted), "contracted": names(asked(both)),
@@ -102,7 +106,7 @@ def columns():
 def table():
     """The table as text."""
     found = columns()
-    kernels = {v.factory for work in (both, fitting) for cc in CAPABILITIES.values() for v in asked(work, capability=cc)}
+    kernels = {v.factory for cc in CAPABILITIES.values() for v in of_device(cc)}
     kernels |= {v.factory for v in asked(both, primitives=UNCONTRACTED) | asked(both, general=True)}
     kernels |= {v.factory for v in asked(builds, planar=True)}
     lines = ["| kernel | compiled for | " + " | ".join(found) + " |", "|---" * (len(found) + 2) + "|"]

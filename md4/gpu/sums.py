@@ -209,11 +209,13 @@ class DeviceDigest:
         if self.lists is None or not in_place or not selects(self.context, rows.shells):
             return False
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
-        with_single = self.has_singles(bra.facts, ket.facts, basis)
+        count = int(rows.counts.sum(dtype=np.int64))
+        seconds = count * self.backend.sums.seconds(bra, ket, max(self.counts))
+        with_single = seconds >= SELECT.single_seconds and self.has_singles(bra.facts, ket.facts, basis)
         # All memory is there before the first launch: if it is refused, rectangles begin anew.
         h_ab, in_double = bra.h(plan.bra_form).array, (False, ket.h(plan.ket_form).array, self.matrices)
         kinds = [in_double, (True, ket.h(KET_SINGLES).array, self.single_matrices)] if with_single else [in_double]
-        size = item_entries(bra.facts, ket.facts, int(rows.counts.sum(dtype=np.int64)))
+        size = item_entries(bra.facts, ket.facts, count)
         for quartets in self.lists.selected(rows, size, with_single):
             for single, h_cd, matrices in kinds:
                 launch_in_place(

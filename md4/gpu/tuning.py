@@ -172,9 +172,12 @@ class SelectTuning:
     shared: int  # most bytes of shared memory of a block
     entries: int  # most entries of a launch
     single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
+    single_seconds: float  # predicted time of rows from which on a variant in single precision is worth its compilation
 
 
-SELECT = SelectTuning(threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5)
+SELECT = SelectTuning(
+    threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5, single_seconds=0.0
+)
 
 
 @dataclass(frozen=True)

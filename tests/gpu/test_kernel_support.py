@@ -2,8 +2,8 @@
 
 import re
 
-import pytest
 import kernel_support as support
+import pytest
 from offline import factories
 
 
