@@ -9,6 +9,7 @@ nothing that the host would execute.
 import ctypes
 import struct
 import threading
+import weakref
 from dataclasses import dataclass, field
 from functools import cache
 from inspect import get_annotations
@@ -16,7 +17,6 @@ from itertools import count
 from time import perf_counter
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 from cuda.bindings import driver
 from cuda.core import Linker, LinkerOptions, ObjectCode
 
@@ -169,9 +169,8 @@ class Packing:
         self.memory = ctypes.create_string_buffer(8 * (first + len(self.variables)))
         struct.pack_into(f"<{first}q", self.memory, 0, *self.constants)
         base = ctypes.addressof(self.memory)
-        # Where each slot is: in bytes from the beginning of the memory, as int64, and its address.
+        # Addresses of the slots.
         places = [8 * (first + n if variable else n) for variable, n in self.slots]
-        self.places = struct.pack(f"<{len(places)}q", *places)
         self.pointers = (ctypes.c_void_p * len(places))(*(base + place for place in places))
         # A function of its own for each signature, since arguments are packed at every launch.
         made = {"pack": struct.Struct("<" + self.code).pack_into, "memory": self.memory}
@@ -246,9 +245,18 @@ class Launcher:
                 self.function, grid, 1, 1, block, 1, 1, shared, stream, self.pointers, 0
             )  # fmt: skip
             if noted is not None:
-                noted.append(Launch(self, grid, block, shared, stream, self.packing.memory.raw))
+                noted.append(Launch(self, grid, block, shared, self.packing.memory.raw))
         if error:
             check(error, "launching a kernel")
+
+    def launch_packed(self, grid, block, stream, shared, arguments):
+        """As `launch`, with arguments that are packed already, as those of a `Launch`."""
+        with self.lock:
+            self.packing.memory.raw = arguments
+            (error,) = driver.cuLaunchKernel(
+                self.function, grid, 1, 1, block, 1, 1, shared, stream, self.pointers, 0
+            )  # fmt: skip
+        check(error, "launching a kernel")
 
     def allow_shared(self, size):
         """Raises the limit of dynamic shared memory to `size` bytes."""
@@ -265,7 +273,7 @@ class Launch(NamedTuple):
     Attributes
     ----------
     launcher : Launcher
-    grid, block, shared, stream : int
+    grid, block, shared : int
         As in `Launcher.launch`.
     arguments : bytes
         The memory of its `Packing`.
@@ -275,44 +283,39 @@ class Launch(NamedTuple):
     grid: int
     block: int
     shared: int
-    stream: int
     arguments: bytes
 
 
-class Packed:
-    """Launches to be repeated, one after the other.
+class Graph:
+    """Launches that are repeated in their order, as one: a CUDA graph, whose launch takes the host as long as one.
 
     Parameters
     ----------
     launches : sequence of Launch
-
-    Attributes
-    ----------
-    memory : ndarray of int64
-        Packed arguments of all launches, each followed by the addresses of its slots.
-    launches : list of tuple
-        Arguments of cuLaunchKernel.
+    stream : numba.cuda.cudadrv.driver.Stream
+        Takes them down; nothing is at work on it, and its priority is that with which the kernels will run.
     """
 
-    def __init__(self, launches):
-        parts = [part for one in launches for part in (one.arguments, one.launcher.packing.places)]
-        self.memory = np.frombuffer(bytearray().join(parts), dtype=np.int64)
-        self.launches, shifts, place = [], [], self.memory.ctypes.data
-        for (launcher, grid, block, shared, stream, arguments), places in zip(launches, parts[1::2]):
-            shifts += 0, place
-            place += len(arguments)
-            self.launches.append((launcher.function, grid, 1, 1, block, 1, 1, shared, stream, place, 0))
-            place += len(places)
-        self.memory += np.repeat(np.array(shifts, dtype=np.int64), [len(part) // 8 for part in parts])
+    def __init__(self, launches, stream):
+        self.count = len(launches)
+        capture = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        (error,) = driver.cuStreamBeginCapture(stream.handle, capture)
+        check(error, "recording launches")
+        try:
+            for one in launches:
+                one.launcher.launch_packed(one.grid, one.block, stream.handle, one.shared, one.arguments)
+        finally:
+            error, graph = driver.cuStreamEndCapture(stream.handle)
+        check(error, "recording launches")
+        error, self.handle = driver.cuGraphInstantiate(graph, 0)
+        driver.cuGraphDestroy(graph)
+        check(error, "recording launches")
+        weakref.finalize(self, driver.cuGraphExecDestroy, self.handle).atexit = False
 
-
-def launch_again(launches):
-    """Launches the kernels of a `Packed`, in their order."""
-    launch = driver.cuLaunchKernel
-    for arguments in launches:
-        (error,) = launch(*arguments)
-        if error:
-            check(error, "launching a kernel")
+    def launch(self, stream):
+        """Launches its kernels on the stream with the handle `stream`."""
+        (error,) = driver.cuGraphLaunch(self.handle, stream)
+        check(error, "launching kernels again")
 
 
 def kernel_path(variant, capability):

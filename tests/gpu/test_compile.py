@@ -5,6 +5,8 @@ import pickle
 import struct
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -14,7 +16,7 @@ import pytest
 from md4.errors import DeviceError
 from md4.gpu import compile as dispatch
 from md4.gpu.buffers import Buffer
-from md4.gpu.compile import Launch, Packed, Packing, Variant, load_kernel, numba_type
+from md4.gpu.compile import Graph, Launch, Packing, Variant, load_kernel, numba_type
 from md4.gpu.device_code import F64, I32, I64_2D, f64, i64, types
 from md4.gpu.kernels.recurrence import r_by_group
 from md4.gpu.kernels.scatter import scatter_block
@@ -114,22 +116,41 @@ def test_arguments_are_packed_as_numba_takes_them():
         ]  # fmt: skip
 
 
-def test_packed_launches_hold_their_own_arguments():
-    """What is packed for the next launch does not change them."""
-    packing = Packing([F64, i64, f64])
-    launcher = SimpleNamespace(packing=packing, function="kernel")
+@pytest.mark.parametrize("failing", ["cuLaunchKernel", "cuGraphInstantiate", "cuGraphLaunch", None])
+def test_a_graph(monkeypatch, failing):
+    """It is made of launches with the arguments that they had, and an error leaves no stream that records."""
+    packing, launched, names = Packing([F64, i64]), [], []
+
+    def call(name, *results):
+        def called(*args):
+            names.append(name)
+            error = Driver.CUresult.CUDA_ERROR_LAUNCH_FAILED if name == failing else Driver.CUresult.CUDA_SUCCESS
+            if name == "cuLaunchKernel":
+                launched.append((*args[1:9], packed(packing, 8)[2:]))
+            return error, *results
+
+        return called
+
+    results = {"cuStreamBeginCapture": (), "cuStreamEndCapture": ("graph",), "cuGraphInstantiate": ("handle",),
+               "cuGraphDestroy": (), "cuGraphExecDestroy": (), "cuGraphLaunch": (), "cuLaunchKernel": ()}  # fmt: skip
+    calls = {name: call(name, *found) for name, found in results.items()}
+    kept = {name: getattr(dispatch.driver, name) for name in ("CUresult", "CUstreamCaptureMode", "cuGetErrorName")}
+    for module in ("md4.gpu.buffers.driver", "md4.gpu.compile.driver"):
+        stand_in = SimpleNamespace(**calls, **kept)
+        monkeypatch.setattr(module, stand_in)
+    launcher = object.__new__(dispatch.Launcher)
+    launcher.lock, launcher.packing, launcher.function, launcher.pointers = threading.Lock(), packing, "kernel", 0
     noted = []
     for number in (3, 4):
-        packing.write((Buffer(512 * number, (number,), 8, None), -number, 0.5))
-        noted.append(Launch(launcher, 10 + number, 32, 64, 7, packing.memory.raw))
-    found = Packed(noted)
-    half = struct.unpack("<q", struct.pack("<d", 0.5))[0]
-    assert len(found.launches) == 2
-    for number, (*launch, pointers, extra) in zip((3, 4), found.launches):
-        assert (launch, extra) == (["kernel", 10 + number, 1, 1, 32, 1, 1, 64, 7], 0)
-        places = (ctypes.c_void_p * 9).from_address(pointers)
-        slots = [ctypes.c_int64.from_address(place).value for place in places]
-        assert slots == [0, 0, number, 8, 512 * number, number, 8, -number, half]
+        packing.write((Buffer(512 * number, (number,), 8, None), -number))
+        noted.append(Launch(launcher, 10 + number, 32, 64, packing.memory.raw))
+    raised = pytest.raises(DeviceError, match="CUDA_ERROR_LAUNCH_FAILED") if failing else nullcontext()
+    with raised:
+        Graph(noted, SimpleNamespace(handle=9)).launch(7)
+    assert names.count("cuStreamEndCapture") == names.count("cuGraphDestroy") + (failing == "cuLaunchKernel") == 1
+    for number, (*launch, slots) in zip((3, 4), launched):
+        assert launch == [10 + number, 1, 1, 32, 1, 1, 64, 9]
+        assert slots == [number, 8, 512 * number, number, 8, -number]
 
 
 def test_shared_memory_is_asked_for(monkeypatch):
@@ -147,22 +168,6 @@ def test_shared_memory_is_asked_for(monkeypatch):
     for size in (1 << 10, (48 << 10) - 8, 48 << 10, 40 << 10, 100 << 10):
         launcher.launch(1, 32, 0, size, (3,))
     assert asked == [(48 << 10) - 8, 48 << 10, 100 << 10]
-
-
-def test_a_launch_that_fails_again(monkeypatch):
-    launched = []
-
-    def launch(*args):
-        launched.append(args)
-        return (failed,)
-
-    failed = Driver.CUresult.CUDA_ERROR_LAUNCH_FAILED
-    names = SimpleNamespace(CUresult=Driver.CUresult, cuGetErrorName=lambda error: (0, error.name.encode()))
-    monkeypatch.setattr("md4.gpu.buffers.driver", names)
-    monkeypatch.setattr(dispatch, "driver", SimpleNamespace(cuLaunchKernel=launch))
-    with pytest.raises(DeviceError, match="launching a kernel failed: CUDA_ERROR_LAUNCH_FAILED"):
-        dispatch.launch_again([(1, 2), (3, 4)])
-    assert launched == [(1, 2)]
 
 
 @pytest.mark.parametrize(
