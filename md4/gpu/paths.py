@@ -25,16 +25,15 @@ from md4.gpu.h_layout import (
     KET_TURNED,
 )
 from md4.gpu.kernels import (
-    contracted,
     digest_in_place,
     digestion,
     fused,
     one_product,
     plain,
-    resident,
     summed_r,
     thread_quartet,
     two_products,
+    whole_panel,
 )
 from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side, rounded_mean
@@ -204,13 +203,14 @@ class Fused(GpuPath):
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
+def bra_kernel(unit, bra, ket):
+    """The module of the kernel of step 4 for two `ListFacts`."""
+    return whole_panel if whole_panel.serves(unit, bra, ket) else two_products
+
+
 def bra_launcher(context, bra, ket):
-    """The launcher of step 4 by the kernel that serves two `ListFacts`."""
-    if resident.serves(context.unit, bra, ket):
-        return resident.resident_launcher(context, bra, ket)
-    if contracted.serves(context.unit, bra, ket):
-        return contracted.contracted_launcher(context, bra, ket)
-    return two_products.bra_launcher(context, bra, ket)
+    """The launcher of step 4 for two `ListFacts`."""
+    return bra_kernel(context.unit, bra, ket).bra_launcher(context, bra, ket)
 
 
 class TwoProducts(GpuPath):
@@ -229,12 +229,7 @@ class TwoProducts(GpuPath):
 
     def variants(self, unit, kind, bra, ket, plan, digested):
         yield r_variant(bra.l + ket.l, kind, even_r(bra, ket))
-        if resident.serves(unit, bra, ket):
-            yield resident.resident_variant(unit, bra)
-        elif contracted.serves(unit, bra, ket):
-            yield contracted.contracted_variant(unit, bra)
-        else:
-            yield two_products.bra_variant(unit, bra, ket)
+        yield bra_kernel(unit, bra, ket).bra_variant(unit, bra, ket)
         yield two_products.ket_variant(unit, ket, plan.ket_form)
 
     def transform_bra(self, steps, H_ab, ab, cd, r, out):
