@@ -152,29 +152,16 @@ class OneProduct(GpuPath):
     def variants(self, unit, kind, bra, ket, plan, digested):
         yield r_variant(bra.l + ket.l, kind)
         yield one_product.one_product_variant(unit, bra)
-        if one_product.needs_sums(ket):
-            yield one_product.sums_variant()
-            yield from summed_r.summed_r_variants(bra.l + ket.l, kind)
+        if summed_r.needed(ket):
+            yield from summed_r.sums_variants(bra.l + ket.l, kind)
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array
-        if one_product.needs_sums(cd):
-            r, weights = self.sums(steps, weights, ab, cd, out), None
+        if summed_r.needed(cd):
+            r, weights = summed_r.sums_of(steps, weights, ab, cd, out), None
         else:
             r = steps.r(ab, cd, out)
         one_product.launch_one_product(steps.context, H_ab.array, r, weights, ab, cd, out)
-
-    def sums(self, steps, weights, ab, cd, out):
-        """Sums of r over the primitives of kets: made with r if they are many, else of r in memory.
-
-        What the block `out` leaves out is left out.
-        """
-        sums = steps.context.pool.room("sums", max(1, one_product.sums_size(ab, cd)))
-        if summed_r.serves(ab, cd):
-            summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, sums, out.limits)
-        else:
-            one_product.launch_ket_sums(steps.context, weights, steps.r(ab, cd, out), ab, cd, sums, out.limits)
-        return sums
 
 
 class Fused(GpuPath):
