@@ -324,7 +324,7 @@ def test_all_paths(fused, no_plans_kept, monkeypatch):
         builds = Builds(basis_of(1, 0), monkeypatch)
         _, every = builds.run(2)
         assert builds.run() == (every, 0)
-    used = "fused_transforms" if fused else "resident_bra_transform"
+    used = "fused_transforms" if fused else "whole_panel"
     assert machine.kernels >= {"r_in_registers", used, "digest_rows"}
 
 

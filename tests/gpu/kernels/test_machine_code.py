@@ -49,13 +49,11 @@ ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows",
 # ptxas 13.0 reports for all variants on all three.
 SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
-    "fused_transforms": 220,  # of some quartets, one fragment of rows, five blocks of q and four of cd, on sm_90
-    "fused_groups": 110,  # 108 at the same of another staircase, on sm_90
-    "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
+    "fused_transforms": 140,  # 136 of some quartets, one fragment of rows, five blocks of q and of cd, on sm_100
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
     "correlation_by_threads": 300,  # 292 for erfc at (2, 1) and (1, 1) in FP64 on sm_90; Coulomb's 144 at (5, 4)
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100
-    "contracted_bra_transform": 370,  # 360 at five blocks of rows on sm_100; 16 at most on sm_90
+    "whole_panel": 240,  # 232 of contracted bras at four blocks of rows on sm_100; 28 at most on sm_90
     "ket_transform": 130,  # turned, on sm_100: 128 at seven blocks of rows and six of columns
     "digest_rows": 100,  # at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
     "digest_mirrored": 160,  # 156 at tiles of 5 x (4 + 2) on sm_80, 144 at 3 x (6 + 4) on sm_100
