@@ -12,10 +12,10 @@ from numba.cuda import dispatcher
 
 from md4.gpu import device_code
 
-# Objects between two runs of the garbage collector: a kernel makes several hundred thousand, nearly all live on.
-COLLECTOR = (200_000, 20, 20)
-# Device functions that are shared.
-FUNCTIONS = 100
+# Thresholds of the garbage collector: a kernel makes several hundred thousand objects, nearly all of which live on.
+COLLECTOR = (100_000, 10, 3)
+# Device functions that are shared. One of unrolled code holds megabytes.
+FUNCTIONS = 50
 PLAIN = (bool, int, str, bytes, type(None))
 
 
@@ -58,7 +58,7 @@ def remembered(get_call_type):
 def shared(make_device):
     """`device_code.make_device` that makes one device function of Python functions that device code cannot tell apart.
 
-    It keeps those that were asked for last. Each holds some 100 kB, and most are of one kernel.
+    It keeps those that were asked for last.
     """
 
     @lru_cache(FUNCTIONS)
