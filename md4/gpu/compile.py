@@ -11,18 +11,17 @@ import struct
 import threading
 import weakref
 from dataclasses import dataclass, field
-from functools import cache
 from inspect import get_annotations
 from itertools import count
 from time import perf_counter
 from typing import ClassVar, NamedTuple
 
 from cuda.bindings import driver
-from cuda.core import Linker, LinkerOptions, ObjectCode
 
+from md4.errors import DeviceError
 from md4.gpu.buffers import check
 from md4.gpu.device_code import cuda, types
-from md4.gpu.tuning import ASSEMBLER
+from md4.gpu.machine_code import entry_name, machine_code
 from md4.support.cache import entry_path, load, store
 from md4.support.locks import once
 from md4.support.log import log
@@ -142,7 +141,7 @@ def kernel_in(cubin, entry):
 
 def save_kernel(variant, capability, entry, cubin):
     """Writes machine code to the cache: the name of its entry point in one line, then the cubin."""
-    store(kernel_path(variant, capability), kernel_facts(variant, capability), entry.encode() + b"\n" + cubin)
+    store(kernel_path(variant, capability), kernel_facts(variant, capability), entry + b"\n" + cubin)
 
 
 compile_count = 0  # variants that this process compiled rather than loaded
@@ -324,62 +323,23 @@ def kernel_path(variant, capability):
 
 
 def compile_kernel(variant, capability, kernel):
-    """Compiles a kernel for the current device, and saves it."""
+    """(machine code, name of its entry point) of the kernel of a variant, both bytes, compiled and saved."""
     global compile_count  # noqa: PLW0603 a count for the tests
     start = perf_counter()
     with compiling_one(compile_count + 1):
-        compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.types())
-        code = compiled._codelibrary
-        entry, cubin = code._entry_name, bytes(code.get_cubin().code)
-        found = Loaded(int(code.get_cufunc().kernel.handle), compiled)
-        if code._lto and (stack := stack_bytes(found)) >= ASSEMBLER.stack:
-            cubin, found = with_less_stack(code.get_ltoir(), capability, entry, stack) or (cubin, found)
+        cubin = machine_code(kernel, capability)
+    entry = entry_name(cubin).encode()
     compile_count += 1
     log.debug("compiled %s in %.2f s", variant.name, perf_counter() - start)
     save_kernel(variant, capability, entry, cubin)
-    return found
-
-
-def stack_bytes(kernel):
-    """Local memory of a thread of a `Loaded`, where registers are spilled to."""
-    attribute, device = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, cuda.current_context().device.id
-    error, size = driver.cuKernelGetAttribute(attribute, driver.CUkernel(kernel.handle), device)
-    check(error, "asking for the local memory of a kernel")
-    return size
-
-
-def with_less_stack(code, capability, entry, stack):
-    """(machine code, `Loaded`) by the first of the assembler's options that leave little of the `stack`, or None.
-
-    `code` is what Numba makes for the linker, which compiles it as a whole (LTO-IR).
-    """
-    for options in ASSEMBLER.options:
-        cubin = assembled(code, capability, options)
-        found = cubin and kernel_in(cubin, entry.encode())
-        if found and stack_bytes(found) <= ASSEMBLER.left * stack:
-            return cubin, found
-    return None
-
-
-def assembled(code, capability, options):
-    """Machine code from LTO-IR, for the architecture that Numba names; None where the assembler lacks an option."""
-    arch = "sm_{}{}".format(*capability) + "a" * (capability >= (9, 0))
-    try:
-        asked = LinkerOptions(arch=arch, link_time_optimization=True, ptxas_options=list(options))
-        return bytes(Linker(ObjectCode.from_ltoir(code), options=asked).link("cubin").code)
-    except Exception:  # of whatever type cuda.core makes it
-        return None
+    return cubin, entry
 
 
 @once
 def launcher(variant, capability, device):
     """`Launcher` of a variant, loaded from disk or compiled, for one device, which is the current one."""
     kernel = variant.kernel()
-    loaded = load_kernel(variant, capability) or compile_kernel(variant, capability, kernel)
+    loaded = load_kernel(variant, capability) or kernel_in(*compile_kernel(variant, capability, kernel))
+    if loaded is None:
+        raise DeviceError(f"the driver refuses the machine code of the kernel {variant.name}.")
     return Launcher(loaded, kernel.types())
-
-
-@cache
-def capability_of(device):
-    """Compute capability (major, minor) of a device."""
-    return tuple(cuda.gpus[device].compute_capability)

@@ -24,6 +24,7 @@ from offline import (
     used_variants,
 )
 
+from md4.gpu.compile_worker import hasten
 from md4.gpu.dry_run import BLOCK_SHARED
 from md4.gpu.kernels.digest_in_place import digest_in_place, functions
 from md4.gpu.kernels.hermite_coulomb import correlation_variant
@@ -118,7 +119,7 @@ def check(wanted, processes):
     for cc, variants in wanted.items():
         for variant in variants:
             capabilities.setdefault(variant, []).append(cc)
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), hasten) as pool:
         runs = {variant: pool.submit(usage, variant, ccs) for variant, ccs in capabilities.items()}
         for variant, run in runs.items():
             if error := run.exception():
