@@ -4,6 +4,7 @@ In a molecule in a plane the integrals of two lists fall into those of even ab a
 zeros. Both products of a part have about half the rows, half the Hermite functions and half the columns of those of the
 whole class, so that both parts together take about a quarter of its multiply-adds. A part runs in the kernels of
 `md4.gpu.paths` whose tables describe its rows and Hermite functions. Both parts read the same r, which is made once.
+They write into one block, with zeros between their integrals (`md4.gpu.part_tables`), which is digested like any other.
 """
 
 from functools import cache, lru_cache
@@ -34,11 +35,12 @@ def timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis):
     """
     lists, found = ((bra, mean_bra), (ket, mean_ket)), []
     parts = [[Side.of_facts(part_facts(facts, axis, n), mean) for facts, mean in lists] for n in range(2)]
-    saved = predicted_times.r_time(*parts[0])
+    more = predicted_times.zeros_time(bra.nab * ket.nab - sum(one.nab * other.nab for one, other in parts))
+    more -= predicted_times.r_time(*parts[0])
     for swap in (False, True):
         orders = [Sides(unit, *(sides[::-1] if swap else sides), swap, True, False, True) for sides in parts]
         for (even_time, even), (odd_time, odd) in product(*map(plans_in_order, orders)):
-            found.append((even_time + odd_time - saved, (even, odd)))
+            found.append((even_time + odd_time + more, (even, odd)))
     return sorted(found, key=lambda entry: entry[0])
 
 
@@ -93,4 +95,4 @@ def time_in_plane(unit, bra, ket, matrices, axis):
     time, way = fastest_way(unit, bra.facts, ket.facts, *(side.mean_prim for side in sides), True, axis)
     if len(way) == 1:
         return build_time(unit, *sides, matrices)
-    return time + predicted_times.DIGESTED_PARTS * predicted_times.digest_time(*sides, matrices)
+    return time + predicted_times.digest_time(*sides, matrices)

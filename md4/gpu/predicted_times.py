@@ -143,6 +143,11 @@ def r_time(bra, ket):
     return FUSED[5] * 8 * r_stride_of(bra, ket) * bra.mean_prim * ket.mean_prim
 
 
+def zeros_time(numbers):
+    """Predicted ns of writing so many zeros in the result."""
+    return FUSED[3] * 8 * numbers
+
+
 # To divide work among devices, times of small classes, of digestion and of J alone are needed, too. They are fits to
 # the pairs of lists of three builds (8 and 27 waters in cc-pVTZ, benzene in cc-pV5Z), good to 40%, root mean square.
 
@@ -151,11 +156,6 @@ def low_time(bra, ket):
     """Predicted ns a quartet of the paths of small classes: r of each primitive quartet, both products, the result."""
     primitives = 7.2e-3 * nherm(bra.l + ket.l) + 4.9e-4 * bra.nherm * ket.nherm
     return 0.07 + bra.mean_prim * ket.mean_prim * primitives + 2.3e-3 * bra.nab * ket.nab
-
-
-# How many times as long the digestion of even and odd parts takes, half of whose integrals are zero: it is bound by
-# additions, of which there are as many.
-DIGESTED_PARTS = 1.0
 
 
 def digest_time(bra, ket, matrices):
