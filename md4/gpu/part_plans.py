@@ -35,12 +35,11 @@ def timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis):
     """
     lists, found = ((bra, mean_bra), (ket, mean_ket)), []
     parts = [[Side.of_facts(part_facts(facts, axis, n), mean) for facts, mean in lists] for n in range(2)]
-    more = predicted_times.zeros_time(bra.nab * ket.nab - sum(one.nab * other.nab for one, other in parts))
-    more -= predicted_times.r_time(*parts[0])
+    saved = predicted_times.r_time(*parts[0])
     for swap in (False, True):
         orders = [Sides(unit, *(sides[::-1] if swap else sides), swap, True, False, True) for sides in parts]
         for (even_time, even), (odd_time, odd) in product(*map(plans_in_order, orders)):
-            found.append((even_time + odd_time + more, (even, odd)))
+            found.append((even_time + odd_time - saved, (even, odd)))
     return sorted(found, key=lambda entry: entry[0])
 
 

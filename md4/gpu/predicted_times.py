@@ -143,11 +143,6 @@ def r_time(bra, ket):
     return FUSED[5] * 8 * r_stride_of(bra, ket) * bra.mean_prim * ket.mean_prim
 
 
-def zeros_time(numbers):
-    """Predicted ns of writing so many zeros in the result."""
-    return FUSED[3] * 8 * numbers
-
-
 # To divide work among devices, times of small classes, of digestion and of J alone are needed, too. They are fits to
 # the pairs of lists of three builds (8 and 27 waters in cc-pVTZ, benzene in cc-pV5Z), good to 40%, root mean square.
 
