@@ -5,8 +5,16 @@
     python bench/eri.py --libintx                      LibintX's protocol: 6000 x 6000 AO pairs, one warm and one timed
     python bench/eri.py --backend cpu 'gg|gg'          the CPU backend on one core
 
-A timed call makes the H matrices, r, both transforms, and leaves the output in device memory. The limit of a class is
-the larger of its useful FLOP at the measured peak and its output at the measured copy bandwidth.
+A timed call is an `Engine.evaluate` on prepared pair lists: it makes the H matrices, r, both transforms, and leaves the
+output in device memory. Its time is the median of repeats, between two events of the engine's stream, after two warm
+calls; '± %' is the largest minus the smallest repeat, over the median. Lists are products of random shells (seeded, in
+a cube of edge 2 Bohr, exponents from 0.3 to 3), so that nothing is negligible. Useful FLOP are 2 Nab Np Nq K_bra K_ket
++ 2 Nab Nq Ncd K_ket if the bra is transformed first, with the names exchanged if the ket is, for the order that costs
+less; padding, H and r are not counted. The limit of a class is the larger of its useful FLOP at the measured peak
+(matrix instructions on registers) and its output at the measured copy bandwidth (bytes read plus written); 'bound'
+names which. 'call s' is the wall time of `Engine.compute` on indices of shell pairs, with pair data and waiting. Errors
+are those of four quartets from the CPU backend and from libcint, relative to each quartet's largest element; the output
+is NaN before the run, so NaN means an element that was not written, or no reference.
 """
 
 import argparse

@@ -7,10 +7,10 @@
     python bench/peers.py --methods fitting --pyscf 50          PySCF's df.DF beside them, for tensors up to 50 GB
 
 GPU4PySCF has to be installed; where it is not, the script says so and measures md4 alone. On a machine without
-internet, `bench/pack_peers.py` brings it:
+internet, `bench/lab/pack_peers.py` brings it:
 
-    python bench/pack_peers.py                                                  # here; then carry .gpu/peers.tar.xz
-    export PYTHONPATH=$(python bench/pack_peers.py --unpack /tmp/peers)         # there
+    python bench/lab/pack_peers.py                                                  # here; then carry .gpu/peers.tar.xz
+    export PYTHONPATH=$(python bench/lab/pack_peers.py --unpack /tmp/peers)         # there
     python bench/peers.py --limit 240 --csv peers.csv
 
 Each row is one kind of build. 'direct' builds make all integrals anew, with direct_scf_tol 1e-13 for both. J alone is

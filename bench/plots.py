@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 from clock import ROOT, read_csv
-from tables import RESULTS, builds, by_system, classes, device_rows, idle_rows, molecule
+from tables import FRONT, RESULTS, builds, by_system, classes, idle_rows
 
 FIGURES = ROOT / "docs" / "figures"
 WIDTH = 4.1  # inches
@@ -70,11 +70,12 @@ def value(seconds):
 
 def plot_builds(plt):
     """J and K of molecules on the GPU and elsewhere; hollow markers for times of other runs."""
-    rows = builds()
+    rows = builds(FRONT)
     figure, (axis,) = panels(plt, 1, 0.62 * len(rows) + 1.0)
     for y, row in enumerate(reversed(rows)):
         axis.axhline(y, color=GREY, alpha=0.3, lw=1, zorder=0)
-        axis.text(0.01, y + 0.18, f"{row['label']}, {row['nao']}", transform=axis.get_yaxis_transform(), va="bottom")
+        text = f"{row['label']}, {row['row']['nao']:.0f}"
+        axis.text(0.01, y + 0.18, text, transform=axis.get_yaxis_transform(), va="bottom")
         last = max(row["times"], key=row["times"].get)
         for program, (seconds, same_run) in row["times"].items():
             marker, colour = LOOKS[program]
@@ -139,53 +140,6 @@ def plot_cpu(plt):
     return figure
 
 
-def plot_devices(plt):
-    """Efficiency of builds of J and K on several GPUs: simulated as lines, measured as points of the same colour."""
-    rows = [r for name in ("scaling-simulated.csv", "scaling-devices.csv") for r in device_rows(name)]
-    rows = [r for r in rows if r["matrices"] == "J, K"]
-    if not rows:
-        return None
-    figure, (axis,) = panels(plt, 1, 4.8)
-    names = {name: COLOURS[n] for n, name in enumerate(dict.fromkeys(map(molecule, rows)))}
-    for row in rows:
-        count = row.get("workers", row.get("devices"))
-        if count > 1 and "form" in row:
-            marker = {"process": "o", "ranks": "s"}[row["form"]]
-            axis.plot(count, 100 * row["efficiency"], marker, color=names[molecule(row)], mfc="none")
-    for name, colour in names.items():
-        line = [(r["workers"], 100 * r["efficiency"]) for r in rows if molecule(r) == name and "workers" in r]
-        axis.plot(*zip(*line), color=colour, lw=1) if line else None
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.set(xlabel="GPUs", ylabel="efficiency / %", ylim=(0, 105))
-    axis.grid()
-    handles = [handle(plt, "", colour, name, "-") for name, colour in names.items()]
-    handles += [handle(plt, "", GREY, "simulated", "-"), handle(plt, "o", GREY, "one process"),
-                handle(plt, "s", GREY, "MPI ranks")]  # fmt: skip
-    for marked in handles[-2:]:
-        marked.set_markerfacecolor("none")
-    legend(figure, handles, columns=2)
-    return figure
-
-
-def plot_scaling(plt):
-    """Microseconds a quartet against the size of a batch and against contraction: scaling.csv."""
-    rows = read_csv(RESULTS / "scaling.csv")
-    figure, (upper, lower) = panels(plt, 2, 2.7)
-    colours = {name: COLOURS[n] for n, name in enumerate(dict.fromkeys(r["class"] for r in rows))}
-    for axis, sweep, x, label in ((upper, "batch", "quartets", "shell quartets of a call, K = 1"),
-                                  (lower, "K", "K", "primitive quartets K (dashed: libcint)")):  # fmt: skip
-        for name, colour in colours.items():
-            mine = [r for r in rows if r["class"] == name and r["sweep"] == sweep]
-            axis.loglog([r[x] for r in mine], [r["us_per_quartet"] for r in mine], "o-", ms=3, color=colour)
-            theirs = [r for r in mine if sweep == "K" and r["libcint_us"] != ""]
-            axis.plot([r[x] for r in theirs], [r["libcint_us"] for r in theirs], "--", color=colour)
-        axis.set(xlabel=label, ylabel="µs per shell quartet")
-        axis.grid()
-    legend(figure, [handle(plt, "o", colour, f"({name})", "-") for name, colour in colours.items()], columns=3)
-    return figure
-
-
 def plot_exact(plt):
     """Errors of random quartets by l, and of tight beside diffuse functions by their distance: exact.csv."""
     rows = read_csv(RESULTS / "exact.csv")
@@ -243,8 +197,8 @@ def plot_published(plt):
 
 
 FIGURES_BY_NAME = {
-    "builds": plot_builds, "classes": plot_classes, "cpu": plot_cpu, "scaling-devices": plot_devices,
-    "scaling": plot_scaling, "exact": plot_exact, "published": plot_published,
+    "builds": plot_builds, "classes": plot_classes, "cpu": plot_cpu, "exact": plot_exact,
+    "published": plot_published,
 }  # fmt: skip
 
 

@@ -5,14 +5,6 @@
     python bench/scaling_devices.py --weak 27waters/cc-pvtz --csv weak.csv         waters that grow with the devices
     python bench/scaling_devices.py --backend cpu --systems water/cc-pvdz --counts 1 2      without a GPU: ranks only
 
-and, for more devices than there are (`task_times.py` and `simulation.py` say how):
-
-    python bench/scaling_devices.py --trace tasks.csv --systems 64waters/cc-pvtz   times of tasks on one device
-    python bench/scaling_devices.py --list listed.csv --systems 256waters/cc-pvtz  tasks without times, needs no GPU
-    python bench/scaling_devices.py --fit tasks.csv                                predicted times fitted to these
-    python bench/scaling_devices.py --simulate tasks.csv --workers 2 8 64 512      division among so many workers
-    python bench/scaling_devices.py --simulate listed.csv --like tasks.csv         with times corrected by others
-
 Each count of devices is measured by processes of its own: one with several devices, or one rank a device under
 mpiexec, which is looked for beside Python and in PATH. 'seconds' is the wall time of `JK.get_jk` from a NumPy density
 to NumPy matrices, the longest of the ranks, median of --repeats after --warm builds. Speed-up and efficiency refer to
@@ -38,9 +30,7 @@ from time import perf_counter
 
 import numpy as np
 from clock import describe, write_csv
-from simulation import WORKERS, Costs, simulate
 from systems import System, guess_density
-from task_times import Fit, TaskTimes, listed, trace
 
 import md4
 from md4 import gpu
@@ -309,29 +299,6 @@ def measure_all(args):
     print(f"\n{rows[0]['machine']}")
 
 
-def make_tasks_file(args):
-    """--trace or --list of one system."""
-    if len(args.systems) != 1:
-        raise SystemExit("give one system: --systems 64waters/cc-pvtz.")
-    system, with_k, workers = System.parse(args.systems[0]), args.matrices != ["J"], (args.workers or [8])[0]
-    times = listed(system, with_k, args) if args.list else trace(system, workers, with_k, args)
-    times.save(args.trace or args.list)
-    for name, value in times.facts.items():
-        print(f"{name:12}{value:.4g}" if isinstance(value, float) else f"{name:12}{value}")
-    seconds = sum(row["seconds"] for row in times.rows) if times.measured else np.nan
-    total = sum(row["predicted"] for row in times.rows)
-    print(f"{len(times.rows)} tasks: {seconds:.4g} s, predicted {total:.4g} s")
-
-
-def simulate_files(args):
-    """--simulate."""
-    like = TaskTimes.load(args.like) if args.like else None
-    costs = Costs(*(getattr(args, name) for name in Costs._fields))
-    rows = simulate([TaskTimes.load(path) for path in args.simulate], like, args.workers or WORKERS, costs)
-    if args.csv:
-        write_csv(args.csv, rows)
-
-
 def parsed(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help=f"default: {' '.join(SYSTEMS)}")
@@ -347,14 +314,6 @@ def parsed(arguments=None):
     parser.add_argument("--backend", default="auto", choices=("auto", "cuda", "cpu"), help="cpu: one thread a rank")
     parser.add_argument("--seed", type=int, default=0, help="of the waters' orientations")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
-    parser.add_argument("--trace", metavar="FILE", help="measure the tasks of one system into a file")
-    parser.add_argument("--list", metavar="FILE", help="the same without times, and without a device")
-    parser.add_argument("--fit", metavar="FILE", help="fit predicted times to a file of --trace")
-    parser.add_argument("--simulate", nargs="+", metavar="FILE", help="divide the tasks of files among --workers")
-    parser.add_argument("--like", metavar="FILE", help="measured tasks, for those of --simulate that are not")
-    for name, default in Costs._field_defaults.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help="of --simulate (%(default)g)")
-    parser.add_argument("--workers", nargs="+", type=int, help="of --simulate; the first one of --trace (8)")
     args = parser.parse_args(arguments)
     args.systems = [args.weak] if args.weak else args.systems or SYSTEMS
     if args.append and not args.csv:
@@ -368,12 +327,6 @@ def main():
     args = parsed()
     if args.inside:
         return inside(args)
-    if args.fit:
-        return print(Fit(TaskTimes.load(args.fit)))
-    if args.trace or args.list:
-        return make_tasks_file(args)
-    if args.simulate:
-        return simulate_files(args)
     measure_all(args)
 
 

@@ -58,7 +58,6 @@ SHORT = 20
 # Files of the repository that are pages here, by other names.
 PAGES = {
     "bench/RESULTS.md": "docs/benchmarks.md",
-    "bench/LAB_NOTES.md": "docs/lab-notes.md",
     "CONTRIBUTING.md": "docs/contributing.md",
 }
 LINK = re.compile(r"\]\(([^)#:\s]+)")

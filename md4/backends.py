@@ -404,10 +404,21 @@ class Backend(Protocol):
     def hermite_bytes(self, pairs):
         """Largest number of bytes of the H matrices of `ShellPairs` in one form."""
 
-    def compile_ahead(self, basis, use, progress, few=None):
-        """Compiles the missing kernels for integrals ('tensor'), J ('j'), or J and K (`digest_flags`) of a basis.
+    def compile_ahead(self, use, basis, work, progress=None, part=None):
+        """Compiles the missing kernels for some work.
 
-        `few`, `md4.contract.slices.FewPairs`, holds the pair lists of a tensor that does not need all of the basis.
+        Parameters
+        ----------
+        use : {'tensor', 'j'} or tuple
+            Integrals, J alone, or the `md4.method.digestion.digest_flags` of J and K.
+        basis : Basis
+        work : callable
+            work(backend) does the work, or the same work in little, with the backend that it is given. A GPU is left
+            out of it: the backend only notes the kernels that it would launch (`md4.gpu.dry_run`).
+        progress : bool, optional
+            As in `md4.int2e`.
+        part : hashable, optional
+            What of the basis the work needs; by default all. The same work is looked at once.
         """
 
     def prepare(self, basis, lists, cutoff):
@@ -432,10 +443,10 @@ class Backend(Protocol):
     def hermite(self, prepared, form):
         """Step 1: H[ab, p] of all primitive pairs of a whole list, in a form of the plan. It belongs to the caller."""
 
-    def r(self, ab, cd, path, block=None):
+    def r(self, ab, cd, block=None):
         """Steps 2 and 3: r[bra primitive, ket primitive, t], t up to l_ab + l_cd; valid until the next call.
 
-        A path may want t in an order of its own. What quartets a `block` leaves out may be left out.
+        What quartets a `block` leaves out may be left out.
 
         Only a backend with paths that do not merge steps has it. One kernel makes [0]^(m) and r, so that [0]^(m) need
         not be stored.

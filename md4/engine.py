@@ -20,6 +20,7 @@ from typing import Any
 import numpy.typing as npt
 
 from md4 import gpu
+from md4.backends import Backend
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.gpu.devices import chosen
 from md4.method.operators import OperatorLike, as_operator, check_order
@@ -230,7 +231,9 @@ class Engine:
             check_basis(basis)
         self.operator = as_operator("coulomb" if operator is None else operator)
         (device,) = [None] if device is None else chosen([device], backend)
-        self.backend = make_backend(backend, self.operator, stream, max_memory, device)
+        given: Any = backend
+        dry = isinstance(given, Backend)  # of a dry run
+        self.backend = given if dry else make_backend(backend, self.operator, stream, max_memory, device)
 
     @property
     def lock(self):
@@ -368,7 +371,7 @@ class Engine:
             if path.merges_steps:
                 path.run(steps, H_ab, H_cd, ab, cd, abcd)  # 2 to 5
                 continue
-            r = steps.r(ab, cd, path, abcd)  # 2 and 3
+            r = steps.r(ab, cd, abcd)  # 2 and 3
             abq = path.transform_bra(steps, H_ab, ab, cd, r, abcd)  # 4
             path.transform_ket(steps, abq, H_cd, ab, cd, abcd)  # 5
 
@@ -397,7 +400,7 @@ class Engine:
         for ij, kl in chunks(ab.npair, cd.npair, *map(min, zip(*sizes))):
             r = None
             for path, H_ab, H_cd, ab, cd, abcd in work:
-                r = steps.r(ab[ij], cd[kl], path, abcd[ij, kl]) if r is None else r  # 2 and 3
+                r = steps.r(ab[ij], cd[kl], abcd[ij, kl]) if r is None else r  # 2 and 3
                 path.transform(steps, H_ab, H_cd, ab[ij], cd[kl], r, abcd[ij, kl])  # 4 and 5
 
     def __repr__(self):

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations_with_replacement, product
@@ -20,14 +20,11 @@ import numpy as np
 from numba.cuda.compiler import _compile_pyfunc_with_fixup
 
 from md4 import engine
-from md4.contract import screening, three_centre
 from md4.engine import Engine, PreparedPairs
-from md4.gpu import backend as gpu_backend
-from md4.gpu import hermite_coulomb, kernels, quartet_lists, sums, targets
-from md4.gpu import shell_pairs as device_pairs
+from md4.gpu import hermite_coulomb, kernels
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
-from md4.gpu.context import DeviceContext, Real
+from md4.gpu.dry_run import BLOCK_SHARED, NoArray
 from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
@@ -38,21 +35,18 @@ from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import digest_order
-from md4.gpu.recording import Recorder
-from md4.gpu.shell_pairs import PairMaker
-from md4.gpu.targets import DeviceTensor
-from md4.gpu.tracks import Tracks
 from md4.gpu.tuning import ASSEMBLER, HERMITE_COULOMB
 from md4.method.operators import OPERATORS, Operator
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import QuartetRule
 from md4.shells.basis import Basis
-from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, shell_pairs
+from md4.shells.shell_pairs import shell_pairs
 
 # The arithmetic unit that each architecture takes; see md4.gpu.context.arithmetic_unit.
 UNITS = {(7, 0): "fma", (7, 5): "fma", (8, 0): "dmma8", (9, 0): "dmma16", (10, 0): "dmma16"}
-# Shared memory (bytes) that one block may have.
-SHARED_LIMIT = {(7, 0): 96 << 10, (7, 5): 64 << 10, (8, 0): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
+CAPABILITIES = {unit: cc for cc, unit in reversed(UNITS.items())} | {"dmma16": (9, 0)}
+# In place of device memory.
+NOTHING = Buffer(0, (1,), 8, None)
 REGISTERS = 255
 
 
@@ -176,94 +170,17 @@ def usage(variant, capabilities):
 # what the launchers ask for -------------------------------------------------------------------------------------------
 
 
-class Anything:
-    """Stands in for device memory and addresses in it: takes every attribute, call, index and addition."""
-
-    size, shape = 1, (1, 1)
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *args, **kwargs):
-        return self
-
-    def __getitem__(self, key):
-        return self
-
-    def __add__(self, other):
-        return self
-
-
-class Pool:
-    """Stands in for `md4.gpu.pool.Pool`, with all the memory that one may want."""
-
-    cap, requests, noted = None, 0, None
-
-    def left(self):
-        return 1 << 45
-
-    def share(self, most):
-        return most
-
-    def get(self, *args, **kwargs):
-        return Anything()
-
-    array = room = own_room = get
-
-    def release(self, buffer):
-        pass
-
-    def watch(self, array):
-        return array
-
-    def upload(self, arrays, stream, track=0):
-        return Anything(), [Anything() for _ in arrays]
-
-
-@contextmanager
-def recording():
-    """Replaces `DeviceContext.launch`: yields a dict from each variant to the most shared memory asked for."""
-    found = {}
-
-    def launch(self, variant, grid, block, shared, *args):
-        found[variant] = max(shared, found.get(variant, 0))
-
-    stubs = [
-        (DeviceContext, "launch", launch), (DeviceContext, "table", Anything()),
-        *((module, "copy_in_pieces", lambda *_: None) for module in (device_pairs, quartet_lists)),
-        (gpu_backend, "as_buffer", lambda array: array),
-        *((module, "copy_to_device", lambda *_: None) for module in (sums, hermite_coulomb)),
-        *((module, "clear", lambda *_: None) for module in (sums, hermite_coulomb, quartet_lists)),
-    ]  # fmt: skip
-    with ExitStack() as stack:
-        for stub in stubs:
-            stack.enter_context(patch.object(*stub))
-        yield found
-
-
-def fake_context(unit):
-    """A device context without a device."""
-    context = object.__new__(DeviceContext)
-    context.unit, context.pool, context.stream, context.device, context.real = unit, Pool(), None, 0, Real()
-    context.known, context.recorder = {}, Recorder(context.pool)
-    context.tracks, context.track, context.block_shared = Tracks(None), 0, 227 << 10  # of sm_90
-    return context
-
-
 def fake_backend(unit, operator):
-    """A GPU backend that works on nothing."""
-    backend = object.__new__(GpuBackend)
-    backend.operator, backend.context = operator, fake_context(unit)
-    backend.pair_maker = PairMaker(backend.context)
+    """A GPU backend that works on nothing; its context notes what is asked for, all shared memory of sm_90 allowed."""
+    backend = GpuBackend.without_device(operator, CAPABILITIES[unit], 1 << 45)
+    backend.context.block_shared = BLOCK_SHARED[9, 0]
     return backend
 
 
 def fake_prepared(pairs, backend):
     """Pairs as `GpuBackend.prepare` makes them, of those that the host made."""
-    task = (pairs.la, pairs.lb, pairs.nctr_a, pairs.nctr_b), [Anything()] * 7, 0.0
-    return PreparedPairs(pairs, backend.pair_maker.write(task, pairs.pairs, pairs.start, 0), backend)
+    task = (pairs.la, pairs.lb, pairs.nctr_a, pairs.nctr_b), [None] * 7, 0.0
+    return PreparedPairs(pairs, backend.pair_maker.write(task, pairs.pairs, pairs.start), backend)
 
 
 def pair_list(a, b, nprim, count, pure):
@@ -309,40 +226,39 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
     """
     shells = sorted([*((l, 1) for l in range(lmax + 1)), *general])
     sides = [(b, a) for a, b in combinations_with_replacement(shells, 2)]
-    with recording() as found:
-        backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
-        for pure, (k_bra, k_ket, count) in product(kinds_of_shells, lengths):
-            lists = [
-                [fake_prepared(pair_list(*side, k, count, pure), backend) for side in sides] for k in (k_bra, k_ket)
-            ]
-            for bra, ket in product(*lists):
-                shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
-                block = backend.scratch(shape)
+    backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
+    for pure, (k_bra, k_ket, count) in product(kinds_of_shells, lengths):
+        lists = [
+            [fake_prepared(pair_list(*side, k, count, pure), backend) for side in sides] for k in (k_bra, k_ket)
+        ]
+        for bra, ket in product(*lists):
+            shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
+            block = backend.scratch(shape)
+            Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
+            if unit != "fma":  # where there are J and K, which leave quartets out
+                block.limit(Buffer(0, (len(bra),), 4, None))
                 Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
-                if unit != "fma":  # where there are J and K, which leave quartets out
-                    block.limit(Buffer(0, (len(bra),), 4, None))
-                    Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
-                for swapped in {digest_order(unit, bra.pairs, ket.pairs, long) for long in (True, False)}:
-                    order = (ket, bra) if swapped else (bra, ket)
-                    for counts in ((1, 1), (1, 0)):
-                        launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
-                    if unit != "fma":
-                        launch_parts(backend, *order)
-                plan = backend.plan(bra, ket)
-                order = (ket, bra) if plan.swap else (bra, ket)
-                if unit != "fma" and plan.path.digests(*(side.facts for side in order)):
-                    more = [None] * 2, False, [None] * 4, (1, 1), 1, Selected(None, [None] * 2, None, None, 1, 1)
-                    order[1].h(KET_SINGLES)
-                    for single in (False, True):
-                        launch_in_place(backend.context, backend.operator, None, None, *order, *more, single)
-        for mirrored in (False, True):
-            launch_coulomb(backend, lists[0], mirrored)
-        launch_bounds(backend.context, block, None)
-        launch_narrow(backend.context, Anything(), None)
-        launch_select(backend.context, None, Anything(), 0, (), (0, 1, 0, 1), (), Selected(None, (), None, None, 1, 1))
-        for aosym in SYMMETRIES:
-            scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
-    return found
+            for swapped in {digest_order(unit, bra.pairs, ket.pairs, long) for long in (True, False)}:
+                order = (ket, bra) if swapped else (bra, ket)
+                for counts in ((1, 1), (1, 0)):
+                    launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
+                if unit != "fma":
+                    launch_parts(backend, *order)
+            plan = backend.plan(bra, ket)
+            order = (ket, bra) if plan.swap else (bra, ket)
+            if unit != "fma" and plan.path.digests(*(side.facts for side in order)):
+                more = [None] * 2, False, [None] * 4, (1, 1), 1, Selected(None, [None] * 2, None, None, 1, 1)
+                order[1].h(KET_SINGLES)
+                for single in (False, True):
+                    launch_in_place(backend.context, backend.operator, None, None, *order, *more, single)
+    for mirrored in (False, True):
+        launch_coulomb(backend, lists[0], mirrored)
+    launch_bounds(backend.context, block, None)
+    launch_narrow(backend.context, NOTHING, None)
+    launch_select(backend.context, None, NOTHING, 0, (), (0, 1, 0, 1), (), Selected(None, (), None, None, 1, 1))
+    for aosym in SYMMETRIES:
+        scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
+    return backend.context.asked
 
 
 def single_list(l, nprim, count, pure):
@@ -361,25 +277,24 @@ def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LE
     `matrix`: only those of `ThreeCentre`, or of tensors.
     """
     shells = [(l, 1) for l in range(lmax + 1)]
-    with recording() as found:
-        backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
-        for k_pairs, k_single, count in lengths:
-            pairs = [
-                fake_prepared(pair_list(b, a, k_pairs, count, pure), backend)
-                for a, b in combinations_with_replacement(shells, 2)
-            ]
-            singles = [fake_prepared(single_list(l, k_single, count, pure), backend) for l in range(single_l + 1)]
-            for (bra, ket), rows in product(
-                [*product(pairs, singles), *product(singles, singles)], (False, True) if matrix is None else (matrix,)
-            ):
-                shape = (len(bra), len(ket), bra.facts.na, bra.facts.nb, ket.facts.na, ket.facts.nb)
-                block = backend.matrix_block(Anything(), 0, 0, shape) if rows else backend.scratch(shape)
-                Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
-        for aosym in EVERY_SYMMETRY:
-            scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
-        for density in (None, Anything()):
-            launch_unpack(backend.context, None, (1, 1), None, None, (1, 1), density)
-    return found
+    backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
+    for k_pairs, k_single, count in lengths:
+        pairs = [
+            fake_prepared(pair_list(b, a, k_pairs, count, pure), backend)
+            for a, b in combinations_with_replacement(shells, 2)
+        ]
+        singles = [fake_prepared(single_list(l, k_single, count, pure), backend) for l in range(single_l + 1)]
+        for (bra, ket), rows in product(
+            [*product(pairs, singles), *product(singles, singles)], (False, True) if matrix is None else (matrix,)
+        ):
+            shape = (len(bra), len(ket), bra.facts.na, bra.facts.nb, ket.facts.na, ket.facts.nb)
+            block = backend.matrix_block(NoArray((1, 1)), 0, 0, shape) if rows else backend.scratch(shape)
+            Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
+    for aosym in EVERY_SYMMETRY:
+        scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
+    for density in (None, NOTHING):
+        launch_unpack(backend.context, None, (1, 1), None, None, (1, 1), density)
+    return backend.context.asked
 
 
 @cache
@@ -394,48 +309,21 @@ def every_variant(cc):
 # what whole tensors and builds ask for --------------------------------------------------------------------------------
 
 
-def host_list(self, basis, pairs, cutoff):
-    """Stands in for `PairMaker.prepare`: primitive pairs are counted on the host."""
-    made = shell_pairs(basis, pairs, cutoff=cutoff)
-    task = (made.la, made.lb, made.nctr_a, made.nctr_b), [Anything()] * 7, 0.0
-    return made, self.write(task, made.pairs, made.start, 0)
-
-
-def rough_bounds(pairs):
-    """Numbers that fall with distance and exponents as the Schwarz bounds of `ShellPairs` do, shape (npair,)."""
-    of = pairs.primitives
-    size = abs(of.coef_a).max(axis=1) * abs(of.coef_b).max(axis=1) * of.exponent**-1.25
-    return np.array([part.max(initial=0.0) for part in np.split(size, pairs.start[1:-1])])
-
-
 @contextmanager
 def devices_without_memory(unit, left=1 << 45):
-    """Lets `backend="cuda"` go through all that a call does, without a device; yields the variants it would launch.
+    """Lets `backend="cuda"` go through all that a call does, as a dry run; yields the variants that it asks for.
 
     Results mean nothing. `left` are the bytes that seem to be free.
     """
-    real_bounds, real_backend = screening.schwarz_bounds, engine.make_backend
-
-    def bounds(this, lists, cutoff=PRIMITIVE_CUTOFF):
-        real_bounds(this, lists, cutoff)
-        rough = (rough_bounds(shell_pairs(this.bra_basis, pairs, cutoff=cutoff)) for pairs in lists)
-        return [np.stack([bound, bound]) for bound in rough]
+    real, found = engine.make_backend, {}
 
     def backend(name, operator, *options):
-        return fake_backend(unit, operator) if name == "cuda" else real_backend(name, operator, *options)
+        if name != "cuda":
+            return real(name, operator, *options)
+        made = GpuBackend.without_device(operator, CAPABILITIES[unit], left)
+        made.context.asked = found
+        return made
 
-    stubs = [
-        *((module, "schwarz_bounds", bounds) for module in (screening, three_centre)),
-        (engine, "make_backend", backend), (PairMaker, "prepare", host_list),
-        (Pool, "left", lambda _: left), (GpuBackend, "lock", nullcontext()),
-        (GpuBackend, "compile_ahead", lambda *_: None), (GpuBackend, "mark", lambda _: lambda: None),
-        (GpuBackend, "tensor", lambda self, layout, *_: DeviceTensor(self.context, layout, Anything(), None)),
-        *((m, "copy_to_host", lambda array, *_: array.fill(0)) for m in (sums, hermite_coulomb, quartet_lists)),
-        (targets, "as_buffer", lambda array: array),
-        # several tracks where there is memory for them, whose streams do nothing
-        (Tracks, "stream", lambda *_: SimpleNamespace(handle=0)), (Tracks, "join", lambda *_: None),
-    ]  # fmt: skip
-    with ExitStack() as stack, recording() as found:
-        for stub in stubs:
-            stack.enter_context(patch.object(*stub))
+    nothing = patch.object(GpuBackend, "compile_ahead", lambda *_, **__: None)
+    with patch.object(engine, "make_backend", backend), nothing:
         yield found

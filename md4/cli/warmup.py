@@ -7,7 +7,7 @@ from md4 import gpu
 
 
 def warm_up(backend, lmax, kinds, jobs, pure, basis, auxiliary):
-    """Compiles what is missing, and returns a sentence on what was done; arguments and errors as `md4.gpu.warmup`.
+    """Compiles what is missing, and returns a sentence on what was done; arguments and errors as `md4.contract.warmup`.
 
     `backend` is 'cuda', 'cpu', or 'auto' for that which calculations take. On the CPU the code is the same for all
     shells, so only the kinds of operators count.
@@ -23,8 +23,8 @@ def warm_up(backend, lmax, kinds, jobs, pure, basis, auxiliary):
         seconds = perf_counter() - start
         return f"{made} functions of the CPU compiled in {seconds:.1f} s, {every - made} were in the cache"
     gpu.check_installed()
+    from md4.contract.warmup import warmup
     from md4.cpu.warmup import BESIDE, compile_ahead
-    from md4.gpu.warmup import warmup
 
     done = warmup(lmax, kinds, jobs, pure, basis=basis, auxiliary=auxiliary)
     compile_ahead(BESIDE)

@@ -330,11 +330,9 @@ class JK:
         if build.matrices == 0:  # J of anti-Hermitian densities is zero
             self.stats = Statistics(skipped=self._quartets)
             return build.exchange, build.coulomb
-        self.team.compile_ahead(build, self.progress)
+        self.team.compile_ahead(build, dm, self._finest * self._frame.sharpening, self.progress)
         self._make_lists()
-        pairs, takes_lists = self.team.list_pairs(build.with_k), self.engine.backend.sums.takes_lists
-        norms = pairs.norms(dm, len(build.coulomb) > 0, build.with_k)
-        build.survivors = pairs.survivors(norms, build.tolerance, takes_lists)
+        self.team.screen(build, dm)
         found, self.stats = self.team.run(build, self.progress)
         self.stats.skipped = self._quartets - self.stats.wanted
         return found if build.with_k else (build.exchange, *found)

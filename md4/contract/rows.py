@@ -14,7 +14,7 @@ from md4.contract.fock import common_facts
 from md4.contract.ranks import STOPPED
 from md4.contract.slices import Cuts, halves
 from md4.contract.stores import MemoryStore, checked_store
-from md4.contract.tensor import add_slice, segmented, slice_target
+from md4.contract.tensor import add_slice, compile_ahead, segmented, slice_target
 from md4.contract.workspace import least_block
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.method.scatter import first_row
@@ -92,7 +92,7 @@ def shared_tensor(engines, request, ranks, out=None, device=False, gather=False,
     if device:
         return team.on_device(out, progress)
     store = team.store(out, gather)
-    ranks.once_a_node(lambda: team.compile_ahead(progress))
+    ranks.once_a_node(lambda: team.compile_ahead(store, progress))
     with ranks.counter(len(engines)) as counter:
         team.fill(store, counter, progress)
     return team.result(store, out, gather)
@@ -132,11 +132,12 @@ class TensorTeam:
                 engine.backend.host_array(layout, least_block(engine, *self.request.ranges)), layout.rows[0]
             )
 
-    def compile_ahead(self, progress):
+    def compile_ahead(self, store, progress):
         """Compiles what is missing, before the workers begin."""
+        layouts = self.slices(store)
         for engine in self.engines:
             with engine.lock:
-                engine.backend.compile_ahead(self.basis, "tensor", progress)
+                compile_ahead(engine, self.request, layouts, progress)
 
     def slices(self, store):
         """The rows of this rank in slices for its workers, as layouts."""
@@ -195,7 +196,7 @@ class TensorTeam:
         (engine,) = self.engines
         with engine.lock, Progress(1.0, enabled=progress, label="ERI") as bar:
             target = slice_target(engine, self.request, self.mine, out, device=True)
-            engine.backend.compile_ahead(self.basis, "tensor", progress)
+            compile_ahead(engine, self.request, [self.mine], progress)
             add_slice(engine, self.request, self.mine, target, bar.report)
             return TensorRows(*self.mine.rows, target.result())
 

@@ -8,8 +8,7 @@ are (ij|kl) and (ji|kl). Only quartets whose pairs both belong to the slice are 
 """
 
 from bisect import bisect_right
-from hashlib import sha256
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -35,33 +34,6 @@ class SlicePairs(NamedTuple):
     bra: list
     ket: list
     triangle: bool
-
-
-class FewPairs(NamedTuple):
-    """The shell pairs of integrals that need only some of a basis, for `md4.backends.Backend.compile_ahead`.
-
-    Attributes
-    ----------
-    bra, ket, triangle
-        As those of `SlicePairs`.
-    target : {'tensor', 'matrix', 'bounds'}
-        What takes the integrals: a tensor, the matrix of `md4.contract.three_centre.ThreeCentre`, or bounds, for which
-        each list of `bra` is combined with itself.
-    """
-
-    bra: list
-    ket: list
-    triangle: bool
-    target: str
-
-    @property
-    def key(self):
-        """What tells the lists from others of the same basis, short whatever their length."""
-        found = sha256()
-        for pairs in chain(self.bra, (np.zeros(0),), self.ket):
-            found.update(len(pairs).to_bytes(8, "little"))
-            found.update(np.ascontiguousarray(pairs))
-        return found.digest(), *self[2:]
 
 
 def slice_pairs(basis, request, ends=None):

@@ -4,6 +4,7 @@ Every worker makes sums X and Y of the tasks that are its own (`md4.contract.wor
 CuPy, if they are large and each worker has a GPU of its own; else on the host, and then over the processes.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from time import perf_counter
 from zlib import crc32
@@ -11,6 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from md4 import gpu
+from md4.contract.ranks import Alone
 from md4.contract.screening import Statistics, pair_bounds, sorted_lists
 from md4.contract.survivors import ListPairs
 from md4.contract.work import divide, make_tasks
@@ -19,6 +21,7 @@ from md4.engine import BACKENDS, Engine
 from md4.errors import ArgumentError
 from md4.gpu.devices import chosen, identities, memory_facts, take_shares
 from md4.method.digestion import digest_flags
+from md4.method.operators import Operator
 from md4.shells.shell_pairs import pairs_by_kind
 from md4.support.arguments import checked_choice
 from md4.support.locks import Lock
@@ -29,6 +32,8 @@ from md4.support.threads import run_each
 
 # Of the progress bar.
 LABEL = "J and K"
+# Sizes of densities for which kernels are compiled ahead: a build of a small one takes other parts of lists.
+SIZES = (1.0, 1e-3, 1e-6)
 # Bytes of sums from which on NCCL is worth its start, which takes about a second.
 NCCL_BYTES = 32 << 20
 
@@ -104,8 +109,17 @@ class Team:
     """
 
     def __init__(self, basis, options, devices, ranks):
+        self._have(basis, shared_engines(basis, None, **options, devices=devices, ranks=ranks), ranks)
+
+    @classmethod
+    def of(cls, engine):
+        """A team of one engine."""
+        team = object.__new__(cls)
+        team._have(engine.bra_basis, [engine], Alone())
+        return team
+
+    def _have(self, basis, engines, ranks):
         self.basis, self.ranks, self._list_pairs = basis, ranks, {}
-        engines = shared_engines(basis, None, **options, devices=devices, ranks=ranks)
         self.workers = [Worker(engine) for engine in engines]
         self.size = len(self.workers)
 
@@ -186,20 +200,46 @@ class Team:
 
     # builds
 
-    def compile_ahead(self, build, progress):
-        """Compiles the missing kernels of a build, on the first rank of each node before the others."""
+    def compile_ahead(self, build, densities, finest, progress):
+        """Compiles the missing kernels of a build, on the first rank of each node before the others.
+
+        Parameters
+        ----------
+        build : md4.contract.worker.Build
+        densities : ndarray, shape (n, nao, nao)
+        finest : float
+            The tolerance for which lists are made.
+        """
         from md4.cpu.warmup import BESIDE, compile_ahead
 
         flags = digest_flags(len(build.exchange), len(build.coulomb)) if build.with_k else "j"
         beside = BESIDE[:-1] if self.engine.backend.sums.takes_lists else BESIDE
 
+        def work(backend):
+            Team.of(Engine(self.basis, backend=backend.with_operator(Operator()))).rehearse(build, densities, finest)
+
         def compile_all():
             compile_ahead(beside, progress)
             for worker in self.workers:
                 with worker.engine.lock:
-                    worker.engine.with_operator(build.operator).backend.compile_ahead(self.basis, flags, progress)
+                    backend = worker.engine.with_operator(build.operator).backend
+                    backend.compile_ahead(flags, self.basis, work, progress)
 
         self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
+
+    def rehearse(self, build, densities, finest):
+        """Makes lists and builds, also for smaller densities, as those of later cycles of an SCF are."""
+        self.make_lists(finest)
+        for size in SIZES:
+            smaller = replace(build, tolerance=build.tolerance / size, report=None)
+            self.screen(smaller, densities)
+            self.run(smaller, False)
+
+    def screen(self, build, densities):
+        """Finds the quartets of a build that survive; `densities` have the shape (n, nao, nao)."""
+        pairs, takes_lists = self.list_pairs(build.with_k), self.engine.backend.sums.takes_lists
+        norms = pairs.norms(densities, len(build.coulomb) > 0, build.with_k)
+        build.survivors = pairs.survivors(norms, build.tolerance, takes_lists)
 
     def seconds(self, build):
         """Predicted seconds of each pair of lists in a build."""

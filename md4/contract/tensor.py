@@ -12,7 +12,7 @@ from math import isqrt
 import numpy as np
 
 from md4.backends import ListTarget
-from md4.contract.slices import FewPairs, slice_pairs
+from md4.contract.slices import slice_pairs
 from md4.contract.stores import checked_store
 from md4.contract.workspace import HermiteStore, least_block
 from md4.cpu.targets import HostTensor
@@ -27,6 +27,8 @@ from md4.support.progress import Progress
 # Shares of the memory that may be used: of a block, and of the H matrices that are kept between blocks.
 BLOCK_SHARE = 0.2
 HERMITE_SHARE = 0.4
+# Slices of a tensor for which kernels are compiled ahead, at most.
+SLICES = 4
 # Largest block in bytes; larger ones gain nothing.
 BLOCK_BYTES = 1 << 30
 
@@ -158,10 +160,7 @@ def locked_tensor(engine, request, out, device, progress):
     engine, request = segmented(engine, request)
     layout = request.layout(engine.bra_basis)
     target = slice_target(engine, request, layout, out, device, progress)
-    few = None
-    if request.aosym not in SYMMETRIES:
-        few = FewPairs(*slice_pairs(engine.bra_basis, request, layout.ends), "tensor")
-    engine.backend.compile_ahead(engine.bra_basis, "tensor", progress, few)
+    compile_ahead(engine, request, [layout], progress)
     with Progress(1.0, enabled=progress, label="ERI") as bar:
         add_slice(engine, request, layout, target, bar.report)
     return target.result()
@@ -170,6 +169,19 @@ def locked_tensor(engine, request, out, device, progress):
 def slice_target(engine, request, layout, out=None, device=False, progress=None):
     """The backend's target for a tensor or a slice of it; MemoryLimitError if it does not fit."""
     return engine.backend.tensor(layout, out, device, least_block(engine, *request.ranges), HostTensor, progress)
+
+
+def compile_ahead(engine, request, layouts, progress=None):
+    """Compiles the missing kernels for a tensor or for slices of it, of which some are looked at if they are many."""
+    layouts = layouts[:: 1 + len(layouts) // SLICES]
+
+    def work(backend):
+        dry = engine.with_backend(backend)
+        for layout in layouts:
+            add_slice(dry, request, layout, slice_target(dry, request, layout))
+
+    part = request, len(layouts)
+    engine.backend.compile_ahead("tensor", engine.bra_basis, work, progress, part)
 
 
 def add_slice(engine, request, layout, target, report=None):

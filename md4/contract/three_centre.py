@@ -12,7 +12,6 @@ from itertools import combinations_with_replacement, product
 import numpy as np
 
 from md4.contract.screening import schwarz_bounds
-from md4.contract.slices import FewPairs
 from md4.contract.tensor import Request, shell_numbers
 from md4.contract.workspace import HermiteStore, least_block
 from md4.engine import Engine, check_basis
@@ -25,6 +24,8 @@ from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import checked_choice, checked_real
 from md4.support.display import size_text
 
+# Kernels are compiled ahead for all columns, and for one part of so many: short lists may take others.
+SHARE_OF_COLUMNS = 16
 # Share of the memory that may be used which the H matrices that are kept between blocks may take.
 HERMITE_SHARE = 0.2
 # Operators whose integrals are bounded by those of 1/r.
@@ -148,6 +149,14 @@ class ThreeCentre:
         other.engine = self.engine.with_operator(operator)
         return other
 
+    def with_engine(self, engine):
+        """The same pairs with another engine over the joined basis, for which nothing is prepared."""
+        other = copy(self)
+        other.engine = engine
+        for made in ("prepared", "store", "single_rows"):
+            other.__dict__.pop(made, None)
+        return other
+
     @property
     def ranges(self):
         """Shells (first, last + 1) of the basis, of the auxiliary basis, and the unit function."""
@@ -174,7 +183,7 @@ class ThreeCentre:
         kind = self.engine.operator.kind
         if kind not in BELOW_COULOMB:
             raise ArgumentError(f"a cutoff needs one of the operators {', '.join(BELOW_COULOMB)}, not {kind}.")
-        engine, few = self.engine.with_operator("coulomb"), FewPairs([*self.pairs, *self.single], [], False, "bounds")
+        engine, lists = self.engine.with_operator("coulomb"), [*self.single, *self.pairs]
         with engine.lock:
             orbital, auxiliary, unit = self.ranges
             need = max(least_block(engine, orbital), least_block(engine, *[auxiliary, unit] * 2))
@@ -184,8 +193,10 @@ class ThreeCentre:
                     f"the Schwarz bound of one pair of shells takes {size_text(need)}, but {size_text(room)} may be "
                     "used; raise max_memory."
                 )
-            engine.backend.compile_ahead(self.basis, "tensor", None, few)
-            bounds = [exact for exact, _ in schwarz_bounds(engine, [*self.single, *self.pairs])]
+            engine.backend.compile_ahead(
+                "tensor", self.basis, lambda dry: schwarz_bounds(engine.with_backend(dry), lists), part="bounds"
+            )
+            bounds = [exact for exact, _ in schwarz_bounds(engine, lists)]
             largest = max((one.max() for one in bounds[: len(self.single)]), default=0.0)
             kept = [pairs[one * largest >= cutoff] for pairs, one in zip(self.pairs, bounds[len(self.single) :])]
         self.pairs = [pairs for pairs in kept if len(pairs)]
@@ -202,9 +213,17 @@ class ThreeCentre:
 
     def compile_ahead(self, progress=None):
         """Compiles what is missing for `integrals` and `metric`."""
-        for lists in ((self.pairs, self.single, False), (self.single, [], True)):
-            few = FewPairs(*lists, "matrix")
-            self.engine.backend.compile_ahead(self.basis, "tensor", progress, few)
+
+        def work(backend):
+            self.with_engine(self.engine.with_backend(backend)).rehearse()
+
+        self.engine.backend.compile_ahead("tensor", self.basis, work, progress, part="matrix")
+
+    def rehearse(self):
+        """Makes all integrals, and some columns only."""
+        self.metric()
+        for last in (self.ncol, int(self.edges[len(self.edges) // SHARE_OF_COLUMNS])):
+            self.integrals(0, last)
 
     def integrals(self, first=0, last=None, out=None):
         """(P|ij) of the columns first to last - 1, both of which must be among `edges`.

@@ -95,7 +95,7 @@ class CpuBackend:
         other.operator, other.table = operator, operators.operator_table(operator)
         return other
 
-    def compile_ahead(self, basis, use, progress, few=None):
+    def compile_ahead(self, use, basis, work, progress=None, part=None):
         """Compiles the loops for some use, which are the same for all basis sets; see `md4.cpu.warmup`."""
         from md4.cpu.warmup import compile_ahead, names_for
 

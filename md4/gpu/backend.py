@@ -10,10 +10,11 @@ import numpy as np
 from md4.errors import DeviceError
 from md4.gpu import collectives
 from md4.gpu.algebra import DeviceAlgebra
-from md4.gpu.buffers import Buffer, as_buffer, copy_to_device
+from md4.gpu.buffers import Buffer, as_buffer
 from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import cuda
+from md4.gpu.dry_run import DryContext, without_device
 from md4.gpu.h_layout import KET_ELEMENTS, KET_FLAT, KET_SINGLES, HForm, check_rows, form_size
 from md4.gpu.kernels.groups import NO_LIMITS
 from md4.gpu.kernels.h_matrices import launch_h
@@ -29,6 +30,7 @@ from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_dev
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tracks import AtWork
 from md4.gpu.tuning import CHUNK_BYTES, TRACKS
+from md4.gpu.warmup import compile_ahead
 from md4.plan import ListParts
 from md4.support.display import size_text
 from md4.support.log import log
@@ -36,7 +38,7 @@ from md4.support.memory import host_memory, tensor_refusal
 
 # Numbers of a line of the cache.
 WHOLE_LINE = 16
-# What `GpuBackend.compile_ahead` has looked at, by device and type of numbers.
+# What `GpuBackend.compile_ahead` has looked at, by compute capability and type of numbers.
 seen_ahead = set()
 
 
@@ -72,7 +74,7 @@ def chunk_size(bra, ket):
 class GpuBackend:
     """`md4.backends.Backend` on a GPU; arrays are device arrays, work is asynchronous on the context's stream."""
 
-    name, forms = "cuda", 6
+    name, forms, bounds_kind = "cuda", 6, DeviceBounds
 
     def __init__(self, operator, stream=None, max_memory=None, device=None):
         self.operator, self.context = operator, DeviceContext(stream, max_memory, device)
@@ -148,18 +150,28 @@ class GpuBackend:
         """Products and factorisations of matrices by CuPy; DeviceError without it."""
         return DeviceAlgebra(self)
 
-    def compile_ahead(self, basis, use, progress, few=None):
-        """Compiles what a first call asks of a basis, `use` and `few` as in `md4.gpu.variants.needed_variants`."""
+    @classmethod
+    def without_device(cls, operator, capability, left):
+        """A backend for a dry run (`md4.gpu.dry_run`): of a compute capability, with so many bytes that seem free."""
+        dry = object.__new__(cls)
+        dry.operator = operator
+        return without_device(dry, DryContext(capability, left))
+
+    def compile_ahead(self, use, basis, work, progress=None, part=None):
+        """Compiles the kernels that `work` asks for; see `md4.backends.Backend`. It need not be done twice."""
         if use != "tensor":
             self.require_asynchronous_copies()
-        shells = basis.pure, basis.classes.tobytes(), basis.nprims.tobytes(), basis.mirror_axis, few and few.key
-        key = self.context.device, self.context.real, self.operator.kind, use, *shells
+        shells = basis.pure, basis.classes.tobytes(), basis.nprims.tobytes(), basis.mirror_axis
+        key = self.context.capability, self.context.real, self.operator.kind, use, part, *shells
         if key not in seen_ahead:
-            from md4.gpu.variants import needed_variants
-            from md4.gpu.warmup import compile_ahead
-
-            compile_ahead(needed_variants(self.context.unit, self.operator.kind, basis, use, few=few), progress)
+            compile_ahead(lambda: self.asked_by(work), progress)
             seen_ahead.add(key)
+
+    def asked_by(self, work):
+        """The kernels that `work` asks for, as `md4.gpu.dry_run.DryContext` has them."""
+        dry = without_device(self, DryContext(self.context.capability, self.memory_left()))
+        work(dry)
+        return dry.context.asked
 
     def require_asynchronous_copies(self):
         """DeviceError where there are none, which all kernels of J and K use."""
@@ -239,15 +251,14 @@ class GpuBackend:
         launch_h(self.context, facts, prepared.nprim, data.records, form, places, stride, h)
         return HMatrices(h, form)
 
-    def r(self, ab, cd, path=None, block=None):
+    def r(self, ab, cd, block=None):
         """Steps 2 and 3: r[bra primitive, ket primitive, t] of a chunk, rows of `md4.gpu.r_layout.r_stride_of` doubles.
 
-        t are in the order that a path wants, or in that of their ordinals. That of two parts of classes is without odd
-        elements, see `md4.gpu.r_layout.even_r`, and the same for parts of either parity.
+        That of two parts of classes is without odd elements, see `md4.gpu.r_layout.even_r`, and the same for parts of
+        either parity.
         """
         r = self.context.pool.room("r", (ab.nprim * cd.nprim or 1) * r_stride_of(ab.facts, cd.facts))
-        banks, limits = path is not None and path.r_in_banks, NO_LIMITS if block is None else block.limits
-        launch_r(self.context, self.operator, ab, cd, r, limits, banks)
+        launch_r(self.context, self.operator, ab, cd, r, NO_LIMITS if block is None else block.limits)
         return r
 
     # results and targets
@@ -308,7 +319,7 @@ class GpuBackend:
 
     def bounds(self, count, room):
         """Schwarz bounds of so many pairs, from blocks of at most `room` bytes."""
-        return DeviceBounds(self.context, count, room)
+        return self.bounds_kind(self.context, count, room)
 
     def fetch(self, array):
         """A device array of another library on the host."""
@@ -317,6 +328,6 @@ class GpuBackend:
     def send(self, array):
         """A host array on the device, for a caller to keep."""
         out = self.context.pool.array(array.shape, array.dtype)
-        copy_to_device(as_buffer(out).pointer, np.ascontiguousarray(array), self.context.stream)
+        self.context.copy_in(as_buffer(out).pointer, np.ascontiguousarray(array))
         self.context.stream.synchronize()
         return out

@@ -12,7 +12,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from md4.errors import DeviceError
-from md4.gpu.buffers import Buffer, check
+from md4.gpu.buffers import Buffer, check, clear, copy_in_pieces, copy_to_device, copy_to_host
 from md4.gpu.compile import launcher
 from md4.gpu.pool import Pool, TrackPool
 from md4.gpu.recording import Recorder
@@ -307,6 +307,22 @@ class DeviceContext:
         if kernel is None:
             kernel = self.kernels[variant] = launcher(variant, self.capability, self.device)
         kernel.launch(grid, block, self.handle, shared, args, self.recorder.launches)
+
+    def copy_in(self, pointer, array):
+        """Copies a contiguous host array to the device, in the order of the stream; it may change once this returns."""
+        copy_to_device(pointer, array, self.stream)
+
+    def copy_in_pieces(self, pointer, array):
+        """As `copy_in`; the host does not wait for the stream to come to it."""
+        copy_in_pieces(pointer, array, self.stream)
+
+    def copy_out(self, array, pointer):
+        """Fills a contiguous host array once the stream gets there, and waits for it."""
+        copy_to_host(array, pointer, self.stream)
+
+    def clear(self, buffer):
+        """Sets all items of a buffer to zero, in the order of the stream."""
+        clear(buffer, self.stream)
 
     def fixed(self, make, *args):
         """make(self, *args), made once for a device and its unit: what launches with the same `args` have in common."""

@@ -14,7 +14,6 @@ from md4.errors import UnsupportedError
 from md4.gpu.staircases import first_of, gather_order, hermite_order, mirror_of, row_table
 from md4.gpu.tiles import blocks_of_8, panel_rows, turned_panel_rows
 from md4.method.angular import nherm
-from md4.method.hermite import solid_terms
 from md4.method.mirror import class_elements, part_functions, part_rows
 
 # More rows than this would exceed `md4.gpu.staircases.full_reach`.
@@ -27,12 +26,10 @@ class HForm:
 
     Attributes
     ----------
-    layout : {'fragments', 'blocks', 'matrix', 'weights', 'by row', 'by column'}
+    layout : {'fragments', 'blocks', 'matrix', 'by row', 'by column'}
         'fragments': a left operand, [p block of 8][fragment of 16 rows][p half][lane][row half].
         'blocks': a right operand, [p block of 8][row block of 8][8 rows][8 p].
         'matrix': [row][p] as it is, without padding.
-        'weights': of spherical single shells, one element for each contracted function, which all others are in
-        proportion to; see `md4.method.hermite.solid_terms`.
         'by row', 'by column': only the elements that symmetry lets be other than zero, ordered by row or by p. With
         'by column', primitive pairs are in slots (`md4.gpu.pair_layout`), and slots run fastest.
     sign : bool
@@ -68,8 +65,6 @@ BRA_TURNED = HForm("blocks", False, "turned", "gather")
 # Step 5: left operand whose rows are contiguous in the result, and right operand.
 KET_FLAT = HForm("fragments", True, "natural", "staircase")
 KET_TURNED = HForm("blocks", True, "turned", "staircase")
-# One product with sums over the monomials of solid harmonics: left operand, whose rows are contiguous in a matrix.
-BRA_ROWS, KET_WEIGHTS = HForm("fragments", False, "natural", "gather"), HForm("weights", True)
 # J in the Hermite basis.
 KET_BLOCKS = HForm("blocks", True)
 # A thread a quartet.
@@ -77,7 +72,7 @@ BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
 KET_SINGLES = HForm("by column", True, single=True)
 FORMS = (
     BRA_MATRIX, KET_MATRIX, BRA_FLAT, BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, BRA_ELEMENTS,
-    KET_ELEMENTS, KET_SINGLES, BRA_ROWS, KET_WEIGHTS,
+    KET_ELEMENTS, KET_SINGLES,
 )  # fmt: skip
 
 
@@ -104,8 +99,6 @@ def form_size(pairs, form):
         return (len(class_elements(pairs.h_class)) + 1) // 2 * 2
     if form.layout == "matrix":
         return pairs.nab * pairs.nherm
-    if form.layout == "weights":
-        return pairs.nctr_a
     return blocks_of_8(pairs.nherm) * form_rows(pairs.nab, form) * 64
 
 
@@ -145,9 +138,6 @@ def form_positions(form, shells):
     if form.layout in ("by row", "by column"):
         elements.sort(key=lambda e: e if form.layout == "by row" else e[::-1])
         rows, p = np.array(elements + [(-1, -1)] * (len(elements) % 2)).T
-    elif form.layout == "weights":
-        m, q = solid_terms(l)[2]
-        rows, p = (2 * l + 1) * np.arange(shells[3]) + m, np.full(shells[3], q)
     elif form.layout == "matrix":
         rows, p = np.divmod(np.arange(nab * nh), nh)
         p = p + first

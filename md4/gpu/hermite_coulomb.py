@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from md4.gpu.buffers import Buffer, clear, copy_to_device, copy_to_host, words, written_array
+from md4.gpu.buffers import Buffer, words, written_array
 from md4.gpu.h_layout import KET_BLOCKS
 from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.coulomb_threads import by_threads, in_single, launch_order, launch_quartets
@@ -101,8 +101,8 @@ class DeviceCoulomb:
         context = backend.context
         size, self.buffer = twice.size, context.pool.get(2 * twice.size)
         self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))
-        copy_to_device(self.twice.pointer, np.ascontiguousarray(twice), context.stream)
-        clear(self.y, context.stream)
+        context.copy_in(self.twice.pointer, np.ascontiguousarray(twice))
+        context.clear(self.y)
         self.host = None
 
     def use(self, backend):
@@ -156,7 +156,7 @@ class DeviceCoulomb:
         """D_q of all lists, and zeros for J_q."""
         context = self.backend.context
         for degree in self.degrees.values():
-            clear(degree.both, context.stream)
+            context.clear(degree.both)
         for this in lists:
             if this.nprim == 0:
                 continue
@@ -244,6 +244,6 @@ class DeviceCoulomb:
         """Y on the host."""
         if self.host is None:
             self.expect_result()
-        copy_to_host(self.host, self.y.pointer, self.backend.context.stream)
+        self.backend.context.copy_out(self.host, self.y.pointer)
         self.backend.context.pool.release(self.buffer)
         return self.host

@@ -10,10 +10,9 @@ from functools import cache, lru_cache
 from itertools import product
 
 from md4.gpu import predicted_times
-from md4.gpu.kernels import digestion
 from md4.gpu.paths import PATHS, Sides, build_time, is_long, timed_plans
 from md4.gpu.predicted_times import Side, rounded_mean
-from md4.gpu.tuning import PLANE_L
+from md4.gpu.tuning import DIGEST_QUARTETS, PLANE_L
 from md4.plan import Plan
 from md4.shells.shell_pairs import part_facts
 
@@ -52,8 +51,8 @@ def plans_in_order(sides):
 def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
     """How integrals of two `ListFacts` may be made that go into J and K: all together, or as an even and an odd part.
 
-    There are parts if there is an axis, where kernels of both products make the integrals and kernels that go through
-    rows of blocks digest them.
+    There are parts if there is an axis, where kernels of both products make the integrals, of classes with more of them
+    than a thread makes and digests.
 
     Returns
     -------
@@ -61,7 +60,8 @@ def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
         Predicted ns a quartet, and a tuple of one plan, or of two as in `timed_part_plans`; the fastest first.
     """
     found = whole_ways(unit, bra, ket, mean_bra, mean_ket, long)
-    if axis is None or not found[0][1][0].path.splits or digestion.by_quartets(bra, ket):
+    few = bra.nab * ket.nab <= DIGEST_QUARTETS.integrals
+    if axis is None or few or not found[0][1][0].path.splits:
         return found
     return sorted([*found, *timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis)], key=lambda entry: entry[0])
 

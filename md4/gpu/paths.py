@@ -2,9 +2,7 @@
 
     thread_quartet   a thread makes a quartet, r and (ab|q] in registers: the smallest classes
     one_product      (ab|cd) = sum_p H[ab, p] s[p], where a side is of two s shells and the other product is but a sum
-    single_product   (ab|P) = sum_p H[ab, p] [p|P), where the ket is of single shells and [p|P) a sum over few functions
     fused            both products in one kernel, (ab|q] stays in registers: small and middle classes
-    fused_wide       the same where several warps may share a quartet: some classes that are larger
     two_products     a kernel for each product, (ab|q] in memory: large classes
     plain            the same two products in plain multiply-adds: the readable one, and for GPUs without tensor cores
 
@@ -21,31 +19,25 @@ from md4.gpu.h_layout import (
     BRA_ELEMENTS,
     BRA_FLAT,
     BRA_MATRIX,
-    BRA_ROWS,
     BRA_STAIRCASE,
     KET_ELEMENTS,
     KET_MATRIX,
     KET_TURNED,
-    KET_WEIGHTS,
 )
 from md4.gpu.kernels import (
     contracted,
     digest_in_place,
     digestion,
     fused,
-    fused_wide,
     one_product,
     plain,
     resident,
-    single_product,
     summed_r,
     thread_quartet,
     two_products,
 )
-from md4.gpu.kernels.recurrence import r_variant
 from md4.gpu.predicted_times import Side, rounded_mean
-from md4.gpu.r_layout import even_r
-from md4.gpu.tuning import SELECT, THREAD_QUARTET
+from md4.gpu.tuning import THREAD_QUARTET
 from md4.plan import SQUARE_BYTES, Plan
 
 
@@ -91,17 +83,14 @@ class Sides(NamedTuple):
 class GpuPath:
     """What paths have in common; see `md4.backends.Path`.
 
-    Each has `supports`, whether it can compute two `Sides`; `forms`, the forms of H that it reads; `cost`, its
-    predicted time in ns a quartet on an H200; and `variants`, the kernels that it launches for two `ShellPairs`, which
-    are compiled ahead.
+    Each has `supports`, whether it can compute two `Sides`; `forms`, the forms of H that it reads; and `cost`, its
+    predicted time in ns a quartet on an H200.
     """
 
     name: str
     merges_steps = True
     # Whether r and (ab|q] of a chunk are kept in memory.
     keeps_chunks = True
-    # Whether r is read in the order of `md4.gpu.banks`.
-    r_in_banks = False
     # Whether classes that it is best for may be made in even and odd parts instead (`md4.method.mirror`). Whether it
     # computes such parts; then it has `transform` for steps 4 and 5.
     splits = takes_parts = False
@@ -133,33 +122,8 @@ class ThreadQuartet(GpuPath):
     def cost(self, sides):
         return 0.0
 
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield thread_quartet.thread_quartet_variant(bra, ket, kind, plan.swap != plan.matrix, plan.matrix)
-
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        thread_quartet.launch_thread_quartet(
-            steps.context, steps.operator, H_ab.array, H_cd.array, ab, cd, out
-        )
-
-
-def sums_of(steps, weights, ab, cd, ncd, size, out):
-    """Sums of r over the primitives of kets, `size` numbers: made with r if they are many, else of r in memory.
-
-    What a block `out` leaves out is left out.
-    """
-    sums = steps.context.pool.room("sums", max(1, size))
-    if summed_r.serves(ab, cd, ncd):
-        summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, ncd, sums, out.limits)
-    else:
-        r = steps.r(ab, cd, block=out)
-        one_product.launch_ket_sums(steps.context, weights, r, ab, cd, ncd, sums, out.limits)
-    return sums
-
-
-def sums_variants(kind, l):
-    """Variants of the kernels of `sums_of` for lists of any length, r up to L = `l`."""
-    yield one_product.sums_variant()
-    yield from summed_r.summed_r_variants(l, kind)
+        thread_quartet.launch_thread_quartet(steps.context, steps.operator, H_ab.array, H_cd.array, ab, cd, out)
 
 
 class OneProduct(GpuPath):
@@ -178,54 +142,31 @@ class OneProduct(GpuPath):
     def cost(self, sides):
         return 0.0
 
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind)
-        yield one_product.one_product_variant(unit, bra)
-        if one_product.needs_sums(ket):
-            yield from sums_variants(kind, bra.l + ket.l)
-
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array
         if one_product.needs_sums(cd):
-            r, weights = sums_of(steps, weights, ab, cd, cd.facts.nab, one_product.sums_size(ab, cd), out), None
+            r, weights = self.sums(steps, weights, ab, cd, out), None
         else:
-            r = steps.r(ab, cd, block=out)
+            r = steps.r(ab, cd, out)
         one_product.launch_one_product(steps.context, H_ab.array, r, weights, ab, cd, out)
 
+    def sums(self, steps, weights, ab, cd, out):
+        """Sums of r over the primitives of kets: made with r if they are many, else of r in memory.
 
-class SingleProduct(GpuPath):
-    """One product, where the ket is of spherical single shells, whose H is the same for all but for a factor."""
-
-    def supports(self, sides):
-        _, bra, ket, *_ = sides
-        return sides.unit != "fma" and ket.solid and bool(single_product.single_tile(sides.unit, bra, ket))
-
-    def forms(self, sides):
-        return BRA_ROWS, KET_WEIGHTS
-
-    def cost(self, sides):
-        return predicted_times.single_product_time(*sides[:3], sides.turned)
-
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind)
-        yield single_product.single_product_variant(unit, bra.facts, ket.facts)
-        if single_product.needs_sums(ket):
-            yield from sums_variants(kind, bra.l + ket.l)
-
-    def run(self, steps, H_ab, H_cd, ab, cd, out):
-        weights = H_cd.array
-        if single_product.needs_sums(cd):
-            size = single_product.sums_size(ab, cd)
-            r, weights = sums_of(steps, weights, ab, cd, cd.facts.nctr_a, size, out), None
+        What the block `out` leaves out is left out.
+        """
+        sums = steps.context.pool.room("sums", max(1, one_product.sums_size(ab, cd)))
+        if summed_r.serves(ab, cd):
+            summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, sums, out.limits)
         else:
-            r = steps.r(ab, cd, block=out)
-        single_product.launch_single_product(steps.context, H_ab.array, r, weights, ab, cd, out)
+            one_product.launch_ket_sums(steps.context, weights, steps.r(ab, cd, out), ab, cd, sums, out.limits)
+        return sums
 
 
 class Fused(GpuPath):
     """Both products in one kernel."""
 
-    r_in_banks = splits = takes_parts = True
+    splits = takes_parts = True
 
     def supports(self, sides):
         return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
@@ -236,38 +177,12 @@ class Fused(GpuPath):
     def cost(self, sides):
         return predicted_times.fused_time(sides.bra, sides.ket, sides.turned, sides.matrix, sides.limited)
 
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
-        yield fused.fused_variant(unit, bra, ket, plan.matrix, digested)
-
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        self.transform(steps, H_ab, H_cd, ab, cd, steps.r(ab, cd, self, out), out)
+        self.transform(steps, H_ab, H_cd, ab, cd, steps.r(ab, cd, out), out)
 
     def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
         """Steps 4 and 5."""
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
-
-
-class FusedWide(Fused):
-    """Both products in one kernel, where several warps may share a quartet; pairs of one primitive pair each."""
-
-    takes_parts = False
-
-    def supports(self, sides):
-        """Classes that the fused kernel does not take in groups of ket pairs."""
-        unit, bra, ket, *_ = sides
-        tile = fused.choose_fused(unit, bra, ket)
-        return not (tile and tile.kets) and bool(fused_wide.wide_tile(unit, bra, ket))
-
-    def cost(self, sides):
-        return predicted_times.wide_time(sides.bra, sides.ket, sides.turned, sides.matrix)
-
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
-        yield fused_wide.wide_variant(unit, bra, ket, plan.matrix, digested)
-
-    def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
-        fused_wide.launch_wide(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
 def bra_launcher(context, bra, ket):
@@ -282,7 +197,7 @@ def bra_launcher(context, bra, ket):
 class TwoProducts(GpuPath):
     """A kernel for each product, on tensor cores."""
 
-    merges_steps, r_in_banks, splits, takes_parts = False, True, True, True
+    merges_steps, splits, takes_parts = False, True, True
 
     def supports(self, sides):
         return sides.unit != "fma"
@@ -292,16 +207,6 @@ class TwoProducts(GpuPath):
 
     def cost(self, sides):
         return predicted_times.two_products_time(*sides[:3], sides.turned, sides.limited)
-
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind, True, even_r(bra, ket))
-        if resident.serves(unit, bra, ket):
-            yield resident.resident_variant(unit, bra)
-        elif contracted.serves(unit, bra, ket):
-            yield contracted.contracted_variant(unit, bra)
-        else:
-            yield two_products.bra_variant(unit, bra, ket)
-        yield two_products.ket_variant(unit, ket, plan.ket_form)
 
     def transform_bra(self, steps, H_ab, ab, cd, r, out):
         """Step 4: (ab|q] of a chunk, [p|q] assembled in the operands."""
@@ -334,11 +239,6 @@ class Plain(GpuPath):
     def cost(self, sides):
         return predicted_times.two_products_time(*sides[:3], sides.turned)
 
-    def variants(self, unit, kind, bra, ket, plan, digested):
-        yield r_variant(bra.l + ket.l, kind)
-        yield plain.plain_bra_variant()
-        yield plain.plain_ket_variant()
-
     def transform_bra(self, steps, H_ab, ab, cd, r, out):
         """Step 4: (ab|q] of a chunk."""
         abq = steps.context.pool.room("abq", two_products.abq_size(ab, cd))
@@ -353,8 +253,8 @@ class Plain(GpuPath):
 
 # Where predicted times are equal, as of the first two, the earlier one is taken.
 PATHS = (
-    ThreadQuartet("thread_quartet"), OneProduct("one_product"), SingleProduct("single_product"), Fused("fused"),
-    FusedWide("fused_wide"), TwoProducts("two_products"), Plain("plain"),
+    ThreadQuartet("thread_quartet"), OneProduct("one_product"), Fused("fused"), TwoProducts("two_products"),
+    Plain("plain"),
 )  # fmt: skip
 
 
@@ -421,12 +321,3 @@ def digest_order(unit, bra, ket, long=None):
     if in_place and thread_quartet.prefers(bra, ket):
         return plan.swap
     return digestion.digest_swapped(bra, ket, in_place)
-
-
-def plan_variants(plan, unit, kind, bra, ket, digested=False):
-    """Variants of the kernels by which a plan computes two `ShellPairs`; `digested`: for J and K."""
-    bra, ket = (ket, bra) if plan.swap else (bra, ket)
-    if digested and plan.path.digests(bra.facts, ket.facts):
-        precisions = (False, True) if SELECT.single_ratio else (False,)
-        return tuple(digest_in_place.in_place_variant(bra, ket, kind, single) for single in precisions)
-    return plan.path.variants(unit, kind, bra, ket, plan, digested)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from md4.gpu.kernels import contracted, resident
 from md4.gpu.kernels.fused import fused_tile
-from md4.gpu.kernels.single_product import single_tile
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import reach
@@ -38,18 +37,10 @@ FUSED_CONTRACTED = 1.21
 # cc-pVQZ and cc-pV5Z by kernel, `bench/results/jk_plane.log`). `CONTRACTED` is not used there: two kernels leave out
 # whole blocks of quartets only, and builds were not faster with it (`bench/LAB_NOTES.md`).
 FUSED_CONTRACTED_LIMITED = 1.4, 0.25
-# Groups of ket pairs (`md4.gpu.kernels.fused_groups`) take so many times the fused kernel's time, r left aside, and of
+# Groups of ket pairs take so many times the fused kernel's time, r left aside, and of
 # contracted bras ns for each primitive quartet, too. Fits to measured times of 22 and 9 classes and parts of such, good
 # to 10% and 6%, root mean square (`bench/results/ket_groups.log`).
 GROUPS, GROUPS_CONTRACTED = 0.83, (0.99, 0.09)
-# Where several warps may share a quartet (`md4.gpu.kernels.fused_wide`), so many times the fused kernel's time, r left
-# aside: by eye, from 13 measured classes (`bench/results/wide.log`).
-WIDE = 0.95
-# One product with single shells: ns for each estimated cycle of its steps (`single_product.SingleTile`), for each byte
-# of the result, the same more where ab does not run fastest in it, and for each quartet. A fit to 30 measured times of
-# 15 classes from (dp|d) to (ii|k), K = 1 (`bench/results/three_centre_kernels.log`), under the condition that this plan
-# and the others, whose times are predicted up to 18% too short, are ranked as measured: good to 7%, root mean square.
-SINGLE = (4.32e-4, 3.40e-4, 6.05e-4, 0.218)
 
 # ns of the host for an evaluation of few quartets and for the kernel that takes the diagonal of its block
 EVALUATION = 1e5
@@ -58,7 +49,7 @@ EVALUATION = 1e5
 class Side(NamedTuple):
     """What counts of a pair list: l, functions, Hermite functions, most and mean primitives of a pair, its staircase.
 
-    `single`: it is a list of single shells. `solid`: of spherical ones with l > 0. `mirror` as in `ListFacts`.
+    `single`: it is a list of single shells. `mirror` as in `ListFacts`.
 
     `rows` and `rows_by_16`: sum over blocks of 8 Hermite functions of the rows that count, in blocks of 8 and of 16.
     """
@@ -71,7 +62,6 @@ class Side(NamedTuple):
     rows: int
     rows_by_16: int
     single: bool = False
-    solid: bool = False
     mirror: tuple | None = None
 
     @classmethod
@@ -84,8 +74,7 @@ class Side(NamedTuple):
     def of_facts(cls, facts, mean_prim):
         """Of `ListFacts` and a `rounded_mean`."""
         rows = counted_rows(facts.h_class)
-        solid = facts.single and facts.l > 0 and facts.pure
-        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows, facts.single, solid, facts.mirror)
+        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows, facts.single, facts.mirror)
 
 
 def rounded_mean(pairs):
@@ -121,19 +110,14 @@ def step4_of(unit, bra, ket, limited):
     return tile_rows(bra_tile(unit, bra), bra), factor, TWO[5]
 
 
-def unsplit_time(bra, ket, turned):
-    """Sum of all that both products have to do if [p|q] and (ab|q] stay in registers."""
-    columns5 = (bra.nab + 15) // 16 * 16
-    passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
-    return time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
-
-
 def fused_time(bra, ket, turned, matrix=False, limited=False):
-    """Predicted ns a quartet of the fused kernels, whose result may be a part of a matrix; see `two_products_time`.
+    """Predicted ns a quartet of the fused kernel, whose result may be a part of a matrix; see `two_products_time`.
 
     There must be a tile for the lists (`fused_tile`).
     """
-    time = unsplit_time(bra, ket, turned)
+    columns5 = (bra.nab + 15) // 16 * 16
+    passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
+    time = time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
     if fused_tile(bra, ket).kets:
         r = r_time(bra, ket)
         times, primitive = (GROUPS, 0.0) if bra.max_prim == 1 else GROUPS_CONTRACTED
@@ -142,20 +126,6 @@ def fused_time(bra, ket, turned, matrix=False, limited=False):
         times, primitive = FUSED_CONTRACTED_LIMITED if limited else (FUSED_CONTRACTED, 0.0)
         time = times * time + primitive * bra.mean_prim * ket.mean_prim
     return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
-
-
-def wide_time(bra, ket, turned, matrix=False):
-    """Predicted ns a quartet of the fused kernel whose quartets several warps may share; see `fused_time`."""
-    r, out = r_time(bra, ket), 8 * bra.nab * ket.nab
-    return r + WIDE * (unsplit_time(bra, ket, turned) - r) + matrix * FUSED_MATRIX * out
-
-
-def single_product_time(unit, bra, ket, turned):
-    """Predicted ns a quartet of one product with single shells; see `two_products_time`."""
-    made, out = single_tile(unit, bra, ket), 8 * bra.nab * ket.nab
-    steps = blocks_of_8(bra.nherm) * bra.mean_prim * (panel_rows(bra.nab) // made.tile.rows8)
-    amounts = made.cycles * steps * ket.nab, out, out * (not turned), 1
-    return sum(factor * amount for factor, amount in zip(SINGLE, amounts))
 
 
 def time_of(bra, ket, turned, factors, rows4, area5, passed_on):

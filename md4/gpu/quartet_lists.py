@@ -7,7 +7,7 @@ room for entries.
 import numpy as np
 
 from md4.errors import MemoryLimitError
-from md4.gpu.buffers import Buffer, clear, copy_in_pieces, copy_to_host, words
+from md4.gpu.buffers import Buffer, words
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.tuning import SELECT
 
@@ -47,11 +47,11 @@ class QuartetLists:
         tables = [shells, *map(rounded_up, (rule.bounds, rule.terms, rule.own, rule.norms.reshape(-1)))]
         self.buffer = context.pool.get(1 + sum(words(table.nbytes) for table in tables))
         self.survivors = self.buffer.part(0, (1,))
-        clear(self.survivors, context.stream)
+        context.clear(self.survivors)
         first, parts = 1, []
         for table in tables:
             part = self.buffer.part(first, (words(table.nbytes),))
-            copy_in_pieces(part.pointer, table, context.stream)
+            context.copy_in_pieces(part.pointer, table)
             parts.append(Buffer(part.pointer, table.shape, table.itemsize, part.owner))
             first += words(table.nbytes)
         self.candidates = *parts, len(rule.norms)
@@ -62,17 +62,17 @@ class QuartetLists:
         Items have at most `size` entries. All memory is there before the first part. `with_single`: quartets may be
         computed in single precision.
         """
-        starts, stream = np.zeros(len(rows.counts) + 1, dtype=np.int64), self.context.stream
+        starts = np.zeros(len(rows.counts) + 1, dtype=np.int64)
         np.cumsum(rows.counts, out=starts[1:])
         on_device, counts = (self.context.pool.room(*room) for room in (("quartet rows", len(starts)), ("counts", 2)))
         # Held until the last part is made: memory that was refused between two parts would leave a task half done.
         most, (entries, items) = self.room(starts, int(rows.counts.max(initial=0)), size)
-        copy_in_pieces(on_device.pointer, starts, stream)
+        self.context.copy_in_pieces(on_device.pointer, starts)
         rule = self.rule.tolerance, SELECT.single_ratio * self.rule.tolerance if with_single else 0.0
         for first, end in pieces(starts, most):
             count = int(starts[end] - starts[first])
             out = Selected(entries, items, counts, self.survivors, count // size + end - first, size)
-            clear(counts, stream)
+            self.context.clear(counts)
             part = on_device.part(first, (end - first + 1,))
             launch_select(self.context, self.candidates, part, rows.first + first, rows.places, rows.shells, rule, out)
             yield out
@@ -100,7 +100,7 @@ class QuartetLists:
     def count(self):
         """Number of quartets that have been selected; waits for the device."""
         found = np.zeros(1, dtype=np.int64)
-        copy_to_host(found, self.survivors.pointer, self.context.stream)
+        self.context.copy_out(found, self.survivors.pointer)
         return int(found[0])
 
 

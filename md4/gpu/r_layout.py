@@ -1,7 +1,12 @@
-"""How Hermite integrals r lie in memory: which of them are kept, and how far those of two quartets are apart."""
+"""How Hermite integrals r lie in memory: which of them are kept, where, and how far those of two quartets are apart."""
+
+from functools import cache
+
+import numpy as np
 
 from md4.gpu.tuning import RECURRENCE
-from md4.method.mirror import r_count
+from md4.method.angular import hermite_ordinal, hermite_triples, nherm
+from md4.method.mirror import part_functions, r_count
 
 
 def r_stride(l, even=False):
@@ -20,3 +25,18 @@ def even_r(bra, ket):
 def r_stride_of(bra, ket):
     """`r_stride` of two `ListFacts`."""
     return r_stride(bra.l + ket.l, even_r(bra, ket))
+
+
+@cache
+def r_places(l, axis=None):
+    """Place of each r[t] of a quartet, shape (nherm(l),); `axis` is the mirror axis of two parts of classes.
+
+    r is in the order of its ordinals. Even r is made with the mirror axis as axis 0, and the other two in their order
+    behind it. The place of what is left out is 0: who reads it multiplies it by zero.
+    """
+    if axis is None or l > RECURRENCE.axis_l:
+        return np.arange(nherm(l))
+    places, kept = np.zeros(nherm(l), dtype=np.int64), part_functions(l, 0, 0)
+    places[kept] = np.arange(len(kept))
+    others = [other for other in range(3) if other != axis]
+    return places[hermite_ordinal(*hermite_triples(l)[:, [axis, *others]].T)]

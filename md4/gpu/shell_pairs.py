@@ -12,7 +12,6 @@ from itertools import count
 
 import numpy as np
 
-from md4.gpu.buffers import copy_in_pieces, copy_to_device, copy_to_host
 from md4.gpu.kernels.shell_pairs import launch_primitives, launch_slots
 from md4.gpu.pair_layout import RECORD, PairSlots, slot_starts
 from md4.gpu.tracks import urgent_stream
@@ -94,10 +93,14 @@ class PairMaker:
 
     def prepare(self, basis, pairs, cutoff):
         """(`ShellPairs`, `DevicePairs`) of a checked list, ready once the engine's stream gets there."""
-        (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
-        task = (la, lb, nctr_a, nctr_b), self.basis(basis).arrays, log_cutoff(cutoff)
+        task = self.task(basis, pairs, cutoff)
         start = starts_of(self.count(task, pairs))
-        return ShellPairs.of_basis(basis, pairs, start), self.write(task, pairs, start, RECORD + nctr_a + nctr_b)
+        return ShellPairs.of_basis(basis, pairs, start), self.write(task, pairs, start)
+
+    def task(self, basis, pairs, cutoff):
+        """What all launches for a list have in common: (l_a, l_b, nctr_a, nctr_b), arrays of the basis, the cutoff."""
+        (la, nctr_a), (lb, nctr_b) = basis.classes[pairs[0]].tolist()
+        return (la, lb, nctr_a, nctr_b), self.basis(basis).arrays, log_cutoff(cutoff)
 
     def basis(self, basis):
         """`DeviceBasis` of a basis, uploaded once; its memory goes back to the pool with the basis."""
@@ -114,10 +117,10 @@ class PairMaker:
         npair = len(pairs)
         scratch = self.counting_memory(3 * npair)
         counts = np.empty(npair, dtype=np.int64)
-        copy_to_device(scratch.pointer, pairs, self.counting.stream)
+        self.counting.copy_in(scratch.pointer, pairs)
         on_device = scratch.part(2 * npair, (npair,))
         launch_primitives(self.counting, *task, scratch.part(0, (npair, 2)), on_device, None)
-        copy_to_host(counts, on_device.pointer, self.counting.stream)
+        self.counting.copy_out(counts, on_device.pointer)
         return counts
 
     def counting_memory(self, count):
@@ -129,14 +132,15 @@ class PairMaker:
             self.scratch = self.pool.fresh(max(count, 3 * LEAST_PAIRS))
         return self.scratch
 
-    def write(self, task, pairs, start, width):
+    def write(self, task, pairs, start):
         """`DevicePairs` of a list whose counts are known."""
-        npair, nprim = len(pairs), int(start[-1])
+        (_, _, nctr_a, nctr_b), *_ = task
+        npair, nprim, width = len(pairs), int(start[-1]), RECORD + nctr_a + nctr_b
         buffer = self.pool.get(nprim * (width + 1) + 3 * npair + 1)
         records, owner = buffer.part(0, (nprim * width,)), buffer.part(nprim * width, (nprim,))
         shells = buffer.part(nprim * (width + 1), (npair, 2))
         data = DevicePairs(records, width, owner, shells.part(2 * npair, (npair + 1,)))
-        copy_in_pieces(shells.pointer, np.concatenate([pairs.reshape(-1), start]), self.context.stream)
+        self.context.copy_in_pieces(shells.pointer, np.concatenate([pairs.reshape(-1), start]))
         if nprim:
             launch_primitives(self.context, *task, shells, data.start, (records, owner))
         return data
@@ -148,7 +152,7 @@ class PairMaker:
             buffer = self.pool.get(4 * count + pairs.nprim + len(pairs))
             place = buffer.part(4 * count, (pairs.nprim,))
             slots = PairSlots(buffer.part(0, (4 * count,)), place.part(pairs.nprim, (len(pairs),)), place, count)
-            copy_in_pieces(slots.first.pointer, first, self.context.stream)
+            self.context.copy_in_pieces(slots.first.pointer, first)
             if pairs.nprim:
                 launch_slots(self.context, data, pairs.nprim, slots)
             data.slots = slots  # last, since an interrupt may come in between

@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 
 from md4.errors import MemoryLimitError
-from md4.gpu.buffers import Buffer, clear, copy_to_device, copy_to_host, written_array
+from md4.gpu.buffers import Buffer, written_array
 from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.hermite_rows import row_width
@@ -96,7 +96,7 @@ class DeviceBounds:
     def __init__(self, context, count, room):
         self.context, self.count = context, count
         self.values, self.room = context.pool.get(count), context.pool.get(room // 8)
-        clear(self.values, context.stream)
+        context.clear(self.values)
 
     def pairs_at_once(self, prepared):
         """See `md4.gpu.paths.square_pairs`."""
@@ -113,7 +113,7 @@ class DeviceBounds:
     def result(self):
         """R_ab on the host, shape (count,)."""
         host = np.empty(self.count)
-        copy_to_host(host, self.values.pointer, self.context.stream)
+        self.context.copy_out(host, self.values.pointer)
         for buffer in (self.values, self.room):
             self.context.pool.release(buffer)
         return host
@@ -137,9 +137,9 @@ class DeviceDigest:
         self.buffer = context.pool.own_room("densities and sums", max(1, 2 * (n + m)))
         places = (0, n), (n, m), (n + m, n), (2 * n + m, m)
         d, twice_d, self.x, self.y = (self.buffer.part(first, (size,)) for first, size in places)
-        copy_to_device(d.pointer, np.ascontiguousarray(densities), context.stream)
-        copy_to_device(twice_d.pointer, np.ascontiguousarray(twice), context.stream)
-        clear(self.buffer.part(n + m, (n + m,)), context.stream)
+        context.copy_in(d.pointer, np.ascontiguousarray(densities))
+        context.copy_in(twice_d.pointer, np.ascontiguousarray(twice))
+        context.clear(self.buffer.part(n + m, (n + m,)))
         self.matrices, self.counts = (d, self.x, twice_d, self.y), (len(densities), len(twice))
         self.host = self.lists = self.singles = self.extent = self.limits = None
         self.recorder, operator = context.recorder, backend.operator
@@ -200,7 +200,7 @@ class DeviceDigest:
             log.debug("no memory for the numbers of quartets that survive; rectangles are made as a whole")
             return
         self.limits = Buffer(room.pointer, counts.shape, counts.itemsize, room)
-        copy_to_device(room.pointer, counts, self.context.stream)
+        self.context.copy_in(room.pointer, counts)
 
     def take_rows(self, rows, basis):
         """Makes and digests the quartets of a `md4.plan.QuartetRows` that survive, if one kernel does both; does it?"""
@@ -209,11 +209,13 @@ class DeviceDigest:
         if self.lists is None or not in_place or not selects(self.context, rows.shells):
             return False
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
-        with_single = self.has_singles(bra.facts, ket.facts, basis)
+        count = int(rows.counts.sum(dtype=np.int64))
+        seconds = count * self.backend.sums.seconds(bra, ket, max(self.counts))
+        with_single = seconds >= SELECT.single_seconds and self.has_singles(bra.facts, ket.facts, basis)
         # All memory is there before the first launch: if it is refused, rectangles begin anew.
         h_ab, in_double = bra.h(plan.bra_form).array, (False, ket.h(plan.ket_form).array, self.matrices)
         kinds = [in_double, (True, ket.h(KET_SINGLES).array, self.single_matrices)] if with_single else [in_double]
-        size = item_entries(bra.facts, ket.facts, int(rows.counts.sum(dtype=np.int64)))
+        size = item_entries(bra.facts, ket.facts, count)
         for quartets in self.lists.selected(rows, size, with_single):
             for single, h_cd, matrices in kinds:
                 launch_in_place(
@@ -275,7 +277,7 @@ class DeviceDigest:
         if self.host is None:
             self.expect_result()
         for array, matrices in zip(self.host, (self.x, self.y)):
-            copy_to_host(array, matrices.pointer, self.context.stream)
+            self.context.copy_out(array, matrices.pointer)
         for buffer in (None if self.lists is None else self.lists.buffer, self.singles):
             if buffer is not None:
                 self.context.pool.release(buffer)

@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 
 from md4.errors import ArgumentError
-from md4.gpu.buffers import as_buffer, copy_to_host
+from md4.gpu.buffers import as_buffer
 from md4.gpu.device_code import cuda
 from md4.gpu.kernels.groups import NO_LIMITS
 from md4.gpu.kernels.scatter import launch_scatter
@@ -136,7 +136,7 @@ class StagedTensor:
     def add(self, block, bra, ket, basis, triangle):
         """Fetches one block, and has it placed."""
         host = np.empty(block.dims)
-        copy_to_host(host, block.array.pointer, self.context.stream)
+        self.context.copy_out(host, block.array.pointer)
         self.tensor.add(host, bra, ket, basis, triangle)
 
     def result(self):

@@ -67,33 +67,6 @@ CONTRACTED = ContractedTuning(
 
 
 @dataclass(frozen=True)
-class SingleProductTuning:
-    """One product with single shells: `md4.gpu.kernels.single_product`."""
-
-    columns: tuple  # most blocks of 8 columns of a warp for 1, 2, ... fragments of 16 rows: with more, fewer warps fit
-    warps: int  # most warps that share a group of shells
-    few_warps: int  # warps of a block, about: several groups of fewer
-    registers: int  # of a thread besides its sums
-    most_warps: int  # of a multiprocessor, however few registers they take
-    fragment: int  # cycles of a multiprocessor for an instruction of a warp, and for loading its 16 rows of H
-    gather: int  # cycles of loads for a monomial of a block of columns
-    step: int  # other cycles of a warp's step
-    alone: float  # part of the time that is lost with one block a multiprocessor, whose warps wait for each other
-    shared: dict  # most bytes of shared memory of a block, by unit
-
-    def blocks(self, tile):
-        """Blocks of a `Tile` that share a multiprocessor: each quarter of it has 512 registers a lane for its warps."""
-        registers = min(255, 4 * tile.rows8 * tile.nt + self.registers)
-        return max(1, min(self.most_warps, 4 * (512 // registers)) // tile.warps)
-
-
-SINGLE_PRODUCT = SingleProductTuning(
-    columns=(6, 6, 4, 5, 4, 3, 3, 3, 2, 2, 2), warps=8, few_warps=4, registers=56, most_warps=16, fragment=8, gather=7,
-    step=8, alone=0.4, shared={"dmma16": 2 * SHARED_BYTES, "dmma8": 160 << 10},
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
 class SumsTuning:
     """Sums of r over the primitives of kets of two s shells."""
 
@@ -141,27 +114,8 @@ FUSED = FusedTuning(
 
 
 @dataclass(frozen=True)
-class FusedWideTuning:
-    """The same where several warps may share a quartet (`md4.gpu.kernels.fused_wide`)."""
-
-    shares: tuple  # warps that may share one, powers of 2; the first with a tile
-    functions: int  # fewest functions ab, and cd
-    fragments: int  # most fragments of 16 rows ab
-    doubles: tuple  # most doubles of accumulators of a lane, for 1, 2, ... fragments of a warp
-    columns: int  # most blocks of 8 cd
-    least_q: int  # fewest blocks of 8 q at a time, if there are as many
-    warps: tuple  # (warps of a block, blocks that share a multiprocessor); the first that shared memory holds
-    kets: int  # fewest ket pairs that the warps of a quartet take one after the other
-
-
-FUSED_WIDE = FusedWideTuning(
-    shares=(1, 2), functions=21, fragments=4, doubles=(72, 72, 84), columns=8, least_q=2, warps=((4, 2), (8, 1)), kets=8
-)
-
-
-@dataclass(frozen=True)
 class DigestTuning:
-    """Both kernels that digest blocks into J and K."""
+    """Digestion of blocks into J and K."""
 
     threads: int  # threads of a block
     warps: int  # fewest warps that must be left when each takes several bra pairs one after the other
@@ -189,11 +143,10 @@ class DigestMirroredTuning:
 
 @dataclass(frozen=True)
 class DigestQuartetsTuning:
-    """Digestion by threads (`md4.gpu.kernels.digest_quartets`)."""
+    """Digestion by the threads that make the integrals (`md4.gpu.kernels.digest_in_place`)."""
 
-    integrals: int  # most integrals of a quartet that a thread digests alone
-    in_place: int  # the same where it has made them itself
-    lane_integrals: int  # most integrals of a lane in several bra pairs, or in an item where it has made them itself
+    integrals: int  # most integrals of a quartet
+    lane_integrals: int  # most integrals of a lane in an item
     lane_quartets: int  # most quartets of a lane in an item
     items: int  # so many items should be there before each has several quartets of a lane
     blocks: int  # most blocks that share the items
@@ -206,7 +159,7 @@ DIGEST_ROWS = DigestRowsTuning(
 )
 DIGEST_MIRRORED = DigestMirroredTuning(blocks=((6, 17), (5, 23), (4, 41), (3, 63)), lane_integrals=256)
 DIGEST_QUARTETS = DigestQuartetsTuning(
-    integrals=81, in_place=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448, run=8
+    integrals=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448, run=8
 )
 
 
@@ -219,9 +172,12 @@ class SelectTuning:
     shared: int  # most bytes of shared memory of a block
     entries: int  # most entries of a launch
     single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
+    single_seconds: float  # predicted time of rows from which on a variant in single precision is worth its compilation
 
 
-SELECT = SelectTuning(threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5)
+SELECT = SelectTuning(
+    threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5, single_seconds=0.0
+)
 
 
 @dataclass(frozen=True)
@@ -349,7 +305,6 @@ class RecurrenceTuning:
 
     registers_l: int  # highest L whose r a thread makes in registers
     axis_l: int  # highest L whose r a lane makes axis by axis; a group of threads above
-    banks_l: int  # highest L whose r has the order of `md4.gpu.banks` where it is gathered, at most `axis_l`
     threads: int  # of a block, in registers
     stage_bytes: int  # most shared memory of a warp, axis by axis: three warps share a multiprocessor's
     small_group: int  # threads that share a quartet up to `small_group_l`: few, so that few idle at low degrees
@@ -378,7 +333,7 @@ class RecurrenceTuning:
 
 
 RECURRENCE = RecurrenceTuning(
-    registers_l=4, axis_l=18, banks_l=13, threads=128, stage_bytes=75 << 10, small_group=128, large_group=256,
+    registers_l=4, axis_l=18, threads=128, stage_bytes=75 << 10, small_group=128, large_group=256,
     small_group_l=20,
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from md4.method.angular import component_coefficients, hermite_ordinal, hermite_triples, nherm, packed_powers
+from md4.method.angular import component_coefficients, hermite_triples, packed_powers
 
 # A sum is taken as zero if it is smaller than this times the sum of the moduli of its terms.
 NOISE = 1e-15
@@ -106,31 +106,6 @@ def single_reach(l, pure):
             below = (triples <= power) & ((np.array(power) - triples) % 2 == 0)
             reached[component] |= (triples == power).all(axis=1) if pure else below.all(axis=1)
     return reached
-
-
-@cache
-def solid_terms(l):
-    """Spherical single shells of degree l as sums of monomials: H[m, q] is C[m, q] times the weight of a primitive.
-
-    Returns
-    -------
-    coefficients : ndarray, shape (nterm, 2l + 1)
-        C[m, q] of each monomial of component m, 0 behind the last one. One element is 1, and H there is the weight.
-    functions : ndarray of int64, shape (nterm, 2l + 1)
-        q of each.
-    reference : tuple of int
-        (m, q) of the element that is 1.
-    """
-    start, powers, weights = component_table(l, True)
-    nterm = int(np.diff(start).max())
-    coefficients, functions = np.zeros((nterm, 2 * l + 1)), np.full((nterm, 2 * l + 1), nherm(l - 1))
-    for m, (first, last) in enumerate(pairwise(start.tolist())):
-        coefficients[: last - first, m] = weights[first:last]
-        functions[: last - first, m] = [
-            hermite_ordinal(w & 255, (w >> 8) & 255, w >> 16) for w in powers[first:last].tolist()
-        ]
-    n = int(np.argmax(abs(coefficients[:, 0])))
-    return coefficients / coefficients[n, 0], functions, (0, int(functions[n, 0]))
 
 
 def monomials(powers):

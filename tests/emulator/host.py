@@ -408,7 +408,7 @@ def running(unit="dmma16", late=()):
             for module, name in holders(value):
                 stack.enter_context(patch.object(module, name, stand_in))
         stack.enter_context(patch.object(DeviceArray, "copy_to_host", copied_to_host(queues), create=True))
-        stack.enter_context(patch.object(GpuBackend, "compile_ahead", lambda *args: None))
+        stack.enter_context(patch.object(GpuBackend, "compile_ahead", lambda *_, **__: None))
         stack.enter_context(patch.object(_Intrinsic, "__call__", lambda self, *args: called(self, machine, args)))
         stack.enter_context(patch.object(CUDADispatcher, "__call__", lambda self, *args: self.py_func(*args)))
         yield machine

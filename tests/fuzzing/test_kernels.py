@@ -6,7 +6,6 @@ Tuning tables are at their borders, so that small molecules take the ways of lar
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -16,10 +15,10 @@ from fuzzing.test_fock import Sequence, check_builds, sequences
 from gpu.kernels.test_digest_rows import digested
 from hypothesis import strategies as st
 from random_blocks import NAO, first_aos, right
-from strategies import TALLY, fuzz, report
+from strategies import fuzz, report
 
 from md4.gpu import backend, paths, quartet_lists, sums
-from md4.gpu.kernels import digest_in_place, digest_quartets, digestion, fused, fused_wide, recurrence
+from md4.gpu.kernels import digest_in_place, digestion, fused, recurrence
 
 MOST_INTEGRALS = 1 << 10  # of a block
 
@@ -29,13 +28,10 @@ TABLES = {
     (quartet_lists, "SELECT"): {"entries": [7, 1 << 26]},
     (sums, "SHELL_ORDER"): {"functions": [0, 25, 1000], "bound_step": [1, 2, 40]},
     (backend, "TRACKS"): {"count": [1, 3], "seconds": [0.0, 2e-3]},
-    (digest_in_place, "DIGEST_QUARTETS"): {"items": [1, 1 << 14], "blocks": [1, 2, 1 << 13]},
-    (digest_quartets, "DIGEST_QUARTETS"): {"run": [1, 2, 8, 32]},
-    (digestion, "DIGEST_QUARTETS"): {"integrals": [0, 9, 81], "lane_integrals": [1, 512, 1 << 20]},
+    (digest_in_place, "DIGEST_QUARTETS"): {"items": [1, 1 << 14], "blocks": [1, 2, 1 << 13], "run": [1, 2, 8, 32]},
     (digestion, "DIGEST_ROWS"): {"lane_integrals": [1, 256, 1 << 20]},
     (digestion, "DIGEST"): {"warps": [1, 3, 1 << 13]},
     (fused, "FUSED"): {"kets": [1, 8], "groups": [1, 8], "contracted_groups": [1, 4]},
-    (fused_wide, "FUSED_WIDE"): {"functions": [1, 21], "kets": [1, 8]},
     (recurrence, "RECURRENCE"): {"registers_l": [-1, 4, 18]},
 }
 
@@ -130,10 +126,7 @@ def check_block(block):
     integrals[~live] = np.nan
     with ExitStack() as stack:
         tuned(stack, block.tuning)
-        sides = (SimpleNamespace(nb=m, nab=n * m) for n, m in (shape[:2], shape[2:]))
-        kernel = "digest_quartets" if digestion.by_quartets(*sides) else "digest_rows"
-        TALLY[check_block.__qualname__, "by " + kernel] += 1
-        found = digested(integrals, aos, d, twice, block.triangle, limits, kernel=kernel)
+        found = digested(integrals, aos, d, twice, block.triangle, limits)
     # Y of a pair may stand in either triangle
     for ours, theirs in zip(map(folded, found, (False, True)), map(folded, expected, (False, True))):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13 * max(1.0, abs(theirs).max(initial=0.0)))

@@ -5,14 +5,11 @@ from itertools import product
 import numpy as np
 import pytest
 from molecules import molecule
-from offline import devices_without_memory
 
 import md4
 from md4.gpu.part_plans import build_ways, part_plans, time_in_plane, timed_part_plans
 from md4.gpu.paths import Sides, build_time
 from md4.gpu.predicted_times import Side, r_time
-from md4.gpu.variants import needed_variants
-from md4.method.digestion import digest_flags
 from md4.shells.shell_pairs import part_facts, shell_pairs
 
 # In the plane z = 0, where no other axis is common to all.
@@ -75,23 +72,6 @@ def test_the_fastest_is_taken():
             ]
             costs = [plan.path.cost(order) for plan, order in zip(plans, orders)]
             assert time == pytest.approx(sum(costs) - r_time(*sides[0]))
-
-
-def test_what_is_compiled_ahead():
-    """Parts of the plane's own axis; a molecule that is not planar needs none."""
-    planar, bent = (
-        md4.Basis.from_mol(molecule(atom, "cc-pvdz")).regrouped()[0]
-        for atom in (WATER, WATER + "; H 0 0 1.7; H 0 0.3 -1.7")
-    )
-    use = digest_flags(1, 1)
-    found, of_bent = (set(needed_variants("dmma16", "coulomb", basis, use)) for basis in (planar, bent))
-    assert "digest_mirrored" in {v.factory.__name__ for v in found}
-    assert "digest_mirrored" not in {v.factory.__name__ for v in of_bent}
-    dm = np.ones((planar.nao, planar.nao))
-    with devices_without_memory("dmma16") as launched:
-        md4.JK(planar, backend="cuda").get_jk(dm)
-    assert "digest_mirrored" in {v.factory.__name__ for v in launched}
-    assert set(launched) <= found
 
 
 # Which coordinates are x, y and z of `WATER`, by the axis on which all then have the same.

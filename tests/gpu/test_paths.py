@@ -214,24 +214,13 @@ def test_single_shells_are_transformed_first_where_that_is_less_work(matrix):
         assert of_two == [swap, not swap]
 
 
-def test_one_product_is_for_spherical_single_shells():
-    for pure, found in ((True, [False, True]), (False, [])):
-        basis, pairs, singles = few_sides("dp f", pure=pure)
-        bra, ket = shell_pairs(basis, pairs), shell_pairs(*check_side(basis, singles))
-        for first, second, swap in ((bra, ket, False), (ket, bra, True), (ket, ket, None), (bra, bra, None)):
-            taken = [p.swap for p in plans("dmma16", first, second) if p.path.name == "single_product"]
-            expected = [] if first is bra is second else found if first is second else [s for s in found if s == swap]
-            assert sorted(taken) == expected
-
-
 @pytest.mark.parametrize("name, block, matrix", [
     ("pp d", "thread_quartet", "thread_quartet, ket first"), ("dp d", "thread_quartet", "thread_quartet"),
-    ("dd f", "fused", "single_product"), ("gs g", "fused", "single_product"),
-    ("ff d", "single_product", "single_product"), ("fd f", "single_product", "single_product"),
-    ("gg g", "two_products, ket first", "single_product"), ("ii k", "two_products, ket first", "single_product"),
+    ("dd f", "fused", "fused"),
+    *((name, *["two_products, ket first"] * 2) for name in ("ff g", "gg g", "hh h", "ii k")),
 ])  # fmt: skip
 def test_the_fastest_plans_of_few_centres(name, block, matrix):
-    """As measured on an H200 (`bench/results/three_centre_plans.csv` and `three_centre_kernels.log`)."""
+    """As measured on an H200 (`bench/results/three_centre_plans.csv`)."""
     basis, pairs, singles = few_sides(name)
     sides = Side.of(shell_pairs(basis, pairs)), Side.of(shell_pairs(*check_side(basis, singles)))
     taken = [paths.timed_plans("dmma16", *sides, True, to_matrix)[0][1] for to_matrix in (False, True)]
@@ -281,23 +270,6 @@ def test_the_side_of_two_s_shells():
     assert orders(ab, ab) == []
     assert orders(cd, cd) == [False]
     assert orders(one, cd) == [False]
-
-
-def test_the_wide_kernel_is_for_uncontracted_classes():
-    """On units with its instructions, where the fused kernel does not take ket pairs in groups."""
-
-    def first(ls, unit="dmma16", nprims=(1,)):
-        basis, bra, ket = sides(ls, nprims)
-        found = plans(unit, *(shell_pairs(basis, pairs) for pairs in (bra, ket)))
-        return found[0].path.name, any(plan.path.name == "fused_wide" for plan in found)
-
-    assert first((2, 2, 3, 2)) == ("fused_wide", True)
-    assert first((4, 2, 3, 2)) == ("fused_wide", True)
-    assert first((2, 1, 2, 1)) == ("fused", False)
-    assert first((4, 4, 4, 4)) == ("two_products", False)
-    assert not first((2, 2, 3, 2), nprims=(1, 2))[1]
-    assert not first((2, 2, 3, 2), "dmma8")[1]
-    assert first((2, 2, 3, 2), "fma") == ("plain", False)
 
 
 def mixed_pairs(one, other, nprim=1, count=300):

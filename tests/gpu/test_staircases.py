@@ -6,25 +6,14 @@ import numpy as np
 import pytest
 from plain_h import plain_h
 
-from md4.gpu.banks import r_places
-from md4.gpu.gather_words import (
-    gather_words,
-    shared_components,
-    term_coefficients,
-    term_places,
-    term_words,
-    warp_terms,
-    words_in_turn,
-)
+from md4.gpu.gather_words import gather_words, words_in_turn
 from md4.gpu.h_layout import (
     BRA_FLAT,
-    BRA_ROWS,
     BRA_STAIRCASE,
     BRA_TURNED,
     KET_BLOCKS,
     KET_FLAT,
     KET_TURNED,
-    KET_WEIGHTS,
     even,
     form_positions,
     form_rows,
@@ -32,6 +21,7 @@ from md4.gpu.h_layout import (
     panel_row,
     row_bits,
 )
+from md4.gpu.r_layout import r_places
 from md4.gpu.staircases import (
     depths,
     first_of,
@@ -48,7 +38,7 @@ from md4.gpu.staircases import (
 from md4.gpu.tiles import blocks_of_8, reach_levels, turned_split
 from md4.gpu.tuning import TILES
 from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
-from md4.method.hermite import solid_terms, structure
+from md4.method.hermite import structure
 from md4.method.mirror import class_elements, part_functions, part_rows, r_count
 
 CLASSES = [
@@ -165,7 +155,7 @@ def test_levels_begin_at_all_and_end_at_one_or_two(count):
     assert levels[-1] <= 2
 
 
-@pytest.mark.parametrize("form", [BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, BRA_ROWS], ids=str)
+@pytest.mark.parametrize("form", [BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED], ids=str)
 @pytest.mark.parametrize("shells", STAIRS)
 def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
     """Fragment by fragment, as lanes read them; those of a part are named by their rows in the whole class."""
@@ -209,71 +199,6 @@ def test_functions_of_single_shells():
     assert {p for _, p in structure(3, 0, True, 1, 1, True)} == set(range(10, 20))
     of_s, of_d = (len(structure(l, 0, True, 1, 1, True)) for l in (0, 2))
     assert (of_s, of_d) == (1, 8)
-
-
-@pytest.mark.parametrize("l", [1, 2, 5, 8])
-def test_solid_harmonics_as_sums_of_monomials(l):
-    """H of any single shell is that of its reference element times the coefficients; what fills them up is zero."""
-    coefficients, functions, reference = solid_terms(l)
-    shells = (l, 0, True, 3, 1, True)
-    every = list(np.ndindex(2 * l + 1, nherm(l)))
-    h = plain_h(l, 0, True, 0.7, np.zeros(3), np.ones(3), every).reshape(2 * l + 1, -1)
-    h[:, : nherm(l - 1)] = 0.0  # but for rounding errors
-    found = np.zeros_like(h)
-    for (_, m), q, factor in zip(np.ndindex(functions.shape), functions.ravel(), coefficients.ravel()):
-        found[m, q] += factor * h[reference]
-    np.testing.assert_allclose(found, h, rtol=0, atol=1e-14 * abs(h).max())
-    assert np.count_nonzero(coefficients) == len(structure(l, 0, True, 1, 1, True))
-    positions = form_positions(KET_WEIGHTS, shells)
-    assert [(n & (1 << row_bits(l)) - 1, n >> row_bits(l)) for n in positions.tolist()] == [
-        ((2 * l + 1) * c + reference[0], reference[1]) for c in range(3)
-    ]  # fmt: skip
-
-
-SHARINGS = [(1, 5, 1), (2, 3, 1), (2, 2, 2), (1, 2, 4), (3, 2, 1)]
-
-
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize(("l_bra", "l_ket", "first_p"), [(2, 2, 0), (4, 2, 0), (5, 1, 35)])
-def test_words_of_monomials_lead_to_r(l_bra, l_ket, first_p, sharing):
-    """Entry by entry: the place of r[p + q] for the monomials that a warp's components have, 0 for padding."""
-    functions, order = solid_terms(l_ket)[1], gather_order(l_bra, first_p)
-    words = term_words(l_bra, l_ket, first_p, *sharing).view(np.uint32).reshape(len(order) // 8, -1)
-    p_words, q_words, begin = packed_hermite(l_bra), packed_hermite(l_ket), 0
-    for m, term in warp_terms(l_ket, *sharing):
-        slots, width = m.shape
-        assert width % 8 == 4
-        here = words[:, begin : begin + 4 * m.size].reshape(-1, slots, 4, width)
-        begin += 4 * m.size
-        for (i, slot, lane, n), word in np.ndenumerate(here):
-            for half in range(2):
-                p = order[8 * i + 2 * lane + half]
-                q = int(q_words[functions[term[slot, n], m[slot, n]]])
-                right = 8 * sum_ordinal(int(p_words[p]) if p >= 0 else 0, q) if m[slot, n] >= 0 else 0
-                assert (int(word) >> (16 * half)) & 65535 == right
-    assert begin == words.shape[1]
-
-
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_every_monomial_is_some_warps(sharing):
-    """With its coefficient, among those of the block of columns that its component is in."""
-    l, (parts, nt, slots) = 2, sharing
-    components, lengths = shared_components(l, *sharing)
-    places, coefficients = term_places(l, *sharing), term_coefficients(l, *sharing)
-    np.testing.assert_array_equal(places[2 * parts :].reshape(parts, nt, slots), components)
-    found = np.zeros_like(solid_terms(l)[0])
-    for part, (m, term) in enumerate(warp_terms(l, *sharing)):
-        width, begin = places[part], places[parts + part]
-        assert m.shape == (slots, width)
-        own = coefficients[begin : begin + m.size].reshape(m.shape)
-        block = np.repeat(np.arange(nt), lengths[part])
-        for (slot, n), component in np.ndenumerate(m):
-            if component < 0:
-                assert own[slot, n] == 0.0
-            else:
-                assert components[part, block[n], slot] == component
-                found[term[slot, n], component] += own[slot, n]
-    np.testing.assert_array_equal(found, solid_terms(l)[0])
 
 
 @pytest.mark.parametrize(("l", "pure"), [(1, True), (4, True), (7, True), (2, False), (5, False)])

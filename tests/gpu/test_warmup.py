@@ -1,4 +1,4 @@
-"""Kernels compiled ahead: the list is what the launchers ask for, and a warm class compiles nothing."""
+"""Kernels compiled ahead, in other processes; a warm molecule compiles nothing."""
 
 import os
 import subprocess
@@ -9,9 +9,9 @@ import pytest
 
 import md4
 from md4.__main__ import main
+from md4.contract.warmup import asked_by_shells, warmup
 from md4.errors import ArgumentError, DeviceError
-from md4.gpu import variants
-from md4.gpu.warmup import allowed_jobs, compile_ahead, missing, warmup
+from md4.gpu.warmup import allowed_jobs, compile_ahead, missing
 
 
 def test_allowed_jobs(monkeypatch):
@@ -25,20 +25,25 @@ def test_allowed_jobs(monkeypatch):
             allowed_jobs()
 
 
+def asked():
+    """Variants for s shells."""
+    return list(asked_by_shells(0, True, "coulomb", (9, 0)))
+
+
 @pytest.mark.thorough
 def test_compiling_ahead_never_fails(monkeypatch, tmp_path):
     """Its process cannot compile for this architecture, and says nothing."""
     monkeypatch.setattr("md4.gpu.warmup.current_capability", lambda: (99, 0))
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("MD4_JOBS", "2")
-    compile_ahead(variants.all_variants("dmma16", lmax=0))
+    compile_ahead(asked)
     assert not list(tmp_path.rglob("*.kernel"))
     monkeypatch.setenv("MD4_CACHE_DIR", "/proc/nowhere")
-    compile_ahead(variants.all_variants("dmma16", lmax=0))
+    compile_ahead(asked)
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     for executable in ("", None, "/nowhere/python"):
         monkeypatch.setattr(sys, "executable", executable)
-        compile_ahead(variants.all_variants("dmma16", lmax=0))
+        compile_ahead(asked)
 
 
 KILLED = """
@@ -65,7 +70,7 @@ def test_what_the_cache_holds_is_left_out(tmp_path, monkeypatch):
     from md4.gpu.compile import kernel_path
 
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
-    first, *rest = every = variants.all_variants("dmma16", lmax=0)
+    first, *rest = every = asked()
     assert missing(every, (9, 0)) == every
     path = kernel_path(first, (9, 0))
     path.parent.mkdir()
@@ -74,7 +79,7 @@ def test_what_the_cache_holds_is_left_out(tmp_path, monkeypatch):
 
 
 def test_errors(monkeypatch, capsys):
-    monkeypatch.setattr("md4.gpu.warmup.gpu_available", lambda: False)
+    monkeypatch.setattr("md4.gpu.available", lambda: False)
     with pytest.raises(DeviceError, match="there is nothing to warm up: kernels are compiled for the GPU"):
         warmup(1)
     assert main(["warmup", "--lmax", "1", "--backend", "cuda"]) == 2

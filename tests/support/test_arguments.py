@@ -15,9 +15,9 @@ from pyscf import gto, scf
 
 import md4
 from md4 import ArgumentError, BasisError, MD4Error, UnsupportedError
+from md4.contract.warmup import warmup
 from md4.cpu.backend import CpuBackend
 from md4.cpu.sums import HostSums
-from md4.gpu.warmup import warmup
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
 from md4.validation.libcint import validate

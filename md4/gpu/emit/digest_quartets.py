@@ -164,7 +164,7 @@ def make_add_rows(nb, nc, nd, most, precision=FP64):
     """Intrinsic (array, row, nao, columns, left, firsts, stage, lane, values, scale) that adds to the rows of all b.
 
     It adds the values times `scale`, atomically; those over c of a run of lanes are summed up first. `left` and
-    `firsts` are those of `md4.gpu.kernels.digest_quartets.Runs`, of at most `most` lanes; with 1 they are not asked.
+    `firsts` are those of `md4.gpu.kernels.digest_in_place.Runs`, of at most `most` lanes; with 1 they are not asked.
     Lanes of pairs that do not count may hold anything.
     """
     kind, places = types.UniTuple(precision.numba, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)

@@ -1,30 +1,24 @@
-"""Both products of a warp that makes whole quartets: `md4.gpu.kernels.fused`, `fused_groups` and `fused_wide`.
+"""Both products of a warp that makes whole quartets: `md4.gpu.kernels.fused`.
 
 Intrinsics on the tiles of `md4.gpu.emit.tile_products`. In a chain, left[ab, q] is the left operand of the second
-product as it comes out of the first one, and H[cd, q] comes straight from memory. The exact ones are for warps that
-have some of the rows only.
+product as it comes out of the first one, and H[cd, q] comes straight from memory.
 """
 
 from functools import cache
 
-from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from md4.gpu.emit.instructions import (
     DOUBLE,
-    I32,
     aggregate,
     call_asm,
     doubles_if,
     element_address,
     fields,
-    global_pair,
-    load_block,
     mma_16x8x8,
     mma_by_halves,
 )
-from md4.gpu.emit.tile_products import by_number, gathered, merge
 
 
 @cache
@@ -88,109 +82,6 @@ def make_chain(mt, nq, nc, wide, reach, tiles=1, fetched=False):
         return tile(tile, left, source or array, types.int64, types.int64), codegen
 
     return chain
-
-
-# both products of a warp that has some of the rows only (`md4.gpu.kernels.fused_wide`)
-
-
-@cache
-def make_exact_products(mt, nq, nq8, rows, depths):
-    """Intrinsic (panel, words, r, share, steps) -> `mt` x `nq` fragments, a product's sum of all steps, [p|q] gathered.
-
-    As `make_staircase_products`, in code without loops for each share of the rows. Addresses of the lane's place in
-    shared memory: of the first fragment of the share in a panel of `rows` fragments, of the first word, which has those
-    of `nq8` blocks of q beside it, and of r. [p|q] is gathered one step ahead. `steps` is the number of steps, which
-    the compiler does not know: a branch after each step keeps it from fetching more ahead than registers hold.
-
-    Parameters
-    ----------
-    mt, nq, nq8, rows : int
-    depths : tuple of tuples of int
-        Of each share, how many of its fragments count in each step. They are len(depths) apart in the panel.
-    """
-    tile = types.UniTuple(types.float64, 4 * mt * nq)
-
-    state = [I32(n) for j in range(nq) for n in (128 * j, 0)]
-
-    def products(builder, panel, words, r, steps, depth):
-        c, depth = [ir.Constant(DOUBLE, 0.0)] * tile.count, [count for count in depth if count]
-        found, after = [], builder.append_basic_block()
-        coming = gathered(builder, r, words, state) if depth else []
-        for k, count in enumerate(depth):
-            b, last, offset = coming, k + 1 == len(depth), 1024 * rows * k
-            halves = [offset + 1024 * len(depths) * (n // 2) + 512 * (n % 2) for n in range(2 * count)]
-            left = [x for half in halves for x in load_block(builder, panel, half)]
-            if not last:
-                coming = gathered(builder, r, builder.add(words, I32(128 * nq8 * (k + 1))), state)
-            for i in range(count):
-                a = left[4 * i : 4 * i + 4]
-                for j in range(nq):
-                    n = 4 * (i * nq + j)
-                    c[n : n + 4] = mma_16x8x8(builder, c[n : n + 4], a, b[2 * j : 2 * j + 2])
-            if not last:
-                found.append((list(c), builder.block))
-                further = builder.append_basic_block()
-                builder.cbranch(builder.icmp_signed(">", steps, I32(k + 1)), further, after)
-                builder.position_at_end(further)
-        found.append((c, builder.block))
-        builder.branch(after)
-        builder.position_at_end(after)
-        return merge(builder, found)
-
-    @intrinsic
-    def exact_products(typingctx, panel, words, r, share, steps):
-        def codegen(context, builder, signature, args):
-            panel, words, r, share, steps = args
-            c = by_number(builder, share, depths, lambda depth: products(builder, panel, words, r, steps, depth))
-            return aggregate(builder, context.get_value_type(tile), c)
-
-        return tile(*[types.int32] * 5), codegen
-
-    return exact_products
-
-
-@cache
-def make_exact_chain(mt, nq, nc, passes, rows):
-    """Intrinsic (tile, left, array, first, positive, number) -> tile + left B, as `make_chain`, without idle products.
-
-    Code of its own for each pass over B and each share of the rows: `number` is len(rows) times that of the pass, plus
-    that of the share. `positive` is any positive number that the compiler does not know.
-
-    Parameters
-    ----------
-    mt, nq, nc : int
-        Fragments of rows, of `left` and of `tile`.
-    passes : tuple of tuples of int
-        Of each pass, how many column blocks of each of the `nq` fragments of B are not zero.
-    rows : tuple of int
-        Of each share, how many fragments it has; the others of `left` do not count.
-    """
-    tile, left = (types.UniTuple(types.float64, 4 * mt * n) for n in (nc, nq))
-
-    def products(builder, c, left, base, positive, reach, count):
-        c = list(c)
-        for j in range(nq):
-            b = [global_pair(builder, base, 512 * (nc * j + n)) for n in range(reach[j])]
-            for i in range(count):
-                here = 4 * (i * nq + j)
-                operand = as_left_operand(builder, left[here : here + 4], positive)
-                for n in range(reach[j]):
-                    k = 4 * (nc * i + n)
-                    c[k : k + 4] = mma_16x8x8(builder, c[k : k + 4], operand, b[n])
-        return c
-
-    @intrinsic
-    def exact_chain(typingctx, acc, operand, array, first, positive, number):
-        def codegen(context, builder, signature, args):
-            c, left = (fields(builder, arg, 4 * mt * n) for arg, n in zip(args, (nc, nq)))
-            base = element_address(context, builder, signature.args[2], args[2], args[3])
-            cases = [(reach, count) for reach in passes for count in rows]
-            c = by_number(builder, args[5], cases, lambda case: products(builder, c, left, base, args[4], *case))
-            return aggregate(builder, context.get_value_type(tile), c)
-
-        return tile(tile, left, array, types.int64, types.int64, types.int32), codegen
-
-    return exact_chain
 
 
 def as_left_operand(builder, c, positive):

@@ -367,24 +367,6 @@ def make_wait_copies(pending):
     return wait_copies
 
 
-@cache
-def make_meet(threads):
-    """Intrinsic (n): the `threads` threads of team n of the block, whole warps, wait for each other; n is below 15."""
-
-    @intrinsic
-    def meet(typingctx, team):
-        def codegen(context, builder, signature, args):
-            # barrier 0 is that of the whole block
-            barrier = builder.add(args[0], I32(1))
-            text = f"bar.sync $0, {threads};"
-            call_asm(builder, ir.VoidType(), [barrier], text, "r", effects=True, attributes=("convergent",))
-            return context.get_dummy_value()
-
-        return types.void(types.int32), codegen
-
-    return meet
-
-
 # tensor instructions
 
 

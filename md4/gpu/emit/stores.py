@@ -125,56 +125,6 @@ def make_store_columns(rows8, nt):
 
 
 @cache
-def make_store_shells(rows8, nt, slots):
-    """Intrinsic that writes a tile of (ab|P), a lane's columns those of two shells in every block of 8 columns.
-
-    (tile, array, first, second, s_row, shells, weight, second weight, components, first_component, step, rows,
-    first_row): the two shells begin at `first` and `second`, and are multiplied by their weights; `shells` of them are
-    to be written. Component m of a shell is m `step` further on. The m of the lane's columns are in the table
-    `components` from `first_component` on, those of successive blocks `slots` apart; -1 stands for padding. Rows are by
-    their table, `s_row` apart.
-    """
-    lane, tile = Lane(rows8, nt), tile_kind(rows8, nt)
-
-    @intrinsic
-    def store_shells(
-        typingctx, acc, array, first, second, s_row, shells, weight, other, components, first_m, step, rows, first_row
-    ):
-        def codegen(context, builder, signature, args):
-            c, shells = fields(builder, args[0], tile.count), args[5]
-            bases = [element_address(context, builder, signature.args[1], args[1], n) for n in args[2:4]]
-            row_step, m_step = (builder.mul(n, I64(8)) for n in (args[4], args[10]))
-
-            def each_column():
-                for j, m in places(context, builder, signature, args, 8, range(0, nt * slots, slots)):
-                    offset = builder.mul(builder.sext(m, I64), m_step)
-                    live = builder.select(is_place(builder, m), shells, I64(0))
-                    for n in range(2):
-                        yield 8 * (j // slots) + n, builder.add(bases[n], offset), (live, n), args[6 + n]
-
-            def each_row():
-                for row, place in places(context, builder, signature, args, 11, lane.rows):
-                    yield row, builder.mul(builder.sext(place, I64), row_step), (place, -1)
-
-            # the fewer of both are kept in registers
-            by_rows = 2 * nt <= rows8
-            kept = list(each_column() if by_rows else each_row())
-            for one in each_row() if by_rows else each_column():
-                number, least = one[2]
-                with builder.if_then(builder.icmp_signed(">", number, number.type(least))):
-                    for two in kept:
-                        (row, offset, _), (column, address, _, factor) = (one, two) if by_rows else (two, one)
-                        value = builder.fmul(c[lane.index(row, column)], factor)
-                        store_if(builder, builder.add(address, offset), [value], two[2])
-            return context.get_dummy_value()
-
-        f64 = types.float64
-        return types.void(tile, array, i64, i64, i64, i64, f64, f64, components, i64, i64, rows, i64), codegen
-
-    return store_shells
-
-
-@cache
 def make_store_rows(rows8, nt):
     """Intrinsic that writes a turned tile of (ab|cd) element by element, rows by their table.
 

@@ -18,7 +18,6 @@ Either way the operand that is not H has two doubles of a lane for each block of
 from dataclasses import dataclass
 from functools import cache
 
-from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
@@ -30,7 +29,6 @@ from md4.gpu.emit.instructions import (
     call_asm,
     element_address,
     fields,
-    fma,
     global_int,
     load_block,
     mma_16x8x8,
@@ -124,26 +122,6 @@ def by_levels(builder, c, reach, step, count, multiply):
             builder.position_at_end(further)
     builder.position_at_end(after)
     return merge(builder, results)
-
-
-def by_number(builder, number, cases, make):
-    """What make(case) returns, a list of doubles, for the case of a `number` from 0 on: code for each case.
-
-    Successive cases that are equal share it.
-    """
-    last = [n for n, case in enumerate(cases) if n + 1 == len(cases) or cases[n + 1] != case]
-    found, after = [], builder.append_basic_block()
-    for n in last:
-        if n + 1 < len(cases):
-            here, further = builder.append_basic_block(), builder.append_basic_block()
-            builder.cbranch(builder.icmp_signed("<=", number, number.type(n)), here, further)
-            builder.position_at_end(here)
-        found.append((make(cases[n]), builder.block))
-        builder.branch(after)
-        if n + 1 < len(cases):
-            builder.position_at_end(further)
-    builder.position_at_end(after)
-    return merge(builder, found)
 
 
 def tile_products(builder, rows8, nt, wide, turned):
@@ -340,58 +318,3 @@ def make_gather(nt):
         return operand(types.int32, types.int32, kind), codegen
 
     return gather
-
-
-# [p|P) as a sum over the monomials of a solid harmonic, see `md4.gpu.kernels.single_product`
-
-
-@cache
-def make_gather_terms(lengths, coefficients):
-    """Intrinsic (part, r, words, coefficients) -> two sums over monomials for each of the warp's blocks of 8 columns.
-
-    Code without loops for each part of the warps. Shared addresses of the lane: of its r, of its words, and of the
-    coefficients of the monomials.
-
-    Parameters
-    ----------
-    lengths : tuple of tuples of int
-        Of each part, how many monomials each block of columns has.
-    coefficients : tuple of tuples of float, or None
-        Of each part, those of its monomials, one block after the other; None where they are in shared memory.
-    """
-    nt = len(lengths[0])
-    operand = types.UniTuple(types.float64, 2 * nt)
-
-    def sums_of(builder, part, r, words, address):
-        count, sums = sum(lengths[part]), []
-        found = [word for n in range(0, count, 4) for word in shared_ints(builder, words, 16 * (n // 4))]
-        if coefficients:
-            factors = [ir.Constant(DOUBLE, c) for c in coefficients[part]]
-        else:
-            factors = [x for n in range(0, count, 2) for x in load_block(builder, address, 8 * n)]
-        entries = iter(zip(found, factors))
-        for length in lengths[part]:
-            two = [ir.Constant(DOUBLE, 0.0)] * 2
-            for _ in range(length):
-                word, factor = next(entries)
-                for n, place in enumerate((builder.and_(word, I32(65535)), builder.lshr(word, I32(16)))):
-                    two[n] = fma(builder, factor, shared_double(builder, builder.add(r, place)), two[n])
-            sums += two
-        return sums
-
-    @intrinsic
-    def gather_terms(typingctx, part, r, words, coefficients):
-        def codegen(context, builder, signature, args):
-            sums = by_number(builder, args[0], range(len(lengths)), lambda n: sums_of(builder, n, *args[1:]))
-            return aggregate(builder, context.get_value_type(operand), sums)
-
-        return operand(types.int64, types.int32, types.int32, types.int32), codegen
-
-    return gather_terms
-
-
-def shared_ints(builder, address, offset):
-    """Four successive 32-bit numbers in shared memory, `offset` bytes after `address`, by one instruction."""
-    kind = ir.LiteralStructType([I32] * 4)
-    text = f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{offset}];"
-    return fields(builder, call_asm(builder, kind, [address], text, "=r,=r,=r,=r,r", effects=True), 4)

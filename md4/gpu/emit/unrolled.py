@@ -10,7 +10,6 @@ from llvmlite import ir
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from md4.gpu.banks import places_of
 from md4.gpu.emit.instructions import (
     DOUBLE,
     FP32,
@@ -28,6 +27,7 @@ from md4.gpu.emit.instructions import (
     shared_vector,
     store_pair,
 )
+from md4.gpu.hermite_rows import r_numbers
 from md4.gpu.tuning import THREAD_QUARTET
 from md4.method.angular import packed_hermite, sum_ordinal
 from md4.method.hermite import structure
@@ -91,9 +91,9 @@ def emit_by_axis(builder, zeros, separation, even=False):
     return by_axis(zeros, separation, multiply, multiply_add)
 
 
-def emit_r(builder, zeros, separation):
-    """r[t] of all t in their order, from [0]^(m) and (R_z, R_y, R_x)."""
-    return [value for _, value in sorted(emit_by_axis(builder, zeros, separation), key=lambda pair: pair[0])]
+def emit_r(builder, zeros, separation, even=False):
+    """r[t] of all t in their order, from [0]^(m) and (R_z, R_y, R_x); `even` as in `emit_by_axis`."""
+    return [value for _, value in sorted(emit_by_axis(builder, zeros, separation, even), key=lambda pair: pair[0])]
 
 
 @cache
@@ -120,15 +120,15 @@ STAGE_BYTES = 32 * STAGE_ROW * 8
 
 
 @cache
-def make_write_r(l, stride, banks, even):
+def make_write_r(l, stride, even):
     """Intrinsic (zeros, rz, ry, rx, array, first, live, stage, lane): r of a warp's 32 quartets, one a lane.
 
-    `banks`, `even`: which r, and in which order, see `md4.gpu.banks.places_of`. If `even`, rz stands for zero.
+    `even`: those of even t_0 only, and rz stands for zero.
 
     r of the warp's n-th quartet goes to array[first + n stride:] for n < `live`. It goes by way of shared memory at
     `stage`, so that 8 lanes write 128 contiguous bytes.
     """
-    zeros_type, places = types.UniTuple(f64, l + 1), places_of(l, banks, even).tolist()
+    zeros_type = types.UniTuple(f64, l + 1)
 
     def write_staged(builder, base, live, stage, lane, first, count):
         """Writes r[first] to r[first + count - 1] of all quartets: 8 lanes a quartet, 16 bytes each."""
@@ -145,8 +145,7 @@ def make_write_r(l, stride, banks, even):
     @intrinsic
     def write_r(typingctx, zeros, rz, ry, rx, array, first, live, stage, lane):
         def codegen(context, builder, signature, args):
-            made = emit_by_axis(builder, fields(builder, args[0], l + 1), args[1:4], even)
-            r = [value for _, value in sorted(made, key=lambda pair: places[pair[0]])]
+            r = emit_r(builder, fields(builder, args[0], l + 1), args[1:4], even)
             base = element_address(context, builder, signature.args[4], args[4], args[5])
             live, stage, lane = args[6:]
             r += [ir.Constant(DOUBLE, 0.0)] * (len(r) % 2)
@@ -166,12 +165,12 @@ def make_write_r(l, stride, banks, even):
 
 
 @cache
-def make_r_by_axis(l, banks, even):
+def make_r_by_axis(l, even):
     """Intrinsic (zeros, rz, ry, rx, address): r of a quartet, axis by axis, to successive doubles of shared memory.
 
-    `banks`, `even`: which r, and in which order, see `md4.gpu.banks.places_of`. If `even`, rz stands for zero.
+    `even`: those of even t_0 only, and rz stands for zero.
     """
-    zeros_type, places = types.UniTuple(f64, l + 1), places_of(l, banks, even).tolist()
+    zeros_type, places = types.UniTuple(f64, l + 1), r_numbers(l, even)
 
     @intrinsic
     def r_by_axis(typingctx, zeros, rz, ry, rx, address):

@@ -1,7 +1,12 @@
 """Steps 2 to 5 for the smallest classes, and the digestion of their integrals into J and K where they are made.
 
-A thread computes a quartet as in `md4.gpu.kernels.thread_quartet` and digests it as in
-`md4.gpu.kernels.digest_quartets`: the integrals are in shared memory between the two, and never anywhere else.
+A thread computes a quartet as in `md4.gpu.kernels.thread_quartet` and digests it: the integrals are in shared memory
+between the two, and never anywhere else. The equations are in `md4.method.digestion`.
+
+A warp digests 32 quartets of one bra pair at once, a lane each. Densities and sums of a quartet are in registers. To
+and from the rows of D and X they go by way of a stage in shared memory, so that neighbouring lanes have neighbouring
+numbers. Neighbours whose ket pairs have the same shell c add up their parts of X_ac and X_bc before one of them adds
+these to X.
 
 Which quartets there are stands in lists (`md4.gpu.kernels.select_quartets`). A block of threads takes item after item.
 An item is a bra pair with some of the ket pairs that survive with it, of which each thread takes one at a time. So H of
@@ -13,19 +18,23 @@ from itertools import chain
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import I32, I64, cuda, i32, i64, jit_device, types
+from md4.gpu.device_code import I32, I64, cuda, i32, i64, jit_device, types, u32
 from md4.gpu.emit.digest_quartets import (
     make_add_block,
+    make_add_rows,
+    make_add_to_x,
+    make_add_to_y,
     make_columns_in_turn,
     make_load_block,
     make_load_rows,
     make_rows_in_turn,
     stage_parts,
 )
-from md4.gpu.emit.instructions import make_empty, precision_of, shared_address
+from md4.gpu.emit.instructions import FP64, make_empty, precision_of, shared_address
+from md4.gpu.emit.scalars import add_global
+from md4.gpu.emit.warp_sums import make_warp_sums, warp_place
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
 from md4.gpu.kernels.digest_parameters import Lists, Matrices, SingleMatrices
-from md4.gpu.kernels.digest_quartets import make_digest_quartet, make_runs_of
 from md4.gpu.kernels.groups import PairRange, Records, pair_range, records
 from md4.gpu.kernels.primitive_quartets import arguments_group, operator_arguments, single_arguments
 from md4.gpu.kernels.thread_quartet import BraH, SingleSlots, Slots, make_integrals, single_h_size
@@ -54,6 +63,95 @@ class Work(NamedTuple):
     counts: I64
     exchange: i64
     coulomb: i64
+
+
+class Runs(NamedTuple):
+    """Runs of successive lanes whose ket pairs have the same shell c; lanes that do not count are in none.
+
+    Attributes
+    ----------
+    left : int32
+        Lanes from this one up to the end of its run, itself included.
+    firsts : int32
+        Bit n: the n-th number over c that the lane takes in turn is that of the first lane of a run.
+    """
+
+    left: i32
+    firsts: i32
+
+
+def make_runs_of(nc):
+    """Device function: the `Runs` of a warp whose first `count` lanes count, for shells c of `nc` functions.
+
+    `c` are their first AOs. A run is of at most `DIGEST_QUARTETS.run` lanes, and in lanes n run to (n + 1) run - 1.
+    """
+    within = DIGEST_QUARTETS.run - 1
+
+    @jit_device
+    def runs_of(c, count, lane):
+        lane, before = i32(lane), cuda.shfl_sync(-1, i32(c), i32(max(lane - 1, 0)))
+        begins = lane & within == 0 or before != c or lane >= count
+        heads = u32(cuda.ballot_sync(-1, begins))
+        # where the following run begins, as a bit whose number is that of lanes in between
+        following = u32(u32(heads >> u32(lane)) >> u32(1)) | u32(u32(1) << u32(31 - lane))
+        left = i32(cuda.popc(u32(u32(following & u32(u32(~following) + u32(1))) - u32(1))) + 1)
+        firsts = i32(0)
+        for n in range(nc):
+            pair = i32((lane + 32 * n) // nc)
+            if pair < count and u32(heads >> u32(pair)) & u32(1):
+                firsts = i32(firsts | i32(1 << n))
+        return Runs(left, firsts)
+
+    return runs_of
+
+
+def quartet_doubles(nb, nc, nd):
+    """Doubles that a thread keeps: D and X of one a and of all b, D and Y of the ket."""
+    return 2 * (nb + 1) * (nc + nd) + 2 * nc * nd
+
+
+def make_digest_quartet(na, nb, nc, nd, precision=FP64):
+    """Device function: a thread's quartet into X and Y of one matrix, with others of its warp; returns Y_cd.
+
+    The integrals are at `place`. `d_b` are the density's rows of all b, `d_cd` is D + D^T of c and d; there are none
+    without K or J. `runs` are the warp's `Runs`. The row of a matrix's first AO begins at `origin`. All but the
+    matrices is of `precision`.
+    """
+    size, width, nbytes = nb * nc * nd, nc + nd, precision.bytes
+    # `Runs.firsts` has 32 bits
+    most = DIGEST_QUARTETS.run if nc <= 32 else 1
+    load_row, add_row = make_load_rows(1, nc, nd, precision), make_add_rows(1, nc, nd, most, precision)
+    add_rows, warp_sums = make_add_rows(nb, nc, nd, most, precision), make_warp_sums(nb, precision)
+    add_to_x, add_to_y = make_add_to_x(nb, nc, nd, precision), make_add_to_y(nb, nc, nd, precision)
+    no_rows = make_empty(nb * width, precision)
+
+    @jit_device
+    def digest_quartet(
+        matrices, origin, a_ao, b_ao, columns, runs, stage, lane, place, weight, d_b, d_cd, y_cd, with_k, with_j
+    ):  # fmt: skip
+        nao, x_b, mine = matrices.nao, no_rows(), warp_place(lane)
+        for a in range(na):
+            a_row, here = origin + (a_ao + a) * nao, i32(place + nbytes * size * a)
+            if with_k:
+                d_a = load_row(matrices.densities, a_row, nao, columns, stage, lane)
+                done = add_to_x(x_b, here, d_b, d_a)
+                add_row(
+                    matrices.x, a_row, nao, columns, runs.left, runs.firsts, stage, lane, done[:width], weight
+                )
+                x_b = done[width:]
+            if with_j:
+                sums = add_to_y(y_cd, here, d_cd, matrices.twice, a_row + b_ao, weight)
+                y_cd = sums[nb:]
+                total = warp_sums(sums[:nb], weight, lane)
+                if mine < nb:
+                    add_global(matrices.y, a_row + b_ao + mine, total)
+        cuda.syncwarp()
+        if with_k:
+            b_row = origin + b_ao * nao
+            add_rows(matrices.x, b_row, nao, columns, runs.left, runs.firsts, stage, lane, x_b, weight)
+        return y_cd
+
+    return digest_quartet
 
 
 def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
@@ -133,7 +231,7 @@ def takes(bra, ket):
     contracted kets can have long rows.
     """
     fits = bytes_besides_h(bra, ket) + 8 * form_size(bra, BRA_ELEMENTS) <= THREAD_QUARTET.tensor.shared
-    return fits and bra.nab * ket.nab <= DIGEST_QUARTETS.in_place
+    return fits and bra.nab * ket.nab <= DIGEST_QUARTETS.integrals
 
 
 def bytes_besides_h(bra, ket, single=False):

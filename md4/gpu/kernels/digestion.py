@@ -1,18 +1,17 @@
-"""Digestion of blocks (ij, kl, a, b, c, d) into J and K: which of the two kernels takes a class, and its launch.
+"""Digestion of blocks (ij, kl, a, b, c, d) into J and K by `md4.gpu.kernels.digest_rows`: its tiles and its launch.
 
-Where a quartet is small, a thread digests it alone (`md4.gpu.kernels.digest_quartets`); of larger ones, a warp goes
-through the rows ab (`md4.gpu.kernels.digest_rows`). The even and odd parts of a block (`md4.method.mirror`) have a
-kernel of their own (`md4.gpu.kernels.digest_mirrored`). The equations are in `md4.method.digestion`.
+The even and odd parts of a block (`md4.method.mirror`) have a kernel of their own
+(`md4.gpu.kernels.digest_mirrored`). The equations are in `md4.method.digestion`.
 """
 
 import numpy as np
 
 from md4.gpu.compile import Variant
 from md4.gpu.kernels import digest_mirrored as mirrored
+from md4.gpu.kernels.digest_in_place import quartet_doubles
 from md4.gpu.kernels.digest_mirrored import digest_mirrored
-from md4.gpu.kernels.digest_quartets import digest_quartets, quartet_bytes, quartet_doubles
 from md4.gpu.kernels.digest_rows import digest_rows, tile_blocks, tile_shape, warp_bytes
-from md4.gpu.tuning import DIGEST, DIGEST_MIRRORED, DIGEST_QUARTETS, DIGEST_ROWS
+from md4.gpu.tuning import DIGEST, DIGEST_MIRRORED, DIGEST_ROWS
 from md4.method.digestion import digest_flags, digest_ranges
 from md4.method.mirror import function_counts, function_parities, part_rows
 
@@ -22,25 +21,18 @@ def slender(bra, ket):
     return bra.nb == ket.nb == 1 and min(bra.nab, ket.nab) > 1
 
 
-def by_quartets(bra, ket):
-    """Whether a thread digests a quartet; of slender ones, rows are faster."""
-    return bra.nab * ket.nab <= DIGEST_QUARTETS.integrals and not slender(bra, ket)
-
-
-def digest_variant(bra, ket, with_k=True, with_j=True):
-    """The variant that digests blocks of a class into K and J."""
-    if by_quartets(bra, ket):
-        return Variant(digest_quartets, (bra.na, bra.nb, ket.na, ket.nb, with_k, with_j))
+def digest_variant(bra, with_k=True, with_j=True):
+    """The variant that digests blocks of a bra into K and J."""
     shape = tile_shape(bra.na, bra.nb)
     return Variant(digest_rows, (*shape, tile_blocks(*shape), with_k, with_j))
 
 
 def digest_swapped(bra, ket, in_place=False):
-    """Whether bra and ket should be exchanged: for few numbers a thread, or else for many elements of the ket.
+    """Whether bra and ket should be exchanged: for many elements of the ket, or for few numbers a thread if `in_place`.
 
-    `in_place`: a thread digests the quartets that it makes, large ones, too.
+    Then a thread digests the quartets that it makes.
     """
-    if by_quartets(bra, ket) or (in_place and not slender(bra, ket)):
+    if in_place and not slender(bra, ket):
         return quartet_doubles(ket.nb, bra.na, bra.nb) < quartet_doubles(bra.nb, ket.na, ket.nb)
     return ket.nab < bra.nab
 
@@ -52,21 +44,14 @@ def bra_pairs_of_a_warp(most, warps):
 
 def digest_launcher(context, bra, ket, counts):
     """The function by which `launch_digest` launches for two `ListFacts` and the same numbers of matrices."""
-    ranges = [
-        (digest_variant(bra, ket, *flags), ends) for ends, flags in zip(digest_ranges(*counts), digest_flags(*counts))
-    ]
-    # `elements` of a ket pair, and the most bra pairs that a warp takes one after the other
-    threads = DIGEST.threads
-    if by_quartets(bra, ket):
-        shared, shape = quartet_bytes(bra.na, bra.nb, ket.na, ket.nb), ()
-        elements, most = 1, DIGEST_QUARTETS.lane_integrals // (bra.nab * ket.nab)
-    else:
-        shared, shape = threads // 32 * warp_bytes(*tile_shape(bra.na, bra.nb)), ((bra.na, bra.nb, ket.na, ket.nb),)
-        elements, most = ket.nab, DIGEST_ROWS.lane_integrals // bra.nab
+    variants = [digest_variant(bra, *flags) for flags in digest_flags(*counts)]
+    ranges, threads = list(zip(variants, digest_ranges(*counts))), DIGEST.threads
+    shared, most = threads // 32 * warp_bytes(*tile_shape(bra.na, bra.nb)), DIGEST_ROWS.lane_integrals // bra.nab
+    shape = bra.na, bra.nb, ket.na, ket.nb
 
     def launch(context, block, ab, cd, places, triangle, matrices, nao):
         nbra, nket = ab.npair, cd.npair
-        warps = -(-nket * elements // 32)
+        warps = -(-nket * ket.nab // 32)
         bra_pairs = bra_pairs_of_a_warp(most, warps * nbra)
         blocks = -(-warps * -(-nbra // bra_pairs) * 32 // threads)
         ao_bra, ao_ket = places
@@ -74,7 +59,7 @@ def digest_launcher(context, bra, ket, counts):
         for variant, ends in ranges:
             context.launch(
                 variant, blocks, threads, shared,
-                (block.array, nbra, nket), lists, block.limits, (*matrices, *ends, nao), (warps, bra_pairs), *shape,
+                (block.array, nbra, nket), lists, block.limits, (*matrices, *ends, nao), (warps, bra_pairs), shape,
             )  # fmt: skip
 
     return launch
@@ -86,7 +71,6 @@ def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, na
     Parameters
     ----------
     block : DeviceBlock
-        Its limits, if any, are those of bra pairs: threads that digest a quartet do not ask those of ket pairs.
     ab, cd : PreparedPairs
         Slices of lists, whose (npair, 2) first AOs are `places`.
     triangle : bool

@@ -1,29 +1,39 @@
 """Steps 4 and 5 in one kernel, for classes whose (ab|q] would cost more to store than to make.
 
-A warp makes one quartet: `mt` fragments of 16 rows ab, all its cd at once, the blocks of 8 q `nq` at a time:
+A warp makes the quartets of a group of `kets` successive ket pairs at once, `mt` fragments of 16 rows ab. The q of all
+of them are columns of one product side by side:
 
-    left[ab, q] = sum_p H[ab, p] [p|q]          as in `md4.gpu.kernels.two_products`, p over all bra primitives
-    acc[ab, cd] += sum_q left[ab, q] H[cd, q]   `left` as it comes out is the left operand
+    left[ab, (kl, q)] = sum_p H[ab, p] [p|q]_kl    as in `md4.gpu.kernels.two_products`, p over all bra primitives
+    acc[ab, (kl, cd)] += sum_q left[ab, (kl, q)] H[cd, q]_kl    `left` as it comes out is the left operand
 
-so that neither [p|q] nor (ab|q] leaves the registers. A block of threads keeps H[ab, p] of its bra pair in shared
-memory and runs over ket pairs; each warp fetches r of its next primitive quartet while it works on this one. H[cd, q]
-comes straight from memory, 16 bytes a lane. Where shared memory does not hold H of all bra primitives, they are taken
-in groups, and the integrals of later ones added.
+so that neither [p|q] nor (ab|q] leaves the registers, and that a fragment of H[ab, p] is read from shared memory once
+for the group, as all else that a warp does between two products is done once for it. Columns do not mix: those of ket
+pairs that do not count may hold anything. Ket pairs of several primitive pairs, or of more q than `left` has room for,
+are taken one by one, in *rounds*: `nq` blocks of 8 q of a primitive pair in each.
+
+A block of threads keeps H[ab, p] of its bra pair in shared memory and runs over ket pairs; each warp fetches r of what
+comes next while it works on this. H[cd, q] comes straight from memory, 16 bytes a lane, before the first product where
+there are registers for it. Where shared memory does not hold H of all bra primitives, they are taken in groups, and the
+integrals of later ones added.
 """
 
 from dataclasses import dataclass, replace
 from functools import cache
-
-import numpy as np
+from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
-from md4.gpu.emit.fused_products import make_chain
-from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
-from md4.gpu.emit.tile_products import make_staircase_products
+from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.fused_products import make_chain, make_right_blocks
+from md4.gpu.emit.instructions import (
+    address_of,
+    commit_copies,
+    make_copies,
+    make_empty,
+    make_wait_copies,
+    shared_address,
+)
+from md4.gpu.emit.tile_products import make_column_state, make_staircase_products
 from md4.gpu.gather_words import PADDING, padded_words, words_of
-from md4.gpu.kernels.fused_groups import fused_groups
-from md4.gpu.kernels.fused_operands import KetSide, Work, make_pairs_of_block, next_pair
 from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
@@ -32,6 +42,7 @@ from md4.gpu.kernels.groups import (
     PairRange,
     Panel,
     Result,
+    end_of_kets,
     levels_of,
     pair_range,
     primitives_of,
@@ -44,27 +55,105 @@ from md4.gpu.tiles import blocks_of_8, panel_rows
 from md4.gpu.tuning import FEWEST_BLOCKS, FUSED, SHARED_BYTES, TILES
 
 
-def following_primitive(k, last, ket, pair, npair):
-    """The primitive after `k` in a ket pair up to `last`, or the first of `pair`; -1 at the end (device function)."""
-    if k + 1 < last:
-        return k + 1
-    return ket.start[ket.first + pair] if pair < npair else -1
+class KetSide(NamedTuple):
+    """H[cd, q] of a whole ket list as right operands, and the size of a chunk of it.
 
-
-def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, matrix=False, limited=False):
-    """Kernel factory; `nc` is the number of blocks of 8 cd, `contracted` allows for several bra primitives.
-
-    `ket_reach`: of each of the `nq` blocks of q, how many blocks of 8 cd count. `matrix`: the result is a part of a
-    matrix. `limited`: only some quartets count; to ask for them takes registers.
+    Attributes
+    ----------
+    h : float64 array
+        [ket primitive][block of 8 q][block of 8 cd][8 cd][8 q].
+    rows : int32 array
+        Place of each cd, -1 for padding.
+    nq8, ncd, npair : int64
+        Blocks of 8 q, functions cd, ket pairs of the chunk.
     """
-    threads, wide = 32 * warps, unit == "dmma16"
-    empty, empty_left, chain = make_empty(4 * mt * nc), make_empty(4 * mt * nq), make_chain(mt, nq, nc, wide, ket_reach)
-    products = make_staircase_products(2 * mt, nq, wide, False, ahead=False)
-    write = make_write(mt, nc, 0, matrix, number=i64)
-    following, primitives = jit_device(following_primitive), jit_device(primitives_of)
-    pairs_of, next_of = make_pairs_of_block(limited), jit_device(next_pair)
-    state = tuple(np.int32(offset) for j in range(nq) for offset in (128 * j, 0))  # blocks of q in a row, one r
-    copy_panel, copy_r, wait_all = make_copy_range(threads), make_copy_range(32), make_wait_copies(0)
+
+    h: F64
+    rows: I32
+    nq8: i64
+    ncd: i64
+    npair: i64
+
+
+class Work(NamedTuple):
+    """How the quartets of a bra pair are shared out.
+
+    Attributes
+    ----------
+    nab : int64
+        Functions ab.
+    group : int64
+        Bra primitives whose H shared memory holds at once.
+    parts : int64
+        Blocks that share the ket pairs of a bra pair.
+    """
+
+    nab: i64
+    group: i64
+    parts: i64
+
+
+# device functions
+
+
+def make_next_group(kets):
+    """Device function: the first of the groups that begin at `pair`, `pair` + `step`, ... that counts, or `end`.
+
+    A group counts if one of its ket pairs does. Beyond the ket pairs that may count with the bra pair, which end at
+    `end`, all are as good as `end`.
+    """
+
+    def next_group(limits, bra_pair, ket_first, pair, step, end):
+        if limits.by_ket:
+            while pair < end:
+                most = limits.counts[ket_first + pair]
+                for n in range(1, kets):
+                    most = max(most, limits.counts[ket_first + min(pair + n, end - 1)])
+                if most > bra_pair:
+                    return pair
+                pair += step
+        return pair
+
+    return jit_device(next_group)
+
+
+def pairs_at_once(ket, pair, most):
+    """How many ket pairs from `pair` on are taken at once: `most` if each has one primitive pair (device function)."""
+    first = ket.first + pair
+    return most if ket.start[first + most] - ket.start[first] == most else i64(1)
+
+
+def make_copy_r():
+    """Device function: a warp starts to copy `count` doubles from array[index:], as far as the array goes."""
+    copies = make_copies(4, 512, 512)
+
+    def copy_r(address, array, index, count, lane):
+        to, source = i32(address + 16 * lane), address_of(array, index + 2 * lane)
+        left = i32(min(count, array.size - index) // 2 - lane)
+        while left > 0:
+            copies(to, source, i32((left + 31) >> 5))
+            to, source, left = i32(to + 2048), source + 2048, i32(left - 128)
+
+    return jit_device(copy_r)
+
+
+def fused_transforms(
+    mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets=0, ahead=False, matrix=False, limited=False
+):
+    """Kernel factory; `kets`: ket pairs of a group, 0 if each is taken in rounds. `nc`: blocks of 8 cd.
+
+    `ket_reach`: of each of the `nq` blocks of q, how many blocks of 8 cd count. `contracted` allows for several bra
+    primitives. `ahead`: H[cd, q] is fetched before the first product, which there are no rounds of. `matrix`: the
+    result is a part of a matrix. `limited`: only some quartets count; to ask for them takes registers.
+    """
+    rounds, kets, threads, wide = kets == 0, max(1, kets), 32 * warps, unit == "dmma16"
+    empty, empty_left, reach = make_empty(4 * mt * nc * kets), make_empty(4 * mt * nq * kets), ket_reach * kets
+    chain, right_blocks = make_chain(mt, nq, nc, wide, reach, kets, ahead), make_right_blocks(nc, reach)
+    products = make_staircase_products(2 * mt, nq * kets, wide, False, ahead=False, same=kets)
+    column_state, write = make_column_state(nq * kets, False), make_write(mt, nc, kets, matrix)
+    primitives, end_of, at_once = map(jit_device, (primitives_of, end_of_kets, pairs_at_once))
+    next_group, copy_panel, copy_r = make_next_group(kets), make_copy_range(threads), make_copy_r()
+    wait_all = make_wait_copies(0)
 
     def kernel(
         panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
@@ -73,19 +162,21 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
         shared = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
-        pair, part, nket = pairs_of(work, bra, ket, right, limits)
-        if limited and part * warps >= nket:
+        pair, part = i64(cuda.blockIdx.x) // work.parts, i64(cuda.blockIdx.x) % work.parts
+        nket = end_of(limits, bra.first + pair, ket.first + right.npair) - ket.first if limited else right.npair
+        if limited and part * warps * kets >= nket:
             return
         begin, end = primitives(bra, pair)
         h_doubles, h_bytes = panel.steps * panel.rows8 * 64, panel.steps * panel.rows8 * 512
-        table = shared + work.group * h_bytes
+        table = i32(shared + work.group * h_bytes)
         copy_panel(table, words, 0, words.size, tid)
-        r_bytes = 8 * r.stride
-        r_base = table + 8 * words.size + warp * 2 * r_bytes
-        out_stage = shared + 8 * (
-            work.group * h_doubles + words.size + warps * 2 * r.stride + warp * work.nab * right.ncd
-        )  # fmt: skip
-        stride = work.parts * warps
+        r_count = kets * r.stride
+        r_bytes, r_base = i32(8 * r_count), table + 8 * words.size
+        out_stage = i32(r_base + warps * 2 * r_bytes + warp * kets * 8 * work.nab * right.ncd)
+        r_here, table = i32(r_base + warp * 2 * r_bytes), i32(table + 4 * lane)
+        r_coming = i32(r_here + r_bytes)
+        state, nq8 = column_state(i64(0), i64(nq * kets), i64(0), i64(nq), r.stride), right.nq8 if rounds else i64(nq)
+        stride = work.parts * warps * kets
         added, more = False, True
         while more:
             # as many primitives of the bra pair as shared memory holds
@@ -96,54 +187,64 @@ def fused_transforms(mt, nq, nc, ket_reach, warps, blocks, contracted, unit, mat
             wait_all()
             cuda.syncthreads()
             r_row = (begin - bra.first_prim) * r.nket - ket.first_prim  # of ket primitive 0
-            fetched, buffer = i64(-1), 0
-            pair_cd = part * warps + warp
+            group_cd = (part * warps + warp) * kets
             if limited:
-                pair_cd = next_of(limits, bra.first + pair, ket.first, pair_cd, stride, nket)
+                group_cd = next_group(limits, bra.first + pair, ket.first, group_cd, stride, nket)
+            pair_cd, k_end = group_cd, ket.first_prim + r.nket
+            if pair_cd < nket:
+                k = ket.start[ket.first + pair_cd]
+                if count > 0 and k < k_end:
+                    copy_r(r_here, r.numbers, (r_row + k) * r.stride, r_count, lane)
+                commit_copies()
             while pair_cd < nket:
-                next_cd = pair_cd + stride
-                if limited:
-                    next_cd = next_of(limits, bra.first + pair, ket.first, next_cd, stride, nket)
-                tile = empty()
-                first, last = primitives(ket, pair_cd)
-                for k in range(first, last if count > 0 else first):
-                    first_q = i64(0)
-                    while first_q < right.nq8:
-                        left, words_address = empty_left(), table + first_q * 128 + 4 * lane
-                        h_address = shared + 16 * lane
-                        for i in range(count if contracted else 1):
-                            row = r_row + i * r.nket + k
-                            if fetched != row:
-                                copy_r(r_base + buffer * r_bytes, r.numbers, row * r.stride, r.stride, lane)
-                                commit_copies()
-                            wait_all()
-                            cuda.syncwarp()
-                            r_address = i32(r_base + buffer * r_bytes)
-                            # fetch what comes next: another bra primitive, or the first one with the next ket primitive
-                            fetched = row + r.nket
-                            if not contracted or i + 1 == count:
-                                coming = k
-                                if first_q + nq >= right.nq8:
-                                    coming = following(k, last, ket, next_cd, nket)
-                                fetched = r_row + coming if 0 <= coming < ket.first_prim + r.nket else i64(-1)
-                            if fetched != row:
-                                buffer = 1 - buffer
-                                if fetched >= 0:
-                                    copy_r(r_base + buffer * r_bytes, r.numbers, fetched * r.stride, r.stride, lane)
-                            commit_copies()
+                k, k_last = primitives(ket, pair_cd)
+                taken = at_once(ket, pair_cd, min(group_cd + kets, nket) - pair_cd) if kets > 1 else i64(1)
+                next_cd = pair_cd + taken
+                if kets == 1 or next_cd >= group_cd + kets:
+                    group_cd += stride
+                    if limited:
+                        group_cd = next_group(limits, bra.first + pair, ket.first, group_cd, stride, nket)
+                    next_cd = group_cd
+                k_next = ket.start[ket.first + next_cd] if next_cd < nket else k_end
+                live = count > 0 and k < k_last
+                tile, first_q, going = empty(), i64(0), True
+                while going:
+                    left, place = empty_left(), (k * nq8 + first_q) * (nc * 64) + 2 * lane
+                    if ahead:
+                        found = right_blocks(right.h, place, taken * nq if live else i64(0))
+                    # the round after this one, if there is one
+                    k_round, q_round = k, first_q + nq
+                    if q_round >= nq8:
+                        k_round, q_round = k + 1, i64(0)
+                    going = rounds and live and k_round < k_last
+                    coming, stays = k_round if going else k_next, going and not contracted and k_round == k
+                    h_address, words_address = i32(shared + 16 * lane), i32(table + 128 * first_q)
+                    for i in range(count if contracted and live else 1):
+                        wait_all()
+                        cuda.syncwarp()
+                        # fetch what comes next: another bra primitive, or the first one with the next ket primitives
+                        row, fetched = r_row + coming, not stays and count > 0 and coming < k_end
+                        if contracted and live and i + 1 < count:
+                            row, fetched = r_row + (i + 1) * r.nket + k, True
+                        if fetched:
+                            copy_r(r_coming, r.numbers, row * r.stride, r_count, lane)
+                        commit_copies()
+                        if live:
                             left = products(
-                                left, h_address, panel.rows8 * 512, words_address, right.nq8 * 128, r_address, state,
+                                left, h_address, panel.rows8 * 512, words_address, nq8 * 128, r_here, state,
                                 levels.ends, panel.steps,
                             )  # fmt: skip
-                            h_address += h_bytes
-                        place = (k * right.nq8 + first_q) * (nc * 64) + 2 * lane
-                        tile = chain(tile, left, right.h, place, right.nq8 - first_q)
-                        first_q += nq
+                            h_address = i32(h_address + h_bytes)
+                        if not stays:
+                            r_here, r_coming = r_coming, r_here
+                    if live:
+                        if ahead:
+                            tile = chain(tile, left, found, place, taken * nq)
+                        else:
+                            tile = chain(tile, left, right.h, place, nq8 - first_q if rounds else taken * nq)
+                    k, first_q = k_round, q_round
                 first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
-                write(
-                    tile, out_stage, 1, levels.rows, lane >> 2, right, work.nab, out, first_out, 0, lane,
-                    contracted and added,
-                )  # fmt: skip
+                write(tile, out_stage, taken, levels.rows, right, work.nab, out, first_out, lane, contracted and added)
                 cuda.syncwarp()
                 pair_cd = next_cd
             begin += work.group
@@ -166,7 +267,7 @@ def reach_in_passes(shells, nq):
 class FusedTile:
     """What a warp does: fragments of 16 rows, q blocks at a time, cd blocks; ket pairs of a group.
 
-    `kets` is 0 if ket pairs are taken one by one, which may be contracted, or whose q may take several passes.
+    `kets` is 0 if ket pairs are taken one by one in rounds: they may be contracted, and their q take several passes.
     """
 
     mt: int
@@ -239,10 +340,8 @@ def tile_variant(unit, bra, ket, tile, blocks, matrix, limited):
     """Variant for a class, its tile and the blocks that share a multiprocessor."""
     facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), TILES.warps, blocks
     facts, target = (*facts, bra.max_prim > 1, unit), (matrix, limited) if matrix or limited else ()
-    if tile.kets:
-        ahead = 2 * tile.kets * sum(facts[3]) <= FUSED.ahead_doubles
-        return Variant(fused_groups, (*facts, tile.kets, ahead, *target))
-    return Variant(fused_transforms, (*facts, *target))
+    ahead = 0 < 2 * tile.kets * sum(facts[3]) <= FUSED.ahead_doubles
+    return Variant(fused_transforms, (*facts, tile.kets, ahead, *target))
 
 
 def fused_parts(nbra, nket, kets, contracted):

@@ -206,15 +206,15 @@ def sums_variant():
     return Variant(ket_sums, ())
 
 
-def launch_ket_sums(context, g, r, ab, cd, ncd, out, limits):
-    """s of a chunk from its r; `g` weights of the whole ket list, `ncd` of each primitive."""
+def launch_ket_sums(context, g, r, ab, cd, out, limits):
+    """s of a chunk from its r; `g` weights of the whole ket list."""
     total, stride = ab.nprim * cd.npair, r_stride(ab.facts.l + cd.facts.l)
     if total:
         pieces = max(1, min(-(-stride // 32), SUMS.most_warps // total))
         context.launch(
             sums_variant(), -(-total * pieces // SUMS.warps), 32 * SUMS.warps, 0,
-            (r, stride, cd.nprim), pair_range(cd), g, ncd, cd.npair, total, pieces, ab.data.owner, ab.first_prim,
-            limits, out,
+            (r, stride, cd.nprim), pair_range(cd), g, cd.facts.nab, cd.npair, total, pieces, ab.data.owner,
+            ab.first_prim, limits, out,
         )  # fmt: skip
 
 

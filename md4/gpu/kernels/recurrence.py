@@ -11,7 +11,6 @@ For molecules in a plane, the first two kernels make r without its odd elements,
 
 import numpy as np
 
-from md4.gpu.banks import in_banks
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import shared_address
@@ -48,14 +47,11 @@ def separation_in_plane(s, axis):
 # kernels
 
 
-def r_in_registers(l, kind, banks=False, even=False):
-    """Kernel factory for small L: a thread a quartet, r in registers; `banks`, `even`: see `md4.gpu.banks.places_of`.
-
-    `axis` is the mirror axis of `even` r.
-    """
+def r_in_registers(l, kind, even=False):
+    """Kernel factory for small L: a thread a quartet, r in registers; `axis` is the mirror axis of `even` r."""
     stride, threads, words = r_stride(l, even), RECURRENCE.threads, RECURRENCE.threads // 32 * STAGE_BYTES // 8
     separation, zeros_upto = make_separation(), make_zeros_upto(kind, l)
-    write_r, any_counts = make_write_r(l, stride, banks, even), make_any_counts(32)
+    write_r, any_counts = make_write_r(l, stride, even), make_any_counts(32)
     by_axes = jit_device(separation_in_plane if even else separation_by_axes)
 
     def kernel(
@@ -75,12 +71,12 @@ def r_in_registers(l, kind, banks=False, even=False):
     return Kernel(kernel, (threads, 2))
 
 
-def r_by_axis(l, kind, banks=False, even=False):
+def r_by_axis(l, kind, even=False):
     """Kernel factory for middle L: a lane a quartet, r axis by axis; the warp's r is put in order in shared memory.
 
-    `banks`, `even`: see `md4.gpu.banks.places_of`. `axis` is the mirror axis of `even` r.
+    `axis` is the mirror axis of `even` r.
     """
-    separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l, banks, even)
+    separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l, even)
     lanes, count, stride = RECURRENCE.lanes(l, even), r_count(l, even), r_stride(l, even)
     row, write_row, any_counts = count | 1, make_write_row(count, stride), make_any_counts(lanes)
     by_axes = jit_device(separation_in_plane if even else separation_by_axes)
@@ -176,15 +172,13 @@ def r_by_group(l, kind):
 # launcher
 
 
-def r_variant(l, kind, banks=False, even=False):
-    """Variant for r up to L = `l`; `banks`, `even`: see `md4.gpu.banks.places_of`. Even r has one order only."""
+def r_variant(l, kind, even=False):
+    """Variant for r up to L = `l`; `even`: without odd elements, see `md4.gpu.r_layout.even_r`."""
     factory = r_in_registers if l <= RECURRENCE.registers_l else r_by_axis if l <= RECURRENCE.axis_l else r_by_group
-    if even:
-        return Variant(factory, (l, kind, True, True))
-    return Variant(factory, (l, kind, True) if banks and in_banks(l) else (l, kind))
+    return Variant(factory, (l, kind, True) if even else (l, kind))
 
 
-def r_launcher(context, kind, parameter, l, banks, axis):
+def r_launcher(context, kind, parameter, l, axis):
     """The function by which `launch_r` launches for an operator up to L = `l`; `axis`: the mirror axis of even r."""
     threads, together, shared, even = RECURRENCE.threads, RECURRENCE.threads, 0, axis is not None
     extra = axis if even else 0
@@ -193,7 +187,7 @@ def r_launcher(context, kind, parameter, l, banks, axis):
     elif l > RECURRENCE.axis_l:
         threads, together = RECURRENCE.group_threads(l), RECURRENCE.group_threads(l) // RECURRENCE.group(l)
         shared, extra = 8 * together * (2 * l + 6 + 2 * r_stride(l)), context.table(packed_rules, l)
-    variant, arguments = r_variant(l, kind, banks, even), operator_arguments(context, kind, parameter)
+    variant, arguments = r_variant(l, kind, even), operator_arguments(context, kind, parameter)
 
     def launch(context, ab, cd, r, limits):
         count = ab.nprim * cd.nprim
@@ -206,11 +200,11 @@ def r_launcher(context, kind, parameter, l, banks, axis):
     return launch
 
 
-def launch_r(context, operator, ab, cd, r, limits, banks):
-    """r of the primitive quartets of two chunks, of all that count; `banks`: in the order of `md4.gpu.banks`.
+def launch_r(context, operator, ab, cd, r, limits):
+    """r of the primitive quartets of two chunks, of all that count.
 
     It is without odd elements if `md4.gpu.r_layout.even_r` says so of the chunks.
     """
     axis = ab.facts.mirror[0] if even_r(ab.facts, cd.facts) else None
-    facts = operator.kind, operator.parameter, ab.facts.l + cd.facts.l, banks, axis
+    facts = operator.kind, operator.parameter, ab.facts.l + cd.facts.l, axis
     context.fixed(r_launcher, *facts)(context, ab, cd, r, limits)

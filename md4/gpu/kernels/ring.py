@@ -143,18 +143,14 @@ def make_r_in_turn(buffers, start):
 
 def make_copy_panel(rows8, threads):
     """Device function: the block starts to copy a panel's `rows8` blocks of 8 rows, 32 pieces of 16 bytes each."""
-    return make_copy_pieces(32 * rows8, threads)
-
-
-def make_copy_pieces(count, threads):
-    """Device function: the block starts to copy `count` pieces of 16 bytes from array[index:]."""
+    count = 32 * rows8
     copies = make_copies(-(-count // threads), 16 * threads, 16 * threads)
 
-    def copy_pieces(address, array, index, tid):
+    def copy_panel(address, array, index, tid):
         limit = (count - tid + threads - 1) // threads
         copies(types.int32(address + 16 * tid), address_of(array, index + 2 * tid), limit)
 
-    return jit_device(copy_pieces)
+    return jit_device(copy_panel)
 
 
 def make_copy_range(threads):

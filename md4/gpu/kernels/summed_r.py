@@ -69,14 +69,14 @@ def summed_r(l, kind):
 # launcher
 
 
-def sums_rows(bra, ket, ncd):
-    """Number of sums of two lists or slices, with `ncd` weights for each ket primitive."""
-    return bra.nprim * ket.npair * ncd
+def sums_rows(bra, ket):
+    """Number of sums of two slices."""
+    return bra.nprim * ket.npair * ket.facts.nab
 
 
-def serves(bra, ket, ncd):
+def serves(bra, ket):
     """Whether sums of two slices are made here."""
-    return bra.facts.l + ket.facts.l <= SUMS.l and sums_rows(bra, ket, ncd) >= SUMS.fewest
+    return bra.facts.l + ket.facts.l <= SUMS.l and sums_rows(bra, ket) >= SUMS.fewest
 
 
 def summed_r_variants(l, kind):
@@ -95,19 +95,19 @@ def summed_r_launcher(context, kind, parameter, l):
     lanes, shared = RECURRENCE.lanes(l), RECURRENCE.stage(l)
     variant, arguments = summed_r_variant(l, kind), operator_arguments(context, kind, parameter)
 
-    def launch(context, ab, cd, g, ncd, out, limits):
-        total = sums_rows(ab, cd, ncd)
+    def launch(context, ab, cd, g, out, limits):
+        total = sums_rows(ab, cd)
         if total:
             context.launch(
                 variant, -(-total // lanes), 32, shared,
-                primitive_quartets(ab, cd), arguments, pair_range(cd), g, ncd, cd.npair, total, ab.data.owner,
+                primitive_quartets(ab, cd), arguments, pair_range(cd), g, cd.facts.nab, cd.npair, total, ab.data.owner,
                 limits, out,
             )  # fmt: skip
 
     return launch
 
 
-def launch_summed_r(context, operator, ab, cd, g, ncd, out, limits):
-    """s of two chunks, 0 of what does not count; `g` weights of the whole ket list, `ncd` of each primitive."""
+def launch_summed_r(context, operator, ab, cd, g, out, limits):
+    """s of two chunks, 0 of what does not count; `g` weights of the whole ket list."""
     l = ab.facts.l + cd.facts.l
-    context.fixed(summed_r_launcher, operator.kind, operator.parameter, l)(context, ab, cd, g, ncd, out, limits)
+    context.fixed(summed_r_launcher, operator.kind, operator.parameter, l)(context, ab, cd, g, out, limits)

@@ -1,4 +1,4 @@
-"""Digestion of blocks of random numbers, by rows and by threads, on the emulator, beside NumPy."""
+"""Digestion of blocks of random numbers by rows, on the emulator, beside NumPy."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,17 +11,16 @@ from random_blocks import NAO, first_aos, on_device, right
 from md4.gpu.context import DeviceContext
 from md4.gpu.kernels import digestion
 from md4.gpu.kernels.digest_rows import tile_shape
-from md4.gpu.kernels.digestion import by_quartets, launch_digest
+from md4.gpu.kernels.digestion import launch_digest
 from md4.gpu.kernels.groups import NO_LIMITS
 
 # Functions of the four shells: whole tiles, several tiles with fewer functions at the end, more sums than lanes.
 SHAPES = [(5, 3, 7, 5), (3, 3, 5, 3), (9, 9, 3, 1), (9, 10, 1, 1), (3, 1, 35, 1), (2, 2, 3, 16)]
 
 
-def digested(integrals, aos, d, twice, triangle, counts=None, by_ket=False, kernel="digest_rows"):
-    """X and Y by a kernel; `counts` and `by_ket` are those of `md4.gpu.kernels.groups.Limits`."""
+def digested(integrals, aos, d, twice, triangle, counts=None, by_ket=False):
+    """X and Y; `counts` and `by_ket` are those of `md4.gpu.kernels.groups.Limits`."""
     facts = [SimpleNamespace(na=n, nb=m, nab=n * m) for n, m in (integrals.shape[2:4], integrals.shape[4:])]
-    assert by_quartets(*facts) == (kernel == "digest_quartets")
     with running("dmma16") as machine:
         context = DeviceContext()
         context.fixed = lambda make, *args: make(context, *args)
@@ -32,7 +31,7 @@ def digested(integrals, aos, d, twice, triangle, counts=None, by_ket=False, kern
         pairs = [SimpleNamespace(npair=len(ao), first=0, facts=fact) for ao, fact in zip(aos, facts)]
         places = tuple(on_device(context, ao) for ao in aos)
         launch_digest(context, block, *pairs, places, triangle, tuple(matrices), (len(d), len(twice)), NAO)
-        assert machine.kernels == {kernel}
+        assert machine.kernels == {"digest_rows"}
         return [host_array(matrices[n], "float64").reshape(-1, NAO, NAO).copy() for n in (1, 3)]
 
 
@@ -100,18 +99,15 @@ def test_successive_bra_pairs(shape, counts, limited, monkeypatch):
 
 @pytest.mark.parametrize("shape", [(3, 1, 5, 3), (1, 1, 3, 3), (3, 3, 3, 1), (5, 1, 1, 1), (1, 2, 33, 1)], ids=str)
 @pytest.mark.parametrize("counts", [(2, 1), (1, 0)], ids=str)
-def test_runs_of_lanes(shape, counts):
-    """Small quartets: successive ket pairs with the same shell c, more and fewer than sum up their parts of X first.
-
-    A contracted shell may have more functions c than a lane has bits.
-    """
+def test_small_quartets(shape, counts):
+    """Down to one function a and b, with runs of ket pairs with the same shell c."""
     rng, lengths = np.random.default_rng(4), [11, 1, 3, 1, 1, 8, 9, 7]
     aos = [first_aos(rng, functions, count) for functions, count in ((shape[:2], 2), (shape[2:], sum(lengths)))]
     aos[1][:, 0] = np.repeat(aos[1][[0, 1, 0, 2, 0, 3, 4, 5], 0], lengths)
     integrals = rng.normal(size=(2, sum(lengths), *shape))
     d, half = (rng.normal(size=(count, NAO, NAO)) for count in counts)
     twice = half + half.swapaxes(1, 2)
-    x, y = digested(integrals, aos, d, twice, False, kernel="digest_quartets")
+    x, y = digested(integrals, aos, d, twice, False)
     known_x, known_y = right(integrals, aos, d, twice, False)
     np.testing.assert_allclose(x, known_x, rtol=0, atol=1e-13 * abs(known_x).max())
     # Y of a pair may stand in either triangle

@@ -12,7 +12,6 @@ import pytest
 from offline import (
     LENGTHS,
     REGISTERS,
-    SHARED_LIMIT,
     UNITS,
     compile_ptx,
     every_variant,
@@ -26,6 +25,7 @@ from offline import (
 )
 
 from md4.gpu.compile_worker import hasten
+from md4.gpu.dry_run import BLOCK_SHARED
 from md4.gpu.kernels.digest_in_place import digest_in_place, functions
 from md4.gpu.kernels.hermite_coulomb import correlation_variant
 from md4.gpu.kernels.shell_pairs import primitives_variant
@@ -44,7 +44,7 @@ needs_ptxas = pytest.mark.skipif(
 )
 # Kernels, by the factory's name, for which compute capability 8.0 is needed: they copy asynchronously, use tensor
 # instructions whatever the unit, or nothing uses them without those.
-ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows", "digest_mirrored", "digest_quartets"}
+ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows", "digest_mirrored"}
 
 # Bytes that a thread of a kernel may spill, by the factory's name; all other kernels none. The tables come from what
 # ptxas 13.0 reports for all variants on all three.
@@ -52,9 +52,7 @@ SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
     "fused_transforms": 220,  # of some quartets, one fragment of rows, five blocks of q and four of cd, on sm_90
     "fused_groups": 110,  # 108 at the same of another staircase, on sm_90
-    "fused_wide": 180,  # 176 at two fragments of rows a warp and six blocks of cd, on sm_100; 152 at most on sm_90
     "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
-    "single_product": 100,  # 88 at seven fragments of rows and two blocks of columns, on sm_90
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
     "correlation_by_threads": 300,  # 292 for erfc at (2, 1) and (1, 1) in FP64 on sm_90; Coulomb's 144 at (5, 4)
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100
@@ -62,7 +60,6 @@ SPILLS = {
     "ket_transform": 130,  # turned, on sm_100: 128 at seven blocks of rows and six of columns
     "digest_rows": 100,  # at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
     "digest_mirrored": 160,  # 156 at tiles of 5 x (4 + 2) on sm_80, 144 at 3 x (6 + 4) on sm_100
-    "digest_quartets": 100,  # at 6 x 6, 1 x 1 on sm_100
 }
 
 
@@ -113,7 +110,7 @@ def excess(variant, found, dynamic, cc):
         wrong.append(f"{found.registers} registers")
     if found.spill > budget(variant):
         wrong.append(f"{found.spill} bytes of spills, {budget(variant)} allowed")
-    if found.shared + dynamic > SHARED_LIMIT[cc]:
+    if found.shared + dynamic > BLOCK_SHARED[cc]:
         wrong.append(f"{found.shared} + {dynamic} bytes of shared memory")
     return ", ".join(wrong)
 
@@ -220,7 +217,7 @@ def test_j_alone_of_a_molecule_in_a_plane():
 def test_shared_memory_of_every_variant():
     """What launchers ask for fits a block, of all classes up to (ii|ii)."""
     of_all = ((cc, used(cc) | used_by_few_centres(UNITS[cc])) for cc in CURRENT)
-    large = [(v.name, sm(cc), n) for cc, found in of_all for v, n in found.items() if n > SHARED_LIMIT[cc]]
+    large = [(v.name, sm(cc), n) for cc, found in of_all for v, n in found.items() if n > BLOCK_SHARED[cc]]
     assert not large
 
 
@@ -230,14 +227,14 @@ def test_shared_memory_of_general_contractions(cc):
     """Also of kets of twelve contracted p functions, whose Y_cd and rows would not fit beside the integrals."""
     found = used_variants(UNITS[cc], lmax=1, lengths=LENGTHS[-1:], general=[(0, 7), (1, 12)])
     assert digest_in_place in {variant.factory for variant in found}
-    assert not [(v.name, n) for v, n in found.items() if n > SHARED_LIMIT[cc]]
+    assert not [(v.name, n) for v, n in found.items() if n > BLOCK_SHARED[cc]]
 
 
 @pytest.mark.thorough
 def test_shared_memory_on_older_devices():
     """Of integrals the same, but for the r that docs/compatibility.md names."""
     asked = [(v, cc, n) for cc in OLDER for v, n in used(cc).items() if v.factory.__name__ not in ASYNCHRONOUS]
-    large = {(v.name, cc) for v, cc, n in asked if n > SHARED_LIMIT[cc]}
+    large = {(v.name, cc) for v, cc, n in asked if n > BLOCK_SHARED[cc]}
     assert large == {(f"r_by_axis-{l}-coulomb", (7, 5)) for l in (10, 13, 17)}
 
 

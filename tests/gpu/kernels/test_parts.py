@@ -13,10 +13,10 @@ from md4.plan import ListParts
 
 # Angular momenta of a, b, c and d, primitives, contracted functions, whether they are spherical, axis; kernels.
 CLASSES = {
-    "(dp|pp)": ((2, 1, 1, 1), 1, 1, True, 0, {"fused_groups", "resident_bra_transform", "ket_transform"}),
+    "(dp|pp)": ((2, 1, 1, 1), 1, 1, True, 0, {"fused_transforms", "resident_bra_transform", "ket_transform"}),
     "(pp|ps), K = 4": ((1, 1, 1, 0), 2, 1, True, 1, {"fused_transforms", "contracted_bra_transform", "ket_transform"}),
     "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, True, 2, {"fused_transforms", "contracted_bra_transform"}),
-    "(dp|ps), Cartesian": ((2, 1, 1, 0), 1, 1, False, 2, {"fused_groups", "resident_bra_transform"}),
+    "(dp|ps), Cartesian": ((2, 1, 1, 0), 1, 1, False, 2, {"fused_transforms", "resident_bra_transform"}),
 }
 
 
@@ -103,7 +103,7 @@ def test_slices_chunks_and_limits(swap, monkeypatch):
             assert made == [(axis, 0)] * 6
             assert_parts(blocks, right, bra, ket, axis, live)
             backend.context.pool.trim()
-    assert machine.kernels >= {"fused_groups", "resident_bra_transform"}
+    assert machine.kernels >= {"fused_transforms", "resident_bra_transform"}
 
 
 def test_parts_of_lists():
@@ -145,7 +145,7 @@ def test_builds(axis, hermi, count):
                 np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13 * abs(theirs).max())
         records = jk.engine.backend.context.recorder.records.values()
         assert any(mirror == (axis, 1) for record in records for mirror, *_ in record.forms) == (count > 1)
-    assert machine.kernels >= {"digest_mirrored", "digest_quartets"}
+    assert machine.kernels >= {"digest_mirrored", "digest_rows"}
 
 
 def test_which_parts_a_backend_makes():

@@ -1,7 +1,7 @@
 """The kernels as plain Python on the emulated GPU of `emulator`: what they compute is what the CPU computes."""
 
 from dataclasses import replace
-from itertools import groupby, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from md4.gpu.kernels import (
     digest_in_place,
     recurrence,
     select_quartets,
-    single_product,
     summed_r,
     thread_quartet,
     unpack,
@@ -43,19 +42,19 @@ ONE_QUARTET = {"thread_quartet_integrals", "pair_slots"}
 REGISTERS, BY_AXIS = {"r_in_registers"}, {"r_by_axis"}
 PLAIN = {"plain_bra_transform", "plain_ket_transform"}
 ONE_PRODUCT = {"one_product", "ket_sums"}
-RESIDENT, FUSED, GROUPS = {"resident_bra_transform", "ket_transform"}, {"fused_transforms"}, {"fused_groups"}
+RESIDENT, FUSED = {"resident_bra_transform", "ket_transform"}, {"fused_transforms"}
 
 # Angular momenta, primitives and contracted functions of the shells; kernels that compute such a class, all its plans
 # taken, on tensor cores. Elsewhere the plain ones do.
 CLASSES = {
     "(ps|ss), K = 4": ((1, 0, 0, 0), 2, 1, ONE_QUARTET | ONE_PRODUCT | TWO | FUSED | REGISTERS),
-    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | RESIDENT | GROUPS | REGISTERS),
+    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | RESIDENT | FUSED | REGISTERS),
     "(pp|ps), K = 4": ((1, 1, 1, 0), 2, 1, ONE_QUARTET | TWO | FUSED | REGISTERS),
-    "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | GROUPS | BY_AXIS),
+    "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | FUSED | BY_AXIS),
     "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, TWO | FUSED | REGISTERS),
 }
 FEW = ("(ps|ss), K = 4", "(pp|ps)")
-DIGESTION = {"digest_rows", "digest_quartets", "pair_bounds"}
+DIGESTION = {"digest_rows", "pair_bounds"}
 COULOMB = {"hermite_densities", "hermite_sums", "expanded_order", "correlation_by_threads"}
 
 
@@ -174,60 +173,6 @@ def test_all_plans_of_a_class_of_few_centres(unit, name, all_classes):
                 assert_same(engine.compute(bra, ket).copy_to_host(), right)
                 paths_taken.add(plan.path.name)
     assert paths_taken >= ({"plain"} if unit == "fma" else {"thread_quartet", "fused", "two_products"})
-    assert ("single_product" in paths_taken) == (unit != "fma" and pure)
-
-
-@pytest.mark.sample("nprims0-*")
-@pytest.mark.parametrize("nprims, nctr, unit", [
-    ((2, 1, 3), 2, "dmma16"), pytest.param((1,), 1, "dmma8", marks=pytest.mark.races)
-])  # fmt: skip
-def test_one_product_of_many_single_shells(nprims, nctr, unit):
-    """Columns of several blocks of threads, contracted bras, general contractions, chunks."""
-    rng, count, shells = np.random.default_rng(3), 24, []
-    for n in range(2 + count):
-        l, k, functions = (1, 2, 1) if n < 2 else (2, nprims[n % len(nprims)], nctr)
-        columns = rng.uniform(0.2, 1.0, (k, functions))
-        shells.append(md4.Shell(l, rng.uniform(0.4, 3.0, k), columns, rng.normal(size=3)))
-    basis, pairs, singles = md4.Basis(shells), [[0, 1], [1, 0]], np.arange(2, 2 + count)
-    right = md4.Engine(basis, backend="cpu").compute(pairs, singles)
-    with running(unit) as machine:
-        engine = md4.Engine(basis, backend="cuda")
-        every = plans(unit, engine.prepare(pairs).pairs, engine.prepare(singles).pairs)
-        (plan,) = (plan for plan in every if plan.path.name == "single_product")
-        engine.backend.plan = lambda *_: plan
-        engine.backend.chunk_pairs = lambda *_: (2, 20)
-        assert_same(engine.compute(pairs, singles).copy_to_host(), right)
-    assert machine.kernels >= {"single_product"} | ({"ket_sums"} if nctr > 1 else set())
-
-
-def forget_plans():
-    """What was decided with other ways to share."""
-    for function in (single_product.single_tile, paths.ranked, paths.ranked_by_facts):
-        function.cache_clear()
-
-
-@pytest.mark.sample("ls0-*", "ls3-*")
-@pytest.mark.parametrize("ls, slots, parts, groups", [
-    ((1, 1, 2), 1, 1, 4), ((2, 2, 4), 1, 3, 1), ((1, 1, 2), 2, 1, 4), ((1, 0, 4), 4, 1, 4), ((1, 1, 3), 1, 2, 2)
-])  # fmt: skip
-def test_components_shared_among_warps(ls, slots, parts, groups, monkeypatch):
-    """Components of 8, 4 or 2 shells in a block of columns, all of a warp or shared."""
-    basis, pairs, singles = basis_of((*ls[:2], *ls[2:] * 11)), [[0, 1]], np.arange(2, 13)
-    every = single_product.sharings
-    monkeypatch.setattr(single_product, "sharings", lambda *args: [s for s in every(*args) if s.slots == slots])
-    forget_plans()
-    right = md4.Engine(basis, backend="cpu").compute(pairs, singles)
-    with running("dmma16"):
-        engine = md4.Engine(basis, backend="cuda")
-        bra, ket = engine.prepare(pairs), engine.prepare(singles)
-        (plan,) = (plan for plan in plans("dmma16", bra.pairs, ket.pairs) if plan.path.name == "single_product")
-        engine.backend.plan = lambda *_: plan
-        engine.backend.context.known.clear()
-        made = single_product.single_tile("dmma16", bra.pairs.facts, ket.pairs.facts)
-        assert_same(engine.compute(pairs, singles).copy_to_host(), right)
-        engine.backend.context.known.clear()
-    forget_plans()
-    assert (made.sharing.parts, made.sharing.slots, made.groups) == (parts, slots, groups)
 
 
 @pytest.mark.sample("0", "2")
@@ -244,31 +189,6 @@ def test_pairs_without_primitives_in_a_matrix(number, all_classes):
         assert_same(ours.integrals().copy_to_host(), right)
     assert not right.any(axis=0).all()
     assert right.any()
-
-
-@pytest.mark.thorough
-def test_shared_memory_of_one_product_with_single_shells(monkeypatch):
-    """Two buffers for s and three steps of the ring, one buffer, and two steps; nothing where that is too much."""
-    basis = basis_of((1, 1, 2, 2), nprim=2)
-    right, found = md4.Engine(basis, backend="cpu").compute([[0, 1]], [2, 3]), []
-    with running("dmma16"):
-        engine = md4.Engine(basis, backend="cuda")
-        bra, ket = engine.prepare([[0, 1]]), engine.prepare([2, 3])
-        (plan,) = (p for p in plans("dmma16", bra.pairs, ket.pairs) if p.path.name == "single_product")
-        engine.backend.plan = lambda *_: plan
-        while True:
-            single_product.single_tile.cache_clear()
-            made = single_product.single_tile("dmma16", bra.facts, ket.facts)
-            if made is None:
-                break
-            found.append((made.r_buffers, made.tile.stages))
-            engine.backend.context.known.clear()
-            assert_same(engine.compute([[0, 1]], [2, 3]).copy_to_host(), right)
-            limits = dict.fromkeys(single_product.SINGLE_PRODUCT.shared, made.shared - 1)
-            monkeypatch.setattr(single_product, "SINGLE_PRODUCT", replace(single_product.SINGLE_PRODUCT, shared=limits))
-    single_product.single_tile.cache_clear()
-    # each at first with a component a block of 8 columns, then with more components of fewer shells
-    assert [key for key, _ in groupby(found)] == [(2, 3), (1, 3), (1, 2)]
 
 
 @pytest.mark.sample("dmma16-(ps|p), K = 4-[13]")
@@ -368,7 +288,7 @@ def densities(basis, count):
 @pytest.mark.races
 @pytest.mark.parametrize("unit", TENSOR_CORES)
 def test_j_and_k(unit):
-    """By rows and by quartets, diagonal classes and others."""
+    """Diagonal classes and others."""
     basis = basis_of((1, 0))
     dm = densities(basis, 2)
     with running(unit) as machine:
@@ -423,7 +343,7 @@ def test_room_for_lists_of_quartets(most, all_classes, monkeypatch):
     for found, right in zip(ours, md4.get_jk(basis, dm, backend="cpu")):
         assert_same(found, right)
     assert ("digest_in_place" in machine.kernels) == (most > 0)
-    assert ("digest_quartets" in machine.kernels) == (most == 0)
+    assert ("digest_rows" in machine.kernels) == (most == 0)
     assert max(made, default=0) <= most
     pairs = basis.nshell * (basis.nshell + 1) // 2
     assert jk.stats.wanted + jk.stats.skipped == pairs * (pairs + 1) // 2
@@ -709,9 +629,8 @@ def test_rows_as_symmetric_matrices(nao, pitch, count):
 
 def test_no_kernel_is_left_out():
     tested = ALWAYS | PLAIN | DIGESTION | COULOMB | set(R_KERNELS)
-    tested |= {"correlation_by_warps", "scatter_block", "single_product", "digest_in_place", "unpack_rows"}
+    tested |= {"correlation_by_warps", "scatter_block", "digest_in_place", "unpack_rows"}
     tested |= {"bra_transform", "summed_r", "select_quartets"}
     tested |= {"digest_mirrored"}  # by test_digest_mirrored.py
-    tested |= {"fused_wide"}  # by test_fused_wide.py
     tested |= {"narrowed"}  # by `test_single_precision.test_a_build`
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()

@@ -10,13 +10,11 @@ from gpu.kernels.test_plain_python import plain_r
 
 import md4
 from md4.gpu import tuning
-from md4.gpu.banks import r_places
 from md4.gpu.kernels import recurrence
-from md4.gpu.paths import PATHS
+from md4.gpu.r_layout import r_places
 from md4.method.angular import hermite_triples
 from md4.shells.shell_pairs import shell_pairs
 
-(TWO_PRODUCTS,) = [path for path in PATHS if path.name == "two_products"]
 # Angular momenta of the four shells, and the mirror axis. L = 0 to 18, each axis by both kernels.
 CLASSES = [
     ((0, 0, 0, 0), 0), ((1, 0, 0, 0), 1), ((1, 0, 1, 0), 2), ((1, 1, 1, 0), 0), ((1, 1, 1, 1), 1), ((2, 1, 1, 1), 2),
@@ -68,7 +66,7 @@ def test_each_l(ls, axis):
     with running("dmma16") as machine:
         engine = md4.Engine(basis, backend="cuda")
         ab, cd = parts(engine, axis, parity=l % 2 and min(sum(ls[:2]), sum(ls[2:])) > 0)
-        r = host_array(engine.backend.r(ab, cd, TWO_PRODUCTS), "float64").reshape(ab.nprim, cd.nprim, -1)
+        r = host_array(engine.backend.r(ab, cd), "float64").reshape(ab.nprim, cd.nprim, -1)
     assert machine.kernels == {"pair_primitives", "r_in_registers" if l <= 4 else "r_by_axis"}
     ours, kept = even_elements(r, l, axis)
     assert r.shape[-1] == len(kept) + len(kept) % 2
@@ -90,7 +88,7 @@ def test_operators(kind, registers_l, monkeypatch):
         ab, cd = parts(engine, axis, 0, (3, 2))
         every = [(ab, cd), (ab.part(axis, 1), cd.part(axis, 1)), [engine.prepare(p.pairs.pairs) for p in (ab, cd)]]
         even, odd, whole = (
-            host_array(engine.backend.r(*sides, TWO_PRODUCTS), "float64").reshape(ab.nprim, cd.nprim, -1).copy()
+            host_array(engine.backend.r(*sides), "float64").reshape(ab.nprim, cd.nprim, -1).copy()
             for sides in every
         )
     assert machine.kernels == {"pair_primitives", "r_in_registers" if registers_l > 0 else "r_by_axis"}
@@ -117,9 +115,9 @@ def test_limits(registers_l, swapped, monkeypatch):
         blocks.limit(on_device(engine.backend.context, counts))
         if swapped:
             ab, cd, blocks, live = cd, ab, blocks.swapped(), live.T
-        right = host_array(engine.backend.r(ab, cd, TWO_PRODUCTS), "float64").copy()
+        right = host_array(engine.backend.r(ab, cd), "float64").copy()
         pool.trim()
-        ours = host_array(engine.backend.r(ab, cd, TWO_PRODUCTS, blocks), "float64")
+        ours = host_array(engine.backend.r(ab, cd, blocks), "float64")
         shape = ab.npair, ab.nprim // ab.npair, cd.npair, cd.nprim // cd.npair, -1
         ours, right = (r.reshape(shape).swapaxes(1, 2) for r in (ours, right))
     assert np.array_equal(ours[live], right[live])
@@ -132,7 +130,7 @@ def test_large_l():
     basis = plane_basis(ls, 0, nprim=1)
     with running("dmma16") as machine:
         engine = md4.Engine(basis, backend="cuda")
-        even = host_array(engine.backend.r(*parts(engine, 0, 1), TWO_PRODUCTS), "float64").copy()
+        even = host_array(engine.backend.r(*parts(engine, 0, 1)), "float64").copy()
         whole = host_array(engine.backend.r(engine.prepare([[0, 1]]), engine.prepare([[2, 3]])), "float64")
     assert machine.kernels == {"pair_primitives", "r_by_group"}
     assert np.array_equal(even, whole)

@@ -1,0 +1,172 @@
+"""What `md4 warmup` compiles, and what first calls do: all that whole tensors and builds launch, and little else."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from molecules import METHANE, WATER, molecule
+from offline import CAPABILITIES, devices_without_memory
+
+import md4
+from md4.contract.three_centre import ThreeCentre
+from md4.contract.warmup import MEMORIES, asked_by_basis, asked_by_fitting, asked_by_shells
+from md4.gpu import part_plans
+
+UNITS = sorted(CAPABILITIES)
+TENSOR_CORES = [unit for unit in UNITS if unit != "fma"]
+CHAIN = "; ".join(f"O 0 {3 * n} 0; H 0 {3 * n} 0.96; H 0.93 {3 * n} -0.24" for n in range(9))
+SYSTEMS = {
+    "water cc-pvtz": (WATER, "cc-pvtz"), "methane aug-cc-pvdz": (METHANE, "aug-cc-pvdz"),
+    "water def2-tzvp": (WATER, "def2-tzvp"), "hydrogen cc-pvdz": ("H 0 0 0; H 0.3 0.2 0.7", "cc-pvdz"),
+    "9 waters cc-pvdz": (CHAIN, "cc-pvdz"),
+    "9 waters 6-31g*": (CHAIN, "6-31g*"), "Cl2 cc-pvqz": ("Cl 0 0 0; Cl 0 0 2", "cc-pvqz"),
+    "water ano": (WATER, "ano"), "TiO cc-pvdz": ("Ti 0 0 0; O 0 0 1.6", "cc-pvdz"),
+}  # fmt: skip
+CALLS = {
+    "s1": {}, "s4": {}, "s8": {}, "jk": {}, "j": {"with_k": False}, "k": {"with_j": False}, "general": {"hermi": 0},
+}  # fmt: skip
+
+
+@cache
+def system(name):
+    return molecule(*SYSTEMS[name])
+
+
+def names(variants):
+    return sorted(variant.name for variant in variants)
+
+
+def launched(unit, name, call, left, omega=None, seed=0):
+    """Variants that a call with md4's public functions launches, of a random density."""
+    mol = system(name)
+    dm = np.random.default_rng(seed).standard_normal((mol.nao, mol.nao))
+    with devices_without_memory(unit, left) as found:
+        if call in ("s1", "s4", "s8"):
+            md4.int2e(mol, aosym=call, omega=omega, backend="cuda")
+        else:
+            md4.get_jk(mol, dm, omega=omega, backend="cuda", **CALLS[call])
+    return set(found)
+
+
+@pytest.mark.sample("methane *", "9 waters 6-31g*")
+@pytest.mark.parametrize(
+    ("name", "unit", "left"), [(name, TENSOR_CORES[n % 2], MEMORIES[n // 2 % 2]) for n, name in enumerate(SYSTEMS)]
+)
+def test_nothing_is_left_to_compile(name, unit, left):
+    """After `md4 warmup GEOMETRY --basis NAME`, for any use and however much memory there is."""
+    warm = set(asked_by_basis(md4.Basis.from_mol(system(name)), "coulomb", CAPABILITIES[unit]))
+    for call in CALLS:
+        assert not names(launched(unit, name, call, left) - warm), call
+
+
+@pytest.mark.sample("hydrogen *")
+@pytest.mark.parametrize("name", ["hydrogen cc-pvdz", "methane aug-cc-pvdz", "9 waters cc-pvdz"])
+def test_shells_up_to_an_l(name):
+    """`md4 warmup --lmax` knows no molecule: it leaves little of what a call launches, and only means of its lists."""
+    basis = md4.Basis.from_mol(system(name))
+    warm = set(asked_by_shells(basis.lmax, True, "coulomb", (9, 0)))
+    used = set().union(*(launched("dmma16", name, call, MEMORIES[0]) for call in CALLS))
+    assert len(used - warm) <= 0.05 * len(used), names(used - warm)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("omega", [0.3, -0.3])
+def test_range_separation(omega):
+    """J and K of erf and erfc need the Schwarz bounds of Coulomb, besides kernels of their own."""
+    kind, basis = "erf" if omega > 0 else "erfc", md4.Basis.from_mol(system("water def2-tzvp"))
+    warm = set(asked_by_basis(basis, kind, (9, 0)))
+    for call in CALLS:
+        assert launched("dmma16", "water def2-tzvp", call, MEMORIES[0], omega) <= warm
+
+
+@pytest.mark.parametrize("kind", ["yukawa", "slater", "gaussian", "gaussian_coulomb"])
+def test_operators_without_j_and_k(kind):
+    basis = md4.Basis.from_mol(system("water def2-tzvp"))
+    factories = {variant.factory.__name__ for variant in asked_by_basis(basis, kind, (9, 0))}
+    assert "scatter_block" in factories
+    assert not {f for f in factories if f.startswith(("digest", "correlation", "hermite", "pair_bounds"))}
+
+
+FITTING = {
+    "water cc-pvtz": ("water cc-pvtz", "cc-pvtz-jkfit"), "9 waters 6-31g*": ("9 waters 6-31g*", "weigend"),
+    "Cl2 cc-pvqz": ("Cl2 cc-pvqz", "cc-pvqz-jkfit"),
+}  # fmt: skip
+
+
+def bases(name):
+    """A molecule, its auxiliary molecule, and the basis sets of both."""
+    from pyscf import df
+
+    mol = system(FITTING[name][0])
+    auxmol = df.make_auxmol(mol, FITTING[name][1])
+    return mol, auxmol, *map(md4.Basis.from_mol, (mol, auxmol))
+
+
+@pytest.mark.sample("9 waters *")
+@pytest.mark.parametrize(("name", "unit", "left"), [*zip(FITTING, UNITS, (*MEMORIES, MEMORIES[1]))])
+def test_nothing_is_left_to_compile_for_density_fitting(name, unit, left):
+    """After a warm-up with the auxiliary basis, whatever is screened."""
+    mol, auxmol, basis, auxiliary = bases(name)
+    warm = set(asked_by_fitting(basis, auxiliary, "coulomb", CAPABILITIES[unit]))
+    with devices_without_memory(unit, left) as found:
+        md4.int3c2e(mol, auxmol, "s2ij", backend="cuda")
+        md4.int3c2e(mol, auxmol, backend="cuda")
+        md4.int2c2e(auxmol, backend="cuda")
+        for cutoff in (0.0, 1e-10):
+            three = ThreeCentre(basis, auxiliary, backend="cuda", cutoff=cutoff)
+            three.metric()
+            three.integrals()
+    assert not names(set(found) - warm)
+    assert not {f for f in map(str, names(found)) if f.startswith(("digest", "correlation", "hermite"))}
+
+
+def test_a_planar_molecule_that_lies_askew(monkeypatch):
+    """J and K turn it where that gains, and launch the kernels of molecules in a plane."""
+    flat = np.array([[0.3, 0.1, 0.0], [1.2, 0.9, 0.0], [-0.4, 1.1, 0.0]])
+    askew = flat @ [[0.36, -0.8, 0.48], [0.48, 0.6, 0.64], [-0.8, 0.0, 0.6]]
+
+    def warm(centres):
+        basis = md4.Basis.from_arrays([1, 1, 0], [[0.9]] * 3, [[1.0]] * 3, centres)
+        return set(asked_by_basis(basis, "coulomb", (9, 0), MEMORIES[:1]))
+
+    assert warm(askew) != warm(flat)
+    monkeypatch.setattr(part_plans, "PLANE_L", 1)
+    assert warm(askew) == warm(flat)
+
+
+# first calls ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_first_call_compiles_what_it_launches(call, monkeypatch):
+    """And nothing that it does not launch for a density of this size, or for a smaller one."""
+    asked = {}
+
+    def compile_ahead(self, use, basis, work, progress=None, part=None):
+        asked.update(self.asked_by(work))
+
+    mol, name = system("methane aug-cc-pvdz"), "methane aug-cc-pvdz"
+    wanted = launched("dmma16", name, call, MEMORIES[0])
+    with devices_without_memory("dmma16", MEMORIES[0]), monkeypatch.context() as patches:
+        patches.setattr("md4.gpu.backend.GpuBackend.compile_ahead", compile_ahead)
+        dm = np.random.default_rng(0).standard_normal((mol.nao, mol.nao))
+        if call in ("s1", "s4", "s8"):
+            md4.int2e(mol, aosym=call, backend="cuda")
+        else:
+            md4.get_jk(mol, dm, backend="cuda", **CALLS[call])
+    assert wanted <= set(asked)
+    if call in ("s1", "s4", "s8"):
+        assert wanted == set(asked)
+    smaller = set().union(*(launched_by_smaller(name, call, size) for size in (1e-3, 1e-6)))
+    assert set(asked) <= wanted | smaller
+
+
+def launched_by_smaller(name, call, size):
+    """As `launched`, of a density times `size`."""
+    mol = system(name)
+    if call not in ("jk", "j", "k", "general"):
+        return set()
+    dm = size * np.random.default_rng(0).standard_normal((mol.nao, mol.nao))
+    with devices_without_memory("dmma16", MEMORIES[0]) as found:
+        md4.get_jk(mol, dm, backend="cuda", **CALLS[call])
+    return set(found)

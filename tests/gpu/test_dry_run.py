@@ -1,0 +1,76 @@
+"""Dry runs: they ask for the kernels that the same work launches on a device, here the emulated one."""
+
+import emulator
+import numpy as np
+import pytest
+from molecules import molecule
+
+import md4
+from md4.contract.warmup import asked_by_basis, asked_by_fitting
+from md4.gpu.context import DeviceContext
+from md4.gpu.dry_run import SAMPLE, rough_bounds, sampled
+from md4.shells.shell_pairs import shell_pairs
+
+HYDROGEN = "H 0 0 0; H 0.3 0.2 0.7"
+CAPABILITIES = {"dmma16": (9, 0), "dmma8": (8, 0)}
+
+
+@pytest.fixture(params=CAPABILITIES)
+def launched(request, monkeypatch):
+    """The variants that are launched on an emulated device, and its compute capability."""
+    found, real = set(), DeviceContext.launch
+
+    def launch(self, variant, *args):
+        found.add(variant)
+        real(self, variant, *args)
+
+    monkeypatch.setattr(DeviceContext, "launch", launch)
+    with emulator.running(request.param):
+        yield found, CAPABILITIES[request.param]
+
+
+@pytest.mark.sample("dmma16-sto-3g", "sto-3g-dmma16")
+@pytest.mark.parametrize("basis", ["sto-3g", "6-31g**"])
+def test_tensor_and_builds(launched, basis):
+    found, capability = launched
+    mol = molecule(HYDROGEN, basis)
+    dm = np.random.default_rng(0).standard_normal((mol.nao, mol.nao))
+    md4.int2e(mol, "s8", backend="cuda")
+    for options in ({}, {"with_k": False}, {"hermi": 0}):
+        md4.get_jk(mol, dm, backend="cuda", **options)
+    assert found
+    assert found <= set(asked_by_basis(md4.Basis.from_mol(mol), "coulomb", capability))
+
+
+def test_few_centres(launched):
+    from pyscf import df
+
+    found, capability = launched
+    mol = molecule(HYDROGEN, "6-31g")
+    auxmol = df.make_auxmol(mol, "weigend")
+    md4.int3c2e(mol, auxmol, "s2ij", backend="cuda")
+    md4.int2c2e(auxmol, backend="cuda")
+    assert found
+    assert found <= set(asked_by_fitting(*map(md4.Basis.from_mol, (mol, auxmol)), "coulomb", capability))
+
+
+def test_lists_are_counted_by_some_of_their_pairs():
+    """The pair with the most primitives is among these."""
+    rng, n = np.random.default_rng(0), 60
+    exponents = [[0.7, 0.2]] * n
+    exponents[7] = [9.0, 3.0, 1.0, 0.5]
+    coefficients = [np.ones(len(e)) for e in exponents]
+    basis = md4.Basis.from_arrays([0] * n, exponents, coefficients, rng.uniform(-1, 1, (n, 3)))
+    pairs = np.stack(np.tril_indices(n), axis=1)
+    assert len(pairs) > SAMPLE
+    counts, bounds = sampled(basis, pairs, 0.0)
+    right = shell_pairs(basis, pairs, cutoff=0.0)
+    assert len(counts) == len(bounds) == len(pairs)
+    assert counts.max() == np.diff(right.start).max() == 16
+    assert bounds.max() >= rough_bounds(right)[np.argmax(counts)]
+
+
+def test_rough_bounds_fall_with_distance():
+    basis = md4.Basis.from_arrays([0] * 4, [[1.0]] * 4, [[1.0]] * 4, [[0, 0, 0], [0, 0, 1], [0, 0, 3], [0, 0, 90]])
+    found = rough_bounds(shell_pairs(basis, [[1, 0], [2, 0], [3, 0]]))
+    assert found[0] > found[1] > found[2] == 0.0
