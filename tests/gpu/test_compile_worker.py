@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from md4.contract.warmup import asked_by_shells
 from md4.gpu import compile as dispatch
 from md4.gpu.compile import Variant, load_kernel
 from md4.gpu.compile_worker import FunctionKey, remembered, shared
@@ -16,7 +17,6 @@ from md4.gpu.kernels.bounds import pair_bounds
 from md4.gpu.kernels.coulomb_threads import correlation_by_threads
 from md4.gpu.kernels.digest_in_place import digest_in_place
 from md4.gpu.machine_code import sections
-from md4.gpu.variants import all_variants
 from md4.gpu.warmup import expected_seconds
 
 
@@ -32,8 +32,8 @@ from hashlib import sha256
 from md4.gpu import compile_worker, device_code
 from md4.gpu.compile import Variant
 from md4.gpu.kernels.digest_in_place import digest_in_place
-from md4.gpu.kernels.digest_quartets import digest_quartets
 from md4.gpu.kernels.recurrence import r_in_registers
+from md4.gpu.kernels.thread_quartet import thread_quartet_integrals
 from md4.gpu.machine_code import machine_code, sections
 compile_worker.compile_for((9, 0))
 if sys.argv[1] == "hastened":
@@ -46,7 +46,8 @@ device_code.make_device = counted
 found = []
 for factory, facts in ((digest_in_place, (0, 1, 0, 1, 0, 1, 0, 1, True, "coulomb", False)),
                        (digest_in_place, (1, 1, 0, 1, 0, 1, 0, 1, True, "coulomb", True)),
-                       (digest_quartets, (1, 1, 1, 1, True, True)), (r_in_registers, (2, "coulomb"))):
+                       (thread_quartet_integrals, (0, 1, 0, 1, 0, 1, 0, 1, True, False, "coulomb")),
+                       (r_in_registers, (2, "coulomb"))):
     parts = sections(machine_code(Variant(factory, facts).kernel(), (9, 0)))
     texts = [content for name, content in parts.items() if name.startswith((".text", ".nv.constant"))]
     found.append([len(texts), sha256(b"".join(texts)).hexdigest()])
@@ -69,11 +70,12 @@ before = gc.get_threshold(), gc.get_freeze_count()
 import md4
 from numba.core.types.functions import BaseFunction
 from numba.cuda import dispatcher
-from md4.gpu import compile_worker, device_code, variants, warmup
+from md4.contract.warmup import asked_by_shells
+from md4.gpu import device_code, warmup
 logging.basicConfig(stream=sys.stderr, format="%(message)s")
 logging.getLogger("md4").setLevel(logging.DEBUG)
 warmup.current_capability = lambda: (9, 0)
-warmup.compile_ahead(variants.all_variants("dmma16", lmax=0)[:12])
+warmup.compile_ahead(lambda: list(asked_by_shells(0, True, "coulomb", (9, 0)))[:12])
 patched = BaseFunction.get_call_type, dispatcher.get_current_device, device_code.make_device
 same = before == (gc.get_threshold(), gc.get_freeze_count())
 print(json.dumps([[function.__module__ for function in patched], same]))
@@ -104,7 +106,7 @@ def test_workers_compile_for_the_user_without_a_device(monkeypatch, tmp_path):
     assert modules == ["numba.core.types.functions", "numba.cuda.api", "numba.cuda.decorators"]
     assert same
     monkeypatch.setattr(dispatch, "driver", Driver)
-    wanted = all_variants("dmma16", lmax=0)[:12]
+    wanted = list(asked_by_shells(0, True, "coulomb", (9, 0)))[:12]
     assert all(load_kernel(variant, (9, 0)).handle == 42 for variant in wanted)
     lines = {line.split()[1]: line for line in told.splitlines() if line.startswith("compiled ")}
     assert set(lines) == {variant.name for variant in wanted}
