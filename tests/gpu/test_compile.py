@@ -132,7 +132,8 @@ def test_a_graph(monkeypatch, failing):
     results = {"cuStreamBeginCapture": (), "cuStreamEndCapture": ("graph",), "cuGraphInstantiate": ("handle",),
                "cuGraphDestroy": (), "cuGraphExecDestroy": (), "cuGraphLaunch": (), "cuLaunchKernel": ()}  # fmt: skip
     calls = {name: call(name, *found) for name, found in results.items()}
-    kept = {name: getattr(dispatch.driver, name) for name in ("CUresult", "CUstreamCaptureMode", "cuGetErrorName")}
+    kept = {name: getattr(dispatch.driver, name) for name in ("CUresult", "CUstreamCaptureMode")}
+    kept["cuGetErrorName"] = lambda error: (0, error.name.encode())
     for module in ("md4.gpu.buffers.driver", "md4.gpu.compile.driver"):
         stand_in = SimpleNamespace(**calls, **kept)
         monkeypatch.setattr(module, stand_in)

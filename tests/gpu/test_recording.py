@@ -52,13 +52,13 @@ class Rectangle:
     def run(self, between=lambda: None):
         """Whether its launches were repeated."""
         recorder = self.context.recorder
-        if recorder.repeat(self.key, self.bra, self.ket):
+        if recorder.repeat(self.key, self.bra, self.ket, self.context.handle):
             return True
         target = self.context.pool.room("r", self.size)
         self.context.launch(ADD, 1, 32, 0, target, 1.0)
         between()
         self.context.launch(ADD, self.size, 32, 0, target, 10.0)
-        recorder.end(self.key, self.bra, self.ket, [(None, "one", "two")])
+        recorder.end(self.key, self.bra, self.ket, [(None, "one", "two")], self.context.handle)
         return False
 
 
@@ -169,7 +169,7 @@ def test_an_exception_ends_a_recording(context):
         try:
             rectangle.run(between)
         except KeyboardInterrupt:
-            context.recorder.end(other.key, other.bra, other.ket, ("one", "two"))
+            context.recorder.end(other.key, other.bra, other.ket, ("one", "two"), context.handle)
             assert not context.recorder.records
     assert not rectangle.run()
     assert context.recorder.records[rectangle.key].graph.count == 2

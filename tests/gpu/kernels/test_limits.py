@@ -105,7 +105,7 @@ def test_blocks(unit, name, all_classes):  # noqa: F811
 
 
 # Functions of the four shells, and bra and ket pairs.
-BLOCKS = {"quartets": ((0, 0, 1, 0), 5, 37), "rows": ((2, 1, 1, 1), 5, 7), "rows of one b and d": ((1, 0, 1, 0), 7, 15)}
+BLOCKS = {"few": ((0, 0, 1, 0), 5, 37), "many": ((2, 1, 1, 1), 5, 7), "one b and d": ((1, 0, 1, 0), 7, 15)}
 
 
 @pytest.mark.sample("counts0-*")
@@ -137,7 +137,7 @@ def test_digestion(name, counts):
             matrices = [sent(context, m) for m in (d, 0 * d, twice, 0 * twice)]
             launch_digest(context, block, ab, cd, places, False, matrices, counts, nao)
             sums.append([host_array(matrices[n], "float64") for n in (1, 3)])
-    assert name.split()[0] in " ".join(machine.kernels)
+    assert "digest_rows" in machine.kernels
     for ours, right in zip(*reversed(sums)):
         np.testing.assert_allclose(ours, right, rtol=0, atol=1e-13 * abs(right).max(initial=0))
 
