@@ -12,7 +12,7 @@ from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
-from md4.gpu.kernels.digestion import launch_digest
+from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, fits_single
 from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
@@ -168,7 +168,7 @@ class DeviceDigest:
         return self.recorder.repeat(self.key(bra, ket, triangle, counts), bra, ket, self.context.handle)
 
     def done(self, bra, ket, triangle, counts=None, parts=()):
-        """Keeps the launches of a rectangle if they are recorded; `parts` are its `ListParts`, if any."""
+        """Keeps the launches of a rectangle if they are recorded; `parts` are the `ListParts` of its blocks."""
         if self.recorder.launches is None:
             return
         whole = None, self.backend.plan(bra, ket, None, counts is not None)
@@ -257,6 +257,12 @@ class DeviceDigest:
         """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
+
+    def add_parts(self, blocks, axis, bra, ket, basis, triangle):
+        """Digests the even and the odd part of a block; `bra` and `ket` as in `add`, slices of whole lists."""
+        places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
+        matrices, counts = self.matrices, self.counts
+        launch_mirrored(self.context, blocks, axis, bra, ket, places, triangle, matrices, counts, self.nao)
 
     def add_up(self, group):
         """Replaces the sums by those of all members of a `md4.gpu.collectives.Group`."""

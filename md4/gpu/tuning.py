@@ -125,6 +125,14 @@ class DigestRowsTuning:
 
 
 @dataclass(frozen=True)
+class DigestMirroredTuning:
+    """Digestion of even and odd parts (`md4.gpu.kernels.digest_mirrored`)."""
+
+    blocks: tuple  # (blocks that share a multiprocessor, most doubles of a thread in registers)
+    lane_integrals: int  # most integrals of a lane in several bra pairs
+
+
+@dataclass(frozen=True)
 class DigestQuartetsTuning:
     """Digestion by the threads that make the integrals (`md4.gpu.kernels.digest_in_place`)."""
 
@@ -140,6 +148,7 @@ DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
     rows=7, tile=35, blocks=((6, 17), (5, 23), (4, 41), (3, 63)), sum_row=520, lane_integrals=256
 )
+DIGEST_MIRRORED = DigestMirroredTuning(blocks=((6, 17), (5, 23), (4, 41), (3, 63)), lane_integrals=256)
 DIGEST_QUARTETS = DigestQuartetsTuning(
     integrals=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448, run=8
 )

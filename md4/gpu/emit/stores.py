@@ -51,38 +51,6 @@ def make_write_out(rounds, stride, add=False):
     return write_out
 
 
-@cache
-def make_write_words(rounds, stride, add=False):
-    """Intrinsic (array, index, words, n, address): doubles of shared memory, and zeros, to places by a table of words.
-
-    The `rounds` words n, n + `stride`, ... are read. A word is 2^16 place + source, both below 2^15: array[index +
-    place] gets the number `source` of those at `address`, counted from 1, or 0 if that is 0. A negative word stands for
-    nothing.
-    """
-
-    @intrinsic
-    def write_words(typingctx, array, index, words, n, address):
-        def codegen(context, builder, signature, args):
-            target = element_address(context, builder, signature.args[0], *args[:2])
-            found = list(places(context, builder, signature, args, 2, range(0, rounds * stride, stride)))
-            values = []
-            for _, word in found:
-                source = builder.and_(word, I32(0xFFFF))
-                here = builder.add(args[4], builder.mul(source, I32(8)))
-                live = builder.select(is_place(builder, word), source, I32(0))
-                values += doubles_if(builder, here, (live, 0), offset=-8, space="shared")
-            for (_, word), value in zip(found, values):
-                step = builder.mul(builder.sext(builder.ashr(word, I32(16)), I64), I64(8))
-                here, live = builder.add(target, step), (word, -1)
-                there = doubles_if(builder, here, live, space="global") if add else []
-                store_if(builder, here, [builder.fadd(there[0], value) if add else value], live)
-            return context.get_dummy_value()
-
-        return types.void(array, i64, words, i64, i32), codegen
-
-    return write_words
-
-
 def places(context, builder, signature, args, array, steps):
     """Yields (n, what a table of int32 holds n items from the lane's first on) for `steps`; arguments as in rows."""
     base = element_address(context, builder, signature.args[array], args[array], args[array + 1], 4)
@@ -190,52 +158,10 @@ def make_store_rows(rows8, nt):
     return store_rows
 
 
-@cache
-def make_store_listed(rows8, nt, turned):
-    """Intrinsic that writes a tile of (ab|cd) element by element, rows and columns by tables.
-
-    (tile, array, first, column, ncol, group, s_group, s_column, s_row, rows, first_row, columns, n): as
-    `make_store_rows`, but that column m of a group is at columns[n + m] s_column, -1 if nowhere.
-    """
-    lane, tile = Lane(rows8, nt, turned), tile_kind(rows8, nt)
-
-    @intrinsic
-    def store_listed(
-        typingctx, acc, array, first, first_column, ncol, group, s_group, s_column, s_row, rows, first_row, columns, n
-    ):
-        def codegen(context, builder, signature, args):
-            c, (first_column, ncol, group, s_group, s_column, s_row) = fields(builder, args[0], tile.count), args[3:9]
-            base = element_address(context, builder, signature.args[1], args[1], args[2])
-            table, found = element_address(context, builder, signature.args[11], args[11], args[12], 4), []
-            for column in lane.columns:
-                this = builder.add(first_column, I64(column))
-                start, item = grouped(builder, this, group)
-                place = global_int(builder, builder.add(table, builder.mul(item, I64(4))))
-                offset = builder.add(builder.mul(start, s_group), builder.mul(builder.sext(place, I64), s_column))
-                live = builder.select(builder.icmp_signed("<", this, ncol), place, I32(-1))
-                found.append((column, builder.add(base, builder.mul(offset, I64(8))), (live, -1)))
-            step = builder.mul(s_row, I64(8))
-            for row, place in places(context, builder, signature, args, 9, lane.rows):
-                with builder.if_then(is_place(builder, place)):
-                    offset = builder.mul(builder.sext(place, I64), step)
-                    for column, address, live in found:
-                        store_if(builder, builder.add(address, offset), [c[lane.index(row, column)]], live)
-            return context.get_dummy_value()
-
-        return types.void(tile, array, *[i64] * 7, rows, i64, columns, i64), codegen
-
-    return store_listed
-
-
-def grouped(builder, n, group):
-    """(n // group, n % group); n below 2^31, where division takes a third of the instructions."""
-    quotient = builder.zext(builder.udiv(builder.trunc(n, I32), builder.trunc(group, I32)), I64)
-    return quotient, builder.sub(n, builder.mul(quotient, group))
-
-
 def grouped_offset(builder, n, group, s_group, s_item):
-    """(n // group) s_group + (n % group) s_item."""
-    quotient, rest = grouped(builder, n, group)
+    """(n // group) s_group + (n % group) s_item; n below 2^31, where division takes a third of the instructions."""
+    quotient = builder.zext(builder.udiv(builder.trunc(n, I32), builder.trunc(group, I32)), I64)
+    rest = builder.sub(n, builder.mul(quotient, group))
     return builder.add(builder.mul(quotient, s_group), builder.mul(rest, s_item))
 
 
