@@ -149,17 +149,12 @@ def shared_real(address, offset=0, precision=FP64):
     return load("shared", address, offset, precision)[0]
 
 
-def shared_vector(address, offset, precision):
-    """`precision.vector` successive real numbers of shared memory, by one instruction; see `load_block`."""
-    return load("shared", address, offset, precision, precision.vector)
+def shared_vector(address, offset=0, precision=FP64):
+    """`precision.vector` successive real numbers of shared memory, by one instruction.
 
-
-def load_block(address, offset):
-    """The lane's two doubles of an 8 x 8 block in shared memory, by one instruction.
-
-    PTX, as LLVM would keep such a pair in registers rather than load it again, and there are none to spare.
+    PTX, as LLVM would keep them in registers rather than load them again, and there are none to spare.
     """
-    return shared_vector(address, offset, FP64)
+    return load("shared", address, offset, precision, precision.vector)
 
 
 def shared_int(address):

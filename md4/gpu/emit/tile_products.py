@@ -22,11 +22,11 @@ from itertools import pairwise
 from md4.gpu.emit.instructions import (
     global_int,
     load,
-    load_block,
     mma_16x8x8,
     mma_by_halves,
     shared_int,
     shared_real,
+    shared_vector,
 )
 from md4.gpu.emit.values import FP64, INT, OPEN, first_case, i32, i64, repeat, select, tuple_of, word
 from md4.gpu.tiles import reach_levels
@@ -112,7 +112,7 @@ def tile_products(rows8, nt, wide, turned):
 
     def by_fragments(c, address, b, count):
         for i in range(count):
-            a = [x for half in range(2) for x in load_block(address, 1024 * i + 512 * half)]
+            a = [x for half in range(2) for x in shared_vector(address, 1024 * i + 512 * half)]
             for j in range(nt):
                 n = 4 * (i * nt + j)
                 c[n : n + 4] = mma(c[n : n + 4], a, b[2 * j : 2 * j + 2])
@@ -120,7 +120,7 @@ def tile_products(rows8, nt, wide, turned):
 
     def by_blocks(c, address, a, count):
         for j in range(count):
-            b = load_block(address, 512 * j)
+            b = shared_vector(address, 512 * j)
             for i in range(nt // 2):
                 n, (a0, a2, a1, a3) = 4 * (i * rows8 + j), a[4 * i : 4 * i + 4]
                 c[n : n + 4] = mma(c[n : n + 4], [a0, a1, a2, a3], b)
@@ -208,7 +208,7 @@ def make_load_blocks(nt, singly=False):
     def load_blocks(address):
         if singly:
             return [load("volatile.shared", address, 512 * j + 8 * n)[0] for j in range(nt) for n in range(2)]
-        return [x for j in range(nt) for x in load_block(address, 512 * j)]
+        return [x for j in range(nt) for x in shared_vector(address, 512 * j)]
 
     return load_blocks
 

@@ -11,7 +11,6 @@ from md4.gpu.emit.instructions import (
     GLOBAL,
     add_to_shared,
     global_after,
-    load_block,
     local_double,
     shared_real,
     shared_vector,
@@ -76,7 +75,7 @@ def make_write_r(l, stride, even):
                 row = (lane >> 3) + 4 * n
                 with when(row < live):
                     place = row * (8 * STAGE_ROW) + sub * 16
-                    values = load_block(stage + place.i32, 0)
+                    values = shared_vector(stage + place.i32)
                     store(base + (row * (8 * stride) + sub * 16 + 8 * first), values, space=GLOBAL)
 
     @word(None, tuple_of(FP64, l + 1), f64, f64, f64, OPEN, i64, i64, i32, i64)
