@@ -79,15 +79,12 @@ class DigestTarget(BlockTarget, Protocol):
     def repeat(self, bra, ket, triangle, counts=None):
         """Does again what an earlier build did for two slices of prepared lists, if it can; does it?
 
-        If not, their block, limited by `counts`, comes by `add`, or the blocks of both of their parts, and then `done`
-        is called. The target may record what is done up to then.
+        If not, their block, limited by `counts`, comes by `add`, and then `done` is called. The target may record what
+        is done up to then.
         """
 
-    def add_parts(self, blocks, axis, bra, ket, basis, triangle):
-        """As `add`, the even and the odd integrals of two slices of lists, from `Backend.part_blocks`."""
-
     def done(self, bra, ket, triangle, counts=None, parts=()):
-        """All of what `repeat` was asked for has been added; `parts` are the `md4.plan.ListParts` of the blocks."""
+        """All of what `repeat` was asked for has been added; `parts` are the block's `md4.plan.ListParts`, if any."""
 
     def take_rows(self, rows, basis):
         """Makes and digests the quartets of a `md4.plan.QuartetRows` that survive the rule, if it can; does it?
@@ -431,11 +428,8 @@ class Backend(Protocol):
         """`md4.plan.ListParts` of the even and the odd integrals of two `PreparedPairs` for J and K.
 
         Empty where they are better made all together, and if `axis` (`Basis.mirror_axis`) is None. Only backends whose
-        sums take blocks have this and `part_blocks`.
+        sums take blocks have this.
         """
-
-    def part_blocks(self, parts):
-        """A block for each of both `ListParts`, shape (n_bra, n_ket, n_ab, 1, n_cd, 1); valid until the next call."""
 
     def chunk_pairs(self, plan, bra, ket):
         """Numbers of bra and of ket pairs of a chunk of two `PreparedPairs`, chosen for memory and caches."""

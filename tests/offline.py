@@ -30,7 +30,7 @@ from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import launch_in_place
-from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
+from md4.gpu.kernels.digestion import launch_digest
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
@@ -211,12 +211,9 @@ def launch_parts(backend, bra, ket):
     """What J and K launch for the even and odd parts of two lists, in each of the planes."""
     for axis in range(3):
         if parts := backend.parts(bra, ket, axis):
-            blocks = backend.part_blocks(parts)
-            for block in blocks:
-                block.limit(Buffer(0, (len(bra),), 4, None))
-            Engine.run_parts(SimpleNamespace(backend=backend), parts, blocks)
-            for counts in ((1, 1), (1, 0)):
-                launch_mirrored(backend.context, blocks, axis, bra, ket, [None] * 2, False, [None] * 4, counts, 1)
+            block = backend.scratch((len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb))
+            block.limit(Buffer(0, (len(bra),), 4, None))
+            Engine.run_parts(SimpleNamespace(backend=backend), parts, block)
 
 
 def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells=(True, False), general=()):

@@ -240,7 +240,7 @@ class PartialSums:
         if self.take_rows(survivors.rows(lists, pair, first, last)):
             return
         room = min(self.block_bytes, self.backend.sums.track_bytes) if self.track else self.block_bytes
-        most = max(1, room // (8 * self.integrals(bra, ket)))
+        most = max(1, room // (8 * bra.facts.nab * ket.facts.nab))
         price, counts = rate * RECTANGLE_SECONDS, self.target.ket_counts(survivors.place(pair), bra.npair)
         if counts is not None:  # rectangles of more than `most` quartets are several
             price /= UNUSED_QUARTET + price / most
@@ -251,11 +251,6 @@ class PartialSums:
                 self.stats.computed += ab.npair * cd.npair
         self.stats.wanted += wanted
         self.stats.computed += 0 if counts is None else wanted
-
-    def integrals(self, bra, ket):
-        """Integrals of a quartet of two lists that blocks hold: those of both parts where they are made in parts."""
-        parts = self.backend.parts(bra, ket, self.engine.bra_basis.mirror_axis) or [(bra, ket)]
-        return sum(one.facts.nab * other.facts.nab for one, other, *_ in parts)
 
     def take_rows(self, rows):
         """Gives rows of quartets to the target, if it selects those that survive by itself; does it?"""
@@ -285,25 +280,20 @@ class PartialSums:
     def add_block(self, ab, cd, same, counts):
         """Makes the block of two slices, and gives it to the target, unless that repeats what it has recorded.
 
-        In a molecule in a plane it may be two blocks, of the integrals of even and of odd functions.
+        In a molecule in a plane the integrals of even and of odd functions may be made one after the other.
         """
         if self.target.repeat(ab, cd, same, counts):
             return
-        backend, basis = self.engine.backend, self.engine.bra_basis
+        backend, basis, a, b = self.engine.backend, self.engine.bra_basis, ab.facts, cd.facts
         parts = backend.parts(ab, cd, basis.mirror_axis)
-        if parts:
-            blocks = backend.part_blocks(parts)
-        else:
-            a, b = ab.facts, cd.facts
-            blocks = [backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))]
-        for block in blocks if counts is not None else ():
+        block = backend.scratch((ab.npair, cd.npair, a.na, a.nb, b.na, b.nb))
+        if counts is not None:
             block.limit(counts)
         if parts:
-            self.engine.run_parts(parts, blocks)
-            self.target.add_parts(blocks, basis.mirror_axis, ab, cd, basis, same)
+            self.engine.run_parts(parts, block)
         else:
-            self.engine.run_steps(ab, cd, *blocks)
-            self.target.add(*blocks, ab, cd, basis, same)
+            self.engine.run_steps(ab, cd, block)
+        self.target.add(block, ab, cd, basis, same)
         self.target.done(ab, cd, same, counts, parts)
 
     def end(self, fetched=True):

@@ -36,8 +36,6 @@ from md4.support.display import size_text
 from md4.support.log import log
 from md4.support.memory import host_memory, tensor_refusal
 
-# Numbers of a line of the cache.
-WHOLE_LINE = 16
 # What `GpuBackend.compile_ahead` has looked at, by compute capability and type of numbers.
 seen_ahead = set()
 
@@ -266,15 +264,6 @@ class GpuBackend:
     def scratch(self, shape):
         """Room for one block."""
         return DeviceBlock.contiguous(self.context.pool.room("block", prod(shape)), shape)
-
-    def part_blocks(self, parts):
-        """A block for each of both `ListParts`, one behind the other in the room of `scratch`."""
-        shapes = [(bra.npair, ket.npair, bra.facts.nab, 1, ket.facts.nab, 1) for bra, ket, _ in parts]
-        even, odd = map(prod, shapes)
-        behind = -(-even // WHOLE_LINE) * WHOLE_LINE
-        room = self.context.pool.room("block", behind + odd)
-        rooms = room.part(0, (even,)), room.part(behind, (odd,))
-        return [DeviceBlock.contiguous(*one) for one in zip(rooms, shapes)]
 
     def block(self, out):
         """A result of six indices as a block (ij, kl, ab, cd)."""

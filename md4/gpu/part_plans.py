@@ -4,6 +4,7 @@ In a molecule in a plane the integrals of two lists fall into those of even ab a
 zeros. Both products of a part have about half the rows, half the Hermite functions and half the columns of those of the
 whole class, so that both parts together take about a quarter of its multiply-adds. A part runs in the kernels of
 `md4.gpu.paths` whose tables describe its rows and Hermite functions. Both parts read the same r, which is made once.
+They write into one block, with zeros between their integrals (`md4.gpu.part_tables`), which is digested like any other.
 """
 
 from functools import cache, lru_cache
@@ -93,4 +94,4 @@ def time_in_plane(unit, bra, ket, matrices, axis):
     time, way = fastest_way(unit, bra.facts, ket.facts, *(side.mean_prim for side in sides), True, axis)
     if len(way) == 1:
         return build_time(unit, *sides, matrices)
-    return time + predicted_times.DIGESTED_PARTS * predicted_times.digest_time(*sides, matrices)
+    return time + predicted_times.digest_time(*sides, matrices)

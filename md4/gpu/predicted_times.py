@@ -153,11 +153,6 @@ def low_time(bra, ket):
     return 0.07 + bra.mean_prim * ket.mean_prim * primitives + 2.3e-3 * bra.nab * ket.nab
 
 
-# How many times as long the digestion of even and odd parts takes, half of whose integrals are zero: it is bound by
-# additions, of which there are as many.
-DIGESTED_PARTS = 1.0
-
-
 def digest_time(bra, ket, matrices):
     """Predicted ns for a quartet's digestion with some density matrices."""
     return 2.1e-3 * bra.nab * ket.nab * matrices

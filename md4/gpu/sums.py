@@ -12,7 +12,7 @@ from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
-from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
+from md4.gpu.kernels.digestion import launch_digest
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, fits_single
 from md4.gpu.kernels.select_quartets import MOST_SHELLS, selects
@@ -168,7 +168,7 @@ class DeviceDigest:
         return self.recorder.repeat(self.key(bra, ket, triangle, counts), bra, ket)
 
     def done(self, bra, ket, triangle, counts=None, parts=()):
-        """Keeps the launches of a rectangle if they are recorded; `parts` are the `ListParts` of its blocks."""
+        """Keeps the launches of a rectangle if they are recorded; `parts` are its `ListParts`, if any."""
         if self.recorder.launches is None:
             return
         whole = None, self.backend.plan(bra, ket, None, counts is not None)
@@ -209,11 +209,13 @@ class DeviceDigest:
         if self.lists is None or not in_place or not selects(self.context, rows.shells):
             return False
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
-        with_single = self.has_singles(bra.facts, ket.facts, basis)
+        count = int(rows.counts.sum(dtype=np.int64))
+        seconds = count * self.backend.sums.seconds(bra, ket, max(self.counts))
+        with_single = seconds >= SELECT.single_seconds and self.has_singles(bra.facts, ket.facts, basis)
         # All memory is there before the first launch: if it is refused, rectangles begin anew.
         h_ab, in_double = bra.h(plan.bra_form).array, (False, ket.h(plan.ket_form).array, self.matrices)
         kinds = [in_double, (True, ket.h(KET_SINGLES).array, self.single_matrices)] if with_single else [in_double]
-        size = item_entries(bra.facts, ket.facts, int(rows.counts.sum(dtype=np.int64)))
+        size = item_entries(bra.facts, ket.facts, count)
         for quartets in self.lists.selected(rows, size, with_single):
             for single, h_cd, matrices in kinds:
                 launch_in_place(
@@ -255,12 +257,6 @@ class DeviceDigest:
         """Digests one block; `bra` and `ket` are slices of prepared lists, of one if `triangle`."""
         places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
         launch_digest(self.context, block, bra, ket, places, triangle, self.matrices, self.counts, self.nao)
-
-    def add_parts(self, blocks, axis, bra, ket, basis, triangle):
-        """Digests the even and the odd part of a block; `bra` and `ket` as in `add`, slices of whole lists."""
-        places = first_aos(self.context, bra, basis), first_aos(self.context, ket, basis)
-        matrices, counts = self.matrices, self.counts
-        launch_mirrored(self.context, blocks, axis, bra, ket, places, triangle, matrices, counts, self.nao)
 
     def add_up(self, group):
         """Replaces the sums by those of all members of a `md4.gpu.collectives.Group`."""

@@ -134,14 +134,6 @@ class DigestRowsTuning:
 
 
 @dataclass(frozen=True)
-class DigestMirroredTuning:
-    """Digestion of even and odd parts (`md4.gpu.kernels.digest_mirrored`)."""
-
-    blocks: tuple  # (blocks that share a multiprocessor, most doubles of a thread in registers)
-    lane_integrals: int  # most integrals of a lane in several bra pairs
-
-
-@dataclass(frozen=True)
 class DigestQuartetsTuning:
     """Digestion by the threads that make the integrals (`md4.gpu.kernels.digest_in_place`)."""
 
@@ -157,7 +149,6 @@ DIGEST = DigestTuning(threads=128, warps=8448, block_bytes=2 << 30)
 DIGEST_ROWS = DigestRowsTuning(
     rows=7, tile=35, blocks=((6, 17), (5, 23), (4, 41), (3, 63)), sum_row=520, lane_integrals=256
 )
-DIGEST_MIRRORED = DigestMirroredTuning(blocks=((6, 17), (5, 23), (4, 41), (3, 63)), lane_integrals=256)
 DIGEST_QUARTETS = DigestQuartetsTuning(
     integrals=135, lane_integrals=512, lane_quartets=16, items=16896, blocks=8448, run=8
 )
@@ -172,9 +163,12 @@ class SelectTuning:
     shared: int  # most bytes of shared memory of a block
     entries: int  # most entries of a launch
     single_ratio: float  # quartets below this many tolerances are computed in single precision; 0: none
+    single_seconds: float  # predicted time of rows from which on a variant in single precision is worth its compilation
 
 
-SELECT = SelectTuning(threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5)
+SELECT = SelectTuning(
+    threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5, single_seconds=0.0
+)
 
 
 @dataclass(frozen=True)

@@ -44,21 +44,10 @@ def function_parities(l, pure, nctr, axis):
 
 
 @cache
-def function_counts(l, pure, nctr, axis):
-    """Numbers of even and of odd functions of a shell."""
-    odd = int(function_parities(l, pure, nctr, axis).sum())
-    return nctr * len(component_parities(l, pure, axis)) - odd, odd
-
-
-@cache
 def part_rows(la, lb, pure, nctr_a, nctr_b, axis, parity):
-    """The rows (a, b) of H of one parity, a nb + b each; shape (nrow,).
-
-    First those of even a with the b that go with them, then those of odd a: two rectangles of a and b, each in C order.
-    """
+    """The rows (a, b) of H of one parity, a nb + b each, rising; shape (nrow,). Of s shells only none is odd."""
     a, b = function_parities(la, pure, nctr_a, axis), function_parities(lb, pure, nctr_b, axis)
-    rectangles = [np.flatnonzero(a == of_a)[:, None] * len(b) + np.flatnonzero(b == of_a ^ parity) for of_a in range(2)]
-    return np.concatenate([rows.reshape(-1) for rows in rectangles])
+    return np.flatnonzero(a[:, None] ^ b == parity)
 
 
 @cache

@@ -9,7 +9,7 @@ from functools import cache
 
 from md4.gpu.emit.instructions import global_int, load, load_if, store_if
 from md4.gpu.emit.tile_products import Lane, neighbours, tile_kind
-from md4.gpu.emit.values import OPEN, i32, i64, when, word
+from md4.gpu.emit.values import OPEN, i32, i64, select, when, word
 
 
 @cache
@@ -29,6 +29,30 @@ def make_write_out(rounds, stride, add=False):
             store_if(target, [total], (room, n), offset=8 * n)
 
     return write_out
+
+
+@cache
+def make_write_words(rounds, stride, add=False):
+    """Intrinsic (array, index, words, n, address): doubles of shared memory, and zeros, to places by a table of words.
+
+    The `rounds` words n, n + `stride`, ... are read. A word is 2^16 place + source, both below 2^15: array[index +
+    place] gets the number `source` of those at `address`, counted from 1, or 0 if that is 0. A negative word stands for
+    nothing.
+    """
+
+    @word(None, OPEN, i64, OPEN, i64, i32)
+    def write_words(array, index, words, first, address):
+        target = array.at(index)
+        found, values = [packed for _, packed in places(words, first, range(0, rounds * stride, stride))], []
+        for packed in found:
+            source = packed & 0xFFFF
+            live = select(packed >= 0, source, 0)
+            values += load("shared", address + source * 8, -8, live=(live, 0))
+        for packed, value in zip(found, values):
+            here, live = target + packed.shifted(16).i64 * 8, (packed, -1)
+            store_if(here, [load("global", here, live=live)[0] + value if add else value], live)
+
+    return write_words
 
 
 def places(table, first, steps):
@@ -110,10 +134,45 @@ def make_store_rows(rows8, nt):
     return store_rows
 
 
-def grouped_offset(n, group, s_group, s_item):
-    """(n // group) s_group + (n % group) s_item; n below 2^31, where division takes a third of the instructions."""
+@cache
+def make_store_listed(rows8, nt, turned):
+    """Intrinsic that writes a tile of (ab|cd) element by element, rows and columns by tables.
+
+    (tile, array, first, column, ncol, group, s_group, s_column, s_row, rows, first_row, columns, n): as
+    `make_store_rows`, but that column m of a group is at columns[n + m] s_column, -1 if nowhere.
+    """
+    lane = Lane(rows8, nt, turned)
+
+    @word(None, tile_kind(rows8, nt), OPEN, *[i64] * 7, OPEN, i64, OPEN, i64)
+    def store_listed(
+        c, array, first, first_column, ncol, group, s_group, s_column, s_row, rows, first_row, columns, n
+    ):  # fmt: skip
+        base, table, found = array.at(first), columns.at(n, 4), []
+        for column in lane.columns:
+            this = first_column + column
+            start, item = grouped(this, group)
+            place = global_int(table + item * 4)
+            offset = start * s_group + place.i64 * s_column
+            found.append((column, base + offset * 8, (select(this < ncol, place, -1), -1)))
+        step = s_row * 8
+        for row, place in places(rows, first_row, lane.rows):
+            with when(place >= 0):
+                offset = place.i64 * step
+                for column, address, live in found:
+                    store_if(address + offset, [c[lane.index(row, column)]], live)
+
+    return store_listed
+
+
+def grouped(n, group):
+    """(n // group, n % group); n below 2^31, where division takes a third of the instructions."""
     quotient = (n.i32 // group.i32).u64
-    rest = n - quotient * group
+    return quotient, n - quotient * group
+
+
+def grouped_offset(n, group, s_group, s_item):
+    """(n // group) s_group + (n % group) s_item."""
+    quotient, rest = grouped(n, group)
     return quotient * s_group + rest * s_item
 
 

@@ -1,12 +1,9 @@
-"""What a lane has to itself where warps digest rows ab: an element of the ket, and sums of parts of X.
-
-For `md4.gpu.kernels.digest_rows` and `md4.gpu.kernels.digest_mirrored`.
-"""
+"""What a lane of `md4.gpu.kernels.digest_rows` has to itself: an element of the ket, and sums of parts of X."""
 
 from typing import NamedTuple
 
 from md4.gpu.device_code import f64, i32, i64, u64
-from md4.gpu.emit.digest_rows import number_of_lane, store_number
+from md4.gpu.emit.digest_rows import store_number
 from md4.gpu.emit.scalars import add_at, address_at, load_shared, quotient
 from md4.gpu.tuning import DIGEST_ROWS
 
@@ -161,26 +158,3 @@ def add_lane_sums(ao, packed, step, address, rows_b, rows, to_b, to_a, row_bytes
             add_at(address_at(to_b, other, row_bytes) if n < 0 else address_at(to_a, n, row_bytes), total_other)
         n = i32(other + sharing)
 
-
-def add_listed_sums(ao, packed, step, address, aos, rows, to, row_bytes):
-    """As `add_lane_sums` of `rows` rows, whose AOs are successive 32-bit numbers at the shared address `aos`.
-
-    Row n of parts belongs to row aos[n] of X, which begins at the address `to`, and to none if that is -1.
-    """
-    begin, count, n, sharing = i32(packed & 31), i32(packed >> 5 & 63), i32(packed >> 11 & 31), i32(packed >> 16)
-    to = address_at(to, ao, 8)
-    while n < rows and count > 0:
-        other = i32(n + sharing)  # two rows at a time, for the latency of one
-        one_ao = number_of_lane(i32(aos + 4 * n), 0)
-        other_ao = number_of_lane(i32(aos + 4 * other), 0) if other < rows else i32(-1)
-        part, between = i32(address + 8 * begin + SUM_ROW * n), i32(SUM_ROW * sharing if other < rows else 0)
-        end, total, total_other = i32(part + count * step), 0.0, 0.0
-        while part < end:
-            total += load_shared(part)
-            total_other += load_shared(i32(part + between))
-            part = i32(part + step)
-        if one_ao >= 0:
-            add_at(address_at(to, one_ao, row_bytes), total)
-        if other_ao >= 0:
-            add_at(address_at(to, other_ao, row_bytes), total_other)
-        n = i32(other + sharing)

@@ -1,19 +1,13 @@
 """Digestion of blocks (ij, kl, a, b, c, d) into J and K by `md4.gpu.kernels.digest_rows`: its tiles and its launch.
 
-The even and odd parts of a block (`md4.method.mirror`) have a kernel of their own
-(`md4.gpu.kernels.digest_mirrored`). The equations are in `md4.method.digestion`.
+The equations are in `md4.method.digestion`.
 """
 
-import numpy as np
-
 from md4.gpu.compile import Variant
-from md4.gpu.kernels import digest_mirrored as mirrored
 from md4.gpu.kernels.digest_in_place import quartet_doubles
-from md4.gpu.kernels.digest_mirrored import digest_mirrored
 from md4.gpu.kernels.digest_rows import digest_rows, tile_blocks, tile_shape, warp_bytes
-from md4.gpu.tuning import DIGEST, DIGEST_MIRRORED, DIGEST_ROWS
+from md4.gpu.tuning import DIGEST, DIGEST_ROWS
 from md4.method.digestion import digest_flags, digest_ranges
-from md4.method.mirror import function_counts, function_parities, part_rows
 
 
 def slender(bra, ket):
@@ -84,83 +78,3 @@ def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, na
     launch = context.fixed(digest_launcher, ab.facts, cd.facts, counts)
     launch(context, block, ab, cd, places, triangle, matrices, nao)
 
-
-# even and odd parts ---------------------------------------------------------------------------------------------------
-
-
-def counts_of(pairs, axis):
-    """Numbers of even a, odd a, even b and odd b of `ListFacts`, or of a list."""
-    shells = (pairs.la, pairs.nctr_a), (pairs.lb, pairs.nctr_b)
-    return sum((function_counts(l, pairs.pure, nctr, axis) for l, nctr in shells), ())
-
-
-def mirrored_tile(bra, axis):
-    """(rows, even, odd) of the tiles of a bra."""
-    na_even, _, nb_even, nb_odd = counts_of(bra, axis)
-    return mirrored.tile_parts(na_even, nb_even, nb_odd)
-
-
-def mirrored_variant(bra, axis, with_k=True, with_j=True):
-    """The variant that digests even and odd parts of the blocks of a bra into K and J."""
-    tile = mirrored_tile(bra, axis)
-    return Variant(digest_mirrored, (*tile, mirrored.tile_blocks(*tile), with_k, with_j))
-
-
-def mirrored_functions(la, lb, pure, nctr_a, nctr_b, axis):
-    """The even functions a as they are counted in their shell, the odd ones, and the same of b; int32."""
-    parities = [function_parities(l, pure, nctr, axis) for l, nctr in ((la, nctr_a), (lb, nctr_b))]
-    return np.concatenate([np.argsort(parity, kind="stable") for parity in parities]).astype(np.int32)
-
-
-def mirrored_columns(lc, ld, pure, nctr_c, nctr_d, axis):
-    """2 n + parity for each c nd + d, with the place n in the rows cd of this parity; int32."""
-    parts = [part_rows(lc, ld, pure, nctr_c, nctr_d, axis, parity) for parity in range(2)]
-    columns = np.empty(sum(map(len, parts)), dtype=np.int32)
-    for parity, rows in enumerate(parts):
-        columns[rows] = 2 * np.arange(len(rows)) + parity
-    return columns
-
-
-def mirrored_launcher(context, bra, ket, axis, counts):
-    """The function by which `launch_mirrored` launches for two `ListFacts` and the same numbers of matrices."""
-    variants = [mirrored_variant(bra, axis, *flags) for flags in digest_flags(*counts)]
-    ranges, threads, tile = list(zip(variants, digest_ranges(*counts))), DIGEST.threads, mirrored_tile(bra, axis)
-    shared, most = threads // 32 * mirrored.warp_bytes(*tile), 2 * DIGEST_MIRRORED.lane_integrals // bra.nab
-    c_even, c_odd, d_even, d_odd = counts_of(ket, axis)
-    shells = [(this.la, this.lb, this.pure, this.nctr_a, this.nctr_b, axis) for this in (bra, ket)]
-    tables = context.table(mirrored_functions, *shells[0]), context.table(mirrored_columns, *shells[1])
-    shape = (*counts_of(bra, axis), ket.na, ket.nb, c_even * d_even + c_odd * d_odd, *tables)
-
-    def launch(context, blocks, ab, cd, places, triangle, matrices, nao):
-        nbra, nket = ab.npair, cd.npair
-        warps = -(-nket * ket.nab // 32)
-        bra_pairs = bra_pairs_of_a_warp(most, warps * nbra)
-        grid = -(-warps * -(-nbra // bra_pairs) * 32 // threads)
-        even, odd = blocks
-        lists = ab.first, cd.first, triangle, *places
-        for variant, ends in ranges:
-            context.launch(
-                variant, grid, threads, shared, (even.array, odd.array, nbra, nket), lists, even.limits,
-                (*matrices, *ends, nao), (warps, bra_pairs), shape,
-            )  # fmt: skip
-
-    return launch
-
-
-def launch_mirrored(context, blocks, axis, ab, cd, places, triangle, matrices, counts, nao):
-    """The even and the odd part of a block into X and Y.
-
-    Parameters
-    ----------
-    blocks : tuple of DeviceBlock
-        The even and the odd part, each (ij, kl, ab, cd) in C order with the rows of `md4.method.mirror.part_rows`, and
-        with the same limits.
-    axis : int
-        That of the reflection, as in `md4.method.mirror`.
-    ab, cd : PreparedPairs
-        Slices of whole lists.
-    places, triangle, matrices, counts, nao
-        As in `launch_digest`.
-    """
-    launch = context.fixed(mirrored_launcher, ab.facts, cd.facts, axis, counts)
-    launch(context, blocks, ab, cd, places, triangle, matrices, nao)

@@ -34,13 +34,14 @@ from md4.gpu.emit.instructions import (
 )
 from md4.gpu.emit.tile_products import make_column_state, make_staircase_products
 from md4.gpu.gather_words import PADDING, padded_words, words_of
-from md4.gpu.kernels.fused_results import make_write
+from md4.gpu.kernels.fused_results import PART_ROUNDS, make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
     Levels,
     Limits,
     PairRange,
     Panel,
+    PartResult,
     Result,
     end_of_kets,
     levels_of,
@@ -49,6 +50,7 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import make_copy_range
+from md4.gpu.part_tables import quartet_words
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import mirror_of, reach, row_table
 from md4.gpu.tiles import blocks_of_8, panel_rows
@@ -138,26 +140,28 @@ def make_copy_r():
 
 
 def fused_transforms(
-    mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets=0, ahead=False, matrix=False, limited=False
+    mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets=0, ahead=False, matrix=False, limited=False,
+    part=False,
 ):
     """Kernel factory; `kets`: ket pairs of a group, 0 if each is taken in rounds. `nc`: blocks of 8 cd.
 
     `ket_reach`: of each of the `nq` blocks of q, how many blocks of 8 cd count. `contracted` allows for several bra
     primitives. `ahead`: H[cd, q] is fetched before the first product, which there are no rounds of. `matrix`: the
-    result is a part of a matrix. `limited`: only some quartets count; to ask for them takes registers.
+    result is a part of a matrix. `limited`: only some quartets count; to ask for them takes registers. `part`: the lists
+    are parts of lists.
     """
     rounds, kets, threads, wide = kets == 0, max(1, kets), 32 * warps, unit == "dmma16"
     empty, empty_left, reach = make_empty(4 * mt * nc * kets), make_empty(4 * mt * nq * kets), ket_reach * kets
     chain, right_blocks = make_chain(mt, nq, nc, wide, reach, kets, ahead), make_right_blocks(nc, reach)
     products = make_staircase_products(2 * mt, nq * kets, wide, False, ahead=False, same=kets)
-    column_state, write = make_column_state(nq * kets, False), make_write(mt, nc, kets, matrix)
+    column_state, write = make_column_state(nq * kets, False), make_write(mt, nc, kets, matrix, part)
     primitives, end_of, at_once = map(jit_device, (primitives_of, end_of_kets, pairs_at_once))
     next_group, copy_panel, copy_r = make_next_group(kets), make_copy_range(threads), make_copy_r()
-    wait_all = make_wait_copies(0)
+    wait_all, result_group = make_wait_copies(0), PartResult if part else Result
 
     def kernel(
         panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, words: F64, ket: PairRange, right: KetSide,
-        work: Work, limits: Limits, out: Result,
+        work: Work, limits: Limits, out: result_group,
     ):  # fmt: skip
         shared = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
@@ -340,6 +344,7 @@ def tile_variant(unit, bra, ket, tile, blocks, matrix, limited):
     """Variant for a class, its tile and the blocks that share a multiprocessor."""
     facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), TILES.warps, blocks
     facts, target = (*facts, bra.max_prim > 1, unit), (matrix, limited) if matrix or limited else ()
+    target = (matrix, limited, True) if bra.mirror else target
     ahead = 0 < 2 * tile.kets * sum(facts[3]) <= FUSED.ahead_doubles
     return Variant(fused_transforms, (*facts, tile.kets, ahead, *target))
 
@@ -364,7 +369,10 @@ def fused_launcher(context, bra, ket, matrix, limited):
     shared, nab, ncd, stride = group * panel + rest, bra.nab, ket.nab, r_stride_of(bra, ket)
     rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
     levels, words = levels_of(context, bra, rows8, False), context.table(padded_words, *words_of(bra, ket))
-    ket_rows = context.table(row_table, ket.h_class, blocks_of_8(ncd))
+    ket_rows, tables = context.table(row_table, ket.h_class, blocks_of_8(ncd)), ((), ())
+    if bra.mirror:
+        sides, padding = (bra.h_class, ket.h_class), 32 * PART_ROUNDS
+        tables = [(context.table(quartet_words, *sides, turned, padding),) for turned in (False, True)]
 
     def launch(context, h, r, g, ab, cd, block):
         nbra, nket = ab.npair, cd.npair
@@ -372,7 +380,8 @@ def fused_launcher(context, bra, ket, matrix, limited):
         context.launch(
             variant, nbra * parts, threads, shared,
             (h, rows8, steps), pair_range(ab), levels, (r, stride, cd.nprim), words, pair_range(cd),
-            (g, ket_rows, nq8, ncd, nket), (nab, group, parts), block.limits, result(block),
+            (g, ket_rows, nq8, ncd, nket), (nab, group, parts), block.limits,
+            (*result(block), *tables[block.turned]),
         )  # fmt: skip
 
     return launch

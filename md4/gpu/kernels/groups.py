@@ -176,6 +176,29 @@ class Result(NamedTuple):
     s_cd: i64
 
 
+class PartResult(NamedTuple):
+    """The even or the odd part of (ab|cd) of a chunk, in a block of all functions, as in `Result`.
+
+    It is the part's to write, of its functions ab with all cd (or cd with all ab if ab runs fastest): zeros where ab
+    and cd have unlike parity. So both parts together write all numbers of a quartet, whatever has been there.
+
+    Attributes
+    ----------
+    numbers, first, s_ij, s_kl, s_ab, s_cd
+        As in `Result`, of the whole block.
+    table : int32 array
+        Where the part's numbers and the zeros stand in a quartet; see `md4.gpu.part_tables`.
+    """
+
+    numbers: F64
+    first: i64
+    s_ij: i64
+    s_kl: i64
+    s_ab: i64
+    s_cd: i64
+    table: I32
+
+
 class Grid(NamedTuple):
     """Blocks of threads of a product for each pair of a chunk: rows run fastest, then columns, then pairs.
 

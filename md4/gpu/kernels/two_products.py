@@ -24,6 +24,8 @@ are in their own order again there, blocks of q are in that of the ket's stairca
 
 from typing import NamedTuple
 
+import numpy as np
+
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import (
@@ -32,7 +34,7 @@ from md4.gpu.emit.instructions import (
     make_empty,
     shared_address,
 )
-from md4.gpu.emit.stores import make_store_columns, make_store_panels, make_store_rows
+from md4.gpu.emit.stores import make_store_columns, make_store_listed, make_store_panels, make_store_rows
 from md4.gpu.emit.tile_products import Lane, make_column_state, make_gather, make_load_blocks, make_product_step
 from md4.gpu.gather_words import ket_primitives_of, words_in_turn, words_of
 from md4.gpu.h_layout import BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, form_rows
@@ -43,6 +45,7 @@ from md4.gpu.kernels.groups import (
     Limits,
     PairRange,
     Panel,
+    PartResult,
     Result,
     Staircase,
     any_survives,
@@ -52,8 +55,9 @@ from md4.gpu.kernels.groups import (
     result,
 )
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_r_in_turn, make_ring
+from md4.gpu.part_tables import places_and_zeros
 from md4.gpu.r_layout import r_stride_of
-from md4.gpu.staircases import depths, full_depths, full_reach, reach, row_table
+from md4.gpu.staircases import depths, full_depths, full_reach, padded, reach, row_table
 from md4.gpu.tiles import blocks_of_8, choose_tile, turned_ket_tile, turned_tile
 from md4.gpu.tuning import SHARED_BYTES, TILES
 
@@ -283,17 +287,38 @@ def make_finish(rows8, nt, turned):
     return jit_device(by_table if turned else in_order)
 
 
-def ket_transform(rows8, nt, warps, stages, unit, turned):
-    """Kernel factory for step 5."""
+def make_finish_part(rows8, nt, turned):
+    """As `make_finish` for a part of a class; `rows` and the table of `out` are its `places_and_zeros`."""
+    lane_place, store, empty = (
+        jit_device(Lane(rows8, nt, turned).place()), make_store_listed(rows8, nt, turned), make_empty(2 * rows8 * nt)
+    )  # fmt: skip
+
+    def by_tables(tile, out, first, row, rows, nrow, column, abq, lane):
+        lane_row, lane_column = lane_place(lane)
+        for n in range(3):  # the integrals, then zeros at other places of the functions that run fastest
+            row_table, column_table = (0, n * abq.nab) if turned else (n * rows.size // 3, 0)
+            store(
+                tile, out.numbers, first, column + lane_column, abq.npair * abq.nab, abq.nab, out.s_ij, out.s_ab,
+                out.s_cd, rows, row_table + row + lane_row, out.table, column_table,
+            )  # fmt: skip
+            tile = empty()
+
+    return jit_device(by_tables)
+
+
+def ket_transform(rows8, nt, warps, stages, unit, turned, part=False):
+    """Kernel factory for step 5; `part`: the lists are parts of lists."""
     threads, columns = 32 * warps, nt * warps
     empty, product, finish = (
-        make_empty(2 * rows8 * nt), ket_ring(rows8, nt, warps, stages, unit, turned), make_finish(rows8, nt, turned)
+        make_empty(2 * rows8 * nt), ket_ring(rows8, nt, warps, stages, unit, turned),
+        (make_finish_part if part else make_finish)(rows8, nt, turned),
     )  # fmt: skip
+    result_group = PartResult if part else Result
     place, primitives, any_of = jit_device(block_place), jit_device(primitives_of), jit_device(any_survives)
 
     def kernel(
         panel: Panel, ket: PairRange, staircase: Staircase, abq: HalfTransformed, first_bra: i64, ncd: i64,
-        limits: Limits, out: Result, grid: Grid,
+        limits: Limits, out: result_group, grid: Grid,
     ):  # fmt: skip
         ring = shared_address(cuda.shared.array(0, f64))
         tid = i64(cuda.threadIdx.x)
@@ -370,7 +395,8 @@ def ket_tile(unit, ket, form):
 def ket_variant(unit, ket, form):
     """Variant of step 5 for a class."""
     tile = ket_tile(unit, ket, form)
-    return Variant(ket_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned))
+    part = (True,) if ket.mirror else ()
+    return Variant(ket_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned, *part))
 
 
 def row_blocks_of(tile, nrow):
@@ -386,6 +412,11 @@ def staircase_of(context, pairs, rows8, row_blocks, flat=False):
         context.table(full_depths if flat else depths, shells, rows8, row_blocks),
         context.table(row_table, shells, rows8 * row_blocks),
     )
+
+
+def ket_places(shells, nab, rows8, flat):
+    """`places_and_zeros` of the `nab` rows of a part, in the order of those of H; see `staircase_of`."""
+    return places_and_zeros(shells, padded(np.arange(nab), 8 * rows8) if flat else row_table(shells, rows8))
 
 
 def bra_launcher(context, bra, ket):
@@ -416,7 +447,10 @@ def ket_launcher(context, bra, ket, form):
     row_blocks, rows8 = row_blocks_of(tile, ncd), form_rows(ncd, form)
     variant, columns, threads = ket_variant(context.unit, ket, form), tile.columns, tile.threads
     shared = tile.stages * 512 * (tile.rows8 + columns)
-    staircase = staircase_of(context, ket, tile.rows8, row_blocks, form == KET_FLAT)
+    staircase, table = staircase_of(context, ket, tile.rows8, row_blocks, form == KET_FLAT), ()
+    if ket.mirror:
+        rows = context.table(ket_places, ket.h_class, ncd, tile.rows8 * row_blocks, form == KET_FLAT)
+        staircase, table = (*staircase[:2], rows), (context.table(places_and_zeros, bra.h_class),)
 
     def launch(context, abq, h, ab, cd, block):
         npair = ab.npair
@@ -424,7 +458,7 @@ def ket_launcher(context, bra, ket, form):
         context.launch(
             variant, row_blocks * column_blocks * cd.npair, threads, shared,
             (h, rows8, nq8), pair_range(cd), staircase, (abq, nq8, npair, nab), ab.first, ncd, block.limits,
-            result(block), (row_blocks, column_blocks),
+            (*result(block), *table), (row_blocks, column_blocks),
         )  # fmt: skip
 
     return launch

@@ -43,7 +43,7 @@ needs_ptxas = pytest.mark.skipif(
 )
 # Kernels, by the factory's name, for which compute capability 8.0 is needed: they copy asynchronously, use tensor
 # instructions whatever the unit, or nothing uses them without those.
-ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows", "digest_mirrored"}
+ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows"}
 
 # Bytes that a thread of a kernel may spill, by the factory's name; all other kernels none. The tables come from what
 # ptxas 13.0 reports for all variants on all three.
@@ -58,7 +58,6 @@ SPILLS = {
     "contracted_bra_transform": 370,  # 360 at five blocks of rows on sm_100; 16 at most on sm_90
     "ket_transform": 130,  # turned, on sm_100: 128 at seven blocks of rows and six of columns
     "digest_rows": 100,  # at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
-    "digest_mirrored": 160,  # 156 at tiles of 5 x (4 + 2) on sm_80, 144 at 3 x (6 + 4) on sm_100
 }
 
 
