@@ -1,7 +1,7 @@
 """Numbers while code is generated, and how a function that writes code becomes a word of kernels.
 
 With `md4.gpu.emit.instructions` the only module that knows the compiler: llvmlite, Numba's intrinsics, PTX. All other
-emitters compute with `Value` as if it was a number, by +, -, *, //, >>, <<, &, ^, <, >, `fma` and `select`.
+emitters compute with `Value` as if it was a number, by +, -, *, //, >>, <<, &, <, >, `fma` and `select`.
 """
 
 from contextlib import contextmanager
@@ -134,9 +134,6 @@ class Value:
 
     def __and__(self, other):
         return self.apply("and_", other)
-
-    def __xor__(self, other):
-        return self.apply("xor", other)
 
     def __lt__(self, other):
         return self.compare("<", other)

@@ -22,14 +22,14 @@ def test_integers(a, b):
     """In 32 bits; quotients and shifts are of unsigned numbers."""
 
     def write(a, b):
-        return [a + b, a - 5, 3 * a, a // b, a >> 3, a << 2, a & 6, a ^ b, a.shifted(1), select(a < b, a, 0)]
+        return [a + b, a - 5, 3 * a, a // b, a >> 3, a << 2, a & 6, a.shifted(1), select(a < b, a, 0)]
 
     unsigned = a & 0xFFFFFFFF
     right = [
-        a + b, a - 5, 3 * a, unsigned // b, unsigned >> 3, a << 2, a & 6, a ^ b, a >> 1, a if a < b else 0,
+        a + b, a - 5, 3 * a, unsigned // b, unsigned >> 3, a << 2, a & 6, a >> 1, a if a < b else 0,
     ]  # fmt: skip
-    found = computed(write, tuple_of(INT, 10), (i32, i32), a, b)
-    assert [(value - other) % (1 << 32) for value, other in zip(found, right, strict=True)] == [0] * 10
+    found = computed(write, tuple_of(INT, 9), (i32, i32), a, b)
+    assert [(value - other) % (1 << 32) for value, other in zip(found, right, strict=True)] == [0] * 9
 
 
 @pytest.mark.parametrize("a", [5, -5, (1 << 40) + 3])
