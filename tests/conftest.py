@@ -19,6 +19,7 @@ from hypothesis import settings
 from numba.core.event import TimingListener, register
 from places import LEAST_WORK
 
+from md4.gpu.compile_worker import hasten
 from md4.gpu.context import gpu_available
 
 MOST_WORKERS = 8  # each takes a gigabyte
@@ -33,6 +34,12 @@ settings.load_profile("md4")
 def pytest_xdist_auto_num_workers(config):
     """Workers of `-n auto`: one a core that this process may use."""
     return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+
+
+def pytest_configure(config):
+    """Tests of the GPU compile as md4's own processes do, the tests of the user's processes in children of theirs."""
+    if config.option.markexpr.startswith("gpu"):
+        hasten()
 
 
 def pytest_addoption(parser):

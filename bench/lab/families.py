@@ -371,14 +371,11 @@ FAMILIES = {
         *classes("dpps", nprims=(5, 1), ket_nprims=(1,), path=FUSED, shared=2),
         *classes("dppp", chunk=30_000, path=FUSED), *classes("psps dpps", unit="dmma8", path=FUSED),
     ],
-    # step 4 with H resident in shared memory, which is for K = 1, and step 5
-    "two, resident": [
+    # step 4 with panels of H in shared memory, for K = 1 and for contracted bras of few functions, and step 5
+    "two, whole panel": [
         *classes("pppp dddd fdpp ddff hshs ggps", path=TWO), *classes("fddd", pure=False, path=TWO),
         *classes("ffff", chunk=300_000, path=TWO), *classes("dddd", chunk=1, path=TWO, count=(3, 3)),
         *classes("ffdd dddd", unit="dmma8", path=TWO),
-    ],
-    # step 4 of contracted bras of few functions
-    "two, contracted": [
         *classes("pppp dpdd dddd fdpp", nprims=(1, 3), path=TWO), *classes("ddds", nprims=(7,), path=TWO),
         *classes("psfs dpps", nprims=MIXED, path=TWO), *classes("ddff", chunk=300_000, nprims=(1, 3), path=TWO),
         *classes("fdpp dpps", unit="dmma8", nprims=(1, 3), path=TWO),
@@ -387,7 +384,7 @@ FAMILIES = {
     "two, ring": [
         *classes("ffff", nprims=(1, 3), path=TWO),
         *classes("ffff gggg", chunk=300_000, nprims=(1, 3), path=TWO, count=(3, 4)),
-        *classes("dpii", path=TWO, count=(2, 2)), *classes("isii", nprims=(3, 1), path=TWO, count=(2, 2)),
+        *classes("isii", path=TWO, count=(2, 2)), *classes("isii", nprims=(3, 1), path=TWO, count=(2, 2)),
         *classes("ffff", unit="dmma8", nprims=(1, 3), path=TWO),
     ],
     "two, rows in blocks": [

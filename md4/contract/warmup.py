@@ -107,7 +107,7 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
     todo = missing(asked, capability)
     jobs = min(jobs or os.cpu_count(), max(1, len(todo)))
     if todo:
-        compile_all(todo, jobs, progress)
+        compile_all(todo, jobs, capability, progress)
     return Warmup(len(todo), len(asked) - len(todo), jobs)
 
 

@@ -9,20 +9,19 @@ nothing that the host would execute.
 import ctypes
 import struct
 import threading
+import weakref
 from dataclasses import dataclass, field
-from functools import cache
 from inspect import get_annotations
 from itertools import count
 from time import perf_counter
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 from cuda.bindings import driver
-from cuda.core import Linker, LinkerOptions, ObjectCode
 
+from md4.errors import DeviceError
 from md4.gpu.buffers import check
 from md4.gpu.device_code import cuda, types
-from md4.gpu.tuning import ASSEMBLER
+from md4.gpu.machine_code import entry_name, machine_code
 from md4.support.cache import entry_path, load, store
 from md4.support.locks import once
 from md4.support.log import log
@@ -142,7 +141,7 @@ def kernel_in(cubin, entry):
 
 def save_kernel(variant, capability, entry, cubin):
     """Writes machine code to the cache: the name of its entry point in one line, then the cubin."""
-    store(kernel_path(variant, capability), kernel_facts(variant, capability), entry.encode() + b"\n" + cubin)
+    store(kernel_path(variant, capability), kernel_facts(variant, capability), entry + b"\n" + cubin)
 
 
 compile_count = 0  # variants that this process compiled rather than loaded
@@ -169,9 +168,8 @@ class Packing:
         self.memory = ctypes.create_string_buffer(8 * (first + len(self.variables)))
         struct.pack_into(f"<{first}q", self.memory, 0, *self.constants)
         base = ctypes.addressof(self.memory)
-        # Where each slot is: in bytes from the beginning of the memory, as int64, and its address.
+        # Addresses of the slots.
         places = [8 * (first + n if variable else n) for variable, n in self.slots]
-        self.places = struct.pack(f"<{len(places)}q", *places)
         self.pointers = (ctypes.c_void_p * len(places))(*(base + place for place in places))
         # A function of its own for each signature, since arguments are packed at every launch.
         made = {"pack": struct.Struct("<" + self.code).pack_into, "memory": self.memory}
@@ -246,9 +244,18 @@ class Launcher:
                 self.function, grid, 1, 1, block, 1, 1, shared, stream, self.pointers, 0
             )  # fmt: skip
             if noted is not None:
-                noted.append(Launch(self, grid, block, shared, stream, self.packing.memory.raw))
+                noted.append(Launch(self, grid, block, shared, self.packing.memory.raw))
         if error:
             check(error, "launching a kernel")
+
+    def launch_packed(self, grid, block, stream, shared, arguments):
+        """As `launch`, with arguments that are packed already, as those of a `Launch`."""
+        with self.lock:
+            self.packing.memory.raw = arguments
+            (error,) = driver.cuLaunchKernel(
+                self.function, grid, 1, 1, block, 1, 1, shared, stream, self.pointers, 0
+            )  # fmt: skip
+        check(error, "launching a kernel")
 
     def allow_shared(self, size):
         """Raises the limit of dynamic shared memory to `size` bytes."""
@@ -265,7 +272,7 @@ class Launch(NamedTuple):
     Attributes
     ----------
     launcher : Launcher
-    grid, block, shared, stream : int
+    grid, block, shared : int
         As in `Launcher.launch`.
     arguments : bytes
         The memory of its `Packing`.
@@ -275,44 +282,39 @@ class Launch(NamedTuple):
     grid: int
     block: int
     shared: int
-    stream: int
     arguments: bytes
 
 
-class Packed:
-    """Launches to be repeated, one after the other.
+class Graph:
+    """Launches that are repeated in their order, as one: a CUDA graph, whose launch takes the host as long as one.
 
     Parameters
     ----------
     launches : sequence of Launch
-
-    Attributes
-    ----------
-    memory : ndarray of int64
-        Packed arguments of all launches, each followed by the addresses of its slots.
-    launches : list of tuple
-        Arguments of cuLaunchKernel.
+    stream : numba.cuda.cudadrv.driver.Stream
+        Takes them down; nothing is at work on it, and its priority is that with which the kernels will run.
     """
 
-    def __init__(self, launches):
-        parts = [part for one in launches for part in (one.arguments, one.launcher.packing.places)]
-        self.memory = np.frombuffer(bytearray().join(parts), dtype=np.int64)
-        self.launches, shifts, place = [], [], self.memory.ctypes.data
-        for (launcher, grid, block, shared, stream, arguments), places in zip(launches, parts[1::2]):
-            shifts += 0, place
-            place += len(arguments)
-            self.launches.append((launcher.function, grid, 1, 1, block, 1, 1, shared, stream, place, 0))
-            place += len(places)
-        self.memory += np.repeat(np.array(shifts, dtype=np.int64), [len(part) // 8 for part in parts])
+    def __init__(self, launches, stream):
+        self.count = len(launches)
+        capture = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        (error,) = driver.cuStreamBeginCapture(stream.handle, capture)
+        check(error, "recording launches")
+        try:
+            for one in launches:
+                one.launcher.launch_packed(one.grid, one.block, stream.handle, one.shared, one.arguments)
+        finally:
+            error, graph = driver.cuStreamEndCapture(stream.handle)
+        check(error, "recording launches")
+        error, self.handle = driver.cuGraphInstantiate(graph, 0)
+        driver.cuGraphDestroy(graph)
+        check(error, "recording launches")
+        weakref.finalize(self, driver.cuGraphExecDestroy, self.handle).atexit = False
 
-
-def launch_again(launches):
-    """Launches the kernels of a `Packed`, in their order."""
-    launch = driver.cuLaunchKernel
-    for arguments in launches:
-        (error,) = launch(*arguments)
-        if error:
-            check(error, "launching a kernel")
+    def launch(self, stream):
+        """Launches its kernels on the stream with the handle `stream`."""
+        (error,) = driver.cuGraphLaunch(self.handle, stream)
+        check(error, "launching kernels again")
 
 
 def kernel_path(variant, capability):
@@ -321,62 +323,23 @@ def kernel_path(variant, capability):
 
 
 def compile_kernel(variant, capability, kernel):
-    """Compiles a kernel for the current device, and saves it."""
+    """(machine code, name of its entry point) of the kernel of a variant, both bytes, compiled and saved."""
     global compile_count  # noqa: PLW0603 a count for the tests
     start = perf_counter()
     with compiling_one(compile_count + 1):
-        compiled = cuda.jit(**kernel.options())(kernel.function).compile(kernel.types())
-        code = compiled._codelibrary
-        entry, cubin = code._entry_name, bytes(code.get_cubin().code)
-        found = Loaded(int(code.get_cufunc().kernel.handle), compiled)
-        if code._lto and (stack := stack_bytes(found)) >= ASSEMBLER.stack:
-            cubin, found = with_less_stack(code.get_ltoir(), capability, entry, stack) or (cubin, found)
+        cubin = machine_code(kernel, capability)
+    entry = entry_name(cubin).encode()
     compile_count += 1
     log.debug("compiled %s in %.2f s", variant.name, perf_counter() - start)
     save_kernel(variant, capability, entry, cubin)
-    return found
-
-
-def stack_bytes(kernel):
-    """Local memory of a thread of a `Loaded`, where registers are spilled to."""
-    attribute, device = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, cuda.current_context().device.id
-    error, size = driver.cuKernelGetAttribute(attribute, driver.CUkernel(kernel.handle), device)
-    check(error, "asking for the local memory of a kernel")
-    return size
-
-
-def with_less_stack(code, capability, entry, stack):
-    """(machine code, `Loaded`) by the first of the assembler's options that leave little of the `stack`, or None.
-
-    `code` is what Numba makes for the linker, which compiles it as a whole (LTO-IR).
-    """
-    for options in ASSEMBLER.options:
-        cubin = assembled(code, capability, options)
-        found = cubin and kernel_in(cubin, entry.encode())
-        if found and stack_bytes(found) <= ASSEMBLER.left * stack:
-            return cubin, found
-    return None
-
-
-def assembled(code, capability, options):
-    """Machine code from LTO-IR, for the architecture that Numba names; None where the assembler lacks an option."""
-    arch = "sm_{}{}".format(*capability) + "a" * (capability >= (9, 0))
-    try:
-        asked = LinkerOptions(arch=arch, link_time_optimization=True, ptxas_options=list(options))
-        return bytes(Linker(ObjectCode.from_ltoir(code), options=asked).link("cubin").code)
-    except Exception:  # of whatever type cuda.core makes it
-        return None
+    return cubin, entry
 
 
 @once
 def launcher(variant, capability, device):
     """`Launcher` of a variant, loaded from disk or compiled, for one device, which is the current one."""
     kernel = variant.kernel()
-    loaded = load_kernel(variant, capability) or compile_kernel(variant, capability, kernel)
+    loaded = load_kernel(variant, capability) or kernel_in(*compile_kernel(variant, capability, kernel))
+    if loaded is None:
+        raise DeviceError(f"the driver refuses the machine code of the kernel {variant.name}.")
     return Launcher(loaded, kernel.types())
-
-
-@cache
-def capability_of(device):
-    """Compute capability (major, minor) of a device."""
-    return tuple(cuda.gpus[device].compute_capability)

@@ -16,6 +16,9 @@ I32 = i32[::1]
 I64, I64_2D = i64[::1], i64[:, ::1]
 
 
+make_device = cuda.jit(device=True)
+
+
 def jit_device(function):
     """A device function from plain Python."""
-    return cuda.jit(device=True)(function)
+    return make_device(function)  # looked up here, since a compile worker replaces it

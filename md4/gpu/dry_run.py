@@ -106,7 +106,7 @@ class NoRecorder:
     def next_build(self):
         pass
 
-    def repeat(self, key, bra, ket):
+    def repeat(self, key, bra, ket, stream):
         return False
 
 

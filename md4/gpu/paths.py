@@ -25,16 +25,15 @@ from md4.gpu.h_layout import (
     KET_TURNED,
 )
 from md4.gpu.kernels import (
-    contracted,
     digest_in_place,
     digestion,
     fused,
     one_product,
     plain,
-    resident,
     summed_r,
     thread_quartet,
     two_products,
+    whole_panel,
 )
 from md4.gpu.predicted_times import Side, rounded_mean
 from md4.gpu.tuning import THREAD_QUARTET
@@ -144,23 +143,11 @@ class OneProduct(GpuPath):
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array
-        if one_product.needs_sums(cd):
-            r, weights = self.sums(steps, weights, ab, cd, out), None
+        if summed_r.needed(cd):
+            r, weights = summed_r.sums_of(steps, weights, ab, cd, out), None
         else:
             r = steps.r(ab, cd, out)
         one_product.launch_one_product(steps.context, H_ab.array, r, weights, ab, cd, out)
-
-    def sums(self, steps, weights, ab, cd, out):
-        """Sums of r over the primitives of kets: made with r if they are many, else of r in memory.
-
-        What the block `out` leaves out is left out.
-        """
-        sums = steps.context.pool.room("sums", max(1, one_product.sums_size(ab, cd)))
-        if summed_r.serves(ab, cd):
-            summed_r.launch_summed_r(steps.context, steps.operator, ab, cd, weights, sums, out.limits)
-        else:
-            one_product.launch_ket_sums(steps.context, weights, steps.r(ab, cd, out), ab, cd, sums, out.limits)
-        return sums
 
 
 class Fused(GpuPath):
@@ -185,13 +172,14 @@ class Fused(GpuPath):
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
+def bra_kernel(unit, bra, ket):
+    """The module of the kernel of step 4 for two `ListFacts`."""
+    return whole_panel if whole_panel.serves(unit, bra, ket) else two_products
+
+
 def bra_launcher(context, bra, ket):
-    """The launcher of step 4 by the kernel that serves two `ListFacts`."""
-    if resident.serves(context.unit, bra, ket):
-        return resident.resident_launcher(context, bra, ket)
-    if contracted.serves(context.unit, bra, ket):
-        return contracted.contracted_launcher(context, bra, ket)
-    return two_products.bra_launcher(context, bra, ket)
+    """The launcher of step 4 for two `ListFacts`."""
+    return bra_kernel(context.unit, bra, ket).bra_launcher(context, bra, ket)
 
 
 class TwoProducts(GpuPath):

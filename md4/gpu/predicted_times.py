@@ -11,7 +11,7 @@ the fused one. They reproduce them to 10% and 7%, root mean square. Taking the p
 from functools import cache
 from typing import NamedTuple
 
-from md4.gpu.kernels import contracted, resident
+from md4.gpu.kernels import whole_panel
 from md4.gpu.kernels.fused import fused_tile
 from md4.gpu.kernels.two_products import bra_tile, ket_form, ket_tile
 from md4.gpu.r_layout import r_stride_of
@@ -22,9 +22,9 @@ from md4.method.angular import nherm
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change
 # names, of r, and for each quartet
 TWO = (4.87e-5, 6.03e-5, 1.6e-4, 6.56e-5, 1.7e-4, 1.14e-3, 0.318)
-# of step 4 where the panel of H is resident
+# of step 4 where the panel of H of uncontracted bras stays in shared memory
 RESIDENT = 2.86e-5
-# of step 4, in whole blocks of 8 rows, and of r for contracted bras of few functions (`md4.gpu.kernels.contracted`): a
+# of step 4, in whole blocks of 8 rows, and of r for contracted bras of few functions (`md4.gpu.kernels.whole_panel`): a
 # fit to 82 measured times of 31 classes, good to 8%, root mean square (`bench/results/plans_contracted.csv`)
 CONTRACTED = 2.66e-5, 5.51e-4
 # as TWO with [p|q] gathered, in elements, in place of (ab|q]
@@ -104,9 +104,10 @@ def two_products_time(unit, bra, ket, turned, limited=False):
 def step4_of(unit, bra, ket, limited):
     """Of the kernel that serves two lists: rows that it multiplies, as `tile_rows`, and ns as in `TWO` for these and r.
     """
-    if not limited and contracted.serves(unit, bra, ket):
+    whole, contracted = whole_panel.serves(unit, bra, ket), bra.max_prim > 1
+    if whole and contracted and not limited:
         return 8 * blocks_of_8(bra.nab) * blocks_of_8(bra.nherm), *CONTRACTED
-    factor = RESIDENT if resident.serves(unit, bra, ket) else TWO[0]
+    factor = RESIDENT if whole and not contracted else TWO[0]
     return tile_rows(bra_tile(unit, bra), bra), factor, TWO[5]
 
 

@@ -2,14 +2,14 @@
 
 A build of a small molecule launches thousands of short kernels, and Python takes longer to find the arguments of a
 kernel than the device takes to run it. The next build launches nearly all of them again with the same arguments: only
-the contents of D, X and Y are others. So the packed arguments of a rectangle of quartets are kept, and given to the
-driver again.
+the contents of D, X and Y are others. So the launches of a rectangle of quartets are kept as a CUDA graph, which the
+host launches in the time of a single kernel.
 
 A record holds no device memory, only addresses. It is used only if all of them stand for the same as before:
 
     D, X, Y               their address is in the key, like the operator and the numbers of matrices
     limits of ket pairs   their address is in the key; the numbers are those of each build
-    the stream            the number of its track is in the key
+    the stream            a graph has none; the number of the track, whose rooms it uses, is in the key
     pair data             are made once and live as long as the list, whose number is in the key
     H                     are asked for again, in the same forms, and must be at the same addresses
     r, (ab|q], the block  are rooms of the pool, which must be at the same addresses and large enough
@@ -23,9 +23,10 @@ from collections import deque
 from typing import NamedTuple
 
 from md4.gpu.buffers import transfers
-from md4.gpu.compile import Packed, launch_again
+from md4.gpu.compile import Graph
+from md4.gpu.tracks import stream_like
 
-# Launches that are kept, about 1 kB each. A build of more of them is long enough to hide what the host does.
+# Launches that are kept. A build of more of them is long enough to hide what the host does.
 MOST_LAUNCHES = 20_000
 # Builds for which a rectangle that does not occur any more is kept: builds of two operators may alternate.
 KEPT_BUILDS = 2
@@ -62,14 +63,14 @@ class Record:
         Addresses of H.
     rooms : list of tuple
         (name, address, bytes) of the pool's rooms.
-    packed : md4.gpu.compile.Packed
+    graph : md4.gpu.compile.Graph
         Its launches.
     """
 
-    __slots__ = ("build", "forms", "h", "packed", "rooms")
+    __slots__ = ("build", "forms", "graph", "h", "rooms")
 
-    def __init__(self, build, forms, h, rooms, packed):
-        self.build, self.forms, self.h, self.rooms, self.packed = build, forms, h, rooms, packed
+    def __init__(self, build, forms, h, rooms, graph):
+        self.build, self.forms, self.h, self.rooms, self.graph = build, forms, h, rooms, graph
 
 
 def h_places(forms, bra, ket):
@@ -113,6 +114,8 @@ class Recorder:
         # Records of rectangles, and the last build in which a rectangle without one occurred, by their keys.
         self.records, self.seen = {}, {}
         self.recording = self.launches = None
+        # On which launches are taken down, by the handles of the tracks' streams.
+        self.streams = {}
 
     def next_build(self):
         """Begins a build, and forgets what did not occur in the last ones."""
@@ -121,7 +124,7 @@ class Recorder:
         oldest = self.build - KEPT_BUILDS
         self.records = {key: record for key, record in self.records.items() if record.build >= oldest}
         self.seen = {key: build for key, build in self.seen.items() if build >= oldest}
-        self.count = sum(len(record.packed.launches) for record in self.records.values())
+        self.count = sum(record.graph.count for record in self.records.values())
 
     @property
     def other_work(self):
@@ -132,7 +135,7 @@ class Recorder:
         """Ends a recording; what was noted is forgotten."""
         self.recording = self.launches = self.pool.noted = None
 
-    def repeat(self, key, bra, ket):
+    def repeat(self, key, bra, ket, stream):
         """Launches what is recorded of a rectangle; if it returns False, its launches are to follow, and then `end`.
 
         Parameters
@@ -141,6 +144,8 @@ class Recorder:
             All that the launches depend on, but for the addresses of H and of rooms.
         bra, ket : md4.engine.PreparedPairs
             Slices of lists.
+        stream : int
+            The handle of the stream of its track.
         """
         self.stop()
         record = self.records.get(key)
@@ -151,7 +156,7 @@ class Recorder:
                 return False
         elif (loans := self.loans(record, bra, ket)) is not None:
             record.build = self.build
-            launch_again(record.packed.launches)
+            record.graph.launch(stream)
             del loans  # in use up to here
             return True
         self.begin(key)
@@ -167,14 +172,14 @@ class Recorder:
         """Begins to record, if there is room for more."""
         dropped = self.records.pop(key, None)
         if dropped is not None:
-            self.count -= len(dropped.packed.launches)
+            self.count -= dropped.graph.count
         self.seen[key] = self.build
         if self.count < MOST_LAUNCHES:
             self.pool.noted = {}
             self.recording = Recording(key, deque(maxlen=MOST_LAUNCHES + 1), self.other_work)
             self.launches = self.recording.launches
 
-    def end(self, key, bra, ket, forms):
+    def end(self, key, bra, ket, forms, stream):
         """Keeps the launches since `repeat`, if that can be; `forms` are those of H, as in `h_places`."""
         recording, noted = self.recording, self.pool.noted
         self.stop()
@@ -183,6 +188,8 @@ class Recorder:
         h, rooms = h_places(forms, bra, ket), self.pool.room_places(noted)
         if rooms is None or self.other_work != recording.work:
             return
-        self.records[key] = Record(self.build, forms, h, rooms, Packed(recording.launches))
+        if stream not in self.streams:
+            self.streams[stream] = stream_like(stream)
+        self.records[key] = Record(self.build, forms, h, rooms, Graph(recording.launches, self.streams[stream]))
         self.count += len(recording.launches)
         self.seen.pop(key, None)

@@ -165,7 +165,7 @@ class DeviceDigest:
 
     def repeat(self, bra, ket, triangle, counts=None):
         """Launches again what an earlier build has recorded of two slices, if it can; does it?"""
-        return self.recorder.repeat(self.key(bra, ket, triangle, counts), bra, ket)
+        return self.recorder.repeat(self.key(bra, ket, triangle, counts), bra, ket, self.context.handle)
 
     def done(self, bra, ket, triangle, counts=None, parts=()):
         """Keeps the launches of a rectangle if they are recorded; `parts` are its `ListParts`, if any."""
@@ -177,7 +177,7 @@ class DeviceDigest:
             (mirror, *((plan.ket_form, plan.bra_form) if plan.swap else (plan.bra_form, plan.ket_form)))
             for mirror, plan in plans
         ]
-        self.recorder.end(self.key(bra, ket, triangle, counts), bra, ket, forms)
+        self.recorder.end(self.key(bra, ket, triangle, counts), bra, ket, forms, self.context.handle)
 
     def screen_by(self, rule):
         """`take_rows` selects quartets by a `md4.plan.QuartetRule`, whose `counts` limit blocks."""

@@ -40,8 +40,20 @@ def urgent_stream():
     cuda.current_context()
     error, _, highest = driver.cuCtxGetStreamPriorityRange()
     check(error, "asking for the priorities of streams")
+    return new_stream(highest)
+
+
+def stream_like(handle):
+    """A new stream with the priority of the one with a handle."""
+    error, priority = driver.cuStreamGetPriority(handle)
+    check(error, "asking for the priority of a stream")
+    return new_stream(priority)
+
+
+def new_stream(priority):
+    """A new stream of a priority."""
     flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
-    error, handle = driver.cuStreamCreateWithPriority(flags, highest)
+    error, handle = driver.cuStreamCreateWithPriority(flags, priority)
     check(error, "making a stream")
     stream = cuda.external_stream(int(handle))
     weakref.finalize(stream, driver.cuStreamDestroy, handle)

@@ -39,30 +39,21 @@ SHARED_BYTES = 112 << 10
 
 
 @dataclass(frozen=True)
-class ResidentTuning:
-    """Step 4 with the panel of H in shared memory."""
+class WholePanelTuning:
+    """Step 4 with panels of H in shared memory (`md4.gpu.kernels.whole_panel`)."""
 
-    panel_bytes: int  # most bytes of a panel
-    groups: int  # groups of columns that a warp takes one after the other, about
-
-
-RESIDENT = ResidentTuning(panel_bytes=64 << 10, groups=8)
-
-
-@dataclass(frozen=True)
-class ContractedTuning:
-    """Step 4 of contracted bras, a primitive pair at a time."""
-
-    rows: int  # most blocks of 8 functions ab
-    columns: tuple  # blocks of 8 columns of a warp for 1, 2, ... blocks of 8 rows
+    panel_bytes: int  # most bytes of a panel of an uncontracted bra
+    groups: int  # blocks of columns that a block of threads takes one after the other then, about
+    contracted_rows: int  # most blocks of 8 functions ab of contracted bras
+    columns: tuple  # of these, blocks of 8 columns of a warp for 1, 2, ... blocks of 8 rows
     blocks: tuple  # blocks of threads that share a multiprocessor, for the same
     ahead: tuple  # whether [p|q] is gathered a step ahead, for the same
     stages: tuple  # primitive pairs whose H and r shared memory has room for, for the same
 
 
-CONTRACTED = ContractedTuning(
-    rows=5, columns=(8, 8, 8, 6, 6), blocks=(4, 4, 3, 3, 2), ahead=(False, False, True, True, True),
-    stages=(3, 2, 2, 2, 2),
+WHOLE_PANEL = WholePanelTuning(
+    panel_bytes=64 << 10, groups=8, contracted_rows=5, columns=(8, 8, 8, 6, 6), blocks=(4, 4, 3, 3, 2),
+    ahead=(False, False, True, True, True), stages=(3, 2, 2, 2, 2),
 )
 
 

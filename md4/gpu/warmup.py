@@ -9,15 +9,16 @@ import os
 import pickle
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from math import comb, prod
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from threading import Thread
+from time import perf_counter, process_time
 
-from md4.gpu.compile import capability_of, kernel_path, launcher
-from md4.gpu.context import current_capability, current_device
-from md4.gpu.device_code import cuda
+from md4.gpu import compile_worker
+from md4.gpu.compile import compile_kernel, kernel_path
+from md4.gpu.context import current_capability
 from md4.support.log import log
 from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
 from md4.support.progress import compiling
@@ -26,14 +27,14 @@ from md4.support.progress import compiling
 WORTH_PROCESSES = 12
 
 
-def compile_variant(device, variant):
-    """Compiles a variant for a device into the disk cache, in a process of the pool."""
-    cuda.select_device(device)
-    launcher(variant, capability_of(device), device)
+def start_worker(capability):
+    """The first that a process of the pool does, which compiles for a compute capability and needs no device."""
+    end_with_parent()
+    compile_worker.start(capability)
 
 
 def end_with_parent():
-    """Ends a process of the pool with the one that made the pool: it would wait for work forever, on the GPU."""
+    """Ends a process of the pool with the one that made the pool: it would wait for work forever."""
 
     def watch():
         wait([parent_process().sentinel])
@@ -42,10 +43,33 @@ def end_with_parent():
     Thread(target=watch, daemon=True).start()
 
 
-def compiled(variants, jobs, device):
-    """Compiles variants in `jobs` processes; yields as each is done."""
-    with ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent) as pool:
-        yield from pool.map(partial(compile_variant, device), variants)
+def compile_variant(capability, variant):
+    """Compiles a variant into the disk cache, in a process of the pool; returns a line for the log."""
+    start, spent = perf_counter(), process_time()
+    compile_kernel(variant, capability, variant.kernel())
+    return f"{variant.name} in {perf_counter() - start:.2f} s, {process_time() - spent:.2f} s of the processor"
+
+
+def expected_seconds(variant):
+    """About how long a variant takes to compile. What matters is which ones are long: they begin first."""
+    name, facts = variant.factory.__name__, variant.facts
+    if name in ("digest_in_place", "thread_quartet_integrals"):
+        return 0.6 + 0.025 * prod(2 * l + 1 for l in facts[:8:2])
+    if name == "correlation_by_threads":
+        return 0.6 + 7e-4 * prod(comb(l + 3, 3) for l in facts[:2])
+    return 1.2 if name in ("digest_rows", "correlation_by_warps", "r_by_axis") else 0.8
+
+
+def compiled(variants, jobs, capability):
+    """Compiles variants in `jobs` processes, the longest first; yields a line for the log as each is done."""
+    with ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (capability,)) as pool:
+        wanted = sorted(variants, key=expected_seconds, reverse=True)
+        runs = [pool.submit(compile_variant, capability, variant) for variant in wanted]
+        try:
+            for run in as_completed(runs):
+                yield run.result()
+        finally:  # where one failed, the others are left to their first use
+            pool.shutdown(cancel_futures=True)
 
 
 def missing(variants, capability):
@@ -53,11 +77,12 @@ def missing(variants, capability):
     return [variant for variant in variants if not kernel_path(variant, capability).exists()]
 
 
-def compile_all(variants, jobs, progress):
-    """Compiles variants in `jobs` processes, for the current device."""
+def compile_all(variants, jobs, capability, progress):
+    """Compiles variants in `jobs` processes."""
     log.info("%d kernels are compiled by %d processes, once for this version of md4", len(variants), jobs)
     with compiling(len(variants), progress) as bar:
-        for _ in compiled(variants, jobs, current_device()):
+        for line in compiled(variants, jobs, capability):
+            log.debug("compiled %s", line)
             bar.update()
 
 
@@ -74,7 +99,8 @@ def compile_ahead(asked, progress=None):
     jobs = allowed_jobs()
     if jobs < 2 or not can_start() or not can_keep():
         return
-    todo = missing(asked(), current_capability())
+    capability = current_capability()
+    todo = missing(asked(), capability)
     jobs = min(jobs, len(todo))
     if len(todo) < WORTH_PROCESSES:
         return
@@ -86,20 +112,21 @@ def compile_ahead(asked, progress=None):
     log.info("%d kernels are compiled by %d processes, once for this version of md4", len(todo), jobs)
     with compiling(len(todo), progress) as bar, child:
         try:
-            child.stdin.write(pickle.dumps((todo, jobs, current_device())))
+            child.stdin.write(pickle.dumps((todo, jobs, capability)))
             child.stdin.close()
         except BrokenPipeError:
             return  # it did not get as far as reading
-        for _ in child.stdout:
+        for line in child.stdout:
+            log.debug("compiled %s", line.decode().strip())
             bar.update()
 
 
 def serve():
-    """The other end of `compile_ahead`: writes a line for each kernel.
+    """The other end of `compile_ahead`: writes a line of the log for each kernel.
 
     Its own processes do not inherit the pipe: the caller would wait for them if this one were killed.
     """
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for _ in compiled(*pickle.load(sys.stdin.buffer)):
-        print(file=out, flush=True)
+    for line in compiled(*pickle.load(sys.stdin.buffer)):
+        print(line, file=out, flush=True)

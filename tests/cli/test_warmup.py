@@ -51,7 +51,6 @@ def warmed(monkeypatch):
     kinds = []
     monkeypatch.setattr("md4.cpu.warmup.warmup", lambda given: kinds.append(given) or (3, 7))
     monkeypatch.setattr("md4.gpu.available", lambda: False)
-    monkeypatch.setattr("md4.gpu.warmup.gpu_available", lambda: False)
     return kinds
 
 
@@ -80,7 +79,7 @@ def test_the_backend_of_a_machine_with_a_gpu(monkeypatch, capsys):
         return warmup_result
 
     warmup_result = type("Done", (), {"compiled": 5, "kept": 6, "jobs": 7})
-    monkeypatch.setattr("md4.gpu.warmup.warmup", compiled)
+    monkeypatch.setattr("md4.contract.warmup.warmup", compiled)
     assert main(["warmup", "--lmax", "2", "--jobs", "7"]) == 0
     assert asked == [((2, ["coulomb"], 7, True), {"basis": None, "auxiliary": None})]
     assert "5 kernels compiled in" in capsys.readouterr().out

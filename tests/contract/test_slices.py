@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from molecules import WATER, joined, molecule
 
-from md4.contract.slices import Cuts, FewPairs, halves, shells_of, slice_pairs
+from md4.contract.slices import Cuts, halves, shells_of, slice_pairs
 from md4.contract.tensor import (
     Request,
     add_block,
@@ -198,13 +198,3 @@ def test_halves(basis):
     layout = Request.checked(basis, "s4", None).layout(basis)
     assert [half.ends for half in halves(layout.slice(3, 8))] == [(3, 5), (5, 8)]
     assert halves(layout.slice(3, 4)) == ()
-
-
-def test_keys_of_few_pairs():
-    """Short, and another one for other lists."""
-    one, other = np.array([[0, 1], [0, 2]]), np.array([[0, 1]] * 1000)
-    lists = [([one], []), ([], [one]), ([one, one], []), ([one], [one]), ([np.vstack([one, one])], []), ([other], [])]
-    keys = {FewPairs(*both, triangle, "matrix").key for both in lists for triangle in (False, True)}
-    assert len(keys) == 2 * len(lists)
-    assert FewPairs([one.copy()], [], False, "matrix").key in keys
-    assert all(len(key[0]) == 32 for key in keys)

@@ -162,11 +162,12 @@ class Driver:
     """
 
     CUresult, CUstream_flags = driver.CUresult, driver.CUstream_flags
-    CUfunction_attribute = driver.CUfunction_attribute
+    CUfunction_attribute, CUstreamCaptureMode = driver.CUfunction_attribute, driver.CUstreamCaptureMode
     CUkernel = CUfunction = int
 
     def __init__(self, machine, queues, capability):
         self.machine, self.queues, self.variants, self.streams = machine, queues, [], 0
+        self.captured = {}  # launches by the stream on which they are taken down
         self.most_shared, self.granted = MOST_SHARED[capability], {}
 
     def load(self, variant):
@@ -200,8 +201,40 @@ class Driver:
         self.machine.kernels.add(variant.factory.__name__)
         slots = map(ctypes.c_void_p.from_address, count(pointers, 8))
         args = [argument(kind, slots, self.machine) for kind in kernel.types()]
-        self.queues.give(stream, partial(self.machine.launch, kernel.function, grid, block, shared, args, room))
+        launch = partial(self.machine.launch, kernel.function, grid, block, shared, args, room)
+        if stream in self.captured:
+            self.captured[stream].append(launch)
+        else:
+            self.queues.give(stream, launch)
         return (SUCCESS,)
+
+    def cuStreamBeginCapture(self, stream, mode):
+        if stream == 0 or stream in self.captured:
+            raise DeviceFault(f"launches cannot be taken down on stream {stream}")
+        self.captured[stream] = []
+        return (SUCCESS,)
+
+    def cuStreamEndCapture(self, stream):
+        return SUCCESS, self.captured.pop(stream)
+
+    @staticmethod
+    def cuGraphInstantiate(graph, flags):
+        return SUCCESS, graph
+
+    def cuGraphLaunch(self, graph, stream):
+        for launch in graph:
+            self.queues.give(stream, launch)
+        return (SUCCESS,)
+
+    @staticmethod
+    def cuGraphDestroy(graph):
+        return (SUCCESS,)
+
+    cuGraphExecDestroy = cuGraphDestroy
+
+    @staticmethod
+    def cuStreamGetPriority(stream):
+        return SUCCESS, 0
 
     @staticmethod
     def cuCtxGetStreamPriorityRange():

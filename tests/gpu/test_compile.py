@@ -5,20 +5,20 @@ import pickle
 import struct
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import offline
 import pytest
 
 from md4.errors import DeviceError
 from md4.gpu import compile as dispatch
 from md4.gpu.buffers import Buffer
-from md4.gpu.compile import Launch, Packed, Packing, Variant, load_kernel, numba_type
+from md4.gpu.compile import Graph, Launch, Packing, Variant, load_kernel, numba_type
 from md4.gpu.device_code import F64, I32, I64_2D, f64, i64, types
 from md4.gpu.kernels.recurrence import r_by_group
 from md4.gpu.kernels.scatter import scatter_block
-from md4.gpu.tuning import ASSEMBLER
 from md4.support import cache
 from md4.support.cache import cache_folder, cached_names, fingerprint
 
@@ -114,22 +114,42 @@ def test_arguments_are_packed_as_numba_takes_them():
         ]  # fmt: skip
 
 
-def test_packed_launches_hold_their_own_arguments():
-    """What is packed for the next launch does not change them."""
-    packing = Packing([F64, i64, f64])
-    launcher = SimpleNamespace(packing=packing, function="kernel")
+@pytest.mark.parametrize("failing", ["cuLaunchKernel", "cuGraphInstantiate", "cuGraphLaunch", None])
+def test_a_graph(monkeypatch, failing):
+    """It is made of launches with the arguments that they had, and an error leaves no stream that records."""
+    packing, launched, names = Packing([F64, i64]), [], []
+
+    def call(name, *results):
+        def called(*args):
+            names.append(name)
+            error = Driver.CUresult.CUDA_ERROR_LAUNCH_FAILED if name == failing else Driver.CUresult.CUDA_SUCCESS
+            if name == "cuLaunchKernel":
+                launched.append((*args[1:9], packed(packing, 8)[2:]))
+            return error, *results
+
+        return called
+
+    results = {"cuStreamBeginCapture": (), "cuStreamEndCapture": ("graph",), "cuGraphInstantiate": ("handle",),
+               "cuGraphDestroy": (), "cuGraphExecDestroy": (), "cuGraphLaunch": (), "cuLaunchKernel": ()}  # fmt: skip
+    calls = {name: call(name, *found) for name, found in results.items()}
+    kept = {name: getattr(dispatch.driver, name) for name in ("CUresult", "CUstreamCaptureMode")}
+    kept["cuGetErrorName"] = lambda error: (0, error.name.encode())
+    for module in ("md4.gpu.buffers.driver", "md4.gpu.compile.driver"):
+        stand_in = SimpleNamespace(**calls, **kept)
+        monkeypatch.setattr(module, stand_in)
+    launcher = object.__new__(dispatch.Launcher)
+    launcher.lock, launcher.packing, launcher.function, launcher.pointers = threading.Lock(), packing, "kernel", 0
     noted = []
     for number in (3, 4):
-        packing.write((Buffer(512 * number, (number,), 8, None), -number, 0.5))
-        noted.append(Launch(launcher, 10 + number, 32, 64, 7, packing.memory.raw))
-    found = Packed(noted)
-    half = struct.unpack("<q", struct.pack("<d", 0.5))[0]
-    assert len(found.launches) == 2
-    for number, (*launch, pointers, extra) in zip((3, 4), found.launches):
-        assert (launch, extra) == (["kernel", 10 + number, 1, 1, 32, 1, 1, 64, 7], 0)
-        places = (ctypes.c_void_p * 9).from_address(pointers)
-        slots = [ctypes.c_int64.from_address(place).value for place in places]
-        assert slots == [0, 0, number, 8, 512 * number, number, 8, -number, half]
+        packing.write((Buffer(512 * number, (number,), 8, None), -number))
+        noted.append(Launch(launcher, 10 + number, 32, 64, packing.memory.raw))
+    raised = pytest.raises(DeviceError, match="CUDA_ERROR_LAUNCH_FAILED") if failing else nullcontext()
+    with raised:
+        Graph(noted, SimpleNamespace(handle=9)).launch(7)
+    assert names.count("cuStreamEndCapture") == names.count("cuGraphDestroy") + (failing == "cuLaunchKernel") == 1
+    for number, (*launch, slots) in zip((3, 4), launched):
+        assert launch == [10 + number, 1, 1, 32, 1, 1, 64, 9]
+        assert slots == [number, 8, 512 * number, number, 8, -number]
 
 
 def test_shared_memory_is_asked_for(monkeypatch):
@@ -149,24 +169,8 @@ def test_shared_memory_is_asked_for(monkeypatch):
     assert asked == [(48 << 10) - 8, 48 << 10, 100 << 10]
 
 
-def test_a_launch_that_fails_again(monkeypatch):
-    launched = []
-
-    def launch(*args):
-        launched.append(args)
-        return (failed,)
-
-    failed = Driver.CUresult.CUDA_ERROR_LAUNCH_FAILED
-    names = SimpleNamespace(CUresult=Driver.CUresult, cuGetErrorName=lambda error: (0, error.name.encode()))
-    monkeypatch.setattr("md4.gpu.buffers.driver", names)
-    monkeypatch.setattr(dispatch, "driver", SimpleNamespace(cuLaunchKernel=launch))
-    with pytest.raises(DeviceError, match="launching a kernel failed: CUDA_ERROR_LAUNCH_FAILED"):
-        dispatch.launch_again([(1, 2), (3, 4)])
-    assert launched == [(1, 2)]
-
-
 @pytest.mark.parametrize(
-    ("entry", "cubin", "handle"), [("entry", b"cubin", 42), ("entry", b"other", None), ("other", b"cubin", None)]
+    ("entry", "cubin", "handle"), [(b"entry", b"cubin", 42), (b"entry", b"other", None), (b"other", b"cubin", None)]
 )
 def test_kernels_from_disk(monkeypatch, tmp_path, entry, cubin, handle):
     """What the driver does not take is compiled again."""
@@ -180,11 +184,21 @@ def test_kernels_from_disk(monkeypatch, tmp_path, entry, cubin, handle):
     assert load_kernel(variant, (8, 0)) is None
 
 
+def test_machine_code_that_the_driver_refuses(monkeypatch, tmp_path):
+    """An error says so, with the name of the kernel; the next process tries again."""
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(dispatch, "driver", Driver)
+    monkeypatch.setattr(dispatch, "machine_code", lambda kernel, capability: b"other")
+    monkeypatch.setattr(dispatch, "entry_name", lambda cubin: "entry")
+    with pytest.raises(DeviceError, match="refuses the machine code of the kernel r_by_group-4-coulomb"):
+        dispatch.launcher(Variant(r_by_group, (4, "coulomb")), (9, 0), "no device")
+
+
 def test_a_kernel_under_another_name_is_none(monkeypatch, tmp_path):
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(dispatch, "driver", Driver)
     one, other = (Variant(r_by_group, (l, "coulomb")) for l in (4, 5))
-    dispatch.save_kernel(one, (9, 0), "entry", b"cubin")
+    dispatch.save_kernel(one, (9, 0), b"entry", b"cubin")
     dispatch.kernel_path(one, (9, 0)).rename(dispatch.kernel_path(other, (9, 0)))
     assert load_kernel(other, (9, 0)) is None
 
@@ -193,39 +207,8 @@ def test_kernels_hold_no_pickle(monkeypatch, tmp_path):
     """Reading them executes nothing on the host."""
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     variant = Variant(r_by_group, (4, "coulomb"))
-    dispatch.save_kernel(variant, (9, 0), "entry", b"cubin")
+    dispatch.save_kernel(variant, (9, 0), b"entry", b"cubin")
     head, facts, entry, cubin = dispatch.kernel_path(variant, (9, 0)).read_bytes().split(b"\n")
     assert head.startswith(cache.MAGIC)
     assert (entry, cubin) == (b"entry", b"cubin")
     assert b"r_by_group-4-coulomb" in facts
-
-
-# machine code with less stack -----------------------------------------------------------------------------------------
-
-
-def stacks_of(monkeypatch, stacks):
-    """Lets the assembler make a stack of so many bytes by each of its options, and none where there is no number."""
-    monkeypatch.setattr(dispatch, "assembled", lambda code, capability, options: options if options in stacks else None)
-    monkeypatch.setattr(dispatch, "kernel_in", lambda cubin, entry: SimpleNamespace(entry=entry, cubin=cubin))
-    monkeypatch.setattr(dispatch, "stack_bytes", lambda kernel: stacks[kernel.cubin])
-
-
-@pytest.mark.parametrize(
-    "left, taken", [((100, 0), 0), ((600, 600), 0), ((700, 600), 1), ((None, 500), 1), ((601, None), None)]
-)
-def test_less_stack(monkeypatch, left, taken):
-    """The first of the options that leave at most 0.6 of 1000 bytes; an assembler may lack one of them."""
-    options = ASSEMBLER.options
-    stacks_of(monkeypatch, {option: n for option, n in zip(options, left) if n is not None})
-    found = dispatch.with_less_stack(b"code", (9, 0), "entry", 1000)
-    assert found == (None if taken is None else (options[taken], found[1]))
-    assert taken is None or found[1].entry == b"entry"
-
-
-def test_assembler_options():
-    """Each makes machine code, and another one than usual; an unknown one makes none."""
-    code = offline.compile_ltoir(Variant(r_by_group, (4, "coulomb")), (9, 0))
-    found = [dispatch.assembled(code, (9, 0), options) for options in ((), *ASSEMBLER.options)]
-    assert all(cubin.startswith(b"\x7fELF") for cubin in found)
-    assert len(set(found)) == len(found)
-    assert dispatch.assembled(code, (9, 0), ("--no-such-option",)) is None

@@ -11,7 +11,7 @@ import md4
 from md4.errors import MemoryLimitError
 from md4.gpu import device_code, part_plans, paths, recording
 from md4.gpu.buffers import clear
-from md4.gpu.compile import Kernel, Launcher, Variant
+from md4.gpu.compile import Graph, Kernel, Launcher, Variant
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import F64, f64
 from md4.gpu.pool import Pool
@@ -52,13 +52,13 @@ class Rectangle:
     def run(self, between=lambda: None):
         """Whether its launches were repeated."""
         recorder = self.context.recorder
-        if recorder.repeat(self.key, self.bra, self.ket):
+        if recorder.repeat(self.key, self.bra, self.ket, self.context.handle):
             return True
         target = self.context.pool.room("r", self.size)
         self.context.launch(ADD, 1, 32, 0, target, 1.0)
         between()
         self.context.launch(ADD, self.size, 32, 0, target, 10.0)
-        recorder.end(self.key, self.bra, self.ket, [(None, "one", "two")])
+        recorder.end(self.key, self.bra, self.ket, [(None, "one", "two")], self.context.handle)
         return False
 
 
@@ -169,10 +169,10 @@ def test_an_exception_ends_a_recording(context):
         try:
             rectangle.run(between)
         except KeyboardInterrupt:
-            context.recorder.end(other.key, other.bra, other.ket, ("one", "two"))
+            context.recorder.end(other.key, other.bra, other.ket, ("one", "two"), context.handle)
             assert not context.recorder.records
     assert not rectangle.run()
-    assert len(context.recorder.records[rectangle.key].packed.launches) == 2
+    assert context.recorder.records[rectangle.key].graph.count == 2
     assert rectangle.run()
 
 
@@ -242,18 +242,18 @@ class Builds:
     def __init__(self, basis, monkeypatch, **options):
         self.basis, self.number = basis, 0
         self.jk, self.right = (md4.JK(basis, backend=name, progress=False, **options) for name in ("cuda", "cpu"))
-        self.repeated, again, self.launched = [], recording.launch_again, []
+        self.repeated, again, self.launched = [], Graph.launch, []
         launch = Launcher.launch
 
-        def counting(launches):
-            self.repeated.append(len(launches))
-            again(launches)
+        def counting(graph, stream):
+            self.repeated.append(graph.count)
+            again(graph, stream)
 
         def noting(launcher, *args):
             self.launched.append(args[0])
             launch(launcher, *args)
 
-        monkeypatch.setattr(recording, "launch_again", counting)
+        monkeypatch.setattr(Graph, "launch", counting)
         monkeypatch.setattr(Launcher, "launch", noting)
 
     @property
@@ -324,7 +324,7 @@ def test_all_paths(fused, no_plans_kept, monkeypatch):
         builds = Builds(basis_of(1, 0), monkeypatch)
         _, every = builds.run(2)
         assert builds.run() == (every, 0)
-    used = "fused_transforms" if fused else "resident_bra_transform"
+    used = "fused_transforms" if fused else "whole_panel"
     assert machine.kernels >= {"r_in_registers", used, "digest_rows"}
 
 
@@ -466,16 +466,16 @@ def test_two_objects_of_one_context(builds):
 
 
 def test_interrupted_while_it_is_repeated(builds, monkeypatch):
-    every, again = builds.recorder.count, recording.launch_again
+    every, again = builds.recorder.count, Graph.launch
 
-    def failing(launches):
-        again(launches[:1])
+    def failing(graph, stream):
+        again(graph, stream)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recording, "launch_again", failing)
+    monkeypatch.setattr(Graph, "launch", failing)
     with pytest.raises(KeyboardInterrupt):
         builds.run()
-    monkeypatch.setattr(recording, "launch_again", again)
+    monkeypatch.setattr(Graph, "launch", again)
     assert builds.run() == (every, 0)
 
 

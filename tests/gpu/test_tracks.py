@@ -12,10 +12,10 @@ from molecules import METHANE, molecule
 import md4
 from md4.contract.worker import PartialSums
 from md4.errors import MemoryLimitError
-from md4.gpu import backend, device_code, hermite_coulomb, part_plans, paths, recording, tuning
+from md4.gpu import backend, device_code, hermite_coulomb, part_plans, paths, tuning
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import clear, copy_to_host
-from md4.gpu.compile import Kernel, Variant
+from md4.gpu.compile import Graph, Kernel, Variant
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import F64, f64
 from md4.gpu.kernels import coulomb_threads
@@ -174,18 +174,18 @@ class Builds:
         self.jk, self.right = (
             md4.JK(self.basis, backend=name, progress=False, **options) for name in ("cuda", "cpu")
         )  # fmt: skip
-        use, again = PartialSums.use, recording.launch_again
+        use, again = PartialSums.use, Graph.launch
 
         def noting(part, track):
             self.used.add(track)
             use(part, track)
 
-        def counting(launches):
+        def counting(graph, stream):
             self.repeated += 1
-            again(launches)
+            again(graph, stream)
 
         monkeypatch.setattr(PartialSums, "use", noting)
-        monkeypatch.setattr(recording, "launch_again", counting)
+        monkeypatch.setattr(Graph, "launch", counting)
 
     @property
     def engine(self):

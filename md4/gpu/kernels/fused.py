@@ -147,8 +147,8 @@ def fused_transforms(
 
     `ket_reach`: of each of the `nq` blocks of q, how many blocks of 8 cd count. `contracted` allows for several bra
     primitives. `ahead`: H[cd, q] is fetched before the first product, which there are no rounds of. `matrix`: the
-    result is a part of a matrix. `limited`: only some quartets count; to ask for them takes registers. `part`: the lists
-    are parts of lists.
+    result is a part of a matrix. `limited`: only some quartets count; to ask for them takes registers. `part`: the
+    lists are parts of lists.
     """
     rounds, kets, threads, wide = kets == 0, max(1, kets), 32 * warps, unit == "dmma16"
     empty, empty_left, reach = make_empty(4 * mt * nc * kets), make_empty(4 * mt * nq * kets), ket_reach * kets

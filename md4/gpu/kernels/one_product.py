@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I64, cuda, f64, i32, i64, jit_device
+from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import address_of, make_copy_rows, make_empty, shared_address
-from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_scale_columns, make_store_columns
 from md4.gpu.emit.tile_products import make_load_blocks, make_product_step
 from md4.gpu.h_layout import BRA_FLAT, even, form_rows
@@ -33,13 +32,11 @@ from md4.gpu.kernels.groups import (
     pair_range,
     primitives_of,
     result,
-    survives,
 )
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_ring
 from md4.gpu.kernels.two_products import row_blocks_of, staircase_of
 from md4.gpu.r_layout import r_stride
 from md4.gpu.tiles import blocks_of_8, choose_tile
-from md4.gpu.tuning import SUMS
 
 
 class Weights(NamedTuple):
@@ -139,83 +136,12 @@ def one_product(rows8, nt, warps, stages, unit):
     return Kernel(kernel, (32 * warps, max(1, 8 // warps)))
 
 
-def ket_sums():
-    """Kernel factory: s[bra primitive][kl, cd][t], `pieces` warps for each bra primitive and ket pair."""
-    primitives, counts, warps = jit_device(primitives_of), jit_device(survives), SUMS.warps
-
-    def kernel(
-        r: HermiteIntegrals, ket: PairRange, weights: F64, ncd: i64, npair: i64, total: i64, pieces: i64, owner: I64,
-        first_bra: i64, limits: Limits, out: F64,
-    ):  # fmt: skip
-        # `owner`: the pair of each bra primitive of the whole list, of which the chunk begins with `first_bra`
-        lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
-        row = i64(cuda.blockIdx.x) * warps + warp
-        n = quotient(row, pieces)
-        if n >= total:
-            return
-        bra = quotient(n, npair)
-        if limits.counts.size > 0 and not counts(limits, owner[first_bra + bra], ket.first + n - bra * npair):
-            return
-        first, last = primitives(ket, n - bra * npair)
-        source, step = (bra * r.nket + first - ket.first_prim) * r.stride, r.stride
-        for cd in range(ncd):
-            t = (row - n * pieces) * 32 + lane
-            while t < r.stride:
-                # four at a time, whose loads are under way together
-                value, other, place, k = 0.0, 0.0, source + t, first
-                while k + 4 <= last:
-                    one, two = r.numbers[place], r.numbers[place + step]
-                    three, four = r.numbers[place + 2 * step], r.numbers[place + 3 * step]
-                    weight = k * ncd + cd
-                    value += weights[weight] * one
-                    other += weights[weight + ncd] * two
-                    value += weights[weight + 2 * ncd] * three
-                    other += weights[weight + 3 * ncd] * four
-                    place += 4 * step
-                    k += 4
-                while k < last:
-                    value += weights[k * ncd + cd] * r.numbers[place]
-                    place += step
-                    k += 1
-                out[(n * ncd + cd) * r.stride + t] = value + other
-                t += 32 * pieces
-
-    return Kernel(kernel, (32 * warps, 1))
-
-
-# launchers
+# launcher
 
 
 def unit_weight():
     """The weight of columns that are summed up already."""
     return np.ones(1)
-
-
-def needs_sums(ket):
-    """Whether columns of a ket list or slice are sums of several r, or of none."""
-    return ket.facts.nab > 1 or ket.facts.max_prim > 1 or ket.nprim < ket.npair
-
-
-def sums_size(bra, ket):
-    """Doubles of s of two slices."""
-    return bra.nprim * ket.npair * ket.facts.nab * r_stride(bra.facts.l + ket.facts.l)
-
-
-def sums_variant():
-    """The one variant of the sums."""
-    return Variant(ket_sums, ())
-
-
-def launch_ket_sums(context, g, r, ab, cd, out, limits):
-    """s of a chunk from its r; `g` weights of the whole ket list."""
-    total, stride = ab.nprim * cd.npair, r_stride(ab.facts.l + cd.facts.l)
-    if total:
-        pieces = max(1, min(-(-stride // 32), SUMS.most_warps // total))
-        context.launch(
-            sums_variant(), -(-total * pieces // SUMS.warps), 32 * SUMS.warps, 0,
-            (r, stride, cd.nprim), pair_range(cd), g, cd.facts.nab, cd.npair, total, pieces, ab.data.owner,
-            ab.first_prim, limits, out,
-        )  # fmt: skip
 
 
 def one_product_variant(unit, bra):

@@ -1,10 +1,11 @@
-"""Sums of r over the primitives of ket pairs, which steps 2 and 3 add up while they make r.
+"""Sums of r over the primitives of ket pairs, for `md4.gpu.kernels.one_product`.
 
     s[bra primitive, kl, cd][t] = sum_k g[k, cd] r_k[t]
 
-over the primitives k of ket pair kl. A lane makes one such sum in shared memory, r of one primitive quartet after the
-other, axis by axis as in `md4.gpu.kernels.recurrence`; r itself is never in memory. There must be many sums: where they
-are few, `md4.gpu.kernels.one_product.launch_ket_sums` adds up r that has been stored.
+over the primitives k of ket pair kl. Where there are many such sums, steps 2 and 3 add r up while they make it: a lane
+makes a sum in shared memory, r of one primitive quartet after the other, axis by axis as in
+`md4.gpu.kernels.recurrence`; r itself is never in memory. Where they are few, many lanes would have nothing to do.
+There a second kernel adds up r that has been stored.
 """
 
 from md4.gpu.compile import Kernel, Variant
@@ -12,7 +13,7 @@ from md4.gpu.device_code import F64, I64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.unrolled import make_add_r, make_write_row, store_shared
-from md4.gpu.kernels.groups import Limits, PairRange, pair_range, primitives_of, survives
+from md4.gpu.kernels.groups import HermiteIntegrals, Limits, PairRange, pair_range, primitives_of, survives
 from md4.gpu.kernels.primitive_quartets import (
     OperatorArguments,
     PrimitiveQuartets,
@@ -27,7 +28,7 @@ from md4.method.angular import nherm
 
 
 def summed_r(l, kind):
-    """Kernel factory: a lane a sum."""
+    """Kernel factory: r and its sums, a lane a sum."""
     separation, zeros_upto, add_r = make_separation(), make_zeros_upto(kind, l), make_add_r(l)
     primitives, counts = jit_device(primitives_of), jit_device(survives)
     size, lanes, row, stride = nherm(l), RECURRENCE.lanes(l), nherm(l) | 1, r_stride(l)
@@ -66,48 +67,99 @@ def summed_r(l, kind):
     return Kernel(kernel, (32, SUMS.blocks(l)))
 
 
+def ket_sums():
+    """Kernel factory: sums of r in memory, `pieces` warps for each bra primitive and ket pair."""
+    primitives, counts, warps = jit_device(primitives_of), jit_device(survives), SUMS.warps
+
+    def kernel(
+        r: HermiteIntegrals, ket: PairRange, weights: F64, ncd: i64, npair: i64, total: i64, pieces: i64, owner: I64,
+        first_bra: i64, limits: Limits, out: F64,
+    ):  # fmt: skip
+        # `owner`: the pair of each bra primitive of the whole list, of which the chunk begins with `first_bra`
+        lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
+        row = i64(cuda.blockIdx.x) * warps + warp
+        n = quotient(row, pieces)
+        if n >= total:
+            return
+        bra = quotient(n, npair)
+        if limits.counts.size > 0 and not counts(limits, owner[first_bra + bra], ket.first + n - bra * npair):
+            return
+        first, last = primitives(ket, n - bra * npair)
+        source, step = (bra * r.nket + first - ket.first_prim) * r.stride, r.stride
+        for cd in range(ncd):
+            t = (row - n * pieces) * 32 + lane
+            while t < r.stride:
+                # four at a time, whose loads are under way together
+                value, other, place, k = 0.0, 0.0, source + t, first
+                while k + 4 <= last:
+                    one, two = r.numbers[place], r.numbers[place + step]
+                    three, four = r.numbers[place + 2 * step], r.numbers[place + 3 * step]
+                    weight = k * ncd + cd
+                    value += weights[weight] * one
+                    other += weights[weight + ncd] * two
+                    value += weights[weight + 2 * ncd] * three
+                    other += weights[weight + 3 * ncd] * four
+                    place += 4 * step
+                    k += 4
+                while k < last:
+                    value += weights[k * ncd + cd] * r.numbers[place]
+                    place += step
+                    k += 1
+                out[(n * ncd + cd) * r.stride + t] = value + other
+                t += 32 * pieces
+
+    return Kernel(kernel, (32 * warps, 1))
+
+
 # launcher
 
 
-def sums_rows(bra, ket):
-    """Number of sums of two slices."""
-    return bra.nprim * ket.npair * ket.facts.nab
+def needed(ket):
+    """Whether columns of a ket list or slice are sums of several r, or of none."""
+    return ket.facts.nab > 1 or ket.facts.max_prim > 1 or ket.nprim < ket.npair
 
 
-def serves(bra, ket):
-    """Whether sums of two slices are made here."""
-    return bra.facts.l + ket.facts.l <= SUMS.l and sums_rows(bra, ket) >= SUMS.fewest
-
-
-def summed_r_variants(l, kind):
-    """The variant for sums of r up to L = `l`, if there is one; only long lists take it."""
+def sums_variants(l, kind):
+    """Variants of the sums of r up to L = `l`, of lists of any length."""
+    yield Variant(ket_sums, ())
     if l <= SUMS.l:
-        yield summed_r_variant(l, kind)
+        yield Variant(summed_r, (l, kind))
 
 
-def summed_r_variant(l, kind):
-    """Variant for sums of r up to L = `l`."""
-    return Variant(summed_r, (l, kind))
+def sums_of(steps, g, ab, cd, out):
+    """s of two chunks but for what a block `out` leaves out, by the steps of a backend; `g` weights of the ket list."""
+    l, total = ab.facts.l + cd.facts.l, ab.nprim * cd.npair * cd.facts.nab
+    s = steps.context.pool.room("sums", max(1, total * r_stride(l)))
+    if l <= SUMS.l and total >= SUMS.fewest:
+        launch = steps.context.fixed(summed_r_launcher, steps.operator.kind, steps.operator.parameter, l)
+        launch(steps.context, ab, cd, g, total, s, out.limits)
+    else:
+        launch_ket_sums(steps.context, g, steps.r(ab, cd, out), ab, cd, s, out.limits)
+    return s
 
 
 def summed_r_launcher(context, kind, parameter, l):
-    """The function by which `launch_summed_r` launches for an operator up to L = `l`."""
+    """The function by which `sums_of` launches for an operator up to L = `l`."""
     lanes, shared = RECURRENCE.lanes(l), RECURRENCE.stage(l)
-    variant, arguments = summed_r_variant(l, kind), operator_arguments(context, kind, parameter)
+    variant, arguments = Variant(summed_r, (l, kind)), operator_arguments(context, kind, parameter)
 
-    def launch(context, ab, cd, g, out, limits):
-        total = sums_rows(ab, cd)
-        if total:
-            context.launch(
-                variant, -(-total // lanes), 32, shared,
-                primitive_quartets(ab, cd), arguments, pair_range(cd), g, cd.facts.nab, cd.npair, total, ab.data.owner,
-                limits, out,
-            )  # fmt: skip
+    def launch(context, ab, cd, g, total, out, limits):
+        context.launch(
+            variant, -(-total // lanes), 32, shared,
+            primitive_quartets(ab, cd), arguments, pair_range(cd), g, cd.facts.nab, cd.npair, total, ab.data.owner,
+            limits, out,
+        )  # fmt: skip
 
     return launch
 
 
-def launch_summed_r(context, operator, ab, cd, g, out, limits):
-    """s of two chunks, 0 of what does not count; `g` weights of the whole ket list."""
-    l = ab.facts.l + cd.facts.l
-    context.fixed(summed_r_launcher, operator.kind, operator.parameter, l)(context, ab, cd, g, out, limits)
+def launch_ket_sums(context, g, r, ab, cd, out, limits):
+    """s of two chunks from their r."""
+    total, stride = ab.nprim * cd.npair, r_stride(ab.facts.l + cd.facts.l)
+    if total:
+        pieces = max(1, min(-(-stride // 32), SUMS.most_warps // total))
+        context.launch(
+            Variant(ket_sums, ()), -(-total * pieces // SUMS.warps), 32 * SUMS.warps, 0,
+            (r, stride, cd.nprim), pair_range(cd), g, cd.facts.nab, cd.npair, total, pieces, ab.data.owner,
+            ab.first_prim, limits, out,
+        )  # fmt: skip

@@ -156,19 +156,6 @@ def clear_end(numbers):
         n += cuda.blockDim.x
 
 
-def make_any_primitive():
-    """Device function: whether bra pair `ij` counts with the pair of any of some ket primitives, for all of a warp."""
-    any_of = jit_device(any_survives)
-
-    def any_primitive(ket, limits, ij, first, last):
-        if limits.counts.size == 0:
-            return True
-        pairs = ket.owner[ket.first + first], ket.owner[ket.first + last]
-        return any_of(limits.counts, not limits.by_ket, ij, *pairs)
-
-    return jit_device(any_primitive)
-
-
 def bra_ring(rows8, nt, warps, stages, unit, turned, r_buffers):
     """(device function: the ring of step 4, device function that starts to copy r, bytes of the ring)."""
     threads, words_offset = 32 * warps, rows8 * 512
@@ -201,7 +188,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
     place, primitives, clear, lane_place = map(
         jit_device, (block_place, primitives_of, clear_end, Lane(rows8, nt, turned).place())
     )
-    needed = make_any_primitive()
+    any_of = jit_device(any_survives)
 
     def kernel(
         panel: Panel, bra: PairRange, staircase: Staircase, r: HermiteIntegrals, words: WordTable, abq: HalfTransformed,
@@ -216,8 +203,10 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
         first_column, ncol = column_block * columns, r.nket * abq.nq8
         first_ket = first_column // abq.nq8
         last_ket = (min(first_column + columns, ncol) - 1) // abq.nq8
-        if not needed(ket, limits, bra.first + pair, first_ket, last_ket):
-            return
+        if limits.counts.size > 0:
+            kets = ket.owner[ket.first + first_ket], ket.owner[ket.first + last_ket]
+            if not any_of(limits.counts, not limits.by_ket, bra.first + pair, kets[0], kets[1]):
+                return
         first, last = primitives(bra, pair)
         row, depth, step = row_block * rows8, i64(staircase.depths[row_block]), panel.rows8 * 64
         r_count = (last_ket - first_ket + 1) * r.stride
@@ -420,7 +409,7 @@ def ket_places(shells, nab, rows8, flat):
 
 
 def bra_launcher(context, bra, ket):
-    """The function by which `launch_bra_transform` launches for two `ListFacts`."""
+    """The function by which step 4 is launched for two `ListFacts`."""
     unit, tile, nab = context.unit, bra_tile(context.unit, bra), bra.nab
     nq8, stride, row_blocks = blocks_of_8(ket.nherm), r_stride_of(bra, ket), row_blocks_of(tile, nab)
     variant, columns, threads = bra_variant(unit, bra, ket), tile.columns, tile.threads

@@ -290,8 +290,7 @@ def test_families_reach_everything(no_device, monkeypatch):
     for name, place in (
         ("bra_transform", 4),
         ("ket_transform", 4),
-        ("resident_bra_transform", 3),
-        ("contracted_bra_transform", 6),
+        ("whole_panel", 6),
         ("one_product", 4),
     ):
         assert {f[place] for f in facts[name]} == {"dmma16", "dmma8"}, name
@@ -304,8 +303,8 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert {f[5:] for f in facts["ket_transform"]} >= {(False, True), (True, True)}
     assert {f[9] for f in facts["thread_quartet_integrals"] if f[12:13] == (True,)} == {False, True}
     assert {f[5:] for f in facts["bra_transform"]} == {(turned, n) for turned in (False, True) for n in (1, 2)}
-    assert {f[5] for f in facts["ket_transform"]} == {f[4] for f in facts["resident_bra_transform"]} == {False, True}
-    assert {f[7] for f in facts["contracted_bra_transform"]} == {False, True}
+    assert {f[5] for f in facts["ket_transform"]} == {False, True}
+    assert {f[7:] for f in facts["whole_panel"]} == set(product((False, True), repeat=2))
     assert {f[9] for f in facts["thread_quartet_integrals"]} == {False, True}
     assert {f[0] for f in facts["scatter_block"]} == set(EVERY_SYMMETRY)
     assert {f[-2] for f in facts["digest_in_place"]} == {"coulomb", "erf", "erfc"}

@@ -24,6 +24,7 @@ from offline import (
     used_variants,
 )
 
+from md4.gpu.compile_worker import hasten
 from md4.gpu.dry_run import BLOCK_SHARED
 from md4.gpu.kernels.digest_in_place import digest_in_place, functions
 from md4.gpu.kernels.hermite_coulomb import correlation_variant
@@ -49,13 +50,11 @@ ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows"}
 # ptxas 13.0 reports for all variants on all three.
 SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
-    "fused_transforms": 220,  # of some quartets, one fragment of rows, five blocks of q and four of cd, on sm_90
-    "fused_groups": 110,  # 108 at the same of another staircase, on sm_90
-    "resident_bra_transform": 180,  # 176 turned, five blocks of rows and eight of columns, on sm_100; 0 on sm_90
+    "fused_transforms": 140,  # 136 of some quartets, one fragment of rows, five blocks of q and of cd, on sm_100
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
     "correlation_by_threads": 300,  # 292 for erfc at (2, 1) and (1, 1) in FP64 on sm_90; Coulomb's 144 at (5, 4)
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100
-    "contracted_bra_transform": 370,  # 360 at five blocks of rows on sm_100; 16 at most on sm_90
+    "whole_panel": 240,  # 232 of contracted bras at four blocks of rows on sm_100; 28 at most on sm_90
     "ket_transform": 130,  # turned, on sm_100: 128 at seven blocks of rows and six of columns
     "digest_rows": 100,  # at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
 }
@@ -119,7 +118,7 @@ def check(wanted, processes):
     for cc, variants in wanted.items():
         for variant in variants:
             capabilities.setdefault(variant, []).append(cc)
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), hasten) as pool:
         runs = {variant: pool.submit(usage, variant, ccs) for variant, ccs in capabilities.items()}
         for variant, run in runs.items():
             if error := run.exception():

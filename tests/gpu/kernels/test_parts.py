@@ -12,10 +12,10 @@ from md4.plan import ListParts
 
 # Angular momenta of a, b, c and d, primitives, contracted functions, whether they are spherical, axis; kernels.
 CLASSES = {
-    "(dp|pp)": ((2, 1, 1, 1), 1, 1, True, 0, {"fused_transforms", "resident_bra_transform", "ket_transform"}),
-    "(pp|ps), K = 4": ((1, 1, 1, 0), 2, 1, True, 1, {"fused_transforms", "contracted_bra_transform", "ket_transform"}),
-    "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, True, 2, {"fused_transforms", "contracted_bra_transform"}),
-    "(dp|ps), Cartesian": ((2, 1, 1, 0), 1, 1, False, 2, {"fused_transforms", "resident_bra_transform"}),
+    "(dp|pp)": ((2, 1, 1, 1), 1, 1, True, 0, {"fused_transforms", "whole_panel", "ket_transform"}),
+    "(pp|ps), K = 4": ((1, 1, 1, 0), 2, 1, True, 1, {"fused_transforms", "whole_panel", "ket_transform"}),
+    "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, True, 2, {"fused_transforms", "whole_panel"}),
+    "(dp|ps), Cartesian": ((2, 1, 1, 0), 1, 1, False, 2, {"fused_transforms", "whole_panel"}),
 }
 
 
@@ -94,7 +94,7 @@ def test_slices_chunks_and_limits(swap, monkeypatch):
             assert made == [(axis, 0)] * 6
             assert_block(block, right, live)
             backend.context.pool.trim()
-    assert machine.kernels >= {"fused_transforms", "resident_bra_transform"}
+    assert machine.kernels >= {"fused_transforms", "whole_panel"}
 
 
 def test_parts_of_lists():

@@ -18,7 +18,6 @@ from md4.errors import MemoryLimitError
 from md4.gpu import hermite_coulomb as hermite_coulomb_target
 from md4.gpu import paths, quartet_lists, sums, tuning
 from md4.gpu.kernels import (
-    contracted,
     coulomb_threads,
     digest_in_place,
     recurrence,
@@ -26,6 +25,7 @@ from md4.gpu.kernels import (
     summed_r,
     thread_quartet,
     unpack,
+    whole_panel,
 )
 from md4.gpu.paths import plans
 from md4.method.angular import nherm
@@ -37,20 +37,20 @@ TENSOR_CORES = ("dmma8", "dmma16")
 UNITS = ("fma", *TENSOR_CORES)
 # Kernels that every class needs, and what the tests run beside them.
 ALWAYS = {"pair_primitives", "h_matrices"}
-TWO = {"contracted_bra_transform", "ket_transform"}
+TWO = {"whole_panel", "ket_transform"}
 ONE_QUARTET = {"thread_quartet_integrals", "pair_slots"}
 REGISTERS, BY_AXIS = {"r_in_registers"}, {"r_by_axis"}
 PLAIN = {"plain_bra_transform", "plain_ket_transform"}
 ONE_PRODUCT = {"one_product", "ket_sums"}
-RESIDENT, FUSED = {"resident_bra_transform", "ket_transform"}, {"fused_transforms"}
+FUSED = {"fused_transforms"}
 
 # Angular momenta, primitives and contracted functions of the shells; kernels that compute such a class, all its plans
 # taken, on tensor cores. Elsewhere the plain ones do.
 CLASSES = {
     "(ps|ss), K = 4": ((1, 0, 0, 0), 2, 1, ONE_QUARTET | ONE_PRODUCT | TWO | FUSED | REGISTERS),
-    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | RESIDENT | FUSED | REGISTERS),
+    "(pp|ps)": ((1, 1, 1, 0), 1, 1, ONE_QUARTET | TWO | FUSED | REGISTERS),
     "(pp|ps), K = 4": ((1, 1, 1, 0), 2, 1, ONE_QUARTET | TWO | FUSED | REGISTERS),
-    "(dp|dd)": ((2, 1, 2, 2), 1, 1, RESIDENT | FUSED | BY_AXIS),
+    "(dp|dd)": ((2, 1, 2, 2), 1, 1, TWO | FUSED | BY_AXIS),
     "(ps|ps) of two functions": ((1, 0, 1, 0), 2, 2, TWO | FUSED | REGISTERS),
 }
 FEW = ("(ps|ss), K = 4", "(pp|ps)")
@@ -102,13 +102,14 @@ def test_all_plans_of_a_class(unit, name, all_classes):
     assert machine.kernels == ALWAYS | kernels
 
 
-@pytest.mark.sample("5-3-contracted_bra_transform")
+@pytest.mark.sample("5-3-whole_panel")
 @pytest.mark.parametrize("rows, stages, kernel", [
-    pytest.param(0, 2, "bra_transform", marks=pytest.mark.races), (5, 3, "contracted_bra_transform")
+    pytest.param(0, 2, "bra_transform", marks=pytest.mark.races), (5, 3, "whole_panel")
 ])  # fmt: skip
 def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
     """Step 4 by the ring of large classes, and with H and r of more than two primitive pairs at a time."""
-    monkeypatch.setattr(contracted, "CONTRACTED", replace(tuning.CONTRACTED, rows=rows, stages=(stages,) * 5))
+    changed = replace(tuning.WHOLE_PANEL, contracted_rows=rows, stages=(stages,) * 5)
+    monkeypatch.setattr(whole_panel, "WHOLE_PANEL", changed)
     basis, bra, ket = basis_of((2, 1, 1, 0), nprim=2), [[0, 1]] * 2, [[2, 3]] * 5
     with running() as machine:
         engine = md4.Engine(basis, backend="cuda")
@@ -120,7 +121,7 @@ def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
                 engine.compute(one, other).copy_to_host(), md4.Engine(basis, backend="cpu").compute(one, other)
             )
     assert machine.kernels >= {kernel}
-    assert not machine.kernels & ({"bra_transform", "contracted_bra_transform"} - {kernel})
+    assert not machine.kernels & ({"bra_transform", "whole_panel"} - {kernel})
 
 
 @pytest.mark.sample("ls0-2")

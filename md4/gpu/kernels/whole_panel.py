@@ -1,0 +1,218 @@
+"""Step 4 on FP64 tensor cores where one tile of a warp holds all functions ab, for classes of small and middle size.
+
+The product is that of `md4.gpu.kernels.two_products`, with the same operands and result. One primitive pair is little
+work there, which must not wait for copies and barriers. So a panel of H is in shared memory as a whole, and so are the
+words that say where [p|q] is in r, for all primitive pairs of a bra pair. A block of threads goes on in *steps*, with a
+barrier and copies that were begun a step or more before. A contracted bra pair has a step for each primitive pair, with
+H and r of its own, and the block has as many columns as its warps' tiles. Else the panel stays, and a step is one of
+several blocks of columns, with r of its own.
+"""
+
+from dataclasses import replace
+
+from md4.gpu.compile import Kernel, Variant
+from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
+from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
+from md4.gpu.emit.scalars import quotient
+from md4.gpu.emit.stores import make_store_panels
+from md4.gpu.emit.tile_products import Lane, make_column_state, make_staircase_products
+from md4.gpu.gather_words import all_words, ket_primitives_of, words_of
+from md4.gpu.kernels.groups import (
+    HalfTransformed,
+    HermiteIntegrals,
+    Levels,
+    Limits,
+    PairRange,
+    Panel,
+    levels_of,
+    pair_range,
+    primitives_of,
+    survives,
+)
+from md4.gpu.kernels.ring import make_copy_range
+from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end
+from md4.gpu.r_layout import r_stride_of
+from md4.gpu.tiles import blocks_of_8
+from md4.gpu.tuning import SHARED_BYTES, WHOLE_PANEL
+
+# The highest bit of an int32, which becomes those of all further ones when it is shifted to the right.
+FURTHER = -(1 << 31)
+
+
+def make_counted_blocks(columns):
+    """Device function: which of the blocks of so many columns count with bra pair `ij`, a bit each.
+
+    They begin with column, column + step, ... below `ncol`; columns are blocks of 8 q of the chunk's ket primitives,
+    `nq8` of each. All blocks beyond the first 31 are said to count.
+    """
+    counts = jit_device(survives)
+
+    @jit_device
+    def counted_blocks(ket, limits, ij, column, step, ncol, nq8, lane):
+        if limits.counts.size == 0:
+            return i32(-1)
+        own, found = column + lane * step, False
+        if own < ncol and lane < 31:
+            kl = ket.owner[ket.first + quotient(own, nq8)]
+            last = ket.owner[ket.first + quotient(min(own + columns, ncol) - 1, nq8)]
+            while kl <= last and not found:
+                found = counts(limits, ij, kl)
+                kl += 1
+        return i32(i32(cuda.ballot_sync(-1, found)) | FURTHER)
+
+    return counted_blocks
+
+
+def make_fetch(rows8, columns, threads, contracted):
+    """Device function: a block of threads starts to copy r of a step, behind H if it is that of a `contracted` bra.
+
+    `n` and `row` are the bra primitive's numbers in the whole list and in r; the columns are those from `begin` on.
+    """
+    copy = make_copy_range(threads)
+
+    def fetch(address, panel, n, r, row, begin, nq8, tid):
+        if contracted:
+            count = panel.steps * (rows8 * 64)
+            copy(address, panel.h, n * count, count, tid)
+            address += 8 * count
+        k, last = quotient(begin, nq8), quotient(min(begin + columns, r.nket * nq8) - 1, nq8)
+        copy(address, r.numbers, (row * r.nket + k) * r.stride, (last - k + 1) * r.stride, tid)
+
+    return jit_device(fetch)
+
+
+def whole_panel(rows8, nt, warps, stages, blocks, ahead, unit, turned, contracted):
+    """Kernel factory for step 4 of bra pairs of one primitive pair at most, or of several if `contracted`.
+
+    There is room for what is copied for `stages` steps. `ahead`: [p|q] is gathered 8 p ahead of the products.
+    """
+    threads, columns = 32 * warps, nt * warps
+    products = make_staircase_products(rows8, nt, unit == "dmma16", turned, ahead)
+    empty, store = make_empty(2 * rows8 * nt), make_store_panels(rows8, nt, turned)
+    column_state, counted_blocks = make_column_state(nt, False), make_counted_blocks(columns)
+    copy, fetch = make_copy_range(threads), make_fetch(rows8, columns, threads, contracted)
+    wait, lane_place = make_wait_copies(stages - 2), jit_device(Lane(rows8, nt, turned).place())
+    clear, primitives = jit_device(clear_end), jit_device(primitives_of)
+
+    def kernel(
+        panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, kets: i64, words: F64, abq: HalfTransformed,
+        ket: KetOwners, limits: Limits, parts: i64,
+    ):  # fmt: skip
+        # r of a step has room for `kets` ket primitives; `parts` blocks share the columns of a bra pair
+        clear(abq.numbers)
+        shared = shared_address(cuda.shared.array(0, f64))
+        tid = i64(cuda.threadIdx.x)
+        lane, warp = tid & 31, tid >> 5
+        pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
+        n, last = primitives(bra, pair)
+        live, row, ncol = last > n, n - bra.first_prim, r.nket * abq.nq8
+        begin, stride = part * columns, parts * columns
+        counted = counted_blocks(ket, limits, bra.first + pair, begin, stride, ncol, abq.nq8, lane)
+        if contracted and counted & 1 == 0:
+            return
+        copy(shared, words, 0, words.size, tid)
+        h_address, h_bytes = shared + 8 * words.size, panel.steps * (rows8 * 512)
+        ring, stage_bytes, steps = h_address, h_bytes + 8 * kets * r.stride, max(last - n, i64(1))
+        if not contracted:
+            ring, stage_bytes, steps = ring + h_bytes, stage_bytes - h_bytes, (ncol - begin + stride - 1) // stride
+            if live:
+                copy(h_address, panel.h, n * (h_bytes // 8), h_bytes // 8, tid)
+        for step in range(stages - 1):
+            if live and step < steps:
+                further = i64(step) if contracted else i64(0)
+                coming = begin if contracted else begin + step * stride
+                fetch(ring + step * stage_bytes, panel, n + further, r, row + further, coming, abq.nq8, tid)
+            commit_copies()
+        tile, slot, words_address, words_step = empty(), 0, i32(shared + 4 * lane), abq.nq8 * 128
+        lane_row, lane_q = lane_place(lane)
+        for step in range(steps):
+            wait()
+            cuda.syncthreads()
+            if live and step + stages - 1 < steps:
+                free = ring + (slot + stages - 1 if slot == 0 else slot - 1) * stage_bytes
+                further = step + stages - 1 if contracted else i64(0)
+                coming = begin if contracted else begin + (stages - 1) * stride
+                fetch(free, panel, n + further, r, row + further, coming, abq.nq8, tid)
+            commit_copies()
+            here, column = ring + slot * stage_bytes, begin + warp * nt
+            if contracted:
+                h_address, here = here, here + h_bytes
+            if live and (contracted or counted & 1):
+                state = column_state(column, ncol, quotient(begin, abq.nq8), abq.nq8, r.stride)
+                tile = products(
+                    tile, i32(h_address + 16 * lane), rows8 * 512, words_address, words_step, i32(here), state,
+                    levels.ends, panel.steps,
+                )  # fmt: skip
+            slot = slot + 1 if slot + 1 < stages else 0
+            if not contracted or step + 1 == steps:
+                many = ncol - column if counted & 1 else i64(0)
+                destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
+                store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, many, levels.rows, lane_row)
+            if not contracted:
+                tile, begin, counted = empty(), begin + stride, i32(counted >> 1)
+
+    return Kernel(kernel, (threads, blocks))
+
+
+# launcher
+
+
+def panel_tile(unit, bra):
+    """The tile of a class: that of `two_products.bra_tile`, whose form of H it reads, but for columns and stages."""
+    tile = bra_tile(unit, bra)
+    if bra.max_prim <= 1:
+        return replace(tile, stages=2)
+    n = min(tile.rows8, WHOLE_PANEL.contracted_rows) - 1
+    return replace(tile, nt=WHOLE_PANEL.columns[n], stages=WHOLE_PANEL.stages[n])
+
+
+def shared_parts(bra, ket, tile):
+    """(ket primitives that a block's columns touch, bytes of the panel, bytes of all shared memory)."""
+    np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
+    kets, panel = ket_primitives_of(tile.columns, nq8), np8 * tile.rows8 * 512
+    panels = tile.stages if bra.max_prim > 1 else 1
+    return kets, panel, np8 * nq8 * 128 + panels * panel + tile.stages * kets * 8 * r_stride_of(bra, ket)
+
+
+def serves(unit, bra, ket):
+    """Whether step 4 of a class runs here: one tile holds its rows, and shared memory what a block needs."""
+    if unit == "fma":
+        return False
+    tile, rows = panel_tile(unit, bra), blocks_of_8(bra.nab)
+    _, panel, shared = shared_parts(bra, ket, tile)
+    small = rows <= WHOLE_PANEL.contracted_rows if bra.max_prim > 1 else panel <= WHOLE_PANEL.panel_bytes
+    return small and rows <= tile.rows8 and shared <= SHARED_BYTES
+
+
+def bra_variant(unit, bra, ket):
+    """Variant of step 4 for a class that is served."""
+    tile, contracted, blocks, ahead = panel_tile(unit, bra), bra.max_prim > 1, 2, True
+    if contracted:
+        blocks, ahead = WHOLE_PANEL.blocks[tile.rows8 - 1], WHOLE_PANEL.ahead[tile.rows8 - 1]
+    facts = tile.rows8, tile.nt, tile.warps, tile.stages, blocks, ahead, unit, tile.turned, contracted
+    return Variant(whole_panel, facts)
+
+
+def parts_of(ncol, columns, contracted):
+    """Blocks that share the columns of one pair: of contracted pairs one for each block of columns."""
+    return -(-ncol // columns) if contracted else max(1, ncol // (columns * WHOLE_PANEL.groups))
+
+
+def bra_launcher(context, bra, ket):
+    """The function by which step 4 is launched for two `ListFacts`."""
+    unit, nab, nq8, contracted = context.unit, bra.nab, blocks_of_8(ket.nherm), bra.max_prim > 1
+    tile, variant, stride = panel_tile(unit, bra), bra_variant(unit, bra, ket), r_stride_of(bra, ket)
+    kets, _, shared = shared_parts(bra, ket, tile)
+    rows8, steps, levels = tile.rows8, blocks_of_8(bra.nherm), levels_of(context, bra, tile.rows8, tile.turned)
+    words, columns, threads = context.table(all_words, *words_of(bra, ket)), tile.columns, tile.threads
+
+    def launch(context, h, ab, cd, r, abq, limits):
+        npair, nket = ab.npair, cd.nprim
+        parts = parts_of(nket * nq8, columns, contracted)
+        context.launch(
+            variant, parts * npair, threads, shared,
+            (h, rows8, steps), pair_range(ab), levels, (r, stride, nket), kets, words, (abq, nq8, npair, nab),
+            (cd.data.owner, cd.first_prim), limits, parts,
+        )  # fmt: skip
+
+    return launch

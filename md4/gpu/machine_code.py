@@ -1,0 +1,75 @@
+"""From a kernel in Python to machine code for an architecture, which takes neither a device nor a driver."""
+
+import struct
+
+from cuda.core import Linker, LinkerOptions, ObjectCode
+
+from md4.gpu.device_code import cuda
+from md4.gpu.tuning import ASSEMBLER
+
+# In a section .nv.info: the code of the size of a function's stack, and that of entries whose value has its own length.
+FRAME_SIZE, SIZED = 0x11, 4
+
+
+def machine_code(kernel, capability):
+    """Machine code (cubin) of a `md4.gpu.compile.Kernel`: what is compiled as a whole when it is linked (LTO-IR)."""
+    code, _ = cuda.compile(
+        kernel.function, kernel.types(), device=False, abi="numba", cc=architecture(capability), output="ltoir",
+        **kernel.options(),
+    )  # fmt: skip
+    cubin = linked(code, capability)
+    stack = stack_bytes(cubin)
+    return (with_less_stack(code, capability, stack) if stack >= ASSEMBLER.stack else None) or cubin
+
+
+def architecture(capability):
+    """(major, minor), followed by 'a' where instructions are only of this architecture."""
+    return (*capability, "a") if capability >= (9, 0) else capability
+
+
+def linked(code, capability, options=()):
+    """Machine code from LTO-IR, by options of the assembler."""
+    arch = "sm_" + "".join(map(str, architecture(capability)))
+    asked = LinkerOptions(arch=arch, link_time_optimization=True, ptxas_options=list(options) or None)
+    return bytes(Linker(ObjectCode.from_ltoir(code), options=asked).link("cubin").code)
+
+
+def with_less_stack(code, capability, stack):
+    """Machine code by the first of the assembler's options that leave little of the `stack`, in bytes, or None."""
+    for options in ASSEMBLER.options:
+        try:
+            cubin = linked(code, capability, options)
+        except Exception:  # of whatever type cuda.core makes it: an assembler may lack an option
+            continue
+        if stack_bytes(cubin) <= ASSEMBLER.left * stack:
+            return cubin
+    return None
+
+
+def sections(cubin):
+    """The sections of an ELF file of 64 bits, as {name: content}."""
+    (start,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, names = struct.unpack_from("<3H", cubin, 58)
+    headers = [struct.unpack_from("<I20xQQ", cubin, start + size * n) for n in range(count)]
+    first = headers[names][1]
+    return {
+        cubin[first + name : cubin.index(b"\0", first + name)].decode(): cubin[place : place + length]
+        for name, place, length in headers
+    }
+
+
+def entry_name(cubin):
+    """Name of the kernel in machine code of one: only kernels have a bank of constants."""
+    (name,) = [name for name in sections(cubin) if name.startswith(".nv.constant0.")]
+    return name.removeprefix(".nv.constant0.")
+
+
+def stack_bytes(cubin):
+    """The largest stack of a function in machine code, where registers are spilled to."""
+    info, place, largest = sections(cubin)[".nv.info"], 0, 0
+    while place < len(info):
+        form, attribute, length = struct.unpack_from("<BBH", info, place)
+        if attribute == FRAME_SIZE:
+            largest = max(largest, struct.unpack_from("<I", info, place + 8)[0])
+        place += 4 + length * (form == SIZED)
+    return largest
