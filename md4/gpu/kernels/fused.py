@@ -140,8 +140,7 @@ def make_copy_r():
 
 
 def fused_transforms(
-    mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets=0, ahead=False, matrix=False, limited=False,
-    part=False,
+    mt, nq, nc, ket_reach, warps, blocks, contracted, unit, kets=0, ahead=False, matrix=False, limited=False, part=False
 ):
     """Kernel factory; `kets`: ket pairs of a group, 0 if each is taken in rounds. `nc`: blocks of 8 cd.
 
