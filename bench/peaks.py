@@ -5,16 +5,17 @@ the bandwidth is a device-to-device copy, bytes read plus bytes written. On the 
 and a copy.
 """
 
+from functools import reduce
+from operator import add
 from time import perf_counter
 
 import numpy as np
 from clock import median_seconds
-from llvmlite import ir
-from numba.cuda.extending import intrinsic
 
 from md4.gpu.compile import Kernel
 from md4.gpu.device_code import F64, cuda, types
-from md4.gpu.emit.instructions import DOUBLE, aggregate, call_asm, fields, mma_8x8x4
+from md4.gpu.emit.instructions import mma, mma_by_halves
+from md4.gpu.emit.values import FP64, f64, fma, tuple_of, word
 
 ROWS, COLUMNS = 2, 4
 THREADS, STEPS, BLOCKS_PER_SM = 256, 4000, 4
@@ -23,38 +24,28 @@ OPERANDS = {"dmma16": (8, 4), "dmma8": (4, 2), "fma": (4, 4)}
 FLOP = {"dmma16": 2 * 16 * 8 * 16, "dmma8": 2 * 16 * 8 * 8, "fma": 2 * 32 * 4}
 
 
-def mma_16x8x16(builder, c, a, b):
+def mma_16x8x16(c, a, b):
     """c += a b on one fragment, the widest instruction (compute capability 9.0)."""
-    kind = ir.LiteralStructType([DOUBLE] * 4)
-    operands = ",".join(f"${n}" for n in range(4, 12)), ",".join(f"${n}" for n in range(12, 16))
-    text = (
-        "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 "
-        f"{{$0,$1,$2,$3}}, {{{operands[0]}}}, {{{operands[1]}}}, {{$16,$17,$18,$19}};"
-    )
-    return fields(builder, call_asm(builder, kind, [*a, *b, *c], text, ",".join(["=d"] * 4 + ["d"] * 16)), 4)
+    return mma("m16n8k16", c, a, b)
 
 
-def fma(builder, c, a, b):
+def multiply_adds(c, a, b):
     """Four multiply-adds a lane."""
-    return [builder.fma(x, y, z) for x, y, z in zip(a, b, c)]
+    return [fma(x, y, z) for x, y, z in zip(a, b, c)]
 
 
-INSTRUCTION = {"dmma16": mma_16x8x16, "dmma8": mma_8x8x4, "fma": fma}
+INSTRUCTION = {"dmma16": mma_16x8x16, "dmma8": mma_by_halves, "fma": multiply_adds}
 
 
 def make_powers(count):
     """Intrinsic (x, y) -> (x, x y, x y^2, ...): operands that are neither zero nor equal."""
-    kind = types.UniTuple(types.float64, count)
 
-    @intrinsic
-    def powers(typingctx, x, y):
-        def codegen(context, builder, signature, args):
-            values = [args[0]]
-            for _ in range(count - 1):
-                values.append(builder.fmul(values[-1], args[1]))
-            return aggregate(builder, context.get_value_type(kind), values)
-
-        return kind(types.float64, types.float64), codegen
+    @word(tuple_of(FP64, count), f64, f64)
+    def powers(x, y):
+        values = [x]
+        for _ in range(count - 1):
+            values.append(values[-1] * y)
+        return values
 
     return powers
 
@@ -62,39 +53,26 @@ def make_powers(count):
 def make_step(unit):
     """Intrinsic (acc, a, b) -> acc + a b on all ROWS x COLUMNS fragments."""
     na, nb = OPERANDS[unit]
-    tile = types.UniTuple(types.float64, 4 * ROWS * COLUMNS)
-    left, right = types.UniTuple(types.float64, na * ROWS), types.UniTuple(types.float64, nb * COLUMNS)
+    tile = tuple_of(FP64, 4 * ROWS * COLUMNS)
 
-    @intrinsic
-    def step(typingctx, acc, a, b):
-        def codegen(context, builder, signature, args):
-            c, a, b = (fields(builder, v, k.count) for v, k in zip(args, (tile, left, right)))
-            for i in range(ROWS):
-                for j in range(COLUMNS):
-                    n = 4 * (i * COLUMNS + j)
-                    operands = a[na * i : na * (i + 1)], b[nb * j : nb * (j + 1)]
-                    c[n : n + 4] = INSTRUCTION[unit](builder, c[n : n + 4], *operands)
-            return aggregate(builder, context.get_value_type(tile), c)
-
-        return tile(tile, left, right), codegen
+    @word(tile, tile, tuple_of(FP64, na * ROWS), tuple_of(FP64, nb * COLUMNS))
+    def step(c, a, b):
+        for i in range(ROWS):
+            for j in range(COLUMNS):
+                n = 4 * (i * COLUMNS + j)
+                operands = a[na * i : na * (i + 1)], b[nb * j : nb * (j + 1)]
+                c[n : n + 4] = INSTRUCTION[unit](c[n : n + 4], *operands)
+        return c
 
     return step
 
 
 def make_total(count):
     """Intrinsic tuple -> the sum of its members."""
-    kind = types.UniTuple(types.float64, count)
 
-    @intrinsic
-    def total(typingctx, values):
-        def codegen(context, builder, signature, args):
-            members = fields(builder, args[0], count)
-            value = members[0]
-            for other in members[1:]:
-                value = builder.fadd(value, other)
-            return value
-
-        return types.float64(kind), codegen
+    @word(f64, tuple_of(FP64, count))
+    def total(values):
+        return reduce(add, values)
 
     return total
 

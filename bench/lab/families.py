@@ -247,7 +247,7 @@ def digestion(basis, n_k, n_j, in_place=False, operator="coulomb", single=False)
     operator = (operator, PARAMETERS[operator]) if operator in PARAMETERS else operator
     changes = [(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))] if in_place else []
     if single:
-        modules = (gpu_sums, paths, quartet_lists)
+        modules = (gpu_sums, quartet_lists)
         changes += [(module, "SELECT", replace(SELECT, single_ratio=ALL_IN_SINGLE)) for module in modules]
 
     def contracted(name):
@@ -435,6 +435,11 @@ FAMILIES = {
         digestion, (few_shells((2, 2, 1, 3)), 2, 1), (few_shells((2, 2, 1, 3)), 0, 2), (few_shells((3, 1, 1, 3)), 1, 1),
         (few_shells((4, 1, 1, 2), (0, 1, 1, 2)), 1, 1), (few_shells((1, 2, 2, 3)), 1, 1),
         (few_shells((0, 4, 20, 2)), 1, 1), (few_shells((0, 2, 1, 2), (0, 3, 35, 1)), 1, 1),
+    ),
+    # even and odd parts, each with the zeros beside its integrals
+    "digest parts": each(
+        digestion, (few_shells((3, 1, 1, 2), (2, 1, 1, 2), (4, 1, 1, 1), axis=1), 1, 1),
+        (few_shells((2, 2, 1, 2), (2, 2, 3, 1), axis=0), 1, 1), (few_shells((2, 2, 1, 2), pure=False, axis=2), 1, 1),
     ),
     "get_jk": each(
         matrices, (SP, 1, 1), (SP, 2, 0), (few_shells((2, 2, 1, 2), pure=False), 1, 2),

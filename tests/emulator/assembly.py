@@ -104,18 +104,6 @@ class Translation:
         d, a, b, c = map(self.group, operands)
         return f"{d} = m.{opcode[3]}({a}, {b}, {c})"
 
-    def on_shfl(self, opcode, kind, operands):
-        assert opcode[2] == "bfly"
-        return self.simple(operands[:3], "m.shuffle_xor({}, {})")
-
-    def on_bar(self, opcode, kind, operands):
-        if opcode[1] == "sync":
-            return f"m.meet({self.value(operands[0])}, {self.value(operands[1])})"
-        return "m.exchange('bar.warp.sync', None)"
-
-    def on_brev(self, opcode, kind, operands):
-        return self.simple(operands, "reversed32({})")
-
     def on_mad(self, opcode, kind, operands):
         product = "{} * {}" if kind == "s32" else "({} & 0xffffffff) * ({} & 0xffffffff)"
         return self.simple(operands, f"{product} + {{}}")
@@ -127,10 +115,6 @@ class Translation:
         return self.simple([operands[0], operands[3], operands[1], operands[2]], "{1} if {0} else {2}")
 
     def on_mov(self, opcode, kind, operands):
-        if operands[0].startswith("{"):
-            return f"{self.group(operands[0])} = halves({self.value(operands[1])})"
-        if operands[1].startswith("{"):
-            return f"{self.value(operands[0])} = joined({self.group(operands[1])})"
         return self.simple(operands, "{}")
 
     def on_add(self, opcode, kind, operands):

@@ -1,6 +1,5 @@
 """How J alone is divided among threads, warps and blocks, and where they find r[p+q]."""
 
-import operator
 
 import numpy as np
 import pytest
@@ -13,19 +12,11 @@ from md4.gpu.tuning import HERMITE_COULOMB
 from md4.method.angular import hermite_ordinal, packed_hermite, sum_ordinal
 
 
-class Numbers:
-    """Stands in for an IR builder: makes numbers, not code."""
-
-    def __getattr__(self, name):
-        operation = {"add": "add", "mul": "mul", "and_": "and_", "shl": "lshift", "lshr": "rshift"}[name]
-        return lambda *args: getattr(operator, operation)(*(getattr(x, "constant", x) for x in args))
-
-
 @pytest.mark.parametrize("l_ket", range(7))
 def test_walk(l_ket):
     """The addresses of r[p+q], from one group of a degree and an s of q to the next."""
     for word in packed_hermite(6).tolist():
-        walk, found = Walk(Numbers(), 0, word), []
+        walk, found = Walk(0, word), []
         for degree in range(l_ket + 1):
             for s in range(degree + 1):
                 found += [walk.row + 8 * hermite_ordinal(degree - s, s - z, z) for z in range(s + 1)]

@@ -1,6 +1,6 @@
 """Code that digests a small quartet by one thread; the equations are in `md4.method.digestion`.
 
-Intrinsics that are unrolled while code is generated, for given numbers of functions b, c and d and one function a at a
+Words that are unrolled while code is generated, for given numbers of functions b, c and d and one function a at a
 time. The integrals (ab|cd) of one a are nb nc nd successive doubles in shared memory at `place`. What a thread keeps of
 D and X for all b are rows over c and d, `pair_rows(nb, nc, nd)` numbers in the order [b][c, then d]. In a matrix, `row`
 is where the row of AO a, or of the first AO b, begins; `c` and `d` are the first AOs of the ket shells.
@@ -15,28 +15,17 @@ are converted before they are added.
 
 from functools import cache
 
-from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
-
 from md4.gpu.emit.instructions import (
-    FP64,
-    I32,
-    I64,
-    aggregate,
-    element_address,
-    fields,
-    fma,
-    global_real,
-    real_if,
+    add_double_if,
+    global_number,
+    load_if,
     shared_real,
-    widened,
+    shuffled,
+    store,
+    warp_barrier,
 )
-from md4.gpu.emit.scalars import add_double_if
-from md4.gpu.emit.unrolled import store_doubles, warp_barrier
-from md4.gpu.emit.warp_sums import emit_run_sum, shuffle_from
-
-i64, i32 = types.int64, types.int32
+from md4.gpu.emit.values import FP64, INT, OPEN, fma, i32, i64, select, tuple_of, word
+from md4.gpu.emit.warp_sums import emit_run_sum
 
 
 def pair_rows(nb, nc, nd):
@@ -68,23 +57,17 @@ def make_columns_in_turn(nc, nd):
     In bytes from the row's begin, -1 for none. `c` and `d` are the first AOs of the lane's own ket pair, which it tells
     the others; the first `count` lanes have one.
     """
-    kind = types.UniTuple(i32, nc + nd)
 
-    @intrinsic
-    def columns_in_turn(typingctx, c, d, count, lane):
-        def codegen(context, builder, signature, args):
-            *own, count, lane = (builder.trunc(arg, I32) for arg in args)
-            columns = []
-            for shell, n in functions_of_ket(nc, nd):
-                functions, element = I32((nc, nd)[shell]), builder.add(lane, I32(32 * n))
-                pair = builder.udiv(element, functions)
-                ao = own[shell] if stage_parts(nc, nd)[0][shell] is None else shuffle_from(builder, own[shell], pair)
-                ao = builder.add(ao, builder.sub(element, builder.mul(pair, functions)))
-                live = builder.icmp_signed("<", pair, count)
-                columns.append(builder.select(live, builder.mul(ao, I32(8)), I32(-1)))
-            return aggregate(builder, context.get_value_type(kind), columns)
-
-        return kind(i64, i64, i64, i64), codegen
+    @word(tuple_of(INT, nc + nd), i64, i64, i64, i64)
+    def columns_in_turn(c, d, count, lane):
+        own, count, lane, columns = (c.i32, d.i32), count.i32, lane.i32, []
+        for shell, n in functions_of_ket(nc, nd):
+            functions, element = (nc, nd)[shell], lane + 32 * n
+            pair = element // functions
+            ao = own[shell] if stage_parts(nc, nd)[0][shell] is None else shuffled(own[shell], "idx", pair)
+            ao = ao + (element - pair * functions)
+            columns.append(select(pair < count, ao * 8, -1))
+        return columns
 
     return columns_in_turn
 
@@ -94,17 +77,17 @@ class Stage:
 
     Parameters
     ----------
-    address, lane : LLVM value
+    address, lane : Value
         Where it begins in shared memory (i32), and the lane (i64).
     precision : Precision
         Of its numbers.
     """
 
-    def __init__(self, builder, address, lane, nc, nd, precision):
-        self.builder, self.precision, lane = builder, precision, builder.trunc(lane, I32)
+    def __init__(self, address, lane, nc, nd, precision):
+        self.precision, lane = precision, lane.i32
         self.functions, (self.parts, _) = functions_of_ket(nc, nd), stage_parts(nc, nd)
-        self.own = [builder.add(address, builder.mul(lane, I32(precision.bytes * n))) for n in (nc, nd)]
-        self.in_turn = builder.add(address, builder.mul(lane, I32(precision.bytes)))
+        self.own = [address + lane * (precision.bytes * n) for n in (nc, nd)]
+        self.in_turn = address + lane * precision.bytes
 
     def exchanged(self, values, own_first):
         """Numbers that each lane takes in turn for those of its own, if `own_first`, or its own for those in turn.
@@ -117,14 +100,14 @@ class Stage:
         for value, (shell, n) in zip(values, self.functions):
             if self.parts[shell] is not None:
                 place, offset = self.place(shell, n, own_first)
-                store_doubles(self.builder, place, [value], offset)
-        warp_barrier(self.builder)
+                store(place, [value], offset)
+        warp_barrier(self.in_turn)
         for value, (shell, n) in zip(values, self.functions):
             if self.parts[shell] is not None:
                 place, offset = self.place(shell, n, not own_first)
-                value = shared_real(self.builder, place, offset, self.precision)  # noqa: PLW2901 the other lane's
+                value = shared_real(place, offset, self.precision)  # noqa: PLW2901 the other lane's
             found.append(value)
-        warp_barrier(self.builder)
+        warp_barrier(self.in_turn)
         return found
 
     def place(self, shell, n, own):
@@ -137,26 +120,25 @@ class Stage:
 @cache
 def make_load_rows(nb, nc, nd, precision=FP64):
     """Intrinsic (array, row, nao, columns, stage, lane) -> the rows of all b, beginning with `row`."""
-    kind, places = types.UniTuple(precision.numba, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)
 
-    @intrinsic
-    def load_rows(typingctx, array, row, nao, columns, stage, lane):
-        def codegen(context, builder, signature, args):
-            address = element_address(context, builder, signature.args[0], *args[:2], precision.bytes)
-            values, stage = [], Stage(builder, *args[4:], nc, nd, precision)
-            for _ in range(nb):
-                found = []
-                for column in fields(builder, args[3], nc + nd):
-                    place = column if precision is FP64 else builder.ashr(column, I32(1))
-                    here = builder.add(address, builder.sext(place, I64))
-                    found.append(real_if(builder, here, (column, -1), precision))
-                values += stage.exchanged(found, own_first=False)
-                address = builder.add(address, builder.mul(args[2], I64(precision.bytes)))
-            return aggregate(builder, context.get_value_type(kind), values)
-
-        return kind(array, i64, i64, places, i32, i64), codegen
+    @word(tuple_of(precision, pair_rows(nb, nc, nd)), OPEN, i64, i64, tuple_of(INT, nc + nd), i32, i64)
+    def load_rows(array, row, nao, columns, stage, lane):
+        address = array.at(row, precision.bytes)
+        values, stage = [], Stage(stage, lane, nc, nd, precision)
+        for _ in range(nb):
+            found = []
+            for column in columns:
+                found += load_if(address + of_precision(column, precision).i64, (column, -1), precision)
+            values += stage.exchanged(found, own_first=False)
+            address = address + nao * precision.bytes
+        return values
 
     return load_rows
+
+
+def of_precision(offset, precision):
+    """The offset of a number in an array of a precision, from that of a double."""
+    return offset if precision is FP64 else offset.shifted(1)
 
 
 @cache
@@ -167,29 +149,23 @@ def make_add_rows(nb, nc, nd, most, precision=FP64):
     `firsts` are those of `md4.gpu.kernels.digest_in_place.Runs`, of at most `most` lanes; with 1 they are not asked.
     Lanes of pairs that do not count may hold anything.
     """
-    kind, places = types.UniTuple(precision.numba, pair_rows(nb, nc, nd)), types.UniTuple(i32, nc + nd)
+    width, rows = nc + nd, tuple_of(precision, pair_rows(nb, nc, nd))
 
-    @intrinsic
-    def add_rows(typingctx, array, row, nao, columns, left, firsts, stage, lane, values, scale):
-        def codegen(context, builder, signature, args):
-            address = element_address(context, builder, signature.args[0], *args[:2])
-            stage, width = Stage(builder, *args[6:8], nc, nd, precision), nc + nd
-            columns, left, firsts = fields(builder, args[3], width), args[4], args[5]
-            values = [builder.fmul(value, args[9]) for value in fields(builder, args[8], nb * width)]
-            for b in range(nb):
-                over_c, over_d = values[b * width : b * width + nc], values[b * width + nc : (b + 1) * width]
-                over_c = [emit_run_sum(builder, value, left, most) for value in over_c]
-                found = stage.exchanged(over_c + over_d, own_first=True)
-                for n, (value, column) in enumerate(zip(found, columns)):
-                    here, value = builder.add(address, builder.sext(column, I64)), widened(builder, value)  # noqa: PLW2901
-                    if n < nc and most > 1:
-                        add_double_if(builder, here, value, builder.and_(firsts, I32(1 << n)), "ne", 0)
-                    else:
-                        add_double_if(builder, here, value, column, "gt", -1)
-                address = builder.add(address, builder.mul(args[2], I64(8)))
-            return context.get_dummy_value()
-
-        return types.void(array, i64, i64, places, i32, i32, i32, i64, kind, precision.numba), codegen
+    @word(None, OPEN, i64, i64, tuple_of(INT, width), i32, i32, i32, i64, rows, precision.numba)
+    def add_rows(array, row, nao, columns, left, firsts, stage, lane, values, scale):
+        address, stage = array.at(row), Stage(stage, lane, nc, nd, precision)
+        values = [value * scale for value in values]
+        for b in range(nb):
+            over_c, over_d = values[b * width : b * width + nc], values[b * width + nc : (b + 1) * width]
+            over_c = [emit_run_sum(value, left, most) for value in over_c]
+            found = stage.exchanged(over_c + over_d, own_first=True)
+            for n, (value, column) in enumerate(zip(found, columns)):
+                here = address + column.i64
+                if n < nc and most > 1:
+                    add_double_if(here, value, firsts & (1 << n), "ne", 0)
+                else:
+                    add_double_if(here, value, column, "gt", -1)
+            address = address + nao * 8
 
     return add_rows
 
@@ -200,26 +176,20 @@ def make_add_to_x(nb, nc, nd, precision=FP64):
 
     `d_b` are the density's rows of all b, `d_a` that of a; X of a is a row [c, then d].
     """
-    rows = types.UniTuple(precision.numba, pair_rows(nb, nc, nd))
-    own = types.UniTuple(precision.numba, nc + nd)
-    result = types.UniTuple(precision.numba, nc + nd + pair_rows(nb, nc, nd))
+    width = nc + nd
+    rows, own, both = (tuple_of(precision, n * width) for n in (nb, 1, nb + 1))
 
-    @intrinsic
-    def add_to_x(typingctx, x_b, place, d_b, d_a):
-        def codegen(context, builder, signature, args):
-            width = nc + nd
-            x, d_b = fields(builder, args[0], nb * width), fields(builder, args[2], nb * width)
-            d_a, x_a = fields(builder, args[3], width), [ir.Constant(precision.llvm, 0.0)] * width
-            for n in range(nb * nc * nd):
-                b, c, d = n // (nc * nd), n // nd % nc, nc + n % nd
-                value = shared_real(builder, args[1], precision.bytes * n, precision)
-                x_a[c] = fma(builder, value, d_b[b * width + d], x_a[c])
-                x_a[d] = fma(builder, value, d_b[b * width + c], x_a[d])
-                x[b * width + c] = fma(builder, value, d_a[d], x[b * width + c])
-                x[b * width + d] = fma(builder, value, d_a[c], x[b * width + d])
-            return aggregate(builder, context.get_value_type(result), x_a + x)
-
-        return result(rows, i32, rows, own), codegen
+    @word(both, rows, i32, rows, own)
+    def add_to_x(x, place, d_b, d_a):
+        x_a = [0.0] * width
+        for n in range(nb * nc * nd):
+            b, c, d = n // (nc * nd), n // nd % nc, nc + n % nd
+            value = shared_real(place, precision.bytes * n, precision)
+            x_a[c] = fma(value, d_b[b * width + d], x_a[c])
+            x_a[d] = fma(value, d_b[b * width + c], x_a[d])
+            x[b * width + c] = fma(value, d_a[d], x[b * width + c])
+            x[b * width + d] = fma(value, d_a[c], x[b * width + d])
+        return x_a + x
 
     return add_to_x
 
@@ -230,26 +200,19 @@ def make_add_to_y(nb, nc, nd, precision=FP64):
 
     `d_cd` are the lane's D + D^T of c and d; those of a and b are array[row:row + nb]. The weight is Y_cd's only.
     """
-    block, result = types.UniTuple(precision.numba, nc * nd), types.UniTuple(precision.numba, nb + nc * nd)
+    block = tuple_of(precision, nc * nd)
 
-    @intrinsic
-    def add_to_y(typingctx, y_cd, place, d_cd, array, row, weight):
-        def codegen(context, builder, signature, args):
-            y, d_cd = fields(builder, args[0], nc * nd), fields(builder, args[2], nc * nd)
-            address = element_address(context, builder, signature.args[3], args[3], args[4], precision.bytes)
-            d_ab = []
-            for n in range(nb):
-                value = global_real(builder, address, precision.bytes * n, precision)
-                d_ab.append(builder.fmul(value, args[5]))
-            y_ab = [ir.Constant(precision.llvm, 0.0)] * nb
-            for n in range(nb * nc * nd):
-                b, cd = n // (nc * nd), n % (nc * nd)
-                value = shared_real(builder, args[1], precision.bytes * n, precision)
-                y_ab[b] = fma(builder, value, d_cd[cd], y_ab[b])
-                y[cd] = fma(builder, value, d_ab[b], y[cd])
-            return aggregate(builder, context.get_value_type(result), y_ab + y)
-
-        return result(block, i32, block, array, i64, precision.numba), codegen
+    @word(tuple_of(precision, nb + nc * nd), block, i32, block, OPEN, i64, precision.numba)
+    def add_to_y(y, place, d_cd, array, row, weight):
+        address = array.at(row, precision.bytes)
+        d_ab = [global_number(address, precision.bytes * n, precision) * weight for n in range(nb)]
+        y_ab = [0.0] * nb
+        for n in range(nb * nc * nd):
+            b, cd = n // (nc * nd), n % (nc * nd)
+            value = shared_real(place, precision.bytes * n, precision)
+            y_ab[b] = fma(value, d_cd[cd], y_ab[b])
+            y[cd] = fma(value, d_ab[b], y[cd])
+        return y_ab + y
 
     return add_to_y
 
@@ -257,28 +220,21 @@ def make_add_to_y(nb, nc, nd, precision=FP64):
 @cache
 def make_rows_in_turn(nc):
     """Intrinsic (d, lane) -> first AOs of the shells d in whose rows those numbers over c stand that a lane takes."""
-    kind = types.UniTuple(i32, nc)
 
-    @intrinsic
-    def rows_in_turn(typingctx, d, lane):
-        def codegen(context, builder, signature, args):
-            d, lane = (builder.trunc(arg, I32) for arg in args)
-            pairs = [builder.udiv(builder.add(lane, I32(32 * n)), I32(nc)) for n in range(nc)]
-            rows = [d] if nc == 1 else [shuffle_from(builder, d, pair) for pair in pairs]
-            return aggregate(builder, context.get_value_type(kind), rows)
-
-        return kind(i64, i64), codegen
+    @word(tuple_of(INT, nc), i64, i64)
+    def rows_in_turn(d, lane):
+        d, pairs = d.i32, [(lane.i32 + 32 * n) // nc for n in range(nc)]
+        return [d] if nc == 1 else [shuffled(d, "idx", pair) for pair in pairs]
 
     return rows_in_turn
 
 
-def places_in_turn(builder, array, rows, columns, nao, nbytes):
-    """Addresses of the numbers over c that a lane takes, in the rows of the first functions d, of `nbytes` each."""
+def places_in_turn(array, rows, columns, nao, precision):
+    """Addresses of the numbers over c that a lane takes, in the rows of the first functions d."""
     places = []
     for row, column in zip(rows, columns):
-        start = builder.mul(builder.mul(builder.sext(row, I64), nao), I64(nbytes))
-        column = builder.sext(column if nbytes == 8 else builder.ashr(column, I32(1)), I64)  # noqa: PLW2901
-        places.append(builder.add(array, builder.add(start, column)))
+        start = row.i64 * nao * precision.bytes
+        places.append(array + (start + of_precision(column, precision).i64))
     return places
 
 
@@ -288,24 +244,17 @@ def make_load_block(nc, nd, precision=FP64):
 
     The matrix begins with array[first]. The block has all c and d in the order [c][d]; it is taken from rows d.
     """
-    kind, places = types.UniTuple(precision.numba, nc * nd), types.UniTuple(i32, nc + nd)
+    places = tuple_of(INT, nc + nd)
 
-    @intrinsic
-    def load_block(typingctx, array, first, nao, columns, rows, stage, lane):
-        def codegen(context, builder, signature, args):
-            address = element_address(context, builder, signature.args[0], *args[:2], precision.bytes)
-            nao, columns, rows = args[2], fields(builder, args[3], nc + nd)[:nc], fields(builder, args[4], nc)
-            here = places_in_turn(builder, address, rows, columns, nao, precision.bytes)
-            stage, values = Stage(builder, *args[5:], nc, nd, precision), []
-            step = builder.mul(nao, I64(precision.bytes))
-            for _ in range(nd):
-                found = [real_if(builder, at, (column, -1), precision) for at, column in zip(here, columns)]
-                values.append(stage.exchanged(found, own_first=False))
-                here = [builder.add(at, step) for at in here]
-            in_order = [values[d][c] for c in range(nc) for d in range(nd)]
-            return aggregate(builder, context.get_value_type(kind), in_order)
-
-        return kind(array, i64, i64, places, types.UniTuple(i32, nc), i32, i64), codegen
+    @word(tuple_of(precision, nc * nd), OPEN, i64, i64, places, tuple_of(INT, nc), i32, i64)
+    def load_block(array, first, nao, columns, rows, stage, lane):
+        here = places_in_turn(array.at(first, precision.bytes), rows, columns, nao, precision)
+        stage, values, step = Stage(stage, lane, nc, nd, precision), [], nao * precision.bytes
+        for _ in range(nd):
+            found = [load_if(at, (column, -1), precision)[0] for at, column in zip(here, columns)]
+            values.append(stage.exchanged(found, own_first=False))
+            here = [at + step for at in here]
+        return [values[d][c] for c in range(nc) for d in range(nd)]
 
     return load_block
 
@@ -316,22 +265,16 @@ def make_add_block(nc, nd, precision=FP64):
 
     As `make_load_block` loads it, to rows d. Lanes of pairs that do not count may hold anything.
     """
-    kind, places = types.UniTuple(precision.numba, nc * nd), types.UniTuple(i32, nc + nd)
+    places, block = tuple_of(INT, nc + nd), tuple_of(precision, nc * nd)
 
-    @intrinsic
-    def add_block(typingctx, array, first, nao, columns, rows, stage, lane, values):
-        def codegen(context, builder, signature, args):
-            address = element_address(context, builder, signature.args[0], *args[:2])
-            nao, columns, rows = args[2], fields(builder, args[3], nc + nd)[:nc], fields(builder, args[4], nc)
-            here = places_in_turn(builder, address, rows, columns, nao, 8)
-            stage, values = Stage(builder, *args[5:7], nc, nd, precision), fields(builder, args[7], nc * nd)
-            for d in range(nd):
-                found = stage.exchanged(values[d::nd], own_first=True)
-                for at, value, column in zip(here, found, columns):
-                    add_double_if(builder, at, widened(builder, value), column, "gt", -1)
-                here = [builder.add(at, builder.mul(nao, I64(8))) for at in here]
-            return context.get_dummy_value()
-
-        return types.void(array, i64, i64, places, types.UniTuple(i32, nc), i32, i64, kind), codegen
+    @word(None, OPEN, i64, i64, places, tuple_of(INT, nc), i32, i64, block)
+    def add_block(array, first, nao, columns, rows, stage, lane, values):
+        here = places_in_turn(array.at(first), rows, columns, nao, FP64)
+        stage = Stage(stage, lane, nc, nd, precision)
+        for d in range(nd):
+            found = stage.exchanged(values[d::nd], own_first=True)
+            for at, value, column in zip(here, found, columns):
+                add_double_if(at, value, column, "gt", -1)
+            here = [at + nao * 8 for at in here]
 
     return add_block

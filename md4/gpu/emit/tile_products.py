@@ -1,6 +1,6 @@
 """Products of register tiles on FP64 tensor cores.
 
-An intrinsic is one operation on a whole register tile, unrolled while code is generated, so that a tile lives in
+A word is one operation on a whole register tile, unrolled while code is generated, so that a tile lives in
 registers as one UniTuple.
 
 A tile consists of fragments of 16 x 8, four doubles a lane: c0, c1 in row lane/4 and columns 2(lane%4)+{0,1}, c2, c3
@@ -16,32 +16,25 @@ Either way the operand that is not H has two doubles of a lane for each block of
 """
 
 from dataclasses import dataclass
-from functools import cache
-
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
+from functools import cache, partial
+from itertools import pairwise
 
 from md4.gpu.emit.instructions import (
-    DOUBLE,
-    I32,
-    I64,
-    aggregate,
-    call_asm,
-    element_address,
-    fields,
     global_int,
-    load_block,
+    load,
     mma_16x8x8,
     mma_by_halves,
-    shared_double,
     shared_int,
+    shared_real,
+    shared_vector,
 )
+from md4.gpu.emit.values import FP64, INT, OPEN, first_case, i32, i64, repeat, select, tuple_of, word
 from md4.gpu.tiles import reach_levels
 
 
 def tile_kind(rows8, nt):
     """Numba type of a tile."""
-    return types.UniTuple(types.float64, 2 * rows8 * nt)
+    return tuple_of(FP64, 2 * rows8 * nt)
 
 
 @dataclass(frozen=True)
@@ -92,39 +85,24 @@ def neighbours(blocks):
     return [8 * n + e for n in range(blocks) for e in range(2)]
 
 
-def merge(builder, values):
-    """Phi nodes in the current block of lists of doubles [(list, block), ...] that come into it."""
-    merged = []
-    for n in range(len(values[0][0])):
-        phi = builder.phi(DOUBLE)
-        for numbers, block in values:
-            phi.add_incoming(numbers[n], block)
-        merged.append(phi)
-    return merged
-
-
-def by_levels(builder, c, reach, step, count, multiply):
+def by_levels(c, reach, step, count, multiply):
     """Products of as many blocks as `reach` counts, in units of `step`; multiply(c, n) takes the first n of `count`.
 
     Straight code for every level of `reach_levels`: with branches in between, operands are not fetched ahead.
     """
-    results, levels, after = [], reach_levels(count), builder.append_basic_block()
-    for n, lower in zip(levels, [*levels[1:], None]):
-        if lower is not None:
-            here, further = builder.append_basic_block(), builder.append_basic_block()
-            builder.cbranch(builder.icmp_signed(">", reach, I32(lower * step)), here, further)
-            builder.position_at_end(here)
-        sums = list(c)
-        multiply(sums, n)
-        results.append((sums, builder.block))
-        builder.branch(after)
-        if lower is not None:
-            builder.position_at_end(further)
-    builder.position_at_end(after)
-    return merge(builder, results)
+
+    def more_than(n):
+        return lambda: reach > n * step
+
+    def products(n):
+        return lambda: multiply(list(c), n)
+
+    levels = reach_levels(count)
+    cases = [(more_than(lower), products(n)) for n, lower in pairwise(levels)]
+    return first_case(reach.builder, [*cases, (None, products(levels[-1]))])
 
 
-def tile_products(builder, rows8, nt, wide, turned):
+def tile_products(rows8, nt, wide, turned):
     """(multiply, blocks): multiply(c, address, operand, n) adds the products of the first n of `blocks` pieces of H.
 
     `address` is the lane's place in H in shared memory. Pieces are fragments of 16 rows, 1024 bytes [k half][lane][row
@@ -134,17 +112,19 @@ def tile_products(builder, rows8, nt, wide, turned):
 
     def by_fragments(c, address, b, count):
         for i in range(count):
-            a = [x for half in range(2) for x in load_block(builder, address, 1024 * i + 512 * half)]
+            a = [x for half in range(2) for x in shared_vector(address, 1024 * i + 512 * half)]
             for j in range(nt):
                 n = 4 * (i * nt + j)
-                c[n : n + 4] = mma(builder, c[n : n + 4], a, b[2 * j : 2 * j + 2])
+                c[n : n + 4] = mma(c[n : n + 4], a, b[2 * j : 2 * j + 2])
+        return c
 
     def by_blocks(c, address, a, count):
         for j in range(count):
-            b = load_block(builder, address, 512 * j)
+            b = shared_vector(address, 512 * j)
             for i in range(nt // 2):
                 n, (a0, a2, a1, a3) = 4 * (i * rows8 + j), a[4 * i : 4 * i + 4]
-                c[n : n + 4] = mma(builder, c[n : n + 4], [a0, a1, a2, a3], b)
+                c[n : n + 4] = mma(c[n : n + 4], [a0, a1, a2, a3], b)
+        return c
 
     return (by_blocks, rows8) if turned else (by_fragments, rows8 // 2)
 
@@ -156,19 +136,11 @@ def make_product_step(rows8, nt, wide, turned):
     `address`: the lane's place in H, see `tile_products`; `operand`: two doubles a block of columns; `reach`: blocks of
     8 rows of H that count, the others are zero.
     """
-    tile, other = tile_kind(rows8, nt), types.UniTuple(types.float64, 2 * nt)
+    tile, (multiply, blocks) = tile_kind(rows8, nt), tile_products(rows8, nt, wide, turned)
 
-    @intrinsic
-    def product_step(typingctx, acc, address, operand, reach):
-        def codegen(context, builder, signature, args):
-            c, operand = fields(builder, args[0], tile.count), fields(builder, args[2], 2 * nt)
-            multiply, blocks = tile_products(builder, rows8, nt, wide, turned)
-            c = by_levels(
-                builder, c, args[3], rows8 // blocks, blocks, lambda c, count: multiply(c, args[1], operand, count)
-            )
-            return aggregate(builder, context.get_value_type(tile), c)
-
-        return tile(tile, types.int32, other, types.int32), codegen
+    @word(tile, tile, i32, tuple_of(FP64, 2 * nt), i32)
+    def product_step(c, address, operand, reach):
+        return by_levels(c, reach, rows8 // blocks, blocks, lambda c, count: multiply(c, address, operand, count))
 
     return product_step
 
@@ -182,69 +154,45 @@ def make_staircase_products(rows8, nt, wide, turned, ahead, same=1):
     rows the steps up to ends[n] are done, of `steps` in all. `ahead` gathers one step ahead of the products. `same`: so
     many equal parts of the columns have the same words, those of the first part, and r of their own.
     """
-    tile, places = tile_kind(rows8, nt), types.UniTuple(types.int32, 2 * nt)
+    tile, (multiply, blocks) = tile_kind(rows8, nt), tile_products(rows8, nt, wide, turned)
 
-    @intrinsic
-    def staircase_products(typingctx, acc, panel, panel_step, words, words_step, r, state, ends, steps):
-        def codegen(context, builder, signature, args):
-            c, state = fields(builder, args[0], tile.count), fields(builder, args[6], 2 * nt)
-            panel, panel_step, words, words_step, r, steps = (args[n] for n in (1, 2, 3, 4, 5, 8))
-            multiply, blocks = tile_products(builder, rows8, nt, wide, turned)
-            table = element_address(context, builder, signature.args[7], args[7], I64(0), 4)
+    @word(tile, tile, i32, i32, i32, i32, i32, tuple_of(INT, 2 * nt), OPEN, i32)
+    def staircase_products(c, panel, panel_step, words, words_step, r, state, ends, steps):
+        table, size = ends.at(0, 4), len(c)
 
-            def gather(words):
-                return gathered(builder, r, words, state, same)
+        def gather(words):
+            return gathered(r, words, state, same)
 
-            numbers = [*c, *(gather(words) if ahead else [])]
-            k, counters = I32(0), [panel, words]
-            for n, level in enumerate(reach_levels(blocks)):
-                end = global_int(builder, table, 4 * n)
-                before = builder.block
-                head, body, after = (builder.append_basic_block() for _ in range(3))
-                builder.branch(head)
-                builder.position_at_end(head)
-                integers = [builder.phi(I32) for _ in range(3)]
-                doubles = [builder.phi(DOUBLE) for _ in numbers]
-                for phi, value in zip([*integers, *doubles], [k, *counters, *numbers]):
-                    phi.add_incoming(value, before)
-                builder.cbranch(builder.icmp_signed("<", integers[0], end), body, after)
-                builder.position_at_end(body)
-                (k, panel, words), sums = integers, doubles[: len(c)]
-                following = builder.add(k, I32(1))
-                next_words = builder.add(words, words_step)
-                if ahead:
-                    last = builder.icmp_signed("<", following, steps)
-                    b, next_b = doubles[len(c) :], gather(builder.select(last, next_words, words))
-                else:
-                    b, next_b = gather(words), []
-                multiply(sums, panel, b, level)
-                values = [following, builder.add(panel, panel_step), next_words, *sums, *next_b]
-                for phi, value in zip([*integers, *doubles], values):
-                    phi.add_incoming(value, builder.block)
-                builder.branch(head)
-                builder.position_at_end(after)
-                k, *counters = integers
-                numbers = doubles
-            return aggregate(builder, context.get_value_type(tile), numbers[: len(c)])
+        def step(values, level):
+            k, panel, words, *numbers = values
+            following, next_words, b = k + 1, words + words_step, numbers[size:]
+            if ahead:
+                next_b = gather(select(following < steps, next_words, words))
+            else:
+                b, next_b = gather(words), []
+            sums = multiply(numbers[:size], panel, b, level)
+            return [following, panel + panel_step, next_words, *sums, *next_b]
 
-        i32 = types.int32
-        return tile(tile, i32, i32, i32, i32, i32, places, ends, i32), codegen
+        values = [0, panel, words, *c, *(gather(words) if ahead else [])]
+        for n, level in enumerate(reach_levels(blocks)):
+            values = repeat(values, global_int(table, 4 * n), partial(step, level=level))
+        return values[3 : 3 + size]
 
     return staircase_products
 
 
-def gathered(builder, r, words, state, same=1):
+def gathered(r, words, state, same=1):
     """[p0|q] and [p1|q] of each fragment from r in shared memory; a word has the byte offsets of both.
 
     `same` as in `make_staircase_products`.
     """
     values, offsets = [], []
     for words_offset in state[: len(state) // same : 2]:
-        word = shared_int(builder, builder.add(words, words_offset))
-        offsets.append((builder.and_(word, I32(65535)), builder.lshr(word, I32(16))))
+        both = shared_int(words + words_offset)
+        offsets.append((both & 65535, both >> 16))
     for both, r_offset in zip(offsets * same, state[1::2]):
-        address = builder.add(r, r_offset)
-        values += [shared_double(builder, builder.add(address, offset)) for offset in both]
+        address = r + r_offset
+        values += [shared_real(address + offset) for offset in both]
     return values
 
 
@@ -255,22 +203,12 @@ def make_load_blocks(nt, singly=False):
     `singly`: not the two of a block by one instruction. Where they are left operands, they are no neighbours among an
     instruction's registers, and were copied, often once for every instruction. (Volatile loads are not joined.)
     """
-    operand = types.UniTuple(types.float64, 2 * nt)
 
-    @intrinsic
-    def load_blocks(typingctx, address):
-        def codegen(context, builder, signature, args):
-            values = []
-            for j in range(nt):
-                if singly:
-                    for n in range(2):
-                        text = f"ld.volatile.shared.f64 $0, [$1+{512 * j + 8 * n}];"
-                        values.append(call_asm(builder, DOUBLE, [args[0]], text, "=d,r", effects=True))
-                else:
-                    values += load_block(builder, args[0], 512 * j)
-            return aggregate(builder, context.get_value_type(operand), values)
-
-        return operand(types.int32), codegen
+    @word(tuple_of(FP64, 2 * nt), i32)
+    def load_blocks(address):
+        if singly:
+            return [load("volatile.shared", address, 512 * j + 8 * n)[0] for j in range(nt) for n in range(2)]
+        return [x for j in range(nt) for x in shared_vector(address, 512 * j)]
 
     return load_blocks
 
@@ -283,23 +221,18 @@ def make_column_state(nt, in_turn):
     stands for block c % nq8 of ket primitive c // nq8. Words are those of all blocks, or `in_turn` of the fragments
     one after the other. Columns beyond `ncol`, which is below 2^31, take the r of the last one.
     """
-    state = types.UniTuple(types.int32, 2 * nt)
 
-    @intrinsic
-    def column_state(typingctx, column, ncol, k_first, nq8, r_stride):
-        def codegen(context, builder, signature, args):
-            column, ncol, k_first, nq8, r_stride = (builder.trunc(arg, I32) for arg in args)
-            values = []
-            for j in range(nt):
-                c = builder.add(column, I32(j))
-                c = builder.select(builder.icmp_signed("<", c, ncol), c, builder.sub(ncol, I32(1)))
-                k = builder.udiv(c, nq8)
-                words = builder.mul(builder.sub(c, builder.mul(k, nq8)), I32(128))
-                offset = builder.mul(builder.sub(k, k_first), builder.mul(r_stride, I32(8)))
-                values += [I32(128 * j) if in_turn else words, offset]
-            return aggregate(builder, context.get_value_type(state), values)
-
-        return state(*[types.int64] * 5), codegen
+    @word(tuple_of(INT, 2 * nt), *[i64] * 5)
+    def column_state(*args):
+        column, ncol, k_first, nq8, r_stride = (arg.i32 for arg in args)
+        values = []
+        for j in range(nt):
+            c = column + j
+            c = select(c < ncol, c, ncol - 1)
+            k = c // nq8
+            words, offset = (c - k * nq8) * 128, (k - k_first) * (r_stride * 8)
+            values += [128 * j if in_turn else words, offset]
+        return values
 
     return column_state
 
@@ -307,14 +240,4 @@ def make_column_state(nt, in_turn):
 @cache
 def make_gather(nt):
     """Intrinsic (address of r, address of words, state) -> [p0|q] and [p1|q] of each column fragment."""
-    operand, kind = types.UniTuple(types.float64, 2 * nt), types.UniTuple(types.int32, 2 * nt)
-
-    @intrinsic
-    def gather(typingctx, r, words, state):
-        def codegen(context, builder, signature, args):
-            values = gathered(builder, args[0], args[1], fields(builder, args[2], 2 * nt))
-            return aggregate(builder, context.get_value_type(operand), values)
-
-        return operand(types.int32, types.int32, kind), codegen
-
-    return gather
+    return word(tuple_of(FP64, 2 * nt), i32, i32, tuple_of(INT, 2 * nt))(gathered)

@@ -18,8 +18,9 @@ from typing import NamedTuple
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F32, F64, I32, I64, cuda, f64, i32, i64, jit_device, types
 from md4.gpu.emit.correlation import even_ranges, make_add_row, make_load_row, make_quartet_sums, pieces
-from md4.gpu.emit.instructions import make_empty, precision_of, shared_address
+from md4.gpu.emit.instructions import make_empty, shared_address
 from md4.gpu.emit.scalars import quotient
+from md4.gpu.emit.values import precision_of
 from md4.gpu.hermite_rows import row_parts, row_width
 from md4.gpu.kernels.bounds import larger
 from md4.gpu.kernels.groups import Records

@@ -30,8 +30,9 @@ from md4.gpu.emit.digest_quartets import (
     make_rows_in_turn,
     stage_parts,
 )
-from md4.gpu.emit.instructions import FP64, make_empty, precision_of, shared_address
+from md4.gpu.emit.instructions import make_empty, shared_address
 from md4.gpu.emit.scalars import add_global
+from md4.gpu.emit.values import FP64, precision_of
 from md4.gpu.emit.warp_sums import make_warp_sums, warp_place
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
 from md4.gpu.kernels.digest_parameters import Lists, Matrices, SingleMatrices

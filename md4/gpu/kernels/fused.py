@@ -125,7 +125,7 @@ def pairs_at_once(ket, pair, most):
 
 def make_copy_r():
     """Device function: a warp starts to copy `count` doubles from array[index:], as far as the array goes."""
-    copies = make_copies(4, 512, 512)
+    copies = make_copies(4, 512)
 
     def copy_r(address, array, index, count, lane):
         to, source = i32(address + 16 * lane), address_of(array, index + 2 * lane)

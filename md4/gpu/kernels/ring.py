@@ -144,7 +144,7 @@ def make_r_in_turn(buffers, start):
 def make_copy_panel(rows8, threads):
     """Device function: the block starts to copy a panel's `rows8` blocks of 8 rows, 32 pieces of 16 bytes each."""
     count = 32 * rows8
-    copies = make_copies(-(-count // threads), 16 * threads, 16 * threads)
+    copies = make_copies(-(-count // threads), 16 * threads)
 
     def copy_panel(address, array, index, tid):
         limit = (count - tid + threads - 1) // threads
@@ -155,7 +155,7 @@ def make_copy_panel(rows8, threads):
 
 def make_copy_range(threads):
     """Device function: the block starts to copy `count` doubles from array[index:]."""
-    copies = make_copies(1, 0, 0)
+    copies = make_copies(1, 0)
 
     def copy_range(address, array, index, count, tid):
         n = tid

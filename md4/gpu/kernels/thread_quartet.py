@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F32, F64, I64, cuda, i32, i64, jit_device, types
-from md4.gpu.emit.instructions import FP32, precision_of, shared_address
+from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_write_out
 from md4.gpu.emit.unrolled import make_thread_quartet
+from md4.gpu.emit.values import FP32, precision_of
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
 from md4.gpu.kernels.groups import PairRange, Records, Result, pair_range, primitives_of, records, result
 from md4.gpu.kernels.primitive_quartets import (

@@ -233,7 +233,7 @@ def bra_transform(rows8, nt, warps, stages, unit, turned, r_buffers):
 def ket_ring(rows8, nt, warps, stages, unit, turned):
     """Device function: the ring of step 5, both operands of which come from memory."""
     threads, columns_offset = 32 * warps, rows8 * 512
-    copy_panel, copy_columns = make_copy_panel(rows8, threads), make_copies(nt, 16 * threads, 16 * threads)
+    copy_panel, copy_columns = make_copy_panel(rows8, threads), make_copies(nt, 16 * threads)
     load, step = make_load_blocks(nt, turned), make_product_step(rows8, nt, unit == "dmma16", turned)
 
     def fill(address, h, column, k, side):

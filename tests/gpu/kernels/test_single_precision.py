@@ -230,7 +230,7 @@ def test_limits(exponents, distance, ls, right):
 def test_a_build(ratio, kinds, monkeypatch):
     """J and K of a basis whose quartets are in part below the ratio: the errors stay below the tolerance."""
     tolerance, launched = 1e-8, set()
-    for module in (paths, quartet_lists, sums):
+    for module in (quartet_lists, sums):
         monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio))
     monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
 
@@ -284,7 +284,7 @@ def test_general_contractions_in_a_build(ratio, limit, monkeypatch):
         launched.add((args[4].facts.h_class, args[5].facts.h_class, args[-1]))
         launch_in_place(*args)
 
-    for module in (paths, quartet_lists, sums):
+    for module in (quartet_lists, sums):
         monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio))
     monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
     monkeypatch.setattr(sums, "launch_in_place", launch)
