@@ -1,6 +1,6 @@
 """Numbers while code is generated, and how a function that writes code becomes a word of kernels.
 
-With `md4.gpu.emit.instructions` the only module that knows the compiler: llvmlite, Numba's intrinsics, PTX. All other
+This module and `md4.gpu.emit.instructions` alone know the compiler: llvmlite, Numba's intrinsics, PTX. All other
 emitters compute with `Value` as if it was a number, by +, -, *, //, >>, <<, &, ^, <, >, `fma` and `select`.
 """
 
