@@ -85,6 +85,7 @@ def add_warmup(command):
         "--operator", nargs="+", default=["coulomb"], metavar="KIND", help="coulomb (default), erf, erfc, ..."
     )
     command.add_argument("--cart", action="store_true", help="Cartesian functions instead of spherical ones")
+    command.add_argument("--arch", help="compile for GPUs of this architecture, such as sm_90; needs no GPU")
     command.add_argument("--backend", default="auto", help="auto (default), cuda or cpu")
     command.set_defaults(run=run_warmup)
 
@@ -218,7 +219,8 @@ def run_warmup(args):
     from md4.cli.warmup import warm_up
     from md4.support.cache import cache_folder
 
-    print(warm_up(args.backend, args.lmax, args.operator, args.jobs, not args.cart, *warmup_bases(args)))
+    options = args.lmax, args.operator, args.jobs, not args.cart
+    print(warm_up(args.backend, args.arch, *options, *warmup_bases(args)))
     print(f"cache {cache_folder()}")
     return 0
 

@@ -6,13 +6,13 @@ from time import perf_counter
 from md4 import gpu
 
 
-def warm_up(backend, lmax, kinds, jobs, pure, basis, auxiliary):
+def warm_up(backend, arch, lmax, kinds, jobs, pure, basis, auxiliary):
     """Compiles what is missing, and returns a sentence on what was done; arguments and errors as `md4.contract.warmup`.
 
     `backend` is 'cuda', 'cpu', or 'auto' for that which calculations take. On the CPU the code is the same for all
     shells, so only the kinds of operators count.
     """
-    if backend == "auto" and not gpu.available():
+    if backend == "auto" and arch is None and not gpu.available():
         print("md4: no GPU can be used (`md4 info` says why), so this is a warm-up of the CPU.", file=sys.stderr)
         backend = "cpu"
     start = perf_counter()
@@ -26,7 +26,7 @@ def warm_up(backend, lmax, kinds, jobs, pure, basis, auxiliary):
     from md4.contract.warmup import warmup
     from md4.cpu.warmup import BESIDE, compile_ahead
 
-    done = warmup(lmax, kinds, jobs, pure, basis=basis, auxiliary=auxiliary)
+    done = warmup(lmax, kinds, jobs, pure, basis=basis, auxiliary=auxiliary, arch=arch)
     compile_ahead(BESIDE)
     seconds = perf_counter() - start
     return f"{done.compiled} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache"

@@ -56,7 +56,7 @@ class Warmup:
     jobs: int
 
 
-def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None, auxiliary=None):
+def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None, auxiliary=None, arch=None):
     """Compiles what shells up to l = `lmax` need, for the current device; or what a basis needs.
 
     Parameters
@@ -74,28 +74,25 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
         In place of `lmax` and `pure`: what its shells need in `int2e`, J and K, general contractions included.
     auxiliary : Basis, optional
         With `basis`: what density fitting with these auxiliary functions needs, `int3c2e` and `int2c2e`, and no more.
+    arch : str, optional
+        The architecture of the GPU, such as 'sm_90', in place of that of the current device. Then no GPU is needed, so
+        that kernels can be compiled on a login node or for a container.
 
     Raises
     ------
     ArgumentError
-        `lmax` or `jobs` out of range, an unknown kind, or an argument of another type.
+        `lmax` or `jobs` out of range, an unknown kind or architecture, or an argument of another type.
     UnsupportedError
         A basis of l > 8.
     DeviceError
-        No usable GPU.
+        No usable GPU and no `arch`.
     """
     kinds = checked_kinds(kinds)
     check_arguments(lmax, jobs, pure, progress, basis, auxiliary)
-    if not gpu.available():
-        raise DeviceError(
-            "there is nothing to warm up: kernels are compiled for the GPU of this machine, and none can be used; "
-            "`md4 info` shows what is found."
-        )
-    from md4.gpu.context import current_capability
+    capability = capability_of(arch)
     from md4.gpu.warmup import compile_all, missing
 
     lmax, jobs = whole_number(lmax), whole_number(jobs)  # Python's ints: NumPy's small ones overflow
-    capability = current_capability()
     asked = {}
     for kind in kinds:
         if basis is None:
@@ -161,13 +158,16 @@ def make_tensor(engine, request):
 
 def make_builds(backend, basis):
     """J and K of a basis, and J alone."""
+    make_build(backend, basis, 2, 1)
+    make_build(backend, basis, 0, 1)
+
+
+def make_build(backend, basis, exchange, coulomb):
+    """X and Y of a basis (`md4.method.digestion`) for numbers of density matrices; without exchange J alone."""
     frame = Frame(basis.regrouped()[0], np.arange(basis.nao), backend, Alone())
-    ones = np.ones((1, basis.nao, basis.nao))
-    engine = Engine(frame.basis, backend=backend.with_operator(Operator()))
-    for exchange, coulomb in ((np.ones((2, basis.nao, basis.nao)), ones), (ones[:0], ones)):
-        tolerance = TOLERANCE * frame.sharpening
-        build = Build(backend.operator, tolerance, exchange, coulomb, len(exchange) > 0)
-        Team.of(engine).rehearse(build, ones, tolerance)
+    ones, tolerance = np.ones((2, basis.nao, basis.nao)), TOLERANCE * frame.sharpening
+    build = Build(backend.operator, tolerance, ones[:exchange], ones[:coulomb], exchange > 0)
+    Team.of(Engine(frame.basis, backend=backend.with_operator(Operator()))).rehearse(build, ones[:1], tolerance)
 
 
 def asked_by_fitting(basis, auxiliary, kind, capability, memories=MEMORIES):
@@ -213,6 +213,26 @@ def shells_up_to(lmax, pure, primitives, copies, planar):
 
 
 # arguments ------------------------------------------------------------------------------------------------------------
+
+
+def capability_of(arch):
+    """Compute capability (major, minor) of an architecture such as 'sm_90', or of the current device for None."""
+    if arch is None:
+        if not gpu.available():
+            raise DeviceError(
+                "there is nothing to warm up: kernels are compiled for the GPU of this machine, and none can be used; "
+                "`md4 info` shows what is found. --arch sm_90 compiles for a GPU of another machine."
+            )
+        from md4.gpu.context import current_capability
+
+        return current_capability()
+    gpu.check_installed()
+    from md4.gpu.machine_code import architectures
+
+    known = architectures()
+    if arch not in known:
+        raise ArgumentError(f"arch must be one of {', '.join(known)}, not {shown(arch)}.")
+    return int(arch[3:-1]), int(arch[-1])
 
 
 def checked_kinds(kinds):

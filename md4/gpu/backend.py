@@ -169,7 +169,8 @@ class GpuBackend:
 
     def asked_by(self, work):
         """The kernels that `work` asks for, as `md4.gpu.dry_run.DryContext` has them."""
-        dry = without_device(self, DryContext(self.context.capability, self.memory_left()))
+        context = self.context
+        dry = without_device(self, DryContext(context.capability, self.memory_left(), context.block_shared))
         work(dry)
         return dry.context.asked
 

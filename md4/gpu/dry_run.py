@@ -21,8 +21,13 @@ from md4.support.locks import Lock
 
 # Pairs of a list whose primitive pairs are counted, at most; the others are as their neighbours.
 SAMPLE = 1000
-# Bytes of shared memory that a block of threads may have, by compute capability; of others, the least of these.
-BLOCK_SHARED = {(7, 0): 96 << 10, (7, 5): 64 << 10, (8, 0): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}
+# Bytes of shared memory that a block of threads may have, by compute capability (CUDA programming guide). Of newer ones
+# it is assumed to be the least of those with copies that are asynchronous.
+BLOCK_SHARED = {
+    (7, 0): 96 << 10, (7, 5): 64 << 10, (8, 0): 163 << 10, (8, 6): 99 << 10, (8, 7): 163 << 10, (8, 9): 99 << 10,
+    (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10, (11, 0): 227 << 10,
+}  # fmt: skip
+LEAST_SHARED = 99 << 10
 
 
 class NoMemory:
@@ -119,6 +124,8 @@ class DryContext(DeviceContext):
         As in `DeviceContext`.
     left : int
         The bytes of device memory that seem to be free.
+    block_shared : int, optional
+        Bytes of shared memory of a block, by default by the capability.
 
     Attributes
     ----------
@@ -128,9 +135,9 @@ class DryContext(DeviceContext):
 
     block_shared = None  # rather than what the device would be asked
 
-    def __init__(self, capability, left):
+    def __init__(self, capability, left, block_shared=None):
         self.capability, self.unit, self.device, self.real = capability, arithmetic_unit(capability), None, Real()
-        self.block_shared = BLOCK_SHARED.get(capability, min(BLOCK_SHARED.values()))
+        self.block_shared = block_shared or BLOCK_SHARED.get(capability, LEAST_SHARED)
         self.lock, self.stream, self.handle = Lock(), NoStream(), 0
         self.tracks, self.track = NoTracks(self.stream), 0
         self.pool, self.recorder, self.known, self.asked = NoMemory(left), NoRecorder(), {}, {}

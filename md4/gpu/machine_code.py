@@ -2,6 +2,7 @@
 
 import struct
 
+from cuda.bindings import nvrtc
 from cuda.core import Linker, LinkerOptions, ObjectCode
 
 from md4.gpu.device_code import cuda
@@ -20,6 +21,12 @@ def machine_code(kernel, capability):
     cubin = linked(code, capability)
     stack = stack_bytes(cubin)
     return (with_less_stack(code, capability, stack) if stack >= ASSEMBLER.stack else None) or cubin
+
+
+def architectures():
+    """Names of the architectures that the compiler knows."""
+    _, found = nvrtc.nvrtcGetSupportedArchs()
+    return [f"sm_{number}" for number in found]
 
 
 def architecture(capability):

@@ -167,7 +167,7 @@ class SelectTuning:
 
 
 SELECT = SelectTuning(
-    threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5, single_seconds=0.0
+    threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5, single_seconds=5e-4
 )
 
 

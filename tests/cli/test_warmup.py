@@ -81,7 +81,7 @@ def test_the_backend_of_a_machine_with_a_gpu(monkeypatch, capsys):
     warmup_result = type("Done", (), {"compiled": 5, "kept": 6, "jobs": 7})
     monkeypatch.setattr("md4.contract.warmup.warmup", compiled)
     assert main(["warmup", "--lmax", "2", "--jobs", "7"]) == 0
-    assert asked == [((2, ["coulomb"], 7, True), {"basis": None, "auxiliary": None})]
+    assert asked == [((2, ["coulomb"], 7, True), {"basis": None, "auxiliary": None, "arch": None})]
     assert "5 kernels compiled in" in capsys.readouterr().out
     assert main(["warmup", "O 0 0 0", "--basis", "cc-pvdz", "--df", "cc-pvdz-jkfit"]) == 0
     assert "auxiliary basis cc-pvdz-jkfit: " in capsys.readouterr().out
@@ -92,3 +92,19 @@ def test_the_backend_of_a_machine_with_a_gpu(monkeypatch, capsys):
 def test_density_fitting_needs_a_molecule(capsys):
     assert main(["warmup", "--lmax", "2", "--df"]) == 2
     assert "--df needs a molecule; give a geometry and --basis as well" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_another_machines_architecture(tmp_path):
+    """Kernels are compiled without a GPU into the cache that a machine with one would read."""
+    env = os.environ | {"MD4_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "md4", "warmup", "He 0 0 0", "--basis", "sto-3g", "--arch", "sm_90", "--jobs", "2"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    kernels = list(tmp_path.rglob("*-sm_90.kernel"))
+    assert done.stdout.startswith(f"{len(kernels)} kernels compiled in")
+    assert len(kernels) > 10
+
+
+def test_an_architecture_that_is_unknown(capsys):
+    assert main(["warmup", "--arch", "sm_12"]) == 2
+    assert "arch must be one of sm_75, " in capsys.readouterr().err

@@ -1,0 +1,37 @@
+"""How many kernels are compiled for molecules of the table, as bench/RESULTS.md has it."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import md4
+from md4.contract.warmup import MEMORIES, asked_by, asked_by_basis, make_build
+
+BENCH = Path(__file__).parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+from systems import System  # noqa: E402 a script beside the package
+
+# Variants on sm_90 for a warm-up (tensors, J and K, J alone), and for a first build of J and K. A change that needs
+# more has to be worth it, see 'What a new kernel has to win' in CONTRIBUTING.
+COUNTS = {
+    "water/cc-pvtz": (160, 89), "27waters/cc-pvtz": (369, 229), "8waters/cc-pvqz": (433, 263),
+    "vitaminc/def2-tzvpp": (229, 136), "benzene/cc-pv5z": (544, 330),
+}  # fmt: skip
+
+
+@pytest.mark.sample("water/cc-pvtz")
+@pytest.mark.parametrize("name", COUNTS)
+def test_what_is_compiled(name):
+    basis = md4.Basis.from_mol(System.parse(name).mol())
+    warm = asked_by_basis(basis, "coulomb", (9, 0), MEMORIES[:1])
+    build = asked_by(lambda backend: make_build(backend, basis, 1, 1), "coulomb", (9, 0), MEMORIES[:1])
+    assert (len(warm), len(build)) == COUNTS[name]
+
+
+def test_the_table_has_the_same_numbers():
+    text = (BENCH / "RESULTS.md").read_text().split("## What is compiled")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\S+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
+    assert {name: tuple(map(int, numbers)) for name, *numbers in rows} == COUNTS
