@@ -86,6 +86,7 @@ def add_warmup(command):
     )
     command.add_argument("--cart", action="store_true", help="Cartesian functions instead of spherical ones")
     command.add_argument("--arch", help="compile for GPUs of this architecture, such as sm_90; needs no GPU")
+    command.add_argument("--list", action="store_true", help="only print which kernels of the GPU would be compiled")
     command.add_argument("--backend", default="auto", help="auto (default), cuda or cpu")
     command.set_defaults(run=run_warmup)
 
@@ -220,7 +221,7 @@ def run_warmup(args):
     from md4.support.cache import cache_folder
 
     options = args.lmax, args.operator, args.jobs, not args.cart
-    print(warm_up(args.backend, args.arch, *options, *warmup_bases(args)))
+    print(warm_up(args.backend, args.arch, args.list, *options, *warmup_bases(args)))
     print(f"cache {cache_folder()}")
     return 0
 

@@ -6,7 +6,7 @@ from time import perf_counter
 from md4 import gpu
 
 
-def warm_up(backend, arch, lmax, kinds, jobs, pure, basis, auxiliary):
+def warm_up(backend, arch, listed, lmax, kinds, jobs, pure, basis, auxiliary):
     """Compiles what is missing, and returns a sentence on what was done; arguments and errors as `md4.contract.warmup`.
 
     `backend` is 'cuda', 'cpu', or 'auto' for that which calculations take. On the CPU the code is the same for all
@@ -26,7 +26,20 @@ def warm_up(backend, arch, lmax, kinds, jobs, pure, basis, auxiliary):
     from md4.contract.warmup import warmup
     from md4.cpu.warmup import BESIDE, compile_ahead
 
-    done = warmup(lmax, kinds, jobs, pure, basis=basis, auxiliary=auxiliary, arch=arch)
+    done = warmup(lmax, kinds, jobs, pure, basis=basis, auxiliary=auxiliary, arch=arch, listed=listed)
+    if listed:
+        return listing(done)
     compile_ahead(BESIDE)
     seconds = perf_counter() - start
-    return f"{done.compiled} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache"
+    return f"{len(done.missing)} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache"
+
+
+def listing(done):
+    """What would be compiled, the longest first, and about how long it would take."""
+    from md4.gpu.warmup import expected_seconds
+
+    times = sorted(((expected_seconds(variant), variant.name) for variant in done.missing), reverse=True)
+    lines = [f"{seconds:6.1f} s  {name}" for seconds, name in times]
+    total = sum(seconds for seconds, _ in times)
+    text = f"{len(times)} kernels would be compiled, {done.kept} are in the cache; about {total:.0f} s of a processor"
+    return "\n".join([*lines, f"{text}, {total / done.jobs:.0f} s with {done.jobs} processes"])

@@ -270,7 +270,7 @@ class Ranks:
         channel = self._channel
         self.together(lambda: check_threads(channel.mpi, workers), "start of a counter")
         window = channel.mpi.Win.Allocate(8 if self.rank == 0 else 0, 8, comm=channel.comm)
-        # Without a check, which would be an answer of rank 0: nobody takes an exclusive lock.
+        # MPI need not check for other locks, which would take an answer of rank 0: no rank takes an exclusive lock.
         window.Lock_all(channel.mpi.MODE_NOCHECK)
         if self.rank == 0:
             window.Put(np.zeros(1, np.int64), 0)

@@ -30,7 +30,7 @@ from md4.support.memory import host_memory
 from md4.support.progress import Progress
 from md4.support.threads import run_each
 
-# Of the progress bar.
+# The text before the progress bar.
 LABEL = "J and K"
 # Sizes of densities for which kernels are compiled ahead: a build of a small one takes other parts of lists.
 SIZES = (1.0, 1e-3, 1e-6)

@@ -45,18 +45,22 @@ class Warmup:
 
     Attributes
     ----------
-    compiled, kept : int
-        Variants compiled, and found in the cache.
+    missing : list of md4.gpu.compile.Variant
+        Those that were compiled, or would be.
+    kept : int
+        Variants found in the cache.
     jobs : int
         Processes that compiled.
     """
 
-    compiled: int
+    missing: list
     kept: int
     jobs: int
 
 
-def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None, auxiliary=None, arch=None):
+def warmup(
+    lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None, auxiliary=None, arch=None, listed=False
+):
     """Compiles what shells up to l = `lmax` need, for the current device; or what a basis needs.
 
     Parameters
@@ -77,6 +81,8 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
     arch : str, optional
         The architecture of the GPU, such as 'sm_90', in place of that of the current device. Then no GPU is needed, so
         that kernels can be compiled on a login node or for a container.
+    listed : bool
+        Compiles nothing: what would be compiled is only found.
 
     Raises
     ------
@@ -103,9 +109,9 @@ def warmup(lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=
             asked |= asked_by_fitting(basis, auxiliary, kind, capability)
     todo = missing(asked, capability)
     jobs = min(jobs or os.cpu_count(), max(1, len(todo)))
-    if todo:
+    if todo and not listed:
         compile_all(todo, jobs, capability, progress)
-    return Warmup(len(todo), len(asked) - len(todo), jobs)
+    return Warmup(todo, len(asked) - len(todo), jobs)
 
 
 def asked_by(work, kind, capability, memories=MEMORIES):

@@ -258,7 +258,7 @@ class PartialSums:
         return sum(one.facts.nab * other.facts.nab for one, other, *_ in parts)
 
     def take_rows(self, rows):
-        """Gives rows of quartets to the target, if it selects those that survive by itself; does it?"""
+        """Gives rows of quartets to the target; False if it does not select the surviving ones by itself."""
         try:
             return self.target.take_rows(rows, self.engine.bra_basis)
         except MemoryLimitError:

@@ -25,7 +25,8 @@ from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT, SHELL_ORDER, TRACKS
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.support.log import log
 
-# The numbers of ket pairs that count may take one part in so many of the memory that is left.
+# For each bra pair the device keeps how many ket pairs count with it. These numbers may take 1/LIMITS_SHARE of the
+# memory that is left.
 LIMITS_SHARE = 8
 
 
@@ -164,7 +165,7 @@ class DeviceDigest:
         return self.setting, *sides, triangle, limits, self.context.track
 
     def repeat(self, bra, ket, triangle, counts=None):
-        """Launches again what an earlier build has recorded of two slices, if it can; does it?"""
+        """Launches again what an earlier build has recorded of two slices; False if it cannot."""
         return self.recorder.repeat(self.key(bra, ket, triangle, counts), bra, ket, self.context.handle)
 
     def done(self, bra, ket, triangle, counts=None, parts=()):
@@ -203,7 +204,7 @@ class DeviceDigest:
         self.context.copy_in(room.pointer, counts)
 
     def take_rows(self, rows, basis):
-        """Makes and digests the quartets of a `md4.plan.QuartetRows` that survive, if one kernel does both; does it?"""
+        """Makes and digests the surviving quartets of a `md4.plan.QuartetRows`; False if no kernel does both."""
         bra, ket, plan = rows.bra, rows.ket, self.backend.plan(rows.bra, rows.ket)
         in_place = plan.path.digests(bra.facts, ket.facts) and not plan.swap
         if self.lists is None or not in_place or not selects(self.context, rows.shells):

@@ -25,7 +25,7 @@ from md4.support.arguments import checked_array, checked_choice, checked_memory,
 from md4.support.display import backend_text
 from md4.support.types import BackendName, Devices, MeanField, Stream
 
-# A class of PySCF; an object stays one of it.
+# A mean-field class of PySCF: an object keeps its class when it is attached.
 Solver = TypeVar("Solver", bound=MeanField)
 # The column of mol._bas that holds the angular momenta.
 ANG_OF = 1

@@ -198,7 +198,7 @@ class ShellPairs:
 
     @property
     def mirror(self):
-        """None, as that of the `ListFacts` of a whole class: only prepared lists have parts."""
+        """None: only prepared lists have even and odd parts, and this is a list of shell pairs as a whole."""
         return None
 
     @cached_property

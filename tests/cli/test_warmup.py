@@ -78,10 +78,10 @@ def test_the_backend_of_a_machine_with_a_gpu(monkeypatch, capsys):
         asked.append((args, options))
         return warmup_result
 
-    warmup_result = type("Done", (), {"compiled": 5, "kept": 6, "jobs": 7})
+    warmup_result = type("Done", (), {"missing": [None] * 5, "kept": 6, "jobs": 7})
     monkeypatch.setattr("md4.contract.warmup.warmup", compiled)
     assert main(["warmup", "--lmax", "2", "--jobs", "7"]) == 0
-    assert asked == [((2, ["coulomb"], 7, True), {"basis": None, "auxiliary": None, "arch": None})]
+    assert asked == [((2, ["coulomb"], 7, True), {"basis": None, "auxiliary": None, "arch": None, "listed": False})]
     assert "5 kernels compiled in" in capsys.readouterr().out
     assert main(["warmup", "O 0 0 0", "--basis", "cc-pvdz", "--df", "cc-pvdz-jkfit"]) == 0
     assert "auxiliary basis cc-pvdz-jkfit: " in capsys.readouterr().out
@@ -103,6 +103,15 @@ def test_another_machines_architecture(tmp_path):
     kernels = list(tmp_path.rglob("*-sm_90.kernel"))
     assert done.stdout.startswith(f"{len(kernels)} kernels compiled in")
     assert len(kernels) > 10
+
+
+def test_a_list(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    assert main(["warmup", "He 0 0 0", "--basis", "sto-3g", "--arch", "sm_90", "--list", "--jobs", "2"]) == 0
+    *kernels, last, _ = capsys.readouterr().out.splitlines()
+    assert last.startswith(f"{len(kernels)} kernels would be compiled, 0 are in the cache; about ")
+    assert any("scatter_block-s8" in line for line in kernels)
+    assert not list(tmp_path.rglob("*.kernel"))
 
 
 def test_an_architecture_that_is_unknown(capsys):

@@ -19,7 +19,7 @@ def split(values, rows, even, odd):
 
 
 def presence(rows, columns, every, rows_left, columns_left):
-    """Whether there are the rows, and the columns, of one list; None where that is known. See `make_load_parts`."""
+    """Conditions: does the tile have each row of one list, and each column? None for those that it always has."""
     of_rows, of_columns = [rows_left > n for n in range(rows)], [columns_left > n for n in range(columns)]
     if every:
         return [None] * (rows - 1) + (of_rows[-1:] if rows > 1 else [None]), [None] * columns

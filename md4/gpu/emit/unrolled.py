@@ -51,8 +51,8 @@ def make_pack(count):
     return pack
 
 
-# Shared memory through which a warp writes r of its 32 quartets: so many t at a time, and doubles from one quartet's
-# row to the next, more than that lest rows share banks.
+# A warp writes r of its 32 quartets by way of shared memory: STAGED elements t at a time. Rows of two quartets are
+# STAGE_ROW doubles apart, more than STAGED, so that they begin in different banks.
 STAGED, STAGE_ROW = 16, 18
 STAGE_BYTES = 32 * STAGE_ROW * 8
 
