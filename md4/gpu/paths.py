@@ -280,7 +280,7 @@ def ranked(unit, bra, ket, *options):
 
 
 def plans(unit, bra, ket, matrix=False, limited=False):
-    """All plans for two `ShellPairs` or slices, the one that is taken first; `bench/variants.py` times them."""
+    """All plans for two `ShellPairs` or slices, the one that is taken first; `bench/lab/variants.py` times them."""
     means = rounded_mean(bra), rounded_mean(ket)
     return ranked_by_facts(unit, bra.facts, ket.facts, *means, is_long(bra, ket), matrix, limited)
 
