@@ -95,7 +95,7 @@ def test_limits(kets, by_ket, groups_of):
         assert np.isnan(rest).all()
 
 
-@pytest.mark.sample("3")
+@pytest.mark.sample("3-*")
 @pytest.mark.parametrize("kets, ls, far", [(0, (1, 0, 1, 1), (1, 0)), (1, (1, 0, 1, 0), (0,)), (3, (1, 0, 1, 0), (0,))])
 def test_pairs_without_primitives(kets, ls, far, groups_of):
     groups_of(kets)
