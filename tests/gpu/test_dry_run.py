@@ -29,7 +29,7 @@ def launched(request, monkeypatch):
         yield found, CAPABILITIES[request.param]
 
 
-@pytest.mark.sample("dmma16-sto-3g", "sto-3g-dmma16")
+@pytest.mark.sample("dmma16-sto-3g")
 @pytest.mark.parametrize("basis", ["sto-3g", "6-31g**"])
 def test_tensor_and_builds(launched, basis):
     found, capability = launched
