@@ -263,17 +263,6 @@ ASSEMBLER = AssemblerTuning(stack=600, left=0.6, options=(("--register-usage-lev
 
 
 @dataclass(frozen=True)
-class ScatterTuning:
-    """Blocks into AO tensors (`md4.gpu.kernels.scatter`)."""
-
-    threads: int  # threads of a block
-    blocks: int  # most blocks of a launch
-
-
-SCATTER = ScatterTuning(threads=256, blocks=1 << 20)
-
-
-@dataclass(frozen=True)
 class UnpackTuning:
     """Rows of pairs of AOs as symmetric matrices (`md4.gpu.kernels.unpack`)."""
 
@@ -327,32 +316,6 @@ RECURRENCE = RecurrenceTuning(
     registers_l=4, axis_l=18, threads=128, stage_bytes=75 << 10, small_group=128, large_group=256,
     small_group_l=20,
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class HTuning:
-    """How H matrices are made: `md4.gpu.kernels.h_matrices`."""
-
-    threads: int  # of a block
-    blocks: int  # with fewer primitive pairs than this, several blocks share the H of one, to fill the device
-
-
-H_MATRICES = HTuning(threads=128, blocks=4096)
-
-
-@dataclass(frozen=True)
-class PairTuning:
-    """How pair lists are made: `md4.gpu.kernels.shell_pairs`."""
-
-    threads: int  # of a block
-
-    @property
-    def warps(self):
-        """Warps of a block."""
-        return self.threads // 32
-
-
-SHELL_PAIRS = PairTuning(threads=128)
 
 
 class QuartetLimits(NamedTuple):

@@ -13,9 +13,11 @@ from md4.gpu.device_code import F32, F64, I32, I64, cuda, i64, jit_device, types
 from md4.gpu.h_layout import form_positions, form_size, row_bits
 from md4.gpu.kernels.groups import Records
 from md4.gpu.pair_layout import FROM_A, FROM_B, RECORD
-from md4.gpu.tuning import H_MATRICES
 from md4.method import hermite
 from md4.method.angular import hermite_triples
+
+# Threads of a block. With fewer primitive pairs than FEW several blocks share the H of one, to fill the device.
+THREADS, FEW = 128, 4096
 
 
 class Components(NamedTuple):
@@ -72,7 +74,7 @@ def packed_triples(l):
 def h_matrices(single=False):
     """Kernel factory; all sizes are run-time numbers. `single`: elements are floats."""
     e_coefficient, h_element = jit_device(hermite.e_coefficient), jit_device(hermite.h_element)
-    threads, numbers = H_MATRICES.threads, F32 if single else F64
+    threads, numbers = THREADS, F32 if single else F64
 
     def kernel(pairs: Records, of_a: Components, of_b: Components, positions: Positions, parts: i64, out: numbers):
         e = cuda.shared.array(0, types.float64)
@@ -140,10 +142,10 @@ def launch_h(context, pairs, nprim, records, form, places, stride, out):
     if nprim == 0:
         return
     size = form_size(pairs, form)
-    parts = max(1, min(H_MATRICES.blocks // nprim, size // (4 * H_MATRICES.threads)))
+    parts = max(1, min(FEW // nprim, size // (4 * THREADS)))
     element, triples = context.table(form_positions, form, pairs.h_class), context.table(packed_triples, pairs.l)
     context.launch(
-        h_variant(form.single), nprim * parts, H_MATRICES.threads, 24 * hermite.axis_size(pairs.la, pairs.lb),
+        h_variant(form.single), nprim * parts, THREADS, 24 * hermite.axis_size(pairs.la, pairs.lb),
         Records(records, RECORD + pairs.nctr_a + pairs.nctr_b), components(context, pairs.la, pairs.pure, pairs.nctr_a),
         components(context, pairs.lb, pairs.pure, pairs.nctr_b),
         Positions(element, triples, int(form.sign), places, stride, row_bits(pairs.l)), parts, out,

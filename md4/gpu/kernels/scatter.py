@@ -2,13 +2,15 @@
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, I64_2D, cuda, i64, jit_device, types
-from md4.gpu.tuning import SCATTER
 from md4.method import scatter
+
+# Threads of a block, and most blocks of a launch.
+THREADS, MOST_BLOCKS = 256, 1 << 20
 
 
 def scatter_block(aosym):
     """Kernel factory: one thread an element, whatever the number of blocks."""
-    element, threads, flag = scatter.make_scatter_element(aosym, jit_device), SCATTER.threads, types.boolean
+    element, threads, flag = scatter.make_scatter_element(aosym, jit_device), THREADS, types.boolean
 
     def kernel(
         block: F64, total: i64, bra: I64_2D, ket: I64_2D, ao_bra: I64_2D, ao_ket: I64_2D, dims: I64, same_pieces: flag,
@@ -31,6 +33,6 @@ def scatter_variant(aosym):
 
 def launch_scatter(context, aosym, block, total, places, dims, same_pieces, swap, box, out):
     """Scatters `total` elements; `places` are (bra pairs, ket pairs, their AO offsets), all on the device."""
-    blocks = min(SCATTER.blocks, -(-total // SCATTER.threads))
+    blocks = min(MOST_BLOCKS, -(-total // THREADS))
     args = (block, total, *places, dims, same_pieces, swap, box, out)
-    context.launch(scatter_variant(aosym), blocks, SCATTER.threads, 0, *args)
+    context.launch(scatter_variant(aosym), blocks, THREADS, 0, *args)

@@ -14,8 +14,10 @@ from md4.gpu.device_code import F64, I64, I64_2D, cuda, i64, jit_device, types
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.kernels.groups import Records
 from md4.gpu.pair_layout import CENTRE, FROM_A, FROM_B, RECORD, SIDE_BY_SIDE
-from md4.gpu.tuning import SHELL_PAIRS
 from md4.shells import shell_pairs as pairs
+
+# Threads, and warps, of a block.
+THREADS, WARPS = 128, 4
 
 
 class PairClass(NamedTuple):
@@ -44,7 +46,7 @@ def pair_primitives():
     estimate, product, on_axis = map(
         jit_device, (pairs.make_schwarz_estimate(math), pairs.make_gaussian_product(math), pairs.product_axis)
     )
-    warps = SHELL_PAIRS.warps
+    warps = WARPS
 
     def kernel(
         shells: I64_2D, npair: i64, of: PairClass, basis: BasisArrays, least: types.float64, write: types.boolean,
@@ -95,7 +97,7 @@ def pair_primitives():
 
 def pair_slots():
     """Kernel factory: slot of each primitive pair, a thread each, and [p, P] by slot."""
-    threads = SHELL_PAIRS.threads
+    threads = THREADS
 
     def kernel(pairs: Records, nprim: i64, owner: I64, start: I64, first: I64, slots: i64, place: I64, out: F64):
         n = i64(cuda.blockIdx.x) * threads + cuda.threadIdx.x
@@ -142,7 +144,7 @@ def launch_primitives(context, sizes, basis, least, shells, start, written):
     npair, of = shells.shape[0], PairClass(*sizes)
     records, owner = written or (start, start)
     context.launch(
-        primitives_variant(), -(-npair // SHELL_PAIRS.warps), SHELL_PAIRS.threads, 0,
+        primitives_variant(), -(-npair // WARPS), THREADS, 0,
         shells, npair, of, BasisArrays(*basis), least, written is not None, start,
         Records(records, RECORD + of.nctr_a + of.nctr_b), owner,
     )  # fmt: skip
@@ -151,7 +153,7 @@ def launch_primitives(context, sizes, basis, least, shells, start, written):
 def launch_slots(context, data, nprim, slots):
     """`PairSlots` of a list from its records; `slots.first` is there already."""
     context.launch(
-        slots_variant(), -(-nprim // SHELL_PAIRS.threads), SHELL_PAIRS.threads, 0,
+        slots_variant(), -(-nprim // THREADS), THREADS, 0,
         Records(data.records, data.width), nprim, data.owner, data.start, slots.first, slots.count, slots.place,
         slots.numbers,
     )  # fmt: skip
