@@ -248,7 +248,8 @@ def digestion(basis, n_k, n_j, in_place=False, operator="coulomb", single=False)
     changes = [(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))] if in_place else []
     if single:
         modules = (gpu_sums, quartet_lists)
-        changes += [(module, "SELECT", replace(SELECT, single_ratio=ALL_IN_SINGLE)) for module in modules]
+        every = replace(SELECT, single_ratio=ALL_IN_SINGLE, single_seconds=0.0)
+        changes += [(module, "SELECT", every) for module in modules]
 
     def contracted(name):
         integrals = ao_tensor(md4.Engine(basis, operator=operator, backend=name), "s1")

@@ -26,6 +26,7 @@ MOST_INTEGRALS = 1 << 10  # of a block
 TABLES = {
     (paths, "THREAD_QUARTET"): {"fewest_quartets": [1, 1, 1 << 16]},
     (quartet_lists, "SELECT"): {"entries": [7, 1 << 26]},
+    (sums, "SELECT"): {"single_seconds": [0.0]},
     (sums, "SHELL_ORDER"): {"functions": [0, 25, 1000], "bound_step": [1, 2, 40]},
     (backend, "TRACKS"): {"count": [1, 3], "seconds": [0.0, 2e-3]},
     (digest_in_place, "DIGEST_QUARTETS"): {"items": [1, 1 << 14], "blocks": [1, 2, 1 << 13], "run": [1, 2, 8, 32]},

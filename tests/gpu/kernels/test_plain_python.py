@@ -423,7 +423,9 @@ def test_quartets_that_survive(tolerance, ratio, entries, with_j, all_classes, m
     monkeypatch.setattr(quartet_lists, "launch_select", select)
     monkeypatch.setattr(sums, "item_entries", lambda *_: size)
     monkeypatch.setattr(sums, "launch_in_place", lambda *_: None)
-    monkeypatch.setattr(quartet_lists, "SELECT", replace(tuning.SELECT, single_ratio=ratio, entries=entries))
+    changed = replace(tuning.SELECT, single_ratio=ratio, entries=entries, single_seconds=0.0)
+    for module in (sums, quartet_lists):
+        monkeypatch.setattr(module, "SELECT", changed)
     basis = chain((0, 1, 0, 0, 1, 0, 0))
     dm = densities(basis, 2) * np.exp(-abs(np.subtract.outer(*[np.arange(basis.nao)] * 2)))
     with running():

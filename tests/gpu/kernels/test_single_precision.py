@@ -231,7 +231,7 @@ def test_a_build(ratio, kinds, monkeypatch):
     """J and K of a basis whose quartets are in part below the ratio: the errors stay below the tolerance."""
     tolerance, launched = 1e-8, set()
     for module in (quartet_lists, sums):
-        monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio))
+        monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio, single_seconds=0.0))
     monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
 
     def launch(*args):
@@ -262,6 +262,7 @@ def test_a_build_where_coefficients_cancel(with_k, monkeypatch):
     monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
     for module in (hermite_coulomb, coulomb_threads):
         monkeypatch.setattr(module, "HERMITE_COULOMB", replace(module.HERMITE_COULOMB, fewest_singles=0))
+    monkeypatch.setattr(sums, "SELECT", replace(SELECT, single_seconds=0.0))
     contracted = [md4.Shell(0, [1.0, 1.05], [24.0, -25.0], [0.0, 0.3 * n, 2.0 * n]) for n in range(2)]
     basis = md4.Basis([*contracted, md4.Shell(0, [30.0], [0.02], [0.0, 1.0, 1.0])])
     dm = np.array([[1.0, 0.4, 0.2], [0.4, 0.8, 0.3], [0.2, 0.3, 0.5]])
@@ -285,7 +286,7 @@ def test_general_contractions_in_a_build(ratio, limit, monkeypatch):
         launch_in_place(*args)
 
     for module in (quartet_lists, sums):
-        monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio))
+        monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio, single_seconds=0.0))
     monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
     monkeypatch.setattr(sums, "launch_in_place", launch)
     rng = np.random.default_rng(3)
