@@ -164,9 +164,9 @@ def main():
     add_backend(parser)
     args = settle(parser.parse_args())
     if args.unfused:
-        from md4.gpu.kernels import fused
+        from md4.gpu.kernels import fused, fused_wide
 
-        fused.choose_fused = lambda *_: None
+        fused.choose_fused = fused_wide.wide_tile = lambda *_: None
     cases = [Case.parse(name, k) for k in args.K for name in args.classes]
     compile_ahead(args.jobs, [(case, (4, 4)) for case in cases], args.backend)
     output, every, peak = Output(args.backend), [], None

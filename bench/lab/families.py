@@ -315,6 +315,7 @@ def classes(text, **options):
 
 # Names of paths.
 THREAD, ONE, FUSED, TWO, PLAIN = "thread_quartet", "one_product", "fused", "two_products", "plain"
+WIDE = "fused_wide"
 
 FAMILIES = {
     # pair data; pairs without primitives, long contractions
@@ -371,6 +372,13 @@ FAMILIES = {
         *classes("psps dpps fpds ddpp", nprims=(1, 3), ket_nprims=(1,), path=FUSED),
         *classes("dpps", nprims=(5, 1), ket_nprims=(1,), path=FUSED, shared=2),
         *classes("dppp", chunk=30_000, path=FUSED), *classes("psps dpps", unit="dmma8", path=FUSED),
+    ],
+    # the same with warps that share a quartet, on GPUs that have its instructions
+    "fused, wide": [
+        *classes("fdfp fdfd gddd ffdd gdfd gdgd", path=WIDE), *classes("fdfp", pure=False, path=WIDE, count=(2, 3)),
+        *classes("gddd", far=True, path=WIDE), *classes("ffdd", chunk=300_000, path=WIDE),
+        *each(digestion, (few_shells((3, 1, 1, 2), (2, 1, 1, 2)), 1, 1)),
+        *each(digestion, (few_shells((3, 1, 1, 2), (2, 1, 1, 2), (4, 1, 1, 1), axis=1), 1, 1)),
     ],
     # step 4 with panels of H in shared memory, for K = 1 and for contracted bras of few functions, and step 5
     "two, whole panel": [

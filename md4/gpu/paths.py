@@ -3,6 +3,7 @@
     thread_quartet   a thread makes a quartet, r and (ab|q] in registers: the smallest classes
     one_product      (ab|cd) = sum_p H[ab, p] s[p], where a side is of two s shells and the other product is but a sum
     fused            both products in one kernel, (ab|q] stays in registers: small and middle classes
+    fused_wide       the same where several warps may share a quartet: some classes that are larger
     two_products     a kernel for each product, (ab|q] in memory: large classes
     plain            the same two products in plain multiply-adds: the readable one, and for GPUs without tensor cores
 
@@ -28,6 +29,7 @@ from md4.gpu.kernels import (
     digest_in_place,
     digestion,
     fused,
+    fused_wide,
     one_product,
     plain,
     summed_r,
@@ -172,6 +174,24 @@ class Fused(GpuPath):
         fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
+class FusedWide(Fused):
+    """Both products in one kernel, where several warps may share a quartet; pairs of one primitive pair each."""
+
+    takes_parts = False
+
+    def supports(self, sides):
+        """Classes that the fused kernel does not take in groups of ket pairs."""
+        unit, bra, ket, *_ = sides
+        tile = fused.choose_fused(unit, bra, ket)
+        return not (tile and tile.kets) and bool(fused_wide.wide_tile(unit, bra, ket))
+
+    def cost(self, sides):
+        return predicted_times.wide_time(sides.bra, sides.ket, sides.turned, sides.matrix)
+
+    def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
+        fused_wide.launch_wide(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
+
+
 def bra_kernel(unit, bra, ket):
     """The module of the kernel of step 4 for two `ListFacts`."""
     return whole_panel if whole_panel.serves(unit, bra, ket) else two_products
@@ -241,8 +261,8 @@ class Plain(GpuPath):
 
 # Where predicted times are equal, as of the first two, the earlier one is taken.
 PATHS = (
-    ThreadQuartet("thread_quartet"), OneProduct("one_product"), Fused("fused"), TwoProducts("two_products"),
-    Plain("plain"),
+    ThreadQuartet("thread_quartet"), OneProduct("one_product"), Fused("fused"), FusedWide("fused_wide"),
+    TwoProducts("two_products"), Plain("plain"),
 )  # fmt: skip
 
 

@@ -41,6 +41,9 @@ FUSED_CONTRACTED_LIMITED = 1.4, 0.25
 # contracted bras ns for each primitive quartet, too. Fits to measured times of 22 and 9 classes and parts of such, good
 # to 10% and 6%, root mean square (`bench/results/ket_groups.log`).
 GROUPS, GROUPS_CONTRACTED = 0.83, (0.99, 0.09)
+# Where several warps may share a quartet (`md4.gpu.kernels.fused_wide`), so many times the fused kernel's time, r left
+# aside: by eye, from 13 measured classes (`bench/results/wide.log`).
+WIDE = 0.95
 
 # ns of the host for an evaluation of few quartets and for the kernel that takes the diagonal of its block
 EVALUATION = 1e5
@@ -111,14 +114,19 @@ def step4_of(unit, bra, ket, limited):
     return tile_rows(bra_tile(unit, bra), bra), factor, TWO[5]
 
 
+def unsplit_time(bra, ket, turned):
+    """Sum of all that both products have to do if [p|q] and (ab|q] stay in registers."""
+    columns5 = (bra.nab + 15) // 16 * 16
+    passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
+    return time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+
+
 def fused_time(bra, ket, turned, matrix=False, limited=False):
-    """Predicted ns a quartet of the fused kernel, whose result may be a part of a matrix; see `two_products_time`.
+    """Predicted ns a quartet of the fused kernels, whose result may be a part of a matrix; see `two_products_time`.
 
     There must be a tile for the lists (`fused_tile`).
     """
-    columns5 = (bra.nab + 15) // 16 * 16
-    passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
-    time = time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+    time = unsplit_time(bra, ket, turned)
     if fused_tile(bra, ket).kets:
         r = r_time(bra, ket)
         times, primitive = (GROUPS, 0.0) if bra.max_prim == 1 else GROUPS_CONTRACTED
@@ -127,6 +135,12 @@ def fused_time(bra, ket, turned, matrix=False, limited=False):
         times, primitive = FUSED_CONTRACTED_LIMITED if limited else (FUSED_CONTRACTED, 0.0)
         time = times * time + primitive * bra.mean_prim * ket.mean_prim
     return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
+
+
+def wide_time(bra, ket, turned, matrix=False):
+    """Predicted ns a quartet of the fused kernel whose quartets several warps may share; see `fused_time`."""
+    r, out = r_time(bra, ket), 8 * bra.nab * ket.nab
+    return r + WIDE * (unsplit_time(bra, ket, turned) - r) + matrix * FUSED_MATRIX * out
 
 
 def time_of(bra, ket, turned, factors, rows4, area5, passed_on):

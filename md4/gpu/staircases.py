@@ -108,6 +108,16 @@ def row_table(shells, rows8):
 # For a tile whose fragments of 16 rows are those of several warps in turn: warp n has fragments n, n + warps, ...
 
 
+def shared_out(count, warps):
+    """How many of `count` fragments each warp has."""
+    return tuple(-(-(count - n) // warps) for n in range(warps))
+
+
+def shared_rows(shells, mt, warps):
+    """`row_table` of the fragments of each warp, one warp after the other."""
+    return row_table(shells, 2 * mt * warps).reshape(mt, warps, 16).swapaxes(0, 1).reshape(-1)
+
+
 # For rows in their natural order, all of which count for every Hermite function.
 
 

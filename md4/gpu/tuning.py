@@ -105,6 +105,25 @@ FUSED = FusedTuning(
 
 
 @dataclass(frozen=True)
+class FusedWideTuning:
+    """The same where several warps may share a quartet (`md4.gpu.kernels.fused_wide`)."""
+
+    shares: tuple  # warps that may share one, powers of 2; the first with a tile
+    functions: int  # fewest functions ab, and cd
+    fragments: int  # most fragments of 16 rows ab
+    doubles: tuple  # most doubles of accumulators of a lane, for 1, 2, ... fragments of a warp
+    columns: int  # most blocks of 8 cd
+    least_q: int  # fewest blocks of 8 q at a time, if there are as many
+    warps: tuple  # (warps of a block, blocks that share a multiprocessor); the first that shared memory holds
+    kets: int  # fewest ket pairs that the warps of a quartet take one after the other
+
+
+FUSED_WIDE = FusedWideTuning(
+    shares=(1, 2), functions=21, fragments=4, doubles=(72, 72, 84), columns=8, least_q=2, warps=((4, 2), (8, 1)), kets=8
+)
+
+
+@dataclass(frozen=True)
 class DigestTuning:
     """Digestion of blocks into J and K."""
 

@@ -100,6 +100,9 @@ class Translation:
         sizes = ", ".join(map(self.value, operands[2:]))
         return f"m.copy({self.address(operands[0])}, {self.address(operands[1])}, {sizes})"
 
+    def on_bar(self, opcode, kind, operands):
+        return f"m.meet({', '.join(map(self.value, operands))})"
+
     def on_mma(self, opcode, kind, operands):
         d, a, b, c = map(self.group, operands)
         return f"{d} = m.{opcode[3]}({a}, {b}, {c})"

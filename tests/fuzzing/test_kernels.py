@@ -18,7 +18,7 @@ from random_blocks import NAO, first_aos, right
 from strategies import fuzz, report
 
 from md4.gpu import backend, paths, quartet_lists, sums
-from md4.gpu.kernels import digest_in_place, digestion, fused, recurrence
+from md4.gpu.kernels import digest_in_place, digestion, fused, fused_wide, recurrence
 
 MOST_INTEGRALS = 1 << 10  # of a block
 
@@ -33,6 +33,7 @@ TABLES = {
     (digestion, "DIGEST_ROWS"): {"lane_integrals": [1, 256, 1 << 20]},
     (digestion, "DIGEST"): {"warps": [1, 3, 1 << 13]},
     (fused, "FUSED"): {"kets": [1, 8], "groups": [1, 8], "contracted_groups": [1, 4]},
+    (fused_wide, "FUSED_WIDE"): {"functions": [1, 21], "kets": [1, 8]},
     (recurrence, "RECURRENCE"): {"registers_l": [-1, 4, 18]},
 }
 

@@ -272,6 +272,23 @@ def test_the_side_of_two_s_shells():
     assert orders(one, cd) == [False]
 
 
+def test_the_wide_kernel_is_for_uncontracted_classes():
+    """On units with its instructions, where the fused kernel does not take ket pairs in groups."""
+
+    def first(ls, unit="dmma16", nprims=(1,)):
+        basis, bra, ket = sides(ls, nprims)
+        found = plans(unit, *(shell_pairs(basis, pairs) for pairs in (bra, ket)))
+        return found[0].path.name, any(plan.path.name == "fused_wide" for plan in found)
+
+    assert first((2, 2, 3, 2)) == ("fused_wide", True)
+    assert first((4, 2, 3, 2)) == ("fused_wide", True)
+    assert first((2, 1, 2, 1)) == ("fused", False)
+    assert first((4, 4, 4, 4)) == ("two_products", False)
+    assert not first((2, 2, 3, 2), nprims=(1, 2))[1]
+    assert not first((2, 2, 3, 2), "dmma8")[1]
+    assert first((2, 2, 3, 2), "fma") == ("plain", False)
+
+
 def mixed_pairs(one, other, nprim=1, count=300):
     """A list of pairs of two shells (l, nctr), the same again and again; the first has `nprim` primitives."""
     columns = [np.ones((n, nctr)) for n, (_, nctr) in zip((nprim, 1), (one, other))]

@@ -316,6 +316,20 @@ def make_wait_copies(pending):
     return statement(f"cp.async.wait_group {pending};")
 
 
+@cache
+def make_meet(threads):
+    """Intrinsic (n): the `threads` threads of team n of the block, whole warps, wait for each other; n is below 15."""
+
+    @word(None, i32)
+    def meet(team):
+        # Barrier 0 is that of the whole block. PTX, as LLVM's own word is for threads that come one by one.
+        kind = ir.FunctionType(ir.VoidType(), [I32])
+        asm = ir.InlineAsm(kind, f"bar.sync $0, {threads};", "r,~{memory}", side_effect=True)
+        team.builder.call(asm, [(team + 1).llvm], attrs=("convergent",))
+
+    return meet
+
+
 # lanes of a warp
 
 

@@ -102,6 +102,16 @@ def by_levels(c, reach, step, count, multiply):
     return first_case(reach.builder, [*cases, (None, products(levels[-1]))])
 
 
+def by_number(number, cases, make):
+    """The doubles make(case) of the case of a `number` from 0 on, in code of their own.
+
+    Successive cases that are equal share it.
+    """
+    last = [n for n, (case, following) in enumerate(zip(cases, [*cases[1:], None])) if case != following]
+    conditions = [*(partial(number.__lt__, n + 1) for n in last[:-1]), None]
+    return first_case(number.builder, [(here, partial(make, cases[n])) for here, n in zip(conditions, last)])
+
+
 def tile_products(rows8, nt, wide, turned):
     """(multiply, blocks): multiply(c, address, operand, n) adds the products of the first n of `blocks` pieces of H.
 

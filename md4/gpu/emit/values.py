@@ -238,6 +238,7 @@ def first_case(builder, cases):
     """The doubles of the first of several cases whose condition holds.
 
     `cases` are functions (condition, numbers) that write code and return it; the condition of the last one is None.
+    Python numbers may be among the doubles.
     """
     found, after = [], builder.append_basic_block()
     for condition, numbers in cases:
@@ -253,7 +254,7 @@ def first_case(builder, cases):
     merged = [builder.phi(DOUBLE) for _ in found[0][0]]
     for values, block in found:
         for phi, value in zip(merged, values, strict=True):
-            phi.add_incoming(value.llvm, block)
+            phi.add_incoming(llvm_value(DOUBLE, value), block)
     return [Value(builder, phi) for phi in merged]
 
 

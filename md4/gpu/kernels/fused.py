@@ -123,16 +123,19 @@ def pairs_at_once(ket, pair, most):
     return most if ket.start[first + most] - ket.start[first] == most else i64(1)
 
 
-def make_copy_r():
-    """Device function: a warp starts to copy `count` doubles from array[index:], as far as the array goes."""
-    copies = make_copies(4, 512)
+def make_copy_r(threads=32):
+    """Device function: the `threads` of a warp, or of 2, 4, ..., start to copy `count` doubles from array[index:].
 
-    def copy_r(address, array, index, count, lane):
-        to, source = i32(address + 16 * lane), address_of(array, index + 2 * lane)
-        left = i32(min(count, array.size - index) // 2 - lane)
+    As far as the array goes.
+    """
+    copies, shift = make_copies(4, 16 * threads), threads.bit_length() - 1
+
+    def copy_r(address, array, index, count, thread):
+        to, source = i32(address + 16 * thread), address_of(array, index + 2 * thread)
+        left = i32(min(count, array.size - index) // 2 - thread)
         while left > 0:
-            copies(to, source, i32((left + 31) >> 5))
-            to, source, left = i32(to + 2048), source + 2048, i32(left - 128)
+            copies(to, source, i32((left + threads - 1) >> shift))
+            to, source, left = i32(to + 64 * threads), source + 64 * threads, i32(left - 4 * threads)
 
     return jit_device(copy_r)
 
@@ -244,7 +247,10 @@ def fused_transforms(
                             tile = chain(tile, left, right.h, place, nq8 - first_q if rounds else taken * nq)
                     k, first_q = k_round, q_round
                 first_out = out.first + pair * out.s_ij + pair_cd * out.s_kl
-                write(tile, out_stage, taken, levels.rows, right, work.nab, out, first_out, lane, contracted and added)
+                write(
+                    tile, out_stage, taken, levels.rows, lane >> 2, right, work.nab, out, first_out, 0, lane,
+                    contracted and added,
+                )  # fmt: skip
                 cuda.syncwarp()
                 pair_cd = next_cd
             begin += work.group

@@ -298,6 +298,8 @@ def test_families_reach_everything(no_device, monkeypatch):
     groups = {(f[6], f[8]) for f in facts["fused_transforms"]}
     assert groups == {*product((False, True), (0, 1, 2)), (False, 4), (True, 3)}
     assert any(f[10:] for f in facts["fused_transforms"])
+    assert {f[5] for f in facts["fused_wide"]} == {1, 2}
+    assert {f[8:] for f in facts["fused_wide"]} == {(), (False, True)}
     assert {f[9] for f in facts["thread_quartet_integrals"] if f[12:13] == (True,)} == {False, True}
     assert {f[5:] for f in facts["bra_transform"]} == {(turned, n) for turned in (False, True) for n in (1, 2)}
     assert {f[5] for f in facts["ket_transform"]} == {False, True}

@@ -51,6 +51,7 @@ ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows",
 SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
     "fused_transforms": 140,  # 136 of some quartets, one fragment of rows, five blocks of q and of cd, on sm_100
+    "fused_wide": 180,  # 176 at two fragments of rows a warp and six blocks of cd, on sm_100; 152 at most on sm_90
     "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
     "correlation_by_threads": 300,  # 292 for erfc at (2, 1) and (1, 1) in FP64 on sm_90; Coulomb's 144 at (5, 4)
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100
