@@ -1,13 +1,16 @@
 """Which kernels support what, by dry runs: `python tests/kernel_support.py` writes the table in docs/design.md."""
 
 import sys
+from dataclasses import replace
 from functools import cache
 from inspect import signature
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 from md4.contract.three_centre import ThreeCentre
 from md4.contract.warmup import MEMORIES, asked_by, make_builds, make_tensors, shells_up_to
+from md4.gpu import sums
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.shells.basis import Basis
@@ -23,7 +26,7 @@ CONTRACTED, UNCONTRACTED = ((2, 2, 2), (3, 3, 3)), ((1, 1, 1),)
 SIZES = (5, 1), (2, 24)
 
 
-def bases(pure=True, primitives=CONTRACTED, planar=False, general=False):
+def bases(pure=True, primitives=CONTRACTED + UNCONTRACTED, planar=False, general=False):
     """Small basis sets whose classes take every path."""
     of_all = product(SIZES, primitives)
     made = [shells_up_to(lmax, pure, numbers, copies, planar) for (lmax, copies), numbers in of_all]
@@ -61,6 +64,7 @@ def fitting(backend, basis):
 
 
 @cache
+@patch.object(sums, "SELECT", replace(sums.SELECT, single_seconds=0.0))
 def asked(work, kind="coulomb", capability=(9, 0), **options):
     """Variants of some work for `bases` with these options."""
 
@@ -91,15 +95,14 @@ def of_device(capability):
 
 def columns():
     """Kernels for which each column of the table says yes: a dict of sets of names."""
-    uncontracted = asked(both, primitives=UNCONTRACTED)
-    every = asked(both) | uncontracted
+    contracted, uncontracted = (names(asked(both, primitives=these)) for these in (CONTRACTED, UNCONTRACTED))
     return {
         **{name: names(of_device(cc)) for name, cc in CAPABILITIES.items()},
         "tensors": names(asked(tensors)), "J and K": names(asked(builds)),
         "J and K of a plane": names(asked(builds, planar=True)), "density fitting": names(asked(fitting)),
-        "uncontracted": names(uncontracted), "contracted": names(asked(both)),
+        "uncontracted": uncontracted, "contracted": contracted,
         "general contractions": names(asked(both, general=True)), "Cartesian": names(asked(both, pure=False)),
-        "FP32": in_fp32(every),
+        "FP32": in_fp32(asked(both)),
     }  # fmt: skip
 
 
@@ -107,8 +110,7 @@ def table():
     """The table as text."""
     found = columns()
     kernels = {v.factory for cc in CAPABILITIES.values() for v in of_device(cc)}
-    kernels |= {v.factory for v in asked(both, primitives=UNCONTRACTED) | asked(both, general=True)}
-    kernels |= {v.factory for v in asked(builds, planar=True)}
+    kernels |= {v.factory for v in asked(both, general=True) | asked(builds, planar=True)}
     lines = ["| kernel | compiled for | " + " | ".join(found) + " |", "|---" * (len(found) + 2) + "|"]
     for factory in sorted(kernels, key=lambda this: (this.__module__, this.__name__)):
         marks = " | ".join("x" if factory.__name__ in names_ else "" for names_ in found.values())
