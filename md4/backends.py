@@ -30,7 +30,8 @@ class Path(Protocol):
     """
 
     name: str
-    # Whether the path does steps 2 to 5 together, by `run`. Else it has `transform_bra` and `transform_ket`.
+    # Whether the engine calls `run` for steps 2 to 5, which may get r from `Backend.r`. Else the path has
+    # `transform_bra` and `transform_ket`.
     merges_steps: bool
 
     def transform_bra(self, steps, H_ab, ab, cd, r, out):
@@ -446,10 +447,10 @@ class Backend(Protocol):
     def r(self, ab, cd, block=None):
         """Steps 2 and 3: r[bra primitive, ket primitive, t], t up to l_ab + l_cd; valid until the next call.
 
-        What quartets a `block` leaves out may be left out.
+        Quartets beyond the limits of a `block` need not be computed.
 
-        Only a backend with paths that do not merge steps has it. One kernel makes [0]^(m) and r, so that [0]^(m) need
-        not be stored.
+        Only a backend whose paths, or the engine for them, keep r in memory has it. One kernel makes [0]^(m) and r, so
+        that [0]^(m) need not be stored.
         """
 
     def scratch(self, shape):

@@ -4,7 +4,7 @@
     one_product      (ab|cd) = sum_p H[ab, p] s[p], where a side is of two s shells and the other product is but a sum
     fused            both products in one kernel, (ab|q] stays in registers: small and middle classes
     fused_wide       the same where several warps may share a quartet: some classes that are larger
-    two_products     a kernel for each product, (ab|q] in memory: large classes
+    two_products     a kernel for each product, (ab|q] in memory: large classes; step 4 may be `whole_panel`
     plain            the same two products in plain multiply-adds: the readable one, and for GPUs without tensor cores
 
 A path is asked about `Sides`, two lists in the order in which they would be transformed.
