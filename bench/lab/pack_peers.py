@@ -148,7 +148,7 @@ def pack(folder, capability):
 def unpack(folder):
     """Unpacks the archive. GPU4PySCF looks for cuSOLVER where the linker does, else below a folder of sys.path."""
     with tarfile.open(PACK) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     place = folder / "nvidia" / "cusolver" / "lib" / "libcusolver.so"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
