@@ -19,7 +19,7 @@ ROOT = Path(md4.__file__).parent
 # Layers from the top, as in pyproject.toml.
 LAYERS = (
     "pyscf", "contract", "engine", "cpu/backend", "cpu/sums", "cpu/targets", "cpu/h_matrices", "cpu/matrices",
-    "cpu/screening", "cpu/compile", "gpu/backend", "gpu/warmup", "gpu/variants", "gpu/sums", "gpu/hermite_coulomb",
+    "cpu/screening", "cpu/compile", "gpu/backend", "gpu/dry_run", "gpu/warmup", "gpu/sums", "gpu/hermite_coulomb",
     "gpu/quartet_lists", "gpu/targets", "gpu/part_plans", "gpu/pair_order", "gpu/paths", "gpu/shell_pairs",
     "gpu/predicted_times", "gpu/kernels", "gpu/context", "gpu/recording", "gpu/compile", "gpu/pool",
     "gpu/buffers", "gpu/dlpack", "gpu/device_code", "gpu/h_layout", "gpu/pair_layout", "gpu/gather_words",
