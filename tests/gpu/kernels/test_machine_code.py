@@ -50,9 +50,9 @@ ASYNCHRONOUS = {"correlation_by_warps", "correlation_by_threads", "digest_rows",
 # ptxas 13.0 reports for all variants on all three.
 SPILLS = {
     "r_by_group": 300,  # 288 for erfc on sm_80, 8 at most for other operators
-    "fused_transforms": 140,  # 136 of some quartets, one fragment of rows, five blocks of q and of cd, on sm_100
+    "fused_transforms": 180,  # 172 of contracted bras, two fragments of rows, five blocks of q, on sm_90
     "fused_wide": 180,  # 176 at two fragments of rows a warp and six blocks of cd, on sm_100; 152 at most on sm_90
-    "bra_transform": 70,  # 64 turned, five blocks of rows and eight of columns, on sm_80; 32 at most on sm_90
+    "bra_transform": 76,  # 72 turned, eleven blocks of rows and four of columns, on sm_80; 40 at most on sm_90
     "correlation_by_threads": 300,  # 292 for erfc at (2, 1) and (1, 1) in FP64 on sm_90; Coulomb's 144 at (5, 4)
     "correlation_by_warps": 80,  # 52 at (10, 5) on sm_100
     "whole_panel": 240,  # 232 of contracted bras at four blocks of rows on sm_100; 28 at most on sm_90
