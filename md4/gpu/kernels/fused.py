@@ -336,12 +336,6 @@ def fused_shared(bra, ket, kets=1):
     return panel, table + TILES.warps * max(1, kets) * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
 
 
-def fused_variant(unit, bra, ket, matrix, limited):
-    """Variant for a class that `choose_fused` has a tile for."""
-    tile = choose_fused(unit, bra, ket)
-    return tile_variant(unit, bra, ket, tile, fused_blocks(tile, bra, ket), matrix, limited)
-
-
 def tile_variant(unit, bra, ket, tile, blocks, matrix, limited):
     """Variant for a class, its tile and the blocks that share a multiprocessor."""
     facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), TILES.warps, blocks

@@ -119,13 +119,6 @@ def needed(ket):
     return ket.facts.nab > 1 or ket.facts.max_prim > 1 or ket.nprim < ket.npair
 
 
-def sums_variants(l, kind):
-    """Variants of the sums of r up to L = `l`, of lists of any length."""
-    yield Variant(ket_sums, ())
-    if l <= SUMS.l:
-        yield Variant(summed_r, (l, kind))
-
-
 def sums_of(steps, g, ab, cd, out):
     """s of two chunks but for what a block `out` leaves out, by the steps of a backend; `g` weights of the ket list."""
     l, total = ab.facts.l + cd.facts.l, ab.nprim * cd.npair * cd.facts.nab
