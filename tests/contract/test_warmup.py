@@ -62,7 +62,10 @@ def test_nothing_is_left_to_compile(name, unit, left):
 @pytest.mark.sample("hydrogen *")
 @pytest.mark.parametrize("name", ["hydrogen cc-pvdz", "methane aug-cc-pvdz", "9 waters cc-pvdz"])
 def test_shells_up_to_an_l(name):
-    """`md4 warmup --lmax` knows no molecule: it leaves little of what a call launches, and only means of its lists."""
+    """`md4 warmup --lmax` knows no molecule: it leaves little of what a call launches.
+
+    It left 5 of 80 kernels of methane and 1 of 125 of the waters, those of means of primitives that it does not have.
+    """
     basis = md4.Basis.from_mol(system(name))
     warm = set(asked_by_shells(basis.lmax, True, "coulomb", (9, 0)))
     used = set().union(*(launched("dmma16", name, call, MEMORIES[0]) for call in CALLS))
