@@ -11,7 +11,7 @@ from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_s
 from md4.cpu.groups import Groups, aligned_empty, functions_of, h_elements, plain_layout
 from md4.cpu.h_matrices import make_h, numbers_of, shape_of
 from md4.cpu.run import TASKS, THREAD_WORK, WORK_SECONDS, ZEROS_COST, Extent, Lists, OwnList
-from md4.cpu.threads import number_of_threads, run_threads
+from md4.cpu.threads import number_of_threads, run_all, run_threads
 from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
@@ -92,7 +92,7 @@ def largest_norms(backend, derived):
                 work, out,
             )  # fmt: skip
 
-        run_threads(threads, part_of, lambda: None)
+        run_all(threads, part_of)
         norms = np.sqrt(np.maximum(out, 0.0).max(axis=1)).reshape(-1)[: len(piece)]
         found[first + groups.order] = norms
     return found
