@@ -7,7 +7,7 @@ from math import sqrt
 import numpy as np
 
 from md4.cpu.emit.vectors import LANES
-from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_sums, workspace
+from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_sums, workspace, z_tiles
 from md4.cpu.groups import Groups, aligned_empty, functions_of, h_elements, plain_layout
 from md4.cpu.h_matrices import make_h, numbers_of, shape_of
 from md4.cpu.run import TASKS, THREAD_WORK, WORK_SECONDS, ZEROS_COST, Extent, Lists, OwnList
@@ -249,8 +249,8 @@ class HostForces:
         z = np.zeros((vectors, this.pairs.nab, this.count, LANES))
         operator = backend.operator
         quartets = reverse_sums(operator.kind)(
-            number, first, last, table, kets, these, this.derivative_bounds, functions_of(this.derived)[1], tolerance,
-            operator.parameter, backend.table, *densities, work, z.reshape(-1), left_out,
+            number, first, last, table, kets, these, this.derivative_bounds, functions_of(this.derived)[1],
+            z_tiles(*this.derived.shell_class, this.derived.single, this.derivatives), tolerance, operator.parameter, backend.table, *densities, work, z.reshape(-1), left_out,
         )  # fmt: skip
         members = np.full(vectors * LANES, -1)
         members[: len(prims)] = prims

@@ -14,6 +14,7 @@ are the derivatives by the centres of the bra. Those of the ket follow when the 
 2 of these is in Gamma. So no integral of a derivative is made, and no sum depends on the order in which threads work.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ from md4.cpu.emit.vectors import (
     total,
 )
 from md4.cpu.emit.zeros import zeros_of
-from md4.cpu.groups import BLOCK, FIELD, PRIMITIVE, aligned_empty, numbered
+from md4.cpu.groups import BLOCK, FIELD, PRIMITIVE, aligned_empty, every_reach, hermite_functions, numbered
 from md4.cpu.h_matrices import h_loop, multiply_row
 from md4.cpu.integrals import cube_places, lane_products, side_of_cube
 from md4.support.locks import once
@@ -63,7 +64,6 @@ class Workspace(NamedTuple):
     column_p: np.ndarray
     of_q: np.ndarray
     of_cd: np.ndarray
-    steps: np.ndarray
     numbers: np.ndarray
     z: np.ndarray
 
@@ -73,8 +73,7 @@ def workspace(memory, l, most_u, most_gamma, widest, most_z, elements):
     vectors = (l + 1, 3 * (l + 1) ** 2, cube_side(l) ** 3, most_u, most_gamma, 5 * widest**2)
     arrays = [aligned_empty((n * LANES,)) for n in vectors]
     places = [np.empty(n, dtype=np.int32) for n in (most_u, elements, most_gamma)]
-    numbers = np.arange(max(most_u, most_gamma))
-    made = Workspace(*arrays, *places, (numbers * LANES).astype(np.int32), numbers, aligned_empty((most_z * LANES,)))
+    made = Workspace(*arrays, *places, np.arange(max(most_u, most_gamma)), aligned_empty((most_z * LANES,)))
     for array in made:
         memory.watch(array)
     return made
@@ -136,24 +135,72 @@ tile8, tile4, tile1 = (make_tile(2, width, True) for width in (8, 4, 1))
 
 
 @helper
-def gamma_products(gamma, ncd, of_cd, nab, count, u, steps, z, place, numbers, row_step):
-    """Z[ab][p] += sum_cd Gamma[ab, cd] U[cd, p] of `count` columns p, from `place` on in Z."""
-    c, step, zero = 0, np.int64(LANES), np.int64(0)
-    while c < count:
-        width = 8 if count - c >= 8 else (4 if count - c >= 4 else 1)
-        for row in range(0, nab, 2):
-            other = min(row + 1, nab - 1)
-            h, below = row * ncd, (other - row) * ncd
-            if width == 8:
-                tile8(gamma, h, of_cd, zero, ncd, below, u, steps, c, z, place, numbers, row, other, row_step, numbers, step, True)
-            elif width == 4:
-                tile4(gamma, h, of_cd, zero, ncd, below, u, steps, c, z, place, numbers, row, other, row_step, numbers, step, True)
+def gamma_products(gamma, ncd, of_cd, u, first, last, tiles, z, place, step_ab, numbers):
+    """Z[ab][p] += sum_cd Gamma[ab, cd] U[cd, p] for first <= p < last, in the tiles of `z_tiles`."""
+    rows, begins, functions, places = tiles
+    step, zero = np.int64(LANES), np.int64(0)
+    for tile in range(len(begins) - 1):
+        row, other, c, end = rows[tile, 0], rows[tile, 1], begins[tile], begins[tile + 1]
+        h, below = row * ncd, (other - row) * ncd
+        while c < end and functions[c] < first:
+            c += 1
+        while end > c and functions[end - 1] >= last:
+            end -= 1
+        while c < end:
+            if end - c >= 8:
+                tile8(
+                    gamma, h, of_cd, zero, ncd, below, u, places, c, z, place, numbers, row, other, step_ab, functions,
+                    step, True,
+                )  # fmt: skip
+                c += 8
+            elif end - c >= 4:
+                tile4(
+                    gamma, h, of_cd, zero, ncd, below, u, places, c, z, place, numbers, row, other, step_ab, functions,
+                    step, True,
+                )  # fmt: skip
+                c += 4
             else:
-                tile1(gamma, h, of_cd, zero, ncd, below, u, steps, c, z, place, numbers, row, other, row_step, numbers, step, True)
-        c += width
+                tile1(
+                    gamma, h, of_cd, zero, ncd, below, u, places, c, z, place, numbers, row, other, step_ab, functions,
+                    step, True,
+                )  # fmt: skip
+                c += 1
 
 
-def add_to_z(bra, ket, primitives, vectors, l, count, parameter, table, work):
+class Tiles(NamedTuple):
+    """The elements of Z that H of the derivatives needs, by tiles of two rows ab.
+
+    Attributes
+    ----------
+    rows : ndarray of int64, shape (ntile, 2)
+        Twice the same row where one is left.
+    begins : ndarray of int64, shape (ntile + 1,)
+        Where the functions of each tile begin.
+    functions, places : ndarray of int32
+        Hermite functions p, in ascending order, and p LANES.
+    """
+
+    rows: np.ndarray
+    begins: np.ndarray
+    functions: np.ndarray
+    places: np.ndarray
+
+
+@cache
+def z_tiles(la, lb, pure, nctr_a, nctr_b, single, derivatives):
+    """The `Tiles` of a class of pairs."""
+    needed = every_reach(la, lb, pure, single, derivatives).any(axis=0)
+    needed = needed[..., hermite_functions(la, lb, pure, single, derivatives)[0]]
+    na, nb, count = needed.shape
+    flat = np.broadcast_to(needed[None, :, None], (nctr_a, na, nctr_b, nb, count)).reshape(-1, count)
+    sequence = np.lexsort(flat.T[::-1])
+    rows = np.stack([sequence[::2], np.append(sequence, sequence[-1])[1 : len(sequence) + 1 : 2]], axis=1)
+    tiles = flat[rows].any(axis=1)
+    begins, functions = np.concatenate([[0], np.cumsum(tiles.sum(axis=1))]), np.nonzero(tiles)[1].astype(np.int32)
+    return Tiles(np.ascontiguousarray(rows), begins, functions, functions * np.int32(LANES))
+
+
+def add_to_z(bra, ket, primitives, vectors, l, count, tiles, parameter, table, work):
     """Steps 1 and 2 for a bra pair and a group of ket pairs; Z[i][ab][p] of all bra primitives is added to."""
     nab, ncd, nq, n_cd = bra[FIELD.nab], ket[FIELD.nab], ket[FIELD.nherm], ket[FIELD.elements]
     (i0, i1), (k0, k1) = primitives, vectors
@@ -162,8 +209,6 @@ def add_to_z(bra, ket, primitives, vectors, l, count, parameter, table, work):
     bra_data, ket_data = doubles(bra[FIELD.primitives], 1), doubles(ket[FIELD.lane_primitives], 1)
     h_cd, zero, step = doubles(ket[FIELD.lane_h], 1), np.int64(0), np.int64(LANES)
     width = count if k1 - k0 > 1 else min(count, max(8, U_BYTES // (8 * LANES * ncd) // 8 * 8))
-    for cd in range(ncd):
-        work.of_cd[cd] = cd * width * LANES
     for i in range(i0, i1):
         at_p = i * PRIMITIVE.size
         for k in range(k0, k1):
@@ -184,15 +229,16 @@ def add_to_z(bra, ket, primitives, vectors, l, count, parameter, table, work):
                         work.u, zero, sequence, width * step, work.numbers, step, k > k0 or block > 0,
                     )  # fmt: skip
                 if k == k1 - 1:
-                    place = (i - i0) * nab * count * step + first * step
+                    for cd in range(ncd):
+                        work.of_cd[cd] = (cd * width - first) * LANES
                     gamma_products(
-                        work.gamma, ncd, work.of_cd, nab, columns, work.u, work.steps, work.z, place, work.numbers,
-                        count * step,
+                        work.gamma, ncd, work.of_cd, work.u, first, first + columns, tiles, work.z,
+                        (i - i0) * nab * count * step, count * step, work.numbers,
                     )  # fmt: skip
 
 
 def reverse_lanes(
-    number, first, last, lists, kets, these, bra_bound, triples, tolerance, parameter, table, densities, coulomb, exchange,
+    number, first, last, lists, kets, these, bra_bound, triples, tiles, tolerance, parameter, table, densities, coulomb, exchange,
     norms, highest, work, sums, left_out,
 ):  # fmt: skip
     """Z of the bra pairs `first` to `last` of a list, summed over all ket pairs of all lists.
@@ -208,6 +254,8 @@ def reverse_lanes(
         Bounds of derivatives of the bra pairs, in the order of their groups.
     triples : ndarray of int64, shape (3 n,)
         The Hermite functions p of derivatives.
+    tiles : Tiles
+        Of the class of the bra.
     tolerance : float
         A group of ket pairs is left out if the bounds of all its quartets are smaller.
     densities, coulomb, exchange : ndarray, shapes (n, nao, nao), (n,) and (n,)
@@ -287,7 +335,7 @@ def reverse_lanes(
                     densities, coulomb, exchange, a0, b0, first_c, first_d, (na, nb, nc, nd), weights, work.densities,
                     work.gamma,
                 )  # fmt: skip
-                add_to_z(bra, ket, (i0, i1), (vectors[g], vectors[g + 1]), l, count, parameter, table, work)
+                add_to_z(bra, ket, (i0, i1), (vectors[g], vectors[g + 1]), l, count, tiles, parameter, table, work)
                 quartets += here
         for i in range(i1 - i0):
             at = slot // LANES * nab * count * LANES + slot % LANES
