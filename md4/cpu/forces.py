@@ -154,6 +154,11 @@ class HostForces:
             np.add.at(gradient, this.pairs.pairs[:, 1], values[:, 3:])
         return gradient, quartets, left_out
 
+    def seconds(self):
+        """Predicted seconds of one thread, without screening."""
+        every = range(len(self.lists))
+        return WORK_SECONDS * float(sum(self.work_of(this, every).sum() for this in self.lists))
+
     def batches(self, backend):
         """Numbers of lists whose H matrices fit the memory at the same time, a batch after the other."""
         room, batch, used = H_SHARE * backend.memory_left(), [], 0
