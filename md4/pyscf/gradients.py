@@ -135,5 +135,5 @@ class MD4Excited(Restorable):
 
     __name_mixin__ = "MD4"
 
-    def Gradients(self, *args, **options):  # noqa: N802
+    def Gradients(self, *args, **options):
         return in_front(super().Gradients(*args, **options), MD4Derivatives)

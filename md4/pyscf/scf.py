@@ -99,18 +99,18 @@ class MD4SCF(Restorable):
         """PySCF's gradients with two-electron forces by md4; see `md4.pyscf.gradients`."""
         return in_front(super().nuc_grad_method(), MD4Forces)
 
-    def Gradients(self, *args, **options):  # noqa: N802
+    def Gradients(self, *args, **options):
         """As `nuc_grad_method`."""
         import_module("pyscf.grad")  # which gives PySCF's classes their `Gradients`
         return in_front(super().Gradients(*args, **options), MD4Forces)
 
-    def TDA(self, *args, **options):  # noqa: N802
+    def TDA(self, *args, **options):
         return in_front(super().TDA(*args, **options), MD4Excited)
 
-    def TDHF(self, *args, **options):  # noqa: N802
+    def TDHF(self, *args, **options):
         return in_front(super().TDHF(*args, **options), MD4Excited)
 
-    def TDDFT(self, *args, **options):  # noqa: N802
+    def TDDFT(self, *args, **options):
         return in_front(super().TDDFT(*args, **options), MD4Excited)
 
     # ranks of a communicator

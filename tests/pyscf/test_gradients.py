@@ -41,13 +41,18 @@ def gradient(mf, **settings):
 def calls(monkeypatch):
     """The methods of `md4.JK` for derivatives that were called."""
     found = []
-    for name in ("gradient", "derivative_jk"):
 
-        def watched(self, *args, _method=getattr(md4.JK, name), _name=name, **options):
-            found.append(_name)
-            return _method(self, *args, **options)
+    def watch(name):
+        method = getattr(md4.JK, name)
+
+        def watched(self, *args, **options):
+            found.append(name)
+            return method(self, *args, **options)
 
         monkeypatch.setattr(md4.JK, name, watched)
+
+    watch("gradient")
+    watch("derivative_jk")
     return found
 
 
@@ -170,9 +175,9 @@ def test_excited_states(kind, xc, method, calls):
     want = excited.Gradients().set(verbose=0, cphf_conv_tol=1e-12).kernel(state=1)
     assert not calls
     attached = getattr(ours(mf), method)().set(verbose=0, e=excited.e, xy=excited.xy, converged=excited.converged)
-    for found in (attached, attached.copy(), pickle.loads(pickle.dumps(attached))):
+    for td in (attached, attached.copy(), pickle.loads(pickle.dumps(attached))):
         calls.clear()
-        found = found.nuc_grad_method().set(verbose=0, cphf_conv_tol=1e-12)
+        found = td.nuc_grad_method().set(verbose=0, cphf_conv_tol=1e-12)
         assert abs(found.kernel(state=1) - want).max() < 1e-9
         assert set(calls) == {"derivative_jk"}
 
