@@ -61,11 +61,14 @@ class MD4Derivatives(Restorable):
         from pyscf.lib import logger
 
         mf, start = self._md4_attached, time.perf_counter()
-        mol = checked_mol(self.mol if mol is None else mol)
-        dm = checked_array("the density matrices", mf.make_rdm1() if dm is None else dm)
-        jk = mf._md4_builder.jk(mol, mf._tell_backend)
-        found = mf._md4_builder.ranks.together(lambda: work(jk, mol, dm), what)
-        text = backend_text(jk.engine.backend)
+
+        def together():
+            own = checked_mol(self.mol if mol is None else mol)
+            given = checked_array("the density matrices", mf.make_rdm1() if dm is None else dm)
+            jk = mf._md4_builder.jk(own, mf._tell_backend)
+            return backend_text(jk.engine.backend), work(jk, own, given)
+
+        text, found = mf._md4_builder.ranks.together(together, what)
         logger.info(self, "%s by md4: backend %s, %.2f s", what, text, time.perf_counter() - start)
         return found
 
@@ -87,12 +90,18 @@ class MD4Forces(MD4Derivatives):
 
     def grad_elec(self, mo_energy=None, mo_coeff=None, mo_occ=None, atmlst=None):
         """PySCF's grad_elec and the forces of two-electron integrals."""
+        from pyscf.lib import logger
+
         self._md4_forces = np.zeros((self.mol.natm, 3))
         try:
             rest = super().grad_elec(mo_energy, mo_coeff, mo_occ, atmlst)
-            return rest + (self._md4_forces if atmlst is None else self._md4_forces[atmlst])
+            forces = self._md4_forces if atmlst is None else self._md4_forces[atmlst]
         finally:
             self._md4_forces = None
+        if self.verbose >= logger.DEBUG:
+            logger.debug(self, "forces of two-electron integrals, which the gradients above do not contain")
+            self._write(self.mol, forces, atmlst)
+        return rest + forces
 
     def get_veff(self, mol=None, dm=None):
         """PySCF's get_veff; within grad_elec without J and K, whose forces are summed here."""

@@ -294,14 +294,17 @@ def test_detach(plain, calls):
     assert not calls
 
 
-@pytest.mark.parametrize(("verbose", "told"), [(3, False), (4, True)])
-def test_the_log_tells_who_made_what(verbose, told, plain):
+@pytest.mark.parametrize("verbose", [3, 4, 5])
+def test_the_log_tells_who_made_what(verbose, plain):
     found = ours(plain).Gradients().set(verbose=verbose, stdout=io.StringIO())
     found.kernel()
     found.get_k()
     text = found.stdout.getvalue()
-    assert text.count("Forces of two-electron integrals by md4: backend cpu (") == told
-    assert text.count("Derivatives of J and K by md4: backend cpu (") == told
+    assert text.count("Forces of two-electron integrals by md4: backend cpu (") == (verbose >= 4)
+    assert text.count("Derivatives of J and K by md4: backend cpu (") == (verbose >= 4)
+    # PySCF's log shows a table before the forces are added.
+    _, _, after = text.partition("forces of two-electron integrals, which the gradients above do not contain")
+    assert after.count("0 O ") == (2 if verbose == 5 else 0)
 
 
 def test_gradients_of_a_solver_whose_module_was_not_imported():
