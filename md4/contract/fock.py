@@ -363,12 +363,12 @@ class JK:
         facts = "the operator", "tolerance", "coulomb", "exchange"
         values = operator, limit, *(factor.tolist() for factor in factors)
         self.ranks.same({"the number of densities": len(densities), **dict(zip(facts, values))})
-        host = self._on_host()
+        host = self.on_host()
         found, host_stats = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
         self.stats = host_stats
         return found
 
-    def _on_host(self):
+    def on_host(self):
         """This object, or if that works on a GPU, one for the same molecule on the CPU."""
         if self.engine.backend.name == "cpu":
             return self

@@ -10,14 +10,14 @@ import time
 
 import numpy as np
 
+from md4.contract.gradient import FACTOR
 from md4.pyscf import effective_omega
 from md4.pyscf.classes import Restorable, in_front
 from md4.support.arguments import checked_array, checked_mol
 from md4.support.display import backend_text
 
-# What a quartet may add to a force (Hartree/Bohr), in units of direct_scf_tol. Forces are summed once, J and K add up
-# from cycle to cycle.
-LARGER = 10
+# The column of mol._bas that holds the number of the atom.
+ATOM_OF = 0
 METHODS = ("get_jk", "get_j", "get_k")
 
 
@@ -66,7 +66,7 @@ class MD4Derivatives(Restorable):
             own = checked_mol(self.mol if mol is None else mol)
             given = checked_array("the density matrices", mf.make_rdm1() if dm is None else dm)
             jk = mf._md4_builder.jk(own, mf._tell_backend)
-            return backend_text(jk.engine.backend), work(jk, own, given)
+            return backend_text(jk.on_host().engine.backend), work(jk, own, given)
 
         text, found = mf._md4_builder.ranks.together(together, what)
         logger.info(self, "%s by md4: backend %s, %.2f s", what, text, time.perf_counter() - start)
@@ -124,13 +124,15 @@ class MD4Forces(MD4Derivatives):
         from pyscf.scf.hf import KohnShamDFT
 
         mf = self.base
-        tolerance, omega, alpha, hyb = LARGER * mf.direct_scf_tol, 0.0, 1.0, 1.0
+        tolerance, omega, alpha, hyb = FACTOR * mf.direct_scf_tol, 0.0, 1.0, 1.0
         if isinstance(mf, KohnShamDFT):
             omega, alpha, hyb = mf._numint.rsh_and_hybrid_coeff(mf.xc, spin=mol.spin)
-        found = jk.gradient(dm, 1.0, hyb, effective_omega(mol, None), tolerance)
+        of_shells = jk.gradient(dm, 1.0, hyb, effective_omega(mol, None), tolerance)
         if omega and alpha != hyb:
-            found = found + jk.gradient(dm, 0.0, alpha - hyb, effective_omega(mol, omega), tolerance)
-        return found
+            of_shells = of_shells + jk.gradient(dm, 0.0, alpha - hyb, effective_omega(mol, omega), tolerance)
+        forces = np.zeros((mol.natm, 3))
+        np.add.at(forces, mol._bas[:, ATOM_OF], of_shells)
+        return forces
 
     def _md4_matrices(self, by_pyscf, with_j, with_k, mol, dm, hermi, omega):
         if not self._md4_zeros:
