@@ -386,7 +386,7 @@ class JK:
             "derivative_jk", dm, hermi, with_j, with_k, omega, tolerance
         )
         check_real(densities)
-        host = self._on_host()
+        host = self.on_host()
         with host.engine.lock:
             found = [host._frame.sums(this) for this in host._derivatives_of(densities, with_j, with_k, operator, limit)]
         shape = (*shape[:-2], 3, *shape[-2:])
