@@ -386,7 +386,7 @@ class JK:
             "derivative_jk", dm, hermi, with_j, with_k, omega, tolerance
         )
         check_real(densities)
-        host = self.on_host()
+        host = self._on_host()
         with host.engine.lock:
             found = [host._frame.sums(this) for this in host._derivatives_of(densities, with_j, with_k, operator, limit)]
         shape = (*shape[:-2], 3, *shape[-2:])
@@ -421,12 +421,12 @@ class JK:
         facts = "the operator", "tolerance", "coulomb", "exchange"
         values = operator, limit, *(factor.tolist() for factor in factors)
         self.ranks.same({"the number of densities": len(densities), **dict(zip(facts, values))})
-        host = self.on_host()
+        host = self._on_host()
         found, host_stats = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
         self.stats = host_stats
         return found
 
-    def on_host(self):
+    def _on_host(self):
         """This object, or if that works on a GPU, one for the same molecule on the CPU."""
         if self.engine.backend.name == "cpu":
             return self

@@ -66,7 +66,7 @@ class MD4Derivatives(Restorable):
             own = checked_mol(self.mol if mol is None else mol)
             given = checked_array("the density matrices", mf.make_rdm1() if dm is None else dm)
             jk = mf._md4_builder.jk(own, mf._tell_backend)
-            return backend_text(jk.on_host().engine.backend), work(jk, own, given)
+            return backend_text(jk._on_host().engine.backend), work(jk, own, given)
 
         text, found = mf._md4_builder.ranks.together(together, what)
         logger.info(self, "%s by md4: backend %s, %.2f s", what, text, time.perf_counter() - start)

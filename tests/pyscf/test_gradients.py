@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 
+import emulator
 import numpy as np
 import pytest
 from molecules import HYDROGEN_FLUORIDE, molecule
@@ -305,6 +306,16 @@ def test_the_log_tells_who_made_what(verbose, plain):
     # PySCF's log shows a table before the forces are added.
     _, _, after = text.partition("forces of two-electron integrals, which the gradients above do not contain")
     assert after.count("0 O ") == (2 if verbose == 5 else 0)
+
+
+def test_forces_beside_a_gpu(plain):
+    """They are made on the CPU, and the log says so."""
+    with emulator.running("dmma16"):
+        attached = md4.attach(plain.copy(), backend="cuda")
+        found = attached.Gradients().set(verbose=4, stdout=io.StringIO())
+        assert abs(found.kernel() - gradient(plain)).max() < CLOSE
+        assert attached.md4_jk.engine.backend.name == "cuda"
+    assert "Forces of two-electron integrals by md4: backend cpu (" in found.stdout.getvalue()
 
 
 def test_gradients_of_a_solver_whose_module_was_not_imported():
