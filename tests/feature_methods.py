@@ -53,6 +53,11 @@ def gradients_of_functional(attach):
     return converged(attach, "UKS", cation(), "b3lyp").Gradients().set(verbose=0).kernel()
 
 
+@row(PROPERTIES, "gradients of a range-separated functional, ROKS CAM-B3LYP", md4=FORCES, tol=1e-6)
+def gradients_of_long_range(attach):
+    return converged(attach, "ROKS", cation(), "camb3lyp").Gradients().set(verbose=0).kernel()
+
+
 @row(PROPERTIES, "gradients with `density_fit()`", md4=FITTED, tol=1e-7,
      pyscf=f"`int2c2e`, `int3c2e`, {FITTED_DERIVATIVES}")  # fmt: skip
 def gradients_fitted(attach):

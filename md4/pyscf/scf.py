@@ -3,8 +3,8 @@
 `attach` puts the class `MD4SCF` in front of the class of an object, as PySCF's density_fit() and newton() do. Then
 get_jk is that of md4 (`md4.pyscf.builder`), and everything else is that of PySCF. With density fitting, whose class
 stays in front, J and K are those of an `md4.DF`, which replaces PySCF's. get_j, get_k, get_veff, the response functions
-of newton(), stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Derivatives of
-integrals do not.
+of newton(), stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Gradients have
+classes of their own (`md4.pyscf.gradients`).
 
 With a communicator of MPI, every rank runs the same calculation. Its ranks build J and K together, and what decides how
 PySCF goes on is that of rank 0 on all of them: the guess, orbitals, energies and gradients. So they cannot drift apart.
@@ -298,7 +298,7 @@ def attach(
     they are direct. Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(),
     conversions such as to_uhf() and to_ks(), pickles and reset() keep md4. With density_fit(), before or after, J and K
     are those of an `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df``
-    is used as it is.
+    is used as it is. The gradients of the object, without density fitting, have two-electron forces by `md4.JK`.
 
     Parameters
     ----------
