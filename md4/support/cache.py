@@ -97,7 +97,7 @@ def load(path, facts):
 
 
 def store(path, facts, code):
-    """Writes code in one step, so that no other process sees half of it; does nothing if the cache is not writable.
+    """Writes code in one step, so that no other process sees half of it, where the cache can be written.
 
     Parameters
     ----------
@@ -105,16 +105,21 @@ def store(path, facts, code):
     facts : dict
         What the code is, in types that JSON can represent; `load` must be given the same.
     code : bytes
+
+    Returns
+    -------
+    stored : bool
     """
     if hash_of_sources() != IMPORTED:
-        return  # edited since it was imported, so the folder's name would not fit the code
+        return False  # edited since it was imported, so the folder's name would not fit the code
     rest = encoded(facts) + b"\n" + code
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, PERMISSIONS, anew=True) as beside:
             beside.write_bytes(MAGIC + checksum(rest) + b"\n" + rest)
     except OSError:
-        pass  # this costs time, but no results
+        return False  # this costs time, but no results
+    return True
 
 
 def checksum(data):
