@@ -129,7 +129,7 @@ def kernel_entry(name, architecture):
 
 
 def kept_kernels(variant, capability):
-    """The code of a variant, as `save_kernel` stores it: of the disk cache and of md4-kernels, as far as it is there."""
+    """The code of a variant, as `save_kernel` stores it: of the disk cache and of md4-kernels, if it is there."""
     found = load(*kernel_entry(variant.name, sm(capability)))
     if found is not None:
         yield found
