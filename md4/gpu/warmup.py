@@ -21,7 +21,7 @@ from md4.gpu import compile_worker
 from md4.gpu.compile import compile_kernel, is_kept, kept_kernels, kernel_entry, sm
 from md4.gpu.context import current_capability
 from md4.support import bundle
-from md4.support.cache import cache_folder, store
+from md4.support.cache import cache_folder, write
 from md4.support.log import log
 from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
 from md4.support.progress import compiling
@@ -145,11 +145,9 @@ def import_kernels(path, capability=None):
     except ValueError as error:
         text = "Nothing was imported; write the file anew by `md4 warmup --export` of this version of md4."
         raise ArgumentError(f"{str(path)!r} {error}. {text}") from error
-    if not all(store(*kernel_entry(name, found.architecture), kernel) for name, kernel in kernels.items()):
-        raise ArgumentError(
-            f"the cache {cache_folder()} cannot be written, or md4 was edited since it started; set MD4_CACHE_DIR to a "
-            "folder of yours with enough space, and try again."
-        )
+    if not all(write(*kernel_entry(name, found.architecture), kernel) for name, kernel in kernels.items()):
+        text = "set MD4_CACHE_DIR to a folder of yours with enough space"
+        raise ArgumentError(f"the cache {cache_folder()} cannot be written; {text}.")
     return len(kernels), found.architecture
 
 
