@@ -40,6 +40,9 @@ Version: {version}
 Summary: Kernels of md4 {version} for GPUs ({architectures}), compiled ahead
 License: Apache-2.0
 Requires-Dist: md4=={version}
+Description-Content-Type: text/plain
+
+Data for md4, which finds kernels here that it would compile otherwise. Install it as `md4[cu13,kernels]`.
 """
 WHEEL = "Wheel-Version: 1.0\nGenerator: md4\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 

@@ -130,12 +130,10 @@ def kernel_entry(name, architecture):
 
 def kept_kernels(variant, capability):
     """The code of a variant, as `save_kernel` stores it: of the disk cache and of md4-kernels, if it is there."""
-    found = load(*kernel_entry(variant.name, sm(capability)))
-    if found is not None:
-        yield found
-    found = bundle.installed_kernel(variant.name, sm(capability))
-    if found is not None:
-        yield found
+    for find in (lambda *key: load(*kernel_entry(*key)), bundle.installed_kernel):
+        found = find(variant.name, sm(capability))
+        if found is not None:
+            yield found
 
 
 def is_kept(variant, capability):

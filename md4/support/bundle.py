@@ -23,30 +23,29 @@ from md4.support.locks import once
 from md4.support.log import log
 
 PACKAGE = "md4_kernels"
-HEAD = re.compile(rb"md4 kernels 1 ([0-9a-f]{64}) (\d{1,9})\n")
-LONGEST_HEAD = 128
+HEAD, LONGEST_HEAD = re.compile(rb"md4 kernels 1 ([0-9a-f]{64}) (\d{1,9})\n"), 128
 # The name of a kernel becomes that of a file of the cache. No kernel takes a gigabyte.
 ENTRY = re.compile(r"([\w.-]{1,200}) (\d{1,9}) (\d{1,9}) ([0-9a-f]{64})", re.ASCII)
+ARCHITECTURE = re.compile(r"sm_\d{2,4}", re.ASCII)
 
 
-def made_for(architecture):
-    """The words of an index's first line: md4's source that this process runs, the major version of CUDA, and 'sm_90'.
+def made_for():
+    """For what this process needs kernels besides an architecture: (hash of md4's source, major version of CUDA).
 
     A driver takes machine code of its own CUDA and of older ones.
     """
-    return str(cache.IMPORTED), str(version("cuda-bindings")).partition(".")[0], architecture
+    return str(cache.IMPORTED), str(version("cuda-bindings")).partition(".")[0]
 
 
 def write(path, architecture, kernels):
     """Writes (name, kernel) pairs to a file, completely or not at all; OSError if the system refuses."""
-    lines, packed = [" ".join(made_for(architecture))], []
+    lines, packed = [" ".join([*made_for(), architecture])], []
     for name, kernel in kernels:
         packed.append(zlib.compress(kernel))
         lines.append(f"{name} {len(packed[-1])} {len(kernel)} {cache.checksum(kernel).decode()}")
     index = "\n".join(lines).encode()
-    head = b"md4 kernels 1 %b %d\n" % (cache.checksum(index), len(index))
     with replacing(path) as beside, open(beside, "wb") as file:
-        file.writelines([head, index, *packed])
+        file.writelines([b"md4 kernels 1 %b %d\n" % (cache.checksum(index), len(index)), index, *packed])
 
 
 class Bundle:
@@ -73,7 +72,7 @@ class Bundle:
     """
 
     def __init__(self, path, architecture=None):
-        self.path = path
+        self.path, self.entries = path, {}
         with open(path, "rb") as file:
             head = HEAD.fullmatch(file.readline(LONGEST_HEAD))
             index = file.read(int(head[2])) if head else b""
@@ -81,8 +80,7 @@ class Bundle:
         if not head or cache.checksum(index) != head[1]:
             raise ValueError("is damaged, or was not written by `md4 warmup --export`")
         facts, *lines = index.decode("ascii", "replace").split("\n")
-        self.architecture = checked_facts(facts.split(" "), architecture)
-        self.entries = {}
+        self.architecture = checked_facts(*facts.split(" "), wanted=architecture)
         for line in lines:
             entry = ENTRY.fullmatch(line)
             if not entry:
@@ -104,17 +102,16 @@ class Bundle:
         return kernel if cache.checksum(kernel) == check else None
 
 
-def checked_facts(found, architecture):
-    """The architecture in the first line of an index, if the kernels can be used here; ValueError otherwise."""
-    *made, theirs = found
-    *ours, _ = made_for(theirs)
-    if made[:1] != ours[:1] or cache.IMPORTED is None:
+def checked_facts(source, cuda="", found="", *more, wanted=None):
+    """The architecture in the first line of an index, if its kernels can be used here; ValueError if not."""
+    ours, our_cuda = made_for()
+    if source != ours or cache.IMPORTED is None:
         raise ValueError("holds kernels of another version of md4")
-    if made != ours:
-        raise ValueError(f"holds kernels made by CUDA {' '.join(made[1:])}, but md4 is installed with CUDA {ours[1]}")
-    if theirs != (architecture or theirs) or not re.fullmatch(r"sm_\d{2,4}", theirs, re.ASCII):
-        raise ValueError(f"holds kernels for {theirs}, not for {architecture or 'an architecture'}")
-    return theirs
+    if cuda != our_cuda:
+        raise ValueError(f"holds kernels made by CUDA {cuda}, but md4 is installed with CUDA {our_cuda}")
+    if more or found != (wanted or found) or not ARCHITECTURE.fullmatch(found):
+        raise ValueError(f"holds kernels for {' '.join([found, *more])}, not for {wanted or 'an architecture'}")
+    return found
 
 
 # the package md4-kernels ----------------------------------------------------------------------------------------------
@@ -132,9 +129,7 @@ def installed(architecture):
         try:
             if not cache.is_trusted(path.stat()) and not as_the_source(path.stat()):
                 raise ValueError("can be written by others")
-            found = Bundle(path, architecture)
-            log.debug("%d kernels are in %s", len(found.entries), path)
-            return found
+            return Bundle(path, architecture)
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
