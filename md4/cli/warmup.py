@@ -35,7 +35,7 @@ def warm_up(backend, arch, listed, export, lmax, kinds, jobs, pure, basis, auxil
         return listing(done)
     compile_ahead(BESIDE)
     seconds = perf_counter() - start
-    text = f"{len(done.missing)} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} in the cache"
+    text = f"{len(done.missing)} kernels compiled in {seconds:.1f} s by {done.jobs} processes, {done.kept} were there"
     return text if export is None else f"{text}\n{exported(done, export)}"
 
 
@@ -69,5 +69,5 @@ def listing(done):
     times = sorted(((expected_seconds(variant), variant.name) for variant in done.missing), reverse=True)
     lines = [f"{seconds:6.1f} s  {name}" for seconds, name in times]
     total = sum(seconds for seconds, _ in times)
-    text = f"{len(times)} kernels would be compiled, {done.kept} are in the cache; about {total:.0f} s of a processor"
+    text = f"{len(times)} kernels would be compiled, {done.kept} are there; about {total:.0f} s of a processor"
     return "\n".join([*lines, f"{text}, {total / done.jobs:.0f} s with {done.jobs} processes"])

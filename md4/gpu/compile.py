@@ -148,6 +148,7 @@ def load_kernel(variant, capability):
         loaded = kernel_in(cubin, entry)
         if loaded is not None:
             return loaded
+        log.debug("the driver refuses the machine code of %s that was kept", variant.name)
     return None
 
 

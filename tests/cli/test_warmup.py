@@ -124,7 +124,7 @@ def test_kernels_for_other_machines(tmp_path, kernels_package):
     assert len(made) > 10
     assert warmup("second", "--import", str(file)).startswith(f"{len(made)} kernels for sm_90 read from {file}")
     assert kernels("second") == made
-    nothing = re.compile(rf"0 kernels compiled in .*, {len(made)} in the cache")
+    nothing = re.compile(rf"0 kernels compiled in .*, {len(made)} were there")
     assert nothing.match(warmup("second", *HYDROGEN))
     assert nothing.match(warmup("third", *HYDROGEN, path=kernels_package.parent))
     assert kernels("third") == {}
@@ -191,7 +191,7 @@ def test_a_list(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     assert main(["warmup", "He 0 0 0", "--basis", "sto-3g", "--arch", "sm_90", "--list", "--jobs", "2"]) == 0
     *kernels, last, _ = capsys.readouterr().out.splitlines()
-    assert last.startswith(f"{len(kernels)} kernels would be compiled, 0 are in the cache; about ")
+    assert last.startswith(f"{len(kernels)} kernels would be compiled, 0 are there; about ")
     assert any("scatter_block-s8" in line for line in kernels)
     assert not list(tmp_path.rglob("*.kernel"))
 
