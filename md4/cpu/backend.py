@@ -11,8 +11,8 @@ from copy import copy
 import numpy as np
 
 from md4.cpu.algebra import HostAlgebra
-from md4.cpu.emit.vectors import LANES
 from md4.cpu.derivatives import DerivativeTensor
+from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import Groups, make_groups
 from md4.cpu.h_matrices import BOTH, make_h
 from md4.cpu.run import OUT, Extent, OwnList, run_lists, sizes_of_pairs, work_of

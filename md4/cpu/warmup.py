@@ -98,10 +98,9 @@ def of_integrals(name, kind):
         return fill_blocks(kind), (tasks, lists, integers, 0.0, 0.0, kind_table(kind), of["work"])
     if name == "copy":
         return copy_blocks(), (items, tasks, lists, numbers, 0)
-    if name == "scatter":
-        return scatter_blocks(kind), (items, tasks, lists, numbers, True, integers, numbers)
-    if name == "derivatives":
-        return derivative_scatter(), (items, tasks, lists, numbers, True, integers, numbers)
+    if name in ("scatter", "derivatives"):
+        loop = scatter_blocks(kind) if kind else derivative_scatter()
+        return loop, (items, tasks, lists, numbers, True, integers, numbers)
     if name == "digest":
         return digest_blocks(), (items, tasks, lists, numbers, matrices, matrices, numbers, matrices, matrices)
     more = matrices, of["four"], matrices, of["four"], matrices, of["work"]
