@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from md4.contract.densities import checked_densities
 from md4.contract.frame import Frame
-from md4.contract.gradient import FACTOR, energy_terms, product_terms
+from md4.contract.gradient import FACTOR, check_real, energy_terms, product_terms
 from md4.contract.ranks import collective, ranks_of
 from md4.contract.screening import PairList, Statistics
 from md4.contract.team import Team
@@ -350,6 +350,64 @@ class JK:
 
         return self._gradient(terms, omega, tolerance)
 
+    @locked
+    @collective
+    def derivative_jk(
+        self, dm: Densities, hermi: int = 0, with_j: bool = True, with_k: bool = True, omega: float | None = None,
+        tolerance: float | None = None,
+    ) -> JKPair:  # fmt: skip
+        """J and K whose first function is derived by the position of its electron, as `get_jk` of PySCF's gradients.
+
+            vj[x]_ij = -sum_kl (nabla_x i j|kl) D_lk          vk[x]_il = -sum_jk (nabla_x i j|kl) D_jk
+
+        For forces alone `gradient` takes a fraction of the time. These too are made on the CPU.
+
+        Parameters
+        ----------
+        dm : array_like, shape (nao, nao) or (n, nao, nao)
+            Real, of any symmetry; `hermi` is for PySCF's sake.
+        with_j, with_k, omega
+            As in `get_jk`.
+        tolerance : float, optional
+            A shell quartet is left out only if it adds less than this to each element; by default `direct_scf_tol`.
+
+        Returns
+        -------
+        vj, vk : ndarray, shape (3, nao, nao) or (n, 3, nao, nao), in Hartree/Bohr; None if not requested
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, MemoryLimitError
+            As for `gradient`.
+        """
+        self._follow_molecule()
+        check_order(4 * self.basis.lmax + 1)
+        densities, shape, _, with_j, with_k, operator, limit = self._agreed(
+            "derivative_jk", dm, hermi, with_j, with_k, omega, tolerance
+        )
+        check_real(densities)
+        host = self._on_host()
+        with host.engine.lock:
+            found = [host._frame.sums(this) for this in host._derivatives_of(densities, with_j, with_k, operator, limit)]
+        shape = (*shape[:-2], 3, *shape[-2:])
+        return tuple(this.reshape(shape) if wanted else None for this, wanted in zip(found, (with_j, with_k)))
+
+    def _derivatives_of(self, densities, with_j, with_k, operator, limit):
+        """J and K of derivatives, each (3 n, nao, nao), for agreed arguments, on the CPU."""
+        backend, forces = self.engine.backend, self._forces_of_lists()
+        made = backend.with_operator(operator).sums.derivatives(self.basis, forces.lists)
+        densities = self._frame.densities(np.require(densities, np.float64, LAYOUT))
+        found = made.run(densities, with_j, with_k, limit, self.ranks.rank, self.ranks.size)
+        self.ranks.sum(found)
+        return [this.reshape(-1, *this.shape[-2:]) for this in found]
+
+    def _forces_of_lists(self):
+        """What gradients need of the lists, which are made if they are missing."""
+        self._make_lists()
+        if self._forces is None:
+            self._forces = self.engine.backend.sums.forces(self.basis, self.lists)
+        return self._forces
+
     def _gradient(self, terms, omega, tolerance):
         """The gradient for a function that returns checked `Terms`."""
         self._follow_molecule()
@@ -381,15 +439,12 @@ class JK:
         """(gradient, statistics) for agreed arguments, on the CPU."""
         start, stats = time.perf_counter(), Statistics()
         with self.engine.lock:
-            self._make_lists()
-            backend = self.engine.backend
-            if self._forces is None:
-                self._forces = backend.sums.forces(self.basis, self.lists)
+            backend, forces = self.engine.backend, self._forces_of_lists()
             share = self.ranks.rank, self.ranks.size
             with Progress(
-                self._forces.seconds() / share[1], enabled=self.progress if share[0] == 0 else False, label="Forces"
+                forces.seconds() / share[1], enabled=self.progress if share[0] == 0 else False, label="Forces"
             ) as bar:
-                found, stats.computed, left_out = self._forces.run(
+                found, stats.computed, left_out = forces.run(
                     backend.with_operator(operator), self._frame.densities(densities), *factors, tolerance, *share,
                     bar.report,
                 )  # fmt: skip

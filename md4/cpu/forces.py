@@ -37,21 +37,24 @@ class ForceList:
     ----------
     derivatives : tuple of int
         By all centres that pairs have: single shells have one.
+    largest : ndarray, shape (npair,)
+        (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
     bounds, derivative_bounds : ndarray, shape (npair,)
         f_ab (sum_ab (ab|ab))^1/2, or an upper bound of it, and that of the largest derivative, in the order of the
         groups.
     """
 
     def __init__(self, backend, given):
-        self.prepared = prepared = given.prepared
-        self.pairs, self.groups = prepared.pairs, prepared.data
+        self.given, self.prepared = given, given.prepared
+        self.pairs, self.groups = given.prepared.pairs, given.prepared.data
         self.derivatives = OF_A if self.pairs.single else OF_A + OF_B
         self.derived = self.pairs.derived(self.derivatives)
         factor = np.where(self.pairs.pairs[:, 0] == self.pairs.pairs[:, 1], 1.0, 2.0)
-        largest = factor * largest_norms(backend, self.derived)
+        self.largest = largest_norms(backend, self.derived)
         order, rows = self.groups.order, min(self.pairs.na, self.pairs.nb)
         # the norm of all of a matrix from the largest norm of its rows and columns
-        self.bounds, self.derivative_bounds = (factor * sqrt(rows) * given.exact)[order], largest[order]
+        self.bounds = (factor * sqrt(rows) * given.exact)[order]
+        self.derivative_bounds = (factor * self.largest)[order]
 
     @cached_property
     def of_groups(self):

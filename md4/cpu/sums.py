@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from md4.cpu.derivative_matrices import HostDerivatives
 from md4.cpu.digestion import digest_blocks
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.forces import HostForces
@@ -65,6 +66,10 @@ class HostSums:
     def forces(self, basis, lists):
         """Gradients; see `HostForces`."""
         return HostForces(self.backend, basis, lists)
+
+    def derivatives(self, basis, lists):
+        """J and K of derivatives; see `HostDerivatives`."""
+        return HostDerivatives(self.backend, basis, lists)
 
     def coulomb_bytes(self, pairs):
         """Bytes of D and J of a list for one density matrix, also in lanes, where each thread has a J of its own."""
