@@ -8,7 +8,8 @@ import numpy as np
 
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_sums, workspace, z_tiles
-from md4.cpu.groups import Groups, aligned_empty, functions_of, h_elements, plain_layout
+from md4.cpu.groups import BLOCK, FIELD, Groups, aligned_empty, functions_of, h_elements, plain_layout
+from md4.cpu.hermite_coulomb import HostCoulomb
 from md4.cpu.h_matrices import make_h, numbers_of, shape_of
 from md4.cpu.run import TASKS, THREAD_WORK, WORK_SECONDS, ZEROS_COST, Extent, Lists, OwnList
 from md4.cpu.threads import number_of_threads, run_all, run_threads
@@ -112,7 +113,7 @@ class HostForces:
     """
 
     def __init__(self, backend, basis, lists):
-        self.basis, self.lock = basis, Lock()
+        self.backend, self.basis, self.lock = backend, basis, Lock()
         self.lists = [ForceList(backend, this) for this in lists]
         self.degree = 1 + 2 * max(this.pairs.l for this in self.lists)
 
@@ -139,18 +140,18 @@ class HostForces:
         left_out : ndarray, shape (2,)
             The sum of the bounds of those that were left out, and the sum of their squares.
         """
-        norms = block_norms(self.basis, densities)
-        highest = norms.max(axis=2)
         found = [np.zeros((len(this.pairs), 6)) for this in self.lists]
         left_out, quartets = np.zeros(2), 0
-        for these in self.batches(backend):
-            lists = Lists(self.basis.ao_loc)
-            table, kets = self.tables(lists, these)
-            work = [self.work_of(this, these) for this in self.lists]
-            threads = int(max(1, min(number_of_threads(), sum(map(np.sum, work)) // THREAD_WORK)))
-            tasks = self.tasks(backend, work, threads)[part::parts]
-            arguments = table, kets, np.array(these), tolerance, densities, coulomb, exchange, norms, highest
-            quartets += self.threads(backend, tasks, threads, arguments, found, left_out, report)
+        for terms in divided(densities, coulomb, exchange):
+            norms = block_norms(self.basis, terms[0])
+            for these in self.batches(backend):
+                lists = Lists(self.basis.ao_loc)
+                numbers, *tables = self.tables(lists, these, None if terms[2].any() else terms[0][0])
+                work = [self.work_of(this, these) for this in self.lists]
+                threads = int(max(1, min(number_of_threads(), sum(map(np.sum, work)) // THREAD_WORK)))
+                tasks = self.tasks(backend, work, threads)[part::parts]
+                arguments = *tables, numbers, tolerance, *terms, norms, norms.max(axis=2)
+                quartets += self.threads(backend, tasks, threads, arguments, found, left_out, report)
         gradient = np.zeros((self.basis.nshell, 3))
         for this, values in zip(self.lists, found):
             np.add.at(gradient, this.pairs.pairs[:, 0], values[:, :3])
@@ -176,14 +177,26 @@ class HostForces:
             used += need
         yield batch
 
-    def tables(self, lists, these):
-        """The tables of lists and of kets for `reverse_lanes`; only the lists `these` have H matrices."""
+    def tables(self, lists, these, density=None):
+        """The numbers of the ket lists `these`, and tables of lists and of kets for `reverse_lanes`.
+
+        Kets have H matrices, or with a density the D_q of it in their place.
+        """
         for number, this in enumerate(self.lists):
-            lists.number(this.prepared if number in these else OwnList(this.pairs, this.groups, NO_MATRICES))
+            with_h = number in these and density is None
+            lists.number(this.prepared if with_h else OwnList(this.pairs, this.groups, NO_MATRICES))
+        if density is not None:
+            coulomb = HostCoulomb(self.backend, self.basis, 2 * density[None])
+            coulomb.load([self.lists[number].prepared for number in these])
+            for number in these:
+                row = dict(zip(FIELD._fields, lists.rows[number]))
+                lists.rows.append(density_row(row, lists, coulomb.sides[self.lists[number].prepared].lane_density))
         kets = [
-            [lists.address(array) for array in (this.pairs.pairs, this.bounds, *this.of_groups)] for this in self.lists
+            [lists.address(array) for array in (this.pairs.pairs, this.bounds, *this.of_groups)]
+            for this in [*self.lists, *(self.lists[number] for number in these if density is not None)]
         ]
-        return lists.table(), np.array(kets, dtype=np.int64).reshape(-1, KET.size)
+        numbers = these if density is None else range(len(self.lists), len(lists.rows))
+        return np.array(numbers), lists.table(), np.array(kets, dtype=np.int64).reshape(-1, KET.size)
 
     def work_of(self, this, these):
         """Work of each bra pair of a list, in the order of its groups, in vector operations, without screening."""
@@ -273,6 +286,27 @@ class HostForces:
         values = of_prims.transpose(0, 2, 1).reshape(-1, len(this.derivatives))[: len(prims)]
         np.add.at(of_pairs[:, : len(this.derivatives)], np.repeat(np.arange(last - first), counts), values)
         return of_pairs, quartets
+
+
+def divided(densities, coulomb, exchange):
+    """The terms of gradients that are made together: all, or one density after the other without exchange."""
+    if exchange.any():
+        yield densities, coulomb, exchange
+        return
+    for s in range(len(densities)):
+        yield densities[s : s + 1], coulomb[s : s + 1], exchange[s : s + 1]
+
+
+def density_row(row, lists, density):
+    """The row of a list, a dict, with one row of H: the density of a list in lanes, shape (1, nvector, nherm, LANES)."""
+    count = row["nherm"]
+    edges = np.append(np.arange(0, count, BLOCK), count).astype(np.int32)
+    sequence, columns = np.zeros(1, dtype=np.int64), np.arange(count, dtype=np.int32)
+    changed = {
+        "nab": 1, "nb": 0, "elements": count, "sequence": lists.address(sequence), "columns": lists.address(columns),
+        "rows": lists.address(edges), "lane_h": lists.address(density),
+    }  # fmt: skip
+    return tuple({**row, **changed}.values())
 
 
 class NoMatrices:

@@ -12,6 +12,9 @@ With H^{A_i} of `md4.method.derivatives`, and all ket pairs of each bra pair,
 
 are the derivatives by the centres of the bra. Those of the ket follow when the lists have changed roles, and the factor
 2 of these is in Gamma. So no integral of a derivative is made, and no sum depends on the order in which threads work.
+
+Without exchange Gamma is a product, and U is made of one row only, the density of the ket in the Hermite basis: with
+D_q = sum_cd f_cd D_cd H[cd, q] in place of H, steps 1 and 2 are those of J alone (`md4.method.hermite_coulomb`).
 """
 
 from functools import cache
@@ -86,6 +89,15 @@ def gather(matrix, row, rows, columns, count, out):
         for lane in range(LANES):
             for n in range(count):
                 out[(r * count + n) * LANES + lane] = matrix[row + r, columns[lane] + n]
+
+
+@part
+def gamma_of_bra(density, factor, a0, b0, na, nb, gamma):
+    """Gamma of a bra pair with ket pairs whose H is already multiplied by the density."""
+    factor = factor if a0 == b0 else 2 * factor
+    for a in range(na):
+        for b in range(nb):
+            store(gamma, (a * nb + b) * LANES, broadcast(factor * density[a0 + a, b0 + b]))
 
 
 @part
@@ -259,7 +271,7 @@ def reverse_lanes(
     tolerance : float
         A group of ket pairs is left out if the bounds of all its quartets are smaller.
     densities, coulomb, exchange : ndarray, shapes (n, nao, nao), (n,) and (n,)
-        D, j and k.
+        D, j and k. Ket lists without functions d have the D_q of the first one as their one row of H.
     norms, highest : ndarray, shapes (n, nshell, nshell) and (n, nshell)
         |D_ab|, and the largest of each row.
     work : Workspace
@@ -331,10 +343,13 @@ def reverse_lanes(
                             (triples[3 * p] * side + triples[3 * p + 1]) * side + triples[3 * p + 2]
                         ) * LANES
                     ready = True
-                make_gamma(
-                    densities, coulomb, exchange, a0, b0, first_c, first_d, (na, nb, nc, nd), weights, work.densities,
-                    work.gamma,
-                )  # fmt: skip
+                if nd > 0:
+                    make_gamma(
+                        densities, coulomb, exchange, a0, b0, first_c, first_d, (na, nb, nc, nd), weights,
+                        work.densities, work.gamma,
+                    )  # fmt: skip
+                else:
+                    gamma_of_bra(densities[0], coulomb[0], a0, b0, na, nb, work.gamma)
                 add_to_z(bra, ket, (i0, i1), (vectors[g], vectors[g + 1]), l, count, tiles, parameter, table, work)
                 quartets += here
         for i in range(i1 - i0):
