@@ -11,6 +11,7 @@ from md4.cpu.compile import Loop, helper
 from md4.cpu.emit.vectors import LANES, integers
 from md4.cpu.groups import FIELD, TASK
 from md4.cpu.run import run_lists
+from md4.cpu.targets import ListTensor
 from md4.method import scatter
 from md4.support.locks import once
 
@@ -36,55 +37,56 @@ def derivative_places(this, pair, box, out):
 
 
 @helper
-def pair_places(this, pair, in_triangle, box, out):
-    """Where the tensor has the functions of a shell pair, out[(c, d), 2]; -1 where it has them not, or only once."""
-    aos, nc, nd = integers(this[FIELD.aos], 1), this[FIELD.na], this[FIELD.nb]
+def pair_places(this, pair, in_triangle, box, rows, places):
+    """Rows (c, d) of a shell pair and where the tensor has them, each place once; returns how many there are."""
+    aos, nc, nd, count = integers(this[FIELD.aos], 1), this[FIELD.na], this[FIELD.nb], 0
     c0, d0 = aos[2 * pair], aos[2 * pair + 1]
-    for row in range(nc * nd):
-        c, d = row // nd, row % nd
-        for n in range(2):
-            k, l = (c0 + c - box[2], d0 + d - box[3]) if n == 0 else (d0 + d - box[2], c0 + c - box[3])
-            place = k * box[6] + l
-            inside = 0 <= k < box[5] and 0 <= l < box[6]
+    for turned in range(1 if in_triangle else 2):
+        for row in range(nc * nd):
+            c, d = row // nd, row % nd
+            if c0 == d0 and (c < d or (turned > 0 and c == d)):
+                continue
+            k, l = (d0 + d - box[2], c0 + c - box[3]) if turned > 0 else (c0 + c - box[2], d0 + d - box[3])
+            place, inside = k * box[6] + l, 0 <= k < box[5] and 0 <= l < box[6]
             if in_triangle:
                 place = triangle(k, l) - box[10]
-                inside = n == 0 and 0 <= place < box[11]
-            out[row, n] = place * box[8] if inside and not (c0 == d0 and c < d) else -1
+                inside = 0 <= place < box[11]
+            if inside:
+                rows[count], places[count] = row, place * box[8]
+                count += 1
+    return count
 
 
 def scatter_derivatives(items, tasks, lists, blocks, in_triangle, box, out):
     """Writes blocks of derivatives with the sign of the nabla to a tensor; see `DerivativeLayout.box`."""
     most = lists[:, FIELD.nab].max()
-    of_ab, of_cd = np.empty(most, np.int64), np.empty((most, 2), np.int64)
+    of_ab, of_cd, rows = np.empty(most, np.int64), np.empty(2 * most, np.int64), np.empty(2 * most, np.int64)
     for item in range(len(items)):
         task = tasks[items[item, 0]]
         bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
         order_bra, order_ket = integers(bra[FIELD.order], 1), integers(ket[FIELD.order], 1)
-        width, one = ket[FIELD.width], order_bra[items[item, 1]]
+        width, one, columns = ket[FIELD.width], order_bra[items[item, 1]], ket[FIELD.nab] * LANES
         first = items[item, 2] * (LANES // width)
         for pair in range(min(LANES // width, ket[FIELD.npair] - first)):
             other, at = order_ket[first + pair], items[item, 3] + pair * width
             if bra[FIELD.first] > 0:
-                nab, ncd, step_ab, step_cd = bra[FIELD.nab], ket[FIELD.nab], ket[FIELD.nab] * LANES, LANES
+                nab, step_ab, step_cd = bra[FIELD.nab], columns, LANES
                 derivative_places(bra, one, box, of_ab)
-                pair_places(ket, other, in_triangle, box, of_cd)
+                count = pair_places(ket, other, in_triangle, box, rows, of_cd)
             else:
-                nab, ncd, step_ab, step_cd = ket[FIELD.nab], bra[FIELD.nab], LANES, ket[FIELD.nab] * LANES
+                nab, step_ab, step_cd = ket[FIELD.nab], LANES, columns
                 derivative_places(ket, other, box, of_ab)
-                pair_places(bra, one, in_triangle, box, of_cd)
+                count = pair_places(bra, one, in_triangle, box, rows, of_cd)
             for ab in range(nab):
-                for cd in range(ncd if of_ab[ab] >= 0 else 0):
-                    value = -blocks[at + ab * step_ab + cd * step_cd]
-                    for n in range(2):
-                        if of_cd[cd, n] >= 0:
-                            out[of_ab[ab] + of_cd[cd, n]] = value
+                for n in range(count if of_ab[ab] >= 0 else 0):
+                    out[of_ab[ab] + of_cd[n]] = -blocks[at + ab * step_ab + rows[n] * step_cd]
 
 
 derivative_scatter = once(lambda: Loop(scatter_derivatives))
 
 
-class DerivativeTensor:
-    """Derivatives of an AO tensor in host memory, which take whole lists; see `md4.backends.ListTarget`.
+class DerivativeTensor(ListTensor):
+    """Derivatives of an AO tensor in host memory, which take whole lists.
 
     Parameters
     ----------
@@ -96,7 +98,7 @@ class DerivativeTensor:
 
     def __init__(self, backend, layout, out):
         self.backend, self.layout, self.out = backend, layout, out
-        self.flat = out.reshape(-1)
+        self.write, self.flat = derivative_scatter(), out.reshape(-1)
 
     def take(self, pairs, basis, tolerance=0.0, report=None):
         """Makes the integrals of all `ListPair`, whose bra are derivatives, and writes each to all its places."""
@@ -105,8 +107,4 @@ class DerivativeTensor:
 
     def scatter(self, thread, items, tasks, lists, blocks):
         """Writes blocks; threads may do so at the same time, since no place belongs to two of them."""
-        derivative_scatter()(items, tasks, lists, blocks, self.layout.in_triangle, self.layout.box, self.flat)
-
-    def result(self):
-        """The tensor."""
-        return self.out
+        self.write(items, tasks, lists, blocks, self.layout.in_triangle, self.layout.box, self.flat)
