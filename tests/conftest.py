@@ -1,5 +1,6 @@
 """Fixtures of all tests: the two backends, and the arithmetic units of the GPU; threads and workers."""
 
+import logging
 import os
 from fnmatch import fnmatchcase
 from math import inf
@@ -85,6 +86,14 @@ def races(request, monkeypatch):
     """The emulated GPU looks for races where a test asks for it, or with the option --races."""
     if request.node.get_closest_marker("races") or request.config.getoption("--races"):
         monkeypatch.setattr("emulator.host.RACES", True)
+
+
+@pytest.fixture
+def root_log():
+    """For tests that call geomeTRIC, which sets Python's logging for the whole process."""
+    handlers, level = list(logging.root.handlers), logging.root.level
+    yield
+    logging.root.handlers[:], logging.root.level = handlers, level
 
 
 @pytest.fixture(scope="session")

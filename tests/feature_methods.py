@@ -1,7 +1,7 @@
 """Rows of what starts from a mean-field object: properties, excited states, correlation, solvents."""
 
 import numpy as np
-from feature_rows import DERIVATIVES, FITTED, FLUORIDE, cation, energy, water
+from feature_rows import DERIVATIVES, FITTED, FLUORIDE, FORCES, cation, energy, water
 from features import PAGE, TENSOR, filled, plain, row
 from molecules import molecule
 from pyscf import adc, df, fci, mcpdft, mp, mrpt
@@ -12,7 +12,7 @@ import md4
 
 HYDRIDE = "Li 0 0 0; H 0 0 1.6"
 FITTED_DERIVATIVES = "derivatives of `int3c2e`"
-# A gradient of PySCF needs Schwarz bounds as well.
+# Of correlated methods. The Schwarz bounds are integrals as well.
 GRADIENT = f"`int2e`, {DERIVATIVES}"
 
 
@@ -43,14 +43,19 @@ def fitted(attach):
 PROPERTIES = "Properties and geometries"
 
 
-@row(PROPERTIES, "gradients of Hartree-Fock", pyscf=GRADIENT, tol=1e-7)
+@row(PROPERTIES, "gradients of Hartree-Fock", md4=FORCES, tol=1e-7)
 def gradients(attach):
     return converged(attach).Gradients().set(verbose=0).kernel()
 
 
-@row(PROPERTIES, "gradients of Kohn-Sham, UKS B3LYP", pyscf=GRADIENT, tol=1e-6)
+@row(PROPERTIES, "gradients of Kohn-Sham, UKS B3LYP", md4=FORCES, tol=1e-6)
 def gradients_of_functional(attach):
     return converged(attach, "UKS", cation(), "b3lyp").Gradients().set(verbose=0).kernel()
+
+
+@row(PROPERTIES, "gradients of a range-separated functional, ROKS CAM-B3LYP", md4=FORCES, tol=1e-6)
+def gradients_of_long_range(attach):
+    return converged(attach, "ROKS", cation(), "camb3lyp").Gradients().set(verbose=0).kernel()
 
 
 @row(PROPERTIES, "gradients with `density_fit()`", md4=FITTED, tol=1e-7,
@@ -64,21 +69,21 @@ def hessian(attach):
     return converged(attach, mol=molecule(FLUORIDE, "sto-3g")).Hessian().set(verbose=0).kernel()
 
 
-@row(PROPERTIES, "geometries by geomeTRIC (`geometric`)", pyscf=GRADIENT, tol=1e-4, needs="geometric")
+@row(PROPERTIES, "geometries by geomeTRIC (`geometric`)", md4=FORCES, tol=1e-4, needs="geometric")
 def by_geometric(attach):
     from pyscf.geomopt.geometric_solver import optimize
 
     return optimize(attach(solver("RHF", molecule(FLUORIDE, "sto-3g"))), maxsteps=20).atom_coords()[1]
 
 
-@row(PROPERTIES, "geometries by PyBerny (`pyberny`)", pyscf=GRADIENT, tol=1e-4, needs="berny")
+@row(PROPERTIES, "geometries by PyBerny (`pyberny`)", md4=FORCES, tol=1e-4, needs="berny")
 def by_berny(attach):
     from pyscf.geomopt.berny_solver import optimize
 
     return np.ptp(optimize(attach(solver("RHF", molecule(FLUORIDE, "sto-3g")))).atom_coords(), axis=0)
 
 
-@row(PROPERTIES, "molecular dynamics (`pyscf.md`)", pyscf=GRADIENT, tol=1e-6)
+@row(PROPERTIES, "molecular dynamics (`pyscf.md`)", md4=FORCES, tol=1e-6)
 def dynamics(attach):
     from pyscf import md
 
@@ -103,7 +108,7 @@ def excitations_of_functionals(attach):
             for xc in ("b3lyp", "camb3lyp")]  # fmt: skip
 
 
-@row(EXCITED, "gradients of TDDFT", pyscf=GRADIENT, tol=1e-5)
+@row(EXCITED, "gradients of TDDFT", md4="J and K, derivatives of J and K", tol=1e-5)
 def gradients_of_excited(attach):
     td = converged(attach, "RKS", xc="pbe0").TDA().set(verbose=0, nstates=2, conv_tol=1e-10).run()
     return td.Gradients().set(verbose=0).kernel(state=1)
@@ -205,8 +210,8 @@ for name, add, made in (
         return energy(mf)
 
 
-@row(SOLVENTS, "gradients with PCM", tol=1e-6,
-     pyscf=f"`int2c2e`, `int2e`, `int3c2e`, {DERIVATIVES}, {FITTED_DERIVATIVES}")  # fmt: skip
+@row(SOLVENTS, "gradients with PCM", md4=FORCES, tol=1e-6,
+     pyscf=f"`int2c2e`, `int3c2e`, {FITTED_DERIVATIVES}")  # fmt: skip
 def gradients_in_solvent(attach):
     mf = attach(solver("RHF", water())).PCM()
     mf.with_solvent.verbose = 0

@@ -14,6 +14,7 @@ from solvers import solver
 OXYGEN = "O 0 0 0; O 0 0 1.2"
 FLUORIDE = "H 0 0 0; F 0 0 0.95"
 FITTED, DERIVATIVES = "density fitting", "derivatives of `int2e`"
+FORCES = "J and K, forces"
 
 
 def water(basis="sto-3g", **options):
@@ -113,7 +114,7 @@ def field(attach):
     return [energy(mf), *mf.dip_moment(verbose=0)]
 
 
-@row(MOLECULES, "QM/MM: point charges", tol=1e-7, pyscf=f"`int2e`, {DERIVATIVES}")
+@row(MOLECULES, "QM/MM: point charges", md4=FORCES, tol=1e-7)
 def charges(attach):
     from pyscf import qmmm
 

@@ -70,7 +70,7 @@ class Row:
     def attach(self, mf, backend):
         """md4 with direct builds, as those of large molecules, unless the tensor matters or PySCF the memory."""
         mf = md4.attach(mf, backend=backend)
-        return mf.set(max_memory=0) if self.md4 == "J and K" and not self.kept else mf
+        return mf if self.kept or "density fitting" in self.md4 else mf.set(max_memory=0)
 
     def makers(self, backend):
         """What `counted` must find."""
@@ -148,6 +148,8 @@ def counted():
         patch.setattr(ctypes.CDLL, "__getattr__", looked_up)
         watched(md4.pyscf.scf.MD4SCF, "_md4_get_jk", "J and K")
         watched(md4.pyscf.tensors.Tensors, "fitting", "density fitting")
+        watched(md4.JK, "gradient", "forces")
+        watched(md4.JK, "derivative_jk", "derivatives of J and K")
         yield makers
 
 

@@ -160,8 +160,9 @@ class JK:
         own = {"the operator": self._operator_of(molecule), "direct_scf_tol": self.direct_scf_tol}
         self.ranks.same({**common_facts(basis), **team.facts(), **frame.facts(), **own})
         team.count()
-        new = {"mol": molecule, "_made_for": found, "basis": basis, "_frame": frame, "team": team, "_last": None}
-        self.__dict__.update(new, stats=Statistics(), _ends=ends, _host=None)  # all at once, since an interrupt may come in between
+        new = {"mol": molecule, "_made_for": found, "basis": basis, "_frame": frame, "team": team, "_ends": ends}
+        new |= {"stats": Statistics(), "_last": None, "_host": None}
+        self.__dict__.update(new)  # all at once, since an interrupt may come in between
 
     def _follow_molecule(self):
         """Makes all anew if the molecule was changed in place."""
@@ -388,7 +389,8 @@ class JK:
         check_real(densities)
         host = self._on_host()
         with host.engine.lock:
-            found = [host._frame.sums(this) for this in host._derivatives_of(densities, with_j, with_k, operator, limit)]
+            made = host._derivatives_of(densities, with_j, with_k, operator, limit)
+            found = [host._frame.sums(this) for this in made]
         shape = (*shape[:-2], 3, *shape[-2:])
         return tuple(this.reshape(shape) if wanted else None for this, wanted in zip(found, (with_j, with_k)))
 

@@ -63,9 +63,9 @@ def product_terms(left, right, coulomb, exchange, nao):
         raise ArgumentError(f"left and right must have the same shape, not {shape} and {other}.")
     check_real(left)
     check_real(right)
-    factors = [checked_factors(name, given, len(left)) for name, given in (("coulomb", coulomb), ("exchange", exchange))]
+    of_pairs = (checked_factors(*given, len(left)) for given in (("coulomb", coulomb), ("exchange", exchange)))
     densities, of_j, of_k = [], [], []
-    for one, two, j, k in zip(left, right, *factors):
+    for one, two, j, k in zip(left, right, *of_pairs):
         for sign in (1, -1):
             x, y = ((this + sign * this.T) / 2 for this in (one, two))
             densities += [(x + y) / 2, (x - y) / 2]

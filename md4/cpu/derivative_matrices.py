@@ -12,6 +12,7 @@ import numpy as np
 from md4.cpu.compile import Loop, part
 from md4.cpu.digestion import gather, scatter
 from md4.cpu.emit.vectors import LANES, broadcast, fma, integers, load, multiply, store, total
+from md4.cpu.forces import pieces
 from md4.cpu.groups import FIELD, TASK, Groups, aligned_empty
 from md4.cpu.h_matrices import make_h
 from md4.cpu.run import OwnList, run_lists
@@ -60,7 +61,8 @@ def digest_derivatives(items, tasks, lists, blocks, densities, with_j, with_k, l
         task = tasks[items[item, 0]]
         bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
         na, nb, nc, nd = bra[FIELD.na], bra[FIELD.nb], ket[FIELD.na], ket[FIELD.nb]
-        order_cd, aos_ab, aos_cd = integers(ket[FIELD.order], 1), integers(bra[FIELD.aos], 1), integers(ket[FIELD.aos], 1)
+        order_cd, aos_ab = integers(ket[FIELD.order], 1), integers(bra[FIELD.aos], 1)
+        aos_cd = integers(ket[FIELD.aos], 1)
         ab, group, width = integers(bra[FIELD.order], 1)[items[item, 1]], items[item, 2], ket[FIELD.width]
         a0, b0, per_group = aos_ab[2 * ab], aos_ab[2 * ab + 1], LANES // width
         lanes = min(per_group, ket[FIELD.npair] - group * per_group) * width
@@ -134,8 +136,8 @@ class HostDerivatives:
 
         # an element of J has a factor 2 n |D|, see `md4.contract.screening`
         scale = 2 * widest * abs(densities).max()
-        pieces = [piece for this in self.lists for piece in self.pieces(this)]
-        for this, where in pieces[part::parts]:
+        some = [(this, where) for this in self.lists for where in pieces(self.backend, this.derived, H_SHARE)]
+        for this, where in some[part::parts]:
             pairs = this.derived[where]
             groups = Groups.of(pairs)
             bra, bounds = OwnList(pairs, groups, make_h(pairs, groups, memory)), scale * this.largest[where]
@@ -148,9 +150,3 @@ class HostDerivatives:
             vj += of_j
             vk += of_k
         return vj, vk
-
-    def pieces(self, this):
-        """(list, slice) of parts of a list whose H matrices of derivatives fit the memory."""
-        share = H_SHARE * self.backend.memory_left() / (self.backend.hermite_bytes(this.derived) + 1)
-        size = max(1, int(min(len(this.pairs), len(this.pairs) * share)))
-        return [(this, slice(n, n + size)) for n in range(0, len(this.pairs), size)]

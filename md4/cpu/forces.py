@@ -6,11 +6,12 @@ from math import sqrt
 
 import numpy as np
 
+from md4.cpu.emit.recurrence import cube_side
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_sums, workspace, z_tiles
 from md4.cpu.groups import BLOCK, FIELD, Groups, aligned_empty, functions_of, h_elements, plain_layout
-from md4.cpu.hermite_coulomb import HostCoulomb
 from md4.cpu.h_matrices import make_h, numbers_of, shape_of
+from md4.cpu.hermite_coulomb import HostCoulomb
 from md4.cpu.run import TASKS, THREAD_WORK, WORK_SECONDS, ZEROS_COST, Extent, Lists, OwnList
 from md4.cpu.threads import number_of_threads, run_all, run_threads
 from md4.errors import MemoryLimitError
@@ -19,9 +20,10 @@ from md4.method.derivatives import OF_A, OF_B
 from md4.support.display import size_text
 from md4.support.locks import Lock
 
-# Shares of the memory that may be used: of H of the ket lists, and of Z of a task.
-H_SHARE, Z_SHARE = 0.5, 0.05
-# Most bytes of Z of a task: it is read once after it was made.
+# Shares of the memory that may be used: of H of the ket lists, of H of derivatives for their norms, and of the
+# workspaces of all threads.
+H_SHARE, NORM_SHARE, WORK_SHARE = 0.5, 0.2, 0.2
+# Most bytes of Z of a task: it is read once after it was made. That of one bra pair may be larger.
 Z_BYTES = 8 << 20
 
 
@@ -75,31 +77,41 @@ class ForceList:
 def largest_norms(backend, derived):
     """(sum_ab (ab|ab))^1/2 of the largest derivative of each pair of a list of derivatives, shape (npair,)."""
     found = np.empty(len(derived))
-    share = 0.2 * backend.memory.room() / (backend.hermite_bytes(derived) + 1)
-    size = max(1, int(min(len(derived), len(derived) * share)))
-    for first in range(0, len(derived), size):
-        piece = derived[first : first + size]
+    for where in pieces(backend, derived, NORM_SHARE):
+        piece = derived[where]
         groups = Groups.of(piece, plain_layout(piece))  # a pair needs all of its primitives in the same lane
-        lists = Lists()
-        lists.number(OwnList(piece, groups, make_h(piece, groups, backend.memory)))
-        functions, out = piece.na * piece.nb, np.zeros((groups.ngroup, len(piece.derivatives), LANES))
-        count, elements = len(functions_of(piece)[0]), h_elements(piece)
-        threads = int(max(1, min(number_of_threads(), groups.ngroup)))
-        edges = np.linspace(0, groups.ngroup, threads + 1).astype(int).tolist()
-        table, triples = lists.table(), functions_of(piece)[1]
-
-        def part_of(thread):
-            work = workspace(backend.memory, 2 * piece.l, max(count, NORM_ROWS), 1, 1, 1, elements)
-            abq = backend.memory.watch(aligned_empty((NORM_ROWS * count * LANES,)))
-            derivative_norms(backend.operator.kind)(
-                table, *edges[thread : thread + 2], functions, triples, backend.operator.parameter, backend.table, abq,
-                work, out,
-            )  # fmt: skip
-
-        run_all(threads, part_of)
-        norms = np.sqrt(np.maximum(out, 0.0).max(axis=1)).reshape(-1)[: len(piece)]
-        found[first + groups.order] = norms
+        squares = norms_of(backend, OwnList(piece, groups, make_h(piece, groups, backend.memory)))
+        found[where.start + groups.order] = np.sqrt(np.maximum(squares, 0.0).max(axis=1)).reshape(-1)[: len(piece)]
     return found
+
+
+def norms_of(backend, piece):
+    """sum_ab (ab|ab) of each derivative of an `OwnList`, shape (ngroup, nderivative, LANES), by all threads."""
+    pairs, lists = piece.pairs, Lists()
+    lists.number(piece)
+    count, functions = len(functions_of(pairs)[0]), pairs.na * pairs.nb
+    out = np.zeros((piece.data.ngroup, len(pairs.derivatives), LANES))
+    table, operator, memory = lists.table(), backend.operator, backend.memory
+    threads = int(max(1, min(number_of_threads(), len(out))))
+    edges = np.linspace(0, len(out), threads + 1).astype(int).tolist()
+
+    def part_of(thread):
+        work = workspace(memory, 2 * pairs.l, max(count, NORM_ROWS), 1, 1, 1, h_elements(pairs))
+        abq = memory.watch(aligned_empty((NORM_ROWS * count * LANES,)))
+        derivative_norms(operator.kind)(
+            table, *edges[thread : thread + 2], functions, functions_of(pairs)[1], operator.parameter, backend.table,
+            abq, work, out,
+        )  # fmt: skip
+
+    run_all(threads, part_of)
+    return out
+
+
+def pieces(backend, pairs, share):
+    """Slices of a list whose H matrices take at most a share of the memory that may be used."""
+    part = share * backend.memory_left() / (backend.hermite_bytes(pairs) + 1)
+    size = max(1, int(min(len(pairs), len(pairs) * part)))
+    return [slice(n, min(n + size, len(pairs))) for n in range(0, len(pairs), size)]
 
 
 class HostForces:
@@ -141,16 +153,16 @@ class HostForces:
             The sum of the bounds of those that were left out, and the sum of their squares.
         """
         found = [np.zeros((len(this.pairs), 6)) for this in self.lists]
-        left_out, quartets = np.zeros(2), 0
+        left_out, quartets, most = np.zeros(2), 0, self.check_memory(backend, densities)
         for terms in divided(densities, coulomb, exchange):
             norms = block_norms(self.basis, terms[0])
             for these in self.batches(backend):
                 lists = Lists(self.basis.ao_loc)
                 numbers, *tables = self.tables(lists, these, None if terms[2].any() else terms[0][0])
                 work = [self.work_of(this, these) for this in self.lists]
-                threads = int(max(1, min(number_of_threads(), sum(map(np.sum, work)) // THREAD_WORK)))
+                threads = int(max(1, min(most, sum(map(np.sum, work)) // THREAD_WORK)))
                 tasks = self.tasks(backend, work, threads)[part::parts]
-                arguments = *tables, numbers, tolerance, *terms, norms, norms.max(axis=2)
+                arguments = *tables, numbers, tolerance, (*terms, norms, norms.max(axis=2))
                 quartets += self.threads(backend, tasks, threads, arguments, found, left_out, report)
         gradient = np.zeros((self.basis.nshell, 3))
         for this, values in zip(self.lists, found):
@@ -211,7 +223,7 @@ class HostForces:
 
     def tasks(self, backend, work, threads):
         """(work, list, first and last bra pair), those of most work first."""
-        most, room = sum(map(np.sum, work)) / (TASKS * threads), min(Z_BYTES, Z_SHARE * backend.memory_left())
+        most, room = sum(map(np.sum, work)) / (TASKS * threads), Z_BYTES
         found = []
         for number, (this, of_pairs) in enumerate(zip(self.lists, work)):
             most_prims = max(1, room // (8 * this.pairs.nab * this.count))
@@ -226,7 +238,7 @@ class HostForces:
         left, done = tasks[::-1], [0]
 
         def worker(_):
-            work = self.workspace(backend)
+            work = workspace(backend.memory, *self.sizes)
             while left:
                 try:
                     seconds, number, first, last = left.pop()
@@ -245,33 +257,43 @@ class HostForces:
         run_threads(max(1, min(threads, len(tasks))), worker, left.clear)
         return done[0]
 
-    def workspace(self, backend):
-        """Memory of a thread."""
-        most = {name: 0 for name in ("u", "gamma", "z", "elements", "functions")}
+    @cached_property
+    def sizes(self):
+        """What `workspace` is asked for each thread: the most that any two lists need."""
         nab, count = (max(n) for n in zip(*((this.pairs.nab, this.count) for this in self.lists)))
         most_z = max(this.pairs.max_prim * this.pairs.nab * this.count for this in self.lists)
-        widest = int(np.diff(self.basis.ao_loc).max())
         elements = max(h_elements(this.pairs) for this in self.lists)
-        sizes = self.degree, nab * count, nab * nab, widest, most_z, elements
-        need = 8 * LANES * (nab * count + nab * nab + most_z)
-        if need > backend.memory_left():
+        return self.degree, nab * count, nab * nab, int(np.diff(self.basis.ao_loc).max()), most_z, elements
+
+    def workspace_bytes(self):
+        """Bytes of the workspace of a thread."""
+        degree, most_u, most_gamma, widest, most_z, _ = self.sizes
+        vectors = most_u + most_gamma + most_z + 5 * widest**2 + cube_side(degree) ** 3
+        return 8 * LANES * vectors + 24 * max(most_u, most_gamma) + max(Z_BYTES, 8 * most_z)
+
+    def check_memory(self, backend, densities):
+        """How many threads there is memory for; MemoryLimitError, before anything is allocated, if for none."""
+        need = self.workspace_bytes()
+        whole = need + 3 * densities.nbytes + max(backend.hermite_bytes(this.pairs) for this in self.lists)
+        if whole > backend.memory_left():
             raise MemoryLimitError(
-                f"the workspace of one thread for gradients takes {size_text(need)}, but "
-                f"{size_text(backend.memory_left())} may be used; raise max_memory."
+                f"gradients of {self.basis!r} take at least {size_text(whole)} (densities, H matrices of one list and "
+                f"the workspace of a thread), but {size_text(backend.memory_left())} may be used; raise max_memory."
             )
-        return workspace(backend.memory, *sizes)
+        return max(1, int(min(number_of_threads(), WORK_SHARE * backend.memory_left() // need)))
 
     def bra(self, backend, number, first, last, arguments, work, left_out):
         """(gradient of each of some bra pairs, shape (npair, 6), number of quartets)."""
-        table, kets, these, tolerance, *densities = arguments
+        table, kets, these, tolerance, terms = arguments
         this = self.lists[number]
         prims = this.groups.primitives_of(this.pairs.start, first, last)
         vectors = -(-len(prims) // LANES)
         z = np.zeros((vectors, this.pairs.nab, this.count, LANES))
         operator = backend.operator
+        tiles = z_tiles(*this.derived.shell_class, this.derived.single, this.derivatives)
         quartets = reverse_sums(operator.kind)(
-            number, first, last, table, kets, these, this.derivative_bounds, functions_of(this.derived)[1],
-            z_tiles(*this.derived.shell_class, this.derived.single, this.derivatives), tolerance, operator.parameter, backend.table, *densities, work, z.reshape(-1), left_out,
+            number, first, last, table, kets, these, this.derivative_bounds, functions_of(this.derived)[1], tiles,
+            tolerance, operator.parameter, backend.table, terms, work, z.reshape(-1), left_out,
         )  # fmt: skip
         members = np.full(vectors * LANES, -1)
         members[: len(prims)] = prims
@@ -298,7 +320,7 @@ def divided(densities, coulomb, exchange):
 
 
 def density_row(row, lists, density):
-    """The row of a list, a dict, with one row of H: the density of a list in lanes, shape (1, nvector, nherm, LANES)."""
+    """The row of a list, a dict, with its density in lanes as one row of H, shape (1, nvector, nherm, LANES)."""
     count = row["nherm"]
     edges = np.append(np.arange(0, count, BLOCK), count).astype(np.int32)
     sequence, columns = np.zeros(1, dtype=np.int64), np.arange(count, dtype=np.int32)

@@ -2,8 +2,9 @@
 
 For E = 1/2 sum_s [ j_s D_ab D_cd - k_s D_ac D_bd ] (ab|cd), a sum over some matrices D, let
 
-    Gamma[ab, cd] = f_ab f_cd sum_s [ j_s D_ab D_cd - k_s/2 (D_ac D_bd + D_ad D_bc) ],   f_ab = 1 if a and b are the same
-                                                                                         shell, else 2.
+    Gamma[ab, cd] = f_ab f_cd sum_s [ j_s D_ab D_cd - k_s/2 (D_ac D_bd + D_ad D_bc) ]
+
+with f_ab = 1 if a and b are the same shell, else 2.
 With H^{A_i} of `md4.method.derivatives`, and all ket pairs of each bra pair,
 
     1.  U[cd, p] = sum_q H[cd, q] [p|q],     |p| <= l_ab + 1         step 4 with the sides exchanged
@@ -75,7 +76,8 @@ def workspace(memory, l, most_u, most_gamma, widest, most_z, elements):
     """`Workspace` for a highest order of r, and numbers of vectors of U, Gamma, blocks of D and Z, of elements of H."""
     vectors = (l + 1, 3 * (l + 1) ** 2, cube_side(l) ** 3, most_u, most_gamma, 5 * widest**2)
     arrays = [aligned_empty((n * LANES,)) for n in vectors]
-    places = [np.empty(n, dtype=np.int32) for n in (most_u, elements, most_gamma)]
+    places = [np.empty(n, dtype=np.int32) for n in (most_u, elements)]
+    places += [np.empty(max(most_u, most_gamma), dtype=np.int64)]  # of U, which may be long
     made = Workspace(*arrays, *places, np.arange(max(most_u, most_gamma)), aligned_empty((most_z * LANES,)))
     for array in made:
         memory.watch(array)
@@ -92,23 +94,26 @@ def gather(matrix, row, rows, columns, count, out):
 
 
 @part
-def gamma_of_bra(density, factor, a0, b0, na, nb, gamma):
+def gamma_of_bra(terms, places, sizes, gamma):
     """Gamma of a bra pair with ket pairs whose H is already multiplied by the density."""
-    factor = factor if a0 == b0 else 2 * factor
+    densities, coulomb = terms[0], terms[1]
+    (a0, b0), (na, nb) = places, sizes
+    factor = coulomb[0] if a0 == b0 else 2 * coulomb[0]
     for a in range(na):
         for b in range(nb):
-            store(gamma, (a * nb + b) * LANES, broadcast(factor * density[a0 + a, b0 + b]))
+            store(gamma, (a * nb + b) * LANES, broadcast(factor * densities[0, a0 + a, b0 + b]))
 
 
 @part
-def make_gamma(densities, coulomb, exchange, a0, b0, first_c, first_d, sizes, weights, room, gamma):
-    """Gamma of a bra pair with the ket pairs in lanes, whose `weights` are f_ab f_cd."""
-    na, nb, nc, nd = sizes
+def make_gamma(terms, places, first_c, first_d, sizes_ab, sizes_cd, weights, work):
+    """Gamma of a bra pair, whose first AOs are `places`, with the ket pairs in lanes, whose `weights` are f_cd."""
+    densities, coulomb, exchange = terms[0], terms[1], terms[2]
+    (a0, b0), (na, nb), (nc, nd), gamma, room = places, sizes_ab, sizes_cd, work.gamma, work.densities
     size = len(room) // 5
     d_ac, d_ad, d_bc, d_bd, d_cd = (
         room[:size], room[size : 2 * size], room[2 * size : 3 * size], room[3 * size : 4 * size], room[4 * size :],
     )  # fmt: skip
-    weight = load(weights, 0)
+    weight = multiply(broadcast(1.0 if a0 == b0 else 2.0), load(weights, 0))
     gamma[: na * nb * nc * nd * LANES] = 0.0
     for s in range(len(densities)):
         density, at = densities[s], 0
@@ -249,9 +254,59 @@ def add_to_z(bra, ket, primitives, vectors, l, count, tiles, parameter, table, w
                     )  # fmt: skip
 
 
+@part
+def set_places(ket, count, triples, side, work):
+    """Where the factors of each element of H of a ket list lie in the cube r, and each p of derivatives of the bra."""
+    cube_places(ket, side, work.of_cd)
+    q_of = halves(ket[FIELD.columns], 1)
+    for n in range(ket[FIELD.elements]):
+        work.of_q[n] = work.of_cd[q_of[n]]
+    for p in range(count):
+        work.column_p[p] = ((triples[3 * p] * side + triples[3 * p + 1]) * side + triples[3 * p + 2]) * LANES
+
+
+@part
+def look_at_lanes(ket, shells, bounds, g, a, b, terms, weights, first_c, first_d):
+    """Sets f_cd and the first AOs of c and d of each lane of a group; the sum of the bounds, of their squares, and the
+    largest, but for that of the bra pair, whose shells are a and b.
+
+    A lane without a pair has the weight 0, and repeats the last pair.
+    """
+    densities, coulomb, exchange, norms, _ = terms
+    order, aos, width = integers(ket[FIELD.order], 1), integers(ket[FIELD.aos], 1), ket[FIELD.width]
+    first, of_sum, of_squares, largest = g * (LANES // width), 0.0, 0.0, 0.0
+    count = min(LANES // width, ket[FIELD.npair] - first)
+    for lane in range(LANES):
+        m = first + min(lane // width, count - 1)
+        cd = order[m]
+        first_c[lane], first_d[lane] = aos[2 * cd], aos[2 * cd + 1]
+        weights[lane] = 0.0
+        if lane < count * width:
+            weights[lane] = 1.0 if first_c[lane] == first_d[lane] else 2.0
+            if lane % width == 0:
+                c, d, size = shells[2 * cd], shells[2 * cd + 1], 0.0
+                for s in range(len(densities)):
+                    norm = norms[s]
+                    size += abs(coulomb[s]) * norm[a, b] * norm[c, d]
+                    size += 0.5 * abs(exchange[s]) * (norm[a, c] * norm[b, d] + norm[a, d] * norm[b, c])
+                size *= bounds[m]
+                of_sum, of_squares, largest = of_sum + size, of_squares + size * size, max(largest, size)
+    return of_sum, of_squares, largest, count
+
+
+@part
+def most_beside(terms, a, b):
+    """The largest factor of a bound that the densities give any ket pair beside shells a and b."""
+    densities, coulomb, exchange, norms, highest = terms
+    most = 0.0
+    for s in range(len(densities)):
+        most += abs(coulomb[s]) * norms[s, a, b] * highest[s].max() + abs(exchange[s]) * highest[s, a] * highest[s, b]
+    return most
+
+
 def reverse_lanes(
-    number, first, last, lists, kets, these, bra_bound, triples, tiles, tolerance, parameter, table, densities, coulomb, exchange,
-    norms, highest, work, sums, left_out,
+    number, first, last, lists, kets, these, bra_bound, triples, tiles, tolerance, parameter, table, terms, work, sums,
+    left_out,
 ):  # fmt: skip
     """Z of the bra pairs `first` to `last` of a list, summed over all ket pairs of all lists.
 
@@ -270,10 +325,9 @@ def reverse_lanes(
         Of the class of the bra.
     tolerance : float
         A group of ket pairs is left out if the bounds of all its quartets are smaller.
-    densities, coulomb, exchange : ndarray, shapes (n, nao, nao), (n,) and (n,)
-        D, j and k. Ket lists without functions d have the D_q of the first one as their one row of H.
-    norms, highest : ndarray, shapes (n, nshell, nshell) and (n, nshell)
-        |D_ab|, and the largest of each row.
+    terms : tuple of ndarray
+        D, j and k, shapes (n, nao, nao), (n,) and (n,), with |D_ab| and the largest of each row, (n, nshell, nshell)
+        and (n, nshell). Ket lists without functions d have the D_q of the first D as their one row of H.
     work : Workspace
     sums : ndarray
         Z[vector of primitive pairs][ab][p][lane], the primitive pairs in the order of the bra pairs.
@@ -286,77 +340,49 @@ def reverse_lanes(
         Number of quartets.
     """
     bra, count, slot, quartets = lists[number], len(triples) // 3, 0, 0
-    na, nb, nab = bra[FIELD.na], bra[FIELD.nb], bra[FIELD.nab]
+    sizes, nab = (bra[FIELD.na], bra[FIELD.nb]), bra[FIELD.nab]
     order, start = integers(bra[FIELD.order], 1), integers(bra[FIELD.start], 1)
-    aos_ab, shells_ab = integers(bra[FIELD.aos], 1), integers(kets[number, KET.shells], 1)
+    aos, shells = integers(bra[FIELD.aos], 1), integers(kets[number, KET.shells], 1)
     weights, first_c, first_d = np.empty(LANES), np.zeros(LANES, np.int64), np.zeros(LANES, np.int64)
     for n in range(first, last):
         ab, extent = order[n], bra_bound[n]
-        i0, i1 = start[ab], start[ab + 1]
-        work.z[: (i1 - i0) * nab * count * LANES] = 0.0
-        a0, b0, shell_a, shell_b = aos_ab[2 * ab], aos_ab[2 * ab + 1], shells_ab[2 * ab], shells_ab[2 * ab + 1]
-        beside = 0.0
-        for s in range(len(densities)):
-            beside += abs(coulomb[s]) * norms[s, shell_a, shell_b] * highest[s].max()
-            beside += abs(exchange[s]) * highest[s, shell_a] * highest[s, shell_b]
+        primitives, places = (start[ab], start[ab + 1]), (aos[2 * ab], aos[2 * ab + 1])
+        size = (primitives[1] - primitives[0]) * nab * count
+        a, b = shells[2 * ab], shells[2 * ab + 1]
+        work.z[: size * LANES] = 0.0
+        most = extent * most_beside(terms, a, b)
         for this in these:
-            ket, shells = lists[this], integers(kets[this, KET.shells], 1)
+            ket, ready = lists[this], False
             bounds, reached = doubles(kets[this, KET.bounds], 1), doubles(kets[this, KET.highest], 1)
-            vectors, order_cd = integers(ket[FIELD.vectors], 1), integers(ket[FIELD.order], 1)
-            aos, nc, nd, width = integers(ket[FIELD.aos], 1), ket[FIELD.na], ket[FIELD.nb], ket[FIELD.width]
-            l, per_group, ready = bra[FIELD.l] + 1 + ket[FIELD.l], LANES // width, False
+            of_sums, of_squares = doubles(kets[this, KET.sums], 1), doubles(kets[this, KET.squares], 1)
+            shells_cd, vectors = integers(kets[this, KET.shells], 1), integers(ket[FIELD.vectors], 1)
+            l = bra[FIELD.l] + 1 + ket[FIELD.l]
             for g in range(ket[FIELD.ngroup]):
-                most = extent * beside
                 if most * reached[g] < tolerance:
-                    left_out[0] += most * doubles(kets[this, KET.sums], 1)[g]
-                    left_out[1] += most * most * doubles(kets[this, KET.squares], 1)[g]
+                    left_out[0] += most * of_sums[g]
+                    left_out[1] += most * most * of_squares[g]
                     break
-                here = min(per_group, ket[FIELD.npair] - g * per_group)
-                largest, of_sum, of_squares = 0.0, 0.0, 0.0
-                for lane in range(LANES):
-                    m = g * per_group + min(lane // width, here - 1)
-                    cd = order_cd[m]
-                    first_c[lane], first_d[lane] = aos[2 * cd], aos[2 * cd + 1]
-                    weights[lane] = 0.0
-                    if lane < here * width:
-                        weights[lane] = (1.0 if a0 == b0 else 2.0) * (1.0 if aos[2 * cd] == aos[2 * cd + 1] else 2.0)
-                        if lane % width == 0:
-                            c, d, size = shells[2 * cd], shells[2 * cd + 1], 0.0
-                            for s in range(len(densities)):
-                                size += abs(coulomb[s]) * norms[s, shell_a, shell_b] * norms[s, c, d]
-                                one, two = norms[s, shell_a, c] * norms[s, shell_b, d], norms[s, shell_a, d] * norms[s, shell_b, c]
-                                size += 0.5 * abs(exchange[s]) * (one + two)
-                            size *= extent * bounds[m]
-                            largest, of_sum, of_squares = max(largest, size), of_sum + size, of_squares + size * size
-                if largest < tolerance or i0 == i1 or vectors[g] == vectors[g + 1]:
-                    left_out[0] += of_sum
-                    left_out[1] += of_squares
+                of_sum, of_square, largest, here = look_at_lanes(
+                    ket, shells_cd, bounds, g, a, b, terms, weights, first_c, first_d
+                )
+                if extent * largest < tolerance or size == 0 or vectors[g] == vectors[g + 1]:
+                    left_out[0] += extent * of_sum
+                    left_out[1] += extent * extent * of_square
                     continue
                 if not ready:
-                    cube_places(ket, side_of_cube(l), work.of_cd)
-                    q_of = halves(ket[FIELD.columns], 1)
-                    for e in range(ket[FIELD.elements]):
-                        work.of_q[e] = work.of_cd[q_of[e]]
-                    side = side_of_cube(l)
-                    for p in range(count):
-                        work.column_p[p] = (
-                            (triples[3 * p] * side + triples[3 * p + 1]) * side + triples[3 * p + 2]
-                        ) * LANES
+                    set_places(ket, count, triples, side_of_cube(l), work)
                     ready = True
-                if nd > 0:
-                    make_gamma(
-                        densities, coulomb, exchange, a0, b0, first_c, first_d, (na, nb, nc, nd), weights,
-                        work.densities, work.gamma,
-                    )  # fmt: skip
+                if ket[FIELD.nb] > 0:
+                    make_gamma(terms, places, first_c, first_d, sizes, (ket[FIELD.na], ket[FIELD.nb]), weights, work)
                 else:
-                    gamma_of_bra(densities[0], coulomb[0], a0, b0, na, nb, work.gamma)
-                add_to_z(bra, ket, (i0, i1), (vectors[g], vectors[g + 1]), l, count, tiles, parameter, table, work)
+                    gamma_of_bra(terms, places, sizes, work.gamma)
+                add_to_z(bra, ket, primitives, (vectors[g], vectors[g + 1]), l, count, tiles, parameter, table, work)
                 quartets += here
-        for i in range(i1 - i0):
-            at = slot // LANES * nab * count * LANES + slot % LANES
-            for row in range(nab * count):
-                sums[at + row * LANES] = total(load(work.z, (i * nab * count + row) * LANES))
-            slot += 1
+        for row in range(size):
+            at = (slot // LANES * nab * count + row % (nab * count)) * LANES + slot % LANES
+            sums[at] = total(load(work.z, row * LANES))
+            if row % (nab * count) == nab * count - 1:
+                slot += 1
     return quartets
 
 
@@ -377,7 +403,8 @@ def norms_lanes(lists, first, last, functions, triples, parameter, table, abq, w
     l, nq, elements = 2 * ket[FIELD.l], ket[FIELD.nherm], ket[FIELD.elements]
     side, blocks = side_of_cube(l), (nq + BLOCK - 1) // BLOCK
     rows, sequence = halves(ket[FIELD.rows], blocks * nab + 1), integers(ket[FIELD.sequence], nab)
-    vectors, data, h = integers(ket[FIELD.vectors], 1), doubles(ket[FIELD.lane_primitives], 1), doubles(ket[FIELD.lane_h], 1)
+    vectors, data = integers(ket[FIELD.vectors], 1), doubles(ket[FIELD.lane_primitives], 1)
+    h = doubles(ket[FIELD.lane_h], 1)
     columns, zero, step = halves(ket[FIELD.columns], 1), np.int64(0), np.int64(LANES)
     cube_places(ket, side, work.column_p)
     for e in range(elements):

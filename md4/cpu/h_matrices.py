@@ -144,7 +144,8 @@ def derive(derivative, la, lb, nt, exponents, e, out):
 
     `exponents` are za and zb in lanes. E reaches i = la and j = lb; that of a derivative lacks the last i or j.
     """
-    out[:] = e
+    for n in range(0, len(e), LANES):  # the copy of a slice would bring Numba's strings for its error
+        store(out, n, load(e, n))
     axis, of_b = axis_of_derivative(derivative), derivative > 3
     last_a, last_b = 0 if axis < 0 else (la + 1 if of_b else la), lb if of_b else lb + 1
     step, twice = nt if of_b else (lb + 1) * nt, multiply(broadcast(2.0), load(exponents, LANES if of_b else 0))

@@ -29,6 +29,20 @@ def restored(parts):
     return cls.__new__(cls)
 
 
+class Restorable:
+    """For pickle, which cannot find a class made by `lib.set_class` by its name: the classes behind it."""
+
+    def __reduce_ex__(self, protocol):
+        return restored, (class_parts(type(self)),), self.__getstate__()
+
+
+def in_front(obj, mixin):
+    """`obj`, changed in place so that `mixin` is in front of its class, once."""
+    from pyscf import lib
+
+    return obj if isinstance(obj, mixin) else lib.set_class(obj, (mixin, type(obj)))
+
+
 def with_mixin(cls, mixin):
     """The class `cls` with `mixin` in front; beneath density fitting, whose K may be that of the class beneath it."""
     from pyscf.df.df_jk import _DFHF

@@ -3,14 +3,15 @@
 `attach` puts the class `MD4SCF` in front of the class of an object, as PySCF's density_fit() and newton() do. Then
 get_jk is that of md4 (`md4.pyscf.builder`), and everything else is that of PySCF. With density fitting, whose class
 stays in front, J and K are those of an `md4.DF`, which replaces PySCF's. get_j, get_k, get_veff, the response functions
-of newton(), stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Derivatives of
-integrals do not.
+of newton(), stability() and TDDFT, and the exchange of range-separated functionals all call get_jk. Gradients have
+classes of their own (`md4.pyscf.gradients`).
 
 With a communicator of MPI, every rank runs the same calculation. Its ranks build J and K together, and what decides how
 PySCF goes on is that of rank 0 on all of them: the guess, orbitals, energies and gradients. So they cannot drift apart.
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TypeVar
 
 from md4.engine import BACKENDS
@@ -19,8 +20,9 @@ from md4.gpu.devices import chosen
 from md4.method.operators import check_order, finite_number
 from md4.pyscf import check_density, check_pyscf, effective_omega
 from md4.pyscf.builder import Builder, build, check_no_integrals, made_for
-from md4.pyscf.classes import class_parts, restored, with_mixin
+from md4.pyscf.classes import Restorable, in_front, with_mixin
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
+from md4.pyscf.gradients import MD4Excited, MD4Forces
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
 from md4.support.display import backend_text
 from md4.support.types import BackendName, Devices, MeanField, Stream
@@ -36,7 +38,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-class MD4SCF:
+class MD4SCF(Restorable):
     """Mixin in front of a PySCF SCF class; see `attach`."""
 
     __name_mixin__ = "MD4"
@@ -90,6 +92,26 @@ class MD4SCF:
     def md4_jk(self):
         """The `md4.JK` that builds J and K of `mol` directly; its `stats` are those of the last such build."""
         return self._md4_builder.jk(self.mol)
+
+    # gradients
+
+    def nuc_grad_method(self):
+        """PySCF's gradients with two-electron forces by md4; see `md4.pyscf.gradients`."""
+        return in_front(super().nuc_grad_method(), MD4Forces)
+
+    def Gradients(self, *args, **options):
+        """As `nuc_grad_method`."""
+        import_module("pyscf.grad")  # which gives PySCF's classes their `Gradients`
+        return in_front(super().Gradients(*args, **options), MD4Forces)
+
+    def TDA(self, *args, **options):
+        return in_front(super().TDA(*args, **options), MD4Excited)
+
+    def TDHF(self, *args, **options):
+        return in_front(super().TDHF(*args, **options), MD4Excited)
+
+    def TDDFT(self, *args, **options):
+        return in_front(super().TDDFT(*args, **options), MD4Excited)
 
     # ranks of a communicator
 
@@ -181,10 +203,6 @@ class MD4SCF:
         size = f"{self.mol.natm} atoms, {self.mol.nao} AOs"
         first = "by md4" if by_md4_alone(self) else "not by md4 alone"
         return f"<{type(self).__name__}: {size}, J and K {first}, {self._md4!r}>"
-
-    def __reduce_ex__(self, protocol):
-        """For pickle, which cannot find a class made by `lib.set_class` by its name: the classes behind it."""
-        return restored, (class_parts(type(self)),), self.__getstate__()
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -280,7 +298,7 @@ def attach(
     they are direct. Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(),
     conversions such as to_uhf() and to_ks(), pickles and reset() keep md4. With density_fit(), before or after, J and K
     are those of an `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df``
-    is used as it is.
+    is used as it is. The gradients of the object, without density fitting, have two-electron forces by `md4.JK`.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ def test_every_output_belongs_to_code():
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(not kind for kind, *_ in blocks(p))])
-def test_page(page):
+def test_page(page, root_log):
     run(page, [(code, output) for kind, code, output in blocks(page) if not kind])
 
 

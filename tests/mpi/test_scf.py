@@ -101,6 +101,44 @@ def test_ranks_cannot_drift_apart(tmp_path):
 
 
 @pytest.mark.thorough
+def test_forces(tmp_path):
+    """As of one process, the same bits on all ranks, even where rank 1 is wrong. An error of one rank is one of all."""
+    errors = run(tmp_path, 2, BEGIN + """
+    import pyscf.grad
+
+    def gradient(mf):
+        return mf.nuc_grad_method().set(verbose=0).kernel()
+
+    def same(array):
+        return len(set(ranks.gather(array.tobytes()))) == 1
+
+    for kind, mol, xc in (("RHF", water, None), ("UKS", cation, "hse06")):
+        one, mine = (attached(solver(kind, mol, xc, conv_tol=1e-11), comm=c).run() for c in (None, comm))
+        found = gradient(mine)
+        assert abs(found - gradient(one)).max() < 1e-6 and same(found)
+        assert same(np.array(mine.nuc_grad_method().get_jk()))
+    scan = mine.nuc_grad_method().as_scanner()
+    energy, found = scan(molecule(WATER.replace("0.7572", "0.79"), "6-31g", charge=1))
+    assert same(found) and same(np.array(energy))
+
+    right = pyscf.grad.rhf.GradientsBase.grad_nuc
+    def wrong(self, *args, **options):
+        return 1.01 * right(self, *args, **options)
+    def failing(self, *args, **options):
+        raise OSError("disk full")
+    mine = attached(solver("RHF", water)).run()
+    want = gradient(mine)
+    if comm.rank == 1:
+        pyscf.grad.rhf.GradientsBase.grad_nuc = wrong
+    assert abs(gradient(mine) - want).max() < 1e-12
+    if comm.rank == 1:
+        pyscf.grad.rhf.GradientsBase.grad_nuc = failing
+    report(caught(gradient, mine))
+    """).reports  # fmt: skip
+    assert errors == ["RankError: rank 1: OSError: disk full", "OSError: disk full"]
+
+
+@pytest.mark.thorough
 def test_files(tmp_path):
     """Only rank 0 writes; all begin with what it has read."""
     run(tmp_path, 3, BEGIN + """

@@ -3,7 +3,6 @@
 Whatever of this is missing on the page, or is there and was not run, fails as well.
 """
 
-import logging
 from functools import partial
 
 import feature_methods
@@ -16,15 +15,9 @@ from solvers import solver
 import md4
 
 # PySCF calls a function of its own that it will drop.
-pytestmark = pytest.mark.filterwarnings("ignore:remove_linear_dep_:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def log():
-    """geomeTRIC sets Python's logging for the whole process."""
-    handlers, level = list(logging.root.handlers), logging.root.level
-    yield
-    logging.root.handlers[:], logging.root.level = handlers, level
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:remove_linear_dep_:DeprecationWarning"), pytest.mark.usefixtures("root_log"),
+]  # fmt: skip
 
 
 def test_the_table_is_that_of_the_rows():

@@ -93,18 +93,6 @@ def test_scanner(kind, xc):
         assert ours.cycles == theirs.cycles
 
 
-def test_gradient_scanner():
-    """Derivatives of integrals stay libcint's."""
-    mf = solver("RHF", molecule(GEOMETRIES[0], "6-31g"))
-    ours = md4.attach(mf.copy(), backend="cpu").nuc_grad_method().as_scanner()
-    theirs = mf.nuc_grad_method().as_scanner()
-    for geometry in GEOMETRIES:
-        (e, g), (energy, gradient) = ours(geometry), theirs(geometry)
-        assert abs(e - energy) < 1e-8
-        assert abs(g - gradient).max() < 1e-5
-    assert isinstance(ours.base, MD4SCF)
-
-
 @pytest.mark.gpu
 def test_scanner_reuses_kernels(gpu):
     from md4.gpu import compile as dispatch

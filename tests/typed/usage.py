@@ -18,11 +18,11 @@ Floats = npt.NDArray[np.float64]
 def tensors(mol: gto.Mole) -> None:
     assert_type(md4.int2e(mol, aosym="s8", omega=0.3, backend="cpu", max_memory=500), Floats)
     part: Floats = md4.intor(mol, "int2e_sph", shls_slice=(0, 1) * 4, out=np.empty((1, 1, 1, 1)))
-    derivatives: Floats = md4.intor(mol, "int2e_ip1", "s2kl")
     on_device = md4.int2e(mol, device=True)
     assert_type(on_device.shape, tuple[int, ...])
     md4.get_jk(mol, on_device)
     md4.int2e(mol, out=part)
+    md4.intor(mol, "int2e_ip1", "s2kl")
     assert_type(md4.int2e(mol, devices="all"), Floats)
     rows = md4.int2e(mol, comm=object())
     if isinstance(rows, md4.TensorRows):

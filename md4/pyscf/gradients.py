@@ -1,0 +1,150 @@
+"""Nuclear gradients of attached objects: PySCF's, whose two-electron forces are those of md4.
+
+Mixins in front of PySCF's classes. `MD4Derivatives` has the three methods from which PySCF takes derivatives of J and K
+as matrices. `MD4Forces` needs no matrices for the gradient of a mean-field object: `md4.JK.gradient` makes the forces
+of all J and K together, and PySCF's get_veff finds zeros where it asks for derivatives of J and K. So functionals,
+nonlocal correlation, grids, one-electron integrals, solvents and whatever else adds to the gradient stay PySCF's.
+"""
+
+import time
+
+import numpy as np
+
+from md4.contract.gradient import FACTOR
+from md4.pyscf import effective_omega
+from md4.pyscf.classes import Restorable, in_front
+from md4.support.arguments import checked_array, checked_mol
+from md4.support.display import backend_text
+
+# The column of mol._bas that holds the number of the atom.
+ATOM_OF = 0
+METHODS = ("get_jk", "get_j", "get_k")
+
+
+class MD4Derivatives(Restorable):
+    """Mixin in front of a class of PySCF's gradients: derivatives of J and K by md4, for any density matrices.
+
+    Arguments and results of the methods are those of the class behind this one.
+    """
+
+    __name_mixin__ = "MD4"
+
+    def get_jk(self, mol=None, dm=None, hermi=0, omega=None):
+        return self._md4_matrices(super().get_jk, True, True, mol, dm, hermi, omega)
+
+    def get_j(self, mol=None, dm=None, hermi=0, omega=None):
+        return self._md4_matrices(super().get_j, True, False, mol, dm, hermi, omega)[0]
+
+    def get_k(self, mol=None, dm=None, hermi=0, omega=None):
+        return self._md4_matrices(super().get_k, False, True, mol, dm, hermi, omega)[1]
+
+    def _md4_matrices(self, by_pyscf, with_j, with_k, mol, dm, hermi, omega):
+        """Derivatives of J and K, None where they are not wanted; by PySCF if the object is no longer attached."""
+        mf = self._md4_attached
+        if mf is None:
+            found = by_pyscf(mol, dm, hermi, omega)
+            return found if with_j and with_k else (found, found)
+        return self._md4_timed(
+            "Derivatives of J and K", mol, dm, lambda jk, mol, dm: jk.derivative_jk(
+                dm, hermi, with_j, with_k, effective_omega(mol, omega), mf.direct_scf_tol
+            ),
+        )  # fmt: skip
+
+    @property
+    def _md4_attached(self):
+        """The mean-field object, or that of the excited states; None if it is no longer attached."""
+        mf = getattr(self.base, "_scf", self.base)
+        return mf if hasattr(mf, "_md4_builder") else None
+
+    def _md4_timed(self, what, mol, dm, work):
+        """work(jk, mol, dm) on all ranks, with a line in PySCF's log."""
+        from pyscf.lib import logger
+
+        mf, start = self._md4_attached, time.perf_counter()
+
+        def together():
+            own = checked_mol(self.mol if mol is None else mol)
+            given = checked_array("the density matrices", mf.make_rdm1() if dm is None else dm)
+            jk = mf._md4_builder.jk(own, mf._tell_backend)
+            return backend_text(jk._on_host().engine.backend), work(jk, own, given)
+
+        text, found = mf._md4_builder.ranks.together(together, what)
+        logger.info(self, "%s by md4: backend %s, %.2f s", what, text, time.perf_counter() - start)
+        return found
+
+
+class MD4Forces(MD4Derivatives):
+    """Mixin in front of PySCF's gradients of RHF, UHF, ROHF, RKS, UKS and ROKS; see the module."""
+
+    # While grad_elec runs: the forces, (natm, 3) in Hartree/Bohr. And whether PySCF's get_veff is to find zeros.
+    _md4_forces, _md4_zeros = None, False
+
+    def kernel(self, *args, **options):
+        """PySCF's kernel. All ranks get the gradient of rank 0."""
+        mf = self._md4_attached
+        if mf is None:
+            return super().kernel(*args, **options)
+        de = mf._md4_builder.ranks.together(lambda: super(MD4Forces, self).kernel(*args, **options), "the gradient")
+        self.de = mf._md4_builder.same_on_all(de)
+        return self.de
+
+    def grad_elec(self, mo_energy=None, mo_coeff=None, mo_occ=None, atmlst=None):
+        """PySCF's grad_elec and the forces of two-electron integrals."""
+        from pyscf.lib import logger
+
+        self._md4_forces = np.zeros((self.mol.natm, 3))
+        try:
+            rest = super().grad_elec(mo_energy, mo_coeff, mo_occ, atmlst)
+            forces = self._md4_forces if atmlst is None else self._md4_forces[atmlst]
+        finally:
+            self._md4_forces = None
+        if self.verbose >= logger.DEBUG:
+            logger.debug(self, "forces of two-electron integrals, which the gradients above do not contain")
+            self._write(self.mol, forces, atmlst)
+        return rest + forces
+
+    def get_veff(self, mol=None, dm=None):
+        """PySCF's get_veff; within grad_elec without J and K, whose forces are summed here."""
+        if self._md4_forces is None or self._md4_attached is None or not self._md4_own:
+            return super().get_veff(mol, dm)
+        self._md4_forces += self._md4_timed("Forces of two-electron integrals", mol, dm, self._md4_gradient)
+        self._md4_zeros = True
+        try:
+            return super().get_veff(mol, dm)
+        finally:
+            self._md4_zeros = False
+
+    @property
+    def _md4_own(self):
+        """Whether the methods for J and K are those of md4, and nobody has replaced them."""
+        return all(getattr(getattr(self, name), "__func__", None) is getattr(MD4Forces, name) for name in METHODS)
+
+    def _md4_gradient(self, jk, mol, dm):
+        """Forces of J and of all exchange of the functional, (natm, 3)."""
+        from pyscf.scf.hf import KohnShamDFT
+
+        mf = self.base
+        tolerance, omega, alpha, hyb = FACTOR * mf.direct_scf_tol, 0.0, 1.0, 1.0
+        if isinstance(mf, KohnShamDFT):
+            omega, alpha, hyb = mf._numint.rsh_and_hybrid_coeff(mf.xc, spin=mol.spin)
+        of_shells = jk.gradient(dm, 1.0, hyb, effective_omega(mol, None), tolerance)
+        if omega and alpha != hyb:
+            of_shells = of_shells + jk.gradient(dm, 0.0, alpha - hyb, effective_omega(mol, omega), tolerance)
+        forces = np.zeros((mol.natm, 3))
+        np.add.at(forces, mol._bas[:, ATOM_OF], of_shells)
+        return forces
+
+    def _md4_matrices(self, by_pyscf, with_j, with_k, mol, dm, hermi, omega):
+        if not self._md4_zeros:
+            return super()._md4_matrices(by_pyscf, with_j, with_k, mol, dm, hermi, omega)
+        shape = np.shape(dm)
+        return [np.zeros((*shape[:-2], 3, *shape[-2:])) for _ in "jk"]
+
+
+class MD4Excited(Restorable):
+    """Mixin in front of a class of excited states: their gradients take derivatives of J and K from md4."""
+
+    __name_mixin__ = "MD4"
+
+    def Gradients(self, *args, **options):
+        return in_front(super().Gradients(*args, **options), MD4Derivatives)
