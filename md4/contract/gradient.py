@@ -306,8 +306,7 @@ class Gradients:
         pairs, passes = sum(map(len, self.lists)), 1 if factors[1].any() else len(densities)
         stats.computed = stats.wanted = int(computed)
         stats.skipped = passes * pairs**2 - stats.computed
-        # both centres of a pair may be those of one atom
-        stats.error_bound, stats.error_estimate = 2 * float(left), float(np.sqrt(squares))
+        stats.error_bound, stats.error_estimate = float(left), float(np.sqrt(squares))
         gradient = np.zeros((len(self._ends), 3))
         np.add.at(gradient, np.searchsorted(self._ends, self._frame.order[self.basis.ao_loc[:-1]], side="right"), found)
         stats.seconds = time.perf_counter() - start
