@@ -103,6 +103,10 @@ class PreparedPairs:
             whole._parts[axis, parity] = found
         return found[self.first : self.first + self.npair]
 
+    def derived(self, derivatives):
+        """The derivatives of the pairs of a whole list, on the CPU; see `ShellPairs`."""
+        return PreparedPairs(self.pairs.derived(derivatives), self.data, self.backend)
+
     def __getitem__(self, piece):
         npair = piece.stop - piece.start
         if npair == self.npair:

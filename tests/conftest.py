@@ -168,6 +168,28 @@ def rhf(water):
     return md4.attach(scf.RHF(water), backend="cpu")
 
 
+@pytest.fixture
+def kernels_package(tmp_path, monkeypatch):
+    """The folder of a package md4-kernels, in which there is nothing yet."""
+    import importlib
+
+    from md4.support import bundle
+
+    folder = tmp_path / "site" / bundle.PACKAGE
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(folder.parent)
+    importlib.invalidate_caches()
+    memories = bundle.installed.made, bundle.report_damage.made
+    before = list(map(dict, memories))
+    for memory in memories:
+        memory.clear()
+    yield folder
+    for memory, then in zip(memories, before):
+        memory.clear()
+        memory.update(then)
+
+
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory):
     """A cache that holds everything that the job of the fault tests needs."""

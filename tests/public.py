@@ -102,7 +102,7 @@ def slices():
 
 def names():
     found = plain("good", "int2e", "int2e_sph", "int2e_cart")
-    return found | zoo.zoo(plain("bad", "int2e_yp", "int2e_ip1", "int1e_ovlp", "INT2E", b"int2e", ["int2e"]))
+    return found | zoo.zoo(plain("bad", "int2e_yp", "int2e_ip2", "int1e_ovlp", "INT2E", b"int2e", ["int2e"]))
 
 
 def symmetries():

@@ -87,6 +87,12 @@ def add_warmup(command):
     command.add_argument("--cart", action="store_true", help="Cartesian functions instead of spherical ones")
     command.add_argument("--arch", help="compile for GPUs of this architecture, such as sm_90; needs no GPU")
     command.add_argument("--list", action="store_true", help="only print which kernels of the GPU would be compiled")
+    files = command.add_mutually_exclusive_group()
+    files.add_argument("--export", metavar="FILE", help="write these kernels to FILE, for other machines")
+    files.add_argument(
+        "--import", dest="imported", metavar="FILE",
+        help="compile nothing, but put the kernels of FILE into the cache; only of those whom you trust",
+    )  # fmt: skip
     command.add_argument("--backend", default="auto", help="auto (default), cuda or cpu")
     command.set_defaults(run=run_warmup)
 
@@ -216,12 +222,15 @@ def write_page(path, text):
 
 
 def run_warmup(args):
-    """Compiles what a calculation would compile at its first calls, and prints what was done."""
-    from md4.cli.warmup import warm_up
+    """Compiles what a calculation would compile at its first calls, or reads it, and prints what was done."""
+    from md4.cli.warmup import imported, warm_up
     from md4.support.cache import cache_folder
 
-    options = args.lmax, args.operator, args.jobs, not args.cart
-    print(warm_up(args.backend, args.arch, args.list, *options, *warmup_bases(args)))
+    if args.imported is not None:
+        print(imported(args.imported, args.arch))
+    else:
+        options = args.lmax, args.operator, args.jobs, not args.cart
+        print(warm_up(args.backend, args.arch, args.list, args.export, *options, *warmup_bases(args)))
     print(f"cache {cache_folder()}")
     return 0
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.support.environment import missing_for_gpu
+from md4.support.files import checked_target
 
 LARGEST_WHOLE = 2**63 - 1
 LARGEST_NUMBER = sys.float_info.max
@@ -43,7 +44,23 @@ def check_options(options):
     if options.get("df") is not None and (options.get("mpi") or options.get("devices") is not None):
         raise ArgumentError("--df is for one process and one device: leave out --mpi and --devices.")
     check_names(options)
+    check_kernel_files(options)
     chosen_devices(options.get("devices"))
+
+
+def check_kernel_files(options):
+    """ArgumentError for what does not go with --export or --import, and for a file that cannot be written."""
+    if options.get("imported") is not None:
+        if options["list"] or any(options[name] is not None for name in ("geometry", "basis", "df")):
+            raise ArgumentError("--import compiles nothing; leave out the molecule, --basis, --df and --list.")
+    elif options.get("export") is None:
+        return
+    elif options["list"]:
+        raise ArgumentError("--list compiles nothing that --export could write; leave out one of them.")
+    else:
+        checked_target(options["export"])
+    if options["backend"] == "cpu":
+        raise ArgumentError("--export and --import are for kernels of GPUs; leave out --backend cpu.")
 
 
 @contextmanager

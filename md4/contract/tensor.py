@@ -31,6 +31,8 @@ HERMITE_SHARE = 0.4
 SLICES = 4
 # Largest block in bytes; larger ones gain nothing.
 BLOCK_BYTES = 1 << 30
+# In place of this for a `ListTarget`, which needs no blocks.
+WHOLE_LISTS = BLOCK_BYTES**2
 
 
 @dataclass(frozen=True)
@@ -128,16 +130,21 @@ def piece_size(pairs_nab, h_bytes, block_bytes, hermite_bytes):
     return max(1, min(isqrt(max(1, block_bytes // 8)) // pairs_nab, hermite_bytes // (4 * max(1, h_bytes))))
 
 
-def cut_pieces(engine, lists, block_bytes, hermite_bytes):
-    """Prepared pairs of lists of one class each, in pieces that are short enough for a block."""
+def cut_pieces(engine, lists, block_bytes, hermite_bytes, derivatives=()):
+    """Prepared pairs of lists of one class each, or derivatives, in pieces that are short enough for a block."""
+
+    def prepared(some):
+        made = engine.prepare_lists(some, basis)
+        return [pairs.derived(derivatives) for pairs in made] if derivatives else made
+
     basis, pieces = engine.bra_basis, []
-    for pairs, whole in zip(lists, engine.prepare_lists(lists, basis)):
+    for pairs, whole in zip(lists, prepared(lists)):
         h_bytes = engine.backend.hermite_bytes(whole.pairs) // len(whole) + 1
         size = piece_size(whole.pairs.nab, h_bytes, block_bytes, hermite_bytes)
         if size >= len(pairs):
             pieces.append(whole)
         else:
-            pieces += engine.prepare_lists([pairs[n : n + size] for n in range(0, len(pairs), size)], basis)
+            pieces += prepared([pairs[n : n + size] for n in range(0, len(pairs), size)])
     return pieces
 
 
@@ -201,7 +208,7 @@ def add_slice(engine, request, layout, target, report=None):
     memory = backend.memory_left()
     hermite_bytes = int(HERMITE_SHARE * memory)
     whole = isinstance(target, ListTarget)  # which needs no blocks, so that the pieces may be as long as they like
-    block_bytes = BLOCK_BYTES**2 if whole else int(min(BLOCK_SHARE * memory, BLOCK_BYTES))
+    block_bytes = WHOLE_LISTS if whole else int(min(BLOCK_SHARE * memory, BLOCK_BYTES))
     needed = slice_pairs(basis, request, layout.ends)
     bra, ket = (cut_pieces(engine, lists, block_bytes, hermite_bytes) for lists in needed[:2])
     pairs = [*(block_work(bra, bra, True) if needed.triangle else ()), *block_work(bra, ket, False)]

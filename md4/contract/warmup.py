@@ -48,14 +48,20 @@ class Warmup:
     missing : list of md4.gpu.compile.Variant
         Those that were compiled, or would be.
     kept : int
-        Variants found in the cache.
+        Variants found in the cache or in md4-kernels.
     jobs : int
         Processes that compiled.
+    asked : dict
+        All variants, as keys.
+    capability : tuple of int
+        Compute capability (major, minor) of the GPU for which they are.
     """
 
     missing: list
     kept: int
     jobs: int
+    asked: dict
+    capability: tuple
 
 
 def warmup(
@@ -111,7 +117,7 @@ def warmup(
     jobs = min(jobs or os.cpu_count(), max(1, len(todo)))
     if todo and not listed:
         compile_all(todo, jobs, capability, progress)
-    return Warmup(todo, len(asked) - len(todo), jobs)
+    return Warmup(todo, len(asked) - len(todo), jobs, asked, capability)
 
 
 def asked_by(work, kind, capability, memories=MEMORIES):

@@ -87,7 +87,7 @@ class HermiteStore:
         return self.forms * self.backend.hermite_bytes(piece.pairs)
 
 
-def least_block(engine, *ranges):
+def least_block(engine, *ranges, derivatives=()):
     """Bytes of one quartet of the largest class with its least workspace.
 
     Parameters
@@ -95,11 +95,15 @@ def least_block(engine, *ranges):
     engine : md4.engine.Engine
     ranges : tuple of int
         Ranges (first, last + 1) of shells: of all indices, of those of bra and ket (4), or one for all of them.
+    derivatives : tuple of int
+        Those of the bra; see `ShellPairs`.
     """
     basis, sides = engine.bra_basis, [ranges[:2], ranges[2:]] if len(ranges) == 4 else [ranges * 2] * 2
     bra = ket = largest_pair(basis, [largest_shell(basis, *r) for r in sides[0]])
     if sides[1] != sides[0]:
         ket = largest_pair(basis, [largest_shell(basis, *r) for r in sides[1]])
+    if derivatives:
+        bra = bra.derived(derivatives)
     return 8 * bra.nab * ket.nab + engine.backend.least_workspace(bra, ket)
 
 

@@ -11,6 +11,7 @@ from copy import copy
 import numpy as np
 
 from md4.cpu.algebra import HostAlgebra
+from md4.cpu.derivatives import DerivativeTensor
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import Groups, make_groups
 from md4.cpu.h_matrices import BOTH, make_h
@@ -20,6 +21,7 @@ from md4.cpu.targets import BlockWriter, HostBlock, ListTensor
 from md4.cpu.threads import number_of_threads
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
 from md4.method import operators
+from md4.method.scatter import DerivativeLayout
 from md4.plan import ListPair, Plan
 from md4.shells.shell_pairs import shell_pair_lists, starts_of
 from md4.support.display import size_text
@@ -160,8 +162,10 @@ class CpuBackend:
             raise workspace_refusal(layout, least_block, self.memory_left())
         from md4.cpu.warmup import compile_ahead, names_for, scatter_name
 
-        compile_ahead([*names_for("tensor", self.operator.kind), scatter_name(layout.aosym)], progress)
-        return ListTensor(self, layout, out)
+        derived = isinstance(layout, DerivativeLayout)
+        name = "derivatives" if derived else scatter_name(layout.aosym)
+        compile_ahead([*names_for("tensor", self.operator.kind), name], progress)
+        return DerivativeTensor(self, layout, out) if derived else ListTensor(self, layout, out)
 
     def host_array(self, layout, least_block):
         """An array for a tensor, which counts against the cap."""

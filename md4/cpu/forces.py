@@ -42,7 +42,7 @@ class ForceList:
     derivatives : tuple of int
         By all centres that pairs have: single shells have one.
     largest : ndarray, shape (npair,)
-        (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
+        Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
     bounds, derivative_bounds : ndarray, shape (npair,)
         f_ab (sum_ab (ab|ab))^1/2, or an upper bound of it, and that of the largest derivative, in the order of the
         groups. Both derivatives of a pair add to the same force where its shells have the same centre, so that bound is
@@ -78,18 +78,18 @@ class ForceList:
 
 
 def largest_norms(backend, derived):
-    """(sum_ab (ab|ab))^1/2 of the largest derivative of each pair of a list of derivatives, shape (npair,)."""
+    """Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair of a list of derivatives, (npair,)."""
     found = np.empty(len(derived))
     for where in pieces(backend, derived, NORM_SHARE):
         piece = derived[where]
         groups = Groups.of(piece, plain_layout(piece))  # a pair needs all of its primitives in the same lane
-        squares = norms_of(backend, OwnList(piece, groups, make_h(piece, groups, backend.memory)))
-        found[where.start + groups.order] = np.sqrt(np.maximum(squares, 0.0).max(axis=1)).reshape(-1)[: len(piece)]
+        norms = norms_of(backend, OwnList(piece, groups, make_h(piece, groups, backend.memory)))
+        found[where.start + groups.order] = norms.max(axis=1).reshape(-1)[: len(piece)]
     return found
 
 
 def norms_of(backend, piece):
-    """sum_ab (ab|ab) of each derivative of an `OwnList`, shape (ngroup, nderivative, LANES), by all threads."""
+    """Norms of each derivative of an `OwnList`, shape (ngroup, nderivative, LANES), by all threads."""
     pairs, lists = piece.pairs, Lists()
     lists.number(piece)
     count, functions = len(functions_of(pairs)[0]), pairs.na * pairs.nb

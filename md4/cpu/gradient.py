@@ -53,6 +53,8 @@ KET = numbered("Ket", "shells bounds highest sums squares")
 U_BYTES = 256 << 10
 # Rows of derivatives that are multiplied together for their norms.
 NORM_ROWS = 32
+# Primitive pairs of a pair whose norm is computed as that of a sum.
+TOGETHER = 16
 zeros_of_lanes = None  # set by `reverse_sums` and `derivative_norms`, for one operator
 
 
@@ -393,60 +395,72 @@ def reverse_sums(kind):
     return Loop(reverse_lanes, f"reverse_{kind}", add_to_z=add)
 
 
-def norms_lanes(lists, first, last, functions, triples, parameter, table, abq, work, out):
-    """sum_ab (ab|ab) of each derivative of the pairs in groups `first` to `last`, to out[group, derivative, lane].
-
-    Each pair has one lane. The rows of the list are those of one derivative after the other, and `functions` those of
-    one of them.
-    """
-    ket, nab = lists[0], lists[0, FIELD.nab]
-    l, nq, elements = 2 * ket[FIELD.l], ket[FIELD.nherm], ket[FIELD.elements]
+def add_squares(ket, pair, functions, triples, parameter, table, abq, work, squares):
+    """Adds (ab|ab) of the primitive pairs i and k of each lane, both ways, to those of their derivatives."""
+    nab, l, nq, elements = ket[FIELD.nab], 2 * ket[FIELD.l], ket[FIELD.nherm], ket[FIELD.elements]
     side, blocks = side_of_cube(l), (nq + BLOCK - 1) // BLOCK
     rows, sequence = halves(ket[FIELD.rows], blocks * nab + 1), integers(ket[FIELD.sequence], nab)
-    vectors, data = integers(ket[FIELD.vectors], 1), doubles(ket[FIELD.lane_primitives], 1)
-    h = doubles(ket[FIELD.lane_h], 1)
-    columns, zero, step = halves(ket[FIELD.columns], 1), np.int64(0), np.int64(LANES)
-    cube_places(ket, side, work.column_p)
-    for e in range(elements):
+    data, h = doubles(ket[FIELD.lane_primitives], 1), doubles(ket[FIELD.lane_h], 1)
+    columns, zero, step, (i, k) = halves(ket[FIELD.columns], 1), np.int64(0), np.int64(LANES), pair
+    at_p, at_q = i * PRIMITIVE.size * LANES, k * PRIMITIVE.size * LANES
+    # Q - P, since both sides have the sign of a ket; see `md4.cpu.integrals.add_signs`
+    rz = subtract(load(data, at_q + LANES), load(data, at_p + LANES))
+    ry = subtract(load(data, at_q + 2 * LANES), load(data, at_p + 2 * LANES))
+    rx = subtract(load(data, at_q + 3 * LANES), load(data, at_p + 3 * LANES))
+    r2 = fma(rz, rz, fma(ry, ry, multiply(rx, rx)))
+    zeros_of_lanes(l, load(data, at_p), load(data, at_q), r2, parameter, table, work.axis, work.zeros)
+    recur(l, side, work.zeros, rz, ry, rx, work.axis, work.r)
+    twice = broadcast(1.0 if i == k else 2.0)
+    for head in range(0, nab, NORM_ROWS):
+        count = min(NORM_ROWS, nab - head)
+        for block in range(blocks):
+            lane_products(
+                h, i * elements, work.of_q, rows[block * nab + head :], count, nq, work.r, work.column_p, abq, zero,
+                work.numbers, nq * step, work.numbers, step, block > 0,
+            )  # fmt: skip
+        for row in range(count):
+            derivative = sequence[head + row] // functions
+            value = load(squares, derivative * LANES)
+            for block in range(blocks):
+                for e in range(rows[block * nab + head + row], rows[block * nab + head + row + 1]):
+                    q = columns[e]
+                    term = multiply(load(h, (k * elements + e) * LANES), load(abq, (row * nq + q) * LANES))
+                    if (triples[3 * q] + triples[3 * q + 1] + triples[3 * q + 2]) % 2 == 1:
+                        term = negative(term)
+                    value = fma(twice, term, value)
+            store(squares, derivative * LANES, value)
+
+
+def norms_lanes(lists, first, last, functions, triples, parameter, table, abq, work, out):
+    """Bounds of (sum_ab (ab|ab))^1/2 of each derivative of the pairs of some groups, to out[group, derivative, lane].
+
+    Each pair has one lane. The rows of the list are those of one derivative after the other, and `functions` those of
+    one of them. Of pairs with many primitive pairs it is the sum of the norms of TOGETHER of these, which is not less.
+    """
+    ket = lists[0]
+    columns, vectors = halves(ket[FIELD.columns], 1), integers(ket[FIELD.vectors], 1)
+    cube_places(ket, side_of_cube(2 * ket[FIELD.l]), work.column_p)
+    for e in range(ket[FIELD.elements]):
         work.of_q[e] = work.column_p[columns[e]]
+    count = out.shape[1]
+    squares = np.empty(count * LANES)
     for g in range(first, last):
-        for block in range(out.shape[1]):
-            store(out[g, block], 0, broadcast(0.0))
-        for i in range(vectors[g], vectors[g + 1]):
-            for k in range(vectors[g], i + 1):
-                at_p, at_q = i * PRIMITIVE.size * LANES, k * PRIMITIVE.size * LANES
-                # Q - P, since both sides have the sign of a ket; see `md4.cpu.integrals.add_signs`
-                rz = subtract(load(data, at_q + LANES), load(data, at_p + LANES))
-                ry = subtract(load(data, at_q + 2 * LANES), load(data, at_p + 2 * LANES))
-                rx = subtract(load(data, at_q + 3 * LANES), load(data, at_p + 3 * LANES))
-                r2 = fma(rz, rz, fma(ry, ry, multiply(rx, rx)))
-                zeros_of_lanes(l, load(data, at_p), load(data, at_q), r2, parameter, table, work.axis, work.zeros)
-                recur(l, side, work.zeros, rz, ry, rx, work.axis, work.r)
-                twice = broadcast(1.0 if i == k else 2.0)
-                for head in range(0, nab, NORM_ROWS):
-                    count = min(NORM_ROWS, nab - head)
-                    for block in range(blocks):
-                        lane_products(
-                            h, i * elements, work.of_q, rows[block * nab + head :], count, nq, work.r, work.column_p,
-                            abq, zero, work.numbers, nq * step, work.numbers, step, block > 0,
-                        )  # fmt: skip
-                    for row in range(count):
-                        this = out[g, sequence[head + row] // functions]
-                        value = load(this, 0)
-                        for block in range(blocks):
-                            for e in range(rows[block * nab + head + row], rows[block * nab + head + row + 1]):
-                                q = columns[e]
-                                term = multiply(load(h, (k * elements + e) * LANES), load(abq, (row * nq + q) * LANES))
-                                if (triples[3 * q] + triples[3 * q + 1] + triples[3 * q + 2]) % 2 == 1:
-                                    term = negative(term)
-                                value = fma(twice, term, value)
-                        store(this, 0, value)
+        out[g] = 0.0
+        for begin in range(vectors[g], vectors[g + 1], TOGETHER):
+            squares[:] = 0.0
+            for i in range(begin, min(begin + TOGETHER, vectors[g + 1])):
+                for k in range(begin, i + 1):
+                    add_squares(ket, (i, k), functions, triples, parameter, table, abq, work, squares)
+            for derivative in range(count):
+                for lane in range(LANES):
+                    out[g, derivative, lane] += np.sqrt(max(0.0, squares[derivative * LANES + lane]))
 
 
 @once
 def derivative_norms(kind):
     """`norms_lanes` for one operator."""
-    return Loop(norms_lanes, f"norms_{kind}", zeros_of_lanes=zeros_of(kind))
+    add = bound(add_squares, make=part, zeros_of_lanes=zeros_of(kind))
+    return Loop(norms_lanes, f"norms_{kind}", add_squares=add)
 
 
 # Step 3: forces of vectors of primitive pairs from their Z; see `h_loop`.

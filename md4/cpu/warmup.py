@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from md4.cpu.derivatives import derivative_scatter
 from md4.cpu.digestion import digest_blocks
 from md4.cpu.groups import FIELD, STATE, TASK, Groups, aligned_empty
 from md4.cpu.h_matrices import h_matrices, numbers_of, shape_of
@@ -28,7 +29,7 @@ from md4.support.processes import allowed_jobs, can_keep, can_start, command, en
 from md4.support.progress import compiling
 
 # Loops by name, and about how long each takes to compile, in units of one that copies.
-COSTS = {"h": 6, "fill": 12, "copy": 2, "scatter": 4, "digest": 6, "contract": 9, "transpose": 2,
+COSTS = {"h": 6, "fill": 12, "copy": 2, "scatter": 4, "derivatives": 4, "digest": 6, "contract": 9, "transpose": 2,
          "blocks": 2, "norms": 2, "count": 3, "cover": 3}  # fmt: skip
 # Those of J and K besides, for each backend. The last one is for GPUs.
 BESIDE = ["transpose", "blocks", "norms", "count", "cover"]
@@ -97,8 +98,9 @@ def of_integrals(name, kind):
         return fill_blocks(kind), (tasks, lists, integers, 0.0, 0.0, kind_table(kind), of["work"])
     if name == "copy":
         return copy_blocks(), (items, tasks, lists, numbers, 0)
-    if name == "scatter":
-        return scatter_blocks(kind), (items, tasks, lists, numbers, True, integers, numbers)
+    if name in ("scatter", "derivatives"):
+        loop = scatter_blocks(kind) if kind else derivative_scatter()
+        return loop, (items, tasks, lists, numbers, True, integers, numbers)
     if name == "digest":
         return digest_blocks(), (items, tasks, lists, numbers, matrices, matrices, numbers, matrices, matrices)
     more = matrices, of["four"], matrices, of["four"], matrices, of["work"]

@@ -158,9 +158,14 @@ class GpuBackend:
         return without_device(dry, DryContext(capability, left))
 
     def compile_ahead(self, use, basis, work, progress=None, part=None):
-        """Compiles the kernels that `work` asks for; see `md4.backends.Backend`. It need not be done twice."""
+        """Compiles the kernels that `work` asks for; see `md4.backends.Backend`. It need not be done twice.
+
+        A dry run compiles nothing: it may be for another architecture than that of the current device.
+        """
         if use != "tensor":
             self.require_asynchronous_copies()
+        if isinstance(self.context, DryContext):
+            return
         shells = basis.pure, basis.classes.tobytes(), basis.nprims.tobytes(), basis.mirror_axis
         key = self.context.capability, self.context.real, self.operator.kind, use, part, *shells
         if key not in seen_ahead:

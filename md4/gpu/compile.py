@@ -3,7 +3,7 @@
 A variant is a factory with a frozen tuple of compile-time facts. Files of the cache (`md4.support.cache`) are
 `<cache folder>/<fingerprint>/<variant>-sm_<cc>.kernel`; the fingerprint covers md4's own source and the versions of
 everything that takes part in compiling, so a stale kernel is never loaded. What they hold is machine code for the GPU,
-nothing that the host would execute.
+nothing that the host would execute. What the cache lacks may be in the package md4-kernels (`md4.support.bundle`).
 """
 
 import ctypes
@@ -22,6 +22,7 @@ from md4.errors import DeviceError
 from md4.gpu.buffers import check
 from md4.gpu.device_code import cuda, types
 from md4.gpu.machine_code import entry_name, machine_code
+from md4.support import bundle
 from md4.support.cache import entry_path, load, store
 from md4.support.locks import once
 from md4.support.log import log
@@ -116,18 +117,39 @@ class Loaded:
     owner: object = field(repr=False)
 
 
-def kernel_facts(variant, capability):
-    """What the cache's file of a kernel says that it holds."""
-    return {"kernel": variant.name, "capability": list(capability)}
+def sm(capability):
+    """The architecture of a compute capability, such as 'sm_90'."""
+    return f"sm_{capability[0]}{capability[1]}"
+
+
+def kernel_entry(name, architecture):
+    """(file in the disk cache, what it says that it holds) of the variant with a name."""
+    capability = [int(architecture[3:-1]), int(architecture[-1])]
+    return entry_path(f"{name}-{architecture}.kernel"), {"kernel": name, "capability": capability}
+
+
+def kept_kernels(variant, capability):
+    """The code of a variant, as `save_kernel` stores it: of the disk cache and of md4-kernels, if it is there."""
+    for find in (lambda *key: load(*kernel_entry(*key)), bundle.installed_kernel):
+        found = find(variant.name, sm(capability))
+        if found is not None:
+            yield found
+
+
+def is_kept(variant, capability):
+    """Whether the disk cache or md4-kernels has a variant, as far as one sees without reading its code."""
+    return kernel_path(variant, capability).exists() or bundle.is_installed(variant.name, sm(capability))
 
 
 def load_kernel(variant, capability):
-    """The kernel that `save_kernel` saved, on the current device; None where there is none that can be relied on."""
-    data = load(kernel_path(variant, capability), kernel_facts(variant, capability))
-    if data is None:
-        return None
-    entry, _, cubin = data.partition(b"\n")
-    return kernel_in(cubin, entry)
+    """The kernel of a variant on the current device; None where none is kept that can be relied on."""
+    for found in kept_kernels(variant, capability):
+        entry, _, cubin = found.partition(b"\n")
+        loaded = kernel_in(cubin, entry)
+        if loaded is not None:
+            return loaded
+        log.debug("the driver refuses the machine code of %s that was kept", variant.name)
+    return None
 
 
 def kernel_in(cubin, entry):
@@ -141,7 +163,7 @@ def kernel_in(cubin, entry):
 
 def save_kernel(variant, capability, entry, cubin):
     """Writes machine code to the cache: the name of its entry point in one line, then the cubin."""
-    store(kernel_path(variant, capability), kernel_facts(variant, capability), entry + b"\n" + cubin)
+    store(*kernel_entry(variant.name, sm(capability)), entry + b"\n" + cubin)
 
 
 compile_count = 0  # variants that this process compiled rather than loaded
@@ -319,7 +341,7 @@ class Graph:
 
 def kernel_path(variant, capability):
     """File of a variant in the disk cache."""
-    return entry_path(f"{variant.name}-sm_{capability[0]}{capability[1]}.kernel")
+    return kernel_entry(variant.name, sm(capability))[0]
 
 
 def compile_kernel(variant, capability, kernel):

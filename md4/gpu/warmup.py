@@ -1,8 +1,8 @@
 """Compiles kernels ahead of their first use, in parallel processes.
 
-`compile_all` is for a user (`md4.contract.warmup`). `compile_ahead` is what a first call does by itself where many
-kernels are missing: from a process of its own, since processes that a caller's starts would import the caller's script
-again.
+`compile_all` is for a user (`md4.contract.warmup`), who can also carry kernels to another machine: `export_kernels` and
+`import_kernels`. `compile_ahead` is what a first call does by itself where many kernels are missing: from a process of
+its own, since processes that a caller's starts would import the caller's script again.
 """
 
 import os
@@ -16,9 +16,12 @@ from multiprocessing.connection import wait
 from threading import Thread
 from time import perf_counter, process_time
 
+from md4.errors import ArgumentError
 from md4.gpu import compile_worker
-from md4.gpu.compile import compile_kernel, kernel_path
+from md4.gpu.compile import compile_kernel, is_kept, kept_kernels, kernel_entry, sm
 from md4.gpu.context import current_capability
+from md4.support import bundle
+from md4.support.cache import cache_folder, write
 from md4.support.log import log
 from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
 from md4.support.progress import compiling
@@ -73,8 +76,8 @@ def compiled(variants, jobs, capability):
 
 
 def missing(variants, capability):
-    """Those that the disk cache does not hold."""
-    return [variant for variant in variants if not kernel_path(variant, capability).exists()]
+    """Those that neither the disk cache nor md4-kernels holds."""
+    return [variant for variant in variants if not is_kept(variant, capability)]
 
 
 def compile_all(variants, jobs, capability, progress):
@@ -84,6 +87,68 @@ def compile_all(variants, jobs, capability, progress):
         for line in compiled(variants, jobs, capability):
             log.debug("compiled %s", line)
             bar.update()
+
+
+def export_kernels(variants, capability, path):
+    """Writes kernels of variants to a file (`md4.support.bundle`), wherever they are kept.
+
+    Raises
+    ------
+    ArgumentError
+        One is kept nowhere, since the cache cannot be written.
+    OSError
+        The file cannot be written.
+    """
+
+    def kernels():
+        for variant in sorted(variants, key=lambda variant: variant.name):
+            kernel = next(kept_kernels(variant, capability), None)
+            if kernel is None:
+                raise ArgumentError(
+                    f"the kernel {variant.name} was compiled, but the cache {cache_folder()} did not keep it; "
+                    "set MD4_CACHE_DIR to a folder of yours with enough space."
+                )
+            yield variant.name, kernel
+
+    bundle.write(path, sm(capability), kernels())
+
+
+def import_kernels(path, capability=None):
+    """Puts the kernels of a file into the disk cache, all or, where the file is not as it should be, none.
+
+    Parameters
+    ----------
+    path : str or Path
+        Of what `export_kernels` wrote.
+    capability : tuple of int, optional
+        Compute capability for which the kernels must be; by default any.
+
+    Returns
+    -------
+    number : int
+        Of kernels.
+    architecture : str
+        For which they are, such as 'sm_90'.
+
+    Raises
+    ------
+    ArgumentError
+        The file cannot be used here, or the cache cannot be written.
+    """
+    try:
+        found = bundle.Bundle(path, capability and sm(capability))
+        kernels = {name: found.load(name) for name in found.entries}
+        if None in kernels.values():
+            raise ValueError("is damaged")
+    except OSError as error:
+        raise ArgumentError(f"cannot read {str(path)!r}: {error.strerror}.") from error
+    except ValueError as error:
+        text = "Nothing was imported; write the file anew by `md4 warmup --export` of this version of md4."
+        raise ArgumentError(f"{str(path)!r} {error}. {text}") from error
+    if not all(write(*kernel_entry(name, found.architecture), kernel) for name, kernel in kernels.items()):
+        text = "set MD4_CACHE_DIR to a folder of yours with enough space"
+        raise ArgumentError(f"the cache {cache_folder()} cannot be written; {text}.")
+    return len(kernels), found.architecture
 
 
 def compile_ahead(asked, progress=None):

@@ -102,12 +102,14 @@ def as_operator(value: OperatorLike) -> Operator:
     raise ArgumentError(f"operator {shown(value)}: {way}.")
 
 
-def check_order(L):
-    """UnsupportedError if the total angular momentum `L` exceeds the highest order of the tables."""
-    if L > MMAX:
+def check_order(L, derivative=0):
+    """UnsupportedError if the total angular momentum `L` and a `derivative` of it exceed the order of the tables."""
+    most = MMAX - derivative
+    if L > most:
         raise UnsupportedError(
-            f"the angular momenta of a quartet add up to L = {L}, beyond the limit of {MMAX}: "
-            f"leave out the shells of highest angular momentum, so that no four of them exceed {MMAX}."
+            f"the angular momenta of a quartet add up to L = {L}, beyond the limit of {most}"
+            f"{' for derivatives' if derivative else ''}: leave out the shells of highest angular momentum, so that no "
+            f"four of them exceed {most}."
         )
 
 

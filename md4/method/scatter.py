@@ -183,6 +183,65 @@ class TensorLayout:
         return np.array([*aos.tolist(), *places], dtype=np.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class DerivativeLayout:
+    """The AO ranges of a tensor of derivatives by x, y and z, which are its first index.
+
+    Attributes
+    ----------
+    aosym : str
+        The name of the integral and its symmetry.
+    aos : ndarray of int64, shape (8,)
+        As that of `TensorLayout`; i is the index with the derivative, also where that comes last in the tensor.
+    singles : tuple of bool
+        Whether j is the unit function, and whether l is.
+    in_triangle : bool
+        Whether k and l have one place for (k, l) and (l, k).
+    last : bool
+        Whether i and j come after k and l in the tensor.
+    ends : tuple of int, optional
+        The AOs (first, last + 1) of the larger of k and l to which the rows of a triangle belong.
+    """
+
+    aosym: str
+    aos: np.ndarray
+    singles: tuple
+    in_triangle: bool
+    last: bool
+    ends: tuple | None = None
+
+    @property
+    def rows(self):
+        """The rows (first, last + 1) of the triangle of k and l that the tensor contains."""
+        return tuple(triangle(n, 0) for n in ((0, int(self.aos[6])) if self.ends is None else self.ends))
+
+    @property
+    def shape(self):
+        """Shape of the tensor."""
+        sides = [tuple(self.aos[n : n + 2 - single].tolist()) for n, single in zip((4, 6), self.singles)]
+        if self.in_triangle:
+            sides[1] = (self.rows[1] - self.rows[0],)
+        return 3, *(sides[1] + sides[0] if self.last else sides[0] + sides[1])
+
+    @property
+    def nbytes(self):
+        """Bytes of the tensor."""
+        return 8 * prod(self.shape)
+
+    @cached_property
+    def box(self):
+        """What `md4.cpu.derivatives` reads, ndarray of int64, shape (12,).
+
+        i0, j0, k0, l0, nj, nk, nl, what one step of (i, j), of (k, l) and of the derivative is in the tensor, and the
+        first place in the triangle and the number of places.
+        """
+        i0, j0, k0, l0, ni, nj, nk, nl = self.aos.tolist()
+        first, last = self.rows
+        of_kl = last - first if self.in_triangle else nk * nl
+        steps = (1, ni * nj) if self.last else (of_kl, 1)
+        return np.array([i0, j0, k0, l0, nj, nk, nl, *steps, ni * nj * of_kl, first, last - first], dtype=np.int64)
+
+
 def first_row(aosym, n):
     """The row of a tensor with which those of AO n of index i begin, counted from the first AO of this index."""
     if aosym in ROW_BY_ROW:

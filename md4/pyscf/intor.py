@@ -3,22 +3,27 @@
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
+from md4.contract.derivatives import TENSORS, DerivativeRequest, derivative_tensor
 from md4.contract.ranks import ranks_of
 from md4.contract.rows import TensorRows, shared_tensor
 from md4.contract.stores import is_file
 from md4.contract.team import shared_engines
 from md4.contract.tensor import ao_tensor, checked_request
+from md4.engine import BACKENDS, Engine
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import Operator
 from md4.pyscf.few_centres import INDICES, few_centre_tensor
 from md4.shells.basis import Basis
-from md4.support.arguments import checked_flag, checked_mol, checked_progress, shown
+from md4.support.arguments import checked_choice, checked_flag, checked_mol, checked_progress, shown
+from md4.support.log import log
+from md4.support.memory import check_out
 from md4.support.types import (
     BackendName,
     Dataset,
     DeviceArray,
     Devices,
     HostArray,
+    KetSymmetry,
     Molecule,
     PairSymmetry,
     Stream,
@@ -28,8 +33,13 @@ from md4.support.types import (
 # libcint keeps the exponent of the geminals in mol._env[PTR_F12_ZETA].
 PTR_F12_ZETA = 9
 SUFFIXES = ("", "_sph", "_cart")
+KINDS = ("", "_yp", "_stg")
 FEW_CENTRES = {f"{name}{suffix}": count for name, count in INDICES.items() for suffix in SUFFIXES}
-NAMES = (*(f"int2e{kind}{suffix}" for kind in ("", "_yp", "_stg") for suffix in SUFFIXES), *FEW_CENTRES)
+# What the integral is without its operator, for those with a derivative.
+DERIVATIVES = {f"int2e{kind}_ip1{suffix}": "int2e_ip1" for kind in KINDS for suffix in SUFFIXES} | {
+    f"{name}{suffix}": name for name in TENSORS if name != "int2e_ip1" for suffix in SUFFIXES
+}
+NAMES = (*(f"int2e{kind}{suffix}" for kind in KINDS for suffix in SUFFIXES), *FEW_CENTRES, *DERIVATIVES)
 
 
 def mol_operator(mol, kind, omega):
@@ -55,8 +65,27 @@ def name_basis_operator(mol, name, omega):
     return basis, mol_operator(mol, kind, omega)
 
 
+def named_derivatives(
+    basis, operator, name, aosym, shls_slice, out, backend, device, max_memory, stream, progress
+):  # fmt: skip
+    """The tensor of derivatives of a name; arguments, results and errors as in `intor`."""
+    if checked_choice("backend", backend, BACKENDS) == "cuda" or checked_flag("device", device):
+        raise UnsupportedError(
+            f"{name}: derivative tensors are made on the CPU in this version; use backend='cpu' and leave out device."
+        )
+    of_name = DERIVATIVES[name]
+    basis = basis if of_name == "int2e_ip1" else Basis.joined([basis])
+    request = DerivativeRequest.of_name(basis, of_name, aosym, shls_slice)
+    if out is not None:
+        check_out(out, request.layout(basis).shape)
+    log.debug("%s is made on the CPU, as all derivative tensors are", name)
+    engine = Engine(basis, None, operator, "cpu", stream, max_memory)
+    with engine.lock:
+        return derivative_tensor(engine, request, out, checked_progress(progress))
+
+
 def intor(
-    mol: Molecule, name: str = "int2e", aosym: Symmetry | PairSymmetry = "s1", omega: float | None = None,
+    mol: Molecule, name: str = "int2e", aosym: Symmetry | PairSymmetry | KetSymmetry = "s1", omega: float | None = None,
     shls_slice: Sequence[int] | None = None, out: HostArray | DeviceArray | Dataset | None = None,
     backend: BackendName = "auto", device: bool = False,
     max_memory: float | None = None, stream: Stream = None, progress: bool | None = None,
@@ -75,10 +104,20 @@ def intor(
         with all three indices over the shells of `mol`, which may be those of two molecules (``pyscf.gto.conc_mol``);
         and 'int2c2e'. The options of these two are those of `int3c2e` and `int2c2e`.
 
+        With a derivative, in Hartree/Bohr, whose three components are the first index: 'int2e_ip1', (nabla i j|kl),
+        also of both geminals ('int2e_yp_ip1', 'int2e_stg_ip1'); 'int3c2e_ip1', (nabla i j|P); 'int3c2e_ip2',
+        (ij|nabla P); and 'int2c2e_ip1', (nabla P|Q). The nabla acts on the function: (nabla i j|kl) is minus the
+        derivative by the centre of i. They are made on the CPU by one process, whatever `backend='auto'` takes for
+        other integrals, and `out` is an array or a numpy.memmap.
+    aosym : str
+        Symmetry as in `int2e` and `int3c2e`. 'int2e_ip1' has 's1' and 's2kl', (3, nao, nao, nao (nao + 1) / 2), for
+        which the ranges of k and l are equal; 'int3c2e_ip2' has 's1' and 's2ij'; the other derivatives have 's1'.
+
     Raises
     ------
     UnsupportedError
-        Another name; the message lists the names that are offered.
+        Another name; the message lists the names that are offered. A derivative with ``backend='cuda'`` or `device`,
+        or of shells whose angular momenta add up to more than 31.
 
     Examples
     --------
@@ -87,14 +126,22 @@ def intor(
     >>> mol.set_f12_zeta(1.2)
     >>> md4.intor(mol, "int2e_stg", aosym="s4").shape
     (66, 66)
+    >>> gradient = md4.intor(mol, "int2e_ip1", aosym="s2kl")
+    >>> gradient.shape
+    (3, 11, 11, 66)
+    >>> print(abs(gradient - mol.intor("int2e_ip1", aosym="s2kl")).max() < 1e-12)
+    True
     """
     ranks = ranks_of(comm)
 
     def made():
-        few = isinstance(name, str) and name in FEW_CENTRES
+        few = isinstance(name, str) and name in {**FEW_CENTRES, **DERIVATIVES}
         if few and (devices is not None or comm is not None or gather):
             raise ArgumentError(f"{name} is made by one device: leave out devices, comm and gather.")
         basis, operator = name_basis_operator(mol, name, omega)
+        if name in DERIVATIVES:
+            options = aosym, shls_slice, out, backend, device, max_memory, stream, progress
+            return named_derivatives(basis, operator, name, *options)
         if few:
             options = aosym, shls_slice, out, backend, device, max_memory, stream, progress
             return few_centre_tensor(Basis.joined([basis]), operator, FEW_CENTRES[name], (0, basis.nshell), *options)

@@ -97,7 +97,13 @@ def load(path, facts):
 
 
 def store(path, facts, code):
-    """Writes code in one step, so that no other process sees half of it; does nothing if the cache is not writable.
+    """Writes code that this process compiled, unless md4 was edited since it was imported; see `write`."""
+    if hash_of_sources() == IMPORTED:  # else the name of the folder would not fit the code
+        write(path, facts, code)
+
+
+def write(path, facts, code):
+    """Writes code in one step, so that no other process sees half of it.
 
     Parameters
     ----------
@@ -105,16 +111,20 @@ def store(path, facts, code):
     facts : dict
         What the code is, in types that JSON can represent; `load` must be given the same.
     code : bytes
+
+    Returns
+    -------
+    written : bool
+        Whether the cache could be written. If not, this costs time, but no results.
     """
-    if hash_of_sources() != IMPORTED:
-        return  # edited since it was imported, so the folder's name would not fit the code
     rest = encoded(facts) + b"\n" + code
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, PERMISSIONS, anew=True) as beside:
             beside.write_bytes(MAGIC + checksum(rest) + b"\n" + rest)
     except OSError:
-        pass  # this costs time, but no results
+        return False
+    return True
 
 
 def checksum(data):

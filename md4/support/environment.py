@@ -9,7 +9,9 @@ from shlex import quote
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-PACKAGES = ("md4", "numpy", "numba", "numba-cuda", "llvmlite", "cuda-toolkit", "cuda-bindings", "pyscf")
+PACKAGES = (
+    "md4", "md4-kernels", "numpy", "numba", "numba-cuda", "llvmlite", "cuda-toolkit", "cuda-bindings", "pyscf",
+)  # fmt: skip
 # The series of numba-cuda whose internals md4 uses; pyproject.toml requires the same.
 NUMBA_CUDA = "0.30"
 

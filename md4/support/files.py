@@ -63,8 +63,12 @@ def keep_owner_and_mode(old, path):
 
 def checked_target(name, size=0):
     """`name` as a path; ArgumentError, before any work, if `replacing` could not write `size` bytes to it."""
-    if "\0" in str(name):
-        raise ArgumentError(f"{str(name)!r} cannot be the name of a file: it holds a zero byte.")
+    try:
+        possible = b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise ArgumentError(f"{str(name)!r} cannot be the name of a file: it holds a zero byte or half a character.")
     path = Path(name)
     if not os.path.isdir(path.parent):
         raise ArgumentError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into; make it first.")

@@ -29,18 +29,19 @@ def check_out(out, shape):
     return out
 
 
-# What else may help where a tensor of each symmetry (`md4.method.scatter.EVERY_SYMMETRY`) does not fit.
+# What else may help where a tensor of each symmetry (`aosym` of its layout) does not fit.
 SMALLER = {"s1": "use a higher aosym, ", "s4": "use a higher aosym, ", "three_s1": "use aosym='s2ij', "}
-FILES = {"three_s1": "numpy.memmap", "three_s2ij": "numpy.memmap", "two": "numpy.memmap"}
+SMALLER |= {"int2e_ip1 s1": "use aosym='s2kl', ", "int3c2e_ip2 s1": "use aosym='s2ij', "}
+FILES = dict.fromkeys(("s1", "s4", "s8"), "numpy.memmap or h5py.Dataset")
 
 
 def tensor_refusal(layout, need, limit, device=False):
-    """The MemoryLimitError for the tensor of a `md4.method.scatter.TensorLayout` that does not fit.
+    """The MemoryLimitError for the tensor of a layout of `md4.method.scatter` that does not fit.
 
     `need` are the bytes of the tensor and of the least workspace, `limit` those that may be used. `device`: the caller
     wants the tensor to stay on the GPU.
     """
-    file = f"write to a file by out ({FILES.get(layout.aosym, 'numpy.memmap or h5py.Dataset')})"
+    file = f"write to a file by out ({FILES.get(layout.aosym, 'numpy.memmap')})"
     return MemoryLimitError(
         f"the AO tensor of shape {layout.shape} takes {size_text(layout.nbytes)} and with the least workspace "
         f"{size_text(need)}, but {size_text(limit)} may be used; raise max_memory, {SMALLER.get(layout.aosym, '')}"

@@ -9,6 +9,7 @@ import numpy.typing as npt
 BackendName: TypeAlias = Literal["auto", "cuda", "cpu"]
 Symmetry: TypeAlias = Literal["s1", "s4", "s8"]
 PairSymmetry: TypeAlias = Literal["s1", "s2ij"]
+KetSymmetry: TypeAlias = Literal["s1", "s2kl"]
 # Where density fitting keeps its tensor.
 Store: TypeAlias = Literal["auto", "device", "host", "direct"]
 HostArray: TypeAlias = npt.NDArray[np.float64]

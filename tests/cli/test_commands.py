@@ -252,7 +252,7 @@ def test_bad_values_are_refused_before_work(arguments, message, capsys):
 ODD = st.sampled_from(["nan", "inf", "-1", "0", "1e400", "", "x", "\0", "\ud800", "9" * 5000, "1e-320", "[]", "../.."])
 OPTIONS = ["--basis", "--charge", "--spin", "--omega", "--backend", "--max-memory", "--aosym", "-o", "--tolerance",
            "--abs-tolerance", "--max-quartets", "--seed", "--report", "--jobs", "--lmax", "--operator",
-           "--devices", "--df"]  # fmt: skip
+           "--devices", "--df", "--export", "--import"]  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_work")

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from md4.__main__ import main
+from md4.contract.warmup import Warmup
+from md4.support import bundle
 
 USES = """
 import numpy, pyscf, md4
@@ -94,22 +96,102 @@ def test_density_fitting_needs_a_molecule(capsys):
     assert "--df needs a molecule; give a geometry and --basis as well" in capsys.readouterr().err
 
 
+HYDROGEN = ["H 0 0 0; H 0 0 0.74", "--basis", "sto-3g", "--arch", "sm_90"]
+
+
 @pytest.mark.thorough
-def test_another_machines_architecture(tmp_path):
-    """Kernels are compiled without a GPU into the cache that a machine with one would read."""
-    env = os.environ | {"MD4_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "md4", "warmup", "He 0 0 0", "--basis", "sto-3g", "--arch", "sm_90", "--jobs", "2"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    kernels = list(tmp_path.rglob("*-sm_90.kernel"))
-    assert done.stdout.startswith(f"{len(kernels)} kernels compiled in")
-    assert len(kernels) > 10
+def test_kernels_for_other_machines(tmp_path, kernels_package):
+    """They are compiled without a GPU, into the cache that a machine with one would read, and into a file.
+
+    With the file, imported or in md4-kernels, another machine compiles nothing, and has the same bytes.
+    """
+
+    def warmup(cache, *arguments, path=None):
+        env = os.environ | {"MD4_CACHE_DIR": str(tmp_path / cache)}
+        if path is not None:
+            env["PYTHONPATH"] = f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        command = [sys.executable, "-m", "md4", "warmup", *arguments]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+    def kernels(cache):
+        return {path.name: path.read_bytes() for path in (tmp_path / cache).rglob("*-sm_90.kernel")}
+
+    file = kernels_package / "sm_90.kernels"
+    told = warmup("first", *HYDROGEN, "--jobs", "2", "--export", str(file)).splitlines()
+    made = kernels("first")
+    assert told[0].startswith(f"{len(made)} kernels compiled in")
+    assert told[1].startswith(f"{len(made)} kernels written to {file} (")
+    assert len(made) > 10
+    assert warmup("second", "--import", str(file)).startswith(f"{len(made)} kernels for sm_90 read from {file}")
+    assert kernels("second") == made
+    nothing = re.compile(rf"0 kernels compiled in .*, {len(made)} were there")
+    assert nothing.match(warmup("second", *HYDROGEN))
+    assert nothing.match(warmup("third", *HYDROGEN, path=kernels_package.parent))
+    assert kernels("third") == {}
+    again = tmp_path / "again"
+    warmup("third", *HYDROGEN, "--export", str(again), path=kernels_package.parent)
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_import_without_a_gpu_takes_any_architecture(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "x"
+    bundle.write(path, "sm_80", [("h_panels", b"entry\ncubin")])
+    monkeypatch.setattr("md4.gpu.available", lambda: False)
+    assert main(["warmup", "--import", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(f"1 kernels for sm_80 read from {path}\ncache ")
+    assert main(["warmup", "--import", str(path), "--arch", "sm_90"]) == 2
+    monkeypatch.setattr("md4.gpu.available", lambda: True)
+    monkeypatch.setattr("md4.gpu.context.current_capability", lambda: (9, 0))
+    assert main(["warmup", "--import", str(path)]) == 2
+    assert capsys.readouterr().err.count("for sm_80, not for sm_90") == 2
+
+
+def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, capsys):
+    """What was there stays, and the message is one line."""
+    path = tmp_path / "x"
+    path.write_bytes(b"before")
+    done = Warmup([], 1, 1, {}, (9, 0))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("md4.contract.warmup.warmup", lambda *_, **__: done)
+    monkeypatch.setattr("md4.cpu.warmup.compile_ahead", lambda _: 0)
+    monkeypatch.setattr("os.fsync", full)
+    assert main(["warmup", *HYDROGEN, "--export", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert f"cannot write '{path}': No space left on device" in told
+    assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"before"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--import", "x", "--lmax", "2", "--list"], "--import compiles nothing; leave out"),
+        (["--import", "x", *HYDROGEN], "--import compiles nothing; leave out"),
+        (["--import", "x", "--backend", "cpu"], "for kernels of GPUs; leave out --backend cpu"),
+        (["--export", "x", "--backend", "cpu"], "for kernels of GPUs; leave out --backend cpu"),
+        (["--export", "x", "--list"], "--list compiles nothing that --export could write"),
+        (["--export", "/nowhere/x"], "there is no folder '/nowhere'"),
+        (["--export", "."], "is a folder"),
+        (["--export", "x"], "there is nothing to warm up"),
+        (["--import", "nowhere"], "cannot read 'nowhere': No such file or directory"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("md4.gpu.available", lambda: False)
+    assert main(["warmup", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_list(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     assert main(["warmup", "He 0 0 0", "--basis", "sto-3g", "--arch", "sm_90", "--list", "--jobs", "2"]) == 0
     *kernels, last, _ = capsys.readouterr().out.splitlines()
-    assert last.startswith(f"{len(kernels)} kernels would be compiled, 0 are in the cache; about ")
+    assert last.startswith(f"{len(kernels)} kernels would be compiled, 0 are there; about ")
     assert any("scatter_block-s8" in line for line in kernels)
     assert not list(tmp_path.rglob("*.kernel"))
 

@@ -123,6 +123,13 @@ def test_nothing_is_left_to_compile_for_density_fitting(name, unit, left):
     assert not {f for f in map(str, names(found)) if f.startswith(("digest", "correlation", "hermite"))}
 
 
+def test_a_dry_run_of_density_fitting_compiles_nothing(monkeypatch):
+    """Also where its bounds would be made first: the device of this process is none of a warm-up's business."""
+    monkeypatch.setattr("md4.gpu.backend.compile_ahead", lambda *_: pytest.fail("compiled ahead"))
+    basis = md4.Basis.from_arrays([0, 0], [[0.9]] * 2, [[1.0]] * 2, np.eye(2, 3))
+    assert asked_by_fitting(basis, basis, "coulomb", (9, 0), MEMORIES[:1])
+
+
 def test_a_planar_molecule_that_lies_askew(monkeypatch):
     """J and K turn it where that gains, and launch the kernels of molecules in a plane."""
     flat = np.array([[0.3, 0.1, 0.0], [1.2, 0.9, 0.0], [-0.4, 1.1, 0.0]])

@@ -19,7 +19,8 @@ from md4.gpu.compile import Graph, Launch, Packing, Variant, load_kernel, numba_
 from md4.gpu.device_code import F64, I32, I64_2D, f64, i64, types
 from md4.gpu.kernels.recurrence import r_by_group
 from md4.gpu.kernels.scatter import scatter_block
-from md4.support import cache
+from md4.gpu.warmup import missing
+from md4.support import bundle, cache
 from md4.support.cache import cache_folder, cached_names, fingerprint
 
 
@@ -68,7 +69,7 @@ def test_fingerprint_is_the_same_in_another_process():
 class Driver:
     """A driver that knows one cubin, with one kernel."""
 
-    CUresult = dispatch.driver.CUresult
+    CUresult, CUkernel, CUfunction = dispatch.driver.CUresult, int, int
 
     @staticmethod
     def cuLibraryLoadData(code, *_):
@@ -212,3 +213,73 @@ def test_kernels_hold_no_pickle(monkeypatch, tmp_path):
     assert head.startswith(cache.MAGIC)
     assert (entry, cubin) == (b"entry", b"cubin")
     assert b"r_by_group-4-coulomb" in facts
+
+
+# md4-kernels ----------------------------------------------------------------------------------------------------------
+
+
+VARIANTS = [Variant(r_by_group, (l, "coulomb")) for l in (4, 5)]
+
+
+@pytest.fixture
+def packaged(kernels_package, monkeypatch, tmp_path):
+    """The file of a package md4-kernels that has `VARIANTS`, which the driver knows; the cache is empty."""
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(dispatch, "driver", Driver)
+    made = dispatch.launcher.made
+    before = dict(made)
+    made.clear()
+    bundle.write(kernels_package / "sm_90.kernels", "sm_90", [(one.name, b"entry\ncubin") for one in VARIANTS])
+    yield kernels_package / "sm_90.kernels"
+    made.clear()
+    made.update(before)
+
+
+def compiled_names(monkeypatch):
+    """Names of the kernels that this process compiles from now on, into what the driver knows."""
+    names = []
+    monkeypatch.setattr(dispatch, "entry_name", lambda cubin: "entry")
+    monkeypatch.setattr(dispatch, "machine_code", lambda kernel, capability: names.append(kernel) or b"cubin")
+    return names
+
+
+def test_kernels_of_the_package_are_not_compiled(packaged, monkeypatch):
+    """Neither here nor ahead, and nothing is written to the cache, where the same bytes would be."""
+    compiled = compiled_names(monkeypatch)
+    assert missing(VARIANTS, (9, 0)) == []
+    assert missing(VARIANTS, (8, 0)) == VARIANTS
+    for one in VARIANTS:
+        assert dispatch.launcher(one, (9, 0), "packaged").loaded.handle == 42
+        assert list(dispatch.kept_kernels(one, (9, 0))) == [b"entry\ncubin"]
+    assert compiled == []
+    assert cached_names(".kernel") == []
+    dispatch.save_kernel(VARIANTS[0], (9, 0), b"entry", b"cubin")
+    first, second = dispatch.kept_kernels(VARIANTS[0], (9, 0))
+    assert first == second
+
+
+def test_the_cache_comes_first(packaged, monkeypatch):
+    dispatch.save_kernel(VARIANTS[0], (9, 0), b"entry", b"other")
+    assert list(dispatch.kept_kernels(VARIANTS[0], (9, 0))) == [b"entry\nother", b"entry\ncubin"]
+    assert load_kernel(VARIANTS[0], (9, 0)).handle == 42  # the driver refuses what is in the cache
+
+
+@pytest.mark.parametrize("fault", ["damaged", "cut", "old", "foreign", "refused"])
+def test_a_package_of_no_use_costs_time_only(packaged, monkeypatch, caplog, fault):
+    """What is compiled is what the driver gets; the log has at most one line, whatever the number of kernels."""
+    caplog.set_level("INFO", "md4")
+    whole = packaged.read_bytes()
+    if fault in ("damaged", "cut"):  # the last bytes are those of both kernels
+        packaged.write_bytes(whole[:-30] + bytes(30) if fault == "damaged" else whole[:-3])
+    else:
+        code = b"entry\nother" if fault == "refused" else b"entry\ncubin"
+        with monkeypatch.context() as patches:
+            if fault == "old":
+                patches.setattr(cache, "IMPORTED", "0" * 64)
+            architecture = "sm_80" if fault == "foreign" else "sm_90"
+            bundle.write(packaged, architecture, [(one.name, code) for one in VARIANTS])
+    compiled = compiled_names(monkeypatch)
+    for one in VARIANTS:
+        assert dispatch.launcher(one, (9, 0), fault).loaded.handle == 42
+    assert len(compiled) == len(VARIANTS)
+    assert len(caplog.records) == (fault != "refused")

@@ -11,7 +11,10 @@ import md4
 from md4.__main__ import main
 from md4.contract.warmup import asked_by_shells, warmup
 from md4.errors import ArgumentError, DeviceError
-from md4.gpu.warmup import allowed_jobs, compile_ahead, missing
+from md4.gpu.compile import Variant, kept_kernels, kernel_path, save_kernel
+from md4.gpu.kernels.recurrence import r_by_group
+from md4.gpu.warmup import allowed_jobs, compile_ahead, export_kernels, import_kernels, missing
+from md4.support import bundle, cache
 
 
 def test_allowed_jobs(monkeypatch):
@@ -67,8 +70,6 @@ def test_geometry_and_basis_belong_together(capsys):
 
 
 def test_what_the_cache_holds_is_left_out(tmp_path, monkeypatch):
-    from md4.gpu.compile import kernel_path
-
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     first, *rest = every = asked()
     assert missing(every, (9, 0)) == every
@@ -99,6 +100,100 @@ def test_errors(monkeypatch, capsys):
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=message):
             warmup(1, **wrong)
+
+
+# files of kernels ----------------------------------------------------------------------------------------------------
+
+
+VARIANTS = [Variant(r_by_group, (l, "coulomb")) for l in range(4)]
+
+
+def code_of(variant):
+    """Stands for the machine code of a variant."""
+    return f"{variant.name} ".encode() * 20
+
+
+@pytest.fixture
+def exported(tmp_path, monkeypatch):
+    """A file of kernels, and an empty cache."""
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path / "old"))
+    for variant in VARIANTS:
+        save_kernel(variant, (9, 0), b"entry", code_of(variant))
+    export_kernels(VARIANTS, (9, 0), tmp_path / "s.kernels")
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path / "new"))
+    return tmp_path / "s.kernels"
+
+
+def test_from_one_cache_to_another(exported, tmp_path):
+    """The files of both are the same, and no kernel is missing."""
+    assert missing(VARIANTS, (9, 0)) == VARIANTS
+    assert import_kernels(exported, (9, 0)) == (len(VARIANTS), "sm_90")
+    assert missing(VARIANTS, (9, 0)) == []
+    old, new = (sorted((tmp_path / name).rglob("*.kernel")) for name in ("old", "new"))
+    assert [path.name for path in old] == [path.name for path in new]
+    assert [path.read_bytes() for path in old] == [path.read_bytes() for path in new]
+    assert len(new) == len(VARIANTS)
+
+
+def test_kernels_of_the_package_are_exported(exported, kernels_package, tmp_path):
+    (kernels_package / "sm_90.kernels").write_bytes(exported.read_bytes())
+    assert missing(VARIANTS, (9, 0)) == []
+    export_kernels(VARIANTS, (9, 0), tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == exported.read_bytes()
+
+
+@pytest.mark.parametrize("fault", ["cut", "kernel", "index", "old", "architecture", "name", "none", "folder"])
+def test_files_that_are_refused(exported, tmp_path, monkeypatch, fault):
+    """With a sentence, and nothing of them gets into the cache."""
+    whole, capability = exported.read_bytes(), (9, 0)
+    if fault in ("cut", "kernel", "index"):
+        place = {"cut": len(whole) - 1, "kernel": len(whole) - 9, "index": 200}[fault]
+        exported.write_bytes(whole[:place] + (b"" if fault == "cut" else b"?" + whole[place + 1 :]))
+    elif fault == "old":
+        monkeypatch.setattr(cache, "IMPORTED", "0" * 64)
+    elif fault == "architecture":
+        capability = (8, 0)
+    elif fault == "name":
+        bundle.write(exported, "sm_90", [("fine", b"entry\ncubin"), ("../../stray", b"entry\ncubin")])
+    else:
+        exported.unlink()
+        exported.mkdir() if fault == "folder" else None
+    words = {"old": "another version of md4", "architecture": "for sm_90, not for sm_80", "name": "which no kernel of",
+             "none": "No such file", "folder": "Is a directory"}  # fmt: skip
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ArgumentError, match=f"{exported.name}.*{words.get(fault, 'is damaged')}"):
+        import_kernels(exported, capability)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nothing_but_kernels_is_imported(exported, tmp_path):
+    """A file never becomes a function of the CPU, which is a pickle."""
+    bundle.write(exported, "sm_90", [("add_loop-0123.loop", b"entry\ncubin"), ("..", b"entry\ncubin")])
+    import_kernels(exported)
+    names = {path.name for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    assert names == {"add_loop-0123.loop-sm_90.kernel", "..-sm_90.kernel"}
+
+
+def test_a_cache_that_cannot_be_written(exported, monkeypatch, tmp_path):
+    monkeypatch.setenv("MD4_CACHE_DIR", "/proc/nowhere")
+    with pytest.raises(ArgumentError, match="the cache /proc/nowhere cannot be written"):
+        import_kernels(exported)
+    with pytest.raises(ArgumentError, match="the cache /proc/nowhere did not keep it"):
+        export_kernels(VARIANTS, (9, 0), tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+IMPORT = "import sys; from md4.gpu.warmup import import_kernels; print(import_kernels(sys.argv[1], (9, 0))[0])"
+
+
+@pytest.mark.thorough
+def test_two_processes_import_at_once(exported):
+    command = [sys.executable, "-c", IMPORT, str(exported)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [int(one.communicate()[0]) for one in both] == [len(VARIANTS)] * 2
+    for variant in VARIANTS:
+        assert list(kept_kernels(variant, (9, 0))) == [b"entry\n" + code_of(variant)]
+    assert not list(kernel_path(VARIANTS[0], (9, 0)).parent.glob(".*"))
 
 
 RUN = """

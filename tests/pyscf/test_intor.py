@@ -42,7 +42,7 @@ def test_geminals_need_an_exponent(water):
         md4.intor(water, "int2e_yp", backend="cpu")
 
 
-@pytest.mark.parametrize("name", ["int1e_ovlp", "int2e_ip1", "eri", ""])
+@pytest.mark.parametrize("name", ["int1e_ovlp", "int2e_ipip1", "eri", ""])
 def test_unsupported_names_list_the_supported_ones(water, name):
     with pytest.raises(UnsupportedError, match="is not offered") as error:
         md4.intor(water, name)

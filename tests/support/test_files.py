@@ -235,6 +235,7 @@ def test_targets_that_are_refused(tmp_path):
     for name, message in [
         ("nowhere/a.npy", "no folder"), ("file/a.npy", "no folder"), ("folder.npy", "is a folder"),
         ("pipe.npy", "a pipe or the like"), ("full.npy", "a device"), ("a\0.npy", "zero byte"),
+        ("a\ud800.npy", "half a character"),
         (f"{'a' * 300}.npy", "name too long"),
     ]:  # fmt: skip
         with pytest.raises(ArgumentError, match=f"(?i){message}"):

@@ -22,6 +22,7 @@ def tensors(mol: gto.Mole) -> None:
     assert_type(on_device.shape, tuple[int, ...])
     md4.get_jk(mol, on_device)
     md4.int2e(mol, out=part)
+    md4.intor(mol, "int2e_ip1", "s2kl")
     assert_type(md4.int2e(mol, devices="all"), Floats)
     rows = md4.int2e(mol, comm=object())
     if isinstance(rows, md4.TensorRows):
