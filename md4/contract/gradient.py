@@ -60,6 +60,7 @@ def energy_terms(dm, coulomb, exchange, nao):
     largest = abs(densities).max()
     if abs(densities - densities.transpose(0, 2, 1)).max() > ASYMMETRY * largest:
         raise ArgumentError("the gradient takes symmetric density matrices; see product_gradient for others.")
+    densities = (densities + densities.transpose(0, 2, 1)) / 2
     if len(shape) == 2:
         return in_use(densities, [coulomb], [exchange / 2])
     both = np.concatenate([densities.sum(axis=0)[None], densities])
@@ -245,15 +246,16 @@ class Gradients:
 
     def _derivatives_of(self, densities, with_j, with_k, operator, limit):
         """J and K of derivatives, each (3 n, nao, nao), for agreed arguments, on the CPU."""
-        backend, forces = self.engine.backend, self._forces_of_lists()
+        backend, forces = self.engine.backend, self._forces_of_lists(limit)
         made = backend.with_operator(operator).sums.derivatives(self.basis, forces.lists)
         densities = self._frame.densities(np.require(densities, np.float64, LAYOUT))
         found = made.run(densities, with_j, with_k, limit, self.ranks.rank, self.ranks.size)
         self.ranks.sum(found)
         return [this.reshape(-1, *this.shape[-2:]) for this in found]
 
-    def _forces_of_lists(self):
-        """What gradients need of the lists, which are made if they are missing."""
+    def _forces_of_lists(self, tolerance):
+        """What gradients need of the lists, which are made if they are missing, or too coarse for the tolerance."""
+        self._refine(tolerance)
         self._make_lists()
         if self._forces is None:
             self._forces = self.engine.backend.sums.forces(self.basis, self.lists)
@@ -291,7 +293,7 @@ class Gradients:
         """(gradient, statistics) for agreed arguments, on the CPU."""
         start, stats = time.perf_counter(), Statistics()
         with self.engine.lock:
-            backend, forces = self.engine.backend, self._forces_of_lists()
+            backend, forces = self.engine.backend, self._forces_of_lists(tolerance)
             share = self.ranks.rank, self.ranks.size
             with Progress(
                 forces.seconds() / share[1], enabled=self.progress if share[0] == 0 else False, label="Forces"

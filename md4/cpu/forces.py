@@ -34,6 +34,7 @@ class ForceList:
     ----------
     backend : md4.cpu.backend.CpuBackend
         For 1/r, whose bounds are bounds for erf(omega r)/r and erfc(omega r)/r, too.
+    basis : md4.Basis
     given : md4.contract.screening.PairList
 
     Attributes
@@ -44,10 +45,11 @@ class ForceList:
         Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
     bounds, derivative_bounds : ndarray, shape (npair,)
         f_ab (sum_ab (ab|ab))^1/2, or an upper bound of it, and that of the largest derivative, in the order of the
-        groups.
+        groups. Both derivatives of a pair add to the same force where its shells have the same centre, so that bound is
+        twice as large there.
     """
 
-    def __init__(self, backend, given):
+    def __init__(self, backend, basis, given):
         self.given, self.prepared = given, given.prepared
         self.pairs, self.groups = given.prepared.pairs, given.prepared.data
         self.derivatives = OF_A if self.pairs.single else OF_A + OF_B
@@ -57,7 +59,8 @@ class ForceList:
         order, rows = self.groups.order, min(self.pairs.na, self.pairs.nb)
         # the norm of all of a matrix from the largest norm of its rows and columns
         self.bounds = (factor * sqrt(rows) * given.exact)[order]
-        self.derivative_bounds = (factor * self.largest)[order]
+        a, b = basis.centres[self.pairs.pairs.T]
+        self.derivative_bounds = (np.where((a == b).all(axis=1), 2.0, 1.0) * factor * self.largest)[order]
 
     @cached_property
     def of_groups(self):
@@ -126,7 +129,7 @@ class HostForces:
 
     def __init__(self, backend, basis, lists):
         self.backend, self.basis, self.lock = backend, basis, Lock()
-        self.lists = [ForceList(backend, this) for this in lists]
+        self.lists = [ForceList(backend, basis, this) for this in lists]
         self.degree = 1 + 2 * max(this.pairs.l for this in self.lists)
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
