@@ -51,11 +51,45 @@ class LoopCache:
     disable = flush = enable
 
 
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler, CompilerBase
+from numba.core.compiler_machinery import register_pass
+from numba.core.typed_passes import NativeLowering
+
+
+class PartLibrary(JITCodeLibrary):
+    def finalize(self):
+        for library in self._linking_libraries:
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class PartLowering(NativeLowering):
+    _name = "md4_part_lowering"
+
+    def run_pass(self, state):
+        state.library = PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        super().run_pass(state)
+        state.cr = state.cr._replace(cfunc=[].append)
+        state.targetctx.insert_user_function(state.cr.cfunc, state.cr.fndesc, [state.library])
+        return True
+
+
+class PartCompiler(CompilerBase):
+    def define_pipelines(self):
+        (passes,) = Compiler.define_pipelines(self)
+        passes.passes = [(PartLowering if this is NativeLowering else this, text) for this, text in passes.passes]
+        passes.finalize()
+        return [passes]
+
+
 # Compiles a function that only compiled functions call.
-helper = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+helper = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False, pipeline_class=PartCompiler)
 
 # Compiles a function whose code becomes part of the one that calls it, for the large ones that are called once.
-part = njit(nogil=True, error_model="numpy", inline="always")
+part = njit(nogil=True, error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False, pipeline_class=PartCompiler)
 
 
 def bound(function, name=None, cached=False, make=helper, **callees):
@@ -68,7 +102,7 @@ def bound(function, name=None, cached=False, make=helper, **callees):
     made.__qualname__, made.__module__ = name, function.__module__
     if not cached:
         return make(made)
-    dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(made)
+    dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, _nrt=False)(made)
     dispatcher._cache = LoopCache(name)
     dispatcher.compile = in_own_thread(dispatcher.compile)
     return dispatcher

@@ -24,7 +24,10 @@ from md4.support.locks import once
 def numbered(name, fields):
     """A named tuple of the numbers 0, 1, 2, ..., the columns of a table, and their count as `size`."""
     names = fields.split()
-    return namedtuple(name, [*names, "size"])(*range(len(names) + 1))
+    import types
+    made = types.ModuleType(name)
+    made.__dict__.update(zip([*names, "size"], range(len(names) + 1)))
+    return made
 
 
 # Columns of the table of lists; `most` is the largest number of primitive pairs, and `width` the lanes of a pair. Where

@@ -14,7 +14,6 @@ from md4.cpu.compile import Loop, bound, part
 from md4.cpu.emit.recurrence import cube_side, recur
 from md4.cpu.emit.vectors import (
     LANES,
-    broadcast,
     doubles,
     fma,
     halves,
@@ -26,6 +25,7 @@ from md4.cpu.emit.vectors import (
     negative,
     store,
     subtract,
+    take,
     take_next,
 )
 from md4.cpu.emit.zeros import zeros_of
@@ -104,14 +104,6 @@ def quartet_count(n, g, npair, per_group, same):
 
 
 @part
-def of_bra(data, at, stride, number, diagonal):
-    """The exponent or a coordinate of a bra primitive; in a diagonal block, of one in each lane."""
-    if diagonal:
-        return load(data, at + number * stride)
-    return broadcast(data[at + number * stride])
-
-
-@part
 def add_signs(abq, rows, triples, nq):
     """Multiplies (ab|q] by (-1)^|q|.
 
@@ -158,14 +150,14 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
                 at_p = i * PRIMITIVE.size * stride
                 if first == 0:
                     # P - Q, but Q - P in a diagonal block; see `add_signs`
-                    rz = subtract(of_bra(bra_data, at_p, stride, 1, diagonal), load(ket_data, at_q + LANES))
-                    ry = subtract(of_bra(bra_data, at_p, stride, 2, diagonal), load(ket_data, at_q + 2 * LANES))
-                    rx = subtract(of_bra(bra_data, at_p, stride, 3, diagonal), load(ket_data, at_q + 3 * LANES))
+                    rz = subtract(take(bra_data, at_p + stride, diagonal), load(ket_data, at_q + LANES))
+                    ry = subtract(take(bra_data, at_p + 2 * stride, diagonal), load(ket_data, at_q + 2 * LANES))
+                    rx = subtract(take(bra_data, at_p + 3 * stride, diagonal), load(ket_data, at_q + 3 * LANES))
                     if diagonal:
                         rz, ry, rx = negative(rz), negative(ry), negative(rx)
                     r2 = fma(rz, rz, fma(ry, ry, multiply(rx, rx)))
                     zeros_of_lanes(
-                        l, of_bra(bra_data, at_p, stride, 0, diagonal), load(ket_data, at_q), r2, parameter, table,
+                        l, take(bra_data, at_p, diagonal), load(ket_data, at_q), r2, parameter, table,
                         work.axis, work.zeros,
                     )  # fmt: skip
                     recur(l, side, work.zeros, rz, ry, rx, work.axis, r)
@@ -226,7 +218,7 @@ def fill(tasks, lists, counter, tolerance, parameter, table, work):
     int
         Number of blocks: rows (task, place of the bra pair, ket group, place in `out`) of `work.items`.
     """
-    state, items, used, count = work.state, work.items, 0, 0
+    state, items, used, count = work.state, work.items, np.int64(0), np.int64(0)
     while True:
         if state[STATE.task] < 0:
             state[STATE.task] = take_next(counter)

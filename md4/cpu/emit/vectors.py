@@ -106,6 +106,27 @@ def store(typingctx, array, index, value):
 
 
 @intrinsic
+def take(typingctx, array, index, by_lane):
+    """The vector array[index : index + LANES] if `by_lane`, else a vector of equal numbers array[index]."""
+
+    def codegen(context, builder, signature, args):
+        data = data_of(context, builder, signature.args[0], args[0])
+        with builder.if_else(args[2]) as (then, otherwise):
+            with then:
+                vectors = load_at(builder, data, args[1])
+                of_vectors = builder.block
+            with otherwise:
+                number = all_lanes(builder, builder.load(builder.gep(data, [args[1]])))
+                of_number = builder.block
+        value = builder.phi(VECTOR)
+        value.add_incoming(vectors, of_vectors)
+        value.add_incoming(number, of_number)
+        return value
+
+    return vector(array, i64, types.boolean), codegen
+
+
+@intrinsic
 def broadcast(typingctx, value):
     """A vector of equal numbers."""
 
