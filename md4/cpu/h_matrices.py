@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.cpu.compile import Loop, part
-from md4.cpu.emit.vectors import LANES, broadcast, fma, load, magnitude, multiply, noise_removed, store
+from md4.cpu.emit.vectors import LANES, broadcast, divide, doubles, fma, integers, load, magnitude, multiply, noise_removed, store
 from md4.cpu.groups import aligned_empty, h_structure, hermite_functions
 from md4.cpu.threads import number_of_threads, run_all
 from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples
@@ -35,6 +35,7 @@ class HMatrices(NamedTuple):
 # Vectors of elements for which a further thread is worth waking.
 THREAD_ELEMENTS = 20_000
 # The name of the form in which H matrices are kept: there is only one.
+VECTOR_BYTES = 8 * LANES
 BOTH = "flat and lanes"
 
 
@@ -99,10 +100,7 @@ def coefficients(l, pure):
 def e_coefficients(la, lb, exponent, pa, pb, e):
     """E_t^{ij} of the three axes of LANES primitive pairs; see `md4.method.hermite`. The layout is [axis][i][j][t]."""
     nt = la + lb + 1
-    half = np.empty(LANES)
-    for lane in range(LANES):
-        half[lane] = 0.5 / exponent[lane]
-    half = load(half, 0)
+    half = divide(broadcast(0.5), load(exponent, 0))
     for axis in range(3):
         x_a, x_b = load(pa, axis * LANES), load(pb, axis * LANES)
         for i in range(la + 1):
@@ -130,15 +128,16 @@ def add_products(shape, la, lb, m, e, half, half_sizes):
     `half_sizes` holds the sums of the moduli of the terms.
     """
     nt, nh = la + lb + 1, shape.nherm
-    half[:] = 0.0
-    half_sizes[:] = 0.0
+    for at in range(0, len(shape.powers_a) * nh * LANES, LANES):
+        store(half, at, broadcast(0.0))
+        store(half_sizes, at, broadcast(0.0))
     for b in range(len(shape.powers_b)):
         c = shape.pure_b[b, m]
         if c == 0.0:
             continue
-        bz, by, bx = shape.powers_b[b]
+        bz, by, bx = shape.powers_b[b, 0], shape.powers_b[b, 1], shape.powers_b[b, 2]
         for a in range(len(shape.powers_a)):
-            az, ay, ax = shape.powers_a[a]
+            az, ay, ax = shape.powers_a[a, 0], shape.powers_a[a, 1], shape.powers_a[a, 2]
             of_z = (az * (lb + 1) + bz) * nt
             of_y = ((la + 1 + ay) * (lb + 1) + by) * nt
             of_x = ((2 * la + 2 + ax) * (lb + 1) + bx) * nt
@@ -172,19 +171,22 @@ def angular_row(shape, m, half, half_sizes, used, h):
         store(h, p * LANES, noise_removed(value, multiply(broadcast(NOISE), size)))
 
 
-def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes):
+def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes, room):
     """Step 1 for the vectors `first` to `last` of a list; see `HMatrices`."""
     exponent, pa, pb, coef_a, coef_b = primitives
     na, nb, nh, nt = shape.pure_a.shape[1], shape.pure_b.shape[1], shape.nherm, la + lb + 1
     nctr_a, nctr_b = coef_a.shape[1], coef_b.shape[1]
-    e = np.empty(3 * (la + 1) * (lb + 1) * nt * LANES)
     ncart = len(shape.powers_a)
-    half, half_sizes = np.empty(ncart * nh * LANES), np.empty(ncart * nh * LANES)
-    used, h = np.empty(ncart, dtype=np.int64), np.empty(nh * LANES)
-    # of the lanes: the exponent, P - A and P - B, and the contraction coefficients
-    width, from_a, from_b = np.empty(LANES), np.empty(3 * LANES), np.empty(3 * LANES)
-    of_a, of_b = np.empty(nctr_a * LANES), np.empty(nctr_b * LANES)
-    one, elements = np.empty(LANES), len(shape.columns)
+    n_e, n_half = 3 * (la + 1) * (lb + 1) * nt, ncart * nh
+    e, half, half_sizes = doubles(room, 1), doubles(room + VECTOR_BYTES * n_e, 1), doubles(room + VECTOR_BYTES * (n_e + n_half), 1)
+    room += VECTOR_BYTES * (n_e + 2 * n_half)
+    h, used = doubles(room, 1), integers(room + VECTOR_BYTES * nh, 1)
+    # of the lanes: the contraction coefficients, the exponent, P - A and P - B
+    room += VECTOR_BYTES * (nh + ncart)
+    of_a, of_b = doubles(room, 1), doubles(room + VECTOR_BYTES * nctr_a, 1)
+    room += VECTOR_BYTES * (nctr_a + nctr_b)
+    width, from_a, from_b, one = doubles(room, 1), doubles(room + VECTOR_BYTES, 1), doubles(room + 4 * VECTOR_BYTES, 1), doubles(room + 7 * VECTOR_BYTES, 1)
+    elements = len(shape.columns)
     for v in range(first, last):
         for lane in range(LANES):
             member = members[v, lane]
@@ -228,12 +230,12 @@ def make_h(pairs, groups, memory):
     arguments = (data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, pairs.la, pairs.lb, shape
     results, threads = (flat.reshape(-1), lanes.reshape(-1)), count * elements // THREAD_ELEMENTS
     if threads < 2:
-        h_matrices()(*arguments, 0, count, *results)
+        h_matrices()(*arguments, 0, count, *results, room(pairs).ctypes.data)
         return HMatrices(flat, lanes)
     threads = min(threads, number_of_threads())
 
     def part_of(thread):
-        h_matrices()(*arguments, count * thread // threads, count * (thread + 1) // threads, *results)
+        h_matrices()(*arguments, count * thread // threads, count * (thread + 1) // threads, *results, room(pairs).ctypes.data)
 
     run_all(threads, part_of)
     return HMatrices(flat, lanes)

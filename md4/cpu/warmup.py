@@ -72,7 +72,7 @@ def examples():
     matrices = np.zeros((1, 2, 2))
     return {
         "h": ((data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, 0, 0,
-              shape_of(*pairs.shell_class, pairs.single), 0, 1, np.empty(1), aligned_empty((1,))),
+              shape_of(*pairs.shell_class, pairs.single), 0, 1, np.empty(1), aligned_empty((1,)), 0),
         "tasks": np.zeros((1, TASK.size), dtype=np.int64), "lists": np.zeros((1, FIELD.size), dtype=np.int64),
         "items": np.zeros((1, 4), dtype=np.int64), "matrices": matrices, "numbers": np.zeros(1),
         "integers": np.zeros(STATE.size, dtype=np.int64), "four": np.zeros((1, 1, 1, 1)),

@@ -149,7 +149,7 @@ def two_operands(emit):
     return operation
 
 
-subtract, multiply = map(two_operands, ("fsub", "fmul"))
+subtract, multiply, divide = map(two_operands, ("fsub", "fmul", "fdiv"))
 
 
 @intrinsic
