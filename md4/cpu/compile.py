@@ -92,7 +92,7 @@ helper = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc
 part = njit(nogil=True, error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False, pipeline_class=PartCompiler)
 
 
-def bound(function, name=None, cached=False, make=helper, **callees):
+def bound(function, name=None, cached=False, make=helper, allocates=False, **callees):
     """A function compiled with some of its globals replaced by `callees`, which other compiled functions can call.
 
     They are globals, because Numba's pickles would contain them if they were in a closure.
@@ -102,7 +102,7 @@ def bound(function, name=None, cached=False, make=helper, **callees):
     made.__qualname__, made.__module__ = name, function.__module__
     if not cached:
         return make(made)
-    dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, _nrt=False)(made)
+    dispatcher = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, _nrt=allocates)(made)
     dispatcher._cache = LoopCache(name)
     dispatcher.compile = in_own_thread(dispatcher.compile)
     return dispatcher
@@ -140,9 +140,9 @@ class Loop:
         Compiled functions that it calls by these names; see `bound`.
     """
 
-    def __init__(self, function, name=None, **callees):
+    def __init__(self, function, name=None, allocates=False, **callees):
         self.name = name or function.__name__
-        self.dispatcher = bound(function, self.name, True, **callees)
+        self.dispatcher = bound(function, self.name, True, allocates=allocates, **callees)
 
     def __call__(self, *args):
         return self.dispatcher(*args)

@@ -5,10 +5,20 @@ from the density matrices into lanes before, and added to X and Y lane by lane a
 Y; see `md4.method.digestion` for what they are.
 """
 
-import numpy as np
-
 from md4.cpu.compile import Loop, helper, part
-from md4.cpu.emit.vectors import LANES, broadcast, fma, integers, load, multiply, store, total
+from md4.cpu.emit.vectors import (
+    LANES,
+    broadcast,
+    fma,
+    integers,
+    lane_doubles,
+    lane_integers,
+    least,
+    load,
+    multiply,
+    store,
+    total,
+)
 from md4.cpu.groups import FIELD, SAME, TASK
 from md4.method.digestion import quartet_weight
 from md4.support.locks import once
@@ -83,7 +93,7 @@ def digest_lanes(items, tasks, lists, blocks, densities, twice, lanes_of, x, y):
         lanes_of[5 * size : 6 * size], lanes_of[6 * size : 7 * size], lanes_of[7 * size : 8 * size],
         lanes_of[8 * size : 9 * size], lanes_of[9 * size :],
     )  # fmt: skip
-    weights, first_c, first_d = np.empty(LANES), np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    weights, first_c, first_d = lane_doubles(), lane_integers(), lane_integers()
     for item in range(len(items)):
         task = tasks[items[item, 0]]
         bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
@@ -95,7 +105,7 @@ def digest_lanes(items, tasks, lists, blocks, densities, twice, lanes_of, x, y):
         a0, b0 = aos_ab[2 * ab], aos_ab[2 * ab + 1]
         width = ket[FIELD.width]
         per_group = LANES // width
-        lanes = min(per_group, ket[FIELD.npair] - g * per_group) * width
+        lanes = least(per_group, ket[FIELD.npair] - g * per_group) * width
         for lane in range(LANES):
             weights[lane] = 0.0
         for lane in range(0, lanes, width):

@@ -13,7 +13,7 @@ from md4.cpu.compile import Loop, part
 from md4.cpu.emit.vectors import LANES, broadcast, divide, doubles, fma, integers, load, magnitude, multiply, noise_removed, store
 from md4.cpu.groups import aligned_empty, h_structure, hermite_functions
 from md4.cpu.threads import number_of_threads, run_all
-from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples
+from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples, nherm
 from md4.method.hermite import NOISE
 from md4.support.locks import once
 
@@ -217,6 +217,13 @@ def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes, room):
                                 store(lanes, (v * elements + n) * LANES, multiply(broadcast(shape.signs[n]), value))
 
 
+def room_for(pairs):
+    """Memory for the work of `h_loop` on a list."""
+    la, lb, nh, ncart = pairs.la, pairs.lb, nherm(pairs.l), len(cartesian_triples(pairs.la))
+    vectors = 3 * (la + 1) * (lb + 1) * (la + lb + 1) + (2 * ncart + 1) * nh + ncart
+    return aligned_empty(((vectors + pairs.nctr_a + pairs.nctr_b + 8) * LANES,))
+
+
 h_matrices = once(lambda: Loop(h_loop))
 
 
@@ -230,12 +237,14 @@ def make_h(pairs, groups, memory):
     arguments = (data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, pairs.la, pairs.lb, shape
     results, threads = (flat.reshape(-1), lanes.reshape(-1)), count * elements // THREAD_ELEMENTS
     if threads < 2:
-        h_matrices()(*arguments, 0, count, *results, room(pairs).ctypes.data)
+        room = room_for(pairs)
+        h_matrices()(*arguments, 0, count, *results, room.ctypes.data)
         return HMatrices(flat, lanes)
     threads = min(threads, number_of_threads())
 
     def part_of(thread):
-        h_matrices()(*arguments, count * thread // threads, count * (thread + 1) // threads, *results, room(pairs).ctypes.data)
+        room = room_for(pairs)
+        h_matrices()(*arguments, count * thread // threads, count * (thread + 1) // threads, *results, room.ctypes.data)
 
     run_all(threads, part_of)
     return HMatrices(flat, lanes)

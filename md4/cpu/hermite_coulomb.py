@@ -101,7 +101,7 @@ def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra
 @once
 def contract_r(kind):
     """`contract_lanes` for one operator."""
-    return Loop(contract_lanes, f"contract_{kind}", zeros_of_lanes=zeros_of(kind))
+    return Loop(contract_lanes, f"contract_{kind}", allocates=True, zeros_of_lanes=zeros_of(kind))
 
 
 class Side:

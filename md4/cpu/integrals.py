@@ -18,6 +18,8 @@ from md4.cpu.emit.vectors import (
     fma,
     halves,
     integers,
+    largest,
+    least,
     load,
     make_add_lanes,
     make_tile,
@@ -50,7 +52,7 @@ def block_products(h, h0, offsets, rows, nrow, ncolumn, source, columns, out, pl
         left = ncolumn - c
         width = 8 if left >= 8 else (4 if left >= 4 else 1)
         for row in range(0, nrow, height):
-            after = min(row + height, nrow) - 1
+            after = least(row + height, nrow) - 1
             begin, end, below = rows[row], rows[row + 1], rows[after] - rows[row]
             if width == 8:
                 tile8(h, h0, offsets, begin, end, below, source, columns, c, out, place, a, row, after, da, b, db, more)
@@ -99,8 +101,8 @@ def set_places(bra, ket, side, work):
 @part
 def quartet_count(n, g, npair, per_group, same):
     """How many unordered quartets a block of bra pair n with ket group g has."""
-    here = min(per_group, npair - g * per_group)
-    return min(here, n - g * per_group + 1) if same else here
+    here = least(per_group, npair - g * per_group)
+    return least(here, n - g * per_group + 1) if same else here
 
 
 @part
@@ -141,11 +143,11 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
         return
     rows = nab
     if i1 - i0 == 1:
-        rows = ROWS * max(1, ROW_BYTES // (ROWS * 8 * LANES * nq))
+        rows = ROWS * largest(1, ROW_BYTES // (ROWS * 8 * LANES * nq))
     for k in range(k0, k1):
         at_q = k * PRIMITIVE.size * LANES
         for first in range(0, nab, rows):
-            last = min(first + rows, nab)
+            last = least(first + rows, nab)
             for i in range(i0, i1):
                 at_p = i * PRIMITIVE.size * stride
                 if first == 0:

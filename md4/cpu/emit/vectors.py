@@ -221,6 +221,22 @@ def noise_removed(typingctx, value, least):
     return vector(vector, vector), codegen
 
 
+def of_two_integers(condition):
+    """The intrinsic of the integer a where a `condition` b holds, else b: as `min` and `max`, each a function to compile."""
+
+    @intrinsic
+    def chosen(typingctx, a, b):
+        def codegen(context, builder, signature, args):
+            return builder.select(builder.icmp_signed(condition, *args), *args)
+
+        return i64(i64, i64), codegen
+
+    return chosen
+
+
+least, largest = of_two_integers("<"), of_two_integers(">")
+
+
 # memory ---------------------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +260,27 @@ def array_at(element):
 
 
 doubles, integers, halves = array_at(types.float64), array_at(types.int64), array_at(types.int32)
+
+
+def array_on_stack(element):
+    """The intrinsic that makes an array of LANES elements, which lasts as long as the call of the compiled function."""
+    kind = types.Array(element, 1, "C")
+
+    @intrinsic
+    def array(typingctx):
+        def codegen(context, builder, signature, args):
+            made, llvm_type = context.make_array(kind)(context, builder), context.get_data_type(element)
+            size, data = I64(context.get_abi_sizeof(llvm_type)), cgutils.alloca_once(builder, llvm_type, LANES)
+            shape, strides = (cgutils.pack_array(builder, [n]) for n in (I64(LANES), size))
+            context.populate_array(made, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
+            return made._getvalue()
+
+        return kind(), codegen
+
+    return array
+
+
+lane_doubles, lane_integers = array_on_stack(types.float64), array_on_stack(types.int64)
 
 
 @intrinsic
