@@ -14,6 +14,7 @@ from md4.cpu.compile import Loop, bound, part
 from md4.cpu.emit.recurrence import cube_side, recur
 from md4.cpu.emit.vectors import (
     LANES,
+    broadcast,
     doubles,
     fma,
     halves,
@@ -29,6 +30,7 @@ from md4.cpu.emit.vectors import (
     subtract,
     take,
     take_next,
+    view,
 )
 from md4.cpu.emit.zeros import zeros_of
 from md4.cpu.groups import BLOCK, DIAGONAL, FIELD, PRIMITIVE, ROWS_OF_TILE, SAME, STATE, TASK
@@ -139,7 +141,8 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
     zero, step = np.int64(0), np.int64(LANES)  # not literals, for each of which a function would be compiled anew
     (i0, i1), (k0, k1), out, r = primitives, vectors, work.out, work.r
     if i0 == i1 or k0 == k1:
-        out[place : place + nab * ncd * LANES] = 0.0
+        for at in range(place, place + nab * ncd * LANES, LANES):
+            store(out, at, broadcast(0.0))
         return
     rows = nab
     if i1 - i0 == 1:
@@ -164,7 +167,7 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
                     )  # fmt: skip
                     recur(l, side, work.zeros, rz, ry, rx, work.axis, r)
                 for block in range(blocks_ab):
-                    segment = rows_ab[block * nab + first :]
+                    segment = view(rows_ab, block * nab + first, last - first + 1)
                     if diagonal:
                         lane_products(
                             h_ab, i * n_ab, work.of_p, segment, last - first, nq, r, work.column_q,
@@ -178,10 +181,10 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
             if diagonal:
                 add_signs(work.abq, last - first, triples, nq)
             for block in range(blocks_cd):
-                segment = rows_cd[block * ncd :]
+                segment = view(rows_cd, block * ncd, ncd + 1)
                 lane_products(
                     h_cd, k * n_cd, work.of_q, segment, ncd, last - first, work.abq, work.column_ab,
-                    out, place, sequence_cd, step, sequence_ab[first:], ncd * step, k > k0 or block > 0,
+                    out, place, sequence_cd, step, view(sequence_ab, first, last - first), ncd * step, k > k0 or block > 0,
                 )  # fmt: skip
     if ket[FIELD.width] > 1:
         add_up_lanes(out, place, place + nab * ncd * LANES, ket[FIELD.width])

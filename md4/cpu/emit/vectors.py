@@ -240,21 +240,25 @@ least, largest = of_two_integers("<"), of_two_integers(">")
 # memory ---------------------------------------------------------------------------------------------------------------
 
 
+def array_of(context, builder, element, data, count):
+    """An array of `count` elements at a pointer, which nobody frees, while code is generated."""
+    made = context.make_array(types.Array(element, 1, "C"))(context, builder)
+    size = I64(context.get_abi_sizeof(context.get_data_type(element)))
+    shape, strides = (cgutils.pack_array(builder, [n]) for n in (count, size))
+    context.populate_array(made, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
+    return made._getvalue()
+
+
 def array_at(element):
     """The intrinsic (address, count) -> array of `count` elements at an address, which nobody frees."""
-    kind = types.Array(element, 1, "C")
 
     @intrinsic
     def array(typingctx, address, count):
         def codegen(context, builder, signature, args):
-            made = context.make_array(kind)(context, builder)
-            data = builder.inttoptr(args[0], made.data.type)
-            size = ir.Constant(I64, context.get_abi_sizeof(context.get_data_type(element)))
-            shape, strides = (cgutils.pack_array(builder, [n]) for n in (args[1], size))
-            context.populate_array(made, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
-            return made._getvalue()
+            data = builder.inttoptr(args[0], context.get_data_type(element).as_pointer())
+            return array_of(context, builder, element, data, args[1])
 
-        return kind(i64, i64), codegen
+        return types.Array(element, 1, "C")(i64, i64), codegen
 
     return array
 
@@ -263,24 +267,31 @@ doubles, integers, halves = array_at(types.float64), array_at(types.int64), arra
 
 
 def array_on_stack(element):
-    """The intrinsic that makes an array of LANES elements, which lasts as long as the call of the compiled function."""
-    kind = types.Array(element, 1, "C")
+    """The intrinsic that makes an array of LANES elements, which lasts until the function returns."""
 
     @intrinsic
     def array(typingctx):
         def codegen(context, builder, signature, args):
-            made, llvm_type = context.make_array(kind)(context, builder), context.get_data_type(element)
-            size, data = I64(context.get_abi_sizeof(llvm_type)), cgutils.alloca_once(builder, llvm_type, LANES)
-            shape, strides = (cgutils.pack_array(builder, [n]) for n in (I64(LANES), size))
-            context.populate_array(made, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
-            return made._getvalue()
+            data = cgutils.alloca_once(builder, context.get_data_type(element), LANES)
+            return array_of(context, builder, element, data, I64(LANES))
 
-        return kind(), codegen
+        return types.Array(element, 1, "C")(), codegen
 
     return array
 
 
-lane_doubles, lane_integers = array_on_stack(types.float64), array_on_stack(types.int64)
+lane_doubles, lane_integers, lane_halves = map(array_on_stack, (types.float64, types.int64, types.int32))
+
+
+@intrinsic
+def view(typingctx, array, first, count):
+    """The elements `first` to `first` + `count` - 1 of a contiguous array of any shape; a slice is twice as much code."""
+
+    def codegen(context, builder, signature, args):
+        data = builder.gep(data_of(context, builder, signature.args[0], args[0]), [args[1]])
+        return array_of(context, builder, array.dtype, data, args[2])
+
+    return types.Array(array.dtype, 1, "C")(array, i64, i64), codegen
 
 
 @intrinsic
