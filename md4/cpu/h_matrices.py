@@ -10,7 +10,20 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.cpu.compile import Loop, part
-from md4.cpu.emit.vectors import LANES, broadcast, divide, doubles, fma, integers, load, magnitude, multiply, noise_removed, store
+from md4.cpu.emit.vectors import (
+    LANES,
+    broadcast,
+    divide,
+    doubles,
+    fma,
+    integers,
+    lane_doubles,
+    load,
+    magnitude,
+    multiply,
+    noise_removed,
+    store,
+)
 from md4.cpu.groups import aligned_empty, h_structure, hermite_functions
 from md4.cpu.threads import number_of_threads, run_all
 from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples, nherm
@@ -34,8 +47,8 @@ class HMatrices(NamedTuple):
 
 # Vectors of elements for which a further thread is worth waking.
 THREAD_ELEMENTS = 20_000
-# The name of the form in which H matrices are kept: there is only one.
 VECTOR_BYTES = 8 * LANES
+# The name of the form in which H matrices are kept: there is only one.
 BOTH = "flat and lanes"
 
 
@@ -172,21 +185,21 @@ def angular_row(shape, m, half, half_sizes, used, h):
 
 
 def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes, room):
-    """Step 1 for the vectors `first` to `last` of a list; see `HMatrices`."""
+    """Step 1 for the vectors `first` to `last` of a list; see `HMatrices`. `room` is the address of a `workspace`."""
     exponent, pa, pb, coef_a, coef_b = primitives
     na, nb, nh, nt = shape.pure_a.shape[1], shape.pure_b.shape[1], shape.nherm, la + lb + 1
     nctr_a, nctr_b = coef_a.shape[1], coef_b.shape[1]
-    ncart = len(shape.powers_a)
-    n_e, n_half = 3 * (la + 1) * (lb + 1) * nt, ncart * nh
-    e, half, half_sizes = doubles(room, 1), doubles(room + VECTOR_BYTES * n_e, 1), doubles(room + VECTOR_BYTES * (n_e + n_half), 1)
-    room += VECTOR_BYTES * (n_e + 2 * n_half)
+    elements, ncart = len(shape.columns), len(shape.powers_a)
+    size_e, size_half = VECTOR_BYTES * 3 * (la + 1) * (lb + 1) * nt, VECTOR_BYTES * ncart * nh
+    e, half, half_sizes = doubles(room, 1), doubles(room + size_e, 1), doubles(room + size_e + size_half, 1)
+    room += size_e + 2 * size_half
     h, used = doubles(room, 1), integers(room + VECTOR_BYTES * nh, 1)
     # of the lanes: the contraction coefficients, the exponent, P - A and P - B
     room += VECTOR_BYTES * (nh + ncart)
     of_a, of_b = doubles(room, 1), doubles(room + VECTOR_BYTES * nctr_a, 1)
     room += VECTOR_BYTES * (nctr_a + nctr_b)
-    width, from_a, from_b, one = doubles(room, 1), doubles(room + VECTOR_BYTES, 1), doubles(room + 4 * VECTOR_BYTES, 1), doubles(room + 7 * VECTOR_BYTES, 1)
-    elements = len(shape.columns)
+    from_a, from_b = doubles(room, 1), doubles(room + 3 * VECTOR_BYTES, 1)
+    width, one = lane_doubles(), lane_doubles()
     for v in range(first, last):
         for lane in range(LANES):
             member = members[v, lane]
@@ -217,11 +230,11 @@ def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes, room):
                                 store(lanes, (v * elements + n) * LANES, multiply(broadcast(shape.signs[n]), value))
 
 
-def room_for(pairs):
-    """Memory for the work of `h_loop` on a list."""
+def workspace(pairs):
+    """Memory that `h_loop` needs for a list."""
     la, lb, nh, ncart = pairs.la, pairs.lb, nherm(pairs.l), len(cartesian_triples(pairs.la))
     vectors = 3 * (la + 1) * (lb + 1) * (la + lb + 1) + (2 * ncart + 1) * nh + ncart
-    return aligned_empty(((vectors + pairs.nctr_a + pairs.nctr_b + 8) * LANES,))
+    return aligned_empty(((vectors + pairs.nctr_a + pairs.nctr_b + 6) * LANES,))
 
 
 h_matrices = once(lambda: Loop(h_loop))
@@ -237,13 +250,13 @@ def make_h(pairs, groups, memory):
     arguments = (data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, pairs.la, pairs.lb, shape
     results, threads = (flat.reshape(-1), lanes.reshape(-1)), count * elements // THREAD_ELEMENTS
     if threads < 2:
-        room = room_for(pairs)
+        room = workspace(pairs)
         h_matrices()(*arguments, 0, count, *results, room.ctypes.data)
         return HMatrices(flat, lanes)
     threads = min(threads, number_of_threads())
 
     def part_of(thread):
-        room = room_for(pairs)
+        room = workspace(pairs)
         h_matrices()(*arguments, count * thread // threads, count * (thread + 1) // threads, *results, room.ctypes.data)
 
     run_all(threads, part_of)
