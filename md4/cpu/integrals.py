@@ -181,10 +181,10 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
             if diagonal:
                 add_signs(work.abq, last - first, triples, nq)
             for block in range(blocks_cd):
-                segment = view(rows_cd, block * ncd, ncd + 1)
+                segment, sequence = view(rows_cd, block * ncd, ncd + 1), view(sequence_ab, first, last - first)
                 lane_products(
                     h_cd, k * n_cd, work.of_q, segment, ncd, last - first, work.abq, work.column_ab,
-                    out, place, sequence_cd, step, view(sequence_ab, first, last - first), ncd * step, k > k0 or block > 0,
+                    out, place, sequence_cd, step, sequence, ncd * step, k > k0 or block > 0,
                 )  # fmt: skip
     if ket[FIELD.width] > 1:
         add_up_lanes(out, place, place + nab * ncd * LANES, ket[FIELD.width])

@@ -222,7 +222,7 @@ def noise_removed(typingctx, value, least):
 
 
 def of_two_integers(condition):
-    """The intrinsic of the integer a where a `condition` b holds, else b: as `min` and `max`, each a function to compile."""
+    """The intrinsic of a where a `condition` b holds, else b. Each `min` of Numba is one more function to compile."""
 
     @intrinsic
     def chosen(typingctx, a, b):
@@ -285,7 +285,7 @@ lane_doubles, lane_integers, lane_halves = map(array_on_stack, (types.float64, t
 
 @intrinsic
 def view(typingctx, array, first, count):
-    """The elements `first` to `first` + `count` - 1 of a contiguous array of any shape; a slice is twice as much code."""
+    """`count` elements of a contiguous array of any shape from `first` on; a slice is twice as much code."""
 
     def codegen(context, builder, signature, args):
         data = builder.gep(data_of(context, builder, signature.args[0], args[0]), [args[1]])
