@@ -17,9 +17,11 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from md4.contract.densities import checked_densities
 from md4.contract.frame import Frame
+from md4.contract.gradient import FACTOR, check_real, energy_terms, product_terms
 from md4.contract.ranks import collective, ranks_of
 from md4.contract.screening import PairList, Statistics
 from md4.contract.team import Team
@@ -32,7 +34,8 @@ from md4.support.arguments import checked_flag, checked_mol, checked_progress, c
 from md4.support.cache import IMPORTED
 from md4.support.locks import Lock, locked
 from md4.support.log import log
-from md4.support.types import BackendName, Densities, Devices, JKPair, Molecule, Stream
+from md4.support.progress import Progress
+from md4.support.types import BackendName, Densities, Devices, HostArray, JKPair, Molecule, Stream
 
 # Of arrays for compiled loops, which are compiled for each layout.
 LAYOUT = ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"]
@@ -109,7 +112,7 @@ class JK:
         max_memory: float | None = None, stream: Stream = None, direct_scf_tol: float = 1e-13,
         progress: bool | None = None, devices: Devices = None, comm: Any = None,
     ) -> None:  # fmt: skip
-        self.lock, self.ranks = Lock(), ranks_of(comm)
+        self.lock, self.ranks, self._comm = Lock(), ranks_of(comm), comm
 
         def check():
             self.omega, self.progress = omega, checked_progress(progress)
@@ -127,6 +130,9 @@ class JK:
     _made_for: tuple[Any, ...] | None  # the fingerprint of `mol` when it was read
     _frame: Frame  # of the AOs that the team has, in terms of those of the molecule
     _last: tuple[Any, Any, Any] | None  # what `update` was asked, the density matrices, J and K
+    _ends: npt.NDArray[np.int64]  # where the AOs of each atom end, or of each shell of a `Basis`
+    _forces: Any  # what gradients need of the lists
+    _host: Any  # the JK on the CPU that makes gradients for one on a GPU
 
     @locked
     @collective
@@ -139,13 +145,14 @@ class JK:
         def read():
             given = self.mol if mol is None else mol
             if given is None:
-                return None, None, self.basis, self._frame.order
+                return None, None, self._ends, self.basis, self._frame.order
             found = None if isinstance(given, Basis) else fingerprint(checked_mol(given))
             basis = given if found is None else Basis.from_mol(given)
             check_order(4 * basis.lmax)
-            return None if found is None else given, found, *basis.regrouped()
+            ends = basis.ao_loc[1:] if found is None else given.aoslice_by_atom()[:, 3]
+            return None if found is None else given, found, ends, *basis.regrouped()
 
-        molecule, found, basis, order = self.ranks.together(read)
+        molecule, found, ends, basis, order = self.ranks.together(read)
         self._forget_lists()
         team = self.ranks.together(lambda: Team(basis, self._options, self._devices, self.ranks))
         frame = self.ranks.together(lambda: Frame(basis, order, team.engine.backend, self.ranks))
@@ -154,7 +161,7 @@ class JK:
         self.ranks.same({**common_facts(basis), **team.facts(), **frame.facts(), **own})
         team.count()
         new = {"mol": molecule, "_made_for": found, "basis": basis, "_frame": frame, "team": team, "_last": None}
-        self.__dict__.update(new, stats=Statistics())  # all at once, since an interrupt may come in between
+        self.__dict__.update(new, stats=Statistics(), _ends=ends, _host=None)  # all at once, since an interrupt may come in between
 
     def _follow_molecule(self):
         """Makes all anew if the molecule was changed in place."""
@@ -165,7 +172,7 @@ class JK:
 
     def _forget_lists(self):
         """Drops the pair lists, their H matrices, and memory that is kept."""
-        self._kept = np.empty((0, 0, 0))
+        self._kept, self._forces = np.empty((0, 0, 0)), None
         if hasattr(self, "team"):
             self.team.forget()
 
@@ -270,6 +277,187 @@ class JK:
             result = tuple(None if c is None else by_elements(np.add, c, o, out=c) for c, o in zip(change, old))
         self._last = key, new, result
         return self._sent([None if v is None else by_elements(np.positive, v) for v in result], dm)
+
+    @locked
+    @collective
+    def gradient(
+        self, dm: Densities, coulomb: float = 1.0, exchange: float = 1.0, omega: float | None = None,
+        tolerance: float | None = None,
+    ) -> HostArray:  # fmt: skip
+        """The gradient of the two-electron energy by the positions of the nuclei, to which the AOs belong.
+
+        The energy is ``coulomb``/2 D.J[D] - ``exchange``/4 D.K[D] of the density D of a closed shell, and
+        ``coulomb``/2 D.J[D] - ``exchange``/2 (Da.K[Da] + Db.K[Db]), D = Da + Db, of those of two spins. Densities stay
+        as they are, so the gradient of a whole energy has other terms besides (`md4.attach` gives that of PySCF's).
+        No derivative of an integral is formed; see the page "Theory". It is made on the CPU, also if J and K are made
+        on a GPU.
+
+        Parameters
+        ----------
+        dm : array_like, shape (nao, nao) or (2, nao, nao)
+            Real and symmetric.
+        coulomb, exchange : float
+            Factors of both parts; 1 and 1 are those of Hartree-Fock.
+        omega : float, optional
+            Replaces the omega of the constructor, for both parts.
+        tolerance : float, optional
+            Terms with a bound below this (Hartree/Bohr) are left out; by default 10 `direct_scf_tol`. `stats` has the
+            sum of these bounds and the root of the sum of their squares.
+
+        Returns
+        -------
+        ndarray, shape (natm, 3), in Hartree/Bohr
+            For a `Basis`, a row for each of its shells: by the position of that shell.
+
+        Raises
+        ------
+        ArgumentError
+            Densities or options that cannot be used.
+        UnsupportedError
+            Shells of which four have angular momenta that add up to more than 31.
+        MemoryLimitError
+            The least workspace exceeds `max_memory`.
+        """
+        nao = self.basis.nao
+        return self._gradient(lambda: energy_terms(self._fetched(dm), coulomb, exchange, nao), omega, tolerance)
+
+    @locked
+    @collective
+    def product_gradient(
+        self, left: Densities, right: Densities | None = None, coulomb: Any = 1.0, exchange: Any = 1.0,
+        omega: float | None = None, tolerance: float | None = None,
+    ) -> HostArray:  # fmt: skip
+        """The gradient of 1/2 sum_n [ j_n L_ab R_cd - k_n L_ac R_bd ] (ab|cd), for any matrices L and R.
+
+        Every two-particle density that is a sum of products has this form: of response, of states that are not
+        Hartree-Fock's, of differences.
+
+        Parameters
+        ----------
+        left, right : array_like, shape (nao, nao) or (n, nao, nao)
+            L and R, real; R is L by default.
+        coulomb, exchange : float or array_like, shape (n,)
+            j and k.
+        omega, tolerance
+            As in `gradient`, with which results and errors agree.
+        """
+        nao = self.basis.nao
+
+        def terms():
+            return product_terms(
+                self._fetched(left), None if right is None else self._fetched(right), coulomb, exchange, nao
+            )
+
+        return self._gradient(terms, omega, tolerance)
+
+    @locked
+    @collective
+    def derivative_jk(
+        self, dm: Densities, hermi: int = 0, with_j: bool = True, with_k: bool = True, omega: float | None = None,
+        tolerance: float | None = None,
+    ) -> JKPair:  # fmt: skip
+        """J and K whose first function is derived by the position of its electron, as `get_jk` of PySCF's gradients.
+
+            vj[x]_ij = -sum_kl (nabla_x i j|kl) D_lk          vk[x]_il = -sum_jk (nabla_x i j|kl) D_jk
+
+        For forces alone `gradient` takes a fraction of the time. These too are made on the CPU.
+
+        Parameters
+        ----------
+        dm : array_like, shape (nao, nao) or (n, nao, nao)
+            Real, of any symmetry; `hermi` is for PySCF's sake.
+        with_j, with_k, omega
+            As in `get_jk`.
+        tolerance : float, optional
+            A shell quartet is left out only if it adds less than this to each element; by default `direct_scf_tol`.
+
+        Returns
+        -------
+        vj, vk : ndarray, shape (3, nao, nao) or (n, 3, nao, nao), in Hartree/Bohr; None if not requested
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, MemoryLimitError
+            As for `gradient`.
+        """
+        self._follow_molecule()
+        check_order(4 * self.basis.lmax + 1)
+        densities, shape, _, with_j, with_k, operator, limit = self._agreed(
+            "derivative_jk", dm, hermi, with_j, with_k, omega, tolerance
+        )
+        check_real(densities)
+        host = self._on_host()
+        with host.engine.lock:
+            found = [host._frame.sums(this) for this in host._derivatives_of(densities, with_j, with_k, operator, limit)]
+        shape = (*shape[:-2], 3, *shape[-2:])
+        return tuple(this.reshape(shape) if wanted else None for this, wanted in zip(found, (with_j, with_k)))
+
+    def _derivatives_of(self, densities, with_j, with_k, operator, limit):
+        """J and K of derivatives, each (3 n, nao, nao), for agreed arguments, on the CPU."""
+        backend, forces = self.engine.backend, self._forces_of_lists()
+        made = backend.with_operator(operator).sums.derivatives(self.basis, forces.lists)
+        densities = self._frame.densities(np.require(densities, np.float64, LAYOUT))
+        found = made.run(densities, with_j, with_k, limit, self.ranks.rank, self.ranks.size)
+        self.ranks.sum(found)
+        return [this.reshape(-1, *this.shape[-2:]) for this in found]
+
+    def _forces_of_lists(self):
+        """What gradients need of the lists, which are made if they are missing."""
+        self._make_lists()
+        if self._forces is None:
+            self._forces = self.engine.backend.sums.forces(self.basis, self.lists)
+        return self._forces
+
+    def _gradient(self, terms, omega, tolerance):
+        """The gradient for a function that returns checked `Terms`."""
+        self._follow_molecule()
+
+        def check():
+            limit = FACTOR * self.direct_scf_tol if tolerance is None else checked_real("tolerance", tolerance, 0)
+            check_order(4 * self.basis.lmax + 1)
+            return terms(), self._operator(omega), limit
+
+        (densities, *factors), operator, limit = self.ranks.together(check)
+        facts = "the operator", "tolerance", "coulomb", "exchange"
+        values = operator, limit, *(factor.tolist() for factor in factors)
+        self.ranks.same({"the number of densities": len(densities), **dict(zip(facts, values))})
+        host = self._on_host()
+        found, host_stats = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
+        self.stats = host_stats
+        return found
+
+    def _on_host(self):
+        """This object, or if that works on a GPU, one for the same molecule on the CPU."""
+        if self.engine.backend.name == "cpu":
+            return self
+        if self._host is None:
+            mol = self.basis if self.mol is None else self.mol
+            self._host = JK(mol, None, "cpu", None, None, self.direct_scf_tol, self.progress, None, self._comm)
+        return self._host
+
+    def _gradient_of(self, densities, factors, operator, tolerance):
+        """(gradient, statistics) for agreed arguments, on the CPU."""
+        start, stats = time.perf_counter(), Statistics()
+        with self.engine.lock:
+            backend, forces = self.engine.backend, self._forces_of_lists()
+            share = self.ranks.rank, self.ranks.size
+            with Progress(
+                forces.seconds() / share[1], enabled=self.progress if share[0] == 0 else False, label="Forces"
+            ) as bar:
+                found, stats.computed, left_out = forces.run(
+                    backend.with_operator(operator), self._frame.densities(densities), *factors, tolerance, *share,
+                    bar.report,
+                )  # fmt: skip
+        total = [found, np.array([float(stats.computed), *left_out])]
+        self.ranks.sum(total)
+        found, (computed, stats.error_bound, squares) = total
+        pairs = sum(map(len, self.lists))
+        stats.computed = stats.wanted = int(computed)
+        stats.skipped, stats.error_estimate = pairs**2 - stats.computed, float(np.sqrt(squares))
+        gradient = np.zeros((len(self._ends), 3))
+        np.add.at(gradient, np.searchsorted(self._ends, self._frame.order[self.basis.ao_loc[:-1]], side="right"), found)
+        stats.seconds = time.perf_counter() - start
+        return gradient, stats
 
     def _fetched(self, dm):
         """The density matrices on the host."""

@@ -94,6 +94,9 @@ class Statistics:
         Seconds of each worker, which is a device or a process, from its first quartet until it was done with its last.
     sums : float
         Seconds in which what the workers have summed was added up and fetched, after the last of them was done.
+    error_bound, error_estimate : float
+        Of a gradient, in Hartree/Bohr: the sum of the bounds of what was left out, which the error of no component can
+        exceed, and the root of the sum of their squares, about the error to expect.
     """
 
     computed: int = 0
@@ -102,6 +105,8 @@ class Statistics:
     seconds: float = field(default=0.0, compare=False)
     busy: tuple = field(default=(), compare=False, repr=False)
     sums: float = field(default=0.0, compare=False, repr=False)
+    error_bound: float = field(default=0.0, compare=False, repr=False)
+    error_estimate: float = field(default=0.0, compare=False, repr=False)
 
 
 def schwarz_bounds(engine, lists, cutoff=PRIMITIVE_CUTOFF):

@@ -7,6 +7,7 @@ many primitives, a pair takes several lanes, and its integrals are summed over t
 """
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from math import prod
 from types import ModuleType
@@ -15,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.cpu.emit.vectors import LANES
-from md4.method.angular import hermite_triples
+from md4.method.angular import hermite_triples, nherm
+from md4.method.derivatives import axis_of
 from md4.method.hermite import component_table, single_reach
 from md4.shells.shell_pairs import slices, spans, starts_of
 from md4.support.locks import once
@@ -89,8 +91,36 @@ def reach(la, lb, pure, single):
     return masks[:, :, z, y, x]
 
 
+def every_reach(la, lb, pure, single, derivatives):
+    """`reach` of the rows of H in blocks: one, or one for each derivative; shape (nblock, na, nb, nherm).
+
+    A derivative along an axis reaches one power more of it, and what that reaches: also all lower powers, but of single
+    shells, whose derivatives are those of their Hermite functions, no others.
+    """
+    plain = reach(la, lb, pure, single)
+    if not derivatives:
+        return plain[None]
+    triples, ordinals = hermite_triples(la + lb), hermite_ordinals(la + lb + 1)
+    found = np.zeros((len(derivatives), *plain.shape[:2], nherm(la + lb + 1)), dtype=bool)
+    for block, derivative in zip(found, derivatives):
+        above = triples.copy()
+        above[:, axis_of(derivative)] += 1
+        block[..., ordinals[tuple(above.T)]] = plain
+        if not single:
+            block[..., : plain.shape[2]] |= plain
+    return found
+
+
+@cache
+def hermite_ordinals(l):
+    """The ordinal of each Hermite triple up to degree l, shape (l + 1, l + 1, l + 1)."""
+    triples, ordinals = hermite_triples(l), np.zeros((l + 1,) * 3, dtype=np.int64)
+    ordinals[tuple(triples.T)] = np.arange(len(triples))
+    return ordinals
+
+
 @once  # compiled loops get its address, so there must not be a second one that another thread made
-def hermite_functions(la, lb, pure, single):
+def hermite_functions(la, lb, pure, single, derivatives=()):
     """Ordinals of the Hermite functions that a class of pairs reaches, and their triples; arrays of int64.
 
     Pairs reach all up to |p| = l_a + l_b, spherical single shells those of |p| = l only. On the CPU, no other ones are
@@ -101,12 +131,13 @@ def hermite_functions(la, lb, pure, single):
     ordinals : ndarray, shape (nherm,)
     triples : ndarray, shape (3 nherm,)
     """
-    ordinals = np.flatnonzero(reach(la, lb, pure, single).any(axis=(0, 1)))
-    return ordinals, np.ascontiguousarray(hermite_triples(la + lb)[ordinals]).reshape(-1)
+    ordinals = np.flatnonzero(every_reach(la, lb, pure, single, derivatives).any(axis=(0, 1, 2)))
+    triples = hermite_triples(la + lb + bool(derivatives))
+    return ordinals, np.ascontiguousarray(triples[ordinals]).reshape(-1)
 
 
 @once  # as `hermite_functions`
-def h_structure(la, lb, pure, nctr_a, nctr_b, single):
+def h_structure(la, lb, pure, nctr_a, nctr_b, single, derivatives=()):
     """The elements of H that can be nonzero by their powers of z, y and x: `md4.method.hermite.structure` as arrays.
 
     Elements are ordered by blocks of BLOCK functions p, and in a block by rows: what a product needs of r or of (ab|q]
@@ -122,16 +153,17 @@ def h_structure(la, lb, pure, nctr_a, nctr_b, single):
     columns : ndarray of int32
         p of each element, counted among `hermite_functions`.
     """
-    per_row = reach(la, lb, pure, single)[:, :, hermite_functions(la, lb, pure, single)[0]]
-    na, nb, nherm = per_row.shape
-    every = np.broadcast_to(per_row[None, :, None], (nctr_a, na, nctr_b, nb, nherm))
-    flat = every.reshape(-1, nherm)
+    functions = hermite_functions(la, lb, pure, single, derivatives)[0]
+    per_row = every_reach(la, lb, pure, single, derivatives)[..., functions]
+    nblock, na, nb, count = per_row.shape
+    every = np.broadcast_to(per_row[:, None, :, None], (nblock, nctr_a, na, nctr_b, nb, count))
+    flat = every.reshape(-1, count)
     sequence = np.lexsort(flat.T[::-1])
     flat = flat[sequence]
     for first in range(0, len(flat) - ROWS_OF_TILE + 1, ROWS_OF_TILE):
         flat[first : first + ROWS_OF_TILE] = flat[first : first + ROWS_OF_TILE].any(axis=0)
     counts, columns = [], []
-    for first in range(0, nherm, BLOCK):
+    for first in range(0, count, BLOCK):
         block = flat[:, first : first + BLOCK]
         counts.append(block.sum(axis=1))
         columns.append(np.nonzero(block)[1] + first)
@@ -331,12 +363,12 @@ def make_groups(lists, layouts=None):
 
 def structure_of(pairs):
     """The `h_structure` of `ShellPairs`."""
-    return h_structure(*pairs.shell_class, pairs.single)
+    return h_structure(*pairs.shell_class, pairs.single, pairs.derivatives)
 
 
 def functions_of(pairs):
     """The `hermite_functions` of `ShellPairs`."""
-    return hermite_functions(pairs.la, pairs.lb, pairs.pure, pairs.single)
+    return hermite_functions(pairs.la, pairs.lb, pairs.pure, pairs.single, pairs.derivatives)
 
 
 def h_elements(pairs):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from md4.cpu.compile import Loop, part
+from md4.cpu.compile import Loop, helper, part
 from md4.cpu.emit.vectors import (
     LANES,
     broadcast,
@@ -23,10 +23,11 @@ from md4.cpu.emit.vectors import (
     multiply,
     noise_removed,
     store,
+    view,
 )
-from md4.cpu.groups import aligned_empty, h_structure, hermite_functions
+from md4.cpu.groups import aligned_empty, h_structure, hermite_functions, hermite_ordinals
 from md4.cpu.threads import number_of_threads, run_all
-from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples, nherm
+from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples
 from md4.method.hermite import NOISE
 from md4.support.locks import once
 
@@ -61,6 +62,8 @@ class Shape(NamedTuple):
         Powers of z, y and x of the monomials of a and b.
     pure_a, pure_b : ndarray of float64, shape (ncart, ncomp)
         Their coefficients in each component.
+    derivatives : ndarray, shape (nblock,)
+        The derivative of each block of rows; 0 for the one block of rows of H itself.
     nherm : int
         Number of Hermite functions.
     ordinals : ndarray, shape (l + 1, l + 1, l + 1)
@@ -69,8 +72,10 @@ class Shape(NamedTuple):
         Where each row ab is among those that are stored.
     rows : ndarray of int32
         As `h_structure` returns them.
-    columns : ndarray of int32
-        The Hermite function of each element, by its ordinal among all of them.
+    columns, functions : ndarray of int32
+        The Hermite function of each element, by its ordinal among all of them, and among those that are reached.
+    count : int
+        How many are reached.
     signs : ndarray of float64, shape (elements,)
         (-1)^|p| of each element.
     """
@@ -79,26 +84,32 @@ class Shape(NamedTuple):
     powers_b: np.ndarray
     pure_a: np.ndarray
     pure_b: np.ndarray
+    derivatives: np.ndarray
     nherm: int
     ordinals: np.ndarray
     places: np.ndarray
     rows: np.ndarray
     columns: np.ndarray
+    functions: np.ndarray
+    count: int
     signs: np.ndarray
 
 
 @cache
-def shape_of(la, lb, pure, nctr_a, nctr_b, single):
+def shape_of(la, lb, pure, nctr_a, nctr_b, single, derivatives=()):
     """The `Shape` of a class."""
-    sequence, rows, of_used = h_structure(la, lb, pure, nctr_a, nctr_b, single)
-    columns = hermite_functions(la, lb, pure, single)[0][of_used].astype(np.int32)
-    triples = hermite_triples(la + lb)
-    ordinals = np.zeros((la + lb + 1,) * 3, dtype=np.int64)
-    ordinals[tuple(triples.T)] = np.arange(len(triples))
+    sequence, rows, of_used = h_structure(la, lb, pure, nctr_a, nctr_b, single, derivatives)
+    reached = hermite_functions(la, lb, pure, single, derivatives)[0]
+    columns = reached[of_used].astype(np.int32)
+    degree = la + lb + bool(derivatives)
+    triples, ordinals = hermite_triples(degree), hermite_ordinals(degree)
     signs = 1.0 - 2.0 * (triples.sum(axis=1) % 2)
     powers = [np.ascontiguousarray(cartesian_triples(l)[:, ::-1]) for l in (la, lb)]
     of_monomials = (coefficients(l, pure) for l in (la, lb))
-    return Shape(*powers, *of_monomials, len(triples), ordinals, np.argsort(sequence), rows, columns, signs[columns])
+    return Shape(
+        *powers, *of_monomials, np.array(derivatives or (0,)), len(triples), ordinals, np.argsort(sequence), rows,
+        columns, of_used, len(reached), signs[columns],
+    )  # fmt: skip
 
 
 @cache
@@ -110,9 +121,8 @@ def coefficients(l, pure):
 
 
 @part
-def e_coefficients(la, lb, exponent, pa, pb, e):
+def e_coefficients(la, lb, nt, exponent, pa, pb, e):
     """E_t^{ij} of the three axes of LANES primitive pairs; see `md4.method.hermite`. The layout is [axis][i][j][t]."""
-    nt = la + lb + 1
     half = divide(broadcast(0.5), load(exponent, 0))
     for axis in range(3):
         x_a, x_b = load(pa, axis * LANES), load(pb, axis * LANES)
@@ -134,13 +144,42 @@ def e_coefficients(la, lb, exponent, pa, pb, e):
                     store(e, (here + t) * LANES, value)
 
 
+@helper
+def axis_of_derivative(derivative):
+    """The place of its axis in Hermite triples (`md4.method.derivatives.axis_of`); -1 of number 0, which has none."""
+    return 2 - (derivative - 1) % 3 if derivative > 0 else -1
+
+
 @part
-def add_products(shape, la, lb, m, e, half, half_sizes):
+def derive(derivative, la, lb, nt, exponents, e, out):
+    """`out` = E, with that of one axis of a derivative unless its number is 0; see `md4.method.derivatives`.
+
+    `exponents` are za and zb in lanes. E reaches i = la and j = lb; that of a derivative lacks the last i or j.
+    """
+    for at in range(0, 3 * (la + 1) * (lb + 1) * nt * LANES, LANES):
+        store(out, at, load(e, at))
+    axis, of_b = axis_of_derivative(derivative), derivative > 3
+    last_a, last_b = 0 if axis < 0 else (la + 1 if of_b else la), lb if of_b else lb + 1
+    step, twice = nt if of_b else (lb + 1) * nt, multiply(broadcast(2.0), load(exponents, LANES if of_b else 0))
+    for i in range(last_a):
+        for j in range(last_b):
+            here, power = ((axis * (la + 1) + i) * (lb + 1) + j) * nt, j if of_b else i
+            for t in range(here, here + nt):
+                value = multiply(twice, load(e, (t + step) * LANES))
+                if power > 0:
+                    value = fma(broadcast(-float(power)), load(e, (t - step) * LANES), value)
+                store(out, t * LANES, value)
+
+
+@part
+def add_products(shape, la, lb, nt, derivative, m, e, half, half_sizes):
     """E_z E_y E_x of all monomials a with component m of b: half[a][p].
 
-    `half_sizes` holds the sums of the moduli of the terms.
+    `half_sizes` holds the sums of the moduli of the terms. E reaches i = la and j = lb, and is that of a derivative, of
+    one degree more along its axis, unless that is 0.
     """
-    nt, nh = la + lb + 1, shape.nherm
+    nh, axis = shape.nherm, axis_of_derivative(derivative)
+    up_z, up_y, up_x = int(axis == 0), int(axis == 1), int(axis == 2)
     for at in range(0, len(shape.powers_a) * nh * LANES, LANES):
         store(half, at, broadcast(0.0))
         store(half_sizes, at, broadcast(0.0))
@@ -154,10 +193,10 @@ def add_products(shape, la, lb, m, e, half, half_sizes):
             of_z = (az * (lb + 1) + bz) * nt
             of_y = ((la + 1 + ay) * (lb + 1) + by) * nt
             of_x = ((2 * la + 2 + ax) * (lb + 1) + bx) * nt
-            for z in range(az + bz + 1):
-                for y in range(ay + by + 1):
+            for z in range(az + bz + 1 + up_z):
+                for y in range(ay + by + 1 + up_y):
                     e_zy = multiply(load(e, (of_z + z) * LANES), load(e, (of_y + y) * LANES))
-                    for x in range(ax + bx + 1):
+                    for x in range(ax + bx + 1 + up_x):
                         value = multiply(e_zy, load(e, (of_x + x) * LANES))
                         at = (a * nh + shape.ordinals[z, y, x]) * LANES
                         store(half, at, fma(broadcast(c), value, load(half, at)))
@@ -184,80 +223,120 @@ def angular_row(shape, m, half, half_sizes, used, h):
         store(h, p * LANES, noise_removed(value, multiply(broadcast(NOISE), size)))
 
 
-def h_loop(primitives, members, la, lb, shape, first, last, flat, lanes, room):
-    """Step 1 for the vectors `first` to `last` of a list; see `HMatrices`. `room` is the address of a `workspace`."""
-    exponent, pa, pb, coef_a, coef_b = primitives
-    na, nb, nh, nt = shape.pure_a.shape[1], shape.pure_b.shape[1], shape.nherm, la + lb + 1
+@part
+def store_row(shape, v, block, ab, member, h, factor, one, flat, lanes):
+    """Writes a row of H of a vector of primitive pairs in both forms."""
+    elements = len(shape.columns)
+    row = shape.places[block * (len(shape.places) // len(shape.derivatives)) + ab]
+    for segment in range(row, len(shape.rows) - 1, len(shape.places)):
+        for n in range(shape.rows[segment], shape.rows[segment + 1]):
+            value = multiply(factor, load(h, shape.columns[n] * LANES))
+            store(one, 0, value)
+            for lane in range(LANES):
+                if member[lane] >= 0:
+                    flat[member[lane] * elements + n] = one[lane]
+            store(lanes, (v * elements + n) * LANES, multiply(broadcast(shape.signs[n]), value))
+
+
+@part
+def multiply_row(shape, v, block, ab, member, h, factor, one, z, forces):
+    """Adds a row of H of a derivative times that of Z to the forces; see `md4.cpu.gradient`."""
+    nblock = len(shape.derivatives)
+    nab = len(shape.places) // nblock
+    row, at, total = shape.places[block * nab + ab], (v * nab + ab) * shape.count * LANES, broadcast(0.0)
+    for segment in range(row, len(shape.rows) - 1, len(shape.places)):
+        for n in range(shape.rows[segment], shape.rows[segment + 1]):
+            total = fma(load(h, shape.columns[n] * LANES), load(z, at + shape.functions[n] * LANES), total)
+    here = (v * nblock + block) * LANES
+    store(forces, here, fma(factor, total, load(forces, here)))
+
+
+take_row = None  # one of these, set by `Loop`
+
+
+def h_loop(primitives, members, la, lb, shape, first, last, one, two, room):
+    """Step 1 for the vectors `first` to `last` of a list; rows of H and `one` and `two` are given to `take_row`.
+
+    `room` is the address of memory by `room_for`.
+    """
+    exponent, pa, pb, coef_a, coef_b, exponent_a, exponent_b = primitives
+    na, nb, nh = shape.pure_a.shape[1], shape.pure_b.shape[1], shape.nherm
     nctr_a, nctr_b = coef_a.shape[1], coef_b.shape[1]
-    elements, ncart = len(shape.columns), len(shape.powers_a)
-    size_e, size_half = VECTOR_BYTES * 3 * (la + 1) * (lb + 1) * nt, VECTOR_BYTES * ncart * nh
-    e, half, half_sizes = doubles(room, 1), doubles(room + size_e, 1), doubles(room + size_e + size_half, 1)
-    room += size_e + 2 * size_half
-    h, used = doubles(room, 1), integers(room + VECTOR_BYTES * nh, 1)
-    # of the lanes: the contraction coefficients, the exponent, P - A and P - B
-    room += VECTOR_BYTES * (nh + ncart)
+    up = 1 if shape.derivatives[0] > 0 else 0  # E of derivatives is made of that of one power more
+    ia, ib, nt = la + up, lb + up, la + lb + 1 + up
+    ncart = len(shape.powers_a)
+    size_e, size_half = VECTOR_BYTES * 3 * (ia + 1) * (ib + 1) * nt, VECTOR_BYTES * ncart * nh
+    plain_e, e = doubles(room, 1), doubles(room + size_e, 1)
+    room += 2 * size_e
+    half, half_sizes, h = doubles(room, 1), doubles(room + size_half, 1), doubles(room + 2 * size_half, 1)
+    room += 2 * size_half + VECTOR_BYTES * nh
+    used = integers(room, 1)
+    # of the lanes: the contraction coefficients, the exponents, P - A and P - B
+    room += VECTOR_BYTES * ncart
     of_a, of_b = doubles(room, 1), doubles(room + VECTOR_BYTES * nctr_a, 1)
     room += VECTOR_BYTES * (nctr_a + nctr_b)
-    from_a, from_b = doubles(room, 1), doubles(room + 3 * VECTOR_BYTES, 1)
-    width, one = lane_doubles(), lane_doubles()
+    exponents, from_a, from_b = doubles(room, 1), doubles(room + 2 * VECTOR_BYTES, 1), doubles(room + 5 * VECTOR_BYTES, 1)
+    width, row = lane_doubles(), lane_doubles()
     for v in range(first, last):
         for lane in range(LANES):
             member = members[v, lane]
             k = member if member >= 0 else members[v, 0]
-            width[lane] = exponent[k]
+            width[lane], exponents[lane], exponents[LANES + lane] = exponent[k], exponent_a[k], exponent_b[k]
             for axis in range(3):
                 from_a[axis * LANES + lane], from_b[axis * LANES + lane] = pa[k, axis], pb[k, axis]
             for n in range(nctr_a):
                 of_a[n * LANES + lane] = coef_a[k, n] if member >= 0 else 0.0
             for n in range(nctr_b):
                 of_b[n * LANES + lane] = coef_b[k, n]
-        e_coefficients(la, lb, width, from_a, from_b, e)
-        for mb in range(nb):
-            add_products(shape, la, lb, mb, e, half, half_sizes)
-            for ma in range(na):
-                angular_row(shape, ma, half, half_sizes, used, h)
-                for ca in range(nctr_a):
-                    for cb in range(nctr_b):
-                        factor = multiply(load(of_a, ca * LANES), load(of_b, cb * LANES))
-                        row = shape.places[((ca * na + ma) * nctr_b + cb) * nb + mb]
-                        for segment in range(row, len(shape.rows) - 1, nctr_a * na * nctr_b * nb):
-                            for n in range(shape.rows[segment], shape.rows[segment + 1]):
-                                value = multiply(factor, load(h, shape.columns[n] * LANES))
-                                store(one, 0, value)
-                                for lane in range(LANES):
-                                    if members[v, lane] >= 0:
-                                        flat[members[v, lane] * elements + n] = one[lane]
-                                store(lanes, (v * elements + n) * LANES, multiply(broadcast(shape.signs[n]), value))
+        e_coefficients(ia, ib, nt, width, from_a, from_b, plain_e)
+        for block in range(len(shape.derivatives)):
+            derive(shape.derivatives[block], ia, ib, nt, exponents, plain_e, e)
+            for mb in range(nb):
+                add_products(shape, ia, ib, nt, shape.derivatives[block], mb, e, half, half_sizes)
+                for ma in range(na):
+                    angular_row(shape, ma, half, half_sizes, used, h)
+                    for ca in range(nctr_a):
+                        for cb in range(nctr_b):
+                            factor = multiply(load(of_a, ca * LANES), load(of_b, cb * LANES))
+                            ab = ((ca * na + ma) * nctr_b + cb) * nb + mb
+                            take_row(shape, v, block, ab, view(members, v * LANES, LANES), h, factor, row, one, two)
 
 
-def workspace(pairs):
+h_matrices = once(lambda: Loop(h_loop, take_row=store_row))
+
+
+def room_for(pairs, shape):
     """Memory that `h_loop` needs for a list."""
-    la, lb, nh, ncart = pairs.la, pairs.lb, nherm(pairs.l), len(cartesian_triples(pairs.la))
-    vectors = 3 * (la + 1) * (lb + 1) * (la + lb + 1) + (2 * ncart + 1) * nh + ncart
-    return aligned_empty(((vectors + pairs.nctr_a + pairs.nctr_b + 6) * LANES,))
+    up = int(shape.derivatives[0] > 0)
+    of_e = 3 * (pairs.la + up + 1) * (pairs.lb + up + 1) * (pairs.la + pairs.lb + 1 + up)
+    ncart = len(shape.powers_a)
+    vectors = 2 * of_e + (2 * ncart + 1) * shape.nherm + ncart + pairs.nctr_a + pairs.nctr_b + 8
+    return aligned_empty((vectors * LANES,))
 
 
-h_matrices = once(lambda: Loop(h_loop))
+def numbers_of(data):
+    """What `h_loop` must know of `Primitives`."""
+    return data.exponent, data.pa, data.pb, data.coef_a, data.coef_b, data.exponent_a, data.exponent_b
 
 
 def make_h(pairs, groups, memory):
     """Step 1: `HMatrices` of a list of `ShellPairs`, by as many threads as are worth it."""
-    shape, count = shape_of(*pairs.shell_class, pairs.single), len(groups.members)
+    shape, count = shape_of(*pairs.shell_class, pairs.single, pairs.derivatives), len(groups.members)
     elements = len(shape.columns)
     flat = memory.watch(np.empty((pairs.nprim, elements)))
     lanes = memory.watch(aligned_empty((count, elements, LANES)))
-    data = pairs.primitives
-    arguments = (data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, pairs.la, pairs.lb, shape
+    arguments = numbers_of(pairs.primitives), groups.members, pairs.la, pairs.lb, shape
     results, threads = (flat.reshape(-1), lanes.reshape(-1)), count * elements // THREAD_ELEMENTS
     if threads < 2:
-        room = workspace(pairs)
+        room = room_for(pairs, shape)
         h_matrices()(*arguments, 0, count, *results, room.ctypes.data)
         return HMatrices(flat, lanes)
     threads = min(threads, number_of_threads())
 
     def part_of(thread):
-        room = workspace(pairs)
-        h_matrices()(*arguments, count * thread // threads, count * (thread + 1) // threads, *results, room.ctypes.data)
+        room = room_for(pairs, shape)
+        ends = count * thread // threads, count * (thread + 1) // threads
+        h_matrices()(*arguments, *ends, *results, room.ctypes.data)
 
     run_all(threads, part_of)
     return HMatrices(flat, lanes)

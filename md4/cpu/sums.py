@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from md4.cpu.derivative_matrices import HostDerivatives
 from md4.cpu.digestion import digest_blocks
 from md4.cpu.emit.vectors import LANES
+from md4.cpu.forces import HostForces
 from md4.cpu.groups import Groups, aligned_empty, lane_layout, plain_layout
 from md4.cpu.h_matrices import make_h
 from md4.cpu.hermite_coulomb import HostCoulomb
@@ -60,6 +62,14 @@ class HostSums:
     def coulomb(self, basis, twice):
         """J alone; see `HostCoulomb`."""
         return HostCoulomb(self.backend, basis, twice)
+
+    def forces(self, basis, lists):
+        """Gradients; see `HostForces`."""
+        return HostForces(self.backend, basis, lists)
+
+    def derivatives(self, basis, lists):
+        """J and K of derivatives; see `HostDerivatives`."""
+        return HostDerivatives(self.backend, basis, lists)
 
     def coulomb_bytes(self, pairs):
         """Bytes of D and J of a list for one density matrix, also in lanes, where each thread has a J of its own."""

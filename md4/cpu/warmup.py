@@ -11,7 +11,7 @@ import numpy as np
 
 from md4.cpu.digestion import digest_blocks
 from md4.cpu.groups import FIELD, STATE, TASK, Groups, aligned_empty
-from md4.cpu.h_matrices import h_matrices, shape_of
+from md4.cpu.h_matrices import h_matrices, numbers_of, shape_of
 from md4.cpu.hermite_coulomb import contract_r
 from md4.cpu.integrals import fill_blocks
 from md4.cpu.matrices import transposed_sum
@@ -71,7 +71,7 @@ def examples():
     groups, data = Groups.of(pairs), pairs.primitives
     matrices = np.zeros((1, 2, 2))
     return {
-        "h": ((data.exponent, data.pa, data.pb, data.coef_a, data.coef_b), groups.members, 0, 0,
+        "h": (numbers_of(data), groups.members, 0, 0,
               shape_of(*pairs.shell_class, pairs.single), 0, 1, np.empty(1), aligned_empty((1,)), 0),
         "tasks": np.zeros((1, TASK.size), dtype=np.int64), "lists": np.zeros((1, FIELD.size), dtype=np.int64),
         "items": np.zeros((1, 4), dtype=np.int64), "matrices": matrices, "numbers": np.zeros(1),

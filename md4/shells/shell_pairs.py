@@ -39,6 +39,8 @@ class Primitives:
         Contraction coefficients of the primitive of a, times exp(-za zb/p |A - B|^2).
     coef_b : ndarray, shape (nprim, nctr_b)
         Contraction coefficients of the primitive of b.
+    exponent_a, exponent_b : ndarray, shape (nprim,)
+        za and zb, for derivatives.
     """
 
     exponent: np.ndarray
@@ -47,6 +49,8 @@ class Primitives:
     pb: np.ndarray
     coef_a: np.ndarray
     coef_b: np.ndarray
+    exponent_a: np.ndarray
+    exponent_b: np.ndarray
 
     @property
     def arrays(self):
@@ -127,6 +131,9 @@ class ShellPairs:
         The primitive pairs; None if they are in the memory of a GPU.
     single : bool
         Whether b is the unit function in all pairs, so that they are single shells; see `Basis.joined`.
+    derivatives : tuple of int
+        Which derivatives of a pair are its functions: by x, y and z of A (1, 2, 3) and of B (4, 5, 6), a block of rows
+        of H each; see `md4.method.derivatives`. Without any they are the pairs themselves.
     """
 
     pairs: np.ndarray
@@ -140,6 +147,7 @@ class ShellPairs:
     start: np.ndarray
     primitives: Primitives | None
     single: bool = False
+    derivatives: tuple = ()
 
     @classmethod
     def of_basis(cls, basis, pairs, start, primitives=None):
@@ -164,8 +172,8 @@ class ShellPairs:
 
     @property
     def l(self):
-        """Total angular momentum: the degree of the highest Hermite function."""
-        return self.la + self.lb
+        """The degree of the highest Hermite function: the total angular momentum, one more for derivatives."""
+        return self.la + self.lb + bool(self.derivatives)
 
     @property
     def h_class(self):
@@ -193,8 +201,12 @@ class ShellPairs:
 
     @property
     def nab(self):
-        """The number of function pairs of one shell pair, which is the number of rows of H."""
-        return self.na * self.nb
+        """The number of function pairs of one shell pair, or of their derivatives: the number of rows of H."""
+        return self.na * self.nb * max(1, len(self.derivatives))
+
+    def derived(self, derivatives):
+        """The derivatives of these pairs; see `derivatives`."""
+        return replace(self, derivatives=derivatives)
 
     @property
     def mirror(self):
@@ -412,7 +424,8 @@ def shell_pair_lists(basis, lists, cutoff):
     estimate = make_schwarz_estimate(np)(za, zb, la[owner], lb[owner], coefficients, distance2)
     keep = np.flatnonzero(~(estimate < log_cutoff(cutoff)))
     owner, ka, kb = owner[keep], ka[keep], kb[keep]
-    p, share_a, share_b, overlap = make_gaussian_product(np)(za[keep], zb[keep], distance2[keep])
+    za, zb = za[keep], zb[keep]
+    p, share_a, share_b, overlap = make_gaussian_product(np)(za, zb, distance2[keep])
     axes = product_axis(centre_a[owner], centre_b[owner], share_a[:, None], share_b[:, None])
     counts_a, counts_b = nctr_a[owner], nctr_b[owner]
     coef_a = basis.coefficients[spans(basis.coef_loc[ka], counts_a)] * np.repeat(overlap, counts_a)
@@ -423,7 +436,7 @@ def shell_pair_lists(basis, lists, cutoff):
     made = []
     for this, (here, prims, of_a, of_b) in zip(lists, places):
         contracted = coef_a[of_a].reshape(-1, nctr_a[here.start]), coef_b[of_b].reshape(-1, nctr_b[here.start])
-        primitives = Primitives(p[prims], *(axis[prims] for axis in axes), *contracted)
+        primitives = Primitives(p[prims], *(axis[prims] for axis in axes), *contracted, za[prims], zb[prims])
         of_pairs = start[here.start : here.stop + 1] - prims.start
         made.append(ShellPairs.of_basis(basis, this, of_pairs, primitives))
     return made

@@ -234,6 +234,7 @@ def test_staging_takes_little_of_the_host(emulated, monkeypatch):
     monkeypatch.setattr("md4.gpu.staging.LEAST", 0)
     monkeypatch.setattr("md4.gpu.staging.LEAST_SENT", 0)
     algebra, array = md4.Engine(md4.Basis.from_mol(FEW), backend="cuda").backend.algebra(), np.ones((60, 60))
+    emulated.free_pinned()  # of tests before this one
     with algebra.working():
         for free, takes in ((8 * 32768, True), (8 * 32768 - 1, False)):
             monkeypatch.setattr("md4.gpu.staging.host_memory", lambda free=free: free)

@@ -1,0 +1,156 @@
+"""J and K with a derivative on the first function, for any densities, on the CPU.
+
+    J^x_ij = sum_kl (d/dA_x i j|kl) D_lk          K^x_il = sum_jk (d/dA_x i j|kl) D_jk
+
+The blocks of integrals of derivatives of a bra pair with a group of ket pairs are made by the loops that make those of
+the pairs themselves (`md4.cpu.integrals`), from H of the derivatives. From a pair ab the derivatives by A belong to the
+rows of a, those by B to the rows of b.
+"""
+
+import numpy as np
+
+from md4.cpu.compile import Loop, part
+from md4.cpu.digestion import gather, scatter
+from md4.cpu.emit.vectors import LANES, broadcast, fma, integers, load, multiply, store, total
+from md4.cpu.groups import FIELD, TASK, Groups, aligned_empty
+from md4.cpu.h_matrices import make_h
+from md4.cpu.run import OwnList, run_lists
+from md4.plan import ListPair
+from md4.support.locks import once
+
+# Share of the memory that may be used, of H of the derivatives of a list.
+H_SHARE = 0.25
+
+
+@part
+def digest_block(blocks, at, weight, sizes, of_b, d_cd, d_jc, d_jd, k_ic, k_id, i0, j0, with_j, with_k, vj):
+    """Adds the block of one derivative to rows i of J and, in lanes, to those of K; i is of shell a, or b if `of_b`."""
+    na, nb, nc, nd = sizes
+    for a in range(na):
+        for b in range(nb):
+            i, j = (b, a) if of_b else (a, b)
+            sum_j = broadcast(0.0)
+            for c in range(nc):
+                jc = multiply(weight, load(d_jc, (j * nc + c) * LANES))
+                ic = load(k_ic, (i * nc + c) * LANES)
+                for d in range(nd):
+                    value = load(blocks, at)
+                    at += LANES
+                    if with_j:
+                        sum_j = fma(value, load(d_cd, (c * nd + d) * LANES), sum_j)
+                    if with_k:
+                        here = (i * nd + d) * LANES
+                        store(k_id, here, fma(value, jc, load(k_id, here)))
+                        ic = fma(multiply(weight, value), load(d_jd, (j * nd + d) * LANES), ic)
+                store(k_ic, (i * nc + c) * LANES, ic)
+            if with_j:
+                vj[i0 + i, j0 + j] += total(sum_j)
+
+
+def digest_derivatives(items, tasks, lists, blocks, densities, with_j, with_k, lanes_of, vj, vk):
+    """Adds blocks of derivatives to J and K of one thread, shapes (n, 3, nao, nao); `lanes_of` is memory for lanes."""
+    size = len(lanes_of) // 7
+    lanes_of[:] = 0.0
+    d_cd, d_ac, d_ad, d_bc, d_bd, k_c, k_d = (
+        lanes_of[:size], lanes_of[size : 2 * size], lanes_of[2 * size : 3 * size], lanes_of[3 * size : 4 * size],
+        lanes_of[4 * size : 5 * size], lanes_of[5 * size : 6 * size], lanes_of[6 * size :],
+    )  # fmt: skip
+    weights, first_c, first_d = np.empty(LANES), np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    for item in range(len(items)):
+        task = tasks[items[item, 0]]
+        bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
+        na, nb, nc, nd = bra[FIELD.na], bra[FIELD.nb], ket[FIELD.na], ket[FIELD.nb]
+        order_cd, aos_ab, aos_cd = integers(ket[FIELD.order], 1), integers(bra[FIELD.aos], 1), integers(ket[FIELD.aos], 1)
+        ab, group, width = integers(bra[FIELD.order], 1)[items[item, 1]], items[item, 2], ket[FIELD.width]
+        a0, b0, per_group = aos_ab[2 * ab], aos_ab[2 * ab + 1], LANES // width
+        lanes = min(per_group, ket[FIELD.npair] - group * per_group) * width
+        for lane in range(LANES):
+            weights[lane] = 0.0
+        for lane in range(0, lanes, width):
+            cd = order_cd[group * per_group + lane // width]
+            first_c[lane], first_d[lane] = aos_cd[2 * cd], aos_cd[2 * cd + 1]
+            # half of both permutations of a shell with itself, which are the same
+            weights[lane] = 0.5 if first_c[lane] == first_d[lane] else 1.0
+        weight = load(weights, 0)
+        for s in range(len(densities)):
+            density = densities[s]
+            for lane in range(0, lanes, width):
+                for c in range(nc):
+                    for d in range(nd):
+                        one, two = first_c[lane] + c, first_d[lane] + d
+                        d_cd[(c * nd + d) * LANES + lane] = weights[lane] * (density[one, two] + density[two, one])
+            gather(density, a0, na, first_c, nc, lanes, width, d_ac)
+            gather(density, a0, na, first_d, nd, lanes, width, d_ad)
+            gather(density, b0, nb, first_c, nc, lanes, width, d_bc)
+            gather(density, b0, nb, first_d, nd, lanes, width, d_bd)
+            for block in range(3 if a0 == b0 else 6):
+                at = items[item, 3] + block * na * nb * nc * nd * LANES
+                x, of_b = block % 3, block >= 3
+                if of_b:
+                    digest_block(
+                        blocks, at, weight, (na, nb, nc, nd), True, d_cd, d_ac, d_ad, k_c, k_d, b0, a0, with_j, with_k,
+                        vj[s, x],
+                    )  # fmt: skip
+                else:
+                    digest_block(
+                        blocks, at, weight, (na, nb, nc, nd), False, d_cd, d_bc, d_bd, k_c, k_d, a0, b0, with_j, with_k,
+                        vj[s, x],
+                    )  # fmt: skip
+                row, rows = (b0, nb) if of_b else (a0, na)
+                scatter(k_c, row, rows, first_c, nc, lanes, width, vk[s, x])
+                scatter(k_d, row, rows, first_d, nd, lanes, width, vk[s, x])
+            for lane in range(lanes):  # what a group of fewer pairs would find
+                for n in range(nc * nd):
+                    d_cd[n * LANES + lane] = 0.0
+
+
+digest = once(lambda: Loop(digest_derivatives, allocates=True))
+
+
+class HostDerivatives:
+    """J and K of derivatives.
+
+    Parameters
+    ----------
+    backend : md4.cpu.backend.CpuBackend
+        For the operator.
+    basis : md4.Basis
+    lists : list of md4.cpu.forces.ForceList
+    """
+
+    def __init__(self, backend, basis, lists):
+        self.backend, self.basis, self.lists = backend, basis, lists
+
+    def run(self, densities, with_j, with_k, tolerance, part=0, parts=1):
+        """(J, K), each of the shape (n, 3, nao, nao), or a part of the terms of both."""
+        shape, memory = (len(densities), 3, *densities.shape[1:]), self.backend.memory
+        widest, sums = int(np.diff(self.basis.ao_loc).max()), {}
+
+        def add(thread, items, tasks, lists, blocks):
+            if thread not in sums:
+                lanes = memory.watch(aligned_empty((7 * widest**2 * LANES,)))
+                sums[thread] = lanes, memory.zeros(shape), memory.zeros(shape)
+            digest()(items, tasks, lists, blocks, densities, with_j, with_k, *sums[thread])
+
+        # an element of J has a factor 2 n |D|, see `md4.contract.screening`
+        scale = 2 * widest * abs(densities).max()
+        pieces = [piece for this in self.lists for piece in self.pieces(this)]
+        for this, where in pieces[part::parts]:
+            pairs = this.derived[where]
+            groups = Groups.of(pairs)
+            bra, bounds = OwnList(pairs, groups, make_h(pairs, groups, memory)), scale * this.largest[where]
+            run_lists(
+                self.backend, [ListPair(bra, ket.prepared, False, bounds, ket.given.exact) for ket in self.lists], add,
+                self.basis.ao_loc, tolerance,
+            )  # fmt: skip
+        vj, vk = np.zeros(shape), np.zeros(shape)
+        for _, of_j, of_k in sums.values():
+            vj += of_j
+            vk += of_k
+        return vj, vk
+
+    def pieces(self, this):
+        """(list, slice) of parts of a list whose H matrices of derivatives fit the memory."""
+        share = H_SHARE * self.backend.memory_left() / (self.backend.hermite_bytes(this.derived) + 1)
+        size = max(1, int(min(len(this.pairs), len(this.pairs) * share)))
+        return [(this, slice(n, n + size)) for n in range(0, len(this.pairs), size)]
