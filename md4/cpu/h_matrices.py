@@ -179,7 +179,7 @@ def add_products(shape, la, lb, nt, derivative, m, e, half, half_sizes):
     one degree more along its axis, unless that is 0.
     """
     nh, axis = shape.nherm, axis_of_derivative(derivative)
-    up_z, up_y, up_x = int(axis == 0), int(axis == 1), int(axis == 2)
+    up_z, up_y, up_x = (1 if axis == 0 else 0), (1 if axis == 1 else 0), (1 if axis == 2 else 0)
     for at in range(0, len(shape.powers_a) * nh * LANES, LANES):
         store(half, at, broadcast(0.0))
         store(half_sizes, at, broadcast(0.0))
@@ -275,7 +275,7 @@ def h_loop(primitives, members, la, lb, shape, first, last, one, two, room):
     room += VECTOR_BYTES * ncart
     of_a, of_b = doubles(room, 1), doubles(room + VECTOR_BYTES * nctr_a, 1)
     room += VECTOR_BYTES * (nctr_a + nctr_b)
-    exponents, from_a, from_b = doubles(room, 1), doubles(room + 2 * VECTOR_BYTES, 1), doubles(room + 5 * VECTOR_BYTES, 1)
+    from_a, from_b, exponents = doubles(room, 1), doubles(room + 3 * VECTOR_BYTES, 1), doubles(room + 6 * VECTOR_BYTES, 1)
     width, row = lane_doubles(), lane_doubles()
     for v in range(first, last):
         for lane in range(LANES):

@@ -4,6 +4,7 @@ There are few: their code is the same for all shells, and depends on the operato
 for the types of examples, which are those of a call for two s shells.
 """
 
+import gc
 import subprocess
 from functools import cache
 
@@ -27,13 +28,15 @@ from md4.support.memory import HostMemory
 from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
 from md4.support.progress import compiling
 
-# Loops by name, and about how long each takes to compile, in units of one that copies.
-COSTS = {"h": 6, "fill": 12, "copy": 2, "scatter": 4, "digest": 6, "contract": 9, "transpose": 2,
-         "blocks": 2, "norms": 2, "count": 3, "cover": 3}  # fmt: skip
+# Loops by name, and about how long each takes to compile, in tenths of a second.
+COSTS = {"h": 10, "fill": 13, "copy": 2, "scatter": 3, "digest": 8, "contract": 9, "transpose": 2,
+         "blocks": 2, "norms": 2, "count": 3, "cover": 4}  # fmt: skip
 # Those of J and K besides, for each backend. The last one is for GPUs.
 BESIDE = ["transpose", "blocks", "norms", "count", "cover"]
 # How much a second process takes to start, in the same unit.
 START = 3
+# Thresholds of its garbage collector: nearly all of the many objects that Numba makes live on.
+COLLECTOR = (100_000, 10, 3)
 
 ready = set()  # names of loops that this process has compiled or read
 
@@ -48,7 +51,7 @@ def names_for(use, kind):
         return names
     if use == "blocks":
         return [*names, "copy"]
-    return [*names, f"contract {kind}" if use == "j" else "digest"]
+    return [*names, f"contract {kind}" if use == "j" else "digest", *BESIDE[:-1]]
 
 
 def scatter_name(aosym):
@@ -182,6 +185,8 @@ def second_process(names):
 
 def serve(names):
     """The other end of `second_process`."""
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR)
     for name in names:
         compile_one(name)
         print(flush=True)

@@ -13,8 +13,9 @@ from md4.method.scatter import SYMMETRIES
 def test_names():
     """Each use has its loops, and every loop is known by one name."""
     assert warmup.names_for("blocks", "erf") == ["h", "fill erf", "copy"]
-    assert warmup.names_for("j", "erf") == ["h", "fill erf", "contract erf"]
-    assert warmup.names_for((1, 2), "erf") == ["h", "fill erf", "digest"]
+    beside = ["transpose", "blocks", "norms", "count"]
+    assert warmup.names_for("j", "erf") == ["h", "fill erf", "contract erf", *beside]
+    assert warmup.names_for((1, 2), "erf") == ["h", "fill erf", "digest", *beside]
     assert warmup.names_for("tensor", "erf") == warmup.names_for("lists", "erf") == ["h", "fill erf"]
     names = warmup.every_name(OPERATORS)
     assert len(names) == len(set(names)) == 3 + len(SYMMETRIES) + 2 * len(OPERATORS) + len(warmup.BESIDE)
