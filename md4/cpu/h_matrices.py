@@ -275,8 +275,8 @@ def h_loop(primitives, members, la, lb, shape, first, last, one, two, room):
     room += VECTOR_BYTES * ncart
     of_a, of_b = doubles(room, 1), doubles(room + VECTOR_BYTES * nctr_a, 1)
     room += VECTOR_BYTES * (nctr_a + nctr_b)
-    from_a, from_b, exponents = doubles(room, 1), doubles(room + 3 * VECTOR_BYTES, 1), doubles(room + 6 * VECTOR_BYTES, 1)
-    width, row = lane_doubles(), lane_doubles()
+    from_a, from_b = doubles(room, 1), doubles(room + 3 * VECTOR_BYTES, 1)
+    exponents, width, row = doubles(room + 6 * VECTOR_BYTES, 1), lane_doubles(), lane_doubles()
     for v in range(first, last):
         for lane in range(LANES):
             member = members[v, lane]

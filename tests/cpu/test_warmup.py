@@ -142,8 +142,8 @@ def test_the_first_calls_find_everything(tmp_path):
 # signature, and none of Numba's own. A literal as an argument, `min`, a slice or an array that is made would add some.
 FUNCTIONS = {
     "h": "add_products angular_row axis_of_derivative derive e_coefficients h_loop store_row",
-    "fill coulomb": "add_signs add_up_lanes block_of_quartets cube_places cube_side fill_coulomb lane_products products "
-    "quartet_count set_places",
+    "fill coulomb": "add_signs add_up_lanes block_of_quartets cube_places cube_side fill_coulomb lane_products "
+    "products quartet_count set_places",
     "scatter s8": "is_repeated numbers_of place_s8 scatter_lanes_s8 triangle",
     "digest": "digest_lanes digest_one gather quartet_weight scatter",
     "contract coulomb": "contract_coulomb cube_places cube_side lane_row quartet_count row",
