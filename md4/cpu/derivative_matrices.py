@@ -106,7 +106,7 @@ def digest_derivatives(items, tasks, lists, blocks, densities, with_j, with_k, l
                     d_cd[n * LANES + lane] = 0.0
 
 
-digest = once(lambda: Loop(digest_derivatives))
+digest = once(lambda: Loop(digest_derivatives, allocates=True))
 
 
 class HostDerivatives:
