@@ -152,8 +152,8 @@ class Gradients:
         omega : float, optional
             Replaces the omega of the constructor, for both parts.
         tolerance : float, optional
-            Terms with a bound below this (Hartree/Bohr) are left out; by default 10 `direct_scf_tol`. `stats` has the
-            sum of these bounds and the root of the sum of their squares.
+            Shell quartets with a bound below this (Hartree/Bohr) are left out; by default 10 `direct_scf_tol`. `stats`
+            has the sum of these bounds as `error_bound` and the root of the sum of their squares as `error_estimate`.
 
         Returns
         -------
@@ -304,10 +304,11 @@ class Gradients:
                 )  # fmt: skip
         total = [found, np.array([float(stats.computed), *left_out])]
         self.ranks.sum(total)
-        found, (computed, stats.error_bound, squares) = total
-        pairs = sum(map(len, self.lists))
+        found, (computed, left, squares) = total
+        pairs, passes = sum(map(len, self.lists)), 1 if factors[1].any() else len(densities)
         stats.computed = stats.wanted = int(computed)
-        stats.skipped, stats.error_estimate = pairs**2 - stats.computed, float(np.sqrt(squares))
+        stats.skipped = passes * pairs**2 - stats.computed
+        stats.error_bound, stats.error_estimate = float(left), float(np.sqrt(squares))
         gradient = np.zeros((len(self._ends), 3))
         np.add.at(gradient, np.searchsorted(self._ends, self._frame.order[self.basis.ao_loc[:-1]], side="right"), found)
         stats.seconds = time.perf_counter() - start

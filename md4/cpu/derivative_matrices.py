@@ -106,7 +106,7 @@ def digest_derivatives(items, tasks, lists, blocks, densities, with_j, with_k, l
                     d_cd[n * LANES + lane] = 0.0
 
 
-digest = once(lambda: Loop(digest_derivatives))
+digest = once(lambda: Loop(digest_derivatives, allocates=True))
 
 
 class HostDerivatives:
@@ -134,8 +134,8 @@ class HostDerivatives:
                 sums[thread] = lanes, memory.zeros(shape), memory.zeros(shape)
             digest()(items, tasks, lists, blocks, densities, with_j, with_k, *sums[thread])
 
-        # an element of J has a factor 2 n |D|, see `md4.contract.screening`
-        scale = 2 * widest * abs(densities).max()
+        # an element of J has a factor 2 sqrt(n) |D_cd|, see `md4.contract.screening`, and |D_cd| is n max|D| at most
+        scale = 2 * widest**1.5 * abs(densities).max()
         some = [(this, where) for this in self.lists for where in pieces(self.backend, this.derived, H_SHARE)]
         for this, where in some[part::parts]:
             pairs = this.derived[where]

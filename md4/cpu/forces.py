@@ -10,7 +10,7 @@ from md4.cpu.emit.recurrence import cube_side
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_sums, workspace, z_tiles
 from md4.cpu.groups import BLOCK, FIELD, Groups, aligned_empty, functions_of, h_elements, plain_layout
-from md4.cpu.h_matrices import make_h, numbers_of, shape_of
+from md4.cpu.h_matrices import make_h, numbers_of, room_for, shape_of
 from md4.cpu.hermite_coulomb import HostCoulomb
 from md4.cpu.run import TASKS, THREAD_WORK, WORK_SECONDS, ZEROS_COST, Extent, Lists, OwnList
 from md4.cpu.threads import number_of_threads, run_all, run_threads
@@ -204,8 +204,7 @@ class HostForces:
             coulomb = HostCoulomb(self.backend, self.basis, 2 * density[None])
             coulomb.load([self.lists[number].prepared for number in these])
             for number in these:
-                row = dict(zip(FIELD._fields, lists.rows[number]))
-                lists.rows.append(density_row(row, lists, coulomb.sides[self.lists[number].prepared].lane_density))
+                lists.rows.append(density_row(lists.rows[number], lists, coulomb.sides[self.lists[number].prepared].lane_density))
         kets = [
             [lists.address(array) for array in (this.pairs.pairs, this.bounds, *this.of_groups)]
             for this in [*self.lists, *(self.lists[number] for number in these if density is not None)]
@@ -302,9 +301,10 @@ class HostForces:
         members[: len(prims)] = prims
         shape = shape_of(*this.derived.shell_class, this.derived.single, this.derivatives)
         of_prims = np.zeros((vectors, len(this.derivatives), LANES))
+        room = room_for(this.derived, shape)
         forces()(
             numbers_of(this.pairs.primitives), members.reshape(-1, LANES), this.pairs.la, this.pairs.lb, shape, 0,
-            vectors, z.reshape(-1), of_prims.reshape(-1),
+            vectors, z.reshape(-1), of_prims.reshape(-1), room.ctypes.data,
         )  # fmt: skip
         counts = np.diff(this.pairs.start)[this.groups.order[first:last]]
         of_pairs = np.zeros((last - first, 6))
@@ -323,15 +323,15 @@ def divided(densities, coulomb, exchange):
 
 
 def density_row(row, lists, density):
-    """The row of a list, a dict, with its density in lanes as one row of H, shape (1, nvector, nherm, LANES)."""
-    count = row["nherm"]
+    """The row of a list with its density in lanes as one row of H, shape (1, nvector, nherm, LANES)."""
+    count = row[FIELD.nherm]
     edges = np.append(np.arange(0, count, BLOCK), count).astype(np.int32)
     sequence, columns = np.zeros(1, dtype=np.int64), np.arange(count, dtype=np.int32)
-    changed = {
-        "nab": 1, "nb": 0, "elements": count, "sequence": lists.address(sequence), "columns": lists.address(columns),
-        "rows": lists.address(edges), "lane_h": lists.address(density),
-    }  # fmt: skip
-    return tuple({**row, **changed}.values())
+    made = list(row)
+    made[FIELD.nab], made[FIELD.nb], made[FIELD.elements] = 1, 0, count
+    made[FIELD.sequence], made[FIELD.columns] = lists.address(sequence), lists.address(columns)
+    made[FIELD.rows], made[FIELD.lane_h] = lists.address(edges), lists.address(density)
+    return tuple(made)
 
 
 class NoMatrices:

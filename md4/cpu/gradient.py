@@ -302,7 +302,10 @@ def most_beside(terms, a, b):
     densities, coulomb, exchange, norms, highest = terms
     most = 0.0
     for s in range(len(densities)):
-        most += abs(coulomb[s]) * norms[s, a, b] * highest[s].max() + abs(exchange[s]) * highest[s, a] * highest[s, b]
+        largest = 0.0
+        for c in range(highest.shape[1]):
+            largest = max(largest, highest[s, c])
+        most += abs(coulomb[s]) * norms[s, a, b] * largest + abs(exchange[s]) * highest[s, a] * highest[s, b]
     return most
 
 
@@ -392,7 +395,7 @@ def reverse_lanes(
 def reverse_sums(kind):
     """`reverse_lanes` for one operator."""
     add = bound(add_to_z, make=part, zeros_of_lanes=zeros_of(kind))
-    return Loop(reverse_lanes, f"reverse_{kind}", add_to_z=add)
+    return Loop(reverse_lanes, f"reverse_{kind}", allocates=True, add_to_z=add)
 
 
 def add_squares(ket, pair, functions, triples, parameter, table, abq, work, squares):
@@ -460,7 +463,7 @@ def norms_lanes(lists, first, last, functions, triples, parameter, table, abq, w
 def derivative_norms(kind):
     """`norms_lanes` for one operator."""
     add = bound(add_squares, make=part, zeros_of_lanes=zeros_of(kind))
-    return Loop(norms_lanes, f"norms_{kind}", add_squares=add)
+    return Loop(norms_lanes, f"norms_{kind}", allocates=True, add_squares=add)
 
 
 # Step 3: forces of vectors of primitive pairs from their Z; see `h_loop`.
