@@ -204,8 +204,8 @@ class HostForces:
             coulomb = HostCoulomb(self.backend, self.basis, 2 * density[None])
             coulomb.load([self.lists[number].prepared for number in these])
             for number in these:
-                of_ket = coulomb.sides[self.lists[number].prepared].lane_density
-                lists.rows.append(density_row(lists.rows[number], lists, of_ket))
+                side = coulomb.sides[self.lists[number].prepared]
+                lists.rows.append(density_row(lists.rows[number], lists, side.lane_density))
         kets = [
             [lists.address(array) for array in (this.pairs.pairs, this.bounds, *this.of_groups)]
             for this in [*self.lists, *(self.lists[number] for number in these if density is not None)]

@@ -209,7 +209,7 @@ def test_threads_at_once(filled):
 # memory ---------------------------------------------------------------------------------------------------------------
 
 CAPS = np.geomspace(0.05, 200, 12).tolist()
-SLACK = 2e6
+SLACK = 2.5e6  # what is held beside arrays that are counted; with eight lanes 2.1e6 was seen
 
 
 @pytest.fixture(scope="module")
