@@ -209,9 +209,11 @@ class Gradients:
     ) -> JKPair:  # fmt: skip
         """J and K whose first function is derived by the position of its electron, as `get_jk` of PySCF's gradients.
 
+        ::
+
             vj[x]_ij = -sum_kl (nabla_x i j|kl) D_lk          vk[x]_il = -sum_jk (nabla_x i j|kl) D_jk
 
-        For forces alone `gradient` takes a fraction of the time. These too are made on the CPU.
+        For forces alone, `gradient` takes a fraction of the time. These too are made on the CPU.
 
         Parameters
         ----------
