@@ -1,4 +1,4 @@
-"""What tests of gradients share: molecules without symmetry, densities, sums over PySCF's derivatives of J and K."""
+"""What tests of gradients share: molecules without symmetry, densities, and references by PySCF."""
 
 import numpy as np
 from molecules import molecule

@@ -292,12 +292,9 @@ def waters(count, basis, gap=3.0):
     """Water molecules in a plane of distances `gap` Angstrom, each a bit higher than the one before."""
     one = [word.split() for word in WATER.split(";")]
     return molecule([
-        (symbol, np.add(list(map(float, place)), (gap * (n % 2), gap * (n // 2), 0.3 * n)))
+        (symbol, np.array(place, dtype=float) + np.array([gap * (n % 2), gap * (n // 2), 0.3 * n]))
         for n in range(count) for symbol, *place in one
     ], basis)  # fmt: skip
-
-
-OTHERS = {"exchange": 0.0}, {"coulomb": 0.0}, {"omega": -0.3}
 
 
 def assert_bounded(jk, dm, exact, tolerances, **options):
@@ -315,15 +312,21 @@ def assert_bounded(jk, dm, exact, tolerances, **options):
     assert before[1]
 
 
-@pytest.mark.parametrize("which", [
-    (4, "sto-3g"), pytest.param((4, "6-31g"), marks=pytest.mark.thorough),
-    pytest.param((2, "6-31g*"), marks=pytest.mark.thorough),
-], ids=str)  # fmt: skip
+@pytest.mark.sample("options*-sto-3g-4")
 @pytest.mark.parametrize(
-    "options", [{}, *(pytest.param(one, marks=pytest.mark.thorough) for one in OTHERS)], ids=str
+    "count, basis", [(4, "sto-3g"), (4, "6-31g"), (2, "6-31g*")], ids=["sto-3g-4", "6-31g-4", "6-31g*-2"]
 )
-def test_errors_are_bounded(which, options):
-    mol = waters(*which)
+@pytest.mark.parametrize("options", [{}, {"exchange": 0.0}, {"coulomb": 0.0}])
+def test_errors_are_bounded(count, basis, options):
+    check_errors(waters(count, basis), options)
+
+
+def test_errors_of_erfc_are_bounded():
+    check_errors(waters(2, "sto-3g"), {"omega": -0.3})
+
+
+def check_errors(mol, options):
+    """For densities of several sizes, with and without a decay."""
     jk = md4.JK(mol, backend="cpu")
     for seed, decay in ((0, 0.0), (1, 1.5)):
         places = np.repeat(mol.atom_coords(), np.diff(mol.aoslice_by_atom()[:, 2:]).ravel(), axis=0)
@@ -337,10 +340,10 @@ def test_errors_are_bounded(which, options):
 
 def test_bounds_of_one_centre():
     """Where a and b have the same centre, both derivatives of a pair add to the same force."""
-    shells = {"He": [[0, [0.5, 1.0]]], "H": [[0, [0.9, 1.0]], [1, [0.7, 1.0]]]}
-    mol = molecule("He 0 0 0; H 0 0 0.3", shells, unit="Bohr", spin=1)
+    shells = {"He": [[0, [0.548, 1.0]]], "X-H": [[0, [0.793, 1.0]], [1, [0.243, 1.0]]]}
+    mol = molecule("He 0 0 0; X-H 0 0 0.186", shells, unit="Bohr")
     jk, dm = md4.JK(mol, backend="cpu"), np.zeros((5, 5))
-    dm[0, 0] = dm[1, 4] = dm[4, 1] = 1.0  # an s and a p function of H, which together are a dipole
+    dm[0, 0] = dm[1, 4] = dm[4, 1] = 1.0  # an s and a p function of one centre, which together are a dipole
     exact = jk.gradient(dm, exchange=0.0, tolerance=0)
     assert_bounded(jk, dm, exact, np.geomspace(1e-3, 10, 60), exchange=0.0)
 
@@ -395,20 +398,23 @@ def test_the_same_bits(monkeypatch, two_threads):
             np.testing.assert_array_equal(other, found[0])
 
 
-def test_the_memory_is_the_reason_of_a_refusal():
-    """What fits the lists but not the workspace of a gradient; the message has both sizes."""
+@pytest.mark.parametrize("method", ["gradient", "product_gradient", "derivative_jk"])
+def test_little_memory(method):
+    """It is refused, or enough."""
     mol = molecule(WATER, "cc-pvdz")
     dm, messages = symmetric(mol.nao), []
-    for cap in np.geomspace(0.5, 50, 25):
+    for cap in np.geomspace(0.1, 50, 30):
         try:
-            found = md4.JK(mol, backend="cpu", max_memory=cap).gradient(dm)
+            found = getattr(md4.JK(mol, backend="cpu", max_memory=cap), method)(dm)
         except MemoryLimitError as error:
             messages.append(str(error))
         else:
             break
-    assert abs(found - md4.JK(mol, backend="cpu").gradient(dm)).max() < 1e-12
+    assert abs(np.subtract(found, getattr(md4.JK(mol, backend="cpu"), method)(dm))).max() < 1e-12
     assert messages
-    assert all("raise max_memory" in message for message in messages)
+    assert all("may be used; raise max_memory" in message for message in messages)
+    if method != "derivative_jk":
+        assert messages[-1].startswith("gradients of Basis(")  # the lists fit, the workspace does not
 
 
 # arguments ------------------------------------------------------------------------------------------------------------
@@ -422,7 +428,7 @@ def test_the_memory_is_the_reason_of_a_refusal():
     (lambda jk, d: jk.gradient(d * np.nan), "finite"),
     (lambda jk, d: jk.gradient(d, coulomb="all"), "coulomb"),
     (lambda jk, d: jk.gradient(d, exchange=np.inf), "exchange"),
-    (lambda jk, d: jk.gradient(d, omega=np.nan), "not a finite real number"),
+    (lambda jk, d: jk.gradient(d, omega=np.nan), "operator parameter nan"),
     (lambda jk, d: jk.gradient(d, tolerance=-1e-12), "tolerance"),
     (lambda jk, d: jk.gradient(d, tolerance=np.nan), "tolerance"),
     (lambda jk, d: jk.product_gradient(d, [d, d]), "left and right must have the same shape"),
