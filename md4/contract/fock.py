@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from md4.contract.densities import checked_densities
+from md4.contract.densities import LAYOUT, checked_densities
 from md4.contract.frame import Frame
 from md4.contract.gradient import Gradients
 from md4.contract.ranks import collective, ranks_of
@@ -34,9 +34,6 @@ from md4.support.cache import IMPORTED
 from md4.support.locks import Lock, locked
 from md4.support.log import log
 from md4.support.types import BackendName, Densities, Devices, JKPair, Molecule, Stream
-
-# Of arrays for compiled loops, which are compiled for each layout.
-LAYOUT = ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"]
 
 
 class JK(Gradients):

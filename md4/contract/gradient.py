@@ -14,18 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from md4.contract.densities import checked_densities
+from md4.contract.densities import LAYOUT, checked_densities
 from md4.contract.ranks import collective
 from md4.contract.screening import Statistics
-from md4.errors import ArgumentError, UnsupportedError
-from md4.method.boys import MMAX
+from md4.errors import ArgumentError
+from md4.method.operators import check_order
 from md4.support.arguments import checked_real
 from md4.support.locks import locked
 from md4.support.progress import Progress
 from md4.support.types import Densities, HostArray, JKPair
-
-# Of arrays for compiled loops, which are compiled for each layout.
-LAYOUT = ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"]
 
 # Relative to the largest element of a density: a larger difference to its transpose is no rounding error.
 ASYMMETRY = 1e-8
@@ -105,15 +102,6 @@ def in_use(densities, coulomb, exchange):
     coulomb, exchange = np.array(coulomb, dtype=float), np.array(exchange, dtype=float)
     used = ((coulomb != 0) | (exchange != 0)) & densities.any(axis=(1, 2))
     return Terms(np.ascontiguousarray(densities[used]), coulomb[used], exchange[used])
-
-
-def check_angular_momentum(basis):
-    """UnsupportedError if a derivative of four shells of the highest l would be beyond the limit of r."""
-    if 4 * basis.lmax + 1 > MMAX:
-        raise UnsupportedError(
-            f"gradients take shells up to l = {(MMAX - 1) // 4}, as a derivative raises the sum of four l, of which "
-            f"{MMAX} is the limit, by one; {basis!r} has l = {basis.lmax}."
-        )
 
 
 class Gradients:
@@ -234,7 +222,7 @@ class Gradients:
             As for `gradient`.
         """
         self._follow_molecule()
-        self.ranks.together(lambda: check_angular_momentum(self.basis))
+        check_order(4 * self.basis.lmax, derivative=1)
         densities, shape, _, with_j, with_k, operator, limit = self._agreed(
             "derivative_jk", dm, hermi, with_j, with_k, omega, tolerance
         )
@@ -269,7 +257,7 @@ class Gradients:
 
         def check():
             limit = FACTOR * self.direct_scf_tol if tolerance is None else checked_real("tolerance", tolerance, 0)
-            check_angular_momentum(self.basis)
+            check_order(4 * self.basis.lmax, derivative=1)
             return terms(), self._operator(omega), limit
 
         (densities, *factors), operator, limit = self.ranks.together(check)
@@ -277,8 +265,7 @@ class Gradients:
         values = operator, limit, *(factor.tolist() for factor in factors)
         self.ranks.same({"the number of densities": len(densities), **dict(zip(facts, values))})
         host = self._on_host()
-        found, host_stats = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
-        self.stats = host_stats
+        found, self.stats = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
         return found
 
     def _on_host(self):

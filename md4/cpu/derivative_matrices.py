@@ -88,17 +88,12 @@ def digest_derivatives(items, tasks, lists, blocks, densities, with_j, with_k, l
             for block in range(3 if a0 == b0 else 6):
                 at = items[item, 3] + block * na * nb * nc * nd * LANES
                 x, of_b = block % 3, block >= 3
-                if of_b:
-                    digest_block(
-                        blocks, at, weight, (na, nb, nc, nd), True, d_cd, d_ac, d_ad, k_c, k_d, b0, a0, with_j, with_k,
-                        vj[s, x],
-                    )  # fmt: skip
-                else:
-                    digest_block(
-                        blocks, at, weight, (na, nb, nc, nd), False, d_cd, d_bc, d_bd, k_c, k_d, a0, b0, with_j, with_k,
-                        vj[s, x],
-                    )  # fmt: skip
-                row, rows = (b0, nb) if of_b else (a0, na)
+                row, rows, other = (b0, nb, a0) if of_b else (a0, na, b0)
+                d_jc, d_jd = (d_ac, d_ad) if of_b else (d_bc, d_bd)
+                digest_block(
+                    blocks, at, weight, (na, nb, nc, nd), of_b, d_cd, d_jc, d_jd, k_c, k_d, row, other, with_j, with_k,
+                    vj[s, x],
+                )  # fmt: skip
                 scatter(k_c, row, rows, first_c, nc, lanes, width, vk[s, x])
                 scatter(k_d, row, rows, first_d, nd, lanes, width, vk[s, x])
             for lane in range(lanes):  # what a group of fewer pairs would find

@@ -164,7 +164,7 @@ class HostForces:
                 numbers, *tables = self.tables(lists, these, None if terms[2].any() else terms[0][0])
                 work = [self.work_of(this, these) for this in self.lists]
                 threads = int(max(1, min(most, sum(map(np.sum, work)) // THREAD_WORK)))
-                tasks = self.tasks(backend, work, threads)[part::parts]
+                tasks = self.tasks(work, threads)[part::parts]
                 arguments = *tables, numbers, tolerance, (*terms, norms, norms.max(axis=2))
                 quartets += self.threads(backend, tasks, threads, arguments, found, left_out, report)
         gradient = np.zeros((self.basis.nshell, 3))
@@ -224,14 +224,13 @@ class HostForces:
             of_pair += 3 * ket.ngroup * nab * ket.nab
         return of_primitive * np.diff(this.pairs.start)[this.groups.order] + of_pair
 
-    def tasks(self, backend, work, threads):
+    def tasks(self, work, threads):
         """(work, list, first and last bra pair), those of most work first."""
-        most, room = sum(map(np.sum, work)) / (TASKS * threads), Z_BYTES
-        found = []
+        most, found = max(1.0, sum(map(np.sum, work)) / (TASKS * threads)), []
         for number, (this, of_pairs) in enumerate(zip(self.lists, work)):
-            most_prims = max(1, room // (8 * this.pairs.nab * this.count))
+            most_prims = max(1, Z_BYTES // (8 * this.pairs.nab * this.count))
             prims = np.diff(this.pairs.start)[this.groups.order]
-            share = np.cumsum(np.maximum(of_pairs / max(most, 1.0), prims / most_prims))
+            share = np.cumsum(np.maximum(of_pairs / most, prims / most_prims))
             edges = [0, *(np.flatnonzero(np.diff(np.floor(share))) + 1).tolist(), len(prims)]
             found += [(float(of_pairs[a:b].sum()), number, a, b) for a, b in pairwise(edges) if a < b]
         return sorted(found, reverse=True)

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.cpu.compile import Loop, bound, helper, part
+from md4.cpu.digestion import gather
 from md4.cpu.emit.recurrence import cube_side, recur
 from md4.cpu.emit.vectors import (
     LANES,
@@ -59,7 +60,7 @@ zeros_of_lanes = None  # set by `reverse_sums` and `derivative_norms`, for one o
 
 
 class Workspace(NamedTuple):
-    """Memory of one thread, without that for Z; arrays of vectors but for the places and numbers."""
+    """Memory of one thread: arrays of vectors, but for the places `column_p`, `of_q` and `of_cd`, and 0, 1, 2, ..."""
 
     zeros: np.ndarray
     axis: np.ndarray
@@ -84,15 +85,6 @@ def workspace(memory, l, most_u, most_gamma, widest, most_z, elements):
     for array in made:
         memory.watch(array)
     return made
-
-
-@helper
-def gather(matrix, row, rows, columns, count, out):
-    """out[r][n][lane] = matrix[row + r, columns[lane] + n]."""
-    for r in range(rows):
-        for lane in range(LANES):
-            for n in range(count):
-                out[(r * count + n) * LANES + lane] = matrix[row + r, columns[lane] + n]
 
 
 @part
@@ -126,10 +118,10 @@ def make_gamma(terms, places, first_c, first_d, sizes_ab, sizes_cd, weights, wor
                     for d in range(nd):
                         d_cd[(c * nd + d) * LANES + lane] = density[first_c[lane] + c, first_d[lane] + d]
         if with_k:
-            gather(density, a0, na, first_c, nc, d_ac)
-            gather(density, a0, na, first_d, nd, d_ad)
-            gather(density, b0, nb, first_c, nc, d_bc)
-            gather(density, b0, nb, first_d, nd, d_bd)
+            gather(density, a0, na, first_c, nc, LANES, 1, d_ac)
+            gather(density, a0, na, first_d, nd, LANES, 1, d_ad)
+            gather(density, b0, nb, first_c, nc, LANES, 1, d_bc)
+            gather(density, b0, nb, first_d, nd, LANES, 1, d_bd)
         of_k = multiply(broadcast(-0.5 * exchange[s]), weight)
         for a in range(na):
             for b in range(nb):

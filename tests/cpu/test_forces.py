@@ -74,9 +74,9 @@ def test_sums_of_groups(forces):
 def test_tasks_have_each_pair_once(forces, threads, room, monkeypatch):
     """And only one pair each where Z is larger than it may be; those of most work come first."""
     monkeypatch.setattr("md4.cpu.forces.Z_BYTES", room)
-    jk, made = forces
+    _, made = forces
     every = range(len(made.lists))
-    tasks = made.tasks(jk.engine.backend, [made.work_of(this, every) for this in made.lists], threads)
+    tasks = made.tasks([made.work_of(this, every) for this in made.lists], threads)
     assert [task[0] for task in tasks] == sorted((task[0] for task in tasks), reverse=True)
     for number, this in enumerate(made.lists):
         ranges = sorted(task[2:] for task in tasks if task[1] == number)
