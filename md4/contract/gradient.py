@@ -18,8 +18,8 @@ from md4.contract.densities import LAYOUT, checked_densities
 from md4.contract.ranks import collective
 from md4.contract.screening import Statistics
 from md4.errors import ArgumentError
-from md4.method.operators import check_order
-from md4.support.arguments import checked_real
+from md4.method.operators import Mixture, Operator, check_order
+from md4.support.arguments import as_list, checked_real, shown
 from md4.support.locks import locked
 from md4.support.progress import Progress
 from md4.support.types import Densities, HostArray, JKPair
@@ -104,6 +104,29 @@ def in_use(densities, coulomb, exchange):
     return Terms(np.ascontiguousarray(densities[used]), coulomb[used], exchange[used])
 
 
+def separated(terms, operator, alpha, long_range):
+    """[(Terms, operator), ...] of J and of exchange with `alpha` times an operator and `long_range` = (omega, beta).
+
+    With 1/r it is one pass for exchange, and one for J alone, which takes a fraction of its time.
+    """
+    densities, of_j, of_k = terms
+    omega, beta = long_range
+    erf, none = Operator.erf(omega), np.zeros_like(of_j)
+    if operator.kind != "coulomb" or alpha == 0:
+        return [(in_use(densities, of_j, alpha * of_k), operator), (in_use(densities, none, beta * of_k), erf)]
+    largest = max(abs(alpha), abs(alpha + beta)) or 1.0  # so that bounds of 1/r are those of the mixture
+    mixture = Mixture(omega, alpha / largest, beta / largest)
+    return [(in_use(densities, of_j, none), operator), (in_use(densities, none, largest * of_k), mixture)]
+
+
+def checked_long_range(long_range):
+    """(omega, factor) as floats; ArgumentError for anything else than two such numbers."""
+    given = as_list(long_range)
+    if given is None or len(given) != 2:
+        raise ArgumentError(f"long_range must be a pair (omega, factor), not {shown(long_range)}.")
+    return Operator.erf(given[0]).parameter, checked_real("the factor of long_range", given[1])
+
+
 class Gradients:
     """What `md4.JK` has of derivatives by the positions of the nuclei. All of it is made on the CPU."""
 
@@ -121,7 +144,7 @@ class Gradients:
     @collective
     def gradient(
         self, dm: Densities, coulomb: float = 1.0, exchange: float = 1.0, omega: float | None = None,
-        tolerance: float | None = None,
+        tolerance: float | None = None, long_range: tuple[float, float] | None = None,
     ) -> HostArray:  # fmt: skip
         """The gradient of the two-electron energy by the positions of the nuclei, to which the AOs belong.
 
@@ -142,6 +165,8 @@ class Gradients:
         tolerance : float, optional
             Shell quartets with a bound below this (Hartree/Bohr) are left out; by default 10 `direct_scf_tol`. `stats`
             has the sum of these bounds as `error_bound` and the root of the sum of their squares as `error_estimate`.
+        long_range : tuple of float, optional
+            (omega, factor): so many times the exchange of erf(omega r)/r, for range-separated functionals, is added.
 
         Returns
         -------
@@ -158,7 +183,15 @@ class Gradients:
             The least workspace exceeds `max_memory`.
         """
         nao = self.basis.nao
-        return self._gradient(lambda: energy_terms(self._fetched(dm), coulomb, exchange, nao), omega, tolerance)
+
+        def parts(operator):
+            factor = exchange if long_range is None else 1.0
+            terms = energy_terms(self._fetched(dm), coulomb, factor, nao)
+            if long_range is None:
+                return [(terms, operator)]
+            return separated(terms, operator, checked_real("exchange", exchange), checked_long_range(long_range))
+
+        return self._gradient(parts, omega, tolerance)
 
     @locked
     @collective
@@ -182,12 +215,11 @@ class Gradients:
         """
         nao = self.basis.nao
 
-        def terms():
-            return product_terms(
-                self._fetched(left), None if right is None else self._fetched(right), coulomb, exchange, nao
-            )
+        def parts(operator):
+            other = None if right is None else self._fetched(right)
+            return [(product_terms(self._fetched(left), other, coulomb, exchange, nao), operator)]
 
-        return self._gradient(terms, omega, tolerance)
+        return self._gradient(parts, omega, tolerance)
 
     @locked
     @collective
@@ -251,22 +283,27 @@ class Gradients:
             self._forces = self.engine.backend.sums.forces(self.basis, self.lists)
         return self._forces
 
-    def _gradient(self, terms, omega, tolerance):
-        """The gradient for a function that returns checked `Terms`."""
+    def _gradient(self, parts, omega, tolerance):
+        """The gradient for a function of the operator that returns [(checked `Terms`, operator), ...]."""
         self._follow_molecule()
 
         def check():
             limit = FACTOR * self.direct_scf_tol if tolerance is None else checked_real("tolerance", tolerance, 0)
             check_order(4 * self.basis.lmax, derivative=1)
-            return terms(), self._operator(omega), limit
+            return parts(self._operator(omega)), limit
 
-        (densities, *factors), operator, limit = self.ranks.together(check)
-        facts = "the operator", "tolerance", "coulomb", "exchange"
-        values = operator, limit, *(factor.tolist() for factor in factors)
-        self.ranks.same({"the number of densities": len(densities), **dict(zip(facts, values))})
-        host = self._on_host()
-        found, self.stats = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
-        return found
+        made, limit = self.ranks.together(check)
+        facts = "the operator", "tolerance", "the number of densities", "coulomb", "exchange"
+        for (densities, *factors), operator in made:
+            values = operator, limit, len(densities), *(factor.tolist() for factor in factors)
+            self.ranks.same(dict(zip(facts, values)))
+        gradient, stats, host = 0.0, Statistics(), self._on_host()
+        for (densities, *factors), operator in made:
+            found, of_part = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
+            gradient = gradient + found
+            stats.add(of_part)
+        self.stats = stats
+        return gradient
 
     def _on_host(self):
         """This object, or if that works on a GPU, one for the same molecule on the CPU."""

@@ -28,7 +28,7 @@ contains the rounding error that T_ab allows it, so that cancellation in (ab|ab)
 """
 
 from dataclasses import dataclass, field
-from math import isqrt, sqrt
+from math import hypot, isqrt, sqrt
 
 import numpy as np
 
@@ -108,6 +108,12 @@ class Statistics:
     sums: float = field(default=0.0, compare=False, repr=False)
     error_bound: float = field(default=0.0, compare=False, repr=False)
     error_estimate: float = field(default=0.0, compare=False, repr=False)
+
+    def add(self, other):
+        """Adds what another part of a gradient has to it."""
+        for name in ("computed", "skipped", "wanted", "seconds", "error_bound"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.error_estimate = hypot(self.error_estimate, other.error_estimate)
 
 
 def schwarz_bounds(engine, lists, cutoff=PRIMITIVE_CUTOFF):

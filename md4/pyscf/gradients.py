@@ -127,9 +127,8 @@ class MD4Forces(MD4Derivatives):
         tolerance, omega, alpha, hyb = FACTOR * mf.direct_scf_tol, 0.0, 1.0, 1.0
         if isinstance(mf, KohnShamDFT):
             omega, alpha, hyb = mf._numint.rsh_and_hybrid_coeff(mf.xc, spin=mol.spin)
-        of_shells = jk.gradient(dm, 1.0, hyb, effective_omega(mol, None), tolerance)
-        if omega and alpha != hyb:
-            of_shells = of_shells + jk.gradient(dm, 0.0, alpha - hyb, effective_omega(mol, omega), tolerance)
+        long_range = (omega, alpha - hyb) if omega and alpha != hyb else None
+        of_shells = jk.gradient(dm, 1.0, hyb, effective_omega(mol, None), tolerance, long_range)
         forces = np.zeros((mol.natm, 3))
         np.add.at(forces, mol._bas[:, ATOM_OF], of_shells)
         return forces
