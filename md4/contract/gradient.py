@@ -260,6 +260,7 @@ class Gradients:
         )
         self.ranks.together(lambda: check_real(densities))
         host = self._on_host()
+        self._compile_ahead("matrices", [operator])
         with host.engine.lock:
             made = host._derivatives_of(densities, with_j, with_k, operator, limit)
             found = [host._frame.sums(this) for this in made]
@@ -298,12 +299,20 @@ class Gradients:
             values = operator, limit, len(densities), *(factor.tolist() for factor in factors)
             self.ranks.same(dict(zip(facts, values)))
         gradient, stats, host = 0.0, Statistics(), self._on_host()
+        self._compile_ahead("forces", [operator for _, operator in made])
         for (densities, *factors), operator in made:
             found, of_part = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
             gradient = gradient + found
             stats.add(of_part)
         self.stats = stats
         return gradient
+
+    def _compile_ahead(self, use, operators):
+        """Compiles the missing loops of the CPU, on the first rank of each node before the others."""
+        from md4.cpu.warmup import compile_ahead, names_for
+
+        names = [name for operator in operators for name in names_for(use, operator.kind)]
+        self.ranks.together(lambda: self.ranks.once_a_node(lambda: compile_ahead(names, self.progress)))
 
     def _on_host(self):
         """This object, or if that works on a GPU, one for the same molecule on the CPU."""
