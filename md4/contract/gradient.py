@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from md4.contract.densities import LAYOUT, checked_densities
 from md4.contract.ranks import collective
-from md4.contract.screening import Statistics
+from md4.contract.screening import PRIMITIVE_SHARE, Statistics
+from md4.contract.unlisted import unlisted, unlisted_bound
 from md4.errors import ArgumentError
 from md4.method.operators import Mixture, Operator, check_order
 from md4.support.arguments import as_list, checked_real, shown
@@ -134,6 +135,7 @@ class Gradients:
     _given: Any  # the molecule or the `Basis`
     _ends: npt.NDArray[np.int64]  # where the AOs of each atom end, or of each shell of a `Basis`
     _forces: Any  # what gradients need of the lists
+    _unlisted: npt.NDArray[np.float64]  # bounds of what is in no list
     _host: Any  # the JK on the CPU that makes gradients for one on a GPU
     basis: Any
     stats: Statistics
@@ -164,7 +166,8 @@ class Gradients:
             Replaces the omega of the constructor, for both parts.
         tolerance : float, optional
             Shell quartets with a bound below this (Hartree/Bohr) are left out; by default 10 `direct_scf_tol`. `stats`
-            has the sum of these bounds as `error_bound` and the root of the sum of their squares as `error_estimate`.
+            has the sum of these bounds as `error_bound`, with those of shell pairs and primitive pairs that are in no
+            list, and the root of the sum of their squares as `error_estimate`.
         long_range : tuple of float, optional
             (omega, factor): so many times the exchange of erf(omega r)/r, for range-separated functionals, is added.
 
@@ -281,7 +284,9 @@ class Gradients:
         self._refine(tolerance)
         self._make_lists()
         if self._forces is None:
-            self._forces = self.engine.backend.sums.forces(self.basis, self.lists)
+            cutoff = PRIMITIVE_SHARE * self._finest * self._frame.sharpening
+            self._unlisted = self.engine.backend.watch(unlisted(self.basis, self.lists, cutoff))
+            self._forces = self.engine.backend.sums.forces(self.basis, self.lists)  # last: an interrupt may come before
         return self._forces
 
     def _gradient(self, parts, omega, tolerance):
@@ -333,17 +338,18 @@ class Gradients:
             with Progress(
                 forces.seconds() / share[1], enabled=self.progress if share[0] == 0 else False, label="Forces"
             ) as bar:
+                terms = self._frame.densities(densities), *factors
                 found, stats.computed, left_out = forces.run(
-                    backend.with_operator(operator), self._frame.densities(densities), *factors, tolerance, *share,
-                    bar.report,
-                )  # fmt: skip
+                    backend.with_operator(operator), *terms, tolerance, *share, bar.report
+                )
+            more = unlisted_bound(forces, self._unlisted, *terms)
         total = [found, np.array([float(stats.computed), *left_out])]
         self.ranks.sum(total)
         found, (computed, left, squares) = total
         pairs, passes = sum(map(len, self.lists)), 1 if factors[1].any() else len(densities)
         stats.computed = stats.wanted = int(computed)
         stats.skipped = passes * pairs**2 - stats.computed
-        stats.error_bound, stats.error_estimate = float(left), float(np.sqrt(squares))
+        stats.error_bound, stats.error_estimate = float(left) + more, float(np.sqrt(squares))
         gradient = np.zeros((len(self._ends), 3))
         np.add.at(gradient, np.searchsorted(self._ends, self._frame.order[self.basis.ao_loc[:-1]], side="right"), found)
         stats.seconds = time.perf_counter() - start
