@@ -49,7 +49,8 @@ STEP = 1e-3  # by which the factors of the densities differ
 TIMED = "build", "gradient", "peer_build", "peer_gradient"
 COLUMNS = (
     "system", "basis", "nao", "kind", *(name + of for name in TIMED for of in ("", "_spread", "_first")), "ratio",
-    "speedup", "difference", "error_bound", "error_estimate", "tolerance", "pyscf", "pyscf_difference", "note", "machine",
+    "speedup", "difference", "error_bound", "error_estimate", "tolerance", "pyscf", "pyscf_difference", "note",
+    "machine",
 )  # fmt: skip
 
 
@@ -92,18 +93,10 @@ def timed(name, call, dm, repeats):
 
 
 class Measurement:
-    """The rows of a system, one for each kind.
-
-    Attributes
-    ----------
-    rows : dict
-        By kind; what is not measured is ''.
-    forces : dict of ndarray, shape (natm, 3)
-        md4's, by kind.
-    """
+    """By kind, the rows of a system, '' where nothing is measured yet, and md4's forces, shape (natm, 3)."""
 
     def __init__(self, system, args):
-        self.args, self.mol, self.forces = args, system.mol(args.seed), {}
+        self.args, self.mol, self.forces = args, system.mol(), {}
         self.dm = guess_density(self.mol)
         facts = {"system": system.name, "basis": system.basis, "nao": self.mol.nao}
         self.rows = {kind: dict.fromkeys(COLUMNS, "") | facts | {"kind": kind} for kind in args.kinds}
@@ -201,7 +194,6 @@ def main(argv=None):
     parser.add_argument("--pyscf", action="store_true", help="PySCF's forces on the CPU, too")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--backend", default="auto", choices=("auto", "cuda", "cpu"))
-    parser.add_argument("--seed", type=int, default=0, help="of the waters' orientations")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
