@@ -206,7 +206,8 @@ def main(argv=None):
         if found and not rows:
             print(found[0]["machine"], HEADER, sep="\n")
         rows += found
-        print(*map(line, found), *(row["note"] for row in found if row["note"]), sep="\n", flush=True)
+        for text in [*map(line, found), *(row["note"] for row in found if row["note"])]:
+            print(text, flush=True)
         if args.csv and rows:
             write_csv(args.csv, rows)
     if not rows:
