@@ -9,6 +9,7 @@ summed over all functions, by the permutations of (ab|cd), and X Y = ((X + Y)/2)
 """
 
 import time
+from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,14 @@ import numpy.typing as npt
 
 from md4.contract.densities import LAYOUT, checked_densities
 from md4.contract.ranks import collective
-from md4.contract.screening import Statistics
+from md4.contract.screening import PRIMITIVE_SHARE, Statistics
+from md4.cpu.backend import CpuBackend
+from md4.cpu.forces import largest_norms
 from md4.errors import ArgumentError
-from md4.method.operators import check_order
+from md4.method.derivatives import OF_A, OF_B
+from md4.method.operators import as_operator, check_order
+from md4.shells.schwarz import GradientBounds
+from md4.shells.shell_pairs import shell_pairs
 from md4.support.arguments import checked_real
 from md4.support.locks import locked
 from md4.support.progress import Progress
@@ -102,6 +108,16 @@ def in_use(densities, coulomb, exchange):
     coulomb, exchange = np.array(coulomb, dtype=float), np.array(exchange, dtype=float)
     used = ((coulomb != 0) | (exchange != 0)) & densities.any(axis=(1, 2))
     return Terms(np.ascontiguousarray(densities[used]), coulomb[used], exchange[used])
+
+
+def host_bounds(basis, lists, tolerance):
+    """`GradientBounds` of lists whose primitive pairs are on a GPU, made by the CPU from its own."""
+    backend, found = CpuBackend(as_operator("coulomb")), []
+    for this in lists:
+        pairs = shell_pairs(basis, this.pairs.pairs, cutoff=PRIMITIVE_SHARE * tolerance)
+        norms = largest_norms(backend, pairs.derived(OF_A + OF_B))
+        found.append(GradientBounds(this.pairs, basis.centres, this.exact, this.bound, norms))
+    return found
 
 
 class Gradients:
@@ -248,7 +264,9 @@ class Gradients:
         self._refine(tolerance)
         self._make_lists()
         if self._forces is None:
-            self._forces = self.engine.backend.sums.forces(self.basis, self.lists)
+            backend = self.engine.backend
+            given = () if backend.name == "cpu" else (host_bounds(self._frame.basis, self.lists, self._finest),)
+            self._forces = backend.sums.forces(self._frame.basis, self.lists, *given)
         return self._forces
 
     def _gradient(self, terms, omega, tolerance):
@@ -264,8 +282,7 @@ class Gradients:
         facts = "the operator", "tolerance", "coulomb", "exchange"
         values = operator, limit, *(factor.tolist() for factor in factors)
         self.ranks.same({"the number of densities": len(densities), **dict(zip(facts, values))})
-        host = self._on_host()
-        found, self.stats = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
+        found, self.stats = self._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
         return found
 
     def _on_host(self):
@@ -279,7 +296,7 @@ class Gradients:
         return self._host
 
     def _gradient_of(self, densities, factors, operator, tolerance):
-        """(gradient, statistics) for agreed arguments, on the CPU."""
+        """(gradient, statistics) for agreed arguments."""
         start, stats = time.perf_counter(), Statistics()
         with self.engine.lock:
             backend, forces = self.engine.backend, self._forces_of_lists(tolerance)
@@ -298,6 +315,10 @@ class Gradients:
         stats.computed = stats.wanted = int(computed)
         stats.skipped = passes * pairs**2 - stats.computed
         stats.error_bound, stats.error_estimate = float(left), float(np.sqrt(squares))
+        if self._frame.rotation is not None:
+            found = found @ self._frame.rotation
+            # the largest component of a vector is at least its length over sqrt(3)
+            stats.error_bound, stats.error_estimate = sqrt(3) * stats.error_bound, sqrt(3) * stats.error_estimate
         gradient = np.zeros((len(self._ends), 3))
         np.add.at(gradient, np.searchsorted(self._ends, self._frame.order[self.basis.ao_loc[:-1]], side="right"), found)
         stats.seconds = time.perf_counter() - start

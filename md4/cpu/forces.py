@@ -2,7 +2,6 @@
 
 from functools import cached_property
 from itertools import pairwise
-from math import sqrt
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from md4.cpu.threads import number_of_threads, run_all, run_threads
 from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
+from md4.shells.schwarz import GradientBounds
 from md4.support.display import size_text
 from md4.support.locks import Lock
 
@@ -54,13 +54,9 @@ class ForceList:
         self.pairs, self.groups = given.prepared.pairs, given.prepared.data
         self.derivatives = OF_A if self.pairs.single else OF_A + OF_B
         self.derived = self.pairs.derived(self.derivatives)
-        factor = np.where(self.pairs.pairs[:, 0] == self.pairs.pairs[:, 1], 1.0, 2.0)
         self.largest = largest_norms(backend, self.derived)
-        order, rows = self.groups.order, min(self.pairs.na, self.pairs.nb)
-        # the norm of all of a matrix from the largest norm of its rows and columns
-        self.bounds = (factor * sqrt(rows) * given.exact)[order]
-        a, b = basis.centres[self.pairs.pairs.T]
-        self.derivative_bounds = (np.where((a == b).all(axis=1), 2.0, 1.0) * factor * self.largest)[order]
+        made = GradientBounds(self.pairs, basis.centres, given.exact, given.bound, self.largest)
+        self.bounds, self.derivative_bounds = made.own[self.groups.order], made.derivative[self.groups.order]
 
     @cached_property
     def of_groups(self):

@@ -34,6 +34,20 @@ TILES = TileTuning(
 
 # Blocks that a launch should have, to fill the device: four for each multiprocessor.
 FEWEST_BLOCKS = 528
+
+
+@dataclass(frozen=True)
+class ReverseTuning:
+    """Sums over ket pairs for gradients (`md4.gpu.kernels.reverse_sums`)."""
+
+    most_rows: int  # blocks of 8 rows of a block of threads
+    most_warps: int  # warps of a block of threads
+    warps: int  # warps of a multiprocessor that have registers
+    most_parts: int  # blocks of threads that divide the ket pairs of a chunk among them
+    few_prims: int  # primitive pairs of the bra with which a chunk takes all ket pairs where it can
+
+
+REVERSE = ReverseTuning(most_rows=8, most_warps=8, warps=8, most_parts=16, few_prims=512)
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10
 

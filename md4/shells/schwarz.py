@@ -1,5 +1,7 @@
 """Schwarz bounds of shell pairs from the diagonal integrals (ab|ab); see `md4.contract.screening`."""
 
+from math import sqrt
+
 import numpy as np
 
 
@@ -12,3 +14,46 @@ def row_norms(diagonal):
 def larger(x, y):
     """The maximum of two numbers; NaN propagates (device function)."""
     return x if x >= y or x != x else y  # noqa: PLR0124 only NaN differs from itself
+
+
+class GradientBounds:
+    """Bounds of the shell pairs of a list for gradients, in its order; see the page "Theory".
+
+    Parameters
+    ----------
+    pairs : md4.shells.shell_pairs.ShellPairs
+    centres : ndarray, shape (nshell, 3)
+    exact : ndarray, shape (npair,)
+        R_ab (`row_norms`).
+    falling : ndarray, shape (npair,)
+        Upper bounds of R_ab that fall.
+    largest : ndarray, shape (npair,)
+        Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
+
+    Attributes
+    ----------
+    own, derivative : ndarray, shape (npair,)
+        f_ab (sum_ab (ab|ab))^1/2, or an upper bound of it, and that of the largest derivative. Both derivatives of a
+        pair add to the same force where its shells have the same centre, so that bound is twice as large there.
+    sums, squares : ndarray, shape (npair + 1,)
+        Sums of `own` and of its squares from each pair to the end.
+    """
+
+    def __init__(self, pairs, centres, exact, falling, largest):
+        # the norm of all of a matrix from the largest norm of its rows and columns
+        shells = pairs.pairs
+        factor, rows = np.where(shells[:, 0] == shells[:, 1], 1.0, 2.0), sqrt(min(pairs.na, pairs.nb))
+        a, b = centres[shells.T]
+        self.own = rows * factor * exact
+        self.derivative = np.where((a == b).all(axis=1), 2.0, 1.0) * factor * largest
+        self.falling = 2 * rows * falling
+        self.sums, self.squares = (
+            np.append(np.cumsum(values[::-1])[::-1], 0.0) for values in (self.own, self.own**2)
+        )  # fmt: skip
+
+    def survivors(self, sizes, tolerance):
+        """How many pairs, the first ones, may have `own` times each of some sizes not below a tolerance."""
+        if tolerance == 0:
+            return np.full(len(sizes), len(self.own))
+        with np.errstate(divide="ignore"):
+            return np.searchsorted(-self.falling, -(tolerance / sizes), side="right")
