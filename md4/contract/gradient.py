@@ -18,8 +18,10 @@ import numpy.typing as npt
 from md4.contract.densities import LAYOUT, checked_densities
 from md4.contract.ranks import collective
 from md4.contract.screening import PRIMITIVE_SHARE, Statistics
+from md4.contract.team import Team
 from md4.cpu.backend import CpuBackend
 from md4.cpu.forces import largest_norms
+from md4.engine import Engine
 from md4.errors import ArgumentError
 from md4.method.derivatives import OF_A, OF_B
 from md4.method.operators import as_operator, check_order
@@ -269,6 +271,24 @@ class Gradients:
             self._forces = backend.sums.forces(self._frame.basis, self.lists, *given)
         return self._forces
 
+    def _compile_ahead(self, operator, terms, tolerance):
+        """Compiles the missing kernels of a gradient on a GPU, on the first rank of each node before the others."""
+        backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
+
+        def work(backend):
+            team = Team.of(Engine(basis, backend=backend.with_operator(as_operator("coulomb"))))
+            team.make_lists(finest)
+            bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.bound, this.exact)
+                      for this in team.lists]  # fmt: skip
+            backend.sums.forces(basis, team.lists, bounds).run(backend, *terms, tolerance)
+
+        def compile_all():
+            with self.engine.lock:
+                backend.with_operator(operator).compile_ahead("forces", basis, work, self.progress)
+
+        if backend.name != "cpu":
+            self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
+
     def _gradient(self, terms, omega, tolerance):
         """The gradient for a function that returns checked `Terms`."""
         self._follow_molecule()
@@ -297,10 +317,10 @@ class Gradients:
 
     def _gradient_of(self, densities, factors, operator, tolerance):
         """(gradient, statistics) for agreed arguments."""
-        start, stats = time.perf_counter(), Statistics()
+        start, stats, share = time.perf_counter(), Statistics(), (self.ranks.rank, self.ranks.size)
+        self._compile_ahead(operator, (densities, *factors), tolerance)
         with self.engine.lock:
             backend, forces = self.engine.backend, self._forces_of_lists(tolerance)
-            share = self.ranks.rank, self.ranks.size
             with Progress(
                 forces.seconds() / share[1], enabled=self.progress if share[0] == 0 else False, label="Forces"
             ) as bar:

@@ -170,7 +170,7 @@ def make_fill(rows8, threads):
 
 def reverse_sums(rows8, nt, warps, unit):
     """Kernel factory; a block has 8 `rows8` rows, and `nt` blocks of 8 columns for each of its warps."""
-    threads, rows, size = 32 * warps, 8 * rows8, 8 * rows8 * INNER
+    threads, rows, places, size = 32 * warps, 8 * rows8, 16 * rows8, 8 * rows8 * INNER
     empty, step = make_empty(2 * rows8 * nt), make_product_step(rows8, nt, unit == "dmma16", True)
     load_columns, add_tile, fill = make_load_columns(nt), make_add_tile(rows8, nt), make_fill(rows8, threads)
     place, primitives = jit_device(block_place), jit_device(primitives_of)
@@ -179,7 +179,7 @@ def reverse_sums(rows8, nt, warps, unit):
         bra: FunctionPairs, ab: PairRange, ket: FunctionPairs, u: HalfTransformed, limits: I32, densities: Densities,
         z: ReverseSums, grid: Grid,
     ):  # fmt: skip
-        gamma, row_aos = cuda.shared.array(0, types.float64), cuda.shared.array(2 * rows, types.int32)
+        gamma, row_aos = cuda.shared.array(0, types.float64), cuda.shared.array(places, types.int32)
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         row_block, column_block, rest = place(grid)
