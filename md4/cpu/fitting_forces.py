@@ -6,6 +6,7 @@ function. So the derivatives by the centres of a and b, and those by the centre 
 roles of the lists, and a third one has single shells on both sides.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -129,7 +130,7 @@ class HostFittingForces(HostForces):
         self.degree = 1 + of_single + max(of_pair, of_single)
         self.numbers = list(range(len(pairs)))
         ends = np.cumsum([len(pairs), *map(len, blocks)]).tolist()
-        self.blocks = [list(range(first, last)) for first, last in zip(ends, ends[1:])]
+        self.blocks = [list(range(first, last)) for first, last in pairwise(ends)]
         self.columns, *of_pairs = numbered_items(self.lists[: len(pairs)])
         self.rows, *of_singles = numbered_items(self.lists[len(pairs) :])
         self.items, self.places = (one + other for one, other in zip(of_pairs, of_singles))

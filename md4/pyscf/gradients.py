@@ -10,9 +10,13 @@ import time
 
 import numpy as np
 
+from md4.contract.fitting_gradient import FittingGradient, on_host
 from md4.contract.gradient import FACTOR
+from md4.method.operators import Operator
 from md4.pyscf import effective_omega
 from md4.pyscf.classes import Restorable, in_front
+from md4.pyscf.tensors import tagged_orbitals
+from md4.shells.basis import Basis, fingerprint
 from md4.support.arguments import checked_array, checked_mol
 from md4.support.display import backend_text
 
@@ -139,6 +143,101 @@ class MD4Forces(MD4Derivatives):
             return super()._md4_matrices(by_pyscf, with_j, with_k, mol, dm, hermi, omega)
         shape = np.shape(dm)
         return [np.zeros((*shape[:-2], 3, *shape[-2:])) for _ in "jk"]
+
+
+class MD4FittedForces(MD4Forces):
+    """The same in front of PySCF's gradients of density-fitted objects, whose forces are those of an `md4.DF`.
+
+    What `md4.DF` does not make, such as exchange that is not fitted, and derivatives as matrices, are PySCF's.
+    """
+
+    def get_jk(self, mol=None, dm=None, hermi=0, with_j=True, with_k=True, omega=None):
+        if self._md4_zeros:
+            return self._md4_zero(dm), self._md4_zero(dm)
+        return super(MD4Derivatives, self).get_jk(mol, dm, hermi, with_j, with_k, omega)
+
+    def get_j(self, mol=None, dm=None, hermi=0, omega=None):
+        return self._md4_zero(dm) if self._md4_zeros else super(MD4Derivatives, self).get_j(mol, dm, hermi, omega)
+
+    def get_k(self, mol=None, dm=None, hermi=0, omega=None):
+        return self._md4_zero(dm) if self._md4_zeros else super(MD4Derivatives, self).get_k(mol, dm, hermi, omega)
+
+    def _md4_zero(self, dm):
+        """Derivatives of J or K that are zero, with those by the centres of auxiliary functions."""
+        from pyscf import lib
+
+        shape = np.shape(dm)
+        sets = int(np.prod(shape[:-2]))
+        aux = np.zeros((sets, sets, self.mol.natm, 3))
+        return lib.tag_array(np.zeros((*shape[:-2], 3, *shape[-2:])), aux=aux)
+
+    @property
+    def _md4_own(self):
+        """Whether an `md4.DF` of the same molecule makes J and all of K, and nobody has replaced the methods."""
+        from md4.pyscf.df import DF
+
+        fit = getattr(self.base, "with_df", None)
+        return (
+            isinstance(fit, DF) and fit._md4_pyscf is None and not self.base.only_dfj
+            and fingerprint(fit.mol) == fingerprint(self.mol)
+            and all(getattr(getattr(self, name), "__func__", None) is getattr(MD4FittedForces, name) for name in METHODS)
+        )  # fmt: skip
+
+    def get_veff(self, mol=None, dm=None):
+        if self._md4_forces is None or self._md4_attached is None or not self._md4_own:
+            return super(MD4Forces, self).get_veff(mol, dm)
+        from pyscf.lib import logger
+
+        mf, start = self.base, time.perf_counter()
+        dm = mf.make_rdm1() if dm is None else dm
+        self._md4_forces += mf._md4_builder.ranks.together(lambda: self._md4_fitted(dm), "fitted forces")
+        logger.info(self, "Forces of density fitting by md4: backend cpu, %.2f s", time.perf_counter() - start)
+        self._md4_zeros = True
+        try:
+            return super(MD4Forces, self).get_veff(mol, dm)
+        finally:
+            self._md4_zeros = False
+
+    def _md4_fitted(self, dm):
+        """Forces of J and of all exchange of the functional, (natm, 3), of all ranks."""
+        ranks, mol = self.base._md4_builder.ranks, self.mol
+        matrices = checked_array("the density matrices", dm)
+        orbitals = tagged_orbitals(dm, 1 if matrices.ndim == 2 else len(matrices))
+        forces = np.zeros((mol.natm, 3))
+        for coulomb, exchange, omega in self._md4_parts():
+            fit = self.base.with_df
+            fitting, auxmol = fit._md4_fitting(omega), fit.auxmol
+            host = on_host(
+                fitting, Basis.from_mol(mol), Basis.from_mol(auxmol),
+                Operator.from_omega(effective_omega(mol, omega)), fit._md4.options["max_memory"],
+            )  # fmt: skip
+            tolerance = FACTOR * self.base.direct_scf_tol
+            found = FittingGradient(host).run(
+                matrices, coulomb, exchange, orbitals, self.auxbasis_response, tolerance, ranks.rank, ranks.size
+            )
+            for this, of_shells, basis in zip((mol, auxmol), found, host.three.basis.parts):
+                ends = this.aoslice_by_atom()[:, 3]
+                np.add.at(forces, np.searchsorted(ends, basis.ao_loc[:-1], side="right"), of_shells)
+        ranks.sum([forces])
+        return forces
+
+    def _md4_parts(self):
+        """Factors of J and K and the omega of each operator, the ones that PySCF takes for the gradient."""
+        from pyscf.scf.hf import KohnShamDFT
+
+        mf = self.base
+        if not isinstance(mf, KohnShamDFT):
+            return [(1.0, 1.0, None)]
+        if not mf._numint.libxc.is_hybrid_xc(mf.xc):
+            return [(1.0, 0.0, None)]
+        omega, alpha, hyb = mf._numint.rsh_and_hybrid_coeff(mf.xc, spin=mf.mol.spin)
+        if omega == 0:
+            return [(1.0, hyb, None)]
+        if alpha == 0:
+            return [(1.0, 0.0, None), (0.0, hyb, -omega)]
+        if hyb == 0:
+            return [(1.0, 0.0, None), (0.0, alpha, omega)]
+        return [(1.0, hyb, None), (0.0, alpha - hyb, omega)]
 
 
 class MD4Excited(Restorable):

@@ -181,7 +181,7 @@ class MD4SCF(Restorable):
         given = options.get("with_df", args[1] if len(args) > 1 else None)
         if given is None and type(fitted.with_df) is df.DF:
             fitted.with_df = by_md4(fitted.with_df, **self._md4_builder.fitting_options)
-        return fitted
+        return with_fitted_forces(fitted)
 
     def reset(self, mol=None):
         """PySCF's reset; pairs and bounds are made again at the next build."""
@@ -270,6 +270,20 @@ def full_name(mf):
     kinds = {"pyscf.x2c.x2c": "two-component X2C ", "pyscf.scf.dhf": "four-component "}
     kind = next((kind for module, kind in kinds.items() if module in modules), "")
     return f"the {kind}object {cls.__module__}.{cls.__name__}"
+
+
+def with_fitted_forces(mf):
+    """A density-fitted object, changed in place so that md4 makes the forces of its gradients."""
+    from pyscf.df.df_jk import _DFHF
+    from pyscf.lib.misc import make_class
+
+    from md4.pyscf.fitted import MD4DFHF
+
+    cls = type(mf)
+    if _DFHF in cls.__bases__:
+        mf.__class__ = make_class(tuple(MD4DFHF if base is _DFHF else base for base in cls.__bases__))
+        mf.__class__.__module__ = cls.__module__
+    return mf
 
 
 def attached(mf, builder):
@@ -383,5 +397,11 @@ def detach(mf: Solver) -> Solver:
     if made_for(mf._eri) is not None:
         mf._eri = None
     mf.__class__ = lib.misc.drop_class(mf.__class__, MD4SCF)
+    if is_fitted(mf):
+        from pyscf.df.df_jk import _DFHF
+
+        from md4.pyscf.fitted import MD4DFHF
+
+        mf.__class__ = lib.misc.replace_class(mf.__class__, MD4DFHF, _DFHF)
     del mf._md4
     return mf
