@@ -14,6 +14,8 @@ from md4.pyscf.gradients import MD4FittedForces
 WATER = "O 0.1 0.05 0.118; H 0.02 0.755 -0.471; H -0.03 -0.79 -0.44"
 HYDROXYL = "O 0 0 0; H 0.3 0.2 0.9"
 CLOSE = 1e-10  # Hartree/Bohr
+# With erf(omega r)/r: its metric is nearly singular, and PySCF's and md4's ways to solve with it round differently.
+CLOSE_ERF = 1e-8
 
 
 @pytest.fixture
@@ -46,7 +48,8 @@ def test_kinds(kind, xc, response, calls):
     assert not calls
     attached = md4.attach(mf.copy(), backend="cpu")
     assert isinstance(attached.nuc_grad_method(), MD4FittedForces)
-    assert abs(gradient(attached, auxbasis_response=response) - want).max() < CLOSE
+    close = CLOSE_ERF if xc in ("camb3lyp", "lc_wpbe") else CLOSE
+    assert abs(gradient(attached, auxbasis_response=response) - want).max() < close
     assert calls
 
 
