@@ -50,9 +50,7 @@ def with_mixin(cls, mixin):
 
     if not issubclass(cls, _DFHF):
         return make_class((mixin, cls))
-    from md4.pyscf.fitted import MD4DFHF
-
     first, *rest = cls.__bases__
-    made = make_class((MD4DFHF if first is _DFHF else first, *(with_mixin(base, mixin) for base in rest)))
+    made = make_class((first, *(with_mixin(base, mixin) for base in rest)))
     made.__module__ = cls.__module__
     return made

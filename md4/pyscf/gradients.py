@@ -180,7 +180,7 @@ class MD4FittedForces(MD4Forces):
         return (
             isinstance(fit, DF) and fit._md4_pyscf is None and not self.base.only_dfj
             and fingerprint(fit.mol) == fingerprint(self.mol)
-            and all(getattr(getattr(self, name), "__func__", None) is getattr(MD4FittedForces, name) for name in METHODS)
+            and all(getattr(getattr(self, n), "__func__", None) is getattr(MD4FittedForces, n) for n in METHODS)
         )  # fmt: skip
 
     def get_veff(self, mol=None, dm=None):

@@ -275,14 +275,12 @@ def full_name(mf):
 def with_fitted_forces(mf):
     """A density-fitted object, changed in place so that md4 makes the forces of its gradients."""
     from pyscf.df.df_jk import _DFHF
-    from pyscf.lib.misc import make_class
+    from pyscf.lib.misc import replace_class
 
     from md4.pyscf.fitted import MD4DFHF
 
-    cls = type(mf)
-    if _DFHF in cls.__bases__:
-        mf.__class__ = make_class(tuple(MD4DFHF if base is _DFHF else base for base in cls.__bases__))
-        mf.__class__.__module__ = cls.__module__
+    if isinstance(mf, _DFHF) and not isinstance(mf, MD4DFHF):
+        mf.__class__ = replace_class(type(mf), _DFHF, MD4DFHF)
     return mf
 
 
@@ -299,7 +297,7 @@ def attached(mf, builder):
     mf._eri = None  # made by PySCF
     if not isinstance(mf, MD4SCF):
         mf.__class__ = with_mixin(type(mf), MD4SCF)
-    return mf
+    return with_fitted_forces(mf)
 
 
 def attach(
