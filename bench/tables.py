@@ -238,7 +238,9 @@ def device_table():
     for row in rows:
         found.setdefault((molecule(row), row["matrices"]), {})[way(row)] = row
     ways = list(dict.fromkeys(map(way, sorted(rows, key=lambda row: (row["devices"], row["form"])))))
-    lines = [[name, matrices, *(speed(mine.get(this)) for this in ways)] for (name, matrices), mine in found.items()]
+    lines = [
+        [name, matrices, *(speed(mine.get(this)) for this in ways)] for (name, matrices), mine in found.items()
+    ]
     return table(["system", "matrices", *ways], lines) + origins(rows) if rows else MISSING
 
 

@@ -1,9 +1,9 @@
 """md4: two-electron integrals of high angular momentum on GPUs and CPUs.
 
-eri = md4.int2e(mol)                    # pyscf.gto.Mole -> AO tensor
-vj, vk = md4.get_jk(mol, dm)            # Coulomb and exchange matrices of a density matrix
-fit = md4.DF(mol)                       # density fitting, as pyscf.df.DF
-engine = md4.Engine(basis)              # lists of shell pairs -> blocks (ij, kl, a, b, c, d)
+    eri = md4.int2e(mol)                    # pyscf.gto.Mole -> AO tensor
+    vj, vk = md4.get_jk(mol, dm)            # Coulomb and exchange matrices of a density matrix
+    fit = md4.DF(mol)                       # density fitting, as pyscf.df.DF
+    engine = md4.Engine(basis)              # lists of shell pairs -> blocks (ij, kl, a, b, c, d)
 """
 
 from md4.contract.fock import JK, get_jk

@@ -61,6 +61,7 @@ class Row:
     def cells(self):
         return [self.name, self.md4, self.pyscf, f"{self.tol:.0e}".replace("e-0", "e-")]
 
+
     @property
     def kept(self):
         """Whether PySCF takes the AO tensor of the object, which md4 makes on a CPU."""

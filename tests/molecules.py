@@ -51,7 +51,9 @@ def joined_shell(shells):
     columns = [(s, k) for s, shell in enumerate(shells) for k in range(1, len(shell[1]))]
     order = columns[1:] + columns[:1]
     rows = [
-        [row[0], *(row[k] if n == s else 0.0 for n, k in order)] for s, shell in enumerate(shells) for row in shell[1:]
+        [row[0], *(row[k] if n == s else 0.0 for n, k in order)]
+        for s, shell in enumerate(shells)
+        for row in shell[1:]
     ]
     return [shells[0][0], *rows]
 

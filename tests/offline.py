@@ -228,7 +228,9 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
     sides = [(b, a) for a, b in combinations_with_replacement(shells, 2)]
     backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
     for pure, (k_bra, k_ket, count) in product(kinds_of_shells, lengths):
-        lists = [[fake_prepared(pair_list(*side, k, count, pure), backend) for side in sides] for k in (k_bra, k_ket)]
+        lists = [
+            [fake_prepared(pair_list(*side, k, count, pure), backend) for side in sides] for k in (k_bra, k_ket)
+        ]
         for bra, ket in product(*lists):
             shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
             block = backend.scratch(shape)

@@ -351,10 +351,7 @@ FUNCTIONS = {
     }),
 }  # fmt: skip
 # What a call takes where nothing else is drawn: the first good value of each argument that has no better one.
-USUAL = {
-    "bra_pairs": "array",
-    "ket_pairs": "array",
-    "mol": "mol",
+USUAL = {"bra_pairs": "array", "ket_pairs": "array", "mol": "mol",
     "backend": "'cpu'",
     "device": "False",
     "progress": "False",

@@ -166,7 +166,11 @@ def omegas():
 
 def flags():
     """Truth values; what is true or false to Python may be taken for it."""
-    other = {t: either(v.make, lambda v=v: bool(v.make())) for t, v in zoo().items() if t != "zeros((2, 3))"}
+    other = {
+        t: either(v.make, lambda v=v: bool(v.make()))
+        for t, v in zoo().items()
+        if t != "zeros((2, 3))"
+    }
     return zoo(without(other, "'s1\\0'", "read-only", "masked"), plain("good", True, False), {
         "bool_": good(lambda: np.bool_(True), lambda: True), "read-only": bad(lambda: read_only(np.zeros(3))),
         "masked": either(lambda: np.ma.masked, lambda: False),

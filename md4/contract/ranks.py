@@ -187,6 +187,7 @@ class Ranks:
     def first(self, work):
         """work() of rank 0, for all ranks. The others do not call it, and wait for its result, which is pickled."""
 
+
         def pickled():
             result = work()
             return result, pickle.dumps(result, protocol=5)

@@ -4,6 +4,7 @@ A word holds the byte offsets of r[p+q] for a lane's two p. Tables are stored as
 come to shared memory by the same copies as everything else.
 """
 
+
 import numpy as np
 
 from md4.gpu.r_layout import r_places

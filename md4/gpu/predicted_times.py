@@ -105,7 +105,8 @@ def two_products_time(unit, bra, ket, turned, limited=False):
 
 
 def step4_of(unit, bra, ket, limited):
-    """Of the kernel that serves two lists: rows that it multiplies, as `tile_rows`, and ns as in `TWO` for these and r."""
+    """Of the kernel that serves two lists: rows that it multiplies, as `tile_rows`, and ns as in `TWO` for these and r.
+    """
     whole, contracted = whole_panel.serves(unit, bra, ket), bra.max_prim > 1
     if whole and contracted and not limited:
         return 8 * blocks_of_8(bra.nab) * blocks_of_8(bra.nherm), *CONTRACTED

@@ -52,13 +52,8 @@ class WholePanelTuning:
 
 
 WHOLE_PANEL = WholePanelTuning(
-    panel_bytes=64 << 10,
-    groups=8,
-    contracted_rows=5,
-    columns=(8, 8, 8, 6, 6),
-    blocks=(4, 4, 3, 3, 2),
-    ahead=(False, False, True, True, True),
-    stages=(3, 2, 2, 2, 2),
+    panel_bytes=64 << 10, groups=8, contracted_rows=5, columns=(8, 8, 8, 6, 6), blocks=(4, 4, 3, 3, 2),
+    ahead=(False, False, True, True, True), stages=(3, 2, 2, 2, 2),
 )
 
 
@@ -190,7 +185,9 @@ class SelectTuning:
     single_seconds: float  # predicted time of rows from which on a variant in single precision is worth its compilation
 
 
-SELECT = SelectTuning(threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5, single_seconds=5e-4)
+SELECT = SelectTuning(
+    threads=256, blocks=5, shared=160 << 10, entries=1 << 26, single_ratio=1e5, single_seconds=5e-4
+)
 
 
 @dataclass(frozen=True)

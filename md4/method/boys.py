@@ -112,17 +112,14 @@ def taylor(i, m, d, table):
     """F_m(T0 - d) of grid point i, where `d` is T0 - T (device function)."""
     return table[i, m] + d * (
         table[i, m + 1]
-        + C2
-        * d
-        * (
+        + C2 * d * (
             table[i, m + 2]
-            + C3
-            * d
-            * (
+            + C3 * d * (
                 table[i, m + 3]
-                + C4
-                * d
-                * (table[i, m + 4] + C5 * d * (table[i, m + 5] + C6 * d * (table[i, m + 6] + C7 * d * table[i, m + 7])))
+                + C4 * d * (
+                    table[i, m + 4]
+                    + C5 * d * (table[i, m + 5] + C6 * d * (table[i, m + 6] + C7 * d * table[i, m + 7]))
+                )
             )
         )
     )

@@ -43,3 +43,5 @@ def quartet_weight(a, b, c, d, triangle, i, k):
         elif k == i:
             weight *= HALF
     return weight
+
+

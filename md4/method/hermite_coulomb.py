@@ -9,6 +9,7 @@ is used. Each unordered pair of primitive pairs is taken once, and r[p+q] is use
 D_p. A primitive pair with itself adds half to each of the two, which are the same sum.
 """
 
+
 import numpy as np
 
 from md4.method.angular import hermite_triples
@@ -33,3 +34,5 @@ def pair_places(basis, pairs):
 def pair_weights(pairs):
     """w_ab, shape (npair, 1)."""
     return np.where(pairs.pairs[:, :1] == pairs.pairs[:, 1:], 0.5, 1.0)
+
+

@@ -198,7 +198,9 @@ class Basis:
     def alternating(self):
         """Whether a shell has coefficients of both signs, so that its primitives cancel; bool, shape (nshell,)."""
         first = self.coef_loc[self.prim_loc]
-        return (np.minimum.reduceat(self.coefficients, first) < 0) & (np.maximum.reduceat(self.coefficients, first) > 0)
+        return (np.minimum.reduceat(self.coefficients, first) < 0) & (
+            np.maximum.reduceat(self.coefficients, first) > 0
+        )
 
     @cached_property
     def absolute(self) -> "Basis":

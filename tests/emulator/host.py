@@ -280,7 +280,9 @@ class Cuda:
     def __init__(self, machine, queues, capability):
         self.machine, self.queues, self.context = machine, queues, Context(machine.memory, queues)
         shared = MOST_SHARED[capability]
-        self.device = SimpleNamespace(compute_capability=capability, id=0, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=shared)
+        self.device = SimpleNamespace(
+            compute_capability=capability, id=0, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=shared
+        )
         self.gpus, self.waits = [self.device], []
         self.shared = SimpleNamespace(array=machine.shared_array)
         self.local = SimpleNamespace(array=machine.local_array)

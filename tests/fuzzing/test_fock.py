@@ -184,7 +184,9 @@ def check_builds(sequence):
     """Every J and K is right, or refused for its memory, and the density is as it was."""
     mol = sequence.molecule.mol()
     bounds, functions = pair_bounds(mol), sum(mol.bas_nctr(i) for i in range(mol.nbas))
-    jk = md4.JK(mol, backend=sequence.backend, max_memory=sequence.max_memory, direct_scf_tol=sequence.tolerance)
+    jk = md4.JK(
+        mol, backend=sequence.backend, max_memory=sequence.max_memory, direct_scf_tol=sequence.tolerance
+    )
     past = np.zeros(bounds.shape)
     for n, build in enumerate(sequence.builds):
         dm = build.density.array(mol.nao, build.hermi)

@@ -1,5 +1,6 @@
 """How J alone is divided among threads, warps and blocks, and where they find r[p+q]."""
 
+
 import numpy as np
 import pytest
 

@@ -62,8 +62,7 @@ def closed_form(kind, p, q, r2, parameter):
         "gaussian_coulomb": lambda: (
             mpmath.sqrt(rho / (rho + x))
             * mpmath.exp(-rho * x / (rho + x) * r2)
-            * mpmath.erf(rho / mpmath.sqrt(rho + x) * r)
-            / r
+            * mpmath.erf(rho / mpmath.sqrt(rho + x) * r) / r
         ),
     }[kind]()
     return charge(p, q) * unit

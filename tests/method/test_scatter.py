@@ -58,7 +58,9 @@ def scattered(basis, full, aosym, ranges, ends=None):
     return np.array([out[i] for i in range(len(out))]).reshape(layout.shape)
 
 
-@pytest.mark.parametrize("ranges", [((0, 4),) * 4, ((0, 2), (1, 4), (0, 4), (2, 3)), ((0, 2), (2, 4), (0, 2), (2, 4))])
+@pytest.mark.parametrize(
+    "ranges", [((0, 4),) * 4, ((0, 2), (1, 4), (0, 4), (2, 3)), ((0, 2), (2, 4), (0, 2), (2, 4))]
+)
 def test_s1(basis, full, ranges):
     aos = [slice(basis.ao_loc[a], basis.ao_loc[b]) for a, b in ranges]
     np.testing.assert_array_equal(scattered(basis, full, "s1", ranges), full[tuple(aos)])

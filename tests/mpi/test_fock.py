@@ -111,9 +111,7 @@ def test_densities_are_those_of_the_first_rank(tmp_path):
 
 # faults ---------------------------------------------------------------------------------------------------------------
 
-FAULTY = (
-    BEGIN
-    + """
+FAULTY = BEGIN + """
     mol, one = molecule(WATER, "6-31g"), comm.rank == 1
     dm = random_densities(mol)[0]
 
@@ -123,7 +121,6 @@ FAULTY = (
     def still_right():
         same_as(made().get_jk(dm), md4.get_jk(mol, dm, backend="cpu"))
 """
-)
 
 
 @pytest.mark.thorough
@@ -176,8 +173,7 @@ def test_an_exception_between_the_steps_of_a_build(tmp_path):
 DIFFERENT = {
     "molecules": ("made(mol=molecule(METHANE if one else WATER, '6-31g'))", "the molecule or its basis"),
     "geometries": (
-        "made(mol=molecule(WATER.replace('3', '4') if one else WATER, '6-31g'))",
-        "the molecule or its basis",
+        "made(mol=molecule(WATER.replace('3', '4') if one else WATER, '6-31g'))", "the molecule or its basis",
     ),
     "basis sets": ("made(mol=molecule(WATER, '6-31g*' if one else '6-31g'))", "the molecule or its basis"),
     "operators": ("made(omega=0.3 if one else 0.0)", "the operator"),

@@ -1,5 +1,6 @@
 """Mean-field objects of PySCF with md4's J and K: the same matrices, and the same energies in the same cycles."""
 
+
 import numpy as np
 import pytest
 from molecules import HYDROGEN_FLUORIDE, WATER, molecule
@@ -11,8 +12,6 @@ import md4
 
 FORMALDEHYDE = "C 0 0 -0.5296; O 0 0 0.6741; H 0 0.9376 -1.1159; H 0 -0.9376 -1.1159"
 OXYGEN = "O 0 0 0; O 0 0 1.208"
-
-
 def same_scf(mf, backend="cpu"):
     """Runs PySCF's `mf` and a copy with md4, and compares; returns both. All builds of md4 are direct."""
     ours = md4.attach(mf.copy(), backend=backend)

@@ -142,16 +142,8 @@ def test_cells(value, text):
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1500, "1.5 kB"),
-        (2e6, "2 MB"),
-        (999_600, "1 MB"),
-        (3e9, "3 GB"),
-        (29_521_805.1e6, "29.5 TB"),
-        (1e18, "1000 PB"),
-    ],
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e6, "2 MB"), (999_600, "1 MB"), (3e9, "3 GB"),
+     (29_521_805.1e6, "29.5 TB"), (1e18, "1000 PB")],
 )
 def test_sizes(nbytes, text):
     assert display.size_text(nbytes) == text

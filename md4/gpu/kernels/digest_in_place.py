@@ -136,7 +136,9 @@ def make_digest_quartet(na, nb, nc, nd, precision=FP64):
             if with_k:
                 d_a = load_row(matrices.densities, a_row, nao, columns, stage, lane)
                 done = add_to_x(x_b, here, d_b, d_a)
-                add_row(matrices.x, a_row, nao, columns, runs.left, runs.firsts, stage, lane, done[:width], weight)
+                add_row(
+                    matrices.x, a_row, nao, columns, runs.left, runs.firsts, stage, lane, done[:width], weight
+                )
                 x_b = done[width:]
             if with_j:
                 sums = add_to_y(y_cd, here, d_cd, matrices.twice, a_row + b_ao, weight)

@@ -17,7 +17,8 @@ from md4.plan import QuartetRule
 
 
 def side(rng, l, count, axis):
-    """Shells of `count` pairs whose l add up to `l`, of two primitive pairs each; all in one plane if there is `axis`."""
+    """Shells of `count` pairs whose l add up to `l`, of two primitive pairs each; all in one plane if there is `axis`.
+    """
     centres = rng.normal(size=(2 * count, 3)) / 2
     if axis is not None:
         centres[:, 2 - axis] = 0.3

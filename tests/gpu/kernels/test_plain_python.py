@@ -117,7 +117,9 @@ def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
             every = plans("dmma16", engine.prepare(one).pairs, engine.prepare(other).pairs)
             (plan, *_) = (plan for plan in every if plan.path.name == "two_products")
             engine.backend.plan = lambda *_, plan=plan: plan
-            assert_same(engine.compute(one, other).copy_to_host(), md4.Engine(basis, backend="cpu").compute(one, other))
+            assert_same(
+                engine.compute(one, other).copy_to_host(), md4.Engine(basis, backend="cpu").compute(one, other)
+            )
     assert machine.kernels >= {kernel}
     assert not machine.kernels & ({"bra_transform", "whole_panel"} - {kernel})
 

@@ -88,7 +88,8 @@ def test_operators(kind, registers_l, monkeypatch):
         ab, cd = parts(engine, axis, 0, (3, 2))
         every = [(ab, cd), (ab.part(axis, 1), cd.part(axis, 1)), [engine.prepare(p.pairs.pairs) for p in (ab, cd)]]
         even, odd, whole = (
-            host_array(engine.backend.r(*sides), "float64").reshape(ab.nprim, cd.nprim, -1).copy() for sides in every
+            host_array(engine.backend.r(*sides), "float64").reshape(ab.nprim, cd.nprim, -1).copy()
+            for sides in every
         )
     assert machine.kernels == {"pair_primitives", "r_in_registers" if registers_l > 0 else "r_by_axis"}
     assert np.array_equal(even, odd)
