@@ -15,6 +15,8 @@ What is timed, md4's call and that with which it is compared:
     scf-direct  the same, direct                 the same, direct
     casscf      DFCASSCF(4, 4), three cycles,    the same by PySCF alone
                 of an attached object
+    forces      nuc_grad_method().kernel() of    the same of PySCF's object with the same orbitals
+                an attached object
     class       engine.compute of (gg|gg) and    mol.intor of the same quartets of shells, on one core
                 (ii|ii), primitive shells
 
@@ -48,10 +50,11 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 SIGN = "@@ "
-KINDS = ("int2e", "jk", "jk-fresh", "scf", "scf-direct", "casscf", "class")
+KINDS = ("int2e", "jk", "jk-fresh", "scf", "scf-direct", "casscf", "forces", "class")
 SYSTEMS = ["water/cc-pvdz", "water/cc-pvtz", "water/cc-pvqz", "water/cc-pv5z", "methane/cc-pvtz", "benzene/cc-pvdz"]
 SCF_SYSTEMS = ["water/cc-pvdz", "water/cc-pvtz", "water/cc-pvqz", "methane/cc-pvtz", "benzene/cc-pvdz"]
 CASSCF_SYSTEMS = ["water/cc-pvtz"]
+FORCES_SYSTEMS = ["water/cc-pvtz", "water/cc-pvqz", "water/cc-pv5z", "benzene/cc-pvdz"]
 # Letter of the class and number of shells on each of the four centres: n^4 quartets.
 CLASSES = {"g": 8, "i": 6}
 CH = 1.087 / 3**0.5  # Angstrom
@@ -65,7 +68,8 @@ PAUSE = 0.02
 # Elements that are compared at once.
 PIECE = 1 << 24
 # Of kinds that are measured for other molecules than `SYSTEMS`.
-USUAL = {"class": CLASSES, "scf": SCF_SYSTEMS, "scf-direct": SCF_SYSTEMS, "casscf": CASSCF_SYSTEMS}
+USUAL = {"class": CLASSES, "scf": SCF_SYSTEMS, "scf-direct": SCF_SYSTEMS, "casscf": CASSCF_SYSTEMS,
+         "forces": FORCES_SYSTEMS}  # fmt: skip
 
 
 # what is timed --------------------------------------------------------------------------------------------------------
@@ -195,6 +199,19 @@ def casscf(system, _):
     return ours, lambda: energy(mol.RHF().density_fit())
 
 
+def forces(system, _):
+    """As `int2e`, for the gradient of a converged Hartree-Fock energy by the nuclei, bounds and pairs kept by both."""
+    import md4
+
+    mf = md4.attach(molecule(system).RHF(), backend="cpu").run()
+    plain = md4.detach(mf.copy())
+
+    def of(solver):
+        return [solver.nuc_grad_method().kernel()]
+
+    return lambda: of(mf), lambda: of(plain)
+
+
 def shell_class(letter, _):
     """As `int2e`, for the quartets (ab|cd) of four groups of primitive shells of one l at random centres."""
     from pyscf import gto
@@ -224,7 +241,7 @@ def shell_class(letter, _):
 
 MAKERS = {
     "int2e": int2e, "jk": jk, "jk-fresh": jk_fresh, "scf": scf, "scf-direct": scf_direct, "casscf": casscf,
-    "class": shell_class,
+    "forces": forces, "class": shell_class,
 }  # fmt: skip
 
 

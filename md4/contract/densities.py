@@ -6,6 +6,9 @@ from md4.cpu.matrices import all_finite
 from md4.errors import ArgumentError
 from md4.support.arguments import checked_array, shown, whole_number
 
+# Of arrays for compiled loops, which are compiled for each layout.
+LAYOUT = ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"]
+
 
 def checked_densities(dm, hermi, nao, finite=True):
     """dm with the shape (n, nao, nao) as float64 or complex128, and the shape that it was given with.

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from md4.contract.densities import checked_densities
+from md4.contract.densities import LAYOUT, checked_densities
 from md4.contract.frame import Frame
 from md4.contract.gradient import Gradients
 from md4.contract.ranks import collective, ranks_of
@@ -34,9 +34,6 @@ from md4.support.cache import IMPORTED
 from md4.support.locks import Lock, locked
 from md4.support.log import log
 from md4.support.types import BackendName, Densities, Devices, JKPair, Molecule, Stream
-
-# Of arrays for compiled loops, which are compiled for each layout.
-LAYOUT = ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"]
 
 
 class JK(Gradients):
@@ -182,6 +179,12 @@ class JK(Gradients):
         self._make_lists()
         return self.team.lists
 
+    def _refine(self, tolerance):
+        """Forgets lists that were made for larger tolerances only."""
+        if tolerance < self._finest:
+            self._forget_lists()
+            self._finest = tolerance  # last, since an interrupt may come in between
+
     def _make_lists(self):
         """Makes the pair lists where there are none."""
         if not self.team.lists:
@@ -243,9 +246,7 @@ class JK(Gradients):
 
     def _get_jk(self, densities, shape, hermi, with_j, with_k, operator, tolerance):
         """J and K on the host, of checked densities with the shape (n, nao, nao), in another shape."""
-        if tolerance < self._finest:
-            self._forget_lists()
-            self._finest = tolerance  # last, since an interrupt may come in between
+        self._refine(tolerance)
         with self.engine.lock:
             results = self._real_or_complex(densities, hermi, with_j, with_k, operator, tolerance)
         return tuple(None if v is None else v.reshape(shape) for v in results)

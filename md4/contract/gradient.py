@@ -14,18 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from md4.contract.densities import checked_densities
+from md4.contract.densities import LAYOUT, checked_densities
 from md4.contract.ranks import collective
 from md4.contract.screening import Statistics
-from md4.errors import ArgumentError, UnsupportedError
-from md4.method.boys import MMAX
+from md4.errors import ArgumentError
+from md4.method.operators import check_order
 from md4.support.arguments import checked_real
 from md4.support.locks import locked
 from md4.support.progress import Progress
 from md4.support.types import Densities, HostArray, JKPair
-
-# Of arrays for compiled loops, which are compiled for each layout.
-LAYOUT = ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"]
 
 # Relative to the largest element of a density: a larger difference to its transpose is no rounding error.
 ASYMMETRY = 1e-8
@@ -60,6 +57,7 @@ def energy_terms(dm, coulomb, exchange, nao):
     largest = abs(densities).max()
     if abs(densities - densities.transpose(0, 2, 1)).max() > ASYMMETRY * largest:
         raise ArgumentError("the gradient takes symmetric density matrices; see product_gradient for others.")
+    densities = (densities + densities.transpose(0, 2, 1)) / 2
     if len(shape) == 2:
         return in_use(densities, [coulomb], [exchange / 2])
     both = np.concatenate([densities.sum(axis=0)[None], densities])
@@ -106,15 +104,6 @@ def in_use(densities, coulomb, exchange):
     return Terms(np.ascontiguousarray(densities[used]), coulomb[used], exchange[used])
 
 
-def check_angular_momentum(basis):
-    """UnsupportedError if a derivative of four shells of the highest l would be beyond the limit of r."""
-    if 4 * basis.lmax + 1 > MMAX:
-        raise UnsupportedError(
-            f"gradients take shells up to l = {(MMAX - 1) // 4}, as a derivative raises the sum of four l, of which "
-            f"{MMAX} is the limit, by one; {basis!r} has l = {basis.lmax}."
-        )
-
-
 class Gradients:
     """What `md4.JK` has of derivatives by the positions of the nuclei. All of it is made on the CPU."""
 
@@ -151,8 +140,8 @@ class Gradients:
         omega : float, optional
             Replaces the omega of the constructor, for both parts.
         tolerance : float, optional
-            Terms with a bound below this (Hartree/Bohr) are left out; by default 10 `direct_scf_tol`. `stats` has the
-            sum of these bounds and the root of the sum of their squares.
+            Shell quartets with a bound below this (Hartree/Bohr) are left out; by default 10 `direct_scf_tol`. `stats`
+            has the sum of these bounds as `error_bound` and the root of the sum of their squares as `error_estimate`.
 
         Returns
         -------
@@ -208,9 +197,11 @@ class Gradients:
     ) -> JKPair:  # fmt: skip
         """J and K whose first function is derived by the position of its electron, as `get_jk` of PySCF's gradients.
 
+        ::
+
             vj[x]_ij = -sum_kl (nabla_x i j|kl) D_lk          vk[x]_il = -sum_jk (nabla_x i j|kl) D_jk
 
-        For forces alone `gradient` takes a fraction of the time. These too are made on the CPU.
+        For forces alone, `gradient` takes a fraction of the time. These too are made on the CPU.
 
         Parameters
         ----------
@@ -231,7 +222,7 @@ class Gradients:
             As for `gradient`.
         """
         self._follow_molecule()
-        self.ranks.together(lambda: check_angular_momentum(self.basis))
+        check_order(4 * self.basis.lmax, derivative=1)
         densities, shape, _, with_j, with_k, operator, limit = self._agreed(
             "derivative_jk", dm, hermi, with_j, with_k, omega, tolerance
         )
@@ -245,15 +236,16 @@ class Gradients:
 
     def _derivatives_of(self, densities, with_j, with_k, operator, limit):
         """J and K of derivatives, each (3 n, nao, nao), for agreed arguments, on the CPU."""
-        backend, forces = self.engine.backend, self._forces_of_lists()
+        backend, forces = self.engine.backend, self._forces_of_lists(limit)
         made = backend.with_operator(operator).sums.derivatives(self.basis, forces.lists)
         densities = self._frame.densities(np.require(densities, np.float64, LAYOUT))
         found = made.run(densities, with_j, with_k, limit, self.ranks.rank, self.ranks.size)
         self.ranks.sum(found)
         return [this.reshape(-1, *this.shape[-2:]) for this in found]
 
-    def _forces_of_lists(self):
-        """What gradients need of the lists, which are made if they are missing."""
+    def _forces_of_lists(self, tolerance):
+        """What gradients need of the lists, which are made if they are missing, or too coarse for the tolerance."""
+        self._refine(tolerance)
         self._make_lists()
         if self._forces is None:
             self._forces = self.engine.backend.sums.forces(self.basis, self.lists)
@@ -265,7 +257,7 @@ class Gradients:
 
         def check():
             limit = FACTOR * self.direct_scf_tol if tolerance is None else checked_real("tolerance", tolerance, 0)
-            check_angular_momentum(self.basis)
+            check_order(4 * self.basis.lmax, derivative=1)
             return terms(), self._operator(omega), limit
 
         (densities, *factors), operator, limit = self.ranks.together(check)
@@ -273,8 +265,7 @@ class Gradients:
         values = operator, limit, *(factor.tolist() for factor in factors)
         self.ranks.same({"the number of densities": len(densities), **dict(zip(facts, values))})
         host = self._on_host()
-        found, host_stats = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
-        self.stats = host_stats
+        found, self.stats = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
         return found
 
     def _on_host(self):
@@ -291,7 +282,7 @@ class Gradients:
         """(gradient, statistics) for agreed arguments, on the CPU."""
         start, stats = time.perf_counter(), Statistics()
         with self.engine.lock:
-            backend, forces = self.engine.backend, self._forces_of_lists()
+            backend, forces = self.engine.backend, self._forces_of_lists(tolerance)
             share = self.ranks.rank, self.ranks.size
             with Progress(
                 forces.seconds() / share[1], enabled=self.progress if share[0] == 0 else False, label="Forces"
@@ -302,10 +293,11 @@ class Gradients:
                 )  # fmt: skip
         total = [found, np.array([float(stats.computed), *left_out])]
         self.ranks.sum(total)
-        found, (computed, stats.error_bound, squares) = total
-        pairs = sum(map(len, self.lists))
+        found, (computed, left, squares) = total
+        pairs, passes = sum(map(len, self.lists)), 1 if factors[1].any() else len(densities)
         stats.computed = stats.wanted = int(computed)
-        stats.skipped, stats.error_estimate = pairs**2 - stats.computed, float(np.sqrt(squares))
+        stats.skipped = passes * pairs**2 - stats.computed
+        stats.error_bound, stats.error_estimate = float(left), float(np.sqrt(squares))
         gradient = np.zeros((len(self._ends), 3))
         np.add.at(gradient, np.searchsorted(self._ends, self._frame.order[self.basis.ao_loc[:-1]], side="right"), found)
         stats.seconds = time.perf_counter() - start

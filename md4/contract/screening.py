@@ -95,8 +95,9 @@ class Statistics:
     sums : float
         Seconds in which what the workers have summed was added up and fetched, after the last of them was done.
     error_bound, error_estimate : float
-        Of a gradient, in Hartree/Bohr: the sum of the bounds of what was left out, which the error of no component can
-        exceed, and the root of the sum of their squares, about the error to expect.
+        Of a gradient, in Hartree/Bohr: the sum of the bounds of the shell quartets that were left out, which the error
+        of no component by these can exceed, and the root of the sum of their squares, about the error to expect. There
+        a quartet of two different pairs counts twice, once for the derivatives of each.
     """
 
     computed: int = 0

@@ -213,13 +213,14 @@ class Team:
         from md4.cpu.warmup import BESIDE, compile_ahead
 
         flags = digest_flags(len(build.exchange), len(build.coulomb)) if build.with_k else "j"
-        beside = BESIDE[:-1] if self.engine.backend.sums.takes_lists else BESIDE
+        of_gpu = not self.engine.backend.sums.takes_lists
 
         def work(backend):
             Team.of(Engine(self.basis, backend=backend.with_operator(Operator()))).rehearse(build, densities, finest)
 
         def compile_all():
-            compile_ahead(beside, progress)
+            if of_gpu:
+                compile_ahead(BESIDE, progress)
             for worker in self.workers:
                 with worker.engine.lock:
                     backend = worker.engine.with_operator(build.operator).backend

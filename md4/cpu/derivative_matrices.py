@@ -88,17 +88,12 @@ def digest_derivatives(items, tasks, lists, blocks, densities, with_j, with_k, l
             for block in range(3 if a0 == b0 else 6):
                 at = items[item, 3] + block * na * nb * nc * nd * LANES
                 x, of_b = block % 3, block >= 3
-                if of_b:
-                    digest_block(
-                        blocks, at, weight, (na, nb, nc, nd), True, d_cd, d_ac, d_ad, k_c, k_d, b0, a0, with_j, with_k,
-                        vj[s, x],
-                    )  # fmt: skip
-                else:
-                    digest_block(
-                        blocks, at, weight, (na, nb, nc, nd), False, d_cd, d_bc, d_bd, k_c, k_d, a0, b0, with_j, with_k,
-                        vj[s, x],
-                    )  # fmt: skip
-                row, rows = (b0, nb) if of_b else (a0, na)
+                row, rows, other = (b0, nb, a0) if of_b else (a0, na, b0)
+                d_jc, d_jd = (d_ac, d_ad) if of_b else (d_bc, d_bd)
+                digest_block(
+                    blocks, at, weight, (na, nb, nc, nd), of_b, d_cd, d_jc, d_jd, k_c, k_d, row, other, with_j, with_k,
+                    vj[s, x],
+                )  # fmt: skip
                 scatter(k_c, row, rows, first_c, nc, lanes, width, vk[s, x])
                 scatter(k_d, row, rows, first_d, nd, lanes, width, vk[s, x])
             for lane in range(lanes):  # what a group of fewer pairs would find
@@ -106,7 +101,7 @@ def digest_derivatives(items, tasks, lists, blocks, densities, with_j, with_k, l
                     d_cd[n * LANES + lane] = 0.0
 
 
-digest = once(lambda: Loop(digest_derivatives))
+digest = once(lambda: Loop(digest_derivatives, allocates=True))
 
 
 class HostDerivatives:
@@ -134,8 +129,8 @@ class HostDerivatives:
                 sums[thread] = lanes, memory.zeros(shape), memory.zeros(shape)
             digest()(items, tasks, lists, blocks, densities, with_j, with_k, *sums[thread])
 
-        # an element of J has a factor 2 n |D|, see `md4.contract.screening`
-        scale = 2 * widest * abs(densities).max()
+        # an element of J has a factor 2 sqrt(n) |D_cd|, see `md4.contract.screening`, and |D_cd| is n max|D| at most
+        scale = 2 * widest**1.5 * abs(densities).max()
         some = [(this, where) for this in self.lists for where in pieces(self.backend, this.derived, H_SHARE)]
         for this, where in some[part::parts]:
             pairs = this.derived[where]

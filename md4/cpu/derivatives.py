@@ -82,7 +82,7 @@ def scatter_derivatives(items, tasks, lists, blocks, in_triangle, box, out):
                     out[of_ab[ab] + of_cd[n]] = -blocks[at + ab * step_ab + rows[n] * step_cd]
 
 
-derivative_scatter = once(lambda: Loop(scatter_derivatives))
+derivative_scatter = once(lambda: Loop(scatter_derivatives, allocates=True))
 
 
 class DerivativeTensor(ListTensor):

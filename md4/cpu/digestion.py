@@ -5,10 +5,21 @@ from the density matrices into lanes before, and added to X and Y lane by lane a
 Y; see `md4.method.digestion` for what they are.
 """
 
-import numpy as np
-
 from md4.cpu.compile import Loop, helper, part
-from md4.cpu.emit.vectors import LANES, broadcast, fma, integers, load, multiply, store, total
+from md4.cpu.emit.vectors import (
+    LANES,
+    broadcast,
+    fma,
+    integers,
+    lane_doubles,
+    lane_integers,
+    least,
+    load,
+    multiply,
+    store,
+    total,
+    view,
+)
 from md4.cpu.groups import FIELD, SAME, TASK
 from md4.method.digestion import quartet_weight
 from md4.support.locks import once
@@ -75,15 +86,11 @@ def digest_lanes(items, tasks, lists, blocks, densities, twice, lanes_of, x, y):
     """
     size = len(lanes_of) // 10
     lanes_of[:] = 0.0
-    d_ac, d_ad, d_bc, d_bd, d_cd = (
-        lanes_of[:size], lanes_of[size : 2 * size], lanes_of[2 * size : 3 * size], lanes_of[3 * size : 4 * size],
-        lanes_of[4 * size : 5 * size],
-    )  # fmt: skip
-    x_ac, x_ad, x_bc, x_bd, y_cd = (
-        lanes_of[5 * size : 6 * size], lanes_of[6 * size : 7 * size], lanes_of[7 * size : 8 * size],
-        lanes_of[8 * size : 9 * size], lanes_of[9 * size :],
-    )  # fmt: skip
-    weights, first_c, first_d = np.empty(LANES), np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    d_ac, d_ad, d_bc = view(lanes_of, 0, size), view(lanes_of, size, size), view(lanes_of, 2 * size, size)
+    d_bd, d_cd, y_cd = view(lanes_of, 3 * size, size), view(lanes_of, 4 * size, size), view(lanes_of, 9 * size, size)
+    x_ac, x_ad = view(lanes_of, 5 * size, size), view(lanes_of, 6 * size, size)
+    x_bc, x_bd = view(lanes_of, 7 * size, size), view(lanes_of, 8 * size, size)
+    weights, first_c, first_d = lane_doubles(), lane_integers(), lane_integers()
     for item in range(len(items)):
         task = tasks[items[item, 0]]
         bra, ket = lists[task[TASK.bra]], lists[task[TASK.ket]]
@@ -95,7 +102,7 @@ def digest_lanes(items, tasks, lists, blocks, densities, twice, lanes_of, x, y):
         a0, b0 = aos_ab[2 * ab], aos_ab[2 * ab + 1]
         width = ket[FIELD.width]
         per_group = LANES // width
-        lanes = min(per_group, ket[FIELD.npair] - g * per_group) * width
+        lanes = least(per_group, ket[FIELD.npair] - g * per_group) * width
         for lane in range(LANES):
             weights[lane] = 0.0
         for lane in range(0, lanes, width):
@@ -104,7 +111,7 @@ def digest_lanes(items, tasks, lists, blocks, densities, twice, lanes_of, x, y):
             first_c[lane], first_d[lane] = aos_cd[2 * cd], aos_cd[2 * cd + 1]
             weights[lane] = weight_of(a0, b0, first_c[lane], first_d[lane], same, n, m)
         for s in range(len(densities)):
-            density, with_j = densities[s], s < len(twice)
+            density, x_s, with_j = densities[s], x[s], s < len(twice)
             gather(density, a0, na, first_c, nc, lanes, width, d_ac)
             gather(density, a0, na, first_d, nd, lanes, width, d_ad)
             gather(density, b0, nb, first_c, nc, lanes, width, d_bc)
@@ -119,10 +126,10 @@ def digest_lanes(items, tasks, lists, blocks, densities, twice, lanes_of, x, y):
                 blocks, at, weights, (na, nb, nc, nd), with_j, d_ac, d_ad, d_bc, d_bd, d_cd, twice[t], a0, b0,
                 x_ac, x_ad, x_bc, x_bd, y_cd, y[t],
             )  # fmt: skip
-            scatter(x_ac, a0, na, first_c, nc, lanes, width, x[s])
-            scatter(x_ad, a0, na, first_d, nd, lanes, width, x[s])
-            scatter(x_bc, b0, nb, first_c, nc, lanes, width, x[s])
-            scatter(x_bd, b0, nb, first_d, nd, lanes, width, x[s])
+            scatter(x_ac, a0, na, first_c, nc, lanes, width, x_s)
+            scatter(x_ad, a0, na, first_d, nd, lanes, width, x_s)
+            scatter(x_bc, b0, nb, first_c, nc, lanes, width, x_s)
+            scatter(x_bd, b0, nb, first_d, nd, lanes, width, x_s)
             if with_j:
                 for c in range(nc):
                     for d in range(nd):

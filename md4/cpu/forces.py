@@ -10,7 +10,7 @@ from md4.cpu.emit.recurrence import cube_side
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_sums, workspace, z_tiles
 from md4.cpu.groups import BLOCK, FIELD, Groups, aligned_empty, functions_of, h_elements, plain_layout
-from md4.cpu.h_matrices import make_h, numbers_of, shape_of
+from md4.cpu.h_matrices import make_h, numbers_of, room_for, shape_of
 from md4.cpu.hermite_coulomb import HostCoulomb
 from md4.cpu.run import TASKS, THREAD_WORK, WORK_SECONDS, ZEROS_COST, Extent, Lists, OwnList
 from md4.cpu.threads import number_of_threads, run_all, run_threads
@@ -34,6 +34,7 @@ class ForceList:
     ----------
     backend : md4.cpu.backend.CpuBackend
         For 1/r, whose bounds are bounds for erf(omega r)/r and erfc(omega r)/r, too.
+    basis : md4.Basis
     given : md4.contract.screening.PairList
 
     Attributes
@@ -44,10 +45,11 @@ class ForceList:
         Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
     bounds, derivative_bounds : ndarray, shape (npair,)
         f_ab (sum_ab (ab|ab))^1/2, or an upper bound of it, and that of the largest derivative, in the order of the
-        groups.
+        groups. Both derivatives of a pair add to the same force where its shells have the same centre, so that bound is
+        twice as large there.
     """
 
-    def __init__(self, backend, given):
+    def __init__(self, backend, basis, given):
         self.given, self.prepared = given, given.prepared
         self.pairs, self.groups = given.prepared.pairs, given.prepared.data
         self.derivatives = OF_A if self.pairs.single else OF_A + OF_B
@@ -57,7 +59,8 @@ class ForceList:
         order, rows = self.groups.order, min(self.pairs.na, self.pairs.nb)
         # the norm of all of a matrix from the largest norm of its rows and columns
         self.bounds = (factor * sqrt(rows) * given.exact)[order]
-        self.derivative_bounds = (factor * self.largest)[order]
+        a, b = basis.centres[self.pairs.pairs.T]
+        self.derivative_bounds = (np.where((a == b).all(axis=1), 2.0, 1.0) * factor * self.largest)[order]
 
     @cached_property
     def of_groups(self):
@@ -133,7 +136,7 @@ class HostForces:
 
     def __init__(self, backend, basis, lists):
         self.backend, self.basis, self.lock = backend, basis, Lock()
-        self.lists = [ForceList(backend, this) for this in lists]
+        self.lists = [ForceList(backend, basis, this) for this in lists]
         self.degree = 1 + 2 * max(this.pairs.l for this in self.lists)
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
@@ -168,7 +171,7 @@ class HostForces:
                 numbers, *tables = self.tables(lists, these, None if terms[2].any() else terms[0][0])
                 work = [self.work_of(this, these) for this in self.lists]
                 threads = int(max(1, min(most, sum(map(np.sum, work)) // THREAD_WORK)))
-                tasks = self.tasks(backend, work, threads)[part::parts]
+                tasks = self.tasks(work, threads)[part::parts]
                 arguments = *tables, numbers, tolerance, (*terms, norms, norms.max(axis=2))
                 quartets += self.threads(backend, tasks, threads, arguments, found, left_out, report)
         gradient = np.zeros((self.basis.nshell, 3))
@@ -208,8 +211,8 @@ class HostForces:
             coulomb = HostCoulomb(self.backend, self.basis, 2 * density[None])
             coulomb.load([self.lists[number].prepared for number in these])
             for number in these:
-                row = dict(zip(FIELD._fields, lists.rows[number]))
-                lists.rows.append(density_row(row, lists, coulomb.sides[self.lists[number].prepared].lane_density))
+                side = coulomb.sides[self.lists[number].prepared]
+                lists.rows.append(density_row(lists.rows[number], lists, side.lane_density))
         kets = [
             [lists.address(array) for array in (this.pairs.pairs, this.bounds, *this.of_groups)]
             for this in [*self.lists, *(self.lists[number] for number in these if density is not None)]
@@ -228,14 +231,13 @@ class HostForces:
             of_pair += 3 * ket.ngroup * nab * ket.nab
         return of_primitive * np.diff(this.pairs.start)[this.groups.order] + of_pair
 
-    def tasks(self, backend, work, threads):
+    def tasks(self, work, threads):
         """(work, list, first and last bra pair), those of most work first."""
-        most, room = sum(map(np.sum, work)) / (TASKS * threads), Z_BYTES
-        found = []
+        most, found = max(1.0, sum(map(np.sum, work)) / (TASKS * threads)), []
         for number, (this, of_pairs) in enumerate(zip(self.lists, work)):
-            most_prims = max(1, room // (8 * this.pairs.nab * this.count))
+            most_prims = max(1, Z_BYTES // (8 * this.pairs.nab * this.count))
             prims = np.diff(this.pairs.start)[this.groups.order]
-            share = np.cumsum(np.maximum(of_pairs / max(most, 1.0), prims / most_prims))
+            share = np.cumsum(np.maximum(of_pairs / most, prims / most_prims))
             edges = [0, *(np.flatnonzero(np.diff(np.floor(share))) + 1).tolist(), len(prims)]
             found += [(float(of_pairs[a:b].sum()), number, a, b) for a, b in pairwise(edges) if a < b]
         return sorted(found, reverse=True)
@@ -306,9 +308,10 @@ class HostForces:
         members[: len(prims)] = prims
         shape = shape_of(*this.derived.shell_class, this.derived.single, this.derivatives)
         of_prims = np.zeros((vectors, len(this.derivatives), LANES))
+        room = room_for(this.derived, shape)
         forces()(
             numbers_of(this.pairs.primitives), members.reshape(-1, LANES), this.pairs.la, this.pairs.lb, shape, 0,
-            vectors, z.reshape(-1), of_prims.reshape(-1),
+            vectors, z.reshape(-1), of_prims.reshape(-1), room.ctypes.data,
         )  # fmt: skip
         counts = np.diff(this.pairs.start)[this.groups.order[first:last]]
         of_pairs = np.zeros((last - first, 6))
@@ -327,15 +330,15 @@ def divided(densities, coulomb, exchange):
 
 
 def density_row(row, lists, density):
-    """The row of a list, a dict, with its density in lanes as one row of H, shape (1, nvector, nherm, LANES)."""
-    count = row["nherm"]
+    """The row of a list with its density in lanes as one row of H, shape (1, nvector, nherm, LANES)."""
+    count = row[FIELD.nherm]
     edges = np.append(np.arange(0, count, BLOCK), count).astype(np.int32)
     sequence, columns = np.zeros(1, dtype=np.int64), np.arange(count, dtype=np.int32)
-    changed = {
-        "nab": 1, "nb": 0, "elements": count, "sequence": lists.address(sequence), "columns": lists.address(columns),
-        "rows": lists.address(edges), "lane_h": lists.address(density),
-    }  # fmt: skip
-    return tuple({**row, **changed}.values())
+    made = list(row)
+    made[FIELD.nab], made[FIELD.nb], made[FIELD.elements] = 1, 0, count
+    made[FIELD.sequence], made[FIELD.columns] = lists.address(sequence), lists.address(columns)
+    made[FIELD.rows], made[FIELD.lane_h] = lists.address(edges), lists.address(density)
+    return tuple(made)
 
 
 class NoMatrices:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.cpu.compile import Loop, bound, helper, part
+from md4.cpu.digestion import gather
 from md4.cpu.emit.recurrence import cube_side, recur
 from md4.cpu.emit.vectors import (
     LANES,
@@ -59,7 +60,7 @@ zeros_of_lanes = None  # set by `reverse_sums` and `derivative_norms`, for one o
 
 
 class Workspace(NamedTuple):
-    """Memory of one thread, without that for Z; arrays of vectors but for the places and numbers."""
+    """Memory of one thread: arrays of vectors, but for the places `column_p`, `of_q` and `of_cd`, and 0, 1, 2, ..."""
 
     zeros: np.ndarray
     axis: np.ndarray
@@ -84,15 +85,6 @@ def workspace(memory, l, most_u, most_gamma, widest, most_z, elements):
     for array in made:
         memory.watch(array)
     return made
-
-
-@helper
-def gather(matrix, row, rows, columns, count, out):
-    """out[r][n][lane] = matrix[row + r, columns[lane] + n]."""
-    for r in range(rows):
-        for lane in range(LANES):
-            for n in range(count):
-                out[(r * count + n) * LANES + lane] = matrix[row + r, columns[lane] + n]
 
 
 @part
@@ -126,10 +118,10 @@ def make_gamma(terms, places, first_c, first_d, sizes_ab, sizes_cd, weights, wor
                     for d in range(nd):
                         d_cd[(c * nd + d) * LANES + lane] = density[first_c[lane] + c, first_d[lane] + d]
         if with_k:
-            gather(density, a0, na, first_c, nc, d_ac)
-            gather(density, a0, na, first_d, nd, d_ad)
-            gather(density, b0, nb, first_c, nc, d_bc)
-            gather(density, b0, nb, first_d, nd, d_bd)
+            gather(density, a0, na, first_c, nc, LANES, 1, d_ac)
+            gather(density, a0, na, first_d, nd, LANES, 1, d_ad)
+            gather(density, b0, nb, first_c, nc, LANES, 1, d_bc)
+            gather(density, b0, nb, first_d, nd, LANES, 1, d_bd)
         of_k = multiply(broadcast(-0.5 * exchange[s]), weight)
         for a in range(na):
             for b in range(nb):
@@ -302,7 +294,10 @@ def most_beside(terms, a, b):
     densities, coulomb, exchange, norms, highest = terms
     most = 0.0
     for s in range(len(densities)):
-        most += abs(coulomb[s]) * norms[s, a, b] * highest[s].max() + abs(exchange[s]) * highest[s, a] * highest[s, b]
+        largest = 0.0
+        for c in range(highest.shape[1]):
+            largest = max(largest, highest[s, c])
+        most += abs(coulomb[s]) * norms[s, a, b] * largest + abs(exchange[s]) * highest[s, a] * highest[s, b]
     return most
 
 
@@ -392,7 +387,7 @@ def reverse_lanes(
 def reverse_sums(kind):
     """`reverse_lanes` for one operator."""
     add = bound(add_to_z, make=part, zeros_of_lanes=zeros_of(kind))
-    return Loop(reverse_lanes, f"reverse_{kind}", add_to_z=add)
+    return Loop(reverse_lanes, f"reverse_{kind}", allocates=True, add_to_z=add)
 
 
 def add_squares(ket, pair, functions, triples, parameter, table, abq, work, squares):
@@ -460,7 +455,7 @@ def norms_lanes(lists, first, last, functions, triples, parameter, table, abq, w
 def derivative_norms(kind):
     """`norms_lanes` for one operator."""
     add = bound(add_squares, make=part, zeros_of_lanes=zeros_of(kind))
-    return Loop(norms_lanes, f"norms_{kind}", add_squares=add)
+    return Loop(norms_lanes, f"norms_{kind}", allocates=True, add_squares=add)
 
 
 # Step 3: forces of vectors of primitive pairs from their Z; see `h_loop`.

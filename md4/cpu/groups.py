@@ -6,11 +6,11 @@ pairs; what is missing in other lanes is filled up by primitives whose H matrice
 many primitives, a pair takes several lanes, and its integrals are summed over them at the end.
 """
 
-from collections import namedtuple
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from math import prod
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +24,13 @@ from md4.support.locks import once
 
 
 def numbered(name, fields):
-    """A named tuple of the numbers 0, 1, 2, ..., the columns of a table, and their count as `size`."""
-    names = fields.split()
-    return namedtuple(name, [*names, "size"])(*range(len(names) + 1))
+    """The numbers 0, 1, 2, ..., the columns of a table, by their names, and their count as `size`.
+
+    Compiled loops take them from a module one by one; of a named tuple, Numba would make all of them at each use.
+    """
+    names, made = fields.split(), ModuleType(name)
+    vars(made).update(zip([*names, "size"], range(len(names) + 1)))
+    return made
 
 
 # Columns of the table of lists; `most` is the largest number of primitive pairs, and `width` the lanes of a pair. Where

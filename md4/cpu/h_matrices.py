@@ -10,7 +10,21 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.cpu.compile import Loop, helper, part
-from md4.cpu.emit.vectors import LANES, broadcast, fma, load, magnitude, multiply, noise_removed, store
+from md4.cpu.emit.vectors import (
+    LANES,
+    broadcast,
+    divide,
+    doubles,
+    fma,
+    integers,
+    lane_doubles,
+    load,
+    magnitude,
+    multiply,
+    noise_removed,
+    store,
+    view,
+)
 from md4.cpu.groups import aligned_empty, h_structure, hermite_functions, hermite_ordinals
 from md4.cpu.threads import number_of_threads, run_all
 from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples
@@ -34,6 +48,7 @@ class HMatrices(NamedTuple):
 
 # Vectors of elements for which a further thread is worth waking.
 THREAD_ELEMENTS = 20_000
+VECTOR_BYTES = 8 * LANES
 # The name of the form in which H matrices are kept: there is only one.
 BOTH = "flat and lanes"
 
@@ -108,10 +123,7 @@ def coefficients(l, pure):
 @part
 def e_coefficients(la, lb, nt, exponent, pa, pb, e):
     """E_t^{ij} of the three axes of LANES primitive pairs; see `md4.method.hermite`. The layout is [axis][i][j][t]."""
-    half = np.empty(LANES)
-    for lane in range(LANES):
-        half[lane] = 0.5 / exponent[lane]
-    half = load(half, 0)
+    half = divide(broadcast(0.5), load(exponent, 0))
     for axis in range(3):
         x_a, x_b = load(pa, axis * LANES), load(pb, axis * LANES)
         for i in range(la + 1):
@@ -144,8 +156,8 @@ def derive(derivative, la, lb, nt, exponents, e, out):
 
     `exponents` are za and zb in lanes. E reaches i = la and j = lb; that of a derivative lacks the last i or j.
     """
-    for n in range(0, len(e), LANES):  # the copy of a slice would bring Numba's strings for its error
-        store(out, n, load(e, n))
+    for at in range(0, 3 * (la + 1) * (lb + 1) * nt * LANES, LANES):
+        store(out, at, load(e, at))
     axis, of_b = axis_of_derivative(derivative), derivative > 3
     last_a, last_b = 0 if axis < 0 else (la + 1 if of_b else la), lb if of_b else lb + 1
     step, twice = nt if of_b else (lb + 1) * nt, multiply(broadcast(2.0), load(exponents, LANES if of_b else 0))
@@ -167,16 +179,17 @@ def add_products(shape, la, lb, nt, derivative, m, e, half, half_sizes):
     one degree more along its axis, unless that is 0.
     """
     nh, axis = shape.nherm, axis_of_derivative(derivative)
-    up_z, up_y, up_x = int(axis == 0), int(axis == 1), int(axis == 2)
-    half[:] = 0.0
-    half_sizes[:] = 0.0
+    up_z, up_y, up_x = (1 if axis == 0 else 0), (1 if axis == 1 else 0), (1 if axis == 2 else 0)
+    for at in range(0, len(shape.powers_a) * nh * LANES, LANES):
+        store(half, at, broadcast(0.0))
+        store(half_sizes, at, broadcast(0.0))
     for b in range(len(shape.powers_b)):
         c = shape.pure_b[b, m]
         if c == 0.0:
             continue
-        bz, by, bx = shape.powers_b[b]
+        bz, by, bx = shape.powers_b[b, 0], shape.powers_b[b, 1], shape.powers_b[b, 2]
         for a in range(len(shape.powers_a)):
-            az, ay, ax = shape.powers_a[a]
+            az, ay, ax = shape.powers_a[a, 0], shape.powers_a[a, 1], shape.powers_a[a, 2]
             of_z = (az * (lb + 1) + bz) * nt
             of_y = ((la + 1 + ay) * (lb + 1) + by) * nt
             of_x = ((2 * la + 2 + ax) * (lb + 1) + bx) * nt
@@ -241,21 +254,29 @@ def multiply_row(shape, v, block, ab, member, h, factor, one, z, forces):
 take_row = None  # one of these, set by `Loop`
 
 
-def h_loop(primitives, members, la, lb, shape, first, last, one, two):
-    """Step 1 for the vectors `first` to `last` of a list; rows of H and `one` and `two` are given to `take_row`."""
+def h_loop(primitives, members, la, lb, shape, first, last, one, two, room):
+    """Step 1 for the vectors `first` to `last` of a list; rows of H and `one` and `two` are given to `take_row`.
+
+    `room` is the address of memory by `room_for`.
+    """
     exponent, pa, pb, coef_a, coef_b, exponent_a, exponent_b = primitives
     na, nb, nh = shape.pure_a.shape[1], shape.pure_b.shape[1], shape.nherm
     nctr_a, nctr_b = coef_a.shape[1], coef_b.shape[1]
     up = 1 if shape.derivatives[0] > 0 else 0  # E of derivatives is made of that of one power more
     ia, ib, nt = la + up, lb + up, la + lb + 1 + up
-    plain_e, e = np.empty(3 * (ia + 1) * (ib + 1) * nt * LANES), np.empty(3 * (ia + 1) * (ib + 1) * nt * LANES)
     ncart = len(shape.powers_a)
-    half, half_sizes = np.empty(ncart * nh * LANES), np.empty(ncart * nh * LANES)
-    used, h = np.empty(ncart, dtype=np.int64), np.empty(nh * LANES)
-    # of the lanes: the exponents, P - A and P - B, and the contraction coefficients
-    width, exponents = np.empty(LANES), np.empty(2 * LANES)
-    from_a, from_b = np.empty(3 * LANES), np.empty(3 * LANES)
-    of_a, of_b, room = np.empty(nctr_a * LANES), np.empty(nctr_b * LANES), np.empty(LANES)
+    size_e, size_half = VECTOR_BYTES * 3 * (ia + 1) * (ib + 1) * nt, VECTOR_BYTES * ncart * nh
+    plain_e, e = doubles(room, 1), doubles(room + size_e, 1)
+    room += 2 * size_e
+    half, half_sizes, h = doubles(room, 1), doubles(room + size_half, 1), doubles(room + 2 * size_half, 1)
+    room += 2 * size_half + VECTOR_BYTES * nh
+    used = integers(room, 1)
+    # of the lanes: the contraction coefficients, the exponents, P - A and P - B
+    room += VECTOR_BYTES * ncart
+    of_a, of_b = doubles(room, 1), doubles(room + VECTOR_BYTES * nctr_a, 1)
+    room += VECTOR_BYTES * (nctr_a + nctr_b)
+    from_a, from_b = doubles(room, 1), doubles(room + 3 * VECTOR_BYTES, 1)
+    exponents, width, row = doubles(room + 6 * VECTOR_BYTES, 1), lane_doubles(), lane_doubles()
     for v in range(first, last):
         for lane in range(LANES):
             member = members[v, lane]
@@ -278,10 +299,19 @@ def h_loop(primitives, members, la, lb, shape, first, last, one, two):
                         for cb in range(nctr_b):
                             factor = multiply(load(of_a, ca * LANES), load(of_b, cb * LANES))
                             ab = ((ca * na + ma) * nctr_b + cb) * nb + mb
-                            take_row(shape, v, block, ab, members[v], h, factor, room, one, two)
+                            take_row(shape, v, block, ab, view(members, v * LANES, LANES), h, factor, row, one, two)
 
 
 h_matrices = once(lambda: Loop(h_loop, take_row=store_row))
+
+
+def room_for(pairs, shape):
+    """Memory that `h_loop` needs for a list."""
+    up = int(shape.derivatives[0] > 0)
+    of_e = 3 * (pairs.la + up + 1) * (pairs.lb + up + 1) * (pairs.la + pairs.lb + 1 + up)
+    ncart = len(shape.powers_a)
+    vectors = 2 * of_e + (2 * ncart + 1) * shape.nherm + ncart + pairs.nctr_a + pairs.nctr_b + 8
+    return aligned_empty((vectors * LANES,))
 
 
 def numbers_of(data):
@@ -298,12 +328,15 @@ def make_h(pairs, groups, memory):
     arguments = numbers_of(pairs.primitives), groups.members, pairs.la, pairs.lb, shape
     results, threads = (flat.reshape(-1), lanes.reshape(-1)), count * elements // THREAD_ELEMENTS
     if threads < 2:
-        h_matrices()(*arguments, 0, count, *results)
+        room = room_for(pairs, shape)
+        h_matrices()(*arguments, 0, count, *results, room.ctypes.data)
         return HMatrices(flat, lanes)
     threads = min(threads, number_of_threads())
 
     def part_of(thread):
-        h_matrices()(*arguments, count * thread // threads, count * (thread + 1) // threads, *results)
+        room = room_for(pairs, shape)
+        ends = count * thread // threads, count * (thread + 1) // threads
+        h_matrices()(*arguments, *ends, *results, room.ctypes.data)
 
     run_all(threads, part_of)
     return HMatrices(flat, lanes)

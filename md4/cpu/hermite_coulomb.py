@@ -8,7 +8,21 @@ import numpy as np
 
 from md4.cpu.compile import Loop
 from md4.cpu.emit.recurrence import recur
-from md4.cpu.emit.vectors import LANES, broadcast, doubles, fma, integers, load, multiply, store, subtract, total
+from md4.cpu.emit.vectors import (
+    LANES,
+    broadcast,
+    doubles,
+    fma,
+    integers,
+    lane_doubles,
+    lane_halves,
+    load,
+    multiply,
+    store,
+    subtract,
+    total,
+    view,
+)
 from md4.cpu.emit.zeros import zeros_of
 from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, structure_of
 from md4.cpu.h_matrices import BOTH
@@ -49,17 +63,20 @@ def contract_lanes(task, lists, tolerance, parameter, table, d_bra, d_ket, j_bra
     order, start = integers(bra[FIELD.order], 1), integers(bra[FIELD.start], 1)
     vectors = integers(ket[FIELD.vectors], 1)
     bra_data, ket_data = doubles(bra[FIELD.primitives], 1), doubles(ket[FIELD.lane_primitives], 1)
-    same, weights = task[TASK.same] == SAME, np.empty(LANES)
+    same, weights = task[TASK.same] == SAME, lane_doubles()
     bra_bound, ket_bound = doubles(task[TASK.bra_bound], 1), doubles(task[TASK.ket_bound], 1)
-    flat_bra, flat_ket, flat_j, flat_sums = d_bra.reshape(-1), d_ket.reshape(-1), j_ket.reshape(-1), sums.reshape(-1)
-    all_p, all_q = np.array([0, p_count], dtype=np.int32), np.array([0, q_count], dtype=np.int32)  # one row
+    flat_bra, flat_ket = view(d_bra, 0, d_bra.size), view(d_ket, 0, d_ket.size)
+    flat_j, flat_sums = view(j_ket, 0, j_ket.size), view(sums, 0, sums.size)
+    all_p, all_q = lane_halves(), lane_halves()  # one row
+    all_p[0], all_p[1], all_q[0], all_q[1] = 0, p_count, 0, q_count
     width, row, quartets = ket[FIELD.width], 0, 0
     per_group = LANES // width
     one, zero, step, more = np.int64(1), np.int64(0), np.int64(LANES), l >= 0  # see `block_of_quartets`
     for n in range(task[TASK.first], task[TASK.last]):
         last_group = n // per_group + 1 if same else ket[FIELD.ngroup]
         for i in range(start[order[n]], start[order[n] + 1]):
-            sums[:] = 0.0
+            for at in range(0, sums.size, LANES):
+                store(flat_sums, at, broadcast(0.0))
             for g in range(last_group):
                 if not bra_bound[n] * ket_bound[g] >= tolerance:
                     continue

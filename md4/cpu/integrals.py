@@ -19,6 +19,8 @@ from md4.cpu.emit.vectors import (
     fma,
     halves,
     integers,
+    largest,
+    least,
     load,
     make_add_lanes,
     make_tile,
@@ -26,7 +28,9 @@ from md4.cpu.emit.vectors import (
     negative,
     store,
     subtract,
+    take,
     take_next,
+    view,
 )
 from md4.cpu.emit.zeros import zeros_of
 from md4.cpu.groups import BLOCK, DIAGONAL, FIELD, PRIMITIVE, ROWS_OF_TILE, SAME, STATE, TASK
@@ -50,7 +54,7 @@ def block_products(h, h0, offsets, rows, nrow, ncolumn, source, columns, out, pl
         left = ncolumn - c
         width = 8 if left >= 8 else (4 if left >= 4 else 1)
         for row in range(0, nrow, height):
-            after = min(row + height, nrow) - 1
+            after = least(row + height, nrow) - 1
             begin, end, below = rows[row], rows[row + 1], rows[after] - rows[row]
             if width == 8:
                 tile8(h, h0, offsets, begin, end, below, source, columns, c, out, place, a, row, after, da, b, db, more)
@@ -99,16 +103,8 @@ def set_places(bra, ket, side, work):
 @part
 def quartet_count(n, g, npair, per_group, same):
     """How many unordered quartets a block of bra pair n with ket group g has."""
-    here = min(per_group, npair - g * per_group)
-    return min(here, n - g * per_group + 1) if same else here
-
-
-@part
-def of_bra(data, at, stride, number, diagonal):
-    """The exponent or a coordinate of a bra primitive; in a diagonal block, of one in each lane."""
-    if diagonal:
-        return load(data, at + number * stride)
-    return broadcast(data[at + number * stride])
+    here = least(per_group, npair - g * per_group)
+    return least(here, n - g * per_group + 1) if same else here
 
 
 @part
@@ -145,32 +141,33 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
     zero, step = np.int64(0), np.int64(LANES)  # not literals, for each of which a function would be compiled anew
     (i0, i1), (k0, k1), out, r = primitives, vectors, work.out, work.r
     if i0 == i1 or k0 == k1:
-        out[place : place + nab * ncd * LANES] = 0.0
+        for at in range(place, place + nab * ncd * LANES, LANES):
+            store(out, at, broadcast(0.0))
         return
     rows = nab
     if i1 - i0 == 1:
-        rows = ROWS * max(1, ROW_BYTES // (ROWS * 8 * LANES * nq))
+        rows = ROWS * largest(1, ROW_BYTES // (ROWS * 8 * LANES * nq))
     for k in range(k0, k1):
         at_q = k * PRIMITIVE.size * LANES
         for first in range(0, nab, rows):
-            last = min(first + rows, nab)
+            last = least(first + rows, nab)
             for i in range(i0, i1):
                 at_p = i * PRIMITIVE.size * stride
                 if first == 0:
                     # P - Q, but Q - P in a diagonal block; see `add_signs`
-                    rz = subtract(of_bra(bra_data, at_p, stride, 1, diagonal), load(ket_data, at_q + LANES))
-                    ry = subtract(of_bra(bra_data, at_p, stride, 2, diagonal), load(ket_data, at_q + 2 * LANES))
-                    rx = subtract(of_bra(bra_data, at_p, stride, 3, diagonal), load(ket_data, at_q + 3 * LANES))
+                    rz = subtract(take(bra_data, at_p + stride, diagonal), load(ket_data, at_q + LANES))
+                    ry = subtract(take(bra_data, at_p + 2 * stride, diagonal), load(ket_data, at_q + 2 * LANES))
+                    rx = subtract(take(bra_data, at_p + 3 * stride, diagonal), load(ket_data, at_q + 3 * LANES))
                     if diagonal:
                         rz, ry, rx = negative(rz), negative(ry), negative(rx)
                     r2 = fma(rz, rz, fma(ry, ry, multiply(rx, rx)))
                     zeros_of_lanes(
-                        l, of_bra(bra_data, at_p, stride, 0, diagonal), load(ket_data, at_q), r2, parameter, table,
+                        l, take(bra_data, at_p, diagonal), load(ket_data, at_q), r2, parameter, table,
                         work.axis, work.zeros,
                     )  # fmt: skip
                     recur(l, side, work.zeros, rz, ry, rx, work.axis, r)
                 for block in range(blocks_ab):
-                    segment = rows_ab[block * nab + first :]
+                    segment = view(rows_ab, block * nab + first, last - first + 1)
                     if diagonal:
                         lane_products(
                             h_ab, i * n_ab, work.of_p, segment, last - first, nq, r, work.column_q,
@@ -184,10 +181,10 @@ def block_of_quartets(bra, ket, diagonal, primitives, vectors, parameter, table,
             if diagonal:
                 add_signs(work.abq, last - first, triples, nq)
             for block in range(blocks_cd):
-                segment = rows_cd[block * ncd :]
+                segment, sequence = view(rows_cd, block * ncd, ncd + 1), view(sequence_ab, first, last - first)
                 lane_products(
                     h_cd, k * n_cd, work.of_q, segment, ncd, last - first, work.abq, work.column_ab,
-                    out, place, sequence_cd, step, sequence_ab[first:], ncd * step, k > k0 or block > 0,
+                    out, place, sequence_cd, step, sequence, ncd * step, k > k0 or block > 0,
                 )  # fmt: skip
     if ket[FIELD.width] > 1:
         add_up_lanes(out, place, place + nab * ncd * LANES, ket[FIELD.width])
@@ -226,7 +223,7 @@ def fill(tasks, lists, counter, tolerance, parameter, table, work):
     int
         Number of blocks: rows (task, place of the bra pair, ket group, place in `out`) of `work.items`.
     """
-    state, items, used, count = work.state, work.items, 0, 0
+    state, items, used, count = work.state, work.items, np.int64(0), np.int64(0)
     while True:
         if state[STATE.task] < 0:
             state[STATE.task] = take_next(counter)

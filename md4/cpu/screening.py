@@ -168,7 +168,7 @@ def cover_rows(counts, price, steps, out):
     return found
 
 
-norms_of_blocks = once(lambda: Loop(block_norms))
+norms_of_blocks = once(lambda: Loop(block_norms, allocates=True))
 norms_of_density = once(lambda: Loop(density_norms))
 survivors = once(lambda: Loop(count_survivors))
-covering = once(lambda: Loop(cover_rows))
+covering = once(lambda: Loop(cover_rows, allocates=True))

@@ -7,7 +7,7 @@ in memory) that say what they are.
 import numpy as np
 
 from md4.cpu.compile import Loop, helper, part
-from md4.cpu.emit.vectors import LANES, doubles, integers
+from md4.cpu.emit.vectors import LANES, doubles, integers, least
 from md4.cpu.groups import FIELD, SAME, TASK
 from md4.cpu.run import run_lists
 from md4.cpu.threads import number_of_threads, run_all
@@ -53,7 +53,7 @@ def scatter_lanes(items, tasks, lists, blocks, swap, box, out):
         same, swapped, ab = task[TASK.same] == SAME, task[TASK.swapped] != 0, order_ab[n]
         i0, j0, width = aos_ab[2 * ab], aos_ab[2 * ab + 1], ket[FIELD.width]
         first = g * (LANES // width)
-        count = min(LANES // width, ket[FIELD.npair] - first)
+        count = least(LANES // width, ket[FIELD.npair] - first)
         for a in range(na):
             for b in range(nb):
                 for c in range(nc):
@@ -94,7 +94,7 @@ def copy_lanes(items, tasks, lists, blocks, address):
         width, step = ket[FIELD.width], ket[FIELD.of_function]
         begin = bra[FIELD.first] + ket[FIELD.first] + order_ab[items[item, 1]] * bra[FIELD.of_pair]
         first = g * (LANES // width)
-        count = min(LANES // width, ket[FIELD.npair] - first)
+        count = least(LANES // width, ket[FIELD.npair] - first)
         for ab in range(nab):
             for pair in range(count):
                 start = begin + ab * bra[FIELD.of_function] + order_cd[first + pair] * ket[FIELD.of_pair]

@@ -4,6 +4,7 @@ There are few: their code is the same for all shells, and depends on the operato
 for the types of examples, which are those of a call for two s shells.
 """
 
+import gc
 import subprocess
 from functools import cache
 
@@ -28,13 +29,15 @@ from md4.support.memory import HostMemory
 from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
 from md4.support.progress import compiling
 
-# Loops by name, and about how long each takes to compile, in units of one that copies.
-COSTS = {"h": 6, "fill": 12, "copy": 2, "scatter": 4, "derivatives": 4, "digest": 6, "contract": 9, "transpose": 2,
-         "blocks": 2, "norms": 2, "count": 3, "cover": 3}  # fmt: skip
+# Loops by name, and about how long each takes to compile, in tenths of a second.
+COSTS = {"h": 10, "fill": 13, "copy": 2, "scatter": 3, "derivatives": 3, "digest": 8, "contract": 9, "transpose": 2,
+         "blocks": 2, "norms": 2, "count": 3, "cover": 4}  # fmt: skip
 # Those of J and K besides, for each backend. The last one is for GPUs.
 BESIDE = ["transpose", "blocks", "norms", "count", "cover"]
 # How much a second process takes to start, in the same unit.
 START = 3
+# Thresholds of its garbage collector: nearly all of the many objects that Numba makes live on.
+COLLECTOR = (100_000, 10, 3)
 
 ready = set()  # names of loops that this process has compiled or read
 
@@ -49,7 +52,7 @@ def names_for(use, kind):
         return names
     if use == "blocks":
         return [*names, "copy"]
-    return [*names, f"contract {kind}" if use == "j" else "digest"]
+    return [*names, f"contract {kind}" if use == "j" else "digest", *BESIDE[:-1]]
 
 
 def scatter_name(aosym):
@@ -73,7 +76,7 @@ def examples():
     matrices = np.zeros((1, 2, 2))
     return {
         "h": (numbers_of(data), groups.members, 0, 0,
-              shape_of(*pairs.shell_class, pairs.single), 0, 1, np.empty(1), aligned_empty((1,))),
+              shape_of(*pairs.shell_class, pairs.single), 0, 1, np.empty(1), aligned_empty((1,)), 0),
         "tasks": np.zeros((1, TASK.size), dtype=np.int64), "lists": np.zeros((1, FIELD.size), dtype=np.int64),
         "items": np.zeros((1, 4), dtype=np.int64), "matrices": matrices, "numbers": np.zeros(1),
         "integers": np.zeros(STATE.size, dtype=np.int64), "four": np.zeros((1, 1, 1, 1)),
@@ -184,6 +187,8 @@ def second_process(names):
 
 def serve(names):
     """The other end of `second_process`."""
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR)
     for name in names:
         compile_one(name)
         print(flush=True)

@@ -13,8 +13,9 @@ from md4.method.scatter import SYMMETRIES
 def test_names():
     """Each use has its loops, and every loop is known by one name."""
     assert warmup.names_for("blocks", "erf") == ["h", "fill erf", "copy"]
-    assert warmup.names_for("j", "erf") == ["h", "fill erf", "contract erf"]
-    assert warmup.names_for((1, 2), "erf") == ["h", "fill erf", "digest"]
+    beside = ["transpose", "blocks", "norms", "count"]
+    assert warmup.names_for("j", "erf") == ["h", "fill erf", "contract erf", *beside]
+    assert warmup.names_for((1, 2), "erf") == ["h", "fill erf", "digest", *beside]
     assert warmup.names_for("tensor", "erf") == warmup.names_for("lists", "erf") == ["h", "fill erf"]
     names = warmup.every_name(OPERATORS)
     assert len(names) == len(set(names)) == 3 + len(SYMMETRIES) + 2 * len(OPERATORS) + len(warmup.BESIDE)
@@ -135,3 +136,30 @@ def test_the_first_calls_find_everything(tmp_path):
     assert told["missing"] == told["total"] == len(warmup.every_name()) == len(files(tmp_path / "cache"))
     assert told["asked"] == warmup.shared(warmup.every_name())[1]
     assert told["later"] == told["again"] == 0
+
+
+# What a first tensor, and J and K besides, compile: the functions of md4 that each loop consists of, each for one
+# signature, and none of Numba's own. A literal as an argument, `min`, a slice or an array that is made would add some.
+FUNCTIONS = {
+    "h": "add_products angular_row axis_of_derivative derive e_coefficients h_loop store_row",
+    "fill coulomb": "add_signs add_up_lanes block_of_quartets cube_places cube_side fill_coulomb lane_products "
+    "products quartet_count set_places",
+    "scatter s8": "is_repeated numbers_of place_s8 scatter_lanes_s8 triangle",
+    "digest": "digest_lanes digest_one gather quartet_weight scatter",
+    "contract coulomb": "contract_coulomb cube_places cube_side lane_row quartet_count row",
+}
+COMPILE = """
+    from md4.cpu import warmup
+
+    warmup.compile_one(spec["loop"])
+    begun = [e.data["dispatcher"].py_func.__name__ for _, e in compilations.buffer if e.is_start]
+    report([], functions=sorted(begun))
+"""
+
+
+@pytest.mark.sample("scatter s8")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_are_compiled(name, tmp_path):
+    """The time of a first call is that of its functions."""
+    told = run(tmp_path / "cache", COMPILE, loop=name).report
+    assert " ".join(told["functions"]) == FUNCTIONS[name]

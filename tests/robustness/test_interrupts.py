@@ -209,7 +209,9 @@ def test_threads_at_once(filled):
 # memory ---------------------------------------------------------------------------------------------------------------
 
 CAPS = np.geomspace(0.05, 200, 12).tolist()
-SLACK = 2e6
+# What is held beside arrays that are counted: 1.8e6 of Python's objects before the first of these, and what comes with
+# them. 2.1e6 were seen in all, where a cap of 3 MB suffices for J with eight lanes and one thread.
+SLACK = 2.5e6
 
 
 @pytest.fixture(scope="module")

@@ -106,6 +106,27 @@ def store(typingctx, array, index, value):
 
 
 @intrinsic
+def take(typingctx, array, index, by_lane):
+    """The vector array[index : index + LANES] if `by_lane`, else a vector of equal numbers array[index]."""
+
+    def codegen(context, builder, signature, args):
+        data = data_of(context, builder, signature.args[0], args[0])
+        with builder.if_else(args[2]) as (then, otherwise):
+            with then:
+                vectors = load_at(builder, data, args[1])
+                of_vectors = builder.block
+            with otherwise:
+                number = all_lanes(builder, builder.load(builder.gep(data, [args[1]])))
+                of_number = builder.block
+        value = builder.phi(VECTOR)
+        value.add_incoming(vectors, of_vectors)
+        value.add_incoming(number, of_number)
+        return value
+
+    return vector(array, i64, types.boolean), codegen
+
+
+@intrinsic
 def broadcast(typingctx, value):
     """A vector of equal numbers."""
 
@@ -128,7 +149,7 @@ def two_operands(emit):
     return operation
 
 
-subtract, multiply = map(two_operands, ("fsub", "fmul"))
+subtract, multiply, divide = map(two_operands, ("fsub", "fmul", "fdiv"))
 
 
 @intrinsic
@@ -200,29 +221,77 @@ def noise_removed(typingctx, value, least):
     return vector(vector, vector), codegen
 
 
+def of_two_integers(condition):
+    """The intrinsic of a where a `condition` b holds, else b. Each `min` of Numba is one more function to compile."""
+
+    @intrinsic
+    def chosen(typingctx, a, b):
+        def codegen(context, builder, signature, args):
+            return builder.select(builder.icmp_signed(condition, *args), *args)
+
+        return i64(i64, i64), codegen
+
+    return chosen
+
+
+least, largest = of_two_integers("<"), of_two_integers(">")
+
+
 # memory ---------------------------------------------------------------------------------------------------------------
+
+
+def array_of(context, builder, element, data, count):
+    """An array of `count` elements at a pointer, which nobody frees, while code is generated."""
+    made = context.make_array(types.Array(element, 1, "C"))(context, builder)
+    size = I64(context.get_abi_sizeof(context.get_data_type(element)))
+    shape, strides = (cgutils.pack_array(builder, [n]) for n in (count, size))
+    context.populate_array(made, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
+    return made._getvalue()
 
 
 def array_at(element):
     """The intrinsic (address, count) -> array of `count` elements at an address, which nobody frees."""
-    kind = types.Array(element, 1, "C")
 
     @intrinsic
     def array(typingctx, address, count):
         def codegen(context, builder, signature, args):
-            made = context.make_array(kind)(context, builder)
-            data = builder.inttoptr(args[0], made.data.type)
-            size = ir.Constant(I64, context.get_abi_sizeof(context.get_data_type(element)))
-            shape, strides = (cgutils.pack_array(builder, [n]) for n in (args[1], size))
-            context.populate_array(made, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
-            return made._getvalue()
+            data = builder.inttoptr(args[0], context.get_data_type(element).as_pointer())
+            return array_of(context, builder, element, data, args[1])
 
-        return kind(i64, i64), codegen
+        return types.Array(element, 1, "C")(i64, i64), codegen
 
     return array
 
 
 doubles, integers, halves = array_at(types.float64), array_at(types.int64), array_at(types.int32)
+
+
+def array_on_stack(element):
+    """The intrinsic that makes an array of LANES elements, which lasts until the function returns."""
+
+    @intrinsic
+    def array(typingctx):
+        def codegen(context, builder, signature, args):
+            data = cgutils.alloca_once(builder, context.get_data_type(element), LANES)
+            return array_of(context, builder, element, data, I64(LANES))
+
+        return types.Array(element, 1, "C")(), codegen
+
+    return array
+
+
+lane_doubles, lane_integers, lane_halves = map(array_on_stack, (types.float64, types.int64, types.int32))
+
+
+@intrinsic
+def view(typingctx, array, first, count):
+    """`count` elements of a contiguous array of any shape from `first` on; a slice is twice as much code."""
+
+    def codegen(context, builder, signature, args):
+        data = builder.gep(data_of(context, builder, signature.args[0], args[0]), [args[1]])
+        return array_of(context, builder, array.dtype, data, args[2])
+
+    return types.Array(array.dtype, 1, "C")(array, i64, i64), codegen
 
 
 @intrinsic

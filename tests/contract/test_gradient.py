@@ -1,0 +1,464 @@
+"""`JK.gradient`, `JK.product_gradient` and `JK.derivative_jk`: against PySCF, and what is promised of their errors."""
+
+import numpy as np
+import pytest
+from molecules import CENTRES, molecule
+from nuclear_forces import (
+    MIXED,
+    SHELLS,
+    WATER,
+    derivatives_of_jk,
+    forces_by_pyscf,
+    forces_by_tensor,
+    mixed,
+    rows_of_atoms,
+    symmetric,
+)
+from pyscf import grad, gto
+from solvers import solver
+
+import md4
+from md4.errors import ArgumentError, MemoryLimitError, UnsupportedError
+from md4.shells.basis import Basis
+from md4.shells.shell import Shell
+
+CLOSE = 1e-10  # Hartree/Bohr
+OMEGAS = [0.0, 0.3, -0.3]
+FACTORS = [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (-0.4, 2.5), (0.0, 0.0)]
+
+
+@pytest.fixture(scope="module")
+def mol():
+    return mixed()
+
+
+@pytest.fixture(scope="module")
+def jk(mol):
+    return md4.JK(mol, backend="cpu")
+
+
+@pytest.fixture(scope="module")
+def tensors(mol):
+    """int2e_ip1 by omega; erfc as Coulomb minus erf."""
+    with mol.with_range_coulomb(0.3):
+        of_erf = mol.intor("int2e_ip1")
+    whole = mol.intor("int2e_ip1")
+    return {0.0: whole, 0.3: of_erf, -0.3: whole - of_erf}
+
+
+def any_matrices(nao, count=None, seed=0):
+    """Random matrices without symmetry."""
+    return np.random.default_rng(seed).normal(size=(nao, nao) if count is None else (count, nao, nao))
+
+
+# the gradient of an energy --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("omega", OMEGAS)
+@pytest.mark.parametrize("count", [None, 2], ids=["closed shell", "two spins"])
+@pytest.mark.parametrize("coulomb, exchange", FACTORS)
+def test_gradient(mol, jk, coulomb, exchange, count, omega):
+    """General contractions, ghosts, an atom without functions; J alone goes through the Hermite basis."""
+    dm = symmetric(mol.nao, count)
+    kept = dm.copy()
+    found = jk.gradient(dm, coulomb, exchange, omega)
+    assert found.shape == (mol.natm, 3)
+    assert abs(found - forces_by_pyscf(mol, dm, coulomb, exchange, omega)).max() < CLOSE
+    assert abs(found.sum(axis=0)).max() < 1e-12
+    assert not found[1].any()  # it has no functions
+    np.testing.assert_array_equal(dm, kept)
+
+
+def test_cartesian_functions():
+    mol = mixed(cart=True)
+    dm = symmetric(mol.nao)
+    assert abs(md4.JK(mol, backend="cpu").gradient(dm) - forces_by_pyscf(mol, dm)).max() < CLOSE
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("cart", [False, True], ids=["spherical", "Cartesian"])
+def test_functions_s_to_i(cart):
+    """All classes in one molecule, s and p contracted."""
+    shells = [
+        [0, [5.0, 0.4], [0.9, 0.7]],
+        [1, [3.0, 0.3], [0.7, 0.8]],
+        *([l, [0.6 + 0.1 * l, 1.0]] for l in range(2, 7)),
+    ]
+    mol = molecule("O 0 0 0; H 0.3 0.5 -0.6", {"O": shells, "H": [[0, [0.8, 1.0]]]}, cart=cart)
+    dm = symmetric(mol.nao)
+    want = forces_by_pyscf(mol, dm)
+    assert abs(md4.JK(mol, backend="cpu").gradient(dm) - want).max() < 1e-12 * abs(want).max() + CLOSE
+
+
+def test_i_functions():
+    mol = molecule("O 0 0 0; H 0.3 0.5 -0.6", {"O": [[6, [1.1, 1.0]]], "H": [[0, [0.8, 1.0]], [1, [0.6, 1.0]]]})
+    dm = symmetric(mol.nao)
+    want = forces_by_pyscf(mol, dm)
+    assert abs(md4.JK(mol, backend="cpu").gradient(dm) - want).max() < 1e-12 * abs(want).max() + CLOSE
+
+
+@pytest.mark.parametrize("basis", ["roosdz", "cc-pvdz", "6-31g"])
+def test_densities_of_solvers(basis):
+    """The two-electron part of the gradient of a converged closed shell, in bundled basis sets."""
+    mol = molecule("H 0.1 0.2 0; F 0 0.1 0.9", basis)
+    mf = solver("RHF", mol).run()
+    jk = md4.JK(mol, backend="cpu")
+    assert abs(jk.gradient(mf.make_rdm1()) - forces_by_pyscf(mol, mf.make_rdm1())).max() < CLOSE
+
+
+def test_densities_of_both_spins():
+    mol = molecule("O 0 0 0; H 0.3 0.2 0.9", "6-31g")
+    dm = np.asarray(solver("UHF", mol).run().make_rdm1())
+    found = md4.JK(mol, backend="cpu").gradient(dm)
+    assert abs(found - forces_by_pyscf(mol, dm)).max() < CLOSE
+    closed = (dm[0] + dm[1]) / 2
+    both = md4.JK(mol, backend="cpu").gradient(np.stack([closed, closed]))
+    assert abs(both - md4.JK(mol, backend="cpu").gradient(2 * closed)).max() < 1e-12
+
+
+def test_no_torque():
+    """s functions are the same in all directions, so the energy of any density stays what it is in a rotation."""
+    mol = molecule("H 0 0 0; H 0.3 0.9 0.1; H -0.5 0.4 1.1; H 1.3 0.2 -0.4", "6-31g")
+    found = md4.JK(mol, backend="cpu").gradient(symmetric(mol.nao))
+    assert abs(found).max() > 0.1
+    assert abs(np.cross(mol.atom_coords(), found).sum(axis=0)).max() < 1e-12
+
+
+def energy(basis, dm):
+    vj, vk = md4.JK(basis, backend="cpu", direct_scf_tol=0).get_jk(dm)
+    return np.sum(dm * (vj / 2 - vk / 4))
+
+
+def slope(energy_at, step):
+    """The derivative at 0, by Richardson's extrapolation of three differences."""
+    one, two, three = ((energy_at(n * step) - energy_at(-n * step)) / (2 * n * step) for n in (1, 2, 3))
+    return 1.5 * one - 0.6 * two + 0.1 * three
+
+
+@pytest.mark.parametrize("ls, pure, places", [
+    ((7, 0, 1, 2), True, [(0, 0), (2, 1)]), ((3, 1, 2, 0), False, [(0, 2), (1, 0), (3, 1)]),
+    pytest.param((7, 0, 7, 1), True, [(0, 0), (2, 1), (3, 2)], marks=pytest.mark.thorough),
+    pytest.param((7, 1, 6, 0), False, [(0, 0), (1, 1)], marks=pytest.mark.thorough),
+])  # fmt: skip
+def test_differences_of_energies(ls, pure, places):
+    """Up to l = 7, which libcint has not; rows of a `Basis` are those of its shells."""
+
+    def at(centres):
+        exponents = (1.1, 0.6, 0.8, 0.9)
+        return Basis([Shell(l, [e], [[1.0]], r) for l, e, r in zip(ls, exponents, centres)], pure)
+
+    dm = symmetric(at(CENTRES).nao)
+    found = md4.JK(at(CENTRES), backend="cpu").gradient(dm)
+    assert found.shape == (4, 3)
+    assert abs(found.sum(axis=0)).max() < 1e-12 * abs(found).max() + 1e-12
+    for shell, axis in places:
+
+        def moved(step, shell=shell, axis=axis):
+            centres = CENTRES.copy()
+            centres[shell, axis] += step
+            return energy(at(centres), dm)
+
+        assert abs(slope(moved, 0.01) - found[shell, axis]) < 1e-9 * abs(found).max()
+
+
+def test_rows_of_shells(mol, jk):
+    """Those of the shells of a molecule add up to those of its atoms, also where general contractions are split."""
+    dm = symmetric(mol.nao)
+    basis = Basis.from_mol(mol)
+    found = md4.JK(basis, backend="cpu").gradient(dm)
+    assert found.shape == (basis.nshell, 3)
+    of_atoms = np.zeros((mol.natm, 3))
+    np.add.at(of_atoms, mol._bas[:, gto.ATOM_OF], found)
+    assert abs(of_atoms - jk.gradient(dm)).max() < 1e-12
+    vj, vk = derivatives_of_jk(mol, dm[None])
+    of_aos = 2 * np.einsum("xij,ij->ix", vj[0] - vk[0] / 2, dm)
+    assert abs(found - np.add.reduceat(of_aos, basis.ao_loc[:-1])).max() < CLOSE
+
+
+def test_omega_of_the_molecule():
+    """It is the default, as of J and K; that of the constructor comes before it."""
+    mol = molecule(WATER, "sto-3g")
+    dm, plain = symmetric(mol.nao), md4.JK(mol, backend="cpu")
+    mol_of_erf = mol.copy()
+    mol_of_erf.omega = 0.4
+    for jk in (md4.JK(mol_of_erf, backend="cpu"), md4.JK(mol, omega=0.4, backend="cpu")):
+        np.testing.assert_array_equal(jk.gradient(dm), plain.gradient(dm, omega=0.4))
+        np.testing.assert_array_equal(jk.gradient(dm, omega=0.0), plain.gradient(dm))
+        np.testing.assert_array_equal(jk.derivative_jk(dm), plain.derivative_jk(dm, omega=0.4))
+
+
+def test_molecule_moved_in_place():
+    mol = molecule(WATER, "sto-3g").copy()
+    jk, dm = md4.JK(mol, backend="cpu"), symmetric(mol.nao)
+    before = jk.gradient(dm)
+    mol.set_geom_(mol.atom_coords() * 1.1, unit="Bohr")
+    assert abs(jk.gradient(dm) - before).max() > 1e-3
+    assert abs(jk.gradient(dm) - forces_by_pyscf(mol, dm)).max() < CLOSE
+    mol.set_geom_(mol.atom_coords() * 1.1, unit="Bohr")
+    vj, vk = derivatives_of_jk(mol, dm[None])
+    for found, want in zip(jk.derivative_jk(dm), (vj[0], vk[0])):
+        assert abs(found - want).max() < CLOSE
+
+
+def test_reset():
+    """To another molecule, and to a basis."""
+    mol, other = molecule(WATER, "sto-3g"), molecule("H 0 0 0; F 0 0.1 0.9", "6-31g")
+    jk = md4.JK(mol, backend="cpu")
+    jk.gradient(symmetric(mol.nao))
+    jk.reset(other)
+    dm = symmetric(other.nao)
+    assert abs(jk.gradient(dm) - forces_by_pyscf(other, dm)).max() < CLOSE
+    jk.reset(Basis.from_mol(mol))
+    assert jk.gradient(symmetric(mol.nao)).shape == (mol.nbas, 3)
+
+
+def test_densities_symmetric_but_for_rounding(mol, jk):
+    """An antisymmetric part that small changes nothing."""
+    dm, other = symmetric(mol.nao), any_matrices(mol.nao)
+    noise = 1e-9 * (other - other.T)
+    want = jk.gradient(dm)
+    for exchange in (1.0, 0.0):
+        want = jk.gradient(dm, exchange=exchange)
+        assert abs(jk.gradient(dm + noise, exchange=exchange) - want).max() < 1e-13 * abs(want).max()
+
+
+# products, and J and K of derivatives ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("omega", OMEGAS)
+@pytest.mark.parametrize("coulomb, exchange", FACTORS)
+def test_products(mol, jk, tensors, coulomb, exchange, omega):
+    """Of matrices without symmetry."""
+    left, right = any_matrices(mol.nao, 2)
+    want = rows_of_atoms(mol, forces_by_tensor(tensors[omega], left, right, coulomb, exchange))
+    assert abs(jk.product_gradient(left, right, coulomb, exchange, omega) - want).max() < CLOSE
+
+
+def test_several_products(mol, jk, tensors):
+    """With factors of their own, or the same ones; of matrices with themselves; symmetric and antisymmetric ones."""
+    left, right = any_matrices(mol.nao, 3, 1), any_matrices(mol.nao, 3, 2)
+    left[1], right[2] = left[1] + left[1].T, right[2] - right[2].T
+    for coulomb, exchange in (([0.3, -1.0, 2.0], [0.5, 0.0, 1.0]), (0.5, [2.0]), ([1.0, 0.0, 0.0], 0.0)):
+        every = zip(left, right, np.broadcast_to(coulomb, 3), np.broadcast_to(exchange, 3))
+        want = sum(rows_of_atoms(mol, forces_by_tensor(tensors[0.0], *one)) for one in every)
+        assert abs(jk.product_gradient(left, right, coulomb, exchange) - want).max() < CLOSE
+    want = sum(rows_of_atoms(mol, forces_by_tensor(tensors[0.0], one, one)) for one in left)
+    assert abs(jk.product_gradient(left) - want).max() < CLOSE
+
+
+def test_an_energy_as_products(mol, jk):
+    dm, spins = symmetric(mol.nao), symmetric(mol.nao, 2, seed=1)
+    assert abs(jk.product_gradient(dm, exchange=0.5) - jk.gradient(dm)).max() < 1e-12
+    found = jk.product_gradient([*spins, spins.sum(axis=0)], coulomb=[0, 0, 1], exchange=[1, 1, 0])
+    assert abs(found - jk.gradient(spins)).max() < 1e-12
+
+
+@pytest.mark.parametrize("omega", OMEGAS)
+@pytest.mark.parametrize("count", [None, 1, 3])
+def test_derivative_jk(mol, jk, tensors, count, omega):
+    """Of matrices without symmetry, against sums over the tensor."""
+    dm = any_matrices(mol.nao, count)
+    want = [-np.einsum(indices, tensors[omega], dm) for indices in ("xijkl,...lk->...xij", "xijkl,...jk->...xil")]
+    found = jk.derivative_jk(dm, omega=omega)
+    for mine, theirs in zip(found, want, strict=True):
+        assert mine.shape == (*dm.shape[:-2], 3, mol.nao, mol.nao)
+        assert abs(mine - theirs).max() < CLOSE
+    for with_j, with_k in ((True, False), (False, True), (False, False)):
+        alone = jk.derivative_jk(dm, with_j=with_j, with_k=with_k, omega=omega)
+        for mine, both, wanted in zip(alone, found, (with_j, with_k)):
+            assert (mine is not None) == wanted
+            assert mine is None or abs(mine - both).max() < 1e-12
+
+
+def test_derivative_jk_of_cartesian_functions():
+    mol = mixed(cart=True)
+    dm = any_matrices(mol.nao, 2)
+    for mine, theirs in zip(md4.JK(mol, backend="cpu").derivative_jk(dm), derivatives_of_jk(mol, dm)):
+        assert abs(mine - theirs).max() < CLOSE
+
+
+@pytest.mark.parametrize("hermi", [0, 1, 2])
+def test_derivative_jk_with_a_symmetry(mol, jk, hermi):
+    """`hermi` changes nothing."""
+    dm = any_matrices(mol.nao)
+    dm = {0: dm, 1: dm + dm.T, 2: dm - dm.T}[hermi]
+    np.testing.assert_array_equal(jk.derivative_jk(dm, hermi), jk.derivative_jk(dm))
+
+
+# errors that are promised ---------------------------------------------------------------------------------------------
+
+
+def waters(count, basis, gap=3.0):
+    """Water molecules in a plane of distances `gap` Angstrom, each a bit higher than the one before."""
+    one = [word.split() for word in WATER.split(";")]
+    return molecule([
+        (symbol, np.array(place, dtype=float) + np.array([gap * (n % 2), gap * (n // 2), 0.3 * n]))
+        for n in range(count) for symbol, *place in one
+    ], basis)  # fmt: skip
+
+
+def assert_bounded(jk, dm, exact, tolerances, **options):
+    """The errors are below their bounds, which grow with the tolerance, as does what is left out."""
+    before, noise = (0.0, 0), 1e-13 * abs(exact).max()
+    for tolerance in tolerances:
+        found, stats = jk.gradient(dm, tolerance=tolerance, **options), jk.stats
+        assert abs(found - exact).max() <= stats.error_bound + noise
+        assert stats.error_estimate <= stats.error_bound
+        assert stats.skipped + stats.computed == sum(map(len, jk.lists)) ** 2
+        assert stats.skipped or not stats.error_bound
+        assert before[0] <= stats.error_bound * (1 + 1e-12)
+        assert before[1] <= stats.skipped
+        before = stats.error_bound, stats.skipped
+    assert before[1]
+
+
+@pytest.mark.sample("options*-sto-3g-4")
+@pytest.mark.parametrize(
+    "count, basis", [(4, "sto-3g"), (4, "6-31g"), (2, "6-31g*")], ids=["sto-3g-4", "6-31g-4", "6-31g*-2"]
+)
+@pytest.mark.parametrize("options", [{}, {"exchange": 0.0}, {"coulomb": 0.0}])
+def test_errors_are_bounded(count, basis, options):
+    check_errors(waters(count, basis), options)
+
+
+def test_errors_of_erfc_are_bounded():
+    check_errors(waters(2, "sto-3g"), {"omega": -0.3})
+
+
+def check_errors(mol, options):
+    """For densities of several sizes, with and without a decay."""
+    jk = md4.JK(mol, backend="cpu")
+    for seed, decay in ((0, 0.0), (1, 1.5)):
+        places = np.repeat(mol.atom_coords(), np.diff(mol.aoslice_by_atom()[:, 2:]).ravel(), axis=0)
+        distances = np.linalg.norm(places[:, None] - places, axis=-1)
+        dm = symmetric(mol.nao, seed=seed) * np.exp(-decay * distances)
+        exact = jk.gradient(dm, tolerance=0, **options)
+        assert jk.stats.error_bound == jk.stats.error_estimate == jk.stats.skipped == 0
+        for size in (1.0, 1e-3, 1e2):
+            assert_bounded(jk, size * dm, size**2 * exact, (1e-12, 1e-10, 1e-8, 1e-6), **options)
+
+
+def test_bounds_of_one_centre():
+    """Where a and b have the same centre, both derivatives of a pair add to the same force."""
+    shells = {"He": [[0, [0.548, 1.0]]], "X-H": [[0, [0.793, 1.0]], [1, [0.243, 1.0]]]}
+    mol = molecule("He 0 0 0; X-H 0 0 0.186", shells, unit="Bohr")
+    jk, dm = md4.JK(mol, backend="cpu"), np.zeros((5, 5))
+    dm[0, 0] = dm[1, 4] = dm[4, 1] = 1.0  # an s and a p function of one centre, which together are a dipole
+    exact = jk.gradient(dm, exchange=0.0, tolerance=0)
+    assert_bounded(jk, dm, exact, np.geomspace(1e-3, 10, 60), exchange=0.0)
+
+
+def test_lists_are_fine_enough_for_the_tolerance():
+    """Primitives that J and K of this tolerance do without would be missing."""
+    mol = molecule(WATER, "6-31g")
+    dm = symmetric(mol.nao)
+    jk = md4.JK(mol, backend="cpu", direct_scf_tol=1e-4)
+    assert abs(jk.gradient(dm, tolerance=1e-12) - forces_by_pyscf(mol, dm)).max() < CLOSE
+    jk = md4.JK(mol, backend="cpu", direct_scf_tol=1e-4)
+    for mine, theirs in zip(jk.derivative_jk(dm, tolerance=1e-13), derivatives_of_jk(mol, dm[None])):
+        assert abs(mine - theirs[0]).max() < CLOSE
+
+
+def test_the_default_tolerance():
+    """Ten times that of J and K; it makes no lists anew."""
+    mol = waters(4, "sto-3g")
+    jk, dm = md4.JK(mol, backend="cpu", direct_scf_tol=1e-9), symmetric(mol.nao)
+    lists = jk.lists
+    found, bound = jk.gradient(dm), jk.stats.error_bound
+    assert jk.lists is lists
+    assert bound > 0
+    np.testing.assert_array_equal(found, jk.gradient(dm, tolerance=10 * 1e-9))
+    assert jk.stats.error_bound == bound
+
+
+@pytest.mark.parametrize("tolerance", [1e-11, 1e-8, 1e-6])
+def test_screening_of_derivative_jk(tolerance):
+    """A quartet that is left out adds less than the tolerance to each element."""
+    mol = waters(4, "sto-3g")
+    jk, dm = md4.JK(mol, backend="cpu"), any_matrices(mol.nao, 2)
+    exact = jk.derivative_jk(dm, tolerance=0)
+    most = len(jk.basis.shells) ** 2  # quartets that share an element
+    off = max(abs(a - b).max() for a, b in zip(jk.derivative_jk(dm, tolerance=tolerance), exact))
+    assert 0 < off < most * tolerance
+
+
+# threads and memory ---------------------------------------------------------------------------------------------------
+
+
+def test_the_same_bits(monkeypatch, two_threads):
+    """With one thread and with two, in each run, and by a second object."""
+    mol = waters(4, "sto-3g")
+    dm, jk = symmetric(mol.nao, 2), md4.JK(mol, backend="cpu")
+    for options in ({}, {"exchange": 0.0}):
+        found = []
+        for threads in ("2", "2", "1", "2"):
+            monkeypatch.setenv("OMP_NUM_THREADS", threads)
+            found += [jk.gradient(dm, **options), md4.JK(mol, backend="cpu").gradient(dm, **options)]
+        for other in found[1:]:
+            np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("method", ["gradient", "product_gradient", "derivative_jk"])
+def test_little_memory(method):
+    """It is refused, or enough."""
+    mol = molecule(WATER, "cc-pvdz")
+    dm, messages = symmetric(mol.nao), []
+    for cap in np.geomspace(0.1, 50, 30):
+        try:
+            found = getattr(md4.JK(mol, backend="cpu", max_memory=cap), method)(dm)
+        except MemoryLimitError as error:
+            messages.append(str(error))
+        else:
+            break
+    assert abs(np.subtract(found, getattr(md4.JK(mol, backend="cpu"), method)(dm))).max() < 1e-12
+    assert messages
+    assert all("may be used; raise max_memory" in message for message in messages)
+    if method != "derivative_jk":
+        assert messages[-1].startswith("gradients of Basis(")  # the lists fit, the workspace does not
+
+
+# arguments ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda jk, d: jk.gradient(d[:3]), "shape"),
+    (lambda jk, d: jk.gradient([d] * 3), "alpha and beta.*not 3; see product_gradient"),
+    (lambda jk, d: jk.gradient(d + np.eye(len(d), k=1)), "symmetric density matrices; see product_gradient"),
+    (lambda jk, d: jk.gradient(d + 1j * d), "real density matrices"),
+    (lambda jk, d: jk.gradient(d * np.nan), "finite"),
+    (lambda jk, d: jk.gradient(d, coulomb="all"), "coulomb"),
+    (lambda jk, d: jk.gradient(d, exchange=np.inf), "exchange"),
+    (lambda jk, d: jk.gradient(d, omega=np.nan), "operator parameter nan"),
+    (lambda jk, d: jk.gradient(d, tolerance=-1e-12), "tolerance"),
+    (lambda jk, d: jk.gradient(d, tolerance=np.nan), "tolerance"),
+    (lambda jk, d: jk.product_gradient(d, [d, d]), "left and right must have the same shape"),
+    (lambda jk, d: jk.product_gradient([d, d], coulomb=[1, 2, 3]), "coulomb must be a number or 2 numbers"),
+    (lambda jk, d: jk.product_gradient(d, exchange=np.nan), "exchange"),
+    (lambda jk, d: jk.product_gradient(d, 1j * d), "real density matrices"),
+    (lambda jk, d: jk.derivative_jk(1j * d), "real density matrices"),
+    (lambda jk, d: jk.derivative_jk(d, hermi=3), "hermi"),
+    (lambda jk, d: jk.derivative_jk(d, with_j="yes"), "with_j"),
+    (lambda jk, d: jk.derivative_jk(d, tolerance=-1.0), "direct_scf_tol|tolerance"),
+    (lambda jk, d: jk.derivative_jk(d[:, :2]), "shape"),
+])  # fmt: skip
+def test_arguments_that_cannot_be_used(mol, jk, call, message):
+    with pytest.raises(ArgumentError, match=message):
+        call(jk, symmetric(mol.nao))
+
+
+def test_too_high_angular_momentum():
+    basis = Basis([Shell(8, [1.0], [[1.0]], CENTRES[0]), Shell(0, [1.0], [[1.0]], CENTRES[1])])
+    jk, dm = md4.JK(basis, backend="cpu"), symmetric(basis.nao)
+    for call in (jk.gradient, jk.product_gradient, jk.derivative_jk):
+        with pytest.raises(UnsupportedError, match="L = 32, beyond the limit of 31 for derivatives"):
+            call(dm)
+
+
+def test_the_reference_is_that_of_pyscf_s_gradients():
+    """`nuclear_forces` contracts as PySCF's gradients do."""
+    mol = molecule(MIXED, {**SHELLS, "C": [[0, [1.0, 1.0]]]})
+    mf = solver("RHF", mol)
+    dm = symmetric(mol.nao)
+    vhf = grad.RHF(mf).get_veff(mol, dm)
+    want = np.array([2 * np.einsum("xij,ij->x", vhf[:, a:b], dm[a:b]) for *_, a, b in mol.aoslice_by_atom()])
+    assert abs(forces_by_pyscf(mol, dm) - want).max() < 1e-12

@@ -1,0 +1,41 @@
+"""Gradients, and J and K of derivatives, of several ranks: as those of one process, the same on all ranks."""
+
+from mpi_jobs import MARKS, run
+
+pytestmark = MARKS
+
+
+def test_as_one_process(tmp_path):
+    run(tmp_path, 2, """
+    from densities import random_densities
+    from nuclear_forces import WATER, molecule
+
+    mol = molecule(WATER, "6-31g")
+    one, both = md4.JK(mol, backend="cpu"), md4.JK(mol, backend="cpu", comm=comm)
+    ranks, any_ = Ranks(comm), random_densities(mol, 0, 2)
+    dm = random_densities(mol)[0]
+
+    def same_as(found, expected):
+        assert abs(found - expected).max() < 1e-12 * abs(expected).max()
+        assert len(set(ranks.gather(found.tobytes().hex()))) == 1
+
+    for options in ({}, {"exchange": 0.0}, {"omega": 0.3, "tolerance": 0.1}):
+        same_as(both.gradient(dm + 1e-9 * comm.rank, **options), one.gradient(dm, **options))
+        assert (both.stats.computed, both.stats.skipped) == (one.stats.computed, one.stats.skipped)
+        assert abs(both.stats.error_bound - one.stats.error_bound) <= 1e-10 * one.stats.error_bound
+        assert one.stats.skipped or options.get("tolerance") is None
+    same_as(both.product_gradient(*any_), one.product_gradient(*any_))
+    for mine, theirs in zip(both.derivative_jk(any_), one.derivative_jk(any_)):
+        same_as(mine, theirs)
+    messages = [
+        caught(both.gradient, dm[:3] if comm.rank else dm),
+        caught(both.gradient, dm, tolerance=1e-9 if comm.rank else None),
+        caught(both.derivative_jk, dm * 1j),
+    ]
+    wanted = "ArgumentError", "ArgumentError: tolerance differs", "ArgumentError"
+    if comm.rank == 0:
+        wanted = "RankError: rank 1: ArgumentError", *wanted[1:]
+    for message, begin in zip(messages, wanted, strict=True):
+        assert message.startswith(begin), message
+    same_as(both.gradient(dm), one.gradient(dm))
+    """).check()  # fmt: skip
