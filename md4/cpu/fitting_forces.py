@@ -90,7 +90,7 @@ def fitted_sums(kind):
     """`reverse_lanes` with a table, for one operator."""
     add = bound(add_to_z, make=part, zeros_of_lanes=zeros_of(kind))
     return Loop(
-        reverse_lanes, f"fitted_{kind}", add_to_z=add, make_gamma=gamma_of_table, gamma_of_bra=no_gamma,
+        reverse_lanes, f"fitted_{kind}", allocates=True, add_to_z=add, make_gamma=gamma_of_table, gamma_of_bra=no_gamma,
         look_at_lanes=look_at_table, most_beside=highest_beside,
     )  # fmt: skip
 
@@ -192,7 +192,7 @@ class HostFittingForces(HostForces):
             work = [self.work_of(this, these) if n in bras else np.zeros(len(this.pairs))
                     for n, this in enumerate(self.lists)]  # fmt: skip
             threads = int(max(1, min(most, sum(map(np.sum, work)) // THREAD_WORK)))
-            tasks = [task for task in self.tasks(backend, work, threads) if task[1] in bras][part::parts]
+            tasks = [task for task in self.tasks(work, threads) if task[1] in bras][part::parts]
             arguments = *tables, numbers, tolerance, terms
             self.threads(backend, tasks, threads, arguments, self.found, self.left_out, None)
 
