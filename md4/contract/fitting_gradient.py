@@ -29,6 +29,7 @@ from md4.contract.density_fitting import DensityFitting
 from md4.contract.exchange_factors import factors, half_transformed
 from md4.contract.gradient import energy_terms
 from md4.contract.screening import schwarz_bounds
+from md4.contract.team import shared_devices
 from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
 from md4.support.display import size_text
@@ -315,8 +316,14 @@ def orbitals_of(terms, orbitals):
     return [*[None] * (count - len(orbitals)), *orbitals]
 
 
-def on_host(fitting, basis, auxiliary, operator, max_memory=None):
-    """`fitting`, or if it is not a `DensityFitting` on the CPU, one that is, without a table."""
-    if type(fitting) is DensityFitting and fitting.engine.backend.name == "cpu":
+def on_host(fitting, ranks, max_memory, cutoff):
+    """`fitting`, or if it is not a `DensityFitting` on the CPU, one that is, without a table; collective.
+
+    `max_memory` and `cutoff` are those of `fitting`; the cap of a GPU is none of the host.
+    """
+    on_cpu = fitting.engine.backend.name == "cpu"
+    if on_cpu and type(fitting) is DensityFitting:
         return fitting
-    return DensityFitting(basis, auxiliary, operator, "cpu", max_memory=max_memory, store="direct")
+    _, cap = shared_devices("cpu", None, max_memory if on_cpu else None, None, ranks)
+    bases, operator = fitting.three.basis.parts, fitting.engine.operator
+    return DensityFitting(*bases, operator, "cpu", max_memory=cap, store="direct", cutoff=cutoff)
