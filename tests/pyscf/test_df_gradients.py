@@ -10,6 +10,7 @@ import pytest
 from emulator.array_library import cupy
 from molecules import molecule
 from nuclear_forces import WATER
+from pyscf import qmmm
 from solvers import solver
 
 import md4
@@ -131,6 +132,32 @@ def test_what_stays_that_of_pyscf(plain, calls):
     assert not isinstance(detached.nuc_grad_method(), MD4FittedForces)
     assert abs(gradient(detached) - want).max() < CLOSE
     assert not calls
+
+
+def solvent(mf):
+    mf = mf.PCM()
+    mf.with_solvent.verbose = 0
+    return mf
+
+
+CHANGES = {
+    "newton": lambda mf: mf.newton(), "PCM": solvent,
+    "point charges": lambda mf: qmmm.mm_charge(mf, [[0.0, 0.1, 3.0]], [0.5]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_put_around_an_object(change, plain, calls):
+    """Before `attach` and after it."""
+    mf = CHANGES[change](plain.copy()).run(conv_tol=1e-11)
+    want = gradient(mf)
+    assert not calls
+    for attached in (md4.attach(CHANGES[change](plain.copy()), backend="cpu"), CHANGES[change](ours(plain))):
+        attached.__dict__.update({name: getattr(mf, name) for name in ORBITALS})
+        attached.__dict__.update({name: value for name, value in vars(mf).items() if name == "with_solvent"})
+        calls.clear()
+        assert abs(gradient(attached) - want).max() < CLOSE
+        assert len(calls) == 1
 
 
 # what is done to an object --------------------------------------------------------------------------------------------
