@@ -310,7 +310,7 @@ def attach(
     they are direct. Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(),
     conversions such as to_uhf() and to_ks(), pickles and reset() keep md4. With density_fit(), before or after, J and K
     are those of an `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df``
-    is used as it is. The gradients of the object, without density fitting, have two-electron forces by `md4.JK`.
+    is used as it is. The gradients of the object have two-electron forces by md4.
 
     Parameters
     ----------

@@ -21,10 +21,10 @@ HYDROXYL = "O 0 0 0; H 0.3 0.2 0.9"
 AUXILIARY = "def2-universal-jkfit"
 ORBITALS = ("mo_coeff", "mo_occ", "mo_energy", "e_tot", "converged")
 CLOSE = 1e-10  # Hartree/Bohr
-# By libraries' sets, the metric of erf(omega r)/r is singular within rounding. Where PySCF takes eigenvectors of it, its
-# gradient leaves out that they turn, which is up to 6e-9 of the gradient of J of water with this set, and where one
-# takes eigenvectors and the other has a Cholesky factor, energies differ, too, and their derivatives by 1e-8. md4's
-# are those of its energies, see contract/test_fitting_gradient.py. So erf has a small set, whose metric is regular.
+# With libraries' sets the metric of erf(omega r)/r is singular within rounding. PySCF's gradient leaves out that the
+# eigenvectors turn which stay (6e-9 for J of water with omega 0.33), and where one program finds a Cholesky factor and
+# the other does not, the energies differ, too (their derivatives by 1.5e-8). md4's gradient is that of its energies:
+# contract/test_fitting_gradient.py. So erf has a small set here, whose metric is regular.
 SMALL = [
     [0, [3.0, 1.0]], [0, [1.0, 1.0]], [0, [0.3, 1.0]], [1, [1.5, 1.0]], [1, [0.5, 1.0]], [2, [0.8, 1.0]], [5, [1.0, 1.0]],
 ]  # fmt: skip
