@@ -14,14 +14,11 @@ import numpy as np
 from md4.cpu.compile import Loop, bound, part
 from md4.cpu.emit.vectors import LANES, integers
 from md4.cpu.emit.zeros import zeros_of
-from md4.cpu.forces import NO_MATRICES, WORK_SHARE, HostForces
+from md4.cpu.forces import NO_MATRICES, HostForces
 from md4.cpu.gradient import KET, add_to_z, reverse_lanes
 from md4.cpu.groups import FIELD
 from md4.cpu.run import THREAD_WORK, Lists, OwnList
-from md4.cpu.threads import number_of_threads
-from md4.errors import MemoryLimitError
 from md4.method.derivatives import OF_A, OF_B
-from md4.support.display import size_text
 from md4.support.locks import once
 
 # Rows of a table whose squares are made together.
@@ -185,7 +182,7 @@ class HostFittingForces(HostForces):
 
     def add(self, backend, bras, kets, terms, tolerance, part, parts):
         """Adds the derivatives of lists `bras` to `found`."""
-        most = self.check_workspace(backend)
+        most = self.check_memory(backend)
         for these in self.batches(backend, kets):
             lists = Lists()
             numbers, *tables = self.tables(lists, these)
@@ -204,17 +201,6 @@ class HostFittingForces(HostForces):
             lists.rows[number] = (*lists.rows[number][:-1], lists.address(self.places[number]))
             kets.append([lists.address(array) for array in (self.items[number], this.bounds, *this.of_groups)])
         return np.array(these), lists.table(), np.array(kets, dtype=np.int64).reshape(-1, KET.size)
-
-    def check_workspace(self, backend):
-        """How many threads there is memory for; MemoryLimitError if for none."""
-        need = self.workspace_bytes()
-        whole = need + max(backend.hermite_bytes(this.pairs) for this in self.lists)
-        if whole > backend.memory_left():
-            raise MemoryLimitError(
-                f"gradients of density fitting take at least {size_text(whole)} for H matrices of one list and the "
-                f"workspace of a thread, but {size_text(backend.memory_left())} may be used; raise max_memory."
-            )
-        return max(1, int(min(number_of_threads(), WORK_SHARE * backend.memory_left() // need)))
 
     def result(self):
         """The sums by the centre of each shell, shape (nshell, 3); H matrices are dropped."""

@@ -163,7 +163,7 @@ class HostForces:
             The sum of the bounds of those that were left out, and the sum of their squares.
         """
         found = [np.zeros((len(this.pairs), 6)) for this in self.lists]
-        left_out, quartets, most = np.zeros(2), 0, self.check_memory(backend, densities)
+        left_out, quartets, most = np.zeros(2), 0, self.check_memory(backend, 3 * densities.nbytes)
         for terms in divided(densities, coulomb, exchange):
             norms = block_norms(self.basis, terms[0])
             for these in self.batches(backend, range(len(self.lists))):
@@ -280,10 +280,10 @@ class HostForces:
         vectors = most_u + most_gamma + most_z + 5 * widest**2 + cube_side(degree) ** 3
         return 8 * LANES * vectors + 24 * max(most_u, most_gamma) + max(Z_BYTES, 8 * most_z)
 
-    def check_memory(self, backend, densities):
+    def check_memory(self, backend, of_densities=0):
         """How many threads there is memory for; MemoryLimitError, before anything is allocated, if for none."""
         need = self.workspace_bytes()
-        whole = need + 3 * densities.nbytes + max(backend.hermite_bytes(this.pairs) for this in self.lists)
+        whole = need + of_densities + max(backend.hermite_bytes(this.pairs) for this in self.lists)
         if whole > backend.memory_left():
             raise MemoryLimitError(
                 f"gradients of {self.basis!r} take at least {size_text(whole)} (densities, H matrices of one list and "

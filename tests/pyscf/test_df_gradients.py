@@ -26,8 +26,9 @@ CLOSE = 1e-10  # Hartree/Bohr
 # the other does not, the energies differ, too (their derivatives by 1.5e-8). md4's gradient is that of its energies:
 # contract/test_fitting_gradient.py. So erf has a small set here, whose metric is regular.
 SMALL = [
-    [0, [3.0, 1.0]], [0, [1.0, 1.0]], [0, [0.3, 1.0]], [1, [1.5, 1.0]], [1, [0.5, 1.0]], [2, [0.8, 1.0]], [5, [1.0, 1.0]],
-]  # fmt: skip
+    [l, [exponent, 1.0]]
+    for l, exponent in ((0, 3.0), (0, 1.0), (0, 0.3), (1, 1.5), (1, 0.5), (2, 0.8), (5, 1.0))
+]
 OF_ERF = ("camb3lyp", "lc_wpbe")
 
 
