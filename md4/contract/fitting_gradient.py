@@ -17,7 +17,7 @@ Of W^T W = sum_m v_m w_m^-1 v_m^T this makes, with m of those that stay and n of
     sum_mn [ v_m (v_m d(P|Q) v_n) v_n^T + its transpose ] / (w_m (w_m - w_n))
 
 which the derivative of the inverse metric does not contain. PySCF leaves it out. Beside differences of energies, the
-gradient is exact with it to 1e-10 Hartree/Bohr; without it water is wrong by 6e-9 with erf(0.33 r)/r and
+gradient of water is right with it to 3e-10 Hartree/Bohr; without it, it is wrong by 6e-9 with erf(0.33 r)/r and
 def2-universal-JKFIT, and by 2e-7 with 1/r and an even-tempered basis of ratio 1.4.
 """
 
