@@ -43,10 +43,11 @@ SQUARE_BYTES = 64 << 20
 
 
 class Bounded(NamedTuple):
-    """A prepared list of pairs, and their R_ab; see `md4.contract.screening.PairList`."""
+    """A prepared list of pairs and its two Schwarz bounds; see `md4.contract.screening.PairList`."""
 
     prepared: object
     exact: np.ndarray
+    bound: np.ndarray
 
 
 class Fitted(NamedTuple):
@@ -142,8 +143,8 @@ class FittingGradient:
         three = self.three
         engine, singles = three.engine.with_operator("coulomb"), self.pieces()
         every = [*three.pairs, *(piece for block in singles for piece in block)]
-        bounds = [exact for exact, _ in schwarz_bounds(engine, every)]
-        lists = list(map(Bounded, engine.prepare_lists(every, three.basis), bounds))
+        prepared, bounds = engine.prepare_lists(every, three.basis), schwarz_bounds(engine, every)
+        lists = [Bounded(this, *both) for this, both in zip(prepared, bounds)]
         rest = iter(lists[len(three.pairs) :])
         blocks = [[next(rest) for _ in block] for block in singles]
         return engine.backend.sums.fitting_forces(three.basis, lists[: len(three.pairs)], blocks)
