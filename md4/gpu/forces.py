@@ -156,7 +156,7 @@ class DeviceForces:
             one = Buffer(numbers.pointer + n * 12 * npair, (3 * npair,), 4, numbers.owner)
             launch_select(
                 context, npair, self.bounded(context, task.number, True), task.first,
-                self.bounded(context, number, False), 0, len(self.lists[number]), terms.norms, (one, sums),
+                self.bounded(context, number, False), len(self.lists[number]), terms.norms, (one, sums),
             )  # fmt: skip
         context.copy_out(counts, numbers.pointer)
         context.copy_out(left_out, sums.pointer)
@@ -186,43 +186,39 @@ class DeviceForces:
         """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are."""
         context, hermite = backend.context, hermite_facts(this.facts.l + 1)
         start, stride = this.whole.pairs.start[task.first : task.last + 1], r_stride_of(ket.facts, hermite)
-        rows = np.diff(start) * counts[:, 1]
-        first = np.zeros((len(this) + 1, 2), dtype=np.int64)
-        np.cumsum(counts[:, 0], out=first[1:, 0])
-        np.cumsum(rows, out=first[1:, 1])
-        if first[-1, 1] == 0:
+        quartets = np.diff(start) * counts[:, 1]
+        ends = np.cumsum(quartets)
+        if ends[-1] == 0:
             return 0
-        budget = max(int(rows.max()), context.pool.share(CHUNK_BYTES) // (8 * stride + 8))
+        budget = max(int(quartets.max()), context.pool.share(CHUNK_BYTES) // (8 * stride + 8))
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         bra, kets = self.bounded(context, task.number, True), self.bounded(context, number, False)
         begin = 0
         while begin < len(this):
-            end = int(np.searchsorted(first[:, 1], first[begin, 1] + budget, side="right")) - 1
-            places = first[begin : end + 1] - first[begin]
-            (entries, quartets), ab = places[-1].tolist(), this[begin:end]
-            if quartets:
-                lists, table = self.rooms(context, places, entries, quartets)
-                launch_select(
-                    context, len(ab), bra, ab.first, kets, 0, len(ket), terms.norms, (lists[1], sums[0]), lists, table
-                )
-                r = context.pool.room("r", quartets * stride)
-                launch_listed_r(context, backend.operator, ket, hermite_side(ab), table[::-1], quartets, r)
+            before = int(ends[begin] - quartets[begin])
+            end = int(np.searchsorted(ends, before + budget, side="right"))
+            first = np.append(0, ends[begin:end] - before)
+            ab, count = this[begin:end], int(first[-1])
+            if count:
+                table = self.table(context, first)
+                launch_select(context, len(ab), bra, ab.first, kets, len(ket), terms.norms, (table[2], sums[0]), table)
+                r = context.pool.room("r", count * stride)
+                launch_listed_r(context, backend.operator, ket, hermite_side(ab), (table[2], table[1]), count, r)
                 launch_reverse_fused(
-                    context, plan, aos, ab, ket, ket.h(BRA_TURNED).array, ket.data.start, hermite, r, lists,
-                    terms.densities, sums,
-                )  # fmt: skip
+                    context, plan, aos, ab, ket, ket.h(BRA_TURNED).array, hermite, r, table, terms.densities, sums
+                )
             begin = end
-        return int(first[-1, 0])
+        return int(counts[:, 0].sum(dtype=np.int64))
 
     @staticmethod
-    def rooms(context, places, entries, quartets):
-        """Fields of `md4.gpu.kernels.select_kets.KetLists` and `QuartetTable` for so many of both."""
-        counts = entries, entries, quartets, quartets
-        edges = np.cumsum([0, places.size, *(words(4 * n) for n in counts)]).tolist()
-        room = context.pool.room("ket lists", edges[-1])
-        context.copy_in(room.pointer, places)
-        parts = [Buffer(room.pointer + 8 * at, (n,), 4, room.owner) for at, n in zip(edges[1:], counts)]
-        return (room.part(0, places.shape), *parts[:2]), tuple(parts[2:])
+    def table(context, first):
+        """Fields of `md4.gpu.kernels.select_kets.QuartetTable`, which is to be written."""
+        count = int(first[-1])
+        size = words(4 * count)
+        room = context.pool.room("primitive quartets", first.size + 2 * size)
+        context.copy_in(room.pointer, first)
+        bra, ket = (Buffer(room.pointer + 8 * (first.size + n * size), (count,), 4, room.owner) for n in range(2))
+        return room.part(0, (first.size,)), bra, ket
 
     def add_rectangles(self, backend, task, this, ket, number, plan, counts, terms, sums):
         """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""

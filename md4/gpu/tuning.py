@@ -49,6 +49,7 @@ class ReverseTuning:
     few_fused: int  # up to so many it keeps four blocks of columns
     sharing: tuple  # (doubles of U and Z of a lane, warps that share a multiprocessor with up to so many)
     least_warps: int  # warps that must share one by its shared memory
+    steps: tuple  # (primitive quartets of a step, slots), the first for which shared memory has room
 
     def blocks(self, doubles, warps):
         """Blocks of so many warps that share a multiprocessor."""
@@ -57,7 +58,7 @@ class ReverseTuning:
 
 REVERSE = ReverseTuning(
     most_rows=8, most_warps=8, warps=8, most_parts=16, few_prims=512, most_fused=16, few_fused=7,
-    sharing=((20, 16), (40, 12), (64, 8)), least_warps=8,
+    sharing=((20, 16), (40, 12), (64, 8)), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
 )  # fmt: skip
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10

@@ -6,9 +6,8 @@ ket pair (`md4.shells.schwarz.GradientBounds`) and the norms |D| of blocks,
     F'_ab F_cd sum_s [ |j_s| |D_ab| |D_cd| + |k_s|/2 (|D_ac| |D_bd| + |D_ad| |D_bc|) ] < tolerance.
 
 The kernel runs twice. First it counts, for each bra pair, the ket pairs and their primitive pairs, and adds up the
-bounds of those that do not count, and their squares. When the host has made room it writes the lists: the ket pairs of
-each bra pair in their order, and the primitive quartets, those of each primitive bra pair together, in the order of the
-ket pairs.
+bounds of those that do not count, and their squares. When the host has made room it lists the primitive quartets, those
+of each primitive bra pair together, in the order of the ket pairs.
 """
 
 from typing import NamedTuple
@@ -72,26 +71,18 @@ class KetCounts(NamedTuple):
     left_out: F64
 
 
-class KetLists(NamedTuple):
-    """Lists of ket pairs that count with the bra pairs of a chunk.
+class QuartetTable(NamedTuple):
+    """The primitive quartets that count with the bra pairs of a chunk.
 
     Attributes
     ----------
-    first : int64 array, two-dimensional
-        For each bra pair of the chunk, and behind the last: the place of its first ket pair, and of its first primitive
-        quartet.
-    kets, before : int32 array
-        Numbers of ket pairs in their list, and how many primitive pairs those before have.
+    first : int64 array
+        Place of the first one of each bra pair of the chunk, and behind the last.
+    bra, ket : int32 array
+        Numbers of both primitive pairs in their whole lists.
     """
 
-    first: I64_2D
-    kets: I32
-    before: I32
-
-
-class QuartetTable(NamedTuple):
-    """Numbers of both primitive pairs of primitive quartets, in their whole lists, as int32 arrays."""
-
+    first: I64
     bra: I32
     ket: I32
 
@@ -112,8 +103,8 @@ def select_kets():
     threads, warps, bound = THREADS, WARPS, jit_device(bound_of)
 
     def kernel(
-        bra: BoundedPairs, first_bra: i64, ket: BoundedPairs, first_ket: i64, nket: i64, norms: Norms,
-        write: types.boolean, counts: KetCounts, lists: KetLists, table: QuartetTable,
+        bra: BoundedPairs, first_bra: i64, ket: BoundedPairs, nket: i64, norms: Norms,
+        write: types.boolean, counts: KetCounts, table: QuartetTable,
     ):  # fmt: skip
         found, prims = cuda.shared.array(warps, types.int32), cuda.shared.array(warps, types.int32)
         sums = cuda.shared.array((warps, 2), types.float64)
@@ -121,15 +112,15 @@ def select_kets():
         lane, warp, ab = tid & 31, tid >> 5, first_bra + pair
         a, b, own = bra.shells[ab, 0], bra.shells[ab, 1], bra.bounds[ab]
         first_prim, nprim = bra.start[ab], bra.start[ab + 1] - bra.start[ab]
-        first_entry, first_quartet, row = i64(0), i64(0), i64(0)
+        first_quartet, row = i64(0), i64(0)
         if write:
-            first_entry, first_quartet = lists.first[pair, 0], lists.first[pair, 1]
-            row = quotient(lists.first[pair + 1, 1] - first_quartet, max(i64(1), nprim))
+            first_quartet = table.first[pair]
+            row = quotient(table.first[pair + 1] - first_quartet, max(i64(1), nprim))
         # how many before this round, of both kinds, and the last one
         many, many_prims, last, left, squares = i64(0), i64(0), i64(0), 0.0, 0.0
         for begin in range(0, nket, threads):
             n = begin + tid
-            cd = first_ket + min(n, nket - 1)
+            cd = min(n, nket - 1)
             size = own * ket.bounds[cd] * bound(norms, a, b, ket.shells[cd, 0], ket.shells[cd, 1])
             k_first, k_prims = ket.start[cd], ket.start[cd + 1] - ket.start[cd]
             counting = n < nket and k_prims > 0 and not size < norms.tolerance
@@ -137,8 +128,7 @@ def select_kets():
                 left += size
                 squares += size * size
             k_prims = k_prims if counting else i64(0)
-            votes = i64(cuda.ballot_sync(-1, counting)) & 0xFFFFFFFF
-            mine, upto = cuda.popc(votes & ((i64(1) << lane) - 1)), k_prims
+            votes, upto = i64(cuda.ballot_sync(-1, counting)) & 0xFFFFFFFF, k_prims
             step = 1
             while step < 32:
                 other = cuda.shfl_up_sync(-1, upto, step)
@@ -147,24 +137,19 @@ def select_kets():
             if lane == 31:
                 found[warp], prims[warp] = cuda.popc(votes), upto
             cuda.syncthreads()
-            before, before_prims, all_found, all_prims = i64(0), i64(0), i64(0), i64(0)
+            before_prims, all_prims = i64(0), i64(0)
             for other_warp in range(warps):
                 if other_warp < warp:
-                    before += found[other_warp]
                     before_prims += prims[other_warp]
-                all_found += found[other_warp]
+                many += found[other_warp]
                 all_prims += prims[other_warp]
             cuda.syncthreads()
             if counting:
                 last = n + 1
-                if write:
-                    place, place_prims = first_entry + many + before + mine, many_prims + before_prims + upto - k_prims
-                    lists.kets[place], lists.before[place] = cd, place_prims
-                    for i in range(nprim):
-                        quartet = first_quartet + i * row + place_prims
-                        for k in range(k_prims):
-                            table.bra[quartet + k], table.ket[quartet + k] = first_prim + i, k_first + k
-            many += all_found
+                for i in range(nprim if write else i64(0)):
+                    quartet = first_quartet + i * row + many_prims + before_prims + upto - k_prims
+                    for k in range(k_prims):
+                        table.bra[quartet + k], table.ket[quartet + k] = first_prim + i, k_first + k
             many_prims += all_prims
         other = 16
         while other > 0:
@@ -190,20 +175,18 @@ def select_kets():
 # launcher
 
 
-def launch_select(context, npair, bra, first_bra, ket, first_ket, nket, norms, counts, lists=None, table=None):
-    """Counts the ket pairs that count with `npair` bra pairs, or writes their `lists` and the `table`.
+def launch_select(context, npair, bra, first_bra, ket, nket, norms, counts, table=None):
+    """Counts the pairs of a ket list that count with `npair` bra pairs, or writes the `table`.
 
     Parameters
     ----------
     bra, ket : tuple
-        Fields of `BoundedPairs` of whole lists, of which the pairs from `first_bra` and `first_ket` on take part.
-    norms, counts, lists, table : tuple
-        Fields of `Norms`, `KetCounts`, `KetLists` and `QuartetTable`.
+        Fields of `BoundedPairs` of whole lists, of which the pairs from `first_bra` on and all `nket` take part.
+    norms, counts, table : tuple
+        Fields of `Norms`, `KetCounts` and `QuartetTable`.
     """
-    write = lists is not None
-    numbers, left_out = counts
-    nothing = numbers.part(0, (0,))
+    nothing = counts[0].part(0, (0,))
     context.launch(
-        Variant(select_kets, ()), npair, THREADS, 0, bra, first_bra, ket, first_ket, nket, norms, write,
-        (numbers, left_out), lists or (bra[0], nothing, nothing), table or (nothing, nothing),
+        Variant(select_kets, ()), npair, THREADS, 0, bra, first_bra, ket, nket, norms, table is not None, counts,
+        table or (bra[1], nothing, nothing),
     )  # fmt: skip
