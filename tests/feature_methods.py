@@ -58,8 +58,7 @@ def gradients_of_long_range(attach):
     return converged(attach, "ROKS", cation(), "camb3lyp").Gradients().set(verbose=0).kernel()
 
 
-@row(PROPERTIES, "gradients with `density_fit()`", md4=FITTED, tol=1e-7,
-     pyscf=f"`int2c2e`, `int3c2e`, {FITTED_DERIVATIVES}")  # fmt: skip
+@row(PROPERTIES, "gradients with `density_fit()`", md4=f"{FITTED}, forces", tol=1e-7)
 def gradients_fitted(attach):
     return fitted(attach).Gradients().set(verbose=0).kernel()
 

@@ -21,7 +21,7 @@ from md4.contract.densities import checked_densities, not_finite
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import complete_exchange, factors
 from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width
-from md4.contract.metric import Metric
+from md4.contract.metric import LeftOut, Metric
 from md4.contract.table_build import TableBuild, row_bytes
 from md4.contract.three_centre import ThreeCentre
 from md4.errors import MemoryLimitError
@@ -311,13 +311,22 @@ class DensityFitting:
 
     # rows of B
 
+    def left_out(self):
+        """`Columns` of a `LeftOut`: the eigenvectors that `metric` leaves out, which are made anew, times (P|ij)."""
+        with self.engine.lock, self.algebra.working():
+            self._check_metric_memory()
+            return Columns(self.three, LeftOut(self._sorted_metric(), self.metric), self.algebra)
+
     @locked
-    def rows(self, first, last):
-        """Rows of B from first to last as PySCF has them: shape (last - first, nao (nao + 1) / 2), lower triangles."""
+    def rows(self, first, last, columns=None):
+        """Rows of B from first to last as PySCF has them: shape (last - first, nao (nao + 1) / 2), lower triangles.
+
+        With `columns` they are made of these, such as those of `left_out`.
+        """
         out = np.zeros((last - first, self.nao * (self.nao + 1) // 2))
         with self.engine.lock, self.algebra.working():
-            if self.table is None:
-                self._direct_rows(self.columns, first, last, out)
+            if self.table is None or columns is not None:
+                self._direct_rows(columns or self.columns, first, last, out)
                 return out
             most = block_rows(self.algebra, 8 * (2 * table_width(self.three.ncol) + out.shape[1]))
             for start, rows in self.table.blocks(first, last, most):

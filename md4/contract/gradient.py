@@ -9,6 +9,7 @@ summed over all functions, by the permutations of (ab|cd), and X Y = ((X + Y)/2)
 """
 
 import time
+from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +18,16 @@ import numpy.typing as npt
 from md4.contract.densities import LAYOUT, checked_densities
 from md4.contract.ranks import collective
 from md4.contract.screening import PRIMITIVE_SHARE, Statistics
+from md4.contract.team import Team
 from md4.contract.unlisted import unlisted, unlisted_bound
+from md4.cpu.backend import CpuBackend
+from md4.cpu.forces import largest_norms
+from md4.engine import Engine
 from md4.errors import ArgumentError
-from md4.method.operators import Mixture, Operator, check_order
+from md4.method.derivatives import OF_A, OF_B
+from md4.method.operators import Mixture, Operator, as_operator, check_order
+from md4.shells.schwarz import GradientBounds
+from md4.shells.shell_pairs import shell_pairs
 from md4.support.arguments import as_list, checked_real, shown
 from md4.support.locks import locked
 from md4.support.progress import Progress
@@ -105,19 +113,23 @@ def in_use(densities, coulomb, exchange):
     return Terms(np.ascontiguousarray(densities[used]), coulomb[used], exchange[used])
 
 
-def separated(terms, operator, alpha, long_range):
+def separated(terms, operator, alpha, long_range, mixes):
     """[(Terms, operator), ...] of J and of exchange with `alpha` times an operator and `long_range` = (omega, beta).
 
-    With 1/r it is one pass for exchange, and one for J alone, which takes a fraction of its time.
+    With 1/r, and a backend that `mixes` it with erf(omega r)/r, it is one pass for exchange, and one for J alone, which
+    takes a fraction of its time.
     """
     densities, of_j, of_k = terms
     omega, beta = long_range
-    erf, none = Operator.erf(omega), np.zeros_like(of_j)
-    if operator.kind != "coulomb" or alpha == 0:
-        return [(in_use(densities, of_j, alpha * of_k), operator), (in_use(densities, none, beta * of_k), erf)]
-    largest = max(abs(alpha), abs(alpha + beta)) or 1.0  # so that bounds of 1/r are those of the mixture
-    mixture = Mixture(omega, alpha / largest, beta / largest)
-    return [(in_use(densities, of_j, none), operator), (in_use(densities, none, largest * of_k), mixture)]
+    largest, none = max(abs(alpha), abs(alpha + beta)), np.zeros_like(of_j)
+    first, factor, other = 0.0, largest, Mixture(omega, alpha, beta)
+    if operator.kind != "coulomb" or alpha == 0 or not mixes:
+        first, factor, other = alpha, beta, Operator.erf(omega)
+        if operator.kind == "coulomb" and alpha + beta == 0:
+            first, factor, other = 0.0, alpha, Operator.erfc(omega)
+    elif largest:  # bounds of 1/r are those of this mixture
+        other = Mixture(omega, alpha / largest, beta / largest)
+    return [(in_use(densities, of_j, first * of_k), operator), (in_use(densities, none, factor * of_k), other)]
 
 
 def checked_long_range(long_range):
@@ -126,6 +138,16 @@ def checked_long_range(long_range):
     if given is None or len(given) != 2:
         raise ArgumentError(f"long_range must be a pair (omega, factor), not {shown(long_range)}.")
     return Operator.erf(given[0]).parameter, checked_real("the factor of long_range", given[1])
+
+
+def host_bounds(basis, lists, tolerance):
+    """`GradientBounds` of lists whose primitive pairs are on a GPU, made by the CPU from its own."""
+    backend, found = CpuBackend(as_operator("coulomb")), []
+    for this in lists:
+        pairs = shell_pairs(basis, this.pairs.pairs, cutoff=PRIMITIVE_SHARE * tolerance)
+        norms = largest_norms(backend, pairs.derived(OF_A + OF_B))
+        found.append(GradientBounds(this.pairs, basis.centres, this.exact, norms))
+    return found
 
 
 class Gradients:
@@ -192,7 +214,8 @@ class Gradients:
             terms = energy_terms(self._fetched(dm), coulomb, factor, nao)
             if long_range is None:
                 return [(terms, operator)]
-            return separated(terms, operator, checked_real("exchange", exchange), checked_long_range(long_range))
+            factors = checked_real("exchange", exchange), checked_long_range(long_range)
+            return separated(terms, operator, *factors, self.engine.backend.name == "cpu")
 
         return self._gradient(parts, omega, tolerance)
 
@@ -263,7 +286,8 @@ class Gradients:
         )
         self.ranks.together(lambda: check_real(densities))
         host = self._on_host()
-        self._compile_ahead("matrices", [operator])
+        ahead = host.engine.backend.with_operator(operator).compile_ahead
+        self.ranks.together(lambda: self.ranks.once_a_node(lambda: ahead("matrices", self.basis, None, self.progress)))
         with host.engine.lock:
             made = host._derivatives_of(densities, with_j, with_k, operator, limit)
             found = [host._frame.sums(this) for this in made]
@@ -284,10 +308,27 @@ class Gradients:
         self._refine(tolerance)
         self._make_lists()
         if self._forces is None:
-            cutoff = PRIMITIVE_SHARE * self._finest * self._frame.sharpening
-            self._unlisted = self.engine.backend.watch(unlisted(self.basis, self.lists, cutoff))
-            self._forces = self.engine.backend.sums.forces(self.basis, self.lists)  # last: an interrupt may come before
+            backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
+            self._unlisted = unlisted(basis, self.lists, PRIMITIVE_SHARE * finest)
+            given = () if backend.name == "cpu" else (host_bounds(basis, self.lists, finest),)
+            self._forces = backend.sums.forces(basis, self.lists, *given)  # last: an interrupt may come before
         return self._forces
+
+    def _compile_ahead(self, operator, terms, tolerance):
+        """Compiles what is missing for a gradient, on the first rank of each node before the others."""
+        backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
+
+        def work(backend):
+            team = Team.of(Engine(basis, backend=backend.with_operator(as_operator("coulomb"))))
+            team.make_lists(finest)
+            bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in team.lists]
+            backend.sums.forces(basis, team.lists, bounds).run(backend, *terms, tolerance)
+
+        def compile_all():
+            with self.engine.lock:
+                backend.with_operator(operator).compile_ahead("forces", basis, work, self.progress)
+
+        self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
 
     def _gradient(self, parts, omega, tolerance):
         """The gradient for a function of the operator that returns [(checked `Terms`, operator), ...]."""
@@ -303,21 +344,13 @@ class Gradients:
         for (densities, *factors), operator in made:
             values = operator, limit, len(densities), *(factor.tolist() for factor in factors)
             self.ranks.same(dict(zip(facts, values)))
-        gradient, stats, host = 0.0, Statistics(), self._on_host()
-        self._compile_ahead("forces", [operator for _, operator in made])
+        gradient, stats = 0.0, Statistics()
         for (densities, *factors), operator in made:
-            found, of_part = host._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
+            found, of_part = self._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
             gradient = gradient + found
             stats.add(of_part)
         self.stats = stats
         return gradient
-
-    def _compile_ahead(self, use, operators):
-        """Compiles the missing loops of the CPU, on the first rank of each node before the others."""
-        from md4.cpu.warmup import compile_ahead, names_for
-
-        names = [name for operator in operators for name in names_for(use, operator.kind)]
-        self.ranks.together(lambda: self.ranks.once_a_node(lambda: compile_ahead(names, self.progress)))
 
     def _on_host(self):
         """This object, or if that works on a GPU, one for the same molecule on the CPU."""
@@ -330,11 +363,11 @@ class Gradients:
         return self._host
 
     def _gradient_of(self, densities, factors, operator, tolerance):
-        """(gradient, statistics) for agreed arguments, on the CPU."""
-        start, stats = time.perf_counter(), Statistics()
+        """(gradient, statistics) for agreed arguments."""
+        start, stats, share = time.perf_counter(), Statistics(), (self.ranks.rank, self.ranks.size)
+        self._compile_ahead(operator, (densities, *factors), tolerance)
         with self.engine.lock:
             backend, forces = self.engine.backend, self._forces_of_lists(tolerance)
-            share = self.ranks.rank, self.ranks.size
             with Progress(
                 forces.seconds() / share[1], enabled=self.progress if share[0] == 0 else False, label="Forces"
             ) as bar:
@@ -342,7 +375,7 @@ class Gradients:
                 found, stats.computed, left_out = forces.run(
                     backend.with_operator(operator), *terms, tolerance, *share, bar.report
                 )
-            more = unlisted_bound(forces, self._unlisted, *terms)
+            more = unlisted_bound(self._frame.basis, self.lists, forces.bounds, self._unlisted, *terms)
         total = [found, np.array([float(stats.computed), *left_out])]
         self.ranks.sum(total)
         found, (computed, left, squares) = total
@@ -350,6 +383,10 @@ class Gradients:
         stats.computed = stats.wanted = int(computed)
         stats.skipped = passes * pairs**2 - stats.computed
         stats.error_bound, stats.error_estimate = float(left) + more, float(np.sqrt(squares))
+        if self._frame.rotation is not None:
+            found = found @ self._frame.rotation
+            # the largest component of a vector is at least its length over sqrt(3)
+            stats.error_bound, stats.error_estimate = sqrt(3) * stats.error_bound, sqrt(3) * stats.error_estimate
         gradient = np.zeros((len(self._ends), 3))
         np.add.at(gradient, np.searchsorted(self._ends, self._frame.order[self.basis.ao_loc[:-1]], side="right"), found)
         stats.seconds = time.perf_counter() - start

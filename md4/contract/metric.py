@@ -157,3 +157,25 @@ class Metric:
             return self.solve(array, transposed=True)
         made = self.algebra.xp.empty((self.naux, array.shape[1]))
         return self.algebra.product(self.vectors.T, array, made)
+
+
+class LeftOut(Metric):
+    """In place of W: the eigenvectors that a `Metric` leaves out, as rows; for the gradient.
+
+    Parameters
+    ----------
+    matrix : array, shape (naux, naux)
+        As for `Metric`.
+    metric : Metric
+        By eigenvectors.
+
+    Attributes
+    ----------
+    values : array, shape (naux,)
+        All eigenvalues, first those that are left out.
+    """
+
+    def __init__(self, matrix, metric):
+        self.algebra, self.naux, self.size = metric.algebra, metric.naux, metric.naux - metric.size
+        self.values, vectors = self.algebra.eigh(matrix)
+        self.vectors = self.algebra.xp.ascontiguousarray(vectors[:, : self.size].T)

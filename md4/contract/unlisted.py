@@ -59,23 +59,26 @@ def unlisted(basis, lists, cutoff):
     return found
 
 
-def unlisted_bound(forces, missing, densities, coulomb, exchange):
+def unlisted_bound(basis, lists, bounds, missing, densities, coulomb, exchange):
     """What that could add to any component of a gradient at most, in Hartree/Bohr.
 
     Parameters
     ----------
-    forces : md4.cpu.forces.HostForces
+    basis : md4.Basis
+    lists : list of md4.contract.screening.PairList
+    bounds : list of md4.shells.schwarz.GradientBounds
+        Those of each list.
     missing : ndarray
         By `unlisted`.
     densities, coulomb, exchange : ndarray, shapes (n, nao, nao), (n,) and (n,)
     """
     whole, derived = np.zeros_like(missing)
-    for this in forces.lists:
-        places = tuple(this.pairs.pairs[this.groups.order].T)
-        whole[places], derived[places] = this.bounds, this.derivative_bounds
+    for this, of_pairs in zip(lists, bounds):
+        places = tuple(this.pairs.pairs.T)
+        whole[places], derived[places] = of_pairs.own, of_pairs.derivative
     pairs, derivatives = missing
     total = 0.0
-    for norms, j, k in zip(block_norms(forces.basis, densities), abs(coulomb), abs(exchange)):
+    for norms, j, k in zip(block_norms(basis, densities), abs(coulomb), abs(exchange)):
         for bra, ket in ((2 * derivatives, whole + pairs), (derived, pairs)):
             total += j * (norms * bra).sum() * (norms * ket).sum() + k * (bra * (norms @ ket @ norms)).sum()
     return float(total)

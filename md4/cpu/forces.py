@@ -2,7 +2,6 @@
 
 from functools import cached_property
 from itertools import pairwise
-from math import sqrt
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from md4.cpu.threads import number_of_threads, run_all, run_threads
 from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
+from md4.shells.schwarz import GradientBounds
 from md4.support.display import size_text
 from md4.support.locks import Lock
 
@@ -43,10 +43,9 @@ class ForceList:
         By all centres that pairs have: single shells have one.
     largest : ndarray, shape (npair,)
         Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
+    of_pairs : md4.shells.schwarz.GradientBounds
     bounds, derivative_bounds : ndarray, shape (npair,)
-        f_ab (sum_ab (ab|ab))^1/2, or an upper bound of it, and that of the largest derivative, in the order of the
-        groups. Both derivatives of a pair add to the same force where its shells have the same centre, so that bound is
-        twice as large there.
+        The same in the order of the groups.
     """
 
     def __init__(self, backend, basis, given):
@@ -54,13 +53,9 @@ class ForceList:
         self.pairs, self.groups = given.prepared.pairs, given.prepared.data
         self.derivatives = OF_A if self.pairs.single else OF_A + OF_B
         self.derived = self.pairs.derived(self.derivatives)
-        factor = np.where(self.pairs.pairs[:, 0] == self.pairs.pairs[:, 1], 1.0, 2.0)
         self.largest = largest_norms(backend, self.derived)
-        order, rows = self.groups.order, min(self.pairs.na, self.pairs.nb)
-        # the norm of all of a matrix from the largest norm of its rows and columns
-        self.bounds = (factor * sqrt(rows) * given.exact)[order]
-        a, b = basis.centres[self.pairs.pairs.T]
-        self.derivative_bounds = (np.where((a == b).all(axis=1), 2.0, 1.0) * factor * self.largest)[order]
+        self.of_pairs = made = GradientBounds(self.pairs, basis.centres, given.exact, self.largest)
+        self.bounds, self.derivative_bounds = made.own[self.groups.order], made.derivative[self.groups.order]
 
     @cached_property
     def of_groups(self):
@@ -125,12 +120,20 @@ class HostForces:
     backend : md4.cpu.backend.CpuBackend
     basis : md4.Basis
     lists : list of md4.contract.screening.PairList
+
+    Attributes
+    ----------
+    loop : callable
+        The loop for a kind of operator; all of them have the arguments of `reverse_lanes`.
     """
+
+    loop = staticmethod(reverse_sums)
 
     def __init__(self, backend, basis, lists):
         self.backend, self.basis, self.lock = backend, basis, Lock()
         self.lists = [ForceList(backend, basis, this) for this in lists]
         self.degree = 1 + 2 * max(this.pairs.l for this in self.lists)
+        self.bounds = [this.of_pairs for this in self.lists]
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """The gradient of E of `md4.cpu.gradient` by the centre of each shell, or a part of its terms.
@@ -156,10 +159,10 @@ class HostForces:
             The sum of the bounds of those that were left out, and the sum of their squares.
         """
         found = [np.zeros((len(this.pairs), 6)) for this in self.lists]
-        left_out, quartets, most = np.zeros(2), 0, self.check_memory(backend, densities)
+        left_out, quartets, most = np.zeros(2), 0, self.check_memory(backend, 3 * densities.nbytes)
         for terms in divided(densities, coulomb, exchange):
             norms = block_norms(self.basis, terms[0])
-            for these in self.batches(backend):
+            for these in self.batches(backend, range(len(self.lists))):
                 lists = Lists(self.basis.ao_loc)
                 numbers, *tables = self.tables(lists, these, None if terms[2].any() else terms[0][0])
                 work = [self.work_of(this, these) for this in self.lists]
@@ -178,11 +181,11 @@ class HostForces:
         every = range(len(self.lists))
         return WORK_SECONDS * float(sum(self.work_of(this, every).sum() for this in self.lists))
 
-    def batches(self, backend):
-        """Numbers of lists whose H matrices fit the memory at the same time, a batch after the other."""
+    def batches(self, backend, numbers):
+        """Those of the lists `numbers` whose H matrices fit the memory at the same time, a batch after the other."""
         room, batch, used = H_SHARE * backend.memory_left(), [], 0
-        for number, this in enumerate(self.lists):
-            need = backend.hermite_bytes(this.pairs)
+        for number in numbers:
+            need = backend.hermite_bytes(self.lists[number].pairs)
             if batch and used + need > room:
                 yield batch
                 for done in batch:
@@ -273,10 +276,10 @@ class HostForces:
         vectors = most_u + most_gamma + most_z + 5 * widest**2 + cube_side(degree) ** 3
         return 8 * LANES * vectors + 24 * max(most_u, most_gamma) + max(Z_BYTES, 8 * most_z)
 
-    def check_memory(self, backend, densities):
+    def check_memory(self, backend, of_densities=0):
         """How many threads there is memory for; MemoryLimitError, before anything is allocated, if for none."""
         need = self.workspace_bytes()
-        whole = need + 3 * densities.nbytes + max(backend.hermite_bytes(this.pairs) for this in self.lists)
+        whole = need + of_densities + max(backend.hermite_bytes(this.pairs) for this in self.lists)
         if whole > backend.memory_left():
             raise MemoryLimitError(
                 f"gradients of {self.basis!r} take at least {size_text(whole)} (densities, H matrices of one list and "
@@ -293,7 +296,7 @@ class HostForces:
         z = np.zeros((vectors, this.pairs.nab, this.count, LANES))
         operator = backend.operator
         tiles = z_tiles(*this.derived.shell_class, this.derived.single, this.derivatives)
-        quartets = reverse_sums(operator.kind)(
+        quartets = self.loop(operator.kind)(
             number, first, last, table, kets, these, this.derivative_bounds, functions_of(this.derived)[1], tiles,
             tolerance, operator.parameter, backend.table, terms, work, z.reshape(-1), left_out,
         )  # fmt: skip

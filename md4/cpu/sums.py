@@ -5,6 +5,7 @@ import numpy as np
 from md4.cpu.derivative_matrices import HostDerivatives
 from md4.cpu.digestion import digest_blocks
 from md4.cpu.emit.vectors import LANES
+from md4.cpu.fitting_forces import HostFittingForces
 from md4.cpu.forces import HostForces
 from md4.cpu.groups import Groups, aligned_empty, lane_layout, plain_layout
 from md4.cpu.h_matrices import make_h
@@ -66,6 +67,10 @@ class HostSums:
     def forces(self, basis, lists):
         """Gradients; see `HostForces`."""
         return HostForces(self.backend, basis, lists)
+
+    def fitting_forces(self, basis, pairs, blocks):
+        """Gradients of density fitting; see `HostFittingForces`."""
+        return HostFittingForces(self.backend, basis, pairs, blocks)
 
     def derivatives(self, basis, lists):
         """J and K of derivatives; see `HostDerivatives`."""

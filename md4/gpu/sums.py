@@ -7,6 +7,7 @@ import numpy as np
 
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, written_array
+from md4.gpu.forces import DeviceForces
 from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.hermite_rows import row_width
@@ -75,6 +76,11 @@ class DeviceSums:
         """J alone; see `DeviceCoulomb`."""
         self.backend.require_asynchronous_copies()
         return DeviceCoulomb(self.backend, basis, twice)
+
+    def forces(self, basis, lists, bounds):
+        """Gradients; see `md4.gpu.forces.DeviceForces`."""
+        self.backend.require_asynchronous_copies()
+        return DeviceForces(self.backend, basis, lists, bounds)
 
     def coulomb_bytes(self, pairs):
         """Bytes of D and J of a list for one density matrix, D in FP32 as well, and of its part of an order."""

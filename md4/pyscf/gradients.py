@@ -10,9 +10,12 @@ import time
 
 import numpy as np
 
+from md4.contract.fitting_gradient import FittingGradient, on_host
 from md4.contract.gradient import FACTOR
 from md4.pyscf import effective_omega
 from md4.pyscf.classes import Restorable, in_front
+from md4.pyscf.tensors import tagged_orbitals
+from md4.shells.basis import fingerprint
 from md4.support.arguments import checked_array, checked_mol
 from md4.support.display import backend_text
 
@@ -105,39 +108,124 @@ class MD4Forces(MD4Derivatives):
 
     def get_veff(self, mol=None, dm=None):
         """PySCF's get_veff; within grad_elec without J and K, whose forces are summed here."""
-        if self._md4_forces is None or self._md4_attached is None or not self._md4_own:
+        if self._md4_forces is None or self._md4_attached is None or not self._md4_own():
             return super().get_veff(mol, dm)
-        self._md4_forces += self._md4_timed("Forces of two-electron integrals", mol, dm, self._md4_gradient)
+        self._md4_forces += self._md4_two_electrons(mol, dm)
         self._md4_zeros = True
         try:
             return super().get_veff(mol, dm)
         finally:
             self._md4_zeros = False
 
-    @property
     def _md4_own(self):
         """Whether the methods for J and K are those of md4, and nobody has replaced them."""
-        return all(getattr(getattr(self, name), "__func__", None) is getattr(MD4Forces, name) for name in METHODS)
+        return not any(name in vars(self) for name in METHODS)
 
-    def _md4_gradient(self, jk, mol, dm):
+    def _md4_two_electrons(self, mol, dm):
         """Forces of J and of all exchange of the functional, (natm, 3)."""
+        return self._md4_exact(mol, dm, 1.0)
+
+    def _md4_exact(self, mol, dm, coulomb):
+        """Forces of so many times J and of all exchange of the functional without fitting, (natm, 3)."""
+        omega, alpha, hyb = self._md4_factors()
+        long_range = (omega, alpha - hyb) if omega and alpha != hyb else None
+
+        def work(jk, mol, dm):
+            tolerance, forces = FACTOR * self.base.direct_scf_tol, np.zeros((mol.natm, 3))
+            of_shells = jk.gradient(dm, coulomb, hyb, effective_omega(mol, None), tolerance, long_range)
+            np.add.at(forces, mol._bas[:, ATOM_OF], of_shells)
+            return forces
+
+        return self._md4_timed("Forces of two-electron integrals", mol, dm, work)
+
+    def _md4_factors(self):
+        """(omega, alpha, hyb) of the functional; (0, 1, 1) of Hartree-Fock."""
         from pyscf.scf.hf import KohnShamDFT
 
         mf = self.base
-        tolerance, omega, alpha, hyb = FACTOR * mf.direct_scf_tol, 0.0, 1.0, 1.0
-        if isinstance(mf, KohnShamDFT):
-            omega, alpha, hyb = mf._numint.rsh_and_hybrid_coeff(mf.xc, spin=mol.spin)
-        long_range = (omega, alpha - hyb) if omega and alpha != hyb else None
-        of_shells = jk.gradient(dm, 1.0, hyb, effective_omega(mol, None), tolerance, long_range)
-        forces = np.zeros((mol.natm, 3))
-        np.add.at(forces, mol._bas[:, ATOM_OF], of_shells)
-        return forces
+        return mf._numint.rsh_and_hybrid_coeff(mf.xc, mf.mol.spin) if isinstance(mf, KohnShamDFT) else (0.0, 1.0, 1.0)
+
+    def _md4_parts(self):
+        """Factors of fitted J and K and the omega of each operator, the ones that PySCF takes for the gradient."""
+        omega, alpha, hyb = self._md4_factors()
+        if omega and alpha == 0:
+            return [(1.0, 0.0, None), (0.0, hyb, -omega)]
+        if omega and alpha != hyb:
+            return [(1.0, hyb, None), (0.0, alpha - hyb, omega)]
+        return [(1.0, hyb, None)]
 
     def _md4_matrices(self, by_pyscf, with_j, with_k, mol, dm, hermi, omega):
         if not self._md4_zeros:
             return super()._md4_matrices(by_pyscf, with_j, with_k, mol, dm, hermi, omega)
         shape = np.shape(dm)
         return [np.zeros((*shape[:-2], 3, *shape[-2:])) for _ in "jk"]
+
+
+class MD4FittedForces(MD4Forces):
+    """The same in front of PySCF's gradients of density-fitted objects, whose forces are those of an `md4.DF`.
+
+    Exchange that is not fitted has the forces of `md4.JK`. Derivatives of J and K as matrices are PySCF's.
+    """
+
+    def get_jk(self, mol=None, dm=None, hermi=0, with_j=True, with_k=True, omega=None):
+        if self._md4_zeros:
+            return self._md4_zero(dm), self._md4_zero(dm)
+        return super(MD4Derivatives, self).get_jk(mol, dm, hermi, with_j, with_k, omega)
+
+    def get_j(self, mol=None, dm=None, hermi=0, omega=None):
+        return self._md4_zero(dm) if self._md4_zeros else super(MD4Derivatives, self).get_j(mol, dm, hermi, omega)
+
+    def get_k(self, mol=None, dm=None, hermi=0, omega=None):
+        return self._md4_zero(dm) if self._md4_zeros else super(MD4Derivatives, self).get_k(mol, dm, hermi, omega)
+
+    def _md4_zero(self, dm):
+        """Derivatives of J or K that are zero, with those by the centres of auxiliary functions."""
+        from pyscf import lib
+
+        shape = np.shape(dm)
+        sets = int(np.prod(shape[:-2]))
+        aux = np.zeros((sets, sets, self.mol.natm, 3))
+        return lib.tag_array(np.zeros((*shape[:-2], 3, *shape[-2:])), aux=aux)
+
+    def _md4_own(self):
+        """Also whether an `md4.DF` of the same molecule makes what is fitted."""
+        from md4.pyscf.df import DF
+
+        fit = getattr(self.base, "with_df", None)
+        return (
+            super()._md4_own() and isinstance(fit, DF) and fit._md4_pyscf is None
+            and fingerprint(fit.mol) == fingerprint(self.mol)
+        )  # fmt: skip
+
+    def _md4_two_electrons(self, mol, dm):
+        """Made by the CPU of this process, or by those of all ranks."""
+        from pyscf.lib import logger
+
+        mf, parts, start = self.base, self._md4_parts(), time.perf_counter()
+        dm = mf.make_rdm1() if dm is None else dm
+        exact = mf.only_dfj and any(k for _, k, _ in parts)
+        fitted = [(j, 0.0, omega) for j, _, omega in parts if j] if mf.only_dfj else parts
+        forces = mf._md4_builder.ranks.together(lambda: self._md4_fitted(dm, fitted), "fitted forces")
+        logger.info(self, "Forces of density fitting by md4: backend cpu, %.2f s", time.perf_counter() - start)
+        return forces + self._md4_exact(mol, dm, 0.0) if exact else forces
+
+    def _md4_fitted(self, dm, parts):
+        """Forces of `parts` of J and K, (natm, 3), of all ranks."""
+        ranks, mol, fit = self.base._md4_builder.ranks, self.mol, self.base.with_df
+        matrices = ranks.broadcast(np.array(checked_array("the density matrices", dm)))
+        orbitals = tagged_orbitals(dm, 1 if matrices.ndim == 2 else len(matrices))
+        tolerance, forces = FACTOR * self.base.direct_scf_tol, np.zeros((mol.natm, 3))
+        options = [fit._md4.options[name] for name in ("max_memory", "cutoff")]
+        for coulomb, exchange, omega in parts:
+            host = on_host(fit._md4_fitting(omega), ranks, *options)
+            found = FittingGradient(host).run(
+                matrices, coulomb, exchange, orbitals, self.auxbasis_response, tolerance, ranks.rank, ranks.size
+            )
+            for this, of_shells, basis in zip((mol, fit.auxmol), found, host.three.basis.parts):
+                ends = this.aoslice_by_atom()[:, 3]
+                np.add.at(forces, np.searchsorted(ends, basis.ao_loc[:-1], side="right"), of_shells)
+        ranks.sum([forces])
+        return forces
 
 
 class MD4Excited(Restorable):

@@ -181,7 +181,7 @@ class MD4SCF(Restorable):
         given = options.get("with_df", args[1] if len(args) > 1 else None)
         if given is None and type(fitted.with_df) is df.DF:
             fitted.with_df = by_md4(fitted.with_df, **self._md4_builder.fitting_options)
-        return fitted
+        return with_fitted_forces(fitted)
 
     def reset(self, mol=None):
         """PySCF's reset; pairs and bounds are made again at the next build."""
@@ -272,6 +272,18 @@ def full_name(mf):
     return f"the {kind}object {cls.__module__}.{cls.__name__}"
 
 
+def with_fitted_forces(mf):
+    """A density-fitted object, changed in place so that md4 makes the forces of its gradients."""
+    from pyscf.df.df_jk import _DFHF
+    from pyscf.lib.misc import replace_class
+
+    from md4.pyscf.fitted import MD4DFHF
+
+    if isinstance(mf, _DFHF) and not isinstance(mf, MD4DFHF):
+        mf.__class__ = replace_class(type(mf), _DFHF, MD4DFHF)
+    return mf
+
+
 def attached(mf, builder):
     """`mf`, changed in place so that its J and K come from `builder`."""
     inner = mf.__dict__.get("_scf")
@@ -285,7 +297,7 @@ def attached(mf, builder):
     mf._eri = None  # made by PySCF
     if not isinstance(mf, MD4SCF):
         mf.__class__ = with_mixin(type(mf), MD4SCF)
-    return mf
+    return with_fitted_forces(mf)
 
 
 def attach(
@@ -298,7 +310,7 @@ def attach(
     they are direct. Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(),
     conversions such as to_uhf() and to_ks(), pickles and reset() keep md4. With density_fit(), before or after, J and K
     are those of an `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df``
-    is used as it is. The gradients of the object, without density fitting, have two-electron forces by `md4.JK`.
+    is used as it is. The gradients of the object have two-electron forces by md4.
 
     Parameters
     ----------
@@ -383,5 +395,11 @@ def detach(mf: Solver) -> Solver:
     if made_for(mf._eri) is not None:
         mf._eri = None
     mf.__class__ = lib.misc.drop_class(mf.__class__, MD4SCF)
+    if is_fitted(mf):
+        from pyscf.df.df_jk import _DFHF
+
+        from md4.pyscf.fitted import MD4DFHF
+
+        mf.__class__ = lib.misc.replace_class(mf.__class__, MD4DFHF, _DFHF)
     del mf._md4
     return mf

@@ -1,5 +1,7 @@
 """Schwarz bounds of shell pairs from the diagonal integrals (ab|ab); see `md4.contract.screening`."""
 
+from math import sqrt
+
 import numpy as np
 
 
@@ -12,3 +14,31 @@ def row_norms(diagonal):
 def larger(x, y):
     """The maximum of two numbers; NaN propagates (device function)."""
     return x if x >= y or x != x else y  # noqa: PLR0124 only NaN differs from itself
+
+
+class GradientBounds:
+    """Bounds of the shell pairs of a list for gradients, in its order; see the page "Theory".
+
+    Parameters
+    ----------
+    pairs : md4.shells.shell_pairs.ShellPairs
+    centres : ndarray, shape (nshell, 3)
+    exact : ndarray, shape (npair,)
+        R_ab (`row_norms`).
+    largest : ndarray, shape (npair,)
+        Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
+
+    Attributes
+    ----------
+    own, derivative : ndarray, shape (npair,)
+        f_ab (sum_ab (ab|ab))^1/2, or an upper bound of it, and that of the largest derivative. Both derivatives of a
+        pair add to the same force where its shells have the same centre, so that bound is twice as large there.
+    """
+
+    def __init__(self, pairs, centres, exact, largest):
+        shells = pairs.pairs
+        factor = np.where(shells[:, 0] == shells[:, 1], 1.0, 2.0)
+        a, b = centres[shells.T]
+        # the norm of all of a matrix from the largest norm of its rows and columns
+        self.own = sqrt(min(pairs.na, pairs.nb)) * factor * exact
+        self.derivative = np.where((a == b).all(axis=1), 2.0, 1.0) * factor * largest

@@ -18,6 +18,7 @@ from pyscf import grad, gto
 from solvers import solver
 
 import md4
+from md4.contract.gradient import energy_terms, separated
 from md4.errors import ArgumentError, MemoryLimitError, UnsupportedError
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
@@ -79,6 +80,15 @@ def test_long_range(mol, jk, coulomb, exchange, factor, omega, count):
     dm = symmetric(mol.nao, count)
     want = forces_by_pyscf(mol, dm, coulomb, exchange, omega) + forces_by_pyscf(mol, dm, 0.0, factor, 0.4)
     assert abs(jk.gradient(dm, coulomb, exchange, omega, long_range=(0.4, factor)) - want).max() < CLOSE
+
+
+@pytest.mark.parametrize("alpha, beta", [(0.19, 0.46), (0.25, -0.25), (0.0, 1.0)])
+def test_long_range_of_a_backend_without_mixtures(mol, jk, alpha, beta):
+    dm = symmetric(mol.nao)
+    terms = energy_terms(dm, 1.0, 1.0, mol.nao)
+    found = jk._gradient(lambda operator: separated(terms, operator, alpha, (0.4, beta), False), None, None)
+    want = forces_by_pyscf(mol, dm, 1.0, alpha) + forces_by_pyscf(mol, dm, 0.0, beta, 0.4)
+    assert abs(found - want).max() < CLOSE
 
 
 def test_cartesian_functions():

@@ -39,3 +39,35 @@ def test_as_one_process(tmp_path):
         assert message.startswith(begin), message
     same_as(both.gradient(dm), one.gradient(dm))
     """).check()  # fmt: skip
+
+
+def test_fitted_as_one_process(tmp_path):
+    """Of two spins and two operators; each rank does a part, and one that fails ends the call of all."""
+    run(tmp_path, 2, """
+    import md4.contract.fitting_gradient
+    from molecules import molecule
+    from solvers import solver
+
+    ranks, parts = Ranks(comm), []
+    mf = solver("UKS", molecule("O 0 0 0; H 0.3 0.2 0.9", "6-31g", spin=1), "camb3lyp").density_fit("weigend").run()
+    one, both = (md4.attach(mf.copy(), backend="cpu", comm=c).nuc_grad_method().set(verbose=0) for c in (None, comm))
+    want = one.kernel()
+    FittingGradient = md4.contract.fitting_gradient.FittingGradient
+    real = FittingGradient.run
+    FittingGradient.run = lambda self, *given: parts.append(given[-2:]) or real(self, *given)
+    found = both.kernel()
+    assert parts == [(comm.rank, 2)] * 2
+    assert abs(found - want).max() < 1e-11
+    assert len(set(ranks.gather(found.tobytes().hex()))) == 1
+
+    def fails(self, *given):
+        if comm.rank:
+            raise MemoryError("no memory")
+        return real(self, *given)
+
+    FittingGradient.run = fails
+    message = caught(both.kernel)
+    assert message == ("MemoryError: no memory" if comm.rank else "RankError: rank 1: MemoryError: no memory")
+    FittingGradient.run = real
+    assert abs(both.kernel() - want).max() < 1e-11
+    """).check()  # fmt: skip

@@ -148,12 +148,6 @@ def test_what_is_put_around_an_object(change, plain, calls):
         assert calls == ["gradient"]
 
 
-def test_density_fitting_stays_that_of_pyscf(plain, calls):
-    mf = plain.density_fit().run(conv_tol=1e-11)
-    assert abs(gradient(ours(mf)) - gradient(mf)).max() < CLOSE
-    assert not calls
-
-
 def test_objects_without_gradients(cation):
     for kind in ("GHF", "GKS"):
         attached = md4.attach(solver(kind, cation))

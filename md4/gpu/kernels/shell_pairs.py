@@ -13,7 +13,7 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, I64_2D, cuda, i64, jit_device, types
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.kernels.groups import Records
-from md4.gpu.pair_layout import CENTRE, FROM_A, FROM_B, RECORD, SIDE_BY_SIDE
+from md4.gpu.pair_layout import CENTRE, EXPONENTS, FROM_A, FROM_B, RECORD, SIDE_BY_SIDE
 from md4.shells import shell_pairs as pairs
 
 # Threads, and warps, of a block.
@@ -83,6 +83,7 @@ def pair_primitives():
                         numbers[record + CENTRE + axis] = centre
                         numbers[record + FROM_A + axis] = from_a
                         numbers[record + FROM_B + axis] = from_b
+                    numbers[record + EXPONENTS], numbers[record + EXPONENTS + 1] = za, zb
                     for c in range(of.nctr_a):
                         numbers[record + RECORD + c] = basis.coefficients[basis.coef_loc[ka] + c] * overlap
                     for c in range(of.nctr_b):

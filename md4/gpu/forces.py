@@ -1,0 +1,364 @@
+"""Gradients on the GPU by reverse mode; the equations are those of `md4.cpu.gradient`.
+
+    1.  U[cd, p] = sum_q H[cd, q] [q|p],     |p| <= l_ab + 1         steps 3 and 4 with the sides exchanged
+    2.  Z[ab, p] = sum_cd Gamma[ab, cd] U[cd, p]                     summed over all kets of a bra pair
+    3.  dE/dA_i = sum_{ab,p} H^{A_i}[ab, p] Z[ab, p]                 `md4.gpu.kernels.pair_forces`
+
+The Hermite functions of a primitive bra pair are functions of a ket in step 1. A task is a piece of a bra list with all
+ket lists. First the device counts the ket pairs that count with each bra pair (`md4.gpu.kernels.select_kets`). Then
+
+- `md4.gpu.kernels.reverse_fused` does steps 1 and 2 for lists of these, of small and middle classes;
+- for large classes step 1 is that of integrals, with U in memory, and step 2 is `md4.gpu.kernels.reverse_sums`. These
+  take rectangles: with each bra pair all ket pairs up to the last one that counts, whose bounds fall.
+"""
+
+from copy import copy
+from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from md4.errors import MemoryLimitError
+from md4.gpu.buffers import Buffer, words
+from md4.gpu.h_layout import BRA_TURNED
+from md4.gpu.hermite_coulomb import first_aos
+from md4.gpu.kernels.pair_forces import launch_forces
+from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
+from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
+from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
+from md4.gpu.kernels.select_kets import launch_select
+from md4.gpu.kernels.two_products import BEHIND, bra_form
+from md4.gpu.paths import bra_launcher
+from md4.gpu.r_layout import r_stride_of
+from md4.gpu.tiles import blocks_of_8
+from md4.gpu.tuning import CHUNK_BYTES, FEWEST_BLOCKS, REVERSE
+from md4.method.angular import nherm
+from md4.shells.shell_pairs import list_facts
+from md4.support.display import size_text
+
+# Shares of the memory that may be used: of H of the ket lists, and of Z of a task.
+H_SHARE, Z_SHARE = 0.4, 0.2
+# Most bytes of Z of a task; that of one bra pair may be larger.
+Z_BYTES = 1 << 30
+# Predicted seconds of a floating-point operation, and of what a task and two lists take besides.
+OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
+
+
+@cache
+def hermite_facts(l):
+    """`ListFacts` of the Hermite functions up to degree l of primitive pairs, each of which is a pair of its own."""
+    return list_facts(l, 0, False, 1, 1, nherm(l), 1, 1, False)
+
+
+def hermite_side(ab):
+    """The primitive pairs of a slice of a prepared list as a ket of `hermite_facts`, of one degree more."""
+    side = copy(ab)
+    side.facts = hermite_facts(ab.facts.l + 1)
+    return side
+
+
+class Task(NamedTuple):
+    """Bra pairs from `first` to `last` of a list, whose number it has, and their predicted seconds."""
+
+    seconds: float
+    number: int
+    first: int
+    last: int
+
+
+class Terms(NamedTuple):
+    """What Gamma and its bounds are made of, in device memory.
+
+    Attributes
+    ----------
+    densities, norms : tuple
+        Fields of `md4.gpu.kernels.reverse_sums.Densities` and `md4.gpu.kernels.select_kets.Norms`.
+    """
+
+    densities: tuple
+    norms: tuple
+
+
+class DeviceForces:
+    """Derivatives of sums over all quartets by the centres of the shells; see `md4.cpu.forces.HostForces`.
+
+    Parameters
+    ----------
+    backend : md4.gpu.backend.GpuBackend
+    basis : md4.Basis
+    lists : list of md4.contract.screening.PairList
+    bounds : list of md4.shells.schwarz.GradientBounds
+        Those of each list.
+    """
+
+    def __init__(self, backend, basis, lists, bounds):
+        self.backend, self.basis, self.lists, self.bounds = backend, basis, lists, bounds
+        self.tables = {}
+
+    def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
+        """As `md4.cpu.forces.HostForces.run`."""
+        self.check_memory(backend, densities)
+        context, nao, found = backend.context, densities.shape[-1], np.zeros((self.basis.nshell, 3))
+        uploaded = [densities, self.norms(densities), coulomb, exchange]
+        buffer, arrays = context.pool.upload(uploaded, context.stream)
+        d, norms, j, k = (array.part(0, (array.size,)) for array in arrays)
+        terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance))
+        quartets, left_out, done = 0, np.zeros(2), []
+        for batch in self.batches(backend):
+            tasks = self.tasks(backend, batch)[part::parts]
+            coming = self.count(backend, tasks[0], batch, terms) if tasks else None
+            for n, task in enumerate(tasks):
+                counts, without = coming
+                # counted before the device is given this task, so that the host can go on meanwhile
+                coming = self.count(backend, tasks[n + 1], batch, terms) if n + 1 < len(tasks) else None
+                out, made = self.launch(backend, task, batch, counts, terms)
+                done.append((task, out, backend.mark()))
+                quartets, left_out = quartets + made, left_out + without
+                if len(done) > 1:
+                    self.take(context, found, *done.pop(0), report)
+            for one in done:
+                self.take(context, found, *one, report)
+            done = []
+        context.pool.release(buffer)
+        return found, quartets, left_out
+
+    def norms(self, densities):
+        """|D_ab| of blocks, shape (n, nshell, nshell)."""
+        first = self.basis.ao_loc[:-1]
+        return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=1), first, axis=2))
+
+    def bounded(self, context, number, of_bra):
+        """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list, which are kept in device memory."""
+        if number not in self.tables:
+            bounds = self.bounds[number]
+            arrays = [self.lists[number].pairs.pairs, bounds.derivative, bounds.own]
+            self.tables[number] = context.pool.upload(arrays, context.stream)[1]
+        shells, derivative, own = self.tables[number]
+        return shells, self.lists[number].prepared.data.start, derivative if of_bra else own
+
+    def count(self, backend, task, batch, terms):
+        """The ket pairs of each list of a batch that count with the bra pairs of a task.
+
+        Returns
+        -------
+        counts : ndarray of int32, shape (nlist, npair, 3)
+            See `md4.gpu.kernels.select_kets.KetCounts`.
+        left_out : ndarray, shape (2,)
+            As of `run`.
+        """
+        context, npair = backend.context, task.last - task.first
+        counts, left_out = np.zeros((len(batch), npair, 3), dtype=np.int32), np.zeros((task.last, 2))
+        sums = context.pool.room("left out", left_out.size)
+        numbers = context.pool.room("ket counts", words(counts.nbytes))
+        context.clear(sums)
+        for n, number in enumerate(batch):
+            one = Buffer(numbers.pointer + n * 12 * npair, (3 * npair,), 4, numbers.owner)
+            launch_select(
+                context, npair, self.bounded(context, task.number, True), task.first,
+                self.bounded(context, number, False), len(self.lists[number]), terms.norms, (one, sums),
+            )  # fmt: skip
+        context.copy_out(counts, numbers.pointer)
+        context.copy_out(left_out, sums.pointer)
+        if context.dry:  # as if all of them counted
+            pairs = [self.lists[number].pairs for number in batch]
+            counts[:] = np.array([(len(these), these.nprim, len(these)) for these in pairs])[:, None]
+        return counts, left_out.sum(axis=0)
+
+    def launch(self, backend, task, batch, counts, terms):
+        """Has the device make the derivatives of a task, (nprim, 6); how many quartets are made."""
+        context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
+        hermite = hermite_facts(this.facts.l + 1)
+        rows, parts = self.shape_of(this)
+        out = context.pool.get(max(1, 6 * this.nprim))
+        z = context.pool.room("z", max(1, parts * this.nprim * 8 * blocks_of_8(hermite.nherm) * rows))
+        context.clear(z)
+        sums = z, this.first_prim, this.nprim, rows, parts
+        for number, of_list in zip(batch, counts):
+            ket = self.lists[number].prepared
+            plan = fused_reverse(context.unit, this.facts, ket.facts, hermite)
+            take = self.add_rectangles if plan is None else self.add_lists
+            made += take(backend, task, this, ket, number, plan, of_list, terms, sums)
+        launch_forces(context, this, this.facts.l + 1, sums, out)
+        return out, made
+
+    def add_lists(self, backend, task, this, ket, number, plan, counts, terms, sums):
+        """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are."""
+        context, hermite = backend.context, hermite_facts(this.facts.l + 1)
+        start, stride = this.whole.pairs.start[task.first : task.last + 1], r_stride_of(ket.facts, hermite)
+        quartets = np.diff(start) * counts[:, 1]
+        ends = np.cumsum(quartets)
+        if ends[-1] == 0:
+            return 0
+        budget = max(int(quartets.max()), context.pool.share(CHUNK_BYTES) // (8 * stride + 8))
+        aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
+        bra, kets = self.bounded(context, task.number, True), self.bounded(context, number, False)
+        begin = 0
+        while begin < len(this):
+            before = int(ends[begin] - quartets[begin])
+            end = int(np.searchsorted(ends, before + budget, side="right"))
+            first = np.append(0, ends[begin:end] - before)
+            ab, count = this[begin:end], int(first[-1])
+            if count:
+                table = self.table(context, first)
+                launch_select(context, len(ab), bra, ab.first, kets, len(ket), terms.norms, (table[2], sums[0]), table)
+                r = context.pool.room("r", count * stride)
+                launch_listed_r(context, backend.operator, ket, hermite_side(ab), (table[2], table[1]), count, r)
+                launch_reverse_fused(
+                    context, plan, aos, ab, ket, ket.h(BRA_TURNED).array, hermite, r, table, terms.densities, sums
+                )
+            begin = end
+        return int(counts[:, 0].sum(dtype=np.int64))
+
+    @staticmethod
+    def table(context, first):
+        """Fields of `md4.gpu.kernels.select_kets.QuartetTable`, which is to be written."""
+        count = int(first[-1])
+        size = words(4 * count)
+        room = context.pool.room("primitive quartets", first.size + 2 * size)
+        context.copy_in(room.pointer, first)
+        bra, ket = (Buffer(room.pointer + 8 * (first.size + n * size), (count,), 4, room.owner) for n in range(2))
+        return room.part(0, (first.size,)), bra, ket
+
+    def add_rectangles(self, backend, task, this, ket, number, plan, counts, terms, sums):
+        """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""
+        context, limits = backend.context, np.zeros(task.last, dtype=np.int32)
+        limits[task.first :] = counts[:, 2]
+        on_device = self.sent(context, limits)
+        aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
+        tile, row_blocks = reverse_tile(this.facts.nab, self.columns(this))
+        np8 = blocks_of_8(nherm(this.facts.l + 1))
+        for ab, cd in self.chunks(context, this, ket, counts[:, 2]):
+            u = self.half_transformed(backend, ab, cd, on_device)
+            launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, terms.densities, sums)
+        return int(counts[:, 2].sum(dtype=np.int64))
+
+    def half_transformed(self, backend, ab, cd, limits):
+        """Step 1: U of a chunk, as (cd|p]."""
+        context, side = backend.context, hermite_side(ab)
+        r = context.pool.room("r", max(1, cd.nprim * side.nprim * r_stride_of(cd.facts, side.facts)))
+        launch_r(context, backend.operator, cd, side, r, (limits, True))
+        size = side.nprim * blocks_of_8(side.facts.nherm) * cd.npair * cd.facts.nab * 8
+        u = context.pool.room("abq", size + BEHIND)
+        launch = context.fixed(bra_launcher, cd.facts, side.facts)
+        launch(context, cd.h(bra_form(context.unit, cd.facts)).array, cd, side, r, u, (limits, True))
+        return u
+
+    def take(self, context, found, task, out, wait, report):
+        """Adds the derivatives of a task to those of the shells, once the device has made them."""
+        wait()
+        pairs, values = self.lists[task.number].pairs, np.empty((out.size // 6, 6))
+        context.copy_out(values, out.pointer)
+        context.pool.release(out)
+        counts = np.diff(pairs.start[task.first : task.last + 1])
+        for shells, columns in zip(pairs.pairs[task.first : task.last].T, (slice(3), slice(3, 6))):
+            np.add.at(found, np.repeat(shells, counts), values[: counts.sum(), columns])
+        if report is not None:
+            report(task.seconds)
+
+    @staticmethod
+    def sent(context, counts):
+        """An int32 array in device memory."""
+        room = context.pool.get(max(1, words(counts.nbytes)))
+        context.copy_in(room.pointer, counts)
+        return Buffer(room.pointer, (counts.size,), 4, room)
+
+    # sizes
+
+    @staticmethod
+    def columns(ab):
+        """About how many blocks of 8 columns Z of a bra pair has."""
+        return max(1, round(ab.nprim / max(1, ab.npair))) * blocks_of_8(nherm(ab.facts.l + 1))
+
+    def shape_of(self, ab):
+        """(rows of Z, parts of the ket pairs) for bra pairs of a task."""
+        tile, row_blocks = reverse_tile(ab.facts.nab, self.columns(ab))
+        blocks = ab.npair * row_blocks * -(-self.columns(ab) // (tile.nt * tile.warps))
+        return 8 * tile.rows8 * row_blocks, min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
+
+    def chunks(self, context, bra, ket, counts):
+        """Slices (ab, cd) of a rectangle whose r and U take at most `CHUNK_BYTES`, without ket pairs that never count.
+
+        `counts` says with how many ket pairs each bra pair counts.
+        """
+        hermite = hermite_facts(bra.facts.l + 1)
+        np8, stride = blocks_of_8(hermite.nherm), r_stride_of(ket.facts, hermite)
+        budget, of_ket = context.pool.share(CHUNK_BYTES) // 8, ket.pairs.start
+        start = bra.whole.pairs.start[bra.first : bra.first + bra.npair + 1]
+        most = int(counts.max(initial=0))
+
+        def numbers(first, last):
+            """Numbers of r and U of each primitive bra pair with the ket pairs from `first` to `last`."""
+            return int(of_ket[last] - of_ket[first]) * stride + (last - first) * ket.facts.nab * 8 * np8
+
+        if most == 0 or bra.nprim == 0 or of_ket[most] == 0:
+            return
+        pieces = -(-numbers(0, most) * min(bra.nprim, REVERSE.few_prims) // budget)
+        edges = np.unique(np.linspace(0, most, min(most, pieces) + 1).astype(int)).tolist()
+        for first, last in pairwise(edges):
+            room = max(1, budget // max(1, numbers(first, last)))
+            at = 0
+            while at < bra.npair:
+                end = int(np.searchsorted(start, start[at] + room, side="right")) - 1
+                end = min(max(end, at + 1), bra.npair)
+                highest = min(last, int(counts[at:end].max()))
+                if highest > first and start[end] > start[at] and of_ket[highest] > of_ket[first]:
+                    yield bra[at:end], ket[first:highest]
+                at = end
+
+    def batches(self, backend):
+        """Numbers of ket lists whose H matrices fit the memory at the same time, a batch after the other."""
+        room, batch, used = H_SHARE * backend.memory_left(), [], 0
+        for number, this in enumerate(self.lists):
+            need = backend.hermite_bytes(this.pairs)
+            if batch and used + need > room:
+                yield batch
+                for done in batch:
+                    self.lists[done].prepared.drop()
+                batch, used = [], 0
+            batch.append(number)
+            used += need
+        if batch:
+            yield batch
+
+    def tasks(self, backend, batch):
+        """Every `Task`, those of most work first."""
+        room, found = min(Z_BYTES, Z_SHARE * backend.memory_left()), []
+        for number, this in enumerate(self.lists):
+            rows, parts = self.shape_of(this.prepared)
+            per_prim = 64 * parts * blocks_of_8(nherm(this.pairs.l + 1)) * rows
+            start, edges = this.pairs.start, [0]
+            while edges[-1] < len(this):
+                end = int(np.searchsorted(start, start[edges[-1]] + max(1, room // per_prim), side="right")) - 1
+                edges.append(min(max(end, edges[-1] + 1), len(this)))
+            seconds = self.seconds_of(this, batch) / max(1, len(this))
+            found += [Task((last - first) * seconds, number, first, last) for first, last in pairwise(edges)]
+        return sorted(found, reverse=True)
+
+    def seconds_of(self, this, batch):
+        """Predicted seconds of a bra list with some ket lists, without screening."""
+        bra, count, total = this.pairs, nherm(this.pairs.l + 1), TASK
+        for number in batch:
+            ket = self.lists[number].pairs
+            step = ket.nprim * (ket.nherm * ket.nab + 20 * nherm(ket.l + bra.l + 1)) + bra.nab * ket.nab * len(ket)
+            total += TWO_LISTS + OPERATION * 2 * bra.nprim * count * step
+        return total
+
+    def seconds(self):
+        """Predicted seconds, without screening."""
+        every = range(len(self.lists))
+        return sum(self.seconds_of(this, every) for this in self.lists)
+
+    def check_memory(self, backend, densities):
+        """MemoryLimitError, before anything is allocated, if there is no room for the least task."""
+        most = max(this.pairs.max_prim for this in self.lists)
+        nab = max(8 * blocks_of_8(this.pairs.nab) for this in self.lists)
+        hermite = hermite_facts(max(this.pairs.l for this in self.lists) + 1)
+        r = max(len(this) * this.pairs.max_prim * r_stride_of(this.pairs, hermite) for this in self.lists)
+        least = 8 * most * (blocks_of_8(hermite.nherm) * 8 * nab * (REVERSE.most_parts + 1) + r)
+        whole = least + 2 * densities.nbytes + max(backend.hermite_bytes(this.pairs) for this in self.lists)
+        if whole > backend.memory_left():
+            raise MemoryLimitError(
+                f"gradients of {self.basis!r} take at least {size_text(whole)} (densities, H matrices of one list, Z "
+                f"and r of one shell pair), but {size_text(backend.memory_left())} may be used; raise max_memory."
+            )
