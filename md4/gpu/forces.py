@@ -24,6 +24,7 @@ from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, words
 from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
 from md4.gpu.hermite_coulomb import first_aos
+from md4.gpu.kernels.gamma_blocks import launch_gamma
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
@@ -189,47 +190,52 @@ class DeviceForces:
         """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are."""
         context, hermite = backend.context, hermite_facts(this.facts.l + 1)
         start, stride = this.whole.pairs.start[task.first : task.last + 1], r_stride_of(ket.facts, hermite)
-        quartets = np.diff(start) * counts[:, 1]
-        ends = np.cumsum(quartets)
-        if ends[-1] == 0:
+        in_lanes, plan, size = plans[0] is not None, plans[0] or plans[1], this.facts.nab * ket.facts.nab
+        many = np.stack([counts[:, 0], np.diff(start) * counts[:, 1]], axis=1, dtype=np.int64)
+        ends = np.cumsum(many, axis=0)
+        if ends[-1, 1] == 0:
             return 0
-        in_lanes, plan = plans[0] is not None, plans[0] or plans[1]
-        budget = max(int(quartets.max()), context.pool.share(CHUNK_BYTES) // (8 if in_lanes else 8 * stride + 8))
+        # bytes of the lists, of Gamma and of r
+        cost = many @ (8 * size + 8, 12 if in_lanes else 12 + 8 * stride)
+        costs = np.cumsum(cost)
+        budget = max(int(cost.max()), context.pool.share(CHUNK_BYTES))
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         bra, kets = self.bounded(context, task.number, True), self.bounded(context, number, False)
         begin = 0
         while begin < len(this):
-            before = int(ends[begin] - quartets[begin])
-            end = int(np.searchsorted(ends, before + budget, side="right"))
-            first = np.append(0, ends[begin:end] - before)
-            ab, count = this[begin:end], int(first[-1])
-            if count:
-                table = self.table(context, first)
-                launch_select(context, len(ab), bra, ab.first, kets, len(ket), terms.norms, (table[2], sums[0]), table)
-                if in_lanes:
-                    slots = backend.pair_maker.slots(ket.pairs, ket.data)
-                    launch_reverse_lanes(
-                        context, backend.operator, plan, aos, ab, ket, ket.h(KET_ELEMENTS).array, slots, hermite, table,
-                        terms.densities, sums,
-                    )  # fmt: skip
-                else:
-                    r = context.pool.room("r", count * stride)
-                    launch_listed_r(context, backend.operator, ket, hermite_side(ab), (table[2], table[1]), count, r)
-                    launch_reverse_fused(
-                        context, plan, aos, ab, ket, ket.h(BRA_TURNED).array, hermite, r, table, terms.densities, sums
-                    )
+            end = int(np.searchsorted(costs, costs[begin] - cost[begin] + budget, side="right"))
+            first = np.concatenate([np.zeros((1, 2), np.int64), ends[begin:end] - (ends[begin] - many[begin])])
+            ab, (shells, quartets) = this[begin:end], first[-1].tolist()
             begin = end
-        return int(counts[:, 0].sum(dtype=np.int64))
+            if quartets == 0:
+                continue
+            table = self.table(context, first)
+            launch_select(context, len(ab), bra, ab.first, kets, len(ket), terms.norms, (table[1], sums[0]), table)
+            gamma = context.pool.room("gamma", (shells + 1) * size)
+            launch_gamma(context, in_lanes, table[1:3], aos, ab, ket, terms.densities, gamma)
+            if in_lanes:
+                slots = backend.pair_maker.slots(ket.pairs, ket.data)
+                launch_reverse_lanes(
+                    context, backend.operator, plan, ab, ket, ket.h(KET_ELEMENTS).array, slots, gamma, hermite, table,
+                    sums,
+                )  # fmt: skip
+            else:
+                r, of_prims = context.pool.room("r", quartets * stride), (table[4], table[3])
+                launch_listed_r(context, backend.operator, ket, hermite_side(ab), of_prims, quartets, r)
+                h = ket.h(BRA_TURNED).array
+                launch_reverse_fused(context, plan, ab, ket, h, gamma, hermite, r, table, sums)
+        return int(ends[-1, 0])
 
     @staticmethod
     def table(context, first):
         """Fields of `md4.gpu.kernels.select_kets.QuartetTable`, which is to be written."""
-        count = int(first[-1])
-        size = words(4 * count)
-        room = context.pool.room("primitive quartets", first.size + 2 * size)
+        shells, quartets = first[-1].tolist()
+        counts = shells, shells, quartets, quartets, quartets
+        edges = np.cumsum([first.size, *(words(4 * n) for n in counts)]).tolist()
+        room = context.pool.room("quartets", edges[-1])
         context.copy_in(room.pointer, first)
-        bra, ket = (Buffer(room.pointer + 8 * (first.size + n * size), (count,), 4, room.owner) for n in range(2))
-        return room.part(0, (first.size,)), bra, ket
+        rest = (Buffer(room.pointer + 8 * at, (n,), 4, room.owner) for at, n in zip(edges, counts))
+        return room.part(0, first.shape), *rest
 
     def add_rectangles(self, backend, task, this, ket, number, plans, counts, terms, sums):
         """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""

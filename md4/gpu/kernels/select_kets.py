@@ -6,8 +6,9 @@ ket pair (`md4.shells.schwarz.GradientBounds`) and the norms |D| of blocks,
     F'_ab F_cd sum_s [ |j_s| |D_ab| |D_cd| + |k_s|/2 (|D_ac| |D_bd| + |D_ad| |D_bc|) ] < tolerance.
 
 The kernel runs twice. First it counts, for each bra pair, the ket pairs and their primitive pairs, and adds up the
-bounds of those that do not count, and their squares. When the host has made room it lists the primitive quartets, those
-of each primitive bra pair together, in the order of the ket pairs.
+bounds of those that do not count, and their squares. When the host has made room it lists the shell quartets, those of
+each bra pair together, and the primitive quartets, those of each primitive bra pair together, both in the order of the
+ket pairs.
 """
 
 from typing import NamedTuple
@@ -72,19 +73,25 @@ class KetCounts(NamedTuple):
 
 
 class QuartetTable(NamedTuple):
-    """The primitive quartets that count with the bra pairs of a chunk.
+    """The quartets that count with the bra pairs of a chunk.
 
     Attributes
     ----------
-    first : int64 array
-        Place of the first one of each bra pair of the chunk, and behind the last.
+    first : int64 array, two-dimensional
+        Place of the first shell quartet and of the first primitive quartet of each bra pair of the chunk, and behind
+        the last.
     bra, ket : int32 array
-        Numbers of both primitive pairs in their whole lists.
+        Numbers of both pairs of each shell quartet in their whole lists.
+    bra_prims, ket_prims, shells : int32 array
+        Numbers of both primitive pairs of each primitive quartet in their whole lists, and that of its shell quartet.
     """
 
-    first: I64
+    first: I64_2D
     bra: I32
     ket: I32
+    bra_prims: I32
+    ket_prims: I32
+    shells: I32
 
 
 def bound_of(norms, a, b, c, d):
@@ -112,10 +119,10 @@ def select_kets():
         lane, warp, ab = tid & 31, tid >> 5, first_bra + pair
         a, b, own = bra.shells[ab, 0], bra.shells[ab, 1], bra.bounds[ab]
         first_prim, nprim = bra.start[ab], bra.start[ab + 1] - bra.start[ab]
-        first_quartet, row = i64(0), i64(0)
+        first_shells, first_quartet, row = i64(0), i64(0), i64(0)
         if write:
-            first_quartet = table.first[pair]
-            row = quotient(table.first[pair + 1] - first_quartet, max(i64(1), nprim))
+            first_shells, first_quartet = table.first[pair, 0], table.first[pair, 1]
+            row = quotient(table.first[pair + 1, 1] - first_quartet, max(i64(1), nprim))
         # how many before this round, of both kinds, and the last one
         many, many_prims, last, left, squares = i64(0), i64(0), i64(0), 0.0, 0.0
         for begin in range(0, nket, threads):
@@ -137,19 +144,25 @@ def select_kets():
             if lane == 31:
                 found[warp], prims[warp] = cuda.popc(votes), upto
             cuda.syncthreads()
-            before_prims, all_prims = i64(0), i64(0)
+            place, before_prims, all_found, all_prims = first_shells + many, i64(0), i64(0), i64(0)
             for other_warp in range(warps):
                 if other_warp < warp:
+                    place += found[other_warp]
                     before_prims += prims[other_warp]
-                many += found[other_warp]
+                all_found += found[other_warp]
                 all_prims += prims[other_warp]
             cuda.syncthreads()
             if counting:
                 last = n + 1
-                for i in range(nprim if write else i64(0)):
-                    quartet = first_quartet + i * row + many_prims + before_prims + upto - k_prims
-                    for k in range(k_prims):
-                        table.bra[quartet + k], table.ket[quartet + k] = first_prim + i, k_first + k
+                if write:
+                    place += cuda.popc(votes & ((i64(1) << lane) - 1))
+                    table.bra[place], table.ket[place] = ab, cd
+                    for i in range(nprim):
+                        quartet = first_quartet + i * row + many_prims + before_prims + upto - k_prims
+                        for k in range(k_prims):
+                            table.bra_prims[quartet + k], table.ket_prims[quartet + k] = first_prim + i, k_first + k
+                            table.shells[quartet + k] = place
+            many += all_found
             many_prims += all_prims
         other = 16
         while other > 0:
@@ -188,5 +201,5 @@ def launch_select(context, npair, bra, first_bra, ket, nket, norms, counts, tabl
     nothing = counts[0].part(0, (0,))
     context.launch(
         Variant(select_kets, ()), npair, THREADS, 0, bra, first_bra, ket, nket, norms, table is not None, counts,
-        table or (bra[1], nothing, nothing),
+        table or (bra[0], *[nothing] * 5),
     )  # fmt: skip
