@@ -201,7 +201,7 @@ class DeviceForces:
         budget = max(int(cost.max()), context.pool.share(CHUNK_BYTES))
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         bra, kets = self.bounded(context, task.number, True), self.bounded(context, number, False)
-        begin = 0
+        begin, behind = 0, int(counts[:, 2].max())
         while begin < len(this):
             end = int(np.searchsorted(costs, costs[begin] - cost[begin] + budget, side="right"))
             first = np.concatenate([np.zeros((1, 2), np.int64), ends[begin:end] - (ends[begin] - many[begin])])
@@ -210,7 +210,7 @@ class DeviceForces:
             if quartets == 0:
                 continue
             table = self.table(context, first)
-            launch_select(context, len(ab), bra, ab.first, kets, len(ket), terms.norms, (table[1], sums[0]), table)
+            launch_select(context, len(ab), bra, ab.first, kets, behind, terms.norms, (table[1], sums[0]), table)
             gamma = context.pool.room("gamma", (shells + 1) * size)
             launch_gamma(context, in_lanes, table[1:3], aos, ab, ket, terms.densities, gamma)
             if in_lanes:

@@ -114,7 +114,7 @@ def select_kets():
         write: types.boolean, counts: KetCounts, table: QuartetTable,
     ):  # fmt: skip
         found, prims = cuda.shared.array(warps, types.int32), cuda.shared.array(warps, types.int32)
-        sums = cuda.shared.array((warps, 2), types.float64)
+        ends, sums = cuda.shared.array(warps, types.int32), cuda.shared.array((warps, 2), types.float64)
         tid, pair = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         lane, warp, ab = tid & 31, tid >> 5, first_bra + pair
         a, b, own = bra.shells[ab, 0], bra.shells[ab, 1], bra.bounds[ab]
@@ -123,7 +123,7 @@ def select_kets():
         if write:
             first_shells, first_quartet = table.first[pair, 0], table.first[pair, 1]
             row = quotient(table.first[pair + 1, 1] - first_quartet, max(i64(1), nprim))
-        # how many before this round, of both kinds, and the last one
+        # how many of both kinds, before this round or of this thread, and the end of the last one
         many, many_prims, last, left, squares = i64(0), i64(0), i64(0), 0.0, 0.0
         for begin in range(0, nket, threads):
             n = begin + tid
@@ -135,8 +135,13 @@ def select_kets():
                 left += size
                 squares += size * size
             k_prims = k_prims if counting else i64(0)
-            votes, upto = i64(cuda.ballot_sync(-1, counting)) & 0xFFFFFFFF, k_prims
-            step = 1
+            last = n + 1 if counting else last
+            # a vote in both passes: a loop that contains one is not duplicated, so that both decide alike
+            votes, upto, step = i64(cuda.ballot_sync(-1, counting)) & 0xFFFFFFFF, k_prims, 1
+            if not write:
+                many += 1 if counting else 0
+                many_prims += k_prims
+                continue
             while step < 32:
                 other = cuda.shfl_up_sync(-1, upto, step)
                 upto += other if lane >= step else 0
@@ -153,36 +158,41 @@ def select_kets():
                 all_prims += prims[other_warp]
             cuda.syncthreads()
             if counting:
-                last = n + 1
-                if write:
-                    place += cuda.popc(votes & ((i64(1) << lane) - 1))
-                    table.bra[place], table.ket[place] = ab, cd
-                    for i in range(nprim):
-                        quartet = first_quartet + i * row + many_prims + before_prims + upto - k_prims
-                        for k in range(k_prims):
-                            table.bra_prims[quartet + k], table.ket_prims[quartet + k] = first_prim + i, k_first + k
-                            table.shells[quartet + k] = place
+                place += cuda.popc(votes & ((i64(1) << lane) - 1))
+                table.bra[place], table.ket[place] = ab, cd
+                for i in range(nprim):
+                    quartet = first_quartet + i * row + many_prims + before_prims + upto - k_prims
+                    for k in range(k_prims):
+                        table.bra_prims[quartet + k], table.ket_prims[quartet + k] = first_prim + i, k_first + k
+                        table.shells[quartet + k] = place
             many += all_found
             many_prims += all_prims
+        if write:
+            return
         other = 16
         while other > 0:
+            many += cuda.shfl_xor_sync(-1, many, other)
+            many_prims += cuda.shfl_xor_sync(-1, many_prims, other)
             last = max(last, cuda.shfl_xor_sync(-1, last, other))
             left += cuda.shfl_xor_sync(-1, left, other)
             squares += cuda.shfl_xor_sync(-1, squares, other)
             other >>= 1
         if lane == 0:
-            found[warp], sums[warp, 0], sums[warp, 1] = last, left, squares
+            found[warp], prims[warp], ends[warp], sums[warp, 0], sums[warp, 1] = many, many_prims, last, left, squares
         cuda.syncthreads()
-        if tid == 0 and not write:
-            counts.numbers[3 * pair], counts.numbers[3 * pair + 1] = many, many_prims
-            end = i64(0)
-            for other_warp in range(warps):
-                end = max(end, i64(found[other_warp]))
-                counts.left_out[2 * ab] += sums[other_warp, 0]
-                counts.left_out[2 * ab + 1] += sums[other_warp, 1]
-            counts.numbers[3 * pair + 2] = end
+        if tid == 0:
+            for other_warp in range(1, warps):
+                many += found[other_warp]
+                many_prims += prims[other_warp]
+                last = max(last, i64(ends[other_warp]))
+                left += sums[other_warp, 0]
+                squares += sums[other_warp, 1]
+            numbers = counts.numbers
+            numbers[3 * pair], numbers[3 * pair + 1], numbers[3 * pair + 2] = many, many_prims, last
+            counts.left_out[2 * ab] += left
+            counts.left_out[2 * ab + 1] += squares
 
-    return Kernel(kernel, (threads, 8))
+    return Kernel(kernel, (threads, 6))
 
 
 # launcher
