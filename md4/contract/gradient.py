@@ -118,7 +118,7 @@ def host_bounds(basis, lists, tolerance):
     for this in lists:
         pairs = shell_pairs(basis, this.pairs.pairs, cutoff=PRIMITIVE_SHARE * tolerance)
         norms = largest_norms(backend, pairs.derived(OF_A + OF_B))
-        found.append(GradientBounds(this.pairs, basis.centres, this.exact, this.bound, norms))
+        found.append(GradientBounds(this.pairs, basis.centres, this.exact, norms))
     return found
 
 
@@ -278,8 +278,7 @@ class Gradients:
         def work(backend):
             team = Team.of(Engine(basis, backend=backend.with_operator(as_operator("coulomb"))))
             team.make_lists(finest)
-            bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.bound, this.exact)
-                      for this in team.lists]  # fmt: skip
+            bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in team.lists]
             backend.sums.forces(basis, team.lists, bounds).run(backend, *terms, tolerance)
 
         def compile_all():

@@ -55,7 +55,7 @@ class ForceList:
         self.derivatives = OF_A if self.pairs.single else OF_A + OF_B
         self.derived = self.pairs.derived(self.derivatives)
         self.largest = largest_norms(backend, self.derived)
-        made = GradientBounds(self.pairs, basis.centres, given.exact, given.bound, self.largest)
+        made = GradientBounds(self.pairs, basis.centres, given.exact, self.largest)
         self.bounds, self.derivative_bounds = made.own[self.groups.order], made.derivative[self.groups.order]
 
     @cached_property

@@ -255,6 +255,8 @@ class DeviceContext:
         No usable GPU.
     """
 
+    dry = False  # whether launches are only noted (`md4.gpu.dry_run`), so that results mean nothing
+
     def __init__(self, stream=None, max_memory=None, device=None):
         require_gpu()
         self.device, self.real = current_device() if device is None else device, Real()

@@ -133,6 +133,7 @@ class DryContext(DeviceContext):
         Each `md4.gpu.compile.Variant` that a launch asked for, with the most bytes of dynamic shared memory.
     """
 
+    dry = True
     block_shared = None  # rather than what the device would be asked
 
     def __init__(self, capability, left, block_shared=None):

@@ -1,12 +1,15 @@
 """Gradients on the GPU by reverse mode; the equations are those of `md4.cpu.gradient`.
 
     1.  U[cd, p] = sum_q H[cd, q] [q|p],     |p| <= l_ab + 1         steps 3 and 4 with the sides exchanged
-    2.  Z[ab, p] = sum_cd Gamma[ab, cd] U[cd, p]                     `md4.gpu.kernels.reverse_sums`
+    2.  Z[ab, p] = sum_cd Gamma[ab, cd] U[cd, p]                     summed over all kets of a bra pair
     3.  dE/dA_i = sum_{ab,p} H^{A_i}[ab, p] Z[ab, p]                 `md4.gpu.kernels.pair_forces`
 
-Step 1 takes the Hermite functions of each primitive bra pair as functions of a ket: no kernel of its own is needed. A
-task is a piece of a bra list with all ket lists. The ket pairs that count with a bra pair are the first of their list,
-whose bounds fall.
+The Hermite functions of a primitive bra pair are functions of a ket in step 1. A task is a piece of a bra list with all
+ket lists. First the device counts the ket pairs that count with each bra pair (`md4.gpu.kernels.select_kets`). Then
+
+- `md4.gpu.kernels.reverse_fused` does steps 1 and 2 for lists of these, of small and middle classes;
+- for large classes step 1 is that of integrals, with U in memory, and step 2 is `md4.gpu.kernels.reverse_sums`. These
+  take rectangles: with each bra pair all ket pairs up to the last one that counts, whose bounds fall.
 """
 
 from copy import copy
@@ -18,13 +21,16 @@ import numpy as np
 
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, words
+from md4.gpu.h_layout import BRA_TURNED
 from md4.gpu.hermite_coulomb import first_aos
 from md4.gpu.kernels.pair_forces import launch_forces
-from md4.gpu.kernels.recurrence import launch_r
+from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
+from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
 from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
+from md4.gpu.kernels.select_kets import launch_select
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.paths import bra_launcher
-from md4.gpu.r_layout import r_stride
+from md4.gpu.r_layout import r_stride_of
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES, FEWEST_BLOCKS, REVERSE
 from md4.method.angular import nherm
@@ -35,8 +41,8 @@ from md4.support.display import size_text
 H_SHARE, Z_SHARE = 0.4, 0.2
 # Most bytes of Z of a task; that of one bra pair may be larger.
 Z_BYTES = 1 << 30
-# Predicted seconds of a floating-point operation, and of what a task and a rectangle of two lists take besides.
-OPERATION, TASK, RECTANGLE = 1 / 20e12, 1e-4, 5e-5
+# Predicted seconds of a floating-point operation, and of what a task and two lists take besides.
+OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
 
 
 @cache
@@ -61,6 +67,19 @@ class Task(NamedTuple):
     last: int
 
 
+class Terms(NamedTuple):
+    """What Gamma and its bounds are made of, in device memory.
+
+    Attributes
+    ----------
+    densities, norms : tuple
+        Fields of `md4.gpu.kernels.reverse_sums.Densities` and `md4.gpu.kernels.select_kets.Norms`.
+    """
+
+    densities: tuple
+    norms: tuple
+
+
 class DeviceForces:
     """Derivatives of sums over all quartets by the centres of the shells; see `md4.cpu.forces.HostForces`.
 
@@ -75,21 +94,28 @@ class DeviceForces:
 
     def __init__(self, backend, basis, lists, bounds):
         self.backend, self.basis, self.lists, self.bounds = backend, basis, lists, bounds
+        self.tables = {}
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """As `md4.cpu.forces.HostForces.run`."""
-        context, shape = backend.context, densities.shape
-        norms = self.norms(densities)
         self.check_memory(backend, densities)
-        buffer, arrays = context.pool.upload([densities, coulomb, exchange], context.stream)
-        terms = *(Buffer(this.pointer, (this.size,), 8, buffer) for this in arrays), shape[-1]
-        found, left_out, quartets, done = np.zeros((self.basis.nshell, 3)), np.zeros(2), 0, []
+        context, nao, found = backend.context, densities.shape[-1], np.zeros((self.basis.nshell, 3))
+        uploaded = [densities, self.norms(densities), coulomb, exchange]
+        buffer, arrays = context.pool.upload(uploaded, context.stream)
+        d, norms, j, k = (array.part(0, (array.size,)) for array in arrays)
+        terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance))
+        quartets, left_out, done = 0, np.zeros(2), []
         for batch in self.batches(backend):
-            for task in self.tasks(backend, batch)[part::parts]:
-                counts, without = self.counts(task, batch, norms, (coulomb, exchange), tolerance)
-                quartets, left_out = quartets + int(counts.sum(dtype=np.int64)), left_out + without
-                done.append((task, self.launch(backend, task, batch, counts, terms), backend.mark()))
-                if len(done) > 1:  # the device is at work on the last one meanwhile
+            tasks = self.tasks(backend, batch)[part::parts]
+            coming = self.count(backend, tasks[0], batch, terms) if tasks else None
+            for n, task in enumerate(tasks):
+                counts, without = coming
+                # counted before the device is given this task, so that the host can go on meanwhile
+                coming = self.count(backend, tasks[n + 1], batch, terms) if n + 1 < len(tasks) else None
+                out, made = self.launch(backend, task, batch, counts, terms)
+                done.append((task, out, backend.mark()))
+                quartets, left_out = quartets + made, left_out + without
+                if len(done) > 1:
                     self.take(context, found, *done.pop(0), report)
             for one in done:
                 self.take(context, found, *one, report)
@@ -98,67 +124,124 @@ class DeviceForces:
         return found, quartets, left_out
 
     def norms(self, densities):
-        """|D_ab| of blocks, shape (n, nshell, nshell), and the largest ones of a shell with those of each kind."""
+        """|D_ab| of blocks, shape (n, nshell, nshell)."""
         first = self.basis.ao_loc[:-1]
-        squares = np.add.reduceat(np.add.reduceat(densities**2, first, axis=1), first, axis=2)
-        norms, most = np.sqrt(squares), {}
-        for kind in {kind for this in self.lists for kind in this.kinds}:
-            shells = {shell for this in self.lists for of, column in zip(this.kinds, this.pairs.pairs.T) if of == kind
-                      for shell in np.unique(column).tolist()}  # fmt: skip
-            most[kind] = norms[:, :, sorted(shells)].max(axis=2)
-        return norms, most
+        return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=1), first, axis=2))
 
-    def counts(self, task, batch, norms, factors, tolerance):
-        """With how many ket pairs of each list of a batch the bra pairs count, and what is left out, as of `run`.
+    def bounded(self, context, number, of_bra):
+        """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list, which are kept in device memory."""
+        if number not in self.tables:
+            bounds = self.bounds[number]
+            arrays = [self.lists[number].pairs.pairs, bounds.derivative, bounds.own]
+            self.tables[number] = context.pool.upload(arrays, context.stream)[1]
+        shells, derivative, own = self.tables[number]
+        return shells, self.lists[number].prepared.data.start, derivative if of_bra else own
 
-        The numbers have the shape (nket, task.last), int32; they are found by that of a bra pair in its whole list.
+    def count(self, backend, task, batch, terms):
+        """The ket pairs of each list of a batch that count with the bra pairs of a task.
+
+        Returns
+        -------
+        counts : ndarray of int32, shape (nlist, npair, 3)
+            See `md4.gpu.kernels.select_kets.KetCounts`.
+        left_out : ndarray, shape (2,)
+            As of `run`.
         """
-        this, (norms, most), (coulomb, exchange) = self.lists[task.number], norms, factors
-        a, b = this.pairs.pairs[task.first : task.last].T
-        own = self.bounds[task.number].derivative[task.first : task.last]
-        without, counts = np.zeros(2), np.zeros((len(batch), task.last), dtype=np.int32)
-        for found, number in zip(counts[:, task.first :], batch):
-            c, d = self.lists[number].kinds
-            of_j = abs(coulomb)[:, None] * norms[:, a, b] * np.minimum(most[c].max(axis=1), most[d].max(axis=1))[:, None]
-            of_k = 0.5 * abs(exchange)[:, None] * (
-                most[c][:, a] * most[d][:, b] + most[d][:, a] * most[c][:, b]
+        context, npair = backend.context, task.last - task.first
+        counts, left_out = np.zeros((len(batch), npair, 3), dtype=np.int32), np.zeros((task.last, 2))
+        sums = context.pool.room("left out", left_out.size)
+        numbers = context.pool.room("ket counts", words(counts.nbytes))
+        context.clear(sums)
+        for n, number in enumerate(batch):
+            one = Buffer(numbers.pointer + n * 12 * npair, (3 * npair,), 4, numbers.owner)
+            launch_select(
+                context, npair, self.bounded(context, task.number, True), task.first,
+                self.bounded(context, number, False), len(self.lists[number]), terms.norms, (one, sums),
             )  # fmt: skip
-            size, bounds = own * (of_j + of_k).sum(axis=0), self.bounds[number]
-            found[:] = bounds.survivors(size, tolerance)
-            without += size @ bounds.sums[found], (size**2) @ bounds.squares[found]
-        return counts, without
+        context.copy_out(counts, numbers.pointer)
+        context.copy_out(left_out, sums.pointer)
+        if context.dry:  # as if all of them counted
+            pairs = [self.lists[number].pairs for number in batch]
+            counts[:] = np.array([(len(these), these.nprim, len(these)) for these in pairs])[:, None]
+        return counts, left_out.sum(axis=0)
 
     def launch(self, backend, task, batch, counts, terms):
-        """Has the device make the derivatives of a task, (nprim, 6)."""
-        context, this = backend.context, self.lists[task.number].prepared[task.first : task.last]
-        limits = self.sent(context, counts)
-        tile, row_blocks, np8, z_parts = self.shape_of(this)
-        rows = 8 * tile.rows8 * row_blocks
+        """Has the device make the derivatives of a task, (nprim, 6); how many quartets are made."""
+        context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
+        hermite = hermite_facts(this.facts.l + 1)
+        rows, parts = self.shape_of(this)
         out = context.pool.get(max(1, 6 * this.nprim))
-        z = context.pool.room("z", max(1, z_parts * this.nprim * np8 * rows * 8))
+        z = context.pool.room("z", max(1, parts * this.nprim * 8 * blocks_of_8(hermite.nherm) * rows))
         context.clear(z)
-        sums = z, this.first_prim, this.nprim, rows, z_parts
-        places = first_aos(context, this, self.basis)
-        for n, number in enumerate(batch):
+        sums = z, this.first_prim, this.nprim, rows, parts
+        for number, of_list in zip(batch, counts):
             ket = self.lists[number].prepared
-            own, aos = limits.part(n * task.last, (task.last,)), (places, first_aos(context, ket, self.basis))
-            for ab, cd in self.chunks(context, this, ket, counts[n][task.first :]):
-                u = self.half_transformed(backend, ab, cd, own)
-                launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, own, terms, sums)
+            plan = fused_reverse(context.unit, this.facts, ket.facts, hermite)
+            take = self.add_rectangles if plan is None else self.add_lists
+            made += take(backend, task, this, ket, number, plan, of_list, terms, sums)
         launch_forces(context, this, this.facts.l + 1, sums, out)
-        return out
+        return out, made
+
+    def add_lists(self, backend, task, this, ket, number, plan, counts, terms, sums):
+        """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are."""
+        context, hermite = backend.context, hermite_facts(this.facts.l + 1)
+        start, stride = this.whole.pairs.start[task.first : task.last + 1], r_stride_of(ket.facts, hermite)
+        quartets = np.diff(start) * counts[:, 1]
+        ends = np.cumsum(quartets)
+        if ends[-1] == 0:
+            return 0
+        budget = max(int(quartets.max()), context.pool.share(CHUNK_BYTES) // (8 * stride + 8))
+        aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
+        bra, kets = self.bounded(context, task.number, True), self.bounded(context, number, False)
+        begin = 0
+        while begin < len(this):
+            before = int(ends[begin] - quartets[begin])
+            end = int(np.searchsorted(ends, before + budget, side="right"))
+            first = np.append(0, ends[begin:end] - before)
+            ab, count = this[begin:end], int(first[-1])
+            if count:
+                table = self.table(context, first)
+                launch_select(context, len(ab), bra, ab.first, kets, len(ket), terms.norms, (table[2], sums[0]), table)
+                r = context.pool.room("r", count * stride)
+                launch_listed_r(context, backend.operator, ket, hermite_side(ab), (table[2], table[1]), count, r)
+                launch_reverse_fused(
+                    context, plan, aos, ab, ket, ket.h(BRA_TURNED).array, hermite, r, table, terms.densities, sums
+                )
+            begin = end
+        return int(counts[:, 0].sum(dtype=np.int64))
+
+    @staticmethod
+    def table(context, first):
+        """Fields of `md4.gpu.kernels.select_kets.QuartetTable`, which is to be written."""
+        count = int(first[-1])
+        size = words(4 * count)
+        room = context.pool.room("primitive quartets", first.size + 2 * size)
+        context.copy_in(room.pointer, first)
+        bra, ket = (Buffer(room.pointer + 8 * (first.size + n * size), (count,), 4, room.owner) for n in range(2))
+        return room.part(0, (first.size,)), bra, ket
+
+    def add_rectangles(self, backend, task, this, ket, number, plan, counts, terms, sums):
+        """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""
+        context, limits = backend.context, np.zeros(task.last, dtype=np.int32)
+        limits[task.first :] = counts[:, 2]
+        on_device = self.sent(context, limits)
+        aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
+        tile, row_blocks = reverse_tile(this.facts.nab, self.columns(this))
+        np8 = blocks_of_8(nherm(this.facts.l + 1))
+        for ab, cd in self.chunks(context, this, ket, counts[:, 2]):
+            u = self.half_transformed(backend, ab, cd, on_device)
+            launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, terms.densities, sums)
+        return int(counts[:, 2].sum(dtype=np.int64))
 
     def half_transformed(self, backend, ab, cd, limits):
         """Step 1: U of a chunk, as (cd|p]."""
         context, side = backend.context, hermite_side(ab)
-        r = context.pool.room("r", max(1, cd.nprim * side.nprim * r_stride(cd.facts.l + side.facts.l)))
+        r = context.pool.room("r", max(1, cd.nprim * side.nprim * r_stride_of(cd.facts, side.facts)))
         launch_r(context, backend.operator, cd, side, r, (limits, True))
         size = side.nprim * blocks_of_8(side.facts.nherm) * cd.npair * cd.facts.nab * 8
         u = context.pool.room("abq", size + BEHIND)
-        if cd.nprim and side.nprim:
-            form = bra_form(context.unit, cd.facts)
-            launch = context.fixed(bra_launcher, cd.facts, side.facts)
-            launch(context, cd.h(form).array, cd, side, r, u, (limits, True))
+        launch = context.fixed(bra_launcher, cd.facts, side.facts)
+        launch(context, cd.h(bra_form(context.unit, cd.facts)).array, cd, side, r, u, (limits, True))
         return u
 
     def take(self, context, found, task, out, wait, report):
@@ -177,33 +260,36 @@ class DeviceForces:
     def sent(context, counts):
         """An int32 array in device memory."""
         room = context.pool.get(max(1, words(counts.nbytes)))
-        context.copy_in(room.pointer, np.ascontiguousarray(counts))
+        context.copy_in(room.pointer, counts)
         return Buffer(room.pointer, (counts.size,), 4, room)
 
     # sizes
 
+    @staticmethod
+    def columns(ab):
+        """About how many blocks of 8 columns Z of a bra pair has."""
+        return max(1, round(ab.nprim / max(1, ab.npair))) * blocks_of_8(nherm(ab.facts.l + 1))
+
     def shape_of(self, ab):
-        """(tile, row blocks, blocks of 8 p, parts of the ket pairs) for bra pairs of a task."""
-        np8 = blocks_of_8(nherm(ab.facts.l + 1))
-        mean = max(1, round(ab.nprim / max(1, ab.npair)))
-        tile, row_blocks = reverse_tile(ab.facts.nab, mean * np8)
-        blocks = ab.npair * row_blocks * -(-mean * np8 // (tile.nt * tile.warps))
-        return tile, row_blocks, np8, min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
+        """(rows of Z, parts of the ket pairs) for bra pairs of a task."""
+        tile, row_blocks = reverse_tile(ab.facts.nab, self.columns(ab))
+        blocks = ab.npair * row_blocks * -(-self.columns(ab) // (tile.nt * tile.warps))
+        return 8 * tile.rows8 * row_blocks, min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
 
     def chunks(self, context, bra, ket, counts):
         """Slices (ab, cd) of a rectangle whose r and U take at most `CHUNK_BYTES`, without ket pairs that never count.
 
         `counts` says with how many ket pairs each bra pair counts.
         """
-        np8, l = blocks_of_8(nherm(bra.facts.l + 1)), bra.facts.l + 1 + ket.facts.l
-        budget = context.pool.share(CHUNK_BYTES) // 8
+        hermite = hermite_facts(bra.facts.l + 1)
+        np8, stride = blocks_of_8(hermite.nherm), r_stride_of(ket.facts, hermite)
+        budget, of_ket = context.pool.share(CHUNK_BYTES) // 8, ket.pairs.start
         start = bra.whole.pairs.start[bra.first : bra.first + bra.npair + 1]
-        of_ket = ket.pairs.start
         most = int(counts.max(initial=0))
 
         def numbers(first, last):
             """Numbers of r and U of each primitive bra pair with the ket pairs from `first` to `last`."""
-            return int(of_ket[last] - of_ket[first]) * r_stride(l) + (last - first) * ket.facts.nab * 8 * np8
+            return int(of_ket[last] - of_ket[first]) * stride + (last - first) * ket.facts.nab * 8 * np8
 
         if most == 0 or bra.nprim == 0 or of_ket[most] == 0:
             return
@@ -239,8 +325,8 @@ class DeviceForces:
         """Every `Task`, those of most work first."""
         room, found = min(Z_BYTES, Z_SHARE * backend.memory_left()), []
         for number, this in enumerate(self.lists):
-            tile, row_blocks, np8, parts = self.shape_of(this.prepared)
-            per_prim = 8 * parts * np8 * 64 * tile.rows8 * row_blocks
+            rows, parts = self.shape_of(this.prepared)
+            per_prim = 64 * parts * blocks_of_8(nherm(this.pairs.l + 1)) * rows
             start, edges = this.pairs.start, [0]
             while edges[-1] < len(this):
                 end = int(np.searchsorted(start, start[edges[-1]] + max(1, room // per_prim), side="right")) - 1
@@ -251,11 +337,11 @@ class DeviceForces:
 
     def seconds_of(self, this, batch):
         """Predicted seconds of a bra list with some ket lists, without screening."""
-        bra, np_, total = this.pairs, nherm(this.pairs.l + 1), TASK
+        bra, count, total = this.pairs, nherm(this.pairs.l + 1), TASK
         for number in batch:
             ket = self.lists[number].pairs
             step = ket.nprim * (ket.nherm * ket.nab + 20 * nherm(ket.l + bra.l + 1)) + bra.nab * ket.nab * len(ket)
-            total += RECTANGLE + OPERATION * 2 * bra.nprim * np_ * step
+            total += TWO_LISTS + OPERATION * 2 * bra.nprim * count * step
         return total
 
     def seconds(self):
@@ -265,14 +351,14 @@ class DeviceForces:
 
     def check_memory(self, backend, densities):
         """MemoryLimitError, before anything is allocated, if there is no room for the least task."""
-        l = max(this.pairs.l for this in self.lists)
         most = max(this.pairs.max_prim for this in self.lists)
         nab = max(8 * blocks_of_8(this.pairs.nab) for this in self.lists)
-        np8 = blocks_of_8(nherm(l + 1))
-        least = 8 * most * (np8 * 8 * nab * (REVERSE.most_parts + 1) + most * r_stride(2 * l + 1))
-        whole = least + densities.nbytes + max(backend.hermite_bytes(this.pairs) for this in self.lists)
+        hermite = hermite_facts(max(this.pairs.l for this in self.lists) + 1)
+        r = max(len(this) * this.pairs.max_prim * r_stride_of(this.pairs, hermite) for this in self.lists)
+        least = 8 * most * (blocks_of_8(hermite.nherm) * 8 * nab * (REVERSE.most_parts + 1) + r)
+        whole = least + 2 * densities.nbytes + max(backend.hermite_bytes(this.pairs) for this in self.lists)
         if whole > backend.memory_left():
             raise MemoryLimitError(
-                f"gradients of {self.basis!r} take at least {size_text(whole)} (densities, H matrices of one list and "
-                f"Z of one shell pair), but {size_text(backend.memory_left())} may be used; raise max_memory."
+                f"gradients of {self.basis!r} take at least {size_text(whole)} (densities, H matrices of one list, Z "
+                f"and r of one shell pair), but {size_text(backend.memory_left())} may be used; raise max_memory."
             )

@@ -1,7 +1,7 @@
 """How the primitive pairs of a list lie in device memory: as records, and in slots side by side.
 
-A record is [p, P, P - A, P - B, za, zb, coefficients of a times exp(-za zb/p |AB|^2), coefficients of b], vectors in the
-order z, y, x (`md4.method.angular.AXES`). Records stand one after the other in the order of the list.
+A record is [p, P, P - A, P - B, za, zb, coefficients of a times exp(-za zb/p |AB|^2), coefficients of b], vectors in
+the order z, y, x (`md4.method.angular.AXES`). Records stand one after the other in the order of the list.
 
 Slots are for kernels whose lanes take successive pairs: the n-th primitives of 32 successive pairs stand side by side,
 so that a warp reads whole lines however long the contractions are. A group of 32 pairs takes as many rows of 32 slots

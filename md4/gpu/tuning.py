@@ -45,9 +45,21 @@ class ReverseTuning:
     warps: int  # warps of a multiprocessor that have registers
     most_parts: int  # blocks of threads that divide the ket pairs of a chunk among them
     few_prims: int  # primitive pairs of the bra with which a chunk takes all ket pairs where it can
+    most_fused: int  # most blocks of 8 rows of U and Z that a warp keeps, two blocks of columns each
+    few_fused: int  # up to so many it keeps four blocks of columns
+    sharing: tuple  # (doubles of U and Z of a lane, warps that share a multiprocessor with up to so many)
+    least_warps: int  # warps that must share one by its shared memory
+    steps: tuple  # (primitive quartets of a step, slots), the first for which shared memory has room
+
+    def blocks(self, doubles, warps):
+        """Blocks of so many warps that share a multiprocessor."""
+        return max(1, next(most for least, most in self.sharing if doubles <= least) // warps)
 
 
-REVERSE = ReverseTuning(most_rows=8, most_warps=8, warps=8, most_parts=16, few_prims=512)
+REVERSE = ReverseTuning(
+    most_rows=8, most_warps=8, warps=8, most_parts=16, few_prims=512, most_fused=16, few_fused=7,
+    sharing=((20, 16), (40, 12), (64, 8)), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
+)  # fmt: skip
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10
 

@@ -25,8 +25,6 @@ class GradientBounds:
     centres : ndarray, shape (nshell, 3)
     exact : ndarray, shape (npair,)
         R_ab (`row_norms`).
-    falling : ndarray, shape (npair,)
-        Upper bounds of R_ab that fall.
     largest : ndarray, shape (npair,)
         Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
 
@@ -35,25 +33,12 @@ class GradientBounds:
     own, derivative : ndarray, shape (npair,)
         f_ab (sum_ab (ab|ab))^1/2, or an upper bound of it, and that of the largest derivative. Both derivatives of a
         pair add to the same force where its shells have the same centre, so that bound is twice as large there.
-    sums, squares : ndarray, shape (npair + 1,)
-        Sums of `own` and of its squares from each pair to the end.
     """
 
-    def __init__(self, pairs, centres, exact, falling, largest):
-        # the norm of all of a matrix from the largest norm of its rows and columns
+    def __init__(self, pairs, centres, exact, largest):
         shells = pairs.pairs
-        factor, rows = np.where(shells[:, 0] == shells[:, 1], 1.0, 2.0), sqrt(min(pairs.na, pairs.nb))
+        factor = np.where(shells[:, 0] == shells[:, 1], 1.0, 2.0)
         a, b = centres[shells.T]
-        self.own = rows * factor * exact
+        # the norm of all of a matrix from the largest norm of its rows and columns
+        self.own = sqrt(min(pairs.na, pairs.nb)) * factor * exact
         self.derivative = np.where((a == b).all(axis=1), 2.0, 1.0) * factor * largest
-        self.falling = 2 * rows * falling
-        self.sums, self.squares = (
-            np.append(np.cumsum(values[::-1])[::-1], 0.0) for values in (self.own, self.own**2)
-        )  # fmt: skip
-
-    def survivors(self, sizes, tolerance):
-        """How many pairs, the first ones, may have `own` times each of some sizes not below a tolerance."""
-        if tolerance == 0:
-            return np.full(len(sizes), len(self.own))
-        with np.errstate(divide="ignore"):
-            return np.searchsorted(-self.falling, -(tolerance / sizes), side="right")

@@ -305,6 +305,10 @@ class Cuda:
     def shfl_xor_sync(self, mask, value, other):
         return self.machine.shuffle_xor(value, other)
 
+    def shfl_up_sync(self, mask, value, step):
+        lane = self.machine.thread.lane
+        return self.machine.shuffle_from(value, lane - step if lane >= step else lane)
+
     def shfl_sync(self, mask, value, lane):
         return self.machine.shuffle_from(value, lane)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from md4.gpu.device_code import F32_2D, F64_2D, cuda, f64, i64, jit_device, types
+from md4.gpu.device_code import F32_2D, F64_2D, I32, cuda, f64, i64, jit_device, types
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.single_zeros import make_narrow, make_single_zeros
 from md4.gpu.emit.unrolled import make_pack
@@ -77,6 +77,25 @@ class PrimitiveQuartets(NamedTuple):
     count: i64
 
 
+class ListedQuartets(NamedTuple):
+    """Primitive quartets one by one, of whole lists.
+
+    Attributes
+    ----------
+    bra, ket : Records
+    bra_prims, ket_prims : int32 array
+        Numbers of both primitive pairs of each.
+    count : int64
+        Primitive quartets, below 2^31.
+    """
+
+    bra: Records
+    ket: Records
+    bra_prims: I32
+    ket_prims: I32
+    count: i64
+
+
 class Charge(NamedTuple):
     """Exponent p and centre of a primitive pair."""
 
@@ -111,8 +130,8 @@ def separate(one, two):
     return Separation(one.p, two.p, rz, ry, rx, rz * rz + ry * ry + rx * rx)
 
 
-def make_separation():
-    """Device function (quartets, n) -> `Separation` of quartet n of a chunk."""
+def make_separation(listed=False):
+    """Device function (quartets, n) -> `Separation` of quartet n of a chunk, or of those that are `listed`."""
     charge_at, separation_of = jit_device(charge), jit_device(separate)
 
     def separation(quartets, n):
@@ -122,14 +141,26 @@ def make_separation():
         ket = charge_at(quartets.ket.numbers, (quartets.first_ket + k) * quartets.ket.width)
         return separation_of(bra, ket)
 
-    return jit_device(separation)
+    def separation_listed(quartets, n):
+        bra = charge_at(quartets.bra.numbers, i64(quartets.bra_prims[n]) * quartets.bra.width)
+        ket = charge_at(quartets.ket.numbers, i64(quartets.ket_prims[n]) * quartets.ket.width)
+        return separation_of(bra, ket)
+
+    return jit_device(separation_listed if listed else separation)
 
 
-def make_any_counts(lanes):
+def all_count(quartets, owners, limits, first):
+    """In place of `make_any_counts` for quartets that are listed (device function)."""
+    return True
+
+
+def make_any_counts(lanes, listed=False):
     """Device function (quartets, owners, limits, first): whether any of `lanes` quartets from `first` on counts.
 
     All lanes of a warp call it, and are told the same; `lanes` is 32 at most.
     """
+    if listed:
+        return jit_device(all_count)
     counts = jit_device(survives)
 
     def any_counts(quartets, owners, limits, first):

@@ -15,8 +15,9 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.unrolled import STAGE_BYTES, make_r_by_axis, make_write_r, make_write_row, r_update, store_shared
-from md4.gpu.kernels.groups import Limits, Owners, owners
+from md4.gpu.kernels.groups import NO_LIMITS, Limits, Owners, owners, records
 from md4.gpu.kernels.primitive_quartets import (
+    ListedQuartets,
     OperatorArguments,
     PrimitiveQuartets,
     make_any_counts,
@@ -44,18 +45,27 @@ def separation_in_plane(s, axis):
     return 0.0, s.ry if axis == 0 else s.rz, s.ry if axis == 2 else s.rx
 
 
+def quartets_group(listed):
+    """The group of parameters of the quartets."""
+    return ListedQuartets if listed else PrimitiveQuartets
+
+
 # kernels
 
 
-def r_in_registers(l, kind, even=False):
-    """Kernel factory for small L: a thread a quartet, r in registers; `axis` is the mirror axis of `even` r."""
+def r_in_registers(l, kind, even=False, listed=False):
+    """Kernel factory for small L: a thread a quartet, r in registers; `axis` is the mirror axis of `even` r.
+
+    `listed`: of quartets that are listed one by one.
+    """
     stride, threads, words = r_stride(l, even), RECURRENCE.threads, RECURRENCE.threads // 32 * STAGE_BYTES // 8
-    separation, zeros_upto = make_separation(), make_zeros_upto(kind, l)
-    write_r, any_counts = make_write_r(l, stride, even), make_any_counts(32)
+    separation, zeros_upto = make_separation(listed), make_zeros_upto(kind, l)
+    write_r, any_counts = make_write_r(l, stride, even), make_any_counts(32, listed)
     by_axes = jit_device(separation_in_plane if even else separation_by_axes)
+    Quartets = quartets_group(listed)
 
     def kernel(
-        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
+        quartets: Quartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
     ):
         stage = shared_address(cuda.shared.array(words, types.float64))
         tid = i64(cuda.threadIdx.x)
@@ -71,18 +81,19 @@ def r_in_registers(l, kind, even=False):
     return Kernel(kernel, (threads, 2))
 
 
-def r_by_axis(l, kind, even=False):
+def r_by_axis(l, kind, even=False, listed=False):
     """Kernel factory for middle L: a lane a quartet, r axis by axis; the warp's r is put in order in shared memory.
 
     `axis` is the mirror axis of `even` r.
     """
-    separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l, even)
+    separation, zeros_upto, make_r = make_separation(listed), make_zeros_upto(kind, l), make_r_by_axis(l, even)
     lanes, count, stride = RECURRENCE.lanes(l, even), r_count(l, even), r_stride(l, even)
-    row, write_row, any_counts = count | 1, make_write_row(count, stride), make_any_counts(lanes)
+    row, write_row, any_counts = count | 1, make_write_row(count, stride), make_any_counts(lanes, listed)
     by_axes = jit_device(separation_in_plane if even else separation_by_axes)
+    Quartets = quartets_group(listed)
 
     def kernel(
-        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
+        quartets: Quartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
     ):
         stage = shared_address(cuda.shared.array(0, types.float64))
         lane, first = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x) * lanes
@@ -111,15 +122,15 @@ def packed_rules(l):
     return 8 * (one + (two << 16) + (axis << 32) + ((factor + 3) << 48))
 
 
-def r_by_group(l, kind):
-    """Kernel factory for large L: a group of threads a quartet."""
-    separation, zero_of = make_separation(), operators.zero_function(kind, jit_device)
+def r_by_group(l, kind, even=False, listed=False):
+    """Kernel factory for large L: a group of threads a quartet; none of these is `even`."""
+    separation, zero_of = make_separation(listed), operators.zero_function(kind, jit_device)
     group, stride, size, threads = RECURRENCE.group(l), r_stride(l), nherm(l), RECURRENCE.group_threads(l)
     together, constants, orders = threads // group, l + 4, l + 2
-    any_counts = make_any_counts(together)
+    any_counts, Quartets = make_any_counts(together, listed), quartets_group(listed)
 
     def kernel(
-        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, rules: I64, r: F64
+        quartets: Quartets, owners: Owners, limits: Limits, operator: OperatorArguments, rules: I64, r: F64
     ):
         shared = cuda.shared.array(0, types.float64)
         place, lane = cuda.threadIdx.x // group, cuda.threadIdx.x % group
@@ -172,14 +183,17 @@ def r_by_group(l, kind):
 # launcher
 
 
-def r_variant(l, kind, even=False):
-    """Variant for r up to L = `l`; `even`: without odd elements, see `md4.gpu.r_layout.even_r`."""
+def r_variant(l, kind, even=False, listed=False):
+    """Variant for r up to L = `l`; `even`: without odd elements, see `md4.gpu.r_layout.even_r`; `listed`: of a list."""
     factory = r_in_registers if l <= RECURRENCE.registers_l else r_by_axis if l <= RECURRENCE.axis_l else r_by_group
-    return Variant(factory, (l, kind, True) if even else (l, kind))
+    return Variant(factory, (l, kind, even, True) if listed else (l, kind, True) if even else (l, kind))
 
 
-def r_launcher(context, kind, parameter, l, axis):
-    """The function by which `launch_r` launches for an operator up to L = `l`; `axis`: the mirror axis of even r."""
+def r_launcher(context, kind, parameter, l, axis, listed=False):
+    """The function by which `launch_r` launches for an operator up to L = `l`; `axis`: the mirror axis of even r.
+
+    If `listed`, that of `launch_listed_r`.
+    """
     threads, together, shared, even = RECURRENCE.threads, RECURRENCE.threads, 0, axis is not None
     extra = axis if even else 0
     if RECURRENCE.registers_l < l <= RECURRENCE.axis_l:
@@ -187,7 +201,7 @@ def r_launcher(context, kind, parameter, l, axis):
     elif l > RECURRENCE.axis_l:
         threads, together = RECURRENCE.group_threads(l), RECURRENCE.group_threads(l) // RECURRENCE.group(l)
         shared, extra = 8 * together * (2 * l + 6 + 2 * r_stride(l)), context.table(packed_rules, l)
-    variant, arguments = r_variant(l, kind, even), operator_arguments(context, kind, parameter)
+    variant, arguments = r_variant(l, kind, even, listed), operator_arguments(context, kind, parameter)
 
     def launch(context, ab, cd, r, limits):
         count = ab.nprim * cd.nprim
@@ -197,7 +211,20 @@ def r_launcher(context, kind, parameter, l, axis):
                 primitive_quartets(ab, cd), owners(ab, cd), limits, arguments, extra, r,
             )  # fmt: skip
 
-    return launch
+    def launch_listed(context, ab, cd, table, count, r):
+        if count:
+            context.launch(
+                variant, -(-count // together), threads, shared,
+                (records(ab), records(cd), *table, count), owners(ab, cd), NO_LIMITS, arguments, extra, r,
+            )  # fmt: skip
+
+    return launch_listed if listed else launch
+
+
+def launch_listed_r(context, operator, ab, cd, table, count, r):
+    """r of `count` primitive quartets, whose primitive pairs of both lists are in `table`, a pair of buffers."""
+    facts = operator.kind, operator.parameter, ab.facts.l + cd.facts.l, None, True
+    context.fixed(r_launcher, *facts)(context, ab, cd, table, count, r)
 
 
 def launch_r(context, operator, ab, cd, r, limits):

@@ -1,0 +1,192 @@
+"""The ket pairs that count with each bra pair in a gradient, one by one.
+
+A quartet counts unless its bound is below the tolerance: with F' of the largest derivative of the bra pair, F of the
+ket pair (`md4.shells.schwarz.GradientBounds`) and the norms |D| of blocks,
+
+    F'_ab F_cd sum_s [ |j_s| |D_ab| |D_cd| + |k_s|/2 (|D_ac| |D_bd| + |D_ad| |D_bc|) ] < tolerance.
+
+The kernel runs twice. First it counts, for each bra pair, the ket pairs and their primitive pairs, and adds up the
+bounds of those that do not count, and their squares. When the host has made room it lists the primitive quartets, those
+of each primitive bra pair together, in the order of the ket pairs.
+"""
+
+from typing import NamedTuple
+
+from md4.gpu.compile import Kernel, Variant
+from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i64, jit_device, types
+from md4.gpu.emit.scalars import quotient
+
+THREADS, WARPS = 128, 4
+
+
+class BoundedPairs(NamedTuple):
+    """Shell pairs of a whole list.
+
+    Attributes
+    ----------
+    shells : int64 array, two-dimensional
+    start : int64 array
+        Range of each pair in the primitive pairs.
+    bounds : float64 array
+        F' of the bra, or F of the ket.
+    """
+
+    shells: I64_2D
+    start: I64
+    bounds: F64
+
+
+class Norms(NamedTuple):
+    """Norms of the blocks of the densities.
+
+    Attributes
+    ----------
+    numbers : float64 array
+        |D| of all pairs of shells, `nshell` by `nshell` for each density.
+    coulomb, exchange : float64 array
+        j and k of each.
+    nshell : int64
+    tolerance : float64
+    """
+
+    numbers: F64
+    coulomb: F64
+    exchange: F64
+    nshell: i64
+    tolerance: types.float64
+
+
+class KetCounts(NamedTuple):
+    """What the first pass writes.
+
+    Attributes
+    ----------
+    numbers : int32 array
+        For each bra pair: how many ket pairs count, their primitive pairs, and the end of the last one that counts.
+    left_out : float64 array
+        For each bra pair, the bounds that are below the tolerance, and their squares, are added to these two.
+    """
+
+    numbers: I32
+    left_out: F64
+
+
+class QuartetTable(NamedTuple):
+    """The primitive quartets that count with the bra pairs of a chunk.
+
+    Attributes
+    ----------
+    first : int64 array
+        Place of the first one of each bra pair of the chunk, and behind the last.
+    bra, ket : int32 array
+        Numbers of both primitive pairs in their whole lists.
+    """
+
+    first: I64
+    bra: I32
+    ket: I32
+
+
+def bound_of(norms, a, b, c, d):
+    """What the densities give the bound of a quartet (device function)."""
+    total, numbers = 0.0, norms.numbers
+    for s in range(norms.coulomb.size):
+        of_a, of_b = (s * norms.nshell + a) * norms.nshell, (s * norms.nshell + b) * norms.nshell
+        j, k = abs(norms.coulomb[s]), 0.5 * abs(norms.exchange[s])
+        total += j * (numbers[of_a + b] * numbers[(s * norms.nshell + c) * norms.nshell + d])
+        total += k * (numbers[of_a + c] * numbers[of_b + d] + numbers[of_a + d] * numbers[of_b + c])
+    return total
+
+
+def select_kets():
+    """Kernel factory; all sizes are run-time numbers."""
+    threads, warps, bound = THREADS, WARPS, jit_device(bound_of)
+
+    def kernel(
+        bra: BoundedPairs, first_bra: i64, ket: BoundedPairs, nket: i64, norms: Norms,
+        write: types.boolean, counts: KetCounts, table: QuartetTable,
+    ):  # fmt: skip
+        found, prims = cuda.shared.array(warps, types.int32), cuda.shared.array(warps, types.int32)
+        sums = cuda.shared.array((warps, 2), types.float64)
+        tid, pair = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        lane, warp, ab = tid & 31, tid >> 5, first_bra + pair
+        a, b, own = bra.shells[ab, 0], bra.shells[ab, 1], bra.bounds[ab]
+        first_prim, nprim = bra.start[ab], bra.start[ab + 1] - bra.start[ab]
+        first_quartet, row = i64(0), i64(0)
+        if write:
+            first_quartet = table.first[pair]
+            row = quotient(table.first[pair + 1] - first_quartet, max(i64(1), nprim))
+        # how many before this round, of both kinds, and the last one
+        many, many_prims, last, left, squares = i64(0), i64(0), i64(0), 0.0, 0.0
+        for begin in range(0, nket, threads):
+            n = begin + tid
+            cd = min(n, nket - 1)
+            size = own * ket.bounds[cd] * bound(norms, a, b, ket.shells[cd, 0], ket.shells[cd, 1])
+            k_first, k_prims = ket.start[cd], ket.start[cd + 1] - ket.start[cd]
+            counting = n < nket and k_prims > 0 and not size < norms.tolerance
+            if n < nket and not counting:
+                left += size
+                squares += size * size
+            k_prims = k_prims if counting else i64(0)
+            votes, upto = i64(cuda.ballot_sync(-1, counting)) & 0xFFFFFFFF, k_prims
+            step = 1
+            while step < 32:
+                other = cuda.shfl_up_sync(-1, upto, step)
+                upto += other if lane >= step else 0
+                step *= 2
+            if lane == 31:
+                found[warp], prims[warp] = cuda.popc(votes), upto
+            cuda.syncthreads()
+            before_prims, all_prims = i64(0), i64(0)
+            for other_warp in range(warps):
+                if other_warp < warp:
+                    before_prims += prims[other_warp]
+                many += found[other_warp]
+                all_prims += prims[other_warp]
+            cuda.syncthreads()
+            if counting:
+                last = n + 1
+                for i in range(nprim if write else i64(0)):
+                    quartet = first_quartet + i * row + many_prims + before_prims + upto - k_prims
+                    for k in range(k_prims):
+                        table.bra[quartet + k], table.ket[quartet + k] = first_prim + i, k_first + k
+            many_prims += all_prims
+        other = 16
+        while other > 0:
+            last = max(last, cuda.shfl_xor_sync(-1, last, other))
+            left += cuda.shfl_xor_sync(-1, left, other)
+            squares += cuda.shfl_xor_sync(-1, squares, other)
+            other >>= 1
+        if lane == 0:
+            found[warp], sums[warp, 0], sums[warp, 1] = last, left, squares
+        cuda.syncthreads()
+        if tid == 0 and not write:
+            counts.numbers[3 * pair], counts.numbers[3 * pair + 1] = many, many_prims
+            end = i64(0)
+            for other_warp in range(warps):
+                end = max(end, i64(found[other_warp]))
+                counts.left_out[2 * ab] += sums[other_warp, 0]
+                counts.left_out[2 * ab + 1] += sums[other_warp, 1]
+            counts.numbers[3 * pair + 2] = end
+
+    return Kernel(kernel, (threads, 8))
+
+
+# launcher
+
+
+def launch_select(context, npair, bra, first_bra, ket, nket, norms, counts, table=None):
+    """Counts the pairs of a ket list that count with `npair` bra pairs, or writes the `table`.
+
+    Parameters
+    ----------
+    bra, ket : tuple
+        Fields of `BoundedPairs` of whole lists, of which the pairs from `first_bra` on and all `nket` take part.
+    norms, counts, table : tuple
+        Fields of `Norms`, `KetCounts` and `QuartetTable`.
+    """
+    nothing = counts[0].part(0, (0,))
+    context.launch(
+        Variant(select_kets, ()), npair, THREADS, 0, bra, first_bra, ket, nket, norms, table is not None, counts,
+        table or (bra[1], nothing, nothing),
+    )  # fmt: skip
