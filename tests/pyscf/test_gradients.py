@@ -302,14 +302,18 @@ def test_the_log_tells_who_made_what(verbose, plain):
     assert after.count("0 O ") == (2 if verbose == 5 else 0)
 
 
-def test_forces_beside_a_gpu(plain):
-    """They are made on the CPU, and the log says so."""
+def test_forces_on_a_gpu():
+    """Derivatives of J and K as matrices are made on the CPU, and the log says so."""
+    mf = own("RHF", atom="H 0 0 0; H 0.3 0.2 0.7", basis={"H": [[0, [0.8, 1.0]]]})
     with emulator.running("dmma16"):
-        attached = md4.attach(plain.copy(), backend="cuda")
+        attached = md4.attach(mf.copy(), backend="cuda")
         found = attached.Gradients().set(verbose=4, stdout=io.StringIO())
-        assert abs(found.kernel() - gradient(plain)).max() < CLOSE
+        assert abs(found.kernel() - gradient(mf)).max() < CLOSE
         assert attached.md4_jk.engine.backend.name == "cuda"
-    assert "Forces of two-electron integrals by md4: backend cpu (" in found.stdout.getvalue()
+        theirs = mf.Gradients()
+        assert abs(found.get_k() - theirs.get_k()).max() < CLOSE
+    assert "Forces of two-electron integrals by md4: backend cuda (" in found.stdout.getvalue()
+    assert "Derivatives of J and K by md4: backend cpu (" in found.stdout.getvalue()
 
 
 def test_gradients_of_a_solver_whose_module_was_not_imported():

@@ -28,7 +28,7 @@ def tuned(monkeypatch):
     reverse_fused.fused_reverse.cache_clear()
 
 
-@pytest.mark.sample("1-4-steps0", "1-0-steps4")
+@pytest.mark.sample("1-4-steps0")
 @pytest.mark.races
 @pytest.mark.parametrize("steps", REVERSE.steps)
 @pytest.mark.parametrize("few", [0, 4])
