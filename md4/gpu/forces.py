@@ -7,7 +7,8 @@
 The Hermite functions of a primitive bra pair are functions of a ket in step 1. A task is a piece of a bra list with all
 ket lists. First the device counts the ket pairs that count with each bra pair (`md4.gpu.kernels.select_kets`). Then
 
-- `md4.gpu.kernels.reverse_fused` does steps 1 and 2 for lists of these, of small and middle classes;
+- `md4.gpu.kernels.reverse_lanes` does steps 1 and 2 for lists of these, of the smallest classes;
+- `md4.gpu.kernels.reverse_fused` does so on tensor cores, for small and middle classes;
 - for large classes step 1 is that of integrals, with U in memory, and step 2 is `md4.gpu.kernels.reverse_sums`. These
   take rectangles: with each bra pair all ket pairs up to the last one that counts, whose bounds fall.
 """
@@ -21,11 +22,12 @@ import numpy as np
 
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, words
-from md4.gpu.h_layout import BRA_TURNED
+from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
 from md4.gpu.hermite_coulomb import first_aos
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
+from md4.gpu.kernels.reverse_lanes import lane_plan, launch_reverse_lanes
 from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
 from md4.gpu.kernels.select_kets import launch_select
 from md4.gpu.kernels.two_products import BEHIND, bra_form
@@ -176,13 +178,14 @@ class DeviceForces:
         sums = z, this.first_prim, this.nprim, rows, parts
         for number, of_list in zip(batch, counts):
             ket = self.lists[number].prepared
-            plan = fused_reverse(context.unit, this.facts, ket.facts, hermite)
-            take = self.add_rectangles if plan is None else self.add_lists
-            made += take(backend, task, this, ket, number, plan, of_list, terms, sums)
+            facts = this.facts, ket.facts, hermite
+            plans = lane_plan(*facts), fused_reverse(context.unit, *facts)
+            take = self.add_lists if any(plans) else self.add_rectangles
+            made += take(backend, task, this, ket, number, plans, of_list, terms, sums)
         launch_forces(context, this, this.facts.l + 1, sums, out)
         return out, made
 
-    def add_lists(self, backend, task, this, ket, number, plan, counts, terms, sums):
+    def add_lists(self, backend, task, this, ket, number, plans, counts, terms, sums):
         """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are."""
         context, hermite = backend.context, hermite_facts(this.facts.l + 1)
         start, stride = this.whole.pairs.start[task.first : task.last + 1], r_stride_of(ket.facts, hermite)
@@ -190,7 +193,8 @@ class DeviceForces:
         ends = np.cumsum(quartets)
         if ends[-1] == 0:
             return 0
-        budget = max(int(quartets.max()), context.pool.share(CHUNK_BYTES) // (8 * stride + 8))
+        in_lanes, plan = plans[0] is not None, plans[0] or plans[1]
+        budget = max(int(quartets.max()), context.pool.share(CHUNK_BYTES) // (8 if in_lanes else 8 * stride + 8))
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         bra, kets = self.bounded(context, task.number, True), self.bounded(context, number, False)
         begin = 0
@@ -202,11 +206,18 @@ class DeviceForces:
             if count:
                 table = self.table(context, first)
                 launch_select(context, len(ab), bra, ab.first, kets, len(ket), terms.norms, (table[2], sums[0]), table)
-                r = context.pool.room("r", count * stride)
-                launch_listed_r(context, backend.operator, ket, hermite_side(ab), (table[2], table[1]), count, r)
-                launch_reverse_fused(
-                    context, plan, aos, ab, ket, ket.h(BRA_TURNED).array, hermite, r, table, terms.densities, sums
-                )
+                if in_lanes:
+                    slots = backend.pair_maker.slots(ket.pairs, ket.data)
+                    launch_reverse_lanes(
+                        context, backend.operator, plan, aos, ab, ket, ket.h(KET_ELEMENTS).array, slots, hermite, table,
+                        terms.densities, sums,
+                    )  # fmt: skip
+                else:
+                    r = context.pool.room("r", count * stride)
+                    launch_listed_r(context, backend.operator, ket, hermite_side(ab), (table[2], table[1]), count, r)
+                    launch_reverse_fused(
+                        context, plan, aos, ab, ket, ket.h(BRA_TURNED).array, hermite, r, table, terms.densities, sums
+                    )
             begin = end
         return int(counts[:, 0].sum(dtype=np.int64))
 
@@ -220,7 +231,7 @@ class DeviceForces:
         bra, ket = (Buffer(room.pointer + 8 * (first.size + n * size), (count,), 4, room.owner) for n in range(2))
         return room.part(0, (first.size,)), bra, ket
 
-    def add_rectangles(self, backend, task, this, ket, number, plan, counts, terms, sums):
+    def add_rectangles(self, backend, task, this, ket, number, plans, counts, terms, sums):
         """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""
         context, limits = backend.context, np.zeros(task.last, dtype=np.int32)
         limits[task.first :] = counts[:, 2]
