@@ -173,9 +173,12 @@ def usage(variant, capabilities):
 
 
 def fake_backend(unit, operator):
-    """A GPU backend that works on nothing; its context notes what is asked for, all shared memory of sm_90 allowed."""
+    """A GPU backend that works on nothing; its context notes what is asked for.
+
+    Without tensor cores all shared memory of sm_90 is allowed.
+    """
     backend = GpuBackend.without_device(operator, CAPABILITIES[unit], 1 << 45)
-    backend.context.block_shared = BLOCK_SHARED[9, 0]
+    backend.context.block_shared = BLOCK_SHARED[(8, 0) if unit == "dmma8" else (9, 0)]
     return backend
 
 

@@ -331,7 +331,7 @@ class Gradients:
         self.ranks.sum(total)
         found, (computed, left, squares) = total
         one_pass = factors[1].any() or backend.name != "cpu"  # a CPU makes J alone of one density after the other
-        pairs, passes = sum(map(len, self.lists)), 1 if one_pass else len(densities)
+        pairs, passes = sum(map(len, self.lists)), min(1 if one_pass else len(densities), len(densities))
         stats.computed = stats.wanted = int(computed)
         stats.skipped = passes * pairs**2 - stats.computed
         stats.error_bound, stats.error_estimate = float(left), float(np.sqrt(squares))

@@ -42,15 +42,18 @@ def both(mol, call, unit="dmma16"):
     return ours, right
 
 
-@pytest.fixture(params=["lists", "rectangles"])
+@pytest.fixture(params=["lanes", "fused", "rectangles"])
 def way(request, monkeypatch):
-    """How steps 1 and 2 are done: in one kernel for lists of what counts, or for rectangles, as of large classes."""
+    """How steps 1 and 2 are done: for lists of what counts, a lane a quartet where that serves, or on tensor cores; or
+    for rectangles, as of large classes."""
+    if request.param != "lanes":
+        monkeypatch.setattr(forces, "lane_plan", lambda *_: None)
     if request.param == "rectangles":
         monkeypatch.setattr(forces, "fused_reverse", lambda *_: None)
     return request.param
 
 
-@pytest.mark.sample("lists-(p, s)*", "*-(s, p), K*", "*-(d, p)*")
+@pytest.mark.sample("fused-(p, s)*", "*-(s, p), K*", "[fr]*-(d, p)*", "lanes-(p, s)")
 @pytest.mark.parametrize("name", CASES)
 def test_shells(name, way):
     """Each row is the derivative by the centre of a shell."""
@@ -63,10 +66,9 @@ def test_shells(name, way):
     assert abs(ours.sum(axis=0)).max() < 1e-13 * abs(ours).max()
 
 
-@pytest.mark.sample("lists-closed*", "lists-two spins-{'coulomb': 0.0*", "rectangles-closed*0.3*")
+@pytest.mark.sample("lanes-closed*", "lanes-two spins-{'coulomb': 0.0*", "*-closed*0.3*")
 @pytest.mark.parametrize("options", [
     {"exchange": 0.0}, {"coulomb": 0.0}, {"coulomb": 0.3, "exchange": -2.0}, {"omega": 0.4}, {"omega": -0.4},
-    {"coulomb": 0.0, "exchange": 0.0},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("count", [None, 2], ids=["closed shell", "two spins"])
 def test_energies(count, options, way):
@@ -74,7 +76,17 @@ def test_energies(count, options, way):
     assert_same(*both(SMALL, lambda jk: jk.gradient(dm, tolerance=0, **options)))
 
 
-@pytest.mark.sample("lists*")
+def test_nothing():
+    """Neither J nor K, or no density; Gamma would have no terms."""
+    dm = symmetric(SMALL.nao)
+    with running():
+        jk = md4.JK(SMALL, backend="cuda")
+        for found in (jk.gradient(dm, 0.0, 0.0, tolerance=0), jk.gradient(0 * dm)):
+            np.testing.assert_array_equal(found, np.zeros((SMALL.nshell, 3)))
+            assert jk.stats.computed == jk.stats.skipped == jk.stats.error_bound == 0
+
+
+@pytest.mark.sample("lanes*", "fused-0.0")
 @pytest.mark.parametrize("exchange", [[0.5, -1.0], 0.0])
 def test_products(exchange, way):
     """Of matrices without symmetry; every quartet counts, also where there is more than one term."""
@@ -125,7 +137,7 @@ def test_a_molecule_in_a_plane(highest, pure, monkeypatch):
 CHAIN = "; ".join(f"H {0.1 * (n % 2)} {0.2 * (n % 3)} {1.5 * n}" for n in range(4))
 
 
-@pytest.mark.sample("lists")
+@pytest.mark.sample("lanes")
 def test_errors_are_bounded(way):
     mol = molecule(CHAIN, {"H": [[0, [0.9, 1.0]]]})
     dm = symmetric(mol.nao)
@@ -143,7 +155,7 @@ def test_errors_are_bounded(way):
     assert stats.computed == 0
 
 
-@pytest.mark.sample("lists")
+@pytest.mark.sample("lanes")
 def test_the_bounds_are_those_of_what_is_left_out(way):
     """With s functions and blocks of D of the same size, where all bounds of densities are the same: (1 + 1/2) |D|^2.
 
@@ -183,7 +195,7 @@ def launches(monkeypatch):
     return found
 
 
-@pytest.mark.sample("lists-*", "*-CHUNK*")
+@pytest.mark.sample("lanes-*", "*-CHUNK*")
 @pytest.mark.parametrize("name, value", [("H_SHARE", 1e-12), ("CHUNK_BYTES", 1000), ("Z_BYTES", 1)])
 def test_batches_chunks_and_tasks(name, value, way, launches, monkeypatch):
     """As wholes, whatever fits: H of all kets, r and U of a rectangle, Z of a list."""
@@ -228,7 +240,7 @@ def test_a_part_of_the_terms():
     np.testing.assert_allclose(sum(part[2] for part in parts), left_out, rtol=1e-10)
 
 
-@pytest.mark.sample("lists")
+@pytest.mark.sample("lanes")
 def test_the_same_bits(way):
     """In each run, and by a second object."""
     dm = symmetric(SMALL.nao)

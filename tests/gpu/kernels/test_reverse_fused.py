@@ -10,6 +10,7 @@ from gpu.kernels.test_plain_python import basis_of
 from nuclear_forces import symmetric
 
 import md4
+from md4.gpu import forces
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels import reverse_fused
 from md4.gpu.kernels.select_kets import THREADS, launch_select
@@ -18,7 +19,8 @@ from md4.gpu.tuning import REVERSE
 
 @pytest.fixture
 def tuned(monkeypatch):
-    """Changes `REVERSE` for this kernel."""
+    """Changes `REVERSE` for this kernel, which is taken for the smallest classes, too."""
+    monkeypatch.setattr(forces, "lane_plan", lambda *_: None)
 
     def change(**options):
         monkeypatch.setattr(reverse_fused, "REVERSE", replace(REVERSE, **options))
