@@ -103,6 +103,8 @@ class DeviceForces:
         """As `md4.cpu.forces.HostForces.run`."""
         self.check_memory(backend, densities)
         context, nao, found = backend.context, densities.shape[-1], np.zeros((self.basis.nshell, 3))
+        if len(densities) == 0:  # all factors or all densities are zero
+            return found, 0, np.zeros(2)
         uploaded = [densities, self.norms(densities), coulomb, exchange]
         buffer, arrays = context.pool.upload(uploaded, context.stream)
         d, norms, j, k = (array.part(0, (array.size,)) for array in arrays)
@@ -180,7 +182,7 @@ class DeviceForces:
         for number, of_list in zip(batch, counts):
             ket = self.lists[number].prepared
             facts = this.facts, ket.facts, hermite
-            plans = lane_plan(*facts), fused_reverse(context.unit, *facts)
+            plans = lane_plan(*facts), fused_reverse(context.unit, *facts, context.block_shared)
             take = self.add_lists if any(plans) else self.add_rectangles
             made += take(backend, task, this, ket, number, plans, of_list, terms, sums)
         launch_forces(context, this, this.facts.l + 1, sums, out)

@@ -270,8 +270,11 @@ def shared_bytes(bra, ket, hermite, together):
 
 
 @cache
-def fused_reverse(unit, bra, ket, hermite):
-    """`FusedReverse` for `ListFacts` of the bra, the ket, and the Hermite functions of the bra; None if none fits."""
+def fused_reverse(unit, bra, ket, hermite, room):
+    """`FusedReverse` for `ListFacts` of the bra, the ket, and the Hermite functions of the bra; None if none fits.
+
+    `room`: the bytes of shared memory that a block may have.
+    """
     rows_ab, rows_cd, np8 = blocks_of_8(bra.nab), blocks_of_8(ket.nab), blocks_of_8(hermite.nherm)
     if turned_split(ket.nab)[0] > 1 or rows_ab + rows_cd > REVERSE.most_fused:
         return None
@@ -281,8 +284,8 @@ def fused_reverse(unit, bra, ket, hermite):
     for together, slots in REVERSE.steps:
         least = min(REVERSE.least_warps, blocks * warps) if together == 1 else blocks * warps
         fixed, slot = shared_bytes(bra, ket, hermite, together)
-        shared = fixed + slots * slot
-        if 2 * SHARED_BYTES // shared * warps >= least:
+        shared, static = fixed + slots * slot, 64 * (rows_ab + rows_cd) + 8 * warps * together
+        if shared + static <= room and 2 * SHARED_BYTES // shared * warps >= least:
             return FusedReverse(rows_cd, rows_ab, nt, warps, together, slots, blocks, shared)
     return None
 
