@@ -61,13 +61,23 @@ def hermite_side(ab):
     return side
 
 
+def plans_of(context, bra, ket, hermite):
+    """Plans of `reverse_lanes` and of `reverse_fused` for three `ListFacts`; None for what does not take the class."""
+    facts = bra, ket, hermite
+    return lane_plan(*facts), fused_reverse(context.unit, *facts, context.block_shared)
+
+
 class Task(NamedTuple):
-    """Bra pairs from `first` to `last` of a list, whose number it has, and their predicted seconds."""
+    """Bra pairs from `first` to `last` of a list, whose number it has, and their predicted seconds.
+
+    Z is made in so many `parts`.
+    """
 
     seconds: float
     number: int
     first: int
     last: int
+    parts: int
 
 
 class Terms(NamedTuple):
@@ -174,15 +184,14 @@ class DeviceForces:
         """Has the device make the derivatives of a task, (nprim, 6); how many quartets are made."""
         context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
         hermite = hermite_facts(this.facts.l + 1)
-        rows, parts = self.shape_of(this)
+        rows, parts = self.rows_of(this), task.parts
         out = context.pool.get(max(1, 6 * this.nprim))
         z = context.pool.room("z", max(1, parts * this.nprim * 8 * blocks_of_8(hermite.nherm) * rows))
         context.clear(z)
         sums = z, this.first_prim, this.nprim, rows, parts
         for number, of_list in zip(batch, counts):
             ket = self.lists[number].prepared
-            facts = this.facts, ket.facts, hermite
-            plans = lane_plan(*facts), fused_reverse(context.unit, *facts, context.block_shared)
+            plans = plans_of(context, this.facts, ket.facts, hermite)
             take = self.add_lists if any(plans) else self.add_rectangles
             made += take(backend, task, this, ket, number, plans, of_list, terms, sums)
         launch_forces(context, this, this.facts.l + 1, sums, out)
@@ -289,11 +298,16 @@ class DeviceForces:
         """About how many blocks of 8 columns Z of a bra pair has."""
         return max(1, round(ab.nprim / max(1, ab.npair))) * blocks_of_8(nherm(ab.facts.l + 1))
 
-    def shape_of(self, ab):
-        """(rows of Z, parts of the ket pairs) for bra pairs of a task."""
+    def rows_of(self, ab):
+        """Rows of Z of the pairs of a list, filled up to whole tiles."""
+        tile, row_blocks = reverse_tile(ab.facts.nab, self.columns(ab))
+        return 8 * tile.rows8 * row_blocks
+
+    def parts_of(self, ab):
+        """Among how many blocks of threads the ket pairs of a chunk are divided, to fill the device."""
         tile, row_blocks = reverse_tile(ab.facts.nab, self.columns(ab))
         blocks = ab.npair * row_blocks * -(-self.columns(ab) // (tile.nt * tile.warps))
-        return 8 * tile.rows8 * row_blocks, min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
+        return min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
 
     def chunks(self, context, bra, ket, counts):
         """Slices (ab, cd) of a rectangle whose r and U take at most `CHUNK_BYTES`, without ket pairs that never count.
@@ -344,14 +358,14 @@ class DeviceForces:
         """Every `Task`, those of most work first."""
         room, found = min(Z_BYTES, Z_SHARE * backend.memory_left()), []
         for number, this in enumerate(self.lists):
-            rows, parts = self.shape_of(this.prepared)
-            per_prim = 64 * parts * blocks_of_8(nherm(this.pairs.l + 1)) * rows
+            per_prim = 64 * blocks_of_8(nherm(this.pairs.l + 1)) * self.rows_of(this.prepared)
+            parts = max(1, min(self.parts_of(this.prepared), int(room / (per_prim * max(1, this.pairs.nprim)))))
             start, edges = this.pairs.start, [0]
             while edges[-1] < len(this):
-                end = int(np.searchsorted(start, start[edges[-1]] + max(1, room // per_prim), side="right")) - 1
-                edges.append(min(max(end, edges[-1] + 1), len(this)))
+                end = start[edges[-1]] + max(1, room // (parts * per_prim))
+                edges.append(min(max(int(np.searchsorted(start, end, side="right")) - 1, edges[-1] + 1), len(this)))
             seconds = self.seconds_of(this, batch) / max(1, len(this))
-            found += [Task((last - first) * seconds, number, first, last) for first, last in pairwise(edges)]
+            found += [Task((last - first) * seconds, number, first, last, parts) for first, last in pairwise(edges)]
         return sorted(found, reverse=True)
 
     def seconds_of(self, this, batch):
@@ -369,15 +383,24 @@ class DeviceForces:
         return sum(self.seconds_of(this, every) for this in self.lists)
 
     def check_memory(self, backend, densities):
-        """MemoryLimitError, before anything is allocated, if there is no room for the least task."""
-        most = max(this.pairs.max_prim for this in self.lists)
-        nab = max(8 * blocks_of_8(this.pairs.nab) for this in self.lists)
-        hermite = hermite_facts(max(this.pairs.l for this in self.lists) + 1)
-        r = max(len(this) * this.pairs.max_prim * r_stride_of(this.pairs, hermite) for this in self.lists)
-        least = 8 * most * (blocks_of_8(hermite.nherm) * 8 * nab * (REVERSE.most_parts + 1) + r)
-        whole = least + 2 * densities.nbytes + max(backend.hermite_bytes(this.pairs) for this in self.lists)
-        if whole > backend.memory_left():
+        """MemoryLimitError, before anything is allocated, if there is no room for one shell pair with any list."""
+        lists = [this.prepared for this in self.lists]
+        tables = 2 * densities.nbytes + 40 * sum(map(len, lists))
+        h = max(backend.hermite_bytes(this.pairs) for this in lists)
+        one = max(self.least_bytes(backend.context, bra, ket) for bra in lists for ket in lists)
+        if tables + h + one > backend.memory_left():
             raise MemoryLimitError(
-                f"gradients of {self.basis!r} take at least {size_text(whole)} (densities, H matrices of one list, Z "
-                f"and r of one shell pair), but {size_text(backend.memory_left())} may be used; raise max_memory."
+                f"gradients of {self.basis!r} take at least {size_text(tables + h + one)} ({size_text(tables)} of "
+                f"densities and bounds, {size_text(h)} of the H matrices of one list, {size_text(one)} for a shell "
+                f"pair), but {size_text(backend.memory_left())} may be used; raise max_memory."
             )
+
+    def least_bytes(self, context, bra, ket):
+        """Bytes of Z of a bra pair, and of lists, Gamma, r and U with all pairs of a ket list."""
+        one, other = bra.facts, ket.facts
+        hermite = hermite_facts(one.l + 1)
+        np8, quartet = blocks_of_8(hermite.nherm), 8 * r_stride_of(other, hermite)
+        z = 64 * one.max_prim * np8 * self.rows_of(bra)
+        if any(plans_of(context, one, other, hermite)):
+            return z + len(ket) * (8 * one.nab * other.nab + 8) + one.max_prim * ket.nprim * (12 + quartet)
+        return z + one.max_prim * (other.max_prim * quartet + 64 * np8 * other.nab)
