@@ -44,6 +44,8 @@ from md4.support.display import size_text
 H_SHARE, Z_SHARE = 0.4, 0.2
 # Most bytes of Z of a task; that of one bra pair may be larger.
 Z_BYTES = 1 << 30
+# Primitive quartets of a bra pair with a ket list, at most: their numbers are int32.
+MOST_QUARTETS = (1 << 31) - 1
 # Predicted seconds of a floating-point operation, and of what a task and two lists take besides.
 OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
 
@@ -119,22 +121,23 @@ class DeviceForces:
         buffer, arrays = context.pool.upload(uploaded, context.stream)
         d, norms, j, k = (array.part(0, (array.size,)) for array in arrays)
         terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance))
-        quartets, left_out, done = 0, np.zeros(2), []
+        quartets, left_out = 0, np.zeros(2)
         for batch in self.batches(backend):
-            tasks = self.tasks(backend, batch)[part::parts]
+            tasks, made = self.tasks(backend, batch)[part::parts], []
             coming = self.count(backend, tasks[0], batch, terms) if tasks else None
             for n, task in enumerate(tasks):
-                counts, without = coming
-                # counted before the device is given this task, so that the host can go on meanwhile
-                coming = self.count(backend, tasks[n + 1], batch, terms) if n + 1 < len(tasks) else None
-                out, made = self.launch(backend, task, batch, counts, terms)
-                done.append((task, out, backend.mark()))
-                quartets, left_out = quartets + made, left_out + without
-                if len(done) > 1:
-                    self.take(context, found, *done.pop(0), report)
-            for one in done:
-                self.take(context, found, *one, report)
-            done = []
+                (counts, without), last = coming, n + 1 == len(tasks)
+                # now the device has done all that it was given before: it may go on at once
+                coming = None if last else self.count(backend, tasks[n + 1], batch, terms)
+                if report is not None and n > 0:
+                    report(tasks[n - 1].seconds)
+                out, count = self.launch(backend, task, batch, counts, terms)
+                made.append((task, out))
+                quartets, left_out = quartets + count, left_out + without
+            for task, out in made:
+                self.take(context, found, task, out)
+            if report is not None and tasks:
+                report(tasks[-1].seconds)
         context.pool.release(buffer)
         return found, quartets, left_out
 
@@ -244,7 +247,7 @@ class DeviceForces:
         counts = shells, shells, quartets, quartets, quartets
         edges = np.cumsum([first.size, *(words(4 * n) for n in counts)]).tolist()
         room = context.pool.room("quartets", edges[-1])
-        context.copy_in(room.pointer, first)
+        context.copy_in_pieces(room.pointer, first)
         rest = (Buffer(room.pointer + 8 * at, (n,), 4, room.owner) for at, n in zip(edges, counts))
         return room.part(0, first.shape), *rest
 
@@ -272,23 +275,20 @@ class DeviceForces:
         launch(context, cd.h(bra_form(context.unit, cd.facts)).array, cd, side, r, u, (limits, True))
         return u
 
-    def take(self, context, found, task, out, wait, report):
-        """Adds the derivatives of a task to those of the shells, once the device has made them."""
-        wait()
+    def take(self, context, found, task, out):
+        """Adds the derivatives of a task to those of the shells."""
         pairs, values = self.lists[task.number].pairs, np.empty((out.size // 6, 6))
         context.copy_out(values, out.pointer)
         context.pool.release(out)
         counts = np.diff(pairs.start[task.first : task.last + 1])
         for shells, columns in zip(pairs.pairs[task.first : task.last].T, (slice(3), slice(3, 6))):
             np.add.at(found, np.repeat(shells, counts), values[: counts.sum(), columns])
-        if report is not None:
-            report(task.seconds)
 
     @staticmethod
     def sent(context, counts):
         """An int32 array in device memory."""
         room = context.pool.get(max(1, words(counts.nbytes)))
-        context.copy_in(room.pointer, counts)
+        context.copy_in_pieces(room.pointer, counts)
         return Buffer(room.pointer, (counts.size,), 4, room)
 
     # sizes
@@ -385,6 +385,12 @@ class DeviceForces:
     def check_memory(self, backend, densities):
         """MemoryLimitError, before anything is allocated, if there is no room for one shell pair with any list."""
         lists = [this.prepared for this in self.lists]
+        most = max(this.pairs.max_prim for this in lists) * max(this.nprim for this in lists)
+        if most > MOST_QUARTETS:
+            raise MemoryLimitError(
+                f"a shell pair of {self.basis!r} may have {most} primitive quartets with a list of shell pairs, but "
+                f"gradients on a GPU take {MOST_QUARTETS} at once; use backend='cpu'."
+            )
         tables = 2 * densities.nbytes + 40 * sum(map(len, lists))
         h = max(backend.hermite_bytes(this.pairs) for this in lists)
         one = max(self.least_bytes(backend.context, bra, ket) for bra in lists for ket in lists)
