@@ -19,15 +19,16 @@ from md4.contract.densities import LAYOUT, checked_densities
 from md4.contract.ranks import collective
 from md4.contract.screening import PRIMITIVE_SHARE, Statistics
 from md4.contract.team import Team
+from md4.contract.unlisted import unlisted, unlisted_bound
 from md4.cpu.backend import CpuBackend
 from md4.cpu.forces import largest_norms
 from md4.engine import Engine
 from md4.errors import ArgumentError
 from md4.method.derivatives import OF_A, OF_B
-from md4.method.operators import as_operator, check_order
+from md4.method.operators import Mixture, Operator, as_operator, check_order
 from md4.shells.schwarz import GradientBounds
 from md4.shells.shell_pairs import shell_pairs
-from md4.support.arguments import checked_real
+from md4.support.arguments import as_list, checked_real, shown
 from md4.support.locks import locked
 from md4.support.progress import Progress
 from md4.support.types import Densities, HostArray, JKPair
@@ -112,6 +113,33 @@ def in_use(densities, coulomb, exchange):
     return Terms(np.ascontiguousarray(densities[used]), coulomb[used], exchange[used])
 
 
+def separated(terms, operator, alpha, long_range, mixes):
+    """[(Terms, operator), ...] of J and of exchange with `alpha` times an operator and `long_range` = (omega, beta).
+
+    With 1/r, and a backend that `mixes` it with erf(omega r)/r, it is one pass for exchange, and one for J alone, which
+    takes a fraction of its time.
+    """
+    densities, of_j, of_k = terms
+    omega, beta = long_range
+    largest, none = max(abs(alpha), abs(alpha + beta)), np.zeros_like(of_j)
+    first, factor, other = 0.0, largest, Mixture(omega, alpha, beta)
+    if operator.kind != "coulomb" or alpha == 0 or not mixes:
+        first, factor, other = alpha, beta, Operator.erf(omega)
+        if operator.kind == "coulomb" and alpha + beta == 0:
+            first, factor, other = 0.0, alpha, Operator.erfc(omega)
+    elif largest:  # bounds of 1/r are those of this mixture
+        other = Mixture(omega, alpha / largest, beta / largest)
+    return [(in_use(densities, of_j, first * of_k), operator), (in_use(densities, none, factor * of_k), other)]
+
+
+def checked_long_range(long_range):
+    """(omega, factor) as floats; ArgumentError for anything else than two such numbers."""
+    given = as_list(long_range)
+    if given is None or len(given) != 2:
+        raise ArgumentError(f"long_range must be a pair (omega, factor), not {shown(long_range)}.")
+    return Operator.erf(given[0]).parameter, checked_real("the factor of long_range", given[1])
+
+
 def host_bounds(basis, lists, tolerance):
     """`GradientBounds` of lists whose primitive pairs are on a GPU, made by the CPU from its own."""
     backend, found = CpuBackend(as_operator("coulomb")), []
@@ -129,6 +157,7 @@ class Gradients:
     _given: Any  # the molecule or the `Basis`
     _ends: npt.NDArray[np.int64]  # where the AOs of each atom end, or of each shell of a `Basis`
     _forces: Any  # what gradients need of the lists
+    _unlisted: npt.NDArray[np.float64]  # bounds of what is in no list
     _host: Any  # the JK on the CPU that makes derivatives of J and K for one on a GPU
     basis: Any
     stats: Statistics
@@ -139,7 +168,7 @@ class Gradients:
     @collective
     def gradient(
         self, dm: Densities, coulomb: float = 1.0, exchange: float = 1.0, omega: float | None = None,
-        tolerance: float | None = None,
+        tolerance: float | None = None, long_range: tuple[float, float] | None = None,
     ) -> HostArray:  # fmt: skip
         """The gradient of the two-electron energy by the positions of the nuclei, to which the AOs belong.
 
@@ -158,7 +187,10 @@ class Gradients:
             Replaces the omega of the constructor, for both parts.
         tolerance : float, optional
             Shell quartets with a bound below this (Hartree/Bohr) are left out; by default 10 `direct_scf_tol`. `stats`
-            has the sum of these bounds as `error_bound` and the root of the sum of their squares as `error_estimate`.
+            has the sum of these bounds as `error_bound`, with those of shell pairs and primitive pairs that are in no
+            list, and the root of the sum of their squares as `error_estimate`.
+        long_range : tuple of float, optional
+            (omega, factor): so many times the exchange of erf(omega r)/r, for range-separated functionals, is added.
 
         Returns
         -------
@@ -175,7 +207,16 @@ class Gradients:
             The least workspace exceeds `max_memory`.
         """
         nao = self.basis.nao
-        return self._gradient(lambda: energy_terms(self._fetched(dm), coulomb, exchange, nao), omega, tolerance)
+
+        def parts(operator):
+            factor = exchange if long_range is None else 1.0
+            terms = energy_terms(self._fetched(dm), coulomb, factor, nao)
+            if long_range is None:
+                return [(terms, operator)]
+            factors = checked_real("exchange", exchange), checked_long_range(long_range)
+            return separated(terms, operator, *factors, self.engine.backend.name == "cpu")
+
+        return self._gradient(parts, omega, tolerance)
 
     @locked
     @collective
@@ -199,12 +240,11 @@ class Gradients:
         """
         nao = self.basis.nao
 
-        def terms():
-            return product_terms(
-                self._fetched(left), None if right is None else self._fetched(right), coulomb, exchange, nao
-            )
+        def parts(operator):
+            other = None if right is None else self._fetched(right)
+            return [(product_terms(self._fetched(left), other, coulomb, exchange, nao), operator)]
 
-        return self._gradient(terms, omega, tolerance)
+        return self._gradient(parts, omega, tolerance)
 
     @locked
     @collective
@@ -246,6 +286,8 @@ class Gradients:
         )
         self.ranks.together(lambda: check_real(densities))
         host = self._on_host()
+        ahead = host.engine.backend.with_operator(operator).compile_ahead
+        self.ranks.together(lambda: self.ranks.once_a_node(lambda: ahead("matrices", self.basis, None, self.progress)))
         with host.engine.lock:
             made = host._derivatives_of(densities, with_j, with_k, operator, limit)
             found = [host._frame.sums(this) for this in made]
@@ -266,13 +308,14 @@ class Gradients:
         self._refine(tolerance)
         self._make_lists()
         if self._forces is None:
-            backend = self.engine.backend
-            given = () if backend.name == "cpu" else (host_bounds(self._frame.basis, self.lists, self._finest),)
-            self._forces = backend.sums.forces(self._frame.basis, self.lists, *given)
+            backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
+            self._unlisted = unlisted(basis, self.lists, PRIMITIVE_SHARE * finest)
+            given = () if backend.name == "cpu" else (host_bounds(basis, self.lists, finest),)
+            self._forces = backend.sums.forces(basis, self.lists, *given)  # last: an interrupt may come before
         return self._forces
 
     def _compile_ahead(self, operator, terms, tolerance):
-        """Compiles the missing kernels of a gradient on a GPU, on the first rank of each node before the others."""
+        """Compiles what is missing for a gradient, on the first rank of each node before the others."""
         backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
 
         def work(backend):
@@ -285,24 +328,29 @@ class Gradients:
             with self.engine.lock:
                 backend.with_operator(operator).compile_ahead("forces", basis, work, self.progress)
 
-        if backend.name != "cpu":
-            self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
+        self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
 
-    def _gradient(self, terms, omega, tolerance):
-        """The gradient for a function that returns checked `Terms`."""
+    def _gradient(self, parts, omega, tolerance):
+        """The gradient for a function of the operator that returns [(checked `Terms`, operator), ...]."""
         self._follow_molecule()
 
         def check():
             limit = FACTOR * self.direct_scf_tol if tolerance is None else checked_real("tolerance", tolerance, 0)
             check_order(4 * self.basis.lmax, derivative=1)
-            return terms(), self._operator(omega), limit
+            return parts(self._operator(omega)), limit
 
-        (densities, *factors), operator, limit = self.ranks.together(check)
-        facts = "the operator", "tolerance", "coulomb", "exchange"
-        values = operator, limit, *(factor.tolist() for factor in factors)
-        self.ranks.same({"the number of densities": len(densities), **dict(zip(facts, values))})
-        found, self.stats = self._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
-        return found
+        made, limit = self.ranks.together(check)
+        facts = "the operator", "tolerance", "the number of densities", "coulomb", "exchange"
+        for (densities, *factors), operator in made:
+            values = operator, limit, len(densities), *(factor.tolist() for factor in factors)
+            self.ranks.same(dict(zip(facts, values)))
+        gradient, stats = 0.0, Statistics()
+        for (densities, *factors), operator in made:
+            found, of_part = self._gradient_of(self.ranks.broadcast(densities), factors, operator, limit)
+            gradient = gradient + found
+            stats.add(of_part)
+        self.stats = stats
+        return gradient
 
     def _on_host(self):
         """This object, or if that works on a GPU, one for the same molecule on the CPU."""
@@ -323,10 +371,11 @@ class Gradients:
             with Progress(
                 forces.seconds() / share[1], enabled=self.progress if share[0] == 0 else False, label="Forces"
             ) as bar:
+                terms = self._frame.densities(densities), *factors
                 found, stats.computed, left_out = forces.run(
-                    backend.with_operator(operator), self._frame.densities(densities), *factors, tolerance, *share,
-                    bar.report,
-                )  # fmt: skip
+                    backend.with_operator(operator), *terms, tolerance, *share, bar.report
+                )
+            more = unlisted_bound(self._frame.basis, self.lists, forces.bounds, self._unlisted, *terms)
         total = [found, np.array([float(stats.computed), *left_out])]
         self.ranks.sum(total)
         found, (computed, left, squares) = total
@@ -334,7 +383,7 @@ class Gradients:
         pairs, passes = sum(map(len, self.lists)), min(1 if one_pass else len(densities), len(densities))
         stats.computed = stats.wanted = int(computed)
         stats.skipped = passes * pairs**2 - stats.computed
-        stats.error_bound, stats.error_estimate = float(left), float(np.sqrt(squares))
+        stats.error_bound, stats.error_estimate = float(left) + more, float(np.sqrt(squares))
         if self._frame.rotation is not None:
             found = found @ self._frame.rotation
             # the largest component of a vector is at least its length over sqrt(3)

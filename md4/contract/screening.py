@@ -28,7 +28,7 @@ contains the rounding error that T_ab allows it, so that cancellation in (ab|ab)
 """
 
 from dataclasses import dataclass, field
-from math import isqrt, sqrt
+from math import hypot, isqrt, sqrt
 
 import numpy as np
 
@@ -95,9 +95,9 @@ class Statistics:
     sums : float
         Seconds in which what the workers have summed was added up and fetched, after the last of them was done.
     error_bound, error_estimate : float
-        Of a gradient, in Hartree/Bohr: the sum of the bounds of the shell quartets that were left out, which the error
-        of no component by these can exceed, and the root of the sum of their squares, about the error to expect. There
-        a quartet of two different pairs counts twice, once for the derivatives of each.
+        Of a gradient, in Hartree/Bohr: the sum of the bounds of all that was left out, which the error of no component
+        by this can exceed, and the root of the sum of the squares of those of shell quartets, about the error to
+        expect. There a quartet of two different pairs counts twice, once for the derivatives of each.
     """
 
     computed: int = 0
@@ -108,6 +108,12 @@ class Statistics:
     sums: float = field(default=0.0, compare=False, repr=False)
     error_bound: float = field(default=0.0, compare=False, repr=False)
     error_estimate: float = field(default=0.0, compare=False, repr=False)
+
+    def add(self, other):
+        """Adds what another part of a gradient has to it."""
+        for name in ("computed", "skipped", "wanted", "seconds", "error_bound"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.error_estimate = hypot(self.error_estimate, other.error_estimate)
 
 
 def schwarz_bounds(engine, lists, cutoff=PRIMITIVE_CUTOFF):

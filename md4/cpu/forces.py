@@ -43,10 +43,9 @@ class ForceList:
         By all centres that pairs have: single shells have one.
     largest : ndarray, shape (npair,)
         Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
+    of_pairs : md4.shells.schwarz.GradientBounds
     bounds, derivative_bounds : ndarray, shape (npair,)
-        f_ab (sum_ab (ab|ab))^1/2, or an upper bound of it, and that of the largest derivative, in the order of the
-        groups. Both derivatives of a pair add to the same force where its shells have the same centre, so that bound is
-        twice as large there.
+        The same in the order of the groups.
     """
 
     def __init__(self, backend, basis, given):
@@ -55,7 +54,7 @@ class ForceList:
         self.derivatives = OF_A if self.pairs.single else OF_A + OF_B
         self.derived = self.pairs.derived(self.derivatives)
         self.largest = largest_norms(backend, self.derived)
-        made = GradientBounds(self.pairs, basis.centres, given.exact, self.largest)
+        self.of_pairs = made = GradientBounds(self.pairs, basis.centres, given.exact, self.largest)
         self.bounds, self.derivative_bounds = made.own[self.groups.order], made.derivative[self.groups.order]
 
     @cached_property
@@ -134,6 +133,7 @@ class HostForces:
         self.backend, self.basis, self.lock = backend, basis, Lock()
         self.lists = [ForceList(backend, basis, this) for this in lists]
         self.degree = 1 + 2 * max(this.pairs.l for this in self.lists)
+        self.bounds = [this.of_pairs for this in self.lists]
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """The gradient of E of `md4.cpu.gradient` by the centre of each shell, or a part of its terms.

@@ -10,8 +10,10 @@ from functools import cache
 
 import numpy as np
 
+from md4.cpu.derivative_matrices import digest
 from md4.cpu.derivatives import derivative_scatter
 from md4.cpu.digestion import digest_blocks
+from md4.cpu.gradient import KET, Tiles, derivative_norms, forces, reverse_sums, workspace
 from md4.cpu.groups import FIELD, STATE, TASK, Groups, aligned_empty
 from md4.cpu.h_matrices import h_matrices, numbers_of, shape_of
 from md4.cpu.hermite_coulomb import contract_r
@@ -20,7 +22,7 @@ from md4.cpu.matrices import transposed_sum
 from md4.cpu.run import Sizes
 from md4.cpu.screening import covering, norms_of_blocks, norms_of_density, survivors
 from md4.cpu.targets import copy_blocks, scatter_blocks
-from md4.method.operators import kind_table
+from md4.method.operators import Mixture, kind_table
 from md4.method.scatter import SYMMETRIES
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import shell_pairs
@@ -30,10 +32,13 @@ from md4.support.processes import allowed_jobs, can_keep, can_start, command, en
 from md4.support.progress import compiling
 
 # Loops by name, and about how long each takes to compile, in tenths of a second.
-COSTS = {"h": 10, "fill": 13, "copy": 2, "scatter": 3, "derivatives": 3, "digest": 8, "contract": 9, "transpose": 2,
-         "blocks": 2, "norms": 2, "count": 3, "cover": 4}  # fmt: skip
+COSTS = {"h": 10, "fill": 13, "copy": 2, "scatter": 3, "derivatives": 11, "digest": 8, "contract": 9, "transpose": 2,
+         "blocks": 2, "norms": 2, "count": 3, "cover": 4, "reverse": 22, "bounds": 9, "forces": 7,
+         "matrices": 11}  # fmt: skip
 # Those of J and K besides, for each backend. The last one is for GPUs.
 BESIDE = ["transpose", "blocks", "norms", "count", "cover"]
+# Those of gradients and of derivatives of J and K.
+DERIVATIVES = ["reverse", "bounds", "forces", "matrices"]
 # How much a second process takes to start, in the same unit.
 START = 3
 # Thresholds of its garbage collector: nearly all of the many objects that Numba makes live on.
@@ -43,7 +48,8 @@ ready = set()  # names of loops that this process has compiled or read
 
 
 def names_for(use, kind):
-    """Names of the loops for blocks of integrals ('blocks'), J alone ('j'), or J and K.
+    """Names of the loops for blocks of integrals ('blocks'), J alone ('j'), J and K, or their derivatives as forces
+    ('forces') or as matrices ('matrices').
 
     For 'tensor' and 'lists' those that all of them need. A tensor also needs `scatter_name`, which takes long for s1.
     """
@@ -52,6 +58,9 @@ def names_for(use, kind):
         return names
     if use == "blocks":
         return [*names, "copy"]
+    if use in ("forces", "matrices"):  # lists and bounds are those of 1/r
+        loops = [f"reverse {kind}" if use == "forces" else names[1], use]
+        return list(dict.fromkeys(["h", "fill coulomb", "bounds coulomb", *loops]))
     return [*names, f"contract {kind}" if use == "j" else "digest", *BESIDE[:-1]]
 
 
@@ -62,9 +71,11 @@ def scatter_name(aosym):
 
 def every_name(kinds=("coulomb",)):
     """Names of all loops for some operators."""
-    uses = "blocks", "j", "jk"
+    uses = "blocks", "j", "jk", "forces", "matrices"
     names = [name for kind in kinds for use in uses for name in names_for(use, kind)]
-    return list(dict.fromkeys([*names, *map(scatter_name, SYMMETRIES), *BESIDE]))
+    if "erf" in kinds:  # for range-separated functionals
+        names += names_for("forces", Mixture.kind)
+    return list(dict.fromkeys([*names, *map(scatter_name, SYMMETRIES), "derivatives", *BESIDE]))
 
 
 @cache
@@ -82,12 +93,16 @@ def examples():
         "integers": np.zeros(STATE.size, dtype=np.int64), "four": np.zeros((1, 1, 1, 1)),
         "work": Sizes(*[1] * 11).allocated(HostMemory()), "indices": np.zeros(1, dtype=np.int64),
         "small": np.zeros(1, dtype=np.int32), "matrix": matrices[0],
+        "reverse": workspace(HostMemory(), *[1] * 6), "kets": np.zeros((1, KET.size), dtype=np.int64),
     }  # fmt: skip
 
 
 def arguments(name):
     """(loop, arguments) of a name."""
-    return beside(name) if name in BESIDE else of_integrals(*name.partition(" ")[::2])
+    if name in BESIDE:
+        return beside(name)
+    name, _, kind = name.partition(" ")
+    return of_derivatives(name, kind) if name in DERIVATIVES else of_integrals(name, kind)
 
 
 def of_integrals(name, kind):
@@ -108,6 +123,24 @@ def of_integrals(name, kind):
         return digest_blocks(), (items, tasks, lists, numbers, matrices, matrices, numbers, matrices, matrices)
     more = matrices, of["four"], matrices, of["four"], matrices, of["work"]
     return contract_r(kind), (integers, lists, 0.0, 0.0, kind_table(kind), *more)
+
+
+def of_derivatives(name, kind):
+    """The same of a name in `DERIVATIVES`."""
+    of = examples()
+    matrices, numbers, integers, work = (of[key] for key in ("matrices", "numbers", "integers", "reverse"))
+    if name == "forces":
+        return forces(), of["h"]
+    if name == "matrices":
+        sums = numbers, of["four"], of["four"]
+        return digest(), (of["items"], of["tasks"], of["lists"], numbers, matrices, True, True, *sums)
+    operator = Mixture(1.0, 1.0, 1.0).parameter if kind == Mixture.kind else 0.0, kind_table(kind)
+    if name == "bounds":
+        return derivative_norms(kind), (of["lists"], 0, 1, 1, integers, *operator, numbers, work, matrices)
+    terms = matrices, numbers, numbers, matrices, of["matrix"]
+    tiles = Tiles(of["items"], integers, of["small"], of["small"])
+    lists = 0, 0, 1, of["lists"], of["kets"], integers
+    return reverse_sums(kind), (*lists, numbers, integers, tiles, 0.0, *operator, terms, work, numbers, numbers)
 
 
 def beside(name):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.boys import MMAX
@@ -86,6 +86,25 @@ class Operator:
         return cls.coulomb() if value == 0 else cls.erf(value) if value > 0 else cls.erfc(-value)
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """(alpha + beta erf(omega r))/r, whose [0]^(m) are summed; for gradients on the CPU, not for blocks of integrals.
+
+    Its Fourier transform is that of 1/r times alpha + beta exp(-k^2 / 4 omega^2), which lies between alpha and alpha +
+    beta. So whatever the signs are, max(|alpha|, |alpha + beta|) times a Schwarz bound of 1/r is a bound.
+    """
+
+    kind: ClassVar[str] = "mixture"
+    omega: float
+    alpha: float
+    beta: float
+
+    @property
+    def parameter(self):
+        """What the loops of this operator take in place of a number."""
+        return self.omega, self.alpha, self.beta
+
+
 # What `as_operator` takes.
 OperatorLike: TypeAlias = Operator | str | tuple[str, float]
 
@@ -160,10 +179,10 @@ def zeros_function(kind, jit):
 
 def operator_table(operator):
     """The `table` that an operator's device functions read, float64 and two-dimensional."""
-    return kind_table(as_operator(operator).kind)
+    return kind_table(operator.kind if isinstance(operator, Mixture) else as_operator(operator).kind)
 
 
 @cache
 def kind_table(kind):
     """The table of a kind."""
-    return DEFINITIONS[kind].make_table()
+    return DEFINITIONS["erf" if kind == Mixture.kind else kind].make_table()

@@ -124,27 +124,31 @@ class MD4Forces(MD4Derivatives):
 
     def _md4_two_electrons(self, mol, dm):
         """Forces of J and of all exchange of the functional, (natm, 3)."""
-        return self._md4_exact(mol, dm, self._md4_parts())
+        return self._md4_exact(mol, dm, 1.0)
 
-    def _md4_exact(self, mol, dm, parts):
-        """Forces of `parts` of J and K without fitting, (natm, 3)."""
+    def _md4_exact(self, mol, dm, coulomb):
+        """Forces of so many times J and of all exchange of the functional without fitting, (natm, 3)."""
+        omega, alpha, hyb = self._md4_factors()
+        long_range = (omega, alpha - hyb) if omega and alpha != hyb else None
 
         def work(jk, mol, dm):
             tolerance, forces = FACTOR * self.base.direct_scf_tol, np.zeros((mol.natm, 3))
-            for coulomb, exchange, omega in parts:
-                of_shells = jk.gradient(dm, coulomb, exchange, effective_omega(mol, omega), tolerance)
-                np.add.at(forces, mol._bas[:, ATOM_OF], of_shells)
+            of_shells = jk.gradient(dm, coulomb, hyb, effective_omega(mol, None), tolerance, long_range)
+            np.add.at(forces, mol._bas[:, ATOM_OF], of_shells)
             return forces
 
         return self._md4_timed("Forces of two-electron integrals", mol, dm, work)
 
-    def _md4_parts(self):
-        """Factors of J and K and the omega of each operator, the ones that PySCF takes for the gradient."""
+    def _md4_factors(self):
+        """(omega, alpha, hyb) of the functional; (0, 1, 1) of Hartree-Fock."""
         from pyscf.scf.hf import KohnShamDFT
 
-        mf, omega, alpha, hyb = self.base, 0.0, 1.0, 1.0
-        if isinstance(mf, KohnShamDFT):
-            omega, alpha, hyb = mf._numint.rsh_and_hybrid_coeff(mf.xc, spin=mf.mol.spin)
+        mf = self.base
+        return mf._numint.rsh_and_hybrid_coeff(mf.xc, mf.mol.spin) if isinstance(mf, KohnShamDFT) else (0.0, 1.0, 1.0)
+
+    def _md4_parts(self):
+        """Factors of fitted J and K and the omega of each operator, the ones that PySCF takes for the gradient."""
+        omega, alpha, hyb = self._md4_factors()
         if omega and alpha == 0:
             return [(1.0, 0.0, None), (0.0, hyb, -omega)]
         if omega and alpha != hyb:
@@ -200,11 +204,11 @@ class MD4FittedForces(MD4Forces):
 
         mf, parts, start = self.base, self._md4_parts(), time.perf_counter()
         dm = mf.make_rdm1() if dm is None else dm
-        exact = [(0.0, k, omega) for _, k, omega in parts if k and mf.only_dfj]
+        exact = mf.only_dfj and any(k for _, k, _ in parts)
         fitted = [(j, 0.0, omega) for j, _, omega in parts if j] if mf.only_dfj else parts
         forces = mf._md4_builder.ranks.together(lambda: self._md4_fitted(dm, fitted), "fitted forces")
         logger.info(self, "Forces of density fitting by md4: backend cpu, %.2f s", time.perf_counter() - start)
-        return forces + self._md4_exact(mol, dm, exact) if exact else forces
+        return forces + self._md4_exact(mol, dm, 0.0) if exact else forces
 
     def _md4_fitted(self, dm, parts):
         """Forces of `parts` of J and K, (natm, 3), of all ranks."""

@@ -383,6 +383,16 @@ def primitive_pairs(basis, pairs):
     return owner, first[:, 0] + of_a, first[:, 1] + of_b
 
 
+def primitive_estimates(basis, pairs):
+    """As `primitive_pairs`, followed by |A - B|^2 and the logarithm of a bound on (ab|ab)^(1/2) of each of them."""
+    owner, ka, kb = primitive_pairs(basis, pairs)
+    distance2 = (np.subtract(*basis.centres.take(AXES, axis=1)[pairs.T]) ** 2).sum(axis=1)[owner]
+    la, lb = basis.classes[pairs, 0].T
+    coefficients = basis.log_coefficients[ka] + basis.log_coefficients[kb]
+    given = basis.exponents[ka], basis.exponents[kb], la[owner], lb[owner], coefficients, distance2
+    return owner, ka, kb, distance2, make_schwarz_estimate(np)(*given)
+
+
 def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
     """`ShellPairs` of a list of pairs of shell indices, without negligible primitive pairs.
 
@@ -414,17 +424,12 @@ def shell_pair_lists(basis, lists, cutoff):
         Their arrays are slices of arrays of all lists.
     """
     pairs, first_pair = np.concatenate(lists), starts_of([len(this) for this in lists])
-    owner, ka, kb = primitive_pairs(basis, pairs)
-    centres = basis.centres.take(AXES, axis=1)
-    centre_a, centre_b = centres[pairs[:, 0]], centres[pairs[:, 1]]
-    distance2 = ((centre_a - centre_b) ** 2).sum(axis=1)[owner]
-    (la, lb), (nctr_a, nctr_b) = basis.classes[pairs].T
-    coefficients = basis.log_coefficients[ka] + basis.log_coefficients[kb]
-    za, zb = basis.exponents[ka], basis.exponents[kb]
-    estimate = make_schwarz_estimate(np)(za, zb, la[owner], lb[owner], coefficients, distance2)
+    owner, ka, kb, distance2, estimate = primitive_estimates(basis, pairs)
+    centre_a, centre_b = basis.centres.take(AXES, axis=1)[pairs.T]
+    nctr_a, nctr_b = basis.classes[pairs, 1].T
     keep = np.flatnonzero(~(estimate < log_cutoff(cutoff)))
     owner, ka, kb = owner[keep], ka[keep], kb[keep]
-    za, zb = za[keep], zb[keep]
+    za, zb = basis.exponents[ka], basis.exponents[kb]
     p, share_a, share_b, overlap = make_gaussian_product(np)(za, zb, distance2[keep])
     axes = product_axis(centre_a[owner], centre_b[owner], share_a[:, None], share_b[:, None])
     counts_a, counts_b = nctr_a[owner], nctr_b[owner]

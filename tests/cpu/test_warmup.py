@@ -17,8 +17,13 @@ def test_names():
     assert warmup.names_for("j", "erf") == ["h", "fill erf", "contract erf", *beside]
     assert warmup.names_for((1, 2), "erf") == ["h", "fill erf", "digest", *beside]
     assert warmup.names_for("tensor", "erf") == warmup.names_for("lists", "erf") == ["h", "fill erf"]
+    beside = ["h", "fill coulomb", "bounds coulomb"]
+    assert warmup.names_for("forces", "erf") == [*beside, "reverse erf", "forces"]
+    assert warmup.names_for("matrices", "coulomb") == [*beside, "matrices"]
+    assert "reverse mixture" not in warmup.every_name()
     names = warmup.every_name(OPERATORS)
-    assert len(names) == len(set(names)) == 3 + len(SYMMETRIES) + 2 * len(OPERATORS) + len(warmup.BESIDE)
+    assert "reverse mixture" in names
+    assert len(names) == len(set(names)) == 8 + len(SYMMETRIES) + 3 * len(OPERATORS) + len(warmup.BESIDE)
     loops = {id(warmup.arguments(name)[0]) for name in names}
     assert len(loops) == len(names)
 
@@ -106,11 +111,12 @@ def test_an_error_ends_the_second_process(monkeypatch):
 
 
 FIRST_CALLS = """
+    from md4.contract.derivatives import DerivativeRequest, derivative_tensor
     from md4.cpu import warmup
 
     asked, second_process = [], warmup.second_process
     warmup.second_process = lambda names: asked.extend(names) or second_process(names)
-    missing, total = warmup.warmup(progress=False)
+    missing, total = warmup.warmup(spec["kinds"], progress=False)
     before = len(compilations.buffer)
     results = [job()]
     general = np.random.default_rng(0).normal(size=(3, len(dm), len(dm)))
@@ -119,22 +125,31 @@ FIRST_CALLS = """
         for options in ({}, {"with_j": False}, {"with_k": False}):
             jk.get_jk(densities, hermi, **options)
     jk.update(dm)
+    symmetric = general[0] + general[0].T
+    for options in ({}, {"exchange": 0.0}, {"long_range": (0.4, 0.5)}):
+        jk.gradient(symmetric, **options)
+        jk.gradient([symmetric, symmetric], **options)
+    jk.product_gradient(general, general)
+    jk.derivative_jk(general)
     engine = md4.Engine(basis, backend="cpu")
     engine.compute([[0, 0]], [[1, 0], [3, 2]])
     ao_tensor(engine, "s4")
+    derivative_tensor(engine, DerivativeRequest.of_name(basis, "int2e_ip1", "s1", None))
     ao_tensor(engine, "s1", shls_slice=(0, 2, 0, 2, 1, 3, 0, 4))
     ao_tensor(engine, "s1", out=np.empty((8,) * 4))
-    report(results, missing=missing, total=total, later=len(compilations.buffer) - before, again=warmup.warmup()[0],
-           asked=asked)
+    report(results, missing=missing, total=total, later=len(compilations.buffer) - before,
+           again=warmup.warmup(spec["kinds"])[0], asked=asked)
 """
 
 
 @pytest.mark.thorough
 def test_the_first_calls_find_everything(tmp_path):
     """The types of the examples are those of calls, and what another process has compiled is found."""
-    told = run(tmp_path / "cache", FIRST_CALLS, env={"MD4_JOBS": "2"}).right()
-    assert told["missing"] == told["total"] == len(warmup.every_name()) == len(files(tmp_path / "cache"))
-    assert told["asked"] == warmup.shared(warmup.every_name())[1]
+    kinds = "coulomb", "erf"
+    names = warmup.every_name(kinds)
+    told = run(tmp_path / "cache", FIRST_CALLS, env={"MD4_JOBS": "2"}, kinds=kinds).right()
+    assert told["missing"] == told["total"] == len(names) == len(files(tmp_path / "cache"))
+    assert told["asked"] == warmup.shared(names)[1]
     assert told["later"] == told["again"] == 0
 
 

@@ -17,7 +17,11 @@ from md4.cpu.emit.vectors import (
     Memory,
     Value,
     anywhere,
+    broadcast,
     data_of,
+    fma,
+    load,
+    multiply,
     store,
     table_entries,
     vector,
@@ -40,7 +44,7 @@ from md4.method.boys import (
 )
 from md4.method.zeros import COULOMB_FACTOR
 
-zeros_upto = None  # set by `zeros_of`, for one operator
+zeros_upto = zeros_of_coulomb = zeros_of_erf = None  # set by `zeros_of`
 
 
 def coulomb(p, q, r2, omega):
@@ -152,6 +156,16 @@ def one_by_one(l, p, q, r2, parameter, table, numbers, zeros):
         zeros_upto(l, *exponents, numbers[2 * LANES + lane], parameter, table, zeros, lane, LANES)
 
 
+def mixed(l, p, q, r2, parameter, table, numbers, zeros):
+    """[0]^(m) of a `Mixture`; `numbers` has room for l + 1 vectors."""
+    omega, of_coulomb, of_erf = parameter
+    zeros_of_coulomb(l, p, q, r2, omega, table, numbers, zeros)
+    zeros_of_erf(l, p, q, r2, omega, table, numbers, numbers)
+    for at in range(0, (l + 1) * LANES, LANES):
+        value = multiply(broadcast(of_coulomb), load(zeros, at))
+        store(zeros, at, fma(broadcast(of_erf), load(numbers, at), value))
+
+
 # Operators that have code for all lanes.
 FORMULAS = {"coulomb": coulomb, "erf": erf}
 
@@ -160,4 +174,6 @@ def zeros_of(kind):
     """The function (l, p, q, r2, parameter, table, numbers, zeros) of an operator; p, q and r2 are vectors."""
     if kind in FORMULAS:
         return make_zeros(FORMULAS[kind])
+    if kind == operators.Mixture.kind:
+        return bound(mixed, make=part, zeros_of_coulomb=make_zeros(coulomb), zeros_of_erf=make_zeros(erf))
     return bound(one_by_one, make=part, zeros_upto=operators.zeros_function(kind, helper))

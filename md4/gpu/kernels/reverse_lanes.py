@@ -1,10 +1,11 @@
 """Steps 1 and 2 of gradients for the smallest classes: a lane a primitive quartet.
 
 A warp takes a primitive bra pair and some p, and goes through the primitive ket pairs that count with it
-(`md4.gpu.kernels.select_kets`), 32 at a time. Each lane makes r of its quartet, which goes to shared memory, and its
-Gamma; then U[cd, p] = sum_q H[cd, q] [p|q] and Z[ab, p] += sum_cd Gamma[ab, cd] U[cd, p] are code without loops and
-without the zeros of H (`md4.gpu.emit.reverse`). Z stays in registers; the sums over the lanes are added to it in memory
-at the end. Where Z of a class has too many numbers, several warps divide the p among them, and each makes r and Gamma.
+(`md4.gpu.kernels.select_kets`), 32 at a time. Each lane makes r of its quartet, which goes to shared memory. Then
+U[cd, p] = sum_q H[cd, q] [p|q] and Z[ab, p] += sum_cd Gamma[ab, cd] U[cd, p] are code without loops and without the
+zeros of H (`md4.gpu.emit.reverse`), with Gamma from memory (`md4.gpu.kernels.gamma_blocks`). Z stays in registers; the
+sums over the lanes are added to it in memory at the end. Where Z of a class has too many numbers, several warps divide
+the p among them, and each makes r.
 
 H of the kets is that of `md4.gpu.kernels.thread_quartet`, with the sign (-1)^|q|, and R = P - Q. So U lacks no sign
 here, and gets the one that Z has in the other kernels, (-1)^|p|, when it is added to memory.
@@ -19,7 +20,6 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import address_of, make_empty, shared_address
 from md4.gpu.emit.reverse import make_add_sums, make_reverse_products
-from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.unrolled import make_r_by_axis
 from md4.gpu.kernels.groups import Records
 from md4.gpu.kernels.primitive_quartets import (
@@ -30,8 +30,8 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     separate,
 )
-from md4.gpu.kernels.reverse_fused import BraPrimitives, KetPrimitives
-from md4.gpu.kernels.reverse_sums import Densities, FunctionPairs, ReverseSums
+from md4.gpu.kernels.reverse_fused import BraPrimitives, KetPrimitives, make_quartets_of
+from md4.gpu.kernels.reverse_sums import ReverseSums
 from md4.gpu.staircases import hermite_order
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import REVERSE
@@ -98,26 +98,6 @@ def columns_of(l):
     return order[order >= 0]
 
 
-def own_gamma(gamma, first, aos, sizes, weight, densities):
-    """Gamma of a lane's quartet, 32 numbers apart, from gamma[first] on (device function)."""
-    (a0, b0, c0, d0), (na, nb, nc, nd) = aos, sizes
-    nao, numbers = densities.nao, densities.numbers
-    for s in range(densities.coulomb.size):
-        base, j, k, place = s * nao * nao, weight * densities.coulomb[s], -0.5 * weight * densities.exchange[s], first
-        for a in range(na):
-            row_a = base + (a0 + a) * nao
-            for b in range(nb):
-                row_b = base + (b0 + b) * nao
-                j_ab = j * numbers[row_a + b0 + b]
-                for c in range(nc):
-                    row_c = base + (c0 + c) * nao
-                    k_ac, k_bc = k * numbers[row_a + c0 + c], k * numbers[row_b + c0 + c]
-                    for d in range(d0, d0 + nd):
-                        value = j_ab * numbers[row_c + d] + k_ac * numbers[row_b + d] + k_bc * numbers[row_a + d]
-                        gamma[place] = value if s == 0 else gamma[place] + value
-                        place += 32
-
-
 def reverse_lanes(nab, chunk, ket_class, l, kind):
     """Kernel factory: `nab` functions of the bra, `chunk` of the p up to degree l, and the class of H of the ket."""
     l_ket = ket_class[0] + ket_class[1]
@@ -127,14 +107,12 @@ def reverse_lanes(nab, chunk, ket_class, l, kind):
     known = tuple(column_offsets(l, l_ket, 0).tolist()) if chunk == nherm(l) else None
     products, add_sums = make_reverse_products(elements, functions, nab, chunk, known), make_add_sums(nab, chunk)
     zeros_upto, make_r = make_zeros_upto(kind, l + l_ket), make_r_by_axis(l + l_ket, False)
-    empty = make_empty(nab * chunk)
-    charge_at, separation_of, make_gamma = map(jit_device, (charge, separate, own_gamma))
-    ncd, r_numbers = 1 + max(cd for cd, _ in elements), 32 * row
+    empty, quartets = make_empty(nab * chunk), make_quartets_of()
+    charge_at, separation_of = jit_device(charge), jit_device(separate)
 
     def kernel(
-        bra: FunctionPairs, records: Records, prims: BraPrimitives, ket: FunctionPairs, kets: KetPrimitives,
-        slots: KetSlots, operator: OperatorArguments, columns: Columns, densities: Densities, z: ReverseSums,
-        chunks: i64,
+        records: Records, prims: BraPrimitives, kets: KetPrimitives, slots: KetSlots, gamma: F64,
+        operator: OperatorArguments, columns: Columns, z: ReverseSums, chunks: i64,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
         lane, block = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
@@ -142,40 +120,29 @@ def reverse_lanes(nab, chunk, ket_class, l, kind):
         part, own = rest % z.parts, rest // z.parts
         prim = prims.first_prim + own
         ab = prims.owner[prim]
-        # the quartets of this primitive bra pair, as many as of the other ones of its pair, and of them those of a part
-        n, nprim = kets.first[ab - bra.first], prims.start[ab + 1] - prims.start[ab]
-        count = quotient(kets.first[ab - bra.first + 1] - n, nprim)
-        n += (prim - prims.start[ab]) * count
-        each = quotient(count + z.parts - 1, z.parts)
-        behind = n + min(count, (part + 1) * each)
-        n += part * each
+        n, behind = quartets(prims, kets, prim, ab, part, z.parts)
         if n >= behind:
             return
-        a0, b0 = bra.aos[ab, 0], bra.aos[ab, 1]
-        sizes, factor = (bra.na, bra.nb, ket.na, ket.nb), 1.0 if a0 == b0 else 2.0
-        place, base = charge_at(records.numbers, prim * records.width), shared_address(shared)
-        r_address, gamma_address = i32(base + 8 * row * lane), i32(base + 8 * (r_numbers + lane))
-        sums, step = empty(), i32(8 * slots.count)
+        place, address = charge_at(records.numbers, prim * records.width), i32(shared_address(shared) + 8 * row * lane)
+        sums, dead = empty(), kets.first[kets.first.shape[0] - 1, 0]
+        h_step, gamma_step = i32(8 * slots.count), i32(8 * (dead + 1))
         while n < behind:
-            live, other = n + lane < behind, i64(kets.numbers[min(n + lane, behind - 1)])
-            slot, kl = slots.place[other], kets.owner[other]
-            c0, d0 = ket.aos[kl, 0], ket.aos[kl, 1]
+            own = min(n + lane, behind - 1)
+            slot, shells = slots.place[kets.numbers[own]], i64(kets.shells[own]) if own == n + lane else dead
             s = separation_of(place, Charge(
                 slots.pairs[slot], slots.pairs[slots.count + slot], slots.pairs[2 * slots.count + slot],
                 slots.pairs[3 * slots.count + slot],
             ))  # fmt: skip
-            make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, r_address)
-            weight = factor * (1.0 if c0 == d0 else 2.0) if live else 0.0
-            make_gamma(shared, r_numbers + lane, (a0, b0, c0, d0), sizes, weight, densities)
+            make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, address)
             sums = products(
-                sums, address_of(slots.h, slot), step, r_address, gamma_address, columns.offsets,
-                first * columns.functions,
+                sums, address_of(slots.h, slot), h_step, address, address_of(gamma, shells), gamma_step,
+                columns.offsets, first * columns.functions,
             )  # fmt: skip
             n += 32
         target = (part * z.nprim + prim - z.first_prim) * columns.blocks * z.rows * 8
         add_sums(sums, z.numbers, target, z.rows, first, columns.count, columns.signs, lane)
 
-    return Kernel(kernel, (32, REVERSE.lane_blocks(8 * (r_numbers + 32 * nab * ncd), nab * chunk)))
+    return Kernel(kernel, (32, REVERSE.lane_blocks(256 * row, nab * chunk)))
 
 
 # launcher
@@ -192,7 +159,7 @@ class LanePlan(NamedTuple):
 def lane_plan(bra, ket, hermite):
     """`LanePlan` for `ListFacts` of the bra, the ket, and the Hermite functions of the bra; None for larger classes."""
     elements, row = len(class_elements(ket.h_class)), nherm(hermite.l + ket.l) | 1
-    if 256 * (row + bra.nab * ket.nab) > REVERSE.lane_bytes:
+    if 256 * row > REVERSE.lane_bytes:
         return None
     of_one = elements + bra.nab * ket.nab
     most = min(hermite.nherm, REVERSE.lane_doubles // bra.nab, REVERSE.lane_products // of_one)
@@ -200,35 +167,34 @@ def lane_plan(bra, ket, hermite):
     return LanePlan(-(-hermite.nherm // chunks), chunks) if chunks <= REVERSE.lane_chunks else None
 
 
-def launch_reverse_lanes(context, operator, plan, aos, ab, cd, h, slots, hermite, table, densities, z):
+def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermite, table, z):
     """Adds what the listed primitive quartets give the bra pairs `ab` to Z.
 
     Parameters
     ----------
     operator : md4.method.operators.Operator
     plan : LanePlan
-    aos : tuple of Buffer
-        First AOs of the bra and of the ket list.
     ab, cd : md4.engine.PreparedPairs
         A slice of the bra list, and the ket list.
     h : Buffer
         H of the ket list in the form `md4.gpu.h_layout.KET_ELEMENTS`.
     slots : md4.gpu.pair_layout.PairSlots
         Of the ket list.
+    gamma : Buffer
+        Of the shell quartets, side by side.
     hermite : ListFacts
         The Hermite functions of the bra.
-    table, densities, z : tuple
-        Fields of `md4.gpu.kernels.select_kets.QuartetTable`, `Densities` and `ReverseSums`.
+    table, z : tuple
+        Fields of `md4.gpu.kernels.select_kets.QuartetTable` and `ReverseSums`.
     """
-    bra, ket, l, (first, _, numbers) = ab.facts, cd.facts, hermite.l, table
+    bra, ket, l, (first, *_, numbers, shells) = ab.facts, cd.facts, hermite.l, table
     variant = Variant(reverse_lanes, (bra.nab, plan.chunk, ket.h_class, l, operator.kind))
     offsets = context.table(column_offsets, l, ket.l, plan.chunk)
     context.launch(
-        variant, plan.chunks * z[-1] * ab.nprim, 32, 256 * ((nherm(l + ket.l) | 1) + bra.nab * ket.nab),
-        (aos[0], ab.first, bra.na, bra.nb), (ab.data.records, ab.data.width),
-        (ab.data.owner, ab.data.start, ab.first_prim), (aos[1], cd.first, ket.na, ket.nb),
-        (cd.data.owner, first, numbers), (slots.numbers, h, slots.place, slots.count),
+        variant, plan.chunks * z[-1] * ab.nprim, 32, 256 * (nherm(l + ket.l) | 1), (ab.data.records, ab.data.width),
+        (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
+        (slots.numbers, h, slots.place, slots.count), gamma,
         operator_arguments(context, operator.kind, operator.parameter),
-        (offsets, context.table(column_signs, l), nherm(ket.l), hermite.nherm, blocks_of_8(hermite.nherm)),
-        densities, z, plan.chunks,
+        (offsets, context.table(column_signs, l), nherm(ket.l), hermite.nherm, blocks_of_8(hermite.nherm)), z,
+        plan.chunks,
     )  # fmt: skip

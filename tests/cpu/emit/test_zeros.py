@@ -8,7 +8,7 @@ from md4.cpu.emit.vectors import LANES, load
 from md4.cpu.emit.zeros import FORMULAS, zeros_of
 from md4.method import operators
 from md4.method.boys import FAR, FAR_SLOPE
-from md4.method.operators import MMAX, Operator
+from md4.method.operators import MMAX, Mixture, Operator
 
 
 def compiled(kind):
@@ -68,6 +68,20 @@ def test_extreme_exponents(kind, l, exponent):
     exact = np.array([plain(kind, l, *these, operator.parameter, table) for these in zip(p, q, r2)])
     assert np.isfinite(exact).all()
     np.testing.assert_allclose(zeros.T, exact, rtol=1e-13, atol=1e-307)
+
+
+def test_mixture():
+    mixture, rng = Mixture(0.7, 0.3, -0.8), np.random.default_rng(3)
+    run, table = compiled(mixture.kind), operators.operator_table(mixture)
+    for l in (0, 1, 6, MMAX):
+        p, q, r2 = quartets(rng, l, LANES)
+        zeros = np.full((l + 1, LANES), np.nan)
+        run(l, p, q, r2, mixture.parameter, table, np.empty((l + 1) * LANES), zeros.reshape(-1))
+        whole, long_range = (
+            np.array([plain(kind, l, *these, omega, table) for these in zip(p, q, r2)])
+            for kind, omega in (("coulomb", 0.0), ("erf", 0.7))
+        )
+        assert (abs(zeros.T - 0.3 * whole + 0.8 * long_range) <= 1e-13 * abs(whole)).all()
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "yukawa"])
