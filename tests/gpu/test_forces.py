@@ -22,7 +22,7 @@ CASES = {
     "(s, p), K = 4": ((0, 1), 2, 1, True, "dmma16"), "(s, p) of two functions": ((0, 1), 2, 2, True, "dmma16"),
     "(d, p), Cartesian": ((2, 1), 1, 1, False, "dmma16"), "(f, s)": ((3, 0), 1, 1, True, "dmma16"),
     "(f, s), dmma8": ((3, 0), 1, 1, True, "dmma8"), "(f, d)": ((3, 2), 1, 1, True, "dmma16"),
-    "(d, s), K = 9": ((2, 0), 3, 1, True, "dmma8"),
+    "(d, s), K = 4": ((2, 0), 2, 1, True, "dmma8"),
 }  # fmt: skip
 SMALL = basis_of((0, 1))
 # Atoms in a plane askew, with an f function.
