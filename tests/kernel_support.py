@@ -8,12 +8,17 @@ from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
+
+from md4.contract.team import Team
 from md4.contract.three_centre import ThreeCentre
 from md4.contract.warmup import MEMORIES, asked_by, make_builds, make_tensors, shells_up_to
+from md4.engine import Engine
 from md4.gpu import sums
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.shells.basis import Basis
+from md4.shells.schwarz import GradientBounds
 
 PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 BEGIN, END = "<!-- kernels: written by tests/kernel_support.py -->\n", "<!-- end of kernels -->\n"
@@ -52,9 +57,17 @@ def builds(backend, basis):
         make_builds(backend, basis)
 
 
-def both(backend, basis):
-    tensors(backend, basis)
-    builds(backend, basis)
+def gradients(backend, basis):
+    if backend.context.unit != "fma":
+        team, ones = Team.of(Engine(basis, backend=backend)), np.ones((1, basis.nao, basis.nao))
+        team.make_lists(0.0)
+        bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in team.lists]
+        backend.sums.forces(basis, team.lists, bounds).run(backend, ones, np.ones(1), np.ones(1), 0.0)
+
+
+def everything(backend, basis):
+    for work in (tensors, builds, gradients):
+        work(backend, basis)
 
 
 def fitting(backend, basis):
@@ -90,19 +103,20 @@ def in_fp32(variants):
 
 def of_device(capability):
     """All variants of a compute capability."""
-    return asked(both, capability=capability) | asked(fitting, capability=capability)
+    return asked(everything, capability=capability) | asked(fitting, capability=capability)
 
 
 def columns():
     """Kernels for which each column of the table says yes: a dict of sets of names."""
-    contracted, uncontracted = (names(asked(both, primitives=these)) for these in (CONTRACTED, UNCONTRACTED))
+    contracted, uncontracted = (names(asked(everything, primitives=these)) for these in (CONTRACTED, UNCONTRACTED))
     return {
         **{name: names(of_device(cc)) for name, cc in CAPABILITIES.items()},
         "tensors": names(asked(tensors)), "J and K": names(asked(builds)),
         "J and K of a plane": names(asked(builds, planar=True)), "density fitting": names(asked(fitting)),
+        "gradients": names(asked(gradients)),
         "uncontracted": uncontracted, "contracted": contracted,
-        "general contractions": names(asked(both, general=True)), "Cartesian": names(asked(both, pure=False)),
-        "FP32": in_fp32(asked(both)),
+        "general contractions": names(asked(everything, general=True)),
+        "Cartesian": names(asked(everything, pure=False)), "FP32": in_fp32(asked(everything)),
     }  # fmt: skip
 
 
@@ -110,7 +124,7 @@ def table():
     """The table as text."""
     found = columns()
     kernels = {v.factory for cc in CAPABILITIES.values() for v in of_device(cc)}
-    kernels |= {v.factory for v in asked(both, general=True) | asked(builds, planar=True)}
+    kernels |= {v.factory for v in asked(everything, general=True) | asked(builds, planar=True)}
     lines = ["| kernel | compiled for | " + " | ".join(found) + " |", "|---" * (len(found) + 2) + "|"]
     for factory in sorted(kernels, key=lambda this: (this.__module__, this.__name__)):
         marks = " | ".join("x" if factory.__name__ in names_ else "" for names_ in found.values())

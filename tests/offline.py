@@ -20,8 +20,9 @@ import numpy as np
 from numba.cuda.compiler import _compile_pyfunc_with_fixup
 
 from md4 import engine
+from md4.contract.screening import PairList
 from md4.engine import Engine, PreparedPairs
-from md4.gpu import hermite_coulomb, kernels
+from md4.gpu import forces, hermite_coulomb, kernels
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
 from md4.gpu.dry_run import BLOCK_SHARED, NoArray
@@ -40,6 +41,7 @@ from md4.method.operators import OPERATORS, Operator
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import QuartetRule
 from md4.shells.basis import Basis
+from md4.shells.schwarz import GradientBounds
 from md4.shells.shell_pairs import shell_pairs
 
 # The arithmetic unit that each architecture takes; see md4.gpu.context.arithmetic_unit.
@@ -171,9 +173,12 @@ def usage(variant, capabilities):
 
 
 def fake_backend(unit, operator):
-    """A GPU backend that works on nothing; its context notes what is asked for, all shared memory of sm_90 allowed."""
+    """A GPU backend that works on nothing; its context notes what is asked for.
+
+    Without tensor cores all shared memory of sm_90 is allowed.
+    """
     backend = GpuBackend.without_device(operator, CAPABILITIES[unit], 1 << 45)
-    backend.context.block_shared = BLOCK_SHARED[9, 0]
+    backend.context.block_shared = BLOCK_SHARED[(8, 0) if unit == "dmma8" else (9, 0)]
     return backend
 
 
@@ -205,6 +210,18 @@ def launch_coulomb(backend, lists, mirrored):
         for l_ket, l_bra in combinations_with_replacement(sorted({prepared.facts.l for prepared in lists}), 2):
             target.take(l_bra, l_ket, 0, 1)
         target.collect(lists)
+
+
+def launch_gradient(backend, bra, ket):
+    """What gradients launch for the first list as bra and the second as ket, all quartets of which count."""
+    lists, count = [PairList(side, *[np.ones(len(side))] * 3, (0, 0)) for side in (bra, ket)], len(ket)
+    basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
+    bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in lists]
+    counts = np.full((1, len(bra), 3), (count, ket.pairs.nprim, count))
+    terms = forces.Terms((NOTHING, NOTHING, NOTHING, 1), (NOTHING, NOTHING, NOTHING, 1, 0.0))
+    forces.DeviceForces(backend, basis, lists, bounds).launch(
+        backend, forces.Task(0.0, 0, 0, len(bra)), [1], counts, terms
+    )
 
 
 def launch_parts(backend, bra, ket):
@@ -244,6 +261,8 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                     launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
                 if unit != "fma":
                     launch_parts(backend, *order)
+            for roles in ((bra, ket), (ket, bra)) if unit != "fma" else ():
+                launch_gradient(backend, *roles)
             plan = backend.plan(bra, ket)
             order = (ket, bra) if plan.swap else (bra, ket)
             if unit != "fma" and plan.path.digests(*(side.facts for side in order)):

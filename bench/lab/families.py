@@ -220,6 +220,12 @@ def single_j(basis, omega=None):
         compare(j("cuda"), reference(j), "J alone in single precision", SINGLE_TOLERANCE)
 
 
+def gradient(basis, omega=None, tolerance=0.0):
+    """Derivatives of the energy of J and K of a closed shell by the centres of the shells."""
+    dm = symmetric(basis.nao, 1)[0]
+    both("gradient", lambda name: md4.JK(basis, backend=name).gradient(dm, omega=omega, tolerance=tolerance))
+
+
 def unpacked(nao, count):
     """Rows of pairs as symmetric matrices, a pair in seven left out."""
     rng, i, j = np.random.default_rng(nao), *np.tril_indices(nao)
@@ -478,6 +484,12 @@ FAMILIES = {
     "J alone by operator": each(
         matrices, *((basis, 1, 1, {"omega": w}) for basis in (SP, few_shells((3, 1, 1, 3))) for w in (0.4, -0.4)),
         with_k=False,
+    ),
+    # forces: lists of what counts, and rectangles of large classes
+    "gradients": each(
+        gradient, (SP,), (SP, {"omega": 0.4}), (SP, {"tolerance": 1e-8}), (few_shells((1, 2, 3, 3)),),
+        (few_shells((3, 1, 1, 2), (2, 2, 1, 2)),), (few_shells((2, 2, 1, 2), (1, 3, 1, 1), pure=False),),
+        (few_shells((4, 1, 1, 2), (0, 2, 1, 2)),), (few_shells((3, 1, 1, 2), axis=1),),
     ),
 }  # fmt: skip
 

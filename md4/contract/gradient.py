@@ -155,7 +155,7 @@ def host_bounds(basis, lists, tolerance):
 
 
 class Gradients:
-    """What `md4.JK` has of derivatives by the positions of the nuclei. All of it is made on the CPU."""
+    """What `md4.JK` has of derivatives by the positions of the nuclei. Matrices are made on the CPU."""
 
     mol: Any
     _given: Any  # the molecule or the `Basis`
@@ -180,8 +180,7 @@ class Gradients:
         The energy is ``coulomb``/2 D.J[D] - ``exchange``/4 D.K[D] of the density D of a closed shell, and
         ``coulomb``/2 D.J[D] - ``exchange``/2 (Da.K[Da] + Db.K[Db]), D = Da + Db, of those of two spins. Densities stay
         as they are, so the gradient of a whole energy has other terms besides (`md4.attach` gives that of PySCF's).
-        No derivative of an integral is formed; see the page "Theory". It is made on the CPU, also if J and K are made
-        on a GPU.
+        No derivative of an integral is formed; see the page "Theory". Of several GPUs the first one makes it.
 
         Parameters
         ----------
@@ -264,7 +263,8 @@ class Gradients:
 
             vj[x]_ij = -sum_kl (nabla_x i j|kl) D_lk          vk[x]_il = -sum_jk (nabla_x i j|kl) D_jk
 
-        For forces alone, `gradient` takes a fraction of the time. These too are made on the CPU.
+        For forces alone, `gradient` takes a fraction of the time. These are made on the CPU, also if J and K are made
+        on a GPU.
 
         Parameters
         ----------
@@ -415,7 +415,8 @@ class Gradients:
         total = [found, np.array([float(stats.computed), *left_out])]
         self.ranks.sum(total)
         found, (computed, left, squares) = total
-        pairs, passes = sum(map(len, self.lists)), 1 if factors[1].any() else len(densities)
+        one_pass = factors[1].any() or backend.name != "cpu"  # a CPU makes J alone of one density after the other
+        pairs, passes = sum(map(len, self.lists)), min(1 if one_pass else len(densities), len(densities))
         stats.computed = stats.wanted = int(computed)
         stats.skipped = passes * pairs**2 - stats.computed
         stats.error_bound, stats.error_estimate = float(left) + more, float(np.sqrt(squares))

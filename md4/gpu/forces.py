@@ -7,7 +7,8 @@
 The Hermite functions of a primitive bra pair are functions of a ket in step 1. A task is a piece of a bra list with all
 ket lists. First the device counts the ket pairs that count with each bra pair (`md4.gpu.kernels.select_kets`). Then
 
-- `md4.gpu.kernels.reverse_fused` does steps 1 and 2 for lists of these, of small and middle classes;
+- `md4.gpu.kernels.reverse_lanes` does steps 1 and 2 for lists of these, of the smallest classes;
+- `md4.gpu.kernels.reverse_fused` does so on tensor cores, for small and middle classes;
 - for large classes step 1 is that of integrals, with U in memory, and step 2 is `md4.gpu.kernels.reverse_sums`. These
   take rectangles: with each bra pair all ket pairs up to the last one that counts, whose bounds fall.
 """
@@ -21,11 +22,13 @@ import numpy as np
 
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, words
-from md4.gpu.h_layout import BRA_TURNED
+from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
 from md4.gpu.hermite_coulomb import first_aos
+from md4.gpu.kernels.gamma_blocks import launch_gamma
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
+from md4.gpu.kernels.reverse_lanes import lane_plan, launch_reverse_lanes
 from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
 from md4.gpu.kernels.select_kets import launch_select
 from md4.gpu.kernels.two_products import BEHIND, bra_form
@@ -41,6 +44,8 @@ from md4.support.display import size_text
 H_SHARE, Z_SHARE = 0.4, 0.2
 # Most bytes of Z of a task; that of one bra pair may be larger.
 Z_BYTES = 1 << 30
+# Primitive quartets of a bra pair with a ket list, at most: their numbers are int32.
+MOST_QUARTETS = (1 << 31) - 1
 # Predicted seconds of a floating-point operation, and of what a task and two lists take besides.
 OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
 
@@ -58,13 +63,23 @@ def hermite_side(ab):
     return side
 
 
+def plans_of(context, bra, ket, hermite):
+    """Plans of `reverse_lanes` and of `reverse_fused` for three `ListFacts`; None for what does not take the class."""
+    facts = bra, ket, hermite
+    return lane_plan(*facts), fused_reverse(context.unit, *facts, context.block_shared)
+
+
 class Task(NamedTuple):
-    """Bra pairs from `first` to `last` of a list, whose number it has, and their predicted seconds."""
+    """Bra pairs from `first` to `last` of a list, whose number it has, and their predicted seconds.
+
+    Z is made in so many `parts`.
+    """
 
     seconds: float
     number: int
     first: int
     last: int
+    parts: int
 
 
 class Terms(NamedTuple):
@@ -100,26 +115,29 @@ class DeviceForces:
         """As `md4.cpu.forces.HostForces.run`."""
         self.check_memory(backend, densities)
         context, nao, found = backend.context, densities.shape[-1], np.zeros((self.basis.nshell, 3))
+        if len(densities) == 0:  # all factors or all densities are zero
+            return found, 0, np.zeros(2)
         uploaded = [densities, self.norms(densities), coulomb, exchange]
         buffer, arrays = context.pool.upload(uploaded, context.stream)
         d, norms, j, k = (array.part(0, (array.size,)) for array in arrays)
         terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance))
-        quartets, left_out, done = 0, np.zeros(2), []
+        quartets, left_out = 0, np.zeros(2)
         for batch in self.batches(backend):
-            tasks = self.tasks(backend, batch)[part::parts]
+            tasks, made = self.tasks(backend, batch)[part::parts], []
             coming = self.count(backend, tasks[0], batch, terms) if tasks else None
             for n, task in enumerate(tasks):
-                counts, without = coming
-                # counted before the device is given this task, so that the host can go on meanwhile
-                coming = self.count(backend, tasks[n + 1], batch, terms) if n + 1 < len(tasks) else None
-                out, made = self.launch(backend, task, batch, counts, terms)
-                done.append((task, out, backend.mark()))
-                quartets, left_out = quartets + made, left_out + without
-                if len(done) > 1:
-                    self.take(context, found, *done.pop(0), report)
-            for one in done:
-                self.take(context, found, *one, report)
-            done = []
+                (counts, without), last = coming, n + 1 == len(tasks)
+                # now the device has done all that it was given before: it may go on at once
+                coming = None if last else self.count(backend, tasks[n + 1], batch, terms)
+                if report is not None and n > 0:
+                    report(tasks[n - 1].seconds)
+                out, count = self.launch(backend, task, batch, counts, terms)
+                made.append((task, out))
+                quartets, left_out = quartets + count, left_out + without
+            for task, out in made:
+                self.take(context, found, task, out)
+            if report is not None and tasks:
+                report(tasks[-1].seconds)
         context.pool.release(buffer)
         return found, quartets, left_out
 
@@ -169,58 +187,71 @@ class DeviceForces:
         """Has the device make the derivatives of a task, (nprim, 6); how many quartets are made."""
         context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
         hermite = hermite_facts(this.facts.l + 1)
-        rows, parts = self.shape_of(this)
+        rows, parts = self.rows_of(this), task.parts
         out = context.pool.get(max(1, 6 * this.nprim))
         z = context.pool.room("z", max(1, parts * this.nprim * 8 * blocks_of_8(hermite.nherm) * rows))
         context.clear(z)
         sums = z, this.first_prim, this.nprim, rows, parts
         for number, of_list in zip(batch, counts):
             ket = self.lists[number].prepared
-            plan = fused_reverse(context.unit, this.facts, ket.facts, hermite)
-            take = self.add_rectangles if plan is None else self.add_lists
-            made += take(backend, task, this, ket, number, plan, of_list, terms, sums)
+            plans = plans_of(context, this.facts, ket.facts, hermite)
+            take = self.add_lists if any(plans) else self.add_rectangles
+            made += take(backend, task, this, ket, number, plans, of_list, terms, sums)
         launch_forces(context, this, this.facts.l + 1, sums, out)
         return out, made
 
-    def add_lists(self, backend, task, this, ket, number, plan, counts, terms, sums):
+    def add_lists(self, backend, task, this, ket, number, plans, counts, terms, sums):
         """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are."""
         context, hermite = backend.context, hermite_facts(this.facts.l + 1)
         start, stride = this.whole.pairs.start[task.first : task.last + 1], r_stride_of(ket.facts, hermite)
-        quartets = np.diff(start) * counts[:, 1]
-        ends = np.cumsum(quartets)
-        if ends[-1] == 0:
+        in_lanes, plan, size = plans[0] is not None, plans[0] or plans[1], this.facts.nab * ket.facts.nab
+        many = np.stack([counts[:, 0], np.diff(start) * counts[:, 1]], axis=1, dtype=np.int64)
+        ends = np.cumsum(many, axis=0)
+        if ends[-1, 1] == 0:
             return 0
-        budget = max(int(quartets.max()), context.pool.share(CHUNK_BYTES) // (8 * stride + 8))
+        # bytes of the lists, of Gamma and of r
+        cost = many @ (8 * size + 8, 12 if in_lanes else 12 + 8 * stride)
+        costs = np.cumsum(cost)
+        budget = max(int(cost.max()), context.pool.share(CHUNK_BYTES))
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         bra, kets = self.bounded(context, task.number, True), self.bounded(context, number, False)
-        begin = 0
+        begin, behind = 0, int(counts[:, 2].max())
         while begin < len(this):
-            before = int(ends[begin] - quartets[begin])
-            end = int(np.searchsorted(ends, before + budget, side="right"))
-            first = np.append(0, ends[begin:end] - before)
-            ab, count = this[begin:end], int(first[-1])
-            if count:
-                table = self.table(context, first)
-                launch_select(context, len(ab), bra, ab.first, kets, len(ket), terms.norms, (table[2], sums[0]), table)
-                r = context.pool.room("r", count * stride)
-                launch_listed_r(context, backend.operator, ket, hermite_side(ab), (table[2], table[1]), count, r)
-                launch_reverse_fused(
-                    context, plan, aos, ab, ket, ket.h(BRA_TURNED).array, hermite, r, table, terms.densities, sums
-                )
+            end = int(np.searchsorted(costs, costs[begin] - cost[begin] + budget, side="right"))
+            first = np.concatenate([np.zeros((1, 2), np.int64), ends[begin:end] - (ends[begin] - many[begin])])
+            ab, (shells, quartets) = this[begin:end], first[-1].tolist()
             begin = end
-        return int(counts[:, 0].sum(dtype=np.int64))
+            if quartets == 0:
+                continue
+            table = self.table(context, first)
+            launch_select(context, len(ab), bra, ab.first, kets, behind, terms.norms, (table[1], sums[0]), table)
+            gamma = context.pool.room("gamma", (shells + 1) * size)
+            launch_gamma(context, in_lanes, table[1:3], aos, ab, ket, terms.densities, gamma)
+            if in_lanes:
+                slots = backend.pair_maker.slots(ket.pairs, ket.data)
+                launch_reverse_lanes(
+                    context, backend.operator, plan, ab, ket, ket.h(KET_ELEMENTS).array, slots, gamma, hermite, table,
+                    sums,
+                )  # fmt: skip
+            else:
+                r, of_prims = context.pool.room("r", quartets * stride), (table[4], table[3])
+                launch_listed_r(context, backend.operator, ket, hermite_side(ab), of_prims, quartets, r)
+                h = ket.h(BRA_TURNED).array
+                launch_reverse_fused(context, plan, ab, ket, h, gamma, hermite, r, table, sums)
+        return int(ends[-1, 0])
 
     @staticmethod
     def table(context, first):
         """Fields of `md4.gpu.kernels.select_kets.QuartetTable`, which is to be written."""
-        count = int(first[-1])
-        size = words(4 * count)
-        room = context.pool.room("primitive quartets", first.size + 2 * size)
-        context.copy_in(room.pointer, first)
-        bra, ket = (Buffer(room.pointer + 8 * (first.size + n * size), (count,), 4, room.owner) for n in range(2))
-        return room.part(0, (first.size,)), bra, ket
+        shells, quartets = first[-1].tolist()
+        counts = shells, shells, quartets, quartets, quartets
+        edges = np.cumsum([first.size, *(words(4 * n) for n in counts)]).tolist()
+        room = context.pool.room("quartets", edges[-1])
+        context.copy_in_pieces(room.pointer, first)
+        rest = (Buffer(room.pointer + 8 * at, (n,), 4, room.owner) for at, n in zip(edges, counts))
+        return room.part(0, first.shape), *rest
 
-    def add_rectangles(self, backend, task, this, ket, number, plan, counts, terms, sums):
+    def add_rectangles(self, backend, task, this, ket, number, plans, counts, terms, sums):
         """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""
         context, limits = backend.context, np.zeros(task.last, dtype=np.int32)
         limits[task.first :] = counts[:, 2]
@@ -244,23 +275,20 @@ class DeviceForces:
         launch(context, cd.h(bra_form(context.unit, cd.facts)).array, cd, side, r, u, (limits, True))
         return u
 
-    def take(self, context, found, task, out, wait, report):
-        """Adds the derivatives of a task to those of the shells, once the device has made them."""
-        wait()
+    def take(self, context, found, task, out):
+        """Adds the derivatives of a task to those of the shells."""
         pairs, values = self.lists[task.number].pairs, np.empty((out.size // 6, 6))
         context.copy_out(values, out.pointer)
         context.pool.release(out)
         counts = np.diff(pairs.start[task.first : task.last + 1])
         for shells, columns in zip(pairs.pairs[task.first : task.last].T, (slice(3), slice(3, 6))):
             np.add.at(found, np.repeat(shells, counts), values[: counts.sum(), columns])
-        if report is not None:
-            report(task.seconds)
 
     @staticmethod
     def sent(context, counts):
         """An int32 array in device memory."""
         room = context.pool.get(max(1, words(counts.nbytes)))
-        context.copy_in(room.pointer, counts)
+        context.copy_in_pieces(room.pointer, counts)
         return Buffer(room.pointer, (counts.size,), 4, room)
 
     # sizes
@@ -270,11 +298,16 @@ class DeviceForces:
         """About how many blocks of 8 columns Z of a bra pair has."""
         return max(1, round(ab.nprim / max(1, ab.npair))) * blocks_of_8(nherm(ab.facts.l + 1))
 
-    def shape_of(self, ab):
-        """(rows of Z, parts of the ket pairs) for bra pairs of a task."""
+    def rows_of(self, ab):
+        """Rows of Z of the pairs of a list, filled up to whole tiles."""
+        tile, row_blocks = reverse_tile(ab.facts.nab, self.columns(ab))
+        return 8 * tile.rows8 * row_blocks
+
+    def parts_of(self, ab):
+        """Among how many blocks of threads the ket pairs of a chunk are divided, to fill the device."""
         tile, row_blocks = reverse_tile(ab.facts.nab, self.columns(ab))
         blocks = ab.npair * row_blocks * -(-self.columns(ab) // (tile.nt * tile.warps))
-        return 8 * tile.rows8 * row_blocks, min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
+        return min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
 
     def chunks(self, context, bra, ket, counts):
         """Slices (ab, cd) of a rectangle whose r and U take at most `CHUNK_BYTES`, without ket pairs that never count.
@@ -325,14 +358,14 @@ class DeviceForces:
         """Every `Task`, those of most work first."""
         room, found = min(Z_BYTES, Z_SHARE * backend.memory_left()), []
         for number, this in enumerate(self.lists):
-            rows, parts = self.shape_of(this.prepared)
-            per_prim = 64 * parts * blocks_of_8(nherm(this.pairs.l + 1)) * rows
+            per_prim = 64 * blocks_of_8(nherm(this.pairs.l + 1)) * self.rows_of(this.prepared)
+            parts = max(1, min(self.parts_of(this.prepared), int(room / (per_prim * max(1, this.pairs.nprim)))))
             start, edges = this.pairs.start, [0]
             while edges[-1] < len(this):
-                end = int(np.searchsorted(start, start[edges[-1]] + max(1, room // per_prim), side="right")) - 1
-                edges.append(min(max(end, edges[-1] + 1), len(this)))
+                end = start[edges[-1]] + max(1, room // (parts * per_prim))
+                edges.append(min(max(int(np.searchsorted(start, end, side="right")) - 1, edges[-1] + 1), len(this)))
             seconds = self.seconds_of(this, batch) / max(1, len(this))
-            found += [Task((last - first) * seconds, number, first, last) for first, last in pairwise(edges)]
+            found += [Task((last - first) * seconds, number, first, last, parts) for first, last in pairwise(edges)]
         return sorted(found, reverse=True)
 
     def seconds_of(self, this, batch):
@@ -350,15 +383,30 @@ class DeviceForces:
         return sum(self.seconds_of(this, every) for this in self.lists)
 
     def check_memory(self, backend, densities):
-        """MemoryLimitError, before anything is allocated, if there is no room for the least task."""
-        most = max(this.pairs.max_prim for this in self.lists)
-        nab = max(8 * blocks_of_8(this.pairs.nab) for this in self.lists)
-        hermite = hermite_facts(max(this.pairs.l for this in self.lists) + 1)
-        r = max(len(this) * this.pairs.max_prim * r_stride_of(this.pairs, hermite) for this in self.lists)
-        least = 8 * most * (blocks_of_8(hermite.nherm) * 8 * nab * (REVERSE.most_parts + 1) + r)
-        whole = least + 2 * densities.nbytes + max(backend.hermite_bytes(this.pairs) for this in self.lists)
-        if whole > backend.memory_left():
+        """MemoryLimitError, before anything is allocated, if there is no room for one shell pair with any list."""
+        lists = [this.prepared for this in self.lists]
+        most = max(this.pairs.max_prim for this in lists) * max(this.nprim for this in lists)
+        if most > MOST_QUARTETS:
             raise MemoryLimitError(
-                f"gradients of {self.basis!r} take at least {size_text(whole)} (densities, H matrices of one list, Z "
-                f"and r of one shell pair), but {size_text(backend.memory_left())} may be used; raise max_memory."
+                f"a shell pair of {self.basis!r} may have {most} primitive quartets with a list of shell pairs, but "
+                f"gradients on a GPU take {MOST_QUARTETS} at once; use backend='cpu'."
             )
+        tables = 2 * densities.nbytes + 40 * sum(map(len, lists))
+        h = max(backend.hermite_bytes(this.pairs) for this in lists)
+        one = max(self.least_bytes(backend.context, bra, ket) for bra in lists for ket in lists)
+        if tables + h + one > backend.memory_left():
+            raise MemoryLimitError(
+                f"gradients of {self.basis!r} take at least {size_text(tables + h + one)} ({size_text(tables)} of "
+                f"densities and bounds, {size_text(h)} of the H matrices of one list, {size_text(one)} for a shell "
+                f"pair), but {size_text(backend.memory_left())} may be used; raise max_memory."
+            )
+
+    def least_bytes(self, context, bra, ket):
+        """Bytes of Z of a bra pair, and of lists, Gamma, r and U with all pairs of a ket list."""
+        one, other = bra.facts, ket.facts
+        hermite = hermite_facts(one.l + 1)
+        np8, quartet = blocks_of_8(hermite.nherm), 8 * r_stride_of(other, hermite)
+        z = 64 * one.max_prim * np8 * self.rows_of(bra)
+        if any(plans_of(context, one, other, hermite)):
+            return z + len(ket) * (8 * one.nab * other.nab + 8) + one.max_prim * ket.nprim * (12 + quartet)
+        return z + one.max_prim * (other.max_prim * quartet + 64 * np8 * other.nab)

@@ -50,6 +50,14 @@ class ReverseTuning:
     sharing: tuple  # (doubles of U and Z of a lane, warps that share a multiprocessor with up to so many)
     least_warps: int  # warps that must share one by its shared memory
     steps: tuple  # (primitive quartets of a step, slots), the first for which shared memory has room
+    lane_bytes: int  # of a lane a quartet: most bytes of shared memory of a warp
+    lane_doubles: int  # most doubles of Z of a lane
+    lane_products: int  # most products in its code
+    lane_chunks: int  # most warps that share the functions p
+
+    def lane_blocks(self, nbytes, doubles):
+        """Warps, each with so many bytes of shared memory, that share a multiprocessor."""
+        return max(1, min(16 if doubles <= 8 else 12, 2 * SHARED_BYTES // nbytes))
 
     def blocks(self, doubles, warps):
         """Blocks of so many warps that share a multiprocessor."""
@@ -59,6 +67,7 @@ class ReverseTuning:
 REVERSE = ReverseTuning(
     most_rows=8, most_warps=8, warps=8, most_parts=16, few_prims=512, most_fused=16, few_fused=7,
     sharing=((20, 16), (40, 12), (64, 8)), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
+    lane_bytes=40 << 10, lane_doubles=40, lane_products=1000, lane_chunks=5,
 )  # fmt: skip
 # Shared memory of a block that still lets two share a multiprocessor.
 SHARED_BYTES = 112 << 10

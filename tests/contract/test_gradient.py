@@ -14,7 +14,8 @@ from nuclear_forces import (
     rows_of_atoms,
     symmetric,
 )
-from pyscf import grad, gto
+from places import EXAMPLES
+from pyscf import grad, gto, scf
 from solvers import solver
 
 import md4
@@ -91,15 +92,15 @@ def test_long_range_of_a_backend_without_mixtures(mol, jk, alpha, beta):
     assert abs(found - want).max() < CLOSE
 
 
-def test_cartesian_functions():
+def test_cartesian_functions(backend):
     mol = mixed(cart=True)
     dm = symmetric(mol.nao)
-    assert abs(md4.JK(mol, backend="cpu").gradient(dm) - forces_by_pyscf(mol, dm)).max() < CLOSE
+    assert abs(md4.JK(mol, backend=backend).gradient(dm) - forces_by_pyscf(mol, dm)).max() < CLOSE
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("cart", [False, True], ids=["spherical", "Cartesian"])
-def test_functions_s_to_i(cart):
+def test_functions_s_to_i(cart, backend):
     """All classes in one molecule, s and p contracted."""
     shells = [
         [0, [5.0, 0.4], [0.9, 0.7]],
@@ -109,7 +110,7 @@ def test_functions_s_to_i(cart):
     mol = molecule("O 0 0 0; H 0.3 0.5 -0.6", {"O": shells, "H": [[0, [0.8, 1.0]]]}, cart=cart)
     dm = symmetric(mol.nao)
     want = forces_by_pyscf(mol, dm)
-    assert abs(md4.JK(mol, backend="cpu").gradient(dm) - want).max() < 1e-12 * abs(want).max() + CLOSE
+    assert abs(md4.JK(mol, backend=backend).gradient(dm) - want).max() < 1e-12 * abs(want).max() + CLOSE
 
 
 def test_i_functions():
@@ -120,11 +121,11 @@ def test_i_functions():
 
 
 @pytest.mark.parametrize("basis", ["roosdz", "cc-pvdz", "6-31g"])
-def test_densities_of_solvers(basis):
+def test_densities_of_solvers(basis, backend):
     """The two-electron part of the gradient of a converged closed shell, in bundled basis sets."""
     mol = molecule("H 0.1 0.2 0; F 0 0.1 0.9", basis)
     mf = solver("RHF", mol).run()
-    jk = md4.JK(mol, backend="cpu")
+    jk = md4.JK(mol, backend=backend)
     assert abs(jk.gradient(mf.make_rdm1()) - forces_by_pyscf(mol, mf.make_rdm1())).max() < CLOSE
 
 
@@ -160,14 +161,14 @@ def test_many_contracted_functions(cart):
     assert abs(jk.gradient(dm) - forces_by_pyscf(mol, dm)).max() < CLOSE
 
 
-def test_densities_of_both_spins():
+def test_densities_of_both_spins(backend):
     mol = molecule("O 0 0 0; H 0.3 0.2 0.9", "6-31g")
     dm = np.asarray(solver("UHF", mol).run().make_rdm1())
-    found = md4.JK(mol, backend="cpu").gradient(dm)
+    found = md4.JK(mol, backend=backend).gradient(dm)
     assert abs(found - forces_by_pyscf(mol, dm)).max() < CLOSE
     closed = (dm[0] + dm[1]) / 2
-    both = md4.JK(mol, backend="cpu").gradient(np.stack([closed, closed]))
-    assert abs(both - md4.JK(mol, backend="cpu").gradient(2 * closed)).max() < 1e-12
+    both = md4.JK(mol, backend=backend).gradient(np.stack([closed, closed]))
+    assert abs(both - md4.JK(mol, backend=backend).gradient(2 * closed)).max() < 1e-12
 
 
 def test_no_torque():
@@ -339,6 +340,75 @@ def test_derivative_jk_with_a_symmetry(mol, jk, hermi):
     np.testing.assert_array_equal(jk.derivative_jk(dm, hermi), jk.derivative_jk(dm))
 
 
+# on a GPU -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("omega", OMEGAS)
+@pytest.mark.parametrize("count", [None, 2], ids=["closed shell", "two spins"])
+@pytest.mark.parametrize("coulomb, exchange", FACTORS)
+def test_gradient_on_a_gpu(mol, coulomb, exchange, count, omega, gpu):
+    dm, on_gpu = symmetric(mol.nao, count), md4.JK(mol, backend="cuda")
+    found = on_gpu.gradient(dm, coulomb, exchange, omega)
+    assert abs(found - forces_by_pyscf(mol, dm, coulomb, exchange, omega)).max() < CLOSE
+    assert abs(found.sum(axis=0)).max() < 1e-11
+    np.testing.assert_array_equal(on_gpu.gradient(dm, coulomb, exchange, omega), found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("exchange", [[0.5, 0.0, 1.0], 0.0])
+def test_products_on_a_gpu(mol, jk, exchange, gpu):
+    """With derivatives of J and K as matrices, which the CPU makes."""
+    left, right = any_matrices(mol.nao, 3, 1), any_matrices(mol.nao, 3, 2)
+    on_gpu, given = md4.JK(mol, backend="cuda"), (left, right, [0.3, -1.0, 2.0], exchange)
+    assert abs(on_gpu.product_gradient(*given) - jk.product_gradient(*given)).max() < CLOSE
+    for mine, theirs in zip(on_gpu.derivative_jk(left), jk.derivative_jk(left)):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("atom, basis", [
+    (EXAMPLES / "benzene.xyz", "cc-pvdz"), (WATER, "cc-pvtz"), (WATER, "cc-pvqz"),
+], ids=["benzene cc-pvdz", "water cc-pvtz", "water cc-pvqz"])  # fmt: skip
+def test_molecules_in_a_plane_on_a_gpu(atom, basis, gpu):
+    """Beside the CPU, by what both leave out; the same bits in each run, and by a second object.
+
+    Water lies askew, and is turned.
+    """
+    mol = molecule(atom if isinstance(atom, str) else atom.read_text().split("\n", 2)[2], basis)
+    dm, on_cpu, on_gpu = scf.RHF(mol).get_init_guess(), md4.JK(mol, backend="cpu"), md4.JK(mol, backend="cuda")
+    for options in ({}, {"exchange": 0.0}, {"tolerance": 1e-6}):
+        found, right = on_gpu.gradient(dm, **options), on_cpu.gradient(dm, **options)
+        assert abs(found - right).max() < CLOSE + on_gpu.stats.error_bound + on_cpu.stats.error_bound
+        assert on_gpu.stats.error_bound < 1e-3
+        for jk in (on_gpu, md4.JK(mol, backend="cuda")):
+            np.testing.assert_array_equal(jk.gradient(dm, **options), found)
+    assert (on_gpu._frame.rotation is not None) == isinstance(atom, str)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("megabytes", [3, 10, 40])
+def test_little_memory_on_a_gpu(megabytes, gpu):
+    """It is refused, or enough, with H of the kets in batches and Z in pieces."""
+    mol = molecule(WATER, "cc-pvtz")
+    dm, messages = symmetric(mol.nao), []
+    want = forces_by_pyscf(mol, dm)
+    try:
+        found = md4.JK(mol, backend="cuda", max_memory=megabytes).gradient(dm)
+    except MemoryLimitError as error:
+        messages.append(str(error))
+        found = want
+    assert abs(found - want).max() < 1e-12 * abs(want).max() + CLOSE
+    assert all("raise max_memory" in message for message in messages)
+    assert not messages or megabytes < 40
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count, basis", [(4, "sto-3g"), (4, "6-31g"), (2, "6-31g*")])
+def test_errors_are_bounded_on_a_gpu(count, basis, gpu):
+    check_errors(waters(count, basis), {}, "cuda")
+
+
 # errors that are promised ---------------------------------------------------------------------------------------------
 
 
@@ -386,9 +456,9 @@ def test_errors_of_long_range_exchange_are_bounded(exchange, factor):
     check_errors(waters(2, "sto-3g"), {"exchange": exchange, "long_range": (0.4, factor)})
 
 
-def check_errors(mol, options):
+def check_errors(mol, options, backend="cpu"):
     """For densities of several sizes, with and without a decay."""
-    jk = md4.JK(mol, backend="cpu")
+    jk = md4.JK(mol, backend=backend)
     for seed, decay in ((0, 0.0), (1, 1.5)):
         places = np.repeat(mol.atom_coords(), np.diff(mol.aoslice_by_atom()[:, 2:]).ravel(), axis=0)
         distances = np.linalg.norm(places[:, None] - places, axis=-1)

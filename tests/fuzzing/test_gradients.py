@@ -8,7 +8,7 @@ import pytest
 from arbitration import NEGLIGIBLE, TOLERANCE, pair_bounds, positive, tensor
 from hypothesis import strategies as st
 from nuclear_forces import forces_by_tensor, rows_of_atoms
-from strategies import TALLY, Molecule, fuzz, molecules, report
+from strategies import GPU_EXAMPLES, GPU_KINDS, TALLY, Molecule, fuzz, molecules, report
 
 import md4
 from md4.shells.basis import Basis
@@ -30,6 +30,7 @@ class Case:
     omega: float = None
     tolerance: float = None
     max_memory: float = None
+    backend: str = "cpu"
 
     def matrices(self, nao):
         """L and R, shapes (count, nao, nao); of count 0 one symmetric density."""
@@ -38,13 +39,16 @@ class Case:
 
 
 @st.composite
-def cases(draw, most=16):
+def cases(draw, most=16, backend="cpu"):
     factors = st.sampled_from([1.0, 0.0, -0.5, 3.0])
+    kinds, own, given = GPU_KINDS, (0.0,), [None, 0.0]
+    if backend == "cpu":
+        kinds, own, given = None, (0.0, 0.0, 0.3, -0.2), [None, None, 0.0, 0.4, -0.3]
     return Case(
-        draw(molecules(most, None, (0.0, 0.0, 0.3, -0.2))), draw(st.sampled_from([0, 0, 1, 3])),
+        draw(molecules(most, kinds, own)), draw(st.sampled_from([0, 0, 1, 3])),
         draw(st.integers(0, 10**6)), draw(st.sampled_from([1.0, 1e-3, 30.0])), draw(factors), draw(factors),
-        draw(st.sampled_from([None, None, 0.0, 0.4, -0.3])), draw(st.sampled_from([None, 0.0, 1e-9, 1e-6, 1e-3])),
-        draw(st.none() | st.none() | st.integers(800, 1500).map(lambda n: 10 ** (n / 1000))),
+        draw(st.sampled_from(given)), draw(st.sampled_from([None, 0.0, 1e-9, 1e-6, 1e-3])),
+        draw(st.none() | st.none() | st.integers(800, 1500).map(lambda n: 10 ** (n / 1000))), backend,
     )  # fmt: skip
 
 
@@ -62,7 +66,7 @@ def check_gradient(case):
     """A gradient is off by rounding and its bound at most, or refused for its memory."""
     mol = case.molecule.mol()
     left, right = case.matrices(mol.nao)
-    jk = md4.JK(mol, backend="cpu", max_memory=case.max_memory)
+    jk = md4.JK(mol, backend=case.backend, max_memory=case.max_memory)
     options = {"omega": case.omega, "tolerance": case.tolerance}
     try:
         if case.count:
@@ -88,8 +92,8 @@ def check_gradient(case):
     assert off <= allowed + jk.stats.error_bound, f"off by {off:.1e}, {allowed:.1e} is rounding, {jk.stats}"
 
 
-def test_gradients():
-    fuzz(check_gradient, cases(12), 25)
+def test_gradients(backend):
+    fuzz(check_gradient, cases(12, backend), 25 if backend == "cpu" else GPU_EXAMPLES)
     report(check_gradient)
 
 

@@ -7,6 +7,7 @@ from molecules import molecule
 
 import md4
 from md4.contract.warmup import asked_by_basis, asked_by_fitting
+from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext
 from md4.gpu.dry_run import SAMPLE, rough_bounds, sampled
 from md4.shells.shell_pairs import shell_pairs
@@ -52,6 +53,26 @@ def test_few_centres(launched):
     md4.int2c2e(auxmol, backend="cuda")
     assert found
     assert found <= set(asked_by_fitting(*map(md4.Basis.from_mol, (mol, auxmol)), "coulomb", capability))
+
+
+@pytest.mark.sample("dmma16-6-31g")
+@pytest.mark.parametrize("basis", ["6-31g", {"H": [[0, [0.9, 1.0]], [3, [0.8, 1.0]]]}], ids=["6-31g", "s and f"])
+def test_gradients(launched, basis, monkeypatch):
+    """What the call itself would compile ahead."""
+    found, _ = launched
+    mol, asked = molecule("H 0 0 0", basis, spin=1), set()
+
+    def compile_ahead(backend, use, basis, work, *_):
+        asked.update(backend.asked_by(work))
+
+    jk = md4.JK(mol, backend="cuda")
+    jk.lists  # noqa: B018 makes them, with kernels of their own
+    found.clear()
+    monkeypatch.setattr(GpuBackend, "compile_ahead", compile_ahead)
+    for omega in (0.0, 0.4):
+        jk.gradient(np.ones((mol.nao, mol.nao)), omega=omega)
+    assert {variant.factory.__name__ for variant in found} >= {"select_kets", "pair_forces"}
+    assert found <= asked
 
 
 def test_lists_are_counted_by_some_of_their_pairs():

@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 from molecules import WATER, Quartet, class_name, host, ladder, mixed_classes, molecule, relative_error, tensor_error
+from nuclear_forces import forces_by_pyscf, symmetric
 
 import md4
 from md4.shells.basis import Basis
@@ -87,3 +88,15 @@ def test_matrices(poisoned, basis, hermi, with_k):
     theirs = scf.hf.dot_eri_dm(mol.intor("int2e", aosym="s8"), dm, hermi, True, with_k)
     for a, b in zip(ours, theirs):
         assert (a is None and b is None) or abs(a - b).max() < 1e-9
+
+
+@pytest.mark.parametrize("omega", [0.0, 0.4])
+@pytest.mark.parametrize("basis", ["cc-pvtz", "cc-pvqz", "6-31g"])
+def test_forces(poisoned, basis, omega):
+    mol = molecule(WATER + "; H 0.3 2.1 0.4; He 4.1 0.2 0.3", basis)
+    dm = symmetric(mol.nao)
+    want = forces_by_pyscf(mol, dm, omega=omega)
+    jk = md4.JK(mol, backend="cuda")
+    for tolerance in (0.0, 1e-6):
+        found = jk.gradient(dm, omega=omega, tolerance=tolerance)
+        assert abs(found - want).max() < 1e-9 + 1e-12 * abs(want).max() + jk.stats.error_bound

@@ -125,8 +125,8 @@ def test_single_shells(device, nctr):
 
 
 def assert_same_records(records, primitives):
-    """[p, P, P - A, P - B, coefficients of a, of b], but for rounding errors: of coordinates, of their size."""
-    expected = np.column_stack(primitives.arrays[:-2])
+    """[p, P, P - A, P - B, za, zb, coefficients of a, of b], but for rounding errors: of coordinates, of their size."""
+    expected = np.column_stack([*primitives.arrays[:4], *primitives.arrays[-2:], *primitives.arrays[4:-2]])
     assert records.shape == expected.shape
     bohr = np.zeros(expected.shape[1])
     bohr[1:10] = 1e-13 * abs(primitives.centre).max(initial=1.0)

@@ -1,5 +1,7 @@
 """H of derivatives of shell pairs: as functions of space they are the derivatives of products of AOs."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from molecules import molecule
@@ -7,8 +9,9 @@ from numpy.polynomial.hermite import hermval
 
 from md4.cpu.groups import Groups, functions_of, structure_of
 from md4.cpu.h_matrices import make_h
-from md4.method.angular import AXES
-from md4.method.derivatives import OF_A, OF_B, axis_of
+from md4.method.angular import AXES, hermite_triples
+from md4.method.derivatives import OF_A, OF_B, axis_derivatives, axis_of, make_h_derivatives
+from md4.method.hermite import NOISE, component_table, e_coefficient, h_element
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import shell_pairs
 from md4.support.memory import HostMemory
@@ -125,3 +128,66 @@ def test_both_centres_together(shells, cart):
 def test_axes():
     """Numbers 1 to 3 and 4 to 6 are x, y and z, which Hermite triples have in the order z, y, x."""
     assert [AXES[axis_of(d)] for d in OF_A] == [AXES[axis_of(d)] for d in OF_B] == [0, 1, 2]
+
+
+# the device function that makes all six where they are needed ---------------------------------------------------------
+
+EVERY_CLASS = [(la, lb) for la in range(7) for lb in range(la + 1)]
+
+
+class PlainH:
+    """E of two primitives on the axes z, y and x, up to powers la and lb, and elements of H by `h_element`."""
+
+    def __init__(self, la, lb, za, zb, a, b):
+        self.l, self.lb, p, nt = la + lb, lb, za + zb, la + lb + 1
+        self.overlap, self.nt, self.size = np.exp(-za * zb / p * np.sum((a - b) ** 2)), nt, (la + 1) * (lb + 1) * nt
+        self.e, centre = np.zeros(3 * self.size), (za * a + zb * b) / p
+        for axis, i, j, t in np.ndindex(3, la + 1, lb + 1, nt):
+            place, x = axis * self.size, AXES[axis]
+            self.e[place + (i * (lb + 1) + j) * nt + t] = e_coefficient(
+                i, j, t, lb, nt, 0.5 / p, centre[x] - a[x], centre[x] - b[x], self.e, place
+            )
+
+    def element(self, row, p):
+        """With the exponential; zero where there is no such Hermite function."""
+        if min(p) < 0 or sum(p) > self.l:
+            return 0.0
+        return self.overlap * h_element(*row, *p, self.lb, self.nt, self.size, self.e)
+
+
+def random_row(rng, la, lb, pure):
+    """A component of a and one of b, as `h_element` takes them."""
+    found = []
+    for l in (la, lb):
+        start, powers, weights = component_table(l, pure)
+        n = rng.integers(len(start) - 1)
+        found += [*start[n : n + 2].tolist(), powers, weights]
+    return found
+
+
+@pytest.mark.parametrize("pure", [True, False], ids=["spherical", "Cartesian"])
+@pytest.mark.parametrize("la, lb", EVERY_CLASS)
+def test_h_of_all_derivatives(la, lb, pure):
+    """Elements beside differences of H, to which s H[p - 1_i] is added since Hermite functions move with P."""
+    rng, count, step = np.random.default_rng([la, lb]), 0, 1e-3
+    centres, exponents = rng.uniform(-1, 1, (2, 3)), rng.uniform(0.5, 2.0, 2)
+    h_derivatives, more = make_h_derivatives(axis_derivatives, NOISE), PlainH(la + 1, lb + 1, *exponents, *centres)
+    plain, triples, moved = PlainH(la, lb, *exponents, *centres), hermite_triples(la + lb + 1), {}
+    for move in product(range(2), range(3), (-2, -1, 1, 2)):
+        places = centres.copy()
+        places[move[:2]] += step * move[2]
+        moved[move] = PlainH(la, lb, *exponents, *places)
+    for _ in range(30):
+        row, p = random_row(rng, la, lb, pure), triples[rng.integers(len(triples))]
+        found = h_derivatives(*row, *p, lb + 1, more.nt, more.size, more.e, *(2 * exponents))
+        found = more.overlap * np.reshape(found, (2, 3))  # of A and B, along z, y and x
+        for place, axis in enumerate(AXES):
+            below = plain.element(row, p - np.eye(3, dtype=int)[place])
+            assert abs(found[:, place].sum() - below) < 1e-12 * (abs(found[:, place]).max() + 1e-3)
+            for centre in range(2):
+                at = {n: moved[centre, axis, n].element(row, p) for n in (-2, -1, 1, 2)}
+                slope = (8 * (at[1] - at[-1]) - (at[2] - at[-2])) / (12 * step)
+                want = slope + exponents[centre] / exponents.sum() * below
+                assert abs(found[centre, place] - want) < 1e-8 * (abs(want) + 1.0)
+                count += want != 0
+    assert count > 10

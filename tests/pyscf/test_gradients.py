@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from pathlib import Path
 
 import emulator
 import numpy as np
@@ -302,14 +303,64 @@ def test_the_log_tells_who_made_what(verbose, plain):
     assert after.count("0 O ") == (2 if verbose == 5 else 0)
 
 
-def test_forces_beside_a_gpu(plain):
-    """They are made on the CPU, and the log says so."""
+def test_forces_on_a_gpu():
+    """Derivatives of J and K as matrices are made on the CPU, and the log says so."""
+    mf = own("RHF", atom="H 0 0 0; H 0.3 0.2 0.7", basis={"H": [[0, [0.8, 1.0]]]})
     with emulator.running("dmma16"):
-        attached = md4.attach(plain.copy(), backend="cuda")
+        attached = md4.attach(mf.copy(), backend="cuda")
         found = attached.Gradients().set(verbose=4, stdout=io.StringIO())
-        assert abs(found.kernel() - gradient(plain)).max() < CLOSE
+        assert abs(found.kernel() - gradient(mf)).max() < CLOSE
         assert attached.md4_jk.engine.backend.name == "cuda"
-    assert "Forces of two-electron integrals by md4: backend cpu (" in found.stdout.getvalue()
+        theirs = mf.Gradients()
+        assert abs(found.get_k() - theirs.get_k()).max() < CLOSE
+    assert "Forces of two-electron integrals by md4: backend cuda (" in found.stdout.getvalue()
+    assert "Derivatives of J and K by md4: backend cpu (" in found.stdout.getvalue()
+
+
+@pytest.fixture
+def libxc():
+    """Skips where bench/lab/pack_peers.py has replaced it by a library that ends the process."""
+    (library, *_) = Path(dft.__file__).parents[1].glob("lib/deps/lib/libxc*.so*")
+    if b"has left libxc out" in library.read_bytes():
+        pytest.skip("there is no libxc")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind, basis", [("RHF", "cc-pvdz"), ("UHF", "6-31g*"), ("ROHF", "6-31g")])
+def test_hartree_fock_on_a_gpu(kind, basis, gpu, calls):
+    check_on_a_gpu(own(kind, basis=basis), calls)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind, xc", [("UKS", "b3lyp"), ("RKS", "camb3lyp"), ("RKS", "hse06"), ("RKS", "pbe")])
+def test_functionals_on_a_gpu(kind, xc, gpu, libxc, calls):
+    check_on_a_gpu(own(kind, xc), calls)
+
+
+def check_on_a_gpu(mf, calls):
+    """`kernel()` from the same orbitals, with all its forces of J and K made there."""
+    attached = md4.attach(mf.copy(), backend="cuda")
+    found = attached.nuc_grad_method().set(verbose=4, stdout=io.StringIO())
+    assert abs(found.kernel() - gradient(mf)).max() < CLOSE
+    assert set(calls) == {"gradient"}
+    assert "Forces of two-electron integrals by md4: backend cuda (" in found.stdout.getvalue()
+
+
+@pytest.mark.gpu
+def test_scanner_on_a_gpu(gpu):
+    """Lists and bounds are made again where the molecule moves; compiled kernels stay."""
+    from md4.gpu import compile as dispatch
+
+    mol, moved = (molecule(place, "6-31g") for place in (WATER, WATER.replace("0.118", "0.15")))
+    theirs = scf.RHF(mol).set(conv_tol=1e-12, verbose=0).nuc_grad_method().as_scanner()
+    mine = md4.attach(scf.RHF(mol).set(conv_tol=1e-12, verbose=0), backend="cuda").nuc_grad_method().as_scanner()
+    counts = []
+    for place in (mol, moved):
+        (energy, forces), (right, want) = mine(place), theirs(place)
+        assert abs(energy - right) < 1e-9
+        assert abs(forces - want).max() < 1e-7  # those of two converged densities
+        counts.append(dispatch.compile_count)
+    assert counts[0] == counts[1]
 
 
 def test_gradients_of_a_solver_whose_module_was_not_imported():

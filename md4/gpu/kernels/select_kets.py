@@ -6,8 +6,9 @@ ket pair (`md4.shells.schwarz.GradientBounds`) and the norms |D| of blocks,
     F'_ab F_cd sum_s [ |j_s| |D_ab| |D_cd| + |k_s|/2 (|D_ac| |D_bd| + |D_ad| |D_bc|) ] < tolerance.
 
 The kernel runs twice. First it counts, for each bra pair, the ket pairs and their primitive pairs, and adds up the
-bounds of those that do not count, and their squares. When the host has made room it lists the primitive quartets, those
-of each primitive bra pair together, in the order of the ket pairs.
+bounds of those that do not count, and their squares. When the host has made room it lists the shell quartets, those of
+each bra pair together, and the primitive quartets, those of each primitive bra pair together, both in the order of the
+ket pairs.
 """
 
 from typing import NamedTuple
@@ -72,19 +73,25 @@ class KetCounts(NamedTuple):
 
 
 class QuartetTable(NamedTuple):
-    """The primitive quartets that count with the bra pairs of a chunk.
+    """The quartets that count with the bra pairs of a chunk.
 
     Attributes
     ----------
-    first : int64 array
-        Place of the first one of each bra pair of the chunk, and behind the last.
+    first : int64 array, two-dimensional
+        Place of the first shell quartet and of the first primitive quartet of each bra pair of the chunk, and behind
+        the last.
     bra, ket : int32 array
-        Numbers of both primitive pairs in their whole lists.
+        Numbers of both pairs of each shell quartet in their whole lists.
+    bra_prims, ket_prims, shells : int32 array
+        Numbers of both primitive pairs of each primitive quartet in their whole lists, and that of its shell quartet.
     """
 
-    first: I64
+    first: I64_2D
     bra: I32
     ket: I32
+    bra_prims: I32
+    ket_prims: I32
+    shells: I32
 
 
 def bound_of(norms, a, b, c, d):
@@ -107,16 +114,16 @@ def select_kets():
         write: types.boolean, counts: KetCounts, table: QuartetTable,
     ):  # fmt: skip
         found, prims = cuda.shared.array(warps, types.int32), cuda.shared.array(warps, types.int32)
-        sums = cuda.shared.array((warps, 2), types.float64)
+        ends, sums = cuda.shared.array(warps, types.int32), cuda.shared.array((warps, 2), types.float64)
         tid, pair = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         lane, warp, ab = tid & 31, tid >> 5, first_bra + pair
         a, b, own = bra.shells[ab, 0], bra.shells[ab, 1], bra.bounds[ab]
         first_prim, nprim = bra.start[ab], bra.start[ab + 1] - bra.start[ab]
-        first_quartet, row = i64(0), i64(0)
+        first_shells, first_quartet, row = i64(0), i64(0), i64(0)
         if write:
-            first_quartet = table.first[pair]
-            row = quotient(table.first[pair + 1] - first_quartet, max(i64(1), nprim))
-        # how many before this round, of both kinds, and the last one
+            first_shells, first_quartet = table.first[pair, 0], table.first[pair, 1]
+            row = quotient(table.first[pair + 1, 1] - first_quartet, max(i64(1), nprim))
+        # how many of both kinds, before this round or of this thread, and the end of the last one
         many, many_prims, last, left, squares = i64(0), i64(0), i64(0), 0.0, 0.0
         for begin in range(0, nket, threads):
             n = begin + tid
@@ -128,8 +135,13 @@ def select_kets():
                 left += size
                 squares += size * size
             k_prims = k_prims if counting else i64(0)
-            votes, upto = i64(cuda.ballot_sync(-1, counting)) & 0xFFFFFFFF, k_prims
-            step = 1
+            last = n + 1 if counting else last
+            # a vote in both passes: a loop that contains one is not duplicated, so that both decide alike
+            votes, upto, step = i64(cuda.ballot_sync(-1, counting)) & 0xFFFFFFFF, k_prims, 1
+            if not write:
+                many += 1 if counting else 0
+                many_prims += k_prims
+                continue
             while step < 32:
                 other = cuda.shfl_up_sync(-1, upto, step)
                 upto += other if lane >= step else 0
@@ -137,39 +149,50 @@ def select_kets():
             if lane == 31:
                 found[warp], prims[warp] = cuda.popc(votes), upto
             cuda.syncthreads()
-            before_prims, all_prims = i64(0), i64(0)
+            place, before_prims, all_found, all_prims = first_shells + many, i64(0), i64(0), i64(0)
             for other_warp in range(warps):
                 if other_warp < warp:
+                    place += found[other_warp]
                     before_prims += prims[other_warp]
-                many += found[other_warp]
+                all_found += found[other_warp]
                 all_prims += prims[other_warp]
             cuda.syncthreads()
             if counting:
-                last = n + 1
-                for i in range(nprim if write else i64(0)):
+                place += cuda.popc(votes & ((i64(1) << lane) - 1))
+                table.bra[place], table.ket[place] = ab, cd
+                for i in range(nprim):
                     quartet = first_quartet + i * row + many_prims + before_prims + upto - k_prims
                     for k in range(k_prims):
-                        table.bra[quartet + k], table.ket[quartet + k] = first_prim + i, k_first + k
+                        table.bra_prims[quartet + k], table.ket_prims[quartet + k] = first_prim + i, k_first + k
+                        table.shells[quartet + k] = place
+            many += all_found
             many_prims += all_prims
+        if write:
+            return
         other = 16
         while other > 0:
+            many += cuda.shfl_xor_sync(-1, many, other)
+            many_prims += cuda.shfl_xor_sync(-1, many_prims, other)
             last = max(last, cuda.shfl_xor_sync(-1, last, other))
             left += cuda.shfl_xor_sync(-1, left, other)
             squares += cuda.shfl_xor_sync(-1, squares, other)
             other >>= 1
         if lane == 0:
-            found[warp], sums[warp, 0], sums[warp, 1] = last, left, squares
+            found[warp], prims[warp], ends[warp], sums[warp, 0], sums[warp, 1] = many, many_prims, last, left, squares
         cuda.syncthreads()
-        if tid == 0 and not write:
-            counts.numbers[3 * pair], counts.numbers[3 * pair + 1] = many, many_prims
-            end = i64(0)
-            for other_warp in range(warps):
-                end = max(end, i64(found[other_warp]))
-                counts.left_out[2 * ab] += sums[other_warp, 0]
-                counts.left_out[2 * ab + 1] += sums[other_warp, 1]
-            counts.numbers[3 * pair + 2] = end
+        if tid == 0:
+            for other_warp in range(1, warps):
+                many += found[other_warp]
+                many_prims += prims[other_warp]
+                last = max(last, i64(ends[other_warp]))
+                left += sums[other_warp, 0]
+                squares += sums[other_warp, 1]
+            numbers = counts.numbers
+            numbers[3 * pair], numbers[3 * pair + 1], numbers[3 * pair + 2] = many, many_prims, last
+            counts.left_out[2 * ab] += left
+            counts.left_out[2 * ab + 1] += squares
 
-    return Kernel(kernel, (threads, 8))
+    return Kernel(kernel, (threads, 6))
 
 
 # launcher
@@ -188,5 +211,5 @@ def launch_select(context, npair, bra, first_bra, ket, nket, norms, counts, tabl
     nothing = counts[0].part(0, (0,))
     context.launch(
         Variant(select_kets, ()), npair, THREADS, 0, bra, first_bra, ket, nket, norms, table is not None, counts,
-        table or (bra[1], nothing, nothing),
+        table or (bra[0], *[nothing] * 5),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from places import ROOT
 
 from md4.gpu import backend as gpu
-from md4.gpu import buffers, pool, quartet_lists, sums, tracks
+from md4.gpu import buffers, forces, pool, quartet_lists, sums, tracks
 from md4.gpu import context as device
 from md4.gpu import hermite_coulomb as device_coulomb
 from md4.gpu import shell_pairs as device_pairs
@@ -223,6 +223,12 @@ def counts(maker, task, pairs):
     return np.diff(shell_pairs(basis, pairs, np.exp(task[2])).start)
 
 
+def every_ket(made, backend, task, batch, terms):
+    """As `DeviceForces.count`, if nothing is left out."""
+    kets = [(len(made.lists[n]), made.lists[n].pairs.nprim, len(made.lists[n])) for n in batch]
+    return np.repeat(np.array(kets, dtype=np.int32)[:, None], task.last - task.first, axis=1), np.zeros(2)
+
+
 @pytest.fixture
 def no_device(monkeypatch):
     """A GPU backend that launches nothing, on host memory; of compute capability 9.0."""
@@ -245,6 +251,7 @@ def no_device(monkeypatch):
     monkeypatch.setattr(Pool, "array", lambda pool, shape, dtype=None: Result(shape))
     monkeypatch.setattr(device_pairs.PairMaker, "count", counts)
     monkeypatch.setattr(sums.DeviceBounds, "result", lambda bounds: np.ones(bounds.values.shape))
+    monkeypatch.setattr(forces.DeviceForces, "count", every_ket)
     monkeypatch.setattr(gpu.GpuBackend, "compile_ahead", lambda *_, **__: None)
     monkeypatch.setattr(gpu.GpuBackend, "mark", lambda backend: lambda: None)
     monkeypatch.setattr(tracks.Tracks, "join", lambda *_: None)
@@ -285,7 +292,8 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert forms == set(FORMS)
     for name in ("r_in_registers", "r_by_axis", "r_by_group", "summed_r"):
         assert {f[1] for f in facts[name]} == set(families.OPERATORS), name
-    assert {f[2:] for f in facts["r_by_axis"]} == {(), (True,)}  # whole, and without elements that are zero
+    # whole, without elements that are zero, and for lists of primitive quartets
+    assert {f[2:] for f in facts["r_by_axis"]} == {(), (True,), (False, True)}
     assert {f[10] for f in facts["thread_quartet_integrals"]} == set(families.OPERATORS)
     for name, place in (
         ("bra_transform", 4),

@@ -1,0 +1,200 @@
+"""Steps 1 and 2 of gradients for the smallest classes: a lane a primitive quartet.
+
+A warp takes a primitive bra pair and some p, and goes through the primitive ket pairs that count with it
+(`md4.gpu.kernels.select_kets`), 32 at a time. Each lane makes r of its quartet, which goes to shared memory. Then
+U[cd, p] = sum_q H[cd, q] [p|q] and Z[ab, p] += sum_cd Gamma[ab, cd] U[cd, p] are code without loops and without the
+zeros of H (`md4.gpu.emit.reverse`), with Gamma from memory (`md4.gpu.kernels.gamma_blocks`). Z stays in registers; the
+sums over the lanes are added to it in memory at the end. Where Z of a class has too many numbers, several warps divide
+the p among them, and each makes r.
+
+H of the kets is that of `md4.gpu.kernels.thread_quartet`, with the sign (-1)^|q|, and R = P - Q. So U lacks no sign
+here, and gets the one that Z has in the other kernels, (-1)^|p|, when it is added to memory.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from md4.gpu.compile import Kernel, Variant
+from md4.gpu.device_code import F64, I32, I64, cuda, i32, i64, jit_device, types
+from md4.gpu.emit.instructions import address_of, make_empty, shared_address
+from md4.gpu.emit.reverse import make_add_sums, make_reverse_products
+from md4.gpu.emit.unrolled import make_r_by_axis
+from md4.gpu.kernels.groups import Records
+from md4.gpu.kernels.primitive_quartets import (
+    Charge,
+    OperatorArguments,
+    charge,
+    make_zeros_upto,
+    operator_arguments,
+    separate,
+)
+from md4.gpu.kernels.reverse_fused import BraPrimitives, KetPrimitives, make_quartets_of
+from md4.gpu.kernels.reverse_sums import ReverseSums
+from md4.gpu.staircases import hermite_order
+from md4.gpu.tiles import blocks_of_8
+from md4.gpu.tuning import REVERSE
+from md4.method.angular import hermite_ordinal, hermite_triples, nherm
+from md4.method.mirror import class_elements
+
+
+class KetSlots(NamedTuple):
+    """What is in the slots of the ket's list; see `md4.gpu.pair_layout`.
+
+    Attributes
+    ----------
+    pairs, h : float64 array
+        [p, P_z, P_y, P_x][slot], and [element of H][slot] in the form `KET_ELEMENTS`.
+    place : int64 array
+        Slot of each primitive pair.
+    count : int64
+        Slots.
+    """
+
+    pairs: F64
+    h: F64
+    place: I64
+    count: i64
+
+
+class Columns(NamedTuple):
+    """The Hermite functions p of derivatives, in the order of Z.
+
+    Attributes
+    ----------
+    offsets : int32 array
+        Bytes from r to r[p + q], [p][q].
+    signs : int32 array
+        (-1)^|p|.
+    functions : int64
+        Numbers of `offsets` of each p.
+    count, blocks : int64
+        Number of p, and of blocks of 8.
+    """
+
+    offsets: I32
+    signs: I32
+    functions: i64
+    count: i64
+    blocks: i64
+
+
+def column_offsets(l, l_ket, chunk):
+    """`Columns.offsets` of derivatives of degree l; functions are repeated so that whole chunks may be read."""
+    p, q = hermite_triples(l)[columns_of(l)], hermite_triples(l_ket)
+    offsets = 8 * hermite_ordinal(*np.moveaxis(p[:, None] + q, -1, 0))
+    return np.concatenate([offsets, np.repeat(offsets[-1:], chunk, axis=0)]).astype(np.int32).reshape(-1)
+
+
+def column_signs(l):
+    """`Columns.signs`."""
+    return (1 - 2 * (hermite_triples(l)[columns_of(l)].sum(axis=1) % 2)).astype(np.int32)
+
+
+def columns_of(l):
+    """Ordinals of the Hermite functions in the order of Z."""
+    order = hermite_order(l)
+    return order[order >= 0]
+
+
+def reverse_lanes(nab, chunk, ket_class, l, kind):
+    """Kernel factory: `nab` functions of the bra, `chunk` of the p up to degree l, and the class of H of the ket."""
+    l_ket = ket_class[0] + ket_class[1]
+    # in the order of `KET_ELEMENTS`
+    elements = tuple(sorted(map(tuple, class_elements(ket_class).tolist()), key=lambda element: element[::-1]))
+    functions, row = nherm(l_ket), nherm(l + l_ket) | 1
+    known = tuple(column_offsets(l, l_ket, 0).tolist()) if chunk == nherm(l) else None
+    products, add_sums = make_reverse_products(elements, functions, nab, chunk, known), make_add_sums(nab, chunk)
+    zeros_upto, make_r = make_zeros_upto(kind, l + l_ket), make_r_by_axis(l + l_ket, False)
+    empty, quartets = make_empty(nab * chunk), make_quartets_of()
+    charge_at, separation_of = jit_device(charge), jit_device(separate)
+
+    def kernel(
+        records: Records, prims: BraPrimitives, kets: KetPrimitives, slots: KetSlots, gamma: F64,
+        operator: OperatorArguments, columns: Columns, z: ReverseSums, chunks: i64,
+    ):  # fmt: skip
+        shared = cuda.shared.array(0, types.float64)
+        lane, block = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        first, rest = block % chunks * chunk, block // chunks
+        part, own = rest % z.parts, rest // z.parts
+        prim = prims.first_prim + own
+        ab = prims.owner[prim]
+        n, behind = quartets(prims, kets, prim, ab, part, z.parts)
+        if n >= behind:
+            return
+        place, address = charge_at(records.numbers, prim * records.width), i32(shared_address(shared) + 8 * row * lane)
+        sums, dead = empty(), kets.first[kets.first.shape[0] - 1, 0]
+        h_step, gamma_step = i32(8 * slots.count), i32(8 * (dead + 1))
+        while n < behind:
+            own = min(n + lane, behind - 1)
+            slot, shells = slots.place[kets.numbers[own]], i64(kets.shells[own]) if own == n + lane else dead
+            s = separation_of(place, Charge(
+                slots.pairs[slot], slots.pairs[slots.count + slot], slots.pairs[2 * slots.count + slot],
+                slots.pairs[3 * slots.count + slot],
+            ))  # fmt: skip
+            make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, address)
+            sums = products(
+                sums, address_of(slots.h, slot), h_step, address, address_of(gamma, shells), gamma_step,
+                columns.offsets, first * columns.functions,
+            )  # fmt: skip
+            n += 32
+        target = (part * z.nprim + prim - z.first_prim) * columns.blocks * z.rows * 8
+        add_sums(sums, z.numbers, target, z.rows, first, columns.count, columns.signs, lane)
+
+    return Kernel(kernel, (32, REVERSE.lane_blocks(256 * row, nab * chunk)))
+
+
+# launcher
+
+
+class LanePlan(NamedTuple):
+    """Functions p that a warp takes, and how many warps share those of a primitive bra pair."""
+
+    chunk: int
+    chunks: int
+
+
+@cache
+def lane_plan(bra, ket, hermite):
+    """`LanePlan` for `ListFacts` of the bra, the ket, and the Hermite functions of the bra; None for larger classes."""
+    elements, row = len(class_elements(ket.h_class)), nherm(hermite.l + ket.l) | 1
+    if 256 * row > REVERSE.lane_bytes:
+        return None
+    of_one = elements + bra.nab * ket.nab
+    most = min(hermite.nherm, REVERSE.lane_doubles // bra.nab, REVERSE.lane_products // of_one)
+    chunks = -(-hermite.nherm // most) if most else REVERSE.lane_chunks + 1
+    return LanePlan(-(-hermite.nherm // chunks), chunks) if chunks <= REVERSE.lane_chunks else None
+
+
+def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermite, table, z):
+    """Adds what the listed primitive quartets give the bra pairs `ab` to Z.
+
+    Parameters
+    ----------
+    operator : md4.method.operators.Operator
+    plan : LanePlan
+    ab, cd : md4.engine.PreparedPairs
+        A slice of the bra list, and the ket list.
+    h : Buffer
+        H of the ket list in the form `md4.gpu.h_layout.KET_ELEMENTS`.
+    slots : md4.gpu.pair_layout.PairSlots
+        Of the ket list.
+    gamma : Buffer
+        Of the shell quartets, side by side.
+    hermite : ListFacts
+        The Hermite functions of the bra.
+    table, z : tuple
+        Fields of `md4.gpu.kernels.select_kets.QuartetTable` and `ReverseSums`.
+    """
+    bra, ket, l, (first, *_, numbers, shells) = ab.facts, cd.facts, hermite.l, table
+    variant = Variant(reverse_lanes, (bra.nab, plan.chunk, ket.h_class, l, operator.kind))
+    offsets = context.table(column_offsets, l, ket.l, plan.chunk)
+    context.launch(
+        variant, plan.chunks * z[-1] * ab.nprim, 32, 256 * (nherm(l + ket.l) | 1), (ab.data.records, ab.data.width),
+        (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
+        (slots.numbers, h, slots.place, slots.count), gamma,
+        operator_arguments(context, operator.kind, operator.parameter),
+        (offsets, context.table(column_signs, l), nherm(ket.l), hermite.nherm, blocks_of_8(hermite.nherm)), z,
+        plan.chunks,
+    )  # fmt: skip

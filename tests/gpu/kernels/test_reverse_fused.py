@@ -1,0 +1,94 @@
+"""Steps 1 and 2 of gradients in one kernel, for ket pairs that are selected one by one, on the emulated GPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulator import host_array, running
+from gpu.kernels.test_limits import sent
+from gpu.kernels.test_plain_python import basis_of
+from nuclear_forces import symmetric
+
+import md4
+from md4.gpu import forces
+from md4.gpu.buffers import Buffer
+from md4.gpu.kernels import reverse_fused
+from md4.gpu.kernels.select_kets import THREADS, launch_select
+from md4.gpu.tuning import REVERSE
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    """Changes `REVERSE` for this kernel, which is taken for the smallest classes, too."""
+    monkeypatch.setattr(forces, "lane_plan", lambda *_: None)
+
+    def change(**options):
+        monkeypatch.setattr(reverse_fused, "REVERSE", replace(REVERSE, **options))
+
+    reverse_fused.fused_reverse.cache_clear()
+    yield change
+    reverse_fused.fused_reverse.cache_clear()
+
+
+@pytest.mark.sample("1-4-steps0")
+@pytest.mark.races
+@pytest.mark.parametrize("steps", REVERSE.steps)
+@pytest.mark.parametrize("few", [0, 4])
+@pytest.mark.parametrize("nprim", [1, 2])
+def test_steps(nprim, few, steps, tuned):
+    """Several primitive quartets in a step, of one or of several ket pairs, and two or four blocks of columns."""
+    tuned(steps=(steps,), few_fused=few, sharing=((999, 1),), least_warps=1)
+    basis = basis_of((0, 0, 1) if nprim == 1 else (0, 1), nprim)
+    dm = symmetric(basis.nao)
+    right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
+    with running() as machine:
+        found = md4.JK(basis, backend="cuda").gradient(dm, tolerance=0)
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-13 * abs(right).max())
+    assert machine.kernels >= {"reverse_fused", "select_kets"}
+    assert "reverse_sums" not in machine.kernels
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("nket", [1, 31, THREADS, 2 * THREADS + 5])
+def test_selected_kets(nket):
+    """Numbers, bounds and both lists of quartets of a slice of a bra list, beside NumPy; pairs without primitives, too."""
+    rng, nshell, first, nbra = np.random.default_rng(nket), 5, 2, 3
+    shells = [rng.integers(nshell, size=(count, 2)) for count in (first + nbra, nket)]
+    start = [np.append(0, np.cumsum(rng.integers(0, 4, len(these)))) for these in shells]
+    start[0][first + 1 :] += 1  # the first bra pair that takes part has one at least
+    bounds, norms = [rng.uniform(0, 1, len(these)) for these in shells], rng.uniform(0, 1, (2, nshell, nshell))
+    j, k, tolerance = np.array([1.0, 0.0]), np.array([-0.5, 2.0]), 0.4
+    (a, b), (c, d) = shells[0][first:].T[:, :, None], shells[1].T
+    of_d = sum(abs(j[s]) * n[a, b] * n[c, d] + abs(k[s]) / 2 * (n[a, c] * n[b, d] + n[a, d] * n[b, c])
+               for s, n in enumerate(norms))  # fmt: skip
+    size, prims = bounds[0][first:, None] * bounds[1] * of_d, np.diff(start[1])
+    counts = (size >= tolerance) & (prims > 0)
+    with running():
+        context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
+        arrays = [context.pool.upload(side, context.stream)[1] for side in zip(shells, start, bounds)]
+        given = *(sent(context, array) for array in (norms, j, k)), nshell, tolerance
+        room, left = context.pool.get(2 * nbra), context.pool.get(2 * (first + nbra))
+        context.clear(left)
+        numbers = Buffer(room.pointer, (3 * nbra,), 4, room)
+        pass_of = context, nbra, arrays[0], first, arrays[1], nket, given, (numbers, left)
+        launch_select(*pass_of)
+        found, sums = host_array(numbers, "int32").reshape(-1, 3).copy(), host_array(left, "float64")
+        own = np.diff(start[0])[first:]
+        many = np.stack([found[:, 0], own * found[:, 1]], axis=1, dtype=np.int64)
+        places = np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(many, axis=0)])
+        table = forces.DeviceForces.table(context, places)
+        launch_select(*pass_of, table)
+        of_shells, listed = (np.stack([host_array(part, "int32") for part in parts], axis=1)
+                             for parts in (table[1:3], table[3:]))  # fmt: skip
+        sums = sums[: 2 * (first + nbra)].reshape(-1, 2).copy()
+    last = [max(np.flatnonzero(row), default=-1) + 1 for row in counts]
+    np.testing.assert_array_equal(found, np.stack([counts.sum(axis=1), counts @ prims, last], axis=1))
+    np.testing.assert_allclose(sums[first:], np.stack([(size * ~counts).sum(1), (size**2 * ~counts).sum(1)], 1), 1e-12)
+    assert not sums[:first].any()
+    want = [
+        (i, q, places[n, 0] + m) for n in range(nbra) for i in range(*start[0][first + n : first + n + 2])
+        for m, cd in enumerate(np.flatnonzero(counts[n])) for q in range(*start[1][cd : cd + 2])
+    ]  # fmt: skip
+    np.testing.assert_array_equal(listed, np.reshape(want, (-1, 3)))
+    np.testing.assert_array_equal(of_shells, np.argwhere(counts) + np.array([first, 0]))
+    assert nket < 100 or 0 < counts.sum() < counts.size

@@ -1,0 +1,302 @@
+"""Gradients of `md4.JK` on the emulated GPU: as on the CPU, whatever is divided, and what is promised of errors."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulator import running
+from gpu.kernels.test_plain_python import basis_of
+from molecules import molecule
+from nuclear_forces import symmetric
+
+import md4
+from md4.errors import DeviceError, MemoryLimitError
+from md4.gpu import forces
+from md4.gpu.backend import GpuBackend
+from md4.gpu.context import DeviceContext
+from md4.shells.schwarz import GradientBounds
+
+# Angular momenta, primitives and contracted functions of a few shells, whether they are spherical, and the unit.
+CASES = {
+    "(p, s)": ((1, 0), 1, 1, True, "dmma16"), "(p, s), dmma8": ((1, 0), 1, 1, True, "dmma8"),
+    "(s, p), K = 4": ((0, 1), 2, 1, True, "dmma16"), "(s, p) of two functions": ((0, 1), 2, 2, True, "dmma16"),
+    "(d, p), Cartesian": ((2, 1), 1, 1, False, "dmma16"), "(f, s)": ((3, 0), 1, 1, True, "dmma16"),
+    "(f, s), dmma8": ((3, 0), 1, 1, True, "dmma8"), "(f, d)": ((3, 2), 1, 1, True, "dmma16"),
+    "(d, s), K = 4": ((2, 0), 2, 1, True, "dmma8"),
+}  # fmt: skip
+SMALL = basis_of((0, 1))
+# Atoms in a plane askew, with an f function.
+PLANE = "O 0 0 0.1; H 0.4 0.7 -0.4; H -0.4 -0.7 -0.4"
+
+
+def assert_same(ours, right):
+    np.testing.assert_allclose(ours, right, rtol=0, atol=1e-13 * abs(right).max())
+
+
+def both(mol, call, unit="dmma16"):
+    """What a call finds with a `md4.JK` on the emulated GPU, and with one on the CPU."""
+    right = call(md4.JK(mol, backend="cpu"))
+    with running(unit) as machine:
+        ours = call(md4.JK(mol, backend="cuda"))
+    assert "pair_forces" in machine.kernels
+    return ours, right
+
+
+@pytest.fixture(params=["lanes", "fused", "rectangles"])
+def way(request, monkeypatch):
+    """How steps 1 and 2 are done: for lists of what counts, a lane a quartet where that serves, or on tensor cores; or
+    for rectangles, as of large classes."""
+    if request.param != "lanes":
+        monkeypatch.setattr(forces, "lane_plan", lambda *_: None)
+    if request.param == "rectangles":
+        monkeypatch.setattr(forces, "fused_reverse", lambda *_: None)
+    return request.param
+
+
+@pytest.mark.sample("fused-(p, s)*", "*-(s, p), K*", "[fr]*-(d, p)*", "lanes-(p, s)")
+@pytest.mark.parametrize("name", CASES)
+def test_shells(name, way):
+    """Each row is the derivative by the centre of a shell."""
+    *shells, unit = CASES[name]
+    basis = basis_of(*shells)
+    dm = symmetric(basis.nao)
+    ours, right = both(basis, lambda jk: jk.gradient(dm, tolerance=0), unit)
+    assert ours.shape == (basis.nshell, 3)
+    assert_same(ours, right)
+    assert abs(ours.sum(axis=0)).max() < 1e-13 * abs(ours).max()
+
+
+@pytest.mark.sample("lanes-closed*", "lanes-two spins-{'coulomb': 0.0*", "*-closed*0.3*")
+@pytest.mark.parametrize("options", [
+    {"exchange": 0.0}, {"coulomb": 0.0}, {"coulomb": 0.3, "exchange": -2.0}, {"omega": 0.4}, {"omega": -0.4},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("count", [None, 2], ids=["closed shell", "two spins"])
+def test_energies(count, options, way):
+    dm = symmetric(SMALL.nao, count)
+    assert_same(*both(SMALL, lambda jk: jk.gradient(dm, tolerance=0, **options)))
+
+
+def test_nothing():
+    """Neither J nor K, or no density; Gamma would have no terms."""
+    dm = symmetric(SMALL.nao)
+    with running():
+        jk = md4.JK(SMALL, backend="cuda")
+        for found in (jk.gradient(dm, 0.0, 0.0, tolerance=0), jk.gradient(0 * dm)):
+            np.testing.assert_array_equal(found, np.zeros((SMALL.nshell, 3)))
+            assert jk.stats.computed == jk.stats.skipped == jk.stats.error_bound == 0
+
+
+@pytest.mark.sample("lanes*", "fused-0.0")
+@pytest.mark.parametrize("exchange", [[0.5, -1.0], 0.0])
+def test_products(exchange, way):
+    """Of matrices without symmetry; every quartet counts, also where there is more than one term."""
+    left, right = np.random.default_rng(0).normal(size=(2, 2, SMALL.nao, SMALL.nao))
+
+    def call(jk):
+        found = jk.product_gradient(left, right, [1.0, 0.3], exchange, tolerance=0)
+        assert jk.stats.skipped == jk.stats.error_bound == jk.stats.error_estimate == 0
+        return found
+
+    assert_same(*both(SMALL, call))
+
+
+@pytest.mark.thorough
+def test_a_molecule():
+    """General contractions, a ghost, an atom without functions: rows are those of atoms, shells of the basis sorted."""
+    shells = {
+        "O": [[0, [2.0, 0.5, -0.2], [0.5, 0.4, 0.9]]], "H": [[0, [1.2, 1.0]]], "ghost-He": [[1, [0.7, 1.0]]],
+    }  # fmt: skip
+    mol = molecule("H 0.1 0.7 -0.4; C 1.1 0.3 -0.2; O 0 0 0; ghost-He 0.5 -0.3 0.8", shells)
+    dm = symmetric(mol.nao)
+    ours, right = both(mol, lambda jk: jk.gradient(dm, tolerance=0))
+    assert_same(ours, right)
+    assert not ours[1].any()
+
+
+@pytest.mark.sample("p-True")
+@pytest.mark.parametrize("pure", [True, False])
+@pytest.mark.parametrize("highest", "pf")
+def test_a_molecule_in_a_plane(highest, pure, monkeypatch):
+    """It is turned for its f functions, and its forces are turned back; the density breaks the plane."""
+    monkeypatch.setattr("md4.gpu.part_plans.PLANE_L", "spdf".index(highest))
+    shells = {"H": [[0, [1.2, 1.0]]], "O": [["spdf".index(highest), [0.9, 1.0]]]}
+    mol = molecule(PLANE, shells, cart=not pure)
+    dm = symmetric(mol.nao)
+    exact = md4.JK(mol, backend="cpu").gradient(dm, tolerance=0)
+    with running():
+        jk = md4.JK(mol, backend="cuda")
+        assert_same(jk.gradient(dm, tolerance=0), exact)
+        assert jk._frame.rotation is not None
+        assert jk.stats.error_bound == 0
+        assert not jk.gradient(dm, tolerance=1e9).any()
+        assert abs(exact).max() < jk.stats.error_estimate < jk.stats.error_bound
+
+
+# what is left out -----------------------------------------------------------------------------------------------------
+
+CHAIN = "; ".join(f"H {0.1 * (n % 2)} {0.2 * (n % 3)} {1.5 * n}" for n in range(4))
+
+
+@pytest.mark.sample("lanes")
+def test_errors_are_bounded(way):
+    mol = molecule(CHAIN, {"H": [[0, [0.9, 1.0]]]})
+    dm = symmetric(mol.nao)
+    exact, before = md4.JK(mol, backend="cpu").gradient(dm, tolerance=0), (0.0, 0)
+    with running():
+        jk = md4.JK(mol, backend="cuda", direct_scf_tol=1e-12)
+        for tolerance in (1e-8, 1e-4, 1e-2, 1e3):
+            found, stats = jk.gradient(dm, tolerance=tolerance), jk.stats
+            assert 0 < stats.error_estimate <= stats.error_bound
+            assert abs(found - exact).max() <= stats.error_bound
+            assert stats.computed + stats.skipped == sum(map(len, jk.lists)) ** 2
+            assert before < (stats.error_bound, stats.skipped)
+            before = stats.error_bound, stats.skipped
+    assert not found.any()
+    assert stats.computed == 0
+
+
+@pytest.mark.sample("lanes")
+def test_the_bounds_are_those_of_what_is_left_out(way):
+    """With s functions and blocks of D of the same size, where all bounds of densities are the same: (1 + 1/2) |D|^2.
+
+    Rectangles may contain quartets whose bounds are smaller than the tolerance; they count as left out all the same.
+    """
+    mol = molecule(CHAIN, {"H": [[0, [0.9, 1.0]]]})
+    norms, dm = mol.intor("int2e_ip1ip2").reshape(3, 3, *[mol.nao] * 4), np.ones((mol.nao, mol.nao))
+    with running():
+        jk = md4.JK(mol, backend="cuda", direct_scf_tol=1e-12)
+        (this,) = jk.lists
+        a, b = this.pairs.pairs.T
+        squares = np.maximum(norms[range(3), range(3)][:, a, b, a, b], norms[range(3), range(3)][:, b, a, b, a])
+        bounds = GradientBounds(this.pairs, jk.basis.centres, this.exact, np.sqrt(squares.max(axis=0)))
+        of_quartets = 1.5 * np.outer(bounds.derivative, bounds.own)
+        for tolerance in (1e-7, 1e-3, 1e3):
+            jk.gradient(dm, tolerance=tolerance)
+            left = of_quartets[of_quartets < tolerance]
+            assert jk.stats.error_bound == pytest.approx(left.sum(), rel=1e-9)
+            assert jk.stats.error_estimate == pytest.approx(np.sqrt((left**2).sum()), rel=1e-9)
+            assert jk.stats.skipped == len(left) or (way == "rectangles" and jk.stats.skipped < len(left))
+    assert len(left) == of_quartets.size
+
+
+# what is divided ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Factories of the kernels that are launched, one after the other."""
+    found, real = [], DeviceContext.launch
+
+    def launch(self, variant, *args):
+        found.append(variant.factory.__name__)
+        real(self, variant, *args)
+
+    monkeypatch.setattr(DeviceContext, "launch", launch)
+    return found
+
+
+@pytest.mark.sample("lanes-*", "*-CHUNK*")
+@pytest.mark.parametrize("name, value", [("H_SHARE", 1e-12), ("CHUNK_BYTES", 1000), ("Z_BYTES", 1)])
+def test_batches_chunks_and_tasks(name, value, way, launches, monkeypatch):
+    """As wholes, whatever fits: H of all kets, r and U of a rectangle, Z of a list."""
+    basis = basis_of((0, 1, 0))
+    dm = symmetric(basis.nao)
+    right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
+    with running():
+        jk, counts = md4.JK(basis, backend="cuda"), []
+        jk._forces_of_lists(0.0)
+        for _ in range(2):
+            launches.clear()
+            assert_same(jk.gradient(dm, tolerance=0), right)
+            assert jk.stats.computed == sum(map(len, jk.lists)) ** 2
+            counts.append((len(launches) - launches.count("h_matrices"), launches.count("pair_forces")))
+            monkeypatch.setattr(forces, name, value if way == "rectangles" else min(1, value))
+        count, pairs = len(jk.lists), sum(map(len, jk.lists))
+    assert counts[0][0] < counts[1][0]
+    tasks = {"H_SHARE": count**2, "CHUNK_BYTES": count, "Z_BYTES": pairs}  # each batch of kets has its own
+    assert (counts[0][1], counts[1][1]) == (count, tasks[name])
+
+
+def test_many_parts_of_the_kets(way, monkeypatch):
+    """Z has so many parts that some have no kets."""
+    monkeypatch.setattr(forces, "REVERSE", replace(forces.REVERSE, most_parts=40))
+    dm = symmetric(SMALL.nao)
+    assert_same(*both(SMALL, lambda jk: jk.gradient(dm, tolerance=0)))
+
+
+def test_a_part_of_the_terms():
+    """Parts add up to all, in gradients, quartets and bounds; progress is told of all work."""
+    mol, told = molecule(CHAIN, {"H": [[0, [0.9, 1.0]]], "O": [[1, [0.9, 1.0]]]}), []
+    with running():
+        jk = md4.JK(mol, backend="cuda")
+        made, dm = jk._forces_of_lists(jk.direct_scf_tol), jk._frame.densities(symmetric(mol.nao, 1))
+        given = jk.engine.backend, dm, np.ones(1), np.ones(1), 1e-4
+        whole, quartets, left_out = made.run(*given, report=told.append)
+        parts = [made.run(*given, part, 3) for part in range(3)]
+        assert sum(told) == pytest.approx(made.seconds())
+    assert left_out[0] > 0
+    assert sum(part[1] for part in parts) == quartets
+    assert_same(sum(part[0] for part in parts), whole)
+    np.testing.assert_allclose(sum(part[2] for part in parts), left_out, rtol=1e-10)
+
+
+@pytest.mark.sample("lanes")
+def test_the_same_bits(way):
+    """In each run, and by a second object."""
+    dm = symmetric(SMALL.nao)
+    with running():
+        jk = md4.JK(SMALL, backend="cuda")
+        first = jk.gradient(dm)
+        for found in (jk.gradient(dm), md4.JK(SMALL, backend="cuda").gradient(dm)):
+            np.testing.assert_array_equal(found, first)
+
+
+def test_streams_that_are_late(way):
+    """The host waits for what it reads, and copies wait for what they copy."""
+    dm = symmetric(SMALL.nao)
+    right = md4.JK(SMALL, backend="cpu").gradient(dm, tolerance=0)
+    with running(late={0}):
+        assert_same(md4.JK(SMALL, backend="cuda").gradient(dm, tolerance=0), right)
+
+
+# limits ---------------------------------------------------------------------------------------------------------------
+
+
+def test_no_memory(monkeypatch):
+    """It is refused with its size before anything is allocated."""
+    dm = symmetric(SMALL.nao)
+    with running():
+        jk = md4.JK(SMALL, backend="cuda")
+        jk._forces_of_lists(0.0)
+        asked = []
+        monkeypatch.setattr(GpuBackend, "memory_left", lambda backend: 1000)
+        for method in ("get", "fresh", "room"):
+            monkeypatch.setattr(f"md4.gpu.pool.Pool.{method}", lambda *args: asked.append(args))
+        message = r"^gradients of Basis\(.* take at least .*B \(.*\), but 1 kB may be used; raise max_memory\.$"
+        with pytest.raises(MemoryLimitError, match=message):
+            jk.gradient(dm, tolerance=0)
+    assert not asked
+
+
+@pytest.mark.thorough
+def test_little_memory():
+    """It is refused, or enough."""
+    basis = basis_of((1, 2, 0))
+    dm, messages = symmetric(basis.nao), []
+    right = md4.JK(basis, backend="cpu").gradient(dm)
+    with running():
+        for cap in np.geomspace(0.05, 30, 16):
+            try:
+                found = md4.JK(basis, backend="cuda", max_memory=cap).gradient(dm)
+            except MemoryLimitError as error:
+                messages.append(str(error))
+            else:
+                break
+    assert_same(found, right)
+    assert any(message.startswith("gradients of Basis(") for message in messages)  # the lists fit
+    assert all("raise max_memory" in message for message in messages)
+
+
+def test_devices_without_asynchronous_copies():
+    with running("fma"), pytest.raises(DeviceError, match=r"compute capability 8.0 .*backend='cpu'"):
+        md4.JK(SMALL, backend="cuda").gradient(symmetric(SMALL.nao))
