@@ -51,7 +51,7 @@ def test_steps(nprim, few, steps, tuned):
 @pytest.mark.races
 @pytest.mark.parametrize("nket", [1, 31, THREADS, 2 * THREADS + 5])
 def test_selected_kets(nket):
-    """Numbers, bounds and both lists of quartets of a slice of a bra list, beside NumPy; pairs without primitives, too."""
+    """Numbers, bounds and both lists of quartets of a slice of a bra list; pairs without primitives, too."""
     rng, nshell, first, nbra = np.random.default_rng(nket), 5, 2, 3
     shells = [rng.integers(nshell, size=(count, 2)) for count in (first + nbra, nket)]
     start = [np.append(0, np.cumsum(rng.integers(0, 4, len(these)))) for these in shells]
