@@ -126,8 +126,9 @@ class FittingGradient:
         terms = energy_terms(dm, coulomb, exchange, self.fitting.nao)
         with self.three.engine.lock, self.algebra.working():
             fitted, turned = self.fitted(terms, orbitals_of(terms, orbitals), response)
-            forces = self.host_forces()
             backend = self.three.engine.backend
+            backend.compile_ahead("fitting", self.three.basis, None)
+            forces = self.host_forces()
             for block in range(len(forces.blocks)):
                 first, last = forces.rows[forces.edges[block : block + 2]].tolist()
                 gamma = self.gamma_of_three(fitted, self.three.auxiliary_order[first:last])

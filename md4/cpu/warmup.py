@@ -13,6 +13,7 @@ import numpy as np
 from md4.cpu.derivative_matrices import digest
 from md4.cpu.derivatives import derivative_scatter
 from md4.cpu.digestion import digest_blocks
+from md4.cpu.fitting_forces import Factors, fitted_sums
 from md4.cpu.gradient import KET, Tiles, derivative_norms, forces, reverse_sums, workspace
 from md4.cpu.groups import FIELD, STATE, TASK, Groups, aligned_empty
 from md4.cpu.h_matrices import h_matrices, numbers_of, shape_of
@@ -33,12 +34,12 @@ from md4.support.progress import compiling
 
 # Loops by name, and about how long each takes to compile, in tenths of a second.
 COSTS = {"h": 10, "fill": 13, "copy": 2, "scatter": 3, "derivatives": 11, "digest": 8, "contract": 9, "transpose": 2,
-         "blocks": 2, "norms": 2, "count": 3, "cover": 4, "reverse": 22, "bounds": 9, "forces": 7,
-         "matrices": 11}  # fmt: skip
+         "blocks": 2, "norms": 2, "count": 3, "cover": 4, "reverse": 22, "fitted": 20, "bounds": 9,
+         "forces": 7, "matrices": 11}  # fmt: skip
 # Those of J and K besides, for each backend. The last one is for GPUs.
 BESIDE = ["transpose", "blocks", "norms", "count", "cover"]
 # Those of gradients and of derivatives of J and K.
-DERIVATIVES = ["reverse", "bounds", "forces", "matrices"]
+DERIVATIVES = ["reverse", "fitted", "bounds", "forces", "matrices"]
 # How much a second process takes to start, in the same unit.
 START = 3
 # Thresholds of its garbage collector: nearly all of the many objects that Numba makes live on.
@@ -49,7 +50,7 @@ ready = set()  # names of loops that this process has compiled or read
 
 def names_for(use, kind):
     """Names of the loops for blocks of integrals ('blocks'), J alone ('j'), J and K, or their derivatives as forces
-    ('forces') or as matrices ('matrices').
+    ('forces', with density fitting 'fitting') or as matrices ('matrices').
 
     For 'tensor' and 'lists' those that all of them need. A tensor also needs `scatter_name`, which takes long for s1.
     """
@@ -58,9 +59,10 @@ def names_for(use, kind):
         return names
     if use == "blocks":
         return [*names, "copy"]
-    if use in ("forces", "matrices"):  # lists and bounds are those of 1/r
-        loops = [f"reverse {kind}" if use == "forces" else names[1], use]
-        return list(dict.fromkeys(["h", "fill coulomb", "bounds coulomb", *loops]))
+    of_use = {"forces": [f"reverse {kind}", "forces"], "fitting": [f"fitted {kind}", "forces"],
+              "matrices": [names[1], "matrices"]}  # fmt: skip
+    if use in of_use:  # lists and bounds are those of 1/r
+        return list(dict.fromkeys(["h", "fill coulomb", "bounds coulomb", *of_use[use]]))
     return [*names, f"contract {kind}" if use == "j" else "digest", *BESIDE[:-1]]
 
 
@@ -71,7 +73,7 @@ def scatter_name(aosym):
 
 def every_name(kinds=("coulomb",)):
     """Names of all loops for some operators."""
-    uses = "blocks", "j", "jk", "forces", "matrices"
+    uses = "blocks", "j", "jk", "forces", "fitting", "matrices"
     names = [name for kind in kinds for use in uses for name in names_for(use, kind)]
     if "erf" in kinds:  # for range-separated functionals
         names += names_for("forces", Mixture.kind)
@@ -137,10 +139,12 @@ def of_derivatives(name, kind):
     operator = Mixture(1.0, 1.0, 1.0).parameter if kind == Mixture.kind else 0.0, kind_table(kind)
     if name == "bounds":
         return derivative_norms(kind), (of["lists"], 0, 1, 1, integers, *operator, numbers, work, matrices)
-    terms = matrices, numbers, numbers, matrices, of["matrix"]
+    loop, terms = reverse_sums, (matrices, numbers, numbers, matrices, of["matrix"])
+    if name == "fitted":
+        loop, terms = fitted_sums, Factors(numbers, numbers, numbers, integers)
     tiles = Tiles(of["items"], integers, of["small"], of["small"])
     lists = 0, 0, 1, of["lists"], of["kets"], integers
-    return reverse_sums(kind), (*lists, numbers, integers, tiles, 0.0, *operator, terms, work, numbers, numbers)
+    return loop(kind), (*lists, numbers, integers, tiles, 0.0, *operator, terms, work, numbers, numbers)
 
 
 def beside(name):

@@ -19,11 +19,12 @@ def test_names():
     assert warmup.names_for("tensor", "erf") == warmup.names_for("lists", "erf") == ["h", "fill erf"]
     beside = ["h", "fill coulomb", "bounds coulomb"]
     assert warmup.names_for("forces", "erf") == [*beside, "reverse erf", "forces"]
+    assert warmup.names_for("fitting", "erf") == [*beside, "fitted erf", "forces"]
     assert warmup.names_for("matrices", "coulomb") == [*beside, "matrices"]
     assert "reverse mixture" not in warmup.every_name()
     names = warmup.every_name(OPERATORS)
     assert "reverse mixture" in names
-    assert len(names) == len(set(names)) == 8 + len(SYMMETRIES) + 3 * len(OPERATORS) + len(warmup.BESIDE)
+    assert len(names) == len(set(names)) == 8 + len(SYMMETRIES) + 4 * len(OPERATORS) + len(warmup.BESIDE)
     loops = {id(warmup.arguments(name)[0]) for name in names}
     assert len(loops) == len(names)
 
@@ -112,6 +113,8 @@ def test_an_error_ends_the_second_process(monkeypatch):
 
 FIRST_CALLS = """
     from md4.contract.derivatives import DerivativeRequest, derivative_tensor
+    from md4.contract.density_fitting import DensityFitting
+    from md4.contract.fitting_gradient import FittingGradient
     from md4.cpu import warmup
 
     asked, second_process = [], warmup.second_process
@@ -131,6 +134,8 @@ FIRST_CALLS = """
         jk.gradient([symmetric, symmetric], **options)
     jk.product_gradient(general, general)
     jk.derivative_jk(general)
+    fitting = DensityFitting(basis, basis, md4.Operator(), "cpu", store="direct")
+    FittingGradient(fitting).run([symmetric, symmetric], 1.0, 1.0)
     engine = md4.Engine(basis, backend="cpu")
     engine.compute([[0, 0]], [[1, 0], [3, 2]])
     ao_tensor(engine, "s4")
