@@ -636,6 +636,7 @@ def test_no_kernel_is_left_out():
     tested |= {"bra_transform", "summed_r", "select_quartets"}
     tested |= {"digest_mirrored"}  # by test_digest_mirrored.py
     tested |= {"fused_wide"}  # by test_fused_wide.py
-    tested |= {"select_kets", "reverse_lanes", "reverse_fused", "reverse_sums", "pair_forces"}  # by test_reverse_*.py
+    # by test_reverse_*.py
+    tested |= {"select_kets", "gamma_blocks", "reverse_lanes", "reverse_fused", "reverse_sums", "pair_forces"}
     tested |= {"narrowed"}  # by `test_single_precision.test_a_build`
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()
