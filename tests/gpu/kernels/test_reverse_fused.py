@@ -51,7 +51,7 @@ def test_steps(nprim, few, steps, tuned):
 @pytest.mark.races
 @pytest.mark.parametrize("nket", [1, 31, THREADS, 2 * THREADS + 5])
 def test_selected_kets(nket):
-    """Numbers, bounds and both lists of quartets of a slice of a bra list; pairs without primitives, too."""
+    """Numbers, bounds and lists of quartets of a slice of a bra list, beside NumPy; pairs without primitives, too."""
     rng, nshell, first, nbra = np.random.default_rng(nket), 5, 2, 3
     shells = [rng.integers(nshell, size=(count, 2)) for count in (first + nbra, nket)]
     start = [np.append(0, np.cumsum(rng.integers(0, 4, len(these)))) for these in shells]
@@ -74,21 +74,23 @@ def test_selected_kets(nket):
         launch_select(*pass_of)
         found, sums = host_array(numbers, "int32").reshape(-1, 3).copy(), host_array(left, "float64")
         own = np.diff(start[0])[first:]
-        many = np.stack([found[:, 0], own * found[:, 1]], axis=1, dtype=np.int64)
-        places = np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(many, axis=0)])
-        table = forces.DeviceForces.table(context, places)
-        launch_select(*pass_of, table)
-        of_shells, listed = (np.stack([host_array(part, "int32") for part in parts], axis=1)
-                             for parts in (table[1:3], table[3:]))  # fmt: skip
+        places = np.cumsum(np.stack([found[:, 0], own * found[:, 1]], axis=1), axis=0, dtype=np.int64)
+        places = np.concatenate([np.zeros((1, 2), dtype=np.int64), places])
+        sizes = [int(count) for count in places[-1]]
+        counts_of = sizes[:1] * 2 + sizes[1:] * 3
+        table = [Buffer((this := context.pool.get(n + 1)).pointer, (n,), 4, this) for n in counts_of]
+        launch_select(*pass_of, (context.pool.upload([places], context.stream)[1][0], *table))
+        shells_of, listed = (np.stack([host_array(b, "int32") for b in part], 1) for part in (table[:2], table[2:]))
         sums = sums[: 2 * (first + nbra)].reshape(-1, 2).copy()
     last = [max(np.flatnonzero(row), default=-1) + 1 for row in counts]
     np.testing.assert_array_equal(found, np.stack([counts.sum(axis=1), counts @ prims, last], axis=1))
     np.testing.assert_allclose(sums[first:], np.stack([(size * ~counts).sum(1), (size**2 * ~counts).sum(1)], 1), 1e-12)
     assert not sums[:first].any()
-    want = [
-        (i, q, places[n, 0] + m) for n in range(nbra) for i in range(*start[0][first + n : first + n + 2])
-        for m, cd in enumerate(np.flatnonzero(counts[n])) for q in range(*start[1][cd : cd + 2])
+    of_shells = [(first + n, cd) for n, cd in np.argwhere(counts)]
+    of_prims = [
+        (i, q, of_shells.index((first + n, cd))) for n in range(nbra) for i in range(*start[0][first + n :][:2])
+        for cd in np.flatnonzero(counts[n]) for q in range(*start[1][cd : cd + 2])
     ]  # fmt: skip
-    np.testing.assert_array_equal(listed, np.reshape(want, (-1, 3)))
-    np.testing.assert_array_equal(of_shells, np.argwhere(counts) + np.array([first, 0]))
+    np.testing.assert_array_equal(shells_of, np.reshape(of_shells, (-1, 2)))
+    np.testing.assert_array_equal(listed, np.reshape(of_prims, (-1, 3)))
     assert nket < 100 or 0 < counts.sum() < counts.size
