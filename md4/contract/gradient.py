@@ -327,6 +327,8 @@ class Gradients:
 
     def _compile_ahead(self, operator, terms, tolerance):
         """Compiles what is missing for a gradient, on the first rank of each node before the others."""
+        from md4.cpu.warmup import BOUNDS, compile_ahead
+
         backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
 
         def work(backend):
@@ -337,6 +339,8 @@ class Gradients:
 
         def compile_all():
             with self.engine.lock:
+                if backend.name != "cpu":
+                    compile_ahead(BOUNDS, self.progress)  # for `host_bounds`
                 backend.with_operator(operator).compile_ahead("forces", basis, work, self.progress)
 
         self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
