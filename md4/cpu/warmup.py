@@ -64,7 +64,7 @@ def names_for(use, kind):
     of_use = {"forces": [f"reverse {kind}", "forces"], "fitting": [f"fitted {kind}", "forces"],
               "matrices": [names[1], "matrices"]}  # fmt: skip
     if use in of_use:  # lists and bounds are those of 1/r
-        return list(dict.fromkeys([*BOUNDS, "fill coulomb", *of_use[use]]))
+        return list(dict.fromkeys(["h", "fill coulomb", *BOUNDS, *of_use[use]]))
     return [*names, f"contract {kind}" if use == "j" else "digest", *BESIDE[:-1]]
 
 
