@@ -76,8 +76,8 @@ def test_selected_kets(nket):
         own = np.diff(start[0])[first:]
         places = np.cumsum(np.stack([found[:, 0], own * found[:, 1]], axis=1), axis=0, dtype=np.int64)
         places = np.concatenate([np.zeros((1, 2), dtype=np.int64), places])
-        sizes = [int(count) for count in places[-1]]
-        table = [Buffer((this := context.pool.get(n + 1)).pointer, (n,), 4, this) for n in sizes[:1] * 2 + sizes[1:] * 3]
+        sizes = np.repeat(places[-1], [2, 3]).tolist()
+        table = [Buffer((this := context.pool.get(size + 1)).pointer, (size,), 4, this) for size in sizes]
         launch_select(*pass_of, (context.pool.upload([places], context.stream)[1][0], *table))
         shells_of, listed = (np.stack([host_array(b, "int32") for b in part], 1) for part in (table[:2], table[2:]))
         sums = sums[: 2 * (first + nbra)].reshape(-1, 2).copy()
