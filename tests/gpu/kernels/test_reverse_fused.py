@@ -19,8 +19,9 @@ from md4.gpu.tuning import REVERSE
 
 @pytest.fixture
 def tuned(monkeypatch):
-    """Changes `REVERSE` for this kernel, which is taken for the smallest classes, too."""
+    """Changes `REVERSE` for this kernel, which is taken for the smallest classes, too; a block takes all kets."""
     monkeypatch.setattr(forces, "lane_plan", lambda *_: None)
+    monkeypatch.setattr(forces, "REVERSE", replace(REVERSE, most_parts=1))
 
     def change(**options):
         monkeypatch.setattr(reverse_fused, "REVERSE", replace(REVERSE, **options))
