@@ -39,7 +39,20 @@ def tuned(monkeypatch):
 def test_steps(nprim, few, steps, tuned):
     """Several primitive quartets in a step, of one or of several ket pairs, and two or four blocks of columns."""
     tuned(steps=(steps,), few_fused=few, sharing=((999, 1),), least_warps=1)
-    basis = basis_of((0, 0, 1) if nprim == 1 else (0, 1), nprim)
+    check(basis_of((0, 0, 1) if nprim == 1 else (0, 1), nprim))
+
+
+@pytest.mark.thorough
+@pytest.mark.races
+@pytest.mark.parametrize("steps", [REVERSE.steps[0], REVERSE.steps[-1]])
+def test_several_warps(steps, tuned):
+    """They share the p of f functions, and H, r and Gamma in shared memory."""
+    tuned(steps=(steps, REVERSE.steps[-1]), sharing=((999, 1),), least_warps=1)
+    check(basis_of((0, 0, 3)))
+
+
+def check(basis):
+    """A gradient of which nothing is left out, beside the CPU's."""
     dm = symmetric(basis.nao)
     right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
     with running() as machine:
