@@ -214,14 +214,14 @@ def launch_coulomb(backend, lists, mirrored):
 
 def launch_gradient(backend, bra, ket):
     """What gradients launch for the first list as bra and the second as ket, all quartets of which count."""
-    lists, count = [PairList(side, *[np.ones(len(side))] * 3, (0, 0)) for side in (bra, ket)], len(ket)
+    lists = [PairList(side, *[np.ones(len(side))] * 3, (0, 0)) for side in (bra, ket)]
     basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
     bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in lists]
-    counts = np.full((1, len(bra), 3), (count, ket.pairs.nprim, count))
     terms = forces.Terms((NOTHING, NOTHING, NOTHING, 1), (NOTHING, NOTHING, NOTHING, 1, 0.0))
-    forces.DeviceForces(backend, basis, lists, bounds).launch(
-        backend, forces.Task(0.0, 0, 0, len(bra)), [1], counts, terms
-    )
+    made = forces.DeviceForces(backend, basis, lists, bounds)
+    for task in made.tasks(backend, [1]):
+        if task.number == 0:
+            made.launch(backend, task, [1], made.count(backend, task, [1], terms)[0], terms)
 
 
 def launch_parts(backend, bra, ket):

@@ -69,6 +69,7 @@ def test_shells(name, way):
 @pytest.mark.sample("lanes-closed*", "lanes-two spins-{'coulomb': 0.0*", "*-closed*0.3*")
 @pytest.mark.parametrize("options", [
     {"exchange": 0.0}, {"coulomb": 0.0}, {"coulomb": 0.3, "exchange": -2.0}, {"omega": 0.4}, {"omega": -0.4},
+    {"exchange": 0.2, "long_range": (0.4, 0.6)},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("count", [None, 2], ids=["closed shell", "two spins"])
 def test_energies(count, options, way):

@@ -19,8 +19,9 @@ from md4.gpu.tuning import REVERSE
 
 @pytest.fixture
 def tuned(monkeypatch):
-    """Changes `REVERSE` for this kernel, which is taken for the smallest classes, too."""
+    """Changes `REVERSE` for this kernel, which is taken for the smallest classes, too; a block takes all kets."""
     monkeypatch.setattr(forces, "lane_plan", lambda *_: None)
+    monkeypatch.setattr(forces, "REVERSE", replace(REVERSE, most_parts=1))
 
     def change(**options):
         monkeypatch.setattr(reverse_fused, "REVERSE", replace(REVERSE, **options))
@@ -38,7 +39,20 @@ def tuned(monkeypatch):
 def test_steps(nprim, few, steps, tuned):
     """Several primitive quartets in a step, of one or of several ket pairs, and two or four blocks of columns."""
     tuned(steps=(steps,), few_fused=few, sharing=((999, 1),), least_warps=1)
-    basis = basis_of((0, 0, 1) if nprim == 1 else (0, 1), nprim)
+    check(basis_of((0, 0, 1) if nprim == 1 else (0, 1), nprim))
+
+
+@pytest.mark.thorough
+@pytest.mark.races
+@pytest.mark.parametrize("steps", [REVERSE.steps[0], REVERSE.steps[-1]])
+def test_several_warps(steps, tuned):
+    """They share the p of f functions, and H, r and Gamma in shared memory."""
+    tuned(steps=(steps, REVERSE.steps[-1]), sharing=((999, 1),), least_warps=1)
+    check(basis_of((0, 0, 3)))
+
+
+def check(basis):
+    """A gradient of which nothing is left out, beside the CPU's."""
     dm = symmetric(basis.nao)
     right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
     with running() as machine:
@@ -76,9 +90,8 @@ def test_selected_kets(nket):
         own = np.diff(start[0])[first:]
         places = np.cumsum(np.stack([found[:, 0], own * found[:, 1]], axis=1), axis=0, dtype=np.int64)
         places = np.concatenate([np.zeros((1, 2), dtype=np.int64), places])
-        sizes = [int(count) for count in places[-1]]
-        counts_of = sizes[:1] * 2 + sizes[1:] * 3
-        table = [Buffer((this := context.pool.get(n + 1)).pointer, (n,), 4, this) for n in counts_of]
+        sizes = np.repeat(places[-1], [2, 3]).tolist()
+        table = [Buffer((this := context.pool.get(size + 1)).pointer, (size,), 4, this) for size in sizes]
         launch_select(*pass_of, (context.pool.upload([places], context.stream)[1][0], *table))
         shells_of, listed = (np.stack([host_array(b, "int32") for b in part], 1) for part in (table[:2], table[2:]))
         sums = sums[: 2 * (first + nbra)].reshape(-1, 2).copy()

@@ -9,6 +9,7 @@ from gpu.kernels.test_plain_python import basis_of
 from nuclear_forces import symmetric
 
 import md4
+from md4.gpu import forces
 from md4.gpu.forces import hermite_facts
 from md4.gpu.kernels import reverse_lanes
 from md4.gpu.kernels.reverse_lanes import columns_of, lane_plan
@@ -18,7 +19,8 @@ from md4.shells.shell_pairs import list_facts
 
 @pytest.fixture
 def tuned(monkeypatch):
-    """Changes `REVERSE` for this kernel."""
+    """Changes `REVERSE` for this kernel; a warp takes all kets."""
+    monkeypatch.setattr(forces, "REVERSE", replace(REVERSE, most_parts=1))
 
     def change(**options):
         monkeypatch.setattr(reverse_lanes, "REVERSE", replace(REVERSE, **options))
@@ -43,6 +45,21 @@ def test_warps_that_share_the_functions(doubles, nprim, tuned):
     np.testing.assert_allclose(found, right, rtol=0, atol=1e-13 * abs(right).max())
     assert machine.kernels >= {"reverse_lanes"}
     assert ("reverse_fused" in machine.kernels) == (doubles == 14)  # (pp| has too many
+
+
+@pytest.mark.thorough
+@pytest.mark.races
+def test_many_kets(tuned):
+    """More than a warp takes at a time."""
+    tuned()
+    basis = basis_of((0,) * 8)
+    dm = symmetric(basis.nao)
+    right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
+    with running() as machine:
+        jk = md4.JK(basis, backend="cuda")
+        np.testing.assert_allclose(jk.gradient(dm, tolerance=0), right, rtol=0, atol=1e-13 * abs(right).max())
+        assert jk.stats.computed == 36**2
+    assert machine.kernels >= {"reverse_lanes"}
 
 
 def facts(la, lb):
