@@ -152,7 +152,8 @@ class JK(Gradients):
         self.ranks.same({**common_facts(basis), **team.facts(), **frame.facts(), **own})
         team.count()
         new = {"mol": molecule, "_made_for": found, "basis": basis, "_frame": frame, "team": team}
-        new |= {"_given": given, "_ends": ends, "stats": Statistics(), "_last": None, "_host": None}
+        new |= {"_given": given, "_ends": ends, "stats": Statistics()}
+        new |= {"_last": None, "_host": None, "_primitives": None}
         self.__dict__.update(new)  # all at once, since an interrupt may come in between
 
     def _follow_molecule(self):

@@ -37,6 +37,10 @@ from md4.support.types import Densities, HostArray, JKPair
 ASYMMETRY = 1e-8
 # A gradient leaves out quartets by a tolerance so much larger than that of J and K, as its bounds go with D^2.
 FACTOR = 10.0
+# Of a basis with shells of at least so many contracted functions, as atomic natural orbitals have, the CPU takes the
+# primitives: its work for a primitive quartet grows with the contracted functions of a side. With fewer it takes as
+# long either way.
+MANY_FUNCTIONS = 4
 
 
 class Terms(NamedTuple):
@@ -159,6 +163,7 @@ class Gradients:
     _forces: Any  # what gradients need of the lists
     _unlisted: npt.NDArray[np.float64]  # bounds of what is in no list
     _host: Any  # the JK on the CPU that makes derivatives of J and K for one on a GPU
+    _primitives: Any  # what `_on_primitives` has made
     basis: Any
     stats: Statistics
     ranks: Any
@@ -269,6 +274,7 @@ class Gradients:
             As in `get_jk`.
         tolerance : float, optional
             A shell quartet is left out only if it adds less than this to each element; by default `direct_scf_tol`.
+            If there are shells of four contracted functions or more, those of primitives count.
 
         Returns
         -------
@@ -286,11 +292,16 @@ class Gradients:
         )
         self.ranks.together(lambda: check_real(densities))
         host = self._on_host()
+        host, coefficients, _ = host._on_primitives() or (host, None, None)
         ahead = host.engine.backend.with_operator(operator).compile_ahead
         self.ranks.together(lambda: self.ranks.once_a_node(lambda: ahead("matrices", self.basis, None, self.progress)))
         with host.engine.lock:
+            if coefficients is not None:
+                densities = coefficients @ densities @ coefficients.T
             made = host._derivatives_of(densities, with_j, with_k, operator, limit)
             found = [host._frame.sums(this) for this in made]
+        if coefficients is not None:
+            found = [coefficients.T @ this @ coefficients for this in found]
         shape = (*shape[:-2], 3, *shape[-2:])
         return tuple(this.reshape(shape) if wanted else None for this, wanted in zip(found, (with_j, with_k)))
 
@@ -362,8 +373,33 @@ class Gradients:
             self._host = make(given, None, "cpu", None, None, self.direct_scf_tol, self.progress, None, self._comm)
         return self._host
 
+    def _on_primitives(self):
+        """(JK, C, atoms): one on the CPU for `Basis.decontracted`, its coefficients, and the row of each of its shells.
+
+        None if this object is as good.
+        """
+        if self.engine.backend.name != "cpu" or self.basis.classes[:, 1].max() < MANY_FUNCTIONS:
+            return None
+        if self._primitives is None:
+            basis, owner, given = self.basis.decontracted()
+            make: Any = type(self)
+            other = make(basis, None, "cpu", None, None, self.direct_scf_tol, self.progress, None, self._comm)
+            other.engine.backend.memory = self.engine.backend.memory
+            coefficients = np.empty_like(given)
+            coefficients[:, self._frame.order] = given
+            atoms = np.searchsorted(self._ends, self._frame.order[self.basis.ao_loc[owner]], side="right")
+            self._primitives = other, coefficients, atoms
+        return self._primitives
+
     def _gradient_of(self, densities, factors, operator, tolerance):
         """(gradient, statistics) for agreed arguments."""
+        primitives = self._on_primitives()
+        if primitives is not None:
+            other, coefficients, atoms = primitives
+            found, stats = other._gradient_of(coefficients @ densities @ coefficients.T, factors, operator, tolerance)
+            gradient = np.zeros((len(self._ends), 3))
+            np.add.at(gradient, atoms, found)
+            return gradient, stats
         start, stats, share = time.perf_counter(), Statistics(), (self.ranks.rank, self.ranks.size)
         self._compile_ahead(operator, (densities, *factors), tolerance)
         with self.engine.lock:

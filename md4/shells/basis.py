@@ -318,6 +318,34 @@ class Basis:
         same = len(parts) == len(self) and all(p.nprim == s.nprim for p, s in zip(parts, self.shells))
         return self if same else Basis(parts, self.pure), np.concatenate(order)
 
+    def decontracted(self) -> "tuple[Basis, npt.NDArray[np.int64], npt.NDArray[np.float64]]":
+        """The basis whose shells of several contracted functions are primitive ones.
+
+        Returns
+        -------
+        basis : Basis
+        owner : ndarray of int64
+            The shell of this basis to which each of its shells belongs.
+        coefficients : ndarray, shape (nao of `basis`, nao)
+            AO i of this one is the sum of coefficients[p, i] times AO p of `basis`. None has a modulus above 1.
+        """
+        shells, owner, rows = [], [], []
+        for n, shell in enumerate(self.shells):
+            first, last, one = self.ao_loc[n], self.ao_loc[n + 1], np.eye(self.ncomp(shell.l))
+            parts = [(shell, np.eye(last - first))]
+            if shell.nctr > 1:
+                size = np.maximum(abs(shell.coefficients).max(axis=1), np.finfo(float).tiny)
+                parts = [
+                    (Shell(shell.l, np.array([z]), np.array([[most]]), shell.centre), np.kron(c / most, one))
+                    for z, c, most in zip(shell.exponents, shell.coefficients, size)
+                ]
+            for part, block in parts:
+                shells.append(part)
+                owner.append(n)
+                rows.append(np.zeros((len(block), self.nao)))
+                rows[-1][:, first:last] = block
+        return Basis(shells, self.pure), np.array(owner), np.concatenate(rows)
+
     def ncomp(self, l: int) -> int:
         """Number of angular components of a shell of angular momentum `l` in this basis."""
         return npure(l) if self.pure else ncart(l)

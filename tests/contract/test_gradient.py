@@ -129,6 +129,38 @@ def test_densities_of_solvers(basis, backend):
     assert abs(jk.gradient(mf.make_rdm1()) - forces_by_pyscf(mol, mf.make_rdm1())).max() < CLOSE
 
 
+MANY = {
+    "F": [[0, [30.0, 0.3, 0.1, -0.2, 0.5], [2.0, 0.5, -0.2, 0.4, 0.1], [0.5, 0.4, 0.9, 0.3, 0.2],
+           [0.2, 0.0, 0.1, 0.3, 0.6]], [1, [2.0, 0.4, 0.2], [0.6, 0.7, -0.5]], [2, [0.8, 1.0]]],
+    "H": [[0, [1.2, 1.0]]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cart", [False, True], ids=["spherical", "Cartesian"])
+def test_many_contracted_functions(cart):
+    """Primitives take their place; for a `Basis`, too, after a move, and in the memory that may be used."""
+    mol = molecule("H 0.1 0.2 0; F 0 0.1 0.9", MANY, cart=cart)
+    dm, jk = symmetric(mol.nao), md4.JK(mol, backend="cpu")
+    for omega in (0.0, 0.3):
+        assert abs(jk.gradient(dm, omega=omega) - forces_by_pyscf(mol, dm, omega=omega)).max() < CLOSE
+    other, coefficients, _ = jk._on_primitives()
+    assert other.basis.nshell == 8
+    assert abs(coefficients).max() == 1
+    assert other.engine.backend.memory is jk.engine.backend.memory
+    general = any_matrices(mol.nao, 2)
+    for mine, theirs in zip(jk.derivative_jk(general), derivatives_of_jk(mol, general)):
+        assert abs(mine - theirs).max() < CLOSE
+    left, right = general
+    want = rows_of_atoms(mol, forces_by_tensor(mol.intor("int2e_ip1"), left, right))
+    assert abs(jk.product_gradient(left, right) - want).max() < CLOSE
+    of_shells = md4.JK(Basis.from_mol(mol), backend="cpu").gradient(dm)
+    assert of_shells.shape == (mol.nbas, 3)
+    for atom, rows in enumerate(([0], [1, 2, 3])):
+        assert abs(of_shells[rows].sum(axis=0) - jk.gradient(dm)[atom]).max() < 1e-12
+    mol.set_geom_("H 0 0 0; F 0 0.3 1.1")
+    assert abs(jk.gradient(dm) - forces_by_pyscf(mol, dm)).max() < CLOSE
+
+
 def test_densities_of_both_spins(backend):
     mol = molecule("O 0 0 0; H 0.3 0.2 0.9", "6-31g")
     dm = np.asarray(solver("UHF", mol).run().make_rdm1())

@@ -146,6 +146,23 @@ def test_functions_of_different_primitives():
     assert segmented_classes(basis) == [(1, 3, 2), (1, 1, 1), (1, 2, 1)]
 
 
+@pytest.mark.parametrize("pure", [True, False], ids=["spherical", "Cartesian"])
+def test_decontracted(pure):
+    """J and K of D over contracted functions are those of C D C^T over primitives, in terms of C."""
+    shells = [Shell(0, [3.0, 0.4], [[0.2, -1.5], [0.7, 0.0]], np.zeros(3)), Shell(2, [0.8], [[1.5]], np.ones(3))]
+    shells += [Shell(1, [1.1, 0.3], [[0.5], [0.6]], np.array([0.0, 0.3, -0.7]))]
+    basis = Basis(shells, pure)
+    primitive, owner, c = basis.decontracted()
+    assert [shell.nprim for shell in primitive.shells] == [1, 1, 1, 2]
+    assert owner.tolist() == [0, 0, 1, 2]
+    assert c.shape == (primitive.nao, basis.nao)
+    assert abs(c).max() == 1
+    dm = np.random.default_rng(0).normal(size=(basis.nao,) * 2)
+    want, found = (md4.get_jk(*of, hermi=0, backend="cpu") for of in ((basis, dm), (primitive, c @ dm @ c.T)))
+    for one, other in zip(want, found):
+        assert abs(c.T @ other @ c - one).max() < 1e-12
+
+
 def test_a_molecule_without_shells():
     with pytest.raises(BasisError, match="the molecule has no shells"):
         Basis.from_mol(molecule("ghost-He 0 0 0", {}))

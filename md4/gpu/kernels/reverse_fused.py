@@ -139,15 +139,15 @@ def make_gamma(rows_ab, size, threads):
     return jit_device(fill)
 
 
-def make_fetch(threads, together):
+def make_fetch(threads):
     """Device function: the threads start to copy H and r of `count` primitive quartets from n on to shared memory.
 
-    There are panels of `panel_size` numbers, `together` of them, and r behind. `prim` is the primitive ket pair of each
+    There is room for `together` panels of `panel_size` numbers, and r behind. `prim` is the primitive ket pair of each
     lane.
     """
     copy = make_copy_range(threads)
 
-    def fetch(address, panel, panel_size, prim, r, n, count):
+    def fetch(address, panel, panel_size, together, prim, r, n, count):
         tid = i64(cuda.threadIdx.x)
         copy(address + together * 8 * panel_size, r.numbers, n * r.stride, count * r.stride, tid)
         for k in range(count):
@@ -157,19 +157,19 @@ def make_fetch(threads, together):
     return jit_device(fetch)
 
 
-def reverse_fused(rows_cd, rows_ab, nt, warps, together, slots, blocks, unit):
-    """Kernel factory: 8 `rows_cd` and 8 `rows_ab` rows, `nt` blocks of 8 columns a warp; see above for the others."""
+def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, unit):
+    """Kernel factory: 8 `rows_cd` and 8 `rows_ab` rows, `nt` blocks of 8 columns a warp; see above for `slots`."""
     threads, wide, size = 32 * warps, unit == "dmma16", 64 * rows_cd * rows_ab
     first_product = make_staircase_products(rows_cd, nt, wide, True, True)
     second_product = make_second_product(rows_cd, rows_ab, nt, wide)
     empty_u, empty_z, add_tile = make_empty(2 * rows_cd * nt), make_empty(2 * rows_ab * nt), make_add_tile(rows_ab, nt)
     column_state, copy, look = make_column_state(nt, False), make_copy_range(threads), make_look()
-    make, fetch, quartets = make_gamma(rows_ab, size, threads), make_fetch(threads, together), make_quartets_of()
+    make, fetch, quartets = make_gamma(rows_ab, size, threads), make_fetch(threads), make_quartets_of()
     wait, all_places = make_wait_copies(0), 8 * rows_cd
 
     def kernel(
         prims: BraPrimitives, kets: KetPrimitives, panel: Panel, levels: Levels, r: R, words: F64, np8: i64,
-        gamma: F64, nab: i64, ncd: i64, z: ReverseSums, column_blocks: i64,
+        gamma: F64, nab: i64, ncd: i64, z: ReverseSums, column_blocks: i64, together: i64,
     ):  # fmt: skip
         shared, places = cuda.shared.array(0, f64), cuda.shared.array(all_places, types.int32)
         tid, block = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
@@ -197,28 +197,31 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, together, slots, blocks, unit):
         cuda.syncthreads()
         column = (column_block * warps + warp) * nt
         state = column_state(column, np8, i64(0), np8, i64(0))
-        u, tile, slot, count = empty_u(), empty_z(), i64(0), min(i64(together), behind - n)
+        u, tile, slot, count = empty_u(), empty_z(), i64(0), min(together, behind - n)
         shells, prim_kl, bits = look(kets, n, count)
         next_shells, next_prim_kl, next_bits = shells, prim_kl, bits
         if slots == 2:
-            fetch(ring, panel, panel_size, prim_kl, r, n, count)
+            fetch(ring, panel, panel_size, together, prim_kl, r, n, count)
             make(shared, i64(0), places, gamma, cuda.shfl_sync(-1, shells, 0), cuda.popc(bits), nab, ncd)
         while n < behind:
-            following = min(i64(together), behind - n - count)
+            following = min(together, behind - n - count)
             if following > 0:
                 next_shells, next_prim_kl, next_bits = look(kets, n + count, following)
             if slots == 2:
                 wait()
                 cuda.syncthreads()
                 if following > 0:
-                    fetch(ring + (1 - slot) * slot_size, panel, panel_size, next_prim_kl, r, n + count, following)
+                    fetch(
+                        ring + (1 - slot) * slot_size, panel, panel_size, together, next_prim_kl, r, n + count,
+                        following,
+                    )  # fmt: skip
                     make(
                         shared, (1 - slot) * (together * size), places, gamma, cuda.shfl_sync(-1, next_shells, 0),
                         cuda.popc(next_bits), nab, ncd,
                     )  # fmt: skip
             else:
                 cuda.syncthreads()
-                fetch(ring, panel, panel_size, prim_kl, r, n, count)
+                fetch(ring, panel, panel_size, together, prim_kl, r, n, count)
                 make(shared, i64(0), places, gamma, cuda.shfl_sync(-1, shells, 0), cuda.popc(bits), nab, ncd)
                 wait()
                 cuda.syncthreads()
@@ -249,15 +252,15 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, together, slots, blocks, unit):
 
 
 class FusedReverse(NamedTuple):
-    """Facts of the variant for a class, and its bytes of shared memory."""
+    """Facts of the variant for a class, primitive quartets of a step, and bytes of shared memory."""
 
     rows_cd: int
     rows_ab: int
     nt: int
     warps: int
-    together: int
     slots: int
     blocks: int
+    together: int
     shared: int
 
 
@@ -284,9 +287,9 @@ def fused_reverse(unit, bra, ket, hermite, room):
     for together, slots in REVERSE.steps:
         least = min(REVERSE.least_warps, blocks * warps) if together == 1 else blocks * warps
         fixed, slot = shared_bytes(bra, ket, hermite, together)
-        shared, static = fixed + slots * slot, 64 * (rows_ab + rows_cd) + 8 * warps * together
+        shared, static = fixed + slots * slot, 32 * rows_cd
         if shared + static <= room and 2 * SHARED_BYTES // shared * warps >= least:
-            return FusedReverse(rows_cd, rows_ab, nt, warps, together, slots, blocks, shared)
+            return FusedReverse(rows_cd, rows_ab, nt, warps, slots, blocks, together, shared)
     return None
 
 
@@ -312,10 +315,10 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z):
     bra, ket, np8 = ab.facts, cd.facts, blocks_of_8(hermite.nherm)
     column_blocks, (first, *_, numbers, shells) = -(-np8 // (plan.nt * plan.warps)), table
     context.launch(
-        Variant(reverse_fused, (*plan[:7], context.unit)), column_blocks * z[-1] * ab.nprim, 32 * plan.warps,
+        Variant(reverse_fused, (*plan[:6], context.unit)), column_blocks * z[-1] * ab.nprim, 32 * plan.warps,
         plan.shared,
         (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
         (h, plan.rows_cd, blocks_of_8(ket.nherm)), levels_of(context, ket, plan.rows_cd, True),
         (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma, bra.nab, ket.nab,
-        z, column_blocks,
+        z, column_blocks, plan.together,
     )  # fmt: skip
