@@ -13,7 +13,9 @@ from md4.shells.basis import Basis
 from md4.shells.shell import Shell
 
 
-@pytest.mark.parametrize("pure", [True, False], ids=["spherical", "Cartesian"])
+@pytest.mark.parametrize("pure", [
+    pytest.param(True, id="spherical"), pytest.param(False, id="Cartesian", marks=pytest.mark.thorough),
+])  # fmt: skip
 def test_bounds_of_primitive_pairs(pure):
     """They are not below norms of tight and diffuse primitives, on one centre and on two, and of their derivatives."""
     rng, shells = np.random.default_rng(0), []

@@ -7,7 +7,7 @@ from places import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 RESULTS = ROOT / "bench" / "results"
-MOST_LINES = 170  # of bench/RESULTS.md, which has about 150
+MOST_LINES = 185  # of bench/RESULTS.md, which has about 180
 
 
 def rows(header):
