@@ -16,7 +16,7 @@ from md4.cpu.forces import pieces
 from md4.cpu.groups import FIELD, TASK, Groups, aligned_empty
 from md4.cpu.h_matrices import make_h
 from md4.cpu.run import OwnList, run_lists
-from md4.plan import ListPair
+from md4.plan import ListPair, own_ranges
 from md4.support.locks import once
 
 # Share of the memory that may be used, of H of the derivatives of a list.
@@ -131,8 +131,12 @@ class HostDerivatives:
 
         # an element of J has a factor 2 sqrt(n) |D_cd|, see `md4.contract.screening`, and |D_cd| is n max|D| at most
         scale = 2 * widest**1.5 * abs(densities).max()
-        some = [(this, where) for this in self.lists for where in pieces(self.backend, this.derived, H_SHARE)]
-        for this, where in some[part::parts]:
+        some = [
+            (this, slice(own.start + where.start, own.start + where.stop)) for number, this in enumerate(self.lists)
+            for own in own_ranges(len(this.derived), (part + number) % parts, parts)
+            for where in pieces(self.backend, this.derived[own], H_SHARE)
+        ]  # fmt: skip
+        for this, where in some:
             pairs = this.derived[where]
             groups = Groups.of(pairs)
             bra, bounds = OwnList(pairs, groups, make_h(pairs, groups, memory)), scale * this.largest[where]

@@ -14,7 +14,7 @@ import numpy as np
 from md4.cpu.compile import Loop, bound, part
 from md4.cpu.emit.vectors import LANES, integers
 from md4.cpu.emit.zeros import zeros_of
-from md4.cpu.forces import NO_MATRICES, HostForces
+from md4.cpu.forces import NO_MATRICES, HostForces, is_own
 from md4.cpu.gradient import KET, add_to_z, reverse_lanes
 from md4.cpu.groups import FIELD
 from md4.cpu.run import THREAD_WORK, Lists, OwnList
@@ -189,9 +189,17 @@ class HostFittingForces(HostForces):
             work = [self.work_of(this, these) if n in bras else np.zeros(len(this.pairs))
                     for n, this in enumerate(self.lists)]  # fmt: skip
             threads = int(max(1, min(most, sum(map(np.sum, work)) // THREAD_WORK)))
-            tasks = [task for task in self.tasks(work, threads) if task[1] in bras][part::parts]
+            tasks = [task for task in self.tasks(work, threads, part, parts) if task[1] in bras]
             arguments = *tables, numbers, tolerance, terms
             self.threads(backend, tasks, threads, arguments, self.found, self.left_out, None)
+
+    def own_pairs(self, part, parts):
+        """As that of `HostForces`, by the numbers of pairs and of single shells, whose lists depend on the memory."""
+        own = []
+        for number, (this, items) in enumerate(zip(self.lists, self.items)):
+            count = len(self.columns if number < len(self.numbers) else self.rows) - 1
+            own.append(is_own(items[this.groups.order, 0], count, part, parts))
+        return own
 
     def tables(self, lists, these):
         """As those of `HostForces`, with numbers of pairs and places of their functions in place of shells and AOs."""

@@ -16,6 +16,7 @@ from md4.cpu.threads import number_of_threads, run_all, run_threads
 from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
+from md4.plan import own_ranges
 from md4.shells.schwarz import GradientBounds
 from md4.support.display import size_text
 from md4.support.locks import Lock
@@ -167,7 +168,7 @@ class HostForces:
                 numbers, *tables = self.tables(lists, these, None if terms[2].any() else terms[0][0])
                 work = [self.work_of(this, these) for this in self.lists]
                 threads = int(max(1, min(most, sum(map(np.sum, work)) // THREAD_WORK)))
-                tasks = self.tasks(work, threads)[part::parts]
+                tasks = self.tasks(work, threads, part, parts)
                 arguments = *tables, numbers, tolerance, (*terms, norms, norms.max(axis=2))
                 quartets += self.threads(backend, tasks, threads, arguments, found, left_out, report)
         gradient = np.zeros((self.basis.nshell, 3))
@@ -227,16 +228,25 @@ class HostForces:
             of_pair += 3 * ket.ngroup * nab * ket.nab
         return of_primitive * np.diff(this.pairs.start)[this.groups.order] + of_pair
 
-    def tasks(self, work, threads):
-        """(work, list, first and last bra pair), those of most work first."""
+    def tasks(self, work, threads, part=0, parts=1):
+        """(work, list, first and last bra pair) of a part, those of most work first.
+
+        Which pairs belong to a part does not depend on threads or memory, which may differ between processes.
+        """
         most, found = max(1.0, sum(map(np.sum, work)) / (TASKS * threads)), []
-        for number, (this, of_pairs) in enumerate(zip(self.lists, work)):
+        for number, (this, of_pairs, own) in enumerate(zip(self.lists, work, self.own_pairs(part, parts))):
             most_prims = max(1, Z_BYTES // (8 * this.pairs.nab * this.count))
             prims = np.diff(this.pairs.start)[this.groups.order]
             share = np.cumsum(np.maximum(of_pairs / most, prims / most_prims))
-            edges = [0, *(np.flatnonzero(np.diff(np.floor(share))) + 1).tolist(), len(prims)]
-            found += [(float(of_pairs[a:b].sum()), number, a, b) for a, b in pairwise(edges) if a < b]
+            ends = np.flatnonzero((np.diff(np.floor(share)) != 0) | (np.diff(own.astype(int)) != 0)) + 1
+            edges = [0, *ends.tolist(), len(prims)]
+            found += [(float(of_pairs[a:b].sum()), number, a, b) for a, b in pairwise(edges) if a < b and own[a]]
         return sorted(found, reverse=True)
+
+    def own_pairs(self, part, parts):
+        """Which pairs of each list, in the order of its groups, belong to a part; parts have short lists in turn."""
+        return [is_own(this.groups.order, len(this.pairs), (part + number) % parts, parts)
+                for number, this in enumerate(self.lists)]  # fmt: skip
 
     def threads(self, backend, tasks, threads, arguments, found, left_out, report):
         """Does tasks, by several threads; returns the number of quartets."""
@@ -314,6 +324,14 @@ class HostForces:
         values = of_prims.transpose(0, 2, 1).reshape(-1, len(this.derivatives))[: len(prims)]
         np.add.at(of_pairs[:, : len(this.derivatives)], np.repeat(np.arange(last - first), counts), values)
         return of_pairs, quartets
+
+
+def is_own(numbers, count, part, parts):
+    """Which of some numbers below `count` belong to a part; see `own_ranges`."""
+    own = np.zeros(count, dtype=bool)
+    for where in own_ranges(count, part, parts):
+        own[where] = True
+    return own[numbers]
 
 
 def divided(densities, coulomb, exchange):

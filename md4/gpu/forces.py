@@ -37,6 +37,7 @@ from md4.gpu.r_layout import r_stride_of
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES, FEWEST_BLOCKS, REVERSE
 from md4.method.angular import nherm
+from md4.plan import own_ranges
 from md4.shells.shell_pairs import list_facts
 from md4.support.display import size_text
 
@@ -44,8 +45,8 @@ from md4.support.display import size_text
 H_SHARE, Z_SHARE = 0.4, 0.2
 # Most bytes of Z of a task; that of one bra pair may be larger.
 Z_BYTES = 1 << 30
-# Primitive quartets of a bra pair with a ket list, at most: their numbers are int32.
-MOST_QUARTETS = (1 << 31) - 1
+# Primitive quartets, or elements of Gamma, of a bra pair with a ket list, at most: their numbers are int32.
+MOST_NUMBERS = (1 << 31) - 1
 # Predicted seconds of a floating-point operation, and of what a task and two lists take besides.
 OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
 
@@ -123,7 +124,7 @@ class DeviceForces:
         terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance))
         quartets, left_out = 0, np.zeros(2)
         for batch in self.batches(backend):
-            tasks, made = self.tasks(backend, batch)[part::parts], []
+            tasks, made = self.tasks(backend, batch, part, parts), []
             coming = self.count(backend, tasks[0], batch, terms) if tasks else None
             for n, task in enumerate(tasks):
                 (counts, without), last = coming, n + 1 == len(tasks)
@@ -316,7 +317,7 @@ class DeviceForces:
         """
         hermite = hermite_facts(bra.facts.l + 1)
         np8, stride = blocks_of_8(hermite.nherm), r_stride_of(ket.facts, hermite)
-        budget, of_ket = context.pool.share(CHUNK_BYTES) // 8, ket.pairs.start
+        budget, of_ket = max(1, context.pool.share(CHUNK_BYTES) // 8), ket.pairs.start
         start = bra.whole.pairs.start[bra.first : bra.first + bra.npair + 1]
         most = int(counts.max(initial=0))
 
@@ -354,18 +355,25 @@ class DeviceForces:
         if batch:
             yield batch
 
-    def tasks(self, backend, batch):
-        """Every `Task`, those of most work first."""
+    def tasks(self, backend, batch, part=0, parts=1):
+        """Every `Task` of a part, those of most work first.
+
+        Which pairs belong to a part does not depend on memory, which may differ between processes.
+        """
         room, found = min(Z_BYTES, Z_SHARE * backend.memory_left()), []
         for number, this in enumerate(self.lists):
             per_prim = 64 * blocks_of_8(nherm(this.pairs.l + 1)) * self.rows_of(this.prepared)
-            parts = max(1, min(self.parts_of(this.prepared), int(room / (per_prim * max(1, this.pairs.nprim)))))
-            start, edges = this.pairs.start, [0]
-            while edges[-1] < len(this):
-                end = start[edges[-1]] + max(1, room // (parts * per_prim))
-                edges.append(min(max(int(np.searchsorted(start, end, side="right")) - 1, edges[-1] + 1), len(this)))
-            seconds = self.seconds_of(this, batch) / max(1, len(this))
-            found += [Task((last - first) * seconds, number, first, last, parts) for first, last in pairwise(edges)]
+            shares = max(1, min(self.parts_of(this.prepared), int(room / (per_prim * max(1, this.pairs.nprim)))))
+            start, seconds = this.pairs.start, self.seconds_of(this, batch) / max(1, len(this))
+            for own in own_ranges(len(this), (part + number) % parts, parts):
+                edges = [own.start]
+                while edges[-1] < own.stop:
+                    end = start[edges[-1]] + max(1, room // (shares * per_prim))
+                    end = int(np.searchsorted(start, end, side="right")) - 1
+                    edges.append(min(max(end, edges[-1] + 1), own.stop))
+                found += [
+                    Task((last - first) * seconds, number, first, last, shares) for first, last in pairwise(edges)
+                ]
         return sorted(found, reverse=True)
 
     def seconds_of(self, this, batch):
@@ -386,10 +394,11 @@ class DeviceForces:
         """MemoryLimitError, before anything is allocated, if there is no room for one shell pair with any list."""
         lists = [this.prepared for this in self.lists]
         most = max(this.pairs.max_prim for this in lists) * max(this.nprim for this in lists)
-        if most > MOST_QUARTETS:
+        most = max(most, max(this.facts.nab for this in lists) * max(this.facts.nab * len(this) for this in lists))
+        if most > MOST_NUMBERS:
             raise MemoryLimitError(
-                f"a shell pair of {self.basis!r} may have {most} primitive quartets with a list of shell pairs, but "
-                f"gradients on a GPU take {MOST_QUARTETS} at once; use backend='cpu'."
+                f"a shell pair of {self.basis!r} may have {most} primitive quartets, or elements of Gamma, with a list "
+                f"of shell pairs, but gradients on a GPU take {MOST_NUMBERS} at once; use backend='cpu'."
             )
         tables = 2 * densities.nbytes + 40 * sum(map(len, lists))
         h = max(backend.hermite_bytes(this.pairs) for this in lists)
@@ -407,6 +416,8 @@ class DeviceForces:
         hermite = hermite_facts(one.l + 1)
         np8, quartet = blocks_of_8(hermite.nherm), 8 * r_stride_of(other, hermite)
         z = 64 * one.max_prim * np8 * self.rows_of(bra)
-        if any(plans_of(context, one, other, hermite)):
-            return z + len(ket) * (8 * one.nab * other.nab + 8) + one.max_prim * ket.nprim * (12 + quartet)
+        lanes, fused = plans_of(context, one, other, hermite)
+        if lanes or fused:
+            of_prims = one.max_prim * ket.nprim * (12 if lanes else 12 + quartet)
+            return z + len(ket) * (8 * one.nab * other.nab + 8) + of_prims
         return z + one.max_prim * (other.max_prim * quartet + 64 * np8 * other.nab)

@@ -38,7 +38,10 @@ FEWEST_BLOCKS = 528
 
 @dataclass(frozen=True)
 class ReverseTuning:
-    """Sums over ket pairs for gradients (`md4.gpu.kernels.reverse_sums`)."""
+    """Sums over ket pairs for gradients.
+
+    Those of `md4.gpu.kernels.reverse_sums`, then of `reverse_fused`, then of `reverse_lanes`.
+    """
 
     most_rows: int  # blocks of 8 rows of a block of threads
     most_warps: int  # warps of a block of threads
