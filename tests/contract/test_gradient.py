@@ -380,7 +380,8 @@ def test_molecules_in_a_plane_on_a_gpu(atom, basis, gpu):
     for options in ({}, {"exchange": 0.0}, {"tolerance": 1e-6}):
         found, right = on_gpu.gradient(dm, **options), on_cpu.gradient(dm, **options)
         assert abs(found - right).max() < CLOSE + on_gpu.stats.error_bound + on_cpu.stats.error_bound
-        assert on_gpu.stats.error_bound < 1e-3 or options.get("tolerance")
+        if "tolerance" not in options:  # with it 0.10 for benzene and 0.0073 for water in cc-pVTZ, one H100
+            assert on_gpu.stats.error_bound < 1e-3
         for jk in (on_gpu, md4.JK(mol, backend="cuda")):
             np.testing.assert_array_equal(jk.gradient(dm, **options), found)
     assert (on_gpu._frame.rotation is not None) == isinstance(atom, str)
