@@ -24,7 +24,7 @@ from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, words
 from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
 from md4.gpu.hermite_coulomb import first_aos
-from md4.gpu.kernels.gamma_blocks import launch_gamma
+from md4.gpu.kernels.gamma_blocks import gamma_size, launch_gamma
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
@@ -45,6 +45,8 @@ from md4.support.display import size_text
 H_SHARE, Z_SHARE = 0.4, 0.2
 # Most bytes of Z of a task; that of one bra pair may be larger.
 Z_BYTES = 1 << 30
+# Most bytes of the numbers of ket pairs that tasks count together.
+COUNT_BYTES = 1 << 24
 # Primitive quartets, or elements of Gamma, of a bra pair with a ket list, at most: their numbers are int32.
 MOST_NUMBERS = (1 << 31) - 1
 # Predicted seconds of a floating-point operation, and of what a task and two lists take besides.
@@ -71,16 +73,12 @@ def plans_of(context, bra, ket, hermite):
 
 
 class Task(NamedTuple):
-    """Bra pairs from `first` to `last` of a list, whose number it has, and their predicted seconds.
-
-    Z is made in so many `parts`.
-    """
+    """Bra pairs from `first` to `last` of a list, whose number it has, and their predicted seconds."""
 
     seconds: float
     number: int
     first: int
     last: int
-    parts: int
 
 
 class Terms(NamedTuple):
@@ -94,6 +92,49 @@ class Terms(NamedTuple):
 
     densities: tuple
     norms: tuple
+
+
+class TaskSums:
+    """Z of the bra pairs of a task, in as many parts as are used.
+
+    Parameters
+    ----------
+    context : md4.gpu.context.DeviceContext
+    ab : md4.engine.PreparedPairs
+        The bra pairs.
+    rows : int
+        `ReverseSums.rows`.
+
+    Attributes
+    ----------
+    hermite : ListFacts
+        The Hermite functions of the bra.
+    used : int
+        Parts that are used.
+    """
+
+    def __init__(self, context, ab, rows):
+        self.context, self.used, self.hermite = context, 0, hermite_facts(ab.facts.l + 1)
+        self.of_task = ab.first_prim, ab.nprim, rows
+        self.size = ab.nprim * 8 * blocks_of_8(self.hermite.nherm) * rows
+        self.z = context.pool.room("z", max(1, REVERSE.most_parts * self.size))
+
+    def fields(self, parts):
+        """Fields of `md4.gpu.kernels.reverse_sums.ReverseSums`, so many parts of which may be added to."""
+        if parts > self.used:
+            self.context.clear(self.z.part(self.used * self.size, ((parts - self.used) * self.size,)))
+            self.used = parts
+        return self.z, *self.of_task
+
+    @staticmethod
+    def divided(most, quartets, pieces):
+        """(parts, quartets of each of them) of primitive bra pairs with up to `most` of all `quartets`.
+
+        `pieces`: (the fewest quartets of a part, parts of all of them that fill the device).
+        """
+        fewest, wanted = pieces
+        each = max(fewest, -(-quartets // wanted), -(-most // REVERSE.most_parts))
+        return -(-most // each), each
 
 
 class DeviceForces:
@@ -124,21 +165,22 @@ class DeviceForces:
         terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance))
         quartets, left_out = 0, np.zeros(2)
         for batch in self.batches(backend):
-            tasks, made = self.tasks(backend, batch, part, parts), []
-            coming = self.count(backend, tasks[0], batch, terms) if tasks else None
-            for n, task in enumerate(tasks):
-                (counts, without), last = coming, n + 1 == len(tasks)
-                # now the device has done all that it was given before: it may go on at once
-                coming = None if last else self.count(backend, tasks[n + 1], batch, terms)
-                if report is not None and n > 0:
-                    report(tasks[n - 1].seconds)
-                out, count = self.launch(backend, task, batch, counts, terms)
-                made.append((task, out))
-                quartets, left_out = quartets + count, left_out + without
+            made, before = [], 0.0
+            for tasks in self.counted_together(self.tasks(backend, batch, part, parts), len(batch)):
+                every, without = self.count(backend, tasks, batch, terms)
+                left_out += without
+                # now the device has done all that it was given before
+                if report is not None and before:
+                    report(before)
+                before = sum(task.seconds for task in tasks)
+                for task, counts in zip(tasks, every):
+                    out, count = self.launch(backend, task, batch, counts, terms)
+                    made.append((task, out))
+                    quartets += count
             for task, out in made:
                 self.take(context, found, task, out)
-            if report is not None and tasks:
-                report(tasks[-1].seconds)
+            if report is not None and made:
+                report(before)
         context.pool.release(buffer)
         return found, quartets, left_out
 
@@ -156,113 +198,135 @@ class DeviceForces:
         shells, derivative, own = self.tables[number]
         return shells, self.lists[number].prepared.data.start, derivative if of_bra else own
 
-    def count(self, backend, task, batch, terms):
-        """The ket pairs of each list of a batch that count with the bra pairs of a task.
+    def counted_together(self, tasks, nlist):
+        """Successive tasks, whose counts take at most `COUNT_BYTES`; a large task is alone."""
+        group, used = [], 0
+        for task in tasks:
+            need = 12 * nlist * (task.last - task.first)
+            if group and used + need > COUNT_BYTES:
+                yield group
+                group, used = [], 0
+            group.append(task)
+            used += need
+        if group:
+            yield group
+
+    def count(self, backend, tasks, batch, terms):
+        """The ket pairs of each list of a batch that count with the bra pairs of tasks.
 
         Returns
         -------
-        counts : ndarray of int32, shape (nlist, npair, 3)
-            See `md4.gpu.kernels.select_kets.KetCounts`.
+        counts : list of ndarray of int32, shape (nlist, npair, 3)
+            Of each task; see `md4.gpu.kernels.select_kets.KetCounts`.
         left_out : ndarray, shape (2,)
             As of `run`.
         """
-        context, npair = backend.context, task.last - task.first
-        counts, left_out = np.zeros((len(batch), npair, 3), dtype=np.int32), np.zeros((task.last, 2))
+        context = backend.context
+        edges = np.cumsum([0, *(3 * len(batch) * (task.last - task.first) for task in tasks)]).tolist()
+        numbers, left_out = np.zeros(edges[-1], dtype=np.int32), np.zeros((max(task.last for task in tasks), 2))
         sums = context.pool.room("left out", left_out.size)
-        numbers = context.pool.room("ket counts", words(counts.nbytes))
+        room = context.pool.room("ket counts", words(numbers.nbytes))
         context.clear(sums)
-        for n, number in enumerate(batch):
-            one = Buffer(numbers.pointer + n * 12 * npair, (3 * npair,), 4, numbers.owner)
-            launch_select(
-                context, npair, self.bounded(context, task.number, True), task.first,
-                self.bounded(context, number, False), len(self.lists[number]), terms.norms, (one, sums),
-            )  # fmt: skip
-        context.copy_out(counts, numbers.pointer)
+        for task, at in zip(tasks, edges):
+            npair, bra = task.last - task.first, self.bounded(context, task.number, True)
+            for n, number in enumerate(batch):
+                one = Buffer(room.pointer + 4 * (at + 3 * npair * n), (3 * npair,), 4, room.owner)
+                ket = self.bounded(context, number, False)
+                launch_select(context, npair, bra, task.first, ket, len(self.lists[number]), terms.norms, (one, sums))
+        context.copy_out(numbers, room.pointer)
         context.copy_out(left_out, sums.pointer)
+        counts = [numbers[at:end].reshape(len(batch), -1, 3) for at, end in pairwise(edges)]
         if context.dry:  # as if all of them counted
             pairs = [self.lists[number].pairs for number in batch]
-            counts[:] = np.array([(len(these), these.nprim, len(these)) for these in pairs])[:, None]
+            for of_task in counts:
+                of_task[:] = np.array([(len(these), these.nprim, len(these)) for these in pairs])[:, None]
         return counts, left_out.sum(axis=0)
 
     def launch(self, backend, task, batch, counts, terms):
         """Has the device make the derivatives of a task, (nprim, 6); how many quartets are made."""
-        context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
-        hermite = hermite_facts(this.facts.l + 1)
-        rows, parts = self.rows_of(this), task.parts
-        out = context.pool.get(max(1, 6 * this.nprim))
-        z = context.pool.room("z", max(1, parts * this.nprim * 8 * blocks_of_8(hermite.nherm) * rows))
-        context.clear(z)
-        sums = z, this.first_prim, this.nprim, rows, parts
-        for number, of_list in zip(batch, counts):
-            ket = self.lists[number].prepared
-            plans = plans_of(context, this.facts, ket.facts, hermite)
-            take = self.add_lists if any(plans) else self.add_rectangles
-            made += take(backend, task, this, ket, number, plans, of_list, terms, sums)
-        launch_forces(context, this, this.facts.l + 1, sums, out)
+        context, this = backend.context, self.lists[task.number].prepared[task.first : task.last]
+        out, sums, made = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, self.rows_of(this)), 0
+        prims = np.diff(this.whole.pairs.start[task.first : task.last + 1])
+        numbers = np.zeros((len(batch), len(this) + 1, 3), dtype=np.int64)
+        np.cumsum(counts[:, :, 0], axis=1, out=numbers[:, 1:, 0])
+        np.cumsum(prims * counts[:, :, 1].astype(np.int64), axis=1, out=numbers[:, 1:, 1])
+        numbers[:, :-1, 2] = counts[:, :, 2]
+        on_device = context.pool.room("first quartets", numbers.size)
+        context.copy_in_pieces(on_device.pointer, numbers)
+        for n, number in enumerate(batch):
+            ket, of_list = self.lists[number].prepared, counts[n]
+            plans = plans_of(context, this.facts, ket.facts, sums.hermite)
+            if any(plans):
+                first = on_device.part(numbers[0].size * n, numbers[0].shape)
+                made += self.add_lists(backend, task, this, number, plans, of_list, numbers[n], first, terms, sums)
+            else:
+                made += self.add_rectangles(backend, task, this, ket, of_list, terms, sums)
+        launch_forces(context, this, this.facts.l + 1, sums.fields(1), sums.used, out)
         return out, made
 
-    def add_lists(self, backend, task, this, ket, number, plans, counts, terms, sums):
-        """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are."""
-        context, hermite = backend.context, hermite_facts(this.facts.l + 1)
-        start, stride = this.whole.pairs.start[task.first : task.last + 1], r_stride_of(ket.facts, hermite)
-        in_lanes, plan, size = plans[0] is not None, plans[0] or plans[1], this.facts.nab * ket.facts.nab
-        many = np.stack([counts[:, 0], np.diff(start) * counts[:, 1]], axis=1, dtype=np.int64)
-        ends = np.cumsum(many, axis=0)
-        if ends[-1, 1] == 0:
+    def add_lists(self, backend, task, this, number, plans, counts, numbers, first, terms, sums):
+        """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are.
+
+        Parameters
+        ----------
+        numbers, first
+            `md4.gpu.kernels.select_kets.QuartetTable.first` of the task, on the host and on the device.
+        """
+        context, ket, hermite = backend.context, self.lists[number].prepared, sums.hermite
+        if numbers[-1, 1] == 0:
             return 0
-        # bytes of the lists, of Gamma and of r
-        cost = many @ (8 * size + 8, 12 if in_lanes else 12 + 8 * stride)
-        costs = np.cumsum(cost)
-        budget = max(int(cost.max()), context.pool.share(CHUNK_BYTES))
+        in_lanes, plan, stride = plans[0] is not None, plans[0] or plans[1], r_stride_of(ket.facts, hermite)
+        size = gamma_size(this.facts, ket.facts, in_lanes)
+        # bytes of Gamma, of the lists and of r
+        cost = 8 * size + 8, 8 if in_lanes else 12 + 8 * stride
+        costs = numbers[:, :2] @ cost
+        budget = max(int(np.diff(costs).max()), context.pool.share(CHUNK_BYTES))
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
-        bra, kets = self.bounded(context, task.number, True), self.bounded(context, number, False)
-        begin, behind = 0, int(counts[:, 2].max())
+        bra, kets, begin = self.bounded(context, task.number, True), self.bounded(context, number, False), 0
         while begin < len(this):
-            end = int(np.searchsorted(costs, costs[begin] - cost[begin] + budget, side="right"))
-            first = np.concatenate([np.zeros((1, 2), np.int64), ends[begin:end] - (ends[begin] - many[begin])])
-            ab, (shells, quartets) = this[begin:end], first[-1].tolist()
+            end = int(np.searchsorted(costs, costs[begin] + budget, side="right")) - 1
+            shells, quartets = (numbers[end, :2] - numbers[begin, :2]).tolist()
+            ab, of_ab, most = this[begin:end], first.part(3 * begin, (end - begin + 1, 3)), counts[begin:end, 1].max()
             begin = end
             if quartets == 0:
                 continue
-            table = self.table(context, first)
-            launch_select(context, len(ab), bra, ab.first, kets, behind, terms.norms, (table[1], sums[0]), table)
+            parts, each = sums.divided(int(most), quartets, REVERSE.lane_pieces if in_lanes else REVERSE.fused_pieces)
+            z, table = sums.fields(parts), self.table(context, of_ab, shells, quartets, not in_lanes)
+            launch_select(context, len(ab), bra, ab.first, kets, len(ket), terms.norms, (table[1], z[0]), table)
             gamma = context.pool.room("gamma", (shells + 1) * size)
             launch_gamma(context, in_lanes, table[1:3], aos, ab, ket, terms.densities, gamma)
             if in_lanes:
                 slots = backend.pair_maker.slots(ket.pairs, ket.data)
                 launch_reverse_lanes(
                     context, backend.operator, plan, ab, ket, ket.h(KET_ELEMENTS).array, slots, gamma, hermite, table,
-                    sums,
+                    z, parts, each,
                 )  # fmt: skip
             else:
                 r, of_prims = context.pool.room("r", quartets * stride), (table[4], table[3])
                 launch_listed_r(context, backend.operator, ket, hermite_side(ab), of_prims, quartets, r)
                 h = ket.h(BRA_TURNED).array
-                launch_reverse_fused(context, plan, ab, ket, h, gamma, hermite, r, table, sums)
-        return int(ends[-1, 0])
+                launch_reverse_fused(context, plan, ab, ket, h, gamma, hermite, r, table, z, parts, each)
+        return int(numbers[-1, 0])
 
     @staticmethod
-    def table(context, first):
-        """Fields of `md4.gpu.kernels.select_kets.QuartetTable`, which is to be written."""
-        shells, quartets = first[-1].tolist()
-        counts = shells, shells, quartets, quartets, quartets
-        edges = np.cumsum([first.size, *(words(4 * n) for n in counts)]).tolist()
+    def table(context, first, shells, quartets, bra_prims):
+        """Fields of `md4.gpu.kernels.select_kets.QuartetTable`, which is to be written, with `bra_prims` or without."""
+        counts = shells, shells, quartets if bra_prims else 0, quartets, quartets
+        edges = np.cumsum([0, *(words(4 * n) for n in counts)]).tolist()
         room = context.pool.room("quartets", edges[-1])
-        context.copy_in_pieces(room.pointer, first)
-        rest = (Buffer(room.pointer + 8 * at, (n,), 4, room.owner) for at, n in zip(edges, counts))
-        return room.part(0, first.shape), *rest
+        return first, *(Buffer(room.pointer + 8 * at, (n,), 4, room.owner) for at, n in zip(edges, counts))
 
-    def add_rectangles(self, backend, task, this, ket, number, plans, counts, terms, sums):
+    def add_rectangles(self, backend, task, this, ket, counts, terms, sums):
         """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""
         context, limits = backend.context, np.zeros(task.last, dtype=np.int32)
         limits[task.first :] = counts[:, 2]
         on_device = self.sent(context, limits)
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         tile, row_blocks = reverse_tile(this.facts.nab, self.columns(this))
-        np8 = blocks_of_8(nherm(this.facts.l + 1))
+        np8, parts = blocks_of_8(nherm(this.facts.l + 1)), self.parts_of(this)
         for ab, cd in self.chunks(context, this, ket, counts[:, 2]):
-            u = self.half_transformed(backend, ab, cd, on_device)
-            launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, terms.densities, sums)
+            u, z = self.half_transformed(backend, ab, cd, on_device), sums.fields(parts)
+            launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, terms.densities, z, parts)
         return int(counts[:, 2].sum(dtype=np.int64))
 
     def half_transformed(self, backend, ab, cd, limits):
@@ -362,18 +426,15 @@ class DeviceForces:
         """
         room, found = min(Z_BYTES, Z_SHARE * backend.memory_left()), []
         for number, this in enumerate(self.lists):
-            per_prim = 64 * blocks_of_8(nherm(this.pairs.l + 1)) * self.rows_of(this.prepared)
-            shares = max(1, min(self.parts_of(this.prepared), int(room / (per_prim * max(1, this.pairs.nprim)))))
+            per_prim = 64 * blocks_of_8(nherm(this.pairs.l + 1)) * self.rows_of(this.prepared) * REVERSE.most_parts
             start, seconds = this.pairs.start, self.seconds_of(this, batch) / max(1, len(this))
             for own in own_ranges(len(this), (part + number) % parts, parts):
                 edges = [own.start]
                 while edges[-1] < own.stop:
-                    end = start[edges[-1]] + max(1, room // (shares * per_prim))
+                    end = start[edges[-1]] + max(1, room // per_prim)
                     end = int(np.searchsorted(start, end, side="right")) - 1
                     edges.append(min(max(end, edges[-1] + 1), own.stop))
-                found += [
-                    Task((last - first) * seconds, number, first, last, shares) for first, last in pairwise(edges)
-                ]
+                found += [Task((last - first) * seconds, number, first, last) for first, last in pairwise(edges)]
         return sorted(found, reverse=True)
 
     def seconds_of(self, this, batch):
@@ -415,9 +476,9 @@ class DeviceForces:
         one, other = bra.facts, ket.facts
         hermite = hermite_facts(one.l + 1)
         np8, quartet = blocks_of_8(hermite.nherm), 8 * r_stride_of(other, hermite)
-        z = 64 * one.max_prim * np8 * self.rows_of(bra)
+        z = 64 * one.max_prim * np8 * self.rows_of(bra) * REVERSE.most_parts
         lanes, fused = plans_of(context, one, other, hermite)
         if lanes or fused:
-            of_prims = one.max_prim * ket.nprim * (12 if lanes else 12 + quartet)
-            return z + len(ket) * (8 * one.nab * other.nab + 8) + of_prims
+            of_prims = one.max_prim * ket.nprim * (8 if lanes else 12 + quartet)
+            return z + len(ket) * (8 * gamma_size(one, other, lanes is not None) + 8) + of_prims
         return z + one.max_prim * (other.max_prim * quartet + 64 * np8 * other.nab)

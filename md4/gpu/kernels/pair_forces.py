@@ -40,7 +40,9 @@ def pair_forces():
     h_derivatives = jit_device(make_h_derivatives(jit_device(axis_derivatives), hermite.NOISE))
     threads, warps = THREADS, THREADS // 32
 
-    def kernel(pairs: Records, of_a: Components, of_b: Components, functions: Functions, z: ReverseSums, out: F64):
+    def kernel(pairs: Records, of_a: Components, of_b: Components, functions: Functions, z: ReverseSums, parts: i64,
+        out: F64,
+    ):  # fmt: skip
         e, sums = cuda.shared.array(0, types.float64), cuda.shared.array((warps, 6), types.float64)
         tid, prim = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         record, la, lb = (z.first_prim + prim) * pairs.width, of_a.l + 1, of_b.l + 1
@@ -69,7 +71,7 @@ def pair_forces():
             p = functions.order[8 * block + (element & 7)]
             if p >= 0:
                 place, value = (prim * (functions.order.size // 8) + block) * block_size + element, 0.0
-                for _ in range(z.parts):
+                for _ in range(parts):
                     value += z.numbers[place]
                     place += step
                 row, t = element >> 3, functions.triples[p]
@@ -116,7 +118,7 @@ def pair_forces():
 # launcher
 
 
-def launch_forces(context, ab, width, z, out):
+def launch_forces(context, ab, width, z, parts, out):
     """Derivatives by x, y and z of A and of B of the primitive pairs of a task, (nprim, 6) into `out`.
 
     Parameters
@@ -125,13 +127,13 @@ def launch_forces(context, ab, width, z, out):
         The list of the bra pairs.
     width : int
         The degree of the Hermite functions of derivatives.
-    z : tuple
-        Fields of `ReverseSums`.
+    z, parts
+        Fields of `ReverseSums`, and the number of parts.
     """
     facts, data = ab.facts, ab.data
     context.launch(
         Variant(pair_forces, ()), z[2], THREADS, 24 * hermite.axis_size(facts.la + 1, facts.lb + 1),
         (data.records, data.width), components(context, facts.la, facts.pure, facts.nctr_a),
         components(context, facts.lb, facts.pure, facts.nctr_b),
-        (context.table(hermite_order, width), context.table(packed_triples, width)), z, out,
+        (context.table(hermite_order, width), context.table(packed_triples, width)), z, parts, out,
     )  # fmt: skip

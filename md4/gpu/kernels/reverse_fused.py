@@ -16,7 +16,7 @@ from functools import cache
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, f64, i32, i64, jit_device, types
+from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.tile_products import make_column_state, make_staircase_products, tile_kind, tile_products
@@ -84,20 +84,15 @@ def make_second_product(rows_cd, rows_ab, nt, wide):
     return second_product
 
 
-def make_quartets_of():
-    """Device function: from where to where the primitive quartets of a primitive bra pair stand, or a part of them.
+def quartets_of(prims, kets, prim, ab, part, each):
+    """(first, end) of the primitive quartets of a primitive bra pair, of which a part has `each` (device function).
 
     Its pair has as many for each of its primitive pairs, one after the other.
     """
-
-    def quartets_of(prims, kets, prim, ab, part, parts):
-        n, nprim = kets.first[ab - prims.first, 1], prims.start[ab + 1] - prims.start[ab]
-        count = quotient(kets.first[ab - prims.first + 1, 1] - n, nprim)
-        n += (prim - prims.start[ab]) * count
-        each = quotient(count + parts - 1, parts)
-        return n + part * each, n + min(count, (part + 1) * each)
-
-    return jit_device(quartets_of)
+    first, nprim = kets.first[ab - prims.first, 1], prims.start[ab + 1] - prims.start[ab]
+    count = quotient(kets.first[ab - prims.first + 1, 1] - first, nprim)
+    n = first - kets.first[0, 1] + (prim - prims.start[ab]) * count
+    return n + part * each, n + min(count, (part + 1) * each)
 
 
 def make_look():
@@ -117,41 +112,23 @@ def make_look():
     return jit_device(look)
 
 
-def make_gamma(rows_ab, size, threads):
-    """Device function: the threads bring Gamma of the shell quartets of a step to shared memory, of so many of them.
+def make_fetch(rows_cd, rows_ab, threads):
+    """Device function: the threads start to copy what a step needs of `count` primitive quartets from n on.
 
-    These stand one behind the other, `size` numbers each, from the place `first` of `shared` on, and in memory from
-    the number `shells` on. `places` has the place in a row of Gamma for each inner index of the tile. What stands for
-    padding is zero before, and not written.
-    """
-
-    def fill(shared, first, places, gamma, shells, many, nab, ncd):
-        count = nab * ncd
-        n, base = i64(cuda.threadIdx.x), shells * count
-        while n < many * count:
-            row = quotient(n, ncd)
-            own, which = n - row * ncd, quotient(row, nab)
-            row -= which * nab
-            place = first + which * size + (own >> 3) * (64 * rows_ab) + 8 * row + (own & 7)
-            shared[place] = gamma[base + (which * nab + row) * ncd + places[own]]
-            n += threads
-
-    return jit_device(fill)
-
-
-def make_fetch(threads):
-    """Device function: the threads start to copy H and r of `count` primitive quartets from n on to shared memory.
-
-    There is room for `together` panels of `panel_size` numbers, and r behind. `prim` is the primitive ket pair of each
-    lane.
+    That is H and r to the shared address `at`, where there is room for `together` panels of `panel_size` numbers, and r
+    behind, and Gamma of `many` shell quartets, from the number `shells` on, to the address `of_gamma`. `prim` is the
+    primitive ket pair of each lane. The rows of Gamma are filled up by zeros, which are there before.
     """
     copy = make_copy_range(threads)
 
-    def fetch(address, panel, panel_size, together, prim, r, n, count):
+    def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, nab, shells, many):
         tid = i64(cuda.threadIdx.x)
-        copy(address + together * 8 * panel_size, r.numbers, n * r.stride, count * r.stride, tid)
+        copy(at + together * 8 * panel_size, r.numbers, n * r.stride, count * r.stride, tid)
         for k in range(count):
-            copy(address + k * 8 * panel_size, panel.h, cuda.shfl_sync(-1, prim, k) * panel_size, panel_size, tid)
+            copy(at + k * 8 * panel_size, panel.h, cuda.shfl_sync(-1, prim, k) * panel_size, panel_size, tid)
+        block = shells * rows_cd
+        for k in range(many * rows_cd):
+            copy(of_gamma + k * (512 * rows_ab), gamma, (block + k) * nab * 8, nab * 8, tid)
         commit_copies()
 
     return jit_device(fetch)
@@ -164,27 +141,22 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, unit):
     second_product = make_second_product(rows_cd, rows_ab, nt, wide)
     empty_u, empty_z, add_tile = make_empty(2 * rows_cd * nt), make_empty(2 * rows_ab * nt), make_add_tile(rows_ab, nt)
     column_state, copy, look = make_column_state(nt, False), make_copy_range(threads), make_look()
-    make, fetch, quartets = make_gamma(rows_ab, size, threads), make_fetch(threads), make_quartets_of()
-    wait, all_places = make_wait_copies(0), 8 * rows_cd
+    fetch, quartets, wait = make_fetch(rows_cd, rows_ab, threads), jit_device(quartets_of), make_wait_copies(0)
 
     def kernel(
         prims: BraPrimitives, kets: KetPrimitives, panel: Panel, levels: Levels, r: R, words: F64, np8: i64,
-        gamma: F64, nab: i64, ncd: i64, z: ReverseSums, column_blocks: i64, together: i64,
+        gamma: F64, nab: i64, z: ReverseSums, parts: i64, each: i64, column_blocks: i64, together: i64,
     ):  # fmt: skip
-        shared, places = cuda.shared.array(0, f64), cuda.shared.array(all_places, types.int32)
+        shared = cuda.shared.array(0, f64)
         tid, block = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         lane, warp = tid & 31, tid >> 5
-        column_block, rest = block % column_blocks, block // column_blocks
-        part, own = rest % z.parts, rest // z.parts
-        prim = prims.first_prim + own
+        rest = quotient(block, column_blocks)
+        own, column_block = quotient(rest, parts), block - rest * column_blocks
+        part, prim = rest - own * parts, prims.first_prim + own
         ab = prims.owner[prim]
-        n, behind = quartets(prims, kets, prim, ab, part, z.parts)
+        n, behind = quartets(prims, kets, prim, ab, part, each)
         if n >= behind:
             return
-        row = tid
-        while row < ncd:
-            places[row] = levels.rows[row]
-            row += threads
         # shared memory: Gamma, words, then H and r of each slot
         panel_size, base = panel.steps * (rows_cd * 64), shared_address(shared)
         words_first, words_size = slots * together * size, np8 * panel.steps * 16
@@ -201,8 +173,10 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, unit):
         shells, prim_kl, bits = look(kets, n, count)
         next_shells, next_prim_kl, next_bits = shells, prim_kl, bits
         if slots == 2:
-            fetch(ring, panel, panel_size, together, prim_kl, r, n, count)
-            make(shared, i64(0), places, gamma, cuda.shfl_sync(-1, shells, 0), cuda.popc(bits), nab, ncd)
+            fetch(
+                ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab,
+                cuda.shfl_sync(-1, shells, 0), cuda.popc(bits),
+            )  # fmt: skip
         while n < behind:
             following = min(together, behind - n - count)
             if following > 0:
@@ -212,17 +186,16 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, unit):
                 cuda.syncthreads()
                 if following > 0:
                     fetch(
-                        ring + (1 - slot) * slot_size, panel, panel_size, together, next_prim_kl, r, n + count,
-                        following,
-                    )  # fmt: skip
-                    make(
-                        shared, (1 - slot) * (together * size), places, gamma, cuda.shfl_sync(-1, next_shells, 0),
-                        cuda.popc(next_bits), nab, ncd,
+                        ring + (1 - slot) * slot_size, base + 8 * (1 - slot) * (together * size), panel, panel_size,
+                        together, next_prim_kl, r, n + count, following, gamma, nab,
+                        cuda.shfl_sync(-1, next_shells, 0), cuda.popc(next_bits),
                     )  # fmt: skip
             else:
                 cuda.syncthreads()
-                fetch(ring, panel, panel_size, together, prim_kl, r, n, count)
-                make(shared, i64(0), places, gamma, cuda.shfl_sync(-1, shells, 0), cuda.popc(bits), nab, ncd)
+                fetch(
+                    ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab,
+                    cuda.shfl_sync(-1, shells, 0), cuda.popc(bits),
+                )  # fmt: skip
                 wait()
                 cuda.syncthreads()
             here, of_gamma = ring + slot * slot_size + 16 * lane, base + 8 * slot * (together * size) + 16 * lane
@@ -287,13 +260,13 @@ def fused_reverse(unit, bra, ket, hermite, room):
     for together, slots in REVERSE.steps:
         least = min(REVERSE.least_warps, blocks * warps) if together == 1 else blocks * warps
         fixed, slot = shared_bytes(bra, ket, hermite, together)
-        shared, static = fixed + slots * slot, 32 * rows_cd
-        if shared + static <= room and 2 * SHARED_BYTES // shared * warps >= least:
+        shared = fixed + slots * slot
+        if shared <= room and 2 * SHARED_BYTES // shared * warps >= least:
             return FusedReverse(rows_cd, rows_ab, nt, warps, slots, blocks, together, shared)
     return None
 
 
-def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z):
+def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z, parts, each):
     """Adds what the listed primitive quartets give the bra pairs `ab` to Z.
 
     Parameters
@@ -311,14 +284,16 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z):
         Of the primitive quartets.
     table, z : tuple
         Fields of `md4.gpu.kernels.select_kets.QuartetTable` and `ReverseSums`.
+    parts, each : int
+        Among how many blocks the quartets of a primitive bra pair are divided, and how many each takes.
     """
     bra, ket, np8 = ab.facts, cd.facts, blocks_of_8(hermite.nherm)
     column_blocks, (first, *_, numbers, shells) = -(-np8 // (plan.nt * plan.warps)), table
     context.launch(
-        Variant(reverse_fused, (*plan[:6], context.unit)), column_blocks * z[-1] * ab.nprim, 32 * plan.warps,
+        Variant(reverse_fused, (*plan[:6], context.unit)), column_blocks * parts * ab.nprim, 32 * plan.warps,
         plan.shared,
         (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
         (h, plan.rows_cd, blocks_of_8(ket.nherm)), levels_of(context, ket, plan.rows_cd, True),
-        (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma, bra.nab, ket.nab,
-        z, column_blocks, plan.together,
+        (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma, bra.nab, z, parts,
+        each, column_blocks, plan.together,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import address_of, make_empty, shared_address
 from md4.gpu.emit.reverse import make_add_sums, make_reverse_products
+from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.unrolled import make_r_by_axis
 from md4.gpu.kernels.groups import Records
 from md4.gpu.kernels.primitive_quartets import (
@@ -30,7 +31,7 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     separate,
 )
-from md4.gpu.kernels.reverse_fused import BraPrimitives, KetPrimitives, make_quartets_of
+from md4.gpu.kernels.reverse_fused import BraPrimitives, KetPrimitives, quartets_of
 from md4.gpu.kernels.reverse_sums import ReverseSums
 from md4.gpu.staircases import hermite_order
 from md4.gpu.tiles import blocks_of_8
@@ -107,24 +108,24 @@ def reverse_lanes(nab, chunk, ket_class, l, kind):
     known = tuple(column_offsets(l, l_ket, 0).tolist()) if chunk == nherm(l) else None
     products, add_sums = make_reverse_products(elements, functions, nab, chunk, known), make_add_sums(nab, chunk)
     zeros_upto, make_r = make_zeros_upto(kind, l + l_ket), make_r_by_axis(l + l_ket, False)
-    empty, quartets = make_empty(nab * chunk), make_quartets_of()
+    empty, quartets = make_empty(nab * chunk), jit_device(quartets_of)
     charge_at, separation_of = jit_device(charge), jit_device(separate)
 
     def kernel(
         records: Records, prims: BraPrimitives, kets: KetPrimitives, slots: KetSlots, gamma: F64,
-        operator: OperatorArguments, columns: Columns, z: ReverseSums, chunks: i64,
+        operator: OperatorArguments, columns: Columns, z: ReverseSums, parts: i64, each: i64, chunks: i64,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
         lane, block = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
-        first, rest = block % chunks * chunk, block // chunks
-        part, own = rest % z.parts, rest // z.parts
-        prim = prims.first_prim + own
+        rest = quotient(block, chunks)
+        own, first = quotient(rest, parts), (block - rest * chunks) * chunk
+        part, prim = rest - own * parts, prims.first_prim + own
         ab = prims.owner[prim]
-        n, behind = quartets(prims, kets, prim, ab, part, z.parts)
+        n, behind = quartets(prims, kets, prim, ab, part, each)
         if n >= behind:
             return
         place, address = charge_at(records.numbers, prim * records.width), i32(shared_address(shared) + 8 * row * lane)
-        sums, dead = empty(), kets.first[kets.first.shape[0] - 1, 0]
+        sums, dead = empty(), kets.first[kets.first.shape[0] - 1, 0] - kets.first[0, 0]
         h_step, gamma_step = i32(8 * slots.count), i32(8 * (dead + 1))
         while n < behind:
             own = min(n + lane, behind - 1)
@@ -167,7 +168,7 @@ def lane_plan(bra, ket, hermite):
     return LanePlan(-(-hermite.nherm // chunks), chunks) if chunks <= REVERSE.lane_chunks else None
 
 
-def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermite, table, z):
+def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermite, table, z, parts, each):
     """Adds what the listed primitive quartets give the bra pairs `ab` to Z.
 
     Parameters
@@ -186,15 +187,17 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermi
         The Hermite functions of the bra.
     table, z : tuple
         Fields of `md4.gpu.kernels.select_kets.QuartetTable` and `ReverseSums`.
+    parts, each : int
+        As for `md4.gpu.kernels.reverse_fused.launch_reverse_fused`.
     """
     bra, ket, l, (first, *_, numbers, shells) = ab.facts, cd.facts, hermite.l, table
     variant = Variant(reverse_lanes, (bra.nab, plan.chunk, ket.h_class, l, operator.kind))
     offsets = context.table(column_offsets, l, ket.l, plan.chunk)
     context.launch(
-        variant, plan.chunks * z[-1] * ab.nprim, 32, 256 * (nherm(l + ket.l) | 1), (ab.data.records, ab.data.width),
+        variant, plan.chunks * parts * ab.nprim, 32, 256 * (nherm(l + ket.l) | 1), (ab.data.records, ab.data.width),
         (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
         (slots.numbers, h, slots.place, slots.count), gamma,
         operator_arguments(context, operator.kind, operator.parameter),
         (offsets, context.table(column_signs, l), nherm(ket.l), hermite.nherm, blocks_of_8(hermite.nherm)), z,
-        plan.chunks,
+        parts, each, plan.chunks,
     )  # fmt: skip

@@ -4,7 +4,7 @@ With the densities D of `md4.gpu.forces` and f_ab = 1 if a and b are the same sh
 
     Gamma[ab, cd] = f_ab f_cd sum_s [ j_s D_ab D_cd - k_s/2 (D_ac D_bd + D_ad D_bc) ]
 
-is never in memory. A block of threads takes rows ab of one bra pair and some columns, the p of its primitive pairs. The
+is not in memory. A block of threads takes rows ab of one bra pair and some columns, the p of its primitive pairs. The
 inner index goes through the (cd) of all ket pairs in a row, 16 at a time: while the tensor cores multiply Gamma of
 these, which is in shared memory, by U, the threads make Gamma of the next 16. U is what step 4 has left
 (`md4.gpu.kernels.groups.HalfTransformed`, with cd in place of ab and p in place of q): 8 p of successive (cd) are
@@ -69,6 +69,8 @@ class Densities(NamedTuple):
 class ReverseSums(NamedTuple):
     """Z of the bra pairs of a task: numbers[((part nprim + prim) np8 + block of p) rows + ab][8 p].
 
+    Blocks of threads that divide the ket pairs of a chunk among them have a part each. Z is the sum of all parts.
+
     Attributes
     ----------
     numbers : float64 array
@@ -76,15 +78,25 @@ class ReverseSums(NamedTuple):
         First primitive pair of the task, and how many it has.
     rows : int64
         Rows ab, filled up to those of whole tiles.
-    parts : int64
-        Blocks of threads that divide the ket pairs of a chunk.
     """
 
     numbers: F64
     first_prim: i64
     nprim: i64
     rows: i64
-    parts: i64
+
+
+def gamma_element(densities, a, b, c, d):
+    """Gamma of four functions without the factors f (device function)."""
+    nao, numbers, value = densities.nao, densities.numbers, 0.0
+    for s in range(densities.coulomb.size):
+        of_a, of_b = (s * nao + a) * nao, (s * nao + b) * nao
+        j, half_k = densities.coulomb[s], -0.5 * densities.exchange[s]
+        if j != 0.0:
+            value += j * (numbers[of_a + b] * numbers[(s * nao + c) * nao + d])
+        if half_k != 0.0:
+            value += half_k * (numbers[of_a + c] * numbers[of_b + d] + numbers[of_a + d] * numbers[of_b + c])
+    return value
 
 
 @cache
@@ -134,13 +146,12 @@ def make_fill(rows8, threads):
     It goes to shared memory from the place `first` on, as blocks of 8 rows [row][8 inner indices]. Of each row,
     `row_aos` has its functions a and b, or -1 where there is none.
     """
-    rows = 8 * rows8
+    rows, element = 8 * rows8, jit_device(gamma_element)
 
     def fill(gamma, first, row_aos, n, total, same, ket, ncd, densities):
         k, row = i64(cuda.threadIdx.x) & (INNER - 1), i64(cuda.threadIdx.x) // INNER
         n += k
-        live, nao = n < total, densities.nao
-        c, d, weight = i64(0), i64(0), 0.0
+        live, c, d, weight = n < total, i64(0), i64(0), 0.0
         if live:
             kl = quotient(n, ncd)
             cd = n - kl * ncd
@@ -150,19 +161,10 @@ def make_fill(rows8, threads):
             weight = (1.0 if c0 == d0 else 2.0) * (1.0 if same else 2.0)
         place = first + (k >> 3) * (8 * rows) + (k & 7)
         while row < rows:
-            a, b, value = i64(row_aos[2 * row]), i64(row_aos[2 * row + 1]), 0.0
+            a, value = i64(row_aos[2 * row]), 0.0
             if live and a >= 0:
-                numbers = densities.numbers
-                for s in range(densities.coulomb.size):
-                    of_a, of_b = (s * nao + a) * nao, (s * nao + b) * nao
-                    j, half_k = densities.coulomb[s], -0.5 * densities.exchange[s]
-                    if j != 0.0:
-                        value += j * (numbers[of_a + b] * numbers[(s * nao + c) * nao + d])
-                    if half_k != 0.0:
-                        value += half_k * (
-                            numbers[of_a + c] * numbers[of_b + d] + numbers[of_a + d] * numbers[of_b + c]
-                        )
-            gamma[place + 8 * row] = weight * value
+                value = weight * element(densities, a, i64(row_aos[2 * row + 1]), c, d)
+            gamma[place + 8 * row] = value
             row += threads // INNER
 
     return jit_device(fill)
@@ -177,13 +179,13 @@ def reverse_sums(rows8, nt, warps, unit):
 
     def kernel(
         bra: FunctionPairs, ab: PairRange, ket: FunctionPairs, u: HalfTransformed, limits: I32, densities: Densities,
-        z: ReverseSums, grid: Grid,
+        z: ReverseSums, parts: i64, grid: Grid,
     ):  # fmt: skip
         gamma, row_aos = cuda.shared.array(0, types.float64), cuda.shared.array(places, types.int32)
         tid = i64(cuda.threadIdx.x)
         lane, warp = tid & 31, tid >> 5
         row_block, column_block, rest = place(grid)
-        part, pair = rest % z.parts, rest // z.parts
+        part, pair = rest % parts, rest // parts
         first, last = primitives(ab, pair)
         column, ncol = column_block * (nt * warps), (last - first) * u.nq8
         if column >= ncol:
@@ -191,7 +193,7 @@ def reverse_sums(rows8, nt, warps, unit):
         column += warp * nt
         # the inner indices of this part
         total = max(i64(0), min(u.npair, i64(limits[bra.first + pair]) - ket.first)) * u.nab
-        each = quotient(quotient(total + INNER - 1, i64(INNER)) + z.parts - 1, z.parts) * INNER
+        each = quotient(quotient(total + INNER - 1, i64(INNER)) + parts - 1, parts) * INNER
         n, end = part * each, min(total, (part + 1) * each)
         if n >= end:
             return
@@ -249,7 +251,7 @@ def reverse_variant(unit, tile):
     return Variant(reverse_sums, (*tile, unit))
 
 
-def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densities, z):
+def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densities, z, parts):
     """Adds what the ket pairs `cd` of a chunk give its bra pairs `ab` to Z.
 
     Parameters
@@ -268,12 +270,14 @@ def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densi
         Fields of `Densities`.
     z : tuple
         Fields of `ReverseSums`.
+    parts : int
+        Blocks of threads that divide the ket pairs among them.
     """
     bra, ket = ab.facts, cd.facts
     column_blocks = -(-bra.max_prim * nq8 // (tile.nt * tile.warps))
     context.launch(
-        reverse_variant(context.unit, tile), row_blocks * column_blocks * z[-1] * ab.npair, 32 * tile.warps,
+        reverse_variant(context.unit, tile), row_blocks * column_blocks * parts * ab.npair, 32 * tile.warps,
         2 * 8 * 8 * tile.rows8 * INNER,
         (aos[0], ab.first, bra.na, bra.nb), pair_range(ab), (aos[1], cd.first, ket.na, ket.nb),
-        (u, nq8, cd.npair, ket.nab), limits, densities, z, (row_blocks, column_blocks),
+        (u, nq8, cd.npair, ket.nab), limits, densities, z, parts, (row_blocks, column_blocks),
     )  # fmt: skip

@@ -78,12 +78,14 @@ class QuartetTable(NamedTuple):
     Attributes
     ----------
     first : int64 array, two-dimensional
-        Place of the first shell quartet and of the first primitive quartet of each bra pair of the chunk, and behind
-        the last.
+        For each bra pair of the chunk, and behind the last: the numbers of the first shell quartet and of the first
+        primitive quartet, those of a whole list of kets. The first of the chunk stand at 0 in what follows. The third
+        number is the end of the last ket pair that counts.
     bra, ket : int32 array
         Numbers of both pairs of each shell quartet in their whole lists.
     bra_prims, ket_prims, shells : int32 array
         Numbers of both primitive pairs of each primitive quartet in their whole lists, and that of its shell quartet.
+        The first of them may be empty, and is not written then.
     """
 
     first: I64_2D
@@ -123,6 +125,9 @@ def select_kets():
         if write:
             first_shells, first_quartet = table.first[pair, 0], table.first[pair, 1]
             row = quotient(table.first[pair + 1, 1] - first_quartet, max(i64(1), nprim))
+            first_shells -= table.first[0, 0]
+            first_quartet -= table.first[0, 1]
+            nket = table.first[pair, 2]
         # how many of both kinds, before this round or of this thread, and the end of the last one
         many, many_prims, last, left, squares = i64(0), i64(0), i64(0), 0.0, 0.0
         for begin in range(0, nket, threads):
@@ -163,8 +168,9 @@ def select_kets():
                 for i in range(nprim):
                     quartet = first_quartet + i * row + many_prims + before_prims + upto - k_prims
                     for k in range(k_prims):
-                        table.bra_prims[quartet + k], table.ket_prims[quartet + k] = first_prim + i, k_first + k
-                        table.shells[quartet + k] = place
+                        table.ket_prims[quartet + k], table.shells[quartet + k] = k_first + k, place
+                        if table.bra_prims.size > 0:
+                            table.bra_prims[quartet + k] = first_prim + i
             many += all_found
             many_prims += all_prims
         if write:
@@ -204,7 +210,8 @@ def launch_select(context, npair, bra, first_bra, ket, nket, norms, counts, tabl
     Parameters
     ----------
     bra, ket : tuple
-        Fields of `BoundedPairs` of whole lists, of which the pairs from `first_bra` on and all `nket` take part.
+        Fields of `BoundedPairs` of whole lists, of which the pairs from `first_bra` on and all `nket` take part, or
+        those that `table` says.
     norms, counts, table : tuple
         Fields of `Norms`, `KetCounts` and `QuartetTable`.
     """
