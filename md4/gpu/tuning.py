@@ -56,7 +56,7 @@ class ReverseTuning:
     lane_bytes: int  # of a lane a quartet: most bytes of shared memory of a warp
     lane_doubles: int  # most doubles of Z of a lane
     lane_products: int  # most products in its code
-    lane_chunks: int  # most warps that share the functions p
+    lane_warps: int  # most warps that share the functions p
     fused_pieces: tuple  # of lists on tensor cores: fewest primitive quartets of a piece, pieces that fill the device
     lane_pieces: tuple  # the same of a lane a quartet
 
@@ -72,7 +72,7 @@ class ReverseTuning:
 REVERSE = ReverseTuning(
     most_rows=8, most_warps=8, warps=8, most_parts=16, few_prims=512, most_fused=16, few_fused=7,
     sharing=((20, 16), (40, 12), (64, 8)), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
-    lane_bytes=40 << 10, lane_doubles=40, lane_products=1000, lane_chunks=5,
+    lane_bytes=40 << 10, lane_doubles=40, lane_products=1000, lane_warps=5,
     fused_pieces=(32, 6000), lane_pieces=(256, 12000),
 )  # fmt: skip
 # Shared memory of a block that still lets two share a multiprocessor.

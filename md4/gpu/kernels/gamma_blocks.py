@@ -1,6 +1,7 @@
 """Gamma of gradients for listed shell quartets; see `md4.gpu.kernels.reverse_sums` for the equation.
 
-Primitive quartets of a shell quartet have the same Gamma, whose densities lie far apart in memory. So it is made once.
+Primitive quartets of a shell quartet have the same Gamma, so it is made once. A block of threads brings the six blocks
+of a density that some quartets need to shared memory, and makes Gamma of them from there.
 """
 
 from typing import NamedTuple
@@ -9,11 +10,11 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, i64, jit_device, types
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.kernels.groups import levels_of
-from md4.gpu.kernels.reverse_sums import Densities, FunctionPairs, gamma_element
+from md4.gpu.kernels.reverse_sums import Densities, FunctionPairs
 from md4.gpu.tiles import blocks_of_8
 
-# Threads of a block, and the quartets that it takes together.
-THREADS, GROUP = 128, 32
+# Threads of a block, quartets that it takes at most, and bytes of shared memory that their densities take, about.
+THREADS, GROUP, GROUP_BYTES = 128, 32, 24 << 10
 
 
 class ShellQuartets(NamedTuple):
@@ -23,67 +24,116 @@ class ShellQuartets(NamedTuple):
     ket: I32
 
 
+def density_place(n, na, nb, nc, nd):
+    """Of the n-th number of the blocks ab, cd, ac, bd, ad, bc: both shells, row and column (device function)."""
+    left, right, width = i64(0), i64(1), nb
+    if n >= na * nb:
+        n -= na * nb
+        left, right, width = i64(2), i64(3), nd
+        if n >= nc * nd:
+            n -= nc * nd
+            left, right, width = i64(0), i64(2), nc
+            if n >= na * nc:
+                n -= na * nc
+                left, right, width = i64(1), i64(3), nd
+                if n >= nb * nd:
+                    n -= nb * nd
+                    left, right, width = i64(0), i64(3), nd
+                    if n >= na * nd:
+                        n -= na * nd
+                        left, right, width = i64(1), i64(2), nc
+    row = quotient(n, width)
+    return left, right, row, n - row * width
+
+
+def gamma_of(d, at, coulomb, half_k, a, b, c, d_, na, nb, nc, nd):
+    """Gamma of four functions of a quartet, whose density blocks are in shared memory from `at` on (device function)."""
+    cd = at + na * nb
+    ac = cd + nc * nd
+    bd = ac + na * nc
+    ad = bd + nb * nd
+    bc = ad + na * nd
+    value = coulomb * (d[at + a * nb + b] * d[cd + c * nd + d_])
+    return value + half_k * (d[ac + a * nc + c] * d[bd + b * nd + d_] + d[ad + a * nd + d_] * d[bc + b * nc + c])
+
+
 def gamma_blocks(side_by_side):
     """Kernel factory: Gamma as blocks of 8 cd, [quartet][block][ab][8 cd], or [ab][cd][quartet] if `side_by_side`.
 
     In blocks the cd are in the `order` of a tile's rows (`md4.gpu.staircases.row_table`), filled up by zeros. Side by
     side there are zeros for one quartet more.
     """
-    element = jit_device(gamma_element)
+    place_of, gamma, more = jit_device(density_place), jit_device(gamma_of), 1 if side_by_side else 0
 
-    def blocks(
-        quartets: ShellQuartets, bra: FunctionPairs, ket: FunctionPairs, densities: Densities, order: I32, out: F64,
+    def kernel(
+        quartets: ShellQuartets, group: i64, size: i64, bra: FunctionPairs, ket: FunctionPairs, densities: Densities,
+        order: I32, out: F64,
     ):  # fmt: skip
-        aos, weights = cuda.shared.array((GROUP, 4), types.int32), cuda.shared.array(GROUP, types.float64)
-        tid, first = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x) * GROUP
-        many, nab, ncd = min(i64(GROUP), quartets.bra.size - first), bra.na * bra.nb, ket.na * ket.nb
+        d, aos = cuda.shared.array(0, types.float64), cuda.shared.array((GROUP, 4), types.int32)
+        weights = cuda.shared.array(GROUP, types.float64)
+        tid, first, nao = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x) * group, densities.nao
+        na, nb, nc, nd = bra.na, bra.nb, ket.na, ket.nb
+        nab, ncd, count = na * nb, nc * nd, quartets.bra.size
+        many = min(group, count + more - first)
         if tid < many:
-            ab, kl = i64(quartets.bra[first + tid]), i64(quartets.ket[first + tid])
-            a, b, c, d = bra.aos[ab, 0], bra.aos[ab, 1], ket.aos[kl, 0], ket.aos[kl, 1]
-            aos[tid, 0], aos[tid, 1], aos[tid, 2], aos[tid, 3] = a, b, c, d
-            weights[tid] = (1.0 if a == b else 2.0) * (1.0 if c == d else 2.0)
-        cuda.syncthreads()
-        # each thread has some elements, of every quartet or of each of so many `together`
-        size = quotient(ncd + 7, i64(8)) * nab * 8
-        step = min(size, i64(THREADS))
-        together = quotient(i64(THREADS), step)
-        own = quotient(tid, step)
-        n = tid - own * step
-        while own < together and n < size:
-            block = quotient(n >> 3, nab)
-            row, cd = (n >> 3) - block * nab, 8 * block + (n & 7)
-            live = cd < ncd
-            cd = i64(order[cd]) if live else i64(0)
-            a, c = quotient(row, bra.nb), quotient(cd, ket.nb)
-            b, d = row - a * bra.nb, cd - c * ket.nb
-            quartet = own
-            while quartet < many:
-                value = 0.0
-                if live:
-                    value = weights[quartet] * element(
-                        densities, aos[quartet, 0] + a, aos[quartet, 1] + b, aos[quartet, 2] + c, aos[quartet, 3] + d
+            known = min(first + tid, count - 1)
+            ab, kl = i64(quartets.bra[known]), i64(quartets.ket[known])
+            a, b, c, e = bra.aos[ab, 0], bra.aos[ab, 1], ket.aos[kl, 0], ket.aos[kl, 1]
+            aos[tid, 0], aos[tid, 1], aos[tid, 2], aos[tid, 3] = a, b, c, e
+            weights[tid] = (1.0 if a == b else 2.0) * (1.0 if c == e else 2.0) if first + tid < count else 0.0
+        for s in range(densities.coulomb.size):
+            cuda.syncthreads()
+            n = tid
+            step = min(size, i64(THREADS))
+            together = quotient(i64(THREADS), step)
+            own = quotient(tid, step)
+            n = tid - own * step
+            while own < together and n < size:
+                left, right, row, column = place_of(min(n, nab + ncd + (na + nb) * (nc + nd) - 1), na, nb, nc, nd)
+                quartet = own
+                while quartet < many:
+                    at = (s * nao + aos[quartet, left] + row) * nao + aos[quartet, right] + column
+                    d[quartet * size + n] = densities.numbers[at]
+                    quartet += together
+                n += step
+            cuda.syncthreads()
+            j, half_k = densities.coulomb[s], -0.5 * densities.exchange[s]
+            if side_by_side:
+                n = tid >> 5
+                quartet = tid & 31
+                while n < nab * ncd and quartet < many:
+                    row = quotient(n, ncd)
+                    cd = n - row * ncd
+                    a, c = quotient(row, nb), quotient(cd, nd)
+                    value = weights[quartet] * gamma(
+                        d, quartet * size, j, half_k, a, row - a * nb, c, cd - c * nd, na, nb, nc, nd
                     )
-                out[(first + quartet) * size + n] = value
-                quartet += together
-            n += step
+                    place = n * (count + 1) + first + quartet
+                    out[place] = value if s == 0 else out[place] + value
+                    n += THREADS // 32
+            else:
+                blocks = quotient(ncd + 7, i64(8)) * nab * 8
+                step = min(blocks, i64(THREADS))
+                together = quotient(i64(THREADS), step)
+                own = quotient(tid, step)
+                n = tid - own * step
+                while own < together and n < blocks:
+                    block = quotient(n >> 3, nab)
+                    row, cd = (n >> 3) - block * nab, 8 * block + (n & 7)
+                    factor = 1.0 if cd < ncd else 0.0
+                    cd = i64(order[min(cd, ncd - 1)])
+                    a, c = quotient(row, nb), quotient(cd, nd)
+                    quartet = own
+                    while quartet < many:
+                        value = factor * weights[quartet] * gamma(
+                            d, quartet * size, j, half_k, a, row - a * nb, c, cd - c * nd, na, nb, nc, nd
+                        )
+                        place = (first + quartet) * blocks + n
+                        out[place] = value if s == 0 else out[place] + value
+                        quartet += together
+                    n += step
 
-    def lanes(
-        quartets: ShellQuartets, bra: FunctionPairs, ket: FunctionPairs, densities: Densities, order: I32, out: F64,
-    ):  # fmt: skip
-        quartet, step = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x, quartets.bra.size + 1
-        if quartet < step:
-            known = min(quartet, step - 2)
-            ab, kl, place = i64(quartets.bra[known]), i64(quartets.ket[known]), quartet
-            a0, b0, c0, d0 = bra.aos[ab, 0], bra.aos[ab, 1], ket.aos[kl, 0], ket.aos[kl, 1]
-            weight = (1.0 if a0 == b0 else 2.0) * (1.0 if c0 == d0 else 2.0) if quartet == known else 0.0
-            for a in range(a0, a0 + bra.na):
-                for b in range(b0, b0 + bra.nb):
-                    for c in range(c0, c0 + ket.na):
-                        for d in range(d0, d0 + ket.nb):
-                            out[place] = weight * element(densities, a, b, c, d)
-                            place += step
-
-    return Kernel(lanes if side_by_side else blocks, (THREADS, 8))
+    return Kernel(kernel, (THREADS, 8))
 
 
 # launcher
@@ -96,9 +146,12 @@ def gamma_size(bra, ket, side_by_side):
 
 def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out):
     """Gamma of shell quartets of two lists into `out`; arguments as those of the kernel and of `launch_reverse`."""
-    bra, ket, count = ab.facts, cd.facts, quartets[0].size
-    blocks = -(-(count + 1) // THREADS) if side_by_side else -(-count // GROUP)
+    bra, ket, count = ab.facts, cd.facts, quartets[0].size + side_by_side
+    # one more where it is even, so that quartets side by side are in different banks
+    size = bra.nab + ket.nab + (bra.na + bra.nb) * (ket.na + ket.nb) | 1
+    group = max(1, min(GROUP, GROUP_BYTES // (8 * size)))
     context.launch(
-        Variant(gamma_blocks, (side_by_side,)), blocks, THREADS, 0, quartets, (aos[0], ab.first, bra.na, bra.nb),
-        (aos[1], cd.first, ket.na, ket.nb), densities, levels_of(context, ket, blocks_of_8(ket.nab), True)[1], out,
+        Variant(gamma_blocks, (side_by_side,)), -(-count // group), THREADS, 8 * size * group, quartets, group, size,
+        (aos[0], ab.first, bra.na, bra.nb), (aos[1], cd.first, ket.na, ket.nb), densities,
+        levels_of(context, ket, blocks_of_8(ket.nab), True)[1], out,
     )  # fmt: skip

@@ -254,7 +254,8 @@ def fused_reverse(unit, bra, ket, hermite, room):
     rows_ab, rows_cd, np8 = blocks_of_8(bra.nab), blocks_of_8(ket.nab), blocks_of_8(hermite.nherm)
     if turned_split(ket.nab)[0] > 1 or rows_ab + rows_cd > REVERSE.most_fused:
         return None
-    nt = 4 if rows_ab + rows_cd <= REVERSE.few_fused and np8 > 2 else 2
+    few, by_four, by_two = rows_ab + rows_cd <= REVERSE.few_fused, -(-np8 // 4), -(-np8 // 2)
+    nt = 4 if few and np8 > 2 and 2 * by_four <= by_two else 2
     warps = min(REVERSE.most_warps, -(-np8 // nt))
     blocks = REVERSE.blocks(2 * nt * (rows_ab + rows_cd), warps)
     for together, slots in REVERSE.steps:

@@ -1,11 +1,11 @@
 """Steps 1 and 2 of gradients for the smallest classes: a lane a primitive quartet.
 
-A warp takes a primitive bra pair and some p, and goes through the primitive ket pairs that count with it
-(`md4.gpu.kernels.select_kets`), 32 at a time. Each lane makes r of its quartet, which goes to shared memory. Then
+A block of threads takes a primitive bra pair, and goes through the primitive ket pairs that count with it
+(`md4.gpu.kernels.select_kets`). Each lane makes r of a quartet, which goes to shared memory. Then
 U[cd, p] = sum_q H[cd, q] [p|q] and Z[ab, p] += sum_cd Gamma[ab, cd] U[cd, p] are code without loops and without the
 zeros of H (`md4.gpu.emit.reverse`), with Gamma from memory (`md4.gpu.kernels.gamma_blocks`). Z stays in registers; the
-sums over the lanes are added to it in memory at the end. Where Z of a class has too many numbers, several warps divide
-the p among them, and each makes r.
+sums over the lanes are added to it in memory at the end. Where Z of a class has too many numbers for a warp, several
+warps divide the p among them; each makes r of 32 quartets for all.
 
 H of the kets is that of `md4.gpu.kernels.thread_quartet`, with the sign (-1)^|q|, and R = P - Q. So U lacks no sign
 here, and gets the one that Z has in the other kernels, (-1)^|p|, when it is added to memory.
@@ -99,8 +99,9 @@ def columns_of(l):
     return order[order >= 0]
 
 
-def reverse_lanes(nab, chunk, ket_class, l, kind):
-    """Kernel factory: `nab` functions of the bra, `chunk` of the p up to degree l, and the class of H of the ket."""
+def reverse_lanes(nab, chunk, warps, ket_class, l, kind):
+    """Kernel factory: `nab` functions of the bra, `chunk` of the p up to degree l for each of the `warps` of a block, and
+    the class of H of the ket."""
     l_ket = ket_class[0] + ket_class[1]
     # in the order of `KET_ELEMENTS`
     elements = tuple(sorted(map(tuple, class_elements(ket_class).tolist()), key=lambda element: element[::-1]))
@@ -109,51 +110,59 @@ def reverse_lanes(nab, chunk, ket_class, l, kind):
     products, add_sums = make_reverse_products(elements, functions, nab, chunk, known), make_add_sums(nab, chunk)
     zeros_upto, make_r = make_zeros_upto(kind, l + l_ket), make_r_by_axis(l + l_ket, False)
     empty, quartets = make_empty(nab * chunk), jit_device(quartets_of)
-    charge_at, separation_of = jit_device(charge), jit_device(separate)
+    charge_at, separation_of, set_bytes = jit_device(charge), jit_device(separate), 256 * row
 
     def kernel(
         records: Records, prims: BraPrimitives, kets: KetPrimitives, slots: KetSlots, gamma: F64,
-        operator: OperatorArguments, columns: Columns, z: ReverseSums, parts: i64, each: i64, chunks: i64,
+        operator: OperatorArguments, columns: Columns, z: ReverseSums, parts: i64, each: i64,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
-        lane, block = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
-        rest = quotient(block, chunks)
-        own, first = quotient(rest, parts), (block - rest * chunks) * chunk
-        part, prim = rest - own * parts, prims.first_prim + own
+        tid, block = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        lane, first, own = tid & 31, (tid >> 5) * chunk, quotient(block, parts)
+        part, prim = block - own * parts, prims.first_prim + own
         ab = prims.owner[prim]
         n, behind = quartets(prims, kets, prim, ab, part, each)
         if n >= behind:
             return
         place, address = charge_at(records.numbers, prim * records.width), i32(shared_address(shared) + 8 * row * lane)
+        own_r = i32(address + (tid >> 5) * set_bytes)
         sums, dead = empty(), kets.first[kets.first.shape[0] - 1, 0] - kets.first[0, 0]
         h_step, gamma_step = i32(8 * slots.count), i32(8 * (dead + 1))
         while n < behind:
-            own = min(n + lane, behind - 1)
-            slot, shells = slots.place[kets.numbers[own]], i64(kets.shells[own]) if own == n + lane else dead
+            # each warp makes r of 32 quartets
+            slot = slots.place[kets.numbers[min(n + tid, behind - 1)]]
             s = separation_of(place, Charge(
                 slots.pairs[slot], slots.pairs[slots.count + slot], slots.pairs[2 * slots.count + slot],
                 slots.pairs[3 * slots.count + slot],
             ))  # fmt: skip
-            make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, address)
-            sums = products(
-                sums, address_of(slots.h, slot), h_step, address, address_of(gamma, shells), gamma_step,
-                columns.offsets, first * columns.functions,
-            )  # fmt: skip
-            n += 32
+            make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, own_r)
+            if warps > 1:
+                cuda.syncthreads()
+            r, end = address, min(behind, n + 32 * warps)
+            while n < end:
+                own = min(n + lane, behind - 1)
+                slot, shells = slots.place[kets.numbers[own]], i64(kets.shells[own]) if own == n + lane else dead
+                sums = products(
+                    sums, address_of(slots.h, slot), h_step, r, address_of(gamma, shells), gamma_step,
+                    columns.offsets, first * columns.functions,
+                )  # fmt: skip
+                r, n = i32(r + set_bytes), n + 32
+            if warps > 1:
+                cuda.syncthreads()
         target = (part * z.nprim + prim - z.first_prim) * columns.blocks * z.rows * 8
         add_sums(sums, z.numbers, target, z.rows, first, columns.count, columns.signs, lane)
 
-    return Kernel(kernel, (32, REVERSE.lane_blocks(256 * row, nab * chunk)))
+    return Kernel(kernel, (32 * warps, max(1, REVERSE.lane_blocks(256 * row, nab * chunk) // warps)))
 
 
 # launcher
 
 
 class LanePlan(NamedTuple):
-    """Functions p that a warp takes, and how many warps share those of a primitive bra pair."""
+    """Functions p that a warp takes, and how many warps of a block share those of a primitive bra pair."""
 
     chunk: int
-    chunks: int
+    warps: int
 
 
 @cache
@@ -164,8 +173,8 @@ def lane_plan(bra, ket, hermite):
         return None
     of_one = elements + bra.nab * ket.nab
     most = min(hermite.nherm, REVERSE.lane_doubles // bra.nab, REVERSE.lane_products // of_one)
-    chunks = -(-hermite.nherm // most) if most else REVERSE.lane_chunks + 1
-    return LanePlan(-(-hermite.nherm // chunks), chunks) if chunks <= REVERSE.lane_chunks else None
+    warps = -(-hermite.nherm // most) if most else REVERSE.lane_warps + 1
+    return LanePlan(-(-hermite.nherm // warps), warps) if warps <= REVERSE.lane_warps else None
 
 
 def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermite, table, z, parts, each):
@@ -191,13 +200,14 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermi
         As for `md4.gpu.kernels.reverse_fused.launch_reverse_fused`.
     """
     bra, ket, l, (first, *_, numbers, shells) = ab.facts, cd.facts, hermite.l, table
-    variant = Variant(reverse_lanes, (bra.nab, plan.chunk, ket.h_class, l, operator.kind))
+    variant = Variant(reverse_lanes, (bra.nab, *plan, ket.h_class, l, operator.kind))
     offsets = context.table(column_offsets, l, ket.l, plan.chunk)
     context.launch(
-        variant, plan.chunks * parts * ab.nprim, 32, 256 * (nherm(l + ket.l) | 1), (ab.data.records, ab.data.width),
+        variant, parts * ab.nprim, 32 * plan.warps, plan.warps * 256 * (nherm(l + ket.l) | 1),
+        (ab.data.records, ab.data.width),
         (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
         (slots.numbers, h, slots.place, slots.count), gamma,
         operator_arguments(context, operator.kind, operator.parameter),
         (offsets, context.table(column_signs, l), nherm(ket.l), hermite.nherm, blocks_of_8(hermite.nherm)), z,
-        parts, each, plan.chunks,
+        parts, each,
     )  # fmt: skip

@@ -117,6 +117,11 @@ def select_kets():
     ):  # fmt: skip
         found, prims = cuda.shared.array(warps, types.int32), cuda.shared.array(warps, types.int32)
         ends, sums = cuda.shared.array(warps, types.int32), cuda.shared.array((warps, 2), types.float64)
+        # of the ket pairs of a round: end of the primitive pairs, the first one less those before, shell quartet
+        upto_this, own_first, own_shells = (
+            cuda.shared.array(threads, types.int32), cuda.shared.array(threads, types.int32),
+            cuda.shared.array(threads, types.int32),
+        )  # fmt: skip
         tid, pair = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         lane, warp, ab = tid & 31, tid >> 5, first_bra + pair
         a, b, own = bra.shells[ab, 0], bra.shells[ab, 1], bra.bounds[ab]
@@ -161,16 +166,27 @@ def select_kets():
                     before_prims += prims[other_warp]
                 all_found += found[other_warp]
                 all_prims += prims[other_warp]
-            cuda.syncthreads()
             if counting:
                 place += cuda.popc(votes & ((i64(1) << lane) - 1))
                 table.bra[place], table.ket[place] = ab, cd
+            upto_this[tid], own_shells[tid] = before_prims + upto, place
+            own_first[tid] = k_first - (before_prims + upto - k_prims)
+            cuda.syncthreads()
+            k = tid
+            while k < all_prims:
+                # the ket pair to which the k-th primitive pair belongs
+                owner, step = i64(0), threads // 2
+                while step > 0:
+                    if upto_this[owner + step - 1] <= k:
+                        owner += step
+                    step //= 2
+                quartet, kl, shells = first_quartet + many_prims + k, own_first[owner] + k, own_shells[owner]
                 for i in range(nprim):
-                    quartet = first_quartet + i * row + many_prims + before_prims + upto - k_prims
-                    for k in range(k_prims):
-                        table.ket_prims[quartet + k], table.shells[quartet + k] = k_first + k, place
-                        if table.bra_prims.size > 0:
-                            table.bra_prims[quartet + k] = first_prim + i
+                    table.ket_prims[quartet], table.shells[quartet] = kl, shells
+                    if table.bra_prims.size > 0:
+                        table.bra_prims[quartet] = first_prim + i
+                    quartet += row
+                k += threads
             many += all_found
             many_prims += all_prims
         if write:

@@ -92,7 +92,7 @@ def test_sums_over_kets(name):
         terms = *(sent(context, numbers) for numbers in (densities, *factors)), basis.nao
         launch_reverse(
             context, tile, row_blocks, [first_aos(context, side, basis) for side in lists], ab, cd, sent(context, u),
-            np8, on_device(context, counts), terms, (z, task.first_prim, task.nprim, rows, case.parts),
+            np8, on_device(context, counts), terms, (z, task.first_prim, task.nprim, rows), case.parts,
         )  # fmt: skip
         found = host_array(z, "float64").reshape(case.parts, task.nprim, np8, rows, 8).copy()
     assert machine.kernels >= {"reverse_sums"}
@@ -126,7 +126,7 @@ def test_forces_of_pairs(ls, nprim, nctr, pure):
         z[:, :, :, nab:] = np.nan  # rows and columns of padding are not read
         z[..., -1, :, :][..., order[-8:] < 0] = np.nan
         out = context.pool.get(6 * ab.nprim)
-        launch_forces(context, ab, width, (sent(context, z), ab.first_prim, ab.nprim, rows, parts), out)
+        launch_forces(context, ab, width, (sent(context, z), ab.first_prim, ab.nprim, rows), parts, out)
         found = host_array(out, "float64")[: 6 * ab.nprim].reshape(ab.nprim, 6).copy()
     assert machine.kernels >= {"pair_forces"}
     functions, triples = functions_of(host)
