@@ -50,7 +50,8 @@ class ReverseTuning:
     few_prims: int  # primitive pairs of the bra with which a chunk takes all ket pairs where it can
     most_fused: int  # most blocks of 8 rows of U and Z that a warp keeps, two blocks of columns each
     few_fused: int  # up to so many it keeps four blocks of columns
-    sharing: tuple  # (doubles of U and Z of a lane, warps that share a multiprocessor with up to so many)
+    most_words: int  # words that say where [q|p] is of a lane, up to which they are in registers
+    registers: tuple  # of a thread, about, beside those of U, Z and one operand: with these words, and without
     least_warps: int  # warps that must share one by its shared memory
     steps: tuple  # (primitive quartets of a step, slots), the first for which shared memory has room
     lane_bytes: int  # of a lane a quartet: most bytes of shared memory of a warp
@@ -64,15 +65,19 @@ class ReverseTuning:
         """Warps, each with so many bytes of shared memory, that share a multiprocessor."""
         return max(1, min(16 if doubles <= 8 else 12, 2 * SHARED_BYTES // nbytes))
 
-    def blocks(self, doubles, warps):
-        """Blocks of so many warps that share a multiprocessor."""
-        return max(1, next(most for least, most in self.sharing if doubles <= least) // warps)
+    def blocks(self, doubles, words, warps):
+        """Blocks of so many warps that share a multiprocessor, with so many doubles and words of a lane, 0 if in memory.
+
+        Each of the four parts of a multiprocessor has 512 registers for its warps' lanes; a few may be lacking.
+        """
+        registers = 2 * doubles + words + self.registers[0 if words else 1]
+        return max(1, 4 * int(512 / registers + 0.3) // warps)
 
 
 REVERSE = ReverseTuning(
     most_rows=8, most_warps=8, warps=8, most_parts=16, few_prims=512, most_fused=16, few_fused=7,
-    sharing=((20, 16), (40, 12), (64, 8)), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
-    lane_bytes=40 << 10, lane_doubles=40, lane_products=1000, lane_warps=5,
+    most_words=28, registers=(56, 104), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
+    lane_bytes=16 << 10, lane_doubles=40, lane_products=1000, lane_warps=5,
     fused_pieces=(32, 6000), lane_pieces=(256, 12000),
 )  # fmt: skip
 # Shared memory of a block that still lets two share a multiprocessor.

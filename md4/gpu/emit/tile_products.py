@@ -191,6 +191,47 @@ def make_staircase_products(rows8, nt, wide, turned, ahead, same=1):
     return staircase_products
 
 
+@cache
+def make_load_words(nt, steps):
+    """Intrinsic (words, column, ncol, lane) -> the lane's words of `nt` column fragments from `column` on, of all steps.
+
+    Columns beyond `ncol`, which is below 2^31, take those of the last one.
+    """
+
+    @word(tuple_of(INT, nt * steps), OPEN, *[i64] * 3)
+    def load_words(words, column, ncol, lane):
+        values, base = [], words.at(lane, 4)
+        for j in range(nt):
+            c = (column + j).i32
+            here = base + select(c < ncol.i32, c, ncol.i32 - 1).u64 * 128
+            for _ in range(steps):
+                values.append(global_int(here))
+                here = here + ncol * 128
+        return values
+
+    return load_words
+
+
+@cache
+def make_known_products(rows8, nt, wide, ends):
+    """As `make_staircase_products` of a turned tile, whose `ends` are known, in code without loops.
+
+    (tile, words, panel, r) -> tile, with the words of `make_load_words`.
+    """
+    tile, (multiply, blocks), steps = tile_kind(rows8, nt), tile_products(rows8, nt, wide, True), ends[-1]
+
+    @word(tile, tile, tuple_of(INT, nt * steps), i32, i32)
+    def known_products(c, words, panel, r):
+        for k in range(steps):
+            level = next(level for level, end in zip(reach_levels(blocks), ends) if k < end)
+            both = words[k::steps]
+            b = [shared_real(r + offset) for this in both for offset in (this & 65535, this >> 16)]
+            c = multiply(list(c), panel + 512 * rows8 * k, b, level)
+        return c
+
+    return known_products
+
+
 def gathered(r, words, state, same=1):
     """[p0|q] and [p1|q] of each fragment from r in shared memory; a word has the byte offsets of both.
 

@@ -9,7 +9,7 @@ does those of U of one ket pair. A turned tile of U is, as it comes out, the lef
 
 A step of the loop takes several primitive quartets, `together`, which wait for memory and for each other only once.
 Their H, their r and Gamma of their shell quartets come to shared memory. With two `slots` this is begun one step ahead.
-The words that say where [q|p] is in r stay in shared memory (`md4.gpu.gather_words`).
+The words that say where [q|p] is in r (`md4.gpu.gather_words`) stay in registers, or in shared memory.
 """
 
 from functools import cache
@@ -19,7 +19,14 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.scalars import quotient
-from md4.gpu.emit.tile_products import make_column_state, make_staircase_products, tile_kind, tile_products
+from md4.gpu.emit.tile_products import (
+    make_column_state,
+    make_known_products,
+    make_load_words,
+    make_staircase_products,
+    tile_kind,
+    tile_products,
+)
 from md4.gpu.emit.values import i32 as INT32
 from md4.gpu.emit.values import word
 from md4.gpu.gather_words import all_words, words_of
@@ -27,6 +34,7 @@ from md4.gpu.kernels.groups import Levels, Panel, levels_of
 from md4.gpu.kernels.reverse_sums import ReverseSums, make_add_tile
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.r_layout import r_stride_of
+from md4.gpu.staircases import level_ends
 from md4.gpu.tiles import blocks_of_8, turned_split
 from md4.gpu.tuning import REVERSE, SHARED_BYTES
 
@@ -134,10 +142,18 @@ def make_fetch(rows_cd, rows_ab, threads):
     return jit_device(fetch)
 
 
-def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, unit):
-    """Kernel factory: 8 `rows_cd` and 8 `rows_ab` rows, `nt` blocks of 8 columns a warp; see above for `slots`."""
+def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
+    """Kernel factory: 8 `rows_cd` and 8 `rows_ab` rows, `nt` blocks of 8 columns a warp; see above for `slots`.
+
+    With `ends`, those of `md4.gpu.staircases.level_ends`, the first product is code without loops, and the words that
+    say where [q|p] is are in registers; without, they are in shared memory.
+    """
     threads, wide, size = 32 * warps, unit == "dmma16", 64 * rows_cd * rows_ab
-    first_product = make_staircase_products(rows_cd, nt, wide, True, True)
+    if ends:
+        load_words, known_product = make_load_words(nt, ends[-1]), make_known_products(rows_cd, nt, wide, ends)
+    else:
+        first_product = make_staircase_products(rows_cd, nt, wide, True, True)
+    known = bool(ends)
     second_product = make_second_product(rows_cd, rows_ab, nt, wide)
     empty_u, empty_z, add_tile = make_empty(2 * rows_cd * nt), make_empty(2 * rows_ab * nt), make_add_tile(rows_ab, nt)
     column_state, copy, look = make_column_state(nt, False), make_copy_range(threads), make_look()
@@ -159,16 +175,19 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, unit):
             return
         # shared memory: Gamma, words, then H and r of each slot
         panel_size, base = panel.steps * (rows_cd * 64), shared_address(shared)
-        words_first, words_size = slots * together * size, np8 * panel.steps * 16
+        words_first, words_size = slots * together * size, 0 if known else np8 * panel.steps * 16
         ring, slot_size = base + 8 * (words_first + words_size), 8 * together * (panel_size + r.stride)
         row = tid
         while row < words_first:
             shared[row] = 0.0
             row += threads
-        copy(base + 8 * words_first, words, 0, words_size, tid)
-        cuda.syncthreads()
         column = (column_block * warps + warp) * nt
-        state = column_state(column, np8, i64(0), np8, i64(0))
+        if known:
+            own_words = load_words(words, column, np8, lane)
+        else:
+            copy(base + 8 * words_first, words, 0, words_size, tid)
+            state = column_state(column, np8, i64(0), np8, i64(0))
+        cuda.syncthreads()
         u, tile, slot, count = empty_u(), empty_z(), i64(0), min(together, behind - n)
         shells, prim_kl, bits = look(kets, n, count)
         next_shells, next_prim_kl, next_bits = shells, prim_kl, bits
@@ -201,10 +220,13 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, unit):
             here, of_gamma = ring + slot * slot_size + 16 * lane, base + 8 * slot * (together * size) + 16 * lane
             r_here = ring + slot * slot_size + together * 8 * panel_size
             for k in range(count):
-                u = first_product(
-                    u, i32(here), rows_cd * 512, i32(base + 8 * words_first + 4 * lane), np8 * 128, i32(r_here), state,
-                    levels.ends, panel.steps,
-                )  # fmt: skip
+                if known:
+                    u = known_product(u, own_words, i32(here), i32(r_here))
+                else:
+                    u = first_product(
+                        u, i32(here), rows_cd * 512, i32(base + 8 * words_first + 4 * lane), np8 * 128, i32(r_here),
+                        state, levels.ends, panel.steps,
+                    )  # fmt: skip
                 here += 8 * panel_size
                 r_here += 8 * r.stride
                 if k + 1 == count or (bits >> (k + 1)) & 1:
@@ -233,16 +255,17 @@ class FusedReverse(NamedTuple):
     warps: int
     slots: int
     blocks: int
+    ends: tuple
     together: int
     shared: int
 
 
-def shared_bytes(bra, ket, hermite, together):
-    """Bytes of shared memory: the words, and for each slot Gamma, H and r of the quartets of a step."""
+def shared_bytes(bra, ket, hermite, known, together):
+    """Bytes of shared memory: the words, unless they are `known`, and for each slot Gamma, H and r of a step."""
     rows_ab, rows_cd = blocks_of_8(bra.nab), blocks_of_8(ket.nab)
     steps, np8 = blocks_of_8(ket.nherm), blocks_of_8(hermite.nherm)
     quartet = 64 * rows_ab * rows_cd + 64 * steps * rows_cd + r_stride_of(ket, hermite)
-    return 128 * np8 * steps, 8 * together * quartet
+    return 0 if known else 128 * np8 * steps, 8 * together * quartet
 
 
 @cache
@@ -257,13 +280,16 @@ def fused_reverse(unit, bra, ket, hermite, room):
     few, by_four, by_two = rows_ab + rows_cd <= REVERSE.few_fused, -(-np8 // 4), -(-np8 // 2)
     nt = 4 if few and np8 > 2 and 2 * by_four <= by_two else 2
     warps = min(REVERSE.most_warps, -(-np8 // nt))
-    blocks = REVERSE.blocks(2 * nt * (rows_ab + rows_cd), warps)
+    words, ends = nt * blocks_of_8(ket.nherm), ()
+    if words <= REVERSE.most_words:
+        ends = tuple(level_ends(ket.h_class, rows_cd, 1).tolist())
+    blocks = REVERSE.blocks(2 * nt * (rows_ab + rows_cd + 1), words if ends else 0, warps)
     for together, slots in REVERSE.steps:
         least = min(REVERSE.least_warps, blocks * warps) if together == 1 else blocks * warps
-        fixed, slot = shared_bytes(bra, ket, hermite, together)
+        fixed, slot = shared_bytes(bra, ket, hermite, bool(ends), together)
         shared = fixed + slots * slot
         if shared <= room and 2 * SHARED_BYTES // shared * warps >= least:
-            return FusedReverse(rows_cd, rows_ab, nt, warps, slots, blocks, together, shared)
+            return FusedReverse(rows_cd, rows_ab, nt, warps, slots, blocks, ends, together, shared)
     return None
 
 
@@ -291,7 +317,7 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z, 
     bra, ket, np8 = ab.facts, cd.facts, blocks_of_8(hermite.nherm)
     column_blocks, (first, *_, numbers, shells) = -(-np8 // (plan.nt * plan.warps)), table
     context.launch(
-        Variant(reverse_fused, (*plan[:6], context.unit)), column_blocks * parts * ab.nprim, 32 * plan.warps,
+        Variant(reverse_fused, (*plan[:7], context.unit)), column_blocks * parts * ab.nprim, 32 * plan.warps,
         plan.shared,
         (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
         (h, plan.rows_cd, blocks_of_8(ket.nherm)), levels_of(context, ket, plan.rows_cd, True),

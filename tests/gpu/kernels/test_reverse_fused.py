@@ -38,7 +38,7 @@ def tuned(monkeypatch):
 @pytest.mark.parametrize("nprim", [1, 2])
 def test_steps(nprim, few, steps, tuned):
     """Several primitive quartets in a step, of one or of several ket pairs, and two or four blocks of columns."""
-    tuned(steps=(steps,), few_fused=few, sharing=((999, 1),), least_warps=1)
+    tuned(steps=(steps,), few_fused=few, most_words=few and 28, registers=(9999, 9999), least_warps=1)
     check(basis_of((0, 0, 1) if nprim == 1 else (0, 1), nprim))
 
 
@@ -47,7 +47,7 @@ def test_steps(nprim, few, steps, tuned):
 @pytest.mark.parametrize("steps", [REVERSE.steps[0], REVERSE.steps[-1]])
 def test_several_warps(steps, tuned):
     """They share the p of f functions, and H, r and Gamma in shared memory."""
-    tuned(steps=(steps, REVERSE.steps[-1]), sharing=((999, 1),), least_warps=1)
+    tuned(steps=(steps, REVERSE.steps[-1]), registers=(9999, 9999), least_warps=1)
     check(basis_of((0, 0, 3)))
 
 
