@@ -254,8 +254,8 @@ def add_double_if(address, value, n, comparison, limit):
 # asynchronous copies
 
 
-def copy_async(to, source, live, to_offset=0, from_offset=0, filled=None):
-    """Starts a copy of 16 bytes from global memory (i64) to shared memory (i32); all asynchronous copies are of it.
+def copy_async(to, source, live, to_offset=0, from_offset=0, filled=None, nbytes=16):
+    """Starts a copy from global memory (i64) to shared memory (i32); all asynchronous copies are of it.
 
     Parameters
     ----------
@@ -267,11 +267,12 @@ def copy_async(to, source, live, to_offset=0, from_offset=0, filled=None):
         Bytes after them.
     filled : Value, optional
         Of so many bytes (i32); the others are zeros.
+    nbytes : {16, 8}
     """
     more = [] if filled is None else [filled]
     value, constraint, test = condition(live, 2 + len(more))
-    size = "16, $2" if more else "16"
-    text = f"{{ {test} @p cp.async.cg.shared.global [$0+{to_offset}], [$1+{from_offset}], {size}; }}"
+    size, cached = f"{nbytes}, $2" if more else str(nbytes), "cg" if nbytes == 16 else "ca"
+    text = f"{{ {test} @p cp.async.{cached}.shared.global [$0+{to_offset}], [$1+{from_offset}], {size}; }}"
     call_asm(None, [to, source, *more, value], text, ",".join(["r,l", *"r" * len(more), constraint]), effects=True)
 
 
@@ -288,6 +289,12 @@ def make_copies(count, step):
             copy_async(to, source, (limit, n), step * n, step * n)
 
     return copies
+
+
+@word(None, i32, i64)
+def copy_number(to, source):
+    """The thread starts to copy 8 bytes from a global address to shared memory."""
+    copy_async(to, source, (source, 0), nbytes=8)
 
 
 @cache

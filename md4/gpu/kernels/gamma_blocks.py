@@ -58,10 +58,10 @@ def gamma_of(d, at, coulomb, half_k, a, b, c, d_, na, nb, nc, nd):
 
 
 def gamma_blocks(side_by_side):
-    """Kernel factory: Gamma as blocks of 8 cd, [quartet][block][ab][8 cd], or [ab][cd][quartet] if `side_by_side`.
+    """Kernel factory: Gamma as blocks of cd, [quartet][block][ab][8 cd], or [ab][cd][quartet] if `side_by_side`.
 
-    In blocks the cd are in the `order` of a tile's rows (`md4.gpu.staircases.row_table`), filled up by zeros. Side by
-    side there are zeros for one quartet more.
+    In blocks the cd are in the `order` of a tile's rows (`md4.gpu.staircases.row_table`). Several blocks are filled up
+    by zeros, one has only what there is. Side by side there are zeros for one quartet more.
     """
     place_of, gamma, more = jit_device(density_place), jit_device(gamma_of), 1 if side_by_side else 0
 
@@ -83,7 +83,6 @@ def gamma_blocks(side_by_side):
             weights[tid] = (1.0 if a == b else 2.0) * (1.0 if c == e else 2.0) if first + tid < count else 0.0
         for s in range(densities.coulomb.size):
             cuda.syncthreads()
-            n = tid
             step = min(size, i64(THREADS))
             together = quotient(i64(THREADS), step)
             own = quotient(tid, step)
@@ -112,14 +111,16 @@ def gamma_blocks(side_by_side):
                     out[place] = value if s == 0 else out[place] + value
                     n += THREADS // 32
             else:
-                blocks = quotient(ncd + 7, i64(8)) * nab * 8
+                width = i64(8) if ncd > 8 else ncd
+                blocks = quotient(ncd + width - 1, width) * nab * width
                 step = min(blocks, i64(THREADS))
                 together = quotient(i64(THREADS), step)
                 own = quotient(tid, step)
                 n = tid - own * step
                 while own < together and n < blocks:
-                    block = quotient(n >> 3, nab)
-                    row, cd = (n >> 3) - block * nab, 8 * block + (n & 7)
+                    line = quotient(n, width)
+                    block = quotient(line, nab)
+                    row, cd = line - block * nab, (block - line) * width + n
                     factor = 1.0 if cd < ncd else 0.0
                     cd = i64(order[min(cd, ncd - 1)])
                     a, c = quotient(row, nb), quotient(cd, nd)
@@ -141,7 +142,7 @@ def gamma_blocks(side_by_side):
 
 def gamma_size(bra, ket, side_by_side):
     """Numbers of a shell quartet for `ListFacts` of both sides."""
-    return bra.nab * (ket.nab if side_by_side else 8 * blocks_of_8(ket.nab))
+    return bra.nab * (ket.nab if side_by_side or ket.nab <= 8 else 8 * blocks_of_8(ket.nab))
 
 
 def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out):

@@ -17,7 +17,14 @@ from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, f64, i32, i64, jit_device
-from md4.gpu.emit.instructions import commit_copies, make_empty, make_wait_copies, shared_address
+from md4.gpu.emit.instructions import (
+    address_of,
+    commit_copies,
+    copy_number,
+    make_empty,
+    make_wait_copies,
+    shared_address,
+)
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.tile_products import (
     make_column_state,
@@ -125,18 +132,27 @@ def make_fetch(rows_cd, rows_ab, threads):
 
     That is H and r to the shared address `at`, where there is room for `together` panels of `panel_size` numbers, and r
     behind, and Gamma of `many` shell quartets, from the number `shells` on, to the address `of_gamma`. `prim` is the
-    primitive ket pair of each lane. The rows of Gamma are filled up by zeros, which are there before.
+    primitive ket pair of each lane. Gamma is filled up by zeros, which are there before.
     """
     copy = make_copy_range(threads)
 
-    def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, nab, shells, many):
+    def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, nab, ncd, shells, many):
         tid = i64(cuda.threadIdx.x)
         copy(at + together * 8 * panel_size, r.numbers, n * r.stride, count * r.stride, tid)
         for k in range(count):
             copy(at + k * 8 * panel_size, panel.h, cuda.shfl_sync(-1, prim, k) * panel_size, panel_size, tid)
-        block = shells * rows_cd
-        for k in range(many * rows_cd):
-            copy(of_gamma + k * (512 * rows_ab), gamma, (block + k) * nab * 8, nab * 8, tid)
+        if rows_cd == 1:
+            for k in range(many):
+                first, own = (shells + k) * nab * ncd, tid
+                while own < nab * ncd:
+                    row = quotient(own, ncd)
+                    place = of_gamma + k * (512 * rows_ab) + 64 * row + 8 * (own - row * ncd)
+                    copy_number(i32(place), address_of(gamma, first + own))
+                    own += threads
+        else:
+            block = shells * rows_cd
+            for k in range(many * rows_cd):
+                copy(of_gamma + k * (512 * rows_ab), gamma, (block + k) * nab * 8, nab * 8, tid)
         commit_copies()
 
     return jit_device(fetch)
@@ -161,7 +177,7 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
 
     def kernel(
         prims: BraPrimitives, kets: KetPrimitives, panel: Panel, levels: Levels, r: R, words: F64, np8: i64,
-        gamma: F64, nab: i64, z: ReverseSums, parts: i64, each: i64, column_blocks: i64, together: i64,
+        gamma: F64, nab: i64, ncd: i64, z: ReverseSums, parts: i64, each: i64, column_blocks: i64, together: i64,
     ):  # fmt: skip
         shared = cuda.shared.array(0, f64)
         tid, block = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
@@ -193,7 +209,7 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
         next_shells, next_prim_kl, next_bits = shells, prim_kl, bits
         if slots == 2:
             fetch(
-                ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab,
+                ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd,
                 cuda.shfl_sync(-1, shells, 0), cuda.popc(bits),
             )  # fmt: skip
         while n < behind:
@@ -206,13 +222,13 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
                 if following > 0:
                     fetch(
                         ring + (1 - slot) * slot_size, base + 8 * (1 - slot) * (together * size), panel, panel_size,
-                        together, next_prim_kl, r, n + count, following, gamma, nab,
+                        together, next_prim_kl, r, n + count, following, gamma, nab, ncd,
                         cuda.shfl_sync(-1, next_shells, 0), cuda.popc(next_bits),
                     )  # fmt: skip
             else:
                 cuda.syncthreads()
                 fetch(
-                    ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab,
+                    ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd,
                     cuda.shfl_sync(-1, shells, 0), cuda.popc(bits),
                 )  # fmt: skip
                 wait()
@@ -321,6 +337,6 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z, 
         plan.shared,
         (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
         (h, plan.rows_cd, blocks_of_8(ket.nherm)), levels_of(context, ket, plan.rows_cd, True),
-        (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma, bra.nab, z, parts,
-        each, column_blocks, plan.together,
+        (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma, bra.nab, ket.nab, z,
+        parts, each, column_blocks, plan.together,
     )  # fmt: skip
