@@ -88,10 +88,13 @@ class Terms(NamedTuple):
     ----------
     densities, norms : tuple
         Fields of `md4.gpu.kernels.reverse_sums.Densities` and `md4.gpu.kernels.select_kets.Norms`.
+    of_pairs : tuple of Buffer
+        Of each list, `md4.gpu.kernels.select_kets.BoundedPairs.norms`.
     """
 
     densities: tuple
     norms: tuple
+    of_pairs: tuple
 
 
 class TaskSums:
@@ -159,10 +162,11 @@ class DeviceForces:
         context, nao, found = backend.context, densities.shape[-1], np.zeros((self.basis.nshell, 3))
         if len(densities) == 0:  # all factors or all densities are zero
             return found, 0, np.zeros(2)
-        uploaded = [densities, self.norms(densities), coulomb, exchange]
-        buffer, arrays = context.pool.upload(uploaded, context.stream)
-        d, norms, j, k = (array.part(0, (array.size,)) for array in arrays)
-        terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance))
+        norms = self.norms(densities)
+        of_pairs = [norms[:, *this.pairs.pairs.T] for this in self.lists]
+        buffer, arrays = context.pool.upload([densities, norms, coulomb, exchange, *of_pairs], context.stream)
+        d, norms, j, k, *of_pairs = (array.part(0, (array.size,)) for array in arrays)
+        terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance), tuple(of_pairs))
         quartets, left_out = 0, np.zeros(2)
         for batch in self.batches(backend):
             made, before = [], 0.0
@@ -189,14 +193,14 @@ class DeviceForces:
         first = self.basis.ao_loc[:-1]
         return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=1), first, axis=2))
 
-    def bounded(self, context, number, of_bra):
-        """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list, which are kept in device memory."""
+    def bounded(self, context, number, of_bra, terms):
+        """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list; bounds are kept in device memory."""
         if number not in self.tables:
             bounds = self.bounds[number]
             arrays = [self.lists[number].pairs.pairs, bounds.derivative, bounds.own]
             self.tables[number] = context.pool.upload(arrays, context.stream)[1]
         shells, derivative, own = self.tables[number]
-        return shells, self.lists[number].prepared.data.start, derivative if of_bra else own
+        return shells, self.lists[number].prepared.data.start, derivative if of_bra else own, terms.of_pairs[number]
 
     def counted_together(self, tasks, nlist):
         """Successive tasks, whose counts take at most `COUNT_BYTES`; a large task is alone."""
@@ -228,10 +232,10 @@ class DeviceForces:
         room = context.pool.room("ket counts", words(numbers.nbytes))
         context.clear(sums)
         for task, at in zip(tasks, edges):
-            npair, bra = task.last - task.first, self.bounded(context, task.number, True)
+            npair, bra = task.last - task.first, self.bounded(context, task.number, True, terms)
             for n, number in enumerate(batch):
                 one = Buffer(room.pointer + 4 * (at + 3 * npair * n), (3 * npair,), 4, room.owner)
-                ket = self.bounded(context, number, False)
+                ket = self.bounded(context, number, False, terms)
                 launch_select(context, npair, bra, task.first, ket, len(self.lists[number]), terms.norms, (one, sums))
         context.copy_out(numbers, room.pointer)
         context.copy_out(left_out, sums.pointer)
@@ -282,7 +286,8 @@ class DeviceForces:
         costs = numbers[:, :2] @ cost
         budget = max(int(np.diff(costs).max()), context.pool.share(CHUNK_BYTES))
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
-        bra, kets, begin = self.bounded(context, task.number, True), self.bounded(context, number, False), 0
+        bra, begin = self.bounded(context, task.number, True, terms), 0
+        kets = self.bounded(context, number, False, terms)
         while begin < len(this):
             end = int(np.searchsorted(costs, costs[begin] + budget, side="right")) - 1
             shells, quartets = (numbers[end, :2] - numbers[begin, :2]).tolist()
@@ -461,7 +466,7 @@ class DeviceForces:
                 f"a shell pair of {self.basis!r} may have {most} primitive quartets, or elements of Gamma, with a list "
                 f"of shell pairs, but gradients on a GPU take {MOST_NUMBERS} at once; use backend='cpu'."
             )
-        tables = 2 * densities.nbytes + 40 * sum(map(len, lists))
+        tables = 2 * densities.nbytes + (40 + 8 * len(densities)) * sum(map(len, lists))
         h = max(backend.hermite_bytes(this.pairs) for this in lists)
         one = max(self.least_bytes(backend.context, bra, ket) for bra in lists for ket in lists)
         if tables + h + one > backend.memory_left():

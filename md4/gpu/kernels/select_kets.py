@@ -18,6 +18,8 @@ from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i64, jit_device, ty
 from md4.gpu.emit.scalars import quotient
 
 THREADS, WARPS = 128, 4
+# Shared memory of a block for norms of densities, at most.
+ROW_BYTES = 48 << 10
 
 
 class BoundedPairs(NamedTuple):
@@ -30,11 +32,14 @@ class BoundedPairs(NamedTuple):
         Range of each pair in the primitive pairs.
     bounds : float64 array
         F' of the bra, or F of the ket.
+    norms : float64 array
+        |D| of each pair, one density after the other.
     """
 
     shells: I64_2D
     start: I64
     bounds: F64
+    norms: F64
 
 
 class Norms(NamedTuple):
@@ -96,14 +101,24 @@ class QuartetTable(NamedTuple):
     shells: I32
 
 
-def bound_of(norms, a, b, c, d):
-    """What the densities give the bound of a quartet (device function)."""
-    total, numbers = 0.0, norms.numbers
+def bound_of(norms, ket, cd, rows, near, a, b):
+    """What the densities give the bound of a quartet (device function).
+
+    `rows`, in shared memory, has those of a and of b of each density if `near`.
+    """
+    total, nshell, c, d = 0.0, norms.nshell, ket.shells[cd, 0], ket.shells[cd, 1]
     for s in range(norms.coulomb.size):
-        of_a, of_b = (s * norms.nshell + a) * norms.nshell, (s * norms.nshell + b) * norms.nshell
         j, k = abs(norms.coulomb[s]), 0.5 * abs(norms.exchange[s])
-        total += j * (numbers[of_a + b] * numbers[(s * norms.nshell + c) * norms.nshell + d])
-        total += k * (numbers[of_a + c] * numbers[of_b + d] + numbers[of_a + d] * numbers[of_b + c])
+        if near:
+            at = 2 * s * nshell
+            ab, ac, ad = rows[at + b], rows[at + c], rows[at + d]
+            bc, bd = rows[at + nshell + c], rows[at + nshell + d]
+        else:
+            of_a, of_b, numbers = (s * nshell + a) * nshell, (s * nshell + b) * nshell, norms.numbers
+            ab, ac, ad = numbers[of_a + b], numbers[of_a + c], numbers[of_a + d]
+            bc, bd = numbers[of_b + c], numbers[of_b + d]
+        total += j * (ab * ket.norms[s * ket.bounds.size + cd])
+        total += k * (ac * bd + ad * bc)
     return total
 
 
@@ -113,8 +128,9 @@ def select_kets():
 
     def kernel(
         bra: BoundedPairs, first_bra: i64, ket: BoundedPairs, nket: i64, norms: Norms,
-        write: types.boolean, counts: KetCounts, table: QuartetTable,
+        near: types.boolean, write: types.boolean, counts: KetCounts, table: QuartetTable,
     ):  # fmt: skip
+        rows = cuda.shared.array(0, types.float64)
         found, prims = cuda.shared.array(warps, types.int32), cuda.shared.array(warps, types.int32)
         ends, sums = cuda.shared.array(warps, types.int32), cuda.shared.array((warps, 2), types.float64)
         # of the ket pairs of a round: end of the primitive pairs, the first one less those before, shell quartet
@@ -133,12 +149,19 @@ def select_kets():
             first_shells -= table.first[0, 0]
             first_quartet -= table.first[0, 1]
             nket = table.first[pair, 2]
+        n = tid
+        while near and n < 2 * norms.coulomb.size * norms.nshell:
+            of = quotient(n, norms.nshell)
+            shell = (of >> 1) * norms.nshell + (a if of & 1 == 0 else b)
+            rows[n] = norms.numbers[shell * norms.nshell + n - of * norms.nshell]
+            n += threads
+        cuda.syncthreads()
         # how many of both kinds, before this round or of this thread, and the end of the last one
         many, many_prims, last, left, squares = i64(0), i64(0), i64(0), 0.0, 0.0
         for begin in range(0, nket, threads):
             n = begin + tid
             cd = min(n, nket - 1)
-            size = own * ket.bounds[cd] * bound(norms, a, b, ket.shells[cd, 0], ket.shells[cd, 1])
+            size = own * ket.bounds[cd] * bound(norms, ket, cd, rows, near, a, b)
             k_first, k_prims = ket.start[cd], ket.start[cd + 1] - ket.start[cd]
             counting = n < nket and k_prims > 0 and not size < norms.tolerance
             if n < nket and not counting:
@@ -231,8 +254,9 @@ def launch_select(context, npair, bra, first_bra, ket, nket, norms, counts, tabl
     norms, counts, table : tuple
         Fields of `Norms`, `KetCounts` and `QuartetTable`.
     """
-    nothing = counts[0].part(0, (0,))
+    nothing, nbytes = counts[0].part(0, (0,)), 16 * norms[1].size * norms[3]
+    near = nbytes <= ROW_BYTES
     context.launch(
-        Variant(select_kets, ()), npair, THREADS, 0, bra, first_bra, ket, nket, norms, table is not None, counts,
-        table or (bra[0], *[nothing] * 5),
+        Variant(select_kets, ()), npair, THREADS, nbytes if near else 0, bra, first_bra, ket, nket, norms, near,
+        table is not None, counts, table or (bra[0], *[nothing] * 5),
     )  # fmt: skip

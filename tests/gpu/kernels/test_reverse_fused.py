@@ -12,7 +12,7 @@ from nuclear_forces import symmetric
 import md4
 from md4.gpu import forces
 from md4.gpu.buffers import Buffer
-from md4.gpu.kernels import reverse_fused
+from md4.gpu.kernels import reverse_fused, select_kets
 from md4.gpu.kernels.select_kets import THREADS, launch_select
 from md4.gpu.tuning import REVERSE
 
@@ -63,9 +63,14 @@ def check(basis):
 
 
 @pytest.mark.races
+@pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize("nket", [1, 31, THREADS, 2 * THREADS + 5])
-def test_selected_kets(nket):
-    """Numbers, bounds and lists of quartets of a slice of a bra list, beside NumPy; pairs without primitives, too."""
+def test_selected_kets(nket, near, monkeypatch):
+    """Numbers, bounds and lists of quartets of a slice of a bra list, beside NumPy; pairs without primitives, too.
+
+    Norms of densities are in shared memory, or where there are many, not.
+    """
+    monkeypatch.setattr(select_kets, "ROW_BYTES", 160 if near else 159)
     rng, nshell, first, nbra = np.random.default_rng(nket), 5, 2, 3
     shells = [rng.integers(nshell, size=(count, 2)) for count in (first + nbra, nket)]
     start = [np.append(0, np.cumsum(rng.integers(0, 4, len(these)))) for these in shells]
@@ -79,7 +84,9 @@ def test_selected_kets(nket):
     counts = (size >= tolerance) & (prims > 0)
     with running():
         context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
-        arrays = [context.pool.upload(side, context.stream)[1] for side in zip(shells, start, bounds)]
+        of_pairs = [norms[:, *these.T] for these in shells]
+        arrays = [context.pool.upload(side, context.stream)[1] for side in zip(shells, start, bounds, of_pairs)]
+        arrays = [(*these, of.part(0, (of.size,))) for *these, of in arrays]
         given = *(sent(context, array) for array in (norms, j, k)), nshell, tolerance
         room, left = context.pool.get(2 * nbra), context.pool.get(2 * (first + nbra))
         context.clear(left)
