@@ -341,7 +341,8 @@ class Gradients:
             with self.engine.lock:
                 if backend.name != "cpu":
                     compile_ahead(BOUNDS, self.progress)  # for `host_bounds`
-                backend.with_operator(operator).compile_ahead("forces", basis, work, self.progress)
+                part = None if terms[2].any() else "J alone"
+                backend.with_operator(operator).compile_ahead("forces", basis, work, self.progress, part)
 
         self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
 

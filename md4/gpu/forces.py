@@ -11,11 +11,13 @@ ket lists. First the device counts the ket pairs that count with each bra pair (
 - `md4.gpu.kernels.reverse_fused` does so on tensor cores, for small and middle classes;
 - for large classes step 1 is that of integrals, with U in memory, and step 2 is `md4.gpu.kernels.reverse_sums`. These
   take rectangles: with each bra pair all ket pairs up to the last one that counts, whose bounds fall.
+
+J alone needs neither Gamma nor U (`DeviceForces.run_coulomb`).
 """
 
 from copy import copy
 from functools import cache
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,8 @@ import numpy as np
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, words
 from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
-from md4.gpu.hermite_coulomb import first_aos
+from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
+from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.gamma_blocks import gamma_size, launch_gamma
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
@@ -37,7 +40,7 @@ from md4.gpu.r_layout import r_stride_of
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES, FEWEST_BLOCKS, REVERSE
 from md4.method.angular import nherm
-from md4.plan import own_ranges
+from md4.plan import QuartetRule, own_ranges
 from md4.shells.shell_pairs import list_facts
 from md4.support.display import size_text
 
@@ -49,6 +52,8 @@ Z_BYTES = 1 << 30
 COUNT_BYTES = 1 << 24
 # Primitive quartets, or elements of Gamma, of a bra pair with a ket list, at most: their numbers are int32.
 MOST_NUMBERS = (1 << 31) - 1
+# By how much a bound may be above the tolerance and yet below it by rounding.
+ROUNDING = 1e-12
 # Predicted seconds of a floating-point operation, and of what a task and two lists take besides.
 OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
 
@@ -107,6 +112,8 @@ class TaskSums:
         The bra pairs.
     rows : int
         `ReverseSums.rows`.
+    most : int
+        Parts for which there is room.
 
     Attributes
     ----------
@@ -116,11 +123,11 @@ class TaskSums:
         Parts that are used.
     """
 
-    def __init__(self, context, ab, rows):
+    def __init__(self, context, ab, rows, most=REVERSE.most_parts):
         self.context, self.used, self.hermite = context, 0, hermite_facts(ab.facts.l + 1)
         self.of_task = ab.first_prim, ab.nprim, rows
         self.size = ab.nprim * 8 * blocks_of_8(self.hermite.nherm) * rows
-        self.z = context.pool.room("z", max(1, REVERSE.most_parts * self.size))
+        self.z = context.pool.room("z", max(1, most * self.size))
 
     def fields(self, parts):
         """Fields of `md4.gpu.kernels.reverse_sums.ReverseSums`, so many parts of which may be added to."""
@@ -158,10 +165,12 @@ class DeviceForces:
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """As `md4.cpu.forces.HostForces.run`."""
-        self.check_memory(backend, densities)
         context, nao, found = backend.context, densities.shape[-1], np.zeros((self.basis.nshell, 3))
         if len(densities) == 0:  # all factors or all densities are zero
             return found, 0, np.zeros(2)
+        if not exchange.any():
+            return self.run_coulomb(backend, densities, coulomb, tolerance, part, parts, report)
+        self.check_memory(backend, densities)
         norms = self.norms(densities)
         of_pairs = [norms[:, *this.pairs.pairs.T] for this in self.lists]
         buffer, arrays = context.pool.upload([densities, norms, coulomb, exchange, *of_pairs], context.stream)
@@ -187,6 +196,65 @@ class DeviceForces:
                 report(before)
         context.pool.release(buffer)
         return found, quartets, left_out
+
+    def run_coulomb(self, backend, densities, coulomb, tolerance, part, parts, report):
+        """`run` without exchange: Z[ab, p] = j f_ab D_ab J_p, J_p = sum_cd f_cd D_cd [p|cd), |p| <= l_ab + 1.
+
+        J alone makes J_p of all pairs (`md4.gpu.hermite_coulomb`), as if the degree of each were higher by one.
+        """
+        context, found, lists = backend.context, np.zeros((self.basis.nshell, 3)), [this.prepared for this in self.lists]
+        quartets, left_out = 0, np.zeros(2)
+        self.check_memory_for_coulomb(backend)
+        for density, factor in zip(densities, coulomb.tolist()):
+            rule, count, without = self.coulomb_rule(density, factor, 0.0 if context.dry else tolerance)
+            if part == 0:
+                quartets, left_out = quartets + count, left_out + without
+            target = DeviceCoulomb(backend, self.basis, 2 * density[None], more=1)
+            target.screen_by(rule, lists)
+            target.load(self.with_room_for_h(backend, lists))
+            for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
+                target.take(l_bra, l_ket, part, parts)
+            for task in self.tasks(backend, []):
+                whole = lists[task.number]
+                this = whole[task.first : task.last]
+                out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, self.rows_of(this), 1)
+                target.add_products(whole, this, factor, sums.fields(1))
+                launch_forces(context, this, sums.hermite.l, sums.fields(1), 1, out)
+                self.take(context, found, task, out)
+            target.forget()
+            context.pool.release(target.buffer)
+        if report is not None:
+            report(self.seconds() / parts)
+        return found, quartets, left_out
+
+    def coulomb_rule(self, density, factor, tolerance):
+        """(`md4.plan.QuartetRule`, quartets that count, as `run` counts them, bounds of the others).
+
+        Without exchange the bound of a quartet is a product of two numbers of its pairs.
+        """
+        shells = np.concatenate([this.pairs.pairs for this in self.lists])
+        norms = self.norms(density[None])[0] * np.sqrt(abs(factor))
+        of_pairs = norms[*shells.T]
+        own, derivative = (
+            of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds]) for name in ("own", "derivative")
+        )  # fmt: skip
+        order = np.sort(own)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            limits = np.where(derivative > 0, tolerance * (1 + ROUNDING) / derivative, np.inf)
+            ratios = np.where(derivative > 0, own / derivative, 0.0)
+        left = np.searchsorted(order, limits) if tolerance > 0 else np.zeros(len(own), dtype=np.int64)
+        sums = (np.append(0, np.cumsum(order**n))[left] @ derivative**n for n in (1, 2))
+        rule = QuartetRule(tolerance, shells, derivative, derivative, ratios, norms, np.zeros(0, dtype=np.int32))
+        return rule, len(own) ** 2 - int(left.sum()), np.array([*sums])
+
+    @staticmethod
+    def with_room_for_h(backend, lists):
+        """The lists, one after the other; H of those before is dropped where that of the next would not fit."""
+        for n, this in enumerate(lists):
+            if backend.hermite_bytes(this.pairs) > H_SHARE * backend.memory_left():
+                for done in lists[:n]:
+                    done.drop()
+            yield this
 
     def norms(self, densities):
         """|D_ab| of blocks, shape (n, nshell, nshell)."""
@@ -474,6 +542,22 @@ class DeviceForces:
                 f"gradients of {self.basis!r} take at least {size_text(tables + h + one)} ({size_text(tables)} of "
                 f"densities and bounds, {size_text(h)} of the H matrices of one list, {size_text(one)} for a shell "
                 f"pair), but {size_text(backend.memory_left())} may be used; raise max_memory."
+            )
+
+    def check_memory_for_coulomb(self, backend):
+        """As `check_memory`, of J alone."""
+        matrices, sums, h, z = 16 * self.basis.nao**2, 0, 0, 0
+        for this in self.lists:
+            pairs, hermite = this.pairs, nherm(this.pairs.l + 1)
+            sums += pairs.nprim * (16 * row_width(pairs.l + 1, True) + 60) + 32 * len(pairs)
+            h = max(h, backend.hermite_bytes(pairs))
+            z = max(z, 64 * this.prepared.facts.max_prim * blocks_of_8(hermite) * self.rows_of(this.prepared))
+        need = matrices + sums + h + z * REVERSE.most_parts
+        if need > backend.memory_left():
+            raise MemoryLimitError(
+                f"gradients of J of {self.basis!r} take at least {size_text(need)} ({size_text(matrices)} of densities, "
+                f"{size_text(sums)} of those of Hermite functions, {size_text(h)} of the H matrices of one list), but "
+                f"{size_text(backend.memory_left())} may be used; raise max_memory."
             )
 
     def least_bytes(self, context, bra, ket):

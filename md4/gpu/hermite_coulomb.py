@@ -11,7 +11,12 @@ from md4.gpu.buffers import Buffer, words, written_array
 from md4.gpu.h_layout import KET_BLOCKS
 from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.coulomb_threads import by_threads, in_single, launch_order, launch_quartets
-from md4.gpu.kernels.hermite_coulomb import launch_contraction, launch_hermite_densities, launch_hermite_sums
+from md4.gpu.kernels.hermite_coulomb import (
+    launch_contraction,
+    launch_hermite_densities,
+    launch_hermite_products,
+    launch_hermite_sums,
+)
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, has_range_of_single, largest_single_exponent
 from md4.gpu.pair_order import PairOrder, overlap, part_of_order, rows_together
@@ -93,10 +98,18 @@ class Piece(NamedTuple):
 
 
 class DeviceCoulomb:
-    """D and J in the Hermite basis, in device memory; see `md4.backends.CoulombTarget`."""
+    """D and J in the Hermite basis, in device memory; see `md4.backends.CoulombTarget`.
 
-    def __init__(self, backend, basis, twice):
-        self.backend, self.basis, self.shape, self.degrees = backend, basis, twice.shape, {}
+    Parameters
+    ----------
+    backend, basis, twice
+        As of `md4.backends.Sums.coulomb`.
+    more : int
+        J_p, and zeros of D_p, are of so much higher a degree than the pairs are: 1 for gradients.
+    """
+
+    def __init__(self, backend, basis, twice, more=0):
+        self.backend, self.basis, self.shape, self.degrees, self.more = backend, basis, twice.shape, {}, more
         self.axis = basis.mirror_axis
         context = backend.context
         size, self.buffer = twice.size, context.pool.get(2 * twice.size)
@@ -104,6 +117,10 @@ class DeviceCoulomb:
         context.copy_in(self.twice.pointer, np.ascontiguousarray(twice))
         context.clear(self.y)
         self.host = None
+
+    def degree_of(self, prepared):
+        """The degree of the Hermite functions of a list."""
+        return prepared.facts.l + self.more
 
     def use(self, backend):
         """`take` works on the track of a backend."""
@@ -121,10 +138,11 @@ class DeviceCoulomb:
         self.least, self.lists = rule.tolerance, lists
         fits = rule.own.max(initial=0.0) <= LARGEST_SINGLE and has_range_of_single(extent(self.basis))
         self.with_singles = bool(self.least > 0 and HERMITE_COULOMB.single_ratio > 0 and fits)
+        self.with_singles &= self.more == 0
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             products, terms = rule.bounds * rule.own, np.where(rule.bounds > 0, rule.terms / rule.bounds, 1.0)
         ends = np.cumsum([0, *map(len, lists)])
-        first, degrees = np.zeros(ends[-1], dtype=np.int64), np.repeat([this.facts.l for this in lists], np.diff(ends))
+        first, degrees = np.zeros(ends[-1], dtype=np.int64), np.repeat(list(map(self.degree_of, lists)), np.diff(ends))
         counts = np.concatenate([np.zeros(0, np.int64), *(np.diff(this.pairs.start) for this in lists)])
         for l in np.unique(degrees).tolist():
             mine = np.flatnonzero(degrees == l)
@@ -146,7 +164,7 @@ class DeviceCoulomb:
         for n, this in enumerate(self.lists):
             room, nprim, npair = self.room.part(edges[n], (nprims[n],)), nprims[n], len(this)
             places = self.places[this] = Buffer(room.pointer, (nprim,), 4, room.owner)
-            degree = self.degrees[this.facts.l]
+            degree = self.degrees[self.degree_of(this)]
             launch_order(
                 context, this, [part.part(int(ends[n]), (npair,)) for part in parts], self.axis or 0, places,
                 degree.reach, degree.records,
@@ -160,10 +178,11 @@ class DeviceCoulomb:
         for this in lists:
             if this.nprim == 0:
                 continue
-            h, ao, degree = this.h(KET_BLOCKS).array, first_aos(context, this, self.basis), self.degrees[this.facts.l]
+            h, ao = this.h(KET_BLOCKS).array, first_aos(context, this, self.basis)
+            degree = self.degrees[self.degree_of(this)]
             for matrix, density in zip(self.matrices(self.twice), degree.densities):
                 launch_hermite_densities(
-                    context, this, h, ao, matrix, self.shape[1], self.places[this], self.axis, density
+                    context, this, h, ao, matrix, self.shape[1], degree.l, self.places[this], self.axis, density
                 )  # fmt: skip
         for degree in self.degrees.values():
             for density, single in zip(degree.densities, degree.singles):
@@ -219,6 +238,15 @@ class DeviceCoulomb:
 
     # after the tracks have ended
 
+    def add_products(self, whole, prepared, factor, z):
+        """Adds what J of a slice of a list, which is `whole`, gives to Z of gradients; see `launch_hermite_products`."""
+        context, degree = self.backend.context, self.degrees[self.degree_of(prepared)]
+        ao, places = first_aos(context, prepared, self.basis), self.places[whole]
+        for matrix, sums in zip(self.matrices(self.twice), degree.sums):
+            launch_hermite_products(
+                context, prepared, ao, matrix, self.shape[1], factor, sums, degree.l, places, self.axis, z
+            )  # fmt: skip
+
     def collect(self, lists):
         """Adds what all lists have summed up to Y, and forgets them."""
         context = self.backend.context
@@ -228,8 +256,12 @@ class DeviceCoulomb:
             h, ao, degree = this.h(KET_BLOCKS).array, first_aos(context, this, self.basis), self.degrees[this.facts.l]
             for sums, y in zip(degree.sums, self.matrices(self.y)):
                 launch_hermite_sums(context, this, h, ao, sums, self.shape[1], self.places[this], self.axis, y)
+        self.forget()
+
+    def forget(self):
+        """Gives back the memory of what `screen_by` has made."""
         for buffer in (self.room, self.uploaded, *(degree.buffer for degree in self.degrees.values())):
-            context.pool.release(buffer)
+            self.backend.context.pool.release(buffer)
         self.degrees, self.places, self.lists = {}, {}, []
 
     def add_up(self, group):

@@ -60,18 +60,20 @@ def r_numbers(l, mirrored):
 
 
 @cache
-def row_places(l, axis):
+def row_places(l, axis, degree=None):
     """Place in a row of each Hermite function of a pair, -1 for those that fill H up; int32, a multiple of 8.
 
-    `axis`: along which all centres have the same coordinate (0, 1, 2 for z, y, x), or None.
+    `axis`: along which all centres have the same coordinate (0, 1, 2 for z, y, x), or None. The row has the functions
+    up to a higher `degree`, or up to l.
     """
+    degree = l if degree is None else degree
     triples, mirrored = hermite_triples(l), axis is not None
     if mirrored:
         order = [0, 1, 2]
         order[0], order[axis] = axis, 0
         triples = triples[:, order]
-    place_of = np.empty(nherm(l), dtype=np.int32)
-    ordinals = row_ordinals(l, mirrored)
+    place_of = np.empty(nherm(degree), dtype=np.int32)
+    ordinals = row_ordinals(degree, mirrored)
     place_of[ordinals[ordinals >= 0]] = np.flatnonzero(ordinals >= 0)
     places = np.full(8 * blocks_of_8(nherm(l)), -1, dtype=np.int32)
     places[: nherm(l)] = place_of[[hermite_ordinal(*triple) for triple in triples.tolist()]]

@@ -10,15 +10,17 @@ copies to shared memory; J_q is summed over the warp.
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i32, i64, jit_device, types
+from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, f64, i32, i64, jit_device, types
 from md4.gpu.emit.correlation import make_correlate, make_load_words, make_signed
 from md4.gpu.emit.instructions import address_of, commit_copies, make_empty, make_wait_copies, shared_address
 from md4.gpu.emit.scalars import load_global, quotient
 from md4.gpu.emit.vectors import make_add_vector, make_load_vector
 from md4.gpu.h_layout import KET_BLOCKS, form_size
 from md4.gpu.hermite_rows import row_parts, row_places, row_width, row_words
+from md4.gpu.kernels.reverse_sums import ReverseSums
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.r_layout import r_stride
+from md4.gpu.staircases import hermite_order
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES
 
@@ -194,6 +196,35 @@ def hermite_sums():
     return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
 
 
+def hermite_products():
+    """Kernel factory: Z[ab, p] += factor w_ab D_ab J_p of gradients, p up to a higher degree; a warp a primitive pair.
+
+    J_p has the sign that Z has (`md4.gpu.kernels.pair_forces`). `order` has the ordinals of the functions p of Z.
+    """
+
+    def kernel(
+        factor: f64, owner: I64, functions: PairFunctions, matrix: F64, sums: F64, rows: Rows, order: I32,
+        z: ReverseSums,
+    ):  # fmt: skip
+        lane, prim = i64(cuda.threadIdx.x) & 31, i64(cuda.blockIdx.x) * WARPS + (i64(cuda.threadIdx.x) >> 5)
+        if prim < z.nprim:
+            pair = owner[z.first_prim + prim]
+            a, b, source = functions.ao[pair, 0], functions.ao[pair, 1], rows.places[z.first_prim + prim] * rows.width
+            # `matrix` is D + D^T
+            weight, n = factor * (0.5 if a == b else 1.0), lane
+            while n < order.size * functions.nab:
+                line = quotient(n >> 3, functions.nab)
+                row, p = (n >> 3) - line * functions.nab, i64(order[8 * line + (n & 7)])
+                if p >= 0:
+                    place = quotient(row, functions.nb)
+                    d_ab = matrix[(a + place) * functions.nao + b + row - place * functions.nb]
+                    target = ((prim * (order.size >> 3) + line) * z.rows + row) * 8 + (n & 7)
+                    z.numbers[target] += weight * d_ab * sums[source + rows.columns[p]]
+                n += 32
+
+    return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
+
+
 def make_along_kets(l_ket, count, mirrored, parity):
     """Device function: a warp's functions p of one bra primitive with the ket primitives `k` to `last` - 1.
 
@@ -298,9 +329,9 @@ def correlation_variant(l_bra, l_ket, mirrored):
     return Variant(correlation_by_warps, (l_ket, lane, mirrored))
 
 
-def rows_of(context, pairs, places, axis):
-    """`Rows` of a list; `axis` as in `md4.gpu.hermite_rows.row_places`."""
-    return places, context.table(row_places, pairs.l, axis), row_width(pairs.l, axis is not None)
+def rows_of(context, l, degree, places, axis):
+    """`Rows` of a list of degree l in those of a degree; `axis` as in `md4.gpu.hermite_rows.row_places`."""
+    return places, context.table(row_places, l, axis, degree), row_width(degree, axis is not None)
 
 
 def panels(pairs, h):
@@ -308,17 +339,17 @@ def panels(pairs, h):
     return Panels(h, form_size(pairs, KET_BLOCKS), blocks_of_8(pairs.nab))
 
 
-def launch_hermite_densities(context, prepared, h, ao, matrix, nao, places, axis, out):
+def launch_hermite_densities(context, prepared, h, ao, matrix, nao, degree, places, axis, out):
     """D_p of a whole list from `matrix`, D + D^T of nao x nao; `h` is in the form `KET_BLOCKS`.
 
-    `places` are those of its primitive pairs; `axis` as in `rows_of`.
+    `places` are those of its primitive pairs in rows of a `degree`; `axis` as in `rows_of`.
     """
     pairs = prepared.pairs
     np8 = blocks_of_8(pairs.nherm)
     context.launch(
         Variant(hermite_densities, ()), -(-pairs.nprim * np8 // WARPS), HERMITE_COULOMB.threads, 0,
         panels(pairs, h), prepared.data.owner, PairFunctions(ao, pairs.nb, pairs.nab, nao), matrix, pairs.nprim, np8,
-        rows_of(context, pairs, places, axis), out,
+        rows_of(context, pairs.l, degree, places, axis), out,
     )  # fmt: skip
 
 
@@ -329,7 +360,33 @@ def launch_hermite_sums(context, prepared, h, ao, sums, nao, places, axis, y):
     context.launch(
         Variant(hermite_sums, ()), -(-len(pairs) * row_blocks // WARPS), HERMITE_COULOMB.threads, 0,
         panels(pairs, h), prepared.data.start, PairFunctions(ao, pairs.nb, pairs.nab, nao), sums,
-        blocks_of_8(pairs.nherm), len(pairs), row_blocks, rows_of(context, pairs, places, axis), y,
+        blocks_of_8(pairs.nherm), len(pairs), row_blocks, rows_of(context, pairs.l, pairs.l, places, axis), y,
+    )  # fmt: skip
+
+
+def launch_hermite_products(context, ab, ao, matrix, nao, factor, sums, degree, places, axis, z):
+    """Adds to Z of a slice of a list what its J_p of a higher `degree` give.
+
+    Parameters
+    ----------
+    ab : md4.engine.PreparedPairs
+    ao, places : Buffer
+        First AOs and places of the whole list.
+    matrix : Buffer
+        D + D^T, `nao` by `nao`.
+    factor : float
+    sums : Buffer
+        J_p of the degree.
+    axis
+        As in `rows_of`.
+    z : tuple
+        Fields of `md4.gpu.kernels.reverse_sums.ReverseSums`.
+    """
+    pairs = ab.facts
+    context.launch(
+        Variant(hermite_products, ()), -(-ab.nprim // WARPS), HERMITE_COULOMB.threads, 0, factor, ab.data.owner,
+        PairFunctions(ao, pairs.nb, pairs.nab, nao), matrix, sums, rows_of(context, degree, degree, places, axis),
+        context.table(hermite_order, degree), z,
     )  # fmt: skip
 
 
