@@ -420,8 +420,8 @@ class Gradients:
         total = [found, np.array([float(stats.computed), *left_out])]
         self.ranks.sum(total)
         found, (computed, left, squares) = total
-        one_pass = factors[1].any() or backend.name != "cpu"  # a CPU makes J alone of one density after the other
-        pairs, passes = sum(map(len, self.lists)), min(1 if one_pass else len(densities), len(densities))
+        # J alone is made of one density after the other
+        pairs, passes = sum(map(len, self.lists)), min(1 if factors[1].any() else len(densities), len(densities))
         stats.computed = stats.wanted = int(computed)
         stats.skipped = passes * pairs**2 - stats.computed
         stats.error_bound, stats.error_estimate = float(left) + more, float(np.sqrt(squares))
