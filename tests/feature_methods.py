@@ -11,7 +11,7 @@ from solvers import solver
 import md4
 
 HYDRIDE = "Li 0 0 0; H 0 0 1.6"
-FITTED_DERIVATIVES = "derivatives of `int3c2e`"
+FITTED_DERIVATIVES, TRANSFORMED = "derivatives of `int3c2e`", "J and K, MO integrals"
 # Of correlated methods. The Schwarz bounds are integrals as well.
 GRADIENT = f"`int2e`, {DERIVATIVES}"
 
@@ -145,7 +145,8 @@ def correlated(name, make, start=converged, **facts):
         return run(make(start(attach))).e_tot
 
 
-correlated("MP2", lambda mf: mf.MP2())
+correlated("MP2", lambda mf: mf.MP2(), md4=TRANSFORMED, pyscf="")
+correlated("UMP2", lambda mf: mf.MP2(), lambda attach: converged(attach, "UHF", cation()), md4=TRANSFORMED, pyscf="")
 correlated("CISD", lambda mf: mf.CISD())
 correlated("CCSD", lambda mf: mf.CCSD())
 correlated("FCI", fci.FCI, tol=1e-6)
@@ -160,10 +161,7 @@ def with_fitting(attach):
     return [run(method).e_tot for method in (mf.MP2(), mf.CCSD(), mf.CASSCF(2, 2), rpa.RPA(mf))]
 
 
-@row(CORRELATION, "UMP2, UCCSD", pyscf=TENSOR, tol=1e-7)
-def unrestricted(attach):
-    mf = converged(attach, "UHF", cation())
-    return [run(mf.MP2()).e_tot, run(mf.CCSD()).e_tot]
+correlated("UCCSD", lambda mf: mf.CCSD(), lambda attach: converged(attach, "UHF", cation()))
 
 
 @row(CORRELATION, "DF-MP2, with `mp2.with_df = md4.DF(...)`", md4=f"J and K, {FITTED}")
@@ -184,7 +182,7 @@ def perturbed(attach):
     return mrpt.NEVPT(run(lithium_hydride(attach).CASSCF(2, 2))).set(verbose=0).kernel()
 
 
-@row(CORRELATION, "gradients of MP2", pyscf=GRADIENT, tol=1e-6)
+@row(CORRELATION, "gradients of MP2", md4=TRANSFORMED, pyscf=GRADIENT, tol=1e-6)
 def gradients_of_mp2(attach):
     return run(converged(attach).MP2()).Gradients().set(verbose=0).kernel()
 

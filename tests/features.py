@@ -18,6 +18,7 @@ import md4
 import md4.pyscf.scf
 import md4.pyscf.tensors
 from md4.contract.fitting_gradient import FittingGradient
+from md4.contract.transform import OneIndexOfEachSide
 
 PAGE = ROOT / "docs" / "attach.md"
 MARK = re.compile(r"(<!-- rows -->\n).*?(<!-- end of rows -->)", re.DOTALL)
@@ -149,6 +150,7 @@ def counted():
         patch.setattr(ctypes.CDLL, "__getattr__", looked_up)
         watched(md4.pyscf.scf.MD4SCF, "_md4_get_jk", "J and K")
         watched(md4.pyscf.tensors.Tensors, "fitting", "density fitting")
+        watched(OneIndexOfEachSide, "blocks", "MO integrals")
         watched(md4.JK, "gradient", "forces")
         watched(FittingGradient, "run", "forces")
         watched(md4.JK, "derivative_jk", "derivatives of J and K")
