@@ -1,9 +1,7 @@
 """Integrals (Q|P) over four centres as a matrix that is made in pieces: rows P and columns Q are pairs of AOs.
 
-    rows first to last - 1 ,  columns 0 to last - 1
-
-Shell pairs are in ascending order of their classes. So the pieces that follow one another hold each unordered pair of
-shell pairs once, but for those of a piece with itself, which are there in both orders.
+Rows first to last - 1 with the columns 0 to last - 1, one piece after the other, hold each unordered pair of shell
+pairs once, but for those of a piece with itself, which are there in both orders.
 """
 
 from copy import copy
@@ -131,31 +129,32 @@ class PairRows:
         return list(pairwise(cuts))
 
     def compile_ahead(self, pieces, progress=None):
-        """Compiles what is missing for the pieces."""
+        """Compiles what is missing for pieces (first, last, columns); see `integrals`."""
 
         def work(backend):
             dry = copy(self)
             dry.engine = self.engine.with_backend(backend)
             for made in ("prepared", "store"):
                 dry.__dict__.pop(made, None)
-            for first, last in pieces:
-                dry.integrals(first, last, backend.result((last - first, last)))
+            for first, last, columns in pieces:
+                dry.integrals(first, last, backend.result((last - first, columns)), columns)
 
         self.engine.backend.compile_ahead("tensor", self.basis, work, progress, ("rows", *pieces))
 
-    def integrals(self, first, last, out):
-        """The integrals of the rows first to last - 1 with the columns 0 to last - 1; both are among `edges`.
+    def integrals(self, first, last, out, columns):
+        """The integrals of the rows first to last - 1 with the columns 0 to `columns` - 1.
 
         Parameters
         ----------
-        first, last : int
+        first, last, columns : int
+            All among `edges`.
         out : array, shape (last - first, width)
             An array of the backend, C-contiguous; what is behind the columns is not written.
         """
-        start, stop = np.searchsorted(self.edges, (first, last)).tolist()
-        rows = {part.whole: (part, row) for part, row in slices_of(self.prepared, start, stop)}
-        columns = {part.whole: (part, column) for part, column in slices_of(self.prepared, 0, stop)}
-        pairs = [ListPair(bra, ket, same=False) for bra, ket in product(columns, rows)]
+        start, stop, end = np.searchsorted(self.edges, (first, last, columns)).tolist()
+        kets = {part.whole: (part, row) for part, row in slices_of(self.prepared, start, stop)}
+        bras = {part.whole: (part, column) for part, column in slices_of(self.prepared, 0, end)}
+        pairs = [ListPair(bra, ket, same=False) for bra, ket in product(bras, kets)]
         for batch in self.store.batches(pairs):
-            some = [pair._replace(bra=columns[pair.bra][0], ket=rows[pair.ket][0]) for pair in batch]
-            fill_blocks(self.engine, out, some, dict(columns.values()), dict(rows.values()))
+            some = [pair._replace(bra=bras[pair.bra][0], ket=kets[pair.ket][0]) for pair in batch]
+            fill_blocks(self.engine, out, some, dict(bras.values()), dict(kets.values()))

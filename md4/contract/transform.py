@@ -38,6 +38,13 @@ class OneIndexOfEachSide:
         Largest number of orbitals of the other two indices.
     progress : bool, optional
         As in `md4.int2e`.
+    same_side : ndarray of int, shape (n, 2), optional
+        A few pairs i, j, of which (ij|P) of all rows P are made in the same pass.
+
+    Attributes
+    ----------
+    of_pairs : array, shape (n, table_width(rows.nrow))
+        (ij|P), and zeros behind them; None without `same_side`.
 
     Raises
     ------
@@ -47,7 +54,8 @@ class OneIndexOfEachSide:
         Shells with l > 8.
     """
 
-    def __init__(self, engine, orbitals, virtual, progress=None):
+    def __init__(self, engine, orbitals, virtual, progress=None, same_side=None):
+        self.same_side, self.of_pairs = same_side, None
         with engine.lock:
             self.engine, self.algebra = engine, engine.backend.algebra()
             with self.algebra.working():
@@ -76,8 +84,9 @@ class OneIndexOfEachSide:
 
     def _most_rows(self):
         """Rows of a piece; MemoryLimitError if there is no room for X and the longest piece that cannot be cut."""
-        algebra, rows = self.algebra, self.rows
+        algebra, rows, few = self.algebra, self.rows, 0 if self.same_side is None else len(self.same_side)
         kept, (row, matrix) = algebra.held_bytes(8 * (self.nao * self.count) ** 2), self._row_bytes()
+        kept, row = kept + 8 * few * table_width(rows.nrow), row + 8 * (few and 2 * few + self.count**2)
         least = rows.workspace + max(rows.least_rows * row + matrix, self.pair_bytes)
         left = algebra.memory_left()
         if kept + least > left:
@@ -95,10 +104,13 @@ class OneIndexOfEachSide:
     def _make(self, pieces, progress):
         """X of all pieces."""
         algebra, rows = self.algebra, self.rows
-        rows.compile_ahead(pieces, progress)
+        rows.compile_ahead([(first, last, last) for first, last in pieces], progress)
         self.x = algebra.empty((self.nao, self.count, self.nao * self.count))
         self.x[...] = 0.0
-        places = algebra.send(rows.places())
+        if self.same_side is not None:
+            self.of_pairs = algebra.empty((len(self.same_side), table_width(rows.nrow)))
+            self.of_pairs[...] = 0.0
+        places = self.places = algebra.send(rows.places())
         longest = max(last - first for first, last in pieces)
         widest = table_width(rows.nrow)
         table = algebra.empty((longest * widest,))
@@ -109,10 +121,13 @@ class OneIndexOfEachSide:
             for first, last in pieces:
                 width = table_width(last)
                 made = table[: (last - first) * width].reshape(last - first, width)
-                rows.integrals(first, last, made)
+                rows.integrals(first, last, made, last)
                 made[:, last:] = 0.0
                 made[:, first:last] *= 0.5
-                self._add(first, self._transformed(made, last, places, dense, half), sorted_)
+                w = self._transformed(made, last, places, dense, half)
+                self._add(first, w, sorted_)
+                if self.same_side is not None:
+                    self._add_pairs(slice(first, last), w, made)
                 bar.update((last - first) * last)
         self.engine.backend.mark()()
         self.rows.store.clear()
@@ -147,6 +162,18 @@ class OneIndexOfEachSide:
             out = self.x[int(aos[start])][:, : w.shape[1]]
             algebra.product(factors[start:stop].T, into[start:stop], out, add=True)
 
+    def _add_pairs(self, piece, w, table):
+        """Adds to `of_pairs` what a piece has of them: of its rows, and by its rows of all columns."""
+        algebra, rows, (i, j) = self.algebra, self.rows, self.same_side.T
+        i, j = algebra.send(np.ascontiguousarray(i)), algebra.send(np.ascontiguousarray(j))
+        reach = w.shape[1] // self.count
+        both = algebra.xp.matmul(self.orbitals[:reach].T, w.reshape(-1, reach, self.count))
+        self.of_pairs[:, piece] += both[:, j, i].T
+        one, other = (self.orbitals[algebra.send(aos[piece])] for aos in (rows.first, rows.second))
+        twice = algebra.send(rows.twice[piece].astype(float))
+        densities = one[:, i] * other[:, j] + twice[:, None] * (other[:, i] * one[:, j])
+        algebra.product(densities.T, table[:, : piece.stop], self.of_pairs[:, : piece.stop], add=True)
+
     # blocks over four orbitals
 
     def blocks(self, pairs, of_first, of_second):
@@ -161,18 +188,20 @@ class OneIndexOfEachSide:
         of_first, of_second : array, shapes (nao, a) and (nao, b)
             Coefficients that belong to i and to j, from `sorted`.
         """
-        algebra, nao = self.algebra, self.nao
+        algebra = self.algebra
         a, b = of_first.shape[1], of_second.shape[1]
         room = min(algebra.chunk_bytes, WORK_SHARE * algebra.memory_left())
         most = max(1, min(len(pairs), int(room // self.pair_bytes)))
         for start in range(0, len(pairs) if a * b else 0, most):
             some = pairs[start : start + most]
-            both = self._completed(some).reshape(len(some) * nao, nao)
-            half = algebra.product(of_first.T, both.T, algebra.empty((a, len(both)))).reshape(-1, nao)
-            del both
-            made = algebra.product(half, of_second, algebra.empty((len(half), b)))
-            del half
-            yield some, made.reshape(a, len(some), b)
+            yield some, both_indices(algebra, self._completed(some), of_first, of_second)
+
+    def over_same_side(self, one, other):
+        """Yields (number of the first pair, (pq|ij)) of `same_side`, shapes (p, pair, q); arguments as of `blocks`."""
+        algebra, nao = self.algebra, self.nao
+        bytes_of_one = 8 * (nao * (algebra.matrix_width(nao) + one.shape[1]) + 2 * one.shape[1] * other.shape[1])
+        most = max(1, int(min(algebra.block_bytes, WORK_SHARE * algebra.memory_left()) // bytes_of_one))
+        return transformed_rows(algebra, self.of_pairs, self.places, (one, other), most)
 
     def _completed(self, pairs):
         """(i nu|j lambda), shape (pair, lambda, nu)."""
@@ -183,3 +212,34 @@ class OneIndexOfEachSide:
             out[n] = x[:, j, :, i]
             out[n] += x[:, i, :, j].T
         return out
+
+
+def both_indices(algebra, matrices, one, other):
+    """sum_kl one[l, a] M_n[k, l] other[k, b] of matrices, shape (n, nao, nao), as an array of the shape (a, n, b)."""
+    count, nao = matrices.shape[:2]
+    rows = matrices.reshape(count * nao, nao)
+    half = algebra.product(one.T, rows.T, algebra.empty((one.shape[1], count * nao))).reshape(-1, nao)
+    return algebra.product(half, other, algebra.empty((len(half), other.shape[1]))).reshape(one.shape[1], count, -1)
+
+
+def transformed_rows(algebra, table, places, sets, most):
+    """Yields (number of the first row, (a, row, b)) of rows of a table, both of whose indices are transformed.
+
+    Parameters
+    ----------
+    table : array, shape (rows, width)
+    places : array of int64, shape (nao, nao)
+        The column of each pair of AOs, as for `Algebra.unpack`.
+    sets : (array, array)
+        Coefficients, shapes (nao, a) and (nao, b).
+    most : int
+        Rows that are matrices at a time.
+    """
+    nao, (one, other) = len(places), sets
+    dense = algebra.empty((min(most, len(table)), nao, algebra.matrix_width(nao)))
+    for at in range(0, len(table), most):
+        matrices = algebra.unpack(table[at : at + most], places, dense[: len(table) - at])
+        if one.shape[1] <= other.shape[1]:
+            yield at, both_indices(algebra, matrices, one, other)
+        else:
+            yield at, both_indices(algebra, matrices, other, one).transpose(2, 1, 0)

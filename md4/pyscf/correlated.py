@@ -2,9 +2,12 @@
 
 Without a tensor in memory, PySCF's methods make their integrals by functions of its modules, which no object can
 override. The first `attach` puts functions of md4 in place of these. They ask who is responsible: the mean-field object
-of the method. If it is attached, md4 makes the integrals, else PySCF's own function runs as before.
+of the method where they are given the method, else the `Builder` that was entered for the molecule. If there is one,
+md4 makes the integrals, else PySCF's own function runs as before.
 """
 
+import inspect
+import weakref
 from functools import cache, wraps
 from importlib import import_module
 from typing import Any
@@ -13,6 +16,7 @@ import numpy as np
 
 from md4.contract.mp2 import OccupiedVirtual, Spin
 from md4.errors import DeviceError, UnsupportedError
+from md4.pyscf import ao2mo
 from md4.pyscf.classes import Restorable, in_front
 from md4.pyscf.df import DF
 from md4.support.locks import once
@@ -21,18 +25,46 @@ from md4.support.locks import once
 NAMES = {(0, 0): "ovov", (0, 1): "ovOV", (1, 1): "OVOV"}
 
 
+# The builders of the objects of a molecule that are attached, those entered last at the end.
+builders: weakref.WeakKeyDictionary[Any, list] = weakref.WeakKeyDictionary()
+
+
+def enter(mol, builder):
+    """MO integrals of `mol` are made with the options of `builder` from now on, as long as somebody has it."""
+    leave(mol, builder)
+    if builder.mo_integrals:
+        builders.setdefault(mol, []).append(weakref.ref(builder))
+
+
+def leave(mol, builder):
+    """Undoes `enter`."""
+    if mol in builders:
+        builders[mol] = [ref for ref in builders[mol] if ref() not in (None, builder)]
+
+
+def responsible_for(mol, *orbitals):
+    """As `responsible`, for functions that are given the molecule only."""
+    found = [builder for ref in builders.get(mol, ()) if (builder := ref()) is not None]
+    return usable(found[-1], mol, orbitals) if found else None
+
+
 def responsible(method, *orbitals):
     """The engine that makes integrals over real orbitals for a method object; None where PySCF makes them."""
+    builder = getattr(method._scf, "_md4_builder", None)
+    return None if builder is None or not builder.mo_integrals else usable(builder, method.mol, orbitals)
+
+
+def usable(builder, mol, orbitals):
+    """The engine of a builder; None, with the reason in PySCF's log, if the device has no algebra."""
     from pyscf.lib import logger
 
-    builder = getattr(method._scf, "_md4_builder", None)
-    if builder is None or not builder.mo_integrals or any(map(np.iscomplexobj, orbitals)):
+    if any(map(np.iscomplexobj, orbitals)):
         return None
-    engine = builder.engine(method.mol)
+    engine = builder.engine(mol)
     try:
         engine.backend.algebra()
     except DeviceError as error:
-        logger.warn(method, "MO integrals are PySCF's: %s", error)
+        logger.warn(mol, "MO integrals are PySCF's: %s", error)
         return None
     return engine
 
@@ -42,6 +74,10 @@ def install():
     """Puts md4's functions in place of PySCF's, for the rest of the process."""
     for name in ("mp2", "ump2"):
         replace(import_module(f"pyscf.mp.{name}"), "_ao2mo_ovov", occupied_virtual)
+    outcore = import_module("pyscf.ao2mo.outcore")
+    replace(outcore, "general", four_sets)
+    replace(outcore, "half_e1", two_sets)
+    replace(import_module("pyscf.mcscf.mc_ao2mo"), "trans_e1_outcore", active_orbitals)
 
 
 def replace(module, name, ours):
@@ -81,6 +117,64 @@ def occupied_virtual(theirs, method, *args, **options):
     made.integrals(put)
     logger.timer(method, "(ia|jb) by md4", *clock)
     return data.get((0, 0)) if restricted else None
+
+
+def arguments_of(theirs, args, options):
+    """The arguments of a call of PySCF's function, by name."""
+    bound = inspect.signature(theirs).bind(*args, **options)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def engine_for(given, symmetries):
+    """The engine for a call of PySCF's `general` or `half_e1`, and the symmetry; (None, None) where PySCF goes on."""
+    mol, name = given["mol"], given["intor"]
+    if mol._add_suffix(name) != mol._add_suffix("int2e") or given["comp"] not in (None, 1):
+        return None, None
+    aosym = str(given["aosym"])
+    aosym = aosym if aosym.startswith("s") else f"s{aosym}"
+    engine = responsible_for(mol, *given["mo_coeffs"]) if aosym in symmetries else None
+    return engine, aosym
+
+
+def four_sets(theirs, *args, **options):
+    """`outcore.general`, by which PySCF makes (ij|kl) of any orbitals."""
+    from pyscf.lib import logger
+
+    given = arguments_of(theirs, args, options)
+    engine, aosym = engine_for(given, ao2mo.SYMMETRIES)
+    if engine is None:
+        return theirs(*args, **options)
+    clock, log = (logger.process_clock(), logger.perf_counter()), logger.new_logger(given["mol"], given["verbose"])
+    sides = ao2mo.sides_of(given["mo_coeffs"], aosym, given["compact"])
+    ao2mo.write(engine, sides, given["erifile"], given["dataname"])
+    log.timer("AO->MO transformation by md4", *clock)
+    return given["erifile"]
+
+
+def two_sets(theirs, *args, **options):
+    """`outcore.half_e1`, of which CCSD, NEVPT2 and ADC make theirs."""
+    given = arguments_of(theirs, args, options)
+    engine, aosym = engine_for(given, ("s4", "s2kl"))
+    if engine is None:
+        return theirs(*args, **options)
+    (side,) = ao2mo.sides_of(given["mo_coeffs"], aosym, given["compact"])
+    ao2mo.write_half(engine, given["mol"], side, given["swapfile"])
+    return given["swapfile"]
+
+
+def active_orbitals(theirs, *args, **options):
+    """`mc_ao2mo.trans_e1_outcore`, the integrals of CASSCF."""
+    given = arguments_of(theirs, args, options)
+    mo, ncore, ncas = given["mo"], given["ncore"], given["ncas"]
+    engine = responsible_for(given["mol"], mo)
+    if engine is None:
+        return theirs(*args, **options)
+    j_pc, k_pc, ppaa, papa = ao2mo.active_space(engine, np.asarray(mo), ncore, ncas, given["level"] == 1)
+    for name, made in (("ppaa", ppaa), ("papa", papa)):
+        with ao2mo.opened(given["erifile"], name) as file:
+            file[name] = made
+    return j_pc, k_pc
 
 
 # method objects -------------------------------------------------------------------------------------------------------

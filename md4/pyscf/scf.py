@@ -21,7 +21,7 @@ from md4.method.operators import check_order, finite_number
 from md4.pyscf import check_density, check_pyscf, effective_omega
 from md4.pyscf.builder import Builder, build, check_no_integrals, made_for
 from md4.pyscf.classes import Restorable, in_front, with_mixin
-from md4.pyscf.correlated import attached_method, detached_method, install
+from md4.pyscf.correlated import attached_method, detached_method, enter, install, leave
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
 from md4.pyscf.gradients import MD4Excited, MD4Forces
 from md4.support.arguments import (
@@ -193,8 +193,11 @@ class MD4SCF(Restorable):
 
     def reset(self, mol=None):
         """PySCF's reset; pairs and bounds are made again at the next build."""
+        leave(self.mol, self._md4)
         self._md4 = self._md4.fresh()
-        return super().reset(mol)
+        result = super().reset(mol)
+        enter(self.mol, self._md4)
+        return result
 
     def _transfer_attrs_(self, dst):
         """Called by to_ks() and to_hf(): the object of the other class gets its J and K from md4, too."""
@@ -214,6 +217,7 @@ class MD4SCF(Restorable):
 
     def __setstate__(self, state):
         super().__setstate__(state)
+        enter(self.mol, self._md4)
         self._opt = {None: None}  # PySCF sets None, which its own get_jk cannot use after `detach`
 
 
@@ -301,7 +305,10 @@ def attached(mf, builder):
     if is_fitted(mf):
         shared = inner is not None and is_fitted(inner) and inner.with_df is mf.with_df
         mf.with_df = mf._scf.with_df if shared else by_md4(mf.with_df, **builder.fitting_options)
+    if isinstance(mf, MD4SCF):
+        leave(mf.mol, mf._md4)
     mf._md4 = builder
+    enter(mf.mol, builder)
     mf._eri = None  # made by PySCF
     if not isinstance(mf, MD4SCF):
         mf.__class__ = with_mixin(type(mf), MD4SCF)
@@ -439,5 +446,6 @@ def detach(mf: Solver) -> Solver:
         from md4.pyscf.fitted import MD4DFHF
 
         mf.__class__ = lib.misc.replace_class(mf.__class__, MD4DFHF, _DFHF)
+    leave(mf.mol, mf._md4)
     del mf._md4
     return mf

@@ -120,12 +120,37 @@ def test_least_memory(monkeypatch):
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-13)
 
 
+def of_one_side(engine, orbitals, pairs, first, second):
+    """(pq|ij) of pairs i, j, shape (p, q, pair)."""
+    one = OneIndexOfEachSide(engine, orbitals, 1, same_side=pairs)
+    with engine.lock, one.algebra.working():
+        made = [one.algebra.fetch(block) for _, block in one.over_same_side(*map(one.sorted, (first, second)))]
+    return np.concatenate(made, axis=1).transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize("share", [16, 10**6])
+def test_pairs_of_one_side(backend, share, monkeypatch):
+    """(pq|ij) from the same pass, also in short pieces."""
+    monkeypatch.setattr(pair_rows, "SHARE_OF_ROWS", share)
+    engine = md4.Engine(Basis.from_mol(molecule(HYDROGEN_FLUORIDE, joined("cc-pvdz", "HF"))), backend=backend)
+    every, pairs = orbitals(19, 19), np.array([[0, 0], [2, 1], [1, 2], [0, 2]])
+    tensor = ao_tensor(engine, "s1")
+    tensor = tensor.copy_to_host() if hasattr(tensor, "copy_to_host") else tensor
+    for sets in ((every[:, :3], every[:, 4:]), (every[:, 4:], every[:, :3])):
+        want = np.einsum("klmn,kp,lq,mi,nj->pqij", tensor, *sets, every[:, :3], every[:, :3], optimize=True)
+        found = of_one_side(engine, every[:, :3], pairs, *sets)
+        np.testing.assert_allclose(found, want[:, :, pairs[:, 0], pairs[:, 1]], rtol=0, atol=1e-12)
+
+
 def test_emulated_gpu():
     """The whole way on the emulated device, with a stand-in for CuPy."""
-    basis = Basis([Shell(l, [1.1, 0.3], [[0.6], [0.5]], CENTRES[n]) for l, n in ((0, 0), (1, 1), (0, 2), (1, 3))])
+    basis = Basis([Shell(l, [1.1, 0.3], [[0.6], [0.5]], CENTRES[n]) for l, n in ((0, 0), (1, 1))])
     every = orbitals(basis.nao, basis.nao)
-    parts = every[:, :3], every[:, 3:], every[:, 2:6]
-    want = integrals(md4.Engine(basis, backend="cpu"), *parts)
+    parts = every[:, :2], every[:, 2:], every[:, 1:3]
+    cpu, of_pairs = md4.Engine(basis, backend="cpu"), (parts[0], np.array([[1, 0], [1, 1]]), parts[1], parts[2])
+    want = integrals(cpu, *parts), of_one_side(cpu, *of_pairs)
     with running("dmma16"), cupy():
-        found = integrals(md4.Engine(basis, backend="cuda"), *parts)
-    np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)
+        gpu = md4.Engine(basis, backend="cuda")
+        found = integrals(gpu, *parts), of_one_side(gpu, *of_pairs)
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)

@@ -1,12 +1,14 @@
-"""PySCF's MP2 and UMP2 with integrals, and with energies, by md4."""
+"""PySCF's correlated methods with integrals by md4, and energies of MP2; all methods: `test_features.py`."""
 
 import copy
+import gc
 import pickle
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from molecules import WATER, joined, molecule
-from pyscf import cc, gto, mp, scf
+from pyscf import ao2mo, cc, gto, mcscf, mp, scf
 from pyscf.mp import mp2, ump2
 from solvers import solver
 
@@ -14,6 +16,7 @@ import md4
 from md4.contract.mp2 import OccupiedVirtual
 from md4.cpu.backend import CpuBackend
 from md4.errors import DeviceError
+from md4.pyscf.correlated import builders, responsible_for
 
 ENERGY = "O 0 0 0; H 0 -0.757 0.587; H 0 0.757 0.587", -0.204019967288  # cc-pVDZ, from pyscf/mp/mp2.py itself
 CLOSE = 1e-9  # Hartree
@@ -35,15 +38,17 @@ def plain(request):
     return own(request.param)
 
 
-@pytest.fixture
-def never(monkeypatch):
-    """PySCF's integrals over four centres raise."""
+@contextmanager
+def sentinel():
+    """Within it, PySCF's integrals over four centres raise."""
 
     def refused(*args, **options):
         raise AssertionError("PySCF makes integrals")
 
-    monkeypatch.setattr("pyscf.gto.moleintor.getints4c", refused)
-    monkeypatch.setattr("pyscf.ao2mo._ao2mo.nr_e1fill", refused)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyscf.gto.moleintor.getints4c", refused)
+        patch.setattr("pyscf.ao2mo._ao2mo.nr_e1fill", refused)
+        yield
 
 
 def same(found, want):
@@ -54,27 +59,26 @@ def same(found, want):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
 
 
-def test_known_energy(never, backend):
-    mf = md4.attach(molecule(ENERGY[0], "cc-pvdz").RHF(), backend=backend).set(max_memory=0).run(conv_tol=1e-11)
-    assert abs(mp.MP2(mf).kernel()[0] - ENERGY[1]) < CLOSE
-    energy, amplitudes = md4.attach(mp.MP2(mf)).kernel(with_t2=False)
+def test_known_energy(backend):
+    mf = md4.attach(molecule(ENERGY[0], "cc-pvdz").RHF(), backend=backend).set(max_memory=0)
+    with sentinel():
+        mf.run(conv_tol=1e-11)
+        assert abs(mp.MP2(mf).kernel()[0] - ENERGY[1]) < CLOSE
+        energy, amplitudes = md4.attach(mp.MP2(mf)).kernel(with_t2=False)
     assert abs(energy - ENERGY[1]) < CLOSE
     assert amplitudes is None
 
 
 @pytest.mark.parametrize("frozen", [None, 1, [0, 3, 11]], ids=str)
-def test_energies_and_amplitudes(plain, frozen, never, backend, monkeypatch):
+def test_energies_and_amplitudes(plain, frozen, backend, monkeypatch):
     frozen = [frozen, frozen] if isinstance(frozen, list) and len(plain.mo_coeff) == 2 else frozen
-    want = mp.MP2(plain, frozen=frozen).set(verbose=0)
-    with monkeypatch.context() as patch:
-        patch.undo()
-        want.run()
-    mf = ours(plain, backend)
-    same(mp.MP2(mf, frozen=frozen).run(), want)
-    same(mf.MP2(frozen=frozen).run(), want)
-    found = md4.attach(mp.MP2(mf, frozen=frozen))
-    monkeypatch.setattr(OccupiedVirtual, "integrals", None)  # nobody stores them
-    same(found.run(), want)
+    want, mf = mp.MP2(plain, frozen=frozen).run(), ours(plain, backend)
+    with sentinel():
+        same(mp.MP2(mf, frozen=frozen).run(), want)
+        same(mf.MP2(frozen=frozen).run(), want)
+        found = md4.attach(mp.MP2(mf, frozen=frozen))
+        monkeypatch.setattr(OccupiedVirtual, "integrals", None)  # nobody stores them
+        same(found.run(), want)
 
 
 def test_what_asks_for_integrals(plain):
@@ -112,10 +116,11 @@ def test_without_convergence():
 
 
 @pytest.mark.parametrize("options", [{"cart": True}, {"basis": joined("6-31g", "HO")}], ids=["cart", "general"])
-def test_other_functions(options, never, monkeypatch):
-    monkeypatch.undo()
+def test_other_functions(options):
     plain = own(**options)
-    same(mp.MP2(ours(plain)).run(), mp.MP2(plain).run())
+    want = mp.MP2(plain).run()
+    with sentinel():
+        same(mp.MP2(ours(plain)).run(), want)
 
 
 def test_range_separation():
@@ -203,6 +208,87 @@ def test_other_methods():
     fitted = mp.MP2(own().density_fit())
     with pytest.raises(md4.UnsupportedError, match="DFRMP2 has density fitting of its own; attach the mean"):
         md4.attach(fitted)
+
+
+# functions that are given the molecule only ---------------------------------------------------------------------------
+
+
+def whose(mol):
+    """The builder that makes MO integrals of a molecule."""
+    found = [ref() for ref in builders.get(mol, ()) if ref() is not None]
+    return found[-1] if found else None
+
+
+def test_who_is_responsible_for_a_molecule():
+    """The object that was attached last and is still there; scanners, `reset` and pickles enter theirs."""
+    mol = molecule(WATER, "sto-3g")
+    first = md4.attach(mol.RHF(), backend="cpu")
+    assert whose(mol) is first._md4
+    second = md4.attach(mol.UHF(), backend="cpu")
+    assert whose(mol) is second._md4
+    md4.detach(second)
+    assert whose(mol) is first._md4
+    md4.attach(first, backend="cpu", max_memory=100)
+    assert whose(mol) is first._md4
+    other = molecule(WATER, "6-31g")
+    first.reset(other)
+    assert whose(mol) is None
+    assert whose(other) is first._md4
+    twin = pickle.loads(pickle.dumps(first))
+    assert whose(twin.mol) is twin._md4
+    del twin
+    md4.attach(first, backend="cpu", mo_integrals=False)
+    assert whose(other) is None
+    del first
+    gc.collect()
+    assert whose(other) is None
+
+
+def test_integrals_of_a_molecule():
+    """PySCF's functions of any orbitals, while an object of the molecule is attached; others are PySCF's as before."""
+    mol = molecule(WATER, "6-31g")
+    orbitals = np.linalg.qr(np.random.default_rng(0).normal(size=(13, 13)))[0]
+    a, b = orbitals[:, :4], orbitals[:, 3:9]
+
+    def made():
+        return ao2mo.general(mol, (a, b, b, b)), ao2mo.full(mol, a, aosym="s1"), mol.ao2mo(a, compact=False)
+
+    def derivatives():
+        return ao2mo.full(mol, a, intor="int2e_ip1", aosym="s1", comp=3)
+
+    want, same_bits = made(), derivatives()
+    mf = md4.attach(mol.RHF(), backend="cpu")
+    with sentinel():
+        found = made()
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-11)
+    np.testing.assert_array_equal(derivatives(), same_bits)
+    assert responsible_for(mol, a) is not None
+    assert responsible_for(mol, a + 0j) is None
+    md4.detach(mf)
+    with sentinel(), pytest.raises(AssertionError, match="PySCF makes integrals"):
+        made()
+    for one, other in zip(made(), want, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_casscf_with_core_integrals():
+    """`ao2mo_level = 1` needs (pp|cc) and (pc|pc) as well."""
+    mf = own(atom="Li 0 0 0; H 0 0 1.6")
+    want = mcscf.CASSCF(mf, 2, 2).set(verbose=0, ao2mo_level=1).run().e_tot
+    with sentinel():
+        found = mcscf.CASSCF(ours(mf), 2, 2).set(verbose=0, ao2mo_level=1).run().e_tot
+    assert abs(found - want) < 1e-8
+
+
+def test_response_matrices():
+    """`get_ab` of TDHF."""
+    mf = own()
+    want = mf.TDHF().get_ab()
+    with sentinel():
+        found = ours(mf).TDHF().get_ab()
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
 
 
 def test_refusals(monkeypatch):
