@@ -108,7 +108,8 @@ class FourIndex:
         kept = min(whole, max(one_p, (DEVICE_SHARE if self.on_device else HOST_SHARE) * here))
         self.pairs_at_once = int(kept // (8 * self.width))
         room = WORK_SHARE * (left - least - (kept if self.on_device else 0))
-        self.rows_at_once = max(rows.least_rows, int(min(algebra.chunk_bytes, room / 2) // row))
+        longest = min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2)
+        self.rows_at_once = max(rows.least_rows, int(longest // row))
         self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // (self.matrix + products)))
 
     # the first side
@@ -123,7 +124,7 @@ class FourIndex:
             furthest = np.searchsorted(edges, edges[cuts[-1]] + self.pairs_at_once, side="right") - 1
             cuts.append(int(max(cuts[-1] + 1, furthest)))
         pieces = self.rows.pieces(self.rows_at_once)
-        self.rows.compile_ahead([(first, last, self.rows.nrow) for first, last in pieces], self.progress)
+        self.rows.compile_ahead(True, self.progress)
         self.places = self.algebra.send(self.rows.places())
         work = float(max(1, self.rows.nrow) * max(1, len(cuts) - 1))
         with Progress(work, self.progress, label="MO") as bar:

@@ -128,18 +128,19 @@ class PairRows:
             cuts.append(int(self.edges[max(after, furthest)]))
         return list(pairwise(cuts))
 
-    def compile_ahead(self, pieces, progress=None):
-        """Compiles what is missing for pieces (first, last, columns); see `integrals`."""
+    def compile_ahead(self, complete, progress=None):
+        """Compiles what is missing for rows with all columns, or for pieces of them with those up to the piece."""
 
         def work(backend):
             dry = copy(self)
             dry.engine = self.engine.with_backend(backend)
             for made in ("prepared", "store"):
                 dry.__dict__.pop(made, None)
-            for first, last, columns in pieces:
+            for first, last in self.pieces(self.nrow):
+                columns = self.nrow if complete else last
                 dry.integrals(first, last, backend.result((last - first, columns)), columns)
 
-        self.engine.backend.compile_ahead("tensor", self.basis, work, progress, ("rows", *pieces))
+        self.engine.backend.compile_ahead("tensor", self.basis, work, progress, ("rows", complete, self.nrow))
 
     def integrals(self, first, last, out, columns):
         """The integrals of the rows first to last - 1 with the columns 0 to `columns` - 1.

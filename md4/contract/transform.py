@@ -97,14 +97,14 @@ class OneIndexOfEachSide:
             )
         room = WORK_SHARE * (left - kept - rows.workspace)
         self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // matrix))
-        return max(rows.least_rows, int(min(algebra.chunk_bytes, room / 2) // row))
+        return max(rows.least_rows, int(min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // row))
 
     # the pass
 
     def _make(self, pieces, progress):
         """X of all pieces."""
         algebra, rows = self.algebra, self.rows
-        rows.compile_ahead([(first, last, last) for first, last in pieces], progress)
+        rows.compile_ahead(False, progress)
         self.x = algebra.empty((self.nao, self.count, self.nao * self.count))
         self.x[...] = 0.0
         if self.same_side is not None:

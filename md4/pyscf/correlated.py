@@ -25,21 +25,15 @@ from md4.support.locks import once
 NAMES = {(0, 0): "ovov", (0, 1): "ovOV", (1, 1): "OVOV"}
 
 
-# The builders of the objects of a molecule that are attached, those entered last at the end.
+# The builders of the attached objects of a molecule, as long as objects have them; those entered last at the end.
 builders: weakref.WeakKeyDictionary[Any, list] = weakref.WeakKeyDictionary()
 
 
 def enter(mol, builder):
-    """MO integrals of `mol` are made with the options of `builder` from now on, as long as somebody has it."""
-    leave(mol, builder)
+    """MO integrals of `mol` are made with the options of `builder` from now on, as long as an object has it."""
     if builder.mo_integrals:
-        builders.setdefault(mol, []).append(weakref.ref(builder))
-
-
-def leave(mol, builder):
-    """Undoes `enter`."""
-    if mol in builders:
-        builders[mol] = [ref for ref in builders[mol] if ref() not in (None, builder)]
+        others = [ref for ref in builders.get(mol, ()) if ref() not in (None, builder)]
+        builders[mol] = [*others, weakref.ref(builder)]
 
 
 def responsible_for(mol, *orbitals):

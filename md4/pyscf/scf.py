@@ -21,7 +21,7 @@ from md4.method.operators import check_order, finite_number
 from md4.pyscf import check_density, check_pyscf, effective_omega
 from md4.pyscf.builder import Builder, build, check_no_integrals, made_for
 from md4.pyscf.classes import Restorable, in_front, with_mixin
-from md4.pyscf.correlated import attached_method, detached_method, enter, install, leave
+from md4.pyscf.correlated import attached_method, detached_method, enter, install
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
 from md4.pyscf.gradients import MD4Excited, MD4Forces
 from md4.support.arguments import (
@@ -193,7 +193,6 @@ class MD4SCF(Restorable):
 
     def reset(self, mol=None):
         """PySCF's reset; pairs and bounds are made again at the next build."""
-        leave(self.mol, self._md4)
         self._md4 = self._md4.fresh()
         result = super().reset(mol)
         enter(self.mol, self._md4)
@@ -305,8 +304,6 @@ def attached(mf, builder):
     if is_fitted(mf):
         shared = inner is not None and is_fitted(inner) and inner.with_df is mf.with_df
         mf.with_df = mf._scf.with_df if shared else by_md4(mf.with_df, **builder.fitting_options)
-    if isinstance(mf, MD4SCF):
-        leave(mf.mol, mf._md4)
     mf._md4 = builder
     enter(mf.mol, builder)
     mf._eri = None  # made by PySCF
@@ -446,6 +443,5 @@ def detach(mf: Solver) -> Solver:
         from md4.pyscf.fitted import MD4DFHF
 
         mf.__class__ = lib.misc.replace_class(mf.__class__, MD4DFHF, _DFHF)
-    leave(mf.mol, mf._md4)
     del mf._md4
     return mf

@@ -226,7 +226,10 @@ def test_who_is_responsible_for_a_molecule():
     assert whose(mol) is first._md4
     second = md4.attach(mol.UHF(), backend="cpu")
     assert whose(mol) is second._md4
+    copied = second.copy()
     md4.detach(second)
+    assert whose(mol) is copied._md4  # which a copy still has
+    md4.detach(copied)
     assert whose(mol) is first._md4
     md4.attach(first, backend="cpu", max_memory=100)
     assert whose(mol) is first._md4
