@@ -150,7 +150,7 @@ correlated("UMP2", lambda mf: mf.MP2(), lambda attach: converged(attach, "UHF", 
 correlated("GMP2", mp.GMP2)
 correlated("CISD", lambda mf: mf.CISD())
 correlated("CCSD", lambda mf: mf.CCSD())
-correlated("CCSD with `cc.direct = True`", lambda mf: mf.CCSD().set(direct=True), pyscf="`int2e`")
+correlated("CCSD with `cc.direct = True`", lambda mf: mf.CCSD().set(direct=True))
 correlated("QCISD", lambda mf: mf.QCISD())
 correlated("`cc.rccsd.RCCSD`", cc.rccsd.RCCSD)
 correlated("GCCSD", cc.GCCSD)
@@ -168,7 +168,9 @@ def with_fitting(attach):
     return [run(method).e_tot for method in (mf.MP2(), mf.CCSD(), mf.CASSCF(2, 2), rpa.RPA(mf))]
 
 
-correlated("UCCSD", lambda mf: mf.CCSD(), lambda attach: converged(attach, "UHF", cation()))
+for name, direct in (("UCCSD", False), ("UCCSD with `cc.direct = True`", True)):
+    correlated(name, lambda mf, direct=direct: mf.CCSD().set(direct=direct),
+               lambda attach: converged(attach, "UHF", cation()))  # fmt: skip
 
 
 @row(CORRELATION, "DF-MP2, with `mp2.with_df = md4.DF(...)`", md4=f"J and K, {FITTED}")

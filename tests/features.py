@@ -17,6 +17,7 @@ from places import ROOT
 import md4
 import md4.pyscf.scf
 import md4.pyscf.tensors
+from md4.contract.amplitudes import DirectContraction
 from md4.contract.fitting_gradient import FittingGradient
 from md4.contract.four_index import FourIndex
 from md4.contract.transform import OneIndexOfEachSide
@@ -139,6 +140,7 @@ def counted():
         watched(md4.pyscf.tensors.Tensors, "fitting", "density fitting")
         watched(OneIndexOfEachSide, "blocks", "MO integrals")
         watched(FourIndex, "passes", "MO integrals")
+        watched(DirectContraction, "contracted", "MO integrals")
         watched(md4.JK, "gradient", "forces")
         watched(FittingGradient, "run", "forces")
         watched(md4.JK, "derivative_jk", "derivatives of J and K")

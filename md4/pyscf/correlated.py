@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from md4.contract.amplitudes import DirectContraction
 from md4.contract.mp2 import OccupiedVirtual, Spin
 from md4.errors import DeviceError, UnsupportedError
 from md4.pyscf import ao2mo
@@ -72,6 +73,7 @@ def install():
     replace(outcore, "general", four_sets)
     replace(outcore, "half_e1", two_sets)
     replace(import_module("pyscf.mcscf.mc_ao2mo"), "trans_e1_outcore", active_orbitals)
+    replace(import_module("pyscf.cc.ccsd"), "_contract_s4vvvv_t2", times_amplitudes)
 
 
 def replace(module, name, ours):
@@ -169,6 +171,23 @@ def active_orbitals(theirs, *args, **options):
         with ao2mo.opened(given["erifile"], name) as file:
             file[name] = made
     return j_pc, k_pc
+
+
+def times_amplitudes(theirs, *args, **options):
+    """`ccsd._contract_s4vvvv_t2`, by which CCSD contracts (ac|bd) over AOs with amplitudes if `cc.direct` is set."""
+    from pyscf.lib import logger
+
+    given = arguments_of(theirs, args, options)
+    method, amplitudes = given["mycc"], given["t2"]
+    engine = responsible(method, amplitudes) if given["vvvv"] is None and amplitudes.size else None
+    if engine is None:
+        return theirs(*args, **options)
+    clock = logger.process_clock(), logger.perf_counter()
+    found = np.ndarray(amplitudes.shape, buffer=given["out"])
+    stack = amplitudes.reshape(-1, *amplitudes.shape[-2:])
+    found[...] = DirectContraction(engine).contracted(stack).reshape(found.shape)
+    logger.timer(method, "vvvv by md4", *clock)
+    return found
 
 
 # method objects -------------------------------------------------------------------------------------------------------
