@@ -16,7 +16,7 @@ from md4.contract.workspace import HermiteStore, least_block
 from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
 from md4.plan import ListPair
-from md4.shells.shell_pairs import unique_pairs_by_class
+from md4.shells.shell_pairs import pairs_by_kind
 from md4.support.display import size_text
 
 # Hartree. Shell pairs are left out whose Schwarz bound with every other one is below this.
@@ -67,7 +67,7 @@ class PairRows:
                 f"one block of integrals with its workspace takes {size_text(self.workspace)}, but "
                 f"{size_text(engine.backend.memory_left())} may be used; raise max_memory."
             )
-        self.lists = self._screened(unique_pairs_by_class(basis))
+        self.lists = self._screened(pairs_by_kind(basis, engine.backend.sums.mixed_shells))
         counts = np.diff(basis.ao_loc)
         sizes = [int(counts[pairs[0]].prod()) for pairs in self.lists]
         self.edges = np.cumsum([0, *np.repeat(sizes, [len(pairs) for pairs in self.lists])])
