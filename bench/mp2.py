@@ -26,6 +26,7 @@ import md4
 
 SYSTEMS = [
     "benzene/cc-pvtz", "benzene/cc-pvqz", "benzene/cc-pv5z", "benzene/cc-pv6z", "water/aug-cc-pv6z", "8waters/cc-pvqz",
+    "naphthalene/cc-pvqz",
 ]  # fmt: skip
 CARDINAL = {f"cc-pv{x}z": n for n, x in enumerate("dtq56", 2)}
 FORMS = {

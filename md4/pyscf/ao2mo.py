@@ -239,7 +239,7 @@ def in_memory(engine, sides, device, progress):
         fill(engine, sides, out, fetcher(algebra), progress)
         return out
     with engine.lock, algebra.working():
-        out = algebra.empty(shape)
+        out = algebra.wrapped(engine.backend.result(shape))
     fill(engine, sides, out, lambda block: block, progress)
     engine.backend.mark()()
     return out

@@ -89,6 +89,11 @@ class MD4SCF(Restorable):
         from pyscf.lib import logger
 
         logger.info(self, "J and K by md4: backend %s", backend_text(jk.engine.backend))
+        if self.mol.incore_anyway and jk.engine.backend.name != "cpu":
+            logger.warn(
+                self, "mol.incore_anyway asks for the AO tensor, which a GPU does not keep, so that PySCF's correlated "
+                "methods fail; set it to False, and they get their integrals from md4.",
+            )  # fmt: skip
 
     @property
     def _md4_builder(self):

@@ -1,10 +1,13 @@
 """md4.ao2mo beside pyscf.ao2mo: orders, symmetries and files."""
 
+import gc
 import tempfile
 
 import h5py
 import numpy as np
 import pytest
+from emulator import running
+from emulator.array_library import cupy
 from molecules import WATER, joined, molecule
 from pyscf import ao2mo, lib
 from pyscf.ao2mo import outcore
@@ -139,6 +142,18 @@ def test_refusals(mol, call, error, match, tmp_path, monkeypatch):
     with pytest.raises(error, match=match):
         call(mol, orbitals(mol))
     assert not [*tmp_path.iterdir()]
+
+
+def test_on_the_emulated_device():
+    """The result stays there, and outlives the engine."""
+    mol = molecule("H 0 0 0", {"H": [[0, [0.9, 1.0]], [1, [0.8, 1.0]]]}, spin=1)
+    a, b = orbitals(mol)[:, :2], orbitals(mol)[:, 1:]
+    with running("dmma16"), cupy():
+        found = md4.ao2mo.general(mol, (a, b, b, b), backend="cuda", device=True)
+        swapped = md4.ao2mo.general(mol, (b, b, a, a), backend="cuda", device=True)
+        gc.collect()
+        np.testing.assert_allclose(found, ao2mo.general(mol, (a, b, b, b)), rtol=0, atol=CLOSE)
+        np.testing.assert_allclose(swapped, ao2mo.general(mol, (b, b, a, a)), rtol=0, atol=CLOSE)
 
 
 @pytest.mark.gpu

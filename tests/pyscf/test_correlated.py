@@ -2,11 +2,13 @@
 
 import copy
 import gc
+import io
 import pickle
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from emulator import running
 from molecules import WATER, joined, molecule
 from pyscf import ao2mo, cc, gto, mcscf, mp, scf
 from pyscf.mp import mp2, ump2
@@ -314,6 +316,16 @@ def test_a_gpu_without_cupy(plain, monkeypatch):
     monkeypatch.setattr("md4.pyscf.correlated.OccupiedVirtual", None)
     mf = ours(plain)
     assert abs(md4.attach(mp.MP2(mf)).run().e_tot - mp.MP2(plain).run().e_tot) < CLOSE
+
+
+def test_incore_anyway_on_a_gpu():
+    """PySCF says that there is no tensor, and md4 what to do about it."""
+    mol = molecule("H 0 0 0", "sto-3g", spin=1)
+    mol.stdout, mol.verbose, mol.incore_anyway = io.StringIO(), 3, True
+    mf = md4.attach(mol.UHF(), backend="cuda")
+    with running("dmma16"):
+        mf._md4_builder.jk(mol, mf._tell_backend)
+    assert "mol.incore_anyway asks for the AO tensor" in mol.stdout.getvalue()
 
 
 def test_empty_shells():
