@@ -191,9 +191,9 @@ def sides_of(orbitals, aosym, compact):
 def engine_of(mol, intor, backend, max_memory, orbitals):
     """An engine over the basis of the molecule."""
     checked_mol(mol)
+    basis, operator = name_basis_operator(mol, intor, None)
     if intor in FEW_CENTRES or intor in DERIVATIVES:
         raise UnsupportedError(f"md4.ao2mo transforms integrals over four centres without derivatives, not {intor}.")
-    basis, operator = name_basis_operator(mol, intor, None)
     if orbitals[0].shape[0] != basis.nao:
         raise ArgumentError(f"mo_coeffs have {orbitals[0].shape[0]} rows, but the molecule has {basis.nao} AOs.")
     return Engine(basis, None, operator, backend, None, max_memory)

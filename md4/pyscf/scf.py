@@ -329,8 +329,9 @@ def attach(
     are those of an `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df``
     is used as it is. The gradients of the object have two-electron forces by md4.
 
-    Where there is no tensor in `mf._eri`, MP2 and UMP2 of an attached object get their integrals (ia|jb) from md4,
-    which puts a function of its own in place of PySCF's for that. With other objects this one calls PySCF's.
+    Where there is no tensor in `mf._eri`, PySCF's correlated methods get their integrals over real orbitals from md4,
+    which puts functions of its own in place of PySCF's for that. While no object of a molecule is attached, these call
+    PySCF's for it. See the page "Correlated methods".
 
     Parameters
     ----------
