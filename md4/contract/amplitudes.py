@@ -16,7 +16,6 @@ import numpy as np
 
 from md4.contract.fitting_stores import WORK_SHARE, table_width
 from md4.contract.pair_rows import PairRows
-from md4.contract.three_centre import HERMITE_SHARE
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
 from md4.support.progress import Progress
@@ -90,34 +89,24 @@ class DirectContraction:
         del t
         longest, widest = max(last - first for first, last in pieces), table_width(rows.nrow)
         tables = [algebra.empty((longest * widest,)) for _ in range(2)]
-        rows.store.fit(HERMITE_SHARE)
-        for first, last in pieces:
-            width = table_width(last)
-            table, sorted_ = (each[: (last - first) * width].reshape(last - first, width) for each in tables)
-            rows.integrals(first, last, table, last)
-            table[:, last:] = 0.0
-            table[:, first:last] *= 0.5
-            one, other = rows.first[first:last], rows.second[first:last]
-            twice = np.flatnonzero(rows.twice[first:last])
-            sides = ((one, other, np.argsort(one, kind="stable")),
-                     (other, one, twice[np.argsort(other[twice], kind="stable")]))  # fmt: skip
-            for target, source, chosen in sides:
-                algebra.sorted_rows(table, algebra.send(chosen), sorted_[: len(chosen)])
-                self._add(sorted_[: len(chosen)], int(rows.reaches[last - 1]), last, target[chosen], source[chosen],
-                          both, made)  # fmt: skip
-            bar.update((last - first) * last)
+        for first, last, table in rows.once(pieces, tables[0], bar):
+            for aos, others, chosen in rows.both_orders(first, last):
+                sorted_ = tables[1][: len(chosen) * table.shape[1]].reshape(len(chosen), table.shape[1])
+                algebra.sorted_rows(table, algebra.send(chosen), sorted_)
+                self._add(sorted_, last, aos, others, both, made)
         return made[:, :, :n].transpose(2, 1, 0) + made[:, :, n:].transpose(2, 0, 1)
 
-    def _add(self, table, reach, last, target, source, both, made):
-        """Adds rows to F of t and t^T; the AO `target` of the rows ascends. `reach` is the number of AOs so far."""
-        algebra, width = self.algebra, self.algebra.matrix_width(reach)
+    def _add(self, table, last, aos, sources, both, made):
+        """Adds rows to F of t and t^T; their AOs lambda ascend, and `sources` are the AOs sigma."""
+        algebra, reach = self.algebra, int(self.rows.reaches[last - 1])
+        width = algebra.matrix_width(reach)
         here = algebra.xp.minimum(self.places[:reach, :reach], last)
         dense = algebra.empty((min(len(table), self.matrices_at_once), reach, width))
         for start in range(0, len(table), self.matrices_at_once):
             some = slice(start, start + self.matrices_at_once)
             matrices = algebra.unpack(table[some], here, dense[: len(table) - start])
-            aos, others = target[some], algebra.send(source[some])
-            for begin, end in pairwise(np.flatnonzero(np.diff(aos, prepend=-1, append=-1)).tolist()):
+            these, others = aos[some], algebra.send(sources[some])
+            for begin, end in pairwise(np.flatnonzero(np.diff(these, prepend=-1, append=-1)).tolist()):
                 left = matrices[begin:end].reshape((end - begin) * reach, reach).T
                 right = both[:, :reach][others[begin:end]].reshape((end - begin) * reach, -1)
-                algebra.product(left, right, made[int(aos[begin]), :reach], add=True)
+                algebra.product(left, right, made[int(these[begin]), :reach], add=True)

@@ -10,6 +10,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from md4.contract.fitting_stores import table_width
 from md4.contract.screening import schwarz_bounds
 from md4.contract.three_centre import BELOW_COULOMB, HERMITE_SHARE, aos_of, fill_blocks, slices_of
 from md4.contract.workspace import HermiteStore, least_block
@@ -141,6 +142,38 @@ class PairRows:
                 dry.integrals(first, last, backend.result((last - first, columns)), columns)
 
         self.engine.backend.compile_ahead("tensor", self.basis, work, progress, ("rows", complete, self.nrow))
+
+    def once(self, pieces, numbers, bar):
+        """Yields (first, last, table) of pieces, which together hold each integral once, if both orders are added up.
+
+        The columns are those up to `last`; integrals of a piece with itself are halved, and there are zeros behind.
+        The caller is done with a table when it asks for the next one.
+
+        Parameters
+        ----------
+        pieces : list of (int, int)
+        numbers : array
+            Memory for a table of the longest piece and `table_width(nrow)`.
+        bar : md4.support.progress.Progress
+            Is told the number of integrals.
+        """
+        self.store.fit(HERMITE_SHARE)
+        for first, last in pieces:
+            width = table_width(last)
+            table = numbers[: (last - first) * width].reshape(last - first, width)
+            self.integrals(first, last, table, last)
+            table[:, last:] = 0.0
+            table[:, first:last] *= 0.5
+            yield first, last, table
+            bar.update((last - first) * last)
+
+    def both_orders(self, first, last):
+        """Yields (lambda, sigma, rows) of some rows and of those that also stand for (sigma, lambda), by lambda."""
+        one, other, twice = (each[first:last] for each in (self.first, self.second, self.twice))
+        again = np.flatnonzero(twice)
+        for target, source, chosen in ((one, other, np.arange(last - first)), (other, one, again)):
+            rows = chosen[np.argsort(target[chosen], kind="stable")]
+            yield target[rows], source[rows], rows
 
     def integrals(self, first, last, out, columns):
         """The integrals of the rows first to last - 1 with the columns 0 to `columns` - 1.

@@ -16,7 +16,6 @@ import numpy as np
 
 from md4.contract.fitting_stores import WORK_SHARE, table_width
 from md4.contract.pair_rows import PairRows
-from md4.contract.three_centre import HERMITE_SHARE
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
 from md4.support.progress import Progress
@@ -116,19 +115,13 @@ class OneIndexOfEachSide:
         table = algebra.empty((longest * widest,))
         dense = algebra.empty((min(longest, self.matrices_at_once) * self.nao * algebra.matrix_width(self.nao),))
         half, sorted_ = (algebra.empty((longest * self.nao * self.count,)) for _ in range(2))
-        rows.store.fit(HERMITE_SHARE)
         with Progress(float(sum((last - first) * last for first, last in pieces)), progress, label="MO") as bar:
-            for first, last in pieces:
-                width = table_width(last)
-                made = table[: (last - first) * width].reshape(last - first, width)
-                rows.integrals(first, last, made, last)
-                made[:, last:] = 0.0
-                made[:, first:last] *= 0.5
+            for first, last, made in rows.once(pieces, table, bar):
                 w = self._transformed(made, last, places, dense, half)
-                self._add(first, w, sorted_)
+                for aos, others, chosen in rows.both_orders(first, last):
+                    self._add(w, sorted_, aos, others, chosen)
                 if self.same_side is not None:
                     self._add_pairs(slice(first, last), w, made)
-                bar.update((last - first) * last)
         self.engine.backend.mark()()
         self.rows.store.clear()
 
@@ -144,21 +137,13 @@ class OneIndexOfEachSide:
             algebra.product(matrices, self.orbitals[:reach], made[start * reach : (start + len(some)) * reach])
         return made.reshape(len(table), reach * self.count)
 
-    def _add(self, first, w, sorted_):
-        """Adds to X what the rows of a piece are of it, whose first row is `first`."""
-        rows, piece = self.rows, slice(first, first + len(w))
-        one, other, twice = rows.first[piece], rows.second[piece], np.flatnonzero(rows.twice[piece])
-        self._add_side(w, sorted_, one, other, np.argsort(one, kind="stable"))
-        self._add_side(w, sorted_, other, one, twice[np.argsort(other[twice], kind="stable")])
-
-    def _add_side(self, w, sorted_, target, source, chosen):
-        """Adds W of the chosen rows, in ascending order of the AO `target`, times the orbitals at the AO `source`."""
+    def _add(self, w, sorted_, aos, others, chosen):
+        """Adds W of the chosen rows to X of the AOs lambda, which ascend, times the orbitals at the AOs sigma."""
         algebra = self.algebra
         into = sorted_[: len(chosen) * w.shape[1]].reshape(len(chosen), w.shape[1])
         algebra.sorted_rows(w, algebra.send(chosen), into)
-        factors, aos = self.orbitals[algebra.send(source[chosen])], target[chosen]
-        ends = np.flatnonzero(np.diff(aos, prepend=-1, append=-1))
-        for start, stop in pairwise(ends.tolist()):
+        factors = self.orbitals[algebra.send(others)]
+        for start, stop in pairwise(np.flatnonzero(np.diff(aos, prepend=-1, append=-1)).tolist()):
             out = self.x[int(aos[start])][:, : w.shape[1]]
             algebra.product(factors[start:stop].T, into[start:stop], out, add=True)
 

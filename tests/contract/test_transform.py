@@ -71,7 +71,6 @@ def test_general_contractions_in_short_pieces(backend, monkeypatch):
     """Pieces of one shell pair each, matrices one at a time, H matrices made again: the same numbers."""
     monkeypatch.setattr(pair_rows, "SHARE_OF_ROWS", 10**6)
     monkeypatch.setattr(pair_rows, "HERMITE_SHARE", 1e-12)
-    monkeypatch.setattr("md4.contract.transform.HERMITE_SHARE", 1e-12)
     monkeypatch.setattr("md4.contract.transform.WORK_SHARE", 1e-9)
     basis = Basis.from_mol(molecule(HYDROGEN_FLUORIDE, joined("cc-pvdz", "HF")))
     compare(md4.Engine(basis, backend=backend), 4, 6)
