@@ -15,7 +15,8 @@ from pyscf import gto, scf
 SPACING = 3.1  # Angstrom, between oxygens on the lattice
 WATER = np.array([[0.0, 0.0, 0.0], [0.7572, 0.0, 0.5865], [-0.7572, 0.0, 0.5865]])  # O, H, H in Angstrom
 MOLECULES = {"benzene": ROOT / "docs" / "examples" / "benzene.xyz"}
-MOLECULES |= {name: ROOT / "bench" / "molecules" / f"{name}.xyz" for name in ("vitaminc", "tamoxifen", "taxol")}
+STORED = "vitaminc", "tamoxifen", "taxol", "naphthalene"
+MOLECULES |= {name: ROOT / "bench" / "molecules" / f"{name}.xyz" for name in STORED}
 NAMES = f"{'/BASIS, '.join(MOLECULES)}/BASIS, water/BASIS or NUMBERwaters/BASIS"
 
 

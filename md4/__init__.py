@@ -19,6 +19,7 @@ from md4.errors import (
     UnsupportedError,
 )
 from md4.method.operators import Operator
+from md4.pyscf import ao2mo
 from md4.pyscf.df import DF
 from md4.pyscf.few_centres import int2c2e, int3c2e
 from md4.pyscf.intor import int2e, intor
@@ -44,6 +45,7 @@ __all__ = [
     "Shell",
     "TensorRows",
     "UnsupportedError",
+    "ao2mo",
     "attach",
     "detach",
     "get_jk",

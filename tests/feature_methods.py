@@ -2,16 +2,16 @@
 
 import numpy as np
 from feature_rows import DERIVATIVES, FITTED, FLUORIDE, FORCES, cation, energy, water
-from features import PAGE, TENSOR, filled, plain, row
+from features import PAGE, filled, plain, row
 from molecules import molecule
-from pyscf import adc, df, fci, mcpdft, mp, mrpt
+from pyscf import adc, cc, df, fci, mcpdft, mcscf, mp, mrpt
 from pyscf.gw import rpa
 from solvers import solver
 
 import md4
 
 HYDRIDE = "Li 0 0 0; H 0 0 1.6"
-FITTED_DERIVATIVES = "derivatives of `int3c2e`"
+FITTED_DERIVATIVES, TRANSFORMED = "derivatives of `int3c2e`", "J and K, MO integrals"
 # Of correlated methods. The Schwarz bounds are integrals as well.
 GRADIENT = f"`int2e`, {DERIVATIVES}"
 
@@ -113,18 +113,18 @@ def gradients_of_excited(attach):
     return td.Gradients().set(verbose=0).kernel(state=1)
 
 
-@row(EXCITED, "EOM-CCSD: IP, EA, EE", pyscf=TENSOR, tol=1e-6)
+@row(EXCITED, "EOM-CCSD: IP, EA, EE", md4=TRANSFORMED, tol=1e-6)
 def equation_of_motion(attach):
     cc = run(converged(attach).CCSD())
     return [cc.ipccsd(nroots=1)[0], cc.eaccsd(nroots=1)[0], cc.eomee_ccsd_singlet(nroots=1)[0]]
 
 
-@row(EXCITED, "ADC(2)", pyscf=TENSOR, tol=1e-6)
+@row(EXCITED, "ADC(2)", md4=TRANSFORMED, tol=1e-6)
 def algebraic_diagrams(attach):
     return adc.ADC(converged(attach)).set(verbose=0).kernel(nroots=2)[0]
 
 
-@row(EXCITED, "GW", pyscf=TENSOR, tol=1e-5)
+@row(EXCITED, "GW", md4=TRANSFORMED, tol=1e-5)
 def quasiparticles(attach):
     from pyscf import gw
 
@@ -140,17 +140,25 @@ CORRELATION = "Correlation"
 def correlated(name, make, start=converged, **facts):
     """A row of the energy of `make` of the object `start(attach)`."""
 
-    @row(CORRELATION, name, **{"pyscf": TENSOR, "tol": 1e-7, **facts})
+    @row(CORRELATION, name, **{"md4": TRANSFORMED, "tol": 1e-7, **facts})
     def energies(attach):
         return run(make(start(attach))).e_tot
 
 
 correlated("MP2", lambda mf: mf.MP2())
+correlated("UMP2", lambda mf: mf.MP2(), lambda attach: converged(attach, "UHF", cation()))
+correlated("GMP2", mp.GMP2)
 correlated("CISD", lambda mf: mf.CISD())
 correlated("CCSD", lambda mf: mf.CCSD())
+correlated("CCSD with `cc.direct = True`", lambda mf: mf.CCSD().set(direct=True))
+correlated("QCISD", lambda mf: mf.QCISD())
+correlated("`cc.rccsd.RCCSD`", cc.rccsd.RCCSD)
+correlated("GCCSD", cc.GCCSD)
 correlated("FCI", fci.FCI, tol=1e-6)
 correlated("CASCI", lambda mf: mf.CASCI(4, 4))
+correlated("UCASCI", lambda mf: mcscf.UCASCI(mf, 4, 4))
 correlated("CASSCF", lambda mf: mf.CASSCF(2, 2), lithium_hydride, tol=1e-6)
+correlated("UCASSCF", lambda mf: mcscf.UCASSCF(mf.to_uhf(), 2, 2).set(max_memory=4000), lithium_hydride, tol=1e-6)
 correlated("MC-PDFT", lambda mf: mcpdft.CASSCF(mf, "tpbe", 2, 2, grids_level=0), lithium_hydride, tol=1e-6)
 
 
@@ -160,10 +168,9 @@ def with_fitting(attach):
     return [run(method).e_tot for method in (mf.MP2(), mf.CCSD(), mf.CASSCF(2, 2), rpa.RPA(mf))]
 
 
-@row(CORRELATION, "UMP2, UCCSD", pyscf=TENSOR, tol=1e-7)
-def unrestricted(attach):
-    mf = converged(attach, "UHF", cation())
-    return [run(mf.MP2()).e_tot, run(mf.CCSD()).e_tot]
+for name, direct in (("UCCSD", False), ("UCCSD with `cc.direct = True`", True)):
+    correlated(name, lambda mf, direct=direct: mf.CCSD().set(direct=direct),
+               lambda attach: converged(attach, "UHF", cation()))  # fmt: skip
 
 
 @row(CORRELATION, "DF-MP2, with `mp2.with_df = md4.DF(...)`", md4=f"J and K, {FITTED}")
@@ -174,22 +181,22 @@ def fitted_mp2(attach):
     return run(mp2).e_tot
 
 
-@row(CORRELATION, "CCSD(T)", pyscf=TENSOR, tol=1e-7)
+@row(CORRELATION, "CCSD(T)", md4=TRANSFORMED, tol=1e-7)
 def triples(attach):
     return run(converged(attach).CCSD()).ccsd_t()
 
 
-@row(CORRELATION, "NEVPT2", pyscf=TENSOR, tol=1e-6)
+@row(CORRELATION, "NEVPT2", md4=TRANSFORMED, tol=1e-6)
 def perturbed(attach):
     return mrpt.NEVPT(run(lithium_hydride(attach).CASSCF(2, 2))).set(verbose=0).kernel()
 
 
-@row(CORRELATION, "gradients of MP2", pyscf=GRADIENT, tol=1e-6)
+@row(CORRELATION, "gradients of MP2", md4=TRANSFORMED, pyscf=GRADIENT, tol=1e-6)
 def gradients_of_mp2(attach):
     return run(converged(attach).MP2()).Gradients().set(verbose=0).kernel()
 
 
-@row(CORRELATION, "gradients of CCSD", pyscf=GRADIENT, tol=1e-5)
+@row(CORRELATION, "gradients of CCSD", md4=TRANSFORMED, pyscf=GRADIENT, tol=1e-5)
 def gradients_of_ccsd(attach):
     return run(converged(attach).CCSD()).Gradients().set(verbose=0).kernel()
 

@@ -17,7 +17,10 @@ from places import ROOT
 import md4
 import md4.pyscf.scf
 import md4.pyscf.tensors
+from md4.contract.amplitudes import DirectContraction
 from md4.contract.fitting_gradient import FittingGradient
+from md4.contract.four_index import FourIndex
+from md4.contract.transform import OneIndexOfEachSide
 
 PAGE = ROOT / "docs" / "attach.md"
 MARK = re.compile(r"(<!-- rows -->\n).*?(<!-- end of rows -->)", re.DOTALL)
@@ -27,10 +30,6 @@ KINDS = (
     (r"int2e(_sph|_cart)?", "`int2e`"), (r"int3c2e(_sph|_cart)?", "`int3c2e`"), (r"int2c2e(_sph|_cart)?", "`int2c2e`"),
     (r".*_optimizer", None), (r"int2e_\w+", "derivatives of `int2e`"), (r"int[23]c2e_\w+", "derivatives of `int3c2e`"),
 )  # fmt: skip
-
-
-# By PySCF for what needs the tensor, unless an attached object keeps that of md4.
-TENSOR = "`int2e` *"
 
 
 @dataclass
@@ -62,20 +61,10 @@ class Row:
     def cells(self):
         return [self.name, self.md4, self.pyscf, f"{self.tol:.0e}".replace("e-0", "e-")]
 
-
-    @property
-    def kept(self):
-        """Whether PySCF takes the AO tensor of the object, which md4 makes on a CPU."""
-        return self.pyscf == TENSOR
-
     def attach(self, mf, backend):
-        """md4 with direct builds, as those of large molecules, unless the tensor matters or PySCF the memory."""
+        """md4 with direct builds, as those of large molecules, unless PySCF needs the memory."""
         mf = md4.attach(mf, backend=backend)
-        return mf if self.kept or "density fitting" in self.md4 else mf.set(max_memory=0)
-
-    def makers(self, backend):
-        """What `counted` must find."""
-        return self.md4, self.pyscf if not self.kept else "" if backend == "cpu" else "`int2e`"
+        return mf if "density fitting" in self.md4 else mf.set(max_memory=0)
 
 
 ROWS: list[Row] = []
@@ -149,6 +138,9 @@ def counted():
         patch.setattr(ctypes.CDLL, "__getattr__", looked_up)
         watched(md4.pyscf.scf.MD4SCF, "_md4_get_jk", "J and K")
         watched(md4.pyscf.tensors.Tensors, "fitting", "density fitting")
+        watched(OneIndexOfEachSide, "blocks", "MO integrals")
+        watched(FourIndex, "passes", "MO integrals")
+        watched(DirectContraction, "contracted", "MO integrals")
         watched(md4.JK, "gradient", "forces")
         watched(FittingGradient, "run", "forces")
         watched(md4.JK, "derivative_jk", "derivatives of J and K")

@@ -299,7 +299,7 @@ FUNCTIONS = {
     "get_jk": Function(md4.get_jk, {
         "mol": spherical(), **a_build(), **set_up(), "direct_scf_tol": zoo.tolerances(), "progress": zoo.progress(),
     }),
-    "attach": Function(of_attached, {"mf": zoo.fields(), **set_up()}),
+    "attach": Function(of_attached, {"mf": zoo.fields(), **set_up(), "mo_integrals": zoo.flags()}),
     "detach": Function(lambda mf: [md4.detach(mf).mol.nao], {
         "mf": {"attached": good(lambda: md4.attach(scf.RHF(zoo.molecule()), "cpu"))} | {t: bad(v.make) for t,
         v in zoo.fields().items()},

@@ -16,6 +16,8 @@ def functions():
         thing = getattr(md4, name)
         if inspect.isfunction(thing):
             yield name, thing
+        elif inspect.ismodule(thing):
+            yield from ((f"{name}.{function}", getattr(thing, function)) for function in thing.__all__)
         elif not issubclass(thing, Exception):
             for method, value in vars(thing).items():
                 function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)

@@ -138,8 +138,8 @@ class ThreeCentre:
         sizes = [int(counts[pairs[0, 0]] * counts[pairs[0, 1]]) for pairs in self.pairs]
         self.edges = np.cumsum([0, *np.repeat(sizes, [len(pairs) for pairs in self.pairs])])
         self.ncol = int(self.edges[-1])
-        self.auxiliary_order = self.aos_of([pairs[:, :1] for pairs in self.single])[0] - self.nao
-        self.rows, self.cols = self.aos_of(self.pairs)
+        self.auxiliary_order = aos_of(joined, [pairs[:, :1] for pairs in self.single])[0] - self.nao
+        self.rows, self.cols = aos_of(joined, self.pairs)
         same = [np.repeat(pairs[:, 0] == pairs[:, 1], size) for pairs, size in zip(self.pairs, sizes)]
         self.weights = np.where(np.concatenate([np.zeros(0, dtype=bool), *same]), 1.0, 2.0)
 
@@ -168,15 +168,6 @@ class ThreeCentre:
         """Largest sum of angular momenta."""
         one, other = self.engine.bra_basis.parts
         return max(2 * one.lmax + other.lmax, 2 * other.lmax)
-
-    def aos_of(self, lists):
-        """The AOs of each index of all function products of pair lists, or of functions of shells: shape (n, count)."""
-        loc, found = self.basis.ao_loc, []
-        for shells in lists:
-            sizes = [int(loc[shell + 1] - loc[shell]) for shell in shells[0].tolist()]
-            places = np.stack([place.ravel() for place in np.indices(sizes)])
-            found.append((loc[shells].T[:, :, None] + places[:, None]).reshape(len(sizes), -1))
-        return np.concatenate(found, axis=1) if found else np.zeros((2, 0), dtype=np.int64)
 
     def screen(self, cutoff):
         """Leaves out shell pairs whose integrals are all below the cutoff."""
@@ -252,38 +243,18 @@ class ThreeCentre:
             raise ArgumentError(f"columns {first} to {last} must be edges of shell pairs, from 0 to {self.ncol}.")
         with self.engine.lock:
             out = self.result((self.naux, last - first), out)
-            parts = {part.whole: (part, column) for part, column in self.parts(*place.tolist())}
+            parts = {part.whole: (part, column) for part, column in slices_of(self.prepared[0], *place.tolist())}
             pairs = [ListPair(bra, ket, same=False) for bra, ket in product(parts, self.single_rows)]
             for batch in self.store.batches(pairs):
-                self.fill(out, [pair._replace(bra=parts[pair.bra][0]) for pair in batch], dict(parts.values()))
+                some = [pair._replace(bra=parts[pair.bra][0]) for pair in batch]
+                fill_blocks(self.engine, out, some, dict(parts.values()), self.single_rows)
         return out
-
-    def fill(self, out, pairs, columns):
-        """Makes the blocks of some pairs of lists; `columns` holds the first column of each bra list."""
-        backend, rows = self.engine.backend, self.single_rows
-        if hasattr(backend, "fill_matrix"):
-            used = {pair.bra: columns[pair.bra] for pair in pairs}, {pair.ket: rows[pair.ket] for pair in pairs}
-            backend.fill_matrix(out, pairs, *used)
-            return
-        for bra, ket, *_ in pairs:
-            block = backend.matrix_block(out, rows[ket], columns[bra], block_shape(bra, ket))
-            self.engine.evaluate(bra, ket, block)
 
     @cached_property
     def single_rows(self):
         """The first row of each prepared list of single shells, a dict."""
         lists = self.prepared[1]
         return dict(zip(lists, np.cumsum([0, *(len(this) * this.facts.nab for this in lists)]).tolist()))
-
-    def parts(self, first, last):
-        """(slice of a prepared list, its first column) of the shell pairs first to last - 1, counted over all lists."""
-        begin, column = 0, 0
-        for prepared in self.prepared[0]:
-            here, end = max(first - begin, 0), min(last - begin, len(prepared))
-            if here < end:
-                yield prepared[here:end], column
-                column += (end - here) * prepared.facts.nab
-            begin += len(prepared)
 
     def metric(self):
         """(P|Q), an array of shape (naux, naux) as from `integrals`; rows and columns are in `auxiliary_order`.
@@ -318,3 +289,39 @@ class ThreeCentre:
 def block_shape(bra, ket):
     """Shape (n_ij, n_kl, n_a, n_b, n_c, n_d) of the integrals of two lists."""
     return len(bra), len(ket), bra.facts.na, bra.facts.nb, ket.facts.na, ket.facts.nb
+
+
+def aos_of(basis, lists):
+    """The AOs of each index of all function products of pair lists, or of functions of shells: shape (n, count)."""
+    loc, found = basis.ao_loc, []
+    for shells in lists:
+        sizes = [int(loc[shell + 1] - loc[shell]) for shell in shells[0].tolist()]
+        places = np.stack([place.ravel() for place in np.indices(sizes)])
+        found.append((loc[shells].T[:, :, None] + places[:, None]).reshape(len(sizes), -1))
+    return np.concatenate(found, axis=1) if found else np.zeros((2, 0), dtype=np.int64)
+
+
+def slices_of(lists, first, last):
+    """(slice of a prepared list, its first column) of the shell pairs first to last - 1, counted over all lists."""
+    begin, column = 0, 0
+    for prepared in lists:
+        here, end = max(first - begin, 0), min(last - begin, len(prepared))
+        if here < end:
+            yield prepared[here:end], column
+            column += (end - here) * prepared.facts.nab
+        begin += len(prepared)
+
+
+def fill_blocks(engine, out, pairs, columns, rows):
+    """Makes the blocks of some `ListPair` as parts of a matrix.
+
+    `columns` and `rows` hold the first column of each bra list, and the first row of each ket list.
+    """
+    backend = engine.backend
+    if hasattr(backend, "fill_matrix"):
+        used = {pair.bra: columns[pair.bra] for pair in pairs}, {pair.ket: rows[pair.ket] for pair in pairs}
+        backend.fill_matrix(out, pairs, *used)
+        return
+    for bra, ket, *_ in pairs:
+        block = backend.matrix_block(out, rows[ket], columns[bra], block_shape(bra, ket))
+        engine.evaluate(bra, ket, block)

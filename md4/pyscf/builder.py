@@ -12,6 +12,7 @@ from md4.contract.densities import checked_densities
 from md4.contract.ranks import Alone, ranks_of
 from md4.contract.tensor import ao_tensor
 from md4.errors import MemoryLimitError, UnsupportedError
+from md4.method.operators import Operator
 from md4.shells.basis import Basis, fingerprint
 from md4.support.arguments import checked_flag
 from md4.support.locks import Lock, locked
@@ -27,18 +28,21 @@ class Builder:
         backend, max_memory, stream, devices and comm of the JK that will be made.
     ranks : md4.contract.ranks.Ranks or md4.contract.ranks.Alone
         The ranks of comm.
+    mo_integrals : bool
+        Whether md4 makes integrals over molecular orbitals, too; see `md4.pyscf.correlated`.
     solo : bool
         Whether rank 0 is at work for all.
     """
 
-    def __init__(self, **options):
+    def __init__(self, mo_integrals=True, **options):
         self.options, self.ranks, self.solo = options, ranks_of(options["comm"]), False
+        self.mo_integrals = mo_integrals
         self._jk = self._basis = self._made_for = self._tensor = None
         self.lock = Lock()
 
     def fresh(self):
         """A new builder with the same options, without a JK. The old one may be shared by copies of the object."""
-        return Builder(**self.options)
+        return Builder(self.mo_integrals, **self.options)
 
     @property
     def fitting_options(self):
@@ -62,15 +66,20 @@ class Builder:
         return self._jk
 
     @locked
+    def engine(self, mol):
+        """An engine of the JK of `mol`, over its basis and with its operator."""
+        jk = self.jk(mol)
+        return jk.engine.with_basis(self._basis).with_operator(Operator.from_omega(mol.omega))
+
+    @locked
     def tensor(self, mol):
         """The AO tensor of `mol`, the same array as long as an object keeps it; None if it does not fit."""
         from pyscf import lib
 
         found, known = fingerprint(mol), self._tensor and self._tensor()
         if known is None or known.md4_made_for != found:
-            engine = self.jk(mol).engine.with_basis(self._basis)
             try:
-                known = lib.tag_array(ao_tensor(engine, "s8"), md4_made_for=found)
+                known = lib.tag_array(ao_tensor(self.engine(mol), "s8"), md4_made_for=found)
             except MemoryLimitError as error:
                 log.debug("J and K are built directly: %s", error)
                 return None
@@ -99,10 +108,12 @@ class Builder:
         """Only the options. Device data are made again; a stream and a communicator belong to this process."""
         options = {**self.options, "stream": None, "comm": None}
         nothing = dict.fromkeys(("_jk", "_basis", "_made_for", "_tensor"))
-        return {"options": options, "ranks": Alone(), "solo": False, "lock": Lock(), **nothing}
+        kept = {"options": options, "mo_integrals": self.mo_integrals}
+        return {**kept, "ranks": Alone(), "solo": False, "lock": Lock(), **nothing}
 
     def __repr__(self):
         options = self.options | {"comm": None if self.options["comm"] is None else self.ranks}
+        options["mo_integrals"] = None if self.mo_integrals else False
         return ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
 
 

@@ -1,4 +1,4 @@
-"""PySCF's mean-field objects with J and K by md4: `attach` and `detach`.
+"""PySCF's mean-field objects with J and K by md4, and methods that start from them: `attach` and `detach`.
 
 `attach` puts the class `MD4SCF` in front of the class of an object, as PySCF's density_fit() and newton() do. Then
 get_jk is that of md4 (`md4.pyscf.builder`), and everything else is that of PySCF. With density fitting, whose class
@@ -11,7 +11,7 @@ PySCF goes on is that of rank 0 on all of them: the guess, orbitals, energies an
 """
 
 from collections.abc import Callable
-from importlib import import_module
+from importlib import import_module, util
 from typing import Any, TypeVar
 
 from md4.engine import BACKENDS
@@ -21,13 +21,21 @@ from md4.method.operators import check_order, finite_number
 from md4.pyscf import check_density, check_pyscf, effective_omega
 from md4.pyscf.builder import Builder, build, check_no_integrals, made_for
 from md4.pyscf.classes import Restorable, in_front, with_mixin
+from md4.pyscf.correlated import attached_method, detached_method, enter, install
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
 from md4.pyscf.gradients import MD4Excited, MD4Forces
-from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
+from md4.support.arguments import (
+    checked_array,
+    checked_choice,
+    checked_flag,
+    checked_memory,
+    checked_mol,
+    checked_stream,
+)
 from md4.support.display import backend_text
 from md4.support.types import BackendName, Devices, MeanField, Stream
 
-# A mean-field class of PySCF: an object keeps its class when it is attached.
+# A mean-field class of PySCF, or a method that starts from one: an object keeps its class when it is attached.
 Solver = TypeVar("Solver", bound=MeanField)
 # The column of mol._bas that holds the angular momenta.
 ANG_OF = 1
@@ -81,6 +89,11 @@ class MD4SCF(Restorable):
         from pyscf.lib import logger
 
         logger.info(self, "J and K by md4: backend %s", backend_text(jk.engine.backend))
+        if self.mol.incore_anyway and jk.engine.backend.name != "cpu":
+            logger.warn(
+                self, "mol.incore_anyway asks for the AO tensor, which a GPU does not keep, so that PySCF's correlated "
+                "methods fail; set it to False, and they get their integrals from md4.",
+            )  # fmt: skip
 
     @property
     def _md4_builder(self):
@@ -186,7 +199,9 @@ class MD4SCF(Restorable):
     def reset(self, mol=None):
         """PySCF's reset; pairs and bounds are made again at the next build."""
         self._md4 = self._md4.fresh()
-        return super().reset(mol)
+        result = super().reset(mol)
+        enter(self.mol, self._md4)
+        return result
 
     def _transfer_attrs_(self, dst):
         """Called by to_ks() and to_hf(): the object of the other class gets its J and K from md4, too."""
@@ -206,6 +221,7 @@ class MD4SCF(Restorable):
 
     def __setstate__(self, state):
         super().__setstate__(state)
+        enter(self.mol, self._md4)
         self._opt = {None: None}  # PySCF sets None, which its own get_jk cannot use after `detach`
 
 
@@ -294,6 +310,7 @@ def attached(mf, builder):
         shared = inner is not None and is_fitted(inner) and inner.with_df is mf.with_df
         mf.with_df = mf._scf.with_df if shared else by_md4(mf.with_df, **builder.fitting_options)
     mf._md4 = builder
+    enter(mf.mol, builder)
     mf._eri = None  # made by PySCF
     if not isinstance(mf, MD4SCF):
         mf.__class__ = with_mixin(type(mf), MD4SCF)
@@ -302,9 +319,9 @@ def attached(mf, builder):
 
 def attach(
     mf: Solver, backend: BackendName = "auto", max_memory: float | None = None, stream: Stream = None,
-    devices: Devices = None, comm: Any = None,
+    devices: Devices = None, comm: Any = None, mo_integrals: bool = True,
 ) -> Solver:  # fmt: skip
-    """Makes md4 build J and K of a mean-field object of PySCF.
+    """Makes md4 build J and K of a mean-field object of PySCF, and the MO integrals of methods that start from it.
 
     On a CPU the AO tensor is kept in `mf._eri` where PySCF would keep its own, and J and K are made of it; elsewhere
     they are direct. Before the first build nothing is computed and no GPU is looked for. Copies, scanners, newton(),
@@ -312,12 +329,18 @@ def attach(
     are those of an `md4.DF` until undo_df(); with ``only_dfj=True`` K is exact. An object that is given for ``with_df``
     is used as it is. The gradients of the object have two-electron forces by md4.
 
+    Where there is no tensor in `mf._eri`, PySCF's correlated methods get their integrals over real orbitals from md4,
+    which puts functions of its own in place of PySCF's for that. While no object of a molecule is attached, these call
+    PySCF's for it. See the page "Correlated methods".
+
     Parameters
     ----------
-    mf : pyscf.scf.hf.SCF
+    mf : pyscf.scf.hf.SCF, or a method such as mp.MP2
         RHF, UHF, ROHF, GHF, RKS, UKS, ROKS or GKS of a molecule, symmetry-adapted or not. It is changed in place. Its
         direct_scf and direct_scf_tol have the same meaning as without md4, but direct_scf_tol is used in all direct
-        builds.
+        builds. A method gets an attached copy of its mean-field object, or keeps one that is attached already. MP2 and
+        UMP2 then also sum their energy where the integrals are, and store integrals and amplitudes only on request
+        (``with_t2``).
     backend : {'auto', 'cuda', 'cpu'}
     max_memory : float, optional
         Hard cap in MB on what md4 allocates. The default is what is free; `mf.max_memory` has no effect on it.
@@ -329,6 +352,8 @@ def attach(
         Communicator whose ranks share each build; see `md4.JK`. Every rank runs the same script. Guess, orbitals,
         energies and gradients are those of rank 0, which alone writes `mf.chkfile`; on the other ranks it is None.
         Pickles and deep copies have no communicator.
+    mo_integrals : bool
+        With False, MO integrals are left to PySCF.
 
     Returns
     -------
@@ -356,12 +381,20 @@ def attach(
     >>> mf.md4_jk.stats.skipped
     0
     """
-    builder = Builder(backend=backend, max_memory=max_memory, stream=stream, devices=devices, comm=comm)
+    options = {"backend": backend, "max_memory": max_memory, "stream": stream, "devices": devices, "comm": comm}
+    if start_of(mf) is not None:
+
+        def attach_it(inner):
+            return inner if isinstance(inner, MD4SCF) else attach(inner, mo_integrals=mo_integrals, **options)
+
+        return attached_method(mf, attach_it)
+    builder = Builder(mo_integrals, **options)
 
     def check():
         checked_choice("backend", backend, BACKENDS)
         checked_memory(max_memory)
         checked_stream(stream)
+        checked_flag("mo_integrals", mo_integrals)
         if backend == "cpu":
             chosen(devices, backend)
         check_supported(mf)
@@ -369,11 +402,24 @@ def attach(
 
     builder.ranks.together(check, "md4.attach")
     builder.ranks.same({"the object": type(mf).__name__})
+    install()
     return attached(mf, builder)
+
+
+def start_of(method: Any) -> Any:
+    """The mean-field object of PySCF from which a method such as MP2 starts; None of anything else."""
+    if util.find_spec("pyscf") is None:
+        return None
+    from pyscf.scf import hf
+
+    found = getattr(method, "_scf", None)
+    return found if isinstance(found, hf.SCF) and not isinstance(method, hf.SCF) else None
 
 
 def detach(mf: Solver) -> Solver:
     """Undoes `attach` in place and returns `mf`, with PySCF's own J and K; ArgumentError if `mf` is not attached.
+
+    A method such as MP2 gets a copy of its mean-field object.
 
     Examples
     --------
@@ -383,6 +429,8 @@ def detach(mf: Solver) -> Solver:
     >>> type(mf).__name__
     'RHF'
     """
+    if isinstance(start_of(mf), MD4SCF):
+        return detached_method(mf, detach)
     if not isinstance(mf, MD4SCF):
         raise ArgumentError(f"{type(mf).__name__} is not attached to md4; nothing to detach.")
     from pyscf import lib

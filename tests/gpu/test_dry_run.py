@@ -3,9 +3,11 @@
 import emulator
 import numpy as np
 import pytest
+from emulator.array_library import cupy
 from molecules import molecule
 
 import md4
+from md4.contract.transform import OneIndexOfEachSide
 from md4.contract.warmup import asked_by_basis, asked_by_fitting
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext
@@ -53,6 +55,23 @@ def test_few_centres(launched):
     md4.int2c2e(auxmol, backend="cuda")
     assert found
     assert found <= set(asked_by_fitting(*map(md4.Basis.from_mol, (mol, auxmol)), "coulomb", capability))
+
+
+def test_mo_integrals(launched, monkeypatch):
+    """What the calls would compile ahead: all but the kernel that makes matrices of rows."""
+    found, _ = launched
+    mol, asked = molecule("H 0 0 0", {"H": [[0, [0.9, 1.0]], [1, [0.8, 1.0]]]}, spin=1), set()
+
+    def compile_ahead(backend, use, basis, work, *_, **__):
+        asked.update(backend.asked_by(work))
+
+    monkeypatch.setattr(GpuBackend, "compile_ahead", compile_ahead)
+    with cupy():
+        engine = md4.Engine(md4.Basis.from_mol(mol), backend="cuda")
+        OneIndexOfEachSide(engine, np.eye(mol.nao)[:, :1], 1)
+        md4.ao2mo.full(mol, np.eye(mol.nao)[:, :2], backend="cuda")
+    assert {variant.factory.__name__ for variant in found - asked} == {"unpack_rows"}
+    assert len(found) > 3
 
 
 @pytest.mark.sample("dmma16-6-31g")

@@ -260,7 +260,6 @@ def fitting():
     (model, md4.UnsupportedError, "of its own"),
     (overridden, md4.UnsupportedError, "the object itself"),
     (lambda: molecule(WATER, "sto-3g"), md4.ArgumentError, "mean-field"),
-    (lambda: scf.RHF(molecule(WATER, "sto-3g")).MP2(), md4.ArgumentError, "mean-field"),
 ])  # fmt: skip
 def test_refusals(make, error, match):
     mf = make()

@@ -33,6 +33,12 @@ def tensors(mol: gto.Mole) -> None:
     md4.int2e(mol, backend="gpu")  # type: ignore[call-overload]
 
 
+def orbitals(mol: gto.Mole, coefficients: Floats) -> None:
+    print(md4.ao2mo.full(mol, coefficients, backend="cpu").shape)
+    md4.ao2mo.general(mol, (coefficients,) * 4, "eri.h5", max_memory=500.0, compact=False)
+    md4.ao2mo.half_e1(mol, (coefficients, coefficients), "half.h5", backend="gpu")  # type: ignore[arg-type]
+
+
 def fitted(mol: gto.Mole, dm: Floats) -> None:
     fit = md4.DF(mol, "cc-pvdz-jkfit", backend="cpu", max_memory=100, store="direct").build()
     assert_type(fit.get_naoaux(), int)

@@ -1,0 +1,230 @@
+"""Integrals over molecular orbitals: sums over the rows of `md4.contract.pair_rows`, by matrix products.
+
+One index of each side is transformed while the integrals are made. With M_P[nu, mu] = (mu nu|P), P = (lambda sigma):
+
+    W[P, nu, i] = sum_mu M_P[nu, mu] C[mu, i]
+    X[lambda, j, nu, i] += W[P, nu, i] C[sigma, j] ,  and with lambda and sigma exchanged if the shells differ
+    (i nu|j lambda) = X[lambda, j, nu, i] + X[nu, i, lambda, j]
+
+The last line completes integrals that were made once, for rows P and columns (mu nu) before them. Those of a piece with
+itself are halved, since they are made in both orders. The other two indices follow for some pairs i, j at a time.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from md4.contract.fitting_stores import WORK_SHARE, table_width
+from md4.contract.pair_rows import PairRows
+from md4.errors import MemoryLimitError
+from md4.support.display import size_text
+from md4.support.progress import Progress
+
+# Matrices over AOs, and blocks over two virtual orbitals, that are needed at once for a pair i, j.
+MATRICES, BLOCKS = 2, 4
+
+
+class OneIndexOfEachSide:
+    """(i nu|j lambda) of some orbitals i, j: what MP2 needs, from one pass through all integrals.
+
+    Parameters
+    ----------
+    engine : md4.engine.Engine
+        Its `bra_basis` is the basis. Threads may share it.
+    orbitals : ndarray, shape (nao, n)
+        Coefficients C of the orbitals i and j.
+    virtual : int
+        Largest number of orbitals of the other two indices.
+    progress : bool, optional
+        As in `md4.int2e`.
+    same_side : ndarray of int, shape (n, 2), optional
+        A few pairs i, j, of which (ij|P) of all rows P are made in the same pass.
+
+    Attributes
+    ----------
+    of_pairs : array, shape (n, table_width(rows.nrow))
+        (ij|P), and zeros behind them; None without `same_side`.
+
+    Raises
+    ------
+    MemoryLimitError
+        X and the least workspace do not fit; found before the first integral.
+    UnsupportedError
+        Shells with l > 8.
+    """
+
+    def __init__(self, engine, orbitals, virtual, progress=None, same_side=None):
+        self.same_side, self.of_pairs = same_side, None
+        with engine.lock:
+            self.engine, self.algebra = engine, engine.backend.algebra()
+            with self.algebra.working():
+                self.rows = PairRows(engine)
+                self.nao, self.count, self.virtual = self.rows.nao, orbitals.shape[1], virtual
+                self.orbitals = self.sorted(orbitals)
+                most = self._most_rows()
+                if self.count:
+                    self._make(self.rows.pieces(most), progress)
+
+    def sorted(self, coefficients):
+        """Coefficients of orbitals, shape (nao, n), on the device, with AOs in the order of `rows`."""
+        return self.algebra.send(np.ascontiguousarray(coefficients[self.rows.order], dtype=float))
+
+    # memory
+
+    @property
+    def pair_bytes(self):
+        """Bytes for one pair i, j in `blocks`."""
+        return 8 * (MATRICES * self.nao * max(self.nao, self.virtual) + BLOCKS * self.virtual**2)
+
+    def _row_bytes(self):
+        """Bytes for a row of a piece, and for a row that is a matrix."""
+        products = 3 * self.nao * self.count
+        return 8 * (table_width(self.rows.nrow) + products), 8 * self.nao * self.algebra.matrix_width(self.nao)
+
+    def _most_rows(self):
+        """Rows of a piece; MemoryLimitError if there is no room for X and the longest piece that cannot be cut."""
+        algebra, rows, few = self.algebra, self.rows, 0 if self.same_side is None else len(self.same_side)
+        kept, (row, matrix) = algebra.held_bytes(8 * (self.nao * self.count) ** 2), self._row_bytes()
+        kept, row = kept + 8 * few * table_width(rows.nrow), row + 8 * (few and 2 * few + self.count**2)
+        least = rows.workspace + max(rows.least_rows * row + matrix, self.pair_bytes)
+        left = algebra.memory_left()
+        if kept + least > left:
+            raise MemoryLimitError(
+                f"integrals over {self.count} orbitals of {self.nao} AOs take {size_text(kept)} and with the least "
+                f"workspace {size_text(kept + least)}, but {size_text(left)} may be used; raise max_memory or freeze "
+                "orbitals."
+            )
+        room = WORK_SHARE * (left - kept - rows.workspace)
+        self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // matrix))
+        return max(rows.least_rows, int(min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // row))
+
+    # the pass
+
+    def _make(self, pieces, progress):
+        """X of all pieces."""
+        algebra, rows = self.algebra, self.rows
+        rows.compile_ahead(False, progress)
+        self.x = algebra.empty((self.nao, self.count, self.nao * self.count))
+        self.x[...] = 0.0
+        if self.same_side is not None:
+            self.of_pairs = algebra.empty((len(self.same_side), table_width(rows.nrow)))
+            self.of_pairs[...] = 0.0
+        places = self.places = algebra.send(rows.places())
+        longest = max(last - first for first, last in pieces)
+        widest = table_width(rows.nrow)
+        table = algebra.empty((longest * widest,))
+        dense = algebra.empty((min(longest, self.matrices_at_once) * self.nao * algebra.matrix_width(self.nao),))
+        half, sorted_ = (algebra.empty((longest * self.nao * self.count,)) for _ in range(2))
+        with Progress(float(sum((last - first) * last for first, last in pieces)), progress, label="MO") as bar:
+            for first, last, made in rows.once(pieces, table, bar):
+                w = self._transformed(made, last, places, dense, half)
+                for aos, others, chosen in rows.both_orders(first, last):
+                    self._add(w, sorted_, aos, others, chosen)
+                if self.same_side is not None:
+                    self._add_pairs(slice(first, last), w, made)
+        self.engine.backend.mark()()
+        self.rows.store.clear()
+
+    def _transformed(self, table, last, places, dense, half):
+        """W of the rows of a piece, shape (rows, nu * count); nu are the AOs that occur so far."""
+        algebra, reach = self.algebra, int(self.rows.reaches[last - 1])
+        here = algebra.xp.minimum(places[:reach, :reach], last)  # where there is no integral yet, a column of zeros
+        width, made = algebra.matrix_width(reach), half[: len(table) * reach * self.count].reshape(-1, self.count)
+        for start in range(0, len(table), self.matrices_at_once):
+            some = table[start : start + self.matrices_at_once]
+            out = dense[: len(some) * reach * width].reshape(len(some), reach, width)
+            matrices = algebra.unpack(some, here, out).reshape(len(some) * reach, reach)
+            algebra.product(matrices, self.orbitals[:reach], made[start * reach : (start + len(some)) * reach])
+        return made.reshape(len(table), reach * self.count)
+
+    def _add(self, w, sorted_, aos, others, chosen):
+        """Adds W of the chosen rows to X of the AOs lambda, which ascend, times the orbitals at the AOs sigma."""
+        algebra = self.algebra
+        into = sorted_[: len(chosen) * w.shape[1]].reshape(len(chosen), w.shape[1])
+        algebra.sorted_rows(w, algebra.send(chosen), into)
+        factors = self.orbitals[algebra.send(others)]
+        for start, stop in pairwise(np.flatnonzero(np.diff(aos, prepend=-1, append=-1)).tolist()):
+            out = self.x[int(aos[start])][:, : w.shape[1]]
+            algebra.product(factors[start:stop].T, into[start:stop], out, add=True)
+
+    def _add_pairs(self, piece, w, table):
+        """Adds to `of_pairs` what a piece has of them: of its rows, and by its rows of all columns."""
+        algebra, rows, (i, j) = self.algebra, self.rows, self.same_side.T
+        i, j = algebra.send(np.ascontiguousarray(i)), algebra.send(np.ascontiguousarray(j))
+        reach = w.shape[1] // self.count
+        both = algebra.xp.matmul(self.orbitals[:reach].T, w.reshape(-1, reach, self.count))
+        self.of_pairs[:, piece] += both[:, j, i].T
+        one, other = (self.orbitals[algebra.send(aos[piece])] for aos in (rows.first, rows.second))
+        twice = algebra.send(rows.twice[piece].astype(float))
+        densities = one[:, i] * other[:, j] + twice[:, None] * (other[:, i] * one[:, j])
+        algebra.product(densities.T, table[:, : piece.stop], self.of_pairs[:, : piece.stop], add=True)
+
+    # blocks over four orbitals
+
+    def blocks(self, pairs, of_first, of_second):
+        """Yields (some of the pairs, (i a|j b)), arrays of the device of shape (a, pair, b).
+
+        The caller holds the engine's lock, and calls it within ``with algebra.working():``.
+
+        Parameters
+        ----------
+        pairs : ndarray of int, shape (n, 2)
+            The numbers i, j of orbitals.
+        of_first, of_second : array, shapes (nao, a) and (nao, b)
+            Coefficients that belong to i and to j, from `sorted`.
+        """
+        algebra = self.algebra
+        a, b = of_first.shape[1], of_second.shape[1]
+        room = min(algebra.chunk_bytes, WORK_SHARE * algebra.memory_left())
+        most = max(1, min(len(pairs), int(room // self.pair_bytes)))
+        for start in range(0, len(pairs) if a * b else 0, most):
+            some = pairs[start : start + most]
+            yield some, both_indices(algebra, self._completed(some), of_first, of_second)
+
+    def over_same_side(self, one, other):
+        """Yields (number of the first pair, (pq|ij)) of `same_side`, shapes (p, pair, q); arguments as of `blocks`."""
+        algebra, nao = self.algebra, self.nao
+        bytes_of_one = 8 * (nao * (algebra.matrix_width(nao) + one.shape[1]) + 2 * one.shape[1] * other.shape[1])
+        most = max(1, int(min(algebra.block_bytes, WORK_SHARE * algebra.memory_left()) // bytes_of_one))
+        return transformed_rows(algebra, self.of_pairs, self.places, (one, other), most)
+
+    def _completed(self, pairs):
+        """(i nu|j lambda), shape (pair, lambda, nu)."""
+        nao, count = self.nao, self.count
+        x = self.x.reshape(nao, count, nao, count)
+        out = self.algebra.empty((len(pairs), nao, nao))
+        for n, (i, j) in enumerate(pairs.tolist()):
+            out[n] = x[:, j, :, i]
+            out[n] += x[:, i, :, j].T
+        return out
+
+
+def both_indices(algebra, matrices, one, other):
+    """sum_kl one[l, a] M_n[k, l] other[k, b] of matrices, shape (n, nao, nao), as an array of the shape (a, n, b)."""
+    count, nao = matrices.shape[:2]
+    rows = matrices.reshape(count * nao, nao)
+    half = algebra.product(one.T, rows.T, algebra.empty((one.shape[1], count * nao))).reshape(-1, nao)
+    return algebra.product(half, other, algebra.empty((len(half), other.shape[1]))).reshape(one.shape[1], count, -1)
+
+
+def transformed_rows(algebra, table, places, sets, most):
+    """Yields (number of the first row, (a, row, b)) of rows of a table, both of whose indices are transformed.
+
+    Parameters
+    ----------
+    table : array, shape (rows, width)
+    places : array of int64, shape (nao, nao)
+        The column of each pair of AOs, as for `Algebra.unpack`.
+    sets : (array, array)
+        Coefficients, shapes (nao, a) and (nao, b).
+    most : int
+        Rows that are matrices at a time.
+    """
+    nao, (one, other) = len(places), sets
+    dense = algebra.empty((min(most, len(table)), nao, algebra.matrix_width(nao)))
+    for at in range(0, len(table), most):
+        matrices = algebra.unpack(table[at : at + most], places, dense[: len(table) - at])
+        if one.shape[1] <= other.shape[1]:
+            yield at, both_indices(algebra, matrices, one, other)
+        else:
+            yield at, both_indices(algebra, matrices, other, one).transpose(2, 1, 0)

@@ -1,0 +1,70 @@
+"""Energies and amplitudes of second order beside sums by NumPy."""
+
+from itertools import combinations_with_replacement
+
+import numpy as np
+import pytest
+from molecules import HYDROGEN_FLUORIDE, molecule
+
+import md4
+from md4.contract.mp2 import OccupiedVirtual, Spin
+from md4.contract.tensor import ao_tensor
+from md4.errors import MemoryLimitError
+from md4.shells.basis import Basis
+
+
+@pytest.fixture(scope="module")
+def basis():
+    return Basis.from_mol(molecule(HYDROGEN_FLUORIDE, "6-31g"))
+
+
+def spin(nao, occupied, virtual, seed):
+    """Any orthonormal orbitals, and energies with a gap."""
+    rng = np.random.default_rng(seed)
+    every = np.linalg.qr(rng.normal(size=(nao, nao)))[0]
+    energies = np.sort(rng.uniform(0.1, 2, occupied + virtual)) + np.repeat([-3, 0], [occupied, virtual])
+    return Spin(every[:, :occupied], every[:, occupied : occupied + virtual], energies)
+
+
+def by_numpy(basis, spins):
+    """(same, opposite, {(s, t): t_ij^ab})"""
+    tensor, made, energy = ao_tensor(md4.Engine(basis, backend="cpu"), "s1"), {}, {}
+    for s, t in combinations_with_replacement(range(len(spins)), 2):
+        one, other = spins[s], spins[t]
+        parts = one.occupied, one.virtual, other.occupied, other.virtual
+        g = np.einsum("pqrs,pi,qa,rj,sb->ijab", tensor, *parts, optimize=True)
+        (i, a), (j, b) = (np.split(x.energies, [x.shape[0]]) for x in (one, other))
+        made[s, t] = g / (i[:, None, None, None] + j[:, None, None] - a[:, None] - b)
+        exchange = g.transpose(0, 1, 3, 2) if s == t else 0
+        energy[s, t] = (made[s, t] * g).sum(), (made[s, t] * (g - exchange)).sum()
+    if len(spins) == 1:
+        return energy[0, 0][1], energy[0, 0][0], made
+    return (energy[0, 0][1] + energy[1, 1][1]) / 2, energy[0, 1][0], made
+
+
+@pytest.mark.parametrize("shapes", [[(5, 6)], [(4, 7), (3, 5)], [(1, 1), (0, 4)], [(2, 0), (3, 1)]], ids=str)
+def test_energies_and_amplitudes(backend, basis, shapes):
+    spins = [spin(basis.nao, *shape, seed) for seed, shape in enumerate(shapes)]
+    same, opposite, amplitudes = OccupiedVirtual(md4.Engine(basis, backend=backend), spins).energies(with_t2=True)
+    want_same, want_opposite, want = by_numpy(basis, spins)
+    assert abs(same - want_same) < 1e-12
+    assert abs(opposite - want_opposite) < 1e-12
+    assert amplitudes.keys() == want.keys()
+    for key, found in amplitudes.items():
+        np.testing.assert_allclose(found, want[key], rtol=0, atol=1e-12)
+
+
+def test_pairs_in_several_blocks(basis, monkeypatch):
+    spins = [spin(basis.nao, 4, 7, 0), spin(basis.nao, 3, 5, 1)]
+    want = OccupiedVirtual(md4.Engine(basis, backend="cpu"), spins).energies()
+    monkeypatch.setattr("md4.contract.transform.OneIndexOfEachSide.pair_bytes", 1e8)  # few at once
+    found = OccupiedVirtual(md4.Engine(basis, backend="cpu", max_memory=2000), spins).energies()
+    assert found[2] == {}
+    np.testing.assert_allclose(found[:2], want[:2], rtol=0, atol=1e-14)
+
+
+def test_amplitudes_that_do_not_fit(basis):
+    made = OccupiedVirtual(md4.Engine(basis, backend="cpu"), [spin(basis.nao, 4, 7, 0)])
+    made.algebra.host_left = lambda: 1000
+    with pytest.raises(MemoryLimitError, match=r"take 6.27 kB of host memory, but 1 kB may be used; use with_t2=False"):
+        made.energies(with_t2=True)

@@ -1,0 +1,166 @@
+"""md4.ao2mo beside pyscf.ao2mo: orders, symmetries and files."""
+
+import gc
+import tempfile
+
+import h5py
+import numpy as np
+import pytest
+from emulator import running
+from emulator.array_library import cupy
+from molecules import WATER, joined, molecule
+from pyscf import ao2mo, lib
+from pyscf.ao2mo import outcore
+from pyscf.mcscf import mc_ao2mo
+
+import md4
+from md4.engine import Engine
+from md4.pyscf.ao2mo import active_space
+from md4.shells.basis import Basis
+
+CLOSE = 1e-11
+
+
+def orbitals(mol):
+    return np.linalg.qr(np.random.default_rng(1).normal(size=(mol.nao, mol.nao)))[0]
+
+
+@pytest.fixture(scope="module")
+def mol():
+    return molecule(WATER, "6-31g")
+
+
+@pytest.fixture(scope="module")
+def sets(mol):
+    """Of 3, 7, 5 and all orbitals."""
+    every = orbitals(mol)
+    return every[:, :3], every[:, 3:10], every[:, 8:], every
+
+
+@pytest.mark.parametrize("aosym", ["s4", "s2ij", "s2kl", "s1", 1, "4"])
+@pytest.mark.parametrize("compact", [True, False])
+def test_general(mol, sets, aosym, compact, backend):
+    a, b, c, every = sets
+    for four in ((a, b, b, c), (b, b, a, c), (a, a, every, every), (every,) * 4, (a, a.copy(), b, b)):
+        want = ao2mo.general(mol, four, aosym=aosym, compact=compact)
+        found = md4.ao2mo.general(mol, four, aosym=aosym, compact=compact, backend=backend)
+        assert found.shape == want.shape
+        np.testing.assert_allclose(found, want, rtol=0, atol=CLOSE)
+
+
+def test_one_set(mol, sets):
+    every = sets[3]
+    want = ao2mo.kernel(mol, every)
+    np.testing.assert_allclose(md4.ao2mo.kernel(mol, every, backend="cpu"), want, rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(md4.ao2mo.full(mol, every, backend="cpu"), want, rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(md4.ao2mo.kernel(mol, (every,) * 4, backend="cpu"), want, rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(md4.ao2mo.full(mol.intor("int2e", aosym="s8"), every), want, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("options", [
+    {"cart": True}, {"basis": joined("cc-pvdz", "HO")}, {"omega": 0.3}, {"intor": "int2e_yp"}
+], ids=str)  # fmt: skip
+def test_other_integrals(options):
+    intor, omega = options.get("intor", "int2e"), options.get("omega", 0)
+    mol = molecule(WATER, options.get("basis", "6-31g"), cart=options.get("cart", False))
+    if intor != "int2e":
+        mol.set_f12_zeta(1.2)
+    every = orbitals(mol)[:, :6]
+    with mol.with_range_coulomb(omega):
+        found = md4.ao2mo.full(mol, every, intor=intor, backend="cpu")
+        want = ao2mo.full(md4.intor(mol, intor, "s8", backend="cpu"), every)
+    np.testing.assert_allclose(found, want, rtol=0, atol=CLOSE)
+
+
+def test_files(mol, sets, tmp_path):
+    """By name, as an open file, as a group and as a temporary file; an old dataset is replaced, others stay."""
+    a, b, c, _ = sets
+    name, want = str(tmp_path / "eri.h5"), ao2mo.general(mol, (a, b, c, c))
+    for four in ((a, a, a, a), (a, b, c, c)):
+        assert md4.ao2mo.general(mol, four, name, backend="cpu") == name
+    md4.ao2mo.general(mol, (a, a, b, b), name, "some/other", backend="cpu")
+    with h5py.File(name, "r+") as file:
+        np.testing.assert_allclose(file["eri_mo"], want, rtol=0, atol=CLOSE)
+        assert file["some/other"].shape == (6, 28)
+        group = file.create_group("mine")
+        assert md4.ao2mo.general(mol, (c, c, a, b), group, backend="cpu") is group
+        np.testing.assert_allclose(np.transpose(group["eri_mo"]), want, rtol=0, atol=CLOSE)
+        md4.ao2mo.general(mol, (a[:, :0], b, c, c), group, "empty", backend="cpu")
+        assert group["empty"].shape == (0, 15)
+    with tempfile.NamedTemporaryFile() as file:
+        md4.ao2mo.full(mol, a, file, backend="cpu")
+        with h5py.File(file.name, "r") as made:
+            assert made["eri_mo"].shape == (6, 6)
+
+
+@pytest.mark.parametrize("basis", ["6-31g", joined("cc-pvdz", "HO")], ids=["segmented", "general"])
+@pytest.mark.parametrize("compact", [True, False])
+def test_half_transformed(basis, compact, backend):
+    """The columns are PySCF's, also those of shells with several contractions."""
+    mol = molecule(WATER, basis)
+    every = orbitals(mol)
+    for two in ((every[:, :3], every[:, 2:7]), (every, every[:, :3]), (every[:, :4], every[:, :4])):
+        with lib.H5TmpFile() as theirs, lib.H5TmpFile() as ours:
+            outcore.half_e1(mol, two, theirs, compact=compact)
+            assert md4.ao2mo.half_e1(mol, two, ours, compact=compact, backend=backend) is ours
+            want = outcore._load_from_h5g(theirs["0"], 0, theirs["0/0"].shape[0])
+            np.testing.assert_allclose(ours["0/0"], want, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("ncore, ncas", [(3, 4), (0, 2), (5, 1)])
+def test_active_space(mol, level, ncore, ncas, backend):
+    every = orbitals(mol)
+    with lib.H5TmpFile() as theirs:
+        want = mc_ao2mo.trans_e1_outcore(mol, every, ncore, ncas, theirs, max_memory=2000, level=level)
+        want = *want, theirs["ppaa"][()], theirs["papa"][()]
+    engine = Engine(Basis.from_mol(mol), backend=backend)
+    for found, expected in zip(active_space(engine, every, ncore, ncas, level == 1), want, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("call, error, match", [
+    (lambda mol, c: md4.ao2mo.general(mol, (c, c, c)), md4.ArgumentError, "mo_coeffs must hold 4 matrices"),
+    (lambda mol, c: md4.ao2mo.general(mol, 5), md4.ArgumentError, "mo_coeffs must hold 4 matrices"),
+    (lambda mol, c: md4.ao2mo.full(mol, c[:5]), md4.ArgumentError, "have 5 rows, but the molecule has 13 AOs"),
+    (lambda mol, c: md4.ao2mo.general(mol, (c, c, c, c[:5])), md4.ArgumentError, r"shapes \(nao, n\)"),
+    (lambda mol, c: md4.ao2mo.full(mol, c + 0j), md4.UnsupportedError, "real orbitals"),
+    (lambda mol, c: md4.ao2mo.full(mol, c, intor="int2e_ip1"), md4.UnsupportedError, "without derivatives"),
+    (lambda mol, c: md4.ao2mo.full(mol, c, intor="int2e_ig1"), md4.UnsupportedError, "int2e_ig1"),
+    (lambda mol, c: md4.ao2mo.full(mol, c, comp=3), md4.UnsupportedError, "one component"),
+    (lambda mol, c: md4.ao2mo.full(mol, c, aosym="a4ij"), md4.ArgumentError, "aosym"),
+    (lambda mol, c: md4.ao2mo.full(mol, c, 5), md4.ArgumentError, "a file is the name of one"),
+    (lambda mol, c: md4.ao2mo.full(mol, c, backend="cpu", device=True), md4.DeviceError, "needs backend='cuda'"),
+    (lambda mol, c: md4.ao2mo.full(mol, c, "x.h5", device=True), md4.ArgumentError, "erifile is given"),
+    (lambda mol, c: md4.ao2mo.full(mol, c, backend="cpu", max_memory=0.01), md4.MemoryLimitError, "takes? .* may be"),
+    (lambda mol, c: md4.ao2mo.half_e1(mol, (c, c), "x", aosym="s1"), md4.UnsupportedError, "'s4' or 's2kl'"),
+    (lambda mol, c: md4.ao2mo.half_e1(mol, (c, c), "x", comp=3), md4.UnsupportedError, "one component"),
+    (lambda mol, c: md4.ao2mo.half_e1("H", (c, c), "x"), md4.ArgumentError, "pyscf"),
+])  # fmt: skip
+def test_refusals(mol, call, error, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=match):
+        call(mol, orbitals(mol))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_on_the_emulated_device():
+    """The result stays there, and outlives the engine."""
+    mol = molecule("H 0 0 0", {"H": [[0, [0.9, 1.0]], [1, [0.8, 1.0]]]}, spin=1)
+    a, b = orbitals(mol)[:, :2], orbitals(mol)[:, 1:]
+    with running("dmma16"), cupy():
+        found = md4.ao2mo.general(mol, (a, b, b, b), backend="cuda", device=True)
+        swapped = md4.ao2mo.general(mol, (b, b, a, a), backend="cuda", device=True)
+        gc.collect()
+        np.testing.assert_allclose(found, ao2mo.general(mol, (a, b, b, b)), rtol=0, atol=CLOSE)
+        np.testing.assert_allclose(swapped, ao2mo.general(mol, (b, b, a, a)), rtol=0, atol=CLOSE)
+
+
+@pytest.mark.gpu
+def test_on_the_device(gpu, mol, sets):
+    import cupy
+
+    a, b, *_ = sets
+    found = md4.ao2mo.general(mol, (a, b, b, b), device=True)
+    assert isinstance(found, cupy.ndarray)
+    np.testing.assert_allclose(found.get(), ao2mo.general(mol, (a, b, b, b)), rtol=0, atol=CLOSE)

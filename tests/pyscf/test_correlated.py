@@ -1,0 +1,337 @@
+"""PySCF's correlated methods with integrals by md4, and energies of MP2; all methods: `test_features.py`."""
+
+import copy
+import gc
+import io
+import pickle
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from emulator import running
+from molecules import WATER, joined, molecule
+from pyscf import ao2mo, cc, gto, mcscf, mp, scf
+from pyscf.mp import mp2, ump2
+from solvers import solver
+
+import md4
+from md4.contract.mp2 import OccupiedVirtual
+from md4.cpu.backend import CpuBackend
+from md4.errors import DeviceError
+from md4.pyscf.correlated import builders, responsible_for
+
+ENERGY = "O 0 0 0; H 0 -0.757 0.587; H 0 0.757 0.587", -0.204019967288  # cc-pVDZ, from pyscf/mp/mp2.py itself
+CLOSE = 1e-9  # Hartree
+
+
+def own(kind="RHF", basis="6-31g", atom=WATER, **options):
+    """A converged object of PySCF, of an open shell as UHF."""
+    mol = molecule(atom, basis, **({"charge": 1} if kind == "UHF" else {}), **options)
+    return solver(kind, mol).run(conv_tol=1e-11)
+
+
+def ours(mf, backend="cpu", **options):
+    """A copy of it that is attached, with the same orbitals and without a tensor."""
+    return md4.attach(mf.copy(), backend=backend, **options).set(max_memory=0)
+
+
+@pytest.fixture(scope="module", params=["RHF", "UHF"])
+def plain(request):
+    return own(request.param)
+
+
+@contextmanager
+def sentinel():
+    """Within it, PySCF's integrals over four centres raise."""
+
+    def refused(*args, **options):
+        raise AssertionError("PySCF makes integrals")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyscf.gto.moleintor.getints4c", refused)
+        patch.setattr("pyscf.ao2mo._ao2mo.nr_e1fill", refused)
+        yield
+
+
+def same(found, want):
+    """Energies of two MP2 objects, and what there is of amplitudes."""
+    for name in ("e_tot", "e_corr_ss", "e_corr_os"):
+        assert abs(getattr(found, name) - getattr(want, name)) < CLOSE
+    for one, other in zip(*((x.t2 if isinstance(x.t2, tuple) else [x.t2]) for x in (found, want)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+
+
+def test_known_energy(backend):
+    mf = md4.attach(molecule(ENERGY[0], "cc-pvdz").RHF(), backend=backend).set(max_memory=0)
+    with sentinel():
+        mf.run(conv_tol=1e-11)
+        assert abs(mp.MP2(mf).kernel()[0] - ENERGY[1]) < CLOSE
+        energy, amplitudes = md4.attach(mp.MP2(mf)).kernel(with_t2=False)
+    assert abs(energy - ENERGY[1]) < CLOSE
+    assert amplitudes is None
+
+
+@pytest.mark.parametrize("frozen", [None, 1, [0, 3, 11]], ids=str)
+def test_energies_and_amplitudes(plain, frozen, backend, monkeypatch):
+    frozen = [frozen, frozen] if isinstance(frozen, list) and len(plain.mo_coeff) == 2 else frozen
+    want, mf = mp.MP2(plain, frozen=frozen).run(), ours(plain, backend)
+    with sentinel():
+        same(mp.MP2(mf, frozen=frozen).run(), want)
+        same(mf.MP2(frozen=frozen).run(), want)
+        found = md4.attach(mp.MP2(mf, frozen=frozen))
+        monkeypatch.setattr(OccupiedVirtual, "integrals", None)  # nobody stores them
+        same(found.run(), want)
+
+
+def test_what_asks_for_integrals(plain):
+    """Density matrices and natural orbitals without amplitudes, also of an energy that was made without them."""
+    want = mp.MP2(plain, frozen=1).run()
+    found = md4.attach(mp.MP2(ours(plain), frozen=1))
+    found.kernel(with_t2=False)
+    for one, other in zip(found.make_rdm1(t2=found.init_amps()[1]), want.make_rdm1(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+    eris = found.ao2mo()
+    assert "ovov" not in vars(eris)
+    np.testing.assert_allclose(eris.ovov, want.ao2mo().ovov, rtol=0, atol=1e-11)
+    assert not hasattr(eris, "oooo")
+    assert found.ao2mo(plain.mo_coeff).ovov.shape == eris.ovov.shape
+
+
+def test_natural_orbitals():
+    plain = own()
+    frozen, orbitals = mp.MP2(plain).run().make_fno(thresh=1e-3)
+    found = md4.attach(mp.MP2(ours(plain)))
+    found.kernel(with_t2=False)
+    ours_frozen, ours_orbitals = found.make_fno(thresh=1e-3)
+    np.testing.assert_array_equal(ours_frozen, frozen)
+    np.testing.assert_allclose(abs(ours_orbitals), abs(orbitals), rtol=0, atol=1e-7)
+
+
+def test_without_convergence():
+    """PySCF's iterations, which need amplitudes and integrals."""
+    mf = own()
+    mf.mo_coeff, mf.converged = mf.mo_coeff @ np.linalg.qr(np.eye(13) + 0.01)[0], False
+    mf._eri = None
+    want = mp2.RMP2(mf).run(max_memory=0)
+    found = md4.attach(mp2.RMP2(ours(mf))).run()
+    assert abs(found.e_corr - want.e_corr) < 1e-7
+
+
+@pytest.mark.parametrize("options", [{"cart": True}, {"basis": joined("6-31g", "HO")}], ids=["cart", "general"])
+def test_other_functions(options):
+    plain = own(**options)
+    want = mp.MP2(plain).run()
+    with sentinel():
+        same(mp.MP2(ours(plain)).run(), want)
+
+
+def test_range_separation():
+    mol = molecule(WATER, "6-31g")
+    with mol.with_range_coulomb(0.4):
+        plain = mol.RHF().run(conv_tol=1e-11)
+        same(mp.MP2(ours(plain)).run(), mp.MP2(plain).run())
+        same(md4.attach(mp.MP2(ours(plain))).run(), mp.MP2(plain).run())
+
+
+def test_objects_that_are_not_attached_keep_their_bits(plain):
+    """With the same functions in place; also beside an attached object of the same molecule."""
+    mf = plain.copy()
+    mf._eri = None
+    module = ump2 if len(mf.mo_coeff) == 2 else mp2
+    md4.attach(scf.RHF(molecule("He 0 0 0", "6-31g")))  # by now functions are in place in any case
+    theirs, found = module._ao2mo_ovov.__wrapped__, []
+    for function in (theirs, module._ao2mo_ovov):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_ao2mo_ovov", function)
+            found.append(mp.MP2(mf).set(max_memory=0).run())
+    assert found[0].e_corr == found[1].e_corr
+    for one, other in zip(found[0].t2, found[1].t2):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("change", [md4.detach, lambda mf: md4.attach(mf, backend="cpu", mo_integrals=False)])
+def test_left_to_pyscf(change, monkeypatch):
+    monkeypatch.setattr("md4.pyscf.correlated.OccupiedVirtual", None)
+    mf = change(ours(own()))
+    mf._eri = None
+    want = mp.MP2(mf.to_rhf()).run().e_corr
+    found = mp.MP2(mf).run()
+    assert abs(found.e_corr - want) < CLOSE
+    if isinstance(mf, md4.pyscf.scf.MD4SCF):
+        assert "mo_integrals=False" in repr(mf)
+        twin = pickle.loads(pickle.dumps(mf))
+        twin.reset()
+        assert abs(md4.attach(mp.MP2(twin)).run().e_corr - want) < CLOSE
+
+
+def test_method_objects():
+    """A method gets an attached copy of its mean-field object, or keeps the attached one; `detach` undoes it."""
+    plain = own()
+    plain._eri = None
+    method = mp.MP2(plain)
+    want = mp.MP2(plain).run().e_tot
+    assert md4.attach(method, backend="cpu", max_memory=100) is method
+    assert isinstance(method, mp2.RMP2)
+    assert type(method).__name__ == "MD4RMP2"
+    assert type(plain) is scf.hf.RHF
+    assert "max_memory=100" in repr(method._scf)
+    assert abs(method.run().e_tot - want) < CLOSE
+    before = method._scf
+    assert md4.attach(method)._scf._md4_builder is before._md4_builder
+    assert type(method).__mro__.count(md4.pyscf.correlated.MD4MP2) == 1
+    twins = pickle.loads(pickle.dumps(method)), copy.copy(method), method.copy()
+    for twin in twins:
+        assert type(twin).__name__ == "MD4RMP2"
+        assert abs(twin.run().e_tot - want) < CLOSE
+    method = md4.detach(method)
+    assert type(method) is mp2.RMP2
+    assert type(method._scf) is scf.hf.RHF
+    assert abs(method.run().e_tot - want) < CLOSE
+    with pytest.raises(md4.ArgumentError, match="RMP2 is not attached"):
+        md4.detach(method)
+
+
+def test_scanner():
+    """Geometries one after the other, and the first one again."""
+    places = [WATER, WATER.replace("0.1173", "0.15"), WATER]
+    scan = md4.attach(mp.MP2(own())).as_scanner()
+    scan._scf.conv_tol = 1e-11
+    found = [scan(molecule(place, "6-31g")) for place in places]
+    want = [mp.MP2(own(atom=place)).run().e_tot for place in places]
+    np.testing.assert_allclose(found, want, rtol=0, atol=CLOSE)
+
+
+def test_other_methods():
+    """They take J and K of the attached copy."""
+    plain = own()
+    method = md4.attach(cc.CCSD(plain), backend="cpu").set(verbose=0)
+    assert abs(method.run().e_tot - cc.CCSD(plain).run().e_tot) < 1e-7
+    assert type(md4.detach(method)._scf) is scf.hf.RHF
+    fitted = mp.MP2(own().density_fit())
+    with pytest.raises(md4.UnsupportedError, match="DFRMP2 has density fitting of its own; attach the mean"):
+        md4.attach(fitted)
+
+
+# functions that are given the molecule only ---------------------------------------------------------------------------
+
+
+def whose(mol):
+    """The builder that makes MO integrals of a molecule."""
+    found = [ref() for ref in builders.get(mol, ()) if ref() is not None]
+    return found[-1] if found else None
+
+
+def test_who_is_responsible_for_a_molecule():
+    """The object that was attached last and is still there; scanners, `reset` and pickles enter theirs."""
+    mol = molecule(WATER, "sto-3g")
+    first = md4.attach(mol.RHF(), backend="cpu")
+    assert whose(mol) is first._md4
+    second = md4.attach(mol.UHF(), backend="cpu")
+    assert whose(mol) is second._md4
+    copied = second.copy()
+    md4.detach(second)
+    assert whose(mol) is copied._md4  # which a copy still has
+    md4.detach(copied)
+    assert whose(mol) is first._md4
+    md4.attach(first, backend="cpu", max_memory=100)
+    assert whose(mol) is first._md4
+    other = molecule(WATER, "6-31g")
+    first.reset(other)
+    assert whose(mol) is None
+    assert whose(other) is first._md4
+    twin = pickle.loads(pickle.dumps(first))
+    assert whose(twin.mol) is twin._md4
+    del twin
+    md4.attach(first, backend="cpu", mo_integrals=False)
+    assert whose(other) is None
+    del first
+    gc.collect()
+    assert whose(other) is None
+
+
+def test_integrals_of_a_molecule():
+    """PySCF's functions of any orbitals, while an object of the molecule is attached; others are PySCF's as before."""
+    mol = molecule(WATER, "6-31g")
+    orbitals = np.linalg.qr(np.random.default_rng(0).normal(size=(13, 13)))[0]
+    a, b = orbitals[:, :4], orbitals[:, 3:9]
+
+    def made():
+        return ao2mo.general(mol, (a, b, b, b)), ao2mo.full(mol, a, aosym="s1"), mol.ao2mo(a, compact=False)
+
+    def derivatives():
+        return ao2mo.full(mol, a, intor="int2e_ip1", aosym="s1", comp=3)
+
+    want, same_bits = made(), derivatives()
+    mf = md4.attach(mol.RHF(), backend="cpu")
+    with sentinel():
+        found = made()
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-11)
+    np.testing.assert_array_equal(derivatives(), same_bits)
+    assert responsible_for(mol, a) is not None
+    assert responsible_for(mol, a + 0j) is None
+    md4.detach(mf)
+    with sentinel(), pytest.raises(AssertionError, match="PySCF makes integrals"):
+        made()
+    for one, other in zip(made(), want, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_casscf_with_core_integrals():
+    """`ao2mo_level = 1` needs (pp|cc) and (pc|pc) as well."""
+    mf = own(atom="Li 0 0 0; H 0 0 1.6")
+    want = mcscf.CASSCF(mf, 2, 2).set(verbose=0, ao2mo_level=1).run().e_tot
+    with sentinel():
+        found = mcscf.CASSCF(ours(mf), 2, 2).set(verbose=0, ao2mo_level=1).run().e_tot
+    assert abs(found - want) < 1e-8
+
+
+def test_response_matrices():
+    """`get_ab` of TDHF."""
+    mf = own()
+    want = mf.TDHF().get_ab()
+    with sentinel():
+        found = ours(mf).TDHF().get_ab()
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+def test_refusals(monkeypatch):
+    mf = ours(own(), max_memory=2)
+    monkeypatch.setattr(CpuBackend, "memory_left", lambda backend: 50_000)
+    with pytest.raises(md4.MemoryLimitError, match=r"takes? .* but 50 kB may be used; raise max_memory"):
+        mp.MP2(mf).run()
+    monkeypatch.undo()
+    with pytest.raises(md4.ArgumentError, match="mo_integrals"):
+        md4.attach(molecule(WATER, "sto-3g").RHF(), mo_integrals="yes")
+
+
+def test_a_gpu_without_cupy(plain, monkeypatch):
+    """PySCF makes the integrals, and its log says why."""
+
+    def missing(backend):
+        raise DeviceError("no CuPy")
+
+    monkeypatch.setattr(CpuBackend, "algebra", missing)
+    monkeypatch.setattr("md4.pyscf.correlated.OccupiedVirtual", None)
+    mf = ours(plain)
+    assert abs(md4.attach(mp.MP2(mf)).run().e_tot - mp.MP2(plain).run().e_tot) < CLOSE
+
+
+def test_incore_anyway_on_a_gpu():
+    """PySCF says that there is no tensor, and md4 what to do about it."""
+    mol = molecule("H 0 0 0", "sto-3g", spin=1)
+    mol.stdout, mol.verbose, mol.incore_anyway = io.StringIO(), 3, True
+    mf = md4.attach(mol.UHF(), backend="cuda")
+    with running("dmma16"):
+        mf._md4_builder.jk(mol, mf._tell_backend)
+    assert "mol.incore_anyway asks for the AO tensor" in mol.stdout.getvalue()
+
+
+def test_empty_shells():
+    """No beta electron that correlates, and no virtual orbital."""
+    for atom, spin, basis in (("Li 0 0 0", 3, "6-31g"), ("H 0 0 0", 1, "6-31g"), ("He 0 0 0", 0, "sto-3g")):
+        mol = gto.M(atom=atom, basis=basis, spin=spin, verbose=0)
+        plain = mol.UHF().run(conv_tol=1e-11)
+        for made in (mp.MP2(ours(plain)), md4.attach(mp.MP2(ours(plain)))):
+            assert abs(made.run().e_corr - mp.MP2(plain).run().e_corr) < CLOSE
