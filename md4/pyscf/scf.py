@@ -22,6 +22,7 @@ from md4.pyscf import check_density, check_pyscf, effective_omega
 from md4.pyscf.builder import Builder, build, check_no_integrals, made_for
 from md4.pyscf.classes import Restorable, in_front, with_mixin
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
+from md4.pyscf.fitted_correlation import attach_correlation, detach_correlation, is_fitted_correlation
 from md4.pyscf.gradients import MD4Excited, MD4Forces
 from md4.support.arguments import checked_array, checked_choice, checked_memory, checked_mol, checked_stream
 from md4.support.display import backend_text
@@ -356,6 +357,10 @@ def attach(
     >>> mf.md4_jk.stats.skipped
     0
     """
+    if is_fitted_correlation(mf):
+        return attach_correlation(
+            mf, backend=backend, max_memory=max_memory, stream=stream, devices=devices, comm=comm
+        )
     builder = Builder(backend=backend, max_memory=max_memory, stream=stream, devices=devices, comm=comm)
 
     def check():
@@ -383,6 +388,8 @@ def detach(mf: Solver) -> Solver:
     >>> type(mf).__name__
     'RHF'
     """
+    if is_fitted_correlation(mf):
+        return detach_correlation(mf)
     if not isinstance(mf, MD4SCF):
         raise ArgumentError(f"{type(mf).__name__} is not attached to md4; nothing to detach.")
     from pyscf import lib
