@@ -139,8 +139,8 @@ class Sums:
             if last == i + 1:
                 t[:, -1] *= 0.5  # i with itself counts once
             turned[...] = made.transpose(2, 1, 0)
-            exchange[s, r] += 2.0 * xp.vdot(t, turned)
-        direct[s, r] += factor * xp.vdot(t, made)
+            exchange[s, r] += 2.0 * xp.vdot(t.reshape(-1), turned.reshape(-1))
+        direct[s, r] += factor * xp.vdot(t.reshape(-1), made.reshape(-1))
 
     def keep(self, s, i, r, first, last, t):
         """Copies amplitudes to the host."""

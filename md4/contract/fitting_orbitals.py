@@ -200,28 +200,27 @@ class Pieces:
     def __init__(self, fit, pairs, triangles=None, beside=0):
         self.fit, self.pairs, self.triangles = fit, pairs, triangles or [False] * len(pairs)
         with fit.working():
-            left = fit.algebra.memory_left()
-            room = left - beside - fit.transform_bytes(pairs)
+            left, other = fit.algebra.memory_left(), beside + fit.transform_bytes(pairs)
         self.pieces = [self.piece(n, 0, left.shape[1]) for n, (left, _) in enumerate(pairs)]
         self.pieces = [piece for piece in self.pieces if piece.rows]
-        self.whole = sum(map(self.bytes_of, self.pieces)) <= room
+        self.whole = sum(map(self.bytes_of, self.pieces)) <= left - other
         if not self.whole:
-            self.pieces = [part for piece in self.pieces for part in self.cut(piece, room // 2)]
+            self.pieces = [part for piece in self.pieces for part in self.cut(piece, left, other)]
 
-    def cut(self, piece, room):
-        """Parts of a piece that have so many bytes at most."""
+    def cut(self, piece, left, other):
+        """Parts of a piece, of which two fit into the memory that is left beside other bytes."""
         first, parts = 0, []
         while first < piece.last:
             last = piece.last
-            while last > first + 1 and self.bytes_of(self.piece(piece.number, first, last)) > room:
+            while (need := 2 * self.bytes_of(self.piece(piece.number, first, last)) + other) > left:
+                if last == first + 1:
+                    raise MemoryLimitError(
+                        f"fitted integrals of two orbitals with {self.pairs[piece.number][1].shape[1]} others and "
+                        f"{self.fit.size} auxiliary functions take {size_text(need)} with the least workspace, but "
+                        f"{size_text(left)} may be used; raise max_memory."
+                    )
                 last = first + (last - first + 1) // 2
             parts.append(self.piece(piece.number, first, last))
-            if (need := 2 * self.bytes_of(parts[-1])) > 2 * room:
-                raise MemoryLimitError(
-                    f"fitted integrals of two orbitals with {self.pairs[piece.number][1].shape[1]} others and "
-                    f"{self.fit.size} auxiliary functions take {size_text(need)} beside the products, but "
-                    f"{size_text(max(0, 2 * room))} may be used for them; raise max_memory."
-                )
             first = last
         return parts
 

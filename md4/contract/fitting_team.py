@@ -254,8 +254,9 @@ class FittingTeam:
             with self.working():
                 most = block_rows(self.algebra, 2 * rows[0].nbytes)
                 for first in range(0, len(rows) if rows.size else 0, most):
-                    block = np.ascontiguousarray(rows[first : first + most].transpose(1, 0, 2))
-                    take(number, slice(first, first + block.shape[1]), slice(None), slice(None), self.algebra.send(block))
+                    some = rows[first : first + most]
+                    block = self.algebra.send(np.ascontiguousarray(some.transpose(1, 0, 2)))
+                    take(number, slice(first, first + len(some)), slice(None), slice(None), block)
 
     def transform_bytes(self, pairs):
         """As `DensityFitting.transform_bytes`."""

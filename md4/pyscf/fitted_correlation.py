@@ -55,13 +55,17 @@ def is_fitted_correlation(obj):
 
 
 def attach_correlation(obj, **options):
-    """`md4.attach` of such an object: its fitting, and the energy of MP2, are those of md4."""
+    """`md4.attach` of such an object: its fitting, and the energy of MP2, are those of md4.
+
+    MP2 alone has no use for a tensor over AOs: to fit integrals over orbitals is less work.
+    """
     from pyscf.mp.mp2 import MP2Base
 
     check_replaceable(obj.with_df)
-    checked = DF(obj.with_df.mol, obj.with_df.auxbasis, **options)
+    is_mp2 = type(obj).kernel in (MP2Base.kernel, MD4FittedMP2.kernel)
+    checked = DF(obj.with_df.mol, obj.with_df.auxbasis, store="direct" if is_mp2 else "auto", **options)
     obj.with_df = by_md4(obj.with_df, **checked._md4.options)
-    return in_front(obj, MD4FittedMP2) if type(obj).kernel is MP2Base.kernel else obj
+    return in_front(obj, MD4FittedMP2) if is_mp2 else obj
 
 
 def detach_correlation(obj):
