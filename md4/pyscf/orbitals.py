@@ -84,7 +84,7 @@ class OrbitalRows:
             As `mo_rows`.
         """
         if self._md4_pyscf is not None:
-            return self._md4_pyscf.ao2mo(mo_coeffs, compact)
+            return super().ao2mo(mo_coeffs, compact)  # type: ignore[misc]
         one = isinstance(mo_coeffs, np.ndarray) and mo_coeffs.ndim == 2
         four = [mo_coeffs] * 4 if one else as_list(mo_coeffs)
         if four is None or len(four) != 4:

@@ -73,7 +73,8 @@ def wanted(fit, bra, ket, compact):
     sides = []
     for pair, triangle in zip((bra, ket), compact):
         rows = by_numpy(fit, *pair)
-        sides.append(rows[:, *np.tril_indices(rows.shape[1])] if triangle else rows.reshape(len(rows), -1))
+        kept = np.tril(np.ones(rows.shape[1:])).astype(bool) if triangle else np.ones(rows.shape[1:], dtype=bool)
+        sides.append(rows[:, kept])
     return sides[0].T @ sides[1]
 
 
@@ -103,7 +104,7 @@ def test_peak_stays_below_the_cap(water, store):
 
 def test_refusals(water, monkeypatch):
     a, b = orbitals(water, 12, 13)
-    with pytest.raises(md4.MemoryLimitError, match=r"of two orbitals with 3000 others .* take [\d.]+ MB .*3\.\d+ MB may"):
+    with pytest.raises(md4.MemoryLimitError, match=r"two orbitals with 3000 others .* take [\d.]+ MB .* 3\.\d+ MB"):
         integrals(fitting(water, max_memory=4), (a, np.zeros((13, 3000))))
     monkeypatch.setattr("md4.contract.fitting_orbitals.host_memory", lambda: 1000)
     with pytest.raises(md4.MemoryLimitError, match="156 x 156 integrals over orbitals take 195 kB, but the host has 1"):
