@@ -318,7 +318,7 @@ def attach(
     mf : pyscf.scf.hf.SCF
         RHF, UHF, ROHF, GHF, RKS, UKS, ROKS or GKS of a molecule, symmetry-adapted or not. It is changed in place. Its
         direct_scf and direct_scf_tol have the same meaning as without md4, but direct_scf_tol is used in all direct
-        builds.
+        builds. Or a DFMP2, DFUMP2 or RPA object: its fitting becomes an `md4.DF`, which makes energies of MP2, too.
     backend : {'auto', 'cuda', 'cpu'}
     max_memory : float, optional
         Hard cap in MB on what md4 allocates. The default is what is free; `mf.max_memory` has no effect on it.
