@@ -21,7 +21,7 @@ import numpy as np
 from md4.contract.densities import checked_densities, not_finite
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import complete_exchange, factors
-from md4.contract.fitting_orbitals import host_array, least_bytes, rows_into, transform
+from md4.contract.fitting_orbitals import ROWS, host_array, least_bytes, rows_into, transform
 from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width
 from md4.contract.metric import LeftOut, Metric
 from md4.contract.table_build import TableBuild, row_bytes
@@ -347,7 +347,7 @@ class DensityFitting:
 
         MemoryLimitError if there is no memory for it on the host, or for the least part of the work on the device.
         """
-        out = host_array((self.size, left.shape[1], right.shape[1]), "rows of fitted integrals over orbitals")
+        out = host_array((self.size, left.shape[1], right.shape[1]), ROWS)
         self.transformed([(left, right)], rows_into(self.algebra, out))
         return out
 

@@ -10,17 +10,20 @@ What is made of pairs with pairs needs the array [ia, Q] on the device as a whol
 it in ranges of i, of which two are there at a time.
 """
 
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import half_transformed
-from md4.contract.fitting_stores import WORK_SHARE, block_rows, table_width
+from md4.contract.fitting_stores import WORK_SHARE, block_rows
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
 from md4.support.memory import host_memory
 
+# For messages.
+ROWS = "rows of fitted integrals over orbitals"
 # Rows of a table for which a transformation has memory at least, beside what is kept of its results.
 LEAST_ROWS = 16
 # Share of the memory that is left which products of pieces may take.
@@ -72,11 +75,13 @@ def transform(fit, pairs, take, columns=None):
         from_table(fit.table, fit.places, sides, take)
 
 
-def row_bytes(fit, pairs):
-    """Bytes for a row of a table in `transform`: its copies, the matrix, and results of both products."""
-    first, made = ([pick(*(side.shape[1] for side in pair)) for pair in pairs] for pick in (min, lambda n, m: n * m))
-    copies = 0 if fit.table is None or fit.table.kind == "device" else 2 * table_width(fit.three.ncol)
-    return 8 * (copies + fit.nao * (fit.algebra.matrix_width(fit.nao) + max(first)) + 2 * max(made))
+def row_bytes(algebra, nao, copies, shapes):
+    """Bytes for a row of a table in `from_table`: its copies, the matrix, and results of both products.
+
+    `shapes` are the numbers of orbitals of both sets of each pair. Results may be copied once more by who takes them.
+    """
+    first, made = max(map(min, shapes)), max(n * m for n, m in shapes)
+    return 8 * (copies + nao * (algebra.matrix_width(nao) + first) + 2 * made)
 
 
 def column_bytes(columns, n_second):
@@ -85,23 +90,20 @@ def column_bytes(columns, n_second):
 
 
 def least_bytes(fit, pairs):
-    """Bytes that `transform` needs at least beside its results, and so many that it does not take forever."""
+    """Bytes that `transform` needs beside its results, for `LEAST_ROWS` of a table or one orbital."""
+    shapes = [tuple(side.shape[1] for side in pair) for pair in pairs]
     if fit.table is not None:
-        return LEAST_ROWS * row_bytes(fit, pairs)
-    shapes = [sorted(side.shape[1] for side in pair) for pair in pairs]
-    return fit.columns.least_bytes + int(max(column_bytes(fit.columns, n) for _, n in shapes) / WORK_SHARE)
+        return LEAST_ROWS * row_bytes(fit.algebra, fit.nao, fit.table.copies, shapes)
+    return fit.columns.least_bytes + int(column_bytes(fit.columns, max(map(max, shapes))) / WORK_SHARE)
 
 
 def from_table(table, places, sides, take):
     """`transform` of the rows of a table."""
     algebra, size, nao = table.algebra, len(table.table), len(places)
     first, second = ([side[n].shape[1] for side in sides] for n in (1, 2))
-    made = max(n * m for n, m in zip(first, second))
-    copies = 2 * table.table.shape[1] if table.kind == "host" else 0
-    most = block_rows(algebra, 8 * (copies + nao * (algebra.matrix_width(nao) + max(first)) + 2 * made))
-    most = min(most, size)
+    most = min(size, block_rows(algebra, row_bytes(algebra, nao, table.copies, [*zip(first, second)])))
     dense = algebra.empty((most, nao, algebra.matrix_width(nao)))
-    half, out = algebra.empty((most * nao * max(first),)), algebra.empty((most * made,))
+    half, out = algebra.empty((most * nao * max(first),)), algebra.empty((most * max(map(mul, first, second)),))
     for start, rows in table.blocks(0, size, max(1, most)):
         block = algebra.unpack(rows, places, dense[: len(rows)])
         for side, n, m in zip(sides, first, second):

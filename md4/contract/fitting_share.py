@@ -18,7 +18,7 @@ import numpy as np
 from md4.contract.density_fitting import DensityFitting
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import Factors, factors
-from md4.contract.fitting_orbitals import rows_into, transform
+from md4.contract.fitting_orbitals import transform
 from md4.contract.fitting_stores import Columns, table_bytes
 from md4.contract.metric_rows import inverse
 from md4.contract.three_centre import ThreeCentre
@@ -175,15 +175,11 @@ class Share(DensityFitting):
             fetch_j = self._fetch_j(build.request) if with_j else None
             return fetch_j and fetch_j(), self.algebra.fetch(build.request.k) if with_k else None
 
-    def own_mo_rows(self, left, right, out):
-        """`mo_rows` of the own rows of B, to an array."""
-        self.transformed([(left, right)], rows_into(self.algebra, out))
-
-    def made_mo_rows(self, whole, left, right, out):
-        """`mo_rows` of all rows of B to an array, from integrals."""
+    def transform_all(self, whole, pairs, take):
+        """`transform` of all rows of B, from integrals."""
         with self.working():
             columns = Columns(self.three, whole.rows(slice(None), self.algebra), self.algebra)
-            transform(self, [(left, right)], rows_into(self.algebra, out), columns)
+            transform(self, pairs, take, columns)
 
     def made_rows(self, whole, first, last):
         """Any rows of B as from `rows`, from a pass through all integrals."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from md4.contract.densities import checked_densities
 from md4.contract.density_fitting import CUTOFF, WHERE, DensityFitting
-from md4.contract.fitting_orbitals import LEAST_ROWS, host_array
+from md4.contract.fitting_orbitals import LEAST_ROWS, ROWS, host_array, rows_into
 from md4.contract.fitting_share import Share, own_rows
 from md4.contract.fitting_stores import STORES, block_rows
 from md4.contract.fock import common_facts
@@ -240,15 +240,22 @@ class FittingTeam:
     @locked
     def mo_rows(self, left, right):
         """As `DensityFitting.mo_rows`; of the rows of each worker on its device, or as `rows` from integrals."""
-        out = host_array((self.size, left.shape[1], right.shape[1]), "rows of fitted integrals over orbitals")
+        out, pairs = host_array((self.size, left.shape[1], right.shape[1]), ROWS), [(left, right)]
+
+        def own(share):
+            share.transformed(pairs, rows_into(share.algebra, out[share.number :: share.count]))
+
         if self.rows_are_made:
-            self.shares[0].made_mo_rows(self.inverse, left, right, out)
+            self.shares[0].transform_all(self.inverse, pairs, rows_into(self.algebra, out))
         else:
-            self._each(lambda share: share.own_mo_rows(left, right, out[share.number :: share.count]))
+            self._each(own)
         return out
 
     def transformed(self, pairs, take):
-        """As `DensityFitting.transformed`, by way of the host."""
+        """As `DensityFitting.transformed`; of the rows of several workers by way of the host."""
+        if self.rows_are_made:
+            self.shares[0].transform_all(self.inverse, pairs, take)
+            return
         for number, (left, right) in enumerate(pairs):
             rows = self.mo_rows(left, right)
             with self.working():
