@@ -1,6 +1,7 @@
 """What tests of fitted integrals over orbitals share: the fitting, orbitals, comparison, memory that is held."""
 
 import numpy as np
+import pytest
 from pyscf import df
 
 import md4
@@ -14,6 +15,8 @@ def bases(mol, auxbasis):
 
 
 def fitting(mol, auxbasis=AUXILIARY, **options):
+    if options.get("backend") == "cuda":
+        pytest.importorskip("cupy")
     return DensityFitting(*bases(mol, auxbasis), **{"backend": "cpu", **options})
 
 

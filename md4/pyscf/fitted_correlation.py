@@ -2,6 +2,7 @@
 
 import sys
 
+from md4 import gpu
 from md4.contract.fitted_mp2 import Spin, mp2
 from md4.errors import ArgumentError
 from md4.pyscf.classes import Restorable, in_front
@@ -57,14 +58,17 @@ def is_fitted_correlation(obj):
 def attach_correlation(obj, **options):
     """`md4.attach` of such an object: its fitting, and the energy of MP2, are those of md4.
 
-    MP2 alone has no use for a tensor over AOs: to fit integrals over orbitals is less work.
+    MP2 alone has no use for a tensor over AOs, and to fit integrals over orbitals is less work, which binds a CPU.
     """
     from pyscf.mp.mp2 import MP2Base
 
     check_replaceable(obj.with_df)
     is_mp2 = type(obj).kernel in (MP2Base.kernel, MD4FittedMP2.kernel)
-    checked = DF(obj.with_df.mol, obj.with_df.auxbasis, store="direct" if is_mp2 else "auto", **options)
-    obj.with_df = by_md4(obj.with_df, **checked._md4.options)
+    checked = DF(obj.with_df.mol, obj.with_df.auxbasis, **options)
+    if not isinstance(obj.with_df, DF):
+        on_cpu = options["backend"] == "cpu" or not gpu.available()
+        store = "direct" if is_mp2 and on_cpu else "auto"
+        obj.with_df = by_md4(obj.with_df, **checked._md4.options | {"store": store})
     return in_front(obj, MD4FittedMP2) if is_mp2 else obj
 
 

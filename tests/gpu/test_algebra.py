@@ -149,6 +149,17 @@ def test_orbitals(emulated, host_integrals, store, ranges, monkeypatch):
     compare_orbitals(ours, fitting(MORE, AUXILIARY, "cpu"), 1e-12)
 
 
+@pytest.mark.parametrize("store, cap", [("direct", 0.3), ("device", 0.6), ("host", 0.6)])
+def test_orbitals_below_a_cap(emulated, host_integrals, store, cap):
+    """The pool lends no more than that; ranges of orbitals are as long as there is room for."""
+    rng = np.random.default_rng(0)
+    ours, theirs = fitting(MORE, AUXILIARY, "cuda", store=store, max_memory=cap), fitting(MORE, AUXILIARY, "cpu")
+    spin = Spin(rng.normal(size=(ours.nao, 40)), rng.normal(size=(ours.nao, 30)), -np.ones(40), rng.uniform(size=30))
+    assert 1 < len(Pieces(ours, [(spin.occupied, spin.virtual)], beside=100_000).pieces) < 40
+    for found, wanted in zip(mp2(ours, [spin])[:2], mp2(theirs, [spin])[:2]):
+        assert abs(found - wanted).max() < 1e-12 * abs(wanted).max()
+
+
 # products and triangular equations ------------------------------------------------------------------------------------
 
 
