@@ -43,7 +43,8 @@ class MD4FittedMP2(Restorable):
         if unrestricted:
             same *= 0.5
             for s in range(2 if with_t2 else 0):
-                t2[s, s] -= t2[s, s].transpose(0, 1, 3, 2)
+                for of_i in t2[s, s]:
+                    of_i[...] -= of_i.transpose(0, 2, 1)
         energy = lib.tag_array(same + opposite, e_corr_ss=same, e_corr_os=opposite)
         kept = (t2[0, 0], t2[0, 1], t2[1, 1]) if unrestricted and with_t2 else t2.get((0, 0))
         return energy, kept

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fitted_orbitals import AUXILIARY, orbitals
-from pyscf import df, lib
+from pyscf import df, lib, mcscf, scf
 from pyscf.mp import dfmp2, dfump2
 
 import md4
@@ -86,6 +86,14 @@ def test_a_tensor_that_was_given(ours, theirs, water, tmp_path):
         assert abs(fit.ao2mo(a) - factor**2 * ours.ao2mo(a)).max() < 1e-10
         assert abs(functions[0](fit, a, b, 4000) - factor * wanted.T).max() < 1e-11
         assert fit._md4.made == {}
+
+
+def test_active_space(water, no_rows):
+    """CASCI with density fitting has no other two-electron integrals than these, and J and K."""
+    theirs = scf.RHF(water).density_fit(AUXILIARY)
+    ours = md4.attach(theirs.copy(), backend="cpu")
+    energies = [mcscf.DFCASCI(mf.run(conv_tol=1e-11), 4, 4).run(verbose=0).e_tot for mf in (ours, theirs)]
+    assert abs(energies[0] - energies[1]) < 1e-9
 
 
 # PySCF's functions ----------------------------------------------------------------------------------------------------
