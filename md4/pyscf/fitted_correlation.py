@@ -4,7 +4,7 @@ import sys
 
 from md4 import gpu
 from md4.contract.fitted_mp2 import Spin, mp2
-from md4.errors import ArgumentError
+from md4.errors import ArgumentError, UnsupportedError
 from md4.pyscf.classes import Restorable, in_front
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
 from md4.pyscf.orbitals import checked_orbitals, is_transformed_by_md4
@@ -52,8 +52,8 @@ class MD4FittedMP2(Restorable):
 
 def is_fitted_correlation(obj):
     """Whether an object is one of PySCF's DFMP2, DFUMP2, or of what is derived from them, as RPA."""
-    modules = sys.modules.get("pyscf.mp.dfmp2"), sys.modules.get("pyscf.mp.dfump2")
-    return any(isinstance(obj, module.MP2) for module in modules if module is not None)
+    found = ((sys.modules.get(f"pyscf.mp.{name.lower()}"), name) for name in ("DFMP2", "DFUMP2"))
+    return any(isinstance(obj, getattr(module, name)) for module, name in found if module is not None)
 
 
 def attach_correlation(obj, **options):
@@ -61,10 +61,11 @@ def attach_correlation(obj, **options):
 
     MP2 alone has no use for a tensor over AOs, and to fit integrals over orbitals is less work, which binds a CPU.
     """
-    from pyscf.mp.mp2 import MP2Base
-
+    name = type(obj).__name__
+    if not hasattr(obj, "split_mo_coeff"):
+        raise UnsupportedError(f"{name} is attached with PySCF 2.8 or newer; set its with_df = md4.DF(...) instead.")
     check_replaceable(obj.with_df)
-    is_mp2 = type(obj).kernel in (MP2Base.kernel, MD4FittedMP2.kernel)
+    is_mp2 = type(obj).kernel.__module__.startswith(("pyscf.mp.", "md4."))  # RPA has a kernel of its own
     checked = DF(obj.with_df.mol, obj.with_df.auxbasis, **options)
     if not isinstance(obj.with_df, DF):
         on_cpu = options["backend"] == "cpu" or not gpu.available()

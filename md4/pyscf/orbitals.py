@@ -6,7 +6,9 @@ call PySCF's for everything else.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -134,11 +136,15 @@ def is_transformed_by_md4(with_df):
 
 
 def install():
-    """Makes PySCF's DFMP2, DFUMP2 and RPA ask an `md4.DF` for fitted integrals over orbitals; called once."""
-    from pyscf.mp import dfmp2, dfump2
+    """Makes PySCF's DFMP2, DFUMP2 and RPA ask an `md4.DF` for fitted integrals over orbitals; called once.
 
-    for module, transformed in ((dfmp2, of_closed_shells), (dfump2, of_two_spins)):
-        module._init_mp_df_eris = instead_of(module._init_mp_df_eris, transformed)
+    Versions of PySCF before 2.8 have no such functions, and take rows over AOs.
+    """
+    for name, transformed in (("dfmp2", of_closed_shells), ("dfump2", of_two_spins)):
+        with suppress(ImportError):
+            module = import_module(f"pyscf.mp.{name}")
+            if hasattr(module, "_init_mp_df_eris"):
+                module._init_mp_df_eris = instead_of(module._init_mp_df_eris, transformed)
 
 
 def instead_of(original, transformed):

@@ -144,11 +144,15 @@ def test_other_molecules(closed, water):
     assert abs(ours.run().e_corr - made(DFMP2, mf).run().e_corr) < 1e-11
 
 
-def test_refusals(closed):
+def test_refusals(closed, monkeypatch):
     with pytest.raises(md4.ArgumentError, match="backend"):
         md4.attach(made(DFMP2, closed), backend="tpu")
     with pytest.raises(md4.UnsupportedError, match=r"md4 replaces pyscf\.df\.DF only"):
         md4.attach(made(DFMP2, closed).set(with_df=type("Other", (df.DF,), {})(closed.mol)))
+    with monkeypatch.context() as patches:
+        patches.delattr(DFMP2, "split_mo_coeff")
+        with pytest.raises(md4.UnsupportedError, match=r"with PySCF 2\.8 or newer; set its with_df"):
+            md4.attach(made(DFMP2, closed))
     ours = md4.attach(made(DFMP2, closed), backend="cpu")
     ours.mo_coeff = closed.mo_coeff.astype(complex)
     with pytest.raises(md4.UnsupportedError, match="complex"):

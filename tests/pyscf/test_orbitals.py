@@ -1,5 +1,7 @@
 """`md4.DF.mo_rows` and `ao2mo`, and PySCF's functions of fitted integrals that ask an `md4.DF` for them."""
 
+import sys
+
 import numpy as np
 import pytest
 from fitted_orbitals import AUXILIARY, orbitals
@@ -8,7 +10,7 @@ from pyscf.mp import dfmp2, dfump2
 
 import md4
 from md4.contract.density_fitting import DensityFitting
-from md4.pyscf.orbitals import install
+from md4.pyscf.orbitals import install, instead_of
 
 FUNCTIONS = [(dfmp2, "ovL"), (dfump2, "ovL0")]
 
@@ -129,4 +131,20 @@ def test_other_objects_keep_pyscfs_bits(ours, theirs, water, module):
     assert np.array_equal(found, wanted) if module is dfmp2 else all(map(np.array_equal, found, wanted))
     md4.DF(water).copy()
     assert module._init_mp_df_eris is function
-    assert callable(install)
+
+
+def test_other_versions_of_pyscf(monkeypatch):
+    """Without a module, or its function, all is as before."""
+    monkeypatch.delattr(dfmp2, "_init_mp_df_eris")
+    monkeypatch.setitem(sys.modules, "pyscf.mp.dfump2", None)
+    install()
+    assert not hasattr(dfmp2, "_init_mp_df_eris")
+
+
+def test_all_arguments_are_handed_on():
+    """With their names."""
+
+    def original(with_df, occ_coeff, vir_coeff, max_memory, h5obj=None, log=None):
+        return with_df, occ_coeff, vir_coeff, max_memory, h5obj, log
+
+    assert instead_of(original, None)(1, 2, 3, 4, log=6, h5obj=5) == (1, 2, 3, 4, 5, 6)
