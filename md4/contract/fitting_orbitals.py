@@ -268,14 +268,19 @@ class Pieces:
         """
         kept = dict(zip(self.pieces, self.made(self.pieces))) if self.whole else {}
         for one in self.pieces:
+            others = [
+                other
+                for other in self.pieces
+                if (one.number, other.number) in wanted and (one.number != other.number or other.first <= one.first)
+            ]
             mine = None  # frees memory first
-            mine = kept[one] if self.whole else self.made([one])[0]
-            for other in self.pieces:
-                if (one.number, other.number) in wanted and (one.number != other.number or other.first <= one.first):
-                    if self.whole or other == one:
-                        use(one, mine, other, kept.get(other, mine))
-                    else:
-                        use(one, mine, other, self.made([other])[0])
+            if others:
+                mine = kept[one] if self.whole else self.made([one])[0]
+            for other in others:
+                if self.whole or other == one:
+                    use(one, mine, other, kept.get(other, mine))
+                else:
+                    use(one, mine, other, self.made([other])[0])
 
 
 def share_of(fit, nbytes):
