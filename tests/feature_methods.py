@@ -181,6 +181,13 @@ def fitted_mp2(attach):
     return run(mp2).e_tot
 
 
+@row(CORRELATION, "DF-MP2 and RPA, with `md4.attach(mp2)`", md4=f"J and K, {FITTED}")
+def attached_mp2(attach):
+    mf = converged(attach)
+    methods = [kind(mf).set(with_df=df.DF(mf.mol, auxbasis="cc-pvdz-ri")) for kind in (mp.dfmp2.DFMP2, rpa.RPA)]
+    return [run(attach(method)).e_corr for method in methods]
+
+
 @row(CORRELATION, "CCSD(T)", md4=TRANSFORMED, tol=1e-7)
 def triples(attach):
     return run(converged(attach).CCSD()).ccsd_t()

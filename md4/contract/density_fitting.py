@@ -11,6 +11,7 @@ without one.
 """
 
 import time
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ import numpy as np
 from md4.contract.densities import checked_densities, not_finite
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import complete_exchange, factors
+from md4.contract.fitting_orbitals import ROWS, host_array, least_bytes, rows_into, transform
 from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width
 from md4.contract.metric import LeftOut, Metric
 from md4.contract.table_build import TableBuild, row_bytes
@@ -165,6 +167,12 @@ class DensityFitting:
     def rows_are_made(self):
         """Whether `rows` makes all integrals."""
         return self.store == "direct"
+
+    @contextmanager
+    def working(self):
+        """A context in which a thread works on the device."""
+        with self.engine.lock, self.algebra.working():
+            yield
 
     # set-up
 
@@ -332,6 +340,25 @@ class DensityFitting:
             for start, rows in self.table.blocks(first, last, most):
                 self.algebra.gather_to_host(rows, self.triangle, out[start - first : start - first + len(rows)])
         return out
+
+    @locked
+    def mo_rows(self, left, right):
+        """Rows of B over pairs of orbitals, a NumPy array (size, n_i, n_a); of ndarrays (nao, n_i) and (nao, n_a).
+
+        MemoryLimitError if there is no memory for it on the host, or for the least part of the work on the device.
+        """
+        out = host_array((self.size, left.shape[1], right.shape[1]), ROWS)
+        self.transformed([(left, right)], rows_into(self.algebra, out))
+        return out
+
+    def transformed(self, pairs, take):
+        """`transform` of all rows."""
+        with self.working():
+            transform(self, pairs, take)
+
+    def transform_bytes(self, pairs):
+        """Bytes on the device that `transformed` needs beside its results."""
+        return least_bytes(self, pairs)
 
     def _direct_rows(self, columns, first, last, out):
         """Rows of B, from a pass through all integrals."""

@@ -10,7 +10,7 @@ Without a table (`md4.contract.direct_fitting`) the workers divide columns for J
 K, so that no half-transformed integrals need to be added up.
 """
 
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from md4.contract.density_fitting import DensityFitting
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import Factors, factors
+from md4.contract.fitting_orbitals import transform
 from md4.contract.fitting_stores import Columns, table_bytes
 from md4.contract.metric_rows import inverse
 from md4.contract.three_centre import ThreeCentre
@@ -57,12 +58,6 @@ class Share(DensityFitting):
         self.bases, self.options, self.asked = bases, options, store
         self.lock, self.nao, self.number, self.count = Lock(), bases[0].nao, number, count
         self.three = None
-
-    @contextmanager
-    def working(self):
-        """A context in which a thread works on the device."""
-        with self.engine.lock, self.algebra.working():
-            yield
 
     # set-up
 
@@ -179,6 +174,12 @@ class Share(DensityFitting):
             build.second_pass(self.algebra.send(rho.copy()))  # which it overwrites
             fetch_j = self._fetch_j(build.request) if with_j else None
             return fetch_j and fetch_j(), self.algebra.fetch(build.request.k) if with_k else None
+
+    def transform_all(self, whole, pairs, take):
+        """`transform` of all rows of B, from integrals."""
+        with self.working():
+            columns = Columns(self.three, whole.rows(slice(None), self.algebra), self.algebra)
+            transform(self, pairs, take, columns)
 
     def made_rows(self, whole, first, last):
         """Any rows of B as from `rows`, from a pass through all integrals."""

@@ -113,6 +113,11 @@ class Table:
                 self.algebra.put_columns(part, self.table, first)
         self.algebra.await_copies()
 
+    @property
+    def copies(self):
+        """Numbers on the device, while it works with a row, of copies of that row."""
+        return 2 * self.table.shape[1] if self.kind == "host" else 0
+
     def blocks(self, first, last, most):
         """Yields (number of the first row, rows on the device) of at most so many of the rows from first to last."""
         cuts = [(n, min(n + most, last)) for n in range(first, last, most)]

@@ -12,8 +12,9 @@ import numpy as np
 
 from md4.contract.densities import checked_densities
 from md4.contract.density_fitting import CUTOFF, WHERE, DensityFitting
+from md4.contract.fitting_orbitals import LEAST_ROWS, ROWS, host_array, rows_into
 from md4.contract.fitting_share import Share, own_rows
-from md4.contract.fitting_stores import STORES
+from md4.contract.fitting_stores import STORES, block_rows
 from md4.contract.fock import common_facts
 from md4.contract.ranks import Alone, collective
 from md4.contract.team import shared_devices
@@ -225,3 +226,46 @@ class FittingTeam:
 
         self._each(collect)
         return out
+
+    # pairs of orbitals: what is made of all rows is made on the device of the first worker
+
+    @property
+    def algebra(self):
+        return self.shares[0].algebra
+
+    def working(self):
+        """As `DensityFitting.working`, on the device of the first worker."""
+        return self.shares[0].working()
+
+    @locked
+    def mo_rows(self, left, right):
+        """As `DensityFitting.mo_rows`; of the rows of each worker on its device, or as `rows` from integrals."""
+        out, pairs = host_array((self.size, left.shape[1], right.shape[1]), ROWS), [(left, right)]
+
+        def own(share):
+            share.transformed(pairs, rows_into(share.algebra, out[share.number :: share.count]))
+
+        if self.rows_are_made:
+            self.shares[0].transform_all(self.inverse, pairs, rows_into(self.algebra, out))
+        else:
+            self._each(own)
+        return out
+
+    def transformed(self, pairs, take):
+        """As `DensityFitting.transformed`; of the rows of several workers by way of the host."""
+        if self.rows_are_made:
+            self.shares[0].transform_all(self.inverse, pairs, take)
+            return
+        for number, (left, right) in enumerate(pairs):
+            rows = self.mo_rows(left, right)
+            with self.working():
+                most = block_rows(self.algebra, 2 * rows[0].nbytes)
+                for first in range(0, len(rows) if rows.size else 0, most):
+                    some = rows[first : first + most]
+                    block = self.algebra.send(np.ascontiguousarray(some.transpose(1, 0, 2)))
+                    take(number, slice(first, first + len(some)), slice(None), slice(None), block)
+
+    def transform_bytes(self, pairs):
+        """As `DensityFitting.transform_bytes`."""
+        blocks = [2 * 8 * LEAST_ROWS * left.shape[1] * right.shape[1] for left, right in pairs]
+        return max([share.transform_bytes(pairs) for share in self.shares] + blocks)

@@ -172,7 +172,7 @@ class DeviceForces:
             return self.run_coulomb(backend, densities, coulomb, tolerance, part, parts, report)
         self.check_memory(backend, densities)
         norms = self.norms(densities)
-        of_pairs = [norms[:, *this.pairs.pairs.T] for this in self.lists]
+        of_pairs = [norms[:, this.pairs.pairs[:, 0], this.pairs.pairs[:, 1]] for this in self.lists]
         buffer, arrays = context.pool.upload([densities, norms, coulomb, exchange, *of_pairs], context.stream)
         d, norms, j, k, *of_pairs = (array.part(0, (array.size,)) for array in arrays)
         terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance), tuple(of_pairs))
@@ -202,8 +202,8 @@ class DeviceForces:
 
         J alone makes J_p of all pairs (`md4.gpu.hermite_coulomb`), as if the degree of each were higher by one.
         """
-        context, found, lists = backend.context, np.zeros((self.basis.nshell, 3)), [this.prepared for this in self.lists]
-        quartets, left_out = 0, np.zeros(2)
+        context, lists = backend.context, [this.prepared for this in self.lists]
+        found, quartets, left_out = np.zeros((self.basis.nshell, 3)), 0, np.zeros(2)
         self.check_memory_for_coulomb(backend)
         for density, factor in zip(densities, coulomb.tolist()):
             rule, count, without = self.coulomb_rule(density, factor, 0.0 if context.dry else tolerance)
@@ -234,9 +234,10 @@ class DeviceForces:
         """
         shells = np.concatenate([this.pairs.pairs for this in self.lists])
         norms = self.norms(density[None])[0] * np.sqrt(abs(factor))
-        of_pairs = norms[*shells.T]
+        of_pairs = norms[shells[:, 0], shells[:, 1]]
         own, derivative = (
-            of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds]) for name in ("own", "derivative")
+            of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds])
+            for name in ("own", "derivative")
         )  # fmt: skip
         order = np.sort(own)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -555,8 +556,8 @@ class DeviceForces:
         need = matrices + sums + h + z * REVERSE.most_parts
         if need > backend.memory_left():
             raise MemoryLimitError(
-                f"gradients of J of {self.basis!r} take at least {size_text(need)} ({size_text(matrices)} of densities, "
-                f"{size_text(sums)} of those of Hermite functions, {size_text(h)} of the H matrices of one list), but "
+                f"gradients of J of {self.basis!r} take at least {size_text(need)} ({size_text(matrices)} of densities "
+                f"of AOs, {size_text(sums)} of those of Hermite functions, {size_text(h)} of the H matrices of one list), but "
                 f"{size_text(backend.memory_left())} may be used; raise max_memory."
             )
 

@@ -239,7 +239,7 @@ class DeviceCoulomb:
     # after the tracks have ended
 
     def add_products(self, whole, prepared, factor, z):
-        """Adds what J of a slice of a list, which is `whole`, gives to Z of gradients; see `launch_hermite_products`."""
+        """Adds what J of a slice of a list, the `whole`, gives to Z of gradients; see `launch_hermite_products`."""
         context, degree = self.backend.context, self.degrees[self.degree_of(prepared)]
         ao, places = first_aos(context, prepared, self.basis), self.places[whole]
         for matrix, sums in zip(self.matrices(self.twice), degree.sums):

@@ -58,7 +58,7 @@ class ReverseTuning:
     lane_doubles: int  # most doubles of Z of a lane
     lane_products: int  # most products in its code
     lane_warps: int  # most warps that share the functions p
-    fused_pieces: tuple  # of lists on tensor cores: fewest primitive quartets of a piece, pieces that fill the device
+    fused_pieces: tuple  # of lists on tensor cores: fewest primitive quartets of a piece, pieces that fill a device
     lane_pieces: tuple  # the same of a lane a quartet
 
     def lane_blocks(self, nbytes, doubles):
@@ -66,7 +66,7 @@ class ReverseTuning:
         return max(1, min(16 if doubles <= 8 else 12, 2 * SHARED_BYTES // nbytes))
 
     def blocks(self, doubles, words, warps):
-        """Blocks of so many warps that share a multiprocessor, with so many doubles and words of a lane, 0 if in memory.
+        """Blocks of so many warps that share a multiprocessor, with so many doubles and words (0: in memory) of a lane.
 
         Each of the four parts of a multiprocessor has 512 registers for its warps' lanes; a few may be lacking.
         """

@@ -19,6 +19,7 @@ from md4.engine import BACKENDS
 from md4.errors import MD4Error, UnsupportedError
 from md4.gpu.devices import chosen
 from md4.pyscf import check_density, check_pyscf, effective_omega
+from md4.pyscf.orbitals import OrbitalRows, install
 from md4.pyscf.tensors import Rows, Tensors, tagged_orbitals
 from md4.support.arguments import (
     checked_array,
@@ -44,6 +45,7 @@ def combined():
     check_pyscf("md4.DF")
     from pyscf import df
 
+    install()
     cls = type("DF", (DF, df.DF), {"__doc__": DF.__doc__, "__module__": DF.__module__})
     return cls
 
@@ -53,7 +55,7 @@ def restored():
     return object.__new__(combined())
 
 
-class DF:
+class DF(OrbitalRows):
     """Density fitting: J, K and the three-centre tensor of a molecule, as `pyscf.df.DF`.
 
     Nothing is computed before it is needed. What PySCF does with a `pyscf.df.DF` it does with this object, too.

@@ -23,6 +23,7 @@ from md4.pyscf.builder import Builder, build, check_no_integrals, made_for
 from md4.pyscf.classes import Restorable, in_front, with_mixin
 from md4.pyscf.correlated import attached_method, detached_method, enter, install
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
+from md4.pyscf.fitted_correlation import attach_correlation, detach_correlation, is_fitted_correlation
 from md4.pyscf.gradients import MD4Excited, MD4Forces
 from md4.support.arguments import (
     checked_array,
@@ -340,7 +341,7 @@ def attach(
         direct_scf and direct_scf_tol have the same meaning as without md4, but direct_scf_tol is used in all direct
         builds. A method gets an attached copy of its mean-field object, or keeps one that is attached already. MP2 and
         UMP2 then also sum their energy where the integrals are, and store integrals and amplitudes only on request
-        (``with_t2``).
+        (``with_t2``). The fitting of DFMP2, DFUMP2 and RPA objects becomes an `md4.DF`, which makes energies of MP2.
     backend : {'auto', 'cuda', 'cpu'}
     max_memory : float, optional
         Hard cap in MB on what md4 allocates. The default is what is free; `mf.max_memory` has no effect on it.
@@ -382,6 +383,8 @@ def attach(
     0
     """
     options = {"backend": backend, "max_memory": max_memory, "stream": stream, "devices": devices, "comm": comm}
+    if is_fitted_correlation(mf):
+        return attach_correlation(mf, **options)
     if start_of(mf) is not None:
 
         def attach_it(inner):
@@ -429,6 +432,8 @@ def detach(mf: Solver) -> Solver:
     >>> type(mf).__name__
     'RHF'
     """
+    if is_fitted_correlation(mf):
+        return detach_correlation(mf)
     if isinstance(start_of(mf), MD4SCF):
         return detached_method(mf, detach)
     if not isinstance(mf, MD4SCF):

@@ -17,7 +17,7 @@ from scipy.linalg import blas
 
 # Functions that CuPy has under the same names, with the same parameters.
 SAME = (
-    "arange", "ascontiguousarray", "full", "matmul", "minimum", "sqrt", "tril",
+    "add", "arange", "ascontiguousarray", "divide", "full", "matmul", "minimum", "sqrt", "tril", "vdot",
 )  # fmt: skip
 FACTORISATIONS = "cholesky", "eigh", "svd"
 # Host memory that can be pinned.

@@ -14,6 +14,8 @@ from pyscf import df, gto
 import md4
 from md4.contract.density_fitting import DensityFitting
 from md4.contract.exchange_factors import half_transformed
+from md4.contract.fitted_mp2 import Spin, mp2
+from md4.contract.fitting_orbitals import Pieces, integrals
 from md4.contract.fitting_stores import Columns, block_rows
 from md4.contract.fitting_team import density_fitting
 from md4.contract.metric import Metric
@@ -110,6 +112,52 @@ def test_stores(emulated, host_integrals, store, auxbasis, monkeypatch):
     assert ours.store == store
     assert len(ours.columns.cuts()) > 2
     compare(ours, fitting(MORE, auxbasis, "cpu"), MORE)
+
+
+def compare_orbitals(ours, theirs, tolerance):
+    """Rows over orbitals, integrals over four orbitals, energies and amplitudes of MP2, one spin and two."""
+    rng, nao = np.random.default_rng(0), ours.nao
+    a, b = rng.normal(size=(nao, 3)), rng.normal(size=(nao, 5))
+    spins = [
+        Spin(rng.normal(size=(nao, o)), rng.normal(size=(nao, v)), -np.ones(o), rng.uniform(size=v))
+        for o, v in ((3, 4), (2, 5))
+    ]
+
+    def results(fit):
+        # Eigenvectors of the same eigenvalue, and so single rows, are not unique.
+        yield np.tensordot(fit.mo_rows(a, b), fit.mo_rows(b, a), (0, 0))
+        yield integrals(fit, (a, b))
+        yield integrals(fit, (a, a), (b, b), (True, True))
+        for some in (spins[:1], spins):
+            *energies, t2 = mp2(fit, some, with_t2=True)
+            yield from (*energies, *t2.values())
+
+    for found, wanted in zip(results(ours), results(theirs), strict=True):
+        assert type(found) is np.ndarray
+        assert abs(found - wanted).max() <= tolerance * abs(wanted).max()
+
+
+@pytest.mark.parametrize("ranges", [False, True], ids=["whole", "ranges"])
+@pytest.mark.parametrize("store", STORES)
+def test_orbitals(emulated, host_integrals, store, ranges, monkeypatch):
+    """In blocks of few rows; as if there were memory for two orbitals at a time only."""
+    monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 13)
+    monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.chunk_bytes", 1 << 13)
+    if ranges:
+        monkeypatch.setattr(Pieces, "bytes_of", lambda self, piece: 0 if piece.last == piece.first + 1 else 1 << 60)
+    ours = fitting(MORE, AUXILIARY, "cuda", store=store)
+    compare_orbitals(ours, fitting(MORE, AUXILIARY, "cpu"), 1e-12)
+
+
+@pytest.mark.parametrize("store, cap", [("direct", 0.3), ("device", 0.6), ("host", 0.6)])
+def test_orbitals_below_a_cap(emulated, host_integrals, store, cap):
+    """The pool lends no more than that; ranges of orbitals are as long as there is room for."""
+    rng = np.random.default_rng(0)
+    ours, theirs = fitting(MORE, AUXILIARY, "cuda", store=store, max_memory=cap), fitting(MORE, AUXILIARY, "cpu")
+    spin = Spin(rng.normal(size=(ours.nao, 40)), rng.normal(size=(ours.nao, 30)), -np.ones(40), rng.uniform(size=30))
+    assert 1 < len(Pieces(ours, [(spin.occupied, spin.virtual)], beside=100_000).pieces) < 40
+    for found, wanted in zip(mp2(ours, [spin])[:2], mp2(theirs, [spin])[:2]):
+        assert abs(found - wanted).max() < 1e-12 * abs(wanted).max()
 
 
 # products and triangular equations ------------------------------------------------------------------------------------
@@ -345,7 +393,9 @@ def test_memory_goes_back(emulated, host_integrals):
     pool = ours.engine.backend.context.pool
     pool.left()
     before = len(pool.lent)
-    for use in (lambda: ours.get_jk(random_densities(MORE, 0), 0), lambda: ours.rows(0, 2)):
+    a, spin = np.eye(ours.nao)[:, :3], Spin(np.eye(ours.nao)[:, :2], np.eye(ours.nao)[:, 2:], -np.ones(2), np.ones(9))
+    uses = [lambda: ours.get_jk(random_densities(MORE, 0), 0), lambda: ours.rows(0, 2), lambda: ours.mo_rows(a, a)]
+    for use in (*uses, lambda: integrals(ours, (a, a)), lambda: mp2(ours, [spin])):
         use()
         pool.left()  # takes back what was returned
         assert len(pool.lent) == before
@@ -364,6 +414,7 @@ def test_several_devices(emulated, host_integrals, store, auxbasis, monkeypatch)
     ours = density_fitting(*bases, backend="cuda", store=store, cutoff=0)
     assert len({share.engine.backend.context.pool for share in ours.shares}) == ours.count == 3
     compare(ours, fitting(MORE, auxbasis, "cpu"), MORE)
+    compare_orbitals(ours, fitting(MORE, auxbasis, "cpu"), 1e-11)
 
 
 @pytest.mark.parametrize("max_memory", [None, 50])

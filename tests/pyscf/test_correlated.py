@@ -207,9 +207,6 @@ def test_other_methods():
     method = md4.attach(cc.CCSD(plain), backend="cpu").set(verbose=0)
     assert abs(method.run().e_tot - cc.CCSD(plain).run().e_tot) < 1e-7
     assert type(md4.detach(method)._scf) is scf.hf.RHF
-    fitted = mp.MP2(own().density_fit())
-    with pytest.raises(md4.UnsupportedError, match="DFRMP2 has density fitting of its own; attach the mean"):
-        md4.attach(fitted)
 
 
 # functions that are given the molecule only ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""PySCF's DFMP2 on `md4.DF`, in large basis sets."""
+"""PySCF's DFMP2 on `md4.DF`, and attached, in large basis sets."""
 
 import pytest
 from molecules import STORED, WATER, molecule
@@ -30,3 +30,6 @@ def test_energy(backend, atom, basis, fit, auxbasis, lmax):
     auxmol = fits[0].auxmol
     assert max(auxmol.bas_angular(n) for n in range(auxmol.nbas)) == lmax
     assert abs(ours - theirs) < 1e-9
+    attached, t2 = md4.attach(DFMP2(mf).set(with_df=fits[1]), backend=backend).kernel(with_t2=False)
+    assert t2 is None
+    assert abs(attached - theirs) < 1e-9

@@ -41,6 +41,7 @@ def orbitals(mol: gto.Mole, coefficients: Floats) -> None:
 
 def fitted(mol: gto.Mole, dm: Floats) -> None:
     fit = md4.DF(mol, "cc-pvdz-jkfit", backend="cpu", max_memory=100, store="direct").build()
+    print(fit.mo_rows(dm, dm).shape, fit.ao2mo([dm] * 4, compact=False).shape)
     assert_type(fit.get_naoaux(), int)
     vj, vk = fit.get_jk(dm, hermi=1, omega=0.3)
     print(vj + vk, fit.store, next(fit.loop(10)))

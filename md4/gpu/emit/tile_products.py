@@ -193,7 +193,7 @@ def make_staircase_products(rows8, nt, wide, turned, ahead, same=1):
 
 @cache
 def make_load_words(nt, steps):
-    """Intrinsic (words, column, ncol, lane) -> the lane's words of `nt` column fragments from `column` on, of all steps.
+    """Intrinsic (words, column, ncol, lane) -> the lane's words of `nt` column fragments from `column` on, all steps.
 
     Columns beyond `ncol`, which is below 2^31, take those of the last one.
     """

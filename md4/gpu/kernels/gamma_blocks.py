@@ -47,7 +47,7 @@ def density_place(n, na, nb, nc, nd):
 
 
 def gamma_of(d, at, coulomb, half_k, a, b, c, d_, na, nb, nc, nd):
-    """Gamma of four functions of a quartet, whose density blocks are in shared memory from `at` on (device function)."""
+    """Gamma of four functions of a quartet, whose blocks of D are in shared memory from `at` on (device function)."""
     cd = at + na * nb
     ac = cd + nc * nd
     bd = ac + na * nc

@@ -337,6 +337,6 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z, 
         plan.shared,
         (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
         (h, plan.rows_cd, blocks_of_8(ket.nherm)), levels_of(context, ket, plan.rows_cd, True),
-        (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma, bra.nab, ket.nab, z,
-        parts, each, column_blocks, plan.together,
+        (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma, bra.nab, ket.nab,
+        z, parts, each, column_blocks, plan.together,
     )  # fmt: skip

@@ -100,8 +100,7 @@ def columns_of(l):
 
 
 def reverse_lanes(nab, chunk, warps, ket_class, l, kind):
-    """Kernel factory: `nab` functions of the bra, `chunk` of the p up to degree l for each of the `warps` of a block, and
-    the class of H of the ket."""
+    """Kernel factory: `nab` functions of the bra, `chunk` of the p up to degree l for each warp, and the ket's H."""
     l_ket = ket_class[0] + ket_class[1]
     # in the order of `KET_ELEMENTS`
     elements = tuple(sorted(map(tuple, class_elements(ket_class).tolist()), key=lambda element: element[::-1]))

@@ -84,7 +84,7 @@ def test_selected_kets(nket, near, monkeypatch):
     counts = (size >= tolerance) & (prims > 0)
     with running():
         context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
-        of_pairs = [norms[:, *these.T] for these in shells]
+        of_pairs = [norms[:, these[:, 0], these[:, 1]] for these in shells]
         arrays = [context.pool.upload(side, context.stream)[1] for side in zip(shells, start, bounds, of_pairs)]
         arrays = [(*these, of.part(0, (of.size,))) for *these, of in arrays]
         given = *(sent(context, array) for array in (norms, j, k)), nshell, tolerance
@@ -99,7 +99,7 @@ def test_selected_kets(nket, near, monkeypatch):
         places = np.concatenate([np.zeros((1, 2), dtype=np.int64), places])
         sizes = np.repeat(places[-1], [2, 3]).tolist()
         # as of a chunk behind others of its list
-        places = np.append(places + [7, 30], np.append(found[:, 2], 0)[:, None], axis=1)
+        places = np.append(places + np.array([7, 30]), np.append(found[:, 2], 0)[:, None], axis=1)
         table = [Buffer((this := context.pool.get(size + 1)).pointer, (size,), 4, this) for size in sizes]
         launch_select(*pass_of, (context.pool.upload([places], context.stream)[1][0], *table))
         shells_of, listed = (np.stack([host_array(b, "int32") for b in part], 1) for part in (table[:2], table[2:]))

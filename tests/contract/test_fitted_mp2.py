@@ -1,0 +1,82 @@
+"""Energies and amplitudes of MP2 with fitted integrals against sums by NumPy: spins, ranges of orbitals, memory."""
+
+import numpy as np
+import pytest
+from fitted_orbitals import AUXILIARY, assert_close, bases, fitting, watched
+
+import md4
+from md4.contract.fitted_mp2 import Spin, mp2
+from md4.contract.fitting_orbitals import Pieces
+from md4.contract.fitting_team import density_fitting
+
+
+def spin(nao, o, v, seed=0):
+    rng = np.random.default_rng(seed)
+    occupied, virtual = rng.normal(size=(nao, o)), rng.normal(size=(nao, v))
+    return Spin(occupied, virtual, -1.0 - rng.uniform(size=o), rng.uniform(size=v))
+
+
+def by_numpy(fit, spins):
+    """As from `mp2`, and the amplitudes."""
+    n, amplitudes = len(spins), {}
+    direct, exchange = np.zeros((n, n)), np.zeros((n, n))
+    rows = [fit.mo_rows(one.occupied, one.virtual) for one in spins]
+    for s in range(n):
+        for r in range(s + 1):
+            found = np.einsum("qia,qjb->ijab", rows[r], rows[s])
+            energies = [spins[k].occupied_energies for k in (r, s)], [spins[k].virtual_energies for k in (r, s)]
+            (i, j), (a, b) = energies
+            t = found / (i[:, None, None, None] + j[:, None, None] - a[:, None] - b)
+            amplitudes[r, s], direct[s, r] = t, (t * found).sum()
+            if r == s:
+                exchange[s, s] = (t * found.transpose(0, 1, 3, 2)).sum()
+    return direct, exchange, amplitudes
+
+
+def compare(fit, spins):
+    direct, exchange, nothing = mp2(fit, spins)
+    wanted = by_numpy(fit, spins)
+    assert nothing == {}
+    *sums, t2 = mp2(fit, spins, with_t2=True)
+    for found in ((direct, exchange), sums):
+        assert_close(np.array(found), np.array(wanted[:2]))
+    assert t2.keys() == wanted[2].keys()
+    for key, t in t2.items():
+        assert_close(t, wanted[2][key])
+
+
+@pytest.mark.parametrize("store", ["device", "host", "direct"])
+def test_energies(backend, water, store):
+    fit = fitting(water, backend=backend, store=store)
+    for sizes in ([(4, 9)], [(1, 1)], [(4, 7), (3, 8)], [(4, 7), (0, 9)], [(0, 9)]):
+        compare(fit, [spin(water.nao, o, v, seed) for seed, (o, v) in enumerate(sizes)])
+
+
+@pytest.mark.parametrize("share", [0.25, 0.0], ids=["several j", "one j"])
+@pytest.mark.parametrize("cap", [0.65, 0.85])
+def test_little_memory(water, cap, share, monkeypatch):
+    """Ranges of orbitals, of which two are there at a time, never more than the cap allows."""
+    monkeypatch.setattr("md4.contract.fitting_orbitals.PRODUCT_SHARE", share)
+    fit = fitting(water, store="direct", max_memory=cap)
+    spins = [spin(water.nao, 24, 20), spin(water.nao, 20, 22, 1)]
+    assert not Pieces(fit, [(one.occupied, one.virtual) for one in spins]).whole
+    most = watched(fit)
+    compare(fit, spins)  # whose own rows do not count
+    assert 0 < most[0] <= cap * 1e6
+
+
+def test_several_workers(water, monkeypatch):
+    monkeypatch.setattr("md4.contract.team.chosen", lambda *_: [None] * 2)
+    for store in ("device", "direct"):
+        team = density_fitting(*bases(water, AUXILIARY), backend="cpu", store=store)
+        compare(team, [spin(water.nao, 4, 7), spin(water.nao, 3, 8, 1)])
+
+
+def test_refusals(water, monkeypatch):
+    fit, spins = fitting(water, store="direct", max_memory=1), [spin(water.nao, 4, 9)]
+    with pytest.raises(md4.MemoryLimitError, match=r"MP2 with 1000 virtual orbitals needs 24 MB .* \d+ kB may be used"):
+        mp2(fit, [spin(water.nao, 2, 1000)])
+    monkeypatch.setattr("md4.contract.fitting_orbitals.host_memory", lambda: 1000)
+    assert mp2(fit, spins)[2] == {}
+    with pytest.raises(md4.MemoryLimitError, match=r"of MP2, which with_t2=False leaves out, take 10\.\d kB"):
+        mp2(fit, spins, with_t2=True)
