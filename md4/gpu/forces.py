@@ -557,8 +557,8 @@ class DeviceForces:
         if need > backend.memory_left():
             raise MemoryLimitError(
                 f"gradients of J of {self.basis!r} take at least {size_text(need)} ({size_text(matrices)} of densities "
-                f"of AOs, {size_text(sums)} of those of Hermite functions, {size_text(h)} of the H matrices of one list), "
-                f"but {size_text(backend.memory_left())} may be used; raise max_memory."
+                f"of AOs, {size_text(sums)} of Hermite functions, {size_text(h)} of the H matrices of one list), but "
+                f"{size_text(backend.memory_left())} may be used; raise max_memory."
             )
 
     def least_bytes(self, context, bra, ket):
