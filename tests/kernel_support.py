@@ -62,7 +62,8 @@ def gradients(backend, basis):
         team, ones = Team.of(Engine(basis, backend=backend)), np.ones((1, basis.nao, basis.nao))
         team.make_lists(0.0)
         bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in team.lists]
-        backend.sums.forces(basis, team.lists, bounds).run(backend, ones, np.ones(1), np.ones(1), 0.0)
+        for exchange in (np.ones(1), np.zeros(1)):
+            backend.sums.forces(basis, team.lists, bounds).run(backend, ones, np.ones(1), exchange, 0.0)
 
 
 def everything(backend, basis):

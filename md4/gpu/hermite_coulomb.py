@@ -197,7 +197,8 @@ class DeviceCoulomb:
         first, last = part_of_order(bra.order, found, part, parts)
         if first == last or found.width == 0:
             return
-        if by_threads(l_bra, l_ket, bra.mirrored):
+        by_thread = self.more == 0 or l_bra + l_ket <= HERMITE_COULOMB.gradient_thread_l
+        if by_thread and by_threads(l_bra, l_ket, bra.mirrored):
             self.launch(bra, ket, (first, last), found, parts)
             return
         size = 8 * r_stride(l_bra + l_ket)

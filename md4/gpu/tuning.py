@@ -254,6 +254,7 @@ class HermiteCoulombTuning:
     threads: int  # threads of a block
     thread_l: int  # highest L of two degrees of which a thread takes a primitive quartet
     mirrored_thread_l: int  # the same where all centres lie in a plane
+    gradient_thread_l: int  # and that of J of gradients, which compile such kernels for themselves
     thread_ket_l: int  # and highest l of the ket
     ket_functions: int  # most functions q of the ket whose D_q and J_q are in registers at once
     staged_l: int  # L from which on r is in shared memory in FP64
@@ -290,8 +291,8 @@ class HermiteCoulombTuning:
 
 
 HERMITE_COULOMB = HermiteCoulombTuning(
-    threads=128, thread_l=12, mirrored_thread_l=12, thread_ket_l=6, ket_functions=35, staged_l=7, staged_single_l=9,
-    mirrored_staged_l=8, mirrored_staged_single_l=10, thread_blocks=8192, thread_bras=64, thin=4, single_ratio=1e5,
+    threads=128, thread_l=12, mirrored_thread_l=12, gradient_thread_l=9, thread_ket_l=6, ket_functions=35,
+    staged_l=7, staged_single_l=9, mirrored_staged_l=8, mirrored_staged_single_l=10, thread_blocks=8192, thread_bras=64, thin=4, single_ratio=1e5,
     single_l=12, fewest_singles=1 << 21, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20,
     fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
     mirrored_blocks=(5, 5, 5, 4, 3, 2), mirrored_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
