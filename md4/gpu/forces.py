@@ -123,7 +123,7 @@ class TaskSums:
         Parts that are used.
     """
 
-    def __init__(self, context, ab, rows, most=REVERSE.most_parts):
+    def __init__(self, context, ab, rows, most):
         self.context, self.used, self.hermite = context, 0, hermite_facts(ab.facts.l + 1)
         self.of_task = ab.first_prim, ab.nprim, rows
         self.size = ab.nprim * 8 * blocks_of_8(self.hermite.nherm) * rows
@@ -318,7 +318,8 @@ class DeviceForces:
     def launch(self, backend, task, batch, counts, terms):
         """Has the device make the derivatives of a task, (nprim, 6); how many quartets are made."""
         context, this = backend.context, self.lists[task.number].prepared[task.first : task.last]
-        out, sums, made = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, self.rows_of(this)), 0
+        out, made = context.pool.get(max(1, 6 * this.nprim)), 0
+        sums = TaskSums(context, this, self.rows_of(this), REVERSE.most_parts)
         prims = np.diff(this.whole.pairs.start[task.first : task.last + 1])
         numbers = np.zeros((len(batch), len(this) + 1, 3), dtype=np.int64)
         np.cumsum(counts[:, :, 0], axis=1, out=numbers[:, 1:, 0])

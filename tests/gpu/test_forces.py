@@ -138,15 +138,16 @@ def test_a_molecule_in_a_plane(highest, pure, monkeypatch):
 CHAIN = "; ".join(f"H {0.1 * (n % 2)} {0.2 * (n % 3)} {1.5 * n}" for n in range(4))
 
 
-@pytest.mark.sample("lanes")
-def test_errors_are_bounded(way):
+@pytest.mark.sample("lanes-*")
+@pytest.mark.parametrize("exchange", [1.0, 0.0])
+def test_errors_are_bounded(way, exchange):
     mol = molecule(CHAIN, {"H": [[0, [0.9, 1.0]]]})
     dm = symmetric(mol.nao)
-    exact, before = md4.JK(mol, backend="cpu").gradient(dm, tolerance=0), (0.0, 0)
+    exact, before = md4.JK(mol, backend="cpu").gradient(dm, exchange=exchange, tolerance=0), (0.0, 0)
     with running():
         jk = md4.JK(mol, backend="cuda", direct_scf_tol=1e-12)
         for tolerance in (1e-8, 1e-4, 1e-2, 1e3):
-            found, stats = jk.gradient(dm, tolerance=tolerance), jk.stats
+            found, stats = jk.gradient(dm, exchange=exchange, tolerance=tolerance), jk.stats
             assert 0 < stats.error_estimate <= stats.error_bound
             assert abs(found - exact).max() <= stats.error_bound
             assert stats.computed + stats.skipped == sum(map(len, jk.lists)) ** 2
@@ -156,8 +157,9 @@ def test_errors_are_bounded(way):
     assert stats.computed == 0
 
 
-@pytest.mark.sample("lanes")
-def test_the_bounds_are_those_of_what_is_left_out(way):
+@pytest.mark.sample("lanes-*")
+@pytest.mark.parametrize("exchange", [1.0, 0.0])
+def test_the_bounds_are_those_of_what_is_left_out(way, exchange):
     """With s functions and blocks of D of the same size, where all bounds of densities are the same: (1 + 1/2) |D|^2.
 
     Rectangles may contain quartets whose bounds are smaller than the tolerance; they count as left out all the same.
@@ -170,13 +172,14 @@ def test_the_bounds_are_those_of_what_is_left_out(way):
         a, b = this.pairs.pairs.T
         squares = np.maximum(norms[range(3), range(3)][:, a, b, a, b], norms[range(3), range(3)][:, b, a, b, a])
         bounds = GradientBounds(this.pairs, jk.basis.centres, this.exact, np.sqrt(squares.max(axis=0)))
-        of_quartets = 1.5 * np.outer(bounds.derivative, bounds.own)
+        of_quartets = (1 + exchange / 2) * np.outer(bounds.derivative, bounds.own)
         for tolerance in (1e-7, 1e-3, 1e3):
-            jk.gradient(dm, tolerance=tolerance)
+            jk.gradient(dm, exchange=exchange, tolerance=tolerance)
             left = of_quartets[of_quartets < tolerance]
             assert jk.stats.error_bound == pytest.approx(left.sum(), rel=1e-9)
             assert jk.stats.error_estimate == pytest.approx(np.sqrt((left**2).sum()), rel=1e-9)
-            assert jk.stats.skipped == len(left) or (way == "rectangles" and jk.stats.skipped < len(left))
+            rectangles = way == "rectangles" and exchange
+            assert jk.stats.skipped == len(left) or (rectangles and jk.stats.skipped < len(left))
     assert len(left) == of_quartets.size
 
 
@@ -225,13 +228,14 @@ def test_many_parts_of_the_kets(way, monkeypatch):
     assert_same(*both(SMALL, lambda jk: jk.gradient(dm, tolerance=0)))
 
 
-def test_a_part_of_the_terms(monkeypatch):
+@pytest.mark.parametrize("exchange", [1.0, 0.0])
+def test_a_part_of_the_terms(exchange, monkeypatch):
     """Parts add up to all, in gradients, quartets and bounds; progress is told of all work."""
     mol, told = molecule(CHAIN, {"H": [[0, [0.9, 1.0]]], "O": [[1, [0.9, 1.0]]]}), []
     with running():
         jk = md4.JK(mol, backend="cuda")
         made, dm = jk._forces_of_lists(jk.direct_scf_tol), jk._frame.densities(symmetric(mol.nao, 1))
-        given = jk.engine.backend, dm, np.ones(1), np.ones(1), 1e-4
+        given = jk.engine.backend, dm, np.ones(1), np.full(1, exchange), 1e-4
         whole, quartets, left_out = made.run(*given, report=told.append)
         parts = []
         for part, (of_h, of_z) in enumerate(((0.4, 1 << 30), (0.4, 1), (1e-9, 1 << 30))):  # on unlike machines
@@ -267,7 +271,8 @@ def test_streams_that_are_late(way):
 # limits ---------------------------------------------------------------------------------------------------------------
 
 
-def test_no_memory(monkeypatch):
+@pytest.mark.parametrize("exchange", [1.0, 0.0])
+def test_no_memory(exchange, monkeypatch):
     """It is refused with its size before anything is allocated."""
     dm = symmetric(SMALL.nao)
     with running():
@@ -277,9 +282,9 @@ def test_no_memory(monkeypatch):
         monkeypatch.setattr(GpuBackend, "memory_left", lambda backend: 1000)
         for method in ("get", "fresh", "room"):
             monkeypatch.setattr(f"md4.gpu.pool.Pool.{method}", lambda *args: asked.append(args))
-        message = r"^gradients of Basis\(.* take at least .*B \(.*\), but 1 kB may be used; raise max_memory\.$"
+        message = r"^gradients of (J of )?Basis\(.* take at least .*B \(.*\), but 1 kB may be used; raise max_memory\.$"
         with pytest.raises(MemoryLimitError, match=message):
-            jk.gradient(dm, tolerance=0)
+            jk.gradient(dm, exchange=exchange, tolerance=0)
     assert not asked
 
 
