@@ -293,7 +293,8 @@ class HermiteCoulombTuning:
 HERMITE_COULOMB = HermiteCoulombTuning(
     threads=128, thread_l=12, mirrored_thread_l=12, gradient_thread_l=9, thread_ket_l=6, ket_functions=35,
     staged_l=7, staged_single_l=9, mirrored_staged_l=8, mirrored_staged_single_l=10, thread_blocks=8192,
-    thread_bras=64, thin=4, single_ratio=1e5, single_l=12, fewest_singles=1 << 21, lane_functions=5, warps=16896, warp_kets=32, r_bytes=256 << 20,
+    thread_bras=64, thin=4, single_ratio=1e5, single_l=12, fewest_singles=1 << 21, lane_functions=5,
+    warps=16896, warp_kets=32, r_bytes=256 << 20,
     fewest_blocks=(5, 5, 5, 4, 3, 2), fewest_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
     mirrored_blocks=(5, 5, 5, 4, 3, 2), mirrored_single_blocks=(8, 7, 6, 6, 5, 4, 3, 2),
 )  # fmt: skip
