@@ -146,6 +146,18 @@ def own_ranges(count, part, parts):
     return [slice(*edges[n : n + 2]) for n in range(part, slices, parts) if edges[n] < edges[n + 1]]
 
 
+def groups_within(sizes, most):
+    """Ranges of successive items whose sizes add up to at most `most`; an item that is larger is alone."""
+    first, used = 0, 0
+    for n, size in enumerate(sizes):
+        if n > first and used + size > most:
+            yield range(first, n)
+            first, used = n, 0
+        used += size
+    if len(sizes) > 0:
+        yield range(first, len(sizes))
+
+
 def even_pieces(count, most):
     """As few slices as possible of at most `most` items that cover 0 to count - 1; lengths differ by 1 at most."""
     pieces = -(-count // most)

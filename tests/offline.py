@@ -218,7 +218,7 @@ def launch_gradient(backend, bra, ket):
     basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
     bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in lists]
     terms = forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 3 + (1, 0.0), (NOTHING, NOTHING))
-    made = forces.DeviceForces(backend, basis, lists, bounds)
+    made = forces.DeviceForces(basis, lists, bounds)
     for task in made.tasks(backend, [1]):
         if task.number == 0:
             made.launch(backend, task, [1], made.count(backend, [task], [1], terms)[0][0], terms)

@@ -220,10 +220,11 @@ def single_j(basis, omega=None):
         compare(j("cuda"), reference(j), "J alone in single precision", SINGLE_TOLERANCE)
 
 
-def gradient(basis, omega=None, tolerance=0.0):
+def gradient(basis, omega=None, tolerance=0.0, exchange=1.0):
     """Derivatives of the energy of J and K of a closed shell by the centres of the shells."""
     dm = symmetric(basis.nao, 1)[0]
-    both("gradient", lambda name: md4.JK(basis, backend=name).gradient(dm, omega=omega, tolerance=tolerance))
+    options = {"omega": omega, "tolerance": tolerance, "exchange": exchange}
+    both("gradient", lambda name: md4.JK(basis, backend=name).gradient(dm, **options))
 
 
 def unpacked(nao, count):
@@ -485,9 +486,10 @@ FAMILIES = {
         matrices, *((basis, 1, 1, {"omega": w}) for basis in (SP, few_shells((3, 1, 1, 3))) for w in (0.4, -0.4)),
         with_k=False,
     ),
-    # forces: lists of what counts, and rectangles of large classes
+    # forces: lists of what counts, rectangles of large classes, and J alone
     "gradients": each(
-        gradient, (SP,), (SP, {"omega": 0.4}), (SP, {"tolerance": 1e-8}), (few_shells((1, 2, 3, 3)),),
+        gradient, (SP,), (SP, {"omega": 0.4}), (SP, {"tolerance": 1e-8}), (SP, {"exchange": 0.0}),
+        (few_shells((1, 2, 3, 3)),),
         (few_shells((3, 1, 1, 2), (2, 2, 1, 2)),), (few_shells((2, 2, 1, 2), (1, 3, 1, 1), pure=False),),
         (few_shells((4, 1, 1, 2), (0, 2, 1, 2)),), (few_shells((3, 1, 1, 2), axis=1),),
     ),

@@ -16,7 +16,7 @@ from md4.cpu.threads import number_of_threads, run_all, run_threads
 from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
-from md4.plan import own_ranges
+from md4.plan import groups_within, own_ranges
 from md4.shells.schwarz import GradientBounds
 from md4.support.display import size_text
 from md4.support.locks import Lock
@@ -184,17 +184,11 @@ class HostForces:
 
     def batches(self, backend, numbers):
         """Those of the lists `numbers` whose H matrices fit the memory at the same time, a batch after the other."""
-        room, batch, used = H_SHARE * backend.memory_left(), [], 0
-        for number in numbers:
-            need = backend.hermite_bytes(self.lists[number].pairs)
-            if batch and used + need > room:
-                yield batch
-                for done in batch:
-                    self.lists[done].prepared.drop()
-                batch, used = [], 0
-            batch.append(number)
-            used += need
-        yield batch
+        needs = [backend.hermite_bytes(self.lists[number].pairs) for number in numbers]
+        for group in groups_within(needs, H_SHARE * backend.memory_left()):
+            yield [numbers[n] for n in group]
+            for n in group if group.stop < len(needs) else ():
+                self.lists[numbers[n]].prepared.drop()
 
     def tables(self, lists, these, density=None):
         """The numbers of the ket lists `these`, and tables of lists and of kets for `reverse_lanes`.

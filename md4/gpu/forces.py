@@ -40,10 +40,12 @@ from md4.gpu.r_layout import r_stride_of
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES, FEWEST_BLOCKS, REVERSE
 from md4.method.angular import nherm
-from md4.plan import QuartetRule, own_ranges
+from md4.plan import QuartetRule, groups_within, own_ranges
 from md4.shells.shell_pairs import list_facts
 from md4.support.display import size_text
 
+# Forms in which there may be H of a ket list at the same time.
+H_FORMS = 3
 # Shares of the memory that may be used: of H of the ket lists, and of Z of a task.
 H_SHARE, Z_SHARE = 0.4, 0.2
 # Most bytes of Z of a task; that of one bra pair may be larger.
@@ -152,15 +154,14 @@ class DeviceForces:
 
     Parameters
     ----------
-    backend : md4.gpu.backend.GpuBackend
     basis : md4.Basis
     lists : list of md4.contract.screening.PairList
     bounds : list of md4.shells.schwarz.GradientBounds
         Those of each list.
     """
 
-    def __init__(self, backend, basis, lists, bounds):
-        self.backend, self.basis, self.lists, self.bounds = backend, basis, lists, bounds
+    def __init__(self, basis, lists, bounds):
+        self.basis, self.lists, self.bounds = basis, lists, bounds
         self.tables = {}
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
@@ -271,18 +272,11 @@ class DeviceForces:
         shells, derivative, own = self.tables[number]
         return shells, self.lists[number].prepared.data.start, derivative if of_bra else own, terms.of_pairs[number]
 
-    def counted_together(self, tasks, nlist):
+    @staticmethod
+    def counted_together(tasks, nlist):
         """Successive tasks, whose counts take at most `COUNT_BYTES`; a large task is alone."""
-        group, used = [], 0
-        for task in tasks:
-            need = 12 * nlist * (task.last - task.first)
-            if group and used + need > COUNT_BYTES:
-                yield group
-                group, used = [], 0
-            group.append(task)
-            used += need
-        if group:
-            yield group
+        needs = [12 * nlist * (task.last - task.first) for task in tasks]
+        return [tasks[group.start : group.stop] for group in groups_within(needs, COUNT_BYTES)]
 
     def count(self, backend, tasks, batch, terms):
         """The ket pairs of each list of a batch that count with the bra pairs of tasks.
@@ -481,18 +475,21 @@ class DeviceForces:
 
     def batches(self, backend):
         """Numbers of ket lists whose H matrices fit the memory at the same time, a batch after the other."""
-        room, batch, used = H_SHARE * backend.memory_left(), [], 0
-        for number, this in enumerate(self.lists):
-            need = backend.hermite_bytes(this.pairs)
-            if batch and used + need > room:
-                yield batch
-                for done in batch:
-                    self.lists[done].prepared.drop()
-                batch, used = [], 0
-            batch.append(number)
-            used += need
-        if batch:
-            yield batch
+        needs = [self.h_bytes(backend, this) for this in self.lists]
+        for group in groups_within(needs, H_SHARE * backend.memory_left()):
+            yield list(group)
+            for done in group if group.stop < len(needs) else ():
+                self.lists[done].prepared.drop()
+
+    def drop(self):
+        """Gives back the memory of H, also of that which builds keep."""
+        for this in self.lists:
+            this.prepared.drop()
+
+    @staticmethod
+    def h_bytes(backend, this):
+        """Bytes of the H matrices of a ket list, in all forms that kernels take."""
+        return H_FORMS * backend.hermite_bytes(this.pairs)
 
     def tasks(self, backend, batch, part=0, parts=1):
         """Every `Task` of a part, those of most work first.
@@ -537,8 +534,10 @@ class DeviceForces:
                 f"of shell pairs, but gradients on a GPU take {MOST_NUMBERS} at once; use backend='cpu'."
             )
         tables = 2 * densities.nbytes + (40 + 8 * len(densities)) * sum(map(len, lists))
-        h = max(backend.hermite_bytes(this.pairs) for this in lists)
+        h = max(self.h_bytes(backend, this) for this in lists)
         one = max(self.least_bytes(backend.context, bra, ket) for bra in lists for ket in lists)
+        if tables + h + one > backend.memory_left():
+            self.drop()
         if tables + h + one > backend.memory_left():
             raise MemoryLimitError(
                 f"gradients of {self.basis!r} take at least {size_text(tables + h + one)} ({size_text(tables)} of "
@@ -555,6 +554,8 @@ class DeviceForces:
             h = max(h, backend.hermite_bytes(pairs))
             z = max(z, 64 * this.prepared.facts.max_prim * blocks_of_8(hermite) * self.rows_of(this.prepared))
         need = matrices + sums + h + z * REVERSE.most_parts
+        if need > backend.memory_left():
+            self.drop()
         if need > backend.memory_left():
             raise MemoryLimitError(
                 f"gradients of J of {self.basis!r} take at least {size_text(need)} ({size_text(matrices)} of densities "

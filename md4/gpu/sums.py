@@ -80,7 +80,7 @@ class DeviceSums:
     def forces(self, basis, lists, bounds):
         """Gradients; see `md4.gpu.forces.DeviceForces`."""
         self.backend.require_asynchronous_copies()
-        return DeviceForces(self.backend, basis, lists, bounds)
+        return DeviceForces(basis, lists, bounds)
 
     def coulomb_bytes(self, pairs):
         """Bytes of D and J of a list for one density matrix, D in FP32 as well, and of its part of an order."""

@@ -223,10 +223,11 @@ def counts(maker, task, pairs):
     return np.diff(shell_pairs(basis, pairs, np.exp(task[2])).start)
 
 
-def every_ket(made, backend, task, batch, terms):
+def every_ket(made, backend, tasks, batch, terms):
     """As `DeviceForces.count`, if nothing is left out."""
     kets = [(len(made.lists[n]), made.lists[n].pairs.nprim, len(made.lists[n])) for n in batch]
-    return np.repeat(np.array(kets, dtype=np.int32)[:, None], task.last - task.first, axis=1), np.zeros(2)
+    counts = np.array(kets, dtype=np.int32)[:, None]
+    return [np.repeat(counts, task.last - task.first, axis=1) for task in tasks], np.zeros(2)
 
 
 @pytest.fixture
