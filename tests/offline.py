@@ -209,6 +209,7 @@ def launch_coulomb(backend, lists, mirrored):
         target.load(lists)
         for l_ket, l_bra in combinations_with_replacement(sorted({prepared.facts.l for prepared in lists}), 2):
             target.take(l_bra, l_ket, 0, 1)
+        target.add_products(lists[0], lists[0], 1.0, (NOTHING, 0, 1, 8))
         target.collect(lists)
 
 
