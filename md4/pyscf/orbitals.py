@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from md4.contract.fitting_orbitals import Pieces, host_array, integrals
 from md4.errors import ArgumentError, UnsupportedError
-from md4.support.arguments import as_list, checked_array
+from md4.support.arguments import as_list, checked_array, shown
 from md4.support.types import HostArray
 
 # Largest difference of orbitals that PySCF calls the same.
@@ -88,10 +88,7 @@ class OrbitalRows:
         if self._md4_pyscf is not None:
             return super().ao2mo(mo_coeffs, compact)  # type: ignore[misc]
         one = isinstance(mo_coeffs, np.ndarray) and mo_coeffs.ndim == 2
-        four = [mo_coeffs] * 4 if one else as_list(mo_coeffs)
-        if four is None or len(four) != 4:
-            raise ArgumentError("mo_coeffs must be an array of shape (nao, n) or four of them, one for each index.")
-        i, j, k, l = checked_orbitals(four, self.mol.nao)
+        i, j, k, l = orbital_sets([mo_coeffs] * 4 if one else mo_coeffs, 4, self.mol.nao)
         triangles = [bool(compact) and same(i, j), bool(compact) and same(k, l)]
         bra, ket = (i, i if triangles[0] else j), (k, k if triangles[1] else l)
         if same(i, k) and same(j, l):
@@ -106,10 +103,20 @@ def checked_orbitals(orbitals, nao):
     found = [checked_array("the orbitals", one) for one in orbitals]
     for one in found:
         if one.dtype.kind == "c":
-            raise UnsupportedError("the orbitals are complex; md4 transforms fitted integrals to real orbitals only.")
+            raise UnsupportedError("the orbitals are complex; md4 transforms integrals to real orbitals only.")
         if one.ndim != 2 or len(one) != nao or one.dtype.kind not in "fiu":
             raise ArgumentError(f"orbitals must have the shape ({nao}, n), not {one.shape} of {one.dtype}.")
     return [np.asarray(one, dtype=float) for one in found]
+
+
+def orbital_sets(mo_coeffs, count, nao):
+    """So many sets, one for each index, as of `checked_orbitals`."""
+    sets = as_list(mo_coeffs)
+    if sets is None or len(sets) != count:
+        raise ArgumentError(
+            f"mo_coeffs must hold {count} arrays of orbitals, one for each index, not {shown(mo_coeffs)}."
+        )
+    return checked_orbitals(sets, nao)
 
 
 def same(one, other):

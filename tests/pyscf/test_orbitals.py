@@ -70,7 +70,7 @@ def test_arguments(ours, water):
             with pytest.raises(md4.ArgumentError, match=r"orbitals must have the shape \(13, n\), not"):
                 call(a, wrong)
     for wrong in ([a, a], 3):
-        with pytest.raises(md4.ArgumentError, match="or four of them, one for each index"):
+        with pytest.raises(md4.ArgumentError, match="must hold 4 arrays of orbitals, one for each index"):
             ours.ao2mo(wrong)
 
 
