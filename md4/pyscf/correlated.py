@@ -50,10 +50,10 @@ def responsible(method, *orbitals):
 
 
 def usable(builder, mol, orbitals):
-    """The engine of a builder; None, with the reason in PySCF's log, if the device has no algebra."""
+    """The engine of a builder; None for orbitals that are not real ones of `mol`, or if the device has no algebra."""
     from pyscf.lib import logger
 
-    if any(map(np.iscomplexobj, orbitals)):
+    if any(np.iscomplexobj(one) or len(one) != mol.nao for one in orbitals):  # which PySCF refuses, or has ways for
         return None
     engine = builder.engine(mol)
     try:
@@ -179,7 +179,8 @@ def times_amplitudes(theirs, *args, **options):
 
     given = arguments_of(theirs, args, options)
     method, amplitudes = given["mycc"], given["t2"]
-    engine = responsible(method, amplitudes) if given["vvvv"] is None and amplitudes.size else None
+    over_aos = given["vvvv"] is None and amplitudes.shape[-2:] == (given["mol"].nao,) * 2
+    engine = responsible(method) if over_aos and amplitudes.size and amplitudes.dtype == float else None
     if engine is None:
         return theirs(*args, **options)
     clock = logger.process_clock(), logger.perf_counter()
@@ -197,6 +198,7 @@ class MadeLater:
     """In front of PySCF's `_ChemistsERIs` of MP2: (ia|jb) are made when somebody asks for them."""
 
     md4_made_by: Any
+    md4_sizes: Any
 
     def __getattr__(self, name):
         if name not in NAMES.values():
@@ -229,13 +231,14 @@ class MD4MP2(Restorable):
     def ao2mo(self, mo_coeff=None):
         """PySCF's ao2mo; without a tensor in memory, the integrals are made when they are asked for."""
         orbitals = self.mo_coeff if mo_coeff is None else mo_coeff
-        mf = self._scf
-        if mf._eri is not None or getattr(mf, "with_df", None) or responsible(self, *orbitals) is None:
+        mf, restricted = self._scf, np.ndim(orbitals[0]) == 1
+        sets = [orbitals] if restricted else orbitals
+        if mf._eri is not None or getattr(mf, "with_df", None) or responsible(self, *sets) is None:
             return super().ao2mo(mo_coeff)
-        eris = made_later("pyscf.mp.mp2" if np.ndim(orbitals[0]) == 1 else "pyscf.mp.ump2")()
+        eris = made_later("pyscf.mp.mp2" if restricted else "pyscf.mp.ump2")()
         for name in NAMES.values():
             eris.__dict__.pop(name, None)
-        eris.md4_made_by = lambda: super(MD4MP2, self).ao2mo(mo_coeff)
+        eris.md4_made_by, eris.md4_sizes = lambda: super(MD4MP2, self).ao2mo(mo_coeff), (self.nocc, self.nmo)
         eris._common_init_(self, orbitals)
         return eris
 
@@ -246,7 +249,8 @@ class MD4MP2(Restorable):
 
         eris = self.ao2mo(mo_coeff) if eris is None else eris
         given = mo_energy is not None or mo_coeff is not None
-        if not isinstance(eris, MadeLater) or (given and self.frozen is not None):
+        other = not isinstance(eris, MadeLater) or eris.md4_sizes != (self.nocc, self.nmo)
+        if other or (given and self.frozen is not None):
             return super().init_amps(mo_energy, mo_coeff, eris, with_t2)
         clock = logger.process_clock(), logger.perf_counter()
         energies = eris.mo_energy if mo_energy is None else mo_energy

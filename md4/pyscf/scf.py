@@ -201,7 +201,7 @@ class MD4SCF(Restorable):
         """PySCF's reset; pairs and bounds are made again at the next build."""
         self._md4 = self._md4.fresh()
         result = super().reset(mol)
-        enter(self.mol, self._md4)
+        enter(self.mol, self._md4_builder)
         return result
 
     def _transfer_attrs_(self, dst):

@@ -97,6 +97,16 @@ def test_what_asks_for_integrals(plain):
     assert found.ao2mo(plain.mo_coeff).ovov.shape == eris.ovov.shape
 
 
+@pytest.mark.parametrize("frozen", [1, [12]], ids=["occupied", "virtual"])
+def test_integrals_of_other_frozen_orbitals(frozen):
+    """They do not fit, as with PySCF, rather than give the energy of some orbitals of both."""
+    found = md4.attach(mp.MP2(ours(own())))
+    eris = found.ao2mo()
+    found.frozen = frozen
+    with pytest.raises(ValueError, match="shape"):
+        found.kernel(eris=eris)
+
+
 def test_natural_orbitals():
     plain = own()
     frozen, orbitals = mp.MP2(plain).run().make_fno(thresh=1e-3)
@@ -236,6 +246,10 @@ def test_who_is_responsible_for_a_molecule():
     first.reset(other)
     assert whose(mol) is None
     assert whose(other) is first._md4
+    second_order = md4.attach(mol.RHF(), backend="cpu").newton()
+    second_order.reset(mol)
+    assert whose(mol) is second_order._md4_builder  # whose JK is there in any case
+    del second_order
     twin = pickle.loads(pickle.dumps(first))
     assert whose(twin.mol) is twin._md4
     del twin
@@ -267,6 +281,9 @@ def test_integrals_of_a_molecule():
     np.testing.assert_array_equal(derivatives(), same_bits)
     assert responsible_for(mol, a) is not None
     assert responsible_for(mol, a + 0j) is None
+    for wrong in (a[:10], np.vstack([a, a])):
+        with pytest.raises(AssertionError):  # PySCF's
+            ao2mo.full(mol, wrong)
     md4.detach(mf)
     with sentinel(), pytest.raises(AssertionError, match="PySCF makes integrals"):
         made()
