@@ -8,6 +8,7 @@ from md4.errors import ArgumentError, UnsupportedError
 from md4.pyscf.classes import Restorable, in_front
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
 from md4.pyscf.orbitals import checked_orbitals, is_transformed_by_md4
+from md4.support.arguments import checked_flag
 
 
 class MD4FittedMP2(Restorable):
@@ -56,7 +57,7 @@ def is_fitted_correlation(obj):
     return any(isinstance(obj, getattr(module, name)) for module, name in found if module is not None)
 
 
-def attach_correlation(obj, **options):
+def attach_correlation(obj, mo_integrals, **options):
     """`md4.attach` of such an object: its fitting, and the energy of MP2, are those of md4.
 
     MP2 alone has no use for a tensor over AOs, and to fit integrals over orbitals is less work, which binds a CPU.
@@ -64,6 +65,8 @@ def attach_correlation(obj, **options):
     name = type(obj).__name__
     if not hasattr(obj, "split_mo_coeff"):
         raise UnsupportedError(f"{name} is attached with PySCF 2.8 or newer; set its with_df = md4.DF(...) instead.")
+    if not checked_flag("mo_integrals", mo_integrals):
+        raise ArgumentError(f"{name} has no integrals but those over orbitals; leave mo_integrals=False out.")
     check_replaceable(obj.with_df)
     is_mp2 = type(obj).kernel.__module__.startswith(("pyscf.mp.", "md4."))  # RPA has a kernel of its own
     checked = DF(obj.with_df.mol, obj.with_df.auxbasis, **options)

@@ -184,7 +184,7 @@ def fitted_pairs(with_df, pairs, names, h5obj):
         if h5obj is None:
             out.append(host_array(shape, "fitted integrals over pairs of orbitals"))
         else:
-            out.append(h5obj.create_dataset(name, shape, "f8", chunks=(1, fit.size)))
+            out.append(h5obj.create_dataset(name, shape, "f8", chunks=(1, fit.size) if shape[0] else None))
 
     def use(piece, array):
         v = pairs[piece.number][1].shape[1]

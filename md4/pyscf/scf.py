@@ -384,7 +384,7 @@ def attach(
     """
     options = {"backend": backend, "max_memory": max_memory, "stream": stream, "devices": devices, "comm": comm}
     if is_fitted_correlation(mf):
-        return attach_correlation(mf, **options)
+        return attach_correlation(mf, mo_integrals, **options)
     if start_of(mf) is not None:
 
         def attach_it(inner):

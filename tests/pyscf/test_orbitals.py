@@ -111,6 +111,9 @@ def test_fitted_pairs(ours, theirs, water, module, name, no_rows, tmp_path):
         found = module._init_mp_df_eris(ours, occupied, virtual, 4000)
         stored = module._init_mp_df_eris(ours, occupied, virtual, 4000, h5obj=file)
         assert np.array_equal(file[name], found if module is dfmp2 else found[0])
+        few = (a[:, :0], b) if module is dfmp2 else ([a, a[:, :0]], [b, b])
+        none = module._init_mp_df_eris(ours, *few, 4000, h5obj=file.create_group("none"))
+        assert (none if module is dfmp2 else none[1]).shape == (0, 84)
         if module is dfmp2:
             wanted, found, stored = [wanted], [found], [stored]
         for one, other, dataset in zip(found, wanted, stored, strict=True):
