@@ -21,7 +21,7 @@ from md4.support.display import size_text
 from md4.support.progress import Progress
 
 # Matrices over AOs, and blocks over two virtual orbitals, that are needed at once for a pair i, j.
-MATRICES, BLOCKS = 2, 4
+MATRICES, BLOCKS = 2, 3
 
 
 class OneIndexOfEachSide:

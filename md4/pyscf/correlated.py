@@ -244,7 +244,6 @@ class MD4MP2(Restorable):
 
     def init_amps(self, mo_energy=None, mo_coeff=None, eris=None, with_t2=True):
         """PySCF's init_amps, with energies by md4."""
-        from pyscf import lib
         from pyscf.lib import logger
 
         eris = self.ao2mo(mo_coeff) if eris is None else eris
@@ -260,16 +259,22 @@ class MD4MP2(Restorable):
             Spin(coefficients[:, :occupied], coefficients[:, occupied:], e)
             for coefficients, occupied, e in (one if restricted else zip(eris.mo_coeff, self.nocc, energies))
         ]
-        same, opposite, t2 = OccupiedVirtual(responsible(self), spins).energies(with_t2)
+        found = OccupiedVirtual(responsible(self), spins).energies(with_t2)
         logger.timer(self, "MP2 by md4", *clock)
-        energy = lib.tag_array(same + opposite, e_corr_ss=same, e_corr_os=opposite)
-        if not with_t2:
-            return energy, None
-        if restricted:
-            return energy, t2[0, 0]
-        for spins in ((0, 0), (1, 1)):
-            t2[spins] = t2[spins] - t2[spins].transpose(0, 1, 3, 2)
-        return energy, (t2[0, 0], t2[0, 1], t2[1, 1])
+        return as_amplitudes(*found)
+
+
+def as_amplitudes(same, opposite, t2):
+    """(correlation energy with its parts, t2 or None), as of PySCF's `init_amps`; from `md4.contract.mp2.Sums`."""
+    from pyscf import lib
+
+    energy = lib.tag_array(same + opposite, e_corr_ss=same, e_corr_os=opposite)
+    if (1, 1) not in t2:
+        return energy, t2.get((0, 0))
+    for s in range(2):
+        for of_i in t2[s, s]:
+            of_i[...] -= of_i.transpose(0, 2, 1)
+    return energy, (t2[0, 0], t2[0, 1], t2[1, 1])
 
 
 def with_mean_field(method, change):

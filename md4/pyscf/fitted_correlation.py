@@ -2,10 +2,14 @@
 
 import sys
 
+import numpy as np
+
 from md4 import gpu
-from md4.contract.fitted_mp2 import Spin, mp2
+from md4.contract.fitted_mp2 import mp2
+from md4.contract.mp2 import Spin
 from md4.errors import ArgumentError, UnsupportedError
 from md4.pyscf.classes import Restorable, in_front
+from md4.pyscf.correlated import as_amplitudes
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
 from md4.pyscf.orbitals import checked_orbitals, is_transformed_by_md4
 from md4.support.arguments import checked_flag
@@ -31,24 +35,13 @@ class MD4FittedMP2(Restorable):
         fitting = self.with_df if eris is None else eris
         if not is_transformed_by_md4(fitting):
             return super().init_amps(mo_energy, mo_coeff, eris, with_t2)
-        from pyscf import lib
-
         sets = [self.split_mo_coeff(), self.split_mo_energy()]
         unrestricted = not hasattr(sets[0][0], "shape")
         spins = [
-            Spin(*checked_orbitals(orbitals[1:3], self.mol.nao), *energies[1:3])
+            Spin(*checked_orbitals(orbitals[1:3], self.mol.nao), np.concatenate(energies[1:3]))
             for orbitals, energies in (zip(*sets) if unrestricted else [sets])
         ]
-        direct, exchange, t2 = mp2(fitting._md4_fitting(), spins, with_t2)
-        opposite, same = direct[-1, 0], (direct - exchange).trace()
-        if unrestricted:
-            same *= 0.5
-            for s in range(2 if with_t2 else 0):
-                for of_i in t2[s, s]:
-                    of_i[...] -= of_i.transpose(0, 2, 1)
-        energy = lib.tag_array(same + opposite, e_corr_ss=same, e_corr_os=opposite)
-        kept = (t2[0, 0], t2[0, 1], t2[1, 1]) if unrestricted and with_t2 else t2.get((0, 0))
-        return energy, kept
+        return as_amplitudes(*mp2(fitting._md4_fitting(), spins, with_t2))
 
 
 def is_fitted_correlation(obj):

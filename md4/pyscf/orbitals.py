@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from md4.contract.fitting_orbitals import Pieces, host_array, integrals
+from md4.contract.fitting_orbitals import Pieces, integrals
 from md4.errors import ArgumentError, UnsupportedError
 from md4.support.arguments import as_list, checked_array, shown
+from md4.support.memory import host_array
 from md4.support.types import HostArray
 
 # Largest difference of orbitals that PySCF calls the same.
