@@ -86,7 +86,8 @@ class OneIndexOfEachSide:
         algebra, rows, few = self.algebra, self.rows, 0 if self.same_side is None else len(self.same_side)
         kept, (row, matrix) = algebra.held_bytes(8 * (self.nao * self.count) ** 2), self._row_bytes()
         kept, row = kept + 8 * few * table_width(rows.nrow), row + 8 * (few and 2 * few + self.count**2)
-        least = rows.workspace + max(rows.least_rows * row + matrix, self.pair_bytes)
+        places = 16 * self.nao**2
+        least = rows.workspace + places + max(rows.least_rows * row + matrix, self.pair_bytes)
         left = algebra.memory_left()
         if kept + least > left:
             raise MemoryLimitError(
@@ -94,7 +95,7 @@ class OneIndexOfEachSide:
                 f"workspace {size_text(kept + least)}, but {size_text(left)} may be used; raise max_memory or freeze "
                 "orbitals."
             )
-        room = WORK_SHARE * (left - kept - rows.workspace)
+        room = WORK_SHARE * (left - kept - rows.workspace - places)
         self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // matrix))
         return max(rows.least_rows, int(min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // row))
 

@@ -22,6 +22,7 @@ from md4.pyscf.intor import DERIVATIVES, FEW_CENTRES, name_basis_operator
 from md4.pyscf.orbitals import orbital_sets, same
 from md4.support.arguments import checked_choice, checked_flag, checked_mol, shown
 from md4.support.display import size_text
+from md4.support.memory import host_array
 from md4.support.types import BackendName, Molecule
 
 __all__ = ["full", "general", "half_e1", "kernel"]
@@ -297,9 +298,9 @@ def active_space(engine, mo, ncore, ncas, with_core):
     nmo, core = mo.shape[1], ncore if with_core else 0
     cores, active = np.stack([np.arange(core)] * 2, axis=1), core + np.indices((ncas, ncas)).reshape(2, -1).T
     pairs = np.concatenate([cores, active])
+    shapes, (j_pc, k_pc) = ((nmo, nmo, ncas, ncas), (nmo, ncas, nmo, ncas)), np.zeros((2, nmo, ncore))
+    ppaa, papa = (host_array(shape, "integrals over active orbitals") for shape in shapes)
     one = OneIndexOfEachSide(engine, mo[:, ncore - core : ncore + ncas], nmo, same_side=pairs)
-    j_pc, k_pc = np.zeros((2, nmo, ncore))
-    ppaa, papa = np.empty((nmo, nmo, ncas, ncas)), np.empty((nmo, ncas, nmo, ncas))
     algebra = one.algebra
     with engine.lock, algebra.working():
         every = one.sorted(mo)

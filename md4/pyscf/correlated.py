@@ -8,7 +8,7 @@ md4 makes the integrals, else PySCF's own function runs as before.
 
 import inspect
 import weakref
-from functools import cache, wraps
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +18,7 @@ from md4.contract.amplitudes import DirectContraction
 from md4.contract.mp2 import OccupiedVirtual, Spin
 from md4.errors import DeviceError, UnsupportedError
 from md4.pyscf import ao2mo
-from md4.pyscf.classes import Restorable, in_front
+from md4.pyscf.classes import Restorable, in_front, replace
 from md4.pyscf.df import DF
 from md4.support.locks import once
 
@@ -74,17 +74,6 @@ def install():
     replace(outcore, "half_e1", two_sets)
     replace(import_module("pyscf.mcscf.mc_ao2mo"), "trans_e1_outcore", active_orbitals)
     replace(import_module("pyscf.cc.ccsd"), "_contract_s4vvvv_t2", times_amplitudes)
-
-
-def replace(module, name, ours):
-    """Has `ours`, with PySCF's function as its first argument, called in its place."""
-    theirs = getattr(module, name)
-
-    @wraps(theirs)
-    def chosen(*args, **options):
-        return ours(theirs, *args, **options)
-
-    setattr(module, name, chosen)
 
 
 def occupied_virtual(theirs, method, *args, **options):

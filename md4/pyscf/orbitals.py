@@ -7,7 +7,6 @@ call PySCF's for everything else.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from md4.contract.fitting_orbitals import Pieces, integrals
 from md4.errors import ArgumentError, UnsupportedError
+from md4.pyscf.classes import replace
 from md4.support.arguments import as_list, checked_array, shown
 from md4.support.memory import host_array
 from md4.support.types import HostArray
@@ -152,29 +152,21 @@ def install():
         with suppress(ImportError):
             module = import_module(f"pyscf.mp.{name}")
             if hasattr(module, "_init_mp_df_eris"):
-                module._init_mp_df_eris = instead_of(module._init_mp_df_eris, transformed)
+                replace(module, "_init_mp_df_eris", transformed)
 
 
-def instead_of(original, transformed):
-    """A function that calls `transformed` for an `md4.DF`, else PySCF's."""
-
-    @wraps(original)
-    def chosen(with_df, occ_coeff, vir_coeff, max_memory, h5obj=None, log=None):
-        if is_transformed_by_md4(with_df):
-            return transformed(with_df, occ_coeff, vir_coeff, h5obj)
-        return original(with_df, occ_coeff, vir_coeff, max_memory, h5obj, log)
-
-    return chosen
-
-
-def of_closed_shells(with_df, occupied, virtual, h5obj):
+def of_closed_shells(theirs, with_df, occ_coeff, vir_coeff, max_memory, h5obj=None, log=None):
     """PySCF's ovL, shape (o v, naux), in memory or as a dataset."""
-    return fitted_pairs(with_df, [(occupied, virtual)], ["ovL"], h5obj)[0]
+    if not is_transformed_by_md4(with_df):
+        return theirs(with_df, occ_coeff, vir_coeff, max_memory, h5obj, log)
+    return fitted_pairs(with_df, [(occ_coeff, vir_coeff)], ["ovL"], h5obj)[0]
 
 
-def of_two_spins(with_df, occupied, virtual, h5obj):
+def of_two_spins(theirs, with_df, occ_coeff, vir_coeff, max_memory, h5obj=None, log=None):
     """The same for each spin."""
-    return fitted_pairs(with_df, list(zip(occupied, virtual)), ["ovL0", "ovL1"], h5obj)
+    if not is_transformed_by_md4(with_df):
+        return theirs(with_df, occ_coeff, vir_coeff, max_memory, h5obj, log)
+    return fitted_pairs(with_df, list(zip(occ_coeff, vir_coeff)), ["ovL0", "ovL1"], h5obj)
 
 
 def fitted_pairs(with_df, pairs, names, h5obj):

@@ -154,6 +154,15 @@ def test_active_space(mol, level, ncore, ncas, backend):
         np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
 
 
+def test_active_space_that_does_not_fit(mol, monkeypatch):
+    """Found before the first integral."""
+    engine = Engine(Basis.from_mol(mol), backend="cpu")
+    monkeypatch.setattr("md4.support.memory.host_memory", lambda: 1000)
+    monkeypatch.setattr("md4.pyscf.ao2mo.OneIndexOfEachSide", None)
+    with pytest.raises(md4.MemoryLimitError, match=r"over active orbitals take 21\.6 kB, but the host has 1 kB"):
+        active_space(engine, orbitals(mol), 3, 4, False)
+
+
 @pytest.mark.parametrize("call, error, match", [
     (lambda mol, c: md4.ao2mo.general(mol, (c, c, c)), md4.ArgumentError, "mo_coeffs must hold 4 arrays"),
     (lambda mol, c: md4.ao2mo.general(mol, 5), md4.ArgumentError, "mo_coeffs must hold 4 arrays"),

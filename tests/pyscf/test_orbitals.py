@@ -10,7 +10,7 @@ from pyscf.mp import dfmp2, dfump2
 
 import md4
 from md4.contract.density_fitting import DensityFitting
-from md4.pyscf.orbitals import install, instead_of
+from md4.pyscf.orbitals import install, of_closed_shells, of_two_spins
 
 FUNCTIONS = [(dfmp2, "ovL"), (dfump2, "ovL0")]
 
@@ -144,10 +144,11 @@ def test_other_versions_of_pyscf(monkeypatch):
     assert not hasattr(dfmp2, "_init_mp_df_eris")
 
 
-def test_all_arguments_are_handed_on():
+@pytest.mark.parametrize("function", [of_closed_shells, of_two_spins])
+def test_all_arguments_are_handed_on(function):
     """With their names."""
 
     def original(with_df, occ_coeff, vir_coeff, max_memory, h5obj=None, log=None):
         return with_df, occ_coeff, vir_coeff, max_memory, h5obj, log
 
-    assert instead_of(original, None)(1, 2, 3, 4, log=6, h5obj=5) == (1, 2, 3, 4, 5, 6)
+    assert function(original, 1, 2, 3, 4, log=6, h5obj=5) == (1, 2, 3, 4, 5, 6)
