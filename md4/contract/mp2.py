@@ -45,18 +45,16 @@ class OccupiedVirtual:
     engine : md4.engine.Engine
     spins : list of Spin
         One, or that of alpha and that of beta.
-    progress : bool, optional
-        As in `md4.int2e`.
     """
 
-    def __init__(self, engine, spins, progress=None):
-        self.engine, self.spins, self.progress = engine, spins, progress
+    def __init__(self, engine, spins):
+        self.engine, self.spins = engine, spins
 
     @cached_property
     def one(self):
         """The pass through all integrals."""
         occupied, virtual = np.hstack([spin.occupied for spin in self.spins]), max(s.shape[1] for s in self.spins)
-        return OneIndexOfEachSide(self.engine, occupied, virtual, self.progress)
+        return OneIndexOfEachSide(self.engine, occupied, virtual)
 
     @property
     def algebra(self):

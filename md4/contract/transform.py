@@ -35,8 +35,6 @@ class OneIndexOfEachSide:
         Coefficients C of the orbitals i and j.
     virtual : int
         Largest number of orbitals of the other two indices.
-    progress : bool, optional
-        As in `md4.int2e`.
     same_side : ndarray of int, shape (n, 2), optional
         A few pairs i, j, of which (ij|P) of all rows P are made in the same pass.
 
@@ -53,7 +51,7 @@ class OneIndexOfEachSide:
         Shells with l > 8.
     """
 
-    def __init__(self, engine, orbitals, virtual, progress=None, same_side=None):
+    def __init__(self, engine, orbitals, virtual, same_side=None):
         self.same_side, self.of_pairs = same_side, None
         with engine.lock:
             self.engine, self.algebra = engine, engine.backend.algebra()
@@ -63,7 +61,7 @@ class OneIndexOfEachSide:
                 self.orbitals = self.sorted(orbitals)
                 most = self._most_rows()
                 if self.count:
-                    self._make(self.rows.pieces(most), progress)
+                    self._make(self.rows.pieces(most))
 
     def sorted(self, coefficients):
         """Coefficients of orbitals, shape (nao, n), on the device, with AOs in the order of `rows`."""
@@ -101,10 +99,10 @@ class OneIndexOfEachSide:
 
     # the pass
 
-    def _make(self, pieces, progress):
+    def _make(self, pieces):
         """X of all pieces."""
         algebra, rows = self.algebra, self.rows
-        rows.compile_ahead(False, progress)
+        rows.compile_ahead(False)
         self.x = algebra.empty((self.nao, self.count, self.nao * self.count))
         self.x[...] = 0.0
         if self.same_side is not None:
@@ -116,7 +114,7 @@ class OneIndexOfEachSide:
         table = algebra.empty((longest * widest,))
         dense = algebra.empty((min(longest, self.matrices_at_once) * self.nao * algebra.matrix_width(self.nao),))
         half, sorted_ = (algebra.empty((longest * self.nao * self.count,)) for _ in range(2))
-        with Progress(float(sum((last - first) * last for first, last in pieces)), progress, label="MO") as bar:
+        with Progress(float(sum((last - first) * last for first, last in pieces)), label="MO") as bar:
             for first, last, made in rows.once(pieces, table, bar):
                 w = self._transformed(made, last, places, dense, half)
                 for aos, others, chosen in rows.both_orders(first, last):
