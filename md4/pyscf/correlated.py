@@ -20,7 +20,7 @@ from md4.errors import DeviceError, UnsupportedError
 from md4.pyscf import ao2mo
 from md4.pyscf.classes import Restorable, in_front, replace
 from md4.pyscf.df import DF
-from md4.support.locks import once
+from md4.support.locks import Lock, once
 
 # Names of (ia|jb) by the spins of i and j.
 NAMES = {(0, 0): "ovov", (0, 1): "ovOV", (1, 1): "OVOV"}
@@ -28,13 +28,15 @@ NAMES = {(0, 0): "ovov", (0, 1): "ovOV", (1, 1): "OVOV"}
 
 # The builders of the attached objects of a molecule, as long as objects have them; those entered last at the end.
 builders: weakref.WeakKeyDictionary[Any, list] = weakref.WeakKeyDictionary()
+entering = Lock()
 
 
 def enter(mol, builder):
     """MO integrals of `mol` are made with the options of `builder` from now on, as long as an object has it."""
     if builder.mo_integrals:
-        others = [ref for ref in builders.get(mol, ()) if ref() not in (None, builder)]
-        builders[mol] = [*others, weakref.ref(builder)]
+        with entering:
+            others = [ref for ref in builders.get(mol, ()) if ref() not in (None, builder)]
+            builders[mol] = [*others, weakref.ref(builder)]
 
 
 def responsible_for(mol, *orbitals):

@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 from contextlib import contextmanager
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ import md4
 from md4.contract.mp2 import OccupiedVirtual
 from md4.cpu.backend import CpuBackend
 from md4.errors import DeviceError
-from md4.pyscf.correlated import builders, responsible_for
+from md4.pyscf.builder import Builder
+from md4.pyscf.correlated import builders, enter, responsible_for
 
 ENERGY = "O 0 0 0; H 0 -0.757 0.587; H 0 0.757 0.587", -0.204019967288  # cc-pVDZ, from pyscf/mp/mp2.py itself
 CLOSE = 1e-9  # Hartree
@@ -258,6 +260,25 @@ def test_who_is_responsible_for_a_molecule():
     del first
     gc.collect()
     assert whose(other) is None
+
+
+def test_threads_enter_builders(monkeypatch):
+    """None is lost where two threads enter one at a time when the other has read the list."""
+    mol, made = molecule(WATER, "sto-3g"), [Builder(backend="cpu", comm=None) for _ in range(2)]
+    second = Thread(target=enter, args=(mol, made[1]))
+
+    class Slow(type(builders)):
+        def get(self, *args):
+            found = super().get(*args)
+            if second.ident is None:
+                second.start()
+                second.join(0.2)  # which waits for the first
+            return found
+
+    monkeypatch.setattr("md4.pyscf.correlated.builders", slow := Slow())
+    enter(mol, made[0])
+    second.join()
+    assert {ref() for ref in slow[mol]} == {*made}
 
 
 def test_integrals_of_a_molecule():
