@@ -28,12 +28,10 @@ class DirectContraction:
     ----------
     engine : md4.engine.Engine
         Its `bra_basis` is the basis. Threads may share it.
-    progress : bool, optional
-        As in `md4.int2e`.
     """
 
-    def __init__(self, engine, progress=None):
-        self.engine, self.progress = engine, progress
+    def __init__(self, engine):
+        self.engine = engine
         with engine.lock:
             self.algebra = engine.backend.algebra()
             with self.algebra.working():
@@ -51,11 +49,11 @@ class DirectContraction:
         with self.engine.lock, self.algebra.working():
             most = self._plan()
             pieces = self.rows.pieces(self.rows_at_once)
-            self.rows.compile_ahead(False, self.progress)
+            self.rows.compile_ahead(False)
             self.places = self.algebra.send(self.rows.places())
             passes = -(-len(found) // most)
             work = float(max(1, passes) * max(1, sum((last - first) * last for first, last in pieces)))
-            with Progress(work, self.progress, label="vvvv") as bar:
+            with Progress(work, label="vvvv") as bar:
                 for first in range(0, len(found), most):
                     some = slice(first, first + most)
                     made = self._pass(amplitudes[some][:, order][:, :, order], pieces, bar)

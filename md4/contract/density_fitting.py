@@ -21,7 +21,7 @@ import numpy as np
 from md4.contract.densities import checked_densities, not_finite
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import complete_exchange, factors
-from md4.contract.fitting_orbitals import ROWS, host_array, least_bytes, rows_into, transform
+from md4.contract.fitting_orbitals import ROWS, least_bytes, rows_into, transform
 from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width
 from md4.contract.metric import LeftOut, Metric
 from md4.contract.table_build import TableBuild, row_bytes
@@ -31,6 +31,7 @@ from md4.support.arguments import checked_choice
 from md4.support.display import size_text
 from md4.support.locks import Lock, locked
 from md4.support.log import log
+from md4.support.memory import host_array
 
 # Pairs of AOs whose Schwarz bound with every auxiliary function is below this (Hartree) are left out.
 CUTOFF = 1e-13

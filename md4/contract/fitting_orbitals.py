@@ -20,7 +20,7 @@ from md4.contract.exchange_factors import half_transformed
 from md4.contract.fitting_stores import WORK_SHARE, block_rows
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
-from md4.support.memory import host_memory
+from md4.support.memory import host_array
 
 # For messages.
 ROWS = "rows of fitted integrals over orbitals"
@@ -160,14 +160,6 @@ def rows_into(algebra, out):
         out[rows, i, a] = algebra.fetch(algebra.xp.ascontiguousarray(block.transpose(1, 0, 2)))
 
     return take
-
-
-def host_array(shape, what):
-    """A NumPy array for results; MemoryLimitError if the host has no memory for it."""
-    need, left = 8 * int(np.prod(shape, dtype=object)), host_memory()
-    if need > left:
-        raise MemoryLimitError(f"{what} take {size_text(need)}, but the host has {size_text(left)} of memory.")
-    return np.empty(shape)
 
 
 class Piece(NamedTuple):

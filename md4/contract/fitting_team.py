@@ -12,7 +12,7 @@ import numpy as np
 
 from md4.contract.densities import checked_densities
 from md4.contract.density_fitting import CUTOFF, WHERE, DensityFitting
-from md4.contract.fitting_orbitals import LEAST_ROWS, ROWS, host_array, rows_into
+from md4.contract.fitting_orbitals import LEAST_ROWS, ROWS, rows_into
 from md4.contract.fitting_share import Share, own_rows
 from md4.contract.fitting_stores import STORES, block_rows
 from md4.contract.fock import common_facts
@@ -24,6 +24,7 @@ from md4.support.arguments import checked_choice
 from md4.support.display import size_text
 from md4.support.locks import Lock, locked
 from md4.support.log import log
+from md4.support.memory import host_array
 from md4.support.threads import Standing, run_each
 
 

@@ -7,13 +7,13 @@ Pairs with i >= j of the same orbitals are made once. Energies are summed where 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from md4.contract.transform import OneIndexOfEachSide
-from md4.errors import MemoryLimitError
-from md4.support.display import size_text
+from md4.support.memory import host_array
 
 
 @dataclass
@@ -45,14 +45,20 @@ class OccupiedVirtual:
     engine : md4.engine.Engine
     spins : list of Spin
         One, or that of alpha and that of beta.
-    progress : bool, optional
-        As in `md4.int2e`.
     """
 
-    def __init__(self, engine, spins, progress=None):
-        self.spins, occupied = spins, np.hstack([spin.occupied for spin in spins])
-        self.one = OneIndexOfEachSide(engine, occupied, max(spin.shape[1] for spin in spins), progress)
-        self.algebra = self.one.algebra
+    def __init__(self, engine, spins):
+        self.engine, self.spins = engine, spins
+
+    @cached_property
+    def one(self):
+        """The pass through all integrals."""
+        occupied, virtual = np.hstack([spin.occupied for spin in self.spins]), max(s.shape[1] for s in self.spins)
+        return OneIndexOfEachSide(self.engine, occupied, virtual)
+
+    @property
+    def algebra(self):
+        return self.one.algebra
 
     def blocks(self):
         """Yields (s, t, pairs, (ia|jb)) of the spins s <= t of i and j.
@@ -80,66 +86,79 @@ class OccupiedVirtual:
                         put(s, t, j, i, block.T)
 
     def energies(self, with_t2=False):
-        """(energy of the same spin, of opposite spins, amplitudes).
-
-        Returns
-        -------
-        same, opposite : float
-            In Hartree.
-        amplitudes : dict of ndarray
-            For the spins (s, t), s <= t: t_ij^ab of shape (o_s, o_t, v_s, v_t). Empty without `with_t2`.
-
-        Raises
-        ------
-        MemoryLimitError
-            The amplitudes do not fit into host memory; found before they are made.
-        """
-        amplitudes = self._rooms() if with_t2 else {}
-        same = opposite = 0.0
+        """As `Sums.result`; MemoryLimitError where the amplitudes do not fit, before the first integral is made."""
+        t2 = amplitudes(self.spins) if with_t2 else {}
         with self.one.engine.lock, self.algebra.working():
-            gaps = [self._gaps(spin) for spin in self.spins]
+            sums = Sums(self.algebra, self.spins, t2)
             for s, t, pairs, found in self.blocks():
-                direct, exchange, made = self._pair_energies(found, pairs, gaps[s], gaps[t], s == t, with_t2)
-                weight = 2.0 - (pairs[:, 0] == pairs[:, 1]) if s == t else np.ones(len(pairs))
-                if s != t or len(self.spins) == 1:
-                    opposite += float(weight @ direct)
-                if s == t:
-                    same += float(weight @ (direct - exchange)) / len(self.spins)
-                if with_t2:
-                    fill(amplitudes[s, t], pairs, made, s == t)
-        return same, opposite, amplitudes
-
-    def _rooms(self):
-        """Arrays for amplitudes."""
-        spins = [(s, t) for t in range(len(self.spins)) for s in range(t + 1)]
-        shapes = {(s, t): tuple(np.stack([self.spins[s].shape, self.spins[t].shape]).T.ravel()) for s, t in spins}
-        need, left = 8 * sum(np.prod(shape, dtype=object) for shape in shapes.values()), self.algebra.host_left()
-        if need > left:
-            raise MemoryLimitError(
-                f"the amplitudes take {size_text(need)} of host memory, but {size_text(left)} may be used; use "
-                "with_t2=False for the energy alone."
-            )
-        return {spins: np.empty(shape) for spins, shape in shapes.items()}
-
-    def _gaps(self, spin):
-        """e_i on the host, and e_a on the device."""
-        occupied = spin.shape[0]
-        return spin.energies[:occupied], self.algebra.send(np.ascontiguousarray(spin.energies[occupied:], dtype=float))
-
-    def _pair_energies(self, found, pairs, of_i, of_j, same, with_t2):
-        """Sums over a and b of t (ia|jb) and of t (ib|ja) of each pair, and t on the host if it is wanted."""
-        (e_i, e_a), (e_j, e_b) = of_i, of_j
-        sums = self.algebra.send(np.ascontiguousarray(e_i[pairs[:, 0]] + e_j[pairs[:, 1]], dtype=float))
-        t = sums[None, :, None] - e_a[:, None, None]
-        t = found / (t - e_b)
-        direct = self.algebra.fetch((t * found).sum(axis=2).sum(axis=0))
-        exchange = self.algebra.fetch((t * found.transpose(2, 1, 0)).sum(axis=2).sum(axis=0)) if same else None
-        return direct, exchange, self.algebra.fetch(t) if with_t2 else None
+                levels = [self.spins[n].energies[pairs[:, k]] for k, n in enumerate((s, t))]
+                both = self.algebra.send(np.ascontiguousarray(sum(levels), dtype=float))
+                sums.add(s, t, pairs, both, found, [self.algebra.empty(found.shape) for _ in range(2)])
+            return sums.result()
 
 
-def fill(amplitudes, pairs, made, same):
-    """Writes t of some pairs, shape (a, pair, b), to all their places."""
-    for n, (i, j) in enumerate(pairs.tolist()):
-        amplitudes[i, j] = made[:, n]
-        if same and i != j:
-            amplitudes[j, i] = made[:, n].T
+def amplitudes(spins):
+    """Arrays on the host for t_ij^ab of the spins (s, t), s <= t: (o_s, o_t, v_s, v_t)."""
+    shapes = {(s, t): [*zip(spins[s].shape, spins[t].shape)] for t in range(len(spins)) for s in range(t + 1)}
+    what = "amplitudes of MP2, which with_t2=False leaves out,"
+    return {key: host_array((*occupied, *virtual), what) for key, (occupied, virtual) in shapes.items()}
+
+
+class Sums:
+    """Energies of pairs of orbitals, and their amplitudes.
+
+    Parameters
+    ----------
+    algebra : md4.backends.Algebra
+        The caller works with it, here and for all methods.
+    spins : list of Spin
+    t2 : dict of ndarray
+        From `amplitudes`, which are written; empty where they are not wanted.
+    """
+
+    def __init__(self, algebra, spins, t2):
+        self.algebra, self.t2 = algebra, t2
+        self.virtual = [self.send(spin.energies[spin.shape[0] :]) for spin in spins]
+        self.direct, self.exchange = (algebra.xp.zeros((len(spins), len(spins))) for _ in range(2))
+
+    def send(self, energies):
+        """Energies of orbitals on the device."""
+        return self.algebra.send(np.ascontiguousarray(energies, dtype=float))
+
+    def add(self, s, t, pairs, occupied, found, work):
+        """The part of some pairs of the spins s <= t; if s = t, i and j != i stand for j and i, too.
+
+        Parameters
+        ----------
+        pairs : ndarray of int, shape (n, 2)
+            i, j
+        occupied : array, shape (n,)
+            e_i + e_j, on the device.
+        found : array, shape (a, n, b)
+            (ia|jb), on the device, C-contiguous.
+        work : (array, array)
+            Memory of the shape of `found`.
+        """
+        xp, (made, turned) = self.algebra.xp, work
+        xp.add(occupied[:, None] - self.virtual[t], -self.virtual[s][:, None, None], out=made)
+        xp.divide(found, made, out=made)
+        if self.t2:
+            self.keep(s, t, pairs, made)
+        if s == t:
+            for n in np.flatnonzero(pairs[:, 0] == pairs[:, 1]).tolist():
+                made[:, n] *= 0.5
+            turned[...] = found.transpose(2, 1, 0)
+            self.exchange[s, t] += 2.0 * xp.vdot(made.reshape(-1), turned.reshape(-1))
+        self.direct[s, t] += (1.0 + (s == t)) * xp.vdot(made.reshape(-1), found.reshape(-1))
+
+    def keep(self, s, t, pairs, made):
+        """Copies amplitudes to all their places on the host."""
+        kept, (i, j), found = self.t2[s, t], pairs.T, self.algebra.fetch(made)
+        kept[i, j] = found.transpose(1, 0, 2)
+        if s == t:
+            kept[j, i] = found.transpose(1, 2, 0)
+
+    def result(self):
+        """(energy of the same spin, energy of opposite spins, amplitudes by spins); energies are in Hartree."""
+        direct, exchange = (self.algebra.fetch(array) for array in (self.direct, self.exchange))
+        return float((direct - exchange).trace()) / len(direct), float(direct[0, -1]), self.t2

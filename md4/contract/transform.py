@@ -21,7 +21,7 @@ from md4.support.display import size_text
 from md4.support.progress import Progress
 
 # Matrices over AOs, and blocks over two virtual orbitals, that are needed at once for a pair i, j.
-MATRICES, BLOCKS = 2, 4
+MATRICES, BLOCKS = 2, 3
 
 
 class OneIndexOfEachSide:
@@ -35,8 +35,6 @@ class OneIndexOfEachSide:
         Coefficients C of the orbitals i and j.
     virtual : int
         Largest number of orbitals of the other two indices.
-    progress : bool, optional
-        As in `md4.int2e`.
     same_side : ndarray of int, shape (n, 2), optional
         A few pairs i, j, of which (ij|P) of all rows P are made in the same pass.
 
@@ -53,7 +51,7 @@ class OneIndexOfEachSide:
         Shells with l > 8.
     """
 
-    def __init__(self, engine, orbitals, virtual, progress=None, same_side=None):
+    def __init__(self, engine, orbitals, virtual, same_side=None):
         self.same_side, self.of_pairs = same_side, None
         with engine.lock:
             self.engine, self.algebra = engine, engine.backend.algebra()
@@ -63,7 +61,7 @@ class OneIndexOfEachSide:
                 self.orbitals = self.sorted(orbitals)
                 most = self._most_rows()
                 if self.count:
-                    self._make(self.rows.pieces(most), progress)
+                    self._make(self.rows.pieces(most))
 
     def sorted(self, coefficients):
         """Coefficients of orbitals, shape (nao, n), on the device, with AOs in the order of `rows`."""
@@ -86,7 +84,8 @@ class OneIndexOfEachSide:
         algebra, rows, few = self.algebra, self.rows, 0 if self.same_side is None else len(self.same_side)
         kept, (row, matrix) = algebra.held_bytes(8 * (self.nao * self.count) ** 2), self._row_bytes()
         kept, row = kept + 8 * few * table_width(rows.nrow), row + 8 * (few and 2 * few + self.count**2)
-        least = rows.workspace + max(rows.least_rows * row + matrix, self.pair_bytes)
+        places = 16 * self.nao**2
+        least = rows.workspace + places + max(rows.least_rows * row + matrix, self.pair_bytes)
         left = algebra.memory_left()
         if kept + least > left:
             raise MemoryLimitError(
@@ -94,16 +93,16 @@ class OneIndexOfEachSide:
                 f"workspace {size_text(kept + least)}, but {size_text(left)} may be used; raise max_memory or freeze "
                 "orbitals."
             )
-        room = WORK_SHARE * (left - kept - rows.workspace)
+        room = WORK_SHARE * (left - kept - rows.workspace - places)
         self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // matrix))
         return max(rows.least_rows, int(min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // row))
 
     # the pass
 
-    def _make(self, pieces, progress):
+    def _make(self, pieces):
         """X of all pieces."""
         algebra, rows = self.algebra, self.rows
-        rows.compile_ahead(False, progress)
+        rows.compile_ahead(False)
         self.x = algebra.empty((self.nao, self.count, self.nao * self.count))
         self.x[...] = 0.0
         if self.same_side is not None:
@@ -115,7 +114,7 @@ class OneIndexOfEachSide:
         table = algebra.empty((longest * widest,))
         dense = algebra.empty((min(longest, self.matrices_at_once) * self.nao * algebra.matrix_width(self.nao),))
         half, sorted_ = (algebra.empty((longest * self.nao * self.count,)) for _ in range(2))
-        with Progress(float(sum((last - first) * last for first, last in pieces)), progress, label="MO") as bar:
+        with Progress(float(sum((last - first) * last for first, last in pieces)), label="MO") as bar:
             for first, last, made in rows.once(pieces, table, bar):
                 w = self._transformed(made, last, places, dense, half)
                 for aos, others, chosen in rows.both_orders(first, last):

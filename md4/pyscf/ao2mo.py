@@ -19,8 +19,10 @@ from md4.engine import Engine
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError, UnsupportedError
 from md4.pyscf import check_pyscf
 from md4.pyscf.intor import DERIVATIVES, FEW_CENTRES, name_basis_operator
-from md4.support.arguments import checked_array, checked_choice, checked_flag, checked_mol, shown
+from md4.pyscf.orbitals import orbital_sets, same
+from md4.support.arguments import checked_choice, checked_flag, checked_mol, shown
 from md4.support.display import size_text
+from md4.support.memory import host_array
 from md4.support.types import BackendName, Molecule
 
 __all__ = ["full", "general", "half_e1", "kernel"]
@@ -103,14 +105,16 @@ def general(
     if isinstance(eri_or_mol, np.ndarray):
         from pyscf import ao2mo
 
+        if erifile is not None or device:
+            raise ArgumentError("an AO tensor is transformed in memory; leave erifile and device out.")
         return ao2mo.general(eri_or_mol, mo_coeffs, compact=compact)
     if comp not in (None, 1):
         raise UnsupportedError(f"md4.ao2mo has integrals of one component, but comp is {shown(comp)}.")
     if checked_flag("device", device) and erifile is not None:
         raise ArgumentError("device=True keeps the result on the GPU, but erifile is given; leave one of them out.")
-    orbitals = checked_orbitals(mo_coeffs, 4)
-    sides = sides_of(orbitals, symmetry(aosym), checked_flag("compact", compact))
-    engine = engine_of(eri_or_mol, intor, backend, max_memory, orbitals)
+    sym, compact = symmetry(aosym), checked_flag("compact", compact)
+    engine, orbitals = engine_of(eri_or_mol, intor, backend, max_memory, mo_coeffs, 4)
+    sides = sides_of(orbitals, sym, compact)
     if device and engine.backend.name == "cpu":
         raise DeviceError("device=True keeps the result on a GPU; it needs backend='cuda'.")
     if erifile is None:
@@ -144,11 +148,12 @@ def half_e1(
     check_pyscf("md4.ao2mo")
     if comp != 1:
         raise UnsupportedError(f"md4.ao2mo has integrals of one component, but comp is {shown(comp)}.")
-    orbitals, sym = checked_orbitals(mo_coeffs, 2), symmetry(aosym)
+    sym, compact = symmetry(aosym), checked_flag("compact", compact)
     if sym not in ("s4", "s2kl"):
         raise UnsupportedError(f"md4.ao2mo.half_e1 takes aosym 's4' or 's2kl', not {shown(aosym)}.")
-    (side,) = sides_of(orbitals, sym, checked_flag("compact", compact))
-    write_half(engine_of(mol, intor, backend, max_memory, orbitals), mol, side, swapfile, progress)
+    engine, orbitals = engine_of(mol, intor, backend, max_memory, mo_coeffs, 2)
+    (side,) = sides_of(orbitals, sym, compact)
+    write_half(engine, mol, side, swapfile, progress)
     return swapfile
 
 
@@ -161,62 +166,42 @@ def symmetry(aosym):
     return checked_choice("aosym", text if text.startswith("s") else f"s{text}", SYMMETRIES)
 
 
-def checked_orbitals(mo_coeffs, count):
-    """The sets of orbitals; ArgumentError or UnsupportedError for what is none."""
-    try:
-        given = list(mo_coeffs)
-    except TypeError:
-        given = []
-    if len(given) != count:
-        raise ArgumentError(f"mo_coeffs must hold {count} matrices of orbital coefficients, not {shown(mo_coeffs)}.")
-    sets = [checked_array("mo_coeffs", one) for one in given]
-    if any(map(np.iscomplexobj, sets)):
-        raise UnsupportedError("md4.ao2mo transforms real orbitals only; use pyscf.ao2mo for complex ones.")
-    if any(one.ndim != 2 or one.shape[0] != sets[0].shape[0] or one.dtype.kind not in "fiu" for one in sets):
-        raise ArgumentError(f"mo_coeffs must have shapes (nao, n), not {', '.join(str(one.shape) for one in sets)}.")
-    for n, one in enumerate(given):  # the same object stays the same
-        sets[n] = sets[next(k for k, other in enumerate(given) if other is one)]
-    return sets
-
-
 def sides_of(orbitals, aosym, compact):
     """The `Side` of each two sets."""
-    from pyscf.ao2mo.incore import iden_coeffs
-
     may = {"s4": (True, True), "s2ij": (True, False), "s2kl": (False, True), "s1": (False, False)}[aosym]
     pairs = [orbitals[n : n + 2] for n in range(0, len(orbitals), 2)]
-    return [Side(*two, bool(compact and allowed and iden_coeffs(*two))) for two, allowed in zip(pairs, may)]
+    return [Side(*two, bool(compact and allowed and same(*two))) for two, allowed in zip(pairs, may)]
 
 
-def engine_of(mol, intor, backend, max_memory, orbitals):
-    """An engine over the basis of the molecule."""
+def engine_of(mol, intor, backend, max_memory, mo_coeffs, count):
+    """An engine over the basis of the molecule, and so many sets of orbitals."""
     checked_mol(mol)
     basis, operator = name_basis_operator(mol, intor, None)
     if intor in FEW_CENTRES or intor in DERIVATIVES:
         raise UnsupportedError(f"md4.ao2mo transforms integrals over four centres without derivatives, not {intor}.")
-    if orbitals[0].shape[0] != basis.nao:
-        raise ArgumentError(f"mo_coeffs have {orbitals[0].shape[0]} rows, but the molecule has {basis.nao} AOs.")
-    return Engine(basis, None, operator, backend, None, max_memory)
+    return Engine(basis, None, operator, backend, None, max_memory), orbital_sets(mo_coeffs, count, basis.nao)
 
 
 # results --------------------------------------------------------------------------------------------------------------
 
 
-def fill(engine, sides, out, fetch, progress):
-    """Writes (ij|kl) to `out`, which takes what `fetch` makes of blocks. The side with fewer pairs comes first."""
-    bra, ket = sides
-    if ket.pairs < bra.pairs:
+def planned(engine, sides, progress):
+    """The `FourIndex` of two sides, and whether they are exchanged: the side with fewer pairs comes first."""
+    turned = sides[1].pairs < sides[0].pairs
+    return FourIndex(engine, *(sides[::-1] if turned else sides), progress), turned
 
-        def put(first, block):
-            out[:, first : first + len(block)] = fetch(block.T)
 
-        FourIndex(engine, ket, bra, progress).integrals(put)
-        return
+def fill(four, turned, out, fetch):
+    """Writes (ij|kl) to `out`, which takes what `fetch` makes of blocks."""
 
-    def put_rows(first, block):
-        out[first : first + len(block)] = fetch(block)
+    def put(first, block):
+        some = slice(first, first + len(block))
+        if turned:
+            out[:, some] = fetch(block.T)
+        else:
+            out[some] = fetch(block)
 
-    FourIndex(engine, bra, ket, progress).integrals(put_rows)
+    four.integrals(put)
 
 
 def fetcher(algebra):
@@ -235,23 +220,23 @@ def in_memory(engine, sides, device, progress):
             "be used; raise max_memory, or write to a file by erifile."
         )
     if not device:
-        out = np.empty(shape)
-        fill(engine, sides, out, fetcher(algebra), progress)
+        out = engine.backend.watch(np.empty(shape))
+        fill(*planned(engine, sides, progress), out, fetcher(algebra))
         return out
     with engine.lock, algebra.working():
         out = algebra.wrapped(engine.backend.result(shape))
-    fill(engine, sides, out, lambda block: block, progress)
+    fill(*planned(engine, sides, progress), out, lambda block: block)
     engine.backend.mark()()
     return out
 
 
 def write(engine, sides, erifile, dataname, progress=None):
     """(ij|kl) as a dataset of a file, as PySCF makes it."""
-    shape = tuple(side.pairs for side in sides)
+    shape, (four, turned) = tuple(side.pairs for side in sides), planned(engine, sides, progress)
     chunks = {"chunks": tuple(side.other.shape[1] for side in sides)} if shape[0] * shape[1] else {}
     with opened(erifile, dataname) as file:
         data = file.create_dataset(dataname, shape, "f8", **chunks)
-        fill(engine, sides, data, fetcher(engine.backend.algebra()), progress)
+        fill(four, turned, data, fetcher(four.algebra))
 
 
 @contextmanager
@@ -275,7 +260,7 @@ def write_half(engine, mol, side, swapfile, progress=None):
     """(ij|P) in PySCF's order of columns."""
     half = FourIndex(engine, side, progress=progress)
     rows, algebra = half.rows, half.algebra
-    columns = rows.places()[tuple(np.argsort(rows.order)[pyscf_pairs(mol)])]
+    columns = rows.places()[tuple(np.argsort(rows.order)[pyscf_pairs(mol.ao_loc_nr(not rows.basis.pure))])]
     with opened(swapfile, "0") as file:
         data = file.create_dataset("0/0", (side.pairs, columns.shape[0]), "f8")
         with engine.lock, algebra.working():
@@ -285,9 +270,9 @@ def write_half(engine, mol, side, swapfile, progress=None):
                     data[begin + at : begin + at + len(block)] = algebra.fetch(block)[:, columns]
 
 
-def pyscf_pairs(mol):
+def pyscf_pairs(ao_loc):
     """AOs of the columns of PySCF's `half_e1`, shape (2, count)."""
-    shells, found = [np.arange(*ends) for ends in pairwise(mol.ao_loc_nr())], [np.zeros((2, 0), dtype=np.int64)]
+    shells, found = [np.arange(*ends) for ends in pairwise(ao_loc)], [np.zeros((2, 0), dtype=np.int64)]
     for n, a in enumerate(shells):
         found += [np.stack([np.repeat(a, len(b)), np.tile(b, len(a))]) for b in shells[:n]]
         found.append(a[np.stack(np.tril_indices(len(a)))])
@@ -313,9 +298,9 @@ def active_space(engine, mo, ncore, ncas, with_core):
     nmo, core = mo.shape[1], ncore if with_core else 0
     cores, active = np.stack([np.arange(core)] * 2, axis=1), core + np.indices((ncas, ncas)).reshape(2, -1).T
     pairs = np.concatenate([cores, active])
+    shapes, (j_pc, k_pc) = ((nmo, nmo, ncas, ncas), (nmo, ncas, nmo, ncas)), np.zeros((2, nmo, ncore))
+    ppaa, papa = (host_array(shape, "integrals over active orbitals") for shape in shapes)
     one = OneIndexOfEachSide(engine, mo[:, ncore - core : ncore + ncas], nmo, same_side=pairs)
-    j_pc, k_pc = np.zeros((2, nmo, ncore))
-    ppaa, papa = np.empty((nmo, nmo, ncas, ncas)), np.empty((nmo, ncas, nmo, ncas))
     algebra = one.algebra
     with engine.lock, algebra.working():
         every = one.sorted(mo)

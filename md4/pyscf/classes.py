@@ -1,6 +1,7 @@
-"""Classes of PySCF that md4 puts together with its own, and their pickles."""
+"""Classes of PySCF that md4 puts together with its own, and their pickles; functions that it replaces."""
 
 import sys
+from functools import wraps
 
 
 def class_parts(cls):
@@ -27,6 +28,17 @@ def restored(parts):
     """An empty object of the class, for pickle to fill."""
     cls = class_of(parts)
     return cls.__new__(cls)
+
+
+def replace(module, name, ours):
+    """Has `ours`, with PySCF's function as its first argument, called in its place."""
+    theirs = getattr(module, name)
+
+    @wraps(theirs)
+    def chosen(*args, **options):
+        return ours(theirs, *args, **options)
+
+    setattr(module, name, chosen)
 
 
 class Restorable:

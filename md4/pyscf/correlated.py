@@ -8,7 +8,7 @@ md4 makes the integrals, else PySCF's own function runs as before.
 
 import inspect
 import weakref
-from functools import cache, wraps
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -18,9 +18,9 @@ from md4.contract.amplitudes import DirectContraction
 from md4.contract.mp2 import OccupiedVirtual, Spin
 from md4.errors import DeviceError, UnsupportedError
 from md4.pyscf import ao2mo
-from md4.pyscf.classes import Restorable, in_front
+from md4.pyscf.classes import Restorable, in_front, replace
 from md4.pyscf.df import DF
-from md4.support.locks import once
+from md4.support.locks import Lock, once
 
 # Names of (ia|jb) by the spins of i and j.
 NAMES = {(0, 0): "ovov", (0, 1): "ovOV", (1, 1): "OVOV"}
@@ -28,13 +28,15 @@ NAMES = {(0, 0): "ovov", (0, 1): "ovOV", (1, 1): "OVOV"}
 
 # The builders of the attached objects of a molecule, as long as objects have them; those entered last at the end.
 builders: weakref.WeakKeyDictionary[Any, list] = weakref.WeakKeyDictionary()
+entering = Lock()
 
 
 def enter(mol, builder):
     """MO integrals of `mol` are made with the options of `builder` from now on, as long as an object has it."""
     if builder.mo_integrals:
-        others = [ref for ref in builders.get(mol, ()) if ref() not in (None, builder)]
-        builders[mol] = [*others, weakref.ref(builder)]
+        with entering:
+            others = [ref for ref in builders.get(mol, ()) if ref() not in (None, builder)]
+            builders[mol] = [*others, weakref.ref(builder)]
 
 
 def responsible_for(mol, *orbitals):
@@ -50,10 +52,10 @@ def responsible(method, *orbitals):
 
 
 def usable(builder, mol, orbitals):
-    """The engine of a builder; None, with the reason in PySCF's log, if the device has no algebra."""
+    """The engine of a builder; None for orbitals that are not real ones of `mol`, or if the device has no algebra."""
     from pyscf.lib import logger
 
-    if any(map(np.iscomplexobj, orbitals)):
+    if any(np.iscomplexobj(one) or len(one) != mol.nao for one in orbitals):  # which PySCF refuses, or has ways for
         return None
     engine = builder.engine(mol)
     try:
@@ -74,17 +76,6 @@ def install():
     replace(outcore, "half_e1", two_sets)
     replace(import_module("pyscf.mcscf.mc_ao2mo"), "trans_e1_outcore", active_orbitals)
     replace(import_module("pyscf.cc.ccsd"), "_contract_s4vvvv_t2", times_amplitudes)
-
-
-def replace(module, name, ours):
-    """Has `ours`, with PySCF's function as its first argument, called in its place."""
-    theirs = getattr(module, name)
-
-    @wraps(theirs)
-    def chosen(*args, **options):
-        return ours(theirs, *args, **options)
-
-    setattr(module, name, chosen)
 
 
 def occupied_virtual(theirs, method, *args, **options):
@@ -179,7 +170,8 @@ def times_amplitudes(theirs, *args, **options):
 
     given = arguments_of(theirs, args, options)
     method, amplitudes = given["mycc"], given["t2"]
-    engine = responsible(method, amplitudes) if given["vvvv"] is None and amplitudes.size else None
+    over_aos = given["vvvv"] is None and amplitudes.shape[-2:] == (given["mol"].nao,) * 2
+    engine = responsible(method) if over_aos and amplitudes.size and amplitudes.dtype == float else None
     if engine is None:
         return theirs(*args, **options)
     clock = logger.process_clock(), logger.perf_counter()
@@ -197,6 +189,7 @@ class MadeLater:
     """In front of PySCF's `_ChemistsERIs` of MP2: (ia|jb) are made when somebody asks for them."""
 
     md4_made_by: Any
+    md4_sizes: Any
 
     def __getattr__(self, name):
         if name not in NAMES.values():
@@ -229,24 +222,25 @@ class MD4MP2(Restorable):
     def ao2mo(self, mo_coeff=None):
         """PySCF's ao2mo; without a tensor in memory, the integrals are made when they are asked for."""
         orbitals = self.mo_coeff if mo_coeff is None else mo_coeff
-        mf = self._scf
-        if mf._eri is not None or getattr(mf, "with_df", None) or responsible(self, *orbitals) is None:
+        mf, restricted = self._scf, np.ndim(orbitals[0]) == 1
+        sets = [orbitals] if restricted else orbitals
+        if mf._eri is not None or getattr(mf, "with_df", None) or responsible(self, *sets) is None:
             return super().ao2mo(mo_coeff)
-        eris = made_later("pyscf.mp.mp2" if np.ndim(orbitals[0]) == 1 else "pyscf.mp.ump2")()
+        eris = made_later("pyscf.mp.mp2" if restricted else "pyscf.mp.ump2")()
         for name in NAMES.values():
             eris.__dict__.pop(name, None)
-        eris.md4_made_by = lambda: super(MD4MP2, self).ao2mo(mo_coeff)
+        eris.md4_made_by, eris.md4_sizes = lambda: super(MD4MP2, self).ao2mo(mo_coeff), (self.nocc, self.nmo)
         eris._common_init_(self, orbitals)
         return eris
 
     def init_amps(self, mo_energy=None, mo_coeff=None, eris=None, with_t2=True):
         """PySCF's init_amps, with energies by md4."""
-        from pyscf import lib
         from pyscf.lib import logger
 
         eris = self.ao2mo(mo_coeff) if eris is None else eris
         given = mo_energy is not None or mo_coeff is not None
-        if not isinstance(eris, MadeLater) or (given and self.frozen is not None):
+        other = not isinstance(eris, MadeLater) or eris.md4_sizes != (self.nocc, self.nmo)
+        if other or (given and self.frozen is not None):
             return super().init_amps(mo_energy, mo_coeff, eris, with_t2)
         clock = logger.process_clock(), logger.perf_counter()
         energies = eris.mo_energy if mo_energy is None else mo_energy
@@ -256,16 +250,22 @@ class MD4MP2(Restorable):
             Spin(coefficients[:, :occupied], coefficients[:, occupied:], e)
             for coefficients, occupied, e in (one if restricted else zip(eris.mo_coeff, self.nocc, energies))
         ]
-        same, opposite, t2 = OccupiedVirtual(responsible(self), spins).energies(with_t2)
+        found = OccupiedVirtual(responsible(self), spins).energies(with_t2)
         logger.timer(self, "MP2 by md4", *clock)
-        energy = lib.tag_array(same + opposite, e_corr_ss=same, e_corr_os=opposite)
-        if not with_t2:
-            return energy, None
-        if restricted:
-            return energy, t2[0, 0]
-        for spins in ((0, 0), (1, 1)):
-            t2[spins] = t2[spins] - t2[spins].transpose(0, 1, 3, 2)
-        return energy, (t2[0, 0], t2[0, 1], t2[1, 1])
+        return as_amplitudes(*found)
+
+
+def as_amplitudes(same, opposite, t2):
+    """(correlation energy with its parts, t2 or None), as of PySCF's `init_amps`; from `md4.contract.mp2.Sums`."""
+    from pyscf import lib
+
+    energy = lib.tag_array(same + opposite, e_corr_ss=same, e_corr_os=opposite)
+    if (1, 1) not in t2:
+        return energy, t2.get((0, 0))
+    for s in range(2):
+        for of_i in t2[s, s]:
+            of_i[...] -= of_i.transpose(0, 2, 1)
+    return energy, (t2[0, 0], t2[0, 1], t2[1, 1])
 
 
 def with_mean_field(method, change):

@@ -2,12 +2,17 @@
 
 import sys
 
+import numpy as np
+
 from md4 import gpu
-from md4.contract.fitted_mp2 import Spin, mp2
+from md4.contract.fitted_mp2 import mp2
+from md4.contract.mp2 import Spin
 from md4.errors import ArgumentError, UnsupportedError
 from md4.pyscf.classes import Restorable, in_front
+from md4.pyscf.correlated import as_amplitudes
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
 from md4.pyscf.orbitals import checked_orbitals, is_transformed_by_md4
+from md4.support.arguments import checked_flag
 
 
 class MD4FittedMP2(Restorable):
@@ -30,24 +35,13 @@ class MD4FittedMP2(Restorable):
         fitting = self.with_df if eris is None else eris
         if not is_transformed_by_md4(fitting):
             return super().init_amps(mo_energy, mo_coeff, eris, with_t2)
-        from pyscf import lib
-
         sets = [self.split_mo_coeff(), self.split_mo_energy()]
         unrestricted = not hasattr(sets[0][0], "shape")
         spins = [
-            Spin(*checked_orbitals(orbitals[1:3], self.mol.nao), *energies[1:3])
+            Spin(*checked_orbitals(orbitals[1:3], self.mol.nao), np.concatenate(energies[1:3]))
             for orbitals, energies in (zip(*sets) if unrestricted else [sets])
         ]
-        direct, exchange, t2 = mp2(fitting._md4_fitting(), spins, with_t2)
-        opposite, same = direct[-1, 0], (direct - exchange).trace()
-        if unrestricted:
-            same *= 0.5
-            for s in range(2 if with_t2 else 0):
-                for of_i in t2[s, s]:
-                    of_i[...] -= of_i.transpose(0, 2, 1)
-        energy = lib.tag_array(same + opposite, e_corr_ss=same, e_corr_os=opposite)
-        kept = (t2[0, 0], t2[0, 1], t2[1, 1]) if unrestricted and with_t2 else t2.get((0, 0))
-        return energy, kept
+        return as_amplitudes(*mp2(fitting._md4_fitting(), spins, with_t2))
 
 
 def is_fitted_correlation(obj):
@@ -56,7 +50,7 @@ def is_fitted_correlation(obj):
     return any(isinstance(obj, getattr(module, name)) for module, name in found if module is not None)
 
 
-def attach_correlation(obj, **options):
+def attach_correlation(obj, mo_integrals, **options):
     """`md4.attach` of such an object: its fitting, and the energy of MP2, are those of md4.
 
     MP2 alone has no use for a tensor over AOs, and to fit integrals over orbitals is less work, which binds a CPU.
@@ -64,6 +58,8 @@ def attach_correlation(obj, **options):
     name = type(obj).__name__
     if not hasattr(obj, "split_mo_coeff"):
         raise UnsupportedError(f"{name} is attached with PySCF 2.8 or newer; set its with_df = md4.DF(...) instead.")
+    if not checked_flag("mo_integrals", mo_integrals):
+        raise ArgumentError(f"{name} has no integrals but those over orbitals; leave mo_integrals=False out.")
     check_replaceable(obj.with_df)
     is_mp2 = type(obj).kernel.__module__.startswith(("pyscf.mp.", "md4."))  # RPA has a kernel of its own
     checked = DF(obj.with_df.mol, obj.with_df.auxbasis, **options)

@@ -7,16 +7,17 @@ call PySCF's for everything else.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import wraps
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from md4.contract.fitting_orbitals import Pieces, host_array, integrals
+from md4.contract.fitting_orbitals import Pieces, integrals
 from md4.errors import ArgumentError, UnsupportedError
-from md4.support.arguments import as_list, checked_array
+from md4.pyscf.classes import replace
+from md4.support.arguments import as_list, checked_array, shown
+from md4.support.memory import host_array
 from md4.support.types import HostArray
 
 # Largest difference of orbitals that PySCF calls the same.
@@ -88,10 +89,7 @@ class OrbitalRows:
         if self._md4_pyscf is not None:
             return super().ao2mo(mo_coeffs, compact)  # type: ignore[misc]
         one = isinstance(mo_coeffs, np.ndarray) and mo_coeffs.ndim == 2
-        four = [mo_coeffs] * 4 if one else as_list(mo_coeffs)
-        if four is None or len(four) != 4:
-            raise ArgumentError("mo_coeffs must be an array of shape (nao, n) or four of them, one for each index.")
-        i, j, k, l = checked_orbitals(four, self.mol.nao)
+        i, j, k, l = orbital_sets([mo_coeffs] * 4 if one else mo_coeffs, 4, self.mol.nao)
         triangles = [bool(compact) and same(i, j), bool(compact) and same(k, l)]
         bra, ket = (i, i if triangles[0] else j), (k, k if triangles[1] else l)
         if same(i, k) and same(j, l):
@@ -106,10 +104,20 @@ def checked_orbitals(orbitals, nao):
     found = [checked_array("the orbitals", one) for one in orbitals]
     for one in found:
         if one.dtype.kind == "c":
-            raise UnsupportedError("the orbitals are complex; md4 transforms fitted integrals to real orbitals only.")
+            raise UnsupportedError("the orbitals are complex; md4 transforms integrals to real orbitals only.")
         if one.ndim != 2 or len(one) != nao or one.dtype.kind not in "fiu":
             raise ArgumentError(f"orbitals must have the shape ({nao}, n), not {one.shape} of {one.dtype}.")
     return [np.asarray(one, dtype=float) for one in found]
+
+
+def orbital_sets(mo_coeffs, count, nao):
+    """So many sets, one for each index, as of `checked_orbitals`."""
+    sets = as_list(mo_coeffs)
+    if sets is None or len(sets) != count:
+        raise ArgumentError(
+            f"mo_coeffs must hold {count} arrays of orbitals, one for each index, not {shown(mo_coeffs)}."
+        )
+    return checked_orbitals(sets, nao)
 
 
 def same(one, other):
@@ -144,29 +152,21 @@ def install():
         with suppress(ImportError):
             module = import_module(f"pyscf.mp.{name}")
             if hasattr(module, "_init_mp_df_eris"):
-                module._init_mp_df_eris = instead_of(module._init_mp_df_eris, transformed)
+                replace(module, "_init_mp_df_eris", transformed)
 
 
-def instead_of(original, transformed):
-    """A function that calls `transformed` for an `md4.DF`, else PySCF's."""
-
-    @wraps(original)
-    def chosen(with_df, occ_coeff, vir_coeff, max_memory, h5obj=None, log=None):
-        if is_transformed_by_md4(with_df):
-            return transformed(with_df, occ_coeff, vir_coeff, h5obj)
-        return original(with_df, occ_coeff, vir_coeff, max_memory, h5obj, log)
-
-    return chosen
-
-
-def of_closed_shells(with_df, occupied, virtual, h5obj):
+def of_closed_shells(theirs, with_df, occ_coeff, vir_coeff, max_memory, h5obj=None, log=None):
     """PySCF's ovL, shape (o v, naux), in memory or as a dataset."""
-    return fitted_pairs(with_df, [(occupied, virtual)], ["ovL"], h5obj)[0]
+    if not is_transformed_by_md4(with_df):
+        return theirs(with_df, occ_coeff, vir_coeff, max_memory, h5obj, log)
+    return fitted_pairs(with_df, [(occ_coeff, vir_coeff)], ["ovL"], h5obj)[0]
 
 
-def of_two_spins(with_df, occupied, virtual, h5obj):
+def of_two_spins(theirs, with_df, occ_coeff, vir_coeff, max_memory, h5obj=None, log=None):
     """The same for each spin."""
-    return fitted_pairs(with_df, list(zip(occupied, virtual)), ["ovL0", "ovL1"], h5obj)
+    if not is_transformed_by_md4(with_df):
+        return theirs(with_df, occ_coeff, vir_coeff, max_memory, h5obj, log)
+    return fitted_pairs(with_df, list(zip(occ_coeff, vir_coeff)), ["ovL0", "ovL1"], h5obj)
 
 
 def fitted_pairs(with_df, pairs, names, h5obj):
@@ -177,7 +177,7 @@ def fitted_pairs(with_df, pairs, names, h5obj):
         if h5obj is None:
             out.append(host_array(shape, "fitted integrals over pairs of orbitals"))
         else:
-            out.append(h5obj.create_dataset(name, shape, "f8", chunks=(1, fit.size)))
+            out.append(h5obj.create_dataset(name, shape, "f8", chunks=(1, fit.size) if shape[0] else None))
 
     def use(piece, array):
         v = pairs[piece.number][1].shape[1]

@@ -201,7 +201,7 @@ class MD4SCF(Restorable):
         """PySCF's reset; pairs and bounds are made again at the next build."""
         self._md4 = self._md4.fresh()
         result = super().reset(mol)
-        enter(self.mol, self._md4)
+        enter(self.mol, self._md4_builder)
         return result
 
     def _transfer_attrs_(self, dst):
@@ -384,7 +384,7 @@ def attach(
     """
     options = {"backend": backend, "max_memory": max_memory, "stream": stream, "devices": devices, "comm": comm}
     if is_fitted_correlation(mf):
-        return attach_correlation(mf, **options)
+        return attach_correlation(mf, mo_integrals, **options)
     if start_of(mf) is not None:
 
         def attach_it(inner):

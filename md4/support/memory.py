@@ -65,6 +65,14 @@ def host_memory():
     return max(0, min(free_of_machine(), free_of_cgroups(), free_of_process()))
 
 
+def host_array(shape, what):
+    """A NumPy array for results; MemoryLimitError if the host has no memory for it."""
+    need, left = 8 * int(np.prod(shape, dtype=object)), host_memory()
+    if need > left:
+        raise MemoryLimitError(f"{what} take {size_text(need)}, but the host has {size_text(left)} of memory.")
+    return np.empty(shape)
+
+
 def number_in(path, key=None):
     """The number in a file, or the number after `key` in a file of names and numbers; None if there is none."""
     try:

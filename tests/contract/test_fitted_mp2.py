@@ -1,48 +1,49 @@
 """Energies and amplitudes of MP2 with fitted integrals against sums by NumPy: spins, ranges of orbitals, memory."""
 
+from itertools import combinations_with_replacement
+
 import numpy as np
 import pytest
 from fitted_orbitals import AUXILIARY, assert_close, bases, fitting, watched
 
 import md4
-from md4.contract.fitted_mp2 import Spin, mp2
+from md4.contract.fitted_mp2 import mp2
 from md4.contract.fitting_orbitals import Pieces
 from md4.contract.fitting_team import density_fitting
+from md4.contract.mp2 import Spin
 
 
 def spin(nao, o, v, seed=0):
     rng = np.random.default_rng(seed)
     occupied, virtual = rng.normal(size=(nao, o)), rng.normal(size=(nao, v))
-    return Spin(occupied, virtual, -1.0 - rng.uniform(size=o), rng.uniform(size=v))
+    return Spin(occupied, virtual, np.concatenate([-1.0 - rng.uniform(size=o), rng.uniform(size=v)]))
 
 
 def by_numpy(fit, spins):
-    """As from `mp2`, and the amplitudes."""
-    n, amplitudes = len(spins), {}
-    direct, exchange = np.zeros((n, n)), np.zeros((n, n))
+    """As from `mp2`."""
     rows = [fit.mo_rows(one.occupied, one.virtual) for one in spins]
-    for s in range(n):
-        for r in range(s + 1):
-            found = np.einsum("qia,qjb->ijab", rows[r], rows[s])
-            energies = [spins[k].occupied_energies for k in (r, s)], [spins[k].virtual_energies for k in (r, s)]
-            (i, j), (a, b) = energies
-            t = found / (i[:, None, None, None] + j[:, None, None] - a[:, None] - b)
-            amplitudes[r, s], direct[s, r] = t, (t * found).sum()
-            if r == s:
-                exchange[s, s] = (t * found.transpose(0, 1, 3, 2)).sum()
-    return direct, exchange, amplitudes
+    same, opposite, amplitudes = 0.0, 0.0, {}
+    for s, t in combinations_with_replacement(range(len(spins)), 2):
+        found = np.einsum("qia,qjb->ijab", rows[s], rows[t])
+        (i, a), (j, b) = (np.split(spins[n].energies, [spins[n].shape[0]]) for n in (s, t))
+        amplitudes[s, t] = found / (i[:, None, None, None] + j[:, None, None] - a[:, None] - b)
+        if s == t:
+            same += (amplitudes[s, t] * (found - found.transpose(0, 1, 3, 2))).sum() / len(spins)
+        if s != t or len(spins) == 1:
+            opposite = (amplitudes[s, t] * found).sum()
+    return same, opposite, amplitudes
 
 
 def compare(fit, spins):
-    direct, exchange, nothing = mp2(fit, spins)
-    wanted = by_numpy(fit, spins)
+    *sums, nothing = mp2(fit, spins)
+    *wanted, amplitudes = by_numpy(fit, spins)
     assert nothing == {}
-    *sums, t2 = mp2(fit, spins, with_t2=True)
-    for found in ((direct, exchange), sums):
-        assert_close(np.array(found), np.array(wanted[:2]))
-    assert t2.keys() == wanted[2].keys()
+    *again, t2 = mp2(fit, spins, with_t2=True)
+    for found in (sums, again):
+        assert_close(np.array(found), np.array(wanted))
+    assert t2.keys() == amplitudes.keys()
     for key, t in t2.items():
-        assert_close(t, wanted[2][key])
+        assert_close(t, amplitudes[key])
 
 
 @pytest.mark.parametrize("store", ["device", "host", "direct"])
@@ -76,7 +77,6 @@ def test_refusals(water, monkeypatch):
     fit, spins = fitting(water, store="direct", max_memory=1), [spin(water.nao, 4, 9)]
     with pytest.raises(md4.MemoryLimitError, match=r"MP2 with 1000 virtual orbitals needs 24 MB .* \d+ kB may be used"):
         mp2(fit, [spin(water.nao, 2, 1000)])
-    monkeypatch.setattr("md4.contract.fitting_orbitals.host_memory", lambda: 1000)
-    assert mp2(fit, spins)[2] == {}
+    monkeypatch.setattr("md4.support.memory.host_memory", lambda: 1000)
     with pytest.raises(md4.MemoryLimitError, match=r"of MP2, which with_t2=False leaves out, take 10\.\d kB"):
         mp2(fit, spins, with_t2=True)

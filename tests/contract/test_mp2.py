@@ -4,13 +4,16 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from molecules import HYDROGEN_FLUORIDE, molecule
+from emulator import running
+from emulator.array_library import cupy
+from molecules import CENTRES, HYDROGEN_FLUORIDE, molecule
 
 import md4
 from md4.contract.mp2 import OccupiedVirtual, Spin
 from md4.contract.tensor import ao_tensor
 from md4.errors import MemoryLimitError
 from md4.shells.basis import Basis
+from md4.shells.shell import Shell
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +66,22 @@ def test_pairs_in_several_blocks(basis, monkeypatch):
     np.testing.assert_allclose(found[:2], want[:2], rtol=0, atol=1e-14)
 
 
-def test_amplitudes_that_do_not_fit(basis):
+def test_emulated_gpu():
+    """Sums on the emulated device, with a stand-in for CuPy."""
+    basis = Basis([Shell(l, [1.1, 0.3], [[0.6], [0.5]], CENTRES[n]) for l, n in ((0, 0), (1, 1))])
+    spins = [spin(basis.nao, 2, 2, 0), spin(basis.nao, 1, 3, 1)]
+    *want, amplitudes = by_numpy(basis, spins)
+    with running("dmma16"), cupy():
+        *found, made = OccupiedVirtual(md4.Engine(basis, backend="cuda"), spins).energies(with_t2=True)
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)
+    for key, one in amplitudes.items():
+        np.testing.assert_allclose(made[key], one, rtol=0, atol=1e-12)
+
+
+def test_amplitudes_that_do_not_fit(basis, monkeypatch):
+    """Which is found before the first integral is made."""
     made = OccupiedVirtual(md4.Engine(basis, backend="cpu"), [spin(basis.nao, 4, 7, 0)])
-    made.algebra.host_left = lambda: 1000
-    with pytest.raises(MemoryLimitError, match=r"take 6.27 kB of host memory, but 1 kB may be used; use with_t2=False"):
+    monkeypatch.setattr("md4.support.memory.host_memory", lambda: 1000)
+    monkeypatch.setattr("md4.contract.mp2.OneIndexOfEachSide", None)
+    with pytest.raises(MemoryLimitError, match=r"which with_t2=False leaves out, take 6.27 kB, but the host has 1 kB"):
         made.energies(with_t2=True)

@@ -17,6 +17,7 @@ import md4
 from md4.engine import Engine
 from md4.pyscf.ao2mo import active_space
 from md4.shells.basis import Basis
+from md4.support.memory import HostMemory
 
 CLOSE = 1e-11
 
@@ -107,6 +108,40 @@ def test_half_transformed(basis, compact, backend):
             np.testing.assert_allclose(ours["0/0"], want, rtol=0, atol=CLOSE)
 
 
+def test_columns_of_cartesian_functions():
+    """They are those of the integral's name, not of the molecule."""
+    mol = molecule("O 0 0 0", "cc-pvdz")
+    c = np.linalg.qr(np.random.default_rng(1).normal(size=(15, 15)))[0][:, :3]
+    with lib.H5TmpFile() as theirs, lib.H5TmpFile() as ours:
+        outcore.half_e1(mol, (c, c), theirs, intor="int2e_cart")
+        md4.ao2mo.half_e1(mol, (c, c), ours, intor="int2e_cart", backend="cpu")
+        want = outcore._load_from_h5g(theirs["0"], 0, theirs["0/0"].shape[0])
+        assert ours["0/0"].shape == (6, 120)
+        np.testing.assert_allclose(ours["0/0"], want, rtol=0, atol=CLOSE)
+
+
+def test_empty_sets(mol, sets):
+    """Different arrays of no orbital."""
+    a, b, *_ = sets
+    found = md4.ao2mo.general(mol, (a[:, :0], b[:, :0], a, b), backend="cpu")
+    assert found.shape == (0, 21)
+
+
+def test_results_count(mol, sets, monkeypatch):
+    """They count against the cap as long as they are there."""
+    memories, watch = [], HostMemory.watch
+
+    def watched(memory, *args):
+        memories.append(memory)
+        return watch(memory, *args)
+
+    monkeypatch.setattr(HostMemory, "watch", watched)
+    found = md4.ao2mo.full(mol, sets[3], compact=False, backend="cpu", max_memory=2)
+    held, nbytes = memories[0].held, found.nbytes
+    del found
+    assert memories[0].held == held - nbytes
+
+
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("ncore, ncas", [(3, 4), (0, 2), (5, 1)])
 def test_active_space(mol, level, ncore, ncas, backend):
@@ -119,11 +154,20 @@ def test_active_space(mol, level, ncore, ncas, backend):
         np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
 
 
+def test_active_space_that_does_not_fit(mol, monkeypatch):
+    """Found before the first integral."""
+    engine = Engine(Basis.from_mol(mol), backend="cpu")
+    monkeypatch.setattr("md4.support.memory.host_memory", lambda: 1000)
+    monkeypatch.setattr("md4.pyscf.ao2mo.OneIndexOfEachSide", None)
+    with pytest.raises(md4.MemoryLimitError, match=r"over active orbitals take 21\.6 kB, but the host has 1 kB"):
+        active_space(engine, orbitals(mol), 3, 4, False)
+
+
 @pytest.mark.parametrize("call, error, match", [
-    (lambda mol, c: md4.ao2mo.general(mol, (c, c, c)), md4.ArgumentError, "mo_coeffs must hold 4 matrices"),
-    (lambda mol, c: md4.ao2mo.general(mol, 5), md4.ArgumentError, "mo_coeffs must hold 4 matrices"),
-    (lambda mol, c: md4.ao2mo.full(mol, c[:5]), md4.ArgumentError, "have 5 rows, but the molecule has 13 AOs"),
-    (lambda mol, c: md4.ao2mo.general(mol, (c, c, c, c[:5])), md4.ArgumentError, r"shapes \(nao, n\)"),
+    (lambda mol, c: md4.ao2mo.general(mol, (c, c, c)), md4.ArgumentError, "mo_coeffs must hold 4 arrays"),
+    (lambda mol, c: md4.ao2mo.general(mol, 5), md4.ArgumentError, "mo_coeffs must hold 4 arrays"),
+    (lambda mol, c: md4.ao2mo.full(mol, c[:5]), md4.ArgumentError, r"shape \(13, n\), not \(5, 13\)"),
+    (lambda mol, c: md4.ao2mo.general(mol, (c, c, c, c[:5])), md4.ArgumentError, r"shape \(13, n\), not \(5, 13\)"),
     (lambda mol, c: md4.ao2mo.full(mol, c + 0j), md4.UnsupportedError, "real orbitals"),
     (lambda mol, c: md4.ao2mo.full(mol, c, intor="int2e_ip1"), md4.UnsupportedError, "without derivatives"),
     (lambda mol, c: md4.ao2mo.full(mol, c, intor="int2e_ig1"), md4.UnsupportedError, "int2e_ig1"),
@@ -132,6 +176,9 @@ def test_active_space(mol, level, ncore, ncas, backend):
     (lambda mol, c: md4.ao2mo.full(mol, c, 5), md4.ArgumentError, "a file is the name of one"),
     (lambda mol, c: md4.ao2mo.full(mol, c, backend="cpu", device=True), md4.DeviceError, "needs backend='cuda'"),
     (lambda mol, c: md4.ao2mo.full(mol, c, "x.h5", device=True), md4.ArgumentError, "erifile is given"),
+    (lambda mol, c: md4.ao2mo.full(mol.intor("int2e"), c, "x.h5"), md4.ArgumentError, "transformed in memory"),
+    (lambda mol, c: md4.ao2mo.full(mol.intor("int2e"), c, device=True), md4.ArgumentError, "transformed in memory"),
+    (lambda mol, c: md4.ao2mo.full(mol, c, "x.h5", max_memory=0.01, backend="cpu"), md4.MemoryLimitError, "max_memory"),
     (lambda mol, c: md4.ao2mo.full(mol, c, backend="cpu", max_memory=0.01), md4.MemoryLimitError, "takes? .* may be"),
     (lambda mol, c: md4.ao2mo.half_e1(mol, (c, c), "x", aosym="s1"), md4.UnsupportedError, "'s4' or 's2kl'"),
     (lambda mol, c: md4.ao2mo.half_e1(mol, (c, c), "x", comp=3), md4.UnsupportedError, "one component"),

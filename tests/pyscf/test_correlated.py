@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 from contextlib import contextmanager
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ import md4
 from md4.contract.mp2 import OccupiedVirtual
 from md4.cpu.backend import CpuBackend
 from md4.errors import DeviceError
-from md4.pyscf.correlated import builders, responsible_for
+from md4.pyscf.builder import Builder
+from md4.pyscf.correlated import builders, enter, responsible_for
 
 ENERGY = "O 0 0 0; H 0 -0.757 0.587; H 0 0.757 0.587", -0.204019967288  # cc-pVDZ, from pyscf/mp/mp2.py itself
 CLOSE = 1e-9  # Hartree
@@ -95,6 +97,16 @@ def test_what_asks_for_integrals(plain):
     np.testing.assert_allclose(eris.ovov, want.ao2mo().ovov, rtol=0, atol=1e-11)
     assert not hasattr(eris, "oooo")
     assert found.ao2mo(plain.mo_coeff).ovov.shape == eris.ovov.shape
+
+
+@pytest.mark.parametrize("frozen", [1, [12]], ids=["occupied", "virtual"])
+def test_integrals_of_other_frozen_orbitals(frozen):
+    """They do not fit, as with PySCF, rather than give the energy of some orbitals of both."""
+    found = md4.attach(mp.MP2(ours(own())))
+    eris = found.ao2mo()
+    found.frozen = frozen
+    with pytest.raises(ValueError, match="shape"):
+        found.kernel(eris=eris)
 
 
 def test_natural_orbitals():
@@ -236,6 +248,10 @@ def test_who_is_responsible_for_a_molecule():
     first.reset(other)
     assert whose(mol) is None
     assert whose(other) is first._md4
+    second_order = md4.attach(mol.RHF(), backend="cpu").newton()
+    second_order.reset(mol)
+    assert whose(mol) is second_order._md4_builder  # whose JK is there in any case
+    del second_order
     twin = pickle.loads(pickle.dumps(first))
     assert whose(twin.mol) is twin._md4
     del twin
@@ -244,6 +260,25 @@ def test_who_is_responsible_for_a_molecule():
     del first
     gc.collect()
     assert whose(other) is None
+
+
+def test_threads_enter_builders(monkeypatch):
+    """None is lost where two threads enter one at a time when the other has read the list."""
+    mol, made = molecule(WATER, "sto-3g"), [Builder(backend="cpu", comm=None) for _ in range(2)]
+    second = Thread(target=enter, args=(mol, made[1]))
+
+    class Slow(type(builders)):
+        def get(self, *args):
+            found = super().get(*args)
+            if second.ident is None:
+                second.start()
+                second.join(0.2)  # which waits for the first
+            return found
+
+    monkeypatch.setattr("md4.pyscf.correlated.builders", slow := Slow())
+    enter(mol, made[0])
+    second.join()
+    assert {ref() for ref in slow[mol]} == {*made}
 
 
 def test_integrals_of_a_molecule():
@@ -267,6 +302,9 @@ def test_integrals_of_a_molecule():
     np.testing.assert_array_equal(derivatives(), same_bits)
     assert responsible_for(mol, a) is not None
     assert responsible_for(mol, a + 0j) is None
+    for wrong in (a[:10], np.vstack([a, a])):
+        with pytest.raises(AssertionError):  # PySCF's
+            ao2mo.full(mol, wrong)
     md4.detach(mf)
     with sentinel(), pytest.raises(AssertionError, match="PySCF makes integrals"):
         made()

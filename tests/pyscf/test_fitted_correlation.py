@@ -147,6 +147,9 @@ def test_other_molecules(closed, water):
 def test_refusals(closed, monkeypatch):
     with pytest.raises(md4.ArgumentError, match="backend"):
         md4.attach(made(DFMP2, closed), backend="tpu")
+    for wrong, match in ((False, "leave mo_integrals=False out"), ("no", "mo_integrals must be True")):
+        with pytest.raises(md4.ArgumentError, match=match):
+            md4.attach(made(DFMP2, closed), mo_integrals=wrong)
     with pytest.raises(md4.UnsupportedError, match=r"md4 replaces pyscf\.df\.DF only"):
         md4.attach(made(DFMP2, closed).set(with_df=type("Other", (df.DF,), {})(closed.mol)))
     with monkeypatch.context() as patches:

@@ -10,7 +10,7 @@ from pyscf.mp import dfmp2, dfump2
 
 import md4
 from md4.contract.density_fitting import DensityFitting
-from md4.pyscf.orbitals import install, instead_of
+from md4.pyscf.orbitals import install, of_closed_shells, of_two_spins
 
 FUNCTIONS = [(dfmp2, "ovL"), (dfump2, "ovL0")]
 
@@ -70,7 +70,7 @@ def test_arguments(ours, water):
             with pytest.raises(md4.ArgumentError, match=r"orbitals must have the shape \(13, n\), not"):
                 call(a, wrong)
     for wrong in ([a, a], 3):
-        with pytest.raises(md4.ArgumentError, match="or four of them, one for each index"):
+        with pytest.raises(md4.ArgumentError, match="must hold 4 arrays of orbitals, one for each index"):
             ours.ao2mo(wrong)
 
 
@@ -111,6 +111,9 @@ def test_fitted_pairs(ours, theirs, water, module, name, no_rows, tmp_path):
         found = module._init_mp_df_eris(ours, occupied, virtual, 4000)
         stored = module._init_mp_df_eris(ours, occupied, virtual, 4000, h5obj=file)
         assert np.array_equal(file[name], found if module is dfmp2 else found[0])
+        few = (a[:, :0], b) if module is dfmp2 else ([a, a[:, :0]], [b, b])
+        none = module._init_mp_df_eris(ours, *few, 4000, h5obj=file.create_group("none"))
+        assert (none if module is dfmp2 else none[1]).shape == (0, 84)
         if module is dfmp2:
             wanted, found, stored = [wanted], [found], [stored]
         for one, other, dataset in zip(found, wanted, stored, strict=True):
@@ -141,10 +144,11 @@ def test_other_versions_of_pyscf(monkeypatch):
     assert not hasattr(dfmp2, "_init_mp_df_eris")
 
 
-def test_all_arguments_are_handed_on():
+@pytest.mark.parametrize("function", [of_closed_shells, of_two_spins])
+def test_all_arguments_are_handed_on(function):
     """With their names."""
 
     def original(with_df, occ_coeff, vir_coeff, max_memory, h5obj=None, log=None):
         return with_df, occ_coeff, vir_coeff, max_memory, h5obj, log
 
-    assert instead_of(original, None)(1, 2, 3, 4, log=6, h5obj=5) == (1, 2, 3, 4, 5, 6)
+    assert function(original, 1, 2, 3, 4, log=6, h5obj=5) == (1, 2, 3, 4, 5, 6)
