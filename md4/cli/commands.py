@@ -79,6 +79,7 @@ def add_warmup(command):
     command.add_argument("geometry", nargs="?", help="with --basis: what this molecule needs, instead of --lmax")
     command.add_argument("--basis", help="basis set name, resolved as PySCF does")
     add_df(command)
+    command.add_argument("--forces", action="store_true", help="what forces of this molecule need, too")
     command.add_argument("--lmax", type=int, default=4, metavar="L", help="classes up to (ll|ll) (%(default)s)")
     command.add_argument("--jobs", type=int, metavar="N", help="processes; default: one a processor")
     command.add_argument(
@@ -230,7 +231,7 @@ def run_warmup(args):
         print(imported(args.imported, args.arch))
     else:
         options = args.lmax, args.operator, args.jobs, not args.cart
-        print(warm_up(args.backend, args.arch, args.list, args.export, *options, *warmup_bases(args)))
+        print(warm_up(args.backend, args.arch, args.list, args.export, *options, *warmup_bases(args), args.forces))
     print(f"cache {cache_folder()}")
     return 0
 
@@ -240,9 +241,13 @@ def warmup_bases(args):
     if args.geometry is None and args.basis is None:
         if args.df is not None:
             raise ArgumentError("--df needs a molecule; give a geometry and --basis as well.")
+        if args.forces:
+            raise ArgumentError("--forces needs a molecule; give a geometry and --basis as well.")
         return None, None
     if args.geometry is None or args.basis is None:
         raise ArgumentError("a geometry and --basis belong together; give both, or --lmax alone.")
+    if args.forces and args.df is not None:
+        raise ArgumentError("forces of density fitting are made on the CPU; leave out --forces or --df.")
     from md4.pyscf.geometry import load_molecule
     from md4.shells.basis import Basis
 

@@ -154,6 +154,25 @@ def host_bounds(basis, lists, tolerance):
     return found
 
 
+def rehearse_forces(backend, basis, finest, terms, tolerance):
+    """Asks a backend that launches nothing for the kernels of gradients.
+
+    Parameters
+    ----------
+    backend : md4.gpu.backend.GpuBackend
+        For the operator.
+    basis : md4.Basis
+    finest : float
+        The tolerance of the lists of pairs.
+    terms, tolerance
+        As of `md4.cpu.forces.HostForces.run`.
+    """
+    team = Team.of(Engine(basis, backend=backend.with_operator(as_operator("coulomb"))))
+    team.make_lists(finest)
+    bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in team.lists]
+    backend.sums.forces(basis, team.lists, bounds).run(backend, *terms, tolerance)
+
+
 class Gradients:
     """What `md4.JK` has of derivatives by the positions of the nuclei. Matrices are made on the CPU."""
 
@@ -332,10 +351,7 @@ class Gradients:
         backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
 
         def work(backend):
-            team = Team.of(Engine(basis, backend=backend.with_operator(as_operator("coulomb"))))
-            team.make_lists(finest)
-            bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in team.lists]
-            backend.sums.forces(basis, team.lists, bounds).run(backend, *terms, tolerance)
+            rehearse_forces(backend, basis, finest, terms, tolerance)
 
         def compile_all():
             with self.engine.lock:

@@ -12,6 +12,7 @@ import numpy as np
 
 from md4 import gpu
 from md4.contract.frame import Frame
+from md4.contract.gradient import rehearse_forces
 from md4.contract.ranks import Alone
 from md4.contract.team import Team
 from md4.contract.tensor import Request, add_slice, segmented, slice_target
@@ -65,7 +66,8 @@ class Warmup:
 
 
 def warmup(
-    lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None, auxiliary=None, arch=None, listed=False
+    lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None, auxiliary=None, arch=None, listed=False,
+    forces=False,
 ):
     """Compiles what shells up to l = `lmax` need, for the current device; or what a basis needs.
 
@@ -89,6 +91,8 @@ def warmup(
         that kernels can be compiled on a login node or for a container.
     listed : bool
         Compiles nothing: what would be compiled is only found.
+    forces : bool
+        With `basis` alone: what gradients of J and K need, too.
 
     Raises
     ------
@@ -110,7 +114,7 @@ def warmup(
         if basis is None:
             asked |= asked_by_shells(lmax, pure, kind, capability)
         elif auxiliary is None:
-            asked |= asked_by_basis(basis, kind, capability)
+            asked |= asked_by_basis(basis, kind, capability, forces=forces)
         else:
             asked |= asked_by_fitting(basis, auxiliary, kind, capability)
     todo = missing(asked, capability)
@@ -144,13 +148,15 @@ def asked_by(work, kind, capability, memories=MEMORIES):
     return asked
 
 
-def asked_by_basis(basis, kind, capability, memories=MEMORIES):
-    """The variants that tensors and builds of J and K of a basis ask for; arguments as in `asked_by`."""
+def asked_by_basis(basis, kind, capability, memories=MEMORIES, forces=False):
+    """The variants that tensors and builds of J and K of a basis ask for, and gradients; arguments as in `asked_by`."""
 
     def work(backend):
         make_tensors(backend, basis)
         if kind in BELOW_COULOMB and backend.context.unit != "fma":
             make_builds(backend, basis)
+            if forces:
+                make_forces(backend, basis)
 
     return asked_by(work, kind, capability, memories)
 
@@ -172,6 +178,14 @@ def make_builds(backend, basis):
     """J and K of a basis, and J alone."""
     make_build(backend, basis, 2, 1)
     make_build(backend, basis, 0, 1)
+
+
+def make_forces(backend, basis):
+    """Gradients of J and K of a basis, and of J alone."""
+    frame = Frame(basis.regrouped()[0], np.arange(basis.nao), backend, Alone())
+    one, ones = np.ones(1), np.ones((1, basis.nao, basis.nao))
+    for exchange in (one, 0 * one):
+        rehearse_forces(backend, frame.basis, TOLERANCE * frame.sharpening, (ones, one, exchange), 0.0)
 
 
 def make_build(backend, basis, exchange, coulomb):

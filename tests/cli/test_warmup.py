@@ -83,7 +83,7 @@ def test_the_backend_of_a_machine_with_a_gpu(monkeypatch, capsys):
     warmup_result = type("Done", (), {"missing": [None] * 5, "kept": 6, "jobs": 7})
     monkeypatch.setattr("md4.contract.warmup.warmup", compiled)
     assert main(["warmup", "--lmax", "2", "--jobs", "7"]) == 0
-    assert asked == [((2, ["coulomb"], 7, True), {"basis": None, "auxiliary": None, "arch": None, "listed": False})]
+    assert asked == [((2, ["coulomb"], 7, True), {"basis": None, "auxiliary": None, "arch": None, "listed": False, "forces": False})]
     assert "5 kernels compiled in" in capsys.readouterr().out
     assert main(["warmup", "O 0 0 0", "--basis", "cc-pvdz", "--df", "cc-pvdz-jkfit"]) == 0
     assert "auxiliary basis cc-pvdz-jkfit: " in capsys.readouterr().out
@@ -93,7 +93,11 @@ def test_the_backend_of_a_machine_with_a_gpu(monkeypatch, capsys):
 
 def test_density_fitting_needs_a_molecule(capsys):
     assert main(["warmup", "--lmax", "2", "--df"]) == 2
-    assert "--df needs a molecule; give a geometry and --basis as well" in capsys.readouterr().err
+    assert main(["warmup", "--lmax", "2", "--forces"]) == 2
+    assert main(["warmup", "O 0 0 0", "--basis", "cc-pvdz", "--df", "--forces"]) == 2
+    told = capsys.readouterr().err
+    for message in ("--df needs a molecule", "--forces needs a molecule", "leave out --forces or --df"):
+        assert message in told
 
 
 HYDROGEN = ["H 0 0 0; H 0 0 0.74", "--basis", "sto-3g", "--arch", "sm_90"]

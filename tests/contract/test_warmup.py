@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from emulator import running
 from molecules import METHANE, WATER, molecule
 from offline import CAPABILITIES, devices_without_memory
 
@@ -11,6 +12,7 @@ import md4
 from md4.contract.three_centre import ThreeCentre
 from md4.contract.warmup import MEMORIES, asked_by_basis, asked_by_fitting, asked_by_shells
 from md4.gpu import part_plans
+from md4.gpu.backend import GpuBackend
 
 UNITS = sorted(CAPABILITIES)
 TENSOR_CORES = [unit for unit in UNITS if unit != "fma"]
@@ -57,6 +59,26 @@ def test_nothing_is_left_to_compile(name, unit, left):
     warm = set(asked_by_basis(md4.Basis.from_mol(system(name)), "coulomb", CAPABILITIES[unit]))
     for call in CALLS:
         assert not names(launched(unit, name, call, left) - warm), call
+
+
+@pytest.mark.parametrize("exchange", [1.0, 0.0])
+def test_nothing_is_left_to_compile_for_forces(exchange, monkeypatch):
+    """After `md4 warmup GEOMETRY --basis NAME --forces`."""
+    mol, asked = system("hydrogen cc-pvdz"), []
+
+    def note(backend, use, basis, work, *_):
+        if use == "forces":
+            asked.append(backend.asked_by(work))
+
+    with running("dmma16"):
+        jk = md4.JK(mol, backend="cuda")
+        monkeypatch.setattr(GpuBackend, "compile_ahead", note)
+        jk.gradient(np.eye(mol.nao), exchange=exchange)
+    warm, more = (asked_by_basis(md4.Basis.from_mol(mol), "coulomb", (9, 0), forces=these) for these in (False, True))
+    assert "pair_forces" in {variant.factory.__name__ for variant in set(more) - set(warm)}
+    assert asked
+    for these in asked:
+        assert not names(set(these) - set(more))
 
 
 @pytest.mark.sample("hydrogen *")
