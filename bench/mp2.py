@@ -2,7 +2,7 @@
 
     python bench/mp2.py --csv bench/results/mp2.csv                 the table
     python bench/mp2.py --systems water/cc-pvqz --pyscf             parts of it, or others; PySCF's MP2, too
-    python bench/mp2.py --limit benzene                             the basis set limit, from cc-pVDZ to cc-pV6Z
+    python bench/mp2.py --limit benzene --plot limit.svg            the basis set limit, from cc-pVDZ to cc-pV6Z
 
 The 1s orbitals of atoms heavier than helium are frozen. 'HF' is the wall time of `mf.kernel()` of an attached object,
 compilation included where the cache is empty. 'First' and 'MP2' are wall times from the orbitals to the energy,
@@ -11,7 +11,7 @@ of PySCF's MP2 on all cores, with the same orbitals, and 'difference' that of bo
 PySCF writes integrals to a file, and does not keep the AO tensor.
 
 With --limit, correlation energies of two neighbouring cardinal numbers X are extrapolated by E + A X^-3, and added to
-the HF energy of the larger one.
+the HF energy of the larger one. --plot draws what each basis changes in the energies, in the looks of bench/plots.py.
 """
 
 import argparse
@@ -19,8 +19,10 @@ from time import perf_counter
 
 import numpy as np
 from clock import describe, write_csv
+from plots import legend, panels, settled
 from pyscf import mp
 from systems import NAMES, System
+from tables import basis_name
 
 import md4
 
@@ -72,6 +74,24 @@ def limit(before, row):
     return row["hf"] + (y * row["correlation"] - x * before["correlation"]) / (y - x)
 
 
+def plot(rows, path):
+    """Draws by how much the HF, MP2 and extrapolated MP2 energies of rows differ from those of the basis before."""
+    figure, (axis,) = panels(settled(), 1, 3.4)
+    energies = {
+        "HF": [row["hf"] for row in rows], "MP2": [row["correlation"] for row in rows],
+        "MP2, extrapolated": [row["limit"] - row["hf"] for row in rows[1:]],
+    }  # fmt: skip
+    for marker, (name, values) in zip("so^", energies.items()):
+        axis.semilogy(range(len(rows) - len(values) + 1, len(rows)), abs(np.diff(values)), f"{marker}-", label=name)
+    axis.set_xticks(range(1, len(rows)), [basis_name(row["basis"]) for row in rows[1:]])
+    axis.set(ylabel="change from basis before / Hartree")
+    axis.set_title(f"{rows[0]['system']}, HF + MP2 at the limit:\n{rows[-1]['limit']:.4f} Hartree")
+    axis.grid()
+    legend(figure, columns=3)
+    figure.savefig(path)
+    return figure
+
+
 def line(row):
     """A row of the Markdown table."""
     return "| " + " | ".join(str(row[k]) if row[k] == "" else format(row[k], form) for k, form in FORMS.items()) + " |"
@@ -81,13 +101,16 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", default=SYSTEMS, help=NAMES)
     parser.add_argument("--limit", metavar="MOLECULE", help="instead: a molecule in " + ", ".join(CARDINAL))
-    parser.add_argument("--largest", choices=CARDINAL, default="cc-pv6z", help="last basis of --limit (%(default)s)")
+    parser.add_argument("--largest", choices=[*CARDINAL][1:], default="cc-pv6z", help="last of --limit (%(default)s)")
+    parser.add_argument("--plot", metavar="FILE", help="a picture of --limit, which needs Matplotlib")
     parser.add_argument("--repeats", type=int, default=3, help="timed calls after the first one (%(default)s)")
     parser.add_argument("--pyscf", action="store_true", help="PySCF's MP2 on the CPU, too")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--backend", default="auto", choices=("auto", "cuda", "cpu"))
     args, rows = parser.parse_args(argv), []
     names = args.systems
+    if args.plot and not args.limit:
+        parser.error("--plot draws the basis set limit, and needs --limit.")
     if args.limit:
         names = [f"{args.limit}/{basis}" for basis, x in CARDINAL.items() if x <= CARDINAL[args.largest]]
     for system in map(System.parse, names):
@@ -100,6 +123,8 @@ def main(argv=None):
         print(line(row), flush=True)
         if args.csv:
             write_csv(args.csv, rows)
+    if args.plot:
+        plot(rows, args.plot)
 
 
 if __name__ == "__main__":
