@@ -83,7 +83,8 @@ def test_the_backend_of_a_machine_with_a_gpu(monkeypatch, capsys):
     warmup_result = type("Done", (), {"missing": [None] * 5, "kept": 6, "jobs": 7})
     monkeypatch.setattr("md4.contract.warmup.warmup", compiled)
     assert main(["warmup", "--lmax", "2", "--jobs", "7"]) == 0
-    assert asked == [((2, ["coulomb"], 7, True), {"basis": None, "auxiliary": None, "arch": None, "listed": False, "forces": False})]
+    options = {"basis": None, "auxiliary": None, "arch": None, "listed": False, "forces": False}
+    assert asked == [((2, ["coulomb"], 7, True), options)]
     assert "5 kernels compiled in" in capsys.readouterr().out
     assert main(["warmup", "O 0 0 0", "--basis", "cc-pvdz", "--df", "cc-pvdz-jkfit"]) == 0
     assert "auxiliary basis cc-pvdz-jkfit: " in capsys.readouterr().out
