@@ -8,17 +8,12 @@ from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
-
-from md4.contract.team import Team
 from md4.contract.three_centre import ThreeCentre
-from md4.contract.warmup import MEMORIES, asked_by, make_builds, make_tensors, shells_up_to
-from md4.engine import Engine
+from md4.contract.warmup import MEMORIES, asked_by, make_builds, make_forces, make_tensors, shells_up_to
 from md4.gpu import sums
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.shells.basis import Basis
-from md4.shells.schwarz import GradientBounds
 
 PAGE = Path(__file__).parents[1] / "docs" / "design.md"
 BEGIN, END = "<!-- kernels: written by tests/kernel_support.py -->\n", "<!-- end of kernels -->\n"
@@ -59,11 +54,7 @@ def builds(backend, basis):
 
 def gradients(backend, basis):
     if backend.context.unit != "fma":
-        team, ones = Team.of(Engine(basis, backend=backend)), np.ones((1, basis.nao, basis.nao))
-        team.make_lists(0.0)
-        bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in team.lists]
-        for exchange in (np.ones(1), np.zeros(1)):
-            backend.sums.forces(basis, team.lists, bounds).run(backend, ones, np.ones(1), exchange, 0.0)
+        make_forces(backend, basis)
 
 
 def everything(backend, basis):

@@ -9,7 +9,7 @@ from md4.cli.ending import writing
 from md4.support.display import size_text
 
 
-def warm_up(backend, arch, listed, export, lmax, kinds, jobs, pure, basis, auxiliary, forces=False):
+def warm_up(backend, arch, listed, export, lmax, kinds, jobs, pure, basis, auxiliary, forces):
     """Compiles what is missing, and returns a sentence on what was done; arguments and errors as `md4.contract.warmup`.
 
     `backend` is 'cuda', 'cpu', or 'auto' for that which calculations take. On the CPU the code is the same for all
@@ -30,8 +30,9 @@ def warm_up(backend, arch, listed, export, lmax, kinds, jobs, pure, basis, auxil
     from md4.contract.warmup import warmup
     from md4.cpu.warmup import BESIDE, compile_ahead
 
-    bases = {"basis": basis, "auxiliary": auxiliary, "forces": forces}
-    done = warmup(lmax, kinds, jobs, pure, arch=arch, listed=listed, **bases)
+    done = warmup(
+        lmax, kinds, jobs, pure, basis=basis, auxiliary=auxiliary, arch=arch, listed=listed, forces=forces
+    )  # fmt: skip
     if listed:
         return listing(done)
     compile_ahead(BESIDE)

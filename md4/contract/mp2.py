@@ -92,8 +92,8 @@ class OccupiedVirtual:
             sums = Sums(self.algebra, self.spins, t2)
             for s, t, pairs, found in self.blocks():
                 levels = [self.spins[n].energies[pairs[:, k]] for k, n in enumerate((s, t))]
-                both = self.algebra.send(np.ascontiguousarray(sum(levels), dtype=float))
-                sums.add(s, t, pairs, both, found, [self.algebra.empty(found.shape) for _ in range(2)])
+                work = [self.algebra.empty(found.shape) for _ in range(2)]
+                sums.add(s, t, pairs, sums.send(sum(levels)), found, work)
             return sums.result()
 
 

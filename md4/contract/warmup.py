@@ -104,7 +104,7 @@ def warmup(
         No usable GPU and no `arch`.
     """
     kinds = checked_kinds(kinds)
-    check_arguments(lmax, jobs, pure, progress, basis, auxiliary)
+    check_arguments(lmax, jobs, pure, progress, basis, auxiliary, forces)
     capability = capability_of(arch)
     from md4.gpu.warmup import compile_all, missing
 
@@ -269,10 +269,12 @@ def checked_kinds(kinds):
     return tuple(checked_kind(kind) for kind in found)
 
 
-def check_arguments(lmax, jobs, pure, progress, basis, auxiliary):
+def check_arguments(lmax, jobs, pure, progress, basis, auxiliary, forces):
     """ArgumentError or UnsupportedError for what cannot be warmed up."""
     checked_flag("pure", pure)
     checked_progress(progress)
+    if checked_flag("forces", forces) and (basis is None or auxiliary is not None):
+        raise ArgumentError("forces=True takes a basis, and no auxiliary basis.")
     if jobs is not None:
         checked_integer("jobs", jobs, 1)
     if basis is None:
@@ -287,7 +289,7 @@ def check_arguments(lmax, jobs, pure, progress, basis, auxiliary):
         if not isinstance(given, Basis):
             raise ArgumentError(f"{name} must be an md4.Basis, not {shown(given)}; see Basis.from_mol.")
     if auxiliary is None:
-        check_order(4 * basis.lmax)
+        check_order(4 * basis.lmax, derivative=int(forces))
     elif basis.pure != auxiliary.pure:
         raise ArgumentError("the basis sets of an integral must be all spherical or all Cartesian.")
     else:

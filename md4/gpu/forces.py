@@ -481,11 +481,6 @@ class DeviceForces:
             for done in group if group.stop < len(needs) else ():
                 self.lists[done].prepared.drop()
 
-    def drop(self):
-        """Gives back the memory of H, also of that which builds keep."""
-        for this in self.lists:
-            this.prepared.drop()
-
     @staticmethod
     def h_bytes(backend, this):
         """Bytes of the H matrices of a ket list, in all forms that kernels take."""
@@ -536,14 +531,7 @@ class DeviceForces:
         tables = 2 * densities.nbytes + (40 + 8 * len(densities)) * sum(map(len, lists))
         h = max(self.h_bytes(backend, this) for this in lists)
         one = max(self.least_bytes(backend.context, bra, ket) for bra in lists for ket in lists)
-        if tables + h + one > backend.memory_left():
-            self.drop()
-        if tables + h + one > backend.memory_left():
-            raise MemoryLimitError(
-                f"gradients of {self.basis!r} take at least {size_text(tables + h + one)} ({size_text(tables)} of "
-                f"densities and bounds, {size_text(h)} of the H matrices of one list, {size_text(one)} for a shell "
-                f"pair), but {size_text(backend.memory_left())} may be used; raise max_memory."
-            )
+        self.require(backend, {"densities and bounds": tables, "the H matrices of one list": h, "a shell pair": one})
 
     def check_memory_for_coulomb(self, backend):
         """As `check_memory`, of J alone."""
@@ -553,13 +541,20 @@ class DeviceForces:
             sums += pairs.nprim * (16 * row_width(pairs.l + 1, True) + 60) + 32 * len(pairs)
             h = max(h, backend.hermite_bytes(pairs))
             z = max(z, 64 * this.prepared.facts.max_prim * blocks_of_8(hermite) * self.rows_of(this.prepared))
-        need = matrices + sums + h + z * REVERSE.most_parts
+        z *= REVERSE.most_parts
+        of = {"densities": matrices, "Hermite functions": sums, "the H matrices of one list": h, "a shell pair": z}
+        self.require(backend, of)
+
+    def require(self, backend, sizes):
+        """MemoryLimitError if bytes, by what they are of, do not fit when H of all lists has been given back."""
+        need = sum(sizes.values())
         if need > backend.memory_left():
-            self.drop()
+            for this in self.lists:  # H that builds keep, too
+                this.prepared.drop()
         if need > backend.memory_left():
+            parts = ", ".join(f"{size_text(size)} of {what}" for what, size in sizes.items())
             raise MemoryLimitError(
-                f"gradients of J of {self.basis!r} take at least {size_text(need)} ({size_text(matrices)} of densities "
-                f"of AOs, {size_text(sums)} of Hermite functions, {size_text(h)} of the H matrices of one list), but "
+                f"gradients of {self.basis!r} take at least {size_text(need)} ({parts}), but "
                 f"{size_text(backend.memory_left())} may be used; raise max_memory."
             )
 

@@ -10,7 +10,7 @@ from offline import CAPABILITIES, devices_without_memory
 
 import md4
 from md4.contract.three_centre import ThreeCentre
-from md4.contract.warmup import MEMORIES, asked_by_basis, asked_by_fitting, asked_by_shells
+from md4.contract.warmup import MEMORIES, asked_by_basis, asked_by_fitting, asked_by_shells, warmup
 from md4.gpu import part_plans
 from md4.gpu.backend import GpuBackend
 
@@ -79,6 +79,16 @@ def test_nothing_is_left_to_compile_for_forces(exchange, monkeypatch):
     assert asked
     for these in asked:
         assert not names(set(these) - set(more))
+
+
+def test_what_forces_take():
+    """A basis alone, of angular momenta whose derivatives are within the limit."""
+    basis = md4.Basis.from_arrays([8], [[1.0]], [[1.0]], np.zeros((1, 3)))
+    for given, options in ((None, {}), (basis, {"auxiliary": basis})):
+        with pytest.raises(md4.ArgumentError, match="forces=True takes a basis, and no auxiliary basis"):
+            warmup(2, basis=given, arch="sm_90", listed=True, forces=True, **options)
+    with pytest.raises(md4.UnsupportedError, match="L = 32, beyond the limit of 31 for derivatives"):
+        warmup(2, basis=basis, arch="sm_90", listed=True, forces=True)
 
 
 @pytest.mark.sample("hydrogen *")
