@@ -313,6 +313,12 @@ class Algebra(Protocol):
     def unpack_and_sum(self, table, places, out, density):
         """As `unpack`, and sum_ij density[i, j] out[n, i, j] for each n. `density`, (nao, nao), is symmetric."""
 
+    def half_transform(self, table, places, orbitals, out):
+        """out[n, i, o] = sum_j table[n, places[i, j]] orbitals[j, o], without the matrices of `unpack`.
+
+        Whether that is done: False where matrices and products are faster. `places` is symmetric, `out` any view.
+        """
+
     def sums_bytes(self, nao):
         """Bytes of workspace that `unpack_and_sum` needs for a row of the table."""
 

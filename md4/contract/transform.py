@@ -129,6 +129,9 @@ class OneIndexOfEachSide:
         algebra, reach = self.algebra, int(self.rows.reaches[last - 1])
         here = algebra.xp.minimum(places[:reach, :reach], last)  # where there is no integral yet, a column of zeros
         width, made = algebra.matrix_width(reach), half[: len(table) * reach * self.count].reshape(-1, self.count)
+        whole = made.reshape(len(table), reach, self.count)
+        if algebra.half_transform(table, here, self.orbitals[:reach], whole):
+            return whole.reshape(len(table), -1)
         for start in range(0, len(table), self.matrices_at_once):
             some = table[start : start + self.matrices_at_once]
             out = dense[: len(some) * reach * width].reshape(len(some), reach, width)

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from md4.errors import DeviceError, MemoryLimitError
-from md4.gpu.buffers import as_buffer
+from md4.gpu.buffers import Buffer, as_buffer
+from md4.gpu.kernels.half_transform import TILE, columns_at_once, launch_half_transform
 from md4.gpu.kernels.unpack import launch_unpack, parts_of_sums
 from md4.gpu.pool import ITEM_BYTES, bucket
 from md4.gpu.products import operand, whole_rows
@@ -219,6 +220,30 @@ class DeviceAlgebra:
             as_buffer(density), as_buffer(part),
         )  # fmt: skip
         return out[:, :, :nao], part.sum(axis=1)
+
+    def half_transform(self, table, places, orbitals, out):
+        """By a kernel of md4, which reads the table a few times at most."""
+        xp, (nao, count) = self.xp, orbitals.shape
+        columns8 = columns_at_once(self.context, nao, count)
+        if columns8 is None:
+            return False
+        side, most = -(-nao // TILE) * TILE, 8 * columns8
+        padded = xp.full((side, side), 0, dtype=np.int32)
+        padded[:nao, :nao] = places
+        numbers = Buffer(padded.data.ptr, (side * side,), 4, padded)
+        for first in range(0, count, most):
+            some = orbitals[:, first : first + most]
+            factors = xp.full((side, most), 0.0)
+            factors[:nao, : some.shape[1]] = some
+            into = out[:, :, first : first + most]
+            steps = [stride // ITEM_BYTES for stride in into.strides]
+            length = 1 + sum((size - 1) * step for size, step in zip(into.shape, steps))
+            given = Buffer(into.data.ptr, (length,), ITEM_BYTES, into), *steps
+            launch_half_transform(
+                self.context, columns8, as_buffer(table), table.shape, numbers, nao, as_buffer(factors), given,
+                some.shape[1],
+            )  # fmt: skip
+        return True
 
     def sums_bytes(self, nao):
         """Parts of sums of a row."""
