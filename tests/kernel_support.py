@@ -66,6 +66,7 @@ def fitting(backend, basis):
     ThreeCentre(basis, basis, backend.operator, backend).rehearse()
     for density in (None, NOTHING):
         launch_unpack(backend.context, None, (1, 1), None, None, (1, 1), density)
+    backend.rehearse_rows(1, 1)
 
 
 @cache

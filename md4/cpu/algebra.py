@@ -113,8 +113,8 @@ class HostAlgebra:
         self.unpack(table, places, out)
         return out, self.add_times(out.reshape(len(table), -1), density.reshape(-1), np.zeros(len(table)))
 
-    def half_transform(self, table, places, orbitals, out):
-        """By the products of the caller."""
+    def takes_rows(self, nao, count):
+        """Never."""
         return False
 
     def sums_bytes(self, nao):
