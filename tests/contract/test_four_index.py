@@ -11,6 +11,7 @@ from molecules import CENTRES, HYDROGEN_FLUORIDE, joined, molecule
 import md4
 from md4.contract import four_index
 from md4.contract.four_index import FourIndex, Side
+from md4.contract.row_team import RowTeam
 from md4.contract.tensor import ao_tensor
 from md4.errors import MemoryLimitError
 from md4.shells.basis import Basis
@@ -24,12 +25,12 @@ def sets(nao, *counts):
     return [every[:, np.arange(first, last) % nao] for first, last in pairwise(ends)]
 
 
-def integrals(engine, bra, ket):
+def integrals(engine, bra, ket, beside=()):
     """By md4, shape (pairs, pairs)."""
-    found, four = np.full((bra.pairs, ket.pairs), np.nan), FourIndex(engine, bra, ket)
+    found, four = np.full((bra.pairs, ket.pairs), np.nan), FourIndex(RowTeam([engine, *beside]), bra, ket)
 
-    def put(first, block):
-        found[first : first + len(block)] = four.algebra.fetch(four.algebra.xp.ascontiguousarray(block))
+    def put(algebra, first, block):
+        found[first : first + len(block)] = algebra.fetch(algebra.xp.ascontiguousarray(block))
 
     four.integrals(put)
     return found
@@ -91,13 +92,13 @@ def test_several_passes(contracted, compact, monkeypatch):
     monkeypatch.setattr(four_index, "WORK_SHARE", 1e-9)
     p, q, r = sets(contracted.nao, 5, 5, 3)
     bra = Side(p, p, compact=True) if compact else Side(p, q)
-    four = FourIndex(md4.Engine(contracted, backend="cpu"), bra)
-    with four.engine.lock, four.algebra.working():
+    four = FourIndex(RowTeam([md4.Engine(contracted, backend="cpu")]), bra)
+    with four.team.engine.lock, four.algebra.working():
         ranges = [(first, last) for first, last, _ in four.passes()]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == 5
     assert len(ranges) > 2
-    compare(four.engine, bra, Side(q, r))
+    compare(four.team.engine, bra, Side(q, r))
 
 
 def test_least_memory(contracted):

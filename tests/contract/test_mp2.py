@@ -10,6 +10,7 @@ from molecules import CENTRES, HYDROGEN_FLUORIDE, molecule
 
 import md4
 from md4.contract.mp2 import OccupiedVirtual, Spin
+from md4.contract.row_team import RowTeam
 from md4.contract.tensor import ao_tensor
 from md4.errors import MemoryLimitError
 from md4.shells.basis import Basis
@@ -27,6 +28,10 @@ def spin(nao, occupied, virtual, seed):
     every = np.linalg.qr(rng.normal(size=(nao, nao)))[0]
     energies = np.sort(rng.uniform(0.1, 2, occupied + virtual)) + np.repeat([-3, 0], [occupied, virtual])
     return Spin(every[:, :occupied], every[:, occupied : occupied + virtual], energies)
+
+
+def of_spins(spins, *engines):
+    return OccupiedVirtual(RowTeam(engines), spins)
 
 
 def by_numpy(basis, spins):
@@ -48,7 +53,7 @@ def by_numpy(basis, spins):
 @pytest.mark.parametrize("shapes", [[(5, 6)], [(4, 7), (3, 5)], [(1, 1), (0, 4)], [(2, 0), (3, 1)]], ids=str)
 def test_energies_and_amplitudes(backend, basis, shapes):
     spins = [spin(basis.nao, *shape, seed) for seed, shape in enumerate(shapes)]
-    same, opposite, amplitudes = OccupiedVirtual(md4.Engine(basis, backend=backend), spins).energies(with_t2=True)
+    same, opposite, amplitudes = of_spins(spins, md4.Engine(basis, backend=backend)).energies(with_t2=True)
     want_same, want_opposite, want = by_numpy(basis, spins)
     assert abs(same - want_same) < 1e-12
     assert abs(opposite - want_opposite) < 1e-12
@@ -59,9 +64,9 @@ def test_energies_and_amplitudes(backend, basis, shapes):
 
 def test_pairs_in_several_blocks(basis, monkeypatch):
     spins = [spin(basis.nao, 4, 7, 0), spin(basis.nao, 3, 5, 1)]
-    want = OccupiedVirtual(md4.Engine(basis, backend="cpu"), spins).energies()
-    monkeypatch.setattr("md4.contract.transform.OneIndexOfEachSide.pair_bytes", 1e8)  # few at once
-    found = OccupiedVirtual(md4.Engine(basis, backend="cpu", max_memory=2000), spins).energies()
+    want = of_spins(spins, md4.Engine(basis, backend="cpu")).energies()
+    monkeypatch.setattr("md4.contract.transform.MATRICES", 40_000)  # few at once
+    found = of_spins(spins, md4.Engine(basis, backend="cpu", max_memory=2000)).energies()
     assert found[2] == {}
     np.testing.assert_allclose(found[:2], want[:2], rtol=0, atol=1e-14)
 
@@ -72,7 +77,7 @@ def test_emulated_gpu():
     spins = [spin(basis.nao, 2, 2, 0), spin(basis.nao, 1, 3, 1)]
     *want, amplitudes = by_numpy(basis, spins)
     with running("dmma16"), cupy():
-        *found, made = OccupiedVirtual(md4.Engine(basis, backend="cuda"), spins).energies(with_t2=True)
+        *found, made = of_spins(spins, md4.Engine(basis, backend="cuda")).energies(with_t2=True)
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)
     for key, one in amplitudes.items():
         np.testing.assert_allclose(made[key], one, rtol=0, atol=1e-12)
@@ -80,7 +85,7 @@ def test_emulated_gpu():
 
 def test_amplitudes_that_do_not_fit(basis, monkeypatch):
     """Which is found before the first integral is made."""
-    made = OccupiedVirtual(md4.Engine(basis, backend="cpu"), [spin(basis.nao, 4, 7, 0)])
+    made = of_spins([spin(basis.nao, 4, 7, 0)], md4.Engine(basis, backend="cpu"))
     monkeypatch.setattr("md4.support.memory.host_memory", lambda: 1000)
     monkeypatch.setattr("md4.contract.mp2.OneIndexOfEachSide", None)
     with pytest.raises(MemoryLimitError, match=r"which with_t2=False leaves out, take 6.27 kB, but the host has 1 kB"):

@@ -8,6 +8,7 @@ from molecules import CENTRES, HYDROGEN_FLUORIDE, joined, molecule
 
 import md4
 from md4.contract import pair_rows
+from md4.contract.row_team import RowTeam
 from md4.contract.tensor import ao_tensor
 from md4.contract.transform import OneIndexOfEachSide
 from md4.errors import MemoryLimitError
@@ -27,9 +28,9 @@ def high_shells(pure=True):
     return Basis([Shell(l, [1.3 + 0.2 * l, 0.4], [[0.6], [0.5]], CENTRES[n]) for l, n in places], pure=pure)
 
 
-def integrals(engine, occupied, first, second):
+def integrals(engine, occupied, first, second, beside=()):
     """(ia|jb) by md4, shape (i, a, j, b)."""
-    one = OneIndexOfEachSide(engine, occupied, max(first.shape[1], second.shape[1]))
+    one = OneIndexOfEachSide(RowTeam([engine, *beside]), occupied, max(first.shape[1], second.shape[1]))
     count = occupied.shape[1]
     found = np.zeros((count, first.shape[1], count, second.shape[1]))
     with engine.lock, one.algebra.working():
@@ -119,9 +120,9 @@ def test_least_memory(monkeypatch):
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-13)
 
 
-def of_one_side(engine, orbitals, pairs, first, second):
+def of_one_side(engine, orbitals, pairs, first, second, beside=()):
     """(pq|ij) of pairs i, j, shape (p, q, pair)."""
-    one = OneIndexOfEachSide(engine, orbitals, 1, same_side=pairs)
+    one = OneIndexOfEachSide(RowTeam([engine, *beside]), orbitals, 1, same_side=pairs)
     with engine.lock, one.algebra.working():
         made = [one.algebra.fetch(block) for _, block in one.over_same_side(*map(one.sorted, (first, second)))]
     return np.concatenate(made, axis=1).transpose(0, 2, 1)

@@ -14,6 +14,7 @@ from pyscf.ao2mo import outcore
 from pyscf.mcscf import mc_ao2mo
 
 import md4
+from md4.contract.row_team import RowTeam
 from md4.engine import Engine
 from md4.pyscf.ao2mo import active_space
 from md4.shells.basis import Basis
@@ -149,18 +150,18 @@ def test_active_space(mol, level, ncore, ncas, backend):
     with lib.H5TmpFile() as theirs:
         want = mc_ao2mo.trans_e1_outcore(mol, every, ncore, ncas, theirs, max_memory=2000, level=level)
         want = *want, theirs["ppaa"][()], theirs["papa"][()]
-    engine = Engine(Basis.from_mol(mol), backend=backend)
-    for found, expected in zip(active_space(engine, every, ncore, ncas, level == 1), want, strict=True):
+    team = RowTeam([Engine(Basis.from_mol(mol), backend=backend)])
+    for found, expected in zip(active_space(team, every, ncore, ncas, level == 1), want, strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
 
 
 def test_active_space_that_does_not_fit(mol, monkeypatch):
     """Found before the first integral."""
-    engine = Engine(Basis.from_mol(mol), backend="cpu")
+    team = RowTeam([Engine(Basis.from_mol(mol), backend="cpu")])
     monkeypatch.setattr("md4.support.memory.host_memory", lambda: 1000)
     monkeypatch.setattr("md4.pyscf.ao2mo.OneIndexOfEachSide", None)
     with pytest.raises(md4.MemoryLimitError, match=r"over active orbitals take 21\.6 kB, but the host has 1 kB"):
-        active_space(engine, orbitals(mol), 3, 4, False)
+        active_space(team, orbitals(mol), 3, 4, False)
 
 
 @pytest.mark.parametrize("call, error, match", [
