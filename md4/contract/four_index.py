@@ -189,7 +189,9 @@ class FourIndex:
         """The same of some blocks of (pq|P), by a device."""
         self.places, sets = self.algebra.send(self.rows.places()), [*map(self.sorted, (self.ket.one, self.ket.other))]
         chosen = self.ket.chosen(0, self.ket.one.shape[1])
-        for at, rows in self.row_blocks(table, cuts):
+        for at, rows in self.row_blocks(table, [*cuts]):
+            if not cuts:  # another device has failed
+                break
             for more, done in self._products(rows, sets, chosen):
                 put(self.algebra, begin + at + more, done.T)
 

@@ -5,7 +5,6 @@ their number of integrals is known, so the same devices add up the same numbers 
 """
 
 from copy import copy
-from functools import cached_property
 
 from md4.contract.pair_rows import PairRows
 from md4.support.threads import run_each
@@ -39,16 +38,18 @@ class RowTeam:
 
     def __init__(self, engines):
         self.engines, self.algebras = engines, [engine.backend.algebra() for engine in engines]
-        self.engine, self.algebra = engines[0], self.algebras[0]
+        self.engine, self.algebra, self._rows = engines[0], self.algebras[0], []
 
-    @cached_property
+    @property
     def rows(self):
         """`PairRows` of each device, with the shell pairs that the first one has found; errors as there."""
-        with self.engine.lock, self.algebra.working():
-            first = PairRows(self.engine)
-        rows = [first, *(first.on(engine) for engine in self.engines[1:])]
-        self.each(lambda n: rows[n].prepared)  # now, since the memory that is left after it is looked at
-        return rows
+        if not self._rows:
+            with self.engine.lock, self.algebra.working():
+                first = PairRows(self.engine)
+            rows = [first, *(first.on(engine) for engine in self.engines[1:])]
+            self.each(lambda n: rows[n].prepared)  # now, since the memory that is left after it is looked at
+            self._rows = rows
+        return self._rows
 
     def each(self, work, count=None, stop=lambda: None):
         """[work(n) for the first `count` devices n, or for all], each in a thread that holds the lock of its engine."""
@@ -87,13 +88,11 @@ class RowTeam:
         """
         own = divided(pieces, costs, max(1, min(len(self.engines), len(pieces))))
         shares = [whole, *(copy(whole) for _ in own[1:])]
-
-        def one(n):
-            shares[n].algebra, shares[n].rows = self.algebras[n], self.rows[n]
-            return work(shares[n], own[n])
+        for share, algebra, rows in zip(shares, self.algebras, self.rows):
+            share.algebra, share.rows = algebra, rows
 
         def stop():
             for some in own:
                 some.clear()
 
-        return self.each(one, len(own), stop)
+        return self.each(lambda n: work(shares[n], own[n]), len(own), stop)

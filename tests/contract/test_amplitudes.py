@@ -5,6 +5,7 @@ import pytest
 from emulator import running
 from emulator.array_library import cupy
 from molecules import CENTRES, HYDROGEN_FLUORIDE, joined, molecule
+from row_workers import divided, engines
 
 import md4
 from md4.contract import amplitudes
@@ -64,6 +65,15 @@ def test_memory(contracted):
     contraction.team.engine.backend.memory.cap = 200_000
     with pytest.raises(MemoryLimitError, match=r"amplitudes of one pair of 19 AOs take 17.3 kB .* raise max_memory"):
         contraction.contracted(random_amplitudes(contracted.nao, 1))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_devices(contracted, count):
+    (first, *beside), t = engines(contracted, count), random_amplitudes(contracted.nao, 3)
+    want = contracted_by(first, t)
+    with divided(count):
+        found = contracted_by(first, t, beside)
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-13 * abs(want).max())
 
 
 def test_emulated_gpu():
