@@ -27,8 +27,19 @@ SUM_BYTES = 128 << 20
 
 
 class Sizes(NamedTuple):
-    """Bytes of a pass: what is kept, a row of a piece, a row that is a matrix, a pair i, j in `blocks`, and the least
-    workspace."""
+    """Bytes of a pass.
+
+    Attributes
+    ----------
+    kept : int
+        X, and (ij|P) of the same side.
+    row, matrix : int
+        A row of a piece with its products, and a row as a matrix.
+    pair : int
+        A pair i, j in `blocks`.
+    least : int
+        The least workspace beside what is kept.
+    """
 
     kept: int
     row: int
