@@ -22,6 +22,8 @@ from md4.support.progress import Progress
 
 # Matrices over AOs, and blocks over two virtual orbitals, that are needed at once for a pair i, j.
 MATRICES, BLOCKS = 2, 3
+# As many times as long as others are pieces of which no matrices are made: X is read and written once a piece.
+LONG_PIECES = 3
 # Bytes of X that go from one device to another at a time.
 SUM_BYTES = 128 << 20
 
@@ -122,6 +124,8 @@ class OneIndexOfEachSide:
             )
         room = WORK_SHARE * (left - size.kept - rows.workspace - 16 * self.nao**2)
         self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // size.matrix))
+        if algebra.takes_rows(self.nao, self.count):  # and needs no matrices
+            return max(rows.least_rows, int(min(LONG_PIECES * algebra.block_bytes, room) // size.row))
         return max(rows.least_rows, int(min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // size.row))
 
     # the pass
