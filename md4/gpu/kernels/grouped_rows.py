@@ -2,7 +2,7 @@
 
     X[g, j, c] += sum_{n of group g} F[source of n, j] A[row of n, c]
 
-A block of threads takes a group and some columns c, and each of its warps 64 of them, on tensor cores. So A is read
+A block of threads takes a group and some columns c, and each of its warps 32 or 64 of them, on tensor cores. So A is read
 where it is, without copies of rows in another order, and X is read and written once.
 """
 
@@ -16,9 +16,8 @@ from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.values import FP64, OPEN, select, tuple_of, word
 from md4.gpu.emit.values import i64 as INT64
 
-# Columns of a warp, in eights, and threads of a block; most factors of a row that a launch takes, in eights.
-COLUMNS8, THREADS, MOST_FACTORS8 = 8, 256, 4
-BLOCK_COLUMNS = COLUMNS8 * 8 * (THREADS // 32)
+# Threads of a block, and most factors of a row that a launch takes, in eights.
+THREADS, MOST_FACTORS8 = 256, 4
 
 
 class Groups(NamedTuple):
@@ -38,6 +37,11 @@ class Groups(NamedTuple):
     sources: I32
 
 
+def columns_of(factors8):
+    """Columns of a warp, in eights: X of one warp takes up to half of its registers."""
+    return 8 if factors8 <= 2 else 4
+
+
 @cache
 def make_add_four(factors8):
     """Intrinsic (X, A, place, left, F, first, live) -> X + F^T A of four rows, which four lanes have.
@@ -45,16 +49,17 @@ def make_add_four(factors8):
     The lane's row of A has its numbers from `place` on, in steps of 8, as long as fewer than `left`, and its factors
     are from `first` on; they are zeros unless `live`.
     """
-    kind = tuple_of(FP64, 2 * factors8 * COLUMNS8)
+    columns8 = columns_of(factors8)
+    kind = tuple_of(FP64, 2 * factors8 * columns8)
 
     @word(kind, kind, OPEN, INT64, INT64, OPEN, INT64, INT64)
     def add_four(x, array, place, left, factors, first, live):
         at, own = array.at(place), factors.at(first)
-        numbers = [load_if(at, (left, 8 * n), offset=64 * n)[0] for n in range(COLUMNS8)]
+        numbers = [load_if(at, (left, 8 * n), offset=64 * n)[0] for n in range(columns8)]
         of_row = [load_if(own, (live, 0), offset=64 * m)[0] for m in range(factors8)]
         for m, factor in enumerate(of_row):
             for n, number in enumerate(numbers):
-                k = 2 * (m * COLUMNS8 + n)
+                k = 2 * (m * columns8 + n)
                 x[k : k + 2] = mma_8x8x4(x[k : k + 2], number, factor)
         return x
 
@@ -69,23 +74,25 @@ def make_add_result(factors8):
     those count that are fewer than `wanted` and `left` further on.
     """
 
-    @word(None, tuple_of(FP64, 2 * factors8 * COLUMNS8), INT64, INT64, INT64, INT64)
+    columns8 = columns_of(factors8)
+
+    @word(None, tuple_of(FP64, 2 * factors8 * columns8), INT64, INT64, INT64, INT64)
     def add_result(x, address, step, wanted, left):
         for m in range(factors8):
             for k in range(2):
                 here, row = select(wanted > 8 * m + k, left, 0), address + step * (8 * m + k)
-                before = [load("global", row, 64 * n, live=(here, 8 * n))[0] for n in range(COLUMNS8)]
+                before = [load("global", row, 64 * n, live=(here, 8 * n))[0] for n in range(columns8)]
                 for n, old in enumerate(before):
-                    store_if(row, [old + x[2 * (m * COLUMNS8 + n) + k]], (here, 8 * n), 64 * n)
+                    store_if(row, [old + x[2 * (m * columns8 + n) + k]], (here, 8 * n), 64 * n)
 
     return add_result
 
 
 def grouped_rows(factors8):
     """Kernel factory for so many factors of a row, in eights."""
-    empty, add_four, add_result = (
-        make_empty(2 * factors8 * COLUMNS8), make_add_four(factors8), make_add_result(factors8),
-    )  # fmt: skip
+    of_warp = 8 * columns_of(factors8)
+    of_block, empty = of_warp * (THREADS // 32), make_empty(factors8 * of_warp // 4)
+    add_four, add_result = make_add_four(factors8), make_add_result(factors8)
 
     def kernel(
         array: F64, width: i64, columns: i64, groups: Groups, factors: F64, out: F64, of_group: i64, step: i64,
@@ -94,9 +101,9 @@ def grouped_rows(factors8):
         # rows of A have `width` numbers, those of F 8 `factors8`, those of X, `of_group` apart from group to group,
         # `step`; `count` factors and `columns` of each row are wanted
         lane, warp = i64(cuda.threadIdx.x) & 31, i64(cuda.threadIdx.x) >> 5
-        tiles = (columns + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+        tiles = (columns + of_block - 1) // of_block
         group = quotient(i64(cuda.blockIdx.x), tiles)
-        first = (i64(cuda.blockIdx.x) - group * tiles) * BLOCK_COLUMNS + warp * (8 * COLUMNS8)
+        first = (i64(cuda.blockIdx.x) - group * tiles) * of_block + warp * of_warp
         if first >= columns:
             return
         own, inner, x = lane >> 2, lane & 3, empty()
@@ -111,7 +118,7 @@ def grouped_rows(factors8):
         target = i64(groups.targets[group]) * of_group + 2 * inner * step + first + own
         add_result(x, address_of(out, target), 8 * step, count - 2 * inner, left)
 
-    return Kernel(kernel, (THREADS, 1))
+    return Kernel(kernel, (THREADS, 2))
 
 
 # launcher
@@ -124,7 +131,7 @@ def launch_grouped_rows(context, array, shape, groups, factors, factors8, out, s
     rows of 8 `factors8` numbers; `steps` are (from one X to the next, from one of its rows to the next).
     """
     width, columns = shape
-    blocks = (groups.edges.size - 1) * -(-columns // BLOCK_COLUMNS)
+    blocks = (groups.edges.size - 1) * -(-columns // (THREADS // 4 * columns_of(factors8)))
     if blocks:
         context.launch(
             Variant(grouped_rows, (factors8,)), blocks, THREADS, 0, array, width, columns, groups, factors, out, *steps,

@@ -2,11 +2,11 @@
 
     W[n, mu, o] = sum_nu M_n[mu, nu] C[nu, o]          M_n[mu, nu] = M_n[nu, mu] = table[n, places[mu, nu]]
 
-A block of threads takes a row n. Tiles of M_n on and below the diagonal come to shared memory by asynchronous copies,
-number by number, a few tiles ahead; where the numbers are in the row is read one tile earlier still. On tensor cores
-one half of the warps multiplies a tile by rows of C, and the other half the transposed tile. W of a row n is in shared
-memory until it is complete. So each number of the table is read once, and no more than W is written, where matrices
-would be written, and read again.
+A block of threads takes a row n. Tiles of M_n on and below the diagonal come to registers a few tiles ahead, number by
+number, and from there to shared memory; where the numbers are in the row is read one tile earlier still. (Asynchronous
+copies of single numbers took twice the time.) On tensor cores one half of the warps multiplies a tile by rows of C, and
+the other half the transposed tile. W of a row n is in shared memory until it is complete. So each number of the table
+is read once, and no more than W is written, where matrices would be written, and read again.
 """
 
 from functools import cache
@@ -17,8 +17,8 @@ from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import (
     address_of,
     commit_copies,
-    copy_async,
     global_int,
+    load,
     make_copies,
     make_wait_copies,
     mma_16x8x8,
@@ -29,7 +29,7 @@ from md4.gpu.emit.instructions import (
     store,
 )
 from md4.gpu.emit.scalars import quotient
-from md4.gpu.emit.values import INT, tuple_of, word
+from md4.gpu.emit.values import FP64, INT, tuple_of, word
 from md4.gpu.emit.values import i32 as INT32
 from md4.gpu.emit.values import i64 as INT64
 
@@ -40,8 +40,8 @@ TILE_BYTES = 8 * TILE * PITCH
 THREADS = 256
 # Numbers of a tile that a thread copies, and the rows between them.
 OWN, LINES = TILE * TILE // THREADS, THREADS // TILE
-# Tiles that are copied or multiplied at a time, and numbers of columns of W, in eights, that a launch may have.
-STAGES, COLUMNS8 = 4, (2, 4)
+# By how many tiles the table is read ahead, and the numbers of columns of W, in eights, that a launch may have.
+AHEAD, COLUMNS8 = 3, (2, 4)
 # As often the table may be read, each time for other columns; more take longer than matrices would.
 MOST_PASSES = 3
 
@@ -53,6 +53,29 @@ class Transformed(NamedTuple):
     row: i64
     ao: i64
     orbital: i64
+
+
+class Shared(NamedTuple):
+    """Addresses in shared memory: two tiles, rows C of two tiles' columns, and of two tiles' rows.
+
+    `own` is where the first number that the thread copies is in a tile, in bytes.
+    """
+
+    tiles: i64
+    of_ket: i64
+    of_bra: i64
+    own: i64
+
+
+class LanePlaces(NamedTuple):
+    """Whether the thread multiplies transposed tiles, and arguments of `make_add_products`; t and c in bytes."""
+
+    turned: i64
+    t: i64
+    row_step: i64
+    k_step: i64
+    c: i64
+    w: i64
 
 
 @cache
@@ -92,11 +115,17 @@ def load_places(address, step):
     return found
 
 
-@word(None, INT32, INT64, tuple_of(INT, OWN))
-def copy_places(to, row, places):
-    """Begins to copy the thread's numbers of a tile."""
-    for n, place in enumerate(places):
-        copy_async(to, row + place.i64 * 8, (row, 0), 8 * LINES * PITCH * n, nbytes=8)
+@word(tuple_of(FP64, OWN), INT64, tuple_of(INT, OWN))
+def load_numbers(row, places):
+    """The thread's numbers of a tile."""
+    return [load("global.nc", row + place.i64 * 8)[0] for place in places]
+
+
+@word(None, INT32, tuple_of(FP64, OWN))
+def store_numbers(to, numbers):
+    """The thread's numbers to shared memory."""
+    for n, number in enumerate(numbers):
+        store(to, [number], 8 * LINES * PITCH * n)
 
 
 def c_pitch(columns8):
@@ -108,24 +137,38 @@ def half_transform(columns8, unit):
     """Kernel factory for so many columns of C, in eights."""
     pitch, width = c_pitch(columns8), 8 * columns8
     c_bytes, add_products = 8 * TILE * pitch, make_add_products(columns8, unit == "dmma16")
-    slot_bytes, wait, copy_16 = TILE_BYTES + c_bytes, make_wait_copies(STAGES - 2), make_copies(1, 16)
+    wait, copy_16 = make_wait_copies(0), make_copies(1, 16)
 
     @jit_device
-    def copy_rows(to, source, tid):
+    def copy_rows(to, orbitals, line, tid):
         """Begins to copy 32 rows of C."""
-        n = tid
+        n, source = tid, orbitals + 8 * TILE * width * line
         while n < TILE * width // 2:
             row = n // (width // 2)
             copy_16(i32(to + 8 * (row * pitch + 2 * (n - row * (width // 2)))), source + 16 * n, 1)
             n += THREADS
 
     @jit_device
-    def copy_tile(slot, bra_rows, row, places, orbitals, i, j, tid):
-        """Begins to copy tile (i, j) of M_n and rows j of C, and at the first tile of a row of them rows i of C."""
-        copy_places(i32(slot + 8 * ((tid >> 5) * PITCH + (tid & 31))), row, places)
-        copy_rows(slot + TILE_BYTES, orbitals + 8 * TILE * width * j, tid)
-        if j == 0:
-            copy_rows(bra_rows + (i & 1) * c_bytes, orbitals + 8 * TILE * width * i, tid)
+    def take_tile(step, i, j, numbers, many, shared, orbitals, lane, tid):
+        """Multiplies tile (i, j), the one of number `step`, by rows of C; the numbers are those of the thread."""
+        tiles, of_bra = shared.tiles + (step & 1) * TILE_BYTES, shared.of_bra + (i & 1) * c_bytes
+        of_ket = shared.of_ket + (step & 1) * c_bytes
+        store_numbers(i32(tiles + shared.own), numbers)
+        wait()
+        cuda.syncthreads()
+        next_i, next_j = (i, j + 1) if j < i else (i + 1, i64(0))
+        if step + 1 < many:
+            copy_rows(shared.of_ket + (step + 1 & 1) * c_bytes, orbitals, next_j, tid)
+            if next_j == 0:
+                copy_rows(shared.of_bra + (next_i & 1) * c_bytes, orbitals, next_i, tid)
+        commit_copies()
+        c, line = (of_ket, i) if lane.turned == 0 else (of_bra, j)
+        if lane.turned == 0 or i != j:
+            add_products(
+                i32(tiles + lane.t), i32(lane.row_step), i32(lane.k_step), i32(c + lane.c),
+                i32(lane.w + 8 * TILE * width * line),
+            )  # fmt: skip
+        return next_i, next_j
 
     def kernel(
         table: F64, row_width: i64, places: I32, tiles: i64, orbitals: F64, out: Transformed, nao: i64, count: i64
@@ -134,54 +177,47 @@ def half_transform(columns8, unit):
         # which `count` are wanted
         w = cuda.shared.array(0, f64)
         tid, n, numbers = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x), TILE * tiles * width
-        lane, warp, many = tid & 31, tid >> 5, tiles * (tiles + 1) // 2
-        bra_rows = i64(shared_address(w)) + 8 * numbers
-        ring, of_row, of_c = bra_rows + 2 * c_bytes, address_of(table, n * row_width), address_of(orbitals, 0)
-        of_places = address_of(places, 0) + 4 * tid
-        m = tid
-        while m < numbers:
-            w[m] = 0.0
-            m += THREADS
-        i, j, next_i, next_j = i64(0), i64(0), i64(0), i64(0)
-        coming = load_places(of_places, 4 * THREADS)
-        for step in range(STAGES - 1):
-            if step < many:
-                copy_tile(ring + step * slot_bytes, bra_rows, of_row, coming, of_c, next_i, next_j, tid)
-                next_i, next_j = (next_i, next_j + 1) if next_j < next_i else (next_i + 1, i64(0))
-            commit_copies()
-            coming = load_places(of_places + 4 * TILE * TILE * min(step + 1, many - 1), 4 * THREADS)
+        begin, many = i64(shared_address(w)), tiles * (tiles + 1) // 2
+        of_tiles = begin + 8 * numbers
+        of_c = of_tiles + 2 * TILE_BYTES
+        own, inner = (tid & 31) >> 2, tid & 3
+        shared = Shared(of_tiles, of_c, of_c + 2 * c_bytes, 8 * ((tid >> 5) * PITCH + (tid & 31)))
         # warps of the first half have rows of the tile, the others columns
-        turned, rows, half = warp >> 2, 16 * (warp & 1), (warp >> 1) & 1
-        own, inner = lane >> 2, lane & 3
+        turned, rows, half = tid >> 7, 16 * (tid >> 5 & 1), tid >> 6 & 1
         if turned == 0:
             t_place, row_step, k_step = 8 * ((rows + own) * PITCH + inner), i64(64 * PITCH), i64(32)
         else:
             t_place, row_step, k_step = 8 * (inner * PITCH + rows + own), i64(64), i64(32 * PITCH)
         c_place = 8 * (inner * pitch + own + 8 * half)
-        w_place = i64(shared_address(w)) + 8 * ((rows + own) * width + 2 * inner + 8 * half)
-        slot = i64(0)
-        for step in range(many):
-            wait()
-            cuda.syncthreads()
-            ahead = step + STAGES - 1
-            if ahead < many:
-                free = ring + (slot + STAGES - 1 if slot == 0 else slot - 1) * slot_bytes
-                copy_tile(free, bra_rows, of_row, coming, of_c, next_i, next_j, tid)
-                next_i, next_j = (next_i, next_j + 1) if next_j < next_i else (next_i + 1, i64(0))
-                coming = load_places(of_places + 4 * TILE * TILE * min(ahead + 1, many - 1), 4 * THREADS)
-            commit_copies()
-            here = ring + slot * slot_bytes
-            if turned == 0:
-                c, line = here + TILE_BYTES, i
-            else:
-                c, line = bra_rows + (i & 1) * c_bytes, j
-            if turned == 0 or i != j:
-                add_products(
-                    i32(here + t_place), i32(row_step), i32(k_step), i32(c + c_place),
-                    i32(w_place + 8 * TILE * width * line),
-                )  # fmt: skip
-            slot = slot + 1 if slot + 1 < STAGES else i64(0)
-            i, j = (i, j + 1) if j < i else (i + 1, i64(0))
+        w_place = begin + 8 * ((rows + own) * width + 2 * inner + 8 * half)
+        lane = LanePlaces(turned, t_place, row_step, k_step, c_place, w_place)
+        of_row, of_orbitals, last = address_of(table, n * row_width), address_of(orbitals, 0), many - 1
+        of_places, tile_bytes, step_bytes = address_of(places, 0) + 4 * tid, 4 * TILE * TILE, 4 * THREADS
+        m = tid
+        while m < numbers:
+            w[m] = 0.0
+            m += THREADS
+        copy_rows(shared.of_ket, of_orbitals, i64(0), tid)
+        commit_copies()
+        # numbers of the next three tiles, in variables of their own: to copy one that is under way would wait for it
+        one = load_numbers(of_row, load_places(of_places, step_bytes))
+        two = load_numbers(of_row, load_places(of_places + tile_bytes * min(i64(1), last), step_bytes))
+        three = load_numbers(of_row, load_places(of_places + tile_bytes * min(i64(2), last), step_bytes))
+        coming = load_places(of_places + tile_bytes * min(i64(3), last), step_bytes)
+        i, j, step = i64(0), i64(0), i64(0)
+        while step < many:
+            i, j = take_tile(step, i, j, one, many, shared, of_orbitals, lane, tid)
+            one = load_numbers(of_row, coming)
+            coming = load_places(of_places + tile_bytes * min(step + AHEAD + 1, last), step_bytes)
+            if step + 1 < many:
+                i, j = take_tile(step + 1, i, j, two, many, shared, of_orbitals, lane, tid)
+                two = load_numbers(of_row, coming)
+                coming = load_places(of_places + tile_bytes * min(step + AHEAD + 2, last), step_bytes)
+            if step + 2 < many:
+                i, j = take_tile(step + 2, i, j, three, many, shared, of_orbitals, lane, tid)
+                three = load_numbers(of_row, coming)
+                coming = load_places(of_places + tile_bytes * min(step + AHEAD + 3, last), step_bytes)
+            step += AHEAD
         cuda.syncthreads()
         m, first = tid, n * out.row
         if out.orbital == 1:
@@ -205,8 +241,7 @@ def half_transform(columns8, unit):
 
 def shared_bytes(columns8, tiles):
     """Bytes of shared memory of a block."""
-    c = 8 * TILE * c_pitch(columns8)
-    return 64 * columns8 * TILE * tiles + 2 * c + STAGES * (TILE_BYTES + c)
+    return 64 * columns8 * TILE * tiles + 2 * TILE_BYTES + 32 * TILE * c_pitch(columns8)
 
 
 def columns_at_once(context, nao, count):

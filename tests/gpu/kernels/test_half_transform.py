@@ -83,6 +83,7 @@ def test_no_room():
 
     assert half_transform.columns_at_once(Context, 876, 15) == 2
     assert half_transform.columns_at_once(Context, 876, 21) == 2
+    assert half_transform.columns_at_once(Context, 1386, 15) == 2
     assert half_transform.columns_at_once(Context, 264, 21) == 4
     assert half_transform.columns_at_once(Context, 4000, 15) is None
     assert half_transform.columns_at_once(Context, 100, 97) is None
