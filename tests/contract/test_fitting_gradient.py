@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from emulator import running
+from emulator.array_library import cupy
 from molecules import molecule
 from nuclear_forces import MIXED, WATER, mixed, rows_of_atoms, symmetric
 from pyscf import df
@@ -12,6 +14,7 @@ from md4.contract.fitting_gradient import FittingGradient
 from md4.contract.metric import LeftOut
 from md4.cpu.algebra import HostAlgebra
 from md4.errors import MemoryLimitError, UnsupportedError
+from md4.gpu.algebra import DeviceAlgebra
 
 CLOSE = 1e-10  # Hartree/Bohr, relative to the largest component where that is above 1
 # Functions s to h, general contractions, and a ghost with functions.
@@ -23,9 +26,9 @@ AUXILIARY = {
 }  # fmt: skip
 
 
-def fitting(mol, auxmol, omega=0.0, **options):
+def fitting(mol, auxmol, omega=0.0, backend="cpu", **options):
     bases = md4.Basis.from_mol(mol), md4.Basis.from_mol(auxmol)
-    return DensityFitting(*bases, md4.Operator.from_omega(omega), "cpu", **options)
+    return DensityFitting(*bases, md4.Operator.from_omega(omega), backend, **options)
 
 
 def of_atoms(mol, auxmol, made, found):
@@ -220,9 +223,50 @@ def test_what_is_left_out_is_below_its_bounds(case):
     mol, auxmol, dm, want = case
     made = FittingGradient(fitting(mol, auxmol))
     seen = []
-    host_forces = made.host_forces
-    made.host_forces = lambda: seen.append(host_forces()) or seen[-1]
+    forces = made.forces
+    made.forces = lambda *given: seen.append(forces(*given)) or seen[-1]
     for tolerance in (10.0, 1.0):
         found = made.run(dm, 1.0, 0.7, tolerance=tolerance)
         error = max(abs(a - b).max() for a, b in zip(found, want))
         assert 0 < error < seen[-1].left_out[0]
+
+
+# on a GPU -------------------------------------------------------------------------------------------------------------
+
+LITTLE = {"O": [[1, [0.9, 1.0]]], "H": [[0, [1.2, 1.0]]]}
+LITTLE_AUX = {"O": [[0, [2.0, 1.0]], [2, [1.1, 1.0]]], "H": [[0, [1.5, 1.0]], [1, [0.8, 1.0]]]}
+HYDROXYL = "O 0 0.1 0; H 0.3 0.9 -0.6"
+
+
+@pytest.mark.parametrize("count, how, store", [
+    (None, "Cholesky", "device"), (2, "eigenvectors", "host"), (None, "eigenvectors", "direct"),
+])  # fmt: skip
+def test_on_the_emulated_gpu(count, how, store, monkeypatch):
+    """As on the CPU, from rows of all stores; where eigenvectors are left out, they turn."""
+    if how == "eigenvectors":
+        for algebra in (HostAlgebra, DeviceAlgebra):
+            monkeypatch.setattr(algebra, "cholesky", lambda *args: None)
+        monkeypatch.setattr("md4.contract.metric.LINEAR_DEPENDENCE", 0.3)
+    mol, auxmol = molecule(HYDROXYL, LITTLE), molecule(HYDROXYL, LITTLE_AUX)
+    dm = symmetric(mol.nao, count)
+    on_cpu = fitting(mol, auxmol)
+    want = FittingGradient(on_cpu).run(dm, 1.0, 0.7)
+    with running("dmma16") as machine, cupy():
+        made = fitting(mol, auxmol, backend="cuda", store=store)
+        found = FittingGradient(made).run(dm, 1.0, 0.7)
+    assert (made.metric.how, made.size, made.store) == (how, on_cpu.size, store)
+    assert (made.size < auxmol.nao) == (how == "eigenvectors")
+    assert_same(found, want)
+    assert {"table_norms", "pair_forces"} <= machine.kernels
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("store", ["device", "host", "direct"])
+@pytest.mark.parametrize("omega", [0.0, 0.33, -0.3])
+def test_on_a_gpu(omega, store):
+    mol, auxmol = mixed(), molecule(MIXED, AUXILIARY)
+    dm = symmetric(mol.nao, 2)
+    want = FittingGradient(fitting(mol, auxmol, omega)).run(dm, 1.0, 0.7)
+    found = FittingGradient(fitting(mol, auxmol, omega, "cuda", store=store)).run(dm, 1.0, 0.7)
+    largest = max(1.0, *(abs(this).max() for this in want))
+    assert max(abs(a - b).max() for a, b in zip(found, want, strict=True)) < CLOSE * largest
