@@ -129,7 +129,7 @@ class FittingGradient:
             backend = self.three.engine.backend
             self.compile_ahead(backend, response)
             fitted, turned = self.fitted(terms, orbitals_of(terms, orbitals), response)
-            forces = self.forces(self.three.engine, self.pieces())
+            forces = forces_of(self.three, self.three.engine, self.pieces())
             for block in range(len(forces.blocks)):
                 first, last = forces.rows[forces.edges[block : block + 2]].tolist()
                 gamma = self.gamma_of_three(fitted, self.three.auxiliary_order[first:last])
@@ -140,20 +140,6 @@ class FittingGradient:
             found, count = forces.result(), len(self.three.basis.parts[0])
         return found[:count], found[count : self.three.basis.unit]
 
-    def forces(self, engine, singles, rehearsal=False):
-        """What makes the forces: lists of pairs and of `pieces` with their bounds, those of a `rehearsal` roughly."""
-        three, engine = self.three, engine.with_operator("coulomb")
-        every = [*three.pairs, *(piece for block in singles for piece in block)]
-        prepared, bounds = engine.prepare_lists(every, three.basis), schwarz_bounds(engine, every)
-        lists = [Bounded(this, *both) for this, both in zip(prepared, bounds)]
-        rest, of_device = iter(lists[len(three.pairs) :]), ()
-        blocks = [[next(rest) for _ in block] for block in singles]
-        if rehearsal:
-            of_device = ([GradientBounds(this.prepared.pairs, three.basis.centres, *[this.exact] * 2) for this in lists],)
-        elif engine.backend.name != "cpu":
-            of_device = (host_bounds(three.basis, lists, PRIMITIVE_CUTOFF),)
-        return engine.backend.sums.fitting_forces(three.basis, lists[: len(three.pairs)], blocks, *of_device)
-
     def compile_ahead(self, backend, response):
         """Compiles what is missing for the forces."""
         from md4.cpu.warmup import BOUNDS, compile_ahead
@@ -161,15 +147,7 @@ class FittingGradient:
         if backend.name != "cpu":
             compile_ahead(BOUNDS)  # for `host_bounds`
         part = None if response else "one centre"
-        backend.compile_ahead("fitting", self.three.basis, lambda dry: self.rehearse(dry, response), part=part)
-
-    def rehearse(self, backend, response):
-        """Asks a backend that launches nothing for the kernels of the forces."""
-        forces = self.forces(self.three.engine.with_backend(backend), [self.three.single], rehearsal=True)
-        naux, ncol = self.three.naux, self.three.ncol
-        forces.add_three(backend, 0, backend.result((naux, ncol)), 0.0, response)
-        if response:
-            forces.add_two(backend, backend.result((naux, naux)), 0.0)
+        backend.compile_ahead("fitting", self.three.basis, lambda dry: rehearse(self.three, dry, response), part=part)
 
     def pieces(self):
         """Lists of single shells, in blocks for which Gamma3 fits into memory, in the order of the rows of `three`."""
@@ -331,6 +309,39 @@ class FittingGradient:
         """s_o s_o' of o >= o' of `Factors`, twice where these differ, on the device."""
         left, right = np.tril_indices(f.rank)
         return self.algebra.send(signs(f)[left] * signs(f)[right] * np.where(left == right, 1.0, 2.0))
+
+
+def forces_of(three, engine, singles, rehearsal=False):
+    """What makes the forces of a `ThreeCentre`: lists of pairs and of single shells with their bounds.
+
+    Parameters
+    ----------
+    three : md4.contract.three_centre.ThreeCentre
+    engine : md4.engine.Engine
+        Over its joined basis.
+    singles : list of list of ndarray
+        Blocks of lists of single shells, as of `FittingGradient.pieces`.
+    rehearsal : bool
+        Whether bounds of derivatives mean nothing.
+    """
+    engine, every = engine.with_operator("coulomb"), [*three.pairs, *(piece for block in singles for piece in block)]
+    prepared, bounds = engine.prepare_lists(every, three.basis), schwarz_bounds(engine, every)
+    lists = [Bounded(this, *both) for this, both in zip(prepared, bounds)]
+    rest, of_device = iter(lists[len(three.pairs) :]), ()
+    blocks = [[next(rest) for _ in block] for block in singles]
+    if rehearsal:
+        of_device = ([GradientBounds(this.prepared.pairs, three.basis.centres, *[this.exact] * 2) for this in lists],)
+    elif engine.backend.name != "cpu":
+        of_device = (host_bounds(three.basis, lists, PRIMITIVE_CUTOFF),)
+    return engine.backend.sums.fitting_forces(three.basis, lists[: len(three.pairs)], blocks, *of_device)
+
+
+def rehearse(three, backend, response=True):
+    """Asks a backend that launches nothing for the kernels of the forces of a `ThreeCentre`."""
+    forces = forces_of(three, three.engine.with_backend(backend), [three.single], rehearsal=True)
+    forces.add_three(backend, 0, backend.result((three.naux, three.ncol)), 0.0, response)
+    if response:
+        forces.add_two(backend, backend.result((three.naux, three.naux)), 0.0)
 
 
 def signs(f):
