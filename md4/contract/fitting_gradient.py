@@ -152,12 +152,13 @@ class FittingGradient:
     def pieces(self):
         """Lists of single shells, in blocks for which Gamma3 fits into memory, in the order of the rows of `three`."""
         three, left = self.three, self.algebra.memory_left()
-        row, sizes = 8 * (2 * three.ncol + self.fitting.nao**2), np.diff(three.basis.ao_loc)
+        row, sizes = 8 * 2 * three.ncol, np.diff(three.basis.ao_loc)
         most, blocks, used = max(1, int(BLOCK_SHARE * left) // row), [[]], 0
         widest = int(sizes[len(three.basis.parts[0]) : three.basis.unit].max())
-        if widest * row > left:
+        need = widest * row + 8 * (4 * self.fitting.nao**2 + three.ncol)  # as `add_exchange` at most for a function
+        if need > left:
             raise MemoryLimitError(
-                f"the gradient of density fitting needs {size_text(widest * row)} for one auxiliary shell, but "
+                f"the gradient of density fitting needs {size_text(need)} for one auxiliary shell, but "
                 f"{size_text(left)} may be used; raise max_memory."
             )
         for shells in three.single:
