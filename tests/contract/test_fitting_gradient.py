@@ -9,8 +9,8 @@ from nuclear_forces import MIXED, WATER, mixed, rows_of_atoms, symmetric
 from pyscf import df
 
 import md4
-from md4.contract.density_fitting import DensityFitting
 from md4.contract import fitting_gradient
+from md4.contract.density_fitting import DensityFitting
 from md4.contract.fitting_gradient import FittingGradient, forces_of
 from md4.contract.metric import LeftOut
 from md4.cpu.algebra import HostAlgebra

@@ -7,7 +7,6 @@ import pytest
 from emulator import running
 from gpu.kernels.test_plain_python import basis_of
 
-import md4
 from md4.contract.fitting_gradient import forces_of
 from md4.contract.three_centre import ThreeCentre
 from md4.cpu.fitting_forces import block_norms

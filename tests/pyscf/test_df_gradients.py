@@ -233,5 +233,5 @@ def test_forces_on_a_gpu(calls):
         assert abs(found.kernel() - gradient(mf)).max() < CLOSE
     ((gradients, *_),) = calls
     assert gradients.three.engine.backend.name == "cuda"
-    assert gradients.fitting is not None and gradients.fitting is attached.with_df._md4_fitting()
+    assert gradients.fitting is attached.with_df._md4_fitting()
     assert "Forces of density fitting by md4: backend cuda" in found.stdout.getvalue()

@@ -4,9 +4,10 @@ With the densities D of `md4.gpu.forces` and f_ab = 1 if a and b are the same sh
 
     Gamma[ab, cd] = f_ab f_cd sum_s [ j_s D_ab D_cd - k_s/2 (D_ac D_bd + D_ad D_bc) ]
 
-is not in memory, or it is read from a table (`md4.gpu.kernels.gamma_table`). A block of threads takes rows ab of one bra pair and some columns, the p of its primitive pairs. The
-inner index goes through the (cd) of all ket pairs in a row, 16 at a time: while the tensor cores multiply Gamma of
-these, which is in shared memory, by U, the threads make Gamma of the next 16. U is what step 4 has left
+is not in memory; that of density fitting is read from a table (`md4.gpu.kernels.gamma_table`). A block of threads takes
+rows ab of one bra pair and some columns, the p of its primitive pairs. The inner index goes through the (cd) of all ket
+pairs in a row, 16 at a time: while the tensor cores multiply Gamma of these, which is in shared memory, by U, the
+threads make or read Gamma of the next 16. U is what step 4 has left
 (`md4.gpu.kernels.groups.HalfTransformed`, with cd in place of ab and p in place of q): 8 p of successive (cd) are
 contiguous, and come from there to registers. Z stays in registers for all of a chunk.
 
@@ -197,7 +198,8 @@ def reverse_sums(rows8, nt, warps, unit, by_table=False):
     threads, rows, places, size = 32 * warps, 8 * rows8, 16 * rows8, 8 * rows8 * INNER
     empty, step = make_empty(2 * rows8 * nt), make_product_step(rows8, nt, unit == "dmma16", True)
     load_columns, add_tile = make_load_columns(nt), make_add_tile(rows8, nt)
-    fill, of_gamma = (make_fill_of_table if by_table else make_fill)(rows8, threads), GammaTable if by_table else Densities
+    make, of_gamma = (make_fill_of_table, GammaTable) if by_table else (make_fill, Densities)
+    fill = make(rows8, threads)
     place, primitives = jit_device(block_place), jit_device(primitives_of)
 
     def kernel(

@@ -269,6 +269,6 @@ def launch_select(context, npair, bra, first_bra, ket, nket, norms, counts, tabl
     nothing, nbytes = counts[0].part(0, (0,)), ROW_BYTES + 1 if by_table else 16 * norms[1].size * norms[3]
     near = nbytes <= ROW_BYTES
     context.launch(
-        Variant(select_kets, (by_table,)), npair, THREADS, nbytes if near else 0, bra, first_bra, ket, nket, norms, near,
-        table is not None, counts, table or (bra[0], *[nothing] * 5),
+        Variant(select_kets, (by_table,)), npair, THREADS, nbytes if near else 0, bra, first_bra, ket, nket, norms,
+        near, table is not None, counts, table or (bra[0], *[nothing] * 5),
     )  # fmt: skip
