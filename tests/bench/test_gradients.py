@@ -39,7 +39,7 @@ def measured(tmp_path):
 
     def measure(peer):
         file = tmp_path / "rows.json"
-        args = SimpleNamespace(kinds=["jk", "j"], backend="cpu", repeats=2, pyscf=True, inside=file)
+        args = SimpleNamespace(kinds=["jk", "j"], backend="cpu", repeats=2, pyscf=True, fitted=False, inside=file)
         made = gradients.Measurement(System("water", "sto-3g"), args)
         made.measure(peer, "GPU4PySCF 1.9")
         return made.rows, json.loads(file.read_text())
