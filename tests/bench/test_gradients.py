@@ -53,8 +53,7 @@ class FittedOnDevice(OnDevice):
         vj, vk = gradients.get_jk(self.mol, dm)
         of_aos = np.einsum("xij,ij->xi", 2 * j_factor * vj - k_factor * vk, dm)
         found = np.array([of_aos[:, first:last].sum(axis=1) for *_, first, last in self.mol.aoslice_by_atom()])
-        aux = np.asarray(j_factor * vj.aux - k_factor / 2 * vk.aux)
-        return found + (aux.sum(axis=(0, 1)) if aux.ndim == 4 else aux)
+        return found + np.asarray(j_factor * vj.aux - k_factor / 2 * vk.aux)[0, 0]
 
 
 PEER = SimpleNamespace(scf=SimpleNamespace(RHF=OnDevice))

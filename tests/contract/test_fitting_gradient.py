@@ -260,13 +260,47 @@ def test_on_the_emulated_gpu(count, how, store, monkeypatch):
     assert {"table_norms", "pair_forces"} <= machine.kernels
 
 
+@pytest.mark.thorough
+def test_little_memory_of_the_emulated_gpu():
+    """It is refused, or enough. Of these caps the tensor is refused first."""
+    mol, auxmol = molecule(HYDROXYL, LITTLE), molecule(HYDROXYL, LITTLE_AUX)
+    dm, messages = symmetric(mol.nao), []
+    want = FittingGradient(fitting(mol, auxmol)).run(dm, 1.0, 0.7)
+    with running("dmma16"), cupy():
+        for cap in np.geomspace(0.05, 30, 16):
+            try:
+                found = FittingGradient(fitting(mol, auxmol, backend="cuda", max_memory=cap)).run(dm, 1.0, 0.7)
+            except MemoryLimitError as error:
+                messages.append(str(error))
+            else:
+                break
+    assert_same(found, want)
+    assert messages
+    assert all("raise max_memory" in message for message in messages)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("store", ["device", "host", "direct"])
-@pytest.mark.parametrize("omega", [0.0, 0.33, -0.3])
+@pytest.mark.parametrize("omega", [0.0, 0.6, -0.3])
 def test_on_a_gpu(omega, store):
+    """As on the CPU: general contractions, s to h functions, densities without few orbitals."""
     mol, auxmol = mixed(), molecule(MIXED, AUXILIARY)
-    dm = symmetric(mol.nao, 2)
-    want = FittingGradient(fitting(mol, auxmol, omega)).run(dm, 1.0, 0.7)
-    found = FittingGradient(fitting(mol, auxmol, omega, "cuda", store=store)).run(dm, 1.0, 0.7)
+    assert_as_on_the_cpu(mol, auxmol, symmetric(mol.nao, 2), omega, store=store)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cart", [False, True])
+def test_water_on_a_gpu(cart):
+    mol = molecule(WATER, "cc-pvtz", cart=cart)
+    auxmol = df.make_auxmol(mol, "cc-pvtz-jkfit")
+    mf = mol.RHF().run()
+    for tolerance in (0.0, 1e-12):
+        assert_as_on_the_cpu(mol, auxmol, mf.make_rdm1(), 0.0, [(mf.mo_coeff, mf.mo_occ)], tolerance)
+
+
+def assert_as_on_the_cpu(mol, auxmol, dm, omega, orbitals=None, tolerance=0.0, **options):
+    want = FittingGradient(fitting(mol, auxmol, omega)).run(dm, 1.0, 0.7, orbitals)
+    made = fitting(mol, auxmol, omega, "cuda", **options)
+    found = FittingGradient(made).run(dm, 1.0, 0.7, orbitals, tolerance=tolerance)
     largest = max(1.0, *(abs(this).max() for this in want))
     assert max(abs(a - b).max() for a, b in zip(found, want, strict=True)) < CLOSE * largest

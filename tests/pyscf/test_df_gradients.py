@@ -226,7 +226,7 @@ def test_the_log_tells_who_made_what(verbose, plain):
 
 def test_forces_on_a_gpu(calls):
     """By the object that has the tensor; the log says so."""
-    mf = own("RHF", auxbasis={"default": SMALL[:6]}, atom="H 0 0 0; F 0.1 0.2 0.9", basis="sto-3g")
+    mf = own("RHF", auxbasis={"default": SMALL[:4]}, atom="H 0 0 0; H 0.1 0.2 0.9", basis="sto-3g")
     with emulator.running("dmma16"), cupy():
         attached = ours(mf, backend="cuda")
         found = attached.nuc_grad_method().set(verbose=4, stdout=io.StringIO())
