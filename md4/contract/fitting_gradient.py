@@ -365,11 +365,12 @@ def orbitals_of(terms, orbitals):
 
 
 def undivided(fitting, ranks, max_memory, cutoff):
-    """`fitting`, or if several workers share it, a `DensityFitting` on the CPU, without a table; collective.
+    """`fitting`, or a `DensityFitting` on the CPU, without a table, where several workers share it; collective.
 
-    `max_memory` and `cutoff` are those of `fitting`; the cap of a GPU is none of the host.
+    So it is for a GPU that makes no forces. `max_memory` and `cutoff` are those of `fitting`; the cap of a GPU is none
+    of the host.
     """
-    if type(fitting) is DensityFitting:
+    if type(fitting) is DensityFitting and fitting.engine.backend.sums.makes_forces:
         return fitting
     on_cpu = fitting.engine.backend.name == "cpu"
     _, cap = shared_devices("cpu", None, max_memory if on_cpu else None, None, ranks)

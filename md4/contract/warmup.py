@@ -198,8 +198,7 @@ def make_build(backend, basis, exchange, coulomb):
 
 
 def asked_by_fitting(basis, auxiliary, kind, capability, memories=MEMORIES, forces=False):
-    """The variants that integrals over three and two centres of two basis sets ask for, and gradients; see `asked_by`.
-    """
+    """The variants that integrals over three and two centres ask for, and gradients; see `asked_by`."""
     cutoffs = CUTOFFS if kind in BELOW_COULOMB else CUTOFFS[:1]
 
     def work(backend):

@@ -442,9 +442,7 @@ class DeviceForces:
         np8, parts, gamma = blocks_of_8(sums.hermite.nherm), self.parts_of(this), terms.gamma_of(task.number, number)
         for ab, cd in self.chunks(context, this, ket, counts[:, 2]):
             u, z = self.half_transformed(backend, ab, cd, on_device), sums.fields(parts)
-            launch_reverse(
-                context, tile, row_blocks, aos, ab, cd, u, np8, on_device, gamma, z, parts, terms.by_table
-            )
+            launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, gamma, z, parts, terms.by_table)
         return int(counts[:, 2].sum(dtype=np.int64))
 
     def half_transformed(self, backend, ab, cd, limits):

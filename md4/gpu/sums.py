@@ -38,6 +38,11 @@ class DeviceSums:
     mixed_shells, block_bytes, copies, takes_lists = MIXED_SHELLS, DIGEST.block_bytes, 1, False
     track_seconds, track_bytes = TRACKS.seconds, TRACKS.nbytes
 
+    @property
+    def makes_forces(self):
+        """Whether there are the asynchronous copies that the kernels need."""
+        return self.backend.context.unit != "fma"
+
     def gains_by_plane(self, basis):
         """See `md4.gpu.part_plans.gains_by_plane`."""
         return gains_by_plane(basis)

@@ -207,9 +207,7 @@ class MD4FittedForces(MD4Forces):
         exact = mf.only_dfj and any(k for _, k, _ in parts)
         fitted = [(j, 0.0, omega) for j, _, omega in parts if j] if mf.only_dfj else parts
         forces, name = mf._md4_builder.ranks.together(lambda: self._md4_fitted(dm, fitted), "fitted forces")
-        logger.info(
-            self, "Forces of density fitting by md4: backend %s, %.2f s", name, time.perf_counter() - start
-        )
+        logger.info(self, "Forces of density fitting by md4: backend %s, %.2f s", name, time.perf_counter() - start)
         return forces + self._md4_exact(mol, dm, 0.0) if exact else forces
 
     def _md4_fitted(self, dm, parts):
@@ -221,9 +219,10 @@ class MD4FittedForces(MD4Forces):
         options, name = [fit._md4.options[name] for name in ("max_memory", "cutoff")], "none"
         for coulomb, exchange, omega in parts:
             made = undivided(fit._md4_fitting(omega), ranks, *options)
-            found, name = FittingGradient(made).run(
+            name = made.engine.backend.name
+            found = FittingGradient(made).run(
                 matrices, coulomb, exchange, orbitals, self.auxbasis_response, tolerance, ranks.rank, ranks.size
-            ), made.engine.backend.name
+            )
             for this, of_shells, basis in zip((mol, fit.auxmol), found, made.three.basis.parts):
                 ends = this.aoslice_by_atom()[:, 3]
                 np.add.at(forces, np.searchsorted(ends, basis.ao_loc[:-1], side="right"), of_shells)

@@ -11,8 +11,9 @@ from pyscf import df
 import md4
 from md4.contract import fitting_gradient
 from md4.contract.density_fitting import DensityFitting
-from md4.contract.fitting_gradient import FittingGradient, forces_of
+from md4.contract.fitting_gradient import FittingGradient, forces_of, undivided
 from md4.contract.metric import LeftOut
+from md4.contract.ranks import Alone
 from md4.cpu.algebra import HostAlgebra
 from md4.errors import MemoryLimitError, UnsupportedError
 from md4.gpu.algebra import DeviceAlgebra
@@ -258,6 +259,17 @@ def test_on_the_emulated_gpu(count, how, store, monkeypatch):
     assert (made.size < auxmol.nao) == (how == "eigenvectors")
     assert_same(found, want)
     assert {"table_norms", "pair_forces"} <= machine.kernels
+
+
+def test_a_gpu_that_makes_no_forces():
+    """The CPU makes them, without a table."""
+    mol, auxmol = molecule(HYDROXYL, LITTLE), molecule(HYDROXYL, LITTLE_AUX)
+    for unit, backend, store in (("fma", "cpu", "direct"), ("dmma8", "cuda", "device")):
+        with running(unit), cupy():
+            made = fitting(mol, auxmol, backend="cuda")
+            found = undivided(made, Alone(), None, 0.0)
+            assert (found is made) == (backend == "cuda")
+            assert (found.engine.backend.name, found.store) == (backend, store)
 
 
 @pytest.mark.thorough
