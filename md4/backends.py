@@ -315,6 +315,26 @@ class Algebra(Protocol):
     def unpack_and_sum(self, table, places, out, density):
         """As `unpack`, and sum_ij density[i, j] out[n, i, j] for each n. `density`, (nao, nao), is symmetric."""
 
+    def half_transform(self, table, places, orbitals, out):
+        """out[n, i, o] = sum_j table[n, places[i, j]] orbitals[j, o], where `takes_rows`; returns `out`.
+
+        `places`, (nao, nao), is symmetric, and `out` a view of any strides.
+        """
+
+    def takes_rows(self, nao, count):
+        """Whether `half_transform` and `add_groups` take so many AOs and orbitals: products are not faster."""
+
+    def add_groups(self, array, rows, factors, sources, targets, out):
+        """out[targets[n], :, :width] += factors[sources[n]] array[rows[n]]^T for all n, where `takes_rows`.
+
+        Parameters
+        ----------
+        array, factors : array, shapes (m, width) and (nao, count)
+        rows, sources, targets : ndarray of int, shape (n,)
+            On the host; the targets ascend.
+        out : array, shape (nao, count, at least width)
+        """
+
     def sums_bytes(self, nao):
         """Bytes of workspace that `unpack_and_sum` needs for a row of the table."""
 
@@ -378,6 +398,9 @@ class Backend(Protocol):
 
     def algebra(self):
         """The `Algebra` of the device; DeviceError where a package for it is missing."""
+
+    def rehearse_rows(self, nao, count):
+        """Asks for the kernels of `Algebra` that turn rows of pairs of AOs into matrices, or multiply them by orbitals."""
 
     def mark(self):
         """A function that waits until all work so far is done."""

@@ -8,6 +8,7 @@ symmetric matrix where not. Singular vectors are L and R of any other matrix: a 
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,21 @@ def factors(density, algebra, orbitals, largest):
     values = values[kept]
     left = xp.ascontiguousarray((vectors[:, kept] * xp.sqrt(abs(values))).T).T
     return Factors(left, left, int((values < 0).sum()))  # they ascend
+
+
+def half_of_rows(algebra, rows, places, block, vectors, out):
+    """As `half_transformed` of the matrices of rows of pairs of AOs, which are `block`; None if `takes_rows`."""
+    if block is not None:
+        return half_transformed(algebra, block, vectors, out)
+    shape = vectors.shape[1], len(rows), len(places)
+    made = out[: prod(shape)].reshape(shape)
+    algebra.half_transform(rows, places, vectors, made.transpose(1, 2, 0))
+    return made.reshape(-1, len(places))
+
+
+def takes_rows(algebra, nao, sides):
+    """Whether half-transformed integrals of all L are made of rows without matrices."""
+    return all(algebra.takes_rows(nao, side.shape[1]) for side in sides)
 
 
 def half_transformed(algebra, block, vectors, out):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from md4.contract.direct_fitting import DirectBuild
-from md4.contract.exchange_factors import half_transformed
+from md4.contract.exchange_factors import half_of_rows, takes_rows
 from md4.contract.fitting_stores import WORK_SHARE, block_rows
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
@@ -102,12 +102,13 @@ def from_table(table, places, sides, take):
     algebra, size, nao = table.algebra, len(table.table), len(places)
     first, second = ([side[n].shape[1] for side in sides] for n in (1, 2))
     most = min(size, block_rows(algebra, row_bytes(algebra, nao, table.copies, [*zip(first, second)])))
-    dense = algebra.empty((most, nao, algebra.matrix_width(nao)))
+    left = [side.first for side in sides]
+    dense = None if takes_rows(algebra, nao, left) else algebra.empty((most, nao, algebra.matrix_width(nao)))
     half, out = algebra.empty((most * nao * max(first),)), algebra.empty((most * max(map(mul, first, second)),))
     for start, rows in table.blocks(0, size, max(1, most)):
-        block = algebra.unpack(rows, places, dense[: len(rows)])
+        block = None if dense is None else algebra.unpack(rows, places, dense[: len(rows)])
         for side, n, m in zip(sides, first, second):
-            once = half_transformed(algebra, block, side.first, half)
+            once = half_of_rows(algebra, rows, places, block, side.first, half)
             both = algebra.product(once, side.second, out[: len(once) * m].reshape(len(once), m))
             side.give(take, slice(start, start + len(rows)), slice(None), both.reshape(n, len(rows), m))
 

@@ -129,8 +129,11 @@ class PairRows:
             cuts.append(int(self.edges[max(after, furthest)]))
         return list(pairwise(cuts))
 
-    def compile_ahead(self, complete, progress=None):
-        """Compiles what is missing for rows with all columns, or for pieces of them with those up to the piece."""
+    def compile_ahead(self, complete, progress=None, orbitals=0):
+        """Compiles what is missing for rows with all columns, or for pieces of them with those up to the piece.
+
+        `orbitals`: how many these rows are multiplied by.
+        """
 
         def work(backend):
             dry = copy(self)
@@ -140,8 +143,9 @@ class PairRows:
             for first, last in self.pieces(self.nrow):
                 columns = self.nrow if complete else last
                 dry.integrals(first, last, backend.result((last - first, columns)), columns)
+            backend.rehearse_rows(self.nao, orbitals)
 
-        self.engine.backend.compile_ahead("tensor", self.basis, work, progress, ("rows", complete, self.nrow))
+        self.engine.backend.compile_ahead("tensor", self.basis, work, progress, ("rows", complete, self.nrow, orbitals))
 
     def once(self, pieces, numbers, bar):
         """Yields (first, last, table) of pieces, which together hold each integral once, if both orders are added up.

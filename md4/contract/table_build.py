@@ -5,7 +5,7 @@ reads the table only once more: after K, which can be copied to the host meanwhi
 the device once a build, for both.
 """
 
-from md4.contract.exchange_factors import add_exchange, half_transformed
+from md4.contract.exchange_factors import add_exchange, half_of_rows, takes_rows
 from md4.contract.fitting_stores import block_rows
 
 
@@ -48,17 +48,18 @@ class TableBuild:
         copies = 2 * self.width if self.reads_once else 0
         most = block_rows(algebra, row_bytes(algebra, self.nao, copies, sum(ranks)))
         most = -(-self.size // -(-self.size // most))  # blocks of about the same size
-        dense = algebra.empty((most, self.nao, algebra.matrix_width(self.nao)))
+        packed = takes_rows(algebra, self.nao, [side for f in request.exchange for side in f.sides])
+        dense = None if packed else algebra.empty((most, self.nao, algebra.matrix_width(self.nao)))
         work = [algebra.empty((most * self.nao * max(1, rank),)) for rank in ranks]
-        if len(request.coulomb) == 1 and not self.reads_once:
+        if len(request.coulomb) == 1 and not self.reads_once and not packed:
             self.rho = algebra.empty((self.size,))
         for first, rows in self.table.blocks(0, self.size, most):
-            block = self.matrices(first, rows, dense[: len(rows)])
+            block = None if packed else self.matrices(first, rows, dense[: len(rows)])
             if self.reads_once and not self.has_coulomb:
                 add_coulomb(request, rows, algebra)
             for k, f in zip(request.k, request.exchange):
                 if f.rank:
-                    self.add_block(k, block, f, work)
+                    self.add_block(k, rows, block, f, work)
         self.has_coulomb = self.has_coulomb or self.reads_once
 
     def matrices(self, first, rows, out):
@@ -69,10 +70,10 @@ class TableBuild:
         made, self.rho[first : first + len(rows)] = self.algebra.unpack_and_sum(rows, self.places, out, density)
         return made
 
-    def add_block(self, k, block, f, work):
-        """Adds to K what rows of the tensor, as matrices, are of it."""
-        made = [half_transformed(self.algebra, block, side, out) for side, out in zip(f.sides, work)]
-        positive = len(block) * f.negative  # the first row of them
+    def add_block(self, k, rows, block, f, work):
+        """Adds to K what rows of the tensor are of it; `block` has their matrices where these are needed."""
+        made = [half_of_rows(self.algebra, rows, self.places, block, side, out) for side, out in zip(f.sides, work)]
+        positive = len(rows) * f.negative  # the first row of them
         for these, sign in ((slice(0, positive), -1.0), (slice(positive, None), 1.0)):
             parts = [side[these] for side in made]
             if len(parts[0]):

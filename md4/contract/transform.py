@@ -102,7 +102,7 @@ class OneIndexOfEachSide:
     def _make(self, pieces):
         """X of all pieces."""
         algebra, rows = self.algebra, self.rows
-        rows.compile_ahead(False)
+        rows.compile_ahead(False, orbitals=self.count)
         self.x = algebra.empty((self.nao, self.count, self.nao * self.count))
         self.x[...] = 0.0
         if self.same_side is not None:
@@ -112,8 +112,10 @@ class OneIndexOfEachSide:
         longest = max(last - first for first, last in pieces)
         widest = table_width(rows.nrow)
         table = algebra.empty((longest * widest,))
-        dense = algebra.empty((min(longest, self.matrices_at_once) * self.nao * algebra.matrix_width(self.nao),))
-        half, sorted_ = (algebra.empty((longest * self.nao * self.count,)) for _ in range(2))
+        half, dense, sorted_ = algebra.empty((longest * self.nao * self.count,)), None, None
+        if not algebra.takes_rows(self.nao, self.count):
+            sorted_ = algebra.empty(half.shape)
+            dense = algebra.empty((min(longest, self.matrices_at_once) * self.nao * algebra.matrix_width(self.nao),))
         with Progress(float(sum((last - first) * last for first, last in pieces)), label="MO") as bar:
             for first, last, made in rows.once(pieces, table, bar):
                 w = self._transformed(made, last, places, dense, half)
@@ -129,6 +131,9 @@ class OneIndexOfEachSide:
         algebra, reach = self.algebra, int(self.rows.reaches[last - 1])
         here = algebra.xp.minimum(places[:reach, :reach], last)  # where there is no integral yet, a column of zeros
         width, made = algebra.matrix_width(reach), half[: len(table) * reach * self.count].reshape(-1, self.count)
+        if dense is None:
+            algebra.half_transform(table, here, self.orbitals[:reach], made.reshape(len(table), reach, self.count))
+            return made.reshape(len(table), -1)
         for start in range(0, len(table), self.matrices_at_once):
             some = table[start : start + self.matrices_at_once]
             out = dense[: len(some) * reach * width].reshape(len(some), reach, width)
@@ -139,6 +144,9 @@ class OneIndexOfEachSide:
     def _add(self, w, sorted_, aos, others, chosen):
         """Adds W of the chosen rows to X of the AOs lambda, which ascend, times the orbitals at the AOs sigma."""
         algebra = self.algebra
+        if sorted_ is None:
+            algebra.add_groups(w, chosen, self.orbitals, others, aos, self.x)
+            return
         into = sorted_[: len(chosen) * w.shape[1]].reshape(len(chosen), w.shape[1])
         algebra.sorted_rows(w, algebra.send(chosen), into)
         factors = self.orbitals[algebra.send(others)]

@@ -113,6 +113,10 @@ class HostAlgebra:
         self.unpack(table, places, out)
         return out, self.add_times(out.reshape(len(table), -1), density.reshape(-1), np.zeros(len(table)))
 
+    def takes_rows(self, nao, count):
+        """Never."""
+        return False
+
     def sums_bytes(self, nao):
         """None beside the sums."""
         return 0

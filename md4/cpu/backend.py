@@ -69,6 +69,9 @@ class CpuBackend:
         """Products and factorisations of matrices by NumPy and SciPy."""
         return HostAlgebra(self)
 
+    def rehearse_rows(self, nao, count):
+        """There are none."""
+
     def mark(self):
         """A function that waits for nothing: all work is done when a call returns."""
         return lambda: None

@@ -1,11 +1,14 @@
 """Linear algebra on a GPU by CuPy, that is cuBLAS and cuSOLVER, on the stream of md4."""
 
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 
 from md4.errors import DeviceError, MemoryLimitError
-from md4.gpu.buffers import as_buffer
+from md4.gpu.buffers import Buffer, as_buffer
+from md4.gpu.kernels.grouped_rows import MOST_FACTORS8, Groups, launch_grouped_rows
+from md4.gpu.kernels.half_transform import TILE, columns_at_once, launch_half_transform
 from md4.gpu.kernels.unpack import launch_unpack, parts_of_sums
 from md4.gpu.pool import ITEM_BYTES, bucket
 from md4.gpu.products import operand, whole_rows
@@ -18,6 +21,8 @@ from md4.support.memory import host_memory
 SOLVED_ROWS, SOLVED_COLUMNS = 128, 1 << 16
 # Numbers of a line of the cache.
 LINE = 16
+# One group without rows, for dry runs.
+NO_GROUPS = Groups(Buffer(0, (2,), 4, None), *(Buffer(0, (0,), 4, None) for _ in range(3)))
 
 
 def cupy_module():
@@ -36,6 +41,19 @@ def cupy_module():
             "without."
         ) from error
     return cupy
+
+
+def rehearse_rows(context, nao, count):
+    """Asks for what `unpack`, `half_transform` and `add_groups` launch for so many AOs and orbitals, or fewer AOs."""
+    launch_unpack(context, None, (1, 1), None, None, (1, 1))
+    if columns_at_once(context, nao, count) is None:
+        return
+    for size in range(1, nao + TILE, TILE):
+        columns8 = columns_at_once(context, size, count)
+        launch_half_transform(context, columns8, None, (1, 1), None, size, None, None, count)
+    for first in range(0, count, 8 * MOST_FACTORS8):
+        factors8 = min(MOST_FACTORS8, -(-(count - first) // 8))
+        launch_grouped_rows(context, None, (1, 1), NO_GROUPS, None, factors8, None, (1, 1), count)
 
 
 class Handle:
@@ -219,6 +237,53 @@ class DeviceAlgebra:
             as_buffer(density), as_buffer(part),
         )  # fmt: skip
         return out[:, :, :nao], part.sum(axis=1)
+
+    def half_transform(self, table, places, orbitals, out):
+        """By a kernel of md4, which reads the table a few times at most."""
+        xp, (nao, count) = self.xp, orbitals.shape
+        columns8 = columns_at_once(self.context, nao, count)
+        side, most = -(-nao // TILE) * TILE, 8 * columns8
+        padded = xp.full((side, side), 0, dtype=np.int32)
+        padded[:nao, :nao] = places
+        numbers = Buffer(padded.data.ptr, (side * side,), 4, padded)
+        for first in range(0, count, most):
+            some = orbitals[:, first : first + most]
+            factors = xp.full((side, most), 0.0)
+            factors[:nao, : some.shape[1]] = some
+            into = out[:, :, first : first + most]
+            steps = [stride // ITEM_BYTES for stride in into.strides]
+            length = 1 + sum((size - 1) * step for size, step in zip(into.shape, steps))
+            given = Buffer(into.data.ptr, (length,), ITEM_BYTES, into), *steps
+            launch_half_transform(
+                self.context, columns8, as_buffer(table), table.shape, numbers, nao, as_buffer(factors), given,
+                some.shape[1],
+            )  # fmt: skip
+        return out
+
+    def takes_rows(self, nao, count):
+        """Where W of a row fits into shared memory."""
+        return columns_at_once(self.context, nao, count) is not None
+
+    def add_groups(self, array, rows, factors, sources, targets, out):
+        """By a kernel of md4."""
+        xp, (nao, count) = self.xp, factors.shape
+        begins = np.flatnonzero(np.diff(targets, prepend=-1))
+        parts = np.append(begins, len(targets)), targets[begins], rows, sources
+        edges = np.cumsum([0, *map(len, parts)]).tolist()
+        sent = self.send(np.concatenate(parts).astype(np.int32))
+        groups = Groups(
+            *(Buffer(sent.data.ptr + 4 * at, (end - at,), 4, sent) for at, end in pairwise(edges))
+        )
+        steps = [stride // ITEM_BYTES for stride in out.strides[:2]]
+        for first in range(0, count, 8 * MOST_FACTORS8):
+            some = factors[:, first : first + 8 * MOST_FACTORS8]
+            factors8 = -(-some.shape[1] // 8)
+            padded = xp.full((nao, 8 * factors8), 0.0)
+            padded[:, : some.shape[1]] = some
+            launch_grouped_rows(
+                self.context, as_buffer(array), (array.shape[1],) * 2, groups, as_buffer(padded), factors8,
+                as_buffer(out).part(first * steps[1], (out.size - first * steps[1],)), steps, some.shape[1],
+            )  # fmt: skip
 
     def sums_bytes(self, nao):
         """Parts of sums of a row."""

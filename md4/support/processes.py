@@ -44,10 +44,11 @@ def command(code):
     """Command of a process of this interpreter that runs `code` with the modules that this one can import.
 
     Their folders come after the interpreter's own: a file beside a user's script may have the name of one of Python's
-    modules.
+    modules. The current folder is one of them only if it is here: it may have another version of md4.
     """
-    paths = [path for path in sys.path if path and isinstance(path, str)]
-    return [sys.executable, "-c", f"import sys; sys.path += [p for p in {paths!r} if p not in sys.path]; {code}"]
+    paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]
+    own = f"import sys; sys.path = [p for p in sys.path if p]; sys.path += [p for p in {paths!r} if p not in sys.path]"
+    return [sys.executable, "-c", f"{own}; {code}"]
 
 
 def environment():

@@ -58,7 +58,7 @@ def test_few_centres(launched):
 
 
 def test_mo_integrals(launched, monkeypatch):
-    """What the calls would compile ahead: all but the kernel that makes matrices of rows."""
+    """What the calls would compile ahead."""
     found, _ = launched
     mol, asked = molecule("H 0 0 0", {"H": [[0, [0.9, 1.0]], [1, [0.8, 1.0]]]}, spin=1), set()
 
@@ -70,7 +70,7 @@ def test_mo_integrals(launched, monkeypatch):
         engine = md4.Engine(md4.Basis.from_mol(mol), backend="cuda")
         OneIndexOfEachSide(engine, np.eye(mol.nao)[:, :1], 1)
         md4.ao2mo.full(mol, np.eye(mol.nao)[:, :2], backend="cuda")
-    assert {variant.factory.__name__ for variant in found - asked} == {"unpack_rows"}
+    assert found <= asked
     assert len(found) > 3
 
 

@@ -636,6 +636,7 @@ def test_no_kernel_is_left_out():
     tested |= {"bra_transform", "summed_r", "select_quartets"}
     tested |= {"digest_mirrored"}  # by test_digest_mirrored.py
     tested |= {"fused_wide"}  # by test_fused_wide.py
+    tested |= {"half_transform", "grouped_rows"}  # by test_half_transform.py
     # by test_reverse_*.py
     tested |= {"select_kets", "gamma_blocks", "reverse_lanes", "reverse_fused", "reverse_sums", "pair_forces"}
     tested |= {"table_norms", "gamma_of_table"}  # by test_fitting_forces.py
