@@ -239,6 +239,7 @@ LITTLE_AUX = {"O": [[0, [2.0, 1.0]], [2, [1.1, 1.0]]], "H": [[0, [1.5, 1.0]], [1
 HYDROXYL = "O 0 0.1 0; H 0.3 0.9 -0.6"
 
 
+@pytest.mark.sample("*-device")
 @pytest.mark.parametrize("count, how, store", [
     (None, "Cholesky", "device"), (2, "eigenvectors", "host"), (None, "eigenvectors", "direct"),
 ])  # fmt: skip

@@ -30,7 +30,8 @@ class Case:
 
 
 CASES = {
-    "(ps|spd)": Case((1, 0), (0, 1, 2)), "(ps|spd), dmma8": Case((1, 0), (0, 1, 2), unit="dmma8"),
+    "(ps|sp)": Case((1, 0), (0, 1)), "(ps|spd)": Case((1, 0), (0, 1, 2)),
+    "(ps|spd), dmma8": Case((1, 0), (0, 1, 2), unit="dmma8"),
     "(ds|fg)": Case((2, 0), (3, 4)), "(sp|sd) of two functions, K = 4": Case((0, 1), (0, 2), 2, 2),
     "(pd|spd), Cartesian": Case((1, 2), (0, 1, 2), pure=False), "(ss|hs)": Case((0, 0), (5, 0)),
     "(fs|pd)": Case((3, 0), (1, 2)), "(fs|pd), dmma8": Case((3, 0), (1, 2), unit="dmma8"),
@@ -85,7 +86,7 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.races
-@pytest.mark.sample("*-(ps|spd)")
+@pytest.mark.sample("*-(ps|sp)")
 @pytest.mark.parametrize("name", CASES)
 def test_shells(name, way):
     """Each row is the derivative by the centre of a shell, the last one by that of the unit function."""
