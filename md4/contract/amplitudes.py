@@ -15,7 +15,6 @@ from itertools import pairwise
 import numpy as np
 
 from md4.contract.fitting_stores import WORK_SHARE, table_width
-from md4.contract.pair_rows import PairRows
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
 from md4.support.progress import Progress
@@ -26,16 +25,14 @@ class DirectContraction:
 
     Parameters
     ----------
-    engine : md4.engine.Engine
-        Its `bra_basis` is the basis. Threads may share it.
+    team : md4.contract.row_team.RowTeam
+        Its devices share each pass; H is added up on the host.
     """
 
-    def __init__(self, engine):
-        self.engine = engine
-        with engine.lock:
-            self.algebra = engine.backend.algebra()
-            with self.algebra.working():
-                self.rows = PairRows(engine)
+    def __init__(self, team):
+        self.team, self.algebra = team, team.algebra
+        with team.engine.lock, self.algebra.working():
+            self.rows = team.rows[0]
 
     def contracted(self, amplitudes):
         """H of amplitudes t, both of the shape (n, nao, nao).
@@ -46,25 +43,24 @@ class DirectContraction:
             One x and the least workspace do not fit.
         """
         found, order = np.empty(amplitudes.shape), self.rows.order
-        with self.engine.lock, self.algebra.working():
+        with self.team.engine.lock, self.algebra.working():
             most = self._plan()
             pieces = self.rows.pieces(self.rows_at_once)
-            self.rows.compile_ahead(False)
-            self.places = self.algebra.send(self.rows.places())
-            passes = -(-len(found) // most)
-            work = float(max(1, passes) * max(1, sum((last - first) * last for first, last in pieces)))
-            with Progress(work, label="vvvv") as bar:
+            self.team.compile_ahead(False)
+            passes, costs = -(-len(found) // most), [(last - first) * last for first, last in pieces]
+            with Progress(float(max(1, passes) * max(1, sum(costs))), label="vvvv") as bar:
                 for first in range(0, len(found), most):
                     some = slice(first, first + most)
-                    made = self._pass(amplitudes[some][:, order][:, :, order], pieces, bar)
-                    found[some, order[:, None], order] = self.algebra.fetch(made)
+                    t = np.ascontiguousarray(amplitudes[some][:, order][:, :, order])
+                    parts = self.team.deal(self, pieces, costs, lambda share, own, t=t: share._pass(t, own, bar))
+                    found[some, order[:, None], order] = sum(parts)
         return found
 
     def _plan(self):
         """How many x at once, with how many rows and matrices; MemoryLimitError if the least does not fit."""
         algebra, rows, nao = self.algebra, self.rows, self.rows.nao
         one, row, matrix = 48 * nao**2, 16 * table_width(rows.nrow), 8 * nao * algebra.matrix_width(nao)
-        left = algebra.memory_left()
+        left = self.team.memory_left()
         least = rows.workspace + 16 * nao**2 + rows.least_rows * row + matrix + one + 16 * nao
         if least > left:
             raise MemoryLimitError(
@@ -79,20 +75,20 @@ class DirectContraction:
         return most
 
     def _pass(self, t, pieces, bar):
-        """H of some amplitudes, whose AOs are in the order of `rows`, on the device."""
+        """H of some amplitudes and of the pieces of a device, on the host; AOs are in the order of `rows`."""
         algebra, rows, n = self.algebra, self.rows, len(t)
-        t = algebra.send(np.ascontiguousarray(t))
+        self.places, t = algebra.send(rows.places()), algebra.send(t)
         both, made = (algebra.empty((rows.nao, rows.nao, 2 * n)) for _ in range(2))
         both[:, :, :n], both[:, :, n:], made[...] = t.transpose(2, 1, 0), t.transpose(1, 2, 0), 0.0
         del t
-        longest, widest = max(last - first for first, last in pieces), table_width(rows.nrow)
+        longest, widest = max((last - first for first, last in pieces), default=0), table_width(rows.nrow)
         tables = [algebra.empty((longest * widest,)) for _ in range(2)]
         for first, last, table in rows.once(pieces, tables[0], bar):
             for aos, others, chosen in rows.both_orders(first, last):
                 sorted_ = tables[1][: len(chosen) * table.shape[1]].reshape(len(chosen), table.shape[1])
                 algebra.sorted_rows(table, algebra.send(chosen), sorted_)
                 self._add(sorted_, last, aos, others, both, made)
-        return made[:, :, :n].transpose(2, 1, 0) + made[:, :, n:].transpose(2, 0, 1)
+        return algebra.fetch(made[:, :, :n].transpose(2, 1, 0) + made[:, :, n:].transpose(2, 0, 1))
 
     def _add(self, table, last, aos, sources, both, made):
         """Adds rows to F of t and t^T; their AOs lambda ascend, and `sources` are the AOs sigma."""

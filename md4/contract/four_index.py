@@ -12,7 +12,6 @@ from itertools import pairwise
 import numpy as np
 
 from md4.contract.fitting_stores import WORK_SHARE, table_width
-from md4.contract.pair_rows import PairRows
 from md4.contract.three_centre import HERMITE_SHARE
 from md4.contract.transform import transformed_rows
 from md4.errors import MemoryLimitError
@@ -63,8 +62,8 @@ class FourIndex:
 
     Parameters
     ----------
-    engine : md4.engine.Engine
-        Its `bra_basis` is the basis. Threads may share it.
+    team : md4.contract.row_team.RowTeam
+        Its devices share the rows P for the first side, and (pq|P) of pairs pq for the second.
     bra : Side
     ket : Side, optional
         Of r and s. Without it, there are (pq|P) only.
@@ -72,13 +71,11 @@ class FourIndex:
         As in `md4.int2e`.
     """
 
-    def __init__(self, engine, bra, ket=None, progress=None):
-        self.engine, self.bra, self.ket, self.progress = engine, bra, ket, progress
-        with engine.lock:
-            self.algebra = engine.backend.algebra()
-            with self.algebra.working():
-                self.rows = PairRows(engine)
-                self._plan()
+    def __init__(self, team, bra, ket=None, progress=None):
+        self.team, self.bra, self.ket, self.progress, self.algebra = team, bra, ket, progress, team.algebra
+        with team.engine.lock, self.algebra.working():
+            self.rows = team.rows[0]
+            self._plan()
 
     def sorted(self, coefficients):
         """As `OneIndexOfEachSide.sorted`."""
@@ -96,8 +93,8 @@ class FourIndex:
         row = 8 * self.width + 16 * self.bra.pairs
         least = rows.workspace + 16 * nao**2 + self.matrix + products + max(rows.least_rows * row, 16 * self.width)
         one_p = 8 * self.width * int(np.diff(self.bra.edges).max(initial=1))
-        left, whole = algebra.memory_left(), 8 * self.width * self.bra.pairs
-        self.on_device = not algebra.has_host_memory or whole <= DEVICE_SHARE * (left - least)
+        left, whole, alone = self.team.memory_left(), 8 * self.width * self.bra.pairs, len(self.team.engines) == 1
+        self.on_device = not algebra.has_host_memory or (alone and whole <= DEVICE_SHARE * (left - least))
         here = left - least if self.on_device else algebra.host_left()
         if least > left or one_p > here:
             raise MemoryLimitError(
@@ -117,15 +114,14 @@ class FourIndex:
     def passes(self):
         """Yields (p, next p, (pq|P)) of ranges of p: an array (pairs, width) of the device or of the host.
 
-        The caller holds the engine's lock, and calls it within ``with algebra.working():``.
+        The caller holds the lock of `team.engine`, and calls it within ``with algebra.working():``.
         """
         edges, cuts = self.bra.edges, [0]
         while cuts[-1] < len(edges) - 1:
             furthest = np.searchsorted(edges, edges[cuts[-1]] + self.pairs_at_once, side="right") - 1
             cuts.append(int(max(cuts[-1] + 1, furthest)))
         pieces = self.rows.pieces(self.rows_at_once)
-        self.rows.compile_ahead(True, self.progress)
-        self.places = self.algebra.send(self.rows.places())
+        self.team.compile_ahead(True, self.progress)
         work = float(max(1, self.rows.nrow) * max(1, len(cuts) - 1))
         with Progress(work, self.progress, label="MO") as bar:
             for first, last in pairwise(cuts):
@@ -134,10 +130,17 @@ class FourIndex:
 
     def _half(self, first, last, pieces, bar):
         """(pq|P) for p from first to last - 1."""
-        algebra, rows = self.algebra, self.rows
         shape = int(self.bra.edges[last] - self.bra.edges[first]), self.width
-        table = algebra.empty(shape) if self.on_device else algebra.host_table(shape)
-        table[:, rows.nrow :] = 0.0
+        table = self.algebra.empty(shape) if self.on_device else self.algebra.host_table(shape)
+        table[:, self.rows.nrow :] = 0.0
+        costs = [stop - start for start, stop in pieces]
+        self.team.deal(self, pieces, costs, lambda share, own: share._fill(table, first, last, own, bar))
+        return table
+
+    def _fill(self, table, first, last, pieces, bar):
+        """Writes the columns of the pieces of a device."""
+        algebra, rows = self.algebra, self.rows
+        self.places = algebra.send(rows.places())
         longest = max((stop - start for start, stop in pieces), default=0)
         made = algebra.empty((longest, self.width))
         made[:, rows.nrow :] = 0.0
@@ -154,7 +157,7 @@ class FourIndex:
                     algebra.put_columns(algebra.xp.ascontiguousarray(done), table, columns.start)
                     algebra.await_copies()
             bar.update(stop - start)
-        return table
+        rows.engine.backend.mark()()
 
     def _products(self, table, sets, chosen):
         """Yields (number of the first row, (pair, row)) of rows of a table, both of whose indices are transformed."""
@@ -165,23 +168,40 @@ class FourIndex:
     # the second side
 
     def integrals(self, put):
-        """Calls put(first pair, (pq|rs)) for all ranges of pairs pq, arrays of the device of shape (pq, rs)."""
+        """Calls put(algebra, first pair, (pq|rs)) for all ranges of pairs pq.
+
+        (pq|rs) are arrays of the algebra of a device, of shape (pq, rs). Each device calls it in a thread of its own.
+        """
         if not self.bra.pairs * self.ket.pairs:
             return
-        with self.engine.lock, self.algebra.working():
-            sets, chosen = (self.sorted(self.ket.one), self.sorted(self.ket.other)), None
-            chosen = self.ket.chosen(0, self.ket.one.shape[1])
+        with self.team.engine.lock, self.algebra.working():
             for first, _, table in self.passes():
-                begin = int(self.bra.edges[first])
-                for at, rows in self.row_blocks(table):
-                    for more, done in self._products(rows, sets, chosen):
-                        put(begin + at + more, done.T)
+                self._put_all(int(self.bra.edges[first]), table, put)
                 del table
 
-    def row_blocks(self, table):
+    def _put_all(self, begin, table, put):
+        """`integrals` of a range of pairs, of which `begin` is the first."""
+        cuts = self.cuts(table)
+        costs = [stop - start for start, stop in cuts]
+        self.team.deal(self, cuts, costs, lambda share, own: share._put(begin, table, own, put))
+
+    def _put(self, begin, table, cuts, put):
+        """The same of some blocks of (pq|P), by a device."""
+        self.places, sets = self.algebra.send(self.rows.places()), [*map(self.sorted, (self.ket.one, self.ket.other))]
+        chosen = self.ket.chosen(0, self.ket.one.shape[1])
+        for at, rows in self.row_blocks(table, [*cuts]):
+            if not cuts:  # another device has failed
+                break
+            for more, done in self._products(rows, sets, chosen):
+                put(self.algebra, begin + at + more, done.T)
+
+    def cuts(self, table):
+        """(first, last) of blocks of rows of a table, at least one for each device."""
+        most = min(self.rows_at_once, -(-len(table) // len(self.team.engines)))
+        return [(first, min(first + most, len(table))) for first in range(0, len(table), most)]
+
+    def row_blocks(self, table, cuts):
         """Yields (first, rows on the device)."""
-        most = self.rows_at_once
-        cuts = [(first, min(first + most, len(table))) for first in range(0, len(table), most)]
         if self.on_device:
             yield from ((first, table[first:last]) for first, last in cuts)
         else:

@@ -7,12 +7,12 @@ Pairs with i >= j of the same orbitals are made once. Energies are summed where 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import combinations, combinations_with_replacement
 from typing import Any
 
 import numpy as np
 
-from md4.contract.transform import OneIndexOfEachSide
+from md4.contract.transform import OneIndexOfEachSide, most_orbitals
 from md4.support.memory import host_array
 
 
@@ -38,62 +38,72 @@ class Spin:
 
 
 class OccupiedVirtual:
-    """(ia|jb) of the spins, from one pass through all integrals; errors are those of `OneIndexOfEachSide`.
+    """(ia|jb) of the spins; errors are those of `OneIndexOfEachSide`.
+
+    They come from one pass through all integrals if there is memory for X of all occupied orbitals. Else these are
+    divided into groups, and each two groups have a pass.
 
     Parameters
     ----------
-    engine : md4.engine.Engine
+    team : md4.contract.row_team.RowTeam
     spins : list of Spin
         One, or that of alpha and that of beta.
     """
 
-    def __init__(self, engine, spins):
-        self.engine, self.spins = engine, spins
+    def __init__(self, team, spins):
+        self.team, self.spins = team, spins
 
-    @cached_property
-    def one(self):
-        """The pass through all integrals."""
-        occupied, virtual = np.hstack([spin.occupied for spin in self.spins]), max(s.shape[1] for s in self.spins)
-        return OneIndexOfEachSide(self.engine, occupied, virtual)
-
-    @property
-    def algebra(self):
-        return self.one.algebra
-
-    def blocks(self):
-        """Yields (s, t, pairs, (ia|jb)) of the spins s <= t of i and j.
+    def each_block(self, use):
+        """Calls use(s, t, pairs, (ia|jb)) of the spins s <= t of i and j.
 
         The integrals are on the device, of shape (a, pair, b). If s = t, there are the pairs i >= j only.
         """
-        virtual = [self.one.sorted(spin.virtual) for spin in self.spins]
-        for s, (here, _) in enumerate(spin.shape for spin in self.spins):
-            for t, (there, _) in enumerate(spin.shape for spin in self.spins):
-                if s > t:
-                    continue
-                numbers = np.tril_indices(here) if s == t else np.indices((here, there)).reshape(2, -1)
-                begin = np.array([0, self.spins[0].shape[0]])[[s, t]]  # where the orbitals of a spin begin
-                for some, found in self.one.blocks(np.stack(numbers, axis=1) + begin, virtual[s], virtual[t]):
-                    yield s, t, some - begin, found
+        count, virtual = sum(spin.shape[0] for spin in self.spins), max(spin.shape[1] for spin in self.spins)
+        most = most_orbitals(self.team, count, virtual)
+        groups = -(-count // (most // 2)) if 1 < most < count else 1  # three or more, or one
+        parts, left = np.array_split(np.arange(count), groups), np.ones((count, count), dtype=bool)
+        for two in combinations(parts, 2) if groups > 1 else [parts]:
+            chosen = np.concatenate(two)
+            self._pass(chosen, left, use)
+            left[np.ix_(chosen, chosen)] = False
+
+    def _pass(self, chosen, left, use):
+        """`each_block` of the chosen ones of all occupied orbitals, and of the pairs of these that are left."""
+        occupied, virtual = np.hstack([spin.occupied for spin in self.spins]), max(s.shape[1] for s in self.spins)
+        one = OneIndexOfEachSide(self.team, occupied[:, chosen], virtual)
+        sets, begins = [one.sorted(spin.virtual) for spin in self.spins], [0, self.spins[0].shape[0]]
+        of_spin = [np.flatnonzero((chosen >= b) & (chosen < b + spin.shape[0])) for b, spin in zip(begins, self.spins)]
+        for s, t in combinations_with_replacement(range(len(self.spins)), 2):
+            i, j = (x.ravel() for x in np.meshgrid(of_spin[s], of_spin[t], indexing="ij"))
+            wanted = left[chosen[i], chosen[j]] & ((i >= j) | (s != t))
+            for some, found in one.blocks(np.stack([i, j], axis=1)[wanted], sets[s], sets[t]):
+                use(s, t, chosen[some] - np.take(begins, [s, t]), found)
 
     def integrals(self, put):
         """Calls put(s, t, i, j, (ia|jb)) with matrices (a, b) on the host, for all i, j of the spins s <= t."""
-        with self.one.engine.lock, self.algebra.working():
-            for s, t, pairs, found in self.blocks():
-                blocks = self.algebra.fetch(found).transpose(1, 0, 2)
-                for block, (i, j) in zip(blocks, pairs.tolist()):
-                    put(s, t, i, j, block)
-                    if s == t and i != j:
-                        put(s, t, j, i, block.T)
+
+        def use(s, t, pairs, found):
+            blocks = self.team.algebra.fetch(found).transpose(1, 0, 2)
+            for block, (i, j) in zip(blocks, pairs.tolist()):
+                put(s, t, i, j, block)
+                if s == t and i != j:
+                    put(s, t, j, i, block.T)
+
+        with self.team.engine.lock, self.team.algebra.working():
+            self.each_block(use)
 
     def energies(self, with_t2=False):
         """As `Sums.result`; MemoryLimitError where the amplitudes do not fit, before the first integral is made."""
-        t2 = amplitudes(self.spins) if with_t2 else {}
-        with self.one.engine.lock, self.algebra.working():
-            sums = Sums(self.algebra, self.spins, t2)
-            for s, t, pairs, found in self.blocks():
-                levels = [self.spins[n].energies[pairs[:, k]] for k, n in enumerate((s, t))]
-                work = [self.algebra.empty(found.shape) for _ in range(2)]
-                sums.add(s, t, pairs, sums.send(sum(levels)), found, work)
+        t2, algebra = amplitudes(self.spins) if with_t2 else {}, self.team.algebra
+
+        def use(s, t, pairs, found):
+            levels = [self.spins[n].energies[pairs[:, k]] for k, n in enumerate((s, t))]
+            work = [algebra.empty(found.shape) for _ in range(2)]
+            sums.add(s, t, pairs, sums.send(sum(levels)), found, work)
+
+        with self.team.engine.lock, algebra.working():
+            sums = Sums(algebra, self.spins, t2)
+            self.each_block(use)
             return sums.result()
 
 

@@ -80,6 +80,14 @@ class PairRows:
         # H matrices of a bra and a ket list, and of slices of them.
         self.workspace += 3 * max((self.store.size(this) for this in self.prepared), default=0)
 
+    def on(self, engine):
+        """The same rows for another engine."""
+        other = copy(self)
+        other.engine = engine.with_basis(self.basis)
+        for made in ("prepared", "store"):
+            other.__dict__.pop(made, None)
+        return other
+
     def _screened(self, lists):
         """The lists without pairs below the cutoff, by bounds of 1/r."""
         if self.engine.operator.kind not in BELOW_COULOMB:
@@ -136,10 +144,7 @@ class PairRows:
         """
 
         def work(backend):
-            dry = copy(self)
-            dry.engine = self.engine.with_backend(backend)
-            for made in ("prepared", "store"):
-                dry.__dict__.pop(made, None)
+            dry = self.on(self.engine.with_backend(backend))
             for first, last in self.pieces(self.nrow):
                 columns = self.nrow if complete else last
                 dry.integrals(first, last, backend.result((last - first, columns)), columns)

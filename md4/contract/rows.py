@@ -19,7 +19,6 @@ from md4.contract.workspace import least_block
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.method.scatter import first_row
 from md4.support.display import size_text
-from md4.support.locks import Lock
 from md4.support.log import log
 from md4.support.memory import host_memory
 from md4.support.progress import Progress
@@ -162,18 +161,13 @@ class TensorTeam:
 
     def fill(self, store, counter, progress):
         """Makes the rows of this rank, unless another rank stops the counter because it has failed."""
-        slices, numbers, lock = self.slices(store), count(), Lock()
+        slices, numbers = self.slices(store), count()
         log.debug("rows %d to %d: %d slices for %d workers", *self.mine.rows, len(slices), len(self.engines))
         shown = progress if self.ranks.rank == 0 or progress is not None else False
         with Progress(self.cuts.work_of(self.mine), enabled=shown, label="ERI") as bar:
 
-            def report(work):
-                with lock:
-                    bar.update(work)
-
             def work(n):
-                reported = None if bar.report is None else report
-                worker = TensorWorker(self.engines[n], self.request, store, self.cuts.work_of, reported)
+                worker = TensorWorker(self.engines[n], self.request, store, self.cuts.work_of, bar.report)
                 while (number := next(numbers)) < len(slices) and counter.next() < STOPPED:
                     worker.make(slices[number])
 

@@ -24,7 +24,6 @@ from md4.method.digestion import digest_flags
 from md4.method.operators import Operator
 from md4.shells.shell_pairs import pairs_by_kind
 from md4.support.arguments import checked_choice
-from md4.support.locks import Lock
 from md4.support.log import log
 from md4.support.memory import host_memory
 from md4.support.progress import Progress
@@ -272,7 +271,7 @@ class Team:
             Progress(total, enabled=progress if self.ranks.rank == 0 else False, label=LABEL) as bar,
             self.ranks.counter(len(self.workers)) as counter,
         ):
-            build.report = self.reporter(bar)
+            build.report = bar.report
 
             def next_task():
                 n = counter.next()
@@ -295,18 +294,6 @@ class Team:
         """A number that differs, in all likelihood, if two processes have not the same tasks, survivors and lists."""
         numbers = [[task.pair, task.part, task.parts] for task in tasks], build.survivors.quartets
         return crc32(repr((*numbers, [this.pairs.nprim for this in self.lists])).encode())
-
-    def reporter(self, bar):
-        """`bar.report`, for one thread at a time."""
-        if len(self.workers) == 1 or bar.report is None:
-            return bar.report
-        lock = Lock()
-
-        def report(n):
-            with lock:
-                bar.update(n)
-
-        return report
 
     def total_of(self, parts, by_nccl):
         """The sums of all workers added up, as NumPy arrays."""

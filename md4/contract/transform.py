@@ -11,17 +11,62 @@ itself are halved, since they are made in both orders. The other two indices fol
 """
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from md4.contract.fitting_stores import WORK_SHARE, table_width
-from md4.contract.pair_rows import PairRows
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
 from md4.support.progress import Progress
 
 # Matrices over AOs, and blocks over two virtual orbitals, that are needed at once for a pair i, j.
 MATRICES, BLOCKS = 2, 3
+# As many times as long as others are pieces of which no matrices are made: X is read and written once a piece.
+LONG_PIECES = 3
+# Bytes of X that go from one device to another at a time.
+SUM_BYTES = 128 << 20
+
+
+class Sizes(NamedTuple):
+    """Bytes of a pass.
+
+    Attributes
+    ----------
+    kept : int
+        X, and (ij|P) of the same side.
+    row, matrix : int
+        A row of a piece with its products, and a row as a matrix.
+    pair : int
+        A pair i, j in `blocks`.
+    least : int
+        The least workspace beside what is kept.
+    """
+
+    kept: int
+    row: int
+    matrix: int
+    pair: int
+    least: int
+
+    @classmethod
+    def of(cls, team, count, virtual, few=0):
+        """Of so many orbitals i and j, at most `virtual` others, and `few` pairs of the same side."""
+        rows, algebra = team.rows[0], team.algebra
+        nao, width = rows.nao, table_width(rows.nrow)
+        kept = algebra.held_bytes(8 * (nao * count) ** 2) + 8 * few * width
+        row = 8 * (width + 3 * nao * count + (few and 2 * few + count**2))
+        matrix = 8 * nao * algebra.matrix_width(nao)
+        pair = 8 * (MATRICES * nao * max(nao, virtual) + BLOCKS * virtual**2)
+        least = rows.workspace + 16 * nao**2 + max(rows.least_rows * row + matrix, pair)
+        return cls(kept, row, matrix, pair, least)
+
+
+def most_orbitals(team, count, virtual):
+    """The number of orbitals i, j, up to `count`, for which `OneIndexOfEachSide` has memory."""
+    left = team.memory_left()
+    sizes = [Sizes.of(team, n, virtual) for n in range(count + 1)]
+    return max((n for n, size in enumerate(sizes) if size.kept + size.least <= left), default=0)
 
 
 class OneIndexOfEachSide:
@@ -29,8 +74,8 @@ class OneIndexOfEachSide:
 
     Parameters
     ----------
-    engine : md4.engine.Engine
-        Its `bra_basis` is the basis. Threads may share it.
+    team : md4.contract.row_team.RowTeam
+        Its devices share the pass; X is added up on the first one, which makes all that follows.
     orbitals : ndarray, shape (nao, n)
         Coefficients C of the orbitals i and j.
     virtual : int
@@ -51,17 +96,15 @@ class OneIndexOfEachSide:
         Shells with l > 8.
     """
 
-    def __init__(self, engine, orbitals, virtual, same_side=None):
+    def __init__(self, team, orbitals, virtual, same_side=None):
+        self.team, self.algebra, self.count, self.virtual = team, team.algebra, orbitals.shape[1], virtual
         self.same_side, self.of_pairs = same_side, None
-        with engine.lock:
-            self.engine, self.algebra = engine, engine.backend.algebra()
-            with self.algebra.working():
-                self.rows = PairRows(engine)
-                self.nao, self.count, self.virtual = self.rows.nao, orbitals.shape[1], virtual
-                self.orbitals = self.sorted(orbitals)
-                most = self._most_rows()
-                if self.count:
-                    self._make(self.rows.pieces(most))
+        with team.engine.lock, self.algebra.working():
+            self.rows = team.rows[0]
+            self.nao = self.rows.nao
+            most = self._most_rows()
+            if self.count:
+                self._make_all(self.rows.pieces(most), orbitals)
 
     def sorted(self, coefficients):
         """Coefficients of orbitals, shape (nao, n), on the device, with AOs in the order of `rows`."""
@@ -69,62 +112,72 @@ class OneIndexOfEachSide:
 
     # memory
 
-    @property
-    def pair_bytes(self):
-        """Bytes for one pair i, j in `blocks`."""
-        return 8 * (MATRICES * self.nao * max(self.nao, self.virtual) + BLOCKS * self.virtual**2)
-
-    def _row_bytes(self):
-        """Bytes for a row of a piece, and for a row that is a matrix."""
-        products = 3 * self.nao * self.count
-        return 8 * (table_width(self.rows.nrow) + products), 8 * self.nao * self.algebra.matrix_width(self.nao)
-
     def _most_rows(self):
         """Rows of a piece; MemoryLimitError if there is no room for X and the longest piece that cannot be cut."""
         algebra, rows, few = self.algebra, self.rows, 0 if self.same_side is None else len(self.same_side)
-        kept, (row, matrix) = algebra.held_bytes(8 * (self.nao * self.count) ** 2), self._row_bytes()
-        kept, row = kept + 8 * few * table_width(rows.nrow), row + 8 * (few and 2 * few + self.count**2)
-        places = 16 * self.nao**2
-        least = rows.workspace + places + max(rows.least_rows * row + matrix, self.pair_bytes)
-        left = algebra.memory_left()
-        if kept + least > left:
+        size, left = Sizes.of(self.team, self.count, self.virtual, few), self.team.memory_left()
+        if size.kept + size.least > left:
             raise MemoryLimitError(
-                f"integrals over {self.count} orbitals of {self.nao} AOs take {size_text(kept)} and with the least "
-                f"workspace {size_text(kept + least)}, but {size_text(left)} may be used; raise max_memory or freeze "
-                "orbitals."
+                f"integrals over {self.count} orbitals of {self.nao} AOs take {size_text(size.kept)} and with the "
+                f"least workspace {size_text(size.kept + size.least)}, but {size_text(left)} may be used; raise "
+                "max_memory or freeze orbitals."
             )
-        room = WORK_SHARE * (left - kept - rows.workspace - places)
-        self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // matrix))
-        return max(rows.least_rows, int(min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // row))
+        room = WORK_SHARE * (left - size.kept - rows.workspace - 16 * self.nao**2)
+        self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // size.matrix))
+        if algebra.takes_rows(self.nao, self.count):  # and needs no matrices
+            return max(rows.least_rows, int(min(LONG_PIECES * algebra.block_bytes, room) // size.row))
+        return max(rows.least_rows, int(min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // size.row))
 
     # the pass
 
-    def _make(self, pieces):
+    def _make_all(self, pieces, orbitals):
         """X of all pieces."""
-        algebra, rows = self.algebra, self.rows
-        rows.compile_ahead(False, orbitals=self.count)
+        self.team.compile_ahead(False, orbitals=self.count)
+        costs = [(last - first) * last for first, last in pieces]
+        with Progress(float(sum(costs)), label="MO") as bar:
+            shares = self.team.deal(self, pieces, costs, lambda share, own: share._make(own, orbitals, bar))
+        for other in shares[1:]:
+            self._take(other)
+
+    def _take(self, other):
+        """Adds what another device has made."""
+
+        def add(total, part):
+            with other.rows.engine.lock, other.algebra.working():
+                found = other.algebra.later(part)()
+            total += self.algebra.send(found)
+
+        most = max(1, int(min(SUM_BYTES, WORK_SHARE * self.algebra.memory_left()) // self.x[0].nbytes))
+        for first in range(0, self.nao, most):
+            add(self.x[first : first + most], other.x[first : first + most])
+        if self.of_pairs is not None:
+            add(self.of_pairs, other.of_pairs)
+
+    def _make(self, pieces, orbitals, bar):
+        """X of the pieces of a device; returns its share."""
+        algebra, rows, self.orbitals = self.algebra, self.rows, self.sorted(orbitals)
         self.x = algebra.empty((self.nao, self.count, self.nao * self.count))
         self.x[...] = 0.0
         if self.same_side is not None:
             self.of_pairs = algebra.empty((len(self.same_side), table_width(rows.nrow)))
             self.of_pairs[...] = 0.0
         places = self.places = algebra.send(rows.places())
-        longest = max(last - first for first, last in pieces)
+        longest = max((last - first for first, last in pieces), default=0)
         widest = table_width(rows.nrow)
         table = algebra.empty((longest * widest,))
         half, dense, sorted_ = algebra.empty((longest * self.nao * self.count,)), None, None
         if not algebra.takes_rows(self.nao, self.count):
             sorted_ = algebra.empty(half.shape)
             dense = algebra.empty((min(longest, self.matrices_at_once) * self.nao * algebra.matrix_width(self.nao),))
-        with Progress(float(sum((last - first) * last for first, last in pieces)), label="MO") as bar:
-            for first, last, made in rows.once(pieces, table, bar):
-                w = self._transformed(made, last, places, dense, half)
-                for aos, others, chosen in rows.both_orders(first, last):
-                    self._add(w, sorted_, aos, others, chosen)
-                if self.same_side is not None:
-                    self._add_pairs(slice(first, last), w, made)
-        self.engine.backend.mark()()
-        self.rows.store.clear()
+        for first, last, made in rows.once(pieces, table, bar):
+            w = self._transformed(made, last, places, dense, half)
+            for aos, others, chosen in rows.both_orders(first, last):
+                self._add(w, sorted_, aos, others, chosen)
+            if self.same_side is not None:
+                self._add_pairs(slice(first, last), w, made)
+        rows.engine.backend.mark()()
+        rows.store.clear()
+        return self
 
     def _transformed(self, table, last, places, dense, half):
         """W of the rows of a piece, shape (rows, nu * count); nu are the AOs that occur so far."""
@@ -183,7 +236,7 @@ class OneIndexOfEachSide:
         algebra = self.algebra
         a, b = of_first.shape[1], of_second.shape[1]
         room = min(algebra.chunk_bytes, WORK_SHARE * algebra.memory_left())
-        most = max(1, min(len(pairs), int(room // self.pair_bytes)))
+        most = max(1, min(len(pairs), int(room // Sizes.of(self.team, self.count, self.virtual).pair)))
         for start in range(0, len(pairs) if a * b else 0, most):
             some = pairs[start : start + most]
             yield some, both_indices(algebra, self._completed(some), of_first, of_second)

@@ -243,9 +243,12 @@ class DeviceAlgebra:
         xp, (nao, count) = self.xp, orbitals.shape
         columns8 = columns_at_once(self.context, nao, count)
         side, most = -(-nao // TILE) * TILE, 8 * columns8
-        padded = xp.full((side, side), 0, dtype=np.int32)
+        padded, tiles = xp.full((side, side), 0, dtype=np.int32), side // TILE
         padded[:nao, :nao] = places
-        numbers = Buffer(padded.data.ptr, (side * side,), 4, padded)
+        below = self.send(np.stack(np.tril_indices(tiles)))
+        of_tiles = self.empty((below.shape[1], TILE * TILE // 2)).view(np.int32).reshape(-1, TILE, TILE)
+        of_tiles[...] = padded.reshape(tiles, TILE, tiles, TILE).transpose(0, 2, 1, 3)[below[0], below[1]]
+        numbers = Buffer(of_tiles.data.ptr, (of_tiles.size,), 4, of_tiles)
         for first in range(0, count, most):
             some = orbitals[:, first : first + most]
             factors = xp.full((side, most), 0.0)

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from md4.contract.four_index import FourIndex, Side
+from md4.contract.ranks import Alone
+from md4.contract.row_team import RowTeam
+from md4.contract.team import shared_engines
 from md4.contract.transform import OneIndexOfEachSide
-from md4.engine import Engine
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError, UnsupportedError
 from md4.pyscf import check_pyscf
 from md4.pyscf.intor import DERIVATIVES, FEW_CENTRES, name_basis_operator
@@ -23,7 +25,7 @@ from md4.pyscf.orbitals import orbital_sets, same
 from md4.support.arguments import checked_choice, checked_flag, checked_mol, shown
 from md4.support.display import size_text
 from md4.support.memory import host_array
-from md4.support.types import BackendName, Molecule
+from md4.support.types import BackendName, Devices, Molecule
 
 __all__ = ["full", "general", "half_e1", "kernel"]
 
@@ -45,7 +47,7 @@ def general(
     eri_or_mol: Any, mo_coeffs: Any, erifile: Any = None, dataname: str = "eri_mo", intor: str = "int2e",
     aosym: Any = "s4", comp: int | None = None, max_memory: float | None = None, ioblk_size: float | None = None,
     verbose: Any = None, compact: bool = True, *, backend: BackendName = "auto", device: bool = False,
-    progress: bool | None = None,
+    progress: bool | None = None, devices: Devices = None,
 ) -> Any:  # fmt: skip
     """(ij|kl) over four sets of orbitals, as `pyscf.ao2mo.general`.
 
@@ -75,6 +77,9 @@ def general(
         On a GPU: whether the result is a CuPy array that stays there.
     progress : bool, optional
         As in `md4.int2e`.
+    devices : 'all', int or sequence of int, optional
+        GPUs that make the integrals together, by their numbers. The default is the current one. `max_memory` is that of
+        each device.
 
     Returns
     -------
@@ -85,7 +90,7 @@ def general(
     ArgumentError
         Orbitals or options that cannot be used.
     DeviceError
-        No usable GPU or no CuPy; `device` with the backend 'cpu'.
+        No usable GPU or no CuPy, or a device that does not exist; `device` with the backend 'cpu'.
     UnsupportedError
         Complex orbitals, another integral, or shells with l > 8.
     MemoryLimitError
@@ -113,13 +118,15 @@ def general(
     if checked_flag("device", device) and erifile is not None:
         raise ArgumentError("device=True keeps the result on the GPU, but erifile is given; leave one of them out.")
     sym, compact = symmetry(aosym), checked_flag("compact", compact)
-    engine, orbitals = engine_of(eri_or_mol, intor, backend, max_memory, mo_coeffs, 4)
+    team, orbitals = team_of(eri_or_mol, intor, backend, max_memory, devices, mo_coeffs, 4)
     sides = sides_of(orbitals, sym, compact)
-    if device and engine.backend.name == "cpu":
+    if device and team.engine.backend.name == "cpu":
         raise DeviceError("device=True keeps the result on a GPU; it needs backend='cuda'.")
+    if device and len(team.engines) > 1:
+        raise ArgumentError(f"device=True keeps the result on one device, but devices names {len(team.engines)}.")
     if erifile is None:
-        return in_memory(engine, sides, device, progress)
-    write(engine, sides, erifile, dataname, progress)
+        return in_memory(team, sides, device, progress)
+    write(team, sides, erifile, dataname, progress)
     return erifile
 
 
@@ -127,6 +134,7 @@ def half_e1(
     mol: Molecule, mo_coeffs: Any, swapfile: Any, intor: str = "int2e", aosym: Any = "s4", comp: int = 1,
     max_memory: float | None = None, ioblk_size: float | None = None, verbose: Any = None, compact: bool = True,
     ao2mopt: Any = None, *, backend: BackendName = "auto", progress: bool | None = None,
+    devices: Devices = None,
 ) -> Any:  # fmt: skip
     """(ij|P) of pairs of orbitals and all pairs P of AOs, as `pyscf.ao2mo.outcore.half_e1`.
 
@@ -151,9 +159,9 @@ def half_e1(
     sym, compact = symmetry(aosym), checked_flag("compact", compact)
     if sym not in ("s4", "s2kl"):
         raise UnsupportedError(f"md4.ao2mo.half_e1 takes aosym 's4' or 's2kl', not {shown(aosym)}.")
-    engine, orbitals = engine_of(mol, intor, backend, max_memory, mo_coeffs, 2)
+    team, orbitals = team_of(mol, intor, backend, max_memory, devices, mo_coeffs, 2)
     (side,) = sides_of(orbitals, sym, compact)
-    write_half(engine, mol, side, swapfile, progress)
+    write_half(team, mol, side, swapfile, progress)
     return swapfile
 
 
@@ -173,45 +181,46 @@ def sides_of(orbitals, aosym, compact):
     return [Side(*two, bool(compact and allowed and same(*two))) for two, allowed in zip(pairs, may)]
 
 
-def engine_of(mol, intor, backend, max_memory, mo_coeffs, count):
-    """An engine over the basis of the molecule, and so many sets of orbitals."""
+def team_of(mol, intor, backend, max_memory, devices, mo_coeffs, count):
+    """A `RowTeam` over the basis of the molecule, and so many sets of orbitals."""
     checked_mol(mol)
     basis, operator = name_basis_operator(mol, intor, None)
     if intor in FEW_CENTRES or intor in DERIVATIVES:
         raise UnsupportedError(f"md4.ao2mo transforms integrals over four centres without derivatives, not {intor}.")
-    return Engine(basis, None, operator, backend, None, max_memory), orbital_sets(mo_coeffs, count, basis.nao)
+    orbitals = orbital_sets(mo_coeffs, count, basis.nao)
+    return RowTeam(shared_engines(basis, operator, backend, None, max_memory, devices, Alone())), orbitals
 
 
 # results --------------------------------------------------------------------------------------------------------------
 
 
-def planned(engine, sides, progress):
+def planned(team, sides, progress):
     """The `FourIndex` of two sides, and whether they are exchanged: the side with fewer pairs comes first."""
     turned = sides[1].pairs < sides[0].pairs
-    return FourIndex(engine, *(sides[::-1] if turned else sides), progress), turned
+    return FourIndex(team, *(sides[::-1] if turned else sides), progress), turned
 
 
 def fill(four, turned, out, fetch):
     """Writes (ij|kl) to `out`, which takes what `fetch` makes of blocks."""
 
-    def put(first, block):
+    def put(algebra, first, block):
         some = slice(first, first + len(block))
         if turned:
-            out[:, some] = fetch(block.T)
+            out[:, some] = fetch(algebra, block.T)
         else:
-            out[some] = fetch(block)
+            out[some] = fetch(algebra, block)
 
     four.integrals(put)
 
 
-def fetcher(algebra):
-    """A function that fetches parts of arrays, of any strides."""
-    return lambda block: algebra.fetch(algebra.xp.ascontiguousarray(block))
+def fetched(algebra, block):
+    """A part of an array on the host, of any strides."""
+    return algebra.fetch(algebra.xp.ascontiguousarray(block))
 
 
-def in_memory(engine, sides, device, progress):
+def in_memory(team, sides, device, progress):
     """(ij|kl) as an array."""
-    shape, algebra = tuple(side.pairs for side in sides), engine.backend.algebra()
+    shape, engine, algebra = tuple(side.pairs for side in sides), team.engine, team.algebra
     need = 8 * shape[0] * shape[1]
     left = algebra.memory_left() if device else algebra.host_left()
     if need > left:
@@ -221,22 +230,22 @@ def in_memory(engine, sides, device, progress):
         )
     if not device:
         out = engine.backend.watch(np.empty(shape))
-        fill(*planned(engine, sides, progress), out, fetcher(algebra))
+        fill(*planned(team, sides, progress), out, fetched)
         return out
     with engine.lock, algebra.working():
         out = algebra.wrapped(engine.backend.result(shape))
-    fill(*planned(engine, sides, progress), out, lambda block: block)
+    fill(*planned(team, sides, progress), out, lambda _, block: block)
     engine.backend.mark()()
     return out
 
 
-def write(engine, sides, erifile, dataname, progress=None):
+def write(team, sides, erifile, dataname, progress=None):
     """(ij|kl) as a dataset of a file, as PySCF makes it."""
-    shape, (four, turned) = tuple(side.pairs for side in sides), planned(engine, sides, progress)
+    shape, (four, turned) = tuple(side.pairs for side in sides), planned(team, sides, progress)
     chunks = {"chunks": tuple(side.other.shape[1] for side in sides)} if shape[0] * shape[1] else {}
     with opened(erifile, dataname) as file:
         data = file.create_dataset(dataname, shape, "f8", **chunks)
-        fill(four, turned, data, fetcher(four.algebra))
+        fill(four, turned, data, fetched)
 
 
 @contextmanager
@@ -256,17 +265,17 @@ def opened(erifile, dataname):
         yield file
 
 
-def write_half(engine, mol, side, swapfile, progress=None):
+def write_half(team, mol, side, swapfile, progress=None):
     """(ij|P) in PySCF's order of columns."""
-    half = FourIndex(engine, side, progress=progress)
+    half = FourIndex(team, side, progress=progress)
     rows, algebra = half.rows, half.algebra
     columns = rows.places()[tuple(np.argsort(rows.order)[pyscf_pairs(mol.ao_loc_nr(not rows.basis.pure))])]
     with opened(swapfile, "0") as file:
         data = file.create_dataset("0/0", (side.pairs, columns.shape[0]), "f8")
-        with engine.lock, algebra.working():
+        with team.engine.lock, algebra.working():
             for first, _, table in half.passes():
                 begin = int(side.edges[first])
-                for at, block in half.row_blocks(table):
+                for at, block in half.row_blocks(table, half.cuts(table)):
                     data[begin + at : begin + at + len(block)] = algebra.fetch(block)[:, columns]
 
 
@@ -279,7 +288,7 @@ def pyscf_pairs(ao_loc):
     return np.concatenate(found, axis=1)
 
 
-def active_space(engine, mo, ncore, ncas, with_core):
+def active_space(team, mo, ncore, ncas, with_core):
     """What CASSCF needs: (pp|cc), (pc|pc), (pq|ab), (pa|qb) of active orbitals a, b and core orbitals c.
 
     Parameters
@@ -300,9 +309,9 @@ def active_space(engine, mo, ncore, ncas, with_core):
     pairs = np.concatenate([cores, active])
     shapes, (j_pc, k_pc) = ((nmo, nmo, ncas, ncas), (nmo, ncas, nmo, ncas)), np.zeros((2, nmo, ncore))
     ppaa, papa = (host_array(shape, "integrals over active orbitals") for shape in shapes)
-    one = OneIndexOfEachSide(engine, mo[:, ncore - core : ncore + ncas], nmo, same_side=pairs)
+    one = OneIndexOfEachSide(team, mo[:, ncore - core : ncore + ncas], nmo, same_side=pairs)
     algebra = one.algebra
-    with engine.lock, algebra.working():
+    with team.engine.lock, algebra.working():
         every = one.sorted(mo)
         for some, made in one.blocks(pairs, every, every):
             for (i, j), block in zip(some.tolist(), algebra.fetch(made).transpose(1, 0, 2)):
@@ -311,7 +320,7 @@ def active_space(engine, mo, ncore, ncas, with_core):
                 else:
                     papa[:, i - core, :, j - core] = block
         for at, made in one.over_same_side(every, every):
-            blocks = fetcher(algebra)(made).transpose(1, 0, 2)
+            blocks = fetched(algebra, made).transpose(1, 0, 2)
             for (i, j), block in zip(pairs[at:].tolist(), blocks):
                 if i < core:
                     j_pc[:, i] = block.diagonal()

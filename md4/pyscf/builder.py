@@ -66,10 +66,10 @@ class Builder:
         return self._jk
 
     @locked
-    def engine(self, mol):
-        """An engine of the JK of `mol`, over its basis and with its operator."""
-        jk = self.jk(mol)
-        return jk.engine.with_basis(self._basis).with_operator(Operator.from_omega(mol.omega))
+    def engines(self, mol):
+        """The engines of the JK of `mol`, one for each device, over its basis and with its operator."""
+        operator, workers = Operator.from_omega(mol.omega), self.jk(mol).team.workers
+        return [worker.engine.with_basis(self._basis).with_operator(operator) for worker in workers]
 
     @locked
     def tensor(self, mol):
@@ -79,7 +79,7 @@ class Builder:
         found, known = fingerprint(mol), self._tensor and self._tensor()
         if known is None or known.md4_made_for != found:
             try:
-                known = lib.tag_array(ao_tensor(self.engine(mol), "s8"), md4_made_for=found)
+                known = lib.tag_array(ao_tensor(self.engines(mol)[0], "s8"), md4_made_for=found)
             except MemoryLimitError as error:
                 log.debug("J and K are built directly: %s", error)
                 return None

@@ -16,6 +16,7 @@ import numpy as np
 
 from md4.contract.amplitudes import DirectContraction
 from md4.contract.mp2 import OccupiedVirtual, Spin
+from md4.contract.row_team import RowTeam
 from md4.errors import DeviceError, UnsupportedError
 from md4.pyscf import ao2mo
 from md4.pyscf.classes import Restorable, in_front, replace
@@ -46,24 +47,23 @@ def responsible_for(mol, *orbitals):
 
 
 def responsible(method, *orbitals):
-    """The engine that makes integrals over real orbitals for a method object; None where PySCF makes them."""
+    """The `RowTeam` that makes integrals over real orbitals for a method object; None where PySCF makes them."""
     builder = getattr(method._scf, "_md4_builder", None)
     return None if builder is None or not builder.mo_integrals else usable(builder, method.mol, orbitals)
 
 
 def usable(builder, mol, orbitals):
-    """The engine of a builder; None for orbitals that are not real ones of `mol`, or if the device has no algebra."""
+    """The `RowTeam` of a builder; None for orbitals that are not real ones of `mol`, or if a device has no algebra."""
     from pyscf.lib import logger
 
     if any(np.iscomplexobj(one) or len(one) != mol.nao for one in orbitals):  # which PySCF refuses, or has ways for
         return None
-    engine = builder.engine(mol)
+    engines = builder.engines(mol)
     try:
-        engine.backend.algebra()
+        return RowTeam(engines)
     except DeviceError as error:
         logger.warn(mol, "MO integrals are PySCF's: %s", error)
         return None
-    return engine
 
 
 @once
@@ -84,12 +84,12 @@ def occupied_virtual(theirs, method, *args, **options):
 
     restricted = isinstance(method, import_module("pyscf.mp.mp2").RMP2)
     orbitals, feri = (args[:2], args[2]) if restricted else args[:2]
-    engine = responsible(method, *orbitals)
-    if engine is None:
+    team = responsible(method, *orbitals)
+    if team is None:
         return theirs(method, *args, **options)
     clock = logger.process_clock(), logger.perf_counter()
     spins = [Spin(*orbitals[n : n + 2]) for n in range(0, len(orbitals), 2)]
-    made, data = OccupiedVirtual(engine, spins), {}
+    made, data = OccupiedVirtual(team, spins), {}
     for t, there in enumerate(spins):
         for s, here in enumerate(spins[: t + 1]):
             (o, v), (other_o, other_v) = here.shape, there.shape
@@ -113,15 +113,15 @@ def arguments_of(theirs, args, options):
     return bound.arguments
 
 
-def engine_for(given, symmetries):
-    """The engine for a call of PySCF's `general` or `half_e1`, and the symmetry; (None, None) where PySCF goes on."""
+def team_for(given, symmetries):
+    """The `RowTeam` for a call of PySCF's `general` or `half_e1`, and the symmetry; None twice where PySCF goes on."""
     mol, name = given["mol"], given["intor"]
     if mol._add_suffix(name) != mol._add_suffix("int2e") or given["comp"] not in (None, 1):
         return None, None
     aosym = str(given["aosym"])
     aosym = aosym if aosym.startswith("s") else f"s{aosym}"
-    engine = responsible_for(mol, *given["mo_coeffs"]) if aosym in symmetries else None
-    return engine, aosym
+    team = responsible_for(mol, *given["mo_coeffs"]) if aosym in symmetries else None
+    return team, aosym
 
 
 def four_sets(theirs, *args, **options):
@@ -129,12 +129,12 @@ def four_sets(theirs, *args, **options):
     from pyscf.lib import logger
 
     given = arguments_of(theirs, args, options)
-    engine, aosym = engine_for(given, ao2mo.SYMMETRIES)
-    if engine is None:
+    team, aosym = team_for(given, ao2mo.SYMMETRIES)
+    if team is None:
         return theirs(*args, **options)
     clock, log = (logger.process_clock(), logger.perf_counter()), logger.new_logger(given["mol"], given["verbose"])
     sides = ao2mo.sides_of(given["mo_coeffs"], aosym, given["compact"])
-    ao2mo.write(engine, sides, given["erifile"], given["dataname"])
+    ao2mo.write(team, sides, given["erifile"], given["dataname"])
     log.timer("AO->MO transformation by md4", *clock)
     return given["erifile"]
 
@@ -142,11 +142,11 @@ def four_sets(theirs, *args, **options):
 def two_sets(theirs, *args, **options):
     """`outcore.half_e1`, of which CCSD, NEVPT2 and ADC make theirs."""
     given = arguments_of(theirs, args, options)
-    engine, aosym = engine_for(given, ("s4", "s2kl"))
-    if engine is None:
+    team, aosym = team_for(given, ("s4", "s2kl"))
+    if team is None:
         return theirs(*args, **options)
     (side,) = ao2mo.sides_of(given["mo_coeffs"], aosym, given["compact"])
-    ao2mo.write_half(engine, given["mol"], side, given["swapfile"])
+    ao2mo.write_half(team, given["mol"], side, given["swapfile"])
     return given["swapfile"]
 
 
@@ -154,10 +154,10 @@ def active_orbitals(theirs, *args, **options):
     """`mc_ao2mo.trans_e1_outcore`, the integrals of CASSCF."""
     given = arguments_of(theirs, args, options)
     mo, ncore, ncas = given["mo"], given["ncore"], given["ncas"]
-    engine = responsible_for(given["mol"], mo)
-    if engine is None:
+    team = responsible_for(given["mol"], mo)
+    if team is None:
         return theirs(*args, **options)
-    j_pc, k_pc, ppaa, papa = ao2mo.active_space(engine, np.asarray(mo), ncore, ncas, given["level"] == 1)
+    j_pc, k_pc, ppaa, papa = ao2mo.active_space(team, np.asarray(mo), ncore, ncas, given["level"] == 1)
     for name, made in (("ppaa", ppaa), ("papa", papa)):
         with ao2mo.opened(given["erifile"], name) as file:
             file[name] = made
@@ -171,13 +171,13 @@ def times_amplitudes(theirs, *args, **options):
     given = arguments_of(theirs, args, options)
     method, amplitudes = given["mycc"], given["t2"]
     over_aos = given["vvvv"] is None and amplitudes.shape[-2:] == (given["mol"].nao,) * 2
-    engine = responsible(method) if over_aos and amplitudes.size and amplitudes.dtype == float else None
-    if engine is None:
+    team = responsible(method) if over_aos and amplitudes.size and amplitudes.dtype == float else None
+    if team is None:
         return theirs(*args, **options)
     clock = logger.process_clock(), logger.perf_counter()
     found = np.ndarray(amplitudes.shape, buffer=given["out"])
     stack = amplitudes.reshape(-1, *amplitudes.shape[-2:])
-    found[...] = DirectContraction(engine).contracted(stack).reshape(found.shape)
+    found[...] = DirectContraction(team).contracted(stack).reshape(found.shape)
     logger.timer(method, "vvvv by md4", *clock)
     return found
 

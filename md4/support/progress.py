@@ -82,7 +82,7 @@ class Progress:
     """
 
     def __init__(self, total, enabled=None, delay=2.0, label="md4", unit=None):
-        self._bar, self._steps, self._begin = None, STEPS if unit else 0, None
+        self._bar, self._steps, self._begin, self._lock = None, STEPS if unit else 0, None, Lock()
         if sys.stderr.isatty() if enabled is None else enabled:
             from tqdm import tqdm
 
@@ -98,13 +98,17 @@ class Progress:
         return None if self._bar is None else self.update
 
     def update(self, n=1):
-        """Reports that `n` more steps, or so much more work, are done; what is beyond the total does not count."""
+        """Reports that `n` more steps, or so much more work, are done; what is beyond the total does not count.
+
+        Threads may call it at the same time.
+        """
         bar = self._bar
         if bar is None:
             return
-        done = min(bar.n + n, bar.total)
-        bar.bar_format = self._format.replace("%s", self._left(done, time() - bar.start_t))
-        bar.update(done - bar.n)
+        with self._lock:
+            done = min(bar.n + n, bar.total)
+            bar.bar_format = self._format.replace("%s", self._left(done, time() - bar.start_t))
+            bar.update(done - bar.n)
 
     def _left(self, done, elapsed):
         """The time that is left, as text, by the rate since the first update: what came before was set-up."""

@@ -5,10 +5,12 @@ import pytest
 from emulator import running
 from emulator.array_library import cupy
 from molecules import CENTRES, HYDROGEN_FLUORIDE, joined, molecule
+from row_workers import divided, engines
 
 import md4
 from md4.contract import amplitudes
 from md4.contract.amplitudes import DirectContraction
+from md4.contract.row_team import RowTeam
 from md4.contract.tensor import ao_tensor
 from md4.errors import MemoryLimitError
 from md4.shells.basis import Basis
@@ -19,6 +21,10 @@ def random_amplitudes(nao, count):
     return np.random.default_rng(0).normal(size=(count, nao, nao))
 
 
+def contracted_by(engine, t, beside=()):
+    return DirectContraction(RowTeam([engine, *beside])).contracted(t)
+
+
 def by_numpy(engine, t):
     tensor = ao_tensor(engine, "s1")
     tensor = tensor.copy_to_host() if hasattr(tensor, "copy_to_host") else tensor
@@ -27,7 +33,7 @@ def by_numpy(engine, t):
 
 def compare(engine, t):
     want = by_numpy(engine, t)
-    assert abs(DirectContraction(engine).contracted(t) - want).max() < 1e-12 * abs(want).max()
+    assert abs(contracted_by(engine, t) - want).max() < 1e-12 * abs(want).max()
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +57,23 @@ def test_several_passes(contracted, monkeypatch):
     monkeypatch.setattr(amplitudes, "WORK_SHARE", 1e-9)
     t = random_amplitudes(contracted.nao, 3)
     compare(md4.Engine(contracted, backend="cpu"), t)
-    assert DirectContraction(md4.Engine(contracted, backend="cpu")).contracted(t[:0]).shape == (0, *t.shape[1:])
+    assert contracted_by(md4.Engine(contracted, backend="cpu"), t[:0]).shape == (0, *t.shape[1:])
 
 
 def test_memory(contracted):
-    contraction = DirectContraction(md4.Engine(contracted, backend="cpu", max_memory=1))
-    contraction.engine.backend.memory.cap = 200_000
+    contraction = DirectContraction(RowTeam([md4.Engine(contracted, backend="cpu", max_memory=1)]))
+    contraction.team.engine.backend.memory.cap = 200_000
     with pytest.raises(MemoryLimitError, match=r"amplitudes of one pair of 19 AOs take 17.3 kB .* raise max_memory"):
         contraction.contracted(random_amplitudes(contracted.nao, 1))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_devices(contracted, count):
+    (first, *beside), t = engines(contracted, count), random_amplitudes(contracted.nao, 3)
+    want = contracted_by(first, t)
+    with divided(count):
+        found = contracted_by(first, t, beside)
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-13 * abs(want).max())
 
 
 def test_emulated_gpu():
@@ -66,5 +81,5 @@ def test_emulated_gpu():
     t = random_amplitudes(basis.nao, 2)
     want = by_numpy(md4.Engine(basis, backend="cpu"), t)
     with running("dmma16"), cupy():
-        found = DirectContraction(md4.Engine(basis, backend="cuda")).contracted(t)
+        found = contracted_by(md4.Engine(basis, backend="cuda"), t)
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)

@@ -7,10 +7,12 @@ import pytest
 from emulator import running
 from emulator.array_library import cupy
 from molecules import CENTRES, HYDROGEN_FLUORIDE, joined, molecule
+from row_workers import divided, engines
 
 import md4
 from md4.contract import four_index
 from md4.contract.four_index import FourIndex, Side
+from md4.contract.row_team import RowTeam
 from md4.contract.tensor import ao_tensor
 from md4.errors import MemoryLimitError
 from md4.shells.basis import Basis
@@ -24,12 +26,12 @@ def sets(nao, *counts):
     return [every[:, np.arange(first, last) % nao] for first, last in pairwise(ends)]
 
 
-def integrals(engine, bra, ket):
+def integrals(engine, bra, ket, beside=()):
     """By md4, shape (pairs, pairs)."""
-    found, four = np.full((bra.pairs, ket.pairs), np.nan), FourIndex(engine, bra, ket)
+    found, four = np.full((bra.pairs, ket.pairs), np.nan), FourIndex(RowTeam([engine, *beside]), bra, ket)
 
-    def put(first, block):
-        found[first : first + len(block)] = four.algebra.fetch(four.algebra.xp.ascontiguousarray(block))
+    def put(algebra, first, block):
+        found[first : first + len(block)] = algebra.fetch(algebra.xp.ascontiguousarray(block))
 
     four.integrals(put)
     return found
@@ -91,13 +93,13 @@ def test_several_passes(contracted, compact, monkeypatch):
     monkeypatch.setattr(four_index, "WORK_SHARE", 1e-9)
     p, q, r = sets(contracted.nao, 5, 5, 3)
     bra = Side(p, p, compact=True) if compact else Side(p, q)
-    four = FourIndex(md4.Engine(contracted, backend="cpu"), bra)
-    with four.engine.lock, four.algebra.working():
+    four = FourIndex(RowTeam([md4.Engine(contracted, backend="cpu")]), bra)
+    with four.team.engine.lock, four.algebra.working():
         ranges = [(first, last) for first, last, _ in four.passes()]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == 5
     assert len(ranges) > 2
-    compare(four.engine, bra, Side(q, r))
+    compare(four.team.engine, bra, Side(q, r))
 
 
 def test_least_memory(contracted):
@@ -115,14 +117,49 @@ def test_least_memory(contracted):
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("share", [0.4, 0.0], ids=["device", "host"])
-def test_emulated_gpu(share, monkeypatch):
-    """With (pq|P) on the emulated device, and in memory of the host."""
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_devices(contracted, count, monkeypatch):
+    """Each makes rows P, and then (pq|rs) of some pairs pq; the numbers are those of one."""
+    p, q, r = sets(contracted.nao, 4, 3, 5)
+    (first, *beside), sides = engines(contracted, count), (Side(p, q), Side(r, r, compact=True))
+    want, put, blocks = integrals(first, *sides), FourIndex._put, {}
+
+    def watched(four, begin, table, cuts, *args):
+        blocks[four.algebra] = cuts.copy()
+        put(four, begin, table, cuts, *args)
+
+    monkeypatch.setattr(FourIndex, "_put", watched)
+    with divided(count):
+        found = integrals(first, *sides, beside=beside)
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-13)
+    assert len(blocks) == count
+    assert sorted(pair for cuts in blocks.values() for cut in cuts for pair in range(*cut)) == list(range(12))
+
+
+def test_an_error_of_one_device(contracted, monkeypatch):
+    """That puts its integrals somewhere: it is raised in the caller."""
+    p, q, r = sets(contracted.nao, 4, 3, 5)
+    four = FourIndex(team := RowTeam(engines(contracted, 2)), Side(p, q), Side(r, r))
+
+    def put(algebra, *args):
+        if algebra is team.algebras[1]:
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        four.integrals(put)
+
+
+@pytest.mark.sample("device", "host")
+@pytest.mark.parametrize("share, count", [(0.4, 1), (0.0, 1), (0.4, 2)], ids=["device", "host", "two"])
+def test_emulated_gpu(share, count, monkeypatch):
+    """With (pq|P) on the emulated device, in memory of the host, and there by two engines one after the other."""
+    monkeypatch.setattr("md4.contract.row_team.run_each", lambda count, work, stop: [*map(work, range(count))])
     basis = Basis([Shell(l, [1.1, 0.3], [[0.6], [0.5]], CENTRES[n]) for l, n in ((0, 0), (1, 1))])
     p, q, r = sets(basis.nao, 2, 1, 3)
     sides = Side(p, q), Side(r, r, compact=True)
     want = integrals(md4.Engine(basis, backend="cpu"), *sides)
     monkeypatch.setattr(four_index, "DEVICE_SHARE", share)
     with running("dmma16"), cupy():
-        found = integrals(md4.Engine(basis, backend="cuda"), *sides)
+        gpu, *beside = [md4.Engine(basis, backend="cuda") for _ in range(count)]
+        found = integrals(gpu, *sides, beside=beside)
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)

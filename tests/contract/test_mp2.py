@@ -7,13 +7,17 @@ import pytest
 from emulator import running
 from emulator.array_library import cupy
 from molecules import CENTRES, HYDROGEN_FLUORIDE, molecule
+from row_workers import divided, engines
 
 import md4
+from md4.contract import mp2
 from md4.contract.mp2 import OccupiedVirtual, Spin
+from md4.contract.row_team import RowTeam
 from md4.contract.tensor import ao_tensor
 from md4.errors import MemoryLimitError
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
+from md4.support.memory import HostMemory
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +31,10 @@ def spin(nao, occupied, virtual, seed):
     every = np.linalg.qr(rng.normal(size=(nao, nao)))[0]
     energies = np.sort(rng.uniform(0.1, 2, occupied + virtual)) + np.repeat([-3, 0], [occupied, virtual])
     return Spin(every[:, :occupied], every[:, occupied : occupied + virtual], energies)
+
+
+def of_spins(spins, *engines):
+    return OccupiedVirtual(RowTeam(engines), spins)
 
 
 def by_numpy(basis, spins):
@@ -48,7 +56,7 @@ def by_numpy(basis, spins):
 @pytest.mark.parametrize("shapes", [[(5, 6)], [(4, 7), (3, 5)], [(1, 1), (0, 4)], [(2, 0), (3, 1)]], ids=str)
 def test_energies_and_amplitudes(backend, basis, shapes):
     spins = [spin(basis.nao, *shape, seed) for seed, shape in enumerate(shapes)]
-    same, opposite, amplitudes = OccupiedVirtual(md4.Engine(basis, backend=backend), spins).energies(with_t2=True)
+    same, opposite, amplitudes = of_spins(spins, md4.Engine(basis, backend=backend)).energies(with_t2=True)
     want_same, want_opposite, want = by_numpy(basis, spins)
     assert abs(same - want_same) < 1e-12
     assert abs(opposite - want_opposite) < 1e-12
@@ -59,11 +67,72 @@ def test_energies_and_amplitudes(backend, basis, shapes):
 
 def test_pairs_in_several_blocks(basis, monkeypatch):
     spins = [spin(basis.nao, 4, 7, 0), spin(basis.nao, 3, 5, 1)]
-    want = OccupiedVirtual(md4.Engine(basis, backend="cpu"), spins).energies()
-    monkeypatch.setattr("md4.contract.transform.OneIndexOfEachSide.pair_bytes", 1e8)  # few at once
-    found = OccupiedVirtual(md4.Engine(basis, backend="cpu", max_memory=2000), spins).energies()
+    want = of_spins(spins, md4.Engine(basis, backend="cpu")).energies()
+    monkeypatch.setattr("md4.contract.transform.MATRICES", 40_000)  # few at once
+    found = of_spins(spins, md4.Engine(basis, backend="cpu", max_memory=2000)).energies()
     assert found[2] == {}
     np.testing.assert_allclose(found[:2], want[:2], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_devices(basis, count):
+    spins = [spin(basis.nao, 4, 7, 0), spin(basis.nao, 3, 5, 1)]
+    *want, amplitudes = of_spins(spins, *engines(basis, 1)).energies(with_t2=True)
+    with divided(count):
+        *found, made = of_spins(spins, *engines(basis, count)).energies(with_t2=True)
+    np.testing.assert_allclose(found, want, rtol=1e-13, atol=0)
+    for key, one in amplitudes.items():
+        np.testing.assert_allclose(made[key], one, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("shapes, most, passes", [
+    ([(5, 6)], 4, 3), ([(5, 6)], 2, 10), ([(4, 7), (3, 5)], 5, 6), ([(4, 7), (0, 5)], 3, 6), ([(5, 6)], 5, 1),
+], ids=str)  # fmt: skip
+def test_groups_of_occupied_orbitals(basis, shapes, most, passes, monkeypatch):
+    """Where X of all does not fit, each two groups have a pass; each pair of orbitals is there once."""
+    spins, one = [spin(basis.nao, *shape, seed) for seed, shape in enumerate(shapes)], mp2.OneIndexOfEachSide
+    made = []
+    monkeypatch.setattr(mp2, "most_orbitals", lambda team, count, virtual: min(count, most))
+    monkeypatch.setattr(mp2, "OneIndexOfEachSide", lambda *args: made.append(args[1].shape[1]) or one(*args))
+    *found, t2 = of_spins(spins, *engines(basis, 1)).energies(with_t2=True)
+    assert len(made) == passes
+    assert max(made) <= most
+    (*sums, amplitudes), blocks = by_numpy(basis, spins), []
+    np.testing.assert_allclose(found, sums, rtol=0, atol=1e-13)
+    for key, wanted in amplitudes.items():
+        np.testing.assert_allclose(t2[key], wanted, rtol=0, atol=1e-13)
+    of_spins(spins, *engines(basis, 1)).integrals(lambda *block: blocks.append(block[:4]))
+    assert len(blocks) == len(set(blocks)) == sum(a.shape[0] * a.shape[1] for a in amplitudes.values())
+
+
+def test_groups_in_little_memory(monkeypatch):
+    """They are as large as the cap allows, which is kept; where not even two orbitals fit, it is refused."""
+    basis, peaks, passes = Basis.from_mol(molecule(HYDROGEN_FLUORIDE, "cc-pvdz")), [], []
+    spins = [spin(basis.nao, 12, 7, 0)]
+    *want, _ = of_spins(spins, *engines(basis, 1)).energies()
+    one, watch = mp2.OneIndexOfEachSide, HostMemory.watch
+
+    def watched(memory, *args):
+        found = watch(memory, *args)
+        peaks.append(memory.held)
+        return found
+
+    monkeypatch.setattr(HostMemory, "watch", watched)
+    monkeypatch.setattr(mp2, "OneIndexOfEachSide", lambda *args: passes.append(args[1].shape[1]) or one(*args))
+    refused, counts = [], []
+    for cap in np.arange(0.2, 1.2, 0.1):
+        peaks.clear()
+        passes.clear()
+        try:
+            *found, _ = of_spins(spins, *engines(basis, 1, max_memory=cap)).energies()
+        except MemoryLimitError as error:
+            refused.append(str(error))
+            continue
+        counts.append(len(passes))
+        assert max(peaks) <= cap * 1e6
+        np.testing.assert_allclose(found, want, rtol=0, atol=1e-13)
+    assert any("integrals over 12 orbitals of 19 AOs take" in text for text in refused), refused
+    assert {1, 3} <= set(counts), counts
 
 
 def test_emulated_gpu():
@@ -72,7 +141,7 @@ def test_emulated_gpu():
     spins = [spin(basis.nao, 2, 2, 0), spin(basis.nao, 1, 3, 1)]
     *want, amplitudes = by_numpy(basis, spins)
     with running("dmma16"), cupy():
-        *found, made = OccupiedVirtual(md4.Engine(basis, backend="cuda"), spins).energies(with_t2=True)
+        *found, made = of_spins(spins, md4.Engine(basis, backend="cuda")).energies(with_t2=True)
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)
     for key, one in amplitudes.items():
         np.testing.assert_allclose(made[key], one, rtol=0, atol=1e-12)
@@ -80,7 +149,7 @@ def test_emulated_gpu():
 
 def test_amplitudes_that_do_not_fit(basis, monkeypatch):
     """Which is found before the first integral is made."""
-    made = OccupiedVirtual(md4.Engine(basis, backend="cpu"), [spin(basis.nao, 4, 7, 0)])
+    made = of_spins([spin(basis.nao, 4, 7, 0)], md4.Engine(basis, backend="cpu"))
     monkeypatch.setattr("md4.support.memory.host_memory", lambda: 1000)
     monkeypatch.setattr("md4.contract.mp2.OneIndexOfEachSide", None)
     with pytest.raises(MemoryLimitError, match=r"which with_t2=False leaves out, take 6.27 kB, but the host has 1 kB"):

@@ -5,9 +5,11 @@ import pytest
 from emulator import running
 from emulator.array_library import cupy
 from molecules import CENTRES, HYDROGEN_FLUORIDE, joined, molecule
+from row_workers import divided, engines
 
 import md4
 from md4.contract import pair_rows
+from md4.contract.row_team import RowTeam
 from md4.contract.tensor import ao_tensor
 from md4.contract.transform import OneIndexOfEachSide
 from md4.errors import MemoryLimitError
@@ -27,9 +29,9 @@ def high_shells(pure=True):
     return Basis([Shell(l, [1.3 + 0.2 * l, 0.4], [[0.6], [0.5]], CENTRES[n]) for l, n in places], pure=pure)
 
 
-def integrals(engine, occupied, first, second):
+def integrals(engine, occupied, first, second, beside=()):
     """(ia|jb) by md4, shape (i, a, j, b)."""
-    one = OneIndexOfEachSide(engine, occupied, max(first.shape[1], second.shape[1]))
+    one = OneIndexOfEachSide(RowTeam([engine, *beside]), occupied, max(first.shape[1], second.shape[1]))
     count = occupied.shape[1]
     found = np.zeros((count, first.shape[1], count, second.shape[1]))
     with engine.lock, one.algebra.working():
@@ -119,9 +121,9 @@ def test_least_memory(monkeypatch):
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-13)
 
 
-def of_one_side(engine, orbitals, pairs, first, second):
+def of_one_side(engine, orbitals, pairs, first, second, beside=()):
     """(pq|ij) of pairs i, j, shape (p, q, pair)."""
-    one = OneIndexOfEachSide(engine, orbitals, 1, same_side=pairs)
+    one = OneIndexOfEachSide(RowTeam([engine, *beside]), orbitals, 1, same_side=pairs)
     with engine.lock, one.algebra.working():
         made = [one.algebra.fetch(block) for _, block in one.over_same_side(*map(one.sorted, (first, second)))]
     return np.concatenate(made, axis=1).transpose(0, 2, 1)
@@ -141,15 +143,41 @@ def test_pairs_of_one_side(backend, share, monkeypatch):
         np.testing.assert_allclose(found, want[:, :, pairs[:, 0], pairs[:, 1]], rtol=0, atol=1e-12)
 
 
-def test_emulated_gpu():
-    """The whole way on the emulated device, with a stand-in for CuPy."""
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_devices(count, monkeypatch):
+    """The numbers of one, also where X goes to the first device in short parts."""
+    monkeypatch.setattr("md4.contract.transform.SUM_BYTES", 50_000)
+    first, *beside = engines(Basis.from_mol(molecule(HYDROGEN_FLUORIDE, joined("cc-pvdz", "HF"))), count)
+    every, pairs = orbitals(19, 19), np.array([[0, 0], [2, 1]])
+    parts, of_pairs = (every[:, :3], every[:, 3:], every[:, 1:5]), (every[:, :3], pairs, every[:, :4], every[:, 4:])
+    want = integrals(first, *parts), of_one_side(first, *of_pairs)
+    with divided(count):
+        found = integrals(first, *parts, beside=beside)
+    np.testing.assert_allclose(found, want[0], rtol=0, atol=1e-13)
+    with divided(count):
+        found = of_one_side(first, *of_pairs, beside=beside)
+    np.testing.assert_allclose(found, want[1], rtol=0, atol=1e-13)
+
+
+def test_little_memory_of_one_device():
+    """It is refused as if all had as little."""
+    first, *beside = engines(Basis.from_mol(molecule(HYDROGEN_FLUORIDE, "cc-pvdz")), 3)
+    beside[1].backend.memory.cap = 400_000
+    with pytest.raises(MemoryLimitError, match=r"over 19 orbitals of 19 AOs take 1\.04 MB .* raise max_memory"):
+        integrals(first, np.eye(19), np.eye(19), np.eye(19), beside=beside)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_emulated_gpu(count, monkeypatch):
+    """The whole way on the emulated device, with a stand-in for CuPy, also by engines of their own one by one."""
+    monkeypatch.setattr("md4.contract.row_team.run_each", lambda count, work, stop: [*map(work, range(count))])
     basis = Basis([Shell(l, [1.1, 0.3], [[0.6], [0.5]], CENTRES[n]) for l, n in ((0, 0), (1, 1))])
     every = orbitals(basis.nao, basis.nao)
     parts = every[:, :2], every[:, 2:], every[:, 1:3]
     cpu, of_pairs = md4.Engine(basis, backend="cpu"), (parts[0], np.array([[1, 0], [1, 1]]), parts[1], parts[2])
     want = integrals(cpu, *parts), of_one_side(cpu, *of_pairs)
     with running("dmma16"), cupy():
-        gpu = md4.Engine(basis, backend="cuda")
-        found = integrals(gpu, *parts), of_one_side(gpu, *of_pairs)
+        gpu, *beside = [md4.Engine(basis, backend="cuda") for _ in range(count)]
+        found = integrals(gpu, *parts, beside=beside), of_one_side(gpu, *of_pairs, beside=beside)
     for one, other in zip(found, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)

@@ -7,6 +7,7 @@ from emulator.array_library import cupy
 from molecules import molecule
 
 import md4
+from md4.contract.row_team import RowTeam
 from md4.contract.transform import OneIndexOfEachSide
 from md4.contract.warmup import asked_by_basis, asked_by_fitting
 from md4.gpu.backend import GpuBackend
@@ -67,8 +68,8 @@ def test_mo_integrals(launched, monkeypatch):
 
     monkeypatch.setattr(GpuBackend, "compile_ahead", compile_ahead)
     with cupy():
-        engine = md4.Engine(md4.Basis.from_mol(mol), backend="cuda")
-        OneIndexOfEachSide(engine, np.eye(mol.nao)[:, :1], 1)
+        team = RowTeam([md4.Engine(md4.Basis.from_mol(mol), backend="cuda")])
+        OneIndexOfEachSide(team, np.eye(mol.nao)[:, :1], 1)
         md4.ao2mo.full(mol, np.eye(mol.nao)[:, :2], backend="cuda")
     assert found <= asked
     assert len(found) > 3

@@ -47,6 +47,22 @@ def test_as_one_process(tmp_path, size, kinds):
     """).check()  # fmt: skip
 
 
+def test_mp2(tmp_path):
+    """Each rank makes all exact integrals over orbitals by itself."""
+    run(tmp_path, 2, BEGIN + """
+    from pyscf import mp
+
+    made = []
+    theirs, mine = solver("RHF", water).run(), attached(solver("RHF", water)).run()
+    integrals = md4.contract.pair_rows.PairRows.integrals
+    md4.contract.pair_rows.PairRows.integrals = lambda *args: made.append(args[1:3]) or integrals(*args)
+    for method in (mp.MP2(mine), md4.attach(mp.MP2(mine))):
+        made.clear()
+        assert abs(method.run().e_corr - mp.MP2(theirs).run().e_corr) < 1e-9
+        assert len(set(ranks.gather(tuple(made)))) == 1 and made
+    """).check()  # fmt: skip
+
+
 @pytest.mark.thorough
 def test_what_pyscf_makes_of_an_attached_object(tmp_path):
     """newton() of it, copies, a scanner, conversions, response functions, and the object after `detach`."""

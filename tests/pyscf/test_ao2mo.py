@@ -12,8 +12,10 @@ from molecules import WATER, joined, molecule
 from pyscf import ao2mo, lib
 from pyscf.ao2mo import outcore
 from pyscf.mcscf import mc_ao2mo
+from row_workers import divided
 
 import md4
+from md4.contract.row_team import RowTeam
 from md4.engine import Engine
 from md4.pyscf.ao2mo import active_space
 from md4.shells.basis import Basis
@@ -120,6 +122,27 @@ def test_columns_of_cartesian_functions():
         np.testing.assert_allclose(ours["0/0"], want, rtol=0, atol=CLOSE)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_workers(mol, sets, count, monkeypatch, tmp_path):
+    """They divide the rows, and then the pairs of orbitals; in memory, in a file, and half-transformed."""
+    a, b, _, every = sets
+    name, calls = str(tmp_path / "eri.h5"), (((a, b, b, b), {}), ((every, every, a, a), {"aosym": "s4"}))
+    want = [md4.ao2mo.general(mol, four, backend="cpu", **options) for four, options in calls]
+    with lib.H5TmpFile() as one, lib.H5TmpFile() as several:
+        md4.ao2mo.half_e1(mol, (b, a), one, backend="cpu")
+        monkeypatch.setattr("md4.contract.team.chosen", lambda *_: [None] * count)
+        with divided(count):
+            md4.ao2mo.half_e1(mol, (b, a), several, backend="cpu")
+        np.testing.assert_allclose(several["0/0"], one["0/0"], rtol=0, atol=1e-13)
+    for (four, options), wanted in zip(calls, want):
+        with divided(count):
+            found = md4.ao2mo.general(mol, four, backend="cpu", **options)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-13)
+        md4.ao2mo.general(mol, four, name, backend="cpu", **options)
+        with h5py.File(name, "r") as file:
+            np.testing.assert_allclose(file["eri_mo"], wanted, rtol=0, atol=1e-13)
+
+
 def test_empty_sets(mol, sets):
     """Different arrays of no orbital."""
     a, b, *_ = sets
@@ -149,18 +172,18 @@ def test_active_space(mol, level, ncore, ncas, backend):
     with lib.H5TmpFile() as theirs:
         want = mc_ao2mo.trans_e1_outcore(mol, every, ncore, ncas, theirs, max_memory=2000, level=level)
         want = *want, theirs["ppaa"][()], theirs["papa"][()]
-    engine = Engine(Basis.from_mol(mol), backend=backend)
-    for found, expected in zip(active_space(engine, every, ncore, ncas, level == 1), want, strict=True):
+    team = RowTeam([Engine(Basis.from_mol(mol), backend=backend)])
+    for found, expected in zip(active_space(team, every, ncore, ncas, level == 1), want, strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=CLOSE)
 
 
 def test_active_space_that_does_not_fit(mol, monkeypatch):
     """Found before the first integral."""
-    engine = Engine(Basis.from_mol(mol), backend="cpu")
+    team = RowTeam([Engine(Basis.from_mol(mol), backend="cpu")])
     monkeypatch.setattr("md4.support.memory.host_memory", lambda: 1000)
     monkeypatch.setattr("md4.pyscf.ao2mo.OneIndexOfEachSide", None)
     with pytest.raises(md4.MemoryLimitError, match=r"over active orbitals take 21\.6 kB, but the host has 1 kB"):
-        active_space(engine, orbitals(mol), 3, 4, False)
+        active_space(team, orbitals(mol), 3, 4, False)
 
 
 @pytest.mark.parametrize("call, error, match", [
@@ -176,6 +199,8 @@ def test_active_space_that_does_not_fit(mol, monkeypatch):
     (lambda mol, c: md4.ao2mo.full(mol, c, 5), md4.ArgumentError, "a file is the name of one"),
     (lambda mol, c: md4.ao2mo.full(mol, c, backend="cpu", device=True), md4.DeviceError, "needs backend='cuda'"),
     (lambda mol, c: md4.ao2mo.full(mol, c, "x.h5", device=True), md4.ArgumentError, "erifile is given"),
+    (lambda mol, c: md4.ao2mo.full(mol, c, backend="cpu", devices=[0]), md4.ArgumentError, "the CPU backend has none"),
+    (lambda mol, c: md4.ao2mo.half_e1(mol, (c, c), "x", devices=-1), md4.DeviceError, "no GPU -1"),
     (lambda mol, c: md4.ao2mo.full(mol.intor("int2e"), c, "x.h5"), md4.ArgumentError, "transformed in memory"),
     (lambda mol, c: md4.ao2mo.full(mol.intor("int2e"), c, device=True), md4.ArgumentError, "transformed in memory"),
     (lambda mol, c: md4.ao2mo.full(mol, c, "x.h5", max_memory=0.01, backend="cpu"), md4.MemoryLimitError, "max_memory"),
@@ -201,6 +226,14 @@ def test_on_the_emulated_device():
         gc.collect()
         np.testing.assert_allclose(found, ao2mo.general(mol, (a, b, b, b)), rtol=0, atol=CLOSE)
         np.testing.assert_allclose(swapped, ao2mo.general(mol, (b, b, a, a)), rtol=0, atol=CLOSE)
+
+
+def test_on_one_of_several_devices(monkeypatch):
+    """The result would have to be on one."""
+    mol = molecule("H 0 0 0", "sto-3g", spin=1)
+    monkeypatch.setattr("md4.contract.team.chosen", lambda *_: [0, 0])
+    with running("dmma16"), cupy(), pytest.raises(md4.ArgumentError, match="on one device, but devices names 2"):
+        md4.ao2mo.full(mol, np.eye(1), backend="cuda", device=True, devices=[0, 1])
 
 
 @pytest.mark.gpu

@@ -13,10 +13,12 @@ from emulator import running
 from molecules import WATER, joined, molecule
 from pyscf import ao2mo, cc, gto, mcscf, mp, scf
 from pyscf.mp import mp2, ump2
+from row_workers import divided
 from solvers import solver
 
 import md4
 from md4.contract.mp2 import OccupiedVirtual
+from md4.contract.pair_rows import PairRows
 from md4.cpu.backend import CpuBackend
 from md4.errors import DeviceError
 from md4.pyscf.builder import Builder
@@ -83,6 +85,45 @@ def test_energies_and_amplitudes(plain, frozen, backend, monkeypatch):
         found = md4.attach(mp.MP2(mf, frozen=frozen))
         monkeypatch.setattr(OccupiedVirtual, "integrals", None)  # nobody stores them
         same(found.run(), want)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_workers(plain, count, monkeypatch):
+    """Those of the attached object divide the rows, with the numbers of one."""
+    one = ours(plain)
+    want = md4.attach(mp.MP2(one, frozen=1)).run(), mp.MP2(one).run().e_corr
+    monkeypatch.setattr("md4.contract.team.chosen", lambda *_: [None] * count)
+    mf = ours(plain)
+    with divided(count):
+        found = md4.attach(mp.MP2(mf, frozen=1)).run()
+    assert abs(found.e_corr - want[0].e_corr) < 1e-13
+    for one, other in zip(found.t2, want[0].t2, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
+    with divided(count):
+        assert abs(mp.MP2(mf).run().e_corr - want[1]) < 1e-13
+
+
+def test_several_workers_of_other_methods(monkeypatch):
+    """Integrals over active orbitals, and those times amplitudes; an error of one worker arrives, and all go on."""
+    mf = own()
+    want = mcscf.CASSCF(mf, 4, 4).set(verbose=0).run().e_tot, cc.CCSD(mf).set(verbose=0, max_cycle=3).run().e_corr
+    monkeypatch.setattr("md4.contract.team.chosen", lambda *_: [None] * 2)
+    mf, integrals = ours(mf), PairRows.integrals
+
+    def fails(rows, *args):
+        if rows.engine.backend.memory is workers[1].backend.memory:
+            raise OSError("in a worker")
+        integrals(rows, *args)
+
+    with sentinel(), monkeypatch.context() as patch:
+        workers = mf.md4_jk.team.workers
+        patch.setattr(PairRows, "integrals", fails)
+        with pytest.raises(OSError, match="in a worker"):
+            md4.attach(mp.MP2(mf)).run()
+    with sentinel():
+        assert abs(mcscf.CASSCF(mf, 4, 4).set(verbose=0).run().e_tot - want[0]) < 1e-8
+        found = cc.CCSD(mf).set(verbose=0, direct=True, max_cycle=3).run().e_corr
+    assert abs(found - want[1]) < 1e-8
 
 
 def test_what_asks_for_integrals(plain):

@@ -55,7 +55,7 @@ def make_add_four(factors8):
         for m, factor in enumerate(of_row):
             for n, number in enumerate(numbers):
                 k = 2 * (m * COLUMNS8 + n)
-                x[k : k + 2] = mma_8x8x4(x[k : k + 2], factor, number)
+                x[k : k + 2] = mma_8x8x4(x[k : k + 2], number, factor)
         return x
 
     return add_four
@@ -65,19 +65,18 @@ def make_add_four(factors8):
 def make_add_result(factors8):
     """Intrinsic (X, address, step, wanted, left): adds the lane's numbers of X to memory.
 
-    Its rows, 8 apart and `step` bytes each, begin at `address`; fewer than `wanted` of them and `left` columns count.
+    Of each eight rows it has the two that begin at `address`, `step` bytes apart, and of these every eighth number;
+    those count that are fewer than `wanted` and `left` further on.
     """
 
     @word(None, tuple_of(FP64, 2 * factors8 * COLUMNS8), INT64, INT64, INT64, INT64)
     def add_result(x, address, step, wanted, left):
         for m in range(factors8):
-            here = select(wanted > 8 * m, left, 0)
-            for n in range(COLUMNS8):
-                for k in range(2):
-                    live, value = (here, 8 * n + k), x[2 * (m * COLUMNS8 + n) + k]
-                    [before] = load("global", address, 64 * n + 8 * k, live=live)
-                    store_if(address, [before + value], live, 64 * n + 8 * k)
-            address = address + step * 8
+            for k in range(2):
+                here, row = select(wanted > 8 * m + k, left, 0), address + step * (8 * m + k)
+                before = [load("global", row, 64 * n, live=(here, 8 * n))[0] for n in range(COLUMNS8)]
+                for n, old in enumerate(before):
+                    store_if(row, [old + x[2 * (m * COLUMNS8 + n) + k]], (here, 8 * n), 64 * n)
 
     return add_result
 
@@ -109,8 +108,8 @@ def grouped_rows(factors8):
             of_row = i64(groups.sources[mine]) * (8 * factors8) + own
             x = add_four(x, array, place, left, factors, of_row, end - n - inner)
             n += 4
-        target = i64(groups.targets[group]) * of_group + own * step + first + 2 * inner
-        add_result(x, address_of(out, target), 8 * step, count - own, columns - first - 2 * inner)
+        target = i64(groups.targets[group]) * of_group + 2 * inner * step + first + own
+        add_result(x, address_of(out, target), 8 * step, count - 2 * inner, left)
 
     return Kernel(kernel, (THREADS, 1))
 

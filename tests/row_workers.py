@@ -1,0 +1,33 @@
+"""Several workers on the CPU that share the rows of pairs of AOs, and who of them makes which pieces."""
+
+from contextlib import contextmanager
+
+import pytest
+
+import md4
+from md4.contract.pair_rows import PairRows
+
+
+def engines(basis, count, **options):
+    """Engines of a `RowTeam`."""
+    return [md4.Engine(basis, backend="cpu", **options) for _ in range(count)]
+
+
+@contextmanager
+def divided(count):
+    """Within it, rows are made by so many workers, each piece by one of them, and all rows together."""
+    made, integrals = {}, PairRows.integrals
+
+    def watched(rows, first, last, out, columns):
+        made.setdefault(rows.engine.backend.memory, []).append((first, last))
+        integrals(rows, first, last, out, columns)
+        ends.add(rows.nrow)
+
+    ends = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PairRows, "integrals", watched)
+        yield
+    assert len(made) == count
+    every = sorted(piece for pieces in made.values() for piece in pieces)
+    assert [first for first, _ in every] == [0, *(last for _, last in every[:-1])]
+    assert {every[-1][1]} == ends
