@@ -3,6 +3,7 @@
     python bench/gradients.py --csv bench/results/gradients.csv     the table
     python bench/gradients.py --systems 27waters/cc-pvtz            parts of it, or others
     python bench/gradients.py --kinds jk j                          J without K as well, as for functionals such as PBE
+    python bench/gradients.py --fitted                              by density fitting
     python bench/gradients.py --backend cpu --no-peer --pyscf --systems water/cc-pvtz       without a GPU
 
 GPU4PySCF has to be installed; `bench/peers.py` says how it comes to a machine without internet. Each system has a
@@ -17,7 +18,9 @@ empty. The density is that of `bench/scf.py`, in each call multiplied by another
 
 'Ratio' is md4's gradient over md4's build, 'speed-up' GPU4PySCF's gradient over md4's. 'Difference' is the largest one
 of any component from md4's forces, in Hartree/Bohr. 'Tolerance' is md4's own, 'bound' and 'estimate' are what md4 says
-of the error by the quartets that it left out (`Statistics`). GPU4PySCF has the direct_scf_tol of both builds, 1e-13,
+of the error by the quartets that it left out (`Statistics`). By density fitting, a build is one of `md4.DF` and of
+GPU4PySCF's `DF`, whose tensors are there, the density is that of `bench/peers.py`, which both are given with its
+orbitals, and there are no bounds. GPU4PySCF has the direct_scf_tol of both builds, 1e-13,
 and no forces of shells above g: 'none'. PySCF (--pyscf) is called once, for its derivatives of J and K.
 """
 
@@ -32,18 +35,20 @@ from time import perf_counter
 import numba
 import numpy as np
 from clock import describe, write_csv
-from peers import LONG, MD4, NOT_RUN, PySCF, difference, find_peer, number, reason
-from pyscf import grad
+from peers import LONG, MD4, NOT_RUN, PySCF, auxiliary, closed_shell, difference, find_peer, number, reason
+from pyscf import grad, lib
 from scf import TOLERANCE
 from systems import NAMES, System, guess_density
 
 import md4
+from md4.contract.fitting_gradient import FittingGradient
 from md4.contract.gradient import FACTOR
 
 SYSTEMS = [
     "vitaminc/def2-tzvpp", "27waters/cc-pvtz", "64waters/cc-pvdz", "benzene/cc-pvqz", "8waters/cc-pvqz",
     "benzene/cc-pv5z", "tamoxifen/def2-tzvpp",
 ]  # fmt: skip
+FITTED_SYSTEMS = ["27waters/cc-pvtz", "8waters/cc-pvqz"]
 EXCHANGE = {"jk": 1.0, "j": 0.0}  # kinds, with the factor of the exchange energy
 STEP = 1e-3  # by which the factors of the densities differ
 TIMED = "build", "gradient", "peer_build", "peer_gradient"
@@ -66,6 +71,44 @@ def by_gpu4pyscf(mf, kind):
     return lambda dm: build(mf.mol, dm, hermi=1), lambda dm: gradients.jk_energy_per_atom(dm, 1.0, EXCHANGE[kind])
 
 
+def fitted_by_md4(fit, kind):
+    """As `by_md4`, of an `md4.DF`; the forces are those of the two-electron part of `attach(mf).nuc_grad_method()`."""
+
+    def gradient(dm):
+        found = FittingGradient(fit._md4_fitting()).run(
+            np.asarray(dm), 1.0, EXCHANGE[kind], [(dm.mo_coeff, dm.mo_occ)], tolerance=FACTOR * TOLERANCE
+        )
+        forces = np.zeros((fit.mol.natm, 3))
+        for mol, of_shells, basis in zip((fit.mol, fit.auxmol), found, fit._md4_fitting().three.basis.parts):
+            ends = mol.aoslice_by_atom()[:, 3]
+            np.add.at(forces, np.searchsorted(ends, basis.ao_loc[:-1], side="right"), of_shells)
+        return forces
+
+    return lambda dm: fit.get_jk(dm, with_k=kind == "jk"), gradient
+
+
+def fitted_by_gpu4pyscf(peer, mf, kind):
+    """As `by_md4`. GPU4PySCF sees tags of CuPy arrays only, and drops its tensor for a gradient."""
+    gradients, with_k = mf.Gradients(), kind == "jk"
+    mf.with_df.build(build_cderi=False)
+
+    def sent(dm):
+        send = peer.cupy.asarray
+        return peer.tagged(send(np.asarray(dm)), mo_coeff=send(dm.mo_coeff), mo_occ=send(dm.mo_occ))
+
+    def build(dm):
+        found = mf.with_df.get_jk(sent(dm), hermi=1, with_k=with_k)
+        return [v.get() for v, wanted in zip(found, (True, with_k)) if wanted]
+
+    return build, lambda dm: gradients.jk_energy_per_atom(sent(dm), 1.0, EXCHANGE[kind], hermi=1)
+
+
+def scaled(dm, factor):
+    """A density times a factor, as its orbitals are if it has some."""
+    made = factor * np.asarray(dm)
+    return lib.tag_array(made, mo_coeff=dm.mo_coeff, mo_occ=factor * dm.mo_occ) if hasattr(dm, "mo_occ") else made
+
+
 def forces_by_pyscf(mol, dm, kind):
     """Shape (natm, 3), in Hartree/Bohr."""
     gradients = grad.RHF(mol.RHF())
@@ -84,10 +127,10 @@ def seconds(call, dm):
 def timed(name, call, dm, repeats):
     """(columns of a call that start with its `name`, its result)."""
     first, result = seconds(call, dm)
-    seconds(call, (1 + STEP) * dm)
+    seconds(call, scaled(dm, 1 + STEP))
     times = []
     while len(times) < repeats and (len(times) < 2 or sum(times) < LONG):
-        times.append(seconds(call, (1 + STEP * (2 + len(times))) * dm)[0])
+        times.append(seconds(call, scaled(dm, 1 + STEP * (2 + len(times))))[0])
     median = float(np.median(times))
     return {name: median, f"{name}_spread": float(np.ptp(times)) / median, f"{name}_first": first}, result
 
@@ -97,7 +140,9 @@ class Measurement:
 
     def __init__(self, system, args):
         self.args, self.mol, self.forces = args, system.mol(), {}
-        self.dm = guess_density(self.mol)
+        self.dm, self.auxbasis = guess_density(self.mol), auxiliary(system.basis) if args.fitted else None
+        if args.fitted:
+            self.dm = closed_shell(self.mol, self.dm)
         facts = {"system": system.name, "basis": system.basis, "nao": self.mol.nao}
         self.rows = {kind: dict.fromkeys(COLUMNS, "") | facts | {"kind": kind} for kind in args.kinds}
 
@@ -123,26 +168,32 @@ class Measurement:
 
     def measure_md4(self, peer_text):
         """Returns the name of the backend."""
-        jk = md4.JK(self.mol, backend=self.args.backend, direct_scf_tol=TOLERANCE, progress=False)
-        backend = jk.engine.backend
+        if self.args.fitted:
+            jk = md4.DF(self.mol, self.auxbasis, backend=self.args.backend).build()
+            backend = jk._md4_fitting().engine.backend
+        else:
+            jk = md4.JK(self.mol, backend=self.args.backend, direct_scf_tol=TOLERANCE, progress=False)
+            backend = jk.engine.backend
         machine = f"{describe(backend).replace(', one core', '')}, {numba.get_num_threads()} threads, {peer_text}"
         machine += f", {PySCF.text}" if self.args.pyscf else ""
         for kind in self.args.kinds:
-            build, gradient = by_md4(jk, kind)
+            build, gradient = (fitted_by_md4 if self.args.fitted else by_md4)(jk, kind)
             columns = timed("build", build, self.dm, self.args.repeats)[0]
             self.tell(kind, columns | {"machine": machine})
             columns, self.forces[kind] = timed("gradient", gradient, self.dm, self.args.repeats)
             columns |= {"ratio": columns["gradient"] / self.rows[kind]["build"], "tolerance": FACTOR * TOLERANCE}
-            stats = jk.stats
-            self.tell(kind, columns | {"error_bound": stats.error_bound, "error_estimate": stats.error_estimate})
+            if not self.args.fitted:
+                columns |= {"error_bound": jk.stats.error_bound, "error_estimate": jk.stats.error_estimate}
+            self.tell(kind, columns)
         return backend.name
 
     def measure_peer(self, peer):
         """GPU4PySCF, which may raise anything; then its columns are empty, and the note says why."""
         mf = peer.scf.RHF(self.mol).set(direct_scf_tol=TOLERANCE)
+        mf = mf.density_fit(auxbasis=self.auxbasis) if self.args.fitted else mf
         for kind in self.args.kinds:
             try:
-                build, gradient = by_gpu4pyscf(mf, kind)
+                build, gradient = fitted_by_gpu4pyscf(peer, mf, kind) if self.args.fitted else by_gpu4pyscf(mf, kind)
                 columns, forces = timed("peer_gradient", gradient, self.dm, self.args.repeats)
                 columns |= {"speedup": columns["peer_gradient"] / self.rows[kind]["gradient"]}
                 self.tell(kind, columns | {"difference": difference(forces, self.forces[kind])})
@@ -186,8 +237,9 @@ def rows_of(name, argv, limit):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", nargs="+", metavar="SYSTEM", default=SYSTEMS, help=NAMES)
+    parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help=NAMES)
     parser.add_argument("--kinds", nargs="+", choices=[*EXCHANGE], default=["jk"], help="J and K, or J alone")
+    parser.add_argument("--fitted", action="store_true", help="by density fitting, with the JKFIT set of the basis")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls at most (%(default)s)")
     parser.add_argument("--limit-s", type=float, default=180, help="seconds of a system at most (%(default)g)")
     parser.add_argument("--no-peer", action="store_true", help="without GPU4PySCF")
@@ -197,6 +249,9 @@ def main(argv=None):
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
+    if args.fitted and args.pyscf:
+        parser.error("--pyscf is for forces without density fitting.")
+    args.systems = args.systems or (FITTED_SYSTEMS if args.fitted else SYSTEMS)
     systems, rows = [System.parse(name) for name in args.systems], []
     if args.inside:
         peer = (None, f"GPU4PySCF: {NOT_RUN}") if args.no_peer else find_peer()

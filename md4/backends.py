@@ -174,6 +174,8 @@ class Sums(Protocol):
     copies: int
     # Whether its targets are `ListTarget`.
     takes_lists: bool
+    # Whether it makes gradients.
+    makes_forces: bool
 
     def gains_by_plane(self, basis):
         """Whether builds take less time if all centres have the same x, y or z, so that planar molecules are turned."""

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
+from md4.contract.fitting_gradient import rehearse
 from md4.contract.three_centre import ThreeCentre
 from md4.contract.warmup import MEMORIES, asked_by, make_builds, make_forces, make_tensors, shells_up_to
 from md4.gpu import sums
@@ -63,7 +64,10 @@ def everything(backend, basis):
 
 
 def fitting(backend, basis):
-    ThreeCentre(basis, basis, backend.operator, backend).rehearse()
+    three = ThreeCentre(basis, basis, backend.operator, backend)
+    three.rehearse()
+    if backend.context.unit != "fma":
+        rehearse(three, backend)
     for density in (None, NOTHING):
         launch_unpack(backend.context, None, (1, 1), None, None, (1, 1), density)
     backend.rehearse_rows(1, 1)

@@ -26,12 +26,14 @@ from md4.gpu import forces, hermite_coulomb, kernels
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
 from md4.gpu.dry_run import BLOCK_SHARED, NoArray
+from md4.gpu.fitting_forces import TableTerms
 from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
+from md4.gpu.kernels.gamma_table import launch_norms
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
@@ -218,10 +220,12 @@ def launch_gradient(backend, bra, ket):
     lists = [PairList(side, *[np.ones(len(side))] * 3, (0, 0)) for side in (bra, ket)]
     basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
     bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in lists]
-    terms = forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 3 + (1, 0.0), (NOTHING, NOTHING))
+    of_densities = forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 3 + (1, 0.0), (NOTHING, NOTHING))
+    of_table = TableTerms(NOTHING, NOTHING, 0.0, dict.fromkeys((0, 1), (0, 0)), (1, 1), (1, 1), (NOTHING, NOTHING))
     made = forces.DeviceForces(basis, lists, bounds)
-    for task in made.tasks(backend, [1]):
-        if task.number == 0:
+    launch_norms(backend.context, of_table.gamma_of(0, 1), bra, ket, of_table.norms_of(0, 1))
+    for terms in (of_densities, of_table):
+        for task in made.tasks(backend, [0], [1]):
             made.launch(backend, task, [1], made.count(backend, [task], [1], terms)[0][0], terms)
 
 

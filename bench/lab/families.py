@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 
 import md4
+from md4.contract.fitting_gradient import forces_of
 from md4.contract.screening import sorted_lists
 from md4.contract.survivors import ListPairs
 from md4.contract.tensor import ao_tensor, locked_tensor
@@ -225,6 +226,25 @@ def gradient(basis, omega=None, tolerance=0.0, exchange=1.0):
     dm = symmetric(basis.nao, 1)[0]
     options = {"omega": omega, "tolerance": tolerance, "exchange": exchange}
     both("gradient", lambda name: md4.JK(basis, backend=name).gradient(dm, **options))
+
+
+def fitted_forces(shells, singles, tolerance=0.0, pure=True):
+    """Derivatives of sums of integrals over three and two centres with random factors, in two blocks if it may be."""
+    bases = few_shells(shells, pure=pure), few_shells(singles, pure=pure)
+    rng, three = np.random.default_rng(1), ThreeCentre(*bases, backend="cpu")
+    of_three, of_two = rng.normal(size=(three.naux, three.ncol)), rng.normal(size=(three.naux,) * 2)
+
+    def work(name):
+        three = ThreeCentre(*bases, backend=name)
+        backend, half = three.engine.backend, max(1, len(three.single) // 2)
+        made = forces_of(three, three.engine, [part for part in (three.single[:half], three.single[half:]) if part])
+        for block in range(len(made.blocks)):
+            rows = slice(*made.rows[made.edges[block : block + 2]])
+            made.add_three(backend, block, backend.send(of_three[rows]), tolerance, True)
+        made.add_two(backend, backend.send(of_two + of_two.T), tolerance)
+        return made.result()
+
+    both("forces of density fitting", work)
 
 
 def unpacked(nao, count):
@@ -492,6 +512,11 @@ FAMILIES = {
         (few_shells((1, 2, 3, 3)),),
         (few_shells((3, 1, 1, 2), (2, 2, 1, 2)),), (few_shells((2, 2, 1, 2), (1, 3, 1, 1), pure=False),),
         (few_shells((4, 1, 1, 2), (0, 2, 1, 2)),), (few_shells((3, 1, 1, 2), axis=1),),
+    ),
+    # the same with a table of Gamma
+    "gradients of density fitting": each(
+        fitted_forces, ((2, 1, 1, 2), (3, 1, 1, 2)), ((2, 1, 1, 2), (3, 1, 1, 2), 1e-8), ((3, 1, 1, 2), (5, 1, 1, 2)),
+        ((2, 2, 1, 2), (3, 1, 1, 2), 0.0, False),
     ),
 }  # fmt: skip
 

@@ -246,8 +246,6 @@ def warmup_bases(args):
         return None, None
     if args.geometry is None or args.basis is None:
         raise ArgumentError("a geometry and --basis belong together; give both, or --lmax alone.")
-    if args.forces and args.df is not None:
-        raise ArgumentError("forces of density fitting are made on the CPU; leave out --forces or --df.")
     from md4.pyscf.geometry import load_molecule
     from md4.shells.basis import Basis
 

@@ -21,25 +21,26 @@ gradient of water is right with it to 3e-10 Hartree/Bohr; without it, it is wron
 def2-universal-JKFIT, and by 2e-7 with 1/r and an even-tempered basis of ratio 1.4.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from md4.contract.density_fitting import DensityFitting
-from md4.contract.exchange_factors import factors, half_transformed
-from md4.contract.gradient import energy_terms
+from md4.contract.exchange_factors import factors
+from md4.contract.fitting_orbitals import transform
+from md4.contract.fitting_stores import block_rows
+from md4.contract.gradient import energy_terms, host_bounds
 from md4.contract.screening import schwarz_bounds
 from md4.contract.team import shared_devices
 from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
+from md4.shells.schwarz import GradientBounds
+from md4.shells.shell_pairs import PRIMITIVE_CUTOFF
 from md4.support.display import size_text
 from md4.support.locks import locked
 
-# Of the memory that is left: what Gamma3 of a block of auxiliary shells may take, and the rows of B that are read at
-# once where they are kept, and where they are made anew.
-BLOCK_SHARE, ROWS_SHARE, MADE_SHARE = 0.3, 0.1, 0.3
-# Bytes of the matrices over AOs that are made together.
-SQUARE_BYTES = 64 << 20
+# Of the memory that is left: what Gamma3 of a block of auxiliary shells may take.
+BLOCK_SHARE = 0.3
 
 
 class Bounded(NamedTuple):
@@ -51,31 +52,31 @@ class Bounded(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """c or C of one density.
+    """c or C of one density, on the device.
 
     Attributes
     ----------
-    density : ndarray, shape (nao, nao)
+    density : array, shape (nao, nao)
     coulomb, exchange : float
         j and k.
     factors : md4.contract.exchange_factors.Factors or None
         L and s, if there is exchange.
-    c : ndarray, shape (naux,), or None
+    c : array, shape (naux,), or None
         If there is Coulomb.
-    orbital : ndarray, shape (naux, n (n + 1) / 2), or None
+    orbital : array, shape (naux, n (n + 1) / 2), or None
         C_oo',P of o >= o'.
     """
 
-    density: np.ndarray
+    density: Any
     coulomb: float
     exchange: float
-    factors: object
-    c: np.ndarray | None
-    orbital: np.ndarray | None
+    factors: Any
+    c: Any
+    orbital: Any
 
 
 class FittingGradient:
-    """The gradients of a `DensityFitting` on the CPU.
+    """The gradients of a `DensityFitting`.
 
     Parameters
     ----------
@@ -125,10 +126,10 @@ class FittingGradient:
         """
         terms = energy_terms(dm, coulomb, exchange, self.fitting.nao)
         with self.three.engine.lock, self.algebra.working():
-            fitted, turned = self.fitted(terms, orbitals_of(terms, orbitals), response)
             backend = self.three.engine.backend
-            backend.compile_ahead("fitting", self.three.basis, None)
-            forces = self.host_forces()
+            self.compile_ahead(backend, response)
+            fitted, turned = self.fitted(terms, orbitals_of(terms, orbitals), response)
+            forces = forces_of(self.three, self.three.engine, self.pieces())
             for block in range(len(forces.blocks)):
                 first, last = forces.rows[forces.edges[block : block + 2]].tolist()
                 gamma = self.gamma_of_three(fitted, self.three.auxiliary_order[first:last])
@@ -139,26 +140,25 @@ class FittingGradient:
             found, count = forces.result(), len(self.three.basis.parts[0])
         return found[:count], found[count : self.three.basis.unit]
 
-    def host_forces(self):
-        """The lists of pairs and of single shells with their bounds, single shells in blocks."""
-        three = self.three
-        engine, singles = three.engine.with_operator("coulomb"), self.pieces()
-        every = [*three.pairs, *(piece for block in singles for piece in block)]
-        prepared, bounds = engine.prepare_lists(every, three.basis), schwarz_bounds(engine, every)
-        lists = [Bounded(this, *both) for this, both in zip(prepared, bounds)]
-        rest = iter(lists[len(three.pairs) :])
-        blocks = [[next(rest) for _ in block] for block in singles]
-        return engine.backend.sums.fitting_forces(three.basis, lists[: len(three.pairs)], blocks)
+    def compile_ahead(self, backend, response):
+        """Compiles what is missing for the forces."""
+        from md4.cpu.warmup import BOUNDS, compile_ahead
+
+        if backend.name != "cpu":
+            compile_ahead(BOUNDS)  # for `host_bounds`
+        part = None if response else "one centre"
+        backend.compile_ahead("fitting", self.three.basis, lambda dry: rehearse(self.three, dry, response), part=part)
 
     def pieces(self):
         """Lists of single shells, in blocks for which Gamma3 fits into memory, in the order of the rows of `three`."""
         three, left = self.three, self.algebra.memory_left()
-        row, sizes = 8 * (2 * three.ncol + self.fitting.nao**2), np.diff(three.basis.ao_loc)
+        row, sizes = 8 * 2 * three.ncol, np.diff(three.basis.ao_loc)
         most, blocks, used = max(1, int(BLOCK_SHARE * left) // row), [[]], 0
         widest = int(sizes[len(three.basis.parts[0]) : three.basis.unit].max())
-        if widest * row > left:
+        need = widest * row + 8 * (4 * self.fitting.nao**2 + three.ncol)  # as `add_exchange` at most for a function
+        if need > left:
             raise MemoryLimitError(
-                f"the gradient of density fitting needs {size_text(widest * row)} for one auxiliary shell, but "
+                f"the gradient of density fitting needs {size_text(need)} for one auxiliary shell, but "
                 f"{size_text(left)} may be used; raise max_memory."
             )
         for shells in three.single:
@@ -177,8 +177,9 @@ class FittingGradient:
     def fitted(self, terms, orbitals, response):
         """`Fitted` of each of some `Terms`, and what `turned` returns, None if nothing turns or nothing moves."""
         fitting, algebra, found = self.fitting, self.algebra, []
-        for density, exchange, of_it in zip(terms.densities, terms.exchange, orbitals):
-            found.append(factors(density, algebra, of_it, abs(density).max()) if exchange else None)
+        densities = algebra.send(np.ascontiguousarray(terms.densities))
+        for density, given, exchange, of_it in zip(densities, terms.densities, terms.exchange, orbitals):
+            found.append(factors(density, algebra, of_it, abs(given).max()) if exchange else None)
         size, naux = fitting.size, self.three.naux
         tri = [0 if f is None else f.rank * (f.rank + 1) // 2 for f in found]
         need, left = 8 * 2 * naux * (len(tri) + sum(tri)), algebra.memory_left()
@@ -188,47 +189,53 @@ class FittingGradient:
                 f"of occupied orbitals, but {size_text(left)} may be used; raise max_memory."
             )
         others = fitting.left_out() if response and size < naux else None
-        parts = [(0, None)] if others is None else [(0, None), (size, others)]
-        rho, of_pairs = np.zeros((naux, len(tri))), [algebra.empty((naux, count)) for count in tri]
-        for begin, columns in parts:
-            for first, rows in self.rows(columns):
-                self.add_rows(terms, found, begin + first, rows, rho, of_pairs)
+        rho, of_pairs = algebra.empty((naux, len(tri))), [algebra.empty((naux, count)) for count in tri]
+        rho[...] = 0.0
+        for first, last, columns in [(0, size, None), *([] if others is None else [(size, naux, others)])]:
+            if any(terms.coulomb):
+                rho[first:last] = self.coulomb_sums(densities, columns)
+            self.add_orbital_pairs(found, [this[first:last] for this in of_pairs], columns)
         turned = None if others is None else self.turned(terms, found, rho, of_pairs, others.metric)
-        c = np.ascontiguousarray(fitting.metric.apply_transposed(rho[:size]).T)
+        c = algebra.xp.ascontiguousarray(fitting.metric.apply_transposed(rho[:size]).T)
         made = []
-        for n, (density, coulomb, exchange) in enumerate(zip(*terms)):
+        for n, (coulomb, exchange) in enumerate(zip(terms.coulomb.tolist(), terms.exchange.tolist())):
             orbital = None
             if found[n] is not None:
                 orbital, of_pairs[n] = fitting.metric.apply_transposed(of_pairs[n][:size]), None
-            made.append(Fitted(density, coulomb, exchange, found[n], c[n] if coulomb else None, orbital))
+            made.append(Fitted(densities[n], coulomb, exchange, found[n], c[n] if coulomb else None, orbital))
         return made, turned
 
-    def rows(self, columns=None):
-        """Yields (number of the first one, rows of B, or of `columns`, as matrices, shape (n, nao, nao))."""
-        nao, left = self.fitting.nao, self.algebra.memory_left()
-        size = self.fitting.size if columns is None else columns.metric.size
-        share = MADE_SHARE if columns is not None or self.fitting.rows_are_made else ROWS_SHARE
-        most = max(1, int(share * left) // (4 * nao * (nao + 1)))
-        step = max(1, min(SQUARE_BYTES, int(ROWS_SHARE * left)) // (8 * nao**2))
-        dense = self.algebra.empty((min(step, size), nao, nao))
-        for first in range(0, size, most):
-            rows = self.fitting.rows(first, min(first + most, size), columns)
-            for start in range(0, len(rows), step):
-                some = rows[start : start + step]
-                yield first + start, self.algebra.gather(some, places_in_triangle(nao), dense[: len(some)])
+    def coulomb_sums(self, densities, columns):
+        """rho_Q of all rows of B, or of `columns` in place of B, shape (n, number of densities)."""
+        fitting, algebra = self.fitting, self.algebra
+        of_columns = algebra.xp.ascontiguousarray(densities.reshape(len(densities), -1)[:, fitting.columns_of])
+        of_columns *= fitting.weights
+        ncol = of_columns.shape[1]
+        if columns is None and fitting.table is not None:
+            rho = algebra.empty((fitting.size, len(densities)))
+            most = block_rows(algebra, 8 * (1 + fitting.table.copies))
+            for first, rows in fitting.table.blocks(0, fitting.size, most):
+                algebra.product(rows[:, :ncol], of_columns.T, rho[first : first + len(rows)])
+            return rho
+        columns = columns or fitting.columns
+        rho = algebra.empty((self.three.naux, len(densities)))
+        rho[...] = 0.0
+        for first, last, chunk in columns.chunks():
+            algebra.product(chunk, of_columns[:, first:last].T, rho, add=True)
+        return columns.metric.apply(rho)
 
-    def add_rows(self, terms, found, first, rows, rho, of_pairs):
-        """Writes what is made of rows from `first` on into rho, shape (naux, n), and into (oo'|Q), o >= o'."""
-        algebra, last, nao = self.algebra, first + len(rows), self.fitting.nao
-        flat = rows.reshape(len(rows), -1)
-        for n, (density, coulomb, f) in enumerate(zip(terms.densities, terms.coulomb, found)):
-            if coulomb:
-                rho[first:last, n] = algebra.add_times(flat, density.reshape(-1), np.zeros(len(rows)))
-            if f is not None:
-                half = half_transformed(algebra, rows, f.left, np.empty(f.rank * len(rows) * nao))
-                both = algebra.product(half, f.left, np.empty((len(half), f.rank))).reshape(f.rank, -1, f.rank)
-                left, right = np.tril_indices(f.rank)
-                of_pairs[n][first:last] = both[left, :, right].T
+    def add_orbital_pairs(self, found, out, columns):
+        """Writes (oo'|Q), o >= o', of all rows of B, or of `columns`, for each of some `Factors`."""
+        numbers = [n for n, f in enumerate(found) if f is not None and f.rank]
+        sides = [self.algebra.fetch(found[n].left) for n in numbers]
+
+        def take(number, rows, some, _, block):
+            of_rows = out[numbers[number]][rows]
+            for o, of_o in zip(range(sides[number].shape[1])[some], block):
+                first = o * (o + 1) // 2
+                of_rows[:, first : first + o + 1] = of_o[:, : o + 1]
+
+        transform(self.fitting, [(left, left) for left in sides], take, columns)
 
     def turned(self, terms, found, rho, of_pairs, others):
         """The part of Gamma2 by which eigenvectors turn, shape (naux, naux).
@@ -238,11 +245,11 @@ class FittingGradient:
         algebra, size = self.algebra, self.fitting.size
         between = algebra.empty((size, others.size))
         between[...] = 0.0
-        for n, (coulomb, exchange) in enumerate(zip(terms.coulomb, terms.exchange)):
-            between += coulomb * np.outer(rho[:size, n], rho[size:, n])
+        for n, (coulomb, exchange) in enumerate(zip(terms.coulomb.tolist(), terms.exchange.tolist())):
+            between += coulomb * rho[:size, n, None] * rho[size:, n]
             if found[n] is not None:
                 algebra.product(
-                    of_pairs[n][:size] * pair_weights(found[n]), of_pairs[n][size:].T, between, -exchange, add=True
+                    of_pairs[n][:size] * self.pair_weights(found[n]), of_pairs[n][size:].T, between, -exchange, add=True
                 )
         between /= others.values[-size:, None] - others.values[:-size]
         part = self.fitting.metric.apply_transposed(between)
@@ -253,55 +260,94 @@ class FittingGradient:
 
     def gamma_of_three(self, fitted, functions):
         """f_ab Gamma3 of some auxiliary functions, shape (n, ncol)."""
-        three, algebra, nao = self.three, self.algebra, self.fitting.nao
-        gamma = algebra.empty((len(functions), three.ncol))
+        three, algebra, columns = self.three, self.algebra, self.fitting.columns_of
+        functions, gamma = algebra.send(functions), algebra.empty((len(functions), three.ncol))
         gamma[...] = 0.0
-        step = max(1, SQUARE_BYTES // (8 * nao**2))
         for this in fitted:
             if this.c is not None:
-                row = this.density[three.rows, three.cols]
-                gamma += (this.coulomb * this.c[functions])[:, None] * row
-            for first in range(0, len(functions) if this.orbital is not None else 0, step):
-                some = functions[first : first + step]
-                squares = self.squares(this, some).reshape(len(some), -1)
-                gamma[first : first + step] -= this.exchange * algebra.gather(
-                    squares, self.fitting.columns_of, np.empty((len(some), three.ncol))
-                )
-        gamma *= three.weights
+                row = this.density.reshape(-1)[columns][None]
+                algebra.product(this.c[functions][:, None], row, gamma, this.coulomb, add=True)
+            if this.orbital is not None:
+                self.add_exchange(this, functions, gamma)
+        gamma *= self.fitting.weights
         return gamma
+
+    def add_exchange(self, this, functions, gamma):
+        """Subtracts what exchange adds to Gamma3 of some auxiliary functions."""
+        algebra, rank, nao = self.algebra, this.factors.rank, self.fitting.nao
+        step = block_rows(algebra, 8 * ((rank + nao) ** 2 + self.three.ncol))
+        for first in range(0, len(functions), step):
+            squares = self.squares(this, functions[first : first + step])
+            out = gamma[first : first + step]
+            part = algebra.gather(squares.reshape(len(out), -1), self.fitting.columns_of, algebra.empty(out.shape))
+            part *= -this.exchange
+            out += part
 
     def squares(self, this, functions):
         """sum_oo' L_ao s_o C_oo',P s_o' L_bo' of some P, shape (n, nao, nao)."""
         algebra, rank, nao, n = self.algebra, this.factors.rank, self.fitting.nao, len(functions)
-        vectors = this.factors.left * signs(this.factors)
-        dense = algebra.gather(this.orbital[functions], places_in_triangle(rank), np.empty((n, rank, rank)))
-        half = algebra.product(dense.reshape(n * rank, rank), vectors.T, np.empty((n * rank, nao)))
-        turned = np.ascontiguousarray(half.reshape(n, rank, nao).transpose(0, 2, 1)).reshape(n * nao, rank)
-        return algebra.product(turned, vectors.T, np.empty((n * nao, nao))).reshape(n, nao, nao)
+        vectors = this.factors.left * algebra.send(signs(this.factors))
+        places = algebra.send(places_in_triangle(rank))
+        dense = algebra.gather(this.orbital[functions], places, algebra.empty((n, rank, rank)))
+        half = algebra.product(dense.reshape(n * rank, rank), vectors.T, algebra.empty((n * rank, nao)))
+        turned = algebra.xp.ascontiguousarray(half.reshape(n, rank, nao).transpose(0, 2, 1)).reshape(n * nao, rank)
+        return algebra.product(turned, vectors.T, algebra.empty((n * nao, nao))).reshape(n, nao, nao)
 
     def gamma_of_two(self, fitted, turned):
         """Gamma2 in the order of the rows of `three`, shape (naux, naux)."""
-        naux, order = self.three.naux, self.three.auxiliary_order
-        gamma = self.algebra.empty((naux, naux))
+        algebra, naux, order = self.algebra, self.three.naux, self.algebra.send(self.three.auxiliary_order)
+        gamma = algebra.empty((naux, naux))
         gamma[...] = 0.0 if turned is None else turned
         for this in fitted:
             if this.c is not None:
-                gamma -= 0.5 * this.coulomb * np.outer(this.c, this.c)
+                algebra.product(this.c[:, None], this.c[None], gamma, -0.5 * this.coulomb, add=True)
             if this.orbital is not None:
-                weighted = this.orbital * pair_weights(this.factors)
-                self.algebra.product(weighted, this.orbital.T, gamma, 0.5 * this.exchange, add=True)
-        return np.ascontiguousarray(gamma[np.ix_(order, order)])
+                weighted = this.orbital * self.pair_weights(this.factors)
+                algebra.product(weighted, this.orbital.T, gamma, 0.5 * this.exchange, add=True)
+        return algebra.xp.ascontiguousarray(gamma[order][:, order])
+
+    def pair_weights(self, f):
+        """s_o s_o' of o >= o' of `Factors`, twice where these differ, on the device."""
+        left, right = np.tril_indices(f.rank)
+        return self.algebra.send(signs(f)[left] * signs(f)[right] * np.where(left == right, 1.0, 2.0))
+
+
+def forces_of(three, engine, singles, rehearsal=False):
+    """What makes the forces of a `ThreeCentre`: lists of pairs and of single shells with their bounds.
+
+    Parameters
+    ----------
+    three : md4.contract.three_centre.ThreeCentre
+    engine : md4.engine.Engine
+        Over its joined basis.
+    singles : list of list of ndarray
+        Blocks of lists of single shells, as of `FittingGradient.pieces`.
+    rehearsal : bool
+        Whether bounds of derivatives mean nothing.
+    """
+    engine, every = engine.with_operator("coulomb"), [*three.pairs, *(piece for block in singles for piece in block)]
+    prepared, bounds = engine.prepare_lists(every, three.basis), schwarz_bounds(engine, every)
+    lists = [Bounded(this, *both) for this, both in zip(prepared, bounds)]
+    rest, of_device = iter(lists[len(three.pairs) :]), ()
+    blocks = [[next(rest) for _ in block] for block in singles]
+    if rehearsal:
+        of_device = ([GradientBounds(this.prepared.pairs, three.basis.centres, *[this.exact] * 2) for this in lists],)
+    elif engine.backend.name != "cpu":
+        of_device = (host_bounds(three.basis, lists, PRIMITIVE_CUTOFF),)
+    return engine.backend.sums.fitting_forces(three.basis, lists[: len(three.pairs)], blocks, *of_device)
+
+
+def rehearse(three, backend, response=True):
+    """Asks a backend that launches nothing for the kernels of the forces of a `ThreeCentre`."""
+    forces = forces_of(three, three.engine.with_backend(backend), [three.single], rehearsal=True)
+    forces.add_three(backend, 0, backend.result((three.naux, three.ncol)), 0.0, response)
+    if response:
+        forces.add_two(backend, backend.result((three.naux, three.naux)), 0.0)
 
 
 def signs(f):
     """s_o of `Factors`."""
     return np.where(np.arange(f.rank) < f.negative, -1.0, 1.0)
-
-
-def pair_weights(f):
-    """s_o s_o' of o >= o' of `Factors`, twice where these differ."""
-    left, right = np.tril_indices(f.rank)
-    return signs(f)[left] * signs(f)[right] * np.where(left == right, 1.0, 2.0)
 
 
 def places_in_triangle(n):
@@ -318,14 +364,15 @@ def orbitals_of(terms, orbitals):
     return [*[None] * (count - len(orbitals)), *orbitals]
 
 
-def on_host(fitting, ranks, max_memory, cutoff):
-    """`fitting`, or if it is not a `DensityFitting` on the CPU, one that is, without a table; collective.
+def undivided(fitting, ranks, max_memory, cutoff):
+    """`fitting`, or a `DensityFitting` on the CPU, without a table, where several workers share it; collective.
 
-    `max_memory` and `cutoff` are those of `fitting`; the cap of a GPU is none of the host.
+    So it is for a GPU that makes no forces. `max_memory` and `cutoff` are those of `fitting`; the cap of a GPU is none
+    of the host.
     """
-    on_cpu = fitting.engine.backend.name == "cpu"
-    if on_cpu and type(fitting) is DensityFitting:
+    if type(fitting) is DensityFitting and fitting.engine.backend.sums.makes_forces:
         return fitting
+    on_cpu = fitting.engine.backend.name == "cpu"
     _, cap = shared_devices("cpu", None, max_memory if on_cpu else None, None, ranks)
     bases, operator = fitting.three.basis.parts, fitting.engine.operator
     return DensityFitting(*bases, operator, "cpu", max_memory=cap, store="direct", cutoff=cutoff)

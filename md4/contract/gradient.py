@@ -144,13 +144,22 @@ def checked_long_range(long_range):
     return Operator.erf(given[0]).parameter, checked_real("the factor of long_range", given[1])
 
 
-def host_bounds(basis, lists, tolerance):
-    """`GradientBounds` of lists whose primitive pairs are on a GPU, made by the CPU from its own."""
+def host_bounds(basis, lists, cutoff):
+    """`GradientBounds` of lists whose primitive pairs are on a GPU, made by the CPU from its own.
+
+    Parameters
+    ----------
+    basis : md4.Basis
+    lists : list
+        Objects with the attributes `prepared` and `exact` of `md4.contract.screening.PairList`.
+    cutoff : float
+        Of primitive pairs; see `md4.shells.shell_pairs.shell_pairs`.
+    """
     backend, found = CpuBackend(as_operator("coulomb")), []
     for this in lists:
-        pairs = shell_pairs(basis, this.pairs.pairs, cutoff=PRIMITIVE_SHARE * tolerance)
-        norms = largest_norms(backend, pairs.derived(OF_A + OF_B))
-        found.append(GradientBounds(this.pairs, basis.centres, this.exact, norms))
+        pairs = shell_pairs(basis, this.prepared.pairs.pairs, cutoff=cutoff)
+        norms = largest_norms(backend, pairs.derived(OF_A if pairs.single else OF_A + OF_B))
+        found.append(GradientBounds(this.prepared.pairs, basis.centres, this.exact, norms))
     return found
 
 
@@ -340,7 +349,7 @@ class Gradients:
         if self._forces is None:
             backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
             self._unlisted = unlisted(basis, self.lists, PRIMITIVE_SHARE * finest)
-            given = () if backend.name == "cpu" else (host_bounds(basis, self.lists, finest),)
+            given = () if backend.name == "cpu" else (host_bounds(basis, self.lists, PRIMITIVE_SHARE * finest),)
             self._forces = backend.sums.forces(basis, self.lists, *given)  # last: an interrupt may come before
         return self._forces
 

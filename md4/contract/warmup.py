@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 
 from md4 import gpu
+from md4.contract.fitting_gradient import rehearse
 from md4.contract.frame import Frame
 from md4.contract.gradient import rehearse_forces
 from md4.contract.ranks import Alone
@@ -92,7 +93,7 @@ def warmup(
     listed : bool
         Compiles nothing: what would be compiled is only found.
     forces : bool
-        With `basis` alone: what gradients of J and K need, too.
+        With `basis`: what gradients of J and K need, too, or with `auxiliary` those of density fitting.
 
     Raises
     ------
@@ -116,7 +117,7 @@ def warmup(
         elif auxiliary is None:
             asked |= asked_by_basis(basis, kind, capability, forces=forces)
         else:
-            asked |= asked_by_fitting(basis, auxiliary, kind, capability)
+            asked |= asked_by_fitting(basis, auxiliary, kind, capability, forces=forces)
     todo = missing(asked, capability)
     jobs = min(jobs or os.cpu_count(), max(1, len(todo)))
     if todo and not listed:
@@ -196,8 +197,8 @@ def make_build(backend, basis, exchange, coulomb):
     Team.of(Engine(frame.basis, backend=backend.with_operator(Operator()))).rehearse(build, ones[:1], tolerance)
 
 
-def asked_by_fitting(basis, auxiliary, kind, capability, memories=MEMORIES):
-    """The variants that integrals over three and two centres of two basis sets ask for; see `asked_by`."""
+def asked_by_fitting(basis, auxiliary, kind, capability, memories=MEMORIES, forces=False):
+    """The variants that integrals over three and two centres ask for, and gradients; see `asked_by`."""
     cutoffs = CUTOFFS if kind in BELOW_COULOMB else CUTOFFS[:1]
 
     def work(backend):
@@ -209,7 +210,10 @@ def asked_by_fitting(basis, auxiliary, kind, capability, memories=MEMORIES):
         every = (0, auxiliary.nshell)
         make_tensor(Engine(only, backend=backend), tensor_request(only, "s1", None, (every, every)))
         for cutoff in cutoffs:
-            ThreeCentre(basis, auxiliary, backend.operator, backend, cutoff=cutoff).rehearse()
+            three = ThreeCentre(basis, auxiliary, backend.operator, backend, cutoff=cutoff)
+            three.rehearse()
+            if forces and kind in BELOW_COULOMB and backend.context.unit != "fma":
+                rehearse(three, backend)
 
     return asked_by(work, kind, capability, memories)
 
@@ -273,8 +277,8 @@ def check_arguments(lmax, jobs, pure, progress, basis, auxiliary, forces):
     """ArgumentError or UnsupportedError for what cannot be warmed up."""
     checked_flag("pure", pure)
     checked_progress(progress)
-    if checked_flag("forces", forces) and (basis is None or auxiliary is not None):
-        raise ArgumentError("forces=True takes a basis, and no auxiliary basis.")
+    if checked_flag("forces", forces) and basis is None:
+        raise ArgumentError("forces=True takes a basis.")
     if jobs is not None:
         checked_integer("jobs", jobs, 1)
     if basis is None:
@@ -293,4 +297,4 @@ def check_arguments(lmax, jobs, pure, progress, basis, auxiliary, forces):
     elif basis.pure != auxiliary.pure:
         raise ArgumentError("the basis sets of an integral must be all spherical or all Cartesian.")
     else:
-        check_order(2 * max(2 * basis.lmax, auxiliary.lmax))
+        check_order(2 * max(2 * basis.lmax, auxiliary.lmax) + int(forces), derivative=int(forces))

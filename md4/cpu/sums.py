@@ -24,7 +24,7 @@ class HostSums:
 
     # Lists of few pairs would leave lanes empty, so those of all primitive counts are one list.
     mixed_shells = 1 << 62
-    block_bytes, takes_lists = 0, True
+    block_bytes, takes_lists, makes_forces = 0, True, True
     track_seconds, track_bytes = 0.0, 0
 
     def __init__(self, backend):

@@ -16,6 +16,7 @@ J alone needs neither Gamma nor U (`DeviceForces.run_coulomb`).
 """
 
 from copy import copy
+from dataclasses import replace
 from functools import cache
 from itertools import combinations_with_replacement, pairwise
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from md4.gpu.buffers import Buffer, words
 from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.hermite_rows import row_width
-from md4.gpu.kernels.gamma_blocks import gamma_size, launch_gamma
+from md4.gpu.kernels.gamma_blocks import gamma_size, launch_gamma, launch_gamma_of_table
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
@@ -61,15 +62,29 @@ OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
 
 
 @cache
-def hermite_facts(l):
-    """`ListFacts` of the Hermite functions up to degree l of primitive pairs, each of which is a pair of its own."""
-    return list_facts(l, 0, False, 1, 1, nherm(l), 1, 1, False)
+def hermite_facts(l, first=0):
+    """`ListFacts` of the Hermite functions up to degree l of primitive pairs, each of which is a pair of its own.
+
+    Those before `first` are left out.
+    """
+    facts = list_facts(l, 0, False, 1, 1, nherm(l), 1, 1, False)
+    return replace(facts, first=first, nherm=nherm(l) - first)
+
+
+@cache
+def hermite_of(facts):
+    """`hermite_facts` of the derivatives of the pairs of a list, of one degree more.
+
+    Single shells that have Hermite functions of one degree only have derivatives of one degree only.
+    """
+    one_degree = facts.single and facts.first == nherm(facts.l - 1)
+    return hermite_facts(facts.l + 1, nherm(facts.l) if one_degree else 0)
 
 
 def hermite_side(ab):
-    """The primitive pairs of a slice of a prepared list as a ket of `hermite_facts`, of one degree more."""
+    """The primitive pairs of a slice of a prepared list as a ket of `hermite_of`."""
     side = copy(ab)
-    side.facts = hermite_facts(ab.facts.l + 1)
+    side.facts = hermite_of(ab.facts)
     return side
 
 
@@ -97,11 +112,23 @@ class Terms(NamedTuple):
         Fields of `md4.gpu.kernels.reverse_sums.Densities` and `md4.gpu.kernels.select_kets.Norms`.
     of_pairs : tuple of Buffer
         Of each list, `md4.gpu.kernels.select_kets.BoundedPairs.norms`.
+    by_table : bool
+        Whether Gamma is in a table; see `md4.gpu.fitting_forces.TableTerms`.
     """
 
     densities: tuple
     norms: tuple
     of_pairs: tuple
+
+    by_table = False
+
+    def gamma_of(self, bra, ket):
+        """What Gamma of two lists, given by their numbers, is made of."""
+        return self.densities
+
+    def norms_of(self, bra, ket):
+        """What its bounds are made of."""
+        return self.norms
 
 
 class TaskSums:
@@ -126,7 +153,7 @@ class TaskSums:
     """
 
     def __init__(self, context, ab, rows, most):
-        self.context, self.used, self.hermite = context, 0, hermite_facts(ab.facts.l + 1)
+        self.context, self.used, self.hermite = context, 0, hermite_of(ab.facts)
         self.of_task = ab.first_prim, ab.nprim, rows
         self.size = ab.nprim * 8 * blocks_of_8(self.hermite.nherm) * rows
         self.z = context.pool.room("z", max(1, most * self.size))
@@ -177,10 +204,23 @@ class DeviceForces:
         buffer, arrays = context.pool.upload([densities, norms, coulomb, exchange, *of_pairs], context.stream)
         d, norms, j, k, *of_pairs = (array.part(0, (array.size,)) for array in arrays)
         terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance), tuple(of_pairs))
-        quartets, left_out = 0, np.zeros(2)
-        for batch in self.batches(backend):
+        every = range(len(self.lists))
+        quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report)
+        context.pool.release(buffer)
+        return found, quartets, left_out
+
+    def add(self, backend, bras, kets, terms, found, part, parts, report=None):
+        """Adds the derivatives of lists `bras` with lists `kets` to those of the shells.
+
+        Returns
+        -------
+        quartets : int
+        left_out : ndarray, shape (2,)
+        """
+        context, quartets, left_out = backend.context, 0, np.zeros(2)
+        for batch in self.batches(backend, kets):
             made, before = [], 0.0
-            for tasks in self.counted_together(self.tasks(backend, batch, part, parts), len(batch)):
+            for tasks in self.counted_together(self.tasks(backend, bras, batch, part, parts), len(batch)):
                 every, without = self.count(backend, tasks, batch, terms)
                 left_out += without
                 # now the device has done all that it was given before
@@ -195,8 +235,7 @@ class DeviceForces:
                 self.take(context, found, task, out)
             if report is not None and made:
                 report(before)
-        context.pool.release(buffer)
-        return found, quartets, left_out
+        return quartets, left_out
 
     def run_coulomb(self, backend, densities, coulomb, tolerance, part, parts, report):
         """`run` without exchange: Z[ab, p] = j f_ab D_ab J_p, J_p = sum_cd f_cd D_cd [p|cd), |p| <= l_ab + 1.
@@ -215,12 +254,12 @@ class DeviceForces:
             target.load(self.with_room_for_h(backend, lists))
             for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
                 target.take(l_bra, l_ket, part, parts)
-            for task in self.tasks(backend, []):
+            for task in self.tasks(backend, range(len(lists)), []):
                 whole = lists[task.number]
                 this = whole[task.first : task.last]
                 out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, self.rows_of(this), 1)
                 target.add_products(whole, this, factor, sums.fields(1))
-                launch_forces(context, this, sums.hermite.l, sums.fields(1), 1, out)
+                launch_forces(context, this, sums.hermite, sums.fields(1), 1, out)
                 self.take(context, found, task, out)
             target.forget()
             context.pool.release(target.buffer)
@@ -299,7 +338,10 @@ class DeviceForces:
             for n, number in enumerate(batch):
                 one = Buffer(room.pointer + 4 * (at + 3 * npair * n), (3 * npair,), 4, room.owner)
                 ket = self.bounded(context, number, False, terms)
-                launch_select(context, npair, bra, task.first, ket, len(self.lists[number]), terms.norms, (one, sums))
+                launch_select(
+                    context, npair, bra, task.first, ket, len(self.lists[number]),
+                    terms.norms_of(task.number, number), (one, sums), by_table=terms.by_table,
+                )  # fmt: skip
         context.copy_out(numbers, room.pointer)
         context.copy_out(left_out, sums.pointer)
         counts = [numbers[at:end].reshape(len(batch), -1, 3) for at, end in pairwise(edges)]
@@ -328,8 +370,8 @@ class DeviceForces:
                 first = on_device.part(numbers[0].size * n, numbers[0].shape)
                 made += self.add_lists(backend, task, this, number, plans, of_list, numbers[n], first, terms, sums)
             else:
-                made += self.add_rectangles(backend, task, this, ket, of_list, terms, sums)
-        launch_forces(context, this, this.facts.l + 1, sums.fields(1), sums.used, out)
+                made += self.add_rectangles(backend, task, this, number, of_list, terms, sums)
+        launch_forces(context, this, sums.hermite, sums.fields(1), sums.used, out)
         return out, made
 
     def add_lists(self, backend, task, this, number, plans, counts, numbers, first, terms, sums):
@@ -351,7 +393,7 @@ class DeviceForces:
         budget = max(int(np.diff(costs).max()), context.pool.share(CHUNK_BYTES))
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         bra, begin = self.bounded(context, task.number, True, terms), 0
-        kets = self.bounded(context, number, False, terms)
+        kets, norms = self.bounded(context, number, False, terms), terms.norms_of(task.number, number)
         while begin < len(this):
             end = int(np.searchsorted(costs, costs[begin] + budget, side="right")) - 1
             shells, quartets = (numbers[end, :2] - numbers[begin, :2]).tolist()
@@ -361,9 +403,14 @@ class DeviceForces:
                 continue
             parts, each = sums.divided(int(most), quartets, REVERSE.lane_pieces if in_lanes else REVERSE.fused_pieces)
             z, table = sums.fields(parts), self.table(context, of_ab, shells, quartets, not in_lanes)
-            launch_select(context, len(ab), bra, ab.first, kets, len(ket), terms.norms, (table[1], z[0]), table)
-            gamma = context.pool.room("gamma", (shells + 1) * size)
-            launch_gamma(context, in_lanes, table[1:3], aos, ab, ket, terms.densities, gamma)
+            launch_select(
+                context, len(ab), bra, ab.first, kets, len(ket), norms, (table[1], z[0]), table, terms.by_table
+            )
+            gamma, of_gamma = context.pool.room("gamma", (shells + 1) * size), terms.gamma_of(task.number, number)
+            if terms.by_table:
+                launch_gamma_of_table(context, in_lanes, table[1:3], ab, ket, of_gamma, gamma)
+            else:
+                launch_gamma(context, in_lanes, table[1:3], aos, ab, ket, of_gamma, gamma)
             if in_lanes:
                 slots = backend.pair_maker.slots(ket.pairs, ket.data)
                 launch_reverse_lanes(
@@ -385,17 +432,17 @@ class DeviceForces:
         room = context.pool.room("quartets", edges[-1])
         return first, *(Buffer(room.pointer + 8 * at, (n,), 4, room.owner) for at, n in zip(edges, counts))
 
-    def add_rectangles(self, backend, task, this, ket, counts, terms, sums):
+    def add_rectangles(self, backend, task, this, number, counts, terms, sums):
         """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""
-        context, limits = backend.context, np.zeros(task.last, dtype=np.int32)
+        context, ket, limits = backend.context, self.lists[number].prepared, np.zeros(task.last, dtype=np.int32)
         limits[task.first :] = counts[:, 2]
         on_device = self.sent(context, limits)
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         tile, row_blocks = reverse_tile(this.facts.nab, self.columns(this))
-        np8, parts = blocks_of_8(nherm(this.facts.l + 1)), self.parts_of(this)
+        np8, parts, gamma = blocks_of_8(sums.hermite.nherm), self.parts_of(this), terms.gamma_of(task.number, number)
         for ab, cd in self.chunks(context, this, ket, counts[:, 2]):
             u, z = self.half_transformed(backend, ab, cd, on_device), sums.fields(parts)
-            launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, terms.densities, z, parts)
+            launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, gamma, z, parts, terms.by_table)
         return int(counts[:, 2].sum(dtype=np.int64))
 
     def half_transformed(self, backend, ab, cd, limits):
@@ -430,7 +477,7 @@ class DeviceForces:
     @staticmethod
     def columns(ab):
         """About how many blocks of 8 columns Z of a bra pair has."""
-        return max(1, round(ab.nprim / max(1, ab.npair))) * blocks_of_8(nherm(ab.facts.l + 1))
+        return max(1, round(ab.nprim / max(1, ab.npair))) * blocks_of_8(hermite_of(ab.facts).nherm)
 
     def rows_of(self, ab):
         """Rows of Z of the pairs of a list, filled up to whole tiles."""
@@ -448,7 +495,7 @@ class DeviceForces:
 
         `counts` says with how many ket pairs each bra pair counts.
         """
-        hermite = hermite_facts(bra.facts.l + 1)
+        hermite = hermite_of(bra.facts)
         np8, stride = blocks_of_8(hermite.nherm), r_stride_of(ket.facts, hermite)
         budget, of_ket = max(1, context.pool.share(CHUNK_BYTES) // 8), ket.pairs.start
         start = bra.whole.pairs.start[bra.first : bra.first + bra.npair + 1]
@@ -473,29 +520,34 @@ class DeviceForces:
                     yield bra[at:end], ket[first:highest]
                 at = end
 
-    def batches(self, backend):
-        """Numbers of ket lists whose H matrices fit the memory at the same time, a batch after the other."""
-        needs = [self.h_bytes(backend, this) for this in self.lists]
+    def batches(self, backend, kets):
+        """Those of the lists `kets` whose H matrices fit the memory at the same time, a batch after the other."""
+        needs = [self.h_bytes(backend, self.lists[number]) for number in kets]
         for group in groups_within(needs, H_SHARE * backend.memory_left()):
-            yield list(group)
-            for done in group if group.stop < len(needs) else ():
-                self.lists[done].prepared.drop()
+            yield [kets[n] for n in group]
+            for n in group if group.stop < len(needs) else ():
+                self.lists[kets[n]].prepared.drop()
 
     @staticmethod
     def h_bytes(backend, this):
         """Bytes of the H matrices of a ket list, in all forms that kernels take."""
         return H_FORMS * backend.hermite_bytes(this.pairs)
 
-    def tasks(self, backend, batch, part=0, parts=1):
-        """Every `Task` of a part, those of most work first.
+    def own_pairs(self, number, part, parts):
+        """Ranges of the pairs of a list that belong to a part."""
+        return own_ranges(len(self.lists[number]), (part + number) % parts, parts)
+
+    def tasks(self, backend, bras, batch, part=0, parts=1):
+        """Every `Task` of a part, with pairs of lists `bras`, those of most work first.
 
         Which pairs belong to a part does not depend on memory, which may differ between processes.
         """
         room, found = min(Z_BYTES, Z_SHARE * backend.memory_left()), []
-        for number, this in enumerate(self.lists):
-            per_prim = 64 * blocks_of_8(nherm(this.pairs.l + 1)) * self.rows_of(this.prepared) * REVERSE.most_parts
+        for number in bras:
+            this = self.lists[number].prepared
+            per_prim = 64 * blocks_of_8(hermite_of(this.facts).nherm) * self.rows_of(this) * REVERSE.most_parts
             start, seconds = this.pairs.start, self.seconds_of(this, batch) / max(1, len(this))
-            for own in own_ranges(len(this), (part + number) % parts, parts):
+            for own in self.own_pairs(number, part, parts):
                 edges = [own.start]
                 while edges[-1] < own.stop:
                     end = start[edges[-1]] + max(1, room // per_prim)
@@ -506,7 +558,7 @@ class DeviceForces:
 
     def seconds_of(self, this, batch):
         """Predicted seconds of a bra list with some ket lists, without screening."""
-        bra, count, total = this.pairs, nherm(this.pairs.l + 1), TASK
+        bra, count, total = this.pairs, hermite_of(this.facts).nherm, TASK
         for number in batch:
             ket = self.lists[number].pairs
             step = ket.nprim * (ket.nherm * ket.nab + 20 * nherm(ket.l + bra.l + 1)) + bra.nab * ket.nab * len(ket)
@@ -516,28 +568,33 @@ class DeviceForces:
     def seconds(self):
         """Predicted seconds, without screening."""
         every = range(len(self.lists))
-        return sum(self.seconds_of(this, every) for this in self.lists)
+        return sum(self.seconds_of(this.prepared, every) for this in self.lists)
 
     def check_memory(self, backend, densities):
         """MemoryLimitError, before anything is allocated, if there is no room for one shell pair with any list."""
-        lists = [this.prepared for this in self.lists]
-        most = max(this.pairs.max_prim for this in lists) * max(this.nprim for this in lists)
-        most = max(most, max(this.facts.nab for this in lists) * max(this.facts.nab * len(this) for this in lists))
+        tables = 2 * densities.nbytes + (40 + 8 * len(densities)) * sum(map(len, self.lists))
+        every = range(len(self.lists))
+        self.check_lists(backend, every, every, {"densities and bounds": tables})
+
+    def check_lists(self, backend, bras, kets, beside):
+        """As `check_memory` for lists `bras` with lists `kets`, and what is needed `beside`, as for `require`."""
+        bras, kets = ([self.lists[number].prepared for number in numbers] for numbers in (bras, kets))
+        most = max(this.pairs.max_prim for this in bras) * max(this.nprim for this in kets)
+        most = max(most, max(this.facts.nab for this in bras) * max(this.facts.nab * len(this) for this in kets))
         if most > MOST_NUMBERS:
             raise MemoryLimitError(
                 f"a shell pair of {self.basis!r} may have {most} primitive quartets, or elements of Gamma, with a list "
                 f"of shell pairs, but gradients on a GPU take {MOST_NUMBERS} at once; use backend='cpu'."
             )
-        tables = 2 * densities.nbytes + (40 + 8 * len(densities)) * sum(map(len, lists))
-        h = max(self.h_bytes(backend, this) for this in lists)
-        one = max(self.least_bytes(backend.context, bra, ket) for bra in lists for ket in lists)
-        self.require(backend, {"densities and bounds": tables, "the H matrices of one list": h, "a shell pair": one})
+        h = max(H_FORMS * backend.hermite_bytes(this.pairs) for this in kets)
+        one = max(self.least_bytes(backend.context, bra, ket) for bra in bras for ket in kets)
+        self.require(backend, beside | {"the H matrices of one list": h, "a shell pair": one})
 
     def check_memory_for_coulomb(self, backend):
         """As `check_memory`, of J alone."""
         matrices, sums, h, z = 16 * self.basis.nao**2, 0, 0, 0
         for this in self.lists:
-            pairs, hermite = this.pairs, nherm(this.pairs.l + 1)
+            pairs, hermite = this.pairs, hermite_of(this.prepared.facts).nherm
             sums += pairs.nprim * (16 * row_width(pairs.l + 1, True) + 60) + 32 * len(pairs)
             h = max(h, backend.hermite_bytes(pairs))
             z = max(z, 64 * this.prepared.facts.max_prim * blocks_of_8(hermite) * self.rows_of(this.prepared))
@@ -561,7 +618,7 @@ class DeviceForces:
     def least_bytes(self, context, bra, ket):
         """Bytes of Z of a bra pair, and of lists, Gamma, r and U with all pairs of a ket list."""
         one, other = bra.facts, ket.facts
-        hermite = hermite_facts(one.l + 1)
+        hermite = hermite_of(one)
         np8, quartet = blocks_of_8(hermite.nherm), 8 * r_stride_of(other, hermite)
         z = 64 * one.max_prim * np8 * self.rows_of(bra) * REVERSE.most_parts
         lanes, fused = plans_of(context, one, other, hermite)

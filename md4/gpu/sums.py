@@ -7,6 +7,7 @@ import numpy as np
 
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, written_array
+from md4.gpu.fitting_forces import DeviceFittingForces
 from md4.gpu.forces import DeviceForces
 from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
@@ -36,6 +37,11 @@ class DeviceSums:
 
     mixed_shells, block_bytes, copies, takes_lists = MIXED_SHELLS, DIGEST.block_bytes, 1, False
     track_seconds, track_bytes = TRACKS.seconds, TRACKS.nbytes
+
+    @property
+    def makes_forces(self):
+        """Whether there are the asynchronous copies that the kernels need."""
+        return self.backend.context.unit != "fma"
 
     def gains_by_plane(self, basis):
         """See `md4.gpu.part_plans.gains_by_plane`."""
@@ -81,6 +87,11 @@ class DeviceSums:
         """Gradients; see `md4.gpu.forces.DeviceForces`."""
         self.backend.require_asynchronous_copies()
         return DeviceForces(basis, lists, bounds)
+
+    def fitting_forces(self, basis, pairs, blocks, bounds):
+        """Gradients of density fitting; see `md4.gpu.fitting_forces.DeviceFittingForces`."""
+        self.backend.require_asynchronous_copies()
+        return DeviceFittingForces(basis, pairs, blocks, bounds)
 
     def coulomb_bytes(self, pairs):
         """Bytes of D and J of a list for one density matrix, D in FP32 as well, and of its part of an order."""

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from md4.contract.fitting_gradient import FittingGradient, on_host
+from md4.contract.fitting_gradient import FittingGradient, undivided
 from md4.contract.gradient import FACTOR
 from md4.pyscf import effective_omega
 from md4.pyscf.classes import Restorable, in_front
@@ -199,34 +199,35 @@ class MD4FittedForces(MD4Forces):
         )  # fmt: skip
 
     def _md4_two_electrons(self, mol, dm):
-        """Made by the CPU of this process, or by those of all ranks."""
+        """Made by the backend of the `md4.DF`; if several workers share it, by the CPUs of all ranks."""
         from pyscf.lib import logger
 
         mf, parts, start = self.base, self._md4_parts(), time.perf_counter()
         dm = mf.make_rdm1() if dm is None else dm
         exact = mf.only_dfj and any(k for _, k, _ in parts)
         fitted = [(j, 0.0, omega) for j, _, omega in parts if j] if mf.only_dfj else parts
-        forces = mf._md4_builder.ranks.together(lambda: self._md4_fitted(dm, fitted), "fitted forces")
-        logger.info(self, "Forces of density fitting by md4: backend cpu, %.2f s", time.perf_counter() - start)
+        forces, name = mf._md4_builder.ranks.together(lambda: self._md4_fitted(dm, fitted), "fitted forces")
+        logger.info(self, "Forces of density fitting by md4: backend %s, %.2f s", name, time.perf_counter() - start)
         return forces + self._md4_exact(mol, dm, 0.0) if exact else forces
 
     def _md4_fitted(self, dm, parts):
-        """Forces of `parts` of J and K, (natm, 3), of all ranks."""
+        """(forces of `parts` of J and K, (natm, 3), of all ranks; the backend that made them)."""
         ranks, mol, fit = self.base._md4_builder.ranks, self.mol, self.base.with_df
         matrices = ranks.broadcast(np.array(checked_array("the density matrices", dm)))
         orbitals = tagged_orbitals(dm, 1 if matrices.ndim == 2 else len(matrices))
         tolerance, forces = FACTOR * self.base.direct_scf_tol, np.zeros((mol.natm, 3))
-        options = [fit._md4.options[name] for name in ("max_memory", "cutoff")]
+        options, name = [fit._md4.options[name] for name in ("max_memory", "cutoff")], "none"
         for coulomb, exchange, omega in parts:
-            host = on_host(fit._md4_fitting(omega), ranks, *options)
-            found = FittingGradient(host).run(
+            made = undivided(fit._md4_fitting(omega), ranks, *options)
+            name = made.engine.backend.name
+            found = FittingGradient(made).run(
                 matrices, coulomb, exchange, orbitals, self.auxbasis_response, tolerance, ranks.rank, ranks.size
             )
-            for this, of_shells, basis in zip((mol, fit.auxmol), found, host.three.basis.parts):
+            for this, of_shells, basis in zip((mol, fit.auxmol), found, made.three.basis.parts):
                 ends = this.aoslice_by_atom()[:, 3]
                 np.add.at(forces, np.searchsorted(ends, basis.ao_loc[:-1], side="right"), of_shells)
         ranks.sum([forces])
-        return forces
+        return forces, name
 
 
 class MD4Excited(Restorable):

@@ -13,7 +13,7 @@ pytest.importorskip("pyscf")
 sys.path.insert(0, str(ROOT / "bench"))
 import gradients
 from nuclear_forces import forces_by_pyscf
-from pyscf import scf
+from pyscf import lib, scf
 from systems import System
 
 
@@ -30,17 +30,48 @@ class OnDevice(scf.hf.RHF):
         return self.factor * forces_by_pyscf(self.mol, dm, j_factor, k_factor)
 
 
+class Sent(np.ndarray):
+    """An array of CuPy."""
+
+    def get(self):
+        return np.asarray(self)
+
+
+class FittedOnDevice(OnDevice):
+    """GPU4PySCF's RHF with density fitting, by PySCF. `get_jk` returns two arrays whatever is asked for."""
+
+    def density_fit(self, auxbasis):
+        mf = scf.RHF(self.mol).density_fit(auxbasis)
+        made = SimpleNamespace(Gradients=lambda: self, with_df=SimpleNamespace(build=lambda build_cderi: None))
+        made.with_df.get_jk = lambda dm, hermi, with_k: [v.view(Sent) for v in mf.with_df.get_jk(np.asarray(dm), hermi)]
+        self.of_fitting = mf.nuc_grad_method()
+        return made
+
+    def jk_energy_per_atom(self, dm, j_factor, k_factor, hermi):
+        gradients = self.of_fitting
+        gradients.base.mo_coeff, gradients.base.mo_occ = dm.mo_coeff, dm.mo_occ
+        vj, vk = gradients.get_jk(self.mol, dm)
+        of_aos = np.einsum("xij,ij->xi", 2 * j_factor * vj - k_factor * vk, dm)
+        found = np.array([of_aos[:, first:last].sum(axis=1) for *_, first, last in self.mol.aoslice_by_atom()])
+        return found + np.asarray(j_factor * vj.aux - k_factor / 2 * vk.aux)[0, 0]
+
+
 PEER = SimpleNamespace(scf=SimpleNamespace(RHF=OnDevice))
+FITTED = SimpleNamespace(
+    scf=SimpleNamespace(RHF=FittedOnDevice), cupy=SimpleNamespace(asarray=np.asarray), tagged=lib.tag_array
+)
 
 
 @pytest.fixture
 def measured(tmp_path):
     """Rows by kind, and what a process leaves to the one that waits for it."""
 
-    def measure(peer):
+    def measure(peer, fitted=False):
         file = tmp_path / "rows.json"
-        args = SimpleNamespace(kinds=["jk", "j"], backend="cpu", repeats=2, pyscf=True, inside=file)
-        made = gradients.Measurement(System("water", "sto-3g"), args)
+        args = SimpleNamespace(
+            kinds=["jk", "j"], backend="cpu", repeats=2, pyscf=not fitted, fitted=fitted, inside=file
+        )
+        made = gradients.Measurement(System("water", "cc-pvdz" if fitted else "sto-3g"), args)
         made.measure(peer, "GPU4PySCF 1.9")
         return made.rows, json.loads(file.read_text())
 
@@ -63,6 +94,15 @@ def test_all_programs(measured):
         assert cells[:4] == ["water", "sto-3g", "7", row["kind"]]
         assert [float(cells[n]) for n in (4, 5)] == pytest.approx([row["build"], row["gradient"]], rel=0.01)
         assert [float(cells[n]) for n in (10, 11)] == pytest.approx([row["peer_build"], row["peer_gradient"]], rel=0.01)
+
+
+def test_density_fitting(measured):
+    """Both have the tolerance, md4 without bounds."""
+    for row in measured(FITTED, fitted=True)[0].values():
+        assert row["difference"] < 1e-9
+        assert row["peer_build"] > 0
+        assert row["error_bound"] == row["pyscf"] == row["note"] == ""
+        assert row["tolerance"] == 1e-12
 
 
 def test_wrong_forces_are_found(measured, monkeypatch):

@@ -2,16 +2,21 @@
 
 import numpy as np
 import pytest
+from emulator import running
+from emulator.array_library import cupy
 from molecules import molecule
 from nuclear_forces import MIXED, WATER, mixed, rows_of_atoms, symmetric
 from pyscf import df
 
 import md4
+from md4.contract import fitting_gradient
 from md4.contract.density_fitting import DensityFitting
-from md4.contract.fitting_gradient import FittingGradient
+from md4.contract.fitting_gradient import FittingGradient, forces_of, undivided
 from md4.contract.metric import LeftOut
+from md4.contract.ranks import Alone
 from md4.cpu.algebra import HostAlgebra
 from md4.errors import MemoryLimitError, UnsupportedError
+from md4.gpu.algebra import DeviceAlgebra
 
 CLOSE = 1e-10  # Hartree/Bohr, relative to the largest component where that is above 1
 # Functions s to h, general contractions, and a ghost with functions.
@@ -23,9 +28,9 @@ AUXILIARY = {
 }  # fmt: skip
 
 
-def fitting(mol, auxmol, omega=0.0, **options):
+def fitting(mol, auxmol, omega=0.0, backend="cpu", **options):
     bases = md4.Basis.from_mol(mol), md4.Basis.from_mol(auxmol)
-    return DensityFitting(*bases, md4.Operator.from_omega(omega), "cpu", **options)
+    return DensityFitting(*bases, md4.Operator.from_omega(omega), backend, **options)
 
 
 def of_atoms(mol, auxmol, made, found):
@@ -215,14 +220,100 @@ def test_parts_add_up(case, omega, monkeypatch):
     assert_same([sum(those) for those in zip(*found)], want)
 
 
-def test_what_is_left_out_is_below_its_bounds(case):
+def test_what_is_left_out_is_below_its_bounds(case, monkeypatch):
     """As far as `HostFittingForces` tells; the tolerance is that of each block of three centres."""
     mol, auxmol, dm, want = case
     made = FittingGradient(fitting(mol, auxmol))
     seen = []
-    host_forces = made.host_forces
-    made.host_forces = lambda: seen.append(host_forces()) or seen[-1]
+    monkeypatch.setattr(fitting_gradient, "forces_of", lambda *given: seen.append(forces_of(*given)) or seen[-1])
     for tolerance in (10.0, 1.0):
         found = made.run(dm, 1.0, 0.7, tolerance=tolerance)
         error = max(abs(a - b).max() for a, b in zip(found, want))
         assert 0 < error < seen[-1].left_out[0]
+
+
+# on a GPU -------------------------------------------------------------------------------------------------------------
+
+LITTLE = {"O": [[1, [0.9, 1.0]]], "H": [[0, [1.2, 1.0]]]}
+LITTLE_AUX = {"O": [[0, [2.0, 1.0]], [2, [1.1, 1.0]]], "H": [[0, [1.5, 1.0]], [1, [0.8, 1.0]]]}
+HYDROXYL = "O 0 0.1 0; H 0.3 0.9 -0.6"
+
+
+@pytest.mark.sample("*-device")
+@pytest.mark.parametrize("count, how, store", [
+    (None, "Cholesky", "device"), (2, "eigenvectors", "host"), (None, "eigenvectors", "direct"),
+])  # fmt: skip
+def test_on_the_emulated_gpu(count, how, store, monkeypatch):
+    """As on the CPU, from rows of all stores; where eigenvectors are left out, they turn."""
+    if how == "eigenvectors":
+        for algebra in (HostAlgebra, DeviceAlgebra):
+            monkeypatch.setattr(algebra, "cholesky", lambda *args: None)
+        monkeypatch.setattr("md4.contract.metric.LINEAR_DEPENDENCE", 1.6)
+    mol, auxmol = molecule(HYDROXYL, LITTLE), molecule(HYDROXYL, LITTLE_AUX)
+    dm = symmetric(mol.nao, count)
+    on_cpu = fitting(mol, auxmol)
+    want = FittingGradient(on_cpu).run(dm, 1.0, 0.7)
+    with running("dmma16") as machine, cupy():
+        made = fitting(mol, auxmol, backend="cuda", store=store)
+        found = FittingGradient(made).run(dm, 1.0, 0.7)
+    assert (made.metric.how, made.size, made.store) == (how, on_cpu.size, store)
+    assert (made.size < auxmol.nao) == (how == "eigenvectors")
+    assert_same(found, want)
+    assert {"table_norms", "pair_forces"} <= machine.kernels
+
+
+def test_a_gpu_that_makes_no_forces():
+    """The CPU makes them, without a table."""
+    mol, auxmol = molecule(HYDROXYL, LITTLE), molecule(HYDROXYL, LITTLE_AUX)
+    for unit, backend, store in (("fma", "cpu", "direct"), ("dmma8", "cuda", "device")):
+        with running(unit), cupy():
+            made = fitting(mol, auxmol, backend="cuda")
+            found = undivided(made, Alone(), None, 0.0)
+            assert (found is made) == (backend == "cuda")
+            assert (found.engine.backend.name, found.store) == (backend, store)
+
+
+@pytest.mark.thorough
+def test_little_memory_of_the_emulated_gpu():
+    """It is refused, or enough. Of these caps the tensor is refused first."""
+    mol, auxmol = molecule(HYDROXYL, LITTLE), molecule(HYDROXYL, LITTLE_AUX)
+    dm, messages = symmetric(mol.nao), []
+    want = FittingGradient(fitting(mol, auxmol)).run(dm, 1.0, 0.7)
+    with running("dmma16"), cupy():
+        for cap in np.geomspace(0.05, 30, 16):
+            try:
+                found = FittingGradient(fitting(mol, auxmol, backend="cuda", max_memory=cap)).run(dm, 1.0, 0.7)
+            except MemoryLimitError as error:
+                messages.append(str(error))
+            else:
+                break
+    assert_same(found, want)
+    assert messages
+    assert all("raise max_memory" in message for message in messages)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("store", ["device", "host", "direct"])
+@pytest.mark.parametrize("omega", [0.0, 0.6, -0.3])
+def test_on_a_gpu(omega, store):
+    """As on the CPU: general contractions, s to h functions, densities without few orbitals."""
+    mol, auxmol = mixed(), molecule(MIXED, AUXILIARY)
+    assert_as_on_the_cpu(mol, auxmol, symmetric(mol.nao, 2), omega, store=store)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cart", [False, True])
+def test_water_on_a_gpu(cart):
+    mol = molecule(WATER, "cc-pvtz", cart=cart)
+    auxmol = df.make_auxmol(mol, "cc-pvtz-jkfit")
+    mf = mol.RHF().run()
+    for tolerance in (0.0, 1e-12):
+        assert_as_on_the_cpu(mol, auxmol, mf.make_rdm1(), 0.0, [(mf.mo_coeff, mf.mo_occ)], tolerance)
+
+
+def assert_as_on_the_cpu(mol, auxmol, dm, omega, orbitals=None, tolerance=0.0, **options):
+    want = FittingGradient(fitting(mol, auxmol, omega)).run(dm, 1.0, 0.7, orbitals)
+    made = fitting(mol, auxmol, omega, "cuda", **options)
+    found = FittingGradient(made).run(dm, 1.0, 0.7, orbitals, tolerance=tolerance)
+    largest = max(1.0, *(abs(this).max() for this in want))
+    assert max(abs(a - b).max() for a, b in zip(found, want, strict=True)) < CLOSE * largest

@@ -5,14 +5,18 @@ from functools import cache
 import numpy as np
 import pytest
 from emulator import running
+from emulator.array_library import cupy
 from molecules import METHANE, WATER, molecule
 from offline import CAPABILITIES, devices_without_memory
 
 import md4
+from md4.contract.density_fitting import DensityFitting
+from md4.contract.fitting_gradient import FittingGradient
 from md4.contract.three_centre import ThreeCentre
 from md4.contract.warmup import MEMORIES, asked_by_basis, asked_by_fitting, asked_by_shells, warmup
 from md4.gpu import part_plans
 from md4.gpu.backend import GpuBackend
+from md4.gpu.context import DeviceContext
 
 UNITS = sorted(CAPABILITIES)
 TENSOR_CORES = [unit for unit in UNITS if unit != "fma"]
@@ -81,12 +85,31 @@ def test_nothing_is_left_to_compile_for_forces(exchange, monkeypatch):
         assert not names(set(these) - set(more))
 
 
+def test_forces_of_density_fitting(monkeypatch):
+    """What a gradient launches is compiled ahead of it, and by `warmup`, but for kernels of the rows of B."""
+    shells = [{"O": [[l, [0.9, 1.0]]], "H": [[0, [1.2, 1.0]]]} for l in (1, 2)]
+    bases = [md4.Basis.from_mol(molecule("O 0 0.1 0; H 0.3 0.9 -0.6", these)) for these in shells]
+    launched, ahead = set(), {}
+    launch = DeviceContext.launch
+    with running("dmma16"), cupy():
+        made = FittingGradient(DensityFitting(*bases, backend="cuda"))
+        monkeypatch.setattr(DeviceContext, "launch", lambda self, *args: launched.add(args[0]) or launch(self, *args))
+        monkeypatch.setattr(GpuBackend, "compile_ahead", lambda self, use, basis, work, *_, **__: ahead.update(
+            {use: set(self.asked_by(work))}))  # fmt: skip
+        made.run(np.eye(bases[0].nao), 1.0, 1.0)
+    launched = {variant for variant in launched if variant.factory.__name__ not in ("unpack_rows", "half_transform")}
+    assert {"gamma_of_table", "table_norms"} <= {variant.factory.__name__ for variant in launched}
+    assert not names(launched - ahead["fitting"])
+    assert not names(ahead["fitting"] - set(asked_by_fitting(*bases, "coulomb", (9, 0), forces=True)))
+
+
 def test_what_forces_take():
-    """A basis alone, of angular momenta whose derivatives are within the limit."""
+    """A basis, of angular momenta whose derivatives are within the limit, also with an auxiliary one."""
     basis = md4.Basis.from_arrays([8], [[1.0]], [[1.0]], np.zeros((1, 3)))
-    for given, options in ((None, {}), (basis, {"auxiliary": basis})):
-        with pytest.raises(md4.ArgumentError, match="forces=True takes a basis, and no auxiliary basis"):
-            warmup(2, basis=given, arch="sm_90", listed=True, forces=True, **options)
+    with pytest.raises(md4.ArgumentError, match="forces=True takes a basis"):
+        warmup(2, arch="sm_90", listed=True, forces=True)
+    with pytest.raises(md4.UnsupportedError, match="L = 33, beyond the limit of 31 for derivatives"):
+        warmup(2, basis=basis, auxiliary=basis, arch="sm_90", listed=True, forces=True)
     with pytest.raises(md4.UnsupportedError, match="L = 32, beyond the limit of 31 for derivatives"):
         warmup(2, basis=basis, arch="sm_90", listed=True, forces=True)
 

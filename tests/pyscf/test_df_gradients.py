@@ -224,15 +224,14 @@ def test_the_log_tells_who_made_what(verbose, plain):
     assert found.stdout.getvalue().count("Forces of density fitting by md4: backend cpu") == (verbose >= 4)
 
 
-def test_forces_beside_a_gpu(calls):
-    """They are made on the CPU, and the log says so."""
-    mf = own("RHF", auxbasis={"default": SMALL[:6]}, atom="H 0 0 0; F 0.1 0.2 0.9", basis="sto-3g")
+def test_forces_on_a_gpu(calls):
+    """By the object that has the tensor; the log says so."""
+    mf = own("RHF", auxbasis={"default": SMALL[:4]}, atom="H 0 0 0; H 0.1 0.2 0.9", basis="sto-3g")
     with emulator.running("dmma16"), cupy():
         attached = ours(mf, backend="cuda")
         found = attached.nuc_grad_method().set(verbose=4, stdout=io.StringIO())
         assert abs(found.kernel() - gradient(mf)).max() < CLOSE
-        assert attached.with_df._md4_fitting().engine.backend.name == "cuda"
     ((gradients, *_),) = calls
-    assert gradients.three.engine.backend.name == "cpu"
-    assert gradients.fitting.store == "direct"
-    assert "Forces of density fitting by md4: backend cpu" in found.stdout.getvalue()
+    assert gradients.three.engine.backend.name == "cuda"
+    assert gradients.fitting is attached.with_df._md4_fitting()
+    assert "Forces of density fitting by md4: backend cuda" in found.stdout.getvalue()

@@ -1,7 +1,8 @@
 """Gamma of gradients for listed shell quartets; see `md4.gpu.kernels.reverse_sums` for the equation.
 
 Primitive quartets of a shell quartet have the same Gamma, so it is made once. A block of threads brings the six blocks
-of a density that some quartets need to shared memory, and makes Gamma of them from there.
+of a density that some quartets need to shared memory, and makes Gamma of them from there. Where Gamma is in a table
+already, it is brought into the same order.
 """
 
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, i64, jit_device, types
 from md4.gpu.emit.scalars import quotient
+from md4.gpu.kernels.gamma_table import GammaTable
 from md4.gpu.kernels.groups import levels_of
 from md4.gpu.kernels.reverse_sums import Densities, FunctionPairs
 from md4.gpu.tiles import blocks_of_8
@@ -137,6 +139,35 @@ def gamma_blocks(side_by_side):
     return Kernel(kernel, (THREADS, 8))
 
 
+def gamma_of_table(side_by_side):
+    """Kernel factory: as `gamma_blocks`, from a table. A thread takes a number, or a quartet if `side_by_side`."""
+
+    def kernel(quartets: ShellQuartets, table: GammaTable, nab: i64, ncd: i64, order: I32, out: F64):
+        n, count = i64(cuda.blockIdx.x) * THREADS + i64(cuda.threadIdx.x), quartets.bra.size
+        width = i64(8) if ncd > 8 else ncd
+        blocks = quotient(ncd + width - 1, width) * nab * width
+        quartet = n if side_by_side else quotient(n, blocks)
+        if quartet >= (count + 1 if side_by_side else count):
+            return
+        known = min(quartet, count - 1)
+        ab, kl = i64(quartets.bra[known]) * nab, i64(quartets.ket[known]) * ncd
+        first = table.first + ab * table.of_bra + kl * table.of_ket
+        if side_by_side:
+            for cd in range(ncd):
+                for row in range(nab):
+                    value = table.numbers[first + row * table.of_bra + cd * table.of_ket]
+                    out[(row * ncd + cd) * (count + 1) + quartet] = value if quartet < count else 0.0
+        else:
+            place = n - quartet * blocks
+            line = quotient(place, width)
+            block = quotient(line, nab)
+            row, cd = line - block * nab, (block - line) * width + place
+            value = table.numbers[first + row * table.of_bra + i64(order[min(cd, ncd - 1)]) * table.of_ket]
+            out[n] = value if cd < ncd else 0.0
+
+    return Kernel(kernel, (THREADS, 8))
+
+
 # launcher
 
 
@@ -154,5 +185,15 @@ def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out):
     context.launch(
         Variant(gamma_blocks, (side_by_side,)), -(-count // group), THREADS, 8 * size * group, quartets, group, size,
         (aos[0], ab.first, bra.na, bra.nb), (aos[1], cd.first, ket.na, ket.nb), densities,
+        levels_of(context, ket, blocks_of_8(ket.nab), True)[1], out,
+    )  # fmt: skip
+
+
+def launch_gamma_of_table(context, side_by_side, quartets, ab, cd, table, out):
+    """As `launch_gamma`, with the fields of a `GammaTable`."""
+    bra, ket, count = ab.facts, cd.facts, quartets[0].size
+    threads = count + 1 if side_by_side else count * gamma_size(bra, ket, False)
+    context.launch(
+        Variant(gamma_of_table, (side_by_side,)), -(-threads // THREADS), THREADS, 0, quartets, table, bra.nab, ket.nab,
         levels_of(context, ket, blocks_of_8(ket.nab), True)[1], out,
     )  # fmt: skip

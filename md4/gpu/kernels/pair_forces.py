@@ -118,15 +118,15 @@ def pair_forces():
 # launcher
 
 
-def launch_forces(context, ab, width, z, parts, out):
+def launch_forces(context, ab, functions, z, parts, out):
     """Derivatives by x, y and z of A and of B of the primitive pairs of a task, (nprim, 6) into `out`.
 
     Parameters
     ----------
     ab : md4.engine.PreparedPairs
         The list of the bra pairs.
-    width : int
-        The degree of the Hermite functions of derivatives.
+    functions : ListFacts
+        The Hermite functions of derivatives.
     z, parts
         Fields of `ReverseSums`, and the number of parts.
     """
@@ -135,5 +135,6 @@ def launch_forces(context, ab, width, z, parts, out):
         Variant(pair_forces, ()), z[2], THREADS, 24 * hermite.axis_size(facts.la + 1, facts.lb + 1),
         (data.records, data.width), components(context, facts.la, facts.pure, facts.nctr_a),
         components(context, facts.lb, facts.pure, facts.nctr_b),
-        (context.table(hermite_order, width), context.table(packed_triples, width)), z, parts, out,
+        (context.table(hermite_order, functions.l, functions.first), context.table(packed_triples, functions.l)), z,
+        parts, out,
     )  # fmt: skip

@@ -81,31 +81,34 @@ class Columns(NamedTuple):
     blocks: i64
 
 
-def column_offsets(l, l_ket, chunk):
+def column_offsets(l, first, l_ket, chunk):
     """`Columns.offsets` of derivatives of degree l; functions are repeated so that whole chunks may be read."""
-    p, q = hermite_triples(l)[columns_of(l)], hermite_triples(l_ket)
+    p, q = hermite_triples(l)[columns_of(l, first)], hermite_triples(l_ket)
     offsets = 8 * hermite_ordinal(*np.moveaxis(p[:, None] + q, -1, 0))
     return np.concatenate([offsets, np.repeat(offsets[-1:], chunk, axis=0)]).astype(np.int32).reshape(-1)
 
 
-def column_signs(l):
+def column_signs(l, first):
     """`Columns.signs`."""
-    return (1 - 2 * (hermite_triples(l)[columns_of(l)].sum(axis=1) % 2)).astype(np.int32)
+    return (1 - 2 * (hermite_triples(l)[columns_of(l, first)].sum(axis=1) % 2)).astype(np.int32)
 
 
-def columns_of(l):
-    """Ordinals of the Hermite functions in the order of Z."""
-    order = hermite_order(l)
+def columns_of(l, first):
+    """Ordinals of the Hermite functions from `first` on in the order of Z."""
+    order = hermite_order(l, first)
     return order[order >= 0]
 
 
-def reverse_lanes(nab, chunk, warps, ket_class, l, kind):
-    """Kernel factory: `nab` functions of the bra, `chunk` of the p up to degree l for each warp, and the ket's H."""
+def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
+    """Kernel factory: `nab` functions of the bra, the ket's H, and for each warp `chunk` of the p up to degree l.
+
+    The p begin with the ordinal `lowest`.
+    """
     l_ket = ket_class[0] + ket_class[1]
     # in the order of `KET_ELEMENTS`
     elements = tuple(sorted(map(tuple, class_elements(ket_class).tolist()), key=lambda element: element[::-1]))
     functions, row = nherm(l_ket), nherm(l + l_ket) | 1
-    known = tuple(column_offsets(l, l_ket, 0).tolist()) if chunk == nherm(l) else None
+    known = tuple(column_offsets(l, lowest, l_ket, 0).tolist()) if chunk == nherm(l) - lowest else None
     products, add_sums = make_reverse_products(elements, functions, nab, chunk, known), make_add_sums(nab, chunk)
     zeros_upto, make_r = make_zeros_upto(kind, l + l_ket), make_r_by_axis(l + l_ket, False)
     empty, quartets = make_empty(nab * chunk), jit_device(quartets_of)
@@ -199,14 +202,14 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermi
         As for `md4.gpu.kernels.reverse_fused.launch_reverse_fused`.
     """
     bra, ket, l, (first, *_, numbers, shells) = ab.facts, cd.facts, hermite.l, table
-    variant = Variant(reverse_lanes, (bra.nab, *plan, ket.h_class, l, operator.kind))
-    offsets = context.table(column_offsets, l, ket.l, plan.chunk)
+    variant = Variant(reverse_lanes, (bra.nab, *plan, ket.h_class, l, hermite.first, operator.kind))
+    offsets = context.table(column_offsets, l, hermite.first, ket.l, plan.chunk)
+    signs = context.table(column_signs, l, hermite.first)
     context.launch(
         variant, parts * ab.nprim, 32 * plan.warps, plan.warps * 256 * (nherm(l + ket.l) | 1),
         (ab.data.records, ab.data.width),
         (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
         (slots.numbers, h, slots.place, slots.count), gamma,
         operator_arguments(context, operator.kind, operator.parameter),
-        (offsets, context.table(column_signs, l), nherm(ket.l), hermite.nherm, blocks_of_8(hermite.nherm)), z,
-        parts, each,
+        (offsets, signs, nherm(ket.l), hermite.nherm, blocks_of_8(hermite.nherm)), z, parts, each,
     )  # fmt: skip

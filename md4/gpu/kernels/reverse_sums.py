@@ -4,9 +4,10 @@ With the densities D of `md4.gpu.forces` and f_ab = 1 if a and b are the same sh
 
     Gamma[ab, cd] = f_ab f_cd sum_s [ j_s D_ab D_cd - k_s/2 (D_ac D_bd + D_ad D_bc) ]
 
-is not in memory. A block of threads takes rows ab of one bra pair and some columns, the p of its primitive pairs. The
-inner index goes through the (cd) of all ket pairs in a row, 16 at a time: while the tensor cores multiply Gamma of
-these, which is in shared memory, by U, the threads make Gamma of the next 16. U is what step 4 has left
+is not in memory; that of density fitting is read from a table (`md4.gpu.kernels.gamma_table`). A block of threads takes
+rows ab of one bra pair and some columns, the p of its primitive pairs. The inner index goes through the (cd) of all ket
+pairs in a row, 16 at a time: while the tensor cores multiply Gamma of these, which is in shared memory, by U, the
+threads make or read Gamma of the next 16. U is what step 4 has left
 (`md4.gpu.kernels.groups.HalfTransformed`, with cd in place of ab and p in place of q): 8 p of successive (cd) are
 contiguous, and come from there to registers. Z stays in registers for all of a chunk.
 
@@ -22,6 +23,7 @@ from md4.gpu.emit.instructions import load, load_if, make_empty, shared_address,
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.tile_products import Lane, make_product_step, tile_kind
 from md4.gpu.emit.values import FP64, OPEN, select, tuple_of, word
+from md4.gpu.kernels.gamma_table import GammaTable
 from md4.gpu.kernels.groups import Grid, HalfTransformed, PairRange, block_place, pair_range, primitives_of
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import REVERSE
@@ -170,15 +172,38 @@ def make_fill(rows8, threads):
     return jit_device(fill)
 
 
-def reverse_sums(rows8, nt, warps, unit):
-    """Kernel factory; a block has 8 `rows8` rows, and `nt` blocks of 8 columns for each of its warps."""
+def make_fill_of_table(rows8, threads):
+    """As `make_fill`, from a table: `row_aos` has the number of each row in place of b, `pair` is that of its pair."""
+    rows = 8 * rows8
+
+    def fill(gamma, first, row_aos, n, total, pair, ket, ncd, table):
+        k, row = i64(cuda.threadIdx.x) & (INNER - 1), i64(cuda.threadIdx.x) // INNER
+        n += k
+        place, source = first + (k >> 3) * (8 * rows) + (k & 7), table.first + (ket.first * ncd + n) * table.of_ket
+        while row < rows:
+            value = 0.0
+            if n < total and row_aos[2 * row] >= 0:
+                value = table.numbers[source + (pair + row_aos[2 * row + 1]) * table.of_bra]
+            gamma[place + 8 * row] = value
+            row += threads // INNER
+
+    return jit_device(fill)
+
+
+def reverse_sums(rows8, nt, warps, unit, by_table=False):
+    """Kernel factory; a block has 8 `rows8` rows, and `nt` blocks of 8 columns for each of its warps.
+
+    `by_table`: Gamma is read from a table.
+    """
     threads, rows, places, size = 32 * warps, 8 * rows8, 16 * rows8, 8 * rows8 * INNER
     empty, step = make_empty(2 * rows8 * nt), make_product_step(rows8, nt, unit == "dmma16", True)
-    load_columns, add_tile, fill = make_load_columns(nt), make_add_tile(rows8, nt), make_fill(rows8, threads)
+    load_columns, add_tile = make_load_columns(nt), make_add_tile(rows8, nt)
+    make, of_gamma = (make_fill_of_table, GammaTable) if by_table else (make_fill, Densities)
+    fill = make(rows8, threads)
     place, primitives = jit_device(block_place), jit_device(primitives_of)
 
     def kernel(
-        bra: FunctionPairs, ab: PairRange, ket: FunctionPairs, u: HalfTransformed, limits: I32, densities: Densities,
+        bra: FunctionPairs, ab: PairRange, ket: FunctionPairs, u: HalfTransformed, limits: I32, densities: of_gamma,
         z: ReverseSums, parts: i64, grid: Grid,
     ):  # fmt: skip
         gamma, row_aos = cuda.shared.array(0, types.float64), cuda.shared.array(places, types.int32)
@@ -202,10 +227,11 @@ def reverse_sums(rows8, nt, warps, unit):
             own = row_block * rows + row
             of_a = quotient(own, bra.nb)
             row_aos[2 * row] = a0 + of_a if of_a < bra.na else -1
-            row_aos[2 * row + 1] = b0 + own - of_a * bra.nb
+            row_aos[2 * row + 1] = own if by_table else b0 + own - of_a * bra.nb
         cuda.syncthreads()
-        same, slot, address = a0 == b0, i64(0), shared_address(gamma) + 16 * lane
-        fill(gamma, i64(0), row_aos, n, end, same, ket, u.nab, densities)
+        slot, address = i64(0), shared_address(gamma) + 16 * lane
+        this = (bra.first + pair) * bra.na * bra.nb if by_table else i64(a0 == b0)
+        fill(gamma, i64(0), row_aos, n, end, this, ket, u.nab, densities)
         cuda.syncthreads()
         tile, own, stride = empty(), 2 * (lane & 3), u.npair * u.nab * 8
         source = ((first - ab.first_prim) * u.nq8 + column) * stride + (lane >> 2)
@@ -215,7 +241,7 @@ def reverse_sums(rows8, nt, warps, unit):
             two = load_columns(u.numbers, source + (here + 8) * 8, stride, end - here - 8, ncol - column)
             n += INNER
             if n < end:
-                fill(gamma, (1 - slot) * size, row_aos, n, end, same, ket, u.nab, densities)
+                fill(gamma, (1 - slot) * size, row_aos, n, end, this, ket, u.nab, densities)
             tile = step(tile, i32(address + slot * (8 * size)), one, i32(rows8))
             tile = step(tile, i32(address + slot * (8 * size) + 64 * rows), two, i32(rows8))
             slot = 1 - slot
@@ -246,12 +272,12 @@ def reverse_tile(nab, ncol):
     return ReverseTile(-(-blocks // row_blocks), nt, warps), row_blocks
 
 
-def reverse_variant(unit, tile):
+def reverse_variant(unit, tile, by_table=False):
     """Variant for a `ReverseTile`."""
-    return Variant(reverse_sums, (*tile, unit))
+    return Variant(reverse_sums, (*tile, unit, by_table))
 
 
-def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densities, z, parts):
+def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densities, z, parts, by_table=False):
     """Adds what the ket pairs `cd` of a chunk give its bra pairs `ab` to Z.
 
     Parameters
@@ -267,7 +293,7 @@ def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densi
     limits : Buffer of int32
         With how many ket pairs, the first of their list, each bra pair of its list counts.
     densities : tuple
-        Fields of `Densities`.
+        Fields of `Densities`, or of `GammaTable` if `by_table`.
     z : tuple
         Fields of `ReverseSums`.
     parts : int
@@ -276,7 +302,7 @@ def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densi
     bra, ket = ab.facts, cd.facts
     column_blocks = -(-bra.max_prim * nq8 // (tile.nt * tile.warps))
     context.launch(
-        reverse_variant(context.unit, tile), row_blocks * column_blocks * parts * ab.npair, 32 * tile.warps,
+        reverse_variant(context.unit, tile, by_table), row_blocks * column_blocks * parts * ab.npair, 32 * tile.warps,
         2 * 8 * 8 * tile.rows8 * INNER,
         (aos[0], ab.first, bra.na, bra.nb), pair_range(ab), (aos[1], cd.first, ket.na, ket.nb),
         (u, nq8, cd.npair, ket.nab), limits, densities, z, parts, (row_blocks, column_blocks),

@@ -5,6 +5,8 @@ ket pair (`md4.shells.schwarz.GradientBounds`) and the norms |D| of blocks,
 
     F'_ab F_cd sum_s [ |j_s| |D_ab| |D_cd| + |k_s|/2 (|D_ac| |D_bd| + |D_ad| |D_bc|) ] < tolerance.
 
+Where Gamma is read from a table, the norm of its block is in place of the sum, and F are without factors f.
+
 The kernel runs twice. First it counts, for each bra pair, the ket pairs and their primitive pairs, and adds up the
 bounds of those that do not count, and their squares. When the host has made room it lists the shell quartets, those of
 each bra pair together, and the primitive quartets, those of each primitive bra pair together, both in the order of the
@@ -16,6 +18,7 @@ from typing import NamedTuple
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i64, jit_device, types
 from md4.gpu.emit.scalars import quotient
+from md4.gpu.kernels.gamma_table import TableNorms
 
 THREADS, WARPS = 128, 4
 # Shared memory of a block for norms of densities, at most.
@@ -122,12 +125,18 @@ def bound_of(norms, ket, cd, rows, near, a, b):
     return total
 
 
-def select_kets():
-    """Kernel factory; all sizes are run-time numbers."""
-    threads, warps, bound = THREADS, WARPS, jit_device(bound_of)
+def norm_in_table(norms, ket, cd, rows, ab, a, b):
+    """As `bound_of`, from `TableNorms`; `ab` is the number of the bra pair (device function)."""
+    return norms.numbers[norms.first + ab * norms.of_bra + cd * norms.of_ket]
+
+
+def select_kets(by_table=False):
+    """Kernel factory; all sizes are run-time numbers. `by_table`: the norms are those of a table of Gamma."""
+    threads, warps, bound = THREADS, WARPS, jit_device(norm_in_table if by_table else bound_of)
+    of_gamma = TableNorms if by_table else Norms
 
     def kernel(
-        bra: BoundedPairs, first_bra: i64, ket: BoundedPairs, nket: i64, norms: Norms,
+        bra: BoundedPairs, first_bra: i64, ket: BoundedPairs, nket: i64, norms: of_gamma,
         near: types.boolean, write: types.boolean, counts: KetCounts, table: QuartetTable,
     ):  # fmt: skip
         rows = cuda.shared.array(0, types.float64)
@@ -149,19 +158,22 @@ def select_kets():
             first_shells -= table.first[0, 0]
             first_quartet -= table.first[0, 1]
             nket = table.first[pair, 2]
-        n = tid
-        while near and n < 2 * norms.coulomb.size * norms.nshell:
-            of = quotient(n, norms.nshell)
-            shell = (of >> 1) * norms.nshell + (a if of & 1 == 0 else b)
-            rows[n] = norms.numbers[shell * norms.nshell + n - of * norms.nshell]
-            n += threads
+        if by_table:
+            which = ab
+        else:
+            which, n = near, tid
+            while near and n < 2 * norms.coulomb.size * norms.nshell:
+                of = quotient(n, norms.nshell)
+                shell = (of >> 1) * norms.nshell + (a if of & 1 == 0 else b)
+                rows[n] = norms.numbers[shell * norms.nshell + n - of * norms.nshell]
+                n += threads
         cuda.syncthreads()
         # how many of both kinds, before this round or of this thread, and the end of the last one
         many, many_prims, last, left, squares = i64(0), i64(0), i64(0), 0.0, 0.0
         for begin in range(0, nket, threads):
             n = begin + tid
             cd = min(n, nket - 1)
-            size = own * ket.bounds[cd] * bound(norms, ket, cd, rows, near, a, b)
+            size = own * ket.bounds[cd] * bound(norms, ket, cd, rows, which, a, b)
             k_first, k_prims = ket.start[cd], ket.start[cd + 1] - ket.start[cd]
             counting = n < nket and k_prims > 0 and not size < norms.tolerance
             if n < nket and not counting:
@@ -243,7 +255,7 @@ def select_kets():
 # launcher
 
 
-def launch_select(context, npair, bra, first_bra, ket, nket, norms, counts, table=None):
+def launch_select(context, npair, bra, first_bra, ket, nket, norms, counts, table=None, by_table=False):
     """Counts the pairs of a ket list that count with `npair` bra pairs, or writes the `table`.
 
     Parameters
@@ -252,11 +264,11 @@ def launch_select(context, npair, bra, first_bra, ket, nket, norms, counts, tabl
         Fields of `BoundedPairs` of whole lists, of which the pairs from `first_bra` on and all `nket` take part, or
         those that `table` says.
     norms, counts, table : tuple
-        Fields of `Norms`, `KetCounts` and `QuartetTable`.
+        Fields of `Norms`, or of `TableNorms` if `by_table`, `KetCounts` and `QuartetTable`.
     """
-    nothing, nbytes = counts[0].part(0, (0,)), 16 * norms[1].size * norms[3]
+    nothing, nbytes = counts[0].part(0, (0,)), ROW_BYTES + 1 if by_table else 16 * norms[1].size * norms[3]
     near = nbytes <= ROW_BYTES
     context.launch(
-        Variant(select_kets, ()), npair, THREADS, nbytes if near else 0, bra, first_bra, ket, nket, norms, near,
-        table is not None, counts, table or (bra[0], *[nothing] * 5),
+        Variant(select_kets, (by_table,)), npair, THREADS, nbytes if near else 0, bra, first_bra, ket, nket, norms,
+        near, table is not None, counts, table or (bra[0], *[nothing] * 5),
     )  # fmt: skip

@@ -75,6 +75,6 @@ def test_plans(bra, ket):
     assert (plan is None) <= (sum(bra) + sum(ket) > 2)
     assert (plan is not None) <= (sum(bra) + sum(ket) < 10)
     if plan is not None:
-        assert (plan.warps - 1) * plan.chunk < len(columns_of(hermite.l)) <= plan.warps * plan.chunk
+        assert (plan.warps - 1) * plan.chunk < len(columns_of(hermite.l, 0)) <= plan.warps * plan.chunk
         assert plan.chunk * ab.nab <= REVERSE.lane_doubles
         assert plan.warps <= REVERSE.lane_warps

@@ -12,6 +12,7 @@ from method.test_derivatives import dense_h
 
 import md4
 from md4.cpu.groups import functions_of
+from md4.gpu.forces import hermite_facts
 from md4.gpu.hermite_coulomb import first_aos
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.reverse_sums import INNER, launch_reverse, reverse_tile
@@ -126,7 +127,7 @@ def test_forces_of_pairs(ls, nprim, nctr, pure):
         z[:, :, :, nab:] = np.nan  # rows and columns of padding are not read
         z[..., -1, :, :][..., order[-8:] < 0] = np.nan
         out = context.pool.get(6 * ab.nprim)
-        launch_forces(context, ab, width, (sent(context, z), ab.first_prim, ab.nprim, rows), parts, out)
+        launch_forces(context, ab, hermite_facts(width), (sent(context, z), ab.first_prim, ab.nprim, rows), parts, out)
         found = host_array(out, "float64")[: 6 * ab.nprim].reshape(ab.nprim, 6).copy()
     assert machine.kernels >= {"pair_forces"}
     functions, triples = functions_of(host)
