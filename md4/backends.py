@@ -245,12 +245,15 @@ class Algebra(Protocol):
         The array library: NumPy, or CuPy, which has the same functions.
     has_host_memory : bool
         Whether the memory of the host is another than that of the device.
+    has_groups : bool
+        Whether there is `add_groups`; products serve where not.
     block_bytes, chunk_bytes : int
         Bytes that products should work on at a time, and those of integrals that should be made at a time.
     """
 
     xp: object
     has_host_memory: bool
+    has_groups: bool
     block_bytes: int
     chunk_bytes: int
 
@@ -322,10 +325,10 @@ class Algebra(Protocol):
         """
 
     def takes_rows(self, nao, count):
-        """Whether `half_transform` and `add_groups` take so many AOs and orbitals: products are not faster."""
+        """Whether `half_transform` takes so many AOs and orbitals: matrices and products are not faster."""
 
     def add_groups(self, array, rows, factors, sources, targets, out):
-        """out[targets[n], :, :width] += factors[sources[n]] array[rows[n]]^T for all n, where `takes_rows`.
+        """out[targets[n], :, :width] += factors[sources[n]] array[rows[n]]^T for all n, where `has_groups`.
 
         Parameters
         ----------
@@ -400,7 +403,7 @@ class Backend(Protocol):
         """The `Algebra` of the device; DeviceError where a package for it is missing."""
 
     def rehearse_rows(self, nao, count):
-        """Asks for the kernels of `Algebra` that turn rows of pairs of AOs into matrices, or multiply them by orbitals."""
+        """Asks for the kernels by which an `Algebra` makes matrices of rows of pairs, or multiplies rows by orbitals."""
 
     def mark(self):
         """A function that waits until all work so far is done."""

@@ -165,9 +165,9 @@ class OneIndexOfEachSide:
         longest = max((last - first for first, last in pieces), default=0)
         widest = table_width(rows.nrow)
         table = algebra.empty((longest * widest,))
-        half, dense, sorted_ = algebra.empty((longest * self.nao * self.count,)), None, None
+        half, dense = algebra.empty((longest * self.nao * self.count,)), None
+        sorted_ = None if algebra.has_groups else algebra.empty(half.shape)
         if not algebra.takes_rows(self.nao, self.count):
-            sorted_ = algebra.empty(half.shape)
             dense = algebra.empty((min(longest, self.matrices_at_once) * self.nao * algebra.matrix_width(self.nao),))
         for first, last, made in rows.once(pieces, table, bar):
             w = self._transformed(made, last, places, dense, half)

@@ -21,7 +21,7 @@ class HostAlgebra:
         Its memory counts what is allocated here.
     """
 
-    xp, has_host_memory, block_bytes, chunk_bytes = np, False, 64 << 20, 256 << 20
+    xp, has_host_memory, has_groups, block_bytes, chunk_bytes = np, False, False, 64 << 20, 256 << 20
 
     def __init__(self, backend):
         self.backend = backend

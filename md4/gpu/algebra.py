@@ -46,11 +46,11 @@ def cupy_module():
 def rehearse_rows(context, nao, count):
     """Asks for what `unpack`, `half_transform` and `add_groups` launch for so many AOs and orbitals, or fewer AOs."""
     launch_unpack(context, None, (1, 1), None, None, (1, 1))
-    if columns_at_once(context, nao, count) is None:
+    if context.unit == "fma":
         return
-    for size in range(1, nao + TILE, TILE):
-        columns8 = columns_at_once(context, size, count)
-        launch_half_transform(context, columns8, None, (1, 1), None, size, None, None, count)
+    columns8 = columns_at_once(context, nao, count)
+    if columns8 is not None:
+        launch_half_transform(context, columns8, None, (1, 1), None, nao, None, None, count)
     for first in range(0, count, 8 * MOST_FACTORS8):
         factors8 = min(MOST_FACTORS8, -(-(count - first) // 8))
         launch_grouped_rows(context, None, (1, 1), NO_GROUPS, None, factors8, None, (1, 1), count)
@@ -239,33 +239,32 @@ class DeviceAlgebra:
         return out[:, :, :nao], part.sum(axis=1)
 
     def half_transform(self, table, places, orbitals, out):
-        """By a kernel of md4, which reads the table a few times at most."""
+        """By a kernel of md4, which reads the table once."""
         xp, (nao, count) = self.xp, orbitals.shape
-        columns8 = columns_at_once(self.context, nao, count)
-        side, most = -(-nao // TILE) * TILE, 8 * columns8
-        padded, tiles = xp.full((side, side), 0, dtype=np.int32), side // TILE
-        padded[:nao, :nao] = places
+        columns8, tiles = columns_at_once(self.context, nao, count), -(-nao // TILE)
+        side = tiles * TILE
+        padded, factors = xp.full((side, side), 0, dtype=np.int32), xp.full((side, 8 * columns8), 0.0)
+        padded[:nao, :nao], factors[:nao, :count] = places, orbitals
         below = self.send(np.stack(np.tril_indices(tiles)))
         of_tiles = self.empty((below.shape[1], TILE * TILE // 2)).view(np.int32).reshape(-1, TILE, TILE)
         of_tiles[...] = padded.reshape(tiles, TILE, tiles, TILE).transpose(0, 2, 1, 3)[below[0], below[1]]
-        numbers = Buffer(of_tiles.data.ptr, (of_tiles.size,), 4, of_tiles)
-        for first in range(0, count, most):
-            some = orbitals[:, first : first + most]
-            factors = xp.full((side, most), 0.0)
-            factors[:nao, : some.shape[1]] = some
-            into = out[:, :, first : first + most]
-            steps = [stride // ITEM_BYTES for stride in into.strides]
-            length = 1 + sum((size - 1) * step for size, step in zip(into.shape, steps))
-            given = Buffer(into.data.ptr, (length,), ITEM_BYTES, into), *steps
-            launch_half_transform(
-                self.context, columns8, as_buffer(table), table.shape, numbers, nao, as_buffer(factors), given,
-                some.shape[1],
-            )  # fmt: skip
+        steps = [stride // ITEM_BYTES for stride in out.strides]
+        length = 1 + sum((size - 1) * step for size, step in zip(out.shape, steps))
+        launch_half_transform(
+            self.context, columns8, as_buffer(table), table.shape,
+            Buffer(of_tiles.data.ptr, (of_tiles.size,), 4, of_tiles), nao, as_buffer(factors),
+            (Buffer(out.data.ptr, (length,), ITEM_BYTES, out), *steps), count,
+        )  # fmt: skip
         return out
 
     def takes_rows(self, nao, count):
-        """Where W of a row fits into shared memory."""
+        """Where W of a row fits into shared memory, beside tiles."""
         return columns_at_once(self.context, nao, count) is not None
+
+    @property
+    def has_groups(self):
+        """On tensor cores."""
+        return self.context.unit != "fma"
 
     def add_groups(self, array, rows, factors, sources, targets, out):
         """By a kernel of md4."""

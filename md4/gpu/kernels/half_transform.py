@@ -42,8 +42,6 @@ THREADS = 256
 OWN, LINES = TILE * TILE // THREADS, THREADS // TILE
 # By how many tiles the table is read ahead, and the numbers of columns of W, in eights, that a launch may have.
 AHEAD, COLUMNS8 = 3, (2, 4)
-# As often the table may be read, each time for other columns; more take longer than matrices would.
-MOST_PASSES = 3
 
 
 class Transformed(NamedTuple):
@@ -189,7 +187,8 @@ def half_transform(columns8, unit):
         else:
             t_place, row_step, k_step = 8 * (inner * PITCH + rows + own), i64(64), i64(32 * PITCH)
         c_place = 8 * (inner * pitch + own + 8 * half)
-        w_place = begin + 8 * ((rows + own) * width + 2 * inner + 8 * half)
+        # eights of columns are exchanged in every other row of W, so that lanes meet all banks
+        w_place = begin + 8 * ((rows + own) * width + 2 * inner + 8 * (half ^ (own & 1)))
         lane = LanePlaces(turned, t_place, row_step, k_step, c_place, w_place)
         of_row, of_orbitals, last = address_of(table, n * row_width), address_of(orbitals, 0), many - 1
         of_places, tile_bytes, step_bytes = address_of(places, 0) + 4 * tid, 4 * TILE * TILE, 4 * THREADS
@@ -224,13 +223,13 @@ def half_transform(columns8, unit):
             while m < nao * count:
                 ao = quotient(m, count)
                 o = m - ao * count
-                out.numbers[first + ao * out.ao + o] = w[ao * width + o]
+                out.numbers[first + ao * out.ao + o] = w[ao * width + (o ^ 8 * (ao & 1))]
                 m += THREADS
         else:
             while m < nao * count:
                 o = quotient(m, nao)
                 ao = m - o * nao
-                out.numbers[first + ao * out.ao + o * out.orbital] = w[ao * width + o]
+                out.numbers[first + ao * out.ao + o * out.orbital] = w[ao * width + (o ^ 8 * (ao & 1))]
                 m += THREADS
 
     return Kernel(kernel, (THREADS, 1))
@@ -245,21 +244,20 @@ def shared_bytes(columns8, tiles):
 
 
 def columns_at_once(context, nao, count):
-    """How many eights of columns of C a launch takes; None where matrices are faster, or the device has no room."""
+    """For how many eights of columns of C there is a kernel; None where matrices are faster, or the device has no room."""
     if context.unit == "fma":
         return None
-    for columns8 in COLUMNS8[::-1] if count > 8 * COLUMNS8[0] else COLUMNS8[:1]:
-        fits = shared_bytes(columns8, -(-nao // TILE)) <= context.block_shared
-        if fits and count <= 8 * columns8 * MOST_PASSES:
-            return columns8
+    for columns8 in COLUMNS8:
+        if count <= 8 * columns8:
+            return columns8 if shared_bytes(columns8, -(-nao // TILE)) <= context.block_shared else None
     return None
 
 
 def launch_half_transform(context, columns8, table, shape, places, nao, orbitals, out, count):
-    """Some columns of W.
+    """W of `count` columns.
 
     `table` has `shape`, (rows, width); `places` are those of tiles, as the kernel takes them; `orbitals` are padded to
-    whole tiles, (side, 8 columns8); `out` is a `Transformed`, `count` how many columns are wanted.
+    whole tiles, (side, 8 columns8); `out` is a `Transformed`.
     """
     (rows, width), tiles = shape, -(-nao // TILE)
     if rows * count:
