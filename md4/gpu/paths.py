@@ -38,8 +38,9 @@ from md4.gpu.kernels import (
     whole_panel,
 )
 from md4.gpu.predicted_times import Side, rounded_mean
-from md4.gpu.tuning import THREAD_QUARTET
 from md4.plan import SQUARE_BYTES, Plan
+
+FEWEST_QUARTETS = 1 << 16  # that are worth a variant of a thread a quartet
 
 
 class Sides(NamedTuple):
@@ -307,7 +308,7 @@ def plans(unit, bra, ket, matrix=False, limited=False):
 
 def is_long(bra, ket):
     """Whether two lists have enough quartets for a thread each to fill the device."""
-    return bra.npair * ket.npair >= THREAD_QUARTET.fewest_quartets
+    return bra.npair * ket.npair >= FEWEST_QUARTETS
 
 
 @cache

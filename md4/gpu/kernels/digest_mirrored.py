@@ -42,12 +42,20 @@ from md4.gpu.emit.instructions import make_empty, shared_address
 from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.vectors import make_store_vector
-from md4.gpu.kernels.digest_lanes import SUM_ROW, add_listed_sums, bra_pair, keep_lane, ket_element, lane_sum
+from md4.gpu.kernels.digest_lanes import (
+    BLOCKS_OF_DOUBLES,
+    SUM_ROW,
+    THREADS,
+    add_listed_sums,
+    bra_pair,
+    keep_lane,
+    ket_element,
+    lane_sum,
+)
 from md4.gpu.kernels.digest_parameters import Lists, Matrices, Share, share_of
 from md4.gpu.kernels.digest_rows import ROW, addresses_of
 from md4.gpu.kernels.groups import Limits
 from md4.gpu.kernels.mirrored_lanes import MirrorBlock, MirrorShape, Task, Tile, WarpMemory, part_of_lane
-from md4.gpu.tuning import DIGEST, DIGEST_MIRRORED
 from md4.method.digestion import quartet_weight
 
 # Bytes of 13 32-bit numbers of each lane, and of the AOs of a tile.
@@ -62,7 +70,7 @@ def tile_doubles(rows, even, odd):
 def fits(rows, even, odd):
     """Whether a thread has room for a tile, and two lanes' numbers for (D + D^T)_ab of both parts."""
     doubles = tile_doubles(rows, even, odd)
-    return doubles <= DIGEST_MIRRORED.blocks[-1][1] and padded(rows * (even + odd)) <= 32
+    return doubles <= BLOCKS_OF_DOUBLES[-1][1] and padded(rows * (even + odd)) <= 32
 
 
 @cache
@@ -83,7 +91,7 @@ def tile_parts(na_even, nb_even, nb_odd):
 
 def tile_blocks(rows, even, odd):
     """Blocks that share a multiprocessor, by the doubles that a thread has in registers."""
-    return next(blocks for blocks, most in DIGEST_MIRRORED.blocks if tile_doubles(rows, even, odd) <= most)
+    return next(blocks for blocks, most in BLOCKS_OF_DOUBLES if tile_doubles(rows, even, odd) <= most)
 
 
 def ab_bytes(rows, even, odd):
@@ -350,7 +358,7 @@ def make_walk(rows, even, odd, with_k, with_j):
 
 def digest_mirrored(rows, even, odd, blocks, with_k, with_j):
     """Kernel factory: tiles (`rows`, `even`, `odd`), `blocks` blocks a multiprocessor; X if `with_k`, Y if `with_j`."""
-    warps, walk = DIGEST.threads // 32, make_walk(rows, even, odd, with_k, with_j)
+    warps, walk = THREADS // 32, make_walk(rows, even, odd, with_k, with_j)
     own_row, _, ab_place = make_lists(rows, even, odd)
     range_of, element_of, sum_of = jit_device(share_of), jit_device(ket_element), jit_device(lane_sum)
     part_of, first_sum, keep_sums = jit_device(part_of_lane), jit_device(sum_place), jit_device(keep_lane)
@@ -388,4 +396,4 @@ def digest_mirrored(rows, even, odd, blocks, with_k, with_j):
             walk(s, block, lists, limits, matrices, shape, task, memory)
             s = i32(s + 1)
 
-    return Kernel(kernel, (DIGEST.threads, blocks))
+    return Kernel(kernel, (THREADS, blocks))

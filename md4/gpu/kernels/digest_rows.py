@@ -28,7 +28,9 @@ from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.vectors import make_store_vector
 from md4.gpu.kernels.digest_lanes import (
+    BLOCKS_OF_DOUBLES,
     SUM_ROW,
+    THREADS,
     KetElement,
     Shape,
     add_lane_sums,
@@ -39,9 +41,10 @@ from md4.gpu.kernels.digest_lanes import (
 )
 from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share, share_of
 from md4.gpu.kernels.groups import Limits
-from md4.gpu.tuning import DIGEST, DIGEST_ROWS
 from md4.method.digestion import quartet_weight
 
+# Most functions a, or b, of a tile, and most of its integrals.
+MOST_ROWS, MOST_OF_A_TILE = 7, 35
 # Bytes of 32 doubles, one a lane, and of five 32-bit numbers of each lane.
 ROW, LANE_BYTES = 256, 5 * 128
 
@@ -53,14 +56,14 @@ def evenly(count, most):
 
 def tile_shape(na, nb):
     """Most functions (a, b) of a tile, for shells of `na` and `nb` functions."""
-    rows = evenly(na, DIGEST_ROWS.rows)
-    return rows, evenly(nb, min(DIGEST_ROWS.rows, DIGEST_ROWS.tile // rows))
+    rows = evenly(na, MOST_ROWS)
+    return rows, evenly(nb, min(MOST_ROWS, MOST_OF_A_TILE // rows))
 
 
 def tile_blocks(rows, columns):
     """Blocks that share a multiprocessor, by the doubles that a thread has in registers: integrals and densities."""
     doubles = rows * columns + 2 * (rows + columns)
-    return next(blocks for blocks, most in DIGEST_ROWS.blocks if doubles <= most)
+    return next(blocks for blocks, most in BLOCKS_OF_DOUBLES if doubles <= most)
 
 
 def ab_bytes(rows, columns):
@@ -334,7 +337,7 @@ def make_walk(rows, columns, with_k, with_j):
 
 def digest_rows(rows, columns, blocks, with_k, with_j):
     """Kernel factory: tiles of `rows` x `columns`, `blocks` blocks a multiprocessor; X if `with_k`, Y if `with_j`."""
-    warps, walk = DIGEST.threads // 32, make_walk(rows, columns, with_k, with_j)
+    warps, walk = THREADS // 32, make_walk(rows, columns, with_k, with_j)
     range_of, element_of, sum_of = jit_device(share_of), jit_device(ket_element), jit_device(lane_sum)
     keep = jit_device(keep_lane)
     size, sums_at = warp_bytes(rows, columns), LANE_BYTES + ab_bytes(rows, columns)
@@ -354,4 +357,4 @@ def digest_rows(rows, columns, blocks, with_k, with_j):
             walk(s, block, lists, limits, matrices, shape, task, memory)
             s = i32(s + 1)
 
-    return Kernel(kernel, (DIGEST.threads, blocks))
+    return Kernel(kernel, (THREADS, blocks))

@@ -9,11 +9,14 @@ import numpy as np
 from md4.gpu.compile import Variant
 from md4.gpu.kernels import digest_mirrored as mirrored
 from md4.gpu.kernels.digest_in_place import quartet_doubles
+from md4.gpu.kernels.digest_lanes import THREADS
 from md4.gpu.kernels.digest_mirrored import digest_mirrored
 from md4.gpu.kernels.digest_rows import digest_rows, tile_blocks, tile_shape, warp_bytes
-from md4.gpu.tuning import DIGEST, DIGEST_MIRRORED, DIGEST_ROWS
 from md4.method.digestion import digest_flags, digest_ranges
 from md4.method.mirror import function_counts, function_parities, part_rows
+
+FEWEST_WARPS = 8448  # that should be there before each takes several bra pairs
+LANE_INTEGRALS = 256  # most integrals of a lane in several bra pairs
 
 
 def slender(bra, ket):
@@ -39,14 +42,14 @@ def digest_swapped(bra, ket, in_place=False):
 
 def bra_pairs_of_a_warp(most, warps):
     """Bra pairs that a warp takes one after the other, `most` at most; `warps` there are if each takes one."""
-    return max(1, min(most, warps // DIGEST.warps))
+    return max(1, min(most, warps // FEWEST_WARPS))
 
 
 def digest_launcher(context, bra, ket, counts):
     """The function by which `launch_digest` launches for two `ListFacts` and the same numbers of matrices."""
     variants = [digest_variant(bra, *flags) for flags in digest_flags(*counts)]
-    ranges, threads = list(zip(variants, digest_ranges(*counts))), DIGEST.threads
-    shared, most = threads // 32 * warp_bytes(*tile_shape(bra.na, bra.nb)), DIGEST_ROWS.lane_integrals // bra.nab
+    ranges, threads = list(zip(variants, digest_ranges(*counts))), THREADS
+    shared, most = threads // 32 * warp_bytes(*tile_shape(bra.na, bra.nb)), LANE_INTEGRALS // bra.nab
     shape = bra.na, bra.nb, ket.na, ket.nb
 
     def launch(context, block, ab, cd, places, triangle, matrices, nao):
@@ -124,8 +127,8 @@ def mirrored_columns(lc, ld, pure, nctr_c, nctr_d, axis):
 def mirrored_launcher(context, bra, ket, axis, counts):
     """The function by which `launch_mirrored` launches for two `ListFacts` and the same numbers of matrices."""
     variants = [mirrored_variant(bra, axis, *flags) for flags in digest_flags(*counts)]
-    ranges, threads, tile = list(zip(variants, digest_ranges(*counts))), DIGEST.threads, mirrored_tile(bra, axis)
-    shared, most = threads // 32 * mirrored.warp_bytes(*tile), 2 * DIGEST_MIRRORED.lane_integrals // bra.nab
+    ranges, threads, tile = list(zip(variants, digest_ranges(*counts))), THREADS, mirrored_tile(bra, axis)
+    shared, most = threads // 32 * mirrored.warp_bytes(*tile), 2 * LANE_INTEGRALS // bra.nab
     c_even, c_odd, d_even, d_odd = counts_of(ket, axis)
     shells = [(this.la, this.lb, this.pure, this.nctr_a, this.nctr_b, axis) for this in (bra, ket)]
     tables = context.table(mirrored_functions, *shells[0]), context.table(mirrored_columns, *shells[1])

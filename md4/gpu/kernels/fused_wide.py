@@ -44,7 +44,16 @@ from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import reach, row_table, shared_out, shared_rows
 from md4.gpu.tiles import blocks_of_8, panel_rows
-from md4.gpu.tuning import FEWEST_BLOCKS, FUSED_WIDE, SHARED_BYTES
+from md4.gpu.tuning import FEWEST_BLOCKS, SHARED_BYTES
+
+SHARES = (1, 2)  # warps that may share a quartet, powers of 2; the first with a tile
+FEWEST_FUNCTIONS = 21  # functions ab, and cd
+MOST_FRAGMENTS = 4  # fragments of 16 rows ab
+MOST_COLUMNS = 8  # blocks of 8 cd
+TILE_DOUBLES = (72, 72, 84)  # most accumulators of a lane, for 1, 2, ... fragments of a warp
+LEAST_Q = 2  # fewest blocks of 8 q at a time, if there are as many
+BLOCKS_OF_WARPS = ((4, 2), (8, 1))  # (warps of a block, blocks a multiprocessor); the first that shared memory holds
+FEWEST_KETS = 8  # ket pairs that the warps of a quartet take one after the other
 
 
 def make_pass(nq, nc, passes, depths, fragments, nq8):
@@ -188,18 +197,18 @@ def wide_tile(unit, bra, ket):
     if unit != "dmma16" or max(bra.max_prim, ket.max_prim) > 1:
         return None
     rows, nq8, nc = (bra.nab + 15) // 16, blocks_of_8(ket.nherm), blocks_of_8(ket.nab)
-    if min(bra.nab, ket.nab) < FUSED_WIDE.functions or rows > FUSED_WIDE.fragments or nc > FUSED_WIDE.columns:
+    if min(bra.nab, ket.nab) < FEWEST_FUNCTIONS or rows > MOST_FRAGMENTS or nc > MOST_COLUMNS:
         return None
-    for shares in FUSED_WIDE.shares:
+    for shares in SHARES:
         fragments = shared_out(rows, shares)
         mt = max(fragments)
-        if mt > len(FUSED_WIDE.doubles):
+        if mt > len(TILE_DOUBLES):
             continue
-        most = FUSED_WIDE.doubles[mt - 1] // (4 * mt) - nc
-        if most < min(nq8, FUSED_WIDE.least_q):
+        most = TILE_DOUBLES[mt - 1] // (4 * mt) - nc
+        if most < min(nq8, LEAST_Q):
             continue
         passes = -(-nq8 // most)
-        for warps, blocks in FUSED_WIDE.warps:
+        for warps, blocks in BLOCKS_OF_WARPS:
             if wide_shared(bra, ket, warps // shares) <= 2 * SHARED_BYTES // blocks:
                 return WideTile(fragments, -(-nq8 // passes), nc, warps, blocks)
     return None
@@ -223,7 +232,7 @@ def wide_variant(unit, bra, ket, matrix, limited):
 
 def wide_parts(nbra, nket, teams):
     """Blocks that share the ket pairs of a bra pair: a team takes several, unless that leaves too few blocks."""
-    return min(-(-nket // teams), max(1, nket // (teams * FUSED_WIDE.kets), FEWEST_BLOCKS // nbra))
+    return min(-(-nket // teams), max(1, nket // (teams * FEWEST_KETS), FEWEST_BLOCKS // nbra))
 
 
 def wide_launcher(context, bra, ket, matrix, limited):

@@ -54,8 +54,8 @@ from md4.gpu.kernels.groups import (
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_r_in_turn, make_ring
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import depths, full_depths, full_reach, reach, row_table
-from md4.gpu.tiles import blocks_of_8, choose_tile, turned_ket_tile, turned_tile
-from md4.gpu.tuning import SHARED_BYTES, TILES
+from md4.gpu.tiles import MOST_COLUMNS, blocks_of_8, choose_tile, turned_ket_tile, turned_tile
+from md4.gpu.tuning import SHARED_BYTES
 
 
 class WordTable(NamedTuple):
@@ -385,7 +385,7 @@ def bra_launcher(context, bra, ket):
     _, shared = bra_shared(tile, bra, ket)
     rows8, steps = form_rows(nab, bra_form(unit, bra)), blocks_of_8(bra.nherm)
     staircase = staircase_of(context, bra, tile.rows8, row_blocks)
-    words = context.table(words_in_turn, *words_of(bra, ket)), 16 * (nq8 + TILES.most_columns)
+    words = context.table(words_in_turn, *words_of(bra, ket)), 16 * (nq8 + MOST_COLUMNS)
 
     def launch(context, h, ab, cd, r, abq, limits):
         npair, nket = ab.npair, cd.nprim

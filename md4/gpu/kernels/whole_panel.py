@@ -33,8 +33,17 @@ from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.tiles import blocks_of_8
-from md4.gpu.tuning import SHARED_BYTES, WHOLE_PANEL
+from md4.gpu.tuning import SHARED_BYTES
 
+PANEL_BYTES = 64 << 10  # most bytes of a panel of an uncontracted bra
+PANEL_GROUPS = 8  # blocks of columns that a block of threads takes one after the other then, about
+CONTRACTED_ROWS = 5  # most blocks of 8 functions ab of contracted bras
+# Of these for 1, 2, ... blocks of 8 rows: blocks of 8 columns of a warp; blocks of threads that share a multiprocessor;
+# whether [p|q] is gathered a step ahead; primitive pairs whose H and r shared memory has room for.
+CONTRACTED_COLUMNS = (8, 8, 8, 6, 6)
+CONTRACTED_BLOCKS = (4, 4, 3, 3, 2)
+CONTRACTED_AHEAD = (False, False, True, True, True)
+CONTRACTED_STAGES = (3, 2, 2, 2, 2)
 # The highest bit of an int32, which becomes those of all further ones when it is shifted to the right.
 FURTHER = -(1 << 31)
 
@@ -162,8 +171,8 @@ def panel_tile(unit, bra):
     tile = bra_tile(unit, bra)
     if bra.max_prim <= 1:
         return replace(tile, stages=2)
-    n = min(tile.rows8, WHOLE_PANEL.contracted_rows) - 1
-    return replace(tile, nt=WHOLE_PANEL.columns[n], stages=WHOLE_PANEL.stages[n])
+    n = min(tile.rows8, CONTRACTED_ROWS) - 1
+    return replace(tile, nt=CONTRACTED_COLUMNS[n], stages=CONTRACTED_STAGES[n])
 
 
 def shared_parts(bra, ket, tile):
@@ -180,7 +189,7 @@ def serves(unit, bra, ket):
         return False
     tile, rows = panel_tile(unit, bra), blocks_of_8(bra.nab)
     _, panel, shared = shared_parts(bra, ket, tile)
-    small = rows <= WHOLE_PANEL.contracted_rows if bra.max_prim > 1 else panel <= WHOLE_PANEL.panel_bytes
+    small = rows <= CONTRACTED_ROWS if bra.max_prim > 1 else panel <= PANEL_BYTES
     return small and rows <= tile.rows8 and shared <= SHARED_BYTES
 
 
@@ -188,14 +197,14 @@ def bra_variant(unit, bra, ket):
     """Variant of step 4 for a class that is served."""
     tile, contracted, blocks, ahead = panel_tile(unit, bra), bra.max_prim > 1, 2, True
     if contracted:
-        blocks, ahead = WHOLE_PANEL.blocks[tile.rows8 - 1], WHOLE_PANEL.ahead[tile.rows8 - 1]
+        blocks, ahead = CONTRACTED_BLOCKS[tile.rows8 - 1], CONTRACTED_AHEAD[tile.rows8 - 1]
     facts = tile.rows8, tile.nt, tile.warps, tile.stages, blocks, ahead, unit, tile.turned, contracted
     return Variant(whole_panel, facts)
 
 
 def parts_of(ncol, columns, contracted):
     """Blocks that share the columns of one pair: of contracted pairs one for each block of columns."""
-    return -(-ncol // columns) if contracted else max(1, ncol // (columns * WHOLE_PANEL.groups))
+    return -(-ncol // columns) if contracted else max(1, ncol // (columns * PANEL_GROUPS))
 
 
 def bra_launcher(context, bra, ket):

@@ -67,7 +67,7 @@ SPILLS = {
 
 # The same of a thread a quartet by L, 64 up to L = 4: 464 bytes at (gs|ps) on sm_90, 2920 at (dd|ds), Gaussian times
 # Coulomb, on sm_100, 2896 with Coulomb's. Faster than the fused kernel all the same (bench/results/low_l6.log). Kernels
-# with large stacks have been assembled with other options (`ASSEMBLER` in md4/gpu/tuning.py), as on a GPU.
+# with large stacks have been assembled with other options (`OPTIONS` in md4/gpu/machine_code.py), as on a GPU.
 THREAD_QUARTET_SPILLS = {5: 490, 6: 2930}
 # The same where single shells take part and several blocks share a multiprocessor, which makes up for it: 200 bytes at
 # (pp|d), Gaussian times Coulomb, on sm_80, 184 with Coulomb's (bench/results/three_centre_kernels.log).
