@@ -1,8 +1,8 @@
 """Register tiles of the products on tensor cores, and what rows are padded to for them."""
 
-from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import NamedTuple
 
 # Blocks of 8 columns of a warp for 1, 2, ... fragments of 16 rows: as many as registers hold.
 COLUMNS = (8, 8, 6, 4, 4, 3, 3, 2, 2, 2, 2)
@@ -20,9 +20,8 @@ def blocks_of_8(n):
     return (n + 7) // 8
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A warp's register tile and the block around it.
+class Tile(NamedTuple):
+    """A warp's register tile and the block around it: the first compile-time facts of kernels that have one.
 
     Attributes
     ----------

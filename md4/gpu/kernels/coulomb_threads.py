@@ -306,12 +306,6 @@ def bras_of_a_block(nbra, blocks, filled):
     return max(1, wanted, -(-nbra * blocks // MOST_BLOCKS))
 
 
-def threads_variants(l_bra, l_ket, kind, single, mirrored):
-    """The variants for two degrees, that of the bra being the larger one."""
-    parts = range(len(ket_parts(l_ket, mirrored)))
-    return [Variant(correlation_by_threads, (l_bra, l_ket, kind, single, part, mirrored)) for part in parts]
-
-
 def launch_order(context, prepared, of_pairs, axis, places, reach, records):
     """Writes what belongs to a whole list into its degree's `reach` and `records`, and the `places` of its primitives.
 
@@ -326,15 +320,11 @@ def launch_order(context, prepared, of_pairs, axis, places, reach, records):
 
 def quartets_launcher(context, kind, parameter, l_bra, l_ket, single, mirrored):
     """The function by which `launch_quartets` launches for two degrees."""
-    l = l_bra + l_ket
-    variants, threads = (
-        threads_variants(l_bra, l_ket, kind, single, mirrored), threads_of_a_block(l, single, mirrored)
-    )  # fmt: skip
+    l, parts_of_kets = l_bra + l_ket, range(len(ket_parts(l_ket, mirrored)))
+    variants = [Variant(correlation_by_threads, (l_bra, l_ket, kind, single, n, mirrored)) for n in parts_of_kets]
+    threads = threads_of_a_block(l, single, mirrored)
     shared = threads // 32 * stage_bytes(l, single, mirrored)
-    if single:
-        arguments = single_arguments(context, kind, parameter, l)
-    else:
-        arguments = operator_arguments(context, kind, parameter)
+    arguments = (single_arguments if single else operator_arguments)(context, kind, parameter, l)
 
     def launch(context, triangle, bra, ket, limits, filled):
         nbra, blocks = bra[3] - bra[2], -(-(ket[3] - ket[2]) // threads)

@@ -286,23 +286,15 @@ def item_entries(bra, ket, quartets):
     return threads * max(1, min(most, quartets // (threads * FEWEST_ITEMS)))
 
 
-def in_place_variant(bra, ket, kind, single=False):
-    """Variant for a class."""
-    shells = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket))
-    return Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind, single))
-
-
 def in_place_launcher(context, kind, parameter, bra, ket, counts, single):
     """The function by which `launch_in_place` launches for two `ListFacts` and the same numbers of matrices."""
     count = bra.nab * ket.nab
     threads, size = block_threads(count, single), form_size(bra, BRA_ELEMENTS)
     others, h_bytes = bytes_besides_h(bra, ket, single), 4 * single_h_size(bra.h_class) if single else 8 * size
     group = max(1, min(bra.max_prim, PRIMITIVES, (TENSOR_LIMITS.shared - others) // h_bytes))
-    variant, shared = in_place_variant(bra, ket, kind, single), group * h_bytes + others
-    if single:
-        arguments = single_arguments(context, kind, parameter, bra.l + ket.l)
-    else:
-        arguments = operator_arguments(context, kind, parameter)
+    shells, shared = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), group * h_bytes + others
+    variant = Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind, single))
+    arguments = (single_arguments if single else operator_arguments)(context, kind, parameter, bra.l + ket.l)
 
     def launch(context, h, g, ab, cd, places, triangle, matrices, nao, quartets):
         slots = cd.data.slots

@@ -18,7 +18,7 @@ integrals of later ones added.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
@@ -357,14 +357,6 @@ def fused_shared(bra, ket, kets=1):
     return panel, table + WARPS * max(1, kets) * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
 
 
-def tile_variant(unit, bra, ket, tile, blocks, matrix, limited):
-    """Variant for a class, its tile and the blocks that share a multiprocessor."""
-    facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), WARPS, blocks
-    facts, target = (*facts, bra.max_prim > 1, unit), (matrix, limited) if matrix or limited else ()
-    ahead = 0 < 2 * tile.kets * sum(facts[3]) <= AHEAD_DOUBLES
-    return Variant(fused_transforms, (*facts, tile.kets, ahead, *target))
-
-
 def fused_parts(nbra, nket, kets, contracted):
     """Blocks that share the ket pairs of a bra pair: a warp takes several, unless that leaves too few blocks.
 
@@ -376,30 +368,47 @@ def fused_parts(nbra, nket, kets, contracted):
 
 
 def fused_launcher(context, bra, ket, matrix, limited):
-    """The function by which `launch_fused` launches for two `ListFacts`."""
+    """As `make_launch`, for blocks that are a part of a `matrix` or `limited`, or not."""
     tile = choose_fused(context.unit, bra, ket)
     panel, rest = fused_shared(bra, ket, tile.kets)
     blocks = fused_blocks(tile, bra, ket)
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
-    variant, threads = tile_variant(context.unit, bra, ket, tile, blocks, matrix, limited), 32 * WARPS
-    shared, nab, ncd, stride = group * panel + rest, bra.nab, ket.nab, r_stride_of(bra, ket)
+    passes, threads, target = reach_in_passes(ket.h_class, tile.nq), 32 * WARPS, (matrix, limited)
+    facts = tile.mt, tile.nq, tile.nc, passes, WARPS, blocks, bra.max_prim > 1, context.unit, tile.kets
+    facts = *facts, 0 < 2 * tile.kets * sum(passes) <= AHEAD_DOUBLES
+    variant = Variant(fused_transforms, (*facts, *target) if any(target) else facts)
+    tables = levels_of(context, bra, panel_rows(bra.nab), False), context.table(padded_words, *words_of(bra, ket))
+    parts_of = partial(fused_parts, kets=tile.kets, contracted=bra.max_prim > 1)
+    return make_launch(context, bra, ket, variant, (threads, group * panel + rest), tables, group, parts_of)
+
+
+def make_launch(context, bra, ket, variant, block, tables, group, parts_of):
+    """The function that launches a fused kernel for two `ListFacts`.
+
+    It makes (ab|cd) of a chunk, and takes bra panels `h`, right operands `g` of the ket list, and `r` of the chunk.
+
+    Parameters
+    ----------
+    block : tuple of int
+        Threads of a block, and its shared memory.
+    tables : tuple
+        The kernel's tables of rows ab, and of words.
+    group : int
+        Bra primitives whose H shared memory holds at once.
+    parts_of : callable
+        Blocks that share the ket pairs of a bra pair, by the numbers of bra pairs and of ket pairs.
+    """
+    nab, ncd, stride, (rows, words) = bra.nab, ket.nab, r_stride_of(bra, ket), tables
     rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    levels, words = levels_of(context, bra, rows8, False), context.table(padded_words, *words_of(bra, ket))
     ket_rows = context.table(row_table, ket.h_class, blocks_of_8(ncd))
 
-    def launch(context, h, r, g, ab, cd, block):
+    def launch(context, h, r, g, ab, cd, out):
         nbra, nket = ab.npair, cd.npair
-        parts = fused_parts(nbra, nket, tile.kets, bra.max_prim > 1)
+        parts = parts_of(nbra, nket)
         context.launch(
-            variant, nbra * parts, threads, shared,
-            (h, rows8, steps), pair_range(ab), levels, (r, stride, cd.nprim), words, pair_range(cd),
-            (g, ket_rows, nq8, ncd, nket), (nab, group, parts), block.limits, result(block),
+            variant, nbra * parts, *block,
+            (h, rows8, steps), pair_range(ab), rows, (r, stride, cd.nprim), words, pair_range(cd),
+            (g, ket_rows, nq8, ncd, nket), (nab, group, parts), out.limits, result(out),
         )  # fmt: skip
 
     return launch
-
-
-def launch_fused(context, h, r, g, ab, cd, block):
-    """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
-    limited = block.limits[0].size > 0
-    context.fixed(fused_launcher, ab.facts, cd.facts, block.matrix, limited)(context, h, r, g, ab, cd, block)

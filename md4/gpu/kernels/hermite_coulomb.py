@@ -327,12 +327,6 @@ def warps_of_a_block(warp_bytes):
     return warps, warps * warp_bytes
 
 
-def correlation_variant(l_bra, l_ket, mirrored):
-    """The variant that contracts r with the densities of both sides; `l_bra` is not the smaller one."""
-    lane, _ = functions_of_a_lane(list(map(len, row_parts(l_bra, mirrored))))
-    return Variant(correlation_by_warps, (l_ket, lane, mirrored))
-
-
 def rows_of(context, l, degree, places, axis):
     """`Rows` of a list of degree l in those of a degree; `axis` as in `md4.gpu.hermite_rows.row_places`."""
     return places, context.table(row_places, l, axis, degree), row_width(degree, axis is not None)
@@ -396,11 +390,10 @@ def launch_hermite_products(context, ab, ao, matrix, nao, factor, sums, degree, 
 
 def contraction_launcher(context, l_bra, l_ket, mirrored):
     """The function by which `launch_contraction` launches for two degrees."""
-    variant, stride, (first, *others) = (
-        correlation_variant(l_bra, l_ket, mirrored), r_stride(l_bra + l_ket), row_parts(l_bra, mirrored)
-    )  # fmt: skip
+    stride, (first, *others) = r_stride(l_bra + l_ket), row_parts(l_bra, mirrored)
     second, (warps, shared) = others[0] if others else range(0), warps_of_a_block(16 * stride)
-    of_parts = functions_of_a_lane([len(first), len(second)])[1]
+    lane, of_parts = functions_of_a_lane([len(first), len(second)])
+    variant = Variant(correlation_by_warps, (l_ket, lane, mirrored))
     functions = (
         context.table(row_words, l_bra, mirrored), row_width(l_bra, mirrored), first.stop, second.start, second.stop,
         of_parts[0],

@@ -213,25 +213,21 @@ def r_by_group(l, kind, even=False, listed=False):
 # launcher
 
 
-def r_variant(l, kind, even=False, listed=False):
-    """Variant for r up to L = `l`; `even`: without odd elements, see `md4.gpu.r_layout.even_r`; `listed`: of a list."""
-    factory = r_in_registers if l <= REGISTERS_L else r_by_axis if l <= AXIS_L else r_by_group
-    return Variant(factory, (l, kind, even, True) if listed else (l, kind, True) if even else (l, kind))
-
-
 def r_launcher(context, kind, parameter, l, axis, listed=False):
     """The function by which `launch_r` launches for an operator up to L = `l`; `axis`: the mirror axis of even r.
 
     If `listed`, that of `launch_listed_r`.
     """
-    threads, together, shared, even = THREADS, THREADS, 0, axis is not None
-    extra = axis if even else 0
-    if REGISTERS_L < l <= AXIS_L:
-        threads, together, shared = 32, lanes_of_a_warp(l, even), stage_bytes(l, even)
-    elif l > AXIS_L:
-        threads, together = group_threads(l), group_threads(l) // group_of(l)
+    even, extra = axis is not None, axis or 0
+    if l <= REGISTERS_L:
+        factory, threads, together, shared = r_in_registers, THREADS, THREADS, 0
+    elif l <= AXIS_L:
+        factory, threads, together, shared = r_by_axis, 32, lanes_of_a_warp(l, even), stage_bytes(l, even)
+    else:
+        factory, threads, together = r_by_group, group_threads(l), group_threads(l) // group_of(l)
         shared, extra = 8 * together * (2 * l + 6 + 2 * r_stride(l)), context.table(packed_rules, l)
-    variant, arguments = r_variant(l, kind, even, listed), operator_arguments(context, kind, parameter)
+    variant = Variant(factory, (l, kind, even, True) if listed else (l, kind, True) if even else (l, kind))
+    arguments = operator_arguments(context, kind, parameter)
 
     def launch(context, ab, cd, r, limits):
         count = ab.nprim * cd.nprim

@@ -113,11 +113,6 @@ def unpack_rows(sums):
 # launcher
 
 
-def unpack_variant(sums):
-    """The one variant, or the one with sums."""
-    return Variant(unpack_rows, (sums,))
-
-
 def parts_of_sums(nao):
     """Number of parts of the sums over pairs of `nao` AOs."""
     return tiles_of(nao) * WARPS
@@ -141,5 +136,6 @@ def launch_unpack(context, table, shape, places, out, square, density=None, part
     if blocks:
         given = (density, part) if sums else (out, out)  # which are not used
         context.launch(
-            unpack_variant(sums), blocks, THREADS, 0, table, count, width, places, tiles, nao, pitch, out, *given
-        )
+            Variant(unpack_rows, (sums,)), blocks, THREADS, 0,
+            table, count, width, places, tiles, nao, pitch, out, *given,
+        )  # fmt: skip

@@ -1,7 +1,5 @@
 """Step 4 with panels of H in shared memory, on the emulated GPU, beside the CPU."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from emulator import host_array, running
@@ -20,7 +18,7 @@ LS = (1, 1, 1, 0)
 def narrow(monkeypatch):
     """Tiles of few columns, so that a block of threads has several steps where bras are not contracted."""
     tile_of = whole_panel.panel_tile
-    monkeypatch.setattr(whole_panel, "panel_tile", lambda *args: replace(tile_of(*args), nt=2, warps=2))
+    monkeypatch.setattr(whole_panel, "panel_tile", lambda *args: tile_of(*args)._replace(nt=2, warps=2))
 
 
 def check(basis, bra, ket, counts=None, by_ket=False):
