@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -175,8 +174,8 @@ class Run:
 def compile_case(job):
     """A few quartets of one case, so that its kernels are in the disk cache; by every plan there is if `plans`."""
     case, npair, backend, plans = job
-    if npair[0] * npair[1] >= paths.THREAD_QUARTET.fewest_quartets:
-        paths.THREAD_QUARTET = replace(paths.THREAD_QUARTET, fewest_quartets=1)
+    if npair[0] * npair[1] >= paths.FEWEST_QUARTETS:
+        paths.FEWEST_QUARTETS = 1
     try:
         run = Run.make(case, (min(npair[0], 4), min(npair[1], 4)), backend, Output(backend))
         for plan in list(every_plan(run.backend.context.unit, run.bra.pairs, run.ket.pairs)) if plans else [None]:

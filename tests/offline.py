@@ -9,7 +9,7 @@ import subprocess
 import sysconfig
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement, product
 from pathlib import Path
@@ -22,7 +22,7 @@ from numba.cuda.compiler import _compile_pyfunc_with_fixup
 from md4 import engine
 from md4.contract.screening import PairList
 from md4.engine import Engine, PreparedPairs
-from md4.gpu import forces, hermite_coulomb, kernels
+from md4.gpu import forces, hermite_coulomb, kernels, machine_code
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
 from md4.gpu.dry_run import BLOCK_SHARED, NoArray
@@ -38,7 +38,6 @@ from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import digest_order
-from md4.gpu.tuning import ASSEMBLER, HERMITE_COULOMB
 from md4.method.operators import OPERATORS, Operator
 from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import QuartetRule
@@ -140,10 +139,10 @@ class Usage:
 def assemble(ptx, cc):
     """(`Usage`, machine code) of a PTX text, by the options that `md4.gpu.compile` gives the assembler."""
     usual = assemble_by(ptx, cc, ())
-    if usual[0].stack >= ASSEMBLER.stack:
-        for options in ASSEMBLER.options:
+    if usual[0].stack >= machine_code.STACK:
+        for options in machine_code.OPTIONS:
             found = assemble_by(ptx, cc, options)
-            if found[0].stack <= ASSEMBLER.left * usual[0].stack:
+            if found[0].stack <= machine_code.LEFT * usual[0].stack:
                 return found
     return usual
 
@@ -206,7 +205,7 @@ def launch_coulomb(backend, lists, mirrored):
     centres = np.array([[0.0, 0.0, 0.0], [1.0, 1.0, 0.0 if mirrored else 1.0]])
     basis, ones = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, centres), np.ones(sum(map(len, lists)))
     target = DeviceCoulomb(backend, basis, np.zeros((1, basis.nao, basis.nao)))
-    with patch.object(hermite_coulomb, "HERMITE_COULOMB", replace(HERMITE_COULOMB, fewest_singles=0)):
+    with patch.object(hermite_coulomb, "FEWEST_SINGLES", 0):
         target.screen_by(QuartetRule(1e-10, None, ones, ones, ones, None, None), lists)
         target.load(lists)
         for l_ket, l_bra in combinations_with_replacement(sorted({prepared.facts.l for prepared in lists}), 2):

@@ -31,10 +31,10 @@ from md4.gpu import kernels, paths, quartet_lists
 from md4.gpu import sums as gpu_sums
 from md4.gpu.buffers import copy_to_host
 from md4.gpu.context import DeviceContext
-from md4.gpu.kernels import coulomb_threads, fused, summed_r
+from md4.gpu.kernels import fused, summed_r
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import plans
-from md4.gpu.tuning import HERMITE_COULOMB, SELECT
+from md4.gpu.tuning import SELECT
 from md4.method.operators import OPERATORS
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
@@ -140,10 +140,10 @@ def blocks(ls, path=None, unit=None, operator="coulomb", chunk=None, shared=None
     steps.context.unit = unit or steps.context.unit
     panel, rest = fused.fused_shared(a, b)
     changes = [
-        (paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1)),
+        (paths, "FEWEST_QUARTETS", 1),
         (gpu, "CHUNK_BYTES", chunk or gpu.CHUNK_BYTES),
         (fused, "SHARED_BYTES", shared * panel + rest if shared else fused.SHARED_BYTES),
-        (summed_r, "SUMS", replace(summed_r.SUMS, fewest=1) if summed else summed_r.SUMS),
+        (summed_r, "FEWEST_SUMS", 1 if summed else summed_r.FEWEST_SUMS),
     ]
     with patched(changes):
         chosen = [plan for plan in plans(steps.context.unit, a, b) if path in (None, plan.path.name)]
@@ -178,7 +178,7 @@ def matrix(ls, path, nprims=(1,), pure=True):
     right = reference(made)
     three = ThreeCentre(*parts, backend="cuda")
     three.engine.backend.plan = plan
-    with patched([(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))]):
+    with patched([(paths, "FEWEST_QUARTETS", 1)]):
         compare(three.integrals(), right, f"matrix {ls} {path}")
         three.metric()
 
@@ -209,10 +209,7 @@ def matrices(basis, count, hermi, with_k=True, omega=None):
 def single_j(basis, omega=None):
     """J alone, whose quartets are all computed in single precision where a thread takes a primitive quartet."""
     dm = symmetric(basis.nao, 1)
-    changes = [
-        (module, "HERMITE_COULOMB", replace(HERMITE_COULOMB, single_ratio=ALL_IN_SINGLE, fewest_singles=0))
-        for module in (coulomb_threads, gpu_coulomb)
-    ]
+    changes = [(gpu_coulomb, "SINGLE_RATIO", ALL_IN_SINGLE), (gpu_coulomb, "FEWEST_SINGLES", 0)]
 
     def j(name):
         return md4.get_jk(basis, dm, with_k=False, omega=omega, backend=name, direct_scf_tol=SMALLEST)[0]
@@ -272,7 +269,7 @@ def digestion(basis, n_k, n_j, in_place=False, operator="coulomb", single=False)
     """
     densities, twice = symmetric(basis.nao, n_k), symmetric(basis.nao, n_j)
     operator = (operator, PARAMETERS[operator]) if operator in PARAMETERS else operator
-    changes = [(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))] if in_place else []
+    changes = [(paths, "FEWEST_QUARTETS", 1)] if in_place else []
     if single:
         modules = (gpu_sums, quartet_lists)
         every = replace(SELECT, single_ratio=ALL_IN_SINGLE, single_seconds=0.0)

@@ -14,7 +14,6 @@ import csv
 import pickle
 import sys
 import warnings
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,11 +22,10 @@ from md4.contract.screening import schwarz_bounds
 from md4.gpu import hermite_coulomb
 from md4.gpu.buffers import Buffer, copy_to_device, copy_to_host
 from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS, KET_SINGLES
-from md4.gpu.kernels import coulomb_threads
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected
-from md4.gpu.tuning import HERMITE_COULOMB, SELECT
+from md4.gpu.tuning import SELECT
 
 SECOND = ("itself", "another", "s near", "s far")
 # Quartets with smaller R R count only where tolerances are far below the rounding of FP64; FP32 has no such numbers.
@@ -165,7 +163,7 @@ def coulomb_error(functions):
         pairs, norms = exact.team.list_pairs(False), block_norms(dm, basis.ao_loc)
         product = pairs.terms * 2 * np.sqrt(basis.nao // 2)
         largest = float(max((product * norms[tuple(pairs.shells.T)]).max() * pairs.terms.max(), 1e-300))
-        tolerance = 1.001 * largest / HERMITE_COULOMB.single_ratio
+        tolerance = 1.001 * largest / hermite_coulomb.SINGLE_RATIO
         ours, _ = md4.JK(basis, backend="cuda", direct_scf_tol=tolerance).get_jk(dm, with_k=False)
         found.append(float(abs(ours - exact_j).max() / tolerance))
     return found
@@ -209,8 +207,7 @@ def main():
                 flush=True,
             )
     rows.sort(key=lambda row: -row[-2])
-    for module in (hermite_coulomb, coulomb_threads):  # so that few quartets are computed in FP32, too
-        module.HERMITE_COULOMB = replace(HERMITE_COULOMB, fewest_singles=0)
+    hermite_coulomb.FEWEST_SINGLES = 0  # so that few quartets are computed in FP32, too
     sources = {(name, element, l, len(e)): (l, e, c) for l, e, c, name, element in shells}
     for l in args.l:
         worst = dict.fromkeys(row[:4] for row in sorted(rows, key=lambda row: -row[-1]) if row[2] == l)

@@ -11,7 +11,6 @@ import argparse
 import sys
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,17 +20,16 @@ from common import add_backend, settle
 from scf import Build
 from systems import NAMES, System
 
-from md4.gpu import backend as gpu
+from md4.gpu import tracks
 from md4.gpu.context import DeviceContext, cuda
 from md4.gpu.recording import Recorder
-from md4.gpu.tuning import TRACKS
 
 
 @contextmanager
 def one_by_one():
     """Builds run on one stream, and launch each kernel anew instead of repeating records."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(gpu, "TRACKS", replace(TRACKS, count=1)))
+        stack.enter_context(patch.object(tracks, "MOST_TRACKS", 1))
         stack.enter_context(patch.object(Recorder, "repeat", lambda *_: False))
         stack.enter_context(patch.object(Recorder, "end", lambda *_: None))
         yield

@@ -28,8 +28,8 @@ from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums
 from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_device_array
 from md4.gpu.tiles import blocks_of_8
-from md4.gpu.tracks import AtWork
-from md4.gpu.tuning import CHUNK_BYTES, TRACKS
+from md4.gpu.tracks import AtWork, number_of_tracks
+from md4.gpu.tuning import CHUNK_BYTES
 from md4.gpu.warmup import compile_ahead
 from md4.plan import ListParts
 from md4.support.display import size_text
@@ -122,7 +122,7 @@ class GpuBackend:
     def tracks(self):
         """This backend, and others for further tracks where there is memory for their rooms; see `md4.gpu.tracks`."""
         self.context.tracks.end()  # those of a build that was interrupted
-        return [self, *map(self.on_track, range(1, TRACKS.number(self.context.pool.left())))]
+        return [self, *map(self.on_track, range(1, number_of_tracks(self.context.pool.left())))]
 
     def on_track(self, track):
         """The same on another track."""

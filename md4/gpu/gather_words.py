@@ -9,7 +9,7 @@ import numpy as np
 
 from md4.gpu.r_layout import r_places
 from md4.gpu.staircases import gather_order, hermite_order
-from md4.gpu.tuning import TILES
+from md4.gpu.tiles import MOST_COLUMNS
 from md4.method.angular import packed_hermite, sum_ordinal
 
 # Blocks of 8 q of which a kernel may read words beyond the last one, without using them.
@@ -45,7 +45,7 @@ def padded_words(*sides):
 def words_in_turn(*sides):
     """`gather_words` with blocks of q that begin anew, for the columns of a block of threads from any q on."""
     words = gather_words(*sides)
-    return np.take(words, range(words.shape[1] + TILES.most_columns), axis=1, mode="wrap").reshape(-1)
+    return np.take(words, range(words.shape[1] + MOST_COLUMNS), axis=1, mode="wrap").reshape(-1)
 
 
 def words_of(bra, ket):

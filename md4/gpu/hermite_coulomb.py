@@ -21,8 +21,12 @@ from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, has_range_of_single, largest_single_exponent
 from md4.gpu.pair_order import PairOrder, overlap, part_of_order, rows_together
 from md4.gpu.r_layout import r_stride
-from md4.gpu.tuning import HERMITE_COULOMB
 from md4.plan import chunks
+
+SINGLE_RATIO = 1e5  # quartets below this many tolerances are computed in single precision; 0: none
+FEWEST_SINGLES = 1 << 21  # primitive quartets that a launch in single precision should have, about
+GRADIENT_THREAD_L = 9  # highest L of which a thread takes a primitive quartet for gradients, with kernels of their own
+R_BYTES = 256 << 20  # bytes of r of a chunk
 
 
 def first_aos(context, prepared, basis):
@@ -137,7 +141,7 @@ class DeviceCoulomb:
         """Orders the primitive pairs of all lists for the quartets that survive by a `md4.plan.QuartetRule`."""
         self.least, self.lists = rule.tolerance, lists
         fits = rule.own.max(initial=0.0) <= LARGEST_SINGLE and has_range_of_single(extent(self.basis))
-        self.with_singles = bool(self.least > 0 and HERMITE_COULOMB.single_ratio > 0 and fits)
+        self.with_singles = bool(self.least > 0 and SINGLE_RATIO > 0 and fits)
         self.with_singles &= self.more == 0
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             products, terms = rule.bounds * rule.own, np.where(rule.bounds > 0, rule.terms / rule.bounds, 1.0)
@@ -197,12 +201,12 @@ class DeviceCoulomb:
         first, last = part_of_order(bra.order, found, part, parts)
         if first == last or found.width == 0:
             return
-        by_thread = self.more == 0 or l_bra + l_ket <= HERMITE_COULOMB.gradient_thread_l
-        if by_thread and by_threads(l_bra, l_ket, bra.mirrored):
+        by_thread = self.more == 0 or l_bra + l_ket <= GRADIENT_THREAD_L
+        if by_thread and by_threads(l_bra, l_ket):
             self.launch(bra, ket, (first, last), found, parts)
             return
         size = 8 * r_stride(l_bra + l_ket)
-        most = max(1, self.backend.context.pool.share(HERMITE_COULOMB.r_bytes) // size)
+        most = max(1, self.backend.context.pool.share(R_BYTES) // size)
         for low, high, width in rows_together(bra.order, found, first, last, most):
             self.contract(bra, ket, low, high - low, width, most)
 
@@ -211,9 +215,9 @@ class DeviceCoulomb:
         backend, least, single = self.backend, self.least, False
         limits = least, least, 0.0
         if self.with_singles and in_single(bra.l, ket.l):
-            double = HERMITE_COULOMB.single_ratio * least
+            double = SINGLE_RATIO * least
             count = found.work[-1] - overlap(bra.order, ket.order, double).work[-1]
-            single = count >= HERMITE_COULOMB.fewest_singles * parts
+            single = count >= FEWEST_SINGLES * parts
         if single:
             limits = least, double, largest_single_exponent(bra.l + ket.l)
         for in_fp32 in (False, True) if single else (False,):

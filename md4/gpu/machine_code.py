@@ -6,8 +6,11 @@ from cuda.bindings import nvrtc
 from cuda.core import Linker, LinkerOptions, ObjectCode
 
 from md4.gpu.device_code import cuda
-from md4.gpu.tuning import ASSEMBLER
 
+# Kernels that spill many registers as the assembler usually orders their instructions
+STACK = 600  # bytes of local memory of a thread from which on other options are tried
+LEFT = 0.6  # share of them that may be left for these to be taken
+OPTIONS = (("--register-usage-level=0",), ("-O1",))  # in turn: fewer registers are aimed at; hardly any reordering
 # In a section .nv.info: the code of the size of a function's stack, and that of entries whose value has its own length.
 FRAME_SIZE, SIZED = 0x11, 4
 
@@ -20,7 +23,7 @@ def machine_code(kernel, capability):
     )  # fmt: skip
     cubin = linked(code, capability)
     stack = stack_bytes(cubin)
-    return (with_less_stack(code, capability, stack) if stack >= ASSEMBLER.stack else None) or cubin
+    return (with_less_stack(code, capability, stack) if stack >= STACK else None) or cubin
 
 
 def architectures():
@@ -43,12 +46,12 @@ def linked(code, capability, options=()):
 
 def with_less_stack(code, capability, stack):
     """Machine code by the first of the assembler's options that leave little of the `stack`, in bytes, or None."""
-    for options in ASSEMBLER.options:
+    for options in OPTIONS:
         try:
             cubin = linked(code, capability, options)
         except Exception:  # of whatever type cuda.core makes it: an assembler may lack an option
             continue
-        if stack_bytes(cubin) <= ASSEMBLER.left * stack:
+        if stack_bytes(cubin) <= LEFT * stack:
             return cubin
     return None
 

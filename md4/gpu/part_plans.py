@@ -10,11 +10,14 @@ from functools import cache, lru_cache
 from itertools import product
 
 from md4.gpu import predicted_times
+from md4.gpu.kernels.digest_in_place import MOST_INTEGRALS
 from md4.gpu.paths import PATHS, Sides, build_time, is_long, timed_plans
 from md4.gpu.predicted_times import Side, rounded_mean
-from md4.gpu.tuning import DIGEST_QUARTETS, PLANE_L
 from md4.plan import Plan
 from md4.shells.shell_pairs import part_facts
+
+# The highest l of a basis from which on planar molecules are turned into a plane of constant z for J and K.
+PLANE_L = 3
 
 
 def gains_by_plane(basis):
@@ -60,7 +63,7 @@ def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
         Predicted ns a quartet, and a tuple of one plan, or of two as in `timed_part_plans`; the fastest first.
     """
     found = whole_ways(unit, bra, ket, mean_bra, mean_ket, long)
-    few = bra.nab * ket.nab <= DIGEST_QUARTETS.integrals
+    few = bra.nab * ket.nab <= MOST_INTEGRALS
     if axis is None or few or not found[0][1][0].path.splits:
         return found
     return sorted([*found, *timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis)], key=lambda entry: entry[0])

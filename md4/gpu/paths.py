@@ -38,8 +38,9 @@ from md4.gpu.kernels import (
     whole_panel,
 )
 from md4.gpu.predicted_times import Side, rounded_mean
-from md4.gpu.tuning import THREAD_QUARTET
 from md4.plan import SQUARE_BYTES, Plan
+
+FEWEST_QUARTETS = 1 << 16  # that are worth a variant of a thread a quartet
 
 
 class Sides(NamedTuple):
@@ -156,6 +157,7 @@ class Fused(GpuPath):
     """Both products in one kernel."""
 
     splits = takes_parts = True
+    launcher = staticmethod(fused.fused_launcher)
 
     def supports(self, sides):
         return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
@@ -171,13 +173,15 @@ class Fused(GpuPath):
 
     def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
         """Steps 4 and 5."""
-        fused.launch_fused(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
+        facts, limited = (ab.facts, cd.facts), out.limits[0].size > 0
+        launch = steps.context.fixed(self.launcher, *facts, out.matrix, limited)
+        launch(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
 
 
 class FusedWide(Fused):
     """Both products in one kernel, where several warps may share a quartet; pairs of one primitive pair each."""
 
-    takes_parts = False
+    takes_parts, launcher = False, staticmethod(fused_wide.wide_launcher)
 
     def supports(self, sides):
         """Classes that the fused kernel does not take in groups of ket pairs."""
@@ -188,18 +192,11 @@ class FusedWide(Fused):
     def cost(self, sides):
         return predicted_times.wide_time(sides.bra, sides.ket, sides.turned, sides.matrix)
 
-    def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
-        fused_wide.launch_wide(steps.context, H_ab.array, r, H_cd.array, ab, cd, out)
-
-
-def bra_kernel(unit, bra, ket):
-    """The module of the kernel of step 4 for two `ListFacts`."""
-    return whole_panel if whole_panel.serves(unit, bra, ket) else two_products
-
 
 def bra_launcher(context, bra, ket):
-    """The launcher of step 4 for two `ListFacts`."""
-    return bra_kernel(context.unit, bra, ket).bra_launcher(context, bra, ket)
+    """The launcher of step 4 for two `ListFacts`, of the kernel that serves them."""
+    kernel = whole_panel if whole_panel.serves(context.unit, bra, ket) else two_products
+    return kernel.bra_launcher(context, bra, ket)
 
 
 class TwoProducts(GpuPath):
@@ -307,7 +304,7 @@ def plans(unit, bra, ket, matrix=False, limited=False):
 
 def is_long(bra, ket):
     """Whether two lists have enough quartets for a thread each to fill the device."""
-    return bra.npair * ket.npair >= THREAD_QUARTET.fewest_quartets
+    return bra.npair * ket.npair >= FEWEST_QUARTETS
 
 
 @cache

@@ -13,7 +13,7 @@ from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.device_shares import held_on, pools_on, register, shares
 from md4.gpu.dlpack import DeviceArray
-from md4.gpu.tuning import TRACKS
+from md4.gpu.tuning import TRACK_BYTES
 from md4.support.display import size_text
 from md4.support.locks import Lock, locked
 from md4.support.log import log
@@ -383,4 +383,4 @@ class TrackPool:
 
     def share(self, most):
         """See `Pool.share`; the tasks of these tracks are short, and need less."""
-        return self.pool.share(min(most, TRACKS.nbytes))
+        return self.pool.share(min(most, TRACK_BYTES))

@@ -4,9 +4,10 @@ from functools import cache
 
 import numpy as np
 
-from md4.gpu.tuning import RECURRENCE
 from md4.method.angular import hermite_ordinal, hermite_triples, nherm
 from md4.method.mirror import part_functions, r_count
+
+AXIS_L = 18  # highest L whose r a lane makes axis by axis (`md4.gpu.kernels.recurrence`)
 
 
 def r_stride(l, even=False):
@@ -19,7 +20,7 @@ def even_r(bra, ket):
 
     It is so for parts of classes (`md4.method.mirror`) up to the highest L that a lane makes axis by axis.
     """
-    return bra.mirror is not None and ket.mirror is not None and bra.l + ket.l <= RECURRENCE.axis_l
+    return bra.mirror is not None and ket.mirror is not None and bra.l + ket.l <= AXIS_L
 
 
 def r_stride_of(bra, ket):
@@ -34,7 +35,7 @@ def r_places(l, axis=None):
     r is in the order of its ordinals. Even r is made with the mirror axis as axis 0, and the other two in their order
     behind it. The place of what is left out is 0: who reads it multiplies it by zero.
     """
-    if axis is None or l > RECURRENCE.axis_l:
+    if axis is None or l > AXIS_L:
         return np.arange(nherm(l))
     places, kept = np.zeros(nherm(l), dtype=np.int64), part_functions(l, 0, 0)
     places[kept] = np.arange(len(kept))

@@ -17,8 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from md4.gpu.tiles import reach_levels
-from md4.gpu.tuning import TILES
+from md4.gpu.tiles import STAGES, reach_levels
 from md4.method.angular import hermite_triples, nherm
 from md4.method.hermite import first_function
 from md4.method.mirror import class_elements, part_functions
@@ -83,11 +82,11 @@ def reach(shells):
 def depths(shells, rows8, row_blocks):
     """For each of `row_blocks` tiles of `rows8` blocks of 8 rows, how many blocks of 8 Hermite functions count, int32.
 
-    At least `TILES.stages` - 1, the steps by which copies are ahead: then the next primitive's r, whose copy is
+    At least `STAGES` - 1, the steps by which copies are ahead: then the next primitive's r, whose copy is
     started with the first step of a primitive, has arrived when that primitive begins.
     """
     found = np.sum(reach(shells) > rows8 * np.arange(row_blocks)[:, None], axis=1, dtype=np.int32)
-    return np.maximum(found, min(TILES.stages - 1, len(reach(shells)))).astype(np.int32)
+    return np.maximum(found, min(STAGES - 1, len(reach(shells)))).astype(np.int32)
 
 
 def level_ends(shells, blocks, size):

@@ -23,10 +23,18 @@ from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
 from md4.gpu.quartet_lists import QuartetLists
 from md4.gpu.targets import DeviceBlock
-from md4.gpu.tuning import DIGEST, MIXED_SHELLS, SELECT, SHELL_ORDER, TRACKS
+from md4.gpu.tracks import TRACK_SECONDS
+from md4.gpu.tuning import SELECT, TRACK_BYTES
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.support.log import log
 
+# Shells of one class that differ in their numbers of primitives share lists up to this many, where a list for each
+# number would give a GPU less to do than a launch costs; more of them run faster apart.
+MIXED_SHELLS = 40
+BLOCK_BYTES = 2 << 30  # most bytes of a block of integrals that is digested
+# Lists of pairs of at most so many functions ab are sorted by shells where their Schwarz bounds reach the same power of
+# 2^BOUND_STEP: the larger, the more neighbours share a shell, and the more quartets are asked in vain.
+ORDERED_FUNCTIONS, BOUND_STEP = 25, 2
 # For each bra pair the device keeps how many ket pairs count with it. These numbers may take 1/LIMITS_SHARE of the
 # memory that is left.
 LIMITS_SHARE = 8
@@ -35,8 +43,8 @@ LIMITS_SHARE = 8
 class DeviceSums:
     """How a GPU makes J and K; see `md4.backends.Sums`."""
 
-    mixed_shells, block_bytes, copies, takes_lists = MIXED_SHELLS, DIGEST.block_bytes, 1, False
-    track_seconds, track_bytes = TRACKS.seconds, TRACKS.nbytes
+    mixed_shells, block_bytes, copies, takes_lists = MIXED_SHELLS, BLOCK_BYTES, 1, False
+    track_seconds, track_bytes = TRACK_SECONDS, TRACK_BYTES
 
     @property
     def makes_forces(self):
@@ -49,7 +57,7 @@ class DeviceSums:
 
     def bound_step(self, functions):
         """Pairs of few functions ab are sorted by shells: additions to J and K bind the time of their quartets."""
-        return SHELL_ORDER.bound_step if functions <= SHELL_ORDER.functions else 0
+        return BOUND_STEP if functions <= ORDERED_FUNCTIONS else 0
 
     def seconds(self, bra, ket, matrices, axis=None):
         """Predicted time of a quartet of two lists in J and K."""

@@ -1,10 +1,18 @@
 """Register tiles of the products on tensor cores, and what rows are padded to for them."""
 
-from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import NamedTuple
 
-from md4.gpu.tuning import TILES
+# Blocks of 8 columns of a warp for 1, 2, ... fragments of 16 rows: as many as registers hold.
+COLUMNS = (8, 8, 6, 4, 4, 3, 3, 2, 2, 2, 2)
+# The same of a turned tile for 1, 2, ... blocks of 8 rows; even numbers.
+TURNED_COLUMNS = (8, 8, 8, 8, 8, 6, 6, 4, 4, 4, 4)
+TURNED_ROWS = 4  # blocks of 8 rows from which on step 4 is turned in any case: its staircase is finer
+WARPS = 4  # of a block
+STAGES = 3  # steps that the ring of copies has room for
+MOST_ROWS = len(COLUMNS)  # fragments of 16 rows of a tile, and blocks of 8 rows of a turned one
+MOST_COLUMNS = WARPS * max(*COLUMNS, *TURNED_COLUMNS)  # blocks of 8 columns of a block of threads
 
 
 def blocks_of_8(n):
@@ -12,9 +20,8 @@ def blocks_of_8(n):
     return (n + 7) // 8
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A warp's register tile and the block around it.
+class Tile(NamedTuple):
+    """A warp's register tile and the block around it: the first compile-time facts of kernels that have one.
 
     Attributes
     ----------
@@ -55,7 +62,7 @@ class Tile:
 def row_split(nrow):
     """(row blocks, row fragments of each) of a matrix of `nrow` rows."""
     fragments = (nrow + 15) // 16
-    blocks = -(-fragments // TILES.most_rows)
+    blocks = -(-fragments // MOST_ROWS)
     return blocks, -(-fragments // blocks)
 
 
@@ -72,7 +79,7 @@ def reach_levels(count):
 
 def turned_split(nrow):
     """(row blocks, blocks of 8 rows of each) of a turned tile for `nrow` rows."""
-    blocks = -(-blocks_of_8(nrow) // TILES.most_rows)
+    blocks = -(-blocks_of_8(nrow) // MOST_ROWS)
     return blocks, -(-blocks_of_8(nrow) // blocks)
 
 
@@ -85,14 +92,14 @@ def turned_panel_rows(nrow):
 def choose_tile(nrow, steps, unit):
     """The tile for `nrow` rows and `steps` inner blocks of 8 a primitive."""
     _, mt = row_split(nrow)
-    return Tile(2 * mt, TILES.columns[mt - 1], TILES.warps, min(TILES.stages, steps + 1), unit)
+    return Tile(2 * mt, COLUMNS[mt - 1], WARPS, min(STAGES, steps + 1), unit)
 
 
 @cache
 def turned_tile(nrow, steps, unit):
     """A turned tile of step 4, or None where a tile of few rows would not save 8 of padding."""
     _, rows8 = turned_split(nrow)
-    if blocks_of_8(nrow) < TILES.turned_rows and rows8 % 2 == 0:
+    if blocks_of_8(nrow) < TURNED_ROWS and rows8 % 2 == 0:
         return None
     return turned_ket_tile(nrow, steps, unit)
 
@@ -101,4 +108,4 @@ def turned_tile(nrow, steps, unit):
 def turned_ket_tile(nrow, steps, unit):
     """A turned tile of step 5."""
     _, rows8 = turned_split(nrow)
-    return Tile(rows8, TILES.turned_columns[rows8 - 1], TILES.warps, min(TILES.stages, steps + 1), unit, True)
+    return Tile(rows8, TURNED_COLUMNS[rows8 - 1], WARPS, min(STAGES, steps + 1), unit, True)

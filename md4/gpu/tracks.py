@@ -34,6 +34,15 @@ from cuda.bindings import driver
 from md4.gpu.buffers import check
 from md4.gpu.device_code import cuda
 
+MOST_TRACKS = 6
+TRACK_SECONDS = 2e-3  # predicted time of a task up to which it may go to any track; longer ones fill the device alone
+TRACK_SHARE = 4 << 30  # bytes that must be free for each track but track 0
+
+
+def number_of_tracks(left):
+    """How many tracks there may be where so many bytes may be used."""
+    return max(1, min(MOST_TRACKS, 1 + left // TRACK_SHARE))
+
 
 def urgent_stream():
     """A new stream whose kernels go before those that wait on others, and that no work on stream 0 holds up."""

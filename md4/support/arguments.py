@@ -65,12 +65,11 @@ def checked_real(name, value, least=None):
     return number
 
 
-def checked_integer(name, value, least, most=None):
-    """An int from `least` to `most`."""
+def checked_integer(name, value, least):
+    """An int, not below `least`."""
     number = whole_number(value)
-    if number is None or number < least or (most is not None and number > most):
-        bound = f"of {least} or more" if most is None else f"between {least} and {most}"
-        raise ArgumentError(f"{name} must be an integer {bound}, not {shown(value)}.")
+    if number is None or number < least:
+        raise ArgumentError(f"{name} must be an integer of {least} or more, not {shown(value)}.")
     return number
 
 

@@ -1,6 +1,6 @@
 """Random blocks and builds of J and K on the emulated GPU of `emulator`; see `strategies` for seeds.
 
-Tuning tables are at their borders, so that small molecules take the ways of large ones.
+Tunable numbers are at their borders, so that small molecules take the ways of large ones.
 """
 
 from contextlib import ExitStack
@@ -17,41 +17,43 @@ from hypothesis import strategies as st
 from random_blocks import NAO, first_aos, right
 from strategies import fuzz, report
 
-from md4.gpu import backend, paths, quartet_lists, sums
+from md4.gpu import paths, quartet_lists, sums, tracks
 from md4.gpu.kernels import digest_in_place, digestion, fused, fused_wide, recurrence
+from md4.gpu.tuning import SELECT
 
 MOST_INTEGRALS = 1 << 10  # of a block
 
-# Tables as modules have them, the fields that are drawn, and their values.
-TABLES = {
-    (paths, "THREAD_QUARTET"): {"fewest_quartets": [1, 1, 1 << 16]},
-    (quartet_lists, "SELECT"): {"entries": [7, 1 << 26]},
-    (sums, "SELECT"): {"single_seconds": [0.0]},
-    (sums, "SHELL_ORDER"): {"functions": [0, 25, 1000], "bound_step": [1, 2, 40]},
-    (backend, "TRACKS"): {"count": [1, 3], "seconds": [0.0, 2e-3]},
-    (digest_in_place, "DIGEST_QUARTETS"): {"items": [1, 1 << 14], "blocks": [1, 2, 1 << 13], "run": [1, 2, 8, 32]},
-    (digestion, "DIGEST_ROWS"): {"lane_integrals": [1, 256, 1 << 20]},
-    (digestion, "DIGEST"): {"warps": [1, 3, 1 << 13]},
-    (fused, "FUSED"): {"kets": [1, 8], "groups": [1, 8], "contracted_groups": [1, 4]},
-    (fused_wide, "FUSED_WIDE"): {"functions": [1, 21], "kets": [1, 8]},
-    (recurrence, "RECURRENCE"): {"registers_l": [-1, 4, 18]},
-}
+# Numbers that are drawn, by the modules that use them, and their values.
+NUMBERS = {
+    paths: {"FEWEST_QUARTETS": [1, 1, 1 << 16]},
+    quartet_lists: {"SELECT": [replace(SELECT, entries=entries) for entries in (7, 1 << 26)]},
+    sums: {
+        "SELECT": [replace(SELECT, single_seconds=0.0)], "ORDERED_FUNCTIONS": [0, 25, 1000], "BOUND_STEP": [1, 2, 40],
+    },
+    sums.DeviceSums: {"track_seconds": [0.0, 2e-3]},
+    tracks: {"MOST_TRACKS": [1, 3]},
+    digest_in_place: {"FEWEST_ITEMS": [1, 1 << 14], "MOST_BLOCKS": [1, 2, 1 << 13], "RUN": [1, 2, 8, 32]},
+    digestion: {"LANE_INTEGRALS": [1, 256, 1 << 20], "FEWEST_WARPS": [1, 3, 1 << 13]},
+    fused: {"FEWEST_KETS": [1, 8], "GROUPS": [1, 8], "CONTRACTED_GROUPS": [1, 4]},
+    fused_wide: {"FEWEST_FUNCTIONS": [1, 21], "FEWEST_KETS": [1, 8]},
+    recurrence: {"REGISTERS_L": [-1, 4, 18]},
+}  # fmt: skip
 
 
 @st.composite
 def tunings(draw):
-    """Numbers of some tables: tuples (module, name, ((field, value), ...))."""
-    chosen = draw(st.lists(st.sampled_from(list(TABLES)), max_size=6, unique=True))
+    """Numbers of some modules: tuples (module, name, value)."""
+    chosen = draw(st.lists(st.sampled_from(list(NUMBERS)), max_size=6, unique=True))
     return tuple(
-        (*table, tuple((field, draw(st.sampled_from(values))) for field, values in TABLES[table].items()))
-        for table in chosen
-    )
+        (module, name, draw(st.sampled_from(values)))
+        for module in chosen for name, values in NUMBERS[module].items()
+    )  # fmt: skip
 
 
 def tuned(stack, tuning):
-    """Puts the numbers into the tables until a stack ends."""
-    for module, name, fields in tuning:
-        stack.enter_context(patch.object(module, name, replace(getattr(module, name), **dict(fields))))
+    """Sets the numbers until a stack ends."""
+    for change in tuning:
+        stack.enter_context(patch.object(*change))
 
 
 # blocks ---------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,15 @@ import pytest
 
 from md4.gpu.emit.correlation import Walk, even_ranges
 from md4.gpu.hermite_rows import row_ordinals
-from md4.gpu.kernels.coulomb_threads import bras_of_a_block, by_threads, ket_parts, stage_bytes, threads_of_a_block
-from md4.gpu.kernels.hermite_coulomb import functions_of_a_lane, kets_of_a_warp
-from md4.gpu.tuning import HERMITE_COULOMB
+from md4.gpu.kernels.coulomb_threads import (
+    KET_FUNCTIONS,
+    bras_of_a_block,
+    by_threads,
+    ket_parts,
+    stage_bytes,
+    threads_of_a_block,
+)
+from md4.gpu.kernels.hermite_coulomb import LANE_FUNCTIONS, functions_of_a_lane, kets_of_a_warp
 from md4.method.angular import hermite_ordinal, packed_hermite, sum_ordinal
 
 
@@ -32,7 +38,7 @@ def test_functions_of_a_warp(count):
     assert all(len(r) <= 32 and r[0] % 2 == 0 for r in even_ranges(count, 32))
     for parts in ([count], [count, count - 1], [count, count // 2]):
         functions, warps = functions_of_a_lane(parts)
-        assert functions <= HERMITE_COULOMB.lane_functions
+        assert functions <= LANE_FUNCTIONS
         for part, some in zip(parts, warps, strict=True):
             assert 32 * functions * some >= part > 32 * functions * (some - 1)
 
@@ -54,10 +60,10 @@ def test_blocks_can_be_counted():
 def test_degrees_of_a_thread(mirrored):
     """All functions of a ket have a part, and r of a warp fits shared memory."""
     for l_bra in range(17):
-        for l_ket in (l for l in range(l_bra + 1) if by_threads(l_bra, l, mirrored)):
+        for l_ket in (l for l in range(l_bra + 1) if by_threads(l_bra, l)):
             parts = ket_parts(l_ket, mirrored)
             assert [q for part in parts for q in part] == np.flatnonzero(row_ordinals(l_ket, mirrored) >= 0).tolist()
-            assert all(len(part) <= HERMITE_COULOMB.ket_functions for part in parts)
+            assert all(len(part) <= KET_FUNCTIONS for part in parts)
             for single in (False, True):
                 warps = threads_of_a_block(l_bra + l_ket, single, mirrored) // 32
                 assert warps * (stage_bytes(l_bra + l_ket, single, mirrored) + 1152) <= 163 << 10

@@ -7,7 +7,6 @@ from md4.gpu import machine_code as made
 from md4.gpu.compile import Variant
 from md4.gpu.kernels.digest_in_place import digest_in_place
 from md4.gpu.kernels.recurrence import r_by_group
-from md4.gpu.tuning import ASSEMBLER
 
 
 @pytest.mark.parametrize(
@@ -15,7 +14,7 @@ from md4.gpu.tuning import ASSEMBLER
 )
 def test_less_stack(monkeypatch, left, taken):
     """The first of the options that leave at most 0.6 of 1000 bytes; an assembler may lack one of them."""
-    options = ASSEMBLER.options
+    options = made.OPTIONS
     stacks = {option: n for option, n in zip(options, left) if n is not None}
     monkeypatch.setattr(made, "linked", lambda code, capability, option: (option, stacks[option]))
     monkeypatch.setattr(made, "stack_bytes", lambda cubin: cubin[1])
@@ -27,7 +26,7 @@ def test_a_large_stack_is_assembled_again(monkeypatch):
     monkeypatch.setattr(made, "linked", lambda code, capability, options=(): options)
     monkeypatch.setattr(made, "cuda", type("Cuda", (), {"compile": staticmethod(lambda *args, **options: (b"", None))}))
     kernel = Variant(r_by_group, (4, "coulomb")).kernel()
-    for usual, then, options in ((599, 0, ()), (600, 361, ()), (600, 360, ASSEMBLER.options[0])):
+    for usual, then, options in ((599, 0, ()), (600, 361, ()), (600, 360, made.OPTIONS[0])):
         monkeypatch.setattr(made, "stack_bytes", lambda cubin, sizes=(usual, then): sizes[bool(cubin)])
         assert made.machine_code(kernel, (9, 0)) == options
 
@@ -35,7 +34,7 @@ def test_a_large_stack_is_assembled_again(monkeypatch):
 def test_assembler_options():
     """Each makes machine code, and another one than usual; an unknown one makes none."""
     code = offline.compile_ltoir(Variant(r_by_group, (4, "coulomb")), (9, 0))
-    found = [made.linked(code, (9, 0), options) for options in ((), *ASSEMBLER.options)]
+    found = [made.linked(code, (9, 0), options) for options in ((), *made.OPTIONS)]
     assert all(cubin.startswith(b"\x7fELF") for cubin in found)
     assert len(set(found)) == len(found)
     with pytest.raises(Exception, match="no-such-option"):

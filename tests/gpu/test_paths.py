@@ -1,6 +1,5 @@
 """Every plan of the GPU backend against the CPU backend, on lists that mix numbers of primitives."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -13,11 +12,11 @@ from md4.gpu import paths
 from md4.gpu.device_code import cuda
 from md4.gpu.h_layout import KET_FLAT, KET_TURNED
 from md4.gpu.kernels import thread_quartet
+from md4.gpu.kernels.digest_in_place import blocks_in_place
 from md4.gpu.paths import plans
 from md4.gpu.predicted_times import Side
 from md4.gpu.staircases import reach
-from md4.gpu.tiles import turned_split
-from md4.gpu.tuning import THREAD_QUARTET, TILES
+from md4.gpu.tiles import STAGES, turned_split
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
 from md4.shells.shell_pairs import check_side, shell_pairs
@@ -61,7 +60,7 @@ def check(basis, bra, ket, path=None, operator="coulomb"):
 @pytest.fixture
 def small_batches(monkeypatch):
     """A thread a quartet for lists of any length."""
-    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
+    monkeypatch.setattr(paths, "FEWEST_QUARTETS", 1)
 
 
 gpu = pytest.mark.gpu
@@ -125,7 +124,7 @@ def test_rows_of_general_contractions(gpu, ls, nctr):
     pairs = shell_pairs(basis, bra)
     row_blocks, rows8 = turned_split(pairs.nab)
     assert row_blocks > 1
-    assert np.sum(reach(pairs.shell_class) > rows8 * (row_blocks - 1)) <= TILES.stages - 1
+    assert np.sum(reach(pairs.shell_class) > rows8 * (row_blocks - 1)) <= STAGES - 1
     assert check(basis, bra[:9], ket[:8], path="two_products") == 2
 
 
@@ -327,5 +326,5 @@ def test_plans_of_contracted_bras_in_builds():
 def test_blocks_of_digestion_in_place(shells, blocks, in_single):
     """With more of them, kernels spill registers; from L = 5 on, those of more than 27 integrals spill too many."""
     count = int(np.prod([2 * l + 1 for l in shells]))
-    assert THREAD_QUARTET.blocks_in_place(sum(shells), count, False) == blocks
-    assert THREAD_QUARTET.blocks_in_place(sum(shells), count, True) == in_single
+    assert blocks_in_place(sum(shells), count, False) == blocks
+    assert blocks_in_place(sum(shells), count, True) == in_single

@@ -35,8 +35,7 @@ from md4.gpu.staircases import (
     row_order,
     row_table,
 )
-from md4.gpu.tiles import blocks_of_8, reach_levels, turned_split
-from md4.gpu.tuning import TILES
+from md4.gpu.tiles import MOST_COLUMNS, STAGES, blocks_of_8, reach_levels, turned_split
 from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
 from md4.method.hermite import structure
 from md4.method.mirror import class_elements, part_functions, part_rows, r_count
@@ -133,7 +132,7 @@ def test_tables_of_blocks_of_rows(shells):
     found = reach(shells)
     row_blocks, rows8 = turned_split(rows_of(shells))
     for block, depth in enumerate(depths(shells, rows8, row_blocks)):
-        assert depth == max(sum(count > block * rows8 for count in found), min(TILES.stages - 1, len(found)))
+        assert depth == max(sum(count > block * rows8 for count in found), min(STAGES - 1, len(found)))
     for size in (1, 2):
         blocks = -(-blocks_of_8(rows_of(shells)) // size)
         ends = level_ends(shells, blocks, size)
@@ -241,5 +240,5 @@ def test_words_lead_to_r(l_bra, l_ket, firsts, mirror):
             assert offset == 8 * r_places(l_bra + l_ket, axis)[sum_ordinal(*pair)]
             places += [offset // 8] if min(this_p, this_q) >= 0 else []
     assert max(places) < r_count(l_bra + l_ket, mirror is not None and l_bra + l_ket <= 18)
-    turned = words_in_turn(l_bra, l_ket, *firsts, mirror).reshape(p_blocks, q_blocks + TILES.most_columns, 16)
-    np.testing.assert_array_equal(turned, words[:, np.arange(q_blocks + TILES.most_columns) % q_blocks])
+    turned = words_in_turn(l_bra, l_ket, *firsts, mirror).reshape(p_blocks, q_blocks + MOST_COLUMNS, 16)
+    np.testing.assert_array_equal(turned, words[:, np.arange(q_blocks + MOST_COLUMNS) % q_blocks])

@@ -1,7 +1,6 @@
 """Builds on several streams at once, on the emulated GPU: each of them in turn works as late as it may."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +11,12 @@ from molecules import METHANE, molecule
 import md4
 from md4.contract.worker import PartialSums
 from md4.errors import MemoryLimitError
-from md4.gpu import backend, device_code, hermite_coulomb, part_plans, paths, tuning
+from md4.gpu import backend, device_code, hermite_coulomb, part_plans, paths, tracks
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import clear, copy_to_host
 from md4.gpu.compile import Graph, Kernel, Variant
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import F64, f64
-from md4.gpu.kernels import coulomb_threads
 from md4.gpu.sums import DeviceSums
 from md4.gpu.tracks import Tracks
 
@@ -144,10 +142,11 @@ def test_the_mark_of_all_tracks():
         work.tracks[0].tracks.end()
 
 
-def test_number_of_tracks():
-    few = replace(tuning.TRACKS, count=4, share=100)
-    assert [few.number(left) for left in (0, 99, 100, 250, 10**6)] == [1, 1, 2, 3, 4]
-    assert replace(few, count=1).number(10**6) == 1
+@pytest.mark.parametrize("most, found", [(4, [1, 1, 2, 3, 4]), (1, [1] * 5)])
+def test_number_of_tracks(most, found, monkeypatch):
+    monkeypatch.setattr(tracks, "MOST_TRACKS", most)
+    monkeypatch.setattr(tracks, "TRACK_SHARE", 100)
+    assert [tracks.number_of_tracks(left) for left in (0, 99, 100, 250, 10**6)] == found
 
 
 # builds ---------------------------------------------------------------------------------------------------------------
@@ -163,7 +162,7 @@ def basis_of(*ls, planar=False):
 @pytest.fixture(autouse=True)
 def three(monkeypatch):
     """Three tracks."""
-    monkeypatch.setattr(backend, "TRACKS", replace(tuning.TRACKS, count=3))
+    monkeypatch.setattr(tracks, "MOST_TRACKS", 3)
 
 
 class Builds:
@@ -244,7 +243,7 @@ def test_builds_of_parts(monkeypatch):
 @pytest.mark.parametrize("late", LATE, ids=str)
 def test_lists_of_quartets(late, monkeypatch):
     """Quartets that are selected and digested in place, in both precisions; each is counted once."""
-    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
+    monkeypatch.setattr(paths, "FEWEST_QUARTETS", 1)
     with running(late=late) as machine:
         builds = Builds(monkeypatch, 1, 0, 0)
         assert builds.error() < 1e-12
@@ -258,10 +257,8 @@ def test_lists_of_quartets(late, monkeypatch):
 @pytest.mark.parametrize("single", [False, True])
 def test_j_alone(single, late, monkeypatch):
     """Several degrees at once, in both precisions."""
-    for module in (coulomb_threads, hermite_coulomb):
-        ratio = 1e60 if single else 0.0
-        changed = replace(tuning.HERMITE_COULOMB, single_ratio=ratio, fewest_singles=0)
-        monkeypatch.setattr(module, "HERMITE_COULOMB", changed)
+    monkeypatch.setattr(hermite_coulomb, "SINGLE_RATIO", 1e60 if single else 0.0)
+    monkeypatch.setattr(hermite_coulomb, "FEWEST_SINGLES", 0)
     with running(late=late) as machine:
         builds = Builds(monkeypatch, 1, 1, 0, 0, direct_scf_tol=1e-30)
         for _ in range(2):
@@ -411,9 +408,9 @@ def test_on_a_device(gpu, with_k, monkeypatch):
     """Long and short tasks on all tracks, builds one after the other: the same numbers as with one track."""
     mol = molecule(METHANE, "cc-pvtz")
     dm = random_densities(mol)[0]
-    monkeypatch.setattr(backend, "TRACKS", replace(tuning.TRACKS, count=1))
+    monkeypatch.setattr(tracks, "MOST_TRACKS", 1)
     expected = md4.get_jk(mol, dm, backend="cuda", with_k=with_k)
-    monkeypatch.setattr(backend, "TRACKS", replace(tuning.TRACKS, count=4))
+    monkeypatch.setattr(tracks, "MOST_TRACKS", 4)
     for seconds in (0.0, 1.5e-4, 1.0):
         monkeypatch.setattr(DeviceSums, "track_seconds", seconds)
         jk = md4.JK(mol, backend="cuda")

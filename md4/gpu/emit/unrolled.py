@@ -19,11 +19,12 @@ from md4.gpu.emit.instructions import (
 )
 from md4.gpu.emit.values import FP32, FP64, OPEN, f64, fma, i32, i64, multiply_add, tuple_of, when, word
 from md4.gpu.hermite_rows import r_numbers
-from md4.gpu.tuning import THREAD_QUARTET
 from md4.method.angular import packed_hermite, sum_ordinal
 from md4.method.hermite import structure
 from md4.method.recurrence import by_axis, by_axis_in_plane
 
+# Integrals of a thread a quartet that are in registers at once, and rows ab however many integrals they have; in FP32.
+INTEGRALS_AT_ONCE, LEAST_ROWS, LEAST_SINGLE_ROWS = 27, 3, 6
 # r of a primitive quartet in registers
 
 
@@ -188,7 +189,7 @@ def make_thread_quartet(bra_class, ket_class, turned, precision=FP64):
     by_q = sorted(ket, key=lambda element: element[::-1])
     p_words, q_words, used = packed_hermite(l_bra).tolist(), packed_hermite(l_ket).tolist(), sorted({q for _, q in ket})
     real, nbytes, together = precision.numba, precision.bytes, precision.vector
-    batch = THREAD_QUARTET.rows_at_once(ncd, precision is FP32)
+    batch = max(LEAST_SINGLE_ROWS if precision is FP32 else LEAST_ROWS, INTEGRALS_AT_ONCE // ncd)
 
     def elements_of(base, step, q):
         """[(cd, H[cd, q])] of the lane's structural elements at q."""

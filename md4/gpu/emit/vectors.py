@@ -40,13 +40,10 @@ def make_store_vector(count, stride):
 
 
 @cache
-def make_add_vector(count, precision=FP64):
-    """Intrinsic (x, array, first, stride, limit): array[first + n stride] += x_n atomically for n < limit.
+def make_add_vector(count):
+    """Intrinsic (x, array, first, stride, limit): array[first + n stride] += x_n atomically for n < limit."""
 
-    x is in a precision, the array in FP64.
-    """
-
-    @word(None, tuple_of(precision, count), OPEN, i64, i64, i64)
+    @word(None, tuple_of(FP64, count), OPEN, i64, i64, i64)
     def add_vector(x, array, first, stride, limit):
         address, step, limit = array.at(first), stride * 8, limit.i32
         for n, value in enumerate(x):

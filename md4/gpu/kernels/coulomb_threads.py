@@ -33,9 +33,19 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     single_arguments,
 )
-from md4.gpu.tuning import HERMITE_COULOMB
 from md4.method.mirror import r_count
 
+THREADS = 128  # of a block
+THREAD_L, THREAD_KET_L = 12, 6  # highest L of two degrees of which a thread takes a primitive quartet, and of the ket
+SINGLE_L = 12  # highest L in single precision
+KET_FUNCTIONS = 35  # most functions q of the ket whose D_q and J_q are in registers at once
+# L from which on r is in shared memory, in FP64 and in FP32, in any molecule and where all centres lie in a plane.
+STAGED_L = ((7, 9), (8, 10))
+THREAD_BLOCKS = 8192  # blocks that a launch should have before each takes several bra primitives
+THREAD_BRAS = 64  # most bra primitives of a block, about
+THIN = 4  # a block goes through so many times as many, most of which do not count, at most
+# Blocks of threads that a multiprocessor is to hold in FP64, for L = 0, 1, ...; and in FP32.
+BLOCKS_OF_DOUBLES, BLOCKS_OF_SINGLES = (5, 5, 5, 4, 3, 2), (8, 7, 6, 6, 5, 4, 3, 2)
 flag = types.boolean
 # Shared memory of a multiprocessor from compute capability 9.0 on, what each block takes of it beside its own, and what
 # a block may have from 8.0 on.
@@ -111,7 +121,7 @@ def expanded_order():
 
     `axis` changes places with axis 0.
     """
-    threads = HERMITE_COULOMB.threads
+    threads = THREADS
 
     def kernel(
         npair: i64, first: I64, bounds: F64, products: F64, terms: F64, start: I64, pair_records: Records, axis: i64,
@@ -231,21 +241,26 @@ def correlation_by_threads(l_bra, l_ket, kind, single, part, mirrored):
         if live and found > 0:
             add(j, ket.j, place * nq)
 
-    return Kernel(kernel, (threads, 1 if staged else HERMITE_COULOMB.blocks(l, single, mirrored)))
+    return Kernel(kernel, (threads, 1 if staged else blocks_together(l, single)))
 
 
 # launchers
 
 
-def by_threads(l_bra, l_ket, mirrored):
+def by_threads(l_bra, l_ket):
     """Whether a thread takes a primitive quartet of two degrees, that of the bra being the larger one."""
-    most = HERMITE_COULOMB.mirrored_thread_l if mirrored else HERMITE_COULOMB.thread_l
-    return l_bra + l_ket <= most and l_ket <= HERMITE_COULOMB.thread_ket_l
+    return l_bra + l_ket <= THREAD_L and l_ket <= THREAD_KET_L
+
+
+def blocks_together(l, single):
+    """Blocks that a multiprocessor is to hold at once where r is in registers."""
+    blocks = BLOCKS_OF_SINGLES if single else BLOCKS_OF_DOUBLES
+    return blocks[min(l, len(blocks) - 1)]
 
 
 def is_staged(l, single, mirrored):
     """Whether r is in shared memory, since registers do not hold it."""
-    return l >= HERMITE_COULOMB.first_staged(single, mirrored)
+    return l >= STAGED_L[mirrored][single]
 
 
 def stage_bytes(l, single, mirrored):
@@ -262,7 +277,7 @@ def warps_together(warps, bytes_of_warp):
 def threads_of_a_block(l, single, mirrored):
     """As many as leave room for most warps where r is in shared memory; rather more than fewer."""
     if not is_staged(l, single, mirrored):
-        return HERMITE_COULOMB.threads
+        return THREADS
     nbytes = stage_bytes(l, single, mirrored) + RECORD_BYTES
     return 32 * max((4, 2, 1), key=lambda warps: min(MOST_WARPS, warps_together(warps, nbytes)))
 
@@ -270,7 +285,7 @@ def threads_of_a_block(l, single, mirrored):
 @cache
 def ket_parts(l_ket, mirrored):
     """The places q in a row of the ket whose D_q and J_q registers hold together; each part is a launch of its own."""
-    parts, most = row_parts(l_ket, mirrored), HERMITE_COULOMB.ket_functions
+    parts, most = row_parts(l_ket, mirrored), KET_FUNCTIONS
     if sum(map(len, parts)) <= most:
         return [tuple(place for part in parts for place in part)]
     return [tuple(piece) for part in parts for piece in pieces(part, even_ranges(len(part), most))]
@@ -278,7 +293,7 @@ def ket_parts(l_ket, mirrored):
 
 def in_single(l_bra, l_ket):
     """Whether there is a kernel in single precision, too."""
-    return HERMITE_COULOMB.single_ratio > 0 and l_bra + l_ket <= HERMITE_COULOMB.single_l
+    return l_bra + l_ket <= SINGLE_L
 
 
 def bras_of_a_block(nbra, blocks, filled):
@@ -286,15 +301,9 @@ def bras_of_a_block(nbra, blocks, filled):
 
     `filled`: the part of all quartets that survives.
     """
-    most = HERMITE_COULOMB.thread_bras / max(filled, 1.0 / HERMITE_COULOMB.thin)
-    wanted = min(int(most), nbra, nbra * blocks // HERMITE_COULOMB.thread_blocks)
+    most = THREAD_BRAS / max(filled, 1.0 / THIN)
+    wanted = min(int(most), nbra, nbra * blocks // THREAD_BLOCKS)
     return max(1, wanted, -(-nbra * blocks // MOST_BLOCKS))
-
-
-def threads_variants(l_bra, l_ket, kind, single, mirrored):
-    """The variants for two degrees, that of the bra being the larger one."""
-    parts = range(len(ket_parts(l_ket, mirrored)))
-    return [Variant(correlation_by_threads, (l_bra, l_ket, kind, single, part, mirrored)) for part in parts]
 
 
 def launch_order(context, prepared, of_pairs, axis, places, reach, records):
@@ -302,7 +311,7 @@ def launch_order(context, prepared, of_pairs, axis, places, reach, records):
 
     `of_pairs`: the first place, R, R f |D| and T / R of each pair. `axis` changes places with axis 0.
     """
-    threads, count, data = HERMITE_COULOMB.threads, len(prepared), prepared.data
+    threads, count, data = THREADS, len(prepared), prepared.data
     context.launch(
         Variant(expanded_order, ()), -(-count // threads), threads, 0, count, *of_pairs, data.start,
         (data.records, data.width), axis, places, reach, records,
@@ -311,15 +320,11 @@ def launch_order(context, prepared, of_pairs, axis, places, reach, records):
 
 def quartets_launcher(context, kind, parameter, l_bra, l_ket, single, mirrored):
     """The function by which `launch_quartets` launches for two degrees."""
-    l = l_bra + l_ket
-    variants, threads = (
-        threads_variants(l_bra, l_ket, kind, single, mirrored), threads_of_a_block(l, single, mirrored)
-    )  # fmt: skip
+    l, parts_of_kets = l_bra + l_ket, range(len(ket_parts(l_ket, mirrored)))
+    variants = [Variant(correlation_by_threads, (l_bra, l_ket, kind, single, n, mirrored)) for n in parts_of_kets]
+    threads = threads_of_a_block(l, single, mirrored)
     shared = threads // 32 * stage_bytes(l, single, mirrored)
-    if single:
-        arguments = single_arguments(context, kind, parameter, l)
-    else:
-        arguments = operator_arguments(context, kind, parameter)
+    arguments = (single_arguments if single else operator_arguments)(context, kind, parameter, l)
 
     def launch(context, triangle, bra, ket, limits, filled):
         nbra, blocks = bra[3] - bra[2], -(-(ket[3] - ket[2]) // threads)

@@ -38,10 +38,43 @@ from md4.gpu.h_layout import BRA_ELEMENTS, form_size
 from md4.gpu.kernels.digest_parameters import Lists, Matrices, SingleMatrices
 from md4.gpu.kernels.groups import PairRange, Records, pair_range, records
 from md4.gpu.kernels.primitive_quartets import arguments_group, operator_arguments, single_arguments
-from md4.gpu.kernels.thread_quartet import BraH, SingleSlots, Slots, make_integrals, single_h_size
-from md4.gpu.tuning import DIGEST_QUARTETS, THREAD_QUARTET
+from md4.gpu.kernels.thread_quartet import (
+    PRIMITIVES,
+    TENSOR_LIMITS,
+    BraH,
+    SingleSlots,
+    Slots,
+    block_threads,
+    make_integrals,
+    single_h_size,
+)
+from md4.gpu.tuning import SHARED_BYTES
 from md4.method.angular import ncart
 from md4.method.digestion import quartet_weight
+
+MOST_INTEGRALS = 135  # of a quartet
+LANE_INTEGRALS = 512  # most integrals of a lane in an item
+LANE_QUARTETS = 16  # most quartets of a lane in an item
+FEWEST_ITEMS = 16896  # that should be there before each has several quartets of a lane
+MOST_BLOCKS = 8448  # that share the items
+RUN = 8  # most lanes with the same shell c that add up their parts of X first, a power of 2
+# Blocks a multiprocessor: (highest L, most integrals, blocks), else one; and in FP32 for L = 0, 1, ...
+BLOCKS_OF_DOUBLES = ((6, 9, 5), (6, 15, 4), (6, 27, 3), (4, 45, 3))
+BLOCKS_OF_SINGLES = (5, 5, 5, 4, 4, 3, 2)
+
+
+def blocks_in_place(l, count, single):
+    """Blocks that a multiprocessor is to hold at once where quartets of `count` integrals are digested in place.
+
+    `l` is their total angular momentum. Not more than shared memory has room for the integrals of.
+    """
+    if single:
+        blocks = BLOCKS_OF_SINGLES[min(l, len(BLOCKS_OF_SINGLES) - 1)]
+    else:
+        fits = (entry for entry in BLOCKS_OF_DOUBLES if l <= entry[0] and count <= entry[1])
+        blocks = next((entry[2] for entry in fits), 1)
+    nbytes = (4 if single else 8) * block_threads(count, single) * count
+    return max(1, min(blocks, 2 * SHARED_BYTES // nbytes))
 
 
 class Work(NamedTuple):
@@ -84,9 +117,9 @@ class Runs(NamedTuple):
 def make_runs_of(nc):
     """Device function: the `Runs` of a warp whose first `count` lanes count, for shells c of `nc` functions.
 
-    `c` are their first AOs. A run is of at most `DIGEST_QUARTETS.run` lanes, and in lanes n run to (n + 1) run - 1.
+    `c` are their first AOs. A run is of at most `RUN` lanes, and in lanes n run to (n + 1) run - 1.
     """
-    within = DIGEST_QUARTETS.run - 1
+    within = RUN - 1
 
     @jit_device
     def runs_of(c, count, lane):
@@ -120,7 +153,7 @@ def make_digest_quartet(na, nb, nc, nd, precision=FP64):
     """
     size, width, nbytes = nb * nc * nd, nc + nd, precision.bytes
     # `Runs.firsts` has 32 bits
-    most = DIGEST_QUARTETS.run if nc <= 32 else 1
+    most = RUN if nc <= 32 else 1
     load_row, add_row = make_load_rows(1, nc, nd, precision), make_add_rows(1, nc, nd, most, precision)
     add_rows, warp_sums = make_add_rows(nb, nc, nd, most, precision), make_warp_sums(nb, precision)
     add_to_x, add_to_y = make_add_to_x(nb, nc, nd, precision), make_add_to_y(nb, nc, nd, precision)
@@ -163,7 +196,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
     """
     na, nb, nc, nd = shells = [n * functions(l, pure) for l, n in ((la, ca), (lb, cb), (lc, cc), (ld, cd))]
     count, bra_class, ket_class = na * nb * nc * nd, (la, lb, pure, ca, cb, False), (lc, ld, pure, cc, cd, False)
-    threads, precision = THREAD_QUARTET.block_threads(count, single), precision_of(single)
+    threads, precision = block_threads(count, single), precision_of(single)
     real, nbytes = precision.numba, precision.bytes
     integrals = make_integrals(bra_class, ket_class, False, kind, single)
     digest, weight_of = make_digest_quartet(*shells, precision), jit_device(quartet_weight)
@@ -213,7 +246,7 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
                         if with_j:
                             add_block(matrices.y, origin, nao, columns, rows, stage, lane, y_cd)
 
-    return Kernel(kernel, (threads, THREAD_QUARTET.blocks_in_place(la + lb + lc + ld, count, single)))
+    return Kernel(kernel, (threads, blocks_in_place(la + lb + lc + ld, count, single)))
 
 
 def functions(l, pure):
@@ -231,14 +264,14 @@ def takes(bra, ket):
     There must be few enough integrals to digest alone, and shared memory for all besides H of a primitive bra pair:
     contracted kets can have long rows.
     """
-    fits = bytes_besides_h(bra, ket) + 8 * form_size(bra, BRA_ELEMENTS) <= THREAD_QUARTET.tensor.shared
-    return fits and bra.nab * ket.nab <= DIGEST_QUARTETS.integrals
+    fits = bytes_besides_h(bra, ket) + 8 * form_size(bra, BRA_ELEMENTS) <= TENSOR_LIMITS.shared
+    return fits and bra.nab * ket.nab <= MOST_INTEGRALS
 
 
 def bytes_besides_h(bra, ket, single=False):
     """Shared memory of a block for the integrals and the stages of the warps."""
     count = bra.nab * ket.nab
-    threads = THREAD_QUARTET.block_threads(count, single)
+    threads = block_threads(count, single)
     return precision_of(single).bytes * (threads * count + threads // 32 * stage_parts(ket.na, ket.nb)[1])
 
 
@@ -248,33 +281,25 @@ def item_entries(bra, ket, quartets):
     A few for each thread, so that copying H is little beside them, if there are items enough for the whole device.
     """
     count = bra.nab * ket.nab
-    threads = THREAD_QUARTET.block_threads(count, True)  # in FP64 as many, or half of them
-    most = min(DIGEST_QUARTETS.lane_quartets, DIGEST_QUARTETS.lane_integrals // count)
-    return threads * max(1, min(most, quartets // (threads * DIGEST_QUARTETS.items)))
-
-
-def in_place_variant(bra, ket, kind, single=False):
-    """Variant for a class."""
-    shells = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket))
-    return Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind, single))
+    threads = block_threads(count, True)  # in FP64 as many, or half of them
+    most = min(LANE_QUARTETS, LANE_INTEGRALS // count)
+    return threads * max(1, min(most, quartets // (threads * FEWEST_ITEMS)))
 
 
 def in_place_launcher(context, kind, parameter, bra, ket, counts, single):
     """The function by which `launch_in_place` launches for two `ListFacts` and the same numbers of matrices."""
     count = bra.nab * ket.nab
-    threads, size = THREAD_QUARTET.block_threads(count, single), form_size(bra, BRA_ELEMENTS)
+    threads, size = block_threads(count, single), form_size(bra, BRA_ELEMENTS)
     others, h_bytes = bytes_besides_h(bra, ket, single), 4 * single_h_size(bra.h_class) if single else 8 * size
-    group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, (THREAD_QUARTET.tensor.shared - others) // h_bytes))
-    variant, shared = in_place_variant(bra, ket, kind, single), group * h_bytes + others
-    if single:
-        arguments = single_arguments(context, kind, parameter, bra.l + ket.l)
-    else:
-        arguments = operator_arguments(context, kind, parameter)
+    group = max(1, min(bra.max_prim, PRIMITIVES, (TENSOR_LIMITS.shared - others) // h_bytes))
+    shells, shared = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), group * h_bytes + others
+    variant = Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind, single))
+    arguments = (single_arguments if single else operator_arguments)(context, kind, parameter, bra.l + ket.l)
 
     def launch(context, h, g, ab, cd, places, triangle, matrices, nao, quartets):
         slots = cd.data.slots
         context.launch(
-            variant, min(quartets.most_items, DIGEST_QUARTETS.blocks), threads, shared,
+            variant, min(quartets.most_items, MOST_BLOCKS), threads, shared,
             records(ab), pair_range(ab), (h, size, group), (slots.numbers, g, slots.first, slots.count),
             pair_range(cd), arguments, (0, 0, triangle, *places), (*matrices, 0, max(counts), nao),
             (quartets.items[single], quartets.entries, quartets.counts, *counts),

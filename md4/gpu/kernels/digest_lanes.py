@@ -8,11 +8,13 @@ from typing import NamedTuple
 from md4.gpu.device_code import f64, i32, i64, u64
 from md4.gpu.emit.digest_rows import number_of_lane, store_number
 from md4.gpu.emit.scalars import add_at, address_at, load_shared, quotient
-from md4.gpu.tuning import DIGEST_ROWS
 
-# Bytes from one row of parts of X in shared memory to the next; see `digest_rows.warp_bytes`.
-SUM_ROW = DIGEST_ROWS.sum_row
-
+THREADS = 128  # of a block
+# (blocks that share a multiprocessor, most doubles of a thread in registers)
+BLOCKS_OF_DOUBLES = ((6, 17), (5, 23), (4, 41), (3, 63))
+# Bytes from one row of 2 x 32 parts of X in shared memory to the next (`digest_rows.warp_bytes`); a multiple of 128
+# would put them in one bank.
+SUM_ROW = 520
 
 # More than there are pairs.
 ANY = i32((1 << 31) - 1)

@@ -42,13 +42,19 @@ from md4.gpu.emit.instructions import make_empty, shared_address
 from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.vectors import make_store_vector
-from md4.gpu.kernels.digest_lanes import SUM_ROW, add_listed_sums, bra_pair, keep_lane, ket_element, lane_sum
+from md4.gpu.kernels.digest_lanes import (
+    BLOCKS_OF_DOUBLES,
+    SUM_ROW,
+    THREADS,
+    add_listed_sums,
+    keep_lane,
+    ket_element,
+    lane_sum,
+)
 from md4.gpu.kernels.digest_parameters import Lists, Matrices, Share, share_of
-from md4.gpu.kernels.digest_rows import ROW, addresses_of
+from md4.gpu.kernels.digest_rows import ROW, make_walk
 from md4.gpu.kernels.groups import Limits
 from md4.gpu.kernels.mirrored_lanes import MirrorBlock, MirrorShape, Task, Tile, WarpMemory, part_of_lane
-from md4.gpu.tuning import DIGEST, DIGEST_MIRRORED
-from md4.method.digestion import quartet_weight
 
 # Bytes of 13 32-bit numbers of each lane, and of the AOs of a tile.
 LANE_BYTES, LIST_BYTES = 13 * 128, 128
@@ -62,7 +68,7 @@ def tile_doubles(rows, even, odd):
 def fits(rows, even, odd):
     """Whether a thread has room for a tile, and two lanes' numbers for (D + D^T)_ab of both parts."""
     doubles = tile_doubles(rows, even, odd)
-    return doubles <= DIGEST_MIRRORED.blocks[-1][1] and padded(rows * (even + odd)) <= 32
+    return doubles <= BLOCKS_OF_DOUBLES[-1][1] and padded(rows * (even + odd)) <= 32
 
 
 @cache
@@ -83,7 +89,7 @@ def tile_parts(na_even, nb_even, nb_odd):
 
 def tile_blocks(rows, even, odd):
     """Blocks that share a multiprocessor, by the doubles that a thread has in registers."""
-    return next(blocks for blocks, most in DIGEST_MIRRORED.blocks if tile_doubles(rows, even, odd) <= most)
+    return next(blocks for blocks, most in BLOCKS_OF_DOUBLES if tile_doubles(rows, even, odd) <= most)
 
 
 def ab_bytes(rows, even, odd):
@@ -295,14 +301,13 @@ def make_digestion(rows, even, odd, with_k, with_j):
     return digest
 
 
-def make_walk(rows, even, odd, with_k, with_j):
-    """Device function that digests the tiles of all bra pairs of a warp with matrix s."""
-    digest, weight_of = make_digestion(rows, even, odd, with_k, with_j), jit_device(quartet_weight)
-    addresses, load_number, pair_of = jit_device(addresses_of), make_load_tile(1, 1, True), jit_device(bra_pair)
+def make_walk_pair(rows, even, odd, with_k, with_j):
+    """Device function that digests all tiles of a bra pair with matrix s, and returns its part of Y_cd."""
+    digest = make_digestion(rows, even, odd, with_k, with_j)
 
     @jit_device
-    def walk_pair(a, b, source, live, all_live, weight, scaled, d_cd, shape, task, memory, at):
-        """All tiles of a bra pair; its part of Y_cd."""
+    def walk_pair(block, pair, a, b, live, all_live, weight, scaled, d_cd, shape, task, memory, at):
+        source = task.source + i64(pair) * block.nket * number_of_lane(memory.mine, 9)
         y_cd, n, na_even, nb = 0.0, i32(0), i32(shape.na_even), i32(shape.nb_even)
         while n < na_even:
             even_b, odd_b = i32(0), i32(0)
@@ -325,32 +330,12 @@ def make_walk(rows, even, odd, with_k, with_j):
             n = i32(n + rows)
         return y_cd
 
-    @jit_device
-    def walk(s, block, lists, limits, matrices, shape, task, memory):
-        ket, at = task.ket, addresses(matrices, s)
-        row_y = address_at(at.twice, ket.c, at.row)
-        d_cd = load_number(address_at(row_y, ket.d, 8), i32(0), i32(0), i32(1), i32(1))[0] if with_j else 0.0
-        y_cd, pair = 0.0, task.first_bra
-        following = pair_of(lists, limits, pair)
-        while pair < task.last_bra:
-            a, b, end = following
-            following = pair_of(lists, limits, min(i32(pair + 1), i32(task.last_bra - 1)))
-            weight = ket.weight * weight_of(a, b, 0, 1, lists.triangle, pair, ket.place)
-            live = weight != 0.0 and pair < ket.bras and ket.place < end
-            all_live, scaled = cuda.ballot_sync(-1, not live) == 0, cuda.ballot_sync(-1, live and weight != 1.0) != 0
-            if all_live or cuda.ballot_sync(-1, live) != 0:
-                source = task.source + i64(pair) * block.nket * number_of_lane(memory.mine, 9)
-                y_cd += walk_pair(a, b, source, live, all_live, weight, scaled, d_cd, shape, task, memory, at)
-            pair = i32(pair + 1)
-        if with_j and ket.weight != 0.0:
-            add_at(address_at(address_at(at.y, ket.c, at.row), ket.d, 8), y_cd)
-
-    return walk
+    return walk_pair
 
 
 def digest_mirrored(rows, even, odd, blocks, with_k, with_j):
     """Kernel factory: tiles (`rows`, `even`, `odd`), `blocks` blocks a multiprocessor; X if `with_k`, Y if `with_j`."""
-    warps, walk = DIGEST.threads // 32, make_walk(rows, even, odd, with_k, with_j)
+    warps, walk = THREADS // 32, make_walk(make_walk_pair(rows, even, odd, with_k, with_j), with_j)
     own_row, _, ab_place = make_lists(rows, even, odd)
     range_of, element_of, sum_of = jit_device(share_of), jit_device(ket_element), jit_device(lane_sum)
     part_of, first_sum, keep_sums = jit_device(part_of_lane), jit_device(sum_place), jit_device(keep_lane)
@@ -388,4 +373,4 @@ def digest_mirrored(rows, even, odd, blocks, with_k, with_j):
             walk(s, block, lists, limits, matrices, shape, task, memory)
             s = i32(s + 1)
 
-    return Kernel(kernel, (DIGEST.threads, blocks))
+    return Kernel(kernel, (THREADS, blocks))

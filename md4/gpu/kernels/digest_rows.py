@@ -28,7 +28,9 @@ from md4.gpu.emit.scalars import add_at, address_at, quotient
 from md4.gpu.emit.unrolled import store_shared
 from md4.gpu.emit.vectors import make_store_vector
 from md4.gpu.kernels.digest_lanes import (
+    BLOCKS_OF_DOUBLES,
     SUM_ROW,
+    THREADS,
     KetElement,
     Shape,
     add_lane_sums,
@@ -39,9 +41,10 @@ from md4.gpu.kernels.digest_lanes import (
 )
 from md4.gpu.kernels.digest_parameters import Block, Lists, Matrices, Share, share_of
 from md4.gpu.kernels.groups import Limits
-from md4.gpu.tuning import DIGEST, DIGEST_ROWS
 from md4.method.digestion import quartet_weight
 
+# Most functions a, or b, of a tile, and most of its integrals.
+MOST_ROWS, MOST_OF_A_TILE = 7, 35
 # Bytes of 32 doubles, one a lane, and of five 32-bit numbers of each lane.
 ROW, LANE_BYTES = 256, 5 * 128
 
@@ -53,14 +56,14 @@ def evenly(count, most):
 
 def tile_shape(na, nb):
     """Most functions (a, b) of a tile, for shells of `na` and `nb` functions."""
-    rows = evenly(na, DIGEST_ROWS.rows)
-    return rows, evenly(nb, min(DIGEST_ROWS.rows, DIGEST_ROWS.tile // rows))
+    rows = evenly(na, MOST_ROWS)
+    return rows, evenly(nb, min(MOST_ROWS, MOST_OF_A_TILE // rows))
 
 
 def tile_blocks(rows, columns):
     """Blocks that share a multiprocessor, by the doubles that a thread has in registers: integrals and densities."""
     doubles = rows * columns + 2 * (rows + columns)
-    return next(blocks for blocks, most in DIGEST_ROWS.blocks if doubles <= most)
+    return next(blocks for blocks, most in BLOCKS_OF_DOUBLES if doubles <= most)
 
 
 def ab_bytes(rows, columns):
@@ -284,36 +287,44 @@ def make_digestion(rows, columns, with_k, with_j):
     return digest
 
 
-def make_walk(rows, columns, with_k, with_j):
-    """Device function that digests the tiles of all bra pairs of a warp with matrix s."""
-    digest, weight_of = make_digestion(rows, columns, with_k, with_j), jit_device(quartet_weight)
-    addresses, load_number, pair_of = jit_device(addresses_of), make_load_tile(1, 1, True), jit_device(bra_pair)
+def make_walk_pair(rows, columns, with_k, with_j):
+    """Device function that digests all tiles of a bra pair with matrix s, and returns its part of Y_cd."""
+    digest = make_digestion(rows, columns, with_k, with_j)
 
     @jit_device
-    def walk_pair(first, weight, scaled, d_cd, shape, task, memory, at):
-        """All tiles of a bra pair, of which `first` is the first; its part of Y_cd."""
+    def walk_pair(block, pair, first_a, first_b, live, all_live, weight, scaled, d_cd, shape, task, memory, at):
+        ket, step = task.ket, i32(8 * i32(shape.nc * shape.nd))
+        row_step, quartet = i32(step * i32(shape.nb)), i32(shape.na * shape.nb * i32(shape.nc * shape.nd))
+        first = address_of(block.integrals, (i64(pair) * block.nket + ket.pair) * quartet + ket.cd)
         y_cd, a, na, nb = 0.0, i32(0), i32(shape.na), i32(shape.nb)
         while a < na:
             height, b = i32(min(i32(rows), i32(na - a))), i32(0)
             while b < nb:
                 width = i32(min(i32(columns), i32(nb - b)))
-                source = address_at(address_at(first.source, a, first.row_step), b, first.step)
+                source = address_at(address_at(first, a, row_step), b, step)
                 tile = Tile(
-                    i32(first.a + a), i32(first.b + b), height, width, first.live,
-                    first.every and height == rows and width == columns, source, first.row_step, first.step,
+                    i32(first_a + a), i32(first_b + b), height, width, live,
+                    all_live and height == rows and width == columns, source, row_step, step,
                 )  # fmt: skip
                 y_cd += digest(tile, weight, scaled, d_cd, shape, task, memory, at)
                 b = i32(b + columns)
             a = i32(a + rows)
         return y_cd
 
+    return walk_pair
+
+
+def make_walk(walk_pair, with_j):
+    """Device function that digests all bra pairs of a warp, each by `walk_pair`, with matrix s."""
+    weight_of, pair_of = jit_device(quartet_weight), jit_device(bra_pair)
+    addresses, load_number = jit_device(addresses_of), make_load_tile(1, 1, True)
+
     @jit_device
     def walk(s, block, lists, limits, matrices, shape, task, memory):
         ket, at = task.ket, addresses(matrices, s)
         row_y = address_at(at.twice, ket.c, at.row)
         d_cd = load_number(address_at(row_y, ket.d, 8), i32(0), i32(0), i32(1), i32(1))[0] if with_j else 0.0
-        step, y_cd, pair = i32(8 * i32(shape.nc * shape.nd)), 0.0, task.first_bra
-        row_step, quartet = i32(step * i32(shape.nb)), i32(shape.na * shape.nb * i32(shape.nc * shape.nd))
+        y_cd, pair = 0.0, task.first_bra
         following = pair_of(lists, limits, pair)
         while pair < task.last_bra:
             a, b, end = following
@@ -322,9 +333,9 @@ def make_walk(rows, columns, with_k, with_j):
             live = weight != 0.0 and pair < ket.bras and ket.place < end
             all_live, scaled = cuda.ballot_sync(-1, not live) == 0, cuda.ballot_sync(-1, live and weight != 1.0) != 0
             if all_live or cuda.ballot_sync(-1, live) != 0:
-                source = address_of(block.integrals, (i64(pair) * block.nket + ket.pair) * quartet + ket.cd)
-                first = Tile(a, b, i32(0), i32(0), live, all_live, source, row_step, step)
-                y_cd += walk_pair(first, weight, scaled, d_cd, shape, task, memory, at)
+                y_cd += walk_pair(
+                    block, pair, a, b, live, all_live, weight, scaled, d_cd, shape, task, memory, at
+                )  # fmt: skip
             pair = i32(pair + 1)
         if with_j and ket.weight != 0.0:
             add_at(address_at(address_at(at.y, ket.c, at.row), ket.d, 8), y_cd)
@@ -334,7 +345,7 @@ def make_walk(rows, columns, with_k, with_j):
 
 def digest_rows(rows, columns, blocks, with_k, with_j):
     """Kernel factory: tiles of `rows` x `columns`, `blocks` blocks a multiprocessor; X if `with_k`, Y if `with_j`."""
-    warps, walk = DIGEST.threads // 32, make_walk(rows, columns, with_k, with_j)
+    warps, walk = THREADS // 32, make_walk(make_walk_pair(rows, columns, with_k, with_j), with_j)
     range_of, element_of, sum_of = jit_device(share_of), jit_device(ket_element), jit_device(lane_sum)
     keep = jit_device(keep_lane)
     size, sums_at = warp_bytes(rows, columns), LANE_BYTES + ab_bytes(rows, columns)
@@ -354,4 +365,4 @@ def digest_rows(rows, columns, blocks, with_k, with_j):
             walk(s, block, lists, limits, matrices, shape, task, memory)
             s = i32(s + 1)
 
-    return Kernel(kernel, (DIGEST.threads, blocks))
+    return Kernel(kernel, (THREADS, blocks))

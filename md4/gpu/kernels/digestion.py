@@ -9,22 +9,19 @@ import numpy as np
 from md4.gpu.compile import Variant
 from md4.gpu.kernels import digest_mirrored as mirrored
 from md4.gpu.kernels.digest_in_place import quartet_doubles
+from md4.gpu.kernels.digest_lanes import THREADS
 from md4.gpu.kernels.digest_mirrored import digest_mirrored
 from md4.gpu.kernels.digest_rows import digest_rows, tile_blocks, tile_shape, warp_bytes
-from md4.gpu.tuning import DIGEST, DIGEST_MIRRORED, DIGEST_ROWS
 from md4.method.digestion import digest_flags, digest_ranges
 from md4.method.mirror import function_counts, function_parities, part_rows
+
+FEWEST_WARPS = 8448  # that should be there before each takes several bra pairs
+LANE_INTEGRALS = 256  # most integrals of a lane in several bra pairs
 
 
 def slender(bra, ket):
     """Whether two lists have but one b and d, and more functions a and c."""
     return bra.nb == ket.nb == 1 and min(bra.nab, ket.nab) > 1
-
-
-def digest_variant(bra, with_k=True, with_j=True):
-    """The variant that digests blocks of a bra into K and J."""
-    shape = tile_shape(bra.na, bra.nb)
-    return Variant(digest_rows, (*shape, tile_blocks(*shape), with_k, with_j))
 
 
 def digest_swapped(bra, ket, in_place=False):
@@ -37,29 +34,37 @@ def digest_swapped(bra, ket, in_place=False):
     return ket.nab < bra.nab
 
 
-def bra_pairs_of_a_warp(most, warps):
-    """Bra pairs that a warp takes one after the other, `most` at most; `warps` there are if each takes one."""
-    return max(1, min(most, warps // DIGEST.warps))
+def variants_of(factory, facts, counts):
+    """(variant, its range of matrices) for each range of such numbers of matrices X and Y."""
+    flags = digest_flags(*counts)
+    return [(Variant(factory, (*facts, *these)), ends) for these, ends in zip(flags, digest_ranges(*counts))]
+
+
+def share_out(nbra, elements, most):
+    """(blocks, `Share`) for `nbra` bra pairs and so many elements of the ket, 32 a warp.
+
+    A warp takes `most` bra pairs one after the other at most, and fewer if there would be too few warps.
+    """
+    warps = -(-elements // 32)
+    bra_pairs = max(1, min(most, warps * nbra // FEWEST_WARPS))
+    return -(-warps * -(-nbra // bra_pairs) * 32 // THREADS), (warps, bra_pairs)
 
 
 def digest_launcher(context, bra, ket, counts):
     """The function by which `launch_digest` launches for two `ListFacts` and the same numbers of matrices."""
-    variants = [digest_variant(bra, *flags) for flags in digest_flags(*counts)]
-    ranges, threads = list(zip(variants, digest_ranges(*counts))), DIGEST.threads
-    shared, most = threads // 32 * warp_bytes(*tile_shape(bra.na, bra.nb)), DIGEST_ROWS.lane_integrals // bra.nab
+    tile = tile_shape(bra.na, bra.nb)
+    variants = variants_of(digest_rows, (*tile, tile_blocks(*tile)), counts)
+    shared, most = THREADS // 32 * warp_bytes(*tile), LANE_INTEGRALS // bra.nab
     shape = bra.na, bra.nb, ket.na, ket.nb
 
     def launch(context, block, ab, cd, places, triangle, matrices, nao):
         nbra, nket = ab.npair, cd.npair
-        warps = -(-nket * ket.nab // 32)
-        bra_pairs = bra_pairs_of_a_warp(most, warps * nbra)
-        blocks = -(-warps * -(-nbra // bra_pairs) * 32 // threads)
-        ao_bra, ao_ket = places
-        lists = ab.first, cd.first, triangle, ao_bra, ao_ket
-        for variant, ends in ranges:
+        blocks, share = share_out(nbra, nket * ket.nab, most)
+        lists = ab.first, cd.first, triangle, *places
+        for variant, ends in variants:
             context.launch(
-                variant, blocks, threads, shared,
-                (block.array, nbra, nket), lists, block.limits, (*matrices, *ends, nao), (warps, bra_pairs), shape,
+                variant, blocks, THREADS, shared,
+                (block.array, nbra, nket), lists, block.limits, (*matrices, *ends, nao), share, shape,
             )  # fmt: skip
 
     return launch
@@ -94,18 +99,6 @@ def counts_of(pairs, axis):
     return sum((function_counts(l, pairs.pure, nctr, axis) for l, nctr in shells), ())
 
 
-def mirrored_tile(bra, axis):
-    """(rows, even, odd) of the tiles of a bra."""
-    na_even, _, nb_even, nb_odd = counts_of(bra, axis)
-    return mirrored.tile_parts(na_even, nb_even, nb_odd)
-
-
-def mirrored_variant(bra, axis, with_k=True, with_j=True):
-    """The variant that digests even and odd parts of the blocks of a bra into K and J."""
-    tile = mirrored_tile(bra, axis)
-    return Variant(digest_mirrored, (*tile, mirrored.tile_blocks(*tile), with_k, with_j))
-
-
 def mirrored_functions(la, lb, pure, nctr_a, nctr_b, axis):
     """The even functions a as they are counted in their shell, the odd ones, and the same of b; int32."""
     parities = [function_parities(l, pure, nctr, axis) for l, nctr in ((la, nctr_a), (lb, nctr_b))]
@@ -123,9 +116,10 @@ def mirrored_columns(lc, ld, pure, nctr_c, nctr_d, axis):
 
 def mirrored_launcher(context, bra, ket, axis, counts):
     """The function by which `launch_mirrored` launches for two `ListFacts` and the same numbers of matrices."""
-    variants = [mirrored_variant(bra, axis, *flags) for flags in digest_flags(*counts)]
-    ranges, threads, tile = list(zip(variants, digest_ranges(*counts))), DIGEST.threads, mirrored_tile(bra, axis)
-    shared, most = threads // 32 * mirrored.warp_bytes(*tile), 2 * DIGEST_MIRRORED.lane_integrals // bra.nab
+    na_even, _, nb_even, nb_odd = counts_of(bra, axis)
+    tile = mirrored.tile_parts(na_even, nb_even, nb_odd)
+    variants = variants_of(digest_mirrored, (*tile, mirrored.tile_blocks(*tile)), counts)
+    shared, most = THREADS // 32 * mirrored.warp_bytes(*tile), 2 * LANE_INTEGRALS // bra.nab
     c_even, c_odd, d_even, d_odd = counts_of(ket, axis)
     shells = [(this.la, this.lb, this.pure, this.nctr_a, this.nctr_b, axis) for this in (bra, ket)]
     tables = context.table(mirrored_functions, *shells[0]), context.table(mirrored_columns, *shells[1])
@@ -133,15 +127,13 @@ def mirrored_launcher(context, bra, ket, axis, counts):
 
     def launch(context, blocks, ab, cd, places, triangle, matrices, nao):
         nbra, nket = ab.npair, cd.npair
-        warps = -(-nket * ket.nab // 32)
-        bra_pairs = bra_pairs_of_a_warp(most, warps * nbra)
-        grid = -(-warps * -(-nbra // bra_pairs) * 32 // threads)
+        grid, share = share_out(nbra, nket * ket.nab, most)
         even, odd = blocks
         lists = ab.first, cd.first, triangle, *places
-        for variant, ends in ranges:
+        for variant, ends in variants:
             context.launch(
-                variant, grid, threads, shared, (even.array, odd.array, nbra, nket), lists, even.limits,
-                (*matrices, *ends, nao), (warps, bra_pairs), shape,
+                variant, grid, THREADS, shared, (even.array, odd.array, nbra, nket), lists, even.limits,
+                (*matrices, *ends, nao), share, shape,
             )  # fmt: skip
 
     return launch

@@ -18,7 +18,7 @@ integrals of later ones added.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
@@ -51,8 +51,29 @@ from md4.gpu.kernels.groups import (
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import mirror_of, reach, row_table
-from md4.gpu.tiles import blocks_of_8, panel_rows
-from md4.gpu.tuning import FEWEST_BLOCKS, FUSED, SHARED_BYTES, TILES
+from md4.gpu.tiles import WARPS, blocks_of_8, panel_rows
+from md4.gpu.tuning import FEWEST_BLOCKS, SHARED_BYTES
+
+# The tile of a warp
+MOST_FRAGMENTS = 2  # fragments of 16 rows ab
+MOST_COLUMNS = 5  # blocks of 8 cd
+CONTRACTED_COLUMNS = 4  # the same for contracted bras of two fragments of rows
+TILE_DOUBLES = 80  # accumulators that a lane has registers for
+MOST_PRIMITIVES = 32  # primitive quartets of a quartet, which a warp goes through one after the other
+
+# Blocks of threads
+BLOCKS_TOGETHER = 2  # fewest blocks that share a multiprocessor
+PART_PRODUCTS = 19  # most blocks of 8 q times blocks of 8 cd of a part, with which four share one
+PANELS = 4  # primitives of a bra whose H is in shared memory at once, if it can be
+FEWEST_KETS = 8  # ket pairs that a warp takes one after the other
+
+# Groups of ket pairs of one primitive pair each
+AT_ONCE = ((4, 2, 1), (2, 1))  # ket pairs of a group for 1, 2, ... fragments of rows: the first number that fits
+CONTRACTED_AT_ONCE = ((3, 2, 1), (2, 1))  # the same for contracted bras
+GROUP_DOUBLES = 48  # accumulators up to which several ket pairs fit
+GROUPS = 8  # groups that a warp takes one after the other
+CONTRACTED_GROUPS = 4  # the same for contracted bras
+AHEAD_DOUBLES = 16  # doubles of H[cd, q] of a group up to which they are fetched before the products
 
 
 class KetSide(NamedTuple):
@@ -291,18 +312,18 @@ def fused_tile(bra, ket):
     """The tile for a bra and a ket list, or None where it does not fit the registers."""
     contracted, nq8 = bra.max_prim > 1, blocks_of_8(ket.nherm)
     mt, nc = (bra.nab + 15) // 16, blocks_of_8(ket.nab)
-    if mt > FUSED.rows or nc > (FUSED.contracted_columns if contracted and mt > 1 else FUSED.columns):
+    if mt > MOST_FRAGMENTS or nc > (CONTRACTED_COLUMNS if contracted and mt > 1 else MOST_COLUMNS):
         return None
-    most = FUSED.doubles // (4 * mt) - nc
+    most = TILE_DOUBLES // (4 * mt) - nc
     if most < 1:
         return None
     passes = -(-nq8 // min(most, PADDING))
     tile = FusedTile(mt, -(-nq8 // passes), nc, 0)
     if ket.max_prim > 1 or passes > 1:
         return tile
-    for kets in (FUSED.contracted_at_once if contracted else FUSED.at_once)[mt - 1]:
+    for kets in (CONTRACTED_AT_ONCE if contracted else AT_ONCE)[mt - 1]:
         wider = replace(tile, kets=kets)
-        fits = kets == 1 or wider.doubles <= FUSED.group_doubles
+        fits = kets == 1 or wider.doubles <= GROUP_DOUBLES
         if fits and sum(fused_shared(bra, ket, kets)) <= SHARED_BYTES:
             return wider
     return tile
@@ -312,19 +333,19 @@ def fused_blocks(tile, bra, ket):
     """Blocks that share a multiprocessor: more of small tiles, as far as shared memory goes."""
     contracted, (panel, rest) = bra.max_prim > 1, fused_shared(bra, ket, tile.kets)
     if contracted:
-        by_registers = 4 if tile.doubles <= 20 else 3 if tile.doubles <= 32 else FUSED.blocks
+        by_registers = 4 if tile.doubles <= 20 else 3 if tile.doubles <= 32 else BLOCKS_TOGETHER
     elif tile.kets <= 1:
-        many = mirror_of(ket.h_class) and sum(reach_in_passes(ket.h_class, tile.nq)) > FUSED.part_products
-        by_registers = FUSED.blocks if tile.mt > 1 else 3 if many else 4
+        many = mirror_of(ket.h_class) and sum(reach_in_passes(ket.h_class, tile.nq)) > PART_PRODUCTS
+        by_registers = BLOCKS_TOGETHER if tile.mt > 1 else 3 if many else 4
     else:
-        by_registers = 4 if tile.doubles <= 32 else 3 if tile.doubles <= 48 else FUSED.blocks
-    by_memory = 2 * SHARED_BYTES // (rest + (FUSED.panels if contracted else 1) * panel)
-    return max(FUSED.blocks, min(by_registers, by_memory))
+        by_registers = 4 if tile.doubles <= 32 else 3 if tile.doubles <= 48 else BLOCKS_TOGETHER
+    by_memory = 2 * SHARED_BYTES // (rest + (PANELS if contracted else 1) * panel)
+    return max(BLOCKS_TOGETHER, min(by_registers, by_memory))
 
 
 def choose_fused(unit, bra, ket):
     """The tile of the fused kernel for a bra and a ket list, or None where the two-kernel way serves better."""
-    if unit == "fma" or bra.max_prim * ket.max_prim > FUSED.primitives or sum(fused_shared(bra, ket)) > SHARED_BYTES:
+    if unit == "fma" or bra.max_prim * ket.max_prim > MOST_PRIMITIVES or sum(fused_shared(bra, ket)) > SHARED_BYTES:
         return None
     return fused_tile(bra, ket)
 
@@ -333,15 +354,7 @@ def fused_shared(bra, ket, kets=1):
     """Bytes of shared memory: of the panel of one bra primitive, and of all else that a block has."""
     np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
     panel, table = np8 * panel_rows(bra.nab) * 512, (np8 * nq8 + PADDING) * 128
-    return panel, table + TILES.warps * max(1, kets) * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
-
-
-def tile_variant(unit, bra, ket, tile, blocks, matrix, limited):
-    """Variant for a class, its tile and the blocks that share a multiprocessor."""
-    facts = tile.mt, tile.nq, tile.nc, reach_in_passes(ket.h_class, tile.nq), TILES.warps, blocks
-    facts, target = (*facts, bra.max_prim > 1, unit), (matrix, limited) if matrix or limited else ()
-    ahead = 0 < 2 * tile.kets * sum(facts[3]) <= FUSED.ahead_doubles
-    return Variant(fused_transforms, (*facts, tile.kets, ahead, *target))
+    return panel, table + WARPS * max(1, kets) * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
 
 
 def fused_parts(nbra, nket, kets, contracted):
@@ -349,36 +362,53 @@ def fused_parts(nbra, nket, kets, contracted):
 
     `kets` are those of a group, as of `FusedTile`.
     """
-    most = -(-nket // (TILES.warps * max(1, kets)))
-    groups = FUSED.contracted_groups if contracted else FUSED.groups
-    return min(most, max(1, nket // (TILES.warps * max(FUSED.kets, groups * kets)), FEWEST_BLOCKS // nbra))
+    most = -(-nket // (WARPS * max(1, kets)))
+    groups = CONTRACTED_GROUPS if contracted else GROUPS
+    return min(most, max(1, nket // (WARPS * max(FEWEST_KETS, groups * kets)), FEWEST_BLOCKS // nbra))
 
 
 def fused_launcher(context, bra, ket, matrix, limited):
-    """The function by which `launch_fused` launches for two `ListFacts`."""
+    """As `make_launch`, for blocks that are a part of a `matrix` or `limited`, or not."""
     tile = choose_fused(context.unit, bra, ket)
     panel, rest = fused_shared(bra, ket, tile.kets)
     blocks = fused_blocks(tile, bra, ket)
     group = max(1, min(bra.max_prim, (2 * SHARED_BYTES // blocks - rest) // panel))
-    variant, threads = tile_variant(context.unit, bra, ket, tile, blocks, matrix, limited), 32 * TILES.warps
-    shared, nab, ncd, stride = group * panel + rest, bra.nab, ket.nab, r_stride_of(bra, ket)
+    passes, threads, target = reach_in_passes(ket.h_class, tile.nq), 32 * WARPS, (matrix, limited)
+    facts = tile.mt, tile.nq, tile.nc, passes, WARPS, blocks, bra.max_prim > 1, context.unit, tile.kets
+    facts = *facts, 0 < 2 * tile.kets * sum(passes) <= AHEAD_DOUBLES
+    variant = Variant(fused_transforms, (*facts, *target) if any(target) else facts)
+    tables = levels_of(context, bra, panel_rows(bra.nab), False), context.table(padded_words, *words_of(bra, ket))
+    parts_of = partial(fused_parts, kets=tile.kets, contracted=bra.max_prim > 1)
+    return make_launch(context, bra, ket, variant, (threads, group * panel + rest), tables, group, parts_of)
+
+
+def make_launch(context, bra, ket, variant, block, tables, group, parts_of):
+    """The function that launches a fused kernel for two `ListFacts`.
+
+    It makes (ab|cd) of a chunk, and takes bra panels `h`, right operands `g` of the ket list, and `r` of the chunk.
+
+    Parameters
+    ----------
+    block : tuple of int
+        Threads of a block, and its shared memory.
+    tables : tuple
+        The kernel's tables of rows ab, and of words.
+    group : int
+        Bra primitives whose H shared memory holds at once.
+    parts_of : callable
+        Blocks that share the ket pairs of a bra pair, by the numbers of bra pairs and of ket pairs.
+    """
+    nab, ncd, stride, (rows, words) = bra.nab, ket.nab, r_stride_of(bra, ket), tables
     rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    levels, words = levels_of(context, bra, rows8, False), context.table(padded_words, *words_of(bra, ket))
     ket_rows = context.table(row_table, ket.h_class, blocks_of_8(ncd))
 
-    def launch(context, h, r, g, ab, cd, block):
+    def launch(context, h, r, g, ab, cd, out):
         nbra, nket = ab.npair, cd.npair
-        parts = fused_parts(nbra, nket, tile.kets, bra.max_prim > 1)
+        parts = parts_of(nbra, nket)
         context.launch(
-            variant, nbra * parts, threads, shared,
-            (h, rows8, steps), pair_range(ab), levels, (r, stride, cd.nprim), words, pair_range(cd),
-            (g, ket_rows, nq8, ncd, nket), (nab, group, parts), block.limits, result(block),
+            variant, nbra * parts, *block,
+            (h, rows8, steps), pair_range(ab), rows, (r, stride, cd.nprim), words, pair_range(cd),
+            (g, ket_rows, nq8, ncd, nket), (nab, group, parts), out.limits, result(out),
         )  # fmt: skip
 
     return launch
-
-
-def launch_fused(context, h, r, g, ab, cd, block):
-    """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
-    limited = block.limits[0].size > 0
-    context.fixed(fused_launcher, ab.facts, cd.facts, block.matrix, limited)(context, h, r, g, ab, cd, block)

@@ -7,7 +7,8 @@ successive integrals.
 from md4.gpu.device_code import cuda, i32, i64, jit_device
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_stage_tile, make_write_out
-from md4.gpu.tuning import FUSED
+
+WRITE_ROUNDS = 10  # doubles that a lane writes at a time
 
 
 def meet_in_warp(team):
@@ -39,7 +40,7 @@ def make_write(mt, nc, kets, matrix, threads=32, meet=None):
 
 def make_write_quartets(stage, threads, meet):
     """`make_write` where the integrals of a quartet are contiguous."""
-    rounds = FUSED.write_rounds
+    rounds = WRITE_ROUNDS
     write_out, add_out = make_write_out(rounds, threads), make_write_out(rounds, threads, add=True)
 
     def write_quartets(tile, address, count, rows, first_row, right, nab, out, first, team, thread, added):

@@ -15,6 +15,7 @@ Each pair has one primitive pair, or none: then its integrals are zero.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
@@ -27,7 +28,7 @@ from md4.gpu.emit.instructions import (
     shared_address,
 )
 from md4.gpu.gather_words import all_words, words_of
-from md4.gpu.kernels.fused import KetSide, Work, make_copy_r, make_next_group
+from md4.gpu.kernels.fused import KetSide, Work, make_copy_r, make_launch, make_next_group
 from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
@@ -36,15 +37,22 @@ from md4.gpu.kernels.groups import (
     Panel,
     Result,
     end_of_kets,
-    pair_range,
     primitives_of,
-    result,
 )
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.r_layout import r_stride_of
-from md4.gpu.staircases import reach, row_table, shared_out, shared_rows
+from md4.gpu.staircases import reach, shared_out, shared_rows
 from md4.gpu.tiles import blocks_of_8, panel_rows
-from md4.gpu.tuning import FEWEST_BLOCKS, FUSED_WIDE, SHARED_BYTES
+from md4.gpu.tuning import FEWEST_BLOCKS, SHARED_BYTES
+
+SHARES = (1, 2)  # warps that may share a quartet, powers of 2; the first with a tile
+FEWEST_FUNCTIONS = 21  # functions ab, and cd
+MOST_FRAGMENTS = 4  # fragments of 16 rows ab
+MOST_COLUMNS = 8  # blocks of 8 cd
+TILE_DOUBLES = (72, 72, 84)  # most accumulators of a lane, for 1, 2, ... fragments of a warp
+LEAST_Q = 2  # fewest blocks of 8 q at a time, if there are as many
+BLOCKS_OF_WARPS = ((4, 2), (8, 1))  # (warps of a block, blocks a multiprocessor); the first that shared memory holds
+FEWEST_KETS = 8  # ket pairs that the warps of a quartet take one after the other
 
 
 def make_pass(nq, nc, passes, depths, fragments, nq8):
@@ -188,18 +196,18 @@ def wide_tile(unit, bra, ket):
     if unit != "dmma16" or max(bra.max_prim, ket.max_prim) > 1:
         return None
     rows, nq8, nc = (bra.nab + 15) // 16, blocks_of_8(ket.nherm), blocks_of_8(ket.nab)
-    if min(bra.nab, ket.nab) < FUSED_WIDE.functions or rows > FUSED_WIDE.fragments or nc > FUSED_WIDE.columns:
+    if min(bra.nab, ket.nab) < FEWEST_FUNCTIONS or rows > MOST_FRAGMENTS or nc > MOST_COLUMNS:
         return None
-    for shares in FUSED_WIDE.shares:
+    for shares in SHARES:
         fragments = shared_out(rows, shares)
         mt = max(fragments)
-        if mt > len(FUSED_WIDE.doubles):
+        if mt > len(TILE_DOUBLES):
             continue
-        most = FUSED_WIDE.doubles[mt - 1] // (4 * mt) - nc
-        if most < min(nq8, FUSED_WIDE.least_q):
+        most = TILE_DOUBLES[mt - 1] // (4 * mt) - nc
+        if most < min(nq8, LEAST_Q):
             continue
         passes = -(-nq8 // most)
-        for warps, blocks in FUSED_WIDE.warps:
+        for warps, blocks in BLOCKS_OF_WARPS:
             if wide_shared(bra, ket, warps // shares) <= 2 * SHARED_BYTES // blocks:
                 return WideTile(fragments, -(-nq8 // passes), nc, warps, blocks)
     return None
@@ -212,43 +220,18 @@ def wide_shared(bra, ket, teams):
     return panel + table + teams * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
 
 
-def wide_variant(unit, bra, ket, matrix, limited):
-    """Variant for a class that `wide_tile` has a tile for."""
-    tile = wide_tile(unit, bra, ket)
-    bra_reach, ket_reach = (tuple(map(int, reach(pairs.h_class))) for pairs in (bra, ket))
-    facts = sum(tile.fragments), tuple((n + 1) // 2 for n in bra_reach), tile.nq, tile.nc, ket_reach
-    facts = *facts, tile.shares, tile.warps, tile.blocks
-    return Variant(fused_wide, (*facts, matrix, limited) if matrix or limited else facts)
-
-
 def wide_parts(nbra, nket, teams):
     """Blocks that share the ket pairs of a bra pair: a team takes several, unless that leaves too few blocks."""
-    return min(-(-nket // teams), max(1, nket // (teams * FUSED_WIDE.kets), FEWEST_BLOCKS // nbra))
+    return min(-(-nket // teams), max(1, nket // (teams * FEWEST_KETS), FEWEST_BLOCKS // nbra))
 
 
 def wide_launcher(context, bra, ket, matrix, limited):
-    """The function by which `launch_wide` launches for two `ListFacts`."""
-    tile, variant = wide_tile(context.unit, bra, ket), wide_variant(context.unit, bra, ket, matrix, limited)
-    teams, threads = tile.warps // tile.shares, 32 * tile.warps
-    shared, nab, ncd, stride = wide_shared(bra, ket, teams), bra.nab, ket.nab, r_stride_of(bra, ket)
-    rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    places = context.table(shared_rows, bra.h_class, tile.mt, tile.shares)
-    words = context.table(all_words, *words_of(bra, ket))
-    ket_rows = context.table(row_table, ket.h_class, blocks_of_8(ncd))
-
-    def launch(context, h, r, g, ab, cd, block):
-        nbra, nket = ab.npair, cd.npair
-        parts = wide_parts(nbra, nket, teams)
-        context.launch(
-            variant, nbra * parts, threads, shared,
-            (h, rows8, steps), pair_range(ab), places, (r, stride, cd.nprim), words, pair_range(cd),
-            (g, ket_rows, nq8, ncd, nket), (nab, 1, parts), block.limits, result(block),
-        )  # fmt: skip
-
-    return launch
-
-
-def launch_wide(context, h, r, g, ab, cd, block):
-    """(ab|cd) of a chunk into `block`; `h` bra panels, `g` right operands of the ket list, `r` of the chunk."""
-    limited = block.limits[0].size > 0
-    context.fixed(wide_launcher, ab.facts, cd.facts, block.matrix, limited)(context, h, r, g, ab, cd, block)
+    """As `md4.gpu.kernels.fused.fused_launcher`."""
+    tile = wide_tile(context.unit, bra, ket)
+    bra_reach, ket_reach = (tuple(map(int, reach(pairs.h_class))) for pairs in (bra, ket))
+    facts = sum(tile.fragments), tuple((n + 1) // 2 for n in bra_reach), tile.nq, tile.nc, ket_reach
+    facts = *facts, tile.shares, tile.warps, tile.blocks
+    variant = Variant(fused_wide, (*facts, matrix, limited) if matrix or limited else facts)
+    teams, places = tile.warps // tile.shares, context.table(shared_rows, bra.h_class, tile.mt, tile.shares)
+    block, words = (32 * tile.warps, wide_shared(bra, ket, teams)), context.table(all_words, *words_of(bra, ket))
+    return make_launch(context, bra, ket, variant, block, (places, words), 1, partial(wide_parts, teams=teams))

@@ -119,11 +119,6 @@ def h_matrices(single=False):
 # launcher
 
 
-def h_variant(single=False):
-    """The variant for doubles or for floats."""
-    return Variant(h_matrices, (True,) if single else ())
-
-
 def components(context, l, pure, nctr):
     """`Components` of a shell."""
     return Components(*(context.table(component_part, l, pure, n) for n in range(3)), l, nctr)
@@ -144,8 +139,9 @@ def launch_h(context, pairs, nprim, records, form, places, stride, out):
     size = form_size(pairs, form)
     parts = max(1, min(FEW // nprim, size // (4 * THREADS)))
     element, triples = context.table(form_positions, form, pairs.h_class), context.table(packed_triples, pairs.l)
+    variant = Variant(h_matrices, (True,) if form.single else ())
     context.launch(
-        h_variant(form.single), nprim * parts, THREADS, 24 * hermite.axis_size(pairs.la, pairs.lb),
+        variant, nprim * parts, THREADS, 24 * hermite.axis_size(pairs.la, pairs.lb),
         Records(records, RECORD + pairs.nctr_a + pairs.nctr_b), components(context, pairs.la, pairs.pure, pairs.nctr_a),
         components(context, pairs.lb, pairs.pure, pairs.nctr_b),
         Positions(element, triples, int(form.sign), places, stride, row_bits(pairs.l)), parts, out,

@@ -22,10 +22,14 @@ from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.r_layout import r_stride
 from md4.gpu.staircases import hermite_order
 from md4.gpu.tiles import blocks_of_8
-from md4.gpu.tuning import HERMITE_COULOMB, SHARED_BYTES
+from md4.gpu.tuning import SHARED_BYTES
 
+THREADS = 128  # of a block
+LANE_FUNCTIONS = 5  # most Hermite functions p of a lane
+FEWEST_WARPS = 16896  # that a launch should have before each takes several ket primitives
+WARP_KETS = 32  # most ket primitives of a warp
 flag = types.boolean
-WARPS = HERMITE_COULOMB.threads // 32
+WARPS = THREADS // 32
 
 
 class Panels(NamedTuple):
@@ -163,7 +167,7 @@ def hermite_densities():
                 if column >= 0:
                     out[rows.places[prim] * rows.width + column] = 0.5 * total if a == b else total
 
-    return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
+    return Kernel(kernel, (THREADS, 4))
 
 
 def hermite_sums():
@@ -193,7 +197,7 @@ def hermite_sums():
                 place = (a + place) * functions.nao + b + row - place * functions.nb
                 y[place] = 0.5 * total if a == b else total
 
-    return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
+    return Kernel(kernel, (THREADS, 4))
 
 
 def hermite_products():
@@ -222,7 +226,7 @@ def hermite_products():
                     z.numbers[target] += weight * d_ab * sums[source + rows.columns[p]]
                 n += 32
 
-    return Kernel(kernel, (HERMITE_COULOMB.threads, 4))
+    return Kernel(kernel, (THREADS, 4))
 
 
 def make_along_kets(l_ket, count, mirrored, parity):
@@ -299,7 +303,7 @@ def correlation_by_warps(l_ket, count, mirrored):
                 j = along_kets(words, d, j, ket, triangle, r, stride, bra.first + i, i, k, last, base, lane)
             add(signed(j, words), bra.j, own, 32, limit)
 
-    return Kernel(kernel, (HERMITE_COULOMB.threads, 1))
+    return Kernel(kernel, (THREADS, 1))
 
 
 # launchers
@@ -307,26 +311,20 @@ def correlation_by_warps(l_ket, count, mirrored):
 
 def functions_of_a_lane(parts):
     """(functions p of a lane, warps that share each part), by the numbers of functions of the parts of a bra."""
-    warps = [max(1, -(-count // (32 * HERMITE_COULOMB.lane_functions))) for count in parts]
+    warps = [max(1, -(-count // (32 * LANE_FUNCTIONS))) for count in parts]
     lane = max(-(-count // (32 * some)) for count, some in zip(parts, warps))
     return lane, [-(-count // (32 * lane)) for count in parts]
 
 
 def kets_of_a_warp(nket, warps):
     """Ket primitives that a warp goes through, `warps` warps each taking other functions of bra primitives."""
-    return max(1, min(HERMITE_COULOMB.warp_kets, nket, nket * warps // HERMITE_COULOMB.warps))
+    return max(1, min(WARP_KETS, nket, nket * warps // FEWEST_WARPS))
 
 
 def warps_of_a_block(warp_bytes):
     """(warps of a block, its shared memory): four warps, or fewer where two blocks of four would not fit."""
     warps = max(1, min(WARPS, SHARED_BYTES // warp_bytes))
     return warps, warps * warp_bytes
-
-
-def correlation_variant(l_bra, l_ket, mirrored):
-    """The variant that contracts r with the densities of both sides; `l_bra` is not the smaller one."""
-    lane, _ = functions_of_a_lane(list(map(len, row_parts(l_bra, mirrored))))
-    return Variant(correlation_by_warps, (l_ket, lane, mirrored))
 
 
 def rows_of(context, l, degree, places, axis):
@@ -347,7 +345,7 @@ def launch_hermite_densities(context, prepared, h, ao, matrix, nao, degree, plac
     pairs = prepared.pairs
     np8 = blocks_of_8(pairs.nherm)
     context.launch(
-        Variant(hermite_densities, ()), -(-pairs.nprim * np8 // WARPS), HERMITE_COULOMB.threads, 0,
+        Variant(hermite_densities, ()), -(-pairs.nprim * np8 // WARPS), THREADS, 0,
         panels(pairs, h), prepared.data.owner, PairFunctions(ao, pairs.nb, pairs.nab, nao), matrix, pairs.nprim, np8,
         rows_of(context, pairs.l, degree, places, axis), out,
     )  # fmt: skip
@@ -358,7 +356,7 @@ def launch_hermite_sums(context, prepared, h, ao, sums, nao, places, axis, y):
     pairs = prepared.pairs
     row_blocks = -(-pairs.nab // 4)
     context.launch(
-        Variant(hermite_sums, ()), -(-len(pairs) * row_blocks // WARPS), HERMITE_COULOMB.threads, 0,
+        Variant(hermite_sums, ()), -(-len(pairs) * row_blocks // WARPS), THREADS, 0,
         panels(pairs, h), prepared.data.start, PairFunctions(ao, pairs.nb, pairs.nab, nao), sums,
         blocks_of_8(pairs.nherm), len(pairs), row_blocks, rows_of(context, pairs.l, pairs.l, places, axis), y,
     )  # fmt: skip
@@ -384,7 +382,7 @@ def launch_hermite_products(context, ab, ao, matrix, nao, factor, sums, degree, 
     """
     pairs = ab.facts
     context.launch(
-        Variant(hermite_products, ()), -(-ab.nprim // WARPS), HERMITE_COULOMB.threads, 0, factor, ab.data.owner,
+        Variant(hermite_products, ()), -(-ab.nprim // WARPS), THREADS, 0, factor, ab.data.owner,
         PairFunctions(ao, pairs.nb, pairs.nab, nao), matrix, sums, rows_of(context, degree, degree, places, axis),
         context.table(hermite_order, degree), z,
     )  # fmt: skip
@@ -392,11 +390,10 @@ def launch_hermite_products(context, ab, ao, matrix, nao, factor, sums, degree, 
 
 def contraction_launcher(context, l_bra, l_ket, mirrored):
     """The function by which `launch_contraction` launches for two degrees."""
-    variant, stride, (first, *others) = (
-        correlation_variant(l_bra, l_ket, mirrored), r_stride(l_bra + l_ket), row_parts(l_bra, mirrored)
-    )  # fmt: skip
+    stride, (first, *others) = r_stride(l_bra + l_ket), row_parts(l_bra, mirrored)
     second, (warps, shared) = others[0] if others else range(0), warps_of_a_block(16 * stride)
-    of_parts = functions_of_a_lane([len(first), len(second)])[1]
+    lane, of_parts = functions_of_a_lane([len(first), len(second)])
+    variant = Variant(correlation_by_warps, (l_ket, lane, mirrored))
     functions = (
         context.table(row_words, l_bra, mirrored), row_width(l_bra, mirrored), first.stop, second.start, second.stop,
         of_parts[0],

@@ -22,12 +22,8 @@ def narrowed():
 # launcher
 
 
-def narrow_variant():
-    """The one variant."""
-    return Variant(narrowed, ())
-
-
 def launch_narrow(context, values, out):
     """A buffer of doubles to one of floats of the same size, which may be 0."""
     if values.size:
-        context.launch(narrow_variant(), min(-(-values.size // THREADS), 4 * FEWEST_BLOCKS), THREADS, 0, values, out)
+        blocks = min(-(-values.size // THREADS), 4 * FEWEST_BLOCKS)
+        context.launch(Variant(narrowed, ()), blocks, THREADS, 0, values, out)

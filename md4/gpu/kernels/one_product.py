@@ -144,17 +144,12 @@ def unit_weight():
     return np.ones(1)
 
 
-def one_product_variant(unit, bra):
-    """Variant for a class."""
-    tile = choose_tile(bra.nab, blocks_of_8(bra.nherm), unit)
-    return Variant(one_product, (tile.rows8, tile.nt, tile.warps, tile.stages, unit))
-
-
 def one_product_launcher(context, bra, ket):
     """The function by which `launch_one_product` launches for two `ListFacts`."""
     nab, ncd, np8, stride = bra.nab, ket.nab, blocks_of_8(bra.nherm), r_stride(bra.l + ket.l)
-    tile, variant = choose_tile(nab, np8, context.unit), one_product_variant(context.unit, bra)
-    row_blocks, columns, threads = row_blocks_of(tile, nab), tile.columns, tile.threads
+    tile = choose_tile(nab, np8, context.unit)
+    variant, row_blocks = Variant(one_product, tile[:5]), row_blocks_of(tile, nab)
+    columns, threads = tile.columns, tile.threads
     rows8, shared = form_rows(nab, BRA_FLAT), tile.stages * 512 * (tile.rows8 + columns)
     staircase = staircase_of(context, bra, tile.rows8, row_blocks, flat=True)
     summed, first = (context.table(unit_weight), 0, 0), even(bra.first)

@@ -175,16 +175,6 @@ def packed_from(l, first):
     return packed_hermite(l)[first:]
 
 
-def plain_bra_variant():
-    """The one variant of step 4."""
-    return Variant(plain_bra_transform, ())
-
-
-def plain_ket_variant():
-    """The one variant of step 5."""
-    return Variant(plain_ket_transform, ())
-
-
 def launch_plain_bra(context, h, ab, cd, r, abq):
     """(ab|q] of a chunk; `h` is H of the whole bra list in the form BRA_MATRIX, `r` that of the chunk."""
     bra, ket = ab.facts, cd.facts
@@ -192,7 +182,7 @@ def launch_plain_bra(context, h, ab, cd, r, abq):
     grid = blocks(bra.nab, 8 * cd.nprim * nq8)
     powers = Powers(*(context.table(packed_from, side.l, side.first) for side in (bra, ket)))
     context.launch(
-        plain_bra_variant(), grid.row_blocks * grid.column_blocks * ab.npair, THREADS, 0,
+        Variant(plain_bra_transform, ()), grid.row_blocks * grid.column_blocks * ab.npair, THREADS, 0,
         Matrix(h, bra.nab, bra.nherm), pair_range(ab), HermiteIntegrals(r, stride, cd.nprim), powers,
         HalfTransformed(abq, nq8, ab.npair, bra.nab), grid,
     )  # fmt: skip
@@ -203,7 +193,7 @@ def launch_plain_ket(context, abq, h, ab, cd, block):
     bra, ket = ab.facts, cd.facts
     grid, nq8 = blocks(ket.nab, ab.npair * bra.nab), blocks_of_8(ket.nherm)
     context.launch(
-        plain_ket_variant(), grid.row_blocks * grid.column_blocks * cd.npair, THREADS, 0,
+        Variant(plain_ket_transform, ()), grid.row_blocks * grid.column_blocks * cd.npair, THREADS, 0,
         Matrix(h, ket.nab, ket.nherm), pair_range(cd), HalfTransformed(abq, nq8, ab.npair, bra.nab), result(block),
         grid,
     )  # fmt: skip

@@ -216,8 +216,8 @@ def primitive_quartets(ab, cd):
     )  # fmt: skip
 
 
-def operator_arguments(context, kind, parameter):
-    """`OperatorArguments` of an operator.
+def operator_arguments(context, kind, parameter, l=None):
+    """`OperatorArguments` of an operator, for quartets of any total angular momentum `l`.
 
     Launchers that `DeviceContext.fixed` keeps have its kind and parameter as a key, which is quicker than the operator.
     """

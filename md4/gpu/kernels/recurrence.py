@@ -26,12 +26,42 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     primitive_quartets,
 )
-from md4.gpu.r_layout import even_r, r_stride
-from md4.gpu.tuning import RECURRENCE
+from md4.gpu.r_layout import AXIS_L, even_r, r_stride
+from md4.gpu.tuning import SHARED_BYTES
 from md4.method import operators, recurrence
 from md4.method.angular import nherm
 from md4.method.mirror import r_count
 
+REGISTERS_L = 4  # highest L whose r a thread makes in registers; a lane axis by axis up to `AXIS_L`, a group above
+THREADS = 128  # of a block, in registers
+MOST_STAGE_BYTES = 75 << 10  # most shared memory of a warp, axis by axis: three warps share a multiprocessor's
+# Threads that share a quartet: few up to some L, so that few idle at low degrees; and above.
+SMALL_GROUP, SMALL_GROUP_L, LARGE_GROUP = 128, 20, 256
+
+
+def lanes_of_a_warp(l, even=False):
+    """Quartets of a warp that makes r axis by axis, a power of 2; the arguments are those of `r_count`."""
+    return max(1, min(32, 1 << (MOST_STAGE_BYTES // (8 * (r_count(l, even) | 1))).bit_length() - 1))
+
+
+def stage_bytes(l, even=False):
+    """Bytes of shared memory of such a warp."""
+    return 8 * lanes_of_a_warp(l, even) * (r_count(l, even) | 1)
+
+
+def warps_together(l, even=False):
+    """Such warps of a multiprocessor, by shared memory and by registers."""
+    return max(1, min(8, 2 * SHARED_BYTES // stage_bytes(l, even)))
+
+
+def group_of(l):
+    """Threads that share a quartet."""
+    return SMALL_GROUP if l <= SMALL_GROUP_L else LARGE_GROUP
+
+
+def group_threads(l):
+    """Threads of a block of such groups."""
+    return max(THREADS, group_of(l))
 # device functions
 
 
@@ -58,7 +88,7 @@ def r_in_registers(l, kind, even=False, listed=False):
 
     `listed`: of quartets that are listed one by one.
     """
-    stride, threads, words = r_stride(l, even), RECURRENCE.threads, RECURRENCE.threads // 32 * STAGE_BYTES // 8
+    stride, threads, words = r_stride(l, even), THREADS, THREADS // 32 * STAGE_BYTES // 8
     separation, zeros_upto = make_separation(listed), make_zeros_upto(kind, l)
     write_r, any_counts = make_write_r(l, stride, even), make_any_counts(32, listed)
     by_axes = jit_device(separation_in_plane if even else separation_by_axes)
@@ -87,7 +117,7 @@ def r_by_axis(l, kind, even=False, listed=False):
     `axis` is the mirror axis of `even` r.
     """
     separation, zeros_upto, make_r = make_separation(listed), make_zeros_upto(kind, l), make_r_by_axis(l, even)
-    lanes, count, stride = RECURRENCE.lanes(l, even), r_count(l, even), r_stride(l, even)
+    lanes, count, stride = lanes_of_a_warp(l, even), r_count(l, even), r_stride(l, even)
     row, write_row, any_counts = count | 1, make_write_row(count, stride), make_any_counts(lanes, listed)
     by_axes = jit_device(separation_in_plane if even else separation_by_axes)
     Quartets = quartets_group(listed)
@@ -109,7 +139,7 @@ def r_by_axis(l, kind, even=False, listed=False):
             write_row(place, r, target, lane)
             place, target = i32(place + 8 * row), target + stride
 
-    return Kernel(kernel, (32, RECURRENCE.warps(l, even)))
+    return Kernel(kernel, (32, warps_together(l, even)))
 
 
 def packed_rules(l):
@@ -125,7 +155,7 @@ def packed_rules(l):
 def r_by_group(l, kind, even=False, listed=False):
     """Kernel factory for large L: a group of threads a quartet; none of these is `even`."""
     separation, zero_of = make_separation(listed), operators.zero_function(kind, jit_device)
-    group, stride, size, threads = RECURRENCE.group(l), r_stride(l), nherm(l), RECURRENCE.group_threads(l)
+    group, stride, size, threads = group_of(l), r_stride(l), nherm(l), group_threads(l)
     together, constants, orders = threads // group, l + 4, l + 2
     any_counts, Quartets = make_any_counts(together, listed), quartets_group(listed)
 
@@ -183,25 +213,21 @@ def r_by_group(l, kind, even=False, listed=False):
 # launcher
 
 
-def r_variant(l, kind, even=False, listed=False):
-    """Variant for r up to L = `l`; `even`: without odd elements, see `md4.gpu.r_layout.even_r`; `listed`: of a list."""
-    factory = r_in_registers if l <= RECURRENCE.registers_l else r_by_axis if l <= RECURRENCE.axis_l else r_by_group
-    return Variant(factory, (l, kind, even, True) if listed else (l, kind, True) if even else (l, kind))
-
-
 def r_launcher(context, kind, parameter, l, axis, listed=False):
     """The function by which `launch_r` launches for an operator up to L = `l`; `axis`: the mirror axis of even r.
 
     If `listed`, that of `launch_listed_r`.
     """
-    threads, together, shared, even = RECURRENCE.threads, RECURRENCE.threads, 0, axis is not None
-    extra = axis if even else 0
-    if RECURRENCE.registers_l < l <= RECURRENCE.axis_l:
-        threads, together, shared = 32, RECURRENCE.lanes(l, even), RECURRENCE.stage(l, even)
-    elif l > RECURRENCE.axis_l:
-        threads, together = RECURRENCE.group_threads(l), RECURRENCE.group_threads(l) // RECURRENCE.group(l)
+    even, extra = axis is not None, axis or 0
+    if l <= REGISTERS_L:
+        factory, threads, together, shared = r_in_registers, THREADS, THREADS, 0
+    elif l <= AXIS_L:
+        factory, threads, together, shared = r_by_axis, 32, lanes_of_a_warp(l, even), stage_bytes(l, even)
+    else:
+        factory, threads, together = r_by_group, group_threads(l), group_threads(l) // group_of(l)
         shared, extra = 8 * together * (2 * l + 6 + 2 * r_stride(l)), context.table(packed_rules, l)
-    variant, arguments = r_variant(l, kind, even, listed), operator_arguments(context, kind, parameter)
+    variant = Variant(factory, (l, kind, even, True) if listed else (l, kind, True) if even else (l, kind))
+    arguments = operator_arguments(context, kind, parameter)
 
     def launch(context, ab, cd, r, limits):
         count = ab.nprim * cd.nprim

@@ -26,13 +26,8 @@ def scatter_block(aosym):
 # launcher
 
 
-def scatter_variant(aosym):
-    """Variant for a symmetry."""
-    return Variant(scatter_block, (aosym,))
-
-
 def launch_scatter(context, aosym, block, total, places, dims, same_pieces, swap, box, out):
     """Scatters `total` elements; `places` are (bra pairs, ket pairs, their AO offsets), all on the device."""
     blocks = min(MOST_BLOCKS, -(-total // THREADS))
     args = (block, total, *places, dims, same_pieces, swap, box, out)
-    context.launch(scatter_variant(aosym), blocks, THREADS, 0, *args)
+    context.launch(Variant(scatter_block, (aosym,)), blocks, THREADS, 0, *args)

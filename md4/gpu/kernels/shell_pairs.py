@@ -115,16 +115,6 @@ def pair_slots():
 # launchers
 
 
-def primitives_variant():
-    """The one variant."""
-    return Variant(pair_primitives, ())
-
-
-def slots_variant():
-    """The one variant."""
-    return Variant(pair_slots, ())
-
-
 def launch_primitives(context, sizes, basis, least, shells, start, written):
     """Counts the primitive pairs of `shells` into `start`, or writes them from there on.
 
@@ -145,7 +135,7 @@ def launch_primitives(context, sizes, basis, least, shells, start, written):
     npair, of = shells.shape[0], PairClass(*sizes)
     records, owner = written or (start, start)
     context.launch(
-        primitives_variant(), -(-npair // WARPS), THREADS, 0,
+        Variant(pair_primitives, ()), -(-npair // WARPS), THREADS, 0,
         shells, npair, of, BasisArrays(*basis), least, written is not None, start,
         Records(records, RECORD + of.nctr_a + of.nctr_b), owner,
     )  # fmt: skip
@@ -154,7 +144,7 @@ def launch_primitives(context, sizes, basis, least, shells, start, written):
 def launch_slots(context, data, nprim, slots):
     """`PairSlots` of a list from its records; `slots.first` is there already."""
     context.launch(
-        slots_variant(), -(-nprim // THREADS), THREADS, 0,
+        Variant(pair_slots, ()), -(-nprim // THREADS), THREADS, 0,
         Records(data.records, data.width), nprim, data.owner, data.start, slots.first, slots.count, slots.place,
         slots.numbers,
     )  # fmt: skip

@@ -22,16 +22,23 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     primitive_quartets,
 )
+from md4.gpu.kernels.recurrence import lanes_of_a_warp, stage_bytes
 from md4.gpu.r_layout import r_stride
-from md4.gpu.tuning import RECURRENCE, SUMS
+from md4.gpu.tuning import SHARED_BYTES
 from md4.method.angular import nherm
+
+MOST_L = 14  # highest L of sums that are made with r
+FEWEST_SUMS = 1 << 14  # fewest such sums
+MOST_BLOCKS = 16  # most warps of a multiprocessor that make them
+WARPS = 8  # of a block that adds up r in memory
+MOST_WARPS = 16896  # up to which several warps share a ket pair, where there are few
 
 
 def summed_r(l, kind):
     """Kernel factory: r and its sums, a lane a sum."""
     separation, zeros_upto, add_r = make_separation(), make_zeros_upto(kind, l), make_add_r(l)
     primitives, counts = jit_device(primitives_of), jit_device(survives)
-    size, lanes, row, stride = nherm(l), RECURRENCE.lanes(l), nherm(l) | 1, r_stride(l)
+    size, lanes, row, stride = nherm(l), lanes_of_a_warp(l), nherm(l) | 1, r_stride(l)
     write_row = make_write_row(size, stride)
 
     def kernel(
@@ -64,12 +71,12 @@ def summed_r(l, kind):
             write_row(place, out, target, lane)
             place, target = i32(place + 8 * row), target + stride
 
-    return Kernel(kernel, (32, SUMS.blocks(l)))
+    return Kernel(kernel, (32, max(1, min(MOST_BLOCKS, 2 * SHARED_BYTES // stage_bytes(l)))))
 
 
 def ket_sums():
     """Kernel factory: sums of r in memory, `pieces` warps for each bra primitive and ket pair."""
-    primitives, counts, warps = jit_device(primitives_of), jit_device(survives), SUMS.warps
+    primitives, counts, warps = jit_device(primitives_of), jit_device(survives), WARPS
 
     def kernel(
         r: HermiteIntegrals, ket: PairRange, weights: F64, ncd: i64, npair: i64, total: i64, pieces: i64, owner: I64,
@@ -123,7 +130,7 @@ def sums_of(steps, g, ab, cd, out):
     """s of two chunks but for what a block `out` leaves out, by the steps of a backend; `g` weights of the ket list."""
     l, total = ab.facts.l + cd.facts.l, ab.nprim * cd.npair * cd.facts.nab
     s = steps.context.pool.room("sums", max(1, total * r_stride(l)))
-    if l <= SUMS.l and total >= SUMS.fewest:
+    if l <= MOST_L and total >= FEWEST_SUMS:
         launch = steps.context.fixed(summed_r_launcher, steps.operator.kind, steps.operator.parameter, l)
         launch(steps.context, ab, cd, g, total, s, out.limits)
     else:
@@ -133,7 +140,7 @@ def sums_of(steps, g, ab, cd, out):
 
 def summed_r_launcher(context, kind, parameter, l):
     """The function by which `sums_of` launches for an operator up to L = `l`."""
-    lanes, shared = RECURRENCE.lanes(l), RECURRENCE.stage(l)
+    lanes, shared = lanes_of_a_warp(l), stage_bytes(l)
     variant, arguments = Variant(summed_r, (l, kind)), operator_arguments(context, kind, parameter)
 
     def launch(context, ab, cd, g, total, out, limits):
@@ -150,9 +157,9 @@ def launch_ket_sums(context, g, r, ab, cd, out, limits):
     """s of two chunks from their r."""
     total, stride = ab.nprim * cd.npair, r_stride(ab.facts.l + cd.facts.l)
     if total:
-        pieces = max(1, min(-(-stride // 32), SUMS.most_warps // total))
+        pieces = max(1, min(-(-stride // 32), MOST_WARPS // total))
         context.launch(
-            Variant(ket_sums, ()), -(-total * pieces // SUMS.warps), 32 * SUMS.warps, 0,
+            Variant(ket_sums, ()), -(-total * pieces // WARPS), 32 * WARPS, 0,
             (r, stride, cd.nprim), pair_range(cd), g, cd.facts.nab, cd.npair, total, pieces, ab.data.owner,
             ab.first_prim, limits, out,
         )  # fmt: skip

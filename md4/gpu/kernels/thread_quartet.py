@@ -29,8 +29,38 @@ from md4.gpu.kernels.primitive_quartets import (
     separate,
 )
 from md4.gpu.pair_layout import SIDE_BY_SIDE
-from md4.gpu.tuning import THREAD_QUARTET
+from md4.gpu.tuning import SHARED_BYTES
 from md4.method.hermite import structure
+
+
+class QuartetLimits(NamedTuple):
+    """Classes and memory of a thread a quartet on a kind of device."""
+
+    integrals: int  # most integrals of a quartet
+    one_product_integrals: int  # the same where one product would do, since one side has a single Hermite function
+    l: int  # highest L
+    shared: int  # bytes of shared memory of a block
+
+
+# Devices with FP64 tensor cores, which make the other kernels fast; and without, whose blocks have less shared memory.
+TENSOR_LIMITS, PLAIN_LIMITS = QuartetLimits(135, 40, 6, 160 << 10), QuartetLimits(54, 54, 4, 60 << 10)
+THREADS = 128  # of a block, half of them where integrals take more shared memory
+PRIMITIVES = 32  # most bra primitives whose H is in shared memory at once
+WRITTEN, ROUNDS = 15, 4  # integrals of a quartet up to which a thread writes `ROUNDS` of them at a time
+SWAP_L = 5  # L from which on the side of higher l is made the bra
+# l of a pair up to which single shells with it are the rows of a matrix, and `FEW_BLOCKS` hold: (highest L, most
+# integrals, blocks a multiprocessor, and in a matrix). All others have one.
+FEW_L, FEW_BLOCKS = 2, ((2, 9, 5, 5), (4, 27, 4, 4), (4, 45, 4, 3))
+
+
+def limits_of(unit):
+    """`QuartetLimits` for an arithmetic unit."""
+    return PLAIN_LIMITS if unit == "fma" else TENSOR_LIMITS
+
+
+def block_threads(count, single=False):
+    """Threads of a block for `count` integrals each, which wait in shared memory: two blocks a multiprocessor."""
+    return THREADS if (4 if single else 8) * THREADS * count <= SHARED_BYTES else THREADS // 2
 
 
 class BraH(NamedTuple):
@@ -104,7 +134,7 @@ def make_integrals(bra_class, ket_class, turned, kind, single=False):
     `single_h_size`.
     """
     count, l = rows(bra_class) * rows(ket_class), sum(bra_class[:2]) + sum(ket_class[:2])
-    threads, precision = THREAD_QUARTET.block_threads(count, single), precision_of(single)
+    threads, precision = block_threads(count, single), precision_of(single)
     real, nbytes, staged = precision.numba, precision.bytes, single_h_size(bra_class)
     quartet = make_thread_quartet(bra_class, ket_class, turned, precision)
     zeros_upto = (make_single_zeros_upto if single else make_zeros_upto)(kind, l)
@@ -169,9 +199,9 @@ def thread_quartet_integrals(
     bra_class, ket_class = (la, lb, pure, ca, cb, singles[0]), (lc, ld, pure, cc, cd, singles[1])
     nab, ncd = rows(bra_class), rows(ket_class)
     count = nab * ncd
-    threads = THREAD_QUARTET.block_threads(count)
+    threads = block_threads(count)
     integrals = make_integrals(bra_class, ket_class, turned, kind)
-    rounds, several = THREAD_QUARTET.rounds, 1 < count <= THREAD_QUARTET.written
+    rounds, several = ROUNDS, 1 < count <= WRITTEN
     write_out = make_write_out(rounds, threads)
     # by how much the pair, cd and ab of an integral change from one that a thread writes to its next
     pairs_ahead, rows_ahead, ahead = threads // count, threads % count // nab, threads % count % nab
@@ -240,14 +270,14 @@ def rows(shells):
 
 def takes(unit, bra, ket):
     """Whether this kernel is for a class: few enough integrals, fewer where one product is all, and on old devices."""
-    limits = THREAD_QUARTET.limits(unit)
+    limits = limits_of(unit)
     most = limits.one_product_integrals if 1 in (bra.nherm, ket.nherm) else limits.integrals
     return bra.nab * ket.nab <= most and bra.l + ket.l <= limits.l
 
 
 def few(bra, ket):
     """Whether a class is of single shells and of pairs of low l, whose H lanes read quickly."""
-    return bra.single != ket.single and (bra, ket)[bra.single].l <= THREAD_QUARTET.few_l
+    return bra.single != ket.single and (bra, ket)[bra.single].l <= FEW_L
 
 
 def swapped(bra, ket, matrix):
@@ -258,7 +288,7 @@ def swapped(bra, ket, matrix):
     """
     if matrix and few(bra, ket):
         return ket.single
-    if bra.l + ket.l < THREAD_QUARTET.swap_l:
+    if bra.l + ket.l < SWAP_L:
         return False
     return bra.nab < ket.nab if bra.single != ket.single else (bra.l, bra.nab) < (ket.l, ket.nab)
 
@@ -270,7 +300,10 @@ def prefers(bra, ket):
 
 def blocks_of(bra, ket, matrix):
     """Blocks that share a multiprocessor; with one, threads have all the registers that they want."""
-    return THREAD_QUARTET.blocks(bra.l + ket.l, bra.nab * ket.nab, matrix) if few(bra, ket) else 1
+    if not few(bra, ket):
+        return 1
+    fits = (entry for entry in FEW_BLOCKS if bra.l + ket.l <= entry[0] and bra.nab * ket.nab <= entry[1])
+    return next((entry[3] if matrix else entry[2] for entry in fits), 1)
 
 
 def thread_quartet_variant(bra, ket, kind, turned, matrix):
@@ -285,9 +318,9 @@ def thread_quartet_variant(bra, ket, kind, turned, matrix):
 def quartet_launcher(context, kind, parameter, bra, ket, turned, matrix):
     """The function by which `launch_thread_quartet` launches for two `ListFacts`."""
     count = bra.nab * ket.nab
-    threads = THREAD_QUARTET.block_threads(count)
-    size, room = form_size(bra, BRA_ELEMENTS), THREAD_QUARTET.limits(context.unit).shared - 8 * threads * count
-    group = max(1, min(bra.max_prim, THREAD_QUARTET.primitives, room // (8 * size)))
+    threads = block_threads(count)
+    size, room = form_size(bra, BRA_ELEMENTS), limits_of(context.unit).shared - 8 * threads * count
+    group = max(1, min(bra.max_prim, PRIMITIVES, room // (8 * size)))
     variant = thread_quartet_variant(bra, ket, kind, turned, matrix)
     shared, arguments = 8 * (group * size + threads * count), operator_arguments(context, kind, parameter)
 

@@ -54,8 +54,8 @@ from md4.gpu.kernels.groups import (
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_r_in_turn, make_ring
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import depths, full_depths, full_reach, reach, row_table
-from md4.gpu.tiles import blocks_of_8, choose_tile, turned_ket_tile, turned_tile
-from md4.gpu.tuning import SHARED_BYTES, TILES
+from md4.gpu.tiles import MOST_COLUMNS, blocks_of_8, choose_tile, turned_ket_tile, turned_tile
+from md4.gpu.tuning import SHARED_BYTES
 
 
 class WordTable(NamedTuple):
@@ -338,13 +338,6 @@ def bra_shared(tile, bra, ket):
     return r_buffers, ring + r_buffers * buffer
 
 
-def bra_variant(unit, bra, ket):
-    """Variant of step 4 for a class."""
-    tile = bra_tile(unit, bra)
-    r_buffers, _ = bra_shared(tile, bra, ket)
-    return Variant(bra_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned, r_buffers))
-
-
 def ket_form(turned):
     """The form of H that step 5 reads: for a turned tile where functions ab run fastest in the result."""
     return KET_TURNED if turned else KET_FLAT
@@ -354,12 +347,6 @@ def ket_tile(unit, ket, form):
     """The tile of step 5."""
     steps = blocks_of_8(ket.nherm)
     return turned_ket_tile(ket.nab, steps, unit) if form == KET_TURNED else choose_tile(ket.nab, steps, unit)
-
-
-def ket_variant(unit, ket, form):
-    """Variant of step 5 for a class."""
-    tile = ket_tile(unit, ket, form)
-    return Variant(ket_transform, (tile.rows8, tile.nt, tile.warps, tile.stages, unit, tile.turned))
 
 
 def row_blocks_of(tile, nrow):
@@ -381,11 +368,11 @@ def bra_launcher(context, bra, ket):
     """The function by which step 4 is launched for two `ListFacts`."""
     unit, tile, nab = context.unit, bra_tile(context.unit, bra), bra.nab
     nq8, stride, row_blocks = blocks_of_8(ket.nherm), r_stride_of(bra, ket), row_blocks_of(tile, nab)
-    variant, columns, threads = bra_variant(unit, bra, ket), tile.columns, tile.threads
-    _, shared = bra_shared(tile, bra, ket)
+    r_buffers, shared = bra_shared(tile, bra, ket)
+    variant, columns, threads = Variant(bra_transform, (*tile, r_buffers)), tile.columns, tile.threads
     rows8, steps = form_rows(nab, bra_form(unit, bra)), blocks_of_8(bra.nherm)
     staircase = staircase_of(context, bra, tile.rows8, row_blocks)
-    words = context.table(words_in_turn, *words_of(bra, ket)), 16 * (nq8 + TILES.most_columns)
+    words = context.table(words_in_turn, *words_of(bra, ket)), 16 * (nq8 + MOST_COLUMNS)
 
     def launch(context, h, ab, cd, r, abq, limits):
         npair, nket = ab.npair, cd.nprim
@@ -403,7 +390,7 @@ def ket_launcher(context, bra, ket, form):
     """The function by which `launch_ket_transform` launches for two `ListFacts` and the form of the ket's H."""
     tile, nab, ncd, nq8 = ket_tile(context.unit, ket, form), bra.nab, ket.nab, blocks_of_8(ket.nherm)
     row_blocks, rows8 = row_blocks_of(tile, ncd), form_rows(ncd, form)
-    variant, columns, threads = ket_variant(context.unit, ket, form), tile.columns, tile.threads
+    variant, columns, threads = Variant(ket_transform, (*tile,)), tile.columns, tile.threads
     shared = tile.stages * 512 * (tile.rows8 + columns)
     staircase = staircase_of(context, ket, tile.rows8, row_blocks, form == KET_FLAT)
 

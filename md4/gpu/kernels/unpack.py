@@ -2,14 +2,17 @@
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, f64, i64, jit_device
-from md4.gpu.tuning import UNPACK
 
+THREADS = 256  # of a block, a multiple of 32
+ROWS = 8  # rows of the table that a block takes
+BLOCKS = 5  # blocks that a multiprocessor is to hold at once
+SUMS_BLOCKS = 4  # the same of the kernel that also makes sums, which needs more registers
 # Rows and columns of the part of a matrix that a block of threads writes. In shared memory rows are one longer, so that
 # columns are read from different banks.
 TILE, PITCH = 32, 33
 BOTH_TILES = 2 * TILE * PITCH
 # Rows of a tile that the threads of a block take together, and how many of its numbers each thread has.
-LINES = UNPACK.threads // TILE
+LINES = THREADS // TILE
 OWN = TILE // LINES
 # Warps of a block: TILE is also the number of threads of a warp, so that each has one row of a tile at a time.
 WARPS = LINES
@@ -60,7 +63,7 @@ def unpack_rows(sums):
     So each number of the table is read once. On the diagonal all of the tile is read. A thread reads the next row
     before it waits for the others, and there are two tiles in shared memory, so that it waits once a row.
     """
-    corner, read, many = jit_device(tile_corner), jit_device(read_row), UNPACK.rows
+    corner, read, many = jit_device(tile_corner), jit_device(read_row), ROWS
     weigh, added = jit_device(read_density), jit_device(warp_sum)
 
     def kernel(
@@ -104,15 +107,10 @@ def unpack_rows(sums):
                         out[matrix + turned + k * step] = shared[half + x * PITCH + y + k * LINES]
                 half = TILE * PITCH - half
 
-    return Kernel(kernel, launch_bounds=(UNPACK.threads, UNPACK.sums_blocks if sums else UNPACK.blocks))
+    return Kernel(kernel, launch_bounds=(THREADS, SUMS_BLOCKS if sums else BLOCKS))
 
 
 # launcher
-
-
-def unpack_variant(sums):
-    """The one variant, or the one with sums."""
-    return Variant(unpack_rows, (sums,))
 
 
 def parts_of_sums(nao):
@@ -134,9 +132,10 @@ def launch_unpack(context, table, shape, places, out, square, density=None, part
     """
     (count, width), (nao, pitch) = shape, square
     tiles, sums = tiles_of(nao), density is not None
-    blocks = tiles * -(-count // UNPACK.rows)
+    blocks = tiles * -(-count // ROWS)
     if blocks:
         given = (density, part) if sums else (out, out)  # which are not used
         context.launch(
-            unpack_variant(sums), blocks, UNPACK.threads, 0, table, count, width, places, tiles, nao, pitch, out, *given
-        )
+            Variant(unpack_rows, (sums,)), blocks, THREADS, 0,
+            table, count, width, places, tiles, nao, pitch, out, *given,
+        )  # fmt: skip

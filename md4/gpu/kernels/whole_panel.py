@@ -8,7 +8,6 @@ H and r of its own, and the block has as many columns as its warps' tiles. Else 
 several blocks of columns, with r of its own.
 """
 
-from dataclasses import replace
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, cuda, f64, i32, i64, jit_device
@@ -33,8 +32,17 @@ from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.kernels.two_products import KetOwners, bra_tile, clear_end
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.tiles import blocks_of_8
-from md4.gpu.tuning import SHARED_BYTES, WHOLE_PANEL
+from md4.gpu.tuning import SHARED_BYTES
 
+PANEL_BYTES = 64 << 10  # most bytes of a panel of an uncontracted bra
+PANEL_GROUPS = 8  # blocks of columns that a block of threads takes one after the other then, about
+CONTRACTED_ROWS = 5  # most blocks of 8 functions ab of contracted bras
+# Of these for 1, 2, ... blocks of 8 rows: blocks of 8 columns of a warp; blocks of threads that share a multiprocessor;
+# whether [p|q] is gathered a step ahead; primitive pairs whose H and r shared memory has room for.
+CONTRACTED_COLUMNS = (8, 8, 8, 6, 6)
+CONTRACTED_BLOCKS = (4, 4, 3, 3, 2)
+CONTRACTED_AHEAD = (False, False, True, True, True)
+CONTRACTED_STAGES = (3, 2, 2, 2, 2)
 # The highest bit of an int32, which becomes those of all further ones when it is shifted to the right.
 FURTHER = -(1 << 31)
 
@@ -161,9 +169,9 @@ def panel_tile(unit, bra):
     """The tile of a class: that of `two_products.bra_tile`, whose form of H it reads, but for columns and stages."""
     tile = bra_tile(unit, bra)
     if bra.max_prim <= 1:
-        return replace(tile, stages=2)
-    n = min(tile.rows8, WHOLE_PANEL.contracted_rows) - 1
-    return replace(tile, nt=WHOLE_PANEL.columns[n], stages=WHOLE_PANEL.stages[n])
+        return tile._replace(stages=2)
+    n = min(tile.rows8, CONTRACTED_ROWS) - 1
+    return tile._replace(nt=CONTRACTED_COLUMNS[n], stages=CONTRACTED_STAGES[n])
 
 
 def shared_parts(bra, ket, tile):
@@ -180,28 +188,22 @@ def serves(unit, bra, ket):
         return False
     tile, rows = panel_tile(unit, bra), blocks_of_8(bra.nab)
     _, panel, shared = shared_parts(bra, ket, tile)
-    small = rows <= WHOLE_PANEL.contracted_rows if bra.max_prim > 1 else panel <= WHOLE_PANEL.panel_bytes
+    small = rows <= CONTRACTED_ROWS if bra.max_prim > 1 else panel <= PANEL_BYTES
     return small and rows <= tile.rows8 and shared <= SHARED_BYTES
-
-
-def bra_variant(unit, bra, ket):
-    """Variant of step 4 for a class that is served."""
-    tile, contracted, blocks, ahead = panel_tile(unit, bra), bra.max_prim > 1, 2, True
-    if contracted:
-        blocks, ahead = WHOLE_PANEL.blocks[tile.rows8 - 1], WHOLE_PANEL.ahead[tile.rows8 - 1]
-    facts = tile.rows8, tile.nt, tile.warps, tile.stages, blocks, ahead, unit, tile.turned, contracted
-    return Variant(whole_panel, facts)
 
 
 def parts_of(ncol, columns, contracted):
     """Blocks that share the columns of one pair: of contracted pairs one for each block of columns."""
-    return -(-ncol // columns) if contracted else max(1, ncol // (columns * WHOLE_PANEL.groups))
+    return -(-ncol // columns) if contracted else max(1, ncol // (columns * PANEL_GROUPS))
 
 
 def bra_launcher(context, bra, ket):
     """The function by which step 4 is launched for two `ListFacts`."""
     unit, nab, nq8, contracted = context.unit, bra.nab, blocks_of_8(ket.nherm), bra.max_prim > 1
-    tile, variant, stride = panel_tile(unit, bra), bra_variant(unit, bra, ket), r_stride_of(bra, ket)
+    tile, stride, blocks, ahead = panel_tile(unit, bra), r_stride_of(bra, ket), 2, True
+    if contracted:
+        blocks, ahead = CONTRACTED_BLOCKS[tile.rows8 - 1], CONTRACTED_AHEAD[tile.rows8 - 1]
+    variant = Variant(whole_panel, (*tile[:4], blocks, ahead, unit, tile.turned, contracted))
     kets, _, shared = shared_parts(bra, ket, tile)
     rows8, steps, levels = tile.rows8, blocks_of_8(bra.nherm), levels_of(context, bra, tile.rows8, tile.turned)
     words, columns, threads = context.table(all_words, *words_of(bra, ket)), tile.columns, tile.threads

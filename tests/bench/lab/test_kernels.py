@@ -4,7 +4,7 @@ import sys
 
 from places import ROOT
 
-from md4.gpu import backend
+from md4.gpu import tracks
 from md4.gpu.compile import Variant
 from md4.gpu.kernels.digest_in_place import digest_in_place
 from md4.gpu.kernels.recurrence import r_by_group
@@ -27,9 +27,9 @@ def test_families():
 
 def test_one_by_one():
     """On one stream and without records, and afterwards as before."""
-    repeat, tracks = Recorder.repeat, backend.TRACKS
+    repeat, most = Recorder.repeat, tracks.MOST_TRACKS
     with one_by_one():
-        assert backend.TRACKS.number(1 << 50) == 1
+        assert tracks.number_of_tracks(1 << 50) == 1
         assert not Recorder.repeat(None, (), None, None)
-    assert (Recorder.repeat, backend.TRACKS) == (repeat, tracks)
-    assert tracks.number(1 << 50) > 1
+    assert (Recorder.repeat, tracks.MOST_TRACKS) == (repeat, most)
+    assert tracks.number_of_tracks(1 << 50) == most > 1

@@ -4,14 +4,12 @@ By a thread a primitive quartet, and by a warp. Contracted pairs, more kets than
 memory, kets in one and several parts.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from emulator import running
 
 import md4
-from md4.gpu import hermite_coulomb, tuning
+from md4.gpu import hermite_coulomb
 from md4.gpu.kernels import coulomb_threads
 from md4.plan import QuartetRule
 
@@ -57,11 +55,11 @@ def by_device(basis, bra, ket, twice):
 @pytest.mark.parametrize("classes", [(1, 0), (4, 1), (5, 4), (7, 5)], ids=str)
 def test_class(classes, way, axis, monkeypatch):
     """Also of molecules in a plane, which lies along any of the axes, but not through the origin."""
-    changes = {"single_ratio": 1e80 if way == "single" else 0.0, "fewest_singles": 0}
+    changes = {"SINGLE_RATIO": 1e80 if way == "single" else 0.0, "FEWEST_SINGLES": 0}
     if way == "warps":
-        changes |= {"thread_l": -1, "mirrored_thread_l": -1}
-    for module in (coulomb_threads, hermite_coulomb):
-        monkeypatch.setattr(module, "HERMITE_COULOMB", replace(tuning.HERMITE_COULOMB, **changes))
+        monkeypatch.setattr(coulomb_threads, "THREAD_L", -1)
+    for name, value in changes.items():
+        monkeypatch.setattr(hermite_coulomb, name, value)
     rng = np.random.default_rng(sum(classes))
     counts = (1, 17) if max(classes) == 1 else (2, 3) if max(classes) < 5 else (1, 1)
     basis = md4.Basis([shell for l, count in zip(classes, counts) for shell in side(rng, l, count, axis)])

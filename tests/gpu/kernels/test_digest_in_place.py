@@ -1,7 +1,5 @@
 """Digestion by the threads that make the integrals, of chosen quartets, on the emulator, beside NumPy."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from emulator import running
@@ -33,7 +31,7 @@ def rule_of(pairs, nshell):
 @pytest.mark.parametrize("l, nctr, counts", [(1, 1, (2, 1)), (1, 1, (0, 1)), (1, 11, (1, 1))], ids=str)
 def test_runs_of_lanes(l, nctr, counts, monkeypatch):
     """A contracted shell may have more functions c than a lane has bits."""
-    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
+    monkeypatch.setattr(paths, "FEWEST_QUARTETS", 1)
     basis, first_d = basis_of(l, nctr), 2 + len(RUNS)
     bra_pairs = [[0, 1]] * 2
     ket_pairs = [[2 + n, first_d + k] for n, length in enumerate(RUNS) for k in range(length)]

@@ -1,6 +1,5 @@
 """Digestion of the even and odd parts of blocks of random numbers, on the emulator, beside NumPy."""
 
-from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -141,8 +140,8 @@ def test_limits(by_ket):
 @pytest.mark.parametrize("limited", [False, True])
 def test_successive_bra_pairs(name, limited, monkeypatch):
     """Of a warp, some with the same shell a: in a row, and once more; with limits some do not count in between."""
-    monkeypatch.setattr(digestion, "DIGEST", replace(digestion.DIGEST, warps=1))
-    monkeypatch.setattr(digestion, "DIGEST_MIRRORED", replace(digestion.DIGEST_MIRRORED, lane_integrals=1 << 20))
+    monkeypatch.setattr(digestion, "FEWEST_WARPS", 1)
+    monkeypatch.setattr(digestion, "LANE_INTEGRALS", 1 << 20)
     rng, (bra, ket, pure), nbra, nket = np.random.default_rng(4), CLASSES[name], 9, 2
     facts = facts_of(*bra, pure), facts_of(*ket, pure)
     integrals, parts = random_block(rng, facts, 2, (nbra, nket))

@@ -1,6 +1,5 @@
 """Digestion of blocks of random numbers by rows, on the emulator, beside NumPy."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -81,8 +80,8 @@ def test_limits(by_ket):
 @pytest.mark.parametrize("limited", [False, True])
 def test_successive_bra_pairs(shape, counts, limited, monkeypatch):
     """Of a warp, some with the same shell a: in a row, and once more; with limits some do not count in between."""
-    monkeypatch.setattr(digestion, "DIGEST", replace(digestion.DIGEST, warps=1))
-    monkeypatch.setattr(digestion, "DIGEST_ROWS", replace(digestion.DIGEST_ROWS, lane_integrals=1 << 20))
+    monkeypatch.setattr(digestion, "FEWEST_WARPS", 1)
+    monkeypatch.setattr(digestion, "LANE_INTEGRALS", 1 << 20)
     rng, nbra, nket = np.random.default_rng(3), 9, 2
     integrals = rng.normal(size=(nbra, nket, *shape))
     aos = [first_aos(rng, functions, count) for functions, count in ((shape[:2], nbra), (shape[2:], nket))]

@@ -1,7 +1,5 @@
 """The fused kernel, with groups of ket pairs and in rounds, on the emulated GPU, beside the CPU."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from emulator import host_array, running
@@ -20,10 +18,10 @@ def groups_of(monkeypatch):
     """
 
     def settle(kets, ahead=True):
-        at_once = dict.fromkeys(("at_once", "contracted_at_once"), ((kets,),) * fused.FUSED.rows)
-        doubles = fused.FUSED.doubles if kets else 12
-        tuning = replace(fused.FUSED, **at_once, group_doubles=1000, ahead_doubles=1000 * ahead, doubles=doubles)
-        monkeypatch.setattr(fused, "FUSED", tuning)
+        numbers = dict.fromkeys(("AT_ONCE", "CONTRACTED_AT_ONCE"), ((kets,),) * fused.MOST_FRAGMENTS)
+        numbers |= {"GROUP_DOUBLES": 1000, "AHEAD_DOUBLES": 1000 * ahead}
+        for name, value in (numbers if kets else numbers | {"TILE_DOUBLES": 12}).items():
+            monkeypatch.setattr(fused, name, value)
 
     return settle
 
@@ -126,8 +124,8 @@ def test_bra_primitives_in_groups(groups_of, monkeypatch):
         engine = md4.Engine(basis, backend="cuda")
         ab, cd = engine.prepare(bra), engine.prepare(ket)
         panel, rest = fused.fused_shared(ab.facts, cd.facts, 2)
-        monkeypatch.setattr(fused, "SHARED_BYTES", (2 * panel + rest) * fused.FUSED.blocks // 2)
-        monkeypatch.setattr(fused, "fused_blocks", lambda *_: fused.FUSED.blocks)
+        monkeypatch.setattr(fused, "SHARED_BYTES", (2 * panel + rest) * fused.BLOCKS_TOGETHER // 2)
+        monkeypatch.setattr(fused, "fused_blocks", lambda *_: fused.BLOCKS_TOGETHER)
         assert ab.facts.max_prim == 4
         block = engine.backend.scratch(right.shape)
         WAY.make(engine, ab, cd, block)

@@ -1,7 +1,5 @@
 """The fused kernel of quartets that several warps may share, on the emulated GPU, beside the CPU."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from emulator import host_array, running
@@ -19,9 +17,9 @@ def shared_by(monkeypatch):
     """Function that has so many warps share a quartet, of a block of so many, with registers for some blocks of q."""
 
     def settle(shares, warps=4, doubles=84):
-        sharing = {"shares": (shares,), "warps": ((warps, 1),)}
-        tuning = replace(fused_wide.FUSED_WIDE, functions=1, fragments=8, doubles=(doubles,) * 3, least_q=1, **sharing)
-        monkeypatch.setattr(fused_wide, "FUSED_WIDE", tuning)
+        numbers = {"SHARES": (shares,), "BLOCKS_OF_WARPS": ((warps, 1),), "TILE_DOUBLES": (doubles,) * 3}
+        for name, value in {**numbers, "FEWEST_FUNCTIONS": 1, "MOST_FRAGMENTS": 8, "LEAST_Q": 1}.items():
+            monkeypatch.setattr(fused_wide, name, value)
 
     return settle
 

@@ -1,7 +1,5 @@
 """Kernels that leave out the quartets beyond the limits of a block, on the emulated GPU."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from emulator import host_array, running
@@ -53,9 +51,8 @@ def limited(rng, nbra, nket):
 @pytest.mark.parametrize("kernel", R_KERNELS)
 def test_r(kernel, swapped, monkeypatch):
     """Where a quartet counts r is as without limits; much of the rest is not written."""
-    registers_l, axis_l = R_KERNELS[kernel]
-    tuning = replace(recurrence.RECURRENCE, registers_l=registers_l, axis_l=axis_l)
-    monkeypatch.setattr(recurrence, "RECURRENCE", tuning)
+    for name, l in zip(("REGISTERS_L", "AXIS_L"), R_KERNELS[kernel]):
+        monkeypatch.setattr(recurrence, name, l)
     basis, counts = basis_of((1, 0, 1, 0)), np.repeat([6, 2, 4, 0], 20).astype(np.int32)
     live = np.arange(1, 7) < counts[1:80, None]
     with running():

@@ -24,11 +24,13 @@ from offline import (
     used_variants,
 )
 
+from md4.gpu.compile import Variant
 from md4.gpu.compile_worker import hasten
 from md4.gpu.dry_run import BLOCK_SHARED
+from md4.gpu.hermite_rows import row_parts
 from md4.gpu.kernels.digest_in_place import digest_in_place, functions
-from md4.gpu.kernels.hermite_coulomb import correlation_variant
-from md4.gpu.kernels.shell_pairs import primitives_variant
+from md4.gpu.kernels.hermite_coulomb import correlation_by_warps, functions_of_a_lane
+from md4.gpu.kernels.shell_pairs import pair_primitives
 from md4.gpu.kernels.thread_quartet import thread_quartet_integrals
 from md4.method.operators import OPERATORS
 
@@ -67,7 +69,7 @@ SPILLS = {
 
 # The same of a thread a quartet by L, 64 up to L = 4: 464 bytes at (gs|ps) on sm_90, 2920 at (dd|ds), Gaussian times
 # Coulomb, on sm_100, 2896 with Coulomb's. Faster than the fused kernel all the same (bench/results/low_l6.log). Kernels
-# with large stacks have been assembled with other options (`ASSEMBLER` in md4/gpu/tuning.py), as on a GPU.
+# with large stacks have been assembled with other options (`OPTIONS` in md4/gpu/machine_code.py), as on a GPU.
 THREAD_QUARTET_SPILLS = {5: 490, 6: 2930}
 # The same where single shells take part and several blocks share a multiprocessor, which makes up for it: 200 bytes at
 # (pp|d), Gaussian times Coulomb, on sm_80, 184 with Coulomb's (bench/results/three_centre_kernels.log).
@@ -179,7 +181,7 @@ def used_by(unit):
 @needs_ptxas
 def test_one_kernel():
     """By the same way as all others, within seconds."""
-    variant = primitives_variant()
+    variant = Variant(pair_primitives, ())
     for cc, found in usage(variant, CURRENT).items():
         assert not excess(variant, found, 0, cc)
 
@@ -211,7 +213,8 @@ def test_every_variant():
 @needs_ptxas
 def test_j_alone_of_a_molecule_in_a_plane():
     """Degrees whose functions of both parities go to the warps of one kernel, which do not spill for that."""
-    variants = [correlation_variant(l, l, True) for l in (7, 10)]
+    lanes = {l: functions_of_a_lane(list(map(len, row_parts(l, True))))[0] for l in (7, 10)}
+    variants = [Variant(correlation_by_warps, (l, lane, True)) for l, lane in lanes.items()]
     check({cc: dict.fromkeys(variants, 0) for cc in CURRENT}, processes=1)
 
 
@@ -242,7 +245,7 @@ def test_shared_memory_on_older_devices():
 
 def test_both_passes_over_primitive_pairs_take_the_same_decision():
     """One vote in the text: no compiler made a loop of its own for counting, whose rounding might differ."""
-    for cc, ptx in compile_ptx(primitives_variant(), CURRENT).items():
+    for cc, ptx in compile_ptx(Variant(pair_primitives, ()), CURRENT).items():
         assert ptx.count("vote.sync.ballot") == 1, sm(cc)
 
 

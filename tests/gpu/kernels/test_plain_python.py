@@ -74,8 +74,7 @@ def assert_same(ours, right):
 @pytest.fixture
 def all_classes(monkeypatch):
     """A thread a quartet is a plan for few quartets, too."""
-    tuning = replace(paths.THREAD_QUARTET, fewest_quartets=1)
-    monkeypatch.setattr(paths, "THREAD_QUARTET", tuning)
+    monkeypatch.setattr(paths, "FEWEST_QUARTETS", 1)
 
 
 # The two units with tensor cores differ in their instructions only: some classes do for one of them.
@@ -108,8 +107,8 @@ def test_all_plans_of_a_class(unit, name, all_classes):
 ])  # fmt: skip
 def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
     """Step 4 by the ring of large classes, and with H and r of more than two primitive pairs at a time."""
-    changed = replace(tuning.WHOLE_PANEL, contracted_rows=rows, stages=(stages,) * 5)
-    monkeypatch.setattr(whole_panel, "WHOLE_PANEL", changed)
+    monkeypatch.setattr(whole_panel, "CONTRACTED_ROWS", rows)
+    monkeypatch.setattr(whole_panel, "CONTRACTED_STAGES", (stages,) * 5)
     basis, bra, ket = basis_of((2, 1, 1, 0), nprim=2), [[0, 1]] * 2, [[2, 3]] * 5
     with running() as machine:
         engine = md4.Engine(basis, backend="cuda")
@@ -129,7 +128,7 @@ def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
 @pytest.mark.parametrize("ls, nctr", [((1, 0), 2), ((2, 1), 1)])
 def test_sums_that_are_made_with_r(ls, nctr, monkeypatch):
     """Pairs of several primitives, of one and of none; more sums than a warp makes at once."""
-    monkeypatch.setattr(summed_r, "SUMS", replace(tuning.SUMS, fewest=1))
+    monkeypatch.setattr(summed_r, "FEWEST_SUMS", 1)
     rng = np.random.default_rng(5)
     shells = [md4.Shell(l, rng.uniform(0.5, 2.0, 2), rng.uniform(0.2, 1.0, (2, 1)), rng.normal(size=3)) for l in ls]
     shells += [
@@ -265,9 +264,8 @@ R_KERNELS = {"r_in_registers": (18, 18), "r_by_axis": (-1, 18), "r_by_group": (-
 @pytest.mark.parametrize("ls", [(0, 0, 0, 0), (2, 1, 1, 1)], ids=str)
 def test_r(kernel, ls, monkeypatch):
     """Each of the kernels for any L."""
-    registers_l, axis_l = R_KERNELS[kernel]
-    tuning = replace(recurrence.RECURRENCE, registers_l=registers_l, axis_l=axis_l)
-    monkeypatch.setattr(recurrence, "RECURRENCE", tuning)
+    for name, l in zip(("REGISTERS_L", "AXIS_L"), R_KERNELS[kernel]):
+        monkeypatch.setattr(recurrence, name, l)
     basis, l = basis_of(ls, nprim=2), sum(ls)
     right = plain_r(shell_pairs(basis, [[0, 1]]).primitives, shell_pairs(basis, [[2, 3]]).primitives, l)
     with running() as machine:
@@ -325,8 +323,9 @@ def chain(ls, far=2.0):
 @pytest.mark.parametrize("most", [1 << 26, 60, 0])
 def test_room_for_lists_of_quartets(most, all_classes, monkeypatch):
     """Plenty, some rows at a time, and none: then blocks are made. Items of several rounds."""
-    monkeypatch.setattr(digest_in_place, "DIGEST_QUARTETS", replace(digest_in_place.DIGEST_QUARTETS, blocks=2))
-    monkeypatch.setattr(thread_quartet.THREAD_QUARTET.__class__, "block_threads", lambda self, count, single=False: 32)
+    monkeypatch.setattr(digest_in_place, "MOST_BLOCKS", 2)
+    for module in (digest_in_place, thread_quartet):
+        monkeypatch.setattr(module, "block_threads", lambda count, single=False: 32)
     made, lists = [], quartet_lists.QuartetLists.lists
 
     def limited(self, entries, items):
@@ -472,10 +471,10 @@ def test_numbers_of_the_rule_are_rounded_up(value):
 
 
 def coulomb_tuning(monkeypatch, **changes):
-    """Changes numbers of `HERMITE_COULOMB`."""
-    for module in (coulomb_threads, hermite_coulomb_target):
-        changed = replace(tuning.HERMITE_COULOMB, fewest_singles=0, **changes)
-        monkeypatch.setattr(module, "HERMITE_COULOMB", changed)
+    """Changes numbers of J alone, and lets any number of quartets have a launch in single precision."""
+    for name, value in {"FEWEST_SINGLES": 0, **changes}.items():
+        module = hermite_coulomb_target if hasattr(hermite_coulomb_target, name) else coulomb_threads
+        monkeypatch.setattr(module, name, value)
 
 
 @pytest.mark.sample("registers")
@@ -484,8 +483,8 @@ def coulomb_tuning(monkeypatch, **changes):
     ("changes", "kernel"),
     [
         ({}, "correlation_by_threads"),
-        ({"staged_l": 0}, "correlation_by_threads"),
-        ({"thread_l": -1}, "correlation_by_warps"),
+        ({"STAGED_L": ((0, 9), (8, 10))}, "correlation_by_threads"),
+        ({"THREAD_L": -1}, "correlation_by_warps"),
     ],
     ids=["registers", "staged", "warps"],
 )
@@ -501,7 +500,7 @@ def test_j_alone(changes, kernel, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("changes", [{}, {"mirrored_staged_l": 0}, {"mirrored_thread_l": -1}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"STAGED_L": ((7, 9), (0, 10))}, {"THREAD_L": -1}], ids=str)
 def test_j_alone_in_a_plane(changes, monkeypatch):
     """By threads, with r in shared memory, and by warps; the densities are not their own mirror images."""
     coulomb_tuning(monkeypatch, **changes)
@@ -519,7 +518,7 @@ def test_j_alone_in_a_plane(changes, monkeypatch):
 @pytest.mark.parametrize("staged", [False, True])
 def test_j_alone_in_single_precision(staged, omega, monkeypatch):
     """All quartets; the operators whose [0]^(m) are made in FP32, and one whose are not."""
-    coulomb_tuning(monkeypatch, single_ratio=1e60, staged_single_l=0 if staged else 10)
+    coulomb_tuning(monkeypatch, SINGLE_RATIO=1e60, STAGED_L=((7, 0 if staged else 10),) * 2)
     basis = basis_of((1, 0), nprim=2)
     dm = densities(basis, 2)
     with running() as machine:
@@ -532,7 +531,7 @@ def test_j_alone_in_single_precision(staged, omega, monkeypatch):
 @pytest.mark.thorough
 def test_j_alone_of_many_pairs(monkeypatch):
     """Some quartets in FP64, some in FP32, some left out; several warps and ranges of bras, both sides of diagonals."""
-    coulomb_tuning(monkeypatch, single_ratio=1e3, thread_blocks=2, thread_bras=40, thin=1)
+    coulomb_tuning(monkeypatch, SINGLE_RATIO=1e3, THREAD_BLOCKS=2, THREAD_BRAS=40, THIN=1)
     basis, tolerance = chain((0, 0, 1) * 4, far=1.1), 1e-8
     dm = densities(basis, 1) * np.exp(-abs(np.subtract.outer(*[np.arange(basis.nao)] * 2)))
     launched, launch = [], hermite_coulomb_target.launch_quartets
@@ -594,7 +593,7 @@ def test_tensors_in_slices(aosym, monkeypatch):
 
 @pytest.mark.sample("1-4-1", "32-32-3")
 @pytest.mark.races
-@pytest.mark.parametrize(("nao", "pitch", "count"), [(1, 4, 1), (32, 32, 3), (70, 80, unpack.UNPACK.rows + 1)])
+@pytest.mark.parametrize(("nao", "pitch", "count"), [(1, 4, 1), (32, 32, 3), (70, 80, unpack.ROWS + 1)])
 def test_rows_as_symmetric_matrices(nao, pitch, count):
     """Tiles within the matrices and at their edges, pairs that are left out, rows of several blocks; with sums, too.
 

@@ -1,7 +1,5 @@
 """r of molecules in a plane, without the elements that are zero, on the emulated GPU."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from emulator import host_array, running
@@ -9,7 +7,6 @@ from gpu.kernels.test_limits import on_device
 from gpu.kernels.test_plain_python import plain_r
 
 import md4
-from md4.gpu import tuning
 from md4.gpu.kernels import recurrence
 from md4.gpu.r_layout import r_places
 from md4.method.angular import hermite_triples
@@ -33,9 +30,9 @@ def plane_basis(ls, axis, nprim=2):
 
 
 def set_tuning(monkeypatch, **changes):
-    """Other numbers in `RECURRENCE`."""
-    for module in (recurrence, tuning):
-        monkeypatch.setattr(module, "RECURRENCE", replace(tuning.RECURRENCE, **changes))
+    """Other numbers of `recurrence`."""
+    for name, value in changes.items():
+        monkeypatch.setattr(recurrence, name, value)
 
 
 def parts(engine, axis, parity, counts=(1, 1)):
@@ -81,7 +78,7 @@ def test_each_l(ls, axis):
 @pytest.mark.parametrize("registers_l", [-1, 18])
 def test_operators(kind, registers_l, monkeypatch):
     """Even elements of whole r, of each operator by both kernels; few quartets a warp."""
-    set_tuning(monkeypatch, registers_l=registers_l, stage_bytes=1 << 10)
+    set_tuning(monkeypatch, REGISTERS_L=registers_l, MOST_STAGE_BYTES=1 << 10)
     axis, l, basis = 1, 5, plane_basis((2, 1, 1, 1), 1)
     with running("dmma16") as machine:
         engine = md4.Engine(basis, operator=kind, backend="cuda")
@@ -103,7 +100,7 @@ def test_operators(kind, registers_l, monkeypatch):
 @pytest.mark.parametrize("registers_l", [-1, 18])
 def test_limits(registers_l, swapped, monkeypatch):
     """Where a quartet counts r is as without limits; much of the rest is not written."""
-    set_tuning(monkeypatch, registers_l=registers_l)
+    set_tuning(monkeypatch, REGISTERS_L=registers_l)
     basis, counts = plane_basis((1, 0, 1, 0), 2, nprim=1), np.repeat([6, 2, 4, 0], 20).astype(np.int32)
     live = np.arange(1, 7) < counts[1:80, None]
     with running("dmma16"):

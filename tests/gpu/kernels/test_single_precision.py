@@ -16,7 +16,6 @@ from md4.gpu import hermite_coulomb, paths, quartet_lists, sums
 from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.emit.single_zeros import make_single_zeros
 from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS, KET_SINGLES
-from md4.gpu.kernels import coulomb_threads
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE_DISTANCE, extent, fits_single, single_arguments
 from md4.gpu.kernels.select_quartets import Selected
@@ -232,7 +231,7 @@ def test_a_build(ratio, kinds, monkeypatch):
     tolerance, launched = 1e-8, set()
     for module in (quartet_lists, sums):
         monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio, single_seconds=0.0))
-    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
+    monkeypatch.setattr(paths, "FEWEST_QUARTETS", 1)
 
     def launch(*args):
         launched.add(args[-1])
@@ -259,9 +258,8 @@ def test_a_build_where_coefficients_cancel(with_k, monkeypatch):
 
     A tight shell without contraction has quartets in FP32 nevertheless.
     """
-    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
-    for module in (hermite_coulomb, coulomb_threads):
-        monkeypatch.setattr(module, "HERMITE_COULOMB", replace(module.HERMITE_COULOMB, fewest_singles=0))
+    monkeypatch.setattr(paths, "FEWEST_QUARTETS", 1)
+    monkeypatch.setattr(hermite_coulomb, "FEWEST_SINGLES", 0)
     monkeypatch.setattr(sums, "SELECT", replace(SELECT, single_seconds=0.0))
     contracted = [md4.Shell(0, [1.0, 1.05], [24.0, -25.0], [0.0, 0.3 * n, 2.0 * n]) for n in range(2)]
     basis = md4.Basis([*contracted, md4.Shell(0, [30.0], [0.02], [0.0, 1.0, 1.0])])
@@ -287,7 +285,7 @@ def test_general_contractions_in_a_build(ratio, limit, monkeypatch):
 
     for module in (quartet_lists, sums):
         monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio, single_seconds=0.0))
-    monkeypatch.setattr(paths, "THREAD_QUARTET", replace(paths.THREAD_QUARTET, fewest_quartets=1))
+    monkeypatch.setattr(paths, "FEWEST_QUARTETS", 1)
     monkeypatch.setattr(sums, "launch_in_place", launch)
     rng = np.random.default_rng(3)
     columns = {0: rng.uniform(0.2, 1.0, (2, 2)), 1: [[1.0]], 2: [[1.0]]}

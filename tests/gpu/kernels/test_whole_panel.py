@@ -1,7 +1,5 @@
 """Step 4 with panels of H in shared memory, on the emulated GPU, beside the CPU."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from emulator import host_array, running
@@ -20,7 +18,7 @@ LS = (1, 1, 1, 0)
 def narrow(monkeypatch):
     """Tiles of few columns, so that a block of threads has several steps where bras are not contracted."""
     tile_of = whole_panel.panel_tile
-    monkeypatch.setattr(whole_panel, "panel_tile", lambda *args: replace(tile_of(*args), nt=2, warps=2))
+    monkeypatch.setattr(whole_panel, "panel_tile", lambda *args: tile_of(*args)._replace(nt=2, warps=2))
 
 
 def check(basis, bra, ket, counts=None, by_ket=False):
@@ -49,7 +47,7 @@ def check(basis, bra, ket, counts=None, by_ket=False):
 @pytest.mark.parametrize("nprim", [1, 2])
 def test_steps(nprim, groups, monkeypatch):
     """Blocks of columns that do not all have as many steps, the last one not full; primitive pairs of a bra."""
-    monkeypatch.setattr(whole_panel, "WHOLE_PANEL", replace(whole_panel.WHOLE_PANEL, groups=groups))
+    monkeypatch.setattr(whole_panel, "PANEL_GROUPS", groups)
     basis, bra, ket, _ = sides(LS, nprim, 2, 21)
     assert whole_panel.parts_of(21, 4, False) == (5 if groups == 1 else 1)
     check(basis, bra, ket)
@@ -72,7 +70,7 @@ def test_limits(nprim, by_ket):
 @pytest.mark.thorough
 def test_more_blocks_than_bits(monkeypatch):
     """A block of threads with more than 31 steps; the later ones are said to count."""
-    monkeypatch.setattr(whole_panel, "WHOLE_PANEL", replace(whole_panel.WHOLE_PANEL, groups=100))
+    monkeypatch.setattr(whole_panel, "PANEL_GROUPS", 100)
     basis, bra, ket, _ = sides((1, 0, 1, 0), 1, 2, 131)
     check(basis, bra, ket, np.array([131, 126]))
 
