@@ -403,7 +403,7 @@ class Backend(Protocol):
         """The `Algebra` of the device; DeviceError where a package for it is missing."""
 
     def rehearse_rows(self, nao, count):
-        """Asks for the kernels by which an `Algebra` makes matrices of rows of pairs, or multiplies rows by orbitals."""
+        """Asks for the kernels by which an `Algebra` makes matrices of rows of pairs, or products with orbitals."""
 
     def mark(self):
         """A function that waits until all work so far is done."""

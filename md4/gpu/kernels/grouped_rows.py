@@ -2,8 +2,8 @@
 
     X[g, j, c] += sum_{n of group g} F[source of n, j] A[row of n, c]
 
-A block of threads takes a group and some columns c, and each of its warps 32 or 64 of them, on tensor cores. So A is read
-where it is, without copies of rows in another order, and X is read and written once.
+A block of threads takes a group and some columns c, and each of its warps 32 or 64 of them, on tensor cores. So A is
+read where it is, without copies of rows in another order, and X is read and written once.
 """
 
 from functools import cache

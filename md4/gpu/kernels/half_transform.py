@@ -244,7 +244,7 @@ def shared_bytes(columns8, tiles):
 
 
 def columns_at_once(context, nao, count):
-    """For how many eights of columns of C there is a kernel; None where matrices are faster, or the device has no room."""
+    """For how many eights of columns of C there is a kernel; None where matrices are faster, or without room."""
     if context.unit == "fma":
         return None
     for columns8 in COLUMNS8:

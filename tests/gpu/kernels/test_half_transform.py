@@ -83,7 +83,8 @@ def test_no_room():
     class Context:
         unit, block_shared = "dmma16", 227 << 10
 
-    for nao, count, want in [(876, 15, 2), (1386, 15, 2), (4000, 15, None), (510, 21, 4), (876, 21, None), (9, 33, None)]:
+    known = [(876, 15, 2), (1386, 15, 2), (4000, 15, None), (510, 21, 4), (876, 21, None), (9, 33, None)]
+    for nao, count, want in known:
         assert half_transform.columns_at_once(Context, nao, count) == want
     Context.unit = "fma"
     assert half_transform.columns_at_once(Context, 100, 4) is None
