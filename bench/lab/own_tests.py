@@ -18,20 +18,26 @@ import re
 import subprocess
 import sys
 import tempfile
+import unittest
 from collections import Counter
 from functools import wraps
 from pathlib import Path
 from time import perf_counter
 
+import pytest
+
 MODES = ("plain", "attached", "plain-direct", "direct")
+almost_equal = unittest.TestCase.assertAlmostEqual
 COUNTED = ("attached", "builds", "fits", "MO sets", "forces", "refused")
 counts: Counter[str] = Counter()
+wrong: list[str] = []
 
 
 # within pytest, as a plugin -------------------------------------------------------------------------------------------
 
 
 def pytest_configure(config):
+    unittest.TestCase.assertAlmostEqual = compared
     mode = os.environ["OWN_TESTS_MODE"]
     if "direct" in mode:
         from pyscf.scf import hf
@@ -40,6 +46,23 @@ def pytest_configure(config):
     if "plain" not in mode:
         count_work()
         attach_objects(mode == "direct")
+
+
+def compared(self, first, second, places=None, *args, **options):
+    """`assertAlmostEqual`, after which a test goes on, so that all numbers of two runs are compared."""
+    try:
+        almost_equal(self, first, second, places, *args, **options)
+    except AssertionError:
+        wrong.append(f"{first} not {second}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    wrong.clear()
+    result = yield
+    if wrong:
+        raise AssertionError(", ".join(wrong))
+    return result
 
 
 def pytest_runtest_logreport(report):
@@ -159,8 +182,8 @@ def reasons(tests):
 
 
 def rounded(text):
-    """`text` with its numbers rounded, as those of two runs differ."""
-    return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.5f}", text)
+    """`text` with its numbers rounded, as those of two runs differ, and the names of PySCF's classes."""
+    return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda found: f"{float(found[0]):.6f}", text.replace("MD4", ""))
 
 
 def main():
