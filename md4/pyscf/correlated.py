@@ -170,7 +170,7 @@ def unrestricted_active_orbitals(theirs, method, mo, *args, **options):
     try:
         return theirs(method, mo, *args, **options)
     except RuntimeError as error:
-        if not hasattr(method._scf, "_md4_builder"):
+        if str(error) != ".max_memory not enough" or not hasattr(method._scf, "_md4_builder"):
             raise
         usage = import_module("pyscf.mcscf.umc_ao2mo")._mem_usage(method.ncore, method.ncas, mo[0].shape[1])
         raise MemoryLimitError(
