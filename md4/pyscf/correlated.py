@@ -17,7 +17,7 @@ import numpy as np
 from md4.contract.amplitudes import DirectContraction
 from md4.contract.mp2 import OccupiedVirtual, Spin
 from md4.contract.row_team import RowTeam
-from md4.errors import DeviceError, UnsupportedError
+from md4.errors import DeviceError, MemoryLimitError, UnsupportedError
 from md4.pyscf import ao2mo
 from md4.pyscf.classes import Restorable, in_front, replace
 from md4.pyscf.df import DF
@@ -75,6 +75,7 @@ def install():
     replace(outcore, "general", four_sets)
     replace(outcore, "half_e1", two_sets)
     replace(import_module("pyscf.mcscf.mc_ao2mo"), "trans_e1_outcore", active_orbitals)
+    replace(import_module("pyscf.mcscf.umc_ao2mo"), "_ERIS", unrestricted_active_orbitals)
     replace(import_module("pyscf.cc.ccsd"), "_contract_s4vvvv_t2", times_amplitudes)
 
 
@@ -162,6 +163,21 @@ def active_orbitals(theirs, *args, **options):
         with ao2mo.opened(given["erifile"], name) as file:
             file[name] = made
     return j_pc, k_pc
+
+
+def unrestricted_active_orbitals(theirs, method, mo, *args, **options):
+    """`umc_ao2mo._ERIS`, the integrals of UCASSCF. PySCF's refusal says neither what they take nor what to set."""
+    try:
+        return theirs(method, mo, *args, **options)
+    except RuntimeError as error:
+        if str(error) != ".max_memory not enough" or not hasattr(method._scf, "_md4_builder"):
+            raise
+        usage = import_module("pyscf.mcscf.umc_ao2mo")._mem_usage(method.ncore, method.ncas, mo[0].shape[1])
+        raise MemoryLimitError(
+            f"{type(method).__name__} may use max_memory = {method.max_memory} MB, what the process holds included, "
+            f"and its integrals take {usage[1]:.1f} MB more; set max_memory of this object, which is else that of the "
+            "mean-field object."
+        ) from error
 
 
 def times_amplitudes(theirs, *args, **options):

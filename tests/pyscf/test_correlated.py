@@ -362,6 +362,20 @@ def test_casscf_with_core_integrals():
     assert abs(found - want) < 1e-8
 
 
+def test_unrestricted_casscf_without_memory():
+    """PySCF's UCASSCF takes max_memory as a limit, and a mean-field object without a tensor may have 0."""
+    mol = molecule("Li 0 0 0; H 0 0 1.6", "6-31g")
+    plain = scf.UHF(mol).run(conv_tol=1e-11, max_memory=0)
+    with pytest.raises(RuntimeError, match="not enough"):
+        mcscf.UCASSCF(plain, 2, 2).run()
+    mf = ours(plain)
+    with pytest.raises(md4.MemoryLimitError, match=r"max_memory = 0 MB.* 0\.1 MB more; set max_memory of this object"):
+        mcscf.UCASSCF(mf, 2, 2).run()
+    want = mcscf.UCASSCF(plain, 2, 2).run(max_memory=4000)
+    with sentinel():
+        assert abs(mcscf.UCASSCF(mf, 2, 2).run(max_memory=4000).e_tot - want.e_tot) < CLOSE
+
+
 def test_response_matrices():
     """`get_ab` of TDHF."""
     mf = own()
