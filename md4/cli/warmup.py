@@ -54,13 +54,15 @@ def exported(done, name):
 def imported(name, arch):
     """Puts the kernels of a file into the cache, and returns a sentence on it.
 
-    They must be for the architecture `arch`, by default for that of this machine's GPU; where there is none, for any.
+    What the CPU does beside them, which no file holds, is compiled. The kernels must be for the architecture `arch`, by default for that of this machine's GPU; where there is none, for any.
     """
     gpu.check_installed()
     from md4.contract.warmup import capability_of
+    from md4.cpu.warmup import BESIDE, compile_ahead
     from md4.gpu.warmup import import_kernels
 
     number, architecture = import_kernels(name, capability_of(arch) if arch or gpu.available() else None)
+    compile_ahead(BESIDE)
     return f"{number} kernels for {architecture} read from {name}"
 
 

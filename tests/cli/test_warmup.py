@@ -9,6 +9,7 @@ import pytest
 
 from md4.__main__ import main
 from md4.contract.warmup import Warmup
+from md4.cpu.warmup import BESIDE
 from md4.support import bundle
 
 USES = """
@@ -138,12 +139,15 @@ def test_kernels_for_other_machines(tmp_path, kernels_package):
 
 
 def test_import_without_a_gpu_takes_any_architecture(tmp_path, monkeypatch, capsys):
+    """And compiles what the CPU does beside kernels of any kind."""
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path / "cache"))
-    path = tmp_path / "x"
+    path, compiled = tmp_path / "x", []
+    monkeypatch.setattr("md4.cpu.warmup.compile_ahead", compiled.append)
     bundle.write(path, "sm_80", [("h_panels", b"entry\ncubin")])
     monkeypatch.setattr("md4.gpu.available", lambda: False)
     assert main(["warmup", "--import", str(path)]) == 0
     assert capsys.readouterr().out.startswith(f"1 kernels for sm_80 read from {path}\ncache ")
+    assert compiled == [BESIDE]
     assert main(["warmup", "--import", str(path), "--arch", "sm_90"]) == 2
     monkeypatch.setattr("md4.gpu.available", lambda: True)
     monkeypatch.setattr("md4.gpu.context.current_capability", lambda: (9, 0))
