@@ -54,7 +54,8 @@ def exported(done, name):
 def imported(name, arch):
     """Puts the kernels of a file into the cache, and returns a sentence on it.
 
-    What the CPU does beside them, which no file holds, is compiled. The kernels must be for the architecture `arch`, by default for that of this machine's GPU; where there is none, for any.
+    What the CPU does beside them, which no file holds, is compiled. The kernels must be for the architecture `arch`, by
+    default for that of this machine's GPU; where there is none, for any.
     """
     gpu.check_installed()
     from md4.contract.warmup import capability_of

@@ -41,7 +41,7 @@ THREADS = 256
 # Numbers of a tile that a thread copies, and the rows between them.
 OWN, LINES = TILE * TILE // THREADS, THREADS // TILE
 # By how many tiles the table is read ahead, and the numbers of columns of W, in eights, that a launch may have.
-AHEAD, COLUMNS8 = 3, (2, 4)
+AHEAD, COLUMNS8 = 3, (2, 3, 4)
 
 
 class Transformed(NamedTuple):
@@ -69,6 +69,7 @@ class LanePlaces(NamedTuple):
     """Whether the thread multiplies transposed tiles, and arguments of `make_add_products`; t and c in bytes."""
 
     turned: i64
+    half: i64
     t: i64
     row_step: i64
     k_step: i64
@@ -77,15 +78,15 @@ class LanePlaces(NamedTuple):
 
 
 @cache
-def make_add_products(columns8, wide):
-    """Intrinsic (t, row_step, k_step, c, w): W += T C for 16 rows and half of the columns of W.
+def make_add_products(columns8, half, wide):
+    """Intrinsic (t, row_step, k_step, c, w): W += T C for 16 rows and a half (0 or 1) of the eights of columns.
 
     Addresses in shared memory are those of the lane: `t` of a number of the tile, from which 8 rows are `row_step` and
     4 columns `k_step` bytes, or rows and columns exchanged; `c` and `w` of its first ones. The columns of a warp are
     every other eight.
     """
     pitch, mma = c_pitch(columns8), mma_16x8x8 if wide else mma_by_halves
-    w_step, eights = 512 * columns8, range(0, columns8, 2)
+    w_step, eights = 512 * columns8, range(0, columns8 - half, 2)
 
     @word(None, INT32, INT32, INT32, INT32, INT32)
     def add_products(t, row_step, k_step, c, w):
@@ -134,7 +135,10 @@ def c_pitch(columns8):
 def half_transform(columns8, unit):
     """Kernel factory for so many columns of C, in eights."""
     pitch, width = c_pitch(columns8), 8 * columns8
-    c_bytes, add_products = 8 * TILE * pitch, make_add_products(columns8, unit == "dmma16")
+    add_first, add_others = (make_add_products(columns8, half, unit == "dmma16") for half in (0, 1))
+    c_bytes = 8 * TILE * pitch
+    # in every other row of W eights of columns are exchanged, so that lanes meet all banks; three eights do without
+    exchanged = 8 if columns8 % 2 == 0 else 0
     wait, copy_16 = make_wait_copies(0), make_copies(1, 16)
 
     @jit_device
@@ -162,10 +166,11 @@ def half_transform(columns8, unit):
         commit_copies()
         c, line = (of_ket, i) if lane.turned == 0 else (of_bra, j)
         if lane.turned == 0 or i != j:
-            add_products(
-                i32(tiles + lane.t), i32(lane.row_step), i32(lane.k_step), i32(c + lane.c),
-                i32(lane.w + 8 * TILE * width * line),
-            )  # fmt: skip
+            t, of_c, of_w = i32(tiles + lane.t), i32(c + lane.c), i32(lane.w + 8 * TILE * width * line)
+            if lane.half == 0:
+                add_first(t, i32(lane.row_step), i32(lane.k_step), of_c, of_w)
+            else:
+                add_others(t, i32(lane.row_step), i32(lane.k_step), of_c, of_w)
         return next_i, next_j
 
     def kernel(
@@ -187,9 +192,8 @@ def half_transform(columns8, unit):
         else:
             t_place, row_step, k_step = 8 * (inner * PITCH + rows + own), i64(64), i64(32 * PITCH)
         c_place = 8 * (inner * pitch + own + 8 * half)
-        # eights of columns are exchanged in every other row of W, so that lanes meet all banks
-        w_place = begin + 8 * ((rows + own) * width + 2 * inner + 8 * (half ^ (own & 1)))
-        lane = LanePlaces(turned, t_place, row_step, k_step, c_place, w_place)
+        w_place = begin + 8 * ((rows + own) * width + 2 * inner + (8 * half ^ (exchanged & 8 * own)))
+        lane = LanePlaces(turned, half, t_place, row_step, k_step, c_place, w_place)
         of_row, of_orbitals, last = address_of(table, n * row_width), address_of(orbitals, 0), many - 1
         of_places, tile_bytes, step_bytes = address_of(places, 0) + 4 * tid, 4 * TILE * TILE, 4 * THREADS
         m = tid
@@ -223,13 +227,13 @@ def half_transform(columns8, unit):
             while m < nao * count:
                 ao = quotient(m, count)
                 o = m - ao * count
-                out.numbers[first + ao * out.ao + o] = w[ao * width + (o ^ 8 * (ao & 1))]
+                out.numbers[first + ao * out.ao + o] = w[ao * width + (o ^ (exchanged & 8 * ao))]
                 m += THREADS
         else:
             while m < nao * count:
                 o = quotient(m, nao)
                 ao = m - o * nao
-                out.numbers[first + ao * out.ao + o * out.orbital] = w[ao * width + (o ^ 8 * (ao & 1))]
+                out.numbers[first + ao * out.ao + o * out.orbital] = w[ao * width + (o ^ (exchanged & 8 * ao))]
                 m += THREADS
 
     return Kernel(kernel, (THREADS, 1))
