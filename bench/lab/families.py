@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,9 +29,11 @@ from md4.gpu import backend as gpu
 from md4.gpu import hermite_coulomb as gpu_coulomb
 from md4.gpu import kernels, paths, quartet_lists
 from md4.gpu import sums as gpu_sums
-from md4.gpu.buffers import copy_to_host
+from md4.gpu.buffers import Buffer, copy_to_host
 from md4.gpu.context import DeviceContext
 from md4.gpu.kernels import fused, summed_r
+from md4.gpu.kernels.grouped_rows import Groups, launch_grouped_rows
+from md4.gpu.kernels.half_transform import TILE, launch_half_transform
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import plans
 from md4.gpu.tuning import SELECT
@@ -260,6 +262,52 @@ def unpacked(nao, count):
     compare(found, table[:, places], f"{count} matrices of {nao} AOs")
 
 
+def times_orbitals(nao, count, columns8):
+    """Rows of pairs times orbitals, which are the last index of what is made."""
+    rng, i, j = np.random.default_rng(nao), *np.tril_indices(nao)
+    tiles = -(-nao // TILE)
+    places, side = np.zeros((nao, nao), dtype=np.int32), TILE * tiles
+    places[i, j] = places[j, i] = rng.permutation(len(i))
+    padded, factors = np.zeros((side, side), dtype=np.int32), np.zeros((side, 8 * columns8))
+    padded[:nao, :nao], factors[:nao, :count] = places, rng.normal(size=(nao, count))
+    of_tiles = padded.reshape(tiles, TILE, tiles, TILE).transpose(0, 2, 1, 3)[np.tril_indices(tiles)]
+    table, context = rng.normal(size=(5, len(i))), md4.Engine(SP, backend="cuda").backend.context
+    given, numbers = [factors.ravel(), table.ravel()], of_tiles.size  # factors begin at a multiple of 16 bytes
+    buffer, (orbitals, rows, kept) = context.pool.upload([*given, of_tiles.reshape(-1).view(np.int64)], context.stream)
+    out, found = context.pool.get(5 * nao * count), np.empty((5, nao, count))
+    launch_half_transform(
+        context, columns8, rows, table.shape, Buffer(kept.pointer, (numbers,), 4, kept), nao, orbitals,
+        (out, nao * count, count, 1), count,
+    )  # fmt: skip
+    copy_to_host(found, out.pointer, context.stream)
+    context.pool.release(buffer)
+    compare(found, table[:, places] @ factors[:nao, :count], f"rows of {nao} AOs times {count} orbitals")
+
+
+def grouped(width, factors8, sizes):
+    """Rows that are added up in groups."""
+    rng, count, step = np.random.default_rng(width), 8 * factors8 - 3, width + 2
+    edges, many = np.cumsum([0, *sizes]), sum(sizes)
+    rows, sources = rng.integers(0, 9, many), rng.integers(0, 7, many)
+    array, factors = rng.normal(size=(9, width)), rng.normal(size=(7, 8 * factors8))
+    before = rng.normal(size=(len(sizes), count, step))
+    right = before.copy()
+    for group, (first, last) in enumerate(pairwise(edges)):
+        right[group, :, :width] += factors[sources[first:last], :count].T @ array[rows[first:last]]
+    parts = [edges, np.arange(len(sizes)), rows, sources]
+    integers = np.zeros(2 * sum(map(len, parts)), dtype=np.int32)
+    context, begins = md4.Engine(SP, backend="cuda").backend.context, np.cumsum([0, *map(len, parts)]).tolist()
+    integers[: begins[-1]] = np.concatenate(parts)
+    given = [array.ravel(), factors.ravel(), before.ravel(), integers.view(np.int64)]
+    buffer, (one, other, out, kept) = context.pool.upload(given, context.stream)
+    groups = Groups(*(Buffer(kept.pointer + 4 * at, (len(part),), 4, kept) for at, part in zip(begins, parts)))
+    launch_grouped_rows(context, one, (width, width), groups, other, factors8, out, (count * step, step), count)
+    found = np.empty(before.shape)
+    copy_to_host(found, out.pointer, context.stream)
+    context.pool.release(buffer)
+    compare(found, right, f"{many} rows of {width} in {len(sizes)} groups")
+
+
 def digestion(basis, n_k, n_j, in_place=False, operator="coulomb", single=False):
     """All blocks of a basis into `n_k` matrices X and `n_j` matrices Y; see `md4.method.digestion`.
 
@@ -448,6 +496,10 @@ FAMILIES = {
     ),
     # rows of density fitting, of one tile and of several
     "unpack": each(unpacked, (1, 1), (32, 9), (70, 20), (133, 17)),
+    "rows times orbitals": [
+        *each(times_orbitals, (1, 1, 2), (33, 9, 2), (70, 20, 3), (130, 32, 4)),
+        *each(grouped, (1, 1, [1]), (700, 2, [5, 3, 12]), (130, 4, [4, 9])),
+    ],
     # J and K; quartets small and large
     "digest small blocks": each(
         digestion, (SP, 1, 1), (few_shells((1, 2, 1, 4)), 2, 1), (few_shells((1, 2, 1, 4)), 0, 2),
