@@ -1,9 +1,12 @@
 """Fixtures of all tests: the two backends, and the arithmetic units of the GPU; threads and workers."""
 
+import fcntl
 import logging
 import os
+import tempfile
 from fnmatch import fnmatchcase
 from math import inf
+from pathlib import Path
 
 # Workers of pytest-xdist use all cores. So BLAS, PySCF and md4 take one thread, and md4 two where a test says so (see
 # `two_threads`); set before NumPy is imported, here and for the workers.
@@ -20,10 +23,13 @@ from hypothesis import settings
 from numba.core.event import TimingListener, register
 from places import LEAST_WORK
 
+import md4.gpu.backend
 from md4.gpu.compile_worker import hasten
-from md4.gpu.context import gpu_available
+from md4.gpu.context import current_capability, gpu_available
+from md4.gpu.warmup import compile_ahead, missing
 
 MOST_WORKERS = 8  # each takes a gigabyte
+MANY_KERNELS = 24  # which one worker has all cores compile, while the others that need them wait
 MOST_SECONDS = 15  # of `cpu_seconds` that a test without the marker `thorough` may take
 COLLECTED, STARTED = pytest.StashKey[list](), pytest.StashKey[float]()
 COMPILING = TimingListener()  # whoever is the first to call a loop of the CPU compiles it
@@ -41,6 +47,23 @@ def pytest_configure(config):
     """Tests of the GPU compile as md4's own processes do, the tests of the user's processes in children of theirs."""
     if config.option.markexpr.startswith("gpu"):
         hasten()
+    if config.option.markexpr == "gpu":
+        md4.gpu.backend.compile_ahead = compile_in_turn
+
+
+def compile_in_turn(asked, progress=None):
+    """`compile_ahead` of a worker of pytest-xdist that shares cores and cache with others.
+
+    They run cases of the same test at the same time. Without turns each of them compiles the kernels of that test.
+    """
+    variants = asked()
+    if len(missing(variants, current_capability())) < MANY_KERNELS:
+        return
+    turn = Path(tempfile.gettempdir(), f"md4-tests-{os.getuid()}")
+    with turn.open("w") as file, pytest.MonkeyPatch.context() as patch:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        patch.setenv("MD4_JOBS", str(len(os.sched_getaffinity(0))))
+        compile_ahead(lambda: variants, progress)
 
 
 def pytest_addoption(parser):

@@ -16,9 +16,19 @@ SHELLS = {
 MIXED = "O 0 0 0; C 1.1 0.3 -0.2; H 0.1 0.7 -0.4; ghost-He 0.5 -0.3 0.8"
 
 
+# Some of them: a third of the kernels that a GPU compiles for all. Operators and Cartesian functions are tested with
+# these, since each has kernels of its own.
+FEW_SHELLS = {"O": SHELLS["O"][::2], "H": SHELLS["H"]}
+
+
 def mixed(cart=False):
     """The molecule of `SHELLS`."""
     return molecule(MIXED, SHELLS, cart=cart)
+
+
+def few(cart=False):
+    """The molecule of `FEW_SHELLS`."""
+    return molecule(MIXED, FEW_SHELLS, cart=cart)
 
 
 def symmetric(nao, count=None, seed=0):

@@ -80,6 +80,7 @@ def add_warmup(command):
     command.add_argument("--basis", help="basis set name, resolved as PySCF does")
     add_df(command)
     command.add_argument("--forces", action="store_true", help="what forces of this molecule need, too")
+    command.add_argument("--mp2", action="store_true", help="what MP2 and MO integrals of this molecule need, too")
     command.add_argument("--lmax", type=int, default=4, metavar="L", help="classes up to (ll|ll) (%(default)s)")
     command.add_argument("--jobs", type=int, metavar="N", help="processes; default: one a processor")
     command.add_argument(
@@ -231,7 +232,8 @@ def run_warmup(args):
         print(imported(args.imported, args.arch))
     else:
         options = args.lmax, args.operator, args.jobs, not args.cart
-        print(warm_up(args.backend, args.arch, args.list, args.export, *options, *warmup_bases(args), args.forces))
+        options = *options, *warmup_bases(args), args.forces, args.mp2
+        print(warm_up(args.backend, args.arch, args.list, args.export, *options))
     print(f"cache {cache_folder()}")
     return 0
 
@@ -239,10 +241,9 @@ def run_warmup(args):
 def warmup_bases(args):
     """The basis and the auxiliary basis for which `warmup` should compile, or None."""
     if args.geometry is None and args.basis is None:
-        if args.df is not None:
-            raise ArgumentError("--df needs a molecule; give a geometry and --basis as well.")
-        if args.forces:
-            raise ArgumentError("--forces needs a molecule; give a geometry and --basis as well.")
+        for option in ("df", "forces", "mp2"):
+            if getattr(args, option) not in (None, False):
+                raise ArgumentError(f"--{option} needs a molecule; give a geometry and --basis as well.")
         return None, None
     if args.geometry is None or args.basis is None:
         raise ArgumentError("a geometry and --basis belong together; give both, or --lmax alone.")

@@ -9,7 +9,7 @@ from md4.cli.ending import writing
 from md4.support.display import size_text
 
 
-def warm_up(backend, arch, listed, export, lmax, kinds, jobs, pure, basis, auxiliary, forces):
+def warm_up(backend, arch, listed, export, lmax, kinds, jobs, pure, basis, auxiliary, forces, mp2):
     """Compiles what is missing, and returns a sentence on what was done; arguments and errors as `md4.contract.warmup`.
 
     `backend` is 'cuda', 'cpu', or 'auto' for that which calculations take. On the CPU the code is the same for all
@@ -31,7 +31,7 @@ def warm_up(backend, arch, listed, export, lmax, kinds, jobs, pure, basis, auxil
     from md4.cpu.warmup import BESIDE, compile_ahead
 
     done = warmup(
-        lmax, kinds, jobs, pure, basis=basis, auxiliary=auxiliary, arch=arch, listed=listed, forces=forces
+        lmax, kinds, jobs, pure, basis=basis, auxiliary=auxiliary, arch=arch, listed=listed, forces=forces, mp2=mp2
     )  # fmt: skip
     if listed:
         return listing(done)

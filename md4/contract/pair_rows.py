@@ -144,13 +144,16 @@ class PairRows:
         """
 
         def work(backend):
-            dry = self.on(self.engine.with_backend(backend))
-            for first, last in self.pieces(self.nrow):
-                columns = self.nrow if complete else last
-                dry.integrals(first, last, backend.result((last - first, columns)), columns)
+            self.on(self.engine.with_backend(backend)).rehearse(complete)
             backend.rehearse_rows(self.nao, orbitals)
 
         self.engine.backend.compile_ahead("tensor", self.basis, work, progress, ("rows", complete, self.nrow, orbitals))
+
+    def rehearse(self, complete):
+        """What a dry run of `compile_ahead` does on its backend."""
+        for first, last in self.pieces(self.nrow):
+            columns = self.nrow if complete else last
+            self.integrals(first, last, self.engine.backend.result((last - first, columns)), columns)
 
     def once(self, pieces, numbers, bar):
         """Yields (first, last, table) of pieces, which together hold each integral once, if both orders are added up.

@@ -14,6 +14,7 @@ from md4 import gpu
 from md4.contract.fitting_gradient import rehearse
 from md4.contract.frame import Frame
 from md4.contract.gradient import rehearse_forces
+from md4.contract.pair_rows import PairRows
 from md4.contract.ranks import Alone
 from md4.contract.team import Team
 from md4.contract.tensor import Request, add_slice, segmented, slice_target
@@ -31,6 +32,8 @@ LARGEST_L = 8
 MEMORIES = (1 << 45, 3 << 26)
 # Tolerance of builds, the default of `md4.JK`, and cutoffs of shell pairs in density fitting.
 TOLERANCE, CUTOFFS = 1e-13, (0.0, 1e-10)
+# Numbers of occupied orbitals: kernels depend on how many eights they are, and are the same for all above 32.
+OCCUPIED = (8, 16, 24, 32)
 # Shells of general contractions in the correlation-consistent basis sets of the elements up to argon, as (l, nctr).
 # Segmented basis sets, as those of Pople and of Ahlrichs, have none.
 GENERAL_CONTRACTIONS = ((0, 2), (0, 3), (1, 2))
@@ -68,7 +71,7 @@ class Warmup:
 
 def warmup(
     lmax, kinds=("coulomb",), jobs=None, pure=True, progress=None, basis=None, auxiliary=None, arch=None, listed=False,
-    forces=False,
+    forces=False, mp2=False,
 ):
     """Compiles what shells up to l = `lmax` need, for the current device; or what a basis needs.
 
@@ -94,6 +97,8 @@ def warmup(
         Compiles nothing: what would be compiled is only found.
     forces : bool
         With `basis`: what gradients of J and K need, too, or with `auxiliary` those of density fitting.
+    mp2 : bool
+        With `basis`, without `auxiliary`: what MP2 and integrals over molecular orbitals need, too.
 
     Raises
     ------
@@ -105,7 +110,7 @@ def warmup(
         No usable GPU and no `arch`.
     """
     kinds = checked_kinds(kinds)
-    check_arguments(lmax, jobs, pure, progress, basis, auxiliary, forces)
+    check_arguments(lmax, jobs, pure, progress, basis, auxiliary, forces, mp2)
     capability = capability_of(arch)
     from md4.gpu.warmup import compile_all, missing
 
@@ -115,7 +120,7 @@ def warmup(
         if basis is None:
             asked |= asked_by_shells(lmax, pure, kind, capability)
         elif auxiliary is None:
-            asked |= asked_by_basis(basis, kind, capability, forces=forces)
+            asked |= asked_by_basis(basis, kind, capability, forces=forces, mp2=mp2)
         else:
             asked |= asked_by_fitting(basis, auxiliary, kind, capability, forces=forces)
     todo = missing(asked, capability)
@@ -149,8 +154,8 @@ def asked_by(work, kind, capability, memories=MEMORIES):
     return asked
 
 
-def asked_by_basis(basis, kind, capability, memories=MEMORIES, forces=False):
-    """The variants that tensors and builds of J and K of a basis ask for, and gradients; arguments as in `asked_by`."""
+def asked_by_basis(basis, kind, capability, memories=MEMORIES, forces=False, mp2=False):
+    """The variants that tensors and builds of J and K of a basis ask for, and gradients and MP2; see `asked_by`."""
 
     def work(backend):
         make_tensors(backend, basis)
@@ -158,6 +163,8 @@ def asked_by_basis(basis, kind, capability, memories=MEMORIES, forces=False):
             make_builds(backend, basis)
             if forces:
                 make_forces(backend, basis)
+        if mp2:
+            make_rows(backend, basis)
 
     return asked_by(work, kind, capability, memories)
 
@@ -187,6 +194,15 @@ def make_forces(backend, basis):
     one, ones = np.ones(1), np.ones((1, basis.nao, basis.nao))
     for exchange in (one, 0 * one):
         rehearse_forces(backend, frame.basis, TOLERANCE * frame.sharpening, (ones, one, exchange), 0.0)
+
+
+def make_rows(backend, basis):
+    """Rows of pairs of AOs, whole and up to the piece, and what is made of them for numbers of occupied orbitals."""
+    rows = PairRows(Engine(basis, backend=backend))
+    for complete in (False, True):
+        rows.rehearse(complete)
+    for count in OCCUPIED:
+        backend.rehearse_rows(rows.nao, count)
 
 
 def make_build(backend, basis, exchange, coulomb):
@@ -273,12 +289,14 @@ def checked_kinds(kinds):
     return tuple(checked_kind(kind) for kind in found)
 
 
-def check_arguments(lmax, jobs, pure, progress, basis, auxiliary, forces):
+def check_arguments(lmax, jobs, pure, progress, basis, auxiliary, forces, mp2):
     """ArgumentError or UnsupportedError for what cannot be warmed up."""
     checked_flag("pure", pure)
     checked_progress(progress)
     if checked_flag("forces", forces) and basis is None:
         raise ArgumentError("forces=True takes a basis.")
+    if checked_flag("mp2", mp2) and (basis is None or auxiliary is not None):
+        raise ArgumentError("mp2=True (--mp2) takes a basis, and no auxiliary one (--df).")
     if jobs is not None:
         checked_integer("jobs", jobs, 1)
     if basis is None:

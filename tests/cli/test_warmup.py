@@ -84,21 +84,27 @@ def test_the_backend_of_a_machine_with_a_gpu(monkeypatch, capsys):
     warmup_result = type("Done", (), {"missing": [None] * 5, "kept": 6, "jobs": 7})
     monkeypatch.setattr("md4.contract.warmup.warmup", compiled)
     assert main(["warmup", "--lmax", "2", "--jobs", "7"]) == 0
-    options = {"basis": None, "auxiliary": None, "arch": None, "listed": False, "forces": False}
+    flags = {"listed": False, "forces": False, "mp2": False}
+    options = {"basis": None, "auxiliary": None, "arch": None, **flags}
     assert asked == [((2, ["coulomb"], 7, True), options)]
     assert "5 kernels compiled in" in capsys.readouterr().out
     assert main(["warmup", "O 0 0 0", "--basis", "cc-pvdz", "--df", "cc-pvdz-jkfit"]) == 0
     assert "auxiliary basis cc-pvdz-jkfit: " in capsys.readouterr().out
     (_, options) = asked[1]
     assert [options[name].lmax for name in ("basis", "auxiliary")] == [2, 3]
+    assert main(["warmup", "O 0 0 0", "--basis", "cc-pvdz", "--mp2"]) == 0
+    assert asked[2][1]["mp2"]
 
 
 def test_density_fitting_needs_a_molecule(capsys):
-    assert main(["warmup", "--lmax", "2", "--df"]) == 2
-    assert main(["warmup", "--lmax", "2", "--forces"]) == 2
-    told = capsys.readouterr().err
-    for message in ("--df needs a molecule", "--forces needs a molecule"):
-        assert message in told
+    for option in ("--df", "--forces", "--mp2"):
+        assert main(["warmup", "--lmax", "2", option]) == 2
+        assert f"{option} needs a molecule" in capsys.readouterr().err
+
+
+def test_mp2_goes_without_density_fitting(capsys):
+    assert main(["warmup", "He 0 0 0", "--basis", "cc-pvdz", "--df", "--mp2", "--arch", "sm_90", "--list"]) == 2
+    assert "mp2=True (--mp2) takes a basis, and no auxiliary one (--df)" in capsys.readouterr().err
 
 
 HYDROGEN = ["H 0 0 0; H 0 0 0.74", "--basis", "sto-3g", "--arch", "sm_90"]

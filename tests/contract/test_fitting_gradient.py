@@ -5,7 +5,7 @@ import pytest
 from emulator import running
 from emulator.array_library import cupy
 from molecules import molecule
-from nuclear_forces import MIXED, WATER, mixed, rows_of_atoms, symmetric
+from nuclear_forces import MIXED, WATER, few, mixed, rows_of_atoms, symmetric
 from pyscf import df
 
 import md4
@@ -298,14 +298,16 @@ def test_little_memory_of_the_emulated_gpu():
 def test_on_a_gpu(omega, store):
     """As on the CPU: general contractions, s to h functions, densities without few orbitals."""
     mol, auxmol = mixed(), molecule(MIXED, AUXILIARY)
+    if omega:
+        mol, auxmol = few(), molecule(MIXED, {"O": AUXILIARY["O"][::3], "H": AUXILIARY["H"][:1]})
     assert_as_on_the_cpu(mol, auxmol, symmetric(mol.nao, 2), omega, store=store)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cart", [False, True])
-def test_water_on_a_gpu(cart):
-    mol = molecule(WATER, "cc-pvtz", cart=cart)
-    auxmol = df.make_auxmol(mol, "cc-pvtz-jkfit")
+@pytest.mark.parametrize("basis, cart", [("cc-pvtz", False), ("cc-pvdz", True)])
+def test_water_on_a_gpu(basis, cart):
+    mol = molecule(WATER, basis, cart=cart)
+    auxmol = df.make_auxmol(mol, f"{basis}-jkfit")
     mf = mol.RHF().run()
     for tolerance in (0.0, 1e-12):
         assert_as_on_the_cpu(mol, auxmol, mf.make_rdm1(), 0.0, [(mf.mo_coeff, mf.mo_occ)], tolerance)

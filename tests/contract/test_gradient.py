@@ -8,6 +8,7 @@ from nuclear_forces import (
     SHELLS,
     WATER,
     derivatives_of_jk,
+    few,
     forces_by_pyscf,
     forces_by_tensor,
     mixed,
@@ -93,15 +94,17 @@ def test_long_range_of_a_backend_without_mixtures(mol, jk, alpha, beta):
 
 
 def test_cartesian_functions(backend):
-    mol = mixed(cart=True)
+    mol = mixed(cart=True) if backend == "cpu" else few(cart=True)
     dm = symmetric(mol.nao)
     assert abs(md4.JK(mol, backend=backend).gradient(dm) - forces_by_pyscf(mol, dm)).max() < CLOSE
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("cart", [False, True], ids=["spherical", "Cartesian"])
+@pytest.mark.parametrize("backend, cart", [
+    ("cpu", False), ("cpu", True), pytest.param("cuda", False, marks=pytest.mark.gpu),
+], indirect=["backend"], ids=["cpu-spherical", "cpu-Cartesian", "cuda-spherical"])  # fmt: skip
 def test_functions_s_to_i(cart, backend):
-    """All classes in one molecule, s and p contracted."""
+    """All classes in one molecule, s and p contracted; Cartesian ones, with kernels of their own, on the CPU only."""
     shells = [
         [0, [5.0, 0.4], [0.9, 0.7]],
         [1, [3.0, 0.3], [0.7, 0.8]],
@@ -353,6 +356,7 @@ def assert_same_bits(ours, others, exchange):
 @pytest.mark.parametrize("count", [None, 2], ids=["closed shell", "two spins"])
 @pytest.mark.parametrize("coulomb, exchange", FACTORS)
 def test_gradient_on_a_gpu(mol, coulomb, exchange, count, omega, gpu):
+    mol = few() if omega else mol
     dm, on_gpu = symmetric(mol.nao, count), md4.JK(mol, backend="cuda")
     found = on_gpu.gradient(dm, coulomb, exchange, omega)
     assert abs(found - forces_by_pyscf(mol, dm, coulomb, exchange, omega)).max() < CLOSE

@@ -1,6 +1,7 @@
 """What `md4 warmup` compiles, and what first calls do: all that whole tensors and builds launch, and little else."""
 
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from offline import CAPABILITIES, devices_without_memory
 import md4
 from md4.contract.density_fitting import DensityFitting
 from md4.contract.fitting_gradient import FittingGradient
+from md4.contract.pair_rows import PairRows
+from md4.contract.screening import schwarz_bounds
 from md4.contract.three_centre import ThreeCentre
 from md4.contract.warmup import MEMORIES, asked_by_basis, asked_by_fitting, asked_by_shells, warmup
 from md4.gpu import part_plans
@@ -101,6 +104,31 @@ def test_forces_of_density_fitting(monkeypatch):
     assert {"gamma_of_table", "table_norms"} <= {variant.factory.__name__ for variant in launched}
     assert not names(launched - ahead["fitting"])
     assert not names(ahead["fitting"] - set(asked_by_fitting(*bases, "coulomb", (9, 0), forces=True)))
+
+
+@pytest.mark.sample("dmma8-*", "fma-*")
+@pytest.mark.parametrize(
+    ("unit", "name"), [("dmma16", "9 waters cc-pvdz"), ("dmma8", "methane aug-cc-pvdz"), ("fma", "hydrogen cc-pvdz")]
+)
+def test_nothing_is_left_to_compile_for_mp2(unit, name, monkeypatch):
+    """After `md4 warmup GEOMETRY --basis NAME --mp2`: what the calls of any number of orbitals compile ahead.
+
+    Their shell pairs are left out by exact bounds, which the CPU makes.
+    """
+    basis, asked = md4.Basis.from_mol(system(name)), []
+    warm, more = (set(asked_by_basis(basis, "coulomb", CAPABILITIES[unit], mp2=mp2)) for mp2 in (False, True))
+    engine = md4.Engine(basis, backend="cpu")
+    dry = GpuBackend.without_device(engine.operator, CAPABILITIES[unit], MEMORIES[0])
+    monkeypatch.setattr("md4.contract.pair_rows.schwarz_bounds", lambda _, lists: schwarz_bounds(engine, lists))
+    rows = PairRows(engine.with_backend(dry))
+    monkeypatch.setattr(
+        GpuBackend, "compile_ahead", lambda self, use, basis, work, *_: asked.append(self.asked_by(work))
+    )
+    for complete, orbitals in product((False, True), (0, 1, 9, 17, 25, 33, 100)):
+        rows.compile_ahead(complete, orbitals=orbitals)
+    wanted = set().union(*asked)
+    assert "unpack_rows" in {variant.factory.__name__ for variant in wanted - warm}
+    assert not names(wanted - more)
 
 
 def test_what_forces_take():

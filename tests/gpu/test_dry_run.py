@@ -59,8 +59,8 @@ def test_few_centres(launched):
 
 
 def test_mo_integrals(launched, monkeypatch):
-    """What the calls would compile ahead."""
-    found, _ = launched
+    """What the calls would compile ahead, and `md4 warmup --mp2`."""
+    found, capability = launched
     mol, asked = molecule("H 0 0 0", {"H": [[0, [0.9, 1.0]], [1, [0.8, 1.0]]]}, spin=1), set()
 
     def compile_ahead(backend, use, basis, work, *_, **__):
@@ -73,6 +73,7 @@ def test_mo_integrals(launched, monkeypatch):
         md4.ao2mo.full(mol, np.eye(mol.nao)[:, :2], backend="cuda")
     assert found <= asked
     assert len(found) > 3
+    assert found <= set(asked_by_basis(md4.Basis.from_mol(mol), "coulomb", capability, mp2=True))
 
 
 @pytest.mark.sample("dmma16-6-31g")

@@ -1,11 +1,13 @@
 """Memory that nobody wrote holds NaN: no result may depend on it, though it counts times zero."""
 
+from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 from molecules import WATER, Quartet, class_name, host, ladder, mixed_classes, molecule, relative_error, tensor_error
-from nuclear_forces import forces_by_pyscf, symmetric
+from nuclear_forces import WATER as ASKEW
+from nuclear_forces import few, forces_by_pyscf, mixed, symmetric
 
 import md4
 from md4.shells.basis import Basis
@@ -90,10 +92,13 @@ def test_matrices(poisoned, basis, hermi, with_k):
         assert (a is None and b is None) or abs(a - b).max() < 1e-9
 
 
-@pytest.mark.parametrize("omega", [0.0, 0.4])
-@pytest.mark.parametrize("basis", ["cc-pvtz", "cc-pvqz", "6-31g"])
-def test_forces(poisoned, basis, omega):
-    mol = molecule(WATER + "; H 0.3 2.1 0.4; He 4.1 0.2 0.3", basis)
+@pytest.mark.parametrize("make, omega", [
+    (mixed, 0.0), (few, 0.4), (partial(few, cart=True), 0.0), (partial(molecule, ASKEW, "cc-pvtz"), 0.0),
+    (partial(molecule, ASKEW, "cc-pvqz"), 0.0),
+], ids=["mixed", "few erf", "few Cartesian", "cc-pvtz", "cc-pvqz"])  # fmt: skip
+def test_forces(poisoned, make, omega):
+    """Of molecules of tests/contract/test_gradient.py, so that no further kernels are compiled."""
+    mol = make()
     dm = symmetric(mol.nao)
     want = forces_by_pyscf(mol, dm, omega=omega)
     jk = md4.JK(mol, backend="cuda")
