@@ -64,8 +64,8 @@ class Sizes(NamedTuple):
 
 def most_orbitals(team, count, virtual):
     """The number of orbitals i, j, up to `count`, for which `OneIndexOfEachSide` has memory."""
-    left = team.memory_left()
     sizes = [Sizes.of(team, n, virtual) for n in range(count + 1)]
+    left = team.memory_left()  # now that there are the lists of pairs
     return max((n for n, size in enumerate(sizes) if size.kept + size.least <= left), default=0)
 
 
