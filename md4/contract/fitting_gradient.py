@@ -125,6 +125,8 @@ class FittingGradient:
             The least workspace does not fit.
         """
         terms = energy_terms(dm, coulomb, exchange, self.fitting.nao)
+        if not self.three.ncol:  # the cutoff leaves out all pairs
+            return tuple(np.zeros((len(part), 3)) for part in self.three.basis.parts)
         with self.three.engine.lock, self.algebra.working():
             backend = self.three.engine.backend
             self.compile_ahead(backend, response)

@@ -2,9 +2,10 @@
 
     B[Q, ia] = sum_mn L[m, i] B[Q, mn] R[n, a] ,        (ia|jb) ~ sum_Q B[Q, ia] B[Q, jb]
 
-From a table of B blocks of rows become matrices on the device, and two products transform them, that with fewer
-orbitals first. Without a table the integrals (P|mn) are made once for as many i as there is memory for, transformed
-as they come, and fitted at the end: W times (P|ia) is less work than W times (P|mn).
+Blocks of rows of a table of B become matrices on the device, unless the algebra makes products of the rows themselves,
+and two products transform them, that with fewer orbitals first. Without a table the integrals (P|mn) are made once for
+as many i as there is memory for, transformed as they come, and fitted at the end: W times (P|ia) is less work than W
+times (P|mn).
 
 What is made of pairs with pairs needs the array [ia, Q] on the device as a whole. Where it does not fit, `Pieces` has
 it in ranges of i, of which two are there at a time.

@@ -1,8 +1,8 @@
 """J and K by density fitting from a table: blocks of its rows, one after the other.
 
-K needs rows as matrices. Where they are unpacked for one density, rho_Q is made of them at the same time, so that J
-reads the table only once more: after K, which can be copied to the host meanwhile. A table in host memory is copied to
-the device once a build, for both.
+K needs rows as matrices, unless the algebra makes products of the rows themselves. Where they are unpacked for one
+density, rho_Q is made of them at the same time, so that J reads the table only once more: after K, which can be copied
+to the host meanwhile. A table in host memory is copied to the device once a build, for both.
 """
 
 from md4.contract.exchange_factors import add_exchange, half_of_rows, takes_rows

@@ -58,14 +58,15 @@ class Sizes(NamedTuple):
         row = 8 * (width + 3 * nao * count + (few and 2 * few + count**2))
         matrix = 8 * nao * algebra.matrix_width(nao)
         pair = 8 * (MATRICES * nao * max(nao, virtual) + BLOCKS * virtual**2)
-        least = rows.workspace + 16 * nao**2 + max(rows.least_rows * row + matrix, pair)
+        places = (32 if algebra.takes_rows(nao, count) else 16) * nao**2  # those of tiles as well
+        least = rows.workspace + places + max(rows.least_rows * row + matrix, pair)
         return cls(kept, row, matrix, pair, least)
 
 
 def most_orbitals(team, count, virtual):
     """The number of orbitals i, j, up to `count`, for which `OneIndexOfEachSide` has memory."""
-    left = team.memory_left()
     sizes = [Sizes.of(team, n, virtual) for n in range(count + 1)]
+    left = team.memory_left()  # now that there are the lists of pairs
     return max((n for n, size in enumerate(sizes) if size.kept + size.least <= left), default=0)
 
 

@@ -4,7 +4,7 @@ import os
 import sys
 
 from md4.errors import ArgumentError
-from md4.support.cache import cache_folder, fingerprint
+from md4.support.cache import SOURCES, cache_folder, fingerprint
 
 # Most processes that compile unasked.
 MOST_PROCESSES = 16
@@ -41,13 +41,17 @@ def can_start():
 
 
 def command(code):
-    """Command of a process of this interpreter that runs `code` with the modules that this one can import.
+    """Command of a process of this interpreter that runs `code` with this md4 and the modules that this one can import.
 
     Their folders come after the interpreter's own: a file beside a user's script may have the name of one of Python's
-    modules. The current folder is one of them only if it is here: it may have another version of md4.
+    modules. Folders with another md4, such as the current one or that of an installed version, come last.
     """
-    paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]
-    own = f"import sys; sys.path = [p for p in sys.path if p]; sys.path += [p for p in {paths!r} if p not in sys.path]"
+    home = str(SOURCES.parent)
+    paths = [*(path or os.getcwd() for path in sys.path if isinstance(path, str)), home]
+    own = (
+        f"import os, sys; own = [p for p in sys.path if p]; own += [p for p in {paths!r} if p not in own]; "
+        f"sys.path = sorted(own, key=lambda p: p != {home!r} and os.path.exists(os.path.join(p, 'md4')))"
+    )
     return [sys.executable, "-c", f"{own}; {code}"]
 
 

@@ -93,6 +93,17 @@ def test_cartesian_functions():
     assert abs(found - want).max() < CLOSE * abs(want).max()
 
 
+def test_a_cutoff_that_leaves_out_all_pairs():
+    """Then J, K and their gradient are zero."""
+    mol, auxmol = molecule(HYDROXYL, LITTLE), molecule(HYDROXYL, LITTLE_AUX)
+    made = fitting(mol, auxmol, cutoff=1e9)
+    assert made.three.ncol == 0
+    assert not np.any(made.get_jk(symmetric(mol.nao)))
+    found = FittingGradient(made).run(symmetric(mol.nao), 1.0, 0.7)
+    assert [this.shape for this in found] == [(mol.nbas, 3), (auxmol.nbas, 3)]
+    assert not any(this.any() for this in found)
+
+
 def test_too_high_functions():
     """(kk|s) and (0|ab) are made, their derivatives are not."""
     mol, auxmol = (molecule("He 0 0 0", {"He": [[l, [1.0, 1.0]]]}) for l in (8, 15))

@@ -167,8 +167,9 @@ def test_little_memory_of_one_device():
         integrals(first, np.eye(19), np.eye(19), np.eye(19), beside=beside)
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_emulated_gpu(count, monkeypatch):
+@pytest.mark.sample("dmma16-1", "fma-1")
+@pytest.mark.parametrize("unit, count", [("dmma16", 1), ("dmma16", 2), ("dmma8", 1), ("fma", 1)])
+def test_emulated_gpu(unit, count, monkeypatch):
     """The whole way on the emulated device, with a stand-in for CuPy, also by engines of their own one by one."""
     monkeypatch.setattr("md4.contract.row_team.run_each", lambda count, work, stop: [*map(work, range(count))])
     basis = Basis([Shell(l, [1.1, 0.3], [[0.6], [0.5]], CENTRES[n]) for l, n in ((0, 0), (1, 1))])
@@ -176,8 +177,9 @@ def test_emulated_gpu(count, monkeypatch):
     parts = every[:, :2], every[:, 2:], every[:, 1:3]
     cpu, of_pairs = md4.Engine(basis, backend="cpu"), (parts[0], np.array([[1, 0], [1, 1]]), parts[1], parts[2])
     want = integrals(cpu, *parts), of_one_side(cpu, *of_pairs)
-    with running("dmma16"), cupy():
+    with running(unit) as machine, cupy():
         gpu, *beside = [md4.Engine(basis, backend="cuda") for _ in range(count)]
         found = integrals(gpu, *parts, beside=beside), of_one_side(gpu, *of_pairs, beside=beside)
     for one, other in zip(found, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    assert (machine.kernels >= {"half_transform", "grouped_rows"}) == (unit != "fma")

@@ -115,6 +115,31 @@ def test_stores(emulated, host_integrals, store, auxbasis, monkeypatch):
     compare(ours, fitting(MORE, auxbasis, "cpu"), MORE)
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["rows", "matrices"])
+@pytest.mark.parametrize("store", ["device", "host"])
+def test_exchange_of_rows_and_of_matrices(host_integrals, store, packed, monkeypatch):
+    """Densities of both signs, of a negative one, of two sides and of none, together; one alone; orbitals."""
+    if not packed:
+        monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.takes_rows", lambda *_: False)
+    monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 10)
+    auxiliary = {"H": [[0, [2.0, 1]], [0, [0.6, 1]]]}
+    theirs, rng = fitting(FEW, auxiliary, "cpu"), np.random.default_rng(0)
+    general, occupations = rng.normal(size=(3, 3)), np.array([2.0, 0.5, 0.0])
+    square = general @ general.T
+    densities = np.array([general + general.T, -square, np.outer(general[0], general[1]), 0 * square])
+    of_orbitals = general * occupations @ general.T
+    assert {-1.0, 1.0} == set(np.sign(np.linalg.eigvalsh(densities[0])))
+    with running("dmma16") as machine, cupy():
+        ours = fitting(FEW, auxiliary, "cuda", store=store)
+        for dm in (densities, densities[2]):
+            for found, right in zip(ours.get_jk(dm, 0), theirs.get_jk(dm, 0), strict=True):
+                assert abs(found - right).max() < 1e-12
+        found = ours.get_jk(of_orbitals, orbitals=[(general, occupations)])
+    for one, right in zip(found, theirs.get_jk(of_orbitals), strict=True):
+        assert abs(one - right).max() < 1e-12
+    assert machine.kernels & {"half_transform", "unpack_rows"} == {"half_transform" if packed else "unpack_rows"}
+
+
 def compare_orbitals(ours, theirs, tolerance):
     """Rows over orbitals, integrals over four orbitals, energies and amplitudes of MP2, one spin and two."""
     rng, nao = np.random.default_rng(0), ours.nao
