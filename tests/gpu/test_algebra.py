@@ -116,6 +116,11 @@ def test_stores(emulated, host_integrals, store, auxbasis, monkeypatch):
     compare(ours, fitting(MORE, auxbasis, "cpu"), MORE)
 
 
+def by_matrices(monkeypatch):
+    """Rows become matrices, whose products the emulated device makes faster."""
+    monkeypatch.setattr(DeviceAlgebra, "takes_rows", lambda *_: False)
+
+
 @pytest.mark.parametrize("packed", [True, False], ids=["rows", "matrices"])
 @pytest.mark.parametrize("store", ["device", "host"])
 def test_exchange_of_rows_and_of_matrices(emulated, host_integrals, store, packed, monkeypatch):
@@ -126,7 +131,7 @@ def test_exchange_of_rows_and_of_matrices(emulated, host_integrals, store, packe
         watched = lambda *args, name=name, called=called: (calls.append(name), called(*args))[1]  # noqa: E731
         monkeypatch.setattr(DeviceAlgebra, name, watched)
     if not packed:
-        monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.takes_rows", lambda *_: False)
+        by_matrices(monkeypatch)
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 10)
     auxiliary = {"H": [[0, [2.0, 1]], [0, [0.6, 1]]]}
     theirs, rng = fitting(FEW, auxiliary, "cpu"), np.random.default_rng(0)
@@ -171,18 +176,20 @@ def compare_orbitals(ours, theirs, tolerance):
 @pytest.mark.parametrize("ranges", [False, True], ids=["whole", "ranges"])
 @pytest.mark.parametrize("store", STORES)
 def test_orbitals(emulated, host_integrals, store, ranges, monkeypatch):
-    """In blocks of few rows; as if there were memory for two orbitals at a time only."""
+    """In blocks of few rows; as if there were memory for two orbitals at a time only, then with matrices of rows."""
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 13)
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.chunk_bytes", 1 << 13)
     if ranges:
+        by_matrices(monkeypatch)
         monkeypatch.setattr(Pieces, "bytes_of", lambda self, piece: 0 if piece.last == piece.first + 1 else 1 << 60)
     ours = fitting(MORE, AUXILIARY, "cuda", store=store)
     compare_orbitals(ours, fitting(MORE, AUXILIARY, "cpu"), 1e-12)
 
 
 @pytest.mark.parametrize("store, cap", [("direct", 0.3), ("device", 0.6), ("host", 0.6)])
-def test_orbitals_below_a_cap(emulated, host_integrals, store, cap):
+def test_orbitals_below_a_cap(emulated, host_integrals, store, cap, monkeypatch):
     """The pool lends no more than that; ranges of orbitals are as long as there is room for."""
+    by_matrices(monkeypatch)
     rng = np.random.default_rng(0)
     ours, theirs = fitting(MORE, AUXILIARY, "cuda", store=store, max_memory=cap), fitting(MORE, AUXILIARY, "cpu")
     levels = np.append(-np.ones(40), rng.uniform(size=30))
