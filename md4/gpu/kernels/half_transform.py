@@ -4,9 +4,9 @@
 
 A block of threads takes a row n. Tiles of M_n on and below the diagonal come to registers a few tiles ahead, number by
 number, and from there to shared memory; where the numbers are in the row is read one tile earlier still. (Asynchronous
-copies of single numbers took twice the time.) On tensor cores one half of the warps multiplies a tile by rows of C, and
-the other half the transposed tile. W of a row n is in shared memory until it is complete. So each number of the table
-is read once, and no more than W is written, where matrices would be written, and read again.
+copies of single numbers took 3 to 17% longer.) On tensor cores one half of the warps multiplies a tile by rows of C,
+and the other half the transposed tile. W of a row n is in shared memory until it is complete. So each number of the
+table is read once, and no more than W is written, where matrices would be written, and read again.
 """
 
 from functools import cache
