@@ -51,8 +51,10 @@ def check_options(options):
 def check_kernel_files(options):
     """ArgumentError for what does not go with --export or --import, and for a file that cannot be written."""
     if options.get("imported") is not None:
-        if options["list"] or any(options[name] is not None for name in ("geometry", "basis", "df")):
-            raise ArgumentError("--import compiles nothing; leave out the molecule, --basis, --df and --list.")
+        given = (options[name] for name in ("geometry", "basis", "df", "forces", "mp2", "list"))
+        if any(value not in (None, False) for value in given):
+            others = "the molecule, --basis, --df, --forces, --mp2 and --list"
+            raise ArgumentError(f"--import takes all kernels of a file; leave out {others}.")
     elif options.get("export") is None:
         return
     elif options["list"]:

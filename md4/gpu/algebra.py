@@ -273,9 +273,7 @@ class DeviceAlgebra:
         parts = np.append(begins, len(targets)), targets[begins], rows, sources
         edges = np.cumsum([0, *map(len, parts)]).tolist()
         sent = self.send(np.concatenate(parts).astype(np.int32))
-        groups = Groups(
-            *(Buffer(sent.data.ptr + 4 * at, (end - at,), 4, sent) for at, end in pairwise(edges))
-        )
+        groups = Groups(*(Buffer(sent.data.ptr + 4 * at, (end - at,), 4, sent) for at, end in pairwise(edges)))
         steps = [stride // ITEM_BYTES for stride in out.strides[:2]]
         for first in range(0, count, 8 * MOST_FACTORS8):
             some = factors[:, first : first + 8 * MOST_FACTORS8]

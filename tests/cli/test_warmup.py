@@ -182,8 +182,9 @@ def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--import", "x", "--lmax", "2", "--list"], "--import compiles nothing; leave out"),
-        (["--import", "x", *HYDROGEN], "--import compiles nothing; leave out"),
+        (["--import", "x", "--lmax", "2", "--list"], "--import takes all kernels of a file; leave out"),
+        (["--import", "x", "--mp2"], "--import takes all kernels of a file; leave out"),
+        (["--import", "x", *HYDROGEN], "--import takes all kernels of a file; leave out"),
         (["--import", "x", "--backend", "cpu"], "for kernels of GPUs; leave out --backend cpu"),
         (["--export", "x", "--backend", "cpu"], "for kernels of GPUs; leave out --backend cpu"),
         (["--export", "x", "--list"], "--list compiles nothing that --export could write"),

@@ -116,6 +116,17 @@ def test_stores(emulated, host_integrals, store, auxbasis, monkeypatch):
     compare(ours, fitting(MORE, auxbasis, "cpu"), MORE)
 
 
+def watch(monkeypatch, name, calls):
+    """Lets a method of the algebra note that it is called."""
+    method = getattr(DeviceAlgebra, name)
+
+    def watched(*args):
+        calls.append(name)
+        return method(*args)
+
+    monkeypatch.setattr(DeviceAlgebra, name, watched)
+
+
 def by_matrices(monkeypatch):
     """Rows become matrices, whose products the emulated device makes faster."""
     monkeypatch.setattr(DeviceAlgebra, "takes_rows", lambda *_: False)
@@ -127,9 +138,7 @@ def test_exchange_of_rows_and_of_matrices(emulated, host_integrals, store, packe
     """Densities of both signs, of a negative one, of two sides and of none, together; one alone; orbitals."""
     calls = []
     for name in ("half_transform", "unpack", "unpack_and_sum"):
-        called = getattr(DeviceAlgebra, name)
-        watched = lambda *args, name=name, called=called: (calls.append(name), called(*args))[1]  # noqa: E731
-        monkeypatch.setattr(DeviceAlgebra, name, watched)
+        watch(monkeypatch, name, calls)
     if not packed:
         by_matrices(monkeypatch)
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 10)
