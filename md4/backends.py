@@ -284,8 +284,11 @@ class Algebra(Protocol):
     def fetch(self, array, out=None):
         """An array of `xp` on the host, in `out` if it is given; waits for it."""
 
-    def later(self, array):
-        """A function that fetches `array` as it is now, and does not wait for work that is started in between."""
+    def later(self, array, out=None):
+        """A function that fetches `array` as it is now, and does not wait for work that is started in between.
+
+        It may write to `out`, a C-contiguous NumPy array, from now on, and has its values there.
+        """
 
     def put_columns(self, part, table, first):
         """Copies `part`, shape (rows, n), to columns first to first + n of a host table, beside what is done next.
@@ -305,9 +308,10 @@ class Algebra(Protocol):
     def gather(self, table, columns, out):
         """out[n, ...] = table[n, columns[...]]"""
 
-    def unpack(self, table, places, out):
+    def unpack(self, table, places, out, rows=None):
         """out[n, i, j] = out[n, j, i] = table[n, places[i, j]] for i >= j; returns out[:, :, :nao].
 
+        With `rows`, an array of int64, it is row rows[n] of the table.
         `out` has the shape (n, nao, matrix_width(nao)). `places`, (nao, nao) of int64, holds the same for j, i or
         another column that is equal.
         """

@@ -260,6 +260,12 @@ def unpacked(nao, count):
     copy_to_host(found, out.pointer, context.stream)
     context.pool.release(buffer)
     compare(found, table[:, places], f"{count} matrices of {nao} AOs")
+    chosen = rng.permutation(count)
+    buffer, (rows, numbers, of_table) = context.pool.upload([table.ravel(), places.ravel(), chosen], context.stream)
+    launch_unpack(context, rows, table.shape, numbers, out, (nao, nao), rows=of_table)
+    copy_to_host(found, out.pointer, context.stream)
+    context.pool.release(buffer)
+    compare(found, table[chosen][:, places], f"{count} matrices of {nao} AOs of rows in another order")
 
 
 def times_orbitals(nao, count, columns8):

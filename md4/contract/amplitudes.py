@@ -7,10 +7,13 @@ With M_P[a, c] = (ac|P) of the rows P = (lambda sigma) of `md4.contract.pair_row
     F(t)[x, a, lambda] += sum_c M_P[a, c] t[x, c, sigma] ,  and with lambda and sigma exchanged if the shells differ
     H = F(t) + F(t^T)^T
 
-where integrals of a piece of rows with itself are halved. All rows of one lambda are one product.
+where integrals of a piece of rows with itself are halved. Rows of one lambda whose AOs sigma follow one another are two
+products, without a copy of t or F: one is summed over c and sigma, the other, for which lambda and sigma are exchanged,
+has a result for each sigma. t and F are on the device, in the order of AOs of the rows, and x runs fastest. Of the AOs
+they have those that have occurred so far.
 """
 
-from itertools import pairwise
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +22,9 @@ from md4.errors import MemoryLimitError
 from md4.support.display import size_text
 from md4.support.progress import Progress
 
+# Bytes of amplitudes that are copied at a time to the device and back, so that copies go beside its work.
+COPIED_BYTES = 64 << 20
+
 
 class DirectContraction:
     """H of amplitudes in a basis.
@@ -26,7 +32,7 @@ class DirectContraction:
     Parameters
     ----------
     team : md4.contract.row_team.RowTeam
-        Its devices share each pass; H is added up on the host.
+        Its devices share each pass; what several have made of H is added up on the host.
     """
 
     def __init__(self, team):
@@ -34,73 +40,124 @@ class DirectContraction:
         with team.engine.lock, self.algebra.working():
             self.rows = team.rows[0]
 
-    def contracted(self, amplitudes):
-        """H of amplitudes t, both of the shape (n, nao, nao).
+    def contracted(self, amplitudes, out=None):
+        """H of amplitudes t, both of the shape (n, nao, nao), in `out`, a C-contiguous array, if it is given.
 
         Raises
         ------
         MemoryLimitError
             One x and the least workspace do not fit.
         """
-        found, order = np.empty(amplitudes.shape), self.rows.order
+        found = np.empty(amplitudes.shape) if out is None else out
         with self.team.engine.lock, self.algebra.working():
-            most = self._plan()
+            most = self._plan(len(found))
             pieces = self.rows.pieces(self.rows_at_once)
             self.team.compile_ahead(False)
             passes, costs = -(-len(found) // most), [(last - first) * last for first, last in pieces]
             with Progress(float(max(1, passes) * max(1, sum(costs))), label="vvvv") as bar:
+
+                def work(share, own, t, h):
+                    return share._pass(t, own, bar, h if share is self else np.empty(h.shape))
+
                 for first in range(0, len(found), most):
-                    some = slice(first, first + most)
-                    t = np.ascontiguousarray(amplitudes[some][:, order][:, :, order])
-                    parts = self.team.deal(self, pieces, costs, lambda share, own, t=t: share._pass(t, own, bar))
-                    found[some, order[:, None], order] = sum(parts)
+                    t, h = (array[first : first + most] for array in (amplitudes, found))
+                    for other in self.team.deal(self, pieces, costs, partial(work, t=t, h=h))[1:]:
+                        h += other
         return found
 
-    def _plan(self):
+    def _plan(self, count):
         """How many x at once, with how many rows and matrices; MemoryLimitError if the least does not fit."""
         algebra, rows, nao = self.algebra, self.rows, self.rows.nao
-        one, row, matrix = 48 * nao**2, 16 * table_width(rows.nrow), 8 * nao * algebra.matrix_width(nao)
+        one, row, matrix = 48 * nao**2, 8 * table_width(rows.nrow) + 8, 8 * nao * algebra.matrix_width(nao)
         left = self.team.memory_left()
-        least = rows.workspace + 16 * nao**2 + rows.least_rows * row + matrix + one + 16 * nao
+        least = rows.workspace + 24 * nao**2 + rows.least_rows * row + matrix + one + 16 * nao
         if least > left:
             raise MemoryLimitError(
                 f"amplitudes of one pair of {nao} AOs take {size_text(one)} and with the least workspace "
                 f"{size_text(least)}, but {size_text(left)} may be used; raise max_memory."
             )
-        room = WORK_SHARE * (left - least)
-        most = max(1, int(room // one))
-        longest, gathered = max(algebra.chunk_bytes, algebra.block_bytes), 16 * nao * most
-        self.rows_at_once = max(rows.least_rows, int(min(longest, room / 4) // row))
-        self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 4) // (matrix + gathered)))
+        most = max(1, min(count, int(WORK_SHARE * (left - least) // one)))
+        room = WORK_SHARE * (left - least - (most - 1) * one)
+        longest, product = max(algebra.chunk_bytes, algebra.block_bytes), 16 * nao * most
+        self.rows_at_once = max(rows.least_rows, int(min(longest, room / 2) // row))
+        self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // (matrix + product)))
         return most
 
-    def _pass(self, t, pieces, bar):
-        """H of some amplitudes and of the pieces of a device, on the host; AOs are in the order of `rows`."""
-        algebra, rows, n = self.algebra, self.rows, len(t)
-        self.places, t = algebra.send(rows.places()), algebra.send(t)
-        both, made = (algebra.empty((rows.nao, rows.nao, 2 * n)) for _ in range(2))
-        both[:, :, :n], both[:, :, n:], made[...] = t.transpose(2, 1, 0), t.transpose(1, 2, 0), 0.0
-        del t
-        longest, widest = max((last - first for first, last in pieces), default=0), table_width(rows.nrow)
-        tables = [algebra.empty((longest * widest,)) for _ in range(2)]
-        for first, last, table in rows.once(pieces, tables[0], bar):
-            for aos, others, chosen in rows.both_orders(first, last):
-                sorted_ = tables[1][: len(chosen) * table.shape[1]].reshape(len(chosen), table.shape[1])
-                algebra.sorted_rows(table, algebra.send(chosen), sorted_)
-                self._add(sorted_, last, aos, others, both, made)
-        return algebra.fetch(made[:, :, :n].transpose(2, 1, 0) + made[:, :, n:].transpose(2, 0, 1))
+    def _pass(self, amplitudes, pieces, bar, out):
+        """`out`, where H of some amplitudes and of the pieces of a device is put."""
+        algebra, rows, longest = self.algebra, self.rows, max((last - first for first, last in pieces), default=0)
+        t, h = self._sent(amplitudes), algebra.empty((0, 0, 2 * len(amplitudes)))
+        places, numbers = algebra.send(rows.places()), algebra.empty((longest * table_width(rows.nrow),))
+        dense = algebra.empty((min(longest, self.matrices_at_once) * rows.nao * algebra.matrix_width(rows.nao),))
+        here = None
+        for first, last, table in rows.once(pieces, numbers, bar):
+            reach = int(rows.reaches[last - 1])
+            if reach > len(h):
+                here = None  # before there are two of h
+                h = self._resized(h, reach)
+                here = self._resized(t, reach)
+            columns = algebra.xp.minimum(places[:reach, :reach], last)  # no integral yet: a column of zeros
+            self._add(table, columns, rows.in_runs(first, last), dense, here, h)
+        del t, here
+        return self._fetched(self._resized(h, rows.nao), out)
 
-    def _add(self, table, last, aos, sources, both, made):
-        """Adds rows to F of t and t^T; their AOs lambda ascend, and `sources` are the AOs sigma."""
-        algebra, reach = self.algebra, int(self.rows.reaches[last - 1])
-        width = algebra.matrix_width(reach)
-        here = algebra.xp.minimum(self.places[:reach, :reach], last)
-        dense = algebra.empty((min(len(table), self.matrices_at_once), reach, width))
-        for start in range(0, len(table), self.matrices_at_once):
-            some = slice(start, start + self.matrices_at_once)
-            matrices = algebra.unpack(table[some], here, dense[: len(table) - start])
-            these, others = aos[some], algebra.send(sources[some])
-            for begin, end in pairwise(np.flatnonzero(np.diff(these, prepend=-1, append=-1)).tolist()):
-                left = matrices[begin:end].reshape((end - begin) * reach, reach).T
-                right = both[:, :reach][others[begin:end]].reshape((end - begin) * reach, -1)
-                algebra.product(left, right, made[int(these[begin]), :reach], add=True)
+    def _sent(self, amplitudes):
+        """Array [sigma, c, x] of t[x, c, sigma], and behind them of t[x, sigma, c]; AOs are in the order of `rows`."""
+        algebra, nao, count = self.algebra, self.rows.nao, len(amplitudes)
+        both, pairs = algebra.empty((nao, nao, 2 * count)), algebra.send(pairs_of(self.rows.order))
+        for some in slices(count, nao):
+            t = algebra.send(np.ascontiguousarray(amplitudes[some])).reshape(-1, nao * nao)
+            t = algebra.xp.ascontiguousarray(t.T)
+            both[:, :, some], both[:, :, some.start + count : some.stop + count] = t[pairs.T], t[pairs]
+        return both
+
+    def _fetched(self, h, out):
+        """`out`, where F(t) + F(t^T)^T is put, in the order of AOs of the basis."""
+        algebra, nao, count = self.algebra, self.rows.nao, len(out)
+        pairs, copies = algebra.send(pairs_of(np.argsort(self.rows.order))), []
+        h = h.reshape(nao * nao, 2 * count)
+        for some in slices(count, nao):
+            part = h[:, some][pairs.T.reshape(-1)]
+            part += h[:, some.start + count : some.stop + count][pairs.reshape(-1)]
+            part = algebra.xp.ascontiguousarray(part.T)
+            copies.append(algebra.later(part.reshape(-1, nao, nao), out[some]))
+        for copied in copies:
+            copied()
+        return out
+
+    def _resized(self, array, reach):
+        """An array of AOs, AOs and x for so many AOs; there are zeros for those that it does not have."""
+        kept = min(reach, len(array))
+        if kept == reach == len(array):
+            return array
+        made = self.algebra.empty((reach, reach, array.shape[2]))
+        made[...] = 0.0
+        made[:kept, :kept] = array[:kept, :kept]
+        return made
+
+    def _add(self, table, columns, runs, dense, t, h):
+        """Adds rows of a table to F of t and t^T; `columns` are those of the pairs of AOs that have occurred."""
+        algebra, reach = self.algebra, len(columns)
+        chosen, width = algebra.send(runs.rows), algebra.matrix_width(reach)
+        most = min(len(runs.rows), len(dense) // (reach * width))
+        dense = dense[: most * reach * width].reshape(most, reach, width)
+        for start in range(0, len(runs.rows), most):
+            some = chosen[start : start + most]
+            matrices = algebra.unpack(table, columns, dense[: len(some)], some)
+            for begin, end in runs.between(start, start + len(some)):
+                m, n = matrices[begin - start : end - start].reshape((end - begin) * reach, reach), int(runs.one[begin])
+                others = slice(int(runs.other[begin]), int(runs.other[end - 1]) + 1)
+                algebra.product(m.T, t[others].reshape(len(m), -1), h[n], add=True)
+                if runs.twice[begin]:
+                    algebra.product(m, t[n], h[others].reshape(len(m), -1), add=True)
+
+
+def slices(count, nao):
+    """Slices of `count` matrices over AOs that are copied at a time."""
+    step = max(1, COPIED_BYTES // (8 * nao**2))
+    return [slice(first, min(count, first + step)) for first in range(0, count, step)]
+
+
+def pairs_of(aos):
+    """Numbers of all pairs of AOs, which are given in any order; shape (nao, nao)."""
+    return aos[:, None] * len(aos) + aos

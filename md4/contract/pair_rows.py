@@ -7,6 +7,7 @@ pairs once, but for those of a piece with itself, which are there in both orders
 from copy import copy
 from functools import cached_property
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,41 @@ from md4.support.display import size_text
 CUTOFF = 1e-14
 # A piece has at most this share of the rows: what it has with itself is made in both orders.
 SHARE_OF_ROWS = 16
+
+
+class Runs(NamedTuple):
+    """Rows in an order in which many of them share one AO, while the other one is the next one each time.
+
+    Attributes
+    ----------
+    one, other : ndarray of int64, shape (n,)
+        Places of the two AOs of each row.
+    twice : ndarray of bool, shape (n,)
+        As in `PairRows`; the same for all rows of a run.
+    rows : ndarray of int64, shape (n,)
+        Numbers of the rows.
+    edges : ndarray of int64
+        Where runs begin, and n.
+    """
+
+    one: np.ndarray
+    other: np.ndarray
+    twice: np.ndarray
+    rows: np.ndarray
+    edges: np.ndarray
+
+    @classmethod
+    def of(cls, one, other, twice):
+        """Rows with these AOs."""
+        rows = np.lexsort((other, one))
+        one, other, twice = one[rows], other[rows], twice[rows]
+        within = (np.diff(one) == 0) & (np.diff(other) == 1) & (twice[1:] == twice[:-1])
+        return cls(one, other, twice, rows, np.flatnonzero(~np.concatenate(([False], within, [False]))))
+
+    def between(self, start, stop):
+        """(begin, end) of the runs, or of parts of them, from row `start` to row `stop` - 1."""
+        inside = self.edges[(self.edges > start) & (self.edges < stop)]
+        return pairwise([start, *inside.tolist(), stop])
 
 
 class PairRows:
@@ -186,6 +222,11 @@ class PairRows:
         for target, source, chosen in ((one, other, np.arange(last - first)), (other, one, again)):
             rows = chosen[np.argsort(target[chosen], kind="stable")]
             yield target[rows], source[rows], rows
+
+    def in_runs(self, first, last):
+        """`Runs` of some rows, by that one of their AOs for which there are fewer."""
+        one, other, twice = (each[first:last] for each in (self.first, self.second, self.twice))
+        return min((Runs.of(*aos, twice) for aos in ((one, other), (other, one))), key=lambda runs: len(runs.edges))
 
     def integrals(self, first, last, out, columns):
         """The integrals of the rows first to last - 1 with the columns 0 to `columns` - 1.

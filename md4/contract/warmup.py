@@ -201,7 +201,7 @@ def make_rows(backend, basis):
     rows = PairRows(Engine(basis, backend=backend))
     for complete in (False, True):
         rows.rehearse(complete)
-    for count in OCCUPIED:
+    for count in (0, *OCCUPIED):
         backend.rehearse_rows(rows.nao, count)
 
 

@@ -61,9 +61,9 @@ class HostAlgebra:
         out[...] = array
         return out
 
-    def later(self, array):
-        """The same array."""
-        return lambda: array
+    def later(self, array, out=None):
+        """The same array, or its copy in `out`."""
+        return lambda: self.fetch(array, out)
 
     def host_table(self, shape):
         """As `empty`."""
@@ -89,24 +89,26 @@ class HostAlgebra:
         """Rows in another order."""
         return np.take(array, places, axis=0, out=out, mode="clip")
 
-    def gather(self, table, columns, out):
-        """Columns of each row, by several threads."""
-        flat, into = columns.reshape(-1), out.reshape(len(table), -1)
+    def gather(self, table, columns, out, rows=None):
+        """Columns of each row, or of those that are chosen, by several threads."""
+        count = len(table if rows is None else rows)
+        flat, into = columns.reshape(-1), out.reshape(count, -1)
 
-        def rows(n):
+        def some(n):
             these = slice(n * ROWS, (n + 1) * ROWS)
-            np.take(table[these], flat, axis=1, out=into[these], mode="clip")  # "raise" would make a copy first
+            part = table[these] if rows is None else table[rows[these]]
+            np.take(part, flat, axis=1, out=into[these], mode="clip")  # "raise" would make a copy first
 
-        in_threads(-(-len(table) // ROWS), rows, into.size)
+        in_threads(-(-count // ROWS), some, into.size)
         return out
 
     def matrix_width(self, nao):
         """As many as there are columns."""
         return nao
 
-    def unpack(self, table, places, out):
+    def unpack(self, table, places, out, rows=None):
         """As `gather`: the places above the diagonal are those below."""
-        return self.gather(table, places, out)
+        return self.gather(table, places, out, rows)
 
     def unpack_and_sum(self, table, places, out, density):
         """As `unpack`, and a product of the matrices with the density."""

@@ -44,8 +44,12 @@ def cupy_module():
 
 
 def rehearse_rows(context, nao, count):
-    """Asks for what `unpack`, `half_transform` and `add_groups` launch for so many AOs and orbitals, or fewer AOs."""
-    launch_unpack(context, None, (1, 1), None, None, (1, 1))
+    """Asks for what `unpack`, `half_transform` and `add_groups` launch for so many AOs and orbitals, or fewer AOs.
+
+    Without orbitals, rows may be chosen.
+    """
+    for rows in (None,) if count else (None, NO_GROUPS.rows):
+        launch_unpack(context, None, (1, 1), None, None, (1, 1), rows=rows)
     if context.unit == "fma":
         return
     columns8 = columns_at_once(context, nao, count)
@@ -132,11 +136,11 @@ class DeviceAlgebra:
         self.stream.synchronize()
         return found
 
-    def later(self, array):
+    def later(self, array, out=None):
         """By the stream of copies, beside what the device does next."""
         copies = self.stream_of_copies()
         copies.wait_event(self.stream.record())
-        return self.staging.later(array, copies)
+        return self.staging.later(array, copies, out)
 
     def stream_of_copies(self):
         """A stream of CuPy's own, made when it is first needed."""
@@ -222,10 +226,13 @@ class DeviceAlgebra:
         """Rows of matrices begin at lines of the cache, so that warps write whole sectors."""
         return -(-nao // LINE) * LINE
 
-    def unpack(self, table, places, out):
+    def unpack(self, table, places, out, rows=None):
         """Rows as symmetric matrices, by a kernel of md4."""
-        nao = out.shape[1]
-        launch_unpack(self.context, as_buffer(table), table.shape, as_buffer(places), as_buffer(out), out.shape[1:])
+        nao, shape = out.shape[1], (len(table if rows is None else rows), table.shape[1])
+        launch_unpack(
+            self.context, as_buffer(table), shape, as_buffer(places), as_buffer(out), out.shape[1:],
+            rows=None if rows is None else as_buffer(rows),
+        )  # fmt: skip
         return out[:, :, :nao]
 
     def unpack_and_sum(self, table, places, out, density):

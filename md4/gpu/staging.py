@@ -79,13 +79,16 @@ class Staging:
         self.mark(staged, stream)
         return out
 
-    def later(self, array, stream):
-        """A function that waits for a copy of a device array to the host, which begins at once on a stream."""
+    def later(self, array, stream, out=None):
+        """A function that waits for a copy of a device array to the host, which begins at once on a stream.
+
+        It is in `out`, a C-contiguous array, if this is given.
+        """
         if not self.takes(array):
-            return lambda: self.fetched(array, stream)
+            return lambda: self.fetched(array, stream, out)
         staged = self.pinned(array)
         array.get(stream=stream, out=staged, blocking=False)
-        copied, found = self.mark(staged, stream), np.empty(array.shape)
+        copied, found = self.mark(staged, stream), np.empty(array.shape) if out is None else out
         found.fill(0.0)  # while the device is at work, since the first write to new memory is slow
 
         def fetch(array=array):  # which is kept until then
@@ -95,9 +98,9 @@ class Staging:
 
         return fetch
 
-    def fetched(self, array, stream):
+    def fetched(self, array, stream, out):
         """A copy on the host."""
-        found = array.get(stream=stream)
+        found = array.get(stream=stream, out=out)
         stream.synchronize()
         return found
 

@@ -193,7 +193,7 @@ def times_amplitudes(theirs, *args, **options):
     clock = logger.process_clock(), logger.perf_counter()
     found = np.ndarray(amplitudes.shape, buffer=given["out"])
     stack = amplitudes.reshape(-1, *amplitudes.shape[-2:])
-    found[...] = DirectContraction(team).contracted(stack).reshape(found.shape)
+    DirectContraction(team).contracted(stack, found.reshape(stack.shape))
     logger.timer(method, "vvvv by md4", *clock)
     return found
 

@@ -273,6 +273,9 @@ def test_matrices_of_whole_lines(algebra, nao, monkeypatch):
     out[...] = np.nan
     block = algebra.unpack(algebra.send(matrices.reshape(2, -1)), places, out)
     assert np.array_equal(algebra.fetch(block), matrices)
+    again = algebra.unpack(algebra.send(matrices.reshape(2, -1)), places, out[:1], algebra.send(np.array([1])))
+    assert np.array_equal(algebra.fetch(again), matrices[1:])
+    block = algebra.unpack(algebra.send(matrices.reshape(2, -1)), places, out)
     given, product = [], algebra.product
     monkeypatch.setattr(algebra, "product", lambda a, b, made: given.append(b) or product(a, b, made))
     vectors = rng.normal(size=(3, nao)).T
@@ -293,6 +296,9 @@ def test_staging(algebra, least, monkeypatch):
         later = [algebra.later(array) for array in sent]
         for array, fetch in zip(arrays, later):
             assert np.array_equal(fetch(), array)
+        out = np.empty((2, 3, 5))
+        assert np.array_equal(algebra.later(sent[0], out[1])(), arrays[0])
+        assert np.array_equal(out[1], arrays[0])
     assert not algebra.staging.takes(np.zeros(3, dtype=int))
     assert not algebra.staging.takes(np.zeros((4, 4))[:, ::2])
 
@@ -335,7 +341,9 @@ def test_staging_takes_little_of_the_host(emulated, monkeypatch):
         for free, takes in ((8 * 32768, True), (8 * 32768 - 1, False)):
             monkeypatch.setattr("md4.gpu.staging.host_memory", lambda free=free: free)
             assert algebra.staging.takes(array) is takes
-            assert np.array_equal(algebra.later(algebra.send(array))(), array)
+            out = np.empty_like(array)
+            assert algebra.later(algebra.send(array), out)() is out
+            assert np.array_equal(out, array)
         algebra.memory_left()
         assert emulated.idle_pinned == 2 * 32768
 

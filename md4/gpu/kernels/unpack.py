@@ -51,11 +51,12 @@ def warp_sum(value):
     return value
 
 
-def unpack_rows(sums):
+def unpack_rows(sums, chosen):
     """Kernel factory: out[n, i, j] = out[n, j, i] = table[n, places[i, j]] for i >= j.
 
     With `sums` also parts of sum_ij density[i, j] out[n, i, j] for a symmetric density: those of warp w of a tile's
-    block in part[n, tile * WARPS + w]. So J need not read the rows of the table for them.
+    block in part[n, tile * WARPS + w]. So J need not read the rows of the table for them. With `chosen`, rows[n] is the
+    row of the table in place of n.
 
     A block takes one tile on or below the diagonal, of some rows n one after the other, so that a thread reads its
     places once. The tile is written as it is and, from shared memory, transposed: both times along rows of the matrix.
@@ -67,8 +68,8 @@ def unpack_rows(sums):
     weigh, added = jit_device(read_density), jit_device(warp_sum)
 
     def kernel(
-        table: F64, count: i64, width: i64, places: I64, tiles: i64, nao: i64, pitch: i64, out: F64, density: F64,
-        part: F64,
+        table: F64, rows: I64, count: i64, width: i64, places: I64, tiles: i64, nao: i64, pitch: i64, out: F64,
+        density: F64, part: F64,
     ):  # fmt: skip
         shared = cuda.shared.array(BOTH_TILES, f64)
         place, value, weight = cuda.local.array(OWN, i64), cuda.local.array(OWN, f64), cuda.local.array(OWN, f64)
@@ -85,7 +86,7 @@ def unpack_rows(sums):
         # where the thread writes in a matrix, and transposed; how many of its numbers are inside of it then
         step, straight, turned = LINES * pitch, (top + y) * pitch + left + x, (left + y) * pitch + top + x
         inside = (nao - left - y + LINES - 1) // LINES if top != left and top + x < nao else 0
-        read(table, first * width, place, value)
+        read(table, (rows[first] if chosen else first) * width, place, value)
         for n in range(first, last):
             matrix, total = n * nao * pitch, 0.0
             for k in range(OWN):
@@ -95,7 +96,7 @@ def unpack_rows(sums):
                     if sums:
                         total += weight[k] * value[k]
             if n + 1 < last:
-                read(table, (n + 1) * width, place, value)
+                read(table, (rows[n + 1] if chosen else n + 1) * width, place, value)
             if sums:
                 total = added(total)
                 if x == 0:
@@ -124,18 +125,18 @@ def tiles_of(nao):
     return lines * (lines + 1) // 2
 
 
-def launch_unpack(context, table, shape, places, out, square, density=None, part=None):
+def launch_unpack(context, table, shape, places, out, square, density=None, part=None, rows=None):
     """Matrices from a table of `shape`, (rows, columns), all in device memory; with a density also sums.
 
     `square` is the number of AOs, and the numbers from one row of a matrix to the next. `part` has the shape
-    (rows, parts_of_sums(nao)).
+    (rows, parts_of_sums(nao)). Of a table, `rows` of int64 says which rows, so many as `shape` says; without it, all.
     """
     (count, width), (nao, pitch) = shape, square
-    tiles, sums = tiles_of(nao), density is not None
+    tiles, sums, chosen = tiles_of(nao), density is not None, rows is not None
     blocks = tiles * -(-count // ROWS)
     if blocks:
         given = (density, part) if sums else (out, out)  # which are not used
         context.launch(
-            Variant(unpack_rows, (sums,)), blocks, THREADS, 0,
-            table, count, width, places, tiles, nao, pitch, out, *given,
+            Variant(unpack_rows, (sums, chosen)), blocks, THREADS, 0,
+            table, rows if chosen else places, count, width, places, tiles, nao, pitch, out, *given,
         )  # fmt: skip

@@ -597,6 +597,8 @@ def test_tensors_in_slices(aosym, monkeypatch):
 def test_rows_as_symmetric_matrices(nao, pitch, count):
     """Tiles within the matrices and at their edges, pairs that are left out, rows of several blocks; with sums, too.
 
+    Also of rows in another order, one of them twice.
+
     What is behind the columns of a matrix is not written.
     """
     rng = np.random.default_rng(nao)
@@ -620,9 +622,15 @@ def test_rows_as_symmetric_matrices(nao, pitch, count):
         unpack.launch_unpack(context, given, table.shape, numbers, again, (nao, pitch), weights, part)
         again = host_array(again, "float64").reshape(found.shape).copy()
         sums = host_array(part, "float64").reshape(count, -1).sum(axis=1)
+        chosen = np.append(rng.permutation(count), 0)
+        _, [rows] = context.pool.upload([chosen], context.stream)
+        some = context.pool.get(len(chosen) * nao * pitch)
+        unpack.launch_unpack(context, given, (len(chosen), width), numbers, some, (nao, pitch), rows=rows)
+        some = host_array(some, "float64").reshape(len(chosen), nao, pitch).copy()
     assert machine.kernels == {"unpack_rows"}
     assert np.array_equal(found[:, :, :nao], table[:, places])
     assert np.array_equal(again[:, :, :nao], table[:, places])
+    assert np.array_equal(some[:, :, :nao], table[chosen][:, places])
     assert np.isnan(found[:, :, nao:]).all()
     assert np.isnan(again[:, :, nao:]).all()
     assert np.allclose(sums, np.einsum("nij,ij->n", table[:, places], density), rtol=1e-12, atol=1e-11)
