@@ -153,7 +153,8 @@ def test_the_first_calls_find_everything(tmp_path):
     kinds = "coulomb", "erf"
     names = warmup.every_name(kinds)
     told = run(tmp_path / "cache", FIRST_CALLS, env={"MD4_JOBS": "2"}, kinds=kinds).right()
-    assert told["missing"] == told["total"] == len(names) == len(files(tmp_path / "cache"))
+    kept = [path for path in files(tmp_path / "cache") if path.suffix == ".loop"]
+    assert told["missing"] == told["total"] == len(names) == len(kept)
     assert told["asked"] == warmup.shared(names)[1]
     assert told["later"] == told["again"] == 0
 
