@@ -1,12 +1,9 @@
 """Fixtures of all tests: the two backends, and the arithmetic units of the GPU; threads and workers."""
 
-import fcntl
 import logging
 import os
-import tempfile
 from fnmatch import fnmatchcase
 from math import inf
-from pathlib import Path
 
 # Workers of pytest-xdist use all cores. So BLAS, PySCF and md4 take one thread, and md4 two where a test says so (see
 # `two_threads`); set before NumPy is imported, here and for the workers.
@@ -23,10 +20,10 @@ from hypothesis import settings
 from numba.core.event import TimingListener, register
 from places import LEAST_WORK
 
-import md4.gpu.backend
+from md4.gpu import warmup
 from md4.gpu.compile_worker import hasten
-from md4.gpu.context import current_capability, gpu_available
-from md4.gpu.warmup import compile_ahead, missing
+from md4.gpu.context import gpu_available
+from md4.support.processes import processors
 
 MOST_WORKERS = 8  # each takes a gigabyte
 MANY_KERNELS = 24  # which one worker has all cores compile, while the others that need them wait
@@ -47,23 +44,8 @@ def pytest_configure(config):
     """Tests of the GPU compile as md4's own processes do, the tests of the user's processes in children of theirs."""
     if config.option.markexpr.startswith("gpu"):
         hasten()
-    if config.option.markexpr == "gpu":
-        md4.gpu.backend.compile_ahead = compile_in_turn
-
-
-def compile_in_turn(asked, progress=None):
-    """`compile_ahead` of a worker of pytest-xdist that shares cores and cache with others.
-
-    They run cases of the same test at the same time. Without turns each of them compiles the kernels of that test.
-    """
-    variants = asked()
-    if len(missing(variants, current_capability())) < MANY_KERNELS:
-        return
-    turn = Path(tempfile.gettempdir(), f"md4-tests-{os.getuid()}")
-    with turn.open("w") as file, pytest.MonkeyPatch.context() as patch:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        patch.setenv("MD4_JOBS", str(len(os.sched_getaffinity(0))))
-        compile_ahead(lambda: variants, progress)
+    if config.option.markexpr == "gpu":  # workers run cases of the same test at the same time, and compile in turn
+        warmup.allowed_jobs, warmup.WORTH_PROCESSES = processors, MANY_KERNELS
 
 
 def pytest_addoption(parser):

@@ -198,11 +198,11 @@ def planted(marker):
 
 
 def truncate(path, rng):
-    remade(path, path.read_bytes()[: rng.integers(path.stat().st_size)])
+    remade(path, path.read_bytes()[: rng.integers(max(1, path.stat().st_size))])
 
 
 def flip(path, rng):
-    content = bytearray(path.read_bytes())
+    content = bytearray(path.read_bytes() or b"?")
     for n in rng.integers(len(content), size=3):
         content[n] ^= int(rng.integers(1, 256))
     remade(path, bytes(content))

@@ -126,7 +126,7 @@ def warmup(
     todo = missing(asked, capability)
     jobs = min(jobs or os.cpu_count(), max(1, len(todo)))
     if todo and not listed:
-        compile_all(todo, jobs, capability, progress)
+        todo = compile_all(todo, jobs, capability, progress)
     return Warmup(todo, len(asked) - len(todo), jobs, asked, capability)
 
 

@@ -13,6 +13,7 @@ from numba import njit, typeof
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase, CompileResult
 from numba.core.compiler_machinery import register_pass
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.core.typed_passes import NativeLowering
 
@@ -39,7 +40,7 @@ class LoopCache:
 
     def load_overload(self, signature, target):
         """The code that `save_overload` saved, or None."""
-        target.refresh()
+        rtsys.initialize(target)  # all that code refers to; the rest of Numba is loaded when something is compiled
         data = cache.load(*self.entry(signature, target.codegen()))
         return None if data is None else CompileResult._rebuild(target, *pickle.loads(data))
 

@@ -30,7 +30,7 @@ from md4.shells.shell_pairs import shell_pairs
 from md4.support.log import log
 from md4.support.memory import HostMemory
 from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
-from md4.support.progress import compiling
+from md4.support.turns import compile_in_turn
 
 # Loops by name, and about how long each takes to compile, in tenths of a second.
 COSTS = {"h": 10, "fill": 13, "copy": 2, "scatter": 3, "derivatives": 11, "digest": 8, "contract": 9, "transpose": 2,
@@ -168,34 +168,41 @@ def compile_ahead(names, progress=None):
     """Compiles the loops that neither this process nor the disk cache has.
 
     Half of them are left to a second process, where there is a processor for it and a cache by which it can hand them
-    over. Errors there are left to the first use.
+    over. Errors there are left to the first use. Several processes that use the same cache do this in turn.
     """
     if ready.issuperset(names):
         return 0
+    todo = compile_in_turn("functions", lambda: missing(names), compile_missing, progress, unit="function")
+    ready.update(names)
+    return len(todo)
+
+
+def missing(names):
+    """Those of some loops that neither this process nor the disk cache has."""
     todo = []
     for name in names:
         loop, these = arguments(name)
         if name not in ready and not loop.is_kept(these):
             todo.append(name)
-    ready.update(names)
-    if len(todo) == 0:
-        return 0
+    return todo
+
+
+def compile_missing(todo, bar):
+    """Compiles loops, here and in the second process."""
     here, there = shared(todo) if allowed_jobs() > 1 and can_start() and can_keep() else (todo, [])
     log.info("%d functions are compiled for the CPU, once for this version of md4: %s", len(todo), ", ".join(todo))
-    with compiling(len(todo), progress, unit="function") as bar:
-        child = second_process(there) if there else None
-        try:
-            for name in here:
-                compile_one(name)
-                bar.update()
-            for _ in child.stdout if child else ():
-                bar.update()
-        finally:
-            if child:
-                child.kill()
-                child.wait()
-                child.stdout.close()
-    return len(todo)
+    child = second_process(there) if there else None
+    try:
+        for name in here:
+            compile_one(name)
+            bar.update()
+        for _ in child.stdout if child else ():
+            bar.update()
+    finally:
+        if child:
+            child.kill()
+            child.wait()
+            child.stdout.close()
 
 
 def compile_one(name):

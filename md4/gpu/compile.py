@@ -20,7 +20,7 @@ from cuda.bindings import driver
 
 from md4.errors import DeviceError
 from md4.gpu.buffers import check
-from md4.gpu.device_code import cuda, types
+from md4.gpu.device_code import cuda, describing, types
 from md4.gpu.machine_code import entry_name, machine_code
 from md4.support import bundle
 from md4.support.cache import entry_path, load, store
@@ -99,6 +99,14 @@ class Variant:
         kernel = self.factory(*self.facts)
         kernel.function.__name__ = kernel.function.__qualname__ = self.name.replace("-", "_").replace(".", "_")
         return kernel
+
+    def types(self):
+        """Numba types of the kernel's parameters, without the device functions that take longest to make."""
+        before = describing.set(True)
+        try:
+            return self.factory(*self.facts).types()
+        finally:
+            describing.reset(before)
 
 
 @dataclass(frozen=True)
@@ -360,8 +368,7 @@ def compile_kernel(variant, capability, kernel):
 @once
 def launcher(variant, capability, device):
     """`Launcher` of a variant, loaded from disk or compiled, for one device, which is the current one."""
-    kernel = variant.kernel()
-    loaded = load_kernel(variant, capability) or kernel_in(*compile_kernel(variant, capability, kernel))
+    loaded = load_kernel(variant, capability) or kernel_in(*compile_kernel(variant, capability, variant.kernel()))
     if loaded is None:
         raise DeviceError(f"the driver refuses the machine code of the kernel {variant.name}.")
-    return Launcher(loaded, kernel.types())
+    return Launcher(loaded, variant.types())

@@ -1,5 +1,7 @@
 """What kernels are written with: Numba's words for device code, and the types of their arguments."""
 
+from contextvars import ContextVar
+
 from numba import cuda
 from numba.cuda import types
 
@@ -17,8 +19,10 @@ I64, I64_2D = i64[::1], i64[:, ::1]
 
 
 make_device = cuda.jit(device=True)
+# Whether factories are only asked for the parameters of a kernel.
+describing = ContextVar("describing", default=False)
 
 
 def jit_device(function):
-    """A device function from plain Python."""
-    return make_device(function)  # looked up here, since a compile worker replaces it
+    """A device function from plain Python, or the function itself where nobody will compile the kernel."""
+    return function if describing.get() else make_device(function)  # which a compile worker replaces

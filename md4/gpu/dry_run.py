@@ -7,6 +7,7 @@ pairs of shell pairs, some of which are counted on the host, and rough Schwarz b
 
 from copy import copy
 from math import prod
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -164,6 +165,10 @@ class DryContext(DeviceContext):
 class HostCounts(PairMaker):
     """`md4.gpu.shell_pairs.PairMaker` of a `DryContext`."""
 
+    def __init__(self, context):
+        super().__init__(context)
+        self.samples = WeakKeyDictionary()
+
     @property
     def counting(self):
         return self.context
@@ -171,12 +176,19 @@ class HostCounts(PairMaker):
     def prepare(self, basis, pairs, cutoff):
         """As `PairMaker.prepare`; the data have rough bounds as well."""
         task = self.task(basis, pairs, cutoff)
-        counts, bounds = sampled(basis, pairs, cutoff)
+        counts, bounds = self.sampled(basis, pairs, cutoff)
         self.count(task, pairs)
         start = starts_of(counts)
         data = self.write(task, pairs, start)
         data.rough = bounds
         return ShellPairs.of_basis(basis, pairs, start), data
+
+    def sampled(self, basis, pairs, cutoff):
+        """`sampled`, remembered: the tensors and builds of a warm-up have many lists in common."""
+        known, key = self.samples.setdefault(basis, {}), (cutoff, pairs.tobytes())
+        if key not in known:
+            known[key] = sampled(basis, pairs, cutoff)
+        return known[key]
 
 
 def sampled(basis, pairs, cutoff):

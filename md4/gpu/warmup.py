@@ -24,7 +24,7 @@ from md4.support import bundle
 from md4.support.cache import cache_folder, write
 from md4.support.log import log
 from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
-from md4.support.progress import compiling
+from md4.support.turns import compile_in_turn
 
 # Fewer missing kernels than this are compiled where they are used.
 WORTH_PROCESSES = 12
@@ -81,12 +81,16 @@ def missing(variants, capability):
 
 
 def compile_all(variants, jobs, capability, progress):
-    """Compiles variants in `jobs` processes."""
-    log.info("%d kernels are compiled by %d processes, once for this version of md4", len(variants), jobs)
-    with compiling(len(variants), progress) as bar:
-        for line in compiled(variants, jobs, capability):
+    """Compiles variants in `jobs` processes, in turn (`md4.support.turns`); returns those that others have not made."""
+
+    def work(todo, bar):
+        number = min(jobs, len(todo))
+        log.info("%d kernels are compiled by %d processes, once for this version of md4", len(todo), number)
+        for line in compiled(todo, number, capability):
             log.debug("compiled %s", line)
             bar.update()
+
+    return compile_in_turn("kernels", lambda: missing(variants, capability), work, progress)
 
 
 def export_kernels(variants, capability, path):
@@ -154,6 +158,8 @@ def import_kernels(path, capability=None):
 def compile_ahead(asked, progress=None):
     """Compiles, in parallel, what the disk cache lacks, if that is worth it; errors are left to the first use.
 
+    Processes that use the same cache do this in turn (`md4.support.turns`): the next one finds what others have made.
+
     Parameters
     ----------
     asked : callable
@@ -162,10 +168,19 @@ def compile_ahead(asked, progress=None):
         Show a bar; default: where stderr is a terminal.
     """
     jobs = allowed_jobs()
-    if jobs < 2 or not can_start() or not can_keep():
+    if (jobs < 2 and os.environ.get("MD4_JOBS")) or not can_start() or not can_keep():
+        return  # a process that may use one processor only, as ranks often may, has another one compile on it
+    capability, variants = current_capability(), asked()
+    if len(missing(variants, capability)) < WORTH_PROCESSES:
         return
-    capability = current_capability()
-    todo = missing(asked(), capability)
+    compile_in_turn(
+        "kernels", lambda: missing(variants, capability), lambda todo, bar: compile_there(todo, jobs, capability, bar),
+        progress,
+    )  # fmt: skip
+
+
+def compile_there(todo, jobs, capability, bar):
+    """Has a process of its own compile variants, in `jobs` processes at most, if that is worth it."""
     jobs = min(jobs, len(todo))
     if len(todo) < WORTH_PROCESSES:
         return
@@ -175,7 +190,7 @@ def compile_ahead(asked, progress=None):
     except OSError:
         return
     log.info("%d kernels are compiled by %d processes, once for this version of md4", len(todo), jobs)
-    with compiling(len(todo), progress) as bar, child:
+    with child:
         try:
             child.stdin.write(pickle.dumps((todo, jobs, capability)))
             child.stdin.close()
@@ -187,7 +202,7 @@ def compile_ahead(asked, progress=None):
 
 
 def serve():
-    """The other end of `compile_ahead`: writes a line of the log for each kernel.
+    """The other end of `compile_there`: writes a line of the log for each kernel.
 
     Its own processes do not inherit the pipe: the caller would wait for them if this one were killed.
     """

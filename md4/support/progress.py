@@ -110,6 +110,12 @@ class Progress:
             bar.bar_format = self._format.replace("%s", self._left(done, time() - bar.start_t))
             bar.update(done - bar.n)
 
+    def remaining(self, n, note=""):
+        """Reports that `n` steps are left, whoever has done the others, and shows a note behind the bar."""
+        if self._bar is not None:
+            self.update(max(0, self._bar.total - self._bar.n - n))
+            self._bar.set_postfix_str(note)
+
     def _left(self, done, elapsed):
         """The time that is left, as text, by the rate since the first update: what came before was set-up."""
         if self._begin is None:

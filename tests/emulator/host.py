@@ -173,7 +173,7 @@ class Driver:
     def load(self, variant):
         """The launcher of a variant, as `md4.gpu.compile.launcher` makes it."""
         self.variants.append(variant)
-        made = compile.Launcher(compile.Loaded(len(self.variants) - 1, None), variant.kernel().types())
+        made = compile.Launcher(compile.Loaded(len(self.variants) - 1, None), variant.types())
         if 8 * len(made.packing.slots) > PARAMETER_BYTES:
             raise DeviceFault(f"{8 * len(made.packing.slots)} bytes of parameters of {variant.name}")
         return made

@@ -6,14 +6,16 @@ import struct
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
-from types import SimpleNamespace
+from contextlib import nullcontext, suppress
+from types import FunctionType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+from offline import LENGTHS, used_variants
 
 from md4.errors import DeviceError
 from md4.gpu import compile as dispatch
+from md4.gpu import device_code
 from md4.gpu.buffers import Buffer
 from md4.gpu.compile import Graph, Launch, Packing, Variant, load_kernel, numba_type
 from md4.gpu.device_code import F64, I32, I64_2D, f64, i64, types
@@ -36,6 +38,30 @@ def test_kernels_state_their_signature():
     kernel = Variant(r_by_group, (4, "coulomb")).kernel()
     assert kernel.function.__code__.co_argcount == len(kernel.types())
     assert set(kernel.options()) <= {"launch_bounds"}
+
+
+def plain_functions(function):
+    """Python functions that device code takes from outside and that nothing has made a device function of."""
+    found = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is empty
+            value = cell.cell_contents
+            inner = getattr(value, "py_func", None)
+            found += [value] if isinstance(value, FunctionType) else plain_functions(inner) if inner else []
+    return found
+
+
+def test_types_are_those_of_the_kernel(monkeypatch):
+    """They take no device functions, and leave no others behind for those who compile."""
+    made, make = [], device_code.make_device
+    monkeypatch.setattr(device_code, "make_device", lambda function: made.append(function) or make(function))
+    variants = list(used_variants("dmma16", lmax=3, lengths=LENGTHS[-1:]) | used_variants("fma", lmax=1))
+    found = [variant.types() for variant in variants]
+    assert made == []
+    kernels = [variant.kernel() for variant in variants]
+    assert found == [kernel.types() for kernel in kernels]
+    assert not any(plain_functions(kernel.function) for kernel in kernels)
+    assert len(made) > len(variants)
 
 
 def test_cache_folder(monkeypatch, tmp_path):

@@ -176,11 +176,21 @@ def test_planted_code_does_not_run(cache, tmp_path, mode, owner):
 # several at once ------------------------------------------------------------------------------------------------------
 
 
+TOGETHER = """
+    done, events = job(), [event for _, event in compilations.buffer if event.is_start]
+    report([done], begun=[event.data["dispatcher"].py_func.__name__ for event in events])
+"""
+
+
 def check_together(cache, filled, number):
-    """Processes that start at once on one cache are right, and leave nothing to do for the next."""
-    children = [Child(cache) for _ in range(number)]
-    for child in children:
-        child.done().right()
+    """Processes that start at once on one empty cache are right, and leave nothing to do for the next.
+
+    Each function is compiled by one of them.
+    """
+    children = [Child(cache, TOGETHER) for _ in range(number)]
+    begun = [name for child in children for name in child.done().right()["begun"]]
+    loops = [path.name.rpartition("-")[0] for path in files(cache) if path.suffix == ".loop"]
+    assert {loop: begun.count(loop) for loop in loops} == {loop: loops.count(loop) for loop in loops}
     assert run(cache).right()["compiled"] == 0
     assert names(cache) == names(filled)
 
@@ -192,7 +202,7 @@ def test_two_processes_on_an_empty_cache(tmp_path, filled):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tries", range(3))
-@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("number", [2, 8])
 def test_processes_on_an_empty_cache(tmp_path, filled, number, tries):
     check_together(tmp_path / "cache", filled, number)
 
