@@ -8,6 +8,11 @@ from md4.support.cache import SOURCES, cache_folder, fingerprint
 
 # Most processes that compile unasked.
 MOST_PROCESSES = 16
+# What says how many threads libraries of linear algebra start, which a process that compiles does not need.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# Of the C library: memory that is free is not given back to the system, from which a compiler would take it again.
+KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_MMAP_THRESHOLD_": "33554432",
+               "MALLOC_TOP_PAD_": "67108864"}  # fmt: skip
 
 
 def processors():
@@ -56,5 +61,8 @@ def command(code):
 
 
 def environment():
-    """Environment of such a process, which starts no further ones."""
-    return os.environ | {"MD4_JOBS": "1"}
+    """Environment of such a process: its processes compile, each in one thread, and keep the memory that they have had.
+
+    Its processes start no further ones.
+    """
+    return os.environ | dict.fromkeys(THREADS, "1") | KEPT_MEMORY | {"MD4_JOBS": "1"}

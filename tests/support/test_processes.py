@@ -1,5 +1,6 @@
 """The modules that processes of the same interpreter import."""
 
+import os
 import queue
 import subprocess
 import sys
@@ -28,3 +29,12 @@ def test_a_process_imports_the_md4_of_its_parent(where, tmp_path, monkeypatch):
     done = subprocess.run(command(TELL), env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [md4.__file__, queue.__file__, str(script / "beside.py")]
+
+
+def test_a_process_that_compiles_has_one_thread_for_linear_algebra(monkeypatch):
+    """Whatever the caller's has, to whom nothing happens."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    tell = "import os; print(*(os.environ[name] for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MD4_JOBS')))"
+    done = subprocess.run(command(tell), env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1", "1"]
+    assert os.environ["OMP_NUM_THREADS"] == "8"
