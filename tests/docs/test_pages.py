@@ -62,6 +62,15 @@ def test_page(page, root_log):
     run(page, [(code, output) for kind, code, output in blocks(page) if not kind])
 
 
+@pytest.mark.thorough
+def test_optimisation_in_cc_pv5z(root_log):
+    """The block of docs/forces.md with the basis, and the bond length, that the text after it names."""
+    page = "docs/forces.md"
+    (code,) = (code for _, code, _ in blocks(page) if "optimize(" in code)
+    bond = re.search(r"In cc-pV5Z, .*?finds (\d\.\d+) Å", (ROOT / page).read_text(), re.DOTALL)[1]
+    run(page, [("import md4, pyscf", None), (code.replace('"cc-pvqz"', '"cc-pv5z"'), (bond, 2e-4))])
+
+
 GPU_BLOCKS, MPI_BLOCKS = (
     [(page, n) for page in PAGES for n, (kind, *_) in enumerate(blocks(page)) if kind == wanted]
     for wanted in ("gpu", "mpi")
