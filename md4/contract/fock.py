@@ -165,7 +165,7 @@ class JK(Gradients):
 
     def _forget_lists(self):
         """Drops the pair lists, their H matrices, and memory that is kept."""
-        self._kept, self._forces = np.empty((0, 0, 0)), None
+        self._kept = np.empty((0, 0, 0))
         if hasattr(self, "team"):
             self.team.forget()
 
