@@ -1,15 +1,21 @@
 """Forces by several workers in one process: two or three on the CPU, two emulated GPUs, or two GPUs."""
 
+from functools import partialmethod
 from threading import Event
 
 import numpy as np
 import pytest
+from emulator import running
+from gpu.kernels.test_plain_python import basis_of
 from molecules import molecule
 from nuclear_forces import few, symmetric
 
 import md4
+from md4.contract import gradient
 from md4.contract.team import Stopped
 from md4.errors import MemoryLimitError
+from md4.gpu.backend import GpuBackend
+from md4.gpu.pool import Pool
 
 CALLS = {
     "closed shell": lambda jk, dm: jk.gradient(dm[0]), "two spins": lambda jk, dm: jk.gradient(dm, omega=0.4),
@@ -188,3 +194,53 @@ def test_matrices_are_made_by_the_cpu(workers, mol):
     dm = symmetric(mol.nao, 2)
     for mine, right in zip(workers(mol).derivative_jk(dm), md4.JK(mol, backend="cpu").derivative_jk(dm)):
         assert_close(mine, right)
+
+
+# two emulated GPUs, each with streams and memory of its own ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exchange", [1.0, 0.0])
+def test_emulated_gpus(exchange, monkeypatch):
+    """Each makes a part with its own memory; the host makes bounds once."""
+    made = []
+    bounds = gradient.host_bounds
+    monkeypatch.setattr(gradient, "host_bounds", lambda *given: made.append(bounds(*given)) or made[-1])
+    basis = basis_of((0, 1))
+    dm, on_cpu = symmetric(basis.nao), md4.JK(basis, backend="cpu")
+    right = on_cpu.gradient(dm, exchange=exchange)
+    with running(devices=2):
+        both = md4.JK(basis, backend="cuda", devices="all")
+        found = both.gradient(dm, exchange=exchange)
+        assert [worker.backend.context.device for worker in both.team.workers] == [0, 1]
+        assert all(worker.backend.context.pool.held for worker in both.team.workers)
+        again = both.gradient(dm, exchange=exchange)
+    assert_close(found, right)
+    assert_close(again, right)
+    assert not exchange or not np.any(again - found)  # J alone is added up in any order
+    assert both.stats == on_cpu.stats
+    assert all(both.stats.busy)
+    assert len(made) == 1
+    assert [worker.forces.bounds for worker in both.team.workers] == made * 2
+
+
+def test_one_emulated_gpu_without_memory(monkeypatch):
+    """It refuses before it allocates anything."""
+    basis, asked = basis_of((0, 1)), []
+    dm, left = symmetric(basis.nao), GpuBackend.memory_left
+
+    def watched(pool, *given, method):
+        if pool.device == 1:
+            asked.append(given)
+        return method(pool, *given)
+
+    with running(devices=2):
+        both = md4.JK(basis, backend="cuda", devices=[0, 1])
+        right = both.gradient(dm)
+        with monkeypatch.context() as patch:
+            patch.setattr(GpuBackend, "memory_left", lambda own: 1000 if own.context.device else left(own))
+            for name in ("get", "fresh", "room"):
+                patch.setattr(Pool, name, partialmethod(watched, method=getattr(Pool, name)))
+            with pytest.raises(MemoryLimitError, match="^gradients of Basis.* but 1 kB may be used; raise max_memory"):
+                both.gradient(dm)
+        np.testing.assert_array_equal(both.gradient(dm), right)
+    assert not asked
