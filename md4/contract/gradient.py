@@ -155,11 +155,16 @@ def host_bounds(basis, lists, cutoff):
     cutoff : float
         Of primitive pairs; see `md4.shells.shell_pairs.shell_pairs`.
     """
+    norms = host_norms(basis, [this.prepared.pairs.pairs for this in lists], cutoff)
+    return [GradientBounds(this.prepared.pairs, basis.centres, this.exact, of_it) for this, of_it in zip(lists, norms)]
+
+
+def host_norms(basis, lists, cutoff):
+    """`md4.cpu.forces.largest_norms` of the derivatives of lists of shell pairs, ndarrays (npair, 2); see above."""
     backend, found = CpuBackend(as_operator("coulomb")), []
-    for this in lists:
-        pairs = shell_pairs(basis, this.prepared.pairs.pairs, cutoff=cutoff)
-        norms = largest_norms(backend, pairs.derived(OF_A if pairs.single else OF_A + OF_B))
-        found.append(GradientBounds(this.prepared.pairs, basis.centres, this.exact, norms))
+    for these in lists:
+        pairs = shell_pairs(basis, these, cutoff=cutoff)
+        found.append(largest_norms(backend, pairs.derived(OF_A if pairs.single else OF_A + OF_B)))
     return found
 
 

@@ -73,8 +73,8 @@ def test_fitted_as_one_process(tmp_path):
     one, both = (md4.attach(mf.copy(), backend="cpu", comm=c).nuc_grad_method().set(verbose=0) for c in (None, comm))
     want = one.kernel()
     FittingGradient = md4.contract.fitting_gradient.FittingGradient
-    real = FittingGradient.run
-    FittingGradient.run = lambda self, *given: parts.append(given[-2:]) or real(self, *given)
+    real = FittingGradient.forces
+    FittingGradient.forces = lambda self, *given: parts.append(given[-2:]) or real(self, *given)
     found = both.kernel()
     assert parts == [(comm.rank, 2)] * 2
     assert abs(found - want).max() < 1e-11
@@ -85,9 +85,9 @@ def test_fitted_as_one_process(tmp_path):
             raise MemoryError("no memory")
         return real(self, *given)
 
-    FittingGradient.run = fails
+    FittingGradient.forces = fails
     message = caught(both.kernel)
     assert message == ("MemoryError: no memory" if comm.rank else "RankError: rank 1: MemoryError: no memory")
-    FittingGradient.run = real
+    FittingGradient.forces = real
     assert abs(both.kernel() - want).max() < 1e-11
     """).check()  # fmt: skip
