@@ -7,16 +7,16 @@
     python bench/scaling_devices.py --weak 27waters/cc-pvtz --csv weak.csv         waters that grow with the devices
     python bench/scaling_devices.py --backend cpu --systems water/cc-pvdz --counts 1 2      without a GPU: ranks only
 
-Each count of devices is measured by processes of its own: one with several devices, or one rank a device under
-mpiexec, which is looked for beside Python and in PATH. 'seconds' is the wall time of `JK.get_jk` from a NumPy density
-to NumPy matrices, of `JK.gradient`, or of PySCF's MP2 of an attached object without amplitudes, the longest of the
-ranks, median of --repeats after --warm calls. Speed-up and efficiency refer to one device of the same run; under --weak,
-where systems differ, they are those of the rate in shell quartets a second. 'difference' is the largest one of any
-element from the result of one device. 'lists' are the seconds of pair lists and Schwarz bounds, which are made once.
-The shares are of the median call: 'uneven' is 1 - mean / longest time of the workers, 'sums' the time in which J and K
-of all are added up and fetched, 'beside' what comes before the workers begin and after they end (screening, division,
-copies; of forces the sums as well). Of MP2 there are neither lists nor shares. 'peak' is the largest device memory that
-each worker held.
+Each count of devices is measured by processes of its own: one with several devices, or one rank a device under mpiexec,
+which is looked for beside Python and in PATH. 'seconds' is the wall time of `JK.get_jk` from a NumPy density to NumPy
+matrices, of `JK.gradient`, or of PySCF's MP2 of an attached object without amplitudes, the longest of the ranks, median
+of --repeats after --warm calls. Speed-up and efficiency refer to one device of the same run; under --weak, where
+systems differ, they are those of the rate in shell quartets a second. 'difference' is the largest one of any element
+from the result of one device. 'lists' are the seconds of pair lists and Schwarz bounds, which are made once. The shares
+are of the median call: 'uneven' is 1 - mean / longest time of the workers, 'sums' the time in which J and K of all are
+added up and fetched, 'beside' what comes before the workers begin and after they end (screening, division, copies; of
+forces the sums as well). Of MP2 there are neither lists nor shares. 'peak' is the largest device memory that each
+worker held.
 
 The density is that of `systems.guess_density`, orbitals of MP2 are those of its Fock matrix.
 """

@@ -9,6 +9,7 @@ import numpy as np
 
 from md4.contract.exchange_factors import Factors
 from md4.contract.fitting_gradient import FittingGradient, orbitals_of
+from md4.contract.fitting_lists import norms_of
 from md4.contract.fitting_stores import Columns
 from md4.contract.fitting_team import FittingTeam, density_fitting
 from md4.contract.gradient import energy_terms
@@ -55,12 +56,9 @@ class TeamGradient:
         if not first.three.ncol:
             return first.nothing()
         self.ranks.once_a_node(lambda: [this.compile_ahead(response) for this in self.workers.values()])
-        norms = first.norms()
+        norms = norms_of(first.three)
         with team.working():
-            first.take_metric()
-            fitted, two = first.fitted(terms, orbitals_of(terms, orbitals), response)
-            fitted, two = [moved(this, first.algebra.fetch) for this in fitted], two if two is None else first.algebra.fetch(two)
-            first.metric = None
+            fitted, two = first.fetched(terms, orbitals_of(terms, orbitals), response)
         return tuple(team.summed(lambda share: self.workers[share].own_forces(fitted, two, norms, tolerance)))
 
 
@@ -109,7 +107,7 @@ class OneOfTeam(FittingGradient):
         """[(oo'|Q), ...] of the rows of B, or of the o, that the worker has, in the same way."""
         with self.fitting.working():
             made = []
-            for count in self.numbers_of_pairs([0 if left is None else left.shape[1] for left in sides]):
+            for count in self.numbers_of_pairs([0 if left is None else left.shape[1] for left in sides], copies=1):
                 made.append(self.algebra.empty((self.fitting.size, count)))
                 made[-1][...] = 0.0
             super().add_orbital_pairs(sides, made, None, self.own)
@@ -143,10 +141,13 @@ class FirstOfTeam(OneOfTeam):
         super().__init__(team.shares[0], team)
         self.workers, self.size = workers, team.size
 
-    def take_metric(self):
-        """Takes all rows of W."""
-        share = self.fitting
+    def fetched(self, terms, orbitals, response):
+        """As `fitted`, on the host."""
+        share, fetch = self.fitting, self.algebra.fetch
         self.metric = share.metric if share.table is None else self.team.inverse.rows(slice(None), self.algebra)
+        found, two = self.fitted(terms, orbitals, response)
+        self.metric = None  # which frees its memory
+        return [moved(this, fetch) for this in found], None if two is None else fetch(two)
 
     def factors(self, terms, densities, orbitals):
         """Those that the first worker of all has made, so that all have the same."""

@@ -27,28 +27,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from md4.contract.exchange_factors import factors
+from md4.contract.fitting_lists import forces_of, norms_of, rehearse
 from md4.contract.fitting_orbitals import transform
 from md4.contract.fitting_stores import block_rows
-from md4.contract.gradient import energy_terms, host_norms
-from md4.contract.screening import schwarz_bounds
+from md4.contract.gradient import energy_terms
 from md4.contract.three_centre import aos_of
 from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
-from md4.shells.schwarz import GradientBounds
-from md4.shells.shell_pairs import PRIMITIVE_CUTOFF
 from md4.support.display import size_text
 from md4.support.locks import locked
 
 # Of the memory that is left: what Gamma3 of a block of auxiliary shells may take.
 BLOCK_SHARE = 0.3
-
-
-class Bounded(NamedTuple):
-    """A prepared list of pairs and its two Schwarz bounds; see `md4.contract.screening.PairList`."""
-
-    prepared: object
-    exact: np.ndarray
-    bound: np.ndarray
 
 
 class Fitted(NamedTuple):
@@ -130,17 +120,11 @@ class FittingGradient:
         with self.fitting.working():
             self.compile_ahead(response)
             fitted, two = self.fitted(terms, orbitals_of(terms, orbitals), response)
-            return self.forces(fitted, two, self.norms(), tolerance, part, parts)
+            return self.forces(fitted, two, norms_of(self.three), tolerance, part, parts)
 
     def nothing(self):
         """What `run` returns where no pairs are left."""
         return tuple(np.zeros((len(part), 3)) for part in self.three.basis.parts)
-
-    def norms(self):
-        """`host_norms` of all lists of pairs and of single shells; None on a CPU, which does without."""
-        if self.three.engine.backend.name == "cpu":
-            return None
-        return host_norms(self.three.basis, [*self.three.pairs, *self.three.single], PRIMITIVE_CUTOFF)
 
     def forces(self, fitted, two, norms, tolerance, part, parts):
         """The forces of a part: Gamma3 of some auxiliary shells, and some rows of Gamma2, if it is not None."""
@@ -229,10 +213,10 @@ class FittingGradient:
         every = zip(densities, terms.densities, terms.exchange, orbitals)
         return [factors(one, self.algebra, of_it, abs(given).max()) if k else None for one, given, k, of_it in every]
 
-    def numbers_of_pairs(self, counts):
-        """n (n + 1) / 2 of each number of orbitals; MemoryLimitError if that times naux does not fit twice."""
+    def numbers_of_pairs(self, counts, copies=2):
+        """n (n + 1) / 2 of each number of orbitals; MemoryLimitError if that times naux does not fit so many times."""
         naux, left, tri = self.three.naux, self.algebra.memory_left(), [n * (n + 1) // 2 for n in counts]
-        need = 8 * 2 * naux * (len(tri) + sum(tri))
+        need = 8 * copies * naux * (len(tri) + sum(tri))
         if need > left:
             raise MemoryLimitError(
                 f"the gradient of density fitting needs {size_text(need)} for {naux} auxiliary functions and all pairs "
@@ -354,43 +338,6 @@ class FittingGradient:
         """s_o s_o' of o >= o' of `Factors`, twice where these differ, on the device."""
         left, right = np.tril_indices(f.rank)
         return self.algebra.send(signs(f)[left] * signs(f)[right] * np.where(left == right, 1.0, 2.0))
-
-
-def forces_of(three, engine, singles, norms=None):
-    """What makes the forces of a `ThreeCentre`: lists of pairs and of single shells with their bounds.
-
-    Parameters
-    ----------
-    three : md4.contract.three_centre.ThreeCentre
-    engine : md4.engine.Engine
-        Over its joined basis.
-    singles : list of list of (int, slice)
-        Blocks of single shells, as of `FittingGradient.pieces`.
-    norms : list of ndarray, optional
-        As of `FittingGradient.norms`, for a GPU; without them bounds of derivatives mean nothing there.
-    """
-    pieces, count = [piece for block in singles for piece in block], len(three.pairs)
-    engine, every = engine.with_operator("coulomb"), [*three.pairs, *(three.single[n][some] for n, some in pieces)]
-    prepared, bounds = engine.prepare_lists(every, three.basis), schwarz_bounds(engine, every)
-    lists = [Bounded(this, *both) for this, both in zip(prepared, bounds)]
-    rest, of_device = iter(lists[count:]), ()
-    blocks = [[next(rest) for _ in block] for block in singles]
-    if engine.backend.name != "cpu":
-        given = [this.exact for this in lists]
-        if norms is not None:
-            given = [*norms[:count], *(norms[count + n][some] for n, some in pieces)]
-        centres = three.basis.centres
-        of_device = ([GradientBounds(this.prepared.pairs, centres, this.exact, n) for this, n in zip(lists, given)],)
-    return engine.backend.sums.fitting_forces(three.basis, lists[:count], blocks, *of_device)
-
-
-def rehearse(three, backend, response=True):
-    """Asks a backend that launches nothing for the kernels of the forces of a `ThreeCentre`."""
-    every = [(n, slice(None)) for n in range(len(three.single))]
-    forces = forces_of(three, three.engine.with_backend(backend), [every])
-    forces.add_three(backend, 0, backend.result((three.naux, three.ncol)), 0.0, response)
-    if response:
-        forces.add_two(backend, backend.result((three.naux, three.naux)), 0.0)
 
 
 def signs(f):

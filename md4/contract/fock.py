@@ -64,8 +64,8 @@ class JK(Gradients):
     progress : bool, optional
         Whether to show a progress bar. By default there is one on a terminal if the work takes long.
     devices : 'all', int or list of int, optional
-        GPUs that share each build, by their numbers. The default is the current one, or under MPI one for each rank.
-        `max_memory` is that of each device.
+        GPUs that share each build and each gradient, by their numbers. The default is the current one, or under MPI one
+        for each rank. `max_memory` is that of each device.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator whose ranks share each build. All ranks call the same methods with the same arguments, and get the
         same J and K. The densities are those of rank 0. See the page "Several GPUs and nodes".

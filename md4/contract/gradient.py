@@ -30,7 +30,6 @@ from md4.shells.schwarz import GradientBounds
 from md4.shells.shell_pairs import shell_pairs
 from md4.support.arguments import as_list, checked_real, shown
 from md4.support.locks import locked
-from md4.support.progress import Progress
 from md4.support.types import Densities, HostArray, JKPair
 
 # Relative to the largest element of a density: a larger difference to its transpose is no rounding error.

@@ -1,6 +1,7 @@
 """Forces of density fitting by several workers of one process: on the CPU, on emulated GPUs, or on two GPUs."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from nuclear_forces import WATER, symmetric
 from pyscf import df
 
 import md4
+from md4.contract import fitting_lists
 from md4.contract.fitting_force_team import OneOfTeam, TeamGradient
 from md4.contract.fitting_gradient import FittingGradient
 from md4.contract.fitting_team import density_fitting
@@ -115,16 +117,13 @@ def test_nothing(workers, mols):
 def test_auxiliary_shells_are_divided(counts, parts, most):
     """All parts have the same order of shells, whatever memory each has; each shell is of one part."""
 
-    class Three:
-        single = [np.full((count, 2), n) for n, (count, _) in enumerate(counts)]
-        ncol = 1
-        basis = type("Basis", (), {"ao_loc": np.cumsum([0, *(size for _, size in counts)]), "parts": [()],
-                                   "unit": len(counts)})  # fmt: skip
-
     made, orders, owned = object.__new__(FittingGradient), [], []
-    made.three, made.fitting = Three, type("Fitting", (), {"nao": 0})
+    ends = np.cumsum([0, *(size for _, size in counts)])
+    basis = SimpleNamespace(ao_loc=ends, parts=[()], unit=len(counts))
+    single = [np.full((count, 2), n) for n, (count, _) in enumerate(counts)]
+    made.three, made.fitting = SimpleNamespace(single=single, ncol=1, basis=basis), SimpleNamespace(nao=0)
     for part in range(parts):
-        made.algebra = type("Algebra", (), {"memory_left": lambda left=1e9 / (1 + part): left})
+        made.algebra = SimpleNamespace(memory_left=lambda left=1e9 / (1 + part): left)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("md4.contract.fitting_gradient.BLOCK_SHARE", 16 * most / (1e9 / (1 + part)))
             blocks, own = made.pieces(part, parts)
@@ -177,11 +176,10 @@ def test_emulated_gpus(store, monkeypatch):
         for algebra in (HostAlgebra, DeviceAlgebra):
             monkeypatch.setattr(algebra, "cholesky", lambda *args: None)
         monkeypatch.setattr("md4.contract.metric.LINEAR_DEPENDENCE", 1.6)
-    made_by_host = FittingGradient.norms
-    monkeypatch.setattr(FittingGradient, "norms", lambda one: norms.append(made_by_host(one)) or norms[-1])
+    made_by_host = fitting_lists.host_norms
+    monkeypatch.setattr(fitting_lists, "host_norms", lambda *given: norms.append(made_by_host(*given)) or norms[-1])
     dm, one = symmetric(mols[0].nao), fitting(*mols)
     want = FittingGradient(one).run(dm, 1.0, 0.7)
-    norms.clear()
     with running("dmma16", devices=2) as machine, cupy() as library:
         made = on_gpus(*mols, store=store)
         found = made.run(dm, 1.0, 0.7)

@@ -12,7 +12,8 @@ import md4
 from md4.contract import fitting_gradient
 from md4.contract.density_fitting import DensityFitting
 from md4.contract.fitting_force_team import gradient_of
-from md4.contract.fitting_gradient import FittingGradient, forces_of
+from md4.contract.fitting_gradient import FittingGradient
+from md4.contract.fitting_lists import forces_of
 from md4.contract.metric import LeftOut
 from md4.contract.ranks import Alone
 from md4.cpu.algebra import HostAlgebra

@@ -129,7 +129,7 @@ def test_each_worker_looks_at_its_own_memory(workers, mol, monkeypatch):
         return 1000 if mine is own else left(asked)
 
     monkeypatch.setattr(type(backend), "memory_left", little)
-    with pytest.raises(MemoryLimitError, match="^gradients of Basis.* but 1 kB may be used; raise max_memory"):
+    with pytest.raises(MemoryLimitError, match=r"^gradients of Basis.* but 1 kB may be used; raise max_memory"):
         several.gradient(dm)
     monkeypatch.undo()
     np.testing.assert_array_equal(several.gradient(dm), right)
@@ -196,7 +196,7 @@ def test_matrices_are_made_by_the_cpu(workers, mol):
         assert_close(mine, right)
 
 
-# two emulated GPUs, each with streams and memory of its own ------------------------------------------------------------
+# two emulated GPUs, each with streams and memory of its own -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("exchange", [1.0, 0.0])
@@ -240,7 +240,7 @@ def test_one_emulated_gpu_without_memory(monkeypatch):
             patch.setattr(GpuBackend, "memory_left", lambda own: 1000 if own.context.device else left(own))
             for name in ("get", "fresh", "room"):
                 patch.setattr(Pool, name, partialmethod(watched, method=getattr(Pool, name)))
-            with pytest.raises(MemoryLimitError, match="^gradients of Basis.* but 1 kB may be used; raise max_memory"):
+            with pytest.raises(MemoryLimitError, match=r"^gradients of Basis.* but 1 kB may be used; raise max_memory"):
                 both.gradient(dm)
         np.testing.assert_array_equal(both.gradient(dm), right)
     assert not asked

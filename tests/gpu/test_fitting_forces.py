@@ -7,8 +7,7 @@ import pytest
 from emulator import running
 from gpu.kernels.test_plain_python import basis_of
 
-from md4.contract.fitting_gradient import forces_of
-from md4.contract.gradient import host_norms
+from md4.contract.fitting_lists import forces_of, norms_of
 from md4.contract.three_centre import ThreeCentre
 from md4.cpu.fitting_forces import block_norms
 from md4.errors import MemoryLimitError
@@ -16,7 +15,6 @@ from md4.gpu import forces
 from md4.gpu.backend import GpuBackend
 from md4.gpu.forces import hermite_of
 from md4.method.angular import nherm
-from md4.shells.shell_pairs import PRIMITIVE_CUTOFF
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,7 @@ class Tables:
             [(number, slice(n, n + self.block))]
             for number, these in enumerate(three.single) for n in range(0, len(these), self.block)
         ]  # fmt: skip
-        norms = host_norms(three.basis, [*three.pairs, *three.single], PRIMITIVE_CUTOFF)
-        return three.engine.backend, forces_of(three, three.engine, pieces, norms)
+        return three.engine.backend, forces_of(three, three.engine, pieces, norms_of(three))
 
     def run(self, backend, tolerance=0.0, response=True, **part):
         """(derivatives by the centres of the shells, bounds of what is left out)."""
