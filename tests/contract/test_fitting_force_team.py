@@ -23,7 +23,7 @@ from md4.cpu.algebra import HostAlgebra
 from md4.gpu import device_count
 from md4.gpu.algebra import DeviceAlgebra
 
-CLOSE = 1e-12  # relative to the largest component
+CLOSE = {"cpu": 1e-12, "cuda": 1e-10}  # relative to the largest component
 STORES = ["device", "host", "direct"]
 
 
@@ -60,10 +60,20 @@ def mols():
     return mol, df.make_auxmol(mol, "cc-pvdz-jkfit")
 
 
-def assert_same(mols, found, want, close=CLOSE):
+def assert_same(mols, found, want, close=None):
     """Forces of atoms. Those of auxiliary shells alone can be large where these are nearly dependent."""
+    close = CLOSE[found[0].engine.backend.name] if close is None else close
     (ours, theirs) = (of_atoms(*mols, made, forces) for made, forces in (found, want))
     assert abs(ours - theirs).max() <= close * max(1.0, abs(theirs).max())
+
+
+def assert_again(mols, made, found, before):
+    """The same forces by the same workers; the same bits on a CPU, where no sum depends on the memory that is left."""
+    if made.fitting.engine.backend.name == "cuda":
+        assert_same(mols, (made.fitting, found), (made.fitting, before), 1e-12)
+        return
+    for one, other in zip(found, before, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.sample("cpu-*-1.0-0.7-True")
@@ -76,8 +86,7 @@ def test_as_one_worker(workers, mols, count, store, coulomb, exchange, response)
     given = dm, coulomb, exchange, None, response
     found, want = made.run(*given), FittingGradient(one).run(*given)
     assert_same(mols, (made.fitting, found), (one, want))
-    for again, first in zip(made.run(*given), found, strict=True):
-        np.testing.assert_array_equal(again, first)
+    assert_again(mols, made, made.run(*given), found)
 
 
 @pytest.mark.parametrize("store", ["device", "direct"])
@@ -156,8 +165,7 @@ def test_an_error_of_one_worker(workers, mols, number, step, fault, monkeypatch)
     with pytest.raises(fault, match="in a worker"):
         made.run(dm, 1.0, 1.0)
     monkeypatch.undo()
-    for found, want in zip(made.run(dm, 1.0, 1.0), right, strict=True):
-        np.testing.assert_array_equal(found, want)
+    assert_again(mols, made, made.run(dm, 1.0, 1.0), right)
 
 
 def test_each_worker_looks_at_its_own_memory(mols, monkeypatch):
