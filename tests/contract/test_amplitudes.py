@@ -76,6 +76,7 @@ def test_several_devices(backend, contracted, count):
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-13 * abs(want).max())
 
 
+@pytest.mark.sample("2")
 @pytest.mark.parametrize("count", [1, 2])
 def test_emulated_gpu(count):
     basis = Basis([Shell(l, [1.1, 0.3], [[0.6], [0.5]], CENTRES[n]) for l, n in ((0, 0), (1, 1))])

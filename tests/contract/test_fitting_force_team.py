@@ -175,7 +175,7 @@ def test_each_worker_looks_at_its_own_memory(mols, monkeypatch):
         made.run(dm, 1.0, 1.0)
 
 
-@pytest.mark.sample("device")
+@pytest.mark.thorough
 @pytest.mark.parametrize("store", STORES)
 def test_emulated_gpus(store, monkeypatch):
     """Two, with a stand-in for CuPy; where eigenvectors are left out, they turn. The host makes bounds once."""

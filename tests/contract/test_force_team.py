@@ -199,6 +199,7 @@ def test_matrices_are_made_by_the_cpu(workers, mol):
 # two emulated GPUs, each with streams and memory of its own -----------------------------------------------------------
 
 
+@pytest.mark.sample("1.0")
 @pytest.mark.parametrize("exchange", [1.0, 0.0])
 def test_emulated_gpus(exchange, monkeypatch):
     """Each makes a part with its own memory; the host makes bounds once."""
@@ -223,6 +224,7 @@ def test_emulated_gpus(exchange, monkeypatch):
     assert [worker.forces.bounds for worker in both.team.workers] == made * 2
 
 
+@pytest.mark.thorough
 def test_one_emulated_gpu_without_memory(monkeypatch):
     """It refuses before it allocates anything."""
     basis, asked = basis_of((0, 1)), []

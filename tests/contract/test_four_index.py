@@ -149,7 +149,7 @@ def test_an_error_of_one_device(contracted, monkeypatch):
         four.integrals(put)
 
 
-@pytest.mark.sample("device", "host", "two")
+@pytest.mark.sample("device", "two")
 @pytest.mark.parametrize("share, count", [(0.4, 1), (0.0, 1), (0.4, 2)], ids=["device", "host", "two"])
 def test_emulated_gpu(share, count, monkeypatch):
     """With (pq|P) on the emulated device, in memory of the host, and there by two devices."""

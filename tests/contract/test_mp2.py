@@ -137,6 +137,7 @@ def test_groups_in_little_memory(monkeypatch):
     assert {1, 3} <= set(counts), counts
 
 
+@pytest.mark.sample("2")
 @pytest.mark.parametrize("count", [1, 2])
 def test_emulated_gpu(count):
     """Sums on the emulated device, with a stand-in for CuPy; of what one or two make."""
