@@ -1,20 +1,24 @@
-"""Builds of J and K on 1, 2, 4, 8 devices of one machine, in one process and as MPI ranks.
+"""Builds of J and K, forces and MP2 on 1, 2, 4, 8 devices of one machine, in one process and as MPI ranks.
 
     python bench/scaling_devices.py --csv bench/results/scaling-devices.csv        the table
     python bench/scaling_devices.py --systems 216waters/cc-pvdz --counts 1 4       parts of it, or others
+    python bench/scaling_devices.py --forces --csv forces.csv                      forces in place of builds
+    python bench/scaling_devices.py --mp2 --csv mp2.csv                            energies of MP2, in one process
     python bench/scaling_devices.py --weak 27waters/cc-pvtz --csv weak.csv         waters that grow with the devices
     python bench/scaling_devices.py --backend cpu --systems water/cc-pvdz --counts 1 2      without a GPU: ranks only
 
-Each count of devices is measured by processes of its own: one with several devices, or one rank a device under
-mpiexec, which is looked for beside Python and in PATH. 'seconds' is the wall time of `JK.get_jk` from a NumPy density
-to NumPy matrices, the longest of the ranks, median of --repeats after --warm builds. Speed-up and efficiency refer to
-one device of the same run; under --weak, where systems differ, they are those of the rate in shell quartets a second.
-'difference' is the largest one of any element from the matrices of one device. 'lists' are the seconds of pair lists
-and Schwarz bounds, which are made once. The shares are of the median build: 'uneven' is 1 - mean / longest time of the
-workers, 'sums' the time in which their sums are added up and fetched, 'beside' what comes before the first and after
-the last quartet (screening, division, copies). 'peak' is the largest device memory that each worker held.
+Each count of devices is measured by processes of its own: one with several devices, or one rank a device under mpiexec,
+which is looked for beside Python and in PATH. 'seconds' is the wall time of `JK.get_jk` from a NumPy density to NumPy
+matrices, of `JK.gradient`, or of PySCF's MP2 of an attached object without amplitudes, the longest of the ranks, median
+of --repeats after --warm calls. Speed-up and efficiency refer to one device of the same run; under --weak, where
+systems differ, they are those of the rate in shell quartets a second. 'difference' is the largest one of any element
+from the result of one device. 'lists' are the seconds of pair lists and Schwarz bounds, which are made once. The shares
+are of the median call: 'uneven' is 1 - mean / longest time of the workers, 'sums' the time in which J and K of all are
+added up and fetched, 'beside' what comes before the workers begin and after they end (screening, division, copies; of
+forces the sums as well). Of MP2 there are neither lists nor shares. 'peak' is the largest device memory that each
+worker held.
 
-The density is that of `systems.guess_density`.
+The density is that of `systems.guess_density`, orbitals of MP2 are those of its Fock matrix.
 """
 
 import argparse
@@ -30,13 +34,17 @@ from time import perf_counter
 
 import numpy as np
 from clock import describe, write_csv
+from pyscf import mp
 from systems import System, guess_density
 
 import md4
 from md4 import gpu
 from md4.errors import MD4Error
 
-SYSTEMS = ["benzene/cc-pv5z", "27waters/cc-pvtz", "64waters/cc-pvtz", "benzene/cc-pv6z"]
+SYSTEMS = {
+    "builds": ["benzene/cc-pv5z", "27waters/cc-pvtz", "64waters/cc-pvtz", "benzene/cc-pv6z"],
+    "forces": ["64waters/cc-pvdz", "tamoxifen/def2-tzvpp"], "mp2": ["8waters/cc-pvqz", "benzene/cc-pv6z"],
+}  # fmt: skip
 COUNTS = [1, 2, 4, 8]
 TOLERANCE = 1e-13  # direct_scf_tol
 # What is built, in this order, so that the memory that was held until the end of the first one is its own.
@@ -87,16 +95,16 @@ class Place:
         """The values of all ranks."""
         return [value] if self.comm is None else self.comm.allgather(value)
 
-    def density(self, name, mol):
-        """The density matrix of a system, which the first process that needs it makes for all."""
+    def array(self, name, make, *args):
+        """An array, which the first process that needs it makes for all."""
         path = self.folder / f"{name}.npy"
         if self.first and not path.exists():
-            np.save(path, guess_density(mol))
+            np.save(path, make(*args))
         self.gather(None)
         return np.load(path)
 
     def difference(self, name, matrices):
-        """The largest one of J and K from those of one device, which are stored if these are they; NaN without them."""
+        """The largest one from the arrays of one device, which are stored if these are they; NaN without them."""
         path = self.folder / f"{name}.npz"
         if self.form == "process" and self.count == 1:
             np.savez(path, *matrices)
@@ -114,19 +122,22 @@ class Place:
 
 
 class Timed:
-    """Builds of a system that are timed on all ranks."""
+    """Calls of a function that are timed on all ranks. It returns arrays, or numbers, and None for what is not wanted.
 
-    def __init__(self, jk, dm, options, place, args):
+    `jk` has the devices, and the statistics of a call where `counted`.
+    """
+
+    def __init__(self, jk, call, place, args, counted=True):
         self.times, self.stats = [], []
         for n in range(args.warm + args.repeats):
             place.gather(None)
             begin = perf_counter()
-            vj, vk = jk.get_jk(dm, **options)
+            found = call()
             seconds = max(place.gather(perf_counter() - begin))
             if n >= args.warm:
                 self.times.append(seconds)
-                self.stats.append(jk.stats)
-        self.matrices = [v for v in (vj, vk) if v is not None]
+                self.stats.append(jk.stats if counted else None)
+        self.matrices = [v for v in found if v is not None]
         peaks = place.gather([peak_of(worker.backend) for worker in jk.team.workers])
         self.peaks = [peak for of_rank in peaks for peak in of_rank]
 
@@ -134,12 +145,16 @@ class Timed:
         """Columns of a row: seconds, and shares of the median build."""
         middle = int(np.argsort(self.times)[len(self.times) // 2])
         seconds, stats = self.times[middle], self.stats[middle]
+        row = {
+            "seconds": seconds, "spread": float(np.ptp(self.times)) / seconds, "uneven": np.nan, "sums": np.nan,
+            "beside": np.nan, "quartets": 0, "peak_gb": " ".join(f"{peak / 1e9:.2f}" for peak in self.peaks),
+        }  # fmt: skip
+        if stats is None:
+            return row
         longest = max(stats.busy)
-        return {
-            "seconds": seconds, "spread": float(np.ptp(self.times)) / seconds,
+        return row | {
             "uneven": 1 - sum(stats.busy) / (len(stats.busy) * longest), "sums": stats.sums / seconds,
             "beside": 1 - (longest + stats.sums) / seconds, "quartets": stats.wanted,
-            "peak_gb": " ".join(f"{peak / 1e9:.2f}" for peak in self.peaks),
         }  # fmt: skip
 
 
@@ -158,22 +173,48 @@ def list_seconds(jk, place):
     return max(place.gather(perf_counter() - begin))
 
 
-def measured(system, place, args):
-    """Rows of a system: J, and J with K."""
-    mol = system.mol(args.seed)
-    name = f"{system.name}-{system.basis}".replace(" ", "")
-    dm = place.density(name, mol)
+def with_orbitals(mf, name, dm, place):
+    """A mean-field object with the orbitals of the Fock matrix of a density, as if they had converged."""
+    found = place.array(f"{name}-orbitals", lambda: np.vstack(mf.eig(mf.get_fock(dm=dm), mf.get_ovlp())))
+    mf.mo_energy, mf.mo_coeff, mf.converged, mf.e_tot = found[0], found[1:], True, 0.0
+    mf.mo_occ = mf.get_occ(mf.mo_energy, mf.mo_coeff)
+    return mf
+
+
+def timed_mp2(mol, name, dm, place, args):
+    """(`JK`, {name: `Timed`}) of MP2 without the 1s orbitals of atoms heavier than helium."""
+    mf = md4.attach(mol.RHF(), backend=args.backend, devices=place.devices).set(max_memory=0)
+    with_orbitals(mf, name, dm, place)
+    method = md4.attach(mp.MP2(mf, frozen=int((mol.atom_charges() > 2).sum())))
+    return mf.md4_jk, {"MP2": Timed(mf.md4_jk, lambda: [method.kernel(with_t2=False)[0]], place, args, counted=False)}
+
+
+def timed(mol, name, dm, place, args):
+    """The same of builds or forces."""
     jk = md4.JK(
         mol, backend=args.backend, direct_scf_tol=TOLERANCE, progress=False, devices=place.devices, comm=place.comm
     )
+    if args.work == "forces":
+        return jk, {"forces": Timed(jk, lambda: [jk.gradient(dm)], place, args)}
     wanted = {which: options for which, options in MATRICES.items() if which in args.matrices}
-    found = {which: Timed(jk, dm, options, place, args) for which, options in wanted.items()}
-    lists = list_seconds(jk, place)
-    for which, timed in found.items():
+    return jk, {
+        which: Timed(jk, lambda options=options: jk.get_jk(dm, **options), place, args)
+        for which, options in wanted.items()
+    }
+
+
+def measured(system, place, args):
+    """Rows of a system: J, and J with K, or forces, or MP2."""
+    mol = system.mol(args.seed)
+    name = f"{system.name}-{system.basis}".replace(" ", "")
+    dm = place.array(name, guess_density, mol)
+    jk, found = (timed_mp2 if args.work == "mp2" else timed)(mol, name, dm, place, args)
+    lists = np.nan if args.work == "mp2" else list_seconds(jk, place)
+    for which, one in found.items():
         row = {"system": system.name, "basis": system.basis, "nao": mol.nao, "matrices": which, "form": place.form}
-        row |= {"devices": place.count, **timed.facts(), "lists": lists}
+        row |= {"devices": place.count, **one.facts(), "lists": lists}
         if place.first:
-            yield completed(row, timed, f"{name}-{which}", place, args) | {"machine": describe(jk.engine.backend)}
+            yield completed(row, one, f"{name}-{which}", place, args) | {"machine": describe(jk.engine.backend)}
 
 
 def completed(row, timed, name, place, args):
@@ -248,7 +289,7 @@ def forms(args):
     if left_out:
         print(f"{limit} devices are here; not measured: {', '.join(map(str, left_out))}")
     in_process = [("process", count) for count in counts if args.backend == "cuda" and "process" in args.forms]
-    as_ranks = [("ranks", count) for count in counts if "ranks" in args.forms]
+    as_ranks = [("ranks", count) for count in counts if "ranks" in args.forms and args.work != "mp2"]
     if as_ranks and mpiexec() is None:
         print("no mpiexec here: no MPI ranks are measured; pip install mpi4py mpich")
         as_ranks = []
@@ -301,7 +342,10 @@ def measure_all(args):
 
 def parsed(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help=f"default: {' '.join(SYSTEMS)}")
+    defaults = "; ".join(f"{work}: {' '.join(systems)}" for work, systems in SYSTEMS.items())
+    parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help=f"default: {defaults}")
+    parser.add_argument("--forces", dest="work", action="store_const", const="forces", help="in place of J and K")
+    parser.add_argument("--mp2", dest="work", action="store_const", const="mp2", help="in place of J and K, no ranks")
     parser.add_argument("--counts", nargs="+", type=int, default=COUNTS, help="of devices (1 2 4 8)")
     parser.add_argument("--forms", nargs="+", choices=("process", "ranks"), default=["process", "ranks"])
     parser.add_argument("--matrices", nargs="+", choices=[*MATRICES], default=[*MATRICES], help="J, or J and K")
@@ -315,7 +359,10 @@ def parsed(arguments=None):
     parser.add_argument("--seed", type=int, default=0, help="of the waters' orientations")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    args.systems = [args.weak] if args.weak else args.systems or SYSTEMS
+    args.work = args.work or "builds"
+    args.systems = [args.weak] if args.weak else args.systems or SYSTEMS[args.work]
+    if args.weak and args.work == "mp2":
+        parser.error("--weak counts shell quartets, of which --mp2 has none.")
     if args.append and not args.csv:
         parser.error("--append needs --csv.")
     if args.backend == "auto":

@@ -1,14 +1,15 @@
 """How two lists of shell pairs are computed: by which path, which side first, with H matrices in which form."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 # Bytes of the integrals of some pairs with each other, of which only the diagonal (ab|ab) is used.
 SQUARE_BYTES = 128 << 20
-# Slices of what several parts share, for each part: neighbours take about the same time.
-PIECES = 8
+# Slices of what several parts share, for each part.
+PIECES = 4
 
 
 @dataclass(frozen=True)
@@ -139,11 +140,17 @@ def chunks(nbra, nket, chunk_bra, chunk_ket):
 def own_ranges(count, part, parts):
     """Slices of `count` items that belong to one of several parts: a part has some of equal size, one here, one there.
 
-    They depend on nothing else, so that processes on unlike machines divide the items alike.
+    Parts follow each other in turn forwards and backwards, so that all have as much of what falls along the items. They
+    depend on nothing else, so that processes on unlike machines divide the items alike.
     """
     slices = PIECES * parts if parts > 1 else 1
     edges = [count * n // slices for n in range(slices + 1)]
-    return [slice(*edges[n : n + 2]) for n in range(part, slices, parts) if edges[n] < edges[n + 1]]
+    found = []
+    for n, (first, last) in enumerate(pairwise(edges)):
+        if (part, parts - 1 - part)[n // parts % 2] == n % parts and first < last:
+            begin = found.pop().start if found and found[-1].stop == first else first
+            found.append(slice(begin, last))
+    return found
 
 
 def groups_within(sizes, most):

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
-from md4.contract.fitting_gradient import rehearse
+from md4.contract.fitting_lists import rehearse
 from md4.contract.three_centre import ThreeCentre
 from md4.contract.warmup import MEMORIES, asked_by, make_builds, make_forces, make_tensors, shells_up_to
 from md4.gpu import sums

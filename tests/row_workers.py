@@ -1,4 +1,4 @@
-"""Several workers on the CPU that share the rows of pairs of AOs, and who of them makes which pieces."""
+"""Several workers that share the rows of pairs of AOs, on the CPU or on GPUs, and who of them makes which pieces."""
 
 from contextlib import contextmanager
 
@@ -8,9 +8,12 @@ import md4
 from md4.contract.pair_rows import PairRows
 
 
-def engines(basis, count, **options):
-    """Engines of a `RowTeam`."""
-    return [md4.Engine(basis, backend="cpu", **options) for _ in range(count)]
+def engines(basis, count, backend="cpu", **options):
+    """Engines of a `RowTeam`; on GPUs each has another one, and the test is skipped where there are too few."""
+    if backend == "cuda" and md4.gpu.device_count() < count:
+        pytest.skip(f"needs {count} GPUs")
+    numbers = range(count) if backend == "cuda" else [None] * count
+    return [md4.Engine(basis, backend=backend, device=number, **options) for number in numbers]
 
 
 @contextmanager
@@ -19,7 +22,7 @@ def divided(count):
     made, integrals = {}, PairRows.integrals
 
     def watched(rows, first, last, out, columns):
-        made.setdefault(rows.engine.backend.memory, []).append((first, last))
+        made.setdefault(rows.engine.lock, []).append((first, last))
         integrals(rows, first, last, out, columns)
         ends.add(rows.nrow)
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import numpy as np
 
 import md4
-from md4.contract.fitting_gradient import forces_of
+from md4.contract.fitting_lists import forces_of, norms_of
 from md4.contract.screening import sorted_lists
 from md4.contract.survivors import ListPairs
 from md4.contract.tensor import ao_tensor, locked_tensor
@@ -235,8 +235,10 @@ def fitted_forces(shells, singles, tolerance=0.0, pure=True):
 
     def work(name):
         three = ThreeCentre(*bases, backend=name)
-        backend, half = three.engine.backend, max(1, len(three.single) // 2)
-        made = forces_of(three, three.engine, [part for part in (three.single[:half], three.single[half:]) if part])
+        backend, every = three.engine.backend, [(n, slice(None)) for n in range(len(three.single))]
+        half = max(1, len(every) // 2)
+        blocks = [part for part in (every[:half], every[half:]) if part]
+        made = forces_of(three, three.engine, blocks, norms_of(three))
         for block in range(len(made.blocks)):
             rows = slice(*made.rows[made.edges[block : block + 2]])
             made.add_three(backend, block, backend.send(of_three[rows]), tolerance, True)

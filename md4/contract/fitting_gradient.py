@@ -10,6 +10,7 @@ with rho_P = sum_ab D_ab (ab|P), the derivative of the inverse metric gives
 with D = L s L^T (`md4.contract.exchange_factors`), c = (P|Q)^-1 rho, and C_oo',P = sum_Q (oo'|Q) (Q|P)^-1. As rows of B
 are W (P|ij), c and C are W^T times what is made of the rows. Of tensors with an auxiliary index only C is kept as a
 whole, half of it, since it is symmetric. Gamma3 is made for one block of auxiliary shells after the other.
+`md4.contract.fitting_force_team` divides the work among several devices.
 
 Where W is of eigenvectors (`md4.contract.metric`), those that stay turn towards those that are left out as atoms move.
 Of W^T W = sum_m v_m w_m^-1 v_m^T this makes, with m of those that stay and n of those that are left out,
@@ -25,30 +26,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from md4.contract.density_fitting import DensityFitting
 from md4.contract.exchange_factors import factors
+from md4.contract.fitting_lists import forces_of, norms_of, rehearse
 from md4.contract.fitting_orbitals import transform
 from md4.contract.fitting_stores import block_rows
-from md4.contract.gradient import energy_terms, host_bounds
-from md4.contract.screening import schwarz_bounds
-from md4.contract.team import shared_devices
+from md4.contract.gradient import energy_terms
+from md4.contract.three_centre import aos_of
 from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
-from md4.shells.schwarz import GradientBounds
-from md4.shells.shell_pairs import PRIMITIVE_CUTOFF
 from md4.support.display import size_text
 from md4.support.locks import locked
 
 # Of the memory that is left: what Gamma3 of a block of auxiliary shells may take.
 BLOCK_SHARE = 0.3
-
-
-class Bounded(NamedTuple):
-    """A prepared list of pairs and its two Schwarz bounds; see `md4.contract.screening.PairList`."""
-
-    prepared: object
-    exact: np.ndarray
-    bound: np.ndarray
 
 
 class Fitted(NamedTuple):
@@ -90,7 +80,7 @@ class FittingGradient:
 
     def __init__(self, fitting):
         self.fitting, self.three, self.algebra = fitting, fitting.three, fitting.algebra
-        self.lock = fitting.lock
+        self.lock, self.metric, self.size = fitting.lock, fitting.metric, fitting.size
         one, other = self.three.basis.parts
         check_order(max(self.three.order, 2 * max(2 * one.lmax, other.lmax) + 1), 1)
 
@@ -126,36 +116,51 @@ class FittingGradient:
         """
         terms = energy_terms(dm, coulomb, exchange, self.fitting.nao)
         if not self.three.ncol:  # the cutoff leaves out all pairs
-            return tuple(np.zeros((len(part), 3)) for part in self.three.basis.parts)
-        with self.three.engine.lock, self.algebra.working():
-            backend = self.three.engine.backend
-            self.compile_ahead(backend, response)
-            fitted, turned = self.fitted(terms, orbitals_of(terms, orbitals), response)
-            forces = forces_of(self.three, self.three.engine, self.pieces())
-            for block in range(len(forces.blocks)):
-                first, last = forces.rows[forces.edges[block : block + 2]].tolist()
-                gamma = self.gamma_of_three(fitted, self.three.auxiliary_order[first:last])
-                forces.add_three(backend, block, gamma, tolerance, response, part, parts)
-                del gamma
-            if response:
-                forces.add_two(backend, self.gamma_of_two(fitted, turned), tolerance, part, parts)
-            found, count = forces.result(), len(self.three.basis.parts[0])
-        return found[:count], found[count : self.three.basis.unit]
+            return self.nothing()
+        with self.fitting.working():
+            self.compile_ahead(response)
+            fitted, two = self.fitted(terms, orbitals_of(terms, orbitals), response)
+            return self.forces(fitted, two, norms_of(self.three), tolerance, part, parts)
 
-    def compile_ahead(self, backend, response):
+    def nothing(self):
+        """What `run` returns where no pairs are left."""
+        return tuple(np.zeros((len(part), 3)) for part in self.three.basis.parts)
+
+    def forces(self, fitted, two, norms, tolerance, part, parts):
+        """The forces of a part: Gamma3 of some auxiliary shells, and some rows of Gamma2, if it is not None."""
+        three, backend = self.three, self.three.engine.backend
+        blocks, own = self.pieces(part, parts)
+        forces = forces_of(three, three.engine, blocks, norms)
+        order = aos_of(three.basis, [three.single[n][some, :1] for block in blocks for n, some in block])[0] - three.nao
+        for block in own:
+            first, last = forces.rows[forces.edges[block : block + 2]].tolist()
+            gamma = self.gamma_of_three(fitted, order[first:last])
+            forces.add_three(backend, block, gamma, tolerance, two is not None)
+            del gamma
+        if two is not None:
+            order = self.algebra.send(order)
+            forces.add_two(backend, self.algebra.xp.ascontiguousarray(two[order][:, order]), tolerance, part, parts)
+        found, count = forces.result(), len(three.basis.parts[0])
+        return found[:count], found[count : three.basis.unit]
+
+    def compile_ahead(self, response):
         """Compiles what is missing for the forces."""
         from md4.cpu.warmup import BOUNDS, compile_ahead
 
+        backend = self.three.engine.backend
         if backend.name != "cpu":
-            compile_ahead(BOUNDS)  # for `host_bounds`
+            compile_ahead(BOUNDS)  # for `host_norms`
         part = None if response else "one centre"
         backend.compile_ahead("fitting", self.three.basis, lambda dry: rehearse(self.three, dry, response), part=part)
 
-    def pieces(self):
-        """Lists of single shells, in blocks for which Gamma3 fits into memory, in the order of the rows of `three`."""
+    def pieces(self, part=0, parts=1):
+        """All single shells in blocks of (number of the list, slice), and the numbers of the blocks of a part.
+
+        Gamma3 of each of these fits into memory. All have the shells of the first part first, and so on.
+        """
         three, left = self.three, self.algebra.memory_left()
         row, sizes = 8 * 2 * three.ncol, np.diff(three.basis.ao_loc)
-        most, blocks, used = max(1, int(BLOCK_SHARE * left) // row), [[]], 0
+        most, blocks, own = max(1, int(BLOCK_SHARE * left) // row), [], range(0)
         widest = int(sizes[len(three.basis.parts[0]) : three.basis.unit].max())
         need = widest * row + 8 * (4 * self.fitting.nao**2 + three.ncol)  # as `add_exchange` at most for a function
         if need > left:
@@ -163,52 +168,71 @@ class FittingGradient:
                 f"the gradient of density fitting needs {size_text(need)} for one auxiliary shell, but "
                 f"{size_text(left)} may be used; raise max_memory."
             )
-        for shells in three.single:
-            size, begin = int(sizes[shells[0, 0]]), 0
-            while begin < len(shells):
-                if used and used + size > most:
-                    blocks.append([])
-                    used = 0
-                end = min(len(shells), begin + max(1, (most - used) // size))
-                blocks[-1].append(shells[begin:end])
-                used, begin = used + (end - begin) * size, end
-        return blocks
+        for this in range(parts):
+            before, used = len(blocks), most
+            for n, shells in enumerate(three.single):
+                turn, size = (this + n) % parts, int(sizes[shells[0, 0]])
+                begin, last = (len(shells) * edge // parts for edge in (turn, turn + 1))
+                while begin < last:
+                    if len(blocks) == before or (this == part and used + size > most):
+                        blocks.append([])
+                        used = 0
+                    end = min(last, begin + max(1, (most - used) // size)) if this == part else last
+                    blocks[-1].append((n, slice(begin, end)))
+                    used, begin = used + (end - begin) * size, end
+            own = range(before, len(blocks)) if this == part else own
+        return blocks, own
 
     # c and C
 
     def fitted(self, terms, orbitals, response):
-        """`Fitted` of each of some `Terms`, and what `turned` returns, None if nothing turns or nothing moves."""
-        fitting, algebra, found = self.fitting, self.algebra, []
-        densities = algebra.send(np.ascontiguousarray(terms.densities))
-        for density, given, exchange, of_it in zip(densities, terms.densities, terms.exchange, orbitals):
-            found.append(factors(density, algebra, of_it, abs(given).max()) if exchange else None)
-        size, naux = fitting.size, self.three.naux
-        tri = [0 if f is None else f.rank * (f.rank + 1) // 2 for f in found]
-        need, left = 8 * 2 * naux * (len(tri) + sum(tri)), algebra.memory_left()
-        if need > left:
-            raise MemoryLimitError(
-                f"the gradient of density fitting needs {size_text(need)} for {naux} auxiliary functions and all pairs "
-                f"of occupied orbitals, but {size_text(left)} may be used; raise max_memory."
-            )
-        others = fitting.left_out() if response and size < naux else None
+        """`Fitted` of each of some `Terms`, and Gamma2, None if auxiliary functions do not move."""
+        algebra, densities = self.algebra, self.algebra.send(np.ascontiguousarray(terms.densities))
+        found, size, naux = self.factors(terms, densities, orbitals), self.size, self.three.naux
+        tri = self.numbers_of_pairs([0 if f is None else f.rank for f in found])
+        others = self.left_out() if response and size < naux else None
         rho, of_pairs = algebra.empty((naux, len(tri))), [algebra.empty((naux, count)) for count in tri]
         rho[...] = 0.0
         for first, last, columns in [(0, size, None), *([] if others is None else [(size, naux, others)])]:
             if any(terms.coulomb):
                 rho[first:last] = self.coulomb_sums(densities, columns)
-            self.add_orbital_pairs(found, [this[first:last] for this in of_pairs], columns)
+            sides = [None if f is None else algebra.fetch(f.left) for f in found]
+            self.add_orbital_pairs(sides, [this[first:last] for this in of_pairs], columns)
         turned = None if others is None else self.turned(terms, found, rho, of_pairs, others.metric)
-        c = algebra.xp.ascontiguousarray(fitting.metric.apply_transposed(rho[:size]).T)
+        c = algebra.xp.ascontiguousarray(self.metric.apply_transposed(rho[:size]).T)
         made = []
         for n, (coulomb, exchange) in enumerate(zip(terms.coulomb.tolist(), terms.exchange.tolist())):
             orbital = None
             if found[n] is not None:
-                orbital, of_pairs[n] = fitting.metric.apply_transposed(of_pairs[n][:size]), None
+                orbital, of_pairs[n] = self.metric.apply_transposed(of_pairs[n][:size]), None
             made.append(Fitted(densities[n], coulomb, exchange, found[n], c[n] if coulomb else None, orbital))
-        return made, turned
+        return made, self.gamma_of_two(made, turned) if response else None
 
-    def coulomb_sums(self, densities, columns):
-        """rho_Q of all rows of B, or of `columns` in place of B, shape (n, number of densities)."""
+    def factors(self, terms, densities, orbitals):
+        """`Factors` of the densities with exchange, None for the others."""
+        every = zip(densities, terms.densities, terms.exchange, orbitals)
+        return [factors(one, self.algebra, of_it, abs(given).max()) if k else None for one, given, k, of_it in every]
+
+    def numbers_of_pairs(self, counts, copies=2):
+        """n (n + 1) / 2 of each number of orbitals; MemoryLimitError if that times naux does not fit so many times."""
+        naux, left, tri = self.three.naux, self.algebra.memory_left(), [n * (n + 1) // 2 for n in counts]
+        need = 8 * copies * naux * (len(tri) + sum(tri))
+        if need > left:
+            raise MemoryLimitError(
+                f"the gradient of density fitting needs {size_text(need)} for {naux} auxiliary functions and all pairs "
+                f"of occupied orbitals, but {size_text(left)} may be used; raise max_memory."
+            )
+        return tri
+
+    def left_out(self):
+        """`Columns` of the eigenvectors that are left out; see `DensityFitting.left_out`."""
+        return self.fitting.left_out()
+
+    def coulomb_sums(self, densities, columns, *ranges):
+        """rho_Q of all rows of B, or of `columns` in place of B, shape (n, number of densities).
+
+        Without a table the sums may go over some ranges of columns only.
+        """
         fitting, algebra = self.fitting, self.algebra
         of_columns = algebra.xp.ascontiguousarray(densities.reshape(len(densities), -1)[:, fitting.columns_of])
         of_columns *= fitting.weights
@@ -222,29 +246,31 @@ class FittingGradient:
         columns = columns or fitting.columns
         rho = algebra.empty((self.three.naux, len(densities)))
         rho[...] = 0.0
-        for first, last, chunk in columns.chunks():
+        for first, last, chunk in columns.chunks(*ranges):
             algebra.product(chunk, of_columns[:, first:last].T, rho, add=True)
         return columns.metric.apply(rho)
 
-    def add_orbital_pairs(self, found, out, columns):
-        """Writes (oo'|Q), o >= o', of all rows of B, or of `columns`, for each of some `Factors`."""
-        numbers = [n for n, f in enumerate(found) if f is not None and f.rank]
-        sides = [self.algebra.fetch(found[n].left) for n in numbers]
+    def add_orbital_pairs(self, sides, out, columns, own=slice(None)):
+        """Writes (oo'|Q), o >= o', of all rows of B, or of `columns`, for each L on the host that is not None.
+
+        `own`: the orbitals o for which that is done.
+        """
+        numbers = [n for n, left in enumerate(sides) if left is not None and left.shape[1]]
 
         def take(number, rows, some, _, block):
-            of_rows = out[numbers[number]][rows]
-            for o, of_o in zip(range(sides[number].shape[1])[some], block):
+            of_rows, left = out[numbers[number]][rows], sides[numbers[number]]
+            for o, of_o in zip(range(left.shape[1])[own][some], block):
                 first = o * (o + 1) // 2
                 of_rows[:, first : first + o + 1] = of_o[:, : o + 1]
 
-        transform(self.fitting, [(left, left) for left in sides], take, columns)
+        transform(self.fitting, [(sides[n][:, own], sides[n]) for n in numbers], take, columns)
 
     def turned(self, terms, found, rho, of_pairs, others):
         """The part of Gamma2 by which eigenvectors turn, shape (naux, naux).
 
         `rho` and `of_pairs` have rows of B, and after them those of the `LeftOut` eigenvectors `others`.
         """
-        algebra, size = self.algebra, self.fitting.size
+        algebra, size = self.algebra, self.size
         between = algebra.empty((size, others.size))
         between[...] = 0.0
         for n, (coulomb, exchange) in enumerate(zip(terms.coulomb.tolist(), terms.exchange.tolist())):
@@ -254,7 +280,7 @@ class FittingGradient:
                     of_pairs[n][:size] * self.pair_weights(found[n]), of_pairs[n][size:].T, between, -exchange, add=True
                 )
         between /= others.values[-size:, None] - others.values[:-size]
-        part = self.fitting.metric.apply_transposed(between)
+        part = self.metric.apply_transposed(between)
         made = algebra.product(part, others.vectors, algebra.empty((self.three.naux,) * 2))
         return (made + made.T) / 2
 
@@ -296,8 +322,8 @@ class FittingGradient:
         return algebra.product(turned, vectors.T, algebra.empty((n * nao, nao))).reshape(n, nao, nao)
 
     def gamma_of_two(self, fitted, turned):
-        """Gamma2 in the order of the rows of `three`, shape (naux, naux)."""
-        algebra, naux, order = self.algebra, self.three.naux, self.algebra.send(self.three.auxiliary_order)
+        """Gamma2, shape (naux, naux)."""
+        algebra, naux = self.algebra, self.three.naux
         gamma = algebra.empty((naux, naux))
         gamma[...] = 0.0 if turned is None else turned
         for this in fitted:
@@ -306,45 +332,12 @@ class FittingGradient:
             if this.orbital is not None:
                 weighted = this.orbital * self.pair_weights(this.factors)
                 algebra.product(weighted, this.orbital.T, gamma, 0.5 * this.exchange, add=True)
-        return algebra.xp.ascontiguousarray(gamma[order][:, order])
+        return gamma
 
     def pair_weights(self, f):
         """s_o s_o' of o >= o' of `Factors`, twice where these differ, on the device."""
         left, right = np.tril_indices(f.rank)
         return self.algebra.send(signs(f)[left] * signs(f)[right] * np.where(left == right, 1.0, 2.0))
-
-
-def forces_of(three, engine, singles, rehearsal=False):
-    """What makes the forces of a `ThreeCentre`: lists of pairs and of single shells with their bounds.
-
-    Parameters
-    ----------
-    three : md4.contract.three_centre.ThreeCentre
-    engine : md4.engine.Engine
-        Over its joined basis.
-    singles : list of list of ndarray
-        Blocks of lists of single shells, as of `FittingGradient.pieces`.
-    rehearsal : bool
-        Whether bounds of derivatives mean nothing.
-    """
-    engine, every = engine.with_operator("coulomb"), [*three.pairs, *(piece for block in singles for piece in block)]
-    prepared, bounds = engine.prepare_lists(every, three.basis), schwarz_bounds(engine, every)
-    lists = [Bounded(this, *both) for this, both in zip(prepared, bounds)]
-    rest, of_device = iter(lists[len(three.pairs) :]), ()
-    blocks = [[next(rest) for _ in block] for block in singles]
-    if rehearsal:
-        of_device = ([GradientBounds(this.prepared.pairs, three.basis.centres, *[this.exact] * 2) for this in lists],)
-    elif engine.backend.name != "cpu":
-        of_device = (host_bounds(three.basis, lists, PRIMITIVE_CUTOFF),)
-    return engine.backend.sums.fitting_forces(three.basis, lists[: len(three.pairs)], blocks, *of_device)
-
-
-def rehearse(three, backend, response=True):
-    """Asks a backend that launches nothing for the kernels of the forces of a `ThreeCentre`."""
-    forces = forces_of(three, three.engine.with_backend(backend), [three.single], rehearsal=True)
-    forces.add_three(backend, 0, backend.result((three.naux, three.ncol)), 0.0, response)
-    if response:
-        forces.add_two(backend, backend.result((three.naux, three.naux)), 0.0)
 
 
 def signs(f):
@@ -364,17 +357,3 @@ def orbitals_of(terms, orbitals):
     if orbitals is None or len(orbitals) > count:
         return [None] * count
     return [*[None] * (count - len(orbitals)), *orbitals]
-
-
-def undivided(fitting, ranks, max_memory, cutoff):
-    """`fitting`, or a `DensityFitting` on the CPU, without a table, where several workers share it; collective.
-
-    So it is for a GPU that makes no forces. `max_memory` and `cutoff` are those of `fitting`; the cap of a GPU is none
-    of the host.
-    """
-    if type(fitting) is DensityFitting and fitting.engine.backend.sums.makes_forces:
-        return fitting
-    on_cpu = fitting.engine.backend.name == "cpu"
-    _, cap = shared_devices("cpu", None, max_memory if on_cpu else None, None, ranks)
-    bases, operator = fitting.three.basis.parts, fitting.engine.operator
-    return DensityFitting(*bases, operator, "cpu", max_memory=cap, store="direct", cutoff=cutoff)

@@ -191,13 +191,13 @@ class FittingTeam:
     def _real(self, dm, with_j, with_k, orbitals):
         """J and K of real matrices, shape (n, nao, nao)."""
         if self.store != "direct":
-            return self._sum(self._all(lambda share: share.partial(dm, with_j, with_k, orbitals)))
+            return self.summed(lambda share: share.partial(dm, with_j, with_k, orbitals))
         # All workers must have parts of the same factors.
         exchange = self.ranks.first(lambda: self.shares[0].all_factors(dm, orbitals)) if with_k else None
         begun = self._all(lambda share: share.first_passes(dm, with_j, with_k, exchange))
         builds = dict(zip(self.shares, (build for build, _ in begun)))
         (rho,) = self._sum([(rho,) for _, rho in begun])
-        return self._sum(self._all(lambda share: share.second_pass(builds[share], rho, with_j, with_k)))
+        return self.summed(lambda share: share.second_pass(builds[share], rho, with_j, with_k))
 
     def _all(self, work):
         """`_each`; if it fails on one rank, it fails on all."""
@@ -212,6 +212,10 @@ class FittingTeam:
                 np.add(total[n], other[n], out=total[n])
         self.ranks.sum([total[n] for n in made])
         return total
+
+    def summed(self, work):
+        """The sums of what work(share) returns for all workers, lists of arrays on the host, or None."""
+        return self._sum(self._all(work))
 
     @locked
     def rows(self, first, last):

@@ -64,8 +64,8 @@ class JK(Gradients):
     progress : bool, optional
         Whether to show a progress bar. By default there is one on a terminal if the work takes long.
     devices : 'all', int or list of int, optional
-        GPUs that share each build, by their numbers. The default is the current one, or under MPI one for each rank.
-        `max_memory` is that of each device.
+        GPUs that share each build and each gradient, by their numbers. The default is the current one, or under MPI one
+        for each rank. `max_memory` is that of each device.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator whose ranks share each build. All ranks call the same methods with the same arguments, and get the
         same J and K. The densities are those of rank 0. See the page "Several GPUs and nodes".
@@ -165,7 +165,7 @@ class JK(Gradients):
 
     def _forget_lists(self):
         """Drops the pair lists, their H matrices, and memory that is kept."""
-        self._kept, self._forces = np.empty((0, 0, 0)), None
+        self._kept = np.empty((0, 0, 0))
         if hasattr(self, "team"):
             self.team.forget()
 

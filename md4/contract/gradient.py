@@ -30,7 +30,6 @@ from md4.shells.schwarz import GradientBounds
 from md4.shells.shell_pairs import shell_pairs
 from md4.support.arguments import as_list, checked_real, shown
 from md4.support.locks import locked
-from md4.support.progress import Progress
 from md4.support.types import Densities, HostArray, JKPair
 
 # Relative to the largest element of a density: a larger difference to its transpose is no rounding error.
@@ -155,11 +154,16 @@ def host_bounds(basis, lists, cutoff):
     cutoff : float
         Of primitive pairs; see `md4.shells.shell_pairs.shell_pairs`.
     """
+    norms = host_norms(basis, [this.prepared.pairs.pairs for this in lists], cutoff)
+    return [GradientBounds(this.prepared.pairs, basis.centres, this.exact, of_it) for this, of_it in zip(lists, norms)]
+
+
+def host_norms(basis, lists, cutoff):
+    """`md4.cpu.forces.largest_norms` of the derivatives of lists of shell pairs, ndarrays (npair, 2); see above."""
     backend, found = CpuBackend(as_operator("coulomb")), []
-    for this in lists:
-        pairs = shell_pairs(basis, this.prepared.pairs.pairs, cutoff=cutoff)
-        norms = largest_norms(backend, pairs.derived(OF_A if pairs.single else OF_A + OF_B))
-        found.append(GradientBounds(this.prepared.pairs, basis.centres, this.exact, norms))
+    for these in lists:
+        pairs = shell_pairs(basis, these, cutoff=cutoff)
+        found.append(largest_norms(backend, pairs.derived(OF_A if pairs.single else OF_A + OF_B)))
     return found
 
 
@@ -188,7 +192,7 @@ class Gradients:
     mol: Any
     _given: Any  # the molecule or the `Basis`
     _ends: npt.NDArray[np.int64]  # where the AOs of each atom end, or of each shell of a `Basis`
-    _forces: Any  # what gradients need of the lists
+    team: Any
     _unlisted: npt.NDArray[np.float64]  # bounds of what is in no list
     _host: Any  # the JK on the CPU that makes derivatives of J and K for one on a GPU
     _primitives: Any  # what `_on_primitives` has made
@@ -208,7 +212,7 @@ class Gradients:
         The energy is ``coulomb``/2 D.J[D] - ``exchange``/4 D.K[D] of the density D of a closed shell, and
         ``coulomb``/2 D.J[D] - ``exchange``/2 (Da.K[Da] + Db.K[Db]), D = Da + Db, of those of two spins. Densities stay
         as they are, so the gradient of a whole energy has other terms besides (`md4.attach` gives that of PySCF's).
-        No derivative of an integral is formed; see the page "Theory". Of several GPUs the first one makes it.
+        No derivative of an integral is formed; see the page "Theory". Several devices and ranks each make a part.
 
         Parameters
         ----------
@@ -343,31 +347,39 @@ class Gradients:
         return [this.reshape(-1, *this.shape[-2:]) for this in found]
 
     def _forces_of_lists(self, tolerance):
-        """What gradients need of the lists, which are made if they are missing, or too coarse for the tolerance."""
+        """What gradients need of the lists of the first worker.
+
+        That of all workers is made if it is missing, and lists if they are missing, or too coarse for the tolerance.
+        """
         self._refine(tolerance)
         self._make_lists()
-        if self._forces is None:
+        workers = self.team.workers
+        if workers[0].forces is None:
             backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
             self._unlisted = unlisted(basis, self.lists, PRIMITIVE_SHARE * finest)
             given = () if backend.name == "cpu" else (host_bounds(basis, self.lists, PRIMITIVE_SHARE * finest),)
-            self._forces = backend.sums.forces(basis, self.lists, *given)  # last: an interrupt may come before
-        return self._forces
+            made = self.team.each(lambda worker: worker.backend.sums.forces(basis, worker.lists, *given))
+            for worker, forces in reversed([*zip(workers, made)]):  # the first one, which is asked, is the last
+                worker.forces = forces
+        return workers[0].forces
 
     def _compile_ahead(self, operator, terms, tolerance):
         """Compiles what is missing for a gradient, on the first rank of each node before the others."""
         from md4.cpu.warmup import BOUNDS, compile_ahead
 
-        backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
+        basis, finest = self._frame.basis, self._finest * self._frame.sharpening
+        part = None if terms[2].any() else "J alone"
 
         def work(backend):
             rehearse_forces(backend, basis, finest, terms, tolerance)
 
         def compile_all():
-            with self.engine.lock:
-                if backend.name != "cpu":
-                    compile_ahead(BOUNDS, self.progress)  # for `host_bounds`
-                part = None if terms[2].any() else "J alone"
-                backend.with_operator(operator).compile_ahead("forces", basis, work, self.progress, part)
+            if self.engine.backend.name != "cpu":
+                compile_ahead(BOUNDS, self.progress)  # for `host_bounds`
+            for worker in self.team.workers:
+                with worker.engine.lock:
+                    backend = worker.backend.with_operator(operator)
+                    backend.compile_ahead("forces", basis, work, self.progress, part)
 
         self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
 
@@ -430,21 +442,14 @@ class Gradients:
             gradient = np.zeros((len(self._ends), 3))
             np.add.at(gradient, atoms, found)
             return gradient, stats
-        start, stats, share = time.perf_counter(), Statistics(), (self.ranks.rank, self.ranks.size)
+        start, stats = time.perf_counter(), Statistics()
         self._compile_ahead(operator, (densities, *factors), tolerance)
         with self.engine.lock:
-            backend, forces = self.engine.backend, self._forces_of_lists(tolerance)
-            with Progress(
-                forces.seconds() / share[1], enabled=self.progress if share[0] == 0 else False, label="Forces"
-            ) as bar:
-                terms = self._frame.densities(densities), *factors
-                found, stats.computed, left_out = forces.run(
-                    backend.with_operator(operator), *terms, tolerance, *share, bar.report
-                )
+            forces, terms = self._forces_of_lists(tolerance), (self._frame.densities(densities), *factors)
+            total = self.team.forces(operator, terms, tolerance, self.progress)
             more = unlisted_bound(self._frame.basis, self.lists, forces.bounds, self._unlisted, *terms)
-        total = [found, np.array([float(stats.computed), *left_out])]
         self.ranks.sum(total)
-        found, (computed, left, squares) = total
+        found, (computed, left, squares), stats.busy = total[0], total[1], tuple(total[2].tolist())
         # J alone is made of one density after the other
         pairs, passes = sum(map(len, self.lists)), min(1 if factors[1].any() else len(densities), len(densities))
         stats.computed = stats.wanted = int(computed)

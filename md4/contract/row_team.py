@@ -7,7 +7,7 @@ their number of integrals is known, so the same devices add up the same numbers 
 from copy import copy
 
 from md4.contract.pair_rows import PairRows
-from md4.support.threads import run_each
+from md4.support.threads import Standing, run_each
 
 
 def divided(pieces, costs, count):
@@ -38,7 +38,7 @@ class RowTeam:
 
     def __init__(self, engines):
         self.engines, self.algebras = engines, [engine.backend.algebra() for engine in engines]
-        self.engine, self.algebra, self._rows = engines[0], self.algebras[0], []
+        self.engine, self.algebra, self._rows, self._threads = engines[0], self.algebras[0], [], Standing()
 
     @property
     def rows(self):
@@ -52,14 +52,17 @@ class RowTeam:
         return self._rows
 
     def each(self, work, count=None, stop=lambda: None):
-        """[work(n) for the first `count` devices n, or for all], each in a thread that holds the lock of its engine."""
+        """[work(n) for the first `count` devices n, or for all].
+
+        Each is done in a thread of the device, always the same, that holds the lock of its engine.
+        """
         results = [None] * (len(self.engines) if count is None else count)
 
         def one(n):
             with self.engines[n].lock, self.algebras[n].working():
                 results[n] = work(n)
 
-        run_each(len(results), one, stop)
+        run_each(len(results), one, stop, self._threads.start)
         return results
 
     def memory_left(self):

@@ -28,6 +28,7 @@ contains the rounding error that T_ab allows it, so that cancellation in (ab|ab)
 """
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from math import hypot, isqrt, sqrt
 
 import numpy as np
@@ -114,6 +115,7 @@ class Statistics:
         for name in ("computed", "skipped", "wanted", "seconds", "error_bound"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.error_estimate = hypot(self.error_estimate, other.error_estimate)
+        self.busy = tuple(map(sum, zip_longest(self.busy, other.busy, fillvalue=0.0)))
 
 
 def schwarz_bounds(engine, lists, cutoff=PRIMITIVE_CUTOFF):

@@ -1,9 +1,10 @@
-"""Who builds J and K: the workers of this process, one for each device, and the processes beside it.
+"""Who builds J and K, and forces: the workers of this process, one for each device, and the processes beside it.
 
 Every worker makes sums X and Y of the tasks that are its own (`md4.contract.work`). They are added up by NCCL, through
 CuPy, if they are large and each worker has a GPU of its own; else on the host, and then over the processes.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from time import perf_counter
@@ -85,6 +86,10 @@ def shared_engines(basis, operator, backend, stream, max_memory, devices, ranks,
     """The engines of a rank, one a device of `shared_devices`."""
     numbers, max_memory = shared_devices(backend, stream, max_memory, devices, ranks, gather)
     return [Engine(basis, None, operator, backend, stream, max_memory, device) for device in numbers]
+
+
+class Stopped(Exception):
+    """Another worker has failed."""
 
 
 class Team:
@@ -289,6 +294,48 @@ class Team:
         start = perf_counter()
         total = self.total_of(parts, by_nccl)
         return total, Statistics(sum(computed), 0, sum(wanted), busy=busy, sums=perf_counter() - start)
+
+    def forces(self, operator, terms, tolerance, progress):
+        """What the workers of this process, which have their `forces`, make of a gradient.
+
+        Parameters
+        ----------
+        operator : md4.method.operators.Operator
+        terms, tolerance
+            As of `md4.cpu.forces.HostForces.run`.
+        progress : bool or None
+            As in `run`.
+
+        Returns
+        -------
+        gradient : ndarray, shape (nshell, 3)
+            What the workers have made, added up in their order, so that the bits are the same in each run.
+        counts : ndarray, shape (3,)
+            Quartets, and the sums over those that were left out.
+        busy : ndarray, shape (size,)
+            Seconds of each worker, 0 of those of other processes.
+        """
+        workers, stopped, busy = self.workers, [], np.zeros(self.size)
+        total = workers[0].forces.seconds() * len(workers) / self.size
+        with Progress(total, enabled=progress if self.ranks.rank == 0 else False, label="Forces") as bar:
+
+            def report(seconds):
+                if stopped:
+                    raise Stopped
+                bar.update(seconds)
+
+            def work(worker):
+                start, backend = perf_counter(), worker.backend.with_operator(operator)
+                told = report if len(workers) > 1 else bar.report
+                with suppress(Stopped):
+                    found, quartets, left_out = worker.forces.run(
+                        backend, *terms, tolerance, worker.number, self.size, told
+                    )
+                    busy[worker.number] = perf_counter() - start
+                    return found, np.array([float(quartets), *left_out])
+
+            parts = self.each(work, lambda: stopped.append(True))
+        return [*map(sum, zip(*parts)), busy]
 
     def checksum(self, build, tasks):
         """A number that differs, in all likelihood, if two processes have not the same tasks, survivors and lists."""

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from md4 import gpu
-from md4.contract.fitting_gradient import rehearse
+from md4.contract.fitting_lists import rehearse
 from md4.contract.frame import Frame
 from md4.contract.gradient import rehearse_forces
 from md4.contract.pair_rows import PairRows

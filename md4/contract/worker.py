@@ -74,12 +74,14 @@ class Worker:
     lists : list of md4.contract.screening.PairList
     store : md4.contract.workspace.HermiteStore
         Keeps the H matrices of the lists from one build to the next.
+    forces
+        What makes the derivatives of the lists (`Sums.forces`), if it is there.
     group
         What it has joined by `Backend.join`, if it has.
     """
 
     def __init__(self, engine):
-        self.engine, self.number, self.lists, self.group = engine, 0, [], None
+        self.engine, self.number, self.lists, self.forces, self.group = engine, 0, [], None, None
 
     @property
     def backend(self):
@@ -95,11 +97,11 @@ class Worker:
         return int(HERMITE_SHARE * self.backend.memory_left()) // (4 * self.backend.forms)
 
     def forget(self):
-        """Drops pair lists and H matrices."""
+        """Drops pair lists, H matrices and what forces need."""
         if "store" in self.__dict__:
             self.store.clear()
             del self.store
-        self.lists = []
+        self.lists, self.forces = [], None
 
     def check_memory(self, build):
         """MemoryLimitError if densities, J, K and least workspace do not fit; kept H matrices are dropped first."""

@@ -89,7 +89,8 @@ class DeviceAlgebra:
 
         self.cublas, self.handle_of_cublas = cublas, device.get_cublas_handle
         self.backend, self.context = backend, backend.context
-        self.stream = self.xp.cuda.Stream.from_external(Handle(self.context.stream))
+        with self.context.lock:  # the device that is current is that of the stream for CuPy
+            self.stream = self.xp.cuda.Stream.from_external(Handle(self.context.stream))
         self.copies, self.put, self.staging = None, None, Staging(self.xp, self.context.pool)
 
     @contextmanager

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from md4.contract.fitting_gradient import FittingGradient, undivided
+from md4.contract.fitting_force_team import gradient_of
 from md4.contract.gradient import FACTOR
 from md4.pyscf import effective_omega
 from md4.pyscf.classes import Restorable, in_front
@@ -199,7 +199,7 @@ class MD4FittedForces(MD4Forces):
         )  # fmt: skip
 
     def _md4_two_electrons(self, mol, dm):
-        """Made by the backend of the `md4.DF`; if several workers share it, by the CPUs of all ranks."""
+        """Made by the backend and the devices of the `md4.DF`, or by CPUs for a GPU that makes no forces."""
         from pyscf.lib import logger
 
         mf, parts, start = self.base, self._md4_parts(), time.perf_counter()
@@ -216,17 +216,14 @@ class MD4FittedForces(MD4Forces):
         matrices = ranks.broadcast(np.array(checked_array("the density matrices", dm)))
         orbitals = tagged_orbitals(dm, 1 if matrices.ndim == 2 else len(matrices))
         tolerance, forces = FACTOR * self.base.direct_scf_tol, np.zeros((mol.natm, 3))
-        options, name = [fit._md4.options[name] for name in ("max_memory", "cutoff")], "none"
+        name = "none"
         for coulomb, exchange, omega in parts:
-            made = undivided(fit._md4_fitting(omega), ranks, *options)
-            name = made.engine.backend.name
-            found = FittingGradient(made).run(
-                matrices, coulomb, exchange, orbitals, self.auxbasis_response, tolerance, ranks.rank, ranks.size
-            )
-            for this, of_shells, basis in zip((mol, fit.auxmol), found, made.three.basis.parts):
+            made = gradient_of(fit._md4_fitting(omega), ranks, fit._md4.options["cutoff"])
+            name = made.fitting.engine.backend.name
+            found = made.run(matrices, coulomb, exchange, orbitals, self.auxbasis_response, tolerance)
+            for this, of_shells, basis in zip((mol, fit.auxmol), found, made.fitting.three.basis.parts):
                 ends = this.aoslice_by_atom()[:, 3]
                 np.add.at(forces, np.searchsorted(ends, basis.ao_loc[:-1], side="right"), of_shells)
-        ranks.sum([forces])
         return forces, name
 
 

@@ -348,7 +348,7 @@ def attach(
     stream : optional
         CUDA stream to work on; see `md4.Engine`.
     devices : 'all', int or list of int, optional
-        GPUs that share each build, and MO integrals; see `md4.JK`.
+        GPUs that share each build, forces and MO integrals; see `md4.JK`.
     comm : mpi4py.MPI.Intracomm, optional
         Communicator whose ranks share each build; see `md4.JK`. Every rank runs the same script. Guess, orbitals,
         energies and gradients are those of rank 0, which alone writes `mf.chkfile`; on the other ranks it is None.

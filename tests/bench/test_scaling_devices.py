@@ -68,6 +68,27 @@ def test_two_ranks(tmp_path):
     assert len({row["quartets"] for row in rows if row["matrices"] == "J, K"}) == 1
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("work, name", [("--forces", "forces"), ("--mp2", "MP2")])
+def test_forces_and_mp2(tmp_path, work, name):
+    path = tmp_path / "rows.csv"
+    run(work, "--systems", "water/sto-3g", "--counts", "1", "--csv", path, "--repeats", "1", "--warm", "1")
+    with path.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["matrices"], float(row["difference"]), float(row["efficiency"])) == (name, 0.0, 1.0)
+    assert (row["uneven"] == "nan") == (name == "MP2")
+
+
+def test_what_is_measured_by_default():
+    for work, systems in scaling_devices.SYSTEMS.items():
+        args = scaling_devices.parsed([] if work == "builds" else [f"--{work}"])
+        assert (args.work, args.systems) == (work, systems)
+        for system in systems:
+            System.parse(system)
+    with pytest.raises(SystemExit):
+        scaling_devices.parsed(["--mp2", "--weak", "water/sto-3g"])
+
+
 def test_waters_that_grow_with_the_devices():
     assert [scaling_devices.grown(System.parse("27waters/sto-3g"), n).waters for n in (1, 2, 4, 8)] == [27, 38, 54, 76]
     with pytest.raises(SystemExit, match="takes waters"):

@@ -125,19 +125,22 @@ def test_memory(contracted):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_several_devices(contracted, count):
-    (first, *beside), t = engines(contracted, count), random_amplitudes(contracted.nao, 3)
+def test_several_devices(backend, contracted, count):
+    (first, *beside), t = engines(contracted, count, backend), random_amplitudes(contracted.nao, 3)
     want = contracted_by(first, t)
     with divided(count):
         found = contracted_by(first, t, beside)
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-13 * abs(want).max())
 
 
-def test_emulated_gpu(monkeypatch):
+@pytest.mark.sample("2")
+@pytest.mark.parametrize("count", [1, 2])
+def test_emulated_gpu(count, monkeypatch):
     monkeypatch.setattr(amplitudes, "COPIED_BYTES", 1)
     basis = Basis([Shell(l, [1.1, 0.3], [[0.6], [0.5]], CENTRES[n]) for l, n in ((0, 0), (1, 1))])
     t = random_amplitudes(basis.nao, 2)
     want = by_numpy(md4.Engine(basis, backend="cpu"), t)
-    with running("dmma16"), cupy():
-        found = contracted_by(md4.Engine(basis, backend="cuda"), t)
+    with running("dmma16", devices=count), cupy():
+        first, *beside = engines(basis, count, "cuda")
+        found = contracted_by(first, t, beside)
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)

@@ -11,7 +11,9 @@ from pyscf import df
 import md4
 from md4.contract import fitting_gradient
 from md4.contract.density_fitting import DensityFitting
-from md4.contract.fitting_gradient import FittingGradient, forces_of, undivided
+from md4.contract.fitting_force_team import gradient_of
+from md4.contract.fitting_gradient import FittingGradient
+from md4.contract.fitting_lists import forces_of
 from md4.contract.metric import LeftOut
 from md4.contract.ranks import Alone
 from md4.cpu.algebra import HostAlgebra
@@ -191,9 +193,9 @@ def assert_same(found, want):
 def test_blocks_of_auxiliary_shells(case, monkeypatch):
     mol, auxmol, dm, want = case
     made = FittingGradient(fitting(mol, auxmol))
-    assert len(made.pieces()) == 1
+    assert len(made.pieces()[0]) == 1
     monkeypatch.setattr("md4.contract.fitting_gradient.BLOCK_SHARE", 1e-9)
-    assert len(made.pieces()) == auxmol.nbas  # one shell a block
+    assert len(made.pieces()[0]) == auxmol.nbas  # one shell a block
     assert_same(made.run(dm, 1.0, 0.7), want)
 
 
@@ -279,7 +281,7 @@ def test_a_gpu_that_makes_no_forces():
     for unit, backend, store in (("fma", "cpu", "direct"), ("dmma8", "cuda", "device")):
         with running(unit), cupy():
             made = fitting(mol, auxmol, backend="cuda")
-            found = undivided(made, Alone(), None, 0.0)
+            found = gradient_of(made, Alone(), 0.0).fitting
             assert (found is made) == (backend == "cuda")
             assert (found.engine.backend.name, found.store) == (backend, store)
 

@@ -118,10 +118,10 @@ def test_least_memory(contracted):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_several_devices(contracted, count, monkeypatch):
+def test_several_devices(backend, contracted, count, monkeypatch):
     """Each makes rows P, and then (pq|rs) of some pairs pq; the numbers are those of one."""
     p, q, r = sets(contracted.nao, 4, 3, 5)
-    (first, *beside), sides = engines(contracted, count), (Side(p, q), Side(r, r, compact=True))
+    (first, *beside), sides = engines(contracted, count, backend), (Side(p, q), Side(r, r, compact=True))
     want, put, blocks = integrals(first, *sides), FourIndex._put, {}
 
     def watched(four, begin, table, cuts, *args):
@@ -149,17 +149,16 @@ def test_an_error_of_one_device(contracted, monkeypatch):
         four.integrals(put)
 
 
-@pytest.mark.sample("device", "host")
+@pytest.mark.sample("device", "two")
 @pytest.mark.parametrize("share, count", [(0.4, 1), (0.0, 1), (0.4, 2)], ids=["device", "host", "two"])
 def test_emulated_gpu(share, count, monkeypatch):
-    """With (pq|P) on the emulated device, in memory of the host, and there by two engines one after the other."""
-    monkeypatch.setattr("md4.contract.row_team.run_each", lambda count, work, stop: [*map(work, range(count))])
+    """With (pq|P) on the emulated device, in memory of the host, and there by two devices."""
     basis = Basis([Shell(l, [1.1, 0.3], [[0.6], [0.5]], CENTRES[n]) for l, n in ((0, 0), (1, 1))])
     p, q, r = sets(basis.nao, 2, 1, 3)
     sides = Side(p, q), Side(r, r, compact=True)
     want = integrals(md4.Engine(basis, backend="cpu"), *sides)
     monkeypatch.setattr(four_index, "DEVICE_SHARE", share)
-    with running("dmma16"), cupy():
-        gpu, *beside = [md4.Engine(basis, backend="cuda") for _ in range(count)]
+    with running("dmma16", devices=count), cupy():
+        gpu, *beside = engines(basis, count, "cuda")
         found = integrals(gpu, *sides, beside=beside)
     np.testing.assert_allclose(found, want, rtol=0, atol=1e-12)

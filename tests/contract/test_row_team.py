@@ -2,10 +2,12 @@
 
 import gc
 import weakref
-from threading import Thread
+from threading import Thread, local
 
 import numpy as np
 import pytest
+from emulator import running
+from emulator.array_library import cupy
 from hypothesis import given
 from hypothesis import strategies as st
 from molecules import HYDROGEN_FLUORIDE, molecule
@@ -45,6 +47,25 @@ def test_the_same_shell_pairs(team):
 def test_the_least_memory_counts(team):
     team.engines[1].backend.memory.cap = 1e6
     assert team.memory_left() == team.algebras[1].memory_left() < team.algebra.memory_left()
+
+
+def test_each_device_has_a_thread(team):
+    """It stays: CuPy keeps handles for each thread, which take long to make."""
+    own = local()
+    own.calls = [0]
+    for count in range(1, 5):
+        for calls in team.each(lambda n: vars(own).setdefault("calls", [n])):
+            calls.append(count)
+    assert team.each(lambda n: own.calls) == [[n, 1, 2, 3, 4] for n in range(3)]
+
+
+def test_handles_of_cublas():
+    """The emulated devices have one each for all passes."""
+    with running("fma", devices=2), cupy() as library:
+        team = RowTeam(engines(Basis.from_mol(molecule("He 0 0 0; He 0 0 1", "sto-3g")), 2, "cuda"))
+        for _ in range(3):
+            OneIndexOfEachSide(team, np.eye(2), 1)
+        assert sorted(library.handles) == [0, 1]
 
 
 def test_shares(team):

@@ -144,10 +144,10 @@ def test_pairs_of_one_side(backend, share, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_several_devices(count, monkeypatch):
+def test_several_devices(backend, count, monkeypatch):
     """The numbers of one, also where X goes to the first device in short parts."""
     monkeypatch.setattr("md4.contract.transform.SUM_BYTES", 50_000)
-    first, *beside = engines(Basis.from_mol(molecule(HYDROGEN_FLUORIDE, joined("cc-pvdz", "HF"))), count)
+    first, *beside = engines(Basis.from_mol(molecule(HYDROGEN_FLUORIDE, joined("cc-pvdz", "HF"))), count, backend)
     every, pairs = orbitals(19, 19), np.array([[0, 0], [2, 1]])
     parts, of_pairs = (every[:, :3], every[:, 3:], every[:, 1:5]), (every[:, :3], pairs, every[:, :4], every[:, 4:])
     want = integrals(first, *parts), of_one_side(first, *of_pairs)
@@ -167,18 +167,17 @@ def test_little_memory_of_one_device():
         integrals(first, np.eye(19), np.eye(19), np.eye(19), beside=beside)
 
 
-@pytest.mark.sample("dmma16-1", "fma-1")
-@pytest.mark.parametrize("unit, count", [("dmma16", 1), ("dmma16", 2), ("dmma8", 1), ("fma", 1)])
-def test_emulated_gpu(unit, count, monkeypatch):
-    """The whole way on the emulated device, with a stand-in for CuPy, also by engines of their own one by one."""
-    monkeypatch.setattr("md4.contract.row_team.run_each", lambda count, work, stop: [*map(work, range(count))])
+@pytest.mark.sample("dmma16-1", "fma-2")
+@pytest.mark.parametrize("unit, count", [("dmma16", 1), ("dmma16", 2), ("dmma8", 1), ("fma", 1), ("fma", 2)])
+def test_emulated_gpu(unit, count):
+    """The whole way on the emulated device, or on two, with a stand-in for CuPy."""
     basis = Basis([Shell(l, [1.1, 0.3], [[0.6], [0.5]], CENTRES[n]) for l, n in ((0, 0), (1, 1))])
     every = orbitals(basis.nao, basis.nao)
     parts = every[:, :2], every[:, 2:], every[:, 1:3]
     cpu, of_pairs = md4.Engine(basis, backend="cpu"), (parts[0], np.array([[1, 0], [1, 1]]), parts[1], parts[2])
     want = integrals(cpu, *parts), of_one_side(cpu, *of_pairs)
-    with running(unit) as machine, cupy():
-        gpu, *beside = [md4.Engine(basis, backend="cuda") for _ in range(count)]
+    with running(unit, devices=count) as machine, cupy():
+        gpu, *beside = engines(basis, count, "cuda")
         found = integrals(gpu, *parts, beside=beside), of_one_side(gpu, *of_pairs, beside=beside)
     for one, other in zip(found, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)

@@ -1,6 +1,7 @@
 """Division of work: every quartet is computed once, whoever does it, and predicted times are shared fairly."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from md4.contract.work import EACH, FIXED_SHARE, SHORTEST, TASKS, Dealer, Task, divide, make_tasks
-from md4.plan import part_of
+from md4.plan import own_ranges, part_of
 
 times = st.lists(st.floats(0, 10), min_size=1, max_size=60)
 team_sizes = st.integers(1, 40)
@@ -99,3 +100,17 @@ def test_tasks_come_one_by_one():
     dealer = Dealer(3, 1.0)
     one = [Task(n, 0, 1, seconds) for n, seconds in enumerate([0.5, 0.25, 0.125, 0.125, 5.0, 0.125])]
     assert [track for task in one for track, _ in dealer.deal([task])] == [0, 1, 2, 2, 0, 1]
+
+
+@given(count=st.integers(0, 300), parts=st.integers(1, 9))
+def test_ranges_of_parts(count, parts):
+    """Each item belongs to one part. If work falls along the items, all parts have about as much."""
+    found = [own_ranges(count, part, parts) for part in range(parts)]
+    items = [[n for own in ranges for n in range(count)[own]] for ranges in found]
+    assert sorted(n for own in items for n in own) == list(range(count))
+    assert all(own == sorted(own) for own in items)
+    for ranges in found:
+        assert all(one.stop < other.start for one, other in pairwise(ranges))
+        assert all(own.start < own.stop for own in ranges)
+    work = [sum(count - n for n in own) for own in items]
+    assert max(work) - min(work) <= 4 * count  # of neighbouring slices, whose lengths differ by one

@@ -2,18 +2,24 @@
 
 Arrays lie in memory of the current allocator, as those of CuPy do, with a pointer and a stream-ordered `get` and `set`.
 Everything is done at once, but copies of another stream than md4's only when they are waited for. Functions that md4
-does not call are missing, so that a call of one is an error.
+does not call are missing, so that a call of one is an error. So is the use of a stream, an event or an array while
+another device than theirs is current.
 """
 
 import ctypes
 import sys
 from contextlib import contextmanager, nullcontext
+from itertools import count
 from math import prod
+from threading import local
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 from scipy.linalg import blas
+
+from emulator.host import STREAMS
+from md4.gpu import context
 
 # Functions that CuPy has under the same names, with the same parameters.
 SAME = (
@@ -33,6 +39,18 @@ def plain(value):
 
 def ours(value):
     return value.view(Array) if isinstance(value, np.ndarray) else value
+
+
+def current():
+    """Number of the thread's current device."""
+    return context.current_device()
+
+
+def check_device(value):
+    """DeviceFault for an array of another device than the current one, or a list with one."""
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, Array) and item.size:
+            context.cuda.devices.check(item.ctypes.data)
 
 
 class Array(np.ndarray):
@@ -70,22 +88,30 @@ class Stream:
     """A stream. What is copied on one of CuPy's own is done when somebody waits for it, the latest moment there is."""
 
     known: ClassVar[dict] = {}
+    numbers = count()
 
     def __init__(self, non_blocking=False):
-        self.behind, self.work, self.ptr = non_blocking, [], len(self.known)
+        self.behind, self.work, self.ptr, self.device = non_blocking, [], next(self.numbers), current()
         self.known[self.ptr] = self
 
+    def check(self):
+        assert self.device == current(), f"a stream of device {self.device}, but {current()} is current"
+
     def do(self, task):
+        self.check()
         self.work.append(task)
         if not self.behind:
             self.synchronize()
 
     @classmethod
     def from_external(cls, other):
-        assert other.__cuda_stream__() == (0, 0)
+        version, handle = other.__cuda_stream__()
+        assert version == 0
+        assert handle % STREAMS == 0
         return cls()
 
     def __enter__(self):
+        self.check()
         return self
 
     def __exit__(self, *error):
@@ -108,10 +134,11 @@ class Event:
     """A mark in a stream."""
 
     def __init__(self, disable_timing=False):
-        self.stream = None
+        self.stream, self.device = None, current()
 
     def record(self, stream):
         assert isinstance(stream, Stream)
+        assert self.device == stream.device
         self.stream = stream
 
     @property
@@ -123,13 +150,19 @@ class Event:
 
 
 class Library:
-    """The modules of CuPy that `md4.gpu.algebra` imports."""
+    """The modules of CuPy that `md4.gpu.algebra` imports.
+
+    Attributes
+    ----------
+    handles : list of int
+        Of cuBLAS that were made, by their devices.
+    """
 
     def __init__(self):
-        self.allocator, self.idle_pinned = None, 0
+        self.own, self.idle_pinned, self.handles = local(), 0, []
         runtime = SimpleNamespace(memcpyDeviceToHost=2, memcpy2DAsync=self.copy_2d, CUDARuntimeError=RuntimeError)
         device = ModuleType("cupy.cuda.device")
-        device.get_cublas_handle = lambda: 0
+        device.get_cublas_handle = self.handle
         cublas = ModuleType("cupy.cuda.cublas")
         cublas.dtrsm, cublas.dgemm, cublas.dgemv = self.dtrsm, self.dgemm, self.dgemv
         for n, name in enumerate(("SIDE_LEFT", "SIDE_RIGHT", "OP_N", "OP_T", "DIAG_NON_UNIT", "FILL_MODE_UPPER")):
@@ -138,7 +171,7 @@ class Library:
         cuda = ModuleType("cupy.cuda")
         vars(cuda).update(
             runtime=runtime, device=device, cublas=cublas, cusolver=None, Stream=Stream,
-            Event=Event, Device=lambda number: nullcontext(), using_allocator=self.using_allocator,
+            Event=Event, Device=lambda number: context.cuda.gpus[number], using_allocator=self.using_allocator,
             PinnedMemory=self.pinned, alloc_pinned_memory=self.pinned,
             PinnedMemoryPointer=lambda memory, offset: memory,
             MemoryPointer=lambda memory, offset: memory,
@@ -161,6 +194,7 @@ class Library:
 
         def call(*args, **options):
             for arg in (*args, *options.values()):
+                check_device(arg)
                 on_host = isinstance(arg, np.ndarray) and not isinstance(arg, Array)
                 assert not on_host, f"{function.__name__} of an array of the host"
             found = function(*(plain(arg) for arg in args), **{key: plain(arg) for key, arg in options.items()})
@@ -180,16 +214,17 @@ class Library:
 
     @contextmanager
     def using_allocator(self, allocator):
-        before, self.allocator = self.allocator, allocator
+        before = getattr(self.own, "allocator", None)
+        self.own.allocator = allocator
         try:
             yield
         finally:
-            self.allocator = before
+            self.own.allocator = before
 
     def empty(self, shape):
-        assert self.allocator is not None, "memory that md4 does not count"
+        assert getattr(self.own, "allocator", None) is not None, "memory that md4 does not count"
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        memory = self.allocator(8 * prod(shape))
+        memory = self.own.allocator(8 * prod(shape))
         held = (ctypes.c_char * (8 * prod(shape))).from_address(memory.pointer)
         found = np.frombuffer(held, float).reshape(shape).view(Array)
         held.memory = memory  # as long as an array refers to it
@@ -238,8 +273,23 @@ class Library:
 
     # algebra
 
+    def handle(self):
+        """That of cuBLAS, which CuPy makes for each thread and device, and which takes long."""
+        made = vars(self.own).setdefault("handles", set())
+        if current() not in made:
+            made.add(current())
+            self.handles.append(current())
+        return current()
+
+    def check(self, handle, *pointers):
+        """DeviceFault for a handle or matrices of another device than the current one."""
+        assert handle == current()
+        for pointer in pointers:
+            context.cuda.devices.check(pointer)
+
     def dtrsm(self, handle, side, uplo, trans, diag, m, n, alpha, a, lda, b, ldb):
         """cuBLAS's, of matrices in Fortran's order."""
+        self.check(handle, a, b)
         c = self.constants
         right, upper = side == c["CUBLAS_SIDE_RIGHT"], uplo == c["CUBLAS_FILL_MODE_UPPER"]
         order = n if right else m
@@ -251,6 +301,7 @@ class Library:
 
     def dgemm(self, handle, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
         """cuBLAS's, of matrices in Fortran's order; without beta it does not read what it writes to."""
+        self.check(handle, a, b, c)
         turned = self.constants["CUBLAS_OP_T"]
         one = matrix(a, k, m, lda).T if trans_a == turned else matrix(a, m, k, lda)
         other = matrix(b, n, k, ldb).T if trans_b == turned else matrix(b, k, n, ldb)
@@ -259,6 +310,7 @@ class Library:
 
     def dgemv(self, handle, trans, m, n, alpha, a, lda, x, step_x, beta, y, step_y):
         """cuBLAS's, of a matrix in Fortran's order."""
+        self.check(handle, a, x, y)
         given, turned = matrix(a, m, n, lda), trans == self.constants["CUBLAS_OP_T"]
         given = given.T if turned else given
         rows, columns = given.shape

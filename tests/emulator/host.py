@@ -9,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from itertools import count
 from math import prod
+from threading import RLock, local
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from numba.cuda.extending import _Intrinsic
 
 import md4.gpu
 from emulator.intrinsics import called
-from emulator.machine import WARP_BARRIER, DeviceFault, Machine
+from emulator.machine import WARP_BARRIER, DeviceFault, Machine, Memory
 from md4.gpu import compile, context
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
@@ -36,12 +37,63 @@ MOST_BLOCKS, PARAMETER_BYTES, UNASKED_SHARED = (1 << 31) - 1, 4096, 48 << 10
 MOST_SHARED = {(7, 0): 96 << 10, (8, 0): 163 << 10, (9, 0): 227 << 10}
 # Threads of a block that have registers for any kernel.
 UNBOUNDED_THREADS = 256
+# Handles of the streams of a device begin at its number times this.
+STREAMS = 1000
 # Whether a race is an error, which makes kernels three times as slow (see tests/conftest.py).
 RACES = False
 
 
+class Devices(local):
+    """All devices, and those that a thread has made current, one after the other, the last of which is.
+
+    Parameters
+    ----------
+    memories : list of Memory
+        That of each device.
+    """
+
+    def __init__(self, memories):
+        self.memories, self.stack = memories, (0,)
+
+    @property
+    def current(self):
+        return self.stack[-1]
+
+    def check(self, address):
+        """DeviceFault for an address in the memory of another device than the current one."""
+        for device, memory in enumerate(self.memories):
+            if device != self.current and memory.holds(address):
+                raise DeviceFault(f"{address:#x} belongs to device {device}, but {self.current} is current")
+
+
+class Gpu:
+    """A device, current within a context as those of `numba.cuda.gpus` are."""
+
+    def __init__(self, devices, number, capability):
+        self.devices, self.id, self.compute_capability = devices, number, capability
+        self.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = MOST_SHARED[capability]
+
+    def __enter__(self):
+        self.devices.stack += (self.id,)
+
+    def __exit__(self, *error):
+        if self.devices.current != self.id:
+            raise DeviceFault(f"device {self.id} is left, but {self.devices.current} is current")
+        self.devices.stack = self.devices.stack[:-1]
+
+
+def alone(method):
+    """A method of `Queues` for one thread at a time."""
+
+    def call(queues, *args):
+        with queues.lock:
+            return method(queues, *args)
+
+    return call
+
+
 class Queues:
-    """What streams were given and have not done yet.
+    """What streams were given and have not done yet. Several threads may give it.
 
     A stream that is late does nothing before somebody waits for it, the host or another stream, and then no more than
     that takes. All others work at once. So work that does not wait for what it needs finds that it is not done.
@@ -50,6 +102,8 @@ class Queues:
     ----------
     late : collection of int
         Handles of streams.
+    devices : Devices
+        Work is given to streams of the current one.
 
     Attributes
     ----------
@@ -59,12 +113,15 @@ class Queues:
         Numbers of pieces of work.
     """
 
-    def __init__(self, late):
-        self.late, self.running, self.last = late, False, []
+    def __init__(self, late, devices):
+        self.late, self.running, self.last, self.devices, self.lock = late, False, [], devices, RLock()
         self.waiting, self.given, self.done = defaultdict(deque), Counter(), Counter()
 
+    @alone
     def give(self, stream, work):
         """Work for a stream."""
+        if int(stream) // STREAMS != self.devices.current:
+            raise DeviceFault(f"work for stream {int(stream)}, but device {self.devices.current} is current")
         self.given[int(stream)] += 1
         self.waiting[int(stream)].append(work)
         if int(stream) not in self.late:
@@ -74,6 +131,7 @@ class Queues:
         """What `reach` needs to come to where a stream is now."""
         return int(stream), self.given[int(stream)]
 
+    @alone
     def reach(self, stream, count):
         """A stream does what it was given up to a place."""
         running, self.running = self.running, True
@@ -87,6 +145,7 @@ class Queues:
         while self.last and not self.running:
             self.at_the_end(self.last.pop())
 
+    @alone
     def at_the_end(self, free):
         """Frees memory after all that all streams were given; Python may ask for it while a stream is at work."""
         if self.running:
@@ -134,9 +193,9 @@ class Event:
 class Context:
     """What `md4.gpu.pool.Pool` asks of Numba's: memory behind Numba's own pointers to it."""
 
-    def __init__(self, memory, queues):
+    def __init__(self, memory, queues, device):
         self.memory, self.queues, self.deallocations, self.allocations = memory, queues, set(), {}
-        self.device = SimpleNamespace(id=0)
+        self.device = device
 
     def memalloc(self, size):
         address = self.memory.allocate(size).ctypes.data
@@ -167,6 +226,7 @@ class Driver:
 
     def __init__(self, machine, queues, capability):
         self.machine, self.queues, self.variants, self.streams = machine, queues, [], 0
+        self.devices = queues.devices
         self.captured = {}  # launches by the stream on which they are taken down
         self.most_shared, self.granted = MOST_SHARED[capability], {}
 
@@ -200,16 +260,21 @@ class Driver:
         room = self.check_launch(function, kernel, grid, block, shared)
         self.machine.kernels.add(variant.factory.__name__)
         slots = map(ctypes.c_void_p.from_address, count(pointers, 8))
-        args = [argument(kind, slots, self.machine) for kind in kernel.types()]
-        launch = partial(self.machine.launch, kernel.function, grid, block, shared, args, room)
+        args = [argument(kind, slots, self.machine, self.devices) for kind in kernel.types()]
+        launch = partial(self.run, self.devices.current, kernel.function, grid, block, shared, args, room)
         if stream in self.captured:
             self.captured[stream].append(launch)
         else:
             self.queues.give(stream, launch)
         return (SUCCESS,)
 
+    def run(self, device, function, *launch):
+        """A launch on a device, which has its own memory."""
+        self.machine.memory = self.devices.memories[device]
+        self.machine.launch(function, *launch)
+
     def cuStreamBeginCapture(self, stream, mode):
-        if stream == 0 or stream in self.captured:
+        if stream % STREAMS == 0 or stream in self.captured:
             raise DeviceFault(f"launches cannot be taken down on stream {stream}")
         self.captured[stream] = []
         return (SUCCESS,)
@@ -242,7 +307,7 @@ class Driver:
 
     def cuStreamCreateWithPriority(self, flags, priority):
         self.streams += 1
-        return SUCCESS, self.streams
+        return SUCCESS, STREAMS * self.devices.current + self.streams
 
     @staticmethod
     def cuStreamDestroy(handle):
@@ -266,7 +331,7 @@ class Driver:
         return (SUCCESS,)
 
     def cuCtxGetDevice(self):
-        return SUCCESS, 0
+        return SUCCESS, self.devices.current
 
     def cuDeviceGetUuid(self, device):
         return SUCCESS, SimpleNamespace(bytes=b"emulated device" + bytes([device]))
@@ -278,12 +343,9 @@ class Cuda:
     jit = staticmethod(cuda.jit)
 
     def __init__(self, machine, queues, capability):
-        self.machine, self.queues, self.context = machine, queues, Context(machine.memory, queues)
-        shared = MOST_SHARED[capability]
-        self.device = SimpleNamespace(
-            compute_capability=capability, id=0, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=shared
-        )
-        self.gpus, self.waits = [self.device], []
+        self.machine, self.queues, self.devices, self.waits = machine, queues, queues.devices, []
+        self.gpus = [Gpu(self.devices, n, capability) for n in range(len(self.devices.memories))]
+        self.contexts = [Context(memory, queues, gpu) for memory, gpu in zip(self.devices.memories, self.gpus)]
         self.shared = SimpleNamespace(array=machine.shared_array)
         self.local = SimpleNamespace(array=machine.local_array)
         self.atomic = SimpleNamespace(add=self.add)
@@ -335,14 +397,18 @@ class Cuda:
             __cuda_array_interface__=interface,
         )  # fmt: skip
 
+    @property
+    def context(self):
+        return self.contexts[self.devices.current]
+
     def current_context(self):
         return self.context
 
     def get_current_device(self):
-        return self.device
+        return self.gpus[self.devices.current]
 
     def stream(self):
-        return self.external_stream(0)
+        return self.external_stream(STREAMS * self.devices.current)
 
     default_stream = stream
 
@@ -353,20 +419,21 @@ class Cuda:
         return Event(self.queues)
 
 
-def argument(kind, slots, machine):
+def argument(kind, slots, machine, devices):
     """An argument of a kernel for Python, an array for a buffer, from the next addresses of its slots."""
 
     def next_slot(form=ctypes.c_int64):
         return form.from_address(next(slots).value).value
 
     if isinstance(kind, types.BaseTuple):
-        group = [argument(member, slots, machine) for member in kind.types]
+        group = [argument(member, slots, machine, devices) for member in kind.types]
         return kind.instance_class(*group) if hasattr(kind, "instance_class") else tuple(group)
     if isinstance(kind, types.Array):
         _, _, size, itemsize, pointer, *shape_and_strides = (next_slot() for _ in range(5 + 2 * kind.ndim))
         shape, strides = shape_and_strides[: kind.ndim], shape_and_strides[kind.ndim :]
         contiguous = [itemsize * prod(shape[n + 1 :]) for n in range(kind.ndim)]
         assert (size, itemsize, strides) == (prod(shape), kind.dtype.bitwidth // 8, contiguous)
+        devices.check(pointer)
         return machine.array(host_array(Buffer(pointer, tuple(shape), itemsize, None), kind.dtype.name))
     if kind == types.boolean:
         return next_slot(ctypes.c_bool)
@@ -379,12 +446,12 @@ def host_array(buffer, dtype):
     return np.frombuffer(memory, dtype).reshape(buffer.shape)
 
 
-def device_table(memory, made, number, make, *args):
+def device_table(memories, made, number, make, *args):
     """As `md4.gpu.context.table_on`."""
-    key = make, args
+    key = number, make, args
     if key not in made:
         table = np.array(make(*args))
-        array = memory.allocate(table.nbytes)
+        array = memories[number].allocate(table.nbytes)
         array[: table.nbytes] = np.ascontiguousarray(table).reshape(-1).view(np.uint8)
         made[key] = Buffer(array.ctypes.data, table.shape, table.itemsize, array)
     return made[key]
@@ -396,9 +463,10 @@ def copied_to_host(queues):
     def copy_to_host(array, out=None, stream=0):
         out = np.empty(array.shape, array.dtype) if out is None else out
         source = array.__cuda_array_interface__["data"][0]
-        queues.give(getattr(stream, "handle", stream), partial(ctypes.memmove, out.ctypes.data, source, out.nbytes))
+        handle = getattr(stream, "handle", stream) or STREAMS * queues.devices.current
+        queues.give(handle, partial(ctypes.memmove, out.ctypes.data, source, out.nbytes))
         if stream == 0:
-            queues.reach(*queues.place(0))
+            queues.reach(*queues.place(handle))
         return out
 
     return copy_to_host
@@ -424,18 +492,22 @@ def launchers(driver):
 
 
 @contextmanager
-def running(unit="dmma16", late=()):
-    """md4 finds a GPU of this arithmetic unit, which is the emulated one; yields its `Machine`.
+def running(unit="dmma16", late=(), devices=1):
+    """md4 finds GPUs of this arithmetic unit, which are emulated ones with one `Machine`; yields it.
+
+    Each device has memory and streams of its own, which are used where it is the current one of the thread only.
 
     `late`: handles of streams that work as late as they may, see `Queues`. 0 is that of an engine, 1, 2, ... are those
-    that are made, in their order.
+    that are made, in their order; those of device n begin at n times `STREAMS`.
     """
     for module in pkgutil.walk_packages(md4.gpu.__path__, "md4.gpu."):
         import_module(module.name)
-    machine, queues = Machine(races=RACES), Queues(late)
+    machine = Machine(races=RACES)
+    memories = [machine.memory, *(Memory() for _ in range(devices - 1))]
+    queues = Queues(late, Devices(memories))
     here, its_driver = (kind(machine, queues, CAPABILITIES[unit]) for kind in (Cuda, Driver))
     python = {
-        cuda: here, driver: its_driver, context.table_on: partial(device_table, machine.memory, {}),
+        cuda: here, driver: its_driver, context.table_on: partial(device_table, memories, {}),
         context.kept_on: lambda device: ({}, {}),
         context.gpu_available: lambda: True, compile.launcher: launchers(its_driver),
     }  # fmt: skip

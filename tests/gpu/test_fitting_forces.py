@@ -7,7 +7,7 @@ import pytest
 from emulator import running
 from gpu.kernels.test_plain_python import basis_of
 
-from md4.contract.fitting_gradient import forces_of
+from md4.contract.fitting_lists import forces_of, norms_of
 from md4.contract.three_centre import ThreeCentre
 from md4.cpu.fitting_forces import block_norms
 from md4.errors import MemoryLimitError
@@ -53,8 +53,11 @@ class Tables:
     def made(self, backend):
         """(backend, forces)."""
         three = ThreeCentre(*self.bases, backend=backend)
-        pieces = [these[n : n + self.block] for these in three.single for n in range(0, len(these), self.block)]
-        return three.engine.backend, forces_of(three, three.engine, [[piece] for piece in pieces])
+        pieces = [
+            [(number, slice(n, n + self.block))]
+            for number, these in enumerate(three.single) for n in range(0, len(these), self.block)
+        ]  # fmt: skip
+        return three.engine.backend, forces_of(three, three.engine, pieces, norms_of(three))
 
     def run(self, backend, tolerance=0.0, response=True, **part):
         """(derivatives by the centres of the shells, bounds of what is left out)."""

@@ -41,6 +41,26 @@ def test_as_one_process(tmp_path):
     """).check()  # fmt: skip
 
 
+def test_ranks_of_several_workers(tmp_path):
+    """Of 2 and 1, each of which makes one part of three."""
+    run(tmp_path, 2, """
+    import md4.contract.team
+    from nuclear_forces import few, symmetric
+
+    mol = few()
+    one, dm = md4.JK(mol, backend="cpu"), symmetric(mol.nao)
+    md4.contract.team.chosen = lambda *_: [None] * (2 - comm.rank)
+    both = md4.JK(mol, backend="cpu", comm=comm)
+    found, right = both.gradient(dm, tolerance=0.1), one.gradient(dm, tolerance=0.1)
+    assert abs(found - right).max() < 1e-12 * abs(right).max()
+    assert both.stats == one.stats and both.stats.computed == one.stats.computed > 0
+    assert abs(both.stats.error_bound - one.stats.error_bound) <= 1e-10 * one.stats.error_bound
+    assert [worker.number for worker in both.team.workers] == [[0, 1], [2]][comm.rank]
+    assert len(both.stats.busy) == 3 and all(both.stats.busy)
+    assert len(set(Ranks(comm).gather(found.tobytes().hex()))) == 1
+    """).check()  # fmt: skip
+
+
 def test_fitted_as_one_process(tmp_path):
     """Of two spins and two operators; each rank does a part, and one that fails ends the call of all."""
     run(tmp_path, 2, """
@@ -53,8 +73,8 @@ def test_fitted_as_one_process(tmp_path):
     one, both = (md4.attach(mf.copy(), backend="cpu", comm=c).nuc_grad_method().set(verbose=0) for c in (None, comm))
     want = one.kernel()
     FittingGradient = md4.contract.fitting_gradient.FittingGradient
-    real = FittingGradient.run
-    FittingGradient.run = lambda self, *given: parts.append(given[-2:]) or real(self, *given)
+    real = FittingGradient.forces
+    FittingGradient.forces = lambda self, *given: parts.append(given[-2:]) or real(self, *given)
     found = both.kernel()
     assert parts == [(comm.rank, 2)] * 2
     assert abs(found - want).max() < 1e-11
@@ -65,9 +85,9 @@ def test_fitted_as_one_process(tmp_path):
             raise MemoryError("no memory")
         return real(self, *given)
 
-    FittingGradient.run = fails
+    FittingGradient.forces = fails
     message = caught(both.kernel)
     assert message == ("MemoryError: no memory" if comm.rank else "RankError: rank 1: MemoryError: no memory")
-    FittingGradient.run = real
+    FittingGradient.forces = real
     assert abs(both.kernel() - want).max() < 1e-11
     """).check()  # fmt: skip
