@@ -38,7 +38,7 @@ class Operand(NamedTuple):
 def operand(array):
     """The `Operand` of a matrix; ValueError where neither rows nor columns are contiguous."""
     (rows, columns), (down, right) = array.shape, array.strides
-    if right == ITEM_BYTES or columns == 1:
+    if right == ITEM_BYTES or columns <= 1:  # an empty array has any strides
         return Operand(array.data.ptr, False, max(1, columns, down // ITEM_BYTES if rows > 1 else 0))
     if down != ITEM_BYTES and rows > 1:
         raise ValueError(f"a matrix of strides {array.strides} has neither contiguous rows nor contiguous columns.")
