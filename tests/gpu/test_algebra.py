@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from md4.gpu import targets
 from md4.gpu.algebra import DeviceAlgebra
 from md4.gpu.buffers import as_buffer
 from md4.gpu.pool import bucket
+from md4.gpu.products import operand
 from md4.method.operators import as_operator
 
 STORES = ["device", "host", "direct"]
@@ -560,3 +562,10 @@ def test_gpu(gpu, store):
     with pytest.raises(md4.ArgumentError, match="elements that are not finite"):
         ours.get_jk(both, 0)
     assert abs(ours._cderi[5:40] - theirs._cderi[5:40]).max() < 1e-10
+
+
+@pytest.mark.parametrize("shape", [(15, 0), (0, 15), (0, 0)])
+def test_operand_of_an_empty_array(shape):
+    """CuPy gives it strides of zero."""
+    array = SimpleNamespace(shape=shape, strides=(0, 0), data=SimpleNamespace(ptr=0))
+    assert operand(array).step >= 1
