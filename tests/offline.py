@@ -38,8 +38,10 @@ from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import digest_order
+from md4.method.boys import MMAX
+from md4.method.derivatives import OF_A, OF_B
 from md4.method.operators import OPERATORS, Operator
-from md4.method.scatter import EVERY_SYMMETRY, SYMMETRIES
+from md4.method.scatter import DERIVATIVES, EVERY_SYMMETRY, SYMMETRIES
 from md4.plan import QuartetRule
 from md4.shells.basis import Basis
 from md4.shells.schwarz import GradientBounds
@@ -297,6 +299,8 @@ FEW_LENGTHS = ((1, 1, 1), (2, 1, 1), (1, 1, 300), (2, 2, 300))
 def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LENGTHS, pure=True, matrix=None):
     """As `used_variants`, for (ab|P) and (P|Q) with a and b up to l = `lmax`, P and Q up to `single_l`.
 
+    Also for derivatives of pairs and of single shells, with some of the other lists.
+
     `matrix`: only those of `ThreeCentre`, or of tensors.
     """
     shells = [(l, 1) for l in range(lmax + 1)]
@@ -313,8 +317,13 @@ def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LE
             shape = (len(bra), len(ket), bra.facts.na, bra.facts.nb, ket.facts.na, ket.facts.nb)
             block = backend.matrix_block(NoArray((1, 1)), 0, 0, shape) if rows else backend.scratch(shape)
             Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
-    for aosym in EVERY_SYMMETRY:
+    for aosym in (*EVERY_SYMMETRY, DERIVATIVES):
         scatter.launch_scatter(backend.context, aosym, None, 1, [None] * 4, None, False, False, None, None)
+    for side, ket in product([*pairs, *singles], (pairs[0], pairs[-1], singles[-1])):
+        bra = side.derived(OF_A if side.facts.single else OF_A + OF_B)
+        if bra.facts.l + ket.facts.l <= MMAX:
+            block = backend.scratch((len(bra), len(ket), bra.facts.nab, 1, ket.facts.nab, 1))
+            Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
     for density in (None, NOTHING):
         launch_unpack(backend.context, None, (1, 1), None, None, (1, 1), density)
     for count in (0, *range(1, 33, 8)):

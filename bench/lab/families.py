@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 
 import md4
+from md4.contract.derivatives import DerivativeRequest
 from md4.contract.fitting_lists import forces_of, norms_of
 from md4.contract.screening import sorted_lists
 from md4.contract.survivors import ListPairs
@@ -197,6 +198,13 @@ def few_centres(basis):
 def tensor(basis, aosym, shls_slice=None):
     """An AO tensor."""
     both(f"int2e {aosym}", lambda name: ao_tensor(md4.Engine(basis, backend=name), aosym, shls_slice))
+
+
+def derivatives(basis, name, aosym):
+    """A tensor of derivatives."""
+    basis = basis if name == "int2e_ip1" else md4.Basis.joined([basis])
+    request = DerivativeRequest.of_name(basis, name, aosym, None)
+    both(f"{name} {aosym}", lambda backend: locked_tensor(md4.Engine(basis, backend=backend), request))
 
 
 def matrices(basis, count, hermi, with_k=True, omega=None):
@@ -501,6 +509,12 @@ FAMILIES = {
     "scatter": each(
         tensor, (SP, "s1"), (SP, "s4"), (SP, "s8"), (SP, "s1", (0, 2, 1, 5, 3, 6, 0, 6)),
         (SP, "s4", (0, 6, 0, 6, 2, 5, 2, 5)), (few_shells((2, 2, 2, 2), (0, 1, 1, 1), pure=False), "s8"),
+    ),
+    "derivatives": each(
+        derivatives, (few_shells((0, 1, 1, 1), (1, 2, 1, 2)), "int2e_ip1", "s2kl"),
+        (few_shells((2, 1, 1, 1), (0, 2, 2, 1)), "int2e_ip1", "s1"), (few_shells((3, 1, 1, 2)), "int3c2e_ip1", "s1"),
+        (few_shells((1, 2, 1, 2), (2, 1, 1, 1), pure=False), "int3c2e_ip2", "s2ij"),
+        (few_shells((0, 3, 1, 1), (4, 1, 1, 1)), "int2c2e_ip1", "s1"),
     ),
     # rows of density fitting, of one tile and of several
     "unpack": each(unpacked, (1, 1), (32, 9), (70, 20), (133, 17)),

@@ -1,4 +1,4 @@
-"""Derivatives of whole AO tensors on the CPU, in PySCF's order and under its names.
+"""Derivatives of whole AO tensors, in PySCF's order and under its names.
 
 The nabla of (nabla i j|kl) acts on the coordinates of the electron, so that the integral is minus the derivative by the
 centre of i. A derivative of a shell pair is a sum of Hermite functions, as the pair is (`md4.method.derivatives`). So
@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from md4.contract.tensor import HERMITE_SHARE, WHOLE_LISTS, Request, Share, cut_pieces, seconds_of, segmented
+from md4.contract.tensor import Request, cut_pieces
 from md4.contract.three_centre import tensor_request
-from md4.contract.workspace import HermiteStore, least_block
-from md4.cpu.targets import HostTensor
 from md4.errors import ArgumentError
 from md4.method.derivatives import OF_A, OF_B
 from md4.method.operators import check_order
@@ -21,7 +19,6 @@ from md4.method.scatter import DerivativeLayout, ao_ranges
 from md4.plan import ListPair
 from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import checked_choice
-from md4.support.progress import Progress
 
 # Number of indices and symmetries of each tensor.
 TENSORS = {
@@ -90,25 +87,10 @@ class DerivativeRequest(Request):
                     found[derivatives].append(pairs[chosen])
         return found
 
-
-def derivative_tensor(engine, request, out=None, progress=None):
-    """The tensor of a `DerivativeRequest` over the engine's basis, whose backend is the CPU.
-
-    The thread that calls holds the engine's lock. Arguments, results and errors are those of `md4.intor`.
-    """
-    engine, request = segmented(engine, request)
-    basis, backend = engine.bra_basis, engine.backend
-    layout, derived = request.layout(basis), request.derived_pairs(basis)
-    least = least_block(engine, *request.ranges, derivatives=OF_A if layout.singles[0] else OF_A + OF_B)
-    target = backend.tensor(layout, out, False, least, HostTensor, progress)
-    sizes = WHOLE_LISTS, int(HERMITE_SHARE * backend.memory_left())
-    bras = [piece for these, lists in derived.items() for piece in cut_pieces(engine, lists, *sizes, these)]
-    others = unique_pairs_by_class(basis, *(np.arange(*shells) for shells in request.ranges[2:]))
-    pairs = [ListPair(bra, ket, same=False) for ket in cut_pieces(engine, others, *sizes) for bra in bras]
-    store = HermiteStore(sizes[1], backend)
-    with Progress(1.0, enabled=progress, label="ERI") as bar:
-        told = Share(sum(seconds_of(backend, pair) for pair in pairs), bar.report)
-        for batch in store.batches(pairs):
-            target.take(batch, basis, report=told.update)
-        told.end()
-    return target.result()
+    def work(self, engine, layout, block_bytes, hermite_bytes):
+        """As that of `Request`; the bras are derivatives."""
+        basis, sizes = engine.bra_basis, (block_bytes, hermite_bytes)
+        derived = self.derived_pairs(basis).items()
+        bras = [piece for these, lists in derived for piece in cut_pieces(engine, lists, *sizes, these)]
+        others = unique_pairs_by_class(basis, *(np.arange(*shells) for shells in self.ranges[2:]))
+        return [ListPair(bra, ket, same=False) for ket in cut_pieces(engine, others, *sizes) for bra in bras]

@@ -91,6 +91,12 @@ class Request:
         """`TensorLayout` of the tensor over a basis."""
         return TensorLayout(self.aosym, ao_ranges(basis, self.ranges), self.swap, self.ends)
 
+    def work(self, engine, layout, block_bytes, hermite_bytes):
+        """`ListPair` of all blocks of a tensor or a slice of it, of pieces as those of `cut_pieces`."""
+        needed = slice_pairs(engine.bra_basis, self, layout.ends)
+        bra, ket = (cut_pieces(engine, lists, block_bytes, hermite_bytes) for lists in needed[:2])
+        return [*(block_work(bra, bra, True) if needed.triangle else ()), *block_work(bra, ket, False)]
+
 
 def shell_numbers(shls_slice, count):
     """The `count` integers of a slice, two for each index; ArgumentError if it is something else."""
@@ -162,8 +168,8 @@ def ao_tensor(engine, aosym="s1", shls_slice=None, out=None, device=False, progr
         return locked_tensor(engine, request, out, device, progress)
 
 
-def locked_tensor(engine, request, out, device, progress):
-    """As `ao_tensor`, for a thread that holds the engine's lock."""
+def locked_tensor(engine, request, out=None, device=False, progress=None):
+    """As `ao_tensor`, for a `Request` and a thread that holds the engine's lock."""
     engine, request = segmented(engine, request)
     layout = request.layout(engine.bra_basis)
     target = slice_target(engine, request, layout, out, device, progress)
@@ -175,7 +181,8 @@ def locked_tensor(engine, request, out, device, progress):
 
 def slice_target(engine, request, layout, out=None, device=False, progress=None):
     """The backend's target for a tensor or a slice of it; MemoryLimitError if it does not fit."""
-    return engine.backend.tensor(layout, out, device, least_block(engine, *request.ranges), HostTensor, progress)
+    least = least_block(engine, *request.ranges, derivatives=layout.derivatives)
+    return engine.backend.tensor(layout, out, device, least, HostTensor, progress)
 
 
 def compile_ahead(engine, request, layouts, progress=None):
@@ -209,9 +216,7 @@ def add_slice(engine, request, layout, target, report=None):
     hermite_bytes = int(HERMITE_SHARE * memory)
     whole = isinstance(target, ListTarget)  # which needs no blocks, so that the pieces may be as long as they like
     block_bytes = WHOLE_LISTS if whole else int(min(BLOCK_SHARE * memory, BLOCK_BYTES))
-    needed = slice_pairs(basis, request, layout.ends)
-    bra, ket = (cut_pieces(engine, lists, block_bytes, hermite_bytes) for lists in needed[:2])
-    pairs = [*(block_work(bra, bra, True) if needed.triangle else ()), *block_work(bra, ket, False)]
+    pairs = request.work(engine, layout, block_bytes, hermite_bytes)
     log.debug("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
     store = HermiteStore(hermite_bytes, backend)
     told = Share(0.0 if report is None else sum(seconds_of(backend, pair) for pair in pairs), report)
@@ -266,6 +271,6 @@ def add_block(engine, target, store, pair):
     store.touch(ket, bra)
     store.touch(bra, ket)
     a, b = bra.pairs, ket.pairs
-    block = engine.backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
+    block = engine.backend.scratch((len(a), len(b), a.nab // a.nb, a.nb, b.na, b.nb))  # n_a: (derivative, a)
     engine.evaluate(bra, ket, block)
     target.add(block, bra, ket, engine.bra_basis, pair.same)

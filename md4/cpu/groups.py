@@ -17,7 +17,7 @@ import numpy as np
 
 from md4.cpu.emit.vectors import LANES
 from md4.method.angular import hermite_triples, nherm
-from md4.method.derivatives import axis_of
+from md4.method.derivatives import derived_elements
 from md4.method.hermite import component_table, single_reach
 from md4.shells.shell_pairs import slices, spans, starts_of
 from md4.support.locks import once
@@ -92,23 +92,13 @@ def reach(la, lb, pure, single):
 
 
 def every_reach(la, lb, pure, single, derivatives):
-    """`reach` of the rows of H in blocks: one, or one for each derivative; shape (nblock, na, nb, nherm).
-
-    A derivative along an axis reaches one power more of it, and what that reaches: also all lower powers, but of single
-    shells, whose derivatives are those of their Hermite functions, no others.
-    """
-    plain = reach(la, lb, pure, single)
+    """`reach` of the rows of H in blocks: one, or one for each derivative; shape (nblock, na, nb, nherm)."""
     if not derivatives:
-        return plain[None]
-    triples, ordinals = hermite_triples(la + lb), hermite_ordinals(la + lb + 1)
-    found = np.zeros((len(derivatives), *plain.shape[:2], nherm(la + lb + 1)), dtype=bool)
-    for block, derivative in zip(found, derivatives):
-        above = triples.copy()
-        above[:, axis_of(derivative)] += 1
-        block[..., ordinals[tuple(above.T)]] = plain
-        if not single:
-            block[..., : plain.shape[2]] |= plain
-    return found
+        return reach(la, lb, pure, single)[None]
+    sizes = len(derivatives), *(len(component_table(l, pure)[0]) - 1 for l in (la, lb))
+    found = np.zeros((prod(sizes), nherm(la + lb + 1)), dtype=bool)
+    found[tuple(derived_elements(la, lb, pure, 1, 1, single, derivatives).T)] = True
+    return found.reshape(*sizes, -1)
 
 
 @cache

@@ -103,6 +103,22 @@ def copy_lanes(items, tasks, lists, blocks, address):
             at += ncd * LANES
 
 
+def scatter_derivative_rows(
+    block, bra, ket, ao_bra, ao_ket, na, derivative, first, last, in_triangle, box, out
+):  # fmt: skip
+    """As `scatter_rows`, of derivatives from number `derivative` on; the third index of a block is (derivative, a)."""
+    _, nkl, rows, nb, nc, nd = block.shape
+    for n in range(first, last):
+        same_ab = bra[n, 0] == bra[n, 1]
+        for m in range(nkl):
+            same_cd = ket[m, 0] == ket[m, 1]
+            for row, b, c, d in np.ndindex(rows, nb, nc, nd):
+                number = derivative + row // na
+                if not ((same_ab and number > 3) or (same_cd and c < d)):
+                    i, j, k, l = ao_bra[n, 0] + row % na, ao_bra[n, 1] + b, ao_ket[m, 0] + c, ao_ket[m, 1] + d
+                    place(block[n, m, row, b, c, d], number, i, j, k, l, in_triangle, box, out)
+
+
 @once
 def scatter_blocks(aosym):
     """`scatter_lanes` for one symmetry."""
@@ -111,7 +127,9 @@ def scatter_blocks(aosym):
 
 @once
 def scatter_rows_of(aosym):
-    """`scatter_rows` for one symmetry."""
+    """`scatter_rows` for one symmetry, or of derivatives."""
+    if aosym == scatter.DERIVATIVES:
+        return Loop(scatter_derivative_rows, place=scatter.make_place_derivative(part))
     return Loop(scatter_rows, f"scatter_rows_{aosym}", place=scatter.make_place(aosym, part))
 
 
@@ -167,19 +185,20 @@ class HostTensor:
     """
 
     def __init__(self, layout, out):
-        self.write, self.layout, self.out = scatter_rows_of(layout.aosym), layout, out
-        self.flat = out.reshape(-1)
+        placing, self.flag = layout.placing
+        self.write, self.layout, self.out, self.flat = scatter_rows_of(placing), layout, out, out.reshape(-1)
 
     def add(self, block, bra, ket, basis, triangle):
         """Writes a block to all places of its integrals. If `triangle` is true, bra and ket are the same pairs."""
-        bra, ket = bra.pairs.pairs, ket.pairs.pairs
-        ao_bra, ao_ket, layout = basis.ao_loc[bra], basis.ao_loc[ket], self.layout
+        derivatives, na, bra, ket = bra.pairs.derivatives, bra.pairs.na, bra.pairs.pairs, ket.pairs.pairs
+        ao_bra, ao_ket, box = basis.ao_loc[bra], basis.ao_loc[ket], self.layout.box
+        of_list = (na, derivatives[0]) if derivatives else (triangle,)
         threads = int(max(1, min(number_of_threads(), len(bra), block.size // THREAD_INTEGRALS)))
         edges = np.linspace(0, len(bra), threads + 1).astype(np.int64).tolist()
 
         def part_of(n):
             ends = edges[n], edges[n + 1]
-            self.write(block, bra, ket, ao_bra, ao_ket, triangle, *ends, layout.swap, layout.box, self.flat)
+            self.write(block, bra, ket, ao_bra, ao_ket, *of_list, *ends, self.flag, box, self.flat)
 
         run_all(threads, part_of)
 

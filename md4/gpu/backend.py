@@ -15,9 +15,17 @@ from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import cuda
 from md4.gpu.dry_run import DryContext, without_device
-from md4.gpu.h_layout import KET_ELEMENTS, KET_FLAT, KET_SINGLES, HForm, check_rows, form_size
+from md4.gpu.h_layout import (
+    KET_ELEMENTS,
+    KET_FLAT,
+    KET_SINGLES,
+    HForm,
+    check_derived_rows,
+    check_rows,
+    form_size,
+)
 from md4.gpu.kernels.groups import NO_LIMITS
-from md4.gpu.kernels.h_matrices import launch_h
+from md4.gpu.kernels.h_matrices import e_bytes, launch_h
 from md4.gpu.kernels.recurrence import launch_r
 from md4.gpu.pair_layout import RECORD
 from md4.gpu.part_plans import part_plans
@@ -248,6 +256,8 @@ class GpuBackend:
     def make_h(self, prepared, form):
         """`hermite` for the track of this backend alone."""
         facts, data = prepared.facts, prepared.data
+        if facts.derivatives:
+            check_derived_rows(facts, e_bytes(facts), self.context.block_shared)
         places, stride, count = data.start, 1, prepared.nprim
         if form in (KET_ELEMENTS, KET_SINGLES):
             slots = self.pair_maker.slots(prepared.pairs, data)

@@ -14,7 +14,7 @@ from md4.errors import UnsupportedError
 from md4.gpu.staircases import first_of, gather_order, hermite_order, mirror_of, row_table
 from md4.gpu.tiles import blocks_of_8, panel_rows, turned_panel_rows
 from md4.method.angular import nherm
-from md4.method.mirror import class_elements, part_functions, part_rows
+from md4.method.mirror import class_degree, class_elements, part_functions, part_rows
 
 # More rows than this would exceed `md4.gpu.staircases.full_reach`.
 MOST_ROW_BITS = 20
@@ -125,6 +125,18 @@ def check_rows(basis, pairs):
         )
 
 
+def check_derived_rows(facts, e_bytes, room):
+    """UnsupportedError for the `ListFacts` of derivatives that have more rows than H may have.
+
+    So, too, if the `e_bytes` of their E coefficients do not fit the `room` of shared memory.
+    """
+    if facts.nab > 1 << row_bits(facts.l) or e_bytes > room:
+        raise UnsupportedError(
+            f"derivatives of pairs of shells of l = {facts.la} and {facts.lb} with {facts.na} and {facts.nb} functions "
+            "are beyond what a GPU makes; use backend='cpu'."
+        )
+
+
 @cache
 def form_positions(form, shells):
     """Shape (form_size,), int32: row + 2^`row_bits` p of every position, -1 where the form is padded.
@@ -132,7 +144,7 @@ def form_positions(form, shells):
     `shells` is the class of a list as in `md4.gpu.staircases`. Those of parts have forms for step 4 and step 5 only, in
     the orders of staircases; the rows here are those of all of the class.
     """
-    elements, l = list(map(tuple, class_elements(shells).tolist())), shells[0] + shells[1]
+    elements, l = list(map(tuple, class_elements(shells).tolist())), class_degree(shells)
     first, mirror = first_of(shells), mirror_of(shells)
     nab, nh = elements[-1][0] + 1, nherm(l) - first if mirror is None else len(part_functions(l, *mirror))
     if form.layout in ("by row", "by column"):

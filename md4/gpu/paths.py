@@ -114,8 +114,9 @@ class ThreadQuartet(GpuPath):
         return digest_in_place.takes(bra, ket)
 
     def supports(self, sides):
-        """Small classes, long lists, in one order."""
-        fits = sides.long and thread_quartet.takes(sides.unit, *sides.given)
+        """Small classes, long lists, in one order; no derivatives."""
+        fits = sides.long and not (sides.bra.derived or sides.ket.derived)
+        fits = fits and thread_quartet.takes(sides.unit, *sides.given)
         return fits and sides.swap == thread_quartet.swapped(*sides.given, sides.matrix)
 
     def forms(self, sides):

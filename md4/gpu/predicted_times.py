@@ -52,7 +52,7 @@ EVALUATION = 1e5
 class Side(NamedTuple):
     """What counts of a pair list: l, functions, Hermite functions, most and mean primitives of a pair, its staircase.
 
-    `single`: it is a list of single shells. `mirror` as in `ListFacts`.
+    `single`: it is a list of single shells. `mirror` as in `ListFacts`. `derived`: its functions are derivatives.
 
     `rows` and `rows_by_16`: sum over blocks of 8 Hermite functions of the rows that count, in blocks of 8 and of 16.
     """
@@ -66,6 +66,7 @@ class Side(NamedTuple):
     rows_by_16: int
     single: bool = False
     mirror: tuple | None = None
+    derived: bool = False
 
     @classmethod
     def of(cls, pairs):
@@ -77,7 +78,8 @@ class Side(NamedTuple):
     def of_facts(cls, facts, mean_prim):
         """Of `ListFacts` and a `rounded_mean`."""
         rows = counted_rows(facts.h_class)
-        return cls(facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim, *rows, facts.single, facts.mirror)
+        sizes = facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim
+        return cls(*sizes, *rows, facts.single, facts.mirror, bool(facts.derivatives))
 
 
 def rounded_mean(pairs):

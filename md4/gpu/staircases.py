@@ -10,7 +10,8 @@ one unless its rows must be contiguous in the result. Cartesian functions and ge
 A class is (l_a, l_b, pure, nctr_a, nctr_b), followed by whether its shells are single ones. These have Hermite
 functions of degree l only, if they are spherical: `first` is the ordinal of the first that counts. The class of an even
 or an odd part (`md4.method.mirror`) is followed by its axis and parity, the `mirror`: it has the rows and the Hermite
-functions of that parity only. An order is a list of indices, padded by -1.
+functions of that parity only. That of derivatives (`md4.method.derivatives`) is followed by these: it has a block of
+rows for each of them. An order is a list of indices, padded by -1.
 """
 
 from functools import cache
@@ -20,18 +21,18 @@ import numpy as np
 from md4.gpu.tiles import STAGES, reach_levels
 from md4.method.angular import hermite_triples, nherm
 from md4.method.hermite import first_function
-from md4.method.mirror import class_elements, part_functions
+from md4.method.mirror import class_degree, class_derivatives, class_elements, part_functions
 
 
 def first_of(shells):
     """Ordinal of the first Hermite function of a class."""
-    la, lb, pure, _, _, single = (*shells, False)[:6]
-    return first_function(la + lb, pure, single)
+    _, _, pure, _, _, single = (*shells, False)[:6]
+    return first_function(class_degree(shells), pure, single)
 
 
 def mirror_of(shells):
     """(axis, parity) of the class of a part, or None."""
-    return shells[6:] or None
+    return None if class_derivatives(shells) else shells[6:] or None
 
 
 def padded(order, count):
@@ -62,14 +63,14 @@ def row_order(shells):
     """Rows of H of a class by falling reach; shape (nab,)."""
     row, p = class_elements(shells).T
     furthest = np.zeros(row.max() + 1, dtype=int)
-    np.maximum.at(furthest, row, hermite_triples(shells[0] + shells[1])[p, 0])
+    np.maximum.at(furthest, row, hermite_triples(class_degree(shells))[p, 0])
     return np.argsort(-furthest, kind="stable")
 
 
 @cache
 def reach(shells):
     """For each block of 8 Hermite functions, how many blocks of 8 rows count; shape (nblock,), int32."""
-    l = shells[0] + shells[1]
+    l = class_degree(shells)
     rows, order = row_order(shells), hermite_order(l, first_of(shells), mirror_of(shells))
     row, p = class_elements(shells).T
     place = np.empty(nherm(l), dtype=int)  # in the order, of each Hermite function that is there

@@ -103,11 +103,12 @@ class DeviceTensor:
     def add(self, block, bra, ket, basis, triangle):
         """Writes one block wherever its integrals stand; `triangle`: `bra` and `ket` are the same pairs."""
         context, layout = self.context, self.layout
-        shells = [side.pairs.pairs for side in (bra, ket)]
-        tables = [*shells, *(basis.ao_loc[s] for s in shells), np.array(block.dims), layout.box]
+        shells, (placing, flag) = [side.pairs.pairs for side in (bra, ket)], layout.placing
+        sizes = *block.dims, bra.pairs.na, *bra.pairs.derivatives[:1]
+        tables = [*shells, *(basis.ao_loc[s] for s in shells), np.array(sizes), layout.box]
         buffer, (*places, dims, box) = context.pool.upload(tables, context.stream)
         launch_scatter(
-            context, layout.aosym, block.array, prod(block.dims), places, dims, triangle, layout.swap, box, self.flat
+            context, placing, block.array, prod(block.dims), places, dims, triangle, flag, box, self.flat
         )
         context.pool.release(buffer)
 

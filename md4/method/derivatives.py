@@ -14,7 +14,12 @@ of i - 1, H^A is H with other coefficients along one axis:
 The derivatives by x, y and z of A have the numbers 1, 2 and 3, those by B 4, 5 and 6.
 """
 
-from md4.method.angular import AXES
+from functools import cache
+
+import numpy as np
+
+from md4.method.angular import AXES, hermite_ordinal, hermite_triples, nherm
+from md4.method.hermite import nonzero_elements
 
 OF_A, OF_B = (1, 2, 3), (4, 5, 6)
 
@@ -22,6 +27,26 @@ OF_A, OF_B = (1, 2, 3), (4, 5, 6)
 def axis_of(derivative):
     """The place of a derivative's axis in Hermite triples, which are ordered as z, y, x."""
     return AXES[(derivative - 1) % 3]
+
+
+@cache
+def derived_elements(la, lb, pure, nctr_a, nctr_b, single, derivatives):
+    """`md4.method.hermite.nonzero_elements` of derivatives, whose rows are (derivative, a, b).
+
+    A derivative along an axis reaches one power more of it, and what the pair reaches: not so of single shells, whose
+    derivatives are those of their Hermite functions, no others.
+    """
+    row, p = nonzero_elements(la, lb, pure, nctr_a, nctr_b, single).T
+    found = np.zeros((len(derivatives), row[-1] + 1, nherm(la + lb + 1)), dtype=bool)
+    for block, derivative in zip(found, derivatives):
+        above = hermite_triples(la + lb).copy()
+        above[:, axis_of(derivative)] += 1
+        block[row, hermite_ordinal(*above.T)[p]] = True
+        if not single:
+            block[row, p] = True
+    elements = np.argwhere(found.reshape(-1, found.shape[2]))
+    elements.flags.writeable = False
+    return elements
 
 
 def axis_derivatives(e, here, power, step, twice):
@@ -81,3 +106,12 @@ def make_h_derivatives(axis_derivatives, noise):
         )  # fmt: skip
 
     return h_derivatives
+
+
+def one_derivative(found, derivative):
+    """The one with a number of what `h_derivatives` returns (device function)."""
+    z, y, x = found[0], found[1], found[2]
+    if derivative > 3:
+        z, y, x = found[3], found[4], found[5]
+    axis = derivative % 3
+    return x if axis == 1 else (y if axis == 2 else z)

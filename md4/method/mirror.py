@@ -15,6 +15,7 @@ from functools import cache
 import numpy as np
 
 from md4.method.angular import hermite_triples, nherm
+from md4.method.derivatives import derived_elements
 from md4.method.hermite import component_table, in_rows, nonzero_elements
 
 
@@ -86,6 +87,21 @@ def part_elements(la, lb, pure, nctr_a, nctr_b, axis, parity):
     return in_rows(place[row[inside]], p[inside])
 
 
+def class_derivatives(h_class):
+    """The derivatives that are the rows of a class, see `h_class` of `ListFacts`; none of pairs themselves."""
+    return h_class[6] if len(h_class) == 7 else ()
+
+
+def class_degree(h_class):
+    """The degree of the highest Hermite function of a class."""
+    return h_class[0] + h_class[1] + bool(class_derivatives(h_class))
+
+
 def class_elements(h_class):
-    """The elements (ab, p) of H that can be nonzero, of all of a class or of a part; see `h_class` of `ListFacts`."""
+    """The elements (ab, p) of H that can be nonzero, of all of a class, of a part or of derivatives.
+
+    See `h_class` of `ListFacts`.
+    """
+    if class_derivatives(h_class):
+        return derived_elements(*h_class)
     return part_elements(*h_class[:5], *h_class[6:]) if h_class[6:] else nonzero_elements(*h_class)

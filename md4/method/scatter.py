@@ -18,12 +18,16 @@ from math import prod
 
 import numpy as np
 
+from md4.method.derivatives import OF_A, OF_B
+
 SYMMETRIES = ("s1", "s4", "s8")
 # Of (ij|k) in s1 and in s2ij, and of (i|k).
 THREE_CENTRE, TWO_CENTRE = {"s1": "three_s1", "s2ij": "three_s2ij"}, "two"
 EVERY_SYMMETRY = (*SYMMETRIES, *THREE_CENTRE.values(), TWO_CENTRE)
 # Those whose rows are the functions i, not pairs of them.
 ROW_BY_ROW = ("s1", "three_s1", "two")
+# How derivatives of any tensor are placed.
+DERIVATIVES = "derivatives"
 
 
 def is_repeated(same_ab, same_cd, same_pieces, n, m, a, b, c, d, nb, nd):
@@ -101,6 +105,53 @@ def make_place(aosym, jit):
     return jit(places[aosym])
 
 
+def make_place_derivative(jit):
+    """Device function ``place(value, derivative, i, j, k, l, in_triangle, box, out)`` that writes the integral with a
+    nabla, minus a derivative of (ij|kl) by its number, to all its places; see `DerivativeLayout.box`."""
+    tri = jit(triangle)
+
+    def place(value, derivative, i, j, k, l, in_triangle, box, out):
+        if derivative > 3:
+            i, j = j, i
+        first = (derivative - 1) % 3 * box[9] + ((i - box[0]) * box[4] + j - box[1]) * box[7]
+        if in_triangle:
+            kl = tri(k - box[2], l - box[3]) - box[10]
+            if 0 <= kl < box[11]:
+                out[first + kl * box[8]] = -value
+            return
+        m, n = k - box[2], l - box[3]
+        if 0 <= m < box[5] and 0 <= n < box[6]:
+            out[first + (m * box[6] + n) * box[8]] = -value
+        m, n = l - box[2], k - box[3]
+        if 0 <= m < box[5] and 0 <= n < box[6]:
+            out[first + (m * box[6] + n) * box[8]] = -value
+
+    return jit(place)
+
+
+def make_scatter_derivative(jit):
+    """As `make_scatter_element`, for a bra list of derivatives, with `in_triangle` in place of `swap`.
+
+    n_a of `dims` counts (derivative, a); behind its six numbers are the functions a of a shell, and the number of the
+    first derivative. If a and b are of the same shell, the derivatives by A are all.
+    """
+    place = make_place_derivative(jit)
+
+    def element(index, block, bra, ket, ao_bra, ao_ket, dims, same_pieces, in_triangle, box, out):
+        rest, d = index // dims[5], index % dims[5]
+        rest, c = rest // dims[4], rest % dims[4]
+        rest, b = rest // dims[3], rest % dims[3]
+        rest, a = rest // dims[2], rest % dims[2]
+        n, m = rest // dims[1], rest % dims[1]
+        derivative, a = dims[7] + a // dims[6], a % dims[6]
+        if (bra[n, 0] == bra[n, 1] and derivative > 3) or (ket[m, 0] == ket[m, 1] and c < d):
+            return
+        i, j, k, l = ao_bra[n, 0] + a, ao_bra[n, 1] + b, ao_ket[m, 0] + c, ao_ket[m, 1] + d
+        place(block[index], derivative, i, j, k, l, in_triangle, box, out)
+
+    return jit(element)
+
+
 def make_scatter_element(aosym, jit):
     """Device function that reads one element of a block and places it.
 
@@ -109,6 +160,8 @@ def make_scatter_element(aosym, jit):
     is the shape of the block, (n_ij, n_kl, n_a, n_b, n_c, n_d). If `same_pieces` is true, bra and ket are the same
     list.
     """
+    if aosym == DERIVATIVES:
+        return make_scatter_derivative(jit)
     place, repeated = make_place(aosym, jit), jit(is_repeated)
 
     def element(index, block, bra, ket, ao_bra, ao_ket, dims, same_pieces, swap, box, out):
@@ -146,6 +199,16 @@ class TensorLayout:
     aos: np.ndarray
     swap: bool
     ends: tuple | None = None
+
+    @property
+    def placing(self):
+        """How integrals are placed: the name of `make_scatter_element`, and its `swap`."""
+        return self.aosym, self.swap
+
+    @property
+    def derivatives(self):
+        """The functions of bras are the pairs themselves; see `md4.shells.shell_pairs.ShellPairs`."""
+        return ()
 
     def slice(self, first, last):
         """The layout of the rows that belong to the AOs first to last - 1 of index i, counted from i0."""
@@ -211,6 +274,16 @@ class DerivativeLayout:
     ends: tuple | None = None
 
     @property
+    def placing(self):
+        """As that of `TensorLayout`, with `in_triangle`."""
+        return DERIVATIVES, self.in_triangle
+
+    @property
+    def derivatives(self):
+        """The most that a bra has: by both centres of a pair, or by that of a single shell."""
+        return OF_A if self.singles[0] else OF_A + OF_B
+
+    @property
     def rows(self):
         """The rows (first, last + 1) of the triangle of k and l that the tensor contains."""
         return tuple(triangle(n, 0) for n in ((0, int(self.aos[6])) if self.ends is None else self.ends))
@@ -230,7 +303,7 @@ class DerivativeLayout:
 
     @cached_property
     def box(self):
-        """What `md4.cpu.derivatives` reads, ndarray of int64, shape (12,).
+        """What `make_place_derivative` and `md4.cpu.derivatives` read, ndarray of int64, shape (12,).
 
         i0, j0, k0, l0, nj, nk, nl, what one step of (i, j), of (k, l) and of the derivative is in the tensor, and the
         first place in the triangle and the number of places.

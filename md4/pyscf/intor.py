@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
-from md4.contract.derivatives import TENSORS, DerivativeRequest, derivative_tensor
+from md4.contract.derivatives import TENSORS, DerivativeRequest
 from md4.contract.ranks import ranks_of
 from md4.contract.rows import TensorRows, shared_tensor
 from md4.contract.stores import is_file
 from md4.contract.team import shared_engines
-from md4.contract.tensor import ao_tensor, checked_request
-from md4.engine import BACKENDS, Engine
+from md4.contract.tensor import ao_tensor, checked_request, locked_tensor
+from md4.engine import Engine
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import Operator
 from md4.pyscf.few_centres import INDICES, few_centre_tensor
 from md4.shells.basis import Basis
-from md4.support.arguments import checked_choice, checked_flag, checked_mol, checked_progress, shown
-from md4.support.log import log
+from md4.support.arguments import checked_flag, checked_mol, checked_progress, shown
 from md4.support.memory import check_out
 from md4.support.types import (
     BackendName,
@@ -69,19 +68,14 @@ def named_derivatives(
     basis, operator, name, aosym, shls_slice, out, backend, device, max_memory, stream, progress
 ):  # fmt: skip
     """The tensor of derivatives of a name; arguments, results and errors as in `intor`."""
-    if checked_choice("backend", backend, BACKENDS) == "cuda" or checked_flag("device", device):
-        raise UnsupportedError(
-            f"{name}: derivative tensors are made on the CPU in this version; use backend='cpu' and leave out device."
-        )
     of_name = DERIVATIVES[name]
     basis = basis if of_name == "int2e_ip1" else Basis.joined([basis])
     request = DerivativeRequest.of_name(basis, of_name, aosym, shls_slice)
-    if out is not None:
+    if not checked_flag("device", device) and out is not None:
         check_out(out, request.layout(basis).shape)
-    log.debug("%s is made on the CPU, as all derivative tensors are", name)
-    engine = Engine(basis, None, operator, "cpu", stream, max_memory)
+    engine = Engine(basis, None, operator, backend, stream, max_memory)
     with engine.lock:
-        return derivative_tensor(engine, request, out, checked_progress(progress))
+        return locked_tensor(engine, request, out, device, checked_progress(progress))
 
 
 def intor(
@@ -107,8 +101,7 @@ def intor(
         With a derivative, in Hartree/Bohr, whose three components are the first index: 'int2e_ip1', (nabla i j|kl),
         also of both geminals ('int2e_yp_ip1', 'int2e_stg_ip1'); 'int3c2e_ip1', (nabla i j|P); 'int3c2e_ip2',
         (ij|nabla P); and 'int2c2e_ip1', (nabla P|Q). The nabla acts on the function: (nabla i j|kl) is minus the
-        derivative by the centre of i. They are made on the CPU by one process, whatever `backend='auto'` takes for
-        other integrals, and `out` is an array or a numpy.memmap.
+        derivative by the centre of i. They are made by one device, and `out` is an array or a numpy.memmap.
     aosym : str
         Symmetry as in `int2e` and `int3c2e`. 'int2e_ip1' has 's1' and 's2kl', (3, nao, nao, nao (nao + 1) / 2), for
         which the ranges of k and l are equal; 'int3c2e_ip2' has 's1' and 's2ij'; the other derivatives have 's1'.
@@ -116,8 +109,8 @@ def intor(
     Raises
     ------
     UnsupportedError
-        Another name; the message lists the names that are offered. A derivative with ``backend='cuda'`` or `device`,
-        or of shells whose angular momenta add up to more than 31.
+        Another name; the message lists the names that are offered. Or a derivative of shells whose angular momenta add
+        up to more than 31.
 
     Examples
     --------

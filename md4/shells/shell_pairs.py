@@ -70,12 +70,14 @@ class ListFacts:
         (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends.
     h_class : tuple
         (l_a, l_b, pure, nctr_a, nctr_b, single): the same with what makes H of single shells another one. That of a
-        part is followed by `mirror`.
+        part is followed by `mirror`, that of derivatives by these, a tuple.
     la, lb, l, nctr_a, nctr_b, na, nb, nab, first, nherm, max_prim : int
     pure, single : bool
         As those of `ShellPairs`. Of a part, `nab` and `nherm` are its rows and its Hermite functions.
     mirror : tuple of int or None
         (axis, parity) of the even or of the odd part of a list, see `md4.method.mirror`; None of all of a list.
+    derivatives : tuple of int
+        As those of `ShellPairs`.
     """
 
     shell_class: tuple
@@ -94,6 +96,7 @@ class ListFacts:
     pure: bool
     single: bool
     mirror: tuple | None = None
+    derivatives: tuple = ()
 
 
 @cache
@@ -110,6 +113,15 @@ def part_facts(facts, axis, parity):
     nab, count = len(part_rows(*facts.shell_class, axis, parity)), len(part_functions(facts.l, axis, parity))
     mirror = axis, parity
     return replace(facts, h_class=(*facts.h_class, *mirror), nab=nab, nherm=count, mirror=mirror)
+
+
+@cache
+def derived_facts(facts, derivatives):
+    """The `ListFacts` of derivatives of the pairs of lists; see `ShellPairs`."""
+    l, h_class = facts.l + 1, (*facts.shell_class, facts.single, derivatives)
+    first = first_function(l, facts.pure, facts.single)
+    sizes = {"nab": len(derivatives) * facts.nab, "first": first, "nherm": nherm(l) - first}
+    return replace(facts, h_class=h_class, l=l, **sizes, derivatives=derivatives)
 
 
 @dataclass(frozen=True)
@@ -177,9 +189,8 @@ class ShellPairs:
 
     @property
     def h_class(self):
-        """(l_a, l_b, pure, nctr_a, nctr_b, single): all that the structure of H depends on; of s shells it is that of a
-        pair."""
-        return (*self.shell_class, self.single and self.l > 0)
+        """All that the structure of H depends on, see `ListFacts`; of single s shells it is that of a pair."""
+        return self.facts.h_class
 
     @property
     def first(self):
@@ -221,7 +232,8 @@ class ShellPairs:
     @cached_property
     def facts(self):
         """The `ListFacts` of the list; those of a slice are of the whole list."""
-        return list_facts(*self.shell_class, self.na, self.nb, self.max_prim, self.single)
+        facts = list_facts(*self.shell_class, self.na, self.nb, self.max_prim, self.single)
+        return derived_facts(facts, self.derivatives) if self.derivatives else facts
 
     @property
     def mean_prim(self):

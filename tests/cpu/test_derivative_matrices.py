@@ -5,7 +5,8 @@ import pytest
 from pair_lists import few_shells, mixed_basis, two_classes
 
 import md4
-from md4.contract.derivatives import DerivativeRequest, derivative_tensor
+from md4.contract.derivatives import DerivativeRequest
+from md4.contract.tensor import locked_tensor
 from md4.engine import Engine
 
 BASES = {
@@ -23,7 +24,7 @@ def basis(request):
 def case(basis):
     """Matrices without symmetry, and their J and K of derivatives."""
     request = DerivativeRequest.of_name(basis, "int2e_ip1", "s1", None)
-    tensor = derivative_tensor(Engine(basis, backend="cpu"), request)
+    tensor = locked_tensor(Engine(basis, backend="cpu"), request)
     dm = np.random.default_rng(1).normal(size=(3, basis.nao, basis.nao))
     return dm, [-np.einsum(i, tensor, dm) for i in ("xijkl,nlk->nxij", "xijkl,njk->nxil")]
 

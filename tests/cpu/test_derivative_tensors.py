@@ -1,6 +1,4 @@
-"""Derivatives of AO tensors under PySCF's names, which the CPU makes."""
-
-import logging
+"""Derivatives of AO tensors under PySCF's names, on the CPU and on a GPU."""
 
 import numpy as np
 import pytest
@@ -9,10 +7,11 @@ from mpmath import mp, mpf
 from pyscf import gto, mcscf, scf
 
 import md4
-from md4.contract.derivatives import DerivativeRequest, derivative_tensor
+from md4.contract.derivatives import DerivativeRequest
+from md4.contract.tensor import locked_tensor
 from md4.cpu.derivatives import DerivativeTensor
 from md4.engine import Engine
-from md4.errors import ArgumentError, MemoryLimitError, UnsupportedError
+from md4.errors import ArgumentError, DeviceError, MemoryLimitError, UnsupportedError
 from md4.method.operators import Operator
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
@@ -42,17 +41,17 @@ def both(mol):
     return gto.conc_mol(mol, molecule(ATOMS, AUXILIARY, cart=mol.cart))
 
 
-def assert_pyscf(mol, name, aosym="s1", shls_slice=None, **options):
+def assert_pyscf(mol, name, aosym="s1", shls_slice=None, backend="cpu"):
     theirs = mol.intor(name, aosym=aosym, shls_slice=shls_slice)
-    ours = md4.intor(mol, name, aosym, shls_slice=shls_slice, backend="cpu", **options)
+    ours = md4.intor(mol, name, aosym, shls_slice=shls_slice, backend=backend)
     assert ours.shape == theirs.shape
     assert ours.flags.c_contiguous
     assert relative_error(ours, theirs) < (OF_LIBCINT if mol.omega < 0 else TOLERANCE)
 
 
 @pytest.mark.parametrize("aosym", ["s1", "s2kl"])
-def test_four_centres(mol, aosym):
-    assert_pyscf(mol, "int2e_ip1", aosym)
+def test_four_centres(mol, aosym, backend):
+    assert_pyscf(mol, "int2e_ip1", aosym, backend=backend)
 
 
 @pytest.mark.parametrize("omega", [0.3, -0.3])
@@ -68,27 +67,27 @@ SLICES = [(0, 2, 0, 6, 0, 6, 0, 6), (1, 4, 2, 5, 0, 3, 2, 6), (4, 6, 0, 1, 5, 6,
 
 
 @pytest.mark.parametrize("shells", SLICES)
-def test_slices(mol, shells):
+def test_slices(mol, shells, backend):
     assert mol.nbas == 6
-    assert_pyscf(mol, "int2e_ip1", shls_slice=shells)
-    assert_pyscf(mol, "int2e_ip1", "s2kl", (*shells[:4], *shells[4:6] * 2))
+    assert_pyscf(mol, "int2e_ip1", shls_slice=shells, backend=backend)
+    assert_pyscf(mol, "int2e_ip1", "s2kl", (*shells[:4], *shells[4:6] * 2), backend)
 
 
 @pytest.mark.parametrize("ends", [(0, 6, 0, 6, 6, 11), (1, 4, 2, 6, 7, 10), (3, 5, 0, 3, 10, 11), (0, 6, 0, 6, 8, 9)])
-def test_three_centres(both, ends):
+def test_three_centres(both, ends, backend):
     assert both.nbas == 11
     for name in ("int3c2e_ip1", "int3c2e_ip2"):
-        assert_pyscf(both, name, shls_slice=ends)
+        assert_pyscf(both, name, shls_slice=ends, backend=backend)
 
 
 @pytest.mark.parametrize("ends", [(0, 6, 0, 6, 6, 11), (2, 5, 0, 6, 7, 9), (4, 6, 0, 6, 6, 11)])
-def test_rows_of_a_triangle(both, ends):
-    assert_pyscf(both, "int3c2e_ip2", "s2ij", ends)
+def test_rows_of_a_triangle(both, ends, backend):
+    assert_pyscf(both, "int3c2e_ip2", "s2ij", ends, backend)
 
 
 @pytest.mark.parametrize("ends", [None, (6, 11, 6, 11), (0, 6, 6, 11), (8, 9, 2, 7)])
-def test_two_centres(both, ends):
-    assert_pyscf(both, "int2c2e_ip1", shls_slice=ends)
+def test_two_centres(both, ends, backend):
+    assert_pyscf(both, "int2c2e_ip1", shls_slice=ends, backend=backend)
 
 
 @pytest.mark.parametrize("name", ["int2e_ip1", "int3c2e_ip1", "int3c2e_ip2", "int2c2e_ip1"])
@@ -97,12 +96,12 @@ def test_names(name, suffix):
     assert_pyscf(molecule("O 0 0 0; H 0.1 0.7 -0.4", {"O": [[2, [1.0, 1.0]]], "H": [[1, [0.7, 1.0]]]}), name + suffix)
 
 
-def test_i_functions():
+def test_i_functions(backend):
     """To what libcint can do with them."""
     high = molecule("O 0 0 0; H 0.3 0.7 -0.4", {"O": [[6, [1.1, 1.0]], [1, [0.6, 1.0]]], "H": [[6, [0.9, 1.0]]]})
     for ends in ((0, 3, 0, 3, 2, 3, 0, 1), (2, 3, 0, 1, 0, 1, 2, 3)):
-        assert_pyscf(high, "int2e_ip1", shls_slice=ends)
-    assert_pyscf(high, "int2c2e_ip1")
+        assert_pyscf(high, "int2e_ip1", shls_slice=ends, backend=backend)
+    assert_pyscf(high, "int2c2e_ip1", backend=backend)
 
 
 def test_translations_change_nothing(mol, both):
@@ -147,27 +146,27 @@ def one_primitive(ls, exponents=(0.9, 1.3, 0.7, 1.1)):
     return [Shell(l, [z], [[1.0]], centre) for l, z, centre in zip(ls, exponents, CENTRES)]
 
 
-def tensor(basis, name, shls_slice, operator=None):
+def tensor(basis, name, shls_slice, operator=None, backend="cpu"):
     request = DerivativeRequest.of_name(basis, name, "s1", shls_slice)
-    return derivative_tensor(Engine(basis, None, operator, "cpu"), request)
+    return locked_tensor(Engine(basis, None, operator, backend), request)
 
 
 @pytest.mark.sample("ls1-*", "ls2-*")
 @pytest.mark.parametrize("operator", [("coulomb", 0.0), ("erfc", 0.3)], ids=["coulomb", "erfc"])
 @pytest.mark.parametrize("ls", [(8, 7, 8, 8), (0, 10, 3, 9), (2, 1, 3, 2)])
-def test_any_l(ls, operator):
+def test_any_l(ls, operator, backend):
     """Up to the limit, against the oracle."""
     shells = one_primitive(ls)
-    ours = tensor(Basis(shells), "int2e_ip1", (0, 1, 1, 2, 2, 3, 3, 4), Operator(*operator))
+    ours = tensor(Basis(shells), "int2e_ip1", (0, 1, 1, 2, 2, 3, 3, 4), Operator(*operator), backend)
     for axis, ends in ((0, (0, -1, -1, 0)), (1, (-1, 0, -1, -1)), (2, (0, 0, 0, -1))):
         element = tuple(n % (2 * l + 1) for n, l in zip(ends, ls))
         assert abs(ours[(axis, *element)] - exact(shells, axis, element, operator)) < TOLERANCE * abs(ours).max()
 
 
-def test_any_l_of_single_shells():
+def test_any_l_of_single_shells(backend):
     shells = one_primitive((16, 0, 15, 0))
     basis = Basis.joined([Basis(shells)])
-    ours = tensor(basis, "int2c2e_ip1", (0, 1, 2, 3))
+    ours = tensor(basis, "int2c2e_ip1", (0, 1, 2, 3), backend=backend)
     assert ours.shape == (3, 33, 31)
     for axis in range(3):
         these = shells[0], None, shells[2], None
@@ -223,8 +222,7 @@ WRONG = [
     ("int2e_ip1", {"out": np.empty(3)}, ArgumentError, "out must be"),
     ("int2e_ip1", {"device": "yes"}, ArgumentError, "device must be"),
     ("int2e_ip1", {"gather": True}, ArgumentError, "leave out devices, comm and gather"),
-    ("int2e_ip1", {"backend": "cuda"}, UnsupportedError, "on the CPU in this version; use backend='cpu'"),
-    ("int2c2e_ip1", {"device": True}, UnsupportedError, "on the CPU in this version; use backend='cpu'"),
+    ("int2c2e_ip1", {"device": True}, DeviceError, "it needs backend='cuda'"),
 ]  # fmt: skip
 
 
@@ -238,13 +236,6 @@ def test_limit_of_l():
     basis = Basis(one_primitive((8, 8, 8, 8)))
     with pytest.raises(UnsupportedError, match="L = 32, beyond the limit of 31 for derivatives"):
         DerivativeRequest.of_name(basis, "int2e_ip1", "s1", None)
-
-
-def test_auto_is_the_cpu(caplog):
-    with caplog.at_level(logging.DEBUG, logger="md4"):
-        made = md4.intor(molecule("He 0 0 0", "sto-3g"), "int2e_ip1")
-    assert made.shape == (3, 1, 1, 1, 1)
-    assert "int2e_ip1 is made on the CPU, as all derivative tensors are" in caplog.text
 
 
 def test_a_gradient_of_casscf(monkeypatch):

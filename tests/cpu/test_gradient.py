@@ -6,7 +6,8 @@ from nuclear_forces import forces_by_tensor, symmetric
 from pair_lists import few_shells, mixed_basis, two_classes
 
 import md4
-from md4.contract.derivatives import DerivativeRequest, derivative_tensor
+from md4.contract.derivatives import DerivativeRequest
+from md4.contract.tensor import locked_tensor
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.gradient import z_tiles
 from md4.cpu.groups import every_reach, hermite_functions
@@ -28,7 +29,7 @@ def basis(request):
 @pytest.fixture(scope="module")
 def tensor(basis):
     """int2e_ip1 of the basis."""
-    return derivative_tensor(Engine(basis, backend="cpu"), DerivativeRequest.of_name(basis, "int2e_ip1", "s1", None))
+    return locked_tensor(Engine(basis, backend="cpu"), DerivativeRequest.of_name(basis, "int2e_ip1", "s1", None))
 
 
 def rows_of_shells(basis, of_aos):

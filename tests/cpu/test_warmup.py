@@ -112,7 +112,8 @@ def test_an_error_ends_the_second_process(monkeypatch):
 
 
 FIRST_CALLS = """
-    from md4.contract.derivatives import DerivativeRequest, derivative_tensor
+    from md4.contract.derivatives import DerivativeRequest
+    from md4.contract.tensor import locked_tensor
     from md4.contract.density_fitting import DensityFitting
     from md4.contract.fitting_gradient import FittingGradient
     from md4.cpu import warmup
@@ -139,7 +140,7 @@ FIRST_CALLS = """
     engine = md4.Engine(basis, backend="cpu")
     engine.compute([[0, 0]], [[1, 0], [3, 2]])
     ao_tensor(engine, "s4")
-    derivative_tensor(engine, DerivativeRequest.of_name(basis, "int2e_ip1", "s1", None))
+    locked_tensor(engine, DerivativeRequest.of_name(basis, "int2e_ip1", "s1", None))
     ao_tensor(engine, "s1", shls_slice=(0, 2, 0, 2, 1, 3, 0, 4))
     ao_tensor(engine, "s1", out=np.empty((8,) * 4))
     report(results, missing=missing, total=total, later=len(compilations.buffer) - before,

@@ -96,6 +96,21 @@ def test_gradients(launched, basis, monkeypatch):
     assert found <= asked
 
 
+def test_tensors_of_derivatives(launched, monkeypatch):
+    """As `test_gradients`."""
+    found, _ = launched
+    mol, asked = molecule(HYDROGEN, "sto-3g"), set()
+
+    def compile_ahead(backend, use, basis, work, *_):
+        asked.update(backend.asked_by(work))
+
+    monkeypatch.setattr(GpuBackend, "compile_ahead", compile_ahead)
+    for name in ("int2e_ip1", "int3c2e_ip1"):
+        md4.intor(mol, name, backend="cuda")
+    assert {variant.name for variant in found} >= {"h_matrices-False-True", "scatter_block-derivatives"}
+    assert found <= asked
+
+
 def test_lists_are_counted_by_some_of_their_pairs():
     """The pair with the most primitives is among these."""
     rng, n = np.random.default_rng(0), 60

@@ -19,7 +19,7 @@ from md4.gpu import shell_pairs as device_pairs
 from md4.gpu import targets as device_tensor
 from md4.gpu.h_layout import FORMS
 from md4.gpu.pool import Pool
-from md4.method.scatter import EVERY_SYMMETRY
+from md4.method.scatter import DERIVATIVES, EVERY_SYMMETRY
 from md4.shells.shell_pairs import shell_pairs
 
 sys.path.insert(0, str(ROOT / "bench" / "lab"))
@@ -314,6 +314,7 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert {f[5] for f in facts["ket_transform"]} == {False, True}
     assert {f[7:] for f in facts["whole_panel"]} == set(product((False, True), repeat=2))
     assert {f[9] for f in facts["thread_quartet_integrals"]} == {False, True}
-    assert {f[0] for f in facts["scatter_block"]} == set(EVERY_SYMMETRY)
+    assert {f[0] for f in facts["scatter_block"]} == {*EVERY_SYMMETRY, DERIVATIVES}
+    assert {f[1:] for f in facts["h_matrices"]} == {(), (True,)}
     assert {f[-2] for f in facts["digest_in_place"]} == {"coulomb", "erf", "erfc"}
     assert {f[-2:] for f in facts["digest_rows"]} == {(True, True), (True, False), (False, True)}
