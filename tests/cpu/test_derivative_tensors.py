@@ -151,7 +151,7 @@ def tensor(basis, name, shls_slice, operator=None, backend="cpu"):
     return locked_tensor(Engine(basis, None, operator, backend), request)
 
 
-@pytest.mark.sample("ls1-*", "ls2-*")
+@pytest.mark.sample("cpu-ls1-*", "cpu-ls2-*")
 @pytest.mark.parametrize("operator", [("coulomb", 0.0), ("erfc", 0.3)], ids=["coulomb", "erfc"])
 @pytest.mark.parametrize("ls", [(8, 7, 8, 8), (0, 10, 3, 9), (2, 1, 3, 2)])
 def test_any_l(ls, operator, backend):
