@@ -29,13 +29,11 @@ from md4.contract.density_fitting import DensityFitting
 from md4.contract.exchange_factors import factors
 from md4.contract.fitting_orbitals import transform
 from md4.contract.fitting_stores import block_rows
-from md4.contract.gradient import energy_terms, host_bounds
+from md4.contract.gradient import energy_terms
 from md4.contract.screening import schwarz_bounds
 from md4.contract.team import shared_devices
 from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
-from md4.shells.schwarz import GradientBounds
-from md4.shells.shell_pairs import PRIMITIVE_CUTOFF
 from md4.support.display import size_text
 from md4.support.locks import locked
 
@@ -144,10 +142,6 @@ class FittingGradient:
 
     def compile_ahead(self, backend, response):
         """Compiles what is missing for the forces."""
-        from md4.cpu.warmup import BOUNDS, compile_ahead
-
-        if backend.name != "cpu":
-            compile_ahead(BOUNDS)  # for `host_bounds`
         part = None if response else "one centre"
         backend.compile_ahead("fitting", self.three.basis, lambda dry: rehearse(self.three, dry, response), part=part)
 
@@ -314,7 +308,7 @@ class FittingGradient:
         return self.algebra.send(signs(f)[left] * signs(f)[right] * np.where(left == right, 1.0, 2.0))
 
 
-def forces_of(three, engine, singles, rehearsal=False):
+def forces_of(three, engine, singles):
     """What makes the forces of a `ThreeCentre`: lists of pairs and of single shells with their bounds.
 
     Parameters
@@ -324,24 +318,18 @@ def forces_of(three, engine, singles, rehearsal=False):
         Over its joined basis.
     singles : list of list of ndarray
         Blocks of lists of single shells, as of `FittingGradient.pieces`.
-    rehearsal : bool
-        Whether bounds of derivatives mean nothing.
     """
     engine, every = engine.with_operator("coulomb"), [*three.pairs, *(piece for block in singles for piece in block)]
     prepared, bounds = engine.prepare_lists(every, three.basis), schwarz_bounds(engine, every)
     lists = [Bounded(this, *both) for this, both in zip(prepared, bounds)]
-    rest, of_device = iter(lists[len(three.pairs) :]), ()
+    rest = iter(lists[len(three.pairs) :])
     blocks = [[next(rest) for _ in block] for block in singles]
-    if rehearsal:
-        of_device = ([GradientBounds(this.prepared.pairs, three.basis.centres, *[this.exact] * 2) for this in lists],)
-    elif engine.backend.name != "cpu":
-        of_device = (host_bounds(three.basis, lists, PRIMITIVE_CUTOFF),)
-    return engine.backend.sums.fitting_forces(three.basis, lists[: len(three.pairs)], blocks, *of_device)
+    return engine.backend.sums.fitting_forces(three.basis, lists[: len(three.pairs)], blocks)
 
 
 def rehearse(three, backend, response=True):
     """Asks a backend that launches nothing for the kernels of the forces of a `ThreeCentre`."""
-    forces = forces_of(three, three.engine.with_backend(backend), [three.single], rehearsal=True)
+    forces = forces_of(three, three.engine.with_backend(backend), [three.single])
     forces.add_three(backend, 0, backend.result((three.naux, three.ncol)), 0.0, response)
     if response:
         forces.add_two(backend, backend.result((three.naux, three.naux)), 0.0)

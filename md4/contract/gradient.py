@@ -20,14 +20,9 @@ from md4.contract.ranks import collective
 from md4.contract.screening import PRIMITIVE_SHARE, Statistics
 from md4.contract.team import Team
 from md4.contract.unlisted import unlisted, unlisted_bound
-from md4.cpu.backend import CpuBackend
-from md4.cpu.forces import largest_norms
 from md4.engine import Engine
 from md4.errors import ArgumentError
-from md4.method.derivatives import OF_A, OF_B
 from md4.method.operators import Mixture, Operator, as_operator, check_order
-from md4.shells.schwarz import GradientBounds
-from md4.shells.shell_pairs import shell_pairs
 from md4.support.arguments import as_list, checked_real, shown
 from md4.support.locks import locked
 from md4.support.progress import Progress
@@ -144,25 +139,6 @@ def checked_long_range(long_range):
     return Operator.erf(given[0]).parameter, checked_real("the factor of long_range", given[1])
 
 
-def host_bounds(basis, lists, cutoff):
-    """`GradientBounds` of lists whose primitive pairs are on a GPU, made by the CPU from its own.
-
-    Parameters
-    ----------
-    basis : md4.Basis
-    lists : list
-        Objects with the attributes `prepared` and `exact` of `md4.contract.screening.PairList`.
-    cutoff : float
-        Of primitive pairs; see `md4.shells.shell_pairs.shell_pairs`.
-    """
-    backend, found = CpuBackend(as_operator("coulomb")), []
-    for this in lists:
-        pairs = shell_pairs(basis, this.prepared.pairs.pairs, cutoff=cutoff)
-        norms = largest_norms(backend, pairs.derived(OF_A if pairs.single else OF_A + OF_B))
-        found.append(GradientBounds(this.prepared.pairs, basis.centres, this.exact, norms))
-    return found
-
-
 def rehearse_forces(backend, basis, finest, terms, tolerance):
     """Asks a backend that launches nothing for the kernels of gradients.
 
@@ -178,8 +154,7 @@ def rehearse_forces(backend, basis, finest, terms, tolerance):
     """
     team = Team.of(Engine(basis, backend=backend.with_operator(as_operator("coulomb"))))
     team.make_lists(finest)
-    bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in team.lists]
-    backend.sums.forces(basis, team.lists, bounds).run(backend, *terms, tolerance)
+    backend.sums.forces(basis, team.lists).run(backend, *terms, tolerance)
 
 
 class Gradients:
@@ -349,14 +324,11 @@ class Gradients:
         if self._forces is None:
             backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
             self._unlisted = unlisted(basis, self.lists, PRIMITIVE_SHARE * finest)
-            given = () if backend.name == "cpu" else (host_bounds(basis, self.lists, PRIMITIVE_SHARE * finest),)
-            self._forces = backend.sums.forces(basis, self.lists, *given)  # last: an interrupt may come before
+            self._forces = backend.sums.forces(basis, self.lists)  # last: an interrupt may come before
         return self._forces
 
     def _compile_ahead(self, operator, terms, tolerance):
         """Compiles what is missing for a gradient, on the first rank of each node before the others."""
-        from md4.cpu.warmup import BOUNDS, compile_ahead
-
         backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
 
         def work(backend):
@@ -364,8 +336,6 @@ class Gradients:
 
         def compile_all():
             with self.engine.lock:
-                if backend.name != "cpu":
-                    compile_ahead(BOUNDS, self.progress)  # for `host_bounds`
                 part = None if terms[2].any() else "J alone"
                 backend.with_operator(operator).compile_ahead("forces", basis, work, self.progress, part)
 

@@ -4,6 +4,10 @@ from math import sqrt
 
 import numpy as np
 
+# Of a pair with more primitive pairs than this, the bound of a derivative is the sum of the norms of so many of these
+# at a time, which is not less than the norm of their sum.
+TOGETHER = 16
+
 
 def row_norms(diagonal):
     """R_ab, shape (npair,), from the diagonals (ab|ab), shape (npair, na, nb); negative elements count as zero."""

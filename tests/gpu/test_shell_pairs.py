@@ -11,6 +11,7 @@ from emulator import running
 from molecules import WATER, molecule
 
 from md4 import Engine
+from md4.contract.fitting_gradient import Bounded
 from md4.contract.screening import schwarz_bounds
 from md4.errors import MemoryLimitError
 from md4.gpu import shell_pairs as device_pairs
@@ -231,6 +232,43 @@ def test_schwarz_bounds_in_plain_python(most, spread, monkeypatch):
     with running():
         found = np.concatenate(check_bounds(basis_of([1, 2], count=2, spread=spread)), axis=1)
     assert (found == 0).any() == (spread > 10)
+
+
+def check_gradient_bounds(basis):
+    """The bounds of derivatives of all lists of a basis are those of the CPU; returns them."""
+    joined, lists = lists_of(basis)
+    lists, found = [pairs for pairs in lists if len(pairs)], []
+    for name in ("cuda", "cpu"):
+        engine = Engine(joined, backend=name)
+        given = map(Bounded, engine.prepare_lists(lists, joined), *zip(*schwarz_bounds(engine, lists)))
+        found.append(engine.backend.sums.forces(joined, list(given)).bounds)
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one.derivative, other.derivative, rtol=1e-10, atol=1e-12 * other.derivative.max())
+        np.testing.assert_allclose(one.own, other.own, rtol=0, atol=1e-12 * other.own.max())
+    return np.concatenate([one.derivative for one in found[0]])
+
+
+@gpu
+@pytest.mark.parametrize("options", [
+    {"nprims": [1], "l": (5, 4), "count": 3}, {"nprims": [2, 3], "l": (3, 2), "count": 6},
+    {"nprims": [6, 3], "l": (1, 0), "nctr": (2, 3), "count": 8}, {"nprims": [1, 2], "l": (4, 1), "pure": False},
+    {"nprims": [1, 4], "l": (2, 1), "spread": 40.0, "count": 20},
+], ids=str)  # fmt: skip
+def test_bounds_of_derivatives(gpu, options):
+    check_gradient_bounds(basis_of(**options))
+
+
+@pytest.mark.parametrize("options", [
+    pytest.param({"nprims": [2, 1], "nctr": (2, 1), "count": 2}, marks=pytest.mark.races), {"nprims": [5], "l": (0, 0)},
+    {"nprims": [1], "l": (2, 1), "pure": False}, {"nprims": [1], "l": (1, 0), "spread": 60.0, "count": 2},
+], ids=str)  # fmt: skip
+def test_bounds_of_derivatives_in_plain_python(options, monkeypatch):
+    """Of primitive pairs that count together and in parts; of more pairs than there are blocks of threads."""
+    monkeypatch.setattr("md4.gpu.kernels.derivative_norms.BLOCKS", 2)
+    with running() as machine:
+        found = check_gradient_bounds(basis_of(**({"count": 1} | options)))
+    assert "derivative_norms" in machine.kernels
+    assert (found == 0).any() == (options.get("spread") == 60.0)
 
 
 def test_the_squares_of_bounds_take_the_least_time():

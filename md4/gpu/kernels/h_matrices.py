@@ -71,9 +71,34 @@ def packed_triples(l):
     return (t[:, 0] + (t[:, 1] << 8) + (t[:, 2] << 16)).astype(np.int32)
 
 
+def make_e_coefficients(threads):
+    """Device function (pairs, record, la, lb, e): so many threads make E of the three axes of a primitive pair.
+
+    Its record begins at `record`. Powers reach `la` and `lb`; E is in shared memory, see `md4.method.hermite`.
+    """
+    e_coefficient = jit_device(hermite.e_coefficient)
+
+    def e_coefficients(pairs, record, la, lb, e):
+        nt = la + lb + 1
+        size = (la + 1) * (lb + 1) * nt
+        for i in range(la + 1):
+            for j in range(lb + 1):
+                n = i64(cuda.threadIdx.x)
+                while n < 3 * nt:
+                    axis, t = n // nt, n % nt
+                    from_a, from_b = pairs.numbers[record + FROM_A + axis], pairs.numbers[record + FROM_B + axis]
+                    e[axis * size + (i * (lb + 1) + j) * nt + t] = e_coefficient(
+                        i, j, t, lb, nt, 0.5 / pairs.numbers[record], from_a, from_b, e, axis * size
+                    )
+                    n += threads
+                cuda.syncthreads()
+
+    return jit_device(e_coefficients)
+
+
 def h_matrices(single=False):
     """Kernel factory; all sizes are run-time numbers. `single`: elements are floats."""
-    e_coefficient, h_element = jit_device(hermite.e_coefficient), jit_device(hermite.h_element)
+    e_coefficients, h_element = make_e_coefficients(THREADS), jit_device(hermite.h_element)
     threads, numbers = THREADS, F32 if single else F64
 
     def kernel(pairs: Records, of_a: Components, of_b: Components, positions: Positions, parts: i64, out: numbers):
@@ -82,15 +107,7 @@ def h_matrices(single=False):
         record, la, lb = prim * pairs.width, of_a.l, of_b.l
         nt = la + lb + 1
         size = (la + 1) * (lb + 1) * nt
-        for i in range(la + 1):
-            for j in range(lb + 1):
-                if tid < 3 * nt:
-                    axis, t = tid // nt, tid % nt
-                    from_a, from_b = pairs.numbers[record + FROM_A + axis], pairs.numbers[record + FROM_B + axis]
-                    e[axis * size + (i * (lb + 1) + j) * nt + t] = e_coefficient(
-                        i, j, t, lb, nt, 0.5 / pairs.numbers[record], from_a, from_b, e, axis * size
-                    )
-                cuda.syncthreads()
+        e_coefficients(pairs, record, la, lb, e)
         ncomp_a, ncomp_b, count = of_a.start.size - 1, of_b.start.size - 1, positions.element.size
         nb = of_b.nctr * ncomp_b
         target = prim * count if positions.stride == 1 else positions.places[prim]
