@@ -278,7 +278,7 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
     for mirrored in (False, True):
         launch_coulomb(backend, lists[0], mirrored)
     launch_bounds(backend.context, block, None)
-    launch_derivative_norms(backend.context, bra, None)
+    launch_derivative_norms(backend.context, bra, None, None)
     launch_narrow(backend.context, NOTHING, None)
     launch_select(backend.context, None, NOTHING, 0, (), (0, 1, 0, 1), (), Selected(None, (), None, None, 1, 1))
     for aosym in SYMMETRIES:

@@ -21,6 +21,7 @@ gradient of water is right with it to 3e-10 Hartree/Bohr; without it, it is wron
 def2-universal-JKFIT, and by 2e-7 with 1/r and an even-tempered basis of ratio 1.4.
 """
 
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,11 +43,11 @@ BLOCK_SHARE = 0.3
 
 
 class Bounded(NamedTuple):
-    """A prepared list of pairs and its two Schwarz bounds; see `md4.contract.screening.PairList`."""
+    """A prepared list of pairs, and on a CPU its two Schwarz bounds; see `md4.contract.screening.PairList`."""
 
     prepared: object
-    exact: np.ndarray
-    bound: np.ndarray
+    exact: np.ndarray | None
+    bound: np.ndarray | None
 
 
 class Fitted(NamedTuple):
@@ -320,7 +321,9 @@ def forces_of(three, engine, singles):
         Blocks of lists of single shells, as of `FittingGradient.pieces`.
     """
     engine, every = engine.with_operator("coulomb"), [*three.pairs, *(piece for block in singles for piece in block)]
-    prepared, bounds = engine.prepare_lists(every, three.basis), schwarz_bounds(engine, every)
+    prepared, bounds = engine.prepare_lists(every, three.basis), repeat((None, None))
+    if engine.backend.name == "cpu":  # a GPU makes all bounds together
+        bounds = schwarz_bounds(engine, every)
     lists = [Bounded(this, *both) for this, both in zip(prepared, bounds)]
     rest = iter(lists[len(three.pairs) :])
     blocks = [[next(rest) for _ in block] for block in singles]

@@ -150,16 +150,18 @@ class DeviceBounds:
 
 
 def gradient_bounds(context, basis, lists):
-    """`GradientBounds` of some objects with the attributes `prepared` and `exact` of `PairList`, as a list."""
+    """`GradientBounds` of some objects with the attribute `prepared` of `PairList`, as a list."""
     edges = np.cumsum([0, *(len(this.prepared) for this in lists)]).tolist()
-    norms, largest = context.pool.get(max(1, edges[-1])), np.empty(edges[-1])
-    for this, (first, last) in zip(lists, pairwise(edges)):
-        launch_derivative_norms(context, this.prepared, norms.part(first, (last - first,)))
-    context.copy_out(largest, norms.pointer)
+    count, found = edges[-1], np.empty((2, edges[-1]))
+    norms = context.pool.get(max(1, found.size))
+    for this, first in zip(lists, edges):
+        these = (norms.part(n * count + first, (len(this.prepared),)) for n in range(2))
+        launch_derivative_norms(context, this.prepared, *these)
+    context.copy_out(found, norms.pointer)
     context.pool.release(norms)
     return [
-        GradientBounds(this.prepared.pairs, basis.centres, this.exact, found)
-        for this, found in zip(lists, np.split(largest, edges[1:-1]))
+        GradientBounds(this.prepared.pairs, basis.centres, *found[:, first:last])
+        for this, (first, last) in zip(lists, pairwise(edges))
     ]
 
 

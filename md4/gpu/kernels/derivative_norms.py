@@ -1,14 +1,15 @@
-"""Bounds of derivatives of shell pairs on the GPU: (sum_ab (ab|ab))^1/2 of the largest one, as `md4.cpu.gradient` has.
+"""Bounds for gradients on the GPU: (sum_ab (ab|ab))^1/2 of shell pairs and of their largest derivatives.
 
-A block of threads takes one shell pair after the other. In memory of its own it makes H^{A_i} and H^{B_i} of the
+A block of threads takes one shell pair after the other. In memory of its own it makes H, H^{A_i} and H^{B_i} of the
 primitive pairs (`md4.method.derivatives`), without contraction coefficients. For each two primitive pairs i and k it
 makes r in shared memory as `md4.gpu.kernels.recurrence` does for large L. Then a thread takes functions ab and q, and
 adds up
 
     sum_p H_i[ab, p] r[p + q] H_k[ab, q] (-1)^|q|
 
-of all six derivatives, times sum_c c_i c_k of the contracted functions of a and of b. The sums over threads have a
-fixed order.
+of the pair and of all six derivatives, times sum_c c_i c_k of the contracted functions of a and of b. As in
+`md4.contract.screening`, `ROUNDING` times the same sums with the moduli of the coefficients is added, so that
+cancellation hides nothing. The sums over threads have a fixed order.
 """
 
 import math
@@ -28,7 +29,7 @@ from md4.gpu.tuning import CHUNK_BYTES, FEWEST_BLOCKS
 from md4.method import hermite, operators
 from md4.method.angular import nherm, packed_hermite, sum_ordinal
 from md4.method.derivatives import axis_derivatives, make_h_derivatives
-from md4.shells.schwarz import TOGETHER, larger
+from md4.shells.schwarz import ROUNDING, TOGETHER, larger
 
 # Threads of a block, and most blocks of a launch: pairs differ in their numbers of primitives.
 THREADS, BLOCKS = 128, 2 * FEWEST_BLOCKS
@@ -50,19 +51,21 @@ class DerivativeFunctions(NamedTuple):
     rules: I64
 
 
-def coefficient_product(numbers, one, two, count):
-    """sum_c of the products of `count` contraction coefficients that begin at `one` and at `two` (device function)."""
-    total = 0.0
+def coefficient_products(numbers, one, two, count):
+    """sum_c of the products of `count` contraction coefficients that begin at `one` and at `two`, and that of their
+    moduli (device function)."""
+    total, moduli = 0.0, 0.0
     for c in range(count):
-        total += numbers[one + c] * numbers[two + c]
-    return total
+        term = numbers[one + c] * numbers[two + c]
+        total, moduli = total + term, moduli + abs(term)
+    return total, moduli
 
 
-def six_of(numbers, n):
-    """Six numbers from number n on (device function); an unsigned place needs no question whether it is negative."""
+def seven_of(numbers, n):
+    """Seven numbers from number n on (device function); an unsigned place needs no question whether it is negative."""
     return (
         numbers[u64(n)], numbers[u64(n + 1)], numbers[u64(n + 2)], numbers[u64(n + 3)], numbers[u64(n + 4)],
-        numbers[u64(n + 5)],
+        numbers[u64(n + 5)], numbers[u64(n + 6)],
     )  # fmt: skip
 
 
@@ -70,27 +73,28 @@ def derivative_norms():
     """Kernel factory; all sizes are run-time numbers."""
     e_coefficients, zero_of = make_e_coefficients(THREADS), operators.zero_function("coulomb", jit_device)
     h_derivatives = jit_device(make_h_derivatives(jit_device(axis_derivatives), hermite.NOISE))
-    ordinal, larger_of, charge_at, separation, primitives, product, six = map(
-        jit_device, (sum_ordinal, larger, charge, separate, primitives_of, coefficient_product, six_of)
+    ordinal, larger_of, charge_at, separation, primitives, products, seven, h_element = map(
+        jit_device,
+        (sum_ordinal, larger, charge, separate, primitives_of, coefficient_products, seven_of, hermite.h_element),
     )
-    threads, warps, together = THREADS, THREADS // 32, TOGETHER
+    threads, warps, together, rounding = THREADS, THREADS // 32, TOGETHER, ROUNDING
 
     def kernel(
         pairs: Records, ab: PairRange, npair: i64, of_a: Components, of_b: Components, of: DerivativeFunctions,
-        operator: OperatorArguments, room: F64, size: i64, out: F64,
+        operator: OperatorArguments, room: F64, size: i64, norms: F64, largest: F64,
     ):  # fmt: skip
-        shared, sums = cuda.shared.array(0, types.float64), cuda.shared.array((warps, 6), types.float64)
+        shared, sums = cuda.shared.array(0, types.float64), cuda.shared.array((warps, 9), types.float64)
         tid, numbers = i64(cuda.threadIdx.x), pairs.numbers
         la, lb, nh, nr = of_a.l + 1, of_b.l + 1, of.packed.size, of.rules.size
         nt, l, ncomp_b = la + lb + 1, 2 * (la + lb - 1), of_b.start.size - 1
-        count = (of_a.start.size - 1) * ncomp_b * nh
+        size_e, count = (la + 1) * (lb + 1) * nt, (of_a.start.size - 1) * ncomp_b * nh
         # in shared memory are R and 0, 1, ..., then [0]^(m), then r^(m) and r^(m+1); or E
         zeros, first_r = l + 4, 2 * l + 5
         known = shared_address(shared)
         even, odd = known + 8 * first_r, known + 8 * (first_r + nr)
         own, pair = size * i64(cuda.blockIdx.x), i64(cuda.blockIdx.x)
         while pair < npair:
-            (begin, end), norm = primitives(ab, pair), 0.0
+            (begin, end), norm = primitives(ab, pair), 0.0  # of a derivative, or of the pair, in one thread each
             while begin < end:
                 many = min(end - begin, together)
                 for i in range(many):
@@ -101,16 +105,19 @@ def derivative_norms():
                         row = quotient(n, nh)
                         a = quotient(row, ncomp_b)
                         b, t = row - a * ncomp_b, of.triples[n - row * nh]
-                        h = h_derivatives(
-                            of_a.start[a], of_a.start[a + 1], of_a.powers, of_a.weights, of_b.start[b],
-                            of_b.start[b + 1], of_b.powers, of_b.weights, t & 255, (t >> 8) & 255, t >> 16, lb, nt,
-                            (la + 1) * (lb + 1) * nt, shared, two_a, two_b,
+                        at, pz, py, px = own + (i * count + n) * 7, t & 255, (t >> 8) & 255, t >> 16
+                        a0, a1, b0, b1 = of_a.start[a], of_a.start[a + 1], of_b.start[b], of_b.start[b + 1]
+                        room[at], room[at + 1], room[at + 2], room[at + 3], room[at + 4], room[at + 5] = h_derivatives(
+                            a0, a1, of_a.powers, of_a.weights, b0, b1, of_b.powers, of_b.weights, pz, py, px, lb, nt,
+                            size_e, shared, two_a, two_b,
                         )  # fmt: skip
-                        at = own + (i * count + n) * 6
-                        room[at], room[at + 1], room[at + 2], room[at + 3], room[at + 4], room[at + 5] = h
+                        room[at + 6] = h_element(
+                            a0, a1, of_a.powers, of_a.weights, b0, b1, of_b.powers, of_b.weights, pz, py, px, lb, nt,
+                            size_e, shared,
+                        )  # fmt: skip
                         n += threads
                     cuda.syncthreads()
-                sa, sb, sc, sd, se, sf = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+                sa, sb, sc, sd, se, sf, sp, moduli, moduli_p = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
                 for i in range(many):
                     for k in range(i + 1):
                         one, two = (begin + i) * pairs.width, (begin + k) * pairs.width
@@ -133,27 +140,31 @@ def derivative_norms():
                                 n += threads
                             cuda.syncthreads()
                             old, new = new, old
-                        weight = 1.0 if i == k else 2.0
-                        weight *= product(numbers, one + RECORD, two + RECORD, of_a.nctr)
-                        weight *= product(numbers, one + RECORD + of_a.nctr, two + RECORD + of_a.nctr, of_b.nctr)
-                        n = tid
+                        n, twice, record = tid, 1.0 if i == k else 2.0, one + RECORD + of_a.nctr
+                        signed_a, moduli_a = products(numbers, one + RECORD, two + RECORD, of_a.nctr)
+                        signed_b, moduli_b = products(numbers, record, two + RECORD + of_a.nctr, of_b.nctr)
+                        weight, of_moduli = twice * signed_a * signed_b, twice * moduli_a * moduli_b
                         while n < count:
                             row = quotient(n, nh)
-                            q, at = of.packed[n - row * nh], own + (i * count + row * nh) * 6
-                            ta, tb, tc, td, te, tf = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-                            of_p = 0
+                            q, at, of_p = of.packed[n - row * nh], own + (i * count + row * nh) * 7, 0
+                            ta, tb, tc, td, te, tf, tp = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
                             for degree in range(l // 2 + 1):
                                 for rest in range(degree + 1):  # p = (degree - rest, rest - z, z)
                                     t = first_r + ordinal(of_p + (rest << 16) + (degree << 24), q)
                                     for _ in range(rest + 1):
-                                        value, h = shared[u64(t)], six(room, at)
+                                        value, h = shared[u64(t)], seven(room, at)
                                         ta, tb, tc = ta + h[0] * value, tb + h[1] * value, tc + h[2] * value
                                         td, te, tf = td + h[3] * value, te + h[4] * value, tf + h[5] * value
-                                        t, at = t + 1, at + 6
+                                        tp += h[6] * value
+                                        t, at = t + 1, at + 7
                                     of_p += rest + 1
-                            h, factor = six(room, own + (k * count + n) * 6), -weight if (q >> 24) & 1 else weight
-                            sa, sb, sc = sa + factor * ta * h[0], sb + factor * tb * h[1], sc + factor * tc * h[2]
-                            sd, se, sf = sd + factor * td * h[3], se + factor * te * h[4], sf + factor * tf * h[5]
+                            h, sign = seven(room, own + (k * count + n) * 7), -1.0 if (q >> 24) & 1 else 1.0
+                            ta, tb, tc, td = sign * ta * h[0], sign * tb * h[1], sign * tc * h[2], sign * td * h[3]
+                            te, tf, tp = sign * te * h[4], sign * tf * h[5], sign * tp * h[6]
+                            sa, sb, sc, sd = sa + weight * ta, sb + weight * tb, sc + weight * tc, sd + weight * td
+                            se, sf, sp = se + weight * te, sf + weight * tf, sp + weight * tp
+                            moduli += of_moduli * (ta + tb + tc + td + te + tf)
+                            moduli_p += of_moduli * tp
                             n += threads
                         cuda.syncthreads()
                 other = 16
@@ -164,25 +175,31 @@ def derivative_norms():
                     sd += cuda.shfl_xor_sync(-1, sd, other)
                     se += cuda.shfl_xor_sync(-1, se, other)
                     sf += cuda.shfl_xor_sync(-1, sf, other)
+                    sp += cuda.shfl_xor_sync(-1, sp, other)
+                    moduli += cuda.shfl_xor_sync(-1, moduli, other)
+                    moduli_p += cuda.shfl_xor_sync(-1, moduli_p, other)
                     other >>= 1
                 if tid & 31 == 0:
                     w = tid >> 5
                     sums[w, 0], sums[w, 1], sums[w, 2], sums[w, 3], sums[w, 4], sums[w, 5] = sa, sb, sc, sd, se, sf
+                    sums[w, 6], sums[w, 7], sums[w, 8] = sp, moduli, moduli_p
                 cuda.syncthreads()
-                if tid < 6:
+                if tid < 7:
                     total = 0.0
                     for w in range(warps):
-                        total += sums[w, tid]
+                        total += sums[w, tid] + rounding * sums[w, 8 if tid == 6 else 7]
                     norm += math.sqrt(0.0 if total < 0.0 else total)  # NaN stays
                 cuda.syncthreads()
                 begin += many
             if tid < 6:
                 sums[0, tid] = norm
+            elif tid == 6:
+                norms[pair] = norm
             cuda.syncthreads()
             if tid == 0:
                 for n in range(1, 6):
                     norm = larger_of(norm, sums[0, n])
-                out[pair] = norm
+                largest[pair] = norm
             cuda.syncthreads()
             pair += cuda.gridDim.x
 
@@ -192,18 +209,13 @@ def derivative_norms():
 # launcher
 
 
-def launch_derivative_norms(context, side, out):
-    """Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair of a list into `out`, shape (npair,).
-
-    Parameters
-    ----------
-    side : md4.engine.PreparedPairs
-    out : Buffer
-    """
+def launch_derivative_norms(context, side, norms, largest):
+    """Bounds of (sum_ab (ab|ab))^1/2 of each pair of a list, a `md4.engine.PreparedPairs`, and of its largest
+    derivative, into two buffers, shape (npair,)."""
     facts, functions = side.facts, nherm(side.facts.l + 1)
     la, lb, rows = facts.la, facts.lb, facts.nab // (facts.nctr_a * facts.nctr_b)
     order = 2 * (facts.l + 1)
-    size = 6 * rows * functions * min(facts.max_prim, TOGETHER)
+    size = 7 * rows * functions * min(facts.max_prim, TOGETHER)
     blocks = min(len(side), BLOCKS, max(1, context.pool.share(CHUNK_BYTES) // (8 * max(1, size))))
     shared = max(3 * hermite.axis_size(la + 1, lb + 1), 2 * order + 5 + 2 * nherm(order))
     tables = (packed_hermite, facts.l + 1), (packed_triples, facts.l + 1), (packed_rules, order)
@@ -211,5 +223,5 @@ def launch_derivative_norms(context, side, out):
         Variant(derivative_norms, ()), blocks, THREADS, 8 * shared, records(side), pair_range(side), len(side),
         components(context, la, facts.pure, facts.nctr_a), components(context, lb, facts.pure, facts.nctr_b),
         tuple(context.table(*table) for table in tables), operator_arguments(context, "coulomb", 0.0),
-        context.pool.room("derivatives", max(1, blocks * size)), size, out,
+        context.pool.room("derivatives", max(1, blocks * size)), size, norms, largest,
     )  # fmt: skip
