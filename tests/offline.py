@@ -31,6 +31,7 @@ from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
+from md4.gpu.kernels.derivative_norms import launch_derivative_norms
 from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
 from md4.gpu.kernels.gamma_table import launch_norms
@@ -279,6 +280,7 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
     for mirrored in (False, True):
         launch_coulomb(backend, lists[0], mirrored)
     launch_bounds(backend.context, block, None)
+    launch_derivative_norms(backend.context, bra, None, None)
     launch_narrow(backend.context, NOTHING, None)
     launch_select(backend.context, None, NOTHING, 0, (), (0, 1, 0, 1), (), Selected(None, (), None, None, 1, 1))
     for aosym in SYMMETRIES:

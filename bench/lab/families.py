@@ -19,7 +19,7 @@ import numpy as np
 
 import md4
 from md4.contract.derivatives import DerivativeRequest
-from md4.contract.fitting_lists import forces_of, norms_of
+from md4.contract.fitting_lists import forces_of
 from md4.contract.screening import sorted_lists
 from md4.contract.survivors import ListPairs
 from md4.contract.tensor import ao_tensor, locked_tensor
@@ -246,7 +246,7 @@ def fitted_forces(shells, singles, tolerance=0.0, pure=True):
         backend, every = three.engine.backend, [(n, slice(None)) for n in range(len(three.single))]
         half = max(1, len(every) // 2)
         blocks = [part for part in (every[:half], every[half:]) if part]
-        made = forces_of(three, three.engine, blocks, norms_of(three))
+        made = forces_of(three, three.engine, blocks)
         for block in range(len(made.blocks)):
             rows = slice(*made.rows[made.edges[block : block + 2]])
             made.add_three(backend, block, backend.send(of_three[rows]), tolerance, True)

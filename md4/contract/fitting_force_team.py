@@ -9,7 +9,6 @@ import numpy as np
 
 from md4.contract.exchange_factors import Factors
 from md4.contract.fitting_gradient import FittingGradient, orbitals_of
-from md4.contract.fitting_lists import norms_of
 from md4.contract.fitting_stores import Columns
 from md4.contract.fitting_team import FittingTeam, density_fitting
 from md4.contract.gradient import energy_terms
@@ -56,10 +55,9 @@ class TeamGradient:
         if not first.three.ncol:
             return first.nothing()
         self.ranks.once_a_node(lambda: [this.compile_ahead(response) for this in self.workers.values()])
-        norms = norms_of(first.three)
         with team.working():
             fitted, two = first.fetched(terms, orbitals_of(terms, orbitals), response)
-        return tuple(team.summed(lambda share: self.workers[share].own_forces(fitted, two, norms, tolerance)))
+        return tuple(team.summed(lambda share: self.workers[share].own_forces(fitted, two, tolerance)))
 
 
 def moved(fitted, move):
@@ -119,12 +117,12 @@ class OneOfTeam(FittingGradient):
         out[self.rows] = self.algebra.fetch(array)
         return out
 
-    def own_forces(self, fitted, two, norms, tolerance):
+    def own_forces(self, fitted, two, tolerance):
         """`forces` of the worker, of what is on the host."""
         send, share = self.algebra.send, self.fitting
         with share.working():
             here, two = [moved(this, send) for this in fitted], None if two is None else send(two)
-            return self.forces(here, two, norms, tolerance, share.number, share.count)
+            return self.forces(here, two, tolerance, share.number, share.count)
 
 
 class FirstOfTeam(OneOfTeam):

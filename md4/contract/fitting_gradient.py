@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from md4.contract.exchange_factors import factors
-from md4.contract.fitting_lists import forces_of, norms_of, rehearse
+from md4.contract.fitting_lists import forces_of, rehearse
 from md4.contract.fitting_orbitals import transform
 from md4.contract.fitting_stores import block_rows
 from md4.contract.gradient import energy_terms
@@ -120,17 +120,17 @@ class FittingGradient:
         with self.fitting.working():
             self.compile_ahead(response)
             fitted, two = self.fitted(terms, orbitals_of(terms, orbitals), response)
-            return self.forces(fitted, two, norms_of(self.three), tolerance, part, parts)
+            return self.forces(fitted, two, tolerance, part, parts)
 
     def nothing(self):
         """What `run` returns where no pairs are left."""
         return tuple(np.zeros((len(part), 3)) for part in self.three.basis.parts)
 
-    def forces(self, fitted, two, norms, tolerance, part, parts):
+    def forces(self, fitted, two, tolerance, part, parts):
         """The forces of a part: Gamma3 of some auxiliary shells, and some rows of Gamma2, if it is not None."""
         three, backend = self.three, self.three.engine.backend
         blocks, own = self.pieces(part, parts)
-        forces = forces_of(three, three.engine, blocks, norms)
+        forces = forces_of(three, three.engine, blocks)
         order = aos_of(three.basis, [three.single[n][some, :1] for block in blocks for n, some in block])[0] - three.nao
         for block in own:
             first, last = forces.rows[forces.edges[block : block + 2]].tolist()
@@ -145,11 +145,7 @@ class FittingGradient:
 
     def compile_ahead(self, response):
         """Compiles what is missing for the forces."""
-        from md4.cpu.warmup import BOUNDS, compile_ahead
-
         backend = self.three.engine.backend
-        if backend.name != "cpu":
-            compile_ahead(BOUNDS)  # for `host_norms`
         part = None if response else "one centre"
         backend.compile_ahead("fitting", self.three.basis, lambda dry: rehearse(self.three, dry, response), part=part)
 

@@ -20,14 +20,9 @@ from md4.contract.ranks import collective
 from md4.contract.screening import PRIMITIVE_SHARE, Statistics
 from md4.contract.team import Team
 from md4.contract.unlisted import unlisted, unlisted_bound
-from md4.cpu.backend import CpuBackend
-from md4.cpu.forces import largest_norms
 from md4.engine import Engine
 from md4.errors import ArgumentError
-from md4.method.derivatives import OF_A, OF_B
 from md4.method.operators import Mixture, Operator, as_operator, check_order
-from md4.shells.schwarz import GradientBounds
-from md4.shells.shell_pairs import shell_pairs
 from md4.support.arguments import as_list, checked_real, shown
 from md4.support.locks import locked
 from md4.support.types import Densities, HostArray, JKPair
@@ -143,30 +138,6 @@ def checked_long_range(long_range):
     return Operator.erf(given[0]).parameter, checked_real("the factor of long_range", given[1])
 
 
-def host_bounds(basis, lists, cutoff):
-    """`GradientBounds` of lists whose primitive pairs are on a GPU, made by the CPU from its own.
-
-    Parameters
-    ----------
-    basis : md4.Basis
-    lists : list
-        Objects with the attributes `prepared` and `exact` of `md4.contract.screening.PairList`.
-    cutoff : float
-        Of primitive pairs; see `md4.shells.shell_pairs.shell_pairs`.
-    """
-    norms = host_norms(basis, [this.prepared.pairs.pairs for this in lists], cutoff)
-    return [GradientBounds(this.prepared.pairs, basis.centres, this.exact, of_it) for this, of_it in zip(lists, norms)]
-
-
-def host_norms(basis, lists, cutoff):
-    """`md4.cpu.forces.largest_norms` of the derivatives of lists of shell pairs, ndarrays (npair, 2); see above."""
-    backend, found = CpuBackend(as_operator("coulomb")), []
-    for these in lists:
-        pairs = shell_pairs(basis, these, cutoff=cutoff)
-        found.append(largest_norms(backend, pairs.derived(OF_A if pairs.single else OF_A + OF_B)))
-    return found
-
-
 def rehearse_forces(backend, basis, finest, terms, tolerance):
     """Asks a backend that launches nothing for the kernels of gradients.
 
@@ -182,8 +153,7 @@ def rehearse_forces(backend, basis, finest, terms, tolerance):
     """
     team = Team.of(Engine(basis, backend=backend.with_operator(as_operator("coulomb"))))
     team.make_lists(finest)
-    bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in team.lists]
-    backend.sums.forces(basis, team.lists, bounds).run(backend, *terms, tolerance)
+    backend.sums.forces(basis, team.lists).run(backend, *terms, tolerance)
 
 
 class Gradients:
@@ -355,18 +325,15 @@ class Gradients:
         self._make_lists()
         workers = self.team.workers
         if workers[0].forces is None:
-            backend, basis, finest = self.engine.backend, self._frame.basis, self._finest * self._frame.sharpening
+            basis, finest = self._frame.basis, self._finest * self._frame.sharpening
             self._unlisted = unlisted(basis, self.lists, PRIMITIVE_SHARE * finest)
-            given = () if backend.name == "cpu" else (host_bounds(basis, self.lists, PRIMITIVE_SHARE * finest),)
-            made = self.team.each(lambda worker: worker.backend.sums.forces(basis, worker.lists, *given))
+            made = self.team.each(lambda worker: worker.backend.sums.forces(basis, worker.lists))
             for worker, forces in reversed([*zip(workers, made)]):  # the first one, which is asked, is the last
                 worker.forces = forces
         return workers[0].forces
 
     def _compile_ahead(self, operator, terms, tolerance):
         """Compiles what is missing for a gradient, on the first rank of each node before the others."""
-        from md4.cpu.warmup import BOUNDS, compile_ahead
-
         basis, finest = self._frame.basis, self._finest * self._frame.sharpening
         part = None if terms[2].any() else "J alone"
 
@@ -374,8 +341,6 @@ class Gradients:
             rehearse_forces(backend, basis, finest, terms, tolerance)
 
         def compile_all():
-            if self.engine.backend.name != "cpu":
-                compile_ahead(BOUNDS, self.progress)  # for `host_bounds`
             for worker in self.team.workers:
                 with worker.engine.lock:
                     backend = worker.backend.with_operator(operator)

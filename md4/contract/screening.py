@@ -34,6 +34,7 @@ from math import hypot, isqrt, sqrt
 import numpy as np
 
 from md4.plan import SQUARE_BYTES, even_pieces
+from md4.shells.schwarz import ROUNDING
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, ShellPairs, shell_kinds
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
@@ -41,8 +42,6 @@ PRIMITIVE_SHARE = 1e-5
 # The (ab|ab) of some pairs are the diagonal of a block that has all of these pairs with all of them. Besides
 # `SQUARE_BYTES`, this share of the memory that may be used limits its size.
 SCHWARZ_SHARE = 0.15
-# Rounding error of (ab|ab) in units of T_ab^2, with a wide margin.
-ROUNDING = 1e-13
 # Primitive pairs from whose number on rounding errors grow.
 FEW_PRIMITIVES = 32
 

@@ -2,6 +2,7 @@
 
 from functools import cached_property
 from itertools import pairwise
+from math import sqrt
 
 import numpy as np
 
@@ -55,7 +56,9 @@ class ForceList:
         self.derivatives = OF_A if self.pairs.single else OF_A + OF_B
         self.derived = self.pairs.derived(self.derivatives)
         self.largest = largest_norms(backend, self.derived)
-        self.of_pairs = made = GradientBounds(self.pairs, basis.centres, given.exact, self.largest)
+        # the norm of all of a matrix from the largest norm of its rows and columns
+        norms = sqrt(min(self.pairs.na, self.pairs.nb)) * given.exact
+        self.of_pairs = made = GradientBounds(self.pairs, basis.centres, norms, self.largest)
         self.bounds, self.derivative_bounds = made.own[self.groups.order], made.derivative[self.groups.order]
 
     @cached_property

@@ -45,6 +45,7 @@ from md4.cpu.emit.zeros import zeros_of
 from md4.cpu.groups import BLOCK, FIELD, PRIMITIVE, aligned_empty, every_reach, hermite_functions, numbered
 from md4.cpu.h_matrices import h_loop, multiply_row
 from md4.cpu.integrals import cube_places, lane_products, side_of_cube
+from md4.shells.schwarz import TOGETHER
 from md4.support.locks import once
 
 # Of a list, in the order of its groups: addresses of its shells, of bounds of its pairs, and of the largest bound, the
@@ -54,8 +55,6 @@ KET = numbered("Ket", "shells bounds highest sums squares")
 U_BYTES = 256 << 10
 # Rows of derivatives that are multiplied together for their norms.
 NORM_ROWS = 32
-# Primitive pairs of a pair whose norm is computed as that of a sum.
-TOGETHER = 16
 zeros_of_lanes = None  # set by `reverse_sums` and `derivative_norms`, for one operator
 
 

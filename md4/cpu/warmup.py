@@ -40,8 +40,6 @@ COSTS = {"h": 10, "fill": 13, "copy": 2, "scatter": 3, "derivatives": 11, "diges
 BESIDE = ["transpose", "blocks", "norms", "count", "cover"]
 # Those of gradients and of derivatives of J and K.
 DERIVATIVES = ["reverse", "fitted", "bounds", "forces", "matrices"]
-# Those of the bounds of derivatives, also for gradients on GPUs.
-BOUNDS = ["h", "bounds coulomb"]
 # How much a second process takes to start, in the same unit.
 START = 3
 # Thresholds of its garbage collector: nearly all of the many objects that Numba makes live on.
@@ -64,7 +62,7 @@ def names_for(use, kind):
     of_use = {"forces": [f"reverse {kind}", "forces"], "fitting": [f"fitted {kind}", "forces"],
               "matrices": [names[1], "matrices"]}  # fmt: skip
     if use in of_use:  # lists and bounds are those of 1/r
-        return list(dict.fromkeys(["h", "fill coulomb", *BOUNDS, *of_use[use]]))
+        return list(dict.fromkeys(["h", "fill coulomb", "bounds coulomb", *of_use[use]]))
     return [*names, f"contract {kind}" if use == "j" else "digest", *BESIDE[:-1]]
 
 

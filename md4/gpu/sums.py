@@ -1,6 +1,7 @@
 """J and K on the GPU: sums of blocks, and Schwarz bounds; J alone is in `md4.gpu.hermite_coulomb`."""
 
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -13,6 +14,7 @@ from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.bounds import launch_bounds
+from md4.gpu.kernels.derivative_norms import launch_derivative_norms
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
 from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
 from md4.gpu.kernels.narrow import launch_narrow
@@ -26,6 +28,7 @@ from md4.gpu.targets import DeviceBlock
 from md4.gpu.tracks import TRACK_SECONDS
 from md4.gpu.tuning import SELECT, TRACK_BYTES
 from md4.method.hermite_coulomb import hermite_bytes
+from md4.shells.schwarz import GradientBounds
 from md4.support.log import log
 
 # Shells of one class that differ in their numbers of primitives share lists up to this many, where a list for each
@@ -91,15 +94,16 @@ class DeviceSums:
         self.backend.require_asynchronous_copies()
         return DeviceCoulomb(self.backend, basis, twice)
 
-    def forces(self, basis, lists, bounds):
+    def forces(self, basis, lists):
         """Gradients; see `md4.gpu.forces.DeviceForces`."""
         self.backend.require_asynchronous_copies()
-        return DeviceForces(basis, lists, bounds)
+        return DeviceForces(basis, lists, gradient_bounds(self.backend.context, basis, lists))
 
-    def fitting_forces(self, basis, pairs, blocks, bounds):
+    def fitting_forces(self, basis, pairs, blocks):
         """Gradients of density fitting; see `md4.gpu.fitting_forces.DeviceFittingForces`."""
         self.backend.require_asynchronous_copies()
-        return DeviceFittingForces(basis, pairs, blocks, bounds)
+        every = [*pairs, *(this for block in blocks for this in block)]
+        return DeviceFittingForces(basis, pairs, blocks, gradient_bounds(self.backend.context, basis, every))
 
     def coulomb_bytes(self, pairs):
         """Bytes of D and J of a list for one density matrix, D in FP32 as well, and of its part of an order."""
@@ -143,6 +147,22 @@ class DeviceBounds:
         for buffer in (self.values, self.room):
             self.context.pool.release(buffer)
         return host
+
+
+def gradient_bounds(context, basis, lists):
+    """`GradientBounds` of some objects with the attribute `prepared` of `PairList`, as a list."""
+    edges = np.cumsum([0, *(len(this.prepared) for this in lists)]).tolist()
+    count, found = edges[-1], np.empty((2, edges[-1]))
+    norms = context.pool.get(max(1, found.size))
+    for this, first in zip(lists, edges):
+        these = (norms.part(n * count + first, (len(this.prepared),)) for n in range(2))
+        launch_derivative_norms(context, this.prepared, *these)
+    context.copy_out(found, norms.pointer)
+    context.pool.release(norms)
+    return [
+        GradientBounds(this.prepared.pairs, basis.centres, *found[:, first:last])
+        for this, (first, last) in zip(lists, pairwise(edges))
+    ]
 
 
 class DeviceDigest:

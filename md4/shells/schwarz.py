@@ -1,8 +1,12 @@
 """Schwarz bounds of shell pairs from the diagonal integrals (ab|ab); see `md4.contract.screening`."""
 
-from math import sqrt
-
 import numpy as np
+
+# Of a pair with more primitive pairs than this, the bound of a derivative is the sum of the norms of so many of these
+# at a time, which is not less than the norm of their sum.
+TOGETHER = 16
+# Rounding error of (ab|ab) in units of that with the moduli of all coefficients, with a wide margin.
+ROUNDING = 1e-13
 
 
 def row_norms(diagonal):
@@ -23,22 +27,19 @@ class GradientBounds:
     ----------
     pairs : md4.shells.shell_pairs.ShellPairs
     centres : ndarray, shape (nshell, 3)
-    exact : ndarray, shape (npair,)
-        R_ab (`row_norms`).
-    largest : ndarray, shape (npair,)
-        Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair.
+    norms, largest : ndarray, shape (npair,)
+        Bounds of (sum_ab (ab|ab))^1/2 of each pair, and of its largest derivative.
 
     Attributes
     ----------
     own, derivative : ndarray, shape (npair,)
-        f_ab (sum_ab (ab|ab))^1/2, or an upper bound of it, and that of the largest derivative. Both derivatives of a
-        pair add to the same force where its shells have the same centre, so that bound is twice as large there.
+        `norms` times f_ab, and `largest` times f_ab. Both derivatives of a pair add to the same force where its shells
+        have the same centre, so that bound is twice as large there.
     """
 
-    def __init__(self, pairs, centres, exact, largest):
+    def __init__(self, pairs, centres, norms, largest):
         shells = pairs.pairs
         factor = np.where(shells[:, 0] == shells[:, 1], 1.0, 2.0)
         a, b = centres[shells.T]
-        # the norm of all of a matrix from the largest norm of its rows and columns
-        self.own = sqrt(min(pairs.na, pairs.nb)) * factor * exact
+        self.own = factor * norms
         self.derivative = np.where((a == b).all(axis=1), 2.0, 1.0) * factor * largest

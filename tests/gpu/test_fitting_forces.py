@@ -7,7 +7,7 @@ import pytest
 from emulator import running
 from gpu.kernels.test_plain_python import basis_of
 
-from md4.contract.fitting_lists import forces_of, norms_of
+from md4.contract.fitting_lists import forces_of
 from md4.contract.three_centre import ThreeCentre
 from md4.cpu.fitting_forces import block_norms
 from md4.errors import MemoryLimitError
@@ -57,7 +57,7 @@ class Tables:
             [(number, slice(n, n + self.block))]
             for number, these in enumerate(three.single) for n in range(0, len(these), self.block)
         ]  # fmt: skip
-        return three.engine.backend, forces_of(three, three.engine, pieces, norms_of(three))
+        return three.engine.backend, forces_of(three, three.engine, pieces)
 
     def run(self, backend, tolerance=0.0, response=True, **part):
         """(derivatives by the centres of the shells, bounds of what is left out)."""

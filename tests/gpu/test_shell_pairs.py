@@ -4,6 +4,7 @@ import gc
 import time
 from contextlib import ExitStack
 from itertools import product
+from math import isqrt
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from emulator import running
 from molecules import WATER, molecule
 
 from md4 import Engine
+from md4.contract.fitting_lists import Bounded
 from md4.contract.screening import schwarz_bounds
 from md4.errors import MemoryLimitError
 from md4.gpu import shell_pairs as device_pairs
@@ -24,7 +26,7 @@ from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceBlock
 from md4.plan import SQUARE_BYTES
 from md4.shells.basis import Basis
-from md4.shells.schwarz import row_norms
+from md4.shells.schwarz import TOGETHER, row_norms
 from md4.shells.shell_pairs import shell_pairs, unique_pairs_by_class
 
 gpu = pytest.mark.gpu
@@ -231,6 +233,53 @@ def test_schwarz_bounds_in_plain_python(most, spread, monkeypatch):
     with running():
         found = np.concatenate(check_bounds(basis_of([1, 2], count=2, spread=spread)), axis=1)
     assert (found == 0).any() == (spread > 10)
+
+
+def check_gradient_bounds(basis):
+    """The norms of the pairs of all lists of a basis, and of their derivatives, are those of the CPU; returns these."""
+    joined, lists = lists_of(basis)
+    cpu, lists = Engine(joined, backend="cpu"), [pairs for pairs in lists if len(pairs)]
+    ours, right = (
+        engine.backend.sums.forces(
+            joined, list(map(Bounded, engine.prepare_lists(lists, joined), *zip(*schwarz_bounds(engine, lists))))
+        ).bounds
+        for engine in (Engine(joined, backend="cuda"), cpu)
+    )
+    for pairs, one, other in zip(lists, ours, right):
+        np.testing.assert_allclose(one.derivative, other.derivative, rtol=1e-9, atol=1e-12 * other.derivative.max())
+        block, factor = cpu.compute(pairs, pairs), np.where(pairs[:, 0] == pairs[:, 1], 1.0, 2.0)
+        squares = np.einsum("iikk->i", block.reshape(len(pairs), len(pairs), *[isqrt(block[0, 0].size)] * 2))
+        exact, rounding = factor * np.sqrt(np.maximum(squares, 0.0)), 1e-12 * one.own.max()
+        assert (one.own >= (1 - 1e-12) * exact - rounding).all()
+        few = joined.nprims[pairs].prod(axis=1) <= TOGETHER
+        np.testing.assert_allclose(one.own[few], exact[few], rtol=1e-9, atol=rounding)
+    return np.concatenate([one.derivative for one in ours])
+
+
+@gpu
+@pytest.mark.parametrize("options", [
+    {"nprims": [1], "l": (5, 4), "count": 3}, {"nprims": [2, 3], "l": (3, 2), "count": 4},
+    {"nprims": [6, 3], "l": (1, 0), "nctr": (2, 3)}, {"nprims": [1, 2], "l": (4, 1), "pure": False, "count": 3},
+    {"nprims": [1, 4], "l": (2, 1), "spread": 40.0, "count": 12},
+], ids=str)  # fmt: skip
+def test_bounds_of_derivatives(gpu, options):
+    check_gradient_bounds(basis_of(**options))
+
+
+@pytest.mark.parametrize("options", [
+    pytest.param({"nprims": [2], "l": (0, 0), "nctr": (2, 1)}, marks=pytest.mark.races),
+    {"nprims": [1], "l": (1, 0), "spread": 60.0, "count": 2},
+    *(pytest.param(case, marks=pytest.mark.thorough) for case in (
+        {"nprims": [2], "nctr": (2, 1)}, {"nprims": [5], "l": (0, 0)}, {"nprims": [1], "l": (2, 1), "pure": False},
+    )),
+], ids=str)  # fmt: skip
+def test_bounds_of_derivatives_in_plain_python(options, monkeypatch):
+    """Of primitive pairs that count together and in parts; of more pairs than there are blocks of threads."""
+    monkeypatch.setattr("md4.gpu.kernels.derivative_norms.BLOCKS", 2)
+    with running() as machine:
+        found = check_gradient_bounds(basis_of(**({"count": 1} | options)))
+    assert "derivative_norms" in machine.kernels
+    assert (found == 0).any() == (options.get("spread") == 60.0)
 
 
 def test_the_squares_of_bounds_take_the_least_time():

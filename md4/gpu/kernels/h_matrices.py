@@ -100,9 +100,34 @@ def make_element(derived):
     return jit_device(derived_element if derived else element)
 
 
+def make_e_coefficients(threads):
+    """Device function (pairs, record, la, lb, e): so many threads make E of the three axes of a primitive pair.
+
+    Its record begins at `record`. Powers reach `la` and `lb`; E is in shared memory, see `md4.method.hermite`.
+    """
+    e_coefficient = jit_device(hermite.e_coefficient)
+
+    def e_coefficients(pairs, record, la, lb, e):
+        nt = la + lb + 1
+        size = (la + 1) * (lb + 1) * nt
+        for i in range(la + 1):
+            for j in range(lb + 1):
+                n = i64(cuda.threadIdx.x)
+                while n < 3 * nt:
+                    axis, t = n // nt, n % nt
+                    from_a, from_b = pairs.numbers[record + FROM_A + axis], pairs.numbers[record + FROM_B + axis]
+                    e[axis * size + (i * (lb + 1) + j) * nt + t] = e_coefficient(
+                        i, j, t, lb, nt, 0.5 / pairs.numbers[record], from_a, from_b, e, axis * size
+                    )
+                    n += threads
+                cuda.syncthreads()
+
+    return jit_device(e_coefficients)
+
+
 def h_matrices(single=False, derived=False):
     """Kernel factory; all sizes are run-time numbers. `single`: elements are floats. `derived`: rows of derivatives."""
-    e_coefficient, element_of, up = jit_device(hermite.e_coefficient), make_element(derived), int(derived)
+    e_coefficients, element_of, up = make_e_coefficients(THREADS), make_element(derived), int(derived)
     threads, numbers = THREADS, F32 if single else F64
 
     def kernel(pairs: Records, of_a: Components, of_b: Components, positions: Positions, parts: i64, out: numbers):
@@ -111,15 +136,7 @@ def h_matrices(single=False, derived=False):
         record, la, lb = prim * pairs.width, of_a.l + up, of_b.l + up
         nt = la + lb + 1
         size = (la + 1) * (lb + 1) * nt
-        for i in range(la + 1):
-            for j in range(lb + 1):
-                if tid < 3 * nt:
-                    axis, t = tid // nt, tid % nt
-                    from_a, from_b = pairs.numbers[record + FROM_A + axis], pairs.numbers[record + FROM_B + axis]
-                    e[axis * size + (i * (lb + 1) + j) * nt + t] = e_coefficient(
-                        i, j, t, lb, nt, 0.5 / pairs.numbers[record], from_a, from_b, e, axis * size
-                    )
-                cuda.syncthreads()
+        e_coefficients(pairs, record, la, lb, e)
         ncomp_a, ncomp_b, count = of_a.start.size - 1, of_b.start.size - 1, positions.element.size
         nb = of_b.nctr * ncomp_b
         nab, two_a, two_b = of_a.nctr * ncomp_a * nb, 0.0, 0.0

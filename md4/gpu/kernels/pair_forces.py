@@ -11,9 +11,9 @@ from typing import NamedTuple
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, i64, jit_device, types
 from md4.gpu.kernels.groups import Records
-from md4.gpu.kernels.h_matrices import Components, components, packed_triples
+from md4.gpu.kernels.h_matrices import Components, components, make_e_coefficients, packed_triples
 from md4.gpu.kernels.reverse_sums import ReverseSums
-from md4.gpu.pair_layout import EXPONENTS, FROM_A, FROM_B, RECORD
+from md4.gpu.pair_layout import EXPONENTS, RECORD
 from md4.gpu.staircases import hermite_order
 from md4.method import hermite
 from md4.method.derivatives import axis_derivatives, make_h_derivatives
@@ -36,7 +36,7 @@ class Functions(NamedTuple):
 
 def pair_forces():
     """Kernel factory; all sizes are run-time numbers."""
-    e_coefficient = jit_device(hermite.e_coefficient)
+    e_coefficients = make_e_coefficients(THREADS)
     h_derivatives = jit_device(make_h_derivatives(jit_device(axis_derivatives), hermite.NOISE))
     threads, warps = THREADS, THREADS // 32
 
@@ -48,17 +48,7 @@ def pair_forces():
         record, la, lb = (z.first_prim + prim) * pairs.width, of_a.l + 1, of_b.l + 1
         nt = la + lb + 1
         size = (la + 1) * (lb + 1) * nt
-        for i in range(la + 1):
-            for j in range(lb + 1):
-                n = tid
-                while n < 3 * nt:
-                    axis, t = n // nt, n % nt
-                    from_a, from_b = pairs.numbers[record + FROM_A + axis], pairs.numbers[record + FROM_B + axis]
-                    e[axis * size + (i * (lb + 1) + j) * nt + t] = e_coefficient(
-                        i, j, t, lb, nt, 0.5 / pairs.numbers[record], from_a, from_b, e, axis * size
-                    )
-                    n += threads
-                cuda.syncthreads()
+        e_coefficients(pairs, record, la, lb, e)
         two_a, two_b = 2 * pairs.numbers[record + EXPONENTS], 2 * pairs.numbers[record + EXPONENTS + 1]
         ncomp_a, ncomp_b = of_a.start.size - 1, of_b.start.size - 1
         nb = of_b.nctr * ncomp_b

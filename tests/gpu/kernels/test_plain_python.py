@@ -647,6 +647,7 @@ def test_no_kernel_is_left_out():
     # by test_reverse_*.py
     tested |= {"select_kets", "gamma_blocks", "reverse_lanes", "reverse_fused", "reverse_sums", "pair_forces"}
     tested |= {"table_norms", "gamma_of_table"}  # by test_fitting_forces.py
+    tested |= {"derivative_norms"}  # by test_shell_pairs.py
     tested |= {"hermite_products"}
     tested |= {"narrowed"}  # by `test_single_precision.test_a_build`
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()
