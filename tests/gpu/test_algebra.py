@@ -460,7 +460,7 @@ def test_memory_goes_back(emulated, host_integrals):
         assert len(pool.lent) == before
 
 
-@pytest.mark.sample("direct-*", "device-Cholesky")
+@pytest.mark.sample("direct-*")
 @pytest.mark.parametrize("auxbasis", [AUXILIARY, DEPENDENT], ids=["Cholesky", "eigenvectors"])
 @pytest.mark.parametrize("store", STORES)
 def test_several_devices(emulated, host_integrals, store, auxbasis, monkeypatch):

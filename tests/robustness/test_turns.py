@@ -58,7 +58,7 @@ def compiled(log):
 WANTED = [f"r_in_registers-{l}-coulomb" for l in range(4)]
 
 
-@pytest.mark.thorough
+@pytest.mark.sample("two")
 @pytest.mark.parametrize("ways", [["first call", "warm-up"], ["first call"] * 8], ids=["two", "eight"])
 def test_each_kernel_is_compiled_once(tmp_path, ways):
     """By a first call or by `md4 warmup`, whoever comes first; the others say that they wait."""
