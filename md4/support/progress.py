@@ -113,7 +113,8 @@ class Progress:
     def remaining(self, n, note=""):
         """Reports that `n` steps are left, whoever has done the others, and shows a note behind the bar."""
         if self._bar is not None:
-            self.update(max(0, self._bar.total - self._bar.n - n))
+            if (steps := self._bar.total - self._bar.n - n) > 0:  # else its rate would begin here
+                self.update(steps)
             self._bar.set_postfix_str(note)
 
     def _left(self, done, elapsed):

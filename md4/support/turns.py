@@ -5,12 +5,13 @@ process that has it, however that ends. Only work is saved by it: where a folder
 has no locks, or the one whose turn it is makes nothing for long, a process compiles at the same time as others.
 
 Nobody can wait without end: who has a turn waits for no other, and for nobody but processes that it started, which take
-no turns.
+no turns. Of one who is stopped, a process finds this out once.
 """
 
 import fcntl
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from math import inf
 from threading import get_ident
 from time import monotonic, sleep
 from weakref import WeakValueDictionary
@@ -19,14 +20,15 @@ from md4.support.cache import entry_path
 from md4.support.log import log
 from md4.support.progress import compiling
 
-# Seconds between two looks at the cache while another process compiles, and seconds without a new file there, after
-# which that process counts as stopped.
+# Seconds between two looks at the folder while another process compiles, and seconds in which it makes nothing of what
+# is missing here, after which nobody waits for it any more.
 PAUSE, PATIENCE = 0.2, 120.0
 # Bytes for which there must be room, or else nothing of what others compile could be found there. Few files are larger.
 ROOM = 1 << 20
 WAITING = "another process compiles for this cache"
 
 held = WeakValueDictionary()  # by thread, the file of the turn that it has or waits for
+stopped = set()  # paths of turns for which this process has waited in vain
 
 
 def close_all():
@@ -62,10 +64,10 @@ def compile_in_turn(name, missing, work, progress=None, unit="kernel"):
         return []
     with compiling(len(first), progress, unit) as bar:
 
-        def is_done():
-            left = len(missing())
-            bar.remaining(left, WAITING)
-            return left == 0
+        def left():
+            number = len(missing())
+            bar.remaining(number, WAITING)
+            return number
 
         def turn():
             todo = missing()
@@ -74,28 +76,39 @@ def compile_in_turn(name, missing, work, progress=None, unit="kernel"):
                 work(todo, bar)
             return todo
 
-        return in_turn(name, turn, is_done)
+        return in_turn(name, turn, left)
 
 
-def in_turn(name, work, is_done):
-    """work(), once it is this thread's turn, or once is_done() is true while another one has it."""
+def in_turn(name, work, left):
+    """work(), once it is this thread's turn, or once left() is 0 while another one has it."""
     path, thread = entry_path(f"{name}.turn"), get_ident()
     mine = held.get(thread)
     if mine is not None and not mine.closed:
         return work()  # within the work of a turn
     with opened(path) as file:
-        if file:
-            held[thread] = file
+        if not file:
+            return work()
+        held[thread] = file
+        try:
             if has_room(file):
-                wait(file, path.parent, is_done)
-        return work()
+                wait(file, path, left)
+            return work()
+        finally:
+            release(file)
+
+
+def release(file):
+    """Frees the lock of a file, also where a child that another thread has forked meanwhile has the file open."""
+    with suppress(OSError):
+        if not file.closed:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def opened(path):
     """The file at a path, open for writing and made if need be; a context of None where that cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return open(path, "ab", buffering=0, opener=private)
+        return open(path, "wb", buffering=0, opener=private)
     except OSError:
         return nullcontext()
 
@@ -115,18 +128,23 @@ def has_room(file):
     return written == ROOM
 
 
-def wait(file, folder, is_done):
+def wait(file, path, left):
     """Waits until this process has the lock of an open file, or need not have it."""
-    seen, since = None, monotonic()
+    seen, fewest, since = None, inf, monotonic()
     while not has_lock(file):
+        if path in stopped:
+            return
         if seen is None:
             log.info("waiting: %s", WAITING)
-        if is_done():
-            return
-        if (change := last_change(folder)) != seen:
-            seen, since = change, monotonic()
-        elif monotonic() - since > PATIENCE:
-            log.info("not waiting any longer: nothing new came into the cache for %d s", PATIENCE)
+        if (change := last_change(path.parent)) != seen:
+            seen, number = change, left()
+            if number == 0:
+                return
+            if number < fewest:
+                fewest, since = number, monotonic()
+        if monotonic() - since > PATIENCE:
+            stopped.add(path)
+            log.info("not waiting any longer: nothing that is missing came into the cache for %d s", PATIENCE)
             return
         sleep(PAUSE)
 
