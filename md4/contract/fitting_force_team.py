@@ -15,6 +15,7 @@ from md4.contract.gradient import energy_terms
 from md4.contract.metric import LeftOut
 from md4.contract.ranks import collective
 from md4.support.locks import locked
+from md4.support.memory import host_array
 
 
 def gradient_of(fitting, ranks, cutoff):
@@ -113,7 +114,8 @@ class OneOfTeam(FittingGradient):
 
     def placed(self, array):
         """The rows of an array of the device on the host, zeros for those of the other workers."""
-        out = np.zeros((self.team.size, array.shape[1]))
+        out = host_array((self.team.size, array.shape[1]), "integrals over pairs of orbitals of a worker")
+        out[...] = 0.0
         out[self.rows] = self.algebra.fetch(array)
         return out
 
@@ -143,8 +145,10 @@ class FirstOfTeam(OneOfTeam):
         """As `fitted`, on the host."""
         share, fetch = self.fitting, self.algebra.fetch
         self.metric = share.metric if share.table is None else self.team.inverse.rows(slice(None), self.algebra)
-        found, two = self.fitted(terms, orbitals, response)
-        self.metric = None  # which frees its memory
+        try:
+            found, two = self.fitted(terms, orbitals, response)
+        finally:
+            self.metric = None  # which frees its memory
         return [moved(this, fetch) for this in found], None if two is None else fetch(two)
 
     def factors(self, terms, densities, orbitals):

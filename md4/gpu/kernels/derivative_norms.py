@@ -212,6 +212,8 @@ def derivative_norms():
 def launch_derivative_norms(context, side, norms, largest):
     """Bounds of (sum_ab (ab|ab))^1/2 of each pair of a list, a `md4.engine.PreparedPairs`, and of its largest
     derivative, into two buffers, shape (npair,)."""
+    if len(side) == 0:
+        return
     facts, functions = side.facts, nherm(side.facts.l + 1)
     la, lb, rows = facts.la, facts.lb, facts.nab // (facts.nctr_a * facts.nctr_b)
     order = 2 * (facts.l + 1)
