@@ -5,8 +5,6 @@ adds these up. c, C and Gamma2 are made of them by the first worker of each proc
 its own auxiliary shells, and the forces of these and of its own rows of Gamma2. All are added up in a fixed order.
 """
 
-import numpy as np
-
 from md4.contract.exchange_factors import Factors
 from md4.contract.fitting_gradient import FittingGradient, orbitals_of
 from md4.contract.fitting_stores import Columns
