@@ -63,6 +63,7 @@ SPILLS = {
     "reverse_lanes": 4030,  # 4024 at (ps|gs), 2788 at (ds|fs) on sm_90, Coulomb's
     "reverse_fused": 60,  # at five blocks of cd and of ab on sm_90, at eight and two on sm_80
     "gamma_blocks": 12,  # side by side, on sm_80
+    "derivative_norms": 12,  # 8 on sm_90
     "digest_mirrored": 160,  # 156 at tiles of 5 x (4 + 2) on sm_80, 144 at 3 x (6 + 4) on sm_100
 }
 
