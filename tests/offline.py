@@ -221,10 +221,10 @@ def launch_gradient(backend, bra, ket):
     """What gradients launch for the first list as bra and the second as ket, all quartets of which count."""
     lists = [PairList(side, *[np.ones(len(side))] * 3, (0, 0)) for side in (bra, ket)]
     basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
-    bounds = [GradientBounds(this.pairs, basis.centres, this.exact, this.exact) for this in lists]
+    bounds = [GradientBounds(this.pairs.pairs, basis.centres, this.exact, this.exact) for this in lists]
     of_densities = forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 3 + (1, 0.0), (NOTHING, NOTHING))
     of_table = TableTerms(NOTHING, NOTHING, 0.0, dict.fromkeys((0, 1), (0, 0)), (1, 1), (1, 1), (NOTHING, NOTHING))
-    made = forces.DeviceForces(basis, lists, bounds)
+    made = forces.DeviceForces(basis, lists, bounds, bounds)
     launch_norms(backend.context, of_table.gamma_of(0, 1), bra, ket, of_table.norms_of(0, 1))
     for terms in (of_densities, of_table):
         for task in made.tasks(backend, [0], [1]):
@@ -280,7 +280,7 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
     for mirrored in (False, True):
         launch_coulomb(backend, lists[0], mirrored)
     launch_bounds(backend.context, block, None)
-    launch_derivative_norms(backend.context, bra, None, None)
+    launch_derivative_norms(backend.context, bra, None, 1, None, None)
     launch_narrow(backend.context, NOTHING, None)
     launch_select(backend.context, None, NOTHING, 0, (), (0, 1, 0, 1), (), Selected(None, (), None, None, 1, 1))
     for aosym in SYMMETRIES:

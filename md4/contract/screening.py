@@ -96,8 +96,8 @@ class Statistics:
         Seconds in which what the workers have summed was added up and fetched, after the last of them was done.
     error_bound, error_estimate : float
         Of a gradient, in Hartree/Bohr: the sum of the bounds of all that was left out, which the error of no component
-        by this can exceed, and the root of the sum of the squares of those of shell quartets, about the error to
-        expect. There a quartet of two different pairs counts twice, once for the derivatives of each.
+        by this can exceed, and the root of the sum of their squares, about the error to expect; see the page "Theory".
+        There a quartet of two different pairs counts twice, once for the derivatives of each.
     """
 
     computed: int = 0

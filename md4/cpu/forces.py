@@ -58,7 +58,7 @@ class ForceList:
         self.largest = largest_norms(backend, self.derived)
         # the norm of all of a matrix from the largest norm of its rows and columns
         norms = sqrt(min(self.pairs.na, self.pairs.nb)) * given.exact
-        self.of_pairs = made = GradientBounds(self.pairs, basis.centres, norms, self.largest)
+        self.of_pairs = made = GradientBounds(self.pairs.pairs, basis.centres, norms, self.largest)
         self.bounds, self.derivative_bounds = made.own[self.groups.order], made.derivative[self.groups.order]
 
     @cached_property

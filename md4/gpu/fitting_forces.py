@@ -45,9 +45,8 @@ class PlainBounds(NamedTuple):
     derivative: np.ndarray
 
     @classmethod
-    def of(cls, pairs, bounds):
-        factor = np.where(pairs[:, 0] == pairs[:, 1], 1.0, 2.0)
-        return cls(bounds.own / factor, bounds.derivative / factor)
+    def of(cls, bounds):
+        return cls(bounds.own / bounds.factor, bounds.derivative / bounds.factor)
 
 
 class TableTerms(NamedTuple):
@@ -101,8 +100,8 @@ class DeviceFittingForces(DeviceForces):
         Objects with the attribute `prepared` of `md4.contract.screening.PairList`, of pairs.
     blocks : list of list
         The same of single shells, in blocks.
-    bounds : list of md4.shells.schwarz.GradientBounds
-        Those of all pairs, and of all single shells.
+    bounds, of_prims : list of md4.shells.schwarz.GradientBounds
+        Those of all pairs and all single shells, and of their primitive pairs.
 
     Attributes
     ----------
@@ -118,11 +117,10 @@ class DeviceFittingForces(DeviceForces):
         The sum of the bounds of what was left out, and the sum of their squares.
     """
 
-    def __init__(self, basis, pairs, blocks, bounds):
+    def __init__(self, basis, pairs, blocks, bounds, of_prims):
         singles = [this for block in blocks for this in block]
         lists = [*numbered(pairs), *numbered(singles)]
-        plain = [PlainBounds.of(this.pairs.pairs, of_it) for this, of_it in zip(lists, bounds)]
-        super().__init__(basis, lists, plain)
+        super().__init__(basis, lists, *(list(map(PlainBounds.of, these)) for these in (bounds, of_prims)))
         self.numbers, self.npair = range(len(pairs)), sum(map(len, lists[: len(pairs)]))
         self.blocks = [range(*ends) for ends in pairwise(accumulate(map(len, blocks), initial=len(pairs)))]
         sizes, counts = zip(*((this.pairs.nab, len(this)) for this in lists[len(pairs) :]))

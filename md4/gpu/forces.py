@@ -34,7 +34,7 @@ from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
 from md4.gpu.kernels.reverse_lanes import lane_plan, launch_reverse_lanes
 from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
-from md4.gpu.kernels.select_kets import launch_select
+from md4.gpu.kernels.select_kets import ROW_BYTES, WARPS, count_sizes, launch_select
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.paths import bra_launcher
 from md4.gpu.r_layout import r_stride_of
@@ -52,9 +52,11 @@ H_SHARE, Z_SHARE = 0.4, 0.2
 # Most bytes of Z of a task; that of one bra pair may be larger.
 Z_BYTES = 1 << 30
 # Most bytes of the numbers of ket pairs that tasks count together.
-COUNT_BYTES = 1 << 24
+COUNT_BYTES = 1 << 26
 # Primitive quartets, or elements of Gamma, of a bra pair with a ket list, at most: their numbers are int32.
 MOST_NUMBERS = (1 << 31) - 1
+# Primitive quartets with bounds below this part of the tolerance are left out of the shell quartets that count.
+PRIMITIVE_PART = 0.1
 # By how much a bound may be above the tolerance and yet below it by rounding.
 ROUNDING = 1e-12
 # Predicted seconds of a floating-point operation, and of what a task and two lists take besides.
@@ -131,6 +133,48 @@ class Terms(NamedTuple):
         return self.norms
 
 
+class Counts(NamedTuple):
+    """How many of each ket list count with the bra pairs of a task.
+
+    Attributes
+    ----------
+    pairs : ndarray, shape (nlist, npair, 2)
+        For each bra pair, how many ket pairs, and the end of the last one.
+    prims : ndarray, shape (nlist, nprim)
+        For each primitive bra pair, how many primitive ket pairs.
+    of_warps : list of Buffer
+        Of each list; see `md4.gpu.kernels.select_kets.KetCounts`.
+    """
+
+    pairs: np.ndarray
+    prims: np.ndarray
+    of_warps: list
+
+
+class Listed(NamedTuple):
+    """The numbers of the first quartets of a task with a ket list.
+
+    Attributes
+    ----------
+    shells, quartets : ndarray
+        The shell quartet of each bra pair and the primitive quartet of each primitive bra pair, and how many there are.
+    first, first_quartets, of_warps : Buffer
+        Of `md4.gpu.kernels.select_kets.QuartetTable` and `KetCounts`.
+    """
+
+    shells: np.ndarray
+    quartets: np.ndarray
+    first: Buffer
+    first_quartets: Buffer
+    of_warps: Buffer
+
+    def part(self, begin, end, first, last):
+        """The last three of the bra pairs from `begin` to `end`, with the primitive pairs from `first` to `last`."""
+        shells, quartets = (end - begin + 1, 2), (last - first + 1,)
+        of_warps = self.of_warps.part(WARPS * (begin + first), (WARPS * (end - begin + last - first),))
+        return self.first.part(2 * begin, shells), self.first_quartets.part(first, quartets), of_warps
+
+
 class TaskSums:
     """Z of the bra pairs of a task, in as many parts as are used.
 
@@ -183,12 +227,12 @@ class DeviceForces:
     ----------
     basis : md4.Basis
     lists : list of md4.contract.screening.PairList
-    bounds : list of md4.shells.schwarz.GradientBounds
-        Those of each list.
+    bounds, of_prims : list of md4.shells.schwarz.GradientBounds
+        Those of each list, and of the primitive pairs of each list.
     """
 
-    def __init__(self, basis, lists, bounds):
-        self.basis, self.lists, self.bounds = basis, lists, bounds
+    def __init__(self, basis, lists, bounds, of_prims):
+        self.basis, self.lists, self.bounds, self.of_prims = basis, lists, bounds, of_prims
         self.tables = {}
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
@@ -305,50 +349,63 @@ class DeviceForces:
     def bounded(self, context, number, of_bra, terms):
         """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list; bounds are kept in device memory."""
         if number not in self.tables:
-            bounds = self.bounds[number]
-            arrays = [self.lists[number].pairs.pairs, bounds.derivative, bounds.own]
+            bounds, of_prims = self.bounds[number], self.of_prims[number]
+            arrays = [bounds.derivative, of_prims.derivative, bounds.own, of_prims.own]
+            arrays = [self.lists[number].pairs.pairs, *arrays]
             self.tables[number] = context.pool.upload(arrays, context.stream)[1]
-        shells, derivative, own = self.tables[number]
-        return shells, self.lists[number].prepared.data.start, derivative if of_bra else own, terms.of_pairs[number]
+        shells, *both = self.tables[number]
+        of_side = both[:2] if of_bra else both[2:]
+        return shells, self.lists[number].prepared.data.start, *of_side, terms.of_pairs[number]
 
-    @staticmethod
-    def counted_together(tasks, nlist):
+    def counts_of(self, task):
+        """Numbers of both counts of a task with a list; see `md4.gpu.kernels.select_kets.KetCounts`."""
+        start = self.lists[task.number].pairs.start
+        return count_sizes(task.last - task.first, int(start[task.last] - start[task.first]))
+
+    def counted_together(self, tasks, nlist):
         """Successive tasks, whose counts take at most `COUNT_BYTES`; a large task is alone."""
-        needs = [12 * nlist * (task.last - task.first) for task in tasks]
+        needs = [4 * nlist * sum(self.counts_of(task)) for task in tasks]
         return [tasks[group.start : group.stop] for group in groups_within(needs, COUNT_BYTES)]
 
     def count(self, backend, tasks, batch, terms):
-        """The ket pairs of each list of a batch that count with the bra pairs of tasks.
+        """What counts of each list of a batch with the bra pairs of tasks.
 
         Returns
         -------
-        counts : list of ndarray of int32, shape (nlist, npair, 3)
-            Of each task; see `md4.gpu.kernels.select_kets.KetCounts`.
+        counts : list of Counts
+            Of each task.
         left_out : ndarray, shape (2,)
             As of `run`.
         """
-        context = backend.context
-        edges = np.cumsum([0, *(3 * len(batch) * (task.last - task.first) for task in tasks)]).tolist()
+        context, nlist = backend.context, len(batch)
+        sizes = nlist * np.array([self.counts_of(task) for task in tasks])
+        edges, of_warps = (np.cumsum([0, *these]).tolist() for these in sizes.T)
         numbers, left_out = np.zeros(edges[-1], dtype=np.int32), np.zeros((max(task.last for task in tasks), 2))
         sums = context.pool.room("left out", left_out.size)
-        room = context.pool.room("ket counts", words(numbers.nbytes))
+        room = context.pool.room("ket counts", words(4 * (edges[-1] + of_warps[-1])))
         context.clear(sums)
-        for task, at in zip(tasks, edges):
+        counts = []
+        for task, first, end, of_them in zip(tasks, edges, edges[1:], of_warps):
             npair, bra = task.last - task.first, self.bounded(context, task.number, True, terms)
+            this, parts = self.lists[task.number].prepared.facts, []
             for n, number in enumerate(batch):
-                one = Buffer(room.pointer + 4 * (at + 3 * npair * n), (3 * npair,), 4, room.owner)
-                ket = self.bounded(context, number, False, terms)
+                ket, norms = self.bounded(context, number, False, terms), terms.norms_of(task.number, number)
+                places = ((at + n * size, size) for at, size in zip((first, edges[-1] + of_them), self.counts_of(task)))
+                one, part = (Buffer(room.pointer + 4 * at, (size,), 4, room.owner) for at, size in places)
+                plans = plans_of(context, this, self.lists[number].prepared.facts, hermite_of(this))
                 launch_select(
-                    context, npair, bra, task.first, ket, len(self.lists[number]),
-                    terms.norms_of(task.number, number), (one, sums), by_table=terms.by_table,
+                    context, npair, this.max_prim, bra, task.first, ket, len(self.lists[number]), norms,
+                    PRIMITIVE_PART * norms[-1] if any(plans) else 0.0, (one, part, sums), by_table=terms.by_table,
                 )  # fmt: skip
+                parts.append(part)
+            of_task = numbers[first:end].reshape(nlist, -1)
+            counts.append(Counts(of_task[:, : 2 * npair].reshape(nlist, npair, 2), of_task[:, 2 * npair :], parts))
         context.copy_out(numbers, room.pointer)
         context.copy_out(left_out, sums.pointer)
-        counts = [numbers[at:end].reshape(len(batch), -1, 3) for at, end in pairwise(edges)]
         if context.dry:  # as if all of them counted
-            pairs = [self.lists[number].pairs for number in batch]
-            for of_task in counts:
-                of_task[:] = np.array([(len(these), these.nprim, len(these)) for these in pairs])[:, None]
+            for pairs, prims, _ in counts:
+                for n, number in enumerate(batch):
+                    pairs[n], prims[n] = len(self.lists[number]), self.lists[number].pairs.nprim
         return counts, left_out.sum(axis=0)
 
     def launch(self, backend, task, batch, counts, terms):
@@ -356,61 +413,57 @@ class DeviceForces:
         context, this = backend.context, self.lists[task.number].prepared[task.first : task.last]
         out, made = context.pool.get(max(1, 6 * this.nprim)), 0
         sums = TaskSums(context, this, self.rows_of(this), REVERSE.most_parts)
-        prims = np.diff(this.whole.pairs.start[task.first : task.last + 1])
-        numbers = np.zeros((len(batch), len(this) + 1, 3), dtype=np.int64)
-        np.cumsum(counts[:, :, 0], axis=1, out=numbers[:, 1:, 0])
-        np.cumsum(prims * counts[:, :, 1].astype(np.int64), axis=1, out=numbers[:, 1:, 1])
-        numbers[:, :-1, 2] = counts[:, :, 2]
+        shells, width = 2 * len(this) + 2, 2 * len(this) + this.nprim + 3
+        numbers = np.zeros((len(batch), width), dtype=np.int64)
+        pairs, quartets = numbers[:, :shells].reshape(len(batch), -1, 2), numbers[:, shells:]
+        np.cumsum(counts.pairs[:, :, 0], axis=1, out=pairs[:, 1:, 0])
+        np.cumsum(counts.prims, axis=1, out=quartets[:, 1:])
+        pairs[:, :-1, 1] = counts.pairs[:, :, 1]
         on_device = context.pool.room("first quartets", numbers.size)
         context.copy_in_pieces(on_device.pointer, numbers)
         for n, number in enumerate(batch):
-            ket, of_list = self.lists[number].prepared, counts[n]
-            plans = plans_of(context, this.facts, ket.facts, sums.hermite)
+            plans = plans_of(context, this.facts, self.lists[number].prepared.facts, sums.hermite)
             if any(plans):
-                first = on_device.part(numbers[0].size * n, numbers[0].shape)
-                made += self.add_lists(backend, task, this, number, plans, of_list, numbers[n], first, terms, sums)
+                first = on_device.part(width * n, pairs[n].shape), on_device.part(width * n + shells, quartets[n].shape)
+                listed = Listed(pairs[n, :, 0], quartets[n], *first, counts.of_warps[n])
+                made += self.add_lists(backend, task, this, number, plans, listed, terms, sums)
             else:
-                made += self.add_rectangles(backend, task, this, number, of_list, terms, sums)
+                made += self.add_rectangles(backend, task, this, number, counts.pairs[n, :, 1], terms, sums)
         launch_forces(context, this, sums.hermite, sums.fields(1), sums.used, out)
         return out, made
 
-    def add_lists(self, backend, task, this, number, plans, counts, numbers, first, terms, sums):
-        """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are.
-
-        Parameters
-        ----------
-        numbers, first
-            `md4.gpu.kernels.select_kets.QuartetTable.first` of the task, on the host and on the device.
-        """
+    def add_lists(self, backend, task, this, number, plans, listed, terms, sums):
+        """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are."""
         context, ket, hermite = backend.context, self.lists[number].prepared, sums.hermite
-        if numbers[-1, 1] == 0:
-            return 0
         in_lanes, plan, stride = plans[0] is not None, plans[0] or plans[1], r_stride_of(ket.facts, hermite)
         size = gamma_size(this.facts, ket.facts, in_lanes)
         # bytes of Gamma, of the lists and of r
         cost = 8 * size + 8, 8 if in_lanes else 12 + 8 * stride
-        costs = numbers[:, :2] @ cost
+        prims = this.whole.pairs.start[task.first : task.last + 1] - this.first_prim
+        costs = cost[0] * listed.shells + cost[1] * listed.quartets[prims]
         budget = max(int(np.diff(costs).max()), context.pool.share(CHUNK_BYTES))
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         bra, begin = self.bounded(context, task.number, True, terms), 0
         kets, norms = self.bounded(context, number, False, terms), terms.norms_of(task.number, number)
         while begin < len(this):
             end = int(np.searchsorted(costs, costs[begin] + budget, side="right")) - 1
-            shells, quartets = (numbers[end, :2] - numbers[begin, :2]).tolist()
-            ab, of_ab, most = this[begin:end], first.part(3 * begin, (end - begin + 1, 3)), counts[begin:end, 1].max()
-            begin = end
+            ab, shells, (first, last) = this[begin:end], listed.shells[[begin, end]], prims[[begin, end]].tolist()
+            of_prims, of_chunk = np.diff(listed.quartets[first : last + 1]), listed.part(begin, end, first, last)
+            shells, quartets, begin = int(shells[1] - shells[0]), int(of_prims.sum()), end
             if quartets == 0:
                 continue
-            parts, each = sums.divided(int(most), quartets, REVERSE.lane_pieces if in_lanes else REVERSE.fused_pieces)
-            z, table = sums.fields(parts), self.table(context, of_ab, shells, quartets, not in_lanes)
+            pieces = REVERSE.lane_pieces if in_lanes else REVERSE.fused_pieces
+            parts, each = sums.divided(int(of_prims.max()), quartets, pieces)
+            z, table = sums.fields(parts), self.table(context, of_chunk[:2], shells, quartets, not in_lanes)
             launch_select(
-                context, len(ab), bra, ab.first, kets, len(ket), norms, (table[1], z[0]), table, terms.by_table
-            )
+                context, len(ab), ab.facts.max_prim, bra, ab.first, kets, len(ket), norms, PRIMITIVE_PART * norms[-1],
+                (table[2], of_chunk[2], z[0]), table, terms.by_table,
+            )  # fmt: skip
             gamma, of_gamma = context.pool.room("gamma", (shells + 1) * size), terms.gamma_of(task.number, number)
             if terms.by_table:
-                launch_gamma_of_table(context, in_lanes, table[1:3], ab, ket, of_gamma, gamma)
+                launch_gamma_of_table(context, in_lanes, table[2:4], ab, ket, of_gamma, gamma)
             else:
-                launch_gamma(context, in_lanes, table[1:3], aos, ab, ket, of_gamma, gamma)
+                launch_gamma(context, in_lanes, table[2:4], aos, ab, ket, of_gamma, gamma)
             if in_lanes:
                 slots = backend.pair_maker.slots(ket.pairs, ket.data)
                 launch_reverse_lanes(
@@ -418,11 +471,11 @@ class DeviceForces:
                     z, parts, each,
                 )  # fmt: skip
             else:
-                r, of_prims = context.pool.room("r", quartets * stride), (table[4], table[3])
+                r, of_prims = context.pool.room("r", quartets * stride), (table[5], table[4])
                 launch_listed_r(context, backend.operator, ket, hermite_side(ab), of_prims, quartets, r)
                 h = ket.h(BRA_TURNED).array
                 launch_reverse_fused(context, plan, ab, ket, h, gamma, hermite, r, table, z, parts, each)
-        return int(numbers[-1, 0])
+        return int(listed.shells[-1])
 
     @staticmethod
     def table(context, first, shells, quartets, bra_prims):
@@ -430,20 +483,20 @@ class DeviceForces:
         counts = shells, shells, quartets if bra_prims else 0, quartets, quartets
         edges = np.cumsum([0, *(words(4 * n) for n in counts)]).tolist()
         room = context.pool.room("quartets", edges[-1])
-        return first, *(Buffer(room.pointer + 8 * at, (n,), 4, room.owner) for at, n in zip(edges, counts))
+        return *first, *(Buffer(room.pointer + 8 * at, (n,), 4, room.owner) for at, n in zip(edges, counts))
 
     def add_rectangles(self, backend, task, this, number, counts, terms, sums):
         """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""
         context, ket, limits = backend.context, self.lists[number].prepared, np.zeros(task.last, dtype=np.int32)
-        limits[task.first :] = counts[:, 2]
+        limits[task.first :] = counts
         on_device = self.sent(context, limits)
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         tile, row_blocks = reverse_tile(this.facts.nab, self.columns(this))
         np8, parts, gamma = blocks_of_8(sums.hermite.nherm), self.parts_of(this), terms.gamma_of(task.number, number)
-        for ab, cd in self.chunks(context, this, ket, counts[:, 2]):
+        for ab, cd in self.chunks(context, this, ket, counts):
             u, z = self.half_transformed(backend, ab, cd, on_device), sums.fields(parts)
             launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, gamma, z, parts, terms.by_table)
-        return int(counts[:, 2].sum(dtype=np.int64))
+        return int(counts.sum(dtype=np.int64))
 
     def half_transformed(self, backend, ab, cd, limits):
         """Step 1: U of a chunk, as (cd|p]."""
@@ -585,6 +638,12 @@ class DeviceForces:
             raise MemoryLimitError(
                 f"a shell pair of {self.basis!r} may have {most} primitive quartets, or elements of Gamma, with a list "
                 f"of shell pairs, but gradients on a GPU take {MOST_NUMBERS} at once; use backend='cpu'."
+            )
+        longest, room = max(this.pairs.max_prim for this in bras), backend.context.block_shared - 2 * ROW_BYTES
+        if 4 * WARPS * longest > room:
+            raise MemoryLimitError(
+                f"a shell pair of {self.basis!r} may have {longest} primitive pairs, but gradients on a GPU take "
+                f"{room // (4 * WARPS)}; use backend='cpu'."
             )
         h = max(H_FORMS * backend.hermite_bytes(this.pairs) for this in kets)
         one = max(self.least_bytes(backend.context, bra, ket) for bra in bras for ket in kets)

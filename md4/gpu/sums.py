@@ -97,13 +97,13 @@ class DeviceSums:
     def forces(self, basis, lists):
         """Gradients; see `md4.gpu.forces.DeviceForces`."""
         self.backend.require_asynchronous_copies()
-        return DeviceForces(basis, lists, gradient_bounds(self.backend.context, basis, lists))
+        return DeviceForces(basis, lists, *gradient_bounds(self.backend.context, basis, lists))
 
     def fitting_forces(self, basis, pairs, blocks):
         """Gradients of density fitting; see `md4.gpu.fitting_forces.DeviceFittingForces`."""
         self.backend.require_asynchronous_copies()
         every = [*pairs, *(this for block in blocks for this in block)]
-        return DeviceFittingForces(basis, pairs, blocks, gradient_bounds(self.backend.context, basis, every))
+        return DeviceFittingForces(basis, pairs, blocks, *gradient_bounds(self.backend.context, basis, every))
 
     def coulomb_bytes(self, pairs):
         """Bytes of D and J of a list for one density matrix, D in FP32 as well, and of its part of an order."""
@@ -150,19 +150,26 @@ class DeviceBounds:
 
 
 def gradient_bounds(context, basis, lists):
-    """`GradientBounds` of some objects with the attribute `prepared` of `PairList`, as a list."""
-    edges = np.cumsum([0, *(len(this.prepared) for this in lists)]).tolist()
+    """`GradientBounds` of objects with the attribute `prepared` of `PairList`, and of the primitive pairs of each."""
+    lists = [this.prepared for this in lists]
+    shells = [this.pairs.pairs for this in lists]
+    shells += [np.repeat(this.pairs.pairs, np.diff(this.pairs.start), axis=0) for this in lists]
+    edges = np.cumsum([0, *map(len, shells)]).tolist()
     count, found = edges[-1], np.empty((2, edges[-1]))
-    norms = context.pool.get(max(1, found.size))
-    for this, first in zip(lists, edges):
-        these = (norms.part(n * count + first, (len(this.prepared),)) for n in range(2))
-        launch_derivative_norms(context, this.prepared, *these)
+    norms, each = context.pool.get(max(1, found.size)), np.arange(1 + max((this.nprim for this in lists), default=0))
+    buffer, (one_by_one,) = context.pool.upload([each], context.stream)
+    starts = [*(this.data.start for this in lists), *[one_by_one] * len(lists)]
+    for side, start, (first, last) in zip(lists * 2, starts, pairwise(edges)):
+        these = (norms.part(n * count + first, (last - first,)) for n in range(2))
+        launch_derivative_norms(context, side, start, last - first, *these)
     context.copy_out(found, norms.pointer)
-    context.pool.release(norms)
-    return [
-        GradientBounds(this.prepared.pairs, basis.centres, *found[:, first:last])
-        for this, (first, last) in zip(lists, pairwise(edges))
+    for this in (norms, buffer):
+        context.pool.release(this)
+    bounds = [
+        GradientBounds(these, basis.centres, *found[:, first:last])
+        for these, (first, last) in zip(shells, pairwise(edges))
     ]
+    return bounds[: len(lists)], bounds[len(lists) :]
 
 
 class DeviceDigest:

@@ -21,25 +21,27 @@ def larger(x, y):
 
 
 class GradientBounds:
-    """Bounds of the shell pairs of a list for gradients, in its order; see the page "Theory".
+    """Bounds of shell pairs, or of primitive pairs, for gradients; see the page "Theory".
 
     Parameters
     ----------
-    pairs : md4.shells.shell_pairs.ShellPairs
+    shells : ndarray, shape (npair, 2)
+        Those of each pair.
     centres : ndarray, shape (nshell, 3)
     norms, largest : ndarray, shape (npair,)
         Bounds of (sum_ab (ab|ab))^1/2 of each pair, and of its largest derivative.
 
     Attributes
     ----------
+    factor : ndarray, shape (npair,)
+        f_ab.
     own, derivative : ndarray, shape (npair,)
         `norms` times f_ab, and `largest` times f_ab. Both derivatives of a pair add to the same force where its shells
         have the same centre, so that bound is twice as large there.
     """
 
-    def __init__(self, pairs, centres, norms, largest):
-        shells = pairs.pairs
-        factor = np.where(shells[:, 0] == shells[:, 1], 1.0, 2.0)
+    def __init__(self, shells, centres, norms, largest):
+        self.factor = factor = np.where(shells[:, 0] == shells[:, 1], 1.0, 2.0)
         a, b = centres[shells.T]
         self.own = factor * norms
         self.derivative = np.where((a == b).all(axis=1), 2.0, 1.0) * factor * largest

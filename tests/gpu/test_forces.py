@@ -171,7 +171,7 @@ def test_the_bounds_are_those_of_what_is_left_out(way, exchange):
         (this,) = jk.lists
         a, b = this.pairs.pairs.T
         squares = np.maximum(norms[range(3), range(3)][:, a, b, a, b], norms[range(3), range(3)][:, b, a, b, a])
-        bounds = GradientBounds(this.pairs, jk.basis.centres, this.exact, np.sqrt(squares.max(axis=0)))
+        bounds = GradientBounds(this.pairs.pairs, jk.basis.centres, this.exact, np.sqrt(squares.max(axis=0)))
         of_quartets = (1 + exchange / 2) * np.outer(bounds.derivative, bounds.own)
         for tolerance in (1e-7, 1e-3, 1e3):
             jk.gradient(dm, exchange=exchange, tolerance=tolerance)
@@ -181,6 +181,43 @@ def test_the_bounds_are_those_of_what_is_left_out(way, exchange):
             rectangles = way == "rectangles" and exchange
             assert jk.stats.skipped == len(left) or (rectangles and jk.stats.skipped < len(left))
     assert len(left) == of_quartets.size
+
+
+@pytest.mark.sample("lanes-0.1")
+@pytest.mark.parametrize("part", [0.1, 1e20])
+def test_errors_of_primitive_quartets_are_bounded(part, way, monkeypatch):
+    """Steep and diffuse primitives of both signs in a shell; some of their quartets, or all, are left out."""
+    monkeypatch.setattr(forces, "PRIMITIVE_PART", part)
+    mol = molecule("H 0 0 0; H 0.3 -0.2 1.9; H 0.1 0.4 4.5", {"H": [[0, [900.0, 0.4], [7.0, -0.6], [0.07, 0.8]]]})
+    dm = symmetric(mol.nao)
+    exact = md4.JK(mol, backend="cpu").gradient(dm, tolerance=0)
+    with running():
+        jk = md4.JK(mol, backend="cuda", direct_scf_tol=1e-13)
+        for tolerance in (1e-12, 1e-8, 1e-4, 1e-2):
+            found, stats = jk.gradient(dm, tolerance=tolerance), jk.stats
+            assert 0 < abs(found - exact).max() <= stats.error_bound
+            assert stats.error_estimate <= stats.error_bound
+            if way != "rectangles":
+                assert stats.computed > 0
+                assert found.any() == (part < 1)
+
+
+@pytest.mark.thorough
+def test_any_primitive_quartets_may_be_left_out(monkeypatch):
+    """By random bounds: also all of a shell quartet for some primitive bra pairs, whose Gamma is not read then."""
+    monkeypatch.setattr(forces, "PRIMITIVE_PART", 2e11)
+    mol = molecule("H 0 0 0; H 0.3 -0.2 1.9; H 0.3 0.9 3.1", {"H": [[1, [6.0, 0.5], [0.3, 0.7]]]})
+    dm, found = symmetric(mol.nao), []
+    for way in ("reverse_lanes", "reverse_fused"):
+        with running() as machine:
+            jk, rng = md4.JK(mol, backend="cuda", direct_scf_tol=1e-13), np.random.default_rng(1)
+            for of_prims in jk._forces_of_lists(1e-12).of_prims:
+                of_prims.own = rng.uniform(0, 1, of_prims.own.shape) ** 4
+                of_prims.derivative = rng.uniform(0, 1, of_prims.own.shape)
+            found.append(jk.gradient(dm, tolerance=1e-12))
+        assert way in machine.kernels
+        monkeypatch.setattr(forces, "lane_plan", lambda *_: None)
+    assert_same(*found)
 
 
 # what is divided ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import gc
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from math import isqrt
 
@@ -14,6 +15,7 @@ from molecules import WATER, molecule
 from md4 import Engine
 from md4.contract.fitting_lists import Bounded
 from md4.contract.screening import schwarz_bounds
+from md4.cpu.forces import largest_norms
 from md4.errors import MemoryLimitError
 from md4.gpu import shell_pairs as device_pairs
 from md4.gpu.buffers import Buffer, copy_to_host
@@ -24,9 +26,10 @@ from md4.gpu.paths import build_time, square_pairs
 from md4.gpu.predicted_times import EVALUATION, Side
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.targets import DeviceBlock
+from md4.method.derivatives import OF_A, OF_B
 from md4.plan import SQUARE_BYTES
 from md4.shells.basis import Basis
-from md4.shells.schwarz import TOGETHER, row_norms
+from md4.shells.schwarz import TOGETHER, GradientBounds, row_norms
 from md4.shells.shell_pairs import shell_pairs, unique_pairs_by_class
 
 gpu = pytest.mark.gpu
@@ -236,16 +239,29 @@ def test_schwarz_bounds_in_plain_python(most, spread, monkeypatch):
 
 
 def check_gradient_bounds(basis):
-    """The norms of the pairs of all lists of a basis, and of their derivatives, are those of the CPU; returns these."""
+    """The norms of the pairs of all lists of a basis, and of their derivatives, are those of the CPU; returns these.
+
+    Those of primitive pairs are those of pairs of one primitive pair each.
+    """
     joined, lists = lists_of(basis)
     cpu, lists = Engine(joined, backend="cpu"), [pairs for pairs in lists if len(pairs)]
     ours, right = (
         engine.backend.sums.forces(
             joined, list(map(Bounded, engine.prepare_lists(lists, joined), *zip(*schwarz_bounds(engine, lists))))
-        ).bounds
+        )
         for engine in (Engine(joined, backend="cuda"), cpu)
     )
-    for pairs, one, other in zip(lists, ours, right):
+    for pairs, one, other, prims in zip(lists, ours.bounds, right.bounds, ours.of_prims):
+        of_host = shell_pairs(joined, pairs)
+        counts = np.diff(of_host.start)
+        each = replace(of_host, pairs=np.repeat(pairs, counts, axis=0), start=np.arange(of_host.nprim + 1))
+        if each.nprim:
+            largest = largest_norms(cpu.backend, each.derived(OF_A if each.single else OF_A + OF_B))
+            expected = GradientBounds(each.pairs, joined.centres, largest, largest)
+            np.testing.assert_allclose(prims.derivative, expected.derivative, rtol=1e-9, atol=1e-12 * largest.max())
+        np.testing.assert_array_equal(prims.own[np.repeat(counts == 1, counts)], one.own[counts == 1])
+        sums = np.bincount(np.repeat(np.arange(len(pairs)), counts), prims.own, len(pairs))
+        assert (sums >= (1 - 1e-12) * one.own).all()
         np.testing.assert_allclose(one.derivative, other.derivative, rtol=1e-9, atol=1e-12 * other.derivative.max())
         block, factor = cpu.compute(pairs, pairs), np.where(pairs[:, 0] == pairs[:, 1], 1.0, 2.0)
         squares = np.einsum("iikk->i", block.reshape(len(pairs), len(pairs), *[isqrt(block[0, 0].size)] * 2))
@@ -253,7 +269,7 @@ def check_gradient_bounds(basis):
         assert (one.own >= (1 - 1e-12) * exact - rounding).all()
         few = joined.nprims[pairs].prod(axis=1) <= TOGETHER
         np.testing.assert_allclose(one.own[few], exact[few], rtol=1e-9, atol=rounding)
-    return np.concatenate([one.derivative for one in ours])
+    return np.concatenate([one.derivative for one in ours.bounds])
 
 
 @gpu

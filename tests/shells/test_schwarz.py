@@ -1,7 +1,5 @@
 """Bounds of shell pairs from diagonal integrals."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -20,8 +18,8 @@ def test_row_norms():
 
 def test_gradient_bounds():
     """f_ab is 1 for the pair of a shell with itself and else 2; a derivative counts twice on one centre."""
-    pairs = SimpleNamespace(pairs=np.array([[0, 0], [0, 1], [2, 0], [1, 2]]))
+    shells = np.array([[0, 0], [0, 1], [2, 0], [1, 2]])
     centres = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
-    made = GradientBounds(pairs, centres, np.array([1.0, 2.0, 3.0, 4.0]), np.array([10.0, 20.0, 30.0, 40.0]))
+    made = GradientBounds(shells, centres, np.array([1.0, 2.0, 3.0, 4.0]), np.array([10.0, 20.0, 30.0, 40.0]))
     np.testing.assert_allclose(made.own, [1.0, 4.0, 6.0, 8.0])
     np.testing.assert_allclose(made.derivative, [20.0, 80.0, 60.0, 80.0])

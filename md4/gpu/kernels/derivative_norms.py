@@ -20,7 +20,7 @@ from md4.gpu.device_code import F64, I32, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.unrolled import r_update, store_shared
-from md4.gpu.kernels.groups import PairRange, Records, pair_range, primitives_of, records
+from md4.gpu.kernels.groups import PairRange, Records, primitives_of, records
 from md4.gpu.kernels.h_matrices import Components, components, make_e_coefficients, packed_triples
 from md4.gpu.kernels.primitive_quartets import OperatorArguments, charge, operator_arguments, separate
 from md4.gpu.kernels.recurrence import packed_rules
@@ -209,20 +209,21 @@ def derivative_norms():
 # launcher
 
 
-def launch_derivative_norms(context, side, norms, largest):
-    """Bounds of (sum_ab (ab|ab))^1/2 of each pair of a list, a `md4.engine.PreparedPairs`, and of its largest
-    derivative, into two buffers, shape (npair,)."""
-    if len(side) == 0:
+def launch_derivative_norms(context, side, start, count, norms, largest):
+    """Bounds of (sum_ab (ab|ab))^1/2 of `count` pairs of a list, a `md4.engine.PreparedPairs`, and of the largest
+    derivative of each, into two buffers, shape (count,). Pair n has the primitive pairs from start[n] to start[n + 1].
+    """
+    if count == 0:
         return
     facts, functions = side.facts, nherm(side.facts.l + 1)
     la, lb, rows = facts.la, facts.lb, facts.nab // (facts.nctr_a * facts.nctr_b)
     order = 2 * (facts.l + 1)
     size = 7 * rows * functions * min(facts.max_prim, TOGETHER)
-    blocks = min(len(side), BLOCKS, max(1, context.pool.share(CHUNK_BYTES) // (8 * max(1, size))))
+    blocks = min(count, BLOCKS, max(1, context.pool.share(CHUNK_BYTES) // (8 * max(1, size))))
     shared = max(3 * hermite.axis_size(la + 1, lb + 1), 2 * order + 5 + 2 * nherm(order))
     tables = (packed_hermite, facts.l + 1), (packed_triples, facts.l + 1), (packed_rules, order)
     context.launch(
-        Variant(derivative_norms, ()), blocks, THREADS, 8 * shared, records(side), pair_range(side), len(side),
+        Variant(derivative_norms, ()), blocks, THREADS, 8 * shared, records(side), (start, 0, 0), count,
         components(context, la, facts.pure, facts.nctr_a), components(context, lb, facts.pure, facts.nctr_b),
         tuple(context.table(*table) for table in tables), operator_arguments(context, "coulomb", 0.0),
         context.pool.room("derivatives", max(1, blocks * size)), size, norms, largest,

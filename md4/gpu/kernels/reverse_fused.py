@@ -16,7 +16,7 @@ from functools import cache
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, f64, i32, i64, jit_device
+from md4.gpu.device_code import F64, I32, I64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import (
     address_of,
     commit_copies,
@@ -46,28 +46,11 @@ from md4.gpu.tiles import blocks_of_8, turned_split
 from md4.gpu.tuning import REVERSE, SHARED_BYTES
 
 
-class BraPrimitives(NamedTuple):
-    """The primitive bra pairs of a chunk.
-
-    Attributes
-    ----------
-    owner, start : int64 array
-        The pair of each primitive pair of the whole list, and the range of each pair.
-    first, first_prim : int64
-        First pair and first primitive pair of the chunk.
-    """
-
-    owner: I64
-    start: I64
-    first: i64
-    first_prim: i64
-
-
 class KetPrimitives(NamedTuple):
-    """The primitive quartets of a chunk: `first`, `ket_prims` and `shells` of
+    """The primitive quartets of a chunk: `first_quartets`, `ket_prims` and `shells` of
     `md4.gpu.kernels.select_kets.QuartetTable`."""
 
-    first: I64_2D
+    first: I64
     numbers: I32
     shells: I32
 
@@ -99,15 +82,10 @@ def make_second_product(rows_cd, rows_ab, nt, wide):
     return second_product
 
 
-def quartets_of(prims, kets, prim, ab, part, each):
-    """(first, end) of the primitive quartets of a primitive bra pair, of which a part has `each` (device function).
-
-    Its pair has as many for each of its primitive pairs, one after the other.
-    """
-    first, nprim = kets.first[ab - prims.first, 1], prims.start[ab + 1] - prims.start[ab]
-    count = quotient(kets.first[ab - prims.first + 1, 1] - first, nprim)
-    n = first - kets.first[0, 1] + (prim - prims.start[ab]) * count
-    return n + part * each, n + min(count, (part + 1) * each)
+def quartets_of(kets, own, part, each):
+    """(first, end) of the quartets of a primitive bra pair of a chunk, of which a part has `each` (device function)."""
+    first, end = kets.first[own] - kets.first[0], kets.first[own + 1] - kets.first[0]
+    return first + part * each, min(end, first + (part + 1) * each)
 
 
 def make_look():
@@ -119,10 +97,10 @@ def make_look():
     def look(kets, n, count):
         lane = i64(cuda.threadIdx.x) & 31
         own = n + min(lane, count - 1)
-        shells = i64(kets.shells[own])
+        shells = kets.shells[own]
         before = cuda.shfl_up_sync(-1, shells, 1)
         bits = cuda.ballot_sync(-1, lane < count and (lane == 0 or shells != before))
-        return shells, i64(kets.numbers[own]), i64(bits)
+        return shells, kets.numbers[own], i32(bits)
 
     return jit_device(look)
 
@@ -131,28 +109,31 @@ def make_fetch(rows_cd, rows_ab, threads):
     """Device function: the threads start to copy what a step needs of `count` primitive quartets from n on.
 
     That is H and r to the shared address `at`, where there is room for `together` panels of `panel_size` numbers, and r
-    behind, and Gamma of `many` shell quartets, from the number `shells` on, to the address `of_gamma`. `prim` is the
-    primitive ket pair of each lane. Gamma is filled up by zeros, which are there before.
+    behind, and Gamma of their shell quartets to the address `of_gamma`. `prim` and `shells` are the primitive ket pair
+    and the shell quartet of each lane, and `bits` those of `look`. Gamma is filled up by zeros, which are there before.
     """
     copy = make_copy_range(threads)
 
-    def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, nab, ncd, shells, many):
+    def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, nab, ncd, shells, bits):
         tid = i64(cuda.threadIdx.x)
         copy(at + together * 8 * panel_size, r.numbers, n * r.stride, count * r.stride, tid)
         for k in range(count):
-            copy(at + k * 8 * panel_size, panel.h, cuda.shfl_sync(-1, prim, k) * panel_size, panel_size, tid)
-        if rows_cd == 1:
-            for k in range(many):
-                first, own = (shells + k) * nab * ncd, tid
+            copy(at + k * 8 * panel_size, panel.h, i64(cuda.shfl_sync(-1, prim, k)) * panel_size, panel_size, tid)
+        while bits != 0:
+            # the lane of the lowest bit, the first of a shell quartet
+            shell = i64(cuda.shfl_sync(-1, shells, cuda.popc((bits & -bits) - 1)))
+            bits = i32(bits & (bits - 1))
+            if rows_cd == 1:
+                first, own = shell * nab * ncd, tid
                 while own < nab * ncd:
                     row = quotient(own, ncd)
-                    place = of_gamma + k * (512 * rows_ab) + 64 * row + 8 * (own - row * ncd)
-                    copy_number(i32(place), address_of(gamma, first + own))
+                    copy_number(i32(of_gamma + 64 * row + 8 * (own - row * ncd)), address_of(gamma, first + own))
                     own += threads
-        else:
-            block = shells * rows_cd
-            for k in range(many * rows_cd):
-                copy(of_gamma + k * (512 * rows_ab), gamma, (block + k) * nab * 8, nab * 8, tid)
+                of_gamma += 512 * rows_ab
+            else:
+                for block in range(shell * rows_cd, (shell + 1) * rows_cd):
+                    copy(of_gamma, gamma, block * nab * 8, nab * 8, tid)
+                    of_gamma += 512 * rows_ab
         commit_copies()
 
     return jit_device(fetch)
@@ -176,17 +157,17 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
     fetch, quartets, wait = make_fetch(rows_cd, rows_ab, threads), jit_device(quartets_of), make_wait_copies(0)
 
     def kernel(
-        prims: BraPrimitives, kets: KetPrimitives, panel: Panel, levels: Levels, r: R, words: F64, np8: i64,
-        gamma: F64, nab: i64, ncd: i64, z: ReverseSums, parts: i64, each: i64, column_blocks: i64, together: i64,
+        kets: KetPrimitives, panel: Panel, levels: Levels, r: R, words: F64, np8: i64,
+        gamma: F64, nab: i64, ncd: i64, z: ReverseSums, first_prim: i64, parts: i64, each: i64, column_blocks: i64,
+        together: i64,
     ):  # fmt: skip
         shared = cuda.shared.array(0, f64)
         tid, block = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         lane, warp = tid & 31, tid >> 5
         rest = quotient(block, column_blocks)
         own, column_block = quotient(rest, parts), block - rest * column_blocks
-        part, prim = rest - own * parts, prims.first_prim + own
-        ab = prims.owner[prim]
-        n, behind = quartets(prims, kets, prim, ab, part, each)
+        part = rest - own * parts
+        n, behind = quartets(kets, own, part, each)
         if n >= behind:
             return
         # shared memory: Gamma, words, then H and r of each slot
@@ -209,8 +190,7 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
         next_shells, next_prim_kl, next_bits = shells, prim_kl, bits
         if slots == 2:
             fetch(
-                ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd,
-                cuda.shfl_sync(-1, shells, 0), cuda.popc(bits),
+                ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd, shells, bits
             )  # fmt: skip
         while n < behind:
             following = min(together, behind - n - count)
@@ -222,14 +202,12 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
                 if following > 0:
                     fetch(
                         ring + (1 - slot) * slot_size, base + 8 * (1 - slot) * (together * size), panel, panel_size,
-                        together, next_prim_kl, r, n + count, following, gamma, nab, ncd,
-                        cuda.shfl_sync(-1, next_shells, 0), cuda.popc(next_bits),
+                        together, next_prim_kl, r, n + count, following, gamma, nab, ncd, next_shells, next_bits,
                     )  # fmt: skip
             else:
                 cuda.syncthreads()
                 fetch(
-                    ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd,
-                    cuda.shfl_sync(-1, shells, 0), cuda.popc(bits),
+                    ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd, shells, bits
                 )  # fmt: skip
                 wait()
                 cuda.syncthreads()
@@ -253,7 +231,7 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
                 slot = 1 - slot
             n += count
             count, shells, prim_kl, bits = following, next_shells, next_prim_kl, next_bits
-        target = ((part * z.nprim + prim - z.first_prim) * np8 + column) * z.rows + 2 * (lane & 3)
+        target = ((part * z.nprim + first_prim + own - z.first_prim) * np8 + column) * z.rows + 2 * (lane & 3)
         add_tile(tile, z.numbers, target * 8 + (lane >> 2), z.rows * 8, np8 - column)
 
     return Kernel(kernel, (threads, blocks))
@@ -331,12 +309,12 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z, 
         Among how many blocks the quartets of a primitive bra pair are divided, and how many each takes.
     """
     bra, ket, np8 = ab.facts, cd.facts, blocks_of_8(hermite.nherm)
-    column_blocks, (first, *_, numbers, shells) = -(-np8 // (plan.nt * plan.warps)), table
+    column_blocks, (_, first, *_, numbers, shells) = -(-np8 // (plan.nt * plan.warps)), table
     context.launch(
         Variant(reverse_fused, (*plan[:7], context.unit)), column_blocks * parts * ab.nprim, 32 * plan.warps,
         plan.shared,
-        (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
-        (h, plan.rows_cd, blocks_of_8(ket.nherm)), levels_of(context, ket, plan.rows_cd, True),
+        (first, numbers, shells), (h, plan.rows_cd, blocks_of_8(ket.nherm)),
+        levels_of(context, ket, plan.rows_cd, True),
         (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma, bra.nab, ket.nab,
-        z, parts, each, column_blocks, plan.together,
+        z, ab.first_prim, parts, each, column_blocks, plan.together,
     )  # fmt: skip

@@ -31,7 +31,7 @@ from md4.gpu.kernels.primitive_quartets import (
     operator_arguments,
     separate,
 )
-from md4.gpu.kernels.reverse_fused import BraPrimitives, KetPrimitives, quartets_of
+from md4.gpu.kernels.reverse_fused import KetPrimitives, quartets_of
 from md4.gpu.kernels.reverse_sums import ReverseSums
 from md4.gpu.staircases import hermite_order
 from md4.gpu.tiles import blocks_of_8
@@ -115,21 +115,19 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
     charge_at, separation_of, set_bytes = jit_device(charge), jit_device(separate), 256 * row
 
     def kernel(
-        records: Records, prims: BraPrimitives, kets: KetPrimitives, slots: KetSlots, gamma: F64,
+        records: Records, first_prim: i64, kets: KetPrimitives, slots: KetSlots, gamma: F64, dead: i64,
         operator: OperatorArguments, columns: Columns, z: ReverseSums, parts: i64, each: i64,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
         tid, block = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         lane, first, own = tid & 31, (tid >> 5) * chunk, quotient(block, parts)
-        part, prim = block - own * parts, prims.first_prim + own
-        ab = prims.owner[prim]
-        n, behind = quartets(prims, kets, prim, ab, part, each)
+        part, prim = block - own * parts, first_prim + own
+        n, behind = quartets(kets, own, part, each)
         if n >= behind:
             return
         place, address = charge_at(records.numbers, prim * records.width), i32(shared_address(shared) + 8 * row * lane)
         own_r = i32(address + (tid >> 5) * set_bytes)
-        sums, dead = empty(), kets.first[kets.first.shape[0] - 1, 0] - kets.first[0, 0]
-        h_step, gamma_step = i32(8 * slots.count), i32(8 * (dead + 1))
+        sums, h_step, gamma_step = empty(), i32(8 * slots.count), i32(8 * (dead + 1))
         while n < behind:
             # each warp makes r of 32 quartets
             slot = slots.place[kets.numbers[min(n + tid, behind - 1)]]
@@ -201,15 +199,14 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermi
     parts, each : int
         As for `md4.gpu.kernels.reverse_fused.launch_reverse_fused`.
     """
-    bra, ket, l, (first, *_, numbers, shells) = ab.facts, cd.facts, hermite.l, table
+    bra, ket, l, (_, first, of_quartets, *_, numbers, shells) = ab.facts, cd.facts, hermite.l, table
     variant = Variant(reverse_lanes, (bra.nab, *plan, ket.h_class, l, hermite.first, operator.kind))
     offsets = context.table(column_offsets, l, hermite.first, ket.l, plan.chunk)
     signs = context.table(column_signs, l, hermite.first)
     context.launch(
         variant, parts * ab.nprim, 32 * plan.warps, plan.warps * 256 * (nherm(l + ket.l) | 1),
-        (ab.data.records, ab.data.width),
-        (ab.data.owner, ab.data.start, ab.first, ab.first_prim), (first, numbers, shells),
-        (slots.numbers, h, slots.place, slots.count), gamma,
+        (ab.data.records, ab.data.width), ab.first_prim, (first, numbers, shells),
+        (slots.numbers, h, slots.place, slots.count), gamma, of_quartets.size,
         operator_arguments(context, operator.kind, operator.parameter),
         (offsets, signs, nherm(ket.l), hermite.nherm, blocks_of_8(hermite.nherm)), z, parts, each,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import md4
 from md4.gpu import forces
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels import reverse_fused, select_kets
-from md4.gpu.kernels.select_kets import THREADS, launch_select
+from md4.gpu.kernels.select_kets import THREADS, WARPS, count_sizes, launch_select
 from md4.gpu.tuning import REVERSE
 
 
@@ -76,43 +76,53 @@ def test_selected_kets(nket, near, monkeypatch):
     start = [np.append(0, np.cumsum(rng.integers(0, 4, len(these)))) for these in shells]
     start[0][first + 1 :] += 1  # the first bra pair that takes part has one at least
     bounds, norms = [rng.uniform(0, 1, len(these)) for these in shells], rng.uniform(0, 1, (2, nshell, nshell))
-    j, k, tolerance = np.array([1.0, 0.0]), np.array([-0.5, 2.0]), 0.4
+    of_prims = [rng.uniform(0, 1, these[-1]) for these in start]
+    j, k, tolerance, limit = np.array([1.0, 0.0]), np.array([-0.5, 2.0]), 0.4, 0.3
     (a, b), (c, d) = shells[0][first:].T[:, :, None], shells[1].T
     of_d = sum(abs(j[s]) * n[a, b] * n[c, d] + abs(k[s]) / 2 * (n[a, c] * n[b, d] + n[a, d] * n[b, c])
                for s, n in enumerate(norms))  # fmt: skip
-    size, prims = bounds[0][first:, None] * bounds[1] * of_d, np.diff(start[1])
-    counts = (size >= tolerance) & (prims > 0)
+    size = bounds[0][first:, None] * bounds[1] * of_d
+    counts = (size >= tolerance) & (np.diff(start[1]) > 0)
+    # of primitive quartets
+    own, owner = np.repeat(np.arange(nbra), np.diff(start[0])[first:]), np.repeat(np.arange(nket), np.diff(start[1]))
+    of_quartets = of_prims[0][start[0][first] :, None] * of_prims[1] * of_d[own][:, owner]
+    surviving, skipped = counts[own][:, owner] & (of_quartets >= limit), counts[own][:, owner] & (of_quartets < limit)
     with running():
         context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
         of_pairs = [norms[:, these[:, 0], these[:, 1]] for these in shells]
-        arrays = [context.pool.upload(side, context.stream)[1] for side in zip(shells, start, bounds, of_pairs)]
+        arrays = zip(shells, start, bounds, of_prims, of_pairs)
+        arrays = [context.pool.upload(side, context.stream)[1] for side in arrays]
         arrays = [(*these, of.part(0, (of.size,))) for *these, of in arrays]
         given = *(sent(context, array) for array in (norms, j, k)), nshell, tolerance
-        room, left = context.pool.get(2 * nbra), context.pool.get(2 * (first + nbra))
+        sizes, left = count_sizes(nbra, len(own)), context.pool.get(2 * (first + nbra))
         context.clear(left)
-        numbers = Buffer(room.pointer, (3 * nbra,), 4, room)
-        pass_of = context, nbra, arrays[0], first, arrays[1], nket, given, (numbers, left)
+        numbers = [Buffer((room := context.pool.get(size)).pointer, (size,), 4, room) for size in sizes]
+        pass_of = context, nbra, 4, arrays[0], first, arrays[1], nket, given, limit, (*numbers, left)
         launch_select(*pass_of)
-        found, sums = host_array(numbers, "int32").reshape(-1, 3).copy(), host_array(left, "float64")
-        own = np.diff(start[0])[first:]
-        places = np.cumsum(np.stack([found[:, 0], own * found[:, 1]], axis=1), axis=0, dtype=np.int64)
-        places = np.concatenate([np.zeros((1, 2), dtype=np.int64), places])
-        sizes = np.repeat(places[-1], [2, 3]).tolist()
+        found, sums = host_array(numbers[0], "int32").copy(), host_array(left, "float64")
+        pairs, prims = found[: 2 * nbra].reshape(-1, 2), found[2 * nbra :]
         # as of a chunk behind others of its list
-        places = np.append(places + np.array([7, 30]), np.append(found[:, 2], 0)[:, None], axis=1)
+        places = np.stack([np.cumsum([7, *pairs[:, 0]]), [*pairs[:, 1], 0]], axis=1)
+        quartets, sizes = np.cumsum([30, *prims]), np.repeat([pairs[:, 0].sum(), prims.sum()], [2, 3]).tolist()
         table = [Buffer((this := context.pool.get(size + 1)).pointer, (size,), 4, this) for size in sizes]
-        launch_select(*pass_of, (context.pool.upload([places], context.stream)[1][0], *table))
+        launch_select(*pass_of, (*context.pool.upload([places, quartets], context.stream)[1], *table))
         shells_of, listed = (np.stack([host_array(b, "int32") for b in part], 1) for part in (table[:2], table[2:]))
         sums = sums[: 2 * (first + nbra)].reshape(-1, 2).copy()
     last = [max(np.flatnonzero(row), default=-1) + 1 for row in counts]
-    np.testing.assert_array_equal(found, np.stack([counts.sum(axis=1), counts @ prims, last], axis=1))
-    np.testing.assert_allclose(sums[first:], np.stack([(size * ~counts).sum(1), (size**2 * ~counts).sum(1)], 1), 1e-12)
+    np.testing.assert_array_equal(pairs, np.stack([counts.sum(axis=1), last], axis=1))
+    np.testing.assert_array_equal(prims, surviving.sum(axis=1))
+    right = np.stack([(size * ~counts).sum(axis=1), (size**2 * ~counts).sum(axis=1)], axis=1)
+    without = np.array([(of_quartets * skipped)[own == n].sum(axis=0) for n in range(nbra)])
+    right += np.stack([without.sum(axis=1), (without**2).sum(axis=1)], axis=1)
+    np.testing.assert_allclose(sums[first:], right, 1e-12)
     assert not sums[:first].any()
-    of_shells = [(first + n, cd) for n, cd in np.argwhere(counts)]
+    # each warp takes 32 ket pairs, the next ones the next warp
+    of_warps = [[cd for cd in range(nket) if cd // 32 % WARPS == warp] for warp in range(WARPS)]
+    of_shells = [(first + n, cd) for n in range(nbra) for warp in of_warps for cd in warp if counts[n, cd]]
     of_prims = [
-        (i, q, of_shells.index((first + n, cd))) for n in range(nbra) for i in range(*start[0][first + n :][:2])
-        for cd in np.flatnonzero(counts[n]) for q in range(*start[1][cd : cd + 2])
+        (start[0][first] + i, q, of_shells.index((first + n, cd))) for i, n in enumerate(own) for warp in of_warps
+        for cd in warp for q in range(*start[1][cd : cd + 2]) if surviving[i, q]
     ]  # fmt: skip
     np.testing.assert_array_equal(shells_of, np.reshape(of_shells, (-1, 2)))
     np.testing.assert_array_equal(listed, np.reshape(of_prims, (-1, 3)))
-    assert nket < 100 or 0 < counts.sum() < counts.size
+    assert nket < 100 or (0 < counts.sum() < counts.size and surviving.any() and skipped.any())
