@@ -290,6 +290,9 @@ class Algebra(Protocol):
         It may write to `out`, a C-contiguous NumPy array, from now on, and has its values there.
         """
 
+    def taken(self, array):
+        """A copy of an array of another device's `Algebra`, on which the work that makes it is done."""
+
     def put_columns(self, part, table, first):
         """Copies `part`, shape (rows, n), to columns first to first + n of a host table, beside what is done next.
 

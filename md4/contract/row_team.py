@@ -1,7 +1,7 @@
 """Several devices that make rows of pairs together, and who makes which pieces (`md4.contract.pair_rows`).
 
-What each device has made of its pieces is added up, or put together, by way of the host. Pieces are divided beforehand:
-their number of integrals is known, so the same devices add up the same numbers each time.
+What each device has made of its pieces is added up on the first one, or put together on the host. Pieces are divided
+beforehand: their number of integrals is known, so the same devices add up the same numbers each time.
 """
 
 from copy import copy

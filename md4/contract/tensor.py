@@ -7,7 +7,7 @@ the same way, of the pairs that it needs.
 """
 
 from dataclasses import dataclass, replace
-from math import isqrt
+from math import isqrt, log2
 
 import numpy as np
 
@@ -192,13 +192,27 @@ def compile_ahead(engine, request, layouts, progress=None):
     def work(backend):
         dry = engine.with_backend(backend)
         for layout in layouts:
-            add_slice(dry, request, layout, slice_target(dry, request, layout))
+            rehearse_slice(dry, request, layout)
 
     part = request, len(layouts)
     engine.backend.compile_ahead("tensor", engine.bra_basis, work, progress, part)
 
 
-def add_slice(engine, request, layout, target, report=None):
+def rehearse_slice(engine, request, layout):
+    """Asks a backend that launches nothing for the kernels of a tensor or a slice of it."""
+    add_slice(engine, request, layout, slice_target(engine, request, layout), each=distinct)
+
+
+def distinct(pairs):
+    """One `ListPair` of those of the same functions, as many pairs, and about as many primitive pairs."""
+
+    def kind(side):
+        return side.facts, len(side), round(4 * log2(max(1, side.nprim) / len(side)))
+
+    return list({(kind(pair.bra), kind(pair.ket)): pair for pair in pairs}.values())
+
+
+def add_slice(engine, request, layout, target, report=None, each=list):
     """Computes a tensor or a slice of it into a target.
 
     Parameters
@@ -210,13 +224,15 @@ def add_slice(engine, request, layout, target, report=None):
         From `slice_target`.
     report : callable, optional
         Is told how much more of the work for the slice is done, about; 1 is all of it.
+    each : callable, optional
+        Chooses those of the `ListPair` that are computed; by default all.
     """
     basis, backend = engine.bra_basis, engine.backend
     memory = backend.memory_left()
     hermite_bytes = int(HERMITE_SHARE * memory)
     whole = isinstance(target, ListTarget)  # which needs no blocks, so that the pieces may be as long as they like
     block_bytes = WHOLE_LISTS if whole else int(min(BLOCK_SHARE * memory, BLOCK_BYTES))
-    pairs = request.work(engine, layout, block_bytes, hermite_bytes)
+    pairs = each(request.work(engine, layout, block_bytes, hermite_bytes))
     log.debug("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
     store = HermiteStore(hermite_bytes, backend)
     told = Share(0.0 if report is None else sum(seconds_of(backend, pair) for pair in pairs), report)

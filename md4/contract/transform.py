@@ -141,18 +141,13 @@ class OneIndexOfEachSide:
             self._take(other)
 
     def _take(self, other):
-        """Adds what another device has made."""
-
-        def add(total, part):
-            with other.rows.engine.lock, other.algebra.working():
-                found = other.algebra.later(part)()
-            total += self.algebra.send(found)
-
+        """Adds what another device has made, and waits until its memory is free again."""
         most = max(1, int(min(SUM_BYTES, WORK_SHARE * self.algebra.memory_left()) // self.x[0].nbytes))
         for first in range(0, self.nao, most):
-            add(self.x[first : first + most], other.x[first : first + most])
+            self.x[first : first + most] += self.algebra.taken(other.x[first : first + most])
         if self.of_pairs is not None:
-            add(self.of_pairs, other.of_pairs)
+            self.of_pairs += self.algebra.taken(other.of_pairs)
+        self.rows.engine.backend.mark()()
 
     def _make(self, pieces, orbitals, bar):
         """X of the pieces of a device; returns its share."""

@@ -17,11 +17,11 @@ from md4.contract.gradient import rehearse_forces
 from md4.contract.pair_rows import PairRows
 from md4.contract.ranks import Alone
 from md4.contract.team import Team
-from md4.contract.tensor import Request, add_slice, segmented, slice_target
+from md4.contract.tensor import Request, rehearse_slice, segmented
 from md4.contract.three_centre import BELOW_COULOMB, ThreeCentre, tensor_request
 from md4.contract.worker import Build
 from md4.engine import Engine
-from md4.errors import ArgumentError, DeviceError
+from md4.errors import ArgumentError, DeviceError, MemoryLimitError
 from md4.method.operators import Operator, check_order, checked_kind
 from md4.method.scatter import SYMMETRIES, THREE_CENTRE
 from md4.shells.basis import Basis
@@ -149,7 +149,11 @@ def asked_by(work, kind, capability, memories=MEMORIES):
     asked = {}
     for left in memories:
         backend = GpuBackend.without_device(Operator(kind, 0.0 if kind == "coulomb" else PARAMETER), capability, left)
-        work(backend)
+        try:
+            work(backend)
+        except MemoryLimitError:  # a large molecule, which cannot be computed with so little memory
+            if left == memories[0]:
+                raise
         asked |= backend.context.asked
     return asked
 
@@ -178,8 +182,7 @@ def make_tensors(backend, basis):
 def make_tensor(engine, request):
     """A tensor, or what its symmetry needs of it."""
     engine, request = segmented(engine, request)
-    layout = request.layout(engine.bra_basis)
-    add_slice(engine, request, layout, slice_target(engine, request, layout))
+    rehearse_slice(engine, request, request.layout(engine.bra_basis))
 
 
 def make_builds(backend, basis):

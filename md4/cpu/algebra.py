@@ -65,6 +65,10 @@ class HostAlgebra:
         """The same array, or its copy in `out`."""
         return lambda: self.fetch(array, out)
 
+    def taken(self, array):
+        """The same array: engines on the CPU share their memory."""
+        return array
+
     def host_table(self, shape):
         """As `empty`."""
         return self.empty(shape)

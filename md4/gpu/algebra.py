@@ -143,6 +143,12 @@ class DeviceAlgebra:
         copies.wait_event(self.stream.record())
         return self.staging.later(array, copies, out)
 
+    def taken(self, array):
+        """By the link between the devices if there is one, on the stream of md4."""
+        out = self.empty(array.shape)
+        out.data.copy_from_device_async(array.data, array.nbytes, self.stream)
+        return out
+
     def stream_of_copies(self):
         """A stream of CuPy's own, made when it is first needed."""
         if self.copies is None:

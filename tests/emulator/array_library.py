@@ -53,12 +53,22 @@ def check_device(value):
             context.cuda.devices.check(item.ctypes.data)
 
 
+class Pointer:
+    """Device memory, of any device."""
+
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+    def copy_from_device_async(self, source, size, stream):
+        stream.do(lambda: ctypes.memmove(self.ptr, source.ptr, size))
+
+
 class Array(np.ndarray):
     """An array of the device."""
 
     @property
     def data(self):
-        return SimpleNamespace(ptr=self.ctypes.data)
+        return Pointer(self.ctypes.data)
 
     @property
     def __cuda_array_interface__(self):
