@@ -388,6 +388,8 @@ class Backend(Protocol):
     sums : Sums
     forms : int
         Largest number of forms in which H of a list is kept at the same time, those of its parts included.
+    dry : bool
+        Whether nothing is computed, and kernels are only noted (`md4.gpu.dry_run`).
     """
 
     name: str
@@ -396,6 +398,7 @@ class Backend(Protocol):
     stream: object
     sums: Sums
     forms: int
+    dry: bool
 
     def with_operator(self, operator):
         """The same backend for another operator. Memory and pair data are shared."""

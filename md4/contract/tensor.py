@@ -7,7 +7,7 @@ the same way, of the pairs that it needs.
 """
 
 from dataclasses import dataclass, replace
-from math import isqrt, log2
+from math import isqrt
 
 import numpy as np
 
@@ -143,7 +143,7 @@ def cut_pieces(engine, lists, block_bytes, hermite_bytes, derivatives=()):
         made = engine.prepare_lists(some, basis)
         return [pairs.derived(derivatives) for pairs in made] if derivatives else made
 
-    basis, pieces = engine.bra_basis, []
+    basis, dry, pieces = engine.bra_basis, engine.backend.dry, []
     for pairs, whole in zip(lists, prepared(lists)):
         h_bytes = engine.backend.hermite_bytes(whole.pairs) // len(whole) + 1
         size = piece_size(whole.pairs.nab, h_bytes, block_bytes, hermite_bytes)
@@ -151,7 +151,17 @@ def cut_pieces(engine, lists, block_bytes, hermite_bytes, derivatives=()):
             pieces.append(whole)
         else:
             pieces += prepared([pairs[n : n + size] for n in range(0, len(pairs), size)])
-    return pieces
+    return one_of_each(pieces, lambda piece: (*facts(piece), round(10 * piece.nprim / len(piece)))) if dry else pieces
+
+
+def facts(side):
+    """What the kernels for a list depend on, besides the plan."""
+    return side.facts, side.npair, side.nprim > side.npair
+
+
+def one_of_each(items, kind):
+    """One of the items of each kind: where kernels are only noted, the others would ask for no more."""
+    return list({kind(item): item for item in items}.values())
 
 
 def block_work(bra_pieces, ket_pieces, swap):
@@ -192,27 +202,13 @@ def compile_ahead(engine, request, layouts, progress=None):
     def work(backend):
         dry = engine.with_backend(backend)
         for layout in layouts:
-            rehearse_slice(dry, request, layout)
+            add_slice(dry, request, layout, slice_target(dry, request, layout))
 
     part = request, len(layouts)
     engine.backend.compile_ahead("tensor", engine.bra_basis, work, progress, part)
 
 
-def rehearse_slice(engine, request, layout):
-    """Asks a backend that launches nothing for the kernels of a tensor or a slice of it."""
-    add_slice(engine, request, layout, slice_target(engine, request, layout), each=distinct)
-
-
-def distinct(pairs):
-    """One `ListPair` of those of the same functions, as many pairs, and about as many primitive pairs."""
-
-    def kind(side):
-        return side.facts, len(side), round(4 * log2(max(1, side.nprim) / len(side)))
-
-    return list({(kind(pair.bra), kind(pair.ket)): pair for pair in pairs}.values())
-
-
-def add_slice(engine, request, layout, target, report=None, each=list):
+def add_slice(engine, request, layout, target, report=None):
     """Computes a tensor or a slice of it into a target.
 
     Parameters
@@ -224,15 +220,15 @@ def add_slice(engine, request, layout, target, report=None, each=list):
         From `slice_target`.
     report : callable, optional
         Is told how much more of the work for the slice is done, about; 1 is all of it.
-    each : callable, optional
-        Chooses those of the `ListPair` that are computed; by default all.
     """
     basis, backend = engine.bra_basis, engine.backend
     memory = backend.memory_left()
     hermite_bytes = int(HERMITE_SHARE * memory)
     whole = isinstance(target, ListTarget)  # which needs no blocks, so that the pieces may be as long as they like
     block_bytes = WHOLE_LISTS if whole else int(min(BLOCK_SHARE * memory, BLOCK_BYTES))
-    pairs = each(request.work(engine, layout, block_bytes, hermite_bytes))
+    pairs = request.work(engine, layout, block_bytes, hermite_bytes)
+    if backend.dry:
+        pairs = one_of_each(pairs, lambda pair: (*map(facts, pair[:2]), backend.plan(*pair[:2])))
     log.debug("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
     store = HermiteStore(hermite_bytes, backend)
     told = Share(0.0 if report is None else sum(seconds_of(backend, pair) for pair in pairs), report)

@@ -17,7 +17,7 @@ from md4.contract.gradient import rehearse_forces
 from md4.contract.pair_rows import PairRows
 from md4.contract.ranks import Alone
 from md4.contract.team import Team
-from md4.contract.tensor import Request, rehearse_slice, segmented
+from md4.contract.tensor import Request, add_slice, segmented, slice_target
 from md4.contract.three_centre import BELOW_COULOMB, ThreeCentre, tensor_request
 from md4.contract.worker import Build
 from md4.engine import Engine
@@ -182,7 +182,8 @@ def make_tensors(backend, basis):
 def make_tensor(engine, request):
     """A tensor, or what its symmetry needs of it."""
     engine, request = segmented(engine, request)
-    rehearse_slice(engine, request, request.layout(engine.bra_basis))
+    layout = request.layout(engine.bra_basis)
+    add_slice(engine, request, layout, slice_target(engine, request, layout))
 
 
 def make_builds(backend, basis):

@@ -39,7 +39,7 @@ WORKSPACE_SHARE = 0.2
 class CpuBackend:
     """Steps of `md4.engine` on the CPU; arrays are NumPy arrays."""
 
-    name, stream, forms = "cpu", None, 1
+    name, stream, forms, dry = "cpu", None, 1, False
 
     def __init__(self, operator, max_memory=None):
         self.operator = operator

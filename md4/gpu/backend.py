@@ -99,6 +99,11 @@ class GpuBackend:
         return self.context.stream
 
     @property
+    def dry(self):
+        """Whether kernels are only noted."""
+        return self.context.dry
+
+    @property
     def sums(self):
         """How J and K are made."""
         return DeviceSums(self)

@@ -11,12 +11,22 @@ from molecules import METHANE, WATER, molecule
 from offline import CAPABILITIES, devices_without_memory
 
 import md4
+from md4.contract import tensor
 from md4.contract.density_fitting import DensityFitting
 from md4.contract.fitting_gradient import FittingGradient
 from md4.contract.pair_rows import PairRows
 from md4.contract.screening import schwarz_bounds
 from md4.contract.three_centre import ThreeCentre
-from md4.contract.warmup import MEMORIES, asked_by_basis, asked_by_fitting, asked_by_shells, warmup
+from md4.contract.warmup import (
+    MEMORIES,
+    asked_by,
+    asked_by_basis,
+    asked_by_fitting,
+    asked_by_shells,
+    make_tensors,
+    warmup,
+)
+from md4.errors import MemoryLimitError
 from md4.gpu import part_plans
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext
@@ -66,6 +76,32 @@ def test_nothing_is_left_to_compile(name, unit, left):
     warm = set(asked_by_basis(md4.Basis.from_mol(system(name)), "coulomb", CAPABILITIES[unit]))
     for call in CALLS:
         assert not names(launched(unit, name, call, left) - warm), call
+
+
+def test_one_of_equal_blocks_is_looked_at(monkeypatch):
+    """A tensor of a large molecule has 1e6 of them."""
+    monkeypatch.setattr(tensor, "BLOCK_BYTES", 5000)
+    asked, counts, add, one = [], [], tensor.add_block, tensor.one_of_each
+    monkeypatch.setattr(tensor, "add_block", lambda *args: counts.append(len(asked)) or add(*args))
+    basis = md4.Basis.from_mol(molecule("; ".join(f"He 0 {0.9 * n} 0" for n in range(9)), "6-31g"))
+    for each in (one, lambda items, kind: items):
+        monkeypatch.setattr(tensor, "one_of_each", each)
+        asked.append(set(asked_by(lambda backend: make_tensors(backend, basis), "coulomb", (9, 0), MEMORIES[:1])))
+    assert counts.count(0) < counts.count(1) / 2
+    assert asked[0] == asked[1]
+
+
+def test_a_molecule_that_needs_more_than_a_little_memory():
+    """`md4 warmup` asks for what it needs with much memory, where it is refused with little."""
+
+    def work(backend):
+        if backend.memory_left() == MEMORIES[-1]:
+            raise MemoryLimitError("2 GB are needed.")
+        backend.context.asked["kernel"] = None
+
+    assert asked_by(work, "coulomb", (9, 0)) == {"kernel": None}
+    with pytest.raises(MemoryLimitError, match="2 GB"):
+        asked_by(work, "coulomb", (9, 0), MEMORIES[1:])
 
 
 @pytest.mark.parametrize("exchange", [1.0, 0.0])
