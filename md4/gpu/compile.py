@@ -10,7 +10,7 @@ import ctypes
 import struct
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import get_annotations
 from itertools import count
 from time import perf_counter
@@ -109,20 +109,11 @@ class Variant:
             describing.reset(before)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A kernel on a device.
-
-    Attributes
-    ----------
-    handle : int
-        Its CUkernel.
-    owner
-        What keeps it loaded.
-    """
+class Loaded(NamedTuple):
+    """A kernel on a device: its CUkernel as a number, and what keeps it loaded."""
 
     handle: int
-    owner: object = field(repr=False)
+    owner: object
 
 
 def sm(capability):
