@@ -1,5 +1,6 @@
 """Many pairs of lists at once: tasks, which the threads take one after the other, and the memory of each thread."""
 
+from collections import namedtuple
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -70,20 +71,10 @@ class Workspace(NamedTuple):
         return all(len(array) >= size for array, size in zip(self[1:], sizes))
 
 
-class Sizes(NamedTuple):
+class Sizes(namedtuple("Lengths", Workspace._fields[1:])):
     """Lengths of the arrays of a `Workspace` from `items` on."""
 
-    items: int
-    zeros: int
-    axis: int
-    r: int
-    abq: int
-    of_p: int
-    column_q: int
-    of_q: int
-    column_ab: int
-    numbers: int
-    out: int
+    __slots__ = ()
 
     @property
     def nbytes(self):
