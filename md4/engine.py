@@ -104,7 +104,7 @@ class PreparedPairs:
         return found[self.first : self.first + self.npair]
 
     def derived(self, derivatives):
-        """The derivatives of the pairs of a whole list, which have H matrices of their own; see `ShellPairs`."""
+        """The derivatives of the pairs of a whole list, which have H matrices of their own; see `ListFacts`."""
         return PreparedPairs(self.pairs.derived(derivatives), self.data, self.backend)
 
     def __getitem__(self, piece):

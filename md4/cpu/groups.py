@@ -304,13 +304,13 @@ class Groups:
 def make_groups(lists, layouts=None):
     """`Groups` of several lists of `ShellPairs`, which are made together; their arrays are slices.
 
-    Without `layouts` they have those with the least work, which the lists keep, as they do `max_prim`.
+    Without `layouts` they have those with the least work, which the lists keep.
     """
     ranking = Ranking(lists)
     if layouts is None:
         layouts = ranking.layouts()
-        for pairs, layout, most in zip(lists, layouts, ranking.counts[ranking.first[:-1]].tolist()):
-            pairs.__dict__.update(lanes=layout, max_prim=most)
+        for pairs, layout in zip(lists, layouts):
+            pairs.__dict__["lanes"] = layout
     first_prim = starts_of([pairs.nprim for pairs in lists])
     primitives = np.empty((first_prim[-1], PRIMITIVE.size))
     primitives[:, 0] = np.concatenate([pairs.primitives.exponent for pairs in lists])
