@@ -13,7 +13,7 @@ from md4.cpu.groups import BLOCK, FIELD, Groups, aligned_empty, functions_of, h_
 from md4.cpu.h_matrices import make_h, numbers_of, room_for, shape_of
 from md4.cpu.hermite_coulomb import HostCoulomb
 from md4.cpu.run import TASKS, THREAD_WORK, WORK_SECONDS, ZEROS_COST, Extent, Lists, OwnList
-from md4.cpu.threads import number_of_threads, run_all, run_threads
+from md4.cpu.threads import in_parts, number_of_threads, run_threads, taken_from
 from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
@@ -94,18 +94,15 @@ def norms_of(backend, piece):
     count, functions = len(functions_of(pairs)[0]), pairs.na * pairs.nb
     out = np.zeros((piece.data.ngroup, len(pairs.derivatives), LANES))
     table, operator, memory = lists.table(), backend.operator, backend.memory
-    threads = int(max(1, min(number_of_threads(), len(out))))
-    edges = np.linspace(0, len(out), threads + 1).astype(int).tolist()
 
-    def part_of(thread):
+    def make(first, last):
         work = workspace(memory, 2 * pairs.l, max(count, NORM_ROWS), 1, 1, 1, h_elements(pairs))
         abq = memory.watch(aligned_empty((NORM_ROWS * count * LANES,)))
         derivative_norms(operator.kind)(
-            table, *edges[thread : thread + 2], functions, functions_of(pairs)[1], operator.parameter, backend.table,
-            abq, work, out,
-        )  # fmt: skip
+            table, first, last, functions, functions_of(pairs)[1], operator.parameter, backend.table, abq, work, out
+        )
 
-    run_all(threads, part_of)
+    in_parts(len(out), len(out), make)
     return out
 
 
@@ -251,11 +248,7 @@ class HostForces:
 
         def worker(_):
             work = workspace(backend.memory, *self.sizes)
-            while left:
-                try:
-                    seconds, number, first, last = left.pop()
-                except IndexError:  # another thread took it
-                    return
+            for seconds, number, first, last in taken_from(left):
                 without = np.zeros(2)
                 of_pairs, count = self.bra(backend, number, first, last, arguments, work, without)
                 with self.lock:

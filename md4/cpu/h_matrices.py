@@ -26,7 +26,7 @@ from md4.cpu.emit.vectors import (
     view,
 )
 from md4.cpu.groups import aligned_empty, h_structure, hermite_functions, hermite_ordinals
-from md4.cpu.threads import number_of_threads, run_all
+from md4.cpu.threads import in_parts
 from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples
 from md4.method.hermite import NOISE
 from md4.support.locks import once
@@ -326,17 +326,10 @@ def make_h(pairs, groups, memory):
     flat = memory.watch(np.empty((pairs.nprim, elements)))
     lanes = memory.watch(aligned_empty((count, elements, LANES)))
     arguments = numbers_of(pairs.primitives), groups.members, pairs.la, pairs.lb, shape
-    results, threads = (flat.reshape(-1), lanes.reshape(-1)), count * elements // THREAD_ELEMENTS
-    if threads < 2:
-        room = room_for(pairs, shape)
-        h_matrices()(*arguments, 0, count, *results, room.ctypes.data)
-        return HMatrices(flat, lanes)
-    threads = min(threads, number_of_threads())
 
-    def part_of(thread):
+    def make(first, last):
         room = room_for(pairs, shape)
-        ends = count * thread // threads, count * (thread + 1) // threads
-        h_matrices()(*arguments, *ends, *results, room.ctypes.data)
+        h_matrices()(*arguments, first, last, flat.reshape(-1), lanes.reshape(-1), room.ctypes.data)
 
-    run_all(threads, part_of)
+    in_parts(count, count * elements // THREAD_ELEMENTS, make)
     return HMatrices(flat, lanes)

@@ -105,16 +105,29 @@ def in_threads(count, work, elements):
         run_all(threads, some)
 
 
+def taken_from(left):
+    """Yields the items of a list, the last one first, from which other threads take some, too."""
+    while left:
+        try:
+            item = left.pop()
+        except IndexError:  # another thread took it
+            return
+        yield item
+
+
 def run_all(count, work, threads=None):
     """Calls work(0), ..., work(count - 1), each once, on several threads, or at most so many, where they are free."""
     left = list(range(count))
 
     def worker(_):
-        while left:
-            try:
-                n = left.pop()
-            except IndexError:  # another thread took it
-                return
+        for n in taken_from(left):
             work(n)
 
     run_threads(count if threads is None else min(count, threads), worker, left.clear)
+
+
+def in_parts(count, threads, work):
+    """Calls work(first, last) for parts of `count` things of about the same length, one for each of some threads."""
+    threads = max(1, min(threads, number_of_threads()))
+    edges = [count * n // threads for n in range(threads + 1)]
+    run_all(threads, lambda n: work(*edges[n : n + 2]))
