@@ -20,7 +20,7 @@ from md4.cpu.sums import HostBounds, HostSums
 from md4.cpu.targets import BlockWriter, HostBlock, ListTensor
 from md4.cpu.threads import number_of_threads
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
-from md4.method import operators
+from md4.method.operators import kind_table
 from md4.method.scatter import DerivativeLayout
 from md4.plan import ListPair, Plan
 from md4.shells.shell_pairs import shell_pair_lists, starts_of
@@ -43,7 +43,7 @@ class CpuBackend:
 
     def __init__(self, operator, max_memory=None):
         self.operator = operator
-        self.table = operators.operator_table(operator)
+        self.table = kind_table(operator.kind)
         self.memory, self.lock = HostMemory(max_memory), Lock()
         self.kept = []
 
@@ -97,7 +97,7 @@ class CpuBackend:
     def with_operator(self, operator):
         """The same backend with another operator; workspaces are shared."""
         other = copy(self)
-        other.operator, other.table = operator, operators.operator_table(operator)
+        other.operator, other.table = operator, kind_table(operator.kind)
         return other
 
     def compile_ahead(self, use, basis, work, progress=None, part=None):

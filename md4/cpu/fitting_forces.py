@@ -18,7 +18,6 @@ from md4.cpu.forces import NO_MATRICES, HostForces, is_own
 from md4.cpu.gradient import KET, add_to_z, reverse_lanes
 from md4.cpu.groups import FIELD
 from md4.cpu.run import THREAD_WORK, Lists, OwnList
-from md4.method.derivatives import OF_A, OF_B
 from md4.support.locks import once
 
 # Rows of a table whose squares are made together.
@@ -212,12 +211,9 @@ class HostFittingForces(HostForces):
 
     def result(self):
         """The sums by the centre of each shell, shape (nshell, 3); H matrices are dropped."""
-        gradient = np.zeros((self.basis.nshell, 3))
-        for this, values in zip(self.lists, self.found):
+        for this in self.lists:
             this.prepared.drop()
-            np.add.at(gradient, this.pairs.pairs[:, 0], values[:, : len(OF_A)])
-            np.add.at(gradient, this.pairs.pairs[:, 1], values[:, len(OF_A) : len(OF_A + OF_B)])
-        return gradient
+        return self.by_centres(self.found)
 
 
 def numbered_items(lists):

@@ -137,7 +137,7 @@ def kept_kernels(variant, capability):
 
 def is_kept(variant, capability):
     """Whether the disk cache or md4-kernels has a variant, as far as one sees without reading its code."""
-    return kernel_path(variant, capability).exists() or bundle.is_installed(variant.name, sm(capability))
+    return kernel_entry(variant.name, sm(capability))[0].exists() or bundle.is_installed(variant.name, sm(capability))
 
 
 def load_kernel(variant, capability):
@@ -336,11 +336,6 @@ class Graph:
         """Launches its kernels on the stream with the handle `stream`."""
         (error,) = driver.cuGraphLaunch(self.handle, stream)
         check(error, "launching kernels again")
-
-
-def kernel_path(variant, capability):
-    """File of a variant in the disk cache."""
-    return kernel_entry(variant.name, sm(capability))[0]
 
 
 def compile_kernel(variant, capability, kernel):
