@@ -27,8 +27,9 @@ from md4.cpu.emit.vectors import (
 )
 from md4.cpu.groups import aligned_empty, h_structure, hermite_functions, hermite_ordinals
 from md4.cpu.threads import in_parts
-from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples
+from md4.method.angular import cartesian_triples, component_coefficients, nherm
 from md4.method.hermite import NOISE
+from md4.method.hermite_coulomb import signs
 from md4.support.locks import once
 
 
@@ -102,22 +103,12 @@ def shape_of(la, lb, pure, nctr_a, nctr_b, single, derivatives=()):
     reached = hermite_functions(la, lb, pure, single, derivatives)[0]
     columns = reached[of_used].astype(np.int32)
     degree = la + lb + bool(derivatives)
-    triples, ordinals = hermite_triples(degree), hermite_ordinals(degree)
-    signs = 1.0 - 2.0 * (triples.sum(axis=1) % 2)
     powers = [np.ascontiguousarray(cartesian_triples(l)[:, ::-1]) for l in (la, lb)]
-    of_monomials = (coefficients(l, pure) for l in (la, lb))
+    of_monomials = (component_coefficients(l, pure) for l in (la, lb))
     return Shape(
-        *powers, *of_monomials, np.array(derivatives or (0,)), len(triples), ordinals, np.argsort(sequence), rows,
-        columns, of_used, len(reached), signs[columns],
+        *powers, *of_monomials, np.array(derivatives or (0,)), nherm(degree), hermite_ordinals(degree),
+        np.argsort(sequence), rows, columns, of_used, len(reached), signs(degree)[columns],
     )  # fmt: skip
-
-
-@cache
-def coefficients(l, pure):
-    """The coefficients of the monomials of a shell in its components, without the rounding noise of zeros."""
-    c = component_coefficients(l, pure).copy()
-    c[abs(c) < 1e-14 * abs(c).max()] = 0.0
-    return c
 
 
 @part

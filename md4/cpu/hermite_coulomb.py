@@ -198,23 +198,17 @@ class HostCoulomb:
         table = lists.table()
         works = self.backend.workspaces(threads, task_sizes(table, np.array([row for _, row in tasks])))
         tasks.reverse()
-        quartets, seconds, told = [0], [0.0], 0.0
+        quartets = [0]
 
         def worker(thread):
-            nonlocal told
             for this, row in taken_from(tasks):
                 done = self.contract(this, np.array(row), table, tolerance, works[thread])
                 with self.lock:
                     quartets[0] += done
-                    seconds[0] += done * this.seconds()
-                if thread == 0 and report is not None:
-                    now = seconds[0]
-                    report(now - told)
-                    told = now
+                    if report is not None:
+                        report(done * this.seconds())
 
         run_threads(len(works), worker, tasks.clear)
-        if report is not None:
-            report(seconds[0] - told)  # of other threads, since the first one told last
         return quartets[0]
 
     def contract(self, this, row, table, tolerance, work):
