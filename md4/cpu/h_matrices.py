@@ -4,6 +4,7 @@ They are made in both forms that steps 4 and 5 need: by primitive pair, as numbe
 the groups of a list, where they include the sign (-1)^|q| of a ket.
 """
 
+from collections import namedtuple
 from functools import cache
 from typing import NamedTuple
 
@@ -53,8 +54,10 @@ VECTOR_BYTES = 8 * LANES
 # The name of the form in which H matrices are kept: there is only one.
 BOTH = "flat and lanes"
 
+FIELDS = "powers_a powers_b pure_a pure_b derivatives nherm ordinals places rows columns functions count signs"
 
-class Shape(NamedTuple):
+
+class Shape(namedtuple("Shape", FIELDS)):
     """What the loop of step 1 must know of a class of pairs; arrays of int64 unless said otherwise.
 
     Attributes
@@ -81,19 +84,7 @@ class Shape(NamedTuple):
         (-1)^|p| of each element.
     """
 
-    powers_a: np.ndarray
-    powers_b: np.ndarray
-    pure_a: np.ndarray
-    pure_b: np.ndarray
-    derivatives: np.ndarray
-    nherm: int
-    ordinals: np.ndarray
-    places: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
-    functions: np.ndarray
-    count: int
-    signs: np.ndarray
+    __slots__ = ()
 
 
 @cache

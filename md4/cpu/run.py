@@ -35,7 +35,7 @@ ITEMS, FEW_ITEMS = 4096, 64
 THREAD_WORK, TASKS = 300_000, 12
 
 
-class Workspace(NamedTuple):
+class Workspace(namedtuple("Workspace", "state items zeros axis r abq of_p column_q of_q column_ab numbers out")):
     """Memory of one thread, which `md4.cpu.integrals` uses.
 
     Attributes
@@ -53,18 +53,7 @@ class Workspace(NamedTuple):
         Blocks.
     """
 
-    state: np.ndarray
-    items: np.ndarray
-    zeros: np.ndarray
-    axis: np.ndarray
-    r: np.ndarray
-    abq: np.ndarray
-    of_p: np.ndarray
-    column_q: np.ndarray
-    of_q: np.ndarray
-    column_ab: np.ndarray
-    numbers: np.ndarray
-    out: np.ndarray
+    __slots__ = ()
 
     def holds(self, sizes):
         """Whether all arrays are as long as `sizes` says."""

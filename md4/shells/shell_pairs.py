@@ -18,7 +18,7 @@ from md4.method.angular import AXES, nherm
 from md4.method.hermite import first_function
 from md4.method.mirror import part_functions, part_rows
 from md4.support.arguments import checked_array
-from md4.support.display import shell_letter
+from md4.support.display import pairs_html, shell_letter
 
 # A primitive pair is dropped if a bound on (ab|ab)^(1/2) of it is below this (atomic units). Its largest contribution
 # to any integral is then far below 1e-16 times the smallest integral that matters.
@@ -226,8 +226,6 @@ class ShellPairs:
         return f"ShellPairs({self.npair} {name} pairs, {self.nprim} primitive pairs, {self.nab} function pairs each)"
 
     def _repr_html_(self):
-        from md4.support.display import pairs_html
-
         return pairs_html(self)
 
 
