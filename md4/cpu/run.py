@@ -165,12 +165,6 @@ def work_of(bra, ket):
     return ket.vectors * (bra.nprim * first + bra.npair * bra.nab * ket.elements) + bra.npair * ket.ngroup * per_block
 
 
-def class_addresses(pairs):
-    """The addresses of the sequence, columns, rows and triples of `FIELD`: of arrays that are kept for good."""
-    sequence, rows, columns = structure_of(pairs)
-    return tuple(array.ctypes.data for array in (sequence, columns, rows, functions_of(pairs)[1]))
-
-
 class Lists:
     """The table of lists for compiled loops, and what its addresses point to.
 
@@ -197,11 +191,14 @@ class Lists:
         pairs, groups, h = prepared.pairs, prepared.data, prepared.h(BOTH)
         aos = pairs.pairs if self.ao_loc is None else self.ao_loc[pairs.pairs]
         this = Extent.of(pairs)
-        of_list = groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives
+        sequence, rows, columns = structure_of(pairs)
+        arrays = (
+            groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives, sequence, columns,
+            rows, functions_of(pairs)[1], h.flat, h.lanes, aos,
+        )  # fmt: skip
         return (
             this.l, this.nab, this.nherm, this.elements, this.npair, groups.ngroup, pairs.na, pairs.nb, pairs.max_prim,
-            groups.width, *self.places.get(prepared, (0, 0, 0)), *map(self.address, of_list), *class_addresses(pairs),
-            *map(self.address, (h.flat, h.lanes, aos)),
+            groups.width, *self.places.get(prepared, (0, 0, 0)), *map(self.address, arrays),
         )  # fmt: skip
 
     def address(self, array):
