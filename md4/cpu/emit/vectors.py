@@ -50,33 +50,33 @@ class VectorModel(models.PrimitiveModel):
         super().__init__(manager, numba_type, VECTOR)
 
 
-# Of an argument of a word that may be an array of any type.
-ARRAY = types.Dummy("array")
+# Of arguments of a word that may be arrays of any type: it gets the pointer to the first element, or LLVM's structure.
+ARRAY, TABLE = types.Dummy("array"), types.Dummy("table")
 
 
 def word(result, *kinds):
     """Makes an intrinsic, which loops call, of a function (builder, *arguments) that writes code and returns a value.
 
-    Of an array the function gets the pointer to the first element.
-
     Parameters
     ----------
     result, *kinds : types of Numba
-        Of what it returns, `types.void` for nothing, and of the arguments; `ARRAY` for any array.
+        Of what it returns, `types.void` for nothing, and of the arguments; `ARRAY` or `TABLE` for any array.
     """
 
     def declare(write):
         @wraps(write)
         def typed(typingctx, *given):
             def codegen(context, builder, signature, args):
-                opened = (
-                    data_of(context, builder, kind, arg) if isinstance(kind, types.Array) else arg
-                    for kind, arg in zip(signature.args, args)
-                )  # fmt: skip
+                opened = list(args)
+                for n, kind in enumerate(kinds):
+                    if kind in (ARRAY, TABLE):
+                        array = context.make_array(signature.args[n])(context, builder, args[n])
+                        opened[n] = array if kind is TABLE else array.data
                 made = write(builder, *opened)
                 return context.get_dummy_value() if result is types.void else made
 
-            return result(*(of if kind is ARRAY else kind for kind, of in zip(kinds, given, strict=True))), codegen
+            taken = (of if kind in (ARRAY, TABLE) else kind for kind, of in zip(kinds, given, strict=True))
+            return result(*taken), codegen
 
         # Numba asks for the names of arguments
         names = ["typingctx", *(f"arg{n}" for n in range(len(kinds)))]
@@ -84,11 +84,6 @@ def word(result, *kinds):
         return intrinsic(typed)
 
     return declare
-
-
-def data_of(context, builder, array_type, array):
-    """The pointer to the first element of an array."""
-    return context.make_array(array_type)(context, builder, array).data
 
 
 # operations -----------------------------------------------------------------------------------------------------------
@@ -233,8 +228,8 @@ def view(typingctx, array, first, count):
     """`count` elements of a contiguous array of any shape from `first` on; a slice is twice as much code."""
 
     def codegen(context, builder, signature, args):
-        data = builder.gep(data_of(context, builder, signature.args[0], args[0]), [args[1]])
-        return array_of(context, builder, array.dtype, data, args[2])
+        data = context.make_array(array)(context, builder, args[0]).data
+        return array_of(context, builder, array.dtype, builder.gep(data, [args[1]]), args[2])
 
     return types.Array(array.dtype, 1, "C")(array, i64, i64), codegen
 
