@@ -353,15 +353,13 @@ def primitive_estimates(basis, pairs):
     return owner, ka, kb, distance2, make_schwarz_estimate(np)(*given)
 
 
-def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
+def shell_pairs(basis, pairs, cutoff=PRIMITIVE_CUTOFF):
     """`ShellPairs` of a list of pairs of shell indices, without negligible primitive pairs.
 
     Parameters
     ----------
     basis : Basis
     pairs : array_like of int, shape (npair, 2)
-    side : str
-        The word for a pair in error messages.
     cutoff : float
         Primitive pairs with a smaller bound on (ab|ab)^(1/2) are dropped; 0 keeps all.
 
@@ -370,7 +368,7 @@ def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
     ArgumentError
         Wrong shape or type, a shell index out of range, or mixed classes.
     """
-    return shell_pair_lists(basis, [check_pairs(basis, pairs, side)], cutoff)[0]
+    return shell_pair_lists(basis, [check_pairs(basis, pairs)], cutoff)[0]
 
 
 def shell_pair_lists(basis, lists, cutoff):
