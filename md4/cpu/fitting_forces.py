@@ -6,8 +6,8 @@ function. So the derivatives by the centres of a and b, and those by the centre 
 roles of the lists, and a third one has single shells on both sides.
 """
 
+from collections import namedtuple
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from md4.support.locks import once
 ROWS = 32
 
 
-class Factors(NamedTuple):
+class Factors(namedtuple("Factors", "table norms highest steps")):
     """The table that Gamma is read from, and the norms of its blocks.
 
     The element of functions ab of a bra and cd of a ket is at the sum of `steps[0]` times the number of ab, `steps[1]`
@@ -32,10 +32,7 @@ class Factors(NamedTuple):
     of the block of a bra and a ket is found in the same way with the other three steps and the numbers of the pairs.
     """
 
-    table: np.ndarray
-    norms: np.ndarray
-    highest: np.ndarray
-    steps: np.ndarray
+    __slots__ = ()
 
 
 @part

@@ -20,7 +20,6 @@ D_q = sum_cd f_cd D_cd H[cd, q] in place of H, steps 1 and 2 are those of J alon
 
 from collections import namedtuple
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -168,7 +167,7 @@ def gamma_products(gamma, ncd, of_cd, u, first, last, tiles, z, place, step_ab, 
                 c += 1
 
 
-class Tiles(NamedTuple):
+class Tiles(namedtuple("Tiles", "rows begins functions places")):
     """The elements of Z that H of the derivatives needs, by tiles of two rows ab.
 
     Attributes
@@ -181,10 +180,7 @@ class Tiles(NamedTuple):
         Hermite functions p, in ascending order, and p LANES.
     """
 
-    rows: np.ndarray
-    begins: np.ndarray
-    functions: np.ndarray
-    places: np.ndarray
+    __slots__ = ()
 
 
 @cache

@@ -135,17 +135,10 @@ WORK_SECONDS = 5e-10
 ZEROS_COST, BLOCK_COST, ELEMENT_COST = 60, 100, 6
 
 
-class Extent(NamedTuple):
+class Extent(namedtuple("Extent", "l nab nherm npair nprim ngroup vectors elements")):
     """What the work for a list depends on: numbers of `ShellPairs`, of their groups and of elements of H."""
 
-    l: int
-    nab: int
-    nherm: int
-    npair: int
-    nprim: int
-    ngroup: int
-    vectors: int
-    elements: int
+    __slots__ = ()
 
     @classmethod
     def of(cls, pairs):
