@@ -28,7 +28,7 @@ from md4.plan import chunks
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, check_side, part_facts
 from md4.support.arguments import checked_choice, checked_memory, checked_real, checked_stream
-from md4.support.display import backend_text, size_text
+from md4.support.display import backend_text, engine_html, prepared_html, prepared_text, size_text
 from md4.support.locks import locked
 from md4.support.log import log
 from md4.support.types import BackendName, DeviceArray, HostArray, Stream
@@ -104,7 +104,7 @@ class PreparedPairs:
         return found[self.first : self.first + self.npair]
 
     def derived(self, derivatives):
-        """The derivatives of the pairs of a whole list, which have H matrices of their own; see `ShellPairs`."""
+        """The derivatives of the pairs of a whole list, which have H matrices of their own; see `ListFacts`."""
         return PreparedPairs(self.pairs.derived(derivatives), self.data, self.backend)
 
     def __getitem__(self, piece):
@@ -124,13 +124,9 @@ class PreparedPairs:
         return self.npair
 
     def __repr__(self):
-        from md4.support.display import prepared_text
-
         return prepared_text(self)
 
     def _repr_html_(self):
-        from md4.support.display import prepared_html
-
         return prepared_html(self)
 
 
@@ -411,6 +407,4 @@ class Engine:
         return f"Engine({self.bra_basis!r}, {self.ket_basis!r}, {self.operator!r}, backend={self.backend.name!r})"
 
     def _repr_html_(self):
-        from md4.support.display import engine_html
-
         return engine_html(self)

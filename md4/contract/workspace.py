@@ -96,7 +96,7 @@ def least_block(engine, *ranges, derivatives=()):
     ranges : tuple of int
         Ranges (first, last + 1) of shells: of all indices, of those of bra and ket (4), or one for all of them.
     derivatives : tuple of int
-        Those of the bra; see `ShellPairs`.
+        Those of the bra; see `ListFacts`.
     """
     basis, sides = engine.bra_basis, [ranges[:2], ranges[2:]] if len(ranges) == 4 else [ranges * 2] * 2
     bra = ket = largest_pair(basis, [largest_shell(basis, *r) for r in sides[0]])

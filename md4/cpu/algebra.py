@@ -36,6 +36,8 @@ class HostAlgebra:
         """Bytes that may be allocated."""
         return self.backend.memory_left()
 
+    host_left = memory_left
+
     def held_bytes(self, nbytes):
         """As many."""
         return nbytes
@@ -46,13 +48,13 @@ class HostAlgebra:
             self.backend.kept.clear()  # workspaces, which `memory_left` calls free
         return self.backend.result(shape)
 
+    host_table = empty
+
     def send(self, array):
         """The same array."""
         return array
 
-    def wrapped(self, array):
-        """The same array."""
-        return array
+    wrapped = send
 
     def fetch(self, array, out=None):
         """The same array, or its copy in `out`."""
@@ -68,14 +70,6 @@ class HostAlgebra:
     def taken(self, array):
         """The same array: engines on the CPU share their memory."""
         return array
-
-    def host_table(self, shape):
-        """As `empty`."""
-        return self.empty(shape)
-
-    def host_left(self):
-        """As `memory_left`."""
-        return self.backend.memory_left()
 
     def put_columns(self, part, table, first):
         """Copies columns into a table."""
@@ -106,17 +100,15 @@ class HostAlgebra:
         in_threads(-(-count // ROWS), some, into.size)
         return out
 
+    unpack = gather_to_host = gather  # of `unpack`, the places above the diagonal are those below
+
     def matrix_width(self, nao):
         """As many as there are columns."""
         return nao
 
-    def unpack(self, table, places, out, rows=None):
-        """As `gather`: the places above the diagonal are those below."""
-        return self.gather(table, places, out, rows)
-
     def unpack_and_sum(self, table, places, out, density):
         """As `unpack`, and a product of the matrices with the density."""
-        self.unpack(table, places, out)
+        self.gather(table, places, out)
         return out, self.add_times(out.reshape(len(table), -1), density.reshape(-1), np.zeros(len(table)))
 
     def takes_rows(self, nao, count):
@@ -126,10 +118,6 @@ class HostAlgebra:
     def sums_bytes(self, nao):
         """None beside the sums."""
         return 0
-
-    def gather_to_host(self, table, columns, out):
-        """As `gather`."""
-        self.gather(table, columns, out)
 
     # products and factorisations
 

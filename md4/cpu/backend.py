@@ -10,6 +10,7 @@ from copy import copy
 
 import numpy as np
 
+from md4.cpu import warmup
 from md4.cpu.algebra import HostAlgebra
 from md4.cpu.derivatives import DerivativeTensor
 from md4.cpu.emit.vectors import LANES
@@ -20,7 +21,7 @@ from md4.cpu.sums import HostBounds, HostSums
 from md4.cpu.targets import BlockWriter, HostBlock, ListTensor
 from md4.cpu.threads import number_of_threads
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
-from md4.method import operators
+from md4.method.operators import kind_table
 from md4.method.scatter import DerivativeLayout
 from md4.plan import ListPair, Plan
 from md4.shells.shell_pairs import shell_pair_lists, starts_of
@@ -43,7 +44,7 @@ class CpuBackend:
 
     def __init__(self, operator, max_memory=None):
         self.operator = operator
-        self.table = operators.operator_table(operator)
+        self.table = kind_table(operator.kind)
         self.memory, self.lock = HostMemory(max_memory), Lock()
         self.kept = []
 
@@ -97,14 +98,12 @@ class CpuBackend:
     def with_operator(self, operator):
         """The same backend with another operator; workspaces are shared."""
         other = copy(self)
-        other.operator, other.table = operator, operators.operator_table(operator)
+        other.operator, other.table = operator, kind_table(operator.kind)
         return other
 
     def compile_ahead(self, use, basis, work, progress=None, part=None):
         """Compiles the loops for some use, which are the same for all basis sets; see `md4.cpu.warmup`."""
-        from md4.cpu.warmup import compile_ahead, names_for
-
-        compile_ahead(names_for(use, self.operator.kind), progress)
+        warmup.compile_ahead(warmup.names_for(use, self.operator.kind), progress)
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs`, by primitive pair and in lanes."""
@@ -163,11 +162,9 @@ class CpuBackend:
             out = self.host_array(layout, least_block)
         elif least_block > self.memory_left():
             raise workspace_refusal(layout, least_block, self.memory_left())
-        from md4.cpu.warmup import compile_ahead, names_for, scatter_name
-
         derived = isinstance(layout, DerivativeLayout)
-        name = "derivatives" if derived else scatter_name(layout.aosym)
-        compile_ahead([*names_for("tensor", self.operator.kind), name], progress)
+        name = "derivatives" if derived else warmup.scatter_name(layout.aosym)
+        warmup.compile_ahead([*warmup.names_for("tensor", self.operator.kind), name], progress)
         return DerivativeTensor(self, layout, out) if derived else ListTensor(self, layout, out)
 
     def host_array(self, layout, least_block):
@@ -213,9 +210,7 @@ class CpuBackend:
 
     def prepare(self, basis, lists, cutoff):
         """Yields (`ShellPairs`, `Groups`) of checked lists; short ones are made together."""
-        from md4.cpu.warmup import compile_ahead, names_for
-
-        compile_ahead(names_for("lists", self.operator.kind))
+        warmup.compile_ahead(warmup.names_for("lists", self.operator.kind))
         for some in self.together(basis, lists):
             made = shell_pair_lists(basis, some, cutoff)
             for pairs in made:

@@ -10,6 +10,7 @@ import pickle
 from types import FunctionType
 
 from numba import njit, typeof
+from numba.core.caching import NullCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompilerBase, CompileResult
 from numba.core.compiler_machinery import register_pass
@@ -21,14 +22,12 @@ from md4.support import cache
 from md4.support.threads import Share
 
 
-class LoopCache:
-    """Disk cache of one function, with the interface of `numba.core.caching.Cache`.
+class LoopCache(NullCache):
+    """Disk cache of one function, as Numba's dispatchers use it.
 
     There is a file for each signature and processor. A file is a pickle, so it can execute anything when it is read.
     `md4.support.cache` makes sure that it was written by this user, or by one whom this user trusts.
     """
-
-    cache_path = None
 
     def __init__(self, name):
         self.name = name
@@ -48,11 +47,6 @@ class LoopCache:
         """Saves the code that Numba compiled."""
         if not result.library.has_dynamic_globals:
             cache.store(*self.entry(signature, result.codegen), dumps(result._reduce()))
-
-    def enable(self):
-        """Does nothing: the cache is always enabled."""
-
-    disable = flush = enable
 
 
 class PartLibrary(JITCodeLibrary):
@@ -180,8 +174,3 @@ class Loop:
             return True
         codegen = self.dispatcher.targetdescr.target_context.codegen()
         return self.dispatcher._cache.entry(signature, codegen)[0].exists()
-
-    @property
-    def hits(self):
-        """Number of signatures that were found on disk."""
-        return sum(self.dispatcher.stats.cache_hits.values())

@@ -6,8 +6,8 @@ function. So the derivatives by the centres of a and b, and those by the centre 
 roles of the lists, and a third one has single shells on both sides.
 """
 
+from collections import namedtuple
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,14 +18,13 @@ from md4.cpu.forces import NO_MATRICES, HostForces, is_own
 from md4.cpu.gradient import KET, add_to_z, reverse_lanes
 from md4.cpu.groups import FIELD
 from md4.cpu.run import THREAD_WORK, Lists, OwnList
-from md4.method.derivatives import OF_A, OF_B
 from md4.support.locks import once
 
 # Rows of a table whose squares are made together.
 ROWS = 32
 
 
-class Factors(NamedTuple):
+class Factors(namedtuple("Factors", "table norms highest steps")):
     """The table that Gamma is read from, and the norms of its blocks.
 
     The element of functions ab of a bra and cd of a ket is at the sum of `steps[0]` times the number of ab, `steps[1]`
@@ -33,10 +32,7 @@ class Factors(NamedTuple):
     of the block of a bra and a ket is found in the same way with the other three steps and the numbers of the pairs.
     """
 
-    table: np.ndarray
-    norms: np.ndarray
-    highest: np.ndarray
-    steps: np.ndarray
+    __slots__ = ()
 
 
 @part
@@ -212,12 +208,9 @@ class HostFittingForces(HostForces):
 
     def result(self):
         """The sums by the centre of each shell, shape (nshell, 3); H matrices are dropped."""
-        gradient = np.zeros((self.basis.nshell, 3))
-        for this, values in zip(self.lists, self.found):
+        for this in self.lists:
             this.prepared.drop()
-            np.add.at(gradient, this.pairs.pairs[:, 0], values[:, : len(OF_A)])
-            np.add.at(gradient, this.pairs.pairs[:, 1], values[:, len(OF_A) : len(OF_A + OF_B)])
-        return gradient
+        return self.by_centres(self.found)
 
 
 def numbered_items(lists):

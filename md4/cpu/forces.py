@@ -10,10 +10,10 @@ from md4.cpu.emit.recurrence import cube_side
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_sums, workspace, z_tiles
 from md4.cpu.groups import BLOCK, FIELD, Groups, aligned_empty, functions_of, h_elements, plain_layout
-from md4.cpu.h_matrices import make_h, numbers_of, room_for, shape_of
+from md4.cpu.h_matrices import HMatrices, make_h, numbers_of, room_for, shape_of
 from md4.cpu.hermite_coulomb import HostCoulomb
 from md4.cpu.run import TASKS, THREAD_WORK, WORK_SECONDS, ZEROS_COST, Extent, Lists, OwnList
-from md4.cpu.threads import number_of_threads, run_all, run_threads
+from md4.cpu.threads import in_parts, number_of_threads, run_threads, taken_from
 from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
@@ -27,6 +27,10 @@ from md4.support.locks import Lock
 H_SHARE, NORM_SHARE, WORK_SHARE = 0.5, 0.2, 0.2
 # Most bytes of Z of a task: it is read once after it was made. That of one bra pair may be larger.
 Z_BYTES = 8 << 20
+
+
+# In place of the H matrices of a list that is no ket.
+NO_MATRICES = HMatrices(np.empty(0), np.empty(0))
 
 
 class ForceList:
@@ -94,18 +98,15 @@ def norms_of(backend, piece):
     count, functions = len(functions_of(pairs)[0]), pairs.na * pairs.nb
     out = np.zeros((piece.data.ngroup, len(pairs.derivatives), LANES))
     table, operator, memory = lists.table(), backend.operator, backend.memory
-    threads = int(max(1, min(number_of_threads(), len(out))))
-    edges = np.linspace(0, len(out), threads + 1).astype(int).tolist()
 
-    def part_of(thread):
+    def make(first, last):
         work = workspace(memory, 2 * pairs.l, max(count, NORM_ROWS), 1, 1, 1, h_elements(pairs))
         abq = memory.watch(aligned_empty((NORM_ROWS * count * LANES,)))
         derivative_norms(operator.kind)(
-            table, *edges[thread : thread + 2], functions, functions_of(pairs)[1], operator.parameter, backend.table,
-            abq, work, out,
-        )  # fmt: skip
+            table, first, last, functions, functions_of(pairs)[1], operator.parameter, backend.table, abq, work, out
+        )
 
-    run_all(threads, part_of)
+    in_parts(len(out), len(out), make)
     return out
 
 
@@ -174,11 +175,15 @@ class HostForces:
                 tasks = self.tasks(work, threads, part, parts)
                 arguments = *tables, numbers, tolerance, (*terms, norms, norms.max(axis=2))
                 quartets += self.threads(backend, tasks, threads, arguments, found, left_out, report)
+        return self.by_centres(found), quartets, left_out
+
+    def by_centres(self, found):
+        """Sums by the centre of each shell, shape (nshell, 3), from those of the pairs of each list, (npair, 6)."""
         gradient = np.zeros((self.basis.nshell, 3))
         for this, values in zip(self.lists, found):
             np.add.at(gradient, this.pairs.pairs[:, 0], values[:, :3])
             np.add.at(gradient, this.pairs.pairs[:, 1], values[:, 3:])
-        return gradient, quartets, left_out
+        return gradient
 
     def seconds(self):
         """Predicted seconds of one thread, without screening."""
@@ -251,11 +256,7 @@ class HostForces:
 
         def worker(_):
             work = workspace(backend.memory, *self.sizes)
-            while left:
-                try:
-                    seconds, number, first, last = left.pop()
-                except IndexError:  # another thread took it
-                    return
+            for seconds, number, first, last in taken_from(left):
                 without = np.zeros(2)
                 of_pairs, count = self.bra(backend, number, first, last, arguments, work, without)
                 with self.lock:
@@ -350,15 +351,6 @@ def density_row(row, lists, density):
     made[FIELD.sequence], made[FIELD.columns] = lists.address(sequence), lists.address(columns)
     made[FIELD.rows], made[FIELD.lane_h] = lists.address(edges), lists.address(density)
     return tuple(made)
-
-
-class NoMatrices:
-    """In place of the H matrices of a list that is no ket."""
-
-    flat = lanes = np.empty(0)
-
-
-NO_MATRICES = NoMatrices()
 
 
 def block_norms(basis, densities):

@@ -18,8 +18,8 @@ Without exchange Gamma is a product, and U is made of one row only, the density 
 D_q = sum_cd f_cd D_cd H[cd, q] in place of H, steps 1 and 2 are those of J alone (`md4.method.hermite_coulomb`).
 """
 
+from collections import namedtuple
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -58,20 +58,10 @@ NORM_ROWS = 32
 zeros_of_lanes = None  # set by `reverse_sums` and `derivative_norms`, for one operator
 
 
-class Workspace(NamedTuple):
+class Workspace(namedtuple("Workspace", "zeros axis r u gamma densities column_p of_q of_cd numbers z")):
     """Memory of one thread: arrays of vectors, but for the places `column_p`, `of_q` and `of_cd`, and 0, 1, 2, ..."""
 
-    zeros: np.ndarray
-    axis: np.ndarray
-    r: np.ndarray
-    u: np.ndarray
-    gamma: np.ndarray
-    densities: np.ndarray
-    column_p: np.ndarray
-    of_q: np.ndarray
-    of_cd: np.ndarray
-    numbers: np.ndarray
-    z: np.ndarray
+    __slots__ = ()
 
 
 def workspace(memory, l, most_u, most_gamma, widest, most_z, elements):
@@ -177,7 +167,7 @@ def gamma_products(gamma, ncd, of_cd, u, first, last, tiles, z, place, step_ab, 
                 c += 1
 
 
-class Tiles(NamedTuple):
+class Tiles(namedtuple("Tiles", "rows begins functions places")):
     """The elements of Z that H of the derivatives needs, by tiles of two rows ab.
 
     Attributes
@@ -190,10 +180,7 @@ class Tiles(NamedTuple):
         Hermite functions p, in ascending order, and p LANES.
     """
 
-    rows: np.ndarray
-    begins: np.ndarray
-    functions: np.ndarray
-    places: np.ndarray
+    __slots__ = ()
 
 
 @cache

@@ -8,7 +8,6 @@ many primitives, a pair takes several lanes, and its integrals are summed over t
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from math import prod
 from types import ModuleType
 from typing import NamedTuple
@@ -18,7 +17,7 @@ import numpy as np
 from md4.cpu.emit.vectors import LANES
 from md4.method.angular import hermite_triples, nherm
 from md4.method.derivatives import derived_elements
-from md4.method.hermite import component_table, single_reach
+from md4.method.hermite import component_table, nonzero_elements
 from md4.shells.shell_pairs import slices, spans, starts_of
 from md4.support.locks import once
 
@@ -75,29 +74,18 @@ def aligned_empty(shape):
     return room[first : first + size].reshape(shape)
 
 
-def reach(la, lb, pure, single):
-    """Which of all Hermite functions each pair of angular components of a and b reaches, shape (na, nb, nherm)."""
-    if single:
-        return single_reach(la, pure)[:, None]
-    of_a, of_b = (reached(l, pure) for l in (la, lb))
-    side, (z, y, x) = la + lb + 1, hermite_triples(la + lb).T
-    masks = np.zeros((len(of_a), len(of_b), side, side, side), dtype=bool)
-    for a, one in enumerate(of_a):
-        for b, two in enumerate(of_b):
-            sums = (one[:, None] + two[None, :]).reshape(-1, 3)
-            masks[a, b, sums[:, 0], sums[:, 1], sums[:, 2]] = True
-    for axis in (2, 3, 4):
-        masks = np.flip(np.logical_or.accumulate(np.flip(masks, axis), axis), axis)
-    return masks[:, :, z, y, x]
-
-
 def every_reach(la, lb, pure, single, derivatives):
-    """`reach` of the rows of H in blocks: one, or one for each derivative; shape (nblock, na, nb, nherm)."""
-    if not derivatives:
-        return reach(la, lb, pure, single)[None]
-    sizes = len(derivatives), *(len(component_table(l, pure)[0]) - 1 for l in (la, lb))
-    found = np.zeros((prod(sizes), nherm(la + lb + 1)), dtype=bool)
-    found[tuple(derived_elements(la, lb, pure, 1, 1, single, derivatives).T)] = True
+    """Which of all Hermite functions the rows of H reach that belong to each pair of angular components of a and b.
+
+    The rows are in blocks: one, or one for each derivative; shape (nblock, na, nb, nherm).
+    """
+    sizes = max(1, len(derivatives)), *(len(component_table(l, pure)[0]) - 1 for l in (la, lb))
+    if derivatives:
+        elements = derived_elements(la, lb, pure, 1, 1, single, derivatives)
+    else:
+        elements = nonzero_elements(la, lb, pure, single=single)
+    found = np.zeros((prod(sizes), nherm(la + lb + bool(derivatives))), dtype=bool)
+    found[tuple(elements.T)] = True
     return found.reshape(*sizes, -1)
 
 
@@ -159,13 +147,6 @@ def h_structure(la, lb, pure, nctr_a, nctr_b, single, derivatives=()):
         columns.append(np.nonzero(block)[1] + first)
     rows = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
     return sequence, rows.astype(np.int32), np.concatenate(columns).astype(np.int32)
-
-
-def reached(l, pure):
-    """The triples of the monomials of each angular component of a shell, a list of arrays of shape (n, 3)."""
-    start, powers, _ = component_table(l, pure)
-    triples = np.stack([powers & 255, (powers >> 8) & 255, powers >> 16], axis=1)
-    return [triples[i:j] for i, j in pairwise(start)]
 
 
 class LaneLayout(NamedTuple):
@@ -323,13 +304,13 @@ class Groups:
 def make_groups(lists, layouts=None):
     """`Groups` of several lists of `ShellPairs`, which are made together; their arrays are slices.
 
-    Without `layouts` they have those with the least work, which the lists keep, as they do `max_prim`.
+    Without `layouts` they have those with the least work, which the lists keep.
     """
     ranking = Ranking(lists)
     if layouts is None:
         layouts = ranking.layouts()
-        for pairs, layout, most in zip(lists, layouts, ranking.counts[ranking.first[:-1]].tolist()):
-            pairs.__dict__.update(lanes=layout, max_prim=most)
+        for pairs, layout in zip(lists, layouts):
+            pairs.__dict__["lanes"] = layout
     first_prim = starts_of([pairs.nprim for pairs in lists])
     primitives = np.empty((first_prim[-1], PRIMITIVE.size))
     primitives[:, 0] = np.concatenate([pairs.primitives.exponent for pairs in lists])

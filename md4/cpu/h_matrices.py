@@ -4,6 +4,7 @@ They are made in both forms that steps 4 and 5 need: by primitive pair, as numbe
 the groups of a list, where they include the sign (-1)^|q| of a ket.
 """
 
+from collections import namedtuple
 from functools import cache
 from typing import NamedTuple
 
@@ -26,9 +27,10 @@ from md4.cpu.emit.vectors import (
     view,
 )
 from md4.cpu.groups import aligned_empty, h_structure, hermite_functions, hermite_ordinals
-from md4.cpu.threads import number_of_threads, run_all
-from md4.method.angular import cartesian_triples, component_coefficients, hermite_triples
+from md4.cpu.threads import in_parts
+from md4.method.angular import cartesian_triples, component_coefficients, nherm
 from md4.method.hermite import NOISE
+from md4.method.hermite_coulomb import signs
 from md4.support.locks import once
 
 
@@ -52,8 +54,10 @@ VECTOR_BYTES = 8 * LANES
 # The name of the form in which H matrices are kept: there is only one.
 BOTH = "flat and lanes"
 
+FIELDS = "powers_a powers_b pure_a pure_b derivatives nherm ordinals places rows columns functions count signs"
 
-class Shape(NamedTuple):
+
+class Shape(namedtuple("Shape", FIELDS)):
     """What the loop of step 1 must know of a class of pairs; arrays of int64 unless said otherwise.
 
     Attributes
@@ -80,19 +84,7 @@ class Shape(NamedTuple):
         (-1)^|p| of each element.
     """
 
-    powers_a: np.ndarray
-    powers_b: np.ndarray
-    pure_a: np.ndarray
-    pure_b: np.ndarray
-    derivatives: np.ndarray
-    nherm: int
-    ordinals: np.ndarray
-    places: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
-    functions: np.ndarray
-    count: int
-    signs: np.ndarray
+    __slots__ = ()
 
 
 @cache
@@ -102,22 +94,12 @@ def shape_of(la, lb, pure, nctr_a, nctr_b, single, derivatives=()):
     reached = hermite_functions(la, lb, pure, single, derivatives)[0]
     columns = reached[of_used].astype(np.int32)
     degree = la + lb + bool(derivatives)
-    triples, ordinals = hermite_triples(degree), hermite_ordinals(degree)
-    signs = 1.0 - 2.0 * (triples.sum(axis=1) % 2)
     powers = [np.ascontiguousarray(cartesian_triples(l)[:, ::-1]) for l in (la, lb)]
-    of_monomials = (coefficients(l, pure) for l in (la, lb))
+    of_monomials = (component_coefficients(l, pure) for l in (la, lb))
     return Shape(
-        *powers, *of_monomials, np.array(derivatives or (0,)), len(triples), ordinals, np.argsort(sequence), rows,
-        columns, of_used, len(reached), signs[columns],
+        *powers, *of_monomials, np.array(derivatives or (0,)), nherm(degree), hermite_ordinals(degree),
+        np.argsort(sequence), rows, columns, of_used, len(reached), signs(degree)[columns],
     )  # fmt: skip
-
-
-@cache
-def coefficients(l, pure):
-    """The coefficients of the monomials of a shell in its components, without the rounding noise of zeros."""
-    c = component_coefficients(l, pure).copy()
-    c[abs(c) < 1e-14 * abs(c).max()] = 0.0
-    return c
 
 
 @part
@@ -326,17 +308,10 @@ def make_h(pairs, groups, memory):
     flat = memory.watch(np.empty((pairs.nprim, elements)))
     lanes = memory.watch(aligned_empty((count, elements, LANES)))
     arguments = numbers_of(pairs.primitives), groups.members, pairs.la, pairs.lb, shape
-    results, threads = (flat.reshape(-1), lanes.reshape(-1)), count * elements // THREAD_ELEMENTS
-    if threads < 2:
-        room = room_for(pairs, shape)
-        h_matrices()(*arguments, 0, count, *results, room.ctypes.data)
-        return HMatrices(flat, lanes)
-    threads = min(threads, number_of_threads())
 
-    def part_of(thread):
+    def make(first, last):
         room = room_for(pairs, shape)
-        ends = count * thread // threads, count * (thread + 1) // threads
-        h_matrices()(*arguments, *ends, *results, room.ctypes.data)
+        h_matrices()(*arguments, first, last, flat.reshape(-1), lanes.reshape(-1), room.ctypes.data)
 
-    run_all(threads, part_of)
+    in_parts(count, count * elements // THREAD_ELEMENTS, make)
     return HMatrices(flat, lanes)

@@ -28,7 +28,7 @@ from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, structur
 from md4.cpu.h_matrices import BOTH
 from md4.cpu.integrals import cube_places, make_products, quartet_count, side_of_cube
 from md4.cpu.run import TASKS, THREAD_WORK, Lists, by_work, task_rows, task_sizes
-from md4.cpu.threads import number_of_threads, run_threads
+from md4.cpu.threads import number_of_threads, run_threads, taken_from
 from md4.method.hermite_coulomb import pair_places, pair_weights, signs
 from md4.support.locks import Lock, once
 
@@ -198,27 +198,17 @@ class HostCoulomb:
         table = lists.table()
         works = self.backend.workspaces(threads, task_sizes(table, np.array([row for _, row in tasks])))
         tasks.reverse()
-        quartets, seconds, told = [0], [0.0], 0.0
+        quartets = [0]
 
         def worker(thread):
-            nonlocal told
-            while tasks:
-                try:
-                    this, row = tasks.pop()
-                except IndexError:  # another thread took it
-                    return
+            for this, row in taken_from(tasks):
                 done = self.contract(this, np.array(row), table, tolerance, works[thread])
                 with self.lock:
                     quartets[0] += done
-                    seconds[0] += done * this.seconds()
-                if thread == 0 and report is not None:
-                    now = seconds[0]
-                    report(now - told)
-                    told = now
+                    if report is not None:
+                        report(done * this.seconds())
 
         run_threads(len(works), worker, tasks.clear)
-        if report is not None:
-            report(seconds[0] - told)  # of other threads, since the first one told last
         return quartets[0]
 
     def contract(self, this, row, table, tolerance, work):

@@ -1,5 +1,6 @@
 """Many pairs of lists at once: tasks, which the threads take one after the other, and the memory of each thread."""
 
+from collections import namedtuple
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ ITEMS, FEW_ITEMS = 4096, 64
 THREAD_WORK, TASKS = 300_000, 12
 
 
-class Workspace(NamedTuple):
+class Workspace(namedtuple("Workspace", "state items zeros axis r abq of_p column_q of_q column_ab numbers out")):
     """Memory of one thread, which `md4.cpu.integrals` uses.
 
     Attributes
@@ -52,38 +53,17 @@ class Workspace(NamedTuple):
         Blocks.
     """
 
-    state: np.ndarray
-    items: np.ndarray
-    zeros: np.ndarray
-    axis: np.ndarray
-    r: np.ndarray
-    abq: np.ndarray
-    of_p: np.ndarray
-    column_q: np.ndarray
-    of_q: np.ndarray
-    column_ab: np.ndarray
-    numbers: np.ndarray
-    out: np.ndarray
+    __slots__ = ()
 
     def holds(self, sizes):
         """Whether all arrays are as long as `sizes` says."""
         return all(len(array) >= size for array, size in zip(self[1:], sizes))
 
 
-class Sizes(NamedTuple):
+class Sizes(namedtuple("Lengths", Workspace._fields[1:])):
     """Lengths of the arrays of a `Workspace` from `items` on."""
 
-    items: int
-    zeros: int
-    axis: int
-    r: int
-    abq: int
-    of_p: int
-    column_q: int
-    of_q: int
-    column_ab: int
-    numbers: int
-    out: int
+    __slots__ = ()
 
     @property
     def nbytes(self):
@@ -155,17 +135,10 @@ WORK_SECONDS = 5e-10
 ZEROS_COST, BLOCK_COST, ELEMENT_COST = 60, 100, 6
 
 
-class Extent(NamedTuple):
+class Extent(namedtuple("Extent", "l nab nherm npair nprim ngroup vectors elements")):
     """What the work for a list depends on: numbers of `ShellPairs`, of their groups and of elements of H."""
 
-    l: int
-    nab: int
-    nherm: int
-    npair: int
-    nprim: int
-    ngroup: int
-    vectors: int
-    elements: int
+    __slots__ = ()
 
     @classmethod
     def of(cls, pairs):
@@ -183,12 +156,6 @@ def work_of(bra, ket):
     first = ZEROS_COST + 8 * l + 2 * nherm(l) + bra.elements * ket.nherm
     per_block = BLOCK_COST + ELEMENT_COST * bra.nab * ket.nab
     return ket.vectors * (bra.nprim * first + bra.npair * bra.nab * ket.elements) + bra.npair * ket.ngroup * per_block
-
-
-def class_addresses(pairs):
-    """The addresses of the sequence, columns, rows and triples of `FIELD`: of arrays that are kept for good."""
-    sequence, rows, columns = structure_of(pairs)
-    return tuple(array.ctypes.data for array in (sequence, columns, rows, functions_of(pairs)[1]))
 
 
 class Lists:
@@ -217,11 +184,14 @@ class Lists:
         pairs, groups, h = prepared.pairs, prepared.data, prepared.h(BOTH)
         aos = pairs.pairs if self.ao_loc is None else self.ao_loc[pairs.pairs]
         this = Extent.of(pairs)
-        of_list = groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives
+        sequence, rows, columns = structure_of(pairs)
+        arrays = (
+            groups.order, pairs.start, groups.vectors, groups.primitives, groups.lane_primitives, sequence, columns,
+            rows, functions_of(pairs)[1], h.flat, h.lanes, aos,
+        )  # fmt: skip
         return (
             this.l, this.nab, this.nherm, this.elements, this.npair, groups.ngroup, pairs.na, pairs.nb, pairs.max_prim,
-            groups.width, *self.places.get(prepared, (0, 0, 0)), *map(self.address, of_list), *class_addresses(pairs),
-            *map(self.address, (h.flat, h.lanes, aos)),
+            groups.width, *self.places.get(prepared, (0, 0, 0)), *map(self.address, arrays),
         )  # fmt: skip
 
     def address(self, array):

@@ -12,42 +12,22 @@ from queue import SimpleQueue
 import numba
 
 from md4.support.locks import Lock
-from md4.support.threads import Share, complete, guarded
+from md4.support.threads import Share, complete, guarded, serve
 
 # Elements for which a further thread of Python is worth waking, and how many there are at most: they share one lock.
 THREAD_ELEMENTS, MOST_IN_PYTHON = 1 << 18, 8
 
 lock = Lock()
-pool = None
+queue, started = None, 0  # of functions that the threads call, and their number
 
 
-class Pool:
-    """Threads that take shares of work from a queue."""
-
-    def __init__(self):
-        self.queue, self.threads = SimpleQueue(), []
-
-    def grow(self, count):
-        """Starts threads until there are `count`; RuntimeError where the system allows no more."""
-        while len(self.threads) < count:
-            thread = threading.Thread(target=serve, args=(self.queue,), name="md4", daemon=True)
-            thread.start()
-            self.threads.append(thread)
-
-
-def serve(queue):
-    """What the threads of a pool do."""
-    while True:
-        queue.get().run()
-
-
-def forget_pool():
+def forget_threads():
     """Called in a child process after a fork, which does not copy threads."""
-    global pool  # noqa: PLW0603 the state of the whole process
-    pool = None
+    global queue  # noqa: PLW0603 the state of the whole process
+    queue = None
 
 
-os.register_at_fork(after_in_child=forget_pool)
+os.register_at_fork(after_in_child=forget_threads)
 
 
 def number_of_threads():
@@ -57,15 +37,17 @@ def number_of_threads():
     return max(1, min(most, int(asked))) if asked.isdecimal() else most
 
 
-def workers(count):
-    """The `Pool` of threads beside the one that calls, `count` of them or as many as can be started."""
-    global pool  # noqa: PLW0603 the state of the whole process
+def queue_of(count):
+    """The queue of the threads beside the one that calls, `count` of them or as many as can be started."""
+    global queue, started  # noqa: PLW0603 the state of the whole process
     with lock:
-        if pool is None:
-            pool = Pool()
+        if queue is None:
+            started, queue = 0, SimpleQueue()
         with suppress(RuntimeError):
-            pool.grow(min(count, numba.config.NUMBA_NUM_THREADS - 1))
-        return pool
+            while started < min(count, numba.config.NUMBA_NUM_THREADS - 1):
+                threading.Thread(target=serve, args=(queue,), name="md4", daemon=True).start()
+                started += 1
+        return queue
 
 
 def run_threads(count, work, stop):
@@ -79,9 +61,9 @@ def run_threads(count, work, stop):
 
     def work_here():
         if shares:
-            queue = workers(len(shares)).queue
+            waiting = queue_of(len(shares))
             for share in shares:
-                queue.put(share)
+                waiting.put(share.run)
         call(0)
 
     complete(shares, stop, work_here)
@@ -105,16 +87,29 @@ def in_threads(count, work, elements):
         run_all(threads, some)
 
 
+def taken_from(left):
+    """Yields the items of a list, the last one first, from which other threads take some, too."""
+    while left:
+        try:
+            item = left.pop()
+        except IndexError:  # another thread took it
+            return
+        yield item
+
+
 def run_all(count, work, threads=None):
     """Calls work(0), ..., work(count - 1), each once, on several threads, or at most so many, where they are free."""
     left = list(range(count))
 
     def worker(_):
-        while left:
-            try:
-                n = left.pop()
-            except IndexError:  # another thread took it
-                return
+        for n in taken_from(left):
             work(n)
 
     run_threads(count if threads is None else min(count, threads), worker, left.clear)
+
+
+def in_parts(count, threads, work):
+    """Calls work(first, last) for parts of `count` things of about the same length, one for each of some threads."""
+    threads = max(1, min(threads, number_of_threads()))
+    edges = [count * n // threads for n in range(threads + 1)]
+    run_all(threads, lambda n: work(*edges[n : n + 2]))

@@ -4,9 +4,9 @@ There are few: their code is the same for all shells, and depends on the operato
 for the types of examples, which are those of a call for two s shells.
 """
 
-import gc
 import subprocess
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from md4.shells.basis import Basis
 from md4.shells.shell_pairs import shell_pairs
 from md4.support.log import log
 from md4.support.memory import HostMemory
-from md4.support.processes import allowed_jobs, can_keep, can_start, command, environment
+from md4.support.processes import allowed_jobs, can_keep, can_start, collect_seldom, command, environment
 from md4.support.turns import compile_in_turn
 
 # Loops by name, and about how long each takes to compile, in tenths of a second.
@@ -38,12 +38,8 @@ COSTS = {"h": 10, "fill": 13, "copy": 2, "scatter": 3, "derivatives": 11, "diges
          "forces": 7, "matrices": 11}  # fmt: skip
 # Those of J and K besides, for each backend. The last one is for GPUs.
 BESIDE = ["transpose", "blocks", "norms", "count", "cover"]
-# Those of gradients and of derivatives of J and K.
-DERIVATIVES = ["reverse", "fitted", "bounds", "forces", "matrices"]
 # How much a second process takes to start, in the same unit.
 START = 3
-# Thresholds of its garbage collector: nearly all of the many objects that Numba makes live on.
-COLLECTOR = (100_000, 10, 3)
 
 ready = set()  # names of loops that this process has compiled or read
 
@@ -82,84 +78,63 @@ def every_name(kinds=("coulomb",)):
 
 @cache
 def examples():
-    """Arrays and numbers as in a call: a dict."""
+    """Arrays and numbers as in a call."""
     basis = Basis.from_arrays(l=[0, 0], exponents=[[1.0]] * 2, coefficients=[[1.0]] * 2, centres=np.zeros((2, 3)))
     pairs = shell_pairs(basis, [[1, 0]])
     groups, data = Groups.of(pairs), pairs.primitives
-    matrices = np.zeros((1, 2, 2))
-    return {
-        "h": (numbers_of(data), groups.members, 0, 0,
-              shape_of(*pairs.shell_class, pairs.single), 0, 1, np.empty(1), aligned_empty((1,)), 0),
-        "tasks": np.zeros((1, TASK.size), dtype=np.int64), "lists": np.zeros((1, FIELD.size), dtype=np.int64),
-        "items": np.zeros((1, 4), dtype=np.int64), "matrices": matrices, "numbers": np.zeros(1),
-        "integers": np.zeros(STATE.size, dtype=np.int64), "four": np.zeros((1, 1, 1, 1)),
-        "work": Sizes(*[1] * 11).allocated(HostMemory()), "indices": np.zeros(1, dtype=np.int64),
-        "small": np.zeros(1, dtype=np.int32), "matrix": matrices[0],
-        "reverse": workspace(HostMemory(), *[1] * 6), "kets": np.zeros((1, KET.size), dtype=np.int64),
-    }  # fmt: skip
+    shape, matrices = shape_of(*pairs.shell_class, pairs.single), np.zeros((1, 2, 2))
+    return SimpleNamespace(
+        h=(numbers_of(data), groups.members, 0, 0, shape, 0, 1, np.empty(1), aligned_empty((1,)), 0),
+        tasks=np.zeros((1, TASK.size), dtype=np.int64), lists=np.zeros((1, FIELD.size), dtype=np.int64),
+        items=np.zeros((1, 4), dtype=np.int64), matrices=matrices, matrix=matrices[0], numbers=np.zeros(1),
+        integers=np.zeros(STATE.size, dtype=np.int64), four=np.zeros((1, 1, 1, 1)),
+        work=Sizes(*[1] * 11).allocated(HostMemory()), indices=np.zeros(1, dtype=np.int64),
+        small=np.zeros(1, dtype=np.int32), reverse=workspace(HostMemory(), *[1] * 6),
+        kets=np.zeros((1, KET.size), dtype=np.int64),
+    )  # fmt: skip
 
 
 def arguments(name):
     """(loop, arguments) of a name."""
-    if name in BESIDE:
-        return beside(name)
-    name, _, kind = name.partition(" ")
-    return of_derivatives(name, kind) if name in DERIVATIVES else of_integrals(name, kind)
+    of, (name, _, kind) = examples(), name.partition(" ")
+    numbers, integers, matrices, matrix, small, table = (
+        of.numbers, of.integers, of.matrices, of.matrix, of.small, of.tasks
+    )  # fmt: skip
+    blocks, norms, contracted = (of.items, of.tasks, of.lists, numbers), (matrix, numbers, numbers), (matrices, of.four)
+    operator = ()
+    if kind and name != "scatter":  # else it is a symmetry
+        operator = Mixture(1.0, 1.0, 1.0).parameter if kind == Mixture.kind else 0.0, kind_table(kind)
 
+    def reverse(terms):
+        tiles = Tiles(of.items, integers, small, small)
+        bounds = numbers, integers, tiles, 0.0
+        return 0, 0, 1, of.lists, of.kets, integers, *bounds, *operator, terms, of.reverse, numbers, numbers
 
-def of_integrals(name, kind):
-    """(loop, arguments) of a name and a kind of operator or symmetry."""
-    of = examples()
-    items, tasks, lists, numbers = of["items"], of["tasks"], of["lists"], of["numbers"]
-    matrices, integers = of["matrices"], of["integers"]
-    if name == "h":
-        return h_matrices(), of["h"]
-    if name == "fill":
-        return fill_blocks(kind), (tasks, lists, integers, 0.0, 0.0, kind_table(kind), of["work"])
-    if name == "copy":
-        return copy_blocks(), (items, tasks, lists, numbers, 0)
-    if name in ("scatter", "derivatives"):
-        loop = scatter_blocks(kind) if kind else derivative_scatter()
-        return loop, (items, tasks, lists, numbers, True, integers, numbers)
-    if name == "digest":
-        return digest_blocks(), (items, tasks, lists, numbers, matrices, matrices, numbers, matrices, matrices)
-    more = matrices, of["four"], matrices, of["four"], matrices, of["work"]
-    return contract_r(kind), (integers, lists, 0.0, 0.0, kind_table(kind), *more)
-
-
-def of_derivatives(name, kind):
-    """The same of a name in `DERIVATIVES`."""
-    of = examples()
-    matrices, numbers, integers, work = (of[key] for key in ("matrices", "numbers", "integers", "reverse"))
-    if name == "forces":
-        return forces(), of["h"]
-    if name == "matrices":
-        sums = numbers, of["four"], of["four"]
-        return digest(), (of["items"], of["tasks"], of["lists"], numbers, matrices, True, True, *sums)
-    operator = Mixture(1.0, 1.0, 1.0).parameter if kind == Mixture.kind else 0.0, kind_table(kind)
-    if name == "bounds":
-        return derivative_norms(kind), (of["lists"], 0, 1, 1, integers, *operator, numbers, work, matrices)
-    loop, terms = reverse_sums, (matrices, numbers, numbers, matrices, of["matrix"])
-    if name == "fitted":
-        loop, terms = fitted_sums, Factors(numbers, numbers, numbers, integers)
-    tiles = Tiles(of["items"], integers, of["small"], of["small"])
-    lists = 0, 0, 1, of["lists"], of["kets"], integers
-    return loop(kind), (*lists, numbers, integers, tiles, 0.0, *operator, terms, work, numbers, numbers)
-
-
-def beside(name):
-    """(loop, arguments) of a name in `BESIDE`."""
-    of = examples()
-    matrix, numbers, table, indices, small = (of[key] for key in ("matrix", "numbers", "tasks", "indices", "small"))
-    norms, bounds = (matrix, numbers, numbers), (numbers, numbers)
-    loop, these = {
-        "transpose": (transposed_sum, (matrix, matrix, 1.0, True, 0, 0, matrix)),
-        "blocks": (norms_of_blocks, (matrix, indices, 0, 0, matrix)),
-        "norms": (norms_of_density, (matrix, indices, numbers, table, table, numbers, *norms)),
-        "count": (survivors, (table, table, 0, 0, table, *bounds, small, *norms, 0.0, small, table, numbers)),
-        "cover": (covering, (small, 0.0, 0, table)),
-    }[name]
-    return loop(), these
+    return {
+        "h": lambda: (h_matrices(), of.h),
+        "fill": lambda: (fill_blocks(kind), (of.tasks, of.lists, integers, 0.0, *operator, of.work)),
+        "copy": lambda: (copy_blocks(), (*blocks, 0)),
+        "scatter": lambda: (scatter_blocks(kind), (*blocks, True, integers, numbers)),
+        "derivatives": lambda: (derivative_scatter(), (*blocks, True, integers, numbers)),
+        "digest": lambda: (digest_blocks(), (*blocks, matrices, matrices, numbers, matrices, matrices)),
+        "contract": lambda: (
+            contract_r(kind), (integers, of.lists, 0.0, *operator, *contracted, *contracted, matrices, of.work)
+        ),
+        "transpose": lambda: (transposed_sum(), (matrix, matrix, 1.0, True, 0, 0, matrix)),
+        "blocks": lambda: (norms_of_blocks(), (matrix, of.indices, 0, 0, matrix)),
+        "norms": lambda: (norms_of_density(), (matrix, of.indices, numbers, table, table, numbers, *norms)),
+        "count": lambda: (
+            survivors(), (table, table, 0, 0, table, numbers, numbers, small, *norms, 0.0, small, table, numbers)
+        ),
+        "cover": lambda: (covering(), (small, 0.0, 0, table)),
+        "forces": lambda: (forces(), of.h),
+        "matrices": lambda: (digest(), (*blocks, matrices, True, True, numbers, of.four, of.four)),
+        "bounds": lambda: (
+            derivative_norms(kind), (of.lists, 0, 1, 1, integers, *operator, numbers, of.reverse, matrices)
+        ),
+        "reverse": lambda: (reverse_sums(kind), reverse((matrices, numbers, numbers, matrices, matrix))),
+        "fitted": lambda: (fitted_sums(kind), reverse(Factors(numbers, numbers, numbers, integers))),
+    }[name]()  # fmt: skip
 
 
 def compile_ahead(names, progress=None):
@@ -231,8 +206,7 @@ def second_process(names):
 
 def serve(names):
     """The other end of `second_process`."""
-    gc.freeze()
-    gc.set_threshold(*COLLECTOR)
+    collect_seldom()
     for name in names:
         compile_one(name)
         print(flush=True)

@@ -15,7 +15,6 @@ from md4.gpu.products import operand, whole_rows
 from md4.gpu.staging import Staging
 from md4.support.display import size_text
 from md4.support.environment import way_to_cupy
-from md4.support.memory import host_memory
 
 # Rows that `LowerSolver` solves at once by the inverse of a diagonal block, and columns on which it works at a time.
 SOLVED_ROWS, SOLVED_COLUMNS = 128, 1 << 16
@@ -133,9 +132,7 @@ class DeviceAlgebra:
 
     def fetch(self, array, out=None):
         """A copy on the host, which is complete."""
-        found = array.get(stream=self.stream, out=out)
-        self.stream.synchronize()
-        return found
+        return self.staging.fetched(array, self.stream, out)
 
     def later(self, array, out=None):
         """By the stream of copies, beside what the device does next."""
@@ -173,8 +170,7 @@ class DeviceAlgebra:
 
     def host_left(self):
         """Bytes of host memory that may be allocated; the cap counts these as well, whatever the device has free."""
-        pool = self.context.pool
-        return host_memory() if pool.cap is None else min(host_memory(), pool.below_cap())
+        return self.staging.left()
 
     def put_columns(self, part, table, first):
         """Copies columns to a table on the host, by the stream of copies."""

@@ -212,11 +212,11 @@ class GpuBackend:
 
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs` as panels: no form takes more, but that of a thread a quartet can."""
-        return self.context.real.nbytes * pairs.nprim * form_size(pairs, KET_FLAT)
+        return ITEM_BYTES * pairs.nprim * form_size(pairs, KET_FLAT)
 
     def chunk_bytes(self, bra, ket):
         """Bytes of r and of (ab|q] (or sums of r) of one bra pair with one ket pair, both with the most primitives."""
-        return self.context.real.nbytes * chunk_size(bra.facts, ket.facts)
+        return ITEM_BYTES * chunk_size(bra.facts, ket.facts)
 
     def least_workspace(self, bra, ket):
         """Bytes that one bra pair with one ket pair takes, pair data and H panels of all of them included."""

@@ -10,7 +10,7 @@ import ctypes
 import struct
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import get_annotations
 from itertools import count
 from time import perf_counter
@@ -109,20 +109,11 @@ class Variant:
             describing.reset(before)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A kernel on a device.
-
-    Attributes
-    ----------
-    handle : int
-        Its CUkernel.
-    owner
-        What keeps it loaded.
-    """
+class Loaded(NamedTuple):
+    """A kernel on a device: its CUkernel as a number, and what keeps it loaded."""
 
     handle: int
-    owner: object = field(repr=False)
+    owner: object
 
 
 def sm(capability):
@@ -146,7 +137,7 @@ def kept_kernels(variant, capability):
 
 def is_kept(variant, capability):
     """Whether the disk cache or md4-kernels has a variant, as far as one sees without reading its code."""
-    return kernel_path(variant, capability).exists() or bundle.is_installed(variant.name, sm(capability))
+    return kernel_entry(variant.name, sm(capability))[0].exists() or bundle.is_installed(variant.name, sm(capability))
 
 
 def load_kernel(variant, capability):
@@ -345,11 +336,6 @@ class Graph:
         """Launches its kernels on the stream with the handle `stream`."""
         (error,) = driver.cuGraphLaunch(self.handle, stream)
         check(error, "launching kernels again")
-
-
-def kernel_path(variant, capability):
-    """File of a variant in the disk cache."""
-    return kernel_entry(variant.name, sm(capability))[0]
 
 
 def compile_kernel(variant, capability, kernel):

@@ -4,16 +4,14 @@ It patches Numba, so it is for processes that md4 starts for this (`md4.gpu.warm
 user's. The machine code is the same.
 """
 
-import gc
 from functools import lru_cache
 
 from numba.core.types.functions import BaseFunction
 from numba.cuda import dispatcher
 
 from md4.gpu import device_code
+from md4.support.processes import collect_seldom
 
-# Thresholds of the garbage collector: a kernel makes several hundred thousand objects, nearly all of which live on.
-COLLECTOR = (100_000, 10, 3)
 # Device functions that are shared. One of unrolled code holds megabytes.
 FUNCTIONS = 50
 PLAIN = (bool, int, str, bytes, type(None))
@@ -35,8 +33,7 @@ def hasten():
     """Lets this process compile kernels in half the time; to be called once."""
     BaseFunction.get_call_type = remembered(BaseFunction.get_call_type)
     device_code.make_device = shared(device_code.make_device)
-    gc.freeze()
-    gc.set_threshold(*COLLECTOR)
+    collect_seldom()
 
 
 def remembered(get_call_type):

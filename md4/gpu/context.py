@@ -1,9 +1,8 @@
-"""A device as an engine uses it: which one, on which stream, with which memory, unit and type of numbers."""
+"""A device as an engine uses it: which one, on which stream, with which memory and unit."""
 
 import os
 from _thread import get_ident, interrupt_main
 from copy import copy
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from operator import index
 
@@ -196,22 +195,6 @@ def free_memory(device):
         return cuda.current_context().get_memory_info()[0]
 
 
-@dataclass(frozen=True)
-class Real:
-    """The type of the numbers that integrals are computed in.
-
-    Attributes
-    ----------
-    name : str
-        NumPy's.
-    nbytes : int
-        Bytes of one.
-    """
-
-    name: str = "float64"
-    nbytes: int = 8
-
-
 class DeviceContext:
     """What belongs to one device, and must not be mixed with what belongs to another.
 
@@ -232,8 +215,6 @@ class DeviceContext:
         Its compute capability (major, minor).
     unit : {'dmma16', 'dmma8', 'fma'}
         The unit that does the matrix products; see `md4.gpu.tiles.Tile`.
-    real : Real
-        The type of numbers.
     stream : numba.cuda.cudadrv.driver.Stream
         All work is done in its order.
     handle : int
@@ -259,7 +240,7 @@ class DeviceContext:
 
     def __init__(self, stream=None, max_memory=None, device=None):
         require_gpu()
-        self.device, self.real = current_device() if device is None else device, Real()
+        self.device = current_device() if device is None else device
         self.lock = DeviceLock(self.device)
         with self.lock:
             self.capability = current_capability()

@@ -7,22 +7,13 @@ it together. Pools with a cap of their own do not; what they hold counts.
 
 import weakref
 from collections import defaultdict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from md4.support.locks import Lock
 
 
-@dataclass(frozen=True)
-class Share:
-    """What this process may take of the memory of a device.
-
-    Attributes
-    ----------
-    nbytes : int
-        That all its pools may hold together.
-    processes : int
-        How many share the device.
-    """
+class Share(NamedTuple):
+    """What all pools of this process may hold together of the memory of a device, and how many processes share it."""
 
     nbytes: int
     processes: int

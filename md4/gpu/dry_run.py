@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from md4.gpu.buffers import Buffer
-from md4.gpu.context import DeviceContext, Real, arithmetic_unit
+from md4.gpu.context import DeviceContext, arithmetic_unit
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds
 from md4.gpu.targets import DeviceTensor
@@ -138,7 +138,7 @@ class DryContext(DeviceContext):
     block_shared = None  # rather than what the device would be asked
 
     def __init__(self, capability, left, block_shared=None):
-        self.capability, self.unit, self.device, self.real = capability, arithmetic_unit(capability), None, Real()
+        self.capability, self.unit, self.device = capability, arithmetic_unit(capability), None
         self.block_shared = block_shared or BLOCK_SHARED.get(capability, LEAST_SHARED)
         self.lock, self.stream, self.handle = Lock(), NoStream(), 0
         self.tracks, self.track = NoTracks(self.stream), 0

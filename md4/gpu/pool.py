@@ -46,14 +46,17 @@ class Loan(Buffer):
     ----------
     nbytes : int
         Of the memory, which may be larger than the buffer.
+    ordered : bool
+        Whether whoever has the memory next uses it later, since it is for the engine's stream. Another stream may still
+        be at work on what nobody has given back: that is freed instead.
     """
 
-    __slots__ = ("__weakref__", "nbytes", "number", "returned", "token")
+    __slots__ = ("__weakref__", "nbytes", "number", "ordered", "returned", "token")
 
-    def __init__(self, number, token, place, items, returned):
+    def __init__(self, number, token, place, items, ordered, returned):
         self.pointer, self.nbytes = place
         self.shape, self.itemsize = (items,), ITEM_BYTES
-        self.number, self.token, self.returned = number, token, returned
+        self.number, self.token, self.ordered, self.returned = number, token, ordered, returned
 
     @property
     def owner(self):
@@ -65,23 +68,8 @@ class Loan(Buffer):
         self.returned.append((self.number, self.token, True))
         self.returned = NOBODY  # the pool need not hear it again
 
-
-class FreshLoan(Loan):
-    """A loan to another stream, which may still be at work on what nobody has given back: that is freed instead."""
-
-    __slots__ = ()
-
     def __del__(self):
-        self.returned.append((self.number, self.token, False))
-
-
-class OrderedLoan(Loan):
-    """A loan to the engine's stream: whoever has the memory next uses it later."""
-
-    __slots__ = ()
-
-    def __del__(self):
-        self.returned.append((self.number, self.token, True))
+        self.returned.append((self.number, self.token, self.ordered))
 
 
 def lifetime(memory):
@@ -189,7 +177,7 @@ class Pool:
             self.rooms[name] = used()
             if self.rooms[name] is None:
                 unused.append(name)
-                self.rooms[name] = self._lend(number, self.places[number][1] // ITEM_BYTES, OrderedLoan)
+                self.rooms[name] = self._lend(number, self.places[number][1] // ITEM_BYTES)
         return unused
 
     def _collect(self):
@@ -218,7 +206,7 @@ class Pool:
                 self._collect()
             size = bucket(ITEM_BYTES * items)
             numbers = self.idle[size]
-            loan = self._lend(next(reversed(numbers)) if numbers else self._allocate(size), items, OrderedLoan)
+            loan = self._lend(next(reversed(numbers)) if numbers else self._allocate(size), items)
         if self.tracks is not None:
             self.tracks.follow(track)  # others may still use what they have given back
         return loan
@@ -265,15 +253,15 @@ class Pool:
     def fresh(self, items):
         """A buffer that no earlier work may still use, for another stream; `get` gives any."""
         self.requests += 1
-        return self._lend(self._allocate(bucket(ITEM_BYTES * items)), items, FreshLoan)
+        return self._lend(self._allocate(bucket(ITEM_BYTES * items)), items, ordered=False)
 
-    def _lend(self, number, items, kind):
+    def _lend(self, number, items, ordered=True):
         """The buffer of an idle number; an interrupt leaves it idle or returned."""
         token, place = next(self.numbers), self.places[number]
         try:
             self.lent[number] = token
             del self.idle[place[1]][number]
-            return kind(number, token, place, items, self.returned)
+            return Loan(number, token, place, items, ordered, self.returned)
         except BaseException:
             self.returned.append((number, token, True))
             raise

@@ -21,6 +21,8 @@ import numpy as np
 
 # The axis (0, 1, 2 for x, y, z) to which each number of a Hermite triple belongs.
 AXES = [2, 1, 0]
+# A coefficient of a solid harmonic that is smaller than this times the largest one is zero but for rounding.
+NOISE = 1e-14
 
 
 def ncart(l):
@@ -100,7 +102,8 @@ def solid_harmonics(l):
                         x, y, z = 2 * i + m - n, 2 * j + n, l - m - 2 * (i + j)
                         row = hermite_ordinal(x, y, z) - nherm(l - 1)
                         c[row, l + (m if n % 2 == 0 else -m)] += sign * norm * radial * comb(m, n)
-    return c[:, [2, 0, 1]] if l == 1 else c
+    c[abs(c) < NOISE * abs(c).max()] = 0.0
+    return np.ascontiguousarray(c[:, [2, 0, 1]]) if l == 1 else c
 
 
 @cache

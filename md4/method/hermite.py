@@ -35,8 +35,7 @@ def component_table(l, pure):
     weights : ndarray, shape (nterm,)
     """
     c = component_coefficients(l, pure)
-    # Coefficients that vanish by symmetry are computed as rounding noise.
-    terms = [np.flatnonzero(abs(column) > 1e-14 * abs(c).max()) for column in c.T]
+    terms = [np.flatnonzero(column) for column in c.T]
     start = np.concatenate([[0], np.cumsum([len(t) for t in terms])]).astype(np.int32)
     powers = np.concatenate([packed_powers(l)[t] for t in terms])
     weights = np.concatenate([c[t, k] for k, t in enumerate(terms)])

@@ -177,12 +177,7 @@ def zeros_function(kind, jit):
     return DEFINITIONS[checked_kind(kind)].make_zeros(jit)
 
 
-def operator_table(operator):
-    """The `table` that an operator's device functions read, float64 and two-dimensional."""
-    return kind_table(operator.kind if isinstance(operator, Mixture) else as_operator(operator).kind)
-
-
 @cache
 def kind_table(kind):
-    """The table of a kind."""
+    """The `table` that the device functions of a kind of operator read, float64 and two-dimensional."""
     return DEFINITIONS["erf" if kind == Mixture.kind else kind].make_table()

@@ -207,7 +207,7 @@ class TensorLayout:
 
     @property
     def derivatives(self):
-        """The functions of bras are the pairs themselves; see `md4.shells.shell_pairs.ShellPairs`."""
+        """The functions of bras are the pairs themselves; see `md4.shells.shell_pairs.ListFacts`."""
         return ()
 
     def slice(self, first, last):

@@ -23,7 +23,7 @@ from md4.shells.shell import (
     typed_shell,
 )
 from md4.support.arguments import as_list, checked_flag, checked_mol, shown
-from md4.support.display import shell_letter
+from md4.support.display import basis_html, shell_letter
 from md4.support.types import Molecule
 
 # The coefficient by which an s shell of exponent 0 is 1 everywhere: 1 / S_00.
@@ -376,8 +376,6 @@ class Basis:
         return f"Basis({self.nshell} {kind} shells, {self.nao} AOs: {letters})"
 
     def _repr_html_(self):
-        from md4.support.display import basis_html
-
         return basis_html(self)
 
 

@@ -7,8 +7,9 @@ pair that is left out costs nothing.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from md4.method.angular import AXES, nherm
 from md4.method.hermite import first_function
 from md4.method.mirror import part_functions, part_rows
 from md4.support.arguments import checked_array
-from md4.support.display import shell_letter
+from md4.support.display import pairs_html, shell_letter
 
 # A primitive pair is dropped if a bound on (ab|ab)^(1/2) of it is below this (atomic units). Its largest contribution
 # to any integral is then far below 1e-16 times the smallest integral that matters.
@@ -69,15 +70,29 @@ class ListFacts:
     shell_class : tuple
         (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends.
     h_class : tuple
-        (l_a, l_b, pure, nctr_a, nctr_b, single): the same with what makes H of single shells another one. That of a
-        part is followed by `mirror`, that of derivatives by these, a tuple.
-    la, lb, l, nctr_a, nctr_b, na, nb, nab, first, nherm, max_prim : int
-    pure, single : bool
-        As those of `ShellPairs`. Of a part, `nab` and `nherm` are its rows and its Hermite functions.
+        (l_a, l_b, pure, nctr_a, nctr_b, single): the same with what makes H of single shells another one; of single s
+        shells it is that of a pair. That of a part is followed by `mirror`, that of derivatives by these, a tuple.
+    la, lb, l : int
+        Angular momenta, and the degree of the highest Hermite function: their sum, one more for derivatives.
+    nctr_a, nctr_b, na, nb : int
+        Numbers of contracted functions, and of all functions of a shell.
+    nab : int
+        The number of function pairs of one shell pair, or of their derivatives: the number of rows of H.
+    first : int
+        Ordinal of the first Hermite function that counts: of spherical single shells only those of degree l do.
+    nherm : int
+        N_p, the number of Hermite functions of one primitive pair, from the first that counts up to degree l.
+    max_prim : int
+        The largest number of primitive pairs of a shell pair.
+    pure : bool
+    single : bool
+        Whether b is the unit function in all pairs, so that they are single shells; see `Basis.joined`.
     mirror : tuple of int or None
-        (axis, parity) of the even or of the odd part of a list, see `md4.method.mirror`; None of all of a list.
+        (axis, parity) of the even or of the odd part of a list, see `md4.method.mirror`; None of all of a list. Of a
+        part, `nab` and `nherm` are its rows and its Hermite functions.
     derivatives : tuple of int
-        As those of `ShellPairs`.
+        Which derivatives of a pair are its functions: by x, y and z of A (1, 2, 3) and of B (4, 5, 6), a block of rows
+        of H each; see `md4.method.derivatives`. Without any they are the pairs themselves.
     """
 
     shell_class: tuple
@@ -117,14 +132,19 @@ def part_facts(facts, axis, parity):
 
 @cache
 def derived_facts(facts, derivatives):
-    """The `ListFacts` of derivatives of the pairs of lists; see `ShellPairs`."""
+    """The `ListFacts` of derivatives of the pairs of lists."""
     l, h_class = facts.l + 1, (*facts.shell_class, facts.single, derivatives)
     first = first_function(l, facts.pure, facts.single)
     sizes = {"nab": len(derivatives) * facts.nab, "first": first, "nherm": nherm(l) - first}
     return replace(facts, h_class=h_class, l=l, **sizes, derivatives=derivatives)
 
 
-@dataclass(frozen=True)
+def of_facts(name):
+    """The property of `ShellPairs` that is one of its `facts`."""
+    return property(attrgetter(f"facts.{name}"))
+
+
+@dataclass(frozen=True, eq=False)
 class ShellPairs:
     """Shell pairs of one class.
 
@@ -132,42 +152,33 @@ class ShellPairs:
     ----------
     pairs : ndarray of int64, shape (npair, 2)
         Shell indices (a, b).
-    la, lb, nctr_a, nctr_b : int
-        Angular momenta and numbers of contracted functions.
-    ncomp_a, ncomp_b : int
-        Angular components of a and b.
-    pure : bool
     start : ndarray of int64, shape (npair + 1,)
         Where the primitive pairs of each pair begin, followed by their number.
     primitives : Primitives or None
         The primitive pairs; None if they are in the memory of a GPU.
-    single : bool
-        Whether b is the unit function in all pairs, so that they are single shells; see `Basis.joined`.
-    derivatives : tuple of int
-        Which derivatives of a pair are its functions: by x, y and z of A (1, 2, 3) and of B (4, 5, 6), a block of rows
-        of H each; see `md4.method.derivatives`. Without any they are the pairs themselves.
+    facts : ListFacts
+        What they have in common, whose attributes they have as well; those of a slice are of the whole list.
     """
 
     pairs: np.ndarray
-    la: int
-    lb: int
-    nctr_a: int
-    nctr_b: int
-    ncomp_a: int
-    ncomp_b: int
-    pure: bool
     start: np.ndarray
     primitives: Primitives | None
-    single: bool = False
-    derivatives: tuple = ()
+    facts: ListFacts
+
+    shell_class, h_class, pure, single, derivatives, mirror = map(
+        of_facts, ("shell_class", "h_class", "pure", "single", "derivatives", "mirror")
+    )
+    la, lb, l, nctr_a, nctr_b = map(of_facts, ("la", "lb", "l", "nctr_a", "nctr_b"))
+    na, nb, nab, first, nherm, max_prim = map(of_facts, ("na", "nb", "nab", "first", "nherm", "max_prim"))
 
     @classmethod
-    def of_basis(cls, basis, pairs, start, primitives=None):
+    def of_basis(cls, basis, pairs, start, primitives=None, max_prim=None):
         """`ShellPairs` of a checked list of pairs of a basis, with their primitive pairs."""
+        max_prim = int(np.diff(start).max(initial=0)) if max_prim is None else max_prim
         a, b = (basis.shells[shell] for shell in pairs[0].tolist())
-        ncomp_a, ncomp_b = basis.ncomp(a.l), basis.ncomp(b.l)
+        sizes = a.nctr * basis.ncomp(a.l), b.nctr * basis.ncomp(b.l), max_prim
         single = basis.unit is not None and int(pairs[0, 1]) == basis.unit
-        return cls(pairs, a.l, b.l, a.nctr, b.nctr, ncomp_a, ncomp_b, basis.pure, start, primitives, single)
+        return cls(pairs, start, primitives, list_facts(a.l, b.l, basis.pure, a.nctr, b.nctr, *sizes, single))
 
     @property
     def npair(self):
@@ -177,63 +188,9 @@ class ShellPairs:
     def nprim(self):
         return int(self.start[-1])
 
-    @property
-    def shell_class(self):
-        """The class (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends."""
-        return self.la, self.lb, self.pure, self.nctr_a, self.nctr_b
-
-    @property
-    def l(self):
-        """The degree of the highest Hermite function: the total angular momentum, one more for derivatives."""
-        return self.la + self.lb + bool(self.derivatives)
-
-    @property
-    def h_class(self):
-        """All that the structure of H depends on, see `ListFacts`; of single s shells it is that of a pair."""
-        return self.facts.h_class
-
-    @property
-    def first(self):
-        """Ordinal of the first Hermite function that counts: of spherical single shells only those of degree l do."""
-        return first_function(self.l, self.pure, self.single)
-
-    @property
-    def nherm(self):
-        """N_p, the number of Hermite functions of one primitive pair, from the first that counts up to degree l."""
-        return nherm(self.l) - self.first
-
-    @property
-    def na(self):
-        return self.nctr_a * self.ncomp_a
-
-    @property
-    def nb(self):
-        return self.nctr_b * self.ncomp_b
-
-    @property
-    def nab(self):
-        """The number of function pairs of one shell pair, or of their derivatives: the number of rows of H."""
-        return self.na * self.nb * max(1, len(self.derivatives))
-
     def derived(self, derivatives):
-        """The derivatives of these pairs; see `derivatives`."""
-        return replace(self, derivatives=derivatives)
-
-    @property
-    def mirror(self):
-        """None: only prepared lists have even and odd parts, and this is a list of shell pairs as a whole."""
-        return None
-
-    @cached_property
-    def max_prim(self):
-        """The largest number of primitive pairs of a shell pair; a slice has the value of the whole list."""
-        return int(np.diff(self.start).max(initial=0))
-
-    @cached_property
-    def facts(self):
-        """The `ListFacts` of the list; those of a slice are of the whole list."""
-        facts = list_facts(*self.shell_class, self.na, self.nb, self.max_prim, self.single)
-        return derived_facts(facts, self.derivatives) if self.derivatives else facts
+        """The derivatives of these pairs, a tuple of their numbers."""
+        return replace(self, facts=derived_facts(self.facts, derivatives))
 
     @property
     def mean_prim(self):
@@ -258,15 +215,8 @@ class ShellPairs:
         if last - first == self.npair:
             return self
         start = self.start[first : last + 1]
-        prims = slice(start[0], start[-1])
-        self.max_prim  # noqa: B018 computed before the attributes are copied to the slice
-        view = object.__new__(ShellPairs)
-        view.__dict__.update(self.__dict__)
-        primitives = None if self.primitives is None else self.primitives[prims]
-        view.__dict__.update(primitives=primitives, pairs=self.pairs[first:last], start=start - start[0])
-        for of_whole_list in ("extent", "lanes"):
-            view.__dict__.pop(of_whole_list, None)
-        return view
+        primitives = None if self.primitives is None else self.primitives[start[0] : start[-1]]
+        return ShellPairs(self.pairs[first:last], start - start[0], primitives, self.facts)
 
     def __repr__(self):
         if self.single:
@@ -276,8 +226,6 @@ class ShellPairs:
         return f"ShellPairs({self.npair} {name} pairs, {self.nprim} primitive pairs, {self.nab} function pairs each)"
 
     def _repr_html_(self):
-        from md4.support.display import pairs_html
-
         return pairs_html(self)
 
 
@@ -405,15 +353,13 @@ def primitive_estimates(basis, pairs):
     return owner, ka, kb, distance2, make_schwarz_estimate(np)(*given)
 
 
-def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
+def shell_pairs(basis, pairs, cutoff=PRIMITIVE_CUTOFF):
     """`ShellPairs` of a list of pairs of shell indices, without negligible primitive pairs.
 
     Parameters
     ----------
     basis : Basis
     pairs : array_like of int, shape (npair, 2)
-    side : str
-        The word for a pair in error messages.
     cutoff : float
         Primitive pairs with a smaller bound on (ab|ab)^(1/2) are dropped; 0 keeps all.
 
@@ -422,7 +368,7 @@ def shell_pairs(basis, pairs, side="pair", cutoff=PRIMITIVE_CUTOFF):
     ArgumentError
         Wrong shape or type, a shell index out of range, or mixed classes.
     """
-    return shell_pair_lists(basis, [check_pairs(basis, pairs, side)], cutoff)[0]
+    return shell_pair_lists(basis, [check_pairs(basis, pairs)], cutoff)[0]
 
 
 def shell_pair_lists(basis, lists, cutoff):
@@ -447,15 +393,16 @@ def shell_pair_lists(basis, lists, cutoff):
     counts_a, counts_b = nctr_a[owner], nctr_b[owner]
     coef_a = basis.coefficients[spans(basis.coef_loc[ka], counts_a)] * np.repeat(overlap, counts_a)
     coef_b = basis.coefficients[spans(basis.coef_loc[kb], counts_b)]
-    start = starts_of(np.bincount(owner, minlength=len(pairs)))
+    counts = np.bincount(owner, minlength=len(pairs))
+    start, most = starts_of(counts), np.maximum.reduceat(counts, first_pair[:-1]).tolist()
     ends = start[first_pair]  # of the lists, in primitive pairs
     places = zip(*map(slices, (first_pair, ends, starts_of(counts_a)[ends], starts_of(counts_b)[ends])))
     made = []
-    for this, (here, prims, of_a, of_b) in zip(lists, places):
+    for this, max_prim, (here, prims, of_a, of_b) in zip(lists, most, places):
         contracted = coef_a[of_a].reshape(-1, nctr_a[here.start]), coef_b[of_b].reshape(-1, nctr_b[here.start])
         primitives = Primitives(p[prims], *(axis[prims] for axis in axes), *contracted, za[prims], zb[prims])
         of_pairs = start[here.start : here.stop + 1] - prims.start
-        made.append(ShellPairs.of_basis(basis, this, of_pairs, primitives))
+        made.append(ShellPairs.of_basis(basis, this, of_pairs, primitives, max_prim))
     return made
 
 

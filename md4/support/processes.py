@@ -1,5 +1,6 @@
 """Other processes of this interpreter, which compile what the disk cache lacks."""
 
+import gc
 import os
 import sys
 
@@ -66,3 +67,9 @@ def environment():
     Its processes start no further ones.
     """
     return os.environ | dict.fromkeys(THREADS, "1") | KEPT_MEMORY | {"MD4_JOBS": "1"}
+
+
+def collect_seldom():
+    """Has this process, which only compiles, look for garbage seldom: nearly all of Numba's many objects live on."""
+    gc.freeze()
+    gc.set_threshold(100_000, 10, 3)

@@ -34,16 +34,21 @@ class Clocks:
         self.bars, self.lock = [], Lock()
         self.count, self.since = 0, 0.0
 
-    def stop(self, note):
-        """Stops the clocks, as often as `go` will be called; `note` is shown behind the bars."""
+    @contextmanager
+    def stopped(self, note):
+        """Within it the clocks stand still, and `note` is shown behind the bars."""
         with self.lock:
             self.count += 1
             if self.count == 1:
                 self.since = time()
             self.show(note)
+        try:
+            yield
+        finally:
+            self.go()
 
     def go(self):
-        """Lets the clocks go on."""
+        """Lets the clocks go on, unless others have stopped them, too."""
         with self.lock:
             self.count -= 1
             if self.count:
@@ -156,22 +161,13 @@ def compiling(total, enabled=None, unit="kernel"):
     Progress
         Its `update` is called after each of them.
     """
-    clocks.stop("")
-    try:
-        with Progress(total, enabled, delay=0, label=COMPILING, unit=unit) as bar:
-            yield bar
-    finally:
-        clocks.go()
+    with clocks.stopped(""), Progress(total, enabled, delay=0, label=COMPILING, unit=unit) as bar:
+        yield bar
 
 
-@contextmanager
 def compiling_one(number):
     """As `compiling`, for a kernel that is found missing while the work goes on: bars show a note meanwhile.
 
     `number` counts the kernels that this process has compiled.
     """
-    clocks.stop(f"compiling kernel {number}, once")
-    try:
-        yield
-    finally:
-        clocks.go()
+    return clocks.stopped(f"compiling kernel {number}, once")

@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import numba
 import numpy as np
@@ -118,7 +119,7 @@ def test_threads_that_are_busy_are_not_waited_for():
 
     held = [threads.Share(hold, n) for n in range(others)]
     for share in held:
-        threads.workers(others).queue.put(share)
+        threads.queue_of(others).put(share.run)
     busy.wait(60)
     work = Work(20)
     run_threads(1 + others, work, work.stop)
@@ -135,7 +136,8 @@ def test_where_no_thread_can_be_started(monkeypatch):
     def refused(thread):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threads, "pool", None)
+    for name in ("queue", "started"):
+        monkeypatch.setattr(threads, name, None)
     monkeypatch.setattr(threading.Thread, "start", refused)
     work, parts = Work(20), []
     run_threads(3, work, work.stop)
@@ -146,12 +148,12 @@ def test_where_no_thread_can_be_started(monkeypatch):
 
 def test_a_share_that_nobody_began_is_never_done(monkeypatch):
     """A thread that finds it later, when its memory belongs to another call, leaves it."""
-    monkeypatch.setattr(threads, "workers", lambda count: idle)
-    idle, work = threads.Pool(), Work(20)
+    monkeypatch.setattr(threads, "queue_of", lambda count: idle)
+    idle, work = SimpleQueue(), Work(20)
     run_threads(2, work, work.stop)
-    share = idle.queue.get()
+    run_share = idle.get()
     work.left = 20
-    share.run()
+    run_share()
     assert set(work.taken) == {0}
     assert work.left == 20
 

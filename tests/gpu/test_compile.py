@@ -226,7 +226,8 @@ def test_a_kernel_under_another_name_is_none(monkeypatch, tmp_path):
     monkeypatch.setattr(dispatch, "driver", Driver)
     one, other = (Variant(r_by_group, (l, "coulomb")) for l in (4, 5))
     dispatch.save_kernel(one, (9, 0), b"entry", b"cubin")
-    dispatch.kernel_path(one, (9, 0)).rename(dispatch.kernel_path(other, (9, 0)))
+    paths = [dispatch.kernel_entry(this.name, "sm_90")[0] for this in (one, other)]
+    paths[0].rename(paths[1])
     assert load_kernel(other, (9, 0)) is None
 
 
@@ -235,7 +236,7 @@ def test_kernels_hold_no_pickle(monkeypatch, tmp_path):
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     variant = Variant(r_by_group, (4, "coulomb"))
     dispatch.save_kernel(variant, (9, 0), b"entry", b"cubin")
-    head, facts, entry, cubin = dispatch.kernel_path(variant, (9, 0)).read_bytes().split(b"\n")
+    head, facts, entry, cubin = dispatch.kernel_entry(variant.name, "sm_90")[0].read_bytes().split(b"\n")
     assert head.startswith(cache.MAGIC)
     assert (entry, cubin) == (b"entry", b"cubin")
     assert b"r_by_group-4-coulomb" in facts

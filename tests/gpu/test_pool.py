@@ -114,7 +114,7 @@ def test_an_interrupt_while_memory_is_lent(stream, monkeypatch):
         def __init__(self, *_):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool_module, "OrderedLoan", Interrupting)
+    monkeypatch.setattr(pool_module, "Loan", Interrupting)
     for take in (pool.get, lambda items: pool.room("r", items)):
         with pytest.raises(KeyboardInterrupt):
             take(1000)

@@ -11,7 +11,7 @@ import md4
 from md4.__main__ import main
 from md4.contract.warmup import asked_by_shells, warmup
 from md4.errors import ArgumentError, DeviceError
-from md4.gpu.compile import Variant, kept_kernels, kernel_path, save_kernel
+from md4.gpu.compile import Variant, kept_kernels, kernel_entry, save_kernel
 from md4.gpu.kernels.recurrence import r_by_group
 from md4.gpu.warmup import allowed_jobs, compile_ahead, export_kernels, import_kernels, missing
 from md4.support import bundle, cache
@@ -73,7 +73,7 @@ def test_what_the_cache_holds_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
     first, *rest = every = asked()
     assert missing(every, (9, 0)) == every
-    path = kernel_path(first, (9, 0))
+    path = kernel_entry(first.name, "sm_90")[0]
     path.parent.mkdir(exist_ok=True)  # functions of the CPU may be there
     path.write_bytes(b"")
     assert missing(every, (9, 0)) == rest
@@ -193,7 +193,7 @@ def test_two_processes_import_at_once(exported):
     assert [int(one.communicate()[0]) for one in both] == [len(VARIANTS)] * 2
     for variant in VARIANTS:
         assert list(kept_kernels(variant, (9, 0))) == [b"entry\n" + code_of(variant)]
-    assert not list(kernel_path(VARIANTS[0], (9, 0)).parent.glob(".*"))
+    assert not list(kernel_entry(VARIANTS[0].name, "sm_90")[0].parent.glob(".*"))
 
 
 RUN = """

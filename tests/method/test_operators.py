@@ -73,7 +73,7 @@ def closed_form(kind, p, q, r2, parameter):
 def test_definition(kind, p, q, r2):
     """[0]^(m) = ((1/R) d/dR)^m [0]^(0) = 2^m (d/dR^2)^m [0]^(0)."""
     operator = example(kind)
-    zero, table = operators.zero_function(kind, plain), operators.operator_table(operator)
+    zero, table = operators.zero_function(kind, plain), operators.kind_table(operator.kind)
     with mpmath.workdps(40):
         derivatives = mpmath.diffs(lambda x: closed_form(kind, p, q, x, operator.parameter), mpf(r2), 4)
         for m, derivative in enumerate(derivatives):
@@ -160,7 +160,7 @@ def worst_errors(kind, samples, seed=0):
 
     A result that decays as exp(-x) carries at least the error x eps of its argument's rounding.
     """
-    (zero, zeros), table = compiled(kind), operators.operator_table(example(kind))
+    (zero, zeros), table = compiled(kind), operators.kind_table(kind)
     rng, worst = np.random.default_rng(seed), [0.0, 0.0]
     for index in range(samples):
         m, *arguments = random_arguments(rng, index)
@@ -198,7 +198,7 @@ def test_accuracy(kind, samples, digits, tolerance):
 
 def test_erfc_where_the_difference_cancels():
     """theta near 1 at all decays, and theta T either side of m, where the two formulas meet."""
-    (zero, _), table = compiled("erfc"), operators.operator_table(("erfc", 1.0))
+    (zero, _), table = compiled("erfc"), operators.kind_table("erfc")
     with mpmath.workdps(80):
         for m in (0, 1, 5, 16, 32):
             for omega in (0.5, 3.0, 30.0, 1e3, 1e5):
@@ -213,7 +213,7 @@ def test_erfc_where_the_difference_cancels():
 @pytest.mark.parametrize("m", [0, 1, 7, 32])
 def test_damped_at_the_origin(kind, m):
     """R = 0, by quadrature."""
-    (zero, _), table = compiled(kind), operators.operator_table(example(kind))
+    (zero, _), table = compiled(kind), operators.kind_table(kind)
     with mpmath.workdps(30):
         for u in (1e-10, 1e-3, 1.0, 40.0, 1e4, 1e6):
             j, zeta = 1 + (kind == "slater"), 2 * float(np.sqrt(u))  # p = q = 2: rho = 1
@@ -228,7 +228,7 @@ def test_damped_at_the_origin(kind, m):
 
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_plain_python_is_the_compiled_function(kind):
-    table = operators.operator_table(example(kind))
+    table = operators.kind_table(kind)
     zeros = [operators.zeros_function(kind, plain), compiled(kind)[1]]
     rng = np.random.default_rng(5)
     for index in range(20):
@@ -245,7 +245,7 @@ def test_plain_python_is_the_compiled_function(kind):
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_extremes_stay_finite(kind):
     """The corners of exponents, distances and parameters give finite numbers at m = 32."""
-    (zero, _), table = compiled(kind), operators.operator_table(example(kind))
+    (zero, _), table = compiled(kind), operators.kind_table(kind)
     for p in (1e-4, 1.0, 1e10):
         for q in (1e-4, 1.0, 1e10):
             for r2 in (0.0, 5e-324, 1e-30, 1e-8, 1.0, 1e8):

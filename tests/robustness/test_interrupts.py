@@ -136,13 +136,13 @@ FORK = """
     from md4.cpu import threads
 
     results, (read, write) = [job()], os.pipe()
-    assert threads.pool is not None  # the threads have run
+    assert threads.queue is not None  # the threads have run
     child = os.fork()
     if child == 0:
         try:
-            assert threads.pool is None
+            assert threads.queue is None
             done = job()
-            assert threads.pool is not None
+            assert threads.queue is not None
             os.write(write, json.dumps(done).encode())
             os._exit(0)
         except BaseException as error:

@@ -162,6 +162,11 @@ def add_loop(array, amount):
         array[n] += amount
 
 
+def found_on_disk(loop):
+    """Number of signatures of a loop that were."""
+    return sum(loop.dispatcher.stats.cache_hits.values())
+
+
 def test_compiled_loops_are_found_on_disk(path):
     """A file for each signature, and none of Numba's own."""
     hits = []
@@ -170,7 +175,7 @@ def test_compiled_loops_are_found_on_disk(path):
         for array in (np.zeros(3), np.zeros((3, 2))[:, 0]):
             loop(array, 1.5)
             np.testing.assert_array_equal(array, 1.5)
-        hits.append(loop.hits)
+        hits.append(found_on_disk(loop))
     assert hits == [0, 2]
     assert [p.suffix for p in path.parent.iterdir()] == [".loop"] * 2
 
@@ -190,7 +195,7 @@ def test_device_functions_that_are_compiled_anew_in_each_process_are_no_obstacle
         loop = Loop(zeros_of_points, "zeros_of_points", zeros_upto=zeros_upto)
         loop(np.linspace(0, 1, 5), 0.5, np.zeros((1, 1)), zeros)
         assert (np.diff(zeros) < 0).all()
-        hits.append(loop.hits)
+        hits.append(found_on_disk(loop))
     assert hits == [0, 1]
 
 
@@ -203,7 +208,7 @@ def test_damaged_loops_are_compiled_again_and_replaced(path):
         loop, array = Loop(add_loop), np.zeros(3)
         loop(array, 2.0)
         np.testing.assert_array_equal(array, 2.0)
-        assert loop.hits == hits
+        assert found_on_disk(loop) == hits
 
 
 def test_only_the_owner_writes(path):

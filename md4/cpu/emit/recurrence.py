@@ -6,9 +6,8 @@ p and of q. The equations are those of `md4.method.recurrence`, one axis after t
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from md4.cpu.emit.vectors import DOUBLE, I64, LANES, VECTOR, Memory, Value, data_of, loop, multiply_add, vector
+from md4.cpu.emit.vectors import ARRAY, DOUBLE, I64, LANES, VECTOR, Memory, Value, i64, loop, multiply_add, vector, word
 from md4.method.angular import hermite_triples
 from md4.method.recurrence import by_axis
 
@@ -78,27 +77,20 @@ def by_loops(builder, l, side, zeros, separation, work, r):
                 r[row] = of_z[builder.mul(i, width)]
 
 
-@intrinsic
-def recur(typingctx, l, side, zeros, rz, ry, rx, work, r):
+@word(types.void, i64, i64, ARRAY, vector, vector, vector, ARRAY, ARRAY)
+def recur(builder, l, side, zeros, rz, ry, rx, work, r):
     """The cube `r` from the vectors [0]^(m) in `zeros` and R = P - Q. `work` has room for 3 (L+1)^2 vectors."""
-
-    def codegen(context, builder, signature, args):
-        source, room, target = (
-            Memory(builder, data_of(context, builder, signature.args[n], args[n])) for n in (2, 6, 7)
-        )
-        separation = [Value(builder, value) for value in args[3:6]]
-        after, other = builder.append_basic_block("after"), builder.append_basic_block("by_loops")
-        choice = builder.switch(args[0], other)
-        for n in range(STRAIGHT + 1):
-            block = builder.append_basic_block(f"straight{n}")
-            choice.add_case(I64(n), block)
-            builder.position_at_end(block)
-            straight(builder, n, source, separation, target)
-            builder.branch(after)
-        builder.position_at_end(other)
-        by_loops(builder, *args[:2], source, separation, room, target)
+    source, room, target = (Memory(builder, data) for data in (zeros, work, r))
+    separation = [Value(builder, value) for value in (rz, ry, rx)]
+    after, other = builder.append_basic_block("after"), builder.append_basic_block("by_loops")
+    choice = builder.switch(l, other)
+    for n in range(STRAIGHT + 1):
+        block = builder.append_basic_block(f"straight{n}")
+        choice.add_case(I64(n), block)
+        builder.position_at_end(block)
+        straight(builder, n, source, separation, target)
         builder.branch(after)
-        builder.position_at_end(after)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, zeros, vector, vector, vector, work, r), codegen
+    builder.position_at_end(other)
+    by_loops(builder, l, side, source, separation, room, target)
+    builder.branch(after)
+    builder.position_at_end(after)

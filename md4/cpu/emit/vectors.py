@@ -5,9 +5,11 @@ need. They are one machine instruction each, where LLVM could not be relied on t
 """
 
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
+from inspect import Parameter, Signature
 
 from llvmlite import ir
+from llvmlite.ir import IRBuilder
 from numba import config, types
 from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
@@ -48,6 +50,42 @@ class VectorModel(models.PrimitiveModel):
         super().__init__(manager, numba_type, VECTOR)
 
 
+# Of arguments of a word that may be arrays of any type: it gets the pointer to the first element, or LLVM's structure.
+ARRAY, TABLE = types.Dummy("array"), types.Dummy("table")
+
+
+def word(result, *kinds):
+    """Makes an intrinsic, which loops call, of a function (builder, *arguments) that writes code and returns a value.
+
+    Parameters
+    ----------
+    result, *kinds : types of Numba
+        Of what it returns, `types.void` for nothing, and of the arguments; `ARRAY` or `TABLE` for any array.
+    """
+
+    def declare(write):
+        @wraps(write)
+        def typed(typingctx, *given):
+            def codegen(context, builder, signature, args):
+                opened = list(args)
+                for n, kind in enumerate(kinds):
+                    if kind in (ARRAY, TABLE):
+                        array = context.make_array(signature.args[n])(context, builder, args[n])
+                        opened[n] = array if kind is TABLE else array.data
+                made = write(builder, *opened)
+                return context.get_dummy_value() if result is types.void else made
+
+            taken = (of if kind in (ARRAY, TABLE) else kind for kind, of in zip(kinds, given, strict=True))
+            return result(*taken), codegen
+
+        # Numba asks for the names of arguments
+        names = ["typingctx", *(f"arg{n}" for n in range(len(kinds)))]
+        typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in names])
+        return intrinsic(typed)
+
+    return declare
+
+
 # operations -----------------------------------------------------------------------------------------------------------
 
 
@@ -69,169 +107,71 @@ def call_on_vectors(builder, name, *vectors):
     return builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), vectors)
 
 
-def data_of(context, builder, array_type, array):
-    """The pointer to the first element of an array."""
-    return context.make_array(array_type)(context, builder, array).data
-
-
 def load_at(builder, data, index):
     """The vector at data[index:]."""
     return builder.load(builder.bitcast(builder.gep(data, [index]), VECTOR.as_pointer()), align=8)
 
 
-def store_at(builder, value, data, index):
+def store_at(builder, data, index, value):
     """data[index:] = value."""
     builder.store(value, builder.bitcast(builder.gep(data, [index]), VECTOR.as_pointer()), align=8)
 
 
-@intrinsic
-def load(typingctx, array, index):
-    """The vector array[index : index + LANES] of a contiguous array."""
-
-    def codegen(context, builder, signature, args):
-        return load_at(builder, data_of(context, builder, signature.args[0], args[0]), args[1])
-
-    return vector(array, i64), codegen
+# load(array, index) is the vector array[index : index + LANES] of a contiguous array.
+load, store = word(vector, ARRAY, i64)(load_at), word(types.void, ARRAY, i64, vector)(store_at)
+broadcast, fma = word(vector, f64)(all_lanes), word(vector, vector, vector, vector)(multiply_add)
+subtract, multiply, divide = map(word(vector, vector, vector), (IRBuilder.fsub, IRBuilder.fmul, IRBuilder.fdiv))
+negative = word(vector, vector)(IRBuilder.fneg)
 
 
-@intrinsic
-def store(typingctx, array, index, value):
-    """array[index : index + LANES] = value."""
-
-    def codegen(context, builder, signature, args):
-        store_at(builder, args[2], data_of(context, builder, signature.args[0], args[0]), args[1])
-        return context.get_dummy_value()
-
-    return types.void(array, i64, vector), codegen
-
-
-@intrinsic
-def take(typingctx, array, index, by_lane):
+@word(vector, ARRAY, i64, types.boolean)
+def take(builder, data, index, by_lane):
     """The vector array[index : index + LANES] if `by_lane`, else a vector of equal numbers array[index]."""
-
-    def codegen(context, builder, signature, args):
-        data = data_of(context, builder, signature.args[0], args[0])
-        with builder.if_else(args[2]) as (then, otherwise):
-            with then:
-                vectors = load_at(builder, data, args[1])
-                of_vectors = builder.block
-            with otherwise:
-                number = all_lanes(builder, builder.load(builder.gep(data, [args[1]])))
-                of_number = builder.block
-        value = builder.phi(VECTOR)
-        value.add_incoming(vectors, of_vectors)
-        value.add_incoming(number, of_number)
-        return value
-
-    return vector(array, i64, types.boolean), codegen
+    with builder.if_else(by_lane) as (then, otherwise):
+        with then:
+            vectors = load_at(builder, data, index)
+            of_vectors = builder.block
+        with otherwise:
+            number = all_lanes(builder, builder.load(builder.gep(data, [index])))
+            of_number = builder.block
+    value = builder.phi(VECTOR)
+    value.add_incoming(vectors, of_vectors)
+    value.add_incoming(number, of_number)
+    return value
 
 
-@intrinsic
-def broadcast(typingctx, value):
-    """A vector of equal numbers."""
-
-    def codegen(context, builder, signature, args):
-        return all_lanes(builder, args[0])
-
-    return vector(f64), codegen
-
-
-def two_operands(emit):
-    """The intrinsic of an operation of two vectors; `emit` is a method of llvmlite's builder."""
-
-    @intrinsic
-    def operation(typingctx, a, b):
-        def codegen(context, builder, signature, args):
-            return getattr(builder, emit)(*args)
-
-        return vector(vector, vector), codegen
-
-    return operation
-
-
-subtract, multiply, divide = map(two_operands, ("fsub", "fmul", "fdiv"))
-
-
-@intrinsic
-def negative(typingctx, value):
-    """The value with the other sign."""
-
-    def codegen(context, builder, signature, args):
-        return builder.fneg(args[0])
-
-    return vector(vector), codegen
-
-
-@intrinsic
-def fma(typingctx, a, b, c):
-    """a b + c."""
-
-    def codegen(context, builder, signature, args):
-        return multiply_add(builder, *args)
-
-    return vector(vector, vector, vector), codegen
-
-
-@intrinsic
-def total(typingctx, value):
+@word(f64, vector)
+def total(builder, value):
     """The sum of all lanes."""
-
-    def codegen(context, builder, signature, args):
-        parts = [builder.extract_element(args[0], I32(lane)) for lane in range(LANES)]
-        while len(parts) > 1:
-            parts = [builder.fadd(a, b) for a, b in zip(parts[::2], parts[1::2])]
-        return parts[0]
-
-    return f64(vector), codegen
+    parts = [builder.extract_element(value, I32(lane)) for lane in range(LANES)]
+    while len(parts) > 1:
+        parts = [builder.fadd(a, b) for a, b in zip(parts[::2], parts[1::2])]
+    return parts[0]
 
 
 @cache
 def make_add_lanes(distance):
     """Intrinsic that adds to each lane the one whose number differs in the bit `distance`."""
     order = ir.Constant(ir.VectorType(I32, LANES), [lane ^ distance for lane in range(LANES)])
-
-    @intrinsic
-    def add_lanes(typingctx, value):
-        def codegen(context, builder, signature, args):
-            return builder.fadd(args[0], builder.shuffle_vector(args[0], args[0], order))
-
-        return vector(vector), codegen
-
-    return add_lanes
+    return word(vector, vector)(lambda builder, value: builder.fadd(value, builder.shuffle_vector(value, value, order)))
 
 
-@intrinsic
-def magnitude(typingctx, value):
+@word(vector, vector)
+def magnitude(builder, value):
     """The modulus."""
-
-    def codegen(context, builder, signature, args):
-        return call_on_vectors(builder, "fabs", args[0])
-
-    return vector(vector), codegen
+    return call_on_vectors(builder, "fabs", value)
 
 
-@intrinsic
-def noise_removed(typingctx, value, least):
+@word(vector, vector, vector)
+def noise_removed(builder, value, least):
     """The value; zero where its modulus is not above `least`."""
-
-    def codegen(context, builder, signature, args):
-        above = builder.fcmp_unordered(">", call_on_vectors(builder, "fabs", args[0]), args[1])
-        return builder.select(above, args[0], ir.Constant(VECTOR, None))
-
-    return vector(vector, vector), codegen
+    above = builder.fcmp_unordered(">", call_on_vectors(builder, "fabs", value), least)
+    return builder.select(above, value, ir.Constant(VECTOR, None))
 
 
 def of_two_integers(condition):
     """The intrinsic of a where a `condition` b holds, else b. Each `min` of Numba is one more function to compile."""
-
-    @intrinsic
-    def chosen(typingctx, a, b):
-        def codegen(context, builder, signature, args):
-            return builder.select(builder.icmp_signed(condition, *args), *args)
-
-        return i64(i64, i64), codegen
-
-    return chosen
+    return word(i64, i64, i64)(lambda builder, a, b: builder.select(builder.icmp_signed(condition, a, b), a, b))
 
 
 least, largest = of_two_integers("<"), of_two_integers(">")
@@ -288,21 +228,16 @@ def view(typingctx, array, first, count):
     """`count` elements of a contiguous array of any shape from `first` on; a slice is twice as much code."""
 
     def codegen(context, builder, signature, args):
-        data = builder.gep(data_of(context, builder, signature.args[0], args[0]), [args[1]])
-        return array_of(context, builder, array.dtype, data, args[2])
+        data = context.make_array(array)(context, builder, args[0]).data
+        return array_of(context, builder, array.dtype, builder.gep(data, [args[1]]), args[2])
 
     return types.Array(array.dtype, 1, "C")(array, i64, i64), codegen
 
 
-@intrinsic
-def take_next(typingctx, counter):
+@word(i64, ARRAY)
+def take_next(builder, counter):
     """counter[0] += 1 by one thread at a time; what it was before."""
-
-    def codegen(context, builder, signature, args):
-        data = data_of(context, builder, signature.args[0], args[0])
-        return builder.atomic_rmw("add", data, I64(1), "monotonic")
-
-    return i64(counter), codegen
+    return builder.atomic_rmw("add", counter, I64(1), "monotonic")
 
 
 # products -------------------------------------------------------------------------------------------------------------
@@ -345,55 +280,47 @@ def make_tile(height, width, by_lane):
     or, with `by_lane`, a vector. What the target holds is added to if `add`.
     """
 
-    @intrinsic
+    @word(
+        types.void, ARRAY, i64, ARRAY, i64, i64, i64, ARRAY, ARRAY, i64, ARRAY, i64, ARRAY, i64, i64, i64, ARRAY, i64,
+        types.boolean,
+    )  # fmt: skip
     def tile(
-        typingctx, h, h0, offsets, first, last, below, source, columns, column, target, place, a, row, other, da, b, db,
+        builder, h, h0, offsets, first, last, below, source, columns, column, target, place, a, row, other, da, b, db,
         more,
     ):  # fmt: skip
-        def codegen(context, builder, signature, args):
-            arrays = {n: data_of(context, builder, signature.args[n], args[n]) for n in (0, 2, 6, 7, 9, 11, 15)}
-            h, h0, offsets, first, last, below, source, columns, column, target, place, a, *numbers = (
-                arrays.get(n, arg) for n, arg in enumerate(args)
-            )
-            row, other, da, b, db, more = numbers
+        def entry(array, at):
+            return builder.sext(builder.load(builder.gep(array, [at])), I64)
 
-            def entry(array, at):
-                return builder.sext(builder.load(builder.gep(array, [at])), I64)
-
-            at_rows = [builder.add(place, builder.mul(entry(a, this), da)) for this in (row, other)[:height]]
-            starts, cells = [], []
-            for j in range(width):
-                here = builder.add(column, I64(j))
-                starts.append(builder.gep(source, [entry(columns, here)]))
-                at_column = builder.mul(entry(b, here), db)
-                for at in at_rows:
-                    zero = ir.Constant(VECTOR, None)
-                    cells.append((builder.add(at, at_column), cgutils.alloca_once_value(builder, zero)))
-            sums = [cell for _, cell in cells]
-            with builder.if_then(more):
-                for at, cell in cells:
-                    builder.store(load_at(builder, target, at), cell)
-            step = LANES if by_lane else 1
-            below = builder.mul(below, I64(step))
-            h = builder.gep(h, [builder.mul(builder.add(h0, first), I64(step))])
-            ends = builder.gep(offsets, [first]), builder.gep(offsets, [last])
-            with walk(builder, *ends, h, step) as (of_offset, of_h):
-                factors = []
-                for i in range(height):
-                    at = builder.gep(of_h, [builder.mul(below, I64(i))])
-                    factors.append(load_at(builder, at, I64(0)) if by_lane else all_lanes(builder, builder.load(at)))
-                offset = builder.sext(builder.load(of_offset), I64)
-                for j, start in enumerate(starts):
-                    value = load_at(builder, start, offset)
-                    for i, factor in enumerate(factors):
-                        cell = sums[j * height + i]
-                        builder.store(multiply_add(builder, factor, value, builder.load(cell)), cell)
+        at_rows = [builder.add(place, builder.mul(entry(a, this), da)) for this in (row, other)[:height]]
+        starts, cells = [], []
+        for j in range(width):
+            here = builder.add(column, I64(j))
+            starts.append(builder.gep(source, [entry(columns, here)]))
+            at_column = builder.mul(entry(b, here), db)
+            for at in at_rows:
+                zero = ir.Constant(VECTOR, None)
+                cells.append((builder.add(at, at_column), cgutils.alloca_once_value(builder, zero)))
+        sums = [cell for _, cell in cells]
+        with builder.if_then(more):
             for at, cell in cells:
-                store_at(builder, builder.load(cell), target, at)
-            return context.get_dummy_value()
-
-        kinds = h, i64, offsets, i64, i64, i64, source, columns, i64, target, i64, a, i64, i64, i64, b, i64
-        return types.void(*kinds, types.boolean), codegen
+                builder.store(load_at(builder, target, at), cell)
+        step = LANES if by_lane else 1
+        below = builder.mul(below, I64(step))
+        h = builder.gep(h, [builder.mul(builder.add(h0, first), I64(step))])
+        ends = builder.gep(offsets, [first]), builder.gep(offsets, [last])
+        with walk(builder, *ends, h, step) as (of_offset, of_h):
+            factors = []
+            for i in range(height):
+                at = builder.gep(of_h, [builder.mul(below, I64(i))])
+                factors.append(load_at(builder, at, I64(0)) if by_lane else all_lanes(builder, builder.load(at)))
+            offset = builder.sext(builder.load(of_offset), I64)
+            for j, start in enumerate(starts):
+                value = load_at(builder, start, offset)
+                for i, factor in enumerate(factors):
+                    cell = sums[j * height + i]
+                    builder.store(multiply_add(builder, factor, value, builder.load(cell)), cell)
+        for at, cell in cells:
+            store_at(builder, target, at, builder.load(cell))
 
     return tile
 
@@ -469,7 +396,7 @@ class Memory:
         return Value(self.builder, load_at(self.builder, self.data, self.builder.mul(n, I64(LANES))))
 
     def __setitem__(self, n, value):
-        store_at(self.builder, value.value, self.data, self.builder.mul(n, I64(LANES)))
+        store_at(self.builder, self.data, self.builder.mul(n, I64(LANES)), value.value)
 
     def from_here(self, n):
         """The vectors from the n-th on."""

@@ -8,23 +8,26 @@ the functions of those modules, lane by lane.
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from md4.cpu.compile import bound, helper, part
 from md4.cpu.emit.vectors import (
+    ARRAY,
     I64,
     LANES,
+    TABLE,
     Memory,
     Value,
     anywhere,
     broadcast,
-    data_of,
+    f64,
     fma,
+    i64,
     load,
     multiply,
     store,
     table_entries,
     vector,
+    word,
 )
 from md4.method import operators
 from md4.method.boys import (
@@ -131,17 +134,10 @@ def scaled_boys(builder, l, factor, scale, t, table, zeros):
 def make_zeros(formula):
     """Intrinsic (l, p, q, r2, parameter, table, numbers, zeros) of an operator given by factor, scale and T."""
 
-    @intrinsic
-    def zeros_of_lanes(typingctx, l, p, q, r2, parameter, table, numbers, zeros):
-        def codegen(context, builder, signature, args):
-            values = (Value(builder, value) for value in args[1:4])
-            array = context.make_array(signature.args[5])(context, builder, args[5])
-            target = Numbers(builder, args[0], data_of(context, builder, signature.args[7], args[7]))
-            scaled_boys(builder, args[0], *formula(*values, args[4]), array, target)
-            return context.get_dummy_value()
-
-        kinds = types.int64, vector, vector, vector, types.float64, table, numbers, zeros
-        return types.void(*kinds), codegen
+    @word(types.void, i64, vector, vector, vector, f64, TABLE, ARRAY, ARRAY)
+    def zeros_of_lanes(builder, l, p, q, r2, parameter, table, numbers, zeros):
+        p, q, r2 = (Value(builder, value) for value in (p, q, r2))
+        scaled_boys(builder, l, *formula(p, q, r2, parameter), table, Numbers(builder, l, zeros))
 
     return zeros_of_lanes
 

@@ -221,7 +221,7 @@ def operator_arguments(context, kind, parameter, l=None):
 
     Launchers that `DeviceContext.fixed` keeps have its kind and parameter as a key, which is quicker than the operator.
     """
-    return parameter, context.table(operators.operator_table, operators.Operator(kind, parameter))
+    return parameter, context.table(operators.kind_table, kind)
 
 
 def arguments_group(kind, single):

@@ -43,7 +43,7 @@ def quartets(rng, l, count):
 def test_lanes_have_what_plain_python_gives(kind):
     """Lanes side by side may be near and far, and none disturbs another."""
     operator = Operator(kind, 0.0 if kind == "coulomb" else 0.7)
-    run, table, rng = compiled(kind), operators.operator_table(operator), np.random.default_rng(1)
+    run, table, rng = compiled(kind), operators.kind_table(operator.kind), np.random.default_rng(1)
     for l in (*range(14), 17, 23, MMAX):
         for p, q, r2 in (quartets(rng, l, LANES) for _ in range(20)):
             zeros = np.full((l + 1, LANES), np.nan)
@@ -59,7 +59,7 @@ def test_lanes_have_what_plain_python_gives(kind):
 def test_extreme_exponents(kind, l, exponent):
     """Nothing leaves the range of double precision that does not do so in the formulas of one quartet."""
     operator = Operator(kind, 0.0 if kind == "coulomb" else 0.7)
-    run, table = compiled(kind), operators.operator_table(operator)
+    run, table = compiled(kind), operators.kind_table(operator.kind)
     p, q = np.full(LANES, exponent), np.full(LANES, 1.5 * exponent)
     r2 = np.resize([0.0, 1e-3, 1.0, 30.0, 200.0, 1e12, 1e24, 3.0], LANES) / exponent
     r2[-1] = 1e24  # Bohr^2
@@ -72,7 +72,7 @@ def test_extreme_exponents(kind, l, exponent):
 
 def test_mixture():
     mixture, rng = Mixture(0.7, 0.3, -0.8), np.random.default_rng(3)
-    run, table = compiled(mixture.kind), operators.operator_table(mixture)
+    run, table = compiled(mixture.kind), operators.kind_table(mixture.kind)
     for l in (0, 1, 6, MMAX):
         p, q, r2 = quartets(rng, l, LANES)
         zeros = np.full((l + 1, LANES), np.nan)
@@ -86,7 +86,7 @@ def test_mixture():
 
 @pytest.mark.parametrize("kind", ["gaussian", "yukawa"])
 def test_other_operators_lane_by_lane(kind):
-    run, table, rng = compiled(kind), operators.operator_table(Operator(kind, 0.4)), np.random.default_rng(2)
+    run, table, rng = compiled(kind), operators.kind_table(kind), np.random.default_rng(2)
     for l in (0, 3, 11):
         p, q, r2 = rng.uniform(0.3, 4, (3, LANES))
         zeros = np.full((l + 1, LANES), np.nan)
