@@ -5,7 +5,6 @@ bra pair with LANES ket pairs (`md4.cpu.integrals`) until it has some for the ta
 or J and K (`md4.cpu.sums`), and goes on. So even small lists need few calls from Python.
 """
 
-from contextlib import nullcontext
 from copy import copy
 
 import numpy as np
@@ -75,14 +74,6 @@ class CpuBackend:
     def mark(self):
         """A function that waits for nothing: all work is done when a call returns."""
         return lambda: None
-
-    def tracks(self):
-        """This backend alone, whose threads share all work."""
-        return [self]
-
-    def at_once(self, tracks):
-        """Nothing is to be done: there is but one."""
-        return nullcontext()
 
     def place(self):
         """None: the sums of processes are added up by MPI."""
@@ -155,7 +146,11 @@ class CpuBackend:
         """An array for results: `out`, which is checked, or a new one."""
         return self.scratch(shape) if out is None else check_out(out, shape)
 
-    def tensor(self, layout, out, device, least_block, host_tensor, progress=None):
+    def block_bytes(self):
+        """More than any tensor has: lists are taken as a whole."""
+        return 1 << 60
+
+    def tensor(self, engine, layout, out, device, least_block, host_tensor, progress=None):
         """The AO tensor to fill; see `md4.backends.Backend`."""
         if device:
             raise DeviceError("device=True keeps the result on a GPU; it needs backend='cuda'.")
@@ -168,7 +163,7 @@ class CpuBackend:
         derived = isinstance(layout, DerivativeLayout)
         name = "derivatives" if derived else scatter_name(layout.aosym)
         compile_ahead([*names_for("tensor", self.operator.kind), name], progress)
-        return DerivativeTensor(self, layout, out) if derived else ListTensor(self, layout, out)
+        return DerivativeTensor(engine, layout, out) if derived else ListTensor(engine, layout, out)
 
     def host_array(self, layout, least_block):
         """An array for a tensor, which counts against the cap."""
@@ -185,7 +180,7 @@ class CpuBackend:
         """Memory for one block of integrals."""
         return self.memory.empty(shape)
 
-    def bounds(self, count, room):
+    def bounds(self, engine, count, room):
         """The target for the Schwarz bounds of `count` pairs."""
         return HostBounds(self, count)
 
