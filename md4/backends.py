@@ -403,9 +403,14 @@ class Backend(Protocol):
     def matrix_block(self, out, row, column, shape):
         """A part of a matrix as a `Block`: rows are (kl, cd), columns (ij, ab), `shape` is that of the six indices.
 
-        `out` is C-contiguous; `row` and `column` are those of the first element. A backend that has a method
-        `fill_matrix(out, pairs, columns, rows)` makes the blocks of many `ListPair` at once. The dicts `columns` and
-        `rows` hold the first column of each bra list and the first row of each ket list.
+        `out` is C-contiguous; `row` and `column` are those of the first element.
+        """
+
+    def fill_matrix(self, engine, out, pairs, columns, rows):
+        """Makes the integrals of many `ListPair` as parts of a matrix, as those of `matrix_block`.
+
+        The dicts `columns` and `rows` hold the first column of each bra list and the first row of each ket list;
+        `engine` as in `Sums.digest`.
         """
 
     def result(self, shape, out=None):

@@ -126,7 +126,7 @@ class CpuBackend:
         """Whole lists: the path takes no memory that grows with them."""
         return len(bra), len(ket)
 
-    def fill_matrix(self, out, pairs, columns, rows):
+    def fill_matrix(self, engine, out, pairs, columns, rows):
         """Makes the blocks of many `ListPair` as parts of a matrix; see `md4.backends.Backend`."""
         places = {}
 
@@ -138,7 +138,8 @@ class CpuBackend:
                 places[this] = place * step, this.pairs.nab * step, step
             return made
 
-        of_columns, of_rows = side(columns, 1), side(rows, out.shape[1])
+        of_columns = side({pair.bra: columns[pair.bra] for pair in pairs}, 1)
+        of_rows = side({pair.ket: rows[pair.ket] for pair in pairs}, out.shape[1])
         lists = [ListPair(of_columns[pair.bra], of_rows[pair.ket], same=False) for pair in pairs]
         run_lists(self, lists, BlockWriter(out), places=places)
 

@@ -327,6 +327,12 @@ class GpuBackend:
         """A result of six indices as a block (ij, kl, ab, cd)."""
         return out if isinstance(out, DeviceBlock) else DeviceBlock.contiguous(as_buffer(out), out.shape)
 
+    def fill_matrix(self, engine, out, pairs, columns, rows):
+        """Makes the blocks of many `ListPair` as parts of a matrix; see `md4.backends.Backend`."""
+        for bra, ket, *_ in pairs:
+            shape = len(bra), len(ket), bra.facts.na, bra.facts.nb, ket.facts.na, ket.facts.nb
+            engine.run_steps(bra, ket, self.matrix_block(out, rows[ket], columns[bra], shape))
+
     def matrix_block(self, out, row, column, shape):
         """A part of a matrix as a block; see `md4.backends.Backend`."""
         (_, _, na, nb, nc, nd), width = shape, out.shape[1]
